@@ -1,0 +1,2 @@
+"""rl_speed: reinforcement learning with verifiable rewards that spends samples where they teach."""
+__version__ = "0.1.0"

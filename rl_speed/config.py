@@ -1,0 +1,250 @@
+"""The experiment's configuration: plain typed dataclasses, one per part, checked before anything is built.
+
+A file in configs/ returns a `Config`; any field can be changed on the command line: `--config.rule.n_init=6`.
+Units are in the names or the comments: lengths are tokens, ages are policy updates.
+"""
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rl_speed.sampling.rules import Dynamic, Rule, Speed, Uniform
+
+# Directory of the policy that ships with the package.
+EMBEDDED = "embedded"
+
+
+@dataclass
+class Model:
+    path: str = EMBEDDED  # a Hugging Face directory, or "embedded"
+    compute_dtype: str = "float32"  # or bfloat16; master weights are always float32
+    remat: bool = False  # recompute each layer in the backward pass
+    head_chunk: int = 4096  # tokens whose logits exist at once in the trainer
+
+
+@dataclass
+class Data:
+    task: str = "chain"  # "chain" (embedded, generated) or "jsonl" (question and answer files)
+    train: str = ""  # file, for jsonl
+    eval: str = ""  # file of held-out questions, for jsonl
+    prompt: str = "{question}="  # "chat", "plain", or a format with {question}
+    max_prompt_length: int = 24  # tokens; longer prompts are dropped and counted
+    train_prompts: int = 0  # use only so many (0: all; for chain: an unbounded stream)
+    eval_prompts: int = 512  # 0: all
+    on_bad_row: str = "error"  # or "skip", counted
+
+
+@dataclass
+class RuleConfig:
+    name: str = "speed"  # uniform, dynamic, speed
+    n: int = 24  # samples of a complete group
+    n_init: int = 4  # speed: screening samples
+    low: float = 0.0  # speed: continue where low < pass rate < high, strictly
+    high: float = 1.0
+
+
+@dataclass
+class Driver:
+    groups: int = 16  # complete groups a training step takes (B)
+    screening: str = "missing"  # prompts screened per call: "missing" (what is lacking) or "fixed"
+    screen_prompts: int = 64  # the generation batch: at most, or with "fixed" exactly, so many prompts a call
+    prefetch: bool = True  # two-phase rules: one call continues what was accepted and screens for the next step
+    margin: float = 1.0  # "missing": standard deviations of the accepted count to screen on top of the mean
+    buffer_groups: int = 64  # complete groups that may wait; screening stops while it is full
+    buffer_order: str = "fifo"  # or "random"
+    max_age: int = -1  # drop groups whose oldest sample is more updates old than this (-1: never)
+    max_calls: int = 32  # generation calls in a step before it trains on what there is
+
+
+@dataclass
+class Sampler:
+    slots: int = 64
+    max_new: int = 16  # tokens of a response, the end token included
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    prefill_chunk: int = 0
+
+
+@dataclass
+class Objective:
+    advantage: str = "rloo"  # rloo, grpo, dr_grpo, reinforce, reinforce_pp, reinforce_pp_baseline
+    loss: str = "pg"  # pg, ppo, tis
+    aggregation: str = "token_mean"  # seq_mean_token_mean, seq_mean_token_sum, token_sum_constant
+    aggregation_constant: float = 0.0  # token_sum_constant: the constant (0: max_new)
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+    dual_clip: float = 0.0  # 0: off; else the bound c > 1 for negative advantages
+    truncation: float = 2.0  # tis: largest importance weight
+    old_logprobs: str = "behaviour"  # "behaviour" (as sampled) or "recompute" (just before the update)
+    kl_coef: float = 0.0  # KL to the starting policy
+    kl_kind: str = "k3"
+    kl_in: str = "loss"  # or "reward"
+    entropy_coef: float = 0.0
+
+
+@dataclass
+class Optimizer:
+    learning_rate: float = 1e-4
+    warmup_steps: int = 10
+    schedule: str = "constant"  # linear, cosine
+    weight_decay: float = 0.1
+    b1: float = 0.9
+    b2: float = 0.999
+    eps: float = 1e-8
+    max_grad_norm: float = 1.0
+
+
+@dataclass
+class Reward:
+    verifier: str = "exact"  # "exact" (token ids, in JAX) or "math" (math-verify in worker processes)
+    mode: str = "boxed"  # math: "boxed" or "free"
+    workers: int = 2
+    timeout_s: float = 5.0  # per response
+    overlong_buffer: int = 0  # DAPO's overlong shaping over the last so many tokens (0: off)
+    overlong_factor: float = 1.0
+
+
+@dataclass
+class Training:
+    steps: int = 200
+    micro_batch: int = 0  # samples per gradient piece (0: the whole batch)
+    minibatches: int = 1  # optimizer steps per RL step
+    max_skipped: int = 5  # stop after so many non-finite updates in a row
+    length_multiple: int = 0  # cut training rows to a multiple of this many tokens (0: one length)
+
+
+@dataclass
+class MeshConfig:
+    data: int = 1
+    fsdp: int = 1
+    tensor: int = 1
+
+
+@dataclass
+class Evaluation:
+    every: int = 20  # steps; 0: never
+    samples: int = 2  # per held-out prompt
+    temperature: float = 1.0
+    top_p: float = 1.0
+
+
+@dataclass
+class Checkpoints:
+    every: int = 100  # steps; 0: only the last
+    keep: int = 2
+    resume: str = "auto"  # "auto", "never", "must"
+
+
+@dataclass
+class Logging:
+    rollouts: int = 2  # decoded samples written per step
+    profile_step: int = -1  # trace this step with jax.profiler (-1: none)
+    progress: bool = True
+    export: bool = True  # write the final policy as a Hugging Face directory
+
+
+@dataclass
+class Config:
+    """Everything a run is made of. `validate` raises ValueError naming the first field that cannot be."""
+
+    seed: int = 0
+    method: str = "speed_rloo"  # a label; set by methods.apply
+    model: Model = field(default_factory=Model)
+    data: Data = field(default_factory=Data)
+    rule: RuleConfig = field(default_factory=RuleConfig)
+    driver: Driver = field(default_factory=Driver)
+    sampler: Sampler = field(default_factory=Sampler)
+    objective: Objective = field(default_factory=Objective)
+    optimizer: Optimizer = field(default_factory=Optimizer)
+    reward: Reward = field(default_factory=Reward)
+    training: Training = field(default_factory=Training)
+    mesh: MeshConfig = field(default_factory=MeshConfig)
+    evaluation: Evaluation = field(default_factory=Evaluation)
+    checkpoints: Checkpoints = field(default_factory=Checkpoints)
+    logging: Logging = field(default_factory=Logging)
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    def save(self, path: str | Path) -> None:
+        """Write the resolved configuration as JSON."""
+        Path(path).write_text(json.dumps(self.to_dict(), indent=2) + "\n")
+
+    def validate(self) -> "Config":
+        choices = {
+            "data.task": ("chain", "jsonl"),
+            "data.on_bad_row": ("error", "skip"),
+            "rule.name": tuple(RULES),
+            "driver.screening": ("missing", "fixed"),
+            "driver.buffer_order": ("fifo", "random"),
+            "model.compute_dtype": ("float32", "bfloat16"),
+            "objective.advantage": ("rloo", "grpo", "dr_grpo", "reinforce", "reinforce_pp", "reinforce_pp_baseline"),
+            "objective.loss": ("pg", "ppo", "tis"),
+            "objective.aggregation": ("token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "token_sum_constant"),
+            "objective.old_logprobs": ("behaviour", "recompute"),
+            "objective.kl_kind": ("k1", "k2", "k3"),
+            "objective.kl_in": ("loss", "reward"),
+            "optimizer.schedule": ("constant", "linear", "cosine"),
+            "reward.verifier": ("exact", "math"),
+            "reward.mode": ("boxed", "free"),
+            "checkpoints.resume": ("auto", "never", "must"),
+        }
+        for name, allowed in choices.items():
+            if (value := self._get(name)) not in allowed:
+                raise ValueError(f"config.{name} must be one of {', '.join(allowed)}; got {value!r}")
+        for name in ("rule.n", "driver.groups", "driver.screen_prompts", "driver.max_calls", "sampler.slots",
+                     "sampler.max_new", "training.steps", "training.minibatches", "training.max_skipped",
+                     "data.max_prompt_length", "model.head_chunk", "evaluation.samples", "checkpoints.keep",
+                     "reward.workers"):
+            if self._get(name) < 1:
+                raise ValueError(f"config.{name} must be at least 1; got {self._get(name)!r}")
+        if self.data.task == "jsonl" and not self.data.train:
+            raise ValueError("config.data.train must name a file when config.data.task is 'jsonl'")
+        if self.sampler.top_k > 0 or self.sampler.top_p < 1 or self.sampler.temperature == 0:
+            raise ValueError(
+                "config.sampler.top_k, top_p and temperature=0 cut the distribution that training samples from: after an "
+                "update a sampled token can leave the kept set and its ratio becomes 0 or undefined. Train with top_k=0, "
+                "top_p=1, temperature > 0; evaluation has its own settings")
+        if self.driver.buffer_groups < self.driver.groups:
+            raise ValueError(f"config.driver.buffer_groups ({self.driver.buffer_groups}) must hold at least one training "
+                             f"batch (config.driver.groups = {self.driver.groups})")
+        if self.driver.groups % self.training.minibatches:
+            raise ValueError(f"config.training.minibatches ({self.training.minibatches}) must divide "
+                             f"config.driver.groups ({self.driver.groups}): groups are not split")
+        rows = self.driver.groups * self.rule.n // self.training.minibatches
+        micro = self.training.micro_batch or rows
+        shards = self.mesh.data * self.mesh.fsdp
+        if rows % micro:
+            raise ValueError(f"config.training.micro_batch ({micro}) must divide the {rows} samples of an optimizer step")
+        if micro % shards:
+            raise ValueError(f"{micro} samples per gradient piece cannot be split over mesh data={self.mesh.data} x fsdp="
+                             f"{self.mesh.fsdp}; change config.training.micro_batch or config.driver.groups")
+        self.make_rule()
+        return self
+
+    def make_rule(self) -> Rule:
+        """The sampling rule that `rule` describes."""
+        return RULES[self.rule.name](self.rule)
+
+    def _get(self, path: str) -> Any:
+        value = self
+        for name in path.split("."):
+            value = getattr(value, name)
+        return value
+
+
+def _speed(rule: RuleConfig) -> Speed:
+    if not 1 <= rule.n_init <= rule.n:
+        raise ValueError(f"config.rule.n_init must be between 1 and config.rule.n ({rule.n}); got {rule.n_init}")
+    return Speed(n_init=rule.n_init, n_cont=rule.n - rule.n_init, low=rule.low, high=rule.high)
+
+
+# A new rule is one line here and one file in rl_speed/sampling/.
+RULES = {
+    "uniform": lambda rule: Uniform(rule.n),
+    "dynamic": lambda rule: Dynamic(rule.n),
+    "speed": _speed,
+}

@@ -1,0 +1,8 @@
+"""Prompt streams and task loaders. Knows nothing of the rest: encoders come in as functions."""
+
+from rl_speed.data.chain import DEFAULT_SPEC, ChainClass, ChainSpec, chain_prompts, chain_source
+from rl_speed.data.loaders import DataError, LoadReport, Row, load_prompts, load_rows, rows_to_prompts
+from rl_speed.data.prompts import Prompt, PromptStream
+
+__all__ = ["DEFAULT_SPEC", "ChainClass", "ChainSpec", "DataError", "LoadReport", "Prompt", "PromptStream", "Row",
+           "chain_prompts", "chain_source", "load_prompts", "load_rows", "rows_to_prompts"]

@@ -1,0 +1,241 @@
+"""The embedded task: running totals modulo 10, with a real frontier of difficulty.
+
+A question is digits joined by one operator, "3+4+5+9"; its answer is every running total after the first digit, "726"
+would be wrong and "721" is right (3+4=7, 7+5=2, 2+9=1, all modulo 10). An answer counts only as a whole, so guessing an
+answer to n numbers succeeds with probability 10^-(n-1).
+
+An operator is a table digit x digit -> digit that the policy has to know by heart. What it knows comes from the
+demonstrations of the cold start: of each class of questions it sees demonstrations whose steps go wrong with probability
+`noise`. A wrong step writes one of the nine other digits, uniformly, and the chain goes on from the digit *written*. So
+
+- each step of a demonstration depends only on the digit before it and on the next number, whatever went wrong earlier:
+  a policy that has learnt the demonstrations gets each step right with probability exactly 1 - noise;
+- the right answer is the mode (while noise < 0.9), and has probability (1 - noise)^(n-1).
+
+(Had the chain gone on from the right total, a policy would have to ignore its own wrong digits and recompute the sum;
+had the wrong digit been drawn from all ten, a step would succeed with 1 - 0.9 noise.) Noise 0 makes an easy class, noise
+on a short chain the middle, noise on a long chain the far end that comes into reach once steps are sharpened, and a
+class that is never demonstrated stays beyond it.
+
+Every question is a pure function of (spec, split, seed, index). Training and held-out questions are told apart by a hash
+of their text, so that no seed, size or class makes them meet.
+"""
+
+import dataclasses
+import hashlib
+from collections.abc import Callable
+
+import numpy as np
+
+from rl_speed.data.prompts import Prompt
+
+# Tables of one step, (total so far, next number) -> new total, before "modulo 10".
+TABLES: dict[str, Callable[[int, int], int]] = {
+    "+": lambda total, number: total + number,
+    "-": lambda total, number: total - number,
+    "*": lambda total, number: total * number,
+    "~": lambda total, number: number - total,
+    "^": lambda total, number: 3 * total + number,
+    "&": lambda total, number: total + 3 * number,
+}
+
+# What each split is drawn with, and on which side of the hash its questions lie. Demonstrations share the training side.
+SPLITS = {"train": (0, False), "eval": (1, True), "demo": (2, False)}
+EVAL_SHARE = 8  # one question in this many is held out
+
+
+@dataclasses.dataclass(frozen=True)
+class ChainClass:
+    """Questions of one difficulty.
+
+    Attributes:
+      name: label for tables and plots.
+      operator: a key of `TABLES`.
+      min_numbers, max_numbers: how many digits a question has, uniformly, both ends included.
+      weight: share of the prompts, relative to the other classes.
+      noise: probability that a step of a demonstration is wrong, in [0, 0.9).
+      demonstrated: share of the demonstrations, relative to the other classes; 0 is never demonstrated.
+    """
+
+    name: str
+    operator: str
+    min_numbers: int
+    max_numbers: int
+    weight: float
+    noise: float = 0.0
+    demonstrated: float = 1.0
+
+    def __post_init__(self):
+        for field, ok, want in (
+            ("operator", self.operator in TABLES, f"one of {' '.join(TABLES)}"),
+            ("min_numbers", self.min_numbers >= 2, "at least 2"),
+            ("max_numbers", self.max_numbers >= self.min_numbers, f"at least min_numbers ({self.min_numbers})"),
+            ("weight", self.weight >= 0, "0 or more"),
+            ("noise", 0 <= self.noise < 0.9, "in [0, 0.9), so that the right digit stays the likeliest"),
+            ("demonstrated", self.demonstrated >= 0, "0 or more"),
+        ):
+            if not ok:
+                raise ValueError(f"chain class {self.name!r}: {field} must be {want}, got {getattr(self, field)!r}")
+
+
+@dataclasses.dataclass(frozen=True)
+class ChainSpec:
+    """A mixture of classes of questions."""
+
+    classes: tuple[ChainClass, ...]
+
+    def __post_init__(self):
+        object.__setattr__(self, "classes", tuple(self.classes))
+        names = [c.name for c in self.classes]
+        if len(set(names)) != len(names):
+            raise ValueError(f"chain classes need distinct names, got {names}")
+        if not sum(c.weight for c in self.classes) > 0:
+            raise ValueError("at least one chain class needs a weight above 0")
+
+    @property
+    def max_prompt_tokens(self) -> int:
+        """Tokens of the longest prompt, "{question}=", one token a character."""
+        return 2 * max(c.max_numbers for c in self.classes)
+
+    @property
+    def max_response_tokens(self) -> int:
+        """Tokens of the longest right answer, with its end token."""
+        return max(c.max_numbers for c in self.classes)
+
+
+@dataclasses.dataclass(frozen=True)
+class ChainQuestion:
+    """One question with its right answer."""
+
+    id: str
+    text: str
+    answer: str
+    class_name: str
+
+
+# The shipped policy's mixture; its measured histogram of pass rates is beside the policy in assets/embedded.
+DEFAULT_SPEC = ChainSpec((
+    ChainClass("easy", "+", 3, 6, weight=0.30),
+    ChainClass("middle", "-", 3, 8, weight=0.25, noise=0.3),
+    ChainClass("long", "-", 10, 12, weight=0.20, noise=0.3),
+    ChainClass("beyond", "*", 5, 8, weight=0.25, demonstrated=0.0),
+))
+
+
+def answer(text: str) -> str:
+    """The right answer to a question; raises ValueError for text that is not a question."""
+    operator = text[1:2]
+    if operator not in TABLES or len(text) % 2 == 0 or not set(text[::2]) <= set("0123456789") \
+            or set(text[1::2]) != {operator}:
+        raise ValueError(f"not a chain of digits and one operator of {' '.join(TABLES)}: {text!r}")
+    total, written = int(text[0]), []
+    for digit in text[2::2]:
+        total = TABLES[operator](total, int(digit)) % 10
+        written.append(str(total))
+    return "".join(written)
+
+
+def held_out(text: str) -> bool:
+    """Whether a question is on the held-out side, by a hash of its text alone."""
+    return hashlib.blake2b(text.encode(), digest_size=8).digest()[0] % EVAL_SHARE == 0
+
+
+def question(spec: ChainSpec, split: str, seed: int, index: int) -> ChainQuestion:
+    """Question `index` of an endless split: its class by weight, its length and digits uniformly."""
+    generator = _generator(split, seed, index)
+    cls = spec.classes[_pick(generator, [c.weight for c in spec.classes])]
+    return _question(generator, cls, split, seed, index)
+
+
+def questions(spec: ChainSpec, split: str, seed: int, size: int) -> list[ChainQuestion]:
+    """A finite set of `size` distinct questions whose classes have their exact shares (to one question), in mixed order.
+
+    Exact shares, because a held-out set with random ones would move the accuracy that two sets measure by several points.
+
+    Raises:
+      ValueError: the classes do not hold that many distinct questions.
+    """
+    weights = np.array([c.weight for c in spec.classes], np.float64)
+    exact = weights / weights.sum() * size
+    counts = np.floor(exact).astype(int)
+    for row in np.argsort(counts - exact, kind="stable")[: size - counts.sum()]:
+        counts[row] += 1
+    order = np.random.default_rng([_seed(split), seed]).permutation(np.repeat(np.arange(len(counts)), counts))
+    seen: set[str] = set()
+    result = []
+    for index, row in enumerate(order):
+        generator = _generator(split, seed, index)
+        for _ in range(1000):
+            item = _question(generator, spec.classes[row], split, seed, index)
+            if item.text not in seen:
+                break
+        else:
+            raise ValueError(f"chain class {spec.classes[row].name!r} has too few distinct questions for its share of a"
+                             f" {split} set of {size}: raise max_numbers or ask for fewer")
+        seen.add(item.text)
+        result.append(item)
+    return result
+
+
+def demonstration(spec: ChainSpec, seed: int, index: int) -> tuple[str, str]:
+    """Demonstration `index`: a question of the training side and its answer with the class's noise (module docstring)."""
+    generator = _generator("demo", seed, index)
+    cls = spec.classes[_pick(generator, [c.demonstrated for c in spec.classes])]
+    text = _text(generator, cls, held=False)
+    total, written = int(text[0]), []
+    wrong = generator.random(len(text) // 2) < cls.noise
+    shift = generator.integers(1, 10, len(text) // 2)
+    for step, digit in enumerate(text[2::2]):
+        total = TABLES[cls.operator](total, int(digit)) % 10
+        if wrong[step]:
+            total = (total + int(shift[step])) % 10
+        written.append(str(total))
+    return text, "".join(written)
+
+
+def to_prompt(item: ChainQuestion, encode: Callable[[str], list[int]], encode_answer: Callable[[str], list[int]]) -> Prompt:
+    """The question as a prompt. `encode` puts the question into the prompt's template, `encode_answer` encodes bare."""
+    return Prompt(id=item.id, text=item.text, answer=item.answer, tokens=np.asarray(encode(item.text), np.int32),
+                  answer_tokens=np.asarray(encode_answer(item.answer), np.int32), meta={"class": item.class_name})
+
+
+def chain_prompts(spec: ChainSpec, split: str, seed: int, size: int, encode: Callable[[str], list[int]],
+                  encode_answer: Callable[[str], list[int]]) -> list[Prompt]:
+    """`questions` as prompts."""
+    return [to_prompt(item, encode, encode_answer) for item in questions(spec, split, seed, size)]
+
+
+def chain_source(spec: ChainSpec, split: str, seed: int, encode: Callable[[str], list[int]],
+                 encode_answer: Callable[[str], list[int]]) -> Callable[[int], Prompt]:
+    """The endless split as a function index -> Prompt, for `PromptStream`."""
+    return lambda index: to_prompt(question(spec, split, seed, index), encode, encode_answer)
+
+
+def _seed(split: str) -> int:
+    if split not in SPLITS:
+        raise ValueError(f"split must be one of {' '.join(SPLITS)}, got {split!r}")
+    return SPLITS[split][0]
+
+
+def _generator(split: str, seed: int, index: int) -> np.random.Generator:
+    return np.random.default_rng([_seed(split), seed, index, 1])
+
+
+def _pick(generator: np.random.Generator, weights: list[float]) -> int:
+    total = np.cumsum(weights)
+    if not total[-1] > 0:
+        raise ValueError("no chain class is demonstrated: give one a `demonstrated` above 0")
+    return int(np.searchsorted(total, generator.random() * total[-1], side="right"))
+
+
+def _question(generator: np.random.Generator, cls: ChainClass, split: str, seed: int, index: int) -> ChainQuestion:
+    text = _text(generator, cls, held=SPLITS[split][1])
+    return ChainQuestion(id=f"chain-{split}-{seed}-{index}", text=text, answer=answer(text), class_name=cls.name)
+
+
+def _text(generator: np.random.Generator, cls: ChainClass, held: bool) -> str:
+    numbers = int(generator.integers(cls.min_numbers, cls.max_numbers + 1))
+    while True:  # ends: either side of the hash has questions of every length (tested)
+        text = cls.operator.join(map(str, generator.integers(0, 10, numbers)))
+        if held_out(text) == held:
+            return text

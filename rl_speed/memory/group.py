@@ -1,0 +1,135 @@
+"""A group: one prompt and all samples that were drawn for one visit of it."""
+
+import dataclasses
+import json
+from typing import Any
+
+import numpy as np
+
+from rl_speed.data.prompts import Prompt
+
+# Values of Group.phase: which part of the rule asked for the sample.
+SCREEN, CONTINUE = 0, 1
+
+# Per-sample fields and their dtypes, in the order they are saved. The first two are ragged: one row, `lengths` long.
+TOKEN_FIELDS = {"tokens": np.int32, "logprobs": np.float32}
+SAMPLE_FIELDS = {"lengths": np.int32, "rewards": np.float32, "versions": np.int32, "phases": np.int32,
+                 "sample_index": np.int32, "truncated": np.bool_, "correct": np.bool_}
+
+
+@dataclasses.dataclass(eq=False)
+class Group:
+    """R samples of one prompt, response tokens padded on the right to T.
+
+    Attributes:
+      prompt: with the visit whose samples these are.
+      tokens: i32[R, T], the end token included, zero beyond the length.
+      lengths: i32[R], response tokens.
+      logprobs: f32[R, T], what the policy that sampled each token gave it; zero beyond the length.
+      rewards: f32[R].
+      versions: i32[R], number of policy updates made when the sample was drawn.
+      phases: i32[R], SCREEN or CONTINUE (a tag of the request; it cannot be told from the counts).
+      sample_index: i32[R], with the visit, the sample's key.
+      truncated: bool[R], ended by its token limit.
+      correct: bool[R], what the verifier said, before any shaping of the reward; by default rewards above 0.5.
+
+    Raises:
+      ValueError: shapes that disagree, or a length outside [0, T].
+    """
+
+    prompt: Prompt
+    tokens: np.ndarray
+    lengths: np.ndarray
+    logprobs: np.ndarray
+    rewards: np.ndarray
+    versions: np.ndarray
+    phases: np.ndarray
+    sample_index: np.ndarray
+    truncated: np.ndarray
+    correct: np.ndarray | None = None
+
+    def __post_init__(self):
+        if self.correct is None:
+            self.correct = np.asarray(self.rewards) > 0.5
+        for name, dtype in {**TOKEN_FIELDS, **SAMPLE_FIELDS}.items():
+            setattr(self, name, np.asarray(getattr(self, name), dtype))
+        if self.tokens.ndim != 2 or self.logprobs.shape != self.tokens.shape:
+            raise ValueError(f"group of prompt {self.prompt.id!r}: tokens and logprobs must share one shape [R, T], got"
+                             f" {self.tokens.shape} and {self.logprobs.shape}")
+        for name in SAMPLE_FIELDS:
+            if getattr(self, name).shape != self.tokens.shape[:1]:
+                raise ValueError(f"group of prompt {self.prompt.id!r}: {name} must have shape {self.tokens.shape[:1]}, got"
+                                 f" {getattr(self, name).shape}")
+        if len(self) and not (0 <= self.lengths.min() and self.lengths.max() <= self.tokens.shape[1]):
+            raise ValueError(f"group of prompt {self.prompt.id!r}: lengths must lie in [0, {self.tokens.shape[1]}]")
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    @property
+    def oldest_version(self) -> int:
+        """The smallest policy version among the samples."""
+        return int(self.versions.min())
+
+    def merge(self, other: "Group") -> "Group":
+        """This group's samples followed by the other's, of the same visit (screening, then continuation)."""
+        if other.prompt.visit != self.prompt.visit:
+            raise ValueError(f"cannot merge samples of visits {self.prompt.visit} and {other.prompt.visit}")
+        width = max(self.tokens.shape[1], other.tokens.shape[1])
+        ragged = {name: np.concatenate([_widen(getattr(g, name), width) for g in (self, other)]) for name in TOKEN_FIELDS}
+        flat = {name: np.concatenate([getattr(self, name), getattr(other, name)]) for name in SAMPLE_FIELDS}
+        return Group(prompt=self.prompt, **ragged, **flat)
+
+
+def _widen(x_RxT: np.ndarray, width: int) -> np.ndarray:
+    return np.pad(x_RxT, ((0, 0), (0, width - x_RxT.shape[1])))
+
+
+def pack(groups: list[Group]) -> dict[str, Any]:
+    """Groups as flat arrays with offsets, for a checkpoint: no ragged lists, no padding, no empty arrays.
+
+    Prompts' text fields travel as one JSON string.
+    """
+    if not groups:
+        return {}
+    packed: dict[str, Any] = {
+        "group_sizes": np.array([len(g) for g in groups], np.int32),
+        "widths": np.array([g.tokens.shape[1] for g in groups], np.int32),
+        "visits": np.array([g.prompt.visit for g in groups], np.int64),
+        # Two rows a prompt, its tokens and its answer's, in one array, since answers may all be empty.
+        "prompt_lengths": np.array([[len(g.prompt.tokens), len(g.prompt.answer_tokens)] for g in groups], np.int32),
+        "prompt_tokens": np.concatenate([np.concatenate([g.prompt.tokens, g.prompt.answer_tokens]) for g in groups]),
+        "prompt_texts": json.dumps([[g.prompt.id, g.prompt.text, g.prompt.answer, g.prompt.meta] for g in groups]),
+    }
+    for name in SAMPLE_FIELDS:
+        packed[name] = np.concatenate([getattr(g, name) for g in groups])
+    for name in TOKEN_FIELDS:
+        packed[name] = np.concatenate([getattr(g, name)[_valid(g)] for g in groups])
+    return packed
+
+
+def unpack(packed: dict[str, Any]) -> list[Group]:
+    """The inverse of `pack`."""
+    if not packed:
+        return []
+    sizes, widths = np.asarray(packed["group_sizes"]), np.asarray(packed["widths"])
+    flat = {name: np.split(np.asarray(packed[name]), np.cumsum(sizes)[:-1]) for name in SAMPLE_FIELDS}
+    tokens_in_group = [int(lengths.sum()) for lengths in flat["lengths"]]
+    ragged = {name: np.split(np.asarray(packed[name]), np.cumsum(tokens_in_group)[:-1]) for name in TOKEN_FIELDS}
+    prompt_lengths = np.asarray(packed["prompt_lengths"])
+    prompt_rows = np.split(np.asarray(packed["prompt_tokens"]), np.cumsum(prompt_lengths.ravel())[:-1])
+    groups = []
+    for i, (name, text, answer, meta) in enumerate(json.loads(packed["prompt_texts"])):
+        prompt = Prompt(id=name, tokens=prompt_rows[2 * i], answer=answer, answer_tokens=prompt_rows[2 * i + 1], text=text,
+                        visit=int(packed["visits"][i]), meta=meta)
+        fields = {field: flat[field][i] for field in SAMPLE_FIELDS}
+        valid = np.arange(widths[i]) < fields["lengths"][:, None]
+        for field, dtype in TOKEN_FIELDS.items():
+            fields[field] = np.zeros(valid.shape, dtype)
+            fields[field][valid] = ragged[field][i]
+        groups.append(Group(prompt=prompt, **fields))
+    return groups
+
+
+def _valid(group: Group) -> np.ndarray:
+    return np.arange(group.tokens.shape[1]) < group.lengths[:, None]

@@ -1,0 +1,45 @@
+"""What a group of rewards says: advantages, losses, divergences, reward shaping.
+
+Pure, jittable functions on flat arrays (`[R]` samples, `[R, T]` tokens) with
+group ids. This room imports nothing but JAX and numpy.
+"""
+
+from rl_speed.objectives.advantages import GroupStatistics
+from rl_speed.objectives.advantages import dr_grpo
+from rl_speed.objectives.advantages import group_statistics
+from rl_speed.objectives.advantages import grpo
+from rl_speed.objectives.advantages import reinforce
+from rl_speed.objectives.advantages import reinforce_pp
+from rl_speed.objectives.advantages import rloo
+from rl_speed.objectives.divergences import KL_KINDS
+from rl_speed.objectives.divergences import kl
+from rl_speed.objectives.losses import AGGREGATIONS
+from rl_speed.objectives.losses import CORRECTIONS
+from rl_speed.objectives.losses import LOSSES
+from rl_speed.objectives.losses import merge_metrics
+from rl_speed.objectives.losses import policy_loss
+from rl_speed.objectives.losses import summarise_metrics
+from rl_speed.objectives.losses import token_weights
+from rl_speed.objectives.shaping import kl_shaped_rewards
+from rl_speed.objectives.shaping import overlong_penalty
+
+__all__ = [
+    "AGGREGATIONS",
+    "CORRECTIONS",
+    "GroupStatistics",
+    "KL_KINDS",
+    "LOSSES",
+    "dr_grpo",
+    "group_statistics",
+    "grpo",
+    "kl",
+    "kl_shaped_rewards",
+    "merge_metrics",
+    "overlong_penalty",
+    "policy_loss",
+    "reinforce",
+    "reinforce_pp",
+    "rloo",
+    "summarise_metrics",
+    "token_weights",
+]

@@ -1,0 +1,236 @@
+"""The transformer as pure functions of a parameter tree: declarations, initial values, and the training forward pass.
+
+Shape letters: B rows, T tokens, D width, H query heads, G key/value heads, Q = H / G, K head_dim, F mlp width, N layers,
+V vocabulary.
+"""
+
+import contextlib
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from rl_speed.policy.config import ModelConfig
+
+Array = jax.Array
+Params = Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Weight:
+    """The one declaration of a weight.
+
+    Attributes:
+      shape: with layers stacked on axis 0.
+      logical_axes: a name per axis, placed on a mesh by the rules of rl_speed.mesh.
+      scale: standard deviation of its initial value (normal); None starts at one, 0 at zero.
+    """
+
+    shape: tuple[int, ...]
+    logical_axes: tuple[str, ...]
+    scale: float | None
+
+    def __post_init__(self):
+        assert len(self.shape) == len(self.logical_axes), (self.shape, self.logical_axes)
+
+
+def weights(config: ModelConfig) -> dict[str, Any]:
+    """Every weight of the policy, declared once; abstract, sharded and initial parameters derive from this tree.
+
+    Matrices start with variance 1 / fan_in, and those that write to the residual stream with 1 / (2 N) of that, which
+    keeps its variance independent of depth (GPT-2, section 2.3).
+    """
+    n, d, h, g, k, f, v = (config.layers, config.width, config.heads, config.kv_heads, config.head_dim, config.mlp_width,
+                           config.vocab_size)
+    into, out = d**-0.5, (2 * n) ** -0.5
+    layers = {
+        "attn_norm": Weight((n, d), ("layers", "norm"), None),
+        "wq": Weight((n, d, h, k), ("layers", "embed", "heads", "head_dim"), into),
+        "wk": Weight((n, d, g, k), ("layers", "embed", "kv_heads", "head_dim"), into),
+        "wv": Weight((n, d, g, k), ("layers", "embed", "kv_heads", "head_dim"), into),
+        "wo": Weight((n, h, k, d), ("layers", "heads", "head_dim", "embed"), out * (h * k) ** -0.5),
+        "mlp_norm": Weight((n, d), ("layers", "norm"), None),
+        "w_gate": Weight((n, d, f), ("layers", "embed", "mlp"), into),
+        "w_up": Weight((n, d, f), ("layers", "embed", "mlp"), into),
+        "w_down": Weight((n, f, d), ("layers", "mlp", "embed"), out * f**-0.5),
+    }
+    if config.qkv_bias:
+        layers |= {
+            "bq": Weight((n, h, k), ("layers", "heads", "head_dim"), 0.0),
+            "bk": Weight((n, g, k), ("layers", "kv_heads", "head_dim"), 0.0),
+            "bv": Weight((n, g, k), ("layers", "kv_heads", "head_dim"), 0.0),
+        }
+    tree = {
+        "embed": Weight((v, d), ("vocab", "embed"), into),
+        "layers": layers,
+        "final_norm": Weight((d,), ("norm",), None),
+    }
+    if not config.tie_embeddings:
+        tree["lm_head"] = Weight((d, v), ("embed", "vocab"), into)
+    return tree
+
+
+def abstract_params(config: ModelConfig) -> dict[str, Any]:
+    """The parameter tree as jax.ShapeDtypeStruct, float32."""
+    return jax.tree.map(lambda w: jax.ShapeDtypeStruct(w.shape, jnp.float32), weights(config))
+
+
+def init(config: ModelConfig, key: Array) -> dict[str, Any]:
+    """Random float32 parameters. Jit it with `out_shardings=param_shardings(...)` to make them where they belong."""
+    declared, treedef = jax.tree.flatten(weights(config))
+    values = []
+    for weight, weight_key in zip(declared, jax.random.split(key, len(declared))):
+        if weight.scale is None:
+            values.append(jnp.ones(weight.shape, jnp.float32))
+        elif weight.scale == 0:
+            values.append(jnp.zeros(weight.shape, jnp.float32))
+        else:
+            values.append(weight.scale * jax.random.normal(weight_key, weight.shape, jnp.float32))
+    return jax.tree.unflatten(treedef, values)
+
+
+def param_shardings(config: ModelConfig, mesh: jax.sharding.Mesh, rules: Mapping[str, str | None] | None = None) -> Any:
+    """A NamedSharding per weight, from its logical axes (`rules` defaults to rl_speed.mesh.TRAIN_RULES)."""
+    from rl_speed import mesh as mesh_lib
+
+    rules = mesh_lib.TRAIN_RULES if rules is None else rules
+    return jax.tree.map(lambda w: mesh_lib.named_sharding(mesh, w.logical_axes, w.shape, rules), weights(config))
+
+
+def num_params(config: ModelConfig) -> int:
+    """How many numbers the policy has; a tied head is counted once."""
+    return sum(math.prod(w.shape) for w in jax.tree.leaves(weights(config)))
+
+
+def full_precision(config: ModelConfig):
+    """A context in which float32 means float32: GPUs and TPUs otherwise multiply float32 with 10 or 8 mantissa bits."""
+    return jax.default_matmul_precision("highest") if config.dtype == "float32" else contextlib.nullcontext()
+
+
+def rms_norm(x: Array, scale_D: Array, eps: float) -> Array:
+    """x / rms(x) * scale over the last axis, computed in float32, returned in x's dtype."""
+    x32 = x.astype(jnp.float32)
+    inverse = jax.lax.rsqrt(jnp.mean(jnp.square(x32), axis=-1, keepdims=True) + eps)
+    return (x32 * inverse * scale_D).astype(x.dtype)
+
+
+def rope_angles(positions: Array, config: ModelConfig) -> tuple[Array, Array]:
+    """(cos, sin) of the rotary angles, float32 [*positions.shape, K / 2].
+
+    Float32 throughout: bfloat16 rounds position 257 to 256.
+    """
+    half = config.head_dim // 2
+    frequency = config.rope_theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
+    angles = positions[..., None].astype(jnp.float32) * frequency
+    return jnp.cos(angles), jnp.sin(angles)
+
+
+def rotate(x: Array, cos: Array, sin: Array) -> Array:
+    """Rotary embedding in the half-split layout of Hugging Face: dimension i pairs with i + K / 2.
+
+    Args:
+      x: [..., heads, K]. cos, sin: float32 [..., K / 2], from `rope_angles`.
+    """
+    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    cos, sin = cos[..., None, :], sin[..., None, :]
+    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
+
+
+def attention_implementation(config: ModelConfig, masked: bool, length: int) -> str:
+    """"cudnn" (flash attention) where cuDNN has a kernel for these shapes, else "xla".
+
+    cuDNN takes bfloat16 with a head_dim of at most 128 that is a multiple of 8; in its backward pass a mask (which it
+    reads as a bias) needs an even length.
+    """
+    fits = config.dtype == "bfloat16" and config.head_dim <= 128 and config.head_dim % 8 == 0
+    return "cudnn" if jax.default_backend() == "gpu" and fits and not (masked and length % 2) else "xla"
+
+
+def segment_positions(segment_ids_BxT: Array) -> Array:
+    """Position of each token within its segment, i32 [B, T], for segments that are contiguous."""
+    index_T = jnp.arange(segment_ids_BxT.shape[1], dtype=jnp.int32)
+    changed = segment_ids_BxT[:, 1:] != segment_ids_BxT[:, :-1]
+    first_BxT = jnp.pad(changed, ((0, 0), (1, 0)), constant_values=True)
+    start_BxT = jax.lax.cummax(jnp.where(first_BxT, index_T, 0), axis=1)
+    return index_T - start_BxT
+
+
+def attention_block(layer: Params, x_BxTxD: Array, rope, mask, config: ModelConfig) -> Array:
+    """Causal self-attention of one layer, without the residual."""
+    dtype = x_BxTxD.dtype
+    with jax.named_scope("attention"):
+        h_BxTxD = rms_norm(x_BxTxD, layer["attn_norm"], config.norm_eps)
+        project = lambda name: jnp.einsum("btd,dhk->bthk", h_BxTxD, layer["w" + name].astype(dtype))
+        q, k, v = project("q"), project("k"), project("v")
+        if config.qkv_bias:
+            q, k, v = q + layer["bq"].astype(dtype), k + layer["bk"].astype(dtype), v + layer["bv"].astype(dtype)
+        q, k = rotate(q, *rope), rotate(k, *rope)
+        implementation = attention_implementation(config, mask is not None, x_BxTxD.shape[1])
+        out_BxTxHxK = jax.nn.dot_product_attention(q, k, v, mask=mask, is_causal=True, implementation=implementation)
+        return jnp.einsum("bthk,hkd->btd", out_BxTxHxK, layer["wo"].astype(dtype))
+
+
+def mlp_block(layer: Params, x_BxTxD: Array, config: ModelConfig) -> Array:
+    """SwiGLU of one layer, without the residual."""
+    dtype = x_BxTxD.dtype
+    with jax.named_scope("mlp"):
+        h_BxTxD = rms_norm(x_BxTxD, layer["mlp_norm"], config.norm_eps)
+        gate_BxTxF = jnp.einsum("btd,df->btf", h_BxTxD, layer["w_gate"].astype(dtype))
+        up_BxTxF = jnp.einsum("btd,df->btf", h_BxTxD, layer["w_up"].astype(dtype))
+        return jnp.einsum("btf,fd->btd", jax.nn.silu(gate_BxTxF) * up_BxTxF, layer["w_down"].astype(dtype))
+
+
+def hidden_states(params: Params, tokens_BxT: Array, config: ModelConfig, segment_ids: Array | None = None,
+                  positions: Array | None = None) -> Array:
+    """The residual stream after the final norm: what the output head reads.
+
+    Args:
+      params: the tree of `weights(config)`.
+      tokens_BxT: i32 [B, T], right-padded. Attention is causal, so padding on the right changes nothing before it.
+      config: static.
+      segment_ids: i32 [B, T] for packed rows: a token attends only to its own segment, whose tokens are contiguous.
+      positions: i32 [B, T] rotary positions; by default counted from the start of the row, or of the segment.
+
+    Returns:
+      [B, T, D] in config.dtype.
+    """
+    dtype = jnp.dtype(config.dtype)
+    mask = None
+    if segment_ids is not None:
+        mask = (segment_ids[:, :, None] == segment_ids[:, None, :])[:, None]
+    if positions is None:
+        positions = (segment_positions(segment_ids) if segment_ids is not None
+                     else jnp.arange(tokens_BxT.shape[1], dtype=jnp.int32)[None])
+
+    def layer_step(x_BxTxD, layer):
+        x_BxTxD = x_BxTxD + attention_block(layer, x_BxTxD, rope, mask, config)
+        return x_BxTxD + mlp_block(layer, x_BxTxD, config), None
+
+    with jax.named_scope("policy"), full_precision(config):
+        rope = rope_angles(positions, config)
+        with jax.named_scope("embed"):
+            x_BxTxD = params["embed"][tokens_BxT].astype(dtype)
+        # Inside scan the loop itself keeps XLA from undoing the recomputation, so its costly barriers are not needed.
+        step = jax.checkpoint(layer_step, prevent_cse=False) if config.remat else layer_step
+        with jax.named_scope("layers"):
+            x_BxTxD, _ = jax.lax.scan(step, x_BxTxD, params["layers"])
+        with jax.named_scope("final_norm"):
+            return rms_norm(x_BxTxD, params["final_norm"], config.norm_eps)
+
+
+def output_head(params: Params, hidden: Array, config: ModelConfig) -> Array:
+    """Logits, float32 [..., V], of hidden states [..., D]."""
+    dtype = jnp.dtype(config.dtype)
+    with jax.named_scope("head"), full_precision(config):
+        if config.tie_embeddings:
+            return jnp.einsum("...d,vd->...v", hidden, params["embed"].astype(dtype), preferred_element_type=jnp.float32)
+        return jnp.einsum("...d,dv->...v", hidden, params["lm_head"].astype(dtype), preferred_element_type=jnp.float32)
+
+
+def forward(params: Params, tokens_BxT: Array, config: ModelConfig, segment_ids: Array | None = None,
+            positions: Array | None = None) -> Array:
+    """Logits, float32 [B, T, V]. For tests and small uses: training reads `logprobs.token_logprobs` instead."""
+    return output_head(params, hidden_states(params, tokens_BxT, config, segment_ids, positions), config)

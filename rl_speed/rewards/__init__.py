@@ -1,0 +1,32 @@
+"""Rewards: what a response was worth.
+
+    MathVerifier            math-verify in killable worker processes (host)
+    WorkerPool              the same workers for a scoring function of your own (host)
+    exact_match             token equality, jittable: for the in-loop driver
+    format_reward, language_reward, length_aware_reward    shaping
+
+Names load on first use: the workers import this package, and must stay free of JAX.
+"""
+
+import importlib
+
+_HOME = {
+    "MathVerifier": "math_verify",
+    "WorkerPool": "pool",
+    "exact_match": "exact",
+    "format_reward": "format",
+    "language_reward": "format",
+    "length_aware_reward": "format",
+}
+
+__all__ = list(_HOME)
+
+
+def __getattr__(name):
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+
+
+def __dir__():
+    return sorted([*globals(), *_HOME])

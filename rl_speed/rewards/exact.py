@@ -1,0 +1,55 @@
+"""Exact match of token sequences: a verifier that runs inside the compiled sampler."""
+
+import jax
+import jax.numpy as jnp
+
+
+def exact_match(
+    tokens: jax.Array,
+    lengths: jax.Array,
+    answers: jax.Array,
+    answer_lengths: jax.Array,
+    end_ids: tuple[int, ...],
+    delimiter: int | None = None,
+) -> jax.Array:
+    """1 where the response's tokens are the answer's, else 0.
+
+    Args:
+      tokens: i32[R, T], the responses, the end token included where one was generated.
+      lengths: i32[R], valid tokens of each row; what lies beyond is never looked at, so that the
+        padding token may equal an end token.
+      answers: i32[R, A], the expected tokens, without an end token.
+      answer_lengths: i32[R], valid tokens of each answer, at most A.
+      end_ids: static; the first of these ends the response. A response without one was truncated
+        and is wrong, whatever it says.
+      delimiter: static; when given, only what follows its last occurrence is compared, and a
+        response that lacks it is wrong.
+
+    Returns:
+      f32[R].
+
+    Raises:
+      ValueError: when end_ids is empty: no response could then be right.
+    """
+    if not end_ids:
+        raise ValueError("end_ids is empty; a response is complete only with an end token")
+    num_tokens, num_answer = tokens.shape[1], answers.shape[1]
+    position_T = jnp.arange(num_tokens)
+    is_end_RxT = jnp.isin(tokens, jnp.asarray(end_ids, tokens.dtype))
+    is_end_RxT &= position_T < lengths[:, None]
+    ended_R = is_end_RxT.any(axis=1)
+    end_R = jnp.argmax(is_end_RxT, axis=1)
+
+    start_R = jnp.zeros_like(end_R)
+    marked_R = jnp.ones_like(ended_R)
+    if delimiter is not None:
+        is_mark_RxT = (tokens == delimiter) & (position_T < end_R[:, None])
+        marked_R = is_mark_RxT.any(axis=1)
+        start_R = jnp.max(jnp.where(is_mark_RxT, position_T + 1, 0), axis=1)
+
+    position_A = jnp.arange(num_answer)
+    source_RxA = jnp.minimum(start_R[:, None] + position_A, num_tokens - 1)
+    same_RxA = jnp.take_along_axis(tokens, source_RxA, axis=1) == answers
+    same_R = jnp.all(same_RxA | (position_A >= answer_lengths[:, None]), axis=1)
+    right_length_R = end_R - start_R == answer_lengths
+    return (ended_R & marked_R & right_length_R & same_R).astype(jnp.float32)

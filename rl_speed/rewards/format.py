@@ -1,0 +1,130 @@
+"""Shaping rewards: the form, the language and the length of a response (methods.md, 2 and 4)."""
+
+import collections
+import functools
+import unicodedata
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+def format_reward(
+    responses: Sequence[str],
+    ended: Sequence[bool] | None = None,
+    *,
+    end_text: str | None = None,
+    think_open: str = "<think>",
+    think_close: str = "</think>",
+) -> np.ndarray:
+    """0.2 for each of five checks of a think-then-summarise response: f32[R] in [0, 1].
+
+    The checks: it starts with the opening tag; the closing tag is there; something stands between
+    the two; something follows the closing tag; it ends with the end-of-text token. White space is
+    nothing. Where a chat template has put the opening tag in the prompt, prepend it.
+
+    Args:
+      responses: texts.
+      ended: whether each response's last token was an end token, as the sampler knows it.
+      end_text: instead of `ended`, the end token as it reads in the texts ("<|endoftext|>").
+
+    Raises:
+      ValueError: unless exactly one of `ended` and `end_text` is given, or on different lengths.
+
+    Source: Bae et al., arXiv 2504.03380 (methods.md, section 2).
+    """
+    if (ended is None) == (end_text is None):
+        raise ValueError("give either ended (from the token ids) or end_text, and not both")
+    if ended is None:
+        ended = [text.rstrip().endswith(end_text) for text in responses]
+        responses = [text.rstrip().removesuffix(end_text) for text in responses]
+    if len(ended) != len(responses):
+        raise ValueError(f"{len(responses)} responses but {len(ended)} ended flags")
+
+    def checks(text, has_ended):
+        text = text.lstrip()
+        opened = text.startswith(think_open)
+        before, closed, summary = text.partition(think_close)
+        thought = before.removeprefix(think_open) if opened and closed else ""
+        return opened + bool(closed) + bool(thought.strip()) + bool(summary.strip()) + has_ended
+
+    passed = [checks(text, bool(flag)) for text, flag in zip(responses, ended)]
+    return np.asarray(passed, np.float32) / np.float32(5)
+
+
+def language_reward(responses: Sequence[str]) -> np.ndarray:
+    """The share of each response's characters that English mathematics is written in: f32[R].
+
+    These are ASCII letters, white space and symbols. "Symbols" is read as every character that is
+    a number, punctuation or symbol to Unicode: digits and formulas must not cost anything. Letters
+    of other alphabets count against the response; an empty response scores 0.
+
+    Source: Bae et al., arXiv 2504.03380 (methods.md, section 2).
+    """
+    shares = []
+    for text in responses:
+        # Counting first keeps Python out of the loop over characters.
+        counts = collections.Counter(text)
+        allowed = sum(n for character, n in counts.items() if _is_english(character))
+        shares.append(allowed / max(len(text), 1))
+    return np.asarray(shares, np.float32)
+
+
+@functools.lru_cache(maxsize=None)
+def _is_english(character):
+    if character.isspace() or (character.isascii() and character.isalpha()):
+        return True
+    return unicodedata.category(character)[0] in "NPS"
+
+
+def length_aware_reward(
+    rewards: jax.Array,
+    lengths: jax.Array,
+    group_ids: jax.Array,
+    num_groups: int,
+    *,
+    alpha: float = 0.01,
+    low: float = 0.5,
+    high: float = 1.0,
+    reference: str = "all",
+    literal: bool = False,
+) -> jax.Array:
+    """R = clip(r / (1 + exp(-alpha (l_ref - len))), low, high): shorter than the group is better.
+
+    Args:
+      rewards: f32[R], of the verifier.
+      lengths: i32[R], tokens of the response, its replayed prefix included. Never words.
+      group_ids: i32[R] in [0, num_groups), or -1 for padding rows, which get 0.
+      num_groups: static.
+      alpha: per token.
+      low, high: the bounds m and M.
+      reference: l_ref is the group's mean length over "all" or over "correct" (r > 0) responses.
+      literal: the formula as written, by which a wrong answer earns `low`. By default a reward
+        that is not positive stays what it is, as in the released code.
+
+    Returns:
+      f32[R].
+
+    Raises:
+      ValueError: on another `reference`.
+
+    Source: RPO, Yi et al. (methods.md, section 4).
+    """
+    if reference not in ("all", "correct"):
+        raise ValueError(f'reference must be "all" or "correct", got {reference!r}')
+    rewards = jnp.asarray(rewards, jnp.float32)
+    lengths = jnp.asarray(lengths, jnp.float32)
+    group_ids = jnp.asarray(group_ids)
+    valid = group_ids >= 0
+    counted = valid & (rewards > 0) if reference == "correct" else valid
+    # Padding rows go to a group of their own: a negative index would wrap around.
+    groups = jnp.where(valid, group_ids, num_groups)
+    weight = counted.astype(jnp.float32)
+    total_G = jax.ops.segment_sum(weight * lengths, groups, num_groups + 1)
+    count_G = jax.ops.segment_sum(weight, groups, num_groups + 1)
+    mean_R = (total_G / jnp.maximum(count_G, 1.0))[groups]
+    shaped = jnp.clip(rewards * jax.nn.sigmoid(alpha * (mean_R - lengths)), low, high)
+    if not literal:
+        shaped = jnp.where(rewards > 0, shaped, rewards)
+    return jnp.where(valid, shaped, 0.0)

@@ -1,0 +1,129 @@
+"""Mathematical equality of a response's answer and the gold answer, by the Math-Verify library.
+
+The library runs in the killable workers of `rl_speed.rewards.pool`, with its own time limits (which
+are signals, and work on the main thread only) switched off. Only the workers import it, through
+`rl_speed.rewards.grading`.
+"""
+
+import logging
+
+import numpy as np
+
+from rl_speed.rewards.pool import WorkerPool
+
+MODES = ("boxed", "free")
+
+_log = logging.getLogger(__name__)
+
+
+class MathVerifier:
+    r"""Scores responses against gold answers: 1 where they are equal as mathematics, else 0.
+
+    A context manager; `score` may be called from any thread. Workers start at the first call (or
+    at `start()`), stay warm between calls, and are restarted one by one when an item hangs,
+    crashes or exhausts memory, which costs that item alone.
+
+    Modes:
+      "boxed": the answer is the response's last \boxed{...} (neighbouring boxes, as in
+        \boxed{1} and \boxed{2}, count as one set). No box, or a box that a truncated response
+        leaves open, is wrong.
+      "free": the answer is searched for in the whole text as the library does: "final answer is",
+        a box, "answer:", then the last LaTeX or plain number. Generous: for evaluation of models
+        that were not told to box. A response without an answer then often gets its last number.
+
+    Gold answers may be plain ("42", "\frac{3}{7}", "(1, 2)"), in dollars, in a box, or a text that
+    contains one of these. A gold answer that cannot be parsed as mathematics can only be matched
+    word for word; it is logged once, and its items are counted as "gold_unparsable".
+
+    Attributes:
+      counts: Counter of items by cause over the verifier's life: those of `WorkerPool`, and
+        "no_answer" (nothing to compare in the response) and "gold_unparsable".
+      last_message: the latest detail seen for a cause.
+      unparsable_golds: the distinct gold answers that could not be parsed.
+
+    The library itself answers "not equal" to errors inside SymPy, running out of memory included,
+    so "exception" and "memory" count only what gets past it.
+    """
+
+    def __init__(
+        self,
+        workers: int,
+        timeout_s: float = 5.0,
+        mode: str = "boxed",
+        *,
+        float_rounding: int = 6,
+        strict: bool = True,
+        allow_set_relation: bool = False,
+        memory_limit_mb: int | None = 1024,
+        recycle_after: int | None = 5000,
+    ):
+        """Args:
+        workers: processes; one scores a few hundred short answers a second.
+        timeout_s: wall-clock seconds for one item, parsing included.
+        mode: "boxed" or "free", see above.
+        float_rounding: decimals to which decimal numbers are compared.
+        strict: variables keep their names: f(x) is not f(y), and a set is not a tuple.
+        allow_set_relation: an inequality may answer a set (1 < x < 2 for (1, 2)); off by default
+          because it also accepts the problem's own inequality, unsolved.
+        memory_limit_mb, recycle_after: as in `WorkerPool`; SymPy's caches grow with use.
+        """
+        if mode not in MODES:
+            raise ValueError(f"mode must be one of {MODES}, got {mode!r}")
+        self._options = (mode, float_rounding, strict, allow_set_relation)
+        self._pool = WorkerPool(
+            "rl_speed.rewards.grading:grade",
+            workers,
+            timeout_s,
+            memory_limit_mb=memory_limit_mb,
+            recycle_after=recycle_after,
+        )
+        self.unparsable_golds: set[str] = set()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        self.close()
+
+    @property
+    def counts(self):
+        return self._pool.counts
+
+    @property
+    def last_message(self):
+        return self._pool.last_message
+
+    def start(self):
+        """Starts all workers and returns at once."""
+        self._pool.start()
+
+    def close(self):
+        """Ends the workers."""
+        self._pool.close()
+
+    def score(self, responses: list[str], golds: list[str]) -> np.ndarray:
+        """Returns the rewards, 0 or 1, in order: f32[R].
+
+        Raises ValueError on lists of different length, TypeError on anything but strings, and
+        RuntimeError when workers cannot be started (math-verify is not installed, for example).
+        """
+        return self.score_detailed(responses, golds)[0]
+
+    def score_detailed(
+        self, responses: list[str], golds: list[str]
+    ) -> tuple[np.ndarray, list[str]]:
+        """As `score`, with the cause each item is counted under: (f32[R], list of R strings)."""
+        if len(responses) != len(golds):
+            raise ValueError(f"{len(responses)} responses but {len(golds)} gold answers")
+        for name, texts in (("responses", responses), ("golds", golds)):
+            for i, text in enumerate(texts):
+                if not isinstance(text, str):
+                    raise TypeError(f"{name}[{i}] is {text!r}, not a string")
+        values, causes = self._pool.score_detailed(
+            [(response, gold, *self._options) for response, gold in zip(responses, golds)]
+        )
+        unparsable = {gold for gold, cause in zip(golds, causes) if cause == "gold_unparsable"}
+        for gold in sorted(unparsable - self.unparsable_golds):
+            _log.warning("gold answer %r cannot be parsed; only the same text matches it", gold)
+        self.unparsable_golds |= unparsable
+        return values, causes

@@ -1,0 +1,16 @@
+"""Sampling rules, the compiled sampler, and the tables it takes. Imports nothing beyond jax, flax.struct and numpy."""
+
+from rl_speed.sampling.lockstep import sample_lockstep
+from rl_speed.sampling.rules import Dynamic, Rule, Speed, Uniform, compiled_decide
+from rl_speed.sampling.sampler import sample
+from rl_speed.sampling.sharded import sample_sharded
+from rl_speed.sampling.tables import build_contexts, build_requests
+from rl_speed.sampling.types import (ACCEPTED, CLOSED, COMPLETE, OPEN, REJECTED, SCREENING, Contexts, Counts, Decision,
+                                     Decoder, Requests, RuleState, Samples, SamplerConfig)
+
+__all__ = [
+    "ACCEPTED", "CLOSED", "COMPLETE", "OPEN", "REJECTED", "SCREENING", "Contexts", "Counts", "Decision", "Decoder",
+    "Dynamic", "Requests", "Rule", "RuleState", "Samples", "SamplerConfig", "Speed", "Uniform", "build_contexts",
+    "build_requests", "compiled_decide", "sample", "sample_lockstep",
+    "sample_sharded",
+]

@@ -1,0 +1,191 @@
+"""Sampling rules: how many samples a prompt deserves, and when to stop.
+
+A rule is a frozen dataclass of numbers with two pure methods, so that the same rule runs inside the compiled sampler and
+between its calls:
+
+    init(num_prompts, budgets=None) -> RuleState
+    decide(counts, state) -> (Decision, state)
+
+A rule is asked about a prompt only when everything launched for it is done; what it answers about prompts with samples
+still running is not looked at. How many prompts are in flight, in which order groups are accepted, and when to stop are
+the driver's business. `max_samples` bounds what one prompt can receive; `first_samples` is what an unseen prompt gets.
+"""
+
+import dataclasses
+import functools
+import math
+from fractions import Fraction
+from typing import Protocol
+
+import jax
+import jax.numpy as jnp
+
+from rl_speed.sampling.types import (ACCEPTED, CLOSED, COMPLETE, OPEN, REJECTED, SCREENING, Array, Counts, Decision,
+                                     RuleState)
+
+
+class Rule(Protocol):
+    """What drivers need of a rule."""
+
+    @property
+    def max_samples(self) -> int: ...
+    @property
+    def first_samples(self) -> int: ...
+    def init(self, num_prompts: int, budgets: Array | None = None) -> RuleState: ...
+    def decide(self, counts: Counts, state: RuleState) -> tuple[Decision, RuleState]: ...
+
+
+def init_state(num_prompts: int, budget: Array | int) -> RuleState:
+    """Every prompt in its screening phase, no rounds, the given budget."""
+    zeros = jnp.zeros((num_prompts,), jnp.int32)
+    return RuleState(phase=zeros, round=zeros, budget=jnp.broadcast_to(jnp.asarray(budget, jnp.int32), (num_prompts,)))
+
+
+def _exact(rate: float) -> Fraction:
+    # 0.3 means three tenths, not the double nearest to it: 3 of 10 is then not "above 0.3".
+    return Fraction(repr(float(rate)))
+
+
+def count_bounds(low: float, high: float, n: int, inclusive: bool = False) -> tuple[int, int]:
+    """The counts k of n (a range, both ends in) whose rate k/n lies between `low` and `high`; empty if first > last.
+
+    Integers, so that no rounding of k/n decides at a threshold. Strict on both sides unless `inclusive`.
+    """
+    if math.isinf(low):
+        first = 0 if low < 0 else n + 1
+    else:
+        edge = _exact(low) * n
+        first = math.ceil(edge) if inclusive else math.floor(edge) + 1
+    if math.isinf(high):
+        last = n if high > 0 else -1
+    else:
+        edge = _exact(high) * n
+        last = math.floor(edge) if inclusive else math.ceil(edge) - 1
+    return max(first, 0), min(last, n)
+
+
+def _close(want: Array, status: Array, state: RuleState) -> tuple[Decision, RuleState]:
+    phase = jnp.where(status == OPEN, state.phase, CLOSED)
+    return Decision(want=want.astype(jnp.int32), status=status.astype(jnp.int32)), state.replace(phase=phase)
+
+
+def _positive_int(rule: object, *names: str) -> None:
+    for name in names:
+        value = getattr(rule, name)
+        if not isinstance(value, int) or value < 1:
+            raise ValueError(f"{type(rule).__name__}.{name} must be an integer of at least 1, got {value!r}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Uniform:
+    """Every prompt gets `n` samples (RLOO, GRPO, REINFORCE as published)."""
+
+    n: int
+
+    def __post_init__(self):
+        _positive_int(self, "n")
+
+    @property
+    def max_samples(self) -> int:
+        return self.n
+
+    @property
+    def first_samples(self) -> int:
+        return self.n
+
+    def init(self, num_prompts: int, budgets: Array | None = None) -> RuleState:
+        return init_state(num_prompts, self.n)
+
+    def decide(self, counts: Counts, state: RuleState) -> tuple[Decision, RuleState]:
+        status = jnp.where(counts.done >= self.n, COMPLETE, OPEN)
+        return _close(jnp.full_like(counts.done, self.n), status, state)
+
+
+@dataclasses.dataclass(frozen=True)
+class Dynamic:
+    """DAPO's dynamic sampling: `n` samples, and a group whose answers are all right or all wrong is dropped.
+
+    Source: DAPO (arXiv 2503.14476), equation 11; methods.md section 5.
+    """
+
+    n: int
+
+    def __post_init__(self):
+        _positive_int(self, "n")
+
+    @property
+    def max_samples(self) -> int:
+        return self.n
+
+    @property
+    def first_samples(self) -> int:
+        return self.n
+
+    def init(self, num_prompts: int, budgets: Array | None = None) -> RuleState:
+        return init_state(num_prompts, self.n)
+
+    def decide(self, counts: Counts, state: RuleState) -> tuple[Decision, RuleState]:
+        informative = (counts.positive > 0) & (counts.positive < counts.done)
+        status = jnp.where(counts.done < self.n, OPEN, jnp.where(informative, COMPLETE, REJECTED))
+        return _close(jnp.full_like(counts.done, self.n), status, state)
+
+
+@dataclasses.dataclass(frozen=True)
+class Speed:
+    """SPEED: screen with `n_init` samples, continue with `n_cont` more where low < pass rate < high, strictly.
+
+    The verdict uses the screening samples alone and is frozen in the state's phase: what the continuation brings does not
+    reopen it, and n_init == n_cont is no special case. `n_cont=0, low=-inf, high=inf` is `Uniform(n_init)`.
+    Source: SPEED-RL (arXiv 2506.09016), Algorithm 1.
+    """
+
+    n_init: int
+    n_cont: int
+    low: float = 0.0
+    high: float = 1.0
+
+    def __post_init__(self):
+        _positive_int(self, "n_init")
+        if not isinstance(self.n_cont, int) or self.n_cont < 0:
+            raise ValueError(f"Speed.n_cont must be an integer of at least 0, got {self.n_cont!r}")
+        first, last = self.accepted_counts
+        if first > last:
+            raise ValueError(
+                f"Speed(n_init={self.n_init}, low={self.low}, high={self.high}) can accept no prompt: no count k of "
+                f"{self.n_init} has {self.low} < k/{self.n_init} < {self.high}. Raise n_init (at least 2 with strict "
+                "thresholds 0 and 1) or widen the thresholds."
+            )
+
+    @property
+    def accepted_counts(self) -> tuple[int, int]:
+        """Smallest and largest number of correct screening samples that qualify."""
+        return count_bounds(self.low, self.high, self.n_init)
+
+    @property
+    def max_samples(self) -> int:
+        return self.n_init + self.n_cont
+
+    @property
+    def first_samples(self) -> int:
+        return self.n_init
+
+    def init(self, num_prompts: int, budgets: Array | None = None) -> RuleState:
+        return init_state(num_prompts, self.max_samples)
+
+    def decide(self, counts: Counts, state: RuleState) -> tuple[Decision, RuleState]:
+        first, last = self.accepted_counts
+        screened = (state.phase == SCREENING) & (counts.done >= self.n_init)
+        qualifies = (counts.positive >= first) & (counts.positive <= last)
+        phase = jnp.where(screened & qualifies, ACCEPTED, state.phase)
+        accepted = phase == ACCEPTED
+        rejected = screened & ~qualifies
+        status = jnp.where(rejected, REJECTED,
+                           jnp.where(accepted & (counts.done >= self.max_samples), COMPLETE, OPEN))
+        want = jnp.where(accepted, self.max_samples, self.n_init)
+        return _close(want, status, state.replace(phase=phase))
+
+
+@functools.lru_cache(maxsize=64)
+def compiled_decide(rule: Rule):
+    """`rule.decide` under jit, one compiled function per rule, for drivers that live on the host."""
+    return jax.jit(rule.decide)

@@ -1,0 +1,180 @@
+"""The compiled sampler: contexts prefilled once, requests served by slots that refill inside the decode loop.
+
+One `lax.while_loop`. Each iteration decodes one token in every slot, writes it to the row of the slot's request, and hands
+each slot whose request ended the next request of the table. So the batch never waits for its longest member, and neither
+the number of requests nor the number of contexts in use is a compile-time constant.
+
+A request starts by feeding the *last* token of its context again (one position before the end of what it attends to),
+so that samples which cut one cached response at different places need nothing but their context's KV.
+"""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from rl_speed.sampling.logits import draw, request_keys, uniforms
+from rl_speed.sampling.types import Array, Contexts, Decoder, Requests, Samples, SamplerConfig
+
+
+class Slots(NamedTuple):
+    """What each slot is doing: i32[S] each. `request` is R (the table's capacity) for an idle slot."""
+
+    request: Array
+    token: Array  # fed next
+    suffix_length: Array  # fed so far, which is also the index of the token drawn next
+
+
+class Output(NamedTuple):
+    """Rows of the result, as in `Samples`."""
+
+    tokens: Array
+    lengths: Array
+    logprobs: Array
+    kept_logmass: Array
+    truncated: Array
+    start_step: Array
+
+
+def prefill_pool(decoder: Decoder, params, contexts: Contexts, chunk: int):
+    """KV of the contexts in use. With chunk > 0, ceil(count / chunk) pieces are computed and the rest stays zero."""
+    capacity, length = contexts.tokens.shape
+    if chunk == 0 or chunk >= capacity:
+        return decoder.prefill(params, contexts.tokens, contexts.lengths)[0]
+    pieces = -(-capacity // chunk)
+    pad = pieces * chunk - capacity
+    tokens = jnp.pad(contexts.tokens, ((0, pad), (0, 0)))
+    lengths = jnp.pad(contexts.lengths, (0, pad), constant_values=1)
+
+    def piece(i):
+        take = lambda x: jax.lax.dynamic_slice_in_dim(x, i * chunk, chunk)
+        return decoder.prefill(params, take(tokens), take(lengths))[0]
+
+    pool = jax.tree.map(lambda x: jnp.zeros((pieces * chunk, *x.shape[1:]), x.dtype), jax.eval_shape(piece, 0))
+
+    def body(state):
+        i, pool = state
+        put = lambda old, new: jax.lax.dynamic_update_slice_in_dim(old, new, i * chunk, 0)
+        return i + 1, jax.tree.map(put, pool, piece(i))
+
+    return jax.lax.while_loop(lambda s: s[0] * chunk < contexts.count, body, (jnp.int32(0), pool))[1]
+
+
+def empty_output(capacity: int, max_new: int) -> Output:
+    """Rows before anything is drawn."""
+    shape = (capacity, max_new)
+    zeros = jnp.zeros((capacity,), jnp.int32)
+    return Output(tokens=jnp.zeros(shape, jnp.int32), lengths=zeros, logprobs=jnp.zeros(shape, jnp.float32),
+                  kept_logmass=jnp.zeros(shape, jnp.float32), truncated=jnp.zeros((capacity,), bool), start_step=zeros)
+
+
+def idle_slots(slots: int, capacity: int) -> Slots:
+    """No slot has a request."""
+    zeros = jnp.zeros((slots,), jnp.int32)
+    return Slots(request=jnp.full((slots,), capacity, jnp.int32), token=zeros, suffix_length=zeros)
+
+
+def refill(slots: Slots, queue_next: Array, requests: Requests, first_token_R: Array) -> tuple[Slots, Array, Array]:
+    """Give idle slots the next requests of the table, in table order. Returns (slots, queue_next, taken bool[S])."""
+    capacity = requests.context.shape[0]
+    idle = slots.request == capacity
+    candidate = queue_next + jnp.cumsum(idle, dtype=jnp.int32) - 1
+    taken = idle & (candidate < requests.count)
+    row = jnp.minimum(candidate, capacity - 1)
+    return Slots(request=jnp.where(taken, candidate, slots.request),
+                 token=jnp.where(taken, first_token_R[row], slots.token),
+                 suffix_length=jnp.where(taken, 0, slots.suffix_length)), queue_next + jnp.sum(taken, dtype=jnp.int32), taken
+
+
+def decode_one(decoder: Decoder, params, context_kv, cache, slots: Slots, output: Output, requests: Requests,
+               keys_R: Array, config: SamplerConfig):
+    """One token in every busy slot, written to its request's row; slots whose request ended become idle.
+
+    Returns (slots, cache, output).
+    """
+    capacity = requests.context.shape[0]
+    active = slots.request < capacity
+    row = jnp.minimum(slots.request, capacity - 1)
+    logits, cache = decoder.decode(params, context_kv, cache, slots.token, requests.context[row],
+                                   requests.context_length[row] - 1, slots.suffix_length, active)
+    with jax.named_scope("draw"):
+        u = uniforms(keys_R[row], slots.suffix_length)
+        token, logprob, kept = draw(logits, u, config)
+    is_end = jnp.zeros_like(active)
+    for end in config.end_tokens:
+        is_end |= token == end
+    length = slots.suffix_length + 1
+    ended = active & (is_end | (length >= requests.max_new[row]))
+    # Idle slots point at row `capacity`, which "drop" ignores. No two slots hold the same request.
+    put = lambda x, at, value: x.at[at].set(value, mode="drop")
+    cell = (slots.request, slots.suffix_length)
+    output = output._replace(tokens=put(output.tokens, cell, token), logprobs=put(output.logprobs, cell, logprob),
+                             lengths=put(output.lengths, slots.request, length),
+                             truncated=put(output.truncated, slots.request, ended & ~is_end))
+    if config.truncates:
+        output = output._replace(kept_logmass=put(output.kept_logmass, cell, kept))
+    slots = Slots(request=jnp.where(ended, capacity, slots.request), token=token, suffix_length=length)
+    return slots, cache, output
+
+
+def check_shapes(contexts: Contexts, requests: Requests) -> None:
+    """Raise ValueError, naming the field, where the tables' shapes disagree."""
+    if contexts.tokens.ndim != 2 or contexts.lengths.shape != contexts.tokens.shape[:1]:
+        raise ValueError(f"Contexts.tokens must be [C, L] and lengths [C], got {contexts.tokens.shape} and "
+                         f"{contexts.lengths.shape}")
+    capacity = requests.context.shape
+    for name in ("context_length", "visit", "sample_index", "max_new"):
+        if getattr(requests, name).shape != capacity or len(capacity) != 1:
+            raise ValueError(f"Requests.{name} must have the shape of Requests.context, {capacity}, got "
+                             f"{getattr(requests, name).shape}")
+
+
+@functools.partial(jax.jit, static_argnames=("decoder", "config"))
+def sample(decoder: Decoder, params, contexts: Contexts, requests: Requests, key: Array,
+           config: SamplerConfig) -> Samples:
+    """Draw every request of the table.
+
+    Compiles once per (decoder, config, capacities); how many contexts and requests are in use may change freely. For fixed
+    slots the tokens of a request depend on (key, visit, sample_index), its context and the weights alone, bit for bit: not
+    on its place in the table, nor on what else is drawn. Requests are taken in table order.
+
+    Args:
+      decoder: the policy (static). params: its weights, as its functions take them before `prepare`.
+      contexts: what to start from. requests: what to draw; every `max_new` must be at most `config.max_new`, every
+        `context_length` between 1 and its context's length (`tables.build_requests` checks).
+      key: a typed PRNG key: the run's, never a step's.
+      config: static settings.
+
+    Returns:
+      Samples, row r for request r.
+    """
+    check_shapes(contexts, requests)
+    capacity = requests.context.shape[0]
+    params = decoder.prepare(params)
+    with jax.named_scope("prefill"):
+        context_kv = prefill_pool(decoder, params, contexts, config.prefill_chunk)
+    keys_R = request_keys(key, requests.visit, requests.sample_index)
+    first_token_R = contexts.tokens[requests.context, jnp.maximum(requests.context_length - 1, 0)]
+    slots, queue_next, _ = refill(idle_slots(config.slots, capacity), jnp.int32(0), requests, first_token_R)
+    zero = jnp.int32(0)
+
+    def cond(state):
+        return jnp.any(state[0].request < capacity)
+
+    def body(state):
+        slots, queue_next, cache, output, (steps, slot_steps, queue_steps, queue_slot_steps) = state
+        busy = jnp.sum(slots.request < capacity, dtype=jnp.int32)
+        waiting = queue_next < requests.count
+        slots, cache, output = decode_one(decoder, params, context_kv, cache, slots, output, requests, keys_R, config)
+        slots, queue_next, taken = refill(slots, queue_next, requests, first_token_R)
+        start = output.start_step.at[jnp.where(taken, slots.request, capacity)].set(steps + 1, mode="drop")
+        stats = (steps + 1, slot_steps + busy, queue_steps + waiting, queue_slot_steps + busy * waiting)
+        return slots, queue_next, cache, output._replace(start_step=start), stats
+
+    with jax.named_scope("decode_loop"):
+        state = (slots, queue_next, decoder.init_cache(config.slots, config.max_new),
+                 empty_output(capacity, config.max_new), (zero, zero, zero, zero))
+        *_, output, stats = jax.lax.while_loop(cond, body, state)
+    return Samples(**output._asdict(), decode_steps=stats[0], slot_steps=stats[1], queue_steps=stats[2],
+                   queue_slot_steps=stats[3])

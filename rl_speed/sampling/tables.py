@@ -1,0 +1,58 @@
+"""Host-side construction of the sampler's tables from ragged lists, with checks that name the offending row."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from rl_speed.sampling.types import Contexts, Requests
+
+
+def build_contexts(tokens: Sequence[np.ndarray], capacity: int, length: int) -> Contexts:
+    """Pad ragged token ids to i32[capacity, length].
+
+    Raises ValueError naming the context that is empty or too long, or when there are more than `capacity`.
+    """
+    if len(tokens) > capacity:
+        raise ValueError(f"{len(tokens)} contexts exceed the pool's capacity of {capacity}")
+    table = np.zeros((capacity, length), np.int32)
+    lengths = np.ones((capacity,), np.int32)
+    for row, ids in enumerate(tokens):
+        if not 1 <= len(ids) <= length:
+            raise ValueError(f"context {row} has {len(ids)} tokens; it must have between 1 and {length}")
+        table[row, :len(ids)] = ids
+        lengths[row] = len(ids)
+    return Contexts(tokens=table, lengths=lengths, count=np.int32(len(tokens)))
+
+
+def build_requests(context: Sequence[int], visit: Sequence[int], sample_index: Sequence[int], contexts: Contexts,
+                   capacity: int, max_new: int | Sequence[int], context_length: Sequence[int] | None = None) -> Requests:
+    """Pad a request table to `capacity` rows. By default a request starts from the whole of its context.
+
+    Raises ValueError naming the row whose context, context_length or max_new is out of range, or when there are more rows
+    than `capacity`.
+    """
+    count = len(context)
+    if count > capacity:
+        raise ValueError(f"{count} requests exceed the table's capacity of {capacity}")
+    columns = {"context": np.asarray(context, np.int64).reshape(count)}
+    index = columns["context"]
+    bad = np.flatnonzero((index < 0) | (index >= int(contexts.count)))
+    if bad.size:
+        raise ValueError(f"request {bad[0]} names context {index[bad[0]]}, but {int(contexts.count)} are in use")
+    whole = np.asarray(contexts.lengths)[index]
+    start = whole if context_length is None else np.asarray(context_length, np.int64).reshape(count)
+    bad = np.flatnonzero((start < 1) | (start > whole))
+    if bad.size:
+        raise ValueError(f"request {bad[0]} starts from {start[bad[0]]} tokens of a context of {whole[bad[0]]}")
+    limit = np.broadcast_to(np.asarray(max_new, np.int64), (count,))
+    bad = np.flatnonzero(limit < 1)
+    if bad.size:
+        raise ValueError(f"request {bad[0]} has max_new={limit[bad[0]]}; it must be at least 1")
+    columns |= {"context_length": start, "visit": np.asarray(visit, np.int64).reshape(count),
+                "sample_index": np.asarray(sample_index, np.int64).reshape(count), "max_new": limit}
+    padded = {}
+    for name, values in columns.items():
+        column = np.full((capacity,), 1 if name in ("context_length", "max_new") else 0, np.int32)
+        column[:count] = values
+        padded[name] = column
+    return Requests(**padded, count=np.int32(count))

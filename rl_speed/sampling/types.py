@@ -1,0 +1,186 @@
+"""The sampler's data: the policy as pure functions, contexts, requests, samples, counts, decisions.
+
+Shape letters: C contexts, L context tokens, R requests, T new tokens, S slots, P prompts, V vocabulary.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from flax import struct
+
+Array = jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Decoder:
+    """A policy as the sampler sees it: pure functions, hashable, so that it is a static argument of jit.
+
+    Attributes:
+      prefill: (params, tokens i32[C, L], lengths i32[C]) -> (context_kv, last_hidden [C, D], last_logits f32[C, V]).
+        Every leaf of `context_kv` has contexts on axis 0.
+      init_cache: (slots, max_new) -> cache. Every leaf has slots on axis 0. Called inside jit.
+      decode: (params, context_kv, cache, token i32[S], context_index i32[S], context_length i32[S],
+        suffix_length i32[S], active bool[S]) -> (logits f32[S, V], cache). Row s feeds `token[s]`, which sits at
+        position `context_length[s] + suffix_length[s]` and attends to the first `context_length[s]` tokens of its
+        context, to the `suffix_length[s]` tokens its row has fed before, and to itself. A fresh request starts at
+        `suffix_length == 0` in a cache that still holds the row's last tenant, which must be masked. Rows that are not
+        active may return anything finite. A row's result must not depend on the other rows.
+      prepare: params -> whatever the three functions take as `params`; run once per call (cast, unstacked copies).
+    """
+
+    prefill: Callable[..., Any]
+    init_cache: Callable[..., Any]
+    decode: Callable[..., Any]
+    prepare: Callable[..., Any] = lambda params: params
+
+
+@dataclasses.dataclass(frozen=True)
+class SamplerConfig:
+    """Static settings of the sampler.
+
+    Attributes:
+      slots: rows that decode together.
+      max_new: capacity of a response in tokens, the end token included.
+      temperature: softmax temperature; 0 is greedy (log-probs are then those of temperature 1).
+      top_k: keep the k likeliest tokens; 0 keeps all.
+      top_p: keep the smallest set of tokens whose mass reaches top_p; 1 keeps all.
+      end_tokens: ids that end a response; the end token is part of it.
+      prefill_chunk: contexts prefilled together; 0 prefills the pool in one piece. With chunks, contexts beyond the
+        number in use cost nothing.
+    """
+
+    slots: int
+    max_new: int
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    end_tokens: tuple[int, ...] = ()
+    prefill_chunk: int = 0
+
+    def __post_init__(self):
+        object.__setattr__(self, "end_tokens", tuple(int(t) for t in self.end_tokens))
+        for name, ok, want in (
+            ("slots", self.slots >= 1, "at least 1"),
+            ("max_new", self.max_new >= 1, "at least 1"),
+            ("temperature", self.temperature >= 0, "0 (greedy) or more"),
+            ("top_k", self.top_k >= 0, "0 (off) or more"),
+            ("top_p", 0 < self.top_p <= 1, "in (0, 1]"),
+            ("prefill_chunk", self.prefill_chunk >= 0, "0 (one piece) or more"),
+        ):
+            if not ok:
+                raise ValueError(f"sampler.{name} must be {want}, got {getattr(self, name)!r}")
+
+    @property
+    def truncates(self) -> bool:
+        """Whether top-k or top-p removes tokens, so that samples do not follow the full distribution."""
+        return self.top_k > 0 or self.top_p < 1
+
+
+@struct.dataclass
+class Contexts:
+    """What samples start from: prompts, or prompts followed by part of a cached response.
+
+    Attributes:
+      tokens: i32[C, L], right-padded (pad ids are never looked at).
+      lengths: i32[C], tokens in use.
+      count: i32[], contexts in use; those at `count` and beyond are not prefilled (in whole chunks).
+    """
+
+    tokens: Array
+    lengths: Array
+    count: Array
+
+
+@struct.dataclass
+class Requests:
+    """A table of samples to draw, of static capacity R and dynamic length `count`, served in table order.
+
+    Attributes:
+      context: i32[R], row of `Contexts`.
+      context_length: i32[R], how many of its tokens this sample starts from (at least 1): samples that cut one cached
+        response at different places share its prefill.
+      visit: i32[R], serial number of the prompt's departure from the stream.
+      sample_index: i32[R], which sample of that visit; (visit, sample_index) determines the randomness.
+      max_new: i32[R], token limit of this sample, at most `SamplerConfig.max_new`.
+      count: i32[], rows in use.
+    """
+
+    context: Array
+    context_length: Array
+    visit: Array
+    sample_index: Array
+    max_new: Array
+    count: Array
+
+
+@struct.dataclass
+class Samples:
+    """What `sample` returns, row r for request r; rows beyond `Requests.count` are zero.
+
+    Attributes:
+      tokens: i32[R, T], new tokens, the end token included, zero after it.
+      lengths: i32[R], new tokens.
+      logprobs: f32[R, T], log-probability under the full tempered distribution, zero beyond the length.
+      kept_logmass: f32[R, T], log of the probability mass that top-k/top-p kept (0 without them).
+      truncated: bool[R], ended by its limit, not by an end token.
+      start_step: i32[R], iteration of the decode loop at which a slot took the request; with `lengths`, the schedule.
+      decode_steps: i32[], iterations of the decode loop.
+      slot_steps: i32[], rows that decoded, summed over iterations.
+      queue_steps: i32[], iterations that began with requests waiting for a slot.
+      queue_slot_steps: i32[], rows that decoded, summed over those iterations.
+    """
+
+    tokens: Array
+    lengths: Array
+    logprobs: Array
+    kept_logmass: Array
+    truncated: Array
+    start_step: Array
+    decode_steps: Array
+    slot_steps: Array
+    queue_steps: Array
+    queue_slot_steps: Array
+
+
+@struct.dataclass
+class Counts:
+    """What is known of each prompt's samples: i32[P] each.
+
+    Attributes:
+      launched: samples started. done: samples finished and scored. positive: of those, correct ones.
+    """
+
+    launched: Array
+    done: Array
+    positive: Array
+
+
+# Values of Decision.status.
+OPEN, COMPLETE, REJECTED = 0, 1, 2
+# Values of RuleState.phase. A prompt that was accepted keeps its verdict whatever its later samples say.
+SCREENING, ACCEPTED, CLOSED = 0, 1, 2
+
+
+@struct.dataclass
+class Decision:
+    """A rule's answer: `want` i32[P], samples to have launched in all; `status` i32[P], OPEN, COMPLETE or REJECTED."""
+
+    want: Array
+    status: Array
+
+
+@struct.dataclass
+class RuleState:
+    """What a rule remembers of each prompt: i32[P] each.
+
+    Attributes:
+      phase: SCREENING, ACCEPTED (continuing) or CLOSED.
+      round: rounds of sampling asked for so far.
+      budget: samples this prompt may have in all.
+    """
+
+    phase: Array
+    round: Array
+    budget: Array

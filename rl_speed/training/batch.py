@@ -1,0 +1,72 @@
+"""From groups to the arrays of one training batch."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from flax import struct
+
+from rl_speed.memory.group import Group
+
+
+@struct.dataclass
+class Batch:
+    """R samples as whole rows: prompt, then response, padded on the right. Padding rows have group_ids -1 and no mask.
+
+    Column t of the [R, W - 1] arrays belongs to the token at t + 1, which is predicted at t.
+
+    Attributes:
+      tokens: i32[R, W].
+      mask: bool[R, W - 1], True where the predicted token is one of the response's.
+      behaviour_logprobs: f32[R, W - 1], by the policy that sampled, 0 elsewhere.
+      rewards: f32[R]. group_ids: i32[R].
+    """
+
+    tokens: np.ndarray
+    mask: np.ndarray
+    behaviour_logprobs: np.ndarray
+    rewards: np.ndarray
+    group_ids: np.ndarray
+
+
+def build_batch(groups: Sequence[Group], rows: int, width: int, multiple: int = 0) -> Batch:
+    """Lay the groups' samples out as `rows` rows of at most `width` tokens.
+
+    Args:
+      groups: at most `rows` samples in all; the rest of the rows is padding.
+      width: longest row there can be, in tokens.
+      multiple: if positive, rows are cut to the smallest multiple of it that holds the longest (a few shapes, hence a few
+        compilations, instead of always paying for the longest).
+
+    Raises:
+      ValueError: too many samples, or a row longer than `width`.
+    """
+    count = sum(len(g) for g in groups)
+    if count > rows:
+        raise ValueError(f"{count} samples do not fit into a batch of {rows} rows")
+    longest = max((len(g.prompt.tokens) + int(g.lengths.max()) for g in groups if len(g)), default=2)
+    if longest > width:
+        raise ValueError(f"a row has {longest} tokens; the batch holds {width}")
+    if multiple:
+        width = min(width, -(-longest // multiple) * multiple)
+    tokens = np.zeros((rows, width), np.int32)
+    mask = np.zeros((rows, width - 1), bool)
+    behaviour = np.zeros((rows, width - 1), np.float32)
+    rewards = np.zeros((rows,), np.float32)
+    group_ids = np.full((rows,), -1, np.int32)
+    first = 0
+    for index, group in enumerate(groups):
+        start, block = len(group.prompt.tokens), slice(first, first + len(group))
+        room = min(group.tokens.shape[1], width - start)
+        valid = np.arange(room) < group.lengths[:, None]
+        tokens[block, :start] = group.prompt.tokens
+        tokens[block, start:start + room] = np.where(valid, group.tokens[:, :room], 0)
+        mask[block, start - 1:start - 1 + room] = valid
+        behaviour[block, start - 1:start - 1 + room] = np.where(valid, group.logprobs[:, :room], 0.0)
+        rewards[block], group_ids[block] = group.rewards, index
+        first = block.stop
+    return Batch(tokens=tokens, mask=mask, behaviour_logprobs=behaviour, rewards=rewards, group_ids=group_ids)
+
+
+def split_groups(groups: Sequence[Group], parts: int) -> list[list[int]]:
+    """Indices of groups per mini-batch, in turn, so that no part is empty before another has two more."""
+    return [list(range(part, len(groups), parts)) for part in range(parts)]

@@ -1,0 +1,247 @@
+"""The host driver: runs a sampling rule between generation calls, with pre-fetch and a buffer (SPEED, Algorithm 2).
+
+One call holds the next samples of every prompt in flight (continuations, tagged by the rule's phase, never inferred from
+counts) and the first samples of prompts that are new. After scoring, the rule is asked about each prompt whose samples are
+all done: it stays in flight, is rejected (counted), or is complete and its group waits in the buffer. A training step
+takes `groups` of them. Nothing is dropped silently: what leaves the stream ends trained, rejected, expired, or is held.
+"""
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from rl_speed.config import Driver as DriverConfig
+from rl_speed.data.prompts import Prompt, PromptStream
+from rl_speed.memory.buffer import SamplingBuffer
+from rl_speed.memory.group import Group, pack, unpack
+from rl_speed.sampling import ACCEPTED, COMPLETE, REJECTED, SCREENING, Counts, Rule, RuleState, compiled_decide
+from rl_speed.training.generate import Drawn, GenerationStats, Generator, Work
+
+# (prompts, one per sample; samples) -> (rewards f32[n], correct bool[n])
+Scorer = Callable[[Sequence[Prompt], Drawn], tuple[np.ndarray, np.ndarray]]
+
+
+@dataclasses.dataclass
+class Flight:
+    """A prompt whose samples are not all in: what it has, what the rule remembers of it, how many it should get."""
+
+    prompt: Prompt
+    group: Group | None
+    phase: int
+    round: int
+    budget: int
+    want: int
+
+    @property
+    def launched(self) -> int:
+        return 0 if self.group is None else len(self.group)
+
+
+@dataclasses.dataclass
+class Tally:
+    """Prompts by fate, since the run began. `screened = rejected + completed + in flight`, always."""
+
+    screened: int = 0
+    rejected: int = 0
+    completed: int = 0
+    solved: int = 0  # rejected with every sample right
+    failed: int = 0  # rejected with every sample wrong
+    rejected_tokens: int = 0
+
+
+@dataclasses.dataclass
+class StepReport:
+    """What one `next_groups` did."""
+
+    generation: GenerationStats
+    generate_s: float
+    score_s: float
+    screened: int
+    accepted: int
+    rejected: int
+    short: int  # groups missing because max_calls was reached
+
+
+class HostDriver:
+    """See the module's docstring.
+
+    Args:
+      rule: the sampling rule. stream: prompts. generator: the sampler, with capacities `capacities(rule, config)`.
+      score: the verifier. buffer: complete groups wait here. config: how many to screen, pre-fetch, limits.
+    """
+
+    def __init__(self, rule: Rule, stream: PromptStream, generator: Generator, score: Scorer, buffer: SamplingBuffer,
+                 config: DriverConfig):
+        self.rule, self.stream, self.buffer, self.config = rule, stream, buffer, config
+        self._generate, self._score, self._decide = generator, score, compiled_decide(rule)
+        self._capacity = capacities(rule, config)[0]
+        self._flights: list[Flight] = []
+        self.tally = Tally()
+        # Acceptance so far, exponentially forgotten; one accepted and one refused prompt to start with.
+        self._accepted, self._decided = 1.0, 2.0
+
+    @property
+    def acceptance(self) -> float:
+        """Estimated share of screened prompts that the rule accepts."""
+        return self._accepted / self._decided
+
+    def next_groups(self, params: Any, version: int) -> tuple[list[Group], StepReport]:
+        """Generate until `groups` complete groups are held, and take them.
+
+        Args:
+          params: the policy's weights. version: policy updates made so far; stored with every sample.
+
+        Returns:
+          The groups (fewer, and `short` says by how many, when `max_calls` calls did not suffice) and a report.
+
+        Raises:
+          RuntimeError: `max_calls` calls brought no complete group at all.
+        """
+        start = dataclasses.replace(self.tally)
+        report = StepReport(GenerationStats(), 0.0, 0.0, 0, 0, 0, 0)
+        accepted = 0
+        self.buffer.expire(version)
+        while len(self.buffer) < self.config.groups and report.generation.calls < self.config.max_calls:
+            accepted += self._call(params, version, report)
+        count = min(self.config.groups, len(self.buffer))
+        if count == 0:
+            raise RuntimeError(
+                f"no prompt completed in {report.generation.calls} generation calls ({self.tally.screened - start.screened} "
+                f"screened, {self.tally.rejected - start.rejected} rejected, of these "
+                f"{self.tally.failed - start.failed} never solved and {self.tally.solved - start.solved} always solved). "
+                "The data is too hard or too easy for this policy and rule: widen config.rule.low/high, raise "
+                "config.rule.n_init or config.driver.max_calls, or change the data")
+        report.short = self.config.groups - count
+        report.screened = self.tally.screened - start.screened
+        report.rejected = self.tally.rejected - start.rejected
+        report.accepted = accepted
+        return self.buffer.take(count), report
+
+    def _call(self, params: Any, version: int, report: StepReport) -> int:
+        """One generation call. Returns how many prompts passed their screening in it."""
+        # What completes must find room in the buffer: flights beyond that wait for a later call.
+        going = self._flights[:min(self.buffer.free, self._capacity - self.config.screen_prompts)]
+        waiting = self._flights[len(going):]
+        fresh = [Flight(p, None, SCREENING, 0, 0, 0) for p in self.stream.take(self._to_screen())]
+        for flight, budget in zip(fresh, self._ask(fresh, first=True)):
+            flight.budget = budget
+        active = going + fresh
+        if not active:
+            raise RuntimeError("the sampling buffer is full and nothing is in flight: config.driver.buffer_groups is too "
+                               "small")
+        work = [Work(f.prompt, f.launched, f.want - f.launched) for f in active]
+        begin = time.perf_counter()
+        drawn, stats = self._generate(params, work)
+        middle = time.perf_counter()
+        self._take_in(active, drawn, version)
+        end = time.perf_counter()
+        report.generation += stats
+        report.generate_s += middle - begin
+        report.score_s += end - middle
+        self.tally.screened += len(fresh)
+        accepted = self._judge(active)
+        self._flights = waiting + [f for f in active if f.group is not None]
+        return accepted
+
+    def _to_screen(self) -> int:
+        """How many new prompts this call screens."""
+        config, pending = self.config, len(self._flights)
+        room = max(0, min(config.screen_prompts, self.buffer.free - pending))
+        if config.screening == "fixed":
+            return room
+        # A two-phase rule with pre-fetch screens now for the step after this one.
+        two_phase = self.rule.first_samples < self.rule.max_samples
+        target = config.groups * (2 if config.prefetch and two_phase else 1)
+        missing = target - len(self.buffer) - pending
+        if missing <= 0:
+            return 0
+        # Enough that `missing` are accepted with a margin of so many standard deviations of that number.
+        rate = max(self.acceptance, 1.0 / config.screen_prompts)
+        spread = config.margin * math.sqrt(missing * (1.0 - min(rate, 1.0)))
+        return min(room, math.ceil((missing + spread) / rate))
+
+    def _ask(self, flights: Sequence[Flight], first: bool = False) -> list[int]:
+        """Put the rule's answer into the flights' want, phase, round; return status per flight (budget if `first`)."""
+        column = lambda values: np.pad(np.asarray(values, np.int32), (0, self._capacity - len(flights)))
+        if first:
+            state = self.rule.init(self._capacity)
+        else:
+            state = RuleState(*(column([getattr(f, name) for f in flights]) for name in ("phase", "round", "budget")))
+        launched = column([f.launched for f in flights])
+        positive = column([0 if f.group is None else int(f.group.correct.sum()) for f in flights])
+        decision, state = self._decide(Counts(launched=launched, done=launched, positive=positive), state)
+        want, status, phase, rounds, budget = map(np.asarray, (decision.want, decision.status, state.phase, state.round,
+                                                               state.budget))
+        for i, flight in enumerate(flights):
+            flight.want, flight.phase, flight.round = int(want[i]), int(phase[i]), int(rounds[i])
+        return (budget if first else status)[:len(flights)].tolist()
+
+    def _take_in(self, active: Sequence[Flight], drawn: Sequence[Drawn], version: int) -> None:
+        """Score what came back, in one go, and add it to the flights' groups."""
+        flat = Drawn(*(np.concatenate([getattr(d, f.name) for d in drawn]) for f in dataclasses.fields(Drawn)))
+        owners = [f.prompt for f, d in zip(active, drawn) for _ in range(len(d.lengths))]
+        rewards, correct = self._score(owners, flat)
+        row = 0
+        for flight, d in zip(active, drawn):
+            n = len(d.lengths)
+            group = Group(prompt=flight.prompt, tokens=d.tokens, lengths=d.lengths, logprobs=d.logprobs,
+                          rewards=rewards[row:row + n], versions=np.full(n, version), phases=np.full(n, flight.phase),
+                          sample_index=np.arange(flight.launched, flight.launched + n), truncated=d.truncated,
+                          correct=correct[row:row + n])
+            flight.group = group if flight.group is None else flight.group.merge(group)
+            row += n
+
+    def _judge(self, active: Sequence[Flight]) -> int:
+        """Ask the rule about prompts whose samples are all in; sort them into buffer, flight or rejected.
+
+        A flight that ended is left with no group. Returns how many passed their screening.
+        """
+        before = [f.phase for f in active]
+        complete, accepted = [], 0
+        for flight, phase, status in zip(active, before, self._ask(active)):
+            passed = status == COMPLETE or flight.phase == ACCEPTED
+            if phase == SCREENING and (passed or status == REJECTED):
+                self._accepted = 0.98 * self._accepted + passed
+                self._decided = 0.98 * self._decided + 1.0
+                accepted += passed
+            if status == COMPLETE:
+                complete.append(flight.group)
+                self.tally.completed += 1
+            elif status == REJECTED:
+                self.tally.rejected += 1
+                self.tally.solved += bool(flight.group.correct.all())
+                self.tally.failed += not flight.group.correct.any()
+                self.tally.rejected_tokens += int(flight.group.lengths.sum())
+            else:
+                continue
+            flight.group = None
+        self.buffer.add(complete)
+        return accepted
+
+    def state_dict(self) -> dict[str, Any]:
+        """Flights with their samples, the tally and the acceptance estimate; stream and buffer save themselves."""
+        rule = [[getattr(f, name) for name in ("phase", "round", "budget", "want")] for f in self._flights]
+        return {"flights": pack([f.group for f in self._flights]), "rule": np.asarray(rule, np.int32).reshape(-1),
+                "tally": dataclasses.asdict(self.tally), "accepted": self._accepted, "decided": self._decided}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue where the state was taken."""
+        groups, rule = unpack(state["flights"]), np.asarray(state["rule"], np.int64).reshape(-1, 4)
+        self._flights = [Flight(g.prompt, g, *map(int, row)) for g, row in zip(groups, rule)]
+        self.tally = Tally(**{name: int(value) for name, value in state["tally"].items()})
+        self._accepted, self._decided = float(state["accepted"]), float(state["decided"])
+
+
+def capacities(rule: Rule, config: DriverConfig) -> tuple[int, int]:
+    """(prompts, samples) that one generation call must be able to hold.
+
+    New prompts are at most `screen_prompts`, and so are those in flight, which came through an earlier call's screening;
+    none are where the first samples are all there is. Flights beyond these numbers wait.
+    """
+    in_flight = 0 if rule.first_samples == rule.max_samples else min(config.buffer_groups, config.screen_prompts)
+    prompts = in_flight + config.screen_prompts
+    return prompts, in_flight * (rule.max_samples - rule.first_samples) + config.screen_prompts * rule.first_samples

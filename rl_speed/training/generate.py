@@ -1,0 +1,100 @@
+"""Between prompts on the host and the compiled sampler: tables out, samples back, whatever the mesh."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from rl_speed.data.prompts import Prompt
+from rl_speed.mesh import row_shards
+from rl_speed.sampling import Contexts, Decoder, Requests, SamplerConfig, build_contexts, build_requests, sample_sharded
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """Samples `first` to `first + count - 1` of a prompt's visit."""
+
+    prompt: Prompt
+    first: int
+    count: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Drawn:
+    """The samples of one `Work`, host arrays: tokens i32[n, T], logprobs f32[n, T], lengths i32[n], truncated bool[n]."""
+
+    tokens: np.ndarray
+    logprobs: np.ndarray
+    lengths: np.ndarray
+    truncated: np.ndarray
+
+
+@dataclasses.dataclass
+class GenerationStats:
+    """What generation cost: calls, samples, tokens; decode steps (the longest shard's) and rows that decoded in them."""
+
+    calls: int = 0
+    samples: int = 0
+    tokens: int = 0
+    decode_steps: int = 0
+    slot_steps: int = 0
+
+    def __add__(self, other: "GenerationStats") -> "GenerationStats":
+        return GenerationStats(*(a + b for a, b in zip(dataclasses.astuple(self), dataclasses.astuple(other))))
+
+
+class Generator:
+    """`sample_sharded` with static capacities, fed with prompts.
+
+    Args:
+      decoder, config: the policy's functions and the sampler's settings; `config.slots` is per shard.
+      mesh: prompts are dealt to its data x fsdp shards in turn.
+      prompts: prompts that fit into one call, over all shards. samples: requests that fit into one call, likewise.
+      prompt_length: capacity of a prompt in tokens.
+      key: the typed root key of all randomness of this generator.
+    """
+
+    def __init__(self, decoder: Decoder, config: SamplerConfig, mesh: Mesh, prompts: int, samples: int, prompt_length: int,
+                 key: jax.Array):
+        self._decoder, self.config, self._mesh, self._key = decoder, config, mesh, key
+        self._shards = row_shards(mesh)
+        self._contexts = -(-prompts // self._shards)
+        # A shard can be dealt one prompt more than the average, with all its samples.
+        self._requests = samples if self._shards == 1 else -(-samples // self._shards) + samples // prompts
+        self._prompt_length = prompt_length
+
+    def tables(self, work: Sequence[Work]) -> tuple[Contexts, Requests]:
+        """The stacked tables of one call; work item i goes to shard i mod shards, in order.
+
+        Raises ValueError when the work exceeds the capacities.
+        """
+        shards = []
+        for shard in range(self._shards):
+            mine = work[shard::self._shards]
+            contexts = build_contexts([w.prompt.tokens for w in mine], self._contexts, self._prompt_length)
+            repeat = lambda values: np.repeat(np.asarray(values, np.int64), [w.count for w in mine])
+            index = np.concatenate([np.arange(w.first, w.first + w.count) for w in mine]) if mine else np.zeros(0, int)
+            requests = build_requests(repeat(range(len(mine))), repeat([w.prompt.visit for w in mine]), index, contexts,
+                                      self._requests, self.config.max_new)
+            shards.append((contexts, requests))
+        return jax.tree.map(lambda *leaves: np.stack(leaves), *shards)
+
+    def __call__(self, params: Any, work: Sequence[Work]) -> tuple[list[Drawn], GenerationStats]:
+        """Draw the samples of every work item, in one compiled call. Blocks until they are on the host."""
+        contexts, requests = self.tables(work)
+        samples = jax.device_get(sample_sharded(self._decoder, params, contexts, requests, self._key, self.config,
+                                                self._mesh))
+        drawn, next_row = [], [0] * self._shards
+        for i, item in enumerate(work):
+            shard = i % self._shards
+            rows = slice(next_row[shard], next_row[shard] + item.count)
+            next_row[shard] = rows.stop
+            take = lambda x: x[shard, rows]
+            drawn.append(Drawn(take(samples.tokens), take(samples.logprobs), take(samples.lengths),
+                               take(samples.truncated)))
+        stats = GenerationStats(calls=1, samples=sum(w.count for w in work), tokens=int(samples.lengths.sum()),
+                                decode_steps=int(samples.decode_steps.max()), slot_steps=int(samples.slot_steps.sum()))
+        return drawn, stats

@@ -1,0 +1,50 @@
+"""What a training run holds on its devices, and where each array lives on the mesh."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import struct
+from jax.sharding import Mesh
+
+from rl_speed.mesh import TRAIN_RULES, replicated
+from rl_speed.policy import ModelConfig, abstract_params, param_shardings
+
+
+@struct.dataclass
+class TrainState:
+    """Everything the update changes; donated to it.
+
+    Attributes:
+      params: float32 master weights. opt_state: the optimizer's.
+      step: i32[], optimizer updates applied. skipped: i32[], updates refused for a non-finite loss or gradient, in all.
+      skipped_in_row: i32[], the latest of these without an applied update between.
+    """
+
+    params: Any
+    opt_state: Any
+    step: jax.Array
+    skipped: jax.Array
+    skipped_in_row: jax.Array
+
+
+def state_shardings(config: ModelConfig, optimizer: optax.GradientTransformation, mesh: Mesh) -> TrainState:
+    """A TrainState of NamedShardings: weights by the table of logical axes, optimizer moments like their weights."""
+    params = param_shardings(config, mesh, TRAIN_RULES)
+    whole = replicated(mesh)
+    moments = jax.eval_shape(optimizer.init, abstract_params(config))
+    opt_state = optax.tree_map_params(optimizer, lambda _, sharding: sharding, moments, params,
+                                      transform_non_params=lambda _: whole)
+    return TrainState(params=params, opt_state=opt_state, step=whole, skipped=whole, skipped_in_row=whole)
+
+
+def init_state(params: Any, optimizer: optax.GradientTransformation, shardings: TrainState) -> TrainState:
+    """The state at step 0, placed on the mesh. `params` are copied: the update may donate the state."""
+    zero = lambda: jnp.zeros((), jnp.int32)
+
+    def build(params):
+        return TrainState(params=jax.tree.map(jnp.copy, params), opt_state=optimizer.init(params), step=zero(),
+                          skipped=zero(), skipped_in_row=zero())
+
+    return jax.jit(build, out_shardings=shardings)(params)

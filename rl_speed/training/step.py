@@ -1,0 +1,184 @@
+"""The update: advantages, loss, gradient over micro-batches, optimizer, in one jitted, sharded, donated function.
+
+Every mean in the loss is a weight computed once on the whole batch (`objectives.token_weights`); micro-batches and shards
+merely add up, so neither changes the result.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from rl_speed import objectives
+from rl_speed.mesh import ROWS, batch_sharding, replicated
+from rl_speed.policy import ModelConfig, hidden_states, token_logprobs
+from rl_speed.training.batch import Batch
+from rl_speed.training.state import TrainState, state_shardings
+
+Array = jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class UpdateConfig:
+    """Static settings of the update; see `objectives` for the meaning of each form.
+
+    Attributes:
+      groups: static number of groups a batch can hold. micro_batch: rows per gradient piece.
+      temperature: of the sampler; the trainer's log-probs are those of the same distribution.
+      aggregation_constant: the divisor per row of token_sum_constant, in tokens.
+    """
+
+    groups: int
+    micro_batch: int
+    temperature: float = 1.0
+    advantage: str = "rloo"
+    loss: str = "pg"
+    aggregation: str = "token_mean"
+    aggregation_constant: float = 0.0
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+    dual_clip: float | None = None
+    truncation: float = 2.0
+    correction: str = "behaviour"
+    kl_coef: float = 0.0
+    kl_kind: str = "k3"
+    kl_in: str = "loss"
+    entropy_coef: float = 0.0
+    head_chunk: int = 4096
+
+
+# Name -> (rewards, group_ids, groups, trained tokens per row) -> advantages f32[R].
+ADVANTAGES: dict[str, Callable[[Array, Array, int, Array], Array]] = {
+    "rloo": lambda r, ids, g, n: objectives.rloo(r, ids, g),
+    "grpo": lambda r, ids, g, n: objectives.grpo(r, ids, g),
+    "dr_grpo": lambda r, ids, g, n: objectives.dr_grpo(r, ids, g),
+    "reinforce": lambda r, ids, g, n: objectives.reinforce(r, ids, g),
+    "reinforce_pp": lambda r, ids, g, n: objectives.reinforce_pp(r, ids, g, lengths=n),
+    "reinforce_pp_baseline": lambda r, ids, g, n: objectives.reinforce_pp(r, ids, g, lengths=n, baseline=True),
+}
+
+
+def pieces(tree: Any, count: int) -> Any:
+    """[R, ...] leaves -> [count, R / count, ...]; piece m holds rows m, m + count, ... so that each stays spread over the
+    row shards."""
+    return jax.tree.map(lambda x: jnp.swapaxes(x.reshape(x.shape[0] // count, count, *x.shape[1:]), 0, 1), tree)
+
+
+def token_scores(params: Any, tokens: Array, model: ModelConfig, temperature: float, chunk: int,
+                 with_entropy: bool = False) -> tuple[Array, Array | None]:
+    """Log-probs f32[R, W - 1] of each token given those before it, at `temperature`, and the entropy there if asked."""
+    hidden = hidden_states(params, tokens, model)[:, :-1]
+    return token_logprobs(params, hidden, tokens[:, 1:], model, temperature=temperature, chunk=chunk,
+                          with_entropy=with_entropy)
+
+
+def make_score(model: ModelConfig, mesh: Mesh, param_shardings: Any, config: UpdateConfig):
+    """(params, tokens i32[R, W]) -> log-probs f32[R, W - 1], in pieces of `micro_batch` rows, jitted on the mesh.
+
+    For old log-probs (recompute) and those of a reference policy.
+    """
+    def score(params, tokens):
+        count = tokens.shape[0] // config.micro_batch
+        one = lambda rows: token_scores(params, rows, model, config.temperature, config.head_chunk)[0]
+        out = jax.lax.map(one, pieces(tokens, count))
+        return jnp.swapaxes(out, 0, 1).reshape(tokens.shape[0], -1)
+
+    rows = batch_sharding(mesh)
+    return jax.jit(score, in_shardings=(param_shardings, rows), out_shardings=rows)
+
+
+def make_advantages(mesh: Mesh, config: UpdateConfig):
+    """(batch, ref_gap f32[R, W - 1] or None) -> advantages f32[R], jitted on the mesh, over the whole RL batch.
+
+    `ref_gap` is log behaviour - log reference, for a KL penalty in the reward (k1, summed over the response).
+    """
+    def advantages(batch: Batch, ref_gap):
+        rewards = batch.rewards
+        if ref_gap is not None:
+            rewards = rewards - config.kl_coef * jnp.sum(jnp.where(batch.mask, ref_gap, 0.0), axis=1)
+        return ADVANTAGES[config.advantage](rewards, batch.group_ids, config.groups, jnp.sum(batch.mask, axis=1))
+
+    rows = batch_sharding(mesh)
+    return jax.jit(advantages, out_shardings=rows)
+
+
+def gradients(params: Any, batch: Batch, advantages: Array, old_logprobs: Array | None, ref_logprobs: Array | None,
+              model: ModelConfig, config: UpdateConfig, rows_sharding: NamedSharding | None = None):
+    """(gradient f32 like params, metrics) of the loss over the whole batch, accumulated over micro-batches."""
+    rows = batch.tokens.shape[0]
+    count = rows // config.micro_batch
+    constant = None
+    if config.aggregation == "token_sum_constant":
+        constant = config.aggregation_constant * jnp.sum(jnp.any(batch.mask, axis=1))
+    weights = objectives.token_weights(batch.mask, config.aggregation, constant)
+    kl_in_loss = config.kl_coef > 0 and config.kl_in == "loss"
+
+    def loss(params, piece):
+        with jax.named_scope("policy"):
+            logprobs, entropy = token_scores(params, piece["tokens"], model, config.temperature, config.head_chunk,
+                                             with_entropy=True)
+        with jax.named_scope("loss"):
+            return objectives.policy_loss(
+                logprobs, piece["behaviour"], piece["advantages"], piece["mask"], weights=piece["weights"],
+                loss=config.loss, clip_low=config.clip_low, clip_high=config.clip_high, dual_clip=config.dual_clip,
+                truncation=config.truncation, old_logprobs=piece.get("old"), correction=config.correction,
+                ref_logprobs=piece.get("ref"), kl_coef=config.kl_coef if kl_in_loss else 0.0, kl_kind=config.kl_kind,
+                entropy=entropy, entropy_coef=config.entropy_coef)
+
+    table = {"tokens": batch.tokens, "mask": batch.mask, "behaviour": batch.behaviour_logprobs,
+             "advantages": advantages, "weights": weights}
+    table |= {name: x for name, x in (("old", old_logprobs), ("ref", ref_logprobs)) if x is not None}
+    value_and_grad = jax.value_and_grad(loss, has_aux=True)
+    if count == 1:
+        (_, metrics), grads = value_and_grad(params, table)
+        return grads, metrics
+    table = pieces(table, count)
+    if rows_sharding is not None:
+        spread = NamedSharding(rows_sharding.mesh, PartitionSpec(None, ROWS))
+        table = jax.lax.with_sharding_constraint(table, spread)
+
+    def add(carry, piece):
+        grads, metrics = carry
+        (_, more_metrics), more = value_and_grad(params, piece)
+        return (jax.tree.map(jnp.add, grads, more), objectives.merge_metrics(metrics, more_metrics)), None
+
+    shapes = jax.eval_shape(value_and_grad, params, jax.tree.map(lambda x: x[0], table))
+    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), (shapes[1], shapes[0][1]))
+    return jax.lax.scan(add, zeros, table)[0]
+
+
+def apply_gradients(state: TrainState, grads: Any, loss: Array, optimizer: optax.GradientTransformation):
+    """One optimizer step, or none where the loss or the gradient is not finite. Returns (state, norm, finite)."""
+    norm = optax.global_norm(grads)
+    finite = jnp.isfinite(norm) & jnp.isfinite(loss)
+    updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+    params = optax.apply_updates(state.params, updates)
+    keep = lambda new, old: jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, old)
+    skipped = (~finite).astype(jnp.int32)
+    return TrainState(params=keep(params, state.params), opt_state=keep(opt_state, state.opt_state),
+                      step=state.step + 1 - skipped, skipped=state.skipped + skipped,
+                      skipped_in_row=(state.skipped_in_row + 1) * skipped), norm, finite
+
+
+def make_update(model: ModelConfig, optimizer: optax.GradientTransformation, mesh: Mesh, config: UpdateConfig):
+    """The jitted update (state, batch, advantages, old_logprobs, ref_logprobs) -> (state, metrics); donates the state.
+
+    `old_logprobs` and `ref_logprobs` are f32[R, W - 1] or None. Metrics are f32 scalars: those of `policy_loss`, gradient
+    norm before clipping, update skipped or not.
+    """
+    shardings = state_shardings(model, optimizer, mesh)
+    rows, whole = batch_sharding(mesh), replicated(mesh)
+
+    def update(state: TrainState, batch: Batch, advantages, old_logprobs, ref_logprobs):
+        grads, metrics = gradients(state.params, batch, advantages, old_logprobs, ref_logprobs, model, config, rows)
+        with jax.named_scope("optimizer"):
+            state, norm, finite = apply_gradients(state, grads, metrics["loss/total"], optimizer)
+        metrics = objectives.summarise_metrics(metrics)
+        return state, {**metrics, "grad_norm": norm, "skipped": 1.0 - finite.astype(jnp.float32)}
+
+    return jax.jit(update, in_shardings=(shardings, rows, rows, rows, rows), out_shardings=(shardings, whole),
+                   donate_argnums=0)

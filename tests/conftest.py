@@ -1,0 +1,31 @@
+"""Four virtual devices, a persistent compilation cache, and the way to the real data."""
+
+import os
+import pathlib
+
+os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import jax  # noqa: E402  (the flags must be set before JAX starts)
+import pytest  # noqa: E402
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+jax.config.update("jax_compilation_cache_dir",
+                  os.environ.get("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".cache" / "jax-tests")))
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
+
+
+@pytest.fixture(scope="session")
+def repo() -> pathlib.Path:
+    """The checkout's root."""
+    return ROOT
+
+
+@pytest.fixture(scope="session")
+def real_data() -> pathlib.Path:
+    """The folder of real data sets and tokenizers, kept beside the project; the test is skipped where it is absent."""
+    path = pathlib.Path(os.environ.get("RL_SPEED_DATA", ROOT.parent / "shared" / "data"))
+    if not path.is_dir():
+        pytest.skip("no real data: set RL_SPEED_DATA to its folder")
+    return path

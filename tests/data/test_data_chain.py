@@ -1,0 +1,114 @@
+"""The chain task: right answers, honest noise, disjoint splits, determinism."""
+
+import numpy as np
+import pytest
+
+from rl_speed.data import chain
+from rl_speed.data.chain import ChainClass, ChainSpec
+from rl_speed.data.embedded_tokenizer import TEMPLATE, build_tokenizer
+
+SPEC = ChainSpec((ChainClass("easy", "+", 3, 5, weight=2), ChainClass("noisy", "-", 4, 6, weight=1, noise=0.3),
+                  ChainClass("never", "*", 4, 5, weight=1, demonstrated=0)))
+
+
+def independent_answer(text):
+    """Recomputes every total from the first number on, with Python's own arithmetic on the growing expression."""
+    operator = next(c for c in text if not c.isdigit())
+    numbers = [int(n) for n in text.split(operator)]
+    if operator in "+-*":
+        expressions = ["(" * i + operator.join(f"{n}" + (")" if j else "") for j, n in enumerate(numbers[: i + 1]))
+                       for i in range(1, len(numbers))]
+        return "".join(str(eval(e) % 10) for e in expressions)
+    # Linear tables: closed form, total_i = sum_j coefficient_j * number_j.
+    a, b = {"~": (-1, 1), "^": (3, 1), "&": (1, 3)}[operator]
+    return "".join(str((a**i * numbers[0] + sum(a ** (i - j) * b * numbers[j] for j in range(1, i + 1))) % 10)
+                   for i in range(1, len(numbers)))
+
+
+@pytest.mark.parametrize("operator", sorted(chain.TABLES))
+def test_answers_agree_with_an_independent_evaluator(operator):
+    spec = ChainSpec((ChainClass("c", operator, 2, 9, weight=1),))
+    for i in range(100):
+        item = chain.question(spec, "train", 0, i)
+        assert item.answer == independent_answer(item.text), item.text
+
+
+def test_known_answer_and_text_that_is_no_question():
+    assert chain.answer("3+4+5+9") == "721"
+    for text in ("", "3", "3+", "3+4-5", "3+a", "12+3"):
+        with pytest.raises(ValueError, match="not a chain"):
+            chain.answer(text)
+
+
+def test_same_seed_same_questions_other_seed_others():
+    draw = lambda seed: [chain.question(SPEC, "train", seed, i).text for i in range(30)]
+    assert draw(1) == draw(1) != draw(2)
+    assert chain.questions(SPEC, "eval", 3, 40) == chain.questions(SPEC, "eval", 3, 40)
+    assert chain.demonstration(SPEC, 5, 7) == chain.demonstration(SPEC, 5, 7)
+
+
+def test_held_out_questions_meet_neither_training_nor_demonstrations():
+    held = {q.text for seed in range(3) for q in chain.questions(SPEC, "eval", seed, 200)}
+    train = {chain.question(SPEC, "train", seed, i).text for seed in range(3) for i in range(1000)}
+    demos = {chain.demonstration(SPEC, seed, i)[0] for seed in range(3) for i in range(1000)}
+    assert not held & train and not held & demos
+
+
+def test_finite_sets_are_distinct_and_have_exact_shares():
+    items = chain.questions(SPEC, "eval", 0, 102)
+    assert len({q.text for q in items}) == len({q.id for q in items}) == 102
+    shares = [sum(q.class_name == name for q in items) for name in ("easy", "noisy", "never")]
+    assert shares[0] == 51 and sorted(shares[1:]) == [25, 26]
+    first_half = {q.class_name for q in items[:20]}
+    assert first_half == {"easy", "noisy", "never"}  # mixed, not sorted by class
+
+
+def test_a_class_too_small_for_its_share_is_named():
+    with pytest.raises(ValueError, match="'tiny' has too few"):
+        chain.questions(ChainSpec((ChainClass("tiny", "+", 2, 2, weight=1),)), "eval", 0, 90)
+
+
+def test_both_sides_of_the_split_hold_questions_of_every_shortest_form():
+    for operator in chain.TABLES:
+        sides = [chain.held_out(f"{a}{operator}{b}") for a in range(10) for b in range(10)]
+        assert 0 < sum(sides) < len(sides) / 2
+
+
+def test_noise_is_per_step_uniform_over_wrong_digits_and_continues_from_what_was_written():
+    noise, steps, wrong_by, wholly_right, demos = 0.3, 0, np.zeros(10, int), 0, 4000
+    spec = ChainSpec((ChainClass("noisy", "-", 5, 5, weight=1, noise=noise),))
+    for i in range(demos):
+        text, written = chain.demonstration(spec, 0, i)
+        numbers, before = [int(c) for c in text[::2]], int(text[0])
+        for digit, number in zip(written, numbers[1:], strict=True):
+            wrong_by[(int(digit) - (before - number)) % 10] += 1
+            before, steps = int(digit), steps + 1
+        wholly_right += written == chain.answer(text)
+    assert abs(wrong_by[0] / steps - (1 - noise)) < 0.015
+    assert np.all(np.abs(wrong_by[1:] / steps - noise / 9) < 0.01)
+    assert abs(wholly_right / demos - (1 - noise) ** 4) < 0.03
+
+
+def test_classes_without_noise_are_clean_and_undemonstrated_ones_absent():
+    demos = [chain.demonstration(SPEC, 0, i) for i in range(500)]
+    assert all(written == chain.answer(text) for text, written in demos if "+" in text)
+    assert not any("*" in text for text, _ in demos) and any("-" in text for text, _ in demos)
+
+
+def test_prompts_fit_the_stated_lengths_and_carry_the_answer():
+    tokenizer = build_tokenizer()
+    bare = lambda text: tokenizer(text).input_ids
+    prompts = chain.chain_prompts(SPEC, "train", 0, 60, lambda q: bare(TEMPLATE.format(question=q)), bare)
+    assert max(len(p.tokens) for p in prompts) == SPEC.max_prompt_tokens
+    assert max(len(p.answer_tokens) for p in prompts) + 1 == SPEC.max_response_tokens  # with the end token
+    for p in prompts:
+        assert tokenizer.decode(p.tokens) == p.text + "=" and tokenizer.decode(p.answer_tokens) == chain.answer(p.text)
+        assert p.tokens.dtype == p.answer_tokens.dtype == np.int32
+
+
+@pytest.mark.parametrize("change, field", [({"operator": "/"}, "operator"), ({"min_numbers": 1}, "min_numbers"),
+                                           ({"max_numbers": 2}, "max_numbers"), ({"noise": 0.9}, "noise"),
+                                           ({"weight": -1}, "weight")])
+def test_impossible_classes_name_class_and_field(change, field):
+    with pytest.raises(ValueError, match=f"'c': {field}"):
+        ChainClass(**{"name": "c", "operator": "+", "min_numbers": 3, "max_numbers": 5, "weight": 1, **change})

@@ -1,0 +1,33 @@
+"""The embedded tokenizer: one token a character, the same through transformers' own door."""
+
+import json
+
+import pytest
+
+from rl_speed.data.chain import TABLES
+from rl_speed.data.embedded_tokenizer import END, END_ID, PAD_ID, VOCABULARY, build_tokenizer, save_tokenizer
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory):
+    """As a user opens it: beside a qwen2 config, which makes transformers 5 choose its own class."""
+    import transformers
+    directory = tmp_path_factory.mktemp("tokenizer")
+    save_tokenizer(directory)
+    (directory / "config.json").write_text(json.dumps({"model_type": "qwen2"}))
+    return transformers.AutoTokenizer.from_pretrained(directory, local_files_only=True)
+
+
+def test_every_character_is_one_token_both_ways(opened):
+    for text in ("3+4+5+9=", "0123456789=", *(f"7{op}0" for op in TABLES)):
+        ids = opened(text).input_ids
+        assert [VOCABULARY[i] for i in ids] == list(text)
+        assert opened.decode(ids) == text
+        assert build_tokenizer()(text).input_ids == ids
+
+
+def test_special_tokens(opened):
+    assert (opened.eos_token_id, opened.pad_token_id) == (END_ID, PAD_ID) and END_ID != PAD_ID
+    assert len(opened) == len(VOCABULARY)  # opening added nothing
+    assert opened.decode([2, 3, END_ID], skip_special_tokens=True) == "01"
+    assert opened(END).input_ids == [END_ID]
