@@ -21,7 +21,7 @@ class Model:
     path: str = EMBEDDED  # a Hugging Face directory, or "embedded"
     compute_dtype: str = "float32"  # or bfloat16; master weights are always float32
     remat: bool = False  # recompute each layer in the backward pass
-    head_chunk: int = 4096  # tokens whose logits exist at once in the trainer
+    head_chunk: int = 0  # tokens whose logits exist at once in the trainer (0: about 2^27 logits)
 
 
 @dataclass
@@ -78,7 +78,9 @@ class Objective:
     clip_high: float = 0.2
     dual_clip: float = 0.0  # 0: off; else the bound c > 1 for negative advantages
     truncation: float = 2.0  # tis: largest importance weight
-    old_logprobs: str = "behaviour"  # "behaviour" (as sampled) or "recompute" (just before the update)
+    # What ratios are taken against: "behaviour" (as sampled), "recompute" (just before the update: stale samples count as
+    # on-policy), or "corrected" (recomputed, and the loss weighted by the truncated ratio to the behaviour policy).
+    old_logprobs: str = "behaviour"
     kl_coef: float = 0.0  # KL to the starting policy
     kl_kind: str = "k3"
     kl_in: str = "loss"  # or "reward"
@@ -184,7 +186,7 @@ class Config:
             "objective.advantage": ("rloo", "grpo", "dr_grpo", "reinforce", "reinforce_pp", "reinforce_pp_baseline"),
             "objective.loss": ("pg", "ppo", "tis"),
             "objective.aggregation": ("token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "token_sum_constant"),
-            "objective.old_logprobs": ("behaviour", "recompute"),
+            "objective.old_logprobs": ("behaviour", "recompute", "corrected"),
             "objective.kl_kind": ("k1", "k2", "k3"),
             "objective.kl_in": ("loss", "reward"),
             "optimizer.schedule": ("constant", "linear", "cosine"),
@@ -197,7 +199,7 @@ class Config:
                 raise ValueError(f"config.{name} must be one of {', '.join(allowed)}; got {value!r}")
         for name in ("rule.n", "driver.groups", "driver.screen_prompts", "driver.max_calls", "sampler.slots",
                      "sampler.max_new", "training.steps", "training.minibatches", "training.max_skipped",
-                     "data.max_prompt_length", "model.head_chunk", "evaluation.samples", "checkpoints.keep",
+                     "data.max_prompt_length", "evaluation.samples", "checkpoints.keep",
                      "reward.workers"):
             if self._get(name) < 1:
                 raise ValueError(f"config.{name} must be at least 1; got {self._get(name)!r}")

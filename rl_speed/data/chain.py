@@ -40,7 +40,7 @@ TABLES: dict[str, Callable[[int, int], int]] = {
 }
 
 # What each split is drawn with, and on which side of the hash its questions lie. Demonstrations share the training side.
-SPLITS = {"train": (0, False), "eval": (1, True), "demo": (2, False)}
+SPLITS = {"train": (0, False), "eval": (1, True), "demo": (2, False), "demo_eval": (3, True)}
 EVAL_SHARE = 8  # one question in this many is held out
 
 
@@ -177,11 +177,14 @@ def questions(spec: ChainSpec, split: str, seed: int, size: int) -> list[ChainQu
     return result
 
 
-def demonstration(spec: ChainSpec, seed: int, index: int) -> tuple[str, str]:
-    """Demonstration `index`: a question of the training side and its answer with the class's noise (module docstring)."""
-    generator = _generator("demo", seed, index)
+def demonstration(spec: ChainSpec, seed: int, index: int, split: str = "demo") -> tuple[str, str]:
+    """Demonstration `index`: a question and its answer with the class's noise (module docstring).
+
+    Split "demo" shares the training side of the questions, "demo_eval" is held out.
+    """
+    generator = _generator(split, seed, index)
     cls = spec.classes[_pick(generator, [c.demonstrated for c in spec.classes])]
-    text = _text(generator, cls, held=False)
+    text = _text(generator, cls, held=SPLITS[split][1])
     total, written = int(text[0]), []
     wrong = generator.random(len(text) // 2) < cls.noise
     shift = generator.integers(1, 10, len(text) // 2)

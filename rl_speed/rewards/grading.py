@@ -8,7 +8,6 @@ import functools
 import logging
 import re
 
-from latex2sympy2_extended.math_normalization import extract_boxed_content
 from math_verify import parse, verify
 
 # The library warns in every process that its own time limit is off, which is the point here.
@@ -18,6 +17,7 @@ logging.getLogger("math_verify").setLevel(logging.ERROR)
 _MARKUP = re.compile(r"\$[^$]+\$|(?<!\\)\\[(\[]|\\boxed|\\fbox")
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)  # an escaped brace opens nothing
+_BETWEEN_PARTS = re.compile(r"(?:[\s$,;&]|\\[\\,;:!()]|\\q?quad|\\text\{\s*(?:and|or)\s*\}|and|or)*")
 
 
 def grade(
@@ -48,19 +48,35 @@ def grade(
 
 
 def last_box(text: str) -> str | None:
-    r"""The last \boxed{...} or \fbox{...} of a text, neighbouring ones joined; None if none is closed.
+    r"""The last \boxed{...} or \fbox{...} of a text, as "\boxed{content}"; None if there is none.
 
-    An open last box means that the response was cut inside its answer: an earlier box is then not
-    what it meant to say.
+    Boxes with nothing between them but a comma, "and" or the like are one answer of several parts;
+    a box and its correction ("\boxed{1}, no: \boxed{2}") are not, though the library would join
+    them. An open last box means that the response was cut inside its answer: an earlier box is
+    then not what it meant to say.
     """
-    start = max((match.end() for match in _BOX.finditer(text)), default=None)
-    if start is None:
+    contents, later_start = [], None
+    for box in reversed(list(_BOX.finditer(text))):
+        end = _closing_brace(text, box.end())
+        if later_start is None and end is None:
+            return None
+        if later_start is not None and (
+            end is None or not _BETWEEN_PARTS.fullmatch(text, end + 1, later_start)
+        ):
+            break
+        contents.append(text[box.end() : end].strip())
+        later_start = box.start()
+    if not contents:
         return None
+    return rf"\boxed{{{','.join(dict.fromkeys(reversed(contents)))}}}"
+
+
+def _closing_brace(text, start):
     depth = 1
     for brace in _BRACE.finditer(text, start):
         depth += {"{": 1, "}": -1}.get(brace.group(), 0)
         if depth == 0:
-            return rf"\boxed{{{extract_boxed_content(text[: brace.end()], mode='last')}}}"
+            return brace.start()
     return None
 
 

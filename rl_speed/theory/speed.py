@@ -159,7 +159,7 @@ def expected_speedup(
   Args:
     pass_rates: pass rate of each prompt, [P]. Taken as exact: rates measured
       from few samples put too many prompts at 0 and 1 and understate what
-      screening accepts (E[p^ (1 - p^)] is (1 - 1/m) of the truth at m samples).
+      screening accepts (at m samples, E[p_hat (1 - p_hat)] = (1 - 1/m) p (1 - p)).
     n_init, n_cont, low, high: SPEED's, as in `phi_prime`.
     weights: how often each prompt is drawn [P], any positive scale; None: equally.
     n: samples per prompt of the two baselines; None: n_init + n_cont.
@@ -228,7 +228,7 @@ def expected_speedup(
   out = {}
   for name, (first, more, lower, upper) in settings.items():
     moments = Moments(*(weights @ x for x in group_moments(p, first, more, lower, upper)))
-    accepted = float(moments.acceptance)
+    accepted = min(float(moments.acceptance), 1.0)  # weights sum to 1 only roughly
     if accepted <= 0 or moments.signal <= 0:
       raise ValueError(
           f"Of these pass rates none gives {name!r} anything to learn from: mean "

@@ -19,7 +19,7 @@ from rl_speed.data.prompts import Prompt, PromptStream
 from rl_speed.memory.buffer import SamplingBuffer
 from rl_speed.memory.group import Group, pack, unpack
 from rl_speed.sampling import ACCEPTED, COMPLETE, REJECTED, SCREENING, Counts, Rule, RuleState, compiled_decide
-from rl_speed.training.generate import Drawn, GenerationStats, Generator, Work
+from rl_speed.sampling.generate import Drawn, GenerationStats, Generator, Work
 
 # (prompts, one per sample; samples) -> (rewards f32[n], correct bool[n])
 Scorer = Callable[[Sequence[Prompt], Drawn], tuple[np.ndarray, np.ndarray]]

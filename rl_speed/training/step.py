@@ -48,7 +48,7 @@ class UpdateConfig:
     kl_kind: str = "k3"
     kl_in: str = "loss"
     entropy_coef: float = 0.0
-    head_chunk: int = 4096
+    head_chunk: int | None = None
 
 
 # Name -> (rewards, group_ids, groups, trained tokens per row) -> advantages f32[R].
@@ -68,7 +68,7 @@ def pieces(tree: Any, count: int) -> Any:
     return jax.tree.map(lambda x: jnp.swapaxes(x.reshape(x.shape[0] // count, count, *x.shape[1:]), 0, 1), tree)
 
 
-def token_scores(params: Any, tokens: Array, model: ModelConfig, temperature: float, chunk: int,
+def token_scores(params: Any, tokens: Array, model: ModelConfig, temperature: float, chunk: int | None,
                  with_entropy: bool = False) -> tuple[Array, Array | None]:
     """Log-probs f32[R, W - 1] of each token given those before it, at `temperature`, and the entropy there if asked."""
     hidden = hidden_states(params, tokens, model)[:, :-1]

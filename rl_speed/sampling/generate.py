@@ -60,10 +60,10 @@ class Generator:
     def __init__(self, decoder: Decoder, config: SamplerConfig, mesh: Mesh, prompts: int, samples: int, prompt_length: int,
                  key: jax.Array):
         self._decoder, self.config, self._mesh, self._key = decoder, config, mesh, key
-        self._shards = row_shards(mesh)
-        self._contexts = -(-prompts // self._shards)
+        self.shards = row_shards(mesh)
+        self._contexts = -(-prompts // self.shards)
         # A shard can be dealt one prompt more than the average, with all its samples.
-        self._requests = samples if self._shards == 1 else -(-samples // self._shards) + samples // prompts
+        self._requests = samples if self.shards == 1 else -(-samples // self.shards) + samples // prompts
         self._prompt_length = prompt_length
 
     def tables(self, work: Sequence[Work]) -> tuple[Contexts, Requests]:
@@ -72,8 +72,8 @@ class Generator:
         Raises ValueError when the work exceeds the capacities.
         """
         shards = []
-        for shard in range(self._shards):
-            mine = work[shard::self._shards]
+        for shard in range(self.shards):
+            mine = work[shard::self.shards]
             contexts = build_contexts([w.prompt.tokens for w in mine], self._contexts, self._prompt_length)
             repeat = lambda values: np.repeat(np.asarray(values, np.int64), [w.count for w in mine])
             index = np.concatenate([np.arange(w.first, w.first + w.count) for w in mine]) if mine else np.zeros(0, int)
@@ -87,9 +87,9 @@ class Generator:
         contexts, requests = self.tables(work)
         samples = jax.device_get(sample_sharded(self._decoder, params, contexts, requests, self._key, self.config,
                                                 self._mesh))
-        drawn, next_row = [], [0] * self._shards
+        drawn, next_row = [], [0] * self.shards
         for i, item in enumerate(work):
-            shard = i % self._shards
+            shard = i % self.shards
             rows = slice(next_row[shard], next_row[shard] + item.count)
             next_row[shard] = rows.stop
             take = lambda x: x[shard, rows]

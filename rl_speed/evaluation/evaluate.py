@@ -1,0 +1,77 @@
+"""Measure a policy on held-out prompts."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from rl_speed.data.prompts import Prompt
+from rl_speed.sampling.generate import Drawn, GenerationStats, Generator, Work
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+    """Results per prompt, host arrays.
+
+    Attributes:
+      correct: i64[P], right responses out of `samples` each. lengths: f64[P], mean response length in tokens.
+      truncated: f64[P], share of responses that hit the limit. classes: each prompt's class, "" where it has none.
+      stats: what generating them cost.
+    """
+
+    samples: int
+    correct: np.ndarray
+    lengths: np.ndarray
+    truncated: np.ndarray
+    classes: tuple[str, ...]
+    stats: GenerationStats
+
+    @property
+    def accuracy(self) -> float:
+        """average@samples: mean pass rate over prompts."""
+        return float(self.correct.mean() / self.samples)
+
+    @property
+    def standard_error(self) -> float:
+        """Of `accuracy`, from the sampling of responses to these prompts (not from the choice of prompts)."""
+        p = self.correct / self.samples
+        return float(np.sqrt((p * (1 - p)).sum() / max(self.samples - 1, 1)) / len(p))
+
+    def metrics(self) -> dict[str, float]:
+        """Scalars to log; accuracy by class where prompts have classes."""
+        out = {"eval/accuracy": self.accuracy, "eval/length": float(self.lengths.mean()),
+               "eval/truncated": float(self.truncated.mean())}
+        for name in sorted(set(self.classes) - {""}):
+            rows = np.array([c == name for c in self.classes])
+            out[f"eval/accuracy_{name}"] = float(self.correct[rows].mean() / self.samples)
+        return out
+
+
+def evaluate(generator: Generator, params: Any, prompts: Sequence[Prompt], samples: int,
+             correct: Callable[[Sequence[Prompt], Drawn], np.ndarray], prompts_per_call: int,
+             progress: Callable[[int], None] | None = None) -> Evaluation:
+    """`samples` responses to each prompt, scored.
+
+    A prompt's randomness is keyed by its place in `prompts` under the generator's own root key, so that two evaluations of
+    one policy agree and two policies are compared on the same random numbers.
+
+    Args:
+      generator: with room for `prompts_per_call` prompts times `samples`. params: the policy's weights.
+      correct: (prompts, one per sample; samples) -> bool[n] or f32[n] in {0, 1}.
+      progress: called with the number of prompts done after each call.
+    """
+    per_prompt, stats = [], GenerationStats()
+    for first in range(0, len(prompts), prompts_per_call):
+        part = [dataclasses.replace(p, visit=first + i) for i, p in enumerate(prompts[first:first + prompts_per_call])]
+        drawn, more = generator(params, [Work(p, 0, samples) for p in part])
+        stats += more
+        flat = Drawn(*(np.concatenate([getattr(d, f.name) for d in drawn]) for f in dataclasses.fields(Drawn)))
+        right = np.asarray(correct([p for p in part for _ in range(samples)], flat), np.float64).reshape(-1, samples)
+        by_prompt = lambda x: np.asarray(x, np.float64).reshape(-1, samples)
+        per_prompt.append(np.stack([right.sum(1), by_prompt(flat.lengths).mean(1), by_prompt(flat.truncated).mean(1)]))
+        if progress is not None:
+            progress(len(part))
+    table = np.concatenate(per_prompt, axis=1)
+    return Evaluation(samples=samples, correct=table[0].astype(np.int64), lengths=table[1], truncated=table[2],
+                      classes=tuple(str(p.meta.get("class", "")) for p in prompts), stats=stats)

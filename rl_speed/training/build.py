@@ -1,0 +1,147 @@
+"""From a configuration to the parts of a run: policy, data, sampler, scorer, driver, update. Nothing here has a loop."""
+
+import dataclasses
+import logging
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+from jax.sharding import Mesh
+
+from rl_speed.config import EMBEDDED, Config
+from rl_speed.data import chain
+from rl_speed.data.embedded_tokenizer import embedded_directory
+from rl_speed.data.loaders import load_prompts
+from rl_speed.data.prompts import Prompt, PromptStream
+from rl_speed.memory.buffer import SamplingBuffer
+from rl_speed.mesh import make_mesh, row_shards
+from rl_speed.policy import ModelConfig, decoder, end_token_ids, encode_prompt, load_hf, load_tokenizer
+from rl_speed.rewards import MathVerifier
+from rl_speed.sampling import Decoder, SamplerConfig
+from rl_speed.sampling.generate import Generator
+from rl_speed.training.driver import HostDriver, capacities
+from rl_speed.training.optimizer import OptimizerConfig, make_optimizer
+from rl_speed.training.score import ExactScorer, MathScorer, RewardScorer
+from rl_speed.training.step import UpdateConfig
+
+log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass
+class Policy:
+    """A policy on the mesh, with what is needed to talk to it."""
+
+    directory: str
+    params: Any
+    model: ModelConfig
+    tokenizer: Any
+    end_tokens: tuple[int, ...]
+    decoder: Decoder
+
+
+@dataclasses.dataclass
+class Keys:
+    """Typed root keys; evaluation draws from its own."""
+
+    train: jax.Array
+    evaluate: jax.Array
+
+    @classmethod
+    def of(cls, seed: int) -> "Keys":
+        train, evaluate = jax.random.split(jax.random.key(seed))
+        return cls(train, evaluate)
+
+
+def build_mesh(config: Config) -> Mesh:
+    return make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
+
+
+def build_policy(config: Config, mesh: Mesh) -> Policy:
+    """Read the Hugging Face directory `config.model.path` onto the mesh."""
+    directory = str(embedded_directory()) if config.model.path == EMBEDDED else config.model.path
+    params, model = load_hf(directory, mesh=mesh, dtype=config.model.compute_dtype, remat=config.model.remat)
+    tokenizer = load_tokenizer(directory)
+    return Policy(directory, params, model, tokenizer, tuple(end_token_ids(directory, tokenizer)), decoder(model))
+
+
+def build_data(config: Config, tokenizer: Any) -> tuple[PromptStream, list[Prompt]]:
+    """(the training stream, the held-out prompts). Rows dropped while loading are counted and logged."""
+    data = config.data
+    encode = lambda question: encode_prompt(tokenizer, question, data.prompt)
+    if data.task == "chain":
+        bare = lambda text: tokenizer.encode(text, add_special_tokens=False)
+        spec, seed = chain.DEFAULT_SPEC, config.seed
+        if data.train_prompts:
+            source = chain.chain_prompts(spec, "train", seed, data.train_prompts, encode, bare)
+        else:
+            source = chain.chain_source(spec, "train", seed, encode, bare)
+        # The held-out questions are the same for every seed: runs are compared on them.
+        return PromptStream(source, seed=seed), chain.chain_prompts(spec, "eval", 0, data.eval_prompts or 512, encode, bare)
+
+    def read(path, limit):
+        prompts, report = load_prompts(path, encode, data.max_prompt_length, data.on_bad_row)
+        if report.bad or report.too_long:
+            log.warning("%s: kept %d prompts; skipped %d bad rows and %d prompts longer than %d tokens", path, report.kept,
+                        report.bad, report.too_long, data.max_prompt_length)
+        return prompts[:limit] if limit else prompts
+
+    return (PromptStream(read(data.train, data.train_prompts), seed=config.seed),
+            read(data.eval, data.eval_prompts) if data.eval else [])
+
+
+def build_scorer(config: Config, policy: Policy, answer_length: int) -> RewardScorer:
+    """The verifier that the configuration names, with reward shaping."""
+    if config.reward.verifier == "exact":
+        verify = ExactScorer(policy.end_tokens, answer_length)
+    else:
+        verifier = MathVerifier(config.reward.workers, config.reward.timeout_s, config.reward.mode)
+        verify = MathScorer(policy.tokenizer, policy.end_tokens, verifier)
+    return RewardScorer(verify, config.reward, config.sampler.max_new)
+
+
+def build_generators(config: Config, policy: Policy, mesh: Mesh) -> tuple[Generator, Generator, int]:
+    """(training generator, evaluation generator, prompts per evaluation call).
+
+    Both have the same capacities, so with equal sampler settings they are one compiled program.
+    """
+    keys, prompts_samples = Keys.of(config.seed), capacities(config.make_rule(), config.driver)
+    s = config.sampler
+    train = SamplerConfig(slots=max(1, s.slots // row_shards(mesh)), max_new=s.max_new, temperature=s.temperature,
+                          end_tokens=policy.end_tokens, prefill_chunk=s.prefill_chunk)
+    held_out = dataclasses.replace(train, temperature=config.evaluation.temperature, top_p=config.evaluation.top_p)
+    make = lambda sampler, key: Generator(policy.decoder, sampler, mesh, *prompts_samples, config.data.max_prompt_length, key)
+    prompts, samples = prompts_samples
+    per_call = min(prompts, samples // config.evaluation.samples)
+    if per_call < 1:
+        raise ValueError(f"config.evaluation.samples ({config.evaluation.samples}) exceeds the {samples} samples of one "
+                         "generation call; lower it or raise config.driver.screen_prompts")
+    return make(train, keys.train), make(held_out, keys.evaluate), per_call
+
+
+def build_driver(config: Config, generator: Generator, stream: PromptStream, scorer: RewardScorer) -> HostDriver:
+    d = config.driver
+    buffer = SamplingBuffer(d.buffer_groups, d.buffer_order, None if d.max_age < 0 else d.max_age, config.seed)
+    return HostDriver(config.make_rule(), stream, generator, scorer, buffer, d)
+
+
+def build_optimizer(config: Config, params: Any) -> optax.GradientTransformation:
+    steps = config.training.steps * config.training.minibatches
+    return make_optimizer(OptimizerConfig(**dataclasses.asdict(config.optimizer), total_steps=steps), params)
+
+
+def update_config(config: Config) -> UpdateConfig:
+    """The static settings of the update."""
+    o, rows = config.objective, config.driver.groups * config.rule.n // config.training.minibatches
+    return UpdateConfig(
+        groups=config.driver.groups, micro_batch=config.training.micro_batch or rows,
+        temperature=config.sampler.temperature, advantage=o.advantage, loss=o.loss, aggregation=o.aggregation,
+        aggregation_constant=o.aggregation_constant or float(config.sampler.max_new), clip_low=o.clip_low,
+        clip_high=o.clip_high, dual_clip=o.dual_clip or None, truncation=o.truncation,
+        correction="recompute" if o.old_logprobs == "recompute" else "behaviour", kl_coef=o.kl_coef, kl_kind=o.kl_kind,
+        kl_in=o.kl_in, entropy_coef=o.entropy_coef, head_chunk=config.model.head_chunk or None)
+
+
+def longest_answer(prompts: list[Prompt], max_new: int) -> int:
+    """Capacity of an answer in tokens: no right response can be longer than a response."""
+    return max([max_new] + [len(np.asarray(p.answer_tokens)) for p in prompts])

@@ -1,0 +1,261 @@
+"""The training loop: groups in, update, metrics, evaluation, checkpoints. Python control code around compiled functions."""
+
+import dataclasses
+import json
+import logging
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from tqdm.auto import tqdm
+
+from rl_speed.config import Config
+from rl_speed.evaluation import Evaluation, evaluate
+from rl_speed.memory.group import Group
+from rl_speed.policy import save_hf
+from rl_speed.sampling.generate import Drawn, GenerationStats
+from rl_speed.training import build
+from rl_speed.training.batch import build_batch, split_groups
+from rl_speed.training.checkpoint import Checkpointer
+from rl_speed.training.driver import StepReport
+from rl_speed.training.metrics import CompileCounter, JsonLines, PhaseTimer
+from rl_speed.training.score import decode_responses
+from rl_speed.training.state import init_state, state_shardings
+from rl_speed.training.step import make_advantages, make_score, make_update
+
+log = logging.getLogger(__name__)
+
+
+class NonFiniteError(RuntimeError):
+    """Too many updates in a row had a non-finite loss or gradient."""
+
+
+@dataclasses.dataclass
+class Totals:
+    """Sums over the run; saved with it. `train_s` is wall-clock without evaluation and checkpoints."""
+
+    train_s: float = 0.0
+    tokens: int = 0
+    samples: int = 0
+    optimizer_steps: int = 0
+
+
+class Trainer:
+    """A run: `Trainer(config, workdir).run()`. Resumes from the newest checkpoint unless told otherwise.
+
+    Raises (constructor): ValueError for a configuration that cannot be, FileNotFoundError where `resume="must"` finds
+    nothing, FileExistsError where `resume="never"` finds a run.
+    """
+
+    def __init__(self, config: Config, workdir: str | Path):
+        self.config, self.workdir = config.validate(), Path(workdir)
+        self.compiles = CompileCounter()
+        self.mesh = build.build_mesh(config)
+        self.policy = build.build_policy(config, self.mesh)
+        self.stream, self.held_out = build.build_data(config, self.policy.tokenizer)
+        self.scorer = build.build_scorer(config, self.policy, build.longest_answer(self.held_out, config.sampler.max_new))
+        self.generator, self.held_out_generator, self.eval_prompts = build.build_generators(config, self.policy, self.mesh)
+        self.driver = build.build_driver(config, self.generator, self.stream, self.scorer)
+        self.optimizer = build.build_optimizer(config, self.policy.params)
+        self.settings = build.update_config(config)
+        shardings = state_shardings(self.policy.model, self.optimizer, self.mesh)
+        self._update = make_update(self.policy.model, self.optimizer, self.mesh, self.settings)
+        self._advantages = make_advantages(self.mesh, self.settings)
+        self._score = make_score(self.policy.model, self.mesh, shardings.params, self.settings)
+        self.state = init_state(self.policy.params, self.optimizer, shardings)
+        # The policy it starts from is the reference, if one is needed; otherwise its memory is let go.
+        self._reference = self.policy.params if config.objective.kl_coef > 0 else None
+        self.policy.params = None
+        self.totals, self.step, self.evaluations = Totals(), 0, []
+        self._open()
+
+    # Files and resume.
+
+    def _open(self) -> None:
+        self.workdir.mkdir(parents=True, exist_ok=True)
+        c = self.config.checkpoints
+        self._checkpoints = Checkpointer(self.workdir / "checkpoints", c.keep)
+        latest = self._checkpoints.latest()
+        if c.resume == "must" and latest is None:
+            raise FileNotFoundError(f"config.checkpoints.resume is 'must', but {self.workdir}/checkpoints holds none")
+        if c.resume == "never" and latest is not None:
+            raise FileExistsError(f"{self.workdir} already holds a run (step {latest}); choose another --workdir, or set "
+                                  "config.checkpoints.resume=auto to continue it")
+        if latest is not None:
+            self._restore(latest)
+        self.config.save(self.workdir / "config.json")
+        self._metrics = JsonLines(self.workdir / "metrics.jsonl", self.step)
+        self._rollouts = JsonLines(self.workdir / "rollouts.jsonl", self.step)
+        self._rollouts_logged_at = -1
+
+    def _restore(self, step: int) -> None:
+        self.state, host = self._checkpoints.restore(step, self.state)
+        self.stream.load_state_dict(host["stream"])
+        self.driver.load_state_dict(host["driver"])
+        self.driver.buffer.load_state_dict(host["buffer"])
+        self.totals = Totals(**host["totals"])
+        self.evaluations = json.loads(host["evaluations"])
+        self.step = step
+        log.info("resumed %s at step %d", self.workdir, step)
+
+    def save(self) -> None:
+        """Checkpoint everything the next step depends on."""
+        self._checkpoints.save(self.step, self.state, {
+            "stream": self.stream.state_dict(), "driver": self.driver.state_dict(),
+            "buffer": self.driver.buffer.state_dict(), "totals": dataclasses.asdict(self.totals),
+            "evaluations": json.dumps(self.evaluations)})
+
+    # One step.
+
+    def train_step(self, timer: PhaseTimer) -> tuple[list[Group], StepReport, dict[str, float]]:
+        """Generate, score, update. Returns the groups trained on, what the driver did, and the update's metrics."""
+        groups, report = self.driver.next_groups(self.state.params, self.step)
+        timer.add("generate", report.generate_s)
+        timer.add("score", report.score_s)
+        with timer.phase("update"):
+            metrics = jax.device_get(self.update(groups))
+        return groups, report, {name: float(value) for name, value in metrics.items()}
+
+    def update(self, groups: Sequence[Group]) -> dict[str, Any]:
+        """All optimizer steps of one RL step on these groups; metrics are the mean over them."""
+        c, o, parts = self.config, self.config.objective, self.config.training.minibatches
+        batch = build_batch(groups, c.driver.groups * c.rule.n, c.data.max_prompt_length + c.sampler.max_new,
+                            c.training.length_multiple)
+        # Plain policy gradient has no ratio, so that nothing needs to be recomputed for it.
+        recompute = o.old_logprobs != "behaviour" and not (o.loss == "pg" and o.old_logprobs == "recompute")
+        old = self._score(self.state.params, batch.tokens) if recompute else None
+        ref = None if self._reference is None else self._score(self._reference, batch.tokens)
+        in_reward = ref is not None and o.kl_in == "reward"
+        advantages = self._advantages(batch, batch.behaviour_logprobs - ref if in_reward else None)
+        if in_reward:
+            ref = None
+        if parts == 1:
+            self.state, metrics = self._update(self.state, batch, advantages, old, ref)
+            return metrics
+        whole = jax.device_get((batch, advantages, old, ref))
+        padding, rows, history = np.flatnonzero(batch.group_ids < 0), len(batch.group_ids) // parts, []
+        for part in split_groups(groups, parts):
+            index = np.flatnonzero(np.isin(batch.group_ids, part))
+            spare, padding = padding[:rows - len(index)], padding[rows - len(index):]
+            index = np.concatenate([index, spare])
+            self.state, metrics = self._update(self.state, *jax.tree.map(lambda x: x[index], whole))
+            history.append(metrics)
+        return jax.tree.map(lambda *values: sum(values) / parts, *history)
+
+    # The loop.
+
+    def run(self) -> dict[str, Any]:
+        """Train to the last step; returns (and writes) the summary.
+
+        Raises NonFiniteError after `training.max_skipped` non-finite updates in a row.
+        """
+        c = self.config
+        bar = tqdm(total=c.training.steps, initial=self.step, desc=c.method, disable=not c.logging.progress,
+                   dynamic_ncols=True, mininterval=0.5)
+        if self.step == 0 and c.evaluation.every and not self.evaluations:
+            self.evaluate()
+        timer = PhaseTimer()
+        while self.step < c.training.steps:
+            if self.step == c.logging.profile_step:
+                with jax.profiler.trace(str(self.workdir / "profile")):
+                    groups, report, metrics = self.train_step(timer)
+            else:
+                groups, report, metrics = self.train_step(timer)
+            seconds = timer.take()
+            self._account(report.generation, seconds["time/step"])
+            record = {**self._describe(groups, report), **metrics, **seconds}
+            self._log(record, groups)
+            self.step += 1
+            self._check_finite()
+            bar.update()
+            bar.set_postfix_str(self._progress(record), refresh=False)
+            last = self.step == c.training.steps
+            if c.evaluation.every and (self.step % c.evaluation.every == 0 or last):
+                self.evaluate()
+            if last or (c.checkpoints.every and self.step % c.checkpoints.every == 0):
+                self.save()
+            timer.take()  # evaluation and checkpoints are on nobody's clock
+        bar.close()
+        return self._finish()
+
+    def evaluate(self) -> Evaluation | None:
+        """Held-out accuracy of the policy as it is; kept with the totals it was reached at."""
+        if not self.held_out:
+            return None
+        e = self.config.evaluation
+        result = evaluate(self.held_out_generator, self.state.params, self.held_out, e.samples,
+                          lambda prompts, drawn: self.scorer(prompts, drawn)[1], self.eval_prompts)
+        self.evaluations.append({"step": self.step, **dataclasses.asdict(self.totals), **result.metrics(),
+                                 "eval/standard_error": result.standard_error})
+        return result
+
+    def _check_finite(self) -> None:
+        in_row = int(self.state.skipped_in_row)
+        if in_row >= self.config.training.max_skipped:
+            raise NonFiniteError(f"the last {in_row} updates had a non-finite loss or gradient and were skipped (step "
+                                 f"{self.step}); lower config.optimizer.learning_rate, or look at {self.workdir}/metrics.jsonl")
+
+    def _account(self, stats: GenerationStats, seconds: float) -> None:
+        t = self.totals
+        t.train_s += seconds
+        t.tokens += stats.tokens
+        t.samples += stats.samples
+        t.optimizer_steps += self.config.training.minibatches
+
+    def _describe(self, groups: Sequence[Group], report: StepReport) -> dict[str, float]:
+        """The step's numbers that are known on the host."""
+        g = report.generation
+        column = lambda name: np.concatenate([getattr(group, name) for group in groups])
+        ages, rates = self.step - column("versions"), np.array([group.correct.mean() for group in groups])
+        slots = self.generator.config.slots * self.generator.shards
+        return {
+            "reward": float(column("rewards").mean()), "accuracy": float(column("correct").mean()),
+            "length": float(column("lengths").mean()), "truncated": float(column("truncated").mean()),
+            "informative_groups": float(((rates > 0) & (rates < 1)).mean()),
+            "age_mean": float(ages.mean()), "age_max": float(ages.max()), "groups": float(len(groups)),
+            "groups_short": float(report.short),
+            "generated_tokens": float(g.tokens), "generated_samples": float(g.samples), "calls": float(g.calls),
+            "decode_steps": float(g.decode_steps), "slot_use": g.tokens / max(g.decode_steps * slots, 1),
+            "screened": float(report.screened), "accepted": float(report.accepted), "rejected": float(report.rejected),
+            "acceptance": self.driver.acceptance, "rejected_tokens_total": float(self.driver.tally.rejected_tokens),
+            **{f"total/{name}": float(value) for name, value in dataclasses.asdict(self.totals).items()},
+            **self.driver.buffer.metrics(self.step), **self.stream.metrics(), **self.scorer.metrics(),
+            "compilations": float(self.compiles.count), "compile_s": self.compiles.seconds,
+        }
+
+    def _log(self, record: dict[str, float], groups: Sequence[Group]) -> None:
+        self._metrics.write(self.step, record)
+        for group in groups[:self.config.logging.rollouts]:
+            row = slice(0, 1)
+            response = decode_responses(self.policy.tokenizer, Drawn(group.tokens[row], group.logprobs[row],
+                                                                     group.lengths[row], group.truncated[row]),
+                                        self.policy.end_tokens)[0]
+            self._rollouts.write(self.step, {
+                "id": group.prompt.id, "visit": group.prompt.visit, "question": group.prompt.text, "response": response,
+                "answer": group.prompt.answer, "correct": bool(group.correct[0]), "reward": float(group.rewards[0]),
+                "length": int(group.lengths[0]), "truncated": bool(group.truncated[0]),
+                "age": self.step - int(group.versions[0]), "group_accuracy": float(group.correct.mean())})
+
+    def _progress(self, record: dict[str, float]) -> str:
+        held = f"held-out {self.evaluations[-1]['eval/accuracy']:.3f}  " if self.evaluations else ""
+        return (f"{held}train {record['accuracy']:.2f}  accept {record['acceptance']:.2f}  "
+                f"{record['generated_tokens'] / max(record['time/generate'], 1e-9):,.0f} tok/s  age {record['age_mean']:.1f}")
+
+    def _finish(self) -> dict[str, Any]:
+        self._checkpoints.close()
+        self._metrics.close()
+        self._rollouts.close()
+        self.scorer.close()
+        if self.config.logging.export:
+            save_hf(self.workdir / "policy", self.state.params, self.policy.model, self.policy.tokenizer)
+        summary = {"method": self.config.method, "seed": self.config.seed, "steps": self.step,
+                   **dataclasses.asdict(self.totals), "skipped_updates": int(self.state.skipped),
+                   "prompts": dataclasses.asdict(self.driver.tally), "compilations": self.compiles.count,
+                   "compile_s": round(self.compiles.seconds, 2), "evaluations": self.evaluations,
+                   "device": jax.devices()[0].device_kind, "jax": jax.__version__,
+                   "finished": time.strftime("%Y-%m-%d %H:%M:%S")}
+        (self.workdir / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+        return summary

@@ -1,0 +1,50 @@
+"""Functions that the pool's tests run inside the workers."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+
+def act(kind, value=0.0):
+    """Returns `value`, or misbehaves in the way that `kind` names."""
+    if kind == "sleep":
+        time.sleep(value)
+    elif kind == "hang":
+        # Only SIGKILL ends this: no signal is delivered and the regex never leaves C.
+        signal.pthread_sigmask(signal.SIG_BLOCK, set(signal.valid_signals()))
+        re.match(r"(a+)+$", "a" * 60 + "b")
+    elif kind == "exit":
+        os._exit(3)
+    elif kind == "segfault":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    elif kind == "memory":
+        hog = [bytearray(256 << 20) for _ in range(64)]
+        return len(hog)
+    elif kind == "raise":
+        raise ValueError("no such luck")
+    elif kind == "quit":
+        sys.exit(1)
+    elif kind == "nan":
+        return float("nan")
+    elif kind == "print":
+        print("x" * 100_000, flush=True)
+        os.write(1, b"y" * 100_000)
+        subprocess.run([sys.executable, "-c", "print('z' * 100000)"], check=True)
+    elif kind == "pid":
+        return os.getpid()
+    elif kind == "nap and pid":
+        time.sleep(value)
+        return os.getpid()
+    elif kind == "own cause":
+        return value, "unheard of"
+    return value
+
+
+def has_jax(value):
+    """1 if this worker holds JAX, even with the project's graders imported."""
+    import rl_speed.rewards.grading  # noqa: F401
+
+    return "jax" in sys.modules

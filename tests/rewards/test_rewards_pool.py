@@ -1,0 +1,246 @@
+"""The worker pool: what goes wrong costs one item, and nothing outlives its purpose."""
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import jax
+import numpy as np
+import pytest
+
+from rl_speed.rewards import WorkerPool
+
+HERE = pathlib.Path(__file__).parent
+ACT = "rewards_pool_targets:act"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def targets_importable():
+    """Workers get the caller's sys.path; JAX is live here, as it is in a training run."""
+    jax.devices()
+    sys.path.insert(0, str(HERE))
+    yield
+    sys.path.remove(str(HERE))
+
+
+@pytest.fixture(scope="module")
+def pool(targets_importable):
+    with WorkerPool(ACT, 2, timeout_s=3.0, memory_limit_mb=512) as pool:
+        yield pool
+
+
+def wait_until_gone(pids, seconds):
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if not any(is_running(pid) for pid in pids):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def is_running(pid):
+    try:
+        stat = pathlib.Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
+        return False
+    return stat.rpartition(")")[2].split()[0] != "Z"
+
+
+def in_thread(function):
+    """Runs the function on a background thread and hands over its result or its exception."""
+    outcome = []
+
+    def body():
+        try:
+            outcome.append((function(), None))
+        except BaseException as error:
+            outcome.append((None, error))
+
+    thread = threading.Thread(target=body)
+    thread.start()
+    thread.join(60)
+    (result, error), = outcome
+    if error is not None:
+        raise error
+    return result
+
+
+def test_results_come_back_in_order_whichever_finishes_first(pool):
+    items = [("sleep", 0.02 * (i % 3)) if i % 2 else ("value", i) for i in range(40)]
+    values = pool.score(items)
+    assert values.dtype == np.float32
+    np.testing.assert_allclose(values, [item[1] for item in items], rtol=1e-6)
+
+
+@pytest.mark.parametrize("run", [lambda f: f(), in_thread], ids=["main", "thread"])
+def test_each_failure_costs_its_own_item_and_is_counted_by_cause(pool, run):
+    failures = {
+        "hang": "timeout",
+        "exit": "crash",
+        "segfault": "crash",
+        "memory": "memory",
+        "raise": "exception",
+        "quit": "exception",
+        "nan": "exception",
+    }
+    items, expected, causes = [], [], []
+    for i, (kind, cause) in enumerate(failures.items()):
+        items += [("value", i + 1), (kind,), ("print", i + 100)]
+        expected += [i + 1, 0, i + 100]
+        causes += ["ok", cause, "ok"]
+    before = pool.counts.copy()
+
+    values, found = run(lambda: pool.score_detailed(items))
+
+    np.testing.assert_array_equal(values, expected)
+    assert found == causes
+    added = pool.counts - before
+    assert added == {"ok": 14, "timeout": 1, "crash": 2, "memory": 1, "exception": 3}
+    # Alive afterwards, at full strength: every worker takes its share.
+    assert len(set(pool.score([("nap and pid", 0.2)] * 4))) == 2
+
+
+def test_wall_clock_is_bounded_by_the_limits(targets_importable):
+    with WorkerPool(ACT, 2, timeout_s=0.5) as pool:
+        pool.score([("value", 1)] * 2)
+        start = time.monotonic()
+        values, causes = pool.score_detailed([("hang",)] * 4 + [("value", 7)] * 20)
+        elapsed = time.monotonic() - start
+    assert causes == ["timeout"] * 4 + ["ok"] * 20
+    assert values.tolist() == [0] * 4 + [7] * 20
+    # Four hangs on two workers: two rounds of the limit, and the restarts (slow when loaded).
+    assert 1.0 <= elapsed < 8.0
+
+
+def test_calls_from_several_threads_keep_their_results_apart(pool):
+    results = {}
+
+    def call(base):
+        results[base] = pool.score([("value", base + i) for i in range(50)])
+
+    threads = [threading.Thread(target=call, args=(1000 * k,)) for k in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    for base in (0, 1000, 2000):
+        np.testing.assert_array_equal(results[base], base + np.arange(50))
+
+
+def test_the_function_may_name_its_own_cause(pool):
+    values, causes = pool.score_detailed([("own cause", 0.25), ("value", 1)])
+    assert values.tolist() == [0.25, 1] and causes == ["unheard of", "ok"]
+    assert pool.counts["unheard of"] == 1
+
+
+def test_the_latest_message_of_a_cause_is_kept(pool):
+    pool.score([("raise",)])
+    assert pool.last_message["exception"] == "ValueError: no such luck"
+    pool.score([("exit",)])
+    assert "exit code 3" in pool.last_message["crash"]
+
+
+def test_no_items(pool):
+    values, causes = pool.score_detailed([])
+    assert values.shape == (0,) and values.dtype == np.float32 and causes == []
+
+
+def test_workers_stay_warm_and_are_recycled(targets_importable):
+    with WorkerPool(ACT, 1, timeout_s=5.0, recycle_after=4) as pool:
+        pids = [int(pool.score([("pid",)])[0]) for _ in range(2)]
+        pids += pool.score([("pid",)] * 8).astype(int).tolist()
+    assert [len(set(pids[i : i + 4])) for i in (0, 4)] == [1, 1]
+    assert len(set(pids)) == 3
+    assert not any(is_running(pid) for pid in pids)
+
+
+def test_an_interrupted_call_leaves_nothing_for_the_next(targets_importable):
+    class Interrupted(Exception):
+        pass
+
+    def interrupt(*_):
+        raise Interrupted
+
+    with WorkerPool(ACT, 2, timeout_s=5.0) as pool:
+        pool.score([("value", 1)] * 2)
+        previous = signal.signal(signal.SIGALRM, interrupt)
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.3)
+            with pytest.raises(Interrupted):
+                pool.score([("sleep", 1.0), ("sleep", 2.0)])
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, previous)
+        assert pool.score([("value", 5), ("value", 6)]).tolist() == [5, 6]
+
+
+@pytest.mark.parametrize(
+    "function, said",
+    [("no_such_module:f", "no_such_module"), ("rewards_pool_targets:nothing", "nothing")],
+)
+def test_a_function_that_cannot_be_loaded_is_an_error_not_a_zero(targets_importable, function, said):
+    with WorkerPool(function, 2, timeout_s=1.0) as pool:
+        with pytest.raises(RuntimeError, match=said):
+            pool.score([("value", 1)] * 4)
+
+
+def test_a_memory_limit_too_small_to_start_under_is_an_error(targets_importable):
+    with WorkerPool("rl_speed.rewards.grading:grade", 1, timeout_s=1.0, memory_limit_mb=24) as pool:
+        with pytest.raises(RuntimeError, match="could not load|memory_limit_mb"):
+            pool.score([("a", "a")])
+
+
+def test_workers_never_hold_jax(targets_importable):
+    with WorkerPool("rewards_pool_targets:has_jax", 1, timeout_s=10.0) as pool:
+        values, causes = pool.score_detailed([(0,)])
+    assert causes == ["ok"] and values.tolist() == [0]
+
+
+def test_a_closed_pool_refuses_and_closing_twice_is_harmless(targets_importable):
+    pool = WorkerPool(ACT, 1, timeout_s=1.0)
+    pool.start()
+    pool.close()
+    pool.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        pool.score([("value", 1)])
+
+
+@pytest.mark.parametrize("bad", [{"workers": 0}, {"timeout_s": 0}, {"function": "module"}])
+def test_settings_that_cannot_work_are_refused(bad):
+    with pytest.raises(ValueError):
+        WorkerPool(**{"function": ACT, "workers": 1, "timeout_s": 1.0, **bad})
+
+
+PARENT = """
+import os, sys, threading
+sys.path[:0] = [{root!r}, {here!r}]
+from rl_speed.rewards import pool as pool_module
+pool_module._BACKSTOP_S = 0.5
+pool = pool_module.WorkerPool("rewards_pool_targets:act", 2, timeout_s=1.0)
+print(*pool.score([("pid",), ("sleep", 0.2), ("pid",), ("sleep", 0.2)])[::2].astype(int), flush=True)
+threading.Thread(target=pool.score, args=([("sleep", 60)],), daemon=True).start()
+sys.stdin.readline()
+{ending}
+"""
+
+
+@pytest.mark.parametrize("ending", ["os.kill(os.getpid(), 9)", "sys.exit(0)"], ids=["killed", "exit"])
+def test_no_worker_outlives_its_parent(ending):
+    """Killed, the parent can clean up nothing: the idle worker sees that, the busy one is timed."""
+    code = PARENT.format(root=str(HERE.parents[1]), here=str(HERE), ending=ending)
+    with subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+    ) as parent:
+        pids = [int(pid) for pid in parent.stdout.readline().split()]
+        time.sleep(0.2)
+        assert pids and all(is_running(pid) for pid in pids)
+        parent.stdin.write("\n")
+    assert wait_until_gone(pids, 10.0)
