@@ -1,0 +1,149 @@
+"""The policy as the sampler sees it: prefill of contexts, one decode step, both without a layer loop.
+
+Decoding reads an unstacked, cast copy of the layers, made once per call: a scan over stacked weights would slice them anew
+for every token. Shape letters as in `transformer`, and C contexts, L context tokens, S slots, M cache positions.
+"""
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from rl_speed.policy.config import ModelConfig
+from rl_speed.policy.transformer import full_precision, output_head, rms_norm, rope_angles, rotate
+from rl_speed.sampling.types import Array, Decoder
+
+# Low enough to vanish from any softmax, and finite, so that a fully masked part gives zeros and no NaN.
+MASKED = -1e30
+
+
+class KV(NamedTuple):
+    """Keys (rotated) and values of one layer: [rows, G, positions, K]."""
+
+    k: Array
+    v: Array
+
+
+class DecodeParams(NamedTuple):
+    """Weights laid out for decoding: a list of layers with fused projections, and the tables around them."""
+
+    embed: Array  # [V, D]
+    layers: list[dict[str, Array]]
+    final_norm: Array
+    head: dict[str, Array]
+
+
+def prepare(params: Any, config: ModelConfig) -> DecodeParams:
+    """Unstack, cast to the compute dtype, and fuse q/k/v and gate/up into one matrix each."""
+    dtype = jnp.dtype(config.dtype)
+    flat = lambda x: x.reshape(x.shape[0], -1)
+
+    def layer(i: int) -> dict[str, Array]:
+        w = {name: value[i] for name, value in params["layers"].items()}
+        out = {"attn_norm": w["attn_norm"], "mlp_norm": w["mlp_norm"],
+               "wqkv": jnp.concatenate([flat(w[n]) for n in ("wq", "wk", "wv")], axis=1).astype(dtype),
+               "wo": w["wo"].reshape(-1, config.width).astype(dtype),
+               "w_up": jnp.concatenate([w["w_gate"], w["w_up"]], axis=1).astype(dtype), "w_down": w["w_down"].astype(dtype)}
+        if config.qkv_bias:
+            out["bqkv"] = jnp.concatenate([w[n].reshape(-1) for n in ("bq", "bk", "bv")]).astype(dtype)
+        return out
+
+    head = {name: params[name].astype(dtype) for name in (("embed",) if config.tie_embeddings else ("lm_head",))}
+    return DecodeParams(params["embed"].astype(dtype), [layer(i) for i in range(config.layers)], params["final_norm"], head)
+
+
+def project(layer: dict[str, Array], x: Array, rope: tuple[Array, Array], config: ModelConfig):
+    """Rotated queries [..., H, K], rotated keys [..., G, K] and values [..., G, K] of normed inputs [..., D]."""
+    qkv = rms_norm(x, layer["attn_norm"], config.norm_eps) @ layer["wqkv"]
+    if config.qkv_bias:
+        qkv = qkv + layer["bqkv"]
+    heads = qkv.reshape(*x.shape[:-1], config.heads + 2 * config.kv_heads, config.head_dim)
+    rotated = rotate(heads[..., :config.heads + config.kv_heads, :], *rope)
+    return rotated[..., :config.heads, :], rotated[..., config.heads:, :], heads[..., config.heads + config.kv_heads:, :]
+
+
+def feed_forward(layer: dict[str, Array], x: Array, config: ModelConfig) -> Array:
+    """SwiGLU with fused gate and up, without the residual."""
+    hidden = rms_norm(x, layer["mlp_norm"], config.norm_eps) @ layer["w_up"]
+    return (jax.nn.silu(hidden[..., :config.mlp_width]) * hidden[..., config.mlp_width:]) @ layer["w_down"]
+
+
+def prefill(params: DecodeParams, tokens_CxL: Array, lengths_C: Array, config: ModelConfig):
+    """KV of every context token, and the hidden state and logits at each context's last token.
+
+    Returns (list of KV [C, G, L, K], f[C, D], f32[C, V]). What the caller leaves unused is not computed.
+    """
+    contexts, length = tokens_CxL.shape
+    with full_precision(config):
+        rope = rope_angles(jnp.arange(length, dtype=jnp.int32)[None], config)
+        x_CxLxD = params.embed[tokens_CxL]
+        pool = []
+        for layer in params.layers:
+            q, k, v = project(layer, x_CxLxD, rope, config)
+            pool.append(KV(jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2)))
+            out = jax.nn.dot_product_attention(q, k, v, is_causal=True)
+            x_CxLxD = x_CxLxD + out.reshape(contexts, length, -1) @ layer["wo"]
+            x_CxLxD = x_CxLxD + feed_forward(layer, x_CxLxD, config)
+        last_CxD = jnp.take_along_axis(x_CxLxD, (lengths_C - 1)[:, None, None], axis=1)[:, 0]
+        last_CxD = rms_norm(last_CxD, params.final_norm, config.norm_eps)
+    return pool, last_CxD, output_head(params.head, last_CxD, config)
+
+
+def init_cache(slots: int, max_new: int, config: ModelConfig) -> list[KV]:
+    """An empty cache of `max_new` positions a row, per layer."""
+    zeros = lambda: jnp.zeros((slots, config.kv_heads, max_new, config.head_dim), jnp.dtype(config.dtype))
+    return [KV(zeros(), zeros()) for _ in range(config.layers)]
+
+
+def attend(q_SxHxK: Array, context: KV, cache: KV, context_mask_SxL: Array, cache_mask_SxM: Array,
+           config: ModelConfig) -> Array:
+    """Attention of one query a row to its context and its own suffix, under one softmax in float32. Returns [S, H * K]."""
+    slots = q_SxHxK.shape[0]
+    q = q_SxHxK.reshape(slots, config.kv_heads, -1, config.head_dim) * config.head_dim**-0.5
+
+    def scores(keys, mask):
+        s = jnp.einsum("sgqk,sgtk->sgqt", q, keys, preferred_element_type=jnp.float32)
+        return jnp.where(mask[:, None, None], s, MASKED)
+
+    context_scores, suffix_scores = scores(context.k, context_mask_SxL), scores(cache.k, cache_mask_SxM)
+    top = jnp.maximum(context_scores.max(-1, keepdims=True), suffix_scores.max(-1, keepdims=True))
+    # MASKED - top is far below the smallest exponent, so masked entries weigh exactly zero: a row always sees itself.
+    context_weights, suffix_weights = jnp.exp(context_scores - top), jnp.exp(suffix_scores - top)
+    total = context_weights.sum(-1, keepdims=True) + suffix_weights.sum(-1, keepdims=True)
+    mix = lambda weights, values: jnp.einsum("sgqt,sgtk->sgqk", weights.astype(values.dtype), values,
+                                             preferred_element_type=jnp.float32)
+    out = (mix(context_weights, context.v) + mix(suffix_weights, cache.v)) / total
+    return out.astype(q_SxHxK.dtype).reshape(slots, -1)
+
+
+def decode(params: DecodeParams, context_kv: list[KV], cache: list[KV], token_S: Array, context_index_S: Array,
+           context_length_S: Array, suffix_length_S: Array, active_S: Array, config: ModelConfig):
+    """One token a row; see `rl_speed.sampling.Decoder`. Returns (logits f32[S, V], cache)."""
+    del active_S  # idle rows compute on stale, finite numbers
+    slots, length = token_S.shape[0], context_kv[0].k.shape[2]
+    room = cache[0].k.shape[2]
+    row_S, at_S = jnp.arange(slots), jnp.minimum(suffix_length_S, room - 1)
+    context_mask_SxL = jnp.arange(length) < context_length_S[:, None]
+    cache_mask_SxM = jnp.arange(room) <= suffix_length_S[:, None]
+    with full_precision(config):
+        rope = rope_angles(context_length_S + suffix_length_S, config)
+        x_SxD = params.embed[token_S]
+        updated = []
+        for layer, context, rows in zip(params.layers, context_kv, cache):
+            q, k, v = project(layer, x_SxD, rope, config)
+            put = lambda old, new: old.at[row_S, :, at_S].set(new, unique_indices=True, indices_are_sorted=True)
+            rows = KV(put(rows.k, k), put(rows.v, v))
+            updated.append(rows)
+            mine = KV(context.k[context_index_S], context.v[context_index_S])
+            x_SxD = x_SxD + attend(q, mine, rows, context_mask_SxL, cache_mask_SxM, config) @ layer["wo"]
+            x_SxD = x_SxD + feed_forward(layer, x_SxD, config)
+        x_SxD = rms_norm(x_SxD, params.final_norm, config.norm_eps)
+    return output_head(params.head, x_SxD, config), updated
+
+
+@functools.lru_cache(maxsize=16)
+def decoder(config: ModelConfig) -> Decoder:
+    """This policy for the sampler. One object per config, so that jit sees one static argument."""
+    bind = lambda function: functools.partial(function, config=config)
+    return Decoder(prefill=bind(prefill), init_cache=bind(init_cache), decode=bind(decode), prepare=bind(prepare))
