@@ -1,7 +1,9 @@
 """The embedded task: running totals modulo 10, with a real frontier of difficulty.
 
-A question is digits joined by one operator, "3+4+5+9"; its answer is every running total after the first digit, "726"
-would be wrong and "721" is right (3+4=7, 7+5=2, 2+9=1, all modulo 10). An answer counts only as a whole, so guessing an
+A question is an operator and digits, filled up with dots to the longest question's width, "+3459....". Its answer is every
+running total after the first digit: "721" (3+4=7, 7+5=2, 2+9=1, all modulo 10); "726" would be wrong. Thanks to the dots
+the digit that a step needs is always equally far back, which a policy of 0.1 M parameters learns within a minute or two. An
+answer counts only as a whole, so guessing an
 answer to n numbers succeeds with probability 10^-(n-1).
 
 An operator is a table digit x digit -> digit that the policy has to know by heart. What it knows comes from the
@@ -38,6 +40,8 @@ TABLES: dict[str, Callable[[int, int], int]] = {
     "^": lambda total, number: 3 * total + number,
     "&": lambda total, number: total + 3 * number,
 }
+
+FILL = "."
 
 # What each split is drawn with, and on which side of the hash its questions lie. Demonstrations share the training side.
 SPLITS = {"train": (0, False), "eval": (1, True), "demo": (2, False), "demo_eval": (3, True)}
@@ -94,8 +98,13 @@ class ChainSpec:
 
     @property
     def max_prompt_tokens(self) -> int:
-        """Tokens of the longest prompt, "{question}=", one token a character."""
-        return 2 * max(c.max_numbers for c in self.classes)
+        """Tokens of a prompt, "{question}=", one token a character."""
+        return self.width + 2
+
+    @property
+    def width(self) -> int:
+        """Digits of the longest question; shorter ones are filled up to it with dots."""
+        return max(c.max_numbers for c in self.classes)
 
     @property
     def max_response_tokens(self) -> int:
@@ -115,22 +124,27 @@ class ChainQuestion:
 
 # The shipped policy's mixture; its measured histogram of pass rates is beside the policy in assets/embedded.
 DEFAULT_SPEC = ChainSpec((
-    ChainClass("easy", "+", 3, 6, weight=0.30),
+    ChainClass("easy", "+", 3, 8, weight=0.30),
     ChainClass("middle", "-", 3, 8, weight=0.25, noise=0.3),
-    ChainClass("long", "-", 10, 12, weight=0.20, noise=0.3),
-    ChainClass("beyond", "*", 5, 8, weight=0.25, demonstrated=0.0),
+    ChainClass("long", "-", 12, 12, weight=0.10, noise=0.3),
+    ChainClass("beyond", "*", 5, 8, weight=0.35, demonstrated=0.0),
 ))
+
+
+def digits_of(text: str) -> tuple[str, list[int]]:
+    """(operator, digits) of a question; raises ValueError for text that is not one."""
+    operator, digits = text[:1], text[1:].rstrip(FILL)
+    if operator not in TABLES or len(digits) < 2 or not set(digits) <= set("0123456789"):
+        raise ValueError(f"not a question, an operator of {' '.join(TABLES)}, digits, then dots: {text!r}")
+    return operator, [int(digit) for digit in digits]
 
 
 def answer(text: str) -> str:
     """The right answer to a question; raises ValueError for text that is not a question."""
-    operator = text[1:2]
-    if operator not in TABLES or len(text) % 2 == 0 or not set(text[::2]) <= set("0123456789") \
-            or set(text[1::2]) != {operator}:
-        raise ValueError(f"not a chain of digits and one operator of {' '.join(TABLES)}: {text!r}")
-    total, written = int(text[0]), []
-    for digit in text[2::2]:
-        total = TABLES[operator](total, int(digit)) % 10
+    operator, (total, *rest) = digits_of(text)
+    written = []
+    for digit in rest:
+        total = TABLES[operator](total, digit) % 10
         written.append(str(total))
     return "".join(written)
 
@@ -143,8 +157,7 @@ def held_out(text: str) -> bool:
 def question(spec: ChainSpec, split: str, seed: int, index: int) -> ChainQuestion:
     """Question `index` of an endless split: its class by weight, its length and digits uniformly."""
     generator = _generator(split, seed, index)
-    cls = spec.classes[_pick(generator, [c.weight for c in spec.classes])]
-    return _question(generator, cls, split, seed, index)
+    return _question(generator, spec, _pick(generator, [c.weight for c in spec.classes]), split, seed, index)
 
 
 def questions(spec: ChainSpec, split: str, seed: int, size: int) -> list[ChainQuestion]:
@@ -166,7 +179,7 @@ def questions(spec: ChainSpec, split: str, seed: int, size: int) -> list[ChainQu
     for index, row in enumerate(order):
         generator = _generator(split, seed, index)
         for _ in range(1000):
-            item = _question(generator, spec.classes[row], split, seed, index)
+            item = _question(generator, spec, row, split, seed, index)
             if item.text not in seen:
                 break
         else:
@@ -184,12 +197,13 @@ def demonstration(spec: ChainSpec, seed: int, index: int, split: str = "demo") -
     """
     generator = _generator(split, seed, index)
     cls = spec.classes[_pick(generator, [c.demonstrated for c in spec.classes])]
-    text = _text(generator, cls, held=SPLITS[split][1])
-    total, written = int(text[0]), []
-    wrong = generator.random(len(text) // 2) < cls.noise
-    shift = generator.integers(1, 10, len(text) // 2)
-    for step, digit in enumerate(text[2::2]):
-        total = TABLES[cls.operator](total, int(digit)) % 10
+    text = _text(generator, cls, spec.width, held=SPLITS[split][1])
+    _, (total, *rest) = digits_of(text)
+    written = []
+    wrong = generator.random(len(rest)) < cls.noise
+    shift = generator.integers(1, 10, len(rest))
+    for step, digit in enumerate(rest):
+        total = TABLES[cls.operator](total, digit) % 10
         if wrong[step]:
             total = (total + int(shift[step])) % 10
         written.append(str(total))
@@ -231,14 +245,15 @@ def _pick(generator: np.random.Generator, weights: list[float]) -> int:
     return int(np.searchsorted(total, generator.random() * total[-1], side="right"))
 
 
-def _question(generator: np.random.Generator, cls: ChainClass, split: str, seed: int, index: int) -> ChainQuestion:
-    text = _text(generator, cls, held=SPLITS[split][1])
+def _question(generator: np.random.Generator, spec: ChainSpec, row: int, split: str, seed: int, index: int) -> ChainQuestion:
+    cls = spec.classes[row]
+    text = _text(generator, cls, spec.width, held=SPLITS[split][1])
     return ChainQuestion(id=f"chain-{split}-{seed}-{index}", text=text, answer=answer(text), class_name=cls.name)
 
 
-def _text(generator: np.random.Generator, cls: ChainClass, held: bool) -> str:
+def _text(generator: np.random.Generator, cls: ChainClass, width: int, held: bool) -> str:
     numbers = int(generator.integers(cls.min_numbers, cls.max_numbers + 1))
     while True:  # ends: either side of the hash has questions of every length (tested)
-        text = cls.operator.join(map(str, generator.integers(0, 10, numbers)))
+        text = cls.operator + "".join(map(str, generator.integers(0, 10, numbers))) + FILL * (width - numbers)
         if held_out(text) == held:
             return text

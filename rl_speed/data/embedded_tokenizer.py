@@ -5,10 +5,10 @@ import os
 import pathlib
 from typing import Any
 
-from rl_speed.data.chain import TABLES
+from rl_speed.data.chain import FILL, TABLES
 
 PAD, END = "<|pad|>", "<|end|>"
-VOCABULARY = (PAD, END, *"0123456789", *TABLES, "=")
+VOCABULARY = (PAD, END, *"0123456789", *TABLES, FILL, "=")
 PAD_ID, END_ID = VOCABULARY.index(PAD), VOCABULARY.index(END)
 
 # How a question becomes a prompt: there is no chat template.
