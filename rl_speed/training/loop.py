@@ -10,7 +10,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from tqdm.auto import tqdm
 
 from rl_speed.config import Config
 from rl_speed.evaluation import Evaluation, evaluate
@@ -22,6 +21,7 @@ from rl_speed.training.batch import build_batch, split_groups
 from rl_speed.training.checkpoint import Checkpointer
 from rl_speed.training.driver import StepReport
 from rl_speed.training.metrics import CompileCounter, JsonLines, PhaseTimer
+from rl_speed.training.progress import progress_bar
 from rl_speed.training.score import decode_responses
 from rl_speed.training.state import init_state, state_shardings
 from rl_speed.training.step import make_advantages, make_score, make_update
@@ -153,8 +153,7 @@ class Trainer:
         Raises NonFiniteError after `training.max_skipped` non-finite updates in a row.
         """
         c = self.config
-        bar = tqdm(total=c.training.steps, initial=self.step, desc=c.method, disable=not c.logging.progress,
-                   dynamic_ncols=True, mininterval=0.5)
+        bar = progress_bar(c.training.steps, c.method, self.step, c.logging.progress)
         if self.step == 0 and c.evaluation.every and not self.evaluations:
             self.evaluate()
         timer = PhaseTimer()

@@ -1,0 +1,9 @@
+"""The embedded task, the settings that every method shares. Methods differ in rule and objective alone.
+
+Launch:  python experiments/compare.py --config=configs/embedded.py --methods=speed_rloo,rloo --workdir=runs/compare
+Expect:  see README.md, "Results".
+"""
+
+from rl_speed.presets import embedded
+
+get_config = embedded

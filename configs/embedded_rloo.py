@@ -1,0 +1,11 @@
+"""RLOO on the embedded task.
+
+Launch:  python experiments/train.py --config=configs/embedded_rloo.py --workdir=runs/rloo
+"""
+
+from rl_speed import methods, presets
+from rl_speed.config import Config
+
+
+def get_config() -> Config:
+    return methods.apply(presets.embedded(), "rloo")

@@ -1,0 +1,11 @@
+"""SPEED-RLOO on the embedded task.
+
+Launch:  python experiments/train.py --config=configs/embedded_speed_rloo.py --workdir=runs/speed_rloo
+"""
+
+from rl_speed import methods, presets
+from rl_speed.config import Config
+
+
+def get_config() -> Config:
+    return methods.apply(presets.embedded(), "speed_rloo")

@@ -1,0 +1,31 @@
+"""What a run says when it is over."""
+
+from pathlib import Path
+from typing import Any
+
+from rl_speed.training.metrics import read_lines
+
+
+def closing_summary(summary: dict[str, Any], workdir: Path, plots: list[Path]) -> str:
+    """The text printed at the end of a run."""
+    records, points, prompts = read_lines(workdir / "metrics.jsonl"), summary["evaluations"], summary["prompts"]
+    lines = ["", f"{summary['method']}, seed {summary['seed']}: {summary['steps']} steps, "
+                 f"{summary['train_s']:.0f} s of training, {summary['tokens'] / 1e6:.2f} M generated tokens"]
+    if points:
+        first, last = points[0], points[-1]
+        lines.append(f"  held-out accuracy   {first['eval/accuracy']:.3f} -> {last['eval/accuracy']:.3f}   "
+                     f"({last['eval/accuracy'] - first['eval/accuracy']:+.3f}; standard error {last['eval/standard_error']:.3f})")
+        for name in sorted(n for n in last if n.startswith("eval/accuracy_")):
+            lines.append(f"    {name.removeprefix('eval/accuracy_'):<17} {first[name]:.3f} -> {last[name]:.3f}")
+    lines.append(f"  prompts             {prompts['screened']} screened, {prompts['completed']} completed, "
+                 f"{prompts['rejected']} rejected ({prompts['failed']} never solved, {prompts['solved']} always)")
+    if records:
+        whole = sum(r["time/step"] for r in records)
+        phases = {name: sum(r.get(f"time/{name}", 0.0) for r in records) / whole
+                  for name in ("generate", "score", "update", "other")}
+        lines.append("  time                " + ", ".join(f"{name} {share:.0%}" for name, share in phases.items()))
+    lines.append(f"  compilations        {summary['compilations']} in {summary['compile_s']:.0f} s"
+                 + (f";  {summary['skipped_updates']} updates skipped" if summary["skipped_updates"] else ""))
+    lines.append(f"  written to          {workdir}: metrics.jsonl, rollouts.jsonl, summary.json, policy/")
+    lines += [f"  plot                {path}" for path in plots]
+    return "\n".join(lines)

@@ -1,0 +1,39 @@
+"""Packaging of rl_speed."""
+
+from setuptools import find_packages, setup
+
+setup(
+    name="rl_speed",
+    version="0.1.0",
+    description="RL with verifiable rewards that spends samples where they teach: SPEED-RL and its relatives in JAX.",
+    license="Apache-2.0",
+    packages=find_packages(include=["rl_speed", "rl_speed.*"]),
+    package_data={"rl_speed": ["assets/**/*"]},
+    python_requires=">=3.11",
+    install_requires=[
+        "jax>=0.10.2,<0.13",
+        "flax>=0.12",
+        "optax>=0.2.5",
+        "orbax-checkpoint>=0.11.20",
+        "transformers>=5",
+        "tokenizers>=0.22",
+        "numpy>=2",
+        "math-verify>=0.9",
+        "latex2sympy2_extended",
+        "absl-py>=2",
+        "ml_collections>=1",
+        "safetensors>=0.5",
+        "matplotlib>=3.8",
+        "tqdm>=4.66",
+    ],
+    extras_require={
+        "cuda": ["jax[cuda13]>=0.10.2,<0.13"],
+        "tpu": ["jax[tpu]>=0.10.2,<0.13"],
+        # Not the package called "jetstream", which is an unrelated tool.
+        "jetstream": ["google-jetstream==0.2.2"],
+        "dev": ["pytest>=8"],
+        # An independent reference for a few tests, which skip without it. Apart from "dev", since the default wheel
+        # of torch brings gigabytes of CUDA along.
+        "torch-reference": ["torch"],
+    },
+)
