@@ -26,6 +26,8 @@ def main(_):
     from rl_speed.training.setup import setup_jax
 
     setup_jax()
+    if not flags.FLAGS["verbosity"].present:
+        logging.set_verbosity(logging.WARNING)  # Orbax tells every detail of every save
     try:
         trainer = Trainer(_CONFIG.value, _WORKDIR.value)
     except (ValueError, FileNotFoundError, FileExistsError) as error:

@@ -35,7 +35,7 @@ class NonFiniteError(RuntimeError):
 
 @dataclasses.dataclass
 class Totals:
-    """Sums over the run; saved with it. `train_s` is wall-clock without evaluation and checkpoints."""
+    """Sums over the run; saved with it. `train_s` is wall-clock without evaluation, checkpoints and compilation."""
 
     train_s: float = 0.0
     tokens: int = 0
@@ -158,13 +158,15 @@ class Trainer:
             self.evaluate()
         timer = PhaseTimer()
         while self.step < c.training.steps:
+            compiled = self.compiles.seconds
             if self.step == c.logging.profile_step:
                 with jax.profiler.trace(str(self.workdir / "profile")):
                     groups, report, metrics = self.train_step(timer)
             else:
                 groups, report, metrics = self.train_step(timer)
             seconds = timer.take()
-            self._account(report.generation, seconds["time/step"])
+            seconds["time/compile"] = self.compiles.seconds - compiled
+            self._account(report.generation, seconds["time/step"] - seconds["time/compile"])
             record = {**self._describe(groups, report), **metrics, **seconds}
             self._log(record, groups)
             self.step += 1
