@@ -54,7 +54,7 @@ class ChainClass:
 
     Attributes:
       name: label for tables and plots.
-      operator: a key of `TABLES`.
+      operator: a key of `TABLES`, or several, of which each question takes one at random: "-~".
       min_numbers, max_numbers: how many digits a question has, uniformly, both ends included.
       weight: share of the prompts, relative to the other classes.
       noise: probability that a step of a demonstration is wrong, in [0, 0.9).
@@ -71,7 +71,7 @@ class ChainClass:
 
     def __post_init__(self):
         for field, ok, want in (
-            ("operator", self.operator in TABLES, f"one of {' '.join(TABLES)}"),
+            ("operator", bool(self.operator) and set(self.operator) <= set(TABLES), f"of {' '.join(TABLES)}"),
             ("min_numbers", self.min_numbers >= 2, "at least 2"),
             ("max_numbers", self.max_numbers >= self.min_numbers, f"at least min_numbers ({self.min_numbers})"),
             ("weight", self.weight >= 0, "0 or more"),
@@ -125,8 +125,8 @@ class ChainQuestion:
 # The shipped policy's mixture; its measured histogram of pass rates is beside the policy in assets/embedded.
 DEFAULT_SPEC = ChainSpec((
     ChainClass("easy", "+", 3, 8, weight=0.30),
-    ChainClass("middle", "-", 3, 8, weight=0.25, noise=0.3),
-    ChainClass("long", "-", 12, 12, weight=0.10, noise=0.3),
+    ChainClass("middle", "-~^&", 3, 8, weight=0.25, noise=0.3),
+    ChainClass("long", "-~^&", 12, 12, weight=0.10, noise=0.3),
     ChainClass("beyond", "*", 5, 8, weight=0.35, demonstrated=0.0),
 ))
 
@@ -203,7 +203,7 @@ def demonstration(spec: ChainSpec, seed: int, index: int, split: str = "demo") -
     wrong = generator.random(len(rest)) < cls.noise
     shift = generator.integers(1, 10, len(rest))
     for step, digit in enumerate(rest):
-        total = TABLES[cls.operator](total, digit) % 10
+        total = TABLES[text[0]](total, digit) % 10
         if wrong[step]:
             total = (total + int(shift[step])) % 10
         written.append(str(total))
@@ -253,7 +253,8 @@ def _question(generator: np.random.Generator, spec: ChainSpec, row: int, split: 
 
 def _text(generator: np.random.Generator, cls: ChainClass, width: int, held: bool) -> str:
     numbers = int(generator.integers(cls.min_numbers, cls.max_numbers + 1))
+    operator = cls.operator[generator.integers(len(cls.operator))] if len(cls.operator) > 1 else cls.operator
     while True:  # ends: either side of the hash has questions of every length (tested)
-        text = cls.operator + "".join(map(str, generator.integers(0, 10, numbers))) + FILL * (width - numbers)
+        text = operator + "".join(map(str, generator.integers(0, 10, numbers))) + FILL * (width - numbers)
         if held_out(text) == held:
             return text

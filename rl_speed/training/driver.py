@@ -81,8 +81,9 @@ class HostDriver:
         self._capacity = capacities(rule, config)[0]
         self._flights: list[Flight] = []
         self.tally = Tally()
-        # Acceptance so far, exponentially forgotten; one accepted and one refused prompt to start with.
-        self._accepted, self._decided = 1.0, 2.0
+        # Acceptance so far, exponentially forgotten. It starts at one: a rule that refuses nothing is then never given more
+        # prompts than it needs, and one that does learns its rate from the first call.
+        self._accepted, self._decided = 1.0, 1.0
 
     @property
     def acceptance(self) -> float:

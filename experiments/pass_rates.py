@@ -1,0 +1,36 @@
+"""Measure the starting policy's pass rate on each held-out prompt, and draw the histogram (under a minute, embedded).
+
+    python experiments/pass_rates.py --config=configs/embedded.py --samples=50 --out=experiments/results/embedded
+"""
+
+import sys
+from pathlib import Path
+
+from absl import app, flags, logging
+from ml_collections import config_flags
+
+_CONFIG = config_flags.DEFINE_config_file("config", None, "The experiment: a file in configs/.", lock_config=True)
+_SAMPLES = flags.DEFINE_integer("samples", 50, "Responses per prompt.", lower_bound=1)
+_OUT = flags.DEFINE_string("out", None, "Folder for pass_rates.json and pass_rates.png.", required=True)
+flags.mark_flag_as_required("config")
+
+
+def main(_):
+    from rl_speed.comparison import pass_rates
+    from rl_speed.training.setup import setup_jax
+
+    setup_jax()
+    try:
+        result = pass_rates.measure(_CONFIG.value, _SAMPLES.value)
+    except (ValueError, FileNotFoundError) as error:
+        logging.error("%s", error)
+        sys.exit(2)
+    plot = pass_rates.save(result, Path(_OUT.value), "python experiments/pass_rates.py " + " ".join(sys.argv[1:]))
+    n = pass_rates.describe(result)
+    print(f"{n['prompts']} prompts, {n['samples']} samples each: mean {n['mean']:.3f}; nearly always (0.9 or more) "
+          f"{n['nearly_always']:.3f}, nearly never (0.05 or less) {n['nearly_never']:.3f}, between {n['between']:.3f}")
+    print(f"plot: {plot}")
+
+
+if __name__ == "__main__":
+    app.run(main)

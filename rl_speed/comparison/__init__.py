@@ -1,0 +1,1 @@
+"""Several methods from one start: run them, tabulate the time to a target, compare with theory, draw."""

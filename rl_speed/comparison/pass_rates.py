@@ -1,0 +1,67 @@
+"""Pass rates of the starting policy, prompt by prompt: what decides how much screening can gain."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rl_speed.config import Config
+from rl_speed.evaluation import Evaluation, evaluate
+from rl_speed.training import build
+from rl_speed.training.progress import progress_bar
+
+
+def measure(config: Config, samples: int) -> Evaluation:
+    """`samples` responses to every held-out prompt, by the policy that `config.model.path` names, at the sampler's
+    temperature."""
+    config.validate()
+    mesh = build.build_mesh(config)
+    policy = build.build_policy(config, mesh)
+    _, prompts = build.build_data(config, policy.tokenizer)
+    if not prompts:
+        raise ValueError("config.data.eval names no held-out prompts")
+    config.evaluation.samples = samples
+    config.evaluation.temperature = config.sampler.temperature
+    _, generator, per_call = build.build_generators(config, policy, mesh)
+    scorer = build.build_scorer(config, policy, build.longest_answer(prompts, config.sampler.max_new))
+    bar = progress_bar(len(prompts), "pass rates", enabled=config.logging.progress)
+    try:
+        return evaluate(generator, policy.params, prompts, samples, lambda p, drawn: scorer(p, drawn)[1], per_call, bar.update)
+    finally:
+        bar.close()
+        scorer.close()
+
+
+def describe(result: Evaluation) -> dict[str, Any]:
+    """Numbers to save and print."""
+    rates = result.correct / result.samples
+    out = {"prompts": len(rates), "samples": result.samples, "mean": float(rates.mean()),
+           "nearly_always": float((rates >= 0.9).mean()), "nearly_never": float((rates <= 0.05).mean()),
+           "never": float((rates == 0).mean()), "rates": [round(float(r), 4) for r in rates], "classes": list(result.classes)}
+    out["between"] = 1 - out["nearly_always"] - out["nearly_never"]
+    return out
+
+
+def save(result: Evaluation, folder: Path, command: str) -> Path:
+    """Write pass_rates.json and pass_rates.png."""
+    from rl_speed.training.plots import _pyplot
+
+    folder.mkdir(parents=True, exist_ok=True)
+    numbers = describe(result)
+    (folder / "pass_rates.json").write_text(json.dumps({"command": command, **numbers}) + "\n")
+    plt = _pyplot()
+    figure, axis = plt.subplots(figsize=(6.4, 3.6), constrained_layout=True)
+    rates, classes = result.correct / result.samples, np.array(result.classes)
+    names = [name for name in dict.fromkeys(result.classes)]
+    names.sort(key=lambda name: -rates[classes == name].mean())
+    axis.hist([rates[classes == name] for name in names], bins=np.linspace(0, 1, 26), stacked=True,
+              label=[name or "prompts" for name in names])
+    axis.set_xlabel(f"pass rate over {result.samples} samples")
+    axis.set_ylabel("prompts")
+    axis.set_title(f"Starting policy: {numbers['nearly_always']:.0%} nearly always right, {numbers['nearly_never']:.0%} nearly "
+                   f"never, {numbers['between']:.0%} between", fontsize=10)
+    axis.legend()
+    figure.savefig(folder / "pass_rates.png")
+    plt.close(figure)
+    return folder / "pass_rates.png"

@@ -1,0 +1,108 @@
+"""Which runs a comparison is made of, and running them."""
+
+import dataclasses
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rl_speed import methods
+from rl_speed.config import Config
+from rl_speed.training.metrics import read_lines
+
+
+@dataclasses.dataclass(frozen=True)
+class Variant:
+    """A named method with changed fields: "speed_rloo", or "speed_rloo@rule.n_init=6@rule.n=24"."""
+
+    spec: str
+
+    @property
+    def method(self) -> str:
+        return self.spec.split("@")[0]
+
+    @property
+    def label(self) -> str:
+        """For tables and plots: "speed_rloo n_init=6"."""
+        return " ".join([self.method, *(change.split(".")[-1] for change in self.spec.split("@")[1:])])
+
+    @property
+    def folder(self) -> str:
+        return self.spec.replace("@", "-").replace("=", "_")
+
+    @property
+    def baseline(self) -> str | None:
+        """The method that this one adds screening to: rloo for speed_rloo."""
+        return self.method.removeprefix("speed_") if self.method.startswith("speed_") else None
+
+    def apply(self, config: Config) -> Config:
+        """Set the fields. Raises ValueError naming the method or the field that does not exist."""
+        methods.apply(config, self.method)
+        for change in self.spec.split("@")[1:]:
+            path, equals, text = change.partition("=")
+            section, _, leaf = path.partition(".")
+            if not equals or not hasattr(getattr(config, section, None), leaf):
+                raise ValueError(f"{self.spec!r}: {change!r} is not section.field=value of a configuration")
+            kind = type(getattr(getattr(config, section), leaf))
+            value = text in ("True", "true", "1") if kind is bool else kind(text)
+            setattr(getattr(config, section), leaf, value)
+        return config
+
+
+@dataclasses.dataclass
+class Run:
+    """A finished run: its summary (with the held-out curve) and its metrics, a dict a step."""
+
+    variant: Variant
+    seed: int
+    summary: dict[str, Any]
+    records: list[dict[str, Any]]
+
+    def curve(self, x: str) -> tuple[np.ndarray, np.ndarray]:
+        """(x, held-out accuracy) with x one of "train_s", "tokens", "optimizer_steps", "samples", "step"."""
+        points = self.summary["evaluations"]
+        return np.array([p[x] for p in points], float), np.array([p["eval/accuracy"] for p in points])
+
+    def reaches(self, target: float, x: str) -> float | None:
+        """Where the held-out curve first crosses the target, by linear interpolation; None if it does not."""
+        at, accuracy = self.curve(x)
+        above = np.flatnonzero(accuracy >= target)
+        if not above.size:
+            return None
+        i = int(above[0])
+        if i == 0:
+            return float(at[0])
+        share = (target - accuracy[i - 1]) / (accuracy[i] - accuracy[i - 1])
+        return float(at[i - 1] + share * (at[i] - at[i - 1]))
+
+
+def load_run(variant: Variant, seed: int, folder: Path) -> Run:
+    """Read a finished run's workdir."""
+    return Run(variant, seed, json.loads((folder / "summary.json").read_text()), read_lines(folder / "metrics.jsonl"))
+
+
+def run_all(make_config: Callable[[], Config], variants: Sequence[Variant], seeds: Sequence[int], workdir: Path,
+            say: Callable[[str], None] = print) -> list[Run]:
+    """Run every variant with every seed, seed by seed so that a machine that slows down slows all methods alike.
+
+    Finished runs in the workdir are taken as they are, interrupted ones are resumed.
+    """
+    # Every configuration is checked before the first of them runs.
+    for variant in variants:
+        variant.apply(make_config()).validate()
+    done = []
+    for seed in seeds:
+        for variant in variants:
+            folder = workdir / variant.folder / f"seed{seed}"
+            if not (folder / "summary.json").exists():
+                say(f"{variant.label}, seed {seed}")
+                from rl_speed.training.loop import Trainer
+
+                config = variant.apply(make_config())
+                config.seed = seed
+                config.logging.export = False
+                Trainer(config, folder).run()
+            done.append(load_run(variant, seed, folder))
+    return done
