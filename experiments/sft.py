@@ -1,6 +1,6 @@
 """Supervised fine-tuning: the cold start before RL.
 
-The policy that ships with the package was made by (about two minutes on two cores):
+The policy that ships with the package was made by (about three minutes on two cores):
 
     python experiments/sft.py --out=rl_speed/assets/embedded
 
@@ -20,7 +20,7 @@ _OUT = flags.DEFINE_string("out", None, "Hugging Face directory to write.", requ
 _MODEL = flags.DEFINE_string("model", "", "Hugging Face directory to start from; empty makes a new embedded policy.")
 _DATA = flags.DEFINE_string("data", "", "JSONL of questions and solutions; empty is the embedded task's demonstrations.")
 _PROMPT = flags.DEFINE_string("prompt", "{question}=", "'chat', 'plain' or a format with {question}.")
-_STEPS = flags.DEFINE_integer("steps", 1500, "Updates.", lower_bound=1)
+_STEPS = flags.DEFINE_integer("steps", 2000, "Updates.", lower_bound=1)
 _BATCH = flags.DEFINE_integer("batch", 128, "Examples per update.", lower_bound=1)
 _LENGTH = flags.DEFINE_integer("max_length", 1024, "Tokens; longer examples are dropped and counted (with --data).")
 _RATE = flags.DEFINE_float("learning_rate", 3e-3, "Peak learning rate; decays to 0 on a cosine.")

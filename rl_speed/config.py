@@ -30,6 +30,7 @@ class Data:
     train: str = ""  # file, for jsonl
     eval: str = ""  # file of held-out questions, for jsonl
     prompt: str = "{question}="  # "chat", "plain", or a format with {question}
+    instruction: str = ""  # put after every question, before the prompt's template
     max_prompt_length: int = 24  # tokens; longer prompts are dropped and counted
     train_prompts: int = 0  # use only so many (0: all; for chain: an unbounded stream)
     eval_prompts: int = 512  # 0: all

@@ -9,6 +9,9 @@ def embedded() -> Config:
     config.data.max_prompt_length = 14
     config.sampler.max_new = 13
     config.sampler.slots = 128
+    config.sampler.prefill_chunk = 32
+    # About one prompt in six passes screening: so many must be screened to fill a batch of 16 in one call.
+    config.driver.screen_prompts = 128
     config.optimizer.learning_rate = 2e-4
     config.optimizer.warmup_steps = 10
     return config

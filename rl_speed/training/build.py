@@ -68,7 +68,7 @@ def build_policy(config: Config, mesh: Mesh) -> Policy:
 def build_data(config: Config, tokenizer: Any) -> tuple[PromptStream, list[Prompt]]:
     """(the training stream, the held-out prompts). Rows dropped while loading are counted and logged."""
     data = config.data
-    encode = lambda question: encode_prompt(tokenizer, question, data.prompt)
+    encode = lambda question: encode_prompt(tokenizer, question + data.instruction, data.prompt)
     if data.task == "chain":
         bare = lambda text: tokenizer.encode(text, add_special_tokens=False)
         spec, seed = chain.DEFAULT_SPEC, config.seed

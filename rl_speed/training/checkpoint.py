@@ -13,7 +13,8 @@ SEPARATOR = "/"
 def split_host(tree: dict[str, Any], prefix: str = "") -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """Nested dicts of scalars, strings and arrays -> (flat JSON values, flat arrays), keyed by the path.
 
-    Empty arrays are dropped, which their owners allow for; empty dicts keep their place.
+    Empty dicts keep their place (a path that ends in the separator); empty arrays, which Orbax refuses, travel as their dtype
+    and shape.
     """
     values, arrays = {}, {}
     for name, value in tree.items():
@@ -25,9 +26,10 @@ def split_host(tree: dict[str, Any], prefix: str = "") -> tuple[dict[str, Any], 
             more = split_host(value, path + SEPARATOR)
             values |= more[0]
             arrays |= more[1]
+        elif isinstance(value, np.ndarray) and value.size:
+            arrays[path] = value
         elif isinstance(value, np.ndarray):
-            if value.size:
-                arrays[path] = value
+            values[path] = {"dtype": str(value.dtype), "shape": list(value.shape)}
         else:
             values[path] = value
     return values, arrays
@@ -41,6 +43,8 @@ def join_host(values: dict[str, Any], arrays: dict[str, np.ndarray]) -> dict[str
         node = tree
         for name in parents:
             node = node.setdefault(name, {})
+        if isinstance(value, dict):
+            value = np.empty(value["shape"], value["dtype"])
         if leaf:
             node[leaf] = value
     return tree

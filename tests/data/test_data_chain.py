@@ -12,14 +12,13 @@ SPEC = ChainSpec((ChainClass("easy", "+", 3, 5, weight=2), ChainClass("noisy", "
 
 
 def independent_answer(text):
-    """Recomputes every total from the first number on, with Python's own arithmetic on the growing expression."""
-    operator = next(c for c in text if not c.isdigit())
-    numbers = [int(n) for n in text.split(operator)]
+    """Recomputes every total from the first number on: Python's own arithmetic on the growing expression, or, for the
+    tables that Python has no operator for, the closed form sum_j coefficient_j * number_j."""
+    operator, numbers = text[0], [int(c) for c in text[1:] if c != chain.FILL]
     if operator in "+-*":
         expressions = ["(" * i + operator.join(f"{n}" + (")" if j else "") for j, n in enumerate(numbers[: i + 1]))
                        for i in range(1, len(numbers))]
         return "".join(str(eval(e) % 10) for e in expressions)
-    # Linear tables: closed form, total_i = sum_j coefficient_j * number_j.
     a, b = {"~": (-1, 1), "^": (3, 1), "&": (1, 3)}[operator]
     return "".join(str((a**i * numbers[0] + sum(a ** (i - j) * b * numbers[j] for j in range(1, i + 1))) % 10)
                    for i in range(1, len(numbers)))
@@ -34,10 +33,24 @@ def test_answers_agree_with_an_independent_evaluator(operator):
 
 
 def test_known_answer_and_text_that_is_no_question():
-    assert chain.answer("3+4+5+9") == "721"
-    for text in ("", "3", "3+", "3+4-5", "3+a", "12+3"):
-        with pytest.raises(ValueError, match="not a chain"):
+    assert chain.answer("+3459") == chain.answer("+3459....") == "721"
+    for text in ("", "+", "+3", "+3...", "3459", "+3a", "+3.4", "+-34"):
+        with pytest.raises(ValueError, match="not a question"):
             chain.answer(text)
+
+
+def test_questions_of_one_mixture_have_one_width():
+    assert {len(chain.question(SPEC, "train", 0, i).text) for i in range(50)} == {1 + SPEC.width}
+
+
+def test_a_class_with_several_operators_takes_each_of_them():
+    spec = ChainSpec((ChainClass("many", "-~^&", 3, 5, weight=1, noise=0.2),))
+    texts = [chain.question(spec, "train", 0, i).text for i in range(400)]
+    shares = {op: sum(t[0] == op for t in texts) / len(texts) for op in "-~^&"}
+    assert all(abs(share - 0.25) < 0.08 for share in shares.values()), shares
+    for i in range(200):  # a demonstration's steps follow the operator of its own question
+        text, written = chain.demonstration(ChainSpec((ChainClass("c", "-~^&", 3, 5, weight=1),)), 0, i)
+        assert written == independent_answer(text)
 
 
 def test_same_seed_same_questions_other_seed_others():
@@ -70,7 +83,7 @@ def test_a_class_too_small_for_its_share_is_named():
 
 def test_both_sides_of_the_split_hold_questions_of_every_shortest_form():
     for operator in chain.TABLES:
-        sides = [chain.held_out(f"{a}{operator}{b}") for a in range(10) for b in range(10)]
+        sides = [chain.held_out(f"{operator}{a}{b}..") for a in range(10) for b in range(10)]
         assert 0 < sum(sides) < len(sides) / 2
 
 
@@ -79,8 +92,8 @@ def test_noise_is_per_step_uniform_over_wrong_digits_and_continues_from_what_was
     spec = ChainSpec((ChainClass("noisy", "-", 5, 5, weight=1, noise=noise),))
     for i in range(demos):
         text, written = chain.demonstration(spec, 0, i)
-        numbers, before = [int(c) for c in text[::2]], int(text[0])
-        for digit, number in zip(written, numbers[1:], strict=True):
+        before, *numbers = map(int, text[1:])
+        for digit, number in zip(written, numbers, strict=True):
             wrong_by[(int(digit) - (before - number)) % 10] += 1
             before, steps = int(digit), steps + 1
         wholly_right += written == chain.answer(text)

@@ -1,0 +1,173 @@
+"""The host driver: every prompt accounted for, groups as the paper's Algorithm 1 defines them, buffers and limits kept."""
+
+import numpy as np
+import pytest
+
+from rl_speed.config import Driver
+from rl_speed.data.prompts import Prompt, PromptStream
+from rl_speed.memory.buffer import SamplingBuffer
+from rl_speed.sampling import Dynamic, Speed, Uniform
+from rl_speed.sampling.generate import Drawn, GenerationStats
+from rl_speed.training.driver import HostDriver, capacities
+
+
+def outcome(visit, index):
+    """The answer to sample `index` of `visit`: fixed by the two alone, like the real sampler's."""
+    hard = np.random.default_rng([visit, 7]).choice([0.0, 1.0, 0.1, 0.3, 0.6, 0.9])
+    return bool(np.random.default_rng([visit, index]).random() < hard)
+
+
+class FakeGenerator:
+    """Draws one-token responses that say whether they are right; remembers what it was asked."""
+
+    def __init__(self, rule, config):
+        self.prompts, self.samples = capacities(rule, config)
+        self.calls = []
+
+    def __call__(self, params, work):
+        assert len(work) <= self.prompts and sum(w.count for w in work) <= self.samples
+        self.calls.append([(w.prompt.visit, w.first, w.count) for w in work])
+        drawn = [Drawn(np.array([[outcome(w.prompt.visit, w.first + i)] for i in range(w.count)], np.int32),
+                       np.full((w.count, 1), -1.0, np.float32), np.ones(w.count, np.int32), np.zeros(w.count, bool))
+                 for w in work]
+        n = sum(w.count for w in work)
+        return drawn, GenerationStats(1, n, n, n, n)
+
+
+def score(prompts, drawn):
+    right = drawn.tokens[:, 0].astype(bool)
+    return right.astype(np.float32), right
+
+
+def prompts(n):
+    return [Prompt(f"p{i}", np.array([1, 2], np.int32), "1", np.array([1], np.int32), "?") for i in range(n)]
+
+
+def make(rule, seed=0, size=40, order="fifo", max_age=None, **changes):
+    config = Driver(**{**dict(groups=4, screen_prompts=16, buffer_groups=16), **changes})
+    generator = FakeGenerator(rule, config)
+    driver = HostDriver(rule, PromptStream(prompts(size), seed=seed), generator, score,
+                        SamplingBuffer(config.buffer_groups, order, max_age, seed), config)
+    return driver, generator
+
+
+def held(driver):
+    return len(driver._flights)
+
+
+RULES = [Uniform(6), Dynamic(6), Speed(4, 8), Speed(3, 3), Speed(4, 5, 0.2, 0.8), Speed(6, 0), Speed(6, 0, -np.inf, np.inf)]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=str)
+@pytest.mark.parametrize("changes", [{}, {"screening": "fixed"}, {"prefetch": False}], ids=["missing", "fixed", "no_prefetch"])
+def test_every_prompt_ends_trained_rejected_or_held(rule, changes):
+    driver, generator = make(rule, **changes)
+    trained = []
+    for step in range(25):
+        groups, report = driver.next_groups(None, step)
+        assert len(groups) == 4 and report.short == 0
+        trained += [g.prompt.visit for g in groups]
+        t = driver.tally
+        assert t.screened == t.rejected + t.completed + held(driver)
+        assert t.completed == len(trained) + len(driver.buffer)
+        assert driver.stream.state_dict()["serial"] == t.screened
+    assert len(set(trained)) == len(trained)
+    launched = [(visit, i) for call in generator.calls for visit, first, count in call for i in range(first, first + count)]
+    assert len(set(launched)) == len(launched)  # nothing is ever drawn, or sent, twice
+
+
+@pytest.mark.parametrize("rule", RULES, ids=str)
+def test_groups_are_those_of_the_definition(rule):
+    """A prompt's group is a function of its visit alone: screen, judge, continue, whatever the order of calls."""
+    driver, _ = make(rule)
+    seen = {}
+    for step in range(12):
+        for group in driver.next_groups(None, step)[0]:
+            seen[group.prompt.visit] = group
+    for visit in range(max(seen)):
+        n = rule.max_samples
+        answers = [outcome(visit, i) for i in range(n)]
+        if isinstance(rule, Speed):
+            rate = np.mean(answers[:rule.n_init])
+            good = rule.low < rate < rule.high
+        else:
+            good = isinstance(rule, Uniform) or 0 < sum(answers) < n
+        if visit in seen:
+            assert good
+            assert seen[visit].correct.tolist() == answers
+            assert seen[visit].sample_index.tolist() == list(range(n))
+            first = rule.first_samples
+            assert seen[visit].phases.tolist() == [0] * first + [1] * (n - first)
+        elif good:
+            waiting = [g.prompt.visit for g in driver.buffer._groups] + [f.prompt.visit for f in driver._flights]
+            assert visit in waiting
+
+
+def test_speed_that_accepts_all_is_uniform():
+    plain, speed = make(Uniform(6))[0], make(Speed(6, 0, -np.inf, np.inf))[0]
+    for step in range(5):
+        a, b = plain.next_groups(None, step)[0], speed.next_groups(None, step)[0]
+        assert [g.prompt.visit for g in a] == [g.prompt.visit for g in b]
+        assert all((x.versions == step).all() for x in a + b)  # on-policy: nothing was drawn ahead
+
+
+def test_continuation_and_screening_share_a_call_and_age_is_recorded():
+    driver, generator = make(Speed(4, 8))
+    groups = [group for step in range(15) for group in driver.next_groups(None, step)[0]]
+    mixed = [call for call in generator.calls if {first for _, first, _ in call} == {0, 4}]
+    assert len(mixed) > 5
+    late = [g for g in groups if len(set(g.versions.tolist())) == 2]
+    assert len(late) > 10 and all(g.versions[g.phases == 0].max() < g.versions[g.phases == 1].min() for g in late)
+
+
+def test_without_prefetch_nothing_is_screened_for_later():
+    driver, generator = make(Speed(4, 8), prefetch=False, margin=0.0, groups=8, screen_prompts=8)
+    for step in range(6):
+        groups, _ = driver.next_groups(None, step)
+    screened_last = [visit for visit, first, _ in generator.calls[-1] if first == 0]
+    assert driver.tally.screened and len(screened_last) <= 8
+
+
+def test_screening_stops_at_the_bound_of_the_buffer():
+    driver, generator = make(Speed(4, 2), screening="fixed", buffer_groups=6, groups=2)
+    for step in range(30):
+        driver.next_groups(None, step)
+        assert len(driver.buffer) + held(driver) <= 6
+    assert any(len(call) < 16 for call in generator.calls)
+
+
+def test_state_round_trip_continues_exactly():
+    a, _ = make(Speed(4, 8), seed=3)
+    for step in range(4):
+        a.next_groups(None, step)
+    b, _ = make(Speed(4, 8), seed=3)
+    b.stream.load_state_dict(a.stream.state_dict())
+    b.buffer.load_state_dict(a.buffer.state_dict())
+    b.load_state_dict(a.state_dict())
+    for step in range(4, 9):
+        for x, y in zip(a.next_groups(None, step)[0], b.next_groups(None, step)[0], strict=True):
+            assert x.prompt.visit == y.prompt.visit
+            for name in ("tokens", "logprobs", "rewards", "versions", "phases", "correct"):
+                np.testing.assert_array_equal(getattr(x, name), getattr(y, name))
+    assert a.tally == b.tally
+
+
+def test_call_limit_trains_on_what_there_is_and_says_so():
+    driver, _ = make(Dynamic(6), max_calls=1, screen_prompts=4)
+    groups, report = driver.next_groups(None, 0)
+    assert report.short == 4 - len(groups) > 0 and report.generation.calls == 1
+
+
+def test_nothing_acceptable_is_a_clear_error():
+    driver, _ = make(Dynamic(2), max_calls=3)
+    driver._score = lambda prompts, drawn: (np.zeros(len(prompts), np.float32), np.zeros(len(prompts), bool))
+    with pytest.raises(RuntimeError, match=r"no prompt completed in 3 generation calls .* never solved"):
+        driver.next_groups(None, 0)
+
+
+def test_old_groups_expire_and_are_counted():
+    driver, _ = make(Speed(4, 2), screening="fixed", groups=2, max_age=1)
+    driver.next_groups(None, 0)
+    driver.next_groups(None, 1)
+    groups, _ = driver.next_groups(None, 50)
+    assert driver.buffer.metrics(50)["buffer/expired"] > 0

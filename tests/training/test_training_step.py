@@ -1,0 +1,166 @@
+"""The update: the same whatever the micro-batch, the order of groups, the mesh; skipped where it is not finite."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from rl_speed.data.prompts import Prompt
+from rl_speed.memory.group import Group
+from rl_speed.mesh import make_mesh
+from rl_speed.policy import ModelConfig, forward, init
+from rl_speed.training.batch import build_batch
+from rl_speed.training.state import init_state, state_shardings
+from rl_speed.training.step import UpdateConfig, gradients, make_advantages, make_update
+
+MODEL = ModelConfig(vocab_size=12, width=16, layers=2, heads=4, kv_heads=2, head_dim=4, mlp_width=32)
+CONFIG = UpdateConfig(groups=4, micro_batch=16, temperature=0.8)
+WIDTH = 14
+
+
+def make_groups(seed=0, groups=4, samples=4):
+    rng = np.random.default_rng(seed)
+    made = []
+    for visit in range(groups):
+        prompt = Prompt(f"p{visit}", rng.integers(0, 12, rng.integers(2, 7)).astype(np.int32), "1", np.array([1], np.int32), "?",
+                        visit=visit)
+        lengths = rng.integers(1, 8, samples)
+        valid = np.arange(7) < lengths[:, None]
+        made.append(Group(prompt, np.where(valid, rng.integers(0, 12, (samples, 7)), 0), lengths,
+                          np.where(valid, -rng.exponential(size=(samples, 7)), 0), rng.integers(0, 2, samples), np.zeros(samples),
+                          np.zeros(samples), np.arange(samples), np.zeros(samples, bool)))
+    return made
+
+
+@pytest.fixture(scope="module")
+def params():
+    return init(MODEL, jax.random.key(0))
+
+
+def grads_of(params, groups, config=CONFIG, mesh=None):
+    mesh = mesh or make_mesh()
+    batch = build_batch(groups, 16, WIDTH)
+    advantages = make_advantages(mesh, config)(batch, None)
+    out, metrics = jax.jit(lambda p, b, a: gradients(p, b, a, None, None, MODEL, config))(params, batch, advantages)
+    return out, metrics
+
+
+def assert_close(a, b, tolerance=2e-6):
+    scale = max(float(jnp.max(jnp.abs(x))) for x in jax.tree.leaves(a))
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b)):
+        np.testing.assert_allclose(x, y, atol=tolerance * scale)
+
+
+def test_gradient_is_that_of_the_formula(params):
+    """REINFORCE with leave-one-out baselines and a mean over tokens, written out one sample at a time."""
+    groups = make_groups()
+    tokens = sum(int(g.lengths.sum()) for g in groups)
+
+    def loss(params):
+        total = 0.0
+        for group in groups:
+            for i in range(len(group)):
+                others = np.delete(group.rewards, i).mean()
+                row = np.concatenate([group.prompt.tokens, group.tokens[i, :group.lengths[i]]])
+                logprobs = jax.nn.log_softmax(forward(params, row[None, :-1], MODEL)[0] / 0.8)
+                start = len(group.prompt.tokens) - 1
+                at = logprobs[np.arange(start, len(row) - 1), row[start + 1:]]
+                total -= float(group.rewards[i] - others) * at.sum()
+        return total / tokens
+
+    assert_close(jax.grad(loss)(params), grads_of(params, groups)[0], 1e-5)
+
+
+@pytest.mark.parametrize("change", [{"micro_batch": 4}, {"micro_batch": 8},
+                                    {"micro_batch": 4, "loss": "ppo", "advantage": "grpo",
+                                     "aggregation": "seq_mean_token_mean"}])
+def test_micro_batches_change_nothing(params, change):
+    pieces = dataclasses.replace(CONFIG, **change)
+    a, metrics = grads_of(params, make_groups(), dataclasses.replace(pieces, micro_batch=16))
+    b, more = grads_of(params, make_groups(), pieces)
+    assert_close(a, b)
+    for name in metrics:
+        np.testing.assert_allclose(metrics[name], more[name], rtol=1e-4, atol=1e-6)
+
+
+def test_order_of_groups_changes_nothing(params):
+    groups = make_groups()
+    assert_close(grads_of(params, groups)[0], grads_of(params, groups[::-1])[0])
+
+
+def test_padding_rows_change_nothing(params):
+    groups = make_groups()[:3]
+    exact = build_batch(groups, 12, WIDTH)
+    config = dataclasses.replace(CONFIG, micro_batch=12)
+    advantages = make_advantages(make_mesh(), config)(exact, None)
+    a = jax.jit(lambda p: gradients(p, exact, advantages, None, None, MODEL, config)[0])(params)
+    assert_close(a, grads_of(params, groups)[0])
+
+
+@pytest.mark.parametrize("axes", [dict(data=4), dict(fsdp=4), dict(fsdp=2, tensor=2), dict(data=2, tensor=2)])
+def test_mesh_changes_nothing(params, axes):
+    """One whole update, on one device and on four."""
+    groups, optimizer = make_groups(), optax.sgd(1.0)
+
+    def updated(mesh, config):
+        shardings = state_shardings(MODEL, optimizer, mesh)
+        state = init_state(params, optimizer, shardings)
+        batch = build_batch(groups, 16, WIDTH)
+        advantages = make_advantages(mesh, config)(batch, None)
+        state, metrics = make_update(MODEL, optimizer, mesh, config)(state, batch, advantages, None, None)
+        return jax.device_get((jax.tree.map(jnp.subtract, params, jax.device_get(state.params)), metrics))
+
+    one, metrics = updated(make_mesh(), CONFIG)
+    four, more = updated(make_mesh(**axes), dataclasses.replace(CONFIG, micro_batch=8))
+    assert_close(one, four, 1e-5)
+    np.testing.assert_allclose(metrics["grad_norm"], more["grad_norm"], rtol=1e-5)
+    np.testing.assert_allclose(metrics["loss"], more["loss"], atol=1e-6)
+
+
+def test_weights_are_spread_over_the_mesh(params):
+    mesh, optimizer = make_mesh(fsdp=2, tensor=2), optax.adam(1e-3)
+    state = init_state(params, optimizer, state_shardings(MODEL, optimizer, mesh))
+    wq = state.params["layers"]["wq"]
+    assert wq.addressable_shards[0].data.shape == (2, 8, 2, 4)
+    moments = [x for x in jax.tree.leaves(state.opt_state) if x.shape == wq.shape]
+    assert len(moments) == 2 and all(m.sharding.is_equivalent_to(wq.sharding, 4) for m in moments)
+
+
+def test_non_finite_update_is_skipped_and_counted(params):
+    mesh, optimizer = make_mesh(), optax.adam(1e-2)
+    update = make_update(MODEL, optimizer, mesh, CONFIG)
+    state = init_state(params, optimizer, state_shardings(MODEL, optimizer, mesh))
+    batch = build_batch(make_groups(), 16, WIDTH)
+    bad = np.full((16,), np.nan, np.float32)
+    state, metrics = update(state, batch, bad, None, None)
+    state, _ = update(state, batch, bad, None, None)
+    assert metrics["skipped"] == 1 and (int(state.step), int(state.skipped), int(state.skipped_in_row)) == (0, 2, 2)
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(state.params), jax.device_get(params))
+    good = make_advantages(mesh, CONFIG)(batch, None)
+    state, metrics = update(state, batch, good, None, None)
+    assert metrics["skipped"] == 0 and (int(state.step), int(state.skipped), int(state.skipped_in_row)) == (1, 2, 0)
+
+
+def test_batch_rows_are_prompt_then_response():
+    group = make_groups(groups=1)[0]
+    batch = build_batch([group], 6, WIDTH)
+    start = len(group.prompt.tokens)
+    for i, n in enumerate(group.lengths):
+        assert batch.tokens[i, :start].tolist() == group.prompt.tokens.tolist()
+        assert batch.tokens[i, start:start + n].tolist() == group.tokens[i, :n].tolist()
+        assert np.flatnonzero(batch.mask[i]).tolist() == list(range(start - 1, start - 1 + n))
+        np.testing.assert_array_equal(batch.behaviour_logprobs[i, start - 1:start - 1 + n], group.logprobs[i, :n])
+    assert batch.group_ids.tolist() == [0, 0, 0, 0, -1, -1] and not batch.mask[4:].any()
+
+
+def test_batch_length_is_cut_to_a_multiple_and_limits_are_told():
+    group = make_groups(groups=1)[0]
+    longest = len(group.prompt.tokens) + int(group.lengths.max())
+    assert build_batch([group], 4, 64, multiple=4).tokens.shape[1] == -(-longest // 4) * 4
+    with pytest.raises(ValueError, match=f"a row has {longest} tokens"):
+        build_batch([group], 4, longest - 1)
+    with pytest.raises(ValueError, match="4 samples do not fit into a batch of 3 rows"):
+        build_batch([group], 3, 64)
