@@ -22,8 +22,11 @@ _DATA = flags.DEFINE_string("data", "", "JSONL of questions and solutions; empty
 _PROMPT = flags.DEFINE_string("prompt", "{question}=", "'chat', 'plain' or a format with {question}.")
 _STEPS = flags.DEFINE_integer("steps", 2000, "Updates.", lower_bound=1)
 _BATCH = flags.DEFINE_integer("batch", 128, "Examples per update.", lower_bound=1)
+_MICRO = flags.DEFINE_integer("micro_batches", 1, "Pieces an update's gradient is added up from; must divide --batch.",
+                              lower_bound=1)
 _LENGTH = flags.DEFINE_integer("max_length", 1024, "Tokens; longer examples are dropped and counted (with --data).")
-_RATE = flags.DEFINE_float("learning_rate", 3e-3, "Peak learning rate; decays to 0 on a cosine.")
+_RATE = flags.DEFINE_float("learning_rate", None, "Peak learning rate; decays to 0 on a cosine. Default: 3e-3 for a new "
+                           "policy, 1e-5 for one that --model gives.")
 _DECAY = flags.DEFINE_float("weight_decay", 0.01, "Of matrices.")
 _SEED = flags.DEFINE_integer("seed", 0, "Of initial weights and data order.")
 _EVERY = flags.DEFINE_integer("eval_every", 250, "Updates between evaluations.")
@@ -72,7 +75,8 @@ def file_parts(path, directory, seed):
 
     params, model = load_hf(directory)
     tokenizer = load_tokenizer(directory)
-    end = end_token_ids(directory, tokenizer)[-1]
+    # What the tokenizer calls its end; a generation config may list others, which only stop the sampler.
+    end = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else end_token_ids(directory, tokenizer)[0]
     rows, _ = load_rows(path)
     examples = [sft.Example(encode_prompt(tokenizer, row.question, _PROMPT.value),
                             [*tokenizer.encode(row.solution or row.answer, add_special_tokens=False), end]) for row in rows]
@@ -100,8 +104,9 @@ def main(_):
         sys.exit(2)
     parts = file_parts(_DATA.value, _MODEL.value, _SEED.value) if _DATA.value else embedded_parts(_SEED.value)
     params, model, tokenizer, batches, held_out = parts
+    rate = _RATE.value if _RATE.value is not None else (1e-5 if _MODEL.value else 3e-3)
     optimizer = make_optimizer(
-        OptimizerConfig(learning_rate=_RATE.value, warmup_steps=min(100, _STEPS.value // 10), schedule="cosine",
+        OptimizerConfig(learning_rate=rate, warmup_steps=min(100, _STEPS.value // 10), schedule="cosine",
                         total_steps=_STEPS.value, weight_decay=_DECAY.value, b2=0.98), params)
     bar = progress_bar(_STEPS.value, "sft")
     last = {}
@@ -112,8 +117,8 @@ def main(_):
         bar.set_postfix_str("  ".join(f"{name} {last[name]:.3f}" for name in ("loss", "eval_loss") if name in last),
                             refresh=False)
 
-    params = sft.train(params, model, optimizer, batches, held_out, sft.SFTConfig(_STEPS.value, eval_every=_EVERY.value),
-                       report)
+    params = sft.train(params, model, optimizer, batches, held_out,
+                       sft.SFTConfig(_STEPS.value, _MICRO.value, eval_every=_EVERY.value), report)
     bar.close()
     command = "python experiments/sft.py " + " ".join(sys.argv[1:])
     made = {"command": command, "parameters": num_params(model), "loss": last["loss"], "eval_loss": last["eval_loss"],
