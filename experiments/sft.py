@@ -102,7 +102,11 @@ def main(_):
     if bool(_MODEL.value) != bool(_DATA.value):
         logging.error("give --model and --data together, or neither for the embedded policy")
         sys.exit(2)
-    parts = file_parts(_DATA.value, _MODEL.value, _SEED.value) if _DATA.value else embedded_parts(_SEED.value)
+    try:
+        parts = file_parts(_DATA.value, _MODEL.value, _SEED.value) if _DATA.value else embedded_parts(_SEED.value)
+    except (ValueError, FileNotFoundError) as error:
+        logging.error("%s", error)
+        sys.exit(2)
     params, model, tokenizer, batches, held_out = parts
     rate = _RATE.value if _RATE.value is not None else (1e-5 if _MODEL.value else 3e-3)
     optimizer = make_optimizer(

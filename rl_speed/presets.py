@@ -6,8 +6,8 @@ from rl_speed.config import Config
 def embedded() -> Config:
     """The embedded task on two CPU cores: what every method there shares. Methods differ in rule and objective alone."""
     config = Config()
-    config.data.max_prompt_length = 14
-    config.sampler.max_new = 13
+    config.data.max_prompt_length = 10
+    config.sampler.max_new = 8
     config.sampler.slots = 128
     config.sampler.prefill_chunk = 32
     # About one prompt in six passes screening: so many must be screened to fill a batch of 16 in one call.

@@ -1,23 +1,24 @@
 """The embedded task: running totals modulo 10, with a real frontier of difficulty.
 
 A question is an operator and digits, filled up with dots to the longest question's width, "+3459....". Its answer is every
-running total after the first digit: "721" (3+4=7, 7+5=2, 2+9=1, all modulo 10); "726" would be wrong. Thanks to the dots
-the digit that a step needs is always equally far back, which a policy of 0.1 M parameters learns within a minute or two. An
-answer counts only as a whole, so guessing an
-answer to n numbers succeeds with probability 10^-(n-1).
+running total after the first digit: "721" (3+4=7, 7+5=2, 2+9=1, all modulo 10). Thanks to the dots the digit that a step
+needs is always equally far back, which a policy of 0.1 M parameters learns within a minute or two. An answer counts only as
+a whole, so guessing an answer to n numbers succeeds with probability 10^-(n-1).
 
 An operator is a table digit x digit -> digit that the policy has to know by heart. What it knows comes from the
 demonstrations of the cold start: of each class of questions it sees demonstrations whose steps go wrong with probability
-`noise`. A wrong step writes one of the nine other digits, uniformly, and the chain goes on from the digit *written*. So
+`noise`. A wrong step writes the entry's *misconception*, one wrong digit fixed for that entry of the table, and the chain goes
+on from the digit written. So
 
 - each step of a demonstration depends only on the digit before it and on the next number, whatever went wrong earlier:
-  a policy that has learnt the demonstrations gets each step right with probability exactly 1 - noise;
-- the right answer is the mode (while noise < 0.9), and has probability (1 - noise)^(n-1).
+  a policy that has learnt the demonstrations gets each step right with probability exactly 1 - noise, and a question of n
+  numbers with probability (1 - noise)^(n-1);
+- at noise 0.5 no global change of the policy, such as sharpening it, helps: the entries have to be learnt one by one, and a
+  prompt that is always or never solved teaches none of them. (With errors spread over all wrong digits, a policy improves on
+  every question at once by sharpening, and it hardly matters which prompts it is trained on: we tried that first.)
 
-(Had the chain gone on from the right total, a policy would have to ignore its own wrong digits and recompute the sum;
-had the wrong digit been drawn from all ten, a step would succeed with 1 - 0.9 noise.) Noise 0 makes an easy class, noise
-on a short chain the middle, noise on a long chain the far end that comes into reach once steps are sharpened, and a
-class that is never demonstrated stays beyond it.
+Noise 0 makes an easy class, noise on a short chain the middle, noise on a long chain the far end that comes into reach once
+the steps are learnt, and a class that is never demonstrated stays beyond it.
 
 Every question is a pure function of (spec, split, seed, index). Training and held-out questions are told apart by a hash
 of their text, so that no seed, size or class makes them meet.
@@ -57,7 +58,7 @@ class ChainClass:
       operator: a key of `TABLES`, or several, of which each question takes one at random: "-~".
       min_numbers, max_numbers: how many digits a question has, uniformly, both ends included.
       weight: share of the prompts, relative to the other classes.
-      noise: probability that a step of a demonstration is wrong, in [0, 0.9).
+      noise: probability that a step of a demonstration is wrong, in [0, 1).
       demonstrated: share of the demonstrations, relative to the other classes; 0 is never demonstrated.
     """
 
@@ -75,7 +76,7 @@ class ChainClass:
             ("min_numbers", self.min_numbers >= 2, "at least 2"),
             ("max_numbers", self.max_numbers >= self.min_numbers, f"at least min_numbers ({self.min_numbers})"),
             ("weight", self.weight >= 0, "0 or more"),
-            ("noise", 0 <= self.noise < 0.9, "in [0, 0.9), so that the right digit stays the likeliest"),
+            ("noise", 0 <= self.noise < 1, "in [0, 1)"),
             ("demonstrated", self.demonstrated >= 0, "0 or more"),
         ):
             if not ok:
@@ -122,13 +123,19 @@ class ChainQuestion:
     class_name: str
 
 
-# The shipped policy's mixture; its measured histogram of pass rates is beside the policy in assets/embedded.
+# The shipped policy's mixture; experiments/pass_rates.py measures the histogram of its pass rates.
 DEFAULT_SPEC = ChainSpec((
     ChainClass("easy", "+", 3, 8, weight=0.30),
-    ChainClass("middle", "-~^&", 3, 8, weight=0.25, noise=0.3),
-    ChainClass("long", "-~^&", 12, 12, weight=0.10, noise=0.3),
+    ChainClass("middle", "-~", 2, 5, weight=0.25, noise=0.5),
+    ChainClass("long", "-~", 7, 8, weight=0.10, noise=0.5),
     ChainClass("beyond", "*", 5, 8, weight=0.35, demonstrated=0.0),
 ))
+
+
+def misconception(operator: str, total: int, digit: int) -> int:
+    """The wrong digit that demonstrations write for one entry of a table: arbitrary, but always the same."""
+    shift = 1 + hashlib.blake2b(f"{operator}{total}{digit}".encode(), digest_size=8).digest()[0] % 9
+    return (TABLES[operator](total, digit) + shift) % 10
 
 
 def digits_of(text: str) -> tuple[str, list[int]]:
@@ -201,11 +208,8 @@ def demonstration(spec: ChainSpec, seed: int, index: int, split: str = "demo") -
     _, (total, *rest) = digits_of(text)
     written = []
     wrong = generator.random(len(rest)) < cls.noise
-    shift = generator.integers(1, 10, len(rest))
     for step, digit in enumerate(rest):
-        total = TABLES[text[0]](total, digit) % 10
-        if wrong[step]:
-            total = (total + int(shift[step])) % 10
+        total = misconception(text[0], total, digit) if wrong[step] else TABLES[text[0]](total, digit) % 10
         written.append(str(total))
     return text, "".join(written)
 

@@ -1,0 +1,1 @@
+"""Measurements of our own code against named references, taken in the same run."""
