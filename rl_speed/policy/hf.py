@@ -205,7 +205,9 @@ def save_hf(directory: str | os.PathLike, params: Mapping[str, Any], config: Mod
         save_file(dict(stored_tensors(params, config)), fresh / SINGLE, metadata={"format": "pt"})
         for name, value in {**files, **(extra or {})}.items():
             (fresh / name).write_text(json.dumps(value, indent=2) + "\n")
+        # mkdtemp and safetensors write for the owner alone.
         fresh.chmod(0o755)
+        (fresh / SINGLE).chmod(0o644)
         old = None
         if directory.exists():
             old = directory.with_name(f".{directory.name}-old-{os.getpid()}")

@@ -43,7 +43,8 @@ class Flight:
 
 @dataclasses.dataclass
 class Tally:
-    """Prompts by fate, since the run began. `screened = rejected + completed + in flight`, always."""
+    """Prompts by fate, since the run began. `screened = rejected + completed + in flight`, and `completed = trained + waiting
+    in the buffer + expired`, always."""
 
     screened: int = 0
     rejected: int = 0
@@ -51,6 +52,7 @@ class Tally:
     solved: int = 0  # rejected with every sample right
     failed: int = 0  # rejected with every sample wrong
     rejected_tokens: int = 0
+    expired: int = 0  # complete, but too old before a training step came
 
 
 @dataclasses.dataclass
@@ -105,7 +107,7 @@ class HostDriver:
         start = dataclasses.replace(self.tally)
         report = StepReport(GenerationStats(), 0.0, 0.0, 0, 0, 0, 0)
         accepted = 0
-        self.buffer.expire(version)
+        self.tally.expired += len(self.buffer.expire(version))
         while len(self.buffer) < self.config.groups and report.generation.calls < self.config.max_calls:
             accepted += self._call(params, version, report)
         count = min(self.config.groups, len(self.buffer))
