@@ -34,145 +34,145 @@ import jax.numpy as jnp
 
 
 class GroupStatistics(NamedTuple):
-  """Per-group statistics of the rewards, each of shape [num_groups].
+    """Per-group statistics of the rewards, each of shape [num_groups].
 
-  count    i32  rows in the group (padding excluded)
-  mean     f32  0 for an empty group
-  std      f32  sample standard deviation (ddof 1), 0 where count < 2
-  constant bool every reward equal; True for empty and singleton groups, so
-                `~constant` is "this group carries signal" (DAPO's filter)
-  """
+    count    i32  rows in the group (padding excluded)
+    mean     f32  0 for an empty group
+    std      f32  sample standard deviation (ddof 1), 0 where count < 2
+    constant bool every reward equal; True for empty and singleton groups, so
+                  `~constant` is "this group carries signal" (DAPO's filter)
+    """
 
-  count: jax.Array
-  mean: jax.Array
-  std: jax.Array
-  constant: jax.Array
+    count: jax.Array
+    mean: jax.Array
+    std: jax.Array
+    constant: jax.Array
 
 
 class _Grouped(NamedTuple):
-  """Rewards measured from their group's minimum, and how to sum by group."""
+    """Rewards measured from their group's minimum, and how to sum by group."""
 
-  valid_R: jax.Array
-  members_RxG: jax.Array
-  index_R: jax.Array  # group of each row, clipped into range for padding rows
-  count_G: jax.Array  # i32
-  low_G: jax.Array  # group minimum, 0 for empty groups
-  spread_R: jax.Array  # reward - group minimum; 0 for padding rows
+    valid_R: jax.Array
+    members_RxG: jax.Array
+    index_R: jax.Array  # group of each row, clipped into range for padding rows
+    count_G: jax.Array  # i32
+    low_G: jax.Array  # group minimum, 0 for empty groups
+    spread_R: jax.Array  # reward - group minimum; 0 for padding rows
 
-  def sum(self, x_R):
-    return jnp.sum(jnp.where(self.members_RxG, x_R[:, None], 0.0), axis=0)
+    def sum(self, x_R):
+        return jnp.sum(jnp.where(self.members_RxG, x_R[:, None], 0.0), axis=0)
 
-  def of_row(self, x_G):
-    return x_G[self.index_R]
+    def of_row(self, x_G):
+        return x_G[self.index_R]
 
 
 def _grouped(rewards, group_ids, num_groups) -> _Grouped:
-  rewards = jnp.asarray(rewards)
-  group_ids = jnp.asarray(group_ids)
-  if rewards.ndim != 1 or rewards.shape != group_ids.shape:
-    raise ValueError(
-        "rewards and group_ids must be flat arrays of one length; got shapes "
-        f"{rewards.shape} and {group_ids.shape}."
+    rewards = jnp.asarray(rewards)
+    group_ids = jnp.asarray(group_ids)
+    if rewards.ndim != 1 or rewards.shape != group_ids.shape:
+        raise ValueError(
+            "rewards and group_ids must be flat arrays of one length; got shapes "
+            f"{rewards.shape} and {group_ids.shape}."
+        )
+    if num_groups < 1:
+        raise ValueError(f"num_groups must be at least 1, got {num_groups}.")
+    valid_R = (group_ids >= 0) & (group_ids < num_groups)
+    rewards = jnp.where(valid_R, rewards.astype(jnp.float32), 0.0)
+    members_RxG = group_ids[:, None] == jnp.arange(num_groups)
+    count_G = jnp.sum(members_RxG, axis=0, dtype=jnp.int32)
+    low_G = jnp.min(
+        jnp.where(members_RxG, rewards[:, None], jnp.inf), axis=0, initial=jnp.inf
     )
-  if num_groups < 1:
-    raise ValueError(f"num_groups must be at least 1, got {num_groups}.")
-  valid_R = (group_ids >= 0) & (group_ids < num_groups)
-  rewards = jnp.where(valid_R, rewards.astype(jnp.float32), 0.0)
-  members_RxG = group_ids[:, None] == jnp.arange(num_groups)
-  count_G = jnp.sum(members_RxG, axis=0, dtype=jnp.int32)
-  low_G = jnp.min(
-      jnp.where(members_RxG, rewards[:, None], jnp.inf), axis=0, initial=jnp.inf
-  )
-  # The minimum is only a reference point that cancels in every advantage: it
-  # is no path for gradients.
-  low_G = jax.lax.stop_gradient(jnp.where(count_G > 0, low_G, 0.0))
-  index_R = jnp.clip(group_ids, 0, num_groups - 1)
-  spread_R = jnp.where(valid_R, rewards - low_G[index_R], 0.0)
-  return _Grouped(valid_R, members_RxG, index_R, count_G, low_G, spread_R)
+    # The minimum is only a reference point that cancels in every advantage: it
+    # is no path for gradients.
+    low_G = jax.lax.stop_gradient(jnp.where(count_G > 0, low_G, 0.0))
+    index_R = jnp.clip(group_ids, 0, num_groups - 1)
+    spread_R = jnp.where(valid_R, rewards - low_G[index_R], 0.0)
+    return _Grouped(valid_R, members_RxG, index_R, count_G, low_G, spread_R)
 
 
 def _divide(numerator, denominator):
-  """numerator / denominator, and 0 with zero gradients where that is 0."""
-  positive = denominator > 0
-  return jnp.where(positive, numerator / jnp.where(positive, denominator, 1.0), 0.0)
+    """numerator / denominator, and 0 with zero gradients where that is 0."""
+    positive = denominator > 0
+    return jnp.where(positive, numerator / jnp.where(positive, denominator, 1.0), 0.0)
 
 
 def _sqrt(x):
-  """sqrt(x) whose gradient at 0 is 0 instead of infinite."""
-  positive = x > 0
-  return jnp.where(positive, jnp.sqrt(jnp.where(positive, x, 1.0)), 0.0)
+    """sqrt(x) whose gradient at 0 is 0 instead of infinite."""
+    positive = x > 0
+    return jnp.where(positive, jnp.sqrt(jnp.where(positive, x, 1.0)), 0.0)
 
 
 def _centred(groups: _Grouped):
-  """Rewards minus their group's mean [R], and that mean above the minimum [G]."""
-  mean_G = _divide(groups.sum(groups.spread_R), groups.count_G.astype(jnp.float32))
-  centred_R = jnp.where(groups.valid_R, groups.spread_R - groups.of_row(mean_G), 0.0)
-  return centred_R, mean_G
+    """Rewards minus their group's mean [R], and that mean above the minimum [G]."""
+    mean_G = _divide(groups.sum(groups.spread_R), groups.count_G.astype(jnp.float32))
+    centred_R = jnp.where(groups.valid_R, groups.spread_R - groups.of_row(mean_G), 0.0)
+    return centred_R, mean_G
 
 
 def _std(groups: _Grouped, centred_R):
-  squares_G = groups.sum(jnp.square(centred_R))
-  return _sqrt(_divide(squares_G, (groups.count_G - 1).astype(jnp.float32)))
+    squares_G = groups.sum(jnp.square(centred_R))
+    return _sqrt(_divide(squares_G, (groups.count_G - 1).astype(jnp.float32)))
 
 
 @functools.partial(jax.jit, static_argnames="num_groups")
 def group_statistics(rewards, group_ids, num_groups: int) -> GroupStatistics:
-  """Count, mean, sample std and constancy of each group's rewards.
+    """Count, mean, sample std and constancy of each group's rewards.
 
-  Args: as in the module docstring. Returns `GroupStatistics` of [num_groups].
-  """
-  groups = _grouped(rewards, group_ids, num_groups)
-  centred_R, mean_G = _centred(groups)
-  # Exact: rewards - minimum is zero only where they are equal.
-  constant_G = ~jnp.any(groups.members_RxG & (groups.spread_R > 0)[:, None], axis=0)
-  return GroupStatistics(
-      groups.count_G, groups.low_G + mean_G, _std(groups, centred_R), constant_G
-  )
+    Args: as in the module docstring. Returns `GroupStatistics` of [num_groups].
+    """
+    groups = _grouped(rewards, group_ids, num_groups)
+    centred_R, mean_G = _centred(groups)
+    # Exact: rewards - minimum is zero only where they are equal.
+    constant_G = ~jnp.any(groups.members_RxG & (groups.spread_R > 0)[:, None], axis=0)
+    return GroupStatistics(
+        groups.count_G, groups.low_G + mean_G, _std(groups, centred_R), constant_G
+    )
 
 
 @functools.partial(jax.jit, static_argnames="num_groups")
 def rloo(rewards, group_ids, num_groups: int) -> jax.Array:
-  """Leave-one-out: r_i minus the mean of the group's other rewards, f32[R].
+    """Leave-one-out: r_i minus the mean of the group's other rewards, f32[R].
 
-  Equals n/(n-1) times `dr_grpo`; the policy gradient it gives is unbiased.
-  Source: methods.md section 5; Ahmadian et al. 2024 (arXiv 2402.14740).
-  """
-  groups = _grouped(rewards, group_ids, num_groups)
-  others_G = (groups.count_G - 1).astype(jnp.float32)
-  total_R = groups.of_row(groups.sum(groups.spread_R))
-  baseline_R = _divide(total_R - groups.spread_R, groups.of_row(others_G))
-  keep_R = groups.valid_R & (groups.of_row(groups.count_G) > 1)
-  return jnp.where(keep_R, groups.spread_R - baseline_R, 0.0)
+    Equals n/(n-1) times `dr_grpo`; the policy gradient it gives is unbiased.
+    Source: methods.md section 5; Ahmadian et al. 2024 (arXiv 2402.14740).
+    """
+    groups = _grouped(rewards, group_ids, num_groups)
+    others_G = (groups.count_G - 1).astype(jnp.float32)
+    total_R = groups.of_row(groups.sum(groups.spread_R))
+    baseline_R = _divide(total_R - groups.spread_R, groups.of_row(others_G))
+    keep_R = groups.valid_R & (groups.of_row(groups.count_G) > 1)
+    return jnp.where(keep_R, groups.spread_R - baseline_R, 0.0)
 
 
 @functools.partial(jax.jit, static_argnames="num_groups")
 def grpo(rewards, group_ids, num_groups: int, eps=1e-6) -> jax.Array:
-  """(r - group mean) / (group std + eps), std with ddof 1, f32[R].
+    """(r - group mean) / (group std + eps), std with ddof 1, f32[R].
 
-  Source: methods.md section 5; DeepSeekMath (arXiv 2402.03300).
-  """
-  groups = _grouped(rewards, group_ids, num_groups)
-  centred_R, _ = _centred(groups)
-  return _divide(centred_R, groups.of_row(_std(groups, centred_R) + eps))
+    Source: methods.md section 5; DeepSeekMath (arXiv 2402.03300).
+    """
+    groups = _grouped(rewards, group_ids, num_groups)
+    centred_R, _ = _centred(groups)
+    return _divide(centred_R, groups.of_row(_std(groups, centred_R) + eps))
 
 
 @functools.partial(jax.jit, static_argnames="num_groups")
 def dr_grpo(rewards, group_ids, num_groups: int) -> jax.Array:
-  """r - group mean, f32[R]. Source: Dr. GRPO (arXiv 2503.20783)."""
-  return _centred(_grouped(rewards, group_ids, num_groups))[0]
+    """r - group mean, f32[R]. Source: Dr. GRPO (arXiv 2503.20783)."""
+    return _centred(_grouped(rewards, group_ids, num_groups))[0]
 
 
 @functools.partial(jax.jit, static_argnames="num_groups")
 def reinforce(rewards, group_ids, num_groups: int) -> jax.Array:
-  """r - batch mean over the rows that are not padding, f32[R].
+    """r - batch mean over the rows that are not padding, f32[R].
 
-  Groups play no part beyond marking padding: with one sample per prompt, the
-  usual setting, every group is a singleton and still learns.
-  Source: methods.md section 5.
-  """
-  group_ids = jnp.asarray(group_ids)
-  valid_R = (group_ids >= 0) & (group_ids < num_groups)
-  return dr_grpo(rewards, jnp.where(valid_R, 0, -1), 1)
+    Groups play no part beyond marking padding: with one sample per prompt, the
+    usual setting, every group is a singleton and still learns.
+    Source: methods.md section 5.
+    """
+    group_ids = jnp.asarray(group_ids)
+    valid_R = (group_ids >= 0) & (group_ids < num_groups)
+    return dr_grpo(rewards, jnp.where(valid_R, 0, -1), 1)
 
 
 @functools.partial(jax.jit, static_argnames=("num_groups", "baseline"))
@@ -184,51 +184,51 @@ def reinforce_pp(
     baseline: bool = False,
     eps=1e-8,
 ) -> jax.Array:
-  """REINFORCE++: advantages whitened over all valid tokens of the batch, f32[R].
+    """REINFORCE++: advantages whitened over all valid tokens of the batch, f32[R].
 
-  Every token of a sample carries its sample's advantage, so mean and std over
-  tokens are those over samples weighted by `lengths`. The std is the
-  population one (ddof 0), as released (OpenRLHF); the result is
-  (a - mean) / (std + eps).
+    Every token of a sample carries its sample's advantage, so mean and std over
+    tokens are those over samples weighted by `lengths`. The std is the
+    population one (ddof 0), as released (OpenRLHF); the result is
+    (a - mean) / (std + eps).
 
-  Args:
-    rewards, group_ids, num_groups: as in the module docstring.
-    lengths: valid (unmasked) tokens of each row [R]; None counts every row
-      once. A row of length 0 takes no part in the statistics.
-    baseline: first subtract the group's mean ("REINFORCE++-baseline"). Singleton
-      and constant groups then stay exactly 0 after whitening too; they do
-      count in the statistics. (Released code gives them -mean/std, an artefact
-      of lengths differing between right and wrong samples.)
-    eps: added to the std; 0 is safe.
+    Args:
+      rewards, group_ids, num_groups: as in the module docstring.
+      lengths: valid (unmasked) tokens of each row [R]; None counts every row
+        once. A row of length 0 takes no part in the statistics.
+      baseline: first subtract the group's mean ("REINFORCE++-baseline"). Singleton
+        and constant groups then stay exactly 0 after whitening too; they do
+        count in the statistics. (Released code gives them -mean/std, an artefact
+        of lengths differing between right and wrong samples.)
+      eps: added to the std; 0 is safe.
 
-  Source: methods.md section 5; Hu et al. (arXiv 2501.03262).
-  """
-  groups = _grouped(rewards, group_ids, num_groups)
-  if baseline:
-    raw_R, _ = _centred(groups)
-    # Zero spread throughout a group also covers singletons.
-    signal_G = jnp.any(groups.members_RxG & (groups.spread_R > 0)[:, None], axis=0)
-    keep_R = groups.valid_R & groups.of_row(signal_G)
-  else:
-    raw_R = jnp.where(groups.valid_R, jnp.asarray(rewards).astype(jnp.float32), 0.0)
-    keep_R = groups.valid_R
-  if lengths is None:
-    weight_R = groups.valid_R.astype(jnp.float32)
-  else:
-    lengths = jnp.asarray(lengths)
-    if lengths.shape != raw_R.shape:
-      raise ValueError(
-          f"lengths must have the shape of rewards, {raw_R.shape}; got {lengths.shape}."
-      )
-    weight_R = jnp.where(groups.valid_R, lengths.astype(jnp.float32), 0.0)
-  counted_R = weight_R > 0
-  # Measured from the smallest counted value, for the reason given above.
-  low = jnp.min(jnp.where(counted_R, raw_R, jnp.inf), initial=jnp.inf)
-  low = jax.lax.stop_gradient(jnp.where(jnp.any(counted_R), low, 0.0))
-  spread_R = jnp.where(groups.valid_R, raw_R - low, 0.0)
-  total = jnp.sum(weight_R)
-  centred_R = spread_R - _divide(jnp.sum(weight_R * spread_R), total)
-  std = _sqrt(_divide(jnp.sum(weight_R * jnp.square(centred_R)), total))
-  # A batch without spread has nothing to say, whatever eps is.
-  white_R = jnp.where(std > 0, _divide(centred_R, std + eps), 0.0)
-  return jnp.where(keep_R, white_R, 0.0)
+    Source: methods.md section 5; Hu et al. (arXiv 2501.03262).
+    """
+    groups = _grouped(rewards, group_ids, num_groups)
+    if baseline:
+        raw_R, _ = _centred(groups)
+        # Zero spread throughout a group also covers singletons.
+        signal_G = jnp.any(groups.members_RxG & (groups.spread_R > 0)[:, None], axis=0)
+        keep_R = groups.valid_R & groups.of_row(signal_G)
+    else:
+        raw_R = jnp.where(groups.valid_R, jnp.asarray(rewards).astype(jnp.float32), 0.0)
+        keep_R = groups.valid_R
+    if lengths is None:
+        weight_R = groups.valid_R.astype(jnp.float32)
+    else:
+        lengths = jnp.asarray(lengths)
+        if lengths.shape != raw_R.shape:
+            raise ValueError(
+                f"lengths must have the shape of rewards, {raw_R.shape}; got {lengths.shape}."
+            )
+        weight_R = jnp.where(groups.valid_R, lengths.astype(jnp.float32), 0.0)
+    counted_R = weight_R > 0
+    # Measured from the smallest counted value, for the reason given above.
+    low = jnp.min(jnp.where(counted_R, raw_R, jnp.inf), initial=jnp.inf)
+    low = jax.lax.stop_gradient(jnp.where(jnp.any(counted_R), low, 0.0))
+    spread_R = jnp.where(groups.valid_R, raw_R - low, 0.0)
+    total = jnp.sum(weight_R)
+    centred_R = spread_R - _divide(jnp.sum(weight_R * spread_R), total)
+    std = _sqrt(_divide(jnp.sum(weight_R * jnp.square(centred_R)), total))
+    # A batch without spread has nothing to say, whatever eps is.
+    white_R = jnp.where(std > 0, _divide(centred_R, std + eps), 0.0)
+    return jnp.where(keep_R, white_R, 0.0)

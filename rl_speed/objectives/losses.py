@@ -22,8 +22,8 @@ CORRECTIONS = ("behaviour", "recompute")
 
 
 def _choose(name, value, allowed):
-  if value not in allowed:
-    raise ValueError(f"Unknown {name} {value!r}; choose one of {allowed}.")
+    if value not in allowed:
+        raise ValueError(f"Unknown {name} {value!r}; choose one of {allowed}.")
 
 
 def token_weights(
@@ -35,67 +35,67 @@ def token_weights(
     num_tokens=None,
     num_sequences=None,
 ) -> jax.Array:
-  """Weights [R, T] such that loss = sum(weights * per_token).
+    """Weights [R, T] such that loss = sum(weights * per_token).
 
-    token_mean            1 / tokens of the batch (DAPO)
-    seq_mean_token_mean   1 / (sequences * tokens of the row) (GRPO)
-    seq_mean_token_sum    1 / sequences
-    token_sum_constant    1 / constant (Dr. GRPO). Its released code divides each
-                          row by the maximum response length and averages over
-                          rows: constant = rows * max_response_length
+      token_mean            1 / tokens of the batch (DAPO)
+      seq_mean_token_mean   1 / (sequences * tokens of the row) (GRPO)
+      seq_mean_token_sum    1 / sequences
+      token_sum_constant    1 / constant (Dr. GRPO). Its released code divides each
+                            row by the maximum response length and averages over
+                            rows: constant = rows * max_response_length
 
-  Call it on the *global* batch, before cutting micro-batches.
+    Call it on the *global* batch, before cutting micro-batches.
 
-  Args:
-    mask: [R, T], True (or nonzero) at the tokens that are trained on. Rows with
-      none get weight 0 and do not count as sequences.
-    aggregation: one of `AGGREGATIONS`.
-    constant: the divisor of token_sum_constant; only allowed there.
-    lengths: [R], what counts as a row's number of tokens instead of its unmasked
-      ones, e.g. prefix + suffix where the prefix is masked (RPO). Changes
-      denominators only.
-    num_tokens, num_sequences: global counts to divide by instead of this mask's,
-      when the global batch lives in several arrays (length buckets).
+    Args:
+      mask: [R, T], True (or nonzero) at the tokens that are trained on. Rows with
+        none get weight 0 and do not count as sequences.
+      aggregation: one of `AGGREGATIONS`.
+      constant: the divisor of token_sum_constant; only allowed there.
+      lengths: [R], what counts as a row's number of tokens instead of its unmasked
+        ones, e.g. prefix + suffix where the prefix is masked (RPO). Changes
+        denominators only.
+      num_tokens, num_sequences: global counts to divide by instead of this mask's,
+        when the global batch lives in several arrays (length buckets).
 
-  Returns: f32[R, T], exactly 0 where mask is False; all 0 for an empty batch.
+    Returns: f32[R, T], exactly 0 where mask is False; all 0 for an empty batch.
 
-  Raises:
-    ValueError: unknown aggregation, or a constant missing, misplaced or not
-      positive.
+    Raises:
+      ValueError: unknown aggregation, or a constant missing, misplaced or not
+        positive.
 
-  Source: methods.md section 5.
-  """
-  _choose("aggregation", aggregation, AGGREGATIONS)
-  if (aggregation == "token_sum_constant") != (constant is not None):
-    raise ValueError(
-        "constant belongs to aggregation='token_sum_constant' and to no other: got "
-        f"aggregation={aggregation!r}, constant={constant!r}. Dr. GRPO uses "
-        "rows * maximum response length."
-    )
-  if isinstance(constant, (int, float)) and constant <= 0:
-    raise ValueError(f"constant must be positive, got {constant!r}.")
-  mask = jnp.asarray(mask).astype(bool)
-  nonempty_R = jnp.any(mask, axis=1)
-  if lengths is None:
-    # Counted in integers: exact beyond 2**24 tokens.
-    length_R = jnp.sum(mask, axis=1, dtype=jnp.int32)
-  else:
-    length_R = jnp.where(nonempty_R, jnp.asarray(lengths), 0)
-  if num_tokens is None:
-    num_tokens = jnp.sum(length_R)
-  if num_sequences is None:
-    num_sequences = jnp.sum(nonempty_R, dtype=jnp.int32)
+    Source: methods.md section 5.
+    """
+    _choose("aggregation", aggregation, AGGREGATIONS)
+    if (aggregation == "token_sum_constant") != (constant is not None):
+        raise ValueError(
+            "constant belongs to aggregation='token_sum_constant' and to no other: got "
+            f"aggregation={aggregation!r}, constant={constant!r}. Dr. GRPO uses "
+            "rows * maximum response length."
+        )
+    if isinstance(constant, (int, float)) and constant <= 0:
+        raise ValueError(f"constant must be positive, got {constant!r}.")
+    mask = jnp.asarray(mask).astype(bool)
+    nonempty_R = jnp.any(mask, axis=1)
+    if lengths is None:
+        # Counted in integers: exact beyond 2**24 tokens.
+        length_R = jnp.sum(mask, axis=1, dtype=jnp.int32)
+    else:
+        length_R = jnp.where(nonempty_R, jnp.asarray(lengths), 0)
+    if num_tokens is None:
+        num_tokens = jnp.sum(length_R)
+    if num_sequences is None:
+        num_sequences = jnp.sum(nonempty_R, dtype=jnp.int32)
 
-  if aggregation == "token_mean":
-    divisor_R = jnp.full(mask.shape[:1], num_tokens)
-  elif aggregation == "seq_mean_token_mean":
-    divisor_R = length_R.astype(jnp.float32) * num_sequences
-  elif aggregation == "seq_mean_token_sum":
-    divisor_R = jnp.full(mask.shape[:1], num_sequences)
-  else:
-    divisor_R = jnp.full(mask.shape[:1], constant)
-  divisor_R = jnp.where(nonempty_R, divisor_R.astype(jnp.float32), 1.0)
-  return jnp.where(mask, (1.0 / divisor_R)[:, None], 0.0)
+    if aggregation == "token_mean":
+        divisor_R = jnp.full(mask.shape[:1], num_tokens)
+    elif aggregation == "seq_mean_token_mean":
+        divisor_R = length_R.astype(jnp.float32) * num_sequences
+    elif aggregation == "seq_mean_token_sum":
+        divisor_R = jnp.full(mask.shape[:1], num_sequences)
+    else:
+        divisor_R = jnp.full(mask.shape[:1], constant)
+    divisor_R = jnp.where(nonempty_R, divisor_R.astype(jnp.float32), 1.0)
+    return jnp.where(mask, (1.0 / divisor_R)[:, None], 0.0)
 
 
 def policy_loss(
@@ -121,246 +121,246 @@ def policy_loss(
     entropy=None,
     entropy_coef=0.0,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-  """Policy-gradient loss on sampled tokens, and its metrics.
+    """Policy-gradient loss on sampled tokens, and its metrics.
 
-  Per token, with advantage A, log pi = logprobs, and the anchor a that the
-  ratio r = exp(clamp(log pi - log a)) is taken against:
+    Per token, with advantage A, log pi = logprobs, and the anchor a that the
+    ratio r = exp(clamp(log pi - log a)) is taken against:
 
-    "pg"   -A log pi
-    "ppo"  -min(A r, A clip(r, 1 - clip_low, 1 + clip_high)); with dual_clip = c,
-           where A < 0 also bounded: -max(that min, A c)
-    "tis"  -A min(r, truncation) log pi, no gradient through r
+      "pg"   -A log pi
+      "ppo"  -min(A r, A clip(r, 1 - clip_low, 1 + clip_high)); with dual_clip = c,
+             where A < 0 also bounded: -max(that min, A c)
+      "tis"  -A min(r, truncation) log pi, no gradient through r
 
-  Gradients flow through log pi (and `entropy`) only. At log pi = log a every
-  form has exactly the gradient of -A log pi, also with clip bounds of 0.
+    Gradients flow through log pi (and `entropy`) only. At log pi = log a every
+    form has exactly the gradient of -A log pi, also with clip bounds of 0.
 
-  Stale samples. What sampled is `behaviour_logprobs`; `old_logprobs`, if given,
-  is the policy just before the update, recomputed by the trainer.
-    old_logprobs None                  the anchor is the behaviour policy
-    correction "recompute"             the anchor is old_logprobs, and stale data
-                                       counts as on-policy (as SPEED released);
-                                       needs old_logprobs
-    correction "behaviour" (default)   the anchor is old_logprobs and the token's
-      with old_logprobs                loss is multiplied by the truncated weight
-                                       min(exp(log old - log behaviour), truncation),
-                                       which also absorbs the difference between
-                                       the sampler's and the trainer's numerics
+    Stale samples. What sampled is `behaviour_logprobs`; `old_logprobs`, if given,
+    is the policy just before the update, recomputed by the trainer.
+      old_logprobs None                  the anchor is the behaviour policy
+      correction "recompute"             the anchor is old_logprobs, and stale data
+                                         counts as on-policy (as SPEED released);
+                                         needs old_logprobs
+      correction "behaviour" (default)   the anchor is old_logprobs and the token's
+        with old_logprobs                loss is multiplied by the truncated weight
+                                         min(exp(log old - log behaviour), truncation),
+                                         which also absorbs the difference between
+                                         the sampler's and the trainer's numerics
 
-  The KL to `ref_logprobs` and the entropy bonus are then added per token:
-  + kl_coef * kl(log pi, log ref) - entropy_coef * entropy.
+    The KL to `ref_logprobs` and the entropy bonus are then added per token:
+    + kl_coef * kl(log pi, log ref) - entropy_coef * entropy.
 
-  Args:
-    logprobs: f32[R, T], differentiated; at the temperature that sampled.
-    behaviour_logprobs: f32[R, T].
-    advantages: f32[R], or f32[R, T] for token-level ones; constants.
-    mask: [R, T], True at the tokens that are trained on. Whatever stands
-      elsewhere, NaN included, changes nothing and gets gradient 0.
-    weights: f32[R, T] from `token_weights` on the global batch, sliced like the
-      rest; None computes them here from aggregation and constant, right only if
-      this is the whole batch.
-    aggregation, constant: see `token_weights`; ignored when weights is given.
-    loss, correction, kl_kind: static strings, above.
-    clip_low, clip_high, dual_clip, truncation, log_ratio_clamp: bounds. dual_clip
-      None is off. log_ratio_clamp (nats) bounds every log-ratio before exp;
-      beyond it the gradient is 0.
-    ref_logprobs: f32[R, T] or None.
-    entropy: f32[R, T], per-token entropy of the policy in nats, or None.
-    kl_coef, entropy_coef: numbers, or traced scalars for schedules.
+    Args:
+      logprobs: f32[R, T], differentiated; at the temperature that sampled.
+      behaviour_logprobs: f32[R, T].
+      advantages: f32[R], or f32[R, T] for token-level ones; constants.
+      mask: [R, T], True at the tokens that are trained on. Whatever stands
+        elsewhere, NaN included, changes nothing and gets gradient 0.
+      weights: f32[R, T] from `token_weights` on the global batch, sliced like the
+        rest; None computes them here from aggregation and constant, right only if
+        this is the whole batch.
+      aggregation, constant: see `token_weights`; ignored when weights is given.
+      loss, correction, kl_kind: static strings, above.
+      clip_low, clip_high, dual_clip, truncation, log_ratio_clamp: bounds. dual_clip
+        None is off. log_ratio_clamp (nats) bounds every log-ratio before exp;
+        beyond it the gradient is 0.
+      ref_logprobs: f32[R, T] or None.
+      entropy: f32[R, T], per-token entropy of the policy in nats, or None.
+      kl_coef, entropy_coef: numbers, or traced scalars for schedules.
 
-  Returns:
-    loss: f32 scalar, to minimise.
-    metrics: dict of f32 scalars. Every entry accumulates over micro-batches,
-      and zeros are the identity. The prefix says how (`merge_metrics`):
-        "loss/..."  total, policy, kl, entropy: weighted like the loss and with
-                    their coefficients, so policy + kl + entropy = total; add.
-        "sum/..."   sums over unmasked tokens; add, then divide by "sum/tokens"
-                    for the mean: ratio (r; where "pg" ignores it too), clip_low
-                    (A < 0 and r < 1 - clip_low), clip_high (A > 0 and
-                    r > 1 + clip_high), clip_dual, truncated (importance weight
-                    cut at truncation), correction (the weight of stale tokens,
-                    1 without), kl_behaviour (k3 estimate of KL(behaviour || pi)),
-                    behaviour_gap (|log pi - log behaviour|, nats) and
-                    behaviour_gap_exp (its exponential), kl_ref and entropy if
-                    given. Also tokens, and sequences (rows with a token).
-        "max/..."   behaviour_gap; combine by maximum.
-      `summarise_metrics` turns the totals into the means to log.
+    Returns:
+      loss: f32 scalar, to minimise.
+      metrics: dict of f32 scalars. Every entry accumulates over micro-batches,
+        and zeros are the identity. The prefix says how (`merge_metrics`):
+          "loss/..."  total, policy, kl, entropy: weighted like the loss and with
+                      their coefficients, so policy + kl + entropy = total; add.
+          "sum/..."   sums over unmasked tokens; add, then divide by "sum/tokens"
+                      for the mean: ratio (r; where "pg" ignores it too), clip_low
+                      (A < 0 and r < 1 - clip_low), clip_high (A > 0 and
+                      r > 1 + clip_high), clip_dual, truncated (importance weight
+                      cut at truncation), correction (the weight of stale tokens,
+                      1 without), kl_behaviour (k3 estimate of KL(behaviour || pi)),
+                      behaviour_gap (|log pi - log behaviour|, nats) and
+                      behaviour_gap_exp (its exponential), kl_ref and entropy if
+                      given. Also tokens, and sequences (rows with a token).
+          "max/..."   behaviour_gap; combine by maximum.
+        `summarise_metrics` turns the totals into the means to log.
 
-  Raises:
-    ValueError: unknown option, mismatched shapes, a coefficient without its
-      input, or a bound out of range.
+    Raises:
+      ValueError: unknown option, mismatched shapes, a coefficient without its
+        input, or a bound out of range.
 
-  Source: methods.md section 5; dual clip: Ye et al. (arXiv 1912.09729).
-  """
-  _choose("loss", loss, LOSSES)
-  _choose("correction", correction, CORRECTIONS)
-  mask = jnp.asarray(mask).astype(bool)
-  _check_arguments(
-      mask,
-      {
-          "logprobs": logprobs,
-          "behaviour_logprobs": behaviour_logprobs,
-          "weights": weights,
-          "old_logprobs": old_logprobs,
-          "ref_logprobs": ref_logprobs,
-          "entropy": entropy,
-      },
-  )
-  if correction == "recompute" and old_logprobs is None:
-    raise ValueError("correction='recompute' needs old_logprobs.")
-  if ref_logprobs is None and not _is_zero(kl_coef):
-    raise ValueError("kl_coef is set but ref_logprobs is missing.")
-  if entropy is None and not _is_zero(entropy_coef):
-    raise ValueError("entropy_coef is set but entropy is missing.")
-  for name, value in (("clip_low", clip_low), ("clip_high", clip_high)):
-    if isinstance(value, (int, float)) and value < 0:
-      raise ValueError(f"{name} must not be negative, got {value!r}.")
-  if isinstance(dual_clip, (int, float)) and dual_clip <= 1:
-    raise ValueError(f"dual_clip must exceed 1 (None turns it off), got {dual_clip!r}.")
-  if isinstance(truncation, (int, float)) and truncation <= 0:
-    raise ValueError(f"truncation must be positive, got {truncation!r}.")
-
-  def masked(x):
-    return jnp.where(mask, jnp.asarray(x).astype(jnp.float32), 0.0)
-
-  def constant_of(x):
-    return jax.lax.stop_gradient(masked(x))
-
-  def ratio_of(log_numerator, log_denominator):
-    return jnp.exp(
-        jnp.clip(log_numerator - log_denominator, -log_ratio_clamp, log_ratio_clamp)
+    Source: methods.md section 5; dual clip: Ye et al. (arXiv 1912.09729).
+    """
+    _choose("loss", loss, LOSSES)
+    _choose("correction", correction, CORRECTIONS)
+    mask = jnp.asarray(mask).astype(bool)
+    _check_arguments(
+        mask,
+        {
+            "logprobs": logprobs,
+            "behaviour_logprobs": behaviour_logprobs,
+            "weights": weights,
+            "old_logprobs": old_logprobs,
+            "ref_logprobs": ref_logprobs,
+            "entropy": entropy,
+        },
     )
+    if correction == "recompute" and old_logprobs is None:
+        raise ValueError("correction='recompute' needs old_logprobs.")
+    if ref_logprobs is None and not _is_zero(kl_coef):
+        raise ValueError("kl_coef is set but ref_logprobs is missing.")
+    if entropy is None and not _is_zero(entropy_coef):
+        raise ValueError("entropy_coef is set but entropy is missing.")
+    for name, value in (("clip_low", clip_low), ("clip_high", clip_high)):
+        if isinstance(value, (int, float)) and value < 0:
+            raise ValueError(f"{name} must not be negative, got {value!r}.")
+    if isinstance(dual_clip, (int, float)) and dual_clip <= 1:
+        raise ValueError(f"dual_clip must exceed 1 (None turns it off), got {dual_clip!r}.")
+    if isinstance(truncation, (int, float)) and truncation <= 0:
+        raise ValueError(f"truncation must be positive, got {truncation!r}.")
 
-  advantages = jnp.asarray(advantages)
-  if advantages.ndim == 1:
-    advantages = advantages[:, None]
-  if advantages.ndim != 2 or advantages.shape[0] != mask.shape[0] or (
-      advantages.shape[1] not in (1, mask.shape[1])
-  ):
-    raise ValueError(
-        f"advantages must be [R] or [R, T] with [R, T] = {mask.shape}; got "
-        f"{advantages.shape}."
-    )
-  if weights is None:
-    weights = token_weights(mask, aggregation, constant)
-  weights_RxT = constant_of(weights)
-  advantage_RxT = constant_of(advantages)
-  logp_RxT = masked(logprobs)
-  behaviour_RxT = constant_of(behaviour_logprobs)
-  anchor_RxT = behaviour_RxT if old_logprobs is None else constant_of(old_logprobs)
-  ratio_RxT = ratio_of(logp_RxT, anchor_RxT)
+    def masked(x):
+        return jnp.where(mask, jnp.asarray(x).astype(jnp.float32), 0.0)
 
-  none = jnp.zeros_like(mask)
-  truncated = none
-  correction_RxT = jnp.ones_like(ratio_RxT)
-  if old_logprobs is not None and correction == "behaviour":
-    importance_RxT = ratio_of(anchor_RxT, behaviour_RxT)
-    truncated = importance_RxT > truncation
-    correction_RxT = jnp.minimum(importance_RxT, truncation)
+    def constant_of(x):
+        return jax.lax.stop_gradient(masked(x))
 
-  negative = advantage_RxT < 0
-  clip_low_RxT = clip_high_RxT = clip_dual_RxT = none
-  if loss == "pg":
-    policy_RxT = -advantage_RxT * logp_RxT
-  elif loss == "tis":
-    truncated |= ratio_RxT > truncation
-    step_RxT = jax.lax.stop_gradient(jnp.minimum(ratio_RxT, truncation))
-    policy_RxT = -advantage_RxT * step_RxT * logp_RxT
-  else:
-    # Spelled out as "which tokens are held at a bound" and not as min/max/clip:
-    # those halve the gradient at ties, where every first step stands.
-    clip_low_RxT = negative & (ratio_RxT < 1.0 - clip_low)
-    clip_high_RxT = (advantage_RxT > 0) & (ratio_RxT > 1.0 + clip_high)
-    bounded_RxT = jnp.where(clip_low_RxT, 1.0 - clip_low, ratio_RxT)
-    bounded_RxT = jnp.where(clip_high_RxT, 1.0 + clip_high, bounded_RxT)
-    if dual_clip is not None:
-      clip_dual_RxT = negative & (ratio_RxT > dual_clip)
-      bounded_RxT = jnp.where(clip_dual_RxT, dual_clip, bounded_RxT)
-    policy_RxT = -advantage_RxT * bounded_RxT
-  parts = {"policy": jnp.sum(weights_RxT * correction_RxT * policy_RxT)}
+    def ratio_of(log_numerator, log_denominator):
+        return jnp.exp(
+            jnp.clip(log_numerator - log_denominator, -log_ratio_clamp, log_ratio_clamp)
+        )
 
-  gap_RxT = jnp.abs(logp_RxT - behaviour_RxT)
-  sums = {
-      "tokens": mask,
-      "ratio": ratio_RxT,
-      "clip_low": clip_low_RxT,
-      "clip_high": clip_high_RxT,
-      "clip_dual": clip_dual_RxT,
-      "truncated": truncated,
-      "correction": correction_RxT,
-      "kl_behaviour": divergences.kl(behaviour_RxT, logp_RxT, "k3", log_ratio_clamp),
-      "behaviour_gap": gap_RxT,
-      "behaviour_gap_exp": jnp.exp(jnp.minimum(gap_RxT, log_ratio_clamp)),
-  }
-  if ref_logprobs is not None:
-    kl_RxT = divergences.kl(logp_RxT, constant_of(ref_logprobs), kl_kind, log_ratio_clamp)
-    parts["kl"] = kl_coef * jnp.sum(weights_RxT * kl_RxT)
-    sums["kl_ref"] = kl_RxT
-  if entropy is not None:
-    entropy_RxT = masked(entropy)
-    parts["entropy"] = -entropy_coef * jnp.sum(weights_RxT * entropy_RxT)
-    sums["entropy"] = entropy_RxT
-  total = sum(parts.values())
+    advantages = jnp.asarray(advantages)
+    if advantages.ndim == 1:
+        advantages = advantages[:, None]
+    if advantages.ndim != 2 or advantages.shape[0] != mask.shape[0] or (
+        advantages.shape[1] not in (1, mask.shape[1])
+    ):
+        raise ValueError(
+            f"advantages must be [R] or [R, T] with [R, T] = {mask.shape}; got "
+            f"{advantages.shape}."
+        )
+    if weights is None:
+        weights = token_weights(mask, aggregation, constant)
+    weights_RxT = constant_of(weights)
+    advantage_RxT = constant_of(advantages)
+    logp_RxT = masked(logprobs)
+    behaviour_RxT = constant_of(behaviour_logprobs)
+    anchor_RxT = behaviour_RxT if old_logprobs is None else constant_of(old_logprobs)
+    ratio_RxT = ratio_of(logp_RxT, anchor_RxT)
 
-  metrics = {"loss/total": total} | {f"loss/{k}": v for k, v in parts.items()}
-  metrics |= {f"sum/{name}": jnp.sum(masked(x)) for name, x in sums.items()}
-  metrics["sum/sequences"] = jnp.sum(jnp.any(mask, axis=1)).astype(jnp.float32)
-  metrics["max/behaviour_gap"] = jnp.max(gap_RxT, initial=0.0)
-  return total, jax.lax.stop_gradient(metrics)
+    none = jnp.zeros_like(mask)
+    truncated = none
+    correction_RxT = jnp.ones_like(ratio_RxT)
+    if old_logprobs is not None and correction == "behaviour":
+        importance_RxT = ratio_of(anchor_RxT, behaviour_RxT)
+        truncated = importance_RxT > truncation
+        correction_RxT = jnp.minimum(importance_RxT, truncation)
+
+    negative = advantage_RxT < 0
+    clip_low_RxT = clip_high_RxT = clip_dual_RxT = none
+    if loss == "pg":
+        policy_RxT = -advantage_RxT * logp_RxT
+    elif loss == "tis":
+        truncated |= ratio_RxT > truncation
+        step_RxT = jax.lax.stop_gradient(jnp.minimum(ratio_RxT, truncation))
+        policy_RxT = -advantage_RxT * step_RxT * logp_RxT
+    else:
+        # Spelled out as "which tokens are held at a bound" and not as min/max/clip:
+        # those halve the gradient at ties, where every first step stands.
+        clip_low_RxT = negative & (ratio_RxT < 1.0 - clip_low)
+        clip_high_RxT = (advantage_RxT > 0) & (ratio_RxT > 1.0 + clip_high)
+        bounded_RxT = jnp.where(clip_low_RxT, 1.0 - clip_low, ratio_RxT)
+        bounded_RxT = jnp.where(clip_high_RxT, 1.0 + clip_high, bounded_RxT)
+        if dual_clip is not None:
+            clip_dual_RxT = negative & (ratio_RxT > dual_clip)
+            bounded_RxT = jnp.where(clip_dual_RxT, dual_clip, bounded_RxT)
+        policy_RxT = -advantage_RxT * bounded_RxT
+    parts = {"policy": jnp.sum(weights_RxT * correction_RxT * policy_RxT)}
+
+    gap_RxT = jnp.abs(logp_RxT - behaviour_RxT)
+    sums = {
+        "tokens": mask,
+        "ratio": ratio_RxT,
+        "clip_low": clip_low_RxT,
+        "clip_high": clip_high_RxT,
+        "clip_dual": clip_dual_RxT,
+        "truncated": truncated,
+        "correction": correction_RxT,
+        "kl_behaviour": divergences.kl(behaviour_RxT, logp_RxT, "k3", log_ratio_clamp),
+        "behaviour_gap": gap_RxT,
+        "behaviour_gap_exp": jnp.exp(jnp.minimum(gap_RxT, log_ratio_clamp)),
+    }
+    if ref_logprobs is not None:
+        kl_RxT = divergences.kl(logp_RxT, constant_of(ref_logprobs), kl_kind, log_ratio_clamp)
+        parts["kl"] = kl_coef * jnp.sum(weights_RxT * kl_RxT)
+        sums["kl_ref"] = kl_RxT
+    if entropy is not None:
+        entropy_RxT = masked(entropy)
+        parts["entropy"] = -entropy_coef * jnp.sum(weights_RxT * entropy_RxT)
+        sums["entropy"] = entropy_RxT
+    total = sum(parts.values())
+
+    metrics = {"loss/total": total} | {f"loss/{k}": v for k, v in parts.items()}
+    metrics |= {f"sum/{name}": jnp.sum(masked(x)) for name, x in sums.items()}
+    metrics["sum/sequences"] = jnp.sum(jnp.any(mask, axis=1)).astype(jnp.float32)
+    metrics["max/behaviour_gap"] = jnp.max(gap_RxT, initial=0.0)
+    return total, jax.lax.stop_gradient(metrics)
 
 
 def merge_metrics(first, *others):
-  """Combines `policy_loss` metrics of micro-batches: "max/" by maximum, else sum.
+    """Combines `policy_loss` metrics of micro-batches: "max/" by maximum, else sum.
 
-  Jittable, associative, with all-zero metrics as identity, so it serves as the
-  body of a scan. Raises ValueError if the dicts hold different entries.
-  """
-  for other in others:
-    if other.keys() != first.keys():
-      raise ValueError(
-          "Metrics of different losses cannot be merged; they differ in "
-          f"{sorted(other.keys() ^ first.keys())}."
-      )
-    first = {
-        name: jnp.maximum(value, other[name])
-        if name.startswith("max/")
-        else value + other[name]
-        for name, value in first.items()
-    }
-  return first
+    Jittable, associative, with all-zero metrics as identity, so it serves as the
+    body of a scan. Raises ValueError if the dicts hold different entries.
+    """
+    for other in others:
+        if other.keys() != first.keys():
+            raise ValueError(
+                "Metrics of different losses cannot be merged; they differ in "
+                f"{sorted(other.keys() ^ first.keys())}."
+            )
+        first = {
+            name: jnp.maximum(value, other[name])
+            if name.startswith("max/")
+            else value + other[name]
+            for name, value in first.items()
+        }
+    return first
 
 
 def summarise_metrics(metrics):
-  """Turns accumulated `policy_loss` metrics into the values to log.
+    """Turns accumulated `policy_loss` metrics into the values to log.
 
-  Returns a dict of scalars: loss, loss_policy, loss_kl, loss_entropy (as
-  accumulated), tokens and sequences (counts), `<name>_max`, and every other
-  "sum/" entry as its mean per unmasked token (0 if there was none).
-  """
-  tokens = jnp.maximum(metrics["sum/tokens"], 1.0)
-  out = {}
-  for key, value in metrics.items():
-    kind, name = key.split("/")
-    if kind == "loss":
-      out["loss" if name == "total" else f"loss_{name}"] = value
-    elif kind == "max":
-      out[f"{name}_max"] = value
-    elif name in ("tokens", "sequences"):
-      out[name] = value
-    else:
-      out[name] = value / tokens
-  return out
+    Returns a dict of scalars: loss, loss_policy, loss_kl, loss_entropy (as
+    accumulated), tokens and sequences (counts), `<name>_max`, and every other
+    "sum/" entry as its mean per unmasked token (0 if there was none).
+    """
+    tokens = jnp.maximum(metrics["sum/tokens"], 1.0)
+    out = {}
+    for key, value in metrics.items():
+        kind, name = key.split("/")
+        if kind == "loss":
+            out["loss" if name == "total" else f"loss_{name}"] = value
+        elif kind == "max":
+            out[f"{name}_max"] = value
+        elif name in ("tokens", "sequences"):
+            out[name] = value
+        else:
+            out[name] = value / tokens
+    return out
 
 
 def _is_zero(coefficient):
-  # A traced coefficient cannot be inspected: it counts as set.
-  return isinstance(coefficient, (int, float)) and coefficient == 0
+    # A traced coefficient cannot be inspected: it counts as set.
+    return isinstance(coefficient, (int, float)) and coefficient == 0
 
 
 def _check_arguments(mask, arrays):
-  if mask.ndim != 2:
-    raise ValueError(f"mask must be [R, T]; got shape {mask.shape}.")
-  for name, array in arrays.items():
-    if array is not None and jnp.shape(array) != mask.shape:
-      raise ValueError(
-          f"{name} must have the shape of mask, {mask.shape}; got {jnp.shape(array)}."
-      )
+    if mask.ndim != 2:
+        raise ValueError(f"mask must be [R, T]; got shape {mask.shape}.")
+    for name, array in arrays.items():
+        if array is not None and jnp.shape(array) != mask.shape:
+            raise ValueError(
+                f"{name} must have the shape of mask, {mask.shape}; got {jnp.shape(array)}."
+            )

@@ -7,57 +7,57 @@ from rl_speed.objectives import divergences
 
 
 def overlong_penalty(lengths, max_length: int, buffer: int, factor: float = 1.0):
-  """DAPO's soft penalty for long responses, to be added to the reward.
+    """DAPO's soft penalty for long responses, to be added to the reward.
 
-  min(-(len - (max_length - buffer)) / buffer, 0) * factor: zero up to
-  max_length - buffer, then linear, -factor at max_length. A response longer
-  than max_length (a replayed prefix can make one) is charged on the same line.
+    min(-(len - (max_length - buffer)) / buffer, 0) * factor: zero up to
+    max_length - buffer, then linear, -factor at max_length. A response longer
+    than max_length (a replayed prefix can make one) is charged on the same line.
 
-  Args:
-    lengths: response lengths in tokens, [R], integers or floats.
-    max_length: the length limit L_max, tokens (static).
-    buffer: width of the penalised stretch, tokens (static).
-    factor: penalty at max_length.
+    Args:
+      lengths: response lengths in tokens, [R], integers or floats.
+      max_length: the length limit L_max, tokens (static).
+      buffer: width of the penalised stretch, tokens (static).
+      factor: penalty at max_length.
 
-  Returns: f32[R], never positive.
+    Returns: f32[R], never positive.
 
-  Raises:
-    ValueError: buffer outside (0, max_length].
+    Raises:
+      ValueError: buffer outside (0, max_length].
 
-  Source: methods.md section 5; DAPO (arXiv 2503.14476), section 3.4.
-  """
-  if not 0 < buffer <= max_length:
-    raise ValueError(
-        "overlong_penalty needs 0 < buffer <= max_length (both in tokens); got "
-        f"buffer={buffer}, max_length={max_length}."
-    )
-  excess_R = jnp.asarray(lengths).astype(jnp.float32) - (max_length - buffer)
-  return -factor * (jnp.maximum(excess_R, 0.0) / buffer)
+    Source: methods.md section 5; DAPO (arXiv 2503.14476), section 3.4.
+    """
+    if not 0 < buffer <= max_length:
+        raise ValueError(
+            "overlong_penalty needs 0 < buffer <= max_length (both in tokens); got "
+            f"buffer={buffer}, max_length={max_length}."
+        )
+    excess_R = jnp.asarray(lengths).astype(jnp.float32) - (max_length - buffer)
+    return -factor * (jnp.maximum(excess_R, 0.0) / buffer)
 
 
 def kl_shaped_rewards(
     rewards, logprobs, ref_logprobs, mask, coef, kind: str = "k1", clamp: float = 20.0
 ):
-  """KL to a reference policy in the reward: r - coef * sum over tokens of KL.
+    """KL to a reference policy in the reward: r - coef * sum over tokens of KL.
 
-  Args:
-    rewards: f32[R].
-    logprobs: f32[R, T], of the policy that sampled (its behaviour log-probs),
-      at the trainer's temperature. Treated as constants: a reward has no
-      gradient.
-    ref_logprobs: f32[R, T].
-    mask: [R, T], True at the tokens that count. Rows with none keep their
-      reward; what stands at masked positions is ignored.
-    coef: KL coefficient, reward per nat.
-    kind, clamp: see `divergences.kl`; k1 is what makes the shaped objective
-      E[r] - coef * KL(pi || ref).
+    Args:
+      rewards: f32[R].
+      logprobs: f32[R, T], of the policy that sampled (its behaviour log-probs),
+        at the trainer's temperature. Treated as constants: a reward has no
+        gradient.
+      ref_logprobs: f32[R, T].
+      mask: [R, T], True at the tokens that count. Rows with none keep their
+        reward; what stands at masked positions is ignored.
+      coef: KL coefficient, reward per nat.
+      kind, clamp: see `divergences.kl`; k1 is what makes the shaped objective
+        E[r] - coef * KL(pi || ref).
 
-  Returns: f32[R].
-  """
-  mask = jnp.asarray(mask).astype(bool)
-  d_RxT = divergences.kl(
-      jnp.where(mask, logprobs, 0.0), jnp.where(mask, ref_logprobs, 0.0), kind, clamp
-  )
-  penalty_R = jnp.sum(jnp.where(mask, d_RxT, 0.0), axis=1)
-  rewards = jnp.asarray(rewards).astype(jnp.float32)
-  return rewards - coef * jax.lax.stop_gradient(penalty_R)
+    Returns: f32[R].
+    """
+    mask = jnp.asarray(mask).astype(bool)
+    d_RxT = divergences.kl(
+        jnp.where(mask, logprobs, 0.0), jnp.where(mask, ref_logprobs, 0.0), kind, clamp
+    )
+    penalty_R = jnp.sum(jnp.where(mask, d_RxT, 0.0), axis=1)
+    rewards = jnp.asarray(rewards).astype(jnp.float32)
+    return rewards - coef * jax.lax.stop_gradient(penalty_R)

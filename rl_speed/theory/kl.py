@@ -6,53 +6,53 @@ from rl_speed.theory import _check
 
 
 def kl_optimal(p, beta):
-  """KL(pi_init || pi*) = log(1 - p + p e^(1/beta)) - p/beta, in nats, exactly.
+    """KL(pi_init || pi*) = log(1 - p + p e^(1/beta)) - p/beta, in nats, exactly.
 
-  pi* is proportional to pi_init e^(r/beta), r in {0, 1} with mean p under
-  pi_init: how far one prompt can move the policy.
+    pi* is proportional to pi_init e^(r/beta), r in {0, 1} with mean p under
+    pi_init: how far one prompt can move the policy.
 
-  Args:
-    p: pass rate(s) in [0, 1].
-    beta: KL coefficient(s), positive; broadcasts against p.
+    Args:
+      p: pass rate(s) in [0, 1].
+      beta: KL coefficient(s), positive; broadcasts against p.
 
-  Returns: float64; 0 at p in {0, 1}. Accurate to rounding for large beta too
-    (where the printed form cancels) and finite for small beta (where e^(1/beta)
-    overflows).
+    Returns: float64; 0 at p in {0, 1}. Accurate to rounding for large beta too
+      (where the printed form cancels) and finite for small beta (where e^(1/beta)
+      overflows).
 
-  Raises: ValueError for p outside [0, 1] or beta <= 0.
+    Raises: ValueError for p outside [0, 1] or beta <= 0.
 
-  Source: arXiv 2504.03380 (balanced online difficulty filtering).
-  """
-  p, t = np.broadcast_arrays(_check.probability(p), 1 / _positive(beta))
-  q = 1 - p
-  # log E e^(t(r-p)). With h(x) = e^x - 1 - x the first-order terms, which
-  # cancel, never appear.
-  near = np.minimum(t, 1.0)
-  small = np.log1p(q * _exp_minus_line(-p * near) + p * _exp_minus_line(q * near))
-  with np.errstate(divide="ignore"):
-    large = np.logaddexp(np.log(q), np.log(p) + t) - p * t
-  large = np.where((p == 0) | (p == 1), 0.0, large)
-  return np.where(t <= 1, small, large)[()]
+    Source: arXiv 2504.03380 (balanced online difficulty filtering).
+    """
+    p, t = np.broadcast_arrays(_check.probability(p), 1 / _positive(beta))
+    q = 1 - p
+    # log E e^(t(r-p)). With h(x) = e^x - 1 - x the first-order terms, which
+    # cancel, never appear.
+    near = np.minimum(t, 1.0)
+    small = np.log1p(q * _exp_minus_line(-p * near) + p * _exp_minus_line(q * near))
+    with np.errstate(divide="ignore"):
+        large = np.logaddexp(np.log(q), np.log(p) + t) - p * t
+    large = np.where((p == 0) | (p == 1), 0.0, large)
+    return np.where(t <= 1, small, large)[()]
 
 
 def kl_second_order(p, beta):
-  """p(1-p)/(2 beta^2): the second-order expansion of `kl_optimal` in 1/beta.
+    """p(1-p)/(2 beta^2): the second-order expansion of `kl_optimal` in 1/beta.
 
-  Not a bound: at beta = 1, p = 1/2 it is 0.125 and `kl_optimal` is 0.1201.
-  The paper presents it as a lower bound; which side it errs on depends on p.
-  """
-  p = _check.probability(p)
-  return (p * (1 - p) / (2 * np.square(_positive(beta))))[()]
+    Not a bound: at beta = 1, p = 1/2 it is 0.125 and `kl_optimal` is 0.1201.
+    The paper presents it as a lower bound; which side it errs on depends on p.
+    """
+    p = _check.probability(p)
+    return (p * (1 - p) / (2 * np.square(_positive(beta))))[()]
 
 
 def _positive(beta) -> np.ndarray:
-  beta = np.asarray(beta, np.float64)
-  if not np.all(beta > 0):
-    raise ValueError(f"beta must be positive; got {beta!r}.")
-  return beta
+    beta = np.asarray(beta, np.float64)
+    if not np.all(beta > 0):
+        raise ValueError(f"beta must be positive; got {beta!r}.")
+    return beta
 
 
 def _exp_minus_line(x):
-  """e^x - 1 - x for |x| <= 1, accurate near 0."""
-  series = x * x / 2 * (1 + x / 3 * (1 + x / 4 * (1 + x / 5)))
-  return np.where(np.abs(x) < 1e-3, series, np.expm1(x) - x)
+    """e^x - 1 - x for |x| <= 1, accurate near 0."""
+    series = x * x / 2 * (1 + x / 3 * (1 + x / 4 * (1 + x / 5)))
+    return np.where(np.abs(x) < 1e-3, series, np.expm1(x) - x)

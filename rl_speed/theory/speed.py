@@ -20,272 +20,272 @@ from rl_speed.theory import _check
 
 
 def acceptance(p, n_init: int, low=0, high=1):
-  """P(low < positives / n_init < high) for pass rate(s) p, float64 of p's shape.
+    """P(low < positives / n_init < high) for pass rate(s) p, float64 of p's shape.
 
-  1 - p^n_init - (1-p)^n_init at the default thresholds: 0 if n_init is 1.
-  Raises: ValueError for p outside [0, 1] or n_init < 1.
-  """
-  p = _check.probability(p)
-  n_init = _check.count(n_init, "n_init", 1)
-  # A sum of positive terms: exact where p^n is tiny, as 1 - p^n - q^n is not.
-  pmf = _binomial(p, n_init)[..., _accepted_counts(n_init, low, high)]
-  return np.minimum(pmf.sum(-1), 1.0)[()]
+    1 - p^n_init - (1-p)^n_init at the default thresholds: 0 if n_init is 1.
+    Raises: ValueError for p outside [0, 1] or n_init < 1.
+    """
+    p = _check.probability(p)
+    n_init = _check.count(n_init, "n_init", 1)
+    # A sum of positive terms: exact where p^n is tiny, as 1 - p^n - q^n is not.
+    pmf = _binomial(p, n_init)[..., _accepted_counts(n_init, low, high)]
+    return np.minimum(pmf.sum(-1), 1.0)[()]
 
 
 def phi_prime(p, n_init: int, n_cont: int, low=0, high=1):
-  """Phi'(p): SPEED's expected RLOO gradient per *screened* prompt is Phi'(p) grad p.
+    """Phi'(p): SPEED's expected RLOO gradient per *screened* prompt is Phi'(p) grad p.
 
-  At the default thresholds
-    1 - (n_cont/N) (p^n_init + q^n_init)
-      - n_init n_cont / (N (N-1)) (p q^(n_init-1) + q p^(n_init-1)),  q = 1 - p,
-  elsewhere the finite sum over accepted counts. Divide by the mean acceptance
-  for the gradient per *trained* group, which is what a fixed batch sees.
+    At the default thresholds
+      1 - (n_cont/N) (p^n_init + q^n_init)
+        - n_init n_cont / (N (N-1)) (p q^(n_init-1) + q p^(n_init-1)),  q = 1 - p,
+    elsewhere the finite sum over accepted counts. Divide by the mean acceptance
+    for the gradient per *trained* group, which is what a fixed batch sees.
 
-  Derivation. With leave-one-out advantages A_i and K positives of N,
-  sum_i A_i = 0 and sum_i A_i r_i / N = K (N-K) / (N (N-1)) = s^2, the sample
-  variance. Given r_i the expected score is grad p (r_i - p) / (p q), so
-  E[1{accepted} g] = grad p / (p q) E[1{accepted} s^2].
+    Derivation. With leave-one-out advantages A_i and K positives of N,
+    sum_i A_i = 0 and sum_i A_i r_i / N = K (N-K) / (N (N-1)) = s^2, the sample
+    variance. Given r_i the expected score is grad p (r_i - p) / (p q), so
+    E[1{accepted} g] = grad p / (p q) E[1{accepted} s^2].
 
-  Args:
-    p: pass rate(s) in [0, 1], any shape; the ends are limits.
-    n_init, n_cont: samples for screening (>= 1) and continuation (>= 0), N >= 2.
-    low, high: strict thresholds on the screened pass rate.
+    Args:
+      p: pass rate(s) in [0, 1], any shape; the ends are limits.
+      n_init, n_cont: samples for screening (>= 1) and continuation (>= 0), N >= 2.
+      low, high: strict thresholds on the screened pass rate.
 
-  Returns: float64 of p's shape, never negative.
+    Returns: float64 of p's shape, never negative.
 
-  Raises:
-    ValueError: no count of positives can pass the thresholds (n_init = 1 at
-      the defaults), or an argument is out of range.
-  """
-  p = _check.probability(p)
-  n_init, n_cont, counts = _settings(n_init, n_cont, low, high)
-  n, q = n_init + n_cont, 1 - p
-  if _default_thresholds(counts, n_init):
-    ends = p**n_init + q**n_init
-    near_ends = p * q ** (n_init - 1) + q * p ** (n_init - 1)
-    return (1 - n_cont / n * ends - n_init * n_cont / (n * (n - 1)) * near_ends)[()]
-  total = np.zeros_like(p)
-  for k in counts:
-    # comb(n_init, k) p^k q^(n_init-k) E[(k+m)(n-k-m)] / (p q), m ~ Bin(n_cont, p),
-    # with p q divided out by hand so that p = 0 and p = 1 are ordinary points.
-    if k == 0:
-      total += q ** (n_init - 1) * n_cont * (n - 1 - (n_cont - 1) * p)
-    elif k == n_init:
-      total += p ** (n_init - 1) * n_cont * (n - 1 - (n_cont - 1) * q)
-    else:
-      pairs = k * (n - k) + n_cont * p * (n - 2 * k) - n_cont * p * (q + n_cont * p)
-      total += math.comb(n_init, k) * p ** (k - 1) * q ** (n_init - k - 1) * pairs
-  return (total / (n * (n - 1)))[()]
+    Raises:
+      ValueError: no count of positives can pass the thresholds (n_init = 1 at
+        the defaults), or an argument is out of range.
+    """
+    p = _check.probability(p)
+    n_init, n_cont, counts = _settings(n_init, n_cont, low, high)
+    n, q = n_init + n_cont, 1 - p
+    if _default_thresholds(counts, n_init):
+        ends = p**n_init + q**n_init
+        near_ends = p * q ** (n_init - 1) + q * p ** (n_init - 1)
+        return (1 - n_cont / n * ends - n_init * n_cont / (n * (n - 1)) * near_ends)[()]
+    total = np.zeros_like(p)
+    for k in counts:
+        # comb(n_init, k) p^k q^(n_init-k) E[(k+m)(n-k-m)] / (p q), m ~ Bin(n_cont, p),
+        # with p q divided out by hand so that p = 0 and p = 1 are ordinary points.
+        if k == 0:
+            total += q ** (n_init - 1) * n_cont * (n - 1 - (n_cont - 1) * p)
+        elif k == n_init:
+            total += p ** (n_init - 1) * n_cont * (n - 1 - (n_cont - 1) * q)
+        else:
+            pairs = k * (n - k) + n_cont * p * (n - 2 * k) - n_cont * p * (q + n_cont * p)
+            total += math.comb(n_init, k) * p ** (k - 1) * q ** (n_init - k - 1) * pairs
+    return (total / (n * (n - 1)))[()]
 
 
 def phi(p, n_init: int, n_cont: int, low=0, high=1):
-  """Phi(p) = integral of Phi' from 0 to p: what SPEED ascends per screened prompt.
+    """Phi(p) = integral of Phi' from 0 to p: what SPEED ascends per screened prompt.
 
-  Increasing, Phi(0) = 0; equal to p when everything is accepted or n_cont = 0
-  at the default thresholds. Arguments and errors: as `phi_prime`.
-  """
-  p = _check.probability(p)
-  n_init, n_cont, counts = _settings(n_init, n_cont, low, high)
-  n, q = n_init + n_cont, 1 - p
-  if _default_thresholds(counts, n_init):
-    up, down = p ** (n_init + 1), 1 - q ** (n_init + 1)
-    ends = (up + down) / (n_init + 1)
-    near_ends = (1 - q**n_init + p**n_init) / n_init - ends
-    return (p - n_cont / n * ends - n_init * n_cont / (n * (n - 1)) * near_ends)[()]
-  # Phi' is a polynomial of degree n_init: this quadrature is exact.
-  nodes, weights = np.polynomial.legendre.leggauss(n_init // 2 + 1)
-  points = p[..., None] * (nodes + 1) / 2
-  return (p / 2 * (phi_prime(points, n_init, n_cont, low, high) @ weights))[()]
+    Increasing, Phi(0) = 0; equal to p when everything is accepted or n_cont = 0
+    at the default thresholds. Arguments and errors: as `phi_prime`.
+    """
+    p = _check.probability(p)
+    n_init, n_cont, counts = _settings(n_init, n_cont, low, high)
+    n, q = n_init + n_cont, 1 - p
+    if _default_thresholds(counts, n_init):
+        up, down = p ** (n_init + 1), 1 - q ** (n_init + 1)
+        ends = (up + down) / (n_init + 1)
+        near_ends = (1 - q**n_init + p**n_init) / n_init - ends
+        return (p - n_cont / n * ends - n_init * n_cont / (n * (n - 1)) * near_ends)[()]
+    # Phi' is a polynomial of degree n_init: this quadrature is exact.
+    nodes, weights = np.polynomial.legendre.leggauss(n_init // 2 + 1)
+    points = p[..., None] * (nodes + 1) / 2
+    return (p / 2 * (phi_prime(points, n_init, n_cont, low, high) @ weights))[()]
 
 
 class Moments(NamedTuple):
-  """Per screened prompt, each float64 of p's shape. See `group_moments`."""
+    """Per screened prompt, each float64 of p's shape. See `group_moments`."""
 
-  acceptance: np.ndarray
-  signal: np.ndarray
-  second_moment: np.ndarray
+    acceptance: np.ndarray
+    signal: np.ndarray
+    second_moment: np.ndarray
 
 
 def group_moments(p, n_init: int, n_cont: int, low=0, high=1) -> Moments:
-  """Moments of a group's RLOO gradient g on the one-logit Bernoulli policy.
+    """Moments of a group's RLOO gradient g on the one-logit Bernoulli policy.
 
-  There p = sigmoid(theta), a sample's score is r - p, and g is the sample
-  variance s^2 = K (N-K) / (N (N-1)) of the group's N rewards.
+    There p = sigmoid(theta), a sample's score is r - p, and g is the sample
+    variance s^2 = K (N-K) / (N (N-1)) of the group's N rewards.
 
-  Returns:
-    acceptance     P(accepted)
-    signal         E[1{accepted} g] = Phi'(p) p (1-p)
-    second_moment  E[1{accepted} g^2]; with everything accepted
-                   p q / N + (p q)^2 (N-2)(N-3) / (N (N-1))
+    Returns:
+      acceptance     P(accepted)
+      signal         E[1{accepted} g] = Phi'(p) p (1-p)
+      second_moment  E[1{accepted} g^2]; with everything accepted
+                     p q / N + (p q)^2 (N-2)(N-3) / (N (N-1))
 
-  Arguments and errors: as `phi_prime`.
-  """
-  p = _check.probability(p)
-  n_init, n_cont, counts = _settings(n_init, n_cont, low, high)
-  n = n_init + n_cont
-  positives = np.asarray(counts)[:, None] + np.arange(n_cont + 1)
-  g = positives * (n - positives) / (n * (n - 1))
-  screened = _binomial(p, n_init)[..., counts]
-  continued = _binomial(p, n_cont)
+    Arguments and errors: as `phi_prime`.
+    """
+    p = _check.probability(p)
+    n_init, n_cont, counts = _settings(n_init, n_cont, low, high)
+    n = n_init + n_cont
+    positives = np.asarray(counts)[:, None] + np.arange(n_cont + 1)
+    g = positives * (n - positives) / (n * (n - 1))
+    screened = _binomial(p, n_init)[..., counts]
+    continued = _binomial(p, n_cont)
 
-  def expect(values):
-    return np.sum(screened * (continued @ values.T), axis=-1)[()]
+    def expect(values):
+        return np.sum(screened * (continued @ values.T), axis=-1)[()]
 
-  return Moments(np.minimum(screened.sum(-1), 1.0)[()], expect(g), expect(g**2))
+    return Moments(np.minimum(screened.sum(-1), 1.0)[()], expect(g), expect(g**2))
 
 
 @dataclasses.dataclass(frozen=True)
 class Expectation:
-  """What a method is expected to cost and to teach, per group it trains on.
+    """What a method is expected to cost and to teach, per group it trains on.
 
-  Produced by `expected_speedup`, which defines the fields.
-  """
+    Produced by `expected_speedup`, which defines the fields.
+    """
 
-  acceptance: float
-  samples_per_group: float
-  signal: float
-  second_moment: float
-  sgd: float
-  adam: float
-  adam_wide: float
-  samples: float
+    acceptance: float
+    samples_per_group: float
+    signal: float
+    second_moment: float
+    sgd: float
+    adam: float
+    adam_wide: float
+    samples: float
 
 
 def expected_speedup(
     pass_rates, n_init: int, n_cont: int, low=0, high=1, *, weights=None, n=None
 ) -> dict[str, Expectation]:
-  """Compares SPEED with uniform and dynamic sampling on a histogram of pass rates.
+    """Compares SPEED with uniform and dynamic sampling on a histogram of pass rates.
 
-  Args:
-    pass_rates: pass rate of each prompt, [P]. Taken as exact: rates measured
-      from few samples put too many prompts at 0 and 1 and understate what
-      screening accepts (at m samples, E[p_hat (1 - p_hat)] = (1 - 1/m) p (1 - p)).
-    n_init, n_cont, low, high: SPEED's, as in `phi_prime`.
-    weights: how often each prompt is drawn [P], any positive scale; None: equally.
-    n: samples per prompt of the two baselines; None: n_init + n_cont.
+    Args:
+      pass_rates: pass rate of each prompt, [P]. Taken as exact: rates measured
+        from few samples put too many prompts at 0 and 1 and understate what
+        screening accepts (at m samples, E[p_hat (1 - p_hat)] = (1 - 1/m) p (1 - p)).
+      n_init, n_cont, low, high: SPEED's, as in `phi_prime`.
+      weights: how often each prompt is drawn [P], any positive scale; None: equally.
+      n: samples per prompt of the two baselines; None: n_init + n_cont.
 
-  Returns: {"uniform", "dapo", "speed"} -> Expectation. Uniform trains on every
-    group, constant ones included. "dapo" is its dynamic sampling of n samples
-    (redraw until not all rewards are equal) alone, with RLOO's advantage and
-    without clipping. Fields, with E over prompts and a = E[accepted]:
-      acceptance         a
-      samples_per_group  n_init / a + n_cont; n / a; n
-      signal             S = E[Phi' p(1-p)] / a: expected gradient of a trained
-                         group in its prompt's logit
-      second_moment      M = E[1{accepted} g^2] / a, g as in `group_moments`
-    and three ratios of progress per optimizer step of equal numbers of trained
-    groups, and the cost, all relative to uniform (there 1):
-      sgd                S / S_uniform
-      adam               (S / sqrt M) / (S / sqrt M)_uniform
-      adam_wide          sqrt(S (N-1)) / the same of uniform
-      samples            samples_per_group ratio; progress per generated sample
-                         is any of the three divided by it
+    Returns: {"uniform", "dapo", "speed"} -> Expectation. Uniform trains on every
+      group, constant ones included. "dapo" is its dynamic sampling of n samples
+      (redraw until not all rewards are equal) alone, with RLOO's advantage and
+      without clipping. Fields, with E over prompts and a = E[accepted]:
+        acceptance         a
+        samples_per_group  n_init / a + n_cont; n / a; n
+        signal             S = E[Phi' p(1-p)] / a: expected gradient of a trained
+                           group in its prompt's logit
+        second_moment      M = E[1{accepted} g^2] / a, g as in `group_moments`
+      and three ratios of progress per optimizer step of equal numbers of trained
+      groups, and the cost, all relative to uniform (there 1):
+        sgd                S / S_uniform
+        adam               (S / sqrt M) / (S / sqrt M)_uniform
+        adam_wide          sqrt(S (N-1)) / the same of uniform
+        samples            samples_per_group ratio; progress per generated sample
+                           is any of the three divided by it
 
-  Derivation. Give each prompt its own logit theta_x and draw B prompts of many.
-  A trained group moves only its own coordinate, by g = s^2, so the batch
-  gradient G = (1/B) sum_b g_b e_(x_b) has
-    total drift     sum_x E[G_x] = S
-    mean square     E|G|^2 = M / B, as different prompts are orthogonal.
-  Progress is the total logit gained. Plain SGD gains lr S. An optimizer that
-  divides by the gradient's root mean square (global-norm clipping that always
-  binds; Adam where each parameter serves many prompts, so that its second-moment
-  estimate is an average over them) gains lr S / sqrt(M / B). This is the
-  noise-dominated regime: |E G|^2 = O(1/P) is far below M / B when prompts are
-  many. M, not a variance, is right: that a prompt is drawn at all is most of
-  the noise.
+    Derivation. Give each prompt its own logit theta_x and draw B prompts of many.
+    A trained group moves only its own coordinate, by g = s^2, so the batch
+    gradient G = (1/B) sum_b g_b e_(x_b) has
+      total drift     sum_x E[G_x] = S
+      mean square     E|G|^2 = M / B, as different prompts are orthogonal.
+    Progress is the total logit gained. Plain SGD gains lr S. An optimizer that
+    divides by the gradient's root mean square (global-norm clipping that always
+    binds; Adam where each parameter serves many prompts, so that its second-moment
+    estimate is an average over them) gains lr S / sqrt(M / B). This is the
+    noise-dominated regime: |E G|^2 = O(1/P) is far below M / B when prompts are
+    many. M, not a variance, is right: that a prompt is drawn at all is most of
+    the noise.
 
-  A one-dimensional score makes g nearly deterministic near p = 1/2; a language
-  model's score z is not like that: it has many dimensions and those of two
-  samples are nearly orthogonal. Then |g|^2 = (1/N^2) sum_i A_i^2 |z_i|^2
-  = s^2 |z|^2 / (N-1), linear in s^2, so M is proportional to S / (N-1) and
-  S / sqrt M to sqrt(S (N-1)): `adam_wide`. For equal N it is the square root of
-  `sgd`. In the opposite limit of no noise Adam moves the same distance whatever
-  the gradient's size, and every ratio is 1: gains per step exist only to the
-  extent that steps are noisy.
+    A one-dimensional score makes g nearly deterministic near p = 1/2; a language
+    model's score z is not like that: it has many dimensions and those of two
+    samples are nearly orthogonal. Then |g|^2 = (1/N^2) sum_i A_i^2 |z_i|^2
+    = s^2 |z|^2 / (N-1), linear in s^2, so M is proportional to S / (N-1) and
+    S / sqrt M to sqrt(S (N-1)): `adam_wide`. For equal N it is the square root of
+    `sgd`. In the opposite limit of no noise Adam moves the same distance whatever
+    the gradient's size, and every ratio is 1: gains per step exist only to the
+    extent that steps are noisy.
 
-  Raises:
-    ValueError: as `phi_prime`; no pass rates; weights not matching or not
-      positive in total; or no prompt that could ever be accepted.
-  """
-  p = _check.probability(pass_rates, "pass_rates").ravel()
-  if p.size == 0:
-    raise ValueError("pass_rates is empty.")
-  weights = np.ones_like(p) if weights is None else np.asarray(weights, np.float64).ravel()
-  if weights.shape != p.shape or not np.all(weights >= 0) or not weights.sum() > 0:
-    raise ValueError(
-        "weights must be non-negative with a positive sum, one for each of the "
-        f"{p.size} pass rates; got shape {weights.shape}."
-    )
-  weights = weights / weights.sum()
-  n_init, n_cont, _ = _settings(n_init, n_cont, low, high)
-  n = _check.count(n_init + n_cont if n is None else n, "n", 2)
+    Raises:
+      ValueError: as `phi_prime`; no pass rates; weights not matching or not
+        positive in total; or no prompt that could ever be accepted.
+    """
+    p = _check.probability(pass_rates, "pass_rates").ravel()
+    if p.size == 0:
+        raise ValueError("pass_rates is empty.")
+    weights = np.ones_like(p) if weights is None else np.asarray(weights, np.float64).ravel()
+    if weights.shape != p.shape or not np.all(weights >= 0) or not weights.sum() > 0:
+        raise ValueError(
+            "weights must be non-negative with a positive sum, one for each of the "
+            f"{p.size} pass rates; got shape {weights.shape}."
+        )
+    weights = weights / weights.sum()
+    n_init, n_cont, _ = _settings(n_init, n_cont, low, high)
+    n = _check.count(n_init + n_cont if n is None else n, "n", 2)
 
-  settings = {
-      "uniform": (n, 0, -math.inf, math.inf),
-      "dapo": (n, 0, 0, 1),
-      "speed": (n_init, n_cont, low, high),
-  }
-  out = {}
-  for name, (first, more, lower, upper) in settings.items():
-    moments = Moments(*(weights @ x for x in group_moments(p, first, more, lower, upper)))
-    accepted = min(float(moments.acceptance), 1.0)  # weights sum to 1 only roughly
-    if accepted <= 0 or moments.signal <= 0:
-      raise ValueError(
-          f"Of these pass rates none gives {name!r} anything to learn from: mean "
-          f"acceptance {accepted:.3g}, mean signal {float(moments.signal):.3g}."
-      )
-    signal = float(moments.signal) / accepted
-    second = float(moments.second_moment) / accepted
-    cost = first / accepted + more
-    wide = math.sqrt(signal * (first + more - 1))
-    normed = signal / math.sqrt(second)
-    if name == "uniform":
-      base = (signal, normed, wide, cost)
-    out[name] = Expectation(
-        acceptance=accepted,
-        samples_per_group=cost,
-        signal=signal,
-        second_moment=second,
-        sgd=signal / base[0],
-        adam=normed / base[1],
-        adam_wide=wide / base[2],
-        samples=cost / base[3],
-    )
-  return out
+    settings = {
+        "uniform": (n, 0, -math.inf, math.inf),
+        "dapo": (n, 0, 0, 1),
+        "speed": (n_init, n_cont, low, high),
+    }
+    out = {}
+    for name, (first, more, lower, upper) in settings.items():
+        moments = Moments(*(weights @ x for x in group_moments(p, first, more, lower, upper)))
+        accepted = min(float(moments.acceptance), 1.0)  # weights sum to 1 only roughly
+        if accepted <= 0 or moments.signal <= 0:
+            raise ValueError(
+                f"Of these pass rates none gives {name!r} anything to learn from: mean "
+                f"acceptance {accepted:.3g}, mean signal {float(moments.signal):.3g}."
+            )
+        signal = float(moments.signal) / accepted
+        second = float(moments.second_moment) / accepted
+        cost = first / accepted + more
+        wide = math.sqrt(signal * (first + more - 1))
+        normed = signal / math.sqrt(second)
+        if name == "uniform":
+            base = (signal, normed, wide, cost)
+        out[name] = Expectation(
+            acceptance=accepted,
+            samples_per_group=cost,
+            signal=signal,
+            second_moment=second,
+            sgd=signal / base[0],
+            adam=normed / base[1],
+            adam_wide=wide / base[2],
+            samples=cost / base[3],
+        )
+    return out
 
 
 def _accepted_counts(n_init, low, high) -> list[int]:
-  # k / n_init is correctly rounded, like a threshold written as a decimal, so
-  # equality is decided as on paper: 3/10 is not above 0.3.
-  return [k for k in range(n_init + 1) if low < k / n_init < high]
+    # k / n_init is correctly rounded, like a threshold written as a decimal, so
+    # equality is decided as on paper: 3/10 is not above 0.3.
+    return [k for k in range(n_init + 1) if low < k / n_init < high]
 
 
 def _default_thresholds(counts, n_init) -> bool:
-  return counts == list(range(1, n_init))
+    return counts == list(range(1, n_init))
 
 
 def _settings(n_init, n_cont, low, high) -> tuple[int, int, list[int]]:
-  n_init = _check.count(n_init, "n_init", 1)
-  n_cont = _check.count(n_cont, "n_cont", 0)
-  if n_init + n_cont < 2:
-    raise ValueError("RLOO needs at least two samples: n_init + n_cont is 1.")
-  counts = _accepted_counts(n_init, low, high)
-  if not counts:
-    raise ValueError(
-        f"No prompt can ever qualify: of n_init={n_init} screening samples no "
-        f"number of positives has a pass rate strictly between {low} and {high}"
-        + (
-            ", and one sample is always all right or all wrong. Use n_init >= 2."
-            if n_init == 1
-            else ". Raise n_init or widen the thresholds."
+    n_init = _check.count(n_init, "n_init", 1)
+    n_cont = _check.count(n_cont, "n_cont", 0)
+    if n_init + n_cont < 2:
+        raise ValueError("RLOO needs at least two samples: n_init + n_cont is 1.")
+    counts = _accepted_counts(n_init, low, high)
+    if not counts:
+        raise ValueError(
+            f"No prompt can ever qualify: of n_init={n_init} screening samples no "
+            f"number of positives has a pass rate strictly between {low} and {high}"
+            + (
+                ", and one sample is always all right or all wrong. Use n_init >= 2."
+                if n_init == 1
+                else ". Raise n_init or widen the thresholds."
+            )
         )
-    )
-  return n_init, n_cont, counts
+    return n_init, n_cont, counts
 
 
 def _binomial(p, n) -> np.ndarray:
-  """Probabilities of 0..n positives of n, [..., n + 1]."""
-  k = np.arange(n + 1)
-  comb = np.array([math.comb(n, i) for i in range(n + 1)], np.float64)
-  p = p[..., None]
-  return comb * p**k * (1 - p) ** (n - k)
+    """Probabilities of 0..n positives of n, [..., n + 1]."""
+    k = np.arange(n + 1)
+    comb = np.array([math.comb(n, i) for i in range(n + 1)], np.float64)
+    p = p[..., None]
+    return comb * p**k * (1 - p) ** (n - k)

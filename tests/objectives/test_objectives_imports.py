@@ -11,6 +11,6 @@ import pytest
     ("theory", {"jax", "transformers", "orbax", "math_verify", "torch", "flax", "optax"}),
 ])
 def test_importing_a_room_pulls_in_nothing_heavy(room, forbidden):
-  code = f"import sys, rl_speed.{room}; print(*sys.modules)"
-  out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-  assert not forbidden & set(out.stdout.split())
+    code = f"import sys, rl_speed.{room}; print(*sys.modules)"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not forbidden & set(out.stdout.split())

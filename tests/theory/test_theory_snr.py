@@ -11,64 +11,64 @@ from rl_speed.theory import snr_bound_simple
 
 
 def enumerate_snr(scores, probabilities, rewards, n):
-  """SNR of the RLOO gradient from n samples of a policy on a few outcomes."""
-  first, second = 0.0, 0.0
-  for draw in itertools.product(range(len(rewards)), repeat=n):
-    weight = np.prod([probabilities[i] for i in draw])
-    g = 0.0
-    for i in range(n):
-      others = [rewards[draw[j]] for j in range(n) if j != i]
-      g = g + (rewards[draw[i]] - np.mean(others)) * scores[draw[i]] / n
-    first, second = first + weight * g, second + weight * np.sum(g * g)
-  signal = np.sum(first * first)
-  return signal / (second - signal)
+    """SNR of the RLOO gradient from n samples of a policy on a few outcomes."""
+    first, second = 0.0, 0.0
+    for draw in itertools.product(range(len(rewards)), repeat=n):
+        weight = np.prod([probabilities[i] for i in draw])
+        g = 0.0
+        for i in range(n):
+            others = [rewards[draw[j]] for j in range(n) if j != i]
+            g = g + (rewards[draw[i]] - np.mean(others)) * scores[draw[i]] / n
+        first, second = first + weight * g, second + weight * np.sum(g * g)
+    signal = np.sum(first * first)
+    return signal / (second - signal)
 
 
 @pytest.mark.parametrize("n", [2, 3, 4, 6])
 @pytest.mark.parametrize("p", [0.02, 0.3, 0.5, 0.9])
 def test_one_logit_policy_attains_the_bound(p, n):
-  snr = enumerate_snr([-p, 1 - p], [1 - p, p], [0, 1], n)
-  np.testing.assert_allclose(snr_bound(p, n), snr, rtol=1e-9)
+    snr = enumerate_snr([-p, 1 - p], [1 - p, p], [0, 1], n)
+    np.testing.assert_allclose(snr_bound(p, n), snr, rtol=1e-9)
 
 
 @pytest.mark.parametrize("n", [2, 3, 4])
 def test_richer_policies_stay_below_the_bound(n):
-  rng = np.random.default_rng(n)
-  for _ in range(5):
-    probabilities = rng.dirichlet(np.ones(4))
-    scores = np.eye(4) - probabilities  # softmax over four answers, two of them right
-    p = probabilities[:2].sum()
-    snr = enumerate_snr(scores, probabilities, [1, 1, 0, 0], n)
-    assert snr <= snr_bound(p, n) * (1 + 1e-9)
+    rng = np.random.default_rng(n)
+    for _ in range(5):
+        probabilities = rng.dirichlet(np.ones(4))
+        scores = np.eye(4) - probabilities  # softmax over four answers, two of them right
+        p = probabilities[:2].sum()
+        snr = enumerate_snr(scores, probabilities, [1, 1, 0, 0], n)
+        assert snr <= snr_bound(p, n) * (1 + 1e-9)
 
 
 def test_simple_bound_holds_where_it_claims_to():
-  p = np.linspace(0, 1, 401)
-  for n in (3, 4, 24, 1000):
-    simple = snr_bound_simple(p, n)
-    outside = (p < 0.25) | (p > 0.75)
-    assert np.all(np.isnan(simple) == ~outside)
-    assert np.all(snr_bound(p, n)[outside] <= simple[outside] * (1 + 1e-12))
+    p = np.linspace(0, 1, 401)
+    for n in (3, 4, 24, 1000):
+        simple = snr_bound_simple(p, n)
+        outside = (p < 0.25) | (p > 0.75)
+        assert np.all(np.isnan(simple) == ~outside)
+        assert np.all(snr_bound(p, n)[outside] <= simple[outside] * (1 + 1e-12))
 
 
 def test_exact_advantage_form():
-  p = np.array([0.01, 0.2, 0.6, 0.97])
-  printed = 1 / ((1 - p) ** 2 / p + p**2 / (1 - p) - 1)
-  np.testing.assert_allclose(snr_bound_exact_advantage(p), printed, rtol=1e-9)
-  # Enumeration: one sample, gradient (r - p)(r - p).
-  second = p * (1 - p) ** 4 + (1 - p) * p**4
-  signal = (p * (1 - p)) ** 2
-  np.testing.assert_allclose(snr_bound_exact_advantage(p), signal / (second - signal), rtol=1e-9)
-  assert snr_bound_exact_advantage(0.5) == np.inf
+    p = np.array([0.01, 0.2, 0.6, 0.97])
+    printed = 1 / ((1 - p) ** 2 / p + p**2 / (1 - p) - 1)
+    np.testing.assert_allclose(snr_bound_exact_advantage(p), printed, rtol=1e-9)
+    # Enumeration: one sample, gradient (r - p)(r - p).
+    second = p * (1 - p) ** 4 + (1 - p) * p**4
+    signal = (p * (1 - p)) ** 2
+    np.testing.assert_allclose(snr_bound_exact_advantage(p), signal / (second - signal), rtol=1e-9)
+    assert snr_bound_exact_advantage(0.5) == np.inf
 
 
 def test_ends_and_errors():
-  assert snr_bound(0, 8) == 0 and snr_bound(1, 8) == 0
-  assert np.all(np.isfinite(snr_bound(np.linspace(0, 1, 101), 2)))
-  for bad in (-0.1, 1.1, np.nan):
-    with pytest.raises(ValueError, match="p must lie"):
-      snr_bound(bad, 4)
-  with pytest.raises(ValueError, match="n must be at least 2"):
-    snr_bound(0.5, 1)
-  with pytest.raises(TypeError, match="n must be an integer"):
-    snr_bound(0.5, 2.5)
+    assert snr_bound(0, 8) == 0 and snr_bound(1, 8) == 0
+    assert np.all(np.isfinite(snr_bound(np.linspace(0, 1, 101), 2)))
+    for bad in (-0.1, 1.1, np.nan):
+        with pytest.raises(ValueError, match="p must lie"):
+            snr_bound(bad, 4)
+    with pytest.raises(ValueError, match="n must be at least 2"):
+        snr_bound(0.5, 1)
+    with pytest.raises(TypeError, match="n must be an integer"):
+        snr_bound(0.5, 2.5)
