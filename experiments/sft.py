@@ -20,7 +20,7 @@ _OUT = flags.DEFINE_string("out", None, "Hugging Face directory to write.", requ
 _MODEL = flags.DEFINE_string("model", "", "Hugging Face directory to start from; empty makes a new embedded policy.")
 _DATA = flags.DEFINE_string("data", "", "JSONL of questions and solutions; empty is the embedded task's demonstrations.")
 _PROMPT = flags.DEFINE_string("prompt", "{question}=", "'chat', 'plain' or a format with {question}.")
-_STEPS = flags.DEFINE_integer("steps", 2000, "Updates.", lower_bound=1)
+_STEPS = flags.DEFINE_integer("steps", 2600, "Updates.", lower_bound=1)
 _BATCH = flags.DEFINE_integer("batch", 128, "Examples per update.", lower_bound=1)
 _MICRO = flags.DEFINE_integer("micro_batches", 1, "Pieces an update's gradient is added up from; must divide --batch.",
                               lower_bound=1)

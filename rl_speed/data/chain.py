@@ -125,10 +125,10 @@ class ChainQuestion:
 
 # The shipped policy's mixture; experiments/pass_rates.py measures the histogram of its pass rates.
 DEFAULT_SPEC = ChainSpec((
-    ChainClass("easy", "+", 3, 8, weight=0.30),
-    ChainClass("middle", "-~", 2, 5, weight=0.25, noise=0.5),
-    ChainClass("long", "-~", 7, 8, weight=0.10, noise=0.5),
-    ChainClass("beyond", "*", 5, 8, weight=0.35, demonstrated=0.0),
+    ChainClass("easy", "+", 3, 8, weight=0.33, demonstrated=0.5),
+    ChainClass("middle", "-~^&", 2, 5, weight=0.20, noise=0.5),
+    ChainClass("long", "-~^&", 7, 8, weight=0.07, noise=0.5),
+    ChainClass("beyond", "*", 5, 8, weight=0.40, demonstrated=0.0),
 ))
 
 
