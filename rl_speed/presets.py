@@ -12,6 +12,11 @@ def embedded() -> Config:
     config.sampler.prefill_chunk = 32
     # About one prompt in six passes screening: so many must be screened to fill a batch of 16 in one call.
     config.driver.screen_prompts = 128
-    config.optimizer.learning_rate = 2e-4
+    # A finite set, encoded once: making questions on the fly would cost as much as generating answers to them.
+    config.data.train_prompts = 4096
+    config.optimizer.learning_rate = 1e-3
     config.optimizer.warmup_steps = 10
+    config.training.steps = 150
+    config.evaluation.every = 5
+    config.evaluation.samples = 4
     return config

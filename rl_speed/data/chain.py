@@ -21,7 +21,8 @@ Noise 0 makes an easy class, noise on a short chain the middle, noise on a long 
 the steps are learnt, and a class that is never demonstrated stays beyond it.
 
 Every question is a pure function of (spec, split, seed, index). Training and held-out questions are told apart by a hash
-of their text, so that no seed, size or class makes them meet.
+of their text, so that no seed, size or class makes them meet. "train" and "demo" (the cold start's demonstrations) lie on
+the training side; "eval" and "demo_eval" (demonstrations that measure the cold start's loss) on the held-out side.
 """
 
 import dataclasses
@@ -44,7 +45,7 @@ TABLES: dict[str, Callable[[int, int], int]] = {
 
 FILL = "."
 
-# What each split is drawn with, and on which side of the hash its questions lie. Demonstrations share the training side.
+# Split -> (what its generator is seeded with, whether its questions lie on the held-out side of the hash).
 SPLITS = {"train": (0, False), "eval": (1, True), "demo": (2, False), "demo_eval": (3, True)}
 EVAL_SHARE = 8  # one question in this many is held out
 

@@ -81,7 +81,10 @@ class Shards:
     def __init__(self, directory: Path):
         self._directory, self._open = directory, {}
         if (directory / INDEX).exists():
-            self._files = dict(read_json(directory / INDEX)["weight_map"])
+            index = read_json(directory / INDEX)
+            if "weight_map" not in index:
+                raise ValueError(f"{directory / INDEX} has no weight_map: it is no index of a checkpoint")
+            self._files = dict(index["weight_map"])
             missing = sorted({f for f in self._files.values() if not (directory / f).exists()})
             if missing:
                 raise FileNotFoundError(f"{directory / INDEX} names {', '.join(missing)}, which is not there: the download "
@@ -212,7 +215,12 @@ def save_hf(directory: str | os.PathLike, params: Mapping[str, Any], config: Mod
         if directory.exists():
             old = directory.with_name(f".{directory.name}-old-{os.getpid()}")
             directory.rename(old)
-        fresh.rename(directory)
+        try:
+            fresh.rename(directory)
+        except BaseException:
+            if old is not None:
+                old.rename(directory)
+            raise
         if old is not None:
             shutil.rmtree(old)
     except BaseException:

@@ -64,7 +64,25 @@ def test_held_out_questions_meet_neither_training_nor_demonstrations():
     held = {q.text for seed in range(3) for q in chain.questions(SPEC, "eval", seed, 200)}
     train = {chain.question(SPEC, "train", seed, i).text for seed in range(3) for i in range(1000)}
     demos = {chain.demonstration(SPEC, seed, i)[0] for seed in range(3) for i in range(1000)}
+    held_demos = {chain.demonstration(SPEC, seed, i, "demo_eval")[0] for seed in range(3) for i in range(1000)}
     assert not held & train and not held & demos
+    assert not held_demos & train and not held_demos & demos and all(map(chain.held_out, held_demos | held))
+
+
+def test_the_splits_draw_different_questions_and_unknown_ones_are_named():
+    firsts = {split: [chain.question(SPEC, split, 0, i).text for i in range(20)] for split in chain.SPLITS}
+    assert len({tuple(texts) for texts in firsts.values()}) == len(chain.SPLITS)
+    for draw in (chain.question, lambda *a: chain.demonstration(a[0], a[2], a[3], a[1])):
+        with pytest.raises(ValueError, match="split must be one of train eval demo demo_eval, got 'test'"):
+            draw(SPEC, "test", 0, 0)
+
+
+def test_digits_of_reads_back_operator_and_digits():
+    assert chain.digits_of("-3459....") == ("-", [3, 4, 5, 9]) and chain.digits_of("*07") == ("*", [0, 7])
+    for i in range(50):
+        text = chain.question(SPEC, "train", 1, i).text
+        operator, digits = chain.digits_of(text)
+        assert text == (operator + "".join(map(str, digits))).ljust(1 + SPEC.width, chain.FILL)
 
 
 def test_finite_sets_are_distinct_and_have_exact_shares():
@@ -107,12 +125,6 @@ def test_noise_is_per_step_always_the_same_wrong_digit_and_continues_from_what_w
     # The misconceptions follow no pattern that could be unlearnt as a whole.
     shifts = np.bincount([(min(d) - (a - b)) % 10 for (a, b), d in wrong.items()], minlength=10)
     assert shifts[0] == 0 and shifts[1:].min() > 2 and shifts.max() < 25
-
-
-def test_several_operators_in_one_class_all_appear():
-    spec = ChainSpec((ChainClass("both", "-~", 3, 4, weight=1),))
-    first = [chain.question(spec, "train", 0, i).text[0] for i in range(200)]
-    assert 60 < first.count("-") < 140 and set(first) == {"-", "~"}
 
 
 def test_classes_without_noise_are_clean_and_undemonstrated_ones_absent():

@@ -19,7 +19,7 @@ def opened(tmp_path_factory):
 
 
 def test_every_character_is_one_token_both_ways(opened):
-    for text in ("+3459....=", "0123456789=", *(f"7{op}0" for op in TABLES)):
+    for text in ("+3459....=", "0123456789=", *(f"{op}70..=" for op in TABLES)):
         ids = opened(text).input_ids
         assert [VOCABULARY[i] for i in ids] == list(text)
         assert opened.decode(ids) == text

@@ -128,10 +128,21 @@ def test_merge_puts_the_continuation_behind_the_screening():
         screening.merge(make(2))
 
 
+def test_correct_is_by_default_a_reward_above_one_half():
+    fields = {name: value for name, value in vars(make(0, samples=4)).items() if name != "correct"}
+    group = Group(**{**fields, "rewards": np.array([0.5, 0.51, 1.0, -1.0])})
+    assert group.correct.dtype == bool and group.correct.tolist() == [False, True, True, False]
+    # Shaping may turn a right answer's reward around; what the verifier said stays, through a merge too.
+    shaped = Group(**{**fields, "rewards": np.array([0.2, 0, 0, 0]), "correct": np.array([True, False, False, True])})
+    assert group.merge(shaped).correct.tolist() == [False, True, True, False, True, False, False, True]
+
+
 def test_groups_check_their_shapes():
     group = make(0)
     with pytest.raises(ValueError, match="rewards must have shape"):
         Group(**{**vars(group), "rewards": np.zeros(7)})
+    with pytest.raises(ValueError, match="correct must have shape"):
+        Group(**{**vars(group), "correct": np.zeros(2, bool)})
     with pytest.raises(ValueError, match="share one shape"):
         Group(**{**vars(group), "logprobs": np.zeros((3, 4))})
     with pytest.raises(ValueError, match="lengths must lie"):

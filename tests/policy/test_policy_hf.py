@@ -1,14 +1,14 @@
 """Hugging Face directories: shards, precisions, refusals, damage."""
 
 import json
-import shutil
+import pathlib
 
 import jax
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from rl_speed.policy import ModelConfig, encode_prompt, end_token_ids, init, load_hf, load_tokenizer, save_hf
+from rl_speed.policy import ModelConfig, init, load_hf, save_hf
 
 MODEL = ModelConfig(vocab_size=24, width=16, layers=2, heads=4, kv_heads=2, head_dim=4, mlp_width=24)
 
@@ -100,47 +100,55 @@ def test_interrupted_save_keeps_what_was_there(params, saved, monkeypatch):
     assert [p.name for p in saved.parent.iterdir()] == ["m"]
 
 
-@pytest.fixture(scope="module")
-def qwen(real_data, tmp_path_factory):
-    directory = tmp_path_factory.mktemp("qwen")
-    for name in ("vocab.json", "merges.txt"):
-        shutil.copy(real_data / "tokenizer" / "qwen2.5" / name, directory)
-    shutil.copy(real_data / "tokenizer" / "qwen2.5" / "tokenizer_config.qwen2.5-0.5b-instruct.json",
-                directory / "tokenizer_config.json")
-    return directory
+def test_save_that_cannot_move_into_place_restores_what_was_there(params, saved, monkeypatch):
+    before, rename = {p.name: p.read_bytes() for p in saved.iterdir()}, pathlib.Path.rename
+
+    def failing(self, target):
+        if pathlib.Path(target) == saved and "-old-" not in self.name:
+            raise OSError("no space")
+        return rename(self, target)
+
+    monkeypatch.setattr(pathlib.Path, "rename", failing)
+    with pytest.raises(OSError, match="no space"):
+        save_hf(saved, params, MODEL)
+    assert {p.name: p.read_bytes() for p in saved.iterdir()} == before
+    assert [p.name for p in saved.parent.iterdir()] == ["m"]
 
 
-def test_real_tokenizer_encodes_every_reference_text(real_data, qwen):
-    tokenizer, checked = load_tokenizer(qwen), 0
-    for line in (real_data / "tokenizer" / "reference_encodings.jsonl").read_text().splitlines():
-        row = json.loads(line)
-        if any(tag in row["text"] for tag in ("<think>", "</think>", "<tool_response>")) or "qwen3" not in row:
-            continue
-        assert tokenizer.encode(row["text"]) == row["qwen3"], row["text"]
-        checked += 1
-    assert checked > 100
+def test_save_replaces_an_existing_directory_whole(params, saved):
+    (saved / "stale.txt").write_text("of an earlier save")
+    save_hf(saved, jax.tree.map(lambda x: x + 1, params), MODEL, extra={"made_by.json": {"seed": 3}})
+    assert sorted(p.name for p in saved.iterdir()) == ["config.json", "made_by.json", "model.safetensors"]
+    np.testing.assert_array_equal(load_hf(saved)[0]["embed"], params["embed"] + 1)
+    assert json.loads((saved / "made_by.json").read_text()) == {"seed": 3}
 
 
-def test_chat_prompt_has_each_special_token_once(qwen):
-    tokenizer = load_tokenizer(qwen)
-    ids = encode_prompt(tokenizer, "What is 1+1?", "chat")
-    text = tokenizer.decode(ids)
-    assert text.count("<|im_start|>user") == 1 and text.endswith("<|im_start|>assistant\n")
-    assert text.count("<|im_start|>") == 3 and text.count("<|im_end|>") == 2  # system, user, and the open assistant turn
-    assert encode_prompt(tokenizer, "x", "Q: {question}") == tokenizer.encode("Q: x")
-    with pytest.raises(ValueError, match="no {question}"):
-        encode_prompt(tokenizer, "x", "Q:")
+def test_damaged_indices_and_shards_are_named(saved, tmp_path):
+    shard(saved)
+    index = json.loads((saved / "model.safetensors.index.json").read_text())
+    name = "model.norm.weight"
+    wrong = next(f for f in index["weight_map"].values() if f != index["weight_map"][name])
+    write = lambda value: (saved / "model.safetensors.index.json").write_text(json.dumps(value))
+    write({"weight_map": {**index["weight_map"], name: wrong}})
+    with pytest.raises(ValueError, match=f"{wrong}: cannot read tensor {name}"):
+        load_hf(saved)
+    write({"metadata": {}})
+    with pytest.raises(ValueError, match="index.json has no weight_map"):
+        load_hf(saved)
+    write(index)
+    data = (saved / wrong).read_bytes()
+    (saved / wrong).write_bytes(data[:-7])
+    with pytest.raises(ValueError, match=f"{wrong}: damaged or truncated"):
+        load_hf(saved)
 
 
-def test_end_tokens_come_from_generation_config_and_tokenizer(qwen, tmp_path):
-    tokenizer = load_tokenizer(qwen)
-    shutil.copytree(qwen, tmp_path / "t")
-    assert end_token_ids(tmp_path / "t", tokenizer) == (151645,)
-    for value, want in ((151643, (151643, 151645)), ([151645, 151643], (151645, 151643))):
-        (tmp_path / "t" / "generation_config.json").write_text(json.dumps({"eos_token_id": value}))
-        assert end_token_ids(tmp_path / "t", tokenizer) == want
-
-
-def test_missing_tokenizer_is_said(tmp_path):
-    with pytest.raises(FileNotFoundError, match="holds no tokenizer"):
-        load_tokenizer(tmp_path)
+def test_directories_without_config_or_weights_are_named(saved):
+    (saved / "model.safetensors").unlink()
+    with pytest.raises(FileNotFoundError, match="holds neither model.safetensors nor"):
+        load_hf(saved)
+    (saved / "config.json").write_text('{"model_type": ')
+    with pytest.raises(ValueError, match="config.json: not valid JSON"):
+        load_hf(saved)
+    (saved / "config.json").unlink()
+    with pytest.raises(FileNotFoundError, match="config.json: no such file"):
+        load_hf(saved)

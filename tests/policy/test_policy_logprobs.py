@@ -1,0 +1,91 @@
+"""Log-probabilities through the chunked head against a log-softmax of all logits."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rl_speed.policy import ModelConfig, forward, hidden_states, init, token_logprobs
+from rl_speed.policy.logprobs import logits_logprobs
+
+MODEL = ModelConfig(vocab_size=33, width=16, layers=1, heads=2, kv_heads=1, head_dim=8, mlp_width=16)
+ROWS, LENGTH = 3, 10
+RNG = np.random.default_rng(0)
+TOKENS, TARGETS = RNG.integers(0, 33, (2, ROWS, LENGTH))
+WEIGHTS = RNG.normal(size=(2, ROWS, LENGTH))
+
+
+def model(tied):
+    config = dataclasses.replace(MODEL, tie_embeddings=tied)
+    params = init(config, jax.random.key(0))
+    return config, jax.tree.map(lambda x: x * 2, params)
+
+
+def reference(params, config, temperature):
+    """Straight from the definition, on all logits."""
+    log_p = jax.nn.log_softmax(forward(params, TOKENS, config) / temperature, axis=-1)
+    return jnp.take_along_axis(log_p, TARGETS[..., None], -1)[..., 0], -jnp.sum(jnp.exp(log_p) * log_p, -1)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_values_and_gradients_equal_the_definition_for_every_chunk(tied, temperature):
+    config, params = model(tied)
+
+    def total(params, how):
+        return jnp.sum(how(params)[0] * WEIGHTS[0]) + jnp.sum(how(params)[1] * WEIGHTS[1])
+
+    want = reference(params, config, temperature)
+    want_grad = jax.grad(total)(params, lambda p: reference(p, config, temperature))
+    # One token at a time, pieces that divide the length, that do not, more than all, and the default.
+    for chunk in (1, 3 * 5, 3 * 4, 1000, None):
+        ours = lambda p: token_logprobs(p, hidden_states(p, TOKENS, config), TARGETS, config, temperature=temperature,
+                                        chunk=chunk, with_entropy=True)
+        for mine, theirs in zip(ours(params), want):
+            assert mine.dtype == jnp.float32 and mine.shape == (ROWS, LENGTH)
+            np.testing.assert_allclose(mine, theirs, atol=1e-5)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), jax.grad(total)(params, ours), want_grad)
+
+
+def test_entropy_is_left_out_unless_asked_for():
+    config, params = model(True)
+    hidden = hidden_states(params, TOKENS, config)
+    for chunk in (None, 6):
+        logprobs, entropy = token_logprobs(params, hidden, TARGETS, config, chunk=chunk)
+        assert entropy is None
+        np.testing.assert_allclose(logprobs, reference(params, config, 1.0)[0], atol=1e-5)
+
+
+def test_entropy_has_its_known_extremes():
+    logprobs, entropy = logits_logprobs(jnp.array([[0.0] * 8, [1e4] + [0.0] * 7]), jnp.array([3, 0]), with_entropy=True)
+    np.testing.assert_allclose(entropy, [np.log(8), 0], atol=1e-6)
+    np.testing.assert_allclose(logprobs, [-np.log(8), 0], atol=1e-6)
+
+
+def test_temperature_may_be_traced():
+    config, params = model(True)
+    hidden = hidden_states(params, TOKENS, config)
+    at = jax.jit(lambda t: token_logprobs(params, hidden, TARGETS, config, temperature=t, chunk=6)[0])
+    np.testing.assert_allclose(at(0.6), reference(params, config, 0.6)[0], atol=1e-5)
+
+
+def test_chunks_keep_the_logits_of_the_whole_batch_out_of_memory():
+    config = dataclasses.replace(MODEL, vocab_size=4000, width=8)
+    params = init(config, jax.random.key(0))
+    hidden, targets = jnp.ones((4, 64, 8)), jnp.zeros((4, 64), jnp.int32)
+    loss = lambda p, h, chunk: token_logprobs(p, h, targets, config, chunk=chunk)[0].sum()
+    needs = lambda chunk: jax.jit(jax.grad(loss, argnums=(0, 1)), static_argnums=2).lower(
+        params, hidden, chunk).compile().memory_analysis().temp_size_in_bytes
+    logits_bytes = 4 * 64 * 4000 * 4
+    assert needs(None) >= logits_bytes and needs(16) < logits_bytes / 4
+
+
+@pytest.mark.parametrize("arguments, message", [(dict(temperature=0), "temperature must be above 0"),
+                                                (dict(temperature=-1.0), "temperature must be above 0"),
+                                                (dict(chunk=0), "chunk must be at least 1 token")])
+def test_impossible_settings_are_named(arguments, message):
+    config, params = model(True)
+    with pytest.raises(ValueError, match=message):
+        token_logprobs(params, jnp.zeros((1, 2, 16)), jnp.zeros((1, 2), jnp.int32), config, **arguments)

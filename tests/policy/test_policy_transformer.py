@@ -1,0 +1,121 @@
+"""The forward pass: checkpoints that transformers wrote, invariances, meshes, declared weights."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rl_speed.mesh import GENERATE_RULES, TRAIN_RULES, make_mesh
+from rl_speed.policy import (ModelConfig, abstract_params, forward, hidden_states, init, load_hf, num_params,
+                             param_shardings, weights)
+
+# Two query heads a key/value head, and a head_dim that is not width / heads.
+MODEL = ModelConfig(vocab_size=40, width=24, layers=2, heads=4, kv_heads=2, head_dim=8, mlp_width=40, rope_theta=1e6)
+TOKENS = np.random.default_rng(0).integers(0, 40, (4, 12))
+
+
+@pytest.fixture(scope="module")
+def params():
+    keys = iter(jax.random.split(jax.random.key(1), 100))
+    return jax.tree.map(lambda x: x + 0.2 * jax.random.normal(next(keys), x.shape), init(MODEL, jax.random.key(0)))
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_checkpoint_written_by_transformers_gives_its_logits(tied, tmp_path):
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    theirs = transformers.Qwen2ForCausalLM(transformers.Qwen2Config(
+        vocab_size=40, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        intermediate_size=48, max_position_embeddings=64, tie_word_embeddings=tied)).eval()
+    with torch.no_grad():
+        for parameter in theirs.parameters():  # biases and norms start at 0 and 1, which would hide them
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    logits = lambda: theirs.float()(torch.tensor(TOKENS)).logits.detach().numpy()
+    theirs.save_pretrained(tmp_path / "whole")
+    theirs.save_pretrained(tmp_path / "shards", max_shard_size="20KB")
+    assert len(list((tmp_path / "shards").glob("*.safetensors"))) > 2
+    for name in ("whole", "shards"):
+        ours, config = load_hf(tmp_path / name)
+        assert config.tie_embeddings == tied and ("lm_head" in ours) == (not tied)
+        np.testing.assert_allclose(forward(ours, TOKENS, config), logits(), atol=1e-3)
+    theirs.to(torch.bfloat16).save_pretrained(tmp_path / "half")
+    ours, config = load_hf(tmp_path / "half")
+    assert ours["embed"].dtype == jnp.float32
+    np.testing.assert_allclose(forward(ours, TOKENS, config), logits(), atol=1e-3)
+
+
+def test_later_tokens_and_padding_change_nothing_before_them(params):
+    base = forward(params, TOKENS, MODEL)
+    changed = forward(params, np.where(np.arange(12) < 7, TOKENS, 39 - TOKENS), MODEL)
+    np.testing.assert_array_equal(base[:, :7], changed[:, :7])
+    assert np.abs(base[:, 7:] - changed[:, 7:]).max() > 1e-2
+
+
+def test_segments_of_any_number_and_padding_equal_rows_of_their_own(params):
+    packed = np.array([[1] * 4 + [2] * 3 + [3] * 4 + [0]])
+    out = forward(params, TOKENS[:1], MODEL, segment_ids=packed)
+    for first, last in ((0, 4), (4, 7), (7, 11)):
+        np.testing.assert_allclose(out[:, first:last], forward(params, TOKENS[:1, first:last], MODEL), atol=1e-5)
+
+
+def test_attention_sees_relative_positions_alone(params):
+    shifted = forward(params, TOKENS, MODEL, positions=np.arange(12)[None] + 100)
+    np.testing.assert_allclose(shifted, forward(params, TOKENS, MODEL), atol=1e-3)
+    stretched = forward(params, TOKENS, MODEL, positions=np.arange(12)[None] * 3)
+    assert np.abs(stretched - shifted).max() > 1e-2
+
+
+def test_remat_changes_neither_value_nor_gradient(params):
+    def loss(params, config):
+        return jnp.mean(jnp.square(hidden_states(params, TOKENS, config)) * jnp.arange(24))
+
+    plain = jax.jit(jax.value_and_grad(loss), static_argnums=1)(params, MODEL)
+    remat = jax.jit(jax.value_and_grad(loss), static_argnums=1)(params, dataclasses.replace(MODEL, remat=True))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5, rtol=1e-5), plain, remat)
+
+
+def test_bfloat16_activations_keep_float32_logits_near(params):
+    half = dataclasses.replace(MODEL, dtype="bfloat16")
+    assert hidden_states(params, TOKENS, half).dtype == jnp.bfloat16
+    out = forward(params, TOKENS, half)
+    assert out.dtype == jnp.float32
+    exact = forward(params, TOKENS, MODEL)
+    assert 1e-4 < np.abs(out - exact).max() < 0.05 * np.abs(exact).max()
+
+
+@pytest.mark.parametrize("rules", [TRAIN_RULES, GENERATE_RULES])
+def test_sharded_weights_give_the_same_logits(params, rules):
+    mesh = make_mesh(fsdp=2, tensor=2)
+    placed = jax.device_put(params, param_shardings(MODEL, mesh, rules))
+    assert placed["layers"]["w_up"].sharding.spec[2] == "tensor"
+    np.testing.assert_allclose(jax.jit(forward, static_argnums=2)(placed, TOKENS, MODEL), forward(params, TOKENS, MODEL),
+                               atol=1e-4)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_declaration_is_what_init_makes(tied):
+    config = dataclasses.replace(MODEL, tie_embeddings=tied, width=64, mlp_width=128)
+    made, declared = init(config, jax.random.key(0)), weights(config)
+    assert jax.tree.map(lambda x: (x.shape, x.dtype), made) == jax.tree.map(lambda x: (x.shape, x.dtype),
+                                                                           abstract_params(config))
+    assert num_params(config) == sum(x.size for x in jax.tree.leaves(made))
+    assert ("lm_head" in made) == (not tied)
+
+    def check(weight, value):
+        if weight.scale is None or weight.scale == 0:
+            assert (np.asarray(value) == (1 if weight.scale is None else 0)).all()
+        else:
+            assert abs(float(value.std()) / weight.scale - 1) < 0.1 and abs(float(value.mean())) < 0.1 * weight.scale
+
+    jax.tree.map(check, declared, made)
+
+
+def test_published_sizes():
+    """Qwen2.5-0.5B has 494,032,768 weights (its model card: 0.49 B), Qwen2.5-Math-7B 7.62 B."""
+    half = ModelConfig(vocab_size=151936, width=896, layers=24, heads=14, kv_heads=2, head_dim=64, mlp_width=4864)
+    assert num_params(half) == 494_032_768
+    seven = ModelConfig(vocab_size=152064, width=3584, layers=28, heads=28, kv_heads=4, head_dim=128, mlp_width=18944,
+                        tie_embeddings=False)
+    assert num_params(seven) == 7_615_616_512
