@@ -141,9 +141,9 @@ def table(numbers: dict[str, Any]) -> str:
 
 def plot(numbers: dict[str, Any], path: Path) -> None:
     """Occupied slots over decode steps for both samplers, lengths, and throughput over sizes."""
-    from rl_speed.training.plots import _pyplot
+    from rl_speed.training.plots import pyplot
 
-    plt = _pyplot()
+    plt = pyplot()
     figure, axes = plt.subplots(1, 3, figsize=(13.5, 3.6), constrained_layout=True, width_ratios=(2, 1, 1))
     lengths = np.array(numbers["lengths"])
     for name, steps in (("lockstep", numbers["lockstep_steps"]), ("ours", numbers["decode_steps"])):

@@ -45,12 +45,12 @@ def describe(result: Evaluation) -> dict[str, Any]:
 
 def save(result: Evaluation, folder: Path, command: str) -> Path:
     """Write pass_rates.json and pass_rates.png."""
-    from rl_speed.training.plots import _pyplot
+    from rl_speed.training.plots import pyplot
 
     folder.mkdir(parents=True, exist_ok=True)
     numbers = describe(result)
     (folder / "pass_rates.json").write_text(json.dumps({"command": command, **numbers}) + "\n")
-    plt = _pyplot()
+    plt = pyplot()
     figure, axis = plt.subplots(figsize=(6.4, 3.6), constrained_layout=True)
     rates, classes = result.correct / result.samples, np.array(result.classes)
     names = [name for name in dict.fromkeys(result.classes)]

@@ -7,7 +7,7 @@ import numpy as np
 
 from rl_speed.comparison.runs import Run
 from rl_speed.comparison.table import AXES, group_runs
-from rl_speed.training.plots import _pyplot, smooth
+from rl_speed.training.plots import pyplot, smooth
 
 
 def mean_curve(runs: Sequence[Run], axis: str, points: int = 200) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -20,7 +20,7 @@ def mean_curve(runs: Sequence[Run], axis: str, points: int = 200) -> tuple[np.nd
 
 def plot_accuracy(runs: Sequence[Run], target: float | None, path: Path) -> Path:
     """Held-out accuracy over wall-clock, generated tokens and optimizer steps; bands span the seeds."""
-    plt = _pyplot()
+    plt = pyplot()
     figure, axes = plt.subplots(1, 3, figsize=(13.5, 3.8), constrained_layout=True, sharey=True)
     for i, (variant, members) in enumerate(group_runs(runs).items()):
         for panel, axis in zip(axes, AXES):
@@ -40,7 +40,7 @@ def plot_accuracy(runs: Sequence[Run], target: float | None, path: Path) -> Path
 
 def plot_training(runs: Sequence[Run], path: Path) -> Path:
     """Figure 4: accuracy of the groups trained on, and gradient norm, over steps (mean over seeds, smoothed)."""
-    plt = _pyplot()
+    plt = pyplot()
     figure, axes = plt.subplots(1, 3, figsize=(13.5, 3.8), constrained_layout=True)
     panels = (("accuracy", "training accuracy of trained groups"), ("grad_norm", "gradient norm before clipping"),
               ("informative_groups", "share of trained groups with both right and wrong"))

@@ -53,17 +53,18 @@ class Generator:
       decoder, config: the policy's functions and the sampler's settings; `config.slots` is per shard.
       mesh: prompts are dealt to its data x fsdp shards in turn.
       prompts: prompts that fit into one call, over all shards. samples: requests that fit into one call, likewise.
+      per_prompt: most samples of one work item; a shard can be dealt so many more than the average.
       prompt_length: capacity of a prompt in tokens.
       key: the typed root key of all randomness of this generator.
     """
 
-    def __init__(self, decoder: Decoder, config: SamplerConfig, mesh: Mesh, prompts: int, samples: int, prompt_length: int,
-                 key: jax.Array):
+    def __init__(self, decoder: Decoder, config: SamplerConfig, mesh: Mesh, prompts: int, samples: int, per_prompt: int,
+                 prompt_length: int, key: jax.Array):
         self._decoder, self.config, self._mesh, self._key = decoder, config, mesh, key
         self.shards = row_shards(mesh)
-        self._contexts = -(-prompts // self.shards)
-        # A shard can be dealt one prompt more than the average, with all its samples.
-        self._requests = samples if self.shards == 1 else -(-samples // self.shards) + samples // prompts
+        self._contexts = -(-prompts // self.shards) + (self.shards > 1)
+        # Continuations are dealt before new prompts, and each of the two can leave a shard with one item more.
+        self._requests = samples if self.shards == 1 else -(-samples // self.shards) + 2 * per_prompt
         self._prompt_length = prompt_length
 
     def tables(self, work: Sequence[Work]) -> tuple[Contexts, Requests]:

@@ -105,13 +105,14 @@ def build_generators(config: Config, policy: Policy, mesh: Mesh) -> tuple[Genera
 
     Both have the same capacities, so with equal sampler settings they are one compiled program.
     """
-    keys, prompts_samples = Keys.of(config.seed), capacities(config.make_rule(), config.driver)
-    s = config.sampler
+    keys, rule, s = Keys.of(config.seed), config.make_rule(), config.sampler
+    prompts, samples = capacities(rule, config.driver)
+    per_prompt = max(rule.max_samples, config.evaluation.samples)
     train = SamplerConfig(slots=max(1, s.slots // row_shards(mesh)), max_new=s.max_new, temperature=s.temperature,
                           end_tokens=policy.end_tokens, prefill_chunk=s.prefill_chunk)
     held_out = dataclasses.replace(train, temperature=config.evaluation.temperature, top_p=config.evaluation.top_p)
-    make = lambda sampler, key: Generator(policy.decoder, sampler, mesh, *prompts_samples, config.data.max_prompt_length, key)
-    prompts, samples = prompts_samples
+    make = lambda sampler, key: Generator(policy.decoder, sampler, mesh, prompts, samples, per_prompt,
+                                          config.data.max_prompt_length, key)
     per_call = min(prompts, samples // config.evaluation.samples)
     if per_call < 1:
         raise ValueError(f"config.evaluation.samples ({config.evaluation.samples}) exceeds the {samples} samples of one "

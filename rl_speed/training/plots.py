@@ -10,7 +10,8 @@ import numpy as np
 from rl_speed.training.metrics import read_lines
 
 
-def _pyplot():
+def pyplot():
+    """matplotlib.pyplot without a display, in the house style."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -44,7 +45,7 @@ def _lines(axis: Any, steps: np.ndarray, records: list[dict], names: dict[str, s
 
 def plot_run(workdir: Path) -> list[Path]:
     """Draw plots/accuracy.png and plots/training.png of a finished (or running) workdir. Returns the files drawn."""
-    plt = _pyplot()
+    plt = pyplot()
     out = workdir / "plots"
     out.mkdir(exist_ok=True)
     records = read_lines(workdir / "metrics.jsonl")

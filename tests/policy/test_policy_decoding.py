@@ -67,10 +67,12 @@ def test_prefill_gives_the_last_tokens_logits(params, compiled):
 @pytest.mark.parametrize("stale", [0.0, 100.0])
 def test_decode_equals_forward_with_contexts_cut_anywhere_and_a_stale_cache(params, compiled, stale):
     got = feed(params, compiled, FED, cache=rubbish(stale))
+    rows = np.zeros((SLOTS, LENGTH + MAX_NEW), np.int32)
     for row in range(SLOTS):
-        history = np.concatenate([TOKENS[INDEX[row], :START[row]], FED[row]])
-        want = forward(params, history[None], MODEL)[0, START[row]:]
-        np.testing.assert_allclose(got[row], want, atol=2e-5)
+        rows[row, :START[row] + MAX_NEW] = np.concatenate([TOKENS[INDEX[row], :START[row]], FED[row]])
+    want = forward(params, rows, MODEL)
+    for row in range(SLOTS):
+        np.testing.assert_allclose(got[row], want[row, START[row]:START[row] + MAX_NEW], atol=2e-5)
 
 
 def test_a_row_does_not_depend_on_the_others(params, compiled):
@@ -103,15 +105,18 @@ def draw(params, model=MODEL, **settings):
     requests = build_requests(index, index, samples, contexts, 24, MAX_NEW)
     got = sample(decoder(model), params, contexts, requests, jax.random.key(3),
                  SamplerConfig(slots=SLOTS, max_new=MAX_NEW, end_tokens=(0,), **settings))
-    histories = [np.concatenate([TOKENS[c, :LENGTHS[c]], got.tokens[i]])[None] for i, c in enumerate(index)]
-    return jax.device_get(got), [LENGTHS[c] for c in index], histories
+    rows = np.zeros((24, LENGTH + MAX_NEW), np.int32)
+    for i, c in enumerate(index):
+        rows[i, :LENGTHS[c] + MAX_NEW] = np.concatenate([TOKENS[c, :LENGTHS[c]], got.tokens[i]])
+    return jax.device_get(got), LENGTHS[index], np.asarray(jax.jit(forward, static_argnums=2)(params, rows, model))
 
 
 def test_truncation_keeps_the_full_distributions_logprobs(params):
-    got, starts, histories = draw(params, temperature=0.7, top_k=6, top_p=0.8)
+    got, starts, logits = draw(params, temperature=0.7, top_k=6, top_p=0.8)
     assert (got.kept_logmass < -1e-3).any()
-    for i, (start, history) in enumerate(zip(starts, histories)):
-        probs = np.asarray(jax.nn.softmax(forward(params, history, MODEL)[0] / 0.7), np.float64)
+    for i, start in enumerate(starts):
+        probs = np.exp(logits[i].astype(np.float64) / 0.7)
+        probs /= probs.sum(-1, keepdims=True)
         for t in range(got.lengths[i]):
             p, token = probs[start + t - 1], got.tokens[i, t]
             assert abs(np.log(p[token]) - got.logprobs[i, t]) < 1e-5
@@ -125,8 +130,8 @@ def test_truncation_keeps_the_full_distributions_logprobs(params):
 def test_bfloat16_sampling_stays_near_its_forward_pass(params):
     half = dataclasses.replace(MODEL, dtype="bfloat16")
     assert {x.dtype for x in jax.tree.leaves(decoder(half).init_cache(2, 3))} == {jnp.dtype("bfloat16")}
-    got, starts, histories = draw(params, model=half)
-    for i, (start, history) in enumerate(zip(starts, histories)):
-        log_p = np.asarray(jax.nn.log_softmax(forward(params, history, half)[0]))
+    got, starts, logits = draw(params, model=half)
+    log_p = np.asarray(jax.nn.log_softmax(logits))
+    for i, start in enumerate(starts):
         n = got.lengths[i]
-        np.testing.assert_allclose(got.logprobs[i, :n], log_p[start - 1 + np.arange(n), got.tokens[i, :n]], atol=0.15)
+        np.testing.assert_allclose(got.logprobs[i, :n], log_p[i, start - 1 + np.arange(n), got.tokens[i, :n]], atol=0.15)

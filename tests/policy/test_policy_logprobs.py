@@ -29,24 +29,37 @@ def reference(params, config, temperature):
     return jnp.take_along_axis(log_p, TARGETS[..., None], -1)[..., 0], -jnp.sum(jnp.exp(log_p) * log_p, -1)
 
 
-@pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("temperature", [1.0, 0.6])
+@pytest.mark.parametrize("tied, temperature", [(True, 1.0), (True, 0.6), (False, 0.6)])
 def test_values_and_gradients_equal_the_definition_for_every_chunk(tied, temperature):
     config, params = model(tied)
 
     def total(params, how):
-        return jnp.sum(how(params)[0] * WEIGHTS[0]) + jnp.sum(how(params)[1] * WEIGHTS[1])
+        logprobs, entropy = how(params)
+        return jnp.sum(logprobs * WEIGHTS[0]) + jnp.sum(entropy * WEIGHTS[1]), (logprobs, entropy)
 
-    want = reference(params, config, temperature)
-    want_grad = jax.grad(total)(params, lambda p: reference(p, config, temperature))
-    # One token at a time, pieces that divide the length, that do not, more than all, and the default.
-    for chunk in (1, 3 * 5, 3 * 4, 1000, None):
-        ours = lambda p: token_logprobs(p, hidden_states(p, TOKENS, config), TARGETS, config, temperature=temperature,
+    def chunked(chunk):
+        return lambda p: token_logprobs(p, hidden_states(p, TOKENS, config), TARGETS, config, temperature=temperature,
                                         chunk=chunk, with_entropy=True)
-        for mine, theirs in zip(ours(params), want):
+
+    run = jax.jit(jax.value_and_grad(total, has_aux=True), static_argnums=1)
+    (_, want), want_grad = run(params, lambda p: reference(p, config, temperature))
+    for chunk in (1, 3 * 4, None):  # one token a row at a time, pieces that do not divide the length, one piece
+        (_, got), grad = run(params, chunked(chunk))
+        for mine, theirs in zip(got, want):
             assert mine.dtype == jnp.float32 and mine.shape == (ROWS, LENGTH)
             np.testing.assert_allclose(mine, theirs, atol=1e-5)
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), jax.grad(total)(params, ours), want_grad)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), grad, want_grad)
+
+
+@pytest.mark.parametrize("offset", [0.0, 40.0, -200.0])
+def test_precision_does_not_depend_on_the_size_of_the_logits(offset):
+    logits = (offset + 5 * np.random.default_rng(0).normal(size=(50, 300))).astype(np.float32)
+    targets = np.random.default_rng(1).integers(0, 300, 50)
+    exact = logits.astype(np.float64) - logits.max(-1, keepdims=True)
+    exact -= np.log(np.exp(exact).sum(-1, keepdims=True))
+    logprobs, entropy = logits_logprobs(jnp.asarray(logits), jnp.asarray(targets), with_entropy=True)
+    np.testing.assert_allclose(logprobs, np.take_along_axis(exact, targets[:, None], -1)[:, 0], rtol=1e-6, atol=2e-6)
+    np.testing.assert_allclose(entropy, -(np.exp(exact) * exact).sum(-1), atol=2e-6)
 
 
 def test_entropy_is_left_out_unless_asked_for():

@@ -97,7 +97,7 @@ def test_sharded_weights_give_the_same_logits(params, rules):
 @pytest.mark.parametrize("tied", [True, False])
 def test_the_declaration_is_what_init_makes(tied):
     config = dataclasses.replace(MODEL, tie_embeddings=tied, width=64, mlp_width=128)
-    made, declared = init(config, jax.random.key(0)), weights(config)
+    made, declared = jax.jit(init, static_argnums=0)(config, jax.random.key(0)), weights(config)
     assert jax.tree.map(lambda x: (x.shape, x.dtype), made) == jax.tree.map(lambda x: (x.shape, x.dtype),
                                                                            abstract_params(config))
     assert num_params(config) == sum(x.size for x in jax.tree.leaves(made))

@@ -33,7 +33,7 @@ def test_accuracy_across_the_switch_and_at_the_extremes():
     from_high_precision = pytest.importorskip("mpmath")
     from_high_precision.mp.dps = 60
     mp = from_high_precision.mpf
-    for p in (1e-9, 0.3, 0.999):
+    for p in (1e-9, 0.3, 0.5, 0.7, 0.999, 1 - 2**-40):
         for beta in (1e-4, 0.5, 0.999, 1.0, 1.001, 50.0, 999.0, 1001.0, 1e6):
             t = 1 / mp(beta)
             exact = from_high_precision.log(1 - mp(p) + mp(p) * from_high_precision.exp(t)) - mp(p) * t
