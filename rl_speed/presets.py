@@ -8,15 +8,17 @@ def embedded() -> Config:
     config = Config()
     config.data.max_prompt_length = 10
     config.sampler.max_new = 8
-    config.sampler.slots = 128
+    config.sampler.slots = 256
     config.sampler.prefill_chunk = 32
-    # About one prompt in six passes screening: so many must be screened to fill a batch of 16 in one call.
-    config.driver.screen_prompts = 128
+    # About one prompt in seven passes screening: so many must be screened to fill a batch of 16 in one call.
+    config.driver.screen_prompts = 192
+    config.driver.margin = 1.5
+    config.driver.buffer_groups = 192
     # A finite set, encoded once: making questions on the fly would cost as much as generating answers to them.
     config.data.train_prompts = 4096
     config.optimizer.learning_rate = 1e-3
-    config.optimizer.warmup_steps = 10
-    config.training.steps = 150
+    config.optimizer.warmup_steps = 5
+    config.training.steps = 120
     config.evaluation.every = 5
     config.evaluation.samples = 4
     return config

@@ -29,7 +29,7 @@ def reference(params, config, temperature):
     return jnp.take_along_axis(log_p, TARGETS[..., None], -1)[..., 0], -jnp.sum(jnp.exp(log_p) * log_p, -1)
 
 
-@pytest.mark.parametrize("tied, temperature", [(True, 1.0), (True, 0.6), (False, 0.6)])
+@pytest.mark.parametrize("tied, temperature", [(True, 0.6), (False, 1.0)])
 def test_values_and_gradients_equal_the_definition_for_every_chunk(tied, temperature):
     config, params = model(tied)
 
@@ -43,7 +43,7 @@ def test_values_and_gradients_equal_the_definition_for_every_chunk(tied, tempera
 
     run = jax.jit(jax.value_and_grad(total, has_aux=True), static_argnums=1)
     (_, want), want_grad = run(params, lambda p: reference(p, config, temperature))
-    for chunk in (1, 3 * 4, None):  # one token a row at a time, pieces that do not divide the length, one piece
+    for chunk in (3 * 4, None):  # pieces that do not divide the length, one piece
         (_, got), grad = run(params, chunked(chunk))
         for mine, theirs in zip(got, want):
             assert mine.dtype == jnp.float32 and mine.shape == (ROWS, LENGTH)

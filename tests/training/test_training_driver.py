@@ -130,10 +130,27 @@ def test_without_prefetch_nothing_is_screened_for_later():
 
 def test_screening_stops_at_the_bound_of_the_buffer():
     driver, generator = make(Speed(4, 2), screening="fixed", buffer_groups=6, groups=2)
+    stopped = 0
     for step in range(30):
+        full = len(driver.buffer) + held(driver) >= 6
+        calls = len(generator.calls)
         driver.next_groups(None, step)
-        assert len(driver.buffer) + held(driver) <= 6
-    assert any(len(call) < 16 for call in generator.calls)
+        assert len(driver.buffer) <= 6
+        if full and len(generator.calls) > calls:
+            assert not [visit for visit, first, _ in generator.calls[calls] if first == 0]
+            stopped += 1
+    assert stopped > 3
+
+
+def test_one_call_a_step_suffices_at_low_acceptance():
+    """The number screened follows the acceptance, not the room in the buffer as if everything passed."""
+    driver, generator = make(Speed(4, 8, 0.4, 0.6), groups=8, screen_prompts=192, buffer_groups=16, margin=2.0, size=2000)
+    for step in range(12):
+        driver.next_groups(None, step)
+    before = len(generator.calls)
+    for step in range(12, 32):
+        driver.next_groups(None, step)
+    assert driver.acceptance < 0.25 and len(generator.calls) - before <= 22
 
 
 def test_state_round_trip_continues_exactly():

@@ -19,7 +19,7 @@ from rl_speed.training.report import closing_summary
 def small(method="speed_rloo", steps=4):
     """Shapes shared by all tests here, so that they compile once."""
     config = methods.apply(embedded(), method)
-    config.driver.groups, config.driver.screen_prompts, config.driver.buffer_groups = 4, 24, 16
+    config.driver.groups, config.driver.screen_prompts, config.driver.buffer_groups = 4, 24, 24
     config.rule.n, config.sampler.slots, config.sampler.prefill_chunk = 8, 32, 0
     config.data.eval_prompts, config.evaluation.every = 24, 2
     config.training.steps, config.checkpoints.every = steps, 2
