@@ -1,101 +1,182 @@
-"""Rules against slow Python references, over random counts."""
+"""Sampling rules against slow Python that counts one prompt at a time with exact fractions."""
 
+import dataclasses
+import math
 from fractions import Fraction
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rl_speed.sampling import ACCEPTED, COMPLETE, OPEN, REJECTED, SCREENING, Counts, Dynamic, Speed, Uniform
+from rl_speed.sampling import (ACCEPTED, CLOSED, COMPLETE, OPEN, REJECTED, SCREENING, Counts, Dynamic, RuleState, Speed,
+                               Uniform, compiled_decide)
 from rl_speed.sampling.rules import count_bounds
 
-
-def play(rule, answers):
-    """One prompt through a rule, asked whenever all that was launched is done. Returns (verdict, samples taken)."""
-    state, taken = rule.init(1), 0
-    decide = jax.jit(rule.decide)
-    for _ in range(10):
-        done = jnp.array([taken], jnp.int32)
-        positive = jnp.array([sum(answers[:taken])], jnp.int32)
-        decision, state = decide(Counts(done, done, positive), state)
-        if int(decision.status[0]) != OPEN:
-            return int(decision.status[0]), taken
-        assert int(decision.want[0]) > taken, "an open prompt must want more"
-        taken = int(decision.want[0])
-        assert taken <= rule.max_samples
-    raise AssertionError("the rule never ends")
+THRESHOLDS = [("0", "1"), ("0.3", "0.7"), ("0.1", "0.9"), ("0.15", "0.85"), ("0.29", "0.58"), ("-inf", "inf"),
+              ("-inf", "0.6"), ("0.4", "inf"), ("-1", "1.5")]
 
 
-def by_hand(rule, answers):
-    if isinstance(rule, Uniform):
-        return COMPLETE, rule.n
-    if isinstance(rule, Dynamic):
-        return (COMPLETE if 0 < sum(answers[:rule.n]) < rule.n else REJECTED), rule.n
-    rate = Fraction(sum(answers[:rule.n_init]), rule.n_init)
-    low, high = (x if np.isinf(x) else Fraction(str(x)) for x in (rule.low, rule.high))
-    return (COMPLETE, rule.n_init + rule.n_cont) if low < rate < high else (REJECTED, rule.n_init)
+def strictly_between(low, k, n, high):
+    """low < k/n < high for thresholds as they are written, in exact arithmetic."""
+    rate = Fraction(k, n)
+    above = low == "-inf" or (low != "inf" and Fraction(low) < rate)
+    below = high == "inf" or (high != "-inf" and rate < Fraction(high))
+    return above and below
 
 
-@pytest.mark.parametrize("rule", [Uniform(5), Dynamic(4), Speed(4, 6), Speed(3, 3), Speed(5, 0), Speed(10, 2, 0.3, 0.7),
-                                  Speed(4, 4, -np.inf, np.inf), Speed(1, 3, -np.inf, np.inf), Speed(6, 2, 0.5, np.inf)], ids=str)
-def test_verdicts_and_sample_counts(rule):
-    rng = np.random.default_rng(0)
-    for p in (0.0, 0.1, 0.3, 0.5, 0.9, 1.0):
-        for _ in range(12):
-            answers = (rng.random(20) < p).tolist()
-            assert play(rule, answers) == by_hand(rule, answers)
+def slow_uniform(n, done, positive):
+    return n, COMPLETE if done >= n else OPEN
 
 
-def test_thresholds_are_exact_fractions():
-    """3 of 10 is not above 0.3, though float32(3) / float32(10) > 0.3 in some arithmetic; 1 of 3 lies above 0.333."""
-    assert count_bounds(0.3, 0.7, 10) == (4, 6)
-    assert count_bounds(0.3, 0.7, 10, inclusive=True) == (3, 7)
-    assert count_bounds(0.333, 1, 3) == (1, 2)
-    assert count_bounds(0, 1, 4) == (1, 3)
-    assert count_bounds(-np.inf, np.inf, 4) == (0, 4)
-    for n in range(1, 30):
-        for k in range(n + 1):
-            assert count_bounds(float(Fraction(k, n)) if Fraction(str(k / n)) == Fraction(k, n) else -1, 2, n)[1] == n
+def slow_dynamic(n, done, positive):
+    if done < n:
+        return n, OPEN
+    return n, COMPLETE if 0 < positive < done else REJECTED
 
 
-def test_verdict_is_frozen_once_given():
-    """All continuation samples right: the pass rate over everything nears 1, and the prompt stays accepted."""
-    rule = Speed(2, 4)
-    state = rule.init(2)
-    counts = Counts(*(jnp.array(x, jnp.int32) for x in ([2, 2], [2, 2], [1, 2])))
-    decision, state = rule.decide(counts, state)
-    assert decision.status.tolist() == [OPEN, REJECTED] and decision.want.tolist()[0] == 6
-    assert state.phase.tolist()[0] == ACCEPTED
-    counts = Counts(*(jnp.array(x, jnp.int32) for x in ([6, 2], [6, 2], [5, 2])))
-    assert rule.decide(counts, state)[0].status.tolist()[0] == COMPLETE
+def random_counts(rng, prompts, most):
+    done = rng.integers(0, most + 1, prompts)
+    positive = rng.integers(0, done + 1)
+    positive = np.where(rng.random(prompts) < 0.3, rng.choice([0, 1], prompts) * done, positive)  # often constant
+    return Counts(launched=jnp.asarray(done), done=jnp.asarray(done), positive=jnp.asarray(positive))
 
 
-def test_phase_is_no_function_of_counts():
-    """n_init == n_cont: after the screening a prompt that waits for its continuation is not judged again."""
-    rule = Speed(3, 3)
-    state = rule.init(1)
-    assert state.phase.tolist() == [SCREENING]
-    three = jnp.array([3], jnp.int32)
-    decision, state = rule.decide(Counts(three, three, jnp.array([1], jnp.int32)), state)
-    again, state = rule.decide(Counts(three, three, jnp.array([0], jnp.int32)), state)
-    assert again.status.tolist() == [OPEN] and again.want.tolist() == [6]
+def rows(counts, decision):
+    return zip(*(np.asarray(x).tolist() for x in (counts.done, counts.positive, decision.want, decision.status)))
 
 
-@pytest.mark.parametrize("make,message", [
-    (lambda: Speed(1, 4), "Speed.*can accept no prompt"), (lambda: Speed(4, 4, 0.6, 0.7), "can accept no prompt"),
-    (lambda: Speed(0, 4), "n_init must be an integer of at least 1"), (lambda: Speed(4, -1), "n_cont"),
-    (lambda: Uniform(0), "Uniform.n"), (lambda: Dynamic(2.5), "Dynamic.n"),
+@pytest.mark.parametrize("rule, slow", [(Uniform(1), slow_uniform), (Uniform(7), slow_uniform),
+                                        (Dynamic(2), slow_dynamic), (Dynamic(8), slow_dynamic)])
+def test_uniform_and_dynamic_equal_the_slow_rule(rule, slow):
+    counts = random_counts(np.random.default_rng(rule.n), 300, rule.n)
+    decision, state = compiled_decide(rule)(counts, rule.init(300))
+    for done, positive, want, status in rows(counts, decision):
+        assert (want, status) == slow(rule.n, done, positive), (done, positive)
+    np.testing.assert_array_equal(state.phase, np.where(np.asarray(decision.status) == OPEN, SCREENING, CLOSED))
+
+
+@dataclasses.dataclass
+class SlowSpeed:
+    """SPEED for one prompt: it remembers its verdict, nothing else."""
+
+    n_init: int
+    n_cont: int
+    low: str
+    high: str
+    accepted: bool | None = None
+
+    def decide(self, done, positive):
+        if self.accepted is None and done >= self.n_init:
+            self.accepted = strictly_between(self.low, positive, self.n_init, self.high)
+            if not self.accepted:
+                return self.n_init, REJECTED
+        if self.accepted is None:
+            return self.n_init, OPEN
+        total = self.n_init + self.n_cont
+        return total, COMPLETE if done >= total else OPEN
+
+
+@pytest.mark.parametrize("low, high", THRESHOLDS)
+@pytest.mark.parametrize("n_init, n_cont", [(10, 20), (8, 16), (6, 6), (7, 3), (20, 1)])
+def test_speed_equals_the_slow_rule_step_by_step(n_init, n_cont, low, high):
+    """Prompts receive what they were asked for, in the way a driver serves them, until every one is closed."""
+    rule, prompts = Speed(n_init, n_cont, float(low), float(high)), 120
+    rng = np.random.default_rng(n_init)
+    slow = [SlowSpeed(n_init, n_cont, low, high) for _ in range(prompts)]
+    answers = rng.random((prompts, rule.max_samples)) < rng.choice([0, 0.1, 0.3, 0.5, 0.7, 1], (prompts, 1))
+    done, state, closed = np.zeros(prompts, int), rule.init(prompts), {}
+    for _ in range(4):
+        positive = np.array([answers[i, :n].sum() for i, n in enumerate(done)])
+        decision, state = compiled_decide(rule)(Counts(*(jnp.asarray(x) for x in (done, done, positive))), state)
+        for i in set(range(prompts)) - set(closed):
+            want, status = slow[i].decide(done[i], positive[i])
+            assert (int(decision.want[i]), int(decision.status[i])) == (want, status), (i, done[i], positive[i])
+            if status == OPEN:
+                done[i] = want
+            else:
+                closed[i] = status
+    assert len(closed) == prompts
+    assert all(int(phase) == CLOSED for phase in state.phase)
+    for i, status in closed.items():
+        assert done[i] == (rule.max_samples if status == COMPLETE else rule.first_samples)
+
+
+def test_partial_batches_are_left_open():
+    rule = Speed(4, 8)
+    counts = Counts(*(jnp.array(x) for x in ([4, 4], [3, 4], [3, 2])))
+    decision, state = rule.decide(counts, rule.init(2))
+    assert decision.status.tolist() == [OPEN, OPEN] and decision.want.tolist() == [4, 12]
+    assert state.phase.tolist() == [SCREENING, ACCEPTED]
+
+
+@pytest.mark.parametrize("n", [3, 7, 10, 20, 30, 100])
+def test_thresholds_mean_the_decimals_that_were_written(n):
+    """0.3 is three tenths: of ten samples, three right ones are not above it, though 3 / 10 != the double 0.3 * 10 / 10."""
+    for hundredths in range(0, 101):
+        low = f"{hundredths / 100:.2f}"
+        first, last = count_bounds(float(low), 1.0, n)
+        assert list(range(first, last + 1)) == [k for k in range(n + 1) if strictly_between(low, k, n, "1")], low
+        first, last = count_bounds(0.0, float(low), n)
+        assert list(range(first, last + 1)) == [k for k in range(n + 1) if strictly_between("0", k, n, low)], low
+        first, last = count_bounds(float(low), 1.0, n, inclusive=True)
+        assert list(range(first, last + 1)) == [k for k in range(n + 1) if Fraction(low) <= Fraction(k, n) <= 1], low
+
+
+def test_thresholds_where_floating_point_would_decide_wrongly():
+    assert 0.1 * 3 > 0.3 and 0.29 * 100 < 29 and 0.57 * 100 < 57  # what a float comparison would trip over
+    assert Speed(10, 10, low=0.3, high=0.7).accepted_counts == (4, 6)
+    assert Speed(100, 10, low=0.29, high=0.57).accepted_counts == (30, 56)
+
+
+@pytest.mark.parametrize("n_init, n_cont", [(4, 4), (4, 12)])
+def test_the_verdict_is_frozen_after_the_continuation(n_init, n_cont):
+    rule = Speed(n_init, n_cont)
+    total = n_init + n_cont
+    as_counts = lambda done, positive: Counts(*(jnp.array(x, jnp.int32) for x in (done, done, positive)))
+    # One prompt qualifies, one is too hard, one is too easy.
+    decision, state = rule.decide(as_counts([n_init] * 3, [2, 0, n_init]), rule.init(3))
+    assert decision.status.tolist() == [OPEN, REJECTED, REJECTED] and state.phase.tolist() == [ACCEPTED, CLOSED, CLOSED]
+    # Whatever the continuation brings, more right answers than n_init included, the prompt is complete, neither reopened
+    # nor rejected.
+    for positive in (2, n_init, 2 + n_cont):
+        decision, after = rule.decide(as_counts([total] * 3, [positive, 0, total]), state)
+        assert decision.status.tolist()[0] == COMPLETE and after.phase.tolist() == [CLOSED] * 3
+        assert REJECTED not in decision.status.tolist() and decision.status.tolist()[1:] == [OPEN, OPEN]
+
+
+def test_speed_without_continuation_or_thresholds_is_uniform():
+    for n in (1, 5):
+        speed, uniform = Speed(n, 0, -math.inf, math.inf), Uniform(n)
+        assert (speed.max_samples, speed.first_samples) == (uniform.max_samples, uniform.first_samples)
+        counts = random_counts(np.random.default_rng(n), 200, n)
+        for (a, _), (b, _) in [(compiled_decide(r)(counts, r.init(200)) for r in (speed, uniform))]:
+            np.testing.assert_array_equal(a.want, b.want)
+            np.testing.assert_array_equal(a.status, b.status)
+
+
+def test_single_sample_screening_needs_open_thresholds():
+    assert Speed(1, 3, low=-1, high=1).accepted_counts == (0, 0)  # continue only what failed
+    assert Speed(1, 3, low=0, high=2).accepted_counts == (1, 1)
+
+
+def test_initial_state_and_equality():
+    state = Speed(4, 8).init(3)
+    assert isinstance(state, RuleState) and state.phase.tolist() == [SCREENING] * 3 and state.budget.tolist() == [12] * 3
+    assert Speed(4, 8) == Speed(4, 8) and compiled_decide(Speed(4, 8)) is compiled_decide(Speed(4, 8))
+
+
+@pytest.mark.parametrize("make, message", [
+    (lambda: Uniform(0), "Uniform.n must be an integer of at least 1, got 0"),
+    (lambda: Uniform(2.0), r"Uniform.n must be an integer of at least 1, got 2\.0"),
+    (lambda: Dynamic(-3), "Dynamic.n must be an integer of at least 1, got -3"),
+    (lambda: Speed(0, 4), "Speed.n_init must be an integer of at least 1, got 0"),
+    (lambda: Speed(4, -1), "Speed.n_cont must be an integer of at least 0, got -1"),
+    (lambda: Speed(4, 0.5), r"Speed.n_cont must be an integer of at least 0, got 0\.5"),
+    (lambda: Speed(1, 4), r"can accept no prompt: no count k of 1 has 0.0 < k/1 < 1.0. Raise n_init"),
+    (lambda: Speed(10, 4, low=0.3, high=0.4), "can accept no prompt"),
+    (lambda: Speed(10, 4, low=0.8, high=0.2), "can accept no prompt"),
+    (lambda: Speed(10, 4, low=math.inf), "can accept no prompt"),
 ])
 def test_impossible_settings_are_named(make, message):
     with pytest.raises(ValueError, match=message):
         make()
-
-
-def test_lifting_the_sampler_needs_no_heavy_imports():
-    import subprocess
-    import sys
-
-    code = ("import sys, rl_speed.sampling, rl_speed.objectives; "
-            "print([m for m in ('transformers', 'orbax', 'math_verify', 'optax') if m in sys.modules])")
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
