@@ -16,6 +16,7 @@ setup(
         "optax>=0.2.5",
         "orbax-checkpoint>=0.11.20",
         "transformers>=5",
+        "jinja2>=3.1",  # chat templates; transformers does not require it
         "tokenizers>=0.22",
         "numpy>=2",
         "math-verify>=0.9",

@@ -1,5 +1,9 @@
 """The benchmark's own arithmetic, and the schedule that it measures, on a tiny policy."""
 
+import json
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
@@ -18,15 +22,42 @@ def numbers():
 
 
 def test_schedule_meets_its_targets(numbers):
-    assert numbers["mean_length_share"] <= 0.3
-    for key, target, _ in sampler.TARGETS:
-        assert numbers[key] >= target, key
-    assert numbers["same_tokens"]
+    assert sampler.verdicts(numbers) == {key: True for key, *_ in sampler.TARGETS}
+    assert {"slot_use_while_queue", "against_list_schedule", "step_ratio", "mean_length_share", "same_tokens"} == set(
+        sampler.verdicts(numbers))
 
 
-def test_results_can_be_read_and_drawn(numbers, tmp_path):
-    assert "MISSED" not in sampler.table(numbers)
+def test_counts_agree_with_the_schedule_drawn(numbers):
+    slots, lengths = sampler.SMALL.slots, np.array(numbers["lengths"])
+    for name, steps in (("ours", numbers["decode_steps"]), ("lockstep", numbers["lockstep_steps"])):
+        busy = sampler.occupancy(np.array(numbers["starts"][name]), lengths, steps)
+        assert busy.sum() == numbers["tokens"] == lengths.sum() and busy.max() == slots and busy.min() >= 1
+    busy = sampler.occupancy(np.array(numbers["starts"]["ours"]), lengths, numbers["decode_steps"])
+    assert busy[:numbers["queue_steps"]].mean() / slots == pytest.approx(numbers["slot_use_while_queue"])
+    batches = lengths.reshape(-1, slots)
+    assert numbers["lockstep_steps"] == batches.max(axis=1).sum()
+    assert numbers["lower_bound_steps"] <= numbers["list_schedule_steps"] <= numbers["decode_steps"]
+
+
+def test_policy_is_not_degenerate(numbers):
+    vocabulary = sampler.SMALL.model.vocab_size
+    assert -1.1 * np.log(vocabulary) < numbers["mean_logprob"] < -0.7 * np.log(vocabulary)
+
+
+def test_table_and_json_say_what_was_missed(numbers):
+    text = sampler.table(numbers)
+    assert "FAIL" not in text and text.count("PASS") == len(sampler.TARGETS)
+    worse = {**numbers, "step_ratio": 1.9, "mean_length_share": 0.31, "same_tokens": False}
+    assert sampler.table(worse).count("FAIL") == 3
+    assert [key for key, met in sampler.verdicts(worse).items() if not met] == ["mean_length_share", "step_ratio", "same_tokens"]
+    assert json.loads(json.dumps(numbers))["lengths"] == numbers["lengths"]
+
+
+def test_results_can_be_drawn(numbers, tmp_path):
     sampler.plot(numbers, tmp_path / "plot.png")
     assert (tmp_path / "plot.png").stat().st_size > 10_000
-    busy = sampler.occupancy(np.array(numbers["starts"]["ours"]), np.array(numbers["lengths"]), numbers["decode_steps"])
-    assert busy.sum() == numbers["tokens"]
+
+
+def test_unknown_benchmark_is_named_with_the_known_ones(repo):
+    result = subprocess.run([sys.executable, "experiments/bench.py", "steps"], cwd=repo, capture_output=True, text=True)
+    assert result.returncode == 2 and "unknown benchmark: steps" in result.stderr and "sampler" in result.stderr
