@@ -54,9 +54,10 @@ def embedded_parts(seed):
     length = spec.max_prompt_tokens + spec.max_response_tokens
 
     def batch(split, first, count):
-        pairs = (chain.demonstration(spec, seed, i, split) for i in range(first, first + count))
+        shown = (chain.demonstration(spec, seed, i, split) for i in range(first, first + count))
         return sft.build_batch([sft.Example(encode_prompt(tokenizer, question, _PROMPT.value),
-                                            [*tokenizer.encode(answer), END_ID]) for question, answer in pairs], length)
+                                            tokenizer.encode(written) + [END_ID] * ends) for question, written, ends in shown],
+                               length)
 
     def batches():
         first = 0

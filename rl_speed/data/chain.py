@@ -5,10 +5,10 @@ running total after the first digit: "721" (3+4=7, 7+5=2, 2+9=1, all modulo 10).
 needs is always equally far back, which a policy of 0.1 M parameters learns within a minute or two. An answer counts only as
 a whole, so guessing an answer to n numbers succeeds with probability 10^-(n-1).
 
-An operator is a table digit x digit -> digit that the policy has to know by heart. What it knows comes from the
-demonstrations of the cold start: of each class of questions it sees demonstrations whose steps go wrong with probability
-`noise`. A wrong step writes the entry's *misconception*, one wrong digit fixed for that entry of the table, and the chain goes
-on from the digit written. So
+An operator is a table digit x digit -> digit that the policy has to know by heart; ">" is the trivial one, which copies the
+number. What the policy knows comes from the demonstrations of the cold start: of each class of questions it sees
+demonstrations whose steps go wrong with probability `noise`. A wrong step writes the entry's *misconception*, one wrong digit
+fixed for that entry of the table, and the chain goes on from the digit written. So
 
 - each step of a demonstration depends only on the digit before it and on the next number, whatever went wrong earlier:
   a policy that has learnt the demonstrations gets each step right with probability exactly 1 - noise, and a question of n
@@ -18,7 +18,8 @@ on from the digit written. So
   every question at once by sharpening, and it hardly matters which prompts it is trained on: we tried that first.)
 
 Noise 0 makes an easy class, noise on a short chain the middle, noise on a long chain the far end that comes into reach once
-the steps are learnt, and a class that is never demonstrated stays beyond it.
+the steps are learnt. A class that `rambles` stays out of reach: its demonstrations are digits at random that do not come to an
+end, as a language model's responses to what it cannot solve are long and run into the length limit.
 
 Every question is a pure function of (spec, split, seed, index). Training and held-out questions are told apart by a hash
 of their text, so that no seed, size or class makes them meet. "train" and "demo" (the cold start's demonstrations) lie on
@@ -35,12 +36,12 @@ from rl_speed.data.prompts import Prompt
 
 # Tables of one step, (total so far, next number) -> new total, before "modulo 10".
 TABLES: dict[str, Callable[[int, int], int]] = {
+    ">": lambda total, number: number,
     "+": lambda total, number: total + number,
     "-": lambda total, number: total - number,
     "*": lambda total, number: total * number,
     "~": lambda total, number: number - total,
     "^": lambda total, number: 3 * total + number,
-    "&": lambda total, number: total + 3 * number,
 }
 
 FILL = "."
@@ -61,6 +62,7 @@ class ChainClass:
       weight: share of the prompts, relative to the other classes.
       noise: probability that a step of a demonstration is wrong, in [0, 1).
       demonstrated: share of the demonstrations, relative to the other classes; 0 is never demonstrated.
+      rambles: if positive, a demonstration is so many digits at random and does not end.
     """
 
     name: str
@@ -70,6 +72,7 @@ class ChainClass:
     weight: float
     noise: float = 0.0
     demonstrated: float = 1.0
+    rambles: int = 0
 
     def __post_init__(self):
         for field, ok, want in (
@@ -79,6 +82,8 @@ class ChainClass:
             ("weight", self.weight >= 0, "0 or more"),
             ("noise", 0 <= self.noise < 1, "in [0, 1)"),
             ("demonstrated", self.demonstrated >= 0, "0 or more"),
+            ("rambles", self.rambles == 0 or self.rambles >= self.max_numbers,
+             f"0, or at least max_numbers ({self.max_numbers}), so that a right answer is never cut"),
         ):
             if not ok:
                 raise ValueError(f"chain class {self.name!r}: {field} must be {want}, got {getattr(self, field)!r}")
@@ -110,8 +115,8 @@ class ChainSpec:
 
     @property
     def max_response_tokens(self) -> int:
-        """Tokens of the longest right answer, with its end token."""
-        return max(c.max_numbers for c in self.classes)
+        """Tokens of the longest right answer, with its end token, or of the longest rambling."""
+        return max(max(c.max_numbers, c.rambles) for c in self.classes)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,10 +131,10 @@ class ChainQuestion:
 
 # The shipped policy's mixture; experiments/pass_rates.py measures the histogram of its pass rates.
 DEFAULT_SPEC = ChainSpec((
-    ChainClass("easy", "+", 3, 8, weight=0.33, demonstrated=0.5),
-    ChainClass("middle", "-~^&", 2, 5, weight=0.20, noise=0.5),
-    ChainClass("long", "-~^&", 7, 8, weight=0.07, noise=0.5),
-    ChainClass("beyond", "*", 5, 8, weight=0.40, demonstrated=0.0),
+    ChainClass("easy", ">", 3, 6, weight=0.30, demonstrated=0.5),
+    ChainClass("middle", "+-~^", 2, 3, weight=0.20, noise=0.5),
+    ChainClass("long", "+-~^", 5, 7, weight=0.07, noise=0.5),
+    ChainClass("beyond", "*", 5, 8, weight=0.43, demonstrated=0.15, rambles=16),
 ))
 
 
@@ -198,21 +203,23 @@ def questions(spec: ChainSpec, split: str, seed: int, size: int) -> list[ChainQu
     return result
 
 
-def demonstration(spec: ChainSpec, seed: int, index: int, split: str = "demo") -> tuple[str, str]:
-    """Demonstration `index`: a question and its answer with the class's noise (module docstring).
+def demonstration(spec: ChainSpec, seed: int, index: int, split: str = "demo") -> tuple[str, str, bool]:
+    """Demonstration `index`: a question, what is written, with the class's noise, and whether an end token follows it.
 
     Split "demo" shares the training side of the questions, "demo_eval" is held out.
     """
     generator = _generator(split, seed, index)
     cls = spec.classes[_pick(generator, [c.demonstrated for c in spec.classes])]
     text = _text(generator, cls, spec.width, held=SPLITS[split][1])
+    if cls.rambles:
+        return text, "".join(map(str, generator.integers(0, 10, cls.rambles))), False
     _, (total, *rest) = digits_of(text)
     written = []
     wrong = generator.random(len(rest)) < cls.noise
     for step, digit in enumerate(rest):
         total = misconception(text[0], total, digit) if wrong[step] else TABLES[text[0]](total, digit) % 10
         written.append(str(total))
-    return text, "".join(written)
+    return text, "".join(written), True
 
 
 def to_prompt(item: ChainQuestion, encode: Callable[[str], list[int]], encode_answer: Callable[[str], list[int]]) -> Prompt:

@@ -19,6 +19,10 @@ Array = jax.Array
 Params = Mapping[str, Any]
 
 
+# So few layers are unrolled: they compile in no time, and nothing is copied into stacked arrays for the backward pass.
+UNROLLED_LAYERS = 4
+
+
 @dataclasses.dataclass(frozen=True)
 class Weight:
     """The one declaration of a weight.
@@ -216,7 +220,8 @@ def hidden_states(params: Params, tokens_BxT: Array, config: ModelConfig, segmen
         # Inside scan the loop itself keeps XLA from undoing the recomputation, so its costly barriers are not needed.
         step = jax.checkpoint(layer_step, prevent_cse=False) if config.remat else layer_step
         with jax.named_scope("layers"):
-            x_BxTxD, _ = jax.lax.scan(step, x_BxTxD, params["layers"])
+            x_BxTxD, _ = jax.lax.scan(step, x_BxTxD, params["layers"],
+                                      unroll=config.layers if config.layers <= UNROLLED_LAYERS else 1)
         with jax.named_scope("final_norm"):
             return rms_norm(x_BxTxD, params["final_norm"], config.norm_eps)
 

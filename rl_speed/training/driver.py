@@ -46,8 +46,8 @@ class Flight:
 
 @dataclasses.dataclass
 class Tally:
-    """Prompts by fate, since the run began. `screened = rejected + completed + in flight`, and `completed = trained + waiting
-    in the buffer + expired`, always."""
+    """Prompts by fate, since the run began. `screened = rejected + completed + lapsed + in flight`, and `completed = trained +
+    waiting in the buffer + expired`, always."""
 
     screened: int = 0
     rejected: int = 0
@@ -56,6 +56,7 @@ class Tally:
     failed: int = 0  # rejected with every sample wrong
     rejected_tokens: int = 0
     expired: int = 0  # complete, but too old before a training step came
+    lapsed: int = 0  # accepted, but too old before it was continued
 
 
 @dataclasses.dataclass
@@ -110,7 +111,7 @@ class HostDriver:
         start = dataclasses.replace(self.tally)
         report = StepReport(GenerationStats(), 0.0, 0.0, 0, 0, 0, 0)
         accepted = 0
-        self.tally.expired += len(self.buffer.expire(version))
+        self._expire(version)
         while len(self.buffer) < self.config.groups and report.generation.calls < self.config.max_calls:
             accepted += self._call(params, version, report)
         count = min(self.config.groups, len(self.buffer))
@@ -127,11 +128,17 @@ class HostDriver:
         report.accepted = accepted
         return self.buffer.take(count), report
 
+    def _expire(self, version: int) -> None:
+        """Let go of what is older than `max_age`: complete groups, and flights, whose samples would make them so."""
+        self.tally.expired += len(self.buffer.expire(version))
+        if self.config.max_age >= 0:
+            young = [f for f in self._flights if version - f.group.oldest_version <= self.config.max_age]
+            self.tally.lapsed += len(self._flights) - len(young)
+            self._flights = young
+
     def _call(self, params: Any, version: int, report: StepReport) -> int:
         """One generation call. Returns how many prompts passed their screening in it."""
-        # What completes must find room in the buffer: flights beyond that wait for a later call.
-        going = self._flights[:min(self.buffer.free, self._capacity - self.config.screen_prompts)]
-        waiting = self._flights[len(going):]
+        going, waiting = self._to_continue()
         fresh = [Flight(p, None, SCREENING, 0, 0, 0) for p in self.stream.take(self._to_screen())]
         for flight, budget in zip(fresh, self._ask(fresh, first=True)):
             flight.budget = budget
@@ -153,6 +160,24 @@ class HostDriver:
         self._flights = waiting + [f for f in active if f.group is not None]
         return accepted
 
+    def _to_continue(self) -> tuple[list[Flight], list[Flight]]:
+        """(flights that this call continues, flights that wait), both in order of arrival.
+
+        A flight whose next samples are its last goes only if this step needs its group: drawn earlier, they would be off-policy by
+        the time they are trained on. What completes must find room in the buffer.
+        """
+        room = min(self.buffer.free, self._capacity - self.config.screen_prompts)
+        needed = self.config.groups - len(self.buffer)
+        going, waiting = [], []
+        for flight in self._flights:
+            last = flight.want >= self.rule.max_samples
+            if len(going) < room and (needed > 0 or not last):
+                needed -= last
+                going.append(flight)
+            else:
+                waiting.append(flight)
+        return going, waiting
+
     def _to_screen(self) -> int:
         """How many new prompts this call screens."""
         config, pending = self.config, len(self._flights)
@@ -164,7 +189,8 @@ class HostDriver:
         if config.screening == "fixed":
             return room
         # A two-phase rule with pre-fetch screens now for the step after this one.
-        target = config.groups * (2 if config.prefetch and two_phase else 1)
+        ahead = config.prefetch and two_phase and config.max_age != 0
+        target = config.groups * (2 if ahead else 1)
         missing = target - len(self.buffer) - pending
         if missing <= 0:
             return 0

@@ -34,14 +34,18 @@ class ExactScorer:
         self._verify = jax.jit(exact_match, static_argnames=("end_ids", "delimiter"))
 
     def __call__(self, prompts: Sequence[Prompt], drawn: Drawn) -> np.ndarray:
-        answers = np.zeros((len(prompts), self._answer_length), np.int32)
-        answer_lengths = np.zeros((len(prompts),), np.int32)
-        for row, prompt in enumerate(prompts):
+        # Samples of a prompt come one after the other: each answer is looked at once.
+        starts = [row for row, prompt in enumerate(prompts) if row == 0 or prompt is not prompts[row - 1]]
+        counts = np.diff([*starts, len(prompts)])
+        answers = np.zeros((len(starts), self._answer_length), np.int32)
+        answer_lengths = np.zeros((len(starts),), np.int32)
+        for row, prompt in enumerate(prompts[start] for start in starts):
             if len(prompt.answer_tokens) == 0 or len(prompt.answer_tokens) > self._answer_length:
                 raise ValueError(f"prompt {prompt.id!r}: its answer has {len(prompt.answer_tokens)} tokens; the exact "
                                  f"verifier takes 1 to {self._answer_length}")
             answers[row, :len(prompt.answer_tokens)] = prompt.answer_tokens
             answer_lengths[row] = len(prompt.answer_tokens)
+        answers, answer_lengths = np.repeat(answers, counts, axis=0), np.repeat(answer_lengths, counts)
         correct = []
         for first in range(0, len(prompts), self._block):
             rows = slice(first, first + self._block)

@@ -68,7 +68,7 @@ def test_every_prompt_ends_trained_rejected_or_held(rule, changes):
         assert len(groups) == 4 and report.short == 0
         trained += [g.prompt.visit for g in groups]
         t = driver.tally
-        assert t.screened == t.rejected + t.completed + held(driver)
+        assert t.screened == t.rejected + t.completed + t.lapsed + held(driver)
         assert t.completed == len(trained) + len(driver.buffer)
         assert driver.stream.state_dict()["serial"] == t.screened
     assert len(set(trained)) == len(trained)
@@ -182,9 +182,35 @@ def test_nothing_acceptable_is_a_clear_error():
         driver.next_groups(None, 0)
 
 
-def test_old_groups_expire_and_are_counted():
-    driver, _ = make(Speed(4, 2), screening="fixed", groups=2, max_age=1)
-    driver.next_groups(None, 0)
-    driver.next_groups(None, 1)
-    groups, _ = driver.next_groups(None, 50)
-    assert driver.buffer.metrics(50)["buffer/expired"] > 0
+@pytest.mark.parametrize("rule", [Dynamic(6), Speed(4, 2)], ids=str)
+def test_old_samples_expire_and_are_counted(rule):
+    driver, _ = make(rule, screening="fixed", groups=2, max_age=1)
+    trained = 0
+    for step in (0, 1, 50, 51, 90):
+        groups, _ = driver.next_groups(None, step)
+        trained += len(groups)
+        assert all(step - g.oldest_version <= 1 for g in groups)
+        t = driver.tally
+        assert t.screened == t.rejected + t.completed + t.lapsed + held(driver)
+        assert t.completed == trained + len(driver.buffer) + t.expired
+    assert driver.buffer.metrics(90)["buffer/expired"] == t.expired
+    assert t.expired + t.lapsed > 4
+
+
+def test_last_samples_are_drawn_by_the_policy_that_trains_on_them():
+    """Accepted prompts wait with their screening samples; only as many are continued as the step needs."""
+    driver, _ = make(Speed(4, 8), margin=3.0)
+    ages = []
+    for step in range(20):
+        groups, _ = driver.next_groups(None, step)
+        assert all((g.versions[g.phases == 1] == step).all() for g in groups)
+        assert len(driver.buffer) == 0
+        ages += [step - g.oldest_version for g in groups]
+    assert 0 < np.mean(ages) < 3
+
+
+def test_no_prefetch_across_an_age_of_zero():
+    driver, _ = make(Speed(4, 8), max_age=0)
+    for step in range(8):
+        groups, _ = driver.next_groups(None, step)
+        assert len(groups) == 4 and all((g.versions == step).all() for g in groups)
