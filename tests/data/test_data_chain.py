@@ -19,7 +19,7 @@ def independent_answer(text):
                        for i in range(1, len(numbers))]
         return "".join(str(eval(e) % 10) for e in expressions)
     # Linear tables: closed form, total_i = sum_j coefficient_j * number_j.
-    a, b = {"~": (-1, 1), "^": (3, 1), "&": (1, 3)}[operator]
+    a, b = {"~": (-1, 1), "^": (3, 1), ">": (0, 1)}[operator]
     return "".join(str((a**i * numbers[0] + sum(a ** (i - j) * b * numbers[j] for j in range(1, i + 1))) % 10)
                    for i in range(1, len(numbers)))
 
@@ -49,7 +49,7 @@ def test_a_class_with_several_operators_takes_each_of_them():
     shares = {op: sum(t[0] == op for t in texts) / len(texts) for op in "-~^&"}
     assert all(abs(share - 0.25) < 0.08 for share in shares.values()), shares
     for i in range(200):  # a demonstration's steps follow the operator of its own question
-        text, written = chain.demonstration(ChainSpec((ChainClass("c", "-~^&", 3, 5, weight=1),)), 0, i)
+        text, written, _ = chain.demonstration(ChainSpec((ChainClass("c", "-~^>", 3, 5, weight=1),)), 0, i)
         assert written == independent_answer(text)
 
 
@@ -110,7 +110,8 @@ def test_noise_is_per_step_always_the_same_wrong_digit_and_continues_from_what_w
     wrong = {}
     spec = ChainSpec((ChainClass("noisy", "-", 5, 5, weight=1, noise=noise),))
     for i in range(demos):
-        text, written = chain.demonstration(spec, 0, i)
+        text, written, ends = chain.demonstration(spec, 0, i)
+        assert ends
         before, *numbers = (int(c) for c in text[1:].strip("."))
         for digit, number in zip(written, numbers, strict=True):
             if int(digit) == (before - number) % 10:
@@ -129,8 +130,20 @@ def test_noise_is_per_step_always_the_same_wrong_digit_and_continues_from_what_w
 
 def test_classes_without_noise_are_clean_and_undemonstrated_ones_absent():
     demos = [chain.demonstration(SPEC, 0, i) for i in range(500)]
-    assert all(written == chain.answer(text) for text, written in demos if "+" in text)
-    assert not any("*" in text for text, _ in demos) and any("-" in text for text, _ in demos)
+    assert all(written == chain.answer(text) for text, written, _ in demos if "+" in text)
+    assert not any("*" in text for text, *_ in demos) and any("-" in text for text, *_ in demos)
+
+
+def test_rambling_fills_its_length_without_an_end():
+    spec = ChainSpec((ChainClass("short", "+", 3, 4, weight=1), ChainClass("far", "*", 3, 4, weight=1, rambles=9)))
+    assert spec.max_response_tokens == 9
+    demos = [chain.demonstration(spec, 0, i) for i in range(400)]
+    far = [(text, written) for text, written, ends in demos if not ends]
+    assert {text[0] for text, _ in far} == {"*"} and 150 < len(far) < 250
+    assert all(len(written) == 9 and set(written) <= set("0123456789") for _, written in far)
+    counts = np.bincount([int(c) for _, written in far for c in written], minlength=10)
+    assert counts.min() > 0.7 * counts.mean()
+    assert all(ends and written == chain.answer(text) for text, written, ends in demos if text[0] == "+")
 
 
 def test_prompts_fit_the_stated_lengths_and_carry_the_answer():
@@ -146,7 +159,7 @@ def test_prompts_fit_the_stated_lengths_and_carry_the_answer():
 
 @pytest.mark.parametrize("change, field", [({"operator": "/"}, "operator"), ({"min_numbers": 1}, "min_numbers"),
                                            ({"max_numbers": 2}, "max_numbers"), ({"noise": 1.0}, "noise"),
-                                           ({"weight": -1}, "weight")])
+                                           ({"weight": -1}, "weight"), ({"rambles": 3}, "rambles")])
 def test_impossible_classes_name_class_and_field(change, field):
     with pytest.raises(ValueError, match=f"'c': {field}"):
         ChainClass(**{"name": "c", "operator": "+", "min_numbers": 3, "max_numbers": 5, "weight": 1, **change})
