@@ -221,7 +221,8 @@ class Config:
         micro = self.training.micro_batch or rows
         shards = self.mesh.data * self.mesh.fsdp
         if rows % micro:
-            raise ValueError(f"config.training.micro_batch ({micro}) must divide the {rows} samples of an optimizer step")
+            raise ValueError(f"config.training.micro_batch ({micro}) must divide the {rows} samples of an optimizer step "
+                             "(config.driver.groups x config.rule.n / config.training.minibatches); 0 takes them all at once")
         if micro % shards:
             raise ValueError(f"{micro} samples per gradient piece cannot be split over mesh data={self.mesh.data} x fsdp="
                              f"{self.mesh.fsdp}; change config.training.micro_batch or config.driver.groups")

@@ -129,10 +129,10 @@ class HostDriver:
         return self.buffer.take(count), report
 
     def _expire(self, version: int) -> None:
-        """Let go of what is older than `max_age`: complete groups, and flights, whose samples would make them so."""
+        """Let go of what is older than the buffer's `max_age`: complete groups, and flights, whose samples would make them so."""
         self.tally.expired += len(self.buffer.expire(version))
-        if self.config.max_age >= 0:
-            young = [f for f in self._flights if version - f.group.oldest_version <= self.config.max_age]
+        if (limit := self.buffer.max_age) is not None:
+            young = [f for f in self._flights if version - f.group.oldest_version <= limit]
             self.tally.lapsed += len(self._flights) - len(young)
             self._flights = young
 
@@ -189,7 +189,7 @@ class HostDriver:
         if config.screening == "fixed":
             return room
         # A two-phase rule with pre-fetch screens now for the step after this one.
-        ahead = config.prefetch and two_phase and config.max_age != 0
+        ahead = config.prefetch and two_phase and self.buffer.max_age != 0
         target = config.groups * (2 if ahead else 1)
         missing = target - len(self.buffer) - pending
         if missing <= 0:

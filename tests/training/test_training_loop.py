@@ -21,6 +21,7 @@ def small(method="speed_rloo", steps=4):
     config = methods.apply(embedded(), method)
     config.driver.groups, config.driver.screen_prompts, config.driver.buffer_groups = 4, 24, 24
     config.rule.n, config.sampler.slots, config.sampler.prefill_chunk = 8, 32, 0
+    config.training.micro_batch = 0
     config.data.eval_prompts, config.evaluation.every = 24, 2
     config.training.steps, config.checkpoints.every = steps, 2
     config.logging.progress = False
