@@ -64,8 +64,8 @@ def main(_):
     rows = table.time_to_target(done, target)
     rules = {v.spec: (c.rule.n_init, c.rule.n - c.rule.n_init) for v in variants if v.baseline
              for c in [v.apply(copy.deepcopy(_CONFIG.value))]}
-    predicted = table.predictions(grouped, rates, rules) if rates is not None else []
-    phase_rows = {v.label: table.phases(members) for v, members in grouped.items()}
+    predicted = table.predictions(grouped, rates, rules, target) if rates is not None else []
+    phase_rows = {v.label: table.phases(members, target) for v, members in grouped.items()}
     machine = (f"{time.strftime('%Y-%m-%d')}, {jax.devices()[0].device_kind}, {os.cpu_count()} processors, JAX "
                f"{jax.__version__}, seeds {', '.join(_SEEDS.value)}.")
     text = table.markdown(rows, target, start, predicted, phase_rows, command, machine)
@@ -75,6 +75,8 @@ def main(_):
         {"command": command, "machine": machine, "target": target, "start": start, "rows": rows, "predictions": predicted,
          "phases": phase_rows, "curves": curves}, indent=1) + "\n")
     drawn = [plots.plot_accuracy(done, target, workdir / "accuracy.png"), plots.plot_training(done, workdir / "training.png")]
+    if any(v.baseline in {w.spec for w in grouped} for v in grouped):
+        drawn.append(plots.plot_speedup(done, start, target, workdir / "speedup.png"))
     print(text)
     print("written to", workdir / "table.md", *drawn)
 

@@ -113,6 +113,7 @@ class Reward:
 @dataclass
 class Training:
     steps: int = 200
+    max_seconds: float = 0.0  # stop earlier, after so long in training steps (0: no limit); evaluation, compilation are free
     micro_batch: int = 0  # samples per gradient piece (0: the whole batch)
     minibatches: int = 1  # optimizer steps per RL step
     max_skipped: int = 5  # stop after so many non-finite updates in a row

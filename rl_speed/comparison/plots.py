@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from rl_speed.comparison.runs import Run
-from rl_speed.comparison.table import AXES, group_runs
+from rl_speed.comparison.table import AXES, group_runs, time_to_target
 from rl_speed.training.plots import pyplot, smooth
 
 
@@ -52,6 +52,37 @@ def plot_training(runs: Sequence[Run], path: Path) -> Path:
             axis.set_title(title)
             axis.set_xlabel("step")
             axis.set_ylim(bottom=0)
+    axes[0].legend()
+    figure.savefig(path)
+    plt.close(figure)
+    return path
+
+
+def plot_speedup(runs: Sequence[Run], start: float, target: float, path: Path) -> Path:
+    """Speed-up over the baseline against the target accuracy: mean over seeds, a band from smallest to largest.
+
+    A target's point is drawn where every seed of both methods reaches it.
+    """
+    plt = pyplot()
+    figure, axes = plt.subplots(1, 3, figsize=(13.5, 3.8), constrained_layout=True)
+    # The first tenth of the way is within the noise of an evaluation.
+    targets = np.linspace(start + 0.15 * (target - start), target + 0.1 * (target - start), 60)
+    tables = [time_to_target(runs, level) for level in targets]
+    for i, row in enumerate(tables[0]):
+        for panel, axis in zip(axes, AXES):
+            got = [(level, s) for level, rows in zip(targets, tables)
+                   if (s := rows[i][axis].get("speedup")) and s["seeds"] == row["seeds"]]
+            if not got:
+                continue
+            at = [level for level, _ in got]
+            panel.plot(at, [s["mean"] for _, s in got], label=f"{row['method']} over its baseline", color=f"C{i}")
+            panel.fill_between(at, [s["min"] for _, s in got], [s["max"] for _, s in got], color=f"C{i}", alpha=0.15, lw=0)
+    for panel, label in zip(axes, AXES.values()):
+        panel.set_title(f"times less {label}")
+        panel.set_xlabel("target held-out accuracy")
+        panel.axvline(target, color="0.5", lw=0.8, ls=":")
+        panel.axhline(1, color="0.5", lw=0.8)
+        panel.set_ylim(bottom=0)
     axes[0].legend()
     figure.savefig(path)
     plt.close(figure)

@@ -1,5 +1,6 @@
 """Time to target, in the form of Table 1 of the SPEED paper, with what theory predicts beside it."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -43,24 +44,31 @@ def time_to_target(runs: Sequence[Run], target: float) -> list[dict[str, Any]]:
     return rows
 
 
-def phases(runs: Sequence[Run]) -> dict[str, float]:
-    """Mean seconds a step by phase, compilation left out, and samples, tokens and calls a step."""
-    # The first steps of a run compile and fill the buffer.
-    records = [record for run in runs for record in run.records[3:]]
+def phases(runs: Sequence[Run], target: float | None = None) -> dict[str, float]:
+    """Mean seconds a step by phase, compilation left out, and samples, tokens and calls a step.
+
+    With a target, over the steps before a run reaches it: later ones, where little is left to learn, screen more.
+    """
+    records = []
+    for run in runs:
+        end = run.reaches(target, "step") if target is not None else None
+        # The first steps of a run compile and fill the buffer.
+        records += run.records[3:None if end is None else max(4, math.ceil(end))]
     mean = lambda name: float(np.mean([record.get(name, 0.0) for record in records]))
     out = {name: mean(f"time/{name}") for name in ("generate", "score", "update", "other", "step", "compile")}
     out["step"] -= out.pop("compile")
     return {**out, "samples": mean("generated_samples"), "tokens": mean("generated_tokens"), "calls": mean("calls")}
 
 
-def predictions(grouped: dict[Variant, list[Run]], pass_rates: np.ndarray, rules: dict[str, tuple[int, int]]) -> list[dict]:
+def predictions(grouped: dict[Variant, list[Run]], pass_rates: np.ndarray, rules: dict[str, tuple[int, int]],
+                target: float | None = None) -> list[dict]:
     """What theory says of each screening variant against its baseline, from the starting policy's pass rates.
 
     Theory gives the progress per optimizer step in two limits (see `theory.expected_speedup`) and the samples per trained
     group; with the measured seconds per sample and per update of the *baseline* it gives the wall-clock ratio.
 
     Args:
-      pass_rates: f64[P]. rules: variant.spec -> (n_init, n_cont).
+      pass_rates: f64[P]. rules: variant.spec -> (n_init, n_cont). target: what is measured is measured up to it.
     """
     by_spec = {variant.spec: members for variant, members in grouped.items()}
     rows = []
@@ -71,7 +79,7 @@ def predictions(grouped: dict[Variant, list[Run]], pass_rates: np.ndarray, rules
         n_init, n_cont = rules[variant.spec]
         expected = expected_speedup(pass_rates, n_init, n_cont)
         mine, reference = expected["speed"], expected["dapo" if variant.baseline == "dapo" else "uniform"]
-        ours, theirs = phases(members), phases(base)
+        ours, theirs = phases(members, target), phases(base, target)
         samples = mine.samples_per_group / reference.samples_per_group
         per_update = theirs["step"] - theirs["generate"]
         step = (theirs["generate"] * samples + per_update) / theirs["step"]
@@ -106,7 +114,7 @@ def markdown(rows: Sequence[dict], target: float, start: float, predicted: Seque
             cells.append("" if speedup is None else f"**{speedup['mean']:.2f}x** ({speedup['min']:.2f} to {speedup['max']:.2f}"
                          + (f", {speedup['seeds']} seeds" if speedup["seeds"] < row["seeds"] else "") + ")")
         lines.append(f"| {row['method']} | " + " | ".join(cells) + f" | {row['final_accuracy']:.3f} |")
-    lines += ["", "## Seconds a step by phase, and work a step", "",
+    lines += ["", "## Seconds a step by phase, and work a step", "", "Means over the steps up to the target.", "",
               "| method | generate | score | update | other | samples | tokens | calls |", "|---" * 8 + "|"]
     for label, p in phase_rows.items():
         lines.append(f"| {label} | " + " | ".join(f"{p[name]:.3f}" for name in ("generate", "score", "update", "other"))

@@ -147,8 +147,14 @@ class Trainer:
 
     # The loop.
 
+    @property
+    def done(self) -> bool:
+        """Whether the last step is made, or the time for training is spent."""
+        limit = self.config.training.max_seconds
+        return self.step >= self.config.training.steps or 0 < limit <= self.totals.train_s
+
     def run(self) -> dict[str, Any]:
-        """Train to the last step; returns (and writes) the summary.
+        """Train to the last step, or until `training.max_seconds` are spent; returns (and writes) the summary.
 
         Raises NonFiniteError after `training.max_skipped` non-finite updates in a row.
         """
@@ -157,7 +163,7 @@ class Trainer:
         if self.step == 0 and c.evaluation.every and not self.evaluations:
             self.evaluate()
         timer = PhaseTimer()
-        while self.step < c.training.steps:
+        while not self.done:
             compiled = self.compiles.seconds
             if self.step == c.logging.profile_step:
                 with jax.profiler.trace(str(self.workdir / "profile")):
@@ -173,10 +179,9 @@ class Trainer:
             self._check_finite()
             bar.update()
             bar.set_postfix_str(self._progress(record), refresh=False)
-            last = self.step == c.training.steps
-            if c.evaluation.every and (self.step % c.evaluation.every == 0 or last):
+            if c.evaluation.every and (self.step % c.evaluation.every == 0 or self.done):
                 self.evaluate()
-            if last or (c.checkpoints.every and self.step % c.checkpoints.every == 0):
+            if self.done or (c.checkpoints.every and self.step % c.checkpoints.every == 0):
                 self.save()
             timer.take()  # evaluation and checkpoints are on nobody's clock
         bar.close()

@@ -172,3 +172,14 @@ def test_steps_on_two_epochs_draw_different_samples(tmp_path):
             seen.setdefault(group.prompt.id, []).append(group.tokens.tolist())
     assert len(seen) == 8 and all(len(draws) == 2 for draws in seen.values())
     assert sum(a != b for a, b in seen.values()) >= 4  # never-solved and certain prompts may repeat themselves
+
+
+def test_time_limit_ends_the_run_where_a_checkpoint_and_an_evaluation_are(tmp_path):
+    config = small(steps=1000)
+    config.training.max_seconds = 1.0
+    summary = Trainer(config, tmp_path).run()
+    records = read_lines(tmp_path / "metrics.jsonl")
+    assert records[-1]["total/train_s"] >= 1.0 > records[-2]["total/train_s"]
+    assert summary["steps"] == len(records) == summary["evaluations"][-1]["step"] < 1000
+    again = Trainer(config, tmp_path)
+    assert again.step == summary["steps"] and again.done

@@ -1,0 +1,82 @@
+"""Time to target, phases up to it, predictions beside what was measured: on runs whose numbers are known."""
+
+import numpy as np
+import pytest
+
+from rl_speed.comparison import plots, table
+from rl_speed.comparison.runs import Run, Variant
+from rl_speed.presets import embedded
+from rl_speed.theory import expected_speedup
+
+
+def run(spec, seed, gain, step_s, generate_s=0.0, samples=100, steps=40):
+    """Accuracy rises by `gain` a step from 0.3; a step takes `step_s` seconds, ten times that after step 20."""
+    seconds = np.cumsum([0.0] + [step_s * (10 if i >= 20 else 1) for i in range(steps)])
+    evaluations = [{"step": i, "train_s": float(seconds[i]), "tokens": 1000 * i, "optimizer_steps": i,
+                    "eval/accuracy": min(0.3 + gain * i, 0.9)} for i in range(0, steps + 1, 4)]
+    records = [{"time/step": step_s * (10 if i >= 20 else 1) + 0.5, "time/compile": 0.5, "time/generate": generate_s,
+                "generated_samples": samples * (10 if i >= 20 else 1), "generated_tokens": 1000, "calls": 1,
+                "accuracy": 0.5, "grad_norm": 1.0, "informative_groups": 1.0} for i in range(steps)]
+    return Run(Variant(spec), seed, {"evaluations": evaluations}, records)
+
+
+@pytest.fixture
+def runs():
+    # 0.46 after 8 and 16 steps with seed 0, 8 and 32 with seed 1.
+    return [run("speed_rloo", 0, 0.02, 2.0, 1.0, 200), run("rloo", 0, 0.01, 1.0, 0.25),
+            run("speed_rloo", 1, 0.02, 2.0, 1.0, 200), run("rloo", 1, 0.005, 1.0, 0.25)]
+
+
+def test_speed_ups_are_ratios_seed_by_seed(runs):
+    ours, base = table.time_to_target(runs, 0.46)
+    assert ours["optimizer_steps"]["values"] == pytest.approx([8, 8])
+    assert base["optimizer_steps"]["values"] == pytest.approx([16, 32])
+    assert base["train_s"]["values"] == pytest.approx([16, 20 + 120])
+    assert ours["optimizer_steps"]["speedup"] == pytest.approx({"mean": 3, "min": 2, "max": 4, "seeds": 2})
+    assert ours["train_s"]["speedup"] == pytest.approx({"mean": (1 + 140 / 16) / 2, "min": 1, "max": 140 / 16, "seeds": 2})
+    assert "speedup" not in base["train_s"]
+
+
+def test_a_seed_that_does_not_arrive_is_not_averaged_away(runs):
+    ours, base = table.time_to_target(runs, 0.6)
+    assert base["train_s"]["mean"] is None and base["train_s"]["values"][1] is None
+    assert ours["train_s"]["speedup"]["seeds"] == 1
+    text = table.markdown([ours, base], 0.6, 0.3, [], {}, "command", "machine")
+    assert "1 of 2 seeds" in text and ", 1 seeds)" in text
+
+
+def test_phases_count_the_steps_up_to_the_target(runs):
+    assert table.phases(runs[:1], 0.46) == pytest.approx(
+        {"generate": 1, "score": 0, "update": 0, "other": 0, "step": 2, "samples": 200, "tokens": 1000, "calls": 1})
+    assert table.phases(runs[:1])["step"] > 8
+    assert table.phases(runs[1:2], 0.95) == table.phases(runs[1:2])  # never reached: the whole run
+
+
+def test_predictions_use_the_baselines_phases_and_theory(runs):
+    rates = np.linspace(0, 1, 30)
+    row, = table.predictions(table.group_runs(runs), rates, {"speed_rloo": (6, 18)}, 0.46)
+    theory = expected_speedup(rates, 6, 18)
+    samples = theory["speed"].samples_per_group / 24
+    assert row["samples_ratio"]["predicted"] == pytest.approx(samples)
+    # rloo's second seed reaches 0.46 at step 32, after its slow steps began: measured is the mean over both seeds' steps.
+    base = table.phases(runs[1::2], 0.46)
+    assert row["samples_ratio"]["measured"] == pytest.approx(200 / base["samples"])
+    assert row["step_seconds_ratio"]["predicted"] == pytest.approx(
+        (base["generate"] * samples + base["step"] - base["generate"]) / base["step"])
+    assert row["wall_clock"]["sgd"] == pytest.approx(row["progress_per_step"]["sgd"] / row["step_seconds_ratio"]["predicted"])
+
+
+def test_pictures_are_drawn_of_every_panel(runs, tmp_path):
+    assert plots.plot_speedup(runs, 0.3, 0.46, tmp_path / "a.png").stat().st_size > 10_000
+    assert plots.plot_accuracy(runs, 0.46, tmp_path / "b.png").stat().st_size > 10_000
+
+
+def test_variants_change_fields_and_name_what_does_not_exist():
+    config = Variant("speed_rloo@rule.n_init=4@model.remat=True@optimizer.learning_rate=2e-4").apply(embedded())
+    assert (config.rule.name, config.rule.n_init, config.training.remat) == ("speed", 4, True)
+    assert config.optimizer.learning_rate == 2e-4
+    for spec in ("speed_rloo@rule.n_inti=4", "speed_rloo@n_init=4", "speed_rloo@rule.n_init"):
+        with pytest.raises(ValueError, match="is not section.field=value"):
+            Variant(spec).apply(embedded())
+    with pytest.raises(ValueError, match="unknown method 'sped'.*rloo"):
+        Variant("sped").apply(embedded())
