@@ -65,7 +65,8 @@ def predictions(grouped: dict[Variant, list[Run]], pass_rates: np.ndarray, rules
     """What theory says of each screening variant against its baseline, from the starting policy's pass rates.
 
     Theory gives the progress per optimizer step in two limits (see `theory.expected_speedup`) and the samples per trained
-    group; with the measured seconds per sample and per update of the *baseline* it gives the wall-clock ratio.
+    group. With the baseline's measured seconds per sample, and the measured seconds of the rest of a step of each (rows have
+    other lengths), it gives the wall-clock ratio.
 
     Args:
       pass_rates: f64[P]. rules: variant.spec -> (n_init, n_cont). target: what is measured is measured up to it.
@@ -81,8 +82,7 @@ def predictions(grouped: dict[Variant, list[Run]], pass_rates: np.ndarray, rules
         mine, reference = expected["speed"], expected["dapo" if variant.baseline == "dapo" else "uniform"]
         ours, theirs = phases(members, target), phases(base, target)
         samples = mine.samples_per_group / reference.samples_per_group
-        per_update = theirs["step"] - theirs["generate"]
-        step = (theirs["generate"] * samples + per_update) / theirs["step"]
+        step = (theirs["generate"] * samples + ours["step"] - ours["generate"]) / theirs["step"]
         rows.append({
             "method": variant.label, "baseline": variant.baseline, "acceptance": mine.acceptance,
             "samples_ratio": {"predicted": samples, "measured": ours["samples"] / theirs["samples"]},
@@ -124,12 +124,16 @@ def markdown(rows: Sequence[dict], target: float, start: float, predicted: Seque
                   "Progress per step relative to the baseline: `noise-limited` where Adam's steps are mostly noise "
                   "(theory.expected_speedup, adam_wide), `SGD` for a plain gradient step. With no noise at all it is 1.", "",
                   "| method over baseline | acceptance | samples a step, predicted / measured | seconds a step, predicted / "
-                  "measured | wall-clock, noise-limited / SGD / measured |", "|---" * 5 + "|"]
-        measured = {row["method"]: row["train_s"].get("speedup") for row in rows}
+                  "measured | steps, noise-limited / SGD / measured | wall-clock, noise-limited / SGD / measured |",
+                  "|---" * 6 + "|"]
+        measured = {row["method"]: row for row in rows}
         for p in predicted:
             pair = lambda name: f"{p[name]['predicted']:.2f} / {p[name]['measured']:.2f}"
-            got = measured[p["method"]]
+            cells = []
+            for name, axis in (("progress_per_step", "optimizer_steps"), ("wall_clock", "train_s")):
+                got = measured[p["method"]][axis].get("speedup")
+                cells.append(f"{p[name]['adam_wide']:.2f} / {p[name]['sgd']:.2f} / "
+                             + (f"{got['mean']:.2f}" if got else "not reached"))
             lines.append(f"| {p['method']} / {p['baseline']} | {p['acceptance']:.3f} | {pair('samples_ratio')} | "
-                         f"{pair('step_seconds_ratio')} | {p['wall_clock']['adam_wide']:.2f} / {p['wall_clock']['sgd']:.2f} / "
-                         + (f"{got['mean']:.2f} |" if got else "not reached |"))
+                         f"{pair('step_seconds_ratio')} | {cells[0]} | {cells[1]} |")
     return "\n".join(lines) + "\n"

@@ -61,8 +61,10 @@ def test_predictions_use_the_baselines_phases_and_theory(runs):
     # rloo's second seed reaches 0.46 at step 32, after its slow steps began: measured is the mean over both seeds' steps.
     base = table.phases(runs[1::2], 0.46)
     assert row["samples_ratio"]["measured"] == pytest.approx(200 / base["samples"])
-    assert row["step_seconds_ratio"]["predicted"] == pytest.approx(
-        (base["generate"] * samples + base["step"] - base["generate"]) / base["step"])
+    # Its own seconds apart from generation (2 - 1), the baseline's seconds per sample.
+    assert row["step_seconds_ratio"]["predicted"] == pytest.approx((base["generate"] * samples + 1) / base["step"])
+    text = table.markdown(table.time_to_target(runs, 0.46), 0.46, 0.3, [row], {}, "command", "machine")
+    assert f"{theory['speed'].sgd / theory['uniform'].sgd:.2f} / 3.00 |" in text
     assert row["wall_clock"]["sgd"] == pytest.approx(row["progress_per_step"]["sgd"] / row["step_seconds_ratio"]["predicted"])
 
 
@@ -73,7 +75,7 @@ def test_pictures_are_drawn_of_every_panel(runs, tmp_path):
 
 def test_variants_change_fields_and_name_what_does_not_exist():
     config = Variant("speed_rloo@rule.n_init=4@model.remat=True@optimizer.learning_rate=2e-4").apply(embedded())
-    assert (config.rule.name, config.rule.n_init, config.training.remat) == ("speed", 4, True)
+    assert (config.rule.name, config.rule.n_init, config.model.remat) == ("speed", 4, True)
     assert config.optimizer.learning_rate == 2e-4
     for spec in ("speed_rloo@rule.n_inti=4", "speed_rloo@n_init=4", "speed_rloo@rule.n_init"):
         with pytest.raises(ValueError, match="is not section.field=value"):
