@@ -2,11 +2,14 @@
 
     python experiments/train.py --config=configs/embedded_speed_rloo.py --workdir=runs/speed_rloo
         [--config.section.field=value ...]
+    python experiments/train.py --config=configs/gsm8k.py --config.mesh.fsdp=4 --dry_run      (what it will need; starts nothing)
 
-Running the same command again resumes from the newest checkpoint. The workdir then holds config.json, metrics.jsonl,
-rollouts.jsonl, checkpoints/, plots/*.png, summary.json and policy/ (a Hugging Face directory).
+The same command again resumes from the newest checkpoint (--resume=never|auto|must). SIGTERM and Ctrl-C save and stop.
+The workdir then holds config.json, metrics.jsonl, rollouts.jsonl, checkpoints/, plots/*.png, summary.json and policy/ (a
+Hugging Face directory).
 """
 
+import os
 import sys
 from pathlib import Path
 
@@ -15,28 +18,71 @@ from ml_collections import config_flags
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "The experiment: a file in configs/.", lock_config=True)
 _WORKDIR = flags.DEFINE_string("workdir", None, "Where the run is written, and resumed from.")
-flags.mark_flags_as_required(["config", "workdir"])
+_RESUME = flags.DEFINE_enum("resume", None, ["never", "auto", "must"], "For --config.checkpoints.resume.")
+_DRY_RUN = flags.DEFINE_bool("dry_run", False, "Compile everything without allocating; print memory, work and compile times.")
+flags.mark_flag_as_required("config")
+
+
+def fail_if_out_of_memory(config, error):
+    """End with the numbers that matter then; other errors pass."""
+    from rl_speed import command
+    from rl_speed.training.dry_run import explain_out_of_memory
+
+    if "RESOURCE_EXHAUSTED" not in str(error):
+        raise error
+    command.fail(explain_out_of_memory(config, error), status=1)
 
 
 def main(_):
+    config = _CONFIG.value
+    if _RESUME.value:
+        config.checkpoints.resume = _RESUME.value
+    if _DRY_RUN.value:
+        # A mesh can be planned on a machine that does not have it. XLA reads this when the first device is asked for.
+        devices = config.mesh.data * config.mesh.fsdp * config.mesh.tensor
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
+
     # Imported here, so that --help is instant.
-    from rl_speed.training.loop import Trainer
+    from jax.errors import JaxRuntimeError
+
+    from rl_speed import command
+    from rl_speed.training.checkpoint import CheckpointError
+    from rl_speed.training.driver import StarvedError
+    from rl_speed.training.dry_run import dry_run
+    from rl_speed.training.loop import NonFiniteError, Trainer
     from rl_speed.training.plots import plot_run
     from rl_speed.training.report import closing_summary
     from rl_speed.training.setup import setup_jax
+    from rl_speed.training.signals import Stopped
 
     setup_jax()
     if not flags.FLAGS["verbosity"].present:
         logging.set_verbosity(logging.WARNING)  # Orbax tells every detail of every save
     try:
-        trainer = Trainer(_CONFIG.value, _WORKDIR.value)
-    except (ValueError, FileNotFoundError, FileExistsError) as error:
-        logging.error("%s", error)
-        sys.exit(2)
-    summary = trainer.run()
+        if _DRY_RUN.value:
+            print(dry_run(config).text())
+            return
+        if not _WORKDIR.value:
+            command.fail("--workdir is missing: where should the run be written?")
+        trainer = Trainer(config, _WORKDIR.value)
+    except (ValueError, OSError, CheckpointError) as error:
+        command.fail(str(error))
+    except JaxRuntimeError as error:
+        fail_if_out_of_memory(config, error)
+    try:
+        summary = trainer.run()
+    except Stopped as stopped:
+        print(stopped)
+        sys.exit(stopped.exit_status)
+    except (NonFiniteError, StarvedError) as error:
+        command.fail(str(error), status=1)
+    except JaxRuntimeError as error:
+        fail_if_out_of_memory(config, error)
     plots = plot_run(Path(_WORKDIR.value))
     print(closing_summary(summary, Path(_WORKDIR.value), plots))
 
 
 if __name__ == "__main__":
-    app.run(main)
+    from rl_speed.command import parse_flags
+
+    app.run(main, flags_parser=parse_flags)

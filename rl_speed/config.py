@@ -5,6 +5,7 @@ Units are in the names or the comments: lengths are tokens, ages are policy upda
 """
 
 import dataclasses
+import difflib
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -175,9 +176,14 @@ class Config:
 
     def save(self, path: str | Path) -> None:
         """Write the resolved configuration as JSON."""
-        Path(path).write_text(json.dumps(self.to_dict(), indent=2) + "\n")
+        path = Path(path)
+        fresh = path.with_name(path.name + ".tmp")
+        fresh.write_text(json.dumps(self.to_dict(), indent=2) + "\n")
+        fresh.replace(path)
 
     def validate(self) -> "Config":
+        """Raises ValueError naming the first field that cannot be, and what it may be. Returns self."""
+        self._check_types()
         choices = {
             "data.task": ("chain", "jsonl"),
             "data.on_bad_row": ("error", "skip"),
@@ -229,6 +235,23 @@ class Config:
                              f"{self.mesh.fsdp}; change config.training.micro_batch or config.driver.groups")
         self.make_rule()
         return self
+
+    def _check_types(self) -> None:
+        """Fields that a file in configs/ invented (a dataclass takes them silently) or gave another type."""
+        for path, section in [("", self), *((f"{f.name}.", getattr(self, f.name)) for f in dataclasses.fields(self)
+                                            if f.name not in ("seed", "method"))]:
+            known = {f.name: f for f in dataclasses.fields(section)}
+            for name in vars(section):
+                if name not in known:
+                    close = difflib.get_close_matches(name, known, 3, 0.5) or sorted(known)
+                    raise ValueError(f"there is no config.{path}{name}; nearest: "
+                                     + ", ".join(f"config.{path}{k}" for k in close))
+            for name, f in known.items():
+                value, kind = getattr(section, name), f.type
+                if kind is float and type(value) is int:
+                    setattr(section, name, float(value))
+                elif kind in (bool, int, float, str) and type(value) is not kind:
+                    raise ValueError(f"config.{path}{name} must be {kind.__name__}, got {value!r}")
 
     def make_rule(self) -> Rule:
         """The sampling rule that `rule` describes."""

@@ -11,7 +11,8 @@ import jax
 import numpy as np
 
 from rl_speed.policy import ModelConfig, decoder, init, num_params
-from rl_speed.sampling import Contexts, Requests, Samples, SamplerConfig, build_contexts, build_requests, sample, sample_lockstep
+from rl_speed.sampling import (Contexts, Requests, Samples, SamplerConfig, build_contexts, build_requests, sample,
+                               sample_lockstep)
 
 
 @dataclasses.dataclass(frozen=True)

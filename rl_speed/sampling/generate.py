@@ -83,6 +83,17 @@ class Generator:
             shards.append((contexts, requests))
         return jax.tree.map(lambda *leaves: np.stack(leaves), *shards)
 
+    def lower(self, params: Any) -> jax.stages.Lowered:
+        """The compiled call before compilation, for weights that may be abstract (with shardings): allocates nothing there."""
+        contexts, requests = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), self.tables([]))
+        key = jax.eval_shape(lambda: jax.random.key(0))
+        return sample_sharded.lower(self._decoder, params, contexts, requests, key, self.config, self._mesh)
+
+    @property
+    def capacity(self) -> tuple[int, int]:
+        """(prompts, samples) that one call can hold, over all shards."""
+        return self._contexts * self.shards, self._requests * self.shards
+
     def __call__(self, params: Any, work: Sequence[Work]) -> tuple[list[Drawn], GenerationStats]:
         """Draw the samples of every work item, in one compiled call. Blocks until they are on the host."""
         contexts, requests = self.tables(work)

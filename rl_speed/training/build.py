@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -16,7 +17,9 @@ from rl_speed.data.loaders import load_prompts
 from rl_speed.data.prompts import Prompt, PromptStream
 from rl_speed.memory.buffer import SamplingBuffer
 from rl_speed.mesh import make_mesh, row_shards
-from rl_speed.policy import ModelConfig, decoder, end_token_ids, encode_prompt, load_hf, load_tokenizer
+from rl_speed.policy import (ModelConfig, abstract_params, decoder, encode_prompt, end_token_ids, load_hf, load_tokenizer,
+                             param_shardings)
+from rl_speed.policy.hf import read_json
 from rl_speed.rewards import MathVerifier
 from rl_speed.sampling import Decoder, SamplerConfig
 from rl_speed.sampling.generate import Generator
@@ -59,10 +62,38 @@ def build_mesh(config: Config) -> Mesh:
 
 def build_policy(config: Config, mesh: Mesh) -> Policy:
     """Read the Hugging Face directory `config.model.path` onto the mesh."""
-    directory = str(embedded_directory()) if config.model.path == EMBEDDED else config.model.path
+    directory = policy_directory(config)
     params, model = load_hf(directory, mesh=mesh, dtype=config.model.compute_dtype, remat=config.model.remat)
     tokenizer = load_tokenizer(directory)
+    check_vocabulary(tokenizer, model, directory)
     return Policy(directory, params, model, tokenizer, tuple(end_token_ids(directory, tokenizer)), decoder(model))
+
+
+def abstract_policy(config: Config, mesh: Mesh) -> Policy:
+    """`build_policy` without reading weights: `params` are shapes with shardings."""
+    directory = policy_directory(config)
+    path = Path(directory) / "config.json"
+    try:
+        model = ModelConfig.from_hf(read_json(path), dtype=config.model.compute_dtype, remat=config.model.remat)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+    params = jax.tree.map(lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
+                          abstract_params(model), param_shardings(model, mesh))
+    tokenizer = load_tokenizer(directory)
+    check_vocabulary(tokenizer, model, directory)
+    return Policy(directory, params, model, tokenizer, tuple(end_token_ids(directory, tokenizer)), decoder(model))
+
+
+def policy_directory(config: Config) -> str:
+    """Where the policy is read from."""
+    return str(embedded_directory()) if config.model.path == EMBEDDED else config.model.path
+
+
+def check_vocabulary(tokenizer: Any, model: ModelConfig, directory: str) -> None:
+    """Raises ValueError where the tokenizer has ids that the embedding has no row for."""
+    if (size := len(tokenizer)) > model.vocab_size:
+        raise ValueError(f"{directory}: the tokenizer has {size} ids, the embedding only {model.vocab_size} rows. Tokens were "
+                         "added without resizing the model, or the tokenizer is another model's")
 
 
 def build_data(config: Config, tokenizer: Any) -> tuple[PromptStream, list[Prompt]]:
@@ -141,6 +172,13 @@ def update_config(config: Config) -> UpdateConfig:
         clip_high=o.clip_high, dual_clip=o.dual_clip or None, truncation=o.truncation,
         correction="recompute" if o.old_logprobs == "recompute" else "behaviour", kl_coef=o.kl_coef, kl_kind=o.kl_kind,
         kl_in=o.kl_in, entropy_coef=o.entropy_coef, head_chunk=config.model.head_chunk or None)
+
+
+def uses_old_logprobs(config: Config) -> bool:
+    """Whether the step recomputes the log-probs of its batch first."""
+    o = config.objective
+    # Plain policy gradient has no ratio, so that nothing needs to be recomputed for it.
+    return o.old_logprobs != "behaviour" and not (o.loss == "pg" and o.old_logprobs == "recompute")
 
 
 def longest_answer(prompts: list[Prompt], max_new: int) -> int:

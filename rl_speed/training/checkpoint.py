@@ -1,11 +1,16 @@
 """Checkpoints: the train state as sharded arrays, everything on the host beside it, in one atomic directory per step."""
 
+import contextlib
+import logging
+import shutil
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+
+log = logging.getLogger(__name__)
 
 SEPARATOR = "/"
 
@@ -50,39 +55,137 @@ def join_host(values: dict[str, Any], arrays: dict[str, np.ndarray]) -> dict[str
     return tree
 
 
+def describe_tree(tree: Any) -> dict[str, str]:
+    """{path: "float32[4, 64]"} of a pytree of arrays: what a checkpoint must fit."""
+    return {jax.tree_util.keystr(path): f"{leaf.dtype}{list(leaf.shape)}"
+            for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+
+
+class CheckpointError(RuntimeError):
+    """There are checkpoints, but none that this run can continue from."""
+
+
 class Checkpointer:
     """Saves and restores (train state, host state) by step, keeping the newest `keep`.
 
-    Saving is asynchronous: `close` (or the next save) waits for it. A directory that was not finished is never listed.
+    Saving is asynchronous: `close` (or the next save) waits for it. A directory that was not finished is never listed. A save
+    that fails is logged and counted and the run goes on; what was saved before stays.
+
+    Attributes:
+      failures: saves that failed since this object was made. last_failure: what the latest said.
     """
 
     def __init__(self, directory: str | Path, keep: int):
-        options = ocp.CheckpointManagerOptions(max_to_keep=keep, create=True, enable_async_checkpointing=True)
-        self._manager = ocp.CheckpointManager(Path(directory).resolve(), options=options,
-                                              item_names=("state", "arrays", "host"))
+        self._directory, self._keep = Path(directory).resolve(), keep
+        self.failures, self.last_failure = 0, ""
+        self._manager = self._open()
+
+    def _open(self) -> ocp.CheckpointManager:
+        options = ocp.CheckpointManagerOptions(max_to_keep=self._keep, create=True, enable_async_checkpointing=True)
+        return ocp.CheckpointManager(self._directory, options=options, item_names=("state", "arrays", "host"))
 
     def latest(self) -> int | None:
         """Newest finished step, or None."""
         return self._manager.latest_step()
 
-    def save(self, step: int, state: Any, host: dict[str, Any]) -> None:
+    def save(self, step: int, state: Any, host: dict[str, Any]) -> bool:
         """`state`: a pytree of jax arrays, copied before this returns (the update may donate it). `host`: nested dicts of
-        JSON values and numpy arrays."""
+        JSON values and numpy arrays. False when this save, or the one before that was still under way, failed."""
         values, arrays = split_host(host)
+        values["layout"] = describe_tree(state)
         # Orbax refuses an empty tree; the marker also tells a checkpoint without host arrays from a damaged one.
         arrays = {"saved": np.ones((1,), np.int32)} | arrays
-        self._manager.save(step, args=ocp.args.Composite(
-            state=ocp.args.StandardSave(state), arrays=ocp.args.PyTreeSave(arrays), host=ocp.args.JsonSave(values)))
+        args = ocp.args.Composite(state=ocp.args.StandardSave(state), arrays=ocp.args.PyTreeSave(arrays),
+                                  host=ocp.args.JsonSave(values))
+        fine = self.wait()
+        try:
+            self._manager.save(step, args=args)
+        except Exception as error:  # noqa: BLE001 (whatever the file system or its client raises must not end the run)
+            self._failed(step, error)
+            return False
+        return fine
+
+    def wait(self) -> bool:
+        """Wait for the save under way. False when it failed (logged and counted)."""
+        try:
+            self._manager.wait_until_finished()
+        except Exception as error:  # noqa: BLE001 (as above)
+            self._failed(None, error)
+            return False
+        return True
+
+    def _failed(self, step: int | None, error: Exception) -> None:
+        self.failures += 1
+        self.last_failure = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
+        what = "a checkpoint" if step is None else f"the checkpoint of step {step}"
+        # A manager whose save failed keeps the error and half a directory; a new one clears both up.
+        with contextlib.suppress(Exception):
+            self._manager.close()
+        self._manager = self._open()
+        log.error("%s could not be saved in %s: %s. The run goes on; the newest checkpoint is that of step %s", what,
+                  self._directory, self.last_failure, self.latest())
 
     def restore(self, step: int, like: Any) -> tuple[Any, dict[str, Any]]:
-        """(state with the shapes and shardings of `like`, host state)."""
+        """(state with the shapes and shardings of `like`, host state).
+
+        Raises:
+          CheckpointError: it belongs to another model or optimizer; says which array differs and how.
+          Exception: whatever reading a damaged directory raises.
+        """
+        values = self._manager.restore(step, args=ocp.args.Composite(host=ocp.args.JsonRestore()))["host"]
+        saved, mine = values.pop("layout"), describe_tree(like)
+        if saved != mine:
+            different = [name for name in {**mine, **saved} if saved.get(name) != mine.get(name)]
+            name = different[0]
+            raise CheckpointError(
+                f"{self._directory / str(step)} holds another model or optimizer: {len(different)} of {len(mine)} arrays "
+                f"differ, the first being {name}: {saved.get(name, 'absent')} there, {mine.get(name, 'absent')} here. Continue "
+                "with the configuration of that run, or choose another --workdir")
         abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), like)
         found = self._manager.restore(step, args=ocp.args.Composite(
-            state=ocp.args.StandardRestore(abstract), arrays=ocp.args.PyTreeRestore(), host=ocp.args.JsonRestore()))
+            state=ocp.args.StandardRestore(abstract), arrays=ocp.args.PyTreeRestore()))
         arrays = {name: np.asarray(value) for name, value in found["arrays"].items() if name != "saved"}
-        return found["state"], join_host(found["host"], arrays)
+        return found["state"], join_host(values, arrays)
+
+    def restore_newest(self, like: Any) -> tuple[int, Any, dict[str, Any]] | None:
+        """(step, state, host state) of the newest checkpoint that can be read; None where there is none at all.
+
+        A damaged one is logged, moved out of the way (to damaged/ beside the directory; nothing is deleted) and the one before
+        it tried.
+
+        Raises:
+          CheckpointError: it belongs to another model, or all are damaged (they then stay where they are).
+        """
+        damaged: list[tuple[int, str]] = []
+        for step in sorted(self._manager.all_steps(), reverse=True):
+            try:
+                state, host = self.restore(step, like)
+            except CheckpointError:
+                raise
+            except Exception as error:  # noqa: BLE001 (damage takes any form: JSON, zarr, checksum, missing file)
+                damaged.append((step, str(error).strip().splitlines()[0] if str(error).strip() else repr(error)))
+                log.error("the checkpoint of step %d in %s is damaged: %s", step, self._directory, damaged[-1][1])
+                continue
+            if damaged:
+                self._set_aside([step for step, _ in damaged])
+            return step, state, host
+        if damaged:
+            raise CheckpointError(f"all {len(damaged)} checkpoints in {self._directory} are damaged; the newest, step "
+                                  f"{damaged[0][0]}: {damaged[0][1]}. Restore them from a copy, or choose another --workdir")
+        return None
+
+    def _set_aside(self, steps: list[int]) -> None:
+        self._manager.close()
+        for step in steps:
+            target = self._directory.parent / "damaged" / str(step)
+            target.parent.mkdir(exist_ok=True)
+            if target.exists():
+                shutil.rmtree(target)
+            (self._directory / str(step)).rename(target)
+            log.error("moved it to %s", target)
+        self._manager = self._open()
 
     def close(self) -> None:
         """Wait for the save under way, and let go of the directory."""
-        self._manager.wait_until_finished()
+        self.wait()
         self._manager.close()

@@ -70,6 +70,11 @@ class StepReport:
     accepted: int
     rejected: int
     short: int  # groups missing because max_calls was reached
+    pass_rates: list[float] = dataclasses.field(default_factory=list)  # of the first samples of each prompt judged
+
+
+class StarvedError(RuntimeError):
+    """The rule refuses every prompt: there is nothing to train on."""
 
 
 class HostDriver:
@@ -106,7 +111,7 @@ class HostDriver:
           The groups (fewer, and `short` says by how many, when `max_calls` calls did not suffice) and a report.
 
         Raises:
-          RuntimeError: `max_calls` calls brought no complete group at all.
+          StarvedError: `max_calls` calls brought no complete group at all.
         """
         start = dataclasses.replace(self.tally)
         report = StepReport(GenerationStats(), 0.0, 0.0, 0, 0, 0, 0)
@@ -116,7 +121,7 @@ class HostDriver:
             accepted += self._call(params, version, report)
         count = min(self.config.groups, len(self.buffer))
         if count == 0:
-            raise RuntimeError(
+            raise StarvedError(
                 f"no prompt completed in {report.generation.calls} generation calls ({self.tally.screened - start.screened} "
                 f"screened, {self.tally.rejected - start.rejected} rejected, of these "
                 f"{self.tally.failed - start.failed} never solved and {self.tally.solved - start.solved} always solved). "
@@ -129,7 +134,7 @@ class HostDriver:
         return self.buffer.take(count), report
 
     def _expire(self, version: int) -> None:
-        """Let go of what is older than the buffer's `max_age`: complete groups, and flights, whose samples would make them so."""
+        """Let go of what is older than the buffer's `max_age`: complete groups, and flights that would become such."""
         self.tally.expired += len(self.buffer.expire(version))
         if (limit := self.buffer.max_age) is not None:
             young = [f for f in self._flights if version - f.group.oldest_version <= limit]
@@ -156,15 +161,15 @@ class HostDriver:
         report.generate_s += middle - begin
         report.score_s += end - middle
         self.tally.screened += len(fresh)
-        accepted = self._judge(active)
+        accepted = self._judge(active, report.pass_rates)
         self._flights = waiting + [f for f in active if f.group is not None]
         return accepted
 
     def _to_continue(self) -> tuple[list[Flight], list[Flight]]:
         """(flights that this call continues, flights that wait), both in order of arrival.
 
-        A flight whose next samples are its last goes only if this step needs its group: drawn earlier, they would be off-policy by
-        the time they are trained on. What completes must find room in the buffer.
+        A flight whose next samples are its last goes only if this step needs its group: drawn earlier, they would be
+        off-policy by the time they are trained on. What completes must find room in the buffer.
         """
         room = min(self.buffer.free, self._capacity - self.config.screen_prompts)
         needed = self.config.groups - len(self.buffer)
@@ -230,12 +235,14 @@ class HostDriver:
             flight.group = group if flight.group is None else flight.group.merge(group)
             row += n
 
-    def _judge(self, active: Sequence[Flight]) -> int:
+    def _judge(self, active: Sequence[Flight], pass_rates: list[float]) -> int:
         """Ask the rule about prompts whose samples are all in; sort them into buffer, flight or rejected.
 
-        A flight that ended is left with no group. Returns how many passed their screening.
+        A flight that ended is left with no group. Returns how many passed their screening. The pass rates of those that were
+        screened are added to `pass_rates`.
         """
         before = [f.phase for f in active]
+        pass_rates += [float(f.group.correct.mean()) for f in active if len(f.group) == self.rule.first_samples]
         complete, accepted = [], 0
         for flight, phase, status in zip(active, before, self._ask(active)):
             passed = status == COMPLETE or flight.phase == ACCEPTED

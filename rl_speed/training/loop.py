@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import logging
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,16 +14,17 @@ import numpy as np
 
 from rl_speed.config import Config
 from rl_speed.evaluation import Evaluation, evaluate
-from rl_speed.memory.group import Group
+from rl_speed.memory.group import Group, pack
 from rl_speed.policy import save_hf
 from rl_speed.sampling.generate import Drawn, GenerationStats
 from rl_speed.training import build
 from rl_speed.training.batch import build_batch, split_groups
 from rl_speed.training.checkpoint import Checkpointer
 from rl_speed.training.driver import StepReport
-from rl_speed.training.metrics import CompileCounter, JsonLines, PhaseTimer
+from rl_speed.training.metrics import CompileCounter, JsonLines, PhaseTimer, SlowSteps, pass_rate_histogram, write_atomically
 from rl_speed.training.progress import progress_bar
 from rl_speed.training.score import decode_responses
+from rl_speed.training.signals import Stopped, StopRequest, stop_on_signals
 from rl_speed.training.state import init_state, state_shardings
 from rl_speed.training.step import make_advantages, make_score, make_update
 
@@ -47,12 +49,14 @@ class Trainer:
     """A run: `Trainer(config, workdir).run()`. Resumes from the newest checkpoint unless told otherwise.
 
     Raises (constructor): ValueError for a configuration that cannot be, FileNotFoundError where `resume="must"` finds
-    nothing, FileExistsError where `resume="never"` finds a run.
+    nothing, FileExistsError where `resume="never"` finds a run, CheckpointError where no checkpoint there can be continued,
+    OSError where the workdir cannot be written.
     """
 
     def __init__(self, config: Config, workdir: str | Path):
         self.config, self.workdir = config.validate(), Path(workdir)
-        self.compiles = CompileCounter()
+        _require_writable(self.workdir)
+        self.compiles, self.slow = CompileCounter(), SlowSteps()
         self.mesh = build.build_mesh(config)
         self.policy = build.build_policy(config, self.mesh)
         self.stream, self.held_out = build.build_data(config, self.policy.tokenizer)
@@ -75,7 +79,6 @@ class Trainer:
     # Files and resume.
 
     def _open(self) -> None:
-        self.workdir.mkdir(parents=True, exist_ok=True)
         c = self.config.checkpoints
         self._checkpoints = Checkpointer(self.workdir / "checkpoints", c.keep)
         latest = self._checkpoints.latest()
@@ -85,27 +88,27 @@ class Trainer:
             raise FileExistsError(f"{self.workdir} already holds a run (step {latest}); choose another --workdir, or set "
                                   "config.checkpoints.resume=auto to continue it")
         if latest is not None:
-            self._restore(latest)
+            self._restore()
         self.config.save(self.workdir / "config.json")
         self._metrics = JsonLines(self.workdir / "metrics.jsonl", self.step)
         self._rollouts = JsonLines(self.workdir / "rollouts.jsonl", self.step)
-        self._rollouts_logged_at = -1
 
-    def _restore(self, step: int) -> None:
-        self.state, host = self._checkpoints.restore(step, self.state)
+    def _restore(self) -> None:
+        self.step, self.state, host = self._checkpoints.restore_newest(self.state)
         self.stream.load_state_dict(host["stream"])
         self.driver.load_state_dict(host["driver"])
         self.driver.buffer.load_state_dict(host["buffer"])
+        self.scorer.load_state_dict(host["scorer"])
         self.totals = Totals(**host["totals"])
         self.evaluations = json.loads(host["evaluations"])
-        self.step = step
-        log.info("resumed %s at step %d", self.workdir, step)
+        log.warning("resumed %s at step %d", self.workdir, self.step)
 
     def save(self) -> None:
         """Checkpoint everything the next step depends on."""
         self._checkpoints.save(self.step, self.state, {
             "stream": self.stream.state_dict(), "driver": self.driver.state_dict(),
-            "buffer": self.driver.buffer.state_dict(), "totals": dataclasses.asdict(self.totals),
+            "buffer": self.driver.buffer.state_dict(), "scorer": self.scorer.state_dict(),
+            "totals": dataclasses.asdict(self.totals),
             "evaluations": json.dumps(self.evaluations)})
 
     # One step.
@@ -124,9 +127,7 @@ class Trainer:
         c, o, parts = self.config, self.config.objective, self.config.training.minibatches
         batch = build_batch(groups, c.driver.groups * c.rule.n, c.data.max_prompt_length + c.sampler.max_new,
                             c.training.length_multiple)
-        # Plain policy gradient has no ratio, so that nothing needs to be recomputed for it.
-        recompute = o.old_logprobs != "behaviour" and not (o.loss == "pg" and o.old_logprobs == "recompute")
-        old = self._score(self.state.params, batch.tokens) if recompute else None
+        old = self._score(self.state.params, batch.tokens) if build.uses_old_logprobs(c) else None
         ref = None if self._reference is None else self._score(self._reference, batch.tokens)
         in_reward = ref is not None and o.kl_in == "reward"
         advantages = self._advantages(batch, batch.behaviour_logprobs - ref if in_reward else None)
@@ -156,14 +157,24 @@ class Trainer:
     def run(self) -> dict[str, Any]:
         """Train to the last step, or until `training.max_seconds` are spent; returns (and writes) the summary.
 
-        Raises NonFiniteError after `training.max_skipped` non-finite updates in a row.
+        Raises:
+          NonFiniteError: after `training.max_skipped` non-finite updates in a row; the batch of the last is in the workdir.
+          Stopped: SIGTERM or SIGINT came; the step under way was finished and everything saved.
         """
+        try:
+            with stop_on_signals() as stop:
+                self._train(stop)
+        finally:
+            self._close()
+        return self._summarise()
+
+    def _train(self, stop: StopRequest) -> None:
         c = self.config
         bar = progress_bar(c.training.steps, c.method, self.step, c.logging.progress)
         if self.step == 0 and c.evaluation.every and not self.evaluations:
             self.evaluate()
         timer = PhaseTimer()
-        while not self.done:
+        while not self.done and not stop:
             compiled = self.compiles.seconds
             if self.step == c.logging.profile_step:
                 with jax.profiler.trace(str(self.workdir / "profile")):
@@ -174,18 +185,21 @@ class Trainer:
             seconds["time/compile"] = self.compiles.seconds - compiled
             self._account(report.generation, seconds["time/step"] - seconds["time/compile"])
             record = {**self._describe(groups, report), **metrics, **seconds}
+            if slow := self.slow.see(self.step, seconds, {"generation calls": record["calls"], **self.scorer.metrics()}):
+                log.warning("%s", slow)
             self._log(record, groups)
             self.step += 1
-            self._check_finite()
+            self._check_finite(groups)
             bar.update()
             bar.set_postfix_str(self._progress(record), refresh=False)
             if c.evaluation.every and (self.step % c.evaluation.every == 0 or self.done):
                 self.evaluate()
-            if self.done or (c.checkpoints.every and self.step % c.checkpoints.every == 0):
+            if self.done or stop or (c.checkpoints.every and self.step % c.checkpoints.every == 0):
                 self.save()
             timer.take()  # evaluation and checkpoints are on nobody's clock
         bar.close()
-        return self._finish()
+        if stop and not self.done:
+            raise Stopped(stop.received, self.step, self.workdir)
 
     def evaluate(self) -> Evaluation | None:
         """Held-out accuracy of the policy as it is; kept with the totals it was reached at."""
@@ -198,11 +212,14 @@ class Trainer:
                                  "eval/standard_error": result.standard_error})
         return result
 
-    def _check_finite(self) -> None:
+    def _check_finite(self, groups: Sequence[Group]) -> None:
         in_row = int(self.state.skipped_in_row)
         if in_row >= self.config.training.max_skipped:
+            path = self.workdir / f"nonfinite_step{self.step}.npz"
+            np.savez(path, **pack(list(groups)))
             raise NonFiniteError(f"the last {in_row} updates had a non-finite loss or gradient and were skipped (step "
-                                 f"{self.step}); lower config.optimizer.learning_rate, or look at {self.workdir}/metrics.jsonl")
+                                 f"{self.step}); the batch of the last is in {path} (rl_speed.memory.group.unpack reads "
+                                 "it). Lower config.optimizer.learning_rate, or look at metrics.jsonl for where it began")
 
     def _account(self, stats: GenerationStats, seconds: float) -> None:
         t = self.totals
@@ -211,7 +228,7 @@ class Trainer:
         t.samples += stats.samples
         t.optimizer_steps += self.config.training.minibatches
 
-    def _describe(self, groups: Sequence[Group], report: StepReport) -> dict[str, float]:
+    def _describe(self, groups: Sequence[Group], report: StepReport) -> dict[str, Any]:
         """The step's numbers that are known on the host."""
         g = report.generation
         column = lambda name: np.concatenate([getattr(group, name) for group in groups])
@@ -228,8 +245,12 @@ class Trainer:
             "screened": float(report.screened), "accepted": float(report.accepted), "rejected": float(report.rejected),
             "acceptance": self.driver.acceptance, "rejected_tokens_total": float(self.driver.tally.rejected_tokens),
             **{f"total/{name}": float(value) for name, value in dataclasses.asdict(self.totals).items()},
+            "pass_rates": pass_rate_histogram(report.pass_rates),
             **self.driver.buffer.metrics(self.step), **self.stream.metrics(), **self.scorer.metrics(),
-            "compilations": float(self.compiles.count), "compile_s": self.compiles.seconds,
+            # Of this process, not of the run: a resumed run counts anew.
+            "process/compilations": float(self.compiles.count), "process/compile_s": self.compiles.seconds,
+            "process/slow_steps": float(self.slow.count), "process/failed_checkpoints": float(self._checkpoints.failures),
+            "process/failed_writes": float(self._metrics.failures + self._rollouts.failures),
         }
 
     def _log(self, record: dict[str, float], groups: Sequence[Group]) -> None:
@@ -250,18 +271,33 @@ class Trainer:
         return (f"{held}train {record['accuracy']:.2f}  accept {record['acceptance']:.2f}  "
                 f"{record['generated_tokens'] / max(record['time/generate'], 1e-9):,.0f} tok/s  age {record['age_mean']:.1f}")
 
-    def _finish(self) -> dict[str, Any]:
+    def _close(self) -> None:
         self._checkpoints.close()
         self._metrics.close()
         self._rollouts.close()
         self.scorer.close()
+
+    def _summarise(self) -> dict[str, Any]:
         if self.config.logging.export:
             save_hf(self.workdir / "policy", self.state.params, self.policy.model, self.policy.tokenizer)
         summary = {"method": self.config.method, "seed": self.config.seed, "steps": self.step,
                    **dataclasses.asdict(self.totals), "skipped_updates": int(self.state.skipped),
-                   "prompts": dataclasses.asdict(self.driver.tally), "compilations": self.compiles.count,
-                   "compile_s": round(self.compiles.seconds, 2), "evaluations": self.evaluations,
-                   "device": jax.devices()[0].device_kind, "jax": jax.__version__,
+                   "prompts": dataclasses.asdict(self.driver.tally), "verifier": self.scorer.metrics(),
+                   "compilations": self.compiles.count, "compile_s": round(self.compiles.seconds, 2),
+                   "slow_steps": self.slow.count, "failed_checkpoints": self._checkpoints.failures,
+                   "failed_writes": self._metrics.failures + self._rollouts.failures,
+                   "evaluations": self.evaluations, "device": jax.devices()[0].device_kind, "jax": jax.__version__,
                    "finished": time.strftime("%Y-%m-%d %H:%M:%S")}
-        (self.workdir / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+        write_atomically(self.workdir / "summary.json", json.dumps(summary, indent=2) + "\n")
         return summary
+
+
+def _require_writable(workdir: Path) -> None:
+    """Find out before anything is built."""
+    try:
+        workdir.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=workdir):
+            pass
+    except OSError as error:
+        raise OSError(error.errno, f"cannot write to the workdir ({error.strerror}); choose a folder that you may write to",
+                      str(workdir)) from None

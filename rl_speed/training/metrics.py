@@ -1,36 +1,66 @@
 """What a run writes about itself: metrics.jsonl, rollouts.jsonl, counts of compilations, times by phase."""
 
 import contextlib
+import errno
 import json
+import logging
+import statistics
 import time
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 
+log = logging.getLogger(__name__)
+
 
 class JsonLines:
     """A file of one JSON object a line, flushed line by line. On resume, lines from `next_step` on are cut off.
 
-    Every line must have an integer "step".
+    Every line must have an integer "step". Lines that cannot be written (a full disk) are kept and written with the next; a
+    line that went out by halves is taken back first.
+
+    Attributes:
+      failures: writes that failed since this object was made.
     """
 
     def __init__(self, path: Path, next_step: int = 0):
-        self.path = path
+        self.path, self.failures = path, 0
+        self._waiting: list[bytes] = []
         kept = [line for line in read_lines(path) if line["step"] < next_step] if path.exists() else []
         # Written anew and moved into place, so that a crash here loses nothing.
-        fresh = path.with_suffix(".tmp")
-        fresh.write_text("".join(json.dumps(line) + "\n" for line in kept))
-        fresh.replace(path)
-        self._file = path.open("a")
+        write_atomically(path, "".join(json.dumps(line) + "\n" for line in kept))
+        self._file = path.open("ab", buffering=0)
+        self._good = self._file.tell()
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
-        self._file.write(json.dumps({"step": step, **values}) + "\n")
-        self._file.flush()
+        self._waiting.append((json.dumps({"step": step, **values}) + "\n").encode())
+        self._flush()
+
+    def _flush(self) -> None:
+        try:
+            while self._waiting:
+                if self._file.write(self._waiting[0]) < len(self._waiting[0]):
+                    raise OSError(errno.ENOSPC, "the line went out by halves: no room")
+                self._good += len(self._waiting.pop(0))
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                self._file.truncate(self._good)
+            self.failures += 1
+            log.error("cannot write %s (%s): %d lines wait for the next attempt", self.path, error, len(self._waiting))
 
     def close(self) -> None:
+        self._flush()
         self._file.close()
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write beside and move into place: the file is the old one or the new one, never a part."""
+    fresh = path.with_name(path.name + ".tmp")
+    fresh.write_text(text)
+    fresh.replace(path)
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
@@ -43,6 +73,16 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
             if number < len(path.read_text().splitlines()):
                 raise ValueError(f"{path}:{number}: {error}") from error
     return lines
+
+
+def pass_rate_histogram(rates: Sequence[float]) -> list[int]:
+    """Twelve counts: pass rate exactly 0; in (0, .1], (.1, .2], ... (.9, 1) (ten of them); exactly 1."""
+    inner = [rate for rate in rates if 0 < rate < 1]
+    counts = [0] * 10
+    for rate in inner:
+        # A hair less, so that 0.3 computed as 3 / 10 falls where it reads.
+        counts[min(int(rate * 10 - 1e-9), 9)] += 1
+    return [sum(rate == 0 for rate in rates), *counts, sum(rate == 1 for rate in rates)]
 
 
 class PhaseTimer:
@@ -70,6 +110,37 @@ class PhaseTimer:
         self._start, self._seconds = now, {}
         return {**{f"time/{name}": s for name, s in named.items()}, "time/other": max(whole - sum(named.values()), 0.0),
                 "time/step": whole}
+
+
+class SlowSteps:
+    """Notices a step that takes `factor` times the median of the latest ones, compilation left out.
+
+    Attributes:
+      count: how many since this object was made.
+    """
+
+    def __init__(self, factor: float = 10.0, window: int = 50, least: int = 5, floor_s: float = 1.0):
+        self._factor, self._least, self._floor_s = factor, least, floor_s
+        self._latest: deque[float] = deque(maxlen=window)
+        self.count = 0
+
+    def see(self, step: int, times: Mapping[str, float], notes: Mapping[str, float]) -> str | None:
+        """What to report of this step, if anything.
+
+        Args:
+          times: "time/<phase>" in seconds, with "time/step" and "time/compile". notes: other numbers worth telling.
+        """
+        seconds = times["time/step"] - times.get("time/compile", 0.0)
+        median = statistics.median(self._latest) if len(self._latest) >= self._least else None
+        self._latest.append(seconds)
+        if median is None or seconds < max(self._factor * median, self._floor_s):
+            return None
+        self.count += 1
+        phases = sorted(((s, name.removeprefix("time/")) for name, s in times.items()
+                         if name not in ("time/step", "time/compile")), reverse=True)
+        return (f"step {step} took {seconds:.1f} s, {seconds / median:.0f} times the median of {median:.2f} s: "
+                + ", ".join(f"{name} {s:.1f} s" for s, name in phases)
+                + "".join(f", {name} {value:g}" for name, value in notes.items()))
 
 
 class CompileCounter:

@@ -64,8 +64,8 @@ def _accuracy(plt: Any, summary: dict, path: Path) -> Path:
     figure, axes = plt.subplots(1, 3 + bool(classes), figsize=(4.2 * (3 + bool(classes)), 3.4), constrained_layout=True)
     accuracy = np.array([p["eval/accuracy"] for p in points])
     error = np.array([p["eval/standard_error"] for p in points])
-    for axis, (name, label, scale) in zip(axes, (("train_s", "training wall-clock (s)", 1), ("tokens", "generated tokens (M)", 1e6),
-                                                 ("step", "step", 1))):
+    clocks = (("train_s", "training wall-clock (s)", 1), ("tokens", "generated tokens (M)", 1e6), ("step", "step", 1))
+    for axis, (name, label, scale) in zip(axes, clocks):
         x = np.array([p[name] for p in points]) / scale
         axis.plot(x, accuracy, marker="o", ms=3)
         axis.fill_between(x, accuracy - 2 * error, accuracy + 2 * error, alpha=0.2)
@@ -97,7 +97,8 @@ def _training(plt: Any, records: list[dict], summary: dict, path: Path) -> Path:
     _lines(flat[5], steps, records, {"entropy": "nats"}, "policy entropy per token")
     _lines(flat[6], steps, records, {"generated_tokens": "tokens"}, "generated tokens per step")
     phases = ["generate", "score", "update", "other"]
-    flat[7].stackplot(steps, [smooth([r.get(f"time/{name}", 0.0) for r in records]) for name in phases], labels=phases, alpha=0.8)
+    seconds = [smooth([r.get(f"time/{name}", 0.0) for r in records]) for name in phases]
+    flat[7].stackplot(steps, seconds, labels=phases, alpha=0.8)
     # The first steps compile; they would flatten the rest.
     flat[7].set_ylim(0, 1.5 * np.median([r["time/step"] for r in records]))
     flat[7].set_title("seconds per step by phase")

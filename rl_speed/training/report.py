@@ -13,8 +13,9 @@ def closing_summary(summary: dict[str, Any], workdir: Path, plots: list[Path]) -
                  f"{summary['train_s']:.0f} s of training, {summary['tokens'] / 1e6:.2f} M generated tokens"]
     if points:
         first, last = points[0], points[-1]
+        gain = last["eval/accuracy"] - first["eval/accuracy"]
         lines.append(f"  held-out accuracy   {first['eval/accuracy']:.3f} -> {last['eval/accuracy']:.3f}   "
-                     f"({last['eval/accuracy'] - first['eval/accuracy']:+.3f}; standard error {last['eval/standard_error']:.3f})")
+                     f"({gain:+.3f}; standard error {last['eval/standard_error']:.3f})")
         for name in sorted(n for n in last if n.startswith("eval/accuracy_")):
             lines.append(f"    {name.removeprefix('eval/accuracy_'):<17} {first[name]:.3f} -> {last[name]:.3f}")
     lines.append(f"  prompts             {prompts['screened']} screened, {prompts['completed']} completed, "
@@ -26,6 +27,11 @@ def closing_summary(summary: dict[str, Any], workdir: Path, plots: list[Path]) -
         lines.append("  time                " + ", ".join(f"{name} {share:.0%}" for name, share in phases.items()))
     lines.append(f"  compilations        {summary['compilations']} in {summary['compile_s']:.0f} s"
                  + (f";  {summary['skipped_updates']} updates skipped" if summary["skipped_updates"] else ""))
+    faults = {name.replace("_", " "): summary[name] for name in ("slow_steps", "failed_checkpoints", "failed_writes")}
+    faults |= {f"verifier {name.removeprefix('verifier/')}": int(n) for name, n in summary["verifier"].items()
+               if name.removeprefix("verifier/") in ("timeout", "crash", "memory", "exception")}
+    if any(faults.values()):
+        lines.append("  faults              " + ", ".join(f"{n} {name}" for name, n in faults.items() if n))
     lines.append(f"  written to          {workdir}: metrics.jsonl, rollouts.jsonl, summary.json, policy/")
     lines += [f"  plot                {path}" for path in plots]
     return "\n".join(lines)

@@ -87,6 +87,16 @@ class RewardScorer:
         verifier = getattr(self.verify, "verifier", None)
         return {} if verifier is None else {f"verifier/{cause}": float(n) for cause, n in verifier.counts.items()}
 
+    def state_dict(self) -> dict[str, Any]:
+        """The counts, which go on over a resumed run."""
+        return {name.removeprefix("verifier/"): int(value) for name, value in self.metrics().items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Count on from where the state was taken."""
+        verifier = getattr(self.verify, "verifier", None)
+        if verifier is not None:
+            verifier.counts.update({cause: int(n) for cause, n in state.items()})
+
     def close(self) -> None:
         """End the verifier's processes, if there are any."""
         verifier = getattr(self.verify, "verifier", None)

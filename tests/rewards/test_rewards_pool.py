@@ -50,7 +50,7 @@ def is_running(pid):
     return stat.rpartition(")")[2].split()[0] != "Z"
 
 
-def in_thread(function):
+def in_thread(function, seconds=120):
     """Runs the function on a background thread and hands over its result or its exception."""
     outcome = []
 
@@ -62,7 +62,7 @@ def in_thread(function):
 
     thread = threading.Thread(target=body)
     thread.start()
-    thread.join(60)
+    thread.join(seconds)
     (result, error), = outcome
     if error is not None:
         raise error
@@ -114,6 +114,61 @@ def test_wall_clock_is_bounded_by_the_limits(targets_importable):
     assert values.tolist() == [0] * 4 + [7] * 20
     # Four hangs on two workers: two rounds of the limit, and the restarts (slow when loaded).
     assert 1.0 <= elapsed < 8.0
+
+
+def two_thousand(good, bad):
+    """2,000 items of which 5% hang, 1% kill their worker and 1% allocate 8 GB, spread evenly: (items, expected causes)."""
+    items, causes = [], []
+    for i in range(2000):
+        kind, cause = ("hang", "timeout") if i % 20 == 3 else ("exit", "crash") if i % 100 == 50 else \
+            ("8 GB", "memory") if i % 100 == 70 else (None, "ok")
+        items.append(good(i) if kind is None else bad(kind))
+        causes.append(cause)
+    assert {c: causes.count(c) for c in set(causes)} == {"timeout": 100, "crash": 20, "memory": 20, "ok": 1860}
+    return items, causes
+
+
+def test_two_thousand_responses_under_fire_from_a_background_thread(targets_importable):
+    items, causes = two_thousand(lambda i: ("value", i % 7), lambda kind: (kind,))
+    with WorkerPool(ACT, 2, timeout_s=0.3, memory_limit_mb=512) as pool:
+        pool.score([("value", 1)] * 2)
+        start = time.monotonic()
+        values, found = in_thread(lambda: pool.score_detailed(items))
+        elapsed = time.monotonic() - start
+        assert found == causes
+        assert values.tolist() == [i % 7 if cause == "ok" else 0 for i, cause in enumerate(causes)]
+        assert (pool.counts["timeout"], pool.counts["crash"], pool.counts["memory"]) == (100, 20, 20)
+        assert pool.score([("value", 5)] * 4).tolist() == [5] * 4  # alive
+    # 100 hangs of 0.3 s on two workers, 140 workers to start anew at up to 0.5 s each, and the work itself.
+    assert 100 * 0.3 / 2 <= elapsed < 100 * 0.3 / 2 + 140 * 0.5 / 2 + 10
+
+
+@pytest.mark.slow
+def test_two_thousand_responses_under_fire_with_math_verify(targets_importable):
+    good = lambda i: ("grade", f"so it is $\\boxed{{{i % 3}}}$", str(i % 2))
+    items, causes = two_thousand(good, lambda kind: (kind, "", ""))
+    with WorkerPool("rewards_pool_targets:grade_or", 2, timeout_s=1.0, memory_limit_mb=1024) as pool:
+        values, found = in_thread(lambda: pool.score_detailed(items), 600)
+    assert found == causes
+    assert values.tolist() == [float(cause == "ok" and i % 3 == i % 2) for i, cause in enumerate(causes)]
+
+
+@pytest.mark.parametrize("kind,cause,value", [("endless", "memory", 0), ("fork", "ok", 9), ("forks that hang", "timeout", 0)])
+def test_allocating_without_end_and_forking_cost_one_item(targets_importable, kind, cause, value):
+    with WorkerPool(ACT, 1, timeout_s=2.0, memory_limit_mb=512) as pool:
+        worker = int(pool.score([("pid",)])[0])
+        values, causes = pool.score_detailed([("value", 1), (kind, 9), ("value", 2), ("value", 3)])
+        assert causes == ["ok", cause, "ok", "ok"] and values.tolist() == [1, value, 2, 3]
+        # Nothing of the item's family is left: each worker leads a session of its own.
+        family = [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if session_of(pid) == worker != pid]
+        assert wait_until_gone(family, 5)
+
+
+def session_of(pid):
+    try:
+        return int(pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[3])
+    except (FileNotFoundError, ProcessLookupError):
+        return None
 
 
 def test_calls_from_several_threads_keep_their_results_apart(pool):

@@ -38,7 +38,7 @@ def finished(tmp_path_factory):
 
 
 def without_times(record):
-    noise = ("time/", "compil", "total/train_s")
+    noise = ("time/", "process/", "total/train_s")
     return {name: value for name, value in record.items() if not name.startswith(noise)}
 
 
@@ -101,7 +101,7 @@ def test_nothing_compiles_after_warm_up(finished):
     _, _, workdir = finished
     records = read_lines(workdir / "metrics.jsonl")
     assert len({(r["screened"], r["accepted"], r["generated_samples"]) for r in records[2:]}) > 2
-    assert len({r["compilations"] for r in records[2:]}) == 1
+    assert len({r["process/compilations"] for r in records[2:]}) == 1
 
 
 def test_trainer_and_sampler_agree_on_every_token(finished, tmp_path):

@@ -1,0 +1,202 @@
+"""What a run will need, before it is started: its programs are compiled for abstract weights, nothing is allocated."""
+
+import dataclasses
+import math
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from rl_speed.config import Config
+from rl_speed.mesh import batch_sharding
+from rl_speed.policy import num_params
+from rl_speed.sampling.generate import Generator
+from rl_speed.training import build
+from rl_speed.training.batch import Batch
+from rl_speed.training.driver import capacities
+from rl_speed.training.state import TrainState, state_shardings
+from rl_speed.training.step import make_score, make_update
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """One compiled program. Bytes are per device.
+
+    Attributes:
+      known: part -> bytes that the program's shapes imply: weights, optimizer moments, gradients, caches.
+      total: XLA's own count of what must be there at once (arguments, outputs and temporaries, donated memory once).
+      turn_down: fields of the configuration that make it smaller, most effective first.
+    """
+
+    name: str
+    known: dict[str, int]
+    total: int
+    compile_s: float
+    turn_down: tuple[str, ...]
+
+    @property
+    def rest(self) -> int:
+        """Activations and workspace: what the known parts leave of the total."""
+        return max(self.total - sum(self.known.values()), 0)
+
+
+@dataclasses.dataclass(frozen=True)
+class DryRun:
+    """See `dry_run`."""
+
+    parameters: int
+    devices: int
+    device: str
+    limit: int | None
+    work: dict[str, float]
+    programs: list[Program]
+
+    def text(self) -> str:
+        """The report that people read."""
+        lines = [f"policy            {self.parameters:,} parameters", f"mesh              {self.devices} x {self.device}"]
+        lines += [f"{name:<17} {value:,.0f}" for name, value in self.work.items()]
+        for p in self.programs:
+            lines += ["", f"{p.name}: {_size(p.total)} per device, compiled in {p.compile_s:.1f} s"]
+            lines += [f"    {part:<28} {_size(size)}" for part, size in [*p.known.items(), ("activations, workspace", p.rest)]]
+            if self.limit is not None and p.total > self.limit:
+                lines.append(f"    does not fit into {_size(self.limit)}; turn down {', '.join(p.turn_down)}")
+        if self.limit is not None and all(p.total <= self.limit for p in self.programs):
+            lines += ["", f"every program fits into the {_size(self.limit)} of a device"]
+        if self.limit is None:
+            lines += ["", "this platform does not tell how much memory a device has"]
+        return "\n".join(lines)
+
+
+def device_bytes(tree: Any) -> int:
+    """Bytes of one device's part of a pytree of (abstract) arrays; what has no sharding counts whole."""
+    def one(x: Any) -> int:
+        sharding = getattr(x, "sharding", None)
+        shape = x.shape if sharding is None else sharding.shard_shape(x.shape)
+        return math.prod(shape) * np.dtype(x.dtype).itemsize
+
+    return sum(map(one, jax.tree.leaves(tree)))
+
+
+def compiled_bytes(compiled: jax.stages.Compiled) -> int:
+    """Bytes per device that a compiled program holds at its peak, as XLA accounts for them."""
+    m = compiled.memory_analysis()
+    return m.argument_size_in_bytes + m.output_size_in_bytes - m.alias_size_in_bytes + m.temp_size_in_bytes
+
+
+def abstract_state(policy: build.Policy, optimizer: Any, mesh: Mesh) -> TrainState:
+    """The train state as shapes with shardings."""
+    scalar = jax.ShapeDtypeStruct((), jnp.int32)
+    shapes = TrainState(params=policy.params, opt_state=jax.eval_shape(optimizer.init, policy.params), step=scalar,
+                        skipped=scalar, skipped_in_row=scalar)
+    return jax.tree.map(lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), shapes,
+                        state_shardings(policy.model, optimizer, mesh))
+
+
+def abstract_batch(config: Config, mesh: Mesh) -> Batch:
+    """The widest batch of one optimizer step, as shapes with shardings."""
+    rows = config.driver.groups * config.rule.n // config.training.minibatches
+    width = config.data.max_prompt_length + config.sampler.max_new
+    leaf = lambda shape, dtype: jax.ShapeDtypeStruct(shape, dtype, sharding=batch_sharding(mesh))
+    return Batch(tokens=leaf((rows, width), jnp.int32), mask=leaf((rows, width - 1), jnp.bool_),
+                 behaviour_logprobs=leaf((rows, width - 1), jnp.float32), rewards=leaf((rows,), jnp.float32),
+                 group_ids=leaf((rows,), jnp.int32))
+
+
+def generation_parts(policy: build.Policy, generator: Generator, mesh: Mesh, prompt_length: int) -> dict[str, int]:
+    """Bytes per device of what generation holds, by part; caches are split over `tensor` where their heads are."""
+    s, model = generator.config, policy.model
+    split = mesh.shape["tensor"] if model.kv_heads % mesh.shape["tensor"] == 0 else 1
+    contexts = generator.capacity[0] // generator.shards
+    if s.prefill_chunk:
+        contexts = -(-contexts // s.prefill_chunk) * s.prefill_chunk
+    token = 2 * model.layers * model.kv_heads * model.head_dim * jnp.dtype(model.dtype).itemsize // split
+    decode = jax.eval_shape(policy.decoder.prepare, policy.params)
+    copy = device_bytes(decode.layers)
+    if model.dtype != "float32" or mesh.shape["fsdp"] > 1:  # else the tables around the layers are used as they are
+        copy += device_bytes((decode.embed, () if model.tie_embeddings else decode.head))
+    return {"weights (sharded, float32)": device_bytes(policy.params),
+            f"weights for decoding ({model.dtype})": copy // mesh.shape["tensor"],
+            "KV of prompts": contexts * prompt_length * token, "KV of responses": s.slots * s.max_new * token}
+
+
+def update_parts(state: TrainState) -> dict[str, int]:
+    """Bytes per device of what the update holds, by part."""
+    weights = device_bytes(state.params)
+    return {"weights (sharded, float32)": weights, "optimizer": device_bytes(state.opt_state), "gradients": weights}
+
+
+def dry_run(config: Config) -> DryRun:
+    """Compile every program of a run for abstract weights on the mesh that the configuration asks for.
+
+    Reads config.json and the tokenizer of the policy; neither weights nor data, and allocates nothing on the devices.
+
+    Raises:
+      ValueError, FileNotFoundError: as the run itself would.
+    """
+    config = config.validate()
+    mesh = build.build_mesh(config)
+    policy = build.abstract_policy(config, mesh)
+    generator, held_out, _ = build.build_generators(config, policy, mesh)
+    optimizer, settings = build.build_optimizer(config, policy.params), build.update_config(config)
+    state, batch = abstract_state(policy, optimizer, mesh), abstract_batch(config, mesh)
+    rows = jax.ShapeDtypeStruct(batch.rewards.shape, jnp.float32, sharding=batch_sharding(mesh))
+    scores = batch.behaviour_logprobs
+    reference = config.objective.kl_coef > 0
+    length = config.data.max_prompt_length
+    smaller = ("config.sampler.slots", "config.sampler.max_new", "config.driver.screen_prompts", "config.sampler.prefill_chunk")
+    update = make_update(policy.model, optimizer, mesh, settings)
+    plan = [("generation", lambda: generator.lower(policy.params), generation_parts(policy, generator, mesh, length), smaller),
+            ("update", lambda: update.lower(state, batch, rows, scores if build.uses_old_logprobs(config) else None,
+                                            scores if reference and config.objective.kl_in == "loss" else None),
+             update_parts(state), ("config.training.micro_batch", "config.model.remat=True", "config.mesh.fsdp (up)",
+                                   "config.model.head_chunk"))]
+    if held_out.config != generator.config:
+        plan.insert(1, ("evaluation", lambda: held_out.lower(policy.params),
+                        generation_parts(policy, held_out, mesh, length), smaller))
+    if reference or build.uses_old_logprobs(config):
+        score = make_score(policy.model, mesh, jax.tree.map(lambda x: x.sharding, policy.params), settings)
+        plan.append(("scoring of old or reference log-probs", lambda: score.lower(policy.params, batch.tokens),
+                     {"weights (sharded, float32)": device_bytes(policy.params)},
+                     ("config.training.micro_batch", "config.model.head_chunk")))
+    programs = []
+    for name, lower, known, turn_down in plan:
+        begin = time.perf_counter()
+        compiled = lower().compile()
+        programs.append(Program(name, known, compiled_bytes(compiled), time.perf_counter() - begin, turn_down))
+    device = mesh.devices.flat[0]
+    prompts, samples = capacities(config.make_rule(), config.driver)
+    per_step = config.driver.groups * config.rule.n
+    work = {"samples a step": per_step, "rows of tokens": length + config.sampler.max_new,
+            "tokens a step": per_step * (length + config.sampler.max_new), "optimizer steps": config.training.minibatches,
+            "prompts a call": prompts, "samples a call": samples, "tokens a call": samples * config.sampler.max_new}
+    return DryRun(num_params(policy.model), mesh.size, device.device_kind, (device.memory_stats() or {}).get("bytes_limit"),
+                  work, programs)
+
+
+def explain_out_of_memory(config: Config, error: Exception) -> str:
+    """What to say when a device ran out of memory: what the run holds there by part, and what to turn down."""
+    mesh = build.build_mesh(config)
+    policy = build.abstract_policy(config, mesh)
+    generator, _, _ = build.build_generators(config, policy, mesh)
+    state = abstract_state(policy, build.build_optimizer(config, policy.params), mesh)
+    lines = [f"a device ran out of memory: {str(error).strip().splitlines()[0]}"]
+    for title, parts, advice in [
+            ("generation", generation_parts(policy, generator, mesh, config.data.max_prompt_length),
+             f"config.sampler.slots ({config.sampler.slots}), config.sampler.max_new ({config.sampler.max_new}), "
+             f"config.driver.screen_prompts ({config.driver.screen_prompts})"),
+            ("update", update_parts(state), f"config.training.micro_batch ({build.update_config(config).micro_batch}), "
+             f"config.model.remat (now {config.model.remat}), or raise config.mesh.fsdp ({config.mesh.fsdp})")]:
+        lines += [f"  {title} holds {_size(sum(parts.values()))} per device, activations apart; turn down {advice}"]
+        lines += [f"    {part:<28} {_size(size)}" for part, size in parts.items()]
+    lines.append("  --dry_run compiles every program and tells the whole, without allocating")
+    return "\n".join(lines)
+
+
+def _size(count: int) -> str:
+    for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if count >= scale:
+            return f"{count / scale:.2f} {unit}"
+    return f"{count} B"

@@ -1,0 +1,70 @@
+"""SIGTERM and SIGINT ask a run to save and stop; it says so and does."""
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class Stopped(Exception):
+    """The run was asked to stop, and did after saving.
+
+    Attributes:
+      signal: which. step: steps made, all saved. workdir: where.
+    """
+
+    def __init__(self, received: signal.Signals, step: int, workdir: object):
+        self.signal, self.step, self.workdir = received, step, workdir
+        super().__init__(f"stopped by {received.name} after step {step}, saved in {workdir}: the same command goes on from "
+                         "there")
+
+    @property
+    def exit_status(self) -> int:
+        """128 plus the signal's number, as shells report it."""
+        return 128 + int(self.signal)
+
+
+class StopRequest:
+    """Whether a signal has asked for a stop. `received` is None until then."""
+
+    def __init__(self):
+        self.received: signal.Signals | None = None
+
+    def __bool__(self) -> bool:
+        return self.received is not None
+
+
+@contextlib.contextmanager
+def stop_on_signals() -> Iterator[StopRequest]:
+    """Within, the first SIGTERM or SIGINT is noted, not obeyed; a second one acts at once, as it would have without us.
+
+    Off the main thread, where Python allows no handlers, nothing is installed and nothing is ever noted.
+    """
+    request = StopRequest()
+    if threading.current_thread() is not threading.main_thread():
+        yield request
+        return
+    before = {which: signal.getsignal(which) for which in SIGNALS}
+
+    def restore() -> None:
+        for which, handler in before.items():
+            # None: installed outside Python; the default is the nearest we can put back.
+            signal.signal(which, signal.SIG_DFL if handler is None else handler)
+
+    def handle(number: int, _) -> None:
+        request.received = signal.Signals(number)
+        restore()
+        # os.write and not print: a handler may interrupt a print.
+        note = f"\n{request.received.name}: saving after this step; again to stop at once\n"
+        os.write(sys.__stderr__.fileno(), note.encode())
+
+    for which in SIGNALS:
+        signal.signal(which, handle)
+    try:
+        yield request
+    finally:
+        restore()

@@ -1,0 +1,66 @@
+"""The command line: what cannot be is named with the nearest that can, before anything is built."""
+
+import subprocess
+import sys
+
+import pytest
+
+from rl_speed.command import check_overrides
+from rl_speed.config import Config
+
+
+@pytest.mark.parametrize("arguments,message", [
+    (["--config.rule.n_inti=6"], "there is no config.rule.n_inti; nearest: config.rule.n_init"),
+    (["--config.optimzer.learning_rate=1"], "nearest: config.optimizer.learning_rate"),
+    (["--config.n_init=6"], "there is no config.n_init; nearest: config.rule.n_init"),
+    (["--config.optimizer.lr=1e-3"], "nearest: config.optimizer.learning_rate, "),
+    (["--config.sede=1"], "nearest: config.seed"),
+    (["--config.zzz.qqq=1"], "rl_speed/config.py lists every field"),
+    (["--config.rule=6"], "config.rule is a section; set one of its fields: high, low, n, n_init, name"),
+    (["--config.rule.n=many"], "config.rule.n must be an integer, got 'many'"),
+    (["--config.rule.n", "6.5"], "config.rule.n must be an integer, got '6.5'"),
+    (["--config.rule.low=none"], "config.rule.low must be a number, got 'none'"),
+    (["--config.driver.prefetch=maybe"], "config.driver.prefetch must be true or false, got 'maybe'"),
+    (["--noconfig.rule.n"], "config.rule.n is not a switch but an integer"),
+])
+def test_impossible_overrides_are_explained(arguments, message):
+    problem, = check_overrides(["--workdir=x", *arguments])
+    assert message in problem
+
+
+def test_possible_overrides_pass():
+    assert check_overrides(["--config=configs/a.py", "--config.rule.n", "6", "--config.model.remat", "--noconfig.driver.prefetch",
+                            "-config.optimizer.learning_rate=3e-4", "--config.model.path=/some/where", "--other=1", "word",
+                            "--config.seed=0x10", "--", "--config.nothing=1"]) == []
+
+
+def test_every_problem_is_told_at_once():
+    assert len(check_overrides(["--config.a=1", "--config.rule.n=x", "--config.b.c=2"])) == 3
+
+
+@pytest.mark.parametrize("change,message", [
+    (lambda c: setattr(c.rule, "n", "24"), "config.rule.n must be int, got '24'"),
+    (lambda c: setattr(c.model, "remat", 1), "config.model.remat must be bool, got 1"),
+    (lambda c: setattr(c.training, "steps", 10.0), "config.training.steps must be int, got 10.0"),
+    (lambda c: setattr(c.rule, "n_inti", 4), "there is no config.rule.n_inti; nearest: config.rule.n_init"),
+    (lambda c: setattr(c, "stepps", 4), "there is no config.stepps"),
+])
+def test_fields_that_a_config_file_invents_or_mistypes(change, message):
+    config = Config()
+    change(config)
+    with pytest.raises(ValueError, match=message):
+        config.validate()
+
+
+def test_whole_numbers_serve_as_floats():
+    config = Config()
+    config.optimizer.learning_rate = 1
+    assert isinstance(config.validate().optimizer.learning_rate, float)
+
+
+def test_train_refuses_before_it_builds(repo, tmp_path):
+    done = subprocess.run([sys.executable, "experiments/train.py", "--config=configs/embedded_speed_rloo.py",
+                           f"--workdir={tmp_path / 'run'}", "--config.rule.n_inti=4"], cwd=repo, capture_output=True, text=True)
+    assert done.returncode == 2 and not (tmp_path / "run").exists()
+    assert done.stderr.strip().splitlines()[-1] == (
+        "error: --config.rule.n_inti: there is no config.rule.n_inti; nearest: config.rule.n_init")

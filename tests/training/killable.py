@@ -1,0 +1,55 @@
+"""A small run that can be killed at a chosen moment: python killable.py WORKDIR [PHASE NTH DELAY_S].
+
+At the NTH beginning of PHASE (generate, score, update, checkpoint) in this process a clock starts, and DELAY_S later the
+process gets SIGKILL. Run by test_training_kill.py.
+"""
+
+import os
+import signal
+import sys
+import threading
+
+os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "")
+
+import jax
+
+jax.config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+
+from rl_speed import methods
+from rl_speed.presets import embedded
+from rl_speed.training.loop import Trainer
+
+
+def small_config(steps):
+    config = methods.apply(embedded(), "speed_rloo")
+    config.driver.groups, config.driver.screen_prompts, config.driver.buffer_groups = 4, 24, 24
+    config.rule.n, config.sampler.slots, config.sampler.prefill_chunk = 8, 32, 0
+    config.training.micro_batch, config.training.length_multiple = 0, 0
+    config.data.train_prompts, config.data.eval_prompts, config.evaluation.every = 200, 24, 5
+    config.training.steps, config.checkpoints.every = steps, 2
+    config.logging.progress, config.logging.export = False, False
+    return config
+
+
+def kill_at(trainer, phase, nth, delay_s):
+    """Arrange for the end of this process."""
+    where = {"generate": (trainer.driver, "_generate"), "score": (trainer.driver, "_score"), "update": (trainer, "_update"),
+             "checkpoint": (trainer._checkpoints, "save")}
+    thing, name = where[phase]
+    original, seen = getattr(thing, name), [0]
+
+    def wrapped(*args, **kwargs):
+        seen[0] += 1
+        if seen[0] == nth:
+            threading.Timer(delay_s, os.kill, (os.getpid(), signal.SIGKILL)).start()
+        return original(*args, **kwargs)
+
+    setattr(thing, name, wrapped)
+
+
+if __name__ == "__main__":
+    trainer = Trainer(small_config(steps=24), sys.argv[1])
+    if len(sys.argv) > 2:
+        kill_at(trainer, sys.argv[2], int(sys.argv[3]), float(sys.argv[4]))
+    trainer.run()

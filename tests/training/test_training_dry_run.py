@@ -1,0 +1,130 @@
+"""The dry run against what XLA says of the programs that a run really compiles; nothing is allocated."""
+
+import json
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+from rl_speed import methods
+from rl_speed.config import Config
+from rl_speed.data.embedded_tokenizer import embedded_directory
+from rl_speed.policy import ModelConfig, load_tokenizer
+from rl_speed.policy.hf import read_json
+from rl_speed.presets import embedded
+from rl_speed.training import build
+from rl_speed.training.batch import Batch
+from rl_speed.training.dry_run import compiled_bytes, device_bytes, dry_run, explain_out_of_memory
+from rl_speed.training.state import init_state, state_shardings
+from rl_speed.training.step import make_update
+
+
+def small_run(**mesh):
+    config = methods.apply(embedded(), "speed_rloo")
+    config.driver.groups, config.driver.screen_prompts, config.driver.buffer_groups = 4, 24, 24
+    config.rule.n, config.sampler.slots, config.sampler.prefill_chunk = 8, 32, 0
+    config.training.micro_batch = 0
+    for axis, size in mesh.items():
+        setattr(config.mesh, axis, size)
+    return config
+
+
+def hundred_million(folder):
+    """A Qwen2 directory of 100 M parameters with the embedded tokenizer; config.json is all that a dry run reads of the model."""
+    source = embedded_directory()
+    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+        if (source / name).exists():
+            (folder / name).write_text((source / name).read_text())
+    values = read_json(source / "config.json")
+    values |= {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "num_key_value_heads": 4,
+               "intermediate_size": 2048, "vocab_size": 32000, "head_dim": 64, "max_position_embeddings": 1024}
+    (folder / "config.json").write_text(json.dumps(values))
+    config = methods.apply(Config(), "speed_rloo")
+    config.model.path, config.data.max_prompt_length, config.sampler.max_new = str(folder), 64, 64
+    config.driver.groups, config.rule.n, config.training.micro_batch, config.sampler.slots = 4, 8, 8, 16
+    config.driver.screen_prompts, config.driver.buffer_groups = 8, 8
+    return config
+
+
+def real_update_bytes(config, params=None):
+    """XLA's account of the update, compiled for real arrays."""
+    mesh = build.build_mesh(config)
+    policy = build.build_policy(config, mesh)
+    optimizer, settings = build.build_optimizer(config, policy.params), build.update_config(config)
+    state = init_state(policy.params, optimizer, state_shardings(policy.model, optimizer, mesh))
+    rows, width = config.driver.groups * config.rule.n, config.data.max_prompt_length + config.sampler.max_new
+    batch = Batch(np.zeros((rows, width), np.int32), np.ones((rows, width - 1), bool), np.zeros((rows, width - 1), np.float32),
+                  np.zeros(rows, np.float32), np.zeros(rows, np.int32))
+    update = make_update(policy.model, optimizer, mesh, settings)
+    return compiled_bytes(update.lower(state, batch, np.zeros(rows, np.float32), None, None).compile()), policy, mesh
+
+
+@pytest.mark.parametrize("mesh", [{}, {"data": 2, "fsdp": 2}], ids=["1", "4"])
+def test_embedded_policy_as_the_run_compiles_it(mesh):
+    config = small_run(**mesh)
+    report = dry_run(config)
+    found = {p.name: p for p in report.programs}
+    update, policy, device_mesh = real_update_bytes(config)
+    assert abs(found["update"].total / update - 1) < 0.1
+    generator, _, _ = build.build_generators(config, policy, device_mesh)
+    assert abs(found["generation"].total / compiled_bytes(generator.lower(policy.params).compile()) - 1) < 0.1
+    assert report.devices == (4 if mesh else 1) and report.parameters == 100_160
+
+
+@pytest.mark.parametrize("mesh", [{}, {"fsdp": 4}], ids=["1", "4"])
+def test_what_is_known_adds_up_to_what_xla_counts(tmp_path, mesh):
+    """At 100 M parameters: weights, moments and gradients, from shapes alone, against XLA's arguments and total."""
+    config = hundred_million(tmp_path)
+    for axis, size in mesh.items():
+        setattr(config.mesh, axis, size)
+    model = ModelConfig.from_hf(read_json(tmp_path / "config.json"))
+    report = dry_run(config)
+    assert 95e6 < report.parameters < 110e6
+    update, = (p for p in report.programs if p.name == "update")
+    per_device = report.parameters * 4 / (4 if mesh else 1)
+    assert update.known["weights (sharded, float32)"] == pytest.approx(per_device, rel=0.01)
+    assert update.known["optimizer"] == pytest.approx(2 * per_device, rel=0.01)
+    assert sum(update.known.values()) <= update.total
+    generation = report.programs[0]
+    token = 2 * model.layers * model.kv_heads * model.head_dim * 4
+    assert generation.known["KV of responses"] == 16 // (4 if mesh else 1) * 64 * token
+    assert sum(generation.known.values()) < 1.1 * generation.total
+    assert "100" in report.text() and "activations, workspace" in report.text()
+    assert load_tokenizer(tmp_path) is not None
+
+
+def test_nothing_is_allocated(tmp_path):
+    config = hundred_million(tmp_path)
+    before = sum(x.nbytes for x in jax.live_arrays())
+    mesh = build.build_mesh(config)
+    assert device_bytes(build.abstract_policy(config, mesh).params) > 3.8e8
+    assert sum(x.nbytes for x in jax.live_arrays()) - before < 1e5
+
+
+def test_out_of_memory_ends_with_numbers_and_advice():
+    text = explain_out_of_memory(small_run(), RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 99 bytes\nmore"))
+    assert text.startswith("a device ran out of memory: RESOURCE_EXHAUSTED: Out of memory allocating 99 bytes\n")
+    for part in ("config.sampler.slots (32)", "config.training.micro_batch (32)", "config.model.remat (now False)",
+                 "KV of responses", "optimizer", "MiB"):
+        assert part in text
+    assert "more" not in text.splitlines()[1]
+
+
+def test_tokenizer_larger_than_the_embedding_is_refused(tmp_path):
+    hundred_million(tmp_path)
+    values = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**values, "vocab_size": 16}))
+    config = methods.apply(Config(), "speed_rloo")
+    config.model.path = str(tmp_path)
+    with pytest.raises(ValueError, match="the tokenizer has 20 ids, the embedding only 16 rows"):
+        dry_run(config)
+
+
+def test_command_plans_a_mesh_that_is_not_there(repo):
+    done = subprocess.run([sys.executable, "experiments/train.py", "--config=configs/embedded_speed_rloo.py", "--dry_run",
+                           "--config.mesh.fsdp=4"], cwd=repo, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    for part in ("100,160 parameters", "4 x cpu", "generation:", "update:", "per device, compiled in", "tokens a step"):
+        assert part in done.stdout

@@ -1,0 +1,226 @@
+"""Faults, injected: what is lost, and that the run goes on or stops with a clear message."""
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from killable import small_config
+
+from rl_speed.memory.group import unpack
+from rl_speed.training.checkpoint import Checkpointer, CheckpointError
+from rl_speed.training.loop import NonFiniteError, Trainer
+from rl_speed.training.metrics import JsonLines, SlowSteps, read_lines
+from rl_speed.training.signals import Stopped
+
+STATE = {"w": jnp.arange(8.0), "step": jnp.int32(7)}
+
+
+def saved(folder, steps=(2, 4), keep=3):
+    saver = Checkpointer(folder, keep)
+    for step in steps:
+        assert saver.save(step, {**STATE, "w": STATE["w"] + step}, {"at": step, "x": np.arange(step)})
+    saver.close()
+
+
+# Checkpoints.
+
+
+@pytest.mark.parametrize("damage", ["truncated", "missing", "garbage", "flipped"])
+@pytest.mark.parametrize("part", ["state", "arrays", "host"])
+def test_damaged_checkpoint_is_skipped_for_the_one_before(tmp_path, caplog, damage, part):
+    saved(tmp_path / "checkpoints")
+    files = [p for p in (tmp_path / "checkpoints" / "4" / part).rglob("*") if p.is_file() and not p.name.startswith("_")]
+    for path in files:
+        data = path.read_bytes()
+        if damage == "missing":
+            path.unlink()
+        elif damage == "flipped":  # one byte of each file
+            at = len(data) // 2
+            path.write_bytes(data[:at] + bytes([data[at] ^ 0x41]) + data[at + 1:] if data else data)
+        else:
+            path.write_bytes(data[:len(data) // 2] if damage == "truncated" else os.urandom(64))
+    again = Checkpointer(tmp_path / "checkpoints", 3)
+    step, state, host = again.restore_newest(STATE)
+    assert step == 2 and host["at"] == 2 and host["x"].tolist() == [0, 1] and state["w"].tolist() == list(range(2, 10))
+    assert "the checkpoint of step 4" in caplog.text and "is damaged" in caplog.text
+    assert (tmp_path / "damaged" / "4").is_dir() and again.latest() == 2
+    assert again.save(4, STATE, {"at": 4})  # its place is free again
+    again.close()
+
+
+def test_all_damaged_is_an_error_and_nothing_moves(tmp_path):
+    saved(tmp_path / "checkpoints")
+    for path in (tmp_path / "checkpoints").glob("*/host/*"):
+        path.write_text("{")
+    again = Checkpointer(tmp_path / "checkpoints", 3)
+    with pytest.raises(CheckpointError, match="all 2 checkpoints in .* are damaged; the newest, step 4"):
+        again.restore_newest(STATE)
+    assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir() if p.name.isdigit()) == ["2", "4"]
+    again.close()
+
+
+def test_checkpoint_of_another_model_is_not_called_damaged(tmp_path):
+    saved(tmp_path / "checkpoints")
+    again = Checkpointer(tmp_path / "checkpoints", 3)
+    with pytest.raises(CheckpointError, match=r"another model or optimizer: 1 of 2 arrays differ, the first being \['w'\]: "
+                                              r"float32\[8\] there, float32\[9\] here"):
+        again.restore_newest({**STATE, "w": jnp.zeros(9)})
+    again.close()
+
+
+LIMITED = """
+import resource, sys, logging
+import jax.numpy as jnp, numpy as np
+from rl_speed.training.checkpoint import Checkpointer
+from rl_speed.training.metrics import JsonLines
+import pathlib
+folder = pathlib.Path(sys.argv[1])
+state = {"w": jnp.arange(100_000.0)}
+saver = Checkpointer(folder / "checkpoints", 2)
+lines = JsonLines(folder / "metrics.jsonl")
+assert saver.save(1, state, {"at": 1}) and saver.wait()
+lines.write(0, {"x": 1})
+size = (folder / "metrics.jsonl").stat().st_size
+resource.setrlimit(resource.RLIMIT_FSIZE, (size + 10, resource.RLIM_INFINITY))
+lines.write(1, {"x": 2})
+fine = saver.save(2, {"w": jnp.asarray(np.random.default_rng(0).random(100_000))}, {"at": 2}) and saver.wait()
+assert not fine and saver.failures == 1 and saver.latest() == 1, (fine, saver.failures, saver.latest())
+assert lines.failures == 1 and (folder / "metrics.jsonl").stat().st_size == size
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+lines.write(2, {"x": 3})
+lines.close()
+assert saver.save(3, state, {"at": 3}) and saver.wait() and saver.latest() == 3
+step, found, host = saver.restore_newest(state)
+assert step == 3 and host["at"] == 3
+saver.close()
+"""
+
+
+def test_no_room_on_the_disk_costs_nothing_that_was_saved(tmp_path):
+    """A limit on the size of files stands for the full disk: writes fail in the same places, in C++ too."""
+    done = subprocess.run([sys.executable, "-c", LIMITED, str(tmp_path)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "checkpoint" in done.stderr and "could not be saved" in done.stderr and "newest checkpoint is that of step 1" in done.stderr
+    assert [line["step"] for line in read_lines(tmp_path / "metrics.jsonl")] == [0, 1, 2]  # late, but all of them
+
+
+# The run.
+
+
+def test_failing_saves_do_not_end_a_run(tmp_path, monkeypatch):
+    trainer = Trainer(small_config(steps=6), tmp_path)
+    save = trainer._checkpoints._manager.save
+
+    def failing(step, **kwargs):
+        if step == 4:
+            raise OSError(28, "No space left on device")
+        return save(step, **kwargs)
+
+    monkeypatch.setattr(trainer._checkpoints._manager, "save", failing)
+    summary = trainer.run()
+    assert summary["steps"] == 6 and summary["failed_checkpoints"] == 1
+    assert read_lines(tmp_path / "metrics.jsonl")[-1]["process/failed_checkpoints"] == 1
+    assert Checkpointer(tmp_path / "checkpoints", 2).latest() == 6
+
+
+@pytest.mark.parametrize("which", [signal.SIGTERM, signal.SIGINT])
+def test_signals_save_and_stop(tmp_path, which):
+    trainer = Trainer(small_config(steps=8), tmp_path)
+    generate, before = trainer.driver._generate, signal.getsignal(which)
+
+    def generate_and_be_told(*args):
+        if trainer.step == 3:
+            os.kill(os.getpid(), which)
+        return generate(*args)
+
+    trainer.driver._generate = generate_and_be_told
+    with pytest.raises(Stopped, match=f"stopped by {which.name} after step 4, saved in .*: the same command goes on") as caught:
+        trainer.run()
+    assert caught.value.exit_status == 128 + which and signal.getsignal(which) == before
+    assert len(read_lines(tmp_path / "metrics.jsonl")) == 4  # the step under way was finished
+    again = Trainer(small_config(steps=8), tmp_path)
+    assert again.step == 4
+    assert again.run()["steps"] == 8
+
+
+def test_nan_batch_is_kept_for_inspection(tmp_path):
+    config = small_config(steps=8)
+    config.training.max_skipped = 2
+    trainer = Trainer(config, tmp_path)
+    score = trainer.driver._score
+    trainer.driver._score = lambda prompts, drawn: (score(prompts, drawn)[0] * (np.nan if trainer.step >= 2 else 1),
+                                                    score(prompts, drawn)[1])
+    with pytest.raises(NonFiniteError, match="the last 2 updates .*/nonfinite_step4.npz"):
+        trainer.run()
+    with np.load(tmp_path / "nonfinite_step4.npz") as file:
+        groups = unpack({name: file[name] if file[name].ndim else file[name].item() for name in file})
+    assert len(groups) == 4 and np.isnan(groups[0].rewards).any() and groups[0].prompt.text
+    assert [line["skipped"] for line in read_lines(tmp_path / "metrics.jsonl")] == [0, 0, 1, 1]
+
+
+def test_a_slow_step_is_reported_with_what_it_did(tmp_path, caplog):
+    trainer = Trainer(small_config(steps=9), tmp_path)
+    trainer.slow = SlowSteps(floor_s=0.2)
+    score = trainer.driver._score
+
+    def late(prompts, drawn):
+        if trainer.step == 7:
+            time.sleep(3)
+        return score(prompts, drawn)
+
+    trainer.driver._score = late
+    assert trainer.run()["slow_steps"] == 1
+    message, = (r.message for r in caplog.records if "times the median" in r.message)
+    assert message.startswith("step 7 took") and "s: score 3." in message and "generation calls" in message
+
+
+def test_what_is_slow_is_judged_without_compilation():
+    watch = SlowSteps()
+    times = lambda step, compile=0.0: {"time/step": step, "time/compile": compile, "time/update": step}
+    assert all(watch.see(i, times(0.2), {}) is None for i in range(6))
+    assert watch.see(6, times(9.0, 8.8), {}) is None  # it compiled
+    assert watch.see(7, times(0.9), {}) is None  # below the floor of a second, ten times the median or not
+    assert "step 8 took 2.5 s, 12 times the median of 0.20 s" in watch.see(8, times(2.5), {"verifier/timeout": 3})
+
+
+def test_workdir_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match="cannot write to the workdir .Not a directory.; choose a folder"):
+        Trainer(small_config(steps=1), tmp_path / "file" / "run")
+
+
+def test_half_a_line_is_taken_back(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    lines = JsonLines(path)
+    lines.write(0, {"a": 1})
+    lines.close()
+    path.write_text(path.read_text() + '{"step": 1, "a"')
+    again = JsonLines(path, next_step=2)
+    again.write(2, {"a": 3})
+    again.close()
+    assert [json.loads(text) for text in path.read_text().splitlines()] == [{"step": 0, "a": 1}, {"step": 2, "a": 3}]
+
+
+def test_train_says_in_one_line_what_is_wrong(tmp_path, repo):
+    command = [sys.executable, "experiments/train.py", "--config=configs/embedded_speed_rloo.py"]
+    (tmp_path / "file").write_text("")
+    for extra, message in [
+            ([f"--workdir={tmp_path}/file/run"], "cannot write to the workdir (Not a directory)"),
+            ([f"--workdir={tmp_path}/a", "--config.mesh.data=64"], "cannot be split over mesh data=64"),
+            ([f"--workdir={tmp_path}/a", "--config.mesh.tensor=64"], "needs 64 devices"),
+            ([f"--workdir={tmp_path}/a", "--config.model.path=/nowhere"], "/nowhere"),
+            ([f"--workdir={tmp_path}/a", "--config.rule.n_init=1"], "can accept no prompt")]:
+        done = subprocess.run(command + extra, cwd=repo, capture_output=True, text=True)
+        assert done.returncode == 2, done.stderr
+        last = done.stderr.strip().splitlines()[-1]
+        assert last.startswith("error: ") and message in last, done.stderr
+        assert "Traceback" not in done.stderr
+
+

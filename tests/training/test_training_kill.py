@@ -1,0 +1,66 @@
+"""kill -9 at ten moments, then the same command: the run is bit for bit the uninterrupted one."""
+
+import json
+import os
+import pathlib
+import random
+import signal
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+
+from rl_speed.training.metrics import read_lines
+
+SCRIPT = pathlib.Path(__file__).with_name("killable.py")
+
+
+def launch(workdir, *moment):
+    environment = {**os.environ, "XLA_FLAGS": "", "JAX_COMPILATION_CACHE_DIR": jax.config.jax_compilation_cache_dir}
+    return subprocess.run([sys.executable, str(SCRIPT), str(workdir), *map(str, moment)], env=environment, capture_output=True,
+                          text=True)
+
+
+def untimed(value):
+    """Without what is a time or belongs to the process."""
+    if isinstance(value, dict):
+        return {k: untimed(v) for k, v in value.items() if not k.startswith(("time/", "process/")) and not k.endswith("train_s")}
+    return [untimed(v) for v in value] if isinstance(value, list) else value
+
+
+def everything(workdir):
+    """(metrics, rollouts, the last checkpoint: its step, device state, host arrays, host values)."""
+    step = max(int(p.name) for p in (workdir / "checkpoints").iterdir() if p.name.isdigit())
+    folder = workdir / "checkpoints" / str(step)
+    values = json.loads((folder / "host" / "metadata").read_text())
+    values["evaluations"] = json.loads(values["evaluations"])
+    read = ocp.PyTreeCheckpointer().restore
+    return (untimed(read_lines(workdir / "metrics.jsonl")), read_lines(workdir / "rollouts.jsonl"), step, untimed(values),
+            read(folder / "state"), read(folder / "arrays"))
+
+
+def moments(count, seed):
+    rng = random.Random(seed)
+    phases = ["generate", "score", "update", "checkpoint"] * count
+    for phase in phases[:count]:
+        yield phase, rng.randint(1, 3) if phase == "checkpoint" else rng.randint(1, 6), round(rng.uniform(0, 0.15), 3)
+
+
+def test_killed_at_ten_moments_and_resumed(tmp_path):
+    assert launch(tmp_path / "whole").returncode == 0
+    killed = 0
+    for moment in moments(10, seed=1):
+        done = launch(tmp_path / "killed", *moment)
+        assert done.returncode in (0, -signal.SIGKILL), done.stderr[-2000:]
+        killed += done.returncode != 0
+    assert killed == 10, "the run was over before it was killed often enough"
+    last = launch(tmp_path / "killed")
+    assert last.returncode == 0, last.stderr[-2000:]
+    whole, again = everything(tmp_path / "whole"), everything(tmp_path / "killed")
+    assert whole[:4] == again[:4] and whole[2] == 24
+    for mine, other in zip(whole[4:], again[4:]):
+        assert jax.tree.structure(mine) == jax.tree.structure(other)
+        for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(mine), jax.tree.leaves(other)):
+            np.testing.assert_array_equal(np.asarray(a), np.asarray(b), err_msg=jax.tree_util.keystr(path))
