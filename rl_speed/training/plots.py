@@ -30,6 +30,12 @@ def smooth(values: Sequence[float], window: int = 15) -> np.ndarray:
     return (total[at] - total[first]) / (at - first)
 
 
+def running_median(values: Sequence[float], window: int = 15) -> np.ndarray:
+    """Median of the latest `window` values: what a step takes, whatever single steps had to compile."""
+    values = np.asarray(values, float)
+    return np.array([np.median(values[max(i + 1 - window, 0):i + 1]) for i in range(len(values))])
+
+
 def _lines(axis: Any, steps: np.ndarray, records: list[dict], names: dict[str, str], title: str) -> None:
     for name, label in names.items():
         if name in records[0]:
@@ -97,13 +103,13 @@ def _training(plt: Any, records: list[dict], summary: dict, path: Path) -> Path:
     _lines(flat[5], steps, records, {"entropy": "nats"}, "policy entropy per token")
     _lines(flat[6], steps, records, {"generated_tokens": "tokens"}, "generated tokens per step")
     phases = ["generate", "score", "update", "other"]
-    seconds = [smooth([r.get(f"time/{name}", 0.0) for r in records]) for name in phases]
+    seconds = [running_median([r.get(f"time/{name}", 0.0) for r in records]) for name in phases]
     flat[7].stackplot(steps, seconds, labels=phases, alpha=0.8)
-    # The first steps compile; they would flatten the rest.
-    flat[7].set_ylim(0, 1.5 * np.median([r["time/step"] for r in records]))
-    flat[7].set_title("seconds per step by phase")
+    # The first step compiles; it would flatten the rest.
+    flat[7].set_ylim(0, 1.1 * np.max(np.sum(seconds, axis=0)[min(5, len(steps) - 1):]))
+    flat[7].set_title("seconds per step by phase (running median)")
     flat[7].set_xlabel("step")
-    flat[7].legend(loc="upper right")
+    flat[7].legend(loc="upper left")
     figure.suptitle(f"{summary['method']}, seed {summary['seed']}")
     figure.savefig(path)
     plt.close(figure)

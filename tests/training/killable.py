@@ -9,12 +9,7 @@ import signal
 import sys
 import threading
 
-os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "")
-
 import jax
-
-jax.config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 from rl_speed import methods
 from rl_speed.presets import embedded
@@ -49,6 +44,8 @@ def kill_at(trainer, phase, nth, delay_s):
 
 
 if __name__ == "__main__":
+    jax.config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     trainer = Trainer(small_config(steps=24), sys.argv[1])
     if len(sys.argv) > 2:
         kill_at(trainer, sys.argv[2], int(sys.argv[3]), float(sys.argv[4]))
