@@ -122,6 +122,9 @@ class MathVerifier:
         values, causes = self._pool.score_detailed(
             [(response, gold, *self._options) for response, gold in zip(responses, golds)]
         )
+        if lost := {c: causes.count(c) for c in ("timeout", "crash", "memory", "exception") if c in causes}:
+            _log.warning("%s of %d responses could not be graded and earn 0", ", ".join(f"{n} ({c})" for c, n in lost.items()),
+                         len(responses))
         unparsable = {gold for gold, cause in zip(golds, causes) if cause == "gold_unparsable"}
         for gold in sorted(unparsable - self.unparsable_golds):
             _log.warning("gold answer %r cannot be parsed; only the same text matches it", gold)

@@ -1,16 +1,17 @@
 """Sampling rules, the compiled sampler, and the tables it takes. Imports nothing beyond jax, flax.struct and numpy."""
 
+from rl_speed.sampling.adaptive import sample_adaptive
 from rl_speed.sampling.lockstep import sample_lockstep
 from rl_speed.sampling.rules import Dynamic, Rule, Speed, Uniform, compiled_decide
 from rl_speed.sampling.sampler import sample
 from rl_speed.sampling.sharded import sample_sharded
-from rl_speed.sampling.tables import build_contexts, build_requests
-from rl_speed.sampling.types import (ACCEPTED, CLOSED, COMPLETE, OPEN, REJECTED, SCREENING, Contexts, Counts, Decision,
-                                     Decoder, Requests, RuleState, Samples, SamplerConfig)
+from rl_speed.sampling.tables import build_contexts, build_prompts, build_requests
+from rl_speed.sampling.types import (ACCEPTED, CLOSED, COMPLETE, OPEN, REJECTED, SCREENING, AdaptiveSamples, Contexts, Counts,
+                                     Decision, Decoder, Prompts, Requests, RuleState, Samples, SamplerConfig)
 
 __all__ = [
-    "ACCEPTED", "CLOSED", "COMPLETE", "OPEN", "REJECTED", "SCREENING", "Contexts", "Counts", "Decision", "Decoder",
-    "Dynamic", "Requests", "Rule", "RuleState", "Samples", "SamplerConfig", "Speed", "Uniform", "build_contexts",
-    "build_requests", "compiled_decide", "sample", "sample_lockstep",
+    "ACCEPTED", "CLOSED", "COMPLETE", "OPEN", "REJECTED", "SCREENING", "AdaptiveSamples", "Contexts", "Counts", "Decision",
+    "Decoder", "Dynamic", "Prompts", "Requests", "Rule", "RuleState", "Samples", "SamplerConfig", "Speed", "Uniform",
+    "build_contexts", "build_prompts", "build_requests", "compiled_decide", "sample", "sample_adaptive", "sample_lockstep",
     "sample_sharded",
 ]

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from rl_speed.sampling.logits import request_keys
-from rl_speed.sampling.sampler import check_shapes, decode_one, empty_output, idle_slots, prefill_pool, refill
+from rl_speed.sampling.sampler import check_shapes, decode_one, empty_output, idle_slots, prefill_pool, refill, requests_of
 from rl_speed.sampling.types import Array, Contexts, Decoder, Requests, Samples, SamplerConfig
 
 
@@ -35,8 +35,8 @@ def sample_lockstep(decoder: Decoder, params, contexts: Contexts, requests: Requ
         def step(state):
             slots, cache, output, (steps, slot_steps, queue_steps, queue_slot_steps) = state
             busy = jnp.sum(slots.request < capacity, dtype=jnp.int32)
-            slots, cache, output = decode_one(decoder, params, context_kv, cache, slots, output, requests, keys_R,
-                                              config)
+            slots, cache, output, _ = decode_one(decoder, params, context_kv, cache, slots, output,
+                                                 requests_of(slots, requests, keys_R), config)
             return slots, cache, output, (steps + 1, slot_steps + busy, queue_steps + waiting,
                                           queue_slot_steps + busy * waiting)
 

@@ -26,6 +26,18 @@ class Slots(NamedTuple):
     suffix_length: Array  # fed so far, which is also the index of the token drawn next
 
 
+class SlotRequests(NamedTuple):
+    """The request of each slot, [S] each; anything valid for an idle slot.
+
+    `context` is a row of the context pool, `context_length` the tokens it attends to, `key` the request's.
+    """
+
+    context: Array
+    context_length: Array
+    max_new: Array
+    key: Array
+
+
 class Output(NamedTuple):
     """Rows of the result, as in `Samples`."""
 
@@ -87,25 +99,24 @@ def refill(slots: Slots, queue_next: Array, requests: Requests, first_token_R: A
                  suffix_length=jnp.where(taken, 0, slots.suffix_length)), queue_next + jnp.sum(taken, dtype=jnp.int32), taken
 
 
-def decode_one(decoder: Decoder, params, context_kv, cache, slots: Slots, output: Output, requests: Requests,
-               keys_R: Array, config: SamplerConfig):
+def decode_one(decoder: Decoder, params, context_kv, cache, slots: Slots, output: Output, mine: SlotRequests,
+               config: SamplerConfig):
     """One token in every busy slot, written to its request's row; slots whose request ended become idle.
 
-    Returns (slots, cache, output).
+    Returns (slots, cache, output, ended bool[S]).
     """
-    capacity = requests.context.shape[0]
+    capacity = output.lengths.shape[0]
     active = slots.request < capacity
-    row = jnp.minimum(slots.request, capacity - 1)
-    logits, cache = decoder.decode(params, context_kv, cache, slots.token, requests.context[row],
-                                   requests.context_length[row] - 1, slots.suffix_length, active)
+    logits, cache = decoder.decode(params, context_kv, cache, slots.token, mine.context, mine.context_length - 1,
+                                   slots.suffix_length, active)
     with jax.named_scope("draw"):
-        u = uniforms(keys_R[row], slots.suffix_length)
+        u = uniforms(mine.key, slots.suffix_length)
         token, logprob, kept = draw(logits, u, config)
     is_end = jnp.zeros_like(active)
     for end in config.end_tokens:
         is_end |= token == end
     length = slots.suffix_length + 1
-    ended = active & (is_end | (length >= requests.max_new[row]))
+    ended = active & (is_end | (length >= mine.max_new))
     # Idle slots point at row `capacity`, which "drop" ignores. No two slots hold the same request.
     put = lambda x, at, value: x.at[at].set(value, mode="drop")
     cell = (slots.request, slots.suffix_length)
@@ -115,7 +126,13 @@ def decode_one(decoder: Decoder, params, context_kv, cache, slots: Slots, output
     if config.truncates:
         output = output._replace(kept_logmass=put(output.kept_logmass, cell, kept))
     slots = Slots(request=jnp.where(ended, capacity, slots.request), token=token, suffix_length=length)
-    return slots, cache, output
+    return slots, cache, output, ended
+
+
+def requests_of(slots: Slots, requests: Requests, keys_R: Array) -> SlotRequests:
+    """The table's rows that the slots hold."""
+    row = jnp.minimum(slots.request, requests.context.shape[0] - 1)
+    return SlotRequests(requests.context[row], requests.context_length[row], requests.max_new[row], keys_R[row])
 
 
 def check_shapes(contexts: Contexts, requests: Requests) -> None:
@@ -166,7 +183,8 @@ def sample(decoder: Decoder, params, contexts: Contexts, requests: Requests, key
         slots, queue_next, cache, output, (steps, slot_steps, queue_steps, queue_slot_steps) = state
         busy = jnp.sum(slots.request < capacity, dtype=jnp.int32)
         waiting = queue_next < requests.count
-        slots, cache, output = decode_one(decoder, params, context_kv, cache, slots, output, requests, keys_R, config)
+        slots, cache, output, _ = decode_one(decoder, params, context_kv, cache, slots, output,
+                                             requests_of(slots, requests, keys_R), config)
         slots, queue_next, taken = refill(slots, queue_next, requests, first_token_R)
         start = output.start_step.at[jnp.where(taken, slots.request, capacity)].set(steps + 1, mode="drop")
         stats = (steps + 1, slot_steps + busy, queue_steps + waiting, queue_slot_steps + busy * waiting)

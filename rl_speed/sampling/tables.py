@@ -1,10 +1,12 @@
 """Host-side construction of the sampler's tables from ragged lists, with checks that name the offending row."""
 
 from collections.abc import Sequence
+from typing import Any
 
+import jax
 import numpy as np
 
-from rl_speed.sampling.types import Contexts, Requests
+from rl_speed.sampling.types import Contexts, Prompts, Requests
 
 
 def build_contexts(tokens: Sequence[np.ndarray], capacity: int, length: int) -> Contexts:
@@ -22,6 +24,28 @@ def build_contexts(tokens: Sequence[np.ndarray], capacity: int, length: int) -> 
         table[row, :len(ids)] = ids
         lengths[row] = len(ids)
     return Contexts(tokens=table, lengths=lengths, count=np.int32(len(tokens)))
+
+
+def build_prompts(tokens: Sequence[np.ndarray], visit: Sequence[int], answer: Any, capacity: int, length: int,
+                  budget: Sequence[int] | None = None) -> Prompts:
+    """Pad candidates for `sample_adaptive` to `capacity` rows of `length` tokens.
+
+    Args:
+      answer: a pytree of arrays with a row per candidate, padded with zeros.
+
+    Raises ValueError as `build_contexts`, and where `visit`, `budget` or an answer has another number of rows.
+    """
+    contexts, count = build_contexts(tokens, capacity, length), len(tokens)
+
+    def pad(values: Any, name: str) -> np.ndarray:
+        values = np.asarray(values)
+        if values.shape[:1] != (count,):
+            raise ValueError(f"{name} must have a row for each of the {count} candidates, got shape {values.shape}")
+        return np.pad(values, ((0, capacity - count),) + ((0, 0),) * (values.ndim - 1))
+
+    return Prompts(tokens=contexts.tokens, lengths=contexts.lengths, visit=pad(visit, "visit").astype(np.int32),
+                   answer=jax.tree.map(lambda x: pad(x, "answer"), answer), count=contexts.count,
+                   budget=None if budget is None else pad(budget, "budget").astype(np.int32))
 
 
 def build_requests(context: Sequence[int], visit: Sequence[int], sample_index: Sequence[int], contexts: Contexts,

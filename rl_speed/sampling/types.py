@@ -49,6 +49,8 @@ class SamplerConfig:
       end_tokens: ids that end a response; the end token is part of it.
       prefill_chunk: contexts prefilled together; 0 prefills the pool in one piece. With chunks, contexts beyond the
         number in use cost nothing.
+      context_pool: `sample_adaptive`: contexts whose KV exists at once; 0: those of all candidates. Fewer are filled again,
+        inside the loop, as prompts are decided.
     """
 
     slots: int
@@ -58,6 +60,7 @@ class SamplerConfig:
     top_p: float = 1.0
     end_tokens: tuple[int, ...] = ()
     prefill_chunk: int = 0
+    context_pool: int = 0
 
     def __post_init__(self):
         object.__setattr__(self, "end_tokens", tuple(int(t) for t in self.end_tokens))
@@ -68,6 +71,7 @@ class SamplerConfig:
             ("top_k", self.top_k >= 0, "0 (off) or more"),
             ("top_p", 0 < self.top_p <= 1, "in (0, 1]"),
             ("prefill_chunk", self.prefill_chunk >= 0, "0 (one piece) or more"),
+            ("context_pool", self.context_pool >= 0, "0 (all candidates) or more"),
         ):
             if not ok:
                 raise ValueError(f"sampler.{name} must be {want}, got {getattr(self, name)!r}")
@@ -142,6 +146,52 @@ class Samples:
     slot_steps: Array
     queue_steps: Array
     queue_slot_steps: Array
+
+
+@struct.dataclass
+class Prompts:
+    """Candidates for `sample_adaptive`, in launch order, of static capacity P and dynamic length `count`.
+
+    Attributes:
+      tokens: i32[P, L], right-padded. lengths: i32[P], tokens in use, at least 1.
+      visit: i32[P], serial number of the prompt's departure from the stream.
+      answer: a pytree of arrays [P, ...], what `verify` compares with.
+      count: i32[], rows in use.
+      budget: i32[P] or None, samples each prompt may have, for rules that take one.
+    """
+
+    tokens: Array
+    lengths: Array
+    visit: Array
+    answer: Any
+    count: Array
+    budget: Array | None = None
+
+
+@struct.dataclass
+class AdaptiveSamples(Samples):
+    """What `sample_adaptive` returns: row p * N + i is sample i of candidate p, N being the rule's `max_samples`.
+
+    The first `consumed` candidates were decided; those behind them were not sampled as far as the caller is concerned (their
+    rows are zero unless the surplus is kept), and belong back into the stream.
+
+    Attributes (besides those of `Samples`; `queue_steps` counts iterations in which samples waited for a slot):
+      rewards: f32[R], the verifier's verdicts.
+      status: i32[P], COMPLETE, REJECTED, or OPEN for what was not decided.
+      selected: bool[P], the groups asked for: complete, the first `target` of them in launch order.
+      consumed: i32[], candidates used up.
+      missing: i32[], groups short of the target because the candidates ran out.
+      wasted_tokens: i32[], tokens drawn for candidates behind `consumed`.
+      head_of_line_steps: i32[], iterations in which enough groups were complete but an earlier candidate was undecided.
+    """
+
+    rewards: Array
+    status: Array
+    selected: Array
+    consumed: Array
+    missing: Array
+    wasted_tokens: Array
+    head_of_line_steps: Array
 
 
 @struct.dataclass

@@ -1,0 +1,294 @@
+"""The in-loop driver: a sampling rule and a verifier inside the compiled decode loop.
+
+Prompts are screened, judged and continued in one call, so that every sample is drawn by the current policy and nothing has to
+wait for the host. One `lax.while_loop`; each iteration
+
+1. prefills the next candidates, if slots would otherwise idle and contexts are free;
+2. hands idle slots their next sample: continuations before screening, both in launch order;
+3. decodes one token in every slot;
+4. verifies the samples that ended, and asks the rule about every prompt whose samples are all in.
+
+The loop ends when the first `target` accepted prompts in launch order are complete and every prompt before them is decided.
+That makes the result a function of keys, prompts and weights alone: neither the number of slots nor which sample ended first
+has a say. What was drawn beyond that point was speculation; it is discarded, and counted.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from rl_speed.sampling.logits import request_keys
+from rl_speed.sampling.rules import Rule
+from rl_speed.sampling.sampler import Output, SlotRequests, Slots, decode_one, empty_output, idle_slots
+from rl_speed.sampling.types import (ACCEPTED, COMPLETE, OPEN, AdaptiveSamples, Array, Counts, Decoder, Prompts,
+                                     RuleState, SamplerConfig)
+
+# (tokens i32[S, T], lengths i32[S], answer: pytree of [S, ...]) -> rewards f32[S]; right where above one half.
+Verify = Callable[[Array, Array, Any], Array]
+
+
+class Pool(NamedTuple):
+    """The contexts whose KV is held: entry c holds the candidate `prompt[c]` (P where none)."""
+
+    kv: Any
+    prompt: Array  # i32[C]
+    entry: Array  # i32[P], where each candidate is held; C where it is not
+    loaded: Array  # i32[], candidates prefilled so far, in launch order
+
+
+class Book(NamedTuple):
+    """What is known of each candidate: `want` i32[P] samples to launch in all, and the rule's verdict."""
+
+    counts: Counts
+    want: Array
+    status: Array
+    rule: RuleState
+
+
+class Statistics(NamedTuple):
+    steps: Array
+    slot_steps: Array
+    queue_steps: Array
+    queue_slot_steps: Array
+    head_of_line: Array
+
+
+class State(NamedTuple):
+    slots: Slots
+    pool: Pool
+    cache: Any
+    output: Output
+    rewards: Array
+    book: Book
+    statistics: Statistics
+    going: Array  # bool[]
+
+
+def before(x_P: Array) -> Array:
+    """Sum over all earlier candidates, i32[P]."""
+    x_P = x_P.astype(jnp.int32)
+    return jnp.cumsum(x_P) - x_P
+
+
+def accepted(book: Book) -> Array:
+    """bool[P]: candidates that are complete or will be."""
+    return (book.status == COMPLETE) | ((book.status == OPEN) & (book.rule.phase == ACCEPTED))
+
+
+def available(book: Book, pool: Pool, target: int, pool_size: int) -> Array:
+    """i32[P]: samples that each candidate could launch now."""
+    allowed = (book.status == OPEN) & (pool.entry < pool_size)
+    if target:
+        allowed &= before(accepted(book)) < target
+    return jnp.where(allowed, book.want - book.counts.launched, 0)
+
+
+def launch(slots: Slots, book: Book, pool: Pool, output: Output, prompts: Prompts, per_prompt: int, target: int,
+           step: Array) -> tuple[Slots, Book, Output, Array]:
+    """Give idle slots their next samples. Returns (slots, book, output, samples that still wait)."""
+    candidates, capacity = book.status.shape[0], output.lengths.shape[0]
+    spare = available(book, pool, target, pool.prompt.shape[0])
+    continues = (book.rule.phase == ACCEPTED) | (book.rule.round > 0)
+    order = jnp.concatenate([jnp.where(continues, spare, 0), jnp.where(continues, 0, spare)])
+    total = jnp.cumsum(order)
+    idle = slots.request == capacity
+    rank = jnp.cumsum(idle, dtype=jnp.int32) - 1
+    taken = idle & (rank < total[-1])
+    place = jnp.minimum(jnp.searchsorted(total, rank, side="right", method="scan_unrolled"), 2 * candidates - 1)
+    prompt = place % candidates
+    index = rank - (total[place] - order[place]) + book.counts.launched[prompt]
+    request = jnp.where(taken, prompt * per_prompt + index, slots.request)
+    last = prompts.tokens[prompt, jnp.maximum(prompts.lengths[prompt] - 1, 0)]
+    launched = book.counts.launched.at[jnp.where(taken, prompt, candidates)].add(1, mode="drop")
+    start = output.start_step.at[jnp.where(taken, request, capacity)].set(step, mode="drop")
+    slots = Slots(request=request, token=jnp.where(taken, last, slots.token),
+                  suffix_length=jnp.where(taken, 0, slots.suffix_length))
+    return (slots, book._replace(counts=book.counts.replace(launched=launched)), output._replace(start_step=start),
+            total[-1] - jnp.sum(taken, dtype=jnp.int32))
+
+
+def judge(book: Book, rule: Rule, prompt: Array, ended: Array, right: Array) -> Book:
+    """Count the samples that ended, and ask the rule about candidates whose samples are all in."""
+    candidates = book.status.shape[0]
+    add = lambda x, which: x.at[jnp.where(which, prompt, candidates)].add(1, mode="drop")
+    counts = book.counts.replace(done=add(book.counts.done, ended), positive=add(book.counts.positive, ended & right))
+    asked = (book.status == OPEN) & (counts.launched > 0) & (counts.done == counts.launched) & (counts.launched == book.want)
+    decision, rule_state = rule.decide(counts, book.rule)
+    keep = lambda new, old: jax.tree.map(lambda a, b: jnp.where(asked, a, b), new, old)
+    return Book(counts, keep(decision.want, book.want), keep(decision.status, book.status), keep(rule_state, book.rule))
+
+
+def settled(book: Book, count: Array, target: int) -> tuple[Array, Array]:
+    """(candidates consumed i32[], whether that is all there is to do bool[])."""
+    candidates = book.status.shape[0]
+    at = jnp.arange(candidates)
+    undecided = (book.status == OPEN) & (at < count)
+    prefix = jnp.where(undecided.any(), jnp.argmax(undecided), count).astype(jnp.int32)
+    if not target:
+        return prefix, prefix == count
+    complete = (book.status == COMPLETE) & (at < prefix)
+    enough = jnp.sum(complete) >= target
+    # The place behind the target-th complete group.
+    last = jnp.argmax(jnp.cumsum(complete) >= target) + 1
+    return jnp.where(enough, last, prefix).astype(jnp.int32), enough | (prefix == count)
+
+
+def make_load(decoder: Decoder, params: Any, prompts: Prompts, chunk: int, pool_size: int):
+    """(pool) -> pool with the next candidates prefilled into free entries, and what tells whether any are free."""
+    candidates = prompts.tokens.shape[0]
+
+    def free(pool: Pool, status: Array) -> Array:
+        return (pool.prompt == candidates) | (status[jnp.minimum(pool.prompt, candidates - 1)] != OPEN)
+
+    def load(pool: Pool, status: Array) -> Pool:
+        entries = jnp.nonzero(free(pool, status), size=chunk, fill_value=pool_size)[0].astype(jnp.int32)
+        new = pool.loaded + jnp.arange(chunk, dtype=jnp.int32)
+        fits = (new < prompts.count) & (entries < pool_size)
+        row = jnp.minimum(new, candidates - 1)
+        kv = decoder.prefill(params, prompts.tokens[row], prompts.lengths[row])[0]
+        entries, drop = jnp.where(fits, entries, pool_size), jnp.where(fits, new, candidates)
+        # An entry's last tenant is decided; it is forgotten, so that nothing is launched from another's context.
+        old = jnp.where(entries < pool_size, pool.prompt[jnp.minimum(entries, pool_size - 1)], candidates)
+        place = pool.entry.at[old].set(pool_size, mode="drop").at[drop].set(entries, mode="drop")
+        return Pool(kv=jax.tree.map(lambda a, b: a.at[entries].set(b, mode="drop"), pool.kv, kv),
+                    prompt=pool.prompt.at[entries].set(new, mode="drop"), entry=place,
+                    loaded=pool.loaded + jnp.sum(fits, dtype=jnp.int32))
+
+    def room(pool: Pool, status: Array) -> Array:
+        return jnp.sum(free(pool, status)) >= jnp.minimum(chunk, prompts.count - pool.loaded)
+
+    shapes = jax.eval_shape(lambda: decoder.prefill(params, prompts.tokens[:chunk], prompts.lengths[:chunk])[0])
+    empty = Pool(kv=jax.tree.map(lambda x: jnp.zeros((pool_size, *x.shape[1:]), x.dtype), shapes),
+                 prompt=jnp.full((pool_size,), candidates, jnp.int32),
+                 entry=jnp.full((candidates,), pool_size, jnp.int32), loaded=jnp.int32(0))
+    return load, room, empty
+
+
+def check_prompts(prompts: Prompts, rule: Rule, target: int, config: SamplerConfig) -> None:
+    """Raise ValueError, naming the field, where shapes or settings disagree."""
+    size = prompts.lengths.shape
+    if prompts.tokens.ndim != 2 or len(size) != 1 or prompts.tokens.shape[:1] != size or prompts.visit.shape != size:
+        raise ValueError(f"Prompts.tokens must be [P, L], lengths and visit [P]; got {prompts.tokens.shape}, {size}, "
+                         f"{prompts.visit.shape}")
+    for leaf in jax.tree.leaves(prompts.answer):
+        if leaf.shape[:1] != size:
+            raise ValueError(f"every array of Prompts.answer must have {size[0]} rows, got shape {leaf.shape}")
+    if target < 0:
+        raise ValueError(f"target must be 0 (all candidates) or more, got {target}")
+    if config.truncates or config.temperature == 0:
+        raise ValueError("sample_adaptive draws training samples: temperature above 0, top_k=0, top_p=1 (see SamplerConfig)")
+
+
+@functools.partial(jax.jit, static_argnames=("decoder", "rule", "verify", "target", "config", "surplus"))
+def sample_adaptive(decoder: Decoder, params: Any, prompts: Prompts, rule: Rule, verify: Verify, target: int, key: Array,
+                    config: SamplerConfig, surplus: str = "discard") -> tuple[AdaptiveSamples, Counts]:
+    """Draw what the rule wants of each candidate, until `target` groups are complete.
+
+    Compiles once per (decoder, rule, verify, target, config, shapes). The groups are those of running the rule prompt by prompt
+    in launch order and taking the first `target` that it completes (SPEED, Algorithm 1), whatever the number of slots.
+
+    Args:
+      decoder: the policy (static). params: its weights, as its functions take them before `prepare`.
+      prompts: the candidates, in launch order.
+      rule: static. verify: static, jittable: (tokens i32[S, T], lengths i32[S], answer pytree of [S, ...]) -> rewards f32[S], a
+        sample being right where its reward is above one half. It must be hashable by what it computes (a frozen dataclass, a
+        module-level function): a new lambda is a new compilation.
+      target: complete groups to return, static; 0 decides all candidates (Reinforce-Ada on a fixed batch).
+      key: a typed PRNG key: the run's, never a step's.
+      config: static. `slots` rows decode; `context_pool` and `prefill_chunk` bound the prompts' KV.
+      surplus: "discard" zeroes what was drawn beyond the last group; "keep" leaves it for the caller, as off-policy data of
+        later steps, outside the guarantees above.
+
+    Returns:
+      (samples, counts i32[P] each). See `AdaptiveSamples`.
+    """
+    check_prompts(prompts, rule, target, config)
+    if surplus not in ("discard", "keep"):
+        raise ValueError(f'surplus must be "discard" or "keep", got {surplus!r}')
+    candidates, per_prompt = prompts.lengths.shape[0], rule.max_samples
+    capacity = candidates * per_prompt
+    pool_size = min(config.context_pool or candidates, candidates)
+    chunk = min(config.prefill_chunk or pool_size, pool_size)
+    params = decoder.prepare(params)
+    load, room, pool = make_load(decoder, params, prompts, chunk, pool_size)
+    keys_R = request_keys(key, jnp.repeat(prompts.visit, per_prompt), jnp.tile(jnp.arange(per_prompt), candidates))
+    zeros, zero = jnp.zeros((candidates,), jnp.int32), jnp.int32(0)
+    rule_state = rule.init(candidates, prompts.budget)
+    counts = Counts(launched=zeros, done=zeros, positive=zeros)
+    first = rule.decide(counts, rule_state)[0]
+    used = jnp.arange(candidates) < prompts.count
+    book = Book(counts, jnp.where(used, first.want, 0), jnp.full((candidates,), OPEN, jnp.int32), rule_state)
+
+    def prefill_more(state: State) -> State:
+        idle = jnp.sum(state.slots.request == capacity)
+
+        def needed(pool: Pool):
+            waiting = jnp.sum(available(state.book, pool, target, pool_size))
+            useful = (waiting < idle) & (pool.loaded < prompts.count) & room(pool, state.book.status)
+            # What is loaded comes before what is not: with `target` accepted there, nothing more can start.
+            return useful & (jnp.sum(accepted(state.book)) < target) if target else useful
+
+        with jax.named_scope("prefill"):
+            pool = jax.lax.while_loop(needed, lambda pool: load(pool, state.book.status), state.pool)
+        return state._replace(pool=pool)
+
+    def body(state: State) -> State:
+        any_idle = jnp.any(state.slots.request == capacity)
+        state = jax.lax.cond(any_idle & (state.pool.loaded < prompts.count), prefill_more, lambda s: s, state)
+        slots, book, output, waiting = launch(state.slots, state.book, state.pool, state.output, prompts, per_prompt, target,
+                                              state.statistics.steps)
+        row = jnp.minimum(slots.request, capacity - 1)
+        prompt = row // per_prompt
+        mine = SlotRequests(context=jnp.minimum(state.pool.entry[prompt], pool_size - 1),
+                            context_length=prompts.lengths[prompt],
+                            max_new=jnp.full(row.shape, config.max_new, jnp.int32), key=keys_R[row])
+        busy = jnp.sum(slots.request < capacity, dtype=jnp.int32)
+        slots, cache, output, ended = decode_one(decoder, params, state.pool.kv, state.cache, slots, output, mine, config)
+
+        def score(rewards: Array, book: Book) -> tuple[Array, Book, Array]:
+            with jax.named_scope("verify"):
+                answer = jax.tree.map(lambda x: x[prompt], prompts.answer)
+                reward_S = verify(output.tokens[row], output.lengths[row], answer).astype(jnp.float32)
+            rewards = rewards.at[jnp.where(ended, row, capacity)].set(reward_S, mode="drop")
+            book = judge(book, rule, prompt, ended, reward_S > 0.5)
+            return rewards, book, ~settled(book, prompts.count, target)[1]
+
+        rewards, book, going = jax.lax.cond(jnp.any(ended), score, lambda rewards, book: (rewards, book, state.going),
+                                            state.rewards, book)
+        s, waits = state.statistics, waiting > 0
+        enough = (jnp.sum(book.status == COMPLETE) >= target) if target else jnp.bool_(False)
+        statistics = Statistics(s.steps + 1, s.slot_steps + busy, s.queue_steps + waits, s.queue_slot_steps + busy * waits,
+                                s.head_of_line + (enough & going))
+        # A rule that wants nothing more of an open prompt would leave all slots idle for ever.
+        return State(slots, state.pool, cache, output, rewards, book, statistics, going & (busy > 0))
+
+    with jax.named_scope("adaptive_loop"):
+        state = State(idle_slots(config.slots, capacity), pool, decoder.init_cache(config.slots, config.max_new),
+                      empty_output(capacity, config.max_new), jnp.zeros((capacity,), jnp.float32), book,
+                      Statistics(zero, zero, zero, zero, zero), prompts.count > 0)
+        state = jax.lax.while_loop(lambda s: s.going, body, state)
+    return finish(state, prompts, per_prompt, target, surplus)
+
+
+def finish(state: State, prompts: Prompts, per_prompt: int, target: int, surplus: str) -> tuple[AdaptiveSamples, Counts]:
+    """What the caller gets: everything behind the last group removed, or marked."""
+    book, output, s = state.book, state.output, state.statistics
+    candidates = book.status.shape[0]
+    consumed, _ = settled(book, prompts.count, target)
+    kept = jnp.arange(candidates) < consumed
+    complete = (book.status == COMPLETE) & kept
+    selected = complete & (before(complete) < target) if target else complete
+    kept_R = jnp.repeat(kept, per_prompt)
+    wasted = jnp.sum(jnp.where(kept_R, 0, output.lengths))
+    rewards, status, counts = state.rewards, book.status, book.counts
+    if surplus == "discard":
+        clear = lambda x, keep: jnp.where(keep.reshape(-1, *(1,) * (x.ndim - 1)), x, jnp.zeros((), x.dtype))
+        output, rewards = jax.tree.map(lambda x: clear(x, kept_R), (output, rewards))
+        counts, status = jax.tree.map(lambda x: clear(x, kept), (counts, status))
+    missing = jnp.maximum(target - jnp.sum(selected, dtype=jnp.int32), 0) if target else jnp.int32(0)
+    return AdaptiveSamples(**output._asdict(), decode_steps=s.steps, slot_steps=s.slot_steps, queue_steps=s.queue_steps,
+                           queue_slot_steps=s.queue_slot_steps, rewards=rewards, status=status, selected=selected,
+                           consumed=consumed, missing=missing, wasted_tokens=wasted, head_of_line_steps=s.head_of_line), counts

@@ -1,0 +1,156 @@
+"""The in-loop driver against Algorithm 1 in plain Python, prompt by prompt, and its invariances."""
+
+import sys
+from fractions import Fraction
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rl_speed.sampling import (COMPLETE, OPEN, REJECTED, Dynamic, SamplerConfig, Speed, Uniform, build_contexts, build_prompts,
+                               build_requests, sample, sample_adaptive)
+
+sys.path.insert(0, str(Path(__file__).parent))
+import toy_policy as toy  # noqa: E402
+
+SLOTS, MAX_NEW, PROMPTS, LENGTH = 5, 7, 12, 6
+CONFIG = SamplerConfig(slots=SLOTS, max_new=MAX_NEW, end_tokens=(toy.END,), temperature=0.9)
+KEY = jax.random.key(11)
+
+
+def verify(tokens, lengths, answer):
+    """Right for about answer / 7 of all responses; those that hit the limit count like any other."""
+    valid = jnp.arange(tokens.shape[1]) < lengths[:, None]
+    return (jnp.sum(jnp.where(valid, tokens, 0), axis=1) * 5 % 7 < answer).astype(jnp.float32)
+
+
+def make_case(seed, count):
+    rng = np.random.default_rng(seed)
+    tokens = [rng.integers(0, toy.VOCAB, rng.integers(1, LENGTH + 1)) for _ in range(count)]
+    return tokens, rng.choice(1000, count, replace=False), rng.choice([0, 1, 2, 4, 6, 7], count)
+
+
+def prompts_of(case):
+    tokens, visits, answers = case
+    return build_prompts(tokens, visits, answers.astype(np.int32), PROMPTS, LENGTH)
+
+
+def all_samples(case, per_prompt):
+    """Every sample that anyone could ask for, drawn by the plain sampler: (tokens, lengths, right), [P][N]."""
+    tokens, visits, answers = case
+    contexts = build_contexts(tokens, PROMPTS, LENGTH)
+    repeat = lambda x: np.repeat(x, per_prompt)
+    requests = build_requests(repeat(np.arange(len(tokens))), repeat(visits), np.tile(np.arange(per_prompt), len(tokens)),
+                              contexts, PROMPTS * per_prompt, MAX_NEW)
+    drawn = sample(toy.DECODER, toy.params(), contexts, requests, KEY, CONFIG)
+    rows = len(tokens) * per_prompt
+    right = verify(drawn.tokens[:rows], drawn.lengths[:rows], jnp.asarray(repeat(answers)))
+    shape = lambda x: np.asarray(x)[:rows].reshape(len(tokens), per_prompt, *x.shape[1:])
+    return shape(drawn.tokens), shape(drawn.lengths), shape(drawn.logprobs), shape(right) > 0.5
+
+
+def algorithm(rule, right):
+    """(samples drawn, complete or rejected) of one prompt, from the papers' words."""
+    if isinstance(rule, Uniform):
+        return rule.n, COMPLETE
+    if isinstance(rule, Dynamic):
+        return rule.n, COMPLETE if 0 < sum(right[:rule.n]) < rule.n else REJECTED
+    rate = Fraction(int(sum(right[:rule.n_init])), rule.n_init)
+    if rule.low < rate < rule.high:
+        return rule.n_init + rule.n_cont, COMPLETE
+    return rule.n_init, REJECTED
+
+
+CASES = [(Speed(4, 3), 3, {}), (Speed(3, 3), 4, {"context_pool": 4, "prefill_chunk": 2}), (Speed(4, 0), 2, {}),
+         (Speed(4, 3, 0.25, 0.75), 0, {"context_pool": 3}), (Speed(4, 0, -np.inf, np.inf), 5, {"prefill_chunk": 4}),
+         (Dynamic(4), 3, {"context_pool": 5, "prefill_chunk": 3}), (Uniform(5), 4, {}), (Uniform(3), 0, {"context_pool": 1}),
+         (Speed(2, 5), 3, {"context_pool": 2, "prefill_chunk": 1})]
+
+
+@pytest.mark.parametrize("rule,target,changes", CASES, ids=str)
+def test_groups_are_those_of_the_algorithm(rule, target, changes):
+    config = SamplerConfig(**{**vars(CONFIG), **changes})
+    wasted = 0
+    for seed, count in enumerate([12, 1, 7, 12, 0, 10]):
+        case = make_case(seed, count)
+        got, counts = sample_adaptive(toy.DECODER, toy.params(), prompts_of(case), rule, verify, target, KEY, config)
+        n = rule.max_samples
+        tokens, lengths, logprobs, right = all_samples(case, n) if count else (None,) * 4
+        row, groups = 0, 0
+        for p in range(count):
+            if target and groups == target:
+                break
+            drawn, status = algorithm(rule, right[p])
+            groups += status == COMPLETE
+            row = p + 1
+            assert int(got.status[p]) == status and bool(got.selected[p]) == (status == COMPLETE)
+            assert (int(counts.launched[p]), int(counts.done[p])) == (drawn, drawn)
+            assert int(counts.positive[p]) == right[p][:drawn].sum()
+            mine = slice(p * n, p * n + drawn)
+            np.testing.assert_array_equal(got.tokens[mine], tokens[p][:drawn])
+            np.testing.assert_array_equal(got.lengths[mine], lengths[p][:drawn])
+            np.testing.assert_allclose(got.logprobs[mine], logprobs[p][:drawn], atol=1e-6)
+            np.testing.assert_array_equal(got.rewards[mine], right[p][:drawn])
+            assert not np.any(got.lengths[p * n + drawn:(p + 1) * n])
+        assert int(got.consumed) == row and int(got.selected.sum()) == groups
+        assert int(got.missing) == max(target - groups, 0)
+        # Beyond the last group nothing is left.
+        assert not np.any(got.lengths[row * n:]) and not np.any(got.rewards[row * n:])
+        assert np.all(got.status[row:] == OPEN) and not np.any(counts.launched[row:])
+        assert int(got.slot_steps) == int(got.lengths.sum()) + int(got.wasted_tokens)
+        wasted += int(got.wasted_tokens)
+    assert (wasted > 0) == (target > 0) or rule == Uniform(5)
+
+
+def test_result_does_not_depend_on_slots():
+    rule, case = Speed(4, 3), make_case(1, 12)
+    results = [sample_adaptive(toy.DECODER, toy.params(), prompts_of(case), rule, verify, 3, KEY,
+                               SamplerConfig(**{**vars(CONFIG), "slots": slots})) for slots in (1, 5, 16)]
+    for other, other_counts in results[1:]:
+        for name in ("tokens", "lengths", "rewards", "status", "selected", "consumed"):
+            np.testing.assert_array_equal(getattr(results[0][0], name), getattr(other, name), err_msg=name)
+        assert jax.tree.all(jax.tree.map(np.array_equal, results[0][1], other_counts))
+    # One slot speculates least, sixteen most.
+    assert int(results[0][0].wasted_tokens) < int(results[2][0].wasted_tokens)
+    assert int(results[0][0].decode_steps) > int(results[2][0].decode_steps)
+
+
+def test_surplus_can_be_kept():
+    rule, case = Speed(4, 3), make_case(0, 12)
+    run = lambda surplus: sample_adaptive(toy.DECODER, toy.params(), prompts_of(case), rule, verify, 3, KEY, CONFIG, surplus)
+    (kept, kept_counts), (gone, _) = run("keep"), run("discard")
+    cut = int(gone.consumed)
+    assert cut == int(kept.consumed) and np.array_equal(kept.selected, gone.selected)
+    assert int(kept.lengths.sum()) == int(gone.lengths.sum()) + int(gone.wasted_tokens)
+    assert np.any(kept_counts.launched[cut:])
+
+
+def test_nothing_is_compiled_again_when_candidates_change():
+    rule = Speed(4, 3)
+    run = lambda case: sample_adaptive(toy.DECODER, toy.params(), prompts_of(case), rule, verify, 3, KEY, CONFIG)
+    run(make_case(0, 12))
+    before = sample_adaptive._cache_size()
+    for seed in range(3):
+        run(make_case(seed, 12 - seed))
+    assert sample_adaptive._cache_size() == before
+
+
+@pytest.mark.parametrize("change,message", [
+    (dict(target=-1), "target must be 0"), (dict(surplus="recycle"), "surplus must be"),
+    (dict(config=SamplerConfig(**{**vars(CONFIG), "top_p": 0.9})), "draws training samples"),
+    (dict(prompts=prompts_of(make_case(0, 3)).replace(answer=np.zeros((5,)))), "answer must have 12 rows"),
+    (dict(prompts=prompts_of(make_case(0, 3)).replace(visit=np.zeros((5,)))), "lengths and visit"),
+])
+def test_impossible_calls_are_refused(change, message):
+    arguments = dict(prompts=prompts_of(make_case(0, 3)), rule=Speed(4, 3), verify=verify, target=3, key=KEY, config=CONFIG)
+    with pytest.raises(ValueError, match=message):
+        sample_adaptive(toy.DECODER, toy.params(), **{**arguments, **change})
+
+
+def test_tables_name_what_does_not_fit():
+    with pytest.raises(ValueError, match="visit must have a row for each of the 2 candidates"):
+        build_prompts([[1], [2]], [0], np.zeros(2), 4, 3)
+    with pytest.raises(ValueError, match="answer must have a row"):
+        build_prompts([[1], [2]], [0, 1], {"a": np.zeros(2), "b": np.zeros(3)}, 4, 3)
