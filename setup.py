@@ -32,7 +32,7 @@ setup(
         "tpu": ["jax[tpu]>=0.10.2,<0.13"],
         # Not the package called "jetstream", which is an unrelated tool.
         "jetstream": ["google-jetstream==0.2.2"],
-        "dev": ["pytest>=8"],
+        "dev": ["pytest>=8", "pytest-xdist>=3"],
         # An independent reference for a few tests, which skip without it. Apart from "dev", since the default wheel
         # of torch brings gigabytes of CUDA along.
         "torch-reference": ["torch"],

@@ -5,8 +5,8 @@
     python experiments/train.py --config=configs/gsm8k.py --config.mesh.fsdp=4 --dry_run      (what it will need; starts nothing)
 
 The same command again resumes from the newest checkpoint (--resume=never|auto|must). SIGTERM and Ctrl-C save and stop.
-The workdir then holds config.json, metrics.jsonl, rollouts.jsonl, checkpoints/, plots/*.png, summary.json and policy/ (a
-Hugging Face directory).
+The workdir then holds config.json, metrics.jsonl, evaluations.jsonl, rollouts.jsonl, checkpoints/, plots/*.png, report.html,
+summary.json and policy/ (a Hugging Face directory).
 """
 
 import os
@@ -46,6 +46,7 @@ def main(_):
     from jax.errors import JaxRuntimeError
 
     from rl_speed import command
+    from rl_speed.inspection import write_report
     from rl_speed.training.checkpoint import CheckpointError
     from rl_speed.training.driver import StarvedError
     from rl_speed.training.dry_run import dry_run
@@ -78,7 +79,7 @@ def main(_):
         command.fail(str(error), status=1)
     except JaxRuntimeError as error:
         fail_if_out_of_memory(config, error)
-    plots = plot_run(Path(_WORKDIR.value))
+    plots = [*plot_run(Path(_WORKDIR.value)), write_report(_WORKDIR.value)]
     print(closing_summary(summary, Path(_WORKDIR.value), plots))
 
 

@@ -21,7 +21,8 @@ from rl_speed.training import build
 from rl_speed.training.batch import build_batch, split_groups
 from rl_speed.training.checkpoint import Checkpointer
 from rl_speed.training.driver import StepReport
-from rl_speed.training.metrics import CompileCounter, JsonLines, PhaseTimer, SlowSteps, pass_rate_histogram, write_atomically
+from rl_speed.training.metrics import (CompileCounter, JsonLines, PhaseTimer, SlowSteps, counted_over_restarts,
+                                       pass_rate_histogram, read_lines, write_atomically)
 from rl_speed.training.progress import progress_bar
 from rl_speed.training.score import decode_responses
 from rl_speed.training.signals import Stopped, StopRequest, stop_on_signals
@@ -92,6 +93,7 @@ class Trainer:
         self.config.save(self.workdir / "config.json")
         self._metrics = JsonLines(self.workdir / "metrics.jsonl", self.step)
         self._rollouts = JsonLines(self.workdir / "rollouts.jsonl", self.step)
+        self._write_evaluations()
 
     def _restore(self) -> None:
         self.step, self.state, host = self._checkpoints.restore_newest(self.state)
@@ -210,7 +212,15 @@ class Trainer:
                           lambda prompts, drawn: self.scorer(prompts, drawn)[1], self.eval_prompts)
         self.evaluations.append({"step": self.step, **dataclasses.asdict(self.totals), **result.metrics(),
                                  "eval/standard_error": result.standard_error})
+        self._write_evaluations()
         return result
+
+    def _write_evaluations(self) -> None:
+        lines = "".join(json.dumps(point) + "\n" for point in self.evaluations)
+        try:
+            write_atomically(self.workdir / "evaluations.jsonl", lines)
+        except OSError as error:
+            log.error("cannot write %s (%s); it is written anew with the next evaluation", self.workdir / "evaluations.jsonl", error)
 
     def _check_finite(self, groups: Sequence[Group]) -> None:
         in_row = int(self.state.skipped_in_row)
@@ -243,8 +253,9 @@ class Trainer:
             "generated_tokens": float(g.tokens), "generated_samples": float(g.samples), "calls": float(g.calls),
             "decode_steps": float(g.decode_steps), "slot_use": g.tokens / max(g.decode_steps * slots, 1),
             "screened": float(report.screened), "accepted": float(report.accepted), "rejected": float(report.rejected),
-            "acceptance": self.driver.acceptance, "rejected_tokens_total": float(self.driver.tally.rejected_tokens),
+            "acceptance": self.driver.acceptance,
             **{f"total/{name}": float(value) for name, value in dataclasses.asdict(self.totals).items()},
+            **{f"tally/{name}": float(value) for name, value in dataclasses.asdict(self.driver.tally).items()},
             "pass_rates": pass_rate_histogram(report.pass_rates),
             **self.driver.buffer.metrics(self.step), **self.stream.metrics(), **self.scorer.metrics(),
             # Of this process, not of the run: a resumed run counts anew.
@@ -256,15 +267,17 @@ class Trainer:
     def _log(self, record: dict[str, float], groups: Sequence[Group]) -> None:
         self._metrics.write(self.step, record)
         for group in groups[:self.config.logging.rollouts]:
-            row = slice(0, 1)
+            index = self.step % len(group)  # of both phases in turn
+            row = slice(index, index + 1)
             response = decode_responses(self.policy.tokenizer, Drawn(group.tokens[row], group.logprobs[row],
                                                                      group.lengths[row], group.truncated[row]),
                                         self.policy.end_tokens)[0]
             self._rollouts.write(self.step, {
                 "id": group.prompt.id, "visit": group.prompt.visit, "question": group.prompt.text, "response": response,
-                "answer": group.prompt.answer, "correct": bool(group.correct[0]), "reward": float(group.rewards[0]),
-                "length": int(group.lengths[0]), "truncated": bool(group.truncated[0]),
-                "age": self.step - int(group.versions[0]), "group_accuracy": float(group.correct.mean())})
+                "answer": group.prompt.answer, "sample": index, "correct": bool(group.correct[index]),
+                "reward": float(group.rewards[index]), "length": int(group.lengths[index]),
+                "truncated": bool(group.truncated[index]), "age": self.step - int(group.versions[index]),
+                "group_accuracy": float(group.correct.mean())})
 
     def _progress(self, record: dict[str, float]) -> str:
         held = f"held-out {self.evaluations[-1]['eval/accuracy']:.3f}  " if self.evaluations else ""
@@ -277,6 +290,13 @@ class Trainer:
         self._rollouts.close()
         self.scorer.close()
 
+    def _faults(self) -> dict[str, int]:
+        """Over all processes that worked on the run: the counts in metrics.jsonl, and what this one counted since."""
+        now = {"slow_steps": self.slow.count, "failed_checkpoints": self._checkpoints.failures,
+               "failed_writes": self._metrics.failures + self._rollouts.failures}
+        records = read_lines(self.workdir / "metrics.jsonl")
+        return {name: counted_over_restarts([*(r[f"process/{name}"] for r in records), count]) for name, count in now.items()}
+
     def _summarise(self) -> dict[str, Any]:
         if self.config.logging.export:
             save_hf(self.workdir / "policy", self.state.params, self.policy.model, self.policy.tokenizer)
@@ -284,8 +304,7 @@ class Trainer:
                    **dataclasses.asdict(self.totals), "skipped_updates": int(self.state.skipped),
                    "prompts": dataclasses.asdict(self.driver.tally), "verifier": self.scorer.metrics(),
                    "compilations": self.compiles.count, "compile_s": round(self.compiles.seconds, 2),
-                   "slow_steps": self.slow.count, "failed_checkpoints": self._checkpoints.failures,
-                   "failed_writes": self._metrics.failures + self._rollouts.failures,
+                   **self._faults(),
                    "evaluations": self.evaluations, "device": jax.devices()[0].device_kind, "jax": jax.__version__,
                    "finished": time.strftime("%Y-%m-%d %H:%M:%S")}
         write_atomically(self.workdir / "summary.json", json.dumps(summary, indent=2) + "\n")

@@ -59,18 +59,18 @@ class JsonLines:
 def write_atomically(path: Path, text: str) -> None:
     """Write beside and move into place: the file is the old one or the new one, never a part."""
     fresh = path.with_name(path.name + ".tmp")
-    fresh.write_text(text)
+    fresh.write_text(text, encoding="utf-8")
     fresh.replace(path)
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """The objects of a JSON-lines file; a last line cut short by a crash is left out."""
-    lines = []
-    for number, text in enumerate(path.read_text().splitlines(), 1):
+    lines, texts = [], path.read_text(encoding="utf-8").splitlines()
+    for number, text in enumerate(texts, 1):
         try:
             lines.append(json.loads(text))
         except json.JSONDecodeError as error:
-            if number < len(path.read_text().splitlines()):
+            if number < len(texts):
                 raise ValueError(f"{path}:{number}: {error}") from error
     return lines
 
@@ -110,6 +110,11 @@ class PhaseTimer:
         self._start, self._seconds = now, {}
         return {**{f"time/{name}": s for name, s in named.items()}, "time/other": max(whole - sum(named.values()), 0.0),
                 "time/step": whole}
+
+
+def counted_over_restarts(values: Sequence[float]) -> int:
+    """What a counter of the process counted in all: where it falls, the run was resumed and it began anew."""
+    return round(sum(now - before if now >= before else now for before, now in zip([0.0, *values], values)))
 
 
 class SlowSteps:

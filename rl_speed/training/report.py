@@ -33,5 +33,5 @@ def closing_summary(summary: dict[str, Any], workdir: Path, plots: list[Path]) -
     if any(faults.values()):
         lines.append("  faults              " + ", ".join(f"{n} {name}" for name, n in faults.items() if n))
     lines.append(f"  written to          {workdir}: metrics.jsonl, rollouts.jsonl, summary.json, policy/")
-    lines += [f"  plot                {path}" for path in plots]
+    lines += [f"  look at             {path}" for path in plots]
     return "\n".join(lines)

@@ -47,7 +47,7 @@ def test_workdir_holds_what_it_should(finished):
     records = read_lines(workdir / "metrics.jsonl")
     assert [r["step"] for r in records] == list(range(6))
     for name in ("time/generate", "time/update", "generated_tokens", "acceptance", "age_mean", "grad_norm", "behaviour_gap",
-                 "total/optimizer_steps", "rejected_tokens_total"):
+                 "total/optimizer_steps", "tally/rejected_tokens"):
         assert np.isfinite(records[-1][name])
     assert [e["step"] for e in summary["evaluations"]] == [0, 2, 4, 6]
     assert json.loads((workdir / "config.json").read_text())["rule"]["n"] == 8
