@@ -164,15 +164,15 @@ class Trainer:
           Stopped: SIGTERM or SIGINT came; the step under way was finished and everything saved.
         """
         try:
-            with stop_on_signals() as stop:
-                self._train(stop)
+            with stop_on_signals() as stop, progress_bar(self.config.training.steps, self.config.method, self.step,
+                                                         self.config.logging.progress) as bar:
+                self._train(stop, bar)
         finally:
             self._close()
         return self._summarise()
 
-    def _train(self, stop: StopRequest) -> None:
+    def _train(self, stop: StopRequest, bar: Any) -> None:
         c = self.config
-        bar = progress_bar(c.training.steps, c.method, self.step, c.logging.progress)
         if self.step == 0 and c.evaluation.every and not self.evaluations:
             self.evaluate()
         timer = PhaseTimer()
@@ -199,7 +199,6 @@ class Trainer:
             if self.done or stop or (c.checkpoints.every and self.step % c.checkpoints.every == 0):
                 self.save()
             timer.take()  # evaluation and checkpoints are on nobody's clock
-        bar.close()
         if stop and not self.done:
             raise Stopped(stop.received, self.step, self.workdir)
 

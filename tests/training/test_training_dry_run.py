@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -48,10 +49,14 @@ def hundred_million(folder):
     return config
 
 
-def real_update_bytes(config, params=None):
-    """XLA's account of the update, compiled for real arrays."""
+def real_update_bytes(config, weights=True):
+    """XLA's account of the update, compiled for real arrays: the policy's, or zeros of its shapes."""
     mesh = build.build_mesh(config)
-    policy = build.build_policy(config, mesh)
+    policy = build.build_policy(config, mesh) if weights else build.abstract_policy(config, mesh)
+    if not weights:
+        shardings = jax.tree.map(lambda x: x.sharding, policy.params)
+        policy.params = jax.jit(lambda: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), policy.params),
+                                out_shardings=shardings)()
     optimizer, settings = build.build_optimizer(config, policy.params), build.update_config(config)
     state = init_state(policy.params, optimizer, state_shardings(policy.model, optimizer, mesh))
     rows, width = config.driver.groups * config.rule.n, config.data.max_prompt_length + config.sampler.max_new
@@ -87,6 +92,7 @@ def test_what_is_known_adds_up_to_what_xla_counts(tmp_path, mesh):
     assert update.known["weights (sharded, float32)"] == pytest.approx(per_device, rel=0.01)
     assert update.known["optimizer"] == pytest.approx(2 * per_device, rel=0.01)
     assert sum(update.known.values()) <= update.total
+    assert abs(update.total / real_update_bytes(config, weights=False)[0] - 1) < 0.1
     generation = report.programs[0]
     token = 2 * model.layers * model.kv_heads * model.head_dim * 4
     assert generation.known["KV of responses"] == 16 // (4 if mesh else 1) * 64 * token
