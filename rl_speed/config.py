@@ -49,9 +49,10 @@ class RuleConfig:
 
 @dataclass
 class Driver:
+    where: str = "host"  # rules run between calls ("host"), or inside the compiled step ("in_loop", exact verifier only)
     groups: int = 16  # complete groups a training step takes (B)
     screening: str = "missing"  # prompts screened per call: "missing" (what is lacking) or "fixed"
-    screen_prompts: int = 64  # the generation batch: at most, or with "fixed" exactly, so many prompts a call
+    screen_prompts: int = 64  # the generation batch: at most, or with "fixed" exactly, so many prompts a call; in_loop: a step
     prefetch: bool = True  # two-phase rules: one call continues what was accepted and screens for the next step
     margin: float = 1.0  # "missing": standard deviations of the accepted count to screen on top of the mean
     buffer_groups: int = 64  # complete groups that may wait; screening stops while it is full
@@ -68,6 +69,7 @@ class Sampler:
     top_k: int = 0
     top_p: float = 1.0
     prefill_chunk: int = 0
+    context_pool: int = 0  # in_loop: prompts whose KV is held at once (0: all that a step may screen)
 
 
 @dataclass
@@ -188,6 +190,7 @@ class Config:
             "data.task": ("chain", "jsonl"),
             "data.on_bad_row": ("error", "skip"),
             "rule.name": tuple(RULES),
+            "driver.where": ("host", "in_loop"),
             "driver.screening": ("missing", "fixed"),
             "driver.buffer_order": ("fifo", "random"),
             "model.compute_dtype": ("float32", "bfloat16"),
@@ -234,7 +237,24 @@ class Config:
             raise ValueError(f"{micro} samples per gradient piece cannot be split over mesh data={self.mesh.data} x fsdp="
                              f"{self.mesh.fsdp}; change config.training.micro_batch or config.driver.groups")
         self.make_rule()
+        if self.driver.where == "in_loop":
+            self._check_in_loop(shards)
         return self
+
+    def _check_in_loop(self, shards: int) -> None:
+        """What the fused step cannot do is refused with the reason, and with what can."""
+        for field, value, allowed, reason in [
+                ("reward.verifier", self.reward.verifier, ("exact",), "the verifier must be a JAX function"),
+                ("reward.overlong_buffer", self.reward.overlong_buffer, (0,), "rewards are the verifier's alone"),
+                ("training.minibatches", self.training.minibatches, (1,), "there is one update a program"),
+                ("objective.kl_coef", self.objective.kl_coef, (0.0,), "no reference policy is held there"),
+                ("objective.old_logprobs", self.objective.old_logprobs, ("behaviour",), "every sample is on-policy already")]:
+            if value not in allowed:
+                raise ValueError(f"config.driver.where='in_loop' needs config.{field}={allowed[0]!r} ({reason}); got {value!r}. "
+                                 "config.driver.where='host' takes any")
+        if self.driver.groups % shards:
+            raise ValueError(f"config.driver.where='in_loop' needs config.driver.groups ({self.driver.groups}) to be divisible by "
+                             f"mesh data x fsdp ({shards}): each shard fills its share")
 
     def _check_types(self) -> None:
         """Fields that a file in configs/ invented (a dataclass takes them silently) or gave another type."""

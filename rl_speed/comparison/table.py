@@ -9,6 +9,8 @@ import numpy as np
 from rl_speed.comparison.runs import Run, Variant
 from rl_speed.theory import expected_speedup
 
+# "fused" is the whole step where it is one program.
+PHASES = ("generate", "score", "update", "fused", "other")
 AXES = {"train_s": "wall-clock (s)", "tokens": "generated tokens", "optimizer_steps": "optimizer steps"}
 
 
@@ -55,7 +57,7 @@ def phases(runs: Sequence[Run], target: float | None = None) -> dict[str, float]
         # The first steps of a run compile and fill the buffer.
         records += run.records[3:None if end is None else max(4, math.ceil(end))]
     mean = lambda name: float(np.mean([record.get(name, 0.0) for record in records]))
-    out = {name: mean(f"time/{name}") for name in ("generate", "score", "update", "other", "step", "compile")}
+    out = {name: mean(f"time/{name}") for name in (*PHASES, "step", "compile")}
     out["step"] -= out.pop("compile")
     return {**out, "samples": mean("generated_samples"), "tokens": mean("generated_tokens"), "calls": mean("calls")}
 
@@ -115,9 +117,9 @@ def markdown(rows: Sequence[dict], target: float, start: float, predicted: Seque
                          + (f", {speedup['seeds']} seeds" if speedup["seeds"] < row["seeds"] else "") + ")")
         lines.append(f"| {row['method']} | " + " | ".join(cells) + f" | {row['final_accuracy']:.3f} |")
     lines += ["", "## Seconds a step by phase, and work a step", "", "Means over the steps up to the target.", "",
-              "| method | generate | score | update | other | samples | tokens | calls |", "|---" * 8 + "|"]
+              "| method | " + " | ".join(PHASES) + " | samples | tokens | calls |", "|---" * (4 + len(PHASES)) + "|"]
     for label, p in phase_rows.items():
-        lines.append(f"| {label} | " + " | ".join(f"{p[name]:.3f}" for name in ("generate", "score", "update", "other"))
+        lines.append(f"| {label} | " + " | ".join(f"{p[name]:.3f}" for name in PHASES)
                      + f" | {p['samples']:,.0f} | {p['tokens']:,.0f} | {p['calls']:.2f} |")
     if predicted:
         lines += ["", "## What theory predicts from the starting policy's pass rates", "",

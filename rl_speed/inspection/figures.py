@@ -10,7 +10,7 @@ from rl_speed.inspection.read import Run
 from rl_speed.inspection.text import compact, percent, plural, safe
 from rl_speed.training.plots import smooth
 
-PHASES = ("generate", "score", "update", "other")
+PHASES = ("generate", "score", "update", "fused", "other")
 
 
 def figures(run: Run) -> tuple[list[str], list[str]]:

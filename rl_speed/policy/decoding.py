@@ -26,47 +26,59 @@ class KV(NamedTuple):
 
 
 class DecodeParams(NamedTuple):
-    """Weights laid out for decoding: a list of layers with fused projections, and the tables around them."""
+    """Weights laid out for decoding: a list of layers, projections fused or not, and the tables around them."""
 
     embed: Array  # [V, D]
-    layers: list[dict[str, Array]]
+    layers: list[dict[str, Any]]
     final_norm: Array
     head: dict[str, Array]
 
 
-def prepare(params: Any, config: ModelConfig) -> DecodeParams:
-    """Unstack, cast to the compute dtype, and fuse q/k/v and gate/up into one matrix each."""
+def prepare(params: Any, config: ModelConfig, fuse: bool = True) -> DecodeParams:
+    """Unstack, cast to the compute dtype, and fuse q/k/v and gate/up into one matrix each.
+
+    Not where they are split over `tensor`: taking a fused product apart again would move its pieces between devices, by
+    collective permutations that all devices must join, while shards leave the decode loop at different times.
+    """
     dtype = jnp.dtype(config.dtype)
     flat = lambda x: x.reshape(x.shape[0], -1)
 
-    def layer(i: int) -> dict[str, Array]:
+    def layer(i: int) -> dict[str, Any]:
         w = {name: value[i] for name, value in params["layers"].items()}
-        out = {"attn_norm": w["attn_norm"], "mlp_norm": w["mlp_norm"],
-               "wqkv": jnp.concatenate([flat(w[n]) for n in ("wq", "wk", "wv")], axis=1).astype(dtype),
-               "wo": w["wo"].reshape(-1, config.width).astype(dtype),
-               "w_up": jnp.concatenate([w["w_gate"], w["w_up"]], axis=1).astype(dtype), "w_down": w["w_down"].astype(dtype)}
+        out = {"attn_norm": w["attn_norm"], "mlp_norm": w["mlp_norm"], "wo": w["wo"].reshape(-1, config.width).astype(dtype),
+               "w_down": w["w_down"].astype(dtype)}
+        qkv, up = [flat(w[n]).astype(dtype) for n in ("wq", "wk", "wv")], [w[n].astype(dtype) for n in ("w_gate", "w_up")]
+        out |= {"qkv": [jnp.concatenate(qkv, axis=1)], "up": [jnp.concatenate(up, axis=1)]} if fuse else {"qkv": qkv, "up": up}
         if config.qkv_bias:
-            out["bqkv"] = jnp.concatenate([w[n].reshape(-1) for n in ("bq", "bk", "bv")]).astype(dtype)
+            bias = [w[n].reshape(-1).astype(dtype) for n in ("bq", "bk", "bv")]
+            out["qkv_bias"] = [jnp.concatenate(bias)] if fuse else bias
         return out
 
     head = {name: params[name].astype(dtype) for name in (("embed",) if config.tie_embeddings else ("lm_head",))}
     return DecodeParams(params["embed"].astype(dtype), [layer(i) for i in range(config.layers)], params["final_norm"], head)
 
 
-def project(layer: dict[str, Array], x: Array, rope: tuple[Array, Array], config: ModelConfig):
+def project(layer: dict[str, Any], x: Array, rope: tuple[Array, Array], config: ModelConfig):
     """Rotated queries [..., H, K], rotated keys [..., G, K] and values [..., G, K] of normed inputs [..., D]."""
-    qkv = rms_norm(x, layer["attn_norm"], config.norm_eps) @ layer["wqkv"]
+    normed = rms_norm(x, layer["attn_norm"], config.norm_eps)
+    parts = [normed @ w for w in layer["qkv"]]
     if config.qkv_bias:
-        qkv = qkv + layer["bqkv"]
-    heads = qkv.reshape(*x.shape[:-1], config.heads + 2 * config.kv_heads, config.head_dim)
+        parts = [part + bias for part, bias in zip(parts, layer["qkv_bias"])]
+    parts = [part.reshape(*x.shape[:-1], -1, config.head_dim) for part in parts]
+    if len(parts) == 3:
+        q, k, v = parts
+        return rotate(q, *rope), rotate(k, *rope), v
+    heads, = parts
     rotated = rotate(heads[..., :config.heads + config.kv_heads, :], *rope)
     return rotated[..., :config.heads, :], rotated[..., config.heads:, :], heads[..., config.heads + config.kv_heads:, :]
 
 
-def feed_forward(layer: dict[str, Array], x: Array, config: ModelConfig) -> Array:
-    """SwiGLU with fused gate and up, without the residual."""
-    hidden = rms_norm(x, layer["mlp_norm"], config.norm_eps) @ layer["w_up"]
-    return (jax.nn.silu(hidden[..., :config.mlp_width]) * hidden[..., config.mlp_width:]) @ layer["w_down"]
+def feed_forward(layer: dict[str, Any], x: Array, config: ModelConfig) -> Array:
+    """SwiGLU, without the residual."""
+    normed = rms_norm(x, layer["mlp_norm"], config.norm_eps)
+    parts = [normed @ w for w in layer["up"]]
+    gate, up = parts if len(parts) == 2 else (parts[0][..., :config.mlp_width], parts[0][..., config.mlp_width:])
+    return (jax.nn.silu(gate) * up) @ layer["w_down"]
 
 
 def prefill(params: DecodeParams, tokens_CxL: Array, lengths_C: Array, config: ModelConfig):
@@ -143,7 +155,10 @@ def decode(params: DecodeParams, context_kv: list[KV], cache: list[KV], token_S:
 
 
 @functools.lru_cache(maxsize=16)
-def decoder(config: ModelConfig) -> Decoder:
-    """This policy for the sampler. One object per config, so that jit sees one static argument."""
-    bind = lambda function: functools.partial(function, config=config)
-    return Decoder(prefill=bind(prefill), init_cache=bind(init_cache), decode=bind(decode), prepare=bind(prepare))
+def decoder(config: ModelConfig, fuse: bool = True) -> Decoder:
+    """This policy for the sampler. One object per config, so that jit sees one static argument.
+
+    `fuse=False` is for weights that are split over a mesh axis `tensor`; see `prepare`.
+    """
+    bind = lambda function, **more: functools.partial(function, config=config, **more)
+    return Decoder(prefill=bind(prefill), init_cache=bind(init_cache), decode=bind(decode), prepare=bind(prepare, fuse=fuse))

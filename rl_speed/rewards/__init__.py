@@ -2,7 +2,7 @@
 
     MathVerifier            math-verify in killable worker processes (host)
     WorkerPool              the same workers for a scoring function of your own (host)
-    exact_match             token equality, jittable: for the in-loop driver
+    exact_match, ExactMatch token equality, jittable; the same as a verifier for the in-loop driver
     format_reward, language_reward, length_aware_reward    shaping
 
 Names load on first use: the workers import this package, and must stay free of JAX.
@@ -11,6 +11,7 @@ Names load on first use: the workers import this package, and must stay free of 
 import importlib
 
 _HOME = {
+    "ExactMatch": "exact",
     "MathVerifier": "math_verify",
     "WorkerPool": "pool",
     "exact_match": "exact",

@@ -1,7 +1,23 @@
 """Exact match of token sequences: a verifier that runs inside the compiled sampler."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
+
+
+@dataclasses.dataclass(frozen=True)
+class ExactMatch:
+    """`exact_match` as `sample_adaptive` takes a verifier: hashable by what it computes.
+
+    Called with (tokens i32[S, T], lengths i32[S], (answers i32[S, A], answer_lengths i32[S])); returns f32[S].
+    """
+
+    end_ids: tuple[int, ...]
+    delimiter: int | None = None
+
+    def __call__(self, tokens: jax.Array, lengths: jax.Array, answer: tuple[jax.Array, jax.Array]) -> jax.Array:
+        return exact_match(tokens, lengths, *answer, end_ids=self.end_ids, delimiter=self.delimiter)
 
 
 def exact_match(

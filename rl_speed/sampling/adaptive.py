@@ -58,6 +58,7 @@ class Statistics(NamedTuple):
 
 class State(NamedTuple):
     slots: Slots
+    keys: Array  # [S, ...], data of each slot's request key
     pool: Pool
     cache: Any
     output: Output
@@ -86,9 +87,9 @@ def available(book: Book, pool: Pool, target: int, pool_size: int) -> Array:
     return jnp.where(allowed, book.want - book.counts.launched, 0)
 
 
-def launch(slots: Slots, book: Book, pool: Pool, output: Output, prompts: Prompts, per_prompt: int, target: int,
-           step: Array) -> tuple[Slots, Book, Output, Array]:
-    """Give idle slots their next samples. Returns (slots, book, output, samples that still wait)."""
+def launch(state: State, prompts: Prompts, per_prompt: int, target: int, key: Array) -> tuple[State, Array]:
+    """Give idle slots their next samples. Returns (state, samples that still wait)."""
+    slots, book, pool, output = state.slots, state.book, state.pool, state.output
     candidates, capacity = book.status.shape[0], output.lengths.shape[0]
     spare = available(book, pool, target, pool.prompt.shape[0])
     continues = (book.rule.phase == ACCEPTED) | (book.rule.round > 0)
@@ -103,11 +104,14 @@ def launch(slots: Slots, book: Book, pool: Pool, output: Output, prompts: Prompt
     request = jnp.where(taken, prompt * per_prompt + index, slots.request)
     last = prompts.tokens[prompt, jnp.maximum(prompts.lengths[prompt] - 1, 0)]
     launched = book.counts.launched.at[jnp.where(taken, prompt, candidates)].add(1, mode="drop")
-    start = output.start_step.at[jnp.where(taken, request, capacity)].set(step, mode="drop")
+    start = output.start_step.at[jnp.where(taken, request, capacity)].set(state.statistics.steps, mode="drop")
     slots = Slots(request=request, token=jnp.where(taken, last, slots.token),
                   suffix_length=jnp.where(taken, 0, slots.suffix_length))
-    return (slots, book._replace(counts=book.counts.replace(launched=launched)), output._replace(start_step=start),
-            total[-1] - jnp.sum(taken, dtype=jnp.int32))
+    fresh = jax.random.key_data(request_keys(key, prompts.visit[prompt], index))
+    keys = jnp.where(taken.reshape(-1, *(1,) * (fresh.ndim - 1)), fresh, state.keys)
+    state = state._replace(slots=slots, keys=keys, book=book._replace(counts=book.counts.replace(launched=launched)),
+                           output=output._replace(start_step=start))
+    return state, total[-1] - jnp.sum(taken, dtype=jnp.int32)
 
 
 def judge(book: Book, rule: Rule, prompt: Array, ended: Array, right: Array) -> Book:
@@ -214,7 +218,7 @@ def sample_adaptive(decoder: Decoder, params: Any, prompts: Prompts, rule: Rule,
     chunk = min(config.prefill_chunk or pool_size, pool_size)
     params = decoder.prepare(params)
     load, room, pool = make_load(decoder, params, prompts, chunk, pool_size)
-    keys_R = request_keys(key, jnp.repeat(prompts.visit, per_prompt), jnp.tile(jnp.arange(per_prompt), candidates))
+    no_keys = jax.eval_shape(lambda: jax.random.key_data(request_keys(key, *jnp.zeros((2, config.slots), jnp.int32))))
     zeros, zero = jnp.zeros((candidates,), jnp.int32), jnp.int32(0)
     rule_state = rule.init(candidates, prompts.budget)
     counts = Counts(launched=zeros, done=zeros, positive=zeros)
@@ -238,13 +242,16 @@ def sample_adaptive(decoder: Decoder, params: Any, prompts: Prompts, rule: Rule,
     def body(state: State) -> State:
         any_idle = jnp.any(state.slots.request == capacity)
         state = jax.lax.cond(any_idle & (state.pool.loaded < prompts.count), prefill_more, lambda s: s, state)
-        slots, book, output, waiting = launch(state.slots, state.book, state.pool, state.output, prompts, per_prompt, target,
-                                              state.statistics.steps)
+        state, waiting = jax.lax.cond(
+            any_idle, lambda s: launch(s, prompts, per_prompt, target, key),
+            lambda s: (s, jnp.sum(available(s.book, s.pool, target, pool_size))), state)
+        slots, book, output = state.slots, state.book, state.output
         row = jnp.minimum(slots.request, capacity - 1)
         prompt = row // per_prompt
         mine = SlotRequests(context=jnp.minimum(state.pool.entry[prompt], pool_size - 1),
                             context_length=prompts.lengths[prompt],
-                            max_new=jnp.full(row.shape, config.max_new, jnp.int32), key=keys_R[row])
+                            max_new=jnp.full(row.shape, config.max_new, jnp.int32),
+                            key=jax.random.wrap_key_data(state.keys, impl=jax.random.key_impl(key)))
         busy = jnp.sum(slots.request < capacity, dtype=jnp.int32)
         slots, cache, output, ended = decode_one(decoder, params, state.pool.kv, state.cache, slots, output, mine, config)
 
@@ -263,12 +270,12 @@ def sample_adaptive(decoder: Decoder, params: Any, prompts: Prompts, rule: Rule,
         statistics = Statistics(s.steps + 1, s.slot_steps + busy, s.queue_steps + waits, s.queue_slot_steps + busy * waits,
                                 s.head_of_line + (enough & going))
         # A rule that wants nothing more of an open prompt would leave all slots idle for ever.
-        return State(slots, state.pool, cache, output, rewards, book, statistics, going & (busy > 0))
+        return State(slots, state.keys, state.pool, cache, output, rewards, book, statistics, going & (busy > 0))
 
     with jax.named_scope("adaptive_loop"):
-        state = State(idle_slots(config.slots, capacity), pool, decoder.init_cache(config.slots, config.max_new),
-                      empty_output(capacity, config.max_new), jnp.zeros((capacity,), jnp.float32), book,
-                      Statistics(zero, zero, zero, zero, zero), prompts.count > 0)
+        state = State(idle_slots(config.slots, capacity), jnp.zeros(no_keys.shape, no_keys.dtype), pool,
+                      decoder.init_cache(config.slots, config.max_new), empty_output(capacity, config.max_new),
+                      jnp.zeros((capacity,), jnp.float32), book, Statistics(*[zero] * 5), prompts.count > 0)
         state = jax.lax.while_loop(lambda s: s.going, body, state)
     return finish(state, prompts, per_prompt, target, surplus)
 

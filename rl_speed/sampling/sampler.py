@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 
 from rl_speed.sampling.logits import draw, request_keys, uniforms
 from rl_speed.sampling.types import Array, Contexts, Decoder, Requests, Samples, SamplerConfig
@@ -99,6 +100,17 @@ def refill(slots: Slots, queue_next: Array, requests: Requests, first_token_R: A
                  suffix_length=jnp.where(taken, 0, slots.suffix_length)), queue_next + jnp.sum(taken, dtype=jnp.int32), taken
 
 
+def whole_rows(logits: Array) -> Array:
+    """The same array, whole on every device of a shard where the head is split over a mesh axis.
+
+    Drawing from a split vocabulary would permute pieces between devices, and a collective permutation is joined by all devices
+    of the mesh, while shards leave the loop at different times: they would wait for each other for ever.
+    """
+    if jax.sharding.get_abstract_mesh().empty:
+        return logits
+    return jax.lax.with_sharding_constraint(logits, PartitionSpec(*[None] * logits.ndim))
+
+
 def decode_one(decoder: Decoder, params, context_kv, cache, slots: Slots, output: Output, mine: SlotRequests,
                config: SamplerConfig):
     """One token in every busy slot, written to its request's row; slots whose request ended become idle.
@@ -111,7 +123,7 @@ def decode_one(decoder: Decoder, params, context_kv, cache, slots: Slots, output
                                    slots.suffix_length, active)
     with jax.named_scope("draw"):
         u = uniforms(mine.key, slots.suffix_length)
-        token, logprob, kept = draw(logits, u, config)
+        token, logprob, kept = draw(whole_rows(logits), u, config)
     is_end = jnp.zeros_like(active)
     for end in config.end_tokens:
         is_end |= token == end

@@ -1,4 +1,4 @@
-"""`sample` on a mesh: every (`data`, `fsdp`) shard runs its own slots over its own table and stops when it is done."""
+"""The samplers on a mesh: every (`data`, `fsdp`) shard runs its own slots over its own table and stops when it is done."""
 
 import functools
 
@@ -6,8 +6,24 @@ import jax
 from jax.sharding import Mesh, PartitionSpec
 
 from rl_speed.mesh import ROWS
+from rl_speed.sampling.adaptive import Verify, sample_adaptive
+from rl_speed.sampling.rules import Rule
 from rl_speed.sampling.sampler import sample
-from rl_speed.sampling.types import Array, Contexts, Decoder, Requests, Samples, SamplerConfig
+from rl_speed.sampling.types import (AdaptiveSamples, Array, Contexts, Counts, Decoder, Prompts, Requests, Samples,
+                                     SamplerConfig)
+
+
+def per_shard(function, params, tables, key: Array, mesh: Mesh):
+    """function(params, tables of one shard, key), run by each shard for itself; `tables` and results have shards on axis 0.
+
+    The loops' trip counts differ between shards, so nothing inside may communicate over the manual axes.
+    """
+    def shard(params, tables, key):
+        return jax.tree.map(lambda x: x[None], function(params, jax.tree.map(lambda x: x[0], tables), key))
+
+    rows, whole = PartitionSpec(ROWS), PartitionSpec()
+    return jax.shard_map(shard, mesh=mesh, in_specs=(whole, rows, whole), out_specs=rows, axis_names=set(ROWS),
+                         check_vma=False)(params, tables, key)
 
 
 @functools.partial(jax.jit, static_argnames=("decoder", "config", "mesh"))
@@ -26,11 +42,22 @@ def sample_sharded(decoder: Decoder, params, contexts: Contexts, requests: Reque
     Returns:
       Samples with the same leading axis.
     """
-    def shard(params, contexts, requests, key):
-        mine = jax.tree.map(lambda x: x[0], (contexts, requests))
-        return jax.tree.map(lambda x: x[None], sample(decoder, params, *mine, key, config))
+    return per_shard(lambda params, tables, key: sample(decoder, params, *tables, key, config), params, (contexts, requests), key,
+                     mesh)
 
-    rows, whole = PartitionSpec(ROWS), PartitionSpec()
-    # The loops' trip counts differ between shards, so nothing inside may communicate over the manual axes.
-    return jax.shard_map(shard, mesh=mesh, in_specs=(whole, rows, rows, whole), out_specs=rows, axis_names=set(ROWS),
-                         check_vma=False)(params, contexts, requests, key)
+
+@functools.partial(jax.jit, static_argnames=("decoder", "rule", "verify", "target", "config", "mesh"))
+def sample_adaptive_sharded(decoder: Decoder, params, prompts: Prompts, rule: Rule, verify: Verify, target: int, key: Array,
+                            config: SamplerConfig, mesh: Mesh) -> tuple[AdaptiveSamples, Counts]:
+    """`sample_adaptive`, one table of candidates per shard.
+
+    Args:
+      prompts: as for `sample_adaptive`, every leaf with a leading axis of length data x fsdp. Dealt by visit, what is trained
+        on does not depend on timing.
+      target: groups per shard. config: `slots` and `context_pool` are per shard.
+
+    Returns:
+      (samples, counts) with the same leading axis.
+    """
+    draw = lambda params, prompts, key: sample_adaptive(decoder, params, prompts, rule, verify, target, key, config)
+    return per_shard(draw, params, prompts, key, mesh)

@@ -20,10 +20,12 @@ from rl_speed.mesh import make_mesh, row_shards
 from rl_speed.policy import (ModelConfig, abstract_params, decoder, encode_prompt, end_token_ids, load_hf, load_tokenizer,
                              param_shardings)
 from rl_speed.policy.hf import read_json
-from rl_speed.rewards import MathVerifier
+from rl_speed.rewards import ExactMatch, MathVerifier
 from rl_speed.sampling import Decoder, SamplerConfig
 from rl_speed.sampling.generate import Generator
 from rl_speed.training.driver import HostDriver, capacities
+from rl_speed.training.fused import FusedConfig, Table, make_fused_step, row_widths
+from rl_speed.training.in_loop import InLoopDriver
 from rl_speed.training.optimizer import OptimizerConfig, make_optimizer
 from rl_speed.training.score import ExactScorer, MathScorer, RewardScorer
 from rl_speed.training.step import UpdateConfig
@@ -66,7 +68,8 @@ def build_policy(config: Config, mesh: Mesh) -> Policy:
     params, model = load_hf(directory, mesh=mesh, dtype=config.model.compute_dtype, remat=config.model.remat)
     tokenizer = load_tokenizer(directory)
     check_vocabulary(tokenizer, model, directory)
-    return Policy(directory, params, model, tokenizer, tuple(end_token_ids(directory, tokenizer)), decoder(model))
+    return Policy(directory, params, model, tokenizer, tuple(end_token_ids(directory, tokenizer)),
+                  decoder(model, fuse=mesh.shape["tensor"] == 1))
 
 
 def abstract_policy(config: Config, mesh: Mesh) -> Policy:
@@ -81,7 +84,8 @@ def abstract_policy(config: Config, mesh: Mesh) -> Policy:
                           abstract_params(model), param_shardings(model, mesh))
     tokenizer = load_tokenizer(directory)
     check_vocabulary(tokenizer, model, directory)
-    return Policy(directory, params, model, tokenizer, tuple(end_token_ids(directory, tokenizer)), decoder(model))
+    return Policy(directory, params, model, tokenizer, tuple(end_token_ids(directory, tokenizer)),
+                  decoder(model, fuse=mesh.shape["tensor"] == 1))
 
 
 def policy_directory(config: Config) -> str:
@@ -155,6 +159,22 @@ def build_driver(config: Config, generator: Generator, stream: PromptStream, sco
     d = config.driver
     buffer = SamplingBuffer(d.buffer_groups, d.buffer_order, None if d.max_age < 0 else d.max_age, config.seed)
     return HostDriver(config.make_rule(), stream, generator, scorer, buffer, d)
+
+
+def build_in_loop_driver(config: Config, policy: Policy, mesh: Mesh, optimizer: optax.GradientTransformation,
+                         settings: UpdateConfig, stream: PromptStream) -> InLoopDriver:
+    """The driver that runs the whole step as one program."""
+    c, shards, rule = config, row_shards(mesh), config.make_rule()
+    candidates = -(-c.driver.screen_prompts // shards)
+    sampler = SamplerConfig(slots=max(1, c.sampler.slots // shards), max_new=c.sampler.max_new,
+                            temperature=c.sampler.temperature, end_tokens=policy.end_tokens,
+                            prefill_chunk=c.sampler.prefill_chunk, context_pool=-(-c.sampler.context_pool // shards))
+    longest = c.data.max_prompt_length + c.sampler.max_new
+    fused = FusedConfig(rule=rule, verify=ExactMatch(policy.end_tokens), sampler=sampler, target=c.driver.groups // shards,
+                        widths=row_widths(longest, c.training.length_multiple, c.data.max_prompt_length))
+    step = make_fused_step(policy.model, policy.decoder, optimizer, mesh, settings, fused)
+    table = Table(shards, candidates, c.data.max_prompt_length, c.sampler.max_new)
+    return InLoopDriver(step, table, stream, rule, Keys.of(c.seed).train, c.driver.groups)
 
 
 def build_optimizer(config: Config, params: Any) -> optax.GradientTransformation:

@@ -264,18 +264,29 @@ class HostDriver:
         self.buffer.add(complete)
         return accepted
 
+    def metrics(self, version: int) -> dict[str, float]:
+        """Those of the buffer."""
+        return self.buffer.metrics(version)
+
     def state_dict(self) -> dict[str, Any]:
-        """Flights with their samples, the tally and the acceptance estimate; stream and buffer save themselves."""
+        """Flights and the buffer with their samples, the tally and the acceptance estimate; the stream saves itself."""
         rule = [[getattr(f, name) for name in ("phase", "round", "budget", "want")] for f in self._flights]
         return {"flights": pack([f.group for f in self._flights]), "rule": np.asarray(rule, np.int32).reshape(-1),
-                "tally": dataclasses.asdict(self.tally), "accepted": self._accepted, "decided": self._decided}
+                "buffer": self.buffer.state_dict(), "tally": dataclasses.asdict(self.tally), "accepted": self._accepted,
+                "decided": self._decided}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where the state was taken."""
         groups, rule = unpack(state["flights"]), np.asarray(state["rule"], np.int64).reshape(-1, 4)
         self._flights = [Flight(g.prompt, g, *map(int, row)) for g, row in zip(groups, rule)]
-        self.tally = Tally(**{name: int(value) for name, value in state["tally"].items()})
+        self.buffer.load_state_dict(state["buffer"])
+        self.tally = load_tally(state["tally"])
         self._accepted, self._decided = float(state["accepted"]), float(state["decided"])
+
+
+def load_tally(state: dict[str, Any]) -> Tally:
+    """From a checkpoint's numbers."""
+    return Tally(**{name: int(value) for name, value in state.items()})
 
 
 def capacities(rule: Rule, config: DriverConfig) -> tuple[int, int]:

@@ -21,6 +21,7 @@ from rl_speed.training import build
 from rl_speed.training.batch import build_batch, split_groups
 from rl_speed.training.checkpoint import Checkpointer
 from rl_speed.training.driver import StepReport
+from rl_speed.training.in_loop import InLoopDriver
 from rl_speed.training.metrics import (CompileCounter, JsonLines, PhaseTimer, SlowSteps, counted_over_restarts,
                                        pass_rate_histogram, read_lines, write_atomically)
 from rl_speed.training.progress import progress_bar
@@ -63,9 +64,12 @@ class Trainer:
         self.stream, self.held_out = build.build_data(config, self.policy.tokenizer)
         self.scorer = build.build_scorer(config, self.policy, build.longest_answer(self.held_out, config.sampler.max_new))
         self.generator, self.held_out_generator, self.eval_prompts = build.build_generators(config, self.policy, self.mesh)
-        self.driver = build.build_driver(config, self.generator, self.stream, self.scorer)
         self.optimizer = build.build_optimizer(config, self.policy.params)
         self.settings = build.update_config(config)
+        if config.driver.where == "in_loop":
+            self.driver = build.build_in_loop_driver(config, self.policy, self.mesh, self.optimizer, self.settings, self.stream)
+        else:
+            self.driver = build.build_driver(config, self.generator, self.stream, self.scorer)
         shardings = state_shardings(self.policy.model, self.optimizer, self.mesh)
         self._update = make_update(self.policy.model, self.optimizer, self.mesh, self.settings)
         self._advantages = make_advantages(self.mesh, self.settings)
@@ -99,7 +103,6 @@ class Trainer:
         self.step, self.state, host = self._checkpoints.restore_newest(self.state)
         self.stream.load_state_dict(host["stream"])
         self.driver.load_state_dict(host["driver"])
-        self.driver.buffer.load_state_dict(host["buffer"])
         self.scorer.load_state_dict(host["scorer"])
         self.totals = Totals(**host["totals"])
         self.evaluations = json.loads(host["evaluations"])
@@ -108,15 +111,17 @@ class Trainer:
     def save(self) -> None:
         """Checkpoint everything the next step depends on."""
         self._checkpoints.save(self.step, self.state, {
-            "stream": self.stream.state_dict(), "driver": self.driver.state_dict(),
-            "buffer": self.driver.buffer.state_dict(), "scorer": self.scorer.state_dict(),
-            "totals": dataclasses.asdict(self.totals),
-            "evaluations": json.dumps(self.evaluations)})
+            "stream": self.stream.state_dict(), "driver": self.driver.state_dict(), "scorer": self.scorer.state_dict(),
+            "totals": dataclasses.asdict(self.totals), "evaluations": json.dumps(self.evaluations)})
 
     # One step.
 
     def train_step(self, timer: PhaseTimer) -> tuple[list[Group], StepReport, dict[str, float]]:
         """Generate, score, update. Returns the groups trained on, what the driver did, and the update's metrics."""
+        if isinstance(self.driver, InLoopDriver):
+            with timer.phase("fused"):
+                self.state, metrics, groups, report = self.driver.train(self.state, self.step)
+            return groups, report, metrics
         groups, report = self.driver.next_groups(self.state.params, self.step)
         timer.add("generate", report.generate_s)
         timer.add("score", report.score_s)
@@ -256,7 +261,7 @@ class Trainer:
             **{f"total/{name}": float(value) for name, value in dataclasses.asdict(self.totals).items()},
             **{f"tally/{name}": float(value) for name, value in dataclasses.asdict(self.driver.tally).items()},
             "pass_rates": pass_rate_histogram(report.pass_rates),
-            **self.driver.buffer.metrics(self.step), **self.stream.metrics(), **self.scorer.metrics(),
+            **self.driver.metrics(self.step), **self.stream.metrics(), **self.scorer.metrics(),
             # Of this process, not of the run: a resumed run counts anew.
             "process/compilations": float(self.compiles.count), "process/compile_s": self.compiles.seconds,
             "process/slow_steps": float(self.slow.count), "process/failed_checkpoints": float(self._checkpoints.failures),
@@ -280,8 +285,9 @@ class Trainer:
 
     def _progress(self, record: dict[str, float]) -> str:
         held = f"held-out {self.evaluations[-1]['eval/accuracy']:.3f}  " if self.evaluations else ""
+        seconds = record.get("time/generate", record["time/step"])
         return (f"{held}train {record['accuracy']:.2f}  accept {record['acceptance']:.2f}  "
-                f"{record['generated_tokens'] / max(record['time/generate'], 1e-9):,.0f} tok/s  age {record['age_mean']:.1f}")
+                f"{record['generated_tokens'] / max(seconds, 1e-9):,.0f} tok/s  age {record['age_mean']:.1f}")
 
     def _close(self) -> None:
         self._checkpoints.close()

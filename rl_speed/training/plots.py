@@ -102,7 +102,7 @@ def _training(plt: Any, records: list[dict], summary: dict, path: Path) -> Path:
     _lines(flat[4], steps, records, {"length": "tokens"}, "response length")
     _lines(flat[5], steps, records, {"entropy": "nats"}, "policy entropy per token")
     _lines(flat[6], steps, records, {"generated_tokens": "tokens"}, "generated tokens per step")
-    phases = ["generate", "score", "update", "other"]
+    phases = ["generate", "score", "update", "fused", "other"]
     seconds = [running_median([r.get(f"time/{name}", 0.0) for r in records]) for name in phases]
     flat[7].stackplot(steps, seconds, labels=phases, alpha=0.8)
     # The first step compiles; it would flatten the rest.

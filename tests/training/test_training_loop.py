@@ -147,11 +147,14 @@ def test_non_finite_updates_stop_the_run(tmp_path):
     assert len(read_lines(tmp_path / "metrics.jsonl")) == 3
 
 
-def test_mesh_draws_the_same_samples(finished, tmp_path):
-    """On 2 x 2 x 1 devices the first call draws, prompt by prompt, what one device draws."""
+@pytest.mark.parametrize("axes", [{"data": 2, "fsdp": 2}, {"data": 2, "tensor": 2}], ids=str)
+def test_mesh_draws_the_same_samples(finished, tmp_path, axes):
+    """On four devices the first call draws, prompt by prompt, what one device draws."""
     one, _, _ = finished
     config = small(steps=2)
-    config.mesh.data, config.mesh.fsdp, config.logging.export = 2, 2, False
+    config.logging.export = False
+    for axis, size in axes.items():
+        setattr(config.mesh, axis, size)
     four = Trainer(config, tmp_path)
     policy, _ = load_hf(four.policy.directory)
     a = evaluate(one.held_out_generator, policy, one.held_out, 2, lambda p, d: one.scorer(p, d)[1], 12)

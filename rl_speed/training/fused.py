@@ -1,0 +1,219 @@
+"""The whole RL step as one program: screening, generation, verification, advantages, loss, gradients and update.
+
+Possible where the verifier is a JAX function: `sample_adaptive` then decides inside its loop which prompts to continue, every
+sample is drawn by the policy that is about to be updated, and XLA reuses the memory of the caches for activations.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import struct
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from rl_speed import objectives
+from rl_speed.data.prompts import Prompt
+from rl_speed.memory.group import Group
+from rl_speed.mesh import ROWS, batch_sharding, replicated, row_shards
+from rl_speed.policy import ModelConfig
+from rl_speed.sampling import (AdaptiveSamples, Counts, Decoder, Prompts, Rule, SamplerConfig, build_prompts,
+                               sample_adaptive_sharded)
+from rl_speed.sampling.adaptive import Verify
+from rl_speed.training.batch import Batch
+from rl_speed.training.state import TrainState, state_shardings
+from rl_speed.training.step import ADVANTAGES, UpdateConfig, apply_gradients, gradients
+
+Array = jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class FusedConfig:
+    """Static settings of the fused step.
+
+    Attributes:
+      rule, verify, sampler: as `sample_adaptive` takes them; slots and context pool are per shard.
+      target: groups per shard.
+      widths: row widths in tokens to choose from, ascending; the last holds any row. The narrowest that holds the longest row of a
+        batch is used, each being a branch of the one program.
+    """
+
+    rule: Rule
+    verify: Verify
+    sampler: SamplerConfig
+    target: int
+    widths: tuple[int, ...]
+
+
+@struct.dataclass
+class Drawn:
+    """The groups trained on, G in all over the shards and N samples each, shards one after the other.
+
+    Attributes:
+      candidate: i32[G], row of the shard's table; the number of rows for a group that is missing.
+      tokens: i32[G, N, T]. logprobs: f32[G, N, T]. lengths: i32[G, N]. rewards: f32[G, N]. truncated: bool[G, N].
+      used: bool[G, N], samples that were drawn (a rule may stop short of N).
+    """
+
+    candidate: Array
+    tokens: Array
+    logprobs: Array
+    lengths: Array
+    rewards: Array
+    truncated: Array
+    used: Array
+
+
+def select(samples: AdaptiveSamples, counts: Counts, target: int, per_prompt: int) -> Drawn:
+    """The selected groups of one shard, in launch order."""
+    candidates = samples.selected.shape[0]
+    chosen = jnp.nonzero(samples.selected, size=target, fill_value=candidates)[0].astype(jnp.int32)
+    row = jnp.minimum(chosen, candidates - 1)
+    take = lambda x: x.reshape(candidates, per_prompt, *x.shape[1:])[row]
+    used = (jnp.arange(per_prompt) < counts.done[row][:, None]) & (chosen < candidates)[:, None]
+    return Drawn(candidate=chosen, tokens=take(samples.tokens), logprobs=take(samples.logprobs), lengths=take(samples.lengths),
+                 rewards=take(samples.rewards), truncated=take(samples.truncated), used=used)
+
+
+def to_batch(drawn: Drawn, prompts: Prompts, width: int) -> Batch:
+    """Lay the groups of one shard out as whole rows, prompt then response; see `Batch`. Group ids are those of the shard."""
+    groups, per_prompt, room = drawn.tokens.shape
+    row = jnp.minimum(drawn.candidate, prompts.lengths.shape[0] - 1)
+    flat = lambda x: x.reshape(groups * per_prompt, *x.shape[2:])
+    start = jnp.repeat(prompts.lengths[row], per_prompt)[:, None]
+    context = jnp.repeat(prompts.tokens[row], per_prompt, axis=0)
+    length, used = flat(drawn.lengths)[:, None], flat(drawn.used)
+    at = jnp.arange(width)[None]
+    from_context = jnp.take_along_axis(context, jnp.broadcast_to(jnp.minimum(at, context.shape[1] - 1), (len(used), width)), axis=1)
+    from_response = lambda x: jnp.take_along_axis(flat(x), jnp.clip(at - start, 0, room - 1), axis=1)
+    is_response = (at >= start) & (at < start + length) & used[:, None]
+    tokens = jnp.where(is_response, from_response(drawn.tokens), jnp.where((at < start) & used[:, None], from_context, 0))
+    return Batch(tokens=tokens, mask=is_response[:, 1:],
+                 behaviour_logprobs=jnp.where(is_response, from_response(drawn.logprobs), 0.0)[:, 1:],
+                 rewards=jnp.where(used, flat(drawn.rewards), 0.0),
+                 group_ids=jnp.where(used, jnp.repeat(jnp.arange(groups, dtype=jnp.int32), per_prompt), -1))
+
+
+def make_batch(samples: AdaptiveSamples, counts: Counts, prompts: Prompts, config: FusedConfig, mesh: Mesh) -> tuple[Batch, Drawn]:
+    """All shards' groups as one batch, rows spread over the row shards, group ids counted over all of them."""
+    per_prompt = config.rule.max_samples
+
+    def shard(tree):
+        samples, counts, prompts = jax.tree.map(lambda x: x[0], tree)
+        drawn = select(samples, counts, config.target, per_prompt)
+        return to_batch(drawn, prompts, config.widths[-1]), drawn
+
+    rows = PartitionSpec(ROWS)
+    batch, drawn = jax.shard_map(shard, mesh=mesh, in_specs=rows, out_specs=rows, axis_names=set(ROWS), check_vma=False)(
+        (samples, counts, prompts))
+    offset = jnp.repeat(jnp.arange(row_shards(mesh), dtype=jnp.int32), config.target * per_prompt) * config.target
+    return batch.replace(group_ids=jnp.where(batch.group_ids < 0, -1, batch.group_ids + offset)), drawn
+
+
+def narrow(batch: Batch, width: int) -> Batch:
+    """The first `width` columns."""
+    return batch.replace(tokens=batch.tokens[:, :width], mask=batch.mask[:, :width - 1],
+                         behaviour_logprobs=batch.behaviour_logprobs[:, :width - 1])
+
+
+def choose_width(batch: Batch, widths: Sequence[int]) -> Array:
+    """Index of the narrowest width that holds every row."""
+    longest = jnp.max(jnp.where(batch.mask, jnp.arange(2, batch.mask.shape[1] + 2), 0))
+    return jnp.sum(longest > jnp.asarray(widths[:-1], jnp.int32), dtype=jnp.int32)
+
+
+def make_fused_step(model: ModelConfig, decoder: Decoder, optimizer: optax.GradientTransformation, mesh: Mesh,
+                    update: UpdateConfig, config: FusedConfig):
+    """The jitted step (state, prompts, key) -> (state, metrics, drawn, samples' bookkeeping, counts); donates the state.
+
+    `prompts` have shards on axis 0. Metrics are f32 scalars as those of `step.make_update`.
+    """
+    shardings, rows, whole = state_shardings(model, optimizer, mesh), batch_sharding(mesh), replicated(mesh)
+
+    def step(state: TrainState, prompts: Prompts, key: Array):
+        samples, counts = sample_adaptive_sharded(decoder, state.params, prompts, config.rule, config.verify, config.target, key,
+                                                  config.sampler, mesh)
+        batch, drawn = make_batch(samples, counts, prompts, config, mesh)
+        batch = jax.lax.with_sharding_constraint(batch, NamedSharding(mesh, PartitionSpec(ROWS)))
+        with jax.named_scope("advantages"):
+            advantages = ADVANTAGES[update.advantage](batch.rewards, batch.group_ids, update.groups,
+                                                      jnp.sum(batch.mask, axis=1))
+        branch = lambda width: lambda batch: gradients(state.params, narrow(batch, width), advantages, None, None, model, update,
+                                                       rows)
+        if len(config.widths) == 1:
+            grads, metrics = branch(config.widths[0])(batch)
+        else:
+            grads, metrics = jax.lax.switch(choose_width(batch, config.widths), [branch(w) for w in config.widths], batch)
+        with jax.named_scope("optimizer"):
+            state, norm, finite = apply_gradients(state, grads, metrics["loss/total"], optimizer)
+        metrics = objectives.summarise_metrics(metrics)
+        metrics = {**metrics, "grad_norm": norm, "skipped": 1.0 - finite.astype(jnp.float32)}
+        # The rows themselves are in `drawn`; what is left of the samples is their bookkeeping.
+        book = {name: getattr(samples, name) for name in ("status", "consumed", "missing", "wasted_tokens", "decode_steps",
+                                                          "slot_steps", "head_of_line_steps")}
+        book["tokens"] = jnp.sum(samples.lengths, axis=1)
+        first = samples.rewards.reshape(*counts.done.shape, -1)[..., :config.rule.first_samples]
+        book["first_right"] = jnp.sum(first > 0.5, axis=-1, dtype=jnp.int32)
+        return state, metrics, drawn, book, counts
+
+    return jax.jit(step, in_shardings=(shardings, rows, whole), out_shardings=(shardings, whole, rows, rows, rows),
+                   donate_argnums=0)
+
+
+def row_widths(longest: int, multiple: int, prompt: int) -> tuple[int, ...]:
+    """The widths that `build_batch` cuts rows to, ascending, without those that hold no response to the longest prompt."""
+    if not multiple:
+        return (longest,)
+    return tuple(sorted({min(w, longest) for w in range(multiple, longest + multiple, multiple) if min(w, longest) > prompt}))
+
+
+class Table:
+    """Candidates as tables of static shape, dealt to shards in turn.
+
+    Args:
+      capacity: candidates per shard. length: of a prompt, in tokens. answer_length: of an answer, in tokens.
+    """
+
+    def __init__(self, shards: int, capacity: int, length: int, answer_length: int):
+        self.shards, self.capacity, self._length, self._answer_length = shards, capacity, length, answer_length
+
+    def build(self, prompts: Sequence[Prompt]) -> Prompts:
+        """At most shards x capacity prompts; number i goes to shard i mod shards.
+
+        Raises ValueError for an answer that is empty or too long.
+        """
+        tables = []
+        for shard in range(self.shards):
+            mine = prompts[shard::self.shards]
+            answers = np.zeros((len(mine), self._answer_length), np.int32)
+            lengths = np.array([len(p.answer_tokens) for p in mine], np.int32)
+            for row, prompt in enumerate(mine):
+                if not 1 <= len(prompt.answer_tokens) <= self._answer_length:
+                    raise ValueError(f"prompt {prompt.id!r}: its answer has {len(prompt.answer_tokens)} tokens; the exact "
+                                     f"verifier takes 1 to {self._answer_length}")
+                answers[row, :lengths[row]] = prompt.answer_tokens
+            tables.append(build_prompts([p.tokens for p in mine], np.array([p.visit for p in mine], np.int32), (answers, lengths),
+                                        self.capacity, self._length))
+        return jax.tree.map(lambda *leaves: np.stack(leaves), *tables)
+
+
+def to_groups(drawn: Drawn, prompts: Sequence[Prompt], shards: int, version: int, phase_after: int) -> list[Group]:
+    """Host groups of what a step trained on, shard by shard in launch order. The first `phase_after` samples screened."""
+    per_shard, groups = len(drawn.candidate) // shards, []
+    for g, candidate in enumerate(np.asarray(drawn.candidate)):
+        mine = prompts[g // per_shard::shards]
+        if candidate >= len(mine) or not drawn.used[g].any():
+            continue
+        n = int(drawn.used[g].sum())
+        take = lambda x: np.asarray(x[g][:n])
+        groups.append(Group(prompt=mine[candidate], tokens=take(drawn.tokens), lengths=take(drawn.lengths),
+                            logprobs=take(drawn.logprobs), rewards=take(drawn.rewards), versions=np.full(n, version),
+                            phases=(np.arange(n) >= phase_after).astype(np.int64), sample_index=np.arange(n),
+                            truncated=take(drawn.truncated), correct=take(drawn.rewards) > 0.5))
+    return groups
+
+
+FusedStep = Callable[[TrainState, Prompts, Array], tuple[TrainState, dict[str, Array], Drawn, dict[str, Array], Counts]]

@@ -1,0 +1,97 @@
+"""Host side of the fused step: candidates out of the stream, what was not needed back into it, numbers kept."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from rl_speed.data.prompts import Prompt, PromptStream
+from rl_speed.memory.group import Group
+from rl_speed.sampling import COMPLETE, REJECTED, Rule
+from rl_speed.sampling.generate import GenerationStats
+from rl_speed.training.driver import FORGET, StarvedError, StepReport, Tally, load_tally
+from rl_speed.training.fused import FusedStep, Table, to_groups
+from rl_speed.training.state import TrainState
+
+
+class InLoopDriver:
+    """Runs fused steps. The counterpart of `HostDriver`: nothing is in flight between steps, and nothing is stale.
+
+    Args:
+      step: the compiled step. table: builds its candidates. stream: where they come from. rule: the step's.
+      key: the run's typed root key. groups: that a step asks for, over all shards.
+
+    Attributes:
+      tally: prompts by fate; `screened = rejected + completed` always.
+      wasted_tokens: drawn for candidates that were then not needed, since the run began.
+    """
+
+    def __init__(self, step: FusedStep, table: Table, stream: PromptStream, rule: Rule, key: jax.Array, groups: int):
+        self._step, self._table, self.stream, self.rule, self._key, self._groups = step, table, stream, rule, key, groups
+        self.tally, self.wasted_tokens = Tally(), 0
+        self._accepted, self._decided = 1.0, 1.0
+
+    @property
+    def acceptance(self) -> float:
+        """Share of decided prompts that the rule accepts, the latest weighing most."""
+        return self._accepted / self._decided
+
+    def train(self, state: TrainState, version: int) -> tuple[TrainState, dict[str, float], list[Group], StepReport]:
+        """One RL step. `state` is donated.
+
+        Raises:
+          StarvedError: no candidate was accepted; the state returned by then is lost with it, the checkpoint is not.
+        """
+        shards, capacity = self._table.shards, self._table.capacity
+        prompts = self.stream.take(shards * capacity)
+        state, *rest = self._step(state, self._table.build(prompts), self._key)
+        metrics, drawn, book, counts = jax.device_get(rest)
+        consumed = [prompts[s::shards][:int(book["consumed"][s])] for s in range(shards)]
+        used = {prompt.visit for part in consumed for prompt in part}
+        self.stream.put_back([prompt for prompt in prompts if prompt.visit not in used])
+        groups = to_groups(drawn, prompts, shards, version, self.rule.first_samples)
+        if not groups:
+            raise StarvedError(f"none of {len(used)} candidates was accepted: the data is too hard or too easy for this policy and "
+                               "rule. Widen config.rule.low/high, raise config.rule.n_init or config.driver.screen_prompts, or "
+                               "change the data")
+        return state, {name: float(value) for name, value in metrics.items()}, groups, self._report(book, counts, consumed, groups)
+
+    def _report(self, book: dict[str, np.ndarray], counts: Any, consumed: Sequence[Sequence[Prompt]],
+                groups: Sequence[Group]) -> StepReport:
+        status, done, positive = book["status"], counts.done, counts.positive
+        rejected, complete = status == REJECTED, status == COMPLETE
+        t, count = self.tally, sum(map(len, consumed))
+        t.screened += count
+        t.rejected += int(rejected.sum())
+        t.completed += int(complete.sum())
+        t.solved += int((rejected & (positive == done)).sum())
+        t.failed += int((rejected & (positive == 0)).sum())
+        lengths = sum(int(g.lengths.sum()) for g in groups)
+        t.rejected_tokens += int(book["tokens"].sum()) - lengths
+        self.wasted_tokens += int(book["wasted_tokens"].sum())
+        for passed in complete[rejected | complete].tolist():
+            self._accepted = FORGET * self._accepted + passed
+            self._decided = FORGET * self._decided + 1.0
+        decided = rejected | complete
+        stats = GenerationStats(calls=1, samples=int(done.sum()),
+                                tokens=int(book["tokens"].sum() + book["wasted_tokens"].sum()),
+                                decode_steps=int(book["decode_steps"].max()), slot_steps=int(book["slot_steps"].sum()))
+        first = np.minimum(done, self.rule.first_samples)
+        return StepReport(stats, 0.0, 0.0, screened=count, accepted=int(complete.sum()), rejected=int(rejected.sum()),
+                          short=self._groups - len(groups), pass_rates=(book["first_right"][decided] / first[decided]).tolist())
+
+    def metrics(self, version: int) -> dict[str, float]:
+        """Tokens drawn for nothing so far."""
+        del version
+        return {"wasted_tokens": float(self.wasted_tokens)}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The tally and the acceptance estimate; the stream saves itself."""
+        return {"tally": vars(self.tally).copy(), "accepted": self._accepted, "decided": self._decided,
+                "wasted_tokens": self.wasted_tokens}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue where the state was taken."""
+        self.tally, self.wasted_tokens = load_tally(state["tally"]), int(state["wasted_tokens"])
+        self._accepted, self._decided = float(state["accepted"]), float(state["decided"])

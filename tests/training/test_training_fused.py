@@ -1,0 +1,177 @@
+"""The fused step against its pieces, run one by one; over meshes; and the whole job on it."""
+
+import jax
+import numpy as np
+import pytest
+
+from rl_speed import methods
+from rl_speed.presets import embedded
+from rl_speed.training import build
+from rl_speed.training.batch import build_batch
+from rl_speed.training.driver import HostDriver
+from rl_speed.training.fused import row_widths
+from rl_speed.training.loop import Trainer
+from rl_speed.training.metrics import read_lines
+from rl_speed.training.state import init_state, state_shardings
+from rl_speed.training.step import make_advantages, make_update
+
+
+def small(method="speed_rloo", where="in_loop", steps=4, **mesh):
+    config = methods.apply(embedded(), method)
+    config.driver.where = where
+    config.driver.groups, config.driver.screen_prompts, config.driver.buffer_groups = 4, 32, 32
+    config.rule.n, config.sampler.slots, config.sampler.prefill_chunk, config.sampler.context_pool = 8, 32, 4, 16
+    config.training.micro_batch, config.training.steps, config.checkpoints.every = 0, steps, 2
+    config.data.train_prompts, config.data.eval_prompts, config.evaluation.every = 300, 24, 2
+    config.logging.progress, config.logging.export = False, False
+    # Adam's first step is the sign of the gradient, rounding and all, unless epsilon is larger than rounding.
+    config.optimizer.eps = 1e-3
+    for axis, size in mesh.items():
+        setattr(config.mesh, axis, size)
+    return config
+
+
+def parts(config):
+    """(mesh, policy, stream, optimizer, settings, a fresh state)."""
+    mesh = build.build_mesh(config)
+    policy = build.build_policy(config, mesh)
+    stream, _ = build.build_data(config, policy.tokenizer)
+    optimizer, settings = build.build_optimizer(config, policy.params), build.update_config(config)
+    return mesh, policy, stream, optimizer, settings, init_state(policy.params, optimizer,
+                                                                 state_shardings(policy.model, optimizer, mesh))
+
+
+def one_step(config):
+    """(new state, groups, metrics) of one fused step."""
+    mesh, policy, stream, optimizer, settings, state = parts(config)
+    driver = build.build_in_loop_driver(config, policy, mesh, optimizer, settings, stream)
+    state, metrics, groups, report = driver.train(state, 0)
+    return jax.device_get(state), groups, metrics, report, driver
+
+
+def host_groups(config):
+    """Groups of the host driver with nothing stale: by Algorithm 1, in launch order."""
+    config.driver.where, config.driver.prefetch, config.driver.screening = "host", False, "fixed"
+    mesh, policy, stream, *_ = parts(config)
+    generator, _, _ = build.build_generators(config, policy, mesh)
+    scorer = build.build_scorer(config, policy, config.sampler.max_new)
+    driver = HostDriver(config.make_rule(), stream, generator, scorer, build.build_driver(config, generator, stream, scorer).buffer,
+                        config.driver)
+    groups = driver.next_groups(policy.params, 0)[0]
+    while len(driver.buffer):
+        groups += driver.buffer.take(1)
+    return {g.prompt.visit: g for g in groups}
+
+
+@pytest.mark.parametrize("method", ["speed_rloo", "dapo", "rloo"])
+def test_equals_the_pieces_run_one_by_one(method):
+    """Same keys: the groups are the host driver's, and updating on them on the host's way gives the same parameters."""
+    config = small(method)
+    state, groups, metrics, report, driver = one_step(config)
+    assert len(groups) == 4 and report.short == 0
+    visits = [g.prompt.visit for g in groups]
+    assert visits == sorted(visits)
+    host = host_groups(small(method))
+    for g in groups:
+        if g.prompt.visit not in host:  # the host driver takes the first four that complete, phase by phase
+            continue
+        h = host[g.prompt.visit]
+        width = min(g.tokens.shape[1], h.tokens.shape[1])
+        np.testing.assert_array_equal(g.tokens[:, :width], h.tokens[:, :width])
+        np.testing.assert_array_equal(g.rewards, h.rewards)
+        np.testing.assert_allclose(g.logprobs[:, :width], h.logprobs[:, :width], atol=1e-5)
+    assert sum(v in host for v in visits) >= 3
+    mesh, policy, _, optimizer, settings, fresh = parts(config)
+    batch = build_batch(groups, 32, config.data.max_prompt_length + config.sampler.max_new, config.training.length_multiple)
+    advantages = make_advantages(mesh, settings)(batch, None)
+    separate, separate_metrics = make_update(policy.model, optimizer, mesh, settings)(fresh, batch, advantages, None, None)
+    assert metrics["grad_norm"] == pytest.approx(float(separate_metrics["grad_norm"]), rel=1e-4)
+    assert metrics["behaviour_gap"] < 1e-5 and metrics.keys() == separate_metrics.keys()
+    for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(state.params), jax.tree.leaves(jax.device_get(separate.params))):
+        np.testing.assert_allclose(a, b, atol=1e-6, err_msg=jax.tree_util.keystr(path))
+    assert driver.tally.screened == driver.tally.rejected + driver.tally.completed
+
+
+@pytest.mark.parametrize("mesh", [{"data": 2}, {"data": 2, "fsdp": 2}, {"fsdp": 2, "tensor": 2}], ids=str)
+def test_meshes_train_on_groups_of_the_algorithm(mesh):
+    """Each shard fills its share from its own candidates; the update is that of those groups on one device."""
+    config = small(**mesh)
+    state, groups, metrics, report, _ = one_step(config)
+    assert len(groups) == 4
+    shards = mesh.get("data", 1) * mesh.get("fsdp", 1)
+    assert [g.prompt.visit % shards for g in groups] == sorted(np.repeat(range(shards), 4 // shards))
+    device_mesh, policy, _, optimizer, settings, fresh = parts(small())
+    batch = build_batch(groups, 32, config.data.max_prompt_length + config.sampler.max_new, config.training.length_multiple)
+    separate, other = make_update(policy.model, optimizer, device_mesh, settings)(
+        fresh, batch, make_advantages(device_mesh, settings)(batch, None), None, None)
+    assert metrics["grad_norm"] == pytest.approx(float(other["grad_norm"]), rel=1e-4)
+    for a, b in zip(jax.tree.leaves(state.params), jax.tree.leaves(jax.device_get(separate.params))):
+        np.testing.assert_allclose(a, b, atol=1e-6)
+
+
+def test_what_was_not_needed_goes_back_and_comes_again():
+    config = small()
+    mesh, policy, stream, optimizer, settings, state = parts(config)
+    driver = build.build_in_loop_driver(config, policy, mesh, optimizer, settings, stream)
+    seen = []
+    for version in range(3):
+        state, _, groups, report = driver.train(state, version)
+        seen += [g.prompt.visit for g in groups]
+        assert stream.state_dict()["serial"] - len(stream.state_dict()["returned"].split()) == driver.tally.screened
+        assert all((g.versions == version).all() for g in groups)
+    assert seen == sorted(set(seen))
+    assert driver.tally.completed == 12 and driver.wasted_tokens > 0
+
+
+def test_whole_job_resumes_exactly_and_compiles_once(tmp_path):
+    whole = Trainer(small(steps=6), tmp_path / "whole")
+    summary = whole.run()
+    Trainer(small(steps=4), tmp_path / "parts").run()
+    again = Trainer(small(steps=6), tmp_path / "parts")
+    assert again.step == 4
+    again.run()
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(again.state), jax.device_get(whole.state))
+    clean = lambda r: {k: v for k, v in r.items() if not k.startswith(("time/", "process/")) and k != "total/train_s"}
+    records = read_lines(tmp_path / "whole" / "metrics.jsonl")
+    assert list(map(clean, records)) == list(map(clean, read_lines(tmp_path / "parts" / "metrics.jsonl")))
+    assert all(r["age_max"] == 0 and r["behaviour_gap"] < 1e-5 for r in records)
+    assert len({r["process/compilations"] for r in records[1:]}) <= 2  # evaluation at step 2 compiles nothing new but its own
+    assert whole.driver._step._cache_size() == 1
+    assert summary["prompts"]["completed"] == sum(r["groups"] for r in records) >= 22
+    assert sum(records[-1]["pass_rates"]) == records[-1]["screened"]
+
+
+def test_candidates_that_run_out_leave_a_short_batch():
+    config = small()
+    config.driver.screen_prompts = 8
+    _, groups, metrics, report, driver = one_step(config)
+    assert report.short == 4 - len(groups) > 0 and report.screened == 8
+    assert np.isfinite(metrics["grad_norm"]) and metrics["skipped"] == 0
+
+
+@pytest.mark.parametrize("path,value,reason", [
+    ("reward.verifier", "math", "the verifier must be a JAX function"), ("training.minibatches", 2, "one update a program"),
+    ("objective.kl_coef", 0.1, "no reference policy"), ("reward.overlong_buffer", 4, "rewards are the verifier's alone"),
+    ("objective.old_logprobs", "recompute", "on-policy already")])
+def test_what_the_fused_step_cannot_do_is_refused(path, value, reason):
+    config = small()
+    section, leaf = path.split(".")
+    setattr(getattr(config, section), leaf, value)
+    with pytest.raises(ValueError, match=f"needs config.{path}=.*{reason}"):
+        config.validate()
+
+
+def test_widths():
+    assert row_widths(26, 9, 10) == (18, 26) and row_widths(26, 0, 10) == (26,) and row_widths(24, 8, 7) == (8, 16, 24)
+
+
+def test_no_collective_inside_the_loop_joins_several_shards():
+    """Shards leave the loop at different times. A permutation is joined by all devices, a reduction by its own group."""
+    config = small(fsdp=2, tensor=2)
+    mesh, policy, *_ = parts(config)
+    generator, _, _ = build.build_generators(config, policy, mesh)
+    text = generator.lower(policy.params).compile().as_text()
+    loops = [line for line in text.splitlines() if "while/body" in line]
+    assert any("all-reduce(" in line or "all-reduce-start(" in line for line in loops)
+    assert not any("collective-permute" in line or "all-to-all" in line for line in loops)
+    assert not any(f"replica_groups={groups}" in line for line in loops for groups in ("[1,4]<=[4]", "{{0,1,2,3}}", "[2,2]<=[2,2]T"))
