@@ -87,10 +87,20 @@ def available(book: Book, pool: Pool, target: int, pool_size: int) -> Array:
     return jnp.where(allowed, book.want - book.counts.launched, 0)
 
 
-def launch(state: State, prompts: Prompts, per_prompt: int, target: int, key: Array) -> tuple[State, Array]:
-    """Give idle slots their next samples. Returns (state, samples that still wait)."""
-    slots, book, pool, output = state.slots, state.book, state.pool, state.output
-    candidates, capacity = book.status.shape[0], output.lengths.shape[0]
+class Launched(NamedTuple):
+    """What handing out samples changes, and no more: what passes through a `cond` may be copied."""
+
+    slots: Slots
+    keys: Array
+    launched: Array
+    start_step: Array
+    waiting: Array  # i32[], samples that could start and have no slot
+
+
+def launch(now: Launched, book: Book, pool: Pool, prompts: Prompts, per_prompt: int, target: int, key: Array,
+           step: Array) -> Launched:
+    """Give idle slots their next samples."""
+    slots, candidates, capacity = now.slots, book.status.shape[0], now.start_step.shape[0]
     spare = available(book, pool, target, pool.prompt.shape[0])
     continues = (book.rule.phase == ACCEPTED) | (book.rule.round > 0)
     order = jnp.concatenate([jnp.where(continues, spare, 0), jnp.where(continues, 0, spare)])
@@ -104,14 +114,12 @@ def launch(state: State, prompts: Prompts, per_prompt: int, target: int, key: Ar
     request = jnp.where(taken, prompt * per_prompt + index, slots.request)
     last = prompts.tokens[prompt, jnp.maximum(prompts.lengths[prompt] - 1, 0)]
     launched = book.counts.launched.at[jnp.where(taken, prompt, candidates)].add(1, mode="drop")
-    start = output.start_step.at[jnp.where(taken, request, capacity)].set(state.statistics.steps, mode="drop")
+    start = now.start_step.at[jnp.where(taken, request, capacity)].set(step, mode="drop")
     slots = Slots(request=request, token=jnp.where(taken, last, slots.token),
                   suffix_length=jnp.where(taken, 0, slots.suffix_length))
     fresh = jax.random.key_data(request_keys(key, prompts.visit[prompt], index))
-    keys = jnp.where(taken.reshape(-1, *(1,) * (fresh.ndim - 1)), fresh, state.keys)
-    state = state._replace(slots=slots, keys=keys, book=book._replace(counts=book.counts.replace(launched=launched)),
-                           output=output._replace(start_step=start))
-    return state, total[-1] - jnp.sum(taken, dtype=jnp.int32)
+    keys = jnp.where(taken.reshape(-1, *(1,) * (fresh.ndim - 1)), fresh, now.keys)
+    return Launched(slots, keys, launched, start, total[-1] - jnp.sum(taken, dtype=jnp.int32))
 
 
 def judge(book: Book, rule: Rule, prompt: Array, ended: Array, right: Array) -> Book:
@@ -218,6 +226,8 @@ def sample_adaptive(decoder: Decoder, params: Any, prompts: Prompts, rule: Rule,
     chunk = min(config.prefill_chunk or pool_size, pool_size)
     params = decoder.prepare(params)
     load, room, pool = make_load(decoder, params, prompts, chunk, pool_size)
+    if chunk == pool_size == candidates:  # all at once, before the loop
+        pool = load(pool, jnp.full((candidates,), OPEN, jnp.int32))
     no_keys = jax.eval_shape(lambda: jax.random.key_data(request_keys(key, *jnp.zeros((2, config.slots), jnp.int32))))
     zeros, zero = jnp.zeros((candidates,), jnp.int32), jnp.int32(0)
     rule_state = rule.init(candidates, prompts.budget)
@@ -226,34 +236,36 @@ def sample_adaptive(decoder: Decoder, params: Any, prompts: Prompts, rule: Rule,
     used = jnp.arange(candidates) < prompts.count
     book = Book(counts, jnp.where(used, first.want, 0), jnp.full((candidates,), OPEN, jnp.int32), rule_state)
 
-    def prefill_more(state: State) -> State:
-        idle = jnp.sum(state.slots.request == capacity)
-
+    def prefill_more(pool: Pool, book: Book, idle: Array) -> Pool:
         def needed(pool: Pool):
-            waiting = jnp.sum(available(state.book, pool, target, pool_size))
-            useful = (waiting < idle) & (pool.loaded < prompts.count) & room(pool, state.book.status)
+            waiting = jnp.sum(available(book, pool, target, pool_size))
+            useful = (waiting < idle) & (pool.loaded < prompts.count) & room(pool, book.status)
             # What is loaded comes before what is not: with `target` accepted there, nothing more can start.
-            return useful & (jnp.sum(accepted(state.book)) < target) if target else useful
+            return useful & (jnp.sum(accepted(book)) < target) if target else useful
 
         with jax.named_scope("prefill"):
-            pool = jax.lax.while_loop(needed, lambda pool: load(pool, state.book.status), state.pool)
-        return state._replace(pool=pool)
+            return jax.lax.while_loop(needed, lambda pool: load(pool, book.status), pool)
 
     def body(state: State) -> State:
-        any_idle = jnp.any(state.slots.request == capacity)
-        state = jax.lax.cond(any_idle & (state.pool.loaded < prompts.count), prefill_more, lambda s: s, state)
-        state, waiting = jax.lax.cond(
-            any_idle, lambda s: launch(s, prompts, per_prompt, target, key),
-            lambda s: (s, jnp.sum(available(s.book, s.pool, target, pool_size))), state)
-        slots, book, output = state.slots, state.book, state.output
+        idle, pool = jnp.sum(state.slots.request == capacity), state.pool
+        if pool_size < candidates or chunk < pool_size:
+            pool = jax.lax.cond((idle > 0) & (pool.loaded < prompts.count), lambda p: prefill_more(p, state.book, idle),
+                                lambda p: p, pool)
+        now = Launched(state.slots, state.keys, state.book.counts.launched, state.output.start_step, jnp.int32(0))
+        now = jax.lax.cond(
+            idle > 0, lambda now: launch(now, state.book, pool, prompts, per_prompt, target, key, state.statistics.steps),
+            lambda now: now._replace(waiting=jnp.sum(available(state.book, pool, target, pool_size))), now)
+        slots, waiting = now.slots, now.waiting
+        book = state.book._replace(counts=state.book.counts.replace(launched=now.launched))
+        output = state.output._replace(start_step=now.start_step)
         row = jnp.minimum(slots.request, capacity - 1)
         prompt = row // per_prompt
-        mine = SlotRequests(context=jnp.minimum(state.pool.entry[prompt], pool_size - 1),
+        mine = SlotRequests(context=jnp.minimum(pool.entry[prompt], pool_size - 1),
                             context_length=prompts.lengths[prompt],
                             max_new=jnp.full(row.shape, config.max_new, jnp.int32),
-                            key=jax.random.wrap_key_data(state.keys, impl=jax.random.key_impl(key)))
+                            key=jax.random.wrap_key_data(now.keys, impl=jax.random.key_impl(key)))
         busy = jnp.sum(slots.request < capacity, dtype=jnp.int32)
-        slots, cache, output, ended = decode_one(decoder, params, state.pool.kv, state.cache, slots, output, mine, config)
+        slots, cache, output, ended = decode_one(decoder, params, pool.kv, state.cache, slots, output, mine, config)
 
         def score(rewards: Array, book: Book) -> tuple[Array, Book, Array]:
             with jax.named_scope("verify"):
@@ -270,7 +282,7 @@ def sample_adaptive(decoder: Decoder, params: Any, prompts: Prompts, rule: Rule,
         statistics = Statistics(s.steps + 1, s.slot_steps + busy, s.queue_steps + waits, s.queue_slot_steps + busy * waits,
                                 s.head_of_line + (enough & going))
         # A rule that wants nothing more of an open prompt would leave all slots idle for ever.
-        return State(slots, state.keys, state.pool, cache, output, rewards, book, statistics, going & (busy > 0))
+        return State(slots, now.keys, pool, cache, output, rewards, book, statistics, going & (busy > 0))
 
     with jax.named_scope("adaptive_loop"):
         state = State(idle_slots(config.slots, capacity), jnp.zeros(no_keys.shape, no_keys.dtype), pool,

@@ -174,7 +174,7 @@ def build_in_loop_driver(config: Config, policy: Policy, mesh: Mesh, optimizer: 
                         widths=row_widths(longest, c.training.length_multiple, c.data.max_prompt_length))
     step = make_fused_step(policy.model, policy.decoder, optimizer, mesh, settings, fused)
     table = Table(shards, candidates, c.data.max_prompt_length, c.sampler.max_new)
-    return InLoopDriver(step, table, stream, rule, Keys.of(c.seed).train, c.driver.groups)
+    return InLoopDriver(step, table, stream, rule, Keys.of(c.seed).train, c.driver.groups, c.driver.max_calls)
 
 
 def build_optimizer(config: Config, params: Any) -> optax.GradientTransformation:

@@ -138,6 +138,7 @@ def make_fused_step(model: ModelConfig, decoder: Decoder, optimizer: optax.Gradi
                                                   config.sampler, mesh)
         batch, drawn = make_batch(samples, counts, prompts, config, mesh)
         batch = jax.lax.with_sharding_constraint(batch, NamedSharding(mesh, PartitionSpec(ROWS)))
+        batch = jax.lax.optimization_barrier(batch)
         with jax.named_scope("advantages"):
             advantages = ADVANTAGES[update.advantage](batch.rewards, batch.group_ids, update.groups,
                                                       jnp.sum(batch.mask, axis=1))
@@ -148,7 +149,9 @@ def make_fused_step(model: ModelConfig, decoder: Decoder, optimizer: optax.Gradi
         else:
             grads, metrics = jax.lax.switch(choose_width(batch, config.widths), [branch(w) for w in config.widths], batch)
         with jax.named_scope("optimizer"):
-            state, norm, finite = apply_gradients(state, grads, metrics["loss/total"], optimizer)
+            updated, norm, finite = apply_gradients(state, grads, metrics["loss/total"], optimizer)
+            # With no group at all there is no update either, not even one of momentum.
+            state = jax.tree.map(lambda new, old: jnp.where(jnp.any(batch.mask), new, old), updated, state)
         metrics = objectives.summarise_metrics(metrics)
         metrics = {**metrics, "grad_norm": norm, "skipped": 1.0 - finite.astype(jnp.float32)}
         # The rows themselves are in `drawn`; what is left of the samples is their bookkeeping.

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from rl_speed.data.prompts import Prompt, PromptStream
+from rl_speed.data.prompts import PromptStream
 from rl_speed.memory.group import Group
 from rl_speed.sampling import COMPLETE, REJECTED, Rule
 from rl_speed.sampling.generate import GenerationStats
@@ -20,15 +20,17 @@ class InLoopDriver:
 
     Args:
       step: the compiled step. table: builds its candidates. stream: where they come from. rule: the step's.
-      key: the run's typed root key. groups: that a step asks for, over all shards.
+      key: the run's typed root key. groups: that a step asks for, over all shards. max_calls: attempts to find any.
 
     Attributes:
       tally: prompts by fate; `screened = rejected + completed` always.
       wasted_tokens: drawn for candidates that were then not needed, since the run began.
     """
 
-    def __init__(self, step: FusedStep, table: Table, stream: PromptStream, rule: Rule, key: jax.Array, groups: int):
-        self._step, self._table, self.stream, self.rule, self._key, self._groups = step, table, stream, rule, key, groups
+    def __init__(self, step: FusedStep, table: Table, stream: PromptStream, rule: Rule, key: jax.Array, groups: int,
+                 max_calls: int):
+        self._step, self._table, self.stream, self.rule, self._key = step, table, stream, rule, key
+        self._groups, self._max_calls = groups, max_calls
         self.tally, self.wasted_tokens = Tally(), 0
         self._accepted, self._decided = 1.0, 1.0
 
@@ -38,11 +40,22 @@ class InLoopDriver:
         return self._accepted / self._decided
 
     def train(self, state: TrainState, version: int) -> tuple[TrainState, dict[str, float], list[Group], StepReport]:
-        """One RL step. `state` is donated.
+        """One RL step. `state` is donated. Where no candidate is accepted, nothing is updated and the next are tried.
 
         Raises:
-          StarvedError: no candidate was accepted; the state returned by then is lost with it, the checkpoint is not.
+          StarvedError: nothing was accepted in `max_calls` attempts.
         """
+        report = StepReport(GenerationStats(), 0.0, 0.0, 0, 0, 0, 0)
+        for _ in range(self._max_calls):
+            state, metrics, groups = self._attempt(state, version, report)
+            if groups:
+                report.short = self._groups - len(groups)
+                return state, {name: float(value) for name, value in metrics.items()}, groups, report
+        raise StarvedError(f"none of {report.screened} candidates was accepted in {self._max_calls} attempts: the data is too hard "
+                           "or too easy for this policy and rule. Widen config.rule.low/high, raise config.rule.n_init or "
+                           "config.driver.screen_prompts, or change the data")
+
+    def _attempt(self, state: TrainState, version: int, report: StepReport) -> tuple[TrainState, dict[str, Any], list[Group]]:
         shards, capacity = self._table.shards, self._table.capacity
         prompts = self.stream.take(shards * capacity)
         state, *rest = self._step(state, self._table.build(prompts), self._key)
@@ -51,35 +64,34 @@ class InLoopDriver:
         used = {prompt.visit for part in consumed for prompt in part}
         self.stream.put_back([prompt for prompt in prompts if prompt.visit not in used])
         groups = to_groups(drawn, prompts, shards, version, self.rule.first_samples)
-        if not groups:
-            raise StarvedError(f"none of {len(used)} candidates was accepted: the data is too hard or too easy for this policy and "
-                               "rule. Widen config.rule.low/high, raise config.rule.n_init or config.driver.screen_prompts, or "
-                               "change the data")
-        return state, {name: float(value) for name, value in metrics.items()}, groups, self._report(book, counts, consumed, groups)
+        self._account(book, counts, len(used), groups, report)
+        return state, metrics, groups
 
-    def _report(self, book: dict[str, np.ndarray], counts: Any, consumed: Sequence[Sequence[Prompt]],
-                groups: Sequence[Group]) -> StepReport:
+    def _account(self, book: dict[str, np.ndarray], counts: Any, count: int, groups: Sequence[Group], report: StepReport) -> None:
+        """Add one attempt to the tally and to the report."""
         status, done, positive = book["status"], counts.done, counts.positive
         rejected, complete = status == REJECTED, status == COMPLETE
-        t, count = self.tally, sum(map(len, consumed))
+        decided = rejected | complete
+        t = self.tally
         t.screened += count
         t.rejected += int(rejected.sum())
         t.completed += int(complete.sum())
         t.solved += int((rejected & (positive == done)).sum())
         t.failed += int((rejected & (positive == 0)).sum())
-        lengths = sum(int(g.lengths.sum()) for g in groups)
-        t.rejected_tokens += int(book["tokens"].sum()) - lengths
+        t.rejected_tokens += int(book["tokens"].sum()) - sum(int(g.lengths.sum()) for g in groups)
         self.wasted_tokens += int(book["wasted_tokens"].sum())
-        for passed in complete[rejected | complete].tolist():
+        for passed in complete[decided].tolist():
             self._accepted = FORGET * self._accepted + passed
             self._decided = FORGET * self._decided + 1.0
-        decided = rejected | complete
-        stats = GenerationStats(calls=1, samples=int(done.sum()),
-                                tokens=int(book["tokens"].sum() + book["wasted_tokens"].sum()),
-                                decode_steps=int(book["decode_steps"].max()), slot_steps=int(book["slot_steps"].sum()))
+        report.generation += GenerationStats(calls=1, samples=int(done.sum()),
+                                             tokens=int(book["tokens"].sum() + book["wasted_tokens"].sum()),
+                                             decode_steps=int(book["decode_steps"].max()),
+                                             slot_steps=int(book["slot_steps"].sum()))
+        report.screened += count
+        report.accepted += int(complete.sum())
+        report.rejected += int(rejected.sum())
         first = np.minimum(done, self.rule.first_samples)
-        return StepReport(stats, 0.0, 0.0, screened=count, accepted=int(complete.sum()), rejected=int(rejected.sum()),
-                          short=self._groups - len(groups), pass_rates=(book["first_right"][decided] / first[decided]).tolist())
+        report.pass_rates += (book["first_right"][decided] / first[decided]).tolist()
 
     def metrics(self, version: int) -> dict[str, float]:
         """Tokens drawn for nothing so far."""

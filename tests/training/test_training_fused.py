@@ -6,9 +6,10 @@ import pytest
 
 from rl_speed import methods
 from rl_speed.presets import embedded
+from rl_speed.sampling.generate import GenerationStats
 from rl_speed.training import build
 from rl_speed.training.batch import build_batch
-from rl_speed.training.driver import HostDriver
+from rl_speed.training.driver import HostDriver, StarvedError, StepReport
 from rl_speed.training.fused import row_widths
 from rl_speed.training.loop import Trainer
 from rl_speed.training.metrics import read_lines
@@ -139,6 +140,19 @@ def test_whole_job_resumes_exactly_and_compiles_once(tmp_path):
     assert whole.driver._step._cache_size() == 1
     assert summary["prompts"]["completed"] == sum(r["groups"] for r in records) >= 22
     assert sum(records[-1]["pass_rates"]) == records[-1]["screened"]
+
+
+def test_nothing_accepted_changes_nothing_and_is_told():
+    config = small()
+    config.rule.n_init, config.driver.max_calls, config.driver.screen_prompts = 2, 2, 1
+    mesh, policy, stream, optimizer, settings, state = parts(config)
+    driver = build.build_in_loop_driver(config, policy, mesh, optimizer, settings, stream)
+    before = jax.device_get(state)
+    after, _, groups = driver._attempt(state, 0, StepReport(GenerationStats(), 0.0, 0.0, 0, 0, 0, 0))
+    assert not groups and driver.tally.rejected == 1
+    jax.tree.map(np.testing.assert_array_equal, before, jax.device_get(after))
+    with pytest.raises(StarvedError, match="none of 2 candidates was accepted in 2 attempts"):
+        driver.train(after, 0)
 
 
 def test_candidates_that_run_out_leave_a_short_batch():

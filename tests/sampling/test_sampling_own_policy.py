@@ -1,0 +1,59 @@
+"""README's "The sampler in your own code", run as it stands: a policy that was not written here, in both samplers."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rl_speed.sampling import COMPLETE, REJECTED, SamplerConfig, build_contexts, build_requests, sample
+
+
+@pytest.fixture(scope="module")
+def example(repo):
+    """The names that the block defines."""
+    block, = re.findall(r"```python\n(.*?)```", (repo / "README.md").read_text(encoding="utf-8"), re.S)
+    assert len(block.strip().splitlines()) <= 60
+    names = {}
+    exec(compile(block, "README.md", "exec"), names)
+    return names
+
+
+def logprobs_of(example, prompt, response):
+    """One token at a time, from the beginning."""
+    state, found = jnp.zeros((1, example["model"].width)), []
+    for i, token in enumerate([*prompt, *response]):
+        state, logits = example["model"].apply(example["params"], state, jnp.array([token]))
+        following = [*prompt, *response][i + 1:i + 2]
+        if i >= len(prompt) - 1 and following:
+            found.append(float(jax.nn.log_softmax(logits[0])[following[0]]))
+    return found
+
+
+PROMPTS = [[5, 7], [3], [2, 2, 9], [4]]
+
+
+def test_adaptive_samples_are_the_policys_and_follow_the_rule(example):
+    samples, counts = example["samples"], example["counts"]
+    assert int(samples.selected.sum()) + int(samples.missing) == 2
+    for p in range(int(samples.consumed)):
+        rows = range(p * 8, p * 8 + int(counts.done[p]))
+        right = [int(samples.tokens[r, 0]) == p + 1 for r in rows]
+        assert int(counts.positive[p]) == sum(right)
+        screened = 0 < sum(right[:4]) < 4
+        assert (int(counts.done[p]), int(samples.status[p])) == ((8, COMPLETE) if screened else (4, REJECTED))
+        for r in rows:
+            n = int(samples.lengths[r])
+            expected = logprobs_of(example, PROMPTS[p], samples.tokens[r, :n].tolist())
+            np.testing.assert_allclose(samples.logprobs[r, :n], expected, atol=1e-5)
+
+
+def test_plain_sampler_starts_inside_a_context(example):
+    contexts = build_contexts(PROMPTS, 4, 16)
+    requests = build_requests([2, 2, 0], [2, 2, 0], [0, 1, 0], contexts, 4, 8, context_length=[3, 1, 2])
+    got = sample(example["decoder"], example["params"], contexts, requests, jax.random.key(1),
+                 SamplerConfig(slots=2, max_new=8, end_tokens=(0,)))
+    for r, prompt in enumerate([[2, 2, 9], [2], [5, 7]]):
+        n = int(got.lengths[r])
+        np.testing.assert_allclose(got.logprobs[r, :n], logprobs_of(example, prompt, got.tokens[r, :n].tolist()), atol=1e-5)

@@ -1,0 +1,93 @@
+"""Both drivers against theory: acceptance, and the gradient weight of what is accepted, on a Bernoulli policy."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rl_speed import theory
+from rl_speed.config import Driver
+from rl_speed.data.prompts import Prompt, PromptStream
+from rl_speed.memory.buffer import SamplingBuffer
+from rl_speed.sampling import COMPLETE, Decoder, SamplerConfig, Speed, build_prompts, sample_adaptive
+from rl_speed.sampling.generate import Drawn, GenerationStats
+from rl_speed.training.driver import HostDriver
+
+RATES = np.array([0.05, 0.2, 0.5, 0.85])
+PER_RATE = 400
+RULES = [Speed(4, 4), Speed(3, 5, 0.2, 0.8)]
+
+
+def decode(params, contexts, cache, token, context, context_length, suffix_length, active):
+    """Draws token 1 with the probability that the context's one token names."""
+    p = jnp.asarray(RATES)[contexts[context, 0]]
+    return jnp.log(jnp.stack([1 - p, p], axis=1)).astype(jnp.float32), cache
+
+
+BERNOULLI = Decoder(lambda params, tokens, lengths: (tokens, jnp.zeros((len(lengths), 1)), jnp.zeros((len(lengths), 2))),
+                    lambda slots, max_new: jnp.zeros((slots, 1)), decode)
+
+
+def one_token(tokens, lengths, answer):
+    return tokens[:, 0].astype(jnp.float32)
+
+
+def in_loop(rule):
+    """Per prompt: (index of its rate, completed, right samples)."""
+    kind = np.tile(np.arange(len(RATES)), PER_RATE)
+    prompts = build_prompts(list(kind[:, None]), np.arange(len(kind)), np.zeros(len(kind)), len(kind), 1)
+    got, counts = sample_adaptive(BERNOULLI, {}, prompts, rule, one_token, 0, jax.random.key(5),
+                                  SamplerConfig(slots=256, max_new=1))
+    return kind, np.asarray(got.status) == COMPLETE, np.asarray(counts.positive)
+
+
+def on_the_host(rule):
+    """The same from the host driver, with samples drawn by numpy."""
+    prompts = [Prompt(str(i), np.array([i % len(RATES)], np.int32), "1", np.array([1], np.int32), "?")
+               for i in range(PER_RATE * len(RATES))]
+    rng, completed = np.random.default_rng(6), {}
+
+    def generate(params, work):
+        drawn = []
+        for w in work:
+            right = rng.random((w.count, 1)) < RATES[w.prompt.tokens[0]]
+            drawn.append(Drawn(right.astype(np.int32), np.zeros((w.count, 1), np.float32), np.ones(w.count, np.int32),
+                               np.zeros(w.count, bool)))
+        return drawn, GenerationStats(1)
+
+    config = Driver(groups=16, screen_prompts=100, buffer_groups=100, prefetch=False, screening="fixed")
+    driver = HostDriver(rule, PromptStream(prompts, shuffle=False), generate,
+                        lambda prompts, drawn: (drawn.tokens[:, 0].astype(np.float32), drawn.tokens[:, 0] > 0),
+                        SamplingBuffer(100), config)
+    while driver.tally.screened < len(prompts) or driver._flights:
+        if driver.tally.screened >= len(prompts):
+            break
+        for group in driver.next_groups(None, 0)[0]:
+            completed[int(group.prompt.id)] = int(group.correct.sum())
+    seen = np.arange(driver.tally.screened - len(driver._flights) - len(driver.buffer))
+    kind = np.arange(len(prompts)) % len(RATES)
+    done = np.array([i in completed for i in range(len(prompts))])
+    # The last few prompts may still be in flight: they count as neither.
+    known = np.arange(len(prompts)) < len(seen) - 100
+    return kind[known], done[known], np.array([completed.get(i, 0) for i in range(len(prompts))])[known]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=str)
+@pytest.mark.parametrize("driver", [in_loop, on_the_host])
+def test_acceptance_and_gradient_weight(driver, rule):
+    kind, completed, positive = driver(rule)
+    n = rule.max_samples
+    for index, p in enumerate(RATES):
+        mine = kind == index
+        count = mine.sum()
+        assert count > 300
+        expected = theory.acceptance(p, rule.n_init, rule.low, rule.high)
+        assert abs(completed[mine].mean() - expected) < 4 * np.sqrt(expected * (1 - expected) / count)
+        # RLOO's gradient on a one-logit policy is the sample variance of the group's rewards: E per screened prompt is
+        # Phi'(p) p (1 - p), and that over the acceptance per trained group.
+        k = positive[mine]
+        weight = np.where(completed[mine], k * (n - k) / (n * (n - 1)), 0.0)
+        signal = theory.phi_prime(p, rule.n_init, rule.n_cont, rule.low, rule.high) * p * (1 - p)
+        assert abs(weight.mean() - signal) < 4 * weight.std() / np.sqrt(count) + 1e-12
+        trained = weight[completed[mine]]
+        assert abs(trained.mean() - signal / expected) < 4 * trained.std() / np.sqrt(len(trained)) + 1e-12
