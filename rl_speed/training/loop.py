@@ -224,7 +224,7 @@ class Trainer:
         try:
             write_atomically(self.workdir / "evaluations.jsonl", lines)
         except OSError as error:
-            log.error("cannot write %s (%s); it is written anew with the next evaluation", self.workdir / "evaluations.jsonl", error)
+            log.error("cannot write evaluations.jsonl (%s); it is written anew with the next evaluation", error)
 
     def _check_finite(self, groups: Sequence[Group]) -> None:
         in_row = int(self.state.skipped_in_row)
