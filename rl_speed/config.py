@@ -15,6 +15,8 @@ from rl_speed.sampling.rules import Dynamic, Rule, Speed, Uniform
 
 # Directory of the policy that ships with the package.
 EMBEDDED = "embedded"
+# Verifiers that are JAX functions: they can judge inside the compiled loop.
+IN_LOOP_VERIFIERS = ("exact", "integer")
 
 
 @dataclass
@@ -105,8 +107,9 @@ class Optimizer:
 
 @dataclass
 class Reward:
-    verifier: str = "exact"  # "exact" (token ids, in JAX) or "math" (math-verify in worker processes)
-    mode: str = "boxed"  # math: "boxed" or "free"
+    # "exact" (token ids) and "integer" (the last boxed or last integer), both in JAX; "math" (math-verify in worker processes).
+    verifier: str = "exact"
+    mode: str = "boxed"  # math and integer: "boxed", or "free" (integer: the last one in the text)
     workers: int = 2
     timeout_s: float = 5.0  # per response
     overlong_buffer: int = 0  # DAPO's overlong shaping over the last so many tokens (0: off)
@@ -201,7 +204,7 @@ class Config:
             "objective.kl_kind": ("k1", "k2", "k3"),
             "objective.kl_in": ("loss", "reward"),
             "optimizer.schedule": ("constant", "linear", "cosine"),
-            "reward.verifier": ("exact", "math"),
+            "reward.verifier": (*IN_LOOP_VERIFIERS, "math"),
             "reward.mode": ("boxed", "free"),
             "checkpoints.resume": ("auto", "never", "must"),
         }
@@ -244,7 +247,7 @@ class Config:
     def _check_in_loop(self, shards: int) -> None:
         """What the fused step cannot do is refused with the reason, and with what can."""
         for field, value, allowed, reason in [
-                ("reward.verifier", self.reward.verifier, ("exact",), "the verifier must be a JAX function"),
+                ("reward.verifier", self.reward.verifier, IN_LOOP_VERIFIERS, "the verifier must be a JAX function"),
                 ("reward.overlong_buffer", self.reward.overlong_buffer, (0,), "rewards are the verifier's alone"),
                 ("training.minibatches", self.training.minibatches, (1,), "there is one update a program"),
                 ("objective.kl_coef", self.objective.kl_coef, (0.0,), "no reference policy is held there"),

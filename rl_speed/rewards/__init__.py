@@ -3,6 +3,8 @@
     MathVerifier            math-verify in killable worker processes (host)
     WorkerPool              the same workers for a scoring function of your own (host)
     exact_match, ExactMatch token equality, jittable; the same as a verifier for the in-loop driver
+    IntegerMatch            last boxed or last integer over token ids, for the in-loop driver; token_bytes and encode_answers
+                            make its tables
     format_reward, language_reward, length_aware_reward    shaping
 
 Names load on first use: the workers import this package, and must stay free of JAX.
@@ -12,6 +14,9 @@ import importlib
 
 _HOME = {
     "ExactMatch": "exact",
+    "IntegerMatch": "integer",
+    "encode_answers": "integer",
+    "token_bytes": "integer",
     "MathVerifier": "math_verify",
     "WorkerPool": "pool",
     "exact_match": "exact",

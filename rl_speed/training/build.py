@@ -1,7 +1,9 @@
 """From a configuration to the parts of a run: policy, data, sampler, scorer, driver, update. Nothing here has a loop."""
 
 import dataclasses
+import functools
 import logging
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
-from rl_speed.config import EMBEDDED, Config
+from rl_speed.config import EMBEDDED, IN_LOOP_VERIFIERS, Config
 from rl_speed.data import chain
 from rl_speed.data.embedded_tokenizer import embedded_directory
 from rl_speed.data.loaders import load_prompts
@@ -20,14 +22,15 @@ from rl_speed.mesh import make_mesh, row_shards
 from rl_speed.policy import (ModelConfig, abstract_params, decoder, encode_prompt, end_token_ids, load_hf, load_tokenizer,
                              param_shardings)
 from rl_speed.policy.hf import read_json
-from rl_speed.rewards import ExactMatch, MathVerifier
+from rl_speed.rewards import ExactMatch, IntegerMatch, MathVerifier, token_bytes
 from rl_speed.sampling import Decoder, SamplerConfig
+from rl_speed.sampling.adaptive import Verify
 from rl_speed.sampling.generate import Generator
 from rl_speed.training.driver import HostDriver, capacities
 from rl_speed.training.fused import FusedConfig, Table, make_fused_step, row_widths
 from rl_speed.training.in_loop import InLoopDriver
 from rl_speed.training.optimizer import OptimizerConfig, make_optimizer
-from rl_speed.training.score import ExactScorer, MathScorer, RewardScorer
+from rl_speed.training.score import JaxScorer, MathScorer, RewardScorer, exact_answers, integer_answers
 from rl_speed.training.step import UpdateConfig
 
 log = logging.getLogger(__name__)
@@ -127,12 +130,21 @@ def build_data(config: Config, tokenizer: Any) -> tuple[PromptStream, list[Promp
 
 def build_scorer(config: Config, policy: Policy, answer_length: int) -> RewardScorer:
     """The verifier that the configuration names, with reward shaping."""
-    if config.reward.verifier == "exact":
-        verify = ExactScorer(policy.end_tokens, answer_length)
+    if config.reward.verifier in IN_LOOP_VERIFIERS:
+        verify = JaxScorer(*in_loop_verifier(config, policy, answer_length))
     else:
         verifier = MathVerifier(config.reward.workers, config.reward.timeout_s, config.reward.mode)
         verify = MathScorer(policy.tokenizer, policy.end_tokens, verifier)
     return RewardScorer(verify, config.reward, config.sampler.max_new)
+
+
+def in_loop_verifier(config: Config, policy: Policy, answer_length: int) -> tuple[Verify, Callable[[Sequence[Prompt]], Any]]:
+    """(the JAX verifier that the configuration names, what encodes the answers for it)."""
+    if config.reward.verifier == "exact":
+        return ExactMatch(policy.end_tokens), functools.partial(exact_answers, capacity=answer_length)
+    table = token_bytes(policy.tokenizer, policy.model.vocab_size)
+    mode = "boxed" if config.reward.mode == "boxed" else "last"
+    return IntegerMatch(table, policy.end_tokens, mode), integer_answers
 
 
 def build_generators(config: Config, policy: Policy, mesh: Mesh) -> tuple[Generator, Generator, int]:
@@ -170,10 +182,11 @@ def build_in_loop_driver(config: Config, policy: Policy, mesh: Mesh, optimizer: 
                             temperature=c.sampler.temperature, end_tokens=policy.end_tokens,
                             prefill_chunk=c.sampler.prefill_chunk, context_pool=-(-c.sampler.context_pool // shards))
     longest = c.data.max_prompt_length + c.sampler.max_new
-    fused = FusedConfig(rule=rule, verify=ExactMatch(policy.end_tokens), sampler=sampler, target=c.driver.groups // shards,
+    verify, encode = in_loop_verifier(config, policy, c.sampler.max_new)
+    fused = FusedConfig(rule=rule, verify=verify, sampler=sampler, target=c.driver.groups // shards,
                         widths=row_widths(longest, c.training.length_multiple, c.data.max_prompt_length))
     step = make_fused_step(policy.model, policy.decoder, optimizer, mesh, settings, fused)
-    table = Table(shards, candidates, c.data.max_prompt_length, c.sampler.max_new)
+    table = Table(shards, candidates, c.data.max_prompt_length, encode)
     return InLoopDriver(step, table, stream, rule, Keys.of(c.seed).train, c.driver.groups, c.driver.max_calls)
 
 

@@ -177,28 +177,19 @@ class Table:
     """Candidates as tables of static shape, dealt to shards in turn.
 
     Args:
-      capacity: candidates per shard. length: of a prompt, in tokens. answer_length: of an answer, in tokens.
+      capacity: candidates per shard. length: of a prompt, in tokens. encode: prompts -> the pytree that the verifier takes as
+        their answers, a row each; may raise ValueError.
     """
 
-    def __init__(self, shards: int, capacity: int, length: int, answer_length: int):
-        self.shards, self.capacity, self._length, self._answer_length = shards, capacity, length, answer_length
+    def __init__(self, shards: int, capacity: int, length: int, encode: Callable[[Sequence[Prompt]], Any]):
+        self.shards, self.capacity, self._length, self._encode = shards, capacity, length, encode
 
     def build(self, prompts: Sequence[Prompt]) -> Prompts:
-        """At most shards x capacity prompts; number i goes to shard i mod shards.
-
-        Raises ValueError for an answer that is empty or too long.
-        """
+        """At most shards x capacity prompts; number i goes to shard i mod shards."""
         tables = []
         for shard in range(self.shards):
             mine = prompts[shard::self.shards]
-            answers = np.zeros((len(mine), self._answer_length), np.int32)
-            lengths = np.array([len(p.answer_tokens) for p in mine], np.int32)
-            for row, prompt in enumerate(mine):
-                if not 1 <= len(prompt.answer_tokens) <= self._answer_length:
-                    raise ValueError(f"prompt {prompt.id!r}: its answer has {len(prompt.answer_tokens)} tokens; the exact "
-                                     f"verifier takes 1 to {self._answer_length}")
-                answers[row, :lengths[row]] = prompt.answer_tokens
-            tables.append(build_prompts([p.tokens for p in mine], np.array([p.visit for p in mine], np.int32), (answers, lengths),
+            tables.append(build_prompts([p.tokens for p in mine], np.array([p.visit for p in mine], np.int32), self._encode(mine),
                                         self.capacity, self._length))
         return jax.tree.map(lambda *leaves: np.stack(leaves), *tables)
 

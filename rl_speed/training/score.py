@@ -1,6 +1,6 @@
 """Scorers: from drawn samples to rewards, with the verifier that the configuration names."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -9,7 +9,8 @@ import numpy as np
 from rl_speed.config import Reward
 from rl_speed.data.prompts import Prompt
 from rl_speed.objectives import overlong_penalty
-from rl_speed.rewards import MathVerifier, exact_match
+from rl_speed.rewards import MathVerifier, encode_answers
+from rl_speed.sampling.adaptive import Verify
 from rl_speed.sampling.generate import Drawn
 
 
@@ -22,36 +23,53 @@ def decode_responses(tokenizer: Any, drawn: Drawn, end_tokens: Sequence[int]) ->
     return texts
 
 
-class ExactScorer:
-    """Token-for-token equality with the answer, by the JAX verifier, in blocks of one shape (compiled once).
+def exact_answers(prompts: Sequence[Prompt], capacity: int) -> tuple[np.ndarray, np.ndarray]:
+    """(tokens i32[P, capacity], lengths i32[P]) of the answers, as `ExactMatch` takes them.
+
+    Raises ValueError for an answer that is empty or too long.
+    """
+    answers = np.zeros((len(prompts), capacity), np.int32)
+    lengths = np.array([len(p.answer_tokens) for p in prompts], np.int32)
+    for row, prompt in enumerate(prompts):
+        if not 1 <= lengths[row] <= capacity:
+            raise ValueError(f"prompt {prompt.id!r}: its answer has {lengths[row]} tokens; the exact verifier takes 1 to {capacity}")
+        answers[row, :lengths[row]] = prompt.answer_tokens
+    return answers, lengths
+
+
+def integer_answers(prompts: Sequence[Prompt]) -> np.ndarray:
+    """The answers as `IntegerMatch` takes them. Raises ValueError naming the prompt whose answer is no integer."""
+    try:
+        return encode_answers([p.answer for p in prompts])
+    except ValueError as error:
+        for prompt in prompts:
+            try:
+                encode_answers([prompt.answer])
+            except ValueError:
+                raise ValueError(f"prompt {prompt.id!r}: {error}") from None
+        raise
+
+
+class JaxScorer:
+    """A verifier of `sample_adaptive`, on the host: in blocks of one shape, so that it compiles once.
 
     Args:
-      end_tokens: ids that end a response. answer_length: capacity of an answer in tokens. block: samples per call.
+      verify: (tokens, lengths, answer) -> rewards. encode: prompts -> the answer's pytree, a row each. block: samples per call.
     """
 
-    def __init__(self, end_tokens: Sequence[int], answer_length: int, block: int = 512):
-        self._end, self._answer_length, self._block = tuple(end_tokens), answer_length, block
-        self._verify = jax.jit(exact_match, static_argnames=("end_ids", "delimiter"))
+    def __init__(self, verify: Verify, encode: Callable[[Sequence[Prompt]], Any], block: int = 512):
+        self._verify, self._encode, self._block = jax.jit(verify), encode, block
 
     def __call__(self, prompts: Sequence[Prompt], drawn: Drawn) -> np.ndarray:
         # Samples of a prompt come one after the other: each answer is looked at once.
         starts = [row for row, prompt in enumerate(prompts) if row == 0 or prompt is not prompts[row - 1]]
         counts = np.diff([*starts, len(prompts)])
-        answers = np.zeros((len(starts), self._answer_length), np.int32)
-        answer_lengths = np.zeros((len(starts),), np.int32)
-        for row, prompt in enumerate(prompts[start] for start in starts):
-            if len(prompt.answer_tokens) == 0 or len(prompt.answer_tokens) > self._answer_length:
-                raise ValueError(f"prompt {prompt.id!r}: its answer has {len(prompt.answer_tokens)} tokens; the exact "
-                                 f"verifier takes 1 to {self._answer_length}")
-            answers[row, :len(prompt.answer_tokens)] = prompt.answer_tokens
-            answer_lengths[row] = len(prompt.answer_tokens)
-        answers, answer_lengths = np.repeat(answers, counts, axis=0), np.repeat(answer_lengths, counts)
+        answers = jax.tree.map(lambda x: np.repeat(x, counts, axis=0), self._encode([prompts[start] for start in starts]))
         correct = []
         for first in range(0, len(prompts), self._block):
             rows = slice(first, first + self._block)
             fill = lambda x: np.pad(x[rows], ((0, max(0, first + self._block - len(prompts))),) + ((0, 0),) * (x.ndim - 1))
-            correct.append(np.asarray(self._verify(fill(drawn.tokens), fill(drawn.lengths), fill(answers),
-                                                   fill(answer_lengths), end_ids=self._end)))
+            correct.append(np.asarray(self._verify(fill(drawn.tokens), fill(drawn.lengths), jax.tree.map(fill, answers))))
         return np.concatenate(correct)[:len(prompts)] if correct else np.zeros((0,), np.float32)
 
 
@@ -71,7 +89,7 @@ class RewardScorer:
     Returns (rewards f32[n] to train on, correct bool[n] to screen and to report with).
     """
 
-    def __init__(self, verify: ExactScorer | MathScorer, config: Reward, max_new: int):
+    def __init__(self, verify: JaxScorer | MathScorer, config: Reward, max_new: int):
         self.verify, self._config, self._max_new = verify, config, max_new
 
     def __call__(self, prompts: Sequence[Prompt], drawn: Drawn) -> tuple[np.ndarray, np.ndarray]:

@@ -1,5 +1,6 @@
 """The GSM8K configuration end to end: real questions, the real Qwen2.5 tokenizer, a shrunken random Qwen2 directory."""
 
+import dataclasses
 import importlib.util
 import json
 import shutil
@@ -78,9 +79,9 @@ def test_math_verifier_scores_decoded_responses(real_data, qwen_directory):
     """The scorer's own path: token ids of a right and a wrong boxed answer, with and without the end token."""
     from rl_speed.data.prompts import Prompt
     from rl_speed.policy import load_tokenizer
-    from rl_speed.rewards import MathVerifier
+    from rl_speed.rewards import IntegerMatch, MathVerifier, token_bytes
     from rl_speed.sampling.generate import Drawn
-    from rl_speed.training.score import MathScorer
+    from rl_speed.training.score import JaxScorer, MathScorer, integer_answers
 
     tokenizer = load_tokenizer(qwen_directory)
     texts = ["The answer is \\boxed{72}.<|im_end|>", "So \\boxed{71}<|im_end|>", "Hence \\boxed{72}", "72<|im_end|>"]
@@ -92,3 +93,16 @@ def test_math_verifier_scores_decoded_responses(real_data, qwen_directory):
     with MathVerifier(1, 10.0, "boxed") as verifier:
         scores = MathScorer(tokenizer, (151645, 151643), verifier)([prompt] * 4, drawn)
     assert scores.tolist() == [1, 0, 1, 0]
+    in_loop = JaxScorer(IntegerMatch(token_bytes(tokenizer, 151936), (151645, 151643)), integer_answers)
+    assert in_loop([prompt] * 4, drawn).tolist() == [1, 0, 1, 0]
+    with pytest.raises(ValueError, match="prompt 'q': '3/4' is not an integer"):
+        integer_answers([prompt, dataclasses.replace(prompt, id="q", answer="3/4")])
+
+
+def test_whole_step_in_one_program_with_integer_answers(repo, real_data, qwen_directory, tmp_path):
+    config = make_config(repo, real_data, qwen_directory, 2)
+    config.driver.where, config.reward.verifier, config.evaluation.every = "in_loop", "integer", 2
+    summary = Trainer(config, tmp_path).run()
+    records = read_lines(tmp_path / "metrics.jsonl")
+    assert all(r["skipped"] == 0 and r["groups"] == 2 and r["age_max"] == 0 and r["behaviour_gap"] < 1e-5 for r in records)
+    assert summary["prompts"]["completed"] == 4 and [e["step"] for e in summary["evaluations"]] == [0, 2]

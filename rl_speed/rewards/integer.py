@@ -1,0 +1,176 @@
+"""Verifiers for integer answers that run inside the compiled loop: over token ids, whatever their tokenization.
+
+A table holds the bytes of every token, so that "1,234", "12 34" cut into any tokens, or a digit that shares its token with a
+bracket read the same. Only the last `window` tokens of a response are looked at, where its answer stands. What these verifiers
+call right is a plain integer: anything they do not understand is wrong, so that they may miss a right answer written in an
+unusual way, and never grant a wrong one (tests/rewards/test_rewards_integer.py holds them against math-verify).
+"""
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+Array = jax.Array
+
+BOX = b"\\boxed{"
+MODES = ("boxed", "last")
+
+
+def token_bytes(tokenizer: Any, vocab_size: int, width: int = 16) -> np.ndarray:
+    """u8[V, width]: the bytes of each token in a running text, 0 after the end.
+
+    A token of more than `width` bytes keeps its first ones, a letter as the last of them where it is more than white space: what
+    is cut can then hide, but not make, an integer or a box.
+    """
+    table = np.zeros((vocab_size, width), np.uint8)
+    special, count = set(tokenizer.all_special_ids), min(vocab_size, len(tokenizer))
+    decoder = {c: b for b, c in _byte_alphabet().items()}
+    for token, piece in enumerate(tokenizer.convert_ids_to_tokens(list(range(count)))):
+        if token in special or piece is None:
+            continue
+        if all(c in decoder for c in piece):  # byte-level BPE: exact
+            raw = bytes(decoder[c] for c in piece)
+        else:
+            raw = tokenizer.convert_tokens_to_string([piece]).encode("utf-8")
+        if len(raw) > width and set(raw) - set(b" \n\t"):
+            raw = raw[:width - 1] + b"x"
+        part = raw[:width]
+        table[token, :len(part)] = np.frombuffer(part, np.uint8)
+    return table
+
+
+def _byte_alphabet() -> dict[int, str]:
+    """Byte -> character, as byte-level BPE (GPT-2) writes bytes in its vocabulary."""
+    plain = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    odd = [b for b in range(256) if b not in plain]
+    return {b: chr(b) for b in plain} | {b: chr(256 + i) for i, b in enumerate(odd)}
+
+
+def encode_answers(answers: Iterable[str | int], digits: int = 24) -> np.ndarray:
+    """Integers as i32[P, digits + 2]: sign (1 or -1), number of digits, the digits from the first on.
+
+    Raises ValueError naming an answer that is no integer, or has more digits.
+    """
+    rows = []
+    for answer in answers:
+        try:
+            value = int(str(answer).replace(",", "").strip())
+        except ValueError:
+            raise ValueError(f"{answer!r} is not an integer; the integer verifiers take nothing else") from None
+        text = str(abs(value))
+        if len(text) > digits:
+            raise ValueError(f"{answer!r} has {len(text)} digits; there is room for {digits}")
+        rows.append([-1 if value < 0 else 1, len(text), *map(int, text), *[0] * (digits - len(text))])
+    return np.asarray(rows, np.int32).reshape(-1, digits + 2)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class IntegerMatch:
+    """Whether a response's answer is the right integer; a verifier for `sample_adaptive`.
+
+    Called with (tokens i32[S, T], lengths i32[S], answer i32[S, D + 2] of `encode_answers`); returns f32[S].
+
+    Attributes:
+      table: of `token_bytes`. end_ids: tokens that end a response and are no part of its text.
+      mode: "boxed", the content of the last \\boxed{}, or "last", the last integer in the text.
+      window: tokens at the end of a response that are looked at.
+    """
+
+    table: np.ndarray
+    end_ids: Sequence[int]
+    mode: str = "boxed"
+    window: int = 64
+
+    def __post_init__(self):
+        if self.mode not in MODES:
+            raise ValueError(f"mode must be one of {MODES}, got {self.mode!r}")
+
+    def __call__(self, tokens: Array, lengths: Array, answer: Array) -> Array:
+        text, used = last_text(tokens, lengths, jnp.asarray(self.table), tuple(self.end_ids), self.window)
+        start, end, found = (last_box if self.mode == "boxed" else last_number)(text, used)
+        # What begins where the window does may have begun before it.
+        found &= (start > 0) | (lengths <= self.window)
+        return (found & same_integer(text, start, end, answer)).astype(jnp.float32)
+
+
+def last_text(tokens: Array, lengths: Array, table: Array, end_ids: tuple[int, ...], window: int) -> tuple[Array, Array]:
+    """(bytes i32[S, B] of the last `window` tokens without gaps, number of bytes i32[S])."""
+    at = jnp.maximum(lengths - window, 0)[:, None] + jnp.arange(window)
+    valid = at < lengths[:, None]
+    ids = jnp.take_along_axis(tokens, jnp.minimum(at, tokens.shape[1] - 1), axis=1)
+    valid &= ~jnp.isin(ids, jnp.asarray(end_ids, ids.dtype))
+    ids = jnp.clip(ids, 0, table.shape[0] - 1)
+    raw = jnp.where(valid[..., None], table[ids], 0).reshape(tokens.shape[0], -1).astype(jnp.int32)
+    keep = raw > 0
+    place = jnp.where(keep, jnp.cumsum(keep, axis=1) - 1, raw.shape[1])
+    row = jnp.arange(raw.shape[0])[:, None]
+    return jnp.zeros_like(raw).at[row, place].set(raw, mode="drop"), jnp.sum(keep, axis=1)
+
+
+def last_box(text: Array, used: Array) -> tuple[Array, Array, Array]:
+    """(start, end, found) of what the last \\boxed{ holds, up to the first closing brace."""
+    count = text.shape[1]
+    at = jnp.arange(count)
+    ahead = lambda i: jnp.pad(text[:, i:], ((0, 0), (0, i)))
+    opens = jnp.all(jnp.stack([ahead(i) == byte for i, byte in enumerate(BOX)]), axis=0)
+    first = jnp.max(jnp.where(opens, at + len(BOX), 0), axis=1)
+    closes = (text == ord("}")) & (at >= first[:, None]) & (at < used[:, None])
+    return first, jnp.argmax(closes, axis=1), (first > 0) & jnp.any(closes, axis=1)
+
+
+def last_number(text: Array, used: Array) -> tuple[Array, Array, Array]:
+    """(start, end, found) of the last run of digits and commas between them, with its sign.
+
+    A number with a fraction, or one that touches a letter, is found as such and then not understood.
+    """
+    at = jnp.arange(text.shape[1])
+    inside = at < used[:, None]
+    digit = (text >= ord("0")) & (text <= ord("9")) & inside
+    last = jnp.max(jnp.where(digit, at, -1), axis=1)
+    # A word: what stands between white space, brackets, dollars and the like, around the last digit.
+    breaks = jnp.isin(text, jnp.asarray([*b" \n\t$()[]{}*=:;\"'"], text.dtype)) | ~inside
+    before = breaks & (at < last[:, None])
+    start = jnp.max(jnp.where(before, at + 1, 0), axis=1)
+    after = breaks & (at > last[:, None])
+    end = jnp.where(jnp.any(after, axis=1), jnp.argmax(after, axis=1), text.shape[1])
+    # A full stop or comma that ends the sentence is not the number's.
+    tail = jnp.take_along_axis(text, jnp.maximum(end - 1, 0)[:, None], axis=1)[:, 0]
+    stop = ((tail == ord(".")) | (tail == ord(","))) & (end - 1 == last + 1)
+    return start, jnp.where(stop, end - 1, end), last >= 0
+
+
+def same_integer(text: Array, start: Array, end: Array, answer: Array) -> Array:
+    """bool[S]: the bytes from `start` to `end` are a plain integer, and it is the answer."""
+    count, room = text.shape[1], answer.shape[1] - 2
+    at = jnp.arange(count)
+    inside = (at >= start[:, None]) & (at < end[:, None])
+    digit = (text >= ord("0")) & (text <= ord("9")) & inside
+    space, comma = (text == ord(" ")) & inside, (text == ord(",")) & inside
+    sign = ((text == ord("-")) | (text == ord("+"))) & inside
+    first = jnp.argmax(digit, axis=1)
+    last = count - 1 - jnp.argmax(digit[:, ::-1], axis=1)
+    between = (at >= first[:, None]) & (at <= last[:, None])
+    # Nothing but digits and commas from the first digit to the last; spaces around, and one sign right before.
+    plain = jnp.all(~inside | digit | space | comma | sign, axis=1) & jnp.any(digit, axis=1)
+    plain &= jnp.all(~between | digit | comma, axis=1) & jnp.all(~(comma | sign) | between | (at == first[:, None] - 1), axis=1)
+    plain &= ~jnp.any(comma & ~between, axis=1) & ~jnp.any(sign & between, axis=1)
+    # Commas part thousands: from the last digit back, every fourth place and no other.
+    back = last[:, None] - at
+    has_comma = jnp.any(comma, axis=1, keepdims=True)
+    expected = between & (back % 4 == 3)
+    plain &= jnp.all(~has_comma | ~between | (comma == expected), axis=1)
+    negative = jnp.any(sign & (text == ord("-")), axis=1)
+    # Digits without leading zeros, from the front.
+    significant = digit & (jnp.cumsum((digit & (text != ord("0"))).astype(jnp.int32), axis=1) > 0)
+    number = jnp.sum(significant, axis=1)
+    place = jnp.where(significant, jnp.cumsum(significant, axis=1) - 1, room)
+    row = jnp.arange(text.shape[0])[:, None]
+    digits = jnp.zeros((text.shape[0], room), jnp.int32).at[row, place].set(text - ord("0"), mode="drop")
+    zero = number == 0
+    length = jnp.where(zero, 1, number)
+    right = (length == answer[:, 1]) & jnp.all(digits == answer[:, 2:], axis=1)
+    return plain & right & (jnp.where(negative & ~zero, -1, 1) == answer[:, 0])
