@@ -2,7 +2,8 @@
 
     python experiments/bench.py sampler [--out=experiments/results/bench_sampler] [--repeats=5]     (about three minutes)
 
-`sampler` compares the sampler with a lockstep batch sampler of the same width. Writes bench.json, table.txt, plot.png.
+`sampler` compares the sampler with a lockstep batch sampler of the same width, and with Hugging Face `generate` where torch is
+installed. Writes bench.json, table.txt, plot.png.
 """
 
 import json
@@ -30,13 +31,13 @@ def main(argv):
     import jaxlib
     import numpy as np
 
-    from rl_speed.benchmark import sampler
+    from rl_speed.benchmark import hugging_face, sampler
     from rl_speed.training.setup import setup_jax
 
     setup_jax()
     load = os.getloadavg()[0]
     numbers = sampler.run(sampler.SMALL if _SMALL.value else sampler.STANDARD, _REPEATS.value,
-                          lambda text: print(text, file=sys.stderr))
+                          lambda text: print(text, file=sys.stderr), hugging_face.available())
     out = Path(_OUT.value)
     out.mkdir(parents=True, exist_ok=True)
     where = {"command": "python experiments/bench.py " + " ".join(sys.argv[1:]), "date": time.strftime("%Y-%m-%d"),

@@ -246,14 +246,14 @@ class Config:
 
     def _check_in_loop(self, shards: int) -> None:
         """What the fused step cannot do is refused with the reason, and with what can."""
-        for field, value, allowed, reason in [
+        for name, value, allowed, reason in [
                 ("reward.verifier", self.reward.verifier, IN_LOOP_VERIFIERS, "the verifier must be a JAX function"),
                 ("reward.overlong_buffer", self.reward.overlong_buffer, (0,), "rewards are the verifier's alone"),
                 ("training.minibatches", self.training.minibatches, (1,), "there is one update a program"),
                 ("objective.kl_coef", self.objective.kl_coef, (0.0,), "no reference policy is held there"),
                 ("objective.old_logprobs", self.objective.old_logprobs, ("behaviour",), "every sample is on-policy already")]:
             if value not in allowed:
-                raise ValueError(f"config.driver.where='in_loop' needs config.{field}={allowed[0]!r} ({reason}); got {value!r}. "
+                raise ValueError(f"config.driver.where='in_loop' needs config.{name}={allowed[0]!r} ({reason}); got {value!r}. "
                                  "config.driver.where='host' takes any")
         if self.driver.groups % shards:
             raise ValueError(f"config.driver.where='in_loop' needs config.driver.groups ({self.driver.groups}) to be divisible by "

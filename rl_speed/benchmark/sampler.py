@@ -1,4 +1,5 @@
-"""The sampler against a lockstep batch sampler of the same width, with the same weights, keys and decode function."""
+"""The sampler against a lockstep batch sampler of the same width, with the same weights, keys and decode function; and against
+Hugging Face `generate` on the same weights, where torch is installed."""
 
 import dataclasses
 import heapq
@@ -10,6 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from rl_speed.benchmark import hugging_face
 from rl_speed.policy import ModelConfig, decoder, init, num_params
 from rl_speed.sampling import (Contexts, Requests, Samples, SamplerConfig, build_contexts, build_requests, sample,
                                sample_lockstep)
@@ -93,8 +95,11 @@ def throughput(work: Workload, repeats: int, call: Callable[..., Samples], say: 
             for size, drawn, s in zip(work.sizes, tokens, np.median(seconds, axis=0))]
 
 
-def run(work: Workload, repeats: int, say: Callable[[str], None]) -> dict[str, Any]:
-    """Measure. Compilation is excluded by a first call; the two samplers take turns, and medians are reported."""
+def run(work: Workload, repeats: int, say: Callable[[str], None], with_hugging_face: bool = False) -> dict[str, Any]:
+    """Measure. Compilation is excluded by a first call; the two samplers take turns, and medians are reported.
+
+    `with_hugging_face` times transformers' `generate` on the same weights and requests, in batches of our slots and all at once.
+    """
     params = init(work.model, jax.random.key(0))
     config = SamplerConfig(slots=work.slots, max_new=work.max_new, end_tokens=tuple(range(work.end_ids)))
     policy, key = decoder(work.model), jax.random.key(1)
@@ -110,13 +115,18 @@ def run(work: Workload, repeats: int, say: Callable[[str], None]) -> dict[str, A
             results[name], elapsed = timed(lambda: call(sampler, requests))
             seconds[name].append(elapsed)
         say(f"repeat {turn + 1} of {repeats}")
+    other = None
+    if with_hugging_face:
+        say("hugging face generate")
+        other = hugging_face.generate(params, work.model, np.asarray(contexts.tokens), count, (work.slots, count), work.max_new,
+                                      work.end_ids)
     ours, lockstep = results["ours"], results["lockstep"]
     lengths = np.asarray(ours.lengths)[:count]
     ideal, _ = list_schedule(lengths, work.slots)
     tokens = int(lengths.sum())
     median = {name: float(np.median(values)) for name, values in seconds.items()}
     steps = int(ours.decode_steps)
-    return {
+    numbers = {
         "workload": {**dataclasses.asdict(work), "parameters": num_params(work.model)}, "requests": count, "tokens": tokens,
         "mean_length": float(lengths.mean()), "mean_length_share": float(lengths.mean() / work.max_new),
         "slot_use_while_queue": int(ours.queue_slot_steps) / max(int(ours.queue_steps) * work.slots, 1),
@@ -130,6 +140,9 @@ def run(work: Workload, repeats: int, say: Callable[[str], None]) -> dict[str, A
         "lengths": lengths.tolist(),
         "starts": {name: np.asarray(r.start_step)[:count].tolist() for name, r in results.items()},
     }
+    if other is not None:
+        numbers |= {"hugging_face": other, "hugging_face_ratio": tokens / median["ours"] / other["tokens_per_s"]}
+    return numbers
 
 
 # What issue A asks: (key, smallest, largest, what it means); None is no limit.
@@ -161,8 +174,12 @@ def table(numbers: dict[str, Any]) -> str:
                            ("fewest steps of any schedule / ours", bound),
                            ("tokens/s of ours / lockstep", numbers["wall_clock_ratio"])):
         lines.append(f"  {meaning:40}{value:10.3f}")
-    lines += [f"  {'tokens/s: ours':40}{speed['ours']:10,.0f}", f"  {'tokens/s: lockstep':40}{speed['lockstep']:10,.0f}", "",
-              "  requests    tokens   seconds  tokens/s"]
+    lines += [f"  {'tokens/s: ours':40}{speed['ours']:10,.0f}", f"  {'tokens/s: lockstep':40}{speed['lockstep']:10,.0f}"]
+    if "hugging_face" in numbers:
+        other = numbers["hugging_face"]
+        lines += [f"  {'tokens/s: Hugging Face, batch ' + str(r['batch']):40}{r['tokens_per_s']:10,.0f}" for r in other["runs"]]
+        lines += [f"  {'tokens/s of ours / its best':40}{numbers['hugging_face_ratio']:10.3f}"]
+    lines += ["", "  requests    tokens   seconds  tokens/s"]
     lines += [f"  {s['requests']:8d}  {s['tokens']:8,d}  {s['seconds']:8.2f}  {s['tokens_per_s']:8,.0f}"
               for s in numbers["sizes"]]
     return "\n".join(lines)

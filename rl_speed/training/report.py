@@ -24,7 +24,7 @@ def closing_summary(summary: dict[str, Any], workdir: Path, plots: list[Path]) -
         whole = sum(r["time/step"] for r in records)
         phases = {name: sum(r.get(f"time/{name}", 0.0) for r in records) / whole
                   for name in ("generate", "score", "update", "fused", "other")}
-        lines.append("  time                " + ", ".join(f"{name} {share:.0%}" for name, share in phases.items()))
+        lines.append("  time                " + ", ".join(f"{name} {share:.0%}" for name, share in phases.items() if share))
     lines.append(f"  compilations        {summary['compilations']} in {summary['compile_s']:.0f} s"
                  + (f";  {summary['skipped_updates']} updates skipped" if summary["skipped_updates"] else ""))
     faults = {name.replace("_", " "): summary[name] for name in ("slow_steps", "failed_checkpoints", "failed_writes")}

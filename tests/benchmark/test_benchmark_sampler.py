@@ -4,10 +4,12 @@ import json
 import subprocess
 import sys
 
+import jax
 import numpy as np
 import pytest
 
-from rl_speed.benchmark import sampler
+from rl_speed.benchmark import hugging_face, sampler
+from rl_speed.policy import init
 
 
 def test_list_schedule_by_hand():
@@ -61,3 +63,21 @@ def test_results_can_be_drawn(numbers, tmp_path):
 def test_unknown_benchmark_is_named_with_the_known_ones(repo):
     result = subprocess.run([sys.executable, "experiments/bench.py", "steps"], cwd=repo, capture_output=True, text=True)
     assert result.returncode == 2 and "unknown benchmark: steps" in result.stderr and "sampler" in result.stderr
+
+
+def test_lengths_count_the_end_token_and_no_padding():
+    tokens = np.array([[5, 6, 1, 0, 0], [7, 8, 9, 9, 9], [2, 7, 7, 0, 0]])
+    assert hugging_face.response_lengths(tokens, ends=3).tolist() == [3, 5, 1]
+
+
+def test_hugging_face_samples_the_same_policy(numbers):
+    """Its responses are as long as ours, within what chance allows: the same weights, distribution and end tokens."""
+    pytest.importorskip("torch")
+    work = sampler.SMALL
+    params = init(work.model, jax.random.key(0))
+    count = 128
+    prompts = np.asarray(sampler.tables(work, 8)[0].tokens)
+    other = hugging_face.generate(params, work.model, prompts, count, (count,), work.max_new, work.end_ids)
+    mean, deviation = numbers["mean_length"], np.std(numbers["lengths"])
+    assert abs(other["runs"][0]["tokens"] / count - mean) < 4 * deviation * np.sqrt(1 / count + 1 / numbers["requests"])
+    assert other["batch"] == count and other["tokens_per_s"] > 0

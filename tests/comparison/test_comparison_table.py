@@ -47,7 +47,7 @@ def test_a_seed_that_does_not_arrive_is_not_averaged_away(runs):
 
 def test_phases_count_the_steps_up_to_the_target(runs):
     assert table.phases(runs[:1], 0.46) == pytest.approx(
-        {"generate": 1, "score": 0, "update": 0, "other": 0, "step": 2, "samples": 200, "tokens": 1000, "calls": 1})
+        {"generate": 1, "score": 0, "update": 0, "fused": 0, "other": 0, "step": 2, "samples": 200, "tokens": 1000, "calls": 1})
     assert table.phases(runs[:1])["step"] > 8
     assert table.phases(runs[1:2], 0.95) == table.phases(runs[1:2])  # never reached: the whole run
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-import pathlib
 import signal
 import subprocess
 import sys
@@ -80,7 +79,6 @@ import resource, sys, logging
 import jax.numpy as jnp, numpy as np
 from rl_speed.training.checkpoint import Checkpointer
 from rl_speed.training.metrics import JsonLines
-import pathlib
 folder = pathlib.Path(sys.argv[1])
 state = {"w": jnp.arange(100_000.0)}
 saver = Checkpointer(folder / "checkpoints", 2)
