@@ -75,11 +75,12 @@ def test_checkpoint_of_another_model_is_not_called_damaged(tmp_path):
 
 
 LIMITED = """
-import resource, sys, logging
+import resource, sys
+from pathlib import Path
 import jax.numpy as jnp, numpy as np
 from rl_speed.training.checkpoint import Checkpointer
 from rl_speed.training.metrics import JsonLines
-folder = pathlib.Path(sys.argv[1])
+folder = Path(sys.argv[1])
 state = {"w": jnp.arange(100_000.0)}
 saver = Checkpointer(folder / "checkpoints", 2)
 lines = JsonLines(folder / "metrics.jsonl")
