@@ -6,9 +6,7 @@ Units are in the names or the comments: lengths are tokens, ages are policy upda
 
 import dataclasses
 import difflib
-import json
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from rl_speed.sampling.rules import Dynamic, Rule, Speed, Uniform
@@ -178,13 +176,6 @@ class Config:
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
-
-    def save(self, path: str | Path) -> None:
-        """Write the resolved configuration as JSON."""
-        path = Path(path)
-        fresh = path.with_name(path.name + ".tmp")
-        fresh.write_text(json.dumps(self.to_dict(), indent=2) + "\n")
-        fresh.replace(path)
 
     def validate(self) -> "Config":
         """Raises ValueError naming the first field that cannot be, and what it may be. Returns self."""

@@ -94,7 +94,7 @@ class Trainer:
                                   "config.checkpoints.resume=auto to continue it")
         if latest is not None:
             self._restore()
-        self.config.save(self.workdir / "config.json")
+        write_atomically(self.workdir / "config.json", json.dumps(self.config.to_dict(), indent=2) + "\n")
         self._metrics = JsonLines(self.workdir / "metrics.jsonl", self.step)
         self._rollouts = JsonLines(self.workdir / "rollouts.jsonl", self.step)
         self._write_evaluations()

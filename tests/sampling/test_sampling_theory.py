@@ -59,17 +59,14 @@ def on_the_host(rule):
     driver = HostDriver(rule, PromptStream(prompts, shuffle=False), generate,
                         lambda prompts, drawn: (drawn.tokens[:, 0].astype(np.float32), drawn.tokens[:, 0] > 0),
                         SamplingBuffer(100), config)
-    while driver.tally.screened < len(prompts) or driver._flights:
-        if driver.tally.screened >= len(prompts):
-            break
+    while driver.tally.screened < len(prompts):
         for group in driver.next_groups(None, 0)[0]:
-            completed[int(group.prompt.id)] = int(group.correct.sum())
-    seen = np.arange(driver.tally.screened - len(driver._flights) - len(driver.buffer))
-    kind = np.arange(len(prompts)) % len(RATES)
-    done = np.array([i in completed for i in range(len(prompts))])
-    # The last few prompts may still be in flight: they count as neither.
-    known = np.arange(len(prompts)) < len(seen) - 100
-    return kind[known], done[known], np.array([completed.get(i, 0) for i in range(len(prompts))])[known]
+            completed[group.prompt.visit] = int(group.correct.sum())
+    # Groups leave in order of arrival: all prompts before the oldest that is still held are decided.
+    held = [f.group.prompt.visit for f in driver._flights] + [g.prompt.visit for g in driver.buffer._groups]
+    known = range(min([*held, len(prompts)]))
+    kind = np.arange(len(known)) % len(RATES)
+    return kind, np.array([i in completed for i in known]), np.array([completed.get(i, 0) for i in known])
 
 
 @pytest.mark.parametrize("rule", RULES, ids=str)
