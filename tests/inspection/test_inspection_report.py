@@ -70,7 +70,7 @@ def write(workdir, records=None, rollouts=None, summary=SUMMARY, config=True, ta
     if config:
         settings = Config(seed=7)
         settings.training.steps = STEPS
-        settings.save(workdir / "config.json")
+        (workdir / "config.json").write_text(json.dumps(settings.to_dict(), indent=2))
     return workdir
 
 
