@@ -69,6 +69,8 @@ class Sampler:
     top_k: int = 0
     top_p: float = 1.0
     prefill_chunk: int = 0
+    attention: str = "auto"  # how decoding reads keys and values: "dense", "ragged" (blocks that are held), "pallas" (GPU kernel)
+    cache_dtype: str = ""  # of keys and values: "" as computed, or bfloat16, half the size under float32
     context_pool: int = 0  # in_loop: prompts whose KV is held at once (0: all that a step may screen)
 
 
@@ -188,6 +190,8 @@ class Config:
             "driver.screening": ("missing", "fixed"),
             "driver.buffer_order": ("fifo", "random"),
             "model.compute_dtype": ("float32", "bfloat16"),
+            "sampler.attention": ("auto", "dense", "ragged", "pallas"),
+            "sampler.cache_dtype": ("", "float32", "bfloat16"),
             "objective.advantage": ("rloo", "grpo", "dr_grpo", "reinforce", "reinforce_pp", "reinforce_pp_baseline"),
             "objective.loss": ("pg", "ppo", "tis"),
             "objective.aggregation": ("token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "token_sum_constant"),

@@ -1,5 +1,6 @@
 """The policy: a decoder-only transformer as pure functions, its Hugging Face directory, its tokenizer."""
 
+from rl_speed.policy.attention import DecodeAttention
 from rl_speed.policy.config import ModelConfig
 from rl_speed.policy.decoding import decoder
 from rl_speed.policy.hf import load_hf, save_hf
@@ -9,6 +10,6 @@ from rl_speed.policy.transformer import (abstract_params, forward, hidden_states
                                          param_shardings, weights)
 
 __all__ = [
-    "ModelConfig", "abstract_params", "decoder", "encode_prompt", "end_token_ids", "forward", "hidden_states", "init",
-    "load_hf", "load_tokenizer", "num_params", "output_head", "param_shardings", "save_hf", "token_logprobs", "weights",
+    "DecodeAttention", "ModelConfig", "abstract_params", "decoder", "encode_prompt", "end_token_ids", "forward",
+    "hidden_states", "init", "load_hf", "load_tokenizer", "num_params", "output_head", "param_shardings", "save_hf", "token_logprobs", "weights",
 ]

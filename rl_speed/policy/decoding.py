@@ -10,20 +10,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from rl_speed.policy.attention import KV, Attend, DecodeAttention
 from rl_speed.policy.config import ModelConfig
 from rl_speed.policy.transformer import full_precision, output_head, rms_norm, rope_angles, rotate
 from rl_speed.sampling.types import Array, Decoder
-
-# Low enough to vanish from any softmax, and finite, so that a fully masked part gives zeros and no NaN.
-MASKED = -1e30
-
-
-class KV(NamedTuple):
-    """Keys (rotated) and values of one layer: [rows, G, positions, K]."""
-
-    k: Array
-    v: Array
-
 
 class DecodeParams(NamedTuple):
     """Weights laid out for decoding: a list of layers, projections fused or not, and the tables around them."""
@@ -81,7 +71,7 @@ def feed_forward(layer: dict[str, Any], x: Array, config: ModelConfig) -> Array:
     return (jax.nn.silu(gate) * up) @ layer["w_down"]
 
 
-def prefill(params: DecodeParams, tokens_CxL: Array, lengths_C: Array, config: ModelConfig):
+def prefill(params: DecodeParams, tokens_CxL: Array, lengths_C: Array, config: ModelConfig, attention: DecodeAttention):
     """KV of every context token, and the hidden state and logits at each context's last token.
 
     Returns (list of KV [C, G, L, K], f[C, D], f32[C, V]). What the caller leaves unused is not computed.
@@ -93,7 +83,7 @@ def prefill(params: DecodeParams, tokens_CxL: Array, lengths_C: Array, config: M
         pool = []
         for layer in params.layers:
             q, k, v = project(layer, x_CxLxD, rope, config)
-            pool.append(KV(jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2)))
+            pool.append(KV(*(jnp.swapaxes(x, 1, 2).astype(attention.cache_dtype or x.dtype) for x in (k, v))))
             out = jax.nn.dot_product_attention(q, k, v, is_causal=True)
             x_CxLxD = x_CxLxD + out.reshape(contexts, length, -1) @ layer["wo"]
             x_CxLxD = x_CxLxD + feed_forward(layer, x_CxLxD, config)
@@ -102,63 +92,43 @@ def prefill(params: DecodeParams, tokens_CxL: Array, lengths_C: Array, config: M
     return pool, last_CxD, output_head(params.head, last_CxD, config)
 
 
-def init_cache(slots: int, max_new: int, config: ModelConfig) -> list[KV]:
+def init_cache(slots: int, max_new: int, config: ModelConfig, attention: DecodeAttention) -> list[KV]:
     """An empty cache of `max_new` positions a row, per layer."""
-    zeros = lambda: jnp.zeros((slots, config.kv_heads, max_new, config.head_dim), jnp.dtype(config.dtype))
+    dtype = jnp.dtype(attention.cache_dtype or config.dtype)
+    zeros = lambda: jnp.zeros((slots, config.kv_heads, max_new, config.head_dim), dtype)
     return [KV(zeros(), zeros()) for _ in range(config.layers)]
 
 
-def attend(q_SxHxK: Array, context: KV, cache: KV, context_mask_SxL: Array, cache_mask_SxM: Array,
-           config: ModelConfig) -> Array:
-    """Attention of one query a row to its context and its own suffix, under one softmax in float32. Returns [S, H * K]."""
-    slots = q_SxHxK.shape[0]
-    q = q_SxHxK.reshape(slots, config.kv_heads, -1, config.head_dim) * config.head_dim**-0.5
-
-    def scores(keys, mask):
-        s = jnp.einsum("sgqk,sgtk->sgqt", q, keys, preferred_element_type=jnp.float32)
-        return jnp.where(mask[:, None, None], s, MASKED)
-
-    context_scores, suffix_scores = scores(context.k, context_mask_SxL), scores(cache.k, cache_mask_SxM)
-    top = jnp.maximum(context_scores.max(-1, keepdims=True), suffix_scores.max(-1, keepdims=True))
-    # MASKED - top is far below the smallest exponent, so masked entries weigh exactly zero: a row always sees itself.
-    context_weights, suffix_weights = jnp.exp(context_scores - top), jnp.exp(suffix_scores - top)
-    total = context_weights.sum(-1, keepdims=True) + suffix_weights.sum(-1, keepdims=True)
-    mix = lambda weights, values: jnp.einsum("sgqt,sgtk->sgqk", weights.astype(values.dtype), values,
-                                             preferred_element_type=jnp.float32)
-    out = (mix(context_weights, context.v) + mix(suffix_weights, cache.v)) / total
-    return out.astype(q_SxHxK.dtype).reshape(slots, -1)
-
-
 def decode(params: DecodeParams, context_kv: list[KV], cache: list[KV], token_S: Array, context_index_S: Array,
-           context_length_S: Array, suffix_length_S: Array, active_S: Array, config: ModelConfig):
+           context_length_S: Array, suffix_length_S: Array, active_S: Array, config: ModelConfig, attention: DecodeAttention):
     """One token a row; see `rl_speed.sampling.Decoder`. Returns (logits f32[S, V], cache)."""
-    del active_S  # idle rows compute on stale, finite numbers
-    slots, length = token_S.shape[0], context_kv[0].k.shape[2]
-    room = cache[0].k.shape[2]
+    contexts, _, length, _ = context_kv[0].k.shape
+    slots, room = token_S.shape[0], cache[0].k.shape[2]
     row_S, at_S = jnp.arange(slots), jnp.minimum(suffix_length_S, room - 1)
-    context_mask_SxL = jnp.arange(length) < context_length_S[:, None]
-    cache_mask_SxM = jnp.arange(room) <= suffix_length_S[:, None]
     with full_precision(config):
+        attend = Attend(attention, context_index_S, context_length_S, at_S + 1, active_S, contexts, length, room)
         rope = rope_angles(context_length_S + suffix_length_S, config)
         x_SxD = params.embed[token_S]
         updated = []
         for layer, context, rows in zip(params.layers, context_kv, cache):
             q, k, v = project(layer, x_SxD, rope, config)
-            put = lambda old, new: old.at[row_S, :, at_S].set(new, unique_indices=True, indices_are_sorted=True)
+            put = lambda old, new: old.at[row_S, :, at_S].set(new.astype(old.dtype), unique_indices=True, indices_are_sorted=True)
             rows = KV(put(rows.k, k), put(rows.v, v))
             updated.append(rows)
-            mine = KV(context.k[context_index_S], context.v[context_index_S])
-            x_SxD = x_SxD + attend(q, mine, rows, context_mask_SxL, cache_mask_SxM, config) @ layer["wo"]
+            x_SxD = x_SxD + attend(q, context, rows) @ layer["wo"]
             x_SxD = x_SxD + feed_forward(layer, x_SxD, config)
         x_SxD = rms_norm(x_SxD, params.final_norm, config.norm_eps)
     return output_head(params.head, x_SxD, config), updated
 
 
 @functools.lru_cache(maxsize=16)
-def decoder(config: ModelConfig, fuse: bool = True) -> Decoder:
-    """This policy for the sampler. One object per config, so that jit sees one static argument.
+def decoder(config: ModelConfig, fuse: bool = True, attention: DecodeAttention = DecodeAttention()) -> Decoder:
+    """This policy for the sampler. One object per settings, so that jit sees one static argument.
 
-    `fuse=False` is for weights that are split over a mesh axis `tensor`; see `prepare`.
+    Args:
+      config: of the policy. fuse: False for weights that are split over a mesh axis `tensor`; see `prepare`.
+      attention: how decoding reads keys and values, and their dtype.
     """
     bind = lambda function, **more: functools.partial(function, config=config, **more)
-    return Decoder(prefill=bind(prefill), init_cache=bind(init_cache), decode=bind(decode), prepare=bind(prepare, fuse=fuse))
+    return Decoder(prefill=bind(prefill, attention=attention), init_cache=bind(init_cache, attention=attention),
+                   decode=bind(decode, attention=attention), prepare=bind(prepare, fuse=fuse))

@@ -19,8 +19,8 @@ from rl_speed.data.loaders import load_prompts
 from rl_speed.data.prompts import Prompt, PromptStream
 from rl_speed.memory.buffer import SamplingBuffer
 from rl_speed.mesh import make_mesh, row_shards
-from rl_speed.policy import (ModelConfig, abstract_params, decoder, encode_prompt, end_token_ids, load_hf, load_tokenizer,
-                             param_shardings)
+from rl_speed.policy import (DecodeAttention, ModelConfig, abstract_params, decoder, encode_prompt, end_token_ids, load_hf,
+                             load_tokenizer, param_shardings)
 from rl_speed.policy.hf import read_json
 from rl_speed.rewards import ExactMatch, IntegerMatch, MathVerifier, token_bytes
 from rl_speed.sampling import Decoder, SamplerConfig
@@ -72,7 +72,7 @@ def build_policy(config: Config, mesh: Mesh) -> Policy:
     tokenizer = load_tokenizer(directory)
     check_vocabulary(tokenizer, model, directory)
     return Policy(directory, params, model, tokenizer, tuple(end_token_ids(directory, tokenizer)),
-                  decoder(model, fuse=mesh.shape["tensor"] == 1))
+                  build_decoder(config, model, mesh))
 
 
 def abstract_policy(config: Config, mesh: Mesh) -> Policy:
@@ -88,7 +88,13 @@ def abstract_policy(config: Config, mesh: Mesh) -> Policy:
     tokenizer = load_tokenizer(directory)
     check_vocabulary(tokenizer, model, directory)
     return Policy(directory, params, model, tokenizer, tuple(end_token_ids(directory, tokenizer)),
-                  decoder(model, fuse=mesh.shape["tensor"] == 1))
+                  build_decoder(config, model, mesh))
+
+
+def build_decoder(config: Config, model: ModelConfig, mesh: Mesh) -> Decoder:
+    """The policy for the sampler, as this mesh and configuration want it."""
+    attention = DecodeAttention(config.sampler.attention, cache_dtype=config.sampler.cache_dtype)
+    return decoder(model, fuse=mesh.shape["tensor"] == 1, attention=attention)
 
 
 def policy_directory(config: Config) -> str:

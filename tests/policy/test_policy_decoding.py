@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rl_speed.policy import ModelConfig, decoder, forward, init
+from rl_speed.policy import DecodeAttention, ModelConfig, decoder, forward, init
 from rl_speed.sampling import SamplerConfig, build_contexts, build_requests, sample
 
 MODEL = ModelConfig(vocab_size=30, width=24, layers=2, heads=4, kv_heads=2, head_dim=8, mlp_width=32)
@@ -26,10 +26,11 @@ def params():
     return jax.tree.map(lambda x: x + 0.15 * jax.random.normal(next(keys), x.shape), init(MODEL, jax.random.key(0)))
 
 
-@pytest.fixture(scope="module")
-def compiled():
-    """One compiled decode step and prefill for the whole file."""
-    d = decoder(MODEL)
+@pytest.fixture(scope="module", params=[DecodeAttention(), DecodeAttention("ragged", block=4, rows=2, samples=2)],
+                ids=lambda a: a.kind)
+def compiled(request):
+    """One compiled decode step and prefill for the whole file, for each way of attending."""
+    d = decoder(MODEL, attention=request.param)
     return d, jax.jit(d.prefill), jax.jit(d.decode)
 
 

@@ -1,0 +1,133 @@
+"""Ways of attending during decoding: all are softmax attention to what is held, and rows keep to themselves, bit for bit."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rl_speed.policy import DecodeAttention, ModelConfig, decoder, init
+from rl_speed.policy.attention import KV, Attend
+from rl_speed.sampling import SamplerConfig, build_contexts, build_requests, sample
+
+SLOTS, GROUPS, WIDTH, CONTEXTS = 11, 2, 8, 5
+WAYS = {"dense": DecodeAttention("dense"), "ragged": DecodeAttention("ragged", block=16, rows=3, samples=2),
+        "uneven": DecodeAttention("ragged", block=13, samples=4), "auto": DecodeAttention(block=8),
+        "whole": DecodeAttention("ragged", block=1000, rows=1, samples=1), "pallas": DecodeAttention("pallas")}
+
+
+def inputs(length, room, per_group=2, seed=0):
+    rng = np.random.default_rng(seed)
+    normal = lambda *shape: rng.standard_normal(shape).astype(np.float32)
+    kv = lambda rows, positions: KV(normal(rows, GROUPS, positions, WIDTH), normal(rows, GROUPS, positions, WIDTH))
+    return dict(q=normal(SLOTS, GROUPS * per_group, WIDTH), context=kv(CONTEXTS, length), cache=kv(SLOTS, room),
+                context_S=rng.integers(0, CONTEXTS, SLOTS), length_S=rng.integers(0, length + 1, SLOTS),
+                held_S=rng.integers(1, room + 1, SLOTS), active_S=np.ones(SLOTS, bool))
+
+
+@functools.partial(jax.jit, static_argnames="settings")
+def attend(settings, q, context, cache, context_S, length_S, held_S, active_S):
+    step = Attend(settings, context_S, length_S, held_S, active_S, context.k.shape[0], context.k.shape[2], cache.k.shape[2])
+    return step(q, context, cache)
+
+
+def reference(q, context, cache, context_S, length_S, held_S, active_S):
+    """Row by row, head by head, in float64."""
+    out = np.zeros(q.shape)
+    per_group = q.shape[1] // GROUPS
+    for s in range(SLOTS):
+        for h in range(q.shape[1]):
+            g = h // per_group
+            join = lambda x, y: np.concatenate([x[context_S[s], g, :length_S[s]], y[s, g, :held_S[s]]]).astype(np.float64)
+            k, v = join(context.k, cache.k), join(context.v, cache.v)
+            scores = k @ q[s, h] / np.sqrt(WIDTH)
+            weights = np.exp(scores - scores.max())
+            out[s, h] = weights @ v / weights.sum()
+    return out.reshape(SLOTS, -1)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("length, room, per_group", [(32, 48, 2), (16, 80, 3)])
+def test_is_softmax_attention_to_what_is_held(way, length, room, per_group):
+    case = inputs(length, room, per_group)
+    np.testing.assert_allclose(attend(WAYS[way], **case), reference(**case), atol=2e-6)
+
+
+@pytest.mark.parametrize("way", ["dense", "ragged", "uneven"])
+def test_rows_keep_to_themselves_bit_for_bit(way):
+    case = inputs(32, 48)
+    base = np.asarray(attend(WAYS[way], **case))
+    rng = np.random.default_rng(1)
+    for trial in range(4):
+        order = rng.permutation(SLOTS)  # of the rows
+        moved = {**case, "cache": KV(*(x[order] for x in case["cache"])),
+                 **{k: case[k][order] for k in ("q", "context_S", "length_S", "held_S")}}
+        np.testing.assert_array_equal(attend(WAYS[way], **moved), base[order])
+        other = inputs(32, 48, seed=10 + trial)
+        keep = rng.random(SLOTS) < 0.4  # the rest does something else, or nothing
+        mix = lambda a, b: np.where(keep.reshape(-1, *(1,) * (a.ndim - 1)), a, b)
+        mixed = {**case, "cache": KV(*map(mix, case["cache"], other["cache"])), "active_S": keep | (rng.random(SLOTS) < 0.5),
+                 **{k: mix(case[k], other[k]) for k in ("q", "context_S", "length_S", "held_S")}}
+        got = np.asarray(attend(WAYS[way], **mixed))
+        np.testing.assert_array_equal(got[keep], base[keep])
+        assert np.isfinite(got).all()
+
+
+def test_ragged_reads_nothing_that_is_not_held():
+    case = inputs(32, 48)
+    case["length_S"], case["held_S"] = case["length_S"] // 2, np.minimum(case["held_S"], 20)
+    base = attend(WAYS["ragged"], **case)
+    for name, beyond in (("context", 16), ("cache", 32)):  # NaN there would spread if any of it were read
+        spoiled = KV(*(np.where(np.arange(x.shape[2])[:, None] >= beyond, np.nan, x) for x in case[name]))
+        np.testing.assert_array_equal(attend(WAYS["ragged"], **{**case, name: spoiled}), base)
+
+
+MODEL = ModelConfig(vocab_size=40, width=24, layers=2, heads=4, kv_heads=2, head_dim=8, mlp_width=32)
+
+
+def drawn(settings, order=None):
+    """(tokens, logprobs) of 30 requests that cut their contexts anywhere, in 7 slots, in the order of the requests."""
+    rng = np.random.default_rng(3)
+    contexts = build_contexts([rng.integers(1, 40, n) for n in (32, 20, 9, 1)], 4, 32)
+    index = np.repeat(np.arange(4), [10, 8, 6, 6])
+    cut = rng.integers(1, np.asarray(contexts.lengths)[index] + 1)
+    order = np.arange(30) if order is None else order
+    requests = build_requests(index[order], index[order], np.arange(30)[order], contexts, 30, 48, context_length=cut[order])
+    got = sample(decoder(MODEL, attention=settings), init(MODEL, jax.random.key(0)), contexts, requests, jax.random.key(2),
+                 SamplerConfig(slots=7, max_new=48, end_tokens=(0, 1)))
+    back = np.argsort(order)
+    return np.asarray(got.tokens)[back], np.asarray(got.logprobs)[back]
+
+
+def test_the_sampler_draws_the_same_with_each_and_whatever_the_order():
+    tokens, logprobs = drawn(WAYS["dense"])
+    for way in ("ragged", "pallas"):
+        other, its = drawn(WAYS[way])
+        np.testing.assert_array_equal(other, tokens)  # no near-tie among these 30
+        np.testing.assert_allclose(its, logprobs, atol=1e-5)
+    for trial in range(3):
+        again, its = drawn(WAYS["ragged"], np.random.default_rng(trial).permutation(30))
+        np.testing.assert_array_equal(again, tokens)
+        np.testing.assert_array_equal(its, drawn(WAYS["ragged"])[1])
+
+
+def test_bfloat16_cache_under_float32_is_near():
+    settings = DecodeAttention("ragged", block=16, cache_dtype="bfloat16")
+    d = decoder(MODEL, attention=settings)
+    assert {x.dtype for x in jax.tree.leaves(d.init_cache(2, 3))} == {jnp.dtype("bfloat16")}
+    case = inputs(32, 48)
+    half = {**case, **{name: KV(*(x.astype(jnp.bfloat16) for x in case[name])) for name in ("context", "cache")}}
+    np.testing.assert_allclose(attend(settings, **half), reference(**case), atol=0.03)
+
+
+@pytest.mark.parametrize("settings, message", [(dict(kind="flash"), "attention must be one of"), (dict(block=0), "block and samples"),
+                                               (dict(cache_dtype="int8"), "cache_dtype must be")])
+def test_what_cannot_be_is_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        DecodeAttention(**settings)
+
+
+def test_pallas_names_the_room_it_cannot_take():
+    with pytest.raises(ValueError, match="multiple of 16"):
+        attend(WAYS["pallas"], **inputs(16, 24))
