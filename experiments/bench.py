@@ -1,11 +1,16 @@
 """Benchmarks: ratios against a named reference that is measured in the same run.
 
-    python experiments/bench.py sampler [--out=experiments/results/bench_sampler] [--repeats=5]     (about three minutes)
+    python experiments/bench.py sampler       the sampler against a lockstep sampler, and Hugging Face `generate` where torch is
+                                              installed (about three minutes on two cores)
+    python experiments/bench.py decode        one decode step against memory bandwidth, ways of attending against "dense" (two)
+    python experiments/bench.py step          the fused RL step against its pieces; the update's MFU (one)
+    python experiments/bench.py end_to_end    training with the rule in the loop against host-driven training (three)
 
-`sampler` compares the sampler with a lockstep batch sampler of the same width, and with Hugging Face `generate` where torch is
-installed. Writes bench.json, table.txt, plot.png.
+Options: [--out=experiments/results/bench_NAME] [--repeats=5]. `decode` and the MFU take a Qwen2.5-1.5B shape on an accelerator
+and a small one on a CPU, and say so. Each writes bench.json (with device, versions and command), table.txt and plot.png.
 """
 
+import importlib
 import json
 import os
 import platform
@@ -15,10 +20,10 @@ from pathlib import Path
 
 from absl import app, flags
 
-_OUT = flags.DEFINE_string("out", "experiments/results/bench_sampler", "Folder for the results.")
-_REPEATS = flags.DEFINE_integer("repeats", 5, "Timed calls of each; medians are reported.", lower_bound=1)
+_OUT = flags.DEFINE_string("out", None, "Folder for the results; by default experiments/results/bench_NAME.")
+_REPEATS = flags.DEFINE_integer("repeats", 5, "Timed calls (end_to_end: seeds) of each; medians are reported.", lower_bound=1)
 _SMALL = flags.DEFINE_bool("small", False, "A tiny policy, to see that the benchmark works.")
-KNOWN = ("sampler",)
+KNOWN = ("sampler", "decode", "step", "end_to_end")
 
 
 def main(argv):
@@ -31,25 +36,25 @@ def main(argv):
     import jaxlib
     import numpy as np
 
-    from rl_speed.benchmark import hugging_face, sampler
     from rl_speed.training.setup import setup_jax
 
     setup_jax()
-    load = os.getloadavg()[0]
-    numbers = sampler.run(sampler.SMALL if _SMALL.value else sampler.STANDARD, _REPEATS.value,
-                          lambda text: print(text, file=sys.stderr), hugging_face.available())
-    out = Path(_OUT.value)
+    name, load = argv[1], os.getloadavg()[0]
+    module = importlib.import_module(f"rl_speed.benchmark.{name}")
+    work = module.SMALL if _SMALL.value else module.standard()
+    numbers = module.run(work, _REPEATS.value, lambda text: print(text, file=sys.stderr))
+    out = Path(_OUT.value or f"experiments/results/bench_{name}")
     out.mkdir(parents=True, exist_ok=True)
     where = {"command": "python experiments/bench.py " + " ".join(sys.argv[1:]), "date": time.strftime("%Y-%m-%d"),
              "device": jax.devices()[0].device_kind, "processors": os.cpu_count(), "jax": jax.__version__,
              "jaxlib": jaxlib.__version__, "numpy": np.__version__, "python": platform.python_version(),
              "load_at_start": load, "repeats": _REPEATS.value}
-    text = sampler.table(numbers)
-    (out / "bench.json").write_text(json.dumps({**where, "met": sampler.verdicts(numbers), **numbers}) + "\n")
+    text = module.table(numbers)
+    (out / "bench.json").write_text(json.dumps({**where, "met": module.verdicts(numbers), **numbers}) + "\n")
     header = (f"{where['command']}\n{where['date']}, {where['device']}, {where['processors']} processors, JAX {where['jax']}, "
               f"load {load:.1f} before it began")
     (out / "table.txt").write_text(f"{header}\n\n{text}\n")
-    sampler.plot(numbers, out / "plot.png")
+    module.plot(numbers, out / "plot.png")
     print(text)
     print(f"\nwritten to {out}")
 

@@ -42,6 +42,11 @@ SMALL = Workload(ModelConfig(vocab_size=64, width=32, layers=2, heads=4, kv_head
                  prompt_length=8, slots=8, requests_per_slot=8, max_new=80, end_ids=5, sizes=(32, 64))
 
 
+def standard() -> Workload:
+    """The same on every platform."""
+    return STANDARD
+
+
 def list_schedule(lengths: Sequence[int], slots: int) -> tuple[int, np.ndarray]:
     """(steps, start of each request) when every request goes, in order, to the slot that is free first."""
     free = [(0, slot) for slot in range(slots)]
@@ -95,10 +100,11 @@ def throughput(work: Workload, repeats: int, call: Callable[..., Samples], say: 
             for size, drawn, s in zip(work.sizes, tokens, np.median(seconds, axis=0))]
 
 
-def run(work: Workload, repeats: int, say: Callable[[str], None], with_hugging_face: bool = False) -> dict[str, Any]:
+def run(work: Workload, repeats: int, say: Callable[[str], None]) -> dict[str, Any]:
     """Measure. Compilation is excluded by a first call; the two samplers take turns, and medians are reported.
 
-    `with_hugging_face` times transformers' `generate` on the same weights and requests, in batches of our slots and all at once.
+    Where torch is installed, transformers' `generate` is timed on the same weights and requests, in batches of our slots and all
+    at once.
     """
     params = init(work.model, jax.random.key(0))
     config = SamplerConfig(slots=work.slots, max_new=work.max_new, end_tokens=tuple(range(work.end_ids)))
@@ -116,7 +122,7 @@ def run(work: Workload, repeats: int, say: Callable[[str], None], with_hugging_f
             seconds[name].append(elapsed)
         say(f"repeat {turn + 1} of {repeats}")
     other = None
-    if with_hugging_face:
+    if hugging_face.available():
         say("hugging face generate")
         other = hugging_face.generate(params, work.model, np.asarray(contexts.tokens), count, (work.slots, count), work.max_new,
                                       work.end_ids)
