@@ -2,7 +2,7 @@
 
 from rl_speed.sampling.adaptive import sample_adaptive
 from rl_speed.sampling.lockstep import sample_lockstep
-from rl_speed.sampling.rules import Dynamic, Rule, Speed, Uniform, compiled_decide
+from rl_speed.sampling.rules import Allocated, Band, Dynamic, Rule, Sequential, Speed, Uniform, compiled_decide
 from rl_speed.sampling.sampler import sample
 from rl_speed.sampling.sharded import sample_adaptive_sharded, sample_sharded
 from rl_speed.sampling.tables import build_contexts, build_prompts, build_requests
@@ -10,8 +10,9 @@ from rl_speed.sampling.types import (ACCEPTED, CLOSED, COMPLETE, OPEN, REJECTED,
                                      Decision, Decoder, Prompts, Requests, RuleState, Samples, SamplerConfig)
 
 __all__ = [
-    "ACCEPTED", "CLOSED", "COMPLETE", "OPEN", "REJECTED", "SCREENING", "AdaptiveSamples", "Contexts", "Counts", "Decision",
-    "Decoder", "Dynamic", "Prompts", "Requests", "Rule", "RuleState", "Samples", "SamplerConfig", "Speed", "Uniform",
+    "ACCEPTED", "CLOSED", "COMPLETE", "OPEN", "REJECTED", "SCREENING", "AdaptiveSamples", "Allocated", "Band", "Contexts",
+    "Counts", "Decision",
+    "Decoder", "Dynamic", "Prompts", "Requests", "Rule", "RuleState", "Samples", "SamplerConfig", "Sequential", "Speed", "Uniform",
     "build_contexts", "build_prompts", "build_requests", "compiled_decide", "sample", "sample_adaptive", "sample_adaptive_sharded",
     "sample_lockstep", "sample_sharded",
 ]

@@ -185,6 +185,130 @@ class Speed:
         return _close(want, status, state.replace(phase=phase))
 
 
+@dataclasses.dataclass(frozen=True)
+class Band:
+    """Balanced online difficulty filtering: `n` samples, kept where the pass rate lies in [low, high].
+
+    Both ends count unless `inclusive` is False. `low=0` or `high=1` alone are the skewed bands of the paper.
+    Source: Bae et al. (arXiv 2504.03380), Algorithm 1, which is inclusive; its table of results is strict.
+    """
+
+    n: int
+    low: float = 0.2
+    high: float = 0.8
+    inclusive: bool = True
+
+    def __post_init__(self):
+        _positive_int(self, "n")
+        first, last = self.accepted_counts
+        if first > last:
+            raise ValueError(f"Band(n={self.n}, low={self.low}, high={self.high}, inclusive={self.inclusive}) can accept no "
+                             f"prompt: no count k of {self.n} has a rate k/{self.n} inside. Raise n or widen the band.")
+
+    @property
+    def accepted_counts(self) -> tuple[int, int]:
+        """Smallest and largest number of correct samples that qualify."""
+        return count_bounds(self.low, self.high, self.n, self.inclusive)
+
+    @property
+    def max_samples(self) -> int:
+        return self.n
+
+    @property
+    def first_samples(self) -> int:
+        return self.n
+
+    def init(self, num_prompts: int, budgets: Array | None = None) -> RuleState:
+        return init_state(num_prompts, self.n)
+
+    def decide(self, counts: Counts, state: RuleState) -> tuple[Decision, RuleState]:
+        first, last = self.accepted_counts
+        inside = (counts.positive >= first) & (counts.positive <= last)
+        status = jnp.where(counts.done < self.n, OPEN, jnp.where(inside, COMPLETE, REJECTED))
+        return _close(jnp.full_like(counts.done, self.n), status, state)
+
+
+@dataclasses.dataclass(frozen=True)
+class Sequential:
+    """Reinforce-Ada-Seq: rounds of `m` samples until a prompt has `k_pos` right and `k_neg` wrong ones, at most `rounds`.
+
+    `k_neg=0` is the paper's "pos", both positive its "balance". All samples drawn belong to the group. A prompt that used up its
+    rounds is complete all the same (`on_unresolved="keep"`: its group may be constant, and then has no advantage), or rejected
+    ("drop").
+    Source: Reinforce-Ada (Xiong et al.), Algorithm 1; released m=8, rounds=4, pos k_pos=1, balance 2 and 2.
+    """
+
+    m: int = 8
+    rounds: int = 4
+    k_pos: int = 1
+    k_neg: int = 0
+    on_unresolved: str = "keep"
+
+    def __post_init__(self):
+        _positive_int(self, "m", "rounds")
+        for name in ("k_pos", "k_neg"):
+            if not isinstance(getattr(self, name), int) or getattr(self, name) < 0:
+                raise ValueError(f"Sequential.{name} must be an integer of at least 0, got {getattr(self, name)!r}")
+        if not 1 <= self.k_pos + self.k_neg <= self.max_samples:
+            raise ValueError(f"Sequential needs between 1 and {self.max_samples} samples to be satisfied (m x rounds), got k_pos="
+                             f"{self.k_pos} and k_neg={self.k_neg}")
+        if self.on_unresolved not in ("keep", "drop"):
+            raise ValueError(f'Sequential.on_unresolved must be "keep" or "drop", got {self.on_unresolved!r}')
+
+    @property
+    def max_samples(self) -> int:
+        return self.m * self.rounds
+
+    @property
+    def first_samples(self) -> int:
+        return self.m
+
+    def init(self, num_prompts: int, budgets: Array | None = None) -> RuleState:
+        return init_state(num_prompts, self.max_samples)
+
+    def decide(self, counts: Counts, state: RuleState) -> tuple[Decision, RuleState]:
+        resolved = (counts.positive >= self.k_pos) & (counts.done - counts.positive >= self.k_neg)
+        spent = counts.done >= self.max_samples
+        unresolved = COMPLETE if self.on_unresolved == "keep" else REJECTED
+        status = jnp.where(counts.done == 0, OPEN, jnp.where(resolved, COMPLETE, jnp.where(spent, unresolved, OPEN)))
+        more = (status == OPEN) & (counts.done >= self.m * (state.round + 1))
+        rounds = state.round + more
+        return _close(self.m * (rounds + 1), status, state.replace(round=rounds))
+
+
+@dataclasses.dataclass(frozen=True)
+class Allocated:
+    """Reinforce-Ada-Est: each prompt gets the budget that it came with, all of it trained on.
+
+    `init` takes the budgets, i32[P], from an estimate of the pass rate (`theory.allocate`), and keeps them within [n_min, n_max];
+    without them every prompt gets `n_max`.
+    Source: Reinforce-Ada (Xiong et al.), section 3.3.
+    """
+
+    n_max: int
+    n_min: int = 1
+
+    def __post_init__(self):
+        _positive_int(self, "n_max", "n_min")
+        if self.n_min > self.n_max:
+            raise ValueError(f"Allocated.n_min ({self.n_min}) must not exceed n_max ({self.n_max})")
+
+    @property
+    def max_samples(self) -> int:
+        return self.n_max
+
+    @property
+    def first_samples(self) -> int:
+        return self.n_max
+
+    def init(self, num_prompts: int, budgets: Array | None = None) -> RuleState:
+        return init_state(num_prompts, self.n_max if budgets is None else jnp.clip(budgets, self.n_min, self.n_max))
+
+    def decide(self, counts: Counts, state: RuleState) -> tuple[Decision, RuleState]:
+        status = jnp.where(counts.done >= state.budget, COMPLETE, OPEN)
+        return _close(state.budget, status, state)
+
+
 @functools.lru_cache(maxsize=64)
 def compiled_decide(rule: Rule):
     """`rule.decide` under jit, one compiled function per rule, for drivers that live on the host."""

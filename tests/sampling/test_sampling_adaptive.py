@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rl_speed.sampling import (COMPLETE, OPEN, REJECTED, Dynamic, SamplerConfig, Speed, Uniform, build_contexts, build_prompts,
-                               build_requests, sample, sample_adaptive)
+from rl_speed.sampling import (COMPLETE, OPEN, REJECTED, Allocated, Band, Dynamic, SamplerConfig, Sequential, Speed, Uniform,
+                               build_contexts, build_prompts, build_requests, sample, sample_adaptive)
 
 sys.path.insert(0, str(Path(__file__).parent))
 import toy_policy as toy  # noqa: E402
@@ -32,9 +32,15 @@ def make_case(seed, count):
     return tokens, rng.choice(1000, count, replace=False), rng.choice([0, 1, 2, 4, 6, 7], count)
 
 
+def budget(visit):
+    """For rules that take one; 0 and 9 are outside what `Allocated` is given to allow."""
+    return visit % 10
+
+
 def prompts_of(case):
     tokens, visits, answers = case
-    return build_prompts(tokens, visits, answers.astype(np.int32), PROMPTS, LENGTH)
+    budgets = np.pad(budget(visits), (0, PROMPTS - len(visits))).astype(np.int32)
+    return build_prompts(tokens, visits, answers.astype(np.int32), PROMPTS, LENGTH).replace(budget=budgets)
 
 
 def all_samples(case, per_prompt):
@@ -51,8 +57,21 @@ def all_samples(case, per_prompt):
     return shape(drawn.tokens), shape(drawn.lengths), shape(drawn.logprobs), shape(right) > 0.5
 
 
-def algorithm(rule, right):
+def algorithm(rule, right, visit):
     """(samples drawn, complete or rejected) of one prompt, from the papers' words."""
+    if isinstance(rule, Allocated):
+        return min(max(budget(visit), rule.n_min), rule.n_max), COMPLETE
+    if isinstance(rule, Band):
+        rate = Fraction(int(sum(right[:rule.n])), rule.n)
+        low, high = Fraction(str(rule.low)), Fraction(str(rule.high))
+        inside = low <= rate <= high if rule.inclusive else low < rate < high
+        return rule.n, COMPLETE if inside else REJECTED
+    if isinstance(rule, Sequential):
+        for drawn in range(rule.m, rule.m * rule.rounds + 1, rule.m):
+            positive = sum(right[:drawn])
+            if positive >= rule.k_pos and drawn - positive >= rule.k_neg:
+                return drawn, COMPLETE
+        return drawn, COMPLETE if rule.on_unresolved == "keep" else REJECTED
     if isinstance(rule, Uniform):
         return rule.n, COMPLETE
     if isinstance(rule, Dynamic):
@@ -66,7 +85,9 @@ def algorithm(rule, right):
 CASES = [(Speed(4, 3), 3, {}), (Speed(3, 3), 4, {"context_pool": 4, "prefill_chunk": 2}), (Speed(4, 0), 2, {}),
          (Speed(4, 3, 0.25, 0.75), 0, {"context_pool": 3}), (Speed(4, 0, -np.inf, np.inf), 5, {"prefill_chunk": 4}),
          (Dynamic(4), 3, {"context_pool": 5, "prefill_chunk": 3}), (Uniform(5), 4, {}), (Uniform(3), 0, {"context_pool": 1}),
-         (Speed(2, 5), 3, {"context_pool": 2, "prefill_chunk": 1})]
+         (Speed(2, 5), 3, {"context_pool": 2, "prefill_chunk": 1}), (Band(5, 0.2, 0.8), 3, {}),
+         (Band(5, 0.2, 0.8, inclusive=False), 2, {"context_pool": 4}), (Sequential(2, 3, 1), 0, {}),
+         (Sequential(2, 3, 1, 1), 4, {"context_pool": 3}), (Sequential(3, 2, 2, 1, "drop"), 3, {}), (Allocated(6, 2), 0, {})]
 
 
 @pytest.mark.parametrize("rule,target,changes", CASES, ids=str)
@@ -82,7 +103,7 @@ def test_groups_are_those_of_the_algorithm(rule, target, changes):
         for p in range(count):
             if target and groups == target:
                 break
-            drawn, status = algorithm(rule, right[p])
+            drawn, status = algorithm(rule, right[p], int(case[1][p]))
             groups += status == COMPLETE
             row = p + 1
             assert int(got.status[p]) == status and bool(got.selected[p]) == (status == COMPLETE)
