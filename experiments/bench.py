@@ -1,9 +1,11 @@
 """Benchmarks: ratios against a named reference that is measured in the same run.
 
     python experiments/bench.py sampler [--out=experiments/results/bench_sampler] [--repeats=5]     (about three minutes)
+    python experiments/bench.py verifiers [--out=experiments/results/bench_verifiers] [--repeats=9]   (half a minute)
 
 `sampler` compares the sampler with a lockstep batch sampler of the same width, and with Hugging Face `generate` where torch is
-installed. Writes bench.json, table.txt, plot.png.
+installed. `verifiers` compares the in-loop sampler with a Python verifier and with math-verify to the same with a JAX verifier.
+Writes bench.json and table.txt, `sampler` also plot.png.
 """
 
 import json
@@ -15,10 +17,10 @@ from pathlib import Path
 
 from absl import app, flags
 
-_OUT = flags.DEFINE_string("out", "experiments/results/bench_sampler", "Folder for the results.")
+_OUT = flags.DEFINE_string("out", "", "Folder for the results; experiments/results/bench_BENCHMARK by default.")
 _REPEATS = flags.DEFINE_integer("repeats", 5, "Timed calls of each; medians are reported.", lower_bound=1)
 _SMALL = flags.DEFINE_bool("small", False, "A tiny policy, to see that the benchmark works.")
-KNOWN = ("sampler",)
+KNOWN = ("sampler", "verifiers")
 
 
 def main(argv):
@@ -31,25 +33,30 @@ def main(argv):
     import jaxlib
     import numpy as np
 
-    from rl_speed.benchmark import hugging_face, sampler
+    from rl_speed.benchmark import hugging_face, sampler, verifiers
     from rl_speed.training.setup import setup_jax
 
     setup_jax()
     load = os.getloadavg()[0]
-    numbers = sampler.run(sampler.SMALL if _SMALL.value else sampler.STANDARD, _REPEATS.value,
-                          lambda text: print(text, file=sys.stderr), hugging_face.available())
-    out = Path(_OUT.value)
+    say = lambda text: print(text, file=sys.stderr)
+    if argv[1] == "sampler":
+        numbers = sampler.run(sampler.SMALL if _SMALL.value else sampler.STANDARD, _REPEATS.value, say, hugging_face.available())
+        text, met = sampler.table(numbers), {"met": sampler.verdicts(numbers)}
+    else:
+        numbers = verifiers.run(_REPEATS.value, say)
+        text, met = verifiers.table(numbers), {}
+    out = Path(_OUT.value or f"experiments/results/bench_{argv[1]}")
     out.mkdir(parents=True, exist_ok=True)
     where = {"command": "python experiments/bench.py " + " ".join(sys.argv[1:]), "date": time.strftime("%Y-%m-%d"),
              "device": jax.devices()[0].device_kind, "processors": os.cpu_count(), "jax": jax.__version__,
              "jaxlib": jaxlib.__version__, "numpy": np.__version__, "python": platform.python_version(),
              "load_at_start": load, "repeats": _REPEATS.value}
-    text = sampler.table(numbers)
-    (out / "bench.json").write_text(json.dumps({**where, "met": sampler.verdicts(numbers), **numbers}) + "\n")
+    (out / "bench.json").write_text(json.dumps({**where, **met, **numbers}) + "\n")
     header = (f"{where['command']}\n{where['date']}, {where['device']}, {where['processors']} processors, JAX {where['jax']}, "
               f"load {load:.1f} before it began")
     (out / "table.txt").write_text(f"{header}\n\n{text}\n")
-    sampler.plot(numbers, out / "plot.png")
+    if argv[1] == "sampler":
+        sampler.plot(numbers, out / "plot.png")
     print(text)
     print(f"\nwritten to {out}")
 

@@ -31,9 +31,14 @@ class VerifierError(RuntimeError):
 class HostVerify:
     """A Python function as a verifier of `sample_adaptive`; equal to itself alone.
 
+    Cost: about 0.5 ms a call on two CPU cores beside the function's own time, and nothing is decoded meanwhile. On the embedded
+    task, with 256 slots and 35 ended samples a call, the sampler takes 1.3 times as long with exact match in NumPy as with the
+    same in JAX, and 7 times as long with math-verify in two workers, 11 ms a call (`experiments/bench.py verifiers`). It pays
+    where decode steps are long beside judging what ends in them: with large policies and long responses.
+
     Exactly-once: the function sees every sample that ends in the loop once, samples whose prompt turns out not to be needed
-    included (`io_callback`: XLA may neither drop, repeat nor reorder what one device calls). One call a decode step in which
-    anything ended; the device waits for it.
+    included. `io_callback` may be neither dropped nor repeated, and the calls of one device come in the order of its loop, whose
+    next iteration needs their result. One call a decode step in which anything ended.
 
     Calls take turns, shards of a mesh included, on threads of the runtime. The function must not call JAX: it would wait for the
     program that waits for it. It should bound its own time, as `rewards.MathVerifier` does; nothing else does.
