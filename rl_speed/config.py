@@ -13,8 +13,8 @@ from rl_speed.sampling.rules import Dynamic, Rule, Speed, Uniform
 
 # Directory of the policy that ships with the package.
 EMBEDDED = "embedded"
-# Verifiers that are JAX functions: they can judge inside the compiled loop.
-IN_LOOP_VERIFIERS = ("exact", "integer")
+# Verifiers that are JAX functions: they can judge inside the compiled loop on any mesh.
+JAX_VERIFIERS = ("exact", "integer")
 
 
 @dataclass
@@ -49,7 +49,7 @@ class RuleConfig:
 
 @dataclass
 class Driver:
-    where: str = "host"  # rules run between calls ("host"), or inside the compiled step ("in_loop", exact verifier only)
+    where: str = "host"  # rules run between calls ("host"), or inside the compiled step ("in_loop")
     groups: int = 16  # complete groups a training step takes (B)
     screening: str = "missing"  # prompts screened per call: "missing" (what is lacking) or "fixed"
     screen_prompts: int = 64  # the generation batch: at most, or with "fixed" exactly, so many prompts a call; in_loop: a step
@@ -199,7 +199,7 @@ class Config:
             "objective.kl_kind": ("k1", "k2", "k3"),
             "objective.kl_in": ("loss", "reward"),
             "optimizer.schedule": ("constant", "linear", "cosine"),
-            "reward.verifier": (*IN_LOOP_VERIFIERS, "math"),
+            "reward.verifier": (*JAX_VERIFIERS, "math"),
             "reward.mode": ("boxed", "free"),
             "checkpoints.resume": ("auto", "never", "must"),
         }
@@ -242,7 +242,6 @@ class Config:
     def _check_in_loop(self, shards: int) -> None:
         """What the fused step cannot do is refused with the reason, and with what can."""
         for name, value, allowed, reason in [
-                ("reward.verifier", self.reward.verifier, IN_LOOP_VERIFIERS, "the verifier must be a JAX function"),
                 ("reward.overlong_buffer", self.reward.overlong_buffer, (0,), "rewards are the verifier's alone"),
                 ("training.minibatches", self.training.minibatches, (1,), "there is one update a program"),
                 ("objective.kl_coef", self.objective.kl_coef, (0.0,), "no reference policy is held there"),
@@ -250,6 +249,11 @@ class Config:
             if value not in allowed:
                 raise ValueError(f"config.driver.where='in_loop' needs config.{name}={allowed[0]!r} ({reason}); got {value!r}. "
                                  "config.driver.where='host' takes any")
+        if self.reward.verifier not in JAX_VERIFIERS and self.mesh.tensor > 1:
+            raise ValueError(f"config.driver.where='in_loop' with config.reward.verifier={self.reward.verifier!r} needs "
+                             f"config.mesh.tensor=1; got {self.mesh.tensor}: the loop calls back to Python, which JAX can do only "
+                             f"where every mesh axis is manual. On any mesh: {', '.join(JAX_VERIFIERS)}, or "
+                             "config.driver.where='host'")
         if self.driver.groups % shards:
             raise ValueError(f"config.driver.where='in_loop' needs config.driver.groups ({self.driver.groups}) to be divisible by "
                              f"mesh data x fsdp ({shards}): each shard fills its share")

@@ -84,6 +84,11 @@ class PromptStream:
         self._returned = sorted(visits + self._returned)
 
     @property
+    def prompts(self) -> Sequence[Prompt]:
+        """The finite data set, in its own order; empty for an endless source."""
+        return () if self._size is None else self._source
+
+    @property
     def epoch(self) -> int:
         """Epoch of the next fresh prompt, from 0; always 0 for an endless source."""
         return 0 if self._size is None else self._serial // self._size

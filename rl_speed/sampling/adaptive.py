@@ -20,13 +20,15 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from rl_speed.sampling.callback import HostVerify, raising
 from rl_speed.sampling.logits import request_keys
 from rl_speed.sampling.rules import Rule
 from rl_speed.sampling.sampler import Output, SlotRequests, Slots, decode_one, empty_output, idle_slots
 from rl_speed.sampling.types import (ACCEPTED, COMPLETE, OPEN, AdaptiveSamples, Array, Counts, Decoder, Prompts,
                                      RuleState, SamplerConfig)
 
-# (tokens i32[S, T], lengths i32[S], answer: pytree of [S, ...]) -> rewards f32[S]; right where above one half.
+# (tokens i32[S, T], lengths i32[S], answer: pytree of [S, ...]) -> rewards f32[S]; right where above one half. Called with all
+# slots whenever a sample ends. Rows of length 0 are not looked at: they did not end now, and their reward is not used.
 Verify = Callable[[Array, Array, Any], Array]
 
 
@@ -194,6 +196,7 @@ def check_prompts(prompts: Prompts, rule: Rule, target: int, config: SamplerConf
         raise ValueError("sample_adaptive draws training samples: temperature above 0, top_k=0, top_p=1 (see SamplerConfig)")
 
 
+@raising
 @functools.partial(jax.jit, static_argnames=("decoder", "rule", "verify", "target", "config", "surplus"))
 def sample_adaptive(decoder: Decoder, params: Any, prompts: Prompts, rule: Rule, verify: Verify, target: int, key: Array,
                     config: SamplerConfig, surplus: str = "discard") -> tuple[AdaptiveSamples, Counts]:
@@ -206,8 +209,9 @@ def sample_adaptive(decoder: Decoder, params: Any, prompts: Prompts, rule: Rule,
       decoder: the policy (static). params: its weights, as its functions take them before `prepare`.
       prompts: the candidates, in launch order.
       rule: static. verify: static, jittable: (tokens i32[S, T], lengths i32[S], answer pytree of [S, ...]) -> rewards f32[S], a
-        sample being right where its reward is above one half. It must be hashable by what it computes (a frozen dataclass, a
-        module-level function): a new lambda is a new compilation.
+        sample being right where its reward is above one half; rows of length 0 did not end now and are not looked at. It must be
+        hashable by what it computes (a frozen dataclass, a module-level function): a new lambda is a new compilation. A Python
+        function goes in as `HostVerify`.
       target: complete groups to return, static; 0 decides all candidates (Reinforce-Ada on a fixed batch).
       key: a typed PRNG key: the run's, never a step's.
       config: static. `slots` rows decode; `context_pool` and `prefill_chunk` bound the prompts' KV.
@@ -216,6 +220,9 @@ def sample_adaptive(decoder: Decoder, params: Any, prompts: Prompts, rule: Rule,
 
     Returns:
       (samples, counts i32[P] each). See `AdaptiveSamples`.
+
+    Raises:
+      ValueError: shapes or settings disagree. VerifierError: a `HostVerify` failed; the program is done by then.
     """
     check_prompts(prompts, rule, target, config)
     if surplus not in ("discard", "keep"):
@@ -270,10 +277,13 @@ def sample_adaptive(decoder: Decoder, params: Any, prompts: Prompts, rule: Rule,
         def score(rewards: Array, book: Book) -> tuple[Array, Book, Array]:
             with jax.named_scope("verify"):
                 answer = jax.tree.map(lambda x: x[prompt], prompts.answer)
-                reward_S = verify(output.tokens[row], output.lengths[row], answer).astype(jnp.float32)
+                reward_S = verify(output.tokens[row], jnp.where(ended, output.lengths[row], 0), answer).astype(jnp.float32)
             rewards = rewards.at[jnp.where(ended, row, capacity)].set(reward_S, mode="drop")
             book = judge(book, rule, prompt, ended, reward_S > 0.5)
-            return rewards, book, ~settled(book, prompts.count, target)[1]
+            going = ~settled(book, prompts.count, target)[1]
+            if isinstance(verify, HostVerify):  # it failed: what else is drawn would not be judged
+                going &= ~jnp.any(jnp.isnan(reward_S))
+            return rewards, book, going
 
         rewards, book, going = jax.lax.cond(jnp.any(ended), score, lambda rewards, book: (rewards, book, state.going),
                                             state.rewards, book)

@@ -1,28 +1,30 @@
 """The samplers on a mesh: every (`data`, `fsdp`) shard runs its own slots over its own table and stops when it is done."""
 
 import functools
+from collections.abc import Collection
 
 import jax
 from jax.sharding import Mesh, PartitionSpec
 
 from rl_speed.mesh import ROWS
 from rl_speed.sampling.adaptive import Verify, sample_adaptive
+from rl_speed.sampling.callback import manual_axes, raising
 from rl_speed.sampling.rules import Rule
 from rl_speed.sampling.sampler import sample
 from rl_speed.sampling.types import (AdaptiveSamples, Array, Contexts, Counts, Decoder, Prompts, Requests, Samples,
                                      SamplerConfig)
 
 
-def per_shard(function, params, tables, key: Array, mesh: Mesh):
+def per_shard(function, params, tables, key: Array, mesh: Mesh, axes: Collection[str] = ROWS):
     """function(params, tables of one shard, key), run by each shard for itself; `tables` and results have shards on axis 0.
 
-    The loops' trip counts differ between shards, so nothing inside may communicate over the manual axes.
+    The loops' trip counts differ between shards, so nothing inside may communicate over the manual axes, `axes`.
     """
     def shard(params, tables, key):
         return jax.tree.map(lambda x: x[None], function(params, jax.tree.map(lambda x: x[0], tables), key))
 
     rows, whole = PartitionSpec(ROWS), PartitionSpec()
-    return jax.shard_map(shard, mesh=mesh, in_specs=(whole, rows, whole), out_specs=rows, axis_names=set(ROWS),
+    return jax.shard_map(shard, mesh=mesh, in_specs=(whole, rows, whole), out_specs=rows, axis_names=set(axes),
                          check_vma=False)(params, tables, key)
 
 
@@ -46,6 +48,7 @@ def sample_sharded(decoder: Decoder, params, contexts: Contexts, requests: Reque
                      mesh)
 
 
+@raising
 @functools.partial(jax.jit, static_argnames=("decoder", "rule", "verify", "target", "config", "mesh"))
 def sample_adaptive_sharded(decoder: Decoder, params, prompts: Prompts, rule: Rule, verify: Verify, target: int, key: Array,
                             config: SamplerConfig, mesh: Mesh) -> tuple[AdaptiveSamples, Counts]:
@@ -55,9 +58,13 @@ def sample_adaptive_sharded(decoder: Decoder, params, prompts: Prompts, rule: Ru
       prompts: as for `sample_adaptive`, every leaf with a leading axis of length data x fsdp. Dealt by visit, what is trained
         on does not depend on timing.
       target: groups per shard. config: `slots` and `context_pool` are per shard.
+      verify: as for `sample_adaptive`; a `HostVerify` is called by every shard, in turn, and needs `tensor` of size 1.
 
     Returns:
       (samples, counts) with the same leading axis.
+
+    Raises:
+      ValueError: as `sample_adaptive`, or a `HostVerify` where it cannot run. VerifierError: it failed.
     """
     draw = lambda params, prompts, key: sample_adaptive(decoder, params, prompts, rule, verify, target, key, config)
-    return per_shard(draw, params, prompts, key, mesh)
+    return per_shard(draw, params, prompts, key, mesh, manual_axes(verify, mesh))

@@ -12,7 +12,7 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
-from rl_speed.config import EMBEDDED, IN_LOOP_VERIFIERS, Config
+from rl_speed.config import EMBEDDED, JAX_VERIFIERS, Config
 from rl_speed.data import chain
 from rl_speed.data.embedded_tokenizer import embedded_directory
 from rl_speed.data.loaders import load_prompts
@@ -23,22 +23,29 @@ from rl_speed.policy import (DecodeAttention, ModelConfig, abstract_params, deco
                              load_tokenizer, param_shardings)
 from rl_speed.policy.hf import read_json
 from rl_speed.rewards import ExactMatch, IntegerMatch, MathVerifier, token_bytes
-from rl_speed.sampling import Decoder, SamplerConfig
+from rl_speed.sampling import Decoder, HostVerify, SamplerConfig
 from rl_speed.sampling.adaptive import Verify
 from rl_speed.sampling.generate import Generator
 from rl_speed.training.driver import HostDriver, capacities
-from rl_speed.training.fused import FusedConfig, Table, make_fused_step, row_widths
+from rl_speed.training.fused import FusedConfig, FusedStep, Table, make_fused_step, row_widths
 from rl_speed.training.in_loop import InLoopDriver
 from rl_speed.training.optimizer import OptimizerConfig, make_optimizer
-from rl_speed.training.score import JaxScorer, MathScorer, RewardScorer, exact_answers, integer_answers
+from rl_speed.training.score import (JaxScorer, MathJudge, MathScorer, RewardScorer, exact_answers, integer_answers,
+                                     text_answers)
 from rl_speed.training.step import UpdateConfig
 
 log = logging.getLogger(__name__)
 
+# Room for a gold answer inside the compiled loop, at least: nearly all are shorter, so that the program seldom depends on the data.
+GOLD_BYTES = 256
+
 
 @dataclasses.dataclass
 class Policy:
-    """A policy on the mesh, with what is needed to talk to it."""
+    """A policy on the mesh, with what is needed to talk to it.
+
+    `math` is math-verify on its responses, made by `math_verifier`: one pool of workers for training and evaluation.
+    """
 
     directory: str
     params: Any
@@ -46,6 +53,7 @@ class Policy:
     tokenizer: Any
     end_tokens: tuple[int, ...]
     decoder: Decoder
+    math: MathVerifier | None = None
 
 
 @dataclasses.dataclass
@@ -134,18 +142,33 @@ def build_data(config: Config, tokenizer: Any) -> tuple[PromptStream, list[Promp
             read(data.eval, data.eval_prompts) if data.eval else [])
 
 
+def math_verifier(config: Config, policy: Policy) -> MathVerifier:
+    """The policy's math-verify. Its workers start with the first response; who has the scorer closes them."""
+    if policy.math is None:
+        policy.math = MathVerifier(config.reward.workers, config.reward.timeout_s, config.reward.mode)
+    return policy.math
+
+
 def build_scorer(config: Config, policy: Policy, answer_length: int) -> RewardScorer:
     """The verifier that the configuration names, with reward shaping."""
-    if config.reward.verifier in IN_LOOP_VERIFIERS:
+    if config.reward.verifier in JAX_VERIFIERS:
         verify = JaxScorer(*in_loop_verifier(config, policy, answer_length))
     else:
-        verifier = MathVerifier(config.reward.workers, config.reward.timeout_s, config.reward.mode)
-        verify = MathScorer(policy.tokenizer, policy.end_tokens, verifier)
+        verify = MathScorer(policy.tokenizer, policy.end_tokens, math_verifier(config, policy))
     return RewardScorer(verify, config.reward, config.sampler.max_new)
 
 
-def in_loop_verifier(config: Config, policy: Policy, answer_length: int) -> tuple[Verify, Callable[[Sequence[Prompt]], Any]]:
-    """(the JAX verifier that the configuration names, what encodes the answers for it)."""
+def in_loop_verifier(config: Config, policy: Policy, answer_length: int,
+                     prompts: Sequence[Prompt] = ()) -> tuple[Verify, Callable[[Sequence[Prompt]], Any]]:
+    """(the verifier that the configuration names, as `sample_adaptive` takes it; what encodes the answers for it).
+
+    Args:
+      answer_length: room for an answer in tokens, for "exact". prompts: for "math", all that are known: their answers must fit.
+    """
+    if config.reward.verifier == "math":
+        judge = MathJudge(policy.tokenizer, policy.end_tokens, math_verifier(config, policy))
+        room = max([GOLD_BYTES] + [len(p.answer.encode("utf-8")) for p in prompts])
+        return HostVerify(judge, "math-verify"), functools.partial(text_answers, capacity=room)
     if config.reward.verifier == "exact":
         return ExactMatch(policy.end_tokens), functools.partial(exact_answers, capacity=answer_length)
     table = token_bytes(policy.tokenizer, policy.model.vocab_size)
@@ -179,21 +202,29 @@ def build_driver(config: Config, generator: Generator, stream: PromptStream, sco
     return HostDriver(config.make_rule(), stream, generator, scorer, buffer, d)
 
 
-def build_in_loop_driver(config: Config, policy: Policy, mesh: Mesh, optimizer: optax.GradientTransformation,
-                         settings: UpdateConfig, stream: PromptStream) -> InLoopDriver:
-    """The driver that runs the whole step as one program."""
-    c, shards, rule = config, row_shards(mesh), config.make_rule()
-    candidates = -(-c.driver.screen_prompts // shards)
+def build_fused_step(config: Config, policy: Policy, mesh: Mesh, optimizer: optax.GradientTransformation,
+                     settings: UpdateConfig, prompts: Sequence[Prompt] = ()) -> tuple[FusedStep, FusedConfig, Table]:
+    """(the whole step as one jitted program, its settings, what makes its candidate tables).
+
+    `prompts` are those of a finite data set: a table has room for their answers. Reads shapes of the policy only.
+    """
+    c, shards = config, row_shards(mesh)
     sampler = SamplerConfig(slots=max(1, c.sampler.slots // shards), max_new=c.sampler.max_new,
                             temperature=c.sampler.temperature, end_tokens=policy.end_tokens,
                             prefill_chunk=c.sampler.prefill_chunk, context_pool=-(-c.sampler.context_pool // shards))
     longest = c.data.max_prompt_length + c.sampler.max_new
-    verify, encode = in_loop_verifier(config, policy, c.sampler.max_new)
-    fused = FusedConfig(rule=rule, verify=verify, sampler=sampler, target=c.driver.groups // shards,
+    verify, encode = in_loop_verifier(config, policy, c.sampler.max_new, prompts)
+    fused = FusedConfig(rule=config.make_rule(), verify=verify, sampler=sampler, target=c.driver.groups // shards,
                         widths=row_widths(longest, c.training.length_multiple, c.data.max_prompt_length))
     step = make_fused_step(policy.model, policy.decoder, optimizer, mesh, settings, fused)
-    table = Table(shards, candidates, c.data.max_prompt_length, encode)
-    return InLoopDriver(step, table, stream, rule, Keys.of(c.seed).train, c.driver.groups, c.driver.max_calls)
+    return step, fused, Table(shards, -(-c.driver.screen_prompts // shards), c.data.max_prompt_length, encode)
+
+
+def build_in_loop_driver(config: Config, policy: Policy, mesh: Mesh, optimizer: optax.GradientTransformation,
+                         settings: UpdateConfig, stream: PromptStream) -> InLoopDriver:
+    """The driver that runs the whole step as one program."""
+    step, fused, table = build_fused_step(config, policy, mesh, optimizer, settings, stream.prompts)
+    return InLoopDriver(step, table, stream, fused, Keys.of(config.seed).train, config.driver.groups, config.driver.max_calls)
 
 
 def build_optimizer(config: Config, params: Any) -> optax.GradientTransformation:

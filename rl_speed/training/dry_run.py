@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import time
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -13,12 +14,21 @@ from jax.sharding import Mesh
 from rl_speed.config import Config
 from rl_speed.mesh import batch_sharding
 from rl_speed.policy import num_params
+from rl_speed.sampling import Prompts, SamplerConfig
 from rl_speed.sampling.generate import Generator
 from rl_speed.training import build
 from rl_speed.training.batch import Batch
 from rl_speed.training.driver import capacities
+from rl_speed.training.fused import FusedConfig, Table
 from rl_speed.training.state import TrainState, state_shardings
-from rl_speed.training.step import make_score, make_update
+from rl_speed.training.step import UpdateConfig, make_score, make_update
+
+# Fields that make a program smaller, most effective first.
+GENERATION_FIELDS = ("config.sampler.slots", "config.sampler.max_new", "config.driver.screen_prompts",
+                     "config.sampler.prefill_chunk")
+UPDATE_FIELDS = ("config.training.micro_batch", "config.model.remat=True", "config.mesh.fsdp (up)", "config.model.head_chunk")
+FUSED_FIELDS = ("config.training.micro_batch", "config.sampler.slots", "config.sampler.max_new",
+                "config.sampler.context_pool", "config.model.remat=True", "config.mesh.fsdp (up)")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +36,8 @@ class Program:
     """One compiled program. Bytes are per device.
 
     Attributes:
-      known: part -> bytes that the program's shapes imply: weights, optimizer moments, gradients, caches.
+      known: part -> bytes that the program's shapes imply: weights, optimizer moments, gradients, caches. Parts that are not
+        there at the same time may share memory: the caches of a fused step with its gradients.
       total: XLA's own count of what must be there at once (arguments, outputs and temporaries, donated memory once).
       turn_down: fields of the configuration that make it smaller, most effective first.
     """
@@ -56,11 +67,11 @@ class DryRun:
 
     def text(self) -> str:
         """The report that people read."""
-        lines = [f"policy            {self.parameters:,} parameters", f"mesh              {self.devices} x {self.device}"]
-        lines += [f"{name:<17} {value:,.0f}" for name, value in self.work.items()]
+        lines = [f"{'policy':<21} {self.parameters:,} parameters", f"{'mesh':<21} {self.devices} x {self.device}"]
+        lines += [f"{name:<21} {value:,.0f}" for name, value in self.work.items()]
         for p in self.programs:
             lines += ["", f"{p.name}: {_size(p.total)} per device, compiled in {p.compile_s:.1f} s"]
-            lines += [f"    {part:<28} {_size(size)}" for part, size in [*p.known.items(), ("activations, workspace", p.rest)]]
+            lines += [f"    {part:<30} {_size(size)}" for part, size in [*p.known.items(), ("activations, workspace", p.rest)]]
             if self.limit is not None and p.total > self.limit:
                 lines.append(f"    does not fit into {_size(self.limit)}; turn down {', '.join(p.turn_down)}")
         if self.limit is not None and all(p.total <= self.limit for p in self.programs):
@@ -105,13 +116,30 @@ def abstract_batch(config: Config, mesh: Mesh) -> Batch:
                  group_ids=leaf((rows,), jnp.int32))
 
 
+def abstract_table(table: Table, mesh: Mesh) -> Prompts:
+    """The candidates of one fused step, as shapes with shardings."""
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=batch_sharding(mesh)), table.build([]))
+
+
 def generation_parts(policy: build.Policy, generator: Generator, mesh: Mesh, prompt_length: int) -> dict[str, int]:
-    """Bytes per device of what generation holds, by part; caches are split over `tensor` where their heads are."""
-    s, model = generator.config, policy.model
+    """Bytes per device of what generation holds, by part."""
+    contexts, chunk = generator.capacity[0] // generator.shards, generator.config.prefill_chunk
+    if chunk:
+        contexts = -(-contexts // chunk) * chunk
+    return sampling_parts(policy, generator.config, contexts, mesh, prompt_length)
+
+
+def fused_parts(policy: build.Policy, state: TrainState, fused: FusedConfig, table: Table, mesh: Mesh,
+                prompt_length: int) -> dict[str, int]:
+    """Bytes per device of what the fused step holds, by part: generation first, then the update, which reuses its memory."""
+    contexts = min(fused.sampler.context_pool or table.capacity, table.capacity)
+    return sampling_parts(policy, fused.sampler, contexts, mesh, prompt_length) | update_parts(state)
+
+
+def sampling_parts(policy: build.Policy, s: SamplerConfig, contexts: int, mesh: Mesh, prompt_length: int) -> dict[str, int]:
+    """Weights and caches of a sampler with `contexts` prompts per shard; caches are split over `tensor` where their heads are."""
+    model = policy.model
     split = mesh.shape["tensor"] if model.kv_heads % mesh.shape["tensor"] == 0 else 1
-    contexts = generator.capacity[0] // generator.shards
-    if s.prefill_chunk:
-        contexts = -(-contexts // s.prefill_chunk) * s.prefill_chunk
     token = 2 * model.layers * model.kv_heads * model.head_dim * jnp.dtype(model.dtype).itemsize // split
     decode = jax.eval_shape(policy.decoder.prepare, policy.params)
     copy = device_bytes(decode.layers)
@@ -139,58 +167,97 @@ def dry_run(config: Config) -> DryRun:
     config = config.validate()
     mesh = build.build_mesh(config)
     policy = build.abstract_policy(config, mesh)
-    generator, held_out, _ = build.build_generators(config, policy, mesh)
     optimizer, settings = build.build_optimizer(config, policy.params), build.update_config(config)
+    plan = plan_fused if config.driver.where == "in_loop" else plan_split
+    programs = []
+    for name, lower, known, turn_down in plan(config, policy, mesh, optimizer, settings):
+        begin = time.perf_counter()
+        compiled = lower().compile()
+        programs.append(Program(name, known, compiled_bytes(compiled), time.perf_counter() - begin, turn_down))
+    device = mesh.devices.flat[0]
+    return DryRun(num_params(policy.model), mesh.size, device.device_kind, (device.memory_stats() or {}).get("bytes_limit"),
+                  describe_work(config), programs)
+
+
+# Of each program: its name, what lowers it, its known parts, and what to turn down.
+Plan = list[tuple[str, Callable[[], jax.stages.Lowered], dict[str, int], tuple[str, ...]]]
+
+
+def plan_split(config: Config, policy: build.Policy, mesh: Mesh, optimizer: Any, settings: UpdateConfig) -> Plan:
+    """The programs of a run with the host driver."""
+    generator, held_out, _ = build.build_generators(config, policy, mesh)
     state, batch = abstract_state(policy, optimizer, mesh), abstract_batch(config, mesh)
     rows = jax.ShapeDtypeStruct(batch.rewards.shape, jnp.float32, sharding=batch_sharding(mesh))
-    scores = batch.behaviour_logprobs
-    reference = config.objective.kl_coef > 0
-    length = config.data.max_prompt_length
-    smaller = ("config.sampler.slots", "config.sampler.max_new", "config.driver.screen_prompts", "config.sampler.prefill_chunk")
+    scores, reference, length = batch.behaviour_logprobs, config.objective.kl_coef > 0, config.data.max_prompt_length
     update = make_update(policy.model, optimizer, mesh, settings)
-    plan = [("generation", lambda: generator.lower(policy.params), generation_parts(policy, generator, mesh, length), smaller),
+    plan = [("generation", lambda: generator.lower(policy.params), generation_parts(policy, generator, mesh, length),
+             GENERATION_FIELDS),
             ("update", lambda: update.lower(state, batch, rows, scores if build.uses_old_logprobs(config) else None,
                                             scores if reference and config.objective.kl_in == "loss" else None),
-             update_parts(state), ("config.training.micro_batch", "config.model.remat=True", "config.mesh.fsdp (up)",
-                                   "config.model.head_chunk"))]
+             update_parts(state), UPDATE_FIELDS)]
     if held_out.config != generator.config:
-        plan.insert(1, ("evaluation", lambda: held_out.lower(policy.params),
-                        generation_parts(policy, held_out, mesh, length), smaller))
+        plan.insert(1, plan_evaluation(held_out, policy, mesh, length))
     if reference or build.uses_old_logprobs(config):
         score = make_score(policy.model, mesh, jax.tree.map(lambda x: x.sharding, policy.params), settings)
         plan.append(("scoring of old or reference log-probs", lambda: score.lower(policy.params, batch.tokens),
                      {"weights (sharded, float32)": device_bytes(policy.params)},
                      ("config.training.micro_batch", "config.model.head_chunk")))
-    programs = []
-    for name, lower, known, turn_down in plan:
-        begin = time.perf_counter()
-        compiled = lower().compile()
-        programs.append(Program(name, known, compiled_bytes(compiled), time.perf_counter() - begin, turn_down))
-    device = mesh.devices.flat[0]
-    prompts, samples = capacities(config.make_rule(), config.driver)
-    per_step = config.driver.groups * config.rule.n
-    work = {"samples a step": per_step, "rows of tokens": length + config.sampler.max_new,
-            "tokens a step": per_step * (length + config.sampler.max_new), "optimizer steps": config.training.minibatches,
-            "prompts a call": prompts, "samples a call": samples, "tokens a call": samples * config.sampler.max_new}
-    return DryRun(num_params(policy.model), mesh.size, device.device_kind, (device.memory_stats() or {}).get("bytes_limit"),
-                  work, programs)
+    return plan
+
+
+def plan_fused(config: Config, policy: build.Policy, mesh: Mesh, optimizer: Any, settings: UpdateConfig) -> Plan:
+    """The programs of a run whose step is one program: that, and evaluation."""
+    step, fused, table = build.build_fused_step(config, policy, mesh, optimizer, settings)
+    state, length, key = abstract_state(policy, optimizer, mesh), config.data.max_prompt_length, jax.eval_shape(jax.random.key, 0)
+    plan = [("fused step", lambda: step.lower(state, abstract_table(table, mesh), key),
+             fused_parts(policy, state, fused, table, mesh, length), FUSED_FIELDS)]
+    if config.evaluation.every:
+        plan.append(plan_evaluation(build.build_generators(config, policy, mesh)[1], policy, mesh, length))
+    return plan
+
+
+def plan_evaluation(held_out: Generator, policy: build.Policy, mesh: Mesh, length: int):
+    """One entry of a plan."""
+    return ("evaluation", lambda: held_out.lower(policy.params), generation_parts(policy, held_out, mesh, length),
+            GENERATION_FIELDS)
+
+
+def describe_work(config: Config) -> dict[str, float]:
+    """Sizes of a step and of a generation call (of a fused step: at most)."""
+    rule, fused = config.make_rule(), config.driver.where == "in_loop"
+    prompts, samples = capacities(rule, config.driver)
+    if fused:
+        prompts = -(-config.driver.screen_prompts // (shards := config.mesh.data * config.mesh.fsdp)) * shards
+        samples = prompts * rule.max_samples
+    per_step, width = config.driver.groups * config.rule.n, config.data.max_prompt_length + config.sampler.max_new
+    call = "drawn, at most" if fused else "a call"
+    return {"samples a step": per_step, "rows of tokens": width, "tokens a step": per_step * width,
+            "optimizer steps": config.training.minibatches, f"prompts {call}": prompts, f"samples {call}": samples,
+            f"tokens {call}": samples * config.sampler.max_new}
 
 
 def explain_out_of_memory(config: Config, error: Exception) -> str:
     """What to say when a device ran out of memory: what the run holds there by part, and what to turn down."""
     mesh = build.build_mesh(config)
     policy = build.abstract_policy(config, mesh)
-    generator, _, _ = build.build_generators(config, policy, mesh)
-    state = abstract_state(policy, build.build_optimizer(config, policy.params), mesh)
+    optimizer, length = build.build_optimizer(config, policy.params), config.data.max_prompt_length
+    state = abstract_state(policy, optimizer, mesh)
+    sampling = (f"config.sampler.slots ({config.sampler.slots}), config.sampler.max_new ({config.sampler.max_new}), "
+                f"config.driver.screen_prompts ({config.driver.screen_prompts})")
+    update = (f"config.training.micro_batch ({build.update_config(config).micro_batch}), config.model.remat (now "
+              f"{config.model.remat}), or raise config.mesh.fsdp ({config.mesh.fsdp})")
+    if config.driver.where == "in_loop":
+        _, fused, table = build.build_fused_step(config, policy, mesh, optimizer, build.update_config(config))
+        parts = [("the fused step", fused_parts(policy, state, fused, table, mesh, length),
+                  f"{sampling}, config.sampler.context_pool ({config.sampler.context_pool}), {update}")]
+    else:
+        generator, _, _ = build.build_generators(config, policy, mesh)
+        parts = [("generation", generation_parts(policy, generator, mesh, length), sampling),
+                 ("update", update_parts(state), update)]
     lines = [f"a device ran out of memory: {str(error).strip().splitlines()[0]}"]
-    for title, parts, advice in [
-            ("generation", generation_parts(policy, generator, mesh, config.data.max_prompt_length),
-             f"config.sampler.slots ({config.sampler.slots}), config.sampler.max_new ({config.sampler.max_new}), "
-             f"config.driver.screen_prompts ({config.driver.screen_prompts})"),
-            ("update", update_parts(state), f"config.training.micro_batch ({build.update_config(config).micro_batch}), "
-             f"config.model.remat (now {config.model.remat}), or raise config.mesh.fsdp ({config.mesh.fsdp})")]:
-        lines += [f"  {title} holds {_size(sum(parts.values()))} per device, activations apart; turn down {advice}"]
-        lines += [f"    {part:<28} {_size(size)}" for part, size in parts.items()]
+    for title, known, advice in parts:
+        lines += [f"  {title} holds {_size(sum(known.values()))} per device, activations apart; turn down {advice}"]
+        lines += [f"    {part:<30} {_size(size)}" for part, size in known.items()]
     lines.append("  --dry_run compiles every program and tells the whole, without allocating")
     return "\n".join(lines)
 

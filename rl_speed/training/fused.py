@@ -1,7 +1,8 @@
 """The whole RL step as one program: screening, generation, verification, advantages, loss, gradients and update.
 
-Possible where the verifier is a JAX function: `sample_adaptive` then decides inside its loop which prompts to continue, every
-sample is drawn by the policy that is about to be updated, and XLA reuses the memory of the caches for activations.
+`sample_adaptive` decides inside its loop which prompts to continue, every sample is drawn by the policy that is about to be
+updated, and XLA reuses the memory of the caches for activations. A Python verifier is called back from there (`HostVerify`); should
+it fail, its rewards are NaN, the update is skipped as one that is not finite, and who runs the step raises (`raise_failure`).
 """
 
 import dataclasses

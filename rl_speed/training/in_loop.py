@@ -8,10 +8,11 @@ import numpy as np
 
 from rl_speed.data.prompts import PromptStream
 from rl_speed.memory.group import Group
-from rl_speed.sampling import COMPLETE, REJECTED, Rule
+from rl_speed.sampling import COMPLETE, REJECTED, HostVerify
+from rl_speed.sampling.callback import raise_failure
 from rl_speed.sampling.generate import GenerationStats
 from rl_speed.training.driver import FORGET, StarvedError, StepReport, Tally, load_tally
-from rl_speed.training.fused import FusedStep, Table, to_groups
+from rl_speed.training.fused import FusedConfig, FusedStep, Table, to_groups
 from rl_speed.training.state import TrainState
 
 
@@ -19,7 +20,7 @@ class InLoopDriver:
     """Runs fused steps. The counterpart of `HostDriver`: nothing is in flight between steps, and nothing is stale.
 
     Args:
-      step: the compiled step. table: builds its candidates. stream: where they come from. rule: the step's.
+      step: the compiled step. table: builds its candidates. stream: where they come from. fused: the step's settings.
       key: the run's typed root key. groups: that a step asks for, over all shards. max_calls: attempts to find any.
 
     Attributes:
@@ -27,10 +28,10 @@ class InLoopDriver:
       wasted_tokens: drawn for candidates that were then not needed, since the run began.
     """
 
-    def __init__(self, step: FusedStep, table: Table, stream: PromptStream, rule: Rule, key: jax.Array, groups: int,
-                 max_calls: int):
-        self._step, self._table, self.stream, self.rule, self._key = step, table, stream, rule, key
-        self._groups, self._max_calls = groups, max_calls
+    def __init__(self, step: FusedStep, table: Table, stream: PromptStream, fused: FusedConfig, key: jax.Array,
+                 groups: int, max_calls: int):
+        self._step, self._table, self.stream, self.rule, self._key = step, table, stream, fused.rule, key
+        self._groups, self._max_calls, self._verify, self._verify_s = groups, max_calls, fused.verify, 0.0
         self.tally, self.wasted_tokens = Tally(), 0
         self._accepted, self._decided = 1.0, 1.0
 
@@ -44,11 +45,14 @@ class InLoopDriver:
 
         Raises:
           StarvedError: nothing was accepted in `max_calls` attempts.
+          VerifierError: a Python verifier failed inside the step; the state it was given is gone.
         """
+        begin = getattr(self._verify, "seconds", 0.0)
         report = StepReport(GenerationStats(), 0.0, 0.0, 0, 0, 0, 0)
         for _ in range(self._max_calls):
             state, metrics, groups = self._attempt(state, version, report)
             if groups:
+                self._verify_s = getattr(self._verify, "seconds", 0.0) - begin
                 report.short = self._groups - len(groups)
                 return state, {name: float(value) for name, value in metrics.items()}, groups, report
         raise StarvedError(f"none of {report.screened} candidates was accepted in {self._max_calls} attempts: the data is too hard "
@@ -60,6 +64,7 @@ class InLoopDriver:
         prompts = self.stream.take(shards * capacity)
         state, *rest = self._step(state, self._table.build(prompts), self._key)
         metrics, drawn, book, counts = jax.device_get(rest)
+        raise_failure(self._verify)
         consumed = [prompts[s::shards][:int(book["consumed"][s])] for s in range(shards)]
         used = {prompt.visit for part in consumed for prompt in part}
         self.stream.put_back([prompt for prompt in prompts if prompt.visit not in used])
@@ -94,9 +99,10 @@ class InLoopDriver:
         report.pass_rates += (book["first_right"][decided] / first[decided]).tolist()
 
     def metrics(self, version: int) -> dict[str, float]:
-        """Tokens drawn for nothing so far."""
+        """Tokens drawn for nothing so far; of the last step, the seconds that it waited for a Python verifier."""
         del version
-        return {"wasted_tokens": float(self.wasted_tokens)}
+        waited = {"time/verify": self._verify_s} if isinstance(self._verify, HostVerify) else {}
+        return {"wasted_tokens": float(self.wasted_tokens), **waited}
 
     def state_dict(self) -> dict[str, Any]:
         """The tally and the acceptance estimate; the stream saves itself."""

@@ -16,9 +16,14 @@ from rl_speed.sampling.generate import Drawn
 
 def decode_responses(tokenizer: Any, drawn: Drawn, end_tokens: Sequence[int]) -> list[str]:
     """Text of each response, without the end token that closed it."""
+    return decode_rows(tokenizer, drawn.tokens, drawn.lengths, end_tokens)
+
+
+def decode_rows(tokenizer: Any, tokens: np.ndarray, lengths: np.ndarray, end_tokens: Sequence[int]) -> list[str]:
+    """`decode_responses` of tokens i32[n, T] and lengths i32[n]."""
     texts = []
-    for tokens, length in zip(drawn.tokens, drawn.lengths):
-        ids = tokens[:length].tolist()
+    for row, length in zip(tokens, lengths):
+        ids = row[:length].tolist()
         texts.append(tokenizer.decode(ids[:-1] if ids and ids[-1] in end_tokens else ids))
     return texts
 
@@ -32,7 +37,8 @@ def exact_answers(prompts: Sequence[Prompt], capacity: int) -> tuple[np.ndarray,
     lengths = np.array([len(p.answer_tokens) for p in prompts], np.int32)
     for row, prompt in enumerate(prompts):
         if not 1 <= lengths[row] <= capacity:
-            raise ValueError(f"prompt {prompt.id!r}: its answer has {lengths[row]} tokens; the exact verifier takes 1 to {capacity}")
+            raise ValueError(f"prompt {prompt.id!r}: its answer has {lengths[row]} tokens; the exact verifier takes 1 to "
+                             f"{capacity}")
         answers[row, :lengths[row]] = prompt.answer_tokens
     return answers, lengths
 
@@ -48,6 +54,21 @@ def integer_answers(prompts: Sequence[Prompt]) -> np.ndarray:
             except ValueError:
                 raise ValueError(f"prompt {prompt.id!r}: {error}") from None
         raise
+
+
+def text_answers(prompts: Sequence[Prompt], capacity: int) -> np.ndarray:
+    """The answers as u8[P, capacity], UTF-8 with zeros behind it, as `MathJudge` takes them.
+
+    Raises ValueError naming the prompt whose answer is longer.
+    """
+    answers = np.zeros((len(prompts), capacity), np.uint8)
+    for row, prompt in enumerate(prompts):
+        text = prompt.answer.encode("utf-8")
+        if len(text) > capacity:
+            raise ValueError(f"prompt {prompt.id!r}: its answer takes {len(text)} bytes; there is room for {capacity} inside the "
+                             "compiled loop. config.driver.where='host' takes any")
+        answers[row, :len(text)] = np.frombuffer(text, np.uint8)
+    return answers
 
 
 class JaxScorer:
@@ -81,6 +102,21 @@ class MathScorer:
 
     def __call__(self, prompts: Sequence[Prompt], drawn: Drawn) -> np.ndarray:
         return self.verifier.score(decode_responses(self._tokenizer, drawn, self._end), [p.answer for p in prompts])
+
+
+class MathJudge:
+    """`MathScorer` as `HostVerify` calls it: (tokens i32[n, T], lengths i32[n], u8[n, A] of `text_answers`) -> f32[n].
+
+    What it is to know of a prompt comes with the sample, so that there is nothing to save or to restore; the workers and their
+    counts are the verifier's.
+    """
+
+    def __init__(self, tokenizer: Any, end_tokens: Sequence[int], verifier: MathVerifier):
+        self._tokenizer, self._end, self._verifier = tokenizer, tuple(end_tokens), verifier
+
+    def __call__(self, tokens: np.ndarray, lengths: np.ndarray, answer: np.ndarray) -> np.ndarray:
+        golds = [row.tobytes().rstrip(b"\0").decode("utf-8") for row in answer]
+        return self._verifier.score(decode_rows(self._tokenizer, tokens, lengths, self._end), golds)
 
 
 class RewardScorer:

@@ -101,6 +101,34 @@ def test_what_is_known_adds_up_to_what_xla_counts(tmp_path, mesh):
     assert load_tokenizer(tmp_path) is not None
 
 
+def test_fused_step_as_the_run_compiles_it():
+    """With the rules inside the program, that program is the plan: its candidates and caches, weights, moments, gradients."""
+    config = small_run(data=2)
+    config.driver.where, config.sampler.context_pool, config.sampler.prefill_chunk = "in_loop", 16, 4
+    report = dry_run(config)
+    fused, held_out = report.programs
+    assert (fused.name, held_out.name) == ("fused step", "evaluation")
+    mesh = build.build_mesh(config)
+    policy = build.build_policy(config, mesh)
+    optimizer, settings = build.build_optimizer(config, policy.params), build.update_config(config)
+    step, _, table = build.build_fused_step(config, policy, mesh, optimizer, settings)
+    state = init_state(policy.params, optimizer, state_shardings(policy.model, optimizer, mesh))
+    prompts = build.build_data(config, policy.tokenizer)[0].take(24)
+    real = compiled_bytes(step.lower(state, table.build(prompts), build.Keys.of(0).train).compile())
+    assert abs(fused.total / real - 1) < 0.1
+    model, weights = policy.model, report.parameters * 4
+    token = 2 * model.layers * model.kv_heads * model.head_dim * 4
+    expected = {"weights (sharded, float32)": weights, "optimizer": 2 * weights, "gradients": weights,
+                "KV of prompts": 16 // 2 * config.data.max_prompt_length * token, "KV of responses": 32 // 2 * 16 * token}
+    assert {name: fused.known[name] for name in expected} == pytest.approx(expected, rel=0.01)
+    assert 0 < fused.known["weights for decoding (float32)"] <= weights
+    assert sum(fused.known.values()) < fused.total and report.work["samples drawn, at most"] == 24 * 8
+    text = explain_out_of_memory(config, RuntimeError("RESOURCE_EXHAUSTED"))
+    for part in ("the fused step holds", "config.sampler.context_pool (16)", "config.training.micro_batch", "optimizer"):
+        assert part in text
+    assert "generation holds" not in text
+
+
 def test_nothing_is_allocated(tmp_path):
     config = hundred_million(tmp_path)
     before = sum(x.nbytes for x in jax.live_arrays())

@@ -5,14 +5,17 @@ import numpy as np
 import pytest
 
 from rl_speed import methods
+from rl_speed.data.prompts import Prompt
 from rl_speed.presets import embedded
-from rl_speed.sampling.generate import GenerationStats
+from rl_speed.sampling import VerifierError
+from rl_speed.sampling.generate import Drawn, GenerationStats
 from rl_speed.training import build
 from rl_speed.training.batch import build_batch
 from rl_speed.training.driver import HostDriver, StarvedError, StepReport
 from rl_speed.training.fused import row_widths
 from rl_speed.training.loop import Trainer
 from rl_speed.training.metrics import read_lines
+from rl_speed.training.score import MathJudge, text_answers
 from rl_speed.training.state import init_state, state_shardings
 from rl_speed.training.step import make_advantages, make_update
 
@@ -165,7 +168,7 @@ def test_candidates_that_run_out_leave_a_short_batch():
 
 
 @pytest.mark.parametrize("path,value,reason", [
-    ("reward.verifier", "math", "the verifier must be a JAX function"), ("training.minibatches", 2, "one update a program"),
+    ("training.minibatches", 2, "one update a program"),
     ("objective.kl_coef", 0.1, "no reference policy"), ("reward.overlong_buffer", 4, "rewards are the verifier's alone"),
     ("objective.old_logprobs", "recompute", "on-policy already")])
 def test_what_the_fused_step_cannot_do_is_refused(path, value, reason):
@@ -174,6 +177,62 @@ def test_what_the_fused_step_cannot_do_is_refused(path, value, reason):
     setattr(getattr(config, section), leaf, value)
     with pytest.raises(ValueError, match=f"needs config.{path}=.*{reason}"):
         config.validate()
+
+
+def test_math_verify_inside_the_loop(tmp_path):
+    """Every verdict is the exact verifier's, on the same groups; one pool of workers, closed and counted as on the host."""
+    config = small(steps=2)
+    config.reward.verifier, config.reward.mode, config.evaluation.every = "math", "free", 2
+    trainer, seen = Trainer(config, tmp_path), []
+    train = trainer.driver.train
+    trainer.driver.train = lambda *args: seen.append(train(*args)) or seen[-1]
+    summary = trainer.run()
+    exact = small()
+    scorer, groups = build.build_scorer(exact, trainer.policy, exact.sampler.max_new), [g for step in seen for g in step[2]]
+    assert len(groups) == 8 and 0 < np.mean([g.rewards.mean() for g in groups]) < 1
+    for g in groups:
+        drawn = Drawn(g.tokens, g.logprobs, g.lengths, g.truncated)
+        np.testing.assert_array_equal(g.rewards, scorer([g.prompt] * len(g), drawn)[0])
+    assert {g.prompt.visit for g in seen[0][2]} == {g.prompt.visit for g in one_step(exact)[1]}
+    # All that was drawn is counted, and what evaluation drew.
+    records, evaluations = read_lines(tmp_path / "metrics.jsonl"), 2 * 24 * config.evaluation.samples
+    total = sum(v for k, v in summary["verifier"].items())
+    assert total >= summary["samples"] + evaluations and records[1]["verifier/ok"] > records[0]["verifier/ok"] > 0
+    assert all(0 < r["time/verify"] < r["time/fused"] for r in records)
+    assert Trainer(config, tmp_path).scorer.metrics() == summary["verifier"]
+    # The run closed the pool: the next step says so, and does not hang.
+    with pytest.raises(VerifierError, match="math-verify failed inside the compiled loop: RuntimeError: this pool is closed"):
+        trainer.driver.train(trainer.state, 2)
+
+
+def test_a_python_verifier_needs_all_axes():
+    config = small(fsdp=2, tensor=2)
+    config.reward.verifier = "math"
+    with pytest.raises(ValueError, match="needs config.mesh.tensor=1; got 2.*every mesh axis is manual"):
+        config.validate()
+
+
+def test_gold_answers_as_bytes():
+    prompt = Prompt("p1", np.zeros(1, np.int32), "√2 km", np.zeros(0, np.int32), "")
+    graded = []
+    judge = MathJudge(Spelling(), (9,), Grader(graded))
+    judge(np.array([[1, 2, 9, 5]]), np.array([3]), text_answers([prompt], 8))
+    assert graded == [("1 2", "√2 km")]
+    with pytest.raises(ValueError, match="prompt 'p1': its answer takes 7 bytes; there is room for 6"):
+        text_answers([prompt], 6)
+
+
+class Spelling:
+    def decode(self, ids):
+        return " ".join(map(str, ids))
+
+
+class Grader:
+    def __init__(self, seen):
+        self.seen = seen
+
+    def score(self, responses, golds):
+        self.seen += zip(responses, golds)
 
 
 def test_widths():
