@@ -55,8 +55,8 @@ class Driver:
     screen_prompts: int = 64  # the generation batch: at most, or with "fixed" exactly, so many prompts a call; in_loop: a step
     prefetch: bool = True  # two-phase rules: one call continues what was accepted and screens for the next step
     margin: float = 1.0  # "missing": standard deviations of the accepted count to screen on top of the mean
-    # Calls generated ahead of scoring: call k + depth is generated while call k is scored on the host. 0 is strictly sequential. A
-    # fixed number, so that runs repeat; at least so many updates old is what is trained on. For verifiers that take time.
+    # Calls generated ahead of scoring: call k + depth is generated while call k is scored; 0 is strictly sequential. For verifiers
+    # that take time: with a call a step, samples are so many updates older. The offset is fixed, so that runs repeat. Host only.
     depth: int = 0
     buffer_groups: int = 64  # complete groups that may wait; screening stops while it is full
     buffer_order: str = "fifo"  # or "random"
