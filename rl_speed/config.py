@@ -55,6 +55,9 @@ class Driver:
     screen_prompts: int = 64  # the generation batch: at most, or with "fixed" exactly, so many prompts a call; in_loop: a step
     prefetch: bool = True  # two-phase rules: one call continues what was accepted and screens for the next step
     margin: float = 1.0  # "missing": standard deviations of the accepted count to screen on top of the mean
+    # Calls generated ahead of scoring: call k + depth is generated while call k is scored; 0 is strictly sequential. For verifiers
+    # that take time: with a call a step, samples are so many updates older. The offset is fixed, so that runs repeat. Host only.
+    depth: int = 0
     buffer_groups: int = 64  # complete groups that may wait; screening stops while it is full
     buffer_order: str = "fifo"  # or "random"
     max_age: int = -1  # drop groups whose oldest sample is more updates old than this (-1: never)
@@ -222,6 +225,7 @@ class Config:
         if self.driver.buffer_groups < self.driver.groups:
             raise ValueError(f"config.driver.buffer_groups ({self.driver.buffer_groups}) must hold at least one training "
                              f"batch (config.driver.groups = {self.driver.groups})")
+        self._check_depth()
         if self.driver.groups % self.training.minibatches:
             raise ValueError(f"config.training.minibatches ({self.training.minibatches}) must divide "
                              f"config.driver.groups ({self.driver.groups}): groups are not split")
@@ -239,9 +243,24 @@ class Config:
             self._check_in_loop(shards)
         return self
 
+    def _check_depth(self) -> None:
+        """What a pipeline of so many calls needs."""
+        d = self.driver
+        if d.depth < 0:
+            raise ValueError(f"config.driver.depth must be 0 (no call generated ahead of scoring) or more; got {d.depth}")
+        if d.buffer_groups < d.groups * (1 + d.depth):
+            raise ValueError(f"config.driver.buffer_groups ({d.buffer_groups}) must hold {d.groups * (1 + d.depth)} groups, "
+                             f"config.driver.groups ({d.groups}) for each of the 1 + {d.depth} generation calls that "
+                             f"config.driver.depth={d.depth} keeps under way: each brings about one training batch")
+        if 0 <= d.max_age < d.depth:
+            raise ValueError(f"config.driver.max_age ({d.max_age}) must be -1 or at least config.driver.depth ({d.depth}): with "
+                             "one call a step, that many updates pass between a call's generation and its scoring, and its "
+                             "samples would be too old by then")
+
     def _check_in_loop(self, shards: int) -> None:
         """What the fused step cannot do is refused with the reason, and with what can."""
         for name, value, allowed, reason in [
+                ("driver.depth", self.driver.depth, (0,), "scoring is part of the program, there is none to overlap with"),
                 ("reward.overlong_buffer", self.reward.overlong_buffer, (0,), "rewards are the verifier's alone"),
                 ("training.minibatches", self.training.minibatches, (1,), "there is one update a program"),
                 ("objective.kl_coef", self.objective.kl_coef, (0.0,), "no reference policy is held there"),

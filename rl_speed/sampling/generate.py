@@ -2,7 +2,8 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Protocol
 
 import jax
 import numpy as np
@@ -10,7 +11,8 @@ from jax.sharding import Mesh
 
 from rl_speed.data.prompts import Prompt
 from rl_speed.mesh import row_shards
-from rl_speed.sampling import Contexts, Decoder, Requests, SamplerConfig, build_contexts, build_requests, sample_sharded
+from rl_speed.sampling import (Contexts, Decoder, Requests, Samples, SamplerConfig, build_contexts, build_requests,
+                               sample_sharded)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +48,57 @@ class GenerationStats:
         return GenerationStats(*(a + b for a, b in zip(dataclasses.astuple(self), dataclasses.astuple(other))))
 
 
+class Draw(Protocol):
+    """A generation call that was dispatched: `result` blocks until its samples are on the host, one `Drawn` per work item."""
+
+    def result(self) -> tuple[list[Drawn], GenerationStats]: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class FinishedDraw:
+    """A `Draw` whose samples are on the host already."""
+
+    drawn: list[Drawn]
+    stats: GenerationStats
+
+    def result(self) -> tuple[list[Drawn], GenerationStats]:
+        """What it was made of."""
+        return self.drawn, self.stats
+
+
+class PendingDraw:
+    """A `Draw` under way on the devices.
+
+    Args:
+      samples: of the launch; every leaf has shards on axis 0. work: item i was dealt to shard i mod shards, in order.
+    """
+
+    def __init__(self, samples: Future[Samples], work: Sequence[Work]):
+        self._samples, self._work = samples, work
+        self._finished: FinishedDraw | None = None
+
+    def result(self) -> tuple[list[Drawn], GenerationStats]:
+        """Blocks the first time; raises what the launch raised."""
+        if self._finished is None:
+            self._finished = self._deal(jax.device_get(self._samples.result()))
+            self._samples = None  # the devices need not hold them any longer
+        return self._finished.result()
+
+    def _deal(self, samples: Samples) -> FinishedDraw:
+        shards = len(samples.lengths)
+        drawn, next_row = [], [0] * shards
+        for i, item in enumerate(self._work):
+            shard = i % shards
+            rows = slice(next_row[shard], next_row[shard] + item.count)
+            next_row[shard] = rows.stop
+            take = lambda x: x[shard, rows]
+            drawn.append(Drawn(take(samples.tokens), take(samples.logprobs), take(samples.lengths),
+                               take(samples.truncated)))
+        stats = GenerationStats(calls=1, samples=sum(w.count for w in self._work), tokens=int(samples.lengths.sum()),
+                                decode_steps=int(samples.decode_steps.max()), slot_steps=int(samples.slot_steps.sum()))
+        return FinishedDraw(drawn, stats)
+
+
 class Generator:
     """`sample_sharded` with static capacities, fed with prompts.
 
@@ -66,6 +119,10 @@ class Generator:
         # Continuations are dealt before new prompts, and each of the two can leave a shard with one item more.
         self._requests = samples if self.shards == 1 else -(-samples // self.shards) + 2 * per_prompt
         self._prompt_length = prompt_length
+        # One thread, so that calls run in the order of their dispatch. It is not the caller's: a loop whose length the data
+        # decide can hold the thread that launched it until it ends (the host may have to look at its condition), and programs
+        # that one thread launches on a CPU device wait for each other.
+        self._launcher = ThreadPoolExecutor(1, "generation")
 
     def tables(self, work: Sequence[Work]) -> tuple[Contexts, Requests]:
         """The stacked tables of one call; work item i goes to shard i mod shards, in order.
@@ -94,19 +151,15 @@ class Generator:
         """(prompts, samples) that one call can hold, over all shards."""
         return self._contexts * self.shards, self._requests * self.shards
 
+    def dispatch(self, params: Any, work: Sequence[Work]) -> PendingDraw:
+        """Begin to draw the samples of every work item, in one compiled call; does not wait for them.
+
+        `params` must not be donated before the result is there: the launch may still be waiting for the call before.
+        Raises ValueError when the work exceeds the capacities.
+        """
+        return PendingDraw(self._launcher.submit(sample_sharded, self._decoder, params, *self.tables(work), self._key,
+                                                 self.config, self._mesh), list(work))
+
     def __call__(self, params: Any, work: Sequence[Work]) -> tuple[list[Drawn], GenerationStats]:
-        """Draw the samples of every work item, in one compiled call. Blocks until they are on the host."""
-        contexts, requests = self.tables(work)
-        samples = jax.device_get(sample_sharded(self._decoder, params, contexts, requests, self._key, self.config,
-                                                self._mesh))
-        drawn, next_row = [], [0] * self.shards
-        for i, item in enumerate(work):
-            shard = i % self.shards
-            rows = slice(next_row[shard], next_row[shard] + item.count)
-            next_row[shard] = rows.stop
-            take = lambda x: x[shard, rows]
-            drawn.append(Drawn(take(samples.tokens), take(samples.logprobs), take(samples.lengths),
-                               take(samples.truncated)))
-        stats = GenerationStats(calls=1, samples=sum(w.count for w in work), tokens=int(samples.lengths.sum()),
-                                decode_steps=int(samples.decode_steps.max()), slot_steps=int(samples.slot_steps.sum()))
-        return drawn, stats
+        """`dispatch`, and wait until the samples are on the host."""
+        return self.dispatch(params, work).result()

@@ -4,22 +4,31 @@ One call holds the next samples of every prompt in flight (continuations, tagged
 counts) and the first samples of prompts that are new. After scoring, the rule is asked about each prompt whose samples are
 all done: it stays in flight, is rejected (counted), or is complete and its group waits in the buffer. A training step
 takes `groups` of them. Nothing is dropped silently: what leaves the stream ends trained, rejected, expired, or is held.
+
+With `depth` d the host scores call k while the devices generate call k + d: a call is dispatched, and then the oldest of more
+than d is scored. Which call is scored when follows from counts alone, never from what is ready: runs repeat, and resume, bit
+for bit. The price is age: with a call a step, what is trained on is d updates old, and the screening samples of two-phase rules
+2d + 1 (so 1 at depth 0). They say so: `versions` is that of the dispatch.
 """
 
+import contextlib
 import dataclasses
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from rl_speed.config import Driver as DriverConfig
 from rl_speed.data.prompts import Prompt, PromptStream
-from rl_speed.memory.buffer import SamplingBuffer
+from rl_speed.memory.buffer import BufferFull, SamplingBuffer
 from rl_speed.memory.group import Group, pack, unpack
 from rl_speed.sampling import ACCEPTED, COMPLETE, REJECTED, SCREENING, Counts, Rule, RuleState, compiled_decide
 from rl_speed.sampling.generate import Drawn, GenerationStats, Generator, Work
+from rl_speed.training.pending import Flight, PendingCall, make_flights, rule_columns, to_group
 
 # Per decided prompt: the acceptance estimate remembers about 200 of them, a standard error of 0.03 at an acceptance of 0.2.
 FORGET = 0.995
@@ -29,25 +38,9 @@ Scorer = Callable[[Sequence[Prompt], Drawn], tuple[np.ndarray, np.ndarray]]
 
 
 @dataclasses.dataclass
-class Flight:
-    """A prompt whose samples are not all in: what it has, what the rule remembers of it, how many it should get."""
-
-    prompt: Prompt
-    group: Group | None
-    phase: int
-    round: int
-    budget: int
-    want: int
-
-    @property
-    def launched(self) -> int:
-        return 0 if self.group is None else len(self.group)
-
-
-@dataclasses.dataclass
 class Tally:
     """Prompts by fate, since the run began. `screened = rejected + completed + lapsed + in flight`, and `completed = trained +
-    waiting in the buffer + expired`, always."""
+    waiting in the buffer + expired`, always. A prompt is screened, and in flight, from the dispatch of its first call on."""
 
     screened: int = 0
     rejected: int = 0
@@ -61,10 +54,11 @@ class Tally:
 
 @dataclasses.dataclass
 class StepReport:
-    """What one `next_groups` did."""
+    """What one `next_groups` did. Generation is accounted with the call's scoring, so that each token counts once: those of calls
+    that are still pending when a run ends are in its checkpoint and in no total."""
 
     generation: GenerationStats
-    generate_s: float
+    generate_s: float  # preparing calls, and blocked waiting for their samples
     score_s: float
     screened: int
     accepted: int
@@ -88,9 +82,11 @@ class HostDriver:
     def __init__(self, rule: Rule, stream: PromptStream, generator: Generator, score: Scorer, buffer: SamplingBuffer,
                  config: DriverConfig):
         self.rule, self.stream, self.buffer, self.config = rule, stream, buffer, config
-        self._generate, self._score, self._decide = generator, score, compiled_decide(rule)
+        self._generate, self._score, self._decide = generator.dispatch, score, compiled_decide(rule)
         self._capacity = capacities(rule, config)[0]
-        self._flights: list[Flight] = []
+        self._flights: list[Flight] = []  # with all that was launched for them scored
+        self._pending: deque[PendingCall] = deque()  # in order of dispatch
+        self._two_phase = rule.first_samples < rule.max_samples
         self.tally = Tally()
         # Acceptance so far, exponentially forgotten. It starts at one: a rule that refuses nothing is then never given more
         # prompts than it needs, and one that does learns its rate from the first call.
@@ -101,11 +97,17 @@ class HostDriver:
         """Estimated share of screened prompts that the rule accepts."""
         return self._accepted / self._decided
 
+    @property
+    def in_flight(self) -> int:
+        """Prompts whose samples are not all in, or not all scored."""
+        return len(self._flights) + sum(len(call.flights) for call in self._pending)
+
     def next_groups(self, params: Any, version: int) -> tuple[list[Group], StepReport]:
         """Generate until `groups` complete groups are held, and take them.
 
         Args:
-          params: the policy's weights. version: policy updates made so far; stored with every sample.
+          params: the policy's weights; with `depth`, not to be donated before `wait` returned.
+          version: policy updates made so far; stored with every sample whose call is dispatched now.
 
         Returns:
           The groups (fewer, and `short` says by how many, when `max_calls` calls did not suffice) and a report.
@@ -118,7 +120,13 @@ class HostDriver:
         accepted = 0
         self._expire(version)
         while len(self.buffer) < self.config.groups and report.generation.calls < self.config.max_calls:
-            accepted += self._call(params, version, report)
+            if not self._dispatch(params, version, report):
+                if not self._pending:
+                    raise RuntimeError("the sampling buffer is full and nothing is in flight: config.driver.buffer_groups is too "
+                                       "small")
+                accepted += self._collect(version, report)
+            while len(self._pending) > self.config.depth:  # more than one only where a run goes on with a smaller depth
+                accepted += self._collect(version, report)
         count = min(self.config.groups, len(self.buffer))
         if count == 0:
             raise StarvedError(
@@ -133,6 +141,11 @@ class HostDriver:
         report.accepted = accepted
         return self.buffer.take(count), report
 
+    def wait(self) -> None:
+        """Block until the samples of all pending calls are on the host. Scores nothing."""
+        for call in self._pending:
+            call.draw.result()
+
     def _expire(self, version: int) -> None:
         """Let go of what is older than the buffer's `max_age`: complete groups, and flights that would become such."""
         self.tally.expired += len(self.buffer.expire(version))
@@ -141,38 +154,64 @@ class HostDriver:
             self.tally.lapsed += len(self._flights) - len(young)
             self._flights = young
 
-    def _call(self, params: Any, version: int, report: StepReport) -> int:
-        """One generation call. Returns how many prompts passed their screening in it."""
+    def _dispatch(self, params: Any, version: int, report: StepReport) -> bool:
+        """Plan the next generation call and send it off. False where there is nothing to do for it."""
         going, waiting = self._to_continue()
         fresh = [Flight(p, None, SCREENING, 0, 0, 0) for p in self.stream.take(self._to_screen())]
         for flight, budget in zip(fresh, self._ask(fresh, first=True)):
             flight.budget = budget
-        active = going + fresh
-        if not active:
-            raise RuntimeError("the sampling buffer is full and nothing is in flight: config.driver.buffer_groups is too "
-                               "small")
+        if not (active := going + fresh):
+            return False
         work = [Work(f.prompt, f.launched, f.want - f.launched) for f in active]
         begin = time.perf_counter()
-        drawn, stats = self._generate(params, work)
+        self._pending.append(PendingCall(active, version, self._generate(params, work)))
+        report.generate_s += time.perf_counter() - begin
+        self.tally.screened += len(fresh)
+        self._flights = waiting
+        return True
+
+    def _collect(self, version: int, report: StepReport) -> int:
+        """Score and judge the oldest pending call. Returns how many prompts passed their screening in it."""
+        call = self._pending.popleft()
+        begin = time.perf_counter()
+        drawn, stats = call.draw.result()
         middle = time.perf_counter()
-        self._take_in(active, drawn, version)
-        end = time.perf_counter()
+        with self._beside_generation():
+            self._take_in(call, drawn)
         report.generation += stats
         report.generate_s += middle - begin
-        report.score_s += end - middle
-        self.tally.screened += len(fresh)
-        accepted = self._judge(active, report.pass_rates)
-        self._flights = waiting + [f for f in active if f.group is not None]
+        report.score_s += time.perf_counter() - middle
+        accepted = self._judge(call.flights, report.pass_rates)
+        self._flights += [f for f in call.flights if f.group is not None]
+        self._expire(version)  # updates may have been made since its dispatch
         return accepted
+
+    def _beside_generation(self) -> contextlib.AbstractContextManager:
+        """Where JAX computes what the host needs now: an accelerator would get to it after the calls it was given before."""
+        if self.config.depth == 0:
+            return contextlib.nullcontext()
+        try:
+            return jax.default_device(jax.local_devices(backend="cpu")[0])
+        except RuntimeError:  # a process that was told to know no CPU backend: the same results, later
+            return contextlib.nullcontext()
+
+    def _room(self) -> int:
+        """Groups that still fit into the buffer when all that can complete in pending calls has."""
+        completing = (call.continued if self._two_phase else call.flights for call in self._pending)
+        return self.buffer.free - sum(map(len, completing))
 
     def _to_continue(self) -> tuple[list[Flight], list[Flight]]:
         """(flights that this call continues, flights that wait), both in order of arrival.
 
-        A flight whose next samples are its last goes only if this step needs its group: drawn earlier, they would be
-        off-policy by the time they are trained on. What completes must find room in the buffer.
+        A flight whose next samples are its last goes only if its group is needed: drawn earlier, they would be more off-policy
+        than they must be by the time they are trained on. With `depth`, every call under way should bring one batch. What
+        completes must find room in the buffer.
         """
-        room = min(self.buffer.free, self._capacity - self.config.screen_prompts)
-        needed = self.config.groups - len(self.buffer)
+        config = self.config
+        room = min(self._room(), self._capacity - config.screen_prompts)
+        coming = sum(f.want >= self.rule.max_samples for call in self._pending for f in call.continued)
+        # At most a batch a call: if the first took all there is, those after it would have nothing to generate while it is scored.
+        needed = min(config.groups, config.groups * (1 + config.depth) - len(self.buffer) - coming)
         going, waiting = [], []
         for flight in self._flights:
             last = flight.want >= self.rule.max_samples
@@ -185,53 +224,54 @@ class HostDriver:
 
     def _to_screen(self) -> int:
         """How many new prompts this call screens."""
-        config, pending = self.config, len(self._flights)
-        two_phase = self.rule.first_samples < self.rule.max_samples
-        room = max(0, self.buffer.free - pending)
+        config = self.config
+        rate = max(self.acceptance, 1.0 / config.screen_prompts)
+        # Groups that there will be of the prompts under way: those that passed, and what is expected of those being screened.
+        coming = len(self._flights) + sum(len(call.continued) + rate * len(call.fresh) for call in self._pending)
         # What passes a first phase can wait in flight, so that any room at all allows a whole screening; what a single phase
         # completes must fit at once.
-        room = min(config.screen_prompts, room if not two_phase else config.screen_prompts * (room > 0))
+        room = config.screen_prompts * (self.buffer.free - coming > 0) if self._two_phase else self._room()
+        room = max(0, min(config.screen_prompts, room))
         if config.screening == "fixed":
             return room
         # A two-phase rule with pre-fetch screens now for the step after this one.
-        ahead = config.prefetch and two_phase and self.buffer.max_age != 0
+        ahead = config.prefetch and self._two_phase and self.buffer.max_age != 0
         target = config.groups * (2 if ahead else 1)
-        missing = target - len(self.buffer) - pending
-        if missing <= 0:
+        # So much again for every call ahead of scoring, but no single call takes it all on itself (as in `_to_continue`).
+        missing = min(target, target * (1 + config.depth) - len(self.buffer) - coming)
+        if missing < 1:
             return 0
         # Enough that `missing` are accepted with a margin of so many standard deviations of that number.
-        rate = max(self.acceptance, 1.0 / config.screen_prompts)
         spread = config.margin * math.sqrt(missing * (1.0 - min(rate, 1.0)))
         return min(room, math.ceil((missing + spread) / rate))
 
     def _ask(self, flights: Sequence[Flight], first: bool = False) -> list[int]:
         """Put the rule's answer into the flights' want, phase, round; return status per flight (budget if `first`)."""
-        column = lambda values: np.pad(np.asarray(values, np.int32), (0, self._capacity - len(flights)))
-        if first:
-            state = self.rule.init(self._capacity)
-        else:
-            state = RuleState(*(column([getattr(f, name) for f in flights]) for name in ("phase", "round", "budget")))
+        size = max(self._capacity, len(flights))  # a call from a checkpoint may be larger than those of today
+        column = lambda values: np.pad(np.asarray(values, np.int32), (0, size - len(flights)))
         launched = column([f.launched for f in flights])
         positive = column([0 if f.group is None else int(f.group.correct.sum()) for f in flights])
-        decision, state = self._decide(Counts(launched=launched, done=launched, positive=positive), state)
-        want, status, phase, rounds, budget = map(np.asarray, (decision.want, decision.status, state.phase, state.round,
-                                                               state.budget))
+        with self._beside_generation():
+            if first:
+                state = self.rule.init(size)
+            else:
+                state = RuleState(*(column([getattr(f, name) for f in flights]) for name in ("phase", "round", "budget")))
+            decision, state = self._decide(Counts(launched=launched, done=launched, positive=positive), state)
+            want, status, phase, rounds, budget = map(np.asarray, (decision.want, decision.status, state.phase, state.round,
+                                                                   state.budget))
         for i, flight in enumerate(flights):
             flight.want, flight.phase, flight.round = int(want[i]), int(phase[i]), int(rounds[i])
         return (budget if first else status)[:len(flights)].tolist()
 
-    def _take_in(self, active: Sequence[Flight], drawn: Sequence[Drawn], version: int) -> None:
+    def _take_in(self, call: PendingCall, drawn: Sequence[Drawn]) -> None:
         """Score what came back, in one go, and add it to the flights' groups."""
         flat = Drawn(*(np.concatenate([getattr(d, f.name) for d in drawn]) for f in dataclasses.fields(Drawn)))
-        owners = [f.prompt for f, d in zip(active, drawn) for _ in range(len(d.lengths))]
+        owners = [f.prompt for f, d in zip(call.flights, drawn) for _ in range(len(d.lengths))]
         rewards, correct = self._score(owners, flat)
         row = 0
-        for flight, d in zip(active, drawn):
+        for flight, d in zip(call.flights, drawn):
             n = len(d.lengths)
-            group = Group(prompt=flight.prompt, tokens=d.tokens, lengths=d.lengths, logprobs=d.logprobs,
-                          rewards=rewards[row:row + n], versions=np.full(n, version), phases=np.full(n, flight.phase),
-                          sample_index=np.arange(flight.launched, flight.launched + n), truncated=d.truncated,
-                          correct=correct[row:row + n])
+            group = to_group(flight, d, call.version, rewards[row:row + n], correct[row:row + n])
             flight.group = group if flight.group is None else flight.group.merge(group)
             row += n
 
@@ -265,21 +305,30 @@ class HostDriver:
         return accepted
 
     def metrics(self, version: int) -> dict[str, float]:
-        """Those of the buffer."""
-        return self.buffer.metrics(version)
+        """Those of the buffer, and how many calls are generated, or being generated, and not yet scored."""
+        return {"pending_calls": float(len(self._pending)), **self.buffer.metrics(version)}
 
     def state_dict(self) -> dict[str, Any]:
-        """Flights and the buffer with their samples, the tally and the acceptance estimate; the stream saves itself."""
-        rule = [[getattr(f, name) for name in ("phase", "round", "budget", "want")] for f in self._flights]
-        return {"flights": pack([f.group for f in self._flights]), "rule": np.asarray(rule, np.int32).reshape(-1),
+        """Flights, pending calls and the buffer with their samples, the tally and the acceptance estimate; the stream saves
+        itself. Blocks until the samples of pending calls are there."""
+        return {"flights": pack([f.group for f in self._flights]), "rule": rule_columns(self._flights),
+                "pending": {str(i): call.state_dict() for i, call in enumerate(self._pending)},
                 "buffer": self.buffer.state_dict(), "tally": dataclasses.asdict(self.tally), "accepted": self._accepted,
                 "decided": self._decided}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue where the state was taken."""
-        groups, rule = unpack(state["flights"]), np.asarray(state["rule"], np.int64).reshape(-1, 4)
-        self._flights = [Flight(g.prompt, g, *map(int, row)) for g, row in zip(groups, rule)]
+        """Continue where the state was taken. The depth may be another one now.
+
+        Raises:
+          BufferFull: the buffer is smaller now, and has no room for what it held, or for what pending calls may complete.
+        """
+        groups, pending = unpack(state["flights"]), state.get("pending", {})  # a state from before there was a depth has none
+        self._flights = make_flights([g.prompt for g in groups], groups, state["rule"])
+        self._pending = deque(PendingCall.from_state_dict(pending[str(i)]) for i in range(len(pending)))
         self.buffer.load_state_dict(state["buffer"])
+        if self._room() < 0:
+            raise BufferFull(f"config.driver.buffer_groups ({self.buffer.capacity}) is {-self._room()} too small for the saved "
+                             "groups and those that the saved generation calls may complete")
         self.tally = load_tally(state["tally"])
         self._accepted, self._decided = float(state["accepted"]), float(state["decided"])
 

@@ -117,7 +117,12 @@ class Trainer:
     # One step.
 
     def train_step(self, timer: PhaseTimer) -> tuple[list[Group], StepReport, dict[str, float]]:
-        """Generate, score, update. Returns the groups trained on, what the driver did, and the update's metrics."""
+        """Generate, score, update. Returns the groups trained on, what the driver did, and the update's metrics.
+
+        With `driver.depth`, calls are being generated while the groups are scored. The update would run behind them on the devices
+        and donates the weights they read; so they are waited for, as generation, and nothing is left to run during evaluation
+        and checkpoints, which are on nobody's clock.
+        """
         if isinstance(self.driver, InLoopDriver):
             with timer.phase("fused"):
                 self.state, metrics, groups, report = self.driver.train(self.state, self.step)
@@ -125,6 +130,8 @@ class Trainer:
         groups, report = self.driver.next_groups(self.state.params, self.step)
         timer.add("generate", report.generate_s)
         timer.add("score", report.score_s)
+        with timer.phase("generate"):
+            self.driver.wait()
         with timer.phase("update"):
             metrics = jax.device_get(self.update(groups))
         return groups, report, {name: float(value) for name, value in metrics.items()}

@@ -1,5 +1,7 @@
 """Both drivers against theory: acceptance, and the gradient weight of what is accepted, on a Bernoulli policy."""
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +12,7 @@ from rl_speed.config import Driver
 from rl_speed.data.prompts import Prompt, PromptStream
 from rl_speed.memory.buffer import SamplingBuffer
 from rl_speed.sampling import COMPLETE, Decoder, SamplerConfig, Speed, build_prompts, sample_adaptive
-from rl_speed.sampling.generate import Drawn, GenerationStats
+from rl_speed.sampling.generate import Drawn, FinishedDraw, GenerationStats
 from rl_speed.training.driver import HostDriver
 
 RATES = np.array([0.05, 0.2, 0.5, 0.85])
@@ -53,10 +55,10 @@ def on_the_host(rule):
             right = rng.random((w.count, 1)) < RATES[w.prompt.tokens[0]]
             drawn.append(Drawn(right.astype(np.int32), np.zeros((w.count, 1), np.float32), np.ones(w.count, np.int32),
                                np.zeros(w.count, bool)))
-        return drawn, GenerationStats(1)
+        return FinishedDraw(drawn, GenerationStats(1))
 
     config = Driver(groups=16, screen_prompts=100, buffer_groups=100, prefetch=False, screening="fixed")
-    driver = HostDriver(rule, PromptStream(prompts, shuffle=False), generate,
+    driver = HostDriver(rule, PromptStream(prompts, shuffle=False), SimpleNamespace(dispatch=generate),
                         lambda prompts, drawn: (drawn.tokens[:, 0].astype(np.float32), drawn.tokens[:, 0] > 0),
                         SamplingBuffer(100), config)
     while driver.tally.screened < len(prompts):

@@ -7,7 +7,7 @@ from rl_speed.config import Driver
 from rl_speed.data.prompts import Prompt, PromptStream
 from rl_speed.memory.buffer import SamplingBuffer
 from rl_speed.sampling import Dynamic, Speed, Uniform
-from rl_speed.sampling.generate import Drawn, GenerationStats
+from rl_speed.sampling.generate import Drawn, FinishedDraw, GenerationStats
 from rl_speed.training.driver import HostDriver, capacities
 
 
@@ -24,14 +24,14 @@ class FakeGenerator:
         self.prompts, self.samples = capacities(rule, config)
         self.calls = []
 
-    def __call__(self, params, work):
+    def dispatch(self, params, work):
         assert len(work) <= self.prompts and sum(w.count for w in work) <= self.samples
         self.calls.append([(w.prompt.visit, w.first, w.count) for w in work])
         drawn = [Drawn(np.array([[outcome(w.prompt.visit, w.first + i)] for i in range(w.count)], np.int32),
                        np.full((w.count, 1), -1.0, np.float32), np.ones(w.count, np.int32), np.zeros(w.count, bool))
                  for w in work]
         n = sum(w.count for w in work)
-        return drawn, GenerationStats(1, n, n, n, n)
+        return FinishedDraw(drawn, GenerationStats(1, n, n, n, n))
 
 
 def score(prompts, drawn):

@@ -1,0 +1,87 @@
+"""What the host driver has under way: prompts in flight, and generation calls whose samples are not scored yet."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from rl_speed.data.prompts import Prompt
+from rl_speed.memory.group import Group, pack, unpack
+from rl_speed.sampling.generate import Draw, Drawn, FinishedDraw, GenerationStats
+
+
+@dataclasses.dataclass
+class Flight:
+    """A prompt whose samples are not all in: what it has, what the rule remembers of it, how many it should get."""
+
+    prompt: Prompt
+    group: Group | None
+    phase: int
+    round: int
+    budget: int
+    want: int
+
+    @property
+    def launched(self) -> int:
+        return 0 if self.group is None else len(self.group)
+
+
+def rule_columns(flights: Sequence[Flight]) -> np.ndarray:
+    """i32[4F]: what is saved of flights beside their groups."""
+    return np.asarray([[f.phase, f.round, f.budget, f.want] for f in flights], np.int32).reshape(-1)
+
+
+def make_flights(prompts: Sequence[Prompt], groups: Sequence[Group | None], columns: np.ndarray) -> list[Flight]:
+    """The inverse of `rule_columns`."""
+    rows = np.asarray(columns, np.int64).reshape(-1, 4).tolist()
+    return [Flight(prompt, group, *row) for prompt, group, row in zip(prompts, groups, rows, strict=True)]
+
+
+def to_group(flight: Flight, drawn: Drawn, version: int, rewards: np.ndarray, correct: np.ndarray) -> Group:
+    """The samples drawn for a flight by policy `version`, with rewards f32[n] and verdicts bool[n]."""
+    n = len(drawn.lengths)
+    return Group(prompt=flight.prompt, tokens=drawn.tokens, lengths=drawn.lengths, logprobs=drawn.logprobs, rewards=rewards,
+                 versions=np.full(n, version), phases=np.full(n, flight.phase),
+                 sample_index=np.arange(flight.launched, flight.launched + n), truncated=drawn.truncated, correct=correct)
+
+
+@dataclasses.dataclass
+class PendingCall:
+    """A generation call between its dispatch and its scoring. Its flights are nobody else's until then.
+
+    Attributes:
+      flights: whom it draws for, in the order of its work: continuations, then `fresh` prompts, which have no group yet.
+      version: policy updates made when it was dispatched. draw: its samples, when they are there.
+    """
+
+    flights: list[Flight]
+    version: int
+    draw: Draw
+
+    @property
+    def fresh(self) -> list[Flight]:
+        """Those that get their first samples."""
+        return [f for f in self.flights if f.group is None]
+
+    @property
+    def continued(self) -> list[Flight]:
+        """Those that had samples before."""
+        return [f for f in self.flights if f.group is not None]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Flights and samples, the latter packed as groups that nobody has scored. Blocks until the samples are there."""
+        drawn, stats = self.draw.result()
+        unscored = [to_group(f, d, self.version, np.zeros(len(d.lengths)), np.zeros(len(d.lengths), bool))
+                    for f, d in zip(self.flights, drawn, strict=True)]
+        return {"groups": pack([f.group for f in self.continued]), "drawn": pack(unscored), "rule": rule_columns(self.flights),
+                "version": self.version, "stats": dataclasses.asdict(stats)}
+
+    @classmethod
+    def from_state_dict(cls, state: dict[str, Any]) -> "PendingCall":
+        """The inverse; its samples are there already."""
+        groups, unscored = unpack(state["groups"]), unpack(state["drawn"])
+        flights = make_flights([g.prompt for g in unscored], groups + [None] * (len(unscored) - len(groups)), state["rule"])
+        drawn = [Drawn(g.tokens, g.logprobs, g.lengths, g.truncated) for g in unscored]
+        stats = GenerationStats(**{name: int(value) for name, value in state["stats"].items()})
+        return cls(flights, int(state["version"]), FinishedDraw(drawn, stats))

@@ -1,0 +1,295 @@
+"""Calls generated ahead of scoring: at a fixed offset, within all bounds, saved and resumed with what nobody has scored yet."""
+
+import dataclasses
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import jax
+import numpy as np
+import pytest
+from killable import small_config
+from test_training_driver import RULES, FakeGenerator, make, outcome, score
+
+from rl_speed.config import Config
+from rl_speed.memory.buffer import BufferFull
+from rl_speed.sampling import Dynamic, Speed, Uniform
+from rl_speed.sampling.generate import Work
+from rl_speed.training.loop import Trainer
+from rl_speed.training.metrics import read_lines
+
+CHANGES = [{}, {"screening": "fixed"}, {"prefetch": False}, {"buffer_groups": 12, "screen_prompts": 7}, {"max_age": 2}]
+NAMES = ["missing", "fixed", "no_prefetch", "tight", "max_age"]
+
+
+def pipeline(rule, depth, **changes):
+    """(driver, generator, events): events are "dispatch k" and "score k" in the order they happen."""
+    driver, generator = make(rule, depth=depth, **{"buffer_groups": 48, **changes})
+    events, dispatch, collect = [], driver._generate, driver._score
+    numbers = {}
+
+    def generate(params, work):
+        numbers.update({(w.prompt.visit, w.first): len(generator.calls) for w in work})
+        events.append(("dispatch", len(generator.calls)))
+        return dispatch(params, work)
+
+    def judge(prompts, drawn):
+        flight = driver._scoring[0]
+        events.append(("score", numbers[flight.prompt.visit, flight.launched]))
+        return collect(prompts, drawn)
+
+    def take_in(call, drawn):
+        driver._scoring = call.flights
+        return original(call, drawn)
+
+    original, driver._take_in = driver._take_in, take_in
+    driver._generate, driver._score = generate, judge
+    return driver, generator, events
+
+
+def defined(rule, visit):
+    """(whether the rule accepts this visit, its answers): what a complete group must be, whatever the order of calls."""
+    answers = [outcome(visit, i) for i in range(rule.max_samples)]
+    if isinstance(rule, Speed):
+        return rule.low < np.mean(answers[:rule.n_init]) < rule.high, answers
+    return isinstance(rule, Uniform) or 0 < sum(answers) < len(answers), answers
+
+
+def held_visits(driver):
+    waiting = [f.prompt.visit for call in driver._pending for f in call.flights]
+    return waiting + [g.prompt.visit for g in driver.buffer._groups] + [f.prompt.visit for f in driver._flights]
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("rule", RULES, ids=str)
+@pytest.mark.parametrize("changes", CHANGES, ids=NAMES)
+def test_nothing_is_lost_and_groups_are_those_of_the_definition(rule, changes, depth):
+    """Capacities are asserted by the generator in every call, room by the buffer in every addition."""
+    driver, generator, events = pipeline(rule, depth, **changes)
+    trained, lapsed = {}, False
+    for step in range(14):
+        groups, report = driver.next_groups(None, step)
+        assert len(groups) == 4 and report.short == 0
+        assert not trained.keys() & {g.prompt.visit for g in groups}
+        trained |= {g.prompt.visit: g for g in groups}
+        t = driver.tally
+        assert t.screened == driver.stream.state_dict()["serial"] == t.rejected + t.completed + t.lapsed + driver.in_flight
+        assert t.completed == len(trained) + len(driver.buffer) + t.expired
+        assert driver.metrics(step)["pending_calls"] == len(driver._pending) <= depth
+        if "max_age" in changes:
+            assert all(step - g.oldest_version <= 2 for g in groups)
+        lapsed = t.lapsed + t.expired > 0
+    launched = [(visit, i) for call in generator.calls for visit, first, count in call for i in range(first, first + count)]
+    assert len(set(launched)) == len(launched)
+    for visit in range(max(trained)):
+        good, answers = defined(rule, visit)
+        if visit in trained:
+            assert good and trained[visit].correct.tolist() == answers
+            assert trained[visit].sample_index.tolist() == list(range(rule.max_samples))
+            assert trained[visit].phases.tolist() == [0] * rule.first_samples + [1] * (rule.max_samples - rule.first_samples)
+        elif good and not lapsed:
+            assert visit in held_visits(driver)
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+@pytest.mark.parametrize("rule", RULES, ids=str)
+def test_calls_are_scored_at_a_fixed_offset(rule, depth):
+    """Call k right after call k + depth was dispatched; earlier only where there was nothing to put into that call."""
+    driver, generator, events = pipeline(rule, depth)
+    planned, plan = [], driver._dispatch
+    driver._dispatch = lambda *args: planned.append(plan(*args)) or planned[-1]
+    for step in range(30):
+        driver.next_groups(None, step)
+    scored = [k for kind, k in events if kind == "score"]
+    assert scored == list(range(len(scored)))  # in order of dispatch
+    dispatched, at_offset = -1, 0
+    for before, (kind, k) in zip([None, *events], events):
+        if kind == "dispatch":
+            dispatched = k
+        else:
+            assert k <= dispatched <= k + depth
+            at_offset += before == ("dispatch", k + depth)
+    assert len(scored) - at_offset == planned.count(False)
+    # Where a single phase rejects, a lucky call can leave nothing missing before the step has its batch.
+    assert at_offset > (0.5 if rule.first_samples == rule.max_samples else 0.9) * len(scored) and len(scored) >= 20
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+@pytest.mark.parametrize("rule", [Uniform(6), Dynamic(6), Speed(4, 8)], ids=str)
+def test_a_call_a_step_and_bounded_age(rule, depth):
+    """Depth costs age, not calls: continuations `depth` updates, screening samples twice that and one."""
+    driver, generator, _ = pipeline(rule, depth, margin=3.0, screen_prompts=48, buffer_groups=96, size=400)
+    ages = []
+    for step in range(40):
+        groups, _ = driver.next_groups(None, step)
+        if step >= 10:
+            ages += [(step - g.versions).tolist() for g in groups]
+        if step == 10:
+            begun = len(generator.calls)
+    assert len(generator.calls) - begun <= 34
+    last = [group[-1] for group in ages]
+    assert depth - 0.5 <= np.mean(last) <= depth + 1.5 and max(map(max, ages)) <= 2 * depth + 6
+
+
+def take(driver, step):
+    """Everything that a step gives."""
+    groups, report = driver.next_groups(None, step)
+    fields = ("tokens", "lengths", "logprobs", "rewards", "versions", "phases", "sample_index", "truncated", "correct")
+    numbers = {k: v for k, v in dataclasses.asdict(report).items() if not k.endswith("_s")}
+    return ([(g.prompt.visit, *(getattr(g, f).tolist() for f in fields)) for g in groups], numbers, driver.tally,
+            driver.acceptance, driver.metrics(step))
+
+
+@pytest.mark.parametrize("rule", [Uniform(6), Dynamic(6), Speed(4, 8), Speed(3, 3)], ids=str)
+def test_saved_with_pending_calls_it_continues_exactly(rule):
+    whole = make(rule, depth=2, buffer_groups=48, order="random", max_age=6)[0]
+    states = []
+    for step in range(8):
+        states.append((whole.stream.state_dict(), whole.state_dict(), [take(whole, step)]))
+        for *_, later in states[:-1]:
+            later.append(states[-1][2][0])
+    assert sum(len(state["pending"]) > 0 for _, state, _ in states) > 5
+    for first, (stream, state, expected) in enumerate(states):
+        part = make(rule, depth=2, buffer_groups=48, order="random", max_age=6)[0]
+        part.stream.load_state_dict(stream)
+        part.load_state_dict(state)
+        jax.tree.map(np.testing.assert_array_equal, part.state_dict(), state)
+        assert [take(part, step) for step in range(first, 8)] == expected
+
+
+def test_resumed_with_another_depth_nothing_is_lost():
+    deep = make(Speed(4, 8), depth=2, buffer_groups=48)[0]
+    for step in range(4):
+        deep.next_groups(None, step)
+    assert len(deep._pending) == 2
+    flat = make(Speed(4, 8), depth=0, buffer_groups=48, screen_prompts=5)[0]
+    flat.stream.load_state_dict(deep.stream.state_dict())
+    flat.load_state_dict(deep.state_dict())
+    assert flat.in_flight == deep.in_flight
+    for step in range(4, 8):
+        assert len(flat.next_groups(None, step)[0]) == 4 and not flat._pending
+        assert flat.tally.screened == flat.tally.rejected + flat.tally.completed + flat.in_flight
+    small = make(Dynamic(6), buffer_groups=4)[0]
+    with pytest.raises(BufferFull, match=r"buffer_groups \(4\) is \d+ too small for the saved groups"):
+        deep = make(Dynamic(6), depth=2, buffer_groups=48)[0]
+        deep.next_groups(None, 0)
+        deep.buffer.take(len(deep.buffer))
+        small.load_state_dict(deep.state_dict())
+
+
+class SlowGenerator(FakeGenerator):
+    """A device: one thread that takes its time, call after call."""
+
+    def __init__(self, fake, seconds):
+        self.fake, self.seconds, self.thread = fake, seconds, ThreadPoolExecutor(1)
+
+    def dispatch(self, params, work):
+        draw = self.fake(params, work)
+        return Waited(self.thread.submit(lambda: time.sleep(self.seconds()) or draw))
+
+
+class Waited:
+    def __init__(self, future):
+        self.result = lambda: future.result().result()
+
+
+def slow(depth, generate_s, score_s, steps=8):
+    """(seconds, groups) of a run whose generation and scoring take time."""
+    driver, _ = make(Uniform(6), depth=depth)
+    driver._generate = SlowGenerator(driver._generate, generate_s).dispatch
+    driver._score = lambda prompts, drawn: time.sleep(score_s()) or score(prompts, drawn)
+    begin = time.perf_counter()
+    taken = [take(driver, step) for step in range(steps)]
+    return time.perf_counter() - begin, taken, driver
+
+
+def test_scoring_overlaps_generation():
+    driver, _ = make(Uniform(6), depth=1)
+    driver.next_groups(None, 0)  # compiles the rule
+    sequential, overlapped = (slow(depth, lambda: 0.06, lambda: 0.06)[0] for depth in (0, 1))
+    assert overlapped < 0.75 * sequential
+
+
+def test_what_is_ready_when_changes_nothing():
+    rng = np.random.default_rng(0)
+    uneven = lambda: rng.choice([0.0, 0.02])
+    assert slow(2, uneven, uneven)[1] == slow(2, lambda: 0.0, lambda: 0.0)[1]
+
+
+def test_time_blocked_is_generation_and_the_rest_scoring():
+    driver, _ = make(Uniform(6), depth=1)
+    driver._generate = SlowGenerator(driver._generate, lambda: 0.1).dispatch
+    driver._score = lambda prompts, drawn: time.sleep(0.2) or score(prompts, drawn)
+    driver.next_groups(None, 0)
+    _, report = driver.next_groups(None, 1)
+    assert report.generate_s < 0.08 and 0.2 <= report.score_s < 0.5  # drawn while the call before was scored
+    begin = time.perf_counter()
+    driver.wait()
+    assert time.perf_counter() - begin < 0.08 and len(driver._pending) == 1
+
+
+@pytest.mark.parametrize("changes,message", [
+    ({"depth": -1}, "config.driver.depth must be 0 .* got -1"),
+    ({"depth": 2, "buffer_groups": 40}, r"config.driver.buffer_groups \(40\) must hold 48 groups, config.driver.groups \(16\) for"),
+    ({"depth": 2, "max_age": 1}, r"config.driver.max_age \(1\) must be -1 or at least config.driver.depth \(2\)"),
+    ({"depth": 1, "where": "in_loop"}, "needs config.driver.depth=0 .scoring is part of the program.*got 1"),
+], ids=str)
+def test_depths_that_cannot_be_are_refused(changes, message):
+    config = Config()
+    for name, value in changes.items():
+        setattr(config.driver, name, value)
+    with pytest.raises(ValueError, match=message):
+        config.validate()
+
+
+def untimed(workdir):
+    clock = ("time/", "process/", "total/train_s")
+    return [{k: v for k, v in line.items() if not k.startswith(clock)} for line in read_lines(workdir / "metrics.jsonl")]
+
+
+def ahead(steps, depth=1):
+    config = small_config(steps)
+    config.driver.depth, config.evaluation.every = depth, 0
+    return config
+
+
+def test_a_real_run_repeats_and_resumes_with_a_pending_call(tmp_path):
+    """Three runs of six steps: one, the same again, and one that ended after step 3 and went on from its checkpoint."""
+    whole = Trainer(ahead(6), tmp_path / "whole")
+    whole.run()
+    again = Trainer(ahead(6), tmp_path / "again")
+    again.run()
+    Trainer(ahead(3), tmp_path / "parts").run()
+    parts = Trainer(ahead(6), tmp_path / "parts")
+    assert parts.step == 3 and len(parts.driver._pending) == 1
+    parts.run()
+    lines = untimed(tmp_path / "whole")
+    for other, name in ((again, "again"), (parts, "parts")):
+        assert untimed(tmp_path / name) == lines
+        assert read_lines(tmp_path / name / "rollouts.jsonl") == read_lines(tmp_path / "whole" / "rollouts.jsonl")
+        jax.tree.map(np.testing.assert_array_equal, jax.device_get(other.state), jax.device_get(whole.state))
+        jax.tree.map(np.testing.assert_array_equal, other.driver.state_dict(), whole.driver.state_dict())
+    assert [line["pending_calls"] for line in lines[1:]] == [1.0] * 5 and max(line["age_mean"] for line in lines) >= 1
+    assert sum(line["generated_tokens"] for line in lines) == whole.totals.tokens  # once each, when scored
+    assert all(line["skipped"] == 0 and line["grad_norm"] > 0 for line in lines)
+    # Samples hold what the policy that drew them gave them: the first update trains on the starting policy's own.
+    assert lines[0]["behaviour_gap_max"] < 1e-5
+
+
+def test_a_launch_leaves_the_caller_free(tmp_path):
+    """JAX on the host has its results while a call is being generated, on the same CPU device too."""
+    config = ahead(1)
+    config.sampler.slots = 1  # one response at a time: calls that take long
+    trainer = Trainer(config, tmp_path)
+    work = [Work(prompt, 0, 8) for prompt in trainer.stream.take(24)]
+    verdict, host = jax.jit(lambda x: x + 1), np.ones(4)
+    expected = trainer.generator(trainer.state.params, work)[0]  # both compiled now
+    np.asarray(verdict(host))
+    begin = time.perf_counter()
+    draw = trainer.generator.dispatch(trainer.state.params, work)
+    np.asarray(verdict(host))
+    beside = time.perf_counter() - begin
+    drawn, stats = draw.result()
+    assert beside < 0.5 * (time.perf_counter() - begin) and stats.calls == 1
+    assert draw.result()[0] is drawn
+    jax.tree.map(np.testing.assert_array_equal, [vars(d) for d in drawn], [vars(d) for d in expected])
+    trainer._close()
