@@ -5,4 +5,4 @@
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 prepare dev
 # Two processes, each test file whole in one of them: files share compiled functions.
-exec python -m pytest -q -m "not slow" -n 2 --dist loadfile tests "$@"
+exec python -m pytest -q -m "not slow" -n 2 --dist loadfile --no-loadscope-reorder tests "$@"

@@ -117,12 +117,14 @@ def table(numbers: dict[str, Any]) -> str:
     """Text table."""
     median, mib = numbers["median"], {name: size / 2**20 for name, size in numbers["memory"].items()}
     lines = [f"one step of SPEED-RLOO on the embedded default: {numbers['tokens']:,} tokens kept, "
-             f"{numbers['decode_steps']} decode steps", "", f"  {'fused':24}{1e3 * median['fused']:9.1f} ms", f"  {'pieces':24}{1e3 * numbers['pieces']:9.1f} ms"]
-    lines += [f"  {'  ' + name:24}{1e3 * median[name]:9.1f} ms" for name in PIECES]
+             f"{numbers['decode_steps']} decode steps", ""]
+    times = {"fused": median["fused"], "pieces": numbers["pieces"], **{"  " + name: median[name] for name in PIECES}}
+    lines += [f"  {name:24}{1e3 * seconds:9.1f} ms" for name, seconds in times.items()]
     lines += [f"  {'pieces / fused':24}{numbers['ratio']:9.2f}", "",
               f"  parameters after the step: {numbers['parameters_apart']:.1e} apart, having moved "
               f"{numbers['parameters_moved']:.1e}",
-              f"  memory: fused {mib['fused']:,.1f} MiB; in pieces sample {mib['sample']:,.1f}, then update {mib['update']:,.1f}", ""]
+              f"  memory: fused {mib['fused']:,.1f} MiB; in pieces {mib['sample']:,.1f} (sample), then "
+              f"{mib['update']:,.1f} (update)", ""]
     return "\n".join(lines + train.text(numbers["train"]))
 
 

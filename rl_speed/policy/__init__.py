@@ -11,5 +11,6 @@ from rl_speed.policy.transformer import (abstract_params, forward, hidden_states
 
 __all__ = [
     "DecodeAttention", "ModelConfig", "abstract_params", "decoder", "encode_prompt", "end_token_ids", "forward",
-    "hidden_states", "init", "load_hf", "load_tokenizer", "num_params", "output_head", "param_shardings", "save_hf", "token_logprobs", "weights",
+    "hidden_states", "init", "load_hf", "load_tokenizer", "num_params", "output_head", "param_shardings", "save_hf",
+    "token_logprobs", "weights",
 ]

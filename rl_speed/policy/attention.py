@@ -218,7 +218,7 @@ class Attend:
             self._cache = plan_cache(jnp.where(active_S, held_S, 0), room, min(settings.block, room), self._rows)
 
     def __call__(self, q_SxHxK: Array, context: KV, cache: KV) -> Array:
-        """[S, H * K] in q's dtype, of rotated queries and one layer's keys and values: contexts [C, G, L, K], cache [S, G, M, K]."""
+        """[S, H * K] in q's dtype, of rotated queries and one layer's KV: `context` [C, G, L, K] and `cache` [S, G, M, K]."""
         slots, _, width = q_SxHxK.shape
         q = q_SxHxK.reshape(slots, cache.k.shape[1], -1, width) * width**-0.5
         with jax.named_scope("context"):

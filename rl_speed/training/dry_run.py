@@ -140,7 +140,7 @@ def sampling_parts(policy: build.Policy, s: SamplerConfig, contexts: int, mesh: 
     """Weights and caches of a sampler with `contexts` prompts per shard; caches are split over `tensor` where their heads are."""
     model = policy.model
     split = mesh.shape["tensor"] if model.kv_heads % mesh.shape["tensor"] == 0 else 1
-    token = 2 * model.layers * model.kv_heads * model.head_dim * jnp.dtype(model.dtype).itemsize // split
+    token = device_bytes(jax.eval_shape(lambda: policy.decoder.init_cache(1, 1))) // split
     decode = jax.eval_shape(policy.decoder.prepare, policy.params)
     copy = device_bytes(decode.layers)
     if model.dtype != "float32" or mesh.shape["fsdp"] > 1:  # else the tables around the layers are used as they are

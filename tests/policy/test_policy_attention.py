@@ -121,8 +121,9 @@ def test_bfloat16_cache_under_float32_is_near():
     np.testing.assert_allclose(attend(settings, **half), reference(**case), atol=0.03)
 
 
-@pytest.mark.parametrize("settings, message", [(dict(kind="flash"), "attention must be one of"), (dict(block=0), "block and samples"),
-                                               (dict(cache_dtype="int8"), "cache_dtype must be")])
+@pytest.mark.parametrize("settings, message", [
+    (dict(kind="flash"), "attention must be one of"), (dict(block=0), "block and samples"),
+    (dict(cache_dtype="int8"), "cache_dtype must be")])
 def test_what_cannot_be_is_refused(settings, message):
     with pytest.raises(ValueError, match=message):
         DecodeAttention(**settings)

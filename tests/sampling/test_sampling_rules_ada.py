@@ -38,7 +38,8 @@ def answers(seed, most):
     return rng.random((PROMPTS, most)) < rng.choice([0, 0.05, 0.2, 0.5, 0.8, 0.95, 1], (PROMPTS, 1))
 
 
-@pytest.mark.parametrize("m, rounds, k_pos, k_neg", [(8, 4, 1, 0), (8, 4, 2, 2), (4, 5, 0, 3), (1, 6, 2, 1), (5, 1, 1, 1), (2, 3, 3, 3)])
+@pytest.mark.parametrize("m, rounds, k_pos, k_neg", [(8, 4, 1, 0), (8, 4, 2, 2), (4, 5, 0, 3), (1, 6, 2, 1), (5, 1, 1, 1),
+                                                     (2, 3, 3, 3)])
 @pytest.mark.parametrize("on_unresolved", ["keep", "drop"])
 def test_sequential_draws_whole_rounds_until_resolved(m, rounds, k_pos, k_neg, on_unresolved):
     rule, right = Sequential(m, rounds, k_pos, k_neg, on_unresolved), answers(m, m * rounds)

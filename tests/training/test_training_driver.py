@@ -6,7 +6,7 @@ import pytest
 from rl_speed.config import Driver
 from rl_speed.data.prompts import Prompt, PromptStream
 from rl_speed.memory.buffer import SamplingBuffer
-from rl_speed.sampling import Dynamic, Speed, Uniform
+from rl_speed.sampling import Band, Dynamic, Sequential, Speed, Uniform
 from rl_speed.sampling.generate import Drawn, FinishedDraw, GenerationStats
 from rl_speed.training.driver import HostDriver, capacities
 
@@ -101,6 +101,40 @@ def test_groups_are_those_of_the_definition(rule):
         elif good:
             waiting = [g.prompt.visit for g in driver.buffer._groups] + [f.prompt.visit for f in driver._flights]
             assert visit in waiting
+
+
+def in_rounds(rule, answers):
+    """(samples drawn, whether the prompt is kept), from the papers' words."""
+    if isinstance(rule, Band):
+        return rule.n, rule.low <= sum(answers[:rule.n]) / rule.n <= rule.high
+    for drawn in range(rule.m, rule.max_samples + 1, rule.m):
+        if sum(answers[:drawn]) >= rule.k_pos and drawn - sum(answers[:drawn]) >= rule.k_neg:
+            return drawn, True
+    return drawn, rule.on_unresolved == "keep"
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("rule", [Band(6, 0.25, 0.75), Sequential(2, 4, 1), Sequential(3, 3, 1, 1), Sequential(2, 3, 2, 1, "drop")],
+                         ids=str)
+def test_bands_and_rounds_need_nothing_of_their_own(rule, depth):
+    """Groups of any size, several rounds each, one call a round."""
+    driver, _ = make(rule, depth=depth)
+    trained = {}
+    for step in range(20):
+        groups, report = driver.next_groups(None, step)
+        assert len(groups) == 4 and report.short == 0
+        trained |= {g.prompt.visit: g for g in groups}
+        t = driver.tally
+        assert t.screened == t.rejected + t.completed + t.lapsed + driver.in_flight
+        assert t.completed == len(trained) + len(driver.buffer)
+    sizes = set()
+    for visit in range(max(trained)):
+        answers = [outcome(visit, i) for i in range(rule.max_samples)]
+        drawn, keep = in_rounds(rule, answers)
+        if visit in trained:
+            assert keep and trained[visit].correct.tolist() == answers[:drawn]
+            sizes.add(drawn)
+    assert len(trained) == 80 and len(sizes) == (1 if isinstance(rule, Band) else rule.rounds - (rule.m < rule.k_pos + rule.k_neg))
 
 
 def test_speed_that_accepts_all_is_uniform():

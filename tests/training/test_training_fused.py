@@ -67,15 +67,14 @@ def host_groups(config):
     return {g.prompt.visit: g for g in groups}
 
 
-@pytest.mark.parametrize("method", ["speed_rloo", "dapo"])
-def test_equals_the_pieces_run_one_by_one(method):
+def test_equals_the_pieces_run_one_by_one():
     """Same keys: the groups are the host driver's, and updating on them on the host's way gives the same parameters."""
-    config = small(method)
+    config = small()
     state, groups, metrics, report, driver = one_step(config)
     assert len(groups) == 4 and report.short == 0
     visits = [g.prompt.visit for g in groups]
     assert visits == sorted(visits)
-    host = host_groups(small(method))
+    host = host_groups(small())
     for g in groups:
         if g.prompt.visit not in host:  # the host driver takes the first four that complete, phase by phase
             continue
