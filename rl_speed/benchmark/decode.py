@@ -50,7 +50,7 @@ def standard() -> Workload:
 
 def ways() -> dict[str, DecodeAttention]:
     """What is compared here. The kernel is for GPUs alone; a bfloat16 cache under float32 is only a gain where it is native."""
-    found = {"dense": DecodeAttention("dense"), "ragged": DecodeAttention("ragged", block=64 if is_cpu() else 256)}
+    found = {"dense": DecodeAttention("dense"), "ragged": DecodeAttention("ragged", block=128 if is_cpu() else 512)}
     return found | ({"pallas": DecodeAttention("pallas")} if jax.default_backend() == "gpu" else {})
 
 

@@ -21,6 +21,8 @@ Array = jax.Array
 
 # Low enough to vanish from any softmax, and finite, so that a fully masked part gives zeros and no NaN.
 MASKED = -1e30
+# From here on loops pay on a CPU (`bench.py decode`, `bench.py sampler`).
+AUTO_RAGGED = 64
 KINDS = ("auto", "dense", "ragged", "pallas")
 
 
@@ -29,7 +31,8 @@ class DecodeAttention:
     """How decoding attends; static.
 
     Attributes:
-      kind: "dense", "ragged", "pallas", or "auto": on a CPU each part that is longer than `block` is ragged, all else is dense.
+      kind: "dense", "ragged", "pallas", or "auto": on a CPU each part with room for AUTO_RAGGED tokens is ragged, all else is
+        dense.
       block: tokens read at a time ("ragged").
       rows: rows of the cache that are read together ("ragged"); 0 takes an eighth of the slots, at least 4.
       samples: samples of one context that are attended together ("ragged"): best at most as many as a prompt is given at once.
@@ -37,7 +40,7 @@ class DecodeAttention:
     """
 
     kind: str = "auto"
-    block: int = 64
+    block: int = 128
     rows: int = 0
     samples: int = 4
     cache_dtype: str = ""
@@ -54,7 +57,7 @@ class DecodeAttention:
         """"dense", "ragged" or "pallas", for a part with room for so many tokens."""
         if self.kind != "auto":
             return self.kind
-        return "ragged" if jax.default_backend() == "cpu" and positions > self.block else "dense"
+        return "ragged" if jax.default_backend() == "cpu" and positions >= AUTO_RAGGED else "dense"
 
 
 class KV(NamedTuple):

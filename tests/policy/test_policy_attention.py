@@ -13,7 +13,7 @@ from rl_speed.sampling import SamplerConfig, build_contexts, build_requests, sam
 
 SLOTS, GROUPS, WIDTH, CONTEXTS = 11, 2, 8, 5
 WAYS = {"dense": DecodeAttention("dense"), "ragged": DecodeAttention("ragged", block=16, rows=3, samples=2),
-        "uneven": DecodeAttention("ragged", block=13, samples=4), "auto": DecodeAttention(block=8),
+        "uneven": DecodeAttention("ragged", block=13, samples=4), "auto": DecodeAttention(block=40),
         "whole": DecodeAttention("ragged", block=1000, rows=1, samples=1), "pallas": DecodeAttention("pallas")}
 
 
@@ -48,7 +48,7 @@ def reference(q, context, cache, context_S, length_S, held_S, active_S):
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("length, room, per_group", [(32, 48, 2), (16, 80, 3)])
+@pytest.mark.parametrize("length, room, per_group", [(64, 48, 2), (16, 80, 3)])
 def test_is_softmax_attention_to_what_is_held(way, length, room, per_group):
     case = inputs(length, room, per_group)
     np.testing.assert_allclose(attend(WAYS[way], **case), reference(**case), atol=2e-6)
