@@ -19,7 +19,7 @@ import sys
 import time
 from pathlib import Path
 
-from absl import app, flags
+from absl import app, flags, logging
 
 _OUT = flags.DEFINE_string("out", None, "Folder for the results; by default experiments/results/bench_NAME.")
 _REPEATS = flags.DEFINE_integer("repeats", 5, "Timed calls (end_to_end: seeds) of each; medians are reported.", lower_bound=1)
@@ -39,6 +39,7 @@ def main(argv):
 
     from rl_speed.training.setup import setup_jax
 
+    logging.set_verbosity(logging.WARNING)  # Orbax tells every detail of every save
     setup_jax()
     name, load = argv[1], os.getloadavg()[0]
     module = importlib.import_module(f"rl_speed.benchmark.{name}")

@@ -50,13 +50,16 @@ def standard() -> Workload:
 
 
 def figures(run: Run, skip: int) -> dict[str, float]:
-    """Per step, means over a run: milliseconds by phase, tokens, decode steps, age; and what it was all for."""
-    records = run.records[skip:]
+    """Per step, means over a run: milliseconds by phase, tokens, decode steps, age; and what it was all for.
+
+    Steps in which anything was compiled are left out.
+    """
+    records = [r for r in run.records[skip:] if not r["time/compile"]]
     mean = lambda key: float(np.mean([r.get(key, 0.0) for r in records]))
     wasted = [r.get("wasted_tokens", 0.0) for r in run.records]
     phases = {name: 1e3 * mean(f"time/{name}") for name in PHASES}
-    return {"ms_per_step": 1e3 * (mean("time/step") - mean("time/compile")), **phases, "tokens": mean("generated_tokens"),
-            "wasted_tokens": (wasted[-1] - wasted[skip - 1]) / len(records), "decode_steps": mean("decode_steps"),
+    return {"ms_per_step": 1e3 * mean("time/step"), **phases, "tokens": mean("generated_tokens"),
+            "wasted_tokens": (wasted[-1] - wasted[skip - 1]) / (len(wasted) - skip), "decode_steps": mean("decode_steps"),
             "slot_use": mean("slot_use"), "age": mean("age_mean"),
             "accuracy": run.summary["evaluations"][-1]["eval/accuracy"], "compilations": run.summary["compilations"]}
 

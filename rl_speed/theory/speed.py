@@ -17,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from rl_speed.theory import _check
+from rl_speed.theory._binomial import pmf
 
 
 def acceptance(p, n_init: int, low=0, high=1):
@@ -28,8 +29,8 @@ def acceptance(p, n_init: int, low=0, high=1):
     p = _check.probability(p)
     n_init = _check.count(n_init, "n_init", 1)
     # A sum of positive terms: exact where p^n is tiny, as 1 - p^n - q^n is not.
-    pmf = _binomial(p, n_init)[..., _accepted_counts(n_init, low, high)]
-    return np.minimum(pmf.sum(-1), 1.0)[()]
+    accepted = pmf(p, n_init)[..., _accepted_counts(n_init, low, high)]
+    return np.minimum(accepted.sum(-1), 1.0)[()]
 
 
 def phi_prime(p, n_init: int, n_cont: int, low=0, high=1):
@@ -125,8 +126,8 @@ def group_moments(p, n_init: int, n_cont: int, low=0, high=1) -> Moments:
     n = n_init + n_cont
     positives = np.asarray(counts)[:, None] + np.arange(n_cont + 1)
     g = positives * (n - positives) / (n * (n - 1))
-    screened = _binomial(p, n_init)[..., counts]
-    continued = _binomial(p, n_cont)
+    screened = pmf(p, n_init)[..., counts]
+    continued = pmf(p, n_cont)
 
     def expect(values):
         return np.sum(screened * (continued @ values.T), axis=-1)[()]
@@ -282,10 +283,3 @@ def _settings(n_init, n_cont, low, high) -> tuple[int, int, list[int]]:
         )
     return n_init, n_cont, counts
 
-
-def _binomial(p, n) -> np.ndarray:
-    """Probabilities of 0..n positives of n, [..., n + 1]."""
-    k = np.arange(n + 1)
-    comb = np.array([math.comb(n, i) for i in range(n + 1)], np.float64)
-    p = p[..., None]
-    return comb * p**k * (1 - p) ** (n - k)
