@@ -9,7 +9,7 @@ import difflib
 from dataclasses import dataclass, field
 from typing import Any
 
-from rl_speed.sampling.rules import Dynamic, Rule, Speed, Uniform
+from rl_speed.sampling.rules import Band, Dynamic, Rule, Speed, Uniform
 
 # Directory of the policy that ships with the package.
 EMBEDDED = "embedded"
@@ -40,11 +40,12 @@ class Data:
 
 @dataclass
 class RuleConfig:
-    name: str = "speed"  # uniform, dynamic, speed
+    name: str = "speed"  # uniform, dynamic, speed, band
     n: int = 24  # samples of a complete group
     n_init: int = 4  # speed: screening samples
-    low: float = 0.0  # speed: continue where low < pass rate < high, strictly
+    low: float = 0.0  # speed: continue where low < pass rate < high, strictly; band: keep what lies between
     high: float = 1.0
+    inclusive: bool = True  # band: low and high themselves count
 
 
 @dataclass
@@ -238,6 +239,9 @@ class Config:
         if micro % shards:
             raise ValueError(f"{micro} samples per gradient piece cannot be split over mesh data={self.mesh.data} x fsdp="
                              f"{self.mesh.fsdp}; change config.training.micro_batch or config.driver.groups")
+        if self.sampler.attention == "pallas" and self.mesh.tensor > 1:
+            raise ValueError(f"config.sampler.attention='pallas' needs config.mesh.tensor=1; got {self.mesh.tensor}: the kernel is "
+                             "not split over heads. 'dense' and 'ragged' run on any mesh")
         self.make_rule()
         if self.driver.where == "in_loop":
             self._check_in_loop(shards)
@@ -315,5 +319,6 @@ def _speed(rule: RuleConfig) -> Speed:
 RULES = {
     "uniform": lambda rule: Uniform(rule.n),
     "dynamic": lambda rule: Dynamic(rule.n),
+    "band": lambda rule: Band(rule.n, rule.low, rule.high, rule.inclusive),
     "speed": _speed,
 }

@@ -12,6 +12,8 @@ _REINFORCE_PP = {**_GRPO, "objective.advantage": "reinforce_pp", "objective.aggr
 _DR_GRPO = {**_GRPO, "objective.advantage": "dr_grpo", "objective.aggregation": "token_sum_constant"}
 
 _UNIFORM, _DYNAMIC, _SPEED = {"rule.name": "uniform"}, {"rule.name": "dynamic"}, {"rule.name": "speed"}
+# One of the balanced bands of Bae et al.; rule.low, rule.high and rule.inclusive make the others.
+_BAND = {"rule.name": "band", "rule.low": 0.2, "rule.high": 0.8}
 
 METHODS: dict[str, dict[str, object]] = {
     "rloo": _UNIFORM | _RLOO,
@@ -20,6 +22,7 @@ METHODS: dict[str, dict[str, object]] = {
     "reinforce": _UNIFORM | _REINFORCE,
     "reinforce_pp": _UNIFORM | _REINFORCE_PP,
     "dapo": _DYNAMIC | _DAPO,
+    "band_grpo": _BAND | _GRPO,
     "speed_rloo": _SPEED | _RLOO,
     "speed_grpo": _SPEED | _GRPO,
     "speed_dapo": _SPEED | _DAPO,

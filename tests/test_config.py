@@ -11,7 +11,7 @@ from rl_speed.mesh import make_mesh
 
 
 @pytest.mark.parametrize("path,value,message", [
-    ("rule.name", "sped", "config.rule.name must be one of uniform, dynamic, speed; got 'sped'"),
+    ("rule.name", "sped", "config.rule.name must be one of uniform, dynamic, speed, band; got 'sped'"),
     ("rule.n_init", 1, "can accept no prompt"),
     ("rule.n_init", 30, "config.rule.n_init must be between 1 and config.rule.n"),
     ("sampler.top_p", 0.9, "cut the distribution that training samples from"),
@@ -27,6 +27,13 @@ def test_impossible_settings_name_the_field(path, value, message):
     section, leaf = path.split(".")
     setattr(getattr(config, section), leaf, value)
     with pytest.raises(ValueError, match=message):
+        config.validate()
+
+
+def test_kernel_that_is_not_split_refuses_a_tensor_axis():
+    config = Config()
+    config.sampler.attention, config.mesh.tensor = "pallas", 2
+    with pytest.raises(ValueError, match="attention='pallas' needs config.mesh.tensor=1"):
         config.validate()
 
 

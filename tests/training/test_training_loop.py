@@ -114,7 +114,7 @@ def test_trainer_and_sampler_agree_on_every_token(finished, tmp_path):
         assert 0 < record["behaviour_gap_max"] < 1e-5
 
 
-@pytest.mark.parametrize("method", ["dapo", "grpo", "dr_grpo", "reinforce", "reinforce_pp", "speed_dapo"])
+@pytest.mark.parametrize("method", ["dapo", "grpo", "dr_grpo", "reinforce", "reinforce_pp", "speed_dapo", "band_grpo"])
 def test_every_method_takes_steps(method, tmp_path):
     config = small(method, steps=2)
     config.logging.export = False
@@ -122,7 +122,7 @@ def test_every_method_takes_steps(method, tmp_path):
     records = read_lines(tmp_path / "metrics.jsonl")
     assert all(r["skipped"] == 0 for r in records)
     assert all(r["grad_norm"] > 0 for r in records if r["informative_groups"] > 0)
-    if method in ("dapo", "speed_dapo"):
+    if method in ("dapo", "speed_dapo", "band_grpo"):
         assert all(r["informative_groups"] == 1 for r in records)
 
 
