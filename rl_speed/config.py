@@ -40,7 +40,7 @@ class Data:
 
 @dataclass
 class RuleConfig:
-    name: str = "speed"  # uniform, dynamic, speed, band
+    name: str = "speed"  # uniform, dynamic, band, speed
     n: int = 24  # samples of a complete group
     n_init: int = 4  # speed: screening samples
     low: float = 0.0  # speed: continue where low < pass rate < high, strictly; band: keep what lies between
