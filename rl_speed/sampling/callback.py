@@ -178,5 +178,7 @@ def raising(sampler: Any) -> Any:
             verify.raise_error()
         return result
 
-    call.lower, call._cache_size = sampler.lower, sampler._cache_size
+    for name in ("lower", "trace", "eval_shape", "_cache_size"):
+        if hasattr(sampler, name):
+            setattr(call, name, getattr(sampler, name))
     return call

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rl_speed.policy import DecodeAttention, ModelConfig, decoder, init
+from rl_speed.policy import DecodeAttention, ModelConfig, abstract_params, decoder, init
 from rl_speed.policy.attention import KV, Attend
 from rl_speed.sampling import SamplerConfig, build_contexts, build_requests, sample
 
@@ -132,3 +132,18 @@ def test_what_cannot_be_is_refused(settings, message):
 def test_pallas_names_the_room_it_cannot_take():
     with pytest.raises(ValueError, match="multiple of 16"):
         attend(WAYS["pallas"], **inputs(16, 24))
+
+
+@pytest.mark.parametrize("way, platform", [("dense", "cuda"), ("ragged", "cuda"), ("ragged", "tpu"), ("pallas", "cuda")])
+def test_lowers_for_accelerators_that_are_not_here(way, platform, monkeypatch):
+    """The kernel as itself, not interpreted. That it runs there is another matter."""
+    model = ModelConfig(vocab_size=64, width=256, layers=1, heads=4, kv_heads=2, head_dim=64, mlp_width=128, dtype="bfloat16")
+    d = decoder(model, attention=DecodeAttention(way))
+    index = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.int32)
+    ready = jax.eval_shape(d.prepare, abstract_params(model))
+    contexts = jax.eval_shape(d.prefill, ready, index(4, 128), index(4))[0]
+    cache = jax.eval_shape(lambda: d.init_cache(16, 512))
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu" if platform == "cuda" else "tpu")
+    active = jax.ShapeDtypeStruct((16,), bool)
+    lowered = jax.jit(d.decode).trace(ready, contexts, cache, *[index(16)] * 4, active).lower(lowering_platforms=(platform,))
+    assert ("triton" in lowered.as_text()) == (way == "pallas")
