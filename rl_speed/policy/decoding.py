@@ -12,8 +12,9 @@ import jax.numpy as jnp
 
 from rl_speed.policy.attention import KV, Attend, DecodeAttention
 from rl_speed.policy.config import ModelConfig
-from rl_speed.policy.transformer import full_precision, output_head, rms_norm, rope_angles, rotate
+from rl_speed.policy.transformer import attention_implementation, full_precision, output_head, rms_norm, rope_angles, rotate
 from rl_speed.sampling.types import Array, Decoder
+
 
 class DecodeParams(NamedTuple):
     """Weights laid out for decoding: a list of layers, projections fused or not, and the tables around them."""
@@ -84,7 +85,8 @@ def prefill(params: DecodeParams, tokens_CxL: Array, lengths_C: Array, config: M
         for layer in params.layers:
             q, k, v = project(layer, x_CxLxD, rope, config)
             pool.append(KV(*(jnp.swapaxes(x, 1, 2).astype(attention.cache_dtype or x.dtype) for x in (k, v))))
-            out = jax.nn.dot_product_attention(q, k, v, is_causal=True)
+            out = jax.nn.dot_product_attention(q, k, v, is_causal=True,
+                                               implementation=attention_implementation(config, masked=False, length=length))
             x_CxLxD = x_CxLxD + out.reshape(contexts, length, -1) @ layer["wo"]
             x_CxLxD = x_CxLxD + feed_forward(layer, x_CxLxD, config)
         last_CxD = jnp.take_along_axis(x_CxLxD, (lengths_C - 1)[:, None, None], axis=1)[:, 0]
