@@ -20,6 +20,13 @@ from rl_speed.objectives.losses import merge_metrics
 from rl_speed.objectives.losses import policy_loss
 from rl_speed.objectives.losses import summarise_metrics
 from rl_speed.objectives.losses import token_weights
+from rl_speed.objectives.pool import PoolStatistics
+from rl_speed.objectives.pool import balanced_downsample
+from rl_speed.objectives.pool import kept_rows
+from rl_speed.objectives.pool import pool_advantages
+from rl_speed.objectives.pool import pool_statistics
+from rl_speed.objectives.pool import prompt_weights
+from rl_speed.objectives.pool import resolved
 from rl_speed.objectives.shaping import kl_shaped_rewards
 from rl_speed.objectives.shaping import overlong_penalty
 
@@ -29,16 +36,23 @@ __all__ = [
     "GroupStatistics",
     "KL_KINDS",
     "LOSSES",
+    "PoolStatistics",
+    "balanced_downsample",
     "dr_grpo",
     "group_statistics",
     "grpo",
+    "kept_rows",
     "kl",
     "kl_shaped_rewards",
     "merge_metrics",
     "overlong_penalty",
     "policy_loss",
+    "pool_advantages",
+    "pool_statistics",
+    "prompt_weights",
     "reinforce",
     "reinforce_pp",
+    "resolved",
     "rloo",
     "summarise_metrics",
     "token_weights",

@@ -1,15 +1,17 @@
 """Closed forms behind the methods, in numpy float64: no JAX, no models.
 
 Signal-to-noise of a group's gradient, what SPEED's screening does to the
-objective and to the cost, what sequential stopping costs, how to share a
-budget, and the KL of the optimal policy.
+objective and to the cost, what sequential stopping costs and which objective
+it climbs, how to share a budget, and the KL of the optimal policy.
 """
 
 from rl_speed.theory.allocation import allocate
 from rl_speed.theory.kl import kl_optimal
 from rl_speed.theory.kl import kl_second_order
+from rl_speed.theory.sequential import Exit
 from rl_speed.theory.sequential import SequentialCost
 from rl_speed.theory.sequential import sequential_cost
+from rl_speed.theory.sequential import sequential_exits
 from rl_speed.theory.snr import snr_bound
 from rl_speed.theory.snr import snr_bound_exact_advantage
 from rl_speed.theory.snr import snr_bound_simple
@@ -19,20 +21,34 @@ from rl_speed.theory.speed import expected_speedup
 from rl_speed.theory.speed import group_moments
 from rl_speed.theory.speed import phi
 from rl_speed.theory.speed import phi_prime
+from rl_speed.theory.weights import balanced_weight
+from rl_speed.theory.weights import kept_classes
+from rl_speed.theory.weights import objective
+from rl_speed.theory.weights import objective_weight
+from rl_speed.theory.weights import sequential_weight
+from rl_speed.theory.weights import uniform_weight
 
 __all__ = [
+    "Exit",
     "Expectation",
     "SequentialCost",
     "acceptance",
     "allocate",
+    "balanced_weight",
     "expected_speedup",
     "group_moments",
+    "kept_classes",
     "kl_optimal",
     "kl_second_order",
+    "objective",
+    "objective_weight",
     "phi",
     "phi_prime",
     "sequential_cost",
+    "sequential_exits",
+    "sequential_weight",
     "snr_bound",
     "snr_bound_exact_advantage",
     "snr_bound_simple",
+    "uniform_weight",
 ]

@@ -1,13 +1,18 @@
 """The distribution that all counts of positives follow."""
 
-import math
-
 import numpy as np
+
+
+def coefficients(n: int) -> np.ndarray:
+    """C(n, 0..n), float64 [n + 1], each correctly rounded. Raises OverflowError for n above 1029."""
+    row = [1]
+    for i in range(n):
+        row.append(row[-1] * (n - i) // (i + 1))
+    return np.array([float(c) for c in row])
 
 
 def pmf(p: np.ndarray, n: int) -> np.ndarray:
     """Probabilities of 0..n positives among n samples of pass rate(s) p, float64 [..., n + 1]."""
     k = np.arange(n + 1)
-    comb = np.array([math.comb(n, i) for i in range(n + 1)], np.float64)
     p = p[..., None]
-    return comb * p**k * (1 - p) ** (n - k)
+    return coefficients(n) * p**k * (1 - p) ** (n - k)

@@ -5,7 +5,24 @@ from typing import NamedTuple
 import numpy as np
 
 from rl_speed.theory import _check
-from rl_speed.theory._binomial import pmf
+from rl_speed.theory._binomial import coefficients, pmf
+
+_MOST = 1000  # samples of one prompt; binomial coefficients of more leave float64
+
+
+class Exit(NamedTuple):
+    """Where a prompt can leave after one of the rounds. Nothing in it depends on the pass rate.
+
+    Attributes:
+      n: samples drawn by then, the size of the pool.
+      share: float64[n + 1], for k positives: of the orders in which n answers with k positives can come, the share in which the
+        prompt is sampled until here and no further. P(leave here with k) = share[k] C(n, k) p^k (1-p)^(n-k).
+      resolved: bool[n + 1], k positives satisfy the rule. Unresolved prompts leave in the last round only.
+    """
+
+    n: int
+    share: np.ndarray
+    resolved: np.ndarray
 
 
 class SequentialCost(NamedTuple):
@@ -25,40 +42,59 @@ class SequentialCost(NamedTuple):
     exits: np.ndarray
 
 
+def sequential_exits(m: int, rounds: int, k_pos: int, k_neg: int = 0) -> list[Exit]:
+    """The distribution of (pool size, positives) at which a prompt leaves, one `Exit` for each round.
+
+    Given how many of n answers are positive, all their orders are equally likely, whatever the pass rate. So the chain runs on
+    shares of orders, once for all p, and a pass rate enters only through a binomial distribution.
+
+    Args:
+      m: samples a round. rounds: at most. k_pos, k_neg: what resolves a prompt; not both 0.
+
+    Raises:
+      ValueError: m or rounds below 1, k_pos or k_neg below 0 or both 0 (there is nothing to wait for), m * rounds above 1000.
+    """
+    m, rounds = _check.count(m, "m", 1), _check.count(rounds, "rounds", 1)
+    k_pos, k_neg = _check.count(k_pos, "k_pos", 0), _check.count(k_neg, "k_neg", 0)
+    if k_pos == k_neg == 0:
+        raise ValueError("k_pos and k_neg are both 0: every prompt is resolved before its first sample")
+    if m * rounds > _MOST:
+        raise ValueError(f"m * rounds must be at most {_MOST}, got {m * rounds}")
+    waiting, exits = np.ones(1), []
+    for i in range(1, rounds + 1):
+        n, before = i * m, (i - 1) * m
+        after, before_each = np.zeros(n + 1), coefficients(before)
+        for j, orders in enumerate(coefficients(m)):  # j positives in this round
+            after[j:j + before + 1] += waiting * orders * before_each
+        after /= coefficients(n)
+        positive = np.arange(n + 1)
+        resolved = (positive >= k_pos) & (n - positive >= k_neg)
+        leaves = resolved | (i == rounds)
+        exits.append(Exit(n, after * leaves, resolved))
+        waiting = after * ~leaves
+    return exits
+
+
 def sequential_cost(p, m: int, rounds: int, k_pos: int, k_neg: int = 0) -> SequentialCost:
     """Cost of drawing m samples a round until k_pos are right and k_neg wrong, at most `rounds` times.
 
     Args:
-      p: pass rate(s) in [0, 1], any shape. m: samples a round. rounds: at most. k_pos, k_neg: what resolves a prompt; not both 0.
+      p: pass rate(s) in [0, 1], any shape. m, rounds, k_pos, k_neg: as in `sequential_exits`.
 
     Returns:
       SequentialCost.
 
     Raises:
-      ValueError: p outside [0, 1], m or rounds below 1, k_pos or k_neg below 0, or both 0 (there is nothing to wait for).
+      ValueError: p outside [0, 1], or as `sequential_exits`.
 
     Source: Reinforce-Ada, Algorithm 1 and Figure 10; the dynamic programme is ours.
     """
     p = _check.probability(p)
-    m, rounds = _check.count(m, "m", 1), _check.count(rounds, "rounds", 1)
-    k_pos, k_neg = _check.count(k_pos, "k_pos", 0), _check.count(k_neg, "k_neg", 0)
-    if k_pos == k_neg == 0:
-        raise ValueError("k_pos and k_neg are both 0: every prompt is resolved before its first sample")
-    step = pmf(p, m)
-    waiting = np.ones((*p.shape, 1))  # of the prompts still active: probability of 0..n positives
     samples, resolved, pass_rate, exits = np.zeros(p.shape), np.zeros(p.shape), np.zeros(p.shape), []
-    for i in range(1, rounds + 1):
-        n = i * m
-        after = np.zeros((*p.shape, n + 1))
-        for k in range(m + 1):
-            after[..., k:k + waiting.shape[-1]] += waiting * step[..., k:k + 1]
-        positive = np.arange(n + 1)
-        done = (positive >= k_pos) & (n - positive >= k_neg)
-        resolved = resolved + after[..., done].sum(-1)
-        leaves = done | (i == rounds)
-        out = after * leaves
+    for at in sequential_exits(m, rounds, k_pos, k_neg):
+        out = pmf(p, at.n) * at.share
         exits.append(out.sum(-1))
-        samples = samples + n * exits[-1]
-        pass_rate = pass_rate + (out * (positive / n)).sum(-1)
-        waiting = after * ~leaves
+        resolved = resolved + out[..., at.resolved].sum(-1)
+        samples = samples + at.n * exits[-1]
+        pass_rate = pass_rate + (out * (np.arange(at.n + 1) / at.n)).sum(-1)
     return SequentialCost(samples[()], resolved[()], pass_rate[()], np.stack(exits, -1))

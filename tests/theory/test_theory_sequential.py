@@ -44,7 +44,8 @@ def test_closed_form_for_the_first_positive():
     got = sequential_cost(p, m, rounds, 1)
     np.testing.assert_allclose(got.samples, m * sum((1 - p) ** (m * i) for i in range(rounds)), rtol=1e-12)
     np.testing.assert_allclose(got.resolved, 1 - (1 - p) ** (m * rounds), rtol=1e-12)
-    assert (got.pass_rate > p).all()  # waiting for positives alone biases the estimate upwards
+    # Waiting for positives alone biases the estimate upwards; near 1 by less than rounding.
+    assert (got.pass_rate > p)[p < 0.9].all() and (got.pass_rate > p - 1e-15).all()
 
 
 def test_waiting_for_both_pulls_the_estimate_to_the_middle_and_single_rounds_leave_it():

@@ -1,0 +1,223 @@
+"""Reinforce-Ada's pools: statistics of all samples of a prompt, and advantages for the few of them that are trained on.
+
+Every function takes flat arrays, as in `objectives.advantages`: rewards f[R], group_ids i32[R] in [0, num_groups) with anything
+else (by convention -1) a padding row, and a static num_groups. All rows of a group are its pool. `correct`, bool[R], tells the two
+classes apart; with binary rewards it is `rewards > 0`. Padding rows are never kept and get advantage 0, whatever they hold.
+
+The way through:
+
+    statistics = pool_statistics(rewards, correct, group_ids, num_groups)
+    kept = balanced_downsample(correct, group_ids, num_groups, n, groups=resolved(statistics, k_pos, k_neg))  # or None: keep
+    advantages = pool_advantages(rewards, correct, group_ids, num_groups, kept, weight="inv_p")
+    rows = kept_rows(kept, group_ids, num_groups, n)                                          # [G, n], to gather the batch by
+
+Conserved: a pool of c rows keeps min(c, n); nothing is kept twice; a constant pool (of one row too) gets exactly 0 from every
+variant, with no NaN. In expectation the sum over a group's rows, over n, is `theory.sequential_weight` times grad p (tested by
+enumeration).
+
+p_hat is biased by the stopping rule that filled the pool: upwards where it waits for positives alone, towards 1/2 where it waits for
+both (`theory.sequential_cost(...).pass_rate`). The mean of the first round alone is unbiased.
+
+Source: Reinforce-Ada (Xiong et al.), section 3.2 and Algorithm 2; methods.md section 3.
+"""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from rl_speed.objectives import advantages
+
+WEIGHTS = ("none", "inv_p", "inv_sqrt_p", "power")
+DOWNSAMPLE_CORRECTIONS = ("none", "importance")
+ORDERS = ("first", "random")
+
+
+class PoolStatistics(NamedTuple):
+    """Of each group's pool, each of shape [num_groups].
+
+    count     i32  rows
+    positives i32  rows that are correct
+    mean      f32  of the rewards; 0 for an empty group
+    std       f32  of the rewards, sample form (ddof 1); 0 where count < 2
+    constant  bool every reward equal; True for empty and singleton groups
+    """
+
+    count: jax.Array
+    positives: jax.Array
+    mean: jax.Array
+    std: jax.Array
+    constant: jax.Array
+
+
+@functools.partial(jax.jit, static_argnames="num_groups")
+def pool_statistics(rewards, correct, group_ids, num_groups: int) -> PoolStatistics:
+    """Statistics over whole pools. Raises ValueError: arrays that are not flat and of one length, or num_groups < 1."""
+    correct, group_ids = _flat(correct, group_ids, num_groups)
+    stats = advantages.group_statistics(rewards, group_ids, num_groups)
+    positives_G = _count(correct, group_ids, num_groups)
+    return PoolStatistics(stats.count, positives_G, stats.mean, stats.std, stats.constant)
+
+
+def resolved(statistics: PoolStatistics, k_pos: int, k_neg: int = 0) -> jax.Array:
+    """Which pools have k_pos positives and k_neg negatives, bool[G]: what `on_unresolved="drop"` keeps. An empty pool has not."""
+    enough = (statistics.positives >= k_pos) & (statistics.count - statistics.positives >= k_neg)
+    return enough & (statistics.count > 0)
+
+
+@functools.partial(jax.jit, static_argnames=("num_groups", "n", "order"))
+def balanced_downsample(correct, group_ids, num_groups: int, n: int, *, order: str = "first", index=None, key=None,
+                        groups=None) -> jax.Array:
+    """Keeps n rows of each pool: n//2 correct and n - n//2 wrong ones, what one class lacks filled from the other.
+
+    Args:
+      correct, group_ids, num_groups: as in the module docstring.
+      n: static, at least 2. A pool of at most n rows is kept whole.
+      order: "first" takes the first of each class in generation order, "random" any with equal chances.
+      index: i32[R], each row's place in the generation order of its group, all different there; None: the order of the rows.
+      key: PRNG key, for "random" only. A row's lot depends on the key, its group id and its index, so with `index` given the rows
+        may come in any order.
+      groups: bool[G], pools to keep anything of; None: all.
+
+    Returns:
+      bool[R], the rows kept.
+
+    Raises:
+      ValueError: shapes that do not fit, n < 2, an unknown order, or a key missing or not wanted.
+    """
+    correct, group_ids = _flat(correct, group_ids, num_groups)
+    if n < 2:
+        raise ValueError(f"n must be at least 2, one row for each class; got {n}")
+    if order not in ORDERS:
+        raise ValueError(f"order must be one of {', '.join(ORDERS)}; got {order!r}")
+    if (key is not None) != (order == "random"):
+        raise ValueError('order="random" needs a key, and only that does')
+    index = jnp.arange(len(group_ids)) if index is None else jnp.asarray(index)
+    if index.shape != group_ids.shape:
+        raise ValueError(f"index must have the shape of group_ids, {group_ids.shape}; got {index.shape}")
+    valid_R = (group_ids >= 0) & (group_ids < num_groups)
+    if groups is not None:
+        if jnp.shape(groups) != (num_groups,):
+            raise ValueError(f"groups must have shape {(num_groups,)}; got {jnp.shape(groups)}")
+        valid_R &= jnp.asarray(groups, bool)[jnp.clip(group_ids, 0, num_groups - 1)]
+    group_R = jnp.where(valid_R, group_ids, num_groups)
+    positives_G = _count(valid_R & correct, group_ids, num_groups)
+    negatives_G = _count(valid_R & ~correct, group_ids, num_groups)
+    quota_G = jnp.minimum(positives_G, jnp.maximum(n // 2, n - negatives_G))
+    quotas_Gx2 = jnp.stack([jnp.minimum(negatives_G, n - quota_G), quota_G], axis=1)
+    lot_R = _lots(key, group_R, index) if order == "random" else jnp.zeros_like(index)
+    # Sorted by class within group, then by lot and generation order; a row's rank is how far it is from its class' first.
+    class_R = 2 * group_R + correct
+    sorted_R = jnp.lexsort((index, lot_R, class_R))
+    sorted_class_R = class_R[sorted_R]
+    at = jnp.arange(len(group_ids))
+    first_R = jax.lax.cummax(jnp.where(jnp.diff(sorted_class_R, prepend=-1) > 0, at, 0))
+    rank_R = jnp.zeros_like(at).at[sorted_R].set(at - first_R, unique_indices=True)
+    return valid_R & (rank_R < quotas_Gx2.ravel()[jnp.where(valid_R, class_R, 0)])
+
+
+@functools.partial(jax.jit, static_argnames=("num_groups", "n"))
+def kept_rows(kept, group_ids, num_groups: int, n: int) -> jax.Array:
+    """Indices of the kept rows of each group, i32[G, n], in the order of the rows; -1 where a group keeps fewer.
+
+    What a group keeps beyond n is left out; `balanced_downsample` with the same n never keeps more. Raises ValueError as there.
+    """
+    kept, group_ids = _flat(kept, group_ids, num_groups)
+    kept_R = kept & (group_ids >= 0) & (group_ids < num_groups)
+    group_R = jnp.where(kept_R, group_ids, num_groups)
+    sorted_R = jnp.argsort(group_R, stable=True)
+    sorted_group_R = group_R[sorted_R]
+    at = jnp.arange(len(group_ids))
+    first_R = jax.lax.cummax(jnp.where(jnp.diff(sorted_group_R, prepend=-1) > 0, at, 0))
+    slot_R = at - first_R
+    # Indices beyond the table (not kept, or too many) are dropped.
+    place_R = jnp.where((sorted_group_R < num_groups) & (slot_R < n), sorted_group_R * n + slot_R, num_groups * n)
+    return jnp.full(num_groups * n, -1, jnp.int32).at[place_R].set(sorted_R.astype(jnp.int32), mode="drop").reshape(num_groups, n)
+
+
+def prompt_weights(p_hat, weight: str = "none", *, alpha: float | None = None, cap: float | None = None) -> jax.Array:
+    """Explicit weight of prompts, f32 of p_hat's shape: f'(p_hat) for f = p, log p, 2 sqrt(p) or p^alpha, at most `cap`.
+
+    Args:
+      p_hat: estimated pass rates. Where it is 0 the weight is 0: nothing was right, so the pool has no advantage to weight.
+      weight: "none" 1, "inv_p" 1/p_hat, "inv_sqrt_p" 1/sqrt(p_hat), "power" alpha p_hat^(alpha-1).
+      alpha: positive, for "power". cap: positive; None: unbounded (a pool of c rows is at most 1/p_hat = c by itself).
+
+    Raises:
+      ValueError: an unknown weight, "power" without a positive alpha, a cap that is not positive.
+    """
+    if weight not in WEIGHTS:
+        raise ValueError(f"weight must be one of {', '.join(WEIGHTS)}; got {weight!r}")
+    if weight == "power" and not (alpha is not None and alpha > 0):
+        raise ValueError(f"power needs a positive alpha, got {alpha!r}")
+    if cap is not None and not cap > 0:
+        raise ValueError(f"cap must be positive or None, got {cap!r}")
+    p_hat = jnp.asarray(p_hat, jnp.float32)
+    some = p_hat > 0
+    p_hat = jnp.where(some, p_hat, 1.0)
+    value = {"none": lambda: jnp.ones_like(p_hat), "inv_p": lambda: 1 / p_hat, "inv_sqrt_p": lambda: jax.lax.rsqrt(p_hat),
+             "power": lambda: alpha * p_hat ** (alpha - 1)}[weight]()
+    return jnp.where(some, value if cap is None else jnp.minimum(value, cap), 0.0)
+
+
+@functools.partial(jax.jit, static_argnames=("num_groups", "normalise", "weight", "alpha", "cap", "downsample_correction"))
+def pool_advantages(rewards, correct, group_ids, num_groups: int, kept, *, normalise: bool = False, weight: str = "none",
+                    alpha: float | None = None, cap: float | None = None, downsample_correction: str = "none",
+                    eps=1e-6) -> jax.Array:
+    """Advantages of the kept rows from the statistics of whole pools, f32[R]; 0 for all other rows.
+
+    r - pool mean, optionally over the pool's std + eps, times the prompt's weight, times the correction of the row's class.
+
+    Args:
+      rewards, correct, group_ids, num_groups: as in the module docstring.
+      kept: bool[R], the rows trained on, as from `balanced_downsample`.
+      normalise: divide by the pool's sample std + eps.
+      weight, alpha, cap: as in `prompt_weights`, at p_hat = the share of correct rows in the pool.
+      downsample_correction: "importance" scales a class by its share of the pool over its share of the kept rows. That undoes the
+        balance (the mean over kept rows is then that over the pool, if both classes are kept of a mixed pool) but not what stopping
+        does to the pool. None of the released code does it.
+
+    Raises:
+      ValueError: shapes that do not fit, or names and numbers as in `prompt_weights`.
+    """
+    correct, group_ids = _flat(correct, group_ids, num_groups)
+    kept, _ = _flat(kept, group_ids, num_groups)
+    if downsample_correction not in DOWNSAMPLE_CORRECTIONS:
+        raise ValueError(f"downsample_correction must be one of {', '.join(DOWNSAMPLE_CORRECTIONS)}; got {downsample_correction!r}")
+    if normalise:
+        value_R = advantages.grpo(rewards, group_ids, num_groups, eps)
+    else:
+        value_R = advantages.dr_grpo(rewards, group_ids, num_groups)
+    valid_R = (group_ids >= 0) & (group_ids < num_groups)
+    group_R = jnp.clip(group_ids, 0, num_groups - 1)
+    pool_G, positives_G = (_count(x, group_ids, num_groups) for x in (valid_R, correct))
+    scale_G = prompt_weights(positives_G / jnp.maximum(pool_G, 1), weight, alpha=alpha, cap=cap)
+    # Shaped rewards may differ among wrong answers alone: no pass rate to weight by, so such pools keep weight 0 unless unweighted.
+    value_R *= 1.0 if weight == "none" else scale_G[group_R]
+    if downsample_correction == "importance":
+        rows_G, right_G = (_count(x, group_ids, num_groups) for x in (kept, kept & correct))
+        in_pool_Gx2 = jnp.stack([pool_G - positives_G, positives_G], axis=1) / jnp.maximum(pool_G, 1)[:, None]
+        in_kept_Gx2 = jnp.stack([rows_G - right_G, right_G], axis=1) / jnp.maximum(rows_G, 1)[:, None]
+        ratio_Gx2 = jnp.where(in_kept_Gx2 > 0, in_pool_Gx2 / jnp.where(in_kept_Gx2 > 0, in_kept_Gx2, 1.0), 0.0)
+        value_R *= ratio_Gx2[group_R, correct.astype(jnp.int32)]
+    return jnp.where(valid_R & kept, value_R, 0.0)
+
+
+def _flat(flags, group_ids, num_groups):
+    flags, group_ids = jnp.asarray(flags), jnp.asarray(group_ids)
+    if group_ids.ndim != 1 or flags.shape != group_ids.shape:
+        raise ValueError(f"rows must come as flat arrays of one length; got shapes {flags.shape} and {group_ids.shape}")
+    if num_groups < 1:
+        raise ValueError(f"num_groups must be at least 1, got {num_groups}")
+    return flags.astype(bool), group_ids
+
+
+def _count(flags, group_ids, num_groups) -> jax.Array:
+    members_RxG = group_ids[:, None] == jnp.arange(num_groups)
+    return jnp.sum(members_RxG & flags[:, None], axis=0, dtype=jnp.int32)
+
+
+def _lots(key, group_R, index):
+    draw = lambda group, at: jax.random.bits(jax.random.fold_in(jax.random.fold_in(key, group), at))
+    return jax.vmap(draw)(group_R, index)

@@ -1,0 +1,189 @@
+"""Which objective a sampling rule climbs: the weight that it gives each prompt, exactly.
+
+One prompt's update is (1/n) sum_i A_i grad log pi(y_i) over the n rows that it trains on. Given the reward, the expected score is
+grad p (r - p) / (p (1-p)), so in expectation every update that looks at rewards alone is w(p) grad p, and the method climbs E[f(p)]
+with f' = w. The plain objective E[p] has w = 1; RLOO attains it. Only the form of w over p matters, a factor is a learning rate.
+
+What is approximated by what (methods.md, section 3):
+
+- f = p (identity): RLOO exactly, r - mean up to the factor (n-1)/n. A Seq pool with the "importance" correction has
+  w = E[p_hat (1 - p_hat)] / (p (1-p)), which is 1 - 1/n for a pool of fixed size. Stopping changes that: where the rule waits for
+  positives alone, hard prompts still weigh more, for k_pos = 1 and p -> 0 as much as sum_{j <= rounds} (1 - 1/(j m)) / j.
+- f = 2 arcsin(sqrt(p)): division by the group's std, w -> 1/sqrt(p (1-p)) for many samples.
+- f = log(p / (1-p)) / 2 - p: the class-balanced down-sample alone (`balanced_weight`). It is like log(p) / 2 where p is small, and
+  weighs easy prompts, which log(p) does not, just as much as hard ones.
+- f = log p: weight "inv_p" with the "importance" correction. Without the correction, inv_p is on top of the balance: about 1/(2p^2).
+- f = 2 sqrt(p): weight "inv_sqrt_p", and f = p^alpha: weight "power", each with the correction.
+
+All of them saturate below p of about 1/N_max: what is never solved cannot be weighted.
+"""
+
+import math
+
+import numpy as np
+
+from rl_speed.theory import _check
+from rl_speed.theory._binomial import pmf
+from rl_speed.theory.sequential import sequential_exits
+
+OBJECTIVES = ("identity", "log", "power")
+ADVANTAGES = ("rloo", "dr_grpo", "grpo")
+WEIGHTS = ("none", "inv_p", "inv_sqrt_p", "power")
+DOWNSAMPLE_CORRECTIONS = ("none", "importance")
+ON_UNRESOLVED = ("keep", "drop")
+
+
+def objective(p, kind: str, alpha: float | None = None):
+    """f(p), what is climbed in expectation over prompts: p ("identity"), log p ("log", -inf at 0) or p^alpha ("power").
+
+    Args:
+      p: pass rate(s) in [0, 1], any shape. alpha: positive, for "power" only.
+
+    Returns: float64 of p's shape.
+
+    Raises:
+      ValueError: p outside [0, 1], an unknown kind, or "power" without a positive alpha.
+
+    Source: Reinforce-Ada, section 3 and Figure 3.
+    """
+    p, alpha = _check.probability(p), _alpha(_one_of(kind, "kind", OBJECTIVES), alpha)
+    with np.errstate(divide="ignore"):
+        return (p if kind == "identity" else np.log(p) if kind == "log" else p**alpha)[()]
+
+
+def objective_weight(p, kind: str, alpha: float | None = None):
+    """f'(p): 1, 1/p or alpha p^(alpha-1); infinite at 0 where f is steep there. Arguments and errors: as `objective`."""
+    p, alpha = _check.probability(p), _alpha(_one_of(kind, "kind", OBJECTIVES), alpha)
+    with np.errstate(divide="ignore"):
+        return (np.ones_like(p) if kind == "identity" else 1 / p if kind == "log" else alpha * p ** (alpha - 1))[()]
+
+
+def uniform_weight(p, n: int, advantage: str = "rloo", eps: float = 1e-6):
+    """Weight of a prompt that gets n samples, whatever they say, and trains on all.
+
+    1 for "rloo"; (n-1)/n for "dr_grpo", r - mean; for "grpo", (r - mean) / (std + eps),
+    (n-1)/n E[s^2 / (s + eps)] / (p (1-p)) with s^2 = K (n-K) / (n (n-1)).
+
+    Args:
+      p: pass rate(s) in [0, 1], any shape; the ends are limits. n: samples, at least 2. advantage: as above.
+      eps: added to the std.
+
+    Returns: float64 of p's shape.
+
+    Raises:
+      ValueError: p outside [0, 1], n < 2, an unknown advantage.
+    """
+    n, p = _check.count(n, "n", 2), _check.probability(p)
+    if _one_of(advantage, "advantage", ADVANTAGES) != "grpo":
+        return (np.ones_like(p) * (1 if advantage == "rloo" else (n - 1) / n))[()]
+    return sequential_weight(p, n, 1, 1, 0, n=n, normalise=True, eps=eps)
+
+
+def balanced_weight(p, n: int):
+    """Weight of a class-balanced down-sample alone, with A = r - p exactly: (a (1-p)^2 + b p^2) / (n p (1-p)), a = n//2, b = n - a.
+
+    For even n it is (p^2 + (1-p)^2) / (2 p (1-p)), 1 at p = 1/2 and about 1/(2p) for small p. It holds exactly, for the mean over
+    the n kept rows and relative to the plain objective, if both quotas are filled with certainty and the baseline is p itself:
+    the limit of `sequential_weight` for large pools, m -> infinity. A finite pool follows it between about 1/N_max and
+    1 - 1/N_max only (see `sequential_weight`).
+
+    Args:
+      p: pass rate(s) in [0, 1], any shape; infinite at both ends. n: rows kept, at least 2.
+
+    Raises:
+      ValueError: p outside [0, 1] or n < 2.
+
+    Source: methods.md, section 3; the derivation is this docstring's: a positive's score is grad p / p and a negative's
+      -grad p / (1-p), with advantages 1-p and -p.
+    """
+    p, n = _check.probability(p), _check.count(n, "n", 2)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return ((n // 2 * (1 - p) ** 2 + (n - n // 2) * p**2) / (n * p * (1 - p)))[()]
+
+
+def kept_classes(n: int, pool: int, positives):
+    """How many positives and negatives are kept of a pool: n//2 and n - n//2, what one class lacks filled from the other.
+
+    Args: n: rows to keep. pool: samples in the pool. positives: i[...] of them. Returns: two arrays like `positives`; their sum is
+      min(n, pool).
+    """
+    positives = np.asarray(positives)
+    kept = np.minimum(positives, np.maximum(n // 2, n - (pool - positives)))
+    return kept, np.minimum(pool - positives, n - kept)
+
+
+def sequential_weight(p, m: int, rounds: int, k_pos: int, k_neg: int = 0, *, n: int = 4, normalise: bool = False,
+                      weight: str = "none", alpha: float | None = None, cap: float | None = None,
+                      downsample_correction: str = "none", on_unresolved: str = "keep", eps: float = 1e-6):
+    """Weight of a prompt under Reinforce-Ada-Seq: sampled to a pool by the stopping rule, then down-sampled to n rows.
+
+    With a positives and b negatives kept of a pool of N with K positives, p_hat = K / N, it is the sum over the exits of the rule of
+
+      P(N, K) u(p_hat) (a (1 - p_hat) / p + b p_hat / (1 - p)) / n.
+
+    The objective's equal is `objectives.pool` on the same pools. For p -> 0 only pools with one positive count, so it is finite:
+    without weights or corrections, "balance" with k_pos >= 2 saturates at (N_max - 1) / n, or falls to 0 if unresolved prompts are
+    dropped.
+
+    Args:
+      p: pass rate(s) in [0, 1], any shape; the ends are limits.
+      m, rounds, k_pos, k_neg: the rule, as in `sequential_exits`.
+      n: rows kept, at least 2 (`kept_classes`); the divisor even if the pool holds fewer.
+      normalise: divide A by the pool's sample std (ddof 1) + eps.
+      weight: u = 1 ("none"), 1/p_hat ("inv_p"), 1/sqrt(p_hat) ("inv_sqrt_p") or alpha p_hat^(alpha-1) ("power"), at most `cap`.
+      downsample_correction: "importance" scales each class by its share of the pool over its share of the kept rows.
+      on_unresolved: "drop" gives 0 to prompts that leave without satisfying the rule, "keep" trains on what they have. Per prompt
+        drawn; divide by the mean of `sequential_cost(...).resolved` over prompts for the weight per prompt trained on.
+
+    Returns: float64 of p's shape.
+
+    Raises:
+      ValueError: p outside [0, 1], n < 2, an unknown name, "power" without a positive alpha, a cap that is not positive, or as
+        `sequential_exits`.
+
+    Source: Reinforce-Ada, section 3 and Algorithm 2; the sums are ours.
+    """
+    p, n = _check.probability(p), _check.count(n, "n", 2)
+    alpha = _alpha(_one_of(weight, "weight", WEIGHTS), alpha)
+    _one_of(downsample_correction, "downsample_correction", DOWNSAMPLE_CORRECTIONS)
+    _one_of(on_unresolved, "on_unresolved", ON_UNRESOLVED)
+    if cap is not None and not cap > 0:
+        raise ValueError(f"cap must be positive or None, got {cap!r}")
+    total = np.zeros(p.shape)
+    for at in sequential_exits(m, rounds, k_pos, k_neg):
+        if at.n < 2:
+            continue  # a single answer is a constant pool
+        mixed = np.arange(1, at.n)
+        share = at.share[mixed] * (at.resolved[mixed] | (on_unresolved == "keep"))
+        p_hat = mixed / at.n
+        kept, others = kept_classes(n, at.n, mixed)
+        positive, negative = kept * (1 - p_hat), others * p_hat
+        if downsample_correction == "importance":
+            rows = kept + others
+            positive, negative = positive * p_hat * rows / kept, negative * (1 - p_hat) * rows / others
+        scale = share * _prompt_weight(p_hat, weight, alpha, cap) / n
+        if normalise:
+            scale = scale / (np.sqrt(p_hat * (1 - p_hat) * at.n / (at.n - 1)) + eps)
+        # C(n, k) p^k q^(n-k) is p (n/k) and also q n/(n-k) times a probability among n - 1 samples: nothing is divided by 0.
+        fewer = pmf(p, at.n - 1)
+        total += fewer[..., mixed - 1] @ (scale * positive * at.n / mixed)
+        total += fewer[..., mixed] @ (scale * negative * at.n / (at.n - mixed))
+    return total[()]
+
+
+def _prompt_weight(p_hat, weight, alpha, cap):
+    power = {"none": 0.0, "inv_p": -1.0, "inv_sqrt_p": -0.5, "power": (alpha or 1.0) - 1}[weight]
+    value = p_hat**power * (alpha if weight == "power" else 1.0)
+    return np.minimum(value, math.inf if cap is None else cap)
+
+
+def _one_of(value, name, known):
+    if value not in known:
+        raise ValueError(f"{name} must be one of {', '.join(known)}; got {value!r}")
+    return value
+
+
+def _alpha(kind, alpha):
+    if kind == "power" and not (alpha is not None and alpha > 0):
+        raise ValueError(f"power needs a positive alpha, got {alpha!r}")
+    return alpha
