@@ -56,7 +56,7 @@ def within_bounds(wish: np.ndarray, budget: float, n_min: float, n_max: float) -
 
     The sum is piecewise linear and increasing in the scale, with a corner where a prompt reaches a bound.
     """
-    with np.errstate(divide="ignore", over="ignore"):
+    with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
         corners = np.unique(np.concatenate([n_min / wish, n_max / wish]))
     corners = corners[np.isfinite(corners)]
     at = lambda scale: np.clip(scale * wish, n_min, n_max)
