@@ -111,6 +111,6 @@ def plot(numbers: dict[str, Any], path: Path) -> None:
         left += values
     axis.invert_yaxis()
     axis.set(xlabel="milliseconds a step")
-    axis.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=len(PHASES))
+    figure.legend(loc="outside upper center", ncols=len(PHASES))
     figure.savefig(path)
     plt.close(figure)

@@ -141,6 +141,6 @@ def plot(numbers: dict[str, Any], path: Path) -> None:
         axis.barh(["pieces"], [value], left=left, label=name)
         left += value
     axis.set(xlabel="milliseconds")
-    axis.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=len(PIECES))
+    figure.legend(loc="outside upper center", ncols=len(PIECES))
     figure.savefig(path)
     plt.close(figure)
