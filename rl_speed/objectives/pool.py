@@ -15,8 +15,8 @@ Conserved: a pool of c rows keeps min(c, n); nothing is kept twice; a constant p
 variant, with no NaN. In expectation the sum over a group's rows, over n, is `theory.sequential_weight` times grad p (tested by
 enumeration).
 
-p_hat is biased by the stopping rule that filled the pool: upwards where it waits for positives alone, towards 1/2 where it waits for
-both (`theory.sequential_cost(...).pass_rate`). The mean of the first round alone is unbiased.
+p_hat is biased by the stopping rule that filled the pool: upwards where it waits for positives alone, towards 1/2 where it waits
+for both (`theory.sequential_cost(...).pass_rate`). The mean of the first round alone is unbiased.
 
 Source: Reinforce-Ada (Xiong et al.), section 3.2 and Algorithm 2; methods.md section 3.
 """

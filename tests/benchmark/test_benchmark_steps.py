@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from rl_speed.benchmark import decode, end_to_end, step, train
+from rl_speed.comparison.runs import Run, Variant
 from rl_speed.policy import ModelConfig
 
 QUIET = lambda text: None
@@ -66,6 +67,18 @@ def test_decoding_ways_are_timed_on_the_same_work(tmp_path):
     decode.plot(numbers, tmp_path / "plot.png")
 
 
+def test_figures_leave_out_the_first_steps_and_those_that_compiled():
+    record = lambda step, compiled=0.0: {"time/step": 0.1 * step, "time/compile": compiled, "time/update": 0.05, "time/other": 0.0,
+                                         "generated_tokens": 10.0 * step, "wasted_tokens": 3.0 * step, "decode_steps": 5.0,
+                                         "slot_use": 0.5, "age_mean": 1.0}
+    run = Run(Variant("rloo"), 0, {"evaluations": [{"eval/accuracy": 0.4}, {"eval/accuracy": 0.6}], "compilations": 7},
+              [record(0, 9.0), record(1), record(2), record(3, 1.0), record(4)])
+    got = end_to_end.figures(run, skip=2)  # steps 2 and 4
+    assert got["ms_per_step"] == pytest.approx(300) and got["tokens"] == 30 and got["update"] == pytest.approx(50)
+    assert got["wasted_tokens"] == pytest.approx((12 - 3) / 3) and got["accuracy"] == 0.6 and got["fused"] == 0
+
+
+@pytest.mark.slow
 def test_end_to_end_reports_both_drivers(tmp_path):
     numbers = end_to_end.run(end_to_end.SMALL, repeats=1, say=QUIET)
     host, in_loop = numbers["rows"]
