@@ -19,7 +19,7 @@ _FIELD = flags.DEFINE_string("field", None, "Field of a row with its pass rate o
 _SCALE = flags.DEFINE_string("scale", None, "What it says of the pass rate p: rate p, percent 100 p, failure 1 - p, difficulty "
                              "100 (1 - p); default: by the field's name.")
 _OVER_TRAINING = flags.DEFINE_string("over_training", None, "JSON object {prompt: [accuracy of each epoch]}.")
-_WINDOW = flags.DEFINE_integer("window", 5, "Epochs averaged around each (odd): few tries an epoch put too many prompts at 0 and 1.")
+_WINDOW = flags.DEFINE_integer("window", 5, "Epochs averaged around each (odd): few tries put too many prompts at 0 and 1.")
 _N = flags.DEFINE_integer("n", 24, "Samples of a group.")
 _N_INIT = flags.DEFINE_list("n_init", ["4", "6", "8"], "SPEED's screening samples, one rule each.")
 _GROUPS = flags.DEFINE_integer("groups", 16, "Groups of a batch.")
@@ -56,7 +56,7 @@ def main(argv):
         drift = simulation.epochs(rules, curves, n, seed, repeats)
     source = found.source + (f" ({found.missing:,} without one left out)" if found.missing else "")
     drift_source = "" if curves is None else (
-        f"{Path(_OVER_TRAINING.value).name}: {curves.shape[0]:,} prompts, {curves.shape[1]} epochs, each pass rate the mean over up to "
+        f"{Path(_OVER_TRAINING.value).name}: {curves.shape[0]:,} prompts, {curves.shape[1]} epochs, each pass rate the mean over "
         f"{_WINDOW.value} epochs around it; every rule visits every prompt once an epoch.")
     shown = table.shown_command("experiments/simulate.py", sys.argv[1:])
     made = f"{time.strftime('%Y-%m-%d')}, seed {seed}, {repeats} repeats of each prompt; simulated on a CPU, no policy."

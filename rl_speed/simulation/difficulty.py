@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,8 @@ def load_pass_rates(path: str | Path, field: str | None = None, scale: str | Non
         values.append(_number(item[field], f"{where}: {field}"))
         lines.append(line)
     if not values:
-        raise DataError(f"{path}: no row has a pass rate" + (f": {field!r} is null in all {missing}" if missing else ", it is empty"))
+        why = f": {field!r} is null in all {missing}" if missing else ", it is empty"
+        raise DataError(f"{path}: no row has a pass rate{why}")
     given = scale
     scale = scale or _known(field)
     if scale is None:
@@ -115,23 +117,24 @@ def load_epochs(path: str | Path, cover: float = 0.9) -> np.ndarray:
             where = f"{path}: prompt {name!r}, epoch {epoch}"
             if not 0 <= _number(value, where) <= 1:
                 raise DataError(f"{where}: must lie in [0, 1], got {value:g}")
-    lengths = np.array([len(series) for series in found.values()])
-    epochs = int(np.quantile(lengths, 1 - cover, method="lower"))
+    lengths = sorted((len(series) for series in found.values()), reverse=True)
+    epochs = lengths[max(math.ceil(cover * len(lengths) - 1e-9), 1) - 1]
     return np.array([(series + series[-1:] * epochs)[:epochs] for series in found.values()], float)
 
 
 def moving_average(values: np.ndarray, window: int) -> np.ndarray:
-    """f64[P, E]: mean over the up to `window` (odd) epochs around each; 1 leaves the values as they are.
+    """f64[P, E]: mean over `window` (odd) epochs around each, shifted inwards at both ends; 1 leaves the values as they are.
 
-    Few tries an epoch put too many prompts at exactly 0 and 1; neighbouring epochs are nearly the same policy.
-    Raises: ValueError for a window that is even or below 1.
+    Few tries an epoch put too many prompts at exactly 0 and 1; neighbouring epochs are nearly the same policy. Every mean is over
+    as many tries as the others, or the ends would look as if they had more constant prompts.
+    Raises: ValueError for a window that is even, below 1 or longer than the series.
     """
-    if window < 1 or window % 2 == 0:
-        raise ValueError(f"window must be odd and at least 1, got {window}")
+    epochs = values.shape[1]
+    if not 1 <= window <= epochs or window % 2 == 0:
+        raise ValueError(f"window must be odd and between 1 and the number of epochs, {epochs}, got {window}")
     total = np.pad(np.cumsum(values, axis=1), ((0, 0), (1, 0)))
-    at = np.arange(values.shape[1])
-    first, last = np.maximum(at - window // 2, 0), np.minimum(at + window // 2 + 1, values.shape[1])
-    return np.clip((total[:, last] - total[:, first]) / (last - first), 0.0, 1.0)
+    first = np.clip(np.arange(epochs) - window // 2, 0, epochs - window)
+    return np.clip((total[:, first + window] - total[:, first]) / window, 0.0, 1.0)
 
 
 def _known(field: str) -> str | None:

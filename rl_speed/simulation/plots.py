@@ -30,7 +30,8 @@ def plot_signal(rows: Sequence[Mapping[str, Any]], source: str, path: Path) -> P
     plt = pyplot()
     figure, (left, right) = plt.subplots(1, 2, figsize=(12.5, 4.2), constrained_layout=True, sharey=True)
     _bars(left, rows, "signal_per_sample", "{:.3f}")
-    left.set_xlabel("signal per sample drawn (Fisher information kept,\n$\\Sigma\\,(N-1)\\,s^2$ / samples; at most about 1/4): more is better")
+    left.set_xlabel("signal per sample drawn (Fisher information kept,\n"
+                    "$\\Sigma\\,(N-1)\\,s^2$ / samples; at most about 1/4): more is better")
     _bars(right, rows, "gradient", "{:.3f}", legend=False)
     right.set_xlabel("gradient of a trained group in its prompt's logit\n(mean $s^2$; p (1-p) without selection)")
     figure.suptitle(source, fontsize=10)
@@ -40,21 +41,21 @@ def plot_signal(rows: Sequence[Mapping[str, Any]], source: str, path: Path) -> P
 
 
 def plot_epochs(drift: Mapping[str, Mapping[str, Any]], curves: np.ndarray, path: Path) -> Path:
-    """Over training: samples per informative group, share of prompts accepted, signal per sample; the pass rates beside them."""
+    """Over training: samples per informative group, share of prompts accepted, signal per sample; and the pass rates f64[P, E]."""
     plt = pyplot()
     figure, axes = plt.subplots(2, 2, figsize=(12.5, 7.2), constrained_layout=True, sharex=True)
-    panels = (("samples_per_informative", "samples per informative group"), ("informative_per_1000", "informative groups per 1000 samples"),
-              ("signal_per_sample", "signal per sample"))
+    panels = (("samples_per_informative", "samples per informative group"), ("accepted", "share of prompts accepted"),
+              ("signal_per_sample", "signal per sample (Fisher information kept)"))
     for axis, (name, title) in zip(axes.ravel(), panels):
         for i, (rule, at) in enumerate(drift.items()):
-            axis.plot(np.arange(1, curves.shape[1] + 1), at[name], color=f"C{i}", label=rule, lw=1.4, ls="--" if i < 2 else "-",
-                      # Uniform and dynamic sampling cost the same per informative group: one must not hide the other.
-                      dashes=(4, 4) if i == 1 else (None, None))
+            # Uniform and dynamic sampling cost the same per informative group: one must not hide the other.
+            axis.plot(np.arange(1, curves.shape[1] + 1), at[name], color=f"C{i}", label=rule, lw=1.4, ls="--" if i == 1 else "-")
         axis.set_title(title, fontsize=10)
+        axis.set_ylim(bottom=0)
     axis = axes[1, 1]
     x = np.arange(1, curves.shape[1] + 1)
     shares = [(curves == 0).mean(0), ((curves > 0) & (curves < 1)).mean(0), (curves == 1).mean(0)]
-    axis.stackplot(x, shares, labels=["never solved", "in between", "always solved"], colors=["0.75", "C2", "0.9"], alpha=0.7)
+    axis.stackplot(x, shares, labels=["never solved", "in between", "always solved"], colors=["0.6", "#d8e6c8", "0.9"])
     axis.plot(x, curves.mean(0), color="k", lw=1.4, label="mean pass rate")
     axis.set_title("share of prompts by measured pass rate", fontsize=10)
     axis.set_ylim(0, 1)

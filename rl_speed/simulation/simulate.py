@@ -250,7 +250,8 @@ def survey(rules: Mapping[str, Rule], rates: np.ndarray, n: int = 24, groups: in
     return rows
 
 
-def epochs(rules: Mapping[str, Rule], curves: np.ndarray, n: int = 24, seed: int = 0, repeats: int = 4) -> dict[str, dict[str, Any]]:
+def epochs(rules: Mapping[str, Rule], curves: np.ndarray, n: int = 24, seed: int = 0,
+           repeats: int = 4) -> dict[str, dict[str, Any]]:
     """Every rule on pass rates f64[P, E] that change from epoch to epoch; each visits every prompt once an epoch.
 
     Allocated estimates from its own earlier samples (counts decayed at each visit, Beta prior), so it starts uniform.

@@ -6,14 +6,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-HOW = """Standard errors (±) are of the answers alone, the prompts being given; "theory" is exact (acceptance, phi_prime, sequential_cost;
-for Allocated given its budgets). An informative group has right and wrong answers. A batch is {groups} informative groups, mean and 5 to
-95 percent of batches; candidates that complete beyond the batch are taken to wait for the next one."""
-SIGNAL = """Signal per sample: the sum over trained groups of (N-1) s², s² the sample variance of a group's 0/1 rewards, over all samples
-drawn. It is the Fisher information N p (1-p) about a prompt's logit that training keeps (times (N-1)/N: the leave-one-out baseline), and
-to first order the SNR of the RLOO gradient; at most about 1/4. Gradient: mean s² of a trained group, its RLOO gradient in the prompt's
-logit (p (1-p) without selection). Progress per sample, relative to Uniform, of steps on equal numbers of trained groups: if steps are
-mostly noise (theory.expected_speedup, adam_wide) and for plain SGD. Sequential's s² is of the whole pool, biased by its stopping."""
+HOW = """Standard errors (±) are of the answers alone, the prompts and their pass rates being taken as given; "theory" is exact
+(acceptance, phi_prime, sequential_cost; for Allocated given its budgets, which come from an earlier visit that is not charged).
+An informative group has right and wrong answers. A batch is {groups} informative groups, mean and 5 to 95 percent of batches;
+candidates that complete beyond the batch are taken to wait for the next one."""
+SIGNAL = """Signal per sample: the sum over trained groups of (N-1) s², s² the sample variance of a group's 0/1 rewards, over
+all samples drawn. It is the Fisher information N p (1-p) about a prompt's logit that training keeps (times (N-1)/N: the
+leave-one-out baseline), and to first order the SNR of the RLOO gradient; at most about 1/4. Gradient: mean s² of a trained
+group, its RLOO gradient in the prompt's logit (p (1-p) without selection). Progress per sample, relative to Uniform, of steps
+on equal numbers of trained groups: if steps are mostly noise (theory.expected_speedup, adam_wide) and for plain SGD.
+Sequential's s² is of the whole pool, biased by its stopping."""
 
 
 def shown_command(script: str, arguments: Sequence[str]) -> str:
@@ -48,8 +50,8 @@ def markdown(rows: Sequence[Mapping[str, Any]], source: str, n: int, groups: int
     """The whole table.md: costs, signal, and where there is one, drift over training."""
     cost = _table(
         ["rule", "prompts accepted (theory)", "samples per trained group (theory)", "of these informative (theory)",
-         "samples per informative group (theory)", "informative groups per 1000 samples", f"samples for {groups} informative groups",
-         "against Uniform", "against DAPO", "rounds, mean / most"],
+         "samples per informative group (theory)", "informative groups per 1000 samples",
+         f"samples for {groups} informative groups", "against Uniform", "against DAPO", "rounds, mean / most"],
         [[row["rule"], _with_error(row, "accepted", 3), _with_error(row, "samples_per_trained", 2),
           _with_error(row, "informative_share", 3), _with_error(row, "samples_per_informative", 2),
           _number(row["measured"]["informative_per_1000"], 1),
