@@ -69,7 +69,7 @@ def load_rows(path: str | pathlib.Path, on_bad_row: str = "error") -> tuple[list
         raise ValueError(f'on_bad_row must be "error" or "skip", got {on_bad_row!r}')
     path = pathlib.Path(path)
     rows, bad, reasons = [], 0, []
-    for line, item in _items(path):
+    for line, item in read_items(path):
         try:
             rows.append(_row(item, f"{path.name}:{line}"))
         except DataError as error:
@@ -113,8 +113,11 @@ def load_prompts(path: str | pathlib.Path, encode: Callable[[str], Sequence[int]
     return prompts, dataclasses.replace(report, kept=len(prompts), too_long=too_long)
 
 
-def _items(path: pathlib.Path) -> Iterator[tuple[int, Any]]:
-    """Line number and parsed value (or the DataError it gave) of each row."""
+def read_items(path: pathlib.Path) -> Iterator[tuple[int, Any]]:
+    """Line number and parsed value (or the DataError it gave) of each row of a .jsonl[.gz] or .json[.gz] file.
+
+    Raises: DataError, no such file, or not readable as what its name says.
+    """
     if not path.is_file():
         raise DataError(f"{path}: no such file")
     name = path.name.removesuffix(".gz")

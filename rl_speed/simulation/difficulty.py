@@ -1,0 +1,179 @@
+"""Pass rates of prompts: measured ones from files, or a stated mixture."""
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rl_speed.data.loaders import DataError, read_items
+
+# What a number under a field says of the pass rate, and the largest that it can be.
+SCALES = {
+    "rate": (lambda x: x, 1.0),
+    "percent": (lambda x: x / 100, 100.0),
+    "failure": (lambda x: 1 - x, 1.0),
+    "difficulty": (lambda x: 1 - x / 100, 100.0),
+}
+# Fields that are found by themselves (also with a suffix, as in fail_pct_MODEL), and their scale.
+KNOWN_FIELDS = {"pass_rate": "rate", "solve_rate": "rate", "accuracy": "rate", "fail_rate": "failure",
+                "pass_pct": "percent", "fail_pct": "difficulty", "difficulty": "difficulty"}
+# Shares and Beta(a, b) of the mixture that stands in for a file.
+MIXTURE = ((0.35, 0.3, 12.0), (0.45, 1.0, 1.0), (0.20, 12.0, 0.5))
+
+
+@dataclasses.dataclass(frozen=True)
+class PassRates:
+    """Pass rates f64[P] in [0, 1], where they come from (for people), and how many rows had none (null)."""
+
+    rates: np.ndarray
+    source: str
+    missing: int = 0
+
+
+def mixture(prompts: int = 20_000, seed: int = 0) -> PassRates:
+    """A mixture with hopeless, open and easy prompts, shaped like those measured on mathematics; for want of a file."""
+    rng = np.random.default_rng(seed)
+    shares, a, b = np.array(MIXTURE).T
+    kind = rng.choice(len(MIXTURE), size=prompts, p=shares)
+    text = " + ".join(f"{s:g} Beta({x:g}, {y:g})" for s, x, y in MIXTURE)
+    return PassRates(rng.beta(a[kind], b[kind]), f"a synthetic mixture, {text}, {prompts:,} prompts")
+
+
+def load_pass_rates(path: str | Path, field: str | None = None, scale: str | None = None) -> PassRates:
+    """Pass rates of a file's rows.
+
+    Args:
+      path: .jsonl[.gz], a JSON array of objects (.json[.gz]), or an object with "rates" (what experiments/pass_rates.py writes).
+      field: where a row has its number; None: the one of `KNOWN_FIELDS` that the first row has. Rows with null there have no
+        measured pass rate: left out and counted.
+      scale: "rate" p, "percent" 100 p, "failure" 1 - p, "difficulty" 100 (1 - p); None: that of the field's name.
+
+    Raises:
+      DataError: no such file, a row that is no object or lacks the field, a number that is none or out of range (the message
+        names file, line and field), a field that cannot be found or whose scale cannot be told, or no pass rate at all.
+    """
+    path = Path(path)
+    if scale is not None and scale not in SCALES:
+        raise DataError(f"scale must be one of {', '.join(SCALES)}, got {scale!r}")
+    rows = _rates_object(path, field) if path.name.endswith(".json") else None
+    if rows is not None:
+        field, rows = "rates", [(i, {"rates": value}) for i, value in enumerate(rows, start=1)]
+        scale = scale or "rate"
+    values, lines, missing = [], [], 0
+    for line, item in (read_items(path) if rows is None else rows):
+        where = f"{path}:{line}"
+        if isinstance(item, DataError):
+            raise DataError(f"{where}: {item}")
+        if not isinstance(item, dict):
+            raise DataError(f"{where}: expected an object, got {type(item).__name__}")
+        if field is None:
+            field = _find_field(item, where)
+        if field not in item:
+            raise DataError(f"{where}: no field {field!r}; it has {', '.join(sorted(item)) or 'none'}")
+        if item[field] is None:
+            missing += 1
+            continue
+        values.append(_number(item[field], f"{where}: {field}"))
+        lines.append(line)
+    if not values:
+        why = f": {field!r} is null in all {missing}" if missing else ", it is empty"
+        raise DataError(f"{path}: no row has a pass rate{why}")
+    given = scale
+    scale = scale or _known(field)
+    if scale is None:
+        raise DataError(f"{path}: cannot tell what {field!r} means; say so with scale = one of {', '.join(SCALES)}")
+    numbers, (convert, largest) = np.array(values), SCALES[scale]
+    outside = np.flatnonzero(~((numbers >= 0) & (numbers <= largest)))  # written so that NaN is outside
+    if len(outside):
+        raise DataError(f"{path}:{lines[outside[0]]}: {field} must lie in [0, {largest:g}] (scale {scale!r}), got "
+                        f"{numbers[outside[0]]:g}")
+    if given is None and largest > 1 and 0 < numbers.max() <= 1:
+        other = "failure" if scale == "difficulty" else "rate"
+        raise DataError(f"{path}: {field!r} is read as {scale!r}, 0 to 100, but no value exceeds 1; say which it is with scale = "
+                        f"{other!r} (0 to 1) or {scale!r}")
+    return PassRates(convert(numbers), f"{path.name}, field {field}, {len(numbers):,} prompts", missing)
+
+
+def load_epochs(path: str | Path, cover: float = 0.9) -> np.ndarray:
+    """Accuracies over training, f64[P, E], from a JSON object {prompt: [accuracy of each epoch]}.
+
+    Prompts are visited in another order every epoch, so that lists differ in length: the epochs that at least a share `cover` of
+    the prompts have are returned, and a prompt whose list is shorter keeps its last value.
+
+    Raises: DataError, naming file, prompt and epoch of what cannot be used.
+    """
+    path = Path(path)
+    found = _json(path)
+    if not isinstance(found, dict) or not found:
+        raise DataError(f"{path}: expected an object {{prompt: [accuracy of each epoch]}}, got "
+                        f"{'an empty one' if found == {} else type(found).__name__}")
+    for name, series in found.items():
+        if not isinstance(series, list) or not series:
+            raise DataError(f"{path}: prompt {name!r}: expected a list of accuracies, got {series!r:.40}")
+        for epoch, value in enumerate(series):
+            where = f"{path}: prompt {name!r}, epoch {epoch}"
+            if not 0 <= _number(value, where) <= 1:
+                raise DataError(f"{where}: must lie in [0, 1], got {value:g}")
+    lengths = sorted((len(series) for series in found.values()), reverse=True)
+    epochs = lengths[max(math.ceil(cover * len(lengths) - 1e-9), 1) - 1]
+    return np.array([(series + series[-1:] * epochs)[:epochs] for series in found.values()], float)
+
+
+def moving_average(values: np.ndarray, window: int) -> np.ndarray:
+    """f64[P, E]: mean over `window` (odd) epochs around each, shifted inwards at both ends; 1 leaves the values as they are.
+
+    Few tries an epoch put too many prompts at exactly 0 and 1; neighbouring epochs are nearly the same policy. Every mean is over
+    as many tries as the others, or the ends would look as if they had more constant prompts.
+    Raises: ValueError for a window that is even, below 1 or longer than the series.
+    """
+    epochs = values.shape[1]
+    if not 1 <= window <= epochs or window % 2 == 0:
+        raise ValueError(f"window must be odd and between 1 and the number of epochs, {epochs}, got {window}")
+    total = np.pad(np.cumsum(values, axis=1), ((0, 0), (1, 0)))
+    first = np.clip(np.arange(epochs) - window // 2, 0, epochs - window)
+    return np.clip((total[:, first + window] - total[:, first]) / window, 0.0, 1.0)
+
+
+def _known(field: str) -> str | None:
+    return next((scale for name, scale in KNOWN_FIELDS.items() if field == name or field.startswith(name + "_")), None)
+
+
+def _find_field(item: dict, where: str) -> str:
+    found = [name for name in item if _known(name)]
+    if len(found) != 1:
+        what = f"several fields look like pass rates ({', '.join(found)})" if found else (
+            f"no field looks like a pass rate ({', '.join(KNOWN_FIELDS)}); it has {', '.join(sorted(item)) or 'none'}")
+        raise DataError(f"{where}: {what}; name one with field")
+    return found[0]
+
+
+def _number(value: Any, where: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise DataError(f"{where}: expected a number, got {value!r:.40}")
+    return float(value)
+
+
+def _json(path: Path) -> Any:
+    if not path.is_file():
+        raise DataError(f"{path}: no such file")
+    try:
+        return json.loads(path.read_text())
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: not UTF-8 ({error.reason} at byte {error.start})") from None
+    except json.JSONDecodeError as error:
+        raise DataError(f"{path}:{error.lineno}: not JSON ({error.msg} at column {error.colno})") from None
+
+
+def _rates_object(path: Path, field: str | None) -> list | None:
+    """The list under "rates" (or `field`) of a file that is one JSON object; None where it is an array of rows."""
+    whole = _json(path)
+    if not isinstance(whole, dict):
+        return None
+    name = field or "rates"
+    if not isinstance(whole.get(name), list):
+        raise DataError(f"{path}: expected an array of rows, or an object with a list under {name!r}; it has "
+                        f"{', '.join(sorted(whole)) or 'nothing'}")
+    return whole[name]
