@@ -12,9 +12,9 @@ from rl_speed.sampling import COMPLETE, REJECTED, Allocated, HostVerify
 from rl_speed.sampling.callback import raise_failure
 from rl_speed.sampling.generate import GenerationStats
 from rl_speed.training.budgets import Budgets
-from rl_speed.training.driver import FORGET, StarvedError, StepReport, Tally, load_tally
 from rl_speed.training.fused import FusedConfig, FusedStep, Table, to_groups
 from rl_speed.training.state import TrainState
+from rl_speed.training.tally import FORGET, StarvedError, StepReport, Tally, load_tally
 
 
 class InLoopDriver:

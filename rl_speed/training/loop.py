@@ -20,7 +20,6 @@ from rl_speed.sampling.generate import Drawn, GenerationStats
 from rl_speed.training import build
 from rl_speed.training.batch import build_batch, split_groups
 from rl_speed.training.checkpoint import Checkpointer
-from rl_speed.training.driver import StepReport
 from rl_speed.training.in_loop import InLoopDriver
 from rl_speed.training.metrics import (CompileCounter, JsonLines, PhaseTimer, SlowSteps, counted_over_restarts,
                                        pass_rate_histogram, read_lines, write_atomically)
@@ -29,6 +28,7 @@ from rl_speed.training.score import decode_responses
 from rl_speed.training.signals import Stopped, StopRequest, stop_on_signals
 from rl_speed.training.state import init_state, state_shardings
 from rl_speed.training.step import make_advantages, make_score, make_update
+from rl_speed.training.tally import StepReport
 
 log = logging.getLogger(__name__)
 
