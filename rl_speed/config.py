@@ -91,6 +91,26 @@ class Driver:
 
 
 @dataclass
+class Replay:
+    """RPO: samples start inside a cached response to their question."""
+
+    # How many tokens are cut off a cached response is uniform in 0..L: "none" (no replay), "fixed" (L = replay.length), "half_min" or
+    # "min" (half of the shortest response of the group it came from, or all of it).
+    window: str = "none"
+    length: int = 500  # fixed: L in tokens
+    per_sample: bool = False  # every sample draws its own cut; otherwise a group shares one
+    max_new: int = 0  # tokens of a suffix at most (0: sampler.max_new; -1: as many as were cut off, as released)
+    mask_prefix: bool = True  # train on the suffix alone; otherwise on the replayed tokens too, taken as on-policy (as released)
+    # The response kept of a group: with this probability the one of highest reward, else any other (-1: the first is kept for ever).
+    eps: float = 0.1
+    only_correct: bool = False  # a wrong response never replaces a right one
+    max_tokens: int = 0  # of all cached responses (0: no bound)
+    # Before the first step: "sample" one response a question, or "empty": a question's first visit starts at the prompt.
+    start: str = "empty"
+    cache: str = ""  # a file of responses to start from (experiments/replay_cache.py), of this policy or of another
+
+
+@dataclass
 class Sampler:
     slots: int = 64
     max_new: int = 16  # tokens of a response, the end token included
@@ -205,6 +225,7 @@ class Config:
     rule: RuleConfig = field(default_factory=RuleConfig)
     estimate: Estimate = field(default_factory=Estimate)
     driver: Driver = field(default_factory=Driver)
+    replay: Replay = field(default_factory=Replay)
     sampler: Sampler = field(default_factory=Sampler)
     objective: Objective = field(default_factory=Objective)
     optimizer: Optimizer = field(default_factory=Optimizer)
@@ -232,6 +253,8 @@ class Config:
             "sampler.attention": ("auto", "dense", "ragged", "pallas"),
             "sampler.cache_dtype": ("", "float32", "bfloat16"),
             "rule.on_unresolved": ("keep", "drop"),
+            "replay.window": ("none", "fixed", "half_min", "min"),
+            "replay.start": ("empty", "sample"),
             "estimate.kind": ("none", "ema", "value"),
             "estimate.form": ("power", "variance"),
             "objective.advantage": ("rloo", "grpo", "dr_grpo", "reinforce", "reinforce_pp", "reinforce_pp_baseline",
@@ -288,6 +311,7 @@ class Config:
                              "not split over heads. 'dense' and 'ragged' run on any mesh")
         self.make_rule()
         self._check_pools()
+        self._check_replay()
         if self.driver.where == "in_loop":
             self._check_in_loop(shards)
         return self
@@ -343,6 +367,26 @@ class Config:
             raise ValueError(f"config.rule.n must be at least 2 for config.rule.name='sequential', one sample of each class; got "
                              f"{rule.n}")
 
+    def _check_replay(self) -> None:
+        """What replayed prefixes need."""
+        r = self.replay
+        if r.window == "none":
+            if r.cache:
+                raise ValueError("config.replay.cache is given, but config.replay.window is 'none': nothing would be replayed")
+            return
+        if self.data.task == "chain" and not self.data.train_prompts:
+            raise ValueError("config.replay.window needs a finite data set, as responses are cached by question: set "
+                             "config.data.train_prompts")
+        for name, ok, want in (("eps", 0 <= r.eps <= 1 or r.eps == -1, "in [0, 1], or -1 (the first response is kept for ever)"),
+                               ("length", r.length >= 0, "0 or more"),
+                               ("max_new", r.max_new >= -1, "-1 (as many as were cut off), 0 (config.sampler.max_new) or more"),
+                               ("max_tokens", r.max_tokens >= 0, "0 (no bound) or more")):
+            if not ok:
+                raise ValueError(f"config.replay.{name} must be {want}; got {getattr(r, name)!r}")
+        if r.max_new > self.sampler.max_new:
+            raise ValueError(f"config.replay.max_new ({r.max_new}) must not exceed config.sampler.max_new ({self.sampler.max_new}), "
+                             "which bounds prefix and suffix together")
+
     def _check_in_loop(self, shards: int) -> None:
         """What the fused step cannot do is refused with the reason, and with what can."""
         for name, value, allowed, reason in [
@@ -350,6 +394,7 @@ class Config:
                 ("reward.overlong_buffer", self.reward.overlong_buffer, (0,), "rewards are the verifier's alone"),
                 ("training.minibatches", self.training.minibatches, (1,), "there is one update a program"),
                 ("objective.kl_coef", self.objective.kl_coef, (0.0,), "no reference policy is held there"),
+                ("replay.window", self.replay.window, ("none",), "its samples start at the prompt"),
                 ("objective.old_logprobs", self.objective.old_logprobs, ("behaviour",), "every sample is on-policy already")]:
             if value not in allowed:
                 raise ValueError(f"config.driver.where='in_loop' needs config.{name}={allowed[0]!r} ({reason}); got {value!r}. "

@@ -24,6 +24,11 @@ _BALANCE = {**_SEQUENTIAL, "rule.k_pos": 2, "rule.k_neg": 2}
 _ESTIMATED = {**_ADA, "rule.name": "allocated", "rule.n": 8, "rule.n_min": 1, "rule.n_max": 32, "estimate.gamma": 0.5,
               "objective.weight": "inv_sqrt_p", "objective.weight_from": "estimate", "objective.singleton": "estimate"}
 
+# RPO: rollouts start inside a cached response. L = half the group's shortest response fits any scale; 300, 500 and 800 tokens are the
+# paper's fixed ones.
+_RPO = {"replay.window": "half_min", "replay.eps": 0.1, "replay.start": "sample"}
+_RPO_RELEASED = {**_RPO, "replay.eps": 0.5, "replay.mask_prefix": False, "replay.max_new": -1}
+
 METHODS: dict[str, dict[str, object]] = {
     "rloo": _UNIFORM | _RLOO,
     "grpo": _UNIFORM | _GRPO,
@@ -42,6 +47,10 @@ METHODS: dict[str, dict[str, object]] = {
     "ada_est_ema": {**_ESTIMATED, "estimate.kind": "ema"},
     "ada_est_ema_released": {**_ESTIMATED, "estimate.kind": "ema", "estimate.gamma": 1.0, "objective.weight": "none",
                              "objective.weight_from": "pool", "objective.singleton": "zero"},
+    "rpo_grpo": _UNIFORM | _GRPO | _RPO,
+    "rpo_grpo_released": _UNIFORM | _GRPO | _RPO_RELEASED,
+    "rpo_dapo": _DYNAMIC | _DAPO | _RPO,
+    "rpo_speed_rloo": _SPEED | _RLOO | _RPO,
     "ada_est_value": {**_ESTIMATED, "estimate.kind": "value"},
 }
 

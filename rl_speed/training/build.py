@@ -19,6 +19,8 @@ from rl_speed.data.loaders import load_prompts
 from rl_speed.data.prompts import Prompt, PromptStream
 from rl_speed.memory.buffer import SamplingBuffer
 from rl_speed.memory.estimates import BetaEma
+from rl_speed.memory.prefixes import PrefixConfig
+from rl_speed.memory.replay import ReplayCache
 from rl_speed.mesh import make_mesh, row_shards
 from rl_speed.policy import (DecodeAttention, ModelConfig, abstract_params, decoder, encode_prompt, end_token_ids, load_hf,
                              load_tokenizer, param_shardings)
@@ -34,6 +36,7 @@ from rl_speed.training.fused import FusedConfig, FusedStep, Table, make_fused_st
 from rl_speed.training.in_loop import InLoopDriver
 from rl_speed.training.optimizer import OptimizerConfig, make_optimizer
 from rl_speed.training.pools import PoolConfig, PoolSelector
+from rl_speed.training.prefixes import PrefixSource
 from rl_speed.training.score import (JaxScorer, MathJudge, MathScorer, RewardScorer, exact_answers, integer_answers,
                                      text_answers)
 from rl_speed.training.step import UpdateConfig
@@ -180,6 +183,12 @@ def in_loop_verifier(config: Config, policy: Policy, answer_length: int,
     return IntegerMatch(table, policy.end_tokens, mode), integer_answers
 
 
+def context_length(config: Config) -> int:
+    """Tokens of a context that generation has room for: a prompt, and a replayed response behind it. Evaluation has it, too: it is
+    the same program then."""
+    return config.data.max_prompt_length + (config.sampler.max_new if config.replay.window != "none" else 0)
+
+
 def build_generators(config: Config, policy: Policy, mesh: Mesh) -> tuple[Generator, Generator, int]:
     """(training generator, evaluation generator, prompts per evaluation call).
 
@@ -191,8 +200,7 @@ def build_generators(config: Config, policy: Policy, mesh: Mesh) -> tuple[Genera
     train = SamplerConfig(slots=max(1, s.slots // row_shards(mesh)), max_new=s.max_new, temperature=s.temperature,
                           end_tokens=policy.end_tokens, prefill_chunk=s.prefill_chunk)
     held_out = dataclasses.replace(train, temperature=config.evaluation.temperature, top_p=config.evaluation.top_p)
-    make = lambda sampler, key: Generator(policy.decoder, sampler, mesh, prompts, samples, per_prompt,
-                                          config.data.max_prompt_length, key)
+    make = lambda sampler, key: Generator(policy.decoder, sampler, mesh, prompts, samples, per_prompt, context_length(config), key)
     per_call = min(prompts, samples // config.evaluation.samples)
     if per_call < 1:
         raise ValueError(f"config.evaluation.samples ({config.evaluation.samples}) exceeds the {samples} samples of one "
@@ -231,11 +239,26 @@ def build_budgets(config: Config, policy: Policy, mesh: Mesh) -> Budgets | None:
     return Budgets(estimator, config.make_rule(), config.rule.n, e)
 
 
+def build_prefixes(config: Config, policy: Policy, prompts: Sequence[Prompt]) -> PrefixSource | None:
+    """The replay cache, as yet empty or from its file, and how prefixes are cut from it."""
+    r = config.replay
+    if r.window == "none":
+        return None
+    cache = ReplayCache(None if r.eps < 0 else r.eps, r.only_correct, r.max_tokens or None, config.seed)
+    if r.cache:
+        found = cache.load(r.cache, policy.model.vocab_size, [p.id for p in prompts])
+        log.warning("%s: %d responses; %d to unknown questions left out, %d questions without one", r.cache, found.held, found.unknown,
+                    found.missing)
+    limit = config.sampler.max_new
+    return PrefixSource(cache, PrefixConfig(r.window, r.length, r.per_sample, max_response=limit, max_new=max(r.max_new, 0) or limit,
+                                            seed=config.seed, released_budget=r.max_new == -1))
+
+
 def build_driver(config: Config, generator: Generator, stream: PromptStream, scorer: RewardScorer,
-                 budgets: Budgets | None = None) -> HostDriver:
+                 budgets: Budgets | None = None, prefixes: PrefixSource | None = None) -> HostDriver:
     d = config.driver
     buffer = SamplingBuffer(d.buffer_groups, d.buffer_order, None if d.max_age < 0 else d.max_age, config.seed)
-    return HostDriver(config.make_rule(), stream, generator, scorer, buffer, d, budgets)
+    return HostDriver(config.make_rule(), stream, generator, scorer, buffer, d, budgets, prefixes)
 
 
 def build_fused_step(config: Config, policy: Policy, mesh: Mesh, optimizer: optax.GradientTransformation,
@@ -280,6 +303,11 @@ def update_config(config: Config) -> UpdateConfig:
         clip_high=o.clip_high, dual_clip=o.dual_clip or None, truncation=o.truncation,
         correction="recompute" if o.old_logprobs == "recompute" else "behaviour", kl_coef=o.kl_coef, kl_kind=o.kl_kind,
         kl_in=o.kl_in, entropy_coef=o.entropy_coef, head_chunk=config.model.head_chunk or None)
+
+
+def trains_on_prefixes(config: Config) -> bool:
+    """Whether replayed tokens are trained on, too. Nobody sampled them: their behaviour policy is taken to be the present one."""
+    return config.replay.window != "none" and not config.replay.mask_prefix
 
 
 def uses_old_logprobs(config: Config) -> bool:

@@ -27,9 +27,11 @@ from rl_speed.data.prompts import Prompt, PromptStream
 from rl_speed.memory.buffer import BufferFull, SamplingBuffer
 from rl_speed.memory.group import Group, pack, unpack
 from rl_speed.sampling import ACCEPTED, COMPLETE, REJECTED, SCREENING, Counts, Rule, RuleState, compiled_decide
-from rl_speed.sampling.generate import Drawn, GenerationStats, Generator, Work
+from rl_speed.sampling.generate import Drawn, GenerationStats, Generator, Replay, Work
 from rl_speed.training.budgets import Budgets, Visit
-from rl_speed.training.pending import Flight, PendingCall, make_flights, rule_columns, to_group
+from rl_speed.training.pending import (Flight, PendingCall, make_flights, pack_cached, rule_columns, to_group,
+                                       unpack_cached)
+from rl_speed.training.prefixes import PrefixSource
 from rl_speed.training.tally import FORGET, StarvedError, StepReport, Tally, load_tally
 
 # (prompts, one per sample; samples) -> (rewards f32[n], correct bool[n])
@@ -43,11 +45,12 @@ class HostDriver:
       rule: the sampling rule. stream: prompts. generator: the sampler, with capacities `capacities(rule, config)`.
       score: the verifier. buffer: complete groups wait here. config: how many to screen, pre-fetch, limits.
       budgets: estimates of pass rates, and how many samples each prompt gets for them; None: nobody estimates.
+      prefixes: where samples start; None: at the prompt.
     """
 
     def __init__(self, rule: Rule, stream: PromptStream, generator: Generator, score: Scorer, buffer: SamplingBuffer,
-                 config: DriverConfig, budgets: Budgets | None = None):
-        self._budgets = budgets
+                 config: DriverConfig, budgets: Budgets | None = None, prefixes: PrefixSource | None = None):
+        self._budgets, self._prefixes = budgets, prefixes
         self._news: list[Visit] = []  # since `budgets` was told
         self.rule, self.stream, self.buffer, self.config = rule, stream, buffer, config
         self._generate, self._score, self._decide = generator.dispatch, score, compiled_decide(rule)
@@ -132,7 +135,7 @@ class HostDriver:
         if not (active := going + fresh):
             return False
         self._begin(fresh, params)
-        work = [Work(f.prompt, f.launched, f.want - f.launched) for f in active]
+        work = [Work(f.prompt, f.launched, f.want - f.launched, self._replay(f)) for f in active]
         begin = time.perf_counter()
         self._pending.append(PendingCall(active, version, self._generate(params, work)))
         report.generate_s += time.perf_counter() - begin
@@ -141,7 +144,7 @@ class HostDriver:
         return True
 
     def _begin(self, fresh: Sequence[Flight], params: Any) -> None:
-        """Give new prompts their budgets, and what the rule wants of them first."""
+        """Give new prompts their budgets, what the rule wants of them first, and the responses that they start from."""
         budgets = None
         if self._budgets is not None:
             estimates, budgets = self._budgets.ask(params, [f.prompt for f in fresh])
@@ -149,6 +152,20 @@ class HostDriver:
                 flight.estimate = estimate
         for flight, budget in zip(fresh, self._ask(fresh, first=True, budgets=budgets)):
             flight.budget = budget
+            if self._prefixes is not None:
+                flight.cached = self._prefixes.cache.get(flight.prompt.id)
+
+    def _replay(self, flight: Flight) -> Replay | None:
+        """Where the next samples of a flight start, unless at the prompt."""
+        if flight.cached is None:
+            return None
+        return self._prefixes.replay(flight.cached, flight.prompt.visit, flight.launched, flight.want - flight.launched)
+
+    def remember(self, groups: Sequence[Group]) -> None:
+        """Let the replay cache have the groups of a step, with the rewards that they were trained on."""
+        if self._prefixes is not None:
+            for group in groups:
+                self._prefixes.cache.update(group)
 
     def _collect(self, version: int, report: StepReport) -> int:
         """Score and judge the oldest pending call. Returns how many prompts passed their screening in it."""
@@ -289,7 +306,8 @@ class HostDriver:
     def metrics(self, version: int) -> dict[str, float]:
         """Those of the buffer and of the estimates, and how many calls are generated, or being generated, and not yet scored."""
         estimates = {} if self._budgets is None else self._budgets.metrics()
-        return {"pending_calls": float(len(self._pending)), **self.buffer.metrics(version), **estimates}
+        replay = {} if self._prefixes is None else self._prefixes.cache.metrics(version)
+        return {"pending_calls": float(len(self._pending)), **self.buffer.metrics(version), **estimates, **replay}
 
     def state_dict(self) -> dict[str, Any]:
         """Flights, pending calls and the buffer with their samples, the tally and the acceptance estimate; the stream saves
@@ -297,7 +315,9 @@ class HostDriver:
         return {"flights": pack([f.group for f in self._flights]), "rule": rule_columns(self._flights),
                 "pending": {str(i): call.state_dict() for i, call in enumerate(self._pending)},
                 "buffer": self.buffer.state_dict(), "tally": dataclasses.asdict(self.tally), "accepted": self._accepted,
-                "decided": self._decided, **({} if self._budgets is None else {"estimates": self._budgets.state_dict()})}
+                "decided": self._decided, **({} if self._budgets is None else {"estimates": self._budgets.state_dict()}),
+                **({} if self._prefixes is None else {"replay": self._prefixes.cache.state_dict(),
+                                                      "cached": pack_cached(self._flights)})}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where the state was taken. The depth may be another one now.
@@ -315,6 +335,9 @@ class HostDriver:
         self.tally = load_tally(state["tally"])
         if self._budgets is not None and "estimates" in state:
             self._budgets.load_state_dict(state["estimates"])
+        if self._prefixes is not None and "replay" in state:
+            self._prefixes.cache.load_state_dict(state["replay"])
+            unpack_cached(self._flights, state["cached"])
         self._accepted, self._decided = float(state["accepted"]), float(state["decided"])
 
 

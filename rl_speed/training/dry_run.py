@@ -190,7 +190,7 @@ def plan_split(config: Config, policy: build.Policy, mesh: Mesh, optimizer: Any,
     generator, held_out, _ = build.build_generators(config, policy, mesh)
     state, batch = abstract_state(policy, optimizer, mesh), abstract_batch(config, mesh)
     rows = jax.ShapeDtypeStruct(batch.rewards.shape, jnp.float32, sharding=batch_sharding(mesh))
-    scores, reference, length = batch.behaviour_logprobs, config.objective.kl_coef > 0, config.data.max_prompt_length
+    scores, reference, length = batch.behaviour_logprobs, config.objective.kl_coef > 0, build.context_length(config)
     update = make_update(policy.model, optimizer, mesh, settings)
     plan = [("generation", lambda: generator.lower(policy.params), generation_parts(policy, generator, mesh, length),
              GENERATION_FIELDS),
@@ -199,7 +199,7 @@ def plan_split(config: Config, policy: build.Policy, mesh: Mesh, optimizer: Any,
              update_parts(state), UPDATE_FIELDS)]
     if held_out.config != generator.config:
         plan.insert(1, plan_evaluation(held_out, policy, mesh, length))
-    if reference or build.uses_old_logprobs(config):
+    if reference or build.uses_old_logprobs(config) or build.trains_on_prefixes(config):
         score = make_score(policy.model, mesh, jax.tree.map(lambda x: x.sharding, policy.params), settings)
         plan.append(("scoring of old or reference log-probs", lambda: score.lower(policy.params, batch.tokens),
                      {"weights (sharded, float32)": device_bytes(policy.params)},
@@ -242,7 +242,7 @@ def explain_out_of_memory(config: Config, error: Exception) -> str:
     """What to say when a device ran out of memory: what the run holds there by part, and what to turn down."""
     mesh = build.build_mesh(config)
     policy = build.abstract_policy(config, mesh)
-    optimizer, length = build.build_optimizer(config, policy.params), config.data.max_prompt_length
+    optimizer, length = build.build_optimizer(config, policy.params), build.context_length(config)
     state = abstract_state(policy, optimizer, mesh)
     sampling = (f"config.sampler.slots ({config.sampler.slots}), config.sampler.max_new ({config.sampler.max_new}), "
                 f"config.driver.screen_prompts ({config.driver.screen_prompts})")

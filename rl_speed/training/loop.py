@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from rl_speed.config import Config
@@ -71,7 +72,8 @@ class Trainer:
             self.driver = build.build_in_loop_driver(config, self.policy, self.mesh, self.optimizer, self.settings, self.stream,
                                                      budgets)
         else:
-            self.driver = build.build_driver(config, self.generator, self.stream, self.scorer, budgets)
+            self.driver = build.build_driver(config, self.generator, self.stream, self.scorer, budgets,
+                                             build.build_prefixes(config, self.policy, self.stream.prompts))
         self._select = build.build_selector(config)
         shardings = state_shardings(self.policy.model, self.optimizer, self.mesh)
         self._update = make_update(self.policy.model, self.optimizer, self.mesh, self.settings)
@@ -137,6 +139,7 @@ class Trainer:
             self.driver.wait()
         with timer.phase("update"):
             metrics = jax.device_get(self.update(groups))
+        self.driver.remember(groups)
         return groups, report, {name: float(value) for name, value in metrics.items()}
 
     def update(self, groups: Sequence[Group]) -> dict[str, Any]:
@@ -144,8 +147,13 @@ class Trainer:
         c, o, parts = self.config, self.config.objective, self.config.training.minibatches
         groups, advantages = (groups, None) if self._select is None else self._select(groups)
         batch = build_batch(groups, c.driver.groups * c.rule.n, c.data.max_prompt_length + c.sampler.max_new,
-                            c.training.length_multiple)
-        old = self._score(self.state.params, batch.tokens) if build.uses_old_logprobs(c) else None
+                            c.training.length_multiple, c.replay.mask_prefix)
+        uses_old, trains_prefix = build.uses_old_logprobs(c), build.trains_on_prefixes(c)
+        old = self._score(self.state.params, batch.tokens) if uses_old or trains_prefix else None
+        if trains_prefix:
+            sampled = batch.behaviour_logprobs
+            batch = batch.replace(behaviour_logprobs=jnp.where(jnp.isnan(sampled), old, sampled))
+            old = old if uses_old else None
         ref = None if self._reference is None else self._score(self._reference, batch.tokens)
         in_reward = ref is not None and o.kl_in == "reward"
         if advantages is None:
@@ -266,7 +274,7 @@ class Trainer:
             "reward": float(column("rewards").mean()), "accuracy": float(column("correct").mean()),
             "length": float(column("lengths").mean()), "truncated": float(column("truncated").mean()),
             "informative_groups": float(((rates > 0) & (rates < 1)).mean()),
-            "age_mean": float(ages.mean()), "age_max": float(ages.max()), "groups": float(len(groups)),
+            "prefix": float(column("prefix").mean()), "age_mean": float(ages.mean()), "age_max": float(ages.max()), "groups": float(len(groups)),
             "groups_short": float(report.short),
             "generated_tokens": float(g.tokens), "generated_samples": float(g.samples), "calls": float(g.calls),
             "decode_steps": float(g.decode_steps), "slot_use": g.tokens / max(g.decode_steps * slots, 1),
