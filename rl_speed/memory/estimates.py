@@ -1,9 +1,12 @@
 """What is known of each prompt's pass rate from earlier visits."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+
+from rl_speed.sampling.rules import Rule
+from rl_speed.theory import acceptance
 
 
 class BetaEma:
@@ -65,3 +68,16 @@ class BetaEma:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where the state was taken. Prior and decay stay those of this object."""
         self._counts = {str(i): (float(k), float(n)) for i, (k, n) in zip(state["ids"], np.asarray(state["counts"]).reshape(-1, 2))}
+
+
+def qualifying(rule: Rule) -> Callable[[np.ndarray], np.ndarray]:
+    """Pass rates f64[n] -> probability that the rule accepts a prompt after its first samples.
+
+    1 - p^n_init - (1-p)^n_init for SPEED at its strict thresholds 0 and 1, elsewhere the sum over the rule's accepted counts. For
+    rules that accept whatever they see, the probability that the first samples have right and wrong ones: that there is
+    anything to learn.
+    """
+    n = rule.first_samples
+    first, last = getattr(rule, "accepted_counts", (1, n - 1))
+    low, high = (first - 0.5) / n, (last + 0.5) / n  # no count lies on these thresholds
+    return lambda p: acceptance(p, n, low, high)

@@ -151,6 +151,7 @@ class HostDriver:
         self.tally.expired += len(self.buffer.expire(version))
         if (limit := self.buffer.max_age) is not None:
             young = [f for f in self._flights if version - f.group.oldest_version <= limit]
+            self._observe([f.group for f in self._flights if version - f.group.oldest_version > limit])
             self.tally.lapsed += len(self._flights) - len(young)
             self._flights = young
 
@@ -283,7 +284,7 @@ class HostDriver:
         """
         before = [f.phase for f in active]
         pass_rates += [float(f.group.correct.mean()) for f in active if len(f.group) == self.rule.first_samples]
-        complete, accepted = [], 0
+        complete, decided, accepted = [], [], 0
         for flight, phase, status in zip(active, before, self._ask(active)):
             passed = status == COMPLETE or flight.phase == ACCEPTED
             if phase == SCREENING and (passed or status == REJECTED):
@@ -300,9 +301,15 @@ class HostDriver:
                 self.tally.rejected_tokens += int(flight.group.lengths.sum())
             else:
                 continue
+            decided.append(flight.group)
             flight.group = None
         self.buffer.add(complete)
+        self._observe(decided)
         return accepted
+
+    def _observe(self, groups: Sequence[Group]) -> None:
+        """Tell the stream what became of prompts that this driver is done with."""
+        self.stream.observe([g.prompt for g in groups], [int(g.correct.sum()) for g in groups], [len(g) for g in groups])
 
     def metrics(self, version: int) -> dict[str, float]:
         """Those of the buffer, and how many calls are generated, or being generated, and not yet scored."""

@@ -68,6 +68,8 @@ class InLoopDriver:
         consumed = [prompts[s::shards][:int(book["consumed"][s])] for s in range(shards)]
         used = {prompt.visit for part in consumed for prompt in part}
         self.stream.put_back([prompt for prompt in prompts if prompt.visit not in used])
+        for part, positive, done in zip(consumed, counts.positive, counts.done):  # all that is consumed is decided
+            self.stream.observe(part, positive[:len(part)], done[:len(part)])
         groups = to_groups(drawn, prompts, shards, version, self.rule.first_samples)
         self._account(book, counts, len(used), groups, report)
         return state, metrics, groups
