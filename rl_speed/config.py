@@ -38,6 +38,16 @@ class Data:
     train_prompts: int = 0  # use only so many (0: all; for chain: an unbounded stream)
     eval_prompts: int = 512  # 0: all
     on_bad_row: str = "error"  # or "skip", counted
+    # Which prompt of a finite training set goes next: "shuffle" (anew each epoch), "file" (as they stand), "visits" (least visited
+    # first), "schedule" (easy to hard by pass_rates), "memory" (those that will probably qualify, by what earlier visits found).
+    order: str = "shuffle"
+    pass_rates: str = ""  # file of pass rates by prompt id, measured by a proxy: for "schedule", and for keep_low and keep_high
+    keep_low: float = 0.0  # offline curation: keep prompts whose rate in pass_rates lies in [keep_low, keep_high]
+    keep_high: float = 1.0
+    explore: float = 0.1  # memory: share drawn from the prompts seen least recently
+    max_unseen: float = 4.0  # memory: no prompt goes unseen for more than so many epochs (visits / size)
+    rest: float = 0.5  # memory: epochs before a prompt may go again
+    memory_decay: float = 0.8  # memory: of what is known of a prompt, kept at its next visit
 
 
 @dataclass
@@ -245,6 +255,7 @@ class Config:
         choices = {
             "data.task": ("chain", "jsonl"),
             "data.on_bad_row": ("error", "skip"),
+            "data.order": ("shuffle", "file", "visits", "schedule", "memory"),
             "rule.name": tuple(RULES),
             "driver.where": ("host", "in_loop"),
             "driver.screening": ("missing", "fixed"),
@@ -285,6 +296,7 @@ class Config:
                 raise ValueError(f"config.{name} must be at least 1; got {self._get(name)!r}")
         if self.data.task == "jsonl" and not self.data.train:
             raise ValueError("config.data.train must name a file when config.data.task is 'jsonl'")
+        self._check_order()
         if self.sampler.top_k > 0 or self.sampler.top_p < 1 or self.sampler.temperature == 0:
             raise ValueError(
                 "config.sampler.top_k, top_p and temperature=0 cut the distribution that training samples from: after an "
@@ -315,6 +327,27 @@ class Config:
         if self.driver.where == "in_loop":
             self._check_in_loop(shards)
         return self
+
+    def _check_order(self) -> None:
+        """Orders and curation of the training prompts."""
+        d = self.data
+        for name, ok, allowed in [("keep_low", 0 <= d.keep_low <= 1, "in [0, 1]"),
+                                  ("keep_high", d.keep_low <= d.keep_high <= 1, "between config.data.keep_low and 1"),
+                                  ("explore", 0 <= d.explore <= 1, "in [0, 1]"), ("max_unseen", d.max_unseen >= 1, "at least 1"),
+                                  ("rest", 0 <= d.rest < 1, "in [0, 1)"), ("memory_decay", 0 < d.memory_decay <= 1, "in (0, 1]")]:
+            if not ok:
+                raise ValueError(f"config.data.{name} must be {allowed}; got {getattr(d, name)!r}")
+        needs_table = d.order == "schedule" or (d.keep_low, d.keep_high) != (0.0, 1.0)
+        if needs_table and not d.pass_rates:
+            raise ValueError("config.data.order='schedule' and config.data.keep_low/keep_high need config.data.pass_rates, a file of "
+                             "pass rates by prompt id (experiments/pass_rates.py --split=train writes one)")
+        if d.pass_rates and not needs_table:
+            raise ValueError("config.data.pass_rates is used by config.data.order='schedule' and by config.data.keep_low/keep_high, "
+                             "and neither is set")
+        if d.task == "chain" and not d.train_prompts and (d.order != "shuffle" or needs_table):
+            raise ValueError(f"config.data.order={d.order!r} with config.data.keep_low={d.keep_low:g}, keep_high={d.keep_high:g} "
+                             "needs a finite training set: with config.data.train_prompts=0 the chain task never repeats a prompt. "
+                             "Set config.data.train_prompts")
 
     def _check_depth(self) -> None:
         """What a pipeline of so many calls needs."""

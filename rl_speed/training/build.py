@@ -35,6 +35,7 @@ from rl_speed.training.estimates import EmaEstimator, ValueEstimator
 from rl_speed.training.fused import FusedConfig, FusedStep, Table, make_fused_step, row_widths
 from rl_speed.training.in_loop import InLoopDriver
 from rl_speed.training.optimizer import OptimizerConfig, make_optimizer
+from rl_speed.training.order import make_stream
 from rl_speed.training.pools import PoolConfig, PoolSelector
 from rl_speed.training.prefixes import PrefixSource
 from rl_speed.training.score import (JaxScorer, MathJudge, MathScorer, RewardScorer, exact_answers, integer_answers,
@@ -132,11 +133,11 @@ def build_data(config: Config, tokenizer: Any) -> tuple[PromptStream, list[Promp
         bare = lambda text: tokenizer.encode(text, add_special_tokens=False)
         spec, seed = chain.DEFAULT_SPEC, config.seed
         if data.train_prompts:
-            source = chain.chain_prompts(spec, "train", seed, data.train_prompts, encode, bare)
+            stream = make_stream(config, chain.chain_prompts(spec, "train", seed, data.train_prompts, encode, bare))
         else:
-            source = chain.chain_source(spec, "train", seed, encode, bare)
+            stream = PromptStream(chain.chain_source(spec, "train", seed, encode, bare), seed=seed)
         # The held-out questions are the same for every seed: runs are compared on them.
-        return PromptStream(source, seed=seed), chain.chain_prompts(spec, "eval", 0, data.eval_prompts or 512, encode, bare)
+        return stream, chain.chain_prompts(spec, "eval", 0, data.eval_prompts or 512, encode, bare)
 
     def read(path, limit):
         prompts, report = load_prompts(path, encode, data.max_prompt_length, data.on_bad_row)
@@ -145,7 +146,7 @@ def build_data(config: Config, tokenizer: Any) -> tuple[PromptStream, list[Promp
                         report.bad, report.too_long, data.max_prompt_length)
         return prompts[:limit] if limit else prompts
 
-    return (PromptStream(read(data.train, data.train_prompts), seed=config.seed),
+    return (make_stream(config, read(data.train, data.train_prompts)),
             read(data.eval, data.eval_prompts) if data.eval else [])
 
 

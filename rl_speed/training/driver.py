@@ -125,6 +125,7 @@ class HostDriver:
         self.tally.expired += len(self.buffer.expire(version))
         if (limit := self.buffer.max_age) is not None:
             young = [f for f in self._flights if version - f.group.oldest_version <= limit]
+            self._observe([f.group for f in self._flights if version - f.group.oldest_version > limit])
             self.tally.lapsed += len(self._flights) - len(young)
             self._flights = young
 
@@ -280,7 +281,7 @@ class HostDriver:
         A flight that ended is left with no group. Returns how many passed their screening.
         """
         before = [f.phase for f in active]
-        complete, accepted = [], 0
+        complete, decided, accepted = [], [], 0
         for flight, phase, status in zip(active, before, self._ask(active)):
             passed = status == COMPLETE or flight.phase == ACCEPTED
             if phase == SCREENING and (passed or status == REJECTED):
@@ -297,11 +298,18 @@ class HostDriver:
                 self.tally.rejected_tokens += int(flight.group.lengths.sum())
             else:
                 continue
-            if self._budgets is not None:
-                self._news.append((flight.prompt, int(flight.group.correct.sum()), len(flight.group)))
+            decided.append(flight.group)
             flight.group = None
         self.buffer.add(complete)
+        self._observe(decided)
         return accepted
+
+    def _observe(self, groups: Sequence[Group]) -> None:
+        """Note what became of prompts that this driver is done with, for the stream and for those who estimate pass rates."""
+        right, drawn = [int(g.correct.sum()) for g in groups], [len(g) for g in groups]
+        self.stream.observe([g.prompt for g in groups], right, drawn)
+        if self._budgets is not None:
+            self._news += zip([g.prompt for g in groups], right, drawn)
 
     def metrics(self, version: int) -> dict[str, float]:
         """Those of the buffer and of the estimates, and how many calls are generated, or being generated, and not yet scored."""

@@ -73,10 +73,12 @@ class InLoopDriver:
         consumed = [prompts[s::shards][:int(book["consumed"][s])] for s in range(shards)]
         used = {prompt.visit for part in consumed for prompt in part}
         self.stream.put_back([prompt for prompt in prompts if prompt.visit not in used])
-        groups = to_groups(drawn, prompts, shards, version, self.rule.first_samples, asked)
+        decided = [(part, counts.positive[s, :len(part)], counts.done[s, :len(part)]) for s, part in enumerate(consumed)]
+        for part, positive, done in decided:  # all that is consumed is decided
+            self.stream.observe(part, positive, done)
         if self._budgets is not None:
-            self._budgets.tell(state.params, [(prompt, int(counts.positive[s, i]), int(counts.done[s, i]))
-                                              for s, part in enumerate(consumed) for i, prompt in enumerate(part)])
+            self._budgets.tell(state.params, [visit for columns in decided for visit in zip(*columns)])
+        groups = to_groups(drawn, prompts, shards, version, self.rule.first_samples, asked)
         self._account(book, counts, len(used), groups, report)
         return state, metrics, groups
 
