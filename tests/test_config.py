@@ -44,7 +44,9 @@ def test_mesh_larger_than_the_devices_is_refused():
 
 def test_every_method_is_valid():
     for name in methods.METHODS:
-        assert methods.apply(Config(), name).validate().method == name
+        config = Config()
+        config.data.train_prompts = 64  # replay caches responses by question
+        assert methods.apply(config, name).validate().method == name
     with pytest.raises(ValueError, match="unknown method 'rlo'; known: rloo"):
         methods.apply(Config(), "rlo")
 

@@ -148,9 +148,9 @@ class MemoryOrder:
             if not ok:
                 raise ValueError(f"MemoryOrder.{name} must be {say}; got {value!r}")
         size = len(ids)
-        self._index = {name: i for i, name in enumerate(ids)}
-        if len(self._index) < size:
-            twice = next(name for i, name in enumerate(ids) if self._index[name] != i)
+        place = {name: i for i, name in enumerate(ids)}
+        if len(place) < size:
+            twice = next(name for i, name in enumerate(ids) if place[name] != i)
             raise ValueError(f"screening with memory keeps results by prompt id, and two prompts have the id {twice!r}")
         self._ids, self._estimates, self._qualify, self._seed, self._explore = list(ids), estimates, qualify, seed, explore
         self._due_age, self._rest = int(max_unseen * size) - size, int(rest * size)
@@ -189,12 +189,10 @@ class MemoryOrder:
                 "prompts/estimate_mean": float((self._alpha / (self._alpha + self._beta)).mean())}
 
     def state_dict(self) -> dict[str, Any]:
-        """Departures i64[size], and the counts of those ever observed, by index."""
-        known = self._estimates.state_dict()
-        return {"last": self._last.copy(), "index": np.array([self._index[str(i)] for i in known["ids"]], np.int64),
-                "counts": np.asarray(known["counts"])}
+        """Departures i64[size], and the counts of those ever observed."""
+        return {"last": self._last.copy(), "estimates": self._estimates.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._last = np.array(state["last"], np.int64)
-        self._estimates.load_state_dict({"ids": [self._ids[i] for i in state["index"]], "counts": state["counts"]})
+        self._estimates.load_state_dict(state["estimates"])
         self._alpha, self._beta = self._estimates.posterior(self._ids)
