@@ -27,7 +27,7 @@ def measure(config: Config, samples: int) -> Evaluation:
     scorer = build.build_scorer(config, policy, build.longest_answer(prompts, config.sampler.max_new))
     bar = progress_bar(len(prompts), "pass rates", enabled=config.logging.progress)
     try:
-        return evaluate(generator, policy.params, prompts, samples, lambda p, drawn: scorer(p, drawn)[1], per_call, bar.update)
+        return evaluate(generator, policy.params, prompts, samples, scorer.judge, per_call, bar.update)
     finally:
         bar.close()
         scorer.close()
