@@ -9,12 +9,14 @@ import difflib
 from dataclasses import dataclass, field
 from typing import Any
 
-from rl_speed.sampling.rules import Band, Dynamic, Rule, Speed, Uniform
+from rl_speed.sampling.rules import Allocated, Band, Dynamic, Rule, Sequential, Speed, Uniform
 
 # Directory of the policy that ships with the package.
 EMBEDDED = "embedded"
 # Verifiers that are JAX functions: they can judge inside the compiled loop on any mesh.
 JAX_VERIFIERS = ("exact", "integer")
+# Advantages that come from all samples of a prompt, trained on or not.
+POOL_ADVANTAGES = ("pool", "pool_std")
 
 
 @dataclass
@@ -40,12 +42,35 @@ class Data:
 
 @dataclass
 class RuleConfig:
-    name: str = "speed"  # uniform, dynamic, band, speed
-    n: int = 24  # samples of a complete group
+    name: str = "speed"  # uniform, dynamic, band, speed, sequential, allocated
+    # Samples of a group that are trained on: all of a complete group; of a sequential pool, those that are kept; allocated: on
+    # average. A batch has so many rows for each of driver.groups.
+    n: int = 24
     n_init: int = 4  # speed: screening samples
     low: float = 0.0  # speed: continue where low < pass rate < high, strictly; band: keep what lies between
     high: float = 1.0
     inclusive: bool = True  # band: low and high themselves count
+    m: int = 8  # sequential: samples a round
+    rounds: int = 4  # sequential: at most
+    k_pos: int = 1  # sequential: right samples that a prompt waits for
+    k_neg: int = 0  # sequential: wrong samples that it waits for
+    on_unresolved: str = "keep"  # sequential, after all rounds: "keep" in the batch, or "drop"
+    n_min: int = 1  # allocated: samples of a prompt, at least
+    n_max: int = 0  # allocated: at most (0: four times rule.n)
+
+
+@dataclass
+class Estimate:
+    """Pass rates of prompts before they are visited, for rules and objectives that use them."""
+
+    kind: str = "none"  # "ema" (decayed counts of each prompt), "value" (a head on the policy's hidden state)
+    gamma: float = 0.5  # allocated: budgets in proportion to p_hat^-gamma
+    form: str = "power"  # or "variance", in proportion to sqrt((1 - p_hat) / p_hat)
+    prior_a: float = 1.0  # ema: Beta prior, right and wrong
+    prior_b: float = 16.0
+    decay: float = 0.9  # ema: of a prompt's counts, at each visit
+    learning_rate: float = 1e-2  # value: Adam's
+    hidden: int = 0  # value: width of a hidden layer (0: a linear head)
 
 
 @dataclass
@@ -80,7 +105,16 @@ class Sampler:
 
 @dataclass
 class Objective:
-    advantage: str = "rloo"  # rloo, grpo, dr_grpo, reinforce, reinforce_pp, reinforce_pp_baseline
+    # rloo, grpo, dr_grpo, reinforce, reinforce_pp, reinforce_pp_baseline: from the samples trained on. pool, pool_std: r - the mean
+    # over all samples of the prompt, and that over their std, times the prompt's weight.
+    advantage: str = "rloo"
+    weight: str = "none"  # pool: of a prompt, f'(p): none, inv_p, inv_sqrt_p, power (weight_power p^(weight_power - 1))
+    weight_power: float = 0.5
+    weight_cap: float = 0.0  # largest weight (0: no bound)
+    weight_from: str = "pool"  # p of the weight: the pool's, or the "estimate" from before the visit
+    singleton: str = "zero"  # pool: advantage of an only sample; or r - the "estimate"
+    downsample_order: str = "first"  # of a pool, which samples of a class are kept; or "random"
+    downsample_correction: str = "none"  # or "importance", which undoes the balance
     loss: str = "pg"  # pg, ppo, tis
     aggregation: str = "token_mean"  # seq_mean_token_mean, seq_mean_token_sum, token_sum_constant
     aggregation_constant: float = 0.0  # token_sum_constant: the constant (0: max_new)
@@ -182,6 +216,7 @@ class Config:
     model: Model = field(default_factory=Model)
     data: Data = field(default_factory=Data)
     rule: RuleConfig = field(default_factory=RuleConfig)
+    estimate: Estimate = field(default_factory=Estimate)
     driver: Driver = field(default_factory=Driver)
     sampler: Sampler = field(default_factory=Sampler)
     objective: Objective = field(default_factory=Objective)
@@ -209,7 +244,16 @@ class Config:
             "model.compute_dtype": ("float32", "bfloat16"),
             "sampler.attention": ("auto", "dense", "ragged", "pallas"),
             "sampler.cache_dtype": ("", "float32", "bfloat16"),
-            "objective.advantage": ("rloo", "grpo", "dr_grpo", "reinforce", "reinforce_pp", "reinforce_pp_baseline"),
+            "rule.on_unresolved": ("keep", "drop"),
+            "estimate.kind": ("none", "ema", "value"),
+            "estimate.form": ("power", "variance"),
+            "objective.advantage": ("rloo", "grpo", "dr_grpo", "reinforce", "reinforce_pp", "reinforce_pp_baseline",
+                                    *POOL_ADVANTAGES),
+            "objective.weight": ("none", "inv_p", "inv_sqrt_p", "power"),
+            "objective.weight_from": ("pool", "estimate"),
+            "objective.singleton": ("zero", "estimate"),
+            "objective.downsample_order": ("first", "random"),
+            "objective.downsample_correction": ("none", "importance"),
             "objective.loss": ("pg", "ppo", "tis"),
             "objective.aggregation": ("token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "token_sum_constant"),
             "objective.old_logprobs": ("behaviour", "recompute", "corrected"),
@@ -258,6 +302,7 @@ class Config:
             raise ValueError(f"config.sampler.attention='pallas' needs config.mesh.tensor=1; got {self.mesh.tensor}: the kernel is "
                              "not split over heads. 'dense' and 'ragged' run on any mesh")
         self.make_rule()
+        self._check_pools()
         if self.driver.where == "in_loop":
             self._check_in_loop(shards)
         return self
@@ -291,6 +336,43 @@ class Config:
         if o.reference_every and not o.kl_coef > 0:
             raise ValueError(f"config.objective.reference_every ({o.reference_every}) needs config.objective.kl_coef above 0 (got "
                              f"{o.kl_coef}): nothing else asks for a reference policy")
+
+    def _check_pools(self) -> None:
+        """What advantages from pools, and estimates, need."""
+        o, rule = self.objective, self.rule
+        if o.advantage in POOL_ADVANTAGES:
+            if o.kl_coef > 0 and o.kl_in == "reward":
+                raise ValueError(f"config.objective.advantage={o.advantage!r} takes config.objective.kl_in='loss' only: a pool's "
+                                 "statistics are of samples whose log-probs under the reference are not computed")
+            if o.singleton == "estimate" and o.advantage == "pool_std":
+                raise ValueError("config.objective.singleton='estimate' needs config.objective.advantage='pool': an only sample has "
+                                 "no std to be divided by")
+        else:
+            for name, default in (("weight", "none"), ("singleton", "zero"), ("downsample_correction", "none")):
+                if getattr(o, name) != default:
+                    raise ValueError(f"config.objective.{name}={getattr(o, name)!r} needs config.objective.advantage to be one of "
+                                     f"{', '.join(POOL_ADVANTAGES)}; got {o.advantage!r}")
+        for name, value, ok, want in (
+                ("objective.weight_power", o.weight_power, o.weight_power > 0, "positive"),
+                ("objective.weight_cap", o.weight_cap, o.weight_cap >= 0, "0 (no bound) or positive"),
+                ("estimate.decay", self.estimate.decay, 0 < self.estimate.decay <= 1, "in (0, 1]"),
+                ("estimate.prior_a", self.estimate.prior_a, self.estimate.prior_a > 0, "positive"),
+                ("estimate.prior_b", self.estimate.prior_b, self.estimate.prior_b > 0, "positive"),
+                ("estimate.learning_rate", self.estimate.learning_rate, self.estimate.learning_rate > 0, "positive"),
+                ("estimate.hidden", self.estimate.hidden, self.estimate.hidden >= 0, "0 (linear) or positive")):
+            if not ok:
+                raise ValueError(f"config.{name} must be {want}; got {value!r}")
+        wants = [name for name, used in (("rule.name='allocated'", rule.name == "allocated"),
+                                         ("objective.weight_from='estimate'", o.weight_from == "estimate"),
+                                         ("objective.singleton='estimate'", o.singleton == "estimate")) if used]
+        if wants and self.estimate.kind == "none":
+            raise ValueError(f"config.{wants[0]} needs config.estimate.kind to be 'ema' or 'value'; got 'none'")
+        if rule.name == "allocated" and self.driver.screening != "missing":
+            raise ValueError("config.rule.name='allocated' needs config.driver.screening='missing': budgets are shared out among the "
+                             "prompts of one batch")
+        if rule.name == "sequential" and not 2 <= rule.n:
+            raise ValueError(f"config.rule.n must be at least 2 for config.rule.name='sequential', one sample of each class; got "
+                             f"{rule.n}")
 
     def _check_in_loop(self, shards: int) -> None:
         """What the fused step cannot do is refused with the reason, and with what can."""
@@ -349,10 +431,20 @@ def _speed(rule: RuleConfig) -> Speed:
     return Speed(n_init=rule.n_init, n_cont=rule.n - rule.n_init, low=rule.low, high=rule.high)
 
 
+def _allocated(rule: RuleConfig) -> Allocated:
+    n_max = rule.n_max or 4 * rule.n
+    if not rule.n_min <= rule.n <= n_max:
+        raise ValueError(f"config.rule.n ({rule.n}, the average) must lie between config.rule.n_min ({rule.n_min}) and "
+                         f"config.rule.n_max ({n_max})")
+    return Allocated(n_max, rule.n_min)
+
+
 # A new rule is one line here and one file in rl_speed/sampling/.
 RULES = {
     "uniform": lambda rule: Uniform(rule.n),
     "dynamic": lambda rule: Dynamic(rule.n),
     "band": lambda rule: Band(rule.n, rule.low, rule.high, rule.inclusive),
     "speed": _speed,
+    "sequential": lambda rule: Sequential(rule.m, rule.rounds, rule.k_pos, rule.k_neg, rule.on_unresolved),
+    "allocated": _allocated,
 }

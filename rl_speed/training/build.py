@@ -12,12 +12,13 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
-from rl_speed.config import EMBEDDED, JAX_VERIFIERS, Config
+from rl_speed.config import EMBEDDED, JAX_VERIFIERS, POOL_ADVANTAGES, Config
 from rl_speed.data import chain
 from rl_speed.data.embedded_tokenizer import embedded_directory
 from rl_speed.data.loaders import load_prompts
 from rl_speed.data.prompts import Prompt, PromptStream
 from rl_speed.memory.buffer import SamplingBuffer
+from rl_speed.memory.estimates import BetaEma
 from rl_speed.mesh import make_mesh, row_shards
 from rl_speed.policy import (DecodeAttention, ModelConfig, abstract_params, decoder, encode_prompt, end_token_ids, load_hf,
                              load_tokenizer, param_shardings)
@@ -26,10 +27,13 @@ from rl_speed.rewards import ExactMatch, IntegerMatch, MathVerifier, token_bytes
 from rl_speed.sampling import Decoder, HostVerify, SamplerConfig
 from rl_speed.sampling.adaptive import Verify
 from rl_speed.sampling.generate import Generator
+from rl_speed.training.budgets import Budgets
 from rl_speed.training.driver import HostDriver, capacities
+from rl_speed.training.estimates import EmaEstimator, ValueEstimator
 from rl_speed.training.fused import FusedConfig, FusedStep, Table, make_fused_step, row_widths
 from rl_speed.training.in_loop import InLoopDriver
 from rl_speed.training.optimizer import OptimizerConfig, make_optimizer
+from rl_speed.training.pools import PoolConfig, PoolSelector
 from rl_speed.training.score import (JaxScorer, MathJudge, MathScorer, RewardScorer, exact_answers, integer_answers,
                                      text_answers)
 from rl_speed.training.step import UpdateConfig
@@ -196,10 +200,41 @@ def build_generators(config: Config, policy: Policy, mesh: Mesh) -> tuple[Genera
     return make(train, keys.train), make(held_out, keys.evaluate), per_call
 
 
-def build_driver(config: Config, generator: Generator, stream: PromptStream, scorer: RewardScorer) -> HostDriver:
+def pool_config(config: Config) -> PoolConfig | None:
+    """Which samples of a group are trained on, and whether its pool says their advantages; None: all of them, and no."""
+    o, keep = config.objective, config.rule.n if config.rule.name == "sequential" else 0
+    if not keep and o.advantage not in POOL_ADVANTAGES:
+        return None
+    return PoolConfig(keep=keep, order=o.downsample_order, advantages=o.advantage in POOL_ADVANTAGES,
+                      normalise=o.advantage == "pool_std", weight=o.weight, alpha=o.weight_power, cap=o.weight_cap or None,
+                      weight_from=o.weight_from, singleton=o.singleton, downsample_correction=o.downsample_correction)
+
+
+def build_selector(config: Config) -> PoolSelector | None:
+    """`pool_config` for groups on the host."""
+    pool = pool_config(config)
+    return None if pool is None else PoolSelector(pool, config.driver.groups, config.make_rule().max_samples,
+                                                  Keys.of(config.seed).train)
+
+
+def build_budgets(config: Config, policy: Policy, mesh: Mesh) -> Budgets | None:
+    """Estimates of pass rates, if any are asked for."""
+    e = config.estimate
+    if e.kind == "none":
+        return None
+    if e.kind == "ema":
+        estimator = EmaEstimator(BetaEma(e.prior_a, e.prior_b, e.decay))
+    else:
+        estimator = ValueEstimator(policy.model, mesh, config.data.max_prompt_length, config.driver.groups,
+                                   learning_rate=e.learning_rate, hidden=e.hidden, seed=config.seed)
+    return Budgets(estimator, config.make_rule(), config.rule.n, e)
+
+
+def build_driver(config: Config, generator: Generator, stream: PromptStream, scorer: RewardScorer,
+                 budgets: Budgets | None = None) -> HostDriver:
     d = config.driver
     buffer = SamplingBuffer(d.buffer_groups, d.buffer_order, None if d.max_age < 0 else d.max_age, config.seed)
-    return HostDriver(config.make_rule(), stream, generator, scorer, buffer, d)
+    return HostDriver(config.make_rule(), stream, generator, scorer, buffer, d, budgets)
 
 
 def build_fused_step(config: Config, policy: Policy, mesh: Mesh, optimizer: optax.GradientTransformation,
@@ -215,16 +250,18 @@ def build_fused_step(config: Config, policy: Policy, mesh: Mesh, optimizer: opta
     longest = c.data.max_prompt_length + c.sampler.max_new
     verify, encode = in_loop_verifier(config, policy, c.sampler.max_new, prompts)
     fused = FusedConfig(rule=config.make_rule(), verify=verify, sampler=sampler, target=c.driver.groups // shards,
-                        widths=row_widths(longest, c.training.length_multiple, c.data.max_prompt_length))
+                        widths=row_widths(longest, c.training.length_multiple, c.data.max_prompt_length),
+                        rows=c.rule.n, pool=pool_config(c))
     step = make_fused_step(policy.model, policy.decoder, optimizer, mesh, settings, fused)
     return step, fused, Table(shards, -(-c.driver.screen_prompts // shards), c.data.max_prompt_length, encode)
 
 
 def build_in_loop_driver(config: Config, policy: Policy, mesh: Mesh, optimizer: optax.GradientTransformation,
-                         settings: UpdateConfig, stream: PromptStream) -> InLoopDriver:
+                         settings: UpdateConfig, stream: PromptStream, budgets: Budgets | None = None) -> InLoopDriver:
     """The driver that runs the whole step as one program."""
     step, fused, table = build_fused_step(config, policy, mesh, optimizer, settings, stream.prompts)
-    return InLoopDriver(step, table, stream, fused, Keys.of(config.seed).train, config.driver.groups, config.driver.max_calls)
+    return InLoopDriver(step, table, stream, fused, Keys.of(config.seed).train, config.driver.groups, config.driver.max_calls,
+                        budgets)
 
 
 def build_optimizer(config: Config, params: Any) -> optax.GradientTransformation:

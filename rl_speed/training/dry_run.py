@@ -116,9 +116,11 @@ def abstract_batch(config: Config, mesh: Mesh) -> Batch:
                  group_ids=leaf((rows,), jnp.int32))
 
 
-def abstract_table(table: Table, mesh: Mesh) -> Prompts:
+def abstract_table(table: Table, mesh: Mesh, config: Config) -> Prompts:
     """The candidates of one fused step, as shapes with shardings."""
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=batch_sharding(mesh)), table.build([]))
+    budgets = np.zeros(0, np.int64) if config.rule.name == "allocated" else None
+    asked = [] if config.estimate.kind == "none" else [(np.zeros(0), budgets)] * table.shards
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=batch_sharding(mesh)), table.build([], asked))
 
 
 def generation_parts(policy: build.Policy, generator: Generator, mesh: Mesh, prompt_length: int) -> dict[str, int]:
@@ -209,7 +211,7 @@ def plan_fused(config: Config, policy: build.Policy, mesh: Mesh, optimizer: Any,
     """The programs of a run whose step is one program: that, and evaluation."""
     step, fused, table = build.build_fused_step(config, policy, mesh, optimizer, settings)
     state, length, key = abstract_state(policy, optimizer, mesh), config.data.max_prompt_length, jax.eval_shape(jax.random.key, 0)
-    plan = [("fused step", lambda: step.lower(state, abstract_table(table, mesh), key),
+    plan = [("fused step", lambda: step.lower(state, abstract_table(table, mesh, config), key),
              fused_parts(policy, state, fused, table, mesh, length), FUSED_FIELDS)]
     if config.evaluation.every:
         plan.append(plan_evaluation(build.build_generators(config, policy, mesh)[1], policy, mesh, length))

@@ -20,7 +20,6 @@ from rl_speed.sampling.generate import Drawn, GenerationStats
 from rl_speed.training import build
 from rl_speed.training.batch import build_batch, split_groups
 from rl_speed.training.checkpoint import Checkpointer
-from rl_speed.training.driver import StepReport
 from rl_speed.training.in_loop import InLoopDriver
 from rl_speed.training.metrics import (CompileCounter, JsonLines, PhaseTimer, SlowSteps, counted_over_restarts,
                                        pass_rate_histogram, read_lines, write_atomically)
@@ -30,6 +29,7 @@ from rl_speed.training.shaping import shape_groups
 from rl_speed.training.signals import Stopped, StopRequest, stop_on_signals
 from rl_speed.training.state import init_state, make_snapshot, state_shardings
 from rl_speed.training.step import make_advantages, make_score, make_update
+from rl_speed.training.tally import StepReport
 
 log = logging.getLogger(__name__)
 
@@ -67,10 +67,13 @@ class Trainer:
         self.generator, self.held_out_generator, self.eval_prompts = build.build_generators(config, self.policy, self.mesh)
         self.optimizer = build.build_optimizer(config, self.policy.params)
         self.settings = build.update_config(config)
+        budgets = build.build_budgets(config, self.policy, self.mesh)
         if config.driver.where == "in_loop":
-            self.driver = build.build_in_loop_driver(config, self.policy, self.mesh, self.optimizer, self.settings, self.stream)
+            self.driver = build.build_in_loop_driver(config, self.policy, self.mesh, self.optimizer, self.settings, self.stream,
+                                                     budgets)
         else:
-            self.driver = build.build_driver(config, self.generator, self.stream, self.scorer)
+            self.driver = build.build_driver(config, self.generator, self.stream, self.scorer, budgets)
+        self._select = build.build_selector(config)
         shardings = state_shardings(self.policy.model, self.optimizer, self.mesh)
         self._update = make_update(self.policy.model, self.optimizer, self.mesh, self.settings)
         self._advantages = make_advantages(self.mesh, self.settings)
@@ -150,12 +153,16 @@ class Trainer:
     def update(self, groups: Sequence[Group]) -> dict[str, Any]:
         """All optimizer steps of one RL step on these groups; metrics are the mean over them."""
         c, o, parts = self.config, self.config.objective, self.config.training.minibatches
+        groups, advantages = (groups, None) if self._select is None else self._select(groups)
         batch = build_batch(groups, c.driver.groups * c.rule.n, c.data.max_prompt_length + c.sampler.max_new,
                             c.training.length_multiple)
         old = self._score(self.state.params, batch.tokens) if build.uses_old_logprobs(c) else None
         ref = None if self._reference is None else self._score(self._reference, batch.tokens)
         in_reward = ref is not None and o.kl_in == "reward"
-        advantages = self._advantages(batch, batch.behaviour_logprobs - ref if in_reward else None)
+        if advantages is None:
+            advantages = self._advantages(batch, batch.behaviour_logprobs - ref if in_reward else None)
+        else:
+            advantages = np.pad(advantages, (0, len(batch.rewards) - len(advantages)))
         if in_reward:
             ref = None
         if parts == 1:
@@ -287,6 +294,8 @@ class Trainer:
             **{f"total/{name}": float(value) for name, value in dataclasses.asdict(self.totals).items()},
             **{f"tally/{name}": float(value) for name, value in dataclasses.asdict(self.driver.tally).items()},
             "pass_rates": pass_rate_histogram(report.pass_rates),
+            # Of the first samples of each prompt, before any rule stopped or chose: the unbiased one.
+            "first_accuracy": float(np.mean(report.pass_rates)) if report.pass_rates else 0.0,
             **self.driver.metrics(self.step), **self.stream.metrics(), **self.scorer.metrics(), **self.scorer.take_parts(),
             # Of this process, not of the run: a resumed run counts anew.
             "process/compilations": float(self.compiles.count), "process/compile_s": self.compiles.seconds,

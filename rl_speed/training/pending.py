@@ -21,6 +21,7 @@ class Flight:
     round: int
     budget: int
     want: int
+    estimate: float = float("nan")  # of the pass rate, before the visit
 
     @property
     def launched(self) -> int:
@@ -35,7 +36,8 @@ def rule_columns(flights: Sequence[Flight]) -> np.ndarray:
 def make_flights(prompts: Sequence[Prompt], groups: Sequence[Group | None], columns: np.ndarray) -> list[Flight]:
     """The inverse of `rule_columns`."""
     rows = np.asarray(columns, np.int64).reshape(-1, 4).tolist()
-    return [Flight(prompt, group, *row) for prompt, group, row in zip(prompts, groups, rows, strict=True)]
+    known = [float("nan") if group is None else float(group.estimates[0]) for group in groups]
+    return [Flight(prompt, group, *row, estimate=p) for prompt, group, row, p in zip(prompts, groups, rows, known, strict=True)]
 
 
 def to_group(flight: Flight, drawn: Drawn, version: int, rewards: np.ndarray, correct: np.ndarray) -> Group:
@@ -43,7 +45,8 @@ def to_group(flight: Flight, drawn: Drawn, version: int, rewards: np.ndarray, co
     n = len(drawn.lengths)
     return Group(prompt=flight.prompt, tokens=drawn.tokens, lengths=drawn.lengths, logprobs=drawn.logprobs, rewards=rewards,
                  versions=np.full(n, version), phases=np.full(n, flight.phase),
-                 sample_index=np.arange(flight.launched, flight.launched + n), truncated=drawn.truncated, correct=correct)
+                 sample_index=np.arange(flight.launched, flight.launched + n), truncated=drawn.truncated, correct=correct,
+                 estimates=np.full(n, flight.estimate))
 
 
 @dataclasses.dataclass
@@ -82,6 +85,8 @@ class PendingCall:
         """The inverse; its samples are there already."""
         groups, unscored = unpack(state["groups"]), unpack(state["drawn"])
         flights = make_flights([g.prompt for g in unscored], groups + [None] * (len(unscored) - len(groups)), state["rule"])
+        for flight, group in zip(flights, unscored):
+            flight.estimate = float(group.estimates[0])
         drawn = [Drawn(g.tokens, g.logprobs, g.lengths, g.truncated) for g in unscored]
         stats = GenerationStats(**{name: int(value) for name, value in state["stats"].items()})
         return cls(flights, int(state["version"]), FinishedDraw(drawn, stats))

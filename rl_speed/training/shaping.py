@@ -29,8 +29,8 @@ def shape_groups(groups: Sequence[Group], config: Config) -> list[Group]:
     if not r.length_alpha or not groups:
         return list(groups)
     sizes = [len(g) for g in groups]
-    # Padded as the batch will be, so that it compiles once.
-    padding = (0, max(config.driver.groups * config.rule.n - sum(sizes), 0))
+    # Padded to the most there can be, so that it compiles once.
+    padding = (0, max(config.driver.groups * config.make_rule().max_samples - sum(sizes), 0))
     correct = np.concatenate([g.correct for g in groups]).astype(np.float32)
     lengths = np.concatenate([g.lengths for g in groups])
     ids = np.repeat(np.arange(len(groups), dtype=np.int32), sizes)
