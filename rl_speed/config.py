@@ -70,7 +70,7 @@ class Estimate:
     prior_b: float = 16.0
     decay: float = 0.9  # ema: of a prompt's counts, at each visit
     learning_rate: float = 1e-2  # value: Adam's
-    hidden: int = 0  # value: width of a hidden layer (0: a linear head)
+    hidden: int = 32  # value: width of the hidden layer (0: a linear head)
 
 
 @dataclass

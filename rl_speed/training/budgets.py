@@ -1,7 +1,7 @@
 """Budgets from estimated pass rates (Reinforce-Ada-Est): what `Allocated` gives each prompt, and what its samples then say."""
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -9,19 +9,10 @@ from rl_speed import theory
 from rl_speed.config import Estimate
 from rl_speed.data.prompts import Prompt
 from rl_speed.sampling import Allocated, Rule
+from rl_speed.training.estimates import Estimator
 
 # A prompt, how many of its samples were right, how many there were.
 Visit = tuple[Prompt, int, int]
-
-
-class Estimator(Protocol):
-    """Pass rates of prompts before they are visited; see `training.estimates`."""
-
-    def estimate(self, params: Any, prompts: Sequence[Prompt]) -> np.ndarray: ...
-    def update(self, params: Any, prompts: Sequence[Prompt], positive: Sequence[int], total: Sequence[int]) -> None: ...
-    def metrics(self) -> dict[str, float]: ...
-    def state_dict(self) -> dict[str, Any]: ...
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
 class Budgets:

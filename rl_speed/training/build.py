@@ -225,7 +225,8 @@ def build_budgets(config: Config, policy: Policy, mesh: Mesh) -> Budgets | None:
     if e.kind == "ema":
         estimator = EmaEstimator(BetaEma(e.prior_a, e.prior_b, e.decay))
     else:
-        estimator = ValueEstimator(policy.model, mesh, config.data.max_prompt_length, config.driver.groups,
+        rows = -(-config.driver.groups // (shards := row_shards(mesh))) * shards
+        estimator = ValueEstimator(policy.model, mesh, config.data.max_prompt_length, rows,
                                    learning_rate=e.learning_rate, hidden=e.hidden, seed=config.seed)
     return Budgets(estimator, config.make_rule(), config.rule.n, e)
 
