@@ -80,9 +80,11 @@ def test_reward_that_is_logged_is_the_one_trained_on(whole):
         assert record["reward"] == pytest.approx(rewards.mean()) and record["accuracy"] == pytest.approx(correct.mean())
         # Digits alone are English mathematics; of the five checks, none but the end's can be passed.
         assert record["reward/language"] > 0.5 and record["reward/format"] == pytest.approx(0.2 * (1 - record["truncated"]))
+        assert record["truncated"] == np.mean(np.concatenate([g.truncated for g in groups]))
         extra = 1.0 + 0.5 * 0.2
-        assert np.all(rewards[~correct] <= extra + 1e-6) and np.all(rewards[correct] >= 0.5 + 1.0)
-    assert max(np.ptp(g.rewards[g.correct]) for _, groups in seen for g in groups if g.correct.any()) > 0  # lengths count
+        assert np.all(rewards[~correct] <= extra + 1e-6)
+        assert np.all(rewards[correct] >= 0.5 + 1.0) and np.all(rewards[correct] < 0.9 + extra)  # no longer 1 for the verdict
+    assert any(np.ptp(np.concatenate([g.rewards[g.correct] for g in groups])) > 0.01 for _, groups in seen)  # lengths count
 
 
 def folders(workdir):
@@ -93,11 +95,10 @@ def test_only_a_reference_that_no_other_file_has_is_saved(whole):
     assert folders(whole[1]) == {1: False, 2: False, 3: False, 4: True, 5: True, 6: False, 7: True, 8: True}
 
 
-@pytest.mark.parametrize("stops", [(2, 3, 5)], ids=str)
-def test_resume_across_refreshes_is_exact(whole, tmp_path, stops):
+def test_resume_across_refreshes_is_exact(whole, tmp_path):
     """Stopped before a refresh, at one, and between two."""
     trainer, workdir, _ = whole
-    for steps in (*stops, 8):
+    for steps in (2, 3, 5, 8):
         resumed = Trainer(small(steps), tmp_path)
         resumed.run()
     assert untimed(read_lines(tmp_path / "metrics.jsonl")) == untimed(read_lines(workdir / "metrics.jsonl"))
