@@ -107,7 +107,7 @@ def test_resume_across_refreshes_is_exact(whole, tmp_path):
     assert resumed._reference_step == trainer._reference_step == 6
 
 
-def test_checkpoint_without_a_reference_goes_on_from_the_starting_policy(whole, tmp_path, monkeypatch):
+def test_checkpoint_without_a_reference_goes_on_from_the_starting_policy(whole, tmp_path):
     """As they were before there were outer iterations."""
     first = Trainer(small(2), tmp_path)
     save = first._checkpoints.save
