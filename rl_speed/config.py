@@ -155,7 +155,8 @@ class Objective:
     # What ratios are taken against: "behaviour" (as sampled), "recompute" (just before the update: stale samples count as
     # on-policy), or "corrected" (recomputed, and the loss weighted by the truncated ratio to the behaviour policy).
     old_logprobs: str = "behaviour"
-    kl_coef: float = 0.0  # KL to the starting policy
+    kl_coef: float = 0.0  # KL to the reference policy
+    reference_every: int = 0  # steps after which the current policy becomes the reference (outer iterations); 0: the first stays
     kl_kind: str = "k3"
     kl_in: str = "loss"  # or "reward"
     entropy_coef: float = 0.0
@@ -182,6 +183,18 @@ class Reward:
     timeout_s: float = 5.0  # per response
     overlong_buffer: int = 0  # DAPO's overlong shaping over the last so many tokens (0: off)
     overlong_factor: float = 1.0
+    # Trained on beside accuracy, which alone decides what is filtered and reported as correct (Bae et al.). Host only.
+    format_weight: float = 0.0  # of five checks, 0.2 each: opened, closed, something thought, something after it, ended
+    language_weight: float = 0.0  # of the share of characters that English mathematics is written in
+    think_open: str = "<think>"
+    think_close: str = "</think>"
+    think_in_prompt: bool = False  # the prompt's template ends with the opening tag
+    # RPO's length-aware reward of complete groups, clip(r / (1 + exp(-alpha (l_ref - length))), low, high). Host only.
+    length_alpha: float = 0.0  # per token (0: off; the paper's 0.01)
+    length_low: float = 0.5
+    length_high: float = 1.0
+    length_reference: str = "all"  # l_ref is the mean length of "all" or of the "correct" responses of the group
+    length_literal: bool = False  # wrong answers earn length_low, as the formula has it; by default they keep what they have
 
 
 @dataclass
@@ -283,6 +296,7 @@ class Config:
             "optimizer.schedule": ("constant", "linear", "cosine"),
             "reward.verifier": (*JAX_VERIFIERS, "math"),
             "reward.mode": ("boxed", "free"),
+            "reward.length_reference": ("all", "correct"),
             "checkpoints.resume": ("auto", "never", "must"),
         }
         for name, allowed in choices.items():
@@ -306,6 +320,7 @@ class Config:
             raise ValueError(f"config.driver.buffer_groups ({self.driver.buffer_groups}) must hold at least one training "
                              f"batch (config.driver.groups = {self.driver.groups})")
         self._check_depth()
+        self._check_rewards()
         if self.driver.groups % self.training.minibatches:
             raise ValueError(f"config.training.minibatches ({self.training.minibatches}) must divide "
                              f"config.driver.groups ({self.driver.groups}): groups are not split")
@@ -362,6 +377,22 @@ class Config:
             raise ValueError(f"config.driver.max_age ({d.max_age}) must be -1 or at least config.driver.depth ({d.depth}): with "
                              "one call a step, that many updates pass between a call's generation and its scoring, and its "
                              "samples would be too old by then")
+
+    def _check_rewards(self) -> None:
+        """Weights and bounds of what is added to accuracy, and the reference policy's turns."""
+        r, o = self.reward, self.objective
+        for name in ("reward.format_weight", "reward.language_weight", "reward.length_alpha", "objective.reference_every"):
+            if not self._get(name) >= 0:
+                raise ValueError(f"config.{name} must be 0 (off) or more; got {self._get(name)!r}")
+        if r.format_weight and not (r.think_open and r.think_close):
+            raise ValueError("config.reward.think_open and think_close must not be empty where config.reward.format_weight is set; "
+                             f"got {r.think_open!r} and {r.think_close!r}")
+        if r.length_alpha and not r.length_low <= r.length_high:
+            raise ValueError(f"config.reward.length_low ({r.length_low}) must not exceed config.reward.length_high "
+                             f"({r.length_high})")
+        if o.reference_every and not o.kl_coef > 0:
+            raise ValueError(f"config.objective.reference_every ({o.reference_every}) needs config.objective.kl_coef above 0 (got "
+                             f"{o.kl_coef}): nothing else asks for a reference policy")
 
     def _check_pools(self) -> None:
         """What advantages from pools, and estimates, need."""
@@ -425,6 +456,9 @@ class Config:
         for name, value, allowed, reason in [
                 ("driver.depth", self.driver.depth, (0,), "scoring is part of the program, there is none to overlap with"),
                 ("reward.overlong_buffer", self.reward.overlong_buffer, (0,), "rewards are the verifier's alone"),
+                ("reward.format_weight", self.reward.format_weight, (0.0,), "rewards are the verifier's alone"),
+                ("reward.language_weight", self.reward.language_weight, (0.0,), "rewards are the verifier's alone"),
+                ("reward.length_alpha", self.reward.length_alpha, (0.0,), "rewards are the verifier's alone"),
                 ("training.minibatches", self.training.minibatches, (1,), "there is one update a program"),
                 ("objective.kl_coef", self.objective.kl_coef, (0.0,), "no reference policy is held there"),
                 ("replay.window", self.replay.window, ("none",), "its samples start at the prompt"),

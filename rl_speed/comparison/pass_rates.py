@@ -40,7 +40,7 @@ def measure(config: Config, samples: int, split: str = "eval") -> tuple[Evaluati
     scorer = build.build_scorer(config, policy, build.longest_answer(prompts, config.sampler.max_new))
     bar = progress_bar(len(prompts), "pass rates", enabled=config.logging.progress)
     try:
-        result = evaluate(generator, policy.params, prompts, samples, lambda p, drawn: scorer(p, drawn)[1], per_call, bar.update)
+        result = evaluate(generator, policy.params, prompts, samples, scorer.judge, per_call, bar.update)
         return result, [p.id for p in prompts]
     finally:
         bar.close()

@@ -163,7 +163,7 @@ def build_scorer(config: Config, policy: Policy, answer_length: int) -> RewardSc
         verify = JaxScorer(*in_loop_verifier(config, policy, answer_length))
     else:
         verify = MathScorer(policy.tokenizer, policy.end_tokens, math_verifier(config, policy))
-    return RewardScorer(verify, config.reward, config.sampler.max_new)
+    return RewardScorer(verify, config.reward, config.sampler.max_new, policy.tokenizer, policy.end_tokens)
 
 
 def in_loop_verifier(config: Config, policy: Policy, answer_length: int,

@@ -56,7 +56,11 @@ class Program:
 
 @dataclasses.dataclass(frozen=True)
 class DryRun:
-    """See `dry_run`."""
+    """See `dry_run`.
+
+    Attributes:
+      beside: part -> bytes per device that are held beside every program, in no program's total: those of a reference policy.
+    """
 
     parameters: int
     devices: int
@@ -64,17 +68,20 @@ class DryRun:
     limit: int | None
     work: dict[str, float]
     programs: list[Program]
+    beside: dict[str, int]
 
     def text(self) -> str:
         """The report that people read."""
         lines = [f"{'policy':<21} {self.parameters:,} parameters", f"{'mesh':<21} {self.devices} x {self.device}"]
         lines += [f"{name:<21} {value:,.0f}" for name, value in self.work.items()]
+        lines += [f"{name:<21} {_size(size)} per device, beside every program" for name, size in self.beside.items()]
+        beside = sum(self.beside.values())
         for p in self.programs:
             lines += ["", f"{p.name}: {_size(p.total)} per device, compiled in {p.compile_s:.1f} s"]
             lines += [f"    {part:<30} {_size(size)}" for part, size in [*p.known.items(), ("activations, workspace", p.rest)]]
-            if self.limit is not None and p.total > self.limit:
+            if self.limit is not None and p.total + beside > self.limit:
                 lines.append(f"    does not fit into {_size(self.limit)}; turn down {', '.join(p.turn_down)}")
-        if self.limit is not None and all(p.total <= self.limit for p in self.programs):
+        if self.limit is not None and all(p.total + beside <= self.limit for p in self.programs):
             lines += ["", f"every program fits into the {_size(self.limit)} of a device"]
         if self.limit is None:
             lines += ["", "this platform does not tell how much memory a device has"]
@@ -158,6 +165,11 @@ def update_parts(state: TrainState) -> dict[str, int]:
     return {"weights (sharded, float32)": weights, "optimizer": device_bytes(state.opt_state), "gradients": weights}
 
 
+def reference_parts(config: Config, policy: build.Policy) -> dict[str, int]:
+    """Bytes per device of the reference policy, where there is one: weights as they are trained."""
+    return {"reference policy": device_bytes(policy.params)} if config.objective.kl_coef > 0 else {}
+
+
 def dry_run(config: Config) -> DryRun:
     """Compile every program of a run for abstract weights on the mesh that the configuration asks for.
 
@@ -178,7 +190,7 @@ def dry_run(config: Config) -> DryRun:
         programs.append(Program(name, known, compiled_bytes(compiled), time.perf_counter() - begin, turn_down))
     device = mesh.devices.flat[0]
     return DryRun(num_params(policy.model), mesh.size, device.device_kind, (device.memory_stats() or {}).get("bytes_limit"),
-                  describe_work(config), programs)
+                  describe_work(config), programs, reference_parts(config, policy))
 
 
 # Of each program: its name, what lowers it, its known parts, and what to turn down.
@@ -255,7 +267,7 @@ def explain_out_of_memory(config: Config, error: Exception) -> str:
     else:
         generator, _, _ = build.build_generators(config, policy, mesh)
         parts = [("generation", generation_parts(policy, generator, mesh, length), sampling),
-                 ("update", update_parts(state), update)]
+                 ("update", update_parts(state) | reference_parts(config, policy), update)]
     lines = [f"a device ran out of memory: {str(error).strip().splitlines()[0]}"]
     for title, known, advice in parts:
         lines += [f"  {title} holds {_size(sum(known.values()))} per device, activations apart; turn down {advice}"]

@@ -56,7 +56,7 @@ def test_responses_continue_where_they_were_cut(drawn):
             cut = int(d.prefix[i])
             assert cut == min(i, f.lengths[0] - 1) and cut < d.lengths[i] <= 16
             np.testing.assert_array_equal(d.tokens[i, :cut], f.tokens[0, :cut])
-            assert not d.logprobs[i, :cut].any() and (d.logprobs[i, cut:d.lengths[i]] < 0).all()
+            assert not d.logprobs[i, :cut].any() and (d.logprobs[i, cut:d.lengths[i]] <= 0).all()
             assert not d.tokens[i, d.lengths[i]:].any()
     # What is paid for is suffixes alone, and one context for all cuts of a response.
     assert stats.tokens == sum(int((d.lengths - d.prefix).sum()) for d in again)
