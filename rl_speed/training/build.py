@@ -12,7 +12,8 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
-from rl_speed.config import EMBEDDED, JAX_VERIFIERS, POOL_ADVANTAGES, Config
+from rl_speed.checks import JAX_VERIFIERS, POOL_ADVANTAGES
+from rl_speed.config import EMBEDDED, Config
 from rl_speed.data import chain
 from rl_speed.data.embedded_tokenizer import embedded_directory
 from rl_speed.data.loaders import load_prompts
