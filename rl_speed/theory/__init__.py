@@ -21,10 +21,12 @@ from rl_speed.theory.speed import expected_speedup
 from rl_speed.theory.speed import group_moments
 from rl_speed.theory.speed import phi
 from rl_speed.theory.speed import phi_prime
+from rl_speed.theory.weights import allocated_weight
 from rl_speed.theory.weights import balanced_weight
 from rl_speed.theory.weights import kept_classes
 from rl_speed.theory.weights import objective
 from rl_speed.theory.weights import objective_weight
+from rl_speed.theory.weights import screened_weight
 from rl_speed.theory.weights import sequential_weight
 from rl_speed.theory.weights import uniform_weight
 
@@ -34,6 +36,7 @@ __all__ = [
     "SequentialCost",
     "acceptance",
     "allocate",
+    "allocated_weight",
     "balanced_weight",
     "expected_speedup",
     "group_moments",
@@ -44,6 +47,7 @@ __all__ = [
     "objective_weight",
     "phi",
     "phi_prime",
+    "screened_weight",
     "sequential_cost",
     "sequential_exits",
     "sequential_weight",

@@ -23,7 +23,7 @@ import math
 import numpy as np
 
 from rl_speed.theory import _check
-from rl_speed.theory._binomial import pmf
+from rl_speed.theory._binomial import coefficients, pmf
 from rl_speed.theory.sequential import sequential_exits
 
 OBJECTIVES = ("identity", "log", "power")
@@ -77,6 +77,82 @@ def uniform_weight(p, n: int, advantage: str = "rloo", eps: float = 1e-6):
     if _one_of(advantage, "advantage", ADVANTAGES) != "grpo":
         return (np.ones_like(p) * (1 if advantage == "rloo" else (n - 1) / n))[()]
     return sequential_weight(p, n, 1, 1, 0, n=n, normalise=True, eps=eps)
+
+
+def screened_weight(p, n_init: int, n_cont: int = 0, low=0, high=1, *, inclusive: bool = False, advantage: str = "rloo",
+                    eps: float = 1e-6):
+    """Weight of a prompt whose first n_init samples decide whether it gets n_cont more and is trained on at all.
+
+    With a(K) the share of the orders of K positives among N = n_init + n_cont in which the first n_init have an accepted number,
+    it is the mean of a(K) c(K) over K - 1 ~ Bin(N - 2, p): the other samples of a right and a wrong one. c = 1 for "rloo",
+    (N-1)/N for "dr_grpo", (N-1)/N / (s + eps) for "grpo" with s^2 = K (N-K) / (N (N-1)).
+
+    SPEED with RLOO is `phi_prime`. With n_cont = 0 it is DAPO's dynamic sampling (strict 0 and 1), and a band.
+
+    Args:
+      p: pass rate(s) in [0, 1], any shape; the ends are limits.
+      n_init, n_cont: samples, N at least 2. low, high: thresholds on the rate of the first n_init; both ends count if `inclusive`.
+      advantage, eps: as in `uniform_weight`.
+
+    Returns: float64 of p's shape, per prompt screened; over `acceptance` it is that per prompt trained on.
+
+    Raises:
+      ValueError: p outside [0, 1], N < 2, an unknown advantage, or thresholds that no count can pass.
+
+    Derivation. Advantages sum to 0 in a group, so sum_i A_i (r_i - p) / N is that of the right ones, c s^2; and
+    C(N, K) s^2 = C(N - 2, K - 1).
+    """
+    p, n_init, n_cont = _check.probability(p), _check.count(n_init, "n_init", 1), _check.count(n_cont, "n_cont", 0)
+    n = _check.count(n_init + n_cont, "n_init + n_cont", 2)
+    _one_of(advantage, "advantage", ADVANTAGES)
+    rates = [k / n_init for k in range(n_init + 1)]  # correctly rounded, as thresholds are: 3/10 is not above 0.3
+    accepted = np.array([low <= x <= high if inclusive else low < x < high for x in rates])
+    if not accepted.any():
+        raise ValueError(f"no prompt can ever qualify: no count of n_init={n_init} lies between {low} and {high}")
+    mixed = np.arange(1, n)
+    share = (np.convolve(coefficients(n_init) * accepted, coefficients(n_cont)) / coefficients(n))[mixed]
+    factor = 1.0 if advantage == "rloo" else (n - 1) / n
+    if advantage == "grpo":
+        factor = factor / (np.sqrt(mixed * (n - mixed) / (n * (n - 1))) + eps)
+    return (pmf(p, n - 2) @ (share * factor))[()]
+
+
+def allocated_weight(p, budgets, p_hat=None, *, weight: str = "none", alpha: float | None = None, cap: float | None = None,
+                     advantage: str = "rloo", eps: float = 1e-6) -> np.ndarray:
+    """Weights of prompts under Reinforce-Ada-Est: each gets its budget, all of it is trained on, means go over all samples.
+
+    (N_x / mean N) u(p_hat_x) times `uniform_weight` of N_x samples; 0 for a single one, which has no baseline in its group. With
+    p_hat = p, power 1/2 and "inv_sqrt_p", or power 1 and "none", it is proportional to 1/p, f = log p, as far as integers and
+    bounds allow.
+
+    Args:
+      p: f[P], pass rates. budgets: i[P], at least 0, not all 0 (`allocate`).
+      p_hat: f[P], what the weight takes for pass rates, positive: an estimate that knows nothing of this group, unlike the pool's
+        in `sequential_weight`; None: p. For an uncertain estimate take the mean over it, of budgets too.
+      weight, alpha, cap: u, as in `sequential_weight`. advantage, eps: as in `uniform_weight`.
+
+    Returns: f64[P].
+
+    Raises:
+      ValueError: rates outside [0, 1], arrays that are not flat and of one length, budgets as above, an estimate of 0 that is to
+        be weighted by, or names and numbers as in `sequential_weight`.
+
+    Source: Reinforce-Ada, section 3.3.
+    """
+    p, p_hat = _check.probability(p), _check.probability(p if p_hat is None else p_hat, "p_hat")
+    budgets = np.asarray(budgets)
+    if p.ndim != 1 or not p.shape == p_hat.shape == budgets.shape:
+        raise ValueError(f"p, p_hat and budgets must be flat and of one length; got {p.shape}, {p_hat.shape}, {budgets.shape}")
+    if not np.issubdtype(budgets.dtype, np.integer) or (budgets < 0).any() or not budgets.any():
+        raise ValueError(f"budgets must be integers of at least 0, not all 0; got {budgets!r}")
+    alpha = _alpha(_one_of(weight, "weight", WEIGHTS), alpha)
+    _check_cap(cap)
+    if weight != "none" and not p_hat.all():
+        raise ValueError("p_hat must be positive to weight by it")
+    each = np.zeros(p.shape)
+    for n in np.unique(budgets[budgets > 1]):
+        each[budgets == n] = uniform_weight(p[budgets == n], n, advantage, eps)
+    return each * budgets / budgets.mean() * _prompt_weight(p_hat, weight, alpha, cap)
 
 
 def balanced_weight(p, n: int):
@@ -148,8 +224,7 @@ def sequential_weight(p, m: int, rounds: int, k_pos: int, k_neg: int = 0, *, n: 
     alpha = _alpha(_one_of(weight, "weight", WEIGHTS), alpha)
     _one_of(downsample_correction, "downsample_correction", DOWNSAMPLE_CORRECTIONS)
     _one_of(on_unresolved, "on_unresolved", ON_UNRESOLVED)
-    if cap is not None and not cap > 0:
-        raise ValueError(f"cap must be positive or None, got {cap!r}")
+    _check_cap(cap)
     total = np.zeros(p.shape)
     for at in sequential_exits(m, rounds, k_pos, k_neg):
         if at.n < 2:
@@ -176,6 +251,11 @@ def _prompt_weight(p_hat, weight, alpha, cap):
     power = {"none": 0.0, "inv_p": -1.0, "inv_sqrt_p": -0.5, "power": (alpha or 1.0) - 1}[weight]
     value = p_hat**power * (alpha if weight == "power" else 1.0)
     return np.minimum(value, math.inf if cap is None else cap)
+
+
+def _check_cap(cap):
+    if cap is not None and not cap > 0:
+        raise ValueError(f"cap must be positive or None, got {cap!r}")
 
 
 def _one_of(value, name, known):

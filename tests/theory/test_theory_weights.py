@@ -3,6 +3,7 @@
 import functools
 import itertools
 
+import bernoulli
 import jax
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ RATES = np.array([0.02, 0.3, 0.5, 0.9])
 PROMPT_WEIGHTS = [dict(), dict(weight="inv_p"), dict(weight="inv_sqrt_p"), dict(weight="power", alpha=0.3),
                   dict(weight="inv_p", cap=2.5)]
 G = 2**DRAWS
-ANSWERS = np.array(list(itertools.product([0, 1], repeat=DRAWS)))
+ANSWERS = bernoulli.sequences(DRAWS)
 
 
 @functools.cache
@@ -33,14 +34,7 @@ def pools(m, rounds, k_pos, k_neg):
 
 
 def expected_weight(advantages, n):
-    """Exact sum over all sequences of P(sequence) sum_i A_i (r_i - p) / n, over dp/dtheta = p (1-p); one-logit policy."""
-    positives = ANSWERS.sum(1)
-    out = []
-    for p in RATES:
-        chance = p**positives * (1 - p) ** (DRAWS - positives)
-        gradient = (np.asarray(advantages, np.float64).reshape(G, DRAWS) * (ANSWERS - p)).sum(1) / n
-        out.append((chance * gradient).sum() / (p * (1 - p)))
-    return np.array(out)
+    return bernoulli.expected_weight(np.asarray(advantages).reshape(G, DRAWS), ANSWERS, RATES, n)
 
 
 @pytest.mark.parametrize("rule", RULES, ids=str)
@@ -109,6 +103,34 @@ def test_ends_by_hand():
     assert got == pytest.approx(by_hand, rel=1e-12) and got > 1.9
 
 
+def test_screened_by_hand():
+    """The rest of what it says is enumerated in test_objectives_expected_gradient.py."""
+    p = np.linspace(0, 1, 21)
+    for setting in ((2, 1), (4, 4), (8, 16), (5, 3, 0.3, 0.7), (1, 3, -np.inf, 0.5), (6, 0, 0.2, np.inf)):
+        np.testing.assert_allclose(theory.screened_weight(p, *setting), theory.phi_prime(p, *setting), rtol=1e-9, atol=1e-12)
+    # Half of the answers right, and no others: one count, C(4, 2) of Bin(4, p) but C(2, 1) of Bin(2, p).
+    np.testing.assert_allclose(theory.screened_weight(p, 4, 0, 0.5, 0.5, inclusive=True), 2 * p * (1 - p), rtol=1e-12)
+    for advantage in weights.ADVANTAGES:
+        all_of_them = theory.screened_weight(p, 7, 0, 0, 1, inclusive=True, advantage=advantage)
+        np.testing.assert_allclose(all_of_them, theory.uniform_weight(p, 7, advantage), rtol=1e-9)
+    # Between 3/10 and 7/10 lie three counts if the ends do not count, five if they do.
+    for inclusive, counts in ((False, (4, 5, 6)), (True, (3, 4, 5, 6, 7))):
+        want = sum(weights.pmf(p, 8)[:, k - 1] for k in counts)
+        np.testing.assert_allclose(theory.screened_weight(p, 10, 0, 0.3, 0.7, inclusive=inclusive), want, rtol=1e-12)
+    # p -> 0 leaves groups with one right answer, which must be one of the four that were screened with, of eight.
+    assert theory.screened_weight(0.0, 4, 4) == pytest.approx(1 / 2)
+
+
+def test_allocated_by_hand():
+    rates, budgets = np.array([0.1, 0.4, 0.4, 0.9]), np.array([7, 4, 1, 0])
+    np.testing.assert_allclose(theory.allocated_weight(rates, budgets), [7 / 3, 4 / 3, 0, 0], rtol=1e-12)
+    got = theory.allocated_weight(rates, budgets, np.array([0.25, 0.5, 0.5, 0.5]), weight="inv_p", cap=3, advantage="dr_grpo")
+    np.testing.assert_allclose(got, [7 / 3 * 3 * 6 / 7, 4 / 3 * 2 * 3 / 4, 0, 0], rtol=1e-12)
+    same = theory.allocated_weight(rates, np.full(4, 8), advantage="grpo")
+    np.testing.assert_allclose(same, theory.uniform_weight(rates, 8, "grpo"), rtol=1e-12)
+    assert theory.allocated_weight([0.0, 1.0], [2, 2]).tolist() == [1, 1]
+
+
 def test_exchanging_right_and_wrong():
     p = np.linspace(0, 1, 21)
     for change in (dict(), dict(normalise=True), dict(downsample_correction="importance"), dict(on_unresolved="drop")):
@@ -150,3 +172,13 @@ def test_what_cannot_be_is_refused(change, message):
         theory.uniform_weight(0.5, 4, "ppo")
     with pytest.raises(ValueError, match="kind must be one of"):
         theory.objective(0.5, "sqrt")
+    for call, what in [(lambda: theory.screened_weight(0.5, 1), "at least 2"),
+                       (lambda: theory.screened_weight(0.5, 4, 0, 0.3, 0.4), "ever qualify"),
+                       (lambda: theory.screened_weight(0.5, 4, advantage="ppo"), "advantage must be one of"),
+                       (lambda: theory.allocated_weight([0.5], [2, 2]), "of one length"),
+                       (lambda: theory.allocated_weight([0.5], [0]), "not all 0"),
+                       (lambda: theory.allocated_weight([0.5], [2.0]), "integers"),
+                       (lambda: theory.allocated_weight([0.5], [2], [0.0], weight="inv_p"), "p_hat must be positive"),
+                       (lambda: theory.allocated_weight([0.5], [2], cap=0), "cap must be positive")]:
+        with pytest.raises(ValueError, match=what):
+            call()
