@@ -63,4 +63,4 @@ def test_train_refuses_before_it_builds(repo, tmp_path):
                            f"--workdir={tmp_path / 'run'}", "--config.rule.n_inti=4"], cwd=repo, capture_output=True, text=True)
     assert done.returncode == 2 and not (tmp_path / "run").exists()
     assert done.stderr.strip().splitlines()[-1] == (
-        "error: --config.rule.n_inti: there is no config.rule.n_inti; nearest: config.rule.n_init")
+        "error: --config.rule.n_inti: there is no config.rule.n_inti; nearest: config.rule.n_init, config.rule.n_min")
