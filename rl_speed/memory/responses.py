@@ -140,6 +140,8 @@ def load_responses(path: str | Path, vocab_size: int | None = None) -> tuple[dic
             if vocab_size is not None and (worst := int(response.tokens.max())) >= vocab_size:
                 raise ValueError(f"the response to prompt {name!r} has token id {worst}; the vocabulary has {vocab_size} ids. It "
                                  "was made with another tokenizer")
-        return held, json.loads(str(about))
+        if not isinstance(about := json.loads(str(about)), dict):
+            raise ValueError("field 'about' must be a JSON object")
+        return held, about
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
