@@ -49,7 +49,7 @@ def main(_):
         if _SAMPLES.value:
             saved = workdir / "pass_rates.json"
             if not saved.exists():
-                pass_rates.save(pass_rates.measure(copy.deepcopy(_CONFIG.value), _SAMPLES.value), workdir, command)
+                pass_rates.save(*pass_rates.measure(copy.deepcopy(_CONFIG.value), _SAMPLES.value), workdir, command)
             rates = np.array(json.loads(saved.read_text())["rates"])
     except (ValueError, FileNotFoundError) as error:
         logging.error("%s", error)

@@ -1,6 +1,9 @@
 """Measure the starting policy's pass rate on each held-out prompt, and draw the histogram (under a minute, embedded).
 
     python experiments/pass_rates.py --config=configs/embedded.py --samples=50 --out=experiments/results/embedded
+
+With --split=train, on each training prompt: OUT/pass_rates.json is then what config.data.pass_rates takes, for curation
+(keep_low, keep_high) and order="schedule".
 """
 
 import sys
@@ -11,6 +14,7 @@ from ml_collections import config_flags
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "The experiment: a file in configs/.", lock_config=True)
 _SAMPLES = flags.DEFINE_integer("samples", 50, "Responses per prompt.", lower_bound=1)
+_SPLIT = flags.DEFINE_enum("split", "eval", ["eval", "train"], "Held-out or training prompts.")
 _OUT = flags.DEFINE_string("out", None, "Folder for pass_rates.json and pass_rates.png.", required=True)
 flags.mark_flag_as_required("config")
 
@@ -21,11 +25,11 @@ def main(_):
 
     setup_jax()
     try:
-        result = pass_rates.measure(_CONFIG.value, _SAMPLES.value)
+        result, ids = pass_rates.measure(_CONFIG.value, _SAMPLES.value, _SPLIT.value)
     except (ValueError, FileNotFoundError) as error:
         logging.error("%s", error)
         sys.exit(2)
-    plot = pass_rates.save(result, Path(_OUT.value), "python experiments/pass_rates.py " + " ".join(sys.argv[1:]))
+    plot = pass_rates.save(result, ids, Path(_OUT.value), "python experiments/pass_rates.py " + " ".join(sys.argv[1:]))
     n = pass_rates.describe(result)
     print(f"{n['prompts']} prompts, {n['samples']} samples each: mean {n['mean']:.3f}; nearly always (0.9 or more) "
           f"{n['nearly_always']:.3f}, nearly never (0.05 or less) {n['nearly_never']:.3f}, between {n['between']:.3f}")

@@ -48,7 +48,7 @@ def main(_):
     from rl_speed import command
     from rl_speed.inspection import write_report
     from rl_speed.training.checkpoint import CheckpointError
-    from rl_speed.training.driver import StarvedError
+    from rl_speed.training.tally import StarvedError
     from rl_speed.training.dry_run import dry_run
     from rl_speed.training.loop import NonFiniteError, Trainer
     from rl_speed.training.plots import plot_run

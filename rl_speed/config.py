@@ -5,16 +5,14 @@ Units are in the names or the comments: lengths are tokens, ages are policy upda
 """
 
 import dataclasses
-import difflib
 from dataclasses import dataclass, field
 from typing import Any
 
-from rl_speed.sampling.rules import Band, Dynamic, Rule, Speed, Uniform
+from rl_speed.checks import check
+from rl_speed.sampling.rules import Allocated, Band, Dynamic, Rule, Sequential, Speed, Uniform
 
 # Directory of the policy that ships with the package.
 EMBEDDED = "embedded"
-# Verifiers that are JAX functions: they can judge inside the compiled loop on any mesh.
-JAX_VERIFIERS = ("exact", "integer")
 
 
 @dataclass
@@ -36,16 +34,49 @@ class Data:
     train_prompts: int = 0  # use only so many (0: all; for chain: an unbounded stream)
     eval_prompts: int = 512  # 0: all
     on_bad_row: str = "error"  # or "skip", counted
+    # Which prompt of a finite training set goes next: "shuffle" (anew each epoch), "file" (as they stand), "visits" (least visited
+    # first), "schedule" (easy to hard by pass_rates), "memory" (those that will probably qualify, by what earlier visits found).
+    order: str = "shuffle"
+    pass_rates: str = ""  # file of pass rates by prompt id, measured by a proxy: for "schedule", and for keep_low and keep_high
+    keep_low: float = 0.0  # offline curation: keep prompts whose rate in pass_rates lies in [keep_low, keep_high]
+    keep_high: float = 1.0
+    explore: float = 0.1  # memory: share drawn from the prompts seen least recently
+    max_unseen: float = 4.0  # memory: no prompt goes unseen for more than so many epochs (visits / size)
+    rest: float = 0.5  # memory: epochs before a prompt may go again
+    memory_decay: float = 0.8  # memory: of what is known of a prompt, kept at its next visit
 
 
 @dataclass
 class RuleConfig:
-    name: str = "speed"  # uniform, dynamic, band, speed
-    n: int = 24  # samples of a complete group
+    name: str = "speed"  # uniform, dynamic, band, speed, sequential, allocated
+    # Samples of a group that are trained on: all of a complete group; of a sequential pool, those that are kept; allocated: on
+    # average. A batch has so many rows for each of driver.groups.
+    n: int = 24
     n_init: int = 4  # speed: screening samples
     low: float = 0.0  # speed: continue where low < pass rate < high, strictly; band: keep what lies between
     high: float = 1.0
     inclusive: bool = True  # band: low and high themselves count
+    m: int = 8  # sequential: samples a round
+    rounds: int = 4  # sequential: at most
+    k_pos: int = 1  # sequential: right samples that a prompt waits for
+    k_neg: int = 0  # sequential: wrong samples that it waits for
+    on_unresolved: str = "keep"  # sequential, after all rounds: "keep" in the batch, or "drop"
+    n_min: int = 1  # allocated: samples of a prompt, at least
+    n_max: int = 0  # allocated: at most (0: four times rule.n)
+
+
+@dataclass
+class Estimate:
+    """Pass rates of prompts before they are visited, for rules and objectives that use them."""
+
+    kind: str = "none"  # "ema" (decayed counts of each prompt), "value" (a head on the policy's hidden state)
+    gamma: float = 0.5  # allocated: budgets in proportion to p_hat^-gamma
+    form: str = "power"  # or "variance", in proportion to sqrt((1 - p_hat) / p_hat)
+    prior_a: float = 1.0  # ema: Beta prior, right and wrong
+    prior_b: float = 16.0
+    decay: float = 0.9  # ema: of a prompt's counts, at each visit
+    learning_rate: float = 1e-2  # value: Adam's
+    hidden: int = 32  # value: width of the hidden layer (0: a linear head)
 
 
 @dataclass
@@ -66,6 +97,26 @@ class Driver:
 
 
 @dataclass
+class Replay:
+    """RPO: samples start inside a cached response to their question."""
+
+    # How many tokens are cut off a cached response is uniform in 0..L: "none" (no replay), "fixed" (L = replay.length), "half_min" or
+    # "min" (half of the shortest response of the group it came from, or all of it).
+    window: str = "none"
+    length: int = 500  # fixed: L in tokens
+    per_sample: bool = False  # every sample draws its own cut; otherwise a group shares one
+    max_new: int = 0  # tokens of a suffix at most (0: sampler.max_new; -1: as many as were cut off, as released)
+    mask_prefix: bool = True  # train on the suffix alone; otherwise on the replayed tokens too, taken as on-policy (as released)
+    # The response kept of a group: with this probability the one of highest reward, else any other (-1: the first is kept for ever).
+    eps: float = 0.1
+    only_correct: bool = False  # a wrong response never replaces a right one
+    max_tokens: int = 0  # of all cached responses (0: no bound)
+    # Before the first step: "sample" one response a question, or "empty": a question's first visit starts at the prompt.
+    start: str = "empty"
+    cache: str = ""  # a file of responses to start from (experiments/replay_cache.py), of this policy or of another
+
+
+@dataclass
 class Sampler:
     slots: int = 64
     max_new: int = 16  # tokens of a response, the end token included
@@ -80,7 +131,16 @@ class Sampler:
 
 @dataclass
 class Objective:
-    advantage: str = "rloo"  # rloo, grpo, dr_grpo, reinforce, reinforce_pp, reinforce_pp_baseline
+    # rloo, grpo, dr_grpo, reinforce, reinforce_pp, reinforce_pp_baseline: from the samples trained on. pool, pool_std: r - the mean
+    # over all samples of the prompt, and that over their std, times the prompt's weight.
+    advantage: str = "rloo"
+    weight: str = "none"  # pool: of a prompt, f'(p): none, inv_p, inv_sqrt_p, power (weight_power p^(weight_power - 1))
+    weight_power: float = 0.5
+    weight_cap: float = 0.0  # largest weight (0: no bound)
+    weight_from: str = "pool"  # p of the weight: the pool's, or the "estimate" from before the visit
+    singleton: str = "zero"  # pool: advantage of an only sample; or r - the "estimate"
+    downsample_order: str = "first"  # of a pool, which samples of a class are kept; or "random"
+    downsample_correction: str = "none"  # or "importance", which undoes the balance
     loss: str = "pg"  # pg, ppo, tis
     aggregation: str = "token_mean"  # seq_mean_token_mean, seq_mean_token_sum, token_sum_constant
     aggregation_constant: float = 0.0  # token_sum_constant: the constant (0: max_new)
@@ -91,7 +151,8 @@ class Objective:
     # What ratios are taken against: "behaviour" (as sampled), "recompute" (just before the update: stale samples count as
     # on-policy), or "corrected" (recomputed, and the loss weighted by the truncated ratio to the behaviour policy).
     old_logprobs: str = "behaviour"
-    kl_coef: float = 0.0  # KL to the starting policy
+    kl_coef: float = 0.0  # KL to the reference policy
+    reference_every: int = 0  # steps after which the current policy becomes the reference (outer iterations); 0: the first stays
     kl_kind: str = "k3"
     kl_in: str = "loss"  # or "reward"
     entropy_coef: float = 0.0
@@ -118,6 +179,18 @@ class Reward:
     timeout_s: float = 5.0  # per response
     overlong_buffer: int = 0  # DAPO's overlong shaping over the last so many tokens (0: off)
     overlong_factor: float = 1.0
+    # Trained on beside accuracy, which alone decides what is filtered and reported as correct (Bae et al.). Host only.
+    format_weight: float = 0.0  # of five checks, 0.2 each: opened, closed, something thought, something after it, ended
+    language_weight: float = 0.0  # of the share of characters that English mathematics is written in
+    think_open: str = "<think>"
+    think_close: str = "</think>"
+    think_in_prompt: bool = False  # the prompt's template ends with the opening tag
+    # RPO's length-aware reward of complete groups, clip(r / (1 + exp(-alpha (l_ref - length))), low, high). Host only.
+    length_alpha: float = 0.0  # per token (0: off; the paper's 0.01)
+    length_low: float = 0.5
+    length_high: float = 1.0
+    length_reference: str = "all"  # l_ref is the mean length of "all" or of the "correct" responses of the group
+    length_literal: bool = False  # wrong answers earn length_low, as the formula has it; by default they keep what they have
 
 
 @dataclass
@@ -169,7 +242,9 @@ class Config:
     model: Model = field(default_factory=Model)
     data: Data = field(default_factory=Data)
     rule: RuleConfig = field(default_factory=RuleConfig)
+    estimate: Estimate = field(default_factory=Estimate)
     driver: Driver = field(default_factory=Driver)
+    replay: Replay = field(default_factory=Replay)
     sampler: Sampler = field(default_factory=Sampler)
     objective: Objective = field(default_factory=Objective)
     optimizer: Optimizer = field(default_factory=Optimizer)
@@ -185,128 +260,12 @@ class Config:
 
     def validate(self) -> "Config":
         """Raises ValueError naming the first field that cannot be, and what it may be. Returns self."""
-        self._check_types()
-        choices = {
-            "data.task": ("chain", "jsonl"),
-            "data.on_bad_row": ("error", "skip"),
-            "rule.name": tuple(RULES),
-            "driver.where": ("host", "in_loop"),
-            "driver.screening": ("missing", "fixed"),
-            "driver.buffer_order": ("fifo", "random"),
-            "model.compute_dtype": ("float32", "bfloat16"),
-            "sampler.attention": ("auto", "dense", "ragged", "pallas"),
-            "sampler.cache_dtype": ("", "float32", "bfloat16"),
-            "objective.advantage": ("rloo", "grpo", "dr_grpo", "reinforce", "reinforce_pp", "reinforce_pp_baseline"),
-            "objective.loss": ("pg", "ppo", "tis"),
-            "objective.aggregation": ("token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "token_sum_constant"),
-            "objective.old_logprobs": ("behaviour", "recompute", "corrected"),
-            "objective.kl_kind": ("k1", "k2", "k3"),
-            "objective.kl_in": ("loss", "reward"),
-            "optimizer.schedule": ("constant", "linear", "cosine"),
-            "reward.verifier": (*JAX_VERIFIERS, "math"),
-            "reward.mode": ("boxed", "free"),
-            "checkpoints.resume": ("auto", "never", "must"),
-        }
-        for name, allowed in choices.items():
-            if (value := self._get(name)) not in allowed:
-                raise ValueError(f"config.{name} must be one of {', '.join(allowed)}; got {value!r}")
-        for name in ("rule.n", "driver.groups", "driver.screen_prompts", "driver.max_calls", "sampler.slots",
-                     "sampler.max_new", "training.steps", "training.minibatches", "training.max_skipped",
-                     "data.max_prompt_length", "evaluation.samples", "checkpoints.keep",
-                     "reward.workers"):
-            if self._get(name) < 1:
-                raise ValueError(f"config.{name} must be at least 1; got {self._get(name)!r}")
-        if self.data.task == "jsonl" and not self.data.train:
-            raise ValueError("config.data.train must name a file when config.data.task is 'jsonl'")
-        if self.sampler.top_k > 0 or self.sampler.top_p < 1 or self.sampler.temperature == 0:
-            raise ValueError(
-                "config.sampler.top_k, top_p and temperature=0 cut the distribution that training samples from: after an "
-                "update a sampled token can leave the kept set and its ratio becomes 0 or undefined. Train with top_k=0, "
-                "top_p=1, temperature > 0; evaluation has its own settings")
-        if self.driver.buffer_groups < self.driver.groups:
-            raise ValueError(f"config.driver.buffer_groups ({self.driver.buffer_groups}) must hold at least one training "
-                             f"batch (config.driver.groups = {self.driver.groups})")
-        self._check_depth()
-        if self.driver.groups % self.training.minibatches:
-            raise ValueError(f"config.training.minibatches ({self.training.minibatches}) must divide "
-                             f"config.driver.groups ({self.driver.groups}): groups are not split")
-        rows = self.driver.groups * self.rule.n // self.training.minibatches
-        micro = self.training.micro_batch or rows
-        shards = self.mesh.data * self.mesh.fsdp
-        if rows % micro:
-            raise ValueError(f"config.training.micro_batch ({micro}) must divide the {rows} samples of an optimizer step "
-                             "(config.driver.groups x config.rule.n / config.training.minibatches); 0 takes them all at once")
-        if micro % shards:
-            raise ValueError(f"{micro} samples per gradient piece cannot be split over mesh data={self.mesh.data} x fsdp="
-                             f"{self.mesh.fsdp}; change config.training.micro_batch or config.driver.groups")
-        if self.sampler.attention == "pallas" and self.mesh.tensor > 1:
-            raise ValueError(f"config.sampler.attention='pallas' needs config.mesh.tensor=1; got {self.mesh.tensor}: the kernel is "
-                             "not split over heads. 'dense' and 'ragged' run on any mesh")
-        self.make_rule()
-        if self.driver.where == "in_loop":
-            self._check_in_loop(shards)
+        check(self, RULES)
         return self
-
-    def _check_depth(self) -> None:
-        """What a pipeline of so many calls needs."""
-        d = self.driver
-        if d.depth < 0:
-            raise ValueError(f"config.driver.depth must be 0 (no call generated ahead of scoring) or more; got {d.depth}")
-        if d.buffer_groups < d.groups * (1 + d.depth):
-            raise ValueError(f"config.driver.buffer_groups ({d.buffer_groups}) must hold {d.groups * (1 + d.depth)} groups, "
-                             f"config.driver.groups ({d.groups}) for each of the 1 + {d.depth} generation calls that "
-                             f"config.driver.depth={d.depth} keeps under way: each brings about one training batch")
-        if 0 <= d.max_age < d.depth:
-            raise ValueError(f"config.driver.max_age ({d.max_age}) must be -1 or at least config.driver.depth ({d.depth}): with "
-                             "one call a step, that many updates pass between a call's generation and its scoring, and its "
-                             "samples would be too old by then")
-
-    def _check_in_loop(self, shards: int) -> None:
-        """What the fused step cannot do is refused with the reason, and with what can."""
-        for name, value, allowed, reason in [
-                ("driver.depth", self.driver.depth, (0,), "scoring is part of the program, there is none to overlap with"),
-                ("reward.overlong_buffer", self.reward.overlong_buffer, (0,), "rewards are the verifier's alone"),
-                ("training.minibatches", self.training.minibatches, (1,), "there is one update a program"),
-                ("objective.kl_coef", self.objective.kl_coef, (0.0,), "no reference policy is held there"),
-                ("objective.old_logprobs", self.objective.old_logprobs, ("behaviour",), "every sample is on-policy already")]:
-            if value not in allowed:
-                raise ValueError(f"config.driver.where='in_loop' needs config.{name}={allowed[0]!r} ({reason}); got {value!r}. "
-                                 "config.driver.where='host' takes any")
-        if self.reward.verifier not in JAX_VERIFIERS and self.mesh.tensor > 1:
-            raise ValueError(f"config.driver.where='in_loop' with config.reward.verifier={self.reward.verifier!r} needs "
-                             f"config.mesh.tensor=1; got {self.mesh.tensor}: the loop calls back to Python, which JAX can do only "
-                             f"where every mesh axis is manual. On any mesh: {', '.join(JAX_VERIFIERS)}, or "
-                             "config.driver.where='host'")
-        if self.driver.groups % shards:
-            raise ValueError(f"config.driver.where='in_loop' needs config.driver.groups ({self.driver.groups}) to be divisible by "
-                             f"mesh data x fsdp ({shards}): each shard fills its share")
-
-    def _check_types(self) -> None:
-        """Fields that a file in configs/ invented (a dataclass takes them silently) or gave another type."""
-        for path, section in [("", self), *((f"{f.name}.", getattr(self, f.name)) for f in dataclasses.fields(self)
-                                            if f.name not in ("seed", "method"))]:
-            known = {f.name: f for f in dataclasses.fields(section)}
-            for name in vars(section):
-                if name not in known:
-                    close = difflib.get_close_matches(name, known, 3, 0.5) or sorted(known)
-                    raise ValueError(f"there is no config.{path}{name}; nearest: "
-                                     + ", ".join(f"config.{path}{k}" for k in close))
-            for name, f in known.items():
-                value, kind = getattr(section, name), f.type
-                if kind is float and type(value) is int:
-                    setattr(section, name, float(value))
-                elif kind in (bool, int, float, str) and type(value) is not kind:
-                    raise ValueError(f"config.{path}{name} must be {kind.__name__}, got {value!r}")
 
     def make_rule(self) -> Rule:
         """The sampling rule that `rule` describes."""
         return RULES[self.rule.name](self.rule)
-
-    def _get(self, path: str) -> Any:
-        value = self
-        for name in path.split("."):
-            value = getattr(value, name)
-        return value
 
 
 def _speed(rule: RuleConfig) -> Speed:
@@ -315,10 +274,20 @@ def _speed(rule: RuleConfig) -> Speed:
     return Speed(n_init=rule.n_init, n_cont=rule.n - rule.n_init, low=rule.low, high=rule.high)
 
 
+def _allocated(rule: RuleConfig) -> Allocated:
+    n_max = rule.n_max or 4 * rule.n
+    if not rule.n_min <= rule.n <= n_max:
+        raise ValueError(f"config.rule.n ({rule.n}, the average) must lie between config.rule.n_min ({rule.n_min}) and "
+                         f"config.rule.n_max ({n_max})")
+    return Allocated(n_max, rule.n_min)
+
+
 # A new rule is one line here and one file in rl_speed/sampling/.
 RULES = {
     "uniform": lambda rule: Uniform(rule.n),
     "dynamic": lambda rule: Dynamic(rule.n),
     "band": lambda rule: Band(rule.n, rule.low, rule.high, rule.inclusive),
     "speed": _speed,
+    "sequential": lambda rule: Sequential(rule.m, rule.rounds, rule.k_pos, rule.k_neg, rule.on_unresolved),
+    "allocated": _allocated,
 }

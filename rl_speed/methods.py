@@ -15,6 +15,20 @@ _UNIFORM, _DYNAMIC, _SPEED = {"rule.name": "uniform"}, {"rule.name": "dynamic"},
 # One of the balanced bands of Bae et al.; rule.low, rule.high and rule.inclusive make the others.
 _BAND = {"rule.name": "band", "rule.low": 0.2, "rule.high": 0.8}
 
+# Reinforce-Ada: pools of up to 4 rounds of 8 samples, of which 4 are trained on; on-policy, a batch is decided before the next begins.
+_ADA = {**_DAPO, "objective.advantage": "pool", "driver.prefetch": False}
+_SEQUENTIAL = {**_ADA, "rule.name": "sequential", "rule.n": 4, "rule.m": 8, "rule.rounds": 4, "rule.on_unresolved": "keep"}
+_POS = {**_SEQUENTIAL, "rule.k_pos": 1, "rule.k_neg": 0}
+_BALANCE = {**_SEQUENTIAL, "rule.k_pos": 2, "rule.k_neg": 2}
+# Budgets of 8 samples on average; gamma 1/2 with the weight 1/sqrt(p) for the rest is the paper's hybrid.
+_ESTIMATED = {**_ADA, "rule.name": "allocated", "rule.n": 8, "rule.n_min": 1, "rule.n_max": 32, "estimate.gamma": 0.5,
+              "objective.weight": "inv_sqrt_p", "objective.weight_from": "estimate", "objective.singleton": "estimate"}
+
+# RPO: rollouts start inside a cached response. L = half the group's shortest response fits any scale; 300, 500 and 800 tokens are the
+# paper's fixed ones.
+_RPO = {"replay.window": "half_min", "replay.eps": 0.1, "replay.start": "sample"}
+_RPO_RELEASED = {**_RPO, "replay.eps": 0.5, "replay.mask_prefix": False, "replay.max_new": -1}
+
 METHODS: dict[str, dict[str, object]] = {
     "rloo": _UNIFORM | _RLOO,
     "grpo": _UNIFORM | _GRPO,
@@ -27,15 +41,36 @@ METHODS: dict[str, dict[str, object]] = {
     "speed_grpo": _SPEED | _GRPO,
     "speed_dapo": _SPEED | _DAPO,
     "speed_reinforce": _SPEED | _REINFORCE,
+    "ada_seq_pos": _POS,
+    "ada_seq_balance": _BALANCE,
+    "ada_seq_balance_paper": {**_BALANCE, "objective.weight": "inv_p", "objective.entropy_coef": 1e-4},
+    "ada_est_ema": {**_ESTIMATED, "estimate.kind": "ema"},
+    "ada_est_ema_released": {**_ESTIMATED, "estimate.kind": "ema", "estimate.gamma": 1.0, "objective.weight": "none",
+                             "objective.weight_from": "pool", "objective.singleton": "zero"},
+    "rpo_grpo": _UNIFORM | _GRPO | _RPO,
+    "rpo_grpo_released": _UNIFORM | _GRPO | _RPO_RELEASED,
+    "rpo_dapo": _DYNAMIC | _DAPO | _RPO,
+    "rpo_speed_rloo": _SPEED | _RLOO | _RPO,
+    "ada_est_value": {**_ESTIMATED, "estimate.kind": "value"},
 }
 
 
 def apply(config: Config, name: str) -> Config:
-    """Set the fields of `config` that make it the named method; everything else stays. Returns `config`."""
+    """Set the fields of `config` that make it the named method; everything else stays. Returns `config`.
+
+    A method with its own number of samples a group (`rule.n`) gets as many more groups a batch, so that methods train on batches
+    of one size; buffer and screening are raised to hold them.
+    """
     if name not in METHODS:
         raise ValueError(f"unknown method {name!r}; known: {', '.join(METHODS)}")
+    samples = config.rule.n
     for path, value in METHODS[name].items():
         section, leaf = path.split(".")
         setattr(getattr(config, section), leaf, value)
+    driver = config.driver
+    if config.rule.n != samples:
+        driver.groups = max(1, driver.groups * samples // config.rule.n)
+        driver.buffer_groups = max(driver.buffer_groups, driver.groups)
+        driver.screen_prompts = max(driver.screen_prompts, driver.groups)
     config.method = name
     return config

@@ -16,7 +16,7 @@ from rl_speed.config import Config
     (["--config.optimizer.lr=1e-3"], "nearest: config.optimizer.learning_rate, "),
     (["--config.sede=1"], "nearest: config.seed"),
     (["--config.zzz.qqq=1"], "rl_speed/config.py lists every field"),
-    (["--config.rule=6"], "config.rule is a section; set one of its fields: high, inclusive, low, n, n_init, name"),
+    (["--config.mesh=6"], "config.mesh is a section; set one of its fields: data, fsdp, tensor"),
     (["--config.rule.n=many"], "config.rule.n must be an integer, got 'many'"),
     (["--config.rule.n", "6.5"], "config.rule.n must be an integer, got '6.5'"),
     (["--config.rule.low=none"], "config.rule.low must be a number, got 'none'"),

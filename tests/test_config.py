@@ -11,7 +11,7 @@ from rl_speed.mesh import make_mesh
 
 
 @pytest.mark.parametrize("path,value,message", [
-    ("rule.name", "sped", "config.rule.name must be one of uniform, dynamic, band, speed; got 'sped'"),
+    ("rule.name", "sped", "config.rule.name must be one of uniform, dynamic, band, speed, sequential, allocated; got 'sped'"),
     ("rule.n_init", 1, "can accept no prompt"),
     ("rule.n_init", 30, "config.rule.n_init must be between 1 and config.rule.n"),
     ("sampler.top_p", 0.9, "cut the distribution that training samples from"),
@@ -44,7 +44,9 @@ def test_mesh_larger_than_the_devices_is_refused():
 
 def test_every_method_is_valid():
     for name in methods.METHODS:
-        assert methods.apply(Config(), name).validate().method == name
+        config = Config()
+        config.data.train_prompts = 64  # replay caches responses by question
+        assert methods.apply(config, name).validate().method == name
     with pytest.raises(ValueError, match="unknown method 'rlo'; known: rloo"):
         methods.apply(Config(), "rlo")
 

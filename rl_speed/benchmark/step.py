@@ -74,7 +74,7 @@ def run(work: Workload, repeats: int, say: Callable[[str], None]) -> dict[str, A
     fused, sizes, table = build.build_fused_step(config, policy, mesh, optimizer, settings)
     prompts, key = table.build(stream.take(table.shards * table.capacity)), build.Keys.of(config.seed).train
     update, advantages = make_update(policy.model, optimizer, mesh, settings), make_advantages(mesh, settings)
-    batch_of = jax.jit(lambda samples, counts, prompts: make_batch(samples, counts, prompts, sizes, mesh))
+    batch_of = jax.jit(lambda samples, counts, prompts: make_batch(samples, counts, prompts, sizes, mesh, key)[:2])
     width_of = jax.jit(lambda batch: choose_width(batch, sizes.widths))
     copy = lambda: jax.tree.map(jnp.copy, fresh)
     arguments = lambda state: (policy.decoder, state.params, prompts, sizes.rule, sizes.verify, sizes.target, key, sizes.sampler,

@@ -1,6 +1,7 @@
 """Pass rates of the starting policy, prompt by prompt: what decides how much screening can gain."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,25 @@ from rl_speed.training import build
 from rl_speed.training.progress import progress_bar
 
 
-def measure(config: Config, samples: int) -> Evaluation:
-    """`samples` responses to every held-out prompt, by the policy that `config.model.path` names, at the sampler's
-    temperature."""
+SPLITS = ("eval", "train")
+
+
+def measure(config: Config, samples: int, split: str = "eval") -> tuple[Evaluation, list[str]]:
+    """(`samples` responses to every held-out or training prompt, by the policy that `config.model.path` names, at the sampler's
+    temperature; the prompts' ids).
+
+    Raises ValueError: `split` is neither, there are no held-out prompts, or the training prompts are endless.
+    """
+    if split not in SPLITS:
+        raise ValueError(f"split must be one of {', '.join(SPLITS)}; got {split!r}")
+    # All training prompts, in their own order: curation and schedules may need the very table that is being made.
+    config.data.order, config.data.pass_rates, config.data.keep_low, config.data.keep_high = "shuffle", "", 0.0, 1.0
     config.validate()
     mesh = build.build_mesh(config)
     policy = build.build_policy(config, mesh)
-    _, prompts = build.build_data(config, policy.tokenizer)
+    stream, prompts = build.build_data(config, policy.tokenizer)
+    if split == "train" and not (prompts := list(stream.prompts)):
+        raise ValueError("config.data.train_prompts=0 makes the chain task's training prompts endless: set it to measure so many")
     if not prompts:
         raise ValueError("config.data.eval names no held-out prompts")
     config.evaluation.samples = samples
@@ -27,7 +40,8 @@ def measure(config: Config, samples: int) -> Evaluation:
     scorer = build.build_scorer(config, policy, build.longest_answer(prompts, config.sampler.max_new))
     bar = progress_bar(len(prompts), "pass rates", enabled=config.logging.progress)
     try:
-        return evaluate(generator, policy.params, prompts, samples, lambda p, drawn: scorer(p, drawn)[1], per_call, bar.update)
+        result = evaluate(generator, policy.params, prompts, samples, scorer.judge, per_call, bar.update)
+        return result, [p.id for p in prompts]
     finally:
         bar.close()
         scorer.close()
@@ -43,13 +57,13 @@ def describe(result: Evaluation) -> dict[str, Any]:
     return out
 
 
-def save(result: Evaluation, folder: Path, command: str) -> Path:
-    """Write pass_rates.json and pass_rates.png."""
+def save(result: Evaluation, ids: Sequence[str], folder: Path, command: str) -> Path:
+    """Write pass_rates.json, which config.data.pass_rates takes, and pass_rates.png. Returns the latter's path."""
     from rl_speed.training.plots import pyplot
 
     folder.mkdir(parents=True, exist_ok=True)
     numbers = describe(result)
-    (folder / "pass_rates.json").write_text(json.dumps({"command": command, **numbers}) + "\n")
+    (folder / "pass_rates.json").write_text(json.dumps({"command": command, **numbers, "ids": list(ids)}) + "\n")
     plt = pyplot()
     figure, axis = plt.subplots(figsize=(6.4, 3.6), constrained_layout=True)
     rates, classes = result.correct / result.samples, np.array(result.classes)

@@ -2,7 +2,9 @@
 
 from rl_speed.data.chain import DEFAULT_SPEC, ChainClass, ChainSpec, chain_prompts, chain_source
 from rl_speed.data.loaders import DataError, LoadReport, Row, load_prompts, load_rows, rows_to_prompts
+from rl_speed.data.orders import EpochOrder, MemoryOrder, VisitOrder, easy_to_hard
 from rl_speed.data.prompts import Prompt, PromptStream
 
-__all__ = ["DEFAULT_SPEC", "ChainClass", "ChainSpec", "DataError", "LoadReport", "Prompt", "PromptStream", "Row",
-           "chain_prompts", "chain_source", "load_prompts", "load_rows", "rows_to_prompts"]
+__all__ = ["DEFAULT_SPEC", "ChainClass", "ChainSpec", "DataError", "EpochOrder", "LoadReport", "MemoryOrder", "Prompt",
+           "PromptStream", "Row", "VisitOrder", "chain_prompts", "chain_source", "easy_to_hard", "load_prompts", "load_rows",
+           "rows_to_prompts"]

@@ -168,9 +168,13 @@ def _row(item: Any, where: str) -> Row:
         given = _plain_number(given.rsplit("####", 1)[1].strip())
         if not given:
             raise DataError("nothing after '####'")
-    name = next((item[f] for f in ("id", "index", "unique_id") if item.get(f) is not None), where)
-    return Row(id=str(name), question=question.strip(), answer=given, solution=solution,
+    return Row(id=row_id(item, where), question=question.strip(), answer=given, solution=solution,
                meta={f: item[f] for f in _META_FIELDS if item.get(f) is not None})
+
+
+def row_id(item: dict[str, Any], where: str) -> str:
+    """A row's "id", "index" or "unique_id", else `where` (FILE:LINE)."""
+    return str(next((item[f] for f in ("id", "index", "unique_id") if item.get(f) is not None), where))
 
 
 def _answer_text(value: Any, field: str) -> str:

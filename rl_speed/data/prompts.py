@@ -1,8 +1,9 @@
 """Prompts, and the stream that hands them out.
 
-The stream is the only source of `visit` numbers. Visit v is the v-th prompt that ever left it, so (seed, v) determines
-which prompt that was: its epoch is v // size, its place in that epoch's shuffle v % size. All state is therefore one
-counter and the visits that were handed back.
+The stream is the only source of `visit` numbers. Visit v is the v-th prompt that ever left it. With an `EpochOrder`, (seed, v)
+determines which prompt that was: its epoch is v // size, its place in that epoch's permutation v % size. All state is then one
+counter and the visits that were handed back. Orders that depend on results have state of their own, and the stream keeps which
+prompt each visit was that is out.
 """
 
 import dataclasses
@@ -10,6 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+
+from rl_speed.data.orders import AdaptiveOrder, EpochOrder, in_file_order, shuffled
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -36,33 +39,50 @@ class Prompt:
 
 
 class PromptStream:
-    """Endless prompts: a new shuffle of a finite data set each epoch, or an unbounded source in order.
+    """Endless prompts: a finite data set in an order of `rl_speed.data.orders`, or an unbounded source as it comes.
 
     Args:
       source: a sequence of prompts, or a function index -> Prompt (endless).
       seed: of the shuffles.
       shuffle: False keeps a finite data set in its own order in every epoch.
+      order: another order of a finite data set, instead of `shuffle`.
 
     Raises:
-      ValueError: the data set is empty.
+      ValueError: the data set is empty, or there is an order for an endless source.
     """
 
-    def __init__(self, source: Sequence[Prompt] | Callable[[int], Prompt], seed: int = 0, shuffle: bool = True):
+    def __init__(self, source: Sequence[Prompt] | Callable[[int], Prompt], seed: int = 0, shuffle: bool = True,
+                 order: EpochOrder | AdaptiveOrder | None = None):
         self._source = source
         self._size = None if callable(source) else len(source)
         if self._size == 0:
             raise ValueError("a prompt stream needs at least one prompt: the data set is empty")
-        self._seed, self._shuffle = seed, shuffle
+        if self._size is None and order is not None:
+            raise ValueError(f"the order {order.name!r} needs a finite data set, and this source is endless")
+        if self._size is not None and order is None:
+            order = shuffled(self._size, seed) if shuffle else in_file_order(self._size)
+        self._seed, self._shuffle, self._order = seed, shuffle, order
+        self._adaptive = None if isinstance(order, EpochOrder) else order
         self._serial = 0
         self._returned: list[int] = []
-        self._orders: dict[int, np.ndarray] = {}
+        self._permutations: dict[int, np.ndarray] = {}
+        self._out: dict[int, int] = {}  # adaptive orders: visit -> index of what was neither observed nor is inside
 
     def take(self, n: int) -> list[Prompt]:
-        """The next n prompts: those handed back first (with their old visit), then fresh ones."""
+        """The next n prompts: those handed back first (with their old visit), then fresh ones.
+
+        Fewer where an order that depends on results has no more: it never hands out a prompt that is out already.
+        """
         if n < 0:
             raise ValueError(f"cannot take {n} prompts")
         visits, self._returned = self._returned[:n], self._returned[n:]
         fresh = n - len(visits)
+        if self._adaptive and fresh:
+            out = np.zeros(self._size, bool)
+            out[list(self._out.values())] = True
+            index = self._adaptive.pick(fresh, self._serial, out).tolist()
+            self._out.update(zip(range(self._serial, self._serial + len(index)), index))
+            fresh = len(index)
         visits += range(self._serial, self._serial + fresh)
         self._serial += fresh
         return [self._at(visit) for visit in visits]
@@ -81,7 +101,28 @@ class PromptStream:
                                  f" visits are 0 to {self._serial - 1}")
         if len(set(visits + self._returned)) != len(visits) + len(self._returned):
             raise ValueError("a prompt was put back twice")
+        if self._adaptive:
+            self._check_out(prompts, "put back")
         self._returned = sorted(visits + self._returned)
+
+    def observe(self, prompts: Sequence[Prompt], positive: Sequence[int], total: Sequence[int]) -> None:
+        """What became of prompts that are done with, each once: of `total` samples, `positive` were right. Only orders that depend
+        on results look at it.
+
+        Raises:
+          ValueError: such an order is told of a prompt that is not out (never left, was put back, or observed before).
+        """
+        if not self._adaptive:
+            return
+        self._check_out(prompts, "observed")
+        if back := set(self._returned).intersection(prompt.visit for prompt in prompts):
+            raise ValueError(f"visits {sorted(back)} were observed, but had been put back")
+        self._adaptive.observe([self._out.pop(prompt.visit) for prompt in prompts], positive, total)
+
+    def _check_out(self, prompts: Sequence[Prompt], what: str) -> None:
+        for prompt in prompts:
+            if prompt.visit not in self._out:
+                raise ValueError(f"prompt {prompt.id!r} with visit {prompt.visit} was {what}, but is not out")
 
     @property
     def prompts(self) -> Sequence[Prompt]:
@@ -94,40 +135,58 @@ class PromptStream:
         return 0 if self._size is None else self._serial // self._size
 
     def metrics(self) -> dict[str, float]:
-        """Visits so far, epochs so far (with fraction; absent for an endless source), prompts waiting to go again."""
-        epochs = {} if self._size is None else {"prompts/epoch": self._serial / self._size}
-        return {"prompts/visits": float(self._serial), "prompts/returned": float(len(self._returned)), **epochs}
+        """Visits so far, epochs so far (with fraction; absent for an endless source), prompts waiting to go again. With an order
+        that depends on results, also prompts that are out, and what the order says."""
+        more = {} if self._size is None else {"prompts/epoch": self._serial / self._size}
+        if self._adaptive:
+            more |= {"prompts/out": float(len(self._out) - len(self._returned)), **self._adaptive.metrics(self._serial)}
+        return {"prompts/visits": float(self._serial), "prompts/returned": float(len(self._returned)), **more}
 
     def state_dict(self) -> dict[str, Any]:
-        """All that the next draws depend on, as plain integers and one string."""
-        return {"serial": self._serial, "returned": " ".join(map(str, self._returned)), "seed": self._seed,
-                "size": -1 if self._size is None else self._size, "shuffle": int(self._shuffle)}
+        """All that the next draws depend on: plain integers and strings; arrays too with an order that depends on results."""
+        state = {"serial": self._serial, "returned": " ".join(map(str, self._returned)), "seed": self._seed,
+                 "size": -1 if self._size is None else self._size, "shuffle": int(self._shuffle), "order": self._order_name}
+        if self._adaptive:
+            state |= {"out": np.array(list(self._out.items()), np.int64).reshape(-1, 2), "of_order": self._adaptive.state_dict()}
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continues where the state was taken.
 
         Raises:
-          ValueError: the state belongs to a stream with another seed, shuffle or data set size.
+          ValueError: the state belongs to a stream with another seed, order or data set size.
         """
         mine = self.state_dict()
-        for name in ("seed", "size", "shuffle"):
-            if int(state[name]) != mine[name]:
-                raise ValueError(f"the saved prompt stream has {name} {int(state[name])}, this one {mine[name]}: the same"
-                                 " visits would be other prompts. Resume with the data and seed of the saved run.")
+        saved = {name: int(state[name]) for name in ("seed", "size", "shuffle")}
+        # A state from before there were other orders says nothing of its own.
+        saved["order"] = state.get("order", "source" if saved["size"] < 0 else "shuffle" if saved["shuffle"] else "file")
+        for name, value in saved.items():
+            if value != mine[name]:
+                raise ValueError(f"the saved prompt stream has {name} {value}, this one {mine[name]}: the same visits would be other "
+                                 "prompts. Resume with the data, order and seed of the saved run.")
         self._serial = int(state["serial"])
         self._returned = [int(visit) for visit in str(state["returned"]).split()]
+        if self._adaptive:
+            self._out = {int(visit): int(index) for visit, index in np.asarray(state["out"]).reshape(-1, 2)}
+            self._adaptive.load_state_dict(state["of_order"])
+
+    @property
+    def _order_name(self) -> str:
+        return "source" if self._order is None else self._order.name
 
     def _at(self, visit: int) -> Prompt:
         if self._size is None:
             prompt = self._source(visit)
+        elif self._adaptive:
+            prompt = self._source[self._out[visit]]
         else:
             epoch, position = divmod(visit, self._size)
-            prompt = self._source[int(self._order(epoch)[position]) if self._shuffle else position]
+            prompt = self._source[int(self._permutation(epoch)[position])]
         return dataclasses.replace(prompt, visit=visit)
 
-    def _order(self, epoch: int) -> np.ndarray:
-        if epoch not in self._orders:
-            if len(self._orders) > 1:  # the current epoch and the one before it, for what was handed back
-                del self._orders[min(self._orders)]
-            self._orders[epoch] = np.random.default_rng([self._seed, epoch]).permutation(self._size)
-        return self._orders[epoch]
+    def _permutation(self, epoch: int) -> np.ndarray:
+        if epoch not in self._permutations:
+            if len(self._permutations) > 1:  # the current epoch and the one before it, for what was handed back
+                del self._permutations[min(self._permutations)]
+            self._permutations[epoch] = self._order.permutation(epoch)
+        return self._permutations[epoch]

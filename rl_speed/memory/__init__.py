@@ -2,11 +2,11 @@
 to start from."""
 
 from rl_speed.memory.buffer import BufferFull, SamplingBuffer
-from rl_speed.memory.estimates import BetaEma
+from rl_speed.memory.estimates import BetaEma, qualifying
 from rl_speed.memory.group import CONTINUE, SCREEN, Group
 from rl_speed.memory.prefixes import PrefixConfig, cuts, suffix_budget
 from rl_speed.memory.replay import CacheReport, ReplayCache
 from rl_speed.memory.responses import CachedResponse
 
 __all__ = ["CONTINUE", "SCREEN", "BetaEma", "BufferFull", "CacheReport", "CachedResponse", "Group", "PrefixConfig", "ReplayCache",
-           "SamplingBuffer", "cuts", "suffix_budget"]
+           "SamplingBuffer", "cuts", "qualifying", "suffix_budget"]

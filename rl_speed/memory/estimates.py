@@ -1,9 +1,22 @@
 """What is known of each prompt's pass rate from earlier visits."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+
+from rl_speed.sampling.rules import Rule
+from rl_speed.theory import acceptance
+
+
+def check_counts(ids: Sequence[str], positive: Sequence[int], total: Sequence[int]) -> None:
+    """Raises ValueError where counts are not one for each prompt, or naming the prompt whose counts cannot be."""
+    if not len(ids) == len(positive) == len(total):
+        raise ValueError(f"one count for each prompt is needed: {len(ids)} ids, {len(positive)} positive, {len(total)} total")
+    for i, k, n in zip(ids, positive, total):
+        if not 0 <= k <= n:
+            raise ValueError(f"prompt {i!r}: {k} right of {n} samples cannot be")
 
 
 class BetaEma:
@@ -47,21 +60,31 @@ class BetaEma:
 
         Raises ValueError naming the prompt whose counts cannot be; nothing is changed then.
         """
-        if not len(ids) == len(positive) == len(total):
-            raise ValueError(f"one count for each prompt is needed: {len(ids)} ids, {len(positive)} positive, {len(total)} total")
-        for i, k, n in zip(ids, positive, total):
-            if not 0 <= k <= n:
-                raise ValueError(f"prompt {i!r}: {k} right of {n} samples cannot be")
+        check_counts(ids, positive, total)
         for i, k, n in zip(ids, positive, total):
             if n:
                 old_k, old_n = self._counts.get(i, (0.0, 0.0))
                 self._counts[i] = (self.decay * old_k + float(k), self.decay * old_n + float(n))
 
     def state_dict(self) -> dict[str, Any]:
-        """The counts, as arrays in the order of first visits."""
-        return {"ids": np.array(list(self._counts), np.str_),
+        """The counts in the order of first visits; ids as one JSON string, since checkpoints hold no arrays of text."""
+        return {"ids": json.dumps(list(self._counts)),
                 "counts": np.array(list(self._counts.values()), np.float64).reshape(-1, 2)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where the state was taken. Prior and decay stay those of this object."""
-        self._counts = {str(i): (float(k), float(n)) for i, (k, n) in zip(state["ids"], np.asarray(state["counts"]).reshape(-1, 2))}
+        counts = np.asarray(state["counts"]).reshape(-1, 2)
+        self._counts = {i: (float(k), float(n)) for i, (k, n) in zip(json.loads(state["ids"]), counts)}
+
+
+def qualifying(rule: Rule) -> Callable[[np.ndarray], np.ndarray]:
+    """Pass rates f64[n] -> probability that the rule accepts a prompt after its first samples.
+
+    1 - p^n_init - (1-p)^n_init for SPEED at its strict thresholds 0 and 1, elsewhere the sum over the rule's accepted counts. For
+    rules that accept whatever they see, the probability that the first samples have right and wrong ones: that there is
+    anything to learn.
+    """
+    n = rule.first_samples
+    first, last = getattr(rule, "accepted_counts", (1, n - 1))
+    low, high = (first - 0.5) / n, (last + 0.5) / n  # no count lies on these thresholds
+    return lambda p: acceptance(p, n, low, high)

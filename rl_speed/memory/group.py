@@ -14,7 +14,7 @@ SCREEN, CONTINUE = 0, 1
 # Per-sample fields and their dtypes, in the order they are saved. The first two are ragged: one row, `lengths` long.
 TOKEN_FIELDS = {"tokens": np.int32, "logprobs": np.float32}
 SAMPLE_FIELDS = {"lengths": np.int32, "rewards": np.float32, "versions": np.int32, "phases": np.int32,
-                 "sample_index": np.int32, "truncated": np.bool_, "correct": np.bool_}
+                 "sample_index": np.int32, "truncated": np.bool_, "correct": np.bool_, "estimates": np.float32, "prefix": np.int32}
 
 
 @dataclasses.dataclass(eq=False)
@@ -24,14 +24,16 @@ class Group:
     Attributes:
       prompt: with the visit whose samples these are.
       tokens: i32[R, T], the end token included, zero beyond the length.
-      lengths: i32[R], response tokens.
-      logprobs: f32[R, T], what the policy that sampled each token gave it; zero beyond the length.
+      lengths: i32[R], response tokens, a replayed prefix included.
+      logprobs: f32[R, T], what the policy that sampled each token gave it; zero beyond the length, and on a replayed prefix.
       rewards: f32[R].
       versions: i32[R], number of policy updates made when the sample was drawn.
       phases: i32[R], SCREEN or CONTINUE (a tag of the request; it cannot be told from the counts).
       sample_index: i32[R], with the visit, the sample's key.
       truncated: bool[R], ended by its token limit.
       correct: bool[R], what the verifier said, before any shaping of the reward; by default rewards above 0.5.
+      estimates: f32[R], pass rate of the prompt as estimated before the visit; NaN, the default, where nobody estimates.
+      prefix: i32[R], tokens at the start of the response that were replayed, not sampled; 0 by default.
 
     Raises:
       ValueError: shapes that disagree, or a length outside [0, T].
@@ -47,10 +49,16 @@ class Group:
     sample_index: np.ndarray
     truncated: np.ndarray
     correct: np.ndarray | None = None
+    estimates: np.ndarray | None = None
+    prefix: np.ndarray | None = None
 
     def __post_init__(self):
         if self.correct is None:
             self.correct = np.asarray(self.rewards) > 0.5
+        if self.estimates is None:
+            self.estimates = np.full(len(self.lengths), np.nan)
+        if self.prefix is None:
+            self.prefix = np.zeros(len(self.lengths))
         for name, dtype in {**TOKEN_FIELDS, **SAMPLE_FIELDS}.items():
             setattr(self, name, np.asarray(getattr(self, name), dtype))
         if self.tokens.ndim != 2 or self.logprobs.shape != self.tokens.shape:
@@ -62,6 +70,8 @@ class Group:
                                  f" {getattr(self, name).shape}")
         if len(self) and not (0 <= self.lengths.min() and self.lengths.max() <= self.tokens.shape[1]):
             raise ValueError(f"group of prompt {self.prompt.id!r}: lengths must lie in [0, {self.tokens.shape[1]}]")
+        if len(self) and not (0 <= self.prefix.min() and (self.prefix <= self.lengths).all()):
+            raise ValueError(f"group of prompt {self.prompt.id!r}: a replayed prefix must lie in [0, length of its response]")
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -70,6 +80,10 @@ class Group:
     def oldest_version(self) -> int:
         """The smallest policy version among the samples."""
         return int(self.versions.min())
+
+    def take(self, rows: np.ndarray) -> "Group":
+        """The samples at `rows`, in that order."""
+        return Group(prompt=self.prompt, **{name: getattr(self, name)[rows] for name in (*TOKEN_FIELDS, *SAMPLE_FIELDS)})
 
     def merge(self, other: "Group") -> "Group":
         """This group's samples followed by the other's, of the same visit (screening, then continuation)."""
@@ -113,7 +127,8 @@ def unpack(packed: dict[str, Any]) -> list[Group]:
     if not packed:
         return []
     sizes, widths = np.asarray(packed["group_sizes"]), np.asarray(packed["widths"])
-    flat = {name: np.split(np.asarray(packed[name]), np.cumsum(sizes)[:-1]) for name in SAMPLE_FIELDS}
+    # What was saved before a field existed gets its default.
+    flat = {name: np.split(np.asarray(packed[name]), np.cumsum(sizes)[:-1]) for name in SAMPLE_FIELDS if name in packed}
     tokens_in_group = [int(lengths.sum()) for lengths in flat["lengths"]]
     ragged = {name: np.split(np.asarray(packed[name]), np.cumsum(tokens_in_group)[:-1]) for name in TOKEN_FIELDS}
     prompt_lengths = np.asarray(packed["prompt_lengths"])
@@ -122,7 +137,7 @@ def unpack(packed: dict[str, Any]) -> list[Group]:
     for i, (name, text, answer, meta) in enumerate(json.loads(packed["prompt_texts"])):
         prompt = Prompt(id=name, tokens=prompt_rows[2 * i], answer=answer, answer_tokens=prompt_rows[2 * i + 1], text=text,
                         visit=int(packed["visits"][i]), meta=meta)
-        fields = {field: flat[field][i] for field in SAMPLE_FIELDS}
+        fields = {field: values[i] for field, values in flat.items()}
         valid = np.arange(widths[i]) < fields["lengths"][:, None]
         for field, dtype in TOKEN_FIELDS.items():
             fields[field] = np.zeros(valid.shape, dtype)

@@ -176,8 +176,8 @@ def policy_loss(
           "sum/..."   sums over unmasked tokens; add, then divide by "sum/tokens"
                       for the mean: ratio (r; where "pg" ignores it too), clip_low
                       (A < 0 and r < 1 - clip_low), clip_high (A > 0 and
-                      r > 1 + clip_high), clip_dual, truncated (importance weight
-                      cut at truncation), correction (the weight of stale tokens,
+                      r > 1 + clip_high), clip_dual, weight_truncated (importance
+                      weight cut at truncation), correction (the weight of stale tokens,
                       1 without), kl_behaviour (k3 estimate of KL(behaviour || pi)),
                       behaviour_gap (|log pi - log behaviour|, nats) and
                       behaviour_gap_exp (its exponential), kl_ref and entropy if
@@ -285,7 +285,7 @@ def policy_loss(
         "clip_low": clip_low_RxT,
         "clip_high": clip_high_RxT,
         "clip_dual": clip_dual_RxT,
-        "truncated": truncated,
+        "weight_truncated": truncated,
         "correction": correction_RxT,
         "kl_behaviour": divergences.kl(behaviour_RxT, logp_RxT, "k3", log_ratio_clamp),
         "behaviour_gap": gap_RxT,

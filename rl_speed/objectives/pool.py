@@ -68,7 +68,7 @@ def resolved(statistics: PoolStatistics, k_pos: int, k_neg: int = 0) -> jax.Arra
 
 @functools.partial(jax.jit, static_argnames=("num_groups", "n", "order"))
 def balanced_downsample(correct, group_ids, num_groups: int, n: int, *, order: str = "first", index=None, key=None,
-                        groups=None) -> jax.Array:
+                        names=None, groups=None) -> jax.Array:
     """Keeps n rows of each pool: n//2 correct and n - n//2 wrong ones, what one class lacks filled from the other.
 
     Args:
@@ -76,8 +76,9 @@ def balanced_downsample(correct, group_ids, num_groups: int, n: int, *, order: s
       n: static, at least 2. A pool of at most n rows is kept whole.
       order: "first" takes the first of each class in generation order, "random" any with equal chances.
       index: i32[R], each row's place in the generation order of its group, all different there; None: the order of the rows.
-      key: PRNG key, for "random" only. A row's lot depends on the key, its group id and its index, so with `index` given the rows
-        may come in any order.
+      key: PRNG key, for "random" only. A row's lot depends on the key, its group's name and its index, so with `index` given the
+        rows may come in any order.
+      names: i32[G], what keys a group's lots, such as its prompt's visit; None: its id.
       groups: bool[G], pools to keep anything of; None: all.
 
     Returns:
@@ -106,7 +107,8 @@ def balanced_downsample(correct, group_ids, num_groups: int, n: int, *, order: s
     negatives_G = _count(valid_R & ~correct, group_ids, num_groups)
     quota_G = jnp.minimum(positives_G, jnp.maximum(n // 2, n - negatives_G))
     quotas_Gx2 = jnp.stack([jnp.minimum(negatives_G, n - quota_G), quota_G], axis=1)
-    lot_R = _lots(key, group_R, index) if order == "random" else jnp.zeros_like(index)
+    name_R = group_R if names is None else jnp.asarray(names, jnp.int32)[jnp.minimum(group_R, num_groups - 1)]
+    lot_R = _lots(key, name_R, index) if order == "random" else jnp.zeros_like(index)
     # Sorted by class within group, then by lot and generation order; a row's rank is how far it is from its class' first.
     class_R = 2 * group_R + correct
     sorted_R = jnp.lexsort((index, lot_R, class_R))
@@ -164,7 +166,7 @@ def prompt_weights(p_hat, weight: str = "none", *, alpha: float | None = None, c
 @functools.partial(jax.jit, static_argnames=("num_groups", "normalise", "weight", "alpha", "cap", "downsample_correction"))
 def pool_advantages(rewards, correct, group_ids, num_groups: int, kept, *, normalise: bool = False, weight: str = "none",
                     alpha: float | None = None, cap: float | None = None, downsample_correction: str = "none",
-                    eps=1e-6) -> jax.Array:
+                    p_hat=None, singleton_baseline=None, eps=1e-6) -> jax.Array:
     """Advantages of the kept rows from the statistics of whole pools, f32[R]; 0 for all other rows.
 
     r - pool mean, optionally over the pool's std + eps, times the prompt's weight, times the correction of the row's class.
@@ -173,15 +175,23 @@ def pool_advantages(rewards, correct, group_ids, num_groups: int, kept, *, norma
       rewards, correct, group_ids, num_groups: as in the module docstring.
       kept: bool[R], the rows trained on, as from `balanced_downsample`.
       normalise: divide by the pool's sample std + eps.
-      weight, alpha, cap: as in `prompt_weights`, at p_hat = the share of correct rows in the pool.
+      weight, alpha, cap: as in `prompt_weights`, at p_hat.
+      p_hat: f[G], estimates of the pass rates that do not depend on these rewards; None: the share of correct rows in each pool.
+      singleton_baseline: f[G], what a pool of one row is measured against, such as an estimate from earlier visits: independent of
+        the reward, so that the gradient stays unbiased. None: such a row gets 0. Not with `normalise`, as it has no std.
       downsample_correction: "importance" scales a class by its share of the pool over its share of the kept rows. That undoes the
         balance (the mean over kept rows is then that over the pool, if both classes are kept of a mixed pool) but not what stopping
         does to the pool. None of the released code does it.
 
     Raises:
-      ValueError: shapes that do not fit, or names and numbers as in `prompt_weights`.
+      ValueError: shapes that do not fit, `normalise` with `singleton_baseline`, or names and numbers as in `prompt_weights`.
     """
     correct, group_ids = _flat(correct, group_ids, num_groups)
+    for name, value in (("p_hat", p_hat), ("singleton_baseline", singleton_baseline)):
+        if value is not None and jnp.shape(value) != (num_groups,):
+            raise ValueError(f"{name} must have shape {(num_groups,)}; got {jnp.shape(value)}")
+    if normalise and singleton_baseline is not None:
+        raise ValueError("singleton_baseline cannot go with normalise: a single row has no std to be divided by")
     kept, _ = _flat(kept, group_ids, num_groups)
     if downsample_correction not in DOWNSAMPLE_CORRECTIONS:
         raise ValueError(f"downsample_correction must be one of {', '.join(DOWNSAMPLE_CORRECTIONS)}; got {downsample_correction!r}")
@@ -192,7 +202,11 @@ def pool_advantages(rewards, correct, group_ids, num_groups: int, kept, *, norma
     valid_R = (group_ids >= 0) & (group_ids < num_groups)
     group_R = jnp.clip(group_ids, 0, num_groups - 1)
     pool_G, positives_G = (_count(x, group_ids, num_groups) for x in (valid_R, correct))
-    scale_G = prompt_weights(positives_G / jnp.maximum(pool_G, 1), weight, alpha=alpha, cap=cap)
+    if singleton_baseline is not None:
+        alone_R = valid_R & (pool_G == 1)[group_R]
+        value_R = jnp.where(alone_R, jnp.where(valid_R, rewards, 0.0) - singleton_baseline[group_R], value_R)
+    shares_G = positives_G / jnp.maximum(pool_G, 1) if p_hat is None else p_hat
+    scale_G = prompt_weights(shares_G, weight, alpha=alpha, cap=cap)
     # Shaped rewards may differ among wrong answers alone: no pass rate to weight by, so such pools keep weight 0 unless unweighted.
     value_R *= 1.0 if weight == "none" else scale_G[group_R]
     if downsample_correction == "importance":
@@ -218,6 +232,6 @@ def _count(flags, group_ids, num_groups) -> jax.Array:
     return jnp.sum(members_RxG & flags[:, None], axis=0, dtype=jnp.int32)
 
 
-def _lots(key, group_R, index):
-    draw = lambda group, at: jax.random.bits(jax.random.fold_in(jax.random.fold_in(key, group), at))
-    return jax.vmap(draw)(group_R, index)
+def _lots(key, name_R, index):
+    draw = lambda name, at: jax.random.bits(jax.random.fold_in(jax.random.fold_in(key, name), at))
+    return jax.vmap(draw)(name_R, index)

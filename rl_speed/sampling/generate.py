@@ -16,22 +16,51 @@ from rl_speed.sampling import (Contexts, Decoder, Requests, Samples, SamplerConf
 
 
 @dataclasses.dataclass(frozen=True)
+class Replay:
+    """A response to start inside of: its tokens i32[k]; for each sample how many of them it starts with, and how many tokens it may
+    add, i32[count] each."""
+
+    tokens: np.ndarray
+    prefix: np.ndarray
+    max_new: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
 class Work:
-    """Samples `first` to `first + count - 1` of a prompt's visit."""
+    """Samples `first` to `first + count - 1` of a prompt's visit, from the prompt or from inside a response to it."""
 
     prompt: Prompt
     first: int
     count: int
+    replay: Replay | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class Drawn:
-    """The samples of one `Work`, host arrays: tokens i32[n, T], logprobs f32[n, T], lengths i32[n], truncated bool[n]."""
+    """The samples of one `Work`, host arrays: tokens i32[n, T], logprobs f32[n, T], lengths i32[n], truncated bool[n], prefix i32[n].
+
+    Responses are whole: the first `prefix` tokens (none by default) were replayed, with log-prob 0, the others were sampled.
+    """
 
     tokens: np.ndarray
     logprobs: np.ndarray
     lengths: np.ndarray
     truncated: np.ndarray
+    prefix: np.ndarray | None = None
+
+    def __post_init__(self):
+        if self.prefix is None:
+            object.__setattr__(self, "prefix", np.zeros(len(self.lengths), np.int32))
+
+    def behind(self, replay: Replay) -> "Drawn":
+        """These suffixes behind the prefixes that they continue, at the same width: the sampler allows no longer responses."""
+        whole = Drawn(np.zeros_like(self.tokens), np.zeros_like(self.logprobs), self.lengths + replay.prefix, self.truncated,
+                      np.asarray(replay.prefix, np.int32))
+        for i, (start, end) in enumerate(zip(whole.prefix, whole.lengths)):
+            whole.tokens[i, :start] = replay.tokens[:start]
+            whole.tokens[i, start:end] = self.tokens[i, :end - start]
+            whole.logprobs[i, start:end] = self.logprobs[i, :end - start]
+        return whole
 
 
 @dataclasses.dataclass
@@ -92,11 +121,19 @@ class PendingDraw:
             rows = slice(next_row[shard], next_row[shard] + item.count)
             next_row[shard] = rows.stop
             take = lambda x: x[shard, rows]
-            drawn.append(Drawn(take(samples.tokens), take(samples.logprobs), take(samples.lengths),
-                               take(samples.truncated)))
+            mine = Drawn(take(samples.tokens), take(samples.logprobs), take(samples.lengths), take(samples.truncated))
+            drawn.append(mine if item.replay is None else mine.behind(item.replay))
         stats = GenerationStats(calls=1, samples=sum(w.count for w in self._work), tokens=int(samples.lengths.sum()),
                                 decode_steps=int(samples.decode_steps.max()), slot_steps=int(samples.slot_steps.sum()))
         return FinishedDraw(drawn, stats)
+
+
+def _context(work: Work) -> np.ndarray:
+    return work.prompt.tokens if work.replay is None else np.concatenate([work.prompt.tokens, work.replay.tokens])
+
+
+def _replayed(work: Work, name: str, otherwise: int) -> np.ndarray:
+    return np.full(work.count, otherwise) if work.replay is None else np.asarray(getattr(work.replay, name))
 
 
 class Generator:
@@ -107,7 +144,7 @@ class Generator:
       mesh: prompts are dealt to its data x fsdp shards in turn.
       prompts: prompts that fit into one call, over all shards. samples: requests that fit into one call, likewise.
       per_prompt: most samples of one work item; a shard can be dealt so many more than the average.
-      prompt_length: capacity of a prompt in tokens.
+      prompt_length: capacity of a prompt in tokens; with replayed responses, of both together.
       key: the typed root key of all randomness of this generator.
     """
 
@@ -132,11 +169,14 @@ class Generator:
         shards = []
         for shard in range(self.shards):
             mine = work[shard::self.shards]
-            contexts = build_contexts([w.prompt.tokens for w in mine], self._contexts, self._prompt_length)
+            contexts = build_contexts([_context(w) for w in mine], self._contexts, self._prompt_length)
             repeat = lambda values: np.repeat(np.asarray(values, np.int64), [w.count for w in mine])
+            of_samples = lambda values: np.concatenate([np.zeros(0, np.int64), *values])
+            start = repeat([len(w.prompt.tokens) for w in mine]) + of_samples([_replayed(w, "prefix", 0) for w in mine])
+            limit = of_samples([_replayed(w, "max_new", self.config.max_new) for w in mine])
             index = np.concatenate([np.arange(w.first, w.first + w.count) for w in mine]) if mine else np.zeros(0, int)
             requests = build_requests(repeat(range(len(mine))), repeat([w.prompt.visit for w in mine]), index, contexts,
-                                      self._requests, self.config.max_new)
+                                      self._requests, limit, start)
             shards.append((contexts, requests))
         return jax.tree.map(lambda *leaves: np.stack(leaves), *shards)
 

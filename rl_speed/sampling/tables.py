@@ -27,13 +27,13 @@ def build_contexts(tokens: Sequence[np.ndarray], capacity: int, length: int) -> 
 
 
 def build_prompts(tokens: Sequence[np.ndarray], visit: Sequence[int], answer: Any, capacity: int, length: int,
-                  budget: Sequence[int] | None = None) -> Prompts:
+                  budget: Sequence[int] | None = None, estimate: Sequence[float] | None = None) -> Prompts:
     """Pad candidates for `sample_adaptive` to `capacity` rows of `length` tokens.
 
     Args:
       answer: a pytree of arrays with a row per candidate, padded with zeros.
 
-    Raises ValueError as `build_contexts`, and where `visit`, `budget` or an answer has another number of rows.
+    Raises ValueError as `build_contexts`, and where `visit`, `budget`, `estimate` or an answer has another number of rows.
     """
     contexts, count = build_contexts(tokens, capacity, length), len(tokens)
 
@@ -45,7 +45,8 @@ def build_prompts(tokens: Sequence[np.ndarray], visit: Sequence[int], answer: An
 
     return Prompts(tokens=contexts.tokens, lengths=contexts.lengths, visit=pad(visit, "visit").astype(np.int32),
                    answer=jax.tree.map(lambda x: pad(x, "answer"), answer), count=contexts.count,
-                   budget=None if budget is None else pad(budget, "budget").astype(np.int32))
+                   budget=None if budget is None else pad(budget, "budget").astype(np.int32),
+                   estimate=None if estimate is None else pad(estimate, "estimate").astype(np.float32))
 
 
 def build_requests(context: Sequence[int], visit: Sequence[int], sample_index: Sequence[int], contexts: Contexts,

@@ -158,6 +158,7 @@ class Prompts:
       answer: a pytree of arrays [P, ...], what `verify` compares with.
       count: i32[], rows in use.
       budget: i32[P] or None, samples each prompt may have, for rules that take one.
+      estimate: f32[P] or None, pass rates as estimated before the visit; not the sampler's business, but the objective's.
     """
 
     tokens: Array
@@ -166,6 +167,7 @@ class Prompts:
     answer: Any
     count: Array
     budget: Array | None = None
+    estimate: Array | None = None
 
 
 @struct.dataclass

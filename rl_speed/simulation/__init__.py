@@ -1,7 +1,8 @@
 """What each sampling rule would cost on known pass rates, before any policy runs: pass rates in, tables and pictures out."""
 
-from rl_speed.simulation.difficulty import PassRates, load_epochs, load_pass_rates, mixture, moving_average
+from rl_speed.simulation.difficulty import (PassRates, load_epochs, load_pass_rate_table, load_pass_rates, mixture,
+                                            moving_average)
 from rl_speed.simulation.simulate import Draws, draw, epochs, exact, fill, measure, standard_rules, survey
 
-__all__ = ["Draws", "PassRates", "draw", "epochs", "exact", "fill", "load_epochs", "load_pass_rates", "measure", "mixture",
-           "moving_average", "standard_rules", "survey"]
+__all__ = ["Draws", "PassRates", "draw", "epochs", "exact", "fill", "load_epochs", "load_pass_rate_table", "load_pass_rates",
+           "measure", "mixture", "moving_average", "standard_rules", "survey"]

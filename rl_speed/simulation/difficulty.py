@@ -3,12 +3,13 @@
 import dataclasses
 import json
 import math
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from rl_speed.data.loaders import DataError, read_items
+from rl_speed.data.loaders import DataError, read_items, row_id
 
 # What a number under a field says of the pass rate, and the largest that it can be.
 SCALES = {
@@ -26,11 +27,16 @@ MIXTURE = ((0.35, 0.3, 12.0), (0.45, 1.0, 1.0), (0.20, 12.0, 0.5))
 
 @dataclasses.dataclass(frozen=True)
 class PassRates:
-    """Pass rates f64[P] in [0, 1], where they come from (for people), and how many rows had none (null)."""
+    """Pass rates f64[P] in [0, 1], where they come from (for people), and how many rows had none (null).
+
+    `ids` are the prompts', as the loaders of `rl_speed.data` would name the rows, then those of the rows that had none; empty where
+    the file names no prompts.
+    """
 
     rates: np.ndarray
     source: str
     missing: int = 0
+    ids: tuple[str, ...] = ()
 
 
 def mixture(prompts: int = 20_000, seed: int = 0) -> PassRates:
@@ -46,7 +52,8 @@ def load_pass_rates(path: str | Path, field: str | None = None, scale: str | Non
     """Pass rates of a file's rows.
 
     Args:
-      path: .jsonl[.gz], a JSON array of objects (.json[.gz]), or an object with "rates" (what experiments/pass_rates.py writes).
+      path: .jsonl[.gz], a JSON array of objects (.json[.gz]), an object with "rates" and perhaps "ids" (what
+        experiments/pass_rates.py writes), or an object {id: pass rate}.
       field: where a row has its number; None: the one of `KNOWN_FIELDS` that the first row has. Rows with null there have no
         measured pass rate: left out and counted.
       scale: "rate" p, "percent" 100 p, "failure" 1 - p, "difficulty" 100 (1 - p); None: that of the field's name.
@@ -60,9 +67,11 @@ def load_pass_rates(path: str | Path, field: str | None = None, scale: str | Non
         raise DataError(f"scale must be one of {', '.join(SCALES)}, got {scale!r}")
     rows = _rates_object(path, field) if path.name.endswith(".json") else None
     if rows is not None:
-        field, rows = "rates", [(i, {"rates": value}) for i, value in enumerate(rows, start=1)]
-        scale = scale or "rate"
-    values, lines, missing = [], [], 0
+        field, scale, named = "rates", scale or "rate", all(name is not None for name, _ in rows)
+        rows = [(i, {"id": name, "rates": value}) for i, (name, value) in enumerate(rows, start=1)]
+    else:
+        named = True
+    values, lines, ids, unmeasured = [], [], [], []
     for line, item in (read_items(path) if rows is None else rows):
         where = f"{path}:{line}"
         if isinstance(item, DataError):
@@ -73,13 +82,15 @@ def load_pass_rates(path: str | Path, field: str | None = None, scale: str | Non
             field = _find_field(item, where)
         if field not in item:
             raise DataError(f"{where}: no field {field!r}; it has {', '.join(sorted(item)) or 'none'}")
+        name = row_id(item, f"{path.name}:{line}")
         if item[field] is None:
-            missing += 1
+            unmeasured.append(name)
             continue
         values.append(_number(item[field], f"{where}: {field}"))
         lines.append(line)
+        ids.append(name)
     if not values:
-        why = f": {field!r} is null in all {missing}" if missing else ", it is empty"
+        why = f": {field!r} is null in all {len(unmeasured)}" if unmeasured else ", it is empty"
         raise DataError(f"{path}: no row has a pass rate{why}")
     given = scale
     scale = scale or _known(field)
@@ -94,7 +105,24 @@ def load_pass_rates(path: str | Path, field: str | None = None, scale: str | Non
         other = "failure" if scale == "difficulty" else "rate"
         raise DataError(f"{path}: {field!r} is read as {scale!r}, 0 to 100, but no value exceeds 1; say which it is with scale = "
                         f"{other!r} (0 to 1) or {scale!r}")
-    return PassRates(convert(numbers), f"{path.name}, field {field}, {len(numbers):,} prompts", missing)
+    return PassRates(convert(numbers), f"{path.name}, field {field}, {len(numbers):,} prompts", len(unmeasured),
+                     tuple(ids + unmeasured) if named else ())
+
+
+def load_pass_rate_table(path: str | Path) -> dict[str, float | None]:
+    """{prompt id: pass rate, None where the file says null} of a file that `load_pass_rates` reads.
+
+    Raises: DataError as there, and where the file names no prompts, or one of them twice.
+    """
+    found = load_pass_rates(path)
+    if not found.ids:
+        raise DataError(f'{path}: it has pass rates but no prompt ids; expected an object {{id: pass rate}}, rows with "id", or "ids" '
+                        'beside "rates"')
+    table = dict(zip(found.ids, found.rates.tolist() + [None] * found.missing))
+    if len(table) < len(found.ids):
+        twice = next(name for name, count in Counter(found.ids).items() if count > 1)
+        raise DataError(f"{path}: prompt {twice!r} is there twice")
+    return table
 
 
 def load_epochs(path: str | Path, cover: float = 0.9) -> np.ndarray:
@@ -167,13 +195,18 @@ def _json(path: Path) -> Any:
         raise DataError(f"{path}:{error.lineno}: not JSON ({error.msg} at column {error.colno})") from None
 
 
-def _rates_object(path: Path, field: str | None) -> list | None:
-    """The list under "rates" (or `field`) of a file that is one JSON object; None where it is an array of rows."""
+def _rates_object(path: Path, field: str | None) -> list[tuple[str | None, Any]] | None:
+    """(prompt id or None, number) of a file that is one JSON object; None where it is an array of rows."""
     whole = _json(path)
     if not isinstance(whole, dict):
         return None
     name = field or "rates"
+    if whole and name not in whole and not any(isinstance(value, list | dict) for value in whole.values()):
+        return list(whole.items())
     if not isinstance(whole.get(name), list):
-        raise DataError(f"{path}: expected an array of rows, or an object with a list under {name!r}; it has "
-                        f"{', '.join(sorted(whole)) or 'nothing'}")
-    return whole[name]
+        raise DataError(f"{path}: expected an array of rows, an object {{id: pass rate}}, or an object with a list under {name!r}; it "
+                        f"has {', '.join(sorted(whole)) or 'nothing'}")
+    rates, ids = whole[name], whole.get("ids", [None] * len(whole[name]))
+    if not isinstance(ids, list) or len(ids) != len(rates):
+        raise DataError(f"{path}: 'ids' must be a list as long as {name!r}, {len(rates)}")
+    return list(zip(ids, rates))

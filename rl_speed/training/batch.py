@@ -16,7 +16,7 @@ class Batch:
 
     Attributes:
       tokens: i32[R, W].
-      mask: bool[R, W - 1], True where the predicted token is one of the response's.
+      mask: bool[R, W - 1], True where the predicted token is one of the response's, and is trained on.
       behaviour_logprobs: f32[R, W - 1], by the policy that sampled, 0 elsewhere.
       rewards: f32[R]. group_ids: i32[R].
     """
@@ -28,7 +28,7 @@ class Batch:
     group_ids: np.ndarray
 
 
-def build_batch(groups: Sequence[Group], rows: int, width: int, multiple: int = 0) -> Batch:
+def build_batch(groups: Sequence[Group], rows: int, width: int, multiple: int = 0, mask_prefix: bool = True) -> Batch:
     """Lay the groups' samples out as `rows` rows of at most `width` tokens.
 
     Args:
@@ -36,6 +36,7 @@ def build_batch(groups: Sequence[Group], rows: int, width: int, multiple: int = 
       width: longest row there can be, in tokens.
       multiple: if positive, rows are cut to the smallest multiple of it that holds the longest (a few shapes, hence a few
         compilations, instead of always paying for the longest).
+      mask_prefix: replayed tokens are no part of the mask. Otherwise they are, with behaviour log-probs NaN: nobody sampled them.
 
     Raises:
       ValueError: too many samples, or a row longer than `width`.
@@ -60,8 +61,10 @@ def build_batch(groups: Sequence[Group], rows: int, width: int, multiple: int = 
         valid = np.arange(room) < group.lengths[:, None]
         tokens[block, :start] = group.prompt.tokens
         tokens[block, start:start + room] = np.where(valid, group.tokens[:, :room], 0)
-        mask[block, start - 1:start - 1 + room] = valid
-        behaviour[block, start - 1:start - 1 + room] = np.where(valid, group.logprobs[:, :room], 0.0)
+        replayed = np.arange(room) < group.prefix[:, None]
+        mask[block, start - 1:start - 1 + room] = valid & ~replayed if mask_prefix else valid
+        logprobs = np.where(replayed, 0.0 if mask_prefix else np.nan, group.logprobs[:, :room])
+        behaviour[block, start - 1:start - 1 + room] = np.where(valid, logprobs, 0.0)
         rewards[block], group_ids[block] = group.rewards, index
         first = block.stop
     return Batch(tokens=tokens, mask=mask, behaviour_logprobs=behaviour, rewards=rewards, group_ids=group_ids)

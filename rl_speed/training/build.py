@@ -12,12 +12,16 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
-from rl_speed.config import EMBEDDED, JAX_VERIFIERS, Config
+from rl_speed.checks import JAX_VERIFIERS, POOL_ADVANTAGES
+from rl_speed.config import EMBEDDED, Config
 from rl_speed.data import chain
 from rl_speed.data.embedded_tokenizer import embedded_directory
 from rl_speed.data.loaders import load_prompts
 from rl_speed.data.prompts import Prompt, PromptStream
 from rl_speed.memory.buffer import SamplingBuffer
+from rl_speed.memory.estimates import BetaEma
+from rl_speed.memory.prefixes import PrefixConfig
+from rl_speed.memory.replay import ReplayCache
 from rl_speed.mesh import make_mesh, row_shards
 from rl_speed.policy import (DecodeAttention, ModelConfig, abstract_params, decoder, encode_prompt, end_token_ids, load_hf,
                              load_tokenizer, param_shardings)
@@ -26,10 +30,15 @@ from rl_speed.rewards import ExactMatch, IntegerMatch, MathVerifier, token_bytes
 from rl_speed.sampling import Decoder, HostVerify, SamplerConfig
 from rl_speed.sampling.adaptive import Verify
 from rl_speed.sampling.generate import Generator
+from rl_speed.training.budgets import Budgets
 from rl_speed.training.driver import HostDriver, capacities
+from rl_speed.training.estimates import EmaEstimator, ValueEstimator
 from rl_speed.training.fused import FusedConfig, FusedStep, Table, make_fused_step, row_widths
 from rl_speed.training.in_loop import InLoopDriver
 from rl_speed.training.optimizer import OptimizerConfig, make_optimizer
+from rl_speed.training.order import make_stream
+from rl_speed.training.pools import PoolConfig, PoolSelector
+from rl_speed.training.prefixes import PrefixSource
 from rl_speed.training.score import (JaxScorer, MathJudge, MathScorer, RewardScorer, exact_answers, integer_answers,
                                      text_answers)
 from rl_speed.training.step import UpdateConfig
@@ -125,11 +134,11 @@ def build_data(config: Config, tokenizer: Any) -> tuple[PromptStream, list[Promp
         bare = lambda text: tokenizer.encode(text, add_special_tokens=False)
         spec, seed = chain.DEFAULT_SPEC, config.seed
         if data.train_prompts:
-            source = chain.chain_prompts(spec, "train", seed, data.train_prompts, encode, bare)
+            stream = make_stream(config, chain.chain_prompts(spec, "train", seed, data.train_prompts, encode, bare))
         else:
-            source = chain.chain_source(spec, "train", seed, encode, bare)
+            stream = PromptStream(chain.chain_source(spec, "train", seed, encode, bare), seed=seed)
         # The held-out questions are the same for every seed: runs are compared on them.
-        return PromptStream(source, seed=seed), chain.chain_prompts(spec, "eval", 0, data.eval_prompts or 512, encode, bare)
+        return stream, chain.chain_prompts(spec, "eval", 0, data.eval_prompts or 512, encode, bare)
 
     def read(path, limit):
         prompts, report = load_prompts(path, encode, data.max_prompt_length, data.on_bad_row)
@@ -138,7 +147,7 @@ def build_data(config: Config, tokenizer: Any) -> tuple[PromptStream, list[Promp
                         report.bad, report.too_long, data.max_prompt_length)
         return prompts[:limit] if limit else prompts
 
-    return (PromptStream(read(data.train, data.train_prompts), seed=config.seed),
+    return (make_stream(config, read(data.train, data.train_prompts)),
             read(data.eval, data.eval_prompts) if data.eval else [])
 
 
@@ -155,7 +164,7 @@ def build_scorer(config: Config, policy: Policy, answer_length: int) -> RewardSc
         verify = JaxScorer(*in_loop_verifier(config, policy, answer_length))
     else:
         verify = MathScorer(policy.tokenizer, policy.end_tokens, math_verifier(config, policy))
-    return RewardScorer(verify, config.reward, config.sampler.max_new)
+    return RewardScorer(verify, config.reward, config.sampler.max_new, policy.tokenizer, policy.end_tokens)
 
 
 def in_loop_verifier(config: Config, policy: Policy, answer_length: int,
@@ -176,6 +185,12 @@ def in_loop_verifier(config: Config, policy: Policy, answer_length: int,
     return IntegerMatch(table, policy.end_tokens, mode), integer_answers
 
 
+def context_length(config: Config) -> int:
+    """Tokens of a context that generation has room for: a prompt, and a replayed response behind it. Evaluation has it, too: it is
+    the same program then."""
+    return config.data.max_prompt_length + (config.sampler.max_new if config.replay.window != "none" else 0)
+
+
 def build_generators(config: Config, policy: Policy, mesh: Mesh) -> tuple[Generator, Generator, int]:
     """(training generator, evaluation generator, prompts per evaluation call).
 
@@ -187,8 +202,7 @@ def build_generators(config: Config, policy: Policy, mesh: Mesh) -> tuple[Genera
     train = SamplerConfig(slots=max(1, s.slots // row_shards(mesh)), max_new=s.max_new, temperature=s.temperature,
                           end_tokens=policy.end_tokens, prefill_chunk=s.prefill_chunk)
     held_out = dataclasses.replace(train, temperature=config.evaluation.temperature, top_p=config.evaluation.top_p)
-    make = lambda sampler, key: Generator(policy.decoder, sampler, mesh, prompts, samples, per_prompt,
-                                          config.data.max_prompt_length, key)
+    make = lambda sampler, key: Generator(policy.decoder, sampler, mesh, prompts, samples, per_prompt, context_length(config), key)
     per_call = min(prompts, samples // config.evaluation.samples)
     if per_call < 1:
         raise ValueError(f"config.evaluation.samples ({config.evaluation.samples}) exceeds the {samples} samples of one "
@@ -196,10 +210,57 @@ def build_generators(config: Config, policy: Policy, mesh: Mesh) -> tuple[Genera
     return make(train, keys.train), make(held_out, keys.evaluate), per_call
 
 
-def build_driver(config: Config, generator: Generator, stream: PromptStream, scorer: RewardScorer) -> HostDriver:
+def pool_config(config: Config) -> PoolConfig | None:
+    """Which samples of a group are trained on, and whether its pool says their advantages; None: all of them, and no."""
+    o, keep = config.objective, config.rule.n if config.rule.name == "sequential" else 0
+    if not keep and o.advantage not in POOL_ADVANTAGES:
+        return None
+    return PoolConfig(keep=keep, order=o.downsample_order, advantages=o.advantage in POOL_ADVANTAGES,
+                      normalise=o.advantage == "pool_std", weight=o.weight, alpha=o.weight_power, cap=o.weight_cap or None,
+                      weight_from=o.weight_from, singleton=o.singleton, downsample_correction=o.downsample_correction)
+
+
+def build_selector(config: Config) -> PoolSelector | None:
+    """`pool_config` for groups on the host."""
+    pool = pool_config(config)
+    return None if pool is None else PoolSelector(pool, config.driver.groups, config.make_rule().max_samples,
+                                                  Keys.of(config.seed).train)
+
+
+def build_budgets(config: Config, policy: Policy, mesh: Mesh) -> Budgets | None:
+    """Estimates of pass rates, if any are asked for."""
+    e = config.estimate
+    if e.kind == "none":
+        return None
+    if e.kind == "ema":
+        estimator = EmaEstimator(BetaEma(e.prior_a, e.prior_b, e.decay))
+    else:
+        rows = -(-config.driver.groups // (shards := row_shards(mesh))) * shards
+        estimator = ValueEstimator(policy.model, mesh, config.data.max_prompt_length, rows,
+                                   learning_rate=e.learning_rate, hidden=e.hidden, seed=config.seed)
+    return Budgets(estimator, config.make_rule(), config.rule.n, e)
+
+
+def build_prefixes(config: Config, policy: Policy, prompts: Sequence[Prompt]) -> PrefixSource | None:
+    """The replay cache, as yet empty or from its file, and how prefixes are cut from it."""
+    r = config.replay
+    if r.window == "none":
+        return None
+    cache = ReplayCache(None if r.eps < 0 else r.eps, r.only_correct, r.max_tokens or None, config.seed)
+    if r.cache:
+        found = cache.load(r.cache, policy.model.vocab_size, [p.id for p in prompts])
+        log.warning("%s: %d responses; %d to unknown questions left out, %d questions without one", r.cache, found.held, found.unknown,
+                    found.missing)
+    limit = config.sampler.max_new
+    return PrefixSource(cache, PrefixConfig(r.window, r.length, r.per_sample, max_response=limit, max_new=max(r.max_new, 0) or limit,
+                                            seed=config.seed, released_budget=r.max_new == -1))
+
+
+def build_driver(config: Config, generator: Generator, stream: PromptStream, scorer: RewardScorer,
+                 budgets: Budgets | None = None, prefixes: PrefixSource | None = None) -> HostDriver:
     d = config.driver
     buffer = SamplingBuffer(d.buffer_groups, d.buffer_order, None if d.max_age < 0 else d.max_age, config.seed)
-    return HostDriver(config.make_rule(), stream, generator, scorer, buffer, d)
+    return HostDriver(config.make_rule(), stream, generator, scorer, buffer, d, budgets, prefixes)
 
 
 def build_fused_step(config: Config, policy: Policy, mesh: Mesh, optimizer: optax.GradientTransformation,
@@ -215,16 +276,18 @@ def build_fused_step(config: Config, policy: Policy, mesh: Mesh, optimizer: opta
     longest = c.data.max_prompt_length + c.sampler.max_new
     verify, encode = in_loop_verifier(config, policy, c.sampler.max_new, prompts)
     fused = FusedConfig(rule=config.make_rule(), verify=verify, sampler=sampler, target=c.driver.groups // shards,
-                        widths=row_widths(longest, c.training.length_multiple, c.data.max_prompt_length))
+                        widths=row_widths(longest, c.training.length_multiple, c.data.max_prompt_length),
+                        rows=c.rule.n, pool=pool_config(c))
     step = make_fused_step(policy.model, policy.decoder, optimizer, mesh, settings, fused)
     return step, fused, Table(shards, -(-c.driver.screen_prompts // shards), c.data.max_prompt_length, encode)
 
 
 def build_in_loop_driver(config: Config, policy: Policy, mesh: Mesh, optimizer: optax.GradientTransformation,
-                         settings: UpdateConfig, stream: PromptStream) -> InLoopDriver:
+                         settings: UpdateConfig, stream: PromptStream, budgets: Budgets | None = None) -> InLoopDriver:
     """The driver that runs the whole step as one program."""
     step, fused, table = build_fused_step(config, policy, mesh, optimizer, settings, stream.prompts)
-    return InLoopDriver(step, table, stream, fused, Keys.of(config.seed).train, config.driver.groups, config.driver.max_calls)
+    return InLoopDriver(step, table, stream, fused, Keys.of(config.seed).train, config.driver.groups, config.driver.max_calls,
+                        budgets)
 
 
 def build_optimizer(config: Config, params: Any) -> optax.GradientTransformation:
@@ -242,6 +305,11 @@ def update_config(config: Config) -> UpdateConfig:
         clip_high=o.clip_high, dual_clip=o.dual_clip or None, truncation=o.truncation,
         correction="recompute" if o.old_logprobs == "recompute" else "behaviour", kl_coef=o.kl_coef, kl_kind=o.kl_kind,
         kl_in=o.kl_in, entropy_coef=o.entropy_coef, head_chunk=config.model.head_chunk or None)
+
+
+def trains_on_prefixes(config: Config) -> bool:
+    """Whether replayed tokens are trained on, too. Nobody sampled them: their behaviour policy is taken to be the present one."""
+    return config.replay.window != "none" and not config.replay.mask_prefix
 
 
 def uses_old_logprobs(config: Config) -> bool:

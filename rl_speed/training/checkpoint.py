@@ -66,7 +66,7 @@ class CheckpointError(RuntimeError):
 
 
 class Checkpointer:
-    """Saves and restores (train state, host state) by step, keeping the newest `keep`.
+    """Saves and restores (train state, host state, perhaps a reference policy) by step, keeping the newest `keep`.
 
     Saving is asynchronous: `close` (or the next save) waits for it. A directory that was not finished is never listed. A save
     that fails is logged and counted and the run goes on; what was saved before stays.
@@ -82,21 +82,25 @@ class Checkpointer:
 
     def _open(self) -> ocp.CheckpointManager:
         options = ocp.CheckpointManagerOptions(max_to_keep=self._keep, create=True, enable_async_checkpointing=True)
-        return ocp.CheckpointManager(self._directory, options=options, item_names=("state", "arrays", "host"))
+        return ocp.CheckpointManager(self._directory, options=options, item_names=("state", "arrays", "host", "reference"))
 
     def latest(self) -> int | None:
         """Newest finished step, or None."""
         return self._manager.latest_step()
 
-    def save(self, step: int, state: Any, host: dict[str, Any]) -> bool:
+    def save(self, step: int, state: Any, host: dict[str, Any], reference: Any = None) -> bool:
         """`state`: a pytree of jax arrays, copied before this returns (the update may donate it). `host`: nested dicts of
-        JSON values and numpy arrays. False when this save, or the one before that was still under way, failed."""
+        JSON values and numpy arrays. `reference`: weights, where no other file has them. False when this save, or the one before
+        that was still under way, failed."""
         values, arrays = split_host(host)
         values["layout"] = describe_tree(state)
         # Orbax refuses an empty tree; the marker also tells a checkpoint without host arrays from a damaged one.
         arrays = {"saved": np.ones((1,), np.int32)} | arrays
-        args = ocp.args.Composite(state=ocp.args.StandardSave(state), arrays=ocp.args.PyTreeSave(arrays),
-                                  host=ocp.args.JsonSave(values))
+        items = {"state": ocp.args.StandardSave(state), "arrays": ocp.args.PyTreeSave(arrays)}
+        if reference is not None:
+            values["has_reference"] = True
+            items["reference"] = ocp.args.StandardSave(reference)
+        args = ocp.args.Composite(**items, host=ocp.args.JsonSave(values))
         fine = self.wait()
         try:
             self._manager.save(step, args=args)
@@ -125,8 +129,9 @@ class Checkpointer:
         log.error("%s could not be saved in %s: %s. The run goes on; the newest checkpoint is that of step %s", what,
                   self._directory, self.last_failure, self.latest())
 
-    def restore(self, step: int, like: Any) -> tuple[Any, dict[str, Any]]:
-        """(state with the shapes and shardings of `like`, host state).
+    def restore(self, step: int, like: Any, reference: Any = None) -> tuple[Any, dict[str, Any]]:
+        """(state with the shapes and shardings of `like`, host state). Where `reference` tells their shapes and shardings, the host
+        state has the saved weights of a reference policy under "reference", if there are any.
 
         Raises:
           CheckpointError: it belongs to another model or optimizer; says which array differs and how.
@@ -134,6 +139,7 @@ class Checkpointer:
         """
         values = self._manager.restore(step, args=ocp.args.Composite(host=ocp.args.JsonRestore()))["host"]
         saved, mine = values.pop("layout"), describe_tree(like)
+        has_reference = values.pop("has_reference", False) and reference is not None
         if saved != mine:
             different = [name for name in {**mine, **saved} if saved.get(name) != mine.get(name)]
             name = different[0]
@@ -141,14 +147,18 @@ class Checkpointer:
                 f"{self._directory / str(step)} holds another model or optimizer: {len(different)} of {len(mine)} arrays "
                 f"differ, the first being {name}: {saved.get(name, 'absent')} there, {mine.get(name, 'absent')} here. Continue "
                 "with the configuration of that run, or choose another --workdir")
-        abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), like)
+        wanted = {"state": like, "reference": reference} if has_reference else {"state": like}
+        abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), wanted)
         found = self._manager.restore(step, args=ocp.args.Composite(
-            state=ocp.args.StandardRestore(abstract), arrays=ocp.args.PyTreeRestore()))
+            **{name: ocp.args.StandardRestore(tree) for name, tree in abstract.items()}, arrays=ocp.args.PyTreeRestore()))
         arrays = {name: np.asarray(value) for name, value in found["arrays"].items() if name != "saved"}
-        return found["state"], join_host(values, arrays)
+        host = join_host(values, arrays)
+        if has_reference:
+            host["reference"] = found["reference"]
+        return found["state"], host
 
-    def restore_newest(self, like: Any) -> tuple[int, Any, dict[str, Any]] | None:
-        """(step, state, host state) of the newest checkpoint that can be read; None where there is none at all.
+    def restore_newest(self, like: Any, reference: Any = None) -> tuple[int, Any, dict[str, Any]] | None:
+        """(step, state, host state) of the newest checkpoint that can be read, as `restore` has them; None where there is none.
 
         A damaged one is logged, moved out of the way (to damaged/ beside the directory; nothing is deleted) and the one before
         it tried.
@@ -159,7 +169,7 @@ class Checkpointer:
         damaged: list[tuple[int, str]] = []
         for step in sorted(self._manager.all_steps(), reverse=True):
             try:
-                state, host = self.restore(step, like)
+                state, host = self.restore(step, like, reference)
             except CheckpointError:
                 raise
             except Exception as error:  # noqa: BLE001 (damage takes any form: JSON, zarr, checksum, missing file)

@@ -27,48 +27,15 @@ from rl_speed.data.prompts import Prompt, PromptStream
 from rl_speed.memory.buffer import BufferFull, SamplingBuffer
 from rl_speed.memory.group import Group, pack, unpack
 from rl_speed.sampling import ACCEPTED, COMPLETE, REJECTED, SCREENING, Counts, Rule, RuleState, compiled_decide
-from rl_speed.sampling.generate import Drawn, GenerationStats, Generator, Work
-from rl_speed.training.pending import Flight, PendingCall, make_flights, rule_columns, to_group
-
-# Per decided prompt: the acceptance estimate remembers about 200 of them, a standard error of 0.03 at an acceptance of 0.2.
-FORGET = 0.995
+from rl_speed.sampling.generate import Drawn, GenerationStats, Generator, Replay, Work
+from rl_speed.training.budgets import Budgets, Visit
+from rl_speed.training.pending import (Flight, PendingCall, make_flights, pack_cached, rule_columns, to_group,
+                                       unpack_cached)
+from rl_speed.training.prefixes import PrefixSource
+from rl_speed.training.tally import FORGET, StarvedError, StepReport, Tally, load_tally
 
 # (prompts, one per sample; samples) -> (rewards f32[n], correct bool[n])
 Scorer = Callable[[Sequence[Prompt], Drawn], tuple[np.ndarray, np.ndarray]]
-
-
-@dataclasses.dataclass
-class Tally:
-    """Prompts by fate, since the run began. `screened = rejected + completed + lapsed + in flight`, and `completed = trained +
-    waiting in the buffer + expired`, always. A prompt is screened, and in flight, from the dispatch of its first call on."""
-
-    screened: int = 0
-    rejected: int = 0
-    completed: int = 0
-    solved: int = 0  # rejected with every sample right
-    failed: int = 0  # rejected with every sample wrong
-    rejected_tokens: int = 0
-    expired: int = 0  # complete, but too old before a training step came
-    lapsed: int = 0  # accepted, but too old before it was continued
-
-
-@dataclasses.dataclass
-class StepReport:
-    """What one `next_groups` did. Generation is accounted with the call's scoring, so that each token counts once: those of calls
-    that are still pending when a run ends are in its checkpoint and in no total."""
-
-    generation: GenerationStats
-    generate_s: float  # preparing calls, and blocked waiting for their samples
-    score_s: float
-    screened: int
-    accepted: int
-    rejected: int
-    short: int  # groups missing because max_calls was reached
-    pass_rates: list[float] = dataclasses.field(default_factory=list)  # of the first samples of each prompt judged
-
-
-class StarvedError(RuntimeError):
-    """The rule refuses every prompt: there is nothing to train on."""
 
 
 class HostDriver:
@@ -77,10 +44,14 @@ class HostDriver:
     Args:
       rule: the sampling rule. stream: prompts. generator: the sampler, with capacities `capacities(rule, config)`.
       score: the verifier. buffer: complete groups wait here. config: how many to screen, pre-fetch, limits.
+      budgets: estimates of pass rates, and how many samples each prompt gets for them; None: nobody estimates.
+      prefixes: where samples start; None: at the prompt.
     """
 
     def __init__(self, rule: Rule, stream: PromptStream, generator: Generator, score: Scorer, buffer: SamplingBuffer,
-                 config: DriverConfig):
+                 config: DriverConfig, budgets: Budgets | None = None, prefixes: PrefixSource | None = None):
+        self._budgets, self._prefixes = budgets, prefixes
+        self._news: list[Visit] = []  # since `budgets` was told
         self.rule, self.stream, self.buffer, self.config = rule, stream, buffer, config
         self._generate, self._score, self._decide = generator.dispatch, score, compiled_decide(rule)
         self._capacity = capacities(rule, config)[0]
@@ -139,6 +110,9 @@ class HostDriver:
         report.screened = self.tally.screened - start.screened
         report.rejected = self.tally.rejected - start.rejected
         report.accepted = accepted
+        if self._budgets is not None:
+            self._budgets.tell(params, self._news)
+        self._news = []
         return self.buffer.take(count), report
 
     def wait(self) -> None:
@@ -151,6 +125,7 @@ class HostDriver:
         self.tally.expired += len(self.buffer.expire(version))
         if (limit := self.buffer.max_age) is not None:
             young = [f for f in self._flights if version - f.group.oldest_version <= limit]
+            self._observe([f.group for f in self._flights if version - f.group.oldest_version > limit])
             self.tally.lapsed += len(self._flights) - len(young)
             self._flights = young
 
@@ -158,11 +133,10 @@ class HostDriver:
         """Plan the next generation call and send it off. False where there is nothing to do for it."""
         going, waiting = self._to_continue()
         fresh = [Flight(p, None, SCREENING, 0, 0, 0) for p in self.stream.take(self._to_screen())]
-        for flight, budget in zip(fresh, self._ask(fresh, first=True)):
-            flight.budget = budget
         if not (active := going + fresh):
             return False
-        work = [Work(f.prompt, f.launched, f.want - f.launched) for f in active]
+        self._begin(fresh, params)
+        work = [Work(f.prompt, f.launched, f.want - f.launched, self._replay(f)) for f in active]
         begin = time.perf_counter()
         self._pending.append(PendingCall(active, version, self._generate(params, work)))
         report.generate_s += time.perf_counter() - begin
@@ -170,18 +144,44 @@ class HostDriver:
         self._flights = waiting
         return True
 
+    def _begin(self, fresh: Sequence[Flight], params: Any) -> None:
+        """Give new prompts their budgets, what the rule wants of them first, and the responses that they start from."""
+        budgets = None
+        if self._budgets is not None:
+            estimates, budgets = self._budgets.ask(params, [f.prompt for f in fresh])
+            for flight, estimate in zip(fresh, estimates.tolist()):
+                flight.estimate = estimate
+        for flight, budget in zip(fresh, self._ask(fresh, first=True, budgets=budgets)):
+            flight.budget = budget
+            if self._prefixes is not None:
+                flight.cached = self._prefixes.cache.get(flight.prompt.id)
+
+    def _replay(self, flight: Flight) -> Replay | None:
+        """Where the next samples of a flight start, unless at the prompt."""
+        if flight.cached is None:
+            return None
+        return self._prefixes.replay(flight.cached, flight.prompt.visit, flight.launched, flight.want - flight.launched)
+
+    def remember(self, groups: Sequence[Group]) -> None:
+        """Let the replay cache have the groups of a step, with the rewards that they were trained on."""
+        if self._prefixes is not None:
+            for group in groups:
+                self._prefixes.cache.update(group)
+
     def _collect(self, version: int, report: StepReport) -> int:
         """Score and judge the oldest pending call. Returns how many prompts passed their screening in it."""
         call = self._pending.popleft()
         begin = time.perf_counter()
         drawn, stats = call.draw.result()
+        fresh = call.fresh
         middle = time.perf_counter()
         with self._beside_generation():
             self._take_in(call, drawn)
         report.generation += stats
         report.generate_s += middle - begin
         report.score_s += time.perf_counter() - middle
-        accepted = self._judge(call.flights, report.pass_rates)
+        report.pass_rates += [float(f.group.correct.mean()) for f in fresh]
+        accepted = self._judge(call.flights)
         self._flights += [f for f in call.flights if f.group is not None]
         self._expire(version)  # updates may have been made since its dispatch
         return accepted
@@ -245,7 +245,7 @@ class HostDriver:
         spread = config.margin * math.sqrt(missing * (1.0 - min(rate, 1.0)))
         return min(room, math.ceil((missing + spread) / rate))
 
-    def _ask(self, flights: Sequence[Flight], first: bool = False) -> list[int]:
+    def _ask(self, flights: Sequence[Flight], first: bool = False, budgets: np.ndarray | None = None) -> list[int]:
         """Put the rule's answer into the flights' want, phase, round; return status per flight (budget if `first`)."""
         size = max(self._capacity, len(flights))  # a call from a checkpoint may be larger than those of today
         column = lambda values: np.pad(np.asarray(values, np.int32), (0, size - len(flights)))
@@ -253,7 +253,7 @@ class HostDriver:
         positive = column([0 if f.group is None else int(f.group.correct.sum()) for f in flights])
         with self._beside_generation():
             if first:
-                state = self.rule.init(size)
+                state = self.rule.init(size, None if budgets is None else column(budgets))
             else:
                 state = RuleState(*(column([getattr(f, name) for f in flights]) for name in ("phase", "round", "budget")))
             decision, state = self._decide(Counts(launched=launched, done=launched, positive=positive), state)
@@ -275,15 +275,13 @@ class HostDriver:
             flight.group = group if flight.group is None else flight.group.merge(group)
             row += n
 
-    def _judge(self, active: Sequence[Flight], pass_rates: list[float]) -> int:
+    def _judge(self, active: Sequence[Flight]) -> int:
         """Ask the rule about prompts whose samples are all in; sort them into buffer, flight or rejected.
 
-        A flight that ended is left with no group. Returns how many passed their screening. The pass rates of those that were
-        screened are added to `pass_rates`.
+        A flight that ended is left with no group. Returns how many passed their screening.
         """
         before = [f.phase for f in active]
-        pass_rates += [float(f.group.correct.mean()) for f in active if len(f.group) == self.rule.first_samples]
-        complete, accepted = [], 0
+        complete, decided, accepted = [], [], 0
         for flight, phase, status in zip(active, before, self._ask(active)):
             passed = status == COMPLETE or flight.phase == ACCEPTED
             if phase == SCREENING and (passed or status == REJECTED):
@@ -300,13 +298,24 @@ class HostDriver:
                 self.tally.rejected_tokens += int(flight.group.lengths.sum())
             else:
                 continue
+            decided.append(flight.group)
             flight.group = None
         self.buffer.add(complete)
+        self._observe(decided)
         return accepted
 
+    def _observe(self, groups: Sequence[Group]) -> None:
+        """Note what became of prompts that this driver is done with, for the stream and for those who estimate pass rates."""
+        right, drawn = [int(g.correct.sum()) for g in groups], [len(g) for g in groups]
+        self.stream.observe([g.prompt for g in groups], right, drawn)
+        if self._budgets is not None:
+            self._news += zip([g.prompt for g in groups], right, drawn)
+
     def metrics(self, version: int) -> dict[str, float]:
-        """Those of the buffer, and how many calls are generated, or being generated, and not yet scored."""
-        return {"pending_calls": float(len(self._pending)), **self.buffer.metrics(version)}
+        """Those of the buffer and of the estimates, and how many calls are generated, or being generated, and not yet scored."""
+        estimates = {} if self._budgets is None else self._budgets.metrics()
+        replay = {} if self._prefixes is None else self._prefixes.cache.metrics(version)
+        return {"pending_calls": float(len(self._pending)), **self.buffer.metrics(version), **estimates, **replay}
 
     def state_dict(self) -> dict[str, Any]:
         """Flights, pending calls and the buffer with their samples, the tally and the acceptance estimate; the stream saves
@@ -314,7 +323,9 @@ class HostDriver:
         return {"flights": pack([f.group for f in self._flights]), "rule": rule_columns(self._flights),
                 "pending": {str(i): call.state_dict() for i, call in enumerate(self._pending)},
                 "buffer": self.buffer.state_dict(), "tally": dataclasses.asdict(self.tally), "accepted": self._accepted,
-                "decided": self._decided}
+                "decided": self._decided, **({} if self._budgets is None else {"estimates": self._budgets.state_dict()}),
+                **({} if self._prefixes is None else {"replay": self._prefixes.cache.state_dict(),
+                                                      "cached": pack_cached(self._flights)})}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where the state was taken. The depth may be another one now.
@@ -330,12 +341,12 @@ class HostDriver:
             raise BufferFull(f"config.driver.buffer_groups ({self.buffer.capacity}) is {-self._room()} too small for the saved "
                              "groups and those that the saved generation calls may complete")
         self.tally = load_tally(state["tally"])
+        if self._budgets is not None and "estimates" in state:
+            self._budgets.load_state_dict(state["estimates"])
+        if self._prefixes is not None and "replay" in state:
+            self._prefixes.cache.load_state_dict(state["replay"])
+            unpack_cached(self._flights, state["cached"])
         self._accepted, self._decided = float(state["accepted"]), float(state["decided"])
-
-
-def load_tally(state: dict[str, Any]) -> Tally:
-    """From a checkpoint's numbers."""
-    return Tally(**{name: int(value) for name, value in state.items()})
 
 
 def capacities(rule: Rule, config: DriverConfig) -> tuple[int, int]:

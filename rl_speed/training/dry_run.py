@@ -56,7 +56,11 @@ class Program:
 
 @dataclasses.dataclass(frozen=True)
 class DryRun:
-    """See `dry_run`."""
+    """See `dry_run`.
+
+    Attributes:
+      beside: part -> bytes per device that are held beside every program, in no program's total: those of a reference policy.
+    """
 
     parameters: int
     devices: int
@@ -64,17 +68,20 @@ class DryRun:
     limit: int | None
     work: dict[str, float]
     programs: list[Program]
+    beside: dict[str, int]
 
     def text(self) -> str:
         """The report that people read."""
         lines = [f"{'policy':<21} {self.parameters:,} parameters", f"{'mesh':<21} {self.devices} x {self.device}"]
         lines += [f"{name:<21} {value:,.0f}" for name, value in self.work.items()]
+        lines += [f"{name:<21} {_size(size)} per device, beside every program" for name, size in self.beside.items()]
+        beside = sum(self.beside.values())
         for p in self.programs:
             lines += ["", f"{p.name}: {_size(p.total)} per device, compiled in {p.compile_s:.1f} s"]
             lines += [f"    {part:<30} {_size(size)}" for part, size in [*p.known.items(), ("activations, workspace", p.rest)]]
-            if self.limit is not None and p.total > self.limit:
+            if self.limit is not None and p.total + beside > self.limit:
                 lines.append(f"    does not fit into {_size(self.limit)}; turn down {', '.join(p.turn_down)}")
-        if self.limit is not None and all(p.total <= self.limit for p in self.programs):
+        if self.limit is not None and all(p.total + beside <= self.limit for p in self.programs):
             lines += ["", f"every program fits into the {_size(self.limit)} of a device"]
         if self.limit is None:
             lines += ["", "this platform does not tell how much memory a device has"]
@@ -116,9 +123,11 @@ def abstract_batch(config: Config, mesh: Mesh) -> Batch:
                  group_ids=leaf((rows,), jnp.int32))
 
 
-def abstract_table(table: Table, mesh: Mesh) -> Prompts:
+def abstract_table(table: Table, mesh: Mesh, config: Config) -> Prompts:
     """The candidates of one fused step, as shapes with shardings."""
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=batch_sharding(mesh)), table.build([]))
+    budgets = np.zeros(0, np.int64) if config.rule.name == "allocated" else None
+    asked = [] if config.estimate.kind == "none" else [(np.zeros(0), budgets)] * table.shards
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=batch_sharding(mesh)), table.build([], asked))
 
 
 def generation_parts(policy: build.Policy, generator: Generator, mesh: Mesh, prompt_length: int) -> dict[str, int]:
@@ -156,6 +165,11 @@ def update_parts(state: TrainState) -> dict[str, int]:
     return {"weights (sharded, float32)": weights, "optimizer": device_bytes(state.opt_state), "gradients": weights}
 
 
+def reference_parts(config: Config, policy: build.Policy) -> dict[str, int]:
+    """Bytes per device of the reference policy, where there is one: weights as they are trained."""
+    return {"reference policy": device_bytes(policy.params)} if config.objective.kl_coef > 0 else {}
+
+
 def dry_run(config: Config) -> DryRun:
     """Compile every program of a run for abstract weights on the mesh that the configuration asks for.
 
@@ -176,7 +190,7 @@ def dry_run(config: Config) -> DryRun:
         programs.append(Program(name, known, compiled_bytes(compiled), time.perf_counter() - begin, turn_down))
     device = mesh.devices.flat[0]
     return DryRun(num_params(policy.model), mesh.size, device.device_kind, (device.memory_stats() or {}).get("bytes_limit"),
-                  describe_work(config), programs)
+                  describe_work(config), programs, reference_parts(config, policy))
 
 
 # Of each program: its name, what lowers it, its known parts, and what to turn down.
@@ -188,7 +202,7 @@ def plan_split(config: Config, policy: build.Policy, mesh: Mesh, optimizer: Any,
     generator, held_out, _ = build.build_generators(config, policy, mesh)
     state, batch = abstract_state(policy, optimizer, mesh), abstract_batch(config, mesh)
     rows = jax.ShapeDtypeStruct(batch.rewards.shape, jnp.float32, sharding=batch_sharding(mesh))
-    scores, reference, length = batch.behaviour_logprobs, config.objective.kl_coef > 0, config.data.max_prompt_length
+    scores, reference, length = batch.behaviour_logprobs, config.objective.kl_coef > 0, build.context_length(config)
     update = make_update(policy.model, optimizer, mesh, settings)
     plan = [("generation", lambda: generator.lower(policy.params), generation_parts(policy, generator, mesh, length),
              GENERATION_FIELDS),
@@ -197,7 +211,7 @@ def plan_split(config: Config, policy: build.Policy, mesh: Mesh, optimizer: Any,
              update_parts(state), UPDATE_FIELDS)]
     if held_out.config != generator.config:
         plan.insert(1, plan_evaluation(held_out, policy, mesh, length))
-    if reference or build.uses_old_logprobs(config):
+    if reference or build.uses_old_logprobs(config) or build.trains_on_prefixes(config):
         score = make_score(policy.model, mesh, jax.tree.map(lambda x: x.sharding, policy.params), settings)
         plan.append(("scoring of old or reference log-probs", lambda: score.lower(policy.params, batch.tokens),
                      {"weights (sharded, float32)": device_bytes(policy.params)},
@@ -209,7 +223,7 @@ def plan_fused(config: Config, policy: build.Policy, mesh: Mesh, optimizer: Any,
     """The programs of a run whose step is one program: that, and evaluation."""
     step, fused, table = build.build_fused_step(config, policy, mesh, optimizer, settings)
     state, length, key = abstract_state(policy, optimizer, mesh), config.data.max_prompt_length, jax.eval_shape(jax.random.key, 0)
-    plan = [("fused step", lambda: step.lower(state, abstract_table(table, mesh), key),
+    plan = [("fused step", lambda: step.lower(state, abstract_table(table, mesh, config), key),
              fused_parts(policy, state, fused, table, mesh, length), FUSED_FIELDS)]
     if config.evaluation.every:
         plan.append(plan_evaluation(build.build_generators(config, policy, mesh)[1], policy, mesh, length))
@@ -240,7 +254,7 @@ def explain_out_of_memory(config: Config, error: Exception) -> str:
     """What to say when a device ran out of memory: what the run holds there by part, and what to turn down."""
     mesh = build.build_mesh(config)
     policy = build.abstract_policy(config, mesh)
-    optimizer, length = build.build_optimizer(config, policy.params), config.data.max_prompt_length
+    optimizer, length = build.build_optimizer(config, policy.params), build.context_length(config)
     state = abstract_state(policy, optimizer, mesh)
     sampling = (f"config.sampler.slots ({config.sampler.slots}), config.sampler.max_new ({config.sampler.max_new}), "
                 f"config.driver.screen_prompts ({config.driver.screen_prompts})")
@@ -253,7 +267,7 @@ def explain_out_of_memory(config: Config, error: Exception) -> str:
     else:
         generator, _, _ = build.build_generators(config, policy, mesh)
         parts = [("generation", generation_parts(policy, generator, mesh, length), sampling),
-                 ("update", update_parts(state), update)]
+                 ("update", update_parts(state) | reference_parts(config, policy), update)]
     lines = [f"a device ran out of memory: {str(error).strip().splitlines()[0]}"]
     for title, known, advice in parts:
         lines += [f"  {title} holds {_size(sum(known.values()))} per device, activations apart; turn down {advice}"]

@@ -25,6 +25,7 @@ from rl_speed.sampling import (AdaptiveSamples, Counts, Decoder, Prompts, Rule, 
                                sample_adaptive_sharded)
 from rl_speed.sampling.adaptive import Verify
 from rl_speed.training.batch import Batch
+from rl_speed.training.pools import PoolConfig, choose
 from rl_speed.training.state import TrainState, state_shardings
 from rl_speed.training.step import ADVANTAGES, UpdateConfig, apply_gradients, gradients
 
@@ -40,6 +41,8 @@ class FusedConfig:
       target: groups per shard.
       widths: row widths in tokens to choose from, ascending; the last holds any row. The narrowest that holds the longest row of a
         batch is used, each being a branch of the one program.
+      rows: samples trained on, per group on average; 0: as many as the rule can draw.
+      pool: which of a group's samples are trained on, and whether its pool says their advantages; None: all, and no.
     """
 
     rule: Rule
@@ -47,6 +50,13 @@ class FusedConfig:
     sampler: SamplerConfig
     target: int
     widths: tuple[int, ...]
+    rows: int = 0
+    pool: PoolConfig | None = None
+
+    @property
+    def batch_rows(self) -> int:
+        """Rows of a shard's batch."""
+        return self.target * (self.rows or self.rule.max_samples)
 
 
 @struct.dataclass
@@ -79,14 +89,21 @@ def select(samples: AdaptiveSamples, counts: Counts, target: int, per_prompt: in
                  rewards=take(samples.rewards), truncated=take(samples.truncated), used=used)
 
 
-def to_batch(drawn: Drawn, prompts: Prompts, width: int) -> Batch:
-    """Lay the groups of one shard out as whole rows, prompt then response; see `Batch`. Group ids are those of the shard."""
+def to_batch(drawn: Drawn, prompts: Prompts, width: int, chosen: Array | None = None) -> Batch:
+    """Lay the groups of one shard out as whole rows, prompt then response; see `Batch`. Group ids are those of the shard.
+
+    `chosen`, i32[K], are the samples to lay out, counted over all groups, G x N where there is none; None: all of them.
+    """
     groups, per_prompt, room = drawn.tokens.shape
-    row = jnp.minimum(drawn.candidate, prompts.lengths.shape[0] - 1)
-    flat = lambda x: x.reshape(groups * per_prompt, *x.shape[2:])
-    start = jnp.repeat(prompts.lengths[row], per_prompt)[:, None]
-    context = jnp.repeat(prompts.tokens[row], per_prompt, axis=0)
+    total = groups * per_prompt
+    sample = jnp.arange(total) if chosen is None else jnp.minimum(chosen, total - 1)
+    row = jnp.minimum(drawn.candidate, prompts.lengths.shape[0] - 1)[sample // per_prompt]
+    whole = lambda x: x.reshape(total, *x.shape[2:])
+    flat = whole if chosen is None else lambda x: whole(x)[sample]
+    start, context = prompts.lengths[row][:, None], prompts.tokens[row]
     length, used = flat(drawn.lengths)[:, None], flat(drawn.used)
+    if chosen is not None:
+        used &= chosen < total
     at = jnp.arange(width)[None]
     from_context = jnp.take_along_axis(context, jnp.broadcast_to(jnp.minimum(at, context.shape[1] - 1), (len(used), width)), axis=1)
     from_response = lambda x: jnp.take_along_axis(flat(x), jnp.clip(at - start, 0, room - 1), axis=1)
@@ -95,23 +112,41 @@ def to_batch(drawn: Drawn, prompts: Prompts, width: int) -> Batch:
     return Batch(tokens=tokens, mask=is_response[:, 1:],
                  behaviour_logprobs=jnp.where(is_response, from_response(drawn.logprobs), 0.0)[:, 1:],
                  rewards=jnp.where(used, flat(drawn.rewards), 0.0),
-                 group_ids=jnp.where(used, jnp.repeat(jnp.arange(groups, dtype=jnp.int32), per_prompt), -1))
+                 group_ids=jnp.where(used, (sample // per_prompt).astype(jnp.int32), -1))
 
 
-def make_batch(samples: AdaptiveSamples, counts: Counts, prompts: Prompts, config: FusedConfig, mesh: Mesh) -> tuple[Batch, Drawn]:
-    """All shards' groups as one batch, rows spread over the row shards, group ids counted over all of them."""
-    per_prompt = config.rule.max_samples
+def choose_samples(drawn: Drawn, prompts: Prompts, config: PoolConfig, rows: int, key: Array) -> tuple[Array, Array | None]:
+    """(i32[rows], the samples of one shard's groups to train on, as `to_batch` takes them; their advantages f32[rows] or None)."""
+    groups, per_prompt = drawn.rewards.shape
+    row = jnp.minimum(drawn.candidate, prompts.lengths.shape[0] - 1)
+    ids = jnp.where(drawn.used, jnp.arange(groups)[:, None], -1).ravel()
+    index = jnp.tile(jnp.arange(per_prompt), groups)
+    rewards = drawn.rewards.ravel()
+    kept, advantages = choose(config, rewards, rewards > 0.5, ids, index, prompts.visit[row],
+                              None if prompts.estimate is None else prompts.estimate[row], key)
+    chosen = jnp.nonzero(kept, size=rows, fill_value=groups * per_prompt)[0].astype(jnp.int32)
+    return chosen, None if advantages is None else jnp.append(advantages, 0.0)[chosen]
 
-    def shard(tree):
+
+def make_batch(samples: AdaptiveSamples, counts: Counts, prompts: Prompts, config: FusedConfig, mesh: Mesh,
+               key: Array) -> tuple[Batch, Drawn, Array | None]:
+    """All shards' groups as one batch, rows spread over the row shards, group ids counted over all of them.
+
+    Returns (batch, groups with all their samples, advantages of the rows where pools say them, else None).
+    """
+    def shard(tree, key):
         samples, counts, prompts = jax.tree.map(lambda x: x[0], tree)
-        drawn = select(samples, counts, config.target, per_prompt)
-        return to_batch(drawn, prompts, config.widths[-1]), drawn
+        drawn = select(samples, counts, config.target, config.rule.max_samples)
+        chosen = advantages = None
+        if config.pool is not None:
+            chosen, advantages = choose_samples(drawn, prompts, config.pool, config.batch_rows, key)
+        return to_batch(drawn, prompts, config.widths[-1], chosen), drawn, advantages
 
     rows = PartitionSpec(ROWS)
-    batch, drawn = jax.shard_map(shard, mesh=mesh, in_specs=rows, out_specs=rows, axis_names=set(ROWS), check_vma=False)(
-        (samples, counts, prompts))
-    offset = jnp.repeat(jnp.arange(row_shards(mesh), dtype=jnp.int32), config.target * per_prompt) * config.target
-    return batch.replace(group_ids=jnp.where(batch.group_ids < 0, -1, batch.group_ids + offset)), drawn
+    batch, drawn, advantages = jax.shard_map(shard, mesh=mesh, in_specs=(rows, PartitionSpec()), out_specs=rows,
+                                             axis_names=set(ROWS), check_vma=False)((samples, counts, prompts), key)
+    offset = jnp.repeat(jnp.arange(row_shards(mesh), dtype=jnp.int32), config.batch_rows) * config.target
+    return batch.replace(group_ids=jnp.where(batch.group_ids < 0, -1, batch.group_ids + offset)), drawn, advantages
 
 
 def narrow(batch: Batch, width: int) -> Batch:
@@ -137,12 +172,13 @@ def make_fused_step(model: ModelConfig, decoder: Decoder, optimizer: optax.Gradi
     def step(state: TrainState, prompts: Prompts, key: Array):
         samples, counts = sample_adaptive_sharded(decoder, state.params, prompts, config.rule, config.verify, config.target, key,
                                                   config.sampler, mesh)
-        batch, drawn = make_batch(samples, counts, prompts, config, mesh)
+        batch, drawn, advantages = make_batch(samples, counts, prompts, config, mesh, key)
         batch = jax.lax.with_sharding_constraint(batch, NamedSharding(mesh, PartitionSpec(ROWS)))
         batch = jax.lax.optimization_barrier(batch)
-        with jax.named_scope("advantages"):
-            advantages = ADVANTAGES[update.advantage](batch.rewards, batch.group_ids, update.groups,
-                                                      jnp.sum(batch.mask, axis=1))
+        if advantages is None:
+            with jax.named_scope("advantages"):
+                advantages = ADVANTAGES[update.advantage](batch.rewards, batch.group_ids, update.groups,
+                                                          jnp.sum(batch.mask, axis=1))
         branch = lambda width: lambda batch: gradients(state.params, narrow(batch, width), advantages, None, None, model, update,
                                                        rows)
         if len(config.widths) == 1:
@@ -185,18 +221,23 @@ class Table:
     def __init__(self, shards: int, capacity: int, length: int, encode: Callable[[Sequence[Prompt]], Any]):
         self.shards, self.capacity, self._length, self._encode = shards, capacity, length, encode
 
-    def build(self, prompts: Sequence[Prompt]) -> Prompts:
-        """At most shards x capacity prompts; number i goes to shard i mod shards."""
+    def build(self, prompts: Sequence[Prompt], asked: Sequence[tuple[np.ndarray, np.ndarray | None]] = ()) -> Prompts:
+        """At most shards x capacity prompts; number i goes to shard i mod shards.
+
+        `asked` are each shard's (estimates f64, budgets i64 or None) where there are any: the program has columns for them then.
+        """
         tables = []
         for shard in range(self.shards):
             mine = prompts[shard::self.shards]
+            estimate, budget = asked[shard] if asked else (None, None)
             tables.append(build_prompts([p.tokens for p in mine], np.array([p.visit for p in mine], np.int32), self._encode(mine),
-                                        self.capacity, self._length))
+                                        self.capacity, self._length, budget, estimate))
         return jax.tree.map(lambda *leaves: np.stack(leaves), *tables)
 
 
-def to_groups(drawn: Drawn, prompts: Sequence[Prompt], shards: int, version: int, phase_after: int) -> list[Group]:
-    """Host groups of what a step trained on, shard by shard in launch order. The first `phase_after` samples screened."""
+def to_groups(drawn: Drawn, prompts: Sequence[Prompt], shards: int, version: int, phase_after: int,
+              asked: Sequence[tuple[np.ndarray, np.ndarray | None]] = ()) -> list[Group]:
+    """Host groups of what a step drew to train on, shard by shard in launch order. The first `phase_after` samples screened."""
     per_shard, groups = len(drawn.candidate) // shards, []
     for g, candidate in enumerate(np.asarray(drawn.candidate)):
         mine = prompts[g // per_shard::shards]
@@ -207,7 +248,8 @@ def to_groups(drawn: Drawn, prompts: Sequence[Prompt], shards: int, version: int
         groups.append(Group(prompt=mine[candidate], tokens=take(drawn.tokens), lengths=take(drawn.lengths),
                             logprobs=take(drawn.logprobs), rewards=take(drawn.rewards), versions=np.full(n, version),
                             phases=(np.arange(n) >= phase_after).astype(np.int64), sample_index=np.arange(n),
-                            truncated=take(drawn.truncated), correct=take(drawn.rewards) > 0.5))
+                            truncated=take(drawn.truncated), correct=take(drawn.rewards) > 0.5,
+                            estimates=np.full(n, asked[g // per_shard][0][candidate]) if asked else None))
     return groups
 
 

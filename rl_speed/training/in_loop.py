@@ -8,12 +8,13 @@ import numpy as np
 
 from rl_speed.data.prompts import PromptStream
 from rl_speed.memory.group import Group
-from rl_speed.sampling import COMPLETE, REJECTED, HostVerify
+from rl_speed.sampling import COMPLETE, REJECTED, Allocated, HostVerify
 from rl_speed.sampling.callback import raise_failure
 from rl_speed.sampling.generate import GenerationStats
-from rl_speed.training.driver import FORGET, StarvedError, StepReport, Tally, load_tally
+from rl_speed.training.budgets import Budgets
 from rl_speed.training.fused import FusedConfig, FusedStep, Table, to_groups
 from rl_speed.training.state import TrainState
+from rl_speed.training.tally import FORGET, StarvedError, StepReport, Tally, load_tally
 
 
 class InLoopDriver:
@@ -22,6 +23,8 @@ class InLoopDriver:
     Args:
       step: the compiled step. table: builds its candidates. stream: where they come from. fused: the step's settings.
       key: the run's typed root key. groups: that a step asks for, over all shards. max_calls: attempts to find any.
+      budgets: estimates of pass rates, and how many samples each prompt gets for them. Each shard shares out its own prompts'
+        samples; with budgets a step takes as many candidates as it asks for groups, since every one of them completes.
 
     Attributes:
       tally: prompts by fate; `screened = rejected + completed` always.
@@ -29,7 +32,8 @@ class InLoopDriver:
     """
 
     def __init__(self, step: FusedStep, table: Table, stream: PromptStream, fused: FusedConfig, key: jax.Array,
-                 groups: int, max_calls: int):
+                 groups: int, max_calls: int, budgets: Budgets | None = None):
+        self._budgets = budgets
         self._step, self._table, self.stream, self.rule, self._key = step, table, stream, fused.rule, key
         self._groups, self._max_calls, self._verify, self._verify_s = groups, max_calls, fused.verify, 0.0
         self.tally, self.wasted_tokens = Tally(), 0
@@ -61,14 +65,20 @@ class InLoopDriver:
 
     def _attempt(self, state: TrainState, version: int, report: StepReport) -> tuple[TrainState, dict[str, Any], list[Group]]:
         shards, capacity = self._table.shards, self._table.capacity
-        prompts = self.stream.take(shards * capacity)
-        state, *rest = self._step(state, self._table.build(prompts), self._key)
+        prompts = self.stream.take(self._groups if isinstance(self.rule, Allocated) else shards * capacity)
+        asked = [] if self._budgets is None else [self._budgets.ask(state.params, prompts[s::shards]) for s in range(shards)]
+        state, *rest = self._step(state, self._table.build(prompts, asked), self._key)
         metrics, drawn, book, counts = jax.device_get(rest)
         raise_failure(self._verify)
         consumed = [prompts[s::shards][:int(book["consumed"][s])] for s in range(shards)]
         used = {prompt.visit for part in consumed for prompt in part}
         self.stream.put_back([prompt for prompt in prompts if prompt.visit not in used])
-        groups = to_groups(drawn, prompts, shards, version, self.rule.first_samples)
+        decided = [(part, counts.positive[s, :len(part)], counts.done[s, :len(part)]) for s, part in enumerate(consumed)]
+        for part, positive, done in decided:  # all that is consumed is decided
+            self.stream.observe(part, positive, done)
+        if self._budgets is not None:
+            self._budgets.tell(state.params, [visit for columns in decided for visit in zip(*columns)])
+        groups = to_groups(drawn, prompts, shards, version, self.rule.first_samples, asked)
         self._account(book, counts, len(used), groups, report)
         return state, metrics, groups
 
@@ -102,14 +112,16 @@ class InLoopDriver:
         """Tokens drawn for nothing so far; of the last step, the seconds that it waited for a Python verifier."""
         del version
         waited = {"time/verify": self._verify_s} if isinstance(self._verify, HostVerify) else {}
-        return {"wasted_tokens": float(self.wasted_tokens), **waited}
+        return {"wasted_tokens": float(self.wasted_tokens), **waited, **({} if self._budgets is None else self._budgets.metrics())}
 
     def state_dict(self) -> dict[str, Any]:
         """The tally and the acceptance estimate; the stream saves itself."""
         return {"tally": vars(self.tally).copy(), "accepted": self._accepted, "decided": self._decided,
-                "wasted_tokens": self.wasted_tokens}
+                "wasted_tokens": self.wasted_tokens, **({} if self._budgets is None else {"estimates": self._budgets.state_dict()})}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where the state was taken."""
         self.tally, self.wasted_tokens = load_tally(state["tally"]), int(state["wasted_tokens"])
         self._accepted, self._decided = float(state["accepted"]), float(state["decided"])
+        if self._budgets is not None and "estimates" in state:
+            self._budgets.load_state_dict(state["estimates"])

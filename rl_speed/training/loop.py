@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from rl_speed.config import Config
@@ -20,15 +21,16 @@ from rl_speed.sampling.generate import Drawn, GenerationStats
 from rl_speed.training import build
 from rl_speed.training.batch import build_batch, split_groups
 from rl_speed.training.checkpoint import Checkpointer
-from rl_speed.training.driver import StepReport
 from rl_speed.training.in_loop import InLoopDriver
 from rl_speed.training.metrics import (CompileCounter, JsonLines, PhaseTimer, SlowSteps, counted_over_restarts,
                                        pass_rate_histogram, read_lines, write_atomically)
 from rl_speed.training.progress import progress_bar
 from rl_speed.training.score import decode_responses
+from rl_speed.training.shaping import shape_groups
 from rl_speed.training.signals import Stopped, StopRequest, stop_on_signals
-from rl_speed.training.state import init_state, state_shardings
+from rl_speed.training.state import init_state, make_snapshot, state_shardings
 from rl_speed.training.step import make_advantages, make_score, make_update
+from rl_speed.training.tally import StepReport
 
 log = logging.getLogger(__name__)
 
@@ -66,17 +68,22 @@ class Trainer:
         self.generator, self.held_out_generator, self.eval_prompts = build.build_generators(config, self.policy, self.mesh)
         self.optimizer = build.build_optimizer(config, self.policy.params)
         self.settings = build.update_config(config)
+        budgets = build.build_budgets(config, self.policy, self.mesh)
         if config.driver.where == "in_loop":
-            self.driver = build.build_in_loop_driver(config, self.policy, self.mesh, self.optimizer, self.settings, self.stream)
+            self.driver = build.build_in_loop_driver(config, self.policy, self.mesh, self.optimizer, self.settings, self.stream,
+                                                     budgets)
         else:
-            self.driver = build.build_driver(config, self.generator, self.stream, self.scorer)
+            self.driver = build.build_driver(config, self.generator, self.stream, self.scorer, budgets,
+                                             build.build_prefixes(config, self.policy, self.stream.prompts))
+        self._select = build.build_selector(config)
         shardings = state_shardings(self.policy.model, self.optimizer, self.mesh)
         self._update = make_update(self.policy.model, self.optimizer, self.mesh, self.settings)
         self._advantages = make_advantages(self.mesh, self.settings)
         self._score = make_score(self.policy.model, self.mesh, shardings.params, self.settings)
         self.state = init_state(self.policy.params, self.optimizer, shardings)
-        # The policy it starts from is the reference, if one is needed; otherwise its memory is let go.
+        # The policy it starts from is the first reference, if one is needed; otherwise its memory is let go.
         self._reference = self.policy.params if config.objective.kl_coef > 0 else None
+        self._reference_step, self._snapshot = 0, make_snapshot(shardings)
         self.policy.params = None
         self.totals, self.step, self.evaluations = Totals(), 0, []
         self._open()
@@ -100,7 +107,12 @@ class Trainer:
         self._write_evaluations()
 
     def _restore(self) -> None:
-        self.step, self.state, host = self._checkpoints.restore_newest(self.state)
+        self.step, self.state, host = self._checkpoints.restore_newest(self.state, self._reference)
+        # A checkpoint from before there were outer iterations, or without one, has the starting policy for its reference.
+        if self._reference is not None and (since := host.get("reference_step", 0)):
+            self._reference, self._reference_step = host.get("reference"), since
+            if since == self.step:
+                self._reference = self._snapshot(self.state.params)
         self.stream.load_state_dict(host["stream"])
         self.driver.load_state_dict(host["driver"])
         self.scorer.load_state_dict(host["scorer"])
@@ -109,10 +121,13 @@ class Trainer:
         log.warning("resumed %s at step %d", self.workdir, self.step)
 
     def save(self) -> None:
-        """Checkpoint everything the next step depends on."""
+        """Checkpoint everything the next step depends on. The reference policy is part of it only where it is neither the one that
+        the run started from nor the one that is saved here."""
+        between = 0 < self._reference_step < self.step
         self._checkpoints.save(self.step, self.state, {
             "stream": self.stream.state_dict(), "driver": self.driver.state_dict(), "scorer": self.scorer.state_dict(),
-            "totals": dataclasses.asdict(self.totals), "evaluations": json.dumps(self.evaluations)})
+            "totals": dataclasses.asdict(self.totals), "evaluations": json.dumps(self.evaluations),
+            "reference_step": self._reference_step}, self._reference if between else None)
 
     # One step.
 
@@ -133,18 +148,29 @@ class Trainer:
         with timer.phase("generate"):
             self.driver.wait()
         with timer.phase("update"):
+            groups = shape_groups(groups, self.config)
             metrics = jax.device_get(self.update(groups))
+        self.driver.remember(groups)
         return groups, report, {name: float(value) for name, value in metrics.items()}
 
     def update(self, groups: Sequence[Group]) -> dict[str, Any]:
         """All optimizer steps of one RL step on these groups; metrics are the mean over them."""
         c, o, parts = self.config, self.config.objective, self.config.training.minibatches
+        groups, advantages = (groups, None) if self._select is None else self._select(groups)
         batch = build_batch(groups, c.driver.groups * c.rule.n, c.data.max_prompt_length + c.sampler.max_new,
-                            c.training.length_multiple)
-        old = self._score(self.state.params, batch.tokens) if build.uses_old_logprobs(c) else None
+                            c.training.length_multiple, c.replay.mask_prefix)
+        uses_old, trains_prefix = build.uses_old_logprobs(c), build.trains_on_prefixes(c)
+        old = self._score(self.state.params, batch.tokens) if uses_old or trains_prefix else None
+        if trains_prefix:
+            sampled = batch.behaviour_logprobs
+            batch = batch.replace(behaviour_logprobs=jnp.where(jnp.isnan(sampled), old, sampled))
+            old = old if uses_old else None
         ref = None if self._reference is None else self._score(self._reference, batch.tokens)
         in_reward = ref is not None and o.kl_in == "reward"
-        advantages = self._advantages(batch, batch.behaviour_logprobs - ref if in_reward else None)
+        if advantages is None:
+            advantages = self._advantages(batch, batch.behaviour_logprobs - ref if in_reward else None)
+        else:
+            advantages = np.pad(advantages, (0, len(batch.rewards) - len(advantages)))
         if in_reward:
             ref = None
         if parts == 1:
@@ -204,6 +230,7 @@ class Trainer:
             self._log(record, groups)
             self.step += 1
             self._check_finite(groups)
+            self._refresh_reference()
             bar.update()
             bar.set_postfix_str(self._progress(record), refresh=False)
             if c.evaluation.every and (self.step % c.evaluation.every == 0 or self.done):
@@ -214,13 +241,20 @@ class Trainer:
         if stop and not self.done:
             raise Stopped(stop.received, self.step, self.workdir)
 
+    def _refresh_reference(self) -> None:
+        """Begin an outer iteration, every `objective.reference_every` steps: the policy as it is now becomes the reference."""
+        every = self.config.objective.reference_every
+        if every and self.step % every == 0:
+            self._reference = None  # first, so that there are never two
+            self._reference, self._reference_step = self._snapshot(self.state.params), self.step
+
     def evaluate(self) -> Evaluation | None:
         """Held-out accuracy of the policy as it is; kept with the totals it was reached at."""
         if not self.held_out:
             return None
         e = self.config.evaluation
         result = evaluate(self.held_out_generator, self.state.params, self.held_out, e.samples,
-                          lambda prompts, drawn: self.scorer(prompts, drawn)[1], self.eval_prompts)
+                          self.scorer.judge, self.eval_prompts)
         self.evaluations.append({"step": self.step, **dataclasses.asdict(self.totals), **result.metrics(),
                                  "eval/standard_error": result.standard_error})
         self._write_evaluations()
@@ -259,7 +293,7 @@ class Trainer:
             "reward": float(column("rewards").mean()), "accuracy": float(column("correct").mean()),
             "length": float(column("lengths").mean()), "truncated": float(column("truncated").mean()),
             "informative_groups": float(((rates > 0) & (rates < 1)).mean()),
-            "age_mean": float(ages.mean()), "age_max": float(ages.max()), "groups": float(len(groups)),
+            "prefix": float(column("prefix").mean()), "age_mean": float(ages.mean()), "age_max": float(ages.max()), "groups": float(len(groups)),
             "groups_short": float(report.short),
             "generated_tokens": float(g.tokens), "generated_samples": float(g.samples), "calls": float(g.calls),
             "decode_steps": float(g.decode_steps), "slot_use": g.tokens / max(g.decode_steps * slots, 1),
@@ -268,7 +302,9 @@ class Trainer:
             **{f"total/{name}": float(value) for name, value in dataclasses.asdict(self.totals).items()},
             **{f"tally/{name}": float(value) for name, value in dataclasses.asdict(self.driver.tally).items()},
             "pass_rates": pass_rate_histogram(report.pass_rates),
-            **self.driver.metrics(self.step), **self.stream.metrics(), **self.scorer.metrics(),
+            # Of the first samples of each prompt, before any rule stopped or chose: the unbiased one.
+            "first_accuracy": float(np.mean(report.pass_rates)) if report.pass_rates else 0.0,
+            **self.driver.metrics(self.step), **self.stream.metrics(), **self.scorer.metrics(), **self.scorer.take_parts(),
             # Of this process, not of the run: a resumed run counts anew.
             "process/compilations": float(self.compiles.count), "process/compile_s": self.compiles.seconds,
             "process/slow_steps": float(self.slow.count), "process/failed_checkpoints": float(self._checkpoints.failures),

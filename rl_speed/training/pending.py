@@ -8,6 +8,7 @@ import numpy as np
 
 from rl_speed.data.prompts import Prompt
 from rl_speed.memory.group import Group, pack, unpack
+from rl_speed.memory.responses import CachedResponse, pack_responses, unpack_responses
 from rl_speed.sampling.generate import Draw, Drawn, FinishedDraw, GenerationStats
 
 
@@ -21,6 +22,8 @@ class Flight:
     round: int
     budget: int
     want: int
+    estimate: float = float("nan")  # of the pass rate, before the visit
+    cached: CachedResponse | None = None  # that its samples start inside of; the one its visit began with
 
     @property
     def launched(self) -> int:
@@ -35,7 +38,8 @@ def rule_columns(flights: Sequence[Flight]) -> np.ndarray:
 def make_flights(prompts: Sequence[Prompt], groups: Sequence[Group | None], columns: np.ndarray) -> list[Flight]:
     """The inverse of `rule_columns`."""
     rows = np.asarray(columns, np.int64).reshape(-1, 4).tolist()
-    return [Flight(prompt, group, *row) for prompt, group, row in zip(prompts, groups, rows, strict=True)]
+    known = [float("nan") if group is None else float(group.estimates[0]) for group in groups]
+    return [Flight(prompt, group, *row, estimate=p) for prompt, group, row, p in zip(prompts, groups, rows, known, strict=True)]
 
 
 def to_group(flight: Flight, drawn: Drawn, version: int, rewards: np.ndarray, correct: np.ndarray) -> Group:
@@ -43,7 +47,19 @@ def to_group(flight: Flight, drawn: Drawn, version: int, rewards: np.ndarray, co
     n = len(drawn.lengths)
     return Group(prompt=flight.prompt, tokens=drawn.tokens, lengths=drawn.lengths, logprobs=drawn.logprobs, rewards=rewards,
                  versions=np.full(n, version), phases=np.full(n, flight.phase),
-                 sample_index=np.arange(flight.launched, flight.launched + n), truncated=drawn.truncated, correct=correct)
+                 sample_index=np.arange(flight.launched, flight.launched + n), truncated=drawn.truncated, correct=correct,
+                 estimates=np.full(n, flight.estimate), prefix=drawn.prefix)
+
+
+def pack_cached(flights: Sequence[Flight]) -> dict[str, Any]:
+    """The responses that flights started from, by their place."""
+    return pack_responses({str(i): f.cached for i, f in enumerate(flights) if f.cached is not None})
+
+
+def unpack_cached(flights: Sequence[Flight], packed: dict[str, Any]) -> None:
+    """Give the flights back what `pack_cached` saved."""
+    for place, response in unpack_responses(packed).items():
+        flights[int(place)].cached = response
 
 
 @dataclasses.dataclass
@@ -75,13 +91,16 @@ class PendingCall:
         unscored = [to_group(f, d, self.version, np.zeros(len(d.lengths)), np.zeros(len(d.lengths), bool))
                     for f, d in zip(self.flights, drawn, strict=True)]
         return {"groups": pack([f.group for f in self.continued]), "drawn": pack(unscored), "rule": rule_columns(self.flights),
-                "version": self.version, "stats": dataclasses.asdict(stats)}
+                "cached": pack_cached(self.flights), "version": self.version, "stats": dataclasses.asdict(stats)}
 
     @classmethod
     def from_state_dict(cls, state: dict[str, Any]) -> "PendingCall":
         """The inverse; its samples are there already."""
         groups, unscored = unpack(state["groups"]), unpack(state["drawn"])
         flights = make_flights([g.prompt for g in unscored], groups + [None] * (len(unscored) - len(groups)), state["rule"])
-        drawn = [Drawn(g.tokens, g.logprobs, g.lengths, g.truncated) for g in unscored]
+        for flight, group in zip(flights, unscored):
+            flight.estimate = float(group.estimates[0])
+        unpack_cached(flights, state.get("cached", {}))
+        drawn = [Drawn(g.tokens, g.logprobs, g.lengths, g.truncated, g.prefix) for g in unscored]
         stats = GenerationStats(**{name: int(value) for name, value in state["stats"].items()})
         return cls(flights, int(state["version"]), FinishedDraw(drawn, stats))

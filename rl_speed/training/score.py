@@ -1,6 +1,6 @@
 """Scorers: from drawn samples to rewards, with the verifier that the configuration names."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -9,7 +9,7 @@ import numpy as np
 from rl_speed.config import Reward
 from rl_speed.data.prompts import Prompt
 from rl_speed.objectives import overlong_penalty
-from rl_speed.rewards import MathVerifier, encode_answers
+from rl_speed.rewards import MathVerifier, encode_answers, format_reward, language_reward
 from rl_speed.sampling.adaptive import Verify
 from rl_speed.sampling.generate import Drawn
 
@@ -26,6 +26,12 @@ def decode_rows(tokenizer: Any, tokens: np.ndarray, lengths: np.ndarray, end_tok
         ids = row[:length].tolist()
         texts.append(tokenizer.decode(ids[:-1] if ids and ids[-1] in end_tokens else ids))
     return texts
+
+
+def ended_rows(tokens: np.ndarray, lengths: np.ndarray, end_tokens: Sequence[int]) -> np.ndarray:
+    """bool[n]: whether the last of each row's tokens is an end token. An empty row has none."""
+    last = tokens[np.arange(len(lengths)), np.maximum(lengths - 1, 0)]
+    return (lengths > 0) & np.isin(last, list(end_tokens))
 
 
 def exact_answers(prompts: Sequence[Prompt], capacity: int) -> tuple[np.ndarray, np.ndarray]:
@@ -81,7 +87,8 @@ class JaxScorer:
     def __init__(self, verify: Verify, encode: Callable[[Sequence[Prompt]], Any], block: int = 512):
         self._verify, self._encode, self._block = jax.jit(verify), encode, block
 
-    def __call__(self, prompts: Sequence[Prompt], drawn: Drawn) -> np.ndarray:
+    def __call__(self, prompts: Sequence[Prompt], drawn: Drawn, texts: Sequence[str] | None = None) -> np.ndarray:
+        """f32[n]. `texts` is for verifiers that read text."""
         # Samples of a prompt come one after the other: each answer is looked at once.
         starts = [row for row, prompt in enumerate(prompts) if row == 0 or prompt is not prompts[row - 1]]
         counts = np.diff([*starts, len(prompts)])
@@ -100,8 +107,10 @@ class MathScorer:
     def __init__(self, tokenizer: Any, end_tokens: Sequence[int], verifier: MathVerifier):
         self._tokenizer, self._end, self.verifier = tokenizer, tuple(end_tokens), verifier
 
-    def __call__(self, prompts: Sequence[Prompt], drawn: Drawn) -> np.ndarray:
-        return self.verifier.score(decode_responses(self._tokenizer, drawn, self._end), [p.answer for p in prompts])
+    def __call__(self, prompts: Sequence[Prompt], drawn: Drawn, texts: list[str] | None = None) -> np.ndarray:
+        """f32[n]. `texts`: the responses, where somebody has decoded them already."""
+        texts = decode_responses(self._tokenizer, drawn, self._end) if texts is None else texts
+        return self.verifier.score(texts, [p.answer for p in prompts])
 
 
 class MathJudge:
@@ -120,21 +129,57 @@ class MathJudge:
 
 
 class RewardScorer:
-    """The verifier's verdict, plus DAPO's overlong penalty where configured: what the driver calls.
+    """What the driver calls: the verifier's verdict, and the reward that is trained on.
 
-    Returns (rewards f32[n] to train on, correct bool[n] to screen and to report with).
+    The reward is the verdict, plus weighted format and language rewards (Bae et al., arXiv 2504.03380; with weights of 1 it lies in
+    [0, 3]) and DAPO's overlong penalty, each where configured. The verdict alone says what is correct: every filter looks at that.
+
+    Args:
+      verify: (prompts, samples, their texts or None) -> verdicts f32[n]. max_new: the length limit of a response, in tokens.
+      tokenizer, end_tokens: to decode with, once for all that read text.
     """
 
-    def __init__(self, verify: JaxScorer | MathScorer, config: Reward, max_new: int):
+    def __init__(self, verify: JaxScorer | MathScorer, config: Reward, max_new: int, tokenizer: Any, end_tokens: Sequence[int]):
         self.verify, self._config, self._max_new = verify, config, max_new
+        self._tokenizer, self._end = tokenizer, tuple(end_tokens)
+        self._sums: dict[str, float] = {}
+        self._scored = 0
 
     def __call__(self, prompts: Sequence[Prompt], drawn: Drawn) -> tuple[np.ndarray, np.ndarray]:
-        verdict = self.verify(prompts, drawn)
-        rewards = verdict
-        if self._config.overlong_buffer > 0:
-            rewards = verdict + np.asarray(overlong_penalty(drawn.lengths, self._max_new, self._config.overlong_buffer,
-                                                            self._config.overlong_factor))
-        return rewards.astype(np.float32), verdict > 0.5
+        """(rewards f32[n] to train on, correct bool[n] to screen and to report with)."""
+        c = self._config
+        reads = c.format_weight > 0 or c.language_weight > 0
+        texts = decode_responses(self._tokenizer, drawn, self._end) if reads else None
+        verdict = self.verify(prompts, drawn, texts)
+        rewards = verdict.astype(np.float32)
+        self._scored += len(verdict)
+        for name, weight, part in self._read(drawn, texts) if reads else ():
+            rewards += np.float32(weight) * part
+            self._sums[name] = self._sums.get(name, 0.0) + float(part.sum(dtype=np.float64))
+        if c.overlong_buffer > 0:
+            rewards += np.asarray(overlong_penalty(drawn.lengths, self._max_new, c.overlong_buffer, c.overlong_factor))
+        return rewards, verdict > 0.5
+
+    def judge(self, prompts: Sequence[Prompt], drawn: Drawn) -> np.ndarray:
+        """correct bool[n] alone, of held-out responses: nothing is added to the means of `take_parts`."""
+        return self.verify(prompts, drawn) > 0.5
+
+    def _read(self, drawn: Drawn, texts: list[str]) -> Iterator[tuple[str, float, np.ndarray]]:
+        """(name, weight, reward f32[n]) of each part that is read off the text."""
+        c = self._config
+        if c.format_weight > 0:
+            opened = [c.think_open + text for text in texts] if c.think_in_prompt else texts
+            ended = ended_rows(drawn.tokens, drawn.lengths, self._end)
+            yield "format", c.format_weight, format_reward(opened, ended, think_open=c.think_open, think_close=c.think_close)
+        if c.language_weight > 0:
+            yield "language", c.language_weight, language_reward(texts)
+
+    def take_parts(self) -> dict[str, float]:
+        """Means of format and language reward, unweighted, over the responses scored since the last call (the step's, rejected
+        prompts included). Empty where nothing was."""
+        means = {f"reward/{name}": total / self._scored for name, total in self._sums.items() if self._scored}
+        self._sums, self._scored = {}, 0
+        return means
 
     def metrics(self) -> dict[str, float]:
         """Items by cause where a verifier process can fail: hung, crashed, out of memory, ..."""

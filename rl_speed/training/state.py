@@ -48,3 +48,8 @@ def init_state(params: Any, optimizer: optax.GradientTransformation, shardings: 
                           skipped=zero(), skipped_in_row=zero())
 
     return jax.jit(build, out_shardings=shardings)(params)
+
+
+def make_snapshot(shardings: TrainState):
+    """params -> a copy of them in the same places, jitted: a reference policy, which stays when the update donates the state."""
+    return jax.jit(lambda params: jax.tree.map(jnp.copy, params), out_shardings=shardings.params)

@@ -274,7 +274,7 @@ def test_metrics_mean_what_they_say():
         "behaviour_gap_exp": np.exp(np.abs(gap))[m].mean(),
         "behaviour_gap_max": np.abs(gap)[m].max(),
         "entropy": data["entropy"][m].mean(),
-        "truncated": 0.0,
+        "weight_truncated": 0.0,
         "correction": 1.0,
     }
     loss, metrics = run(data, clip_high=0.3, dual_clip=1.5, entropy=data["entropy"])
@@ -283,11 +283,11 @@ def test_metrics_mean_what_they_say():
         np.testing.assert_allclose(got[name], value, rtol=1e-5, err_msg=name)
     assert got["loss"] == loss and min(got["clip_low"], got["clip_high"], got["clip_dual"]) > 0
     got = objectives.summarise_metrics(run(data, loss="tis", truncation=1.2)[1])
-    np.testing.assert_allclose(got["truncated"], (ratio > 1.2)[m].mean(), rtol=1e-6)
+    np.testing.assert_allclose(got["weight_truncated"], (ratio > 1.2)[m].mean(), rtol=1e-6)
     stale = np.exp((data["old"] - data["behaviour"]).astype(np.float64))
     got = objectives.summarise_metrics(run(data, old_logprobs=data["old"], truncation=1.2)[1])
     np.testing.assert_allclose(got["correction"], np.minimum(stale, 1.2)[m].mean(), rtol=1e-5)
-    np.testing.assert_allclose(got["truncated"], (stale > 1.2)[m].mean(), rtol=1e-6)
+    np.testing.assert_allclose(got["weight_truncated"], (stale > 1.2)[m].mean(), rtol=1e-6)
     with pytest.raises(ValueError, match="entropy"):
         objectives.merge_metrics(metrics, run(data)[1])
 

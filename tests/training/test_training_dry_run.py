@@ -1,5 +1,6 @@
 """The dry run against what XLA says of the programs that a run really compiles; nothing is allocated."""
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from rl_speed.policy.hf import read_json
 from rl_speed.presets import embedded
 from rl_speed.training import build
 from rl_speed.training.batch import Batch
-from rl_speed.training.dry_run import compiled_bytes, device_bytes, dry_run, explain_out_of_memory
+from rl_speed.training.dry_run import Program, compiled_bytes, device_bytes, dry_run, explain_out_of_memory
 from rl_speed.training.state import init_state, state_shardings
 from rl_speed.training.step import make_update
 
@@ -142,6 +143,23 @@ def test_out_of_memory_ends_with_numbers_and_advice():
                  "KV of responses", "optimizer", "MiB"):
         assert part in text
     assert "more" not in text.splitlines()[1]
+
+
+def test_reference_policy_is_held_beside_every_program(tmp_path, monkeypatch):
+    """A quarter of 100 M float32 weights on each device, which decides whether a program fits."""
+    config = hundred_million(tmp_path)
+    config.mesh.fsdp, config.objective.kl_coef = 4, 0.01
+    monkeypatch.setattr("rl_speed.training.dry_run.plan_split", lambda *arguments: [])
+    report = dry_run(config)
+    weights = report.beside["reference policy"]
+    assert weights == pytest.approx(report.parameters, rel=0.01) and "reference policy" in report.text()
+    program = Program("update", {}, 10 * weights, 0.0, ("config.training.micro_batch",))
+    for limit, fits in ((10 * weights, False), (11 * weights, True)):
+        text = dataclasses.replace(report, programs=[program], limit=limit).text()
+        assert ("every program fits" in text) is fits and ("does not fit" in text) is not fits
+    assert "reference policy" in explain_out_of_memory(config, RuntimeError("RESOURCE_EXHAUSTED"))
+    config.objective.kl_coef = 0.0
+    assert dry_run(config).beside == {}
 
 
 def test_tokenizer_larger_than_the_embedding_is_refused(tmp_path):

@@ -11,13 +11,14 @@ from rl_speed.sampling import VerifierError
 from rl_speed.sampling.generate import Drawn, GenerationStats
 from rl_speed.training import build
 from rl_speed.training.batch import build_batch
-from rl_speed.training.driver import HostDriver, StarvedError, StepReport
+from rl_speed.training.driver import HostDriver
 from rl_speed.training.fused import row_widths
 from rl_speed.training.loop import Trainer
 from rl_speed.training.metrics import read_lines
 from rl_speed.training.score import MathJudge, text_answers
 from rl_speed.training.state import init_state, state_shardings
 from rl_speed.training.step import make_advantages, make_update
+from rl_speed.training.tally import StarvedError, StepReport
 
 
 def small(method="speed_rloo", where="in_loop", steps=4, **mesh):

@@ -1,0 +1,257 @@
+"""What a configuration must satisfy: every refusal names the field, says why, and what it may be."""
+
+import dataclasses
+import difflib
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rl_speed.config import Config
+
+# Verifiers that are JAX functions: they can judge inside the compiled loop on any mesh.
+JAX_VERIFIERS = ("exact", "integer")
+# Advantages that come from all samples of a prompt, trained on or not.
+POOL_ADVANTAGES = ("pool", "pool_std")
+
+
+def check(c: "Config", rules: Collection[str]) -> None:
+    """Raises ValueError naming the first field that cannot be, and what it may be. `rules`: names that `rule.name` may have."""
+    _check_types(c)
+    choices = {
+        "data.task": ("chain", "jsonl"),
+        "data.on_bad_row": ("error", "skip"),
+        "data.order": ("shuffle", "file", "visits", "schedule", "memory"),
+        "rule.name": tuple(rules),
+        "driver.where": ("host", "in_loop"),
+        "driver.screening": ("missing", "fixed"),
+        "driver.buffer_order": ("fifo", "random"),
+        "model.compute_dtype": ("float32", "bfloat16"),
+        "sampler.attention": ("auto", "dense", "ragged", "pallas"),
+        "sampler.cache_dtype": ("", "float32", "bfloat16"),
+        "rule.on_unresolved": ("keep", "drop"),
+        "replay.window": ("none", "fixed", "half_min", "min"),
+        "replay.start": ("empty", "sample"),
+        "estimate.kind": ("none", "ema", "value"),
+        "estimate.form": ("power", "variance"),
+        "objective.advantage": ("rloo", "grpo", "dr_grpo", "reinforce", "reinforce_pp", "reinforce_pp_baseline",
+                                *POOL_ADVANTAGES),
+        "objective.weight": ("none", "inv_p", "inv_sqrt_p", "power"),
+        "objective.weight_from": ("pool", "estimate"),
+        "objective.singleton": ("zero", "estimate"),
+        "objective.downsample_order": ("first", "random"),
+        "objective.downsample_correction": ("none", "importance"),
+        "objective.loss": ("pg", "ppo", "tis"),
+        "objective.aggregation": ("token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "token_sum_constant"),
+        "objective.old_logprobs": ("behaviour", "recompute", "corrected"),
+        "objective.kl_kind": ("k1", "k2", "k3"),
+        "objective.kl_in": ("loss", "reward"),
+        "optimizer.schedule": ("constant", "linear", "cosine"),
+        "reward.verifier": (*JAX_VERIFIERS, "math"),
+        "reward.mode": ("boxed", "free"),
+        "reward.length_reference": ("all", "correct"),
+        "checkpoints.resume": ("auto", "never", "must"),
+    }
+    for name, allowed in choices.items():
+        if (value := _get(c, name)) not in allowed:
+            raise ValueError(f"config.{name} must be one of {', '.join(allowed)}; got {value!r}")
+    for name in ("rule.n", "driver.groups", "driver.screen_prompts", "driver.max_calls", "sampler.slots",
+                 "sampler.max_new", "training.steps", "training.minibatches", "training.max_skipped",
+                 "data.max_prompt_length", "evaluation.samples", "checkpoints.keep",
+                 "reward.workers"):
+        if _get(c, name) < 1:
+            raise ValueError(f"config.{name} must be at least 1; got {_get(c, name)!r}")
+    if c.data.task == "jsonl" and not c.data.train:
+        raise ValueError("config.data.train must name a file when config.data.task is 'jsonl'")
+    _check_order(c)
+    if c.sampler.top_k > 0 or c.sampler.top_p < 1 or c.sampler.temperature == 0:
+        raise ValueError(
+            "config.sampler.top_k, top_p and temperature=0 cut the distribution that training samples from: after an "
+            "update a sampled token can leave the kept set and its ratio becomes 0 or undefined. Train with top_k=0, "
+            "top_p=1, temperature > 0; evaluation has its own settings")
+    if c.driver.buffer_groups < c.driver.groups:
+        raise ValueError(f"config.driver.buffer_groups ({c.driver.buffer_groups}) must hold at least one training "
+                         f"batch (config.driver.groups = {c.driver.groups})")
+    _check_depth(c)
+    _check_rewards(c)
+    if c.driver.groups % c.training.minibatches:
+        raise ValueError(f"config.training.minibatches ({c.training.minibatches}) must divide "
+                         f"config.driver.groups ({c.driver.groups}): groups are not split")
+    rows = c.driver.groups * c.rule.n // c.training.minibatches
+    micro = c.training.micro_batch or rows
+    shards = c.mesh.data * c.mesh.fsdp
+    if rows % micro:
+        raise ValueError(f"config.training.micro_batch ({micro}) must divide the {rows} samples of an optimizer step "
+                         "(config.driver.groups x config.rule.n / config.training.minibatches); 0 takes them all at once")
+    if micro % shards:
+        raise ValueError(f"{micro} samples per gradient piece cannot be split over mesh data={c.mesh.data} x fsdp="
+                         f"{c.mesh.fsdp}; change config.training.micro_batch or config.driver.groups")
+    if c.sampler.attention == "pallas" and c.mesh.tensor > 1:
+        raise ValueError(f"config.sampler.attention='pallas' needs config.mesh.tensor=1; got {c.mesh.tensor}: the kernel is "
+                         "not split over heads. 'dense' and 'ragged' run on any mesh")
+    c.make_rule()
+    _check_pools(c)
+    _check_replay(c)
+    if c.driver.where == "in_loop":
+        _check_in_loop(c, shards)
+
+
+def _check_order(c: "Config") -> None:
+    """Orders and curation of the training prompts."""
+    d = c.data
+    for name, ok, allowed in [("keep_low", 0 <= d.keep_low <= 1, "in [0, 1]"),
+                              ("keep_high", d.keep_low <= d.keep_high <= 1, "between config.data.keep_low and 1"),
+                              ("explore", 0 <= d.explore <= 1, "in [0, 1]"), ("max_unseen", d.max_unseen >= 1, "at least 1"),
+                              ("rest", 0 <= d.rest < 1, "in [0, 1)"), ("memory_decay", 0 < d.memory_decay <= 1, "in (0, 1]")]:
+        if not ok:
+            raise ValueError(f"config.data.{name} must be {allowed}; got {getattr(d, name)!r}")
+    needs_table = d.order == "schedule" or (d.keep_low, d.keep_high) != (0.0, 1.0)
+    if needs_table and not d.pass_rates:
+        raise ValueError("config.data.order='schedule' and config.data.keep_low/keep_high need config.data.pass_rates, a file of "
+                         "pass rates by prompt id (experiments/pass_rates.py --split=train writes one)")
+    if d.pass_rates and not needs_table:
+        raise ValueError("config.data.pass_rates is used by config.data.order='schedule' and by config.data.keep_low/keep_high, "
+                         "and neither is set")
+    if d.task == "chain" and not d.train_prompts and (d.order != "shuffle" or needs_table):
+        raise ValueError(f"config.data.order={d.order!r} with config.data.keep_low={d.keep_low:g}, keep_high={d.keep_high:g} "
+                         "needs a finite training set: with config.data.train_prompts=0 the chain task never repeats a prompt. "
+                         "Set config.data.train_prompts")
+
+
+def _check_depth(c: "Config") -> None:
+    """What a pipeline of so many calls needs."""
+    d = c.driver
+    if d.depth < 0:
+        raise ValueError(f"config.driver.depth must be 0 (no call generated ahead of scoring) or more; got {d.depth}")
+    if d.buffer_groups < d.groups * (1 + d.depth):
+        raise ValueError(f"config.driver.buffer_groups ({d.buffer_groups}) must hold {d.groups * (1 + d.depth)} groups, "
+                         f"config.driver.groups ({d.groups}) for each of the 1 + {d.depth} generation calls that "
+                         f"config.driver.depth={d.depth} keeps under way: each brings about one training batch")
+    if 0 <= d.max_age < d.depth:
+        raise ValueError(f"config.driver.max_age ({d.max_age}) must be -1 or at least config.driver.depth ({d.depth}): with "
+                         "one call a step, that many updates pass between a call's generation and its scoring, and its "
+                         "samples would be too old by then")
+
+
+def _check_rewards(c: "Config") -> None:
+    """Weights and bounds of what is added to accuracy, and the reference policy's turns."""
+    r, o = c.reward, c.objective
+    for name in ("reward.format_weight", "reward.language_weight", "reward.length_alpha", "objective.reference_every"):
+        if not _get(c, name) >= 0:
+            raise ValueError(f"config.{name} must be 0 (off) or more; got {_get(c, name)!r}")
+    if r.format_weight and not (r.think_open and r.think_close):
+        raise ValueError("config.reward.think_open and think_close must not be empty where config.reward.format_weight is set; "
+                         f"got {r.think_open!r} and {r.think_close!r}")
+    if r.length_alpha and not r.length_low <= r.length_high:
+        raise ValueError(f"config.reward.length_low ({r.length_low}) must not exceed config.reward.length_high "
+                         f"({r.length_high})")
+    if o.reference_every and not o.kl_coef > 0:
+        raise ValueError(f"config.objective.reference_every ({o.reference_every}) needs config.objective.kl_coef above 0 (got "
+                         f"{o.kl_coef}): nothing else asks for a reference policy")
+
+
+def _check_pools(c: "Config") -> None:
+    """What advantages from pools, and estimates, need."""
+    o, rule = c.objective, c.rule
+    if o.advantage in POOL_ADVANTAGES:
+        if o.kl_coef > 0 and o.kl_in == "reward":
+            raise ValueError(f"config.objective.advantage={o.advantage!r} takes config.objective.kl_in='loss' only: a pool's "
+                             "statistics are of samples whose log-probs under the reference are not computed")
+        if o.singleton == "estimate" and o.advantage == "pool_std":
+            raise ValueError("config.objective.singleton='estimate' needs config.objective.advantage='pool': an only sample has "
+                             "no std to be divided by")
+    else:
+        for name, default in (("weight", "none"), ("singleton", "zero"), ("downsample_correction", "none")):
+            if getattr(o, name) != default:
+                raise ValueError(f"config.objective.{name}={getattr(o, name)!r} needs config.objective.advantage to be one of "
+                                 f"{', '.join(POOL_ADVANTAGES)}; got {o.advantage!r}")
+    for name, value, ok, want in (
+            ("objective.weight_power", o.weight_power, o.weight_power > 0, "positive"),
+            ("objective.weight_cap", o.weight_cap, o.weight_cap >= 0, "0 (no bound) or positive"),
+            ("estimate.decay", c.estimate.decay, 0 < c.estimate.decay <= 1, "in (0, 1]"),
+            ("estimate.prior_a", c.estimate.prior_a, c.estimate.prior_a > 0, "positive"),
+            ("estimate.prior_b", c.estimate.prior_b, c.estimate.prior_b > 0, "positive"),
+            ("estimate.learning_rate", c.estimate.learning_rate, c.estimate.learning_rate > 0, "positive"),
+            ("estimate.hidden", c.estimate.hidden, c.estimate.hidden >= 0, "0 (linear) or positive")):
+        if not ok:
+            raise ValueError(f"config.{name} must be {want}; got {value!r}")
+    wants = [name for name, used in (("rule.name='allocated'", rule.name == "allocated"),
+                                     ("objective.weight_from='estimate'", o.weight_from == "estimate"),
+                                     ("objective.singleton='estimate'", o.singleton == "estimate")) if used]
+    if wants and c.estimate.kind == "none":
+        raise ValueError(f"config.{wants[0]} needs config.estimate.kind to be 'ema' or 'value'; got 'none'")
+    if rule.name == "allocated" and c.driver.screening != "missing":
+        raise ValueError("config.rule.name='allocated' needs config.driver.screening='missing': budgets are shared out among the "
+                         "prompts of one batch")
+    if rule.name == "sequential" and not 2 <= rule.n:
+        raise ValueError(f"config.rule.n must be at least 2 for config.rule.name='sequential', one sample of each class; got "
+                         f"{rule.n}")
+
+
+def _check_replay(c: "Config") -> None:
+    """What replayed prefixes need."""
+    r = c.replay
+    if r.window == "none":
+        if r.cache:
+            raise ValueError("config.replay.cache is given, but config.replay.window is 'none': nothing would be replayed")
+        return
+    if c.data.task == "chain" and not c.data.train_prompts:
+        raise ValueError("config.replay.window needs a finite data set, as responses are cached by question: set "
+                         "config.data.train_prompts")
+    for name, ok, want in (("eps", 0 <= r.eps <= 1 or r.eps == -1, "in [0, 1], or -1 (the first response is kept for ever)"),
+                           ("length", r.length >= 0, "0 or more"),
+                           ("max_new", r.max_new >= -1, "-1 (as many as were cut off), 0 (config.sampler.max_new) or more"),
+                           ("max_tokens", r.max_tokens >= 0, "0 (no bound) or more")):
+        if not ok:
+            raise ValueError(f"config.replay.{name} must be {want}; got {getattr(r, name)!r}")
+    if r.max_new > c.sampler.max_new:
+        raise ValueError(f"config.replay.max_new ({r.max_new}) must not exceed config.sampler.max_new ({c.sampler.max_new}), "
+                         "which bounds prefix and suffix together")
+
+
+def _check_in_loop(c: "Config", shards: int) -> None:
+    """What the fused step cannot do is refused with the reason, and with what can."""
+    for name, value, allowed, reason in [
+            ("driver.depth", c.driver.depth, (0,), "scoring is part of the program, there is none to overlap with"),
+            ("reward.overlong_buffer", c.reward.overlong_buffer, (0,), "rewards are the verifier's alone"),
+            ("reward.format_weight", c.reward.format_weight, (0.0,), "rewards are the verifier's alone"),
+            ("reward.language_weight", c.reward.language_weight, (0.0,), "rewards are the verifier's alone"),
+            ("reward.length_alpha", c.reward.length_alpha, (0.0,), "rewards are the verifier's alone"),
+            ("training.minibatches", c.training.minibatches, (1,), "there is one update a program"),
+            ("objective.kl_coef", c.objective.kl_coef, (0.0,), "no reference policy is held there"),
+            ("replay.window", c.replay.window, ("none",), "its samples start at the prompt"),
+            ("objective.old_logprobs", c.objective.old_logprobs, ("behaviour",), "every sample is on-policy already")]:
+        if value not in allowed:
+            raise ValueError(f"config.driver.where='in_loop' needs config.{name}={allowed[0]!r} ({reason}); got {value!r}. "
+                             "config.driver.where='host' takes any")
+    if c.reward.verifier not in JAX_VERIFIERS and c.mesh.tensor > 1:
+        raise ValueError(f"config.driver.where='in_loop' with config.reward.verifier={c.reward.verifier!r} needs "
+                         f"config.mesh.tensor=1; got {c.mesh.tensor}: the loop calls back to Python, which JAX can do only "
+                         f"where every mesh axis is manual. On any mesh: {', '.join(JAX_VERIFIERS)}, or "
+                         "config.driver.where='host'")
+    if c.driver.groups % shards:
+        raise ValueError(f"config.driver.where='in_loop' needs config.driver.groups ({c.driver.groups}) to be divisible by "
+                         f"mesh data x fsdp ({shards}): each shard fills its share")
+
+
+def _check_types(c: "Config") -> None:
+    """Fields that a file in configs/ invented (a dataclass takes them silently) or gave another type."""
+    for path, section in [("", c), *((f"{f.name}.", getattr(c, f.name)) for f in dataclasses.fields(c)
+                                        if f.name not in ("seed", "method"))]:
+        known = {f.name: f for f in dataclasses.fields(section)}
+        for name in vars(section):
+            if name not in known:
+                close = difflib.get_close_matches(name, known, 3, 0.5) or sorted(known)
+                raise ValueError(f"there is no config.{path}{name}; nearest: "
+                                 + ", ".join(f"config.{path}{k}" for k in close))
+        for name, f in known.items():
+            value, kind = getattr(section, name), f.type
+            if kind is float and type(value) is int:
+                setattr(section, name, float(value))
+            elif kind in (bool, int, float, str) and type(value) is not kind:
+                raise ValueError(f"config.{path}{name} must be {kind.__name__}, got {value!r}")
+
+
+def _get(c: "Config", path: str) -> Any:
+    for name in path.split("."):
+        c = getattr(c, name)
+    return c

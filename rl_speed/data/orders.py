@@ -1,0 +1,198 @@
+"""Which prompt of a finite data set leaves the stream next.
+
+Two kinds. An `EpochOrder` is a permutation of the data set for each epoch, known in advance: a shuffle, the data's own order, easy
+to hard. `VisitOrder` and `MemoryOrder` choose by what came back; the stream tells them (`PromptStream.observe`), and remembers
+which prompts are out, none of which is chosen again before it is back.
+
+Orders deal in indices into the data set. All randomness is keyed by the seed and by counts, so that a restored order goes on as
+the saved one would have.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+# Screening with memory explores among this share of the prompts that may go, those seen least recently.
+OLDEST = 0.25
+
+
+@dataclasses.dataclass(frozen=True)
+class EpochOrder:
+    """A permutation i64[size] of the data set for each epoch: `permutation(epoch)`. `name` is kept in checkpoints."""
+
+    name: str
+    permutation: Callable[[int], np.ndarray]
+
+
+def shuffled(size: int, seed: int) -> EpochOrder:
+    """A new shuffle each epoch."""
+    return EpochOrder("shuffle", lambda epoch: np.random.default_rng([seed, epoch]).permutation(size))
+
+
+def in_file_order(size: int) -> EpochOrder:
+    """The data's own order, every epoch."""
+    return EpochOrder("file", lambda epoch: np.arange(size))
+
+
+def easy_to_hard(rates: Sequence[float], seed: int) -> EpochOrder:
+    """The offline schedule of Bae et al. (arXiv 2504.03380): highest pass rate first, every epoch; ties in a new shuffle.
+
+    Args:
+      rates: f[size] in [0, 1], measured before training by a proxy.
+    """
+    rates = np.asarray(rates, np.float64)
+
+    def permutation(epoch: int) -> np.ndarray:
+        shuffle = np.random.default_rng([seed, epoch]).permutation(len(rates))
+        return shuffle[np.argsort(-rates[shuffle], kind="stable")]
+
+    return EpochOrder("schedule", permutation)
+
+
+class AdaptiveOrder(Protocol):
+    """An order that depends on what came back. `name` is kept in checkpoints."""
+
+    name: str
+
+    def pick(self, n: int, serial: int, out: np.ndarray) -> np.ndarray:
+        """Indices of the next prompts, which get the visits from `serial` on: n, or as many as are not `out` (bool[size])."""
+
+    def observe(self, index: Sequence[int], positive: Sequence[int], total: Sequence[int]) -> None:
+        """These prompts are back: of `total` samples each, `positive` were right."""
+
+    def metrics(self, serial: int) -> dict[str, float]: ...
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+class VisitOrder:
+    """Least visited first; a visit counts when a prompt's samples are in, accepted or not. Among prompts of equal count, a shuffle.
+
+    Source: Bae et al. (arXiv 2504.03380), Algorithm 1; methods.md section 2.
+    """
+
+    name = "visits"
+
+    def __init__(self, size: int, seed: int):
+        self._seed, self._visits = seed, np.zeros(size, np.int64)
+
+    def pick(self, n: int, serial: int, out: np.ndarray) -> np.ndarray:
+        del serial
+        chosen, missing = [np.zeros(0, np.int64)], n
+        for count in np.unique(self._visits[~out]):
+            shuffle = np.random.default_rng([self._seed, count]).permutation(len(out))
+            chosen.append(shuffle[(self._visits[shuffle] == count) & ~out[shuffle]][:missing])
+            missing -= len(chosen[-1])
+            if not missing:
+                break
+        return np.concatenate(chosen)
+
+    def observe(self, index: Sequence[int], positive: Sequence[int], total: Sequence[int]) -> None:
+        del positive, total
+        np.add.at(self._visits, np.asarray(index, np.int64), 1)
+
+    def metrics(self, serial: int) -> dict[str, float]:
+        """Smallest and largest number of visits."""
+        del serial
+        return {"prompts/visits_min": float(self._visits.min()), "prompts/visits_max": float(self._visits.max())}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"visits": self._visits.copy()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._visits = np.array(state["visits"], np.int64)
+
+
+class Estimates(Protocol):
+    """What `MemoryOrder` needs of an estimate of pass rates; `memory.BetaEma` is one."""
+
+    def posterior(self, ids: Sequence[str]) -> tuple[np.ndarray, np.ndarray]: ...
+    def update(self, ids: Sequence[str], positive: Sequence[int], total: Sequence[int]) -> None: ...
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+class MemoryOrder:
+    """Screening with memory: prompts that will probably qualify first, by what earlier visits found. Not from a paper.
+
+    Of n prompts to pick,
+
+    1. those that are due go first, the one seen least recently leading. A prompt is due when it has been unseen for
+       (max_unseen - 1) x size visits. At most size - 1 others can be ahead of it, none of them twice, so that no prompt stays unseen
+       for more than max_unseen x size visits (from its departure to the next one; before its first, from the start), as long
+       as none is out for more than (max_unseen - 1) x size visits. With max_unseen = 1 the order is that of a queue.
+    2. Of the others a share `explore` (a coin for each) is drawn uniformly from the quarter seen least recently.
+    3. The rest are those whose probability of qualifying is highest at a pass rate drawn from the Beta posterior of each
+       (Thompson sampling), among prompts unseen for at least `rest` x size visits: without a rest the few best prompts would be
+       trained on again and again. Where there are too few of them, those seen least recently go.
+
+    Never-seen prompts count as seen before the start, in the order of a shuffle.
+
+    Args:
+      ids: of the prompts, all different. estimates: `memory.BetaEma`, this order's own. qualify: pass rates f64[n] -> probability
+        that the rule will accept. seed: of all draws, each keyed by the visit at which it is made.
+      explore: in [0, 1]. max_unseen: in epochs (visits / size), at least 1. rest: in epochs, in [0, 1).
+
+    Raises ValueError naming the argument that is out of range, or the id that two prompts share.
+    """
+
+    name = "memory"
+
+    def __init__(self, ids: Sequence[str], estimates: Estimates, qualify: Callable[[np.ndarray], np.ndarray], seed: int,
+                 explore: float, max_unseen: float, rest: float):
+        for name, value, ok, say in (("explore", explore, 0 <= explore <= 1, "in [0, 1]"),
+                                     ("max_unseen", max_unseen, max_unseen >= 1, "at least 1"),
+                                     ("rest", rest, 0 <= rest < 1, "in [0, 1)")):
+            if not ok:
+                raise ValueError(f"MemoryOrder.{name} must be {say}; got {value!r}")
+        size = len(ids)
+        place = {name: i for i, name in enumerate(ids)}
+        if len(place) < size:
+            twice = next(name for i, name in enumerate(ids) if place[name] != i)
+            raise ValueError(f"screening with memory keeps results by prompt id, and two prompts have the id {twice!r}")
+        self._ids, self._estimates, self._qualify, self._seed, self._explore = list(ids), estimates, qualify, seed, explore
+        self._due_age, self._rest = int(max_unseen * size) - size, int(rest * size)
+        # Visit of the latest departure. Those before the start are distinct, which makes the order at the start a shuffle.
+        self._last = -1 - np.random.default_rng([seed, 0]).permutation(size)
+        self._alpha, self._beta = estimates.posterior(self._ids)
+
+    def pick(self, n: int, serial: int, out: np.ndarray) -> np.ndarray:
+        rng = np.random.default_rng([self._seed, serial + 1])  # 0 made the shuffle
+        free = np.flatnonzero(~out)
+        free = free[np.argsort(self._last[free])]  # seen least recently first
+        # Ages are those at the end of this pick: what becomes due within it goes at its beginning.
+        age = serial + n - 1 - self._last[free]
+        due = free[:min(n, int((age >= self._due_age).sum()))]
+        free, n_free = free[len(due):], min(n, len(free)) - len(due)
+        oldest = free[:max(int(OLDEST * len(free)), n_free)]
+        explored = rng.choice(oldest, rng.binomial(n_free, self._explore), replace=False)
+        free = free[~np.isin(free, explored)]
+        n_best = n_free - len(explored)
+        rested = free[:max(int((serial - self._last[free] >= self._rest).sum()), n_best)]
+        chance = self._qualify(rng.beta(self._alpha[rested], self._beta[rested]))
+        best = rested[np.argsort(-chance, kind="stable")[:n_best]]  # among equals, the one seen least recently
+        chosen = np.concatenate([due, explored, best])
+        self._last[chosen] = serial + np.arange(len(chosen))
+        return chosen
+
+    def observe(self, index: Sequence[int], positive: Sequence[int], total: Sequence[int]) -> None:
+        ids = [self._ids[i] for i in index]
+        self._estimates.update(ids, positive, total)
+        index = np.asarray(index, np.int64)
+        self._alpha[index], self._beta[index] = self._estimates.posterior(ids)
+
+    def metrics(self, serial: int) -> dict[str, float]:
+        """Epochs (visits / size) for which the prompt seen least recently has been unseen; posterior mean pass rate of all."""
+        return {"prompts/unseen_max": (serial - 1 - max(self._last.min(), -1)) / len(self._ids),
+                "prompts/estimate_mean": float((self._alpha / (self._alpha + self._beta)).mean())}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Departures i64[size], and the counts of those ever observed."""
+        return {"last": self._last.copy(), "estimates": self._estimates.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._last = np.array(state["last"], np.int64)
+        self._estimates.load_state_dict(state["estimates"])
+        self._alpha, self._beta = self._estimates.posterior(self._ids)

@@ -1,0 +1,48 @@
+"""What drivers account for: prompts by fate, and what one step did."""
+
+import dataclasses
+from typing import Any
+
+from rl_speed.sampling.generate import GenerationStats
+
+# Per decided prompt: the acceptance estimate remembers about 200 of them, a standard error of 0.03 at an acceptance of 0.2.
+FORGET = 0.995
+
+
+@dataclasses.dataclass
+class Tally:
+    """Prompts by fate, since the run began. `screened = rejected + completed + lapsed + in flight`, and `completed = trained +
+    waiting in the buffer + expired`, always. A prompt is screened, and in flight, from the dispatch of its first call on."""
+
+    screened: int = 0
+    rejected: int = 0
+    completed: int = 0
+    solved: int = 0  # rejected with every sample right
+    failed: int = 0  # rejected with every sample wrong
+    rejected_tokens: int = 0
+    expired: int = 0  # complete, but too old before a training step came
+    lapsed: int = 0  # accepted, but too old before it was continued
+
+
+@dataclasses.dataclass
+class StepReport:
+    """What one `next_groups` did. Generation is accounted with the call's scoring, so that each token counts once: those of calls
+    that are still pending when a run ends are in its checkpoint and in no total."""
+
+    generation: GenerationStats
+    generate_s: float  # preparing calls, and blocked waiting for their samples
+    score_s: float
+    screened: int
+    accepted: int
+    rejected: int
+    short: int  # groups missing because max_calls was reached
+    pass_rates: list[float] = dataclasses.field(default_factory=list)  # of the first samples of each prompt judged
+
+
+class StarvedError(RuntimeError):
+    """The rule refuses every prompt: there is nothing to train on."""
+
+
+def load_tally(state: dict[str, Any]) -> Tally:
+    """From a checkpoint's numbers."""
+    return Tally(**{name: int(value) for name, value in state.items()})

@@ -1,0 +1,177 @@
+"""Reinforce-Ada from pool to update: both drivers, against plain Python."""
+
+import jax
+import numpy as np
+import pytest
+
+from rl_speed import methods
+from rl_speed.memory.group import Group, pack, unpack
+from rl_speed.presets import embedded
+from rl_speed.training import build
+from rl_speed.training.batch import build_batch
+from rl_speed.training.loop import Trainer
+from rl_speed.training.metrics import read_lines
+from rl_speed.training.state import init_state, state_shardings
+from rl_speed.training.step import make_update
+
+
+def small(method, where="host", steps=4, **mesh):
+    config = methods.apply(embedded(), method)
+    config.driver.where = where
+    config.driver.groups, config.driver.screen_prompts, config.driver.buffer_groups = 8, 8, 16
+    config.rule.m, config.rule.rounds = 4, 3
+    config.sampler.slots, config.sampler.prefill_chunk = 32, 4
+    config.training.micro_batch, config.training.steps, config.checkpoints.every = 0, steps, 2
+    config.data.train_prompts, config.data.eval_prompts, config.evaluation.every = 24, 0, 0
+    config.logging.progress, config.logging.export = False, False
+    config.optimizer.eps = 1e-3  # Adam's first step is the sign of the gradient, rounding and all, unless epsilon is larger
+    for axis, size in mesh.items():
+        setattr(config.mesh, axis, size)
+    return config
+
+
+def kept_by_hand(group, n):
+    """Rows: the first n // 2 right and n - n // 2 wrong ones, what one class lacks from the other, in the order drawn."""
+    right, wrong = (np.flatnonzero(group.correct == flag).tolist() for flag in (True, False))
+    most = min(len(right), max(n // 2, n - len(wrong)))
+    return sorted(right[:most] + wrong[:n - most])
+
+
+def advantages_by_hand(group, config):
+    """Of the kept rows of one group."""
+    o, p = config.objective, float(group.correct.mean())
+    if len(group) == 1:
+        value = [float(group.rewards[0]) - float(group.estimates[0]) if o.singleton == "estimate" else 0.0]
+    else:
+        rows = kept_by_hand(group, config.rule.n) if config.rule.name == "sequential" else range(len(group))
+        value = [float(group.rewards[r]) - float(group.rewards.mean()) for r in rows]
+    at = float(group.estimates[0]) if o.weight_from == "estimate" else p
+    weight = {"none": lambda: 1.0, "inv_p": lambda: 1 / at if at else 0.0, "inv_sqrt_p": lambda: at**-0.5 if at else 0.0}[o.weight]()
+    return [weight * v for v in value]
+
+
+def host_parts(config):
+    mesh = build.build_mesh(config)
+    policy = build.build_policy(config, mesh)
+    stream, _ = build.build_data(config, policy.tokenizer)
+    return mesh, policy, stream, build.build_budgets(config, policy, mesh)
+
+
+def host_driver(config):
+    mesh, policy, stream, budgets = host_parts(config)
+    generator, _, _ = build.build_generators(config, policy, mesh)
+    scorer = build.build_scorer(config, policy, config.sampler.max_new)
+    return policy, build.build_driver(config, generator, stream, scorer, budgets)
+
+
+def check_pool(group, config):
+    """That the rule stopped where Algorithm 1 stops."""
+    rule, right = config.rule, group.correct
+    for drawn in range(rule.m, len(group) + 1, rule.m):
+        enough = right[:drawn].sum() >= rule.k_pos and (~right[:drawn]).sum() >= rule.k_neg
+        assert enough == (drawn == len(group)) or drawn == rule.m * rule.rounds == len(group)
+
+
+@pytest.mark.parametrize("method", ["ada_seq_pos", "ada_seq_balance_paper"])
+def test_sequential_pools_on_the_host(method):
+    config = small(method)
+    policy, driver = host_driver(config)
+    groups, report = driver.next_groups(policy.params, 0)
+    assert sorted(g.prompt.visit for g in groups) == list(range(8)), "the batch is decided before the next begins"
+    assert report.generation.samples == sum(map(len, groups)) and len({len(g) for g in groups}) > 1
+    for g in groups:
+        check_pool(g, config)
+    chosen, advantages = build.build_selector(config)(groups)
+    expected = [a for g in groups for a in advantages_by_hand(g, config)]
+    np.testing.assert_allclose(advantages, expected, atol=1e-6)
+    assert np.count_nonzero(advantages)
+    for whole, part in zip(groups, chosen):
+        assert part.sample_index.tolist() == kept_by_hand(whole, 4)
+
+
+@pytest.mark.parametrize("mesh", [{}, {"data": 2}], ids=str)
+@pytest.mark.parametrize("method", ["ada_seq_balance_paper", "ada_est_ema"])
+def test_fused_step_is_the_host_path(method, mesh):
+    """Its pools are those of the host driver, its update that of their kept samples with advantages by hand."""
+    config = small(method, "in_loop", **mesh)
+    device_mesh, policy, stream, budgets = host_parts(config)
+    optimizer, settings = build.build_optimizer(config, policy.params), build.update_config(config)
+    fresh = lambda: init_state(policy.params, optimizer, state_shardings(policy.model, optimizer, device_mesh))
+    driver = build.build_in_loop_driver(config, policy, device_mesh, optimizer, settings, stream, budgets)
+    state, metrics, groups, _ = driver.train(fresh(), 0)
+    if not mesh:
+        reference = small(method)
+        host = {g.prompt.visit: g for g in host_driver(reference)[1].next_groups(policy.params, 0)[0]}
+        assert sorted(host) == sorted(g.prompt.visit for g in groups) == list(range(8))
+        for g in groups:
+            np.testing.assert_array_equal(g.lengths, host[g.prompt.visit].lengths)
+            np.testing.assert_array_equal(g.correct, host[g.prompt.visit].correct)
+            np.testing.assert_array_equal(g.estimates, host[g.prompt.visit].estimates)
+    chosen = [g.take(kept_by_hand(g, 4)) for g in groups] if config.rule.name == "sequential" else groups
+    rows = config.driver.groups * config.rule.n
+    batch = build_batch(chosen, rows, config.data.max_prompt_length + config.sampler.max_new, config.training.length_multiple)
+    by_hand = np.array([a for g in groups for a in advantages_by_hand(g, config)], np.float32)
+    update = make_update(policy.model, optimizer, device_mesh, settings)
+    separate, other = update(fresh(), batch, np.pad(by_hand, (0, rows - len(by_hand))), None, None)
+    assert metrics["grad_norm"] == pytest.approx(float(other["grad_norm"]), rel=1e-4) and metrics["grad_norm"] > 0
+    for a, b in zip(jax.tree.leaves(jax.device_get(state.params)), jax.tree.leaves(jax.device_get(separate.params))):
+        np.testing.assert_allclose(a, b, atol=1e-6)
+
+
+def test_budgets_follow_the_estimates_of_earlier_visits(tmp_path):
+    """Three epochs of 24 prompts: the first uniform, then more for those that were seldom solved; always 8 a prompt in all."""
+    config = small("ada_est_ema", steps=9)
+    config.driver.groups = config.driver.screen_prompts = 24
+    config.driver.buffer_groups, config.training.steps = 24, 3
+    policy, driver = host_driver(config)
+    seen = {}
+    for version in range(3):
+        groups, _ = driver.next_groups(policy.params, version)
+        assert sum(map(len, groups)) == 24 * 8
+        for g in groups:
+            right, total = seen.get(g.prompt.id, (0.0, 0.0))
+            assert g.estimates == pytest.approx((right + 1) / (total + 17), rel=1e-6)
+            seen[g.prompt.id] = (0.9 * right + int(g.correct.sum()), 0.9 * total + len(g))
+        by_estimate = sorted(groups, key=lambda g: (g.estimates[0], len(g)))
+        if version == 0:
+            assert {len(g) for g in groups} == {8}
+        else:
+            assert len(by_estimate[0]) > 8 > len(by_estimate[-1])
+    restored = unpack(pack(groups))
+    np.testing.assert_array_equal(restored[0].estimates, groups[0].estimates)
+
+
+@pytest.mark.parametrize("method, where", [("ada_seq_balance", "host"), ("ada_est_ema", "in_loop"), ("ada_est_ema", "host"),
+                                           ("ada_est_value", "host")])
+def test_resume_is_exact(method, where, tmp_path):
+    Trainer(small(method, where, steps=4), tmp_path / "whole").run()
+    Trainer(small(method, where, steps=2), tmp_path / "parts").run()
+    Trainer(small(method, where, steps=4), tmp_path / "parts").run()
+    clean = lambda r: {k: v for k, v in r.items() if not k.startswith(("time/", "process/")) and k != "total/train_s"}
+    whole, parts = (list(map(clean, read_lines(tmp_path / name / "metrics.jsonl"))) for name in ("whole", "parts"))
+    assert whole == parts and len(whole) == 4 and all(r["skipped"] == 0 for r in whole)
+
+
+def test_an_only_sample_is_measured_against_history():
+    config = small("ada_est_ema")
+    prompt = host_parts(config)[2].take(1)[0]
+    one = Group(prompt=prompt, tokens=np.ones((1, 2)), lengths=[2], logprobs=np.zeros((1, 2)), rewards=[1.0], versions=[0], phases=[0],
+                sample_index=[0], truncated=[False], estimates=[0.25])
+    assert build.build_selector(config)([one])[1] == pytest.approx([(1 - 0.25) / 0.5])
+    config.objective.singleton = "zero"
+    assert build.build_selector(config)([one])[1].tolist() == [0]
+
+
+@pytest.mark.parametrize("path, value, message", [
+    ("estimate.kind", "none", "config.rule.name='allocated' needs config.estimate.kind to be 'ema' or 'value'"),
+    ("objective.advantage", "rloo", "config.objective.weight='inv_sqrt_p' needs config.objective.advantage to be one of pool"),
+    ("rule.n_min", 9, "config.rule.n .8, the average. must lie between config.rule.n_min .9. and config.rule.n_max .32."),
+    ("driver.screening", "fixed", "config.driver.screening='missing'"),
+    ("estimate.decay", 0.0, "config.estimate.decay must be in .0, 1."),
+])
+def test_impossible_settings_name_the_field(path, value, message):
+    config = small("ada_est_ema")
+    section, leaf = path.split(".")
+    setattr(getattr(config, section), leaf, value)
+    with pytest.raises(ValueError, match=message):
+        config.validate()

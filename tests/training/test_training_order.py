@@ -1,0 +1,142 @@
+"""Drivers tell the stream what became of every prompt, once; whole runs with an order that depends on it resume exactly."""
+
+import types
+
+import jax
+import numpy as np
+import pytest
+
+from rl_speed import methods
+from rl_speed.config import Driver
+from rl_speed.data.orders import VisitOrder
+from rl_speed.data.prompts import Prompt, PromptStream
+from rl_speed.memory.buffer import SamplingBuffer
+from rl_speed.presets import embedded
+from rl_speed.sampling import COMPLETE, OPEN, REJECTED, Counts, Dynamic, Sequential, Speed
+from rl_speed.sampling.generate import Drawn, FinishedDraw, GenerationStats
+from rl_speed.training.driver import HostDriver, capacities
+from rl_speed.training.fused import Drawn as FusedDrawn
+from rl_speed.training.fused import Table
+from rl_speed.training.in_loop import InLoopDriver
+from rl_speed.training.loop import Trainer
+from rl_speed.training.metrics import read_lines
+
+
+def outcome(visit, index):
+    hard = np.random.default_rng([visit, 7]).choice([0.0, 1.0, 0.1, 0.3, 0.6, 0.9])
+    return bool(np.random.default_rng([visit, index]).random() < hard)
+
+
+class FakeGenerator:
+    """One-token responses that say whether they are right."""
+
+    def __init__(self):
+        self.drawn = {}  # visit -> samples drawn
+
+    def dispatch(self, params, work):
+        for w in work:
+            assert self.drawn.get(w.prompt.visit, 0) == w.first
+            self.drawn[w.prompt.visit] = w.first + w.count
+        drawn = [Drawn(np.array([[outcome(w.prompt.visit, w.first + i)] for i in range(w.count)], np.int32),
+                       np.zeros((w.count, 1), np.float32), np.ones(w.count, np.int32), np.zeros(w.count, bool)) for w in work]
+        return FinishedDraw(drawn, GenerationStats(1, 1, 1, 1, 1))
+
+
+def score(prompts, drawn):
+    right = drawn.tokens[:, 0].astype(bool)
+    return right.astype(np.float32), right
+
+
+def recorded(size):
+    """A stream in the order of visits, and what it was told: visit -> (right, samples)."""
+    data = [Prompt(f"p{i}", np.array([1, 2], np.int32), "1", np.array([1], np.int32), "?") for i in range(size)]
+    stream, told = PromptStream(data, order=VisitOrder(size, 0)), {}
+    observe = stream.observe
+
+    def note(prompts, positive, total):
+        for prompt, k, n in zip(prompts, positive, total, strict=True):
+            assert prompt.visit not in told
+            told[prompt.visit] = int(k), int(n)
+        observe(prompts, positive, total)
+
+    stream.observe = note
+    return stream, told
+
+
+@pytest.mark.parametrize("rule,changes", [
+    (Speed(4, 8), {}), (Speed(4, 8), {"depth": 1}), (Speed(3, 3), {"prefetch": False}), (Dynamic(6), {}),
+    (Sequential(2, 3, 2, 1, "drop"), {"depth": 1}), (Speed(4, 8), {"max_age": 1, "screening": "fixed"}), (Speed(4, 8), {"size": 9}),
+], ids=str)
+def test_the_host_driver_observes_every_decided_prompt_once(rule, changes):
+    changes = dict(changes)
+    age, size = changes.pop("max_age", None), changes.pop("size", 60)
+    config, generator = Driver(**dict(groups=4, screen_prompts=16, buffer_groups=16) | changes), FakeGenerator()
+    generator.prompts, generator.samples = capacities(rule, config)
+    stream, told = recorded(size)
+    driver = HostDriver(rule, stream, generator, score, SamplingBuffer(16, "fifo", age, 0), config)
+    for step in (0, 1, 2, 30, 31, 32, 60, 61):
+        driver.next_groups(None, step)
+        t = driver.tally
+        assert len(told) == t.rejected + t.completed + t.lapsed == t.screened - driver.in_flight
+        assert stream.metrics()["prompts/out"] == driver.in_flight
+    assert len(told) > 30 and (age is None or driver.tally.lapsed > 0)
+    for visit, (right, total) in told.items():  # all samples that were drawn for it count
+        assert total == generator.drawn[visit] and right == sum(outcome(visit, i) for i in range(total))
+
+
+def test_the_in_loop_driver_observes_what_it_consumed_and_hands_back_the_rest():
+    shards, capacity, rng = 2, 5, np.random.default_rng(0)
+    expected = {}
+
+    def step(state, table, key):
+        """Decides some candidates of each shard, as the compiled step reports it."""
+        consumed, in_use = rng.integers(1, 4, shards), np.asarray(table.count)
+        consumed = np.minimum(consumed, in_use)
+        used = np.arange(capacity) < consumed[:, None]
+        status = np.where(used, rng.choice([COMPLETE, REJECTED], (shards, capacity)), OPEN)
+        done = np.where(used, np.where(status == COMPLETE, 12, 4), 0)
+        positive = rng.binomial(done, 0.5)
+        for shard in range(shards):
+            for row in range(consumed[shard]):
+                expected[int(table.visit[shard, row])] = positive[shard, row], done[shard, row]
+        none = np.zeros((2, 12), np.int32)  # no group is looked at here
+        drawn = FusedDrawn(np.full(2, capacity), none, none, none, none, none, none)
+        book = {"consumed": consumed, "status": status, "tokens": done.sum(1), "wasted_tokens": np.zeros(2, int),
+                "decode_steps": np.zeros(2, int), "slot_steps": np.zeros(2, int), "first_right": positive // 4}
+        return state, {}, drawn, book, Counts(launched=done, done=done, positive=positive)
+
+    stream, told = recorded(23)
+    fused = types.SimpleNamespace(rule=Speed(4, 8), verify=None)
+    driver = InLoopDriver(step, Table(shards, capacity, 2, lambda prompts: np.zeros((capacity, 1))), stream, fused, None, 4, 12)
+    with pytest.raises(RuntimeError, match="none of .* candidates was accepted"):  # twelve attempts
+        driver.train(None, 0)
+    assert told == expected and len(told) == driver.tally.screened > 25
+    state = stream.state_dict()
+    assert sorted([*told, *map(int, state["returned"].split())]) == list(range(state["serial"]))
+
+
+def small(steps, order, where):
+    config = methods.apply(embedded(), "speed_rloo")
+    config.driver.where = where
+    config.driver.groups, config.driver.screen_prompts, config.driver.buffer_groups = 4, 32, 32
+    config.rule.n, config.sampler.slots, config.sampler.prefill_chunk, config.sampler.context_pool = 8, 32, 4, 16
+    config.training.micro_batch, config.training.steps, config.checkpoints.every = 0, steps, 2
+    config.data.train_prompts, config.data.order, config.data.eval_prompts, config.evaluation.every = 48, order, 24, 0
+    config.logging.progress, config.logging.export, config.optimizer.eps = False, False, 1e-3
+    return config
+
+
+@pytest.mark.parametrize("order,where", [("memory", "host"), ("visits", "in_loop")])
+def test_whole_runs_resume_exactly(tmp_path, order, where):
+    whole = Trainer(small(4, order, where), tmp_path / "whole")
+    whole.run()
+    Trainer(small(2, order, where), tmp_path / "parts").run()
+    again = Trainer(small(4, order, where), tmp_path / "parts")
+    assert again.step == 2
+    again.run()
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(again.state), jax.device_get(whole.state))
+    clean = lambda r: {k: v for k, v in r.items() if not k.startswith(("time/", "process/")) and k != "total/train_s"}
+    records = [list(map(clean, read_lines(tmp_path / name / "metrics.jsonl"))) for name in ("whole", "parts")]
+    assert records[0] == records[1]
+    wanted = {"memory": "prompts/unseen_max", "visits": "prompts/visits_max"}[order]
+    assert np.isfinite(records[0][-1][wanted]) and records[0][-1]["prompts/out"] == getattr(whole.driver, "in_flight", 0)

@@ -1,0 +1,195 @@
+"""RPO from cached response to update: where samples start, what is drawn, what is trained on, and resume."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rl_speed import methods
+from rl_speed.data.prompts import Prompt, PromptStream
+from rl_speed.memory import CachedResponse, Group, PrefixConfig, ReplayCache, SamplingBuffer
+from rl_speed.presets import embedded
+from rl_speed.sampling import Speed
+from rl_speed.sampling.generate import Drawn, FinishedDraw, GenerationStats, Replay, Work
+from rl_speed.training import build
+from rl_speed.training.batch import build_batch
+from rl_speed.training.driver import HostDriver
+from rl_speed.training.loop import Trainer
+from rl_speed.training.metrics import read_lines
+from rl_speed.training.prefixes import PrefixSource
+from rl_speed.training.step import gradients, token_scores
+
+
+def small(method="rpo_speed_rloo", steps=4):
+    config = methods.apply(embedded(), method)
+    config.driver.groups, config.driver.screen_prompts, config.driver.buffer_groups = 4, 32, 32
+    config.rule.n, config.sampler.slots, config.sampler.prefill_chunk = 8, 32, 4
+    config.training.micro_batch, config.training.steps, config.checkpoints.every = 0, steps, 2
+    config.data.train_prompts, config.data.eval_prompts, config.evaluation.every = 40, 24, 0
+    config.logging.progress, config.logging.export = False, False
+    return config
+
+
+@pytest.fixture(scope="module")
+def drawn():
+    """(config, policy, generator, prompts, first responses, the same cut at many places and continued, its cost)."""
+    config = small()
+    mesh = build.build_mesh(config)
+    policy = build.build_policy(config, mesh)
+    stream, _ = build.build_data(config, policy.tokenizer)
+    generator, _, _ = build.build_generators(config, policy, mesh)
+    prompts = stream.take(6)
+    first, _ = generator(policy.params, [Work(p, 0, 1) for p in prompts])
+    work = []
+    for p, d in zip(prompts, first):
+        length = int(d.lengths[0])
+        cuts = np.minimum(np.arange(8), length - 1).astype(np.int32)
+        work.append(Work(p, 1, 8, Replay(d.tokens[0, :length], cuts, np.full(8, 16) - cuts)))
+    again, stats = generator(policy.params, work)
+    return config, policy, generator, prompts, first, again, stats, work
+
+
+def test_responses_continue_where_they_were_cut(drawn):
+    config, policy, generator, prompts, first, again, stats, work = drawn
+    for f, d in zip(first, again):
+        for i in range(8):
+            cut = int(d.prefix[i])
+            assert cut == min(i, f.lengths[0] - 1) and cut < d.lengths[i] <= 16
+            np.testing.assert_array_equal(d.tokens[i, :cut], f.tokens[0, :cut])
+            assert not d.logprobs[i, :cut].any() and (d.logprobs[i, cut:d.lengths[i]] <= 0).all()
+            assert not d.tokens[i, d.lengths[i]:].any()
+    # What is paid for is suffixes alone, and one context for all cuts of a response.
+    assert stats.tokens == sum(int((d.lengths - d.prefix).sum()) for d in again)
+    assert stats.slot_steps == stats.tokens
+    contexts, requests = generator.tables(work)
+    assert int(contexts.count[0]) == 6 and int(requests.count[0]) == 48
+
+
+def test_trainer_gives_suffixes_the_same_log_probs(drawn):
+    config, policy, _, prompts, _, again, _, _ = drawn
+    for p, d in zip(prompts, again):
+        row = np.concatenate([np.tile(p.tokens, (8, 1)), d.tokens], axis=1)
+        scores = np.asarray(token_scores(policy.params, jnp.asarray(row), policy.model, 1.0, None)[0])[:, len(p.tokens) - 1:]
+        at = np.arange(16)
+        suffix = (at >= d.prefix[:, None]) & (at < d.lengths[:, None])
+        np.testing.assert_allclose(scores[suffix], d.logprobs[suffix], atol=1e-5)
+
+
+def groups_of(prompts, again):
+    rng = np.random.default_rng(0)
+    return [Group(prompt=p, tokens=d.tokens, lengths=d.lengths, logprobs=d.logprobs, rewards=rng.integers(0, 2, 8), versions=np.zeros(8),
+                  phases=np.zeros(8), sample_index=np.arange(8), truncated=d.truncated, prefix=d.prefix) for p, d in zip(prompts, again)]
+
+
+def test_masked_prefix_contributes_exactly_nothing(drawn):
+    """The gradient is that of the suffixes' log-probs, normalised by suffix tokens; the unmasked one is another."""
+    config, policy, _, prompts, _, again, _, _ = drawn
+    groups = groups_of(prompts, again)
+    batch = build_batch(groups, 48, 26)
+    suffix = sum(int((g.lengths - g.prefix).sum()) for g in groups)
+    assert batch.mask.sum() == suffix
+    advantages = np.random.default_rng(1).normal(size=48).astype(np.float32)
+    settings = build.update_config(config)
+    settings = type(settings)(**{**vars(settings), "groups": 6, "micro_batch": 48})
+    of = jax.jit(lambda batch: gradients(policy.params, batch, advantages, None, None, policy.model, settings)[0])
+
+    def by_hand(params):
+        scores = token_scores(params, jnp.asarray(batch.tokens), policy.model, 1.0, None)[0]
+        total = 0.0
+        for row, (g, i) in enumerate((g, i) for g in groups for i in range(8)):
+            start = len(g.prompt.tokens) - 1
+            total -= advantages[row] * jnp.sum(scores[row, start + int(g.prefix[i]):start + int(g.lengths[i])])
+        return total / suffix
+
+    mine, reference = of(batch), jax.jit(jax.grad(by_hand))(policy.params)
+    for a, b in zip(jax.tree.leaves(mine), jax.tree.leaves(reference)):
+        np.testing.assert_allclose(a, b, atol=1e-6)
+    unmasked = build_batch(groups, 48, 26, mask_prefix=False)
+    assert unmasked.mask.sum() == sum(int(g.lengths.sum()) for g in groups)
+    assert np.isnan(unmasked.behaviour_logprobs).sum() == sum(int(g.prefix.sum()) for g in groups)
+    # Of a masked prefix nothing matters but that it was read: its stored log-probs do not.
+    noisy = batch.replace(behaviour_logprobs=np.where(batch.mask, batch.behaviour_logprobs, -7.0).astype(np.float32))
+    jax.tree.map(np.testing.assert_array_equal, of(noisy), mine)
+
+
+class Recorder:
+    """A generator of one right and otherwise wrong responses of three tokens behind whatever is replayed."""
+
+    def __init__(self):
+        self.work = []
+
+    def dispatch(self, params, work):
+        self.work += work
+        drawn = []
+        for w in work:
+            d = Drawn(np.tile(np.array([5, 6, 1] + [0] * 13, np.int32), (w.count, 1)), np.full((w.count, 16), -1.0, np.float32),
+                      np.full(w.count, 3, np.int32), np.zeros(w.count, bool))
+            drawn.append(d if w.replay is None else d.behind(w.replay))
+        return FinishedDraw(drawn, GenerationStats(1, len(work), 3 * len(work), 3, 3))
+
+
+def test_visit_keeps_the_response_it_began_with():
+    """Screened from one response, continued from the same, though the cache holds another by then; the next visit takes that."""
+    prompt = Prompt("a", np.array([2, 3], np.int32), "1", np.array([1], np.int32), "?")
+    cache, generator = ReplayCache(), Recorder()
+    response = lambda *tokens: CachedResponse(np.array(tokens, np.int32), 0, 1.0, True, True, -1.0, len(tokens))
+    cache.put("a", response(7, 7, 7, 7, 7, 7))
+    source = PrefixSource(cache, PrefixConfig("min", 0, True, max_response=16, max_new=13, seed=3))
+    score = lambda prompts, d: (np.arange(len(prompts)) % 2 == 0, np.arange(len(prompts)) % 2 == 0)
+    from rl_speed.config import Driver
+    driver = HostDriver(Speed(2, 4), PromptStream([prompt]), generator, score, SamplingBuffer(4),
+                        Driver(groups=1, screen_prompts=1, buffer_groups=4, prefetch=False), prefixes=source)
+    seen = driver._replay
+
+    def swap(flight):
+        cache.put("a", response(8, 8, 8, 8, 8, 8))
+        return seen(flight)
+
+    driver._replay = swap
+    (group,), _ = driver.next_groups(None, 0)
+    assert len(group) == 6 and len(set(group.prefix.tolist())) > 1
+    assert all((group.tokens[i, :group.prefix[i]] == 7).all() for i in range(6))
+    driver.next_groups(None, 1)
+    assert set(generator.work[-1].replay.tokens.tolist()) <= {8}
+
+
+def clean(record):
+    return {k: v for k, v in record.items() if not k.startswith(("time/", "process/")) and k != "total/train_s"}
+
+
+@pytest.mark.parametrize("method, changes", [
+    ("rpo_speed_rloo", {"driver.depth": 1, "replay.per_sample": True}),
+    ("rpo_grpo_released", {}), ("rpo_dapo", {"replay.start": "empty", "replay.max_new": 6})], ids=str)
+def test_resume_is_exact_with_a_cache(method, changes, tmp_path):
+    def job(steps):
+        config = small(method, steps)
+        for path, value in changes.items():
+            section, leaf = path.split(".")
+            setattr(getattr(config, section), leaf, value)
+        return config
+
+    whole = Trainer(job(6), tmp_path / "whole")
+    whole.run()
+    Trainer(job(2), tmp_path / "parts").run()
+    Trainer(job(6), tmp_path / "parts").run()
+    records, again = ([clean(r) for r in read_lines(tmp_path / name / "metrics.jsonl")] for name in ("whole", "parts"))
+    assert records == again and len(records) == 6
+    assert all(r["skipped"] == 0 for r in records)
+    assert records[-1]["prefix"] > 0 and records[-1]["replay/size"] > 0
+    t = whole.driver.tally
+    assert t.screened == t.rejected + t.completed + t.lapsed + whole.driver.in_flight
+
+
+@pytest.mark.parametrize("path, value, message", [
+    ("replay.eps", 1.5, "config.replay.eps must be in .0, 1., or -1"),
+    ("replay.max_new", 17, "config.replay.max_new .17. must not exceed config.sampler.max_new .16."),
+    ("data.train_prompts", 0, "config.replay.window needs a finite data set"),
+    ("driver.where", "in_loop", "needs config.replay.window='none'"),
+    ("replay.window", "half", "config.replay.window must be one of none, fixed, half_min, min"),
+])
+def test_impossible_settings_name_the_field(path, value, message):
+    config = small()
+    section, leaf = path.split(".")
+    setattr(getattr(config, section), leaf, value)
+    with pytest.raises(ValueError, match=message):
+        config.validate()

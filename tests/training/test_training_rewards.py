@@ -1,0 +1,207 @@
+"""What is trained on beside accuracy: put together as the formulas say, and nobody filters by it."""
+
+import dataclasses
+import functools
+import math
+import unicodedata
+
+import numpy as np
+import pytest
+
+from rl_speed.config import Config, Driver, Reward
+from rl_speed.data.prompts import Prompt, PromptStream
+from rl_speed.memory.buffer import SamplingBuffer
+from rl_speed.memory.group import Group
+from rl_speed.rewards import ExactMatch, MathVerifier
+from rl_speed.sampling.generate import Drawn, FinishedDraw, GenerationStats
+from rl_speed.sampling.rules import Dynamic
+from rl_speed.training.driver import HostDriver
+from rl_speed.training.score import JaxScorer, MathScorer, RewardScorer, exact_answers
+from rl_speed.training.shaping import shape_groups
+
+END, MAX_NEW = 0, 48
+TEXTS = ["<think>2 + 2</think>So \\boxed{4}", "<think>2 + 2</think>So \\boxed{5}", "\\boxed{4}", "<think>答案 4</think>4",
+         "<think></think>", "so <think>x</think> \\boxed{4}", "", "<think>never closed \\boxed{4}", "4"]
+
+
+class Characters:
+    """A tokenizer whose ids are code points."""
+
+    def __init__(self):
+        self.decoded = 0
+
+    def decode(self, ids):
+        self.decoded += 1
+        return "".join(map(chr, ids))
+
+
+def drawn_of(texts, ended):
+    rows = [[ord(c) for c in text] + [END] * flag for text, flag in zip(texts, ended)]
+    lengths = np.array(list(map(len, rows)), np.int32)
+    tokens = np.array([row + [0] * (MAX_NEW - len(row)) for row in rows], np.int32)
+    return Drawn(tokens, np.zeros(tokens.shape, np.float32), lengths, ~np.asarray(ended, bool))
+
+
+def prompt(answer="4", visit=0):
+    return Prompt(f"p{visit}", np.array([1, 2], np.int32), answer, np.array([ord(c) for c in answer], np.int32), "2 + 2?",
+                  visit=visit)
+
+
+def scorer_of(verifier, **reward):
+    tokenizer = Characters()
+    verify = {"exact": lambda: JaxScorer(ExactMatch((END,)), functools.partial(exact_answers, capacity=8), block=16),
+              "math": lambda: MathScorer(tokenizer, (END,), MathVerifier(1))}[verifier]()
+    return RewardScorer(verify, Reward(verifier=verifier, **reward), MAX_NEW, tokenizer, (END,)), tokenizer
+
+
+def form_by_hand(text, ended, opened_by_prompt):
+    """Read from left to right."""
+    text = ("<think>" if opened_by_prompt else "") + text
+    at = text.find("</think>")
+    starts = text[:7] == "<think>"
+    inside = text[7:at] if starts and at >= 0 else ""
+    after = text[at + 8:] if at >= 0 else ""
+    return sum([starts, at >= 0, inside.strip() != "", after.strip() != "", bool(ended)]) / 5
+
+
+def english_by_hand(text):
+    fine = [c for c in text if c.isspace() or "a" <= c.lower() <= "z" or unicodedata.category(c)[0] in "NPS"]
+    return len(fine) / len(text) if text else 0.0
+
+
+@pytest.mark.parametrize("verifier,weights,in_prompt,overlong", [
+    ("exact", (1.0, 1.0), False, 0), ("exact", (0.5, 0.0), True, 0), ("exact", (0.0, 2.0), False, 10),
+    ("math", (1.0, 1.0), True, 0)])
+def test_parts_add_up_and_the_verdict_stays_the_verifiers(verifier, weights, in_prompt, overlong):
+    ended = [i % 4 != 3 for i in range(len(TEXTS))]
+    drawn, prompts = drawn_of(TEXTS, ended), [prompt()] * len(TEXTS)
+    scorer, tokenizer = scorer_of(verifier, format_weight=weights[0], language_weight=weights[1], think_in_prompt=in_prompt,
+                                  overlong_buffer=overlong)
+    try:
+        rewards, correct = scorer(prompts, drawn)
+        assert tokenizer.decoded == len(TEXTS)  # once each, for all that read
+        np.testing.assert_array_equal(scorer.judge(prompts, drawn), correct)
+    finally:
+        scorer.close()
+    right = [text == "4" for text in TEXTS] if verifier == "exact" else ["\\boxed{4}" in text for text in TEXTS]
+    assert correct.tolist() == right and any(right)
+    form = [form_by_hand(text, flag, in_prompt) for text, flag in zip(TEXTS, ended)]
+    english = [english_by_hand(text) for text in TEXTS]
+    expected = [r + weights[0] * f + weights[1] * e - (max(n - (MAX_NEW - overlong), 0) / overlong if overlong else 0)
+                for r, f, e, n in zip(right, form, english, drawn.lengths)]
+    np.testing.assert_allclose(rewards, expected, rtol=1e-6)
+    assert rewards.dtype == np.float32 and (overlong or 0 <= rewards.min() and rewards.max() <= 1 + sum(weights))
+    means = {"reward/format": np.mean(form)} if weights[0] else {}
+    means |= {"reward/language": np.mean(english)} if weights[1] else {}
+    assert scorer.take_parts() == pytest.approx(means)  # `judge` added nothing
+    assert scorer.take_parts() == {}
+
+
+def test_without_weights_nothing_is_decoded():
+    scorer, tokenizer = scorer_of("exact")
+    rewards, correct = scorer([prompt()] * 2, drawn_of(["4", "5"], [True, True]))
+    assert rewards.tolist() == [1, 0] and correct.tolist() == [True, False]
+    assert tokenizer.decoded == 0 and scorer.take_parts() == {}
+
+
+class Scripted:
+    """A generator that answers from a table: prompt id -> texts."""
+
+    def __init__(self, script):
+        self.script = script
+
+    def dispatch(self, params, work):
+        drawn = [drawn_of(self.script[w.prompt.id][w.first:w.first + w.count], [True] * w.count) for w in work]
+        return FinishedDraw(drawn, GenerationStats(calls=1, samples=sum(w.count for w in work)))
+
+
+def test_filters_look_at_accuracy_alone():
+    """Wrong answers of different form are all wrong, right ones of different form all right: Dynamic refuses both."""
+    good = "<think>2 + 2</think>"
+    script = {"wrong": [good + "5", "5", good + "6", "答7"], "right": ["4", good + "4", "答4", good + " 4"],
+              "mixed": ["4", good + "5", "答4", "5"]}
+    prompts = [dataclasses.replace(prompt(), id=name) for name in script]
+    last_character = lambda prompts, drawn, texts: np.array([row[n - 2] == ord(p.answer) for p, row, n in
+                                                             zip(prompts, drawn.tokens, drawn.lengths)], np.float32)
+    scorer = RewardScorer(last_character, Reward(format_weight=1.0, language_weight=1.0), MAX_NEW, Characters(), (END,))
+    config = Driver(groups=1, screen_prompts=3, screening="fixed", buffer_groups=8)
+    driver = HostDriver(Dynamic(4), PromptStream(prompts, seed=0), Scripted(script), scorer, SamplingBuffer(8), config)
+    (group,), report = driver.next_groups(None, 0)
+    assert group.prompt.id == "mixed" and group.correct.tolist() == [True, False, True, False]
+    np.testing.assert_allclose(group.rewards, np.array([1, 0, 1, 0]) + [0.2, 1.0, 0.2, 0.2] + np.array([1, 1, 0.5, 1]), rtol=1e-6)
+    assert (driver.tally.failed, driver.tally.solved, driver.tally.rejected) == (1, 1, 2)
+    assert sorted(report.pass_rates) == [0, 0.5, 1]
+
+
+def group_of(correct, lengths, extra=0.0, visit=0):
+    n = len(lengths)
+    tokens = np.zeros((n, max(lengths)), np.int32)
+    return Group(prompt(visit=visit), tokens, lengths, tokens, np.asarray(correct, np.float32) + extra, np.zeros(n), np.zeros(n),
+                 np.arange(n), np.zeros(n, bool), np.asarray(correct, bool))
+
+
+def shaped_by_hand(group, reward):
+    counted = [n for n, right in zip(group.lengths, group.correct) if right or reward.length_reference == "all"]
+    reference = sum(counted) / max(len(counted), 1)
+    out = []
+    for r, right, n in zip(group.rewards, group.correct, group.lengths):
+        value = float(right) / (1 + math.exp(-reward.length_alpha * (reference - n)))
+        value = min(max(value, reward.length_low), reward.length_high)
+        out.append((value if right or reward.length_literal else 0.0) + (r - float(right)))
+    return out
+
+
+@pytest.mark.parametrize("options", [{}, {"length_literal": True}, {"length_reference": "correct"},
+                                     {"length_low": 0.0, "length_high": 0.6, "length_alpha": 0.05}], ids=str)
+def test_shaping_is_the_formula_group_by_group(options):
+    config = Config()
+    config.reward = Reward(**{"length_alpha": 0.01, **options})
+    groups = [group_of([1, 0, 1, 1], [40, 400, 300, 100]), group_of([0, 0], [7, 90]), group_of([1], [50]),
+              group_of([1, 1, 1], [64, 64, 64]), group_of([1, 0, 1], [10, 20, 90], extra=np.float32([1.8, 2.0, 0.2]))]
+    before = [g.rewards.copy() for g in groups]
+    found = shape_groups(groups, config)
+    for new, old, rewards in zip(found, groups, before, strict=True):
+        np.testing.assert_allclose(new.rewards, shaped_by_hand(old, config.reward), rtol=1e-5, atol=1e-6)
+        np.testing.assert_array_equal(new.correct, old.correct)
+        np.testing.assert_array_equal(old.rewards, rewards)  # who holds the group keeps what it had
+    literal = config.reward.length_literal
+    assert found[1].rewards.tolist() == ([0.5, 0.5] if literal else [0, 0])  # all wrong: nothing to prefer
+    assert len(set(found[3].rewards.tolist())) == 1  # ties stay ties
+    assert found[2].rewards[0] == pytest.approx(max(0.5, config.reward.length_low))  # a single one is of mean length
+
+
+def test_shaping_that_is_off_changes_nothing():
+    groups = [group_of([1, 0], [3, 4])]
+    assert shape_groups(groups, Config())[0] is groups[0] and shape_groups([], Config()) == []
+
+
+@pytest.mark.parametrize("field,value,message", [
+    ("reward.format_weight", -1.0, "config.reward.format_weight must be 0 .off. or more; got -1.0"),
+    ("reward.length_alpha", float("nan"), "config.reward.length_alpha must be 0"),
+    ("reward.length_reference", "right", "config.reward.length_reference must be one of all, correct; got 'right'"),
+    ("objective.reference_every", 5, "config.objective.reference_every .5. needs config.objective.kl_coef above 0"),
+    ("objective.reference_every", -5, "config.objective.reference_every must be 0")])
+def test_settings_that_cannot_be(field, value, message):
+    config, (section, name) = Config(), field.split(".")
+    setattr(getattr(config, section), name, value)
+    with pytest.raises(ValueError, match=message):
+        config.validate()
+
+
+def test_settings_that_contradict_each_other():
+    config = Config()
+    config.reward = Reward(length_alpha=0.01, length_low=1.0, length_high=0.5)
+    with pytest.raises(ValueError, match="length_low .1.0. must not exceed config.reward.length_high .0.5."):
+        config.validate()
+    config.reward = Reward(format_weight=1.0, think_close="")
+    with pytest.raises(ValueError, match="think_open and think_close must not be empty"):
+        config.validate()
+
+
+@pytest.mark.parametrize("field", ["format_weight", "language_weight", "length_alpha"])
+def test_rewards_inside_the_loop_are_the_verifiers_alone(field):
+    config = Config()
+    config.driver.where = "in_loop"
+    setattr(config.reward, field, 0.5)
+    with pytest.raises(ValueError, match=f"needs config.reward.{field}=0.0 .rewards are the verifier's alone.; got 0.5"):
+        config.validate()
