@@ -145,9 +145,9 @@ def write_cache(config: Config, out: str | Path, source: str | Path | None = Non
     prompts = build.build_data(config, policy.tokenizer)[0].prompts
     if not prompts:
         raise ValueError("the training prompts are endless, a cache needs a finite set: set config.data.train_prompts")
-    made_with = {"policy": policy.directory, "data": config.data.train or config.data.task, "seed": config.seed, "temperature": config.sampler.temperature,
-                 "max_new": config.sampler.max_new, "verifier": config.reward.verifier, "instruction": config.data.instruction,
-                 "source": "" if source is None else str(source)}
+    made_with = {"policy": policy.directory, "data": config.data.train or config.data.task, "seed": config.seed,
+                 "temperature": config.sampler.temperature, "max_new": config.sampler.max_new, "verifier": config.reward.verifier,
+                 "instruction": config.data.instruction, "source": "" if source is None else str(source)}
     cache, vocabulary, ids = ReplayCache(eps=None), policy.model.vocab_size, {p.id for p in prompts}
     resumed = taken = unknown = 0
     before = StartCost()
