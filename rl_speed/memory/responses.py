@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import json
 import os
-import tempfile
 import zipfile
 import zlib
 from collections.abc import Mapping
@@ -98,9 +97,9 @@ def save_responses(path: str | Path, held: Mapping[str, CachedResponse], about: 
     Raises OSError where it cannot be written; a file that was there stays then.
     """
     path = Path(path)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name + ".", suffix=".part")
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
-        with os.fdopen(handle, "wb") as file:
+        with open(temporary, "wb") as file:
             # NumPy stores a string as an array without an axis: nothing is pickled.
             np.savez(file, format=np.int32(FORMAT), about=np.str_(json.dumps(dict(about))), **pack_responses(held))
             file.flush()
@@ -108,7 +107,7 @@ def save_responses(path: str | Path, held: Mapping[str, CachedResponse], about: 
         os.replace(temporary, path)
     except BaseException:
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
+            temporary.unlink()
         raise
 
 
@@ -140,6 +139,8 @@ def load_responses(path: str | Path, vocab_size: int | None = None) -> tuple[dic
             if vocab_size is not None and (worst := int(response.tokens.max())) >= vocab_size:
                 raise ValueError(f"the response to prompt {name!r} has token id {worst}; the vocabulary has {vocab_size} ids. It "
                                  "was made with another tokenizer")
-        return held, json.loads(str(about))
+        if not isinstance(about := json.loads(str(about)), dict):
+            raise ValueError("field 'about' must be a JSON object")
+        return held, about
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None

@@ -85,7 +85,7 @@ def test_the_ends_of_eps(eps):
 
 
 def test_ties_take_what_was_sampled_summed_over_the_whole_response():
-    """Per token the long one is likelier, as a whole the short one is: -1.5 against -2. Forced tokens (log-prob 0) count nothing."""
+    """Per token the long one is likelier, as a whole the short one: -1.5 against -2. Forced tokens, log-prob 0, count nothing."""
     cache = ReplayCache(1.0)
     cache.update(make([1, 1], [-0.5, -1.5], lengths=[4, 1]))
     assert chosen(cache) == 1 and cache.get("p").logprob == -1.5 and cache.get("p").shortest == 1
@@ -274,7 +274,8 @@ def test_damaged_files_are_named_with_what_is_wrong(tmp_path):
             ("token id -3", {"tokens": np.where(fields["tokens"] == 500, -3, fields["tokens"])}),
             ("shortest=0", {"shortest": fields["shortest"] * 0}),
             ("names a prompt twice", {"ids": json.dumps([ids[1]] + ids[1:])}),
-            ("must be a list of strings", {"ids": "3"}), ("Expecting value", {"ids": "what"})]:
+            ("must be a list of strings", {"ids": "3"}), ("Expecting value", {"ids": "what"}),
+            ("must be a JSON object", {"about": "[]"})]:
         np.savez(path, **{name: value for name, value in {**fields, **change}.items() if value is not None})
         refused(match)
 

@@ -1,0 +1,198 @@
+"""The start of a replay cache: one response to each training prompt, by the policy that training starts from (RPO)."""
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rl_speed.config import Config
+from rl_speed.data.prompts import Prompt
+from rl_speed.memory import CachedResponse, ReplayCache
+from rl_speed.sampling.generate import Draw, Drawn, Generator, Work
+from rl_speed.training import build
+from rl_speed.training.driver import Scorer
+from rl_speed.training.progress import progress_bar
+from rl_speed.training.signals import stop_on_signals
+
+# Index of the one sample of a prompt. No rule and no evaluation draws so many, so that no sample of theirs has the same key.
+SAMPLE_INDEX = 2**30
+
+
+@dataclasses.dataclass
+class StartCost:
+    """What starting a cache cost: responses sampled, of these right, of these cut off at the limit; their tokens; generation calls;
+    seconds, compilation included; of these seconds, scoring."""
+
+    sampled: int = 0
+    correct: int = 0
+    truncated: int = 0
+    tokens: int = 0
+    calls: int = 0
+    seconds: float = 0.0
+    score_seconds: float = 0.0
+
+    def __add__(self, other: "StartCost") -> "StartCost":
+        return StartCost(*(a + b for a, b in zip(dataclasses.astuple(self), dataclasses.astuple(other))))
+
+
+def start_cache(generator: Generator, params: Any, prompts: Sequence[Prompt], score: Scorer, cache: ReplayCache, version: int = 0,
+                after_call: Callable[[int, StartCost], None] | None = None, stop: Callable[[], bool] = lambda: False) -> StartCost:
+    """Sample one response to each prompt that has none in `cache`, and put it there, right or wrong.
+
+    A prompt's sample is keyed by its place in `prompts` and by `SAMPLE_INDEX` under the generator's root key: a start that goes on
+    where another one ended gives the same cache, and training draws none of these samples. While a call is scored, the next one
+    is generated. Of prompts that share an id the first is sampled.
+
+    Args:
+      generator: calls are as large as its capacities allow. params: the policy's weights.
+      score: (prompts, samples) -> (rewards f32[n], correct bool[n]).
+      version: policy updates made so far, stored with every response.
+      after_call: called with the responses that a call brought and the cost so far, once they are in the cache.
+      stop: asked before each call; True ends the start with what was dispatched.
+    """
+    first: dict[str, int] = {}
+    for place, prompt in enumerate(prompts):
+        first.setdefault(prompt.id, place)
+    todo = [dataclasses.replace(prompts[place], visit=place) for name, place in first.items() if name not in cache]
+    per_call, begin, cost = min(generator.capacity), time.perf_counter(), StartCost()
+
+    def finish(part: list[Prompt], draw: Draw) -> None:
+        drawn, stats = draw.result()
+        flat = Drawn(*(np.concatenate([getattr(d, f.name) for d in drawn]) for f in dataclasses.fields(Drawn)))
+        before = time.perf_counter()
+        rewards, correct = score(part, flat)
+        cost.score_seconds += time.perf_counter() - before
+        for row, prompt in enumerate(part):
+            length = int(flat.lengths[row])
+            cache.put(prompt.id, CachedResponse(
+                tokens=flat.tokens[row, :length], version=version, reward=float(rewards[row]), correct=bool(correct[row]),
+                truncated=bool(flat.truncated[row]), logprob=float(flat.logprobs[row, :length].sum(dtype=np.float64)),
+                shortest=length))
+        cost.sampled += len(part)
+        cost.correct += int(np.sum(correct))
+        cost.truncated += int(flat.truncated.sum())
+        cost.tokens += stats.tokens
+        cost.calls += stats.calls
+        cost.seconds = time.perf_counter() - begin
+        if after_call is not None:
+            after_call(len(part), cost)
+
+    pending: tuple[list[Prompt], Draw] | None = None
+    for start in range(0, len(todo), per_call):
+        if stop():
+            break
+        part = todo[start:start + per_call]
+        draw = generator.dispatch(params, [Work(prompt, SAMPLE_INDEX, 1) for prompt in part])
+        if pending is not None:
+            finish(*pending)
+        pending = part, draw
+    if pending is not None:
+        finish(*pending)
+    return cost
+
+
+@dataclasses.dataclass(frozen=True)
+class CacheFile:
+    """What `write_cache` left. Prompts: all of them; with a response; of these, there already, and taken from another file.
+    `unknown`: responses of either file to no prompt of these. `cost`: of this start; `whole`: with those it went on from.
+    `stopped`: a signal ended it early. Shares of right and cut-off responses, and their mean length in tokens, of all held."""
+
+    path: Path
+    prompts: int
+    held: int
+    resumed: int
+    taken: int
+    unknown: int
+    cost: StartCost
+    whole: StartCost
+    stopped: bool
+    correct: float
+    truncated: float
+    length: float
+
+    def text(self) -> str:
+        """For people."""
+        lines = [f"{self.path}: {self.held:,} of {self.prompts:,} prompts have a response ({self.resumed:,} had one before, "
+                 f"{self.taken:,} come from the other file, {self.cost.sampled:,} were sampled now); {self.correct:.1%} right, "
+                 f"{self.truncated:.1%} cut off at the limit, {self.length:.1f} tokens on average"]
+        if self.unknown:
+            lines.append(f"{self.unknown:,} responses to prompts that are not in the data were left out")
+        for name, cost in [("this start", self.cost)] + [("the whole file", self.whole)] * (self.resumed > 0):
+            rate = cost.tokens / cost.seconds if cost.seconds else 0.0
+            lines.append(f"{name} cost {cost.sampled:,} responses, {cost.tokens:,} tokens, {cost.calls:,} calls, "
+                         f"{cost.seconds:.1f} s with compilation, {cost.score_seconds:.1f} s of it scoring ({rate:,.0f} tokens/s)")
+        if self.stopped:
+            lines.append("stopped by a signal: the same command goes on from there")
+        return "\n".join(lines)
+
+
+def write_cache(config: Config, out: str | Path, source: str | Path | None = None, write_every_s: float = 60.0) -> CacheFile:
+    """Start a cache with the policy of `config.model.path`, at the sampler's temperature and limit, and write it to `out`.
+
+    Where `out` exists, it is gone on with. Else, with `source`, the responses of that file (another policy's) are taken first, and
+    only prompts without one are sampled. Written every `write_every_s` seconds, at the end, and when a signal asks to stop.
+
+    Raises:
+      ValueError: the data are endless; a file is damaged, holds ids outside the vocabulary, or `out` was begun otherwise.
+      FileNotFoundError: there is no `source`.
+    """
+    config.validate()
+    out, mesh = Path(out), build.build_mesh(config)
+    policy = build.build_policy(config, mesh)
+    prompts = build.build_data(config, policy.tokenizer)[0].prompts
+    if not prompts:
+        raise ValueError("the training prompts are endless, a cache needs a finite set: set config.data.train_prompts")
+    made_with = {"policy": policy.directory, "data": config.data.train or config.data.task, "seed": config.seed,
+                 "temperature": config.sampler.temperature, "max_new": config.sampler.max_new, "verifier": config.reward.verifier,
+                 "instruction": config.data.instruction, "source": "" if source is None else str(source)}
+    cache, vocabulary, ids = ReplayCache(eps=None), policy.model.vocab_size, {p.id for p in prompts}
+    resumed = taken = unknown = 0
+    before = StartCost()
+    if out.exists():
+        report = cache.load(out, vocabulary, ids)
+        _check_same(out, report.about, made_with)
+        resumed, unknown, before = report.held, report.unknown, StartCost(**report.about["cost"])
+    elif source is not None:
+        report = cache.load(source, vocabulary, ids)
+        taken, unknown = report.held, report.unknown
+
+    def write(cost: StartCost) -> None:
+        cache.save(out, {"made_with": made_with, "cost": dataclasses.asdict(before + cost)})
+
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write(StartCost())  # a place that cannot be written to is found out before anything is sampled
+    generator, _, _ = build.build_generators(config, policy, mesh)
+    scorer = build.build_scorer(config, policy, build.longest_answer(prompts, config.sampler.max_new))
+    bar = progress_bar(len(ids), "replay cache", initial=len(cache), enabled=config.logging.progress)
+    written = time.perf_counter()
+
+    def after_call(responses: int, cost: StartCost) -> None:
+        nonlocal written
+        bar.update(responses)
+        if time.perf_counter() - written >= write_every_s:
+            write(cost)
+            written = time.perf_counter()
+
+    try:
+        with stop_on_signals() as request:
+            cost = start_cache(generator, policy.params, prompts, scorer, cache, after_call=after_call, stop=lambda: bool(request))
+            write(cost)
+    finally:
+        bar.close()
+        scorer.close()
+    held = [cache.get(name) for name in ids if name in cache]
+    mean = lambda values: float(np.mean(values)) if held else 0.0
+    return CacheFile(path=out, prompts=len(ids), held=len(cache), resumed=resumed, taken=taken, unknown=unknown, cost=cost,
+                     whole=before + cost, stopped=len(cache) < len(ids), correct=mean([r.correct for r in held]),
+                     truncated=mean([r.truncated for r in held]), length=mean([len(r.tokens) for r in held]))
+
+
+def _check_same(path: Path, about: dict[str, Any], made_with: dict[str, Any]) -> None:
+    theirs = about.get("made_with", {})
+    for name, mine in made_with.items():
+        if theirs.get(name) != mine:
+            raise ValueError(f"{path} was begun with {name} {theirs.get(name)!r}, this command says {mine!r}; write to another "
+                             "file, or continue with the settings of that one")
