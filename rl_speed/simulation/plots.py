@@ -69,6 +69,39 @@ def plot_epochs(drift: Mapping[str, Mapping[str, Any]], curves: np.ndarray, path
     return path
 
 
+def plot_orders(found: Sequence[Mapping[str, Any]], path: Path) -> Path:
+    """Samples per group over training, shuffle and memory, for each source; and what the settings trade (`orders.survey_orders`)."""
+    plt = pyplot()
+    sources = list(dict.fromkeys(case["source"] for case in found))
+    figure, axes = plt.subplots(1, len(sources) + 1, figsize=(4.6 * (len(sources) + 1), 4.2), constrained_layout=True, squeeze=False)
+    for axis, source in zip(axes[0], sources):
+        for i, case in enumerate(case for case in found if case["source"] == source):
+            x = np.arange(1, case["epochs"] + 1)
+            axis.plot(x, case["shuffle"]["by_epoch"], color=f"C{i}", lw=1.2, ls="--")
+            axis.plot(x, case["memory"][0]["by_epoch"], color=f"C{i}", lw=1.6, label=f"n_init {case['n_init']}")
+        axis.plot([], [], color="0.4", ls="--", label="shuffle")
+        axis.plot([], [], color="0.4", label="with memory")
+        axis.set_title(source, fontsize=9, wrap=True)
+        axis.set_xlabel("epoch of the shuffled run")
+        axis.set_ylabel("samples drawn per group")
+        axis.legend(fontsize=8)
+    axis = axes[0, -1]
+    case = max(found, key=lambda case: len(case["memory"]))
+    for row in case["memory"]:
+        main = row["label"] == "default"
+        axis.plot(row["prompts_ratio"], row["ratio"], "o" if main else ".", color="C3" if main else "0.3")
+    for row in case["memory"]:
+        if row["label"].split()[0] in ("default", "rest", "max_unseen"):  # the others lie on the default
+            axis.annotate(row["label"], (row["prompts_ratio"], row["ratio"]), fontsize=8, xytext=(4, 3), textcoords="offset points")
+    axis.set_xlabel("effective number of prompts trained on, memory / shuffle")
+    axis.set_ylabel("samples per group, shuffle / memory")
+    axis.set_title(f"settings, n_init {case['n_init']}", fontsize=9)
+    axis.margins(x=0.2)
+    figure.savefig(path)
+    plt.close(figure)
+    return path
+
+
 def _bars(axis: Any, rows: Sequence[Mapping[str, Any]], name: str, form: str, legend: bool = True) -> None:
     at = np.arange(len(rows))[::-1]
     values = np.array([row["measured"][name] for row in rows])

@@ -11,8 +11,9 @@ from rl_speed.simulation.difficulty import load_pass_rate_table
 
 log = logging.getLogger(__name__)
 
-# Prior of a prompt never seen: so much as one right and one wrong answer. Tuned with `experiments/simulate.py --orders`.
-PRIOR = (1.0, 1.0)
+# Beta prior of a prompt's pass rate, for screening with memory: few are in the middle. This, and the defaults in config.Data, were
+# chosen with `experiments/simulate.py --orders`.
+PRIOR = (0.5, 0.5)
 
 
 def make_stream(config: Config, prompts: Sequence[Prompt]) -> PromptStream:
