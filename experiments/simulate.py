@@ -34,7 +34,9 @@ _REPEATS = flags.DEFINE_integer("repeats", 4, "Times that every prompt is simula
 _ORDERS = flags.DEFINE_bool("orders", False, "Compare orders of prompts instead of rules.")
 _OUT = flags.DEFINE_string("out", "experiments/results/simulate", "Folder for the table and the pictures.")
 # Fixed pass rates are visited so often, and only so many of them: more change no ratio by as much as its error.
-STATIC_PROMPTS, STATIC_EPOCHS = 4096, 6
+STATIC_PROMPTS, STATIC_EPOCHS = 4096, 4
+# Pass rates over training are also taken as those of a policy that learns so many times faster: memory is then older.
+FASTER = 10
 
 
 def main(argv):
@@ -92,9 +94,12 @@ def compare_orders(found, curves, n_inits, start):
 
     n, seed, repeats, out = _N.value, _SEED.value, _REPEATS.value, Path(_OUT.value)
     some = np.random.default_rng(seed).permutation(found.rates)[:STATIC_PROMPTS]
-    sources = {} if curves is None else {
-        f"{Path(_OVER_TRAINING.value).name}: {curves.shape[0]:,} prompts over {curves.shape[1]} epochs of training (means over "
-        f"{_WINDOW.value})": curves}
+    sources, name = {}, Path(_OVER_TRAINING.value or "").name
+    if curves is not None:
+        prompts, epochs = curves.shape
+        sources[f"{name}: {prompts:,} prompts over {epochs} epochs of training (means over {_WINDOW.value})"] = curves
+        if epochs > FASTER:
+            sources[f"{name}, every {FASTER}th epoch: learning {FASTER} times faster"] = curves[:, ::FASTER]
     sources[f"{len(some):,} of {found.source}, fixed, {STATIC_EPOCHS} epochs"] = np.tile(some[:, None], (1, STATIC_EPOCHS))
     cases = simulation.survey_orders(sources, n, n_inits, seed, repeats)
     out.mkdir(parents=True, exist_ok=True)

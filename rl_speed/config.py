@@ -270,11 +270,11 @@ class Config:
                 raise ValueError(f"config.data.{name} must be {allowed}; got {getattr(d, name)!r}")
         needs_table = d.order == "schedule" or (d.keep_low, d.keep_high) != (0.0, 1.0)
         if needs_table and not d.pass_rates:
-            raise ValueError("config.data.order='schedule' and config.data.keep_low/keep_high need config.data.pass_rates, a file of "
-                             "pass rates by prompt id (experiments/pass_rates.py --split=train writes one)")
+            raise ValueError("config.data.order='schedule' and config.data.keep_low/keep_high need config.data.pass_rates, a file "
+                             "of pass rates by prompt id (experiments/pass_rates.py --split=train writes one)")
         if d.pass_rates and not needs_table:
-            raise ValueError("config.data.pass_rates is used by config.data.order='schedule' and by config.data.keep_low/keep_high, "
-                             "and neither is set")
+            raise ValueError("config.data.pass_rates is used by config.data.order='schedule' and by "
+                             "config.data.keep_low/keep_high, and neither is set")
         if d.task == "chain" and not d.train_prompts and (d.order != "shuffle" or needs_table):
             raise ValueError(f"config.data.order={d.order!r} with config.data.keep_low={d.keep_low:g}, keep_high={d.keep_high:g} "
                              "needs a finite training set: with config.data.train_prompts=0 the chain task never repeats a prompt. "

@@ -56,8 +56,8 @@ class Course:
 
 # One setting changed at a time.
 SWEEP = tuple(Memory(**{name: value}) for name, values in (
-    ("explore", (0.0, 0.1, 0.2)), ("max_unseen", (1.5, 2.0, 8.0)), ("rest", (0.0, 0.25, 0.75)), ("decay", (0.7, 1.0)),
-    ("prior", ((1.0, 1.0), (1.0, 16.0)))) for value in values)
+    ("explore", (0.0, 0.2)), ("max_unseen", (1.5, 2.0, 8.0)), ("rest", (0.0, 0.25, 0.75)), ("decay", (0.7, 1.0)),
+    ("prior", ((1.0, 16.0),))) for value in values)
 
 
 def follow(curves: np.ndarray, rule: Speed, memory: Memory | None = None, seed: int = 0, call: int = 64) -> Course:
@@ -97,8 +97,8 @@ def follow(curves: np.ndarray, rule: Speed, memory: Memory | None = None, seed: 
 def summary(courses: Sequence[Course], rule: Speed) -> dict[str, Any]:
     """Means over repeats, and standard errors under the same name with "_error" where it matters.
 
-    samples, screening: samples drawn, and of those screening ones, per group; accepted: of the prompts screened; signal: information
-    per sample; unseen: the most of any repeat; prompts; by_epoch: samples per group in each curve epoch.
+    samples, screening: samples drawn, and of those screening ones, per group; accepted: of the prompts screened; signal:
+    information per sample; unseen: the most of any repeat; prompts; by_epoch: samples per group in each curve epoch.
     """
     groups, screened = (np.array([getattr(c, name) for c in courses]) for name in ("groups", "screened"))
     screening = rule.n_init * screened.sum(1) / groups.sum(1)
@@ -132,7 +132,8 @@ def compare(curves: np.ndarray, rule: Speed, settings: Sequence[Memory], repeats
         for name, ratio in (("samples", "ratio"), ("screening", "screening_ratio")):
             row[ratio] = base[name] / row[name]
             # The two are independent: relative errors add in squares.
-            row[f"{ratio}_error"] = row[ratio] * float(np.hypot(base[f"{name}_error"] / base[name], row[f"{name}_error"] / row[name]))
+            relative = np.hypot(base[f"{name}_error"] / base[name], row[f"{name}_error"] / row[name])
+            row[f"{ratio}_error"] = row[ratio] * float(relative)
         rows.append(row | {name + "_ratio": row[name] / base[name] for name in ("signal", "prompts")})
     return {"shuffle": base, "memory": rows}
 
