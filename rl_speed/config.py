@@ -40,10 +40,10 @@ class Data:
     pass_rates: str = ""  # file of pass rates by prompt id, measured by a proxy: for "schedule", and for keep_low and keep_high
     keep_low: float = 0.0  # offline curation: keep prompts whose rate in pass_rates lies in [keep_low, keep_high]
     keep_high: float = 1.0
-    explore: float = 0.1  # memory: share drawn from the prompts seen least recently
+    explore: float = 0.05  # memory: share drawn from the prompts seen least recently
     max_unseen: float = 4.0  # memory: no prompt goes unseen for more than so many epochs (visits / size)
     rest: float = 0.5  # memory: epochs before a prompt may go again
-    memory_decay: float = 0.8  # memory: of what is known of a prompt, kept at its next visit
+    memory_decay: float = 0.9  # memory: of what is known of a prompt, kept at its next visit
 
 
 @dataclass
