@@ -101,5 +101,6 @@ def test_the_command(repo, tmp_path):
 def test_a_table_names_prompts_as_the_loaders_do(real_data):
     path = real_data / "deepscaler" / "deepscaler_40k.jsonl.gz"
     table = simulation.load_pass_rate_table(path)
-    assert list(table) != sorted(table) and set(table) == {row.id for row in load_rows(path, "skip")[0]} | {"deepscaler-L1-8"}
+    rows, report = load_rows(path, "skip")  # a row without an answer has its pass rate all the same
+    assert set(table) >= {row.id for row in rows} and len(table) == len(rows) + report.bad
     assert table["deepscaler-L1-0"] == pytest.approx(1 - 0.4453125) and table["deepscaler-L1-8"] is None
