@@ -84,7 +84,9 @@ class Driver:
     where: str = "host"  # rules run between calls ("host"), or inside the compiled step ("in_loop")
     groups: int = 16  # complete groups a training step takes (B)
     screening: str = "missing"  # prompts screened per call: "missing" (what is lacking) or "fixed"
-    screen_prompts: int = 64  # the generation batch: at most, or with "fixed" exactly, so many prompts a call; in_loop: a step
+    # The generation batch: at most, or with "fixed" exactly, so many prompts a call (in_loop: a step). For rules of one phase this
+    # bounds the prompts in flight (C_max of Bae et al.); in_loop, sampler.context_pool does.
+    screen_prompts: int = 64
     prefetch: bool = True  # two-phase rules: one call continues what was accepted and screens for the next step
     margin: float = 1.0  # "missing": standard deviations of the accepted count to screen on top of the mean
     # Calls generated ahead of scoring: call k + depth is generated while call k is scored; 0 is strictly sequential. For verifiers
@@ -93,6 +95,9 @@ class Driver:
     buffer_groups: int = 64  # complete groups that may wait; screening stops while it is full
     buffer_order: str = "fifo"  # or "random"
     max_age: int = -1  # drop groups whose oldest sample is more updates old than this (-1: never)
+    # Which groups fill a batch: those launched first ("launch"), or those that complete first ("completion"), the others being cancelled
+    # and begun anew later: as published for bands, and in favour of short responses. Host, rules of one phase, depth 0.
+    accept: str = "launch"
     max_calls: int = 32  # generation calls in a step before it trains on what there is
 
 

@@ -180,8 +180,9 @@ class HostDriver:
         report.generation += stats
         report.generate_s += middle - begin
         report.score_s += time.perf_counter() - middle
-        report.pass_rates += [float(f.group.correct.mean()) for f in fresh]
-        accepted = self._judge(call.flights)
+        rates = {f.prompt.visit: float(f.group.correct.mean()) for f in fresh}
+        accepted, cancelled = self._judge(call.flights)
+        report.pass_rates += [rate for visit, rate in rates.items() if visit not in cancelled]
         self._flights += [f for f in call.flights if f.group is not None]
         self._expire(version)  # updates may have been made since its dispatch
         return accepted
@@ -273,16 +274,26 @@ class HostDriver:
             n = len(d.lengths)
             group = to_group(flight, d, call.version, rewards[row:row + n], correct[row:row + n])
             flight.group = group if flight.group is None else flight.group.merge(group)
+            flight.finished = int(d.end_step.max())
             row += n
 
-    def _judge(self, active: Sequence[Flight]) -> int:
+    def _judge(self, active: Sequence[Flight]) -> tuple[int, set[int]]:
         """Ask the rule about prompts whose samples are all in; sort them into buffer, flight or rejected.
 
-        A flight that ended is left with no group. Returns how many passed their screening.
+        In order of completion, those still running when the batch was full count as never begun: they go back to the stream.
+        A flight that ended is left with no group. Returns (how many passed their screening, visits of those that went back).
         """
+        room = len(active)
+        if self.config.accept == "completion":
+            active, room = sorted(active, key=lambda f: f.finished), self.config.groups - len(self.buffer)
         before = [f.phase for f in active]
-        complete, decided, accepted = [], [], 0
+        complete, decided, cancelled, accepted = [], [], [], 0
         for flight, phase, status in zip(active, before, self._ask(active)):
+            if len(complete) == room:
+                cancelled.append(flight.prompt)
+                self.tally.cancelled_tokens += int(flight.group.lengths.sum())
+                flight.group = None
+                continue
             passed = status == COMPLETE or flight.phase == ACCEPTED
             if phase == SCREENING and (passed or status == REJECTED):
                 self._accepted = FORGET * self._accepted + passed
@@ -302,7 +313,9 @@ class HostDriver:
             flight.group = None
         self.buffer.add(complete)
         self._observe(decided)
-        return accepted
+        self.stream.put_back(cancelled)
+        self.tally.screened -= len(cancelled)
+        return accepted, {prompt.visit for prompt in cancelled}
 
     def _observe(self, groups: Sequence[Group]) -> None:
         """Note what became of prompts that this driver is done with, for the stream and for those who estimate pass rates."""
