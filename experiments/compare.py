@@ -69,7 +69,8 @@ def main(_):
     machine = (f"{time.strftime('%Y-%m-%d')}, {jax.devices()[0].device_kind}, {os.cpu_count()} processors, JAX "
                f"{jax.__version__}, seeds {', '.join(_SEEDS.value)}.")
     limits, budget_rows = budgets.at_budgets(done)
-    text = table.markdown(rows, target, start, predicted, phase_rows, command, machine) + "\n" + budgets.markdown(limits, budget_rows)
+    text = "\n".join([table.markdown(rows, target, start, predicted, phase_rows, command, machine),
+                      budgets.markdown(limits, budget_rows)])
     (workdir / "table.md").write_text(text)
     curves = [{"method": run.variant.label, "seed": run.seed, "evaluations": run.summary["evaluations"]} for run in done]
     (workdir / "table.json").write_text(json.dumps(

@@ -95,8 +95,8 @@ class Driver:
     buffer_groups: int = 64  # complete groups that may wait; screening stops while it is full
     buffer_order: str = "fifo"  # or "random"
     max_age: int = -1  # drop groups whose oldest sample is more updates old than this (-1: never)
-    # Which groups fill a batch: those launched first ("launch"), or those that complete first ("completion"), the others being cancelled
-    # and begun anew later: as published for bands, and in favour of short responses. Host, rules of one phase, depth 0.
+    # Which groups fill a batch: those launched first ("launch"), or those that complete first ("completion"), the others being
+    # cancelled and begun anew later: as published for bands, and in favour of short responses. Host, rules of one phase, depth 0.
     accept: str = "launch"
     max_calls: int = 32  # generation calls in a step before it trains on what there is
 
@@ -105,14 +105,14 @@ class Driver:
 class Replay:
     """RPO: samples start inside a cached response to their question."""
 
-    # How many tokens are cut off a cached response is uniform in 0..L: "none" (no replay), "fixed" (L = replay.length), "half_min" or
-    # "min" (half of the shortest response of the group it came from, or all of it).
+    # How many tokens are cut off a cached response is uniform in 0..L: "none" (no replay), "fixed" (L = replay.length), "half_min"
+    # or "min" (half of the shortest response of the group it came from, or all of it).
     window: str = "none"
     length: int = 500  # fixed: L in tokens
     per_sample: bool = False  # every sample draws its own cut; otherwise a group shares one
     max_new: int = 0  # tokens of a suffix at most (0: sampler.max_new; -1: as many as were cut off, as released)
     mask_prefix: bool = True  # train on the suffix alone; otherwise on the replayed tokens too, taken as on-policy (as released)
-    # The response kept of a group: with this probability the one of highest reward, else any other (-1: the first is kept for ever).
+    # The response kept of a group: with this probability the one of highest reward, else any other (-1: the first stays for ever).
     eps: float = 0.1
     only_correct: bool = False  # a wrong response never replaces a right one
     max_tokens: int = 0  # of all cached responses (0: no bound)

@@ -39,8 +39,8 @@ def at_budgets(runs: Sequence[Run], limits: dict[str, float] | None = None) -> t
 def markdown(limits: dict[str, float], rows: Sequence[dict[str, Any]]) -> str:
     """A section of table.md."""
     heads = [f"at {limits[axis]:,.0f} {'generated tokens' if axis == 'tokens' else 's of training'}" for axis in BUDGETS]
-    lines = ["## Held-out accuracy at equal budgets", "", "Mean over seeds (smallest to largest): at as many generated tokens, and at "
-             "as much wall-clock, as every run reached.", "", "| method | " + " | ".join(heads) + " |", "|---" * 3 + "|"]
+    lines = ["## Held-out accuracy at equal budgets", "",
+             "Mean over seeds (smallest to largest): at as many generated tokens, and at as much wall-clock, as every run reached.", "", "| method | " + " | ".join(heads) + " |", "|---" * 3 + "|"]
     for row in rows:
         cells = [f"{row[a]['mean']:.3f} ({min(row[a]['values']):.3f} to {max(row[a]['values']):.3f})"
                  if row[a]["mean"] is not None else "not reached" for a in BUDGETS]

@@ -37,10 +37,10 @@ class Work:
 
 @dataclasses.dataclass(frozen=True)
 class Drawn:
-    """The samples of one `Work`, host arrays: tokens i32[n, T], logprobs f32[n, T], lengths i32[n], truncated bool[n], prefix i32[n].
+    """The samples of one `Work`, host arrays: tokens i32[n, T], logprobs f32[n, T], lengths i32[n], truncated bool[n].
 
-    Responses are whole: the first `prefix` tokens (none by default) were replayed, with log-prob 0, the others were sampled. The last
-    of them was drawn at iteration `end_step`, i32[n], of the call's decode loop (0 where nobody noted it).
+    Responses are whole: the first `prefix`, i32[n], tokens (none by default) were replayed, with log-prob 0, the others were sampled.
+    The last was drawn at iteration `end_step`, i32[n], of the call's decode loop (0 where nobody noted it).
     """
 
     tokens: np.ndarray

@@ -10,7 +10,7 @@ HOW = """Standard errors (±) are of the answers alone, the prompts and their pa
 (acceptance, phi_prime, sequential_cost; for Allocated given its budgets, which come from an earlier visit that is not charged).
 An informative group has right and wrong answers. A batch is {groups} informative groups, mean and 5 to 95 percent of batches;
 candidates that complete beyond the batch are taken to wait for the next one."""
-ORDERS = """Plain SPEED (a new shuffle each epoch) against SPEED with memory (config.data.order="memory"), else the same rule, N = {n},
+ORDERS = """Plain SPEED (a new shuffle each epoch) against SPEED with memory (config.data.order="memory"), else the same, N = {n},
 over the same training: the curves' clock is the groups trained on, an epoch of theirs lasting as long as one shuffled pass. That
 another choice of prompts may train another policy is left out. Ratios are shuffle over memory, so that 1.2 means a fifth more
 samples without memory; ± is the standard error over {repeats} repeats. Signal per sample is memory over shuffle, as in the table

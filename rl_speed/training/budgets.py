@@ -43,7 +43,8 @@ class Budgets:
 
     def metrics(self) -> dict[str, float]:
         """Those of the estimator, under "estimate/" where they are not of the clock."""
-        return {name if name.startswith("time/") else f"estimate/{name}": value for name, value in self._estimator.metrics().items()}
+        found = self._estimator.metrics().items()
+        return {name if name.startswith("time/") else f"estimate/{name}": value for name, value in found}
 
     def state_dict(self) -> dict[str, Any]:
         """The estimator's."""

@@ -216,8 +216,8 @@ class Trainer:
         if self.step or self.config.replay.window == "none" or self.config.replay.start != "sample":
             return
         compiled = self.compiles.seconds
-        cost = start_run(self.config, self.workdir, self.policy, self.generator, self.state.params, self.stream.prompts, self.scorer,
-                         self.driver.prefixes.cache, lambda: bool(stop))
+        cost = start_run(self.config, self.workdir, self.policy, self.generator, self.state.params, self.stream.prompts,
+                         self.scorer, self.driver.prefixes.cache, lambda: bool(stop))
         self.scorer.take_parts()  # means of a step's rewards are not to include these
         self.totals.train_s += cost.seconds - (self.compiles.seconds - compiled)
         self.totals.tokens += cost.tokens
@@ -307,8 +307,8 @@ class Trainer:
             "reward": float(column("rewards").mean()), "accuracy": float(column("correct").mean()),
             "length": float(column("lengths").mean()), "truncated": float(column("truncated").mean()),
             "informative_groups": float(((rates > 0) & (rates < 1)).mean()),
-            "prefix": float(column("prefix").mean()), "age_mean": float(ages.mean()), "age_max": float(ages.max()), "groups": float(len(groups)),
-            "groups_short": float(report.short),
+            "prefix": float(column("prefix").mean()), "age_mean": float(ages.mean()), "age_max": float(ages.max()),
+            "groups": float(len(groups)), "groups_short": float(report.short),
             "generated_tokens": float(g.tokens), "generated_samples": float(g.samples), "calls": float(g.calls),
             "decode_steps": float(g.decode_steps), "slot_use": g.tokens / max(g.decode_steps * slots, 1),
             "screened": float(report.screened), "accepted": float(report.accepted), "rejected": float(report.rejected),
