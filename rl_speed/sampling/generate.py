@@ -39,7 +39,7 @@ class Work:
 class Drawn:
     """The samples of one `Work`, host arrays: tokens i32[n, T], logprobs f32[n, T], lengths i32[n], truncated bool[n].
 
-    Responses are whole: the first `prefix`, i32[n], tokens (none by default) were replayed, with log-prob 0, the others were sampled.
+    Responses are whole: the first `prefix`, i32[n], tokens (none by default) were replayed, with log-prob 0, the others sampled.
     The last was drawn at iteration `end_step`, i32[n], of the call's decode loop (0 where nobody noted it).
     """
 
