@@ -225,7 +225,7 @@ def _check_in_loop(c: "Config", shards: int) -> None:
             ("reward.length_alpha", c.reward.length_alpha, (0.0,), "rewards are the verifier's alone"),
             ("training.minibatches", c.training.minibatches, (1,), "there is one update a program"),
             ("objective.kl_coef", c.objective.kl_coef, (0.0,), "no reference policy is held there"),
-            ("replay.window", c.replay.window, ("none",), "its samples start at the prompt"),
+            ("replay.mask_prefix", c.replay.mask_prefix, (True,), "log-probs of replayed tokens are not recomputed there"),
             ("objective.old_logprobs", c.objective.old_logprobs, ("behaviour",), "every sample is on-policy already")]:
         if value not in allowed:
             raise ValueError(f"config.driver.where='in_loop' needs config.{name}={allowed[0]!r} ({reason}); got {value!r}. "

@@ -24,9 +24,9 @@ _BALANCE = {**_SEQUENTIAL, "rule.k_pos": 2, "rule.k_neg": 2}
 _ESTIMATED = {**_ADA, "rule.name": "allocated", "rule.n": 8, "rule.n_min": 1, "rule.n_max": 32, "estimate.gamma": 0.5,
               "objective.weight": "inv_sqrt_p", "objective.weight_from": "estimate", "objective.singleton": "estimate"}
 
-# RPO: rollouts start inside a cached response. L = half the group's shortest response fits any scale; 300, 500 and 800 tokens are
-# the paper's fixed ones.
-_RPO = {"replay.window": "half_min", "replay.eps": 0.1, "replay.start": "sample"}
+# RPO: rollouts start inside a cached response. L = the group's shortest response fits any scale, and lets a rollout undo whatever
+# went wrong; 300, 500 and 800 tokens are the paper's fixed ones.
+_RPO = {"replay.window": "min", "replay.eps": 0.1, "replay.start": "sample"}
 _RPO_RELEASED = {**_RPO, "replay.eps": 0.5, "replay.mask_prefix": False, "replay.max_new": -1}
 
 METHODS: dict[str, dict[str, object]] = {

@@ -81,6 +81,11 @@ class Group:
         """The smallest policy version among the samples."""
         return int(self.versions.min())
 
+    @property
+    def sampled_tokens(self) -> int:
+        """Tokens of all responses that were drawn, not replayed."""
+        return int((self.lengths - self.prefix).sum())
+
     def take(self, rows: np.ndarray) -> "Group":
         """The samples at `rows`, in that order."""
         return Group(prompt=self.prompt, **{name: getattr(self, name)[rows] for name in (*TOKEN_FIELDS, *SAMPLE_FIELDS)})

@@ -8,11 +8,11 @@ from rl_speed.sampling.sampler import sample
 from rl_speed.sampling.sharded import sample_adaptive_sharded, sample_sharded
 from rl_speed.sampling.tables import build_contexts, build_prompts, build_requests
 from rl_speed.sampling.types import (ACCEPTED, CLOSED, COMPLETE, OPEN, REJECTED, SCREENING, AdaptiveSamples, Contexts, Counts,
-                                     Decision, Decoder, Prompts, Requests, RuleState, Samples, SamplerConfig)
+                                     Decision, Decoder, Prefixes, Prompts, Requests, RuleState, Samples, SamplerConfig)
 
 __all__ = [
     "ACCEPTED", "CLOSED", "COMPLETE", "OPEN", "REJECTED", "SCREENING", "AdaptiveSamples", "Allocated", "Band", "Contexts",
-    "Counts", "Decision", "Decoder", "Dynamic", "HostVerify", "Prompts", "Requests", "Rule", "RuleState", "Samples",
+    "Counts", "Decision", "Decoder", "Dynamic", "HostVerify", "Prefixes", "Prompts", "Requests", "Rule", "RuleState", "Samples",
     "SamplerConfig", "Sequential", "Speed", "Uniform", "VerifierError", "build_contexts", "build_prompts", "build_requests",
     "compiled_decide", "sample", "sample_adaptive", "sample_adaptive_sharded", "sample_lockstep", "sample_sharded",
 ]

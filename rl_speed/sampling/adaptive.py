@@ -89,6 +89,30 @@ def available(book: Book, pool: Pool, target: int, pool_size: int) -> Array:
     return jnp.where(allowed, book.want - book.counts.launched, 0)
 
 
+def start_of(prompts: Prompts, prompt: Array, index: Array) -> Array:
+    """How many tokens of its context a sample attends to, i32 of the shape of `prompt` and `index`."""
+    if prompts.prefixes is None:
+        return prompts.lengths[prompt]
+    return prompts.prefixes.prompt_length[prompt] + prompts.prefixes.length[prompt, index]
+
+
+def whole_responses(prompts: Prompts, prompt: Array, index: Array, tokens: Array, lengths: Array) -> tuple[Array, Array]:
+    """(tokens i32[n, T], lengths i32[n]) of responses with what they replay in front; rows of length 0 stay empty."""
+    if prompts.prefixes is None:
+        return tokens, lengths
+    cut, at = prompts.prefixes.length[prompt, index][:, None], jnp.arange(tokens.shape[1])
+    place = jnp.minimum(prompts.prefixes.prompt_length[prompt][:, None] + at, prompts.tokens.shape[1] - 1)
+    whole = jnp.where(at < cut, prompts.tokens[prompt[:, None], place], behind(tokens, cut))
+    lengths = jnp.where(lengths > 0, lengths + cut[:, 0], 0)
+    return jnp.where(at < lengths[:, None], whole, 0), lengths
+
+
+def behind(x: Array, cut: Array) -> Array:
+    """x [n, T] shifted to the right by `cut`, i32[n, 1]; zero before it."""
+    at = jnp.arange(x.shape[1])
+    return jnp.where(at >= cut, jnp.take_along_axis(x, jnp.clip(at - cut, 0, x.shape[1] - 1), axis=1), 0)
+
+
 class Launched(NamedTuple):
     """What handing out samples changes, and no more: what passes through a `cond` may be copied."""
 
@@ -114,7 +138,7 @@ def launch(now: Launched, book: Book, pool: Pool, prompts: Prompts, per_prompt: 
     prompt = place % candidates
     index = rank - (total[place] - order[place]) + book.counts.launched[prompt]
     request = jnp.where(taken, prompt * per_prompt + index, slots.request)
-    last = prompts.tokens[prompt, jnp.maximum(prompts.lengths[prompt] - 1, 0)]
+    last = prompts.tokens[prompt, jnp.maximum(start_of(prompts, prompt, index) - 1, 0)]
     launched = book.counts.launched.at[jnp.where(taken, prompt, candidates)].add(1, mode="drop")
     start = now.start_step.at[jnp.where(taken, request, capacity)].set(step, mode="drop")
     slots = Slots(request=request, token=jnp.where(taken, last, slots.token),
@@ -190,6 +214,11 @@ def check_prompts(prompts: Prompts, rule: Rule, target: int, config: SamplerConf
     for leaf in jax.tree.leaves(prompts.answer):
         if leaf.shape[:1] != size:
             raise ValueError(f"every array of Prompts.answer must have {size[0]} rows, got shape {leaf.shape}")
+    if prompts.prefixes is not None:
+        of, samples = prompts.prefixes, (*size, rule.max_samples)
+        if of.prompt_length.shape != size or of.length.shape != samples or of.max_new.shape != samples:
+            raise ValueError(f"Prompts.prefixes must have prompt_length {size}, length and max_new {samples}; got "
+                             f"{of.prompt_length.shape}, {of.length.shape}, {of.max_new.shape}")
     if target < 0:
         raise ValueError(f"target must be 0 (all candidates) or more, got {target}")
     if config.truncates or config.temperature == 0:
@@ -266,10 +295,10 @@ def sample_adaptive(decoder: Decoder, params: Any, prompts: Prompts, rule: Rule,
         book = state.book._replace(counts=state.book.counts.replace(launched=now.launched))
         output = state.output._replace(start_step=now.start_step)
         row = jnp.minimum(slots.request, capacity - 1)
-        prompt = row // per_prompt
+        prompt, index = row // per_prompt, row % per_prompt
+        limit = jnp.full(row.shape, config.max_new, jnp.int32) if prompts.prefixes is None else prompts.prefixes.max_new[prompt, index]
         mine = SlotRequests(context=jnp.minimum(pool.entry[prompt], pool_size - 1),
-                            context_length=prompts.lengths[prompt],
-                            max_new=jnp.full(row.shape, config.max_new, jnp.int32),
+                            context_length=start_of(prompts, prompt, index), max_new=limit,
                             key=jax.random.wrap_key_data(now.keys, impl=jax.random.key_impl(key)))
         busy = jnp.sum(slots.request < capacity, dtype=jnp.int32)
         slots, cache, output, ended = decode_one(decoder, params, pool.kv, state.cache, slots, output, mine, config)
@@ -277,7 +306,8 @@ def sample_adaptive(decoder: Decoder, params: Any, prompts: Prompts, rule: Rule,
         def score(rewards: Array, book: Book) -> tuple[Array, Book, Array]:
             with jax.named_scope("verify"):
                 answer = jax.tree.map(lambda x: x[prompt], prompts.answer)
-                reward_S = verify(output.tokens[row], jnp.where(ended, output.lengths[row], 0), answer).astype(jnp.float32)
+                responses = whole_responses(prompts, prompt, index, output.tokens[row], jnp.where(ended, output.lengths[row], 0))
+                reward_S = verify(*responses, answer).astype(jnp.float32)
             rewards = rewards.at[jnp.where(ended, row, capacity)].set(reward_S, mode="drop")
             book = judge(book, rule, prompt, ended, reward_S > 0.5)
             going = ~settled(book, prompts.count, target)[1]
@@ -317,7 +347,14 @@ def finish(state: State, prompts: Prompts, per_prompt: int, target: int, surplus
         clear = lambda x, keep: jnp.where(keep.reshape(-1, *(1,) * (x.ndim - 1)), x, jnp.zeros((), x.dtype))
         output, rewards = jax.tree.map(lambda x: clear(x, kept_R), (output, rewards))
         counts, status = jax.tree.map(lambda x: clear(x, kept), (counts, status))
+    prefix = None
+    if prompts.prefixes is not None:
+        row = jnp.arange(candidates * per_prompt)
+        tokens, lengths = whole_responses(prompts, row // per_prompt, row % per_prompt, output.tokens, output.lengths)
+        prefix = jnp.where(lengths > 0, lengths - output.lengths, 0)
+        output = output._replace(tokens=tokens, lengths=lengths, logprobs=behind(output.logprobs, prefix[:, None]))
     missing = jnp.maximum(target - jnp.sum(selected, dtype=jnp.int32), 0) if target else jnp.int32(0)
     return AdaptiveSamples(**output._asdict(), decode_steps=s.steps, slot_steps=s.slot_steps, queue_steps=s.queue_steps,
                            queue_slot_steps=s.queue_slot_steps, rewards=rewards, status=status, selected=selected,
-                           consumed=consumed, missing=missing, wasted_tokens=wasted, head_of_line_steps=s.head_of_line), counts
+                           consumed=consumed, missing=missing, wasted_tokens=wasted, head_of_line_steps=s.head_of_line,
+                           prefix=prefix), counts

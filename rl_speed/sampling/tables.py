@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from rl_speed.sampling.types import Contexts, Prompts, Requests
+from rl_speed.sampling.types import Contexts, Prefixes, Prompts, Requests
 
 
 def build_contexts(tokens: Sequence[np.ndarray], capacity: int, length: int) -> Contexts:
@@ -27,26 +27,29 @@ def build_contexts(tokens: Sequence[np.ndarray], capacity: int, length: int) -> 
 
 
 def build_prompts(tokens: Sequence[np.ndarray], visit: Sequence[int], answer: Any, capacity: int, length: int,
-                  budget: Sequence[int] | None = None, estimate: Sequence[float] | None = None) -> Prompts:
+                  budget: Sequence[int] | None = None, estimate: Sequence[float] | None = None,
+                  prefixes: Prefixes | None = None) -> Prompts:
     """Pad candidates for `sample_adaptive` to `capacity` rows of `length` tokens.
 
     Args:
       answer: a pytree of arrays with a row per candidate, padded with zeros.
+      prefixes: where samples start, with a row per candidate, whose `tokens` are prompt and response then; padded with ones.
 
     Raises ValueError as `build_contexts`, and where `visit`, `budget`, `estimate` or an answer has another number of rows.
     """
     contexts, count = build_contexts(tokens, capacity, length), len(tokens)
 
-    def pad(values: Any, name: str) -> np.ndarray:
+    def pad(values: Any, name: str, fill: int = 0) -> np.ndarray:
         values = np.asarray(values)
         if values.shape[:1] != (count,):
             raise ValueError(f"{name} must have a row for each of the {count} candidates, got shape {values.shape}")
-        return np.pad(values, ((0, capacity - count),) + ((0, 0),) * (values.ndim - 1))
+        return np.pad(values, ((0, capacity - count),) + ((0, 0),) * (values.ndim - 1), constant_values=fill)
 
     return Prompts(tokens=contexts.tokens, lengths=contexts.lengths, visit=pad(visit, "visit").astype(np.int32),
                    answer=jax.tree.map(lambda x: pad(x, "answer"), answer), count=contexts.count,
                    budget=None if budget is None else pad(budget, "budget").astype(np.int32),
-                   estimate=None if estimate is None else pad(estimate, "estimate").astype(np.float32))
+                   estimate=None if estimate is None else pad(estimate, "estimate").astype(np.float32),
+                   prefixes=jax.tree.map(lambda x: pad(x, "prefixes", 1).astype(np.int32), prefixes))
 
 
 def build_requests(context: Sequence[int], visit: Sequence[int], sample_index: Sequence[int], contexts: Contexts,

@@ -149,6 +149,21 @@ class Samples:
 
 
 @struct.dataclass
+class Prefixes:
+    """Where the samples of candidates start: the prompt is followed by a response, of which each sample replays some tokens.
+
+    Attributes:
+      prompt_length: i32[P], tokens that are the prompt's own.
+      length: i32[P, N], tokens of the response that sample i starts with; at most `Prompts.lengths - prompt_length`.
+      max_new: i32[P, N], tokens it may add, at least 1; both together at most `SamplerConfig.max_new`.
+    """
+
+    prompt_length: Array
+    length: Array
+    max_new: Array
+
+
+@struct.dataclass
 class Prompts:
     """Candidates for `sample_adaptive`, in launch order, of static capacity P and dynamic length `count`.
 
@@ -159,6 +174,7 @@ class Prompts:
       count: i32[], rows in use.
       budget: i32[P] or None, samples each prompt may have, for rules that take one.
       estimate: f32[P] or None, pass rates as estimated before the visit; not the sampler's business, but the objective's.
+      prefixes: where samples start; None: at the end of `tokens`. Responses are returned, and verified, whole.
     """
 
     tokens: Array
@@ -168,6 +184,7 @@ class Prompts:
     count: Array
     budget: Array | None = None
     estimate: Array | None = None
+    prefixes: Prefixes | None = None
 
 
 @struct.dataclass
@@ -185,6 +202,8 @@ class AdaptiveSamples(Samples):
       missing: i32[], groups short of the target because the candidates ran out.
       wasted_tokens: i32[], tokens drawn for candidates behind `consumed`.
       head_of_line_steps: i32[], iterations in which enough groups were complete but an earlier candidate was undecided.
+      prefix: i32[R], tokens at the start of each response that were replayed: in `tokens` and `lengths`, with log-prob 0. None
+        without `Prompts.prefixes`.
     """
 
     rewards: Array
@@ -194,6 +213,7 @@ class AdaptiveSamples(Samples):
     missing: Array
     wasted_tokens: Array
     head_of_line_steps: Array
+    prefix: Array | None = None
 
 
 @struct.dataclass

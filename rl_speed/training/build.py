@@ -279,15 +279,17 @@ def build_fused_step(config: Config, policy: Policy, mesh: Mesh, optimizer: opta
                         widths=row_widths(longest, c.training.length_multiple, c.data.max_prompt_length),
                         rows=c.rule.n, pool=pool_config(c))
     step = make_fused_step(policy.model, policy.decoder, optimizer, mesh, settings, fused)
-    return step, fused, Table(shards, -(-c.driver.screen_prompts // shards), c.data.max_prompt_length, encode)
+    replayed = fused.rule.max_samples if c.replay.window != "none" else 0
+    return step, fused, Table(shards, -(-c.driver.screen_prompts // shards), context_length(c), encode, replayed, c.sampler.max_new)
 
 
 def build_in_loop_driver(config: Config, policy: Policy, mesh: Mesh, optimizer: optax.GradientTransformation,
-                         settings: UpdateConfig, stream: PromptStream, budgets: Budgets | None = None) -> InLoopDriver:
+                         settings: UpdateConfig, stream: PromptStream, budgets: Budgets | None = None,
+                         prefixes: PrefixSource | None = None) -> InLoopDriver:
     """The driver that runs the whole step as one program."""
     step, fused, table = build_fused_step(config, policy, mesh, optimizer, settings, stream.prompts)
     return InLoopDriver(step, table, stream, fused, Keys.of(config.seed).train, config.driver.groups, config.driver.max_calls,
-                        budgets)
+                        budgets, prefixes)
 
 
 def build_optimizer(config: Config, params: Any) -> optax.GradientTransformation:

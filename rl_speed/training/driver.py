@@ -162,12 +162,6 @@ class HostDriver:
             return None
         return self.prefixes.replay(flight.cached, flight.prompt.visit, flight.launched, flight.want - flight.launched)
 
-    def remember(self, groups: Sequence[Group]) -> None:
-        """Let the replay cache have the groups of a step, with the rewards that they were trained on."""
-        if self.prefixes is not None:
-            for group in groups:
-                self.prefixes.cache.update(group)
-
     def _collect(self, version: int, report: StepReport) -> int:
         """Score and judge the oldest pending call. Returns how many prompts passed their screening in it."""
         call = self._pending.popleft()
@@ -291,7 +285,7 @@ class HostDriver:
         for flight, phase, status in zip(active, before, self._ask(active)):
             if len(complete) == room:
                 cancelled.append(flight.prompt)
-                self.tally.cancelled_tokens += int(flight.group.lengths.sum())
+                self.tally.cancelled_tokens += flight.group.sampled_tokens
                 flight.group = None
                 continue
             passed = status == COMPLETE or flight.phase == ACCEPTED
@@ -306,7 +300,7 @@ class HostDriver:
                 self.tally.rejected += 1
                 self.tally.solved += bool(flight.group.correct.all())
                 self.tally.failed += not flight.group.correct.any()
-                self.tally.rejected_tokens += int(flight.group.lengths.sum())
+                self.tally.rejected_tokens += flight.group.sampled_tokens
             else:
                 continue
             decided.append(flight.group)

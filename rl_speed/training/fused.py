@@ -6,6 +6,7 @@ it fail, its rewards are NaN, the update is skipped as one that is not finite, a
 """
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,9 +22,10 @@ from rl_speed.data.prompts import Prompt
 from rl_speed.memory.group import Group
 from rl_speed.mesh import ROWS, batch_sharding, replicated, row_shards
 from rl_speed.policy import ModelConfig
-from rl_speed.sampling import (AdaptiveSamples, Counts, Decoder, Prompts, Rule, SamplerConfig, build_prompts,
+from rl_speed.sampling import (AdaptiveSamples, Counts, Decoder, Prefixes, Prompts, Rule, SamplerConfig, build_prompts,
                                sample_adaptive_sharded)
 from rl_speed.sampling.adaptive import Verify
+from rl_speed.sampling.generate import Replay
 from rl_speed.training.batch import Batch
 from rl_speed.training.pools import PoolConfig, choose
 from rl_speed.training.state import TrainState, state_shardings
@@ -67,6 +69,7 @@ class Drawn:
       candidate: i32[G], row of the shard's table; the number of rows for a group that is missing.
       tokens: i32[G, N, T]. logprobs: f32[G, N, T]. lengths: i32[G, N]. rewards: f32[G, N]. truncated: bool[G, N].
       used: bool[G, N], samples that were drawn (a rule may stop short of N).
+      prefix: i32[G, N], tokens at the start of each response that were replayed; None where nothing is.
     """
 
     candidate: Array
@@ -76,6 +79,7 @@ class Drawn:
     rewards: Array
     truncated: Array
     used: Array
+    prefix: Array | None = None
 
 
 def select(samples: AdaptiveSamples, counts: Counts, target: int, per_prompt: int) -> Drawn:
@@ -86,7 +90,8 @@ def select(samples: AdaptiveSamples, counts: Counts, target: int, per_prompt: in
     take = lambda x: x.reshape(candidates, per_prompt, *x.shape[1:])[row]
     used = (jnp.arange(per_prompt) < counts.done[row][:, None]) & (chosen < candidates)[:, None]
     return Drawn(candidate=chosen, tokens=take(samples.tokens), logprobs=take(samples.logprobs), lengths=take(samples.lengths),
-                 rewards=take(samples.rewards), truncated=take(samples.truncated), used=used)
+                 rewards=take(samples.rewards), truncated=take(samples.truncated), used=used,
+                 prefix=None if samples.prefix is None else take(samples.prefix))
 
 
 def to_batch(drawn: Drawn, prompts: Prompts, width: int, chosen: Array | None = None) -> Batch:
@@ -100,7 +105,8 @@ def to_batch(drawn: Drawn, prompts: Prompts, width: int, chosen: Array | None = 
     row = jnp.minimum(drawn.candidate, prompts.lengths.shape[0] - 1)[sample // per_prompt]
     whole = lambda x: x.reshape(total, *x.shape[2:])
     flat = whole if chosen is None else lambda x: whole(x)[sample]
-    start, context = prompts.lengths[row][:, None], prompts.tokens[row]
+    lengths = prompts.lengths if prompts.prefixes is None else prompts.prefixes.prompt_length
+    start, context = lengths[row][:, None], prompts.tokens[row]
     length, used = flat(drawn.lengths)[:, None], flat(drawn.used)
     if chosen is not None:
         used &= chosen < total
@@ -109,7 +115,8 @@ def to_batch(drawn: Drawn, prompts: Prompts, width: int, chosen: Array | None = 
     from_response = lambda x: jnp.take_along_axis(flat(x), jnp.clip(at - start, 0, room - 1), axis=1)
     is_response = (at >= start) & (at < start + length) & used[:, None]
     tokens = jnp.where(is_response, from_response(drawn.tokens), jnp.where((at < start) & used[:, None], from_context, 0))
-    return Batch(tokens=tokens, mask=is_response[:, 1:],
+    is_sampled = is_response if drawn.prefix is None else is_response & (at >= start + flat(drawn.prefix)[:, None])
+    return Batch(tokens=tokens, mask=is_sampled[:, 1:],
                  behaviour_logprobs=jnp.where(is_response, from_response(drawn.logprobs), 0.0)[:, 1:],
                  rewards=jnp.where(used, flat(drawn.rewards), 0.0),
                  group_ids=jnp.where(used, (sample // per_prompt).astype(jnp.int32), -1))
@@ -194,7 +201,7 @@ def make_fused_step(model: ModelConfig, decoder: Decoder, optimizer: optax.Gradi
         # The rows themselves are in `drawn`; what is left of the samples is their bookkeeping.
         book = {name: getattr(samples, name) for name in ("status", "consumed", "missing", "wasted_tokens", "decode_steps",
                                                           "slot_steps", "head_of_line_steps")}
-        book["tokens"] = jnp.sum(samples.lengths, axis=1)
+        book["tokens"] = jnp.sum(samples.lengths if samples.prefix is None else samples.lengths - samples.prefix, axis=1)
         first = samples.rewards.reshape(*counts.done.shape, -1)[..., :config.rule.first_samples]
         book["first_right"] = jnp.sum(first > 0.5, axis=-1, dtype=jnp.int32)
         return state, metrics, drawn, book, counts
@@ -214,25 +221,41 @@ class Table:
     """Candidates as tables of static shape, dealt to shards in turn.
 
     Args:
-      capacity: candidates per shard. length: of a prompt, in tokens. encode: prompts -> the pytree that the verifier takes as
+      capacity: candidates per shard. length: of a context, in tokens. encode: prompts -> the pytree that the verifier takes as
         their answers, a row each; may raise ValueError.
+      replayed: samples of a candidate, where they may start inside a response to it; 0: none does. max_new: of a sample that does
+        not, in tokens.
     """
 
-    def __init__(self, shards: int, capacity: int, length: int, encode: Callable[[Sequence[Prompt]], Any]):
+    def __init__(self, shards: int, capacity: int, length: int, encode: Callable[[Sequence[Prompt]], Any], replayed: int = 0,
+                 max_new: int = 1):
         self.shards, self.capacity, self._length, self._encode = shards, capacity, length, encode
+        self.replayed, self._max_new = replayed, max_new
 
-    def build(self, prompts: Sequence[Prompt], asked: Sequence[tuple[np.ndarray, np.ndarray | None]] = ()) -> Prompts:
+    def build(self, prompts: Sequence[Prompt], asked: Sequence[tuple[np.ndarray, np.ndarray | None]] = (),
+              replays: Sequence[Replay | None] = ()) -> Prompts:
         """At most shards x capacity prompts; number i goes to shard i mod shards.
 
-        `asked` are each shard's (estimates f64, budgets i64 or None) where there are any: the program has columns for them then.
+        Args:
+          asked: each shard's (estimates f64, budgets i64 or None) where there are any: the program has columns for them then.
+          replays: of each prompt, where its samples start, None for one at its end; needs `replayed`.
         """
         tables = []
         for shard in range(self.shards):
-            mine = prompts[shard::self.shards]
+            mine, starts = prompts[shard::self.shards], replays[shard::self.shards]
             estimate, budget = asked[shard] if asked else (None, None)
-            tables.append(build_prompts([p.tokens for p in mine], np.array([p.visit for p in mine], np.int32), self._encode(mine),
-                                        self.capacity, self._length, budget, estimate))
+            contexts = [p.tokens if r is None else np.concatenate([p.tokens, r.tokens])
+                        for p, r in itertools.zip_longest(mine, starts)]
+            tables.append(build_prompts(contexts, np.array([p.visit for p in mine], np.int32), self._encode(mine), self.capacity,
+                                        self._length, budget, estimate, self._prefixes(mine, starts) if self.replayed else None))
         return jax.tree.map(lambda *leaves: np.stack(leaves), *tables)
+
+    def _prefixes(self, prompts: Sequence[Prompt], replays: Sequence[Replay | None]) -> Prefixes:
+        column = lambda otherwise, values: np.stack([np.full(self.replayed, otherwise), *values])[1:]
+        known = [Replay(np.zeros(0), np.zeros(self.replayed), np.full(self.replayed, self._max_new)) if r is None else r
+                 for r, _ in itertools.zip_longest(replays, prompts)]
+        return Prefixes(prompt_length=np.array([len(p.tokens) for p in prompts], np.int64),
+                        length=column(0, [r.prefix for r in known]), max_new=column(0, [r.max_new for r in known]))
 
 
 def to_groups(drawn: Drawn, prompts: Sequence[Prompt], shards: int, version: int, phase_after: int,
@@ -249,6 +272,7 @@ def to_groups(drawn: Drawn, prompts: Sequence[Prompt], shards: int, version: int
                             logprobs=take(drawn.logprobs), rewards=take(drawn.rewards), versions=np.full(n, version),
                             phases=(np.arange(n) >= phase_after).astype(np.int64), sample_index=np.arange(n),
                             truncated=take(drawn.truncated), correct=take(drawn.rewards) > 0.5,
+                            prefix=None if drawn.prefix is None else take(drawn.prefix),
                             estimates=np.full(n, asked[g // per_shard][0][candidate]) if asked else None))
     return groups
 

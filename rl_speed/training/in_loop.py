@@ -6,13 +6,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from rl_speed.data.prompts import PromptStream
+from rl_speed.data.prompts import Prompt, PromptStream
 from rl_speed.memory.group import Group
 from rl_speed.sampling import COMPLETE, REJECTED, Allocated, HostVerify
 from rl_speed.sampling.callback import raise_failure
-from rl_speed.sampling.generate import GenerationStats
+from rl_speed.sampling.generate import GenerationStats, Replay
 from rl_speed.training.budgets import Budgets
 from rl_speed.training.fused import FusedConfig, FusedStep, Table, to_groups
+from rl_speed.training.prefixes import PrefixSource
 from rl_speed.training.state import TrainState
 from rl_speed.training.tally import FORGET, StarvedError, StepReport, Tally, load_tally
 
@@ -25,6 +26,7 @@ class InLoopDriver:
       key: the run's typed root key. groups: that a step asks for, over all shards. max_calls: attempts to find any.
       budgets: estimates of pass rates, and how many samples each prompt gets for them. Each shard shares out its own prompts'
         samples; with budgets a step takes as many candidates as it asks for groups, since every one of them completes.
+      prefixes: where samples start; None: at the prompt.
 
     Attributes:
       tally: prompts by fate; `screened = rejected + completed` always.
@@ -32,8 +34,9 @@ class InLoopDriver:
     """
 
     def __init__(self, step: FusedStep, table: Table, stream: PromptStream, fused: FusedConfig, key: jax.Array,
-                 groups: int, max_calls: int, budgets: Budgets | None = None):
-        self._budgets = budgets
+                 groups: int, max_calls: int, budgets: Budgets | None = None,
+                 prefixes: PrefixSource | None = None):
+        self._budgets, self.prefixes = budgets, prefixes
         self._step, self._table, self.stream, self.rule, self._key = step, table, stream, fused.rule, key
         self._groups, self._max_calls, self._verify, self._verify_s = groups, max_calls, fused.verify, 0.0
         self.tally, self.wasted_tokens = Tally(), 0
@@ -67,7 +70,7 @@ class InLoopDriver:
         shards, capacity = self._table.shards, self._table.capacity
         prompts = self.stream.take(self._groups if isinstance(self.rule, Allocated) else shards * capacity)
         asked = [] if self._budgets is None else [self._budgets.ask(state.params, prompts[s::shards]) for s in range(shards)]
-        state, *rest = self._step(state, self._table.build(prompts, asked), self._key)
+        state, *rest = self._step(state, self._table.build(prompts, asked, self._replays(prompts)), self._key)
         metrics, drawn, book, counts = jax.device_get(rest)
         raise_failure(self._verify)
         consumed = [prompts[s::shards][:int(book["consumed"][s])] for s in range(shards)]
@@ -82,6 +85,13 @@ class InLoopDriver:
         self._account(book, counts, len(used), groups, report)
         return state, metrics, groups
 
+    def _replays(self, prompts: Sequence[Prompt]) -> list[Replay | None]:
+        """Where the samples of each prompt start, unless at its end."""
+        if self.prefixes is None:
+            return []
+        cached = [self.prefixes.cache.get(p.id) for p in prompts]
+        return [None if c is None else self.prefixes.replay(c, p.visit, 0, self._table.replayed) for p, c in zip(prompts, cached)]
+
     def _account(self, book: dict[str, np.ndarray], counts: Any, count: int, groups: Sequence[Group], report: StepReport) -> None:
         """Add one attempt to the tally and to the report."""
         status, done, positive = book["status"], counts.done, counts.positive
@@ -93,7 +103,7 @@ class InLoopDriver:
         t.completed += int(complete.sum())
         t.solved += int((rejected & (positive == done)).sum())
         t.failed += int((rejected & (positive == 0)).sum())
-        t.rejected_tokens += int(book["tokens"].sum()) - sum(int(g.lengths.sum()) for g in groups)
+        t.rejected_tokens += int(book["tokens"].sum()) - sum(g.sampled_tokens for g in groups)
         self.wasted_tokens += int(book["wasted_tokens"].sum())
         for passed in complete[decided].tolist():
             self._accepted = FORGET * self._accepted + passed
@@ -110,14 +120,15 @@ class InLoopDriver:
 
     def metrics(self, version: int) -> dict[str, float]:
         """Tokens drawn for nothing so far; of the last step, the seconds that it waited for a Python verifier."""
-        del version
         waited = {"time/verify": self._verify_s} if isinstance(self._verify, HostVerify) else {}
-        return {"wasted_tokens": float(self.wasted_tokens), **waited, **({} if self._budgets is None else self._budgets.metrics())}
+        return {"wasted_tokens": float(self.wasted_tokens), **waited, **({} if self._budgets is None else self._budgets.metrics()),
+                **({} if self.prefixes is None else self.prefixes.cache.metrics(version))}
 
     def state_dict(self) -> dict[str, Any]:
         """The tally and the acceptance estimate; the stream saves itself."""
         return {"tally": vars(self.tally).copy(), "accepted": self._accepted, "decided": self._decided,
-                "wasted_tokens": self.wasted_tokens, **({} if self._budgets is None else {"estimates": self._budgets.state_dict()})}
+                "wasted_tokens": self.wasted_tokens, **({} if self._budgets is None else {"estimates": self._budgets.state_dict()}),
+                **({} if self.prefixes is None else {"replay": self.prefixes.cache.state_dict()})}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where the state was taken."""
@@ -125,3 +136,5 @@ class InLoopDriver:
         self._accepted, self._decided = float(state["accepted"]), float(state["decided"])
         if self._budgets is not None and "estimates" in state:
             self._budgets.load_state_dict(state["estimates"])
+        if self.prefixes is not None and "replay" in state:
+            self.prefixes.cache.load_state_dict(state["replay"])

@@ -70,12 +70,12 @@ class Trainer:
         self.optimizer = build.build_optimizer(config, self.policy.params)
         self.settings = build.update_config(config)
         budgets = build.build_budgets(config, self.policy, self.mesh)
+        self.prefixes = prefixes = build.build_prefixes(config, self.policy, self.stream.prompts)
         if config.driver.where == "in_loop":
             self.driver = build.build_in_loop_driver(config, self.policy, self.mesh, self.optimizer, self.settings, self.stream,
-                                                     budgets)
+                                                     budgets, prefixes)
         else:
-            self.driver = build.build_driver(config, self.generator, self.stream, self.scorer, budgets,
-                                             build.build_prefixes(config, self.policy, self.stream.prompts))
+            self.driver = build.build_driver(config, self.generator, self.stream, self.scorer, budgets, prefixes)
         self._select = build.build_selector(config)
         shardings = state_shardings(self.policy.model, self.optimizer, self.mesh)
         self._update = make_update(self.policy.model, self.optimizer, self.mesh, self.settings)
@@ -151,7 +151,6 @@ class Trainer:
         with timer.phase("update"):
             groups = shape_groups(groups, self.config)
             metrics = jax.device_get(self.update(groups))
-        self.driver.remember(groups)
         return groups, report, {name: float(value) for name, value in metrics.items()}
 
     def update(self, groups: Sequence[Group]) -> dict[str, Any]:
@@ -217,7 +216,7 @@ class Trainer:
             return
         compiled = self.compiles.seconds
         cost = start_run(self.config, self.workdir, self.policy, self.generator, self.state.params, self.stream.prompts,
-                         self.scorer, self.driver.prefixes.cache, lambda: bool(stop))
+                         self.scorer, self.prefixes.cache, lambda: bool(stop))
         self.scorer.take_parts()  # means of a step's rewards are not to include these
         self.totals.train_s += cost.seconds - (self.compiles.seconds - compiled)
         self.totals.tokens += cost.tokens
@@ -235,6 +234,8 @@ class Trainer:
                     groups, report, metrics = self.train_step(timer)
             else:
                 groups, report, metrics = self.train_step(timer)
+            if self.prefixes is not None:
+                self.prefixes.remember(groups)
             seconds = timer.take()
             seconds["time/compile"] = self.compiles.seconds - compiled
             self._account(report.generation, seconds["time/step"] - seconds["time/compile"])

@@ -1,7 +1,9 @@
 """The prefix source of RPO: where a sample starts, composed with any sampling rule."""
 
 import dataclasses
+from collections.abc import Sequence
 
+from rl_speed.memory.group import Group
 from rl_speed.memory.prefixes import PrefixConfig, cuts, suffix_budget
 from rl_speed.memory.replay import ReplayCache
 from rl_speed.memory.responses import CachedResponse
@@ -17,6 +19,11 @@ class PrefixSource:
 
     cache: ReplayCache
     config: PrefixConfig
+
+    def remember(self, groups: Sequence[Group]) -> None:
+        """Let the cache have the groups of a step, with the rewards that they were trained on."""
+        for group in groups:
+            self.cache.update(group)
 
     def replay(self, cached: CachedResponse, visit: int, first: int, count: int) -> Replay:
         """Where samples `first` to `first + count - 1` of a visit start, and how far they may go."""
