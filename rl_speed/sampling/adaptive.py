@@ -296,7 +296,8 @@ def sample_adaptive(decoder: Decoder, params: Any, prompts: Prompts, rule: Rule,
         output = state.output._replace(start_step=now.start_step)
         row = jnp.minimum(slots.request, capacity - 1)
         prompt, index = row // per_prompt, row % per_prompt
-        limit = jnp.full(row.shape, config.max_new, jnp.int32) if prompts.prefixes is None else prompts.prefixes.max_new[prompt, index]
+        of = prompts.prefixes
+        limit = jnp.full(row.shape, config.max_new, jnp.int32) if of is None else of.max_new[prompt, index]
         mine = SlotRequests(context=jnp.minimum(pool.entry[prompt], pool_size - 1),
                             context_length=start_of(prompts, prompt, index), max_new=limit,
                             key=jax.random.wrap_key_data(now.keys, impl=jax.random.key_impl(key)))

@@ -50,8 +50,8 @@ def curate(prompts: Sequence[Prompt], path: str, low: float, high: float) -> tup
     absent = [p.id for p in prompts if p.id not in table]
     if absent:
         raise ValueError(f"config.data.pass_rates: {path} has no pass rate of prompt {absent[0]!r}; {len(absent)} of "
-                         f"{len(prompts)} prompts have none. Measure them (experiments/pass_rates.py --split=train), or set them to "
-                         "null to drop them")
+                         f"{len(prompts)} prompts have none. Measure them (experiments/pass_rates.py --split=train), or "
+                         "set them to null to drop them")
     measured = [p for p in prompts if table[p.id] is not None]
     kept = [p for p in measured if low <= table[p.id] <= high]
     if not kept:

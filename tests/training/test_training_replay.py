@@ -221,8 +221,8 @@ def test_fused_step_replays_as_the_host_does(mesh):
     t = driver.tally
     assert report.generation.tokens == sum(g.sampled_tokens for g in groups) + t.rejected_tokens + driver.wasted_tokens
 
-    work = [Work(g.prompt, 0, 8, None if (c := prefixes.cache.get(g.prompt.id)) is None else prefixes.replay(c, g.prompt.visit, 0, 8))
-            for g in groups]
+    start = lambda p: None if (c := prefixes.cache.get(p.id)) is None else prefixes.replay(c, p.visit, 0, 8)
+    work = [Work(g.prompt, 0, 8, start(g.prompt)) for g in groups]
     drawn, _ = generator(policy.params, work)
     _, right = scorer([g.prompt for g in groups for _ in range(8)],
                       Drawn(*(np.concatenate([getattr(d, f.name) for d in drawn]) for f in dataclasses.fields(Drawn))))
