@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from rl_speed.data.prompts import Prompt
+from rl_speed.evaluation.pass_at_k import pass_at_k
 from rl_speed.sampling.generate import Drawn, GenerationStats, Generator, Work
 
 
@@ -39,9 +40,11 @@ class Evaluation:
         return float(np.sqrt((p * (1 - p)).sum() / max(self.samples - 1, 1)) / len(p))
 
     def metrics(self) -> dict[str, float]:
-        """Scalars to log; accuracy by class where prompts have classes."""
+        """Scalars to log; accuracy by class where prompts have classes; pass@k for k = 2, 4, 8, ... up to `samples`."""
         out = {"eval/accuracy": self.accuracy, "eval/length": float(self.lengths.mean()),
                "eval/truncated": float(self.truncated.mean())}
+        for k in (2**i for i in range(1, self.samples.bit_length())):
+            out[f"eval/pass_at_{k}"] = float(pass_at_k(self.correct, self.samples, k).mean())
         for name in sorted(set(self.classes) - {""}):
             rows = np.array([c == name for c in self.classes])
             out[f"eval/accuracy_{name}"] = float(self.correct[rows].mean() / self.samples)
