@@ -2,12 +2,12 @@
 
     python experiments/ablations/ada_hybrid.py              (about 12 minutes on two cores, computed from seconds per step)
 
-Implicit: budgets in proportion to 1/p, no weights. Hybrid: 1/sqrt(p) budgets and 1/sqrt(p) weights. Explicit: equal budgets, 1/p weights.
-Beside them the budget that has the least variance for plain reward, sqrt((1-p)/p), and equal budgets without weights.
+Implicit: budgets in proportion to 1/p, no weights. Hybrid: 1/sqrt(p) budgets and 1/sqrt(p) weights. Explicit: equal budgets, 1/p
+weights. Beside them the budget that has the least variance for plain reward, sqrt((1-p)/p), and equal budgets without weights.
 
-Paper: hybrid is the stabler one; implicit alone starves easy prompts.
-Expect: implicit gives hopeless prompts (43% here) most of the budget and learns slowest; explicit has the noisiest gradient, where a hard
-prompt's rare right answer weighs most; hybrid between.
+Paper: takes the hybrid.
+Expect: implicit gives hopeless prompts (43% here) most of the budget and learns slowest; explicit has the noisiest gradient, where
+a hard prompt's rare right answer weighs most; hybrid between.
 """
 
 from _main import main

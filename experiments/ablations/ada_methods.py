@@ -2,13 +2,12 @@
 
     python experiments/ablations/ada_methods.py             (about 25 minutes on two cores, computed from seconds per step)
 
-As in the paper a step takes the same number of prompts (48) whatever a method spends on each; Seq keeps 4 samples of a pool of up to
-32, Est spends 8 on average.
+As in the paper a step takes the same number of prompts (48) whatever a method spends on each; Seq keeps 4 samples of a pool of up
+to 32, Est spends 8 on average.
 
-Paper: Seq and Est reach a higher reward than GRPO at the same number of steps and of samples, `balance` more than `pos`; entropy stays
-higher, and pass@k with it; hard prompts gain most.
-Expect: GRPO gains with n because more groups are informative. Seq pays 15 to 25 samples a prompt and has informative groups wherever
-one in 32 samples is right; Est has GRPO-8's budget and moves it to hard prompts, of which the hopeless ones take most. By
+Paper: adaptive sampling converges faster and ends higher than GRPO, `balance` more so than `pos`.
+Expect: GRPO gains with n because more groups are informative. Seq pays 15 to 25 samples a prompt and has informative groups
+wherever one in 32 samples is right; Est has GRPO-8's budget and moves it to hard prompts, of which the hopeless ones take most. By
 difficulty: "middle" first for all, "long" for those that spend where signal is scarce.
 """
 
@@ -29,7 +28,8 @@ ABLATION = Ablation(
         Table("Sampling dynamics (Figure 5), per step", (
             Column("samples a trained prompt", ratio("generated_samples", "groups"), 1),
             Column("informative groups", per_step("informative_groups")),
-            Column("first-round accuracy, end", last_steps("first_accuracy")), Column("prompts screened", per_step("screened"), 0))),
+            Column("first-round accuracy, end", last_steps("first_accuracy")),
+            Column("prompts screened", per_step("screened"), 0))),
         Table("Held-out accuracy by difficulty (Table 5)", BY_CLASS),
         Table("Entropy and pass@k (Figure 6)", (
             Column("entropy, end (nats)", last_steps("entropy"), 4),

@@ -5,9 +5,9 @@
 Sets are cut from 8,192 prompts by 32 samples of the starting policy each: moderate, pass rates from 0.3 to 0.9; hard, one to seven
 right of 32. Prompts never solved are in neither.
 
-Paper: adaptive sampling gains more on the hard set, where a small group is mostly all wrong.
-Expect: on the moderate set little between methods, nearly every group of 8 is informative; on the hard set GRPO has few informative
-groups at first, and Seq-balance many at three times the samples.
+Paper: compares both sets, as a small group of a hard prompt is mostly all wrong.
+Expect: on the moderate set little between methods, nearly every group of 8 is informative; on the hard set GRPO has few
+informative groups at first, and Seq-balance many at three times the samples.
 """
 
 from _main import main

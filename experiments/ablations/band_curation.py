@@ -2,10 +2,10 @@
 
     python experiments/ablations/band_curation.py           (about 10 minutes on two cores, computed from seconds per step)
 
-Pass rates are measured first, 32 samples of the starting policy on each training prompt (seconds; in no run's clock). Curation keeps
-prompts from 0.2 to 0.8; the schedule also goes through them from easy to hard.
+Pass rates are measured first, 32 samples of the starting policy on each training prompt (seconds; in no run's clock). Curation
+keeps prompts from 0.2 to 0.8; the schedule also goes through them from easy to hard.
 
-Paper: curation helps, but what is of the right difficulty at the start no longer is later; online filtering is best.
+Paper: online filtering beats both: what is of the right difficulty at the start no longer is later.
 Expect: curation near the online band for the first steps at a fraction of its samples, then falling behind: what it keeps is
 learnt, and the long questions, which come into reach later, were left out. The schedule adds little.
 """

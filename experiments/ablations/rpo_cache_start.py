@@ -2,9 +2,9 @@
 
     python experiments/ablations/rpo_cache_start.py         (about 9 minutes on two cores, computed from seconds per step)
 
-Paper: one response a question is a small part of a run's tokens and time.
-Expect: 1,024 responses are as many samples as three steps of training (seconds, of which most is compilation at this scale). A cache
-that starts empty is filled as questions are visited: after an epoch, 64 of 240 steps, both go on alike.
+Paper: one response a question, drawn once, is cheap beside training.
+Expect: 1,024 responses are as many samples as three steps of training (seconds, of which most is compilation at this scale). A
+cache that starts empty is filled as questions are visited: after an epoch, 64 of 240 steps, both go on alike.
 """
 
 from _main import main

@@ -2,12 +2,12 @@
 
     python experiments/ablations/rpo_eps.py                 (about 15 minutes on two cores, computed from seconds per step)
 
-eps is the probability that the response of highest reward is cached; otherwise it is a random other one of the group. "never" keeps the
-first response for ever.
+eps is the probability that the response of highest reward is cached; otherwise it is a random other one of the group. "never"
+keeps the first response for ever.
 
-Paper: 0.1 is best; never updating is worst.
-Expect: the larger eps, the more cached responses are right and the higher training accuracy reads, without better held-out accuracy: a
-sample that starts near the end of a right answer is right by itself, its group constant, and teaches nothing.
+Paper: 0.1 is best.
+Expect: the larger eps, the more cached responses are right and the higher training accuracy reads, without better held-out
+accuracy: a sample that starts near the end of a right answer is right by itself, its group constant, and teaches nothing.
 """
 
 from _main import main
@@ -18,7 +18,8 @@ ABLATION = Ablation(
     name="rpo_eps",
     title="RPO: probability of caching the best response",
     source="RPO, Table 8",
-    variants={**{f"eps = {eps:g}": f"rpo_grpo@replay.eps={eps:g}" for eps in (0.0, 0.1, 0.5, 0.9)}, "never": "rpo_grpo@replay.eps=-1"},
+    variants={**{f"eps = {eps:g}": f"rpo_grpo@replay.eps={eps:g}" for eps in (0.0, 0.1, 0.5, 0.9)},
+              "never": "rpo_grpo@replay.eps=-1"},
     tables=(Table("Held-out accuracy, and the cache", (
         ACCURACY, *BY_CLASS, Column("cached and right, end", last_steps("replay/correct")),
         Column("training accuracy, end", last_steps("accuracy")), Column("informative groups", per_step("informative_groups")),

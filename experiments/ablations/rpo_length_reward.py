@@ -2,17 +2,18 @@
 
     python experiments/ablations/rpo_length_reward.py       (about 11 minutes on two cores, computed from seconds per step)
 
-R = clip(r / (1 + exp(-alpha (l_ref - length))), 0.5, 1), right answers alone. The paper's alpha is 0.01 a token at thousands of tokens;
-lengths here are a hundredth of that, so that alpha = 1 corresponds to it.
+R = clip(r / (1 + exp(-alpha (l_ref - length))), 0.5, 1), right answers alone. The paper's alpha is 0.01 a token at thousands of
+tokens; lengths here are a hundredth of that, so that alpha = 1 corresponds to it.
 
-Paper: alpha shortens responses, at little cost in accuracy if it is small.
-Expect: little to shorten. A right answer has one length here, and wrong ones earn nothing either way; the reward of right answers falls
-below 1 where they are longer than the group's mean. It is the ramblers that lengthen l_ref, so right answers are rewarded more there.
+Paper: alpha = 0.01, to shorten responses without loss of accuracy.
+Expect: little to shorten. A right answer has one length here, and wrong ones earn nothing either way; the reward of right answers
+falls below 1 where they are longer than the group's mean. It is the ramblers that lengthen l_ref, so right answers are rewarded
+more there.
 """
 
 from _main import main
 from rl_speed.comparison.ablation import Ablation, Table
-from rl_speed.comparison.measures import ACCURACY, Bars, Column, final, held_out, per_step, training
+from rl_speed.comparison.measures import ACCURACY, Column, final, held_out, per_step, training
 
 ABLATION = Ablation(
     name="rpo_length_reward",

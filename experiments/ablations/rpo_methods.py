@@ -2,17 +2,16 @@
 
     python experiments/ablations/rpo_methods.py             (about 22 minutes on two cores, computed from seconds per step)
 
-Paper: a fraction of the tokens per sample and of the time at the same accuracy; pass@N early in training above that without replay, late
-about the same.
+Paper: a fraction of the tokens per sample and of the time, without loss of accuracy.
 Expect: half the tokens of a sample or fewer: all but the shortest response's half is replayed. Time falls less: prefixes are
-prefilled, and an update takes what it takes. A wrong prefix cannot be undone, so a question's first digits are learnt
-from the rollouts that start near the beginning alone; here, where every step of an answer counts, accuracy may fall behind.
+prefilled, and an update takes what it takes. A wrong prefix cannot be undone, so a question's first digits are learnt from the
+rollouts that start near the beginning alone; here, where every step of an answer counts, accuracy may fall behind.
 """
 
 from _main import main
 from rl_speed.comparison.ablation import Ablation, Table
-from rl_speed.comparison.measures import (ACCURACY, SECONDS, TOKENS, Column, final, held_out, pass_at, pass_at_curve, per_step, ratio,
-                                          step_seconds, training)
+from rl_speed.comparison.measures import (ACCURACY, SECONDS, TOKENS, Column, final, held_out, pass_at, pass_at_curve, per_step,
+                                          ratio, step_seconds, training)
 
 EARLY = 0.25
 NS = (1, 4, 16, 32)

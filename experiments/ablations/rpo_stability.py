@@ -2,10 +2,10 @@
 
     python experiments/ablations/rpo_stability.py           (about 20 minutes on two cores, computed from seconds per step)
 
-The released code gives a suffix no more tokens than were cut off, so that a cached response can only become shorter; our default lets it
-have what the whole response may have.
+The released code gives a suffix no more tokens than were cut off, so that a cached response can only become shorter; our default
+lets it have what the whole response may have.
 
-Paper: lengths and accuracy stay stable over many steps.
+Paper: lengths stay stable over many steps.
 Expect: with the released budget lengths shrink step by step, and responses that were cut too short stay wrong; by default they
 follow those without replay.
 """

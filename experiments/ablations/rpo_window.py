@@ -4,9 +4,10 @@
 
 The paper's L of 300, 500 and 800 tokens are 2, 4 and 8 here, where a response has at most 16.
 
-Paper: time falls with smaller L, and the saving holds for every G.
-Expect: sampled tokens grow with L towards those without replay. Generation takes as many decode steps as the longest suffix, and a batch
-always has rambling responses: time falls with L more clearly than with half_min. With G both time and tokens grow in proportion.
+Paper: time falls with smaller L.
+Expect: sampled tokens grow with L towards those without replay. Generation takes as many decode steps as the longest suffix, and a
+batch always has rambling responses: time falls with L more clearly than with half_min. With G both time and tokens grow in
+proportion.
 """
 
 from _main import main

@@ -75,8 +75,8 @@ class Ablation:
 def shrink(config: Config) -> None:
     """To a size that shows whether it runs, in seconds: 16 rows a batch, 2 steps. The numbers mean nothing."""
     rule, d = config.rule, config.driver
-    rule.n, rule.m, rule.rounds = min(rule.n, 8), 4, 2
-    d.groups, d.screen_prompts, d.buffer_groups = 16 // rule.n, 16, 32
+    rule.n, rule.n_max, rule.m, rule.rounds = 8, 8, 4, 2
+    d.groups, d.screen_prompts, d.buffer_groups = 2, 16, 32
     config.sampler.slots, config.sampler.prefill_chunk = 32, 4
     config.data.train_prompts, config.data.eval_prompts = 64, 16
     config.training.steps, config.training.micro_batch, config.training.length_multiple = 2, 0, 0
@@ -135,8 +135,8 @@ def table_rows(table: Table, grouped: Mapping[str, Sequence[Run]]) -> list[dict[
 
 
 def panel_data(panel: Curve | Bars, grouped: Mapping[str, Sequence[Run]]) -> dict[str, dict[str, Any]]:
-    """What a panel draws, by label: {"x", "mean", "min", "max"} point by point over seeds (x is their mean, cut to the seed with the
-    fewest points), or `summarise` of one number a seed."""
+    """What a panel draws, by label: {"x", "mean", "min", "max"} point by point over seeds (x is their mean, cut to the seed with
+    the fewest points), or `summarise` of one number a seed."""
     if isinstance(panel, Bars):
         return {label: summarise([panel.value(run) for run in runs]) for label, runs in grouped.items()}
     drawn = {}

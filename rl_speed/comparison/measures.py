@@ -75,7 +75,7 @@ def last_steps(name: str, share: float = 0.25) -> Value:
 
 
 def ratio(above: str, below: str) -> Value:
-    """Of two sums over steps: "generated_tokens" by "generated_samples" are sampled tokens a sample. None where nothing is below."""
+    """Of two sums over steps: "generated_tokens" by "generated_samples" are sampled tokens a sample. None over 0."""
     def value(run: Run) -> float | None:
         bottom = sum(record[below] for record in _settled(run))
         return sum(record[above] for record in _settled(run)) / bottom if bottom else None
@@ -110,7 +110,7 @@ def training(name: str | Callable[[dict], float], title: str) -> Curve:
 
 
 def accuracy_by_entropy() -> Curve:
-    """Held-out accuracy over the entropy of the policy on what it was trained on before each evaluation (mean of up to 15 steps)."""
+    """Held-out accuracy over the entropy of the policy on what it was trained on before each evaluation (15 steps' mean)."""
     def points(run: Run) -> tuple[np.ndarray, np.ndarray]:
         entropy = smooth([record["entropy"] for record in run.records])
         after = [p for p in run.summary["evaluations"] if p["step"] > 0]

@@ -3,6 +3,7 @@
 A method is trained once for all scripts; variants that differ from it in numbers alone are given that finished run.
 """
 
+import dataclasses
 import importlib
 import json
 import math
@@ -48,7 +49,7 @@ def test_script_gives_a_row_of_numbers_for_every_variant(name, load, trained, tm
         elif kind(spec) not in new:
             new[kind(spec)] = spec
     # First what trains, then what is given its run.
-    first = ablation.dataclasses.replace(ours, variants={spec: spec for spec in new.values()})
+    first = dataclasses.replace(ours, variants={spec: spec for spec in new.values()})
     if new:
         ablation.run(first, [0], tmp_path, "first", smoke=True)
         trained |= {key: folder(spec) for key, spec in new.items()}
@@ -89,7 +90,7 @@ def test_variants_are_all_different(load):
 
 
 def fake(seed, accuracy, seconds=1.0, spec="rloo"):
-    evaluations = [{"step": i, "samples": 10 * i, "tokens": 100 * i, "train_s": seconds * i, "eval/accuracy": a, "eval/pass_at_2": a + 0.1}
+    evaluations = [{"step": i, "samples": 10 * i, "train_s": seconds * i, "eval/accuracy": a, "eval/pass_at_2": a + 0.1}
                    for i, a in enumerate(accuracy)]
     records = [{"step": i, "time/step": 2.0 + i, "time/compile": 1.0, "generated_tokens": 30.0 * (i + 1), "generated_samples": 10.0,
                 "entropy": float(i), "pass_rates": [3] + [0] * 10 + [1]} for i in range(len(accuracy) - 1)]
