@@ -23,7 +23,7 @@ ABLATION = Ablation(
     tables=(Table("Lengths and accuracy", (
         ACCURACY, Column("held-out length (tokens)", final("eval/length"), 2),
         Column("held-out responses cut off", final("eval/truncated")), Column("length trained on, end", last_steps("length"), 2),
-        Column("entropy, end (nats)", last_steps("entropy"), 4))),),
+        Column("held-out entropy (nats)", final("eval/entropy")))),),
     panels=(held_out("step"), held_out("step", "eval/length", "held-out length (tokens)"),
             training("length", "length trained on (tokens)")),
     # Twelve visits of each prompt.

@@ -192,6 +192,8 @@ def draw(panels: Sequence[Curve | Bars], data: Sequence[dict[str, dict]], path: 
             axis.set_xticks(range(len(entries)), list(entries), rotation=45, ha="right", fontsize=7)
         else:
             axis.set_xlabel(panel.x)
+            if panel.log_x:
+                axis.set_xscale("log", base=2)
     for axis in axes.ravel()[len(panels):]:
         axis.set_visible(False)
     if lines := next((axis for axis, panel in zip(axes.ravel(), panels) if isinstance(panel, Curve)), None):
@@ -221,8 +223,8 @@ def run(ablation: Ablation, seeds: Sequence[int], workdir: Path, command: str, s
     data = [panel_data(panel, grouped) for panel in ablation.panels]
     told = [run.summary for run in done]
     machine = (f"{max(s['finished'] for s in told)[:10]}, {', '.join(sorted({s['device'] for s in told}))}, {os.cpu_count()} "
-               f"processors, JAX {', '.join(sorted({s['jax'] for s in told}))}, seeds {', '.join(map(str, seeds))}, "
-               f"{max(s['steps'] for s in told)} steps.")
+               f"processors, JAX {', '.join(sorted({s['jax'] for s in told}))}; seeds {', '.join(map(str, seeds))}; "
+               f"{max(s['steps'] for s in told)} steps." + " **A smoke run: the numbers mean nothing.**" * smoke)
     text, numbers, plot = workdir / "table.md", workdir / "table.json", workdir / "plot.png"
     text.write_text(markdown(ablation, rows, command, machine))
     numbers.write_text(json.dumps({

@@ -10,7 +10,8 @@ from rl_speed.training.plots import smooth
 
 # Of a run's first steps: they compile and fill the buffer.
 WARM_UP = 3
-CLOCKS = {"step": "step", "samples": "generated samples", "tokens": "generated tokens", "train_s": "training wall-clock (s)"}
+CLOCKS = {"step": "step", "samples": "generated samples", "tokens": "generated tokens", "train_s": "training wall-clock (s)",
+          "eval/entropy": "held-out entropy (nats a token)"}
 
 Value = Callable[[Run], float | None]
 
@@ -31,6 +32,7 @@ class Curve:
     title: str
     x: str
     points: Callable[[Run], tuple[np.ndarray, np.ndarray]]
+    log_x: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +96,7 @@ def pass_rate_share(bin: int) -> Callable[[dict], float]:
 
 
 def held_out(clock: str, name: str = "eval/accuracy", title: str = "held-out accuracy") -> Curve:
-    """A number of the evaluations over a clock (a key of `CLOCKS`)."""
+    """A number of the evaluations over a clock, or over another of their numbers (a key of `CLOCKS`)."""
     def points(run: Run) -> tuple[np.ndarray, np.ndarray]:
         found = [(p[clock], p[name]) for p in run.summary["evaluations"] if name in p]
         return np.array(found, float).reshape(-1, 2).T
@@ -107,16 +109,6 @@ def training(name: str | Callable[[dict], float], title: str) -> Curve:
     read = name if callable(name) else lambda record: record[name]
     return Curve(title, "step", lambda run: (np.array([r["step"] for r in run.records], float),
                                              smooth([read(record) for record in run.records])))
-
-
-def accuracy_by_entropy() -> Curve:
-    """Held-out accuracy over the entropy of the policy on what it was trained on before each evaluation (15 steps' mean)."""
-    def points(run: Run) -> tuple[np.ndarray, np.ndarray]:
-        entropy = smooth([record["entropy"] for record in run.records])
-        after = [p for p in run.summary["evaluations"] if p["step"] > 0]
-        return np.array([entropy[p["step"] - 1] for p in after]), np.array([p["eval/accuracy"] for p in after])
-
-    return Curve("held-out accuracy", "entropy (nats a token)", points)
 
 
 def evaluation_at(run: Run, share: float) -> dict:
@@ -137,7 +129,7 @@ def pass_at_curve(share: float, title: str) -> Curve:
         ks = [k for k in (2**i for i in range(20)) if _pass_name(k) in found]
         return np.array(ks, float), np.array([found[_pass_name(k)] for k in ks])
 
-    return Curve(title, "k", points)
+    return Curve(title, "k", points, log_x=True)
 
 
 def _pass_name(k: int) -> str:

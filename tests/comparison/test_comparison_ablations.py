@@ -108,9 +108,10 @@ def test_measures_of_a_run_whose_numbers_are_known():
     assert measures.pass_at(4)(run) is None and measures.pass_at(1, 0.01)(run) == 0.3
     assert [list(v) for v in measures.pass_at_curve(0.5, "").points(run)] == [[1, 2], [0.4, 0.5]]
     assert measures.pass_rate_share(0)(run.records[0]) == 0.75 and measures.pass_rate_share(-1)(run.records[0]) == 0.25
-    # Entropies 0, 1, 2, 3 of the steps before evaluations 1 to 4, as running means.
-    x, y = measures.accuracy_by_entropy().points(run)
-    assert x.tolist() == [0, 0.5, 1, 1.5] and y.tolist() == [0.3, 0.4, 0.5, 0.6]
+    x, y = measures.training("entropy", "").points(run)
+    assert x.tolist() == [0, 1, 2, 3] and y.tolist() == [0, 0.5, 1, 1.5]
+    x, y = measures.held_out("samples", "eval/pass_at_2").points(run)
+    assert x.tolist() == [0, 10, 20, 30, 40] and y[0] == pytest.approx(0.3)
 
 
 def test_seeds_are_summed_up_by_mean_smallest_and_largest():
