@@ -6,10 +6,11 @@ As in the paper a step takes the same number of prompts (48) whatever a method s
 to 32, Est spends 8 on average.
 
 Paper: adaptive sampling converges faster and ends higher than GRPO, `balance` more so than `pos`.
-Expect: GRPO gains with n because more groups are informative. Seq pays 15 to 25 samples a prompt and has informative groups
-wherever one in 32 samples is right; Est has GRPO-8's budget and moves it to hard prompts, of which the hopeless ones take most. By
-difficulty: "middle" first for all, "long" for those that spend where signal is scarce. Entropy is measured on held-out prompts:
-on those trained on it tells which prompts a method picks, ramblers at 2.3 nats or others.
+Expect: GRPO gains with n because more groups are informative. Seq-balance draws nearly all of its 32 samples for most prompts (28
+on average at the start: what is always right never resolves, nor what is hopeless), Seq-pos those of hopeless prompts alone; both
+have informative groups wherever one in 32 samples is right. Est has GRPO-8's budget and moves it to hard prompts, of which the
+hopeless ones take most. By difficulty: "middle" first for all, "long" for those that spend where signal is scarce. Entropy is
+measured on held-out prompts: on those trained on it tells which prompts a method picks, ramblers at 2.3 nats or others.
 """
 
 from _main import main
