@@ -34,7 +34,7 @@ def main(_):
     import jax
     import numpy as np
 
-    from rl_speed.comparison import pass_rates, plots, runs, table
+    from rl_speed.comparison import budgets, pass_rates, plots, runs, table
     from rl_speed.training.setup import setup_jax
 
     setup_jax()
@@ -68,13 +68,16 @@ def main(_):
     phase_rows = {v.label: table.phases(members, target) for v, members in grouped.items()}
     machine = (f"{time.strftime('%Y-%m-%d')}, {jax.devices()[0].device_kind}, {os.cpu_count()} processors, JAX "
                f"{jax.__version__}, seeds {', '.join(_SEEDS.value)}.")
-    text = table.markdown(rows, target, start, predicted, phase_rows, command, machine)
+    limits, budget_rows = budgets.at_budgets(done)
+    text = "\n".join([table.markdown(rows, target, start, predicted, phase_rows, command, machine),
+                      budgets.markdown(limits, budget_rows)])
     (workdir / "table.md").write_text(text)
     curves = [{"method": run.variant.label, "seed": run.seed, "evaluations": run.summary["evaluations"]} for run in done]
     (workdir / "table.json").write_text(json.dumps(
         {"command": command, "machine": machine, "target": target, "start": start, "rows": rows, "predictions": predicted,
-         "phases": phase_rows, "curves": curves}, indent=1) + "\n")
-    drawn = [plots.plot_accuracy(done, target, workdir / "accuracy.png"), plots.plot_training(done, workdir / "training.png")]
+         "phases": phase_rows, "budgets": {"limits": limits, "rows": budget_rows}, "curves": curves}, indent=1) + "\n")
+    drawn = [plots.plot_accuracy(done, target, workdir / "accuracy.png"), plots.plot_training(done, workdir / "training.png"),
+             budgets.plot_budgets(limits, budget_rows, start, workdir / "budgets.png")]
     if any(v.baseline in {w.spec for w in grouped} for v in grouped):
         drawn.append(plots.plot_speedup(done, start, target, workdir / "speedup.png"))
     print(text)

@@ -4,8 +4,14 @@
     python experiments/simulate.py --pass_rates=DATA/deepscaler/deepscaler_40k.jsonl.gz \
         --over_training=DATA/deepscaler/acc_step_500.json
 
+With --orders: what screening with memory (config.data.order="memory") saves over a shuffle (half a minute), on the pass rates over
+training and on the fixed ones.
+
+    python experiments/simulate.py --orders --pass_rates=DATA/deepscaler/deepscaler_40k.jsonl.gz \
+        --over_training=DATA/deepscaler/acc_step_500.json --out=experiments/results/simulate_memory
+
 Writes table.md, table.json, cost.png, signal.png and, with --over_training, epochs.png to --out. Takes what
-experiments/pass_rates.py measured (pass_rates.json) as well.
+experiments/pass_rates.py measured (pass_rates.json) as well. With --orders: table.md, table.json, orders.png.
 """
 
 import sys
@@ -25,7 +31,12 @@ _N_INIT = flags.DEFINE_list("n_init", ["4", "6", "8"], "SPEED's screening sample
 _GROUPS = flags.DEFINE_integer("groups", 16, "Groups of a batch.")
 _SEED = flags.DEFINE_integer("seed", 0, "Seed; the same one gives the same numbers.", lower_bound=0)
 _REPEATS = flags.DEFINE_integer("repeats", 4, "Times that every prompt is simulated; at least 2 for standard errors.")
+_ORDERS = flags.DEFINE_bool("orders", False, "Compare orders of prompts instead of rules.")
 _OUT = flags.DEFINE_string("out", "experiments/results/simulate", "Folder for the table and the pictures.")
+# Fixed pass rates are visited so often, and only so many of them: more change no ratio by as much as its error.
+STATIC_PROMPTS, STATIC_EPOCHS = 4096, 4
+# Pass rates over training are also taken as those of a policy that learns so many times faster: memory is then older.
+FASTER = 10
 
 
 def main(argv):
@@ -46,6 +57,8 @@ def main(argv):
             found = simulation.mixture(seed=seed)
         if _OVER_TRAINING.value:
             curves = simulation.moving_average(simulation.load_epochs(_OVER_TRAINING.value), _WINDOW.value)
+        if _ORDERS.value:
+            return compare_orders(found, curves, tuple(dict.fromkeys(int(k) for k in _N_INIT.value)), start)
         rows = simulation.survey(rules, found.rates, n, _GROUPS.value, seed, repeats)
         out.mkdir(parents=True, exist_ok=True)
     except ValueError as error:
@@ -70,6 +83,34 @@ def main(argv):
         drawn.append(plots.plot_epochs(drift, curves, out / "epochs.png"))
     print(text)
     print("written to", out / "table.md", *drawn, f"({time.perf_counter() - start:.1f} s)")
+
+
+def compare_orders(found, curves, n_inits, start):
+    """The other table: a shuffle against screening with memory."""
+    import numpy as np
+
+    from rl_speed import simulation
+    from rl_speed.simulation import plots, table
+
+    n, seed, repeats, out = _N.value, _SEED.value, _REPEATS.value, Path(_OUT.value)
+    some = np.random.default_rng(seed).permutation(found.rates)[:STATIC_PROMPTS]
+    sources, name = {}, Path(_OVER_TRAINING.value or "").name
+    if curves is not None:
+        prompts, epochs = curves.shape
+        sources[f"{name}: {prompts:,} prompts over {epochs} epochs of training (means over {_WINDOW.value})"] = curves
+        if epochs > FASTER:
+            sources[f"{name}, every {FASTER}th epoch: learning {FASTER} times faster"] = curves[:, ::FASTER]
+    sources[f"{len(some):,} of {found.source}, fixed, {STATIC_EPOCHS} epochs"] = np.tile(some[:, None], (1, STATIC_EPOCHS))
+    cases = simulation.survey_orders(sources, n, n_inits, seed, repeats)
+    out.mkdir(parents=True, exist_ok=True)
+    shown = table.shown_command("experiments/simulate.py", sys.argv[1:])
+    made = f"{time.strftime('%Y-%m-%d')}, seed {seed}; simulated on a CPU, no policy."
+    text = table.orders_markdown(cases, n, repeats, shown, made)
+    (out / "table.md").write_text(text)
+    (out / "table.json").write_text(table.to_json({"command": shown, "made": made, "n": n, "repeats": repeats, "cases": cases}))
+    drawn = plots.plot_orders(cases, out / "orders.png")
+    print(text)
+    print("written to", out / "table.md", drawn, f"({time.perf_counter() - start:.1f} s)")
 
 
 if __name__ == "__main__":

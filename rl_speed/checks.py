@@ -25,6 +25,7 @@ def check(c: "Config", rules: Collection[str]) -> None:
         "driver.where": ("host", "in_loop"),
         "driver.screening": ("missing", "fixed"),
         "driver.buffer_order": ("fifo", "random"),
+        "driver.accept": ("launch", "completion"),
         "model.compute_dtype": ("float32", "bfloat16"),
         "sampler.attention": ("auto", "dense", "ragged", "pallas"),
         "sampler.cache_dtype": ("", "float32", "bfloat16"),
@@ -118,8 +119,13 @@ def _check_order(c: "Config") -> None:
 
 
 def _check_depth(c: "Config") -> None:
-    """What a pipeline of so many calls needs."""
+    """What a pipeline of so many calls needs, and taking groups as they complete."""
     d = c.driver
+    rule = c.make_rule()
+    if d.accept == "completion" and (d.depth or rule.first_samples < rule.max_samples):
+        raise ValueError(f"config.driver.accept='completion' needs a rule of one phase (uniform, dynamic, band, allocated) and "
+                         f"config.driver.depth=0; got config.rule.name={c.rule.name!r}, config.driver.depth={d.depth}: what is "
+                         "cancelled must not have been judged, or continued, before")
     if d.depth < 0:
         raise ValueError(f"config.driver.depth must be 0 (no call generated ahead of scoring) or more; got {d.depth}")
     if d.buffer_groups < d.groups * (1 + d.depth):
@@ -212,6 +218,7 @@ def _check_in_loop(c: "Config", shards: int) -> None:
     """What the fused step cannot do is refused with the reason, and with what can."""
     for name, value, allowed, reason in [
             ("driver.depth", c.driver.depth, (0,), "scoring is part of the program, there is none to overlap with"),
+            ("driver.accept", c.driver.accept, ("launch",), "the result must not depend on which sample ended first"),
             ("reward.overlong_buffer", c.reward.overlong_buffer, (0,), "rewards are the verifier's alone"),
             ("reward.format_weight", c.reward.format_weight, (0.0,), "rewards are the verifier's alone"),
             ("reward.language_weight", c.reward.language_weight, (0.0,), "rewards are the verifier's alone"),

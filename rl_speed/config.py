@@ -40,10 +40,10 @@ class Data:
     pass_rates: str = ""  # file of pass rates by prompt id, measured by a proxy: for "schedule", and for keep_low and keep_high
     keep_low: float = 0.0  # offline curation: keep prompts whose rate in pass_rates lies in [keep_low, keep_high]
     keep_high: float = 1.0
-    explore: float = 0.1  # memory: share drawn from the prompts seen least recently
+    explore: float = 0.05  # memory: share drawn from the prompts seen least recently
     max_unseen: float = 4.0  # memory: no prompt goes unseen for more than so many epochs (visits / size)
     rest: float = 0.5  # memory: epochs before a prompt may go again
-    memory_decay: float = 0.8  # memory: of what is known of a prompt, kept at its next visit
+    memory_decay: float = 0.9  # memory: of what is known of a prompt, kept at its next visit
 
 
 @dataclass
@@ -84,7 +84,9 @@ class Driver:
     where: str = "host"  # rules run between calls ("host"), or inside the compiled step ("in_loop")
     groups: int = 16  # complete groups a training step takes (B)
     screening: str = "missing"  # prompts screened per call: "missing" (what is lacking) or "fixed"
-    screen_prompts: int = 64  # the generation batch: at most, or with "fixed" exactly, so many prompts a call; in_loop: a step
+    # The generation batch: at most, or with "fixed" exactly, so many prompts a call (in_loop: a step). For rules of one phase this
+    # bounds the prompts in flight (C_max of Bae et al.); in_loop, sampler.context_pool does.
+    screen_prompts: int = 64
     prefetch: bool = True  # two-phase rules: one call continues what was accepted and screens for the next step
     margin: float = 1.0  # "missing": standard deviations of the accepted count to screen on top of the mean
     # Calls generated ahead of scoring: call k + depth is generated while call k is scored; 0 is strictly sequential. For verifiers
@@ -93,6 +95,9 @@ class Driver:
     buffer_groups: int = 64  # complete groups that may wait; screening stops while it is full
     buffer_order: str = "fifo"  # or "random"
     max_age: int = -1  # drop groups whose oldest sample is more updates old than this (-1: never)
+    # Which groups fill a batch: those launched first ("launch"), or those that complete first ("completion"), the others being
+    # cancelled and begun anew later: as published for bands, and in favour of short responses. Host, rules of one phase, depth 0.
+    accept: str = "launch"
     max_calls: int = 32  # generation calls in a step before it trains on what there is
 
 
@@ -100,14 +105,14 @@ class Driver:
 class Replay:
     """RPO: samples start inside a cached response to their question."""
 
-    # How many tokens are cut off a cached response is uniform in 0..L: "none" (no replay), "fixed" (L = replay.length), "half_min" or
-    # "min" (half of the shortest response of the group it came from, or all of it).
+    # How many tokens are cut off a cached response is uniform in 0..L: "none" (no replay), "fixed" (L = replay.length), "half_min"
+    # or "min" (half of the shortest response of the group it came from, or all of it).
     window: str = "none"
     length: int = 500  # fixed: L in tokens
     per_sample: bool = False  # every sample draws its own cut; otherwise a group shares one
     max_new: int = 0  # tokens of a suffix at most (0: sampler.max_new; -1: as many as were cut off, as released)
     mask_prefix: bool = True  # train on the suffix alone; otherwise on the replayed tokens too, taken as on-policy (as released)
-    # The response kept of a group: with this probability the one of highest reward, else any other (-1: the first is kept for ever).
+    # The response kept of a group: with this probability the one of highest reward, else any other (-1: the first stays for ever).
     eps: float = 0.1
     only_correct: bool = False  # a wrong response never replaces a right one
     max_tokens: int = 0  # of all cached responses (0: no bound)

@@ -15,7 +15,7 @@ _UNIFORM, _DYNAMIC, _SPEED = {"rule.name": "uniform"}, {"rule.name": "dynamic"},
 # One of the balanced bands of Bae et al.; rule.low, rule.high and rule.inclusive make the others.
 _BAND = {"rule.name": "band", "rule.low": 0.2, "rule.high": 0.8}
 
-# Reinforce-Ada: pools of up to 4 rounds of 8 samples, of which 4 are trained on; on-policy, a batch is decided before the next begins.
+# Reinforce-Ada: pools of up to 4 rounds of 8 samples, of which 4 are trained on; a batch is decided before the next begins.
 _ADA = {**_DAPO, "objective.advantage": "pool", "driver.prefetch": False}
 _SEQUENTIAL = {**_ADA, "rule.name": "sequential", "rule.n": 4, "rule.m": 8, "rule.rounds": 4, "rule.on_unresolved": "keep"}
 _POS = {**_SEQUENTIAL, "rule.k_pos": 1, "rule.k_neg": 0}
@@ -24,8 +24,8 @@ _BALANCE = {**_SEQUENTIAL, "rule.k_pos": 2, "rule.k_neg": 2}
 _ESTIMATED = {**_ADA, "rule.name": "allocated", "rule.n": 8, "rule.n_min": 1, "rule.n_max": 32, "estimate.gamma": 0.5,
               "objective.weight": "inv_sqrt_p", "objective.weight_from": "estimate", "objective.singleton": "estimate"}
 
-# RPO: rollouts start inside a cached response. L = half the group's shortest response fits any scale; 300, 500 and 800 tokens are the
-# paper's fixed ones.
+# RPO: rollouts start inside a cached response. L = half the group's shortest response fits any scale; 300, 500 and 800 tokens are
+# the paper's fixed ones.
 _RPO = {"replay.window": "half_min", "replay.eps": 0.1, "replay.start": "sample"}
 _RPO_RELEASED = {**_RPO, "replay.eps": 0.5, "replay.mask_prefix": False, "replay.max_new": -1}
 

@@ -19,6 +19,7 @@ from rl_speed.mesh import make_mesh
     ("training.micro_batch", 5, "config.training.micro_batch .5. must divide"),
     ("training.minibatches", 3, "config.training.minibatches .3. must divide"),
     ("mesh.data", 5, "384 samples per gradient piece cannot be split over mesh data=5"),
+    ("driver.accept", "completion", "config.driver.accept='completion' needs a rule of one phase"),
     ("data.task", "jsonl", "config.data.train must name a file"),
     ("optimizer.schedule", "step", "config.optimizer.schedule"),
 ])

@@ -3,9 +3,9 @@
     python experiments/ablations/rpo_methods.py             (about 22 minutes on two cores, computed from seconds per step)
 
 Paper: a fraction of the tokens per sample and of the time, without loss of accuracy.
-Expect: half the tokens of a sample or fewer: all but the shortest response's half is replayed. Time falls less: prefixes are
-prefilled, and an update takes what it takes. A wrong prefix cannot be undone, so a question's first digits are learnt from the
-rollouts that start near the beginning alone; here, where every step of an answer counts, accuracy may fall behind.
+Expect: about half the tokens of a short sample, and fewer of a rambling one. Time falls less: prefixes are prefilled, and an
+update takes what it takes. A wrong prefix cannot be undone, so a question's first digits are learnt from the rollouts that start
+near the beginning alone; here, where every step of an answer counts, accuracy may fall behind.
 """
 
 from _main import main
@@ -13,6 +13,8 @@ from rl_speed.comparison.ablation import Ablation, Table
 from rl_speed.comparison.measures import (ACCURACY, SECONDS, TOKENS, Column, final, held_out, pass_at, pass_at_curve, per_step,
                                           ratio, step_seconds, training)
 
+# L is the whole response: half of one of two or three tokens would leave the end token alone to be sampled.
+WINDOW = "@replay.window=min"
 EARLY = 0.25
 NS = (1, 4, 16, 32)
 
@@ -20,8 +22,8 @@ ABLATION = Ablation(
     name="rpo_methods",
     title="RPO with GRPO and DAPO: tokens, accuracy, pass@N",
     source="RPO, Table 2, Figures 7 and 8",
-    variants={"GRPO": "grpo", "GRPO + RPO": "rpo_grpo", "GRPO + RPO as released": "rpo_grpo_released", "DAPO": "dapo",
-              "DAPO + RPO": "rpo_dapo"},
+    variants={"GRPO": "grpo", "GRPO + RPO": f"rpo_grpo{WINDOW}", "GRPO + RPO as released": f"rpo_grpo_released{WINDOW}",
+              "DAPO": "dapo", "DAPO + RPO": f"rpo_dapo{WINDOW}"},
     tables=(
         Table("Tokens per sample (Table 2)", (
             Column("sampled tokens a sample", ratio("generated_tokens", "generated_samples"), 2),

@@ -10,6 +10,11 @@ from rl_speed.comparison.table import AXES, group_runs, time_to_target
 from rl_speed.training.plots import pyplot, smooth
 
 
+def colour(i: int) -> tuple[float, ...]:
+    """Of the i-th method: the strong half of a palette of twenty first, then the pale one."""
+    return pyplot().get_cmap("tab20")((2 * (i % 10) + i // 10 % 2) / 20 + 0.01)
+
+
 def mean_curve(runs: Sequence[Run], axis: str, points: int = 200) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """(x, mean, smallest, largest) over seeds, on the range that all seeds cover."""
     curves = [run.curve(axis) for run in runs]
@@ -25,14 +30,14 @@ def plot_accuracy(runs: Sequence[Run], target: float | None, path: Path) -> Path
     for i, (variant, members) in enumerate(group_runs(runs).items()):
         for panel, axis in zip(axes, AXES):
             x, mean, low, high = mean_curve(members, axis)
-            line, = panel.plot(x, mean, label=variant.label, color=f"C{i}", ls="-" if variant.baseline else "--")
+            line, = panel.plot(x, mean, label=variant.label, color=colour(i), ls="-" if variant.baseline else "--")
             panel.fill_between(x, low, high, color=line.get_color(), alpha=0.15, lw=0)
     for panel, label in zip(axes, AXES.values()):
         panel.set_xlabel(label)
         if target is not None:
             panel.axhline(target, color="0.5", lw=0.8, ls=":")
     axes[0].set_ylabel("held-out accuracy")
-    axes[0].legend()
+    axes[0].legend(fontsize=6 if len(axes[0].lines) > 8 else None)
     figure.savefig(path)
     plt.close(figure)
     return path
@@ -48,11 +53,11 @@ def plot_training(runs: Sequence[Run], path: Path) -> Path:
         steps = min(len(run.records) for run in members)
         for axis, (name, title) in zip(axes, panels):
             values = np.mean([[record[name] for record in run.records[:steps]] for run in members], axis=0)
-            axis.plot(smooth(values), label=variant.label, color=f"C{i}", ls="-" if variant.baseline else "--")
+            axis.plot(smooth(values), label=variant.label, color=colour(i), ls="-" if variant.baseline else "--")
             axis.set_title(title)
             axis.set_xlabel("step")
             axis.set_ylim(bottom=0)
-    axes[0].legend()
+    axes[0].legend(fontsize=6 if len(axes[0].lines) > 8 else None)
     figure.savefig(path)
     plt.close(figure)
     return path
@@ -75,15 +80,15 @@ def plot_speedup(runs: Sequence[Run], start: float, target: float, path: Path) -
             if not got:
                 continue
             at = [level for level, _ in got]
-            panel.plot(at, [s["mean"] for _, s in got], label=f"{row['method']} over its baseline", color=f"C{i}")
-            panel.fill_between(at, [s["min"] for _, s in got], [s["max"] for _, s in got], color=f"C{i}", alpha=0.15, lw=0)
+            panel.plot(at, [s["mean"] for _, s in got], label=f"{row['method']} over its baseline", color=colour(i))
+            panel.fill_between(at, [s["min"] for _, s in got], [s["max"] for _, s in got], color=colour(i), alpha=0.15, lw=0)
     for panel, label in zip(axes, AXES.values()):
         panel.set_title(f"times less {label}")
         panel.set_xlabel("target held-out accuracy")
         panel.axvline(target, color="0.5", lw=0.8, ls=":")
         panel.axhline(1, color="0.5", lw=0.8)
         panel.set_ylim(bottom=0)
-    axes[0].legend()
+    axes[0].legend(fontsize=6 if len(axes[0].lines) > 8 else None)
     figure.savefig(path)
     plt.close(figure)
     return path

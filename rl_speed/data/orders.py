@@ -119,10 +119,10 @@ class MemoryOrder:
 
     Of n prompts to pick,
 
-    1. those that are due go first, the one seen least recently leading. A prompt is due when it has been unseen for
-       (max_unseen - 1) x size visits. At most size - 1 others can be ahead of it, none of them twice, so that no prompt stays unseen
-       for more than max_unseen x size visits (from its departure to the next one; before its first, from the start), as long
-       as none is out for more than (max_unseen - 1) x size visits. With max_unseen = 1 the order is that of a queue.
+    1. go those that are due, the one seen least recently leading: as many as it takes that all the others, were they to follow in
+       that order, would still go within max_unseen x size visits of their last departure (before the first one, of the start).
+       So no prompt is ever unseen for longer, as long as none is out for more than (max_unseen - 1) x size visits, and
+       everything is possible before that. With max_unseen = 1 the order is that of a queue.
     2. Of the others a share `explore` (a coin for each) is drawn uniformly from the quarter seen least recently.
     3. The rest are those whose probability of qualifying is highest at a pass rate drawn from the Beta posterior of each
        (Thompson sampling), among prompts unseen for at least `rest` x size visits: without a rest the few best prompts would be
@@ -153,18 +153,20 @@ class MemoryOrder:
             twice = next(name for i, name in enumerate(ids) if place[name] != i)
             raise ValueError(f"screening with memory keeps results by prompt id, and two prompts have the id {twice!r}")
         self._ids, self._estimates, self._qualify, self._seed, self._explore = list(ids), estimates, qualify, seed, explore
-        self._due_age, self._rest = int(max_unseen * size) - size, int(rest * size)
+        self._bound, self._rest = int(max_unseen * size), int(rest * size)
         # Visit of the latest departure. Those before the start are distinct, which makes the order at the start a shuffle.
         self._last = -1 - np.random.default_rng([seed, 0]).permutation(size)
         self._alpha, self._beta = estimates.posterior(self._ids)
 
     def pick(self, n: int, serial: int, out: np.ndarray) -> np.ndarray:
         rng = np.random.default_rng([self._seed, serial + 1])  # 0 made the shuffle
-        free = np.flatnonzero(~out)
-        free = free[np.argsort(self._last[free])]  # seen least recently first
-        # Ages are those at the end of this pick: what becomes due within it goes at its beginning.
-        age = serial + n - 1 - self._last[free]
-        due = free[:min(n, int((age >= self._due_age).sum()))]
+        by_age = np.argsort(self._last)  # seen least recently first
+        # Oldest first from here on, number k would get visit serial + k, which its bound allows. If it is passed over now, it gets
+        # visit serial + n + k - due at the latest. Prompts that are out keep their place: they may be back by then.
+        late = serial + n + np.arange(len(out)) - (self._last[by_age] + self._bound)
+        waits = ~out[by_age]
+        free = by_age[waits]
+        due = free[:np.clip(late[waits].max(initial=0), 0, n)]
         free, n_free = free[len(due):], min(n, len(free)) - len(due)
         oldest = free[:max(int(OLDEST * len(free)), n_free)]
         explored = rng.choice(oldest, rng.binomial(n_free, self._explore), replace=False)

@@ -162,8 +162,8 @@ class PromptStream:
         saved["order"] = state.get("order", "source" if saved["size"] < 0 else "shuffle" if saved["shuffle"] else "file")
         for name, value in saved.items():
             if value != mine[name]:
-                raise ValueError(f"the saved prompt stream has {name} {value}, this one {mine[name]}: the same visits would be other "
-                                 "prompts. Resume with the data, order and seed of the saved run.")
+                raise ValueError(f"the saved prompt stream has {name} {value}, this one {mine[name]}: the same visits would be "
+                                 "other prompts. Resume with the data, order and seed of the saved run.")
         self._serial = int(state["serial"])
         self._returned = [int(visit) for visit in str(state["returned"]).split()]
         if self._adaptive:

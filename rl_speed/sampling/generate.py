@@ -37,9 +37,10 @@ class Work:
 
 @dataclasses.dataclass(frozen=True)
 class Drawn:
-    """The samples of one `Work`, host arrays: tokens i32[n, T], logprobs f32[n, T], lengths i32[n], truncated bool[n], prefix i32[n].
+    """The samples of one `Work`, host arrays: tokens i32[n, T], logprobs f32[n, T], lengths i32[n], truncated bool[n].
 
-    Responses are whole: the first `prefix` tokens (none by default) were replayed, with log-prob 0, the others were sampled.
+    Responses are whole: the first `prefix`, i32[n], tokens (none by default) were replayed, with log-prob 0, the others sampled.
+    The last was drawn at iteration `end_step`, i32[n], of the call's decode loop (0 where nobody noted it).
     """
 
     tokens: np.ndarray
@@ -47,15 +48,17 @@ class Drawn:
     lengths: np.ndarray
     truncated: np.ndarray
     prefix: np.ndarray | None = None
+    end_step: np.ndarray | None = None
 
     def __post_init__(self):
-        if self.prefix is None:
-            object.__setattr__(self, "prefix", np.zeros(len(self.lengths), np.int32))
+        for name in ("prefix", "end_step"):
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, np.zeros(len(self.lengths), np.int32))
 
     def behind(self, replay: Replay) -> "Drawn":
         """These suffixes behind the prefixes that they continue, at the same width: the sampler allows no longer responses."""
         whole = Drawn(np.zeros_like(self.tokens), np.zeros_like(self.logprobs), self.lengths + replay.prefix, self.truncated,
-                      np.asarray(replay.prefix, np.int32))
+                      np.asarray(replay.prefix, np.int32), self.end_step)
         for i, (start, end) in enumerate(zip(whole.prefix, whole.lengths)):
             whole.tokens[i, :start] = replay.tokens[:start]
             whole.tokens[i, start:end] = self.tokens[i, :end - start]
@@ -121,7 +124,8 @@ class PendingDraw:
             rows = slice(next_row[shard], next_row[shard] + item.count)
             next_row[shard] = rows.stop
             take = lambda x: x[shard, rows]
-            mine = Drawn(take(samples.tokens), take(samples.logprobs), take(samples.lengths), take(samples.truncated))
+            mine = Drawn(take(samples.tokens), take(samples.logprobs), take(samples.lengths), take(samples.truncated),
+                         end_step=take(samples.start_step) + take(samples.lengths))
             drawn.append(mine if item.replay is None else mine.behind(item.replay))
         stats = GenerationStats(calls=1, samples=sum(w.count for w in self._work), tokens=int(samples.lengths.sum()),
                                 decode_steps=int(samples.decode_steps.max()), slot_steps=int(samples.slot_steps.sum()))

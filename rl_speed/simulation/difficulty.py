@@ -116,8 +116,8 @@ def load_pass_rate_table(path: str | Path) -> dict[str, float | None]:
     """
     found = load_pass_rates(path)
     if not found.ids:
-        raise DataError(f'{path}: it has pass rates but no prompt ids; expected an object {{id: pass rate}}, rows with "id", or "ids" '
-                        'beside "rates"')
+        raise DataError(f'{path}: it has pass rates but no prompt ids; expected an object {{id: pass rate}}, rows with "id", or '
+                        '"ids" beside "rates"')
     table = dict(zip(found.ids, found.rates.tolist() + [None] * found.missing))
     if len(table) < len(found.ids):
         twice = next(name for name, count in Counter(found.ids).items() if count > 1)
@@ -204,8 +204,8 @@ def _rates_object(path: Path, field: str | None) -> list[tuple[str | None, Any]]
     if whole and name not in whole and not any(isinstance(value, list | dict) for value in whole.values()):
         return list(whole.items())
     if not isinstance(whole.get(name), list):
-        raise DataError(f"{path}: expected an array of rows, an object {{id: pass rate}}, or an object with a list under {name!r}; it "
-                        f"has {', '.join(sorted(whole)) or 'nothing'}")
+        raise DataError(f"{path}: expected an array of rows, an object {{id: pass rate}}, or an object with a list under {name!r};"
+                        f" it has {', '.join(sorted(whole)) or 'nothing'}")
     rates, ids = whole[name], whole.get("ids", [None] * len(whole[name]))
     if not isinstance(ids, list) or len(ids) != len(rates):
         raise DataError(f"{path}: 'ids' must be a list as long as {name!r}, {len(rates)}")

@@ -42,8 +42,8 @@ class Budgets:
             self._estimator.update(params, *map(list, zip(*visits)))
 
     def metrics(self) -> dict[str, float]:
-        """Those of the estimator, under "estimate/" where they are not of the clock."""
-        return {name if name.startswith("time/") else f"estimate/{name}": value for name, value in self._estimator.metrics().items()}
+        """Those of the estimator."""
+        return self._estimator.metrics()
 
     def state_dict(self) -> dict[str, Any]:
         """The estimator's."""

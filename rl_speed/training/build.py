@@ -249,11 +249,11 @@ def build_prefixes(config: Config, policy: Policy, prompts: Sequence[Prompt]) ->
     cache = ReplayCache(None if r.eps < 0 else r.eps, r.only_correct, r.max_tokens or None, config.seed)
     if r.cache:
         found = cache.load(r.cache, policy.model.vocab_size, [p.id for p in prompts])
-        log.warning("%s: %d responses; %d to unknown questions left out, %d questions without one", r.cache, found.held, found.unknown,
-                    found.missing)
+        log.warning("%s: %d responses; %d to unknown questions left out, %d questions without one", r.cache, found.held,
+                    found.unknown, found.missing)
     limit = config.sampler.max_new
-    return PrefixSource(cache, PrefixConfig(r.window, r.length, r.per_sample, max_response=limit, max_new=max(r.max_new, 0) or limit,
-                                            seed=config.seed, released_budget=r.max_new == -1))
+    return PrefixSource(cache, PrefixConfig(r.window, r.length, r.per_sample, max_response=limit, seed=config.seed,
+                                            max_new=max(r.max_new, 0) or limit, released_budget=r.max_new == -1))
 
 
 def build_driver(config: Config, generator: Generator, stream: PromptStream, scorer: RewardScorer,

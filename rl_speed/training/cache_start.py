@@ -1,6 +1,7 @@
 """The start of a replay cache: one response to each training prompt, by the policy that training starts from (RPO)."""
 
 import dataclasses
+import logging
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,12 +12,17 @@ import numpy as np
 from rl_speed.config import Config
 from rl_speed.data.prompts import Prompt
 from rl_speed.memory import CachedResponse, ReplayCache
+from rl_speed.memory.responses import load_responses
 from rl_speed.sampling.generate import Draw, Drawn, Generator, Work
 from rl_speed.training import build
 from rl_speed.training.driver import Scorer
 from rl_speed.training.progress import progress_bar
 from rl_speed.training.signals import stop_on_signals
 
+log = logging.getLogger(__name__)
+
+# Of a run, in its workdir.
+START_FILE = "replay_cache.npz"
 # Index of the one sample of a prompt. No rule and no evaluation draws so many, so that no sample of theirs has the same key.
 SAMPLE_INDEX = 2**30
 
@@ -145,9 +151,7 @@ def write_cache(config: Config, out: str | Path, source: str | Path | None = Non
     prompts = build.build_data(config, policy.tokenizer)[0].prompts
     if not prompts:
         raise ValueError("the training prompts are endless, a cache needs a finite set: set config.data.train_prompts")
-    made_with = {"policy": policy.directory, "data": config.data.train or config.data.task, "seed": config.seed,
-                 "temperature": config.sampler.temperature, "max_new": config.sampler.max_new, "verifier": config.reward.verifier,
-                 "instruction": config.data.instruction, "source": "" if source is None else str(source)}
+    made_with = _made_with(config, policy, source)
     cache, vocabulary, ids = ReplayCache(eps=None), policy.model.vocab_size, {p.id for p in prompts}
     resumed = taken = unknown = 0
     before = StartCost()
@@ -159,14 +163,63 @@ def write_cache(config: Config, out: str | Path, source: str | Path | None = Non
         report = cache.load(source, vocabulary, ids)
         taken, unknown = report.held, report.unknown
 
+    out.parent.mkdir(parents=True, exist_ok=True)
+    generator, _, _ = build.build_generators(config, policy, mesh)
+    scorer = build.build_scorer(config, policy, build.longest_answer(prompts, config.sampler.max_new))
+
     def write(cost: StartCost) -> None:
         cache.save(out, {"made_with": made_with, "cost": dataclasses.asdict(before + cost)})
 
-    out.parent.mkdir(parents=True, exist_ok=True)
     write(StartCost())  # a place that cannot be written to is found out before anything is sampled
-    generator, _, _ = build.build_generators(config, policy, mesh)
-    scorer = build.build_scorer(config, policy, build.longest_answer(prompts, config.sampler.max_new))
-    bar = progress_bar(len(ids), "replay cache", initial=len(cache), enabled=config.logging.progress)
+    try:
+        with stop_on_signals() as request:
+            cost = _fill(cache, generator, policy.params, prompts, scorer, write, write_every_s, config.logging.progress,
+                         lambda: bool(request))
+    finally:
+        scorer.close()
+    held = [cache.get(name) for name in ids if name in cache]
+    mean = lambda values: float(np.mean(values)) if held else 0.0
+    return CacheFile(path=out, prompts=len(ids), held=len(cache), resumed=resumed, taken=taken, unknown=unknown, cost=cost,
+                     whole=before + cost, stopped=len(cache) < len(ids), correct=mean([r.correct for r in held]),
+                     truncated=mean([r.truncated for r in held]), length=mean([len(r.tokens) for r in held]))
+
+
+def start_run(config: Config, workdir: Path, policy: build.Policy, generator: Generator, params: Any, prompts: Sequence[Prompt],
+              scorer: Scorer, cache: ReplayCache, stop: Callable[[], bool], write_every_s: float = 60.0) -> StartCost:
+    """Fill the cache of a run before its first step: what `config.replay.cache` did not bring is sampled.
+
+    `workdir`/replay_cache.npz is written on the way, and an interrupted start goes on from there. Where it cannot be written, the
+    start goes on without.
+
+    Returns the cost, that before an interruption included. Raises ValueError where the file was begun with other settings.
+    """
+    path, made_with, before = workdir / START_FILE, _made_with(config, policy, config.replay.cache or None), StartCost()
+    if path.exists():
+        report = cache.load(path, policy.model.vocab_size, {p.id for p in prompts})
+        _check_same(path, report.about, made_with)
+        before = StartCost(**report.about["cost"])
+
+    def write(cost: StartCost) -> None:
+        try:
+            cache.save(path, {"made_with": made_with, "cost": dataclasses.asdict(before + cost)})
+        except OSError as error:
+            log.error("cannot write %s (%s); were the start interrupted now, it would begin anew", path, error)
+
+    return before + _fill(cache, generator, params, prompts, scorer, write, write_every_s, config.logging.progress, stop)
+
+
+def start_cost(workdir: Path) -> StartCost | None:
+    """What filling a run's cache cost; None where it was not filled by sampling, or the file is gone."""
+    try:
+        return StartCost(**load_responses(workdir / START_FILE)[1]["cost"])
+    except (FileNotFoundError, ValueError):
+        return None
+
+
+def _fill(cache: ReplayCache, generator: Generator, params: Any, prompts: Sequence[Prompt], scorer: Scorer,
+          write: Callable[[StartCost], None], write_every_s: float, progress: bool, stop: Callable[[], bool]) -> StartCost:
+    """`start_cache` with a progress bar, written every so many seconds and at the end."""
+    bar = progress_bar(len({p.id for p in prompts}), "replay cache", initial=len(cache), enabled=progress)
     written = time.perf_counter()
 
     def after_call(responses: int, cost: StartCost) -> None:
@@ -177,17 +230,17 @@ def write_cache(config: Config, out: str | Path, source: str | Path | None = Non
             written = time.perf_counter()
 
     try:
-        with stop_on_signals() as request:
-            cost = start_cache(generator, policy.params, prompts, scorer, cache, after_call=after_call, stop=lambda: bool(request))
-            write(cost)
+        cost = start_cache(generator, params, prompts, scorer, cache, after_call=after_call, stop=stop)
+        write(cost)
     finally:
         bar.close()
-        scorer.close()
-    held = [cache.get(name) for name in ids if name in cache]
-    mean = lambda values: float(np.mean(values)) if held else 0.0
-    return CacheFile(path=out, prompts=len(ids), held=len(cache), resumed=resumed, taken=taken, unknown=unknown, cost=cost,
-                     whole=before + cost, stopped=len(cache) < len(ids), correct=mean([r.correct for r in held]),
-                     truncated=mean([r.truncated for r in held]), length=mean([len(r.tokens) for r in held]))
+    return cost
+
+
+def _made_with(config: Config, policy: build.Policy, source: str | Path | None) -> dict[str, Any]:
+    return {"policy": policy.directory, "data": config.data.train or config.data.task, "seed": config.seed,
+            "temperature": config.sampler.temperature, "max_new": config.sampler.max_new, "verifier": config.reward.verifier,
+            "instruction": config.data.instruction, "source": "" if source is None else str(source)}
 
 
 def _check_same(path: Path, about: dict[str, Any], made_with: dict[str, Any]) -> None:

@@ -50,7 +50,7 @@ class HostDriver:
 
     def __init__(self, rule: Rule, stream: PromptStream, generator: Generator, score: Scorer, buffer: SamplingBuffer,
                  config: DriverConfig, budgets: Budgets | None = None, prefixes: PrefixSource | None = None):
-        self._budgets, self._prefixes = budgets, prefixes
+        self._budgets, self.prefixes = budgets, prefixes
         self._news: list[Visit] = []  # since `budgets` was told
         self.rule, self.stream, self.buffer, self.config = rule, stream, buffer, config
         self._generate, self._score, self._decide = generator.dispatch, score, compiled_decide(rule)
@@ -153,20 +153,20 @@ class HostDriver:
                 flight.estimate = estimate
         for flight, budget in zip(fresh, self._ask(fresh, first=True, budgets=budgets)):
             flight.budget = budget
-            if self._prefixes is not None:
-                flight.cached = self._prefixes.cache.get(flight.prompt.id)
+            if self.prefixes is not None:
+                flight.cached = self.prefixes.cache.get(flight.prompt.id)
 
     def _replay(self, flight: Flight) -> Replay | None:
         """Where the next samples of a flight start, unless at the prompt."""
         if flight.cached is None:
             return None
-        return self._prefixes.replay(flight.cached, flight.prompt.visit, flight.launched, flight.want - flight.launched)
+        return self.prefixes.replay(flight.cached, flight.prompt.visit, flight.launched, flight.want - flight.launched)
 
     def remember(self, groups: Sequence[Group]) -> None:
         """Let the replay cache have the groups of a step, with the rewards that they were trained on."""
-        if self._prefixes is not None:
+        if self.prefixes is not None:
             for group in groups:
-                self._prefixes.cache.update(group)
+                self.prefixes.cache.update(group)
 
     def _collect(self, version: int, report: StepReport) -> int:
         """Score and judge the oldest pending call. Returns how many prompts passed their screening in it."""
@@ -180,8 +180,9 @@ class HostDriver:
         report.generation += stats
         report.generate_s += middle - begin
         report.score_s += time.perf_counter() - middle
-        report.pass_rates += [float(f.group.correct.mean()) for f in fresh]
-        accepted = self._judge(call.flights)
+        rates = {f.prompt.visit: float(f.group.correct.mean()) for f in fresh}
+        accepted, cancelled = self._judge(call.flights)
+        report.pass_rates += [rate for visit, rate in rates.items() if visit not in cancelled]
         self._flights += [f for f in call.flights if f.group is not None]
         self._expire(version)  # updates may have been made since its dispatch
         return accepted
@@ -273,16 +274,26 @@ class HostDriver:
             n = len(d.lengths)
             group = to_group(flight, d, call.version, rewards[row:row + n], correct[row:row + n])
             flight.group = group if flight.group is None else flight.group.merge(group)
+            flight.finished = int(d.end_step.max())
             row += n
 
-    def _judge(self, active: Sequence[Flight]) -> int:
+    def _judge(self, active: Sequence[Flight]) -> tuple[int, set[int]]:
         """Ask the rule about prompts whose samples are all in; sort them into buffer, flight or rejected.
 
-        A flight that ended is left with no group. Returns how many passed their screening.
+        In order of completion, those still running when the batch was full count as never begun: they go back to the stream.
+        A flight that ended is left with no group. Returns (how many passed their screening, visits of those that went back).
         """
+        room = len(active)
+        if self.config.accept == "completion":
+            active, room = sorted(active, key=lambda f: f.finished), self.config.groups - len(self.buffer)
         before = [f.phase for f in active]
-        complete, decided, accepted = [], [], 0
+        complete, decided, cancelled, accepted = [], [], [], 0
         for flight, phase, status in zip(active, before, self._ask(active)):
+            if len(complete) == room:
+                cancelled.append(flight.prompt)
+                self.tally.cancelled_tokens += int(flight.group.lengths.sum())
+                flight.group = None
+                continue
             passed = status == COMPLETE or flight.phase == ACCEPTED
             if phase == SCREENING and (passed or status == REJECTED):
                 self._accepted = FORGET * self._accepted + passed
@@ -302,7 +313,9 @@ class HostDriver:
             flight.group = None
         self.buffer.add(complete)
         self._observe(decided)
-        return accepted
+        self.stream.put_back(cancelled)
+        self.tally.screened -= len(cancelled)
+        return accepted, {prompt.visit for prompt in cancelled}
 
     def _observe(self, groups: Sequence[Group]) -> None:
         """Note what became of prompts that this driver is done with, for the stream and for those who estimate pass rates."""
@@ -314,7 +327,7 @@ class HostDriver:
     def metrics(self, version: int) -> dict[str, float]:
         """Those of the buffer and of the estimates, and how many calls are generated, or being generated, and not yet scored."""
         estimates = {} if self._budgets is None else self._budgets.metrics()
-        replay = {} if self._prefixes is None else self._prefixes.cache.metrics(version)
+        replay = {} if self.prefixes is None else self.prefixes.cache.metrics(version)
         return {"pending_calls": float(len(self._pending)), **self.buffer.metrics(version), **estimates, **replay}
 
     def state_dict(self) -> dict[str, Any]:
@@ -324,7 +337,7 @@ class HostDriver:
                 "pending": {str(i): call.state_dict() for i, call in enumerate(self._pending)},
                 "buffer": self.buffer.state_dict(), "tally": dataclasses.asdict(self.tally), "accepted": self._accepted,
                 "decided": self._decided, **({} if self._budgets is None else {"estimates": self._budgets.state_dict()}),
-                **({} if self._prefixes is None else {"replay": self._prefixes.cache.state_dict(),
+                **({} if self.prefixes is None else {"replay": self.prefixes.cache.state_dict(),
                                                       "cached": pack_cached(self._flights)})}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -343,8 +356,8 @@ class HostDriver:
         self.tally = load_tally(state["tally"])
         if self._budgets is not None and "estimates" in state:
             self._budgets.load_state_dict(state["estimates"])
-        if self._prefixes is not None and "replay" in state:
-            self._prefixes.cache.load_state_dict(state["replay"])
+        if self.prefixes is not None and "replay" in state:
+            self.prefixes.cache.load_state_dict(state["replay"])
             unpack_cached(self._flights, state["cached"])
         self._accepted, self._decided = float(state["accepted"]), float(state["decided"])
 

@@ -20,6 +20,7 @@ from rl_speed.policy import save_hf
 from rl_speed.sampling.generate import Drawn, GenerationStats
 from rl_speed.training import build
 from rl_speed.training.batch import build_batch, split_groups
+from rl_speed.training.cache_start import start_cost, start_run
 from rl_speed.training.checkpoint import Checkpointer
 from rl_speed.training.in_loop import InLoopDriver
 from rl_speed.training.metrics import (CompileCounter, JsonLines, PhaseTimer, SlowSteps, counted_over_restarts,
@@ -202,12 +203,25 @@ class Trainer:
           Stopped: SIGTERM or SIGINT came; the step under way was finished and everything saved.
         """
         try:
-            with stop_on_signals() as stop, progress_bar(self.config.training.steps, self.config.method, self.step,
-                                                         self.config.logging.progress) as bar:
-                self._train(stop, bar)
+            with stop_on_signals() as stop:
+                self._start_replay(stop)
+                with progress_bar(self.config.training.steps, self.config.method, self.step, self.config.logging.progress) as bar:
+                    self._train(stop, bar)
         finally:
             self._close()
         return self._summarise()
+
+    def _start_replay(self, stop: StopRequest) -> None:
+        """Sample a response to every question before the first step, where replay starts so; it counts as training."""
+        if self.step or self.config.replay.window == "none" or self.config.replay.start != "sample":
+            return
+        compiled = self.compiles.seconds
+        cost = start_run(self.config, self.workdir, self.policy, self.generator, self.state.params, self.stream.prompts,
+                         self.scorer, self.driver.prefixes.cache, lambda: bool(stop))
+        self.scorer.take_parts()  # means of a step's rewards are not to include these
+        self.totals.train_s += cost.seconds - (self.compiles.seconds - compiled)
+        self.totals.tokens += cost.tokens
+        self.totals.samples += cost.sampled
 
     def _train(self, stop: StopRequest, bar: Any) -> None:
         c = self.config
@@ -293,8 +307,8 @@ class Trainer:
             "reward": float(column("rewards").mean()), "accuracy": float(column("correct").mean()),
             "length": float(column("lengths").mean()), "truncated": float(column("truncated").mean()),
             "informative_groups": float(((rates > 0) & (rates < 1)).mean()),
-            "prefix": float(column("prefix").mean()), "age_mean": float(ages.mean()), "age_max": float(ages.max()), "groups": float(len(groups)),
-            "groups_short": float(report.short),
+            "prefix": float(column("prefix").mean()), "age_mean": float(ages.mean()), "age_max": float(ages.max()),
+            "groups": float(len(groups)), "groups_short": float(report.short),
             "generated_tokens": float(g.tokens), "generated_samples": float(g.samples), "calls": float(g.calls),
             "decode_steps": float(g.decode_steps), "slot_use": g.tokens / max(g.decode_steps * slots, 1),
             "screened": float(report.screened), "accepted": float(report.accepted), "rejected": float(report.rejected),
@@ -353,6 +367,7 @@ class Trainer:
                    "prompts": dataclasses.asdict(self.driver.tally), "verifier": self.scorer.metrics(),
                    "compilations": self.compiles.count, "compile_s": round(self.compiles.seconds, 2),
                    **self._faults(),
+                   **({"replay_start": dataclasses.asdict(cost)} if (cost := start_cost(self.workdir)) else {}),
                    "evaluations": self.evaluations, "device": jax.devices()[0].device_kind, "jax": jax.__version__,
                    "finished": time.strftime("%Y-%m-%d %H:%M:%S")}
         write_atomically(self.workdir / "summary.json", json.dumps(summary, indent=2) + "\n")

@@ -11,8 +11,9 @@ from rl_speed.simulation.difficulty import load_pass_rate_table
 
 log = logging.getLogger(__name__)
 
-# Prior of a prompt never seen: so much as one right and one wrong answer. Tuned with `experiments/simulate.py --orders`.
-PRIOR = (1.0, 1.0)
+# Beta prior of a prompt's pass rate, for screening with memory: few are in the middle. This, and the defaults in config.Data, were
+# chosen with `experiments/simulate.py --orders`.
+PRIOR = (0.5, 0.5)
 
 
 def make_stream(config: Config, prompts: Sequence[Prompt]) -> PromptStream:
@@ -48,8 +49,9 @@ def curate(prompts: Sequence[Prompt], path: str, low: float, high: float) -> tup
     table = load_pass_rate_table(path)
     absent = [p.id for p in prompts if p.id not in table]
     if absent:
-        raise ValueError(f"config.data.pass_rates: {path} has no pass rate of prompt {absent[0]!r}, nor of {len(absent) - 1} others of "
-                         f"{len(prompts)}. Measure them (experiments/pass_rates.py --split=train), or set them to null to drop them")
+        raise ValueError(f"config.data.pass_rates: {path} has no pass rate of prompt {absent[0]!r}; {len(absent)} of "
+                         f"{len(prompts)} prompts have none. Measure them (experiments/pass_rates.py --split=train), or set them to "
+                         "null to drop them")
     measured = [p for p in prompts if table[p.id] is not None]
     kept = [p for p in measured if low <= table[p.id] <= high]
     if not kept:

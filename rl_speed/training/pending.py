@@ -23,6 +23,7 @@ class Flight:
     budget: int
     want: int
     estimate: float = float("nan")  # of the pass rate, before the visit
+    finished: int = 0  # decode step of its latest call at which its last sample ended
     cached: CachedResponse | None = None  # that its samples start inside of; the one its visit began with
 
     @property

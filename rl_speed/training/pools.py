@@ -1,7 +1,7 @@
 """Which samples of complete groups are trained on, and advantages where whole pools say them (Reinforce-Ada).
 
-A sampling rule may draw more than is trained on: `Sequential` fills a pool of up to m x rounds samples for each prompt, of which `n`
-are kept, both classes as evenly as they come. What the kept ones are worth is said by the statistics of the whole pool.
+A sampling rule may draw more than is trained on: `Sequential` fills a pool of up to m x rounds samples for each prompt, of which
+`n` are kept, both classes as evenly as they come. What the kept ones are worth is said by the statistics of the whole pool.
 """
 
 import dataclasses
@@ -42,8 +42,8 @@ class PoolConfig:
     downsample_correction: str = "none"
 
 
-def choose(config: PoolConfig, rewards: Array, correct: Array, group_ids: Array, index: Array, visits: Array, estimates: Array | None,
-           key: Array) -> tuple[Array, Array | None]:
+def choose(config: PoolConfig, rewards: Array, correct: Array, group_ids: Array, index: Array, visits: Array,
+           estimates: Array | None, key: Array) -> tuple[Array, Array | None]:
     """(kept bool[R], advantages f32[R] of the kept rows, 0 elsewhere, or None where the pool does not say them). Jittable.
 
     Args:
@@ -85,9 +85,10 @@ class PoolSelector:
         ids = np.full(self._rows, -1, np.int32)
         ids[:sum(sizes)] = np.repeat(np.arange(len(groups)), sizes)
         per_group = lambda values, dtype: np.pad(np.asarray(values, dtype), (0, self._groups - len(groups)), constant_values=1)
+        visits, estimates = [g.prompt.visit for g in groups], [g.estimates[0] for g in groups]
         kept, advantages = jax.device_get(self._choose(
             column("rewards", np.float32), column("correct", bool), ids, column("sample_index", np.int32),
-            per_group([g.prompt.visit for g in groups], np.int32), per_group([g.estimates[0] for g in groups], np.float32), self._key))
+            per_group(visits, np.int32), per_group(estimates, np.float32), self._key))
         ends = np.cumsum(sizes)
         chosen = [g.take(np.flatnonzero(kept[end - size:end])) for g, size, end in zip(groups, sizes, ends)]
         return chosen, None if advantages is None else advantages[kept]

@@ -22,6 +22,7 @@ class Tally:
     rejected_tokens: int = 0
     expired: int = 0  # complete, but too old before a training step came
     lapsed: int = 0  # accepted, but too old before it was continued
+    cancelled_tokens: int = 0  # drawn for prompts that went back because others had filled the batch before they completed
 
 
 @dataclasses.dataclass

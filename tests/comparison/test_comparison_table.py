@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rl_speed.comparison import plots, table
+from rl_speed.comparison import budgets, plots, table
 from rl_speed.comparison.runs import Run, Variant
 from rl_speed.presets import embedded
 from rl_speed.theory import expected_speedup
@@ -82,3 +82,18 @@ def test_variants_change_fields_and_name_what_does_not_exist():
             Variant(spec).apply(embedded())
     with pytest.raises(ValueError, match="unknown method 'sped'.*rloo"):
         Variant("sped").apply(embedded())
+
+
+def test_equal_budgets_are_those_that_every_run_reached(runs, tmp_path):
+    limits, rows = budgets.at_budgets(runs)
+    # All generate 40,000 tokens; the cheaper steps end after 220 s, when the dearer are between the evaluations of steps 28 and 32.
+    assert limits == {"tokens": 40000, "train_s": 220}
+    assert [row["method"] for row in rows] == ["speed_rloo", "rloo"]
+    assert rows[0]["train_s"]["values"] == pytest.approx([0.86 + (0.9 - 0.86) * (220 - 200) / (280 - 200)] * 2)
+    assert rows[0]["tokens"]["values"] == pytest.approx([0.9, 0.9])
+    assert rows[1]["tokens"]["mean"] == pytest.approx((0.7 + 0.5) / 2)
+    limits, early = budgets.at_budgets(runs, {"tokens": 4000, "train_s": 300})
+    assert early[0]["tokens"]["values"] == pytest.approx([0.38, 0.38])
+    assert {row["method"]: row["train_s"]["mean"] for row in early}["rloo"] is None
+    assert "| rloo | 0.600 (0.500 to 0.700) |" in budgets.markdown(*budgets.at_budgets(runs))
+    assert budgets.plot_budgets(limits, rows, 0.3, tmp_path / "budgets.png").stat().st_size > 5000

@@ -199,7 +199,7 @@ def test_no_prompt_is_unseen_for_longer_than_the_bound(size, max_unseen, explore
         longest = max(longest, gaps(visits, stream.state_dict()["serial"]))
     assert longest <= max_unseen * size
     if size > 1 and max_unseen == 4 and explore == 0:
-        assert longest > (max_unseen - 1.5) * size  # hopeless prompts are indeed left alone until then
+        assert longest > (max_unseen - 0.3) * size  # hopeless prompts are indeed left alone until then
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -301,12 +301,12 @@ def test_the_default_is_todays_shuffle():
 
 def test_tables_that_cannot_be_used(tmp_path):
     path, data = tmp_path / "rates.json", [make(i) for i in range(3)]
-    for content, message in (('{"p0": 0.5}', r"rates.json has no pass rate of prompt 'p1', nor of 1 others of 3"),
+    for content, message in (('{"p0": 0.5}', r"rates.json has no pass rate of prompt 'p1'; 2 of 3 prompts have none"),
                              ('{"rates": [0.5]}', "it has pass rates but no prompt ids"),
                              ('{"ids": ["p0"], "rates": [0.5, 1]}', "'ids' must be a list as long as 'rates', 2"),
                              ('{"ids": ["p0", "p0"], "rates": [0.5, 1]}', "prompt 'p0' is there twice"),
                              ('{"p0": 2}', r"must lie in \[0, 1\]"),
-                             ('{"p0": 0.1, "p1": 0.9, "p2": null}', r"of 2 prompts with a pass rate in .* none lies in \[0.4, 0.6\]")):
+                             ('{"p0": 0.1, "p1": 0.9, "p2": null}', r"of 2 prompts with .* none lies in \[0.4, 0.6\]")):
         path.write_text(content)
         with pytest.raises(ValueError, match=message):
             curate(data, str(path), 0.4, 0.6)

@@ -46,7 +46,7 @@ def advantages_by_hand(group, config):
         rows = kept_by_hand(group, config.rule.n) if config.rule.name == "sequential" else range(len(group))
         value = [float(group.rewards[r]) - float(group.rewards.mean()) for r in rows]
     at = float(group.estimates[0]) if o.weight_from == "estimate" else p
-    weight = {"none": lambda: 1.0, "inv_p": lambda: 1 / at if at else 0.0, "inv_sqrt_p": lambda: at**-0.5 if at else 0.0}[o.weight]()
+    weight = {"none": lambda: 1.0, "inv_p": lambda: 1 / at, "inv_sqrt_p": lambda: at**-0.5}[o.weight]() if at else 0.0
     return [weight * v for v in value]
 
 
@@ -155,8 +155,8 @@ def test_resume_is_exact(method, where, tmp_path):
 def test_an_only_sample_is_measured_against_history():
     config = small("ada_est_ema")
     prompt = host_parts(config)[2].take(1)[0]
-    one = Group(prompt=prompt, tokens=np.ones((1, 2)), lengths=[2], logprobs=np.zeros((1, 2)), rewards=[1.0], versions=[0], phases=[0],
-                sample_index=[0], truncated=[False], estimates=[0.25])
+    one = Group(prompt=prompt, tokens=np.ones((1, 2)), lengths=[2], logprobs=np.zeros((1, 2)), rewards=[1.0], versions=[0],
+                phases=[0], sample_index=[0], truncated=[False], estimates=[0.25])
     assert build.build_selector(config)([one])[1] == pytest.approx([(1 - 0.25) / 0.5])
     config.objective.singleton = "zero"
     assert build.build_selector(config)([one])[1].tolist() == [0]

@@ -1,5 +1,7 @@
 """The host driver: every prompt accounted for, groups as the paper's Algorithm 1 defines them, buffers and limits kept."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -247,3 +249,39 @@ def test_no_prefetch_across_an_age_of_zero():
     for step in range(8):
         groups, _ = driver.next_groups(None, step)
         assert len(groups) == 4 and all((g.versions == step).all() for g in groups)
+
+
+def test_completion_order_takes_what_ends_first_and_gives_the_rest_back():
+    """Against plain Python: of each call, accepted prompts in order of their last sample's end, until the batch is full."""
+    rule = Band(6, 0.2, 0.8)
+    driver, generator = make(rule, screening="fixed", accept="completion", buffer_groups=64)
+    ends = lambda visit: np.random.default_rng([visit, 11]).integers(1, 50, 6)
+    dispatch = generator.dispatch
+
+    def timed(params, work):
+        drawn, stats = dispatch(params, work).result()
+        return FinishedDraw([dataclasses.replace(d, end_step=ends(w.prompt.visit)) for w, d in zip(work, drawn)], stats)
+
+    driver._generate = timed
+    waiting, serial, cancelled_tokens = [], 0, 0
+    for step in range(12):
+        groups, report = driver.next_groups(None, step)
+        expected, judged = [], 0
+        while len(expected) < 4:
+            call = waiting[:16] + list(range(serial, serial + 16 - len(waiting[:16])))
+            serial, waiting = max(serial, call[-1] + 1), waiting[16:]
+            for visit in sorted(call, key=lambda v: ends(v).max()):
+                if len(expected) == 4:
+                    waiting.append(visit)
+                    cancelled_tokens += 6
+                    continue
+                judged += 1
+                if 0.2 <= np.mean([outcome(visit, i) for i in range(6)]) <= 0.8:
+                    expected.append(visit)
+            waiting.sort()
+        assert [g.prompt.visit for g in groups] == expected
+        assert report.screened == judged == len(report.pass_rates)
+        t = driver.tally
+        assert t.screened == t.rejected + t.completed and held(driver) == 0 and not driver.buffer.metrics(step)["buffer/size"]
+        assert t.cancelled_tokens == cancelled_tokens > 0
+    assert [prompt.visit for prompt in driver.stream.take(len(waiting))] == waiting

@@ -77,8 +77,9 @@ def test_trainer_gives_suffixes_the_same_log_probs(drawn):
 
 def groups_of(prompts, again):
     rng = np.random.default_rng(0)
-    return [Group(prompt=p, tokens=d.tokens, lengths=d.lengths, logprobs=d.logprobs, rewards=rng.integers(0, 2, 8), versions=np.zeros(8),
-                  phases=np.zeros(8), sample_index=np.arange(8), truncated=d.truncated, prefix=d.prefix) for p, d in zip(prompts, again)]
+    return [Group(prompt=p, tokens=d.tokens, lengths=d.lengths, logprobs=d.logprobs, rewards=rng.integers(0, 2, 8),
+                  versions=np.zeros(8), phases=np.zeros(8), sample_index=np.arange(8), truncated=d.truncated, prefix=d.prefix)
+            for p, d in zip(prompts, again)]
 
 
 def test_masked_prefix_contributes_exactly_nothing(drawn):
