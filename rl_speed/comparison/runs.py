@@ -53,12 +53,13 @@ class Variant:
 
 @dataclasses.dataclass
 class Run:
-    """A finished run: its summary (with the held-out curve) and its metrics, a dict a step."""
+    """A finished run: its summary (with the held-out curve), its metrics, a dict a step, and the configuration it ran with."""
 
     variant: Variant
     seed: int
     summary: dict[str, Any]
     records: list[dict[str, Any]]
+    config: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def curve(self, x: str) -> tuple[np.ndarray, np.ndarray]:
         """(x, held-out accuracy) with x one of "train_s", "tokens", "optimizer_steps", "samples", "step"."""
@@ -80,14 +81,16 @@ class Run:
 
 def load_run(variant: Variant, seed: int, folder: Path) -> Run:
     """Read a finished run's workdir."""
-    return Run(variant, seed, json.loads((folder / "summary.json").read_text()), read_lines(folder / "metrics.jsonl"))
+    read = lambda name: json.loads((folder / name).read_text())
+    return Run(variant, seed, read("summary.json"), read_lines(folder / "metrics.jsonl"), read("config.json"))
 
 
 def run_all(make_config: Callable[[], Config], variants: Sequence[Variant], seeds: Sequence[int], workdir: Path,
-            say: Callable[[str], None] = print) -> list[Run]:
+            say: Callable[[str], None] = print, prepare: Callable[[Config], None] = lambda config: None) -> list[Run]:
     """Run every variant with every seed, seed by seed so that a machine that slows down slows all methods alike.
 
-    Finished runs in the workdir are taken as they are, interrupted ones are resumed.
+    Finished runs in the workdir are taken as they are, interrupted ones are resumed. `prepare` is given each configuration, its
+    seed set, just before it runs, and may change it.
     """
     # Every configuration is checked before the first of them runs.
     for variant in variants:
@@ -103,6 +106,7 @@ def run_all(make_config: Callable[[], Config], variants: Sequence[Variant], seed
                 config = variant.apply(make_config())
                 config.seed = seed
                 config.logging.export = False
+                prepare(config)
                 Trainer(config, folder).run()
             done.append(load_run(variant, seed, folder))
     return done

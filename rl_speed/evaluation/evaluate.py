@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from rl_speed.data.prompts import Prompt
+from rl_speed.evaluation.pass_at_k import pass_at_k
 from rl_speed.sampling.generate import Drawn, GenerationStats, Generator, Work
 
 
@@ -16,7 +17,8 @@ class Evaluation:
 
     Attributes:
       correct: i64[P], right responses out of `samples` each. lengths: f64[P], mean response length in tokens.
-      truncated: f64[P], share of responses that hit the limit. classes: each prompt's class, "" where it has none.
+      truncated: f64[P], share of responses that hit the limit. entropy: f64[P], mean of -log-prob over a response's tokens, in
+        nats, an estimate of the policy's entropy a token. classes: each prompt's class, "" where it has none.
       stats: what generating them cost.
     """
 
@@ -24,6 +26,7 @@ class Evaluation:
     correct: np.ndarray
     lengths: np.ndarray
     truncated: np.ndarray
+    entropy: np.ndarray
     classes: tuple[str, ...]
     stats: GenerationStats
 
@@ -39,12 +42,15 @@ class Evaluation:
         return float(np.sqrt((p * (1 - p)).sum() / max(self.samples - 1, 1)) / len(p))
 
     def metrics(self) -> dict[str, float]:
-        """Scalars to log; accuracy by class where prompts have classes."""
+        """Scalars to log; accuracy and entropy by class where prompts have classes; pass@k for k = 2, 4, 8, ... up to `samples`."""
         out = {"eval/accuracy": self.accuracy, "eval/length": float(self.lengths.mean()),
-               "eval/truncated": float(self.truncated.mean())}
+               "eval/truncated": float(self.truncated.mean()), "eval/entropy": float(self.entropy.mean())}
+        for k in (2**i for i in range(1, self.samples.bit_length())):
+            out[f"eval/pass_at_{k}"] = float(pass_at_k(self.correct, self.samples, k).mean())
         for name in sorted(set(self.classes) - {""}):
             rows = np.array([c == name for c in self.classes])
             out[f"eval/accuracy_{name}"] = float(self.correct[rows].mean() / self.samples)
+            out[f"eval/entropy_{name}"] = float(self.entropy[rows].mean())
         return out
 
 
@@ -69,9 +75,10 @@ def evaluate(generator: Generator, params: Any, prompts: Sequence[Prompt], sampl
         flat = Drawn(*(np.concatenate([getattr(d, f.name) for d in drawn]) for f in dataclasses.fields(Drawn)))
         right = np.asarray(correct([p for p in part for _ in range(samples)], flat), np.float64).reshape(-1, samples)
         by_prompt = lambda x: np.asarray(x, np.float64).reshape(-1, samples)
-        per_prompt.append(np.stack([right.sum(1), by_prompt(flat.lengths).mean(1), by_prompt(flat.truncated).mean(1)]))
+        surprise = -flat.logprobs.sum(1, dtype=np.float64) / np.maximum(flat.lengths, 1)
+        per_prompt.append(np.stack([right.sum(1), *(by_prompt(x).mean(1) for x in (flat.lengths, flat.truncated, surprise))]))
         if progress is not None:
             progress(len(part))
     table = np.concatenate(per_prompt, axis=1)
-    return Evaluation(samples=samples, correct=table[0].astype(np.int64), lengths=table[1], truncated=table[2],
+    return Evaluation(samples=samples, correct=table[0].astype(np.int64), lengths=table[1], truncated=table[2], entropy=table[3],
                       classes=tuple(str(p.meta.get("class", "")) for p in prompts), stats=stats)
