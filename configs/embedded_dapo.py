@@ -3,9 +3,9 @@
 Launch:  python experiments/train.py --config=configs/embedded_dapo.py --workdir=runs/dapo
 """
 
-from rl_speed import methods, presets
+from rl_speed import presets
 from rl_speed.config import Config
 
 
 def get_config() -> Config:
-    return methods.apply(presets.embedded(), "dapo")
+    return presets.embedded("dapo")
