@@ -96,12 +96,13 @@ def language_model(path: str, train: str, max_prompt: int, max_new: int, devices
     config.data.instruction = "\nPlease reason step by step, and put your final answer within \\boxed{}."
     config.data.max_prompt_length = max_prompt
     config.sampler.max_new = max_new
-    config.sampler.slots = 256 * max(1, devices // 2)
+    config.sampler.slots = max(128, 64 * devices)
     config.sampler.prefill_chunk = 16
     config.reward.verifier = "math"
     config.reward.workers = 16
     config.optimizer.learning_rate = 1e-6
     config.training.length_multiple = 512
+    config.training.micro_batch = max(8, devices)
     config.evaluation.samples = 1
     config.checkpoints.every = 50
     return config
@@ -117,7 +118,6 @@ def speed(path: str, variant: str = "", devices: int = 1) -> Config:
     config.driver.screening, config.driver.screen_prompts = "fixed", 64
     config.optimizer.warmup_steps, config.optimizer.weight_decay = 10, 0.1
     config.sampler.temperature = 1.0
-    config.training.micro_batch = 8  # ours
     config.training.steps = 500  # ours
     return config
 
@@ -147,23 +147,23 @@ def band(path: str, variant: str = "", devices: int = 4) -> Config:
     # C_max, the most prompts in flight, is ours. What is left over when a batch is full is dropped, as the paper cancels it.
     config.driver.screen_prompts, config.driver.max_age = 64, 0
     config.evaluation.temperature, config.evaluation.top_p = 0.6, 0.95
-    config.training.micro_batch = 8  # ours
     return config
 
 
 def ada(path: str, variant: str = "", devices: int = 1) -> Config:
     """Xiong et al., Reinforce-Ada, as released, or with the paper's entropy bonus. `variant`: see `choose`, ADA."""
     method, entropy = choose(variant, ADA)
-    config = language_model(path, "deepscaler", max_prompt=1024, max_new=2048, devices=devices)
+    config = language_model(path, "deepscaler", max_prompt=512, max_new=2048, devices=devices)
     config.rule.n = 4
     methods.apply(config, method)  # 4 rounds of 8, of which 4 are kept; budgets are 8 samples on average (ours)
-    config.driver.groups = config.driver.screen_prompts = config.driver.buffer_groups = 512
+    config.driver.groups = config.driver.buffer_groups = 512
+    # Ours: a batch is gathered in several calls, so that its prompts' KV fits; budgets are shared out among those of one call.
+    config.driver.screen_prompts = 512 if config.rule.name == "allocated" else 128
     config.objective.clip_low, config.objective.clip_high = 0.2, 0.28
     if entropy == "paper":
         config.objective.entropy_coef = 1e-4
     config.sampler.temperature = 1.0
     config.training.steps = 600
-    config.training.micro_batch = 8  # ours
     config.evaluation.samples = 32
     config.evaluation.every = 100  # ours
     return config
@@ -179,7 +179,7 @@ def rpo(path: str, variant: str = "", devices: int = 1) -> Config:
     config.rule.n = 6
     methods.apply(config, method)
     config.driver.groups = 96  # 576 samples
-    config.driver.screen_prompts = config.driver.buffer_groups = 192  # ours: twice the batch
+    config.driver.screen_prompts, config.driver.buffer_groups = 96, 192  # ours
     if config.replay.window != "none":
         config.replay.window, config.replay.length = ("fixed", int(window)) if window.isdigit() else (window, config.replay.length)
     elif window != RPO[1][0]:
@@ -188,5 +188,4 @@ def rpo(path: str, variant: str = "", devices: int = 1) -> Config:
         config.reward.length_alpha, config.reward.length_low, config.reward.length_high = 0.01, 0.5, 1.0
     config.sampler.temperature = config.evaluation.temperature = 0.7
     config.training.steps = 292  # 4 epochs of 7,000 questions
-    config.training.micro_batch = 8  # ours
     return config
