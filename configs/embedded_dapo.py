@@ -1,6 +1,7 @@
 """DAPO on the embedded task.
 
 Launch:  python experiments/train.py --config=configs/embedded_dapo.py --workdir=runs/dapo
+Expect:  see README.md, "Results".
 """
 
 from rl_speed import presets

@@ -1,6 +1,7 @@
 """RLOO on the embedded task.
 
 Launch:  python experiments/train.py --config=configs/embedded_rloo.py --workdir=runs/rloo
+Expect:  see README.md, "Results".
 """
 
 from rl_speed import presets

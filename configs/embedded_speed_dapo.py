@@ -1,6 +1,7 @@
 """SPEED-DAPO on the embedded task.
 
 Launch:  python experiments/train.py --config=configs/embedded_speed_dapo.py --workdir=runs/speed_dapo
+Expect:  see README.md, "Results".
 """
 
 from rl_speed import presets

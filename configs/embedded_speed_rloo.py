@@ -1,6 +1,7 @@
 """SPEED-RLOO on the embedded task.
 
 Launch:  python experiments/train.py --config=configs/embedded_speed_rloo.py --workdir=runs/speed_rloo
+Expect:  see README.md, "Results".
 """
 
 from rl_speed import presets

@@ -17,4 +17,4 @@ VARIANTS = presets.RPO
 
 
 def get_config(variant: str = "") -> Config:
-    return presets.rpo("DeepSeek-R1-Distill-Qwen-1.5B", variant, devices=1)
+    return presets.rpo("DeepSeek-R1-Distill-Qwen-1.5B", variant, devices=2)

@@ -15,4 +15,4 @@ VARIANTS = presets.RPO
 
 
 def get_config(variant: str = "") -> Config:
-    return presets.rpo("DeepSeek-R1-Distill-Qwen-7B", variant, devices=16)
+    return presets.rpo("DeepSeek-R1-Distill-Qwen-7B", variant, devices=8)

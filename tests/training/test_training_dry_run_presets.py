@@ -27,7 +27,8 @@ def directory(real_data, tmp_path_factory):
         (folder / "config.json").write_text(json.dumps(values | changes))
         for file in ("vocab.json", "merges.txt"):
             shutil.copy(real_data / "tokenizer" / "qwen2.5" / file, folder)
-        shutil.copy(real_data / "tokenizer" / "qwen2.5" / "tokenizer_config.qwen2.5-math-base.json", folder / "tokenizer_config.json")
+        shutil.copy(real_data / "tokenizer" / "qwen2.5" / "tokenizer_config.qwen2.5-math-base.json",
+                    folder / "tokenizer_config.json")
         return str(folder)
 
     return make
@@ -77,6 +78,6 @@ def test_command_plans_the_papers_run(repo, directory, preset, model, limit):
     assert f"{MODELS[model][0]:,} parameters" in done.stdout
     totals = [float(line.split()[1]) for line in done.stdout.splitlines() if "GiB per device, compiled in" in line]
     assert len(totals) == 2 and all(10 < total < limit for total in totals)
-    for part in ("samples a step        384", "tokens a step         1,572,864", "generation: ", "update: ", "optimizer", "gradients",
-                 "KV of prompts", "activations, workspace"):
+    for part in ("samples a step        384", "tokens a step         1,572,864", "generation: ", "update: ", "optimizer",
+                 "gradients", "KV of prompts", "activations, workspace"):
         assert part in done.stdout

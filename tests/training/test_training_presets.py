@@ -6,6 +6,7 @@ import json
 import pathlib
 import shutil
 
+import jax
 import pytest
 
 from rl_speed import presets
@@ -60,7 +61,7 @@ def shrink(config: Config, folder: pathlib.Path) -> Config:
     c.replay.length = min(c.replay.length, 4)
     c.driver.groups, c.driver.screen_prompts, c.driver.buffer_groups = 32 // rule.n, 24, 24
     c.objective.reference_every = min(c.objective.reference_every, 2)
-    c.training.micro_batch, c.training.length_multiple, c.training.steps = 16, 0, 3
+    c.training.micro_batch, c.training.length_multiple, c.training.steps = 0, 0, 3
     c.checkpoints.every, c.evaluation.every = 2, 0
     c.logging.rollouts, c.logging.progress, c.logging.export = 0, False, False
     return c
@@ -99,11 +100,21 @@ def runs():
     return {same[0]: same for same in found.values()}
 
 
+@pytest.fixture(scope="module", autouse=True)
+def quick_compiles():
+    """Programs run for a few milliseconds here: compiling them is all that costs."""
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)
+
+
 def untimed(record):
     return {k: v for k, v in record.items() if not k.startswith(("time/", "process/")) and not k.endswith("train_s")}
 
 
-@pytest.mark.parametrize("preset", runs())
+# Files as they stand are part of every run of the tests; their variants cost as much again.
+@pytest.mark.parametrize("preset", [pytest.param(name, marks=[pytest.mark.slow] * (":" in name)) for name in runs()])
 def test_three_steps_a_checkpoint_and_the_third_again(preset, folder, tmp_path):
     name, _, variant = preset.partition(":")
     Trainer(shrink(make(name, variant), folder), tmp_path).run()
