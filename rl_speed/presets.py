@@ -180,6 +180,7 @@ def rpo(path: str, variant: str = "", devices: int = 1) -> Config:
     methods.apply(config, method)
     config.driver.groups = 96  # 576 samples
     config.driver.screen_prompts, config.driver.buffer_groups = 96, 192  # ours
+    config.sampler.slots = max(128, 32 * devices)  # contexts are a prompt and a replayed response, and take the room of the others
     if config.replay.window != "none":
         config.replay.window, config.replay.length = ("fixed", int(window)) if window.isdigit() else (window, config.replay.length)
     elif window != RPO[1][0]:
