@@ -3,9 +3,9 @@
 Launch:  python experiments/train.py --config=configs/embedded_band_grpo.py --workdir=runs/band_grpo
 """
 
-from rl_speed import methods, presets
+from rl_speed import presets
 from rl_speed.config import Config
 
 
 def get_config() -> Config:
-    return methods.apply(presets.embedded(), "band_grpo")
+    return presets.embedded("band_grpo")

@@ -1,11 +1,12 @@
 """RLOO on the embedded task.
 
 Launch:  python experiments/train.py --config=configs/embedded_rloo.py --workdir=runs/rloo
+Expect:  see README.md, "Results".
 """
 
-from rl_speed import methods, presets
+from rl_speed import presets
 from rl_speed.config import Config
 
 
 def get_config() -> Config:
-    return methods.apply(presets.embedded(), "rloo")
+    return presets.embedded("rloo")

@@ -1,11 +1,12 @@
 """SPEED-RLOO on the embedded task.
 
 Launch:  python experiments/train.py --config=configs/embedded_speed_rloo.py --workdir=runs/speed_rloo
+Expect:  see README.md, "Results".
 """
 
-from rl_speed import methods, presets
+from rl_speed import presets
 from rl_speed.config import Config
 
 
 def get_config() -> Config:
-    return methods.apply(presets.embedded(), "speed_rloo")
+    return presets.embedded("speed_rloo")

@@ -4,7 +4,7 @@ import importlib.util
 
 import pytest
 
-from rl_speed import methods
+from rl_speed import methods, presets
 from rl_speed.comparison.runs import Variant
 from rl_speed.config import Config
 from rl_speed.mesh import make_mesh
@@ -53,14 +53,53 @@ def test_every_method_is_valid():
 
 
 def test_every_config_file_is_valid(repo):
-    files = sorted((repo / "configs").glob("*.py"))
-    assert len(files) >= 6
+    """With every word that it may be asked for; the docstring says how it is launched, and knows the words."""
+    files, made = sorted((repo / "configs").glob("*.py")), set()
     for path in files:
         spec = importlib.util.spec_from_file_location(path.stem, path)
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-        module.get_config().validate()
+        made.add((path.stem, module.get_config().validate().method))
         assert f"configs/{path.name}" in module.__doc__, f"{path.name} does not say how it is launched"
+        for variant in filter(None, presets.variants(getattr(module, "VARIANTS", ()))):
+            module.get_config(variant).validate()
+            assert variant in module.__doc__ or "Variants: those of" in module.__doc__, f"{path.name} does not mention {variant}"
+    assert {("embedded_" + method, method) for method in methods.METHODS} <= made
+
+
+def test_variants_of_a_preset_are_words_of_their_own():
+    words = (("a", "b"), ("c", "d", "e"))
+    assert presets.choose("", words) == ["a", "c"] and presets.choose("e,b", words) == ["b", "e"]
+    assert list(presets.variants(words)) == ["", "b", "d", "e"]
+    with pytest.raises(ValueError, match="no variant 'speed_dap'; nearest: speed_dapo"):
+        presets.speed("model", "speed_dap")
+    with pytest.raises(ValueError, match="is 'd' or 'e', not both"):
+        presets.choose("d,e", words)
+    with pytest.raises(ValueError, match="'grpo' replays nothing, and has no window '300'"):
+        presets.rpo("model", "300,grpo")
+
+
+def test_papers_scale_as_the_papers_have_it():
+    """Numbers of methods.md, written down once more: batch, samples, lengths, steps, and what makes each variant."""
+    speed, dapo = presets.speed("m"), presets.speed("m", "deepscaler,speed_dapo")
+    assert (speed.driver.groups, speed.driver.screening, speed.driver.screen_prompts) == (16, "fixed", 64)
+    assert (speed.rule.n, speed.rule.n_init, speed.rule.low, speed.rule.high) == (24, 8, 0.0, 1.0)
+    assert (speed.data.max_prompt_length, speed.sampler.max_new, speed.sampler.temperature) == (1024, 3072, 1.0)
+    assert (speed.optimizer.learning_rate, speed.optimizer.warmup_steps, speed.optimizer.weight_decay) == (1e-6, 10, 0.1)
+    assert (dapo.objective.clip_low, dapo.objective.clip_high, "deepscaler" in dapo.data.train) == (0.2, 0.28, True)
+    band = presets.band("m", "30-70")
+    assert (band.driver.groups, band.rule.n, band.training.steps, band.data.order) == (16, 16, 256, "visits")
+    assert (band.rule.low, band.rule.high, band.rule.inclusive, band.evaluation.temperature) == (0.3, 0.7, True, 0.6)
+    assert band.reward.format_weight == band.reward.language_weight == 1 and band.objective.reference_every > 0
+    assert not presets.band("m", "0-100").rule.inclusive and presets.band("m", "plain").rule.name == "uniform"
+    ada = presets.ada("m", "ada_seq_pos")
+    assert (ada.driver.groups, ada.rule.n, ada.rule.m, ada.rule.rounds, ada.sampler.max_new) == (512, 4, 8, 4, 2048)
+    assert (ada.rule.k_pos, ada.rule.k_neg, ada.objective.entropy_coef, ada.training.steps) == (1, 0, 0.0, 600)
+    assert presets.ada("m", "paper").objective.entropy_coef == 1e-4 and presets.ada("m", "grpo").driver.groups == 512
+    rpo = presets.rpo("m", "800,length_aware")
+    assert (rpo.driver.groups * rpo.rule.n, rpo.rule.n, rpo.sampler.temperature, rpo.sampler.max_new) == (576, 6, 0.7, 4096)
+    assert (rpo.replay.window, rpo.replay.length, rpo.replay.eps, rpo.reward.length_alpha) == ("fixed", 800, 0.1, 0.01)
+    assert round(rpo.training.steps * rpo.driver.groups / 7000, 2) == 4.0
 
 
 def test_variants_change_fields_and_name_mistakes():

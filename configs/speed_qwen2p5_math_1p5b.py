@@ -1,0 +1,22 @@
+"""SPEED-RL's settings for Qwen2.5-Math-1.5B (Zhang et al., arXiv 2506.09016, section 5).
+
+Launch:  python experiments/train.py --config=configs/speed_qwen2p5_math_1p5b.py --workdir=runs/speed
+             --config.model.path=DIRECTORY
+         python experiments/train.py --config=configs/speed_qwen2p5_math_1p5b.py:speed_dapo,deepscaler ...
+Expect:  not run at this scale yet. --dry_run, on CPU devices, counts 40.5 GiB for generation and 64.1 GiB for the update on
+         its one device.
+
+Variants, two words with a comma between: speed_rloo (the first is meant if none is named), rloo, speed_dapo, dapo; and the
+training set, numina (integer answers), dapo17k, deepscaler. The paper's other N_init: --config.rule.n_init=4 and 6. It screens
+64 prompts a call whatever is needed; --config.driver.screening=missing screens what is missing. The paper holds out 1,000 prompts
+of DAPO-17k; here every row of config.data.train is trained on, so take them out of the file.
+"""
+
+from rl_speed import presets
+from rl_speed.config import Config
+
+VARIANTS = presets.SPEED
+
+
+def get_config(variant: str = "") -> Config:
+    return presets.speed("Qwen2.5-Math-1.5B", variant, devices=1)

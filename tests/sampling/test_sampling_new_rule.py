@@ -1,0 +1,105 @@
+"""WORKSPACE.md's "How to add: a rule", followed literally: the block is taken from there, and the rule runs in both drivers."""
+
+import re
+import sys
+from math import comb
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rl_speed import config as configs, methods
+from rl_speed.presets import embedded
+from rl_speed.sampling import COMPLETE, REJECTED, Counts, sample_adaptive
+from rl_speed.training.loop import Trainer
+from rl_speed.training.metrics import read_lines
+
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent / "training")]
+import toy_policy as toy  # noqa: E402
+from test_sampling_adaptive import CONFIG, KEY, all_samples, make_case, prompts_of, verify  # noqa: E402
+from test_training_driver import make, outcome  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def rule_class(repo):
+    """What the block defines; the two tables are put back afterwards."""
+    text = (repo / "WORKSPACE.md").read_text(encoding="utf-8")
+    block, = re.findall(r"### How to add: a rule\n.*?```python\n(.*?)```", text, re.S)
+    assert len(block.splitlines()) < 40
+    rules, known, names = dict(configs.RULES), dict(methods.METHODS), {"__name__": "new_rule"}
+    exec(compile(block, "WORKSPACE.md", "exec"), names)
+    added = set(configs.RULES) - set(rules), set(methods.METHODS) - set(known)
+    assert added == ({"doubt"}, {"doubt_rloo"})
+    yield names["Doubt"]
+    for table, before in ((configs.RULES, rules), (methods.METHODS, known)):
+        table.clear()
+        table.update(before)
+
+
+def inside(right, wrong, low, high):
+    """P(low < p < high) after so many right and wrong answers, as a binomial sum: P(p < x) = P(Binomial(n + 1, x) > right)."""
+    n = right + wrong + 1
+    below = lambda x: sum(comb(n, i) * x**i * (1 - x)**(n - i) for i in range(right + 1, n + 1))
+    return below(high) - below(low)
+
+
+def expected(rule, answers):
+    """(samples drawn, complete or rejected) of one prompt."""
+    for drawn in [*range(rule.m, rule.n, rule.m), rule.n]:
+        right = int(sum(answers[:drawn]))
+        if inside(right, drawn - right, rule.low, rule.high) < rule.least:
+            return drawn, REJECTED
+    return drawn, COMPLETE
+
+
+def test_verdict_is_the_posteriors(rule_class):
+    rule = rule_class(n=10, m=4, low=0.2, high=0.7, least=0.3)
+    done, right = map(np.array, zip(*[(n, k) for n in (4, 8, 10) for k in range(n + 1)]))
+    decision, _ = rule.decide(Counts(*map(jnp.asarray, (done, done, right))), rule.init(len(done)))
+    rejected = [inside(k, n - k, 0.2, 0.7) < 0.3 for n, k in zip(done.tolist(), right.tolist())]
+    assert ((decision.status == REJECTED) == np.array(rejected)).all() and 0 < sum(rejected) < len(rejected)
+    assert ((decision.status == COMPLETE) == (~np.array(rejected) & (done == 10))).all()
+    assert (decision.want == np.minimum(done + 4, 10)).all()
+
+
+def test_rule_inside_the_compiled_loop(rule_class):
+    """On a toy policy, prompt by prompt against samples drawn beforehand, with a last round that is shorter."""
+    rule, ends = rule_class(n=7, m=3, low=0.25, high=0.8, least=0.35), set()
+    for seed in range(3):
+        case = make_case(seed, 12)
+        got, counts = sample_adaptive(toy.DECODER, toy.params(), prompts_of(case), rule, verify, 0, KEY, CONFIG)
+        tokens, _, _, right = all_samples(case, rule.n)
+        for p in range(12):
+            drawn, status = expected(rule, right[p])
+            assert (int(counts.done[p]), int(got.status[p])) == (drawn, status)
+            np.testing.assert_array_equal(got.tokens[p * 7:p * 7 + drawn], tokens[p][:drawn])
+            ends.add((drawn, status))
+    assert ends == {(3, REJECTED), (6, REJECTED), (7, COMPLETE)}
+
+
+def test_rule_on_the_host(rule_class):
+    """With the fake generator of the driver's own tests: groups are those of the definition, every prompt is accounted for."""
+    rule = rule_class(n=10, m=4, low=0.2, high=0.7, least=0.3)
+    driver, _ = make(rule)
+    trained = {g.prompt.visit: g for step in range(12) for g in driver.next_groups(None, step)[0]}
+    assert len(trained) == 48
+    for visit in range(max(trained)):
+        drawn, status = expected(rule, [outcome(visit, i) for i in range(rule.n)])
+        if visit in trained:
+            assert status == COMPLETE and trained[visit].correct.tolist() == [outcome(visit, i) for i in range(drawn)]
+    t = driver.tally
+    assert t.rejected > 10 and t.screened == t.rejected + t.completed + t.lapsed + driver.in_flight
+
+
+def test_method_trains(rule_class, tmp_path):
+    config = methods.apply(embedded(), "doubt_rloo")
+    config.rule.n, config.driver.groups, config.driver.screen_prompts, config.driver.buffer_groups = 8, 4, 24, 24
+    config.sampler.slots, config.sampler.prefill_chunk, config.data.train_prompts, config.data.eval_prompts = 16, 4, 48, 4
+    config.training.micro_batch, config.training.length_multiple, config.training.steps = 16, 0, 2
+    config.evaluation.every, config.logging.progress, config.logging.export = 0, False, False
+    assert config.validate().make_rule() == rule_class(8, 4, 0.2, 0.8)
+    summary = Trainer(config, tmp_path).run()
+    records = read_lines(tmp_path / "metrics.jsonl")
+    assert [r["groups"] for r in records] == [4, 4] and all(r["skipped"] == 0 and r["grad_norm"] > 0 for r in records)
+    assert summary["prompts"]["rejected"] > 0

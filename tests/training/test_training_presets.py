@@ -1,0 +1,130 @@
+"""Every preset, shrunk, starts, takes three steps, checkpoints and resumes: the third step is the same, number by number."""
+
+import functools
+import importlib.util
+import json
+import pathlib
+import shutil
+
+import jax
+import pytest
+
+from rl_speed import presets
+from rl_speed.config import Config
+from rl_speed.data import chain
+from rl_speed.data.embedded_tokenizer import embedded_directory
+from rl_speed.training.loop import Trainer
+from rl_speed.training.metrics import read_lines
+
+CONFIGS = pathlib.Path(__file__).resolve().parents[2] / "configs"
+
+
+@functools.cache
+def load(name):
+    spec = importlib.util.spec_from_file_location(name, CONFIGS / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def all_presets():
+    """(file, variant): every file, and every word of those that come in variants."""
+    for path in sorted(CONFIGS.glob("*.py")):
+        for variant in presets.variants(getattr(load(path.stem), "VARIANTS", ())):
+            yield path.stem, variant
+
+
+def make(name, variant=""):
+    return load(name).get_config(variant) if variant else load(name).get_config()
+
+
+def shrink(config: Config, folder: pathlib.Path) -> Config:
+    """The preset at a size of seconds: a tiny policy, few and short samples of few questions.
+
+    What makes the method stays: rule, objective, replay, estimate, order, rewards, screening, optimizer. Batches have 32 rows in
+    all of them, so that they share compiled programs.
+    """
+    c = config
+    if c.data.task == "jsonl":
+        # The embedded policy is a Hugging Face directory like any other; it is right now and then, which a random one is not.
+        c.model.path, c.data.instruction = str(folder / "model"), ""
+        c.data.train, c.data.eval = str(folder / "train.jsonl"), str(folder / "eval.jsonl")
+        c.reward.verifier, c.reward.mode = "integer", "free"  # math-verify: tests/training/test_training_gsm8k.py
+        c.data.pass_rates = c.data.pass_rates and str(folder / "pass_rates.json")
+    c.model.compute_dtype, c.model.remat, c.model.head_chunk = "float32", False, 0
+    c.mesh.fsdp = c.mesh.data = c.mesh.tensor = 1
+    c.data.max_prompt_length, c.data.train_prompts, c.data.eval_prompts = 10, 48, 4
+    c.sampler.slots, c.sampler.max_new, c.sampler.prefill_chunk = 16, 16, 4
+    rule = c.rule
+    rule.n, rule.n_init = (4 if rule.name in ("sequential", "allocated") else 8), min(rule.n_init, 4)
+    rule.m, rule.rounds, rule.n_max = 4, min(rule.rounds, 2), min(rule.n_max, 8)
+    c.replay.length = min(c.replay.length, 4)
+    c.driver.groups, c.driver.screen_prompts, c.driver.buffer_groups = 32 // rule.n, 24, 24
+    c.objective.reference_every = min(c.objective.reference_every, 2)
+    c.training.micro_batch, c.training.length_multiple, c.training.steps = 0, 0, 3
+    c.checkpoints.every, c.evaluation.every = 2, 0
+    c.logging.rollouts, c.logging.progress, c.logging.export = 0, False, False
+    return c
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory):
+    """A directory of a policy with a chat template, and files of questions and pass rates."""
+    root = tmp_path_factory.mktemp("presets")
+    shutil.copytree(embedded_directory(), root / "model")
+    path = root / "model" / "tokenizer_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "chat_template": "{{ messages[0].content }}="}))
+    for split in ("train", "eval"):
+        found = chain.questions(chain.DEFAULT_SPEC, split, 0, 48)
+        rows = [{"id": f"{split}{i}", "question": q.text, "answer": chain.answer(q.text)} for i, q in enumerate(found)]
+        (root / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (root / "pass_rates.json").write_text(json.dumps({f"train{i}": i / 47 for i in range(48)}))
+    return root
+
+
+def signature(config: Config) -> str:
+    """What decides which code runs: presets that differ in a label or in the ends of a band alone are one run."""
+    values = config.to_dict()
+    values["method"] = ""
+    if config.rule.name == "band":
+        values["rule"] |= {"low": 0.0, "high": 1.0, "inclusive": True}
+    return json.dumps(values, sort_keys=True)
+
+
+@functools.cache
+def runs():
+    """{file:variant: the presets that come to the same run once they are shrunk}."""
+    found = {}
+    for name, variant in all_presets():
+        found.setdefault(signature(shrink(make(name, variant), pathlib.Path())), []).append(f"{name}:{variant}".rstrip(":"))
+    return {same[0]: same for same in found.values()}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_compiles():
+    """Programs run for a few milliseconds here: compiling them is all that costs."""
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)
+
+
+def untimed(record):
+    return {k: v for k, v in record.items() if not k.startswith(("time/", "process/")) and not k.endswith("train_s")}
+
+
+# Files as they stand are part of every run of the tests; their variants cost as much again.
+@pytest.mark.parametrize("preset", [pytest.param(name, marks=[pytest.mark.slow] * (":" in name)) for name in runs()])
+def test_three_steps_a_checkpoint_and_the_third_again(preset, folder, tmp_path):
+    name, _, variant = preset.partition(":")
+    Trainer(shrink(make(name, variant), folder), tmp_path).run()
+    made = read_lines(tmp_path / "metrics.jsonl")
+    assert [record["step"] for record in made] == [0, 1, 2]
+    assert all(record["skipped"] == 0 and record["groups"] > 0 for record in made)
+    shutil.rmtree(tmp_path / "checkpoints" / "3")
+    config = shrink(make(name, variant), folder)
+    config.checkpoints.resume = "must"
+    again = Trainer(config, tmp_path)
+    assert again.step == 2
+    again.run()
+    assert [untimed(record) for record in read_lines(tmp_path / "metrics.jsonl")] == [untimed(record) for record in made]
