@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from rl_speed.config import Config
+from rl_speed.data.chain import DEFAULT_SPEC, chain_prompts
 from rl_speed.data.loaders import DataError
-from rl_speed.data.orders import MemoryOrder, VisitOrder, easy_to_hard
+from rl_speed.data.orders import KEY, MemoryOrder, VisitOrder, easy_to_hard
 from rl_speed.data.prompts import Prompt, PromptStream
 from rl_speed.memory import BetaEma, qualifying
 from rl_speed.sampling import Band, Dynamic, Speed, Uniform
@@ -235,12 +236,13 @@ def test_thompson_sampling_is_the_rules_acceptance_at_a_posterior_draw():
     """With nothing due, explored or resting: the reference sorts by acceptance at the same draws."""
     size = 25
     stream, estimates = stream_of("memory", size, 7, 0.0, 100.0, 0.0, 0.5), BetaEma(1, 1, 0.5)
-    rng, last = np.random.default_rng(0), {i: -1 - int(k) for i, k in enumerate(np.random.default_rng([7, 0]).permutation(size))}
+    rng, shuffle = np.random.default_rng(0), np.random.default_rng([KEY, 7, 0]).permutation(size)
+    last = {i: -1 - int(k) for i, k in enumerate(shuffle)}
     for _ in range(12):
         serial = stream.state_dict()["serial"]
         taken = stream.take(5)
         by_age = sorted(range(size), key=last.get)
-        draw = np.random.default_rng([7, serial + 1])
+        draw = np.random.default_rng([KEY, 7, serial + 1])
         draw.choice(np.arange(9), draw.binomial(5, 0.0), replace=False)
         theta = draw.beta(*estimates.posterior([f"p{i}" for i in by_age]))
         chance = {i: 1 - t**4 - (1 - t)**4 for i, t in zip(by_age, theta)}
@@ -249,6 +251,16 @@ def test_thompson_sampling_is_the_rules_acceptance_at_a_posterior_draw():
         stream.observe(taken, right, total)
         estimates.update([p.id for p in taken], right, total)
         last |= {int(p.id[1:]): p.visit for p in taken}
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_the_first_pass_over_the_chain_task_is_mixed(seed):
+    """Its data are mixed by a permutation of their own: an order that starts with the same one would sort them by class."""
+    data = chain_prompts(DEFAULT_SPEC, "train", seed, 1024, lambda text: [0], lambda text: [0])
+    ids = [p.id for p in data]
+    stream = PromptStream(data, seed, order=MemoryOrder(ids, BetaEma(1, 1), qualifying(RULE), seed, 0.05, 4.0, 0.5))
+    hopeless = np.array([p.meta["class"] == "beyond" for p in stream.take(512)])
+    assert abs(hopeless.mean() - 0.43) < 4 * np.sqrt(0.43 * 0.57 / 512)
 
 
 def test_what_qualifies_is_the_rules_to_say():
