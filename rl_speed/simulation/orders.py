@@ -16,7 +16,7 @@ import numpy as np
 
 from rl_speed.data.orders import MemoryOrder
 from rl_speed.data.prompts import Prompt, PromptStream
-from rl_speed.memory import BetaEma, qualifying
+from rl_speed.memory import Acceptance, BetaEma, qualifying
 from rl_speed.sampling import Speed
 
 
@@ -38,7 +38,8 @@ class Memory:
 
     def order(self, ids: Sequence[str], rule: Speed, seed: int) -> MemoryOrder:
         """The order itself."""
-        return MemoryOrder(ids, BetaEma(*self.prior, self.decay), qualifying(rule), seed, self.explore, self.max_unseen, self.rest)
+        acceptance = Acceptance(rule, BetaEma(*self.prior, self.decay))
+        return MemoryOrder(ids, acceptance, seed, self.explore, self.max_unseen, self.rest)
 
 
 @dataclasses.dataclass(frozen=True)
