@@ -1,16 +1,17 @@
 """Does screening with memory save what the simulation says? Runs with and without it, and pass rates measured along one of them.
 
-    python experiments/compare.py --config=configs/embedded.py --methods=speed_rloo,speed_rloo@data.order=memory \
-        --seeds=0,1,2 --pass_rate_samples=0 --workdir=runs/memory
+    python experiments/compare.py --config=configs/embedded.py --seeds=0,1,2 --pass_rate_samples=0 --workdir=runs/memory \
+        --methods=speed_rloo,speed_rloo@data.order=memory,speed_rloo@data.order=memory@data.rest=0.25
     for s in 20 40 60 80 100 120; do                                     (one run, resumed; its policy after every 20 steps)
         python experiments/train.py --config=configs/embedded.py --config.evaluation.every=0 --config.training.steps=$s \
             --workdir=runs/memory_curves/run && cp -r runs/memory_curves/run/policy runs/memory_curves/policy$s; done
     for s in 0 20 40 60 80 100 120; do
         python experiments/pass_rates.py --config=configs/embedded.py --split=train --samples=32 --out=runs/memory_curves/step$s \
             --config.model.path=$([ $s = 0 ] && echo embedded || echo runs/memory_curves/policy$s); done
-    python experiments/memory.py --runs=runs/memory --curves=runs/memory_curves --out=experiments/results/memory
+    python experiments/memory.py --runs=runs/memory --curves=runs/memory_curves --out=experiments/results/memory \
+        --methods=...                                                    (those of the first command, plain screening first)
 
-The last takes seconds, the others 15 minutes on two cores. Writes table.md, table.json and memory.png to --out.
+The last takes seconds, the others 20 minutes on two cores. Writes table.md, table.json and memory.png to --out.
 """
 
 import os
@@ -24,9 +25,11 @@ _RUNS = flags.DEFINE_string("runs", None, "Workdir of experiments/compare.py.", 
 _CURVES = flags.DEFINE_string("curves", None, "Folder with stepN/pass_rates.json of the training prompts.", required=True)
 _METHODS = flags.DEFINE_list("methods", ["speed_rloo", "speed_rloo@data.order=memory"], "Of the runs; the first is plain.")
 _SEEDS = flags.DEFINE_list("seeds", ["0", "1", "2"], "Of the runs.")
-_TARGETS = flags.DEFINE_list("targets", ["0.48", "0.51", "0.53", "0.54", "0.55", "0.56"], "Held-out accuracies.")
+_TARGETS = flags.DEFINE_list("targets", ["0.48", "0.51", "0.53", "0.54", "0.55", "0.56", "0.564"], "Held-out accuracies.")
 _EVERY = flags.DEFINE_integer("every", 20, "Steps between the rows of the second table.", lower_bound=1)
 _OUT = flags.DEFINE_string("out", "experiments/results/memory", "Folder for the table and the picture.")
+
+REPEATS = range(8)  # seeds of the simulation
 
 
 def main(argv):
@@ -56,32 +59,33 @@ def write_results(workdir, curves, out):
     found = {int(p.name.removeprefix("step")): p for p in curves.glob("step*") if p.name.removeprefix("step").isdecimal()}
     if not found:
         raise ValueError(f"--curves: {curves} has no folders step0, step20, ... of experiments/pass_rates.py")
-    predicted = orders.predict(*orders.load_curves(found), configs[0].make_rule(), configs[0].driver.groups, settings, 5, seeds)
+    predicted = orders.predict(*orders.load_curves(found), configs[0].make_rule(), configs[0].driver.groups, settings, 5, REPEATS)
     steps = [int(s) for s in predicted["steps"] if s % _EVERY.value == 0]
     targets, row_of = [float(t) for t in _TARGETS.value], {int(s): i for i, s in enumerate(predicted["steps"])}
     cases = []
     for variant, config, runs, drawn in zip(variants[1:], configs[1:], others, predicted["memory"]):
         ratio = lambda x: predicted["shuffle"][x] / drawn[x]
+        rows = []
+        for step in steps:
+            both = {name: orders.screened(x, step, step - _EVERY.value) for name, x in (("plain", plain), ("memory", runs))}
+            rows.append({"step": step, **both, **{x: {"measured": orders.at_steps(plain, runs, [step], x)[0],
+                                                      "simulated": float(ratio(x)[row_of[step]])} for x in ("samples", "tokens")}})
         cases.append({"method": variant.label, "unseen": orders.longest_unseen(runs), "bound": config.data.max_unseen,
-                      "targets": orders.to_targets(plain, runs, targets),
-                      "steps": [{"step": step, **{x: {"measured": orders.at_steps(plain, runs, [step], x)[0],
-                                                      "simulated": float(ratio(x)[row_of[step]])} for x in ("samples", "tokens")}}
-                                for step in steps]})
-    final = {v.label: [float(run.curve("step")[1][-1]) for run in runs] for v, runs in zip(variants, (plain, *others))}
-    spent = {v.label: [run.records[-1]["total/tokens"] for run in runs] for v, runs in zip(variants, (plain, *others))}
+                      "targets": orders.to_targets(plain, runs, targets, predicted["steps"], ratio("tokens")), "steps": rows})
+    labels = [v.label for v in variants]
+    ends = orders.at_the_end(dict(zip(labels, (plain, *others))))
     shown = "python experiments/memory.py " + " ".join(sys.argv[1:])
     made = f"{time.strftime('%Y-%m-%d')}, {os.cpu_count()}-core CPU, embedded task, {configs[0].data.train_prompts:,} prompts, " \
            f"seeds {', '.join(_SEEDS.value)}."
     out.mkdir(parents=True, exist_ok=True)
-    text = orders.memory_markdown(cases, final, spent, shown, made)
+    text = orders.memory_markdown(cases, ends, shown, made)
     (out / "table.md").write_text(text)
-    (out / "table.json").write_text(to_json({"command": shown, "made": made, "final": final, "tokens": spent, "cases": cases}))
-    labels = [v.label for v in variants[1:]]
-    measured = {label: (range(5, steps[-1] + 1, 5), orders.at_steps(plain, runs, range(5, steps[-1] + 1, 5), "tokens"))
-                for label, runs in zip(labels, others)}
+    (out / "table.json").write_text(to_json({"command": shown, "made": made, "ends": ends, "cases": cases}))
+    every = range(5, steps[-1] + 1, 5)
+    measured = {label: (every, orders.at_steps(plain, runs, every, "tokens")) for label, runs in zip(labels[1:], others)}
     lines = {label: (predicted["steps"], predicted["shuffle"]["tokens"] / drawn["tokens"])
-             for label, drawn in zip(labels, predicted["memory"])}
-    drawn = orders.plot_memory(dict(zip([v.label for v in variants], (plain, *others))), measured, lines, out / "memory.png")
+             for label, drawn in zip(labels[1:], predicted["memory"])}
+    drawn = orders.plot_memory(dict(zip(labels, (plain, *others))), measured, lines, out / "memory.png")
     print(text)
     print("written to", out / "table.md", drawn)
 

@@ -57,12 +57,17 @@ def predict(steps: np.ndarray, rates: np.ndarray, lengths: np.ndarray, rule: Spe
     return {"steps": ends, "shuffle": drawn(None), "memory": [drawn(memory) for memory in settings]}
 
 
-def to_targets(plain: Sequence[Run], others: Sequence[Run], targets: Sequence[float]) -> list[dict[str, Any]]:
-    """For each target accuracy: tokens of every run of either (None: not reached), and the ratio plain / other of every seed."""
+def to_targets(plain: Sequence[Run], others: Sequence[Run], targets: Sequence[float], steps: np.ndarray,
+               ratio: np.ndarray) -> list[dict[str, Any]]:
+    """For each target accuracy: tokens and steps of every run of either (None: not reached), and the ratio plain / other of every
+    seed's tokens; `simulated`, what `ratio`, predicted by each of `steps`, is where plain runs reach the target (None: not all do).
+    """
     rows = []
     for target in targets:
-        a, b = ([run.reaches(target, "tokens") for run in runs] for runs in (plain, others))
-        rows.append({"target": target, "plain": a, "other": b, "ratios": [x / y for x, y in zip(a, b) if None not in (x, y)]})
+        (a, b), (i, k) = ([[run.reaches(target, x) for run in runs] for runs in (plain, others)] for x in ("tokens", "step"))
+        rows.append({"target": target, "plain": a, "other": b, "ratios": [x / y for x, y in zip(a, b) if None not in (x, y)],
+                     "plain_steps": i, "other_steps": k,
+                     "simulated": None if None in i else float(np.interp(np.mean(i), steps, ratio))})
     return rows
 
 
@@ -70,6 +75,27 @@ def at_steps(plain: Sequence[Run], others: Sequence[Run], steps: Sequence[int], 
     """For each step the ratio plain / other of every seed, of "tokens" or "samples" drawn by then."""
     drawn = lambda run, step: run.records[step - 1][f"total/{x}"]
     return [[drawn(a, step) / drawn(b, step) for a, b in zip(plain, others)] for step in steps]
+
+
+def screened(runs: Sequence[Run], step: int, since: int) -> dict[str, float]:
+    """Means over runs: epochs of visits by `step`; share accepted of the prompts screened after step `since`; samples drawn by
+    `step` over those that groups trained on consist of, which is the most that any screening could save."""
+    count = lambda run, name, first: sum(record[name] for record in run.records[first:step])
+    return {"epochs": float(np.mean([run.records[step - 1]["prompts/epoch"] for run in runs])),
+            "accepted": float(np.mean([count(r, "accepted", since) / max(count(r, "screened", since), 1) for r in runs])),
+            "most": float(np.mean([r.records[step - 1]["total/samples"] / count(r, "sequences", 0) for r in runs]))}
+
+
+def at_the_end(runs: Mapping[str, Sequence[Run]]) -> dict[str, dict[str, Any]]:
+    """By label, of every seed: accuracy and tokens at the last step that all runs made, and accuracy at as many tokens as all
+    generated."""
+    everyone = [run for members in runs.values() for run in members]
+    step, budget = (min(run.curve(x)[0][-1] for run in everyone) for x in ("step", "tokens"))
+    at = lambda run, x, where: float(np.interp(where, *run.curve(x)))
+    tokens_at = lambda run: float(np.interp(step, run.curve("step")[0], run.curve("tokens")[0]))
+    return {label: {"accuracy": [at(r, "step", step) for r in members], "tokens": [tokens_at(r) for r in members],
+                    "at_tokens": [at(r, "tokens", budget) for r in members], "step": float(step), "budget": float(budget)}
+            for label, members in runs.items()}
 
 
 def longest_unseen(runs: Sequence[Run]) -> float:
@@ -82,30 +108,48 @@ Ratios are generated tokens (or samples) of plain over those with memory: 1.5 me
 the mean over seeds, and in brackets the smallest and largest. A target counts as reached where the held-out curve first crosses it.
 The simulation runs the same stream, order and rule on the pass rates and lengths measured along a plain run (seed 0), over the same
 number of groups; it predicts ratios at equal steps. It cannot know that memory trains another policy: where a policy needs more or
-fewer steps to the same accuracy, the ratio at a target moves away from the one at its step."""
+fewer steps to the same accuracy, the ratio at a target moves away from the simulated one at plain's step, which is shown beside it.
+Accepted is the share of the prompts screened since the row above. "At most" is what screening that never errs would save of plain's
+samples: all but those of the groups trained on.
+
+Why it is not more: memory knows nothing of a prompt before its first visit, so that in the first epoch of visits, in which the
+policy learns most, it can only come back to what was accepted, after its rest. Later, when hardly a prompt is still in between,
+what it saves is the hopeless ones (which ramble to the length limit, so that tokens gain more than samples) and, as it must see
+every prompt within its bound, not all of these."""
 
 
-def memory_markdown(cases: Sequence[Mapping[str, Any]], final: Mapping[str, Sequence[float]], spent: Mapping[str, Sequence[float]],
-                    command: str, made: str) -> str:
+def memory_markdown(cases: Sequence[Mapping[str, Any]], ends: Mapping[str, Mapping[str, Any]], command: str,
+                    made: str) -> str:
     """The whole table.md of experiments/memory.py."""
     spread = lambda x, form: f"{np.mean(x):{form}} ({min(x):{form}} to {max(x):{form}})" if len(x) else "not reached"
     reached = lambda x: spread([v / 1e3 for v in x], ",.0f") if None not in x else "not by every seed"
+    number = lambda x, form: "not by every seed" if x is None else f"{x:{form}}"
     line = lambda cells: "| " + " | ".join(cells) + " |\n"
     head = lambda cells: line(cells) + line(["---"] * len(cells))
     text = f"# Screening with memory, measured and simulated\n\n`{command}`\n\n{made}\n\n{HOW}\n\n"
-    text += head(["method", "final accuracy", "generated tokens in all, thousands"])
-    for name in final:
-        text += line([name, spread(final[name], ".4f"), spread([x / 1e3 for x in spent[name]], ",.0f")])
+    one = next(iter(ends.values()))
+    text += head(["method", f"accuracy at step {one['step']:.0f}", "thousand tokens by then",
+                  f"accuracy at {one['budget'] / 1e3:,.0f} thousand tokens"])
+    for name, x in ends.items():
+        text += line([name, spread(x["accuracy"], ".4f"), reached(x["tokens"]), spread(x["at_tokens"], ".4f")])
     for case in cases:
         text += (f"\n## {case['method']}\n\nNo prompt was unseen for longer than {case['unseen']:.2f} epochs (bound "
-                 f"{case['bound']:g}).\n\n" + head(["accuracy", "thousand tokens, plain", "with memory", "ratio"]))
+                 f"{case['bound']:g}).\n\n" + head(["accuracy", "thousand tokens, plain", "with memory", "ratio", "simulated",
+                                                               "steps, plain / memory"]))
         for row in case["targets"]:
-            text += line([f"{row['target']:g}", reached(row["plain"]), reached(row["other"]), spread(row["ratios"], ".2f")])
-        text += "\n" + head(["step", "ratio of samples", "simulated", "ratio of tokens", "simulated", "simulated / measured tokens"])
+            text += line([f"{row['target']:g}", reached(row["plain"]), reached(row["other"]), spread(row["ratios"], ".2f"),
+                          number(row["simulated"], ".2f"),
+                          " / ".join(number(None if None in row[x] else np.mean(row[x]), ".0f")
+                                     for x in ("plain_steps", "other_steps"))])
+        text += "\n" + head(["step", "ratio of samples", "simulated", "ratio of tokens", "simulated", "simulated / measured",
+                             "at most", "epochs visited, plain / memory", "accepted, plain / memory"])
         for row in case["steps"]:
             cells = [cell for x in ("samples", "tokens") for cell in (spread(row[x]["measured"], ".2f"),
                                                                       f"{row[x]['simulated']:.2f}")]
-            text += line([str(row["step"]), *cells, f"{row['tokens']['simulated'] / np.mean(row['tokens']['measured']):.2f}"])
+            a, b = row["plain"], row["memory"]
+            text += line([str(row["step"]), *cells, f"{row['tokens']['simulated'] / np.mean(row['tokens']['measured']):.2f}",
+                          f"{a['most']:.2f}", *(f"{a[x]:{form}} / {b[x]:{form}}" for x, form in (("epochs", ".2f"),
+                                                                                                ("accepted", ".3f")))])
     return text
 
 

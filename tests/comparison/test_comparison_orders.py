@@ -16,23 +16,32 @@ RULE = Speed(4, 8)
 def run(spec, seed, tokens, unseen=0.0):
     """Accuracy rises by 0.1 a step, which costs `tokens`, and half as many samples."""
     evaluations = [{"step": i, "tokens": tokens * i, "eval/accuracy": 0.1 * i} for i in range(5)]
-    records = [{"total/tokens": tokens * i, "total/samples": tokens * i / 2, "prompts/unseen_max": unseen * i} for i in range(1, 5)]
+    records = [{"total/tokens": tokens * i, "total/samples": tokens * i / 2, "prompts/unseen_max": unseen * i, "accepted": i,
+                "screened": 4 * i, "sequences": 2, "prompts/epoch": tokens * i / 10} for i in range(1, 5)]
     return Run(Variant(spec), seed, {"evaluations": evaluations}, records)
 
 
 def test_ratios_are_of_runs_of_the_same_seed():
     plain, memory = [run("a", 0, 10), run("a", 1, 30)], [run("b", 0, 5, 0.5), run("b", 1, 10, 0.25)]
-    near, far = orders.to_targets(plain, memory, [0.25, 0.9])
+    near, far = orders.to_targets(plain, memory, [0.25, 0.9], np.array([2, 3]), np.array([1.4, 1.6]))
     assert near["plain"] == pytest.approx([25, 75]) and near["ratios"] == pytest.approx([2, 3])
+    assert near["simulated"] == pytest.approx(1.5) and near["other_steps"] == pytest.approx([2.5, 2.5]) and far["simulated"] is None
     assert far["plain"] == [None, None] and far["ratios"] == []
     assert orders.at_steps(plain, memory, [1, 4], "tokens") == [[2, 3], [2, 3]]
     assert orders.at_steps(plain, [run("b", 0, 40), run("b", 1, 40)], [2], "samples") == [[0.25, 0.75]]
     assert orders.longest_unseen(memory) == 2.0
+    found = orders.screened(plain, 4, 2)
+    assert found == pytest.approx({"epochs": (4 + 12) / 2, "accepted": 0.25, "most": (20 / 8 + 60 / 8) / 2})
+    ends = orders.at_the_end({"a": plain, "b": memory})
+    assert ends["a"]["tokens"] == [40, 120] and ends["b"]["tokens"] == [20, 40] and ends["a"]["budget"] == 20
+    assert ends["a"]["at_tokens"] == pytest.approx([0.2, 0.2 / 3]) and ends["b"]["at_tokens"] == pytest.approx([0.4, 0.2])
     case = {"method": "b", "unseen": 2.0, "bound": 4.0, "targets": [near, far],
-            "steps": [{"step": 4, **{x: {"measured": [2.0, 3.0], "simulated": 2.0} for x in ("samples", "tokens")}}]}
-    text = orders.memory_markdown([case], {"a": [0.4, 0.4]}, {"a": [40.0, 120.0]}, "command", "made")
-    assert "| 0.25 | 0 (0 to 0) | 0 (0 to 0) | 2.50 (2.00 to 3.00) |" in text and "| 0.9 | not by every seed |" in text
-    assert "| 4 | 2.50 (2.00 to 3.00) | 2.00 | 2.50 (2.00 to 3.00) | 2.00 | 0.80 |" in text
+            "steps": [{"step": 4, "plain": found, "memory": found, "samples": (ratio := {"measured": [2.0, 3.0], "simulated": 2.0}),
+                       "tokens": ratio}]}
+    text = orders.memory_markdown([case], ends, "command", "made")
+    assert "| 0.25 | 0 (0 to 0) | 0 (0 to 0) | 2.50 (2.00 to 3.00) | 1.50 | 2 / 2 |" in text
+    assert "| 0.9 | not by every seed |" in text
+    assert "| 4 | 2.50 (2.00 to 3.00) | 2.00 | 2.50 (2.00 to 3.00) | 2.00 | 0.80 | 5.00 | 8.00 / 8.00 | 0.250 / 0.250 |" in text
 
 
 def test_predictions_of_the_shuffle_are_the_closed_form():
@@ -60,7 +69,8 @@ def test_curves_must_be_of_the_same_prompts(tmp_path):
         (folder / "pass_rates.json").write_text(json.dumps(content))
         return folder
 
-    good = {20: write(20, ids=["a", "b"], rates=[0.5, 1], lengths=[3, 4]), 0: write(0, ids=["a", "b"], rates=[0, 1], lengths=[1, 2])}
+    good = {20: write(20, ids=["a", "b"], rates=[0.5, 1], lengths=[3, 4]),
+            0: write(0, ids=["a", "b"], rates=[0, 1], lengths=[1, 2])}
     steps, rates, lengths = orders.load_curves(good)
     assert steps.tolist() == [0, 20] and rates.tolist() == [[0, 0.5], [1, 1]] and lengths.tolist() == [[1, 3], [2, 4]]
     with pytest.raises(ValueError, match="step40/pass_rates.json is of other prompts"):
