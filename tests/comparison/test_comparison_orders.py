@@ -1,6 +1,8 @@
 """Memory against plain screening: ratios on runs whose numbers are known, predictions against closed forms."""
 
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -77,3 +79,28 @@ def test_curves_must_be_of_the_same_prompts(tmp_path):
         orders.load_curves({**good, 40: write(40, ids=["b", "a"], rates=[0, 1], lengths=[1, 2])})
     with pytest.raises(ValueError, match="step60/pass_rates.json has no lengths"):
         orders.load_curves({**good, 60: write(60, ids=["a", "b"], rates=[0, 1])})
+
+
+def test_the_command(repo, tmp_path):
+    runs, curves, out = tmp_path / "runs", tmp_path / "curves", tmp_path / "out"
+    for spec, tokens in (("speed_rloo", 10), ("speed_rloo@data.order=memory", 5)):
+        made = run(spec, 0, tokens, 0.5)
+        folder = runs / made.variant.folder / "seed0"
+        folder.mkdir(parents=True)
+        (folder / "summary.json").write_text(json.dumps(made.summary))
+        (folder / "metrics.jsonl").write_text("".join(json.dumps({"step": i, **r}) + "\n" for i, r in enumerate(made.records * 5)))
+    arguments = [sys.executable, "experiments/memory.py", f"--runs={runs}", f"--curves={curves}", f"--out={out}", "--seeds=0",
+                 "--every=10", "--targets=0.25"]
+    command = lambda: subprocess.run(arguments, cwd=repo, capture_output=True, text=True)
+    failed = command()
+    assert failed.returncode == 2 and "has no folders step0" in failed.stderr and "Traceback" not in failed.stderr
+    for step, rate in ((0, 0.4), (20, 0.6)):
+        (curves / f"step{step}").mkdir(parents=True)
+        (curves / f"step{step}" / "pass_rates.json").write_text(json.dumps(
+            {"ids": [f"p{i}" for i in range(300)], "rates": [rate, 0.0, 1.0] * 100, "lengths": [2.0, 9.0, 2.0] * 100}))
+    done = command()
+    assert done.returncode == 0, done.stderr
+    assert {path.name for path in out.iterdir()} == {"table.md", "table.json", "memory.png"}
+    (case,) = json.loads((out / "table.json").read_text())["cases"]
+    assert [row["step"] for row in case["steps"]] == [10, 20] and case["targets"][0]["ratios"] == [2.0]
+    assert case["steps"][1]["tokens"]["simulated"] > case["steps"][0]["tokens"]["simulated"] > 1.0
