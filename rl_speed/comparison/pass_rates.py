@@ -48,11 +48,12 @@ def measure(config: Config, samples: int, split: str = "eval") -> tuple[Evaluati
 
 
 def describe(result: Evaluation) -> dict[str, Any]:
-    """Numbers to save and print."""
+    """Numbers to save and print. By prompt: rates, classes, lengths (mean, in tokens)."""
     rates = result.correct / result.samples
     out = {"prompts": len(rates), "samples": result.samples, "mean": float(rates.mean()),
            "nearly_always": float((rates >= 0.9).mean()), "nearly_never": float((rates <= 0.05).mean()),
-           "never": float((rates == 0).mean()), "rates": [round(float(r), 4) for r in rates], "classes": list(result.classes)}
+           "never": float((rates == 0).mean()), "rates": [round(float(r), 4) for r in rates], "classes": list(result.classes),
+           "lengths": [round(float(x), 2) for x in result.lengths]}
     out["between"] = 1 - out["nearly_always"] - out["nearly_never"]
     return out
 

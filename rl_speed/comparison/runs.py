@@ -26,7 +26,7 @@ class Variant:
     @property
     def label(self) -> str:
         """For tables and plots: "speed_rloo n_init=6"."""
-        return " ".join([self.method, *(change.split(".")[-1] for change in self.spec.split("@")[1:])])
+        return " ".join([self.method, *(change.partition(".")[2] for change in self.spec.split("@")[1:])])
 
     @property
     def folder(self) -> str:

@@ -16,6 +16,9 @@ import numpy as np
 
 # Screening with memory explores among this share of the prompts that may go, those seen least recently.
 OLDEST = 0.25
+# Begins the keys of its draws, so that they are its own. A data set that was mixed by the very permutation with which an order starts
+# would come back sorted (the chain task at seed 0 was: its hopeless class came first).
+KEY = int.from_bytes(b"memory order")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,10 +108,11 @@ class VisitOrder:
         self._visits = np.array(state["visits"], np.int64)
 
 
-class Estimates(Protocol):
-    """What `MemoryOrder` needs of an estimate of pass rates; `memory.BetaEma` is one."""
+class Acceptance(Protocol):
+    """What `MemoryOrder` needs to know of prompts; `memory.Acceptance` is it."""
 
-    def posterior(self, ids: Sequence[str]) -> tuple[np.ndarray, np.ndarray]: ...
+    def look(self, ids: Sequence[str]) -> tuple[np.ndarray, np.ndarray]: ...
+    def draw(self, classes: np.ndarray, rng: np.random.Generator) -> np.ndarray: ...
     def update(self, ids: Sequence[str], positive: Sequence[int], total: Sequence[int]) -> None: ...
     def state_dict(self) -> dict[str, Any]: ...
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
@@ -124,15 +128,15 @@ class MemoryOrder:
        So no prompt is ever unseen for longer, as long as none is out for more than (max_unseen - 1) x size visits, and
        everything is possible before that. With max_unseen = 1 the order is that of a queue.
     2. Of the others a share `explore` (a coin for each) is drawn uniformly from the quarter seen least recently.
-    3. The rest are those whose probability of qualifying is highest at a pass rate drawn from the Beta posterior of each
-       (Thompson sampling), among prompts unseen for at least `rest` x size visits: without a rest the few best prompts would be
-       trained on again and again. Where there are too few of them, those seen least recently go.
+    3. The rest are those of the highest probability of qualifying, each drawn from its posterior (Thompson sampling), among
+       prompts unseen for at least `rest` x size visits: without a rest the few best prompts would be trained on again and again.
+       Where there are too few of them, those seen least recently go.
 
     Never-seen prompts count as seen before the start, in the order of a shuffle.
 
     Args:
-      ids: of the prompts, all different. estimates: `memory.BetaEma`, this order's own. qualify: pass rates f64[n] -> probability
-        that the rule will accept. seed: of all draws, each keyed by the visit at which it is made.
+      ids: of the prompts, all different. acceptance: `memory.Acceptance`, this order's own. seed: of all draws, each keyed by the
+        visit at which it is made.
       explore: in [0, 1]. max_unseen: in epochs (visits / size), at least 1. rest: in epochs, in [0, 1).
 
     Raises ValueError naming the argument that is out of range, or the id that two prompts share.
@@ -140,8 +144,7 @@ class MemoryOrder:
 
     name = "memory"
 
-    def __init__(self, ids: Sequence[str], estimates: Estimates, qualify: Callable[[np.ndarray], np.ndarray], seed: int,
-                 explore: float, max_unseen: float, rest: float):
+    def __init__(self, ids: Sequence[str], acceptance: Acceptance, seed: int, explore: float, max_unseen: float, rest: float):
         for name, value, ok, say in (("explore", explore, 0 <= explore <= 1, "in [0, 1]"),
                                      ("max_unseen", max_unseen, max_unseen >= 1, "at least 1"),
                                      ("rest", rest, 0 <= rest < 1, "in [0, 1)")):
@@ -152,14 +155,14 @@ class MemoryOrder:
         if len(place) < size:
             twice = next(name for i, name in enumerate(ids) if place[name] != i)
             raise ValueError(f"screening with memory keeps results by prompt id, and two prompts have the id {twice!r}")
-        self._ids, self._estimates, self._qualify, self._seed, self._explore = list(ids), estimates, qualify, seed, explore
+        self._ids, self._acceptance, self._seed, self._explore = list(ids), acceptance, seed, explore
         self._bound, self._rest = int(max_unseen * size), int(rest * size)
         # Visit of the latest departure. Those before the start are distinct, which makes the order at the start a shuffle.
-        self._last = -1 - np.random.default_rng([seed, 0]).permutation(size)
-        self._alpha, self._beta = estimates.posterior(self._ids)
+        self._last = -1 - np.random.default_rng([KEY, seed, 0]).permutation(size)
+        self._estimate, self._class = acceptance.look(self._ids)
 
     def pick(self, n: int, serial: int, out: np.ndarray) -> np.ndarray:
-        rng = np.random.default_rng([self._seed, serial + 1])  # 0 made the shuffle
+        rng = np.random.default_rng([KEY, self._seed, serial + 1])  # 0 made the shuffle
         by_age = np.argsort(self._last)  # seen least recently first
         # Oldest first from here on, number k would get visit serial + k, which its bound allows. If it is passed over now, it gets
         # visit serial + n + k - due at the latest. Prompts that are out keep their place: they may be back by then.
@@ -173,7 +176,7 @@ class MemoryOrder:
         free = free[~np.isin(free, explored)]
         n_best = n_free - len(explored)
         rested = free[:max(int((serial - self._last[free] >= self._rest).sum()), n_best)]
-        chance = self._qualify(rng.beta(self._alpha[rested], self._beta[rested]))
+        chance = self._acceptance.draw(self._class[rested], rng)
         best = rested[np.argsort(-chance, kind="stable")[:n_best]]  # among equals, the one seen least recently
         chosen = np.concatenate([due, explored, best])
         self._last[chosen] = serial + np.arange(len(chosen))
@@ -181,20 +184,20 @@ class MemoryOrder:
 
     def observe(self, index: Sequence[int], positive: Sequence[int], total: Sequence[int]) -> None:
         ids = [self._ids[i] for i in index]
-        self._estimates.update(ids, positive, total)
+        self._acceptance.update(ids, positive, total)
         index = np.asarray(index, np.int64)
-        self._alpha[index], self._beta[index] = self._estimates.posterior(ids)
+        self._estimate[index], self._class[index] = self._acceptance.look(ids)
 
     def metrics(self, serial: int) -> dict[str, float]:
         """Epochs (visits / size) for which the prompt seen least recently has been unseen; posterior mean pass rate of all."""
         return {"prompts/unseen_max": (serial - 1 - max(self._last.min(), -1)) / len(self._ids),
-                "prompts/estimate_mean": float((self._alpha / (self._alpha + self._beta)).mean())}
+                "prompts/estimate_mean": float(self._estimate.mean())}
 
     def state_dict(self) -> dict[str, Any]:
-        """Departures i64[size], and the counts of those ever observed."""
-        return {"last": self._last.copy(), "estimates": self._estimates.state_dict()}
+        """Departures i64[size], and what came back."""
+        return {"last": self._last.copy(), "acceptance": self._acceptance.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._last = np.array(state["last"], np.int64)
-        self._estimates.load_state_dict(state["estimates"])
-        self._alpha, self._beta = self._estimates.posterior(self._ids)
+        self._acceptance.load_state_dict(state["acceptance"])
+        self._estimate, self._class = self._acceptance.look(self._ids)

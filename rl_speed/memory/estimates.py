@@ -1,13 +1,10 @@
 """What is known of each prompt's pass rate from earlier visits."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-
-from rl_speed.sampling.rules import Rule
-from rl_speed.theory import acceptance
 
 
 def check_counts(ids: Sequence[str], positive: Sequence[int], total: Sequence[int]) -> None:
@@ -50,10 +47,9 @@ class BetaEma:
         counts = np.array([self._counts.get(i, (0.0, 0.0)) for i in ids], np.float64).reshape(-1, 2)
         return (counts[:, 0] + self.a) / (counts[:, 1] + self.a + self.b)
 
-    def posterior(self, ids: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """(alpha f64[n], beta f64[n]) of the Beta posterior that the counts make of the prior."""
-        counts = np.array([self._counts.get(i, (0.0, 0.0)) for i in ids], np.float64).reshape(-1, 2)
-        return self.a + counts[:, 0], self.b + counts[:, 1] - counts[:, 0]
+    def visited(self, ids: Sequence[str]) -> np.ndarray:
+        """bool[n]: whether anything is known of the prompt."""
+        return np.array([i in self._counts for i in ids], bool)
 
     def update(self, ids: Sequence[str], positive: Sequence[int], total: Sequence[int]) -> None:
         """One visit of each prompt: `positive` of `total` samples were right. Prompts without samples are not visited.
@@ -75,16 +71,3 @@ class BetaEma:
         """Continue where the state was taken. Prior and decay stay those of this object."""
         counts = np.asarray(state["counts"]).reshape(-1, 2)
         self._counts = {i: (float(k), float(n)) for i, (k, n) in zip(json.loads(state["ids"]), counts)}
-
-
-def qualifying(rule: Rule) -> Callable[[np.ndarray], np.ndarray]:
-    """Pass rates f64[n] -> probability that the rule accepts a prompt after its first samples.
-
-    1 - p^n_init - (1-p)^n_init for SPEED at its strict thresholds 0 and 1, elsewhere the sum over the rule's accepted counts. For
-    rules that accept whatever they see, the probability that the first samples have right and wrong ones: that there is
-    anything to learn.
-    """
-    n = rule.first_samples
-    first, last = getattr(rule, "accepted_counts", (1, n - 1))
-    low, high = (first - 0.5) / n, (last + 0.5) / n  # no count lies on these thresholds
-    return lambda p: acceptance(p, n, low, high)

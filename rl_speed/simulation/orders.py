@@ -16,7 +16,7 @@ import numpy as np
 
 from rl_speed.data.orders import MemoryOrder
 from rl_speed.data.prompts import Prompt, PromptStream
-from rl_speed.memory import BetaEma, qualifying
+from rl_speed.memory import Acceptance, BetaEma, qualifying
 from rl_speed.sampling import Speed
 
 
@@ -38,13 +38,14 @@ class Memory:
 
     def order(self, ids: Sequence[str], rule: Speed, seed: int) -> MemoryOrder:
         """The order itself."""
-        return MemoryOrder(ids, BetaEma(*self.prior, self.decay), qualifying(rule), seed, self.explore, self.max_unseen, self.rest)
+        acceptance = Acceptance(rule, BetaEma(*self.prior, self.decay))
+        return MemoryOrder(ids, acceptance, seed, self.explore, self.max_unseen, self.rest)
 
 
 @dataclasses.dataclass(frozen=True)
 class Course:
     """One training course. Per curve epoch, i64[E]: groups accepted, prompts screened; f64[E]: `information`, the sum of (N-1) s^2
-    over groups (as in `simulate`). Over all of it: `unseen`, most visits that any prompt went unseen, in epochs (visits / P);
+    over groups (as in `simulate`); `tokens`, of all samples (samples, where no lengths are given). Over all of it: `unseen`, most visits that any prompt went unseen, in epochs (visits / P);
     `prompts`, the effective number of prompts trained on, (sum g)^2 / sum g^2 of the groups g of each."""
 
     groups: np.ndarray
@@ -52,6 +53,7 @@ class Course:
     information: np.ndarray
     unseen: float
     prompts: float
+    tokens: np.ndarray
 
 
 # One setting changed at a time.
@@ -60,16 +62,24 @@ SWEEP = tuple(Memory(**{name: value}) for name, values in (
     ("prior", ((1.0, 16.0),))) for value in values)
 
 
-def follow(curves: np.ndarray, rule: Speed, memory: Memory | None = None, seed: int = 0, call: int = 64) -> Course:
-    """Trains through all curve epochs, f64[P, E], with a shuffle (`memory` None) or with memory; `call` prompts leave at a time."""
+def follow(curves: np.ndarray, rule: Speed, memory: Memory | None = None, seed: int = 0, call: int = 64,
+           ends: np.ndarray | None = None, lengths: np.ndarray | None = None) -> Course:
+    """Trains through all curve epochs, f64[P, E], with a shuffle (`memory` None) or with memory; `call` prompts leave at a time.
+
+    Args:
+      ends: f64[E], groups trained on by the end of each curve epoch, where that is known; else see the module.
+      lengths: f64[P, E], mean tokens of a sample.
+    """
     size, epochs = curves.shape
-    ends = np.cumsum(qualifying(rule)(curves).sum(axis=0))
+    ends = np.cumsum(qualifying(rule)(curves).sum(axis=0)) if ends is None else ends
+    lengths = np.ones_like(curves) if lengths is None else lengths
     ids = [str(i) for i in range(size)]
     nothing = np.zeros(0, np.int32)
     data = [Prompt(name, nothing, "", nothing, "") for name in ids]
     stream = PromptStream(data, seed, order=memory and memory.order(ids, rule, seed))
     rng = np.random.default_rng([seed, 1])
-    groups, screened, information = np.zeros(epochs, np.int64), np.zeros(epochs, np.int64), np.zeros(epochs)
+    groups, screened = np.zeros(epochs, np.int64), np.zeros(epochs, np.int64)
+    information, tokens = np.zeros(epochs), np.zeros(epochs)
     last, unseen, of_prompt = np.full(size, -1), 0, np.zeros(size, np.int64)
     (low, high), n, done = rule.accepted_counts, rule.max_samples, 0
     waiting = ([], nothing)
@@ -89,9 +99,11 @@ def follow(curves: np.ndarray, rule: Speed, memory: Memory | None = None, seed: 
         groups[epoch] += passed.sum()
         screened[epoch] += len(prompts)
         information[epoch] += (total * (n - total) / n)[passed].sum()
+        tokens[epoch] += (lengths[index, epoch] * (rule.n_init + rule.n_cont * passed)).sum()
         np.add.at(of_prompt, index[passed], 1)
     unseen = max(unseen, int((stream.state_dict()["serial"] - last).max()) - 1)
-    return Course(groups, screened, information, unseen / size, float(of_prompt.sum() ** 2 / (of_prompt**2).sum()))
+    return Course(groups, screened, information, unseen / size, float(of_prompt.sum() ** 2 / (of_prompt**2).sum()),
+                  tokens)
 
 
 def summary(courses: Sequence[Course], rule: Speed) -> dict[str, Any]:

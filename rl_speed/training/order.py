@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from rl_speed.config import Config
 from rl_speed.data.orders import AdaptiveOrder, EpochOrder, MemoryOrder, VisitOrder, easy_to_hard, in_file_order, shuffled
 from rl_speed.data.prompts import Prompt, PromptStream
-from rl_speed.memory import BetaEma, qualifying
+from rl_speed.memory import Acceptance, BetaEma
 from rl_speed.simulation.difficulty import load_pass_rate_table
 
 log = logging.getLogger(__name__)
@@ -32,8 +32,8 @@ def make_order(config: Config, prompts: Sequence[Prompt], table: dict[str, float
     """The order that `config.data.order` names; `table` has the pass rate of every prompt, for "schedule"."""
     d, size, seed = config.data, len(prompts), config.seed
     if d.order == "memory":
-        return MemoryOrder([p.id for p in prompts], BetaEma(*PRIOR, decay=d.memory_decay), qualifying(config.make_rule()), seed,
-                           d.explore, d.max_unseen, d.rest)
+        acceptance = Acceptance(config.make_rule(), BetaEma(*PRIOR, decay=d.memory_decay))
+        return MemoryOrder([p.id for p in prompts], acceptance, seed, d.explore, d.max_unseen, d.rest)
     return {"shuffle": lambda: shuffled(size, seed), "file": lambda: in_file_order(size), "visits": lambda: VisitOrder(size, seed),
             "schedule": lambda: easy_to_hard([table[p.id] for p in prompts], seed)}[d.order]()
 

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 from rl_speed.config import Config
+from rl_speed.data.chain import DEFAULT_SPEC, chain_prompts
 from rl_speed.data.loaders import DataError
-from rl_speed.data.orders import MemoryOrder, VisitOrder, easy_to_hard
+from rl_speed.data.orders import KEY, MemoryOrder, VisitOrder, easy_to_hard
 from rl_speed.data.prompts import Prompt, PromptStream
-from rl_speed.memory import BetaEma, qualifying
-from rl_speed.sampling import Band, Dynamic, Speed, Uniform
+from rl_speed.memory import Acceptance, BetaEma
+from rl_speed.sampling import Speed
 from rl_speed.training.checkpoint import join_host, split_host
 from rl_speed.training.order import curate, make_stream
 
@@ -24,7 +25,7 @@ def make(i):
 def stream_of(name, size=30, seed=0, explore=0.2, max_unseen=3.0, rest=0.5, decay=0.8):
     data = [make(i) for i in range(size)]
     if name == "memory":
-        order = MemoryOrder([p.id for p in data], BetaEma(1, 1, decay), qualifying(RULE), seed, explore, max_unseen, rest)
+        order = MemoryOrder([p.id for p in data], Acceptance(RULE, BetaEma(1, 1, decay)), seed, explore, max_unseen, rest)
     else:
         order = VisitOrder(size, seed)
     return PromptStream(data, seed=seed, order=order)
@@ -231,38 +232,39 @@ def test_memory_prefers_what_will_qualify_and_lets_it_rest():
     assert informative / total > 0.45  # a quarter under a shuffle
 
 
-def test_thompson_sampling_is_the_rules_acceptance_at_a_posterior_draw():
-    """With nothing due, explored or resting: the reference sorts by acceptance at the same draws."""
+def test_thompson_sampling_takes_the_highest_draws():
+    """With nothing due, explored or resting: the reference sorts by the same draws, one for each prompt, oldest first."""
     size = 25
-    stream, estimates = stream_of("memory", size, 7, 0.0, 100.0, 0.0, 0.5), BetaEma(1, 1, 0.5)
-    rng, last = np.random.default_rng(0), {i: -1 - int(k) for i, k in enumerate(np.random.default_rng([7, 0]).permutation(size))}
+    stream, acceptance = stream_of("memory", size, 7, 0.0, 100.0, 0.0, 0.5), Acceptance(RULE, BetaEma(1, 1, 0.5))
+    rng, shuffle = np.random.default_rng(0), np.random.default_rng([KEY, 7, 0]).permutation(size)
+    last = {i: -1 - int(k) for i, k in enumerate(shuffle)}
     for _ in range(12):
         serial = stream.state_dict()["serial"]
         taken = stream.take(5)
         by_age = sorted(range(size), key=last.get)
-        draw = np.random.default_rng([7, serial + 1])
+        draw = np.random.default_rng([KEY, 7, serial + 1])
         draw.choice(np.arange(9), draw.binomial(5, 0.0), replace=False)
-        theta = draw.beta(*estimates.posterior([f"p{i}" for i in by_age]))
-        chance = {i: 1 - t**4 - (1 - t)**4 for i, t in zip(by_age, theta)}
+        chance = dict(zip(by_age, acceptance.draw(acceptance.look([f"p{i}" for i in by_age])[1], draw)))
         assert [int(p.id[1:]) for p in taken] == sorted(by_age, key=lambda i: -chance[i])[:5]
         right, total = rng.integers(0, 5, 5).tolist(), [4, 4, 24, 4, 24]
         stream.observe(taken, right, total)
-        estimates.update([p.id for p in taken], right, total)
+        acceptance.update([p.id for p in taken], right, total)
         last |= {int(p.id[1:]): p.visit for p in taken}
 
 
-def test_what_qualifies_is_the_rules_to_say():
-    p = np.array([0.0, 0.1, 0.5, 1.0])
-    q = 1 - p
-    for rule, expected in [(Speed(4, 20), 1 - p**4 - q**4), (Dynamic(6), 1 - p**6 - q**6), (Uniform(6), 1 - p**6 - q**6),
-                           (Speed(4, 20, -np.inf, np.inf), np.ones(4)), (Band(4, 0.25, 0.5), 4 * p * q**3 + 6 * p**2 * q**2),
-                           (Speed(4, 4, 0.25, 1.0), 1 - p**4 - q**4 - 4 * p * q**3)]:
-        np.testing.assert_allclose(qualifying(rule)(p), expected, atol=1e-12, err_msg=str(rule))
+@pytest.mark.parametrize("seed", [0, 1])
+def test_the_first_pass_over_the_chain_task_is_mixed(seed):
+    """Its data are mixed by a permutation of their own: an order that starts with the same one would sort them by class."""
+    data = chain_prompts(DEFAULT_SPEC, "train", seed, 1024, lambda text: [0], lambda text: [0])
+    ids = [p.id for p in data]
+    stream = PromptStream(data, seed, order=MemoryOrder(ids, Acceptance(RULE, BetaEma(1, 1)), seed, 0.05, 4.0, 0.5))
+    hopeless = np.array([p.meta["class"] == "beyond" for p in stream.take(512)])
+    assert abs(hopeless.mean() - 0.43) < 4 * np.sqrt(0.43 * 0.57 / 512)
 
 
 def test_memory_refuses_what_cannot_be():
     make_order = lambda ids=("a", "b"), **changes: MemoryOrder(
-        ids, BetaEma(), qualifying(RULE), 0, **(dict(explore=0.1, max_unseen=4.0, rest=0.5) | changes))
+        ids, Acceptance(RULE, BetaEma()), 0, **(dict(explore=0.1, max_unseen=4.0, rest=0.5) | changes))
     for name, value in (("explore", 1.1), ("max_unseen", 0.9), ("rest", 1.0)):
         with pytest.raises(ValueError, match=f"MemoryOrder.{name} must be"):
             make_order(**{name: value})

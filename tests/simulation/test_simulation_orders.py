@@ -42,8 +42,20 @@ def test_the_shuffle_costs_what_theory_says():
     assert found["signal"] == pytest.approx(expected, rel=0.05)
 
 
+def test_tokens_and_a_given_clock():
+    """Where nothing is ever refused, and where the wrong prompts are the long ones."""
+    accept = Speed(4, 8, -np.inf, np.inf)
+    lengths = np.array([[2.0, 4.0]] * 8 + [[6.0, 4.0]] * 8)
+    course = follow(np.full((16, 2), 0.5), accept, None, 0, 16, np.array([16.0, 48.0]), lengths)
+    assert course.groups.tolist() == [16, 32] and course.tokens.tolist() == [16 * 12 * 4, 32 * 12 * 4]
+    rates = np.repeat([[0.5], [0.0]], 50, axis=0)
+    course = follow(rates, RULE, None, 0, 50, np.array([400.0]), np.where(rates == 0, 10.0, 1.0))
+    hopeless = (course.screened.sum() * 4 + course.groups.sum() * 8 - course.tokens.sum()) / -36  # visits, 40 tokens each, not 4
+    assert hopeless == pytest.approx(course.screened.sum() / 2, abs=50) and course.groups.sum() >= 400
+
+
 def test_numbers_of_a_course_by_hand():
-    course = lambda groups, screened: Course(np.array(groups), np.array(screened), np.array([3.0, 1.0]), 1.5, 2.0)
+    course = lambda groups, screened: Course(np.array(groups), np.array(screened), np.array([3.0, 1.0]), 1.5, 2.0, np.zeros(2))
     found = summary([course([2, 2], [4, 8]), course([2, 2], [4, 4])], RULE)
     assert found["samples"] == pytest.approx(8 + 4 * np.mean([3, 2])) and found["accepted"] == pytest.approx(np.mean([4 / 12, 0.5]))
     assert found["by_epoch"] == pytest.approx([8 + 4 * 2, 8 + 4 * 3])
