@@ -31,6 +31,15 @@ def real_data() -> pathlib.Path:
     return path
 
 
+@pytest.fixture(scope="module")
+def quick_compiles():
+    """For modules whose programs run for milliseconds: compiling them is all that costs, and takes two thirds of the time so."""
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)
+
+
 def pytest_collection_modifyitems(items):
     """The files that take longest first: two processes then end together (with --no-loadscope-reorder)."""
     slow = ("kill", "fused", "gsm8k", "dry_run", "loop", "training", "adaptive", "pool", "parity")

@@ -17,6 +17,7 @@ import pytest
 from rl_speed.comparison import ablation, measures
 from rl_speed.comparison.runs import Run, Variant
 
+pytestmark = pytest.mark.usefixtures("quick_compiles")
 FOLDER = Path(__file__).parents[2] / "experiments" / "ablations"
 SCRIPTS = sorted(path.stem for path in FOLDER.glob("*.py") if not path.stem.startswith("_"))
 

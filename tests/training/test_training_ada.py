@@ -14,6 +14,8 @@ from rl_speed.training.metrics import read_lines
 from rl_speed.training.state import init_state, state_shardings
 from rl_speed.training.step import make_update
 
+pytestmark = pytest.mark.usefixtures("quick_compiles")
+
 
 def small(method, where="host", steps=4, **mesh):
     config = methods.apply(embedded(), method)
@@ -89,8 +91,7 @@ def test_sequential_pools_on_the_host(method):
         assert part.sample_index.tolist() == kept_by_hand(whole, 4)
 
 
-@pytest.mark.parametrize("mesh", [{}, {"data": 2}], ids=str)
-@pytest.mark.parametrize("method", ["ada_seq_balance_paper", "ada_est_ema"])
+@pytest.mark.parametrize("method, mesh", [("ada_seq_balance_paper", {}), ("ada_est_ema", {}), ("ada_est_ema", {"data": 2})], ids=str)
 def test_fused_step_is_the_host_path(method, mesh):
     """Its pools are those of the host driver, its update that of their kept samples with advantages by hand."""
     config = small(method, "in_loop", **mesh)

@@ -164,7 +164,8 @@ def test_a_signal_saves_what_there_is(made, tmp_path, monkeypatch):
             result = write_cache(small(), out)
         finally:
             signal.signal(signal.SIGTERM, before)
-    assert result.stopped and result.cost.calls == 2 and result.held == result.cost.sampled < N and "goes on from there" in result.text()
+    assert result.stopped and result.cost.calls == 2 and result.held == result.cost.sampled < N
+    assert "goes on from there" in result.text()
     assert cache.load(out).held == (held := result.held)
     result = write_cache(small(), out)
     cache.load(out)

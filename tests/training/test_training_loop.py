@@ -15,6 +15,8 @@ from rl_speed.training.metrics import read_lines
 from rl_speed.training.plots import plot_run
 from rl_speed.training.report import closing_summary
 
+pytestmark = pytest.mark.usefixtures("quick_compiles")
+
 
 def small(method="speed_rloo", steps=4):
     """Shapes shared by all tests here, so that they compile once."""
@@ -112,18 +114,6 @@ def test_trainer_and_sampler_agree_on_every_token(finished, tmp_path):
     for record in read_lines(tmp_path / "metrics.jsonl"):
         assert record["age_max"] == 0
         assert 0 < record["behaviour_gap_max"] < 1e-5
-
-
-@pytest.mark.parametrize("method", ["dapo", "grpo", "dr_grpo", "reinforce", "reinforce_pp", "speed_dapo", "band_grpo"])
-def test_every_method_takes_steps(method, tmp_path):
-    config = small(method, steps=2)
-    config.logging.export = False
-    Trainer(config, tmp_path).run()
-    records = read_lines(tmp_path / "metrics.jsonl")
-    assert all(r["skipped"] == 0 for r in records)
-    assert all(r["grad_norm"] > 0 for r in records if r["informative_groups"] > 0)
-    if method in ("dapo", "speed_dapo", "band_grpo"):
-        assert all(r["informative_groups"] == 1 for r in records)
 
 
 def test_mini_batches_recomputation_and_reference(tmp_path):

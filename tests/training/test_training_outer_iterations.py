@@ -12,6 +12,8 @@ from rl_speed.training.batch import build_batch
 from rl_speed.training.loop import Trainer
 from rl_speed.training.metrics import read_lines
 
+pytestmark = pytest.mark.usefixtures("quick_compiles")
+
 
 def small(steps, **objective):
     config = methods.apply(embedded(), "grpo")

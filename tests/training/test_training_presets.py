@@ -6,7 +6,6 @@ import json
 import pathlib
 import shutil
 
-import jax
 import pytest
 
 from rl_speed import presets
@@ -16,6 +15,7 @@ from rl_speed.data.embedded_tokenizer import embedded_directory
 from rl_speed.training.loop import Trainer
 from rl_speed.training.metrics import read_lines
 
+pytestmark = pytest.mark.usefixtures("quick_compiles")
 CONFIGS = pathlib.Path(__file__).resolve().parents[2] / "configs"
 
 
@@ -100,15 +100,6 @@ def runs():
     return {same[0]: same for same in found.values()}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def quick_compiles():
-    """Programs run for a few milliseconds here: compiling them is all that costs."""
-    before = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
-
-
 def untimed(record):
     return {k: v for k, v in record.items() if not k.startswith(("time/", "process/")) and not k.endswith("train_s")}
 
@@ -121,6 +112,10 @@ def test_three_steps_a_checkpoint_and_the_third_again(preset, folder, tmp_path):
     made = read_lines(tmp_path / "metrics.jsonl")
     assert [record["step"] for record in made] == [0, 1, 2]
     assert all(record["skipped"] == 0 and record["groups"] > 0 for record in made)
+    assert all(record["grad_norm"] > 0 for record in made if record["informative_groups"] > 0)
+    config = make(name, variant)
+    if config.rule.name in ("dynamic", "speed") or config.rule.name == "band" and 0 < config.rule.low and config.rule.high < 1:
+        assert all(record["informative_groups"] == 1 for record in made)
     shutil.rmtree(tmp_path / "checkpoints" / "3")
     config = shrink(make(name, variant), folder)
     config.checkpoints.resume = "must"

@@ -1,0 +1,23 @@
+"""What the compiled decode loop says to other devices."""
+
+import pytest
+
+from rl_speed.presets import embedded
+from rl_speed.training import build
+
+
+@pytest.mark.parametrize("attention", ["dense", "ragged"])
+def test_no_collective_inside_the_loop_joins_several_shards(attention):
+    """Shards leave the loop at different times. A permutation is joined by all devices, a reduction by its own group."""
+    config = embedded()
+    config.mesh.fsdp, config.mesh.tensor, config.sampler.attention = 2, 2, attention
+    config.sampler.slots, config.sampler.prefill_chunk, config.driver.screen_prompts = 32, 4, 32
+    mesh = build.build_mesh(config)
+    policy = build.build_policy(config, mesh)
+    generator, _, _ = build.build_generators(config, policy, mesh)
+    text = generator.lower(policy.params).compile().as_text()
+    loops = [line for line in text.splitlines() if "while/body" in line]
+    assert any("all-reduce(" in line or "all-reduce-start(" in line for line in loops)
+    assert not any("collective-permute" in line or "all-to-all" in line for line in loops)
+    wide = ("[1,4]<=[4]", "{{0,1,2,3}}", "[2,2]<=[2,2]T")
+    assert not any(f"replica_groups={groups}" in line for line in loops for groups in wide)
