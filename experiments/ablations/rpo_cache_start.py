@@ -15,8 +15,8 @@ ABLATION = Ablation(
     name="rpo_cache_start",
     title="RPO: the start of the cache",
     source="RPO, Table 9",
-    variants={"GRPO": "grpo", "empty cache": "rpo_grpo@replay.window=min@replay.start=empty",
-              "one response a question": "rpo_grpo@replay.window=min@replay.start=empty@replay.cache=measured"},
+    variants={"GRPO": "grpo", "empty cache": "rpo_grpo@replay.start=empty",
+              "one response a question": "rpo_grpo@replay.start=empty@replay.cache=measured"},
     tables=(Table("The start, and the run that follows", (
         Column("start: responses", start_cost("sampled"), 0), Column("start: tokens (thousands)", start_cost("tokens", 1e3), 0),
         Column("start: s, with compilation", start_cost("seconds"), 1), SAMPLES, TOKENS, SECONDS,

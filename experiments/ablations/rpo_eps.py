@@ -18,8 +18,8 @@ ABLATION = Ablation(
     name="rpo_eps",
     title="RPO: probability of caching the best response",
     source="RPO, Table 8",
-    variants={**{f"eps = {eps:g}": f"rpo_grpo@replay.window=min@replay.eps={eps:g}" for eps in (0.0, 0.1, 0.5, 0.9)},
-              "never": "rpo_grpo@replay.window=min@replay.eps=-1"},
+    variants={**{f"eps = {eps:g}": f"rpo_grpo@replay.eps={eps:g}" for eps in (0.0, 0.1, 0.5, 0.9)},
+              "never": "rpo_grpo@replay.eps=-1"},
     tables=(Table("Held-out accuracy, and the cache", (
         ACCURACY, *BY_CLASS, Column("cached and right, end", last_steps("replay/correct")),
         Column("training accuracy, end", last_steps("accuracy")), Column("informative groups", per_step("informative_groups")),

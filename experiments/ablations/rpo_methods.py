@@ -13,8 +13,6 @@ from rl_speed.comparison.ablation import Ablation, Table
 from rl_speed.comparison.measures import (ACCURACY, SECONDS, TOKENS, Column, final, held_out, pass_at, pass_at_curve, per_step,
                                           ratio, step_seconds, training)
 
-# L is the whole response: half of one of two or three tokens would leave the end token alone to be sampled.
-WINDOW = "@replay.window=min"
 EARLY = 0.25
 NS = (1, 4, 16, 32)
 
@@ -22,8 +20,8 @@ ABLATION = Ablation(
     name="rpo_methods",
     title="RPO with GRPO and DAPO: tokens, accuracy, pass@N",
     source="RPO, Table 2, Figures 7 and 8",
-    variants={"GRPO": "grpo", "GRPO + RPO": f"rpo_grpo{WINDOW}", "GRPO + RPO as released": f"rpo_grpo_released{WINDOW}",
-              "DAPO": "dapo", "DAPO + RPO": f"rpo_dapo{WINDOW}"},
+    variants={"GRPO": "grpo", "GRPO + RPO": "rpo_grpo", "GRPO + RPO as released": "rpo_grpo_released",
+              "DAPO": "dapo", "DAPO + RPO": "rpo_dapo"},
     tables=(
         Table("Tokens per sample (Table 2)", (
             Column("sampled tokens a sample", ratio("generated_tokens", "generated_samples"), 2),

@@ -18,9 +18,9 @@ ABLATION = Ablation(
     name="rpo_stability",
     title="RPO: lengths over many steps",
     source="RPO, Table 4",
-    variants={"GRPO": "grpo", "GRPO + RPO": "rpo_grpo@replay.window=min",
-              "GRPO + RPO, released budget": "rpo_grpo@replay.window=min@replay.max_new=-1",
-              "GRPO + RPO as released": "rpo_grpo_released@replay.window=min"},
+    variants={"GRPO": "grpo", "GRPO + RPO": "rpo_grpo",
+              "GRPO + RPO, released budget": "rpo_grpo@replay.max_new=-1",
+              "GRPO + RPO as released": "rpo_grpo_released"},
     tables=(Table("Lengths and accuracy", (
         ACCURACY, Column("held-out length (tokens)", final("eval/length"), 2),
         Column("held-out responses cut off", final("eval/truncated")), Column("length trained on, end", last_steps("length"), 2),

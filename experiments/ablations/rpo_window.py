@@ -14,8 +14,8 @@ from _main import main
 from rl_speed.comparison.ablation import Ablation, Table
 from rl_speed.comparison.measures import ACCURACY, SECONDS, Bars, Column, held_out, per_step, ratio, step_seconds
 
-WINDOWS = {**{f"L = {n}": f"@replay.window=fixed@replay.length={n}" for n in (2, 4, 8)}, "L = half_min": "",
-           "L = min": "@replay.window=min"}
+WINDOWS = {**{f"L = {n}": f"@replay.window=fixed@replay.length={n}" for n in (2, 4, 8)}, "L = half_min": "@replay.window=half_min",
+           "L = min": ""}
 
 ABLATION = Ablation(
     name="rpo_window",
@@ -23,7 +23,7 @@ ABLATION = Ablation(
     source="RPO, Table 3 and Figure 3",
     variants={"GRPO, G = 24": "grpo", **{f"{name}, G = 24": f"rpo_grpo{change}" for name, change in WINDOWS.items()},
               **{f"{name}, G = {n}": f"{spec}@rule.n={n}" for n in (12, 48)
-                 for name, spec in (("GRPO", "grpo"), ("L = min", "rpo_grpo@replay.window=min"))}},
+                 for name, spec in (("GRPO", "grpo"), ("L = min", "rpo_grpo"))}},
     tables=(Table("Time and tokens a step", (
         Column("s a step", step_seconds), Column("generation (ms)", per_step("time/generate", 1e-3), 1),
         Column("update (ms)", per_step("time/update", 1e-3), 1), Column("decode steps", per_step("decode_steps"), 0),
