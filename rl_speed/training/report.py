@@ -20,6 +20,11 @@ def closing_summary(summary: dict[str, Any], workdir: Path, plots: list[Path]) -
             lines.append(f"    {name.removeprefix('eval/accuracy_'):<17} {first[name]:.3f} -> {last[name]:.3f}")
     lines.append(f"  prompts             {prompts['screened']} screened, {prompts['completed']} completed, "
                  f"{prompts['rejected']} rejected ({prompts['failed']} never solved, {prompts['solved']} always)")
+    if start := summary.get("replay_start"):
+        lines.append(f"  replay cache        began with {start['sampled']:,} responses, {start['correct']:,} right: {start['tokens']:,} "
+                     f"tokens, {start['seconds']:.0f} s with compilation; in the totals above")
+    if tokens := prompts.get("cancelled_tokens"):
+        lines.append(f"  cancelled           {tokens:,} tokens of prompts that others came before")
     if records:
         whole = sum(r["time/step"] for r in records)
         phases = {name: sum(r.get(f"time/{name}", 0.0) for r in records) / whole
