@@ -88,6 +88,7 @@ def test_the_command(repo, tmp_path):
         folder = runs / made.variant.folder / "seed0"
         folder.mkdir(parents=True)
         (folder / "summary.json").write_text(json.dumps(made.summary))
+        (folder / "config.json").write_text("{}")
         (folder / "metrics.jsonl").write_text("".join(json.dumps({"step": i, **r}) + "\n" for i, r in enumerate(made.records * 5)))
     arguments = [sys.executable, "experiments/memory.py", f"--runs={runs}", f"--curves={curves}", f"--out={out}", "--seeds=0",
                  "--every=10", "--targets=0.25"]

@@ -11,6 +11,8 @@ from rl_speed.policy import DecodeAttention, ModelConfig, abstract_params, decod
 from rl_speed.policy.attention import KV, Attend
 from rl_speed.sampling import SamplerConfig, build_contexts, build_requests, sample
 
+pytestmark = pytest.mark.usefixtures("quick_compiles")
+
 SLOTS, GROUPS, WIDTH, CONTEXTS = 11, 2, 8, 5
 WAYS = {"dense": DecodeAttention("dense"), "ragged": DecodeAttention("ragged", block=16, rows=3, samples=2),
         "uneven": DecodeAttention("ragged", block=13, samples=4), "auto": DecodeAttention(block=40),

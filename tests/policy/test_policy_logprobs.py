@@ -10,6 +10,8 @@ import pytest
 from rl_speed.policy import ModelConfig, forward, hidden_states, init, token_logprobs
 from rl_speed.policy.logprobs import logits_logprobs
 
+pytestmark = pytest.mark.usefixtures("quick_compiles")
+
 MODEL = ModelConfig(vocab_size=33, width=16, layers=1, heads=2, kv_heads=1, head_dim=8, mlp_width=16)
 ROWS, LENGTH = 3, 10
 RNG = np.random.default_rng(0)

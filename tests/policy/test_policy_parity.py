@@ -12,6 +12,8 @@ from rl_speed.policy import ModelConfig, decoder, forward, hidden_states, init, 
 from rl_speed.policy.hf import stored_tensors
 from rl_speed.sampling import SamplerConfig, build_contexts, build_requests, sample
 
+pytestmark = pytest.mark.usefixtures("quick_compiles")
+
 MODEL = ModelConfig(vocab_size=40, width=32, layers=2, heads=4, kv_heads=2, head_dim=8, mlp_width=48, max_position=64)
 KEY = jax.random.key(0)
 

@@ -12,6 +12,8 @@ import pytest
 from rl_speed.sampling import (COMPLETE, OPEN, REJECTED, Allocated, Band, Dynamic, SamplerConfig, Sequential, Speed, Uniform,
                                build_contexts, build_prompts, build_requests, sample, sample_adaptive)
 
+pytestmark = pytest.mark.usefixtures("quick_compiles")
+
 sys.path.insert(0, str(Path(__file__).parent))
 import toy_policy as toy  # noqa: E402
 

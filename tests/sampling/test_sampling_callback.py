@@ -15,6 +15,8 @@ from rl_speed.sampling import (HostVerify, SamplerConfig, Speed, Uniform, Verifi
                                sample_adaptive_sharded)
 from rl_speed.sampling.callback import PIECE_BYTES, check_rewards
 
+pytestmark = pytest.mark.usefixtures("quick_compiles")
+
 sys.path.insert(0, str(Path(__file__).parent))
 import toy_policy as toy  # noqa: E402
 

@@ -11,6 +11,8 @@ import pytest
 from rl_speed.sampling import SamplerConfig, build_contexts, build_requests, sample, sample_lockstep
 from rl_speed.sampling.logits import draw, request_keys, uniforms
 
+pytestmark = pytest.mark.usefixtures("quick_compiles")
+
 sys.path.insert(0, str(Path(__file__).parent))
 import toy_policy as toy  # noqa: E402
 

@@ -91,7 +91,7 @@ def test_sequential_pools_on_the_host(method):
         assert part.sample_index.tolist() == kept_by_hand(whole, 4)
 
 
-@pytest.mark.parametrize("method, mesh", [("ada_seq_balance_paper", {}), ("ada_est_ema", {}), ("ada_est_ema", {"data": 2})], ids=str)
+@pytest.mark.parametrize("method, mesh", [("ada_seq_balance_paper", {}), ("ada_est_ema", {"data": 2})], ids=str)
 def test_fused_step_is_the_host_path(method, mesh):
     """Its pools are those of the host driver, its update that of their kept samples with advantages by hand."""
     config = small(method, "in_loop", **mesh)
@@ -142,12 +142,10 @@ def test_budgets_follow_the_estimates_of_earlier_visits(tmp_path):
     np.testing.assert_array_equal(restored[0].estimates, groups[0].estimates)
 
 
-@pytest.mark.parametrize("method, where", [("ada_seq_balance", "host"), ("ada_est_ema", "in_loop"), ("ada_est_ema", "host"),
-                                           ("ada_est_value", "host")])
-def test_resume_is_exact(method, where, tmp_path):
-    Trainer(small(method, where, steps=4), tmp_path / "whole").run()
-    Trainer(small(method, where, steps=2), tmp_path / "parts").run()
-    Trainer(small(method, where, steps=4), tmp_path / "parts").run()
+def test_fused_resume_is_exact(tmp_path):
+    """On the host: test_training_presets.py, for every method."""
+    for steps, name in ((4, "whole"), (2, "parts"), (4, "parts")):
+        Trainer(small("ada_est_ema", "in_loop", steps=steps), tmp_path / name).run()
     clean = lambda r: {k: v for k, v in r.items() if not k.startswith(("time/", "process/")) and k != "total/train_s"}
     whole, parts = (list(map(clean, read_lines(tmp_path / name / "metrics.jsonl"))) for name in ("whole", "parts"))
     assert whole == parts and len(whole) == 4 and all(r["skipped"] == 0 for r in whole)

@@ -14,6 +14,8 @@ from rl_speed.sampling.generate import Drawn, FinishedDraw, GenerationStats, Wor
 from rl_speed.training import build, cache_start
 from rl_speed.training.cache_start import SAMPLE_INDEX, start_cache, write_cache
 
+pytestmark = pytest.mark.usefixtures("quick_compiles")
+
 
 class FakeGenerator:
     """Responses of 1 to 5 tokens that the visit and the index decide; holds seven prompts and nine samples a call."""

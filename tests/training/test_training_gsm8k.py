@@ -11,6 +11,8 @@ import pytest
 from rl_speed.training.loop import Trainer
 from rl_speed.training.metrics import read_lines
 
+pytestmark = pytest.mark.usefixtures("quick_compiles")
+
 
 @pytest.fixture(scope="module")
 def qwen_directory(real_data, tmp_path_factory):

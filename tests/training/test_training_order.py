@@ -21,6 +21,8 @@ from rl_speed.training.in_loop import InLoopDriver
 from rl_speed.training.loop import Trainer
 from rl_speed.training.metrics import read_lines
 
+pytestmark = pytest.mark.usefixtures("quick_compiles")
+
 
 def outcome(visit, index):
     hard = np.random.default_rng([visit, 7]).choice([0.0, 1.0, 0.1, 0.3, 0.6, 0.9])
@@ -126,7 +128,7 @@ def small(steps, order, where):
     return config
 
 
-@pytest.mark.parametrize("order,where", [("memory", "host"), ("visits", "in_loop")])
+@pytest.mark.parametrize("order,where", [("memory", "host"), pytest.param("visits", "in_loop", marks=pytest.mark.slow)])
 def test_whole_runs_resume_exactly(tmp_path, order, where):
     whole = Trainer(small(4, order, where), tmp_path / "whole")
     whole.run()

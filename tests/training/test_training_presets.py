@@ -104,8 +104,13 @@ def untimed(record):
     return {k: v for k, v in record.items() if not k.startswith(("time/", "process/")) and not k.endswith("train_s")}
 
 
-# Files as they stand are part of every run of the tests; their variants cost as much again.
-@pytest.mark.parametrize("preset", [pytest.param(name, marks=[pytest.mark.slow] * (":" in name)) for name in runs()])
+# Every method of the embedded task, and one file of each paper, are part of every run of the tests. Variants of a file, and further
+# models with the same settings, cost as much again.
+def is_slow(preset):
+    return ":" in preset or preset.endswith(("_7b", "_4b", "_3p2_3b"))
+
+
+@pytest.mark.parametrize("preset", [pytest.param(name, marks=[pytest.mark.slow] * is_slow(name)) for name in runs()])
 def test_three_steps_a_checkpoint_and_the_third_again(preset, folder, tmp_path):
     name, _, variant = preset.partition(":")
     Trainer(shrink(make(name, variant), folder), tmp_path).run()

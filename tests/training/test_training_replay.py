@@ -166,7 +166,7 @@ def clean(record):
 
 @pytest.mark.parametrize("method, changes", [
     ("rpo_speed_rloo", {"driver.depth": 1, "replay.per_sample": True}), ("rpo_speed_rloo", {"driver.where": "in_loop"}),
-    ("rpo_grpo_released", {}), ("rpo_dapo", {"replay.start": "empty", "replay.max_new": 6})], ids=str)
+    pytest.param("rpo_dapo", {"replay.start": "empty", "replay.max_new": 6}, marks=pytest.mark.slow)], ids=str)
 def test_resume_is_exact_with_a_cache(method, changes, tmp_path):
     def job(steps):
         config = small(method, steps)
@@ -201,7 +201,7 @@ def test_impossible_settings_name_the_field(path, value, message):
         config.validate()
 
 
-@pytest.mark.parametrize("mesh", [{}, {"data": 2}], ids=str)
+@pytest.mark.parametrize("mesh", [{"data": 2}, pytest.param({}, marks=pytest.mark.slow)], ids=str)
 def test_fused_step_replays_as_the_host_does(mesh):
     """From one cache the same responses, cut at the same places; and the update is that of their suffixes."""
     config = small()

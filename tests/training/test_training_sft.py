@@ -14,6 +14,8 @@ from rl_speed.training import sft
 from rl_speed.training.optimizer import OptimizerConfig, make_optimizer
 from rl_speed.training.sft import Example, SFTConfig
 
+pytestmark = pytest.mark.usefixtures("quick_compiles")
+
 MODEL = ModelConfig(vocab_size=11, width=16, layers=2, heads=2, kv_heads=1, head_dim=8, mlp_width=24, max_position=32)
 
 

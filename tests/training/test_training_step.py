@@ -16,6 +16,8 @@ from rl_speed.training.batch import build_batch
 from rl_speed.training.state import init_state, state_shardings
 from rl_speed.training.step import UpdateConfig, gradients, make_advantages, make_update
 
+pytestmark = pytest.mark.usefixtures("quick_compiles")
+
 MODEL = ModelConfig(vocab_size=12, width=16, layers=2, heads=4, kv_heads=2, head_dim=4, mlp_width=32)
 CONFIG = UpdateConfig(groups=4, micro_batch=16, temperature=0.8)
 WIDTH = 14
