@@ -47,6 +47,7 @@ def stepped():
     return step.run(step.SMALL, repeats=1, say=QUIET)
 
 
+@pytest.mark.slow  # test_training_fused.py shows it without timing it
 def test_fused_and_pieces_do_the_same(stepped, tmp_path):
     assert step.verdicts(stepped) == {"same parameters": True} and stepped["tokens"] > 0 and stepped["grad_norm"] > 0
     assert stepped["ratio"] == pytest.approx(stepped["pieces"] / stepped["median"]["fused"])

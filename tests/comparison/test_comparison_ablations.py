@@ -38,7 +38,11 @@ def kind(spec):
     return spec.split("@")[0], "pass_rates=measured" in spec, "order=" in spec, "cache=measured" in spec, "alpha=1" in spec
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+# One script of each paper in every run of the tests, the others with `-m slow`.
+USUAL = ("speed_n_init", "band_curation", "ada_hybrid", "rpo_eps")
+
+
+@pytest.mark.parametrize("name", [pytest.param(s, marks=[pytest.mark.slow] * (s not in USUAL)) for s in SCRIPTS])
 def test_script_gives_a_row_of_numbers_for_every_variant(name, load, trained, tmp_path):
     script = load(name)
     ours, folder = script.ABLATION, lambda spec: tmp_path / Variant(spec).folder / "seed0"

@@ -137,7 +137,7 @@ def test_non_finite_updates_stop_the_run(tmp_path):
     assert len(read_lines(tmp_path / "metrics.jsonl")) == 3
 
 
-@pytest.mark.parametrize("axes", [{"data": 2, "fsdp": 2}, {"data": 2, "tensor": 2}], ids=str)
+@pytest.mark.parametrize("axes", [pytest.param({"data": 2, "fsdp": 2}, marks=pytest.mark.slow), {"data": 2, "tensor": 2}], ids=str)
 def test_mesh_draws_the_same_samples(finished, tmp_path, axes):
     """On four devices the first call draws, prompt by prompt, what one device draws."""
     one, _, _ = finished

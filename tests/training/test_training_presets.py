@@ -104,10 +104,19 @@ def untimed(record):
     return {k: v for k, v in record.items() if not k.startswith(("time/", "process/")) and not k.endswith("train_s")}
 
 
-# Every method of the embedded task, and one file of each paper, are part of every run of the tests. Variants of a file, and further
-# models with the same settings, cost as much again.
+# What every run of the tests does: each rule, advantage and memory once, and one file of each paper. The others run the same code
+# with other numbers, or are trained by other tests; `-m slow` runs them.
+USUAL = ("embedded_ada_est_ema", "embedded_ada_est_value", "embedded_ada_seq_balance_paper", "embedded_dr_grpo", "embedded_reinforce",
+         "embedded_reinforce_pp", "embedded_rpo_dapo", "embedded_rpo_grpo_released", "embedded_speed_grpo", "gsm8k",
+         "ada_qwen2p5_math_1p5b", "band_qwen2p5_3b", "rpo_deepseek_r1_distill_qwen_1p5b", "speed_qwen2p5_math_1p5b")
+
+
 def is_slow(preset):
-    return ":" in preset or preset.endswith(("_7b", "_4b", "_3p2_3b"))
+    return not set(runs()[preset]) & set(USUAL)
+
+
+def test_usual_presets_exist():
+    assert set(USUAL) <= {name for names in runs().values() for name in names}
 
 
 @pytest.mark.parametrize("preset", [pytest.param(name, marks=[pytest.mark.slow] * is_slow(name)) for name in runs()])
