@@ -100,6 +100,7 @@ def test_what_is_known_adds_up_to_what_xla_counts(tmp_path):
     assert load_tokenizer(tmp_path) is not None
 
 
+@pytest.mark.slow
 def test_fused_step_as_the_run_compiles_it():
     """With the rules inside the program, that program is the plan: its candidates and caches, weights, moments, gradients."""
     config = small_run(data=2)

@@ -101,6 +101,7 @@ def test_math_verifier_scores_decoded_responses(real_data, qwen_directory):
         integer_answers([prompt, dataclasses.replace(prompt, id="q", answer="3/4")])
 
 
+@pytest.mark.slow
 def test_whole_step_in_one_program_with_integer_answers(repo, real_data, qwen_directory, tmp_path):
     config = make_config(repo, real_data, qwen_directory, 2)
     config.driver.where, config.reward.verifier, config.evaluation.every = "in_loop", "integer", 0
