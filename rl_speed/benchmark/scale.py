@@ -1,8 +1,8 @@
 """Whole SPEED-RLOO steps at the scale of the SPEED paper, on a random policy: what fits, and where the time goes.
 
 16 prompts of 1024 tokens, 24 samples of up to 3072 tokens each, by a policy of Qwen2.5-1.5B's shape with random weights. It
-hardly ever ends a response, so that nearly every one runs to the limit: the dearest step there can be. Half of the responses count as
-right (whether the first token is even), so that most prompts pass their screening.
+hardly ever ends a response, so that nearly every one runs to the limit: the dearest step there can be. Half of the responses count
+as right (whether the first token is even), so that most prompts pass their screening.
 """
 
 import dataclasses
@@ -142,8 +142,9 @@ def table(numbers: dict[str, Any]) -> str:
     """Text table: a row a step."""
     w = numbers["workload"]
     gib = lambda size: "not told" if size is None else f"{size / 2**30:.1f} GiB"
-    lines = [f"SPEED-RLOO steps of a random policy: {w['parameters'] / 1e6:,.1f} M parameters, {w['model']['dtype']}, {w['groups']} "
-             f"prompts x {w['samples']} samples ({w['n_init']} to screen), {w['prompt']} + {w['max_new']} tokens, {w['slots']} slots",
+    lines = [f"SPEED-RLOO steps of a random policy: {w['parameters'] / 1e6:,.1f} M parameters, {w['model']['dtype']}, "
+             f"{w['groups']} prompts x {w['samples']} samples ({w['n_init']} to screen), {w['prompt']} + {w['max_new']} tokens, "
+             f"{w['slots']} slots",
              "", f"  {'step':14}" + "".join(f"{name:>12}" for name in (*PHASES, "tokens", "tokens/s", "slots used", "GFLOP/s"))
              + f"{'peak after generating':>24}{'after the update':>18}"]
     for number, s in enumerate(numbers["steps"]):
