@@ -1,0 +1,90 @@
+r"""Prompt formats by name, for `config.data.prompt`: how the four papers and those they build on put a question to the policy.
+
+What is not in a paper or its released code is a guess of ours, and says so.
+
+| preset | what the policy sees | from |
+|---|---|---|
+| chat | the tokenizer's chat template, one user turn | |
+| plain | the question | |
+| qwen_math_cot | chat; system: reason step by step, put the answer in a box | Qwen2.5-Math's card, and its template's own default. \
+Reinforce-Ada's verl code (data_process/reformat.py). SPEED: ours, its released data hold the prompts |
+| reinforce_ada_tinker | the same system turn; after the question "Let's think step by step and output the final answer within \boxed{}." \
+| Reinforce-Ada's Tinker code (recipes/reinforce_ada/math_env.py) |
+| qwen_boxed | chat; system "You are a helpful assistant."; the instruction after the question | Qwen2.5's evaluation code, SimpleRL-Zoo |
+| r1_zero | no chat template: User, Assistant, <think> opened, answer in <answer> | DeepSeek-R1 (arXiv 2501.12948), table 1, as worded by \
+Dr. GRPO's code |
+| r1_zero_boxed | the same, answer in a box | ours, for Bae et al.: they name think and answer parts, no wording |
+| r1_distill | chat without a system turn; instruction after the question; <think> opened | DeepSeek-R1's usage recommendations |
+| open_rs | chat; open-rs' system prompt, with its doubled braces | open-rs' recipes/grpo.yaml, on whose data RPO trains. That RPO kept it is \
+our guess |
+| dapo | chat; "Answer:" on the last line | DAPO-Math-17k's prompts (arXiv 2503.14476). No box: `config.reward.mode="free"` |
+"""
+
+import dataclasses
+
+BOX = "Please reason step by step, and put your final answer within \\boxed{}."
+_R1_ZERO = ("A conversation between User and Assistant. The User asks a question, and the Assistant solves it. The Assistant first "
+            "thinks about the reasoning process in the mind and then provides the User with the answer. The reasoning process is "
+            "enclosed within <think> </think> and answer is enclosed within <answer> </answer> tags, respectively, i.e., <think> "
+            "reasoning process here </think> <answer> answer here </answer>.")
+
+
+@dataclasses.dataclass(frozen=True)
+class PromptFormat:
+    """How a question becomes a prompt.
+
+    Attributes:
+      user: the user turn, or without `chat` the whole prompt; {question} stands for the question, all else for itself.
+      system: the system turn; None: none, so that a template's own default stands.
+      chat: through the tokenizer's chat template.
+      opening: what the response begins with already; left out where the template ends with it.
+    """
+
+    user: str = "{question}"
+    system: str | None = None
+    chat: bool = True
+    opening: str = ""
+
+
+PROMPTS = {
+    "chat": PromptFormat(),
+    "plain": PromptFormat(chat=False),
+    "qwen_math_cot": PromptFormat(system=BOX),
+    "reinforce_ada_tinker": PromptFormat("{question} Let's think step by step and output the final answer within \\boxed{}.",
+                                         system=BOX),
+    "qwen_boxed": PromptFormat("{question}\n" + BOX, system="You are a helpful assistant."),
+    "r1_zero": PromptFormat(_R1_ZERO + "\nUser: {question}\nAssistant: <think>", chat=False),
+    "r1_zero_boxed": PromptFormat(
+        _R1_ZERO.replace("reasoning process here </think> <answer> answer here </answer>.",
+                         "reasoning process here </think> <answer> \\boxed{answer here} </answer>.")
+        + "\nUser: {question}\nAssistant: <think>", chat=False),
+    "r1_distill": PromptFormat("{question}\n" + BOX, opening="<think>\n"),
+    "open_rs": PromptFormat(system=(
+        "A conversation between User and Assistant. The user asks a question, and the Assistant solves it. The assistant first thinks "
+        "about the reasoning process in the mind and then provides the user with the answer, and put your final answer within "
+        "\\boxed{{}} . The reasoning process and answer are enclosed within <think> </think> and <answer> </answer> tags, "
+        "respectively, i.e., <think> reasoning process here </think> <answer> answer here </answer>. Note that respond by English, "
+        "NOT use other languages.")),
+    "dapo": PromptFormat(
+        "Solve the following math problem step by step. The last line of your response should be of the form Answer: $Answer (without "
+        "quotes) where $Answer is the answer to the problem.\n\n{question}\n\nRemember to put your answer on its own line after "
+        '"Answer:".'),
+}
+
+
+def prompt_format(template: str) -> PromptFormat:
+    """The preset of that name, or what a format string with {question} says (other braces doubled).
+
+    Raises:
+      ValueError: neither.
+    """
+    if template in PROMPTS:
+        return PROMPTS[template]
+    if "{question}" not in template:
+        raise ValueError(f"config.data.prompt={template!r} is none of {', '.join(PROMPTS)}, and has no {{question}}")
+    try:
+        # What is left of the format's own braces is what PromptFormat.user holds.
+        return PromptFormat(template.format(question="{question}"), chat=False)
+    except (KeyError, IndexError, ValueError) as error:
+        raise ValueError(f"config.data.prompt={template!r} is no format string ({error!r}): braces other than {{question}} are "
+                         "doubled, as in \\boxed{{}}") from None
