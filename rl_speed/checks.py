@@ -112,8 +112,8 @@ def _check_files(c: "Config") -> None:
             if getattr(d, name):
                 raise ValueError(f"config.data.{name} is for config.data.task='jsonl': the chain task makes its questions")
     if d.system and not form.chat:
-        raise ValueError(f"config.data.system needs a prompt that goes through the chat template; config.data.prompt={d.prompt!r} does "
-                         "not: write the text into it")
+        raise ValueError(f"config.data.system needs a prompt that goes through the chat template; config.data.prompt={d.prompt!r} "
+                         "does not: write the text into it")
     if d.instruction and d.prompt in PROMPTS and form != PROMPTS["chat"] and form != PROMPTS["plain"]:
         raise ValueError(f"config.data.prompt={d.prompt!r} has an instruction of its own: set config.data.instruction='', not "
                          f"{d.instruction!r}")

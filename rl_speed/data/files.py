@@ -1,4 +1,5 @@
-"""Rows of a data set as they stand: JSON lines, JSON, Parquet, or a data set of the Hugging Face hub. What fields mean is not known here."""
+"""Rows of a data set as they stand: JSON lines, JSON, Parquet, or a data set of the Hugging Face hub. What fields mean is
+not known here."""
 
 import gzip
 import json

@@ -22,9 +22,9 @@ NO_ANSWER = ("proof", "notfound", "not found")
 def answer_text(value: Any, field: str) -> str:
     r"""A row's answer as text.
 
-    Numbers without a fraction lose their ".0"; a list is joined by commas (the parts of OlympiadBench's final_answer, in any order, as
-    a set); dollars around formulas, leading zeros and underscores between thousands go: "$69$,$84$" is 69,84, AIME's "073" is 73, and
-    "3_828" is 3828. An answer that is a box is what is in it.
+    Numbers without a fraction lose their ".0"; a list is joined by commas (the parts of OlympiadBench's final_answer); dollars
+    around formulas, leading zeros and underscores between thousands go: "$69$,$84$" is 69,84, AIME's "073" is 73, and "3_828" is
+    3828. An answer that is a box is what is in it.
 
     Raises:
       DataError: no text, number, or list of these, or nothing in it.
@@ -47,11 +47,12 @@ def answer_text(value: Any, field: str) -> str:
 
 
 def plain(text: str) -> str:
-    r"""Without dollars, \( \) or \[ \] around formulas, a dollar before an amount, the underscores or ,\! of thousands, leading zeros,
-    and a label such as m_{\max}= before the answer, none of which is part of it; \frac \pi4 gets its braces."""
+    r"""Without dollars, \( \) or \[ \] around formulas, a dollar before an amount, underscores or ,\! in thousands, leading
+    zeros, and m_{\max}= or \approx before the answer, none of which is part of it; \frac \pi4 gets its braces."""
     text = _without_dollars(text.strip())
     text = re.sub(r"^\\([(\[])((?:(?!\\[()\[\]]).)*)\\[)\]]$", r"\2", text, flags=re.DOTALL).strip()
     text = re.sub(r"^[A-Za-z]_(?:\\(?:max|min)|\{\s*\\(?:max|min)\s*\})\s*=", "", text).strip()
+    text = re.sub(r"^\\approx(?![A-Za-z])|(?<!\\)[\s,;]+$", "", text).strip()
     text = re.sub(r"(?<=\d),\\!(?=\d{3})", "", text)
     # math-verify reads \frac \pi4 as nothing at all, and what is left of the answer as the answer.
     text = _BARE_FRACTION.sub(lambda m: rf"\{m[1]}{{{m[2] or m[4]}}}{{{m[3] or m[5]}}}", text)
@@ -116,8 +117,8 @@ def is_integer(answer: str) -> bool:
 def unsqueezed(answer: str, solution: str) -> str:
     r"""The answer as the solution's box writes it, where the two are the same save for spacing, braces and backslashes.
 
-    Copies of MATH come with answers that were squeezed: "-80\leqg(x)\leq82" for "-80\leq g(x)\leq 82", "1\-2\-1" for "1 \\ -2 \\ -1".
-    Some were cut inside a brace. No parser can read these, and the box is the benchmark's own definition of the answer.
+    Copies of MATH come with answers that were squeezed: "-80\leqg(x)\leq82" for "-80\leq g(x)\leq 82", "1\-2" for "1 \\ -2". Some
+    were cut inside a brace. No parser can read these, and the box is the benchmark's own definition of the answer.
     """
     if not re.search(r"[\\{]", answer):
         return answer

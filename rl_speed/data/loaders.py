@@ -48,8 +48,8 @@ class LoadReport:
 
     def text(self) -> str:
         """One line for people: what was kept, and what was left out, where something was."""
-        left = {"bad": self.bad, **self.filtered, "duplicates": self.duplicates, "held out": self.held_out,
-                **{f"in {name}": n for name, n in self.contaminated.items()}, "too long": self.too_long}
+        left = {"bad": self.bad, **{f"by keep={name}": n for name, n in self.filtered.items()}, "duplicates": self.duplicates,
+                "held out": self.held_out, **{f"in {name}": n for name, n in self.contaminated.items()}, "too long": self.too_long}
         left = [f"{n} {what}" for what, n in left.items() if n]
         return f"kept {self.kept} of {self.rows} rows" + (f"; left out: {', '.join(left)}" if left else "")
 

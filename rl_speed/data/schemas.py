@@ -52,7 +52,8 @@ COUNTDOWN = ("Using the numbers {nums}, create an equation that equals {target}.
 class Fields:
     """Which field of a row is what; dotted for nested ones (`reward_model.ground_truth`), "" for found by itself.
 
-    Where `required` is false, a row that lacks a named field is looked through like any other: evaluation files have other publishers.
+    Where `required` is false, a row that lacks a named field is looked through like any other: evaluation files have other
+    publishers.
     """
 
     question: str = ""
@@ -126,8 +127,8 @@ def choice(item: dict[str, Any]) -> bool:
         re.fullmatch(r"\(?[A-E]\)?", str(item.get("answer")).strip()))
 
 
-# For config.data.keep: rows that do not pass are left out and counted, whether they are usable or not. First what is asked of the row as
-# published, then what is asked of its answer.
+# For config.data.keep: rows that do not pass are left out and counted, whether they are usable or not. First what is asked of the
+# row as published, then what is asked of its answer.
 KEEP_ITEM: dict[str, Callable[[dict[str, Any]], bool]] = {
     "no_proof": lambda item: not proof(item), "valid": lambda item: not invalid(item), "no_choice": lambda item: not choice(item)}
 KEEP_ANSWER: dict[str, Callable[[str], bool]] = {"integer": gold.is_integer}

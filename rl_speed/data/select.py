@@ -1,12 +1,11 @@
 """Which rows may train: duplicates, a held-out split, and questions that are in an evaluation file. Order is never changed."""
 
 import hashlib
-import re
 from collections.abc import Iterable, Sequence
 
 from rl_speed.data.schemas import Row
 
-_OTHER = re.compile(r"[^a-z0-9]")
+_OTHER = bytes(sorted(set(range(128)) - set(b"abcdefghijklmnopqrstuvwxyz0123456789")))
 
 
 def duplicate_key(question: str) -> str:
@@ -17,7 +16,7 @@ def duplicate_key(question: str) -> str:
 def contamination_key(question: str) -> str:
     """Equal for questions that differ in nothing but case and in what is not a-z and 0-9: generous, to find a copy in other markup.
     Empty where nothing is left; an empty key is no match."""
-    return _OTHER.sub("", question.lower())
+    return question.lower().encode("ascii", "ignore").translate(None, _OTHER).decode()
 
 
 def deduplicate(rows: Sequence[Row]) -> tuple[list[Row], list[tuple[Row, Row]]]:
@@ -37,8 +36,9 @@ def deduplicate(rows: Sequence[Row]) -> tuple[list[Row], list[tuple[Row, Row]]]:
 def hold_out(rows: Sequence[Row], count: int) -> tuple[list[Row], list[Row]]:
     """(rows to train on, held-out rows): the `count` questions whose SHA-256 is lowest are held out.
 
-    Which these are depends on the questions alone, not on their order, and hardly on what else is in the file: a question more pushes
-    out at most one. All rows of a held-out question leave the training set; the held-out set has the first of them, lowest hash first.
+    Which these are depends on the questions alone, not on their order, and hardly on what else is in the file: a question more
+    pushes out at most one. All rows of a held-out question leave the training set; the held-out set has the first of them, lowest
+    hash first.
 
     Raises:
       ValueError: there are not so many questions, and one to train on besides.

@@ -2,22 +2,25 @@ r"""Prompt formats by name, for `config.data.prompt`: how the four papers and th
 
 What is not in a paper or its released code is a guess of ours, and says so.
 
-| preset | what the policy sees | from |
-|---|---|---|
-| chat | the tokenizer's chat template, one user turn | |
-| plain | the question | |
-| qwen_math_cot | chat; system: reason step by step, put the answer in a box | Qwen2.5-Math's card, and its template's own default. \
-Reinforce-Ada's verl code (data_process/reformat.py). SPEED: ours, its released data hold the prompts |
-| reinforce_ada_tinker | the same system turn; after the question "Let's think step by step and output the final answer within \boxed{}." \
-| Reinforce-Ada's Tinker code (recipes/reinforce_ada/math_env.py) |
-| qwen_boxed | chat; system "You are a helpful assistant."; the instruction after the question | Qwen2.5's evaluation code, SimpleRL-Zoo |
-| r1_zero | no chat template: User, Assistant, <think> opened, answer in <answer> | DeepSeek-R1 (arXiv 2501.12948), table 1, as worded by \
-Dr. GRPO's code |
-| r1_zero_boxed | the same, answer in a box | ours, for Bae et al.: they name think and answer parts, no wording |
-| r1_distill | chat without a system turn; instruction after the question; <think> opened | DeepSeek-R1's usage recommendations |
-| open_rs | chat; open-rs' system prompt, with its doubled braces | open-rs' recipes/grpo.yaml, on whose data RPO trains. That RPO kept it is \
-our guess |
-| dapo | chat; "Answer:" on the last line | DAPO-Math-17k's prompts (arXiv 2503.14476). No box: `config.reward.mode="free"` |
+- chat: the tokenizer's chat template with one user turn. plain: the question.
+- qwen_math_cot: chat; system turn: reason step by step, put the answer in a box. From Qwen2.5-Math's model card, and the
+  default of its template. Reinforce-Ada's verl code has it, too (data_process/reformat.py). For SPEED it is our guess: its
+  prompts are inside its data.
+- reinforce_ada_tinker: that system turn, and an instruction after the question. Reinforce-Ada's Tinker code
+  (recipes/reinforce_ada/math_env.py).
+- qwen_boxed: chat; system turn "You are a helpful assistant."; the box is asked for after the question. Qwen2.5's evaluation
+  code, SimpleRL-Zoo.
+- r1_zero: no chat template: User, Assistant, <think> opened, answer in <answer>. DeepSeek-R1 (arXiv 2501.12948), table 1, in
+  the words of Dr. GRPO's code. r1_zero_boxed: with the answer in a box. Ours, for Bae et al., who name thinking and answer but no
+  words.
+- r1_distill: chat without a system turn, the box asked for after the question, <think> opened. DeepSeek-R1's usage
+  recommendations.
+- open_rs: chat; open-rs' system turn, doubled braces and all (its recipes/grpo.yaml). RPO trains on its data; that RPO kept its
+  prompt is our guess.
+- dapo: chat; "Answer:" on the last line, no box, so `config.reward.mode="free"`. DAPO-Math-17k's prompts (arXiv 2503.14476).
+
+Without a system turn of its own, a chat prompt has the one that the template puts in by itself: Qwen2.5-Math's asks for a box
+there, so that `config.data.instruction` should not do it again.
 """
 
 import dataclasses
@@ -60,15 +63,15 @@ PROMPTS = {
         + "\nUser: {question}\nAssistant: <think>", chat=False),
     "r1_distill": PromptFormat("{question}\n" + BOX, opening="<think>\n"),
     "open_rs": PromptFormat(system=(
-        "A conversation between User and Assistant. The user asks a question, and the Assistant solves it. The assistant first thinks "
-        "about the reasoning process in the mind and then provides the user with the answer, and put your final answer within "
-        "\\boxed{{}} . The reasoning process and answer are enclosed within <think> </think> and <answer> </answer> tags, "
+        "A conversation between User and Assistant. The user asks a question, and the Assistant solves it. The assistant first "
+        "thinks about the reasoning process in the mind and then provides the user with the answer, and put your final answer "
+        "within \\boxed{{}} . The reasoning process and answer are enclosed within <think> </think> and <answer> </answer> tags, "
         "respectively, i.e., <think> reasoning process here </think> <answer> answer here </answer>. Note that respond by English, "
         "NOT use other languages.")),
     "dapo": PromptFormat(
-        "Solve the following math problem step by step. The last line of your response should be of the form Answer: $Answer (without "
-        "quotes) where $Answer is the answer to the problem.\n\n{question}\n\nRemember to put your answer on its own line after "
-        '"Answer:".'),
+        "Solve the following math problem step by step. The last line of your response should be of the form Answer: $Answer "
+        "(without quotes) where $Answer is the answer to the problem.\n\n{question}\n\nRemember to put your answer on its own line "
+        'after "Answer:".'),
 }
 
 

@@ -31,12 +31,13 @@ def load_tokenizer(directory: str | os.PathLike) -> Any:
 def prompt_encoder(tokenizer: Any, template: str, system: str = "") -> Callable[[str], list[int]]:
     """What turns a question into the token ids that the policy is to see.
 
-    Chat templates bring their special tokens along, BOS included: their text is encoded as it is. Other prompts get what the tokenizer
-    puts before a text (Llama's BOS), unless they begin with it already, and never what it would put behind: a prompt has not ended.
+    Chat templates bring their special tokens along, BOS included: their text is encoded as it is. Other prompts get what the
+    tokenizer puts before a text (Llama's BOS), unless they begin with it already, and never what it would put behind: a prompt has
+    not ended.
 
     Args:
-      template: a name of `prompt_formats.PROMPTS` ("chat", "plain", "qwen_math_cot", ...), or a format string with {question}, in which
-        other braces are doubled.
+      template: a name of `prompt_formats.PROMPTS` ("chat", "plain", "qwen_math_cot", ...), or a format string with {question}, in
+        which other braces are doubled.
       system: the system turn, instead of the format's own.
 
     Raises:
@@ -49,8 +50,8 @@ def prompt_encoder(tokenizer: Any, template: str, system: str = "") -> Callable[
         raise ValueError(f"config.data.prompt is {template!r}, but this tokenizer has no chat template; use a format string such "
                          "as 'Question: {question}\\nAnswer:'")
     if system and not form.chat:
-        raise ValueError(f"config.data.system needs a prompt that goes through the chat template; config.data.prompt={template!r} does "
-                         "not: write the text into it")
+        raise ValueError(f"config.data.system needs a prompt that goes through the chat template; config.data.prompt={template!r} "
+                         "does not: write the text into it")
     bare = lambda text: list(tokenizer.encode(text, add_special_tokens=False))
     before = [] if form.chat else added_before(tokenizer)
 
@@ -85,7 +86,8 @@ def _chat(tokenizer: Any, user: str, system: str, template: str) -> str:
     turns = [{"role": "system", "content": system}] if system else []
     try:
         # As text: of token ids, transformers 4 returns a list and transformers 5 a mapping.
-        return tokenizer.apply_chat_template([*turns, {"role": "user", "content": user}], add_generation_prompt=True, tokenize=False)
+        return tokenizer.apply_chat_template([*turns, {"role": "user", "content": user}], add_generation_prompt=True,
+                                             tokenize=False)
     except jinja2.TemplateError as error:
         raise ValueError(f"this tokenizer's chat template refuses a prompt of {[t['role'] for t in turns] + ['user']} turns "
                          f"(config.data.prompt={template!r}): {error}") from None
