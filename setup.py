@@ -26,12 +26,15 @@ setup(
         "safetensors>=0.5",
         "matplotlib>=3.8",
         "tqdm>=4.66",
+        "pyarrow>=15",
     ],
     extras_require={
         "cuda": ["jax[cuda13]>=0.10.2,<0.13"],
         "tpu": ["jax[tpu]>=0.10.2,<0.13"],
         # Not the package called "jetstream", which is an unrelated tool.
         "jetstream": ["google-jetstream==0.2.2"],
+        # Questions by name from the Hugging Face hub: config.data.train=OWNER/NAME.
+        "hub": ["datasets>=3"],
         "dev": ["pytest>=8", "pytest-xdist>=3"],
         # An independent reference for a few tests, which skip without it. Apart from "dev", since the default wheel
         # of torch brings gigabytes of CUDA along.

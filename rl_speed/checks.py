@@ -5,6 +5,9 @@ import difflib
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
+from rl_speed.data.schemas import keep_names
+from rl_speed.policy.prompt_formats import PROMPTS, prompt_format
+
 if TYPE_CHECKING:
     from rl_speed.config import Config
 
@@ -63,6 +66,7 @@ def check(c: "Config", rules: Collection[str]) -> None:
             raise ValueError(f"config.{name} must be at least 1; got {_get(c, name)!r}")
     if c.data.task == "jsonl" and not c.data.train:
         raise ValueError("config.data.train must name a file when config.data.task is 'jsonl'")
+    _check_files(c)
     _check_order(c)
     if c.sampler.top_k > 0 or c.sampler.top_p < 1 or c.sampler.temperature == 0:
         raise ValueError(
@@ -94,6 +98,25 @@ def check(c: "Config", rules: Collection[str]) -> None:
     _check_replay(c)
     if c.driver.where == "in_loop":
         _check_in_loop(c, shards)
+
+
+def _check_files(c: "Config") -> None:
+    """What is chosen from files, and how it is put to the policy."""
+    d = c.data
+    keep_names(d.keep)
+    form = prompt_format(d.prompt)
+    if d.hold_out < 0:
+        raise ValueError(f"config.data.hold_out must be 0 (none) or more; got {d.hold_out}")
+    if d.task == "chain":
+        for name in ("hold_out", "decontaminate", "keep", "question_field", "answer_field", "solution_field"):
+            if getattr(d, name):
+                raise ValueError(f"config.data.{name} is for config.data.task='jsonl': the chain task makes its questions")
+    if d.system and not form.chat:
+        raise ValueError(f"config.data.system needs a prompt that goes through the chat template; config.data.prompt={d.prompt!r} "
+                         "does not: write the text into it")
+    if d.instruction and d.prompt in PROMPTS and form != PROMPTS["chat"] and form != PROMPTS["plain"]:
+        raise ValueError(f"config.data.prompt={d.prompt!r} has an instruction of its own: set config.data.instruction='', not "
+                         f"{d.instruction!r}")
 
 
 def _check_order(c: "Config") -> None:

@@ -25,10 +25,19 @@ class Model:
 
 @dataclass
 class Data:
-    task: str = "chain"  # "chain" (embedded, generated) or "jsonl" (question and answer files)
-    train: str = ""  # file, for jsonl
-    eval: str = ""  # file of held-out questions, for jsonl
-    prompt: str = "{question}="  # "chat", "plain", or a format with {question}
+    task: str = "chain"  # "chain" (embedded, generated) or "jsonl" (questions and answers from files, of any kind)
+    # For jsonl: .jsonl[.gz], .json[.gz] or .parquet, or a data set of the Hugging Face hub, OWNER/NAME[:CONFIG][@SPLIT].
+    train: str = ""
+    eval: str = ""  # held-out questions, likewise; "" with hold_out: those
+    hold_out: int = 0  # questions of train, those of lowest hash, that never train; the evaluation set where eval is empty
+    decontaminate: str = ""  # evaluation files, with commas between them, whose questions are taken out of train
+    unique: bool = True  # of rows of train with the same question (but for case and white space) only the first trains
+    keep: str = ""  # filters of train, with commas between them: integer (answers), no_proof, valid, no_choice
+    question_field: str = ""  # "" is found; dotted for nested ones: extra_info.question
+    answer_field: str = ""  # reward_model.ground_truth
+    solution_field: str = ""
+    prompt: str = "{question}="  # "chat", "plain", another name of policy/prompt_formats.py, or a format with {question}
+    system: str = ""  # system turn of prompts that go through the chat template ("": the prompt's own, or none)
     instruction: str = ""  # put after every question, before the prompt's template
     max_prompt_length: int = 24  # tokens; longer prompts are dropped and counted
     train_prompts: int = 0  # use only so many (0: all; for chain: an unbounded stream)

@@ -113,6 +113,9 @@ def speed(path: str, variant: str = "", devices: int = 1) -> Config:
     method, data = choose(variant, SPEED)
     config = language_model(path, data, max_prompt=1024, max_new=3072, devices=devices)
     methods.apply(config, method)
+    # As in the paper, NuminaMath's whole answers; and of DAPO-17k, 1,000 questions that never train.
+    config.data.keep = "no_proof,integer" if data == "numina" else ""
+    config.data.hold_out = 1000 if data == "dapo17k" else 0
     config.rule.n, config.rule.n_init = 24, 8  # the paper's other N_init: 4 and 6
     config.driver.groups = 16
     config.driver.screening, config.driver.screen_prompts = "fixed", 64

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import json
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,18 +14,18 @@ import optax
 from jax.sharding import Mesh
 
 from rl_speed.checks import JAX_VERIFIERS, POOL_ADVANTAGES
-from rl_speed.config import EMBEDDED, Config
+from rl_speed.config import EMBEDDED, Config, Data
 from rl_speed.data import chain
 from rl_speed.data.embedded_tokenizer import embedded_directory
-from rl_speed.data.loaders import load_prompts
+from rl_speed.data.loaders import Fields, LoadReport, Row, load_rows, load_training_rows, rows_to_prompts
 from rl_speed.data.prompts import Prompt, PromptStream
 from rl_speed.memory.buffer import SamplingBuffer
 from rl_speed.memory.estimates import BetaEma
 from rl_speed.memory.prefixes import PrefixConfig
 from rl_speed.memory.replay import ReplayCache
 from rl_speed.mesh import make_mesh, row_shards
-from rl_speed.policy import (DecodeAttention, ModelConfig, abstract_params, decoder, encode_prompt, end_token_ids, load_hf,
-                             load_tokenizer, param_shardings)
+from rl_speed.policy import (DecodeAttention, ModelConfig, abstract_params, decoder, end_token_ids, load_hf, load_tokenizer,
+                             param_shardings, prompt_encoder)
 from rl_speed.policy.hf import read_json
 from rl_speed.rewards import ExactMatch, IntegerMatch, MathVerifier, token_bytes
 from rl_speed.sampling import Decoder, HostVerify, SamplerConfig
@@ -36,6 +37,7 @@ from rl_speed.training.estimates import EmaEstimator, ValueEstimator
 from rl_speed.training.fused import FusedConfig, FusedStep, Table, make_fused_step, row_widths
 from rl_speed.training.in_loop import InLoopDriver
 from rl_speed.training.optimizer import OptimizerConfig, make_optimizer
+from rl_speed.training.metrics import write_atomically
 from rl_speed.training.order import make_stream
 from rl_speed.training.pools import PoolConfig, PoolSelector
 from rl_speed.training.prefixes import PrefixSource
@@ -126,10 +128,11 @@ def check_vocabulary(tokenizer: Any, model: ModelConfig, directory: str) -> None
                          "added without resizing the model, or the tokenizer is another model's")
 
 
-def build_data(config: Config, tokenizer: Any) -> tuple[PromptStream, list[Prompt]]:
-    """(the training stream, the held-out prompts). Rows dropped while loading are counted and logged."""
+def build_data(config: Config, tokenizer: Any, report: Path | None = None) -> tuple[PromptStream, list[Prompt]]:
+    """(the training stream, the held-out prompts). What was left out while loading is counted, logged, and written to `report`."""
     data = config.data
-    encode = lambda question: encode_prompt(tokenizer, question + data.instruction, data.prompt)
+    form = prompt_encoder(tokenizer, data.prompt, data.system)
+    encode = lambda question: form(question + data.instruction)
     if data.task == "chain":
         bare = lambda text: tokenizer.encode(text, add_special_tokens=False)
         spec, seed = chain.DEFAULT_SPEC, config.seed
@@ -139,16 +142,33 @@ def build_data(config: Config, tokenizer: Any) -> tuple[PromptStream, list[Promp
             stream = PromptStream(chain.chain_source(spec, "train", seed, encode, bare), seed=seed)
         # The held-out questions are the same for every seed: runs are compared on them.
         return stream, chain.chain_prompts(spec, "eval", 0, data.eval_prompts or 512, encode, bare)
+    train, held_out, reports = read_data(data, encode)
+    for split, found in reports.items():
+        (log.info if found.kept == found.rows else log.warning)("%s questions: %s", split, found.text())
+    if report is not None:
+        written = {split: dataclasses.asdict(found) | {"rows": found.rows} for split, found in reports.items()}
+        write_atomically(report, json.dumps(written, indent=2) + "\n")
+    return make_stream(config, train), held_out
 
-    def read(path, limit):
-        prompts, report = load_prompts(path, encode, data.max_prompt_length, data.on_bad_row)
-        if report.bad or report.too_long:
-            log.warning("%s: kept %d prompts; skipped %d bad rows and %d prompts longer than %d tokens", path, report.kept,
-                        report.bad, report.too_long, data.max_prompt_length)
-        return prompts[:limit] if limit else prompts
 
-    return (make_stream(config, read(data.train, data.train_prompts)),
-            read(data.eval, data.eval_prompts) if data.eval else [])
+def read_data(data: Data, encode: Callable[[str], list[int]]) -> tuple[list[Prompt], list[Prompt], dict[str, LoadReport]]:
+    """(training prompts, held-out prompts, reports by split) of question and answer files."""
+    fields = Fields(data.question_field, data.answer_field, data.solution_field)
+    others = tuple(filter(None, (name.strip() for name in data.decontaminate.split(","))))
+    rows, held, report = load_training_rows(data.train, data.on_bad_row, fields, data.keep, held_out=data.hold_out,
+                                            decontaminate=others, unique=data.unique)
+    reports = {"train": report}
+    if data.eval:
+        held, reports["eval"] = load_rows(data.eval, data.on_bad_row, dataclasses.replace(fields, required=False))
+    elif held:
+        reports["eval"] = LoadReport(kept=len(held))
+
+    def prompts(split: str, rows: list[Row], limit: int) -> list[Prompt]:
+        made, too_long = rows_to_prompts(rows, encode, data.max_prompt_length)
+        reports[split] = dataclasses.replace(reports[split], kept=len(made), too_long=too_long)
+        return made[:limit] if limit else made
+
+    return prompts("train", rows, data.train_prompts), prompts("eval", held, data.eval_prompts) if held else [], reports
 
 
 def math_verifier(config: Config, policy: Policy) -> MathVerifier:

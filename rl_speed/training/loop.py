@@ -64,7 +64,7 @@ class Trainer:
         self.compiles, self.slow = CompileCounter(), SlowSteps()
         self.mesh = build.build_mesh(config)
         self.policy = build.build_policy(config, self.mesh)
-        self.stream, self.held_out = build.build_data(config, self.policy.tokenizer)
+        self.stream, self.held_out = build.build_data(config, self.policy.tokenizer, self.workdir / "data.json")
         self.scorer = build.build_scorer(config, self.policy, build.longest_answer(self.held_out, config.sampler.max_new))
         self.generator, self.held_out_generator, self.eval_prompts = build.build_generators(config, self.policy, self.mesh)
         self.optimizer = build.build_optimizer(config, self.policy.params)

@@ -50,6 +50,7 @@ def shrink(config: Config, folder: pathlib.Path) -> Config:
         c.model.path, c.data.instruction = str(folder / "model"), ""
         c.data.train, c.data.eval = str(folder / "train.jsonl"), str(folder / "eval.jsonl")
         c.reward.verifier, c.reward.mode = "integer", "free"  # math-verify: tests/training/test_training_gsm8k.py
+        c.data.hold_out = min(c.data.hold_out, 2)
         c.data.pass_rates = c.data.pass_rates and str(folder / "pass_rates.json")
     c.model.compute_dtype, c.model.remat, c.model.head_chunk = "float32", False, 0
     c.mesh.fsdp = c.mesh.data = c.mesh.tensor = 1
