@@ -22,7 +22,7 @@ from rl_speed.training.optimizer import OptimizerConfig, learning_rate_schedule,
 from rl_speed.training.progress import progress_bar
 from rl_speed.training.sft_data import SFTBatch
 from rl_speed.training.signals import Stopped, StopRequest, stop_on_signals
-from rl_speed.training.state import state_shardings
+from rl_speed.training.state import TrainState, state_shardings
 
 Array = jax.Array
 log = logging.getLogger(__name__)
@@ -34,8 +34,8 @@ def loss_sum(params: Any, batch: SFTBatch, model: ModelConfig, head_chunk: int |
         hidden_BxTxD = hidden_states(params, batch.tokens[:, :-1], model)
         logprobs_BxT, _ = token_logprobs(params, hidden_BxTxD, batch.tokens[:, 1:], model, chunk=head_chunk)
         return -jnp.sum(jnp.where(batch.mask[:, 1:], logprobs_BxT, 0.0))
-    # All T positions are fed, and targets move instead: cuDNN's backward pass with a mask needs an even length. The mask of segments
-    # is what packing costs: bool[B, 1, T, T], and twice that again where cuDNN reads it as a bfloat16 bias (at T = 16,384, 0.25
+    # All T positions are fed, and targets move instead: cuDNN's backward pass with a mask needs an even length. What packing costs
+    # is the mask of segments: bool[B, 1, T, T], and twice that again where cuDNN reads it as a bfloat16 bias (at T = 16,384, 0.25
     # and 0.5 GiB a row). Attention to other segments is computed, then masked, in T^2 time a row. jax.nn offers cuDNN sequence
     # lengths, not segments. Hence, on accelerators, rows of moderate length, and few in a micro-batch.
     hidden_BxTxD = hidden_states(params, batch.tokens, model, batch.segments)
@@ -50,11 +50,12 @@ def count_tokens(batch: SFTBatch) -> Array:
     return jnp.sum(batch.mask[:, 1:])
 
 
-def make_update(model: ModelConfig, optimizer: optax.GradientTransformation, micro_batches: int = 1,
-                head_chunk: int | None = None) -> Callable[[Any, Any, SFTBatch], tuple[Any, Any, dict[str, Array]]]:
+def make_update(model: ModelConfig, optimizer: optax.GradientTransformation, micro_batches: int = 1, head_chunk: int | None = None,
+                shardings: TrainState | None = None) -> Callable[[Any, Any, SFTBatch], tuple[Any, Any, dict[str, Array]]]:
     """A jitted (params, opt_state, batch) -> (params, opt_state, metrics); the first two are donated.
 
     Args:
+      shardings: where params and opt_state stay (`state_shardings`); None leaves it to the compiler.
       micro_batches: pieces of equal size whose gradients are added up before the update; row r belongs to piece r modulo their
         number. The loss is the mean over the tokens of the whole batch, so it does not depend on their number, nor on how examples
         are packed. A piece without a token to learn is not computed.
@@ -83,7 +84,8 @@ def make_update(model: ModelConfig, optimizer: optax.GradientTransformation, mic
         metrics = {"loss": loss / tokens, "grad_norm": optax.global_norm(gradients), "tokens": tokens}
         return optax.apply_updates(params, updates), opt_state, metrics
 
-    return jax.jit(update, donate_argnums=(0, 1))
+    where = None if shardings is None else (shardings.params, shardings.opt_state, None)
+    return jax.jit(update, donate_argnums=(0, 1), out_shardings=where)
 
 
 def make_evaluate(model: ModelConfig, mesh: Mesh, head_chunk: int | None = None) -> Callable[[Any, Sequence[SFTBatch]], float]:
@@ -141,7 +143,7 @@ class SFTTrainer:
     SIGINT asks it to stop. Metrics of a resumed run are those of an uninterrupted one, bit for bit, save "time/".
 
     Args:
-      params: on the mesh; they are donated: do not use them afterwards.
+      params: put on the mesh where they are not; then they are donated: do not use them afterwards.
       settings: what the workdir belongs to, JSON values, written to config.json.
       fixed: the names of settings that must be as they were for a run to be gone on with.
 
@@ -157,11 +159,11 @@ class SFTTrainer:
         self._data, self._config, self._mesh = data, config, mesh
         transformation = make_optimizer(optimizer, params)
         shardings = state_shardings(model, transformation, mesh)
-        self.params = params
-        self._opt_state = jax.jit(transformation.init, out_shardings=shardings.opt_state)(params)
-        self._rate = learning_rate_schedule(optimizer)
+        self.params = jax.device_put(params, shardings.params)
+        self._opt_state = jax.jit(transformation.init, out_shardings=shardings.opt_state)(self.params)
+        self._rate = jax.jit(learning_rate_schedule(optimizer))
         chunk = config.head_chunk or None
-        self._update = make_update(model, transformation, config.micro_batches, chunk)
+        self._update = make_update(model, transformation, config.micro_batches, chunk, shardings)
         self._evaluate = make_evaluate(model, mesh, chunk)
         self.step, self.last = 0, {}
         self.workdir = None if workdir is None else Path(workdir)

@@ -15,13 +15,14 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from rl_speed.config import Reward
 from rl_speed.data import DEFAULT_SPEC, chain
 from rl_speed.data.embedded_tokenizer import END_ID, VOCABULARY, save_tokenizer
 from rl_speed.data.prompts import Prompt
 from rl_speed.evaluation import evaluate
 from rl_speed.mesh import make_mesh, row_shards
 from rl_speed.policy import (ModelConfig, decoder, encode_prompt, end_token_ids, init, load_hf, load_tokenizer, num_params,
-                             param_shardings, save_hf)
+                             save_hf)
 from rl_speed.rewards import MathVerifier
 from rl_speed.sampling import SamplerConfig
 from rl_speed.sampling.generate import Generator
@@ -179,8 +180,7 @@ def build_embedded(settings: Settings, mesh: Mesh, progress: bool) -> Run:
     held = Layout(length, -(-512 // row_shards(mesh)) * row_shards(mesh), 1, False)
     data = SFTData(lambda step: (layout.batch(shown("demo", step * settings.batch, settings.batch)), {}),
                    [held.batch(shown("demo_eval", 0, 512))])
-    params = jax.device_put(init(model, jax.random.key(settings.seed)), param_shardings(model, mesh))
-    return _assemble(settings, mesh, params, model, tokenizer, data, steps, layout, {}, progress)
+    return _assemble(settings, mesh, init(model, jax.random.key(settings.seed)), model, tokenizer, data, steps, layout, {}, progress)
 
 
 # Files.
@@ -256,8 +256,8 @@ def describe(counts: Mapping[str, Any], steps: int, batch: int, layout: Layout) 
 
 def build_answers(settings: Settings, mesh: Mesh, model: ModelConfig, tokenizer: Any, ends: tuple[int, ...],
                   held: Sequence[Example]) -> tuple[Callable[[Any], dict[str, float]], Callable[[], None]]:
-    """(parameters -> accuracy, length, ... of `eval_samples` answers to each held-out question, judged by math-verify; what ends its
-    processes). A response has the room that the longest prompt leaves of `max_length`."""
+    """(parameters -> accuracy, length, ... of `eval_samples` answers to each held-out question, judged by math-verify; what ends
+    its processes). A response has the room that the longest prompt leaves of `max_length`."""
     questions = {e.question: e for e in held}.values()
     prompts = [Prompt(id=e.id, tokens=e.prompt, answer=e.answer, answer_tokens=np.zeros((0,), np.int32), text=e.question)
                for e in questions]
@@ -268,6 +268,6 @@ def build_answers(settings: Settings, mesh: Mesh, model: ModelConfig, tokenizer:
                             end_tokens=ends)
     generator = Generator(decoder(model, fuse=mesh.shape["tensor"] == 1), sampler, mesh, per_call, per_call * samples, samples,
                           longest, jax.random.key(settings.seed))
-    verifier = MathVerifier(mode="free")
+    verifier = MathVerifier(Reward.workers, Reward.timeout_s, mode="free")
     judge = MathScorer(tokenizer, ends, verifier)
     return (lambda params: evaluate(generator, params, prompts, samples, judge, per_call).metrics()), verifier.close
