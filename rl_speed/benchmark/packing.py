@@ -10,7 +10,6 @@ from typing import Any
 
 import jax
 import numpy as np
-import optax
 from jax.sharding import Mesh
 
 from rl_speed.benchmark.decode import QWEN_1P5B
@@ -21,7 +20,7 @@ from rl_speed.policy import ModelConfig, init, num_params, param_shardings
 from rl_speed.training.optimizer import OptimizerConfig, make_optimizer
 from rl_speed.training.sft import make_update
 from rl_speed.training.sft_data import Example, Layout, Schedule, SFTBatch, make_layout
-from rl_speed.training.state import TrainState, state_shardings
+from rl_speed.training.state import state_shardings
 
 # Mean and standard deviation of the logarithm, and the extremes, of prompt and solution lengths in 7,473 rows; their correlation.
 PROMPT, SOLUTION, CORRELATION = (4.458, 0.228, 41, 241), (4.722, 0.420, 30, 454), 0.547
@@ -38,8 +37,8 @@ class Workload:
     piece: int
 
 
-CPU = Workload(ModelConfig(vocab_size=2048, width=128, layers=2, heads=4, kv_heads=2, head_dim=32, mlp_width=384), examples=512,
-               batch=32, length=1024, piece=4096)
+CPU = Workload(ModelConfig(vocab_size=512, width=256, layers=1, heads=4, kv_heads=2, head_dim=64, mlp_width=768), examples=512,
+               batch=16, length=1024, piece=2560)
 ACCELERATOR = Workload(dataclasses.replace(QWEN_1P5B, remat=True), examples=512, batch=64, length=1024, piece=16384)
 SMALL = Workload(ModelConfig(vocab_size=64, width=32, layers=1, heads=2, kv_heads=2, head_dim=16, mlp_width=64), examples=24,
                  batch=4, length=1024, piece=1024)
@@ -59,44 +58,47 @@ def gsm8k_like(count: int, vocab_size: int) -> list[Example]:
     return [Example(*(rng.integers(1, vocab_size, n).astype(np.int32) for n in pair)) for pair in zip(*lengths)]
 
 
-def timed(model: ModelConfig, optimizer: optax.GradientTransformation, shardings: TrainState, make: Callable[[], Any], layout: Layout,
-          batches: Sequence[SFTBatch], mesh: Mesh) -> tuple[float, list[float]]:
-    """(loss of the first batch under the weights that `make` gives, seconds of an update on each batch)."""
-    params = make()
-    opt_state = jax.jit(optimizer.init, out_shardings=shardings.opt_state)(params)
+def ready(model: ModelConfig, layout: Layout, batches: Sequence[SFTBatch], mesh: Mesh) -> tuple[Callable[[int], float], float]:
+    """(an update on batch i, which returns its seconds; the loss of the first batch under the starting weights)."""
+    params = jax.jit(lambda: init(model, jax.random.key(0)), out_shardings=param_shardings(model, mesh))()
+    optimizer = make_optimizer(OptimizerConfig(), params)
+    shardings = state_shardings(model, optimizer, mesh)
+    state = [params, jax.jit(optimizer.init, out_shardings=shardings.opt_state)(params)]
     update = make_update(model, optimizer, layout.pieces, shardings=shardings)
-    batches = jax.device_put(list(batches), batch_sharding(mesh))
-    params, opt_state, metrics = update(params, opt_state, batches[0])  # compiles
-    first_loss, seconds = float(metrics["loss"]), []
-    for batch in batches:
-        (params, opt_state, _), took = clock(lambda batch=batch: update(params, opt_state, batch))
-        seconds.append(took)
-    return first_loss, seconds
+    placed = jax.device_put(list(batches), batch_sharding(mesh))
+
+    def step(i: int) -> dict[str, jax.Array]:
+        *state[:], metrics = update(*state, placed[i])
+        return metrics
+
+    return (lambda i: clock(lambda: step(i))[1]), float(step(0)["loss"])
 
 
 def run(work: Workload, repeats: int, say: Callable[[str], None]) -> dict[str, Any]:
-    """Seconds of the updates of the same `repeats` batches, packed and padded in turn, and how far the first losses are apart."""
+    """Seconds of updates on the same `repeats` batches, packed and padded in turn, and how far the first losses are apart."""
     examples, mesh = gsm8k_like(work.examples, work.model.vocab_size), make_mesh()
     schedule = Schedule(len(examples), work.batch, seed=0)
     steps = max(repeats, len(examples) // work.batch)  # the layout is that of an epoch
-    lengths = [len(e) for e in examples]
-    make = jax.jit(lambda: init(work.model, jax.random.key(0)), out_shardings=param_shardings(work.model, mesh))
-    optimizer = make_optimizer(OptimizerConfig(), jax.eval_shape(make))
-    shardings = state_shardings(work.model, optimizer, mesh)
-    kinds: dict[str, Any] = {}
+    lengths, shown = [len(e) for e in examples], [schedule.indices(step) for step in range(repeats)]
+    kinds: dict[str, dict[str, Any]] = {}
+    calls = {}
     for name, packed in (("padded", False), ("packed", True)):
         say(f"compiling: {name}")
         longest = work.length if packed else max(lengths)
         layout = make_layout(lengths, lambda: schedule.all_indices(steps), work.length, packed, max(1, work.piece // longest), 1)
-        batches = [layout.batch([examples[i] for i in schedule.indices(step)]) for step in range(repeats)]
-        first_loss, seconds = timed(work.model, optimizer, shardings, make, layout, batches, mesh)
+        batches = [layout.batch([examples[i] for i in part]) for part in shown]
+        calls[name], first_loss = ready(work.model, layout, batches, mesh)
         # Pieces of padded rows have an example in each row; those of packed rows may be empty, and are then not computed.
-        held = sum(lengths[i] for step in range(repeats) for i in schedule.indices(step))
-        use = (np.mean([layout.use(batch)["use"] for batch in batches]) if packed
-               else held / (repeats * layout.rows * layout.length))
+        use = (np.mean([layout.use(batch)["use"] for batch in batches]) if packed else
+               sum(lengths[i] for part in shown for i in part) / (repeats * layout.rows * layout.length))
         kinds[name] = {"rows": layout.rows, "length": layout.length, "pieces": layout.pieces, "use": float(use),
-                       "first_loss": first_loss, "seconds": seconds,
-                       "tokens_per_s": int(sum(batch.mask.sum() for batch in batches)) / sum(seconds)}
+                       "first_loss": first_loss, "seconds": []}
+    for i in range(repeats):
+        for name, call in calls.items():
+            kinds[name]["seconds"].append(call(i))
+    solutions = [sum(len(examples[i].response) for i in part) for part in shown]
+    for kind in kinds.values():
+        kind["tokens_per_s"] = float(np.median(np.divide(solutions, kind["seconds"])))
     return {"workload": {**dataclasses.asdict(work), "parameters": num_params(work.model)}, "kinds": kinds,
             "ratio": kinds["packed"]["tokens_per_s"] / kinds["padded"]["tokens_per_s"],
             "losses_apart": abs(kinds["packed"]["first_loss"] - kinds["padded"]["first_loss"])}

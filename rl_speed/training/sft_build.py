@@ -83,14 +83,15 @@ class Settings:
     mesh_tensor: int = 1
 
     def __post_init__(self):
+        out, workdir = Path(self.out).resolve(), Path(self.workdir_path).resolve()
         for wrong, message in (
             (bool(self.model) != bool(self.data), "give --model and --data together, or neither for the embedded policy"),
             (self.steps is not None and self.epochs is not None, "give --steps or --epochs, not both"),
             (self.epochs is not None and not self.data, "--epochs needs --data: the embedded task has examples without end"),
             (not self.data and (self.eval_data or self.eval_samples), "--eval_data and --eval_samples need --data"),
             (not 0 <= self.eval_share < 1, f"--eval_share must be in [0, 1), got {self.eval_share}"),
-            (bool(self.data) and Path(self.workdir_path).resolve() == Path(self.out).resolve(),
-             "--workdir must not be --out, which is replaced as a whole at the end"),
+            (bool(self.workdir_path) and (workdir == out or out in workdir.parents),
+             f"--workdir={self.workdir} must not be --out or in it, which is replaced as a whole at the end"),
         ):
             if wrong:
                 raise ValueError(message)
@@ -180,7 +181,8 @@ def build_embedded(settings: Settings, mesh: Mesh, progress: bool) -> Run:
     held = Layout(length, -(-512 // row_shards(mesh)) * row_shards(mesh), 1, False)
     data = SFTData(lambda step: (layout.batch(shown("demo", step * settings.batch, settings.batch)), {}),
                    [held.batch(shown("demo_eval", 0, 512))])
-    return _assemble(settings, mesh, init(model, jax.random.key(settings.seed)), model, tokenizer, data, steps, layout, {}, progress)
+    params = init(model, jax.random.key(settings.seed))
+    return _assemble(settings, mesh, params, model, tokenizer, data, steps, layout, {}, progress)
 
 
 # Files.
@@ -217,7 +219,9 @@ def build_from_files(settings: Settings, mesh: Mesh, progress: bool) -> Run:
                       **layout.use(made)}
 
     answers, close = None, lambda: None
-    if settings.eval_samples and held:
+    if settings.eval_samples:
+        if not held:
+            raise ValueError("--eval_samples needs held-out rows: --eval_data, or --eval_share above 0 and two questions at least")
         answers, close = build_answers(settings, mesh, model, tokenizer, ends, held)
     files = {"generation_config.json": {"eos_token_id": list(ends), "pad_token_id": tokenizer.pad_token_id}}
     data = SFTData(batch, held_layout.batches(held), answers)

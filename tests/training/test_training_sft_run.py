@@ -16,7 +16,7 @@ from rl_speed.data import DEFAULT_SPEC, chain
 from rl_speed.data.embedded_tokenizer import embedded_directory
 from rl_speed.policy import forward, load_hf
 from rl_speed.training.metrics import read_lines
-from rl_speed.training.sft_build import Settings, build
+from rl_speed.training.sft_build import PRESETS, Settings, build
 from rl_speed.training.signals import Stopped
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
@@ -80,7 +80,7 @@ def test_what_is_saved_opens_in_transformers_with_the_same_logits(whole):
 
 def flags_of(settings):
     """The command line that gives these settings."""
-    default = Settings(out="", model="m", data="d")
+    default = Settings(out="o", model="m", data="d")
     given = {k: v for k, v in dataclasses.asdict(settings).items() if v != getattr(default, k)}
     return [f"--{k}={v}" for k, v in given.items()]
 
@@ -135,13 +135,21 @@ def test_other_settings_are_refused(whole, settings):
 def test_bad_settings_and_bad_data_end_with_one_line(settings, tmp_path):
     for change, message in (
             ({"epochs": 2}, "--steps or --epochs, not both"), ({"model": ""}, "--model and --data together"),
-            ({"data": "", "model": "", "eval_samples": 1}, "need --data"), ({"workdir": str(tmp_path / "policy")}, "must not be --out"),
+            ({"data": "", "model": "", "eval_samples": 1}, "need --data"),
+            ({"workdir": str(tmp_path / "policy" / "run")}, "must not be --out"),
+            ({"eval_samples": 1, "eval_share": 0.0}, "needs held-out rows"),
             ({"max_length": 4}, "longer than max_length = 4 tokens"), ({"prompt": None}, "no chat template"),
             ({"warmup_steps": 24}, "leaves none of 24 updates"), ({"micro_rows": 3}, "--micro_rows=3 rows cannot be split"),
             ({"data": str(tmp_path / "no.jsonl")}, "no such file")):
         with pytest.raises((ValueError, OSError), match=message) as caught:
             build(dataclasses.replace(settings, **({"out": str(tmp_path / "policy")} | change)))
         assert "\n" not in str(caught.value)
+
+
+def test_a_paper_preset_sets_what_the_paper_says():
+    band = Settings(out="o", model="m", data="d", **PRESETS["band"])
+    optimizer = band.optimizer(steps=-(-1100 * band.epochs // band.batch))
+    assert (optimizer.learning_rate, optimizer.warmup_steps, optimizer.total_steps, band.batch) == (5e-6, 25, 262, 21)
 
 
 @pytest.mark.slow
