@@ -111,8 +111,14 @@ def main(argv):
              "jax": f"JAX {jax.__version__}"}
     print(f"{name}: {sum(len(b.prompts) for b in sets)} questions x {settings.samples} responses, into {out}", flush=True)
     with Judge(config, policy, [p for b in sets for p in b.prompts]) as judge, stop_on_signals() as stop:
-        summary = harness.run(policy, sets, settings, mesh, judge, out, {**facts, "policy": name}, _OVERWRITE.value,
-                              lambda: bool(stop), _PROGRESS.value)
+        try:
+            summary = harness.run(policy, sets, settings, mesh, judge, out, {**facts, "policy": name}, _OVERWRITE.value,
+                                  lambda: bool(stop), _PROGRESS.value)
+        except harness.Interrupted as error:
+            # The run may have a newer checkpoint by then.
+            again = f" (with --step={step})" if step is not None and _STEP.value is None else ""
+            print(f"{error}{again}")
+            sys.exit(128 + stop.received)
     told = {**facts, "how": f"{settings.samples} responses to a question, temperature {settings.temperature:g}, top-p "
             f"{settings.top_p:g}, at most {settings.max_new} tokens, verifier {settings.verifier} ({settings.mode}), seed "
             f"{settings.seed}"}
@@ -129,12 +135,8 @@ def guarded(argv):
     except KeyboardInterrupt:
         command.fail("interrupted at once; what was saved is whole, and the same command goes on from there", 130)
     except Exception as error:
-        from rl_speed.evaluation.harness import Interrupted
         from rl_speed.training.checkpoint import CheckpointError
 
-        if isinstance(error, Interrupted):
-            print(error)
-            sys.exit(130)
         if not isinstance(error, (ValueError, OSError, CheckpointError)):
             raise
         command.fail(str(error))

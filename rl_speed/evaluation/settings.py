@@ -49,8 +49,8 @@ class Settings:
             object.__setattr__(self, "k", tuple(k for k in (1, 8, 32) if k <= self.samples))
         for name, ok, want in (
                 ("samples", self.samples >= 1, "at least 1"),
-                ("k", min(self.k) >= 1, "numbers of at least 1"),
-                ("k", max(self.k) <= self.samples, f"at most --samples ({self.samples}): pass@k needs k responses to a question"),
+                ("k", min(self.k, default=1) >= 1, "numbers of at least 1"),
+                ("k", max(self.k, default=0) <= self.samples, f"at most --samples ({self.samples}): pass@k needs k responses to a question"),
                 ("temperature", self.temperature >= 0, "0 (greedy) or more"),
                 ("top_p", 0 < self.top_p <= 1, "in (0, 1]"), ("top_k", self.top_k >= 0, "0 (off) or more"),
                 ("max_new", self.max_new >= 1, "at least 1"),
