@@ -4,9 +4,9 @@
     python experiments/evaluate.py --model=HF_DIR --preset=speed --data=math500.jsonl,aime24.jsonl
     python experiments/evaluate.py --checkpoint=WORKDIR [--step=40] [--data=NAME=FILE --data=FILE ...]
 
---checkpoint is the workdir of a run, finished or under way (its newest whole checkpoint, asked as the run asks), a checkpoint in it, or
-a policy that it exported. The same command again goes on where it was interrupted, with the very responses it would have drawn.
-Writes responses.jsonl, evaluation.json, summary.json, table.md and plot.png to --out.
+--checkpoint is the workdir of a run, finished or under way (its newest whole checkpoint, asked as the run asks), a checkpoint in
+it, or a policy that it exported. The same command again goes on where it was interrupted, with the very responses it would have
+drawn. Writes responses.jsonl, evaluation.json, summary.json, table.md and plot.png to --out.
 """
 
 import os
@@ -19,10 +19,10 @@ from absl import app, flags, logging
 _MODEL = flags.DEFINE_string("model", "", "Hugging Face directory. Neither --model nor --checkpoint: the embedded policy.")
 _CHECKPOINT = flags.DEFINE_string("checkpoint", "", "Workdir of a run, a checkpoint inside it, or an exported policy.")
 _STEP = flags.DEFINE_integer("step", None, "Which checkpoint of the workdir. Default: the newest that is whole.", lower_bound=0)
-_DATA = flags.DEFINE_multi_string("data", [], "FILE or NAME=FILE of questions and answers; several with commas between them, or the "
-                                  "flag repeated. Default: the run's held-out questions, or the embedded task's.")
-_PRESET = flags.DEFINE_string("preset", "", "A paper's settings: speed, band, ada or rpo (rl_speed/evaluation/settings.py). Flags go "
-                              "before presets, presets before the run's own settings.")
+_DATA = flags.DEFINE_multi_string("data", [], "FILE or NAME=FILE of questions and answers; several with commas between them, or "
+                                  "the flag repeated. Default: the run's held-out questions, or the embedded task's.")
+_PRESET = flags.DEFINE_string("preset", "", "A paper's settings: speed, band, ada or rpo (rl_speed/evaluation/settings.py). Flags "
+                              "go before presets, presets before the run's own settings.")
 _K = flags.DEFINE_list("k", None, "pass@k for these k. Default: 1,8,32, as far as --samples goes.")
 _MESH = flags.DEFINE_string("mesh", None, "data=N,fsdp=N,tensor=N. Default: the run's, or one device.")
 _OUT = flags.DEFINE_string("out", None, "Folder to write to. Default: WORKDIR/evaluation/PRESET_step_N, or "
@@ -38,8 +38,8 @@ _SETTINGS = [
     flags.DEFINE_float("top_p", None, "Sample among the most probable tokens of this mass. Default 1: all."),
     flags.DEFINE_integer("top_k", None, "Sample among so many tokens. Default 0: all."),
     flags.DEFINE_integer("max_new", None, "Tokens of a response at most. Default 4096."),
-    flags.DEFINE_integer("max_prompt_length", None, "Leave out questions whose prompts are longer, in tokens, and count them. Default 0: "
-                         "none."),
+    flags.DEFINE_integer("max_prompt_length", None, "Leave out questions whose prompts are longer, in tokens, and count them. "
+                         "Default 0: none."),
     flags.DEFINE_string("prompt", None, "'chat', 'plain', or a format with {question}. Default: chat."),
     flags.DEFINE_string("instruction", None, "Put behind every question. Default: to reason and to box the answer."),
     flags.DEFINE_string("verifier", None, "math (Math-Verify), integer, or exact (token by token). Default math."),
@@ -47,8 +47,8 @@ _SETTINGS = [
     flags.DEFINE_float("timeout_s", None, "Seconds that Math-Verify may take for a response. Default 5."),
     flags.DEFINE_integer("workers", None, "Processes that verify. Default: by processors."),
     flags.DEFINE_integer("slots", None, "Responses that are decoded at once, over all devices. Default 128."),
-    flags.DEFINE_integer("questions_per_call", None, "Questions in a generation call. Default 0: eight responses a slot. A call is what "
-                         "an interruption costs."),
+    flags.DEFINE_integer("questions_per_call", None, "Questions in a generation call. Default 0: eight responses a slot. A call is "
+                         "what an interruption costs."),
     flags.DEFINE_integer("limit", None, "Only so many questions of each benchmark, the first ones. Default 0: all."),
     flags.DEFINE_integer("seed", None, "Of sampling. Default 0."),
     flags.DEFINE_string("compute_dtype", None, "float32 or bfloat16. Default: the run's, or float32."),
@@ -104,7 +104,8 @@ def main(argv):
     config = harness.make_config(settings, source.directory)
     mesh = build.build_mesh(config)
     policy, step = load_policy(source, config, mesh)
-    out = Path(_OUT.value) if _OUT.value else source.home / ((_PRESET.value or "default") + (f"_step_{step}" if step is not None else ""))
+    of_step = f"_step_{step}" if step is not None else ""
+    out = Path(_OUT.value) if _OUT.value else source.home / ((_PRESET.value or "default") + of_step)
     name = harness.describe_source(source, step)
     facts = {"command": "python experiments/evaluate.py " + " ".join(sys.argv[1:]), "date": time.strftime("%Y-%m-%d"),
              "device": f"{jax.device_count()} x {jax.devices()[0].device_kind}", "processors": f"{os.cpu_count()} processors",

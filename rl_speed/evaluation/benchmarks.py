@@ -23,7 +23,8 @@ class Benchmark:
 
     Attributes:
       prompts: with visits, which key the randomness of their responses: by the benchmark's name and the place in its file, so that
-        neither other benchmarks nor a limit change a question's responses. too_long, bad: rows left out. path: "" for the chain task.
+        neither other benchmarks nor a limit change a question's responses. too_long, bad: rows left out. path: "" for the chain
+        task.
     """
 
     name: str
@@ -54,8 +55,8 @@ def chain_benchmark(encode: Callable[[str], list[int]], encode_bare: Callable[[s
 
 
 def parse_specs(specs: Sequence[str]) -> dict[str, Path]:
-    """{name: file} of "FILE" and "NAME=FILE", each of which may be several with commas between them. A FILE's name is its own, without
-    what follows the first dot.
+    """{name: file} of "FILE" and "NAME=FILE", each of which may be several with commas between them. A FILE's name is its own,
+    without what follows the first dot.
 
     Raises ValueError: two benchmarks of one name, an empty one, or no such file.
     """

@@ -62,8 +62,8 @@ def plan_calls(prompts: int, samples: int, pieces: int, piece: int, first: int =
     made are a beginning of it.
 
     Args:
-      samples: of each prompt. pieces: work items that fit into a call. piece: samples of one work item at most; a prompt that asks for
-        more is spread over several.
+      samples: of each prompt. pieces: work items that fit into a call. piece: samples of one work item at most; a prompt that asks
+        for more is spread over several.
     """
     items, at = [], first
     while at < prompts * samples:
@@ -114,7 +114,8 @@ def evaluate(generator: Generator, params: Any, prompts: Sequence[Prompt], sampl
     """
     numbered = [dataclasses.replace(prompt, visit=i) for i, prompt in enumerate(prompts)]
     per_prompt, stats = [], GenerationStats()
-    for owners, drawn, more in draw_in_calls(generator, params, numbered, plan_calls(len(prompts), samples, prompts_per_call, samples)):
+    calls = plan_calls(len(prompts), samples, prompts_per_call, samples)
+    for owners, drawn, more in draw_in_calls(generator, params, numbered, calls):
         stats += more
         right = np.asarray(correct([numbered[prompt] for prompt, _ in owners], drawn), np.float64).reshape(-1, samples)
         by_prompt = lambda x: np.asarray(x, np.float64).reshape(-1, samples)

@@ -98,7 +98,8 @@ def run(policy: build.Policy, benchmarks: Sequence[Benchmark], settings: Setting
     file = ResponseFile(folder, identity_of(facts, model_facts(policy.model, digest(policy.params), policy.end_tokens), benchmarks,
                                             prompt_length), notes or {}, benchmarks, settings.samples, overwrite)
     generator, pieces, piece = make_generator(policy, mesh, settings, len(prompts), prompt_length)
-    calls, cost, begin = plan_calls(len(prompts), settings.samples, pieces, piece, file.done), GenerationStats(), time.perf_counter()
+    calls = plan_calls(len(prompts), settings.samples, pieces, piece, file.done)
+    cost, begin = GenerationStats(), time.perf_counter()
     bar = progress_bar(file.total, "responses", file.done, progress)
     try:
         for owners, drawn, stats in draw_in_calls(generator, policy.params, prompts, calls, stop):

@@ -5,18 +5,19 @@ drawn anew:
 
 - *same questions, other responses*: the benchmark is what it is, only the sampling of responses is chance. Right for comparing
   checkpoints on one benchmark, and shrinks with n.
-- *other questions like these*: the questions are a sample, too. Right for what the number says of the policy's ability; the responses
-  to a question then form a cluster, and the interval shrinks with Q alone (Miller, 'Adding Error Bars to Evals', arXiv 2411.00640).
+- *other questions like these*: the questions are a sample, too. Right for what the number says of the policy's ability; the
+  responses to a question then form a cluster, and the interval shrinks with Q alone (Miller, 'Adding Error Bars to Evals', arXiv
+  2411.00640).
 
-Each takes its variance V as below and then Agresti and Coull's interval (1998), with the number of independent trials that would have
-this variance, m (1 - m) / V at the mean m, in place of a count (as for surveys by clusters: Korn and Graubard 1998; Dean and Pagano 2015).
-So an interval stays inside [0, 1], is lopsided near its ends, and is never of no width: the number of trials is bounded below by what
-theory grants, and V never takes the questions' own rates for exactly 0 or 1 (see `sampling_variance`). All of it is in closed form or
-iterated deterministically; nothing is drawn.
+Each takes its variance V as below and then Agresti and Coull's interval (1998), with the number of independent trials that would
+have this variance, m (1 - m) / V at the mean m, in place of a count (as for surveys by clusters: Korn and Graubard 1998; Dean and
+Pagano 2015). So an interval stays inside [0, 1], is lopsided near its ends, and is never of no width: the number of trials is
+bounded below by what theory grants, and V never takes the questions' own rates for exactly 0 or 1 (see `sampling_variance`). All of
+it is in closed form or iterated deterministically; nothing is drawn.
 
 Coverage on simulated benchmarks is tested (tests/evaluation/test_evaluation_intervals.py): near 0.95, and above it where hardly
-anything varies. It falls short, to 0.9 and at worst near 0.8, where k is nearly n, or there are a few dozen questions, and everything
-hangs on the few among them that are solved now and then: no interval can know of what no response showed.
+anything varies. It falls short, to 0.9 and at worst near 0.8, where k is nearly n, or there are a few dozen questions, and
+everything hangs on the few among them that are solved now and then: no interval can know of what no response showed.
 """
 
 import functools
@@ -31,7 +32,7 @@ RATES = np.sin(np.linspace(0, np.pi / 2, 61)) ** 2
 
 @functools.lru_cache
 def failure(n: int, k: int) -> np.ndarray:
-    """C(n - c, k) / C(n, k) for c = 0..n right responses, f64[n + 1]: the share of k-subsets of the responses without a right one."""
+    """C(n - c, k) / C(n, k) for c = 0..n right responses, f64[n + 1]: the share of k-subsets without a right one."""
     i = np.arange(k)
     return np.prod(np.clip(n - np.arange(n + 1)[:, None] - i, 0, None) / (n - i), axis=1)
 

@@ -93,9 +93,11 @@ def average(benchmarks: Mapping[str, Mapping[str, Any]], weights: Sequence[float
     return out
 
 
-def summarise(outcomes: Mapping[str, Outcomes], meta: Mapping[str, Sequence[Mapping[str, Any]]], k: Sequence[int]) -> dict[str, Any]:
+def summarise(outcomes: Mapping[str, Outcomes], meta: Mapping[str, Sequence[Mapping[str, Any]]],
+              k: Sequence[int]) -> dict[str, Any]:
     """{"benchmarks": by name, "macro_average": each benchmark counts alike, "weighted_average": each question does}."""
     benchmarks = {name: measure(outcomes[name], meta[name], k) for name in outcomes}
     questions = np.array([b["questions"] for b in benchmarks.values()], float)
-    return {"k": list(k), "benchmarks": benchmarks, "macro_average": average(benchmarks, np.full(len(questions), 1 / len(questions))),
+    equal = np.full(len(questions), 1 / len(questions))
+    return {"k": list(k), "benchmarks": benchmarks, "macro_average": average(benchmarks, equal),
             "weighted_average": average(benchmarks, questions / questions.sum())}

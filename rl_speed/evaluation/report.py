@@ -117,8 +117,8 @@ def plot(summary: Mapping[str, Any], path: Path) -> Path:
 def write_results(summary: Mapping[str, Any], folder: Path, title: str, facts: Mapping[str, Any]) -> list[Path]:
     """table.md, summary.json and plot.png in `folder`. `facts`: command, date, device and the like, told in both texts."""
     head = [f"# {title}", "", f"`{facts['command']}`", "", ", ".join(str(v) for n, v in facts.items() if n != "command") + ".", "",
-            "Intervals say what to expect had other responses been drawn to the same questions, and what had the questions been others "
-            "of their kind, too (rl_speed/evaluation/intervals.py).", ""]
+            "Intervals say what to expect had other responses been drawn to the same questions, and what had the questions been "
+            "others of their kind, too (rl_speed/evaluation/intervals.py).", ""]
     write_atomically(folder / "table.md", "\n".join(head) + "\n" + tables(summary))
     write_atomically(folder / "summary.json", json.dumps({**facts, **summary}, indent=1) + "\n")
     return [folder / "table.md", folder / "summary.json", plot(summary, folder / "plot.png")]

@@ -34,19 +34,19 @@ def differences(there: Mapping[str, Any], here: Mapping[str, Any], prefix: str =
 
 
 class ResponseFile:
-    """responses.jsonl, appended call by call. Responses stand in the order in which they are drawn: benchmark by benchmark, question by
-    question, sample by sample. So those that are there are a beginning, and a resumed evaluation writes the same file.
+    """responses.jsonl, appended call by call. Responses stand in the order in which they are drawn: benchmark by benchmark,
+    question by question, sample by sample. So those that are there are a beginning, and a resumed evaluation writes the same file.
 
     Args:
-      folder: made if need be. identity: what the evaluation is, of JSON's own types; kept in evaluation.json. notes: kept there, too,
-        but not compared. overwrite: begin anew whatever is there.
+      folder: made if need be. identity: what the evaluation is, of JSON's own types; kept in evaluation.json. notes: kept there,
+        too, but not compared. overwrite: begin anew whatever is there.
 
     Attributes:
       done: responses in the file. total: those there will be.
 
     Raises:
-      OtherEvaluation: what is there was made otherwise; says what differs. ValueError: a line is not what it should be (only the last
-        may have been cut short; it is taken back).
+      OtherEvaluation: what is there was made otherwise; says what differs. ValueError: a line is not what it should be (only the
+        last may have been cut short; it is taken back).
     """
 
     def __init__(self, folder: Path, identity: Mapping[str, Any], notes: Mapping[str, Any], benchmarks: Sequence[Benchmark],
@@ -135,7 +135,7 @@ class ResponseFile:
 
 def identity_of(settings: Mapping[str, Any], policy: Mapping[str, Any], benchmarks: Sequence[Benchmark],
                 prompt_length: int) -> dict[str, Any]:
-    """What an evaluation is: two that agree in it have the same responses. `prompt_length` is the capacity of a prompt, in tokens."""
+    """What an evaluation is: two that agree in it have the same responses. `prompt_length`: capacity of a prompt, in tokens."""
     return {"settings": {**settings, "prompt_length": prompt_length}, "policy": dict(policy),
             "benchmarks": {"order": ",".join(b.name for b in benchmarks),
                            **{b.name: {"questions": len(b.prompts), "digest": b.digest()} for b in benchmarks}}}

@@ -16,10 +16,10 @@ class Settings:
 
     Attributes:
       samples: responses to each question. k: for pass@k. temperature, top_p, top_k: of the sampler (temperature 0 is greedy).
-      max_new: tokens of a response at most. max_prompt_length: tokens of a prompt; questions with longer ones are left out and counted
-        (0: as the longest needs). prompt, instruction: as in config.data. verifier, mode, timeout_s: as in config.reward.
-      slots: rows that decode at once, over all devices. questions_per_call: see `capacities`. limit: questions of each benchmark, the
-        first ones (0: all). seed: of the sampling.
+      max_new: tokens of a response at most. max_prompt_length: tokens of a prompt; questions with longer ones are left out and
+        counted (0: as the longest needs). prompt, instruction: as in config.data. verifier, mode, timeout_s: as in config.reward.
+      slots: rows that decode at once, over all devices. questions_per_call: see `capacities`. limit: questions of each benchmark,
+        the first ones (0: all). seed: of the sampling.
     """
 
     samples: int = 32
@@ -50,7 +50,8 @@ class Settings:
         for name, ok, want in (
                 ("samples", self.samples >= 1, "at least 1"),
                 ("k", min(self.k, default=1) >= 1, "numbers of at least 1"),
-                ("k", max(self.k, default=0) <= self.samples, f"at most --samples ({self.samples}): pass@k needs k responses to a question"),
+                ("k", max(self.k, default=0) <= self.samples,
+                 f"at most --samples ({self.samples}): pass@k needs k responses to a question"),
                 ("temperature", self.temperature >= 0, "0 (greedy) or more"),
                 ("top_p", 0 < self.top_p <= 1, "in (0, 1]"), ("top_k", self.top_k >= 0, "0 (off) or more"),
                 ("max_new", self.max_new >= 1, "at least 1"),
@@ -90,8 +91,8 @@ def _paper(build: Callable[[str], Config], **own: Any) -> dict[str, Any]:
     return {name: values[name] for name in ("temperature", "top_p", "max_new", "prompt", "instruction", "verifier", "mode")} | own
 
 
-# Temperature, top-p and response limit are the papers'. The prompt's format is that of the training presets (rl_speed/presets.py says
-# what of it is ours).
+# Temperature, top-p and response limit are the papers'. The prompt's format is that of the training presets (rl_speed/presets.py
+# says what of it is ours).
 PRESETS: dict[str, Callable[[], dict[str, Any]]] = {
     # Zhang et al.: temperature 1, 3072 tokens. The number of samples is ours.
     "speed": lambda: _paper(presets.speed, samples=32),
@@ -117,8 +118,8 @@ def resolve(base: Mapping[str, Any], preset: str, given: Mapping[str, Any]) -> S
 def capacities(settings: Settings, questions: int) -> tuple[int, int]:
     """(work items in a generation call, samples of one of them at most).
 
-    Eight samples a slot, so that slots are busy while the last responses of a call end; at most two work items a slot, whose contexts
-    are held; never more than there is. A question's samples that exceed it are drawn in several calls.
+    Eight samples a slot, so that slots are busy while the last responses of a call end; at most two work items a slot, whose
+    contexts are held; never more than there is. A question's samples that exceed it are drawn in several calls.
     """
     piece = min(settings.samples, 8 * settings.slots)
     items = settings.questions_per_call or max(1, min(8 * settings.slots // piece, 2 * settings.slots))

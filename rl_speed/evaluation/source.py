@@ -1,4 +1,4 @@
-"""Which policy is evaluated: a Hugging Face directory, a run that is finished or under way, one of its checkpoints, or the embedded one."""
+"""Which policy is evaluated: a Hugging Face directory, a run (finished or not), one of its checkpoints, or the embedded one."""
 
 import dataclasses
 import hashlib
@@ -24,7 +24,7 @@ class Source:
     """Where a policy comes from.
 
     Attributes:
-      directory: Hugging Face directory (or EMBEDDED) of its architecture and tokenizer, and, unless `checkpoints` is set, its weights.
+      directory: Hugging Face directory (or EMBEDDED) of its architecture and tokenizer; without `checkpoints`, of its weights.
       config: of the run that made it; None where there was none. checkpoints: folder of checkpoints by step.
       step: the one to take; None: the newest that can be read.
       home: where an evaluation of it is written, unless told otherwise.
@@ -92,7 +92,7 @@ def find_source(model: str = "", checkpoint: str = "", step: int | None = None) 
 
 
 def config_of(values: dict[str, Any]) -> Config:
-    """A run's config.json as a `Config`. Fields that this version does not know are left out; those it lacks keep their defaults."""
+    """A run's config.json as a `Config`. Fields unknown to this version are left out; those it lacks keep their defaults."""
     def fill(section: Any, values: dict[str, Any]) -> Any:
         known = {f.name for f in dataclasses.fields(section)}
         for name, value in values.items():
@@ -105,7 +105,8 @@ def config_of(values: dict[str, Any]) -> Config:
 
 
 def load_policy(source: Source, config: Config, mesh: Mesh) -> tuple[build.Policy, int | None]:
-    """(the policy on the mesh, the step of its checkpoint). Of a checkpoint only the parameters are read, straight into their shards.
+    """(the policy on the mesh, the step of its checkpoint). Of a checkpoint only the parameters are read, straight into their
+    shards.
 
     Args:
       config: with `model.path`, `model.compute_dtype` and how to decode.

@@ -18,7 +18,7 @@ from rl_speed.training.score import JaxScorer, decode_responses, ended_rows
 
 @dataclasses.dataclass(frozen=True)
 class Verdicts:
-    """Of n responses: correct bool[n]; the verifier's cause, the text, and the answer found in it (None: none, or nobody looked)."""
+    """Of n responses: correct bool[n]; the verifier's cause, the text, the answer found in it (None: none, or nobody looked)."""
 
     correct: np.ndarray
     causes: list[str]

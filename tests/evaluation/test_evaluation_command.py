@@ -70,8 +70,8 @@ def test_names_of_benchmarks(tmp_path):
         parse_specs(["a="])
 
 
-@pytest.mark.parametrize("samples,slots,questions,pieces,piece", [(32, 128, 500, 32, 32), (1, 128, 5000, 256, 1), (32, 128, 30, 30, 32),
-                                                                  (500, 16, 10, 1, 128), (4, 2, 3, 3, 4)])
+@pytest.mark.parametrize("samples,slots,questions,pieces,piece", [(32, 128, 500, 32, 32), (1, 128, 5000, 256, 1),
+                                                                  (32, 128, 30, 30, 32), (500, 16, 10, 1, 128), (4, 2, 3, 3, 4)])
 def test_capacities(samples, slots, questions, pieces, piece):
     assert capacities(Settings(samples=samples, slots=slots), questions) == (pieces, piece)
 

@@ -173,7 +173,8 @@ def test_the_company_changes_nothing(finished, policy, benchmarks, mesh, tmp_pat
     folder, summary, _ = finished
     alone = evaluate(policy, [dataclasses.replace(benchmarks[2], prompts=benchmarks[2].prompts[:9]), benchmarks[0]], tmp_path, mesh)
     assert alone["benchmarks"]["set3"] == summary["benchmarks"]["set3"]
-    of = lambda path: [line for line in read_lines(path / "responses.jsonl") if line["benchmark"] == "set14" and line["question"] < 9]
+    low = lambda line: line["benchmark"] == "set14" and line["question"] < 9
+    of = lambda path: [line for line in read_lines(path / "responses.jsonl") if low(line)]
     assert of(tmp_path) == of(folder)
 
 
@@ -276,13 +277,14 @@ def test_hung_verifications_cost_their_own_responses(policy, benchmarks, mesh, t
     lines = read_lines(tmp_path / "out" / "responses.jsonl")
     assert [line["cause"] for line in lines] == ["ok"] * 4 + ["timeout"] * 4 + ["ok"] * 32
     answers = [p.answer for b in benchmarks[:2] for p in b.prompts for _ in range(4)]
-    assert [line["correct"] for line in lines] == [line["text"] == gold and line["cause"] == "ok" for line, gold in zip(lines, answers)]
+    right = [line["text"] == gold and line["cause"] == "ok" for line, gold in zip(lines, answers)]
+    assert [line["correct"] for line in lines] == right
     assert any(line["correct"] for line in lines)
 
 
 def test_average_matches_the_measured_pass_rates(policy, mesh, repo, tmp_path):
-    """On the first questions of the embedded test set, whose pass rates were measured with 50 samples, other random numbers and room for
-    longer responses (which are never right)."""
+    """On the first questions of the embedded test set, whose pass rates were measured with 50 samples, other random numbers and
+    room for longer responses (which are never right)."""
     settings = dataclasses.replace(SETTINGS, limit=64)
     encode = lambda q: encode_prompt(policy.tokenizer, q, settings.prompt)
     benchmark = chain_benchmark(encode, lambda t: policy.tokenizer.encode(t, add_special_tokens=False), limit=64)
@@ -306,7 +308,8 @@ def test_tables_and_plot_say_what_the_summary_says(finished, tmp_path):
     row = next(line for line in text.splitlines() if line.startswith("| set14") and "average@4 (pass@1)" in line)
     assert " 14 " in row and f"{summary['benchmarks']['set14']['pass_at']['1']['value']:.4f}" in row
     assert f"{cell['value']:.4f} | " in text and "{:.4f} to {:.4f}".format(*cell["other_questions"]) in text
-    for words in ("average of benchmarks", "average of questions", "set14, by level", "same questions, other responses", "a machine"):
+    for words in ("average of benchmarks", "average of questions", "set14, by level", "same questions, other responses",
+                  "a machine"):
         assert words in text
     assert json.loads((tmp_path / "summary.json").read_text())["benchmarks"] == json.loads(json.dumps(summary["benchmarks"]))
 
