@@ -19,6 +19,7 @@ setup(
         "jinja2>=3.1",  # chat templates; transformers does not require it
         "tokenizers>=0.22",
         "numpy>=2",
+        "scipy>=1.13",  # jax brings it along
         "math-verify>=0.9",
         "latex2sympy2_extended",
         "absl-py>=2",
