@@ -14,7 +14,7 @@ Known without being told (field names in any case; the first that a row has):
 | DeepScaleR, open-rs | problem | answer | level |
 | AIME, AMC | problem, Problem, question | answer, Answer | year |
 | OlympiadBench | question, with context before it | final_answer, its parts joined | subfield, unit |
-| countdown | composed of nums and target | target | nums |
+| countdown, of TinyZero too | composed of nums and target | target | nums |
 
 A prompt in verl's form is taken out of the instruction around it (`WRAPPERS`): which instruction the policy sees is
 `config.data.prompt` and `config.data.instruction`. Its system turn is left out for the same reason.
@@ -155,6 +155,9 @@ def _flat(item: dict[str, Any]) -> dict[str, Any]:
         flat.setdefault(str(name).lower(), value)
         if isinstance(value, dict):
             flat |= {f"{name}.{inner}".lower(): v for inner, v in value.items()}
+    puzzle = flat.get("reward_model.ground_truth")
+    if isinstance(puzzle, dict) and "target" in puzzle and "numbers" in puzzle:  # TinyZero's countdown
+        flat |= {"nums": puzzle["numbers"], "target": puzzle["target"], "reward_model.ground_truth": None}
     return flat
 
 

@@ -80,6 +80,12 @@ PUBLISHED = {
     "countdown": ({"id": "c-0", "nums": [44, 19, 35], "target": 98, "solution": "44 + (19 + 35)"}, "c-0",
                   "Using the numbers [44, 19, 35], create an equation that equals 98. You can use basic arithmetic operations "
                   "(+, -, *, /) and each number can only be used once.", "98", "44 + (19 + 35)", {"nums": [44, 19, 35]}),
+    "countdown of verl's form": ({"target": 98, "nums": [44, 19, 35], "data_source": "countdown", "ability": "math",
+                                  "prompt": [{"role": "user", "content": "A conversation. <think>"}], "extra_info": {"index": 4},
+                                  "reward_model": {"style": "rule", "ground_truth": {"target": 98, "numbers": [44, 19, 35]}}}, "4",
+                                 "Using the numbers [44, 19, 35], create an equation that equals 98. You can use basic arithmetic "
+                                 "operations (+, -, *, /) and each number can only be used once.", "98", "",
+                                 {"data_source": "countdown", "nums": [44, 19, 35]}),
 }
 
 
