@@ -115,6 +115,8 @@ def test_fields_that_are_named():
     ({"problem": "q", "answer": float("nan")}, "must be text, a number or a list"),
     ({"problem": "q", "final_answer": []}, "'final_answer' is an empty list"),
     ({"problem": "q", "solution": "We prove it thus. The end."}, "and no box in a solution"),
+    ({"problem": "q", "answer": "$ $"}, "holds no answer but"),
+    ({"problem": "half of \ud83d", "answer": "1"}, "'problem' is not Unicode text"),
     ({"problem": 7, "answer": "1"}, "no text under 'problem', but 7"),
     ({"prompt": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}], "answer": "1"},
      r"must hold one user turn, and perhaps a system turn; it holds \['user', 'assistant'\]"),
