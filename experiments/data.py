@@ -7,7 +7,7 @@
 
 Prints a table: rows, usable, bad, duplicates (of these with another answer), prompt lengths, whole-number answers. --against names
 the rows whose question is in an evaluation file, --check_gold has math-verify judge every gold answer against itself in a box.
---out keeps it as report.md, report.json and, with a tokenizer, lengths.png. --write writes what would train, as config.data chooses.
+--out keeps it as report.md, report.json and, with a tokenizer, lengths.png. --write writes what would train.
 Seconds; --check_gold judges a few hundred answers a second and worker.
 """
 

@@ -92,6 +92,8 @@ def _parse(raw: bytes) -> Any:
         return DataError(f"not UTF-8 ({error.reason} at byte {error.start})")
     except json.JSONDecodeError as error:
         return DataError(f"not JSON ({error.msg} at column {error.colno})")
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, thousands of brackets
+        return DataError(f"not read as JSON ({str(error).splitlines()[0]})")
 
 
 def _parquet(path: pathlib.Path) -> Iterator[tuple[int, Any]]:

@@ -43,7 +43,10 @@ def answer_text(value: Any, field: str) -> str:
     box = last_box(text)
     if box is not None and re.fullmatch(r"[\s$.]*\\(?:boxed|fbox)\s*\{.*\}[\s$.]*", text, re.DOTALL):
         text = box
-    return plain(text)
+    text = plain(text)
+    if not text:
+        raise DataError(f"{field!r} holds no answer but {value!r:.60}")
+    return text
 
 
 def plain(text: str) -> str:
@@ -59,7 +62,7 @@ def plain(text: str) -> str:
     if _THOUSANDS.fullmatch(text):
         text = text.replace("_", "")
     if re.fullmatch(r"-?0+\d+", text):
-        text = str(int(text))
+        text = re.sub(r"^(-?)0+(?=\d)", r"\1", text)
     return re.sub(r"^([-+]?\d+)\.0+$", r"\1", text)
 
 

@@ -14,10 +14,11 @@ Known without being told (field names in any case; the first that a row has):
 | DeepScaleR, open-rs | problem | answer | level |
 | AIME, AMC | problem, Problem, question | answer, Answer | year |
 | OlympiadBench | question, with context before it | final_answer, its parts joined | subfield, unit |
-| countdown | composed of nums and target | target | nums |
+| countdown, of TinyZero too | composed of nums and target | target | nums |
 
 A prompt in verl's form is taken out of the instruction around it (`WRAPPERS`): which instruction the policy sees is
-`config.data.prompt` and `config.data.instruction`. Its system turn is left out for the same reason.
+`config.data.prompt` and `config.data.instruction`. Its system turn is left out for the same reason. Countdown's gold is its target
+alone: a verifier that compares values takes the bare target for an answer, too; meta["nums"] is for one that reads equations.
 """
 
 import dataclasses
@@ -155,6 +156,9 @@ def _flat(item: dict[str, Any]) -> dict[str, Any]:
         flat.setdefault(str(name).lower(), value)
         if isinstance(value, dict):
             flat |= {f"{name}.{inner}".lower(): v for inner, v in value.items()}
+    puzzle = flat.get("reward_model.ground_truth")
+    if isinstance(puzzle, dict) and "target" in puzzle and "numbers" in puzzle:  # TinyZero's countdown
+        flat |= {"nums": puzzle["numbers"], "target": puzzle["target"], "reward_model.ground_truth": None}
     return flat
 
 
@@ -201,7 +205,12 @@ def _question_text(value: Any, name: str, item: dict[str, Any]) -> str:
     if not isinstance(value, str) or not value.strip():
         raise DataError(f"no text under {name!r}, but {value!r:.60}; it has {_names(item)}")
     context = item.get("context")  # OlympiadBench
-    return f"{context.strip()}\n{value.strip()}" if isinstance(context, str) and context.strip() else value.strip()
+    text = f"{context.strip()}\n{value.strip()}" if isinstance(context, str) and context.strip() else value.strip()
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:  # JSON may hold half a character, which no tokenizer takes
+        raise DataError(f"{name!r} is not Unicode text ({error.reason} at character {error.start})") from None
+    return text
 
 
 def _user_turn(messages: Any, name: str) -> str:

@@ -172,12 +172,11 @@ def draw_lengths(surveys: Sequence[Survey], limit: int, path: Path) -> None:
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    longest = max(int(s.lengths.max()) for s in surveys if s.lengths.size)
-    bins = np.geomspace(1, max(longest, limit) * 1.1, 60)
-    for s in surveys:
-        if s.lengths.size:
-            axes.hist(s.lengths, bins, histtype="step", density=False, weights=np.full(s.lengths.size, 1 / s.lengths.size),
-                      label=Path(s.source).name)
+    counted = [s for s in surveys if s.lengths.size]
+    shortest, longest = (int(end(end(s.lengths) for s in counted)) for end in (min, max))
+    bins = np.geomspace(max(1, 0.9 * shortest), 1.1 * max(longest, limit), 60)
+    for s in counted:
+        axes.hist(s.lengths, bins, histtype="step", weights=np.full(s.lengths.size, 1 / s.lengths.size), label=s.source)
     axes.axvline(limit, color="black", linestyle=":", label=f"limit {limit}")
     axes.set(xscale="log", xlabel="prompt length (tokens)", ylabel="share of prompts")
     axes.legend(fontsize="small")

@@ -45,6 +45,8 @@ def test_every_format_gives_the_same_rows(tmp_path, name):
     ("a.json", b'{"problem": ["a", "b"], "answer": ["1"]}', r"columns of different lengths \(problem 2, answer 1\)"),
     ("a.json", b'{"problem": "a", "answer": "1"}', "expected a JSON array of rows, or an object of columns"),
     ("a.json", b'[{"problem": 1}', "not JSON"),
+    ("a.json", b"[" + b"1" * 5000 + b"]", "not read as JSON"),
+    ("a.json", b"[" * 100_000, "not read as JSON"),
     ("a.parquet", b"PAR1 no more of it", r"a\.parquet: not a whole Parquet file"),
     ("a.json.gz", b"[]", "not a whole gzip file"),
     ("a.csv", b"q,a", r"expected a name ending in \.jsonl, .*\.parquet"),

@@ -80,6 +80,12 @@ PUBLISHED = {
     "countdown": ({"id": "c-0", "nums": [44, 19, 35], "target": 98, "solution": "44 + (19 + 35)"}, "c-0",
                   "Using the numbers [44, 19, 35], create an equation that equals 98. You can use basic arithmetic operations "
                   "(+, -, *, /) and each number can only be used once.", "98", "44 + (19 + 35)", {"nums": [44, 19, 35]}),
+    "countdown of verl's form": ({"target": 98, "nums": [44, 19, 35], "data_source": "countdown", "ability": "math",
+                                  "prompt": [{"role": "user", "content": "A conversation. <think>"}], "extra_info": {"index": 4},
+                                  "reward_model": {"style": "rule", "ground_truth": {"target": 98, "numbers": [44, 19, 35]}}}, "4",
+                                 "Using the numbers [44, 19, 35], create an equation that equals 98. You can use basic arithmetic "
+                                 "operations (+, -, *, /) and each number can only be used once.", "98", "",
+                                 {"data_source": "countdown", "nums": [44, 19, 35]}),
 }
 
 
@@ -109,6 +115,8 @@ def test_fields_that_are_named():
     ({"problem": "q", "answer": float("nan")}, "must be text, a number or a list"),
     ({"problem": "q", "final_answer": []}, "'final_answer' is an empty list"),
     ({"problem": "q", "solution": "We prove it thus. The end."}, "and no box in a solution"),
+    ({"problem": "q", "answer": "$ $"}, "holds no answer but"),
+    ({"problem": "half of \ud83d", "answer": "1"}, "'problem' is not Unicode text"),
     ({"problem": 7, "answer": "1"}, "no text under 'problem', but 7"),
     ({"prompt": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}], "answer": "1"},
      r"must hold one user turn, and perhaps a system turn; it holds \['user', 'assistant'\]"),
