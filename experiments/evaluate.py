@@ -40,8 +40,10 @@ _SETTINGS = [
     flags.DEFINE_integer("max_new", None, "Tokens of a response at most. Default 4096."),
     flags.DEFINE_integer("max_prompt_length", None, "Leave out questions whose prompts are longer, in tokens, and count them. "
                          "Default 0: none."),
-    flags.DEFINE_string("prompt", None, "'chat', 'plain', or a format with {question}. Default: chat."),
+    flags.DEFINE_string("prompt", None, "'chat', 'plain', a name of policy/prompt_formats.py, or a format with {question}. "
+                        "Default: chat."),
     flags.DEFINE_string("instruction", None, "Put behind every question. Default: to reason and to box the answer."),
+    flags.DEFINE_string("system", None, "System turn of prompts that go through the chat template. Default: the prompt's own."),
     flags.DEFINE_string("verifier", None, "math (Math-Verify), integer, or exact (token by token). Default math."),
     flags.DEFINE_string("mode", None, "Where math and integer look for an answer: boxed, or free (anywhere). Default boxed."),
     flags.DEFINE_float("timeout_s", None, "Seconds that Math-Verify may take for a response. Default 5."),

@@ -50,6 +50,12 @@ def read_items(source: str | pathlib.Path) -> Iterator[tuple[int, Any]]:
     raise DataError(f"{source}: no such file")
 
 
+def is_source(name: str) -> bool:
+    """Whether `name` exists as a path, or has the form of a hub's data set."""
+    path = pathlib.Path(name)
+    return path.exists() or (_HUB_NAME.fullmatch(name) is not None and not name.endswith(ENDINGS))
+
+
 def _json(path: pathlib.Path) -> Iterator[tuple[int, Any]]:
     try:
         data = gzip.decompress(path.read_bytes()) if path.name.endswith(".gz") else path.read_bytes()

@@ -55,7 +55,7 @@ class LoadReport:
 
 
 def load_rows(path: str | pathlib.Path, on_bad_row: str = "error", fields: Fields = Fields(),
-              keep: str = "", max_reasons: int = 5) -> tuple[list[Row], LoadReport]:
+              keep: str = "", max_reasons: int = 5, answers: bool = True) -> tuple[list[Row], LoadReport]:
     """All usable rows of a file or data set.
 
     Args:
@@ -66,6 +66,7 @@ def load_rows(path: str | pathlib.Path, on_bad_row: str = "error", fields: Field
         "no_proof": no proofs (NuminaMath); "valid": no problem or solution marked invalid (NuminaMath-1.5); "no_choice": no
         multiple choice.
       max_reasons: bad rows that the report names.
+      answers: a row needs a gold answer; otherwise a solution will do, as for supervised training, and the answer is empty.
 
     Raises:
       DataError: no such file, not readable as what its name says, a bad row, or no row that can be used.
@@ -79,7 +80,7 @@ def load_rows(path: str | pathlib.Path, on_bad_row: str = "error", fields: Field
     for line, item in read_items(path):
         try:
             lost = next((k for k in wanted if k in KEEP_ITEM and isinstance(item, dict) and not KEEP_ITEM[k](item)), None)
-            row = None if lost else to_row(item, f"{name}:{line}", fields)
+            row = None if lost else to_row(item, f"{name}:{line}", fields, answers)
             lost = lost or next((k for k in wanted if k in KEEP_ANSWER and not KEEP_ANSWER[k](row.answer)), None)
         except DataError as error:
             message = f"{path}:{line}: {error}"

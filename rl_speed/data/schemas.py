@@ -83,8 +83,8 @@ class Row:
     where: str = ""
 
 
-def to_row(item: Any, where: str, fields: Fields = Fields()) -> Row:
-    """The question of a row as published.
+def to_row(item: Any, where: str, fields: Fields = Fields(), answers: bool = True) -> Row:
+    """The question of a row as published. Without `answers` a solution will do where there is no answer to be found.
 
     Raises:
       DataError: no object, no question, no answer, or of the wrong type; or the error that `item` is.
@@ -97,7 +97,13 @@ def to_row(item: Any, where: str, fields: Fields = Fields()) -> Row:
     names = [name if fields.required or not name or _walk(item, name) is not None else ""
              for name in (fields.question, fields.answer, fields.solution)]
     question = _question(item, names[0])
-    answer, solution = _answer(item, names[1], _solution(item, names[2]))
+    solution = _solution(item, names[2])
+    try:
+        answer, solution = _answer(item, names[1], solution)
+    except DataError:
+        if answers or not solution:
+            raise
+        answer = ""
     meta = {name: item[name] for name in _META if item.get(name) not in (None, "")}
     return Row(row_id(item, where), question, answer, solution, meta, where)
 

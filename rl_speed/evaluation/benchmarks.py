@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from rl_speed.data import chain
+from rl_speed.data.files import is_source
 from rl_speed.data.loaders import load_prompts
 from rl_speed.data.prompts import Prompt
 
@@ -54,30 +55,36 @@ def chain_benchmark(encode: Callable[[str], list[int]], encode_bare: Callable[[s
     return Benchmark(CHAIN, numbered(CHAIN, prompts, limit))
 
 
-def parse_specs(specs: Sequence[str]) -> dict[str, Path]:
-    """{name: file} of "FILE" and "NAME=FILE", each of which may be several with commas between them. A FILE's name is its own,
-    without what follows the first dot.
+def file_name(source: str) -> str:
+    """What a benchmark is called where nobody named it: as its file, without what follows the first dot; as a data set of the hub,
+    without owner, configuration and split."""
+    return Path(source).name.split(".")[0].partition(":")[0].partition("@")[0]
+
+
+def parse_specs(specs: Sequence[str]) -> dict[str, str]:
+    """{name: file} of "FILE" and "NAME=FILE", each of which may be several with commas between them. FILE is anything that
+    `data.files.read_items` takes; see `file_name`.
 
     Raises ValueError: two benchmarks of one name, an empty one, or no such file.
     """
-    found: dict[str, Path] = {}
+    found: dict[str, str] = {}
     for spec in filter(None, (part.strip() for whole in specs for part in whole.split(","))):
         name, equals, file = spec.partition("=")
         if not equals or "/" in name:
-            name, file = Path(spec).name.split(".")[0], spec
+            name, file = file_name(spec), spec
         if not name or not file:
             raise ValueError(f"--data is FILE or NAME=FILE; got {spec!r}")
         if name in found:
             raise ValueError(f"--data names two benchmarks {name!r} ({found[name]} and {file}): call one of them NAME=FILE")
-        if not Path(file).is_file():
+        if not is_source(file):
             raise ValueError(f"--data: {file}: no such file")
-        found[name] = Path(file)
+        found[name] = file
     return found
 
 
-def file_benchmark(name: str, path: Path, encode: Callable[[str], list[int]], encode_bare: Callable[[str], list[int]],
+def file_benchmark(name: str, path: str, encode: Callable[[str], list[int]], encode_bare: Callable[[str], list[int]],
                    max_prompt_length: int = 0, on_bad_row: str = "error", limit: int = 0) -> Benchmark:
-    """The questions of a file that `load_prompts` reads.
+    """The questions of a file or data set that `load_prompts` reads.
 
     Args:
       encode: question -> tokens of its prompt. encode_bare: answer -> its tokens, for verifiers that compare those.
@@ -91,7 +98,7 @@ def file_benchmark(name: str, path: Path, encode: Callable[[str], list[int]], en
     kept = tuple(p for p in prompts if len(p.tokens) <= (max_prompt_length or UNBOUNDED))
     if not kept:
         raise ValueError(f"{path}: all {len(prompts)} prompts are longer than --max_prompt_length={max_prompt_length}")
-    return Benchmark(name, kept, str(path), len(prompts) - len(kept), report.bad)
+    return Benchmark(name, kept, path, len(prompts) - len(kept), report.bad)
 
 
 def longest_prompt(benchmarks: Sequence[Benchmark]) -> int:

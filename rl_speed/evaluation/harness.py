@@ -10,7 +10,8 @@ import jax
 from jax.sharding import Mesh
 
 from rl_speed.config import EMBEDDED, Config
-from rl_speed.evaluation.benchmarks import Benchmark, chain_benchmark, file_benchmark, longest_prompt
+from rl_speed.evaluation.benchmarks import (Benchmark, chain_benchmark, file_benchmark, file_name, longest_prompt,
+                                            numbered)
 from rl_speed.evaluation.evaluate import draw_in_calls, plan_calls
 from rl_speed.evaluation.measures import summarise
 from rl_speed.evaluation.responses import ResponseFile, identity_of, model_facts
@@ -18,7 +19,7 @@ from rl_speed.evaluation.settings import Settings, capacities
 from rl_speed.evaluation.source import Source, digest
 from rl_speed.evaluation.verdicts import Judge
 from rl_speed.mesh import row_shards
-from rl_speed.policy import encode_prompt
+from rl_speed.policy import prompt_encoder
 from rl_speed.sampling import SamplerConfig
 from rl_speed.sampling.generate import GenerationStats, Generator
 from rl_speed.training import build
@@ -42,13 +43,14 @@ def make_config(settings: Settings, directory: str) -> Config:
     return config
 
 
-def load_benchmarks(files: dict[str, Path], settings: Settings, tokenizer: Any, source: Source,
+def load_benchmarks(files: dict[str, str], settings: Settings, tokenizer: Any, source: Source,
                     on_bad_row: str = "error") -> list[Benchmark]:
     """Those of `files`; where there are none, the held-out questions of the run that made the policy, or the chain task.
 
     Raises ValueError that names what cannot be used.
     """
-    encode = lambda question: encode_prompt(tokenizer, question + settings.instruction, settings.prompt)
+    form = prompt_encoder(tokenizer, settings.prompt, settings.system)
+    encode = lambda question: form(question + settings.instruction)
     bare = lambda text: tokenizer.encode(text, add_special_tokens=False)
     if files:
         return [file_benchmark(name, path, encode, bare, settings.max_prompt_length, on_bad_row, settings.limit)
@@ -56,11 +58,14 @@ def load_benchmarks(files: dict[str, Path], settings: Settings, tokenizer: Any, 
     data = Config().data if source.config is None else source.config.data
     if data.task == "chain":
         return [chain_benchmark(encode, bare, data.eval_prompts or 512, settings.limit)]
-    if not data.eval:
+    limit = settings.limit or data.eval_prompts
+    if data.eval:
+        return [file_benchmark(file_name(data.eval), data.eval, encode, bare, settings.max_prompt_length, data.on_bad_row, limit)]
+    if not data.hold_out:
         raise ValueError("--data is missing: the run that made this policy had no held-out questions of its own")
-    path = Path(data.eval)
-    return [file_benchmark(path.name.split(".")[0], path, encode, bare, settings.max_prompt_length, data.on_bad_row,
-                           settings.limit or data.eval_prompts)]
+    longest = settings.max_prompt_length or data.max_prompt_length
+    _, held_out, _ = build.read_data(dataclasses.replace(data, max_prompt_length=longest), encode)
+    return [Benchmark("held_out", numbered("held_out", held_out, limit), data.train)]
 
 
 def default_prompt(tokenizer: Any) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 
 from rl_speed import presets
 from rl_speed.config import Config
+from rl_speed.policy.prompt_formats import PROMPTS
 
 VERIFIERS, MODES, DTYPES = ("math", "integer", "exact"), ("boxed", "free"), ("float32", "bfloat16")
 
@@ -17,7 +18,8 @@ class Settings:
     Attributes:
       samples: responses to each question. k: for pass@k. temperature, top_p, top_k: of the sampler (temperature 0 is greedy).
       max_new: tokens of a response at most. max_prompt_length: tokens of a prompt; questions with longer ones are left out and
-        counted (0: as the longest needs). prompt, instruction: as in config.data. verifier, mode, timeout_s: as in config.reward.
+        counted (0: as the longest needs). prompt, instruction, system: as in config.data. verifier, mode, timeout_s: as in
+        config.reward.
       slots: rows that decode at once, over all devices. questions_per_call: see `capacities`. limit: questions of each benchmark,
         the first ones (0: all). seed: of the sampling.
     """
@@ -31,6 +33,7 @@ class Settings:
     max_prompt_length: int = 0
     prompt: str = "chat"
     instruction: str = "\nPlease reason step by step, and put your final answer within \\boxed{}."
+    system: str = ""
     verifier: str = "math"
     mode: str = "boxed"
     timeout_s: float = 5.0
@@ -79,16 +82,17 @@ class Settings:
 def of_config(config: Config) -> dict[str, Any]:
     """The settings that a run's configuration implies for its policy."""
     return {"temperature": config.evaluation.temperature, "top_p": config.evaluation.top_p, "max_new": config.sampler.max_new,
-            "prompt": config.data.prompt, "instruction": config.data.instruction, "verifier": config.reward.verifier,
-            "mode": config.reward.mode, "timeout_s": config.reward.timeout_s, "workers": config.reward.workers,
-            "slots": config.sampler.slots, "compute_dtype": config.model.compute_dtype, "data": config.mesh.data,
-            "fsdp": config.mesh.fsdp, "tensor": config.mesh.tensor}
+            "prompt": config.data.prompt, "instruction": config.data.instruction, "system": config.data.system,
+            "verifier": config.reward.verifier, "mode": config.reward.mode, "timeout_s": config.reward.timeout_s,
+            "workers": config.reward.workers, "slots": config.sampler.slots, "compute_dtype": config.model.compute_dtype,
+            "data": config.mesh.data, "fsdp": config.mesh.fsdp, "tensor": config.mesh.tensor}
 
 
 def _paper(build: Callable[[str], Config], **own: Any) -> dict[str, Any]:
     """What is the paper's in the preset of its training; the machine's share of it is left to whoever evaluates."""
     values = of_config(build(""))
-    return {name: values[name] for name in ("temperature", "top_p", "max_new", "prompt", "instruction", "verifier", "mode")} | own
+    names = ("temperature", "top_p", "max_new", "prompt", "instruction", "system", "verifier", "mode")
+    return {name: values[name] for name in names} | own
 
 
 # Temperature, top-p and response limit are the papers'. The prompt's format is that of the training presets (rl_speed/presets.py
@@ -108,11 +112,19 @@ PRESETS: dict[str, Callable[[], dict[str, Any]]] = {
 def resolve(base: Mapping[str, Any], preset: str, given: Mapping[str, Any]) -> Settings:
     """What was `given` on the command line, else what the preset says, else the policy's own `base`.
 
+    A prompt of policy/prompt_formats.py that brings its instruction along gets no other, and no system turn but its own, unless
+    they are given.
+
     Raises ValueError naming the first flag that cannot be.
     """
     if preset and preset not in PRESETS:
         raise ValueError(f"--preset must be one of {', '.join(PRESETS)}; got {preset!r}")
-    return Settings(**{**base, **(PRESETS[preset]() if preset else {}), **given})
+    values = {**base, **(PRESETS[preset]() if preset else {})}
+    if "prompt" in given:
+        values["system"] = ""
+        if given["prompt"] in PROMPTS and given["prompt"] not in ("chat", "plain"):
+            values["instruction"] = ""
+    return Settings(**{**values, **given})
 
 
 def capacities(settings: Settings, questions: int) -> tuple[int, int]:

@@ -16,8 +16,9 @@ import numpy as np
 from flax import struct
 
 from rl_speed.data import load_rows
-from rl_speed.data.loaders import DataError, Row, read_items
-from rl_speed.policy import encode_prompt
+from rl_speed.data.loaders import DataError, Row
+from rl_speed.data.select import duplicate_key
+from rl_speed.policy import prompt_encoder
 
 Array = jax.Array
 
@@ -59,31 +60,31 @@ def read_examples(path: str | Path, tokenizer: Any, template: str, ends: Sequenc
     """The rows of a file as `rl_speed.data.load_rows` understands them, each with its solution; how many were skipped.
 
     Args:
-      template: of `encode_prompt`. ends: ids that end a response; the first is put behind a solution that has none of them there.
+      template: of `prompt_encoder`. ends: ids that end a response; the first is put behind a solution that has none of them there.
       on_bad_row: "error", or "skip" to count rows that are bad or have no solution.
 
     Raises:
       DataError: as `load_rows`; a row without a solution (file and line are named), or no row that has one.
       ValueError: the template, or a prompt without tokens.
     """
-    rows, report = load_rows(path, on_bad_row)
+    rows, report = load_rows(path, on_bad_row, answers=False)
     lacking = [i for i, row in enumerate(rows) if not row.solution]
     if lacking and on_bad_row == "error":
-        # No row was skipped: row i is the file's i-th.
-        line = [number for number, _ in read_items(Path(path))][lacking[0]]
-        raise DataError(f'{path}:{line}: no "solution", and "answer" is none as in GSM8K (text that ends in "#### 42"); so are '
-                        f'{len(lacking)} of {len(rows)} rows (on_bad_row="skip" would count them and go on)')
+        where = Path(path).parent / rows[lacking[0]].where
+        raise DataError(f'{where}: no "solution", and "answer" is none as in GSM8K (text that ends in "#### 42"); so '
+                        f'are {len(lacking)} of {len(rows)} rows (on_bad_row="skip" would count them and go on)')
     if len(lacking) == len(rows):
         raise DataError(f"{path}: none of {len(rows)} rows has a solution to learn from")
-    return [encode_example(row, tokenizer, template, ends) for row in rows if row.solution], report.bad + len(lacking)
+    encode = prompt_encoder(tokenizer, template)
+    return [encode_example(row, tokenizer, encode, ends) for row in rows if row.solution], report.bad + len(lacking)
 
 
-def encode_example(row: Row, tokenizer: Any, template: str, ends: Sequence[int]) -> Example:
+def encode_example(row: Row, tokenizer: Any, encode: Callable[[str], list[int]], ends: Sequence[int]) -> Example:
     """A row as token ids: the prompt as the sampler will see it, the solution closed by one end token.
 
     A solution that was sampled may bring its end token as text (perhaps several): one of them stays.
     """
-    prompt = np.asarray(encode_prompt(tokenizer, row.question, template), np.int32)
+    prompt = np.asarray(encode(row.question), np.int32)
     if not len(prompt):
         raise ValueError(f"row {row.id!r}: its prompt has no token, so that nothing predicts the first of the solution")
     solution = [int(token) for token in tokenizer.encode(row.solution, add_special_tokens=False)]
@@ -107,15 +108,17 @@ def keep_short(examples: Sequence[Example], max_length: int) -> tuple[list[Examp
 
 
 def hold_out(examples: Sequence[Example], share: float) -> tuple[list[Example], list[Example]]:
-    """(to train on, held out): by a hash of the question, so that neither order nor other rows matter, and all solutions of a
-    question are on one side. At least one question is held out where `share` is above 0 and there are two.
+    """(to train on, held out): by a hash of the question (case and white space aside), so that neither order nor other rows matter,
+    and all solutions of a question are on one side. At least one question is held out where `share` is above 0 and there are two.
     """
-    place = {e.question: int.from_bytes(hashlib.sha256(e.question.encode()).digest()[:8], "big") / 2**64 for e in examples}
+    keys = [duplicate_key(e.question) for e in examples]
+    place = {key: int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big") / 2**64 for key in keys}
     held = {question for question, at in place.items() if at < share}
     if share > 0 and len(place) > 1:
         held = held or {min(place, key=place.get)}
         held -= {max(place, key=place.get)} if len(held) == len(place) else set()
-    return [e for e in examples if e.question not in held], [e for e in examples if e.question in held]
+    side = lambda out: [example for example, key in zip(examples, keys) if (key in held) == out]
+    return side(False), side(True)
 
 
 # The order of training.

@@ -8,6 +8,7 @@ import pytest
 
 from rl_speed.evaluation.benchmarks import parse_specs
 from rl_speed.evaluation.settings import PRESETS, Settings, capacities, of_config, parse_k, parse_mesh, resolve
+from rl_speed.policy.prompt_formats import prompt_format
 from rl_speed.presets import embedded
 
 
@@ -26,7 +27,8 @@ def test_flags_go_before_presets_before_the_run():
 def test_the_papers_settings(preset, temperature, top_p, max_new):
     s = resolve({}, preset, {})
     assert (s.temperature, s.top_p, s.max_new, s.samples, s.verifier) == (temperature, top_p, max_new, 32, "math")
-    assert "boxed" in s.instruction and set(PRESETS) == {"speed", "band", "ada", "rpo"}
+    form = prompt_format(s.prompt)
+    assert "boxed" in form.user + (form.system or "") and s.instruction == "" and set(PRESETS) == {"speed", "band", "ada", "rpo"}
 
 
 @pytest.mark.parametrize("given,message", [
@@ -61,7 +63,7 @@ def test_names_of_benchmarks(tmp_path):
     for name in ("math500.jsonl.gz", "a.jsonl", "x=y.jsonl"):
         (tmp_path / name).write_text("")
     found = parse_specs([f"{tmp_path}/math500.jsonl.gz,b={tmp_path}/a.jsonl", f"{tmp_path}/x=y.jsonl"])
-    assert {name: path.name for name, path in found.items()} == {"math500": "math500.jsonl.gz", "b": "a.jsonl", "x=y": "x=y.jsonl"}
+    assert {name: path.rpartition("/")[2] for name, path in found.items()} == {"math500": "math500.jsonl.gz", "b": "a.jsonl", "x=y": "x=y.jsonl"}
     with pytest.raises(ValueError, match="two benchmarks 'a' .*: call one of them NAME=FILE"):
         parse_specs([f"{tmp_path}/a.jsonl", f"a={tmp_path}/math500.jsonl.gz"])
     with pytest.raises(ValueError, match="--data: /no/file.jsonl: no such file"):

@@ -11,15 +11,16 @@ import pytest
 
 from rl_speed.config import EMBEDDED
 from rl_speed.data import chain
+from rl_speed.data.embedded_tokenizer import embedded_directory
 from rl_speed.evaluation import harness, report
 from rl_speed.evaluation.benchmarks import chain_benchmark, file_benchmark, parse_specs
 from rl_speed.evaluation.intervals import same_questions
 from rl_speed.evaluation.responses import OtherEvaluation
-from rl_speed.evaluation.settings import Settings, of_config
-from rl_speed.evaluation.source import digest, find_source, load_policy
+from rl_speed.evaluation.settings import Settings, of_config, resolve
+from rl_speed.evaluation.source import Source, digest, find_source, load_policy
 from rl_speed.evaluation.verdicts import Judge
 from rl_speed.mesh import make_mesh
-from rl_speed.policy import encode_prompt, save_hf
+from rl_speed.policy import encode_prompt, load_tokenizer, save_hf
 from rl_speed.presets import embedded
 from rl_speed.rewards import WorkerPool
 from rl_speed.sampling.sharded import sample_sharded
@@ -324,3 +325,26 @@ def test_questions_left_out_are_told(policy, tmp_path):
         file_benchmark("few", file, encode, policy.tokenizer.encode, 20)
     with pytest.raises(ValueError, match="prompts are longer than --max_prompt_length=2"):
         file_benchmark("few", file, encode, policy.tokenizer.encode, 2, "skip")
+
+
+def test_a_prompt_that_brings_its_instruction_gets_no_other():
+    assert resolve({}, "", {"prompt": "qwen_math_cot"}).instruction == ""
+    assert resolve({}, "", {"prompt": "chat"}).instruction == Settings().instruction != ""
+    assert resolve({"system": "of the run"}, "", {"prompt": "dapo", "instruction": "!"}).instruction == "!"
+    assert resolve({"system": "of the run"}, "", {"prompt": "chat"}).system == ""
+    band = resolve({"system": "of the run"}, "band", {})
+    assert (band.prompt, band.instruction, band.system) == ("r1_zero_boxed", "", "")
+
+
+def test_questions_that_a_run_held_out_are_its_benchmark(tmp_path):
+    tokenizer = load_tokenizer(embedded_directory())
+    rows = [{"question": f"+{i:04d}=", "answer": "1"} for i in range(40)]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = embedded()
+    config.data.task, config.data.train, config.data.hold_out = "jsonl", str(tmp_path / "train.jsonl"), 5
+    source = Source(EMBEDDED, tmp_path, config=config)
+    one, = harness.load_benchmarks({}, SETTINGS, tokenizer, source)
+    _, held, _ = build.read_data(config.data, lambda question: [1])
+    assert [p.text for p in one.prompts] == [p.text for p in held] and len(one.prompts) == 5
+    assert parse_specs(["open-r1/DAPO-Math-17k-Processed:en@train"]) == {
+        "DAPO-Math-17k-Processed": "open-r1/DAPO-Math-17k-Processed:en@train"}

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rl_speed.data import load_rows
-from rl_speed.data.embedded_tokenizer import embedded_directory
+from rl_speed.data.embedded_tokenizer import END_ID, embedded_directory
 from rl_speed.data.loaders import DataError
 from rl_speed.policy import encode_prompt, load_tokenizer
 from rl_speed.training.sft_data import (Example, Layout, Schedule, build_batch, hold_out, keep_short, make_layout, pack, pack_batch,
@@ -204,3 +204,14 @@ def test_a_solution_ends_with_one_end_token(qwen, tmp_path):
     found, _ = read_examples(path, qwen, "plain", (end, other))
     bare = qwen.encode("So 4.")
     assert [e.response.tolist() for e in found] == [[*bare, end]] * 4 + [[*bare, other]]
+
+
+def test_distilled_rows_need_no_answer_and_errors_name_the_line(tmp_path):
+    tokenizer = load_tokenizer(embedded_directory())
+    path = tmp_path / "distilled.jsonl"
+    path.write_text('{"question": "+34=", "solution": "7"}\n{"question": "+35=", "solution": "8", "answer": ""}\n')
+    examples, skipped = read_examples(path, tokenizer, "plain", (END_ID,))
+    assert [e.answer for e in examples] == ["7", ""] and skipped == 0
+    path.write_text('{"question": "+34=", "solution": "7"}\n{"question": "+35=", "answer": "8"}\n')
+    with pytest.raises(DataError, match=r'distilled.jsonl:2: no "solution"'):
+        read_examples(path, tokenizer, "plain", (END_ID,))
