@@ -24,7 +24,7 @@ def answer_text(value: Any, field: str) -> str:
 
     Numbers without a fraction lose their ".0"; a list is joined by commas (the parts of OlympiadBench's final_answer); dollars
     around formulas, leading zeros and underscores between thousands go: "$69$,$84$" is 69,84, AIME's "073" is 73, and "3_828" is
-    3828. An answer that is a box is what is in it.
+    3828. Of an answer with a box, what is in the box is the answer.
 
     Raises:
       DataError: no text, number, or list of these, or nothing in it.
@@ -41,9 +41,7 @@ def answer_text(value: Any, field: str) -> str:
     if text.lower() in ("", *NO_ANSWER):
         raise DataError(f"{field!r} holds no answer but {text!r}" if text else f"{field!r} is empty")
     box = last_box(text)
-    if box is not None and re.fullmatch(r"[\s$.]*\\(?:boxed|fbox)\s*\{.*\}[\s$.]*", text, re.DOTALL):
-        text = box
-    text = plain(text)
+    text = plain(text if box is None else box)
     if not text:
         raise DataError(f"{field!r} holds no answer but {value!r:.60}")
     return text
@@ -51,12 +49,15 @@ def answer_text(value: Any, field: str) -> str:
 
 def plain(text: str) -> str:
     r"""Without dollars, \( \) or \[ \] around formulas, a dollar before an amount, underscores or ,\! in thousands, leading
-    zeros, and m_{\max}= or \approx before the answer, none of which is part of it; \frac \pi4 gets its braces."""
-    text = _without_dollars(text.strip())
+    zeros, a full stop, and m_{\max}= or \approx before the answer, none of which is part of it; \frac \pi4 gets its braces."""
+    text = _without_dollars(text.translate({0xFF1B: ";", 0xFF0C: ","}).strip())
     text = re.sub(r"^\\([(\[])((?:(?!\\[()\[\]]).)*)\\[)\]]$", r"\2", text, flags=re.DOTALL).strip()
     text = re.sub(r"^[A-Za-z]_(?:\\(?:max|min)|\{\s*\\(?:max|min)\s*\})\s*=", "", text).strip()
     text = re.sub(r"^\\approx(?![A-Za-z])|(?<!\\)[\s,;]+$", "", text).strip()
+    text = re.sub(r"(?<=[\d})])\.$", "", text)
     text = re.sub(r"(?<=\d),\\!(?=\d{3})", "", text)
+    # In an argument a comma can only separate thousands: \frac{1}{21,000}. A set has \{.
+    text = re.sub(r"(?<=[A-Za-z}]\{)\d{1,3}(?:,\d{3})+(?=\})", lambda m: m[0].replace(",", ""), text)
     # math-verify reads \frac \pi4 as nothing at all, and what is left of the answer as the answer.
     text = _BARE_FRACTION.sub(lambda m: rf"\{m[1]}{{{m[2] or m[4]}}}{{{m[3] or m[5]}}}", text)
     if _THOUSANDS.fullmatch(text):
@@ -69,12 +70,12 @@ def plain(text: str) -> str:
 def _without_dollars(text: str) -> str:
     if "$" not in text:
         return text
-    pieces = re.split(r"(?<!\\)\$", text)
+    pieces = re.split(r"(?<!\\)\$\$?", text)
     # Formulas are the odd pieces. Where one dollar is missing ("$221,$8$") what is left are formulas all the same.
-    outside = pieces[::2]
+    outside = [pieces[0].removeprefix("-"), *pieces[2::2]]
     if len(pieces) % 2 and not all(_LIST.fullmatch(piece) for piece in outside):
         return text  # formulas within prose
-    if len(pieces) == 2 and pieces[0].strip() not in ("", "-", "+"):
+    if len(pieces) == 2 and pieces[0].strip() not in ("", "-", "+") and pieces[1].strip():
         return text
     return "".join(pieces).strip().rstrip(".").strip()
 

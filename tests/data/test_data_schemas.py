@@ -154,6 +154,9 @@ def test_filters_are_counted_and_are_not_bad_rows(tmp_path):
     ("(1,\\!2)", "(1,\\!2)"),
     ("\\frac \\pi4 + 2", "\\frac{\\pi}{4} + 2"), ("\\frac12", "\\frac12"), ("\\frac\\sqrt3 2", "\\frac\\sqrt3 2"),
     ("m_{\\max }=n^{2}", "n^{2}"), ("x_1=5", "x_1=5"), ("\\approx8.24", "8.24"), ("\\text{(E)},", "\\text{(E)}"), ("1:1", "1:1"),
+    ("-$$\\frac {7}{9}$$", "-\\frac {7}{9}"), ("\\frac{p}{2}\\%$", "\\frac{p}{2}\\%"), ("-\\frac{5}{3}.", "-\\frac{5}{3}"),
+    ("(0,0)；(1,2)", "(0,0);(1,2)"), ("\\frac{574,287}{593,775}", "\\frac{574287}{593775}"), ("\\{1,000\\}", "\\{1,000\\}"),
+    ("$2$, $3$ or $4$", "2, 3 or 4"), ("US$5", "US$5"), ("Yes.", "Yes."), ("$5$-$6$", "$5$-$6$"),
 ])
 def test_plain_answers(text, want):
     assert plain(text) == want and plain(want) == want
@@ -164,7 +167,7 @@ def test_boxes():
     assert last_box("$\\boxed{1}$ and $\\boxed{2}$.") == "1,2" and last_box("\\fbox{3}") == "3" and last_box("\\boxed 7.") == "7"
     assert last_box("\\boxed{\\{1, 2\\}}") == "\\{1, 2\\}" and last_box("no") is None
     assert last_box("\\boxed{1} then \\boxed{2") is None  # cut inside its answer
-    assert answer_text("$\\boxed{5}$.", "answer") == "5"
+    assert answer_text("$\\boxed{5}$.", "answer") == "5" and answer_text("n=\\boxed {1,3}", "answer") == "1,3"
 
 
 def test_answers_that_a_copy_of_math_squeezed_come_from_the_box():
