@@ -25,6 +25,7 @@ setup(
         "ml_collections>=1",
         "safetensors>=0.5",
         "matplotlib>=3.8",
+        "tensorboardX>=2.6.5",
         "tqdm>=4.66",
     ],
     extras_require={
@@ -32,6 +33,7 @@ setup(
         "tpu": ["jax[tpu]>=0.10.2,<0.13"],
         # Not the package called "jetstream", which is an unrelated tool.
         "jetstream": ["google-jetstream==0.2.2"],
+        "wandb": ["wandb>=0.19"],
         "dev": ["pytest>=8", "pytest-xdist>=3"],
         # An independent reference for a few tests, which skip without it. Apart from "dev", since the default wheel
         # of torch brings gigabytes of CUDA along.

@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+import importlib.util
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
@@ -74,6 +75,7 @@ def check(c: "Config", rules: Collection[str]) -> None:
                          f"batch (config.driver.groups = {c.driver.groups})")
     _check_depth(c)
     _check_rewards(c)
+    _check_logging(c)
     if c.driver.groups % c.training.minibatches:
         raise ValueError(f"config.training.minibatches ({c.training.minibatches}) must divide "
                          f"config.driver.groups ({c.driver.groups}): groups are not split")
@@ -153,6 +155,21 @@ def _check_rewards(c: "Config") -> None:
     if o.reference_every and not o.kl_coef > 0:
         raise ValueError(f"config.objective.reference_every ({o.reference_every}) needs config.objective.kl_coef above 0 (got "
                          f"{o.kl_coef}): nothing else asks for a reference policy")
+
+
+def _check_logging(c: "Config") -> None:
+    """What the writers need."""
+    if c.logging.text_every < 0:
+        raise ValueError(f"config.logging.text_every must be 0 (none) or more; got {c.logging.text_every}")
+    if c.logging.wandb:
+        require_package("wandb", "config.logging.wandb is set")
+
+
+def require_package(name: str, why: str) -> None:
+    """Raises ValueError unless the package is installed; a folder of that name that has no code (W&B leaves one) is not it."""
+    spec = importlib.util.find_spec(name)
+    if spec is None or spec.origin is None:
+        raise ValueError(f"{why}, but the package {name} is not installed: pip install {name}")
 
 
 def _check_pools(c: "Config") -> None:

@@ -236,6 +236,9 @@ class Logging:
     profile_step: int = -1  # trace this step with jax.profiler (-1: none)
     progress: bool = True
     export: bool = True  # write the final policy as a Hugging Face directory
+    tensorboard: bool = True  # event files in workdir/tensorboard
+    wandb: str = ""  # a project of Weights & Biases, where wandb is installed ("": none)
+    text_every: int = 20  # steps between decoded samples shown as text in TensorBoard and W&B (0: none)
 
 
 @dataclass
