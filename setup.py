@@ -25,7 +25,7 @@ setup(
         "ml_collections>=1",
         "safetensors>=0.5",
         "matplotlib>=3.8",
-        "tensorboardX>=2.6.5",
+        "tensorboard>=2.19",  # its records alone; TensorFlow is not needed
         "tqdm>=4.66",
     ],
     extras_require={

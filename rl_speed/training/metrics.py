@@ -30,7 +30,7 @@ class AppendedFile:
         self._file = path.open("ab", buffering=0)
         self._good = self._file.tell()
 
-    def append(self, record: bytes) -> None:
+    def write(self, record: bytes) -> None:
         self._waiting.append(record)
         self._flush()
 
@@ -70,7 +70,7 @@ class JsonLines:
         return self._file.failures
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
-        self._file.append((json.dumps({"step": step, **values}) + "\n").encode())
+        self._file.write((json.dumps({"step": step, **values}) + "\n").encode())
 
     def close(self) -> None:
         self._file.close()

@@ -42,71 +42,61 @@ class Writer(Protocol):
 class TensorBoard:
     """Event files that TensorBoard reads, in a folder of their own: one event a step, with all scalars.
 
-    The records are tensorboardX's (no TensorFlow, and protocol buffers under names of their own, so that TensorFlow may be there,
-    too). Its file writer is not used: that has a thread which a full disk ends without a word, and whose queue then blocks.
+    The records are made by the tensorboard package, which needs no TensorFlow. Its own file writer is not used: that has a thread
+    which a full disk ends without a word, and whose queue then blocks.
 
     Events of `next_step` and later are cut off; the file is named anew then, which is how a TensorBoard that is watching notices.
     """
 
     def __init__(self, folder: Path, next_step: int = 0):
-        from tensorboardX import summary
-        from tensorboardX.crc32c import crc32c
-        from tensorboardX.proto import event_pb2, summary_pb2
+        from tensorboard.compat.proto import event_pb2, summary_pb2, tensor_pb2, types_pb2
+        from tensorboard.summary.writer.record_writer import RecordWriter
 
-        self._summary, self._crc, self._events, self._protos = summary, crc32c, event_pb2, summary_pb2
+        self._event, self._summary, self._protos = event_pb2.Event, summary_pb2.Summary, summary_pb2
+        self._text = lambda text: tensor_pb2.TensorProto(dtype=types_pb2.DT_STRING, string_val=[text.encode("utf-8")])
         folder.mkdir(parents=True, exist_ok=True)
         # Each file holds the whole run so far. Of several, a crash here left the older ones.
         old = sorted((p for p in folder.glob("events.out.tfevents.*") if p.suffix != ".tmp"), key=lambda p: p.stat().st_mtime_ns)
         kept = [record for data, record in _records(old[-1].read_bytes()) if self._is_before(data, next_step)] if old else []
         path = folder / f"events.out.tfevents.{time.time_ns() // 1000}.{socket.gethostname()}"
-        header = self._frame(event_pb2.Event(wall_time=time.time(), file_version="brain.Event:2"))
-        write_atomically(path, b"".join(kept) or header)
+        write_atomically(path, b"".join(kept))
         for stale in [*old, *folder.glob("*.tmp")]:
             stale.unlink()
         self._file = AppendedFile(path)
+        self._records = RecordWriter(self._file)
+        if not kept:
+            self._add(self._event(wall_time=time.time(), file_version="brain.Event:2"))
 
     @property
     def failures(self) -> int:
+        """Writes that failed since this object was made."""
         return self._file.failures
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
-        value = self._protos.Summary.Value
-        summary = self._protos.Summary(value=[value(tag=name, simple_value=x) for name, x in values.items()
-                                              if isinstance(x, (int, float))])
-        for name, counts in values.items():
-            if _is_histogram(counts):
-                summary.value.extend(self._histogram(name, counts).value)
-        self._add(step, summary)
+        found = [self._summary.Value(tag=name, simple_value=x) for name, x in values.items() if isinstance(x, (int, float))]
+        found += [self._summary.Value(tag=name, histo=self._histogram(counts)) for name, counts in values.items()
+                  if _is_histogram(counts)]
+        self._add(self._event(wall_time=time.time(), step=step, summary=self._summary(value=found)))
 
     def text(self, step: int, name: str, text: str) -> None:
-        self._add(step, self._summary.text(name, text))
+        metadata = self._protos.SummaryMetadata(plugin_data=self._protos.SummaryMetadata.PluginData(plugin_name="text"))
+        value = self._summary.Value(tag=name, metadata=metadata, tensor=self._text(text))
+        self._add(self._event(wall_time=time.time(), step=step, summary=self._summary(value=[value])))
 
     def close(self) -> None:
         self._file.close()
 
-    def _histogram(self, name: str, counts: Sequence[int]) -> Any:
-        total = float(sum(counts))
-        middle = [0.0, *(k / 10 + 0.05 for k in range(10)), 1.0]
-        return self._summary.histogram_raw(
-            name, min=0.0, max=1.0, num=total, sum=sum(n * x for n, x in zip(counts, middle)),
-            sum_squares=sum(n * x * x for n, x in zip(counts, middle)), bucket_limits=list(PASS_RATE_EDGES),
-            bucket_counts=[float(n) for n in counts])
+    def _histogram(self, counts: Sequence[int]) -> Any:
+        middles = [0.0, *(k / 10 + 0.05 for k in range(10)), 1.0]
+        return self._protos.HistogramProto(
+            min=0.0, max=1.0, num=sum(counts), sum=sum(n * x for n, x in zip(counts, middles)),
+            sum_squares=sum(n * x * x for n, x in zip(counts, middles)), bucket_limit=PASS_RATE_EDGES, bucket=counts)
 
-    def _add(self, step: int, summary: Any) -> None:
-        self._file.append(self._frame(self._events.Event(wall_time=time.time(), step=step, summary=summary)))
-
-    def _frame(self, event: Any) -> bytes:
-        """Length, its checksum, the event, its checksum."""
-        data = event.SerializeToString()
-        length = struct.pack("<Q", len(data))
-        return length + self._masked(length) + data + self._masked(data)
-
-    def _masked(self, data: bytes) -> bytes:
-        crc = self._crc(data)
-        return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
+    def _add(self, event: Any) -> None:
+        self._records.write(event.SerializeToString())
 
     def _is_before(self, data: bytes, next_step: int) -> bool:
-        event = self._events.Event.FromString(data)
+        event = self._event.FromString(data)
         return event.step < next_step or event.HasField("file_version")
 
 
