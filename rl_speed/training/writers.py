@@ -55,8 +55,8 @@ class TensorBoard:
         self._event, self._summary, self._protos = event_pb2.Event, summary_pb2.Summary, summary_pb2
         self._text = lambda text: tensor_pb2.TensorProto(dtype=types_pb2.DT_STRING, string_val=[text.encode("utf-8")])
         folder.mkdir(parents=True, exist_ok=True)
-        # Each file holds the whole run so far. Of several, a crash here left the older ones.
-        old = sorted((p for p in folder.glob("events.out.tfevents.*") if p.suffix != ".tmp"), key=lambda p: p.stat().st_mtime_ns)
+        # Each file holds the whole run so far. Of several, a crash here left the older ones; the time of making is in the name.
+        old = sorted(p for p in folder.glob("events.out.tfevents.*") if p.suffix != ".tmp")
         kept = [record for data, record in _records(old[-1].read_bytes()) if self._is_before(data, next_step)] if old else []
         path = folder / f"events.out.tfevents.{time.time_ns() // 1000}.{socket.gethostname()}"
         write_atomically(path, b"".join(kept))
@@ -101,11 +101,11 @@ class TensorBoard:
 
 
 def _records(content: bytes) -> list[tuple[bytes, bytes]]:
-    """(event, its whole record) of each record in an event file; one cut short by a crash is left out."""
+    """(event, its whole record) of each record in an event file; what a crash cut short or left as zeros is left out."""
     found, at = [], 0
     while at + 12 <= len(content):
         end = at + 16 + struct.unpack_from("<Q", content, at)[0]
-        if end > len(content):
+        if end > len(content) or end == at + 16:
             break
         found.append((content[at + 12:end - 4], content[at:end]))
         at = end
