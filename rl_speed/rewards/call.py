@@ -6,6 +6,7 @@ Standard library only, as all that workers import.
 import functools
 import importlib
 import inspect
+import re
 
 FIELDS = ("response", "answer", "question", "meta", "length", "ended")
 
@@ -13,7 +14,9 @@ FIELDS = ("response", "answer", "question", "meta", "length", "ended")
 def call(function: str, fields: dict):
     """The function's value for one response; it gets the fields that it names."""
     target, names = _load(function)
-    return target(**(fields if names is None else {name: fields[name] for name in names}))
+    value = target(**(fields if names is None else {name: fields[name] for name in names}))
+    # A cause becomes part of a metric's name.
+    return (value[0], re.sub(r"[^\w.-]", "_", str(value[1]))) if isinstance(value, tuple) else value
 
 
 def problem(function: str) -> tuple[float, str]:

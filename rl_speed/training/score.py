@@ -16,6 +16,10 @@ from rl_speed.sampling.adaptive import Verify
 from rl_speed.sampling.generate import Drawn
 
 
+# Where the state has the counts of extra rewards, beside causes: no cause has a space.
+_EXTRA = "extra rewards"
+
+
 def decode_responses(tokenizer: Any, drawn: Drawn, end_tokens: Sequence[int]) -> list[str]:
     """Text of each response, without the end token that closed it."""
     return decode_rows(tokenizer, drawn.tokens, drawn.lengths, end_tokens)
@@ -254,13 +258,15 @@ class RewardScorer:
 
     def state_dict(self) -> dict[str, Any]:
         """The counts, which go on over a resumed run."""
-        return {name.removeprefix("verifier/"): int(value) for name, value in self.metrics().items()}
+        count = lambda workers: {cause: int(n) for cause, n in workers.counts.items()}
+        found = {name: count(workers) for name, workers in self._workers().items()}
+        return {**found.get("verifier", {}), **({_EXTRA: found["extra"]} if "extra" in found else {})}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Count on from where the state was taken."""
         for name, workers in self._workers().items():
-            workers.counts.update({cause.removeprefix("extra/"): int(n) for cause, n in state.items()
-                                   if cause.startswith("extra/") == (name == "extra")})
+            counts = state.get(_EXTRA, {}) if name == "extra" else {cause: n for cause, n in state.items() if cause != _EXTRA}
+            workers.counts.update({cause: int(n) for cause, n in counts.items()})
 
     def close(self) -> None:
         """End the processes, if there are any."""

@@ -49,7 +49,7 @@ def test_functions_get_what_they_name():
 
 def test_a_failure_costs_one_response_in_one_function():
     kinds = {"hang": "timeout", "crash": "crash", "memory": "memory", "exception": "exception", "nan": "exception",
-             "cause": "guessed"}
+             "cause": "guessed___so"}
     responses = [r for kind in kinds for r in ("fine", kind)]
     with FunctionRewards([f"{MODULE}:misbehaves", f"{MODULE}:length_of"], 2, timeout_s=1.0, memory_limit_mb=512) as rewards:
         values, causes = rewards.score_detailed(samples_of(*responses))
@@ -57,7 +57,7 @@ def test_a_failure_costs_one_response_in_one_function():
         np.testing.assert_array_equal(values[0], [{"fine": 1.0, "cause": 0.25}.get(r, 0.0) for r in responses])
         np.testing.assert_array_equal(values[1], [len(r) for r in responses])
         assert {c: n for c, n in rewards.counts.items() if n} == {"ok": 18, "timeout": 1, "crash": 1, "memory": 1, "exception": 2,
-                                                                 "guessed": 1}
+                                                                 "guessed___so": 1}
         assert "KeyError" in rewards.last_message["exception"] or "nan" in rewards.last_message["exception"]
         with pytest.raises(ValueError, match="a response without ended, meta"):
             rewards.score([{"response": "", "answer": "", "question": "", "length": 0}])
