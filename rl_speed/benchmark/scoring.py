@@ -28,10 +28,10 @@ class Workload:
     faults: int = 34
     group: int = 16
     workers: int = 2
-    timeout_s: float = 2.0
+    timeout_s: float = 5.0
 
 
-SMALL = Workload(300, 2, 8, timeout_s=1.0)
+SMALL = Workload(150, 1, 8, timeout_s=3.0)
 
 
 def standard() -> Workload:
@@ -105,7 +105,7 @@ def table(numbers: dict[str, Any]) -> str:
         lines.append(f"{kind:10}{r['seconds']:9.1f}{total / r['seconds']:10.0f}{total / r['worker_cpu_s']:15.0f}"
                      f"{r['wrong_values']:14}{r['wrong_causes']:14}   {causes}")
     group, faults = numbers["group"], numbers["faults"] * len(FAULTS)
-    return "\n".join([*lines, "", f"groups: {group} samples of a prompt, of two answers; faults: {faults} planted, as many hangs as",
+    return "\n".join([*lines, "", f"groups: {group} samples of a prompt, two answers; faults: {faults} planted, as many hangs as",
                       "crashes as allocations beyond the limit; wrong: not the value (the cause) that was made, at its place"])
 
 
