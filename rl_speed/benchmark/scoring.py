@@ -31,7 +31,7 @@ class Workload:
     timeout_s: float = 5.0
 
 
-SMALL = Workload(150, 1, 8, timeout_s=3.0)
+SMALL = Workload(60, 1, 6, timeout_s=3.0)
 
 
 def standard() -> Workload:

@@ -53,8 +53,9 @@ def _judge(answer, gold, mode, float_rounding, strict, allow_set_relation):
     )
     if not gold_is_mathematics:
         # The library compares what it could read of both, which may be their beginnings.
-        same = _plain(gold) in _plain(answer or "") if mode == "free" else _plain(gold) == _plain(answer or "")
-        return float(equal and same), "gold_unparsable"
+        found, wanted = _plain(answer or ""), _plain(gold)
+        same = equal and wanted in found if mode == "free" else bool(wanted) and wanted == found
+        return float(same), "gold_unparsable"
     if not parsed:
         return 0.0, "no_answer"
     return float(equal)
