@@ -22,16 +22,17 @@ FAULTS = {"hang": "timeout", "crash": "crash", "memory": "memory"}  # and the ca
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
-    """`faults` of each kind among `responses`; samples of a prompt; workers; seconds for a response."""
+    """`faults` of each kind among `responses`; samples of a prompt; workers; seconds for a response; which passes."""
 
     responses: int = 10_000
     faults: int = 34
     group: int = 16
     workers: int = 2
     timeout_s: float = 5.0
+    passes: tuple[str, ...] = ("distinct", "groups", "faults")
 
 
-SMALL = Workload(60, 1, 6, timeout_s=3.0)
+SMALL = Workload(200, 1, timeout_s=3.0, passes=("faults",))
 
 
 def standard() -> Workload:
@@ -71,7 +72,7 @@ def make(work: Workload, kind: str) -> list[tuple[tuple[str, str, str], float, s
 def run(work: Workload, repeats: int, say: Callable[[str], None]) -> dict[str, Any]:
     """Seconds, CPU seconds of the workers, and what came back, for each pass; `repeats` is not used: a pass is long enough."""
     passes = {}
-    for kind in ("distinct", "groups", "faults"):
+    for kind in work.passes:
         say(f"{work.responses} responses: {kind}")
         made = make(work, kind)
         spent = _children_cpu()
@@ -86,7 +87,7 @@ def run(work: Workload, repeats: int, say: Callable[[str], None]) -> dict[str, A
             "planted": dict(collections.Counter(cause for _, _, cause in made)),
             "wrong_values": int(np.sum(values != np.array([value for _, value, _ in made]))),
             "wrong_causes": sum(found != cause for found, (_, _, cause) in zip(causes, made, strict=True))}
-    return {**dataclasses.asdict(work), "passes": passes}
+    return dataclasses.asdict(work) | {"passes": passes}
 
 
 def _children_cpu():

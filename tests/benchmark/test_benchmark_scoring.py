@@ -13,7 +13,7 @@ def test_every_response_has_its_value_whatever_the_others_do():
         "ok": work.responses - 3 * work.faults, "timeout": work.faults, "crash": work.faults, "memory": work.faults, "exception": 0}
     assert all(r["worker_cpu_s"] > 0 for r in numbers["passes"].values()) and "a core second" in scoring.table(numbers)
     swapped = copy.deepcopy(numbers)
-    swapped["passes"]["groups"]["wrong_values"] = 1
+    swapped["passes"]["faults"]["wrong_values"] = 1
     assert not scoring.verdicts(swapped)["every response its own value"]
     swapped["passes"]["faults"]["counts"]["timeout"] += 1
     assert not scoring.verdicts(swapped)["right totals for each cause"]

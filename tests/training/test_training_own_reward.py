@@ -10,6 +10,7 @@ from killable import small_config
 from rl_speed.command import check_overrides
 from rl_speed.config import Config
 from rl_speed.data.prompts import Prompt
+from rl_speed.inspection import write_report
 from rl_speed.rewards import FunctionRewards
 from rl_speed.sampling import HostVerify
 from rl_speed.training import build
@@ -49,6 +50,8 @@ def test_own_rewards_train(own, tmp_path):
     # Every sample of the run was scored once by each.
     scored = summary["samples"]
     assert summary["verifier"]["verifier/ok"] == summary["verifier"]["extra/ok"] == scored
+    text = write_report(tmp_path / "run").read_text(encoding="utf-8")
+    assert "Parts of the reward" in text and "brevity" in text
     # Counts go on over a resumed run, those of verifier and extra apart.
     config.training.steps = 3
     again = Trainer(config, tmp_path / "run")
