@@ -26,6 +26,7 @@ setup(
         "ml_collections>=1",
         "safetensors>=0.5",
         "matplotlib>=3.8",
+        "tensorboard>=2.19",  # its records alone; TensorFlow is not needed
         "tqdm>=4.66",
         "pyarrow>=15",
     ],
@@ -36,6 +37,7 @@ setup(
         "jetstream": ["google-jetstream==0.2.2"],
         # Questions by name from the Hugging Face hub: config.data.train=OWNER/NAME.
         "hub": ["datasets>=3"],
+        "wandb": ["wandb>=0.19"],
         "dev": ["pytest>=8", "pytest-xdist>=3"],
         # An independent reference for a few tests, which skip without it. Apart from "dev", since the default wheel
         # of torch brings gigabytes of CUDA along.

@@ -5,8 +5,8 @@
     python experiments/train.py --config=configs/gsm8k.py --config.mesh.fsdp=4 --dry_run      (what it will need; starts nothing)
 
 The same command again resumes from the newest checkpoint (--resume=never|auto|must). SIGTERM and Ctrl-C save and stop.
-The workdir then holds config.json, metrics.jsonl, evaluations.jsonl, rollouts.jsonl, checkpoints/, plots/*.png, report.html,
-summary.json and policy/ (a Hugging Face directory).
+The workdir then holds config.json, metrics.jsonl, evaluations.jsonl, rollouts.jsonl, tensorboard/, checkpoints/, plots/*.png,
+report.html, summary.json and policy/ (a Hugging Face directory).
 """
 
 import os

@@ -27,7 +27,8 @@ from rl_speed.mesh import make_mesh, row_shards
 from rl_speed.policy import (DecodeAttention, ModelConfig, abstract_params, decoder, end_token_ids, load_hf, load_tokenizer,
                              param_shardings, prompt_encoder)
 from rl_speed.policy.hf import read_json
-from rl_speed.rewards import ExactMatch, IntegerMatch, MathVerifier, token_bytes
+from rl_speed.rewards import ExactMatch, FunctionRewards, IntegerMatch, MathVerifier, token_bytes
+from rl_speed.rewards.custom import parse_extra
 from rl_speed.sampling import Decoder, HostVerify, SamplerConfig
 from rl_speed.sampling.adaptive import Verify
 from rl_speed.sampling.generate import Generator
@@ -41,8 +42,8 @@ from rl_speed.training.metrics import write_atomically
 from rl_speed.training.order import make_stream
 from rl_speed.training.pools import PoolConfig, PoolSelector
 from rl_speed.training.prefixes import PrefixSource
-from rl_speed.training.score import (JaxScorer, MathJudge, MathScorer, RewardScorer, exact_answers, integer_answers,
-                                     text_answers)
+from rl_speed.training.score import (FunctionJudge, FunctionScorer, JaxScorer, MathJudge, MathScorer, RewardScorer, answer_text,
+                                     exact_answers, integer_answers, prompt_text, text_answers)
 from rl_speed.training.step import UpdateConfig
 
 log = logging.getLogger(__name__)
@@ -55,7 +56,7 @@ GOLD_BYTES = 256
 class Policy:
     """A policy on the mesh, with what is needed to talk to it.
 
-    `math` is math-verify on its responses, made by `math_verifier`: one pool of workers for training and evaluation.
+    `judge` scores its responses in worker processes, made by `host_verifier`: one pool for training and evaluation.
     """
 
     directory: str
@@ -64,7 +65,7 @@ class Policy:
     tokenizer: Any
     end_tokens: tuple[int, ...]
     decoder: Decoder
-    math: MathVerifier | None = None
+    judge: MathVerifier | FunctionRewards | None = None
 
 
 @dataclasses.dataclass
@@ -171,20 +172,28 @@ def read_data(data: Data, encode: Callable[[str], list[int]]) -> tuple[list[Prom
     return prompts("train", rows, data.train_prompts), prompts("eval", held, data.eval_prompts) if held else [], reports
 
 
-def math_verifier(config: Config, policy: Policy) -> MathVerifier:
-    """The policy's math-verify. Its workers start with the first response; who has the scorer closes them."""
-    if policy.math is None:
-        policy.math = MathVerifier(config.reward.workers, config.reward.timeout_s, config.reward.mode)
-    return policy.math
+def host_verifier(config: Config, policy: Policy) -> MathVerifier | FunctionRewards:
+    """The policy's math-verify, or a function of the user's own. Workers start with the first response; who has the scorer closes
+    them."""
+    if policy.judge is None:
+        r = config.reward
+        options = {"timeout_s": r.timeout_s, "memory_limit_mb": r.memory_limit_mb or None}
+        policy.judge = (MathVerifier(r.workers, mode=r.mode, **options) if r.verifier == "math" else
+                        FunctionRewards([r.verifier], r.workers, **options))
+    return policy.judge
 
 
 def build_scorer(config: Config, policy: Policy, answer_length: int) -> RewardScorer:
-    """The verifier that the configuration names, with reward shaping."""
-    if config.reward.verifier in JAX_VERIFIERS:
+    """The verifier that the configuration names, with what is added to it for training."""
+    r = config.reward
+    if r.verifier in JAX_VERIFIERS:
         verify = JaxScorer(*in_loop_verifier(config, policy, answer_length))
     else:
-        verify = MathScorer(policy.tokenizer, policy.end_tokens, math_verifier(config, policy))
-    return RewardScorer(verify, config.reward, config.sampler.max_new, policy.tokenizer, policy.end_tokens)
+        scorer = MathScorer if r.verifier == "math" else FunctionScorer
+        verify = scorer(policy.tokenizer, policy.end_tokens, host_verifier(config, policy))
+    functions = [extra.function for extra in parse_extra(r.extra)]
+    extra = FunctionRewards(functions, r.workers, r.timeout_s, r.memory_limit_mb or None) if functions else None
+    return RewardScorer(verify, r, config.sampler.max_new, policy.tokenizer, policy.end_tokens, extra)
 
 
 def in_loop_verifier(config: Config, policy: Policy, answer_length: int,
@@ -192,12 +201,15 @@ def in_loop_verifier(config: Config, policy: Policy, answer_length: int,
     """(the verifier that the configuration names, as `sample_adaptive` takes it; what encodes the answers for it).
 
     Args:
-      answer_length: room for an answer in tokens, for "exact". prompts: for "math", all that are known: their answers must fit.
+      answer_length: room for an answer in tokens, for "exact". prompts: for verifiers in Python, all that are known: what the
+        verifier needs of them must fit.
     """
-    if config.reward.verifier == "math":
-        judge = MathJudge(policy.tokenizer, policy.end_tokens, math_verifier(config, policy))
-        room = max([GOLD_BYTES] + [len(p.answer.encode("utf-8")) for p in prompts])
-        return HostVerify(judge, "math-verify"), functools.partial(text_answers, capacity=room)
+    if config.reward.verifier not in JAX_VERIFIERS:
+        math = config.reward.verifier == "math"
+        judge, of, name = (MathJudge, answer_text, "math-verify") if math else (FunctionJudge, prompt_text, config.reward.verifier)
+        room = max([GOLD_BYTES] + [len(of(p).encode("utf-8")) for p in prompts])
+        return (HostVerify(judge(policy.tokenizer, policy.end_tokens, host_verifier(config, policy)), name),
+                functools.partial(text_answers, capacity=room, of=of))
     if config.reward.verifier == "exact":
         return ExactMatch(policy.end_tokens), functools.partial(exact_answers, capacity=answer_length)
     table = token_bytes(policy.tokenizer, policy.model.vocab_size)
