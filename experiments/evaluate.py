@@ -44,7 +44,8 @@ _SETTINGS = [
                         "Default: chat."),
     flags.DEFINE_string("instruction", None, "Put behind every question. Default: to reason and to box the answer."),
     flags.DEFINE_string("system", None, "System turn of prompts that go through the chat template. Default: the prompt's own."),
-    flags.DEFINE_string("verifier", None, "math (Math-Verify), integer, or exact (token by token). Default math."),
+    flags.DEFINE_string("verifier", None, "math (Math-Verify), integer, exact (token by token), or a function of your "
+                        "own, module:function. Default math."),
     flags.DEFINE_string("mode", None, "Where math and integer look for an answer: boxed, or free (anywhere). Default boxed."),
     flags.DEFINE_float("timeout_s", None, "Seconds that Math-Verify may take for a response. Default 5."),
     flags.DEFINE_integer("workers", None, "Processes that verify. Default: by processors."),

@@ -7,6 +7,7 @@ from typing import Any
 from rl_speed import presets
 from rl_speed.config import Config
 from rl_speed.policy.prompt_formats import PROMPTS
+from rl_speed.rewards.custom import is_function
 
 VERIFIERS, MODES, DTYPES = ("math", "integer", "exact"), ("boxed", "free"), ("float32", "bfloat16")
 
@@ -60,7 +61,8 @@ class Settings:
                 ("max_new", self.max_new >= 1, "at least 1"),
                 ("max_prompt_length", self.max_prompt_length >= 0, "0 (as the longest needs) or more"),
                 ("prompt", bool(self.prompt), "the name of a template, or a format with {question}"),
-                ("verifier", self.verifier in VERIFIERS, f"one of {', '.join(VERIFIERS)}"),
+                ("verifier", self.verifier in VERIFIERS or is_function(self.verifier),
+                 f"one of {', '.join(VERIFIERS)}, or a function of your own, module:function"),
                 ("mode", self.mode in MODES, f"one of {', '.join(MODES)}"),
                 ("timeout_s", self.timeout_s > 0, "above 0"), ("workers", self.workers >= 1, "at least 1"),
                 ("slots", self.slots >= 1, "at least 1"),

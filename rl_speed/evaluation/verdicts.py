@@ -7,13 +7,15 @@ from typing import Any
 
 import numpy as np
 
+from rl_speed.checks import JAX_VERIFIERS
 from rl_speed.config import Config
 from rl_speed.data.prompts import Prompt
 from rl_speed.evaluation.measures import NO_ANSWER
 from rl_speed.rewards import MathVerifier
+from rl_speed.rewards.custom import FunctionRewards, check_functions
 from rl_speed.sampling.generate import Drawn
 from rl_speed.training import build
-from rl_speed.training.score import JaxScorer, decode_responses, ended_rows
+from rl_speed.training.score import JaxScorer, decode_responses, ended_rows, function_samples
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,19 +31,23 @@ class Verdicts:
 class Judge:
     """Verifies responses with the verifier of `config.reward`; what hangs or crashes costs its own response alone.
 
-    Causes are those of `MathVerifier`; of the verifiers in JAX, "no_answer" where there is nothing to compare (exact: the response
-    did not end; integer: no box, or with mode "free" no digit), else "ok".
+    Causes are those of `MathVerifier` and of `FunctionRewards`; of the verifiers in JAX, "no_answer" where there is nothing to
+    compare (exact: the response did not end; integer: no box, or with mode "free" no digit), else "ok".
 
     Args:
-      prompts: all that will be asked about. An answer that the verifier cannot take raises ValueError naming its prompt, now.
+      prompts: all that will be asked about. An answer that the verifier cannot take raises ValueError naming its prompt, now; so
+        does a function that cannot be used.
     """
 
     def __init__(self, config: Config, policy: build.Policy, prompts: Sequence[Prompt]):
         self._kind, self._mode = config.reward.verifier, config.reward.mode
         self._tokenizer, self._end = policy.tokenizer, policy.end_tokens
-        self._math = self._jax = None
-        if self._kind == "math":
-            self._math = MathVerifier(config.reward.workers, config.reward.timeout_s, self._mode)
+        self._host: MathVerifier | FunctionRewards | None = None
+        self._jax: JaxScorer | None = None
+        if self._kind not in JAX_VERIFIERS:
+            if self._kind != "math":
+                check_functions([self._kind], config.reward.memory_limit_mb or None)
+            self._host = build.host_verifier(config, policy)
         else:
             verify, encode = build.in_loop_verifier(config, policy, build.longest_answer(list(prompts), config.sampler.max_new))
             encode(prompts)
@@ -50,14 +56,21 @@ class Judge:
     def __call__(self, prompts: Sequence[Prompt], drawn: Drawn) -> Verdicts:
         texts = decode_responses(self._tokenizer, drawn, self._end)
         answers = self._read(texts, drawn)
-        if self._math is not None:
-            values, causes = self._math.score_detailed(texts, [p.answer for p in prompts])
+        if isinstance(self._host, MathVerifier):
+            values, causes = self._host.score_detailed(texts, [p.answer for p in prompts])
+            return Verdicts(values > 0.5, causes, texts, answers)
+        if self._host is not None:
+            known = [(p.answer, p.text, p.meta) for p in prompts]
+            samples = function_samples(known, texts, drawn.tokens, drawn.lengths, self._end)
+            (values,), (causes,) = self._host.score_detailed(samples)
             return Verdicts(values > 0.5, causes, texts, answers)
         correct = self._jax(prompts, drawn) > 0.5
         causes = [NO_ANSWER if answer is None and not right else "ok" for answer, right in zip(answers, correct)]
         return Verdicts(correct, causes, texts, answers)
 
     def _read(self, texts: Sequence[str], drawn: Drawn) -> list[str | None]:
+        if self._kind not in (*JAX_VERIFIERS, "math"):
+            return [None] * len(texts)  # only the function knows
         if self._kind == "exact":
             ended = ended_rows(drawn.tokens, drawn.lengths, self._end)
             return [text if end else None for text, end in zip(texts, ended)]
@@ -72,8 +85,8 @@ class Judge:
 
     def close(self) -> None:
         """End the verifier's processes, if there are any."""
-        if self._math is not None:
-            self._math.close()
+        if self._host is not None:
+            self._host.close()
 
     def __enter__(self) -> "Judge":
         return self

@@ -37,7 +37,7 @@ def test_the_papers_settings(preset, temperature, top_p, max_new):
     (dict(k=(0,)), "--k must be numbers of at least 1; got 0"),
     (dict(temperature=-1.0), r"--temperature must be 0 \(greedy\) or more; got -1.0"),
     (dict(top_p=0.0), r"--top_p must be in \(0, 1\]; got 0.0"),
-    (dict(verifier="maths"), "--verifier must be one of math, integer, exact; got 'maths'"),
+    (dict(verifier="maths"), "--verifier must be one of math, integer, exact, or a function of your own, module:fun"),
     (dict(mode="box"), "--mode must be one of boxed, free; got 'box'"),
     (dict(compute_dtype="int8"), "--compute_dtype must be one of float32, bfloat16; got 'int8'"),
     (dict(fsdp=0), r"--mesh must be axes of at least 1; got \(1, 0, 1\)"),
@@ -63,7 +63,8 @@ def test_names_of_benchmarks(tmp_path):
     for name in ("math500.jsonl.gz", "a.jsonl", "x=y.jsonl"):
         (tmp_path / name).write_text("")
     found = parse_specs([f"{tmp_path}/math500.jsonl.gz,b={tmp_path}/a.jsonl", f"{tmp_path}/x=y.jsonl"])
-    assert {name: path.rpartition("/")[2] for name, path in found.items()} == {"math500": "math500.jsonl.gz", "b": "a.jsonl", "x=y": "x=y.jsonl"}
+    files = {name: path.rpartition("/")[2] for name, path in found.items()}
+    assert files == {"math500": "math500.jsonl.gz", "b": "a.jsonl", "x=y": "x=y.jsonl"}
     with pytest.raises(ValueError, match="two benchmarks 'a' .*: call one of them NAME=FILE"):
         parse_specs([f"{tmp_path}/a.jsonl", f"a={tmp_path}/math500.jsonl.gz"])
     with pytest.raises(ValueError, match="--data: /no/file.jsonl: no such file"):

@@ -12,6 +12,7 @@ import pytest
 from rl_speed.config import EMBEDDED
 from rl_speed.data import chain
 from rl_speed.data.embedded_tokenizer import embedded_directory
+from rl_speed.data.prompts import Prompt
 from rl_speed.evaluation import harness, report
 from rl_speed.evaluation.benchmarks import chain_benchmark, file_benchmark, parse_specs
 from rl_speed.evaluation.intervals import same_questions
@@ -23,6 +24,7 @@ from rl_speed.mesh import make_mesh
 from rl_speed.policy import encode_prompt, load_tokenizer, save_hf
 from rl_speed.presets import embedded
 from rl_speed.rewards import WorkerPool
+from rl_speed.sampling.generate import Drawn
 from rl_speed.sampling.sharded import sample_sharded
 from rl_speed.training import build
 from rl_speed.training.checkpoint import Checkpointer, CheckpointError
@@ -348,3 +350,19 @@ def test_questions_that_a_run_held_out_are_its_benchmark(tmp_path):
     assert [p.text for p in one.prompts] == [p.text for p in held] and len(one.prompts) == 5
     assert parse_specs(["open-r1/DAPO-Math-17k-Processed:en@train"]) == {
         "DAPO-Math-17k-Processed": "open-r1/DAPO-Math-17k-Processed:en@train"}
+
+
+def test_a_verifier_of_ones_own_judges(policy, tmp_path, monkeypatch):
+    (tmp_path / "my_verifier.py").write_text("def score(response, answer):\n    return response == answer\n")
+    monkeypatch.chdir(tmp_path)
+    config = harness.make_config(dataclasses.replace(SETTINGS, verifier="my_verifier:score"), EMBEDDED)
+    prompt = Prompt("p", np.array([1], np.int32), "64", np.zeros((0,), np.int32), "?")
+    ids = [policy.tokenizer.encode(text, add_special_tokens=False) for text in ("64", "7")]
+    tokens = np.array([row + [0] * (2 - len(row)) for row in ids], np.int32)
+    drawn = Drawn(tokens, np.zeros((2, 2), np.float32), np.array([len(row) for row in ids]), np.zeros(2, bool))
+    with Judge(config, dataclasses.replace(policy, judge=None), [prompt]) as judge:
+        verdicts = judge([prompt] * 2, drawn)
+    assert (verdicts.correct.tolist(), verdicts.causes, verdicts.answers) == ([True, False], ["ok", "ok"], [None, None])
+    config.reward.verifier = "my_verifier:nothing"
+    with pytest.raises(ValueError, match="'my_verifier:nothing' cannot be used"):
+        Judge(config, dataclasses.replace(policy, judge=None), [prompt])
