@@ -30,8 +30,8 @@ setup(
     extras_require={
         "cuda": ["jax[cuda13]>=0.10.2,<0.13"],
         "tpu": ["jax[tpu]>=0.10.2,<0.13"],
-        # Not the package called "jetstream", which is an unrelated tool.
-        "jetstream": ["google-jetstream==0.2.2"],
+        # Not the package called "jetstream", which is an unrelated tool. Brings TensorFlow (2 GB) and a package "benchmarks".
+        "jetstream": ["google-jetstream==0.2.2", "grpcio>=1.60"],
         "dev": ["pytest>=8", "pytest-xdist>=3"],
         # An independent reference for a few tests, which skip without it. Apart from "dev", since the default wheel
         # of torch brings gigabytes of CUDA along.

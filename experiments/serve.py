@@ -10,6 +10,7 @@ are those of JetStream's service (`Decode`: text or token ids, and max_tokens; `
 cannot be served is refused with INVALID_ARGUMENT and the reason. SIGINT or SIGTERM ends it: no new requests, those under way end.
 """
 
+import importlib
 import signal
 import socket
 import threading
@@ -22,8 +23,8 @@ _PORT = flags.DEFINE_integer("port", 9000, "Port to listen on, or to ask.", lowe
 _ASK = flags.DEFINE_string("ask", None, "Do not serve: ask the server at --host and --port to go on from this text.")
 _SLOTS = flags.DEFINE_integer("slots", 16, "Prompts that decode together.", lower_bound=1)
 _SAMPLES = flags.DEFINE_integer("samples", 1, "Responses to each prompt.", lower_bound=1)
-_PREFILL = flags.DEFINE_integer("max_prefill_length", None, "Tokens of the longest prompt. Default: half of the policy's positions, "
-                                "at most 1024.", lower_bound=1)
+_PREFILL = flags.DEFINE_integer("max_prefill_length", None, "Tokens of the longest prompt. Default: half of the policy's "
+                                "positions, at most 1024.", lower_bound=1)
 _NEW = flags.DEFINE_integer("max_new", None, "Tokens of the longest response; with --ask, to ask for (32). Default: as for "
                             "--max_prefill_length.", lower_bound=1)
 _TEMPERATURE = flags.DEFINE_float("temperature", 0.0, "Of the softmax; 0 is greedy.", lower_bound=0)
@@ -56,13 +57,13 @@ def build_engine():
     """The engine, compiled."""
     import jax
 
-    import rl_speed.serving.client  # noqa: F401 (a quick import, which says at once where JetStream is missing)
     from rl_speed.policy import encode_prompt, load_tokenizer
     from rl_speed.sampling import SamplerConfig
     from rl_speed.serving import load_policy
     from rl_speed.training.setup import setup_jax
 
-    # What takes long comes after what may be wrong: the port, the model, the template.
+    # What takes long comes after what may be wrong: the extra, the port, the model, the template.
+    importlib.import_module("rl_speed.serving.client")
     host = _HOST.value.strip("[]")
     try:
         socket.create_server((host, _PORT.value), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()

@@ -26,14 +26,13 @@ def ask(address: str, prompt: str | Sequence[int], max_tokens: int, timeout: flo
     Raises:
       Refusal: no connection, or the server refused the request.
     """
-    pb2 = jetstream_pb2.DecodeRequest
-    text = isinstance(prompt, str)
-    content = {"text_content": pb2.TextContent(text=prompt)} if text else {
-        "token_content": pb2.TokenContent(token_ids=prompt)}
+    request, text = jetstream_pb2.DecodeRequest, isinstance(prompt, str)
+    content = {"text_content": request.TextContent(text=prompt)} if text else {
+        "token_content": request.TokenContent(token_ids=prompt)}
     with grpc.insecure_channel(address) as channel:
         try:
-            for response in jetstream_pb2_grpc.OrchestratorStub(channel).Decode(pb2(max_tokens=max_tokens, **content),
-                                                                      timeout=timeout):
+            stub = jetstream_pb2_grpc.OrchestratorStub(channel)
+            for response in stub.Decode(request(max_tokens=max_tokens, **content), timeout=timeout):
                 yield [sample.text if text else list(sample.token_ids) for sample in response.stream_content.samples]
         except grpc.RpcError as error:
             raise Refusal(f"{address}: {error.code().name}: {error.details()}") from None

@@ -30,7 +30,7 @@ Array = jax.Array
 
 @struct.dataclass
 class Prefix:
-    """A prompt after prefill: `kv` as of one context, `token` i32[] its last, `length` i32[] tokens in use, `visit` i32[]."""
+    """A prompt after prefill: `kv` as of one context; i32[] each: `token`, its last, `length`, tokens in use, `visit`."""
 
     kv: Any
     token: Array
@@ -40,7 +40,7 @@ class Prefix:
 
 @struct.dataclass
 class Rows:
-    """What generate changes. `cache` as of R rows; `token` i32[R], fed next; `suffix_length` i32[R], fed so far; `active` bool[R]."""
+    """What generate changes: `cache` of R rows; `token` i32[R], fed next; `suffix_length` i32[R], fed so far; `active` bool[R]."""
 
     cache: Any
     token: Array
@@ -122,6 +122,7 @@ class PolicyEngine(engine_api.Engine):
 
     Raises:
       ValueError: a size is out of range, or prompt and response may be longer than the policy's positions.
+      FileNotFoundError: the policy's directory holds no tokenizer.
     """
 
     def __init__(self, policy: ServedPolicy, config: SamplerConfig, max_prefill_length: int, samples_per_slot: int = 1,
@@ -138,6 +139,9 @@ class PolicyEngine(engine_api.Engine):
         self.config = dataclasses.replace(config, end_tokens=policy.end_tokens)
         self._samples, self._longest, self._prompt = samples_per_slot, max_prefill_length, prompt
         self._directory, self._visits = policy.directory, itertools.count()
+        # JetStream's threads, in which no error may happen, build their own: what is wrong with the directory is said here. They
+        # do so at the same time, while transformers' lazy import is not made for several threads: it is over by then.
+        self.build_tokenizer(self.get_tokenizer())
         self._decoder = decoder(self.model, attention=attention)
         self._mesh = Mesh(np.array([device or jax.devices()[0]]), ("x",))
         place = self.get_prefix_destination_sharding()

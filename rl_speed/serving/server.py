@@ -1,9 +1,9 @@
 """JetStream's orchestrator and gRPC server around an engine, made to survive what clients send.
 
-In JetStream 0.2.2 the threads that prefill, generate and detokenize kill the process (SIGKILL) when anything is raised in them. So
-every request is tokenized and checked before it reaches them, and refused with INVALID_ARGUMENT where it cannot be served. From there
-on it travels as token ids; text is made of the ids that come back, since JetStream decodes each token by itself, which cuts characters
-that are spread over several tokens.
+In JetStream 0.2.2 the threads that prefill, generate and detokenize kill the process (SIGKILL) when anything is raised in them.
+So every request is tokenized and checked before it reaches them, and refused with INVALID_ARGUMENT where it cannot be served.
+From there on it travels as token ids; text is made of the ids that come back, since JetStream decodes each token by itself, which
+cuts characters that are spread over several tokens.
 """
 
 import asyncio

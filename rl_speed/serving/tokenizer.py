@@ -1,8 +1,8 @@
 """JetStream's tokenizer interface over a Hugging Face tokenizer.
 
-JetStream builds a SentencePiece tokenizer of whatever its engine names, puts the BOS token before every prompt itself, and takes the
-pad token for a stop token. None of this holds for Hugging Face tokenizers: what a prompt starts with is the tokenizer's (or the
-chat template's) business, and the padding token of many models is an ordinary one.
+JetStream builds a SentencePiece tokenizer of whatever its engine names, puts the BOS token before every prompt itself, and takes
+the pad token for a stop token. None of this holds for Hugging Face tokenizers: what a prompt starts with is the tokenizer's (or
+the chat template's) business, and the padding token of many models is an ordinary one.
 """
 
 from typing import Any

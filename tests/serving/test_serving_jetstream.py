@@ -168,7 +168,8 @@ def test_server_survives_what_it_cannot_serve(server, tokenizer, greedy):
     bad = [(R(max_tokens=4), "neither text_content nor token_content"), (R(max_tokens=4, **text("")), "makes no token"),
            (R(max_tokens=4, **text("hello")), "makes no token"), (R(max_tokens=4, **tokens([])), "no token_ids"),
            (R(max_tokens=4, **text("+" + "1" * 5000)), "5001 tokens; this server takes 32"),
-           (R(max_tokens=4, **tokens([3] * 33)), "33 tokens"), (R(max_tokens=4, **tokens([3, 20])), "token id 20 is none of 0 to 19"),
+           (R(max_tokens=4, **tokens([3] * 33)), "33 tokens"),
+           (R(max_tokens=4, **tokens([3, 20])), "token id 20 is none of 0 to 19"),
            (R(max_tokens=4, **tokens([-1])), "token id -1"), (R(max_tokens=-1, **text("+12=")), "between 1 and 12, got -1"),
            (R(**text("+12=")), "got 0"), (R(max_tokens=13, **text("+12=")), "got 13"),
            (R(max_tokens=4, session_cache="/x", **tokens([3])), "session_cache is not supported")]

@@ -11,7 +11,8 @@ import rl_speed.serving
 from rl_speed.serving import TextStream
 from rl_speed.serving.text import REPLACEMENT
 
-TEXTS = ("caf\u00e9 na\u00efve", "\u4f60\u597d\uff0c\u4e16\u754c", "\U0001f600\U0001f469\u200d\U0001f680 ok", "  two  spaces ", "1+1=2")
+TEXTS = ("caf\u00e9 na\u00efve", "\u4f60\u597d\uff0c\u4e16\u754c", "\U0001f600\U0001f469\u200d\U0001f680 ok", "  two  spaces ",
+         "1+1=2")
 
 
 def byte_level():
