@@ -81,7 +81,10 @@ def drive(engine: Any, prompts: list[list[int]], limits: list[int]) -> list[list
 
 
 def run(work: Workload, repeats: int, say: Callable[[str], None]) -> dict[str, Any]:
-    """Measure. The three take turns, after a turn that compiles and connects; medians are reported."""
+    """Measure. The three take turns, after a turn that compiles and connects; medians are reported.
+
+    Processor seconds are this process's, all threads together: without the clients, and little moved by other jobs on the machine.
+    """
     from rl_speed.serving import PolicyEngine, Server
 
     rng = np.random.default_rng(0)
@@ -101,21 +104,23 @@ def run(work: Workload, repeats: int, say: Callable[[str], None]) -> dict[str, A
 
     say("compiling")
     seconds: dict[str, list[float]] = {name: [] for name in WAYS}
+    processor: dict[str, list[float]] = {name: [] for name in WAYS}
     with Server(engine) as server, multiprocessing.get_context("spawn").Pool(1) as client:
         ways = {"sampler": sampler, "engine": lambda: drive(engine, prompts, limits),
                 "jetstream": lambda: client.apply(ask_all, (f"localhost:{server.port}", prompts, limits))}
         found = {name: way() for name, way in ways.items()}
         for turn in range(repeats):
             for name, way in ways.items():
-                begin = time.perf_counter()
+                begin, busy = time.perf_counter(), time.process_time()
                 found[name] = way()
                 seconds[name].append(time.perf_counter() - begin)
+                processor[name].append(time.process_time() - busy)
             say(f"repeat {turn + 1} of {repeats}")
     tokens = sum(limits)
     speed = {name: tokens / float(np.median(values)) for name, values in seconds.items()}
     same = {name: sum(a == b for a, b in zip(found[name], found["sampler"])) for name in WAYS}
     return {"workload": {**dataclasses.asdict(work), "parameters": num_params(work.model)}, "tokens": tokens, "seconds": seconds,
-            "tokens_per_s": speed, "same_responses": same, "complete": int(list(map(len, found["jetstream"])) == limits),
+            "processor_seconds": processor, "tokens_per_s": speed, "same_responses": same, "complete": int(list(map(len, found["jetstream"])) == limits),
             "ratio": speed["jetstream"] / speed["sampler"]}
 
 
@@ -130,9 +135,14 @@ def table(numbers: dict[str, Any]) -> str:
     lines = [f"{work['requests']} requests at once, prompts of 1 to {work['prompt_length']} tokens, responses of 1 to "
              f"{work['max_new']}, {numbers['tokens']:,} tokens, {work['slots']} slots, "
              f"{work['parameters'] / 1e6:.1f} M parameters", "",
-             f"  {'':12}{'seconds':>10}{'tokens/s':>10}{'of sampler':>12}{'same responses':>16}"]
-    lines += [f"  {name:12}{np.median(numbers['seconds'][name]):10.2f}{speed[name]:10,.0f}{speed[name] / speed['sampler']:12.3f}"
-              f"{numbers['same_responses'][name]:16d}" for name in WAYS]
+             f"  {'':12}{'wall clock':>24}{'processor':>24}{'same':>12}",
+             f"  {'':12}{'seconds':>12}{'of sampler':>12}{'seconds':>12}{'of sampler':>12}{'responses':>12}"]
+    clocks = [{name: float(np.median(values)) for name, values in numbers[key].items()} for key in ("seconds", "processor_seconds")]
+    for name in WAYS:
+        times = "".join(f"{clock[name]:12.2f}{clock[name] / clock['sampler']:12.2f}" for clock in clocks)
+        lines.append(f"  {name:12}{times}{numbers['same_responses'][name]:12d}")
+    lines += ["", f"tokens per second of jetstream / sampler: {numbers['ratio']:.2f}; per processor second "
+              f"{clocks[1]['sampler'] / clocks[1]['jetstream']:.2f}, its clients not counted"]
     return "\n".join(lines)
 
 
