@@ -33,8 +33,8 @@ setup(
     extras_require={
         "cuda": ["jax[cuda13]>=0.10.2,<0.13"],
         "tpu": ["jax[tpu]>=0.10.2,<0.13"],
-        # Not the package called "jetstream", which is an unrelated tool.
-        "jetstream": ["google-jetstream==0.2.2"],
+        # Not the package called "jetstream", which is an unrelated tool. Brings TensorFlow (2 GB) and a package "benchmarks".
+        "jetstream": ["google-jetstream==0.2.2", "grpcio>=1.60"],
         # Questions by name from the Hugging Face hub: config.data.train=OWNER/NAME.
         "hub": ["datasets>=3"],
         "wandb": ["wandb>=0.19"],

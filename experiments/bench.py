@@ -9,6 +9,7 @@
                                               memory (two)
     python experiments/bench.py packing       supervised updates on packed rows against padded ones (one)
     python experiments/bench.py end_to_end    training with the rule in the loop against host-driven training (three)
+    python experiments/bench.py serving       the sampler against JetStream's server, same requests (one; the extra "jetstream")
     python experiments/bench.py scale         whole steps at the SPEED paper's scale, random weights: time by phase and peak memory
 
 Options: [--out=experiments/results/bench_NAME] [--repeats=5]. `decode`, `scale` and the MFU take a Qwen2.5-1.5B shape on an
@@ -28,7 +29,7 @@ from absl import app, flags, logging
 _OUT = flags.DEFINE_string("out", None, "Folder for the results; by default experiments/results/bench_NAME.")
 _REPEATS = flags.DEFINE_integer("repeats", 5, "Timed calls (end_to_end: seeds) of each; medians are reported.", lower_bound=1)
 _SMALL = flags.DEFINE_bool("small", False, "A tiny policy, to see that the benchmark works.")
-KNOWN = ("sampler", "decode", "step", "verifiers", "scoring", "packing", "end_to_end", "scale")
+KNOWN = ("sampler", "decode", "step", "verifiers", "scoring", "packing", "end_to_end", "serving", "scale")
 
 
 def main(argv):

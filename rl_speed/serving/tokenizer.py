@@ -1,0 +1,82 @@
+"""JetStream's tokenizer interface over a Hugging Face tokenizer.
+
+JetStream builds a SentencePiece tokenizer of whatever its engine names, puts the BOS token before every prompt itself, and takes
+the pad token for a stop token. None of this holds for Hugging Face tokenizers: what a prompt starts with is the tokenizer's (or
+the chat template's) business, and the padding token of many models is an ordinary one.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from rl_speed.policy import encode_prompt
+from rl_speed.serving.package import tokenizer_api
+
+SHORTEST = 16  # tokens of the smallest prefill
+
+
+def prefill_lengths(longest: int) -> list[int]:
+    """Lengths that prompts are padded to: powers of two from 16, below `longest`, and `longest`. A program each."""
+    lengths = [SHORTEST * 2**i for i in range(longest.bit_length()) if SHORTEST * 2**i < longest]
+    return [*lengths, longest]
+
+
+def pad(ids: np.ndarray | list[int], longest: int) -> np.ndarray:
+    """i32[L] with L the shortest of `prefill_lengths(longest)` that holds the ids.
+
+    Raises ValueError where there are none, or more than `longest`.
+    """
+    if not 1 <= len(ids) <= longest:
+        raise ValueError(f"the prompt has {len(ids)} tokens; it must have between 1 and {longest}")
+    length = next(n for n in prefill_lengths(longest) if n >= len(ids))
+    return np.pad(np.asarray(ids, np.int32), (0, length - len(ids)))
+
+
+class PolicyTokenizer(tokenizer_api.Tokenizer):
+    """Prompts to padded ids, ids to text.
+
+    Args:
+      tokenizer: of transformers. Not to be shared between threads: encoding changes its state.
+      end_tokens: ids that end a response. prompt: how a text becomes a prompt; see `policy.encode_prompt`.
+      longest: tokens that a prompt may have.
+    """
+
+    def __init__(self, tokenizer: Any, end_tokens: tuple[int, ...], prompt: str, longest: int):
+        self._tokenizer, self._end_tokens, self._prompt, self._longest = tokenizer, end_tokens, prompt, longest
+
+    def ids(self, text: str) -> list[int]:
+        """Token ids of a prompt, not padded."""
+        return encode_prompt(self._tokenizer, text, self._prompt)
+
+    def encode(self, s: str, **kwargs: Any) -> tuple[np.ndarray, int]:
+        """(i32[L] padded, number of tokens). JetStream's keywords (is_bos, lengths to pad to) are not followed: see above.
+
+        Raises ValueError where the text makes no token, or too many.
+        """
+        ids = self.ids(s)
+        return pad(ids, self._longest), len(ids)
+
+    def decode(self, token_ids: list[int], **kwargs: Any) -> str:
+        """Text of ids. Of single tokens it need not add up: see `TextStream`."""
+        return self._tokenizer.decode(token_ids)
+
+    @property
+    def pad_id(self) -> int:
+        """What `pad` fills up with."""
+        return 0
+
+    @property
+    def eos_id(self) -> int:
+        """The first of the end tokens."""
+        return self._end_tokens[0]
+
+    @property
+    def bos_id(self) -> int:
+        """The tokenizer's BOS token, or the pad token where it has none; `encode` never adds it by itself."""
+        bos = self._tokenizer.bos_token_id
+        return self.pad_id if bos is None else bos
+
+    @property
+    def stop_tokens(self) -> set[int]:
+        """All end tokens, and nothing else."""
+        return set(self._end_tokens)

@@ -1,0 +1,58 @@
+"""Policies to serve: directories and workdirs. Reading them needs no JetStream, serving them does, so the tests skip together."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from rl_speed.data.embedded_tokenizer import embedded_directory, save_tokenizer
+from rl_speed.policy import ModelConfig, init
+from rl_speed.serving import load_policy
+
+pytest.importorskip("jetstream", reason="the extra rl_speed[jetstream] is not installed")
+
+
+def test_policies_to_serve(tmp_path):
+    embedded = load_policy("embedded")
+    assert embedded.directory == embedded_directory() and embedded.end_tokens == (1,)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "policy").symlink_to(embedded_directory())
+    exported = load_policy(tmp_path / "run")  # a run that is over
+    assert all(map(np.array_equal, jax.tree.leaves(exported.params), jax.tree.leaves(embedded.params)))
+    with pytest.raises(FileNotFoundError, match="nowhere: no such directory"):
+        load_policy(tmp_path / "nowhere")
+    with pytest.raises(FileNotFoundError, match="config.json"):
+        load_policy(tmp_path)
+
+
+def test_newest_checkpoint_of_an_unfinished_run(tmp_path):
+    import optax
+
+    from rl_speed.training.checkpoint import Checkpointer
+
+    start = tmp_path / "start"
+    save_tokenizer(start)
+    model = ModelConfig(vocab_size=19, width=8, layers=1, heads=2, kv_heads=1, head_dim=4, mlp_width=8)
+    (start / "config.json").write_text(json.dumps(model.to_hf()))
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "config.json").write_text(json.dumps({"model": {"path": str(start)}}))
+    with pytest.raises(FileNotFoundError, match="holds no checkpoint yet"):
+        load_policy(tmp_path)
+    keeper, params = Checkpointer(tmp_path / "checkpoints", keep=2), {}
+    for step in (9, 10):
+        params = init(model, jax.random.key(step))
+        keeper.save(step, {"params": params, "opt_state": optax.adam(1.0).init(params)}, {"seen": step})
+    keeper.close()
+    served = load_policy(tmp_path)
+    assert served.source.endswith("(step 10)") and served.model == model
+    assert jax.tree.structure(served.params) == jax.tree.structure(params)
+    assert all(map(np.array_equal, jax.tree.leaves(served.params), jax.tree.leaves(params)))
+    for file in (tmp_path / "checkpoints" / "10" / "state").rglob("*"):
+        if file.is_file():
+            file.write_bytes(b"")
+    with pytest.raises(ValueError, match="10/state: cannot read the policy"):
+        load_policy(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ValueError, match="does not tell which model"):
+        load_policy(tmp_path)
