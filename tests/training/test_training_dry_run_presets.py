@@ -67,7 +67,7 @@ def test_parts_of_a_papers_run(directory, real_data, name, devices, paper):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_command_plans_every_real_model_from_its_config_json(repo, real_data, tmp_path, name):
-    """One of the papers' settings on four devices; experiments/results/dry_run/ has the table."""
+    """One of the papers' settings on four devices; experiments/results/dry_run/table.md has their figures."""
     path = real_data / "configs" / f"{name}.config.json"
     done = subprocess.run([sys.executable, "experiments/train.py", "--config=configs/speed_qwen2p5_math_1p5b.py", "--dry_run",
                            "--config.mesh.fsdp=4", "--config.training.micro_batch=8", f"--config.model.path={path}"], cwd=repo,
