@@ -19,19 +19,25 @@ setup(
         "jinja2>=3.1",  # chat templates; transformers does not require it
         "tokenizers>=0.22",
         "numpy>=2",
+        "scipy>=1.13",  # jax brings it along
         "math-verify>=0.9",
         "latex2sympy2_extended",
         "absl-py>=2",
         "ml_collections>=1",
         "safetensors>=0.5",
         "matplotlib>=3.8",
+        "tensorboard>=2.19",  # its records alone; TensorFlow is not needed
         "tqdm>=4.66",
+        "pyarrow>=15",
     ],
     extras_require={
         "cuda": ["jax[cuda13]>=0.10.2,<0.13"],
         "tpu": ["jax[tpu]>=0.10.2,<0.13"],
         # Not the package called "jetstream", which is an unrelated tool.
         "jetstream": ["google-jetstream==0.2.2"],
+        # Questions by name from the Hugging Face hub: config.data.train=OWNER/NAME.
+        "hub": ["datasets>=3"],
+        "wandb": ["wandb>=0.19"],
         "dev": ["pytest>=8", "pytest-xdist>=3"],
         # An independent reference for a few tests, which skip without it. Apart from "dev", since the default wheel
         # of torch brings gigabytes of CUDA along.

@@ -3,7 +3,7 @@
 Launch:  python experiments/train.py --config=configs/gsm8k.py --workdir=runs/gsm8k --config.model.path=QWEN_DIR
              --config.data.train=gsm8k/train.jsonl --config.data.eval=gsm8k/test.jsonl
 Expect:  settings of the SPEED paper (section 5) at GSM8K's lengths. Written for Qwen2.5-Math-1.5B on one 80 GB GPU. It has
-         been run here on a shrunken, randomly initialised model only (tests/training/test_training_gsm8k.py).
+         been run here on a shrunken, randomly initialised model only (tests/training/test_training_real_models.py).
 """
 
 from rl_speed import methods
@@ -18,8 +18,7 @@ def get_config() -> Config:
     config.data.task = "jsonl"
     config.data.train = "gsm8k/train.jsonl"
     config.data.eval = "gsm8k/test.jsonl"
-    config.data.prompt = "chat"
-    config.data.instruction = "\nPlease reason step by step, and put your final answer within \\boxed{}."
+    config.data.prompt = "qwen_math_cot"
     config.data.max_prompt_length = 512
     config.data.eval_prompts = 256
     config.sampler.slots = 256

@@ -5,10 +5,14 @@
     python experiments/bench.py decode        one decode step against memory bandwidth, ways of attending against "dense" (two)
     python experiments/bench.py step          the fused RL step against its pieces; the update's MFU (one)
     python experiments/bench.py verifiers     what a Python verifier costs inside the compiled loop (half a minute)
+    python experiments/bench.py scoring       ten thousand responses scored by math-verify, with planted hangs, crashes and lack of
+                                              memory (two)
+    python experiments/bench.py packing       supervised updates on packed rows against padded ones (one)
     python experiments/bench.py end_to_end    training with the rule in the loop against host-driven training (three)
+    python experiments/bench.py scale         whole steps at the SPEED paper's scale, random weights: time by phase and peak memory
 
-Options: [--out=experiments/results/bench_NAME] [--repeats=5]. `decode` and the MFU take a Qwen2.5-1.5B shape on an accelerator
-and a small one on a CPU, and say so. Each writes bench.json (with device, versions and command), table.txt and plot.png.
+Options: [--out=experiments/results/bench_NAME] [--repeats=5]. `decode`, `scale` and the MFU take a Qwen2.5-1.5B shape on an
+accelerator and a small one on a CPU, and say so. Each writes bench.json (with device, versions and command), table.txt and plot.png.
 """
 
 import importlib
@@ -24,7 +28,7 @@ from absl import app, flags, logging
 _OUT = flags.DEFINE_string("out", None, "Folder for the results; by default experiments/results/bench_NAME.")
 _REPEATS = flags.DEFINE_integer("repeats", 5, "Timed calls (end_to_end: seeds) of each; medians are reported.", lower_bound=1)
 _SMALL = flags.DEFINE_bool("small", False, "A tiny policy, to see that the benchmark works.")
-KNOWN = ("sampler", "decode", "step", "verifiers", "end_to_end")
+KNOWN = ("sampler", "decode", "step", "verifiers", "scoring", "packing", "end_to_end", "scale")
 
 
 def main(argv):

@@ -6,130 +6,99 @@ The policy that ships with the package was made by (about three minutes on two c
 
 which trains a new policy on demonstrations of the embedded task. On data of your own, starting from a Hugging Face directory:
 
-    python experiments/sft.py --model=HF_DIR --data=FILE.jsonl --prompt='{question}\n' --out=DIR
-        (rows with "question" and "solution", or with "answer" as in GSM8K)
+    python experiments/sft.py --model=Qwen2.5-0.5B --data=gsm8k/train.jsonl --eval_data=gsm8k/test.jsonl --out=runs/sft
+    python experiments/sft.py --model=Qwen2.5-3B --data=distilled.jsonl --preset=band --dtype=bfloat16 --remat --micro_rows=1
+        --out=runs/cold_start     (Bae et al.: rate 5e-6, 5 epochs, 25 warm-up steps, batches of 21; the rest of it is ours)
+
+Rows have "question" (or "problem") with "answer" and "solution", or a worked "answer" as in GSM8K. The loss is on the solution
+and its end token. A batch is --batch examples, packed into few rows of --max_length tokens, each attending to itself alone: what
+is learned is the same, up to rounding, with and without --pack, in any number of pieces, on any mesh.
+
+OUT is at the end a directory that transformers opens. The run itself is in --workdir: metrics.jsonl, config.json, loss.png,
+checkpoints/. The same command again goes on where it stopped, with the same numbers; SIGTERM and Ctrl-C save first.
+
+    what        --out --workdir --model --data --preset
+    rows        --prompt --on_bad_row --max_length --pack
+    held out    --eval_data or --eval_share, --eval_every --eval_samples --eval_temperature
+    training    --epochs or --steps, --batch --learning_rate --warmup_steps --schedule --weight_decay --max_grad_norm --seed
+    machine     --dtype --remat --micro_rows --head_chunk --mesh_data --mesh_fsdp --mesh_tensor --checkpoint_every
 """
 
-import json
+import dataclasses
 import sys
-from pathlib import Path
 
 from absl import app, flags, logging
 
-_OUT = flags.DEFINE_string("out", None, "Hugging Face directory to write.", required=True)
-_MODEL = flags.DEFINE_string("model", "", "Hugging Face directory to start from; empty makes a new embedded policy.")
-_DATA = flags.DEFINE_string("data", "", "JSONL of questions and solutions; empty is the embedded task's demonstrations.")
-_PROMPT = flags.DEFINE_string("prompt", "{question}=", "'chat', 'plain' or a format with {question}.")
-_STEPS = flags.DEFINE_integer("steps", 2600, "Updates.", lower_bound=1)
-_BATCH = flags.DEFINE_integer("batch", 128, "Examples per update.", lower_bound=1)
-_MICRO = flags.DEFINE_integer("micro_batches", 1, "Pieces an update's gradient is added up from; must divide --batch.",
-                              lower_bound=1)
-_LENGTH = flags.DEFINE_integer("max_length", 1024, "Tokens; longer examples are dropped and counted (with --data).")
-_RATE = flags.DEFINE_float("learning_rate", None, "Peak learning rate; decays to 0 on a cosine. Default: 3e-3 for a new "
-                           "policy, 1e-5 for one that --model gives.")
-_DECAY = flags.DEFINE_float("weight_decay", 0.01, "Of matrices.")
-_SEED = flags.DEFINE_integer("seed", 0, "Of initial weights and data order.")
-_EVERY = flags.DEFINE_integer("eval_every", 250, "Updates between evaluations.")
+_I, _F, _S, _B, _E = (flags.DEFINE_integer, flags.DEFINE_float, flags.DEFINE_string, flags.DEFINE_bool, flags.DEFINE_enum)
 
+_S("out", None, "Hugging Face directory to write at the end; replaced where it exists.", required=True)
+_S("workdir", "", "Folder of the run; by default OUT.run with --data, none without.")
+_S("model", "", "Hugging Face directory to start from; empty makes a new embedded policy.")
+_S("data", "", "JSON lines of questions and solutions; empty is the embedded task's demonstrations.")
+_PRESET = _E("preset", None, ["band"], "A paper's settings, for flags that are not given.")
 
-def embedded_parts(seed):
-    """(params, model, tokenizer, batches, evaluation batches) of the embedded task."""
-    import tempfile
+_S("prompt", None, "'chat', 'plain' or a format with {question}. Default: chat; {question}= without --data.")
+_E("on_bad_row", "error", ["error", "skip"], "Whether a bad row, or one without a solution, ends the run or is counted.")
+_I("max_length", 1024, "Tokens of a row; longer examples are dropped and counted (with --data).", lower_bound=2)
+_B("pack", True, "Several examples in a row (with --data).")
 
-    import jax
+_S("eval_data", "", "Held-out rows; empty holds out --eval_share.")
+_F("eval_share", 0.05, "Share of the questions to hold out, by a hash of their text; 0 holds out none.")
+_I("eval_every", 250, "Updates between evaluations; 0: before the first and after the last.", lower_bound=0)
+_I("eval_samples", 0, "Answers to sample for each held-out question, judged by math-verify; 0: loss only.", lower_bound=0)
+_F("eval_temperature", 0.0, "At which answers are sampled; 0 is greedy.", lower_bound=0.0)
 
-    from rl_speed.data import DEFAULT_SPEC, chain
-    from rl_speed.data.embedded_tokenizer import END_ID, VOCABULARY, save_tokenizer
-    from rl_speed.policy import ModelConfig, encode_prompt, init, load_tokenizer
-    from rl_speed.training import sft
+_I("steps", None, "Updates. Default: 2600 for the embedded policy, else by epochs.", lower_bound=1)
+_I("epochs", None, "Times that every example is shown, exactly. Default: 3.", lower_bound=1)
+_I("batch", 128, "Examples per update.", lower_bound=1)
+_F("learning_rate", None, "Peak learning rate. Default: 3e-3 for a new policy, 1e-5 for one that --model gives.", lower_bound=0.0)
+_I("warmup_steps", None, "Updates of linear warm-up. Default: a tenth of all, at most 100.", lower_bound=0)
+_E("schedule", "cosine", ["cosine", "linear", "constant"], "After warm-up; the first two fall to 0.")
+_F("weight_decay", 0.01, "Of matrices.", lower_bound=0.0)
+_F("max_grad_norm", 1.0, "Global norm that gradients are clipped to; 0 is off.", lower_bound=0.0)
+_I("seed", 0, "Of initial weights and data order.")
 
-    model = ModelConfig(vocab_size=len(VOCABULARY), width=64, layers=2, heads=4, kv_heads=2, head_dim=16, mlp_width=192,
-                        max_position=64)
-    with tempfile.TemporaryDirectory() as directory:
-        # Through the files, so that training encodes exactly as every later user of the directory does.
-        save_tokenizer(directory)
-        (Path(directory) / "config.json").write_text(json.dumps(model.to_hf()))
-        tokenizer = load_tokenizer(directory)
-    spec = DEFAULT_SPEC
-    length = spec.max_prompt_tokens + spec.max_response_tokens
-
-    def batch(split, first, count):
-        shown = (chain.demonstration(spec, seed, i, split) for i in range(first, first + count))
-        return sft.build_batch([sft.Example(encode_prompt(tokenizer, question, _PROMPT.value),
-                                            tokenizer.encode(written) + [END_ID] * ends) for question, written, ends in shown],
-                               length)
-
-    def batches():
-        first = 0
-        while True:
-            yield batch("demo", first, _BATCH.value)
-            first += _BATCH.value
-
-    return init(model, jax.random.key(seed)), model, tokenizer, batches(), [batch("demo_eval", 0, 512)]
-
-
-def file_parts(path, directory, seed):
-    """The same from a file and a model directory; one example in twenty (at most 200) is held out."""
-    from rl_speed.data import load_rows
-    from rl_speed.policy import encode_prompt, end_token_ids, load_hf, load_tokenizer
-    from rl_speed.training import sft
-
-    params, model = load_hf(directory)
-    tokenizer = load_tokenizer(directory)
-    # What the tokenizer calls its end; a generation config may list others, which only stop the sampler.
-    end = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else end_token_ids(directory, tokenizer)[0]
-    rows, _ = load_rows(path)
-    examples = [sft.Example(encode_prompt(tokenizer, row.question, _PROMPT.value),
-                            [*tokenizer.encode(row.solution or row.answer, add_special_tokens=False), end]) for row in rows]
-    examples, dropped = sft.keep_short(examples, _LENGTH.value)
-    if dropped:
-        logging.warning("%d examples longer than %d tokens were dropped", dropped, _LENGTH.value)
-    held = max(1, min(200, len(examples) // 20))
-    length = max(map(len, examples))
-    batches = (sft.build_batch(e, length) for e in sft.shuffled_epochs(examples[held:] or examples, _BATCH.value, seed))
-    return params, model, tokenizer, batches, [sft.build_batch(examples[:held], length)]
+_I("checkpoint_every", 200, "Updates between checkpoints; 0: at the end alone.", lower_bound=0)
+_E("dtype", "float32", ["float32", "bfloat16"], "Of activations and matrix products; weights are float32.")
+_B("remat", False, "Compute layers again in the backward pass instead of keeping activations.")
+_I("micro_rows", 0, "Rows whose activations are held at a time; 0: all of a batch.", lower_bound=0)
+_I("head_chunk", 0, "Tokens whose logits are held at a time; 0: about 2^27 logits.", lower_bound=0)
+_I("mesh_data", 1, "Devices that hold copies of the weights.", lower_bound=1)
+_I("mesh_fsdp", 1, "Devices that split rows and weights.", lower_bound=1)
+_I("mesh_tensor", 1, "Devices that split layers.", lower_bound=1)
 
 
 def main(_):
-    import jax
-
-    from rl_speed.policy import num_params, save_hf
-    from rl_speed.training import sft
-    from rl_speed.training.optimizer import OptimizerConfig, make_optimizer
-    from rl_speed.training.progress import progress_bar
+    from rl_speed import command
+    from rl_speed.training.checkpoint import CheckpointError
     from rl_speed.training.setup import setup_jax
+    from rl_speed.training.sft_build import PRESETS, Settings, build
+    from rl_speed.training.signals import Stopped
 
     setup_jax()
-    if bool(_MODEL.value) != bool(_DATA.value):
-        logging.error("give --model and --data together, or neither for the embedded policy")
-        sys.exit(2)
+    if not flags.FLAGS["verbosity"].present:
+        logging.set_verbosity(logging.WARNING)  # Orbax tells every detail of every save
+    given = {field.name: flags.FLAGS[field.name].value for field in dataclasses.fields(Settings)}
+    chosen = PRESETS.get(_PRESET.value, {})
+    given |= {name: value for name, value in chosen.items() if not flags.FLAGS[name].present}
+    if flags.FLAGS["steps"].present and not flags.FLAGS["epochs"].present:
+        given["epochs"] = None  # of a preset
     try:
-        parts = file_parts(_DATA.value, _MODEL.value, _SEED.value) if _DATA.value else embedded_parts(_SEED.value)
-    except (ValueError, FileNotFoundError) as error:
-        logging.error("%s", error)
-        sys.exit(2)
-    params, model, tokenizer, batches, held_out = parts
-    rate = _RATE.value if _RATE.value is not None else (1e-5 if _MODEL.value else 3e-3)
-    optimizer = make_optimizer(
-        OptimizerConfig(learning_rate=rate, warmup_steps=min(100, _STEPS.value // 10), schedule="cosine",
-                        total_steps=_STEPS.value, weight_decay=_DECAY.value, b2=0.98), params)
-    bar = progress_bar(_STEPS.value, "sft")
-    last = {}
-
-    def report(metrics):
-        last.update(metrics)
-        bar.update()
-        bar.set_postfix_str("  ".join(f"{name} {last[name]:.3f}" for name in ("loss", "eval_loss") if name in last),
-                            refresh=False)
-
-    params = sft.train(params, model, optimizer, batches, held_out,
-                       sft.SFTConfig(_STEPS.value, _MICRO.value, eval_every=_EVERY.value), report)
-    bar.close()
-    command = "python experiments/sft.py " + " ".join(sys.argv[1:])
-    made = {"command": command, "parameters": num_params(model), "loss": last["loss"], "eval_loss": last["eval_loss"],
-            "jax": jax.__version__}
-    save_hf(_OUT.value, params, model, tokenizer, extra={"made_by.json": made})
-    print(f"{num_params(model):,} parameters, held-out loss {last['eval_loss']:.4f} nats a token; saved to {_OUT.value}")
+        run = build(Settings(**given))
+    except (ValueError, OSError, CheckpointError) as error:
+        command.fail(str(error))
+    try:
+        run.trainer.run()
+    except Stopped as stopped:
+        print(stopped)
+        sys.exit(stopped.exit_status)
+    except FloatingPointError as error:
+        command.fail(str(error), status=1)
+    finally:
+        run.close()
+    made = run.save("python experiments/sft.py " + " ".join(sys.argv[1:]))
+    held = "" if made["eval_loss"] is None else f"held-out loss {made['eval_loss']:.4f} nats a token; "
+    print(f"{made['parameters']:,} parameters, {held}saved to {run.settings.out}")
 
 
 if __name__ == "__main__":

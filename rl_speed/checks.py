@@ -2,14 +2,22 @@
 
 import dataclasses
 import difflib
+import importlib.util
+import math
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
+from rl_speed.data.schemas import keep_names
+from rl_speed.policy.prompt_formats import PROMPTS, prompt_format
+from rl_speed.rewards.custom import check_functions, is_function, parse_extra
+
 if TYPE_CHECKING:
-    from rl_speed.config import Config
+    from rl_speed.config import Config, Reward
 
 # Verifiers that are JAX functions: they can judge inside the compiled loop on any mesh.
 JAX_VERIFIERS = ("exact", "integer")
+# Parts of the reward, as they are logged.
+REWARD_PARTS = ("accuracy", "format", "language", "overlong")
 # Advantages that come from all samples of a prompt, trained on or not.
 POOL_ADVANTAGES = ("pool", "pool_std")
 
@@ -47,7 +55,6 @@ def check(c: "Config", rules: Collection[str]) -> None:
         "objective.kl_kind": ("k1", "k2", "k3"),
         "objective.kl_in": ("loss", "reward"),
         "optimizer.schedule": ("constant", "linear", "cosine"),
-        "reward.verifier": (*JAX_VERIFIERS, "math"),
         "reward.mode": ("boxed", "free"),
         "reward.length_reference": ("all", "correct"),
         "checkpoints.resume": ("auto", "never", "must"),
@@ -63,6 +70,7 @@ def check(c: "Config", rules: Collection[str]) -> None:
             raise ValueError(f"config.{name} must be at least 1; got {_get(c, name)!r}")
     if c.data.task == "jsonl" and not c.data.train:
         raise ValueError("config.data.train must name a file when config.data.task is 'jsonl'")
+    _check_files(c)
     _check_order(c)
     if c.sampler.top_k > 0 or c.sampler.top_p < 1 or c.sampler.temperature == 0:
         raise ValueError(
@@ -74,6 +82,7 @@ def check(c: "Config", rules: Collection[str]) -> None:
                          f"batch (config.driver.groups = {c.driver.groups})")
     _check_depth(c)
     _check_rewards(c)
+    _check_logging(c)
     if c.driver.groups % c.training.minibatches:
         raise ValueError(f"config.training.minibatches ({c.training.minibatches}) must divide "
                          f"config.driver.groups ({c.driver.groups}): groups are not split")
@@ -94,6 +103,25 @@ def check(c: "Config", rules: Collection[str]) -> None:
     _check_replay(c)
     if c.driver.where == "in_loop":
         _check_in_loop(c, shards)
+
+
+def _check_files(c: "Config") -> None:
+    """What is chosen from files, and how it is put to the policy."""
+    d = c.data
+    keep_names(d.keep)
+    form = prompt_format(d.prompt)
+    if d.hold_out < 0:
+        raise ValueError(f"config.data.hold_out must be 0 (none) or more; got {d.hold_out}")
+    if d.task == "chain":
+        for name in ("hold_out", "decontaminate", "keep", "question_field", "answer_field", "solution_field"):
+            if getattr(d, name):
+                raise ValueError(f"config.data.{name} is for config.data.task='jsonl': the chain task makes its questions")
+    if d.system and not form.chat:
+        raise ValueError(f"config.data.system needs a prompt that goes through the chat template; config.data.prompt={d.prompt!r} "
+                         "does not: write the text into it")
+    if d.instruction and d.prompt in PROMPTS and form != PROMPTS["chat"] and form != PROMPTS["plain"]:
+        raise ValueError(f"config.data.prompt={d.prompt!r} has an instruction of its own: set config.data.instruction='', not "
+                         f"{d.instruction!r}")
 
 
 def _check_order(c: "Config") -> None:
@@ -141,6 +169,15 @@ def _check_depth(c: "Config") -> None:
 def _check_rewards(c: "Config") -> None:
     """Weights and bounds of what is added to accuracy, and the reference policy's turns."""
     r, o = c.reward, c.objective
+    if r.verifier not in (*JAX_VERIFIERS, "math") and not is_function(r.verifier):
+        raise ValueError(f"config.reward.verifier must be one of {', '.join(JAX_VERIFIERS)}, math, or a function of yours, "
+                         f"'module:function'; got {r.verifier!r}")
+    _check_functions(r)
+    if not (r.accuracy_weight > 0 and math.isfinite(r.accuracy_weight)):
+        raise ValueError(f"config.reward.accuracy_weight must be positive; got {r.accuracy_weight!r}")
+    if r.memory_limit_mb < 0 or not r.timeout_s > 0:
+        raise ValueError("config.reward.memory_limit_mb must be 0 (no limit) or more and config.reward.timeout_s positive; got "
+                         f"{r.memory_limit_mb} and {r.timeout_s}")
     for name in ("reward.format_weight", "reward.language_weight", "reward.length_alpha", "objective.reference_every"):
         if not _get(c, name) >= 0:
             raise ValueError(f"config.{name} must be 0 (off) or more; got {_get(c, name)!r}")
@@ -153,6 +190,39 @@ def _check_rewards(c: "Config") -> None:
     if o.reference_every and not o.kl_coef > 0:
         raise ValueError(f"config.objective.reference_every ({o.reference_every}) needs config.objective.kl_coef above 0 (got "
                          f"{o.kl_coef}): nothing else asks for a reference policy")
+
+
+def _check_functions(r: "Reward") -> None:
+    """Reward functions of the user's own: found, callable, and asking for what there is. They are imported in a worker process."""
+    try:
+        extra = parse_extra(r.extra)
+    except ValueError as error:
+        raise ValueError(f"config.reward.extra={r.extra!r}: {error}") from None
+    for e in extra:
+        if e.name in REWARD_PARTS:
+            raise ValueError(f"config.reward.extra: {e.function!r} is called like a part of the reward that there is already "
+                             f"({', '.join(REWARD_PARTS)})")
+    named = [(r.verifier, "verifier")] if is_function(r.verifier) else []
+    for function, field in [*named, *((e.function, "extra") for e in extra)]:
+        try:
+            check_functions([function], r.memory_limit_mb or None)
+        except (ValueError, RuntimeError) as error:
+            raise ValueError(f"config.reward.{field}: {error}") from None
+
+
+def _check_logging(c: "Config") -> None:
+    """What the writers need."""
+    if c.logging.text_every < 0:
+        raise ValueError(f"config.logging.text_every must be 0 (none) or more; got {c.logging.text_every}")
+    if c.logging.wandb:
+        require_package("wandb", "config.logging.wandb is set")
+
+
+def require_package(name: str, why: str) -> None:
+    """Raises ValueError unless the package is installed; a folder of that name that has no code (W&B leaves one) is not it."""
+    spec = importlib.util.find_spec(name)
+    if spec is None or spec.origin is None:
+        raise ValueError(f"{why}, but the package {name} is not installed: pip install {name}")
 
 
 def _check_pools(c: "Config") -> None:
@@ -222,6 +292,8 @@ def _check_in_loop(c: "Config", shards: int) -> None:
             ("reward.overlong_buffer", c.reward.overlong_buffer, (0,), "rewards are the verifier's alone"),
             ("reward.format_weight", c.reward.format_weight, (0.0,), "rewards are the verifier's alone"),
             ("reward.language_weight", c.reward.language_weight, (0.0,), "rewards are the verifier's alone"),
+            ("reward.accuracy_weight", c.reward.accuracy_weight, (1.0,), "rewards are the verifier's alone"),
+            ("reward.extra", c.reward.extra, ("",), "rewards are the verifier's alone"),
             ("reward.length_alpha", c.reward.length_alpha, (0.0,), "rewards are the verifier's alone"),
             ("training.minibatches", c.training.minibatches, (1,), "there is one update a program"),
             ("objective.kl_coef", c.objective.kl_coef, (0.0,), "no reference policy is held there"),

@@ -25,10 +25,19 @@ class Model:
 
 @dataclass
 class Data:
-    task: str = "chain"  # "chain" (embedded, generated) or "jsonl" (question and answer files)
-    train: str = ""  # file, for jsonl
-    eval: str = ""  # file of held-out questions, for jsonl
-    prompt: str = "{question}="  # "chat", "plain", or a format with {question}
+    task: str = "chain"  # "chain" (embedded, generated) or "jsonl" (questions and answers from files, of any kind)
+    # For jsonl: .jsonl[.gz], .json[.gz] or .parquet, or a data set of the Hugging Face hub, OWNER/NAME[:CONFIG][@SPLIT].
+    train: str = ""
+    eval: str = ""  # held-out questions, likewise; "" with hold_out: those
+    hold_out: int = 0  # questions of train, those of lowest hash, that never train; the evaluation set where eval is empty
+    decontaminate: str = ""  # evaluation files, with commas between them, whose questions are taken out of train
+    unique: bool = True  # of rows of train with the same question (but for case and white space) only the first trains
+    keep: str = ""  # filters of train, with commas between them: integer (answers), no_proof, valid, no_choice
+    question_field: str = ""  # "" is found; dotted for nested ones: extra_info.question
+    answer_field: str = ""  # reward_model.ground_truth
+    solution_field: str = ""
+    prompt: str = "{question}="  # "chat", "plain", another name of policy/prompt_formats.py, or a format with {question}
+    system: str = ""  # system turn of prompts that go through the chat template ("": the prompt's own, or none)
     instruction: str = ""  # put after every question, before the prompt's template
     max_prompt_length: int = 24  # tokens; longer prompts are dropped and counted
     train_prompts: int = 0  # use only so many (0: all; for chain: an unbounded stream)
@@ -177,19 +186,24 @@ class Optimizer:
 
 @dataclass
 class Reward:
-    # "exact" (token ids) and "integer" (the last boxed or last integer), both in JAX; "math" (math-verify in worker processes).
+    # "exact" (token ids) and "integer" (the last boxed or last integer), both in JAX; in worker processes "math" (math-verify),
+    # or a function of your own, "module:function" (rewards/custom.py says what it takes): correct is what it values above 0.5.
     verifier: str = "exact"
     mode: str = "boxed"  # math and integer: "boxed", or "free" (integer: the last one in the text)
     workers: int = 2
     timeout_s: float = 5.0  # per response
+    memory_limit_mb: int = 1024  # address space of a worker in MiB (0: no limit)
     overlong_buffer: int = 0  # DAPO's overlong shaping over the last so many tokens (0: off)
     overlong_factor: float = 1.0
+    accuracy_weight: float = 1.0  # of the verifier's value, in what is trained on
     # Trained on beside accuracy, which alone decides what is filtered and reported as correct (Bae et al.). Host only.
     format_weight: float = 0.0  # of five checks, 0.2 each: opened, closed, something thought, something after it, ended
     language_weight: float = 0.0  # of the share of characters that English mathematics is written in
     think_open: str = "<think>"
     think_close: str = "</think>"
     think_in_prompt: bool = False  # the prompt's template ends with the opening tag
+    # Functions of your own, "module:function=weight,module:function" (a weight of 1 where none stands; 0: only logged). Host only.
+    extra: str = ""
     # RPO's length-aware reward of complete groups, clip(r / (1 + exp(-alpha (l_ref - length))), low, high). Host only.
     length_alpha: float = 0.0  # per token (0: off; the paper's 0.01)
     length_low: float = 0.5
@@ -236,6 +250,9 @@ class Logging:
     profile_step: int = -1  # trace this step with jax.profiler (-1: none)
     progress: bool = True
     export: bool = True  # write the final policy as a Hugging Face directory
+    tensorboard: bool = True  # event files in workdir/tensorboard
+    wandb: str = ""  # a project of Weights & Biases, where wandb is installed ("": none)
+    text_every: int = 20  # steps between decoded samples shown as text in TensorBoard and W&B (0: none)
 
 
 @dataclass

@@ -75,12 +75,13 @@ def embedded(method: str = "") -> Config:
     return methods.apply(config, method) if method else config
 
 
-def language_model(path: str, train: str, max_prompt: int, max_new: int, devices: int) -> Config:
+def language_model(path: str, train: str, prompt: str, max_prompt: int, max_new: int, devices: int) -> Config:
     """What the papers' scale shares; all of it is ours.
 
     Args:
       path: a Hugging Face directory, by the model's name, for the user to replace.
-      train: key of TRAIN. max_prompt, max_new: tokens. devices: of 80 GB, weights and moments split over them.
+      train: key of TRAIN. prompt: of policy/prompt_formats.py, which says where it comes from. max_prompt, max_new: tokens.
+      devices: of 80 GB, weights and moments split over them.
     """
     config = Config()
     config.model.path = path
@@ -92,8 +93,7 @@ def language_model(path: str, train: str, max_prompt: int, max_new: int, devices
     config.data.eval = "eval/math500.jsonl"
     config.data.eval_prompts = 0
     config.data.on_bad_row = "skip"
-    config.data.prompt = "chat"
-    config.data.instruction = "\nPlease reason step by step, and put your final answer within \\boxed{}."
+    config.data.prompt = prompt
     config.data.max_prompt_length = max_prompt
     config.sampler.max_new = max_new
     config.sampler.slots = max(128, 64 * devices)
@@ -111,8 +111,12 @@ def language_model(path: str, train: str, max_prompt: int, max_new: int, devices
 def speed(path: str, variant: str = "", devices: int = 1) -> Config:
     """Zhang et al. (arXiv 2506.09016), section 5: SPEED-RLOO, SPEED-DAPO and their baselines. `variant`: see `choose`, SPEED."""
     method, data = choose(variant, SPEED)
-    config = language_model(path, data, max_prompt=1024, max_new=3072, devices=devices)
+    config = language_model(path, data, "qwen_math_cot", max_prompt=1024, max_new=3072, devices=devices)
     methods.apply(config, method)
+    # As in the paper, NuminaMath's whole answers; and of DAPO-17k, 1,000 questions that never train: it is evaluated on them.
+    config.data.keep = "no_proof,integer" if data == "numina" else ""
+    if data == "dapo17k":
+        config.data.hold_out, config.data.eval = 1000, ""
     config.rule.n, config.rule.n_init = 24, 8  # the paper's other N_init: 4 and 6
     config.driver.groups = 16
     config.driver.screening, config.driver.screen_prompts = "fixed", 64
@@ -129,7 +133,7 @@ def band(path: str, variant: str = "", devices: int = 4) -> Config:
     filters once by a proxy's pass rates, "schedule" also orders easy to hard by them.
     """
     strategy, = choose(variant, BAND)
-    config = language_model(path, "deepscaler", max_prompt=1024, max_new=4096, devices=devices)
+    config = language_model(path, "deepscaler", "r1_zero_boxed", max_prompt=1024, max_new=4096, devices=devices)
     config.rule.n, config.driver.groups, config.training.steps = 16, 16, 256
     methods.apply(config, "band_grpo" if "-" in strategy else "grpo")
     if "-" in strategy:
@@ -142,6 +146,7 @@ def band(path: str, variant: str = "", devices: int = 4) -> Config:
         config.data.order = "schedule" if strategy == "schedule" else "shuffle"
     # Accuracy alone filters; format and language are trained on beside it, a reward in [0, 3].
     config.reward.format_weight = config.reward.language_weight = 1.0
+    config.reward.think_in_prompt = True
     # A new reference at each outer iteration; its length and the coefficient are ours.
     config.objective.reference_every, config.objective.kl_coef = 64, 1e-3
     # C_max, the most prompts in flight, is ours. What is left over when a batch is full is dropped, as the paper cancels it.
@@ -153,7 +158,7 @@ def band(path: str, variant: str = "", devices: int = 4) -> Config:
 def ada(path: str, variant: str = "", devices: int = 1) -> Config:
     """Xiong et al., Reinforce-Ada, as released, or with the paper's entropy bonus. `variant`: see `choose`, ADA."""
     method, entropy = choose(variant, ADA)
-    config = language_model(path, "deepscaler", max_prompt=512, max_new=2048, devices=devices)
+    config = language_model(path, "deepscaler", "qwen_math_cot", max_prompt=512, max_new=2048, devices=devices)
     config.rule.n = 4
     methods.apply(config, method)  # 4 rounds of 8, of which 4 are kept; budgets are 8 samples on average (ours)
     config.driver.groups = config.driver.buffer_groups = 512
@@ -175,7 +180,7 @@ def rpo(path: str, variant: str = "", devices: int = 1) -> Config:
     A number is L in tokens. "length_aware" is the paper's shaped reward with alpha 0.01, in [0.5, 1], wrong answers at 0.
     """
     method, window, reward = choose(variant, RPO)
-    config = language_model(path, "open_rs", max_prompt=512, max_new=4096, devices=devices)
+    config = language_model(path, "open_rs", "open_rs", max_prompt=512, max_new=4096, devices=devices)
     config.rule.n = 6
     methods.apply(config, method)
     config.driver.groups = 96  # 576 samples

@@ -42,5 +42,5 @@ def quick_compiles():
 
 def pytest_collection_modifyitems(items):
     """The files that take longest first: two processes then end together (with --no-loadscope-reorder)."""
-    slow = ("kill", "fused", "gsm8k", "dry_run", "loop", "training", "adaptive", "pool", "parity")
+    slow = ("kill", "fused", "real_models", "dry_run", "loop", "training", "adaptive", "pool", "parity")
     items.sort(key=lambda item: next((i for i, name in enumerate(slow) if name in item.path.name), len(slow)))

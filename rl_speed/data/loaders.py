@@ -1,87 +1,140 @@
-"""Questions with answers from files: JSON lines, gzipped JSON lines, or one JSON array.
-
-Understood as people publish them: the question under "question" or "problem"; the answer under "answer" or
-"final_answer", as text, a number, or a list of one; in GSM8K's form, where "answer" is a worked solution that ends in
-"#### 42", that last part. A worked solution under "solution" is kept for supervised training.
-"""
+"""Questions with gold answers, from any file or data set that `data.files` reads, in any schema that `data.schemas` knows."""
 
 import dataclasses
-import gzip
-import json
 import pathlib
-import re
-import zlib
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections import Counter
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from rl_speed.data.files import DataError, read_items
 from rl_speed.data.prompts import Prompt
+from rl_speed.data.schemas import KEEP_ANSWER, KEEP_ITEM, Fields, Row, keep_names, row_id, to_row
+from rl_speed.data.select import contaminated, deduplicate, hold_out
 
-QUESTION_FIELDS = ("question", "problem")
-ANSWER_FIELDS = ("answer", "final_answer")
-_META_FIELDS = ("level", "type", "subject", "difficulty", "source")
-
-
-class DataError(ValueError):
-    """A data file or a row of it that cannot be used; the message names file and line."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Row:
-    """One question.
-
-    Attributes:
-      id: the row's "id", "index" or "unique_id", else FILE:LINE.
-      question, answer: text, stripped.
-      solution: worked solution, empty where the file has none.
-      meta: level, type, subject, difficulty and source where given.
-    """
-
-    id: str
-    question: str
-    answer: str
-    solution: str = ""
-    meta: dict[str, Any] = dataclasses.field(default_factory=dict)
+__all__ = ["DataError", "Fields", "LoadReport", "Row", "load_prompts", "load_rows", "load_training_rows", "read_items", "row_id",
+           "rows_to_prompts"]
 
 
 @dataclasses.dataclass(frozen=True)
 class LoadReport:
-    """What happened while loading: rows kept, bad rows skipped (with the reasons of the first few), prompts too long."""
+    """What happened while loading: what is kept, and what was left out, by reason, as counts.
+
+    Attributes:
+      kept: rows that can be used.
+      bad: rows without a question or an answer that could be read; `reasons` has FILE:LINE and reason of the first few.
+      too_long: prompts longer than allowed.
+      filtered: rows left out by `keep`, by its name.
+      duplicates: rows whose question had come before, `conflicting` of them with another answer.
+      held_out: rows whose question is held out of training.
+      contaminated: rows whose question is in an evaluation file, by file.
+    """
 
     kept: int
     bad: int = 0
     reasons: tuple[str, ...] = ()
     too_long: int = 0
+    filtered: dict[str, int] = dataclasses.field(default_factory=dict)
+    duplicates: int = 0
+    conflicting: int = 0
+    held_out: int = 0
+    contaminated: dict[str, int] = dataclasses.field(default_factory=dict)
+
+    @property
+    def rows(self) -> int:
+        """Rows read: all that is kept or left out."""
+        return (self.kept + self.bad + self.too_long + sum(self.filtered.values()) + self.duplicates + self.held_out
+                + sum(self.contaminated.values()))
+
+    def text(self) -> str:
+        """One line for people: what was kept, and what was left out, where something was."""
+        left = {"bad": self.bad, **{f"by keep={name}": n for name, n in self.filtered.items()}, "duplicates": self.duplicates,
+                "held out": self.held_out, **{f"in {name}": n for name, n in self.contaminated.items()}, "too long": self.too_long}
+        left = [f"{n} {what}" for what, n in left.items() if n]
+        return f"kept {self.kept} of {self.rows} rows" + (f"; left out: {', '.join(left)}" if left else "")
 
 
-def load_rows(path: str | pathlib.Path, on_bad_row: str = "error") -> tuple[list[Row], LoadReport]:
-    """Reads PATH.jsonl, PATH.jsonl.gz or PATH.json (an array of objects; "line" is then the item's number).
+def load_rows(path: str | pathlib.Path, on_bad_row: str = "error", fields: Fields = Fields(),
+              keep: str = "", max_reasons: int = 5, answers: bool = True) -> tuple[list[Row], LoadReport]:
+    """All usable rows of a file or data set.
 
     Args:
+      path: see `data.files.read_items`.
       on_bad_row: "error" raises at the first bad row, "skip" counts it and goes on.
+      fields: where question, answer and solution are, where they are not to be found.
+      keep: filters with commas between them; what does not pass is counted, not bad. "integer": whole answers only;
+        "no_proof": no proofs (NuminaMath); "valid": no problem or solution marked invalid (NuminaMath-1.5); "no_choice": no
+        multiple choice.
+      max_reasons: bad rows that the report names.
+      answers: a row needs a gold answer; otherwise a solution will do, as for supervised training, and the answer is empty.
 
     Raises:
       DataError: no such file, not readable as what its name says, a bad row, or no row that can be used.
-      ValueError: `on_bad_row` is neither.
+      ValueError: `on_bad_row` is neither, or `keep` names a filter that there is not.
     """
     if on_bad_row not in ("error", "skip"):
         raise ValueError(f'on_bad_row must be "error" or "skip", got {on_bad_row!r}')
-    path = pathlib.Path(path)
-    rows, bad, reasons = [], 0, []
+    wanted = keep_names(keep)
+    name = pathlib.Path(path).name
+    rows, bad, reasons, filtered = [], 0, [], Counter()
     for line, item in read_items(path):
         try:
-            rows.append(_row(item, f"{path.name}:{line}"))
+            lost = next((k for k in wanted if k in KEEP_ITEM and isinstance(item, dict) and not KEEP_ITEM[k](item)), None)
+            row = None if lost else to_row(item, f"{name}:{line}", fields, answers)
+            lost = lost or next((k for k in wanted if k in KEEP_ANSWER and not KEEP_ANSWER[k](row.answer)), None)
         except DataError as error:
             message = f"{path}:{line}: {error}"
             if on_bad_row == "error":
                 raise DataError(f'{message} (on_bad_row="skip" would count it and go on)') from None
             bad += 1
-            if len(reasons) < 5:
+            if len(reasons) < max_reasons:
                 reasons.append(message)
+            continue
+        if lost:
+            filtered[lost] += 1
+        else:
+            rows.append(row)
     if not rows:
-        raise DataError(f"{path}: no usable row" + (f"; first of {bad} bad ones: {reasons[0]}" if bad else ", it is empty"))
-    return rows, LoadReport(kept=len(rows), bad=bad, reasons=tuple(reasons))
+        left = f", {sum(filtered.values())} do not pass config.data.keep={keep!r}" if filtered else ""
+        raise DataError(f"{path}: no usable row" + (f"; first of {bad} bad ones: {reasons[0]}{left}" if bad else
+                                                    left or ", it is empty"))
+    return rows, LoadReport(kept=len(rows), bad=bad, reasons=tuple(reasons), filtered=dict(filtered))
+
+
+def load_training_rows(path: str | pathlib.Path, on_bad_row: str = "error", fields: Fields = Fields(), keep: str = "", *,
+                       held_out: int = 0, decontaminate: Sequence[str] = (), unique: bool = True
+                       ) -> tuple[list[Row], list[Row], LoadReport]:
+    """(rows to train on, held-out rows, report of the former): `load_rows` without what must not train.
+
+    In this order: held-out questions go (with all their duplicates), then questions of evaluation files, then duplicates.
+
+    Args:
+      held_out: questions to hold out, see `select.hold_out`.
+      decontaminate: evaluation files; `fields` may be missing there, and their bad rows are passed over.
+      unique: of rows with the same question (but for white space and case) the first stays.
+
+    Raises:
+      as `load_rows`, and ValueError where `held_out` leaves nothing to train on.
+    """
+    rows, report = load_rows(path, on_bad_row, fields, keep)
+    held: list[Row] = []
+    if held_out:
+        before = len(rows)
+        rows, held = hold_out(rows, held_out)
+        report = dataclasses.replace(report, held_out=before - len(rows))
+    found, lenient = {}, dataclasses.replace(fields, required=False)
+    for source in decontaminate:
+        known = {row.where for row in contaminated(rows, (r.question for r in load_rows(source, "skip", lenient)[0]))}
+        rows = [row for row in rows if row.where not in known]
+        found[str(source)] = len(known)
+    report = dataclasses.replace(report, contaminated=found)
+    if unique:
+        rows, dropped = deduplicate(rows)
+        report = dataclasses.replace(report, duplicates=len(dropped),
+                                     conflicting=sum(row.answer != first.answer for row, first in dropped))
+    if not rows:
+        raise DataError(f"{path}: nothing is left to train on; {dataclasses.replace(report, kept=0).text()}")
+    return rows, held, dataclasses.replace(report, kept=len(rows))
 
 
 def rows_to_prompts(rows: Sequence[Row], encode: Callable[[str], Sequence[int]],
@@ -106,87 +159,8 @@ def rows_to_prompts(rows: Sequence[Row], encode: Callable[[str], Sequence[int]],
 
 
 def load_prompts(path: str | pathlib.Path, encode: Callable[[str], Sequence[int]], max_prompt_tokens: int,
-                 on_bad_row: str = "error") -> tuple[list[Prompt], LoadReport]:
+                 on_bad_row: str = "error", fields: Fields = Fields(), keep: str = "") -> tuple[list[Prompt], LoadReport]:
     """`load_rows`, then `rows_to_prompts`, with one report of both."""
-    rows, report = load_rows(path, on_bad_row)
+    rows, report = load_rows(path, on_bad_row, fields, keep)
     prompts, too_long = rows_to_prompts(rows, encode, max_prompt_tokens)
     return prompts, dataclasses.replace(report, kept=len(prompts), too_long=too_long)
-
-
-def read_items(path: pathlib.Path) -> Iterator[tuple[int, Any]]:
-    """Line number and parsed value (or the DataError it gave) of each row of a .jsonl[.gz] or .json[.gz] file.
-
-    Raises: DataError, no such file, or not readable as what its name says.
-    """
-    if not path.is_file():
-        raise DataError(f"{path}: no such file")
-    name = path.name.removesuffix(".gz")
-    if not name.endswith((".json", ".jsonl")):
-        raise DataError(f"{path}: expected a name ending in .jsonl, .jsonl.gz, .json or .json.gz")
-    try:
-        data = gzip.decompress(path.read_bytes()) if path.name.endswith(".gz") else path.read_bytes()
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise DataError(f"{path}: not a whole gzip file ({error})") from None
-    if name.endswith(".json"):
-        whole = _parse(data)
-        if isinstance(whole, DataError):
-            raise DataError(f"{path}: {whole}")
-        if not isinstance(whole, list):
-            raise DataError(f"{path}: expected a JSON array of rows, got {type(whole).__name__}")
-        yield from enumerate(whole, start=1)
-        return
-    for line, raw in enumerate(data.split(b"\n"), start=1):
-        if raw.strip():
-            yield line, _parse(raw)
-
-
-def _parse(raw: bytes) -> Any:
-    try:
-        return json.loads(raw.decode("utf-8-sig"))
-    except UnicodeDecodeError as error:
-        return DataError(f"not UTF-8 ({error.reason} at byte {error.start})")
-    except json.JSONDecodeError as error:
-        return DataError(f"not JSON ({error.msg} at column {error.colno})")
-
-
-def _row(item: Any, where: str) -> Row:
-    if isinstance(item, DataError):
-        raise item
-    if not isinstance(item, dict):
-        raise DataError(f"expected an object, got {type(item).__name__}")
-    question = next((item[f] for f in QUESTION_FIELDS if f in item), None)
-    if not isinstance(question, str) or not question.strip():
-        raise DataError(f'no text under {" or ".join(map(repr, QUESTION_FIELDS))}; it has {sorted(item)}')
-    field = next((f for f in ANSWER_FIELDS if f in item), None)
-    if field is None:
-        raise DataError(f'no {" or ".join(map(repr, ANSWER_FIELDS))}; it has {sorted(item)}')
-    given = _answer_text(item[field], field)
-    solution = item.get("solution")
-    solution = solution.strip() if isinstance(solution, str) else ""
-    if "####" in given:  # GSM8K
-        solution = solution or given
-        given = _plain_number(given.rsplit("####", 1)[1].strip())
-        if not given:
-            raise DataError("nothing after '####'")
-    return Row(id=row_id(item, where), question=question.strip(), answer=given, solution=solution,
-               meta={f: item[f] for f in _META_FIELDS if item.get(f) is not None})
-
-
-def row_id(item: dict[str, Any], where: str) -> str:
-    """A row's "id", "index" or "unique_id", else `where` (FILE:LINE)."""
-    return str(next((item[f] for f in ("id", "index", "unique_id") if item.get(f) is not None), where))
-
-
-def _answer_text(value: Any, field: str) -> str:
-    if isinstance(value, list) and len(value) == 1:
-        value = value[0]
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)  # 27.0 in a JSON file means the integer answer 27
-    if isinstance(value, (str, int, float)) and not isinstance(value, bool) and str(value).strip():
-        return str(value).strip()
-    raise DataError(f"{field!r} must be text, a number or a list of one, got {value!r:.60}")
-
-
-def _plain_number(text: str) -> str:
-    """Drops GSM8K's thousands separators, 1,080 -> 1080. Elsewhere "1,080" may be a pair, and is left alone."""
-    return text.replace(",", "") if re.fullmatch(r"[-+]?\d{1,3}(,\d{3})+(\.\d+)?", text) else text

@@ -1,7 +1,8 @@
-"""Measure a policy on held-out prompts."""
+"""Draw responses to prompts, call by call, and measure a policy on them."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -54,6 +55,50 @@ class Evaluation:
         return out
 
 
+def plan_calls(prompts: int, samples: int, pieces: int, piece: int, first: int = 0) -> list[list[tuple[int, int, int]]]:
+    """Which samples are drawn in which call: (prompt, first sample, count) of each work item, call by call.
+
+    Responses are numbered prompt by prompt, sample by sample, and are drawn in that order, from number `first` on: calls that were
+    made are a beginning of it.
+
+    Args:
+      samples: of each prompt. pieces: work items that fit into a call. piece: samples of one work item at most; a prompt that asks
+        for more is spread over several.
+    """
+    items, at = [], first
+    while at < prompts * samples:
+        prompt, sample = divmod(at, samples)
+        items.append((prompt, sample, min(piece - sample % piece, samples - sample)))
+        at += items[-1][2]
+    return [items[i:i + pieces] for i in range(0, len(items), pieces)]
+
+
+def draw_in_calls(generator: Generator, params: Any, prompts: Sequence[Prompt], calls: Sequence[Sequence[tuple[int, int, int]]],
+                  stop: Callable[[], bool] = lambda: False) -> Iterator[tuple[list[tuple[int, int]], Drawn, GenerationStats]]:
+    """For each call of `plan_calls`: (prompt, sample) of each response, the responses in that order, what they cost.
+
+    Calls share one compiled program whatever they hold. The next call is dispatched before a result is handed out, so that scoring
+    on the host runs beside generation. Once `stop` says so nothing more is dispatched, and what was is still handed out.
+    Randomness is keyed by (prompt's visit, sample): how work is cut into calls changes nothing.
+    """
+    pending: deque = deque()
+
+    def oldest():
+        call, draw = pending.popleft()
+        drawn, stats = draw.result()
+        flat = Drawn(*(np.concatenate([getattr(d, f.name) for d in drawn]) for f in dataclasses.fields(Drawn)))
+        return [(prompt, first + i) for prompt, first, count in call for i in range(count)], flat, stats
+
+    for call in calls:
+        if stop():
+            break
+        pending.append((call, generator.dispatch(params, [Work(prompts[prompt], first, count) for prompt, first, count in call])))
+        if len(pending) > 1:
+            yield oldest()
+    while pending:
+        yield oldest()
+
+
 def evaluate(generator: Generator, params: Any, prompts: Sequence[Prompt], samples: int,
              correct: Callable[[Sequence[Prompt], Drawn], np.ndarray], prompts_per_call: int,
              progress: Callable[[int], None] | None = None) -> Evaluation:
@@ -67,18 +112,17 @@ def evaluate(generator: Generator, params: Any, prompts: Sequence[Prompt], sampl
       correct: (prompts, one per sample; samples) -> bool[n] or f32[n] in {0, 1}.
       progress: called with the number of prompts done after each call.
     """
+    numbered = [dataclasses.replace(prompt, visit=i) for i, prompt in enumerate(prompts)]
     per_prompt, stats = [], GenerationStats()
-    for first in range(0, len(prompts), prompts_per_call):
-        part = [dataclasses.replace(p, visit=first + i) for i, p in enumerate(prompts[first:first + prompts_per_call])]
-        drawn, more = generator(params, [Work(p, 0, samples) for p in part])
+    calls = plan_calls(len(prompts), samples, prompts_per_call, samples)
+    for owners, drawn, more in draw_in_calls(generator, params, numbered, calls):
         stats += more
-        flat = Drawn(*(np.concatenate([getattr(d, f.name) for d in drawn]) for f in dataclasses.fields(Drawn)))
-        right = np.asarray(correct([p for p in part for _ in range(samples)], flat), np.float64).reshape(-1, samples)
+        right = np.asarray(correct([numbered[prompt] for prompt, _ in owners], drawn), np.float64).reshape(-1, samples)
         by_prompt = lambda x: np.asarray(x, np.float64).reshape(-1, samples)
-        surprise = -flat.logprobs.sum(1, dtype=np.float64) / np.maximum(flat.lengths, 1)
-        per_prompt.append(np.stack([right.sum(1), *(by_prompt(x).mean(1) for x in (flat.lengths, flat.truncated, surprise))]))
+        surprise = -drawn.logprobs.sum(1, dtype=np.float64) / np.maximum(drawn.lengths, 1)
+        per_prompt.append(np.stack([right.sum(1), *(by_prompt(x).mean(1) for x in (drawn.lengths, drawn.truncated, surprise))]))
         if progress is not None:
-            progress(len(part))
+            progress(len(right))
     table = np.concatenate(per_prompt, axis=1)
     return Evaluation(samples=samples, correct=table[0].astype(np.int64), lengths=table[1], truncated=table[2], entropy=table[3],
                       classes=tuple(str(p.meta.get("class", "")) for p in prompts), stats=stats)

@@ -101,13 +101,16 @@ def screening(run: Run) -> list[str]:
 
 
 def training_accuracy(run: Run) -> list[str]:
-    """Of the groups trained on; the reward too where it is something else."""
+    """Of the groups trained on; the reward too where it is something else, and what it is made of."""
     names, reward, accuracy = {"accuracy": "accuracy"}, run.column("reward"), run.column("accuracy")
     names["informative_groups"] = "informative groups"
     if reward is not None and (accuracy is None or np.nanmax(np.abs(reward - accuracy), initial=0) > 1e-3):
         names["reward"] = "mean reward"
-    return _curves(run, "training", "Groups trained on", "share of responses, of groups", names,
-                   "Informative: some responses right, some wrong.")
+    parts = {name: name.removeprefix("reward/") for record in run.records for name in record if name.startswith("reward/")}
+    return [*_curves(run, "training", "Groups trained on", "share of responses, of groups", names,
+                     "Informative: some responses right, some wrong."),
+            *(_curves(run, "training", "Parts of the reward", "mean over responses, before weights", parts,
+                      "Over all responses scored, those of rejected prompts included.") if len(parts) > 1 else [])]
 
 
 def ages(run: Run) -> list[str]:

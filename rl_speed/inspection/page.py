@@ -18,8 +18,10 @@ from rl_speed.inspection.text import clock, compact, percent, plural, safe
 _OF_PROCESS = {"process/slow_steps": ("slow_steps", "slow step"),
                "process/failed_checkpoints": ("failed_checkpoints", "failed checkpoint"),
                "process/failed_writes": ("failed_writes", "failed write")}
-_OF_VERIFIER = {"timeout": "verifier time-out", "crash": "crashed verifier", "memory": "verifier memory error",
-                "exception": "verifier exception"}
+_OF_VERIFIER = {f"{kind}/{cause}": name.format(what)
+                for kind, what in (("verifier", "verifier"), ("extra", "reward function"))
+                for cause, name in (("timeout", "{} time-out"), ("crash", "crashed {}"), ("memory", "{} memory error"),
+                                    ("exception", "{} exception"))}
 
 
 def page(run: Run) -> str:
@@ -150,7 +152,7 @@ def faults(run: Run) -> dict[str, int]:
     # These are saved with the run: the latest count is that of the whole.
     at_end = (run.summary.get("verifier") or {}) if run.finished else {}
     for cause, name in _OF_VERIFIER.items():
-        value = at_end.get(f"verifier/{cause}", run.latest(f"verifier/{cause}"))
+        value = at_end.get(cause, run.latest(cause))
         found[name] = None if value is None else int(value)
     if (short := run.column("groups_short")) is not None:
         found["missing training group"] = round(np.nansum(short))

@@ -2,9 +2,11 @@
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+from rl_speed.policy.prompt_formats import prompt_format
 
 
 def load_tokenizer(directory: str | os.PathLike) -> Any:
@@ -20,34 +22,75 @@ def load_tokenizer(directory: str | os.PathLike) -> Any:
     directory = Path(directory)
     if not directory.is_dir():
         raise FileNotFoundError(f"{directory}: no such directory (a tokenizer is read from a local directory)")
-    if not any((directory / name).exists() for name in ("tokenizer.json", "vocab.json", "tokenizer.model")):
+    has = lambda name: (directory / name).exists()
+    if not (has("tokenizer.json") or has("tokenizer.model") or (has("vocab.json") and has("merges.txt"))):
         raise FileNotFoundError(f"{directory} holds no tokenizer: expected tokenizer.json, or vocab.json and merges.txt")
     return transformers.AutoTokenizer.from_pretrained(str(directory), local_files_only=True)
 
 
-def encode_prompt(tokenizer: Any, question: str, template: str) -> list[int]:
-    """Token ids of a question as the policy is to see it.
+def prompt_encoder(tokenizer: Any, template: str, system: str = "") -> Callable[[str], list[int]]:
+    """What turns a question into the token ids that the policy is to see.
+
+    Chat templates bring their special tokens along, BOS included: their text is encoded as it is. Other prompts get what the
+    tokenizer puts before a text (Llama's BOS), unless they begin with it already, and never what it would put behind: a prompt has
+    not ended.
 
     Args:
-      template: "chat" (the tokenizer's chat template, one user turn, ready for the answer), "plain" (the question alone),
-        or a format string with {question}, in which other braces are doubled.
+      template: a name of `prompt_formats.PROMPTS` ("chat", "plain", "qwen_math_cot", ...), or a format string with {question}, in
+        which other braces are doubled.
+      system: the system turn, instead of the format's own.
 
     Raises:
-      ValueError: no chat template, or a format without {question}.
+      ValueError: no chat template, one that takes no system turn, a system turn without a chat template, or a format without
+        {question}.
     """
-    if template == "chat":
-        if not tokenizer.chat_template:
-            raise ValueError("config.data.prompt is 'chat', but this tokenizer has no chat template; use a format string such "
-                             "as 'Question: {question}\\nAnswer:'")
-        # transformers 5 returns a mapping where transformers 4 returned the ids.
-        text = tokenizer.apply_chat_template([{"role": "user", "content": question}], add_generation_prompt=True,
+    form = prompt_format(template)
+    system = system or form.system or ""
+    if form.chat and not tokenizer.chat_template:
+        raise ValueError(f"config.data.prompt is {template!r}, but this tokenizer has no chat template; use a format string such "
+                         "as 'Question: {question}\\nAnswer:'")
+    if system and not form.chat:
+        raise ValueError(f"config.data.system needs a prompt that goes through the chat template; config.data.prompt={template!r} "
+                         "does not: write the text into it")
+    bare = lambda text: list(tokenizer.encode(text, add_special_tokens=False))
+    before = [] if form.chat else added_before(tokenizer)
+
+    def encode(question: str) -> list[int]:
+        text = form.user.replace("{question}", question)
+        if form.chat:
+            text = _chat(tokenizer, text, system, template)
+        if form.opening and not text.endswith(form.opening):
+            text += form.opening
+        ids = bare(text)
+        return ids if ids[:len(before)] == before else before + ids
+
+    return encode
+
+
+def encode_prompt(tokenizer: Any, question: str, template: str, system: str = "") -> list[int]:
+    """`prompt_encoder` for one question."""
+    return prompt_encoder(tokenizer, template, system)(question)
+
+
+def added_before(tokenizer: Any) -> list[int]:
+    """The special tokens that the tokenizer puts before a text: Llama's BOS, nothing for Qwen."""
+    probe = "1"
+    bare, full = (list(tokenizer.encode(probe, add_special_tokens=special)) for special in (False, True))
+    start = next((i for i in range(len(full)) if full[i:i + len(bare)] == bare), 0)
+    return full[:start]
+
+
+def _chat(tokenizer: Any, user: str, system: str, template: str) -> str:
+    import jinja2
+
+    turns = [{"role": "system", "content": system}] if system else []
+    try:
+        # As text: of token ids, transformers 4 returns a list and transformers 5 a mapping.
+        return tokenizer.apply_chat_template([*turns, {"role": "user", "content": user}], add_generation_prompt=True,
                                              tokenize=False)
-        return list(tokenizer.encode(text, add_special_tokens=False))
-    if template == "plain":
-        return list(tokenizer.encode(question))
-    if "{question}" not in template:
-        raise ValueError(f"the prompt template {template!r} is neither 'chat' nor 'plain' and has no {{question}}")
-    return list(tokenizer.encode(template.format(question=question)))
+    except jinja2.TemplateError as error:
+        raise ValueError(f"this tokenizer's chat template refuses a prompt of {[t['role'] for t in turns] + ['user']} turns "
+                         f"(config.data.prompt={template!r}): {error}") from None
 
 
 def end_token_ids(directory: str | os.PathLike, tokenizer: Any) -> tuple[int, ...]:

@@ -2,6 +2,7 @@
 
     MathVerifier            math-verify in killable worker processes (host)
     WorkerPool              the same workers for a scoring function of your own (host)
+    FunctionRewards         functions of your own by name, as `config.reward` names them (host)
     exact_match, ExactMatch token equality, jittable; the same as a verifier for the in-loop driver
     IntegerMatch            last boxed or last integer over token ids, for the in-loop driver; token_bytes and encode_answers
                             make its tables
@@ -14,6 +15,7 @@ import importlib
 
 _HOME = {
     "ExactMatch": "exact",
+    "FunctionRewards": "custom",
     "IntegerMatch": "integer",
     "encode_answers": "integer",
     "token_bytes": "integer",

@@ -17,6 +17,9 @@ logging.getLogger("math_verify").setLevel(logging.ERROR)
 _MARKUP = re.compile(r"\$[^$]+\$|(?<!\\)\\[(\[]|\\boxed|\\fbox")
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)  # an escaped brace opens nothing
+_UPRIGHT = re.compile(r"_\s*\{\s*\\(?:mathrm|text|textrm|rm)\s*\{\s*(\w+)\s*\}\s*\}")
+# A name, perhaps with subscripts, perhaps applied to something, and an equals sign.
+_LABEL = re.compile(r"(\\?[A-Za-z]+(?:_(?:\w|\\[A-Za-z]+|\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}))?\s*(?:\([^()=]*\))?)\s*=")
 _BETWEEN_PARTS = re.compile(r"(?:[\s$,;&]|\\[\\,;:!()]|\\q?quad|\\text\{\s*(?:and|or)\s*\}|and|or)*")
 
 
@@ -29,8 +32,16 @@ def grade(
     allow_set_relation: bool,
 ):
     """Grades one response. Returns its value, or (value, cause); see `MathVerifier`."""
-    gold_parsed, gold_is_mathematics = _parse_gold(gold)
-    answer = response if mode == "free" else last_box(response)
+    options = (gold, mode, float_rounding, strict, allow_set_relation)
+    if mode == "free":
+        return _judge(response, *options)
+    return _judge_again(last_box(response), *options)
+
+
+def _judge(answer, gold, mode, float_rounding, strict, allow_set_relation):
+    gold_parsed, gold_is_mathematics, label = _parse_gold(gold)
+    if label and answer is not None:
+        answer = _without_label(answer, label)
     parsed = _parse(answer) if answer is not None else []
     equal = bool(parsed) and verify(
         gold_parsed,
@@ -41,10 +52,17 @@ def grade(
         timeout_seconds=None,
     )
     if not gold_is_mathematics:
-        return float(equal), "gold_unparsable"
+        # The library compares what it could read of both, which may be their beginnings.
+        found, wanted = _plain(answer or ""), _plain(gold)
+        same = equal and wanted in found if mode == "free" else bool(wanted) and wanted == found
+        return float(same), "gold_unparsable"
     if not parsed:
         return 0.0, "no_answer"
     return float(equal)
+
+
+# Samples of a prompt often end in the same box. What is kept is what was found: a time-out, a crash or a lack of memory is not.
+_judge_again = functools.lru_cache(maxsize=4096)(_judge)
 
 
 def last_box(text: str) -> str | None:
@@ -82,14 +100,52 @@ def _closing_brace(text, start):
 
 @functools.lru_cache(maxsize=4096)  # a group's samples share one gold answer
 def _parse_gold(gold):
-    """Returns (candidates, whether any of them is a mathematical object rather than a string)."""
+    r"""Returns (candidates, whether any of them is a mathematical object rather than a string, the label left out or "").
+
+    A label is the name of a quantity before an equals sign, "I_{\max} = ". The library drops those of one letter itself; where a
+    gold answer cannot be read with its label, it is read without.
+    """
+    parsed = _parse_gold_text(gold)
+    label = _LABEL.match(_bare(gold))
+    if label and not _is_mathematics(parsed):
+        without = _parse_gold_text(_bare(gold)[label.end():])
+        if _is_mathematics(without):
+            return without, True, _plain(label.group(1))
+    return parsed, _is_mathematics(parsed), ""
+
+
+def _without_label(answer, label):
+    """The answer without that label, where it has it."""
+    found = _LABEL.match(_bare(answer))
+    return rf"\boxed{{{_bare(answer)[found.end():]}}}" if found and _plain(found.group(1)) == label else answer
+
+
+def _bare(text):
+    """What stands inside a box that is all there is, or dollars."""
+    text = text.strip()
+    box = _BOX.match(text)
+    if box and _closing_brace(text, box.end()) == len(text) - 1:
+        text = text[box.end():-1]
+    return text.strip().strip("$").strip()
+
+
+def _plain(text):
+    """For a comparison of texts: without what is layout alone."""
+    return re.sub(r"\\(?:text|mathrm|textbf|left|right|[,;:! ])|[\s${}]", "", _bare(text)).rstrip(".")
+
+
+def _is_mathematics(parsed):
+    return any(not isinstance(candidate, str) for candidate in parsed)
+
+
+def _parse_gold_text(gold):
     if not _MARKUP.search(gold):
         # Left plain, "3\sqrt{13}" would be searched for a number and found to be 3. The library's
         # inline pattern does not cross lines; what dollar sign is left is a currency.
         gold = f"${' '.join(gold.replace('$', ' ').split())}$" if gold.strip() else ""
-    parsed = _parse(gold)
-    return parsed, any(not isinstance(candidate, str) for candidate in parsed)
+    return _parse(gold)
 
 
 def _parse(text):
-    return parse(text, parsing_timeout=None)
+    # Upright subscripts are subscripts; the library takes one at the end for a unit, and cuts the name in two.
+    return parse(_UPRIGHT.sub(r"_{\1}", text), parsing_timeout=None)

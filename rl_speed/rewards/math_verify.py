@@ -58,7 +58,8 @@ class MathVerifier:
         recycle_after: int | None = 5000,
     ):
         """Args:
-        workers: processes; one scores a few hundred short answers a second.
+        workers: processes; one scores some 500 plain numbers a second, 25 to 50 points, sets or polynomials, and several times as
+          many where the samples of a prompt end in the same few boxes (`experiments/bench.py scoring`).
         timeout_s: wall-clock seconds for one item, parsing included.
         mode: "boxed" or "free", see above.
         float_rounding: decimals to which decimal numbers are compared.

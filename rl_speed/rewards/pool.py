@@ -44,7 +44,7 @@ class _Worker:
 class WorkerPool:
     """Scores items in worker processes: `with WorkerPool("module:function", 4, 5.0) as pool`.
 
-    The function is imported by the workers, which get the caller's `sys.path`. It takes an item's
+    The function is imported by the workers, which get the caller's `sys.path` and working directory. It takes an item's
     fields as arguments and returns a number, or (number, cause) to have the item counted under a
     cause of its own choosing. Everything is picklable builtins. Its module should not import JAX.
 
@@ -88,6 +88,8 @@ class WorkerPool:
         self.counts = collections.Counter(dict.fromkeys(CAUSES, 0))
         self.last_message: dict[str, str] = {}
         self._function = function
+        # Modules of the user's lie where the program was started. Last, so that they hide nothing that is installed.
+        self._extra_path = os.getcwd()
         self._size = workers
         self._timeout_s = timeout_s
         self._memory_limit_mb = memory_limit_mb
@@ -184,7 +186,7 @@ class WorkerPool:
             )
             # While our copy of their end is open, this cannot fail should the child die at once.
             ours.send(
-                (self._function, sys.path, self._memory_limit_mb, self._timeout_s + _BACKSTOP_S)
+                (self._function, [*sys.path, self._extra_path], self._memory_limit_mb, self._timeout_s + _BACKSTOP_S)
             )
         return _Worker(process, ours, time.monotonic() + self._start_timeout_s)
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import json
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,20 +14,21 @@ import optax
 from jax.sharding import Mesh
 
 from rl_speed.checks import JAX_VERIFIERS, POOL_ADVANTAGES
-from rl_speed.config import EMBEDDED, Config
+from rl_speed.config import EMBEDDED, Config, Data
 from rl_speed.data import chain
 from rl_speed.data.embedded_tokenizer import embedded_directory
-from rl_speed.data.loaders import load_prompts
+from rl_speed.data.loaders import Fields, LoadReport, Row, load_rows, load_training_rows, rows_to_prompts
 from rl_speed.data.prompts import Prompt, PromptStream
 from rl_speed.memory.buffer import SamplingBuffer
 from rl_speed.memory.estimates import BetaEma
 from rl_speed.memory.prefixes import PrefixConfig
 from rl_speed.memory.replay import ReplayCache
 from rl_speed.mesh import make_mesh, row_shards
-from rl_speed.policy import (DecodeAttention, ModelConfig, abstract_params, decoder, encode_prompt, end_token_ids, load_hf,
-                             load_tokenizer, param_shardings)
+from rl_speed.policy import (DecodeAttention, ModelConfig, abstract_params, decoder, end_token_ids, load_hf, load_tokenizer,
+                             param_shardings, prompt_encoder)
 from rl_speed.policy.hf import read_json
-from rl_speed.rewards import ExactMatch, IntegerMatch, MathVerifier, token_bytes
+from rl_speed.rewards import ExactMatch, FunctionRewards, IntegerMatch, MathVerifier, token_bytes
+from rl_speed.rewards.custom import parse_extra
 from rl_speed.sampling import Decoder, HostVerify, SamplerConfig
 from rl_speed.sampling.adaptive import Verify
 from rl_speed.sampling.generate import Generator
@@ -36,11 +38,12 @@ from rl_speed.training.estimates import EmaEstimator, ValueEstimator
 from rl_speed.training.fused import FusedConfig, FusedStep, Table, make_fused_step, row_widths
 from rl_speed.training.in_loop import InLoopDriver
 from rl_speed.training.optimizer import OptimizerConfig, make_optimizer
+from rl_speed.training.metrics import write_atomically
 from rl_speed.training.order import make_stream
 from rl_speed.training.pools import PoolConfig, PoolSelector
 from rl_speed.training.prefixes import PrefixSource
-from rl_speed.training.score import (JaxScorer, MathJudge, MathScorer, RewardScorer, exact_answers, integer_answers,
-                                     text_answers)
+from rl_speed.training.score import (FunctionJudge, FunctionScorer, JaxScorer, MathJudge, MathScorer, RewardScorer, answer_text,
+                                     exact_answers, integer_answers, prompt_text, text_answers)
 from rl_speed.training.step import UpdateConfig
 
 log = logging.getLogger(__name__)
@@ -53,8 +56,8 @@ GOLD_BYTES = 256
 class Policy:
     """A policy on the mesh, with what is needed to talk to it.
 
-    `tokenizer` is None where a dry run was given config.json alone. `math` is math-verify on its responses, made by
-    `math_verifier`: one pool of workers for training and evaluation.
+    `tokenizer` is None where a dry run was given config.json alone. `judge` scores its responses in worker processes, made by
+    `host_verifier`: one pool for training and evaluation.
     """
 
     directory: str
@@ -63,7 +66,7 @@ class Policy:
     tokenizer: Any
     end_tokens: tuple[int, ...]
     decoder: Decoder
-    math: MathVerifier | None = None
+    judge: MathVerifier | FunctionRewards | None = None
 
 
 @dataclasses.dataclass
@@ -141,10 +144,11 @@ def check_vocabulary(tokenizer: Any, model: ModelConfig, directory: str) -> None
                          "added without resizing the model, or the tokenizer is another model's")
 
 
-def build_data(config: Config, tokenizer: Any) -> tuple[PromptStream, list[Prompt]]:
-    """(the training stream, the held-out prompts). Rows dropped while loading are counted and logged."""
+def build_data(config: Config, tokenizer: Any, report: Path | None = None) -> tuple[PromptStream, list[Prompt]]:
+    """(the training stream, the held-out prompts). What was left out while loading is counted, logged, and written to `report`."""
     data = config.data
-    encode = lambda question: encode_prompt(tokenizer, question + data.instruction, data.prompt)
+    form = prompt_encoder(tokenizer, data.prompt, data.system)
+    encode = lambda question: form(question + data.instruction)
     if data.task == "chain":
         bare = lambda text: tokenizer.encode(text, add_special_tokens=False)
         spec, seed = chain.DEFAULT_SPEC, config.seed
@@ -154,32 +158,57 @@ def build_data(config: Config, tokenizer: Any) -> tuple[PromptStream, list[Promp
             stream = PromptStream(chain.chain_source(spec, "train", seed, encode, bare), seed=seed)
         # The held-out questions are the same for every seed: runs are compared on them.
         return stream, chain.chain_prompts(spec, "eval", 0, data.eval_prompts or 512, encode, bare)
-
-    def read(path, limit):
-        prompts, report = load_prompts(path, encode, data.max_prompt_length, data.on_bad_row)
-        if report.bad or report.too_long:
-            log.warning("%s: kept %d prompts; skipped %d bad rows and %d prompts longer than %d tokens", path, report.kept,
-                        report.bad, report.too_long, data.max_prompt_length)
-        return prompts[:limit] if limit else prompts
-
-    return (make_stream(config, read(data.train, data.train_prompts)),
-            read(data.eval, data.eval_prompts) if data.eval else [])
+    train, held_out, reports = read_data(data, encode)
+    for split, found in reports.items():
+        (log.info if found.kept == found.rows else log.warning)("%s questions: %s", split, found.text())
+    if report is not None:
+        written = {split: dataclasses.asdict(found) | {"rows": found.rows} for split, found in reports.items()}
+        write_atomically(report, json.dumps(written, indent=2) + "\n")
+    return make_stream(config, train), held_out
 
 
-def math_verifier(config: Config, policy: Policy) -> MathVerifier:
-    """The policy's math-verify. Its workers start with the first response; who has the scorer closes them."""
-    if policy.math is None:
-        policy.math = MathVerifier(config.reward.workers, config.reward.timeout_s, config.reward.mode)
-    return policy.math
+def read_data(data: Data, encode: Callable[[str], list[int]]) -> tuple[list[Prompt], list[Prompt], dict[str, LoadReport]]:
+    """(training prompts, held-out prompts, reports by split) of question and answer files."""
+    fields = Fields(data.question_field, data.answer_field, data.solution_field)
+    others = tuple(filter(None, (name.strip() for name in data.decontaminate.split(","))))
+    rows, held, report = load_training_rows(data.train, data.on_bad_row, fields, data.keep, held_out=data.hold_out,
+                                            decontaminate=others, unique=data.unique)
+    reports = {"train": report}
+    if data.eval:
+        held, reports["eval"] = load_rows(data.eval, data.on_bad_row, dataclasses.replace(fields, required=False))
+    elif held:
+        reports["eval"] = LoadReport(kept=len(held))
+
+    def prompts(split: str, rows: list[Row], limit: int) -> list[Prompt]:
+        made, too_long = rows_to_prompts(rows, encode, data.max_prompt_length)
+        reports[split] = dataclasses.replace(reports[split], kept=len(made), too_long=too_long)
+        return made[:limit] if limit else made
+
+    return prompts("train", rows, data.train_prompts), prompts("eval", held, data.eval_prompts) if held else [], reports
+
+
+def host_verifier(config: Config, policy: Policy) -> MathVerifier | FunctionRewards:
+    """The policy's math-verify, or a function of the user's own. Workers start with the first response; who has the scorer closes
+    them."""
+    if policy.judge is None:
+        r = config.reward
+        options = {"timeout_s": r.timeout_s, "memory_limit_mb": r.memory_limit_mb or None}
+        policy.judge = (MathVerifier(r.workers, mode=r.mode, **options) if r.verifier == "math" else
+                        FunctionRewards([r.verifier], r.workers, **options))
+    return policy.judge
 
 
 def build_scorer(config: Config, policy: Policy, answer_length: int) -> RewardScorer:
-    """The verifier that the configuration names, with reward shaping."""
-    if config.reward.verifier in JAX_VERIFIERS:
+    """The verifier that the configuration names, with what is added to it for training."""
+    r = config.reward
+    if r.verifier in JAX_VERIFIERS:
         verify = JaxScorer(*in_loop_verifier(config, policy, answer_length))
     else:
-        verify = MathScorer(policy.tokenizer, policy.end_tokens, math_verifier(config, policy))
-    return RewardScorer(verify, config.reward, config.sampler.max_new, policy.tokenizer, policy.end_tokens)
+        scorer = MathScorer if r.verifier == "math" else FunctionScorer
+        verify = scorer(policy.tokenizer, policy.end_tokens, host_verifier(config, policy))
+    functions = [extra.function for extra in parse_extra(r.extra)]
+    extra = FunctionRewards(functions, r.workers, r.timeout_s, r.memory_limit_mb or None) if functions else None
+    return RewardScorer(verify, r, config.sampler.max_new, policy.tokenizer, policy.end_tokens, extra)
 
 
 def in_loop_verifier(config: Config, policy: Policy, answer_length: int,
@@ -187,12 +216,15 @@ def in_loop_verifier(config: Config, policy: Policy, answer_length: int,
     """(the verifier that the configuration names, as `sample_adaptive` takes it; what encodes the answers for it).
 
     Args:
-      answer_length: room for an answer in tokens, for "exact". prompts: for "math", all that are known: their answers must fit.
+      answer_length: room for an answer in tokens, for "exact". prompts: for verifiers in Python, all that are known: what the
+        verifier needs of them must fit.
     """
-    if config.reward.verifier == "math":
-        judge = MathJudge(policy.tokenizer, policy.end_tokens, math_verifier(config, policy))
-        room = max([GOLD_BYTES] + [len(p.answer.encode("utf-8")) for p in prompts])
-        return HostVerify(judge, "math-verify"), functools.partial(text_answers, capacity=room)
+    if config.reward.verifier not in JAX_VERIFIERS:
+        math = config.reward.verifier == "math"
+        judge, of, name = (MathJudge, answer_text, "math-verify") if math else (FunctionJudge, prompt_text, config.reward.verifier)
+        room = max([GOLD_BYTES] + [len(of(p).encode("utf-8")) for p in prompts])
+        return (HostVerify(judge(policy.tokenizer, policy.end_tokens, host_verifier(config, policy)), name),
+                functools.partial(text_answers, capacity=room, of=of))
     if config.reward.verifier == "exact":
         return ExactMatch(policy.end_tokens), functools.partial(exact_answers, capacity=answer_length)
     if policy.tokenizer is None:

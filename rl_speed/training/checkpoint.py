@@ -199,3 +199,32 @@ class Checkpointer:
         """Wait for the save under way, and let go of the directory."""
         self.wait()
         self._manager.close()
+
+
+def saved_steps(directory: str | Path) -> list[int]:
+    """Steps of the finished checkpoints in a folder, in order; nothing there is opened or cleared up, so that the run may go on."""
+    return sorted(int(path.name) for path in Path(directory).iterdir() if path.name.isdigit() and (path / "state").is_dir())
+
+
+def restore_params(directory: str | Path, like: Any) -> Any:
+    """The parameters of one checkpoint, and nothing else of it, with the shapes and shardings of `like`.
+
+    Args:
+      directory: .../checkpoints/STEP, of any run. like: shapes with shardings.
+
+    Raises:
+      CheckpointError: it belongs to another model; says which array differs and how.
+      Exception: whatever reading a damaged directory raises.
+    """
+    directory = Path(directory).resolve()
+    with ocp.Checkpointer(ocp.JsonCheckpointHandler()) as reader:
+        layout = reader.restore(directory / "host", args=ocp.args.JsonRestore())["layout"]
+    saved = {name.removeprefix(".params"): shape for name, shape in layout.items() if name.startswith(".params[")}
+    if saved != (mine := describe_tree(like)):
+        different = [name for name in {**mine, **saved} if saved.get(name) != mine.get(name)]
+        raise CheckpointError(f"{directory} holds another model: {len(different)} of {len(mine)} arrays differ, the first being "
+                              f"{different[0]}: {saved.get(different[0], 'absent')} there, {mine.get(different[0], 'absent')} here")
+    item = {"params": like}
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
+        return reader.restore(directory / "state", args=ocp.args.PyTreeRestore(
+            item=item, restore_args=ocp.checkpoint_utils.construct_restore_args(item), partial_restore=True))["params"]

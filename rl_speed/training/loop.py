@@ -23,8 +23,8 @@ from rl_speed.training.batch import build_batch, split_groups
 from rl_speed.training.cache_start import start_cost, start_run
 from rl_speed.training.checkpoint import Checkpointer
 from rl_speed.training.in_loop import InLoopDriver
-from rl_speed.training.metrics import (CompileCounter, JsonLines, PhaseTimer, SlowSteps, counted_over_restarts,
-                                       pass_rate_histogram, read_lines, write_atomically)
+from rl_speed.training.metrics import (CompileCounter, PhaseTimer, SlowSteps, counted_over_restarts, pass_rate_histogram,
+                                       read_lines, write_atomically)
 from rl_speed.training.progress import progress_bar
 from rl_speed.training.score import decode_responses
 from rl_speed.training.shaping import shape_groups
@@ -32,6 +32,7 @@ from rl_speed.training.signals import Stopped, StopRequest, stop_on_signals
 from rl_speed.training.state import init_state, make_snapshot, state_shardings
 from rl_speed.training.step import make_advantages, make_score, make_update
 from rl_speed.training.tally import StepReport
+from rl_speed.training.writers import MetricsWriter
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +65,7 @@ class Trainer:
         self.compiles, self.slow = CompileCounter(), SlowSteps()
         self.mesh = build.build_mesh(config)
         self.policy = build.build_policy(config, self.mesh)
-        self.stream, self.held_out = build.build_data(config, self.policy.tokenizer)
+        self.stream, self.held_out = build.build_data(config, self.policy.tokenizer, self.workdir / "data.json")
         self.scorer = build.build_scorer(config, self.policy, build.longest_answer(self.held_out, config.sampler.max_new))
         self.generator, self.held_out_generator, self.eval_prompts = build.build_generators(config, self.policy, self.mesh)
         self.optimizer = build.build_optimizer(config, self.policy.params)
@@ -103,8 +104,10 @@ class Trainer:
         if latest is not None:
             self._restore()
         write_atomically(self.workdir / "config.json", json.dumps(self.config.to_dict(), indent=2) + "\n")
-        self._metrics = JsonLines(self.workdir / "metrics.jsonl", self.step)
-        self._rollouts = JsonLines(self.workdir / "rollouts.jsonl", self.step)
+        self._writer = MetricsWriter(self.workdir, self.config.logging, self.config.to_dict(), self.step)
+        for point in self.evaluations:
+            if point["step"] >= self.step:  # of the policy as it is: made before the checkpoint, and cut off with what followed
+                self._writer.show(point["step"], _shown(point))
         self._write_evaluations()
 
     def _restore(self) -> None:
@@ -272,6 +275,7 @@ class Trainer:
                           self.scorer.judge, self.eval_prompts)
         self.evaluations.append({"step": self.step, **dataclasses.asdict(self.totals), **result.metrics(),
                                  "eval/standard_error": result.standard_error})
+        self._writer.show(self.step, _shown(self.evaluations[-1]))
         self._write_evaluations()
         return result
 
@@ -323,23 +327,23 @@ class Trainer:
             # Of this process, not of the run: a resumed run counts anew.
             "process/compilations": float(self.compiles.count), "process/compile_s": self.compiles.seconds,
             "process/slow_steps": float(self.slow.count), "process/failed_checkpoints": float(self._checkpoints.failures),
-            "process/failed_writes": float(self._metrics.failures + self._rollouts.failures),
+            "process/failed_writes": float(self._writer.failures),
         }
 
     def _log(self, record: dict[str, float], groups: Sequence[Group]) -> None:
-        self._metrics.write(self.step, record)
-        for group in groups[:self.config.logging.rollouts]:
-            index = self.step % len(group)  # of both phases in turn
-            row = slice(index, index + 1)
-            response = decode_responses(self.policy.tokenizer, Drawn(group.tokens[row], group.logprobs[row],
-                                                                     group.lengths[row], group.truncated[row]),
-                                        self.policy.end_tokens)[0]
-            self._rollouts.write(self.step, {
-                "id": group.prompt.id, "visit": group.prompt.visit, "question": group.prompt.text, "response": response,
+        self._writer.write(self.step, record)
+        self._writer.rollouts(self.step, [self._rollout(group) for group in groups[:self.config.logging.rollouts]])
+
+    def _rollout(self, group: Group) -> dict[str, Any]:
+        index = self.step % len(group)  # of both phases in turn
+        row = slice(index, index + 1)
+        response = decode_responses(self.policy.tokenizer, Drawn(group.tokens[row], group.logprobs[row], group.lengths[row],
+                                                                 group.truncated[row]), self.policy.end_tokens)[0]
+        return {"id": group.prompt.id, "visit": group.prompt.visit, "question": group.prompt.text, "response": response,
                 "answer": group.prompt.answer, "sample": index, "correct": bool(group.correct[index]),
                 "reward": float(group.rewards[index]), "length": int(group.lengths[index]),
                 "truncated": bool(group.truncated[index]), "age": self.step - int(group.versions[index]),
-                "group_accuracy": float(group.correct.mean())})
+                "group_accuracy": float(group.correct.mean())}
 
     def _progress(self, record: dict[str, float]) -> str:
         held = f"held-out {self.evaluations[-1]['eval/accuracy']:.3f}  " if self.evaluations else ""
@@ -349,14 +353,13 @@ class Trainer:
 
     def _close(self) -> None:
         self._checkpoints.close()
-        self._metrics.close()
-        self._rollouts.close()
+        self._writer.close()
         self.scorer.close()
 
     def _faults(self) -> dict[str, int]:
         """Over all processes that worked on the run: the counts in metrics.jsonl, and what this one counted since."""
         now = {"slow_steps": self.slow.count, "failed_checkpoints": self._checkpoints.failures,
-               "failed_writes": self._metrics.failures + self._rollouts.failures}
+               "failed_writes": self._writer.failures}
         records = read_lines(self.workdir / "metrics.jsonl")
         return {name: counted_over_restarts([*(r[f"process/{name}"] for r in records), count]) for name, count in now.items()}
 
@@ -373,6 +376,11 @@ class Trainer:
                    "finished": time.strftime("%Y-%m-%d %H:%M:%S")}
         write_atomically(self.workdir / "summary.json", json.dumps(summary, indent=2) + "\n")
         return summary
+
+
+def _shown(point: dict[str, Any]) -> dict[str, float]:
+    """What of an evaluation goes beside the step's own numbers, which have the totals already."""
+    return {name: value for name, value in point.items() if name.startswith("eval/")}
 
 
 def _require_writable(workdir: Path) -> None:

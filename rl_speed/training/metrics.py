@@ -16,50 +16,70 @@ import jax
 log = logging.getLogger(__name__)
 
 
-class JsonLines:
-    """A file of one JSON object a line, flushed line by line. On resume, lines from `next_step` on are cut off.
-
-    Every line must have an integer "step". Lines that cannot be written (a full disk) are kept and written with the next; a
-    line that went out by halves is taken back first.
+class AppendedFile:
+    """A file that whole records are appended to, unbuffered. Those that cannot be written (a full disk) are kept and written with
+    the next; one that went out by halves is taken back first.
 
     Attributes:
       failures: writes that failed since this object was made.
     """
 
-    def __init__(self, path: Path, next_step: int = 0):
+    def __init__(self, path: Path):
         self.path, self.failures = path, 0
         self._waiting: list[bytes] = []
-        kept = [line for line in read_lines(path) if line["step"] < next_step] if path.exists() else []
-        # Written anew and moved into place, so that a crash here loses nothing.
-        write_atomically(path, "".join(json.dumps(line) + "\n" for line in kept))
         self._file = path.open("ab", buffering=0)
         self._good = self._file.tell()
 
-    def write(self, step: int, values: Mapping[str, Any]) -> None:
-        self._waiting.append((json.dumps({"step": step, **values}) + "\n").encode())
+    def write(self, record: bytes) -> None:
+        self._waiting.append(record)
         self._flush()
 
     def _flush(self) -> None:
         try:
             while self._waiting:
                 if self._file.write(self._waiting[0]) < len(self._waiting[0]):
-                    raise OSError(errno.ENOSPC, "the line went out by halves: no room")
+                    raise OSError(errno.ENOSPC, "the record went out by halves: no room")
                 self._good += len(self._waiting.pop(0))
         except OSError as error:
             with contextlib.suppress(OSError):
                 self._file.truncate(self._good)
             self.failures += 1
-            log.error("cannot write %s (%s): %d lines wait for the next attempt", self.path, error, len(self._waiting))
+            log.error("cannot write %s (%s): %d records wait for the next attempt", self.path, error, len(self._waiting))
 
     def close(self) -> None:
         self._flush()
         self._file.close()
 
 
-def write_atomically(path: Path, text: str) -> None:
+class JsonLines:
+    """A file of one JSON object a line, flushed line by line (`AppendedFile`). On resume, lines from `next_step` on are cut off.
+
+    Every line must have an integer "step".
+    """
+
+    def __init__(self, path: Path, next_step: int = 0):
+        self.path = path
+        kept = [line for line in read_lines(path) if line["step"] < next_step] if path.exists() else []
+        # Written anew and moved into place, so that a crash here loses nothing.
+        write_atomically(path, "".join(json.dumps(line) + "\n" for line in kept))
+        self._file = AppendedFile(path)
+
+    @property
+    def failures(self) -> int:
+        """Writes that failed since this object was made."""
+        return self._file.failures
+
+    def write(self, step: int, values: Mapping[str, Any]) -> None:
+        self._file.write((json.dumps({"step": step, **values}) + "\n").encode())
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def write_atomically(path: Path, content: str | bytes) -> None:
     """Write beside and move into place: the file is the old one or the new one, never a part."""
     fresh = path.with_name(path.name + ".tmp")
-    fresh.write_text(text, encoding="utf-8")
+    fresh.write_bytes(content.encode("utf-8") if isinstance(content, str) else content)
     fresh.replace(path)
 
 
@@ -73,6 +93,10 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
             if number < len(texts):
                 raise ValueError(f"{path}:{number}: {error}") from error
     return lines
+
+
+# Upper edges of `pass_rate_histogram`: each bin holds what is above the edge before it.
+PASS_RATE_EDGES = (0.0, *(k / 10 for k in range(1, 10)), 1 - 1e-6, 1.0)
 
 
 def pass_rate_histogram(rates: Sequence[float]) -> list[int]:

@@ -114,3 +114,25 @@ def _training(plt: Any, records: list[dict], summary: dict, path: Path) -> Path:
     figure.savefig(path)
     plt.close(figure)
     return path
+
+
+def plot_sft(workdir: Path) -> Path:
+    """Draw loss.png of a supervised run's workdir: loss of each update, held-out loss, accuracy where answers were sampled."""
+    records = read_lines(workdir / "metrics.jsonl")
+    plt = pyplot()
+    figure, axis = plt.subplots(figsize=(7, 4), constrained_layout=True)
+    updates = [r for r in records if "loss" in r]
+    axis.plot([r["step"] for r in updates], [r["loss"] for r in updates], lw=0.8, label="training batch")
+    series = lambda name: ([r["step"] for r in records if name in r], [r[name] for r in records if name in r])
+    steps, losses = series("eval/loss")
+    axis.plot(steps, losses, "o-", ms=4, label="held out")
+    axis.set(xlabel="update", ylabel="nats per solution token", ylim=(0, None))
+    steps, accuracies = series("eval/accuracy")
+    if steps:
+        other = axis.twinx()
+        other.plot(steps, accuracies, "s--", ms=4, color="tab:green")
+        other.set(ylim=(0, 1), ylabel="held-out accuracy (dashed)")
+    axis.legend()
+    figure.savefig(workdir / "loss.png")
+    plt.close(figure)
+    return workdir / "loss.png"

@@ -33,8 +33,9 @@ def closing_summary(summary: dict[str, Any], workdir: Path, plots: list[Path]) -
     lines.append(f"  compilations        {summary['compilations']} in {summary['compile_s']:.0f} s"
                  + (f";  {summary['skipped_updates']} updates skipped" if summary["skipped_updates"] else ""))
     faults = {name.replace("_", " "): summary[name] for name in ("slow_steps", "failed_checkpoints", "failed_writes")}
-    faults |= {f"verifier {name.removeprefix('verifier/')}": int(n) for name, n in summary["verifier"].items()
-               if name.removeprefix("verifier/") in ("timeout", "crash", "memory", "exception")}
+    # By what failed: "verifier/timeout", or "extra/timeout" of a reward function.
+    faults |= {name.replace("extra/", "reward function ").replace("/", " "): int(n) for name, n in summary["verifier"].items()
+               if name.partition("/")[2] in ("timeout", "crash", "memory", "exception")}
     if any(faults.values()):
         lines.append("  faults              " + ", ".join(f"{n} {name}" for name, n in faults.items() if n))
     lines.append(f"  written to          {workdir}: metrics.jsonl, rollouts.jsonl, summary.json, policy/")

@@ -1,5 +1,6 @@
 """Scorers: from drawn samples to rewards, with the verifier that the configuration names."""
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -9,9 +10,14 @@ import numpy as np
 from rl_speed.config import Reward
 from rl_speed.data.prompts import Prompt
 from rl_speed.objectives import overlong_penalty
-from rl_speed.rewards import MathVerifier, encode_answers, format_reward, language_reward
+from rl_speed.rewards import FunctionRewards, MathVerifier, encode_answers, format_reward, language_reward
+from rl_speed.rewards.custom import parse_extra
 from rl_speed.sampling.adaptive import Verify
 from rl_speed.sampling.generate import Drawn
+
+
+# Where the state has the counts of extra rewards, beside causes: no cause has a space.
+_EXTRA = "extra rewards"
 
 
 def decode_responses(tokenizer: Any, drawn: Drawn, end_tokens: Sequence[int]) -> list[str]:
@@ -62,17 +68,31 @@ def integer_answers(prompts: Sequence[Prompt]) -> np.ndarray:
         raise
 
 
-def text_answers(prompts: Sequence[Prompt], capacity: int) -> np.ndarray:
-    """The answers as u8[P, capacity], UTF-8 with zeros behind it, as `MathJudge` takes them.
+def answer_text(prompt: Prompt) -> str:
+    """What math-verify has to know of a prompt."""
+    return prompt.answer
 
-    Raises ValueError naming the prompt whose answer is longer.
+
+def prompt_text(prompt: Prompt) -> str:
+    """What a function of the user's own may ask about a prompt, as JSON. Raises ValueError naming a prompt whose `meta` is none."""
+    try:
+        return json.dumps([prompt.answer, prompt.text, prompt.meta])
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"prompt {prompt.id!r}: what the data has beside question and answer cannot be taken into the compiled "
+                         f"loop ({error})") from None
+
+
+def text_answers(prompts: Sequence[Prompt], capacity: int, of: Callable[[Prompt], str] = answer_text) -> np.ndarray:
+    """A text of each prompt as u8[P, capacity], UTF-8 with zeros behind it, as `MathJudge` and `FunctionJudge` take them.
+
+    Raises ValueError naming the prompt whose text is longer.
     """
     answers = np.zeros((len(prompts), capacity), np.uint8)
     for row, prompt in enumerate(prompts):
-        text = prompt.answer.encode("utf-8")
+        text = of(prompt).encode("utf-8")
         if len(text) > capacity:
-            raise ValueError(f"prompt {prompt.id!r}: its answer takes {len(text)} bytes; there is room for {capacity} inside the "
-                             "compiled loop. config.driver.where='host' takes any")
+            raise ValueError(f"prompt {prompt.id!r}: what its verifier needs to know takes {len(text)} bytes; there is room for "
+                             f"{capacity} inside the compiled loop. config.driver.where='host' takes any")
         answers[row, :len(text)] = np.frombuffer(text, np.uint8)
     return answers
 
@@ -124,23 +144,63 @@ class MathJudge:
         self._tokenizer, self._end, self._verifier = tokenizer, tuple(end_tokens), verifier
 
     def __call__(self, tokens: np.ndarray, lengths: np.ndarray, answer: np.ndarray) -> np.ndarray:
-        golds = [row.tobytes().rstrip(b"\0").decode("utf-8") for row in answer]
-        return self._verifier.score(decode_rows(self._tokenizer, tokens, lengths, self._end), golds)
+        return self._verifier.score(decode_rows(self._tokenizer, tokens, lengths, self._end), texts_of(answer))
+
+
+def texts_of(rows: np.ndarray) -> list[str]:
+    """The texts that `text_answers` made u8[n, A] of."""
+    return [row.tobytes().rstrip(b"\0").decode("utf-8") for row in rows]
+
+
+def function_samples(prompts: Sequence[tuple[str, str, dict[str, Any]]], texts: Sequence[str], tokens: np.ndarray,
+                     lengths: np.ndarray, end_tokens: Sequence[int]) -> list[dict[str, Any]]:
+    """What reward functions of the user's own are given of each response; `prompts` are (answer, question, meta)."""
+    ended = ended_rows(tokens, lengths, end_tokens)
+    return [{"response": text, "answer": answer, "question": question, "meta": meta, "length": int(length), "ended": bool(end)}
+            for (answer, question, meta), text, length, end in zip(prompts, texts, lengths, ended, strict=True)]
+
+
+class FunctionScorer:
+    """A function of the user's own as the verifier, in killable worker processes."""
+
+    def __init__(self, tokenizer: Any, end_tokens: Sequence[int], verifier: FunctionRewards):
+        self._tokenizer, self._end, self.verifier = tokenizer, tuple(end_tokens), verifier
+
+    def __call__(self, prompts: Sequence[Prompt], drawn: Drawn, texts: list[str] | None = None) -> np.ndarray:
+        """f32[n]. `texts`: the responses, where somebody has decoded them already."""
+        texts = decode_responses(self._tokenizer, drawn, self._end) if texts is None else texts
+        known = [(p.answer, p.text, p.meta) for p in prompts]
+        return self.verifier.score(function_samples(known, texts, drawn.tokens, drawn.lengths, self._end))[0]
+
+
+class FunctionJudge:
+    """`FunctionScorer` as `HostVerify` calls it: (tokens i32[n, T], lengths i32[n], u8[n, A] of `prompt_text`) -> f32[n]."""
+
+    def __init__(self, tokenizer: Any, end_tokens: Sequence[int], verifier: FunctionRewards):
+        self._tokenizer, self._end, self._verifier = tokenizer, tuple(end_tokens), verifier
+
+    def __call__(self, tokens: np.ndarray, lengths: np.ndarray, answer: np.ndarray) -> np.ndarray:
+        known = [tuple(json.loads(text)) for text in texts_of(answer)]
+        texts = decode_rows(self._tokenizer, tokens, lengths, self._end)
+        return self._verifier.score(function_samples(known, texts, tokens, lengths, self._end))[0]
 
 
 class RewardScorer:
     """What the driver calls: the verifier's verdict, and the reward that is trained on.
 
-    The reward is the verdict, plus weighted format and language rewards (Bae et al., arXiv 2504.03380; with weights of 1 it lies in
-    [0, 3]) and DAPO's overlong penalty, each where configured. The verdict alone says what is correct: every filter looks at that.
+    The reward is a sum: the verdict times its weight, format and language rewards (Bae et al., arXiv 2504.03380; with weights of 1
+    it lies in [0, 3]), DAPO's overlong penalty, and functions of the user's own, each with its weight and where configured. The
+    verdict alone says what is correct: every filter looks at that.
 
     Args:
       verify: (prompts, samples, their texts or None) -> verdicts f32[n]. max_new: the length limit of a response, in tokens.
-      tokenizer, end_tokens: to decode with, once for all that read text.
+      tokenizer, end_tokens: to decode with, once for all that read text. functions: what `config.extra` names, in that order.
     """
 
-    def __init__(self, verify: JaxScorer | MathScorer, config: Reward, max_new: int, tokenizer: Any, end_tokens: Sequence[int]):
+    def __init__(self, verify: JaxScorer | MathScorer | FunctionScorer, config: Reward, max_new: int, tokenizer: Any,
+                 end_tokens: Sequence[int], functions: FunctionRewards | None = None):
         self.verify, self._config, self._max_new = verify, config, max_new
+        self._functions, self._extra = functions, parse_extra(config.extra)
         self._tokenizer, self._end = tokenizer, tuple(end_tokens)
         self._sums: dict[str, float] = {}
         self._scored = 0
@@ -148,24 +208,23 @@ class RewardScorer:
     def __call__(self, prompts: Sequence[Prompt], drawn: Drawn) -> tuple[np.ndarray, np.ndarray]:
         """(rewards f32[n] to train on, correct bool[n] to screen and to report with)."""
         c = self._config
-        reads = c.format_weight > 0 or c.language_weight > 0
+        reads = c.format_weight > 0 or c.language_weight > 0 or self._functions is not None
         texts = decode_responses(self._tokenizer, drawn, self._end) if reads else None
         verdict = self.verify(prompts, drawn, texts)
-        rewards = verdict.astype(np.float32)
+        rewards = np.zeros(len(verdict), np.float32)
         self._scored += len(verdict)
-        for name, weight, part in self._read(drawn, texts) if reads else ():
+        for name, weight, part in [("accuracy", c.accuracy_weight, verdict), *self._parts(prompts, drawn, texts)]:
             rewards += np.float32(weight) * part
             self._sums[name] = self._sums.get(name, 0.0) + float(part.sum(dtype=np.float64))
-        if c.overlong_buffer > 0:
-            rewards += np.asarray(overlong_penalty(drawn.lengths, self._max_new, c.overlong_buffer, c.overlong_factor))
         return rewards, verdict > 0.5
 
     def judge(self, prompts: Sequence[Prompt], drawn: Drawn) -> np.ndarray:
         """correct bool[n] alone, of held-out responses: nothing is added to the means of `take_parts`."""
         return self.verify(prompts, drawn) > 0.5
 
-    def _read(self, drawn: Drawn, texts: list[str]) -> Iterator[tuple[str, float, np.ndarray]]:
-        """(name, weight, reward f32[n]) of each part that is read off the text."""
+    def _parts(self, prompts: Sequence[Prompt], drawn: Drawn,
+               texts: list[str] | None) -> Iterator[tuple[str, float, np.ndarray]]:
+        """(name, weight, reward f32[n]) of each part beside accuracy."""
         c = self._config
         if c.format_weight > 0:
             opened = [c.think_open + text for text in texts] if c.think_in_prompt else texts
@@ -173,31 +232,43 @@ class RewardScorer:
             yield "format", c.format_weight, format_reward(opened, ended, think_open=c.think_open, think_close=c.think_close)
         if c.language_weight > 0:
             yield "language", c.language_weight, language_reward(texts)
+        if c.overlong_buffer > 0:
+            yield "overlong", 1.0, np.asarray(overlong_penalty(drawn.lengths, self._max_new, c.overlong_buffer, c.overlong_factor))
+        if self._functions is not None:
+            known = [(p.answer, p.text, p.meta) for p in prompts]
+            values = self._functions.score(function_samples(known, texts, drawn.tokens, drawn.lengths, self._end))
+            for extra, part in zip(self._extra, values, strict=True):
+                yield extra.name, extra.weight, part
 
     def take_parts(self) -> dict[str, float]:
-        """Means of format and language reward, unweighted, over the responses scored since the last call (the step's, rejected
-        prompts included). Empty where nothing was."""
+        """Means of the reward's parts, unweighted, accuracy among them, over the responses scored since the last call (the step's,
+        rejected prompts included). Empty where nothing was."""
         means = {f"reward/{name}": total / self._scored for name, total in self._sums.items() if self._scored}
         self._sums, self._scored = {}, 0
         return means
 
+    def _workers(self) -> dict[str, Any]:
+        """What has worker processes, by the name under which its items are counted."""
+        found = {"verifier": getattr(self.verify, "verifier", None), "extra": self._functions}
+        return {name: workers for name, workers in found.items() if workers is not None}
+
     def metrics(self) -> dict[str, float]:
-        """Items by cause where a verifier process can fail: hung, crashed, out of memory, ..."""
-        verifier = getattr(self.verify, "verifier", None)
-        return {} if verifier is None else {f"verifier/{cause}": float(n) for cause, n in verifier.counts.items()}
+        """Items by cause where a verifier's or a function's process can fail: hung, crashed, out of memory, ..."""
+        return {f"{name}/{cause}": float(n) for name, workers in self._workers().items() for cause, n in workers.counts.items()}
 
     def state_dict(self) -> dict[str, Any]:
         """The counts, which go on over a resumed run."""
-        return {name.removeprefix("verifier/"): int(value) for name, value in self.metrics().items()}
+        count = lambda workers: {cause: int(n) for cause, n in workers.counts.items()}
+        found = {name: count(workers) for name, workers in self._workers().items()}
+        return {**found.get("verifier", {}), **({_EXTRA: found["extra"]} if "extra" in found else {})}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Count on from where the state was taken."""
-        verifier = getattr(self.verify, "verifier", None)
-        if verifier is not None:
-            verifier.counts.update({cause: int(n) for cause, n in state.items()})
+        for name, workers in self._workers().items():
+            counts = state.get(_EXTRA, {}) if name == "extra" else {cause: n for cause, n in state.items() if cause != _EXTRA}
+            workers.counts.update({cause: int(n) for cause, n in counts.items()})
 
     def close(self) -> None:
-        """End the verifier's processes, if there are any."""
-        verifier = getattr(self.verify, "verifier", None)
-        if verifier is not None:
-            verifier.close()
+        """End the processes, if there are any."""
+        for workers in self._workers().values():
+            workers.close()

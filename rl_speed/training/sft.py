@@ -1,95 +1,76 @@
 """Supervised fine-tuning: the cold start before RL. The loss is on the solution, its end token included, only."""
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+import json
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from flax import struct
 from jax.sharding import Mesh
 
 from rl_speed.mesh import batch_sharding
 from rl_speed.policy import ModelConfig, hidden_states, token_logprobs
+from rl_speed.training.checkpoint import Checkpointer
+from rl_speed.training.metrics import JsonLines, read_lines, write_atomically
+from rl_speed.training.optimizer import OptimizerConfig, learning_rate_schedule, make_optimizer
+from rl_speed.training.progress import progress_bar
+from rl_speed.training.sft_data import SFTBatch
+from rl_speed.training.signals import Stopped, StopRequest, stop_on_signals
+from rl_speed.training.state import TrainState, state_shardings
 
 Array = jax.Array
+log = logging.getLogger(__name__)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Example:
-    """A prompt (i32[P]) with the response to learn (i32[R], end token included)."""
-
-    prompt: np.ndarray
-    response: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.prompt) + len(self.response)
-
-
-@struct.dataclass
-class SFTBatch:
-    """tokens i32[B, T], right-padded; mask bool[B, T], True on the tokens to learn."""
-
-    tokens: Array
-    mask: Array
+def loss_sum(params: Any, batch: SFTBatch, model: ModelConfig, head_chunk: int | None = None) -> Array:
+    """Sum of -log p over the tokens to learn, in nats, f32 scalar. `head_chunk`: of `token_logprobs`."""
+    if batch.segments is None:
+        hidden_BxTxD = hidden_states(params, batch.tokens[:, :-1], model)
+        logprobs_BxT, _ = token_logprobs(params, hidden_BxTxD, batch.tokens[:, 1:], model, chunk=head_chunk)
+        return -jnp.sum(jnp.where(batch.mask[:, 1:], logprobs_BxT, 0.0))
+    # All T positions are fed, and targets move instead: cuDNN's backward pass with a mask needs an even length. What packing costs
+    # is the mask of segments: bool[B, 1, T, T], and twice that again where cuDNN reads it as a bfloat16 bias (at T = 16,384, 0.25
+    # and 0.5 GiB a row). Attention to other segments is computed, then masked, in T^2 time a row. jax.nn offers cuDNN sequence
+    # lengths, not segments. Hence, on accelerators, rows of moderate length, and few in a micro-batch.
+    hidden_BxTxD = hidden_states(params, batch.tokens, model, batch.segments)
+    logprobs_BxT, _ = token_logprobs(params, hidden_BxTxD, jnp.roll(batch.tokens, -1, axis=1), model, chunk=head_chunk)
+    # No segment begins with a token to learn (prompts are not empty), so that none is predicted from another example, and the token
+    # rolled in at the end is not learned either.
+    return -jnp.sum(jnp.where(jnp.roll(batch.mask, -1, axis=1), logprobs_BxT, 0.0))
 
 
-def build_batch(examples: Sequence[Example], length: int) -> SFTBatch:
-    """Pads examples to `length` tokens. Raises ValueError for one that is longer: cutting would hide its end."""
-    tokens = np.zeros((len(examples), length), np.int32)
-    mask = np.zeros((len(examples), length), np.bool_)
-    for row, example in enumerate(examples):
-        if len(example) > length:
-            raise ValueError(f"an example of {len(example)} tokens does not fit into {length}")
-        tokens[row, : len(example)] = np.concatenate([example.prompt, example.response])
-        mask[row, len(example.prompt) : len(example)] = True
-    return SFTBatch(tokens=tokens, mask=mask)
+def count_tokens(batch: SFTBatch) -> Array:
+    """Tokens to learn, i32 scalar; the first of a row has nothing before it to be predicted from."""
+    return jnp.sum(batch.mask[:, 1:])
 
 
-def keep_short(examples: Sequence[Example], max_length: int) -> tuple[list[Example], int]:
-    """Examples of at most `max_length` tokens, and how many were dropped. Raises ValueError when none is left."""
-    kept = [example for example in examples if len(example) <= max_length]
-    if not kept:
-        raise ValueError(f"all {len(examples)} examples are longer than max_length = {max_length} tokens")
-    return kept, len(examples) - len(kept)
-
-
-def shuffled_epochs(examples: Sequence[Example], batch_size: int, seed: int) -> Iterator[list[Example]]:
-    """Endless batches; each epoch in a new order. What an epoch has too few of for a batch, the next one fills up."""
-    waiting: list[Example] = []
-    epoch = 0
-    while True:
-        while len(waiting) < batch_size:
-            order = np.random.default_rng([seed, epoch]).permutation(len(examples))
-            waiting.extend(examples[row] for row in order)
-            epoch += 1
-        yield waiting[:batch_size]
-        waiting = waiting[batch_size:]
-
-
-def loss_sum(params: Any, batch: SFTBatch, model: ModelConfig) -> Array:
-    """Sum of -log p over the tokens to learn, in nats, f32 scalar."""
-    hidden_BxTxD = hidden_states(params, batch.tokens[:, :-1], model)
-    logprobs_BxT, _ = token_logprobs(params, hidden_BxTxD, batch.tokens[:, 1:], model)
-    return -jnp.sum(jnp.where(batch.mask[:, 1:], logprobs_BxT, 0.0))
-
-
-def make_update(model: ModelConfig, optimizer: optax.GradientTransformation,
-                micro_batches: int = 1) -> Callable[[Any, Any, SFTBatch], tuple[Any, Any, dict[str, Array]]]:
+def make_update(model: ModelConfig, optimizer: optax.GradientTransformation, micro_batches: int = 1, head_chunk: int | None = None,
+                shardings: TrainState | None = None) -> Callable[[Any, Any, SFTBatch], tuple[Any, Any, dict[str, Array]]]:
     """A jitted (params, opt_state, batch) -> (params, opt_state, metrics); the first two are donated.
 
     Args:
-      micro_batches: pieces of equal size whose gradients are added up before the update. The loss is the mean over the
-        tokens of the whole batch, so it does not depend on their number.
+      shardings: where params and opt_state stay (`state_shardings`); None leaves it to the compiler.
+      micro_batches: pieces of equal size whose gradients are added up before the update; row r belongs to piece r modulo their
+        number. The loss is the mean over the tokens of the whole batch, so it does not depend on their number, nor on how examples
+        are packed. A piece without a token to learn is not computed.
     """
     def update(params, opt_state, batch):
-        tokens = jnp.maximum(jnp.sum(batch.mask[:, 1:]), 1)
+        tokens = jnp.maximum(count_tokens(batch), 1)
+
+        def add(total, piece):
+            loss, gradients = jax.value_and_grad(loss_sum)(params, piece, model, head_chunk)
+            return jax.tree.map(jnp.add, total, (loss, gradients))
 
         def add_piece(total, piece):
-            loss, gradients = jax.value_and_grad(loss_sum)(params, piece, model)
-            return jax.tree.map(jnp.add, total, (loss, gradients)), None
+            if micro_batches == 1:
+                return add(total, piece), None
+            return jax.lax.cond(jnp.any(piece.mask), add, lambda total, _: total, total, piece), None
 
         rows = batch.tokens.shape[0]
         if rows % micro_batches:
@@ -103,18 +84,35 @@ def make_update(model: ModelConfig, optimizer: optax.GradientTransformation,
         metrics = {"loss": loss / tokens, "grad_norm": optax.global_norm(gradients), "tokens": tokens}
         return optax.apply_updates(params, updates), opt_state, metrics
 
-    return jax.jit(update, donate_argnums=(0, 1))
+    where = None if shardings is None else (shardings.params, shardings.opt_state, None)
+    return jax.jit(update, donate_argnums=(0, 1), out_shardings=where)
 
 
-def make_evaluate(model: ModelConfig, mesh: Mesh | None = None) -> Callable[[Any, Sequence[SFTBatch]], float]:
+def make_evaluate(model: ModelConfig, mesh: Mesh, head_chunk: int | None = None) -> Callable[[Any, Sequence[SFTBatch]], float]:
     """(params, batches) -> mean -log p per token to learn, in nats, over all batches together."""
-    piece = jax.jit(lambda params, batch: (loss_sum(params, batch, model), jnp.sum(batch.mask[:, 1:])))
+    piece = jax.jit(lambda params, batch: (loss_sum(params, batch, model, head_chunk), count_tokens(batch)))
 
     def evaluate(params, batches):
-        sums = [piece(params, _place(batch, mesh)) for batch in batches]
+        sums = [piece(params, jax.device_put(batch, batch_sharding(mesh))) for batch in batches]
         return float(sum(loss for loss, _ in sums)) / max(int(sum(count for _, count in sums)), 1)
 
     return evaluate
+
+
+@dataclasses.dataclass(frozen=True)
+class SFTData:
+    """What is trained and evaluated on.
+
+    Attributes:
+      batch: step (from 0) -> (the batch, host arrays of one shape for all steps; numbers to log with it). A pure function: that is
+        what makes a resumed run see what it would have seen.
+      held_out: batches, likewise of one shape.
+      answers: parameters -> metrics of sampled answers, or None.
+    """
+
+    batch: Callable[[int], tuple[SFTBatch, dict[str, float]]]
+    held_out: Sequence[SFTBatch] = ()
+    answers: Callable[[Any], dict[str, float]] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,40 +122,165 @@ class SFTConfig:
     Attributes:
       steps: updates.
       micro_batches: gradient pieces per update.
-      eval_every: updates between evaluations; 0 evaluates only at the end.
+      eval_every: updates between evaluations; 0 evaluates only before the first update and after the last.
+      checkpoint_every: updates between checkpoints; 0 saves only at the end, or when the run is asked to stop.
+      head_chunk: tokens whose logits are held at a time; 0 is the head's own default.
+      progress: whether to show a bar.
     """
 
     steps: int
     micro_batches: int = 1
     eval_every: int = 0
+    checkpoint_every: int = 0
+    head_chunk: int = 0
+    progress: bool = False
 
 
-def train(params: Any, model: ModelConfig, optimizer: optax.GradientTransformation, batches: Iterator[SFTBatch],
-          eval_batches: Sequence[SFTBatch], config: SFTConfig, report: Callable[[dict[str, float]], None],
-          mesh: Mesh | None = None) -> Any:
-    """Runs `config.steps` updates and returns the new parameters (`params` is donated: do not use it afterwards).
+class SFTTrainer:
+    """A supervised run: `SFTTrainer(...).run()`.
+
+    With a workdir it writes metrics.jsonl and checkpoints/ there, goes on from the newest checkpoint, and saves when SIGTERM or
+    SIGINT asks it to stop. Metrics of a resumed run are those of an uninterrupted one, bit for bit, save "time/".
 
     Args:
-      batches: of one shape, or of few: each shape compiles once.
-      report: called once an update with {"step", "loss", "grad_norm", "tokens"} and, after an evaluation, "eval_loss".
-      mesh: rows are split over its ("data", "fsdp"); None is one device.
+      params: put on the mesh where they are not; then they are donated: do not use them afterwards.
+      settings: what the workdir belongs to, JSON values, written to config.json.
+      fixed: the names of settings that must be as they were for a run to be gone on with.
 
-    Raises:
-      FloatingPointError: the loss is not finite (a learning rate too high, or broken weights); nothing was saved.
+    Attributes:
+      params: as they are now. step: updates made. last: the newest value of each metric.
+
+    Raises (constructor): ValueError where the workdir holds a run with other settings; CheckpointError where its checkpoints
+    cannot be continued; OSError where it cannot be written.
     """
-    update, evaluate = make_update(model, optimizer, config.micro_batches), make_evaluate(model, mesh)
-    opt_state = jax.jit(optimizer.init)(params)
-    for step in range(1, config.steps + 1):
-        params, opt_state, metrics = update(params, opt_state, _place(next(batches), mesh))
-        metrics = {"step": step, **{name: float(value) for name, value in metrics.items()}}
+
+    def __init__(self, params: Any, model: ModelConfig, optimizer: OptimizerConfig, data: SFTData, config: SFTConfig, mesh: Mesh,
+                 workdir: str | Path | None = None, settings: Mapping[str, Any] | None = None, fixed: Sequence[str] = ()):
+        self._data, self._config, self._mesh = data, config, mesh
+        transformation = make_optimizer(optimizer, params)
+        shardings = state_shardings(model, transformation, mesh)
+        self.params = jax.device_put(params, shardings.params)
+        self._opt_state = jax.jit(transformation.init, out_shardings=shardings.opt_state)(self.params)
+        self._rate = jax.jit(learning_rate_schedule(optimizer))
+        chunk = config.head_chunk or None
+        self._update = make_update(model, transformation, config.micro_batches, chunk, shardings)
+        self._evaluate = make_evaluate(model, mesh, chunk)
+        self.step, self.last = 0, {}
+        self.workdir = None if workdir is None else Path(workdir)
+        self._metrics = self._checkpoints = None
+        if self.workdir is not None:
+            self._open(dict(settings or {}), fixed)
+
+    def _open(self, settings: dict[str, Any], fixed: Sequence[str]) -> None:
+        self.workdir.mkdir(parents=True, exist_ok=True)
+        path = self.workdir / "config.json"
+        before = json.loads(path.read_text()) if path.exists() else settings
+        # What is in the file has been through JSON.
+        now = json.loads(json.dumps(settings))
+        if other := [name for name in fixed if before.get(name) != now.get(name)]:
+            name = other[0]
+            raise ValueError(f"{self.workdir} holds a run with {name} = {before.get(name)!r}, not {now.get(name)!r}: give the "
+                             "settings of that run to go on with it, or another --workdir")
+        self._checkpoints = Checkpointer(self.workdir / "checkpoints", keep=2)
+        found = self._checkpoints.restore_newest({"params": self.params, "opt_state": self._opt_state})
+        if found is not None:
+            self.step, state, _ = found
+            self.params, self._opt_state = state["params"], state["opt_state"]
+            log.warning("resumed %s after step %d", self.workdir, self.step)
+        write_atomically(path, json.dumps(settings, indent=2) + "\n")
+        # Without a checkpoint all is made again, the evaluation before the first update included.
+        self._metrics = JsonLines(self.workdir / "metrics.jsonl", self.step + 1 if found is not None else 0)
+        for record in read_lines(self.workdir / "metrics.jsonl"):
+            self.last.update(record)
+
+    def save(self) -> None:
+        """Checkpoint the run as it is, where there is a workdir."""
+        if self._checkpoints is not None:
+            self._checkpoints.save(self.step, {"params": self.params, "opt_state": self._opt_state}, {"step": self.step})
+
+    def run(self, report: Callable[[dict[str, float]], None] | None = None) -> Any:
+        """Make the remaining updates; returns the new parameters.
+
+        Args:
+          report: called once an update with {"step", "loss" (nats per token to learn), "grad_norm", "tokens" (to learn),
+            "learning_rate", what the data say, "time/step" (seconds), "time/tokens_per_s"} and, after an evaluation, "eval/loss";
+            at step 0 with that alone.
+
+        Raises:
+          FloatingPointError: the loss is not finite (a learning rate too high, or broken weights). The last checkpoint stays.
+          Stopped: SIGTERM or SIGINT came; the update under way was finished and saved. (Without a workdir they act as ever.)
+        """
+        try:
+            with progress_bar(self._config.steps, "sft", self.step, self._config.progress) as bar:
+                def tell(record):
+                    self._log(record, bar)
+                    if report is not None:
+                        report(record)
+
+                if self.workdir is None:
+                    self._train(StopRequest(), tell)
+                else:
+                    with stop_on_signals() as stop:
+                        self._train(stop, tell)
+        finally:
+            if self.workdir is not None:
+                self._checkpoints.close()
+                self._metrics.close()
+        return self.params
+
+    def _train(self, stop: StopRequest, tell: Callable[[dict[str, float]], None]) -> None:
+        c = self._config
+        if self.step == 0 and (self._data.held_out or self._data.answers):
+            tell({"step": 0, **self.evaluate()})
+        begin, batch = time.perf_counter(), self._next_batch()
+        while self.step < c.steps and not stop:
+            (placed, counts), rate = batch, float(self._rate(self.step))
+            self.params, self._opt_state, metrics = self._update(self.params, self._opt_state, placed)
+            self.step += 1
+            batch = self._next_batch()  # while the devices work
+            metrics = {name: float(value) for name, value in metrics.items()}
+            self._require_finite(metrics)
+            now = time.perf_counter()
+            record = {"step": self.step, **metrics, "learning_rate": rate, **counts, "time/step": now - begin,
+                      "time/tokens_per_s": counts.get("input_tokens", metrics["tokens"]) / (now - begin)}
+            done = self.step == c.steps
+            if done or (c.eval_every and self.step % c.eval_every == 0):
+                record |= self.evaluate()
+            tell(record)
+            if done or stop or (c.checkpoint_every and self.step % c.checkpoint_every == 0):
+                self.save()
+            begin = time.perf_counter()  # evaluation and checkpoints are on nobody's clock
+        if stop and self.step < c.steps:
+            raise Stopped(stop.received, self.step, self.workdir)
+
+    def _next_batch(self) -> tuple[SFTBatch, dict[str, float]] | None:
+        if self.step >= self._config.steps:
+            return None
+        batch, counts = self._data.batch(self.step)
+        return jax.device_put(batch, batch_sharding(self._mesh)), counts
+
+    def _require_finite(self, metrics: dict[str, float]) -> None:
         if not np.isfinite(metrics["loss"] + metrics["grad_norm"]):
-            raise FloatingPointError(f"SFT step {step}: loss {metrics['loss']}, gradient norm {metrics['grad_norm']}; lower"
-                                     " the learning rate or check the starting weights")
-        if eval_batches and (step == config.steps or (config.eval_every and step % config.eval_every == 0)):
-            metrics["eval_loss"] = evaluate(params, eval_batches)
-        report(metrics)
-    return params
+            kept = None
+            if self._checkpoints is not None:
+                self._checkpoints.wait()
+                kept = self._checkpoints.latest()
+            raise FloatingPointError(f"SFT step {self.step}: loss {metrics['loss']}, gradient norm {metrics['grad_norm']}; lower "
+                                     "the learning rate or check the starting weights; "
+                                     + ("nothing was saved" if kept is None else f"the newest checkpoint is that of step {kept}"))
 
+    def evaluate(self) -> dict[str, float]:
+        """Of the policy as it is: {"eval/loss": nats per token to learn} and what sampled answers say."""
+        found = {"eval/loss": self._evaluate(self.params, self._data.held_out)} if self._data.held_out else {}
+        return found | (self._data.answers(self.params) if self._data.answers is not None else {})
 
-def _place(batch: SFTBatch, mesh: Mesh | None) -> SFTBatch:
-    return batch if mesh is None else jax.device_put(batch, batch_sharding(mesh))
+    def _log(self, record: dict[str, float], bar: Any) -> None:
+        self.last.update(record)
+        if self._metrics is not None:
+            self._metrics.write(record["step"], record)
+        if record["step"]:
+            bar.update()
+        shown = {"loss": "loss {:.3f}", "eval/loss": "held out {:.3f}", "eval/accuracy": "right {:.3f}",
+                 "time/tokens_per_s": "{:,.0f} tok/s"}
+        bar.set_postfix_str("  ".join(form.format(self.last[name]) for name, form in shown.items() if name in self.last),
+                            refresh=False)

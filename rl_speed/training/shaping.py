@@ -17,8 +17,9 @@ _length_aware = jax.jit(length_aware_reward, static_argnums=3,
 def shape_groups(groups: Sequence[Group], config: Config) -> list[Group]:
     """The groups with the length-aware reward of `config.reward` (RPO), or as they are where `length_alpha` is 0.
 
-    What is shaped is the verdict, `correct` as 0 or 1; what else the reward holds (format, language, the overlong penalty) is added
-    to that. So a wrong answer in good form is not taken for a right one. `correct` and the groups given stay as they are.
+    What is shaped is the verdict, `correct` as 0 or 1, before its weight; what else the reward holds (format, language, the
+    overlong penalty, functions of the user's own) is added to that. So a wrong answer in good form is not taken for a right one.
+    `correct` and the groups given stay as they are.
 
     Args:
       groups: complete ones, at most `config.driver.groups`; lengths are tokens of the whole response.
@@ -38,4 +39,5 @@ def shape_groups(groups: Sequence[Group], config: Config) -> list[Group]:
         np.pad(correct, padding), np.pad(lengths, padding), np.pad(ids, padding, constant_values=-1), config.driver.groups,
         alpha=r.length_alpha, low=r.length_low, high=r.length_high, reference=r.length_reference, literal=r.length_literal))
     pieces = np.split(shaped[:len(correct)], np.cumsum(sizes)[:-1])
-    return [dataclasses.replace(g, rewards=piece + (g.rewards - g.correct)) for g, piece in zip(groups, pieces)]
+    weight = np.float32(r.accuracy_weight)
+    return [dataclasses.replace(g, rewards=weight * piece + (g.rewards - weight * g.correct)) for g, piece in zip(groups, pieces)]

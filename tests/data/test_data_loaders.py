@@ -44,8 +44,8 @@ def test_json_array(tmp_path):
 @pytest.mark.parametrize("bad, reason", [
     ("{nope", "not JSON"), ("[1]", "expected an object, got list"), ({"answer": "1"}, "no text under 'question'"),
     ({"question": "", "answer": "1"}, "no text under"), ({"question": "q"}, "no 'answer'"),
-    ({"question": "q", "answer": None}, "must be text"), ({"question": "q", "answer": True}, "must be text"),
-    ({"question": "q", "answer": ["1", "2"]}, "must be text"), ({"question": "q", "answer": "so\n####  "}, "nothing after"),
+    ({"question": "q", "answer": None}, "no 'answer'"), ({"question": "q", "answer": True}, "must be text"),
+    ({"question": "q", "answer": ["1", None]}, "must be text"), ({"question": "q", "answer": "so\n####  "}, "nothing after"),
 ])
 def test_a_bad_row_is_named_or_counted(tmp_path, bad, reason):
     path = write(tmp_path / "d.jsonl", [GSM8K, bad, GSM8K])
@@ -87,15 +87,3 @@ def test_long_prompts_are_dropped_and_counted(tmp_path):
     assert (report.kept, report.too_long, report.bad) == (2, 2, 1)
     with pytest.raises(DataError, match="max_prompt_tokens = 2"):
         rows_to_prompts(load_rows(path, "skip")[0], lambda q: list(range(len(q))), 2)
-
-
-@pytest.mark.parametrize("file, rows", [
-    ("gsm8k/train.jsonl", 7473), ("gsm8k/test.jsonl", 1319), ("calc/calc_validation.jsonl.gz", 500),
-    ("eval/math500.jsonl", 500), ("eval/olympiadbench.jsonl", 675), ("eval/amc23.jsonl", 40),
-    ("math/aime_1983_2023.json", 975)])
-def test_real_files_load_whole(real_data, file, rows):
-    loaded, report = load_rows(real_data / file)
-    assert len(loaded) == report.kept == rows and report.bad == 0
-    assert len({row.id for row in loaded}) == rows
-    if file.startswith("gsm8k"):
-        assert all(row.answer.lstrip("-").replace(".", "").isdigit() for row in loaded)

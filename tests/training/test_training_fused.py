@@ -220,7 +220,7 @@ def test_gold_answers_as_bytes():
     judge = MathJudge(Spelling(), (9,), Grader(graded))
     judge(np.array([[1, 2, 9, 5]]), np.array([3]), text_answers([prompt], 8))
     assert graded == [("1 2", "√2 km")]
-    with pytest.raises(ValueError, match="prompt 'p1': its answer takes 7 bytes; there is room for 6"):
+    with pytest.raises(ValueError, match="prompt 'p1': what its verifier needs to know takes 7 bytes; there is room for 6"):
         text_answers([prompt], 6)
 
 

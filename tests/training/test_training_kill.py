@@ -11,6 +11,7 @@ import sys
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from rl_speed.training.metrics import read_lines
 
@@ -41,6 +42,13 @@ def everything(workdir):
             read(folder / "state"), read(folder / "arrays"))
 
 
+def shown(workdir):
+    """What TensorBoard reads: (accuracy by step, held-out accuracy by step)."""
+    events = EventAccumulator(str(workdir / "tensorboard"), size_guidance={"scalars": 0})
+    events.Reload()
+    return [[(e.step, e.value) for e in events.Scalars(name)] for name in ("accuracy", "eval/accuracy")]
+
+
 def moments(count, seed):
     rng = random.Random(seed)
     phases = ["generate", "score", "update", "checkpoint"] * count
@@ -60,6 +68,9 @@ def test_killed_at_ten_moments_and_resumed(tmp_path):
     assert last.returncode == 0, last.stderr[-2000:]
     whole, again = everything(tmp_path / "whole"), everything(tmp_path / "killed")
     assert whole[:4] == again[:4] and whole[2] == 24
+    assert shown(tmp_path / "whole") == shown(tmp_path / "killed")  # every step once, nothing of those that were lost
+    for points, steps in zip(shown(tmp_path / "killed"), (range(24), [0, 5, 10, 15, 20, 24])):
+        assert [step for step, _ in points] == list(steps)
     for mine, other in zip(whole[4:], again[4:]):
         assert jax.tree.structure(mine) == jax.tree.structure(other)
         for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(mine), jax.tree.leaves(other)):

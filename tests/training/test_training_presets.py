@@ -47,9 +47,10 @@ def shrink(config: Config, folder: pathlib.Path) -> Config:
     c = config
     if c.data.task == "jsonl":
         # The embedded policy is a Hugging Face directory like any other; it is right now and then, which a random one is not.
-        c.model.path, c.data.instruction = str(folder / "model"), ""
+        c.model.path, c.data.prompt = str(folder / "model"), "chat"
         c.data.train, c.data.eval = str(folder / "train.jsonl"), str(folder / "eval.jsonl")
-        c.reward.verifier, c.reward.mode = "integer", "free"  # math-verify: tests/training/test_training_gsm8k.py
+        c.reward.verifier, c.reward.mode = "integer", "free"  # math-verify: tests/training/test_training_real_models.py
+        c.data.hold_out = min(c.data.hold_out, 2)
         c.data.pass_rates = c.data.pass_rates and str(folder / "pass_rates.json")
     c.model.compute_dtype, c.model.remat, c.model.head_chunk = "float32", False, 0
     c.mesh.fsdp = c.mesh.data = c.mesh.tensor = 1

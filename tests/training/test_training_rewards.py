@@ -76,7 +76,7 @@ def test_parts_add_up_and_the_verdict_stays_the_verifiers(verifier, weights, in_
     ended = [i % 4 != 3 for i in range(len(TEXTS))]
     drawn, prompts = drawn_of(TEXTS, ended), [prompt()] * len(TEXTS)
     scorer, tokenizer = scorer_of(verifier, format_weight=weights[0], language_weight=weights[1], think_in_prompt=in_prompt,
-                                  overlong_buffer=overlong)
+                                  overlong_buffer=overlong, accuracy_weight=3.0)
     try:
         rewards, correct = scorer(prompts, drawn)
         assert tokenizer.decoded == len(TEXTS)  # once each, for all that read
@@ -87,12 +87,13 @@ def test_parts_add_up_and_the_verdict_stays_the_verifiers(verifier, weights, in_
     assert correct.tolist() == right and any(right)
     form = [form_by_hand(text, flag, in_prompt) for text, flag in zip(TEXTS, ended)]
     english = [english_by_hand(text) for text in TEXTS]
-    expected = [r + weights[0] * f + weights[1] * e - (max(n - (MAX_NEW - overlong), 0) / overlong if overlong else 0)
-                for r, f, e, n in zip(right, form, english, drawn.lengths)]
+    late = [-max(n - (MAX_NEW - overlong), 0) / overlong if overlong else 0.0 for n in drawn.lengths]
+    expected = [3 * r + weights[0] * f + weights[1] * e + o for r, f, e, o in zip(right, form, english, late)]
     np.testing.assert_allclose(rewards, expected, rtol=1e-6)
-    assert rewards.dtype == np.float32 and (overlong or 0 <= rewards.min() and rewards.max() <= 1 + sum(weights))
-    means = {"reward/format": np.mean(form)} if weights[0] else {}
+    assert rewards.dtype == np.float32 and (overlong or 0 <= rewards.min() and rewards.max() <= 3 + sum(weights))
+    means = {"reward/accuracy": np.mean(right)} | ({"reward/format": np.mean(form)} if weights[0] else {})
     means |= {"reward/language": np.mean(english)} if weights[1] else {}
+    means |= {"reward/overlong": np.mean(late)} if overlong else {}
     assert scorer.take_parts() == pytest.approx(means)  # `judge` added nothing
     assert scorer.take_parts() == {}
 
@@ -101,7 +102,7 @@ def test_without_weights_nothing_is_decoded():
     scorer, tokenizer = scorer_of("exact")
     rewards, correct = scorer([prompt()] * 2, drawn_of(["4", "5"], [True, True]))
     assert rewards.tolist() == [1, 0] and correct.tolist() == [True, False]
-    assert tokenizer.decoded == 0 and scorer.take_parts() == {}
+    assert tokenizer.decoded == 0 and scorer.take_parts() == {"reward/accuracy": 0.5}
 
 
 class Scripted:
@@ -145,13 +146,14 @@ def shaped_by_hand(group, reward):
     reference = sum(counted) / max(len(counted), 1)
     out = []
     for r, right, n in zip(group.rewards, group.correct, group.lengths):
-        value = float(right) / (1 + math.exp(-reward.length_alpha * (reference - n)))
+        value = 1.0 * right / (1 + math.exp(-reward.length_alpha * (reference - n)))
         value = min(max(value, reward.length_low), reward.length_high)
-        out.append((value if right or reward.length_literal else 0.0) + (r - float(right)))
+        weight = reward.accuracy_weight
+        out.append(weight * (value if right or reward.length_literal else 0.0) + (r - weight * right))
     return out
 
 
-@pytest.mark.parametrize("options", [{}, {"length_literal": True}, {"length_reference": "correct"},
+@pytest.mark.parametrize("options", [{}, {"length_literal": True}, {"length_reference": "correct"}, {"accuracy_weight": 2.0},
                                      {"length_low": 0.0, "length_high": 0.6, "length_alpha": 0.05}], ids=str)
 def test_shaping_is_the_formula_group_by_group(options):
     config = Config()
@@ -165,6 +167,8 @@ def test_shaping_is_the_formula_group_by_group(options):
         np.testing.assert_array_equal(new.correct, old.correct)
         np.testing.assert_array_equal(old.rewards, rewards)  # who holds the group keeps what it had
     literal = config.reward.length_literal
+    if "accuracy_weight" in options:
+        return
     assert found[1].rewards.tolist() == ([0.5, 0.5] if literal else [0, 0])  # all wrong: nothing to prefer
     assert len(set(found[3].rewards.tolist())) == 1  # ties stay ties
     assert found[2].rewards[0] == pytest.approx(max(0.5, config.reward.length_low))  # a single one is of mean length
@@ -178,6 +182,8 @@ def test_shaping_that_is_off_changes_nothing():
 @pytest.mark.parametrize("field,value,message", [
     ("reward.format_weight", -1.0, "config.reward.format_weight must be 0 .off. or more; got -1.0"),
     ("reward.length_alpha", float("nan"), "config.reward.length_alpha must be 0"),
+    ("reward.accuracy_weight", 0.0, "config.reward.accuracy_weight must be positive; got 0.0"),
+    ("reward.memory_limit_mb", -1, "config.reward.memory_limit_mb must be 0"),
     ("reward.length_reference", "right", "config.reward.length_reference must be one of all, correct; got 'right'"),
     ("objective.reference_every", 5, "config.objective.reference_every .5. needs config.objective.kl_coef above 0"),
     ("objective.reference_every", -5, "config.objective.reference_every must be 0")])
@@ -198,10 +204,14 @@ def test_settings_that_contradict_each_other():
         config.validate()
 
 
-@pytest.mark.parametrize("field", ["format_weight", "language_weight", "length_alpha"])
-def test_rewards_inside_the_loop_are_the_verifiers_alone(field):
+@pytest.mark.parametrize("field,value", [
+    ("format_weight", 0.5), ("language_weight", 0.5), ("length_alpha", 0.5), ("accuracy_weight", 0.5),
+    ("extra", "rl_speed.rewards.countdown:score=0.5")])
+def test_rewards_inside_the_loop_are_the_verifiers_alone(field, value):
     config = Config()
     config.driver.where = "in_loop"
-    setattr(config.reward, field, 0.5)
-    with pytest.raises(ValueError, match=f"needs config.reward.{field}=0.0 .rewards are the verifier's alone.; got 0.5"):
+    default = getattr(config.reward, field)
+    setattr(config.reward, field, value)
+    message = f"needs config.reward.{field}={default!r} .rewards are the verifier's alone.; got {value!r}"
+    with pytest.raises(ValueError, match=message):
         config.validate()

@@ -1,6 +1,6 @@
-"""Supervised training: loss on the solution only, independent of padding and micro-batches, and it learns."""
+"""Supervised training: loss on the solution only, independent of padding, packing, micro-batches and devices; and it learns."""
 
-import itertools
+import dataclasses
 
 import jax
 import jax.numpy as jnp
@@ -9,14 +9,16 @@ import optax
 import pytest
 
 from rl_speed.mesh import batch_sharding, make_mesh
-from rl_speed.policy import ModelConfig, forward, init
+from rl_speed.policy import ModelConfig, forward, init, param_shardings
 from rl_speed.training import sft
-from rl_speed.training.optimizer import OptimizerConfig, make_optimizer
-from rl_speed.training.sft import Example, SFTConfig
+from rl_speed.training.optimizer import OptimizerConfig
+from rl_speed.training.sft import SFTConfig, SFTData, SFTTrainer
+from rl_speed.training.sft_data import Example, Layout, build_batch, pack_batch, spread_rows
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 
-MODEL = ModelConfig(vocab_size=11, width=16, layers=2, heads=2, kv_heads=1, head_dim=8, mlp_width=24, max_position=32)
+MODEL = ModelConfig(vocab_size=11, width=16, layers=1, heads=2, kv_heads=1, head_dim=8, mlp_width=24, max_position=32)
+ONE = make_mesh()
 
 
 def examples(count, seed=0, low=1):
@@ -27,7 +29,8 @@ def examples(count, seed=0, low=1):
 
 @pytest.fixture(scope="module")
 def params():
-    return init(MODEL, jax.random.key(0))
+    # On the host: an update donates what it is given.
+    return jax.device_get(jax.jit(lambda: init(MODEL, jax.random.key(0)))())
 
 
 @pytest.fixture(scope="module")
@@ -35,87 +38,157 @@ def loss():
     return jax.jit(lambda params, batch: sft.loss_sum(params, batch, MODEL))
 
 
-def by_hand(params, items):
-    """Row by row without padding, from logits: -log softmax at each response token, given all before it."""
+@pytest.fixture(scope="module")
+def logits():
+    return jax.jit(lambda params, tokens, segments: forward(params, tokens, MODEL, segments))
+
+
+def by_hand(params, items, logits):
+    """Row by row from logits: -log softmax at each response token, given all before it."""
     total = 0.0
     for item in items:
-        tokens = np.concatenate([item.prompt, item.response])
-        logprobs = jax.nn.log_softmax(forward(params, jnp.asarray(tokens)[None], MODEL)[0])
-        total -= sum(float(logprobs[t - 1, tokens[t]]) for t in range(len(item.prompt), len(tokens)))
+        tokens = np.zeros(16, np.int32)  # attention is causal: what follows changes nothing
+        tokens[:len(item)] = np.concatenate([item.prompt, item.response])
+        logprobs = jax.nn.log_softmax(logits(params, tokens[None], np.ones((1, 16), np.int32))[0])
+        total -= sum(float(logprobs[t - 1, tokens[t]]) for t in range(len(item.prompt), len(item)))
     return total
 
 
-def test_loss_is_that_of_the_solution_alone(params, loss):
+def test_loss_is_that_of_the_solution_alone(params, loss, logits):
     # low=0: the padding id occurs as a real token, which a mask made from `token != pad` would lose.
-    items = examples(3, low=0)
-    np.testing.assert_allclose(loss(params, sft.build_batch(items, 12)), by_hand(params, items), rtol=1e-5)
+    items = examples(5, low=0)
+    expected = by_hand(params, items, logits)
+    np.testing.assert_allclose(loss(params, build_batch(items, 12)), expected, rtol=1e-5)
+    np.testing.assert_allclose(loss(params, pack_batch(items, 16)), expected, rtol=1e-5)
 
 
 def test_padding_changes_nothing(params, loss):
-    items = examples(6)
-    np.testing.assert_allclose(loss(params, sft.build_batch(items, 8)), loss(params, sft.build_batch(items, 12)), rtol=1e-6)
+    items = examples(5)
+    np.testing.assert_allclose(loss(params, build_batch(items, 8)), loss(params, build_batch(items, 12)), rtol=1e-6)
+
+
+def test_an_example_does_not_see_its_neighbours(params, logits):
+    batch = pack_batch(examples(8), 16)
+    before = logits(params, batch.tokens, batch.segments)
+    rng = np.random.default_rng(1)
+    for segment in range(int(batch.segments.max()) + 1):  # 0, padding, too
+        mine = batch.segments == segment
+        tokens = np.where(mine, batch.tokens, rng.integers(0, 11, batch.tokens.shape))
+        assert (tokens != batch.tokens).any()
+        after = logits(params, tokens, batch.segments)
+        np.testing.assert_array_equal(np.asarray(before)[mine], np.asarray(after)[mine])
 
 
 def run_once(params, batch, micro_batches):
     optimizer = optax.sgd(1.0)  # the update is then the gradient itself
-    copy = jax.tree.map(jnp.copy, params)
-    new, _, metrics = sft.make_update(MODEL, optimizer, micro_batches)(copy, optimizer.init(copy), batch)
-    return jax.tree.map(jnp.subtract, params, new), metrics
+    before = jax.device_get(params)  # donated below
+    new, _, metrics = sft.make_update(MODEL, optimizer, micro_batches)(params, optimizer.init(params), batch)
+    return jax.tree.map(lambda a, b: a - np.asarray(b), before, new), metrics
 
 
-def test_gradients_do_not_depend_on_micro_batches_or_devices(params):
-    batch = sft.build_batch(examples(8), 8)
-    count = sum(len(e.response) for e in examples(8))
-    loss, gradient = jax.jit(jax.value_and_grad(lambda p: sft.loss_sum(p, batch, MODEL) / count))(params)
-    spread = jax.device_put(batch, batch_sharding(make_mesh(data=2, fsdp=2)))
-    for placed, micro_batches in ((batch, 4), (spread, 2)):
-        change, metrics = run_once(params, placed, micro_batches)
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-6), change, gradient)
-        np.testing.assert_allclose(metrics["loss"], loss, rtol=1e-5)
-        assert int(metrics["tokens"]) == count
+@pytest.fixture(scope="module")
+def reference(params):
+    """Mean loss over the solutions' tokens and its gradient, each example in a row of its own, in one piece."""
+    items = examples(8)
+    batch, count = build_batch(items, 8), sum(len(e.response) for e in items)
+    value, gradient = jax.jit(jax.value_and_grad(lambda p: sft.loss_sum(p, batch, MODEL) / count))(params)
+    return value, gradient, count
+
+
+PACKED = pack_batch(examples(8), 16, 8)
+
+
+def test_packed_rows_are_several_and_some_are_empty():
+    # In four pieces of two rows, two are skipped.
+    assert (PACKED.segments > 0).any(1).tolist() == [True] * 3 + [False] * 5 and PACKED.segments.max() > 2
+
+
+@pytest.mark.parametrize("pieces,devices", [(4, 1), (2, 4)])
+def test_gradients_do_not_depend_on_packing_micro_batches_or_devices(params, reference, pieces, devices):
+    loss, gradient, count = reference
+    batch, weights = spread_rows(PACKED, pieces), params
+    if devices > 1:
+        mesh = make_mesh(data=2, fsdp=2)
+        batch = jax.device_put(batch, batch_sharding(mesh))
+        weights = jax.device_put(params, param_shardings(MODEL, mesh))
+    change, metrics = run_once(weights, batch, pieces)
+    for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(change), jax.tree.leaves(gradient)):
+        np.testing.assert_allclose(a, b, atol=2e-6, err_msg=jax.tree_util.keystr(path))
+    np.testing.assert_allclose(metrics["loss"], loss, rtol=1e-5)
+    assert int(metrics["tokens"]) == count
+
+
+def test_only_the_solutions_labels_count(params, reference, monkeypatch):
+    learned, original = np.roll(PACKED.mask, -1, axis=1), sft.token_logprobs
+
+    def loss(params, change):
+        def relabelled(params, hidden, targets, *args, **kwargs):
+            return original(params, hidden, jnp.where(change, (targets + 3) % 11, targets), *args, **kwargs)
+
+        monkeypatch.setattr(sft, "token_logprobs", relabelled)
+        return sft.loss_sum(params, PACKED, MODEL) / reference[2]
+
+    function = jax.jit(jax.value_and_grad(loss))
+    none, others, solutions = (jax.tree.leaves(function(params, change)) for change in (learned & False, ~learned, learned))
+    for a, b, expected in zip(none, others, jax.tree.leaves(reference[:2])):
+        np.testing.assert_allclose(a, expected, atol=2e-6)
+        np.testing.assert_array_equal(a, b)
+    assert max(float(jnp.abs(a - b).max()) for a, b in zip(none, solutions)) > 1e-2
 
 
 def test_micro_batches_must_divide_the_batch(params):
     with pytest.raises(ValueError, match="8 rows cannot be split into 3"):
-        run_once(params, sft.build_batch(examples(8), 8), 3)
+        run_once(params, build_batch(examples(8), 8), 3)
+
+
+# The response repeats the prompt's last token, then ends with 0.
+MAPPING = [Example(np.array([a, b], np.int32), np.array([b, 0], np.int32)) for a in range(1, 11) for b in range(1, 11)]
+LAYOUT = Layout(length=20, rows=20, pieces=1, packed=True)
+FAST = OptimizerConfig(learning_rate=2e-2, warmup_steps=5, weight_decay=0)
+
+
+def trainer(params, config, workdir=None, **kwargs):
+    data = SFTData(lambda step: (LAYOUT.batch(MAPPING), {"examples": 100.0}), LAYOUT.batches(MAPPING))
+    return SFTTrainer(params, MODEL, FAST, data, config, ONE, workdir, **kwargs)
 
 
 def test_training_learns_a_mapping_and_reports_the_held_out_loss(params):
-    # The response repeats the prompt's last token, then ends with 0.
-    items = [Example(np.array([a, b], np.int32), np.array([b, 0], np.int32)) for a in range(1, 11) for b in range(1, 11)]
-    batch = sft.build_batch(items, 4)
-    optimizer = make_optimizer(OptimizerConfig(learning_rate=1e-2, warmup_steps=5, weight_decay=0), params)
     seen = []
-    new = sft.train(jax.tree.map(jnp.copy, params), MODEL, optimizer, itertools.repeat(batch), [batch],
-                    SFTConfig(steps=60, eval_every=30), seen.append)
-    assert [m["step"] for m in seen] == list(range(1, 61))
-    assert [m["step"] for m in seen if "eval_loss" in m] == [30, 60]
-    assert seen[-1]["eval_loss"] < 0.2 < 1.0 < seen[0]["loss"]
-    np.testing.assert_allclose(sft.make_evaluate(MODEL)(new, [batch, batch]), seen[-1]["eval_loss"], rtol=1e-5)
+    run = trainer(params, SFTConfig(steps=60, eval_every=30))
+    new = run.run(seen.append)
+    assert [m["step"] for m in seen] == list(range(61))
+    assert [m["step"] for m in seen if "eval/loss" in m] == [0, 30, 60]
+    assert run.last["eval/loss"] < 0.3 < 1.0 < seen[1]["loss"]
+    np.testing.assert_allclose(seen[0]["eval/loss"], seen[1]["loss"], rtol=1e-5)  # the same examples, before any update
+    np.testing.assert_allclose([seen[1]["learning_rate"], seen[-1]["learning_rate"]], [4e-3, 2e-2], rtol=1e-6)
+    assert sft.make_evaluate(MODEL, ONE)(new, LAYOUT.batches(MAPPING) * 2) == pytest.approx(run.last["eval/loss"], rel=1e-5)
 
 
-def test_a_loss_that_is_not_finite_stops_the_run(params):
-    broken = jax.tree.map(lambda x: x * jnp.nan, params)
-    optimizer = make_optimizer(OptimizerConfig(), params)
-    with pytest.raises(FloatingPointError, match="step 1: loss nan"):
-        sft.train(broken, MODEL, optimizer, itertools.repeat(sft.build_batch(examples(4), 8)), [], SFTConfig(steps=3),
-                  lambda metrics: None)
+def test_a_broken_loss_ends_the_run_and_keeps_the_checkpoint(params, tmp_path):
+    run = trainer(params, SFTConfig(steps=8, checkpoint_every=2), tmp_path)
+
+    def spoil(record):
+        if record["step"] == 3:
+            run.params = jax.tree.map(lambda x: jax.device_put(np.full(x.shape, np.nan, x.dtype), x.sharding), run.params)
+
+    with pytest.raises(FloatingPointError, match="step 4: loss nan.*the newest checkpoint is that of step 2"):
+        run.run(spoil)
+    again = trainer(params, SFTConfig(steps=8, checkpoint_every=2), tmp_path)
+    assert again.step == 2 and all(np.isfinite(x).all() for x in jax.tree.leaves(again.params))
+    with pytest.raises(FloatingPointError, match="step 1: .*nothing was saved"):
+        trainer(jax.tree.map(lambda x: x * np.float32(np.nan), params), SFTConfig(steps=3)).run()
 
 
-def test_epochs_show_every_example_once_in_a_new_order():
-    items = examples(10)
-    batches = sft.shuffled_epochs(items, 4, seed=1)
-    drawn = [items.index(e) for _ in range(5) for e in next(batches)]
-    assert sorted(drawn[:10]) == sorted(drawn[10:]) == list(range(10)) and drawn[:10] != drawn[10:]
-    again = sft.shuffled_epochs(items, 4, seed=1)
-    assert drawn == [items.index(e) for _ in range(5) for e in next(again)]
+def test_a_workdir_belongs_to_one_run(params, tmp_path):
+    config = SFTConfig(steps=2)
+    trainer(params, config, tmp_path, settings={"batch": 4, "out": "a"}, fixed=["batch"])
+    trainer(params, config, tmp_path, settings={"batch": 4, "out": "b"}, fixed=["batch"])
+    with pytest.raises(ValueError, match="holds a run with batch = 4, not 5"):
+        trainer(params, config, tmp_path, settings={"batch": 5}, fixed=["batch"])
 
 
-def test_what_is_too_long_is_dropped_and_counted_never_cut():
-    items = examples(20)
-    kept, dropped = sft.keep_short(items, 5)
-    assert dropped == sum(len(e) > 5 for e in items) > 0 and len(kept) + dropped == 20
-    with pytest.raises(ValueError, match="max_length = 1"):
-        sft.keep_short(items, 1)
-    with pytest.raises(ValueError, match="does not fit into 5"):
-        sft.build_batch([e for e in items if len(e) > 5][:1], 5)
+def test_layouts_of_unpacked_data_train_the_same(params, loss):
+    padded = dataclasses.replace(LAYOUT, length=8, rows=104, pieces=2, packed=False)
+    batch = padded.batch(MAPPING)
+    assert batch.tokens.shape == (104, 8) and batch.mask.sum() == 200
+    np.testing.assert_allclose(loss(params, batch), loss(params, LAYOUT.batch(MAPPING)), rtol=1e-5)

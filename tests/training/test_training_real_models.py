@@ -1,6 +1,8 @@
-"""The GSM8K configuration end to end: real questions, the real Qwen2.5 tokenizer, a shrunken random Qwen2 directory."""
+"""configs/gsm8k.py and configs/dapo17k_qwen2p5_math_1p5b.py end to end: the real questions, and a model directory of the same files as
+the real one, its config.json, tokenizer and chat template, with fewer and narrower layers and random weights."""
 
 import dataclasses
+import functools
 import importlib.util
 import json
 import shutil
@@ -13,68 +15,91 @@ from rl_speed.training.metrics import read_lines
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 
+# What Qwen2.5-Math asks its system turn for.
+BOX = "Please reason step by step, and put your final answer within \\boxed{}."
+
 
 @pytest.fixture(scope="module")
 def qwen_directory(real_data, tmp_path_factory):
-    """Written by transformers' own config class, with Qwen2.5's vocabulary, tokenizer and end tokens."""
-    transformers = pytest.importorskip("transformers")
+    """Qwen2.5-Math-1.5B's files: config.json as published but for its sizes, weights in three shards."""
     import jax
 
     from rl_speed.policy import ModelConfig, init, save_hf
 
     directory = tmp_path_factory.mktemp("qwen") / "model"
-    real = json.loads((real_data / "configs" / "Qwen2.5-0.5B-Instruct.config.json").read_text())
+    real = json.loads((real_data / "configs" / "Qwen2.5-Math-1.5B.config.json").read_text())
     small = {**real, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
              "num_key_value_heads": 2}
-    config = ModelConfig.from_hf(transformers.Qwen2Config(**small).to_dict())
+    config = ModelConfig.from_hf(small)
     save_hf(directory, init(config, jax.random.key(0)), config,
-            extra={"generation_config.json": {"eos_token_id": [151645, 151643]}})
-    transformers.Qwen2Config(**small).save_pretrained(directory)
+            extra={"config.json": small, "generation_config.json": {"eos_token_id": 151643}})
     for name in ("vocab.json", "merges.txt"):
         shutil.copy(real_data / "tokenizer" / "qwen2.5" / name, directory)
-    shutil.copy(real_data / "tokenizer" / "qwen2.5" / "tokenizer_config.qwen2.5-0.5b-instruct.json",
+    shutil.copy(real_data / "tokenizer" / "qwen2.5" / "tokenizer_config.qwen2.5-math-base.json",
                 directory / "tokenizer_config.json")
     return directory
 
 
-def make_config(repo, real_data, directory, steps):
-    spec = importlib.util.spec_from_file_location("gsm8k_config", repo / "configs" / "gsm8k.py")
+@functools.cache
+def preset(path):
+    spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    config = module.get_config()
+    return module
+
+
+def make_config(repo, real_data, directory, name, steps):
+    """The preset, at a size of seconds; both of one size, so that they share their programs."""
+    config = preset(repo / "configs" / f"{name}.py").get_config()
     config.model.path, config.model.compute_dtype = str(directory), "float32"
-    config.data.train, config.data.eval = (str(real_data / "gsm8k" / f"{split}.jsonl") for split in ("train", "test"))
+    if name == "gsm8k":
+        config.data.train, config.data.eval = (str(real_data / "gsm8k" / f"{split}.jsonl") for split in ("train", "test"))
+    else:
+        config.data.train = str(real_data / "dapo17k" / "dapo_math_17k.jsonl.gz")
     config.data.max_prompt_length, config.data.train_prompts, config.data.eval_prompts = 96, 64, 4
     config.sampler.slots, config.sampler.max_new, config.sampler.prefill_chunk = 8, 8, 4
     config.rule.n, config.rule.n_init, config.driver.groups = 4, 2, 2
     config.driver.screen_prompts, config.driver.buffer_groups = 4, 8
     config.reward.workers, config.training.micro_batch, config.training.length_multiple = 1, 4, 0
-    config.model.head_chunk, config.logging.progress, config.logging.export = 256, False, False
-    config.training.steps, config.checkpoints.every, config.evaluation.every = steps, 2, 5
+    config.model.head_chunk, config.logging.progress = 256, False
+    config.training.steps, config.checkpoints.every, config.evaluation.every = steps, 2, 3
     # A random policy is always wrong: thresholds that accept everything let the whole pipeline run on real questions.
     config.rule.low, config.rule.high = -np.inf, np.inf
     return config
 
 
-def test_five_steps_checkpoint_resume_evaluate(repo, real_data, qwen_directory, tmp_path):
-    first = Trainer(make_config(repo, real_data, qwen_directory, 3), tmp_path)
+@pytest.mark.parametrize("name", ["gsm8k", "dapo17k_qwen2p5_math_1p5b"])
+def test_trains_checkpoints_resumes_evaluates_and_exports(repo, real_data, qwen_directory, tmp_path, name):
+    first = Trainer(make_config(repo, real_data, qwen_directory, name, 2), tmp_path)
     prompt = first.stream.take(1)[0]
     first.stream.put_back([prompt])
-    text = first.policy.tokenizer.decode(prompt.tokens)
-    assert prompt.text in text and "\\boxed{}" in text and text.endswith("<|im_start|>assistant\n")
+    assert first.policy.tokenizer.decode(prompt.tokens) == (
+        f"<|im_start|>system\n{BOX}<|im_end|>\n<|im_start|>user\n{prompt.text}<|im_end|>\n<|im_start|>assistant\n")
     assert prompt.answer.lstrip("-").replace(".", "").isdigit()
-    assert first.policy.end_tokens == (151645, 151643)
-    first.run()
-    second = Trainer(make_config(repo, real_data, qwen_directory, 5), tmp_path)
-    assert second.step == 3
-    summary = second.run()
+    assert first.policy.end_tokens == (151643,)
+    held_out = {p.text for p in first.held_out}
+    assert len(held_out) == 4 and held_out.isdisjoint(p.text for p in first.stream.prompts)
+    summary, steps = first.run(), 2
+    if name == "gsm8k":
+        second = Trainer(make_config(repo, real_data, qwen_directory, name, 3), tmp_path)
+        assert second.step == 2
+        summary, steps = second.run(), 3
     records = read_lines(tmp_path / "metrics.jsonl")
-    assert [r["step"] for r in records] == list(range(5))
+    assert [r["step"] for r in records] == list(range(steps))
     assert all(r["skipped"] == 0 and r["reward"] == 0 and r["groups"] == 2 for r in records)
     assert records[-1]["verifier/ok"] + records[-1].get("verifier/no_answer", 0) > 0
-    assert [e["step"] for e in summary["evaluations"]] == [0, 3, 5]
+    assert [e["step"] for e in summary["evaluations"]] == ([0, 2, 3] if name == "gsm8k" else [0, 2])
     rollout = read_lines(tmp_path / "rollouts.jsonl")[0]
     assert rollout["question"] and isinstance(rollout["response"], str)
+    report = json.loads((tmp_path / "data.json").read_text())
+    if name == "gsm8k":
+        assert (report["train"]["rows"], report["eval"]["rows"]) == (7473, 1319)
+    else:
+        assert report["train"]["rows"] == 17917 and report["train"]["held_out"] >= 1000 and report["train"]["duplicates"] > 0
+    # What comes out is what went in: a directory of the same kind, with the same tokenizer.
+    exported = json.loads((tmp_path / "policy" / "config.json").read_text())
+    assert (exported["architectures"], exported["vocab_size"]) == (["Qwen2ForCausalLM"], 151936)
+    assert {"tokenizer.json", "tokenizer_config.json", "generation_config.json"} <= {p.name for p in (tmp_path / "policy").iterdir()}
 
 
 def test_math_verifier_scores_decoded_responses(real_data, qwen_directory):
@@ -103,7 +128,7 @@ def test_math_verifier_scores_decoded_responses(real_data, qwen_directory):
 
 @pytest.mark.slow
 def test_whole_step_in_one_program_with_integer_answers(repo, real_data, qwen_directory, tmp_path):
-    config = make_config(repo, real_data, qwen_directory, 2)
+    config = make_config(repo, real_data, qwen_directory, "gsm8k", 2)
     config.driver.where, config.reward.verifier, config.evaluation.every = "in_loop", "integer", 0
     summary = Trainer(config, tmp_path).run()
     records = read_lines(tmp_path / "metrics.jsonl")

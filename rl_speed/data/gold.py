@@ -1,0 +1,133 @@
+r"""Gold answers: from what publishers write to the text that verifiers compare with. Nothing here judges mathematics."""
+
+import re
+from typing import Any
+
+from rl_speed.data.files import DataError
+
+_BOX = re.compile(r"\\(?:boxed|fbox)\s*(\{|\s\S)")
+_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)  # an escaped brace opens nothing
+_BETWEEN_BOXES = re.compile(r"(?:[\s$,;&.]|\\[\\,;:!()]|\\q?quad|\\text\{\s*(?:and|or)\s*\}|and|or)*")
+_THOUSANDS = re.compile(r"[-+]?\d{1,3}(_\d{3})+(\.\d+)?")
+# \frac whose arguments TeX takes without braces, one of them a letter that is a command: \frac \pi4.
+_LETTER = r"\\(?:pi|theta|phi|alpha|beta|gamma|delta|lambda|mu|omega|sigma|tau)"
+_BARE_FRACTION = re.compile(rf"\\([dt]?frac)\s*(?:({_LETTER})\s*({_LETTER}|\w)|(\w)\s*({_LETTER}))(?![A-Za-z{{\[])")
+_INTEGER = re.compile(r"[-+]?\d+|[-+]?\d{1,3}(,\d{3})+|[-+]?\d+\.0+")
+# What may stand between the formulas of an answer that is a list of formulas.
+_LIST = re.compile(r"(?:[\s,;.]|and|or)*")
+# What stands for "there is none" in NuminaMath and its descendants.
+NO_ANSWER = ("proof", "notfound", "not found")
+
+
+def answer_text(value: Any, field: str) -> str:
+    r"""A row's answer as text.
+
+    Numbers without a fraction lose their ".0"; a list is joined by commas (the parts of OlympiadBench's final_answer); dollars
+    around formulas, leading zeros and underscores between thousands go: "$69$,$84$" is 69,84, AIME's "073" is 73, and "3_828" is
+    3828. Of an answer with a box, what is in the box is the answer.
+
+    Raises:
+      DataError: no text, number, or list of these, or nothing in it.
+    """
+    if isinstance(value, (list, tuple)):
+        if not value:
+            raise DataError(f"{field!r} is an empty list")
+        return ",".join(answer_text(part, field) for part in value)
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)  # 27.0 in a JSON file means the integer answer 27
+    if not isinstance(value, (str, int, float)) or isinstance(value, bool) or value != value:
+        raise DataError(f"{field!r} must be text, a number or a list of these, got {value!r:.60}")
+    text = str(value).strip()
+    if text.lower() in ("", *NO_ANSWER):
+        raise DataError(f"{field!r} holds no answer but {text!r}" if text else f"{field!r} is empty")
+    box = last_box(text)
+    text = plain(text if box is None else box)
+    if not text:
+        raise DataError(f"{field!r} holds no answer but {value!r:.60}")
+    return text
+
+
+def plain(text: str) -> str:
+    r"""Without dollars, \( \) or \[ \] around formulas, a dollar before an amount, underscores or ,\! in thousands, leading
+    zeros, a full stop, and m_{\max}= or \approx before the answer, none of which is part of it; \frac \pi4 gets its braces."""
+    text = _without_dollars(text.translate({0xFF1B: ";", 0xFF0C: ","}).strip())
+    text = re.sub(r"^\\([(\[])((?:(?!\\[()\[\]]).)*)\\[)\]]$", r"\2", text, flags=re.DOTALL).strip()
+    text = re.sub(r"^[A-Za-z]_(?:\\(?:max|min)|\{\s*\\(?:max|min)\s*\})\s*=", "", text).strip()
+    text = re.sub(r"^\\approx(?![A-Za-z])|(?<!\\)[\s,;]+$", "", text).strip()
+    text = re.sub(r"(?<=[\d})])\.$", "", text)
+    text = re.sub(r"(?<=\d),\\!(?=\d{3})", "", text)
+    # In an argument a comma can only separate thousands: \frac{1}{21,000}. A set has \{.
+    text = re.sub(r"(?<=[A-Za-z}]\{)\d{1,3}(?:,\d{3})+(?=\})", lambda m: m[0].replace(",", ""), text)
+    # math-verify reads \frac \pi4 as nothing at all, and what is left of the answer as the answer.
+    text = _BARE_FRACTION.sub(lambda m: rf"\{m[1]}{{{m[2] or m[4]}}}{{{m[3] or m[5]}}}", text)
+    if _THOUSANDS.fullmatch(text):
+        text = text.replace("_", "")
+    if re.fullmatch(r"-?0+\d+", text):
+        text = re.sub(r"^(-?)0+(?=\d)", r"\1", text)
+    return re.sub(r"^([-+]?\d+)\.0+$", r"\1", text)
+
+
+def _without_dollars(text: str) -> str:
+    if "$" not in text:
+        return text
+    pieces = re.split(r"(?<!\\)\$\$?", text)
+    # Formulas are the odd pieces. Where one dollar is missing ("$221,$8$") what is left are formulas all the same.
+    outside = [pieces[0].removeprefix("-"), *pieces[2::2]]
+    if len(pieces) % 2 and not all(_LIST.fullmatch(piece) for piece in outside):
+        return text  # formulas within prose
+    if len(pieces) == 2 and pieces[0].strip() not in ("", "-", "+") and pieces[1].strip():
+        return text
+    return "".join(pieces).strip().rstrip(".").strip()
+
+
+def last_box(text: str) -> str | None:
+    r"""What the last \boxed{...}, \fbox{...} or \boxed 7 of a text holds; None where there is none that is closed.
+
+    Boxes with nothing between them but commas or "and" are one answer of several parts, joined by commas.
+    """
+    parts: list[str] = []
+    later = None
+    for box in reversed(list(_BOX.finditer(text))):
+        if box[1] == "{":
+            end = _closing_brace(text, box.end())
+            if end is None:
+                if later is None:
+                    return None
+                break
+            content, after = text[box.end():end], end + 1
+        else:
+            content, after = box[1], box.end()
+        if later is not None and not _BETWEEN_BOXES.fullmatch(text, after, later):
+            break
+        parts.append(content.strip())
+        later = box.start()
+    return ",".join(dict.fromkeys(reversed(parts))) if parts else None
+
+
+def _closing_brace(text: str, start: int) -> int | None:
+    depth = 1
+    for brace in _BRACE.finditer(text, start):
+        depth += {"{": 1, "}": -1}.get(brace.group(), 0)
+        if depth == 0:
+            return brace.start()
+    return None
+
+
+def is_integer(answer: str) -> bool:
+    """Whether an answer is a whole number, written plainly: 42, -7, 1,080 or 3.0."""
+    return bool(_INTEGER.fullmatch(answer))
+
+
+def unsqueezed(answer: str, solution: str) -> str:
+    r"""The answer as the solution's box writes it, where the two are the same save for spacing, braces and backslashes.
+
+    Copies of MATH come with answers that were squeezed: "-80\leqg(x)\leq82" for "-80\leq g(x)\leq 82", "1\-2" for "1 \\ -2". Some
+    were cut inside a brace. No parser can read these, and the box is the benchmark's own definition of the answer.
+    """
+    if not re.search(r"[\\{]", answer):
+        return answer
+    box = last_box(solution)
+    if box and _closing_brace(answer + "}", 0) != len(answer):
+        return plain(box)
+    squeeze = lambda text: re.sub(r"\\(?:left|right|text|mbox|,|!|;|:)|[\s\\{}]", "", text.replace("dfrac", "frac"))
+    return plain(box) if box and squeeze(box) == squeeze(answer) else answer

@@ -1,0 +1,146 @@
+"""The directory of an evaluation: what it is of, and every response with its verdict, line by line, to resume from."""
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rl_speed.evaluation.benchmarks import Benchmark
+from rl_speed.evaluation.measures import Outcomes
+from rl_speed.evaluation.verdicts import Verdicts
+from rl_speed.sampling.generate import Drawn
+from rl_speed.training.metrics import write_atomically
+
+RESPONSES, IDENTITY = "responses.jsonl", "evaluation.json"
+
+
+class OtherEvaluation(ValueError):
+    """The directory holds an evaluation of something else, or with other settings."""
+
+
+def differences(there: Mapping[str, Any], here: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """"settings.top_p: 1.0 there, 0.95 here", for whatever differs."""
+    found = []
+    for name in [*here, *(n for n in there if n not in here)]:
+        a, b = there.get(name, "absent"), here.get(name, "absent")
+        if isinstance(a, dict) and isinstance(b, dict):
+            found += differences(a, b, f"{prefix}{name}.")
+        elif a != b:
+            found.append(f"{prefix}{name}: {a!r} there, {b!r} here")
+    return found
+
+
+class ResponseFile:
+    """responses.jsonl, appended call by call. Responses stand in the order in which they are drawn: benchmark by benchmark,
+    question by question, sample by sample. So those that are there are a beginning, and a resumed evaluation writes the same file.
+
+    Args:
+      folder: made if need be. identity: what the evaluation is, of JSON's own types; kept in evaluation.json. notes: kept there,
+        too, but not compared. overwrite: begin anew whatever is there.
+
+    Attributes:
+      done: responses in the file. total: those there will be.
+
+    Raises:
+      OtherEvaluation: what is there was made otherwise; says what differs. ValueError: a line is not what it should be (only the
+        last may have been cut short; it is taken back).
+    """
+
+    def __init__(self, folder: Path, identity: Mapping[str, Any], notes: Mapping[str, Any], benchmarks: Sequence[Benchmark],
+                 samples: int, overwrite: bool = False):
+        self.folder, self._benchmarks, self._samples = folder, benchmarks, samples
+        self._questions = [(b.name, place, p.id) for b in benchmarks for place, p in enumerate(b.prompts)]
+        self.done, self.total = 0, len(self._questions) * samples
+        self._correct, self._truncated = np.zeros(self.total, bool), np.zeros(self.total, bool)
+        self._tokens, self._causes = np.zeros(self.total, np.int64), [""] * self.total
+        folder.mkdir(parents=True, exist_ok=True)
+        identity, path = json.loads(json.dumps(identity)), folder / RESPONSES
+        if overwrite:
+            path.unlink(missing_ok=True)
+            (folder / IDENTITY).unlink(missing_ok=True)
+        if path.exists() or (folder / IDENTITY).exists():
+            self._require_same(identity)
+        write_atomically(folder / IDENTITY, json.dumps({"identity": identity, **notes}, indent=2) + "\n")
+        self._file = path.open("ab")
+        self._take_in(path)
+
+    def _require_same(self, identity: dict[str, Any]) -> None:
+        try:
+            there = json.loads((self.folder / IDENTITY).read_text())["identity"]
+        except (OSError, ValueError, KeyError):
+            raise OtherEvaluation(f"{self.folder} holds {RESPONSES} without a readable {IDENTITY}: choose another --out, or "
+                                  "--overwrite to begin anew") from None
+        if found := differences(there, identity):
+            more = f" (and {len(found) - 4} more)" if len(found) > 4 else ""
+            raise OtherEvaluation(f"{self.folder} holds another evaluation: {'; '.join(found[:4])}{more}. Choose another --out, or "
+                                  "--overwrite to begin anew")
+
+    def _take_in(self, path: Path) -> None:
+        good = 0
+        with path.open("rb") as lines:
+            for number, raw in enumerate(lines, 1):
+                if not raw.endswith(b"\n"):
+                    break
+                try:
+                    line = json.loads(raw)
+                    row = self.done
+                    name, place, identifier = self._questions[row // self._samples]
+                    want = (name, place, identifier, row % self._samples)
+                    if (line["benchmark"], line["question"], line["id"], line["sample"]) != want:
+                        raise ValueError("not the response that belongs here")
+                    self._note(line["correct"], line["tokens"], line["truncated"], line["cause"])
+                except (ValueError, KeyError, IndexError) as error:
+                    raise ValueError(f"{path}:{number}: {error!r}; restore the file, or --overwrite to begin anew") from None
+                good += len(raw)
+        self._file.truncate(good)
+
+    def _note(self, correct: bool, tokens: int, truncated: bool, cause: str) -> None:
+        row, self.done = self.done, self.done + 1
+        self._correct[row], self._tokens[row], self._truncated[row], self._causes[row] = correct, tokens, truncated, cause
+
+    @property
+    def accuracy(self) -> float:
+        """Share of right ones among the responses so far."""
+        return float(self._correct[:self.done].mean()) if self.done else 0.0
+
+    def append(self, owners: Sequence[tuple[int, int]], drawn: Drawn, verdicts: Verdicts) -> None:
+        """The next responses, of (question over all benchmarks, sample) each: written, and out of this process's hands."""
+        lines = []
+        for i, (question, sample) in enumerate(owners):
+            name, place, identifier = self._questions[question]
+            line = {"benchmark": name, "question": place, "id": identifier, "sample": sample, "correct": bool(verdicts.correct[i]),
+                    "cause": verdicts.causes[i], "answer": verdicts.answers[i], "tokens": int(drawn.lengths[i]),
+                    "truncated": bool(drawn.truncated[i]), "text": verdicts.texts[i]}
+            lines.append(json.dumps(line) + "\n")
+            self._note(line["correct"], line["tokens"], line["truncated"], line["cause"])
+        self._file.write("".join(lines).encode())
+        self._file.flush()
+
+    def outcomes(self) -> dict[str, Outcomes]:
+        """By benchmark; all responses must be there."""
+        table = Outcomes(*(np.asarray(x).reshape(-1, self._samples) for x in (self._correct, self._tokens, self._truncated,
+                                                                             self._causes)))
+        found, at = {}, 0
+        for b in self._benchmarks:
+            found[b.name] = table[np.arange(at, at + len(b.prompts))]
+            at += len(b.prompts)
+        return found
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def identity_of(settings: Mapping[str, Any], policy: Mapping[str, Any], benchmarks: Sequence[Benchmark],
+                prompt_length: int) -> dict[str, Any]:
+    """What an evaluation is: two that agree in it have the same responses. `prompt_length`: capacity of a prompt, in tokens."""
+    return {"settings": {**settings, "prompt_length": prompt_length}, "policy": dict(policy),
+            "benchmarks": {"order": ",".join(b.name for b in benchmarks),
+                           **{b.name: {"questions": len(b.prompts), "digest": b.digest()} for b in benchmarks}}}
+
+
+def model_facts(model: Any, weights: str, end_tokens: Sequence[int]) -> dict[str, Any]:
+    """A policy's part of the identity: its weights' digest, its shape, and the tokens that end a response."""
+    return {"weights": weights, "end_tokens": ",".join(map(str, end_tokens)), **dataclasses.asdict(model)}

@@ -1,0 +1,147 @@
+"""Which policy is evaluated: a Hugging Face directory, a run (finished or not), one of its checkpoints, or the embedded one."""
+
+import dataclasses
+import hashlib
+import logging
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from rl_speed.config import EMBEDDED, Config
+from rl_speed.policy.hf import INDEX, SINGLE, read_json
+from rl_speed.training import build
+from rl_speed.training.checkpoint import CheckpointError, restore_params, saved_steps
+
+log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """Where a policy comes from.
+
+    Attributes:
+      directory: Hugging Face directory (or EMBEDDED) of its architecture and tokenizer; without `checkpoints`, of its weights.
+      config: of the run that made it; None where there was none. checkpoints: folder of checkpoints by step.
+      step: the one to take; None: the newest that can be read.
+      home: where an evaluation of it is written, unless told otherwise.
+    """
+
+    directory: str
+    home: Path
+    config: Config | None = None
+    checkpoints: Path | None = None
+    step: int | None = None
+
+
+def is_model(directory: Path) -> bool:
+    """Whether a directory holds weights as Hugging Face keeps them."""
+    return any((directory / name).exists() for name in (SINGLE, INDEX))
+
+
+def _home(model: Path) -> Path:
+    """A model's directory may be another's, or read-only."""
+    return Path("runs/evaluate") / model.resolve().name
+
+
+def find_source(model: str = "", checkpoint: str = "", step: int | None = None) -> Source:
+    """What `--model`, `--checkpoint` and `--step` mean.
+
+    Raises ValueError or FileNotFoundError that says what is not there.
+    """
+    if model and checkpoint:
+        raise ValueError("--model and --checkpoint both name a policy: give one of them")
+    if not checkpoint:
+        if step is not None:
+            raise ValueError("--step chooses among the checkpoints of a run: it needs --checkpoint")
+        if not model or model == EMBEDDED:
+            return Source(EMBEDDED, Path("runs/evaluate/embedded"))
+        if not Path(model).is_dir():
+            raise FileNotFoundError(f"--model: {model}: no such directory")
+        return Source(model, _home(Path(model)))
+    at = Path(checkpoint)
+    if not at.is_dir():
+        raise FileNotFoundError(f"--checkpoint: {checkpoint}: no such directory")
+    if is_model(at):
+        if step is not None:
+            raise ValueError(f"--step: {at} is an exported policy and has no steps")
+        return Source(str(at), _home(at))
+    if (at / "state").is_dir() and at.resolve().name.isdigit():
+        if step not in (None, int(at.resolve().name)):
+            raise ValueError(f"--step={step}: {at} is the checkpoint of another step")
+        at, step = at.resolve().parent.parent, int(at.resolve().name)
+    elif at.resolve().name == "checkpoints":
+        at = at.resolve().parent
+    if not (at / "config.json").exists() or not (at / "checkpoints").is_dir():
+        raise FileNotFoundError(f"--checkpoint: {checkpoint} is neither the workdir of a run (config.json and checkpoints/), nor a "
+                                "checkpoint inside one, nor an exported policy (config.json and model.safetensors)")
+    config = config_of(read_json(at / "config.json"))
+    steps = saved_steps(at / "checkpoints")
+    if not steps:
+        raise FileNotFoundError(f"--checkpoint: {at}/checkpoints holds no whole checkpoint (yet)")
+    if step is not None and step not in steps:
+        raise FileNotFoundError(f"--step={step}: {at}/checkpoints holds the steps {', '.join(map(str, steps))}")
+    directory = config.model.path
+    # The run's starting policy says the architecture; its export, if there is one, says the same.
+    if directory != EMBEDDED and not Path(directory).is_dir() and is_model(at / "policy"):
+        directory = str(at / "policy")
+    return Source(directory, at / "evaluation", config, at / "checkpoints", step)
+
+
+def config_of(values: dict[str, Any]) -> Config:
+    """A run's config.json as a `Config`. Fields unknown to this version are left out; those it lacks keep their defaults."""
+    def fill(section: Any, values: dict[str, Any]) -> Any:
+        known = {f.name for f in dataclasses.fields(section)}
+        for name, value in values.items():
+            if name in known:
+                inner = getattr(section, name)
+                setattr(section, name, fill(inner, value) if dataclasses.is_dataclass(inner) else value)
+        return section
+
+    return fill(Config(), values)
+
+
+def load_policy(source: Source, config: Config, mesh: Mesh) -> tuple[build.Policy, int | None]:
+    """(the policy on the mesh, the step of its checkpoint). Of a checkpoint only the parameters are read, straight into their
+    shards.
+
+    Args:
+      config: with `model.path`, `model.compute_dtype` and how to decode.
+
+    Raises: ValueError or FileNotFoundError naming the file or array; CheckpointError where no checkpoint can be read.
+    """
+    if source.checkpoints is None:
+        return build.build_policy(config, mesh), None
+    policy = build.abstract_policy(config, mesh)
+    steps = [source.step] if source.step is not None else saved_steps(source.checkpoints)[::-1]
+    failures = []
+    for step in steps:
+        try:
+            policy.params = restore_params(source.checkpoints / str(step), policy.params)
+            return policy, step
+        except CheckpointError:
+            raise
+        except Exception as error:  # noqa: BLE001 (damage takes any form, and a run under way deletes its oldest checkpoint)
+            failures.append(f"step {step}: {(str(error).strip() or repr(error)).splitlines()[0]}")
+            log.warning("%s cannot be read (%s)", source.checkpoints / str(step), failures[-1])
+    raise CheckpointError(f"no checkpoint in {source.checkpoints} can be read; {failures[0]}")
+
+
+@jax.jit
+def _sums(params: Any) -> jax.Array:
+    """u32[leaves]: of each weight its bits times an odd number for each place, modulo 2^32: the same on every mesh."""
+    def one(x):
+        bits = jax.lax.bitcast_convert_type(x.astype(jnp.float32), jnp.uint32)
+        place = sum((jax.lax.broadcasted_iota(jnp.uint32, x.shape, axis) * jnp.uint32(2 * 7919 ** (axis + 1) % 2**32)
+                     for axis in range(x.ndim)), jnp.uint32(1))
+        return jnp.sum(bits * place, dtype=jnp.uint32)
+
+    return jnp.stack([one(x) for x in jax.tree.leaves(params)])
+
+
+def digest(params: Any) -> str:
+    """16 hexadecimal digits that tell policies apart by their weights, wherever they were read from."""
+    return hashlib.sha256(np.asarray(_sums(params)).astype("<u4").tobytes()).hexdigest()[:16]

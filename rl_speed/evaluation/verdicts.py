@@ -1,0 +1,82 @@
+"""From responses to verdicts with their causes, and the answer that was read off each."""
+
+import dataclasses
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from rl_speed.config import Config
+from rl_speed.data.prompts import Prompt
+from rl_speed.evaluation.measures import NO_ANSWER
+from rl_speed.rewards import MathVerifier
+from rl_speed.sampling.generate import Drawn
+from rl_speed.training import build
+from rl_speed.training.score import JaxScorer, decode_responses, ended_rows
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdicts:
+    """Of n responses: correct bool[n]; the verifier's cause, the text, the answer found in it (None: none, or nobody looked)."""
+
+    correct: np.ndarray
+    causes: list[str]
+    texts: list[str]
+    answers: list[str | None]
+
+
+class Judge:
+    """Verifies responses with the verifier of `config.reward`; what hangs or crashes costs its own response alone.
+
+    Causes are those of `MathVerifier`; of the verifiers in JAX, "no_answer" where there is nothing to compare (exact: the response
+    did not end; integer: no box, or with mode "free" no digit), else "ok".
+
+    Args:
+      prompts: all that will be asked about. An answer that the verifier cannot take raises ValueError naming its prompt, now.
+    """
+
+    def __init__(self, config: Config, policy: build.Policy, prompts: Sequence[Prompt]):
+        self._kind, self._mode = config.reward.verifier, config.reward.mode
+        self._tokenizer, self._end = policy.tokenizer, policy.end_tokens
+        self._math = self._jax = None
+        if self._kind == "math":
+            self._math = MathVerifier(config.reward.workers, config.reward.timeout_s, self._mode)
+        else:
+            verify, encode = build.in_loop_verifier(config, policy, build.longest_answer(list(prompts), config.sampler.max_new))
+            encode(prompts)
+            self._jax = JaxScorer(verify, encode)
+
+    def __call__(self, prompts: Sequence[Prompt], drawn: Drawn) -> Verdicts:
+        texts = decode_responses(self._tokenizer, drawn, self._end)
+        answers = self._read(texts, drawn)
+        if self._math is not None:
+            values, causes = self._math.score_detailed(texts, [p.answer for p in prompts])
+            return Verdicts(values > 0.5, causes, texts, answers)
+        correct = self._jax(prompts, drawn) > 0.5
+        causes = [NO_ANSWER if answer is None and not right else "ok" for answer, right in zip(answers, correct)]
+        return Verdicts(correct, causes, texts, answers)
+
+    def _read(self, texts: Sequence[str], drawn: Drawn) -> list[str | None]:
+        if self._kind == "exact":
+            ended = ended_rows(drawn.tokens, drawn.lengths, self._end)
+            return [text if end else None for text, end in zip(texts, ended)]
+        if self._mode == "boxed":
+            from rl_speed.rewards.grading import last_box  # brings the Math-Verify library along
+
+            boxes = map(last_box, texts)
+            return [None if box is None else box.removeprefix("\\boxed{").removesuffix("}") for box in boxes]
+        if self._kind == "integer":
+            return [next(iter(re.findall(r"[-+]?\d[\d,]*", text)[-1:]), None) for text in texts]
+        return [None] * len(texts)  # math-verify searches the whole text
+
+    def close(self) -> None:
+        """End the verifier's processes, if there are any."""
+        if self._math is not None:
+            self._math.close()
+
+    def __enter__(self) -> "Judge":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()

@@ -1,0 +1,85 @@
+r"""Countdown: reach a target with + - * / from given numbers, each used exactly once (as in TinyZero).
+
+A verifier for `config.reward.verifier="rl_speed.rewards.countdown:score"`, and the example of a reward function of one's own:
+standard library only, and nothing is ever executed.
+"""
+
+import ast
+import re
+from collections import Counter
+from fractions import Fraction
+
+MAX_CHARACTERS = 400  # of an expression: what is longer is no answer to a handful of numbers
+
+_OPERATIONS = {ast.Add: lambda a, b: a + b, ast.Sub: lambda a, b: a - b, ast.Mult: lambda a, b: a * b, ast.Div: lambda a, b: a / b}
+_SIGNS = {r"\times": "*", r"\cdot": "*", "×": "*", "·": "*", r"\div": "/", "÷": "/", "−": "-", r"\left": "", r"\right": "",
+          r"\,": "", "$": "", "[": "(", "]": ")"}
+_FRACTION = re.compile(r"\\[dt]?frac\{([^{}]*)\}\{([^{}]*)\}")
+_TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+
+
+def score(response: str, answer: str, meta: dict) -> float:
+    r"""1 where the last <answer>...</answer>, or else the last \boxed{...}, is an expression of value `target` in which every one
+    of `meta["nums"]` stands exactly once, and nothing else; else 0.
+
+    "= target" may follow the expression. The target is `meta["target"]`, or the gold answer. Values are exact fractions.
+
+    Raises KeyError where `meta` has no "nums", ValueError where the target is no integer.
+    """
+    numbers, target = [int(n) for n in meta["nums"]], int(meta.get("target", answer))
+    expression = extract(response)
+    if expression is None:
+        return 0.0
+    left, equals, right = expression.partition("=")
+    try:
+        if equals and evaluate(right)[0] != target:
+            return 0.0
+        value, used = evaluate(left)
+    except (ValueError, ZeroDivisionError):
+        return 0.0
+    return float(value == target and Counter(used) == Counter(numbers))
+
+
+def extract(response: str) -> str | None:
+    r"""What stands in the last answer tag or, where there is none, in the last \boxed{}; None without either."""
+    if tagged := _TAGGED.findall(response):
+        return tagged[-1].strip()
+    start = response.rfind(r"\boxed{")
+    if start < 0:
+        return None
+    depth, at = 1, start + len(r"\boxed{")
+    for end in range(at, len(response)):
+        depth += {"{": 1, "}": -1}.get(response[end], 0)
+        if depth == 0:
+            return response[at:end].strip()
+    return None
+
+
+def evaluate(expression: str) -> tuple[Fraction, list[int]]:
+    """(value, the integers in it, as often as they stand there) of an expression of integers, + - * / and brackets.
+
+    Raises ValueError for anything else, ZeroDivisionError where it divides by zero.
+    """
+    if len(expression) > MAX_CHARACTERS:
+        raise ValueError(f"an expression of {len(expression)} characters")
+    while (plain := _FRACTION.sub(r"((\1)/(\2))", expression)) != expression:
+        expression = plain
+    for sign, meaning in _SIGNS.items():
+        expression = expression.replace(sign, meaning)
+    if not re.fullmatch(r"[0-9+\-*/()\s]+", expression):
+        raise ValueError(f"{expression!r} has other signs than digits, + - * / and brackets")
+    try:
+        tree = ast.parse(" ".join(expression.split()), mode="eval")
+    except (SyntaxError, MemoryError, RecursionError) as error:  # the latter two: brackets that nest too deep
+        raise ValueError(f"{expression!r}: {error}") from None
+    used: list[int] = []
+    return _value(tree.body, used), used
+
+
+def _value(node, used):
+    if isinstance(node, ast.Constant) and type(node.value) is int:
+        used.append(node.value)
+        return Fraction(node.value)
+    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATIONS:
+        return _OPERATIONS[type(node.op)](_value(node.left, used), _value(node.right, used))
+    raise ValueError(f"{type(node).__name__} is not allowed")

@@ -1,0 +1,350 @@
+"""The harness on the embedded policy: one program for all benchmarks, exact resume, every way to name a policy, refusals."""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from rl_speed.config import EMBEDDED
+from rl_speed.data import chain
+from rl_speed.data.embedded_tokenizer import embedded_directory
+from rl_speed.evaluation import harness, report
+from rl_speed.evaluation.benchmarks import chain_benchmark, file_benchmark, parse_specs
+from rl_speed.evaluation.intervals import same_questions
+from rl_speed.evaluation.responses import OtherEvaluation
+from rl_speed.evaluation.settings import Settings, of_config, resolve
+from rl_speed.evaluation.source import Source, digest, find_source, load_policy
+from rl_speed.evaluation.verdicts import Judge
+from rl_speed.mesh import make_mesh
+from rl_speed.policy import encode_prompt, load_tokenizer, save_hf
+from rl_speed.presets import embedded
+from rl_speed.rewards import WorkerPool
+from rl_speed.sampling.sharded import sample_sharded
+from rl_speed.training import build
+from rl_speed.training.checkpoint import Checkpointer, CheckpointError
+from rl_speed.training.metrics import read_lines
+from rl_speed.training.state import init_state, state_shardings
+
+pytestmark = pytest.mark.usefixtures("quick_compiles")
+
+SETTINGS = Settings(**{**of_config(embedded()), "samples": 4, "k": (1, 2, 4), "max_new": 9, "slots": 16, "questions_per_call": 5})
+
+
+@pytest.fixture(scope="module")
+def mesh():
+    return make_mesh()
+
+
+@pytest.fixture(scope="module")
+def policy(mesh):
+    return build.build_policy(harness.make_config(SETTINGS, EMBEDDED), mesh)
+
+
+def write_benchmark(path, first, count):
+    questions = chain.questions(chain.DEFAULT_SPEC, "eval", 0, first + count)[first:]
+    rows = [{"question": q.text, "answer": q.answer, "id": i, "level": f"Level {1 + i % 3}"} for i, q in enumerate(questions)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.fixture(scope="module")
+def benchmarks(policy, tmp_path_factory):
+    """Three files of 3, 7 and 14 questions; three classes each."""
+    folder = tmp_path_factory.mktemp("data")
+    files = [write_benchmark(folder / f"set{n}.jsonl", first, n) for first, n in ((0, 3), (3, 7), (10, 14))]
+    found = parse_specs([f"{files[0]},tiny={files[1]}", f"{files[2]}"])
+    return harness.load_benchmarks(found, SETTINGS, policy.tokenizer, find_source())
+
+
+def evaluate(policy, benchmarks, folder, mesh, settings=SETTINGS, **more):
+    config = harness.make_config(settings, EMBEDDED)
+    with Judge(config, policy, [p for b in benchmarks for p in b.prompts]) as judge:
+        return harness.run(policy, benchmarks, settings, mesh, more.pop("wrap", lambda j: j)(judge), folder, **more)
+
+
+def lasting(summary):
+    """Without what it cost."""
+    return {name: value for name, value in summary.items() if name != "now"}
+
+
+@pytest.fixture(scope="module")
+def finished(policy, benchmarks, mesh, tmp_path_factory):
+    folder, before = tmp_path_factory.mktemp("whole"), sample_sharded._cache_size()
+    summary = evaluate(policy, benchmarks, folder, mesh)
+    return folder, summary, sample_sharded._cache_size() - before
+
+
+def test_three_benchmarks_are_one_program(finished):
+    folder, summary, programs = finished
+    assert programs == 1 and summary["now"]["calls"] == 5 and summary["now"]["samples"] == 24 * 4
+    assert [b["questions"] for b in summary["benchmarks"].values()] == [3, 7, 14]
+    assert list(summary["benchmarks"]) == ["set3", "tiny", "set14"]
+
+
+def test_the_summary_is_that_of_the_responses(finished):
+    folder, summary, _ = finished
+    lines = read_lines(folder / "responses.jsonl")
+    assert len(lines) == 96 and {line["benchmark"] for line in lines} == {"set3", "tiny", "set14"}
+    answers = {(q.text): q.answer for q in chain.questions(chain.DEFAULT_SPEC, "eval", 0, 24)}
+    of_set = [line for line in lines if line["benchmark"] == "set14"]
+    questions = list(answers)[10:]
+    for line in of_set:
+        assert line["correct"] == (line["text"] == answers[questions[line["question"]]] and not line["truncated"])
+        assert line["cause"] == ("no_answer" if line["truncated"] else "ok")
+        assert line["answer"] == (None if line["truncated"] else line["text"])
+    b = summary["benchmarks"]["set14"]
+    assert b["pass_at"]["1"]["value"] == pytest.approx(np.mean([line["correct"] for line in of_set]))
+    solved = {line["question"] for line in of_set if line["correct"]}
+    assert b["pass_at"]["4"]["value"] == pytest.approx(len(solved) / 14)
+    assert b["length_mean"] == np.mean([line["tokens"] for line in of_set]) and b["no_answer"] == b["truncated"] > 0
+    assert sum(b["pass_rate_bins"].values()) == 14 and b["pass_rate_bins"]["never"] == 14 - len(solved)
+    assert {name: part["questions"] for name, part in b["classes"]["level"].items()} == {"Level 1": 5, "Level 2": 5, "Level 3": 4}
+    level = [line["correct"] for line in of_set if line["question"] % 3 == 2]
+    assert b["classes"]["level"]["Level 3"]["pass_at"]["1"]["value"] == pytest.approx(np.mean(level))
+    each = [part["pass_at"]["1"]["value"] for part in summary["benchmarks"].values()]
+    assert summary["macro_average"]["1"]["value"] == pytest.approx(np.mean(each))
+    assert summary["weighted_average"]["1"]["value"] == pytest.approx(np.mean([line["correct"] for line in lines]))
+
+
+@pytest.mark.parametrize("ending", [b"", b'{"benchmark": "set3", "quest'])
+def test_killed_and_resumed_is_the_same(finished, policy, benchmarks, mesh, tmp_path, ending):
+    folder, summary, _ = finished
+
+    def dies_at_third(judge):
+        calls = iter(range(99))
+
+        def wrapped(prompts, drawn):
+            if next(calls) == 2:
+                raise OSError("the machine went away")
+            return judge(prompts, drawn)
+        return wrapped
+
+    with pytest.raises(OSError, match="the machine went away"):
+        evaluate(policy, benchmarks, tmp_path, mesh, wrap=dies_at_third)
+    with (tmp_path / "responses.jsonl").open("ab") as file:
+        file.write(ending)
+    assert len((tmp_path / "responses.jsonl").read_bytes().splitlines()) == 40 + bool(ending)
+    again = evaluate(policy, benchmarks, tmp_path, mesh)
+    assert again["now"]["samples"] == 96 - 40 and lasting(again) == lasting(summary)
+    assert (tmp_path / "responses.jsonl").read_bytes() == (folder / "responses.jsonl").read_bytes()
+    assert evaluate(policy, benchmarks, tmp_path, mesh)["now"]["samples"] == 0  # nothing is left to do
+
+
+def test_cut_inside_a_question_and_stopped_by_a_signal(finished, policy, benchmarks, mesh, tmp_path):
+    folder, summary, _ = finished
+    asked = iter([False, False, False, True])
+    with pytest.raises(harness.Interrupted, match="stopped after 60 of 96 responses, saved in"):
+        evaluate(policy, benchmarks, tmp_path, mesh, stop=lambda: next(asked))
+    whole = (folder / "responses.jsonl").read_bytes()
+    (tmp_path / "responses.jsonl").write_bytes(b"".join(whole.splitlines(True)[:50]))  # two samples of question 12
+    assert lasting(evaluate(policy, benchmarks, tmp_path, mesh)) == lasting(summary)
+    assert (tmp_path / "responses.jsonl").read_bytes() == whole
+
+
+def test_what_was_made_otherwise_is_refused(finished, policy, benchmarks, mesh, tmp_path):
+    folder, _, _ = finished
+    before = (folder / "responses.jsonl").read_bytes()
+    warmer = dataclasses.replace(SETTINGS, temperature=0.5)
+    with pytest.raises(OtherEvaluation, match=r"settings.temperature: 1.0 there, 0.5 here. Choose another --out, or --overwrite"):
+        evaluate(policy, benchmarks, folder, mesh, warmer)
+    other = dataclasses.replace(policy, params=jax.tree.map(lambda x: x * 1.001, policy.params))
+    with pytest.raises(OtherEvaluation, match="policy.weights: '[0-9a-f]{16}' there, '[0-9a-f]{16}' here"):
+        evaluate(other, benchmarks, folder, mesh)
+    with pytest.raises(OtherEvaluation, match="benchmarks.order: 'set3,tiny,set14' there, 'set3,tiny' here"):
+        evaluate(policy, benchmarks[:2], folder, mesh)
+    assert (folder / "responses.jsonl").read_bytes() == before
+    # Which k are reported, and how many processes verify, is nobody's business.
+    more = dataclasses.replace(SETTINGS, k=(3,), workers=7)
+    assert "3" in evaluate(policy, benchmarks, folder, mesh, more)["benchmarks"]["set3"]["pass_at"]
+    lines = before.splitlines(True)
+    (tmp_path / "evaluation.json").write_text((folder / "evaluation.json").read_text())
+    (tmp_path / "responses.jsonl").write_bytes(b"".join([lines[0], lines[2], lines[1]]))
+    with pytest.raises(ValueError, match="responses.jsonl:2: .*not the response that belongs here"):
+        evaluate(policy, benchmarks, tmp_path, mesh)
+    evaluate(policy, benchmarks, tmp_path, mesh, overwrite=True)
+    assert (tmp_path / "responses.jsonl").read_bytes() == before
+
+
+def test_the_company_changes_nothing(finished, policy, benchmarks, mesh, tmp_path):
+    """Nor does the order, or a limit."""
+    folder, summary, _ = finished
+    alone = evaluate(policy, [dataclasses.replace(benchmarks[2], prompts=benchmarks[2].prompts[:9]), benchmarks[0]], tmp_path, mesh)
+    assert alone["benchmarks"]["set3"] == summary["benchmarks"]["set3"]
+    low = lambda line: line["benchmark"] == "set14" and line["question"] < 9
+    of = lambda path: [line for line in read_lines(path / "responses.jsonl") if low(line)]
+    assert of(tmp_path) == of(folder)
+
+
+@pytest.fixture(scope="module")
+def workdir(policy, mesh, tmp_path_factory):
+    """Steps 1 and 2 of a run, as the trainer saves them; exported at step 2."""
+    folder, config = tmp_path_factory.mktemp("run"), embedded("speed_rloo")
+    config.data.eval_prompts, config.sampler.max_new, config.sampler.slots = 12, SETTINGS.max_new, SETTINGS.slots
+    (folder / "config.json").write_text(json.dumps({**config.to_dict(), "from_the_future": {"x": 1}}))
+    optimizer = optax.adamw(1e-3)
+    saver = Checkpointer(folder / "checkpoints", keep=2)
+    for step in (1, 2):
+        state = init_state(jax.tree.map(lambda x: x * (1 + 0.02 * step), policy.params), optimizer,
+                           state_shardings(policy.model, optimizer, mesh))
+        saver.save(step, state, {"step": step})
+    saver.close()
+    save_hf(folder / "policy", state.params, policy.model, policy.tokenizer)
+    # What a save under way looks like.
+    (folder / "checkpoints" / "3.orbax-checkpoint-tmp-7" / "state").mkdir(parents=True)
+    return folder
+
+
+def test_workdir_checkpoint_and_export_agree(workdir, policy, benchmarks, mesh, tmp_path):
+    results = []
+    for i, where in enumerate((workdir, workdir / "checkpoints" / "2", workdir / "checkpoints", workdir / "policy")):
+        source = find_source(checkpoint=str(where))
+        loaded, step = load_policy(source, harness.make_config(SETTINGS, source.directory), mesh)
+        assert step == (None if where.name == "policy" else 2)
+        assert harness.describe_source(source, step).endswith("policy" if step is None else ", step 2")
+        results.append(lasting(evaluate(loaded, benchmarks, tmp_path / str(i), mesh)))
+    assert results[0] == results[1] == results[2] == results[3]
+    first, step = load_policy(find_source(checkpoint=str(workdir), step=1), harness.make_config(SETTINGS, EMBEDDED), mesh)
+    assert step == 1 and digest(first.params) != digest(loaded.params)
+    source = find_source(checkpoint=str(workdir))
+    own = harness.load_benchmarks({}, SETTINGS, policy.tokenizer, source)
+    assert [(b.name, len(b.prompts)) for b in own] == [("chain", 12)] and of_config(source.config)["max_new"] == 9
+    assert source.home == workdir / "evaluation"
+
+
+def test_parameters_go_straight_to_their_shards(workdir, policy):
+    mesh = make_mesh(fsdp=2, tensor=2)
+    settings = dataclasses.replace(SETTINGS, fsdp=2, tensor=2)
+    loaded, _ = load_policy(find_source(checkpoint=str(workdir)), harness.make_config(settings, EMBEDDED), mesh)
+    want = build.abstract_policy(harness.make_config(settings, EMBEDDED), mesh).params
+    for got, like, start in zip(*map(jax.tree.leaves, (loaded.params, want, policy.params))):
+        assert got.sharding == like.sharding
+        np.testing.assert_array_equal(got, start * np.float32(1.04))
+    assert digest(loaded.params) == digest(jax.tree.map(lambda x: jnp.asarray(np.asarray(x)), loaded.params))
+
+
+def test_a_damaged_newest_checkpoint_costs_itself(workdir, policy, mesh, tmp_path):
+    copy = tmp_path / "run"
+    (copy / "checkpoints").mkdir(parents=True)
+    (copy / "config.json").write_text((workdir / "config.json").read_text())
+    (copy / "checkpoints" / "1").symlink_to(workdir / "checkpoints" / "1")
+    (copy / "checkpoints" / "2" / "state").mkdir(parents=True)  # deleted by the run while we looked
+    config = harness.make_config(SETTINGS, EMBEDDED)
+    assert load_policy(find_source(checkpoint=str(copy)), config, mesh)[1] == 1
+    with pytest.raises(CheckpointError, match="no checkpoint in .* can be read; step 2: "):
+        load_policy(find_source(checkpoint=str(copy), step=2), config, mesh)
+
+
+@pytest.mark.parametrize("arguments,message", [
+    (dict(model="a", checkpoint="b"), "--model and --checkpoint both name a policy"),
+    (dict(model="/nowhere"), "--model: /nowhere: no such directory"),
+    (dict(checkpoint="/nowhere"), "--checkpoint: /nowhere: no such directory"),
+    (dict(checkpoint="rl_speed"), "rl_speed is neither the workdir of a run"),
+    (dict(step=3), "--step chooses among the checkpoints of a run"),
+])
+def test_no_policy_there(arguments, message, repo, monkeypatch):
+    monkeypatch.chdir(repo)
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        find_source(**arguments)
+
+
+def test_no_such_step(workdir):
+    with pytest.raises(FileNotFoundError, match="--step=7: .*checkpoints holds the steps 1, 2"):
+        find_source(checkpoint=str(workdir), step=7)
+    with pytest.raises(ValueError, match="--step=1: .* is the checkpoint of another step"):
+        find_source(checkpoint=str(workdir / "checkpoints" / "2"), step=1)
+
+
+def test_hung_verifications_cost_their_own_responses(policy, benchmarks, mesh, tmp_path, monkeypatch):
+    """A verifier that hangs on one question of three, in the real pool: those responses are wrong, counted, and nothing else is."""
+    settings = dataclasses.replace(SETTINGS, verifier="math", mode="free", timeout_s=0.4)
+
+    def with_hanging_workers(judge):
+        (tmp_path / "hangs.py").write_text("import time\n\ndef grade(response, gold, *_):\n"
+                                           f"    time.sleep(30 * (gold == {benchmarks[0].prompts[1].answer!r}))\n"
+                                           "    return float(response == gold)\n")
+        monkeypatch.syspath_prepend(str(tmp_path))
+        judge._math._pool = WorkerPool("hangs:grade", 2, 0.4)
+        return judge
+
+    summary = evaluate(policy, benchmarks[:2], tmp_path / "out", mesh, settings, wrap=with_hanging_workers)
+    hung = [p.answer == benchmarks[0].prompts[1].answer for b in benchmarks[:2] for p in b.prompts]
+    assert hung == [False, True] + 8 * [False]
+    assert summary["benchmarks"]["set3"]["causes"] == {"ok": 8, "timeout": 4}
+    assert summary["benchmarks"]["set3"]["ungraded"] == pytest.approx(1 / 3) and summary["benchmarks"]["tiny"]["ungraded"] == 0
+    lines = read_lines(tmp_path / "out" / "responses.jsonl")
+    assert [line["cause"] for line in lines] == ["ok"] * 4 + ["timeout"] * 4 + ["ok"] * 32
+    answers = [p.answer for b in benchmarks[:2] for p in b.prompts for _ in range(4)]
+    right = [line["text"] == gold and line["cause"] == "ok" for line, gold in zip(lines, answers)]
+    assert [line["correct"] for line in lines] == right
+    assert any(line["correct"] for line in lines)
+
+
+def test_average_matches_the_measured_pass_rates(policy, mesh, repo, tmp_path):
+    """On the first questions of the embedded test set, whose pass rates were measured with 50 samples, other random numbers and
+    room for longer responses (which are never right)."""
+    settings = dataclasses.replace(SETTINGS, limit=64)
+    encode = lambda q: encode_prompt(policy.tokenizer, q, settings.prompt)
+    benchmark = chain_benchmark(encode, lambda t: policy.tokenizer.encode(t, add_special_tokens=False), limit=64)
+    measured = json.loads((repo / "experiments" / "results" / "embedded" / "pass_rates.json").read_text())
+    assert measured["classes"][:64] == [p.meta["class"] for p in benchmark.prompts]
+    cell = evaluate(policy, [benchmark], tmp_path, mesh, settings)["benchmarks"]["chain"]["pass_at"]["1"]
+    low, high = cell["same_questions"]
+    rates = np.array(measured["rates"][:64])
+    assert low <= rates.mean() <= high and high - low < 0.1
+    theirs = same_questions(np.rint(rates * 50).astype(int), 50, 1)
+    assert theirs[0] <= cell["value"] + (high - low) / 2 and theirs[1] >= cell["value"] - (high - low) / 2
+
+
+def test_tables_and_plot_say_what_the_summary_says(finished, tmp_path):
+    _, summary, _ = finished
+    facts = {"command": "python experiments/evaluate.py --data=x", "date": "today", "device": "a machine"}
+    written = report.write_results(summary, tmp_path, "Evaluation of it", facts)
+    assert [p.name for p in written] == ["table.md", "summary.json", "plot.png"] and all(p.stat().st_size > 500 for p in written)
+    text = (tmp_path / "table.md").read_text()
+    cell = summary["benchmarks"]["set14"]["pass_at"]["4"]
+    row = next(line for line in text.splitlines() if line.startswith("| set14") and "average@4 (pass@1)" in line)
+    assert " 14 " in row and f"{summary['benchmarks']['set14']['pass_at']['1']['value']:.4f}" in row
+    assert f"{cell['value']:.4f} | " in text and "{:.4f} to {:.4f}".format(*cell["other_questions"]) in text
+    for words in ("average of benchmarks", "average of questions", "set14, by level", "same questions, other responses",
+                  "a machine"):
+        assert words in text
+    assert json.loads((tmp_path / "summary.json").read_text())["benchmarks"] == json.loads(json.dumps(summary["benchmarks"]))
+
+
+def test_questions_left_out_are_told(policy, tmp_path):
+    file = write_benchmark(tmp_path / "few.jsonl", 0, 5)
+    file.write_text(file.read_text() + '{"question": "+1"}\n' + json.dumps({"question": "+" + "1" * 40, "answer": "1"}) + "\n")
+    encode = lambda q: encode_prompt(policy.tokenizer, q, SETTINGS.prompt)
+    found = file_benchmark("few", file, encode, lambda t: policy.tokenizer.encode(t), 20, "skip")
+    assert (len(found.prompts), found.too_long, found.bad) == (5, 1, 1)
+    with pytest.raises(ValueError, match="few.jsonl:6: "):
+        file_benchmark("few", file, encode, policy.tokenizer.encode, 20)
+    with pytest.raises(ValueError, match="prompts are longer than --max_prompt_length=2"):
+        file_benchmark("few", file, encode, policy.tokenizer.encode, 2, "skip")
+
+
+def test_a_prompt_that_brings_its_instruction_gets_no_other():
+    assert resolve({}, "", {"prompt": "qwen_math_cot"}).instruction == ""
+    assert resolve({}, "", {"prompt": "chat"}).instruction == Settings().instruction != ""
+    assert resolve({"system": "of the run"}, "", {"prompt": "dapo", "instruction": "!"}).instruction == "!"
+    assert resolve({"system": "of the run"}, "", {"prompt": "chat"}).system == ""
+    band = resolve({"system": "of the run"}, "band", {})
+    assert (band.prompt, band.instruction, band.system) == ("r1_zero_boxed", "", "")
+
+
+def test_questions_that_a_run_held_out_are_its_benchmark(tmp_path):
+    tokenizer = load_tokenizer(embedded_directory())
+    rows = [{"question": f"+{i:04d}=", "answer": "1"} for i in range(40)]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = embedded()
+    config.data.task, config.data.train, config.data.hold_out = "jsonl", str(tmp_path / "train.jsonl"), 5
+    source = Source(EMBEDDED, tmp_path, config=config)
+    one, = harness.load_benchmarks({}, SETTINGS, tokenizer, source)
+    _, held, _ = build.read_data(config.data, lambda question: [1])
+    assert [p.text for p in one.prompts] == [p.text for p in held] and len(one.prompts) == 5
+    assert parse_specs(["open-r1/DAPO-Math-17k-Processed:en@train"]) == {
+        "DAPO-Math-17k-Processed": "open-r1/DAPO-Math-17k-Processed:en@train"}
