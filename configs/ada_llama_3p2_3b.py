@@ -3,10 +3,10 @@
 Launch:  python experiments/train.py --config=configs/ada_llama_3p2_3b.py --workdir=runs/ada
              --config.model.path=DIRECTORY
          python experiments/train.py --config=configs/ada_llama_3p2_3b.py:ada_seq_pos,paper ...
-Expect:  not run at this scale yet.
+Expect:  not run at this scale yet. --dry_run, on CPU devices, counts 53.1 GiB for generation and 34.9 GiB for the update on
+         each of its 4 devices.
 
-This model cannot be loaded yet: the policy reads the Qwen2 family only, and refuses Llama by name. The settings are the paper's,
-for when it can. Variants: those of ada_qwen2p5_math_1p5b.py.
+Variants: those of ada_qwen2p5_math_1p5b.py.
 """
 
 from rl_speed import presets

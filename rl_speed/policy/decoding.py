@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from rl_speed.policy.attention import KV, Attend, DecodeAttention
 from rl_speed.policy.config import ModelConfig
@@ -43,6 +44,10 @@ def prepare(params: Any, config: ModelConfig, fuse: bool = True) -> DecodeParams
         if config.qkv_bias:
             bias = [w[n].reshape(-1).astype(dtype) for n in ("bq", "bk", "bv")]
             out["qkv_bias"] = [jnp.concatenate(bias)] if fuse else bias
+        if config.qk_norm:
+            norms = [w["q_norm"], w["k_norm"]]
+            heads = np.repeat([0, 1], [config.heads, config.kv_heads])
+            out["qk_norm"] = [jnp.stack(norms)[heads]] if fuse else norms
         return out
 
     head = {name: params[name].astype(dtype) for name in (("embed",) if config.tie_embeddings else ("lm_head",))}
@@ -56,12 +61,20 @@ def project(layer: dict[str, Any], x: Array, rope: tuple[Array, Array], config: 
     if config.qkv_bias:
         parts = [part + bias for part, bias in zip(parts, layer["qkv_bias"])]
     parts = [part.reshape(*x.shape[:-1], -1, config.head_dim) for part in parts]
+
+    def turn(parts: list[Array]) -> list[Array]:
+        """Queries and keys, normed where this policy does so, and rotated."""
+        if config.qk_norm:
+            parts = [rms_norm(part, scale, config.norm_eps) for part, scale in zip(parts, layer["qk_norm"])]
+        return [rotate(part, *rope) for part in parts]
+
     if len(parts) == 3:
         q, k, v = parts
-        return rotate(q, *rope), rotate(k, *rope), v
+        q, k = turn([q, k])
+        return q, k, v
     heads, = parts
-    rotated = rotate(heads[..., :config.heads + config.kv_heads, :], *rope)
-    return rotated[..., :config.heads, :], rotated[..., config.heads:, :], heads[..., config.heads + config.kv_heads:, :]
+    turned, = turn([heads[..., :config.heads + config.kv_heads, :]])
+    return turned[..., :config.heads, :], turned[..., config.heads:, :], heads[..., config.heads + config.kv_heads:, :]
 
 
 def feed_forward(layer: dict[str, Any], x: Array, config: ModelConfig) -> Array:

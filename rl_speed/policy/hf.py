@@ -1,18 +1,21 @@
 """Hugging Face directories in and out: config.json and safetensors, one file or several.
 
-Tensors are read one at a time and placed straight into their shards; the whole checkpoint is never held twice.
+A weight is read and placed part by part: the host holds one device's part of one weight, and reads no more of the files than the
+devices of this process keep. Saving holds one file's tensors.
 """
 
 import dataclasses
 import json
+import math
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
@@ -22,46 +25,107 @@ from rl_speed.policy.config import ModelConfig
 from rl_speed.policy.transformer import Weight, param_shardings, weights
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
+STORED_DTYPES = ("float32", "bfloat16", "float16")
+_READABLE = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}  # safetensors' names
+
+# For each axis of our array, where it begins and ends.
+Bounds = tuple[tuple[int, int], ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class Tensor:
-    """Where a weight stands in Hugging Face's naming, and how its layouts turn into each other.
+    """Where a weight stands in Hugging Face's naming, and how its axes lie there.
 
     Attributes:
       name: with {layer} for those of a layer.
-      load: (array as stored, our shape without the layers axis) -> array of our shape.
-      store: the inverse, to the stored shape.
+      axes: for each axis of the stored tensor the axes of ours that make it up, slowest first; that of layers is not counted.
     """
 
     name: str
-    load: Callable[[np.ndarray, tuple[int, ...]], np.ndarray]
-    store: Callable[[np.ndarray], np.ndarray]
+    axes: tuple[tuple[int, ...], ...]
+
+    @property
+    def _order(self) -> list[int]:
+        return [axis for group in self.axes for axis in group]
+
+    def stored_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """Of an array of ours, without the layers axis."""
+        return tuple(math.prod(shape[axis] for axis in group) for group in self.axes)
+
+    def store(self, x: np.ndarray) -> np.ndarray:
+        """Our layout -> the stored one."""
+        return x.transpose(self._order).reshape(self.stored_shape(x.shape))
+
+    def load(self, stored: np.ndarray, shape: Sequence[int]) -> np.ndarray:
+        """The stored layout -> ours, a view."""
+        return stored.reshape([shape[axis] for axis in self._order]).transpose(np.argsort(self._order))
+
+    def read(self, shards: "Shards", name: str, shape: Sequence[int], bounds: Bounds) -> np.ndarray:
+        """The part of our array of `shape` that `bounds` give, in the stored dtype; nothing else is read, as far as axes that
+        lead their stored axis bound it."""
+        leading = {group[0] for group in self.axes}
+        inner = {group[0]: math.prod(shape[axis] for axis in group[1:]) for group in self.axes}
+        stored = tuple(slice(bounds[a][0] * inner[a], bounds[a][1] * inner[a]) for a in inner)
+        held = [end - begin if axis in leading else shape[axis] for axis, (begin, end) in enumerate(bounds)]
+        part = self.load(shards.read(name, stored), held)
+        return part[tuple(slice(None) if axis in leading else slice(*edge) for axis, edge in enumerate(bounds))]
 
 
 # torch's Linear keeps [out, in]; ours is [in, *out] or [*in, out].
-_SAME = (lambda x, shape: x.reshape(shape), lambda x: x)
-_INTO = (lambda x, shape: x.T.reshape(shape), lambda x: x.reshape(x.shape[0], -1).T)
-_OUT = (lambda x, shape: x.T.reshape(shape), lambda x: x.reshape(-1, x.shape[-1]).T)
-_FLAT = (lambda x, shape: x.reshape(shape), lambda x: x.reshape(-1))
+_VECTOR, _TABLE, _LINEAR, _TO_HEADS, _FROM_HEADS, _BIAS = (
+    ((0,),), ((0,), (1,)), ((1,), (0,)), ((1, 2), (0,)), ((2,), (0, 1)), ((0, 1),))
 
 TENSORS: Mapping[str, Tensor] = {
-    "embed": Tensor("model.embed_tokens.weight", *_SAME),
-    "final_norm": Tensor("model.norm.weight", *_SAME),
-    "lm_head": Tensor("lm_head.weight", *_INTO),
-    "attn_norm": Tensor("model.layers.{layer}.input_layernorm.weight", *_SAME),
-    "wq": Tensor("model.layers.{layer}.self_attn.q_proj.weight", *_INTO),
-    "wk": Tensor("model.layers.{layer}.self_attn.k_proj.weight", *_INTO),
-    "wv": Tensor("model.layers.{layer}.self_attn.v_proj.weight", *_INTO),
-    "bq": Tensor("model.layers.{layer}.self_attn.q_proj.bias", *_FLAT),
-    "bk": Tensor("model.layers.{layer}.self_attn.k_proj.bias", *_FLAT),
-    "bv": Tensor("model.layers.{layer}.self_attn.v_proj.bias", *_FLAT),
-    "wo": Tensor("model.layers.{layer}.self_attn.o_proj.weight", *_OUT),
-    "mlp_norm": Tensor("model.layers.{layer}.post_attention_layernorm.weight", *_SAME),
-    "w_gate": Tensor("model.layers.{layer}.mlp.gate_proj.weight", *_INTO),
-    "w_up": Tensor("model.layers.{layer}.mlp.up_proj.weight", *_INTO),
-    "w_down": Tensor("model.layers.{layer}.mlp.down_proj.weight", *_OUT),
+    "embed": Tensor("model.embed_tokens.weight", _TABLE),
+    "final_norm": Tensor("model.norm.weight", _VECTOR),
+    "lm_head": Tensor("lm_head.weight", _LINEAR),
+    "attn_norm": Tensor("model.layers.{layer}.input_layernorm.weight", _VECTOR),
+    "wq": Tensor("model.layers.{layer}.self_attn.q_proj.weight", _TO_HEADS),
+    "wk": Tensor("model.layers.{layer}.self_attn.k_proj.weight", _TO_HEADS),
+    "wv": Tensor("model.layers.{layer}.self_attn.v_proj.weight", _TO_HEADS),
+    "bq": Tensor("model.layers.{layer}.self_attn.q_proj.bias", _BIAS),
+    "bk": Tensor("model.layers.{layer}.self_attn.k_proj.bias", _BIAS),
+    "bv": Tensor("model.layers.{layer}.self_attn.v_proj.bias", _BIAS),
+    "q_norm": Tensor("model.layers.{layer}.self_attn.q_norm.weight", _VECTOR),
+    "k_norm": Tensor("model.layers.{layer}.self_attn.k_norm.weight", _VECTOR),
+    "wo": Tensor("model.layers.{layer}.self_attn.o_proj.weight", _FROM_HEADS),
+    "mlp_norm": Tensor("model.layers.{layer}.post_attention_layernorm.weight", _VECTOR),
+    "w_gate": Tensor("model.layers.{layer}.mlp.gate_proj.weight", _LINEAR),
+    "w_up": Tensor("model.layers.{layer}.mlp.up_proj.weight", _LINEAR),
+    "w_down": Tensor("model.layers.{layer}.mlp.down_proj.weight", _LINEAR),
 }
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """One stored tensor: its name there, and the weight of ours that it is, or the layer of one.
+
+    Attributes:
+      keys: the weight's path in the parameter tree. shape: ours, without the layers axis. layer: None for what is in no layer.
+    """
+
+    name: str
+    keys: tuple[str, ...]
+    shape: tuple[int, ...]
+    layer: int | None
+
+    @property
+    def tensor(self) -> Tensor:
+        return TENSORS[self.keys[-1]]
+
+
+def entries(keys: tuple[str, ...], weight: Weight) -> list[Entry]:
+    """The stored tensors of one weight, in the order of its layers."""
+    tensor = TENSORS[keys[-1]]
+    if weight.logical_axes[0] != "layers":
+        return [Entry(tensor.name, keys, weight.shape, None)]
+    return [Entry(tensor.name.format(layer=i), keys, weight.shape[1:], i) for i in range(weight.shape[0])]
+
+
+def all_entries(config: ModelConfig) -> list[Entry]:
+    """The stored tensors of a policy."""
+    found = jax.tree_util.tree_leaves_with_path(weights(config))
+    return [entry for path, weight in found for entry in entries(tuple(key.key for key in path), weight)]
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -104,33 +168,56 @@ class Shards:
                                  "again") from None
         return self._open[file]
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._files
-
-    def __getitem__(self, name: str) -> np.ndarray:
-        """The tensor as float32 on the host."""
+    def _slice(self, name: str):
         if name not in self._files:
             raise ValueError(f"{self._directory}: tensor {name} is missing from the checkpoint")
-        file = self._files[name]
         try:
-            with jax.default_device(jax.local_devices(backend="cpu")[0]):
-                return np.asarray(self._handle(file).get_tensor(name)).astype(np.float32)
+            return self._handle(self._files[name]).get_slice(name)
         except SafetensorError as error:
-            raise ValueError(f"{self._directory / file}: cannot read tensor {name} ({error})") from None
+            raise ValueError(f"{self._directory / self._files[name]}: cannot read tensor {name} ({error})") from None
+
+    def check(self, name: str, shape: tuple[int, ...]) -> None:
+        """Raises ValueError where the tensor is missing, has another shape than `shape`, or is no plain float. Reads no values."""
+        found = self._slice(name)
+        if (stored := tuple(found.get_shape())) != shape:
+            raise ValueError(f"{self._directory}: tensor {name} has shape {stored}; config.json implies {shape}")
+        if found.get_dtype() not in _READABLE:
+            raise ValueError(f"{self._directory}: tensor {name} is stored as {found.get_dtype()}, which is not supported; "
+                             f"supported: {', '.join(_READABLE.values())}")
+
+    def read(self, name: str, index: tuple[slice, ...]) -> np.ndarray:
+        """A part of a tensor, in its own dtype."""
+        with jax.default_device(jax.local_devices(backend="cpu")[0]):
+            return np.asarray(self._slice(name)[index])
 
 
-def read_weight(shards: Shards, name: str, weight: Weight) -> np.ndarray:
-    """One weight of ours, layers stacked. Raises ValueError naming the tensor whose size is not what the config says."""
-    def one(tensor_name: str, shape: tuple[int, ...]) -> np.ndarray:
-        stored = shards[tensor_name]
-        expected = TENSORS[name].store(np.broadcast_to(np.float32(0), shape)).shape
-        if stored.shape != expected:
-            raise ValueError(f"tensor {tensor_name} has shape {stored.shape}; config.json implies {expected}")
-        return TENSORS[name].load(stored, shape)
+def read_part(shards: Shards, parts: Sequence[Entry], bounds: Bounds) -> np.ndarray:
+    """Part of a weight of ours, float32, from its entries. `bounds` count the axis of layers where it has one."""
+    if parts[0].layer is None:
+        entry, = parts
+        return np.array(entry.tensor.read(shards, entry.name, entry.shape, bounds), np.float32)
+    (first, last), inner = bounds[0], bounds[1:]
+    out = np.empty([end - begin for begin, end in bounds], np.float32)
+    for entry in parts[first:last]:
+        out[entry.layer - first] = entry.tensor.read(shards, entry.name, entry.shape, inner)
+    return out
 
-    if weight.logical_axes[0] != "layers":
-        return one(TENSORS[name].name, weight.shape)
-    return np.stack([one(TENSORS[name].name.format(layer=i), weight.shape[1:]) for i in range(weight.shape[0])])
+
+def read_weight(shards: Shards, keys: tuple[str, ...], weight: Weight, sharding: jax.sharding.Sharding | None) -> jax.Array:
+    """One weight of ours, where it belongs. A part that several devices keep is read once."""
+    parts = entries(keys, weight)
+    if sharding is None:
+        return jnp.array(read_part(shards, parts, tuple((0, size) for size in weight.shape)))
+    devices: dict[Bounds, list[jax.Device]] = {}
+    for device, index in sharding.addressable_devices_indices_map(weight.shape).items():
+        bounds = tuple(edge.indices(size)[:2] for edge, size in zip(index, weight.shape))
+        devices.setdefault(bounds, []).append(device)
+    placed = []
+    for bounds, keepers in devices.items():
+        host = read_part(shards, parts, bounds)
+        placed += [jax.device_put(host, device, may_alias=False) for device in keepers]
+        jax.block_until_ready(placed)  # or the host would hold the parts of all devices
+    return jax.make_array_from_single_device_arrays(weight.shape, sharding, placed)
 
 
 def load_hf(directory: str | os.PathLike, mesh: jax.sharding.Mesh | None = None,
@@ -141,14 +228,15 @@ def load_hf(directory: str | os.PathLike, mesh: jax.sharding.Mesh | None = None,
     Args:
       directory: with config.json and model.safetensors, or shards with their index; float32, bfloat16 or float16.
       mesh: where to put the weights, by `rules`; None leaves them on the default device.
-      dtype, remat: of the returned config; weights are float32 always.
+      dtype, remat: of the returned config; weights are float32 always, and those of half precision exactly what is stored.
 
     Returns:
       (params, config).
 
     Raises:
       FileNotFoundError: a file that must be there is not. ValueError: an unsupported architecture (with the reason), a
-      damaged file, a tensor that is missing or has another shape; file or tensor is named.
+      damaged file, a tensor that is missing, quantised or of another shape; file or tensor is named. A tied model may have an
+      lm_head.weight, which is not read.
     """
     directory = Path(directory)
     path = directory / "config.json"
@@ -157,60 +245,101 @@ def load_hf(directory: str | os.PathLike, mesh: jax.sharding.Mesh | None = None,
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
     shards, tree = Shards(directory), weights(config)
-    shardings = None if mesh is None else param_shardings(config, mesh, rules)
+    for entry in all_entries(config):
+        shards.check(entry.name, entry.tensor.stored_shape(entry.shape))
+    shardings = jax.tree.map(lambda _: None, tree) if mesh is None else param_shardings(config, mesh, rules)
+    place = lambda path, weight, sharding: read_weight(shards, tuple(key.key for key in path), weight, sharding)
+    return jax.tree_util.tree_map_with_path(place, tree, shardings), config
 
-    def place(keys, weight: Weight):
-        host = read_weight(shards, keys[-1].key, weight)
-        if shardings is None:
-            return jax.numpy.asarray(host)
-        sharding = shardings
-        for key in keys:
-            sharding = sharding[key.key]
-        return jax.make_array_from_callback(weight.shape, sharding, lambda index: host[index])
 
-    return jax.tree_util.tree_map_with_path(place, tree), config
+@jax.jit
+def _layer(value: jax.Array, index: int) -> jax.Array:
+    return jax.lax.dynamic_index_in_dim(value, index, keepdims=False)
+
+
+def stored_tensor(params: Mapping[str, Any], entry: Entry, dtype: str = "float32") -> np.ndarray:
+    """One tensor on the host, in Hugging Face's layout. Raises ValueError, naming it, for a value beyond float16."""
+    value = params
+    for key in entry.keys:
+        value = value[key]
+    # Layer by layer: an array that is fetched keeps its host copy for as long as it lives.
+    host = np.asarray(jax.device_get(value if entry.layer is None else _layer(value, entry.layer)), np.float32)
+    if dtype == "float16" and np.abs(host).max() > np.finfo(np.float16).max and np.isfinite(host).all():
+        raise ValueError(f"tensor {entry.name} has values beyond the range of float16; save as bfloat16 or float32")
+    return np.ascontiguousarray(entry.tensor.store(host.astype(jnp.dtype(dtype))))
 
 
 def stored_tensors(params: Mapping[str, Any], config: ModelConfig) -> Iterator[tuple[str, np.ndarray]]:
     """(Hugging Face name, float32 array in its layout) of every weight."""
-    for keys, weight in jax.tree_util.tree_leaves_with_path(weights(config)):
-        name, value = keys[-1].key, params
-        for key in keys:
-            value = value[key.key]
-        host, tensor = np.asarray(jax.device_get(value), np.float32), TENSORS[name]
-        if weight.logical_axes[0] != "layers":
-            yield tensor.name, np.ascontiguousarray(tensor.store(host))
-        else:
-            for i in range(weight.shape[0]):
-                yield tensor.name.format(layer=i), np.ascontiguousarray(tensor.store(host[i]))
+    for entry in all_entries(config):
+        yield entry.name, stored_tensor(params, entry)
+
+
+def plan_files(config: ModelConfig, dtype: str, max_shard_bytes: int) -> dict[str, list[Entry]]:
+    """File name -> what is stored there: one file, or several of at most `max_shard_bytes` (a larger tensor has its own)."""
+    files, size = [[]], 0
+    for entry in all_entries(config):
+        more = math.prod(entry.shape) * jnp.dtype(dtype).itemsize
+        if files[-1] and size + more > max_shard_bytes:
+            files.append([])
+            size = 0
+        files[-1].append(entry)
+        size += more
+    if len(files) == 1:
+        return {SINGLE: files[0]}
+    return {f"model-{i + 1:05d}-of-{len(files):05d}.safetensors": found for i, found in enumerate(files)}
+
+
+def write_tensors(directory: Path, params: Mapping[str, Any], config: ModelConfig, dtype: str, max_shard_bytes: int) -> None:
+    """The safetensors files, with their index where there are several. The host holds the tensors of one at a time."""
+    files = plan_files(config, dtype, max_shard_bytes)
+    for name, found in files.items():
+        save_file({entry.name: stored_tensor(params, entry, dtype) for entry in found}, directory / name,
+                  metadata={"format": "pt"})
+    if len(files) > 1:
+        total = sum(math.prod(entry.shape) for found in files.values() for entry in found) * jnp.dtype(dtype).itemsize
+        index = {"metadata": {"total_size": total},
+                 "weight_map": {entry.name: name for name, found in files.items() for entry in found}}
+        (directory / INDEX).write_text(json.dumps(index, indent=2) + "\n")
 
 
 def save_hf(directory: str | os.PathLike, params: Mapping[str, Any], config: ModelConfig, tokenizer: Any = None,
-            extra: Mapping[str, Mapping[str, Any]] | None = None) -> None:
-    """Write a directory that transformers (and `load_hf`) opens, float32.
+            extra: Mapping[str, Mapping[str, Any]] | None = None, dtype: str = "float32",
+            max_shard_bytes: int = 5_000_000_000) -> None:
+    """Write a directory that transformers (and `load_hf`) opens.
 
     Written beside and moved into place: an interrupted save leaves what was there. An existing directory is replaced.
 
     Args:
       tokenizer: saved along, with its end token in generation_config.json.
       extra: further JSON files, {"generation_config.json": {...}}.
+      dtype: of the stored weights, "float32", "bfloat16" or "float16".
+      max_shard_bytes: a larger model is written as several files of at most so many bytes, with an index.
+
+    Raises:
+      ValueError: an unknown dtype, a size below 1, weights beyond the range of float16, a policy of no known family.
     """
+    if dtype not in STORED_DTYPES:
+        raise ValueError(f"dtype must be one of {', '.join(STORED_DTYPES)}, got {dtype!r}")
+    if max_shard_bytes < 1:
+        raise ValueError(f"max_shard_bytes must be at least 1, got {max_shard_bytes}")
     directory = Path(directory).absolute()
     directory.parent.mkdir(parents=True, exist_ok=True)
     fresh = Path(tempfile.mkdtemp(dir=directory.parent, prefix=f".{directory.name}-"))
     try:
-        files: dict[str, Any] = {"config.json": config.to_hf()}
+        files: dict[str, Any] = {"config.json": config.to_hf(dtype)}
         if tokenizer is not None:
             tokenizer.save_pretrained(fresh)
             if tokenizer.eos_token_id is not None:
                 files["generation_config.json"] = {"eos_token_id": tokenizer.eos_token_id,
                                                    "pad_token_id": tokenizer.pad_token_id}
-        save_file(dict(stored_tensors(params, config)), fresh / SINGLE, metadata={"format": "pt"})
+        write_tensors(fresh, params, config, dtype, max_shard_bytes)
         for name, value in {**files, **(extra or {})}.items():
             (fresh / name).write_text(json.dumps(value, indent=2) + "\n")
         # mkdtemp and safetensors write for the owner alone.
         fresh.chmod(0o755)
-        (fresh / SINGLE).chmod(0o644)
+        for path in fresh.glob("*.safetensors"):
+            path.chmod(0o644)
         old = None
         if directory.exists():
             old = directory.with_name(f".{directory.name}-old-{os.getpid()}")

@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from rl_speed.policy.config import ModelConfig
 
@@ -67,6 +68,8 @@ def weights(config: ModelConfig) -> dict[str, Any]:
             "bk": Weight((n, g, k), ("layers", "kv_heads", "head_dim"), 0.0),
             "bv": Weight((n, g, k), ("layers", "kv_heads", "head_dim"), 0.0),
         }
+    if config.qk_norm:
+        layers |= {name: Weight((n, k), ("layers", "norm"), None) for name in ("q_norm", "k_norm")}
     tree = {
         "embed": Weight((v, d), ("vocab", "embed"), into),
         "layers": layers,
@@ -115,10 +118,24 @@ def full_precision(config: ModelConfig):
 
 
 def rms_norm(x: Array, scale_D: Array, eps: float) -> Array:
-    """x / rms(x) * scale over the last axis, computed in float32, returned in x's dtype."""
+    """x / rms(x) * scale over the last axis, computed in float32, returned in x's dtype. The scale broadcasts to x."""
     x32 = x.astype(jnp.float32)
     inverse = jax.lax.rsqrt(jnp.mean(jnp.square(x32), axis=-1, keepdims=True) + eps)
     return (x32 * inverse * scale_D).astype(x.dtype)
+
+
+def rope_frequencies(config: ModelConfig) -> Array:
+    """Radians per position of each pair of head dimensions, float32 [K / 2], scaled where the checkpoint says so."""
+    half = config.head_dim // 2
+    frequency = config.rope_theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
+    scaling = config.rope_scaling
+    if scaling is None:
+        return frequency
+    # A constant of the program: what becomes of each frequency depends on its turns in the original context alone.
+    turns = scaling.original_max_position * config.rope_theta ** (-np.arange(half) / half) / (2 * np.pi)
+    kept = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+    kept = np.clip(kept, 0, 1)
+    return frequency * (kept + (1 - kept) / scaling.factor).astype(np.float32)
 
 
 def rope_angles(positions: Array, config: ModelConfig) -> tuple[Array, Array]:
@@ -126,8 +143,7 @@ def rope_angles(positions: Array, config: ModelConfig) -> tuple[Array, Array]:
 
     Float32 throughout: bfloat16 rounds position 257 to 256.
     """
-    half = config.head_dim // 2
-    frequency = config.rope_theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
+    frequency = rope_frequencies(config)
     angles = positions[..., None].astype(jnp.float32) * frequency
     return jnp.cos(angles), jnp.sin(angles)
 
@@ -171,6 +187,8 @@ def attention_block(layer: Params, x_BxTxD: Array, rope, mask, config: ModelConf
         q, k, v = project("q"), project("k"), project("v")
         if config.qkv_bias:
             q, k, v = q + layer["bq"].astype(dtype), k + layer["bk"].astype(dtype), v + layer["bv"].astype(dtype)
+        if config.qk_norm:
+            q, k = (rms_norm(x, layer[name], config.norm_eps) for x, name in ((q, "q_norm"), (k, "k_norm")))
         q, k = rotate(q, *rope), rotate(k, *rope)
         implementation = attention_implementation(config, mask is not None, x_BxTxD.shape[1])
         out_BxTxHxK = jax.nn.dot_product_attention(q, k, v, mask=mask, is_causal=True, implementation=implementation)

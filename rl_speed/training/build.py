@@ -56,7 +56,8 @@ GOLD_BYTES = 256
 class Policy:
     """A policy on the mesh, with what is needed to talk to it.
 
-    `judge` scores its responses in worker processes, made by `host_verifier`: one pool for training and evaluation.
+    `tokenizer` is None where a dry run was given config.json alone. `judge` scores its responses in worker processes, made by
+    `host_verifier`: one pool for training and evaluation.
     """
 
     directory: str
@@ -88,6 +89,9 @@ def build_mesh(config: Config) -> Mesh:
 def build_policy(config: Config, mesh: Mesh) -> Policy:
     """Read the Hugging Face directory `config.model.path` onto the mesh."""
     directory = policy_directory(config)
+    if Path(directory).is_file():
+        raise ValueError(f"config.model.path is the file {directory}: a run needs the directory, with weights and tokenizer; "
+                         "--dry_run takes config.json alone")
     params, model = load_hf(directory, mesh=mesh, dtype=config.model.compute_dtype, remat=config.model.remat)
     tokenizer = load_tokenizer(directory)
     check_vocabulary(tokenizer, model, directory)
@@ -96,19 +100,30 @@ def build_policy(config: Config, mesh: Mesh) -> Policy:
 
 
 def abstract_policy(config: Config, mesh: Mesh) -> Policy:
-    """`build_policy` without reading weights: `params` are shapes with shardings."""
+    """`build_policy` without reading weights: `params` are shapes with shardings.
+
+    `config.model.path` may also be a config.json by any name: end tokens are its `eos_token_id` then, and there is no tokenizer.
+    """
     directory = policy_directory(config)
-    path = Path(directory) / "config.json"
+    alone = Path(directory).is_file()
+    path = Path(directory) if alone else Path(directory) / "config.json"
+    values = read_json(path)
     try:
-        model = ModelConfig.from_hf(read_json(path), dtype=config.model.compute_dtype, remat=config.model.remat)
+        model = ModelConfig.from_hf(values, dtype=config.model.compute_dtype, remat=config.model.remat)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
     params = jax.tree.map(lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
                           abstract_params(model), param_shardings(model, mesh))
-    tokenizer = load_tokenizer(directory)
-    check_vocabulary(tokenizer, model, directory)
-    return Policy(directory, params, model, tokenizer, tuple(end_token_ids(directory, tokenizer)),
-                  build_decoder(config, model, mesh))
+    if alone:
+        tokenizer, ends = None, values.get("eos_token_id")
+        if ends is None:
+            raise ValueError(f"{path}: no eos_token_id, and no tokenizer beside config.json is read to tell the end tokens")
+        ends = tuple(ends) if isinstance(ends, list) else (ends,)
+    else:
+        tokenizer = load_tokenizer(directory)
+        check_vocabulary(tokenizer, model, directory)
+        ends = tuple(end_token_ids(directory, tokenizer))
+    return Policy(directory, params, model, tokenizer, ends, build_decoder(config, model, mesh))
 
 
 def build_decoder(config: Config, model: ModelConfig, mesh: Mesh) -> Decoder:
@@ -212,6 +227,9 @@ def in_loop_verifier(config: Config, policy: Policy, answer_length: int,
                 functools.partial(text_answers, capacity=room, of=of))
     if config.reward.verifier == "exact":
         return ExactMatch(policy.end_tokens), functools.partial(exact_answers, capacity=answer_length)
+    if policy.tokenizer is None:
+        raise ValueError(f"config.reward.verifier='integer' in the loop reads the tokenizer: config.model.path must be a directory "
+                         f"that has one, not {policy.directory}")
     table = token_bytes(policy.tokenizer, policy.model.vocab_size)
     mode = "boxed" if config.reward.mode == "boxed" else "last"
     return IntegerMatch(table, policy.end_tokens, mode), integer_answers

@@ -59,6 +59,7 @@ class DryRun:
     """See `dry_run`.
 
     Attributes:
+      vocabulary: of the policy. end_tokens: what ends a response. tokenizer: whether one was read.
       beside: part -> bytes per device that are held beside every program, in no program's total: those of a reference policy.
     """
 
@@ -69,10 +70,16 @@ class DryRun:
     work: dict[str, float]
     programs: list[Program]
     beside: dict[str, int]
+    vocabulary: int
+    end_tokens: tuple[int, ...]
+    tokenizer: bool
 
     def text(self) -> str:
         """The report that people read."""
         lines = [f"{'policy':<21} {self.parameters:,} parameters", f"{'mesh':<21} {self.devices} x {self.device}"]
+        if not self.tokenizer:
+            lines.append(f"{'tokenizer':<21} none was read; config.json alone gives the vocabulary, {self.vocabulary:,}, and the "
+                         f"end tokens, {', '.join(map(str, self.end_tokens))}")
         lines += [f"{name:<21} {value:,.0f}" for name, value in self.work.items()]
         lines += [f"{name:<21} {_size(size)} per device, beside every program" for name, size in self.beside.items()]
         beside = sum(self.beside.values())
@@ -173,7 +180,8 @@ def reference_parts(config: Config, policy: build.Policy) -> dict[str, int]:
 def dry_run(config: Config) -> DryRun:
     """Compile every program of a run for abstract weights on the mesh that the configuration asks for.
 
-    Reads config.json and the tokenizer of the policy; neither weights nor data, and allocates nothing on the devices.
+    Reads config.json and the tokenizer of the policy, or config.json alone if `config.model.path` is that file; neither weights nor
+    data, and allocates nothing on the devices.
 
     Raises:
       ValueError, FileNotFoundError: as the run itself would.
@@ -190,7 +198,8 @@ def dry_run(config: Config) -> DryRun:
         programs.append(Program(name, known, compiled_bytes(compiled), time.perf_counter() - begin, turn_down))
     device = mesh.devices.flat[0]
     return DryRun(num_params(policy.model), mesh.size, device.device_kind, (device.memory_stats() or {}).get("bytes_limit"),
-                  describe_work(config), programs, reference_parts(config, policy))
+                  describe_work(config), programs, reference_parts(config, policy), policy.model.vocab_size, policy.end_tokens,
+                  policy.tokenizer is not None)
 
 
 # Of each program: its name, what lowers it, its known parts, and what to turn down.

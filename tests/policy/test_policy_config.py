@@ -3,13 +3,27 @@
 import dataclasses
 import json
 
+import jax
+import numpy as np
 import pytest
+from real_models import PARAMETERS
 
-from rl_speed.policy import ModelConfig
+from rl_speed.policy import ModelConfig, abstract_params, num_params
+from rl_speed.policy.config import RopeScaling
+from rl_speed.policy.transformer import rope_frequencies
 
 TINY = {"model_type": "qwen2", "vocab_size": 40, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
         "num_key_value_heads": 2, "intermediate_size": 48, "rms_norm_eps": 1e-6, "max_position_embeddings": 64,
         "rope_theta": 1e6, "tie_word_embeddings": True, "hidden_act": "silu"}
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+          "original_max_position_embeddings": 32}
+BASE = ModelConfig(vocab_size=40, width=32, layers=2, heads=4, kv_heads=2, head_dim=6, mlp_width=48, rope_theta=5e5, norm_eps=1e-5,
+                   max_position=77)
+SCALING = RopeScaling(8.0, 1.0, 4.0, 32)
+FAMILY = {"qwen2": BASE, "qwen2_untied": dataclasses.replace(BASE, tie_embeddings=False),
+          "qwen3": dataclasses.replace(BASE, qkv_bias=False, qk_norm=True),
+          "llama": dataclasses.replace(BASE, qkv_bias=False, tie_embeddings=False, head_dim=8, rope_scaling=SCALING),
+          "llama_plain": dataclasses.replace(BASE, qkv_bias=False)}
 
 
 @pytest.mark.parametrize("name, shape", [
@@ -27,28 +41,47 @@ def test_real_qwen2_configs_are_read(real_data, name, shape):
     assert config.rope_theta == hf["rope_theta"] and config.norm_eps == hf["rms_norm_eps"]
 
 
-@pytest.mark.parametrize("name", ["Llama-3.2-1B", "Qwen3-0.6B"])
-def test_real_configs_of_other_families_are_refused_by_name(real_data, name):
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_real_configs_have_the_published_number_of_parameters(real_data, name):
     hf = json.loads((real_data / "configs" / f"{name}.config.json").read_text())
-    with pytest.raises(ValueError, match=f"model_type '{hf['model_type']}' is not supported; supported: qwen2"):
-        ModelConfig.from_hf(hf)
+    config = ModelConfig.from_hf(hf)
+    assert num_params(config) == PARAMETERS[name]
+    assert sum(x.size for x in jax.tree.leaves(abstract_params(config))) == PARAMETERS[name]
+    assert (config.qkv_bias, config.qk_norm) == {"qwen2": (True, False), "qwen3": (False, True), "llama": (False, False)}[
+        hf["model_type"]]
+    assert config.rope_scaling == (RopeScaling(32.0, 1.0, 4.0, 8192) if "Llama" in name else None)
+    assert ModelConfig.from_hf(config.to_hf()) == config
 
 
-@pytest.mark.parametrize("tied", [True, False])
-def test_round_trip_through_config_json(tied):
-    config = ModelConfig(vocab_size=40, width=32, layers=2, heads=4, kv_heads=2, head_dim=6, mlp_width=48, rope_theta=5e5,
-                         norm_eps=1e-5, tie_embeddings=tied, max_position=77)
+def test_rotary_scaling_by_hand():
+    """Llama-3.2-1B: kept, divided and interpolated pairs, from the definition in wavelengths."""
+    config = dataclasses.replace(BASE, head_dim=64, rope_scaling=RopeScaling(32.0, 1.0, 4.0, 8192))
+    plain, scaled = rope_frequencies(dataclasses.replace(config, rope_scaling=None)), rope_frequencies(config)
+    ratio = np.asarray(scaled) / np.asarray(plain)
+    assert ratio[0] == 1 and ratio[31] == pytest.approx(1 / 32)
+    between = [i for i in range(32) if 8192 / 4 < 2 * np.pi * 5e5 ** (i / 32) < 8192]  # wavelengths in tokens
+    assert between == [15, 16, 17]
+    for i in between:
+        smooth = (8192 / (2 * np.pi * 5e5 ** (i / 32)) - 1) / (4 - 1)
+        assert ratio[i] == pytest.approx((1 - smooth) / 32 + smooth, rel=1e-5)
+    assert np.all(ratio[:between[0]] == 1) and np.allclose(ratio[between[-1] + 1:], 1 / 32)
+
+
+@pytest.mark.parametrize("family", FAMILY)
+def test_round_trip_through_config_json(family):
+    config = FAMILY[family]
     assert ModelConfig.from_hf(json.loads(json.dumps(config.to_hf()))) == config
     assert ModelConfig.from_hf(config.to_hf(), dtype="bfloat16", remat=True) == dataclasses.replace(
         config, dtype="bfloat16", remat=True)
 
 
-def test_transformers_opens_and_writes_the_same_config(tmp_path):
+@pytest.mark.parametrize("family", FAMILY)
+def test_transformers_opens_and_writes_the_same_config(tmp_path, family):
     transformers = pytest.importorskip("transformers")
-    config = ModelConfig(vocab_size=40, width=32, layers=2, heads=4, kv_heads=2, head_dim=6, mlp_width=48, rope_theta=5e5)
+    config = FAMILY[family]
     (tmp_path / "config.json").write_text(json.dumps(config.to_hf()))
     theirs = transformers.AutoConfig.from_pretrained(tmp_path)
-    assert type(theirs).__name__ == "Qwen2Config" and theirs.num_key_value_heads == 2
+    assert type(theirs).__name__.lower() == f"{family.split('_')[0]}config" and theirs.num_key_value_heads == 2
     theirs.save_pretrained(tmp_path / "again")  # in the installed version's own layout
     assert ModelConfig.from_hf(json.loads((tmp_path / "again" / "config.json").read_text())) == config
 
@@ -60,6 +93,7 @@ def test_defaults_that_config_json_leaves_out():
     assert ModelConfig.from_hf(without("tie_word_embeddings")).tie_embeddings is False
     theta = {"rope_parameters": {"rope_theta": 123.0, "rope_type": "default"}}
     assert ModelConfig.from_hf({**without("rope_theta"), **theta}).rope_theta == 123.0
+    assert ModelConfig.from_hf({**TINY, "model_type": "qwen3"}).head_dim == 128  # Qwen3Config's own default
     for name in ("hidden_size", "vocab_size", "rms_norm_eps"):
         with pytest.raises(ValueError, match=f"config.json lacks {name}"):
             ModelConfig.from_hf(without(name))
@@ -74,19 +108,33 @@ def test_defaults_that_config_json_leaves_out():
     {"use_sliding_window": True, "sliding_window": None},
     {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 2},  # the window starts beyond the last layer
     {"layer_types": ["full_attention", "full_attention"]},
-    {"rope_scaling": None}, {"rope_scaling": {"rope_type": "default"}}, {"quantization_config": None},
+    {"rope_scaling": None}, {"rope_scaling": {"rope_type": "default"}}, {"quantization_config": None}, {"mlp_bias": False},
 ])
 def test_settings_that_change_nothing_are_accepted(harmless):
     assert ModelConfig.from_hf({**TINY, **harmless}) == ModelConfig.from_hf(TINY)
 
 
 @pytest.mark.parametrize("change, reason", [
-    ({"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}, "sliding-window attention is in use"),
-    ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding-window attention is in use"),
-    ({"model_type": "qwen2_moe"}, "mixture-of-experts"),
-    ({"num_experts": 8}, "mixture-of-experts"),
-    ({"quantization_config": {"quant_method": "awq"}}, r"quantised weights \(awq\)"),
-    ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rotary scaling 'linear'"),
+    ({"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
+     r"sliding-window attention is in use \(use_sliding_window, sliding_window 8, max_window_layers 1\)"),
+    ({"model_type": "qwen3", "use_sliding_window": True, "sliding_window": 8}, "sliding-window attention is in use"),
+    ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types has sliding_attention"),
+    ({"model_type": "qwen3", "layer_types": ["full_attention", "linear_attention"]}, "layer_types has linear_attention"),
+    ({"model_type": "qwen2_moe"}, "mixture-of-experts"), ({"model_type": "qwen3_moe"}, "mixture-of-experts"),
+    ({"num_experts": 8}, r"mixture-of-experts models are not supported \(model_type 'qwen2', num_experts\)"),
+    ({"model_type": "mistral"}, "model_type 'mistral' is not supported; supported: qwen2, qwen3, llama"),
+    ({"quantization_config": {"quant_method": "awq"}}, r"quantised weights \(awq\) .*quantization_config"),
+    ({"model_type": "qwen3", "attention_bias": True}, "attention_bias is not supported for model_type 'qwen3'"),
+    ({"model_type": "llama", "attention_bias": True}, "attention_bias is not supported for model_type 'llama'"),
+    ({"model_type": "llama", "mlp_bias": True}, "mlp_bias"),
+    ({"rope_scaling": {"type": "linear", "factor": 2.0}}, r"rotary scaling 'linear' .*known are default and llama3"),
+    ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rotary scaling 'dynamic'"),
+    ({"model_type": "llama", "rope_scaling": {"rope_type": "longrope"}}, "rotary scaling 'longrope'"),
+    ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}},
+     "lacks rope_scaling.low_freq_factor, rope_scaling.high_freq_factor, rope_scaling.original_max_position_embeddings"),
+    ({"rope_scaling": {**LLAMA3, "factor": 0.5}}, "rope_scaling.factor must be at least 1, got 0.5"),
+    ({"rope_scaling": {**LLAMA3, "low_freq_factor": 4.0}}, "rope_scaling.low_freq_factor must be above 0 and below"),
+    ({"rope_scaling": {**LLAMA3, "original_max_position_embeddings": 0}}, "original_max_position_embeddings must be at least 1"),
     ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4}}, "rotary scaling 'yarn'"),
     ({"rope_scaling": {"rope_type": "of_the_future"}}, "rotary scaling 'of_the_future'"),
     ({"use_mrope": True}, "rotary scaling 'mrope'"),
@@ -112,6 +160,6 @@ def test_impossible_settings_name_the_field(change, reason):
 
 
 def test_switches_of_no_known_family_are_not_written():
-    config = dataclasses.replace(ModelConfig.from_hf(TINY), qkv_bias=False)
+    config = dataclasses.replace(ModelConfig.from_hf(TINY), qk_norm=True)
     with pytest.raises(ValueError, match="no Hugging Face family has the switches"):
         config.to_hf()

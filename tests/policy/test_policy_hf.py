@@ -1,16 +1,22 @@
 """Hugging Face directories: shards, precisions, refusals, damage."""
 
+import dataclasses
 import json
 import pathlib
 
 import jax
 import numpy as np
+import ml_dtypes
 import pytest
+from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
-from rl_speed.policy import ModelConfig, init, load_hf, save_hf
+from rl_speed.mesh import TRAIN_RULES, make_mesh
+from rl_speed.policy import ModelConfig, init, load_hf, param_shardings, save_hf
+from rl_speed.policy.hf import TENSORS, Shards
 
 MODEL = ModelConfig(vocab_size=24, width=16, layers=2, heads=4, kv_heads=2, head_dim=4, mlp_width=24)
+QWEN3 = dataclasses.replace(MODEL, qkv_bias=False, qk_norm=True, tie_embeddings=False)
 
 
 @pytest.fixture(scope="module")
@@ -35,19 +41,122 @@ def shard(directory, parts=3):
     (directory / "model.safetensors").unlink()
 
 
-def test_three_shards_load_as_one(params, saved):
-    shard(saved)
-    jax.tree.map(np.testing.assert_array_equal, jax.device_get(load_hf(saved)[0]), jax.device_get(params))
+def same(a, b):
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(a), jax.device_get(b))
 
 
-def test_half_precision_loads(params, saved):
-    import ml_dtypes
+@pytest.mark.parametrize("model", [MODEL, QWEN3], ids=["qwen2", "qwen3"])
+def test_one_file_and_three_give_the_same_tree_on_one_device_and_on_four(model, tmp_path):
+    params, directory = init(model, jax.random.key(0)), tmp_path / "m"
+    meshes = [None, make_mesh(), make_mesh(fsdp=4), make_mesh(fsdp=2, tensor=2), make_mesh(data=2, tensor=2)]
+    for parts in (1, 3):
+        save_hf(directory, params, model)
+        if parts > 1:
+            shard(directory, parts)
+        for mesh in meshes:
+            loaded, config = load_hf(directory, mesh=mesh)
+            assert dataclasses.replace(config, max_position=model.max_position) == model
+            same(loaded, params)
+            if mesh is not None:
+                assert jax.tree.map(lambda x: x.sharding, loaded) == param_shardings(model, mesh)
 
+
+def test_a_device_is_given_its_own_part_alone(saved, monkeypatch):
+    """Of a weight that is split four ways no read brings more than a quarter, and nothing is read twice."""
+    seen, read = [], Shards.read
+
+    def counting(self, name, index):
+        seen.append((name, read(self, name, index)))
+        return seen[-1][1]
+
+    monkeypatch.setattr(Shards, "read", counting)
+    loaded, _ = load_hf(saved, mesh=make_mesh(fsdp=2, tensor=2))
+    name = "model.layers.1.mlp.down_proj.weight"
+    assert [part.shape for found, part in seen if found == name] == [(8, 12)] * 4
+    assert sum(part.size for _, part in seen) == sum(x.size for x in jax.tree.leaves(loaded))
+
+
+def test_axes_that_do_not_lead_a_stored_axis_may_be_split_too(params, saved):
+    """head_dim lies inside a stored axis: what is read is cut on the host."""
+    rules = {**TRAIN_RULES, "head_dim": "tensor", "heads": None, "kv_heads": None}
+    loaded, _ = load_hf(saved, mesh=make_mesh(fsdp=2, tensor=2), rules=rules)
+    assert loaded["layers"]["wo"].addressable_shards[0].data.shape == (2, 4, 2, 8)
+    same(loaded, params)
+
+
+def test_stored_layout_is_that_of_torch():
+    """A Linear keeps [out, in], heads before head_dim; both ways, element by element."""
+    ours = np.arange(2 * 3 * 5).reshape(2, 3, 5)
+    into, out = TENSORS["wq"], TENSORS["wo"]
+    np.testing.assert_array_equal(into.store(ours), [[ours[d, h, k] for d in range(2)] for h in range(3) for k in range(5)])
+    np.testing.assert_array_equal(out.store(ours), [[ours[h, k, d] for h in range(2) for k in range(3)] for d in range(5)])
+    for tensor in (into, out):
+        np.testing.assert_array_equal(tensor.load(tensor.store(ours), ours.shape), ours)
+
+
+@pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float16])
+def test_half_precision_loads_as_exactly_the_stored_values(params, saved, dtype):
     tensors = load_file(saved / "model.safetensors")
-    for dtype in (ml_dtypes.bfloat16, np.float16):
-        save_file({name: x.astype(dtype) for name, x in tensors.items()}, saved / "model.safetensors")
-        jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, np.asarray(b).astype(dtype).astype(np.float32)),
-                     jax.device_get(load_hf(saved)[0]), jax.device_get(params))
+    save_file({name: x.astype(dtype) for name, x in tensors.items()}, saved / "model.safetensors")
+    for mesh in (None, make_mesh(fsdp=2, tensor=2)):
+        loaded, _ = load_hf(saved, mesh=mesh)
+        assert {x.dtype for x in jax.tree.leaves(loaded)} == {np.dtype("float32")}
+        same(loaded, jax.tree.map(lambda x: np.asarray(x).astype(dtype).astype(np.float32), params))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision_is_written_and_said(params, tmp_path, dtype):
+    save_hf(tmp_path / "m", params, MODEL, dtype=dtype)
+    with safe_open(tmp_path / "m" / "model.safetensors", framework="flax") as file:
+        assert {file.get_slice(name).get_dtype() for name in file.keys()} == {{"bfloat16": "BF16", "float16": "F16"}[dtype]}
+    assert json.loads((tmp_path / "m" / "config.json").read_text())["torch_dtype"] == dtype
+    same(load_hf(tmp_path / "m")[0], jax.tree.map(lambda x: np.asarray(x).astype(dtype).astype(np.float32), params))
+
+
+def test_a_large_model_is_written_in_several_files(params, tmp_path):
+    save_hf(tmp_path / "m", params, MODEL, max_shard_bytes=4000)
+    files = sorted(path.name for path in (tmp_path / "m").glob("*.safetensors"))
+    assert len(files) > 2 and files[-1] == f"model-{len(files):05d}-of-{len(files):05d}.safetensors"
+    index = json.loads((tmp_path / "m" / "model.safetensors.index.json").read_text())
+    held = {file: load_file(tmp_path / "m" / file) for file in files}
+    assert index["weight_map"] == {name: file for file, tensors in held.items() for name in tensors}
+    sizes = [sum(x.nbytes for x in tensors.values()) for tensors in held.values()]
+    assert max(sizes) <= 4000 and index["metadata"]["total_size"] == sum(sizes) == 4 * sum(x.size for x in jax.tree.leaves(params))
+    same(load_hf(tmp_path / "m")[0], params)
+    save_hf(tmp_path / "m", params, MODEL)  # one file again: nothing of the others stays
+    assert sorted(path.name for path in (tmp_path / "m").iterdir()) == ["config.json", "model.safetensors"]
+
+
+def test_what_cannot_be_written_is_refused(params, saved):
+    before = {p.name: p.read_bytes() for p in saved.iterdir()}
+    big = jax.tree.map(lambda x: x, params)
+    big["final_norm"] = big["final_norm"].at[3].set(7e4)
+    for change, message in ((dict(dtype="float8"), "dtype must be one of float32, bfloat16, float16, got 'float8'"),
+                            (dict(max_shard_bytes=0), "max_shard_bytes must be at least 1, got 0"),
+                            (dict(dtype="float16"), "tensor model.norm.weight has values beyond the range of float16")):
+        with pytest.raises(ValueError, match=message):
+            save_hf(saved, big, MODEL, **change)
+    assert {p.name: p.read_bytes() for p in saved.iterdir()} == before
+
+
+def test_a_head_beside_a_tied_embedding_is_not_read_and_a_missing_one_is_named(params, saved):
+    tensors = load_file(saved / "model.safetensors")
+    save_file({**tensors, "lm_head.weight": np.zeros((24, 16), np.float32)}, saved / "model.safetensors")
+    same(load_hf(saved)[0], params)
+    save_file(tensors, saved / "model.safetensors")
+    config = json.loads((saved / "config.json").read_text())
+    (saved / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": False}))
+    with pytest.raises(ValueError, match="tensor lm_head.weight is missing from the checkpoint"):
+        load_hf(saved)
+
+
+def test_weights_that_are_no_plain_floats_are_refused(saved):
+    tensors = load_file(saved / "model.safetensors")
+    name = "model.layers.1.mlp.up_proj.weight"
+    for dtype, called in ((np.int8, "I8"), (ml_dtypes.float8_e4m3fn, "F8_E4M3")):
+        save_file({**tensors, name: tensors[name].astype(dtype)}, saved / "model.safetensors")
+        with pytest.raises(ValueError, match=f"{name} is stored as {called}, which is not supported; supported: float32"):
+            load_hf(saved)
 
 
 def test_missing_shard_is_named(saved):
@@ -91,11 +200,20 @@ def test_unsupported_is_refused_with_the_reason(saved, change, message):
         load_hf(saved)
 
 
-def test_interrupted_save_keeps_what_was_there(params, saved, monkeypatch):
+@pytest.mark.parametrize("written", [0, 2])
+def test_interrupted_save_keeps_what_was_there(params, saved, monkeypatch, written):
     before = {p.name: p.read_bytes() for p in saved.iterdir()}
-    monkeypatch.setattr("rl_speed.policy.hf.save_file", lambda *a, **k: (_ for _ in ()).throw(OSError("disk full")))
+    left = iter(range(written))
+
+    def failing(*arguments, **settings):
+        if next(left, None) is None:
+            raise OSError("disk full")
+        save_file(*arguments, **settings)
+
+    monkeypatch.setattr("rl_speed.policy.hf.save_file", failing)
     with pytest.raises(OSError, match="disk full"):
-        save_hf(saved, params, MODEL)
+        save_hf(saved, params, MODEL, max_shard_bytes=4000)
+    assert next(left, None) is None
     assert {p.name: p.read_bytes() for p in saved.iterdir()} == before
     assert [p.name for p in saved.parent.iterdir()] == ["m"]
 

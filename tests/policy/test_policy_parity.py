@@ -1,6 +1,9 @@
-"""The policy against transformers, and its decode path against its own forward pass."""
+"""The policy against transformers, for each architecture, and its decode path against its own forward pass."""
 
+import copy
 import dataclasses
+import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -8,16 +11,61 @@ import numpy as np
 import pytest
 
 from rl_speed.mesh import make_mesh
-from rl_speed.policy import ModelConfig, decoder, forward, hidden_states, init, load_hf, save_hf, token_logprobs
+from rl_speed.policy import (DecodeAttention, ModelConfig, decoder, forward, hidden_states, init, load_hf, output_head,
+                             param_shardings, save_hf, token_logprobs)
 from rl_speed.policy.hf import stored_tensors
-from rl_speed.sampling import SamplerConfig, build_contexts, build_requests, sample
+from rl_speed.sampling import SamplerConfig, build_contexts, build_requests, sample, sample_sharded
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 
 MODEL = ModelConfig(vocab_size=40, width=32, layers=2, heads=4, kv_heads=2, head_dim=8, mlp_width=48, max_position=64)
+QWEN3 = dataclasses.replace(MODEL, qkv_bias=False, qk_norm=True, head_dim=12)
 KEY = jax.random.key(0)
 
+# Rows go far beyond the original context, 32 tokens. Of Llama's eight frequencies one lies in the band that is interpolated.
+SHAPE = dict(vocab_size=40, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+             intermediate_size=48, max_position_embeddings=32)
+LLAMA3 = {"rope_type": "llama3", "rope_theta": 1000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+          "original_max_position_embeddings": 32}
+ARCHITECTURES = {
+    "qwen2": ("Qwen2", dict(tie_word_embeddings=True)),
+    "qwen3": ("Qwen3", dict(tie_word_embeddings=True, head_dim=12)),
+    "qwen3_untied": ("Qwen3", dict(tie_word_embeddings=False, head_dim=16)),
+    "llama": ("Llama", dict(tie_word_embeddings=False, head_dim=16, rope_parameters=LLAMA3)),
+}
 
+
+@dataclasses.dataclass
+class Pair:
+    """A random model of transformers, its directory, and ours read from there."""
+
+    theirs: Any
+    directory: Any
+    params: Any
+    config: ModelConfig
+
+    def their_logits(self, tokens, lengths):
+        torch = pytest.importorskip("torch")
+        valid = np.arange(tokens.shape[1]) < lengths[:, None]
+        return self.theirs(torch.tensor(tokens), attention_mask=torch.tensor(valid.astype(np.int64))).logits
+
+
+@pytest.fixture(scope="module", params=ARCHITECTURES)
+def pair(request, tmp_path_factory):
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    family, changes = ARCHITECTURES[request.param]
+    torch.manual_seed(0)
+    settings = getattr(transformers, f"{family}Config")(**SHAPE, **changes)
+    theirs = getattr(transformers, f"{family}ForCausalLM")(settings).eval()
+    with torch.no_grad():
+        for parameter in theirs.parameters():  # biases and norms start at 0 and 1, which would hide them
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    directory = tmp_path_factory.mktemp(request.param)
+    theirs.save_pretrained(directory)
+    return Pair(theirs, directory, *load_hf(directory))
+
+
+@functools.partial(jax.jit, static_argnums=0)
 def lively(config):
     """Random weights with biases and norms that matter."""
     params = init(config, KEY)
@@ -36,51 +84,81 @@ def ragged_rows(seed=0, rows=5, longest=20, vocab=40):
     return np.where(np.arange(longest) < lengths[:, None], rng.integers(0, vocab, (rows, longest)), 0), lengths
 
 
-@pytest.mark.parametrize("tied", [True, False])
-def test_logits_and_gradients_equal_transformers(tied, tmp_path):
-    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
-    config = dataclasses.replace(MODEL, tie_embeddings=tied)
-    params = lively(config)
-    save_hf(tmp_path / "m", params, config)
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "m", dtype=torch.float32)
-    tokens, lengths = ragged_rows()
-    valid = np.arange(tokens.shape[1]) < lengths[:, None]
-    out = theirs(torch.tensor(tokens), attention_mask=torch.tensor(valid.astype(np.int64))).logits
-    np.testing.assert_allclose(np.where(valid[..., None], forward(params, tokens, config), 0),
-                               np.where(valid[..., None], out.detach().numpy(), 0), atol=1e-3)
-    # A sequence loss: mean negative log-probability of the next token.
-    mask = valid[:, 1:]
-    picked = torch.log_softmax(out[:, :-1], -1).gather(-1, torch.tensor(tokens[:, 1:, None]))[..., 0]
-    (-(picked * torch.tensor(mask)).sum() / mask.sum()).backward()
+def test_logits_and_gradients_equal_transformers(pair):
+    """Rows of 3 to 80 tokens. The loss is that of a policy gradient: log-probabilities of sequences times fixed advantages."""
+    torch = pytest.importorskip("torch")
+    tokens, _ = ragged_rows(longest=80)
+    lengths = np.array([80, 3, 41, 66, 24])
+    valid = np.arange(80) < lengths[:, None]
+    weights = np.where(valid[:, 1:], np.array([1.0, -0.5, 2.0, -1.0, 0.7])[:, None], 0).astype(np.float32)
 
     def loss(params):
-        logprobs, _ = token_logprobs(params, hidden_states(params, tokens, config)[:, :-1], tokens[:, 1:], config)
-        return -jnp.sum(jnp.where(mask, logprobs, 0)) / mask.sum()
+        hidden = hidden_states(params, tokens, pair.config)
+        logprobs, _ = token_logprobs(params, hidden[:, :-1], tokens[:, 1:], pair.config)
+        return -jnp.sum(weights * logprobs), output_head(params, hidden, pair.config)
 
-    ours = jax.grad(loss)(params)
-    gradients = dict(stored_tensors(ours, config))  # by Hugging Face's names: every weight is compared
-    assert gradients.keys() == dict(theirs.named_parameters()).keys()
-    for name, parameter in theirs.named_parameters():
-        np.testing.assert_allclose(gradients[name], parameter.grad.numpy(), atol=1e-4, err_msg=name)
+    (value, logits), gradients = jax.jit(jax.value_and_grad(loss, has_aux=True))(pair.params)
+    out = pair.their_logits(tokens, lengths)
+    np.testing.assert_allclose(np.asarray(logits)[valid], out.detach().numpy()[valid], atol=1e-4)
+    picked = torch.log_softmax(out[:, :-1], -1).gather(-1, torch.tensor(tokens[:, 1:, None]))[..., 0]
+    expected = -(picked * torch.tensor(weights)).sum()
+    pair.theirs.zero_grad()
+    expected.backward()
+    assert float(value) == pytest.approx(expected.item(), abs=1e-3)
+    found = dict(stored_tensors(gradients, pair.config))  # by Hugging Face's names: every weight is compared
+    assert found.keys() == dict(pair.theirs.named_parameters()).keys()
+    for name, parameter in pair.theirs.named_parameters():
+        want = parameter.grad.numpy()
+        assert np.abs(want).max() > 0.1, name
+        np.testing.assert_allclose(found[name], want, atol=1e-3, err_msg=name)
 
 
-def test_greedy_continuation_equals_transformers(params, tmp_path):
-    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
-    save_hf(tmp_path / "m", params, MODEL)
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "m", dtype=torch.float32)
-    tokens, lengths = ragged_rows(3)
-    prompts = [row[:n] for row, n in zip(tokens, lengths)]
-    contexts = build_contexts(prompts, 8, 20)
-    requests = build_requests(range(5), range(5), [0] * 5, contexts, 16, 12)
-    config = SamplerConfig(slots=4, max_new=12, temperature=0.0, end_tokens=(7,))
-    got = sample(decoder(MODEL), params, contexts, requests, KEY, config)
+def test_greedy_continuation_equals_transformers(pair):
+    """Token by token through the sampler, from inside the original context and from beyond it."""
+    torch = pytest.importorskip("torch")
+    tokens, _ = ragged_rows(3, longest=60)
+    prompts = [row[:n] for row, n in zip(tokens, (60, 3, 28, 33, 45))]
+    contexts = build_contexts(prompts, 5, 60)
+    requests = build_requests(range(5), range(5), [0] * 5, contexts, 5, 20)
+    got = sample(decoder(pair.config), pair.params, contexts, requests, KEY,
+                 SamplerConfig(slots=3, max_new=20, temperature=0.0, end_tokens=(7, 9)))
     for i, prompt in enumerate(prompts):
-        want = theirs.generate(torch.tensor(prompt)[None], do_sample=False, max_new_tokens=12, eos_token_id=7, pad_token_id=0)
-        want = want[0, len(prompt):].tolist()
-        assert got.tokens[i, :int(got.lengths[i])].tolist() == want
+        want = pair.theirs.generate(torch.tensor(prompt)[None], attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
+                                    do_sample=False, max_new_tokens=20, eos_token_id=[7, 9], pad_token_id=0)
+        assert got.tokens[i, :int(got.lengths[i])].tolist() == want[0, len(prompt):].tolist()
 
 
-def draw(params, slots, order=slice(None), temperature=0.9):
+def test_saved_and_opened_by_transformers_gives_the_same_logits(pair, tmp_path):
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    tokens, lengths = ragged_rows(4, longest=50)
+    want = pair.their_logits(tokens, lengths).detach()
+    for settings in ({}, dict(max_shard_bytes=20_000), dict(dtype="bfloat16")):
+        save_hf(tmp_path / "m", pair.params, pair.config, **settings)
+        again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "m", dtype="auto")
+        half = "dtype" in settings
+        assert again.dtype == (torch.bfloat16 if half else torch.float32) and type(again) is type(pair.theirs)
+        for name, value in pair.theirs.state_dict().items():
+            assert torch.equal(again.state_dict()[name], value.to(again.dtype)), name
+        if not half:
+            assert torch.equal(dataclasses.replace(pair, theirs=again).their_logits(tokens, lengths), want)
+
+
+def test_shards_and_half_precision_by_transformers_load_alike(pair, tmp_path):
+    torch = pytest.importorskip("torch")
+    pair.theirs.save_pretrained(tmp_path / "shards", max_shard_size="20KB")
+    assert len(list((tmp_path / "shards").glob("*.safetensors"))) > 2
+    for mesh in (None, make_mesh(fsdp=2, tensor=2)):
+        loaded, config = load_hf(tmp_path / "shards", mesh=mesh)
+        assert config == pair.config
+        jax.tree.map(np.testing.assert_array_equal, jax.device_get(loaded), jax.device_get(pair.params))
+    copy.deepcopy(pair.theirs).to(torch.bfloat16).save_pretrained(tmp_path / "half")
+    loaded, _ = load_hf(tmp_path / "half")
+    assert {x.dtype for x in jax.tree.leaves(loaded)} == {np.dtype("float32")}
+    jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, np.asarray(b).astype(jnp.bfloat16).astype(np.float32)),
+                 jax.device_get(loaded), jax.device_get(pair.params))
+
+
+def draw(params, slots, order=slice(None), temperature=0.9, config=MODEL, mesh=None, **how):
     """96 requests that cut ragged contexts anywhere; returns (rows with their history, samples)."""
     tokens, lengths = ragged_rows(5, rows=12)
     contexts = build_contexts([row[:n] for row, n in zip(tokens, lengths)], 12, 20)
@@ -90,23 +168,41 @@ def draw(params, slots, order=slice(None), temperature=0.9):
     columns = dict(context=context, visit=context, sample_index=np.tile(np.arange(8), 12), context_length=cut)
     requests = build_requests(contexts=contexts, capacity=96, max_new=10,
                               **{name: values[order] for name, values in columns.items()})
-    got = sample(decoder(MODEL), params, contexts, requests, KEY,
-                 SamplerConfig(slots=slots, max_new=10, end_tokens=(1, 2), temperature=temperature))
+    settings = SamplerConfig(slots=slots, max_new=10, end_tokens=(1, 2), temperature=temperature)
+    if mesh is None:
+        got = sample(decoder(config, **how), params, contexts, requests, KEY, settings)
+    else:
+        contexts, requests = jax.tree.map(lambda x: x[None], (contexts, requests))
+        got = jax.tree.map(lambda x: x[0], sample_sharded(decoder(config, **how), params, contexts, requests, KEY, settings, mesh))
     return [tokens[c][:n] for c, n in zip(context, cut)], jax.device_get(got)
 
 
-def forced_logprobs(params, prompts, samples, temperature=0.9):
+@functools.partial(jax.jit, static_argnums=2)
+def next_logprobs(params, rows, config, temperature):
+    return token_logprobs(params, hidden_states(params, rows, config)[:, :-1], rows[:, 1:], config, temperature=temperature)[0]
+
+
+def forced_logprobs(params, prompts, samples, temperature=0.9, config=MODEL):
     """Log-probs of the sampled tokens by the training forward pass, one row each, [96, 10]."""
     rows = np.zeros((96, 30), np.int64)
     for i, prompt in enumerate(prompts):
         rows[i, :len(prompt)] = prompt
         rows[i, len(prompt):len(prompt) + samples.lengths[i]] = samples.tokens[i, :samples.lengths[i]]
-    logprobs, _ = token_logprobs(params, hidden_states(params, rows, MODEL)[:, :-1], rows[:, 1:], MODEL, temperature=temperature)
+    logprobs = next_logprobs(params, rows, config, temperature)
     out = np.zeros((96, 10))
     for i, prompt in enumerate(prompts):
         n = samples.lengths[i]
         out[i, :n] = logprobs[i, len(prompt) - 1:len(prompt) - 1 + n]
     return out
+
+
+def test_normed_queries_and_keys_decode_as_they_are_trained_where_they_are_split():
+    """Qwen3 over the mesh axis `tensor`, its projections apart, reading held tokens in blocks."""
+    params, mesh, attention = lively(QWEN3), make_mesh(tensor=2), DecodeAttention("ragged", block=4, rows=2, samples=2)
+    placed = jax.device_put(params, param_shardings(QWEN3, mesh))
+    prompts, samples = draw(placed, 16, config=QWEN3, mesh=mesh, fuse=False, attention=attention)
+    assert samples.lengths.min() >= 1 and samples.lengths.max() == 10
+    np.testing.assert_allclose(samples.logprobs, forced_logprobs(params, prompts, samples, config=QWEN3), atol=1e-5)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
@@ -150,11 +246,12 @@ def test_chunked_head_equals_whole(params):
         logprobs, entropy = token_logprobs(params, hidden, tokens, MODEL, temperature=0.7, chunk=chunk, with_entropy=True)
         return jnp.sum(logprobs * jnp.arange(20)) + jnp.sum(entropy), (logprobs, entropy)
 
-    (_, whole), grads = jax.value_and_grad(total, has_aux=True)(params, None)
-    (_, pieces), more = jax.value_and_grad(total, has_aux=True)(params, 15)
+    gradient = jax.jit(jax.value_and_grad(total, has_aux=True), static_argnums=1)
+    (_, whole), grads = gradient(params, None)
+    (_, pieces), more = gradient(params, 15)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), whole, pieces)
     np.testing.assert_allclose(grads["embed"], more["embed"], atol=1e-3)
-    reference = jax.nn.log_softmax(forward(params, tokens, MODEL) / 0.7)
+    reference = jax.nn.log_softmax(jax.jit(forward, static_argnums=2)(params, tokens, MODEL) / 0.7)
     np.testing.assert_allclose(whole[0], np.take_along_axis(reference, tokens[..., None], -1)[..., 0], atol=1e-5)
     np.testing.assert_allclose(whole[1], -(jnp.exp(reference) * reference).sum(-1), atol=1e-5)
 
@@ -162,15 +259,7 @@ def test_chunked_head_equals_whole(params):
 def test_packed_segments_equal_separate_rows(params):
     tokens, _ = ragged_rows(8, rows=1, longest=16)
     segments = np.array([[0] * 6 + [1] * 10])
-    packed = forward(params, tokens, MODEL, segment_ids=segments)
-    np.testing.assert_allclose(packed[:, :6], forward(params, tokens[:, :6], MODEL), atol=1e-5)
-    np.testing.assert_allclose(packed[:, 6:], forward(params, tokens[:, 6:], MODEL), atol=1e-5)
-
-
-def test_load_on_a_mesh_equals_load_on_one_device(params, tmp_path):
-    save_hf(tmp_path / "m", params, MODEL)
-    one, config = load_hf(tmp_path / "m")
-    four, _ = load_hf(tmp_path / "m", mesh=make_mesh(fsdp=2, tensor=2))
-    assert dataclasses.replace(config, rope_theta=MODEL.rope_theta) == MODEL
-    jax.tree.map(np.testing.assert_array_equal, jax.device_get(one), jax.device_get(four))
-    assert four["layers"]["w_up"].addressable_shards[0].data.shape == (2, 16, 24)
+    logits = jax.jit(forward, static_argnums=2)
+    packed = logits(params, tokens, MODEL, segment_ids=segments)
+    np.testing.assert_allclose(packed[:, :6], logits(params, tokens[:, :6], MODEL), atol=1e-5)
+    np.testing.assert_allclose(packed[:, 6:], logits(params, tokens[:, 6:], MODEL), atol=1e-5)

@@ -173,9 +173,36 @@ def test_tokenizer_larger_than_the_embedding_is_refused(tmp_path):
         dry_run(config)
 
 
-def test_command_plans_a_mesh_that_is_not_there(repo):
+# Two layers of Qwen3: 2 (24 (4 + 2 + 2) 8 + 4 8 24 + 3 24 32 + 2 24 + 2 8) + 24 + 400 24 weights.
+TINY_QWEN3 = {"model_type": "qwen3", "vocab_size": 400, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4,
+              "num_key_value_heads": 2, "head_dim": 8, "intermediate_size": 32, "rms_norm_eps": 1e-6, "rope_theta": 1e6,
+              "max_position_embeddings": 64, "tie_word_embeddings": True, "eos_token_id": [7, 9]}
+
+
+def test_command_plans_a_mesh_that_is_not_there_from_a_config_json_alone(repo, tmp_path):
+    path = tmp_path / "tiny.json"
+    path.write_text(json.dumps(TINY_QWEN3))
     done = subprocess.run([sys.executable, "experiments/train.py", "--config=configs/embedded_speed_rloo.py", "--dry_run",
-                           "--config.mesh.fsdp=4"], cwd=repo, capture_output=True, text=True)
+                           "--config.mesh.fsdp=4", f"--config.model.path={path}"], cwd=repo, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    for part in ("100,160 parameters", "4 x cpu", "generation:", "update:", "per device, compiled in", "tokens a step"):
+    for part in ("none was read; config.json alone gives the vocabulary, 400, and the end tokens, 7, 9", "18,968 parameters",
+                 "4 x cpu", "generation:", "update:", "per device, compiled in", "tokens a step"):
         assert part in done.stdout
+
+
+def test_what_config_json_alone_cannot_tell_is_named(tmp_path):
+    path = tmp_path / "tiny.json"
+    config = small_run()
+    config.model.path = str(path)
+    path.write_text(json.dumps({**TINY_QWEN3, "eos_token_id": None}))
+    with pytest.raises(ValueError, match="tiny.json: no eos_token_id"):
+        dry_run(config)
+    path.write_text(json.dumps({**TINY_QWEN3, "use_sliding_window": True, "sliding_window": 4}))
+    with pytest.raises(ValueError, match="tiny.json: sliding-window attention is in use"):
+        dry_run(config)
+    path.write_text(json.dumps(TINY_QWEN3))
+    with pytest.raises(ValueError, match="config.model.path is the file .*tiny.json: a run needs the directory"):
+        build.build_policy(config, build.build_mesh(config))
+    config.driver.where, config.reward.verifier = "in_loop", "integer"
+    with pytest.raises(ValueError, match="config.reward.verifier='integer' in the loop reads the tokenizer"):
+        dry_run(config)

@@ -7,14 +7,15 @@ import sys
 
 import jax
 import pytest
+from real_models import PARAMETERS
 
 from rl_speed import presets
 from rl_speed.training import build
-from rl_speed.training.dry_run import (abstract_state, describe_work, dry_run, generation_parts, reference_parts,
-                                       update_parts)
+from rl_speed.training.dry_run import abstract_state, describe_work, generation_parts, reference_parts, update_parts
 
 # (parameters, layers, KV heads, head size) of the models' public configurations.
-MODELS = {"Qwen2.5-Math-1.5B": (1_543_714_304, 28, 2, 128), "Qwen2.5-Math-7B": (7_615_616_512, 28, 4, 128)}
+MODELS = {"Qwen2.5-Math-1.5B": (1_543_714_304, 28, 2, 128), "Qwen2.5-Math-7B": (7_615_616_512, 28, 4, 128),
+          "Qwen3-4B": (4_022_468_096, 36, 8, 128), "Llama-3.2-3B": (3_212_749_824, 28, 8, 128)}
 WEIGHTS, RESPONSES, PROMPTS = "weights (sharded, float32)", "KV of responses", "KV of prompts"
 
 
@@ -34,12 +35,15 @@ def directory(real_data, tmp_path_factory):
     return make
 
 
-@pytest.mark.parametrize("name,devices", [("Qwen2.5-Math-1.5B", 1), ("Qwen2.5-Math-7B", 4)])
-@pytest.mark.parametrize("paper", ["speed", "ada", "rpo", "band"])
-def test_parts_of_a_papers_run(directory, name, devices, paper):
+@pytest.mark.parametrize("name,devices,paper", [
+    *[(name, devices, paper) for name, devices in (("Qwen2.5-Math-1.5B", 1), ("Qwen2.5-Math-7B", 4))
+      for paper in ("speed", "ada", "rpo", "band")], ("Qwen3-4B", 4, "ada"), ("Llama-3.2-3B", 4, "ada")])
+def test_parts_of_a_papers_run(directory, real_data, name, devices, paper):
     """Weights, moments, gradients and caches on each device, from shapes alone: against the models' public numbers."""
     count, layers, heads, size = MODELS[name]
-    config = getattr(presets, paper)(directory(name), devices=devices).validate()
+    qwen2 = name.startswith("Qwen2")  # of the others config.json alone is read
+    config = getattr(presets, paper)(directory(name) if qwen2 else str(real_data / "configs" / f"{name}.config.json"),
+                                     devices=devices).validate()
     before = sum(x.nbytes for x in jax.live_arrays())
     mesh = build.build_mesh(config)
     policy = build.abstract_policy(config, mesh)
@@ -60,11 +64,25 @@ def test_parts_of_a_papers_run(directory, name, devices, paper):
     assert sum(x.nbytes for x in jax.live_arrays()) - before < 1e5
 
 
-@pytest.mark.parametrize("name,family", [("Qwen3-4B", "qwen3"), ("Llama-3.2-3B", "llama")])
-def test_models_that_cannot_be_loaded_are_refused_by_name(directory, name, family):
-    """As the presets' docstrings say."""
-    with pytest.raises(ValueError, match=f"model_type '{family}' is not supported"):
-        dry_run(presets.ada(directory(name)))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_command_plans_every_real_model_from_its_config_json(repo, real_data, tmp_path, name):
+    """One of the papers' settings on four devices; experiments/results/dry_run/table.md has their figures."""
+    path = real_data / "configs" / f"{name}.config.json"
+    done = subprocess.run([sys.executable, "experiments/train.py", "--config=configs/speed_qwen2p5_math_1p5b.py", "--dry_run",
+                           "--config.mesh.fsdp=4", "--config.training.micro_batch=8", f"--config.model.path={path}"], cwd=repo,
+                          capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    (tmp_path / "report.txt").write_text(done.stdout)
+    values = json.loads(path.read_text())
+    for part in (f"{PARAMETERS[name]:,} parameters", f"tokens, {values['eos_token_id']}", f"vocabulary, {values['vocab_size']:,},"):
+        assert part in done.stdout
+    sizes = {line[4:35].strip(): line[35:].split() for line in done.stdout.splitlines() if line.startswith("    ")}
+    gib = lambda part: float(sizes[part][0]) / {"GiB": 1, "MiB": 1024}[sizes[part][1]]
+    assert gib("optimizer") == pytest.approx(8 * PARAMETERS[name] / 4 / 2**30, rel=0.02)
+    head = values.get("head_dim") or values["hidden_size"] // values["num_attention_heads"]
+    token = 2 * 2 * values["num_hidden_layers"] * values["num_key_value_heads"] * head
+    assert gib("KV of responses") == pytest.approx(128 / 4 * 3072 * token / 2**30, rel=0.02)
 
 
 @pytest.mark.slow
