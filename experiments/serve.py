@@ -110,11 +110,12 @@ def serve():
 
 def main(_):
     from rl_speed.command import fail
+    from rl_speed.training.checkpoint import CheckpointError
 
     logging.set_verbosity(logging.WARNING)
     try:
         serve() if _ASK.value is None else ask_server()
-    except (ValueError, OSError, ImportError) as error:
+    except (ValueError, OSError, ImportError, CheckpointError) as error:
         fail(str(error))
 
 
