@@ -4,14 +4,11 @@ import re
 from typing import Any
 
 from rl_speed.data.files import DataError
+from rl_speed.latex import braced_fractions, closing_brace
 
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*(\{|\s\S)")
-_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)  # an escaped brace opens nothing
 _BETWEEN_BOXES = re.compile(r"(?:[\s$,;&.]|\\[\\,;:!()]|\\q?quad|\\text\{\s*(?:and|or)\s*\}|and|or)*")
 _THOUSANDS = re.compile(r"[-+]?\d{1,3}(_\d{3})+(\.\d+)?")
-# \frac whose arguments TeX takes without braces, one of them a letter that is a command: \frac \pi4.
-_LETTER = r"\\(?:pi|theta|phi|alpha|beta|gamma|delta|lambda|mu|omega|sigma|tau)"
-_BARE_FRACTION = re.compile(rf"\\([dt]?frac)\s*(?:({_LETTER})\s*({_LETTER}|\w)|(\w)\s*({_LETTER}))(?![A-Za-z{{\[])")
 _INTEGER = re.compile(r"[-+]?\d+|[-+]?\d{1,3}(,\d{3})+|[-+]?\d+\.0+")
 # What may stand between the formulas of an answer that is a list of formulas.
 _LIST = re.compile(r"(?:[\s,;.]|and|or)*")
@@ -58,8 +55,7 @@ def plain(text: str) -> str:
     text = re.sub(r"(?<=\d),\\!(?=\d{3})", "", text)
     # In an argument a comma can only separate thousands: \frac{1}{21,000}. A set has \{.
     text = re.sub(r"(?<=[A-Za-z}]\{)\d{1,3}(?:,\d{3})+(?=\})", lambda m: m[0].replace(",", ""), text)
-    # math-verify reads \frac \pi4 as nothing at all, and what is left of the answer as the answer.
-    text = _BARE_FRACTION.sub(lambda m: rf"\{m[1]}{{{m[2] or m[4]}}}{{{m[3] or m[5]}}}", text)
+    text = braced_fractions(text)
     if _THOUSANDS.fullmatch(text):
         text = text.replace("_", "")
     if re.fullmatch(r"-?0+\d+", text):
@@ -89,7 +85,7 @@ def last_box(text: str) -> str | None:
     later = None
     for box in reversed(list(_BOX.finditer(text))):
         if box[1] == "{":
-            end = _closing_brace(text, box.end())
+            end = closing_brace(text, box.end())
             if end is None:
                 if later is None:
                     return None
@@ -102,15 +98,6 @@ def last_box(text: str) -> str | None:
         parts.append(content.strip())
         later = box.start()
     return ",".join(dict.fromkeys(reversed(parts))) if parts else None
-
-
-def _closing_brace(text: str, start: int) -> int | None:
-    depth = 1
-    for brace in _BRACE.finditer(text, start):
-        depth += {"{": 1, "}": -1}.get(brace.group(), 0)
-        if depth == 0:
-            return brace.start()
-    return None
 
 
 def is_integer(answer: str) -> bool:

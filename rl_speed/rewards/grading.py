@@ -10,13 +10,14 @@ import re
 
 from math_verify import parse, verify
 
+from rl_speed.latex import braced_fractions, closing_brace
+
 # The library warns in every process that its own time limit is off, which is the point here.
 logging.getLogger("math_verify").setLevel(logging.ERROR)
 
 # What makes the library look inside a text for LaTeX; anything else is taken as one expression.
 _MARKUP = re.compile(r"\$[^$]+\$|(?<!\\)\\[(\[]|\\boxed|\\fbox")
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
-_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)  # an escaped brace opens nothing
 _UPRIGHT = re.compile(r"_\s*\{\s*\\(?:mathrm|text|textrm|rm)\s*\{\s*(\w+)\s*\}\s*\}")
 # A name, perhaps with subscripts, perhaps applied to something, and an equals sign.
 _LABEL = re.compile(r"(\\?[A-Za-z]+(?:_(?:\w|\\[A-Za-z]+|\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}))?\s*(?:\([^()=]*\))?)\s*=")
@@ -75,7 +76,7 @@ def last_box(text: str) -> str | None:
     """
     contents, later_start = [], None
     for box in reversed(list(_BOX.finditer(text))):
-        end = _closing_brace(text, box.end())
+        end = closing_brace(text, box.end())
         if later_start is None and end is None:
             return None
         if later_start is not None and (
@@ -87,15 +88,6 @@ def last_box(text: str) -> str | None:
     if not contents:
         return None
     return rf"\boxed{{{','.join(dict.fromkeys(reversed(contents)))}}}"
-
-
-def _closing_brace(text, start):
-    depth = 1
-    for brace in _BRACE.finditer(text, start):
-        depth += {"{": 1, "}": -1}.get(brace.group(), 0)
-        if depth == 0:
-            return brace.start()
-    return None
 
 
 @functools.lru_cache(maxsize=4096)  # a group's samples share one gold answer
@@ -124,7 +116,7 @@ def _bare(text):
     """What stands inside a box that is all there is, or dollars."""
     text = text.strip()
     box = _BOX.match(text)
-    if box and _closing_brace(text, box.end()) == len(text) - 1:
+    if box and closing_brace(text, box.end()) == len(text) - 1:
         text = text[box.end():-1]
     return text.strip().strip("$").strip()
 
@@ -148,4 +140,4 @@ def _parse_gold_text(gold):
 
 def _parse(text):
     # Upright subscripts are subscripts; the library takes one at the end for a unit, and cuts the name in two.
-    return parse(_UPRIGHT.sub(r"_{\1}", text), parsing_timeout=None)
+    return parse(_UPRIGHT.sub(r"_{\1}", braced_fractions(text)), parsing_timeout=None)

@@ -11,6 +11,8 @@ import pytest
 from rl_speed.benchmark import hugging_face, sampler
 from rl_speed.policy import init
 
+pytestmark = pytest.mark.usefixtures("quick_compiles")
+
 
 def test_list_schedule_by_hand():
     steps, starts = sampler.list_schedule([3, 1, 2, 2], slots=2)

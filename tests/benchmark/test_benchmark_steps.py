@@ -10,6 +10,8 @@ from rl_speed.benchmark import decode, end_to_end, step, train
 from rl_speed.comparison.runs import Run, Variant
 from rl_speed.policy import ModelConfig
 
+pytestmark = pytest.mark.usefixtures("quick_compiles")
+
 QUIET = lambda text: None
 
 

@@ -39,7 +39,7 @@ def kind(spec):
 
 
 # One script of each paper in every run of the tests, the others with `-m slow`.
-USUAL = ("speed_n_init", "band_curation", "ada_hybrid", "rpo_eps")
+USUAL = ("speed_n_init", "band_thresholds", "ada_hybrid", "rpo_eps")
 
 
 @pytest.mark.parametrize("name", [pytest.param(s, marks=[pytest.mark.slow] * (s not in USUAL)) for s in SCRIPTS])

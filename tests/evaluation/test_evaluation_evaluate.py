@@ -10,6 +10,8 @@ from rl_speed.evaluation import Evaluation, evaluate
 from rl_speed.evaluation.evaluate import draw_in_calls, plan_calls
 from rl_speed.sampling.generate import Drawn, FinishedDraw, GenerationStats
 
+pytestmark = pytest.mark.usefixtures("quick_compiles")
+
 
 def test_accuracy_by_class_and_its_standard_error():
     result = Evaluation(4, np.array([4, 2, 0, 2]), np.ones(4), np.zeros(4), np.array([0.0, 0.2, 0.4, 1.0]), ("a", "a", "b", "b"),

@@ -22,8 +22,11 @@ START = np.array([9, 4, 3, 1, 0])  # tokens of its context that a row attends to
 
 @pytest.fixture(scope="module")
 def params():
-    keys = iter(jax.random.split(jax.random.key(1), 100))
-    return jax.tree.map(lambda x: x + 0.15 * jax.random.normal(next(keys), x.shape), init(MODEL, jax.random.key(0)))
+    def make():
+        keys = iter(jax.random.split(jax.random.key(1), 100))
+        return jax.tree.map(lambda x: x + 0.15 * jax.random.normal(next(keys), x.shape), init(MODEL, jax.random.key(0)))
+
+    return jax.jit(make)()
 
 
 @pytest.fixture(scope="module", params=[DecodeAttention(), DecodeAttention("ragged", block=4, rows=2, samples=2)],

@@ -11,6 +11,8 @@ from rl_speed.mesh import GENERATE_RULES, TRAIN_RULES, make_mesh
 from rl_speed.policy import (ModelConfig, abstract_params, forward, hidden_states, init, num_params, param_shardings,
                              weights)
 
+pytestmark = pytest.mark.usefixtures("quick_compiles")
+
 # Two query heads a key/value head, and a head_dim that is not width / heads.
 MODEL = ModelConfig(vocab_size=40, width=24, layers=2, heads=4, kv_heads=2, head_dim=8, mlp_width=40, rope_theta=1e6)
 TOKENS = np.random.default_rng(0).integers(0, 40, (4, 12))

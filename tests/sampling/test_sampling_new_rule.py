@@ -20,6 +20,8 @@ import toy_policy as toy  # noqa: E402
 from test_sampling_adaptive import CONFIG, KEY, all_samples, make_case, prompts_of, verify  # noqa: E402
 from test_training_driver import make, outcome  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("quick_compiles")
+
 
 @pytest.fixture(scope="module")
 def rule_class(repo):

@@ -9,6 +9,8 @@ import pytest
 
 from rl_speed.sampling import COMPLETE, REJECTED, SamplerConfig, build_contexts, build_requests, sample
 
+pytestmark = pytest.mark.usefixtures("quick_compiles")
+
 
 @pytest.fixture(scope="module")
 def example(repo):

@@ -15,6 +15,8 @@ from rl_speed.sampling import COMPLETE, Decoder, SamplerConfig, Speed, build_pro
 from rl_speed.sampling.generate import Drawn, FinishedDraw, GenerationStats
 from rl_speed.training.driver import HostDriver
 
+pytestmark = pytest.mark.usefixtures("quick_compiles")
+
 RATES = np.array([0.05, 0.2, 0.5, 0.85])
 PER_RATE = 400
 RULES = [Speed(4, 4), Speed(3, 5, 0.2, 0.8)]

@@ -142,6 +142,7 @@ def test_budgets_follow_the_estimates_of_earlier_visits(tmp_path):
     np.testing.assert_array_equal(restored[0].estimates, groups[0].estimates)
 
 
+@pytest.mark.slow  # test_training_replay.py resumes the fused step with a cache
 def test_fused_resume_is_exact(tmp_path):
     """On the host: test_training_presets.py, for every method."""
     for steps, name in ((4, "whole"), (2, "parts"), (4, "parts")):

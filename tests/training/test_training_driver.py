@@ -12,6 +12,8 @@ from rl_speed.sampling import Band, Dynamic, Sequential, Speed, Uniform
 from rl_speed.sampling.generate import Drawn, FinishedDraw, GenerationStats
 from rl_speed.training.driver import HostDriver, capacities
 
+pytestmark = pytest.mark.usefixtures("quick_compiles")
+
 
 def outcome(visit, index):
     """The answer to sample `index` of `visit`: fixed by the two alone, like the real sampler's."""

@@ -13,6 +13,8 @@ from rl_speed.policy import hidden_states, load_hf, load_tokenizer
 from rl_speed.training.checkpoint import Checkpointer
 from rl_speed.training.estimates import EmaEstimator, ValueEstimator, calibration, prompt_features
 
+pytestmark = pytest.mark.usefixtures("quick_compiles")
+
 LENGTH, ROWS, SAMPLES = 12, 16, 8  # prompts of the chain task have 10 tokens
 
 

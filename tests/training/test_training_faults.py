@@ -18,6 +18,8 @@ from rl_speed.training.loop import NonFiniteError, Trainer
 from rl_speed.training.metrics import JsonLines, SlowSteps, read_lines
 from rl_speed.training.signals import Stopped
 
+pytestmark = pytest.mark.usefixtures("quick_compiles")
+
 STATE = {"w": jnp.arange(8.0), "step": jnp.int32(7)}
 
 

@@ -8,6 +8,8 @@ import pytest
 
 from rl_speed.training.optimizer import OptimizerConfig, decay_mask, learning_rate_schedule, make_optimizer
 
+pytestmark = pytest.mark.usefixtures("quick_compiles")
+
 SHAPES = {
     "embed": (9, 4), "final_norm": (4,), "lm_head": (4, 9),
     "layers": {"attn_norm": (2, 4), "mlp_norm": (2, 4), "wq": (2, 4, 2, 2), "wk": (2, 4, 1, 2), "wv": (2, 4, 1, 2),

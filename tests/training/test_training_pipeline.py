@@ -17,6 +17,8 @@ from rl_speed.sampling.generate import Work
 from rl_speed.training.loop import Trainer
 from rl_speed.training.metrics import read_lines
 
+pytestmark = pytest.mark.usefixtures("quick_compiles")
+
 CHANGES = [{}, {"screening": "fixed"}, {"prefetch": False}, {"buffer_groups": 12, "screen_prompts": 7}, {"max_age": 2}]
 NAMES = ["missing", "fixed", "no_prefetch", "tight", "max_age"]
 

@@ -3,7 +3,9 @@ the real one, its config.json, tokenizer and chat template, with fewer and narro
 
 import dataclasses
 import functools
+import gzip
 import importlib.util
+import itertools
 import json
 import shutil
 
@@ -12,8 +14,6 @@ import pytest
 
 from rl_speed.training.loop import Trainer
 from rl_speed.training.metrics import read_lines
-
-pytestmark = pytest.mark.usefixtures("quick_compiles")
 
 # What Qwen2.5-Math asks its system turn for.
 BOX = "Please reason step by step, and put your final answer within \\boxed{}."
@@ -40,6 +40,18 @@ def qwen_directory(real_data, tmp_path_factory):
     return directory
 
 
+@pytest.fixture(scope="module")
+def questions(real_data, tmp_path_factory):
+    """The files as they are published, fewer rows of them: encoding all takes longer than everything else here."""
+    folder = tmp_path_factory.mktemp("questions")
+    for source, rows, name in (("gsm8k/train.jsonl", 300, "train.jsonl"), ("gsm8k/test.jsonl", 100, "test.jsonl"),
+                               ("dapo17k/dapo_math_17k.jsonl.gz", 1500, "dapo.jsonl.gz")):
+        zipped = gzip.open if source.endswith(".gz") else open
+        with zipped(real_data / source, "rt") as lines, zipped(folder / name, "wt") as out:
+            out.writelines(itertools.islice(lines, rows))
+    return folder
+
+
 @functools.cache
 def preset(path):
     spec = importlib.util.spec_from_file_location(path.stem, path)
@@ -48,14 +60,14 @@ def preset(path):
     return module
 
 
-def make_config(repo, real_data, directory, name, steps):
+def make_config(repo, questions, directory, name, steps):
     """The preset, at a size of seconds; both of one size, so that they share their programs."""
     config = preset(repo / "configs" / f"{name}.py").get_config()
     config.model.path, config.model.compute_dtype = str(directory), "float32"
     if name == "gsm8k":
-        config.data.train, config.data.eval = (str(real_data / "gsm8k" / f"{split}.jsonl") for split in ("train", "test"))
+        config.data.train, config.data.eval = str(questions / "train.jsonl"), str(questions / "test.jsonl")
     else:
-        config.data.train = str(real_data / "dapo17k" / "dapo_math_17k.jsonl.gz")
+        config.data.train = str(questions / "dapo.jsonl.gz")
     config.data.max_prompt_length, config.data.train_prompts, config.data.eval_prompts = 96, 64, 4
     config.sampler.slots, config.sampler.max_new, config.sampler.prefill_chunk = 8, 8, 4
     config.rule.n, config.rule.n_init, config.driver.groups = 4, 2, 2
@@ -69,8 +81,8 @@ def make_config(repo, real_data, directory, name, steps):
 
 
 @pytest.mark.parametrize("name", ["gsm8k", "dapo17k_qwen2p5_math_1p5b"])
-def test_trains_checkpoints_resumes_evaluates_and_exports(repo, real_data, qwen_directory, tmp_path, name):
-    first = Trainer(make_config(repo, real_data, qwen_directory, name, 2), tmp_path)
+def test_trains_checkpoints_resumes_evaluates_and_exports(repo, questions, qwen_directory, tmp_path, name):
+    first = Trainer(make_config(repo, questions, qwen_directory, name, 2), tmp_path)
     prompt = first.stream.take(1)[0]
     first.stream.put_back([prompt])
     assert first.policy.tokenizer.decode(prompt.tokens) == (
@@ -81,7 +93,7 @@ def test_trains_checkpoints_resumes_evaluates_and_exports(repo, real_data, qwen_
     assert len(held_out) == 4 and held_out.isdisjoint(p.text for p in first.stream.prompts)
     summary, steps = first.run(), 2
     if name == "gsm8k":
-        second = Trainer(make_config(repo, real_data, qwen_directory, name, 3), tmp_path)
+        second = Trainer(make_config(repo, questions, qwen_directory, name, 3), tmp_path)
         assert second.step == 2
         summary, steps = second.run(), 3
     records = read_lines(tmp_path / "metrics.jsonl")
@@ -93,9 +105,10 @@ def test_trains_checkpoints_resumes_evaluates_and_exports(repo, real_data, qwen_
     assert rollout["question"] and isinstance(rollout["response"], str)
     report = json.loads((tmp_path / "data.json").read_text())
     if name == "gsm8k":
-        assert (report["train"]["rows"], report["eval"]["rows"]) == (7473, 1319)
+        assert (report["train"]["rows"], report["eval"]["rows"]) == (300, 100)
     else:
-        assert report["train"]["rows"] == 17917 and report["train"]["held_out"] >= 1000 and report["train"]["duplicates"] > 0
+        # The two lists are complete: what is held out does not train, its duplicates neither.
+        assert report["train"]["rows"] == 1500 and 1000 <= report["train"]["held_out"] < 1500 - report["train"]["kept"]
     # What comes out is what went in: a directory of the same kind, with the same tokenizer.
     exported = json.loads((tmp_path / "policy" / "config.json").read_text())
     assert (exported["architectures"], exported["vocab_size"]) == (["Qwen2ForCausalLM"], 151936)
@@ -127,8 +140,8 @@ def test_math_verifier_scores_decoded_responses(real_data, qwen_directory):
 
 
 @pytest.mark.slow
-def test_whole_step_in_one_program_with_integer_answers(repo, real_data, qwen_directory, tmp_path):
-    config = make_config(repo, real_data, qwen_directory, "gsm8k", 2)
+def test_whole_step_in_one_program_with_integer_answers(repo, questions, qwen_directory, tmp_path):
+    config = make_config(repo, questions, qwen_directory, "gsm8k", 2)
     config.driver.where, config.reward.verifier, config.evaluation.every = "in_loop", "integer", 0
     summary = Trainer(config, tmp_path).run()
     records = read_lines(tmp_path / "metrics.jsonl")

@@ -19,6 +19,8 @@ from rl_speed.training.driver import HostDriver
 from rl_speed.training.score import JaxScorer, MathScorer, RewardScorer, exact_answers
 from rl_speed.training.shaping import shape_groups
 
+pytestmark = pytest.mark.usefixtures("quick_compiles")
+
 END, MAX_NEW = 0, 48
 TEXTS = ["<think>2 + 2</think>So \\boxed{4}", "<think>2 + 2</think>So \\boxed{5}", "\\boxed{4}", "<think>答案 4</think>4",
          "<think></think>", "so <think>x</think> \\boxed{4}", "", "<think>never closed \\boxed{4}", "4"]
