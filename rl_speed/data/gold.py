@@ -114,7 +114,7 @@ def unsqueezed(answer: str, solution: str) -> str:
     if not re.search(r"[\\{]", answer):
         return answer
     box = last_box(solution)
-    if box and _closing_brace(answer + "}", 0) != len(answer):
+    if box and closing_brace(answer + "}", 0) != len(answer):
         return plain(box)
     squeeze = lambda text: re.sub(r"\\(?:left|right|text|mbox|,|!|;|:)|[\s\\{}]", "", text.replace("dfrac", "frac"))
     return plain(box) if box and squeeze(box) == squeeze(answer) else answer
