@@ -14,14 +14,15 @@ Rows have "question" (or "problem") with "answer" and "solution", or a worked "a
 and its end token. A batch is --batch examples, packed into few rows of --max_length tokens, each attending to itself alone: what
 is learned is the same, up to rounding, with and without --pack, in any number of pieces, on any mesh.
 
-OUT is at the end a directory that transformers opens. The run itself is in --workdir: metrics.jsonl, config.json, loss.png,
-checkpoints/. The same command again goes on where it stopped, with the same numbers; SIGTERM and Ctrl-C save first.
+OUT is at the end a directory that transformers opens. The run itself is in --workdir: metrics.jsonl, tensorboard/, config.json,
+loss.png, checkpoints/. The same command again goes on where it stopped, with the same numbers; SIGTERM and Ctrl-C save first.
 
     what        --out --workdir --model --data --preset
     rows        --prompt --on_bad_row --max_length --pack
     held out    --eval_data or --eval_share, --eval_every --eval_samples --eval_temperature
     training    --epochs or --steps, --batch --learning_rate --warmup_steps --schedule --weight_decay --max_grad_norm --seed
     machine     --dtype --remat --micro_rows --head_chunk --mesh_data --mesh_fsdp --mesh_tensor --checkpoint_every
+                --tensorboard
 """
 
 import dataclasses
@@ -59,6 +60,7 @@ _F("max_grad_norm", 1.0, "Global norm that gradients are clipped to; 0 is off.",
 _I("seed", 0, "Of initial weights and data order.")
 
 _I("checkpoint_every", 200, "Updates between checkpoints; 0: at the end alone.", lower_bound=0)
+_B("tensorboard", True, "Write the metrics for TensorBoard, too, in --workdir/tensorboard.")
 _E("dtype", "float32", ["float32", "bfloat16"], "Of activations and matrix products; weights are float32.")
 _B("remat", False, "Compute layers again in the backward pass instead of keeping activations.")
 _I("micro_rows", 0, "Rows whose activations are held at a time; 0: all of a batch.", lower_bound=0)

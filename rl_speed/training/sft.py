@@ -23,6 +23,7 @@ from rl_speed.training.progress import progress_bar
 from rl_speed.training.sft_data import SFTBatch
 from rl_speed.training.signals import Stopped, StopRequest, stop_on_signals
 from rl_speed.training.state import TrainState, state_shardings
+from rl_speed.training.writers import TensorBoard
 
 Array = jax.Array
 log = logging.getLogger(__name__)
@@ -125,7 +126,7 @@ class SFTConfig:
       eval_every: updates between evaluations; 0 evaluates only before the first update and after the last.
       checkpoint_every: updates between checkpoints; 0 saves only at the end, or when the run is asked to stop.
       head_chunk: tokens whose logits are held at a time; 0 is the head's own default.
-      progress: whether to show a bar.
+      progress: whether to show a bar. tensorboard: whether to write the metrics for TensorBoard, too.
     """
 
     steps: int
@@ -134,13 +135,14 @@ class SFTConfig:
     checkpoint_every: int = 0
     head_chunk: int = 0
     progress: bool = False
+    tensorboard: bool = True
 
 
 class SFTTrainer:
     """A supervised run: `SFTTrainer(...).run()`.
 
-    With a workdir it writes metrics.jsonl and checkpoints/ there, goes on from the newest checkpoint, and saves when SIGTERM or
-    SIGINT asks it to stop. Metrics of a resumed run are those of an uninterrupted one, bit for bit, save "time/".
+    With a workdir it writes metrics.jsonl, tensorboard/ and checkpoints/ there, goes on from the newest checkpoint, and saves when
+    SIGTERM or SIGINT asks it to stop. Metrics of a resumed run are those of an uninterrupted one, bit for bit, save "time/".
 
     Args:
       params: put on the mesh where they are not; then they are donated: do not use them afterwards.
@@ -167,7 +169,7 @@ class SFTTrainer:
         self._evaluate = make_evaluate(model, mesh, chunk)
         self.step, self.last = 0, {}
         self.workdir = None if workdir is None else Path(workdir)
-        self._metrics = self._checkpoints = None
+        self._metrics = self._board = self._checkpoints = None
         if self.workdir is not None:
             self._open(dict(settings or {}), fixed)
 
@@ -189,7 +191,10 @@ class SFTTrainer:
             log.warning("resumed %s after step %d", self.workdir, self.step)
         write_atomically(path, json.dumps(settings, indent=2) + "\n")
         # Without a checkpoint all is made again, the evaluation before the first update included.
-        self._metrics = JsonLines(self.workdir / "metrics.jsonl", self.step + 1 if found is not None else 0)
+        next_step = self.step + 1 if found is not None else 0
+        self._metrics = JsonLines(self.workdir / "metrics.jsonl", next_step)
+        if self._config.tensorboard:
+            self._board = TensorBoard(self.workdir / "tensorboard", next_step)
         for record in read_lines(self.workdir / "metrics.jsonl"):
             self.last.update(record)
 
@@ -226,6 +231,8 @@ class SFTTrainer:
             if self.workdir is not None:
                 self._checkpoints.close()
                 self._metrics.close()
+                if self._board is not None:
+                    self._board.close()
         return self.params
 
     def _train(self, stop: StopRequest, tell: Callable[[dict[str, float]], None]) -> None:
@@ -278,6 +285,8 @@ class SFTTrainer:
         self.last.update(record)
         if self._metrics is not None:
             self._metrics.write(record["step"], record)
+        if self._board is not None:
+            self._board.write(record["step"], record)
         if record["step"]:
             bar.update()
         shown = {"loss": "loss {:.3f}", "eval/loss": "held out {:.3f}", "eval/accuracy": "right {:.3f}",

@@ -43,8 +43,8 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
 }
 
 # Settings that change neither what is computed, up to rounding, nor its order: a run may be gone on with under others.
-FREE = ("out", "workdir", "eval_every", "eval_samples", "eval_temperature", "checkpoint_every", "micro_rows", "remat", "head_chunk",
-        "mesh_data", "mesh_fsdp", "mesh_tensor")
+FREE = ("out", "workdir", "eval_every", "eval_samples", "eval_temperature", "checkpoint_every", "tensorboard", "micro_rows",
+        "remat", "head_chunk", "mesh_data", "mesh_fsdp", "mesh_tensor")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,6 +74,7 @@ class Settings:
     max_grad_norm: float = 1.0
     seed: int = 0
     checkpoint_every: int = 200
+    tensorboard: bool = True
     dtype: str = "float32"
     remat: bool = False
     micro_rows: int = 0
@@ -147,7 +148,8 @@ def build(settings: Settings, progress: bool = True) -> Run:
 def _assemble(settings: Settings, mesh: Mesh, params: Any, model: ModelConfig, tokenizer: Any, data: SFTData, steps: int,
               layout: Layout, counts: dict[str, Any], progress: bool, files: dict[str, Any] | None = None,
               close: Callable[[], None] = lambda: None) -> Run:
-    config = SFTConfig(steps, layout.pieces, settings.eval_every, settings.checkpoint_every, settings.head_chunk, progress)
+    config = SFTConfig(steps, layout.pieces, settings.eval_every, settings.checkpoint_every, settings.head_chunk, progress,
+                       settings.tensorboard)
     belongs = {**dataclasses.asdict(settings), **counts}
     fixed = [name for name in belongs if name not in FREE]
     trainer = SFTTrainer(params, model, settings.optimizer(steps), data, config, mesh, settings.workdir_path or None, belongs,
@@ -260,9 +262,11 @@ def describe(counts: Mapping[str, Any], steps: int, batch: int, layout: Layout) 
 
 def build_answers(settings: Settings, mesh: Mesh, model: ModelConfig, tokenizer: Any, ends: tuple[int, ...],
                   held: Sequence[Example]) -> tuple[Callable[[Any], dict[str, float]], Callable[[], None]]:
-    """(parameters -> accuracy, length, ... of `eval_samples` answers to each held-out question, judged by math-verify; what ends
-    its processes). A response has the room that the longest prompt leaves of `max_length`."""
-    questions = {e.question: e for e in held}.values()
+    """(parameters -> accuracy, length, ... of `eval_samples` answers to each held-out question that has a gold answer, judged by
+    math-verify; what ends its processes). A response has the room that the longest prompt leaves of `max_length`."""
+    questions = {e.question: e for e in held if e.answer}.values()
+    if not questions:
+        raise ValueError("--eval_samples needs held-out rows with an answer to compare with: no row of --data has one")
     prompts = [Prompt(id=e.id, tokens=e.prompt, answer=e.answer, answer_tokens=np.zeros((0,), np.int32), text=e.question)
                for e in questions]
     longest, samples = max(len(p.tokens) for p in prompts), settings.eval_samples
