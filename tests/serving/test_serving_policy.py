@@ -33,7 +33,7 @@ def test_newest_checkpoint_of_an_unfinished_run(tmp_path):
 
     start = tmp_path / "start"
     save_tokenizer(start)
-    model = ModelConfig(vocab_size=19, width=8, layers=1, heads=2, kv_heads=1, head_dim=4, mlp_width=8)
+    model = ModelConfig(vocab_size=20, width=8, layers=1, heads=2, kv_heads=1, head_dim=4, mlp_width=8)
     (start / "config.json").write_text(json.dumps(model.to_hf()))
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "config.json").write_text(json.dumps({"model": {"path": str(start)}}))
