@@ -78,7 +78,11 @@ def find_source(model: str = "", checkpoint: str = "", step: int | None = None) 
     if not (at / "config.json").exists() or not (at / "checkpoints").is_dir():
         raise FileNotFoundError(f"--checkpoint: {checkpoint} is neither the workdir of a run (config.json and checkpoints/), nor a "
                                 "checkpoint inside one, nor an exported policy (config.json and model.safetensors)")
-    config = config_of(read_json(at / "config.json"))
+    values = read_json(at / "config.json")
+    if not isinstance(values.get("model"), dict):
+        raise ValueError(f"--checkpoint: {at} is no workdir of experiments/train.py. Supervised fine-tuning writes its policy to --out"
+                         + (f", here {values['out']}: --model takes that" if "out" in values else ""))
+    config = config_of(values)
     steps = saved_steps(at / "checkpoints")
     if not steps:
         raise FileNotFoundError(f"--checkpoint: {at}/checkpoints holds no whole checkpoint (yet)")

@@ -219,7 +219,9 @@ def restore_params(directory: str | Path, like: Any) -> Any:
     directory = Path(directory).resolve()
     with ocp.Checkpointer(ocp.JsonCheckpointHandler()) as reader:
         layout = reader.restore(directory / "host", args=ocp.args.JsonRestore())["layout"]
-    saved = {name.removeprefix(".params"): shape for name, shape in layout.items() if name.startswith(".params[")}
+    # A state is a dataclass, or with supervised fine-tuning a dictionary.
+    saved = {name.removeprefix(prefix): shape for name, shape in layout.items() for prefix in (".params", "['params']")
+             if name.startswith(f"{prefix}[")}
     if saved != (mine := describe_tree(like)):
         different = [name for name in {**mine, **saved} if saved.get(name) != mine.get(name)]
         raise CheckpointError(f"{directory} holds another model: {len(different)} of {len(mine)} arrays differ, the first being "

@@ -366,3 +366,10 @@ def test_a_verifier_of_ones_own_judges(policy, tmp_path, monkeypatch):
     config.reward.verifier = "my_verifier:nothing"
     with pytest.raises(ValueError, match="'my_verifier:nothing' cannot be used"):
         Judge(config, dataclasses.replace(policy, judge=None), [prompt])
+
+
+def test_a_supervised_runs_workdir_is_told_apart(tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "config.json").write_text(json.dumps({"model": "Qwen2.5-0.5B", "out": "runs/sft"}))
+    with pytest.raises(ValueError, match="no workdir of experiments/train.py.* here runs/sft: --model takes that"):
+        find_source(checkpoint=str(tmp_path))
