@@ -80,8 +80,9 @@ def find_source(model: str = "", checkpoint: str = "", step: int | None = None) 
                                 "checkpoint inside one, nor an exported policy (config.json and model.safetensors)")
     values = read_json(at / "config.json")
     if not isinstance(values.get("model"), dict):
-        raise ValueError(f"--checkpoint: {at} is no workdir of experiments/train.py. Supervised fine-tuning writes its policy to --out"
-                         + (f", here {values['out']}: --model takes that" if "out" in values else ""))
+        out = f", here {values['out']}: --model takes that" if "out" in values else ""
+        raise ValueError(f"--checkpoint: {at} is no workdir of experiments/train.py. Supervised fine-tuning writes its policy to "
+                         f"--out{out}")
     config = config_of(values)
     steps = saved_steps(at / "checkpoints")
     if not steps:
