@@ -7,8 +7,8 @@ Expect:  not run at this scale yet. --dry_run, on CPU devices, counts 40.5 GiB f
          its one device.
 
 Variants, two words with a comma between: speed_rloo (the first is meant if none is named), rloo, speed_dapo, dapo; and the
-training set, numina (integer answers, no proofs), dapo17k (1,000 questions held out, as in the paper, and evaluated on), deepscaler.
-The paper's other N_init: --config.rule.n_init=4 and 6. It screens 64 prompts a call whatever is needed;
+training set, numina (integer answers, no proofs), dapo17k (1,000 questions held out, as in the paper, and evaluated on) or
+deepscaler. The paper's other N_init: --config.rule.n_init=4 and 6. It screens 64 prompts a call whatever is needed;
 --config.driver.screening=missing screens what is missing.
 """
 

@@ -13,7 +13,8 @@
     python experiments/bench.py scale         whole steps at the SPEED paper's scale, random weights: time by phase and peak memory
 
 Options: [--out=experiments/results/bench_NAME] [--repeats=5]. `decode`, `scale` and the MFU take a Qwen2.5-1.5B shape on an
-accelerator and a small one on a CPU, and say so. Each writes bench.json (with device, versions and command), table.txt and plot.png.
+accelerator and a small one on a CPU, and say so. Each writes bench.json (with device, versions and command), table.txt and
+plot.png.
 """
 
 import importlib

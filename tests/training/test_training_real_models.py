@@ -1,5 +1,5 @@
-"""configs/gsm8k.py and configs/dapo17k_qwen2p5_math_1p5b.py end to end: the real questions, and a model directory of the same files as
-the real one, its config.json, tokenizer and chat template, with fewer and narrower layers and random weights."""
+"""configs/gsm8k.py and configs/dapo17k_qwen2p5_math_1p5b.py end to end: the real questions, and a model directory of the same files
+as the real one, its config.json, tokenizer and chat template, with fewer and narrower layers and random weights."""
 
 import dataclasses
 import functools
@@ -112,7 +112,8 @@ def test_trains_checkpoints_resumes_evaluates_and_exports(repo, questions, qwen_
     # What comes out is what went in: a directory of the same kind, with the same tokenizer.
     exported = json.loads((tmp_path / "policy" / "config.json").read_text())
     assert (exported["architectures"], exported["vocab_size"]) == (["Qwen2ForCausalLM"], 151936)
-    assert {"tokenizer.json", "tokenizer_config.json", "generation_config.json"} <= {p.name for p in (tmp_path / "policy").iterdir()}
+    files = {p.name for p in (tmp_path / "policy").iterdir()}
+    assert {"tokenizer.json", "tokenizer_config.json", "generation_config.json"} <= files
 
 
 def test_math_verifier_scores_decoded_responses(real_data, qwen_directory):
