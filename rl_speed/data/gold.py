@@ -1,5 +1,6 @@
 r"""Gold answers: from what publishers write to the text that verifiers compare with. Nothing here judges mathematics."""
 
+import math
 import re
 from typing import Any
 
@@ -32,7 +33,8 @@ def answer_text(value: Any, field: str) -> str:
         return ",".join(answer_text(part, field) for part in value)
     if isinstance(value, float) and value.is_integer():
         value = int(value)  # 27.0 in a JSON file means the integer answer 27
-    if not isinstance(value, (str, int, float)) or isinstance(value, bool) or value != value:
+    if not isinstance(value, (str, int, float)) or isinstance(value, bool) or (
+            isinstance(value, float) and not math.isfinite(value)):
         raise DataError(f"{field!r} must be text, a number or a list of these, got {value!r:.60}")
     text = str(value).strip()
     if text.lower() in ("", *NO_ANSWER):
@@ -49,7 +51,8 @@ def plain(text: str) -> str:
     zeros, a full stop, and m_{\max}= or \approx before the answer, none of which is part of it; \frac \pi4 gets its braces."""
     text = _without_dollars(text.translate({0xFF1B: ";", 0xFF0C: ","}).strip())
     text = re.sub(r"^\\([(\[])((?:(?!\\[()\[\]]).)*)\\[)\]]$", r"\2", text, flags=re.DOTALL).strip()
-    text = re.sub(r"^[A-Za-z]_(?:\\(?:max|min)|\{\s*\\(?:max|min)\s*\})\s*=", "", text).strip()
+    if text.count("=") == 1:  # of "y_{\max} = 5, y_{\min} = 1" both are the answer
+        text = re.sub(r"^[A-Za-z]_(?:\\(?:max|min)|\{\s*\\(?:max|min)\s*\})\s*=", "", text).strip()
     text = re.sub(r"^\\approx(?![A-Za-z])|(?<!\\)[\s,;]+$", "", text).strip()
     text = re.sub(r"(?<=[\d})])\.$", "", text)
     text = re.sub(r"(?<=\d),\\!(?=\d{3})", "", text)

@@ -22,6 +22,7 @@ alone: a verifier that compares values takes the bare target for an answer, too;
 """
 
 import dataclasses
+import json
 import re
 from collections.abc import Callable
 from typing import Any
@@ -104,8 +105,26 @@ def to_row(item: Any, where: str, fields: Fields = Fields(), answers: bool = Tru
         if answers or not solution:
             raise
         answer = ""
-    meta = {name: item[name] for name in _META if item.get(name) not in (None, "")}
-    return Row(row_id(item, where), question, answer, solution, meta, where)
+    meta = {name: _plain(item[name]) for name in _META if item.get(name) not in (None, "")}
+    row = Row(row_id(item, where), question, answer, solution, meta, where)
+    for name, text in (("id", row.id), ("answer", answer), ("solution", solution)):
+        _require_unicode(name, text)
+    return row
+
+
+def _plain(value: Any) -> Any:
+    """What JSON can hold; other values of Parquet files (dates, bytes, decimals) as text."""
+    try:
+        return json.loads(json.dumps(value))
+    except (TypeError, ValueError):
+        return str(value)
+
+
+def _require_unicode(name: str, text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:  # JSON may hold half a character, which no tokenizer takes
+        raise DataError(f"{name!r} is not Unicode text ({error.reason} at character {error.start})") from None
 
 
 def row_id(item: dict[str, Any], where: str) -> str:
@@ -212,10 +231,7 @@ def _question_text(value: Any, name: str, item: dict[str, Any]) -> str:
         raise DataError(f"no text under {name!r}, but {value!r:.60}; it has {_names(item)}")
     context = item.get("context")  # OlympiadBench
     text = f"{context.strip()}\n{value.strip()}" if isinstance(context, str) and context.strip() else value.strip()
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:  # JSON may hold half a character, which no tokenizer takes
-        raise DataError(f"{name!r} is not Unicode text ({error.reason} at character {error.start})") from None
+    _require_unicode(name, text)
     return text
 
 

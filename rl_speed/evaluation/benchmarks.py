@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import json
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -38,7 +39,8 @@ class Benchmark:
         """Of the questions as the policy sees them, and of their answers."""
         whole = hashlib.sha256()
         for p in self.prompts:
-            whole.update(f"{p.id}\0{p.answer}\0".encode() + np.asarray(p.tokens, np.int32).tobytes() + b"\1")
+            known = json.dumps(p.meta, sort_keys=True, default=str)  # verifiers of one's own look at it
+            whole.update(f"{p.id}\0{p.answer}\0{known}\0".encode() + np.asarray(p.tokens, np.int32).tobytes() + b"\1")
         return whole.hexdigest()[:16]
 
 

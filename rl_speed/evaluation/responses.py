@@ -70,7 +70,7 @@ class ResponseFile:
     def _require_same(self, identity: dict[str, Any]) -> None:
         try:
             there = json.loads((self.folder / IDENTITY).read_text())["identity"]
-        except (OSError, ValueError, KeyError):
+        except (OSError, ValueError, KeyError, TypeError):
             raise OtherEvaluation(f"{self.folder} holds {RESPONSES} without a readable {IDENTITY}: choose another --out, or "
                                   "--overwrite to begin anew") from None
         if found := differences(there, identity):
@@ -92,7 +92,7 @@ class ResponseFile:
                     if (line["benchmark"], line["question"], line["id"], line["sample"]) != want:
                         raise ValueError("not the response that belongs here")
                     self._note(line["correct"], line["tokens"], line["truncated"], line["cause"])
-                except (ValueError, KeyError, IndexError) as error:
+                except (ValueError, KeyError, IndexError, TypeError, OverflowError) as error:
                     raise ValueError(f"{path}:{number}: {error!r}; restore the file, or --overwrite to begin anew") from None
                 good += len(raw)
         self._file.truncate(good)

@@ -127,8 +127,8 @@ class ModelConfig:
 
     def __post_init__(self):
         for name in ("vocab_size", "width", "layers", "heads", "kv_heads", "head_dim", "mlp_width", "max_position"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"model.{name} must be at least 1, got {getattr(self, name)}")
+            if type(getattr(self, name)) is not int or getattr(self, name) < 1:
+                raise ValueError(f"model.{name} must be a whole number of at least 1, got {getattr(self, name)!r}")
         if self.heads % self.kv_heads:
             raise ValueError(f"model.heads must be a multiple of model.kv_heads, got {self.heads} and {self.kv_heads}")
         if self.head_dim % 2:
@@ -147,6 +147,13 @@ class ModelConfig:
         Raises:
           ValueError: for anything this policy would compute differently, with the reason.
         """
+        try:
+            return cls._from_hf(hf, dtype, remat)
+        except (TypeError, AttributeError, ZeroDivisionError) as error:
+            raise ValueError(f"config.json has a field of a type or value that it cannot have ({error})") from None
+
+    @classmethod
+    def _from_hf(cls, hf: Mapping[str, Any], dtype: str, remat: bool) -> "ModelConfig":
         refuse_unsupported(hf)
         family = FAMILIES[hf["model_type"]]
         missing = [name for name in HF_FIELDS.values() if name not in hf and name not in ("num_key_value_heads",

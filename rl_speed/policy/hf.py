@@ -6,6 +6,7 @@ devices of this process keep. Saving holds one file's tensors.
 
 import dataclasses
 import json
+import logging
 import math
 import os
 import shutil
@@ -23,6 +24,8 @@ from safetensors.numpy import save_file
 from rl_speed.mesh import TRAIN_RULES
 from rl_speed.policy.config import ModelConfig
 from rl_speed.policy.transformer import Weight, param_shardings, weights
+
+log = logging.getLogger(__name__)
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 STORED_DTYPES = ("float32", "bfloat16", "float16")
@@ -131,11 +134,14 @@ def all_entries(config: ModelConfig) -> list[Entry]:
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object; errors name the file."""
     try:
-        return json.loads(path.read_text())
+        value = json.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise FileNotFoundError(f"{path}: no such file; is {path.parent} a Hugging Face model directory?") from None
     except json.JSONDecodeError as error:
         raise ValueError(f"{path}: not valid JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"{path}: expected a JSON object, got {type(value).__name__}")
+    return value
 
 
 class Shards:
@@ -175,6 +181,13 @@ class Shards:
             return self._handle(self._files[name]).get_slice(name)
         except SafetensorError as error:
             raise ValueError(f"{self._directory / self._files[name]}: cannot read tensor {name} ({error})") from None
+
+    def names(self) -> set[str]:
+        """Of all tensors."""
+        return set(self._files)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._files
 
     def check(self, name: str, shape: tuple[int, ...]) -> None:
         """Raises ValueError where the tensor is missing, has another shape than `shape`, or is no plain float. Reads no values."""
@@ -235,8 +248,8 @@ def load_hf(directory: str | os.PathLike, mesh: jax.sharding.Mesh | None = None,
 
     Raises:
       FileNotFoundError: a file that must be there is not. ValueError: an unsupported architecture (with the reason), a
-      damaged file, a tensor that is missing, quantised or of another shape; file or tensor is named. A tied model may have an
-      lm_head.weight, which is not read.
+      damaged file, a tensor that is missing, quantised or of another shape, a tied model with an lm_head.weight that is not its
+      embedding; file or tensor is named. Tensors that this policy has no use for are logged.
     """
     directory = Path(directory)
     path = directory / "config.json"
@@ -247,9 +260,25 @@ def load_hf(directory: str | os.PathLike, mesh: jax.sharding.Mesh | None = None,
     shards, tree = Shards(directory), weights(config)
     for entry in all_entries(config):
         shards.check(entry.name, entry.tensor.stored_shape(entry.shape))
+    if config.tie_embeddings and "lm_head.weight" in shards:
+        _require_tied(shards, directory, config)
+    unused = sorted(shards.names() - {entry.name for entry in all_entries(config)} - {"lm_head.weight"})
+    if unused := [name for name in unused if not name.endswith("rotary_emb.inv_freq")]:
+        log.warning("%s: %d tensors are not part of a %s of %d layers, and are not read: %s", directory, len(unused),
+                    config.to_hf()["model_type"], config.layers, ", ".join(unused[:4]))
     shardings = jax.tree.map(lambda _: None, tree) if mesh is None else param_shardings(config, mesh, rules)
     place = lambda path, weight, sharding: read_weight(shards, tuple(key.key for key in path), weight, sharding)
     return jax.tree_util.tree_map_with_path(place, tree, shardings), config
+
+
+def _require_tied(shards: Shards, directory: Path, config: ModelConfig, rows: int = 8192) -> None:
+    """Raises ValueError where the stored head of a tied model is another than its embedding: transformers would use it."""
+    shards.check("lm_head.weight", (config.vocab_size, config.width))
+    for first in range(0, config.vocab_size, rows):
+        index = (slice(first, min(first + rows, config.vocab_size)), slice(None))
+        if not np.array_equal(shards.read("lm_head.weight", index), shards.read("model.embed_tokens.weight", index)):
+            raise ValueError(f"{directory}: config.json ties the head to the embedding, but lm_head.weight is another matrix. Set "
+                             "tie_word_embeddings to false there, or take lm_head.weight out")
 
 
 @jax.jit
@@ -264,7 +293,7 @@ def stored_tensor(params: Mapping[str, Any], entry: Entry, dtype: str = "float32
         value = value[key]
     # Layer by layer: an array that is fetched keeps its host copy for as long as it lives.
     host = np.asarray(jax.device_get(value if entry.layer is None else _layer(value, entry.layer)), np.float32)
-    if dtype == "float16" and np.abs(host).max() > np.finfo(np.float16).max and np.isfinite(host).all():
+    if dtype == "float16" and np.abs(host[np.isfinite(host)]).max(initial=0) > np.finfo(np.float16).max:
         raise ValueError(f"tensor {entry.name} has values beyond the range of float16; save as bfloat16 or float32")
     return np.ascontiguousarray(entry.tensor.store(host.astype(jnp.dtype(dtype))))
 
@@ -303,12 +332,23 @@ def write_tensors(directory: Path, params: Mapping[str, Any], config: ModelConfi
         (directory / INDEX).write_text(json.dumps(index, indent=2) + "\n")
 
 
+def require_replaceable(directory: str | os.PathLike) -> Path:
+    """Where `save_hf` would write, links followed. Raises ValueError where that is a file, or a folder that holds something else
+    than a model: it would be replaced as a whole."""
+    path = Path(directory).resolve()
+    if path.exists() and not path.is_dir():
+        raise ValueError(f"{directory} is a file; a model is saved as a directory")
+    if path.is_dir() and any(path.iterdir()) and not (path / "config.json").exists():
+        raise ValueError(f"{directory} holds other things than a model, which saving one there would delete; name a new directory")
+    return path
+
+
 def save_hf(directory: str | os.PathLike, params: Mapping[str, Any], config: ModelConfig, tokenizer: Any = None,
             extra: Mapping[str, Mapping[str, Any]] | None = None, dtype: str = "float32",
             max_shard_bytes: int = 5_000_000_000) -> None:
     """Write a directory that transformers (and `load_hf`) opens.
 
-    Written beside and moved into place: an interrupted save leaves what was there. An existing directory is replaced.
+    Written beside and moved into place: an interrupted save leaves what was there. An existing model directory is replaced.
 
     Args:
       tokenizer: saved along, with its end token in generation_config.json.
@@ -317,13 +357,14 @@ def save_hf(directory: str | os.PathLike, params: Mapping[str, Any], config: Mod
       max_shard_bytes: a larger model is written as several files of at most so many bytes, with an index.
 
     Raises:
-      ValueError: an unknown dtype, a size below 1, weights beyond the range of float16, a policy of no known family.
+      ValueError: an unknown dtype, a size below 1, weights beyond the range of float16, a policy of no known family, or something
+        else than a model directory stands there (see `require_replaceable`).
     """
     if dtype not in STORED_DTYPES:
         raise ValueError(f"dtype must be one of {', '.join(STORED_DTYPES)}, got {dtype!r}")
     if max_shard_bytes < 1:
         raise ValueError(f"max_shard_bytes must be at least 1, got {max_shard_bytes}")
-    directory = Path(directory).absolute()
+    directory = require_replaceable(directory)
     directory.parent.mkdir(parents=True, exist_ok=True)
     fresh = Path(tempfile.mkdtemp(dir=directory.parent, prefix=f".{directory.name}-"))
     try:

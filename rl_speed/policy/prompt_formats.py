@@ -88,6 +88,6 @@ def prompt_format(template: str) -> PromptFormat:
     try:
         # What is left of the format's own braces is what PromptFormat.user holds.
         return PromptFormat(template.format(question="{question}"), chat=False)
-    except (KeyError, IndexError, ValueError) as error:
+    except (KeyError, IndexError, ValueError, AttributeError, TypeError) as error:
         raise ValueError(f"config.data.prompt={template!r} is no format string ({error!r}): braces other than {{question}} are "
                          "doubled, as in \\boxed{{}}") from None

@@ -1,12 +1,17 @@
 """Tokenizers and prompts, from a local directory: the only place that speaks to transformers' tokenizers."""
 
-import json
+import datetime
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from rl_speed.policy.hf import read_json
 from rl_speed.policy.prompt_formats import prompt_format
+
+# What chat templates that write today's date into a prompt (Llama 3) get instead, the day that Llama's falls back to: the same
+# question must be the same prompt tomorrow.
+DATE = datetime.datetime(2024, 7, 26)
 
 
 def load_tokenizer(directory: str | os.PathLike) -> Any:
@@ -59,7 +64,7 @@ def prompt_encoder(tokenizer: Any, template: str, system: str = "") -> Callable[
         text = form.user.replace("{question}", question)
         if form.chat:
             text = _chat(tokenizer, text, system, template)
-        if form.opening and not text.endswith(form.opening):
+        if form.opening and not text.rstrip().endswith(form.opening.rstrip()):
             text += form.opening
         ids = bare(text)
         return ids if ids[:len(before)] == before else before + ids
@@ -87,8 +92,8 @@ def _chat(tokenizer: Any, user: str, system: str, template: str) -> str:
     try:
         # As text: of token ids, transformers 4 returns a list and transformers 5 a mapping.
         return tokenizer.apply_chat_template([*turns, {"role": "user", "content": user}], add_generation_prompt=True,
-                                             tokenize=False)
-    except jinja2.TemplateError as error:
+                                             tokenize=False, date_string=DATE.strftime("%d %b %Y"), strftime_now=DATE.strftime)
+    except (jinja2.TemplateError, TypeError) as error:
         raise ValueError(f"this tokenizer's chat template refuses a prompt of {[t['role'] for t in turns] + ['user']} turns "
                          f"(config.data.prompt={template!r}): {error}") from None
 
@@ -102,7 +107,9 @@ def end_token_ids(directory: str | os.PathLike, tokenizer: Any) -> tuple[int, ..
     ends: list[int] = []
     path = Path(directory) / "generation_config.json"
     if path.exists():
-        found: int | Sequence[int] | None = json.loads(path.read_text()).get("eos_token_id")
+        found: int | Sequence[int] | None = read_json(path).get("eos_token_id")
+        if not (found is None or isinstance(found, int) or isinstance(found, list) and all(isinstance(t, int) for t in found)):
+            raise ValueError(f"{path}: eos_token_id must be a token id or a list of them, got {found!r}")
         ends += [] if found is None else [found] if isinstance(found, int) else list(found)
     if tokenizer.eos_token_id is not None:
         ends.append(tokenizer.eos_token_id)

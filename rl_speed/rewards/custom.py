@@ -94,7 +94,9 @@ class FunctionRewards:
             if not is_function(function):
                 raise ValueError(f'a reward function is named "module:function", got {function!r}')
         self.functions = tuple(functions)
-        self._pool = WorkerPool(_CALL, workers, timeout_s, memory_limit_mb=memory_limit_mb)
+        # Modules may take longer to import than a response may take to judge.
+        self._pool = WorkerPool(_CALL, workers, timeout_s, memory_limit_mb=memory_limit_mb,
+                                warm_up=tuple(("rl_speed.rewards.call:problem", (function,)) for function in functions))
 
     def __enter__(self):
         return self

@@ -21,6 +21,7 @@ _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 _UPRIGHT = re.compile(r"_\s*\{\s*\\(?:mathrm|text|textrm|rm)\s*\{\s*(\w+)\s*\}\s*\}")
 # A name, perhaps with subscripts, perhaps applied to something, and an equals sign.
 _LABEL = re.compile(r"(\\?[A-Za-z]+(?:_(?:\w|\\[A-Za-z]+|\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}))?\s*(?:\([^()=]*\))?)\s*=")
+_EXTREME = re.compile(r"(\|?[A-Za-z]+\|?_(?:\s*\\(?:max|min)|\{[^{}=]*\\(?:max|min)[^{}=]*\})\s*(?:\([^()=]*\))?)\s*=")
 _BETWEEN_PARTS = re.compile(r"(?:[\s$,;&]|\\[\\,;:!()]|\\q?quad|\\text\{\s*(?:and|or)\s*\}|and|or)*")
 
 
@@ -41,7 +42,9 @@ def grade(
 
 def _judge(answer, gold, mode, float_rounding, strict, allow_set_relation):
     gold_parsed, gold_is_mathematics, label = _parse_gold(gold)
-    if label and answer is not None:
+    if answer is not None and (extreme := _extreme(answer)) and label in ("", _plain(extreme.group(1))):
+        answer = rf"\boxed{{{_bare(answer)[extreme.end():]}}}"
+    elif label and answer is not None:
         answer = _without_label(answer, label)
     parsed = _parse(answer) if answer is not None else []
     equal = bool(parsed) and verify(
@@ -97,13 +100,26 @@ def _parse_gold(gold):
     A label is the name of a quantity before an equals sign, "I_{\max} = ". The library drops those of one letter itself; where a
     gold answer cannot be read with its label, it is read without.
     """
+    if extreme := _extreme(gold):
+        without = _parse_gold_text(_bare(gold)[extreme.end():])
+        if _is_mathematics(without):
+            return without, True, _plain(extreme.group(1))
     parsed = _parse_gold_text(gold)
+    if _bare(gold).count("=") > 1 and _EXTREME.search(_bare(gold)):
+        return parsed, False, ""  # of a maximum and a minimum the library would read one
     label = _LABEL.match(_bare(gold))
     if label and not _is_mathematics(parsed):
         without = _parse_gold_text(_bare(gold)[label.end():])
         if _is_mathematics(without):
             return without, True, _plain(label.group(1))
     return parsed, _is_mathematics(parsed), ""
+
+
+def _extreme(text):
+    r"""The label of a maximum or minimum, as in S_{\triangle,\max} = 2\sqrt{3}: the library cannot read it, and takes a number out of
+    the rest for the answer."""
+    bare = _bare(text)
+    return _EXTREME.match(bare) if bare.count("=") == 1 else None
 
 
 def _without_label(answer, label):
@@ -113,17 +129,21 @@ def _without_label(answer, label):
 
 
 def _bare(text):
-    """What stands inside a box that is all there is, or dollars."""
-    text = text.strip()
-    box = _BOX.match(text)
-    if box and closing_brace(text, box.end()) == len(text) - 1:
-        text = text[box.end():-1]
-    return text.strip().strip("$").strip()
+    r"""What stands inside a box, dollars, \( \) or \[ \] that are all there is."""
+    before = None
+    while text != before:
+        before, text = text, text.strip().strip("$").strip()
+        box = _BOX.match(text)
+        if box and closing_brace(text, box.end()) == len(text) - 1:
+            text = text[box.end():-1]
+        elif text[:2] in ("\\(", "\\[") and text[-2:] == {"(": "\\)", "[": "\\]"}[text[1]]:
+            text = text[2:-2]
+    return text
 
 
 def _plain(text):
     """For a comparison of texts: without what is layout alone."""
-    return re.sub(r"\\(?:text|mathrm|textbf|left|right|[,;:! ])|[\s${}]", "", _bare(text)).rstrip(".")
+    return re.sub(r"\\(?:text|mathrm|textbf|left|right)(?![A-Za-z])|\\[,;:! ]|[\s${}]", "", _bare(text)).rstrip(".")
 
 
 def _is_mathematics(parsed):

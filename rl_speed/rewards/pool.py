@@ -67,6 +67,7 @@ class WorkerPool:
         memory_limit_mb: int | None = 1024,
         recycle_after: int | None = None,
         start_timeout_s: float = 60.0,
+        warm_up: tuple[tuple[str, tuple], ...] = (),
     ):
         """Starts nothing yet: workers start at the first call, or at `start()`.
 
@@ -76,7 +77,8 @@ class WorkerPool:
           timeout_s: wall-clock seconds that one item may take.
           memory_limit_mb: address space of one worker (RLIMIT_AS) in MiB, or None for no limit.
           recycle_after: a worker is replaced after this many items; None for never.
-          start_timeout_s: seconds that a worker may take to import the function.
+          start_timeout_s: seconds that a worker may take to import the function, and for `warm_up`.
+          warm_up: ("module:function", arguments) that each worker calls once when it starts, in no item's time.
         """
         if workers < 1 or timeout_s <= 0 or (recycle_after is not None and recycle_after < 1):
             raise ValueError(
@@ -95,6 +97,7 @@ class WorkerPool:
         self._memory_limit_mb = memory_limit_mb
         self._recycle_after = recycle_after
         self._start_timeout_s = start_timeout_s
+        self._warm_up = warm_up
         self._wanted = 0  # grows with the calls up to `workers`: ten items need no sixty workers
         self._failed_starts = 0
         self._closed = False
@@ -186,7 +189,7 @@ class WorkerPool:
             )
             # While our copy of their end is open, this cannot fail should the child die at once.
             ours.send(
-                (self._function, [*sys.path, self._extra_path], self._memory_limit_mb, self._timeout_s + _BACKSTOP_S)
+                (self._function, [*sys.path, self._extra_path], self._memory_limit_mb, self._timeout_s + _BACKSTOP_S, self._warm_up)
             )
         return _Worker(process, ours, time.monotonic() + self._start_timeout_s)
 

@@ -4,14 +4,13 @@ Run as a script by the pool, never imported by it. Standard library only, so tha
 fast and stays small. Requests and replies use a socket of their own: what the function prints
 cannot get between them.
 
-    parent -> worker   (function, sys_path, memory_limit_mb, backstop_s)    once
+    parent -> worker   (function, sys_path, memory_limit_mb, backstop_s, warm_up)    once
     worker -> parent   ("ready", "") or ("failed", traceback)               once
     parent -> worker   the function's arguments, a tuple                    per item
     worker -> parent   (value: float, cause: str, message: str)             per item
 """
 
 import importlib
-import math
 import os
 import resource
 import signal
@@ -19,6 +18,7 @@ import sys
 import traceback
 from multiprocessing.connection import Connection
 
+_LARGEST = 3.4e38  # of float32, nearly
 # Built beforehand: replying to a MemoryError should not have to allocate.
 _OUT_OF_MEMORY = (0.0, "memory", "MemoryError")
 
@@ -42,7 +42,7 @@ def evaluate(function, arguments):
         result = function(*arguments)
         value, cause = result if isinstance(result, tuple) else (result, "ok")
         value = float(value)
-        if not math.isfinite(value):
+        if not abs(value) <= _LARGEST:  # rewards are float32; a NaN is not smaller either
             return 0.0, "exception", f"returned {value}"
         return value, cause, ""
     except MemoryError:
@@ -54,11 +54,13 @@ def evaluate(function, arguments):
 
 def serve(connection):
     """Answers items until the parent closes the connection or is gone."""
-    function_name, search_path, memory_limit_mb, backstop_s = connection.recv()
+    function_name, search_path, memory_limit_mb, backstop_s, warm_up = connection.recv()
     sys.path[:] = search_path
     try:
         limit_memory(memory_limit_mb)
         function = load(function_name)
+        for name, arguments in warm_up:
+            load(name)(*arguments)
     except BaseException:
         connection.send(("failed", traceback.format_exc()))
         return

@@ -23,6 +23,7 @@ from rl_speed.evaluation import evaluate
 from rl_speed.mesh import make_mesh, row_shards
 from rl_speed.policy import (ModelConfig, decoder, encode_prompt, end_token_ids, init, load_hf, load_tokenizer, num_params,
                              save_hf)
+from rl_speed.policy.hf import require_replaceable
 from rl_speed.rewards import MathVerifier
 from rl_speed.sampling import SamplerConfig
 from rl_speed.sampling.generate import Generator
@@ -141,6 +142,7 @@ def build(settings: Settings, progress: bool = True) -> Run:
 
     Raises: ValueError (DataError among them), OSError, CheckpointError: of one line, about a flag or a file and line.
     """
+    require_replaceable(settings.out)
     mesh = make_mesh(settings.mesh_data, settings.mesh_fsdp, settings.mesh_tensor)
     return (build_from_files if settings.data else build_embedded)(settings, mesh, progress)
 

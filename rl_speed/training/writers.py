@@ -53,11 +53,11 @@ class TensorBoard:
         from tensorboard.summary.writer.record_writer import RecordWriter
 
         self._event, self._summary, self._protos = event_pb2.Event, summary_pb2.Summary, summary_pb2
-        self._text = lambda text: tensor_pb2.TensorProto(dtype=types_pb2.DT_STRING, string_val=[text.encode("utf-8")])
+        self._text = lambda text: tensor_pb2.TensorProto(dtype=types_pb2.DT_STRING, string_val=[text.encode("utf-8", "replace")])
         folder.mkdir(parents=True, exist_ok=True)
         # Each file holds the whole run so far. Of several, a crash here left the older ones; the time of making is in the name.
         old = sorted(p for p in folder.glob("events.out.tfevents.*") if p.suffix != ".tmp")
-        kept = [record for data, record in _records(old[-1].read_bytes()) if self._is_before(data, next_step)] if old else []
+        kept = self._before(old[-1].read_bytes(), next_step) if old else []
         path = folder / f"events.out.tfevents.{time.time_ns() // 1000}.{socket.gethostname()}"
         write_atomically(path, b"".join(kept))
         for stale in [*old, *folder.glob("*.tmp")]:
@@ -95,9 +95,18 @@ class TensorBoard:
     def _add(self, event: Any) -> None:
         self._records.write(event.SerializeToString())
 
-    def _is_before(self, data: bytes, next_step: int) -> bool:
-        event = self._event.FromString(data)
-        return event.step < next_step or event.HasField("file_version")
+    def _before(self, content: bytes, next_step: int) -> list[bytes]:
+        """The records of earlier steps, as far as the file can be read."""
+        kept = []
+        for data, record in _records(content):
+            try:
+                event = self._event.FromString(data)
+            except Exception as error:  # noqa: BLE001 (protobuf's own type differs by implementation)
+                log.warning("a damaged TensorBoard event, and what follows, is left out (%s)", error)
+                break
+            if event.step < next_step or event.HasField("file_version"):
+                kept.append(record)
+        return kept
 
 
 def _records(content: bytes) -> list[tuple[bytes, bytes]]:

@@ -1,5 +1,6 @@
 r"""Schemas as published: rows in their exact form (the texts are ours), the gold answers that come out, and what is refused."""
 
+import datetime
 import json
 
 import pytest
@@ -183,3 +184,15 @@ def test_answers_that_a_copy_of_math_squeezed_come_from_the_box():
 def test_integers():
     assert all(map(is_integer, ("42", "-7", "1,080", "+3", "3.0")))
     assert not any(map(is_integer, ("1,08", "3.5", "x", "1/2", "2^3", "")))
+
+
+def test_what_json_cannot_hold_is_kept_as_text_and_half_characters_are_refused():
+    row = to_row({"problem": "?", "answer": "1", "year": datetime.date(2024, 2, 1), "level": b"5"}, "f:1")
+    assert row.meta == {"year": "2024-02-01", "level": "b'5'"}
+    for field in ("answer", "solution", "id"):
+        with pytest.raises(DataError, match=f"'{field}' is not Unicode text"):
+            to_row({"problem": "?", "answer": "1", "solution": "s", "id": "i", field: "\ud800"}, "f:1")
+    for value in (float("inf"), float("-inf"), float("nan")):
+        with pytest.raises(DataError, match="must be text, a number or a list of these"):
+            to_row({"problem": "?", "answer": value}, "f:1")
+    assert to_row({"problem": "?", "answer": r"y_{\max} = 5, y_{\min} = 1"}, "f:1").answer == r"y_{\max} = 5, y_{\min} = 1"

@@ -151,7 +151,7 @@ def test_what_would_be_computed_differently_is_refused_with_the_reason(change, r
 @pytest.mark.parametrize("change, reason", [
     ({"kv_heads": 3}, "model.heads must be a multiple of model.kv_heads, got 4 and 3"),
     ({"head_dim": 7}, "model.head_dim must be even"),
-    ({"layers": 0}, "model.layers must be at least 1, got 0"),
+    ({"layers": 0}, "model.layers must be a whole number of at least 1, got 0"),
     ({"dtype": "float16"}, "model.dtype must be one of float32, bfloat16, got 'float16'"),
 ])
 def test_impossible_settings_name_the_field(change, reason):

@@ -139,10 +139,14 @@ def test_what_cannot_be_written_is_refused(params, saved):
     assert {p.name: p.read_bytes() for p in saved.iterdir()} == before
 
 
-def test_a_head_beside_a_tied_embedding_is_not_read_and_a_missing_one_is_named(params, saved):
+def test_a_head_beside_a_tied_embedding_must_be_it_and_a_missing_one_is_named(params, saved):
     tensors = load_file(saved / "model.safetensors")
-    save_file({**tensors, "lm_head.weight": np.zeros((24, 16), np.float32)}, saved / "model.safetensors")
+    save_file({**tensors, "lm_head.weight": tensors["model.embed_tokens.weight"].copy()}, saved / "model.safetensors")
     same(load_hf(saved)[0], params)
+    # transformers would use the other head.
+    save_file({**tensors, "lm_head.weight": np.zeros((24, 16), np.float32)}, saved / "model.safetensors")
+    with pytest.raises(ValueError, match="ties the head to the embedding, but lm_head.weight is another matrix"):
+        load_hf(saved)
     save_file(tensors, saved / "model.safetensors")
     config = json.loads((saved / "config.json").read_text())
     (saved / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": False}))
@@ -269,4 +273,40 @@ def test_directories_without_config_or_weights_are_named(saved):
         load_hf(saved)
     (saved / "config.json").unlink()
     with pytest.raises(FileNotFoundError, match="config.json: no such file"):
+        load_hf(saved)
+
+
+def test_what_the_policy_has_no_use_for_is_told(params, saved, caplog):
+    tensors = load_file(saved / "model.safetensors")
+    buffer = {"model.layers.0.self_attn.rotary_emb.inv_freq": np.zeros(2, np.float32)}
+    save_file({**tensors, **buffer, "v_head.weight": np.zeros((1, 16), np.float32)}, saved / "model.safetensors")
+    same(load_hf(saved)[0], params)
+    assert "1 tensors are not part of a qwen2 of" in caplog.text and "v_head.weight" in caplog.text
+
+
+def test_nothing_but_a_model_is_replaced(params, saved, tmp_path):
+    config = load_hf(saved)[1]
+    thesis = tmp_path / "thesis"
+    thesis.mkdir()
+    (thesis / "a.txt").write_text("years of work")
+    with pytest.raises(ValueError, match="holds other things than a model, which saving one there would delete"):
+        save_hf(thesis, params, config)
+    assert (thesis / "a.txt").read_text() == "years of work"
+    with pytest.raises(ValueError, match="a.txt is a file"):
+        save_hf(thesis / "a.txt", params, config)
+    link = tmp_path / "link"
+    link.symlink_to(saved)
+    save_hf(link, params, config)
+    assert link.is_symlink() and {p.name for p in tmp_path.iterdir() if p.name.startswith(".")} == set()
+    same(load_hf(link)[0], params)
+
+
+def test_config_json_of_another_shape_is_named(saved):
+    values = json.loads((saved / "config.json").read_text())
+    for change in ({"hidden_size": "16"}, {"num_attention_heads": 0}, {"hidden_size": None}, {"rope_scaling": "x"}):
+        (saved / "config.json").write_text(json.dumps({**values, **change}))
+        with pytest.raises(ValueError, match="config.json: "):
+            load_hf(saved)
+    (saved / "config.json").write_text("[]")
+    with pytest.raises(ValueError, match="config.json: expected a JSON object, got list"):
         load_hf(saved)

@@ -178,3 +178,12 @@ def test_countdown_executes_nothing():
     tree = ast.parse(Path(countdown.__file__).read_text(encoding="utf-8"))
     called = {node.func.id for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
     assert not called & {"eval", "exec", "compile", "getattr", "__import__"}
+
+
+def test_slow_imports_and_values_beyond_float32_cost_nobody_else(tmp_path, monkeypatch):
+    (tmp_path / "slow_reward.py").write_text("import time\ntime.sleep(1.0)\n\n"
+                                             "def score(length):\n    return 1e39 if length > 2 else 1.0\n")
+    monkeypatch.chdir(tmp_path)
+    with FunctionRewards(["slow_reward:score"], 1, timeout_s=0.5) as rewards:
+        values, causes = rewards.score_detailed(samples_of("a", "long", "b"))
+    assert values.tolist() == [[1.0, 0.0, 1.0]] and causes == [["ok", "exception", "ok"]]

@@ -37,6 +37,8 @@ def free():
         (r"\frac{3}{7}", "3/7", r"\frac{7}{3}"),
         (r"\frac{\pi}{4}+2", r"\frac \pi4 + 2", "2"),
         ("2", r"\frac42", r"\frac \pi4 + 2"),  # not what is left where a fraction is not read
+        (r"|AB|_{\min} = 2\sqrt{3}", r"2\sqrt{3}", "2"),  # nor where a label is not
+        (r"2\sqrt{3}", r"S_{\triangle,\max}=2\sqrt{3}", r"S_{\max}=2"),
         (r"3\sqrt{13}", r"\sqrt{117}", "3"),  # not just its first number
         ("(1,2)", r"\left(1, 2\right)", "(2,1)"),
         ("x^2+2x+1", "(x+1)^2", "x^2"),

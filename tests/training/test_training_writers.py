@@ -195,3 +195,18 @@ def test_a_folder_of_the_name_is_not_the_package(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="the package left_by_a_run is not installed"):
         require_package("left_by_a_run", "asked for")
     require_package("numpy", "asked for")
+
+
+def test_a_last_record_of_zeros_is_left_out(tmp_path):
+    board = TensorBoard(tmp_path)
+    for step in range(3):
+        board.write(step, {"x": float(step)})
+    board.text(3, "odd", "half a character: \ud800")
+    board.close()
+    file, = tmp_path.iterdir()
+    content = file.read_bytes()
+    file.write_bytes(content[:-20] + bytes(20))  # the machine went down before the last pages were written
+    board = TensorBoard(tmp_path, 9)
+    board.write(3, {"x": 3.0})
+    board.close()
+    assert events(tmp_path)[0] == {"x": [(0, 0.0), (1, 1.0), (2, 2.0), (3, 3.0)]}
