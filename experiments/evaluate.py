@@ -125,7 +125,7 @@ def main(argv):
             sys.exit(128 + stop.received)
     told = {**facts, "how": f"{settings.samples} responses to a question, temperature {settings.temperature:g}, top-p "
             f"{settings.top_p:g}, at most {settings.max_new} tokens, verifier {settings.verifier} ({settings.mode}), seed "
-            f"{settings.seed}"}
+            f"{settings.seed}, prompt {settings.prompt!r}" + f" and {settings.instruction!r}" * bool(settings.instruction)}
     files = report.write_results(summary, out, f"Evaluation of {name}", told)
     print("\n" + report.tables(summary) + "\nwritten to " + " ".join(map(str, [out / "responses.jsonl", *files])))
 

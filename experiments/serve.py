@@ -1,6 +1,6 @@
 """Serve a policy with JetStream, over gRPC; and ask a server.
 
-    pip install 'rl_speed[jetstream]'                          the package google-jetstream 0.2.2, with TensorFlow (2 GB)
+    pip install -e '.[jetstream]'                              the package google-jetstream 0.2.2, with TensorFlow (2 GB)
     python experiments/serve.py                                the embedded policy, on localhost:9000
     python experiments/serve.py --ask='>3459....='             from another terminal: 459
     python experiments/serve.py --model=DIR --prompt=chat --slots=32 --temperature=0.7 --top_p=0.9

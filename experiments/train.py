@@ -5,9 +5,9 @@
     python experiments/train.py --config=configs/gsm8k.py --config.mesh.fsdp=4 --dry_run      (what it will need; starts nothing)
     python experiments/train.py --config=configs/ada_qwen3_4b.py --config.model.path=MODEL/config.json --dry_run       (no weights)
 
-The same command again resumes from the newest checkpoint (--resume=never|auto|must). SIGTERM and Ctrl-C save and stop.
-The workdir then holds config.json, metrics.jsonl, evaluations.jsonl, rollouts.jsonl, tensorboard/, checkpoints/, plots/*.png,
-report.html, summary.json and policy/ (a Hugging Face directory).
+Every field of rl_speed/config.py is a flag. The same command again resumes from the newest checkpoint (--resume=never|auto|must).
+SIGTERM and Ctrl-C finish the step under way, save and stop. The workdir then holds config.json, metrics.jsonl, evaluations.jsonl,
+rollouts.jsonl, tensorboard/, checkpoints/, plots/*.png, report.html, summary.json and policy/ (a Hugging Face directory).
 """
 
 import os

@@ -28,8 +28,8 @@ def read_items(source: str | pathlib.Path) -> Iterator[tuple[int, Any]]:
           holds nothing but one array of objects, as {"data": [...]}. "Line" is then the row's number, from 1;
         .parquet: read a row group at a time; nested columns become dicts and lists. "Line" is the row's number;
         OWNER/NAME[:CONFIG][@SPLIT]: a data set of the Hugging Face hub, @train where nothing is said, through the library
-          `datasets` (pip install rl_speed[hub]) and its cache. What exists as a path is a path. A directory is read by that library
-          too: DIRECTORY[@SPLIT].
+          `datasets` (pip install -e '.[hub]' in the checkout) and its cache. What exists as a path is a path. A directory is read
+          by that library too: DIRECTORY[@SPLIT].
 
     Raises:
       DataError: no such file, not readable as what its name says, or the hub has no such data set or cannot be reached.
@@ -123,7 +123,7 @@ def _hub(source: str, name: str, split: str, config: str | None = None) -> Itera
         import datasets
     except ImportError:
         raise DataError(f"{source}: no such file; to read it as a data set of the Hugging Face hub, install the library `datasets` "
-                        "(pip install rl_speed[hub])") from None
+                        "(pip install -e '.[hub]' in the checkout)") from None
     try:
         rows = datasets.load_dataset(name, config, split=split)
     # The library lets through what its back ends raise: requests, httpx, fsspec, pyarrow, and errors of its own.

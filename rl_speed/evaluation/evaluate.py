@@ -38,8 +38,11 @@ class Evaluation:
 
     @property
     def standard_error(self) -> float:
-        """Of `accuracy`, from the sampling of responses to these prompts (not from the choice of prompts)."""
+        """Of `accuracy`, from the sampling of responses to these prompts (not from the choice of prompts). One response each does
+        not tell how pass rates differ: then it is as if all were equal, which is never too small."""
         p = self.correct / self.samples
+        if self.samples == 1:
+            p = np.full_like(p, p.mean())
         return float(np.sqrt((p * (1 - p)).sum() / max(self.samples - 1, 1)) / len(p))
 
     def metrics(self) -> dict[str, float]:

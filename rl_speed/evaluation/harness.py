@@ -55,6 +55,8 @@ def load_benchmarks(files: dict[str, str], settings: Settings, tokenizer: Any, s
     if files:
         return [file_benchmark(name, path, encode, bare, settings.max_prompt_length, on_bad_row, settings.limit)
                 for name, path in files.items()]
+    if source.config is None and source.directory != EMBEDDED:
+        raise ValueError("--data is missing: which questions? (A run's own held-out questions are asked with --checkpoint=WORKDIR)")
     data = Config().data if source.config is None else source.config.data
     if data.task == "chain":
         return [chain_benchmark(encode, bare, data.eval_prompts or 512, settings.limit)]

@@ -5,8 +5,8 @@ import logging
 import os
 from collections.abc import Iterator
 
-MISSING = ("serving needs JetStream: pip install 'rl_speed[jetstream]' (the package google-jetstream; the one called jetstream "
-           "on PyPI is another tool)")
+MISSING = ("serving needs JetStream: pip install -e '.[jetstream]' in the checkout (the package google-jetstream; the one called "
+           "jetstream on PyPI is another tool)")
 
 
 @contextlib.contextmanager

@@ -95,6 +95,7 @@ def build_policy(config: Config, mesh: Mesh) -> Policy:
     params, model = load_hf(directory, mesh=mesh, dtype=config.model.compute_dtype, remat=config.model.remat)
     tokenizer = load_tokenizer(directory)
     check_vocabulary(tokenizer, model, directory)
+    warn_of_positions(config, model)
     return Policy(directory, params, model, tokenizer, tuple(end_token_ids(directory, tokenizer)),
                   build_decoder(config, model, mesh))
 
@@ -124,6 +125,14 @@ def abstract_policy(config: Config, mesh: Mesh) -> Policy:
         check_vocabulary(tokenizer, model, directory)
         ends = tuple(end_token_ids(directory, tokenizer))
     return Policy(directory, params, model, tokenizer, ends, build_decoder(config, model, mesh))
+
+
+def warn_of_positions(config: Config, model: ModelConfig) -> None:
+    """Say so where sequences may be longer than the model was made for."""
+    longest = config.data.max_prompt_length + config.sampler.max_new
+    if longest > model.max_position:
+        log.warning("config.data.max_prompt_length (%d) and config.sampler.max_new (%d) together exceed the %d positions that %s "
+                    "was made for", config.data.max_prompt_length, config.sampler.max_new, model.max_position, config.model.path)
 
 
 def build_decoder(config: Config, model: ModelConfig, mesh: Mesh) -> Decoder:

@@ -1,8 +1,10 @@
 """Checkpoints: the train state as sharded arrays, everything on the host beside it, in one atomic directory per step."""
 
 import contextlib
+import json
 import logging
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -230,3 +232,20 @@ def restore_params(directory: str | Path, like: Any) -> Any:
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
         return reader.restore(directory / "state", args=ocp.args.PyTreeRestore(
             item=item, restore_args=ocp.checkpoint_utils.construct_restore_args(item), partial_restore=True))["params"]
+
+
+def note_changes(path: Path, now: Mapping[str, Any], step: int) -> None:
+    """Before a run goes on under other settings than those in its config.json, say which, and keep the file as
+    config_before_step_N.json. What cannot be read is passed over: it is about to be written anew."""
+    try:
+        before = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return
+    now = json.loads(json.dumps(now))
+    pairs = [(f"{part}.{name}" if isinstance(value, dict) else part, old, new)
+             for part, value in now.items()
+             for name, old, new in ([(k, before.get(part, {}).get(k), v) for k, v in value.items()] if isinstance(value, dict)
+                                    else [("", before.get(part), value)])]
+    if changed := [f"config.{name}: {old!r} -> {new!r}" for name, old, new in pairs if old != new]:
+        path.with_name(f"config_before_step_{step}.json").write_text(path.read_text())
+        log.warning("settings changed at step %d: %s", step, "; ".join(changed))

@@ -21,7 +21,7 @@ from rl_speed.sampling.generate import Drawn, GenerationStats
 from rl_speed.training import build
 from rl_speed.training.batch import build_batch, split_groups
 from rl_speed.training.cache_start import start_cost, start_run
-from rl_speed.training.checkpoint import Checkpointer
+from rl_speed.training.checkpoint import Checkpointer, note_changes
 from rl_speed.training.in_loop import InLoopDriver
 from rl_speed.training.metrics import (CompileCounter, PhaseTimer, SlowSteps, counted_over_restarts, pass_rate_histogram,
                                        read_lines, write_atomically)
@@ -103,6 +103,7 @@ class Trainer:
                                   "config.checkpoints.resume=auto to continue it")
         if latest is not None:
             self._restore()
+            note_changes(self.workdir / "config.json", self.config.to_dict(), self.step)
         write_atomically(self.workdir / "config.json", json.dumps(self.config.to_dict(), indent=2) + "\n")
         self._writer = MetricsWriter(self.workdir, self.config.logging, self.config.to_dict(), self.step)
         for point in self.evaluations:

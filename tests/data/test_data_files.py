@@ -112,5 +112,5 @@ def test_the_hub_out_of_reach_is_said_in_one_line(hub, monkeypatch):
     assert str(error.value) == ("no/where@test: no such file, and not read as a data set of the Hugging Face hub (split 'test'): "
                                 "Couldn't reach 'no/where' on the Hub")
     monkeypatch.setitem(sys.modules, "datasets", None)  # not installed
-    with pytest.raises(DataError, match=r"owner/name: no such file; .* install .*`datasets` \(pip install rl_speed\[hub\]\)"):
+    with pytest.raises(DataError, match=r"owner/name: no such file; .* install .*`datasets` \(pip install -e '.\[hub\]' in the checkout\)"):
         load_rows("owner/name")

@@ -88,7 +88,7 @@ def test_missing_jetstream_is_said_when_it_is_needed(monkeypatch):
     monkeypatch.setitem(sys.modules, "jetstream", None)
     importlib.import_module("rl_speed.serving.policy")  # does without
     for name in ("PolicyEngine", "Server", "ask"):
-        with pytest.raises(ImportError, match=r"pip install 'rl_speed\[jetstream\]'.*is another tool"):
+        with pytest.raises(ImportError, match=r"pip install -e '.\[jetstream\]'.*is another tool"):
             getattr(rl_speed.serving, name)
     with pytest.raises(AttributeError, match="no attribute 'Engine'"):
         rl_speed.serving.Engine

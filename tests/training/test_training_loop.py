@@ -72,7 +72,7 @@ def test_export_is_the_trained_policy(finished):
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(params), jax.device_get(trainer.state.params))
 
 
-def test_resume_is_exact(finished, tmp_path):
+def test_resume_is_exact(finished, tmp_path, caplog):
     """Four steps, then a new process's worth of objects for the last two: parameters, metrics and buffers agree bit for bit."""
     whole, _, workdir = finished
     Trainer(small(steps=4), tmp_path).run()
@@ -85,6 +85,10 @@ def test_resume_is_exact(finished, tmp_path):
     a, b = resumed.driver.buffer.state_dict(), whole.driver.buffer.state_dict()
     jax.tree.map(np.testing.assert_array_equal, a, b)
     jax.tree.map(np.testing.assert_array_equal, resumed.driver.state_dict(), whole.driver.state_dict())
+    # What the run was until then is not forgotten.
+    before = json.loads((tmp_path / "config_before_step_4.json").read_text())
+    assert before["training"]["steps"] == 4 and json.loads((tmp_path / "config.json").read_text())["training"]["steps"] == 6
+    assert "settings changed at step 4: config.training.steps: 4 -> 6" in caplog.text
     with pytest.raises(FileExistsError, match="already holds a run"):
         config = small(steps=6)
         config.checkpoints.resume = "never"
