@@ -3,7 +3,7 @@
 #   launch/test.sh [--all] [pytest arguments]
 # By itself: what a newcomer runs, minutes. Every room's contract is in it, each at least once.
 # With --all: the rest, too (`slow`): more cases of contracts that are in the first part, every preset and ablation, ten kills in
-# place of two, real models and data. `-m slow` runs the rest alone; .ci/run runs one part after the other, the first decides.
+# place of two, real models and data. `-m slow` runs the rest alone; .ci/run runs one part after the other.
 # Tests that compare with torch run where it is installed; RL_SPEED_DATA names the folder of real data, if there is one.
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 part="not slow"
