@@ -12,7 +12,7 @@ from rl_speed.benchmark.decode import QWEN_1P5B
 from rl_speed.benchmark.machine import best_time, is_cpu, matmul_rate, nominal_rate
 from rl_speed.mesh import make_mesh
 from rl_speed.policy import ModelConfig, init, num_params, param_shardings
-from rl_speed.training.batch import Batch
+from rl_speed.sampling import Batch
 from rl_speed.training.optimizer import OptimizerConfig, make_optimizer
 from rl_speed.training.state import init_state, state_shardings
 from rl_speed.training.step import UpdateConfig, make_update

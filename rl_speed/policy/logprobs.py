@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from rl_speed.policy.config import ModelConfig
-from rl_speed.policy.transformer import Array, Params, output_head
+from rl_speed.policy.transformer import Array, Params, hidden_states, output_head
 
 # Logits computed together by default: 2^27 float32 numbers are 512 MiB over the whole batch.
 DEFAULT_LOGITS = 2**27
@@ -77,3 +77,18 @@ def token_logprobs(params: Params, hidden_BxTxD: Array, targets_BxT: Array, conf
         _, outputs = jax.lax.scan(lambda _, xs: (None, recomputed(*xs)), None, (split(hidden_BxTxD), split(targets_BxT)))
         join = lambda x: jnp.moveaxis(x, 0, 1).reshape(rows, pieces * step)[:, :length]
         return jax.tree.map(join, outputs)
+
+
+def sequence_logprobs(params: Params, tokens: Array, config: ModelConfig, temperature: float | Array = 1.0,
+                      chunk: int | None = None, with_entropy: bool = False) -> tuple[Array, Array | None]:
+    """Log-probs of each token of whole rows given those before it: `token_logprobs` behind a forward pass.
+
+    Args:
+      tokens: i32[R, W], padded on the right; what is found at padding means nothing.
+      others: as `token_logprobs` takes them.
+
+    Returns:
+      (logprobs f32[R, W - 1], column t for the token at t + 1, entropy f32[R, W - 1] there, or None).
+    """
+    hidden = hidden_states(params, tokens, config)[:, :-1]
+    return token_logprobs(params, hidden, tokens[:, 1:], config, temperature=temperature, chunk=chunk, with_entropy=with_entropy)

@@ -18,6 +18,7 @@ _HOME = {
     "FunctionRewards": "custom",
     "IntegerMatch": "integer",
     "encode_answers": "integer",
+    "pad_answers": "exact",
     "token_bytes": "integer",
     "MathVerifier": "math_verify",
     "WorkerPool": "pool",

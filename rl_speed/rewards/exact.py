@@ -1,9 +1,11 @@
 """Exact match of token sequences: a verifier that runs inside the compiled sampler."""
 
 import dataclasses
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,6 +20,20 @@ class ExactMatch:
 
     def __call__(self, tokens: jax.Array, lengths: jax.Array, answer: tuple[jax.Array, jax.Array]) -> jax.Array:
         return exact_match(tokens, lengths, *answer, end_ids=self.end_ids, delimiter=self.delimiter)
+
+
+def pad_answers(answers: Sequence[np.ndarray], capacity: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """(tokens i32[P, capacity], lengths i32[P]) of ragged answers, as `ExactMatch` takes them; 0: as long as the longest.
+
+    Raises ValueError naming an answer that is empty or too long.
+    """
+    lengths = np.array([len(ids) for ids in answers], np.int32)
+    padded = np.zeros((len(answers), capacity or max(1, *lengths)), np.int32)
+    for row, ids in enumerate(answers):
+        if not 1 <= len(ids) <= padded.shape[1]:
+            raise ValueError(f"answer {row} has {len(ids)} tokens; the exact verifier takes 1 to {padded.shape[1]}")
+        padded[row, :len(ids)] = ids
+    return padded, lengths
 
 
 def exact_match(

@@ -1,6 +1,7 @@
 """Sampling rules, the compiled sampler, and the tables it takes. Imports nothing beyond jax, flax.struct and numpy."""
 
 from rl_speed.sampling.adaptive import sample_adaptive
+from rl_speed.sampling.batch import Batch, training_batch
 from rl_speed.sampling.callback import HostVerify, VerifierError
 from rl_speed.sampling.checker import DecoderFault, check_decoder
 from rl_speed.sampling.lockstep import sample_lockstep
@@ -12,9 +13,9 @@ from rl_speed.sampling.types import (ACCEPTED, CLOSED, COMPLETE, OPEN, REJECTED,
                                      Decision, Decoder, Prefixes, Prompts, Requests, RuleState, Samples, SamplerConfig)
 
 __all__ = [
-    "ACCEPTED", "CLOSED", "COMPLETE", "OPEN", "REJECTED", "SCREENING", "AdaptiveSamples", "Allocated", "Band", "Contexts",
+    "ACCEPTED", "CLOSED", "COMPLETE", "OPEN", "REJECTED", "SCREENING", "AdaptiveSamples", "Allocated", "Band", "Batch", "Contexts",
     "Counts", "Decision", "Decoder", "DecoderFault", "Dynamic", "HostVerify", "Prefixes", "Prompts", "Requests", "Rule",
     "RuleState", "Samples", "SamplerConfig", "Sequential", "Speed", "Uniform", "VerifierError", "build_contexts", "build_prompts",
     "build_requests", "check_decoder", "compiled_decide", "sample", "sample_adaptive", "sample_adaptive_sharded",
-    "sample_lockstep", "sample_sharded",
+    "sample_lockstep", "sample_sharded", "training_batch",
 ]

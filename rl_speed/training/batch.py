@@ -3,29 +3,9 @@
 from collections.abc import Sequence
 
 import numpy as np
-from flax import struct
 
 from rl_speed.memory.group import Group
-
-
-@struct.dataclass
-class Batch:
-    """R samples as whole rows: prompt, then response, padded on the right. Padding rows have group_ids -1 and no mask.
-
-    Column t of the [R, W - 1] arrays belongs to the token at t + 1, which is predicted at t.
-
-    Attributes:
-      tokens: i32[R, W].
-      mask: bool[R, W - 1], True where the predicted token is one of the response's, and is trained on.
-      behaviour_logprobs: f32[R, W - 1], by the policy that sampled, 0 elsewhere.
-      rewards: f32[R]. group_ids: i32[R].
-    """
-
-    tokens: np.ndarray
-    mask: np.ndarray
-    behaviour_logprobs: np.ndarray
-    rewards: np.ndarray
-    group_ids: np.ndarray
+from rl_speed.sampling.batch import Batch
 
 
 def build_batch(groups: Sequence[Group], rows: int, width: int, multiple: int = 0, mask_prefix: bool = True) -> Batch:

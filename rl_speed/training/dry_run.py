@@ -13,10 +13,9 @@ from jax.sharding import Mesh
 from rl_speed.config import Config
 from rl_speed.mesh import batch_sharding
 from rl_speed.policy import num_params
-from rl_speed.sampling import Prompts, SamplerConfig
+from rl_speed.sampling import Batch, Prompts, SamplerConfig
 from rl_speed.sampling.generate import Generator
 from rl_speed.training import build
-from rl_speed.training.batch import Batch
 from rl_speed.training.driver import capacities
 from rl_speed.training.fused import FusedConfig, Table
 from rl_speed.training.out_of_memory import abstract_state, device_bytes, explain, size_text, update_parts

@@ -15,7 +15,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from flax import struct
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from rl_speed import objectives
@@ -26,8 +25,8 @@ from rl_speed.policy import ModelConfig
 from rl_speed.sampling import (AdaptiveSamples, Counts, Decoder, Prefixes, Prompts, Rule, SamplerConfig, build_prompts,
                                sample_adaptive_sharded)
 from rl_speed.sampling.adaptive import Verify
+from rl_speed.sampling.batch import Batch, Drawn, select, to_batch
 from rl_speed.sampling.generate import Replay
-from rl_speed.training.batch import Batch
 from rl_speed.training.pools import PoolConfig, choose
 from rl_speed.training.state import TrainState, state_shardings
 from rl_speed.training.step import ADVANTAGES, UpdateConfig, apply_gradients, gradients
@@ -60,75 +59,6 @@ class FusedConfig:
     def batch_rows(self) -> int:
         """Rows of a shard's batch."""
         return self.target * (self.rows or self.rule.max_samples)
-
-
-@struct.dataclass
-class Drawn:
-    """The groups trained on, G in all over the shards and N samples each, shards one after the other.
-
-    Attributes:
-      candidate: i32[G], row of the shard's table; the number of rows for a group that is missing.
-      tokens: i32[G, N, T]. logprobs: f32[G, N, T]. lengths: i32[G, N]. rewards: f32[G, N]. truncated: bool[G, N].
-      used: bool[G, N], samples that were drawn (a rule may stop short of N). nonfinite: bool[G, N], those of them that logits
-        without a distribution ended: they are no part of the batch, and say nothing about the others.
-      prefix: i32[G, N], tokens at the start of each response that were replayed; None where nothing is.
-    """
-
-    candidate: Array
-    tokens: Array
-    logprobs: Array
-    lengths: Array
-    rewards: Array
-    truncated: Array
-    used: Array
-    nonfinite: Array
-    prefix: Array | None = None
-
-    @property
-    def trainable(self) -> Array:
-        """bool[G, N]: drawn, to the end."""
-        return self.used & ~self.nonfinite
-
-
-def select(samples: AdaptiveSamples, counts: Counts, target: int, per_prompt: int) -> Drawn:
-    """The selected groups of one shard, in launch order."""
-    candidates = samples.selected.shape[0]
-    chosen = jnp.nonzero(samples.selected, size=target, fill_value=candidates)[0].astype(jnp.int32)
-    row = jnp.minimum(chosen, candidates - 1)
-    take = lambda x: x.reshape(candidates, per_prompt, *x.shape[1:])[row]
-    used = (jnp.arange(per_prompt) < counts.done[row][:, None]) & (chosen < candidates)[:, None]
-    return Drawn(candidate=chosen, tokens=take(samples.tokens), logprobs=take(samples.logprobs), lengths=take(samples.lengths),
-                 rewards=take(samples.rewards), truncated=take(samples.truncated), used=used,
-                 nonfinite=take(samples.nonfinite),
-                 prefix=None if samples.prefix is None else take(samples.prefix))
-
-
-def to_batch(drawn: Drawn, prompts: Prompts, width: int, chosen: Array | None = None) -> Batch:
-    """Lay the groups of one shard out as whole rows, prompt then response; see `Batch`. Group ids are those of the shard.
-
-    `chosen`, i32[K], are the samples to lay out, counted over all groups, G x N where there is none; None: all of them.
-    """
-    groups, per_prompt, room = drawn.tokens.shape
-    total = groups * per_prompt
-    sample = jnp.arange(total) if chosen is None else jnp.minimum(chosen, total - 1)
-    row = jnp.minimum(drawn.candidate, prompts.lengths.shape[0] - 1)[sample // per_prompt]
-    whole = lambda x: x.reshape(total, *x.shape[2:])
-    flat = whole if chosen is None else lambda x: whole(x)[sample]
-    lengths = prompts.lengths if prompts.prefixes is None else prompts.prefixes.prompt_length
-    start, context = lengths[row][:, None], prompts.tokens[row]
-    length, used = flat(drawn.lengths)[:, None], flat(drawn.trainable)
-    if chosen is not None:
-        used &= chosen < total
-    at = jnp.arange(width)[None]
-    from_context = jnp.take_along_axis(context, jnp.broadcast_to(jnp.minimum(at, context.shape[1] - 1), (len(used), width)), axis=1)
-    from_response = lambda x: jnp.take_along_axis(flat(x), jnp.clip(at - start, 0, room - 1), axis=1)
-    is_response = (at >= start) & (at < start + length) & used[:, None]
-    tokens = jnp.where(is_response, from_response(drawn.tokens), jnp.where((at < start) & used[:, None], from_context, 0))
-    is_sampled = is_response if drawn.prefix is None else is_response & (at >= start + flat(drawn.prefix)[:, None])
-    return Batch(tokens=tokens, mask=is_sampled[:, 1:],
-                 behaviour_logprobs=jnp.where(is_response, from_response(drawn.logprobs), 0.0)[:, 1:],
-                 rewards=jnp.where(used, flat(drawn.rewards), 0.0),
-                 group_ids=jnp.where(used, (sample // per_prompt).astype(jnp.int32), -1))
 
 
 def choose_samples(drawn: Drawn, prompts: Prompts, config: PoolConfig, rows: int, key: Array) -> tuple[Array, Array | None]:

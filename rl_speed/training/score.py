@@ -10,7 +10,7 @@ import numpy as np
 from rl_speed.config import Reward
 from rl_speed.data.prompts import Prompt
 from rl_speed.objectives import overlong_penalty
-from rl_speed.rewards import FunctionRewards, MathVerifier, encode_answers, format_reward, language_reward
+from rl_speed.rewards import FunctionRewards, MathVerifier, encode_answers, format_reward, language_reward, pad_answers
 from rl_speed.rewards.custom import parse_extra
 from rl_speed.sampling.adaptive import Verify
 from rl_speed.sampling.generate import Drawn
@@ -45,14 +45,11 @@ def exact_answers(prompts: Sequence[Prompt], capacity: int) -> tuple[np.ndarray,
 
     Raises ValueError for an answer that is empty or too long.
     """
-    answers = np.zeros((len(prompts), capacity), np.int32)
-    lengths = np.array([len(p.answer_tokens) for p in prompts], np.int32)
-    for row, prompt in enumerate(prompts):
-        if not 1 <= lengths[row] <= capacity:
-            raise ValueError(f"prompt {prompt.id!r}: its answer has {lengths[row]} tokens; the exact verifier takes 1 to "
-                             f"{capacity}")
-        answers[row, :lengths[row]] = prompt.answer_tokens
-    return answers, lengths
+    for prompt in prompts:
+        if not 1 <= len(prompt.answer_tokens) <= capacity:
+            raise ValueError(f"prompt {prompt.id!r}: its answer has {len(prompt.answer_tokens)} tokens; the exact verifier takes 1 "
+                             f"to {capacity}")
+    return pad_answers([p.answer_tokens for p in prompts], capacity)
 
 
 def integer_answers(prompts: Sequence[Prompt]) -> np.ndarray:

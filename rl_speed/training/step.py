@@ -16,8 +16,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from rl_speed import objectives
 from rl_speed.mesh import ROWS, batch_sharding, replicated
-from rl_speed.policy import ModelConfig, hidden_states, token_logprobs
-from rl_speed.training.batch import Batch
+from rl_speed.policy import ModelConfig, sequence_logprobs
+from rl_speed.sampling import Batch
 from rl_speed.training.state import TrainState, state_shardings
 
 Array = jax.Array
@@ -69,14 +69,6 @@ def pieces(tree: Any, count: int) -> Any:
     return jax.tree.map(lambda x: jnp.swapaxes(x.reshape(x.shape[0] // count, count, *x.shape[1:]), 0, 1), tree)
 
 
-def token_scores(params: Any, tokens: Array, model: ModelConfig, temperature: float, chunk: int | None,
-                 with_entropy: bool = False) -> tuple[Array, Array | None]:
-    """Log-probs f32[R, W - 1] of each token given those before it, at `temperature`, and the entropy there if asked."""
-    hidden = hidden_states(params, tokens, model)[:, :-1]
-    return token_logprobs(params, hidden, tokens[:, 1:], model, temperature=temperature, chunk=chunk,
-                          with_entropy=with_entropy)
-
-
 def make_score(model: ModelConfig, mesh: Mesh, param_shardings: Any, config: UpdateConfig):
     """(params, tokens i32[R, W]) -> log-probs f32[R, W - 1], in pieces of `micro_batch` rows, jitted on the mesh.
 
@@ -84,7 +76,7 @@ def make_score(model: ModelConfig, mesh: Mesh, param_shardings: Any, config: Upd
     """
     def score(params, tokens):
         count = tokens.shape[0] // config.micro_batch
-        one = lambda rows: token_scores(params, rows, model, config.temperature, config.head_chunk)[0]
+        one = lambda rows: sequence_logprobs(params, rows, model, config.temperature, config.head_chunk)[0]
         out = jax.lax.map(one, pieces(tokens, count))
         return jnp.swapaxes(out, 0, 1).reshape(tokens.shape[0], -1)
 
@@ -121,8 +113,8 @@ def gradients(params: Any, batch: Batch, advantages: Array, old_logprobs: Array 
 
     def loss(params, piece):
         with jax.named_scope("policy"):
-            logprobs, entropy = token_scores(params, piece["tokens"], model, config.temperature, config.head_chunk,
-                                             with_entropy=True)
+            logprobs, entropy = sequence_logprobs(params, piece["tokens"], model, config.temperature, config.head_chunk,
+                                                  with_entropy=True)
         with jax.named_scope("loss"):
             return objectives.policy_loss(
                 logprobs, piece["behaviour"], piece["advantages"], piece["mask"], weights=piece["weights"],

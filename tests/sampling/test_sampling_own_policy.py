@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rl_speed.sampling import COMPLETE, REJECTED, SamplerConfig, build_contexts, build_requests, check_decoder, sample
+from rl_speed.sampling import (COMPLETE, REJECTED, SamplerConfig, build_contexts, build_requests, check_decoder, sample,
+                               training_batch)
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 
@@ -49,6 +50,27 @@ def test_adaptive_samples_are_the_policys_and_follow_the_rule(example):
             n = int(samples.lengths[r])
             expected = logprobs_of(example, PROMPTS[p], samples.tokens[r, :n].tolist())
             np.testing.assert_allclose(samples.logprobs[r, :n], expected, atol=1e-5)
+
+
+def test_its_samples_become_rows_to_train_on(example):
+    samples, counts = example["samples"], example["counts"]
+    batch = training_batch(samples, counts, example["prompts"], target=3)
+    chosen = [p for p in range(4) if samples.selected[p]]
+    assert batch.tokens.shape == (3 * 8, 16 + 8) and len(chosen) < 3  # a group or more is missing
+    row = 0
+    for group, p in enumerate(chosen):
+        for sample_row in range(p * 8, p * 8 + 8):
+            n, start = int(samples.lengths[sample_row]), len(PROMPTS[p])
+            whole = [*PROMPTS[p], *samples.tokens[sample_row, :n].tolist()]
+            assert batch.tokens[row].tolist() == whole + [0] * (24 - len(whole))
+            assert np.flatnonzero(batch.mask[row]).tolist() == list(range(start - 1, start - 1 + n))  # column t predicts t + 1
+            np.testing.assert_array_equal(batch.behaviour_logprobs[row, start - 1:start - 1 + n], samples.logprobs[sample_row, :n])
+            assert (float(batch.rewards[row]), int(batch.group_ids[row])) == (float(samples.rewards[sample_row]), group)
+            row += 1
+    assert not batch.mask[row:].any() and (batch.group_ids[row:] == -1).all() and not batch.rewards[row:].any()
+    narrow = training_batch(samples, counts, example["prompts"], target=3, width=9)
+    np.testing.assert_array_equal(narrow.tokens, batch.tokens[:, :9])
+    np.testing.assert_array_equal(narrow.mask, batch.mask[:, :8])
 
 
 def test_plain_sampler_starts_inside_a_context(example):

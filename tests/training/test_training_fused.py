@@ -7,10 +7,10 @@ import pytest
 from rl_speed import methods
 from rl_speed.data.prompts import Prompt
 from rl_speed.presets import embedded
-from rl_speed.sampling import VerifierError
+from rl_speed.sampling import Batch, VerifierError
 from rl_speed.sampling.generate import Drawn, GenerationStats
 from rl_speed.training import build
-from rl_speed.training.batch import Batch, build_batch
+from rl_speed.training.batch import build_batch
 from rl_speed.training.driver import HostDriver
 from rl_speed.training.fused import choose_width, row_widths
 from rl_speed.training.loop import Trainer

@@ -13,9 +13,9 @@ from rl_speed.data.prompts import Prompt, PromptStream
 from rl_speed.memory.buffer import SamplingBuffer
 from rl_speed.presets import embedded
 from rl_speed.sampling import COMPLETE, OPEN, REJECTED, Counts, Dynamic, Sequential, Speed
+from rl_speed.sampling.batch import Drawn as FusedDrawn
 from rl_speed.sampling.generate import Drawn, FinishedDraw, GenerationStats
 from rl_speed.training.driver import HostDriver, capacities
-from rl_speed.training.fused import Drawn as FusedDrawn
 from rl_speed.training.fused import Table
 from rl_speed.training.in_loop import InLoopDriver
 from rl_speed.training.loop import Trainer

@@ -11,6 +11,7 @@ from rl_speed import methods
 from rl_speed.config import Driver
 from rl_speed.data.prompts import Prompt, PromptStream
 from rl_speed.memory import CachedResponse, Group, PrefixConfig, ReplayCache, SamplingBuffer
+from rl_speed.policy import sequence_logprobs
 from rl_speed.presets import embedded
 from rl_speed.sampling import Speed
 from rl_speed.sampling.generate import Drawn, FinishedDraw, GenerationStats, Replay, Work
@@ -22,7 +23,7 @@ from rl_speed.training.loop import Trainer
 from rl_speed.training.metrics import read_lines
 from rl_speed.training.prefixes import PrefixSource
 from rl_speed.training.state import init_state, state_shardings
-from rl_speed.training.step import gradients, make_advantages, make_update, token_scores
+from rl_speed.training.step import gradients, make_advantages, make_update
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 
@@ -78,7 +79,7 @@ def test_trainer_gives_suffixes_the_same_log_probs(drawn):
     config, policy, _, prompts, _, again, _, _ = drawn
     for p, d in zip(prompts, again):
         row = np.concatenate([np.tile(p.tokens, (8, 1)), d.tokens], axis=1)
-        scores = np.asarray(token_scores(policy.params, jnp.asarray(row), policy.model, 1.0, None)[0])[:, len(p.tokens) - 1:]
+        scores = np.asarray(sequence_logprobs(policy.params, jnp.asarray(row), policy.model, 1.0, None)[0])[:, len(p.tokens) - 1:]
         at = np.arange(16)
         suffix = (at >= d.prefix[:, None]) & (at < d.lengths[:, None])
         np.testing.assert_allclose(scores[suffix], d.logprobs[suffix], atol=1e-5)
@@ -104,7 +105,7 @@ def test_masked_prefix_contributes_exactly_nothing(drawn):
     of = jax.jit(lambda batch: gradients(policy.params, batch, advantages, None, None, policy.model, settings)[0])
 
     def by_hand(params):
-        scores = token_scores(params, jnp.asarray(batch.tokens), policy.model, 1.0, None)[0]
+        scores = sequence_logprobs(params, jnp.asarray(batch.tokens), policy.model, 1.0, None)[0]
         total = 0.0
         for row, (g, i) in enumerate((g, i) for g in groups for i in range(8)):
             start = len(g.prompt.tokens) - 1
