@@ -4,12 +4,13 @@ import dataclasses
 import difflib
 import importlib.util
 import math
-from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from rl_speed.data.schemas import keep_names, question_parts
+from rl_speed.named import is_function, load_function, named, options_of
+from rl_speed.objectives import LOSSES, POOL_ADVANTAGES, check_advantage, check_loss
 from rl_speed.policy.prompt_formats import PROMPTS, prompt_format
-from rl_speed.rewards.custom import check_functions, is_function, parse_extra
+from rl_speed.rewards.custom import check_functions, parse_extra
 
 if TYPE_CHECKING:
     from rl_speed.config import Config, Reward
@@ -18,50 +19,12 @@ if TYPE_CHECKING:
 JAX_VERIFIERS = ("exact", "integer")
 # Parts of the reward, as they are logged.
 REWARD_PARTS = ("accuracy", "format", "language", "overlong")
-# Advantages that come from all samples of a prompt, trained on or not.
-POOL_ADVANTAGES = ("pool", "pool_std")
 
 
-def check(c: "Config", rules: Collection[str]) -> None:
-    """Raises ValueError naming the first field that cannot be, and what it may be. `rules`: names that `rule.name` may have."""
+def check(c: "Config") -> None:
+    """Raises ValueError naming the first field that cannot be, and what it may be."""
     _check_types(c)
-    choices = {
-        "data.task": ("chain", "jsonl"),
-        "data.on_bad_row": ("error", "skip"),
-        "data.order": ("shuffle", "file", "visits", "schedule", "memory"),
-        "rule.name": tuple(rules),
-        "driver.where": ("host", "in_loop"),
-        "driver.screening": ("missing", "fixed"),
-        "driver.buffer_order": ("fifo", "random"),
-        "driver.accept": ("launch", "completion"),
-        "model.compute_dtype": ("float32", "bfloat16"),
-        "sampler.attention": ("auto", "dense", "ragged", "pallas"),
-        "sampler.cache_dtype": ("", "float32", "bfloat16"),
-        "rule.on_unresolved": ("keep", "drop"),
-        "replay.window": ("none", "fixed", "half_min", "min"),
-        "replay.start": ("empty", "sample"),
-        "estimate.kind": ("none", "ema", "value"),
-        "estimate.form": ("power", "variance"),
-        "objective.advantage": ("rloo", "grpo", "dr_grpo", "reinforce", "reinforce_pp", "reinforce_pp_baseline",
-                                *POOL_ADVANTAGES),
-        "objective.weight": ("none", "inv_p", "inv_sqrt_p", "power"),
-        "objective.weight_from": ("pool", "estimate"),
-        "objective.singleton": ("zero", "estimate"),
-        "objective.downsample_order": ("first", "random"),
-        "objective.downsample_correction": ("none", "importance"),
-        "objective.loss": ("pg", "ppo", "tis"),
-        "objective.aggregation": ("token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "token_sum_constant"),
-        "objective.old_logprobs": ("behaviour", "recompute", "corrected"),
-        "objective.kl_kind": ("k1", "k2", "k3"),
-        "objective.kl_in": ("loss", "reward"),
-        "optimizer.schedule": ("constant", "linear", "cosine"),
-        "reward.mode": ("boxed", "free"),
-        "reward.length_reference": ("all", "correct"),
-        "checkpoints.resume": ("auto", "never", "must"),
-    }
-    for name, allowed in choices.items():
-        if (value := _get(c, name)) not in allowed:
-            raise ValueError(f"config.{name} must be one of {', '.join(allowed)}; got {value!r}")
+    _check_options(c)
     for name in ("rule.n", "driver.groups", "driver.screen_prompts", "driver.max_calls", "sampler.slots",
                  "sampler.max_new", "training.steps", "training.minibatches", "training.max_skipped",
                  "data.max_prompt_length", "evaluation.samples", "checkpoints.keep",
@@ -103,6 +66,31 @@ def check(c: "Config", rules: Collection[str]) -> None:
     _check_replay(c)
     if c.driver.where == "in_loop":
         _check_in_loop(c, shards)
+
+
+def _check_options(c: "Config") -> None:
+    """Fields that are one of several words, as config.py declares them, or functions of the user's own: found, and tried."""
+    for section in (f.name for f in dataclasses.fields(c) if dataclasses.is_dataclass(getattr(c, f.name))):
+        for f in dataclasses.fields(getattr(c, section)):
+            value, words = getattr(getattr(c, section), f.name), options_of(f)
+            if not words or value in words:
+                continue
+            own = f.metadata["function"]
+            if not (own and is_function(value)):
+                raise ValueError(f"config.{section}.{f.name} must be one of {', '.join(words)}"
+                                 + (", or a function of yours, 'module:function'" if own else "") + f"; got {value!r}")
+            try:
+                function = load_function(value)
+                if f.name == "advantage":
+                    check_advantage(function)
+            except ValueError as error:
+                raise ValueError(f"config.{section}.{f.name}={value!r}: {error}") from None
+    o = c.objective
+    numbers = o.loss_numbers()
+    try:
+        check_loss(named(o.loss, LOSSES), numbers)
+    except ValueError as error:
+        raise ValueError(f"config.objective.loss={o.loss!r}: {error}") from None
 
 
 def _check_files(c: "Config") -> None:

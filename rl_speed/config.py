@@ -5,27 +5,54 @@ Units are in the names or the comments: lengths are tokens, ages are policy upda
 """
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from rl_speed.checks import check
+from rl_speed.named import named, one_of
+from rl_speed.objectives import ADVANTAGES, AGGREGATIONS, KL_KINDS, LOSSES, POOL_ADVANTAGES, settings_of
 from rl_speed.sampling.rules import Allocated, Band, Dynamic, Rule, Sequential, Speed, Uniform
 
 # Directory of the policy that ships with the package.
 EMBEDDED = "embedded"
 
+def _speed(rule: "RuleConfig") -> Speed:
+    if not 1 <= rule.n_init <= rule.n:
+        raise ValueError(f"config.rule.n_init must be between 1 and config.rule.n ({rule.n}); got {rule.n_init}")
+    return Speed(n_init=rule.n_init, n_cont=rule.n - rule.n_init, low=rule.low, high=rule.high)
+
+
+def _allocated(rule: "RuleConfig") -> Allocated:
+    n_max = rule.n_max or 4 * rule.n
+    if not rule.n_min <= rule.n <= n_max:
+        raise ValueError(f"config.rule.n ({rule.n}, the average) must lie between config.rule.n_min ({rule.n_min}) and "
+                         f"config.rule.n_max ({n_max})")
+    return Allocated(n_max, rule.n_min)
+
+
+# A new rule is one line here and one file in rl_speed/sampling/.
+RULES: dict[str, Callable[["RuleConfig"], Rule]] = {
+    "uniform": lambda rule: Uniform(rule.n),
+    "dynamic": lambda rule: Dynamic(rule.n),
+    "band": lambda rule: Band(rule.n, rule.low, rule.high, rule.inclusive),
+    "speed": _speed,
+    "sequential": lambda rule: Sequential(rule.m, rule.rounds, rule.k_pos, rule.k_neg, rule.on_unresolved),
+    "allocated": _allocated,
+}
+
 
 @dataclass
 class Model:
     path: str = EMBEDDED  # a Hugging Face directory, or "embedded"
-    compute_dtype: str = "float32"  # or bfloat16; master weights are always float32
+    compute_dtype: str = one_of("float32", "bfloat16")  # master weights are always float32
     remat: bool = False  # recompute each layer in the backward pass
     head_chunk: int = 0  # tokens whose logits exist at once in the trainer (0: about 2^27 logits)
 
 
 @dataclass
 class Data:
-    task: str = "chain"  # "chain" (embedded, generated) or "jsonl" (questions and answers from files, of any kind)
+    task: str = one_of("chain", "jsonl")  # embedded and generated; or questions and answers from files, of any kind
     # For jsonl: .jsonl[.gz], .json[.gz] or .parquet, or a data set of the Hugging Face hub, OWNER/NAME[:CONFIG][@SPLIT].
     train: str = ""
     eval: str = ""  # held-out questions, likewise; "" with hold_out: those
@@ -44,10 +71,10 @@ class Data:
     max_prompt_length: int = 24  # tokens; longer prompts are dropped and counted
     train_prompts: int = 0  # use only so many (0: all; for chain: an unbounded stream)
     eval_prompts: int = 512  # 0: all
-    on_bad_row: str = "error"  # or "skip", counted
+    on_bad_row: str = one_of("error", "skip")  # skipped rows are counted
     # Which prompt of a finite training set goes next: "shuffle" (anew each epoch), "file" (as they stand), "visits" (least visited
     # first), "schedule" (easy to hard by pass_rates), "memory" (those that will probably qualify, by what earlier visits found).
-    order: str = "shuffle"
+    order: str = one_of("shuffle", "file", "visits", "schedule", "memory")
     pass_rates: str = ""  # file of pass rates by prompt id, measured by a proxy: for "schedule", and for keep_low and keep_high
     keep_low: float = 0.0  # offline curation: keep prompts whose rate in pass_rates lies in [keep_low, keep_high]
     keep_high: float = 1.0
@@ -59,7 +86,7 @@ class Data:
 
 @dataclass
 class RuleConfig:
-    name: str = "speed"  # uniform, dynamic, band, speed, sequential, allocated
+    name: str = one_of(RULES, default="speed", function=True)  # a function of yours takes this section and returns the rule
     # Samples of a group that are trained on: all of a complete group; of a sequential pool, those that are kept; allocated: on
     # average. A batch has so many rows for each of driver.groups.
     n: int = 24
@@ -71,7 +98,7 @@ class RuleConfig:
     rounds: int = 4  # sequential: at most
     k_pos: int = 1  # sequential: right samples that a prompt waits for
     k_neg: int = 0  # sequential: wrong samples that it waits for
-    on_unresolved: str = "keep"  # sequential, after all rounds: "keep" in the batch, or "drop"
+    on_unresolved: str = one_of("keep", "drop")  # sequential, after all rounds: in the batch, or not
     n_min: int = 1  # allocated: samples of a prompt, at least
     n_max: int = 0  # allocated: at most (0: four times rule.n)
 
@@ -80,9 +107,9 @@ class RuleConfig:
 class Estimate:
     """Pass rates of prompts before they are visited, for rules and objectives that use them."""
 
-    kind: str = "none"  # "ema" (decayed counts of each prompt), "value" (a head on the policy's hidden state)
+    kind: str = one_of("none", "ema", "value")  # decayed counts of each prompt; a head on the policy's hidden state
     gamma: float = 0.5  # allocated: budgets in proportion to p_hat^-gamma
-    form: str = "power"  # or "variance", in proportion to sqrt((1 - p_hat) / p_hat)
+    form: str = one_of("power", "variance")  # variance: in proportion to sqrt((1 - p_hat) / p_hat) instead
     prior_a: float = 1.0  # ema: Beta prior, right and wrong
     prior_b: float = 16.0
     decay: float = 0.9  # ema: of a prompt's counts, at each visit
@@ -92,9 +119,9 @@ class Estimate:
 
 @dataclass
 class Driver:
-    where: str = "host"  # rules run between calls ("host"), or inside the compiled step ("in_loop")
+    where: str = one_of("host", "in_loop")  # rules run between calls, or inside the compiled step
     groups: int = 16  # complete groups a training step takes (B)
-    screening: str = "missing"  # prompts screened per call: "missing" (what is lacking) or "fixed"
+    screening: str = one_of("missing", "fixed")  # prompts screened per call: what is lacking, or always as many
     # The generation batch: at most, or with "fixed" exactly, so many prompts a call (in_loop: a step). For rules of one phase this
     # bounds the prompts in flight (C_max of Bae et al.); in_loop, sampler.context_pool does.
     screen_prompts: int = 64
@@ -104,11 +131,11 @@ class Driver:
     # that take time: with a call a step, samples are so many updates older. The offset is fixed, so that runs repeat. Host only.
     depth: int = 0
     buffer_groups: int = 64  # complete groups that may wait; screening stops while it is full
-    buffer_order: str = "fifo"  # or "random"
+    buffer_order: str = one_of("fifo", "random")
     max_age: int = -1  # drop groups whose oldest sample is more updates old than this (-1: never)
     # Which groups fill a batch: those launched first ("launch"), or those that complete first ("completion"), the others being
     # cancelled and begun anew later: as published for bands, and in favour of short responses. Host, rules of one phase, depth 0.
-    accept: str = "launch"
+    accept: str = one_of("launch", "completion")
     max_calls: int = 32  # generation calls in a step before it trains on what there is
 
 
@@ -118,7 +145,7 @@ class Replay:
 
     # How many tokens are cut off a cached response is uniform in 0..L: "none" (no replay), "fixed" (L = replay.length), "half_min"
     # or "min" (half of the shortest response of the group it came from, or all of it).
-    window: str = "none"
+    window: str = one_of("none", "fixed", "half_min", "min")
     length: int = 500  # fixed: L in tokens
     per_sample: bool = False  # every sample draws its own cut; otherwise a group shares one
     max_new: int = 0  # tokens of a suffix at most (0: sampler.max_new; -1: as many as were cut off, as released)
@@ -128,7 +155,7 @@ class Replay:
     only_correct: bool = False  # a wrong response never replaces a right one
     max_tokens: int = 0  # of all cached responses (0: no bound)
     # Before the first step: "sample" one response a question, or "empty": a question's first visit starts at the prompt.
-    start: str = "empty"
+    start: str = one_of("empty", "sample")
     cache: str = ""  # a file of responses to start from (experiments/replay_cache.py), of this policy or of another
 
 
@@ -140,25 +167,28 @@ class Sampler:
     top_k: int = 0
     top_p: float = 1.0
     prefill_chunk: int = 0
-    attention: str = "auto"  # how decoding reads keys and values: "dense", "ragged" (blocks that are held), "pallas" (GPU kernel)
-    cache_dtype: str = ""  # of keys and values: "" as computed, or bfloat16, half the size under float32
+    # How decoding reads keys and values: all of them, blocks that are held, or by a GPU kernel.
+    attention: str = one_of("auto", "dense", "ragged", "pallas")
+    cache_dtype: str = one_of("", "float32", "bfloat16")  # of keys and values: "" as computed; bfloat16 has half the size of float32
     context_pool: int = 0  # in_loop: prompts whose KV is held at once (0: all that a step may screen)
 
 
-@dataclass
+@dataclass(unsafe_hash=True)  # the update's compiled function is found by its value; build.py hands out a copy
 class Objective:
-    # rloo, grpo, dr_grpo, reinforce, reinforce_pp, reinforce_pp_baseline: from the samples trained on. pool, pool_std: r - the mean
-    # over all samples of the prompt, and that over their std, times the prompt's weight.
-    advantage: str = "rloo"
-    weight: str = "none"  # pool: of a prompt, f'(p): none, inv_p, inv_sqrt_p, power (weight_power p^(weight_power - 1))
+    # From the samples trained on; or, pool and pool_std: r - the mean over all samples of the prompt, and that over their std, times
+    # the prompt's weight. A function of yours is an `objectives.AdvantageFn`.
+    advantage: str = one_of(ADVANTAGES, *POOL_ADVANTAGES, function=True)
+    weight: str = one_of("none", "inv_p", "inv_sqrt_p", "power")  # pool: f'(p) of a prompt; power: weight_power p^(weight_power - 1)
     weight_power: float = 0.5
     weight_cap: float = 0.0  # largest weight (0: no bound)
-    weight_from: str = "pool"  # p of the weight: the pool's, or the "estimate" from before the visit
-    singleton: str = "zero"  # pool: advantage of an only sample; or r - the "estimate"
-    downsample_order: str = "first"  # of a pool, which samples of a class are kept; or "random"
-    downsample_correction: str = "none"  # or "importance", which undoes the balance
-    loss: str = "pg"  # pg, ppo, tis
-    aggregation: str = "token_mean"  # seq_mean_token_mean, seq_mean_token_sum, token_sum_constant
+    weight_from: str = one_of("pool", "estimate")  # p of the weight: the pool's, or as estimated before the visit
+    singleton: str = one_of("zero", "estimate")  # pool: advantage of an only sample: 0, or r - the estimate
+    downsample_order: str = one_of("first", "random")  # of a pool, which samples of a class are kept
+    downsample_correction: str = one_of("none", "importance")  # importance: undoes the balance
+    loss: str = one_of(LOSSES, function=True)  # objectives/losses.py has their formulas; a function of yours is an `objectives.LossFn`
+    # Numbers of a loss of yours, "name=0.5,other=2". Those that are called like a field here (clip_low, ...) have its value.
+    loss_settings: str = ""
+    aggregation: str = one_of(*AGGREGATIONS)
     aggregation_constant: float = 0.0  # token_sum_constant: the constant (0: max_new)
     clip_low: float = 0.2
     clip_high: float = 0.2
@@ -166,19 +196,37 @@ class Objective:
     truncation: float = 2.0  # tis: largest importance weight
     # What ratios are taken against: "behaviour" (as sampled), "recompute" (just before the update: stale samples count as
     # on-policy), or "corrected" (recomputed, and the loss weighted by the truncated ratio to the behaviour policy).
-    old_logprobs: str = "behaviour"
+    old_logprobs: str = one_of("behaviour", "recompute", "corrected")
     kl_coef: float = 0.0  # KL to the reference policy
     reference_every: int = 0  # steps after which the current policy becomes the reference (outer iterations); 0: the first stays
-    kl_kind: str = "k3"
-    kl_in: str = "loss"  # or "reward"
+    kl_kind: str = one_of(*KL_KINDS, default="k3")
+    kl_in: str = one_of("loss", "reward")
     entropy_coef: float = 0.0
+
+    def loss_numbers(self) -> dict[str, float]:
+        """The numbers of `loss`: fields of this section that are called like them, and `loss_settings`.
+
+        Raises ValueError: `loss_settings` does not read name=number, or the loss takes no such number.
+        """
+        takes, found = settings_of(named(self.loss, LOSSES)), {}
+        for part in filter(None, map(str.strip, self.loss_settings.split(","))):
+            name, _, number = (piece.strip() for piece in part.partition("="))
+            try:
+                found[name] = float(number)
+            except ValueError:
+                raise ValueError(f"config.objective.loss_settings: {part!r} does not read name=number") from None
+            if name not in takes or name in vars(self):
+                raise ValueError(f"config.objective.loss_settings: {self.loss!r} takes no number {name!r} that is set here; it takes "
+                                 f"{', '.join(sorted(set(takes) - set(vars(self)))) or 'none'}"
+                                 + (f"; config.objective.{name} is a field" if name in vars(self) else ""))
+        return {name: getattr(self, name) for name in takes if name in vars(self)} | found
 
 
 @dataclass
 class Optimizer:
     learning_rate: float = 1e-4
     warmup_steps: int = 10
-    schedule: str = "constant"  # linear, cosine
+    schedule: str = one_of("constant", "linear", "cosine")
     weight_decay: float = 0.1
     b1: float = 0.9
     b2: float = 0.999
@@ -191,7 +239,7 @@ class Reward:
     # "exact" (token ids) and "integer" (the last boxed or last integer), both in JAX; in worker processes "math" (math-verify),
     # or a function of your own, "module:function" (rewards/custom.py says what it takes): correct is what it values above 0.5.
     verifier: str = "exact"
-    mode: str = "boxed"  # math and integer: "boxed", or "free" (integer: the last one in the text)
+    mode: str = one_of("boxed", "free")  # math and integer; free: the last integer in the text
     workers: int = 2
     # Per response and function. The first is a limit in seconds of processor time, its child processes' included, so that a verdict
     # does not depend on how busy the machine is ("timeout"). What sleeps uses none: it is given up after so many seconds of
@@ -214,7 +262,7 @@ class Reward:
     length_alpha: float = 0.0  # per token (0: off; the paper's 0.01)
     length_low: float = 0.5
     length_high: float = 1.0
-    length_reference: str = "all"  # l_ref is the mean length of "all" or of the "correct" responses of the group
+    length_reference: str = one_of("all", "correct")  # l_ref is the mean length of these responses of the group
     length_literal: bool = False  # wrong answers earn length_low, as the formula has it; by default they keep what they have
 
 
@@ -247,7 +295,7 @@ class Evaluation:
 class Checkpoints:
     every: int = 100  # steps; 0: only the last
     keep: int = 2
-    resume: str = "auto"  # "auto", "never", "must"
+    resume: str = one_of("auto", "never", "must")
 
 
 @dataclass
@@ -288,34 +336,10 @@ class Config:
 
     def validate(self) -> "Config":
         """Raises ValueError naming the first field that cannot be, and what it may be. Returns self."""
-        check(self, RULES)
+        check(self)
         return self
 
     def make_rule(self) -> Rule:
         """The sampling rule that `rule` describes."""
-        return RULES[self.rule.name](self.rule)
+        return named(self.rule.name, RULES)(self.rule)
 
-
-def _speed(rule: RuleConfig) -> Speed:
-    if not 1 <= rule.n_init <= rule.n:
-        raise ValueError(f"config.rule.n_init must be between 1 and config.rule.n ({rule.n}); got {rule.n_init}")
-    return Speed(n_init=rule.n_init, n_cont=rule.n - rule.n_init, low=rule.low, high=rule.high)
-
-
-def _allocated(rule: RuleConfig) -> Allocated:
-    n_max = rule.n_max or 4 * rule.n
-    if not rule.n_min <= rule.n <= n_max:
-        raise ValueError(f"config.rule.n ({rule.n}, the average) must lie between config.rule.n_min ({rule.n_min}) and "
-                         f"config.rule.n_max ({n_max})")
-    return Allocated(n_max, rule.n_min)
-
-
-# A new rule is one line here and one file in rl_speed/sampling/.
-RULES = {
-    "uniform": lambda rule: Uniform(rule.n),
-    "dynamic": lambda rule: Dynamic(rule.n),
-    "band": lambda rule: Band(rule.n, rule.low, rule.high, rule.inclusive),
-    "speed": _speed,
-    "sequential": lambda rule: Sequential(rule.m, rule.rounds, rule.k_pos, rule.k_neg, rule.on_unresolved),
-    "allocated": _allocated,
-}

@@ -9,6 +9,10 @@ _DAPO = {"objective.advantage": "grpo", "objective.loss": "ppo", "objective.aggr
          "objective.clip_low": 0.2, "objective.clip_high": 0.28}
 _REINFORCE = {**_RLOO, "objective.advantage": "reinforce"}
 _REINFORCE_PP = {**_GRPO, "objective.advantage": "reinforce_pp", "objective.aggregation": "token_mean"}
+# Samples clipped whole, with the paper's bounds, which are of another size than those of tokens.
+_GSPO = {**_GRPO, "objective.loss": "gspo", "objective.clip_low": 3e-4, "objective.clip_high": 4e-4}
+# Weights bounded from above alone, over all tokens of the batch; the bound is ours, the paper says none.
+_CISPO = {**_DAPO, "objective.loss": "cispo", "objective.clip_low": 1.0, "objective.clip_high": 2.0}
 _DR_GRPO = {**_GRPO, "objective.advantage": "dr_grpo", "objective.aggregation": "token_sum_constant"}
 
 _UNIFORM, _DYNAMIC, _SPEED = {"rule.name": "uniform"}, {"rule.name": "dynamic"}, {"rule.name": "speed"}
@@ -33,6 +37,8 @@ METHODS: dict[str, dict[str, object]] = {
     "rloo": _UNIFORM | _RLOO,
     "grpo": _UNIFORM | _GRPO,
     "dr_grpo": _UNIFORM | _DR_GRPO,
+    "gspo": _UNIFORM | _GSPO,
+    "cispo": _UNIFORM | _CISPO,
     "reinforce": _UNIFORM | _REINFORCE,
     "reinforce_pp": _UNIFORM | _REINFORCE_PP,
     "dapo": _DYNAMIC | _DAPO,

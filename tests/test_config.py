@@ -11,7 +11,7 @@ from rl_speed.mesh import make_mesh
 
 
 @pytest.mark.parametrize("path,value,message", [
-    ("rule.name", "sped", "config.rule.name must be one of uniform, dynamic, band, speed, sequential, allocated; got 'sped'"),
+    ("rule.name", "sped", "config.rule.name must be one of uniform, dynamic, band, speed, sequential, allocated, or a function of yours, 'module:function'; got 'sped'"),
     ("rule.n_init", 1, "can accept no prompt"),
     ("rule.n_init", 30, "config.rule.n_init must be between 1 and config.rule.n"),
     ("sampler.top_p", 0.9, "cut the distribution that training samples from"),

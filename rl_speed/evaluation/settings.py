@@ -7,7 +7,7 @@ from typing import Any
 from rl_speed import presets
 from rl_speed.config import Config
 from rl_speed.policy.prompt_formats import PROMPTS
-from rl_speed.rewards.custom import is_function
+from rl_speed.named import is_function
 
 VERIFIERS, MODES, DTYPES = ("math", "integer", "exact"), ("boxed", "free"), ("float32", "bfloat16")
 

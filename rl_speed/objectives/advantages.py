@@ -27,6 +27,7 @@ addition on a GPU differs from run to run.
 """
 
 import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -232,3 +233,31 @@ def reinforce_pp(
     # A batch without spread has nothing to say, whatever eps is.
     white_R = jnp.where(std > 0, _divide(centred_R, std + eps), 0.0)
     return jnp.where(keep_R, white_R, 0.0)
+
+
+# (rewards, group_ids, num_groups, tokens trained on in each row i32[R]) -> advantages f32[R].
+AdvantageFn = Callable[[jax.Array, jax.Array, int, jax.Array], jax.Array]
+
+ADVANTAGES: dict[str, AdvantageFn] = {
+    "rloo": lambda r, ids, g, n: rloo(r, ids, g),
+    "grpo": lambda r, ids, g, n: grpo(r, ids, g),
+    "dr_grpo": lambda r, ids, g, n: dr_grpo(r, ids, g),
+    "reinforce": lambda r, ids, g, n: reinforce(r, ids, g),
+    "reinforce_pp": lambda r, ids, g, n: reinforce_pp(r, ids, g, lengths=n),
+    "reinforce_pp_baseline": lambda r, ids, g, n: reinforce_pp(r, ids, g, lengths=n, baseline=True),
+}
+
+
+def check_advantage(advantage: AdvantageFn) -> None:
+    """Try an advantage on six samples of two groups, without computing anything.
+
+    Raises ValueError: it does not take what `AdvantageFn` says, or does not return an f32 for each sample.
+    """
+    column = lambda dtype: jax.ShapeDtypeStruct((6,), dtype)
+    try:
+        got = jax.eval_shape(lambda r, ids, n: advantage(r, ids, 2, n), column(jnp.float32), column(jnp.int32), column(jnp.int32))
+    except Exception as error:  # whatever a function of the user's own raises
+        raise ValueError("called with (rewards f32[6], group_ids i32[6], num_groups=2, lengths i32[6]), it raised "
+                         f"{type(error).__name__}: {error}") from error
+    if getattr(got, "shape", None) != (6,) or not jnp.issubdtype(got.dtype, jnp.floating):
+        raise ValueError(f"an advantage returns f32[6] for six samples; this one returned {got}")

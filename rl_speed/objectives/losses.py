@@ -4,7 +4,19 @@ How a result stays independent of micro-batching and sharding: every loss here
 is sum(weights * per_token), and `token_weights` computes the weights once, on
 the global batch, with all the means inside them. Micro-batches slice the
 weights with everything else and their losses and gradients simply add.
+
+A loss is a function of its tokens and of the numbers that it takes, and is
+known by its name in `LOSSES`:
+
+    def pg(tokens: Tokens):
+        return -tokens.advantages * tokens.logprobs, {}
+
+`policy_loss` does the rest: masks, weights, stale samples, KL, entropy, metrics.
 """
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,13 +29,141 @@ AGGREGATIONS = (
     "seq_mean_token_sum",
     "token_sum_constant",
 )
-LOSSES = ("pg", "ppo", "tis")
 CORRECTIONS = ("behaviour", "recompute")
 
 
 def _choose(name, value, allowed):
     if value not in allowed:
         raise ValueError(f"Unknown {name} {value!r}; choose one of {allowed}.")
+
+
+class Tokens(NamedTuple):
+    """What a loss is given of the tokens that are trained on; 0 at all others.
+
+    Attributes:
+      logprobs: f32[R, T], log pi, the only one with a gradient.
+      anchor: f32[R, T], log-probs that ratios are taken against (see `policy_loss`).
+      behaviour: f32[R, T], log-probs of the policy that sampled.
+      advantages: f32[R, T], or [R, 1] where all tokens of a row have one.
+      mask: bool[R, T]. Rows are whole: a sum over axis 1 is over the sample.
+      log_ratio_clamp: nats, bounds every log-ratio before exp.
+    """
+
+    logprobs: jax.Array
+    anchor: jax.Array
+    behaviour: jax.Array
+    advantages: jax.Array
+    mask: jax.Array
+    log_ratio_clamp: float = 20.0
+
+    @property
+    def ratio(self) -> jax.Array:
+        """pi / anchor of each token, f32[R, T]."""
+        return _ratio_of(self.logprobs, self.anchor, self.log_ratio_clamp)
+
+    @property
+    def sequence_ratio(self) -> jax.Array:
+        """The geometric mean of a row's ratios, f32[R, 1]: (pi / anchor)^(1 / tokens) of the sample."""
+        length_R = jnp.maximum(jnp.sum(self.mask, axis=1, keepdims=True, dtype=jnp.float32), 1.0)
+        log_ratio_R = jnp.sum(self.logprobs - self.anchor, axis=1, keepdims=True) / length_R
+        return jnp.exp(jnp.clip(log_ratio_R, -self.log_ratio_clamp, self.log_ratio_clamp))
+
+
+# (tokens, *, numbers by name, each with a default) -> (loss per token f32[R, T], {name: [R, T], whose mean over tokens is logged});
+# [R, 1] is for all tokens of a row.
+LossFn = Callable[..., tuple[jax.Array, dict[str, jax.Array]]]
+
+
+def pg(tokens: Tokens):
+    """REINFORCE: -A log pi."""
+    return -tokens.advantages * tokens.logprobs, {}
+
+
+def ppo(tokens: Tokens, *, clip_low=0.2, clip_high=0.2, dual_clip=None):
+    """-min(A r, A clip(r, 1 - clip_low, 1 + clip_high)); with dual_clip = c > 1, where A < 0 also -max(that min, A c).
+
+    Source: methods.md section 5; clip-higher: DAPO (arXiv 2503.14476); dual clip (None or 0: off): Ye et al. (arXiv 1912.09729).
+    """
+    _require_bounds(clip_low, clip_high)
+    ratio_RxT, advantage_RxT = tokens.ratio, tokens.advantages
+    bounded_RxT, held = clip_where_ppo_does(ratio_RxT, advantage_RxT, clip_low, clip_high)
+    if dual_clip is not None and not _is_zero(dual_clip):
+        if isinstance(dual_clip, (int, float)) and dual_clip <= 1:
+            raise ValueError(f"dual_clip must exceed 1 (None turns it off), got {dual_clip!r}.")
+        held["clip_dual"] = (advantage_RxT < 0) & (ratio_RxT > dual_clip)
+        bounded_RxT = jnp.where(held["clip_dual"], dual_clip, bounded_RxT)
+    return -advantage_RxT * bounded_RxT, held
+
+
+def tis(tokens: Tokens, *, truncation=2.0):
+    """-A min(r, truncation) log pi, no gradient through r: truncated importance sampling."""
+    ratio_RxT = tokens.ratio
+    weight_RxT = jax.lax.stop_gradient(jnp.minimum(ratio_RxT, truncation))
+    return -tokens.advantages * weight_RxT * tokens.logprobs, {"weight_truncated": ratio_RxT > truncation}
+
+
+def gspo(tokens: Tokens, *, clip_low=3e-4, clip_high=4e-4):
+    """PPO's minimum of whole samples: the ratio is the geometric mean of the sample's, and clipped as one.
+
+    With "seq_mean_token_mean" the loss is the mean over samples of the source (Zheng et al., arXiv 2507.18071, equations 5 to 7,
+    whose bounds are the defaults).
+    """
+    _require_bounds(clip_low, clip_high)
+    bounded_Rx1, held = clip_where_ppo_does(tokens.sequence_ratio, tokens.advantages, clip_low, clip_high)
+    return -tokens.advantages * bounded_Rx1, held
+
+
+def cispo(tokens: Tokens, *, clip_low=0.2, clip_high=0.2):
+    """-A clip(r, 1 - clip_low, 1 + clip_high) log pi, no gradient through the clipped weight: no token is left out.
+
+    Source: MiniMax-M1 (arXiv 2506.13585), which bounds from above alone; clip_low = 1 is that.
+    """
+    _require_bounds(clip_low, clip_high)
+    ratio_RxT = tokens.ratio
+    weight_RxT = jax.lax.stop_gradient(jnp.clip(ratio_RxT, 1.0 - clip_low, 1.0 + clip_high))
+    held = {"clip_low": ratio_RxT < 1.0 - clip_low, "clip_high": ratio_RxT > 1.0 + clip_high}
+    return -tokens.advantages * weight_RxT * tokens.logprobs, held
+
+
+LOSSES: dict[str, LossFn] = {"pg": pg, "ppo": ppo, "tis": tis, "gspo": gspo, "cispo": cispo}
+
+
+def clip_where_ppo_does(ratio, advantages, clip_low, clip_high) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """(the ratio, held at a bound where PPO's minimum takes the clipped side; which are held at the low and at the high one).
+
+    Spelled out as "which are held at a bound" and not as min, max and clip: those halve the gradient at ties, where every first
+    step stands.
+    """
+    low = (advantages < 0) & (ratio < 1.0 - clip_low)
+    high = (advantages > 0) & (ratio > 1.0 + clip_high)
+    bounded = jnp.where(low, 1.0 - clip_low, ratio)
+    bounded = jnp.where(high, 1.0 + clip_high, bounded)
+    return bounded, {"clip_low": low, "clip_high": high}
+
+
+def settings_of(loss: LossFn) -> dict[str, Any]:
+    """The numbers that a loss takes, by name, with their defaults."""
+    return {name: p.default for name, p in inspect.signature(loss).parameters.items() if p.kind is p.KEYWORD_ONLY}
+
+
+def check_loss(loss: LossFn, settings: Mapping[str, Any]) -> None:
+    """Try a loss on a batch of two rows of three tokens, without computing anything.
+
+    Raises ValueError: it does not take (tokens, *, numbers), or does not return ([R, T], {name: [R, T]}), or refuses `settings`.
+    """
+    parameters = list(inspect.signature(loss).parameters.values())
+    wrong = [p.name for p in parameters[1:] if p.kind is not p.KEYWORD_ONLY or p.default is p.empty]
+    if not parameters or parameters[0].kind not in (parameters[0].POSITIONAL_ONLY, parameters[0].POSITIONAL_OR_KEYWORD) or wrong:
+        raise ValueError(f"a loss takes its tokens, and behind a * the numbers it needs, each with a default; this one takes "
+                         f"({', '.join(map(str, parameters))})")
+    number = jax.ShapeDtypeStruct((2, 3), jnp.float32)
+    tokens = Tokens(number, number, number, number, jax.ShapeDtypeStruct((2, 3), jnp.bool_))
+    try:
+        jax.eval_shape(lambda *arrays: _call_loss(loss, Tokens(*arrays), settings), *tokens[:5])
+    except ValueError:
+        raise
+    except Exception as error:  # whatever a function of the user's own raises
+        raise ValueError(f"called with tokens of shape (2, 3), it raised {type(error).__name__}: {error}") from error
 
 
 def token_weights(
@@ -107,10 +247,7 @@ def policy_loss(
     weights=None,
     aggregation: str = "token_mean",
     constant=None,
-    loss: str = "ppo",
-    clip_low=0.2,
-    clip_high=0.2,
-    dual_clip=None,
+    loss: str | LossFn = "ppo",
     truncation=2.0,
     log_ratio_clamp=20.0,
     old_logprobs=None,
@@ -120,19 +257,17 @@ def policy_loss(
     kl_kind: str = "k3",
     entropy=None,
     entropy_coef=0.0,
+    **settings,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """Policy-gradient loss on sampled tokens, and its metrics.
 
     Per token, with advantage A, log pi = logprobs, and the anchor a that the
-    ratio r = exp(clamp(log pi - log a)) is taken against:
+    ratio r = exp(clamp(log pi - log a)) is taken against, `loss` says what is
+    minimised: "pg", "ppo", "tis" and the other functions of `LOSSES`, where each
+    has its formula, or a function like them.
 
-      "pg"   -A log pi
-      "ppo"  -min(A r, A clip(r, 1 - clip_low, 1 + clip_high)); with dual_clip = c,
-             where A < 0 also bounded: -max(that min, A c)
-      "tis"  -A min(r, truncation) log pi, no gradient through r
-
-    Gradients flow through log pi (and `entropy`) only. At log pi = log a every
-    form has exactly the gradient of -A log pi, also with clip bounds of 0.
+    Gradients flow through log pi (and `entropy`) only. At log pi = log a "pg",
+    "ppo" and "tis" have exactly the gradient of -A log pi, also with clip bounds of 0.
 
     Stale samples. What sampled is `behaviour_logprobs`; `old_logprobs`, if given,
     is the policy just before the update, recomputed by the trainer.
@@ -159,10 +294,12 @@ def policy_loss(
         rest; None computes them here from aggregation and constant, right only if
         this is the whole batch.
       aggregation, constant: see `token_weights`; ignored when weights is given.
-      loss, correction, kl_kind: static strings, above.
-      clip_low, clip_high, dual_clip, truncation, log_ratio_clamp: bounds. dual_clip
-        None is off. log_ratio_clamp (nats) bounds every log-ratio before exp;
-        beyond it the gradient is 0.
+      loss: a name in `LOSSES`, or a `LossFn`. correction, kl_kind: static strings.
+      truncation: of the correction's weights, and of "tis". log_ratio_clamp (nats)
+        bounds every log-ratio before exp; beyond it the gradient is 0.
+      settings: numbers of the loss by name: clip_low, clip_high, dual_clip (0.2,
+        0.2, None) for "ppo". Those that only another loss of `LOSSES` takes are not
+        looked at, so that one set of settings serves them all.
       ref_logprobs: f32[R, T] or None.
       entropy: f32[R, T], per-token entropy of the policy in nats, or None.
       kl_coef, entropy_coef: numbers, or traced scalars for schedules.
@@ -175,10 +312,10 @@ def policy_loss(
                       their coefficients, so policy + kl + entropy = total; add.
           "sum/..."   sums over unmasked tokens; add, then divide by "sum/tokens"
                       for the mean: ratio (r; where "pg" ignores it too), clip_low
-                      (A < 0 and r < 1 - clip_low), clip_high (A > 0 and
-                      r > 1 + clip_high), clip_dual, weight_truncated (importance
-                      weight cut at truncation), correction (the weight of stale tokens,
-                      1 without), kl_behaviour (k3 estimate of KL(behaviour || pi)),
+                      and clip_high (held at that bound), clip_dual, weight_truncated
+                      (importance weight cut at truncation), each 0 for a loss that has
+                      none; what else the loss returns by name; correction (the weight
+                      of stale tokens, 1 without), kl_behaviour (k3 estimate of KL(behaviour || pi)),
                       behaviour_gap (|log pi - log behaviour|, nats) and
                       behaviour_gap_exp (its exponential), kl_ref and entropy if
                       given. Also tokens, and sequences (rows with a token).
@@ -188,10 +325,13 @@ def policy_loss(
     Raises:
       ValueError: unknown option, mismatched shapes, a coefficient without its
         input, or a bound out of range.
+      TypeError: a setting that no loss takes.
 
-    Source: methods.md section 5; dual clip: Ye et al. (arXiv 1912.09729).
+    Source: methods.md section 5.
     """
-    _choose("loss", loss, LOSSES)
+    if isinstance(loss, str):
+        _choose("loss", loss, tuple(LOSSES))
+        loss = LOSSES[loss]
     _choose("correction", correction, CORRECTIONS)
     mask = jnp.asarray(mask).astype(bool)
     _check_arguments(
@@ -211,11 +351,6 @@ def policy_loss(
         raise ValueError("kl_coef is set but ref_logprobs is missing.")
     if entropy is None and not _is_zero(entropy_coef):
         raise ValueError("entropy_coef is set but entropy is missing.")
-    for name, value in (("clip_low", clip_low), ("clip_high", clip_high)):
-        if isinstance(value, (int, float)) and value < 0:
-            raise ValueError(f"{name} must not be negative, got {value!r}.")
-    if isinstance(dual_clip, (int, float)) and dual_clip <= 1:
-        raise ValueError(f"dual_clip must exceed 1 (None turns it off), got {dual_clip!r}.")
     if isinstance(truncation, (int, float)) and truncation <= 0:
         raise ValueError(f"truncation must be positive, got {truncation!r}.")
 
@@ -224,11 +359,6 @@ def policy_loss(
 
     def constant_of(x):
         return jax.lax.stop_gradient(masked(x))
-
-    def ratio_of(log_numerator, log_denominator):
-        return jnp.exp(
-            jnp.clip(log_numerator - log_denominator, -log_ratio_clamp, log_ratio_clamp)
-        )
 
     advantages = jnp.asarray(advantages)
     if advantages.ndim == 1:
@@ -247,45 +377,25 @@ def policy_loss(
     logp_RxT = masked(logprobs)
     behaviour_RxT = constant_of(behaviour_logprobs)
     anchor_RxT = behaviour_RxT if old_logprobs is None else constant_of(old_logprobs)
-    ratio_RxT = ratio_of(logp_RxT, anchor_RxT)
+    tokens = Tokens(logp_RxT, anchor_RxT, behaviour_RxT, advantage_RxT, mask, log_ratio_clamp)
 
-    none = jnp.zeros_like(mask)
-    truncated = none
-    correction_RxT = jnp.ones_like(ratio_RxT)
+    truncated = jnp.zeros_like(mask)
+    correction_RxT = jnp.ones_like(logp_RxT)
     if old_logprobs is not None and correction == "behaviour":
-        importance_RxT = ratio_of(anchor_RxT, behaviour_RxT)
+        importance_RxT = _ratio_of(anchor_RxT, behaviour_RxT, log_ratio_clamp)
         truncated = importance_RxT > truncation
         correction_RxT = jnp.minimum(importance_RxT, truncation)
 
-    negative = advantage_RxT < 0
-    clip_low_RxT = clip_high_RxT = clip_dual_RxT = none
-    if loss == "pg":
-        policy_RxT = -advantage_RxT * logp_RxT
-    elif loss == "tis":
-        truncated |= ratio_RxT > truncation
-        step_RxT = jax.lax.stop_gradient(jnp.minimum(ratio_RxT, truncation))
-        policy_RxT = -advantage_RxT * step_RxT * logp_RxT
-    else:
-        # Spelled out as "which tokens are held at a bound" and not as min/max/clip:
-        # those halve the gradient at ties, where every first step stands.
-        clip_low_RxT = negative & (ratio_RxT < 1.0 - clip_low)
-        clip_high_RxT = (advantage_RxT > 0) & (ratio_RxT > 1.0 + clip_high)
-        bounded_RxT = jnp.where(clip_low_RxT, 1.0 - clip_low, ratio_RxT)
-        bounded_RxT = jnp.where(clip_high_RxT, 1.0 + clip_high, bounded_RxT)
-        if dual_clip is not None:
-            clip_dual_RxT = negative & (ratio_RxT > dual_clip)
-            bounded_RxT = jnp.where(clip_dual_RxT, dual_clip, bounded_RxT)
-        policy_RxT = -advantage_RxT * bounded_RxT
+    policy_RxT, of_loss = _call_loss(loss, tokens, {"truncation": truncation, **settings})
     parts = {"policy": jnp.sum(weights_RxT * correction_RxT * policy_RxT)}
 
     gap_RxT = jnp.abs(logp_RxT - behaviour_RxT)
     sums = {
         "tokens": mask,
-        "ratio": ratio_RxT,
-        "clip_low": clip_low_RxT,
-        "clip_high": clip_high_RxT,
-        "clip_dual": clip_dual_RxT,
-        "weight_truncated": truncated,
+        "ratio": tokens.ratio,
+        **{name: jnp.zeros_like(mask) for name in _STANDARD_SUMS},
+        **of_loss,
+        "weight_truncated": truncated | of_loss.get("weight_truncated", jnp.zeros_like(mask)),
         "correction": correction_RxT,
         "kl_behaviour": divergences.kl(behaviour_RxT, logp_RxT, "k3", log_ratio_clamp),
         "behaviour_gap": gap_RxT,
@@ -349,6 +459,40 @@ def summarise_metrics(metrics):
         else:
             out[name] = value / tokens
     return out
+
+
+# What every loss is logged with, 0 where it has none; and what belongs to `policy_loss` itself.
+_STANDARD_SUMS = ("clip_low", "clip_high", "clip_dual", "weight_truncated")
+_OWN_SUMS = ("tokens", "sequences", "ratio", "correction", "kl_behaviour", "behaviour_gap", "behaviour_gap_exp", "kl_ref", "entropy")
+
+
+def _ratio_of(log_numerator, log_denominator, log_ratio_clamp):
+    return jnp.exp(jnp.clip(log_numerator - log_denominator, -log_ratio_clamp, log_ratio_clamp))
+
+
+def _call_loss(loss, tokens, settings):
+    """The loss with those of `settings` that it takes, its results checked."""
+    takes, shape = settings_of(loss), tokens.mask.shape
+    known = set(takes).union(*map(settings_of, LOSSES.values()))
+    if unknown := set(settings) - known:
+        raise TypeError(f"no loss takes {', '.join(sorted(unknown))}; this one takes {', '.join(takes) or 'no settings'}.")
+    found = loss(tokens, **{name: value for name, value in settings.items() if name in takes})
+    if not (isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], dict)):
+        raise ValueError("a loss returns (loss per token [R, T], {name: [R, T], to be logged}), and this one something else.")
+    per_token, logged = found
+    for name, array in {"the loss per token": per_token, **logged}.items():
+        if jnp.shape(array) not in (shape, (shape[0], 1)):
+            raise ValueError(f"a loss of tokens of shape {shape} returned {name} of shape {jnp.shape(array)}.")
+    if taken := set(logged) & set(_OWN_SUMS):
+        raise ValueError(f"a loss logs {', '.join(sorted(taken))}, which is a metric of every loss already.")
+    whole = lambda x: jnp.broadcast_to(x, shape)
+    return whole(per_token), {name: whole(x) for name, x in logged.items()}
+
+
+def _require_bounds(clip_low, clip_high):
+    for name, value in (("clip_low", clip_low), ("clip_high", clip_high)):
+        if isinstance(value, (int, float)) and value < 0:
+            raise ValueError(f"{name} must not be negative, got {value!r}.")
 
 
 def _is_zero(coefficient):

@@ -30,6 +30,8 @@ import jax.numpy as jnp
 from rl_speed.objectives import advantages
 
 WEIGHTS = ("none", "inv_p", "inv_sqrt_p", "power")
+# Advantages that come from all samples of a prompt, trained on or not; the second is divided by their std.
+POOL_ADVANTAGES = ("pool", "pool_std")
 DOWNSAMPLE_CORRECTIONS = ("none", "importance")
 ORDERS = ("first", "random")
 

@@ -18,18 +18,17 @@ directory. It should not import JAX: a worker that holds it is slow to start and
 import dataclasses
 import logging
 import math
-import re
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from rl_speed.named import is_function
 from rl_speed.rewards.call import FIELDS
 from rl_speed.rewards.pool import CAUSES, UNGRADED, WorkerPool
 
 _log = logging.getLogger(__name__)
 _CALL = "rl_speed.rewards.call:call"
-_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,11 +41,6 @@ class Extra:
     @property
     def name(self) -> str:
         return self.function.rpartition(":")[2]
-
-
-def is_function(name: str) -> bool:
-    """Whether it reads "module:function"."""
-    return _NAME.fullmatch(name) is not None
 
 
 def parse_extra(text: str) -> list[Extra]:

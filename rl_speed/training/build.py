@@ -13,7 +13,7 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
-from rl_speed.checks import JAX_VERIFIERS, POOL_ADVANTAGES
+from rl_speed.checks import JAX_VERIFIERS
 from rl_speed.config import EMBEDDED, Config, Data, Reward
 from rl_speed.data import chain
 from rl_speed.data.embedded_tokenizer import embedded_directory
@@ -24,6 +24,7 @@ from rl_speed.memory.estimates import BetaEma
 from rl_speed.memory.prefixes import PrefixConfig
 from rl_speed.memory.replay import ReplayCache
 from rl_speed.mesh import make_mesh, row_shards
+from rl_speed.objectives import POOL_ADVANTAGES
 from rl_speed.policy import (DecodeAttention, ModelConfig, abstract_params, decoder, end_token_ids, load_hf, load_tokenizer,
                              param_shardings, prompt_encoder)
 from rl_speed.policy.hf import read_json
@@ -371,14 +372,10 @@ def build_optimizer(config: Config, params: Any) -> optax.GradientTransformation
 
 def update_config(config: Config) -> UpdateConfig:
     """The static settings of the update."""
-    o, rows = config.objective, config.driver.groups * config.rule.n // config.training.minibatches
-    return UpdateConfig(
-        groups=config.driver.groups, micro_batch=config.training.micro_batch or rows,
-        temperature=config.sampler.temperature, advantage=o.advantage, loss=o.loss, aggregation=o.aggregation,
-        aggregation_constant=o.aggregation_constant or float(config.sampler.max_new), clip_low=o.clip_low,
-        clip_high=o.clip_high, dual_clip=o.dual_clip or None, truncation=o.truncation,
-        correction="recompute" if o.old_logprobs == "recompute" else "behaviour", kl_coef=o.kl_coef, kl_kind=o.kl_kind,
-        kl_in=o.kl_in, entropy_coef=o.entropy_coef, head_chunk=config.model.head_chunk or None)
+    rows = config.driver.groups * config.rule.n // config.training.minibatches
+    return UpdateConfig(groups=config.driver.groups, micro_batch=config.training.micro_batch or rows,
+                        objective=dataclasses.replace(config.objective), temperature=config.sampler.temperature,
+                        max_new=config.sampler.max_new, head_chunk=config.model.head_chunk or None)
 
 
 def trains_on_prefixes(config: Config) -> bool:

@@ -29,7 +29,7 @@ from rl_speed.sampling.batch import Batch, Drawn, select, to_batch
 from rl_speed.sampling.generate import Replay
 from rl_speed.training.pools import PoolConfig, choose
 from rl_speed.training.state import TrainState, state_shardings
-from rl_speed.training.step import ADVANTAGES, UpdateConfig, apply_gradients, gradients
+from rl_speed.training.step import UpdateConfig, apply_gradients, batch_advantages, gradients
 
 Array = jax.Array
 
@@ -124,8 +124,7 @@ def make_fused_step(model: ModelConfig, decoder: Decoder, optimizer: optax.Gradi
         batch = jax.lax.optimization_barrier(batch)
         if advantages is None:
             with jax.named_scope("advantages"):
-                advantages = ADVANTAGES[update.advantage](batch.rewards, batch.group_ids, update.groups,
-                                                          jnp.sum(batch.mask, axis=1))
+                advantages = batch_advantages(update, batch)
         branch = lambda width: lambda batch: gradients(state.params, narrow(batch, width), advantages, None, None, model, update,
                                                        rows)
         if len(config.widths) == 1:

@@ -6,7 +6,6 @@ merely add up, so neither changes the result.
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -15,7 +14,9 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from rl_speed import objectives
+from rl_speed.config import Objective
 from rl_speed.mesh import ROWS, batch_sharding, replicated
+from rl_speed.named import named
 from rl_speed.policy import ModelConfig, sequence_logprobs
 from rl_speed.sampling import Batch
 from rl_speed.training.state import TrainState, state_shardings
@@ -25,42 +26,21 @@ Array = jax.Array
 
 @dataclasses.dataclass(frozen=True)
 class UpdateConfig:
-    """Static settings of the update; see `objectives` for the meaning of each form.
+    """Static settings of the update.
 
     Attributes:
       groups: static number of groups a batch can hold. micro_batch: rows per gradient piece.
-      temperature: of the sampler; the trainer's log-probs are those of the same distribution.
-      aggregation_constant: the divisor per row of token_sum_constant, in tokens.
+      objective: which advantage and which loss, with their numbers. It is hashed by value: nobody may change it any more.
+      temperature: of the sampler; the trainer's log-probs are those of the same distribution. max_new: its limit, in tokens.
+      head_chunk: tokens whose logits exist at once; None: as many as `token_logprobs` chooses.
     """
 
     groups: int
     micro_batch: int
+    objective: Objective = Objective()
     temperature: float = 1.0
-    advantage: str = "rloo"
-    loss: str = "pg"
-    aggregation: str = "token_mean"
-    aggregation_constant: float = 0.0
-    clip_low: float = 0.2
-    clip_high: float = 0.2
-    dual_clip: float | None = None
-    truncation: float = 2.0
-    correction: str = "behaviour"
-    kl_coef: float = 0.0
-    kl_kind: str = "k3"
-    kl_in: str = "loss"
-    entropy_coef: float = 0.0
+    max_new: int = 0
     head_chunk: int | None = None
-
-
-# Name -> (rewards, group_ids, groups, trained tokens per row) -> advantages f32[R].
-ADVANTAGES: dict[str, Callable[[Array, Array, int, Array], Array]] = {
-    "rloo": lambda r, ids, g, n: objectives.rloo(r, ids, g),
-    "grpo": lambda r, ids, g, n: objectives.grpo(r, ids, g),
-    "dr_grpo": lambda r, ids, g, n: objectives.dr_grpo(r, ids, g),
-    "reinforce": lambda r, ids, g, n: objectives.reinforce(r, ids, g),
-    "reinforce_pp": lambda r, ids, g, n: objectives.reinforce_pp(r, ids, g, lengths=n),
-    "reinforce_pp_baseline": lambda r, ids, g, n: objectives.reinforce_pp(r, ids, g, lengths=n, baseline=True),
-}
 
 
 def pieces(tree: Any, count: int) -> Any:
@@ -84,6 +64,12 @@ def make_score(model: ModelConfig, mesh: Mesh, param_shardings: Any, config: Upd
     return jax.jit(score, in_shardings=(param_shardings, rows), out_shardings=rows)
 
 
+def batch_advantages(config: UpdateConfig, batch: Batch) -> Array:
+    """Advantages f32[R] of the whole batch."""
+    advantage = named(config.objective.advantage, objectives.ADVANTAGES)
+    return advantage(batch.rewards, batch.group_ids, config.groups, jnp.sum(batch.mask, axis=1))
+
+
 @functools.lru_cache(maxsize=16)
 def make_advantages(mesh: Mesh, config: UpdateConfig):
     """(batch, ref_gap f32[R, W - 1] or None) -> advantages f32[R], jitted on the mesh, over the whole RL batch.
@@ -93,8 +79,8 @@ def make_advantages(mesh: Mesh, config: UpdateConfig):
     def advantages(batch: Batch, ref_gap):
         rewards = batch.rewards
         if ref_gap is not None:
-            rewards = rewards - config.kl_coef * jnp.sum(jnp.where(batch.mask, ref_gap, 0.0), axis=1)
-        return ADVANTAGES[config.advantage](rewards, batch.group_ids, config.groups, jnp.sum(batch.mask, axis=1))
+            rewards = rewards - config.objective.kl_coef * jnp.sum(jnp.where(batch.mask, ref_gap, 0.0), axis=1)
+        return batch_advantages(config, batch.replace(rewards=rewards))
 
     rows = batch_sharding(mesh)
     return jax.jit(advantages, out_shardings=rows)
@@ -105,23 +91,23 @@ def gradients(params: Any, batch: Batch, advantages: Array, old_logprobs: Array 
     """(gradient f32 like params, metrics) of the loss over the whole batch, accumulated over micro-batches."""
     rows = batch.tokens.shape[0]
     count = rows // config.micro_batch
-    constant = None
-    if config.aggregation == "token_sum_constant":
-        constant = config.aggregation_constant * jnp.sum(jnp.any(batch.mask, axis=1))
-    weights = objectives.token_weights(batch.mask, config.aggregation, constant)
-    kl_in_loss = config.kl_coef > 0 and config.kl_in == "loss"
+    o, constant = config.objective, None
+    if o.aggregation == "token_sum_constant":
+        constant = (o.aggregation_constant or float(config.max_new)) * jnp.sum(jnp.any(batch.mask, axis=1))
+    weights = objectives.token_weights(batch.mask, o.aggregation, constant)
+    kl_in_loss = o.kl_coef > 0 and o.kl_in == "loss"
+    policy_loss = functools.partial(
+        objectives.policy_loss, loss=named(o.loss, objectives.LOSSES), **o.loss_numbers(), truncation=o.truncation,
+        correction="recompute" if o.old_logprobs == "recompute" else "behaviour", kl_coef=o.kl_coef if kl_in_loss else 0.0,
+        kl_kind=o.kl_kind, entropy_coef=o.entropy_coef)
 
     def loss(params, piece):
         with jax.named_scope("policy"):
             logprobs, entropy = sequence_logprobs(params, piece["tokens"], model, config.temperature, config.head_chunk,
                                                   with_entropy=True)
         with jax.named_scope("loss"):
-            return objectives.policy_loss(
-                logprobs, piece["behaviour"], piece["advantages"], piece["mask"], weights=piece["weights"],
-                loss=config.loss, clip_low=config.clip_low, clip_high=config.clip_high, dual_clip=config.dual_clip,
-                truncation=config.truncation, old_logprobs=piece.get("old"), correction=config.correction,
-                ref_logprobs=piece.get("ref"), kl_coef=config.kl_coef if kl_in_loss else 0.0, kl_kind=config.kl_kind,
-                entropy=entropy, entropy_coef=config.entropy_coef)
+            return policy_loss(logprobs, piece["behaviour"], piece["advantages"], piece["mask"], weights=piece["weights"],
+                               old_logprobs=piece.get("old"), ref_logprobs=piece.get("ref"), entropy=entropy)
 
     table = {"tokens": batch.tokens, "mask": batch.mask, "behaviour": batch.behaviour_logprobs,
              "advantages": advantages, "weights": weights}

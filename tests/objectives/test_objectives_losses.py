@@ -45,7 +45,12 @@ def reference(*, loss, aggregation, constant, clip_low, clip_high, dual_clip, tr
                 value = -a * x
             elif loss == "tis":
                 value = -a * min(ratio, truncation) * x
+            elif loss == "cispo":
+                value = -a * min(max(ratio, 1 - clip_low), 1 + clip_high) * x
             else:
+                if loss == "gspo":
+                    gaps = [d["logprobs"][i, s] - d["old" if use_old else "behaviour"][i, s] for s in row]
+                    ratio = np.exp(np.mean(gaps))
                 value = -min(a * ratio, a * min(max(ratio, 1 - clip_low), 1 + clip_high))
                 if dual_clip is not None and a < 0:
                     value = -max(-value, a * dual_clip)
@@ -81,15 +86,15 @@ CASES = [
     dict(loss="pg", aggregation="token_mean", use_old=True, truncation=1.2),
     dict(loss="tis", aggregation="token_mean", truncation=1.1, kl_coef=0.1, kl_kind="k1"),
     dict(loss="tis", aggregation="seq_mean_token_sum", use_old=True, correction="recompute"),
+    dict(loss="gspo", aggregation="seq_mean_token_mean", clip_low=0.05, clip_high=0.1),
+    dict(loss="gspo", aggregation="token_mean", use_old=True, clip_low=0.3, clip_high=0.02),
+    dict(loss="cispo", aggregation="token_mean", clip_low=0.1, clip_high=0.4, kl_coef=0.1),
 ]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: "-".join(map(str, c.values())))
 def test_value_matches_the_loop(case):
-    full = dict(
-        constant=None, clip_low=0.2, clip_high=0.2, dual_clip=None, truncation=2.0,
-        correction="behaviour", kl_kind="k3", kl_coef=0.0, entropy_coef=0.0, use_old=False,
-    ) | case
+    full = FULL | case
     data = batch()
     options = dict(full)
     options["old_logprobs"] = data["old"] if options.pop("use_old") else None
@@ -100,6 +105,60 @@ def test_value_matches_the_loop(case):
     parts = [metrics[f"loss/{k}"] for k in ("policy", "kl", "entropy")]
     np.testing.assert_allclose(sum(parts), metrics["loss/total"], rtol=1e-6)
     assert metrics["loss/total"] == loss
+
+
+FULL = dict(constant=None, clip_low=0.2, clip_high=0.2, dual_clip=None, truncation=2.0, correction="behaviour", kl_kind="k3",
+            kl_coef=0.0, entropy_coef=0.0, use_old=False)
+
+
+def test_gspo_gradient_is_that_of_whole_samples():
+    """Against central differences of the loop's value, where a bound holds some samples and not others."""
+    data, bounds = batch(), dict(loss="gspo", aggregation="seq_mean_token_mean", clip_low=0.05, clip_high=0.1)
+    grad = jax.grad(lambda x: run(data | {"logprobs": x}, **bounds)[0])(jnp.asarray(data["logprobs"]))
+    kept = data["logprobs"].copy()
+    try:
+        for i in range(R):
+            for step in range(T):
+                values = []
+                for change in (1e-3, -1e-3):
+                    data["logprobs"] = kept.astype(np.float64)
+                    data["logprobs"][i, step] += change
+                    values.append(reference(**FULL | bounds))
+                np.testing.assert_allclose(grad[i, step], (values[0] - values[1]) / 2e-3, atol=2e-6)
+    finally:
+        data["logprobs"] = kept
+    held = [not np.any(grad[i]) for i in range(R) if data["mask"][i].any()]
+    assert any(held) and not all(held)
+
+
+def test_cispo_gradient_leaves_no_token_out():
+    data, bounds = batch(), dict(loss="cispo", clip_low=0.1, clip_high=0.4)
+    grad = jax.grad(lambda x: run(data | {"logprobs": x}, **bounds)[0])(jnp.asarray(data["logprobs"]))
+    ratio = np.exp(data["logprobs"] - data["behaviour"])
+    expected = -data["advantages"][:, None] * np.clip(ratio, 0.9, 1.4) * data["mask"] / data["mask"].sum()
+    np.testing.assert_allclose(grad, expected, rtol=1e-5)
+    metrics = objectives.summarise_metrics(run(data, **bounds)[1])
+    np.testing.assert_allclose(metrics["clip_low"], (ratio < 0.9)[data["mask"]].mean(), rtol=1e-6)
+    np.testing.assert_allclose(metrics["clip_high"], (ratio > 1.4)[data["mask"]].mean(), rtol=1e-6)
+
+
+@pytest.mark.parametrize("loss, message", [
+    (lambda tokens, strength: (tokens.logprobs, {}), "behind a \\* the numbers"),
+    (lambda tokens: tokens.logprobs, "returns .loss per token"),
+    (lambda tokens: (tokens.logprobs.sum(), {}), r"shape \(2, 3\) returned the loss per token of shape \(\)"),
+    (lambda tokens: (tokens.logprobs, {"mine": tokens.mask[0]}), r"returned mine of shape \(3,\)"),
+    (lambda tokens: (tokens.logprobs, {"entropy": tokens.logprobs}), "logs entropy, which is a metric of every loss"),
+    (lambda tokens: (tokens.nothing, {}), "it raised AttributeError: .*nothing"),
+])
+def test_losses_that_are_none_are_refused(loss, message):
+    with pytest.raises(ValueError, match=message):
+        objectives.check_loss(loss, {})
+
+
+def test_settings_that_no_loss_takes_are_refused():
+    run(batch(), loss="pg", clip_low=0.3)  # of another loss
+    with pytest.raises(TypeError, match="no loss takes clip_hi; this one takes clip_low, clip_high, dual_clip"):
+        run(batch(), loss="ppo", clip_hi=0.3)
 
 
 @pytest.mark.parametrize("dual_clip", [None, 1.6])

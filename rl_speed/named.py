@@ -1,0 +1,58 @@
+"""Choices by name: the words that a field may be, and functions of the user's own, "module:function". Standard library only."""
+
+import dataclasses
+import functools
+import importlib
+import os
+import re
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
+
+
+def is_function(name: str) -> bool:
+    """Whether it reads "module:function"."""
+    return _NAME.fullmatch(name) is not None
+
+
+def load_function(name: str) -> Callable[..., Any]:
+    """What "module:function" names; its module is found where Python finds modules, and in the working directory.
+
+    Raises:
+      ValueError: there is no such module or attribute, or it cannot be called. What importing the module raises passes.
+    """
+    module, _, attribute = name.partition(":")
+    if os.getcwd() not in sys.path and "" not in sys.path:
+        sys.path.append(os.getcwd())
+    try:
+        target = functools.reduce(getattr, attribute.split("."), importlib.import_module(module))
+    except ModuleNotFoundError as error:
+        raise ValueError(f"the function {name!r} cannot be used: {error}") from error
+    except AttributeError as error:
+        raise ValueError(f"the function {name!r} cannot be used: {error}") from error
+    if not callable(target):
+        raise ValueError(f"the function {name!r} cannot be used: it is {target!r}, which cannot be called")
+    return target
+
+
+def named(name: str, known: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
+    """known[name], or what "module:function" names (see `load_function`)."""
+    return load_function(name) if name not in known and is_function(name) else known[name]
+
+
+def one_of(*options: str | Mapping[str, Any], default: str | None = None, function: bool = False) -> Any:
+    """A field whose value is one of these words, the first where there is no default.
+
+    Args:
+      options: words, or tables whose keys they are; what is entered into a table later counts.
+      function: whether it may also be a function of the user's own, "module:function".
+    """
+    first = options[0] if isinstance(options[0], str) else next(iter(options[0]))
+    return dataclasses.field(default=first if default is None else default, metadata={"options": options, "function": function})
+
+
+def options_of(declared: dataclasses.Field) -> list[str]:
+    """The words that a field may be; empty where it is not declared by `one_of`."""
+    return [word for option in declared.metadata.get("options", ()) for word in ([option] if isinstance(option, str) else option)]
