@@ -71,7 +71,7 @@ def run(work: Workload, repeats: int, say: Callable[[str], None]) -> dict[str, A
     stream, _ = build.build_data(config, policy.tokenizer)
     optimizer, settings = build.build_optimizer(config, policy.params), build.update_config(config)
     fresh = init_state(policy.params, optimizer, state_shardings(policy.model, optimizer, mesh))
-    fused, sizes, table = build.build_fused_step(config, policy, mesh, optimizer, settings)
+    fused, sizes, table = build.build_fused_program(config, policy, mesh, optimizer, settings)
     prompts, key = table.build(stream.take(table.shards * table.capacity)), build.Keys.of(config.seed).train
     update, advantages = make_update(policy.model, optimizer, mesh, settings), make_advantages(mesh, settings)
     batch_of = jax.jit(lambda samples, counts, prompts: make_batch(samples, counts, prompts, sizes, mesh, key)[:2])

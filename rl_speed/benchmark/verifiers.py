@@ -60,7 +60,7 @@ def run(work: Workload, repeats: int, say: Callable[[str], None]) -> dict[str, A
     cases, scorers = {}, []
     for name, kind in (("exact, in JAX", "exact"), ("exact, in NumPy", "exact"), ("math-verify", "math")):
         config.reward.verifier = kind
-        _, fused, table = build.build_fused_step(config, policy, mesh, optimizer, settings)
+        _, fused, table = build.build_fused_program(config, policy, mesh, optimizer, settings)
         scorers.append(build.build_scorer(config, policy, config.sampler.max_new))
         verify = HostVerify(numpy_exact(policy.end_tokens)) if "NumPy" in name else fused.verify
         candidates = jax.tree.map(lambda x: x[0], table.build(prompts))

@@ -36,8 +36,8 @@ from rl_speed.sampling.generate import Generator
 from rl_speed.training.budgets import Budgets
 from rl_speed.training.driver import HostDriver, capacities
 from rl_speed.training.estimates import EmaEstimator, ValueEstimator
-from rl_speed.training.fused import FusedConfig, FusedStep, Table, make_fused_step, row_widths
-from rl_speed.training.in_loop import InLoopDriver
+from rl_speed.training.fused import FusedConfig, FusedProgram, Table, make_fused_step, row_widths
+from rl_speed.training.fused_step import FusedStep
 from rl_speed.training.optimizer import OptimizerConfig, make_optimizer
 from rl_speed.training.metrics import write_atomically
 from rl_speed.training.order import make_stream
@@ -45,7 +45,10 @@ from rl_speed.training.pools import PoolConfig, PoolSelector
 from rl_speed.training.prefixes import PrefixSource
 from rl_speed.training.score import (FunctionJudge, FunctionScorer, JaxScorer, MathJudge, MathScorer, RewardScorer, answer_text,
                                      exact_answers, integer_answers, prompt_text, text_answers)
-from rl_speed.training.step import UpdateConfig
+from rl_speed.training.reference import Reference
+from rl_speed.training.split_step import SplitStep
+from rl_speed.training.state import state_shardings
+from rl_speed.training.step import UpdateConfig, make_advantages, make_score, make_update
 
 log = logging.getLogger(__name__)
 
@@ -336,8 +339,8 @@ def build_driver(config: Config, generator: Generator, stream: PromptStream, sco
     return HostDriver(config.make_rule(), stream, generator, scorer, buffer, d, budgets, prefixes)
 
 
-def build_fused_step(config: Config, policy: Policy, mesh: Mesh, optimizer: optax.GradientTransformation,
-                     settings: UpdateConfig, prompts: Sequence[Prompt] = ()) -> tuple[FusedStep, FusedConfig, Table]:
+def build_fused_program(config: Config, policy: Policy, mesh: Mesh, optimizer: optax.GradientTransformation,
+                        settings: UpdateConfig, prompts: Sequence[Prompt] = ()) -> tuple[FusedProgram, FusedConfig, Table]:
     """(the whole step as one jitted program, its settings, what makes its candidate tables).
 
     `prompts` are those of a finite data set: a table has room for their answers. Reads shapes of the policy only.
@@ -351,18 +354,25 @@ def build_fused_step(config: Config, policy: Policy, mesh: Mesh, optimizer: opta
     fused = FusedConfig(rule=config.make_rule(), verify=verify, sampler=sampler, target=c.driver.groups // shards,
                         widths=row_widths(longest, c.training.length_multiple, c.data.max_prompt_length),
                         rows=c.rule.n, pool=pool_config(c))
-    step = make_fused_step(policy.model, policy.decoder, optimizer, mesh, settings, fused)
+    program = make_fused_step(policy.model, policy.decoder, optimizer, mesh, settings, fused)
     replayed = fused.rule.max_samples if c.replay.window != "none" else 0
-    return step, fused, Table(shards, -(-c.driver.screen_prompts // shards), context_length(c), encode, replayed, c.sampler.max_new)
+    return program, fused, Table(shards, -(-c.driver.screen_prompts // shards), context_length(c), encode, replayed, c.sampler.max_new)
 
 
-def build_in_loop_driver(config: Config, policy: Policy, mesh: Mesh, optimizer: optax.GradientTransformation,
-                         settings: UpdateConfig, stream: PromptStream, budgets: Budgets | None = None,
-                         prefixes: PrefixSource | None = None) -> InLoopDriver:
-    """The driver that runs the whole step as one program."""
-    step, fused, table = build_fused_step(config, policy, mesh, optimizer, settings, stream.prompts)
-    return InLoopDriver(step, table, stream, fused, Keys.of(config.seed).train, config.driver.groups, config.driver.max_calls,
-                        budgets, prefixes)
+def build_fused_step(config: Config, policy: Policy, mesh: Mesh, optimizer: optax.GradientTransformation, settings: UpdateConfig,
+                     stream: PromptStream, budgets: Budgets | None = None, prefixes: PrefixSource | None = None) -> FusedStep:
+    """The step that is one program."""
+    program, fused, table = build_fused_program(config, policy, mesh, optimizer, settings, stream.prompts)
+    return FusedStep(program, table, stream, fused, Keys.of(config.seed).train, config.driver.groups, config.driver.max_calls,
+                     budgets, prefixes)
+
+
+def build_split_step(config: Config, policy: Policy, mesh: Mesh, optimizer: optax.GradientTransformation, settings: UpdateConfig,
+                     driver: HostDriver, reference: Reference | None = None) -> SplitStep:
+    """The step of generation calls and an update."""
+    shardings = state_shardings(policy.model, optimizer, mesh)
+    return SplitStep(config, driver, build_selector(config), make_update(policy.model, optimizer, mesh, settings),
+                     make_advantages(mesh, settings), make_score(policy.model, mesh, shardings.params, settings), reference)
 
 
 def build_optimizer(config: Config, params: Any) -> optax.GradientTransformation:
@@ -376,18 +386,6 @@ def update_config(config: Config) -> UpdateConfig:
     return UpdateConfig(groups=config.driver.groups, micro_batch=config.training.micro_batch or rows,
                         objective=dataclasses.replace(config.objective), temperature=config.sampler.temperature,
                         max_new=config.sampler.max_new, head_chunk=config.model.head_chunk or None)
-
-
-def trains_on_prefixes(config: Config) -> bool:
-    """Whether replayed tokens are trained on, too. Nobody sampled them: their behaviour policy is taken to be the present one."""
-    return config.replay.window != "none" and not config.replay.mask_prefix
-
-
-def uses_old_logprobs(config: Config) -> bool:
-    """Whether the step recomputes the log-probs of its batch first."""
-    o = config.objective
-    # Plain policy gradient has no ratio, so that nothing needs to be recomputed for it.
-    return o.old_logprobs != "behaviour" and not (o.loss == "pg" and o.old_logprobs == "recompute")
 
 
 def longest_answer(prompts: list[Prompt], max_new: int) -> int:

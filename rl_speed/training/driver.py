@@ -30,12 +30,13 @@ from rl_speed.data.prompts import Prompt, PromptStream
 from rl_speed.memory.buffer import BufferFull, SamplingBuffer
 from rl_speed.memory.group import Group, pack, unpack
 from rl_speed.sampling import ACCEPTED, COMPLETE, REJECTED, SCREENING, Counts, Rule, RuleState, compiled_decide
-from rl_speed.sampling.generate import Drawn, GenerationStats, Generator, Replay, Work
-from rl_speed.training.budgets import Budgets, Visit, pack_visits, unpack_visits
+from rl_speed.sampling.generate import Drawn, GenerationStats, Generator, Work
+from rl_speed.training.budgets import Budgets, pack_visits, unpack_visits
 from rl_speed.training.pending import (Flight, PendingCall, make_flights, pack_cached, rule_columns, to_group,
                                        unpack_cached)
 from rl_speed.training.prefixes import PrefixSource
-from rl_speed.training.tally import FORGET, StarvedError, StepReport, Tally, broken_samples, load_tally
+from rl_speed.training.screening import Screening
+from rl_speed.training.tally import StarvedError, StepReport, Tally, broken_samples, load_tally
 
 # (prompts, one per sample; samples) -> (rewards f32[n], correct bool[n])
 Scorer = Callable[[Sequence[Prompt], Drawn], tuple[np.ndarray, np.ndarray]]
@@ -47,14 +48,15 @@ class HostDriver:
     Args:
       rule: the sampling rule. stream: prompts. generator: the sampler, with capacities `capacities(rule, config)`.
       score: the verifier. buffer: complete groups wait here. config: how many to screen, pre-fetch, limits.
-      budgets: estimates of pass rates, and how many samples each prompt gets for them; None: nobody estimates.
-      prefixes: where samples start; None: at the prompt.
+      budgets, prefixes: as of `Screening`.
+
+    Attributes:
+      screening: what became of prompts, and what is known of those to come.
     """
 
     def __init__(self, rule: Rule, stream: PromptStream, generator: Generator, score: Scorer, buffer: SamplingBuffer,
                  config: DriverConfig, budgets: Budgets | None = None, prefixes: PrefixSource | None = None):
-        self._budgets, self.prefixes = budgets, prefixes
-        self._news: list[Visit] = []  # since `budgets` was told
+        self.screening = Screening(stream, budgets, prefixes)
         self._begun: tuple[Tally, StepReport] | None = None  # a step that was stopped: the tally before it, what it did so far
         self.rule, self.stream, self.buffer, self.config = rule, stream, buffer, config
         self._generate, self._score, self._decide = generator.dispatch, score, compiled_decide(rule)
@@ -62,15 +64,16 @@ class HostDriver:
         self._flights: list[Flight] = []  # with all that was launched for them scored
         self._pending: deque[PendingCall] = deque()  # in order of dispatch
         self._two_phase = rule.first_samples < rule.max_samples
-        self.tally = Tally()
-        # Acceptance so far, exponentially forgotten. It starts at one: a rule that refuses nothing is then never given more
-        # prompts than it needs, and one that does learns its rate from the first call.
-        self._accepted, self._decided = 1.0, 1.0
+
+    @property
+    def tally(self) -> Tally:
+        """Prompts by fate."""
+        return self.screening.tally
 
     @property
     def acceptance(self) -> float:
         """Estimated share of screened prompts that the rule accepts."""
-        return self._accepted / self._decided
+        return self.screening.acceptance
 
     @property
     def in_flight(self) -> int:
@@ -118,9 +121,7 @@ class HostDriver:
         report.short = self.config.groups - count
         report.screened = self.tally.screened - start.screened
         report.rejected = self.tally.rejected - start.rejected
-        if self._budgets is not None:
-            self._budgets.tell(params, self._news)
-        self._news = []
+        self.screening.tell(params)
         return self.buffer.take(count), report
 
     def wait(self) -> None:
@@ -144,7 +145,8 @@ class HostDriver:
         if not (active := going + fresh):
             return False
         self._begin(fresh, params)
-        work = [Work(f.prompt, f.launched, f.want - f.launched, self._replay(f)) for f in active]
+        replay = lambda f: self.screening.replay(f.cached, f.prompt, f.launched, f.want - f.launched)
+        work = [Work(f.prompt, f.launched, f.want - f.launched, replay(f)) for f in active]
         begin = time.perf_counter()
         self._pending.append(PendingCall(active, version, self._generate(params, work)))
         report.generate_s += time.perf_counter() - begin
@@ -155,20 +157,12 @@ class HostDriver:
     def _begin(self, fresh: Sequence[Flight], params: Any) -> None:
         """Give new prompts their budgets, what the rule wants of them first, and the responses that they start from."""
         budgets = None
-        if self._budgets is not None:
-            estimates, budgets = self._budgets.ask(params, [f.prompt for f in fresh])
+        if (asked := self.screening.ask(params, [f.prompt for f in fresh])) is not None:
+            estimates, budgets = asked
             for flight, estimate in zip(fresh, estimates.tolist()):
                 flight.estimate = estimate
         for flight, budget in zip(fresh, self._ask(fresh, first=True, budgets=budgets)):
-            flight.budget = budget
-            if self.prefixes is not None:
-                flight.cached = self.prefixes.cache.get(flight.prompt.id)
-
-    def _replay(self, flight: Flight) -> Replay | None:
-        """Where the next samples of a flight start, unless at the prompt."""
-        if flight.cached is None:
-            return None
-        return self.prefixes.replay(flight.cached, flight.prompt.visit, flight.launched, flight.want - flight.launched)
+            flight.budget, flight.cached = budget, self.screening.cached(flight.prompt)
 
     def _collect(self, version: int, report: StepReport) -> None:
         """Score and judge the oldest pending call."""
@@ -301,8 +295,7 @@ class HostDriver:
                 continue
             passed = status == COMPLETE or flight.phase == ACCEPTED
             if phase == SCREENING and (passed or status == REJECTED):
-                self._accepted = FORGET * self._accepted + passed
-                self._decided = FORGET * self._decided + 1.0
+                self.screening.judged([passed])
                 accepted += passed
             if status == COMPLETE:
                 complete.append(flight.group)
@@ -323,17 +316,12 @@ class HostDriver:
         return accepted, {prompt.visit for prompt in cancelled}
 
     def _observe(self, groups: Sequence[Group]) -> None:
-        """Note what became of prompts that this driver is done with, for the stream and for those who estimate pass rates."""
-        right, drawn = [int(g.correct.sum()) for g in groups], [len(g) for g in groups]
-        self.stream.observe([g.prompt for g in groups], right, drawn)
-        if self._budgets is not None:
-            self._news += zip([g.prompt for g in groups], right, drawn)
+        """Note what became of prompts that this driver is done with."""
+        self.screening.observe([g.prompt for g in groups], [int(g.correct.sum()) for g in groups], [len(g) for g in groups])
 
     def metrics(self, version: int) -> dict[str, float]:
         """Those of the buffer and of the estimates, and how many calls are generated, or being generated, and not yet scored."""
-        estimates = {} if self._budgets is None else self._budgets.metrics()
-        replay = {} if self.prefixes is None else self.prefixes.cache.metrics(version)
-        return {"pending_calls": float(len(self._pending)), **self.buffer.metrics(version), **estimates, **replay}
+        return {"pending_calls": float(len(self._pending)), **self.buffer.metrics(version), **self.screening.metrics(version)}
 
     def state_dict(self) -> dict[str, Any]:
         """Flights, pending calls and the buffer with their samples, the tally and the acceptance estimate, and a step that was
@@ -341,13 +329,11 @@ class HostDriver:
         begun = {}
         if self._begun is not None:
             begun["begun"] = {"tally": dataclasses.asdict(self._begun[0]), "report": self._begun[1].state_dict(),
-                              "news": pack_visits(self._news)}
+                              "news": pack_visits(self.screening.news)}
         return {**begun, "flights": pack([f.group for f in self._flights]), "rule": rule_columns(self._flights),
                 "pending": {str(i): call.state_dict() for i, call in enumerate(self._pending)},
-                "buffer": self.buffer.state_dict(), "tally": dataclasses.asdict(self.tally), "accepted": self._accepted,
-                "decided": self._decided, **({} if self._budgets is None else {"estimates": self._budgets.state_dict()}),
-                **({} if self.prefixes is None else {"replay": self.prefixes.cache.state_dict(),
-                                                      "cached": pack_cached(self._flights)})}
+                "buffer": self.buffer.state_dict(), **self.screening.state_dict(),
+                **({} if self.screening.prefixes is None else {"cached": pack_cached(self._flights)})}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where the state was taken. The depth may be another one now.
@@ -362,17 +348,13 @@ class HostDriver:
         if self._room() < 0:
             raise BufferFull(f"config.driver.buffer_groups ({self.buffer.capacity}) is {-self._room()} too small for the saved "
                              "groups and those that the saved generation calls may complete")
-        self.tally = load_tally(state["tally"])
+        self.screening.load_state_dict(state)
         self._begun = None
         if "begun" in state:
             self._begun = load_tally(state["begun"]["tally"]), StepReport.from_state_dict(state["begun"]["report"])
-            self._news = unpack_visits(state["begun"]["news"])
-        if self._budgets is not None and "estimates" in state:
-            self._budgets.load_state_dict(state["estimates"])
-        if self.prefixes is not None and "replay" in state:
-            self.prefixes.cache.load_state_dict(state["replay"])
+            self.screening.news = unpack_visits(state["begun"]["news"])
+        if self.screening.prefixes is not None and "cached" in state:
             unpack_cached(self._flights, state["cached"])
-        self._accepted, self._decided = float(state["accepted"]), float(state["decided"])
 
 
 def capacities(rule: Rule, config: DriverConfig) -> tuple[int, int]:

@@ -19,6 +19,7 @@ from rl_speed.training import build
 from rl_speed.training.driver import capacities
 from rl_speed.training.fused import FusedConfig, Table
 from rl_speed.training.out_of_memory import abstract_state, device_bytes, explain, size_text, update_parts
+from rl_speed.training.split_step import trains_on_prefixes, uses_old_logprobs
 from rl_speed.training.state import TrainState
 from rl_speed.training.step import UpdateConfig, make_score, make_update
 
@@ -189,12 +190,12 @@ def plan_split(config: Config, policy: build.Policy, mesh: Mesh, optimizer: Any,
     update = make_update(policy.model, optimizer, mesh, settings)
     plan = [("generation", lambda: generator.lower(policy.params), generation_parts(policy, generator, mesh, length),
              GENERATION_FIELDS),
-            ("update", lambda: update.lower(state, batch, rows, scores if build.uses_old_logprobs(config) else None,
+            ("update", lambda: update.lower(state, batch, rows, scores if uses_old_logprobs(config) else None,
                                             scores if reference and config.objective.kl_in == "loss" else None),
              update_parts(state), UPDATE_FIELDS)]
     if held_out.config != generator.config:
         plan.insert(1, plan_evaluation(held_out, policy, mesh, length))
-    if reference or build.uses_old_logprobs(config) or build.trains_on_prefixes(config):
+    if reference or uses_old_logprobs(config) or trains_on_prefixes(config):
         score = make_score(policy.model, mesh, jax.tree.map(lambda x: x.sharding, policy.params), settings)
         plan.append(("scoring of old or reference log-probs", lambda: score.lower(policy.params, batch.tokens),
                      {"weights (sharded, float32)": device_bytes(policy.params)},
@@ -204,7 +205,7 @@ def plan_split(config: Config, policy: build.Policy, mesh: Mesh, optimizer: Any,
 
 def plan_fused(config: Config, policy: build.Policy, mesh: Mesh, optimizer: Any, settings: UpdateConfig) -> Plan:
     """The programs of a run whose step is one program: that, and evaluation."""
-    step, fused, table = build.build_fused_step(config, policy, mesh, optimizer, settings)
+    step, fused, table = build.build_fused_program(config, policy, mesh, optimizer, settings)
     state = abstract_state(policy.model, policy.params, optimizer, mesh)
     length, key = build.context_length(config), jax.eval_shape(jax.random.key, 0)
     plan = [("fused step", lambda: step.lower(state, abstract_table(table, mesh, config), key),
@@ -245,7 +246,7 @@ def explain_out_of_memory(config: Config, error: Exception) -> str:
     update = (f"config.training.micro_batch ({build.update_config(config).micro_batch}), config.model.remat (now "
               f"{config.model.remat}), or raise config.mesh.fsdp ({config.mesh.fsdp})")
     if config.driver.where == "in_loop":
-        _, fused, table = build.build_fused_step(config, policy, mesh, optimizer, build.update_config(config))
+        _, fused, table = build.build_fused_program(config, policy, mesh, optimizer, build.update_config(config))
         parts = [("the fused step", fused_parts(policy, state, fused, table, mesh, length),
                   f"{sampling}, config.sampler.context_pool ({config.sampler.context_pool}), {update}")]
     else:

@@ -217,4 +217,4 @@ def to_groups(drawn: Drawn, prompts: Sequence[Prompt], shards: int, version: int
     return groups
 
 
-FusedStep = Callable[[TrainState, Prompts, Array], tuple[TrainState, dict[str, Array], Drawn, dict[str, Array], Counts]]
+FusedProgram = Callable[[TrainState, Prompts, Array], tuple[TrainState, dict[str, Array], Drawn, dict[str, Array], Counts]]

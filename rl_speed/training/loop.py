@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from rl_speed.config import Config
@@ -20,18 +19,16 @@ from rl_speed.memory.group import Group, pack
 from rl_speed.policy import save_hf
 from rl_speed.sampling.generate import Drawn, GenerationStats
 from rl_speed.training import build
-from rl_speed.training.batch import build_batch, split_groups
 from rl_speed.training.cache_start import start_cost, start_run
 from rl_speed.training.checkpoint import Checkpointer, saved_steps
-from rl_speed.training.in_loop import InLoopDriver
 from rl_speed.training.metrics import (CompileCounter, PhaseTimer, SlowSteps, counted_over_restarts, pass_rate_histogram,
                                        read_lines, write_atomically)
 from rl_speed.training.progress import progress_bar
+from rl_speed.training.reference import Reference
 from rl_speed.training.score import decode_responses
-from rl_speed.training.shaping import shape_groups
 from rl_speed.training.signals import Stopped, StopRequest, stop_on_signals
 from rl_speed.training.state import init_state, make_snapshot, state_shardings
-from rl_speed.training.step import make_advantages, make_score, make_update
+from rl_speed.training.steps import Step
 from rl_speed.training.tally import StepReport
 from rl_speed.training.workdir import earlier_settings, note_changes
 from rl_speed.training.writers import MetricsWriter
@@ -76,21 +73,21 @@ class Trainer:
         self.optimizer = build.build_optimizer(config, self.policy.params)
         self.settings = build.update_config(config)
         budgets = build.build_budgets(config, self.policy, self.mesh)
-        self.prefixes = prefixes = build.build_prefixes(config, self.policy, self.stream.prompts)
-        if config.driver.where == "in_loop":
-            self.driver = build.build_in_loop_driver(config, self.policy, self.mesh, self.optimizer, self.settings, self.stream,
-                                                     budgets, prefixes)
-        else:
-            self.driver = build.build_driver(config, self.generator, self.stream, self.scorer, budgets, prefixes)
-        self._select = build.build_selector(config)
+        prefixes = build.build_prefixes(config, self.policy, self.stream.prompts)
         shardings = state_shardings(self.policy.model, self.optimizer, self.mesh)
-        self._update = make_update(self.policy.model, self.optimizer, self.mesh, self.settings)
-        self._advantages = make_advantages(self.mesh, self.settings)
-        self._score = make_score(self.policy.model, self.mesh, shardings.params, self.settings)
-        self.state = init_state(self.policy.params, self.optimizer, shardings)
         # The policy it starts from is the first reference, if one is needed; otherwise its memory is let go.
-        self._reference = self.policy.params if config.objective.kl_coef > 0 else None
-        self._reference_step, self._snapshot = 0, make_snapshot(shardings)
+        self.reference = None
+        if config.objective.kl_coef > 0:
+            self.reference = Reference(self.policy.params, config.objective.reference_every, make_snapshot(shardings))
+        self.rl_step: Step
+        if config.driver.where == "in_loop":
+            self.rl_step = build.build_fused_step(config, self.policy, self.mesh, self.optimizer, self.settings, self.stream, budgets,
+                                                  prefixes)
+        else:
+            driver = build.build_driver(config, self.generator, self.stream, self.scorer, budgets, prefixes)
+            self.rl_step = build.build_split_step(config, self.policy, self.mesh, self.optimizer, self.settings, driver,
+                                                  self.reference)
+        self.state = init_state(self.policy.params, self.optimizer, shardings)
         self.policy.params = None
         self.totals, self.step, self.evaluations = Totals(), 0, []
         # What a stop inside the step or the evaluation after `step` steps left: seconds by phase, and what was drawn.
@@ -121,14 +118,12 @@ class Trainer:
         self._write_evaluations()
 
     def _restore(self) -> None:
-        self.step, self.state, host = self._checkpoints.restore_newest(self.state, self._reference)
-        # A checkpoint from before there were outer iterations, or without one, has the starting policy for its reference.
-        if self._reference is not None and (since := host.get("reference_step", 0)):
-            self._reference, self._reference_step = host.get("reference"), since
-            if since == self.step:
-                self._reference = self._snapshot(self.state.params)
+        reference = None if self.reference is None else self.reference.params
+        self.step, self.state, host = self._checkpoints.restore_newest(self.state, reference)
+        if self.reference is not None:
+            self.reference.restore(host.get("reference"), host.get("reference_step", 0), self.step, self.state.params)
         self.stream.load_state_dict(host["stream"])
-        self.driver.load_state_dict(host["driver"])
+        self.rl_step.load_state_dict(host["driver"])
         self.scorer.load_state_dict(host["scorer"])
         self.totals = Totals(**host["totals"])
         self.evaluations = json.loads(host["evaluations"])
@@ -142,87 +137,20 @@ class Trainer:
         """Checkpoint everything the next step depends on, and what there is of it where a stop came between its generation calls.
         The reference policy is part of it only where it is neither the one that the run started from nor the one that is saved
         here."""
-        between = 0 < self._reference_step < self.step
+        reference = self.reference
         under_way = {"spent": self._spent} if self._spent else {}
         if self._evaluating is not None:
             under_way["evaluating"] = {**self._evaluating.state_dict(), "of": self._evaluation_settings()}
         self._checkpoints.save(self.step, self.state, {
-            "stream": self.stream.state_dict(), "driver": self.driver.state_dict(), "scorer": self.scorer.state_dict(),
+            "stream": self.stream.state_dict(), "driver": self.rl_step.state_dict(), "scorer": self.scorer.state_dict(),
             "totals": dataclasses.asdict(self.totals), "evaluations": json.dumps(self.evaluations),
-            "reference_step": self._reference_step, **under_way}, self._reference if between else None)
+            "reference_step": 0 if reference is None else reference.since, **under_way},
+            None if reference is None else reference.to_save(self.step))
 
     def _evaluation_settings(self) -> str:
         """What the responses of an evaluation depend on, beside the policy."""
         c = self.config
         return json.dumps([dataclasses.asdict(part) for part in (c.evaluation, c.data, c.sampler, c.reward)] + [len(self.held_out)])
-
-    # One step.
-
-    def train_step(self, timer: PhaseTimer, stop: Callable[[], bool] = lambda: False) -> tuple[list[Group], StepReport,
-                                                                                                 dict[str, float]]:
-        """Generate, score, update. Returns the groups trained on, what the driver did, and the update's metrics. No groups, and no
-        update, where `stop` said between two generation calls to go no further; the driver holds what it has, and goes on with it.
-
-        With `driver.depth`, calls are being generated while the groups are scored. The update would run behind them on the devices
-        and donates the weights they read; so they are waited for, as generation, and nothing is left to run during evaluation
-        and checkpoints, which are on nobody's clock.
-        """
-        if isinstance(self.driver, InLoopDriver):
-            with timer.phase("fused"):
-                self.state, metrics, groups, report = self.driver.train(self.state, self.step, stop)
-            if groups:
-                self._require_finite(groups)
-            return groups, report, metrics
-        groups, report = self.driver.next_groups(self.state.params, self.step, stop)
-        if not groups:
-            return [], report, {}
-        timer.add("generate", report.generate_s)
-        timer.add("score", report.score_s)
-        with timer.phase("generate"):
-            self.driver.wait()
-        self._require_finite(groups)
-        with timer.phase("update"):
-            groups = shape_groups(groups, self.config)
-            metrics = jax.device_get(self.update(groups))
-        return groups, report, {name: float(value) for name, value in metrics.items()}
-
-    def update(self, groups: Sequence[Group]) -> dict[str, Any]:
-        """All optimizer steps of one RL step on these groups; metrics are the mean over them.
-
-        Samples that non-finite logits ended are left out: what the policy computes of them would likely spoil the whole update,
-        and no reward of theirs says anything about the tokens before.
-        """
-        c, o, parts = self.config, self.config.objective, self.config.training.minibatches
-        groups = [kept for g in groups if len(kept := g.finite())]
-        groups, advantages = (groups, None) if self._select is None else self._select(groups)
-        batch = build_batch(groups, c.driver.groups * c.rule.n, c.data.max_prompt_length + c.sampler.max_new,
-                            c.training.length_multiple, c.replay.mask_prefix)
-        uses_old, trains_prefix = build.uses_old_logprobs(c), build.trains_on_prefixes(c)
-        old = self._score(self.state.params, batch.tokens) if uses_old or trains_prefix else None
-        if trains_prefix:
-            sampled = batch.behaviour_logprobs
-            batch = batch.replace(behaviour_logprobs=jnp.where(jnp.isnan(sampled), old, sampled))
-            old = old if uses_old else None
-        ref = None if self._reference is None else self._score(self._reference, batch.tokens)
-        in_reward = ref is not None and o.kl_in == "reward"
-        if advantages is None:
-            advantages = self._advantages(batch, batch.behaviour_logprobs - ref if in_reward else None)
-        else:
-            advantages = np.pad(advantages, (0, len(batch.rewards) - len(advantages)))
-        if in_reward:
-            ref = None
-        if parts == 1:
-            self.state, metrics = self._update(self.state, batch, advantages, old, ref)
-            return metrics
-        whole = jax.device_get((batch, advantages, old, ref))
-        padding, rows, history = np.flatnonzero(batch.group_ids < 0), len(batch.group_ids) // parts, []
-        for part in split_groups(groups, parts):
-            index = np.flatnonzero(np.isin(batch.group_ids, part))
-            spare, padding = padding[:rows - len(index)], padding[rows - len(index):]
-            index = np.concatenate([index, spare])
-            self.state, metrics = self._update(self.state, *jax.tree.map(lambda x: x[index], whole))
-            history.append(metrics)
-        return jax.tree.map(lambda *values: sum(values) / parts, *history)
 
     # The loop.
 
@@ -258,7 +186,7 @@ class Trainer:
             return
         compiled = self.compiles.seconds
         cost = start_run(self.config, self.workdir, self.policy, self.generator, self.state.params, self.stream.prompts,
-                         self.scorer, self.prefixes.cache, lambda: bool(stop))
+                         self.scorer, self.rl_step.screening.prefixes.cache, lambda: bool(stop))
         self.scorer.take_parts()  # means of a step's rewards are not to include these
         self.totals.train_s += cost.seconds - (self.compiles.seconds - compiled)
         self.totals.tokens += cost.tokens
@@ -275,7 +203,7 @@ class Trainer:
             compiled = self.compiles.seconds - self._spent.get("compile", 0.0)
             profiled = self.step == c.logging.profile_step
             with jax.profiler.trace(str(self.workdir / "profile")) if profiled else contextlib.nullcontext():
-                groups, report, metrics = self.train_step(timer, asked)
+                self.state, (groups, report, metrics) = self.rl_step(self.state, self.step, timer, asked)
             if not groups:
                 seconds = {**timer.take(), "time/compile": self.compiles.seconds - compiled}
                 self._spent = {name.removeprefix("time/"): value for name, value in seconds.items()}
@@ -283,8 +211,9 @@ class Trainer:
                 inside = f"{report.generation.calls} generation calls of the next"
                 break
             self._spent = {}
-            if self.prefixes is not None:
-                self.prefixes.remember(groups)
+            self._require_finite(groups)
+            if (prefixes := self.rl_step.screening.prefixes) is not None:
+                prefixes.remember(groups)
             seconds = timer.take()
             seconds["time/compile"] = self.compiles.seconds - compiled
             self._account(report.generation, seconds["time/step"] - seconds["time/compile"])
@@ -294,25 +223,19 @@ class Trainer:
             self._log(record, groups)
             self.step += 1
             self._check_finite(groups)
-            self._refresh_reference()
+            if self.reference is not None:
+                self.reference.refresh(self.step, self.state.params)
             bar.update()
             bar.set_postfix_str(self._progress(record), refresh=False)
             if c.evaluation.every and (self.step % c.evaluation.every == 0 or self.done):
                 self.evaluate(asked)
             if self.done or stop or (c.checkpoints.every and self.step % c.checkpoints.every == 0):
                 self.save()
-            timer.take()  # evaluation and checkpoints are on nobody's clock
+            timer.take()  # evaluation and checkpoints are excluded from the next step's seconds
         if self._evaluating is not None:
             inside = f"{self._evaluating.done} of {len(self.held_out)} questions of the evaluation"
         if stop and (inside or not self.done):
             raise Stopped(stop.received, self.step, self.workdir, inside)
-
-    def _refresh_reference(self) -> None:
-        """Begin an outer iteration, every `objective.reference_every` steps: the policy as it is now becomes the reference."""
-        every = self.config.objective.reference_every
-        if every and self.step % every == 0:
-            self._reference = None  # first, so that there are never two
-            self._reference, self._reference_step = self._snapshot(self.state.params), self.step
 
     def evaluate(self, stop: Callable[[], bool] = lambda: False) -> Evaluation | None:
         """Held-out accuracy of the policy as it is; kept with the totals it was reached at. None where there are no questions, or
@@ -382,13 +305,13 @@ class Trainer:
             "nonfinite_samples": float(g.nonfinite),
             "decode_steps": float(g.decode_steps), "slot_use": g.tokens / max(g.decode_steps * slots, 1),
             "screened": float(report.screened), "accepted": float(report.accepted), "rejected": float(report.rejected),
-            "acceptance": self.driver.acceptance,
+            "acceptance": self.rl_step.screening.acceptance,
             **{f"total/{name}": float(value) for name, value in dataclasses.asdict(self.totals).items()},
-            **{f"tally/{name}": float(value) for name, value in dataclasses.asdict(self.driver.tally).items()},
+            **{f"tally/{name}": float(value) for name, value in dataclasses.asdict(self.rl_step.screening.tally).items()},
             "pass_rates": pass_rate_histogram(report.pass_rates),
             # Of the first samples of each prompt, before any rule stopped or chose: the unbiased one.
             "first_accuracy": float(np.mean(report.pass_rates)) if report.pass_rates else 0.0,
-            **self.driver.metrics(self.step), **self.stream.metrics(), **self.scorer.metrics(), **self.scorer.take_parts(),
+            **self.rl_step.metrics(self.step), **self.stream.metrics(), **self.scorer.metrics(), **self.scorer.take_parts(),
             # Of this process, not of the run: a resumed run counts anew.
             "process/compilations": float(self.compiles.count), "process/compile_s": self.compiles.seconds,
             "process/slow_steps": float(self.slow.count), "process/failed_checkpoints": float(self._checkpoints.failures),
@@ -433,7 +356,7 @@ class Trainer:
             save_hf(self.workdir / "policy", self.state.params, self.policy.model, self.policy.tokenizer)
         summary = {"method": self.config.method, "seed": self.config.seed, "steps": self.step,
                    **dataclasses.asdict(self.totals), "skipped_updates": int(self.state.skipped),
-                   "prompts": dataclasses.asdict(self.driver.tally), "verifier": self.scorer.metrics(),
+                   "prompts": dataclasses.asdict(self.rl_step.screening.tally), "verifier": self.scorer.metrics(),
                    "compilations": self.compiles.count, "compile_s": round(self.compiles.seconds, 2),
                    **self._faults(),
                    **({"replay_start": dataclasses.asdict(cost)} if (cost := start_cost(self.workdir)) else {}),

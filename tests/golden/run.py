@@ -5,7 +5,7 @@
 
 Each of RUNS makes 20 steps on the embedded task with two seeds, on one device and on two (data=2, devices that XLA makes of the
 host's processors). Kept are metrics.jsonl, evaluations.jsonl and rollouts.jsonl without what is of the clock or of the process
-(`time/`, `process/`, `train_s`). The record holds for one machine and one version of JAX: both are in DIR/machine.json.
+(`time/`, `process/`, `train_s`). The record holds for one machine, one number of processors and one version of JAX: DIR/machine.json has them.
 
 A change that is meant to change a number is a commit of its own, with a new record.
 """
@@ -102,11 +102,14 @@ def run_everywhere(out: Path) -> None:
 
 
 def machine() -> dict[str, str]:
+    """What numbers depend on beside the code."""
     from importlib.metadata import version
 
     cpu = next((line.partition(":")[2].strip() for line in Path("/proc/cpuinfo").read_text().splitlines()
                 if line.startswith("model name")), platform.processor()) if Path("/proc/cpuinfo").exists() else platform.processor()
-    return {"cpu": cpu, "jax": version("jax"), "jaxlib": version("jaxlib")}
+    # XLA divides a matrix product among the processors that it finds, and adds up accordingly.
+    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return {"cpu": cpu, "processors": str(processors), "jax": version("jax"), "jaxlib": version("jaxlib")}
 
 
 def main() -> None:

@@ -29,7 +29,8 @@ def small_config(steps):
 
 def kill_at(trainer, phase, nth, delay_s):
     """Arrange for the end of this process."""
-    where = {"generate": (trainer.driver, "_generate"), "score": (trainer.driver, "_score"), "update": (trainer, "_update"),
+    step = trainer.rl_step
+    where = {"generate": (step.driver, "_generate"), "score": (step.driver, "_score"), "update": (step, "_update"),
              "checkpoint": (trainer._checkpoints, "save")}
     thing, name = where[phase]
     original, seen = getattr(thing, name), [0]

@@ -11,7 +11,7 @@ from rl_speed.presets import embedded
 from rl_speed.training import build
 from rl_speed.training.batch import build_batch
 from rl_speed.training.loop import Trainer
-from rl_speed.training.metrics import read_lines
+from rl_speed.training.metrics import PhaseTimer, read_lines
 from rl_speed.training.pools import PoolConfig, choose
 from rl_speed.training.state import init_state, state_shardings
 from rl_speed.training.step import make_update
@@ -101,8 +101,8 @@ def test_fused_step_is_the_host_path(method, mesh):
     device_mesh, policy, stream, budgets = host_parts(config)
     optimizer, settings = build.build_optimizer(config, policy.params), build.update_config(config)
     fresh = lambda: init_state(policy.params, optimizer, state_shardings(policy.model, optimizer, device_mesh))
-    driver = build.build_in_loop_driver(config, policy, device_mesh, optimizer, settings, stream, budgets)
-    state, metrics, groups, _ = driver.train(fresh(), 0)
+    step = build.build_fused_step(config, policy, device_mesh, optimizer, settings, stream, budgets)
+    state, (groups, _, metrics) = step(fresh(), 0, PhaseTimer())
     if not mesh:
         reference = small(method)
         host = {g.prompt.visit: g for g in host_driver(reference)[1].next_groups(policy.params, 0)[0]}

@@ -111,7 +111,7 @@ def test_fused_step_as_the_run_compiles_it():
     mesh = build.build_mesh(config)
     policy = build.build_policy(config, mesh)
     optimizer, settings = build.build_optimizer(config, policy.params), build.update_config(config)
-    step, _, table = build.build_fused_step(config, policy, mesh, optimizer, settings)
+    step, _, table = build.build_fused_program(config, policy, mesh, optimizer, settings)
     state = init_state(policy.params, optimizer, state_shardings(policy.model, optimizer, mesh))
     prompts = build.build_data(config, policy.tokenizer)[0].take(24)
     real = compiled_bytes(step.lower(state, table.build(prompts), build.Keys.of(0).train).compile())

@@ -133,8 +133,8 @@ def test_nan_batch_is_kept_for_inspection(tmp_path):
     config = small_config(steps=8)
     config.training.max_skipped = 2
     trainer = Trainer(config, tmp_path)
-    score = trainer.driver._score
-    trainer.driver._score = lambda prompts, drawn: (score(prompts, drawn)[0] * (np.nan if trainer.step >= 2 else 1),
+    score = trainer.rl_step.driver._score
+    trainer.rl_step.driver._score = lambda prompts, drawn: (score(prompts, drawn)[0] * (np.nan if trainer.step >= 2 else 1),
                                                     score(prompts, drawn)[1])
     with pytest.raises(NonFiniteError, match="the last 2 updates .*/nonfinite_step4.npz"):
         trainer.run()

@@ -14,7 +14,7 @@ from rl_speed.training.batch import build_batch
 from rl_speed.training.driver import HostDriver
 from rl_speed.training.fused import choose_width, row_widths
 from rl_speed.training.loop import Trainer
-from rl_speed.training.metrics import read_lines
+from rl_speed.training.metrics import PhaseTimer, read_lines
 from rl_speed.training.score import MathJudge, text_answers
 from rl_speed.training.state import init_state, state_shardings
 from rl_speed.training.step import make_advantages, make_update
@@ -58,9 +58,9 @@ def one_step(config, candidates=32):
     """(new state, groups, metrics) of one fused step."""
     mesh, policy, stream, optimizer, settings, state = parts(config)
     few(stream, candidates)
-    driver = build.build_in_loop_driver(config, policy, mesh, optimizer, settings, stream)
-    state, metrics, groups, report = driver.train(state, 0)
-    return jax.device_get(state), groups, metrics, report, driver
+    step = build.build_fused_step(config, policy, mesh, optimizer, settings, stream)
+    state, (groups, report, metrics) = step(state, 0, PhaseTimer())
+    return jax.device_get(state), groups, metrics, report, step
 
 
 def host_groups(config):
@@ -80,7 +80,7 @@ def host_groups(config):
 def test_equals_the_pieces_run_one_by_one():
     """Same keys: the groups are the host driver's, and updating on them on the host's way gives the same parameters."""
     config = small()
-    state, groups, metrics, report, driver = one_step(config)
+    state, groups, metrics, report, step = one_step(config)
     assert len(groups) == 4 and report.short == 0
     visits = [g.prompt.visit for g in groups]
     assert visits == sorted(visits)
@@ -103,7 +103,8 @@ def test_equals_the_pieces_run_one_by_one():
     assert metrics["behaviour_gap"] < 1e-5 and metrics.keys() == separate_metrics.keys()
     for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(state.params), jax.tree.leaves(jax.device_get(separate.params))):
         np.testing.assert_allclose(a, b, atol=1e-6, err_msg=jax.tree_util.keystr(path))
-    assert driver.tally.screened == driver.tally.rejected + driver.tally.completed
+    tally = step.screening.tally
+    assert tally.screened == tally.rejected + tally.completed
 
 
 @pytest.mark.parametrize("mesh, attention", [
@@ -128,19 +129,19 @@ def test_meshes_train_on_groups_of_the_algorithm(mesh, attention):
 def test_what_was_not_needed_goes_back_and_comes_again():
     config = small()
     mesh, policy, stream, optimizer, settings, state = parts(config)
-    driver = build.build_in_loop_driver(config, policy, mesh, optimizer, settings, stream)
+    step = build.build_fused_step(config, policy, mesh, optimizer, settings, stream)
     seen = []
     for version in range(3):
-        state, _, groups, report = driver.train(state, version)
+        state, (groups, *_) = step(state, version, PhaseTimer())
         seen += [g.prompt.visit for g in groups]
-        assert stream.state_dict()["serial"] - len(stream.state_dict()["returned"].split()) == driver.tally.screened
+        assert stream.state_dict()["serial"] - len(stream.state_dict()["returned"].split()) == step.screening.tally.screened
         assert all((g.versions == version).all() for g in groups)
     assert seen == sorted(set(seen))
-    assert driver.tally.completed == 12 and driver.wasted_tokens > 0 == driver.tally.nonfinite
+    assert step.screening.tally.completed == 12 and step.wasted_tokens > 0 == step.screening.tally.nonfinite
     state = state.replace(params=jax.tree.map(lambda x: x * np.nan, state.params))
     with pytest.raises(StarvedError, match="none of .* accepted.* samples ended at logits that are not finite"):
-        driver.train(state, 3)
-    assert driver.tally.nonfinite > 100
+        step(state, 3, PhaseTimer())
+    assert step.screening.tally.nonfinite > 100
 
 
 def test_whole_job_resumes_exactly_and_compiles_once(tmp_path):
@@ -156,7 +157,7 @@ def test_whole_job_resumes_exactly_and_compiles_once(tmp_path):
     assert list(map(clean, records)) == list(map(clean, read_lines(tmp_path / "parts" / "metrics.jsonl")))
     assert all(r["age_max"] == 0 and r["behaviour_gap"] < 1e-5 for r in records)
     assert len({r["process/compilations"] for r in records[1:]}) <= 2  # evaluation at step 2 compiles nothing new but its own
-    assert whole.driver._step._cache_size() == 1
+    assert whole.rl_step._program._cache_size() == 1
     assert summary["prompts"]["completed"] == sum(r["groups"] for r in records) >= 22
     assert sum(records[-1]["pass_rates"]) == records[-1]["screened"]
 
@@ -168,17 +169,17 @@ def test_nothing_accepted_changes_nothing_and_is_told():
     mesh, policy, stream, optimizer, settings, state = parts(config)
     refused = [p for p in stream.take(max(accepted)) if p.visit not in accepted]
     stream.take = lambda most: [refused.pop()]
-    driver = build.build_in_loop_driver(config, policy, mesh, optimizer, settings, stream)
+    step = build.build_fused_step(config, policy, mesh, optimizer, settings, stream)
     before = jax.device_get(state)
-    after, _, groups = driver._attempt(state, 0, StepReport(GenerationStats(), 0.0, 0.0, 0, 0, 0, 0))
-    assert not groups and driver.tally.rejected == 1
+    after, _, groups = step._attempt(state, 0, StepReport(GenerationStats(), 0.0, 0.0, 0, 0, 0, 0))
+    assert not groups and step.screening.tally.rejected == 1
     jax.tree.map(np.testing.assert_array_equal, before, jax.device_get(after))
     with pytest.raises(StarvedError, match="none of 2 candidates was accepted in 2 attempts"):
-        driver.train(after, 0)
+        step(after, 0, PhaseTimer())
 
 
 def test_candidates_that_run_out_leave_a_short_batch():
-    _, groups, metrics, report, driver = one_step(small(), candidates=8)
+    _, groups, metrics, report, _ = one_step(small(), candidates=8)
     assert report.short == 4 - len(groups) > 0 and report.screened == 8
     assert np.isfinite(metrics["grad_norm"]) and metrics["skipped"] == 0
 
@@ -195,22 +196,37 @@ def test_what_the_fused_step_cannot_do_is_refused(path, value, reason):
         config.validate()
 
 
+class Watched:
+    """A step whose results are kept."""
+
+    def __init__(self, step, seen):
+        self._step, self._seen = step, seen
+
+    def __getattr__(self, name):
+        return getattr(self._step, name)
+
+    def __call__(self, *args):
+        state, result = self._step(*args)
+        self._seen.append(result)
+        return state, result
+
+
 @pytest.mark.slow  # Python verifiers in the loop: test_sampling_callback.py
 def test_math_verify_inside_the_loop(tmp_path):
     """Every verdict is the exact verifier's, on the same groups; one pool of workers, closed and counted as on the host."""
     config = small(steps=2)
     config.reward.verifier, config.reward.mode, config.evaluation.every = "math", "free", 2
     trainer, seen = Trainer(config, tmp_path), []
-    train = trainer.driver.train
-    trainer.driver.train = lambda *args: seen.append(train(*args)) or seen[-1]
+    step = trainer.rl_step
+    trainer.rl_step = Watched(step, seen)
     summary = trainer.run()
     exact = small()
-    scorer, groups = build.build_scorer(exact, trainer.policy, exact.sampler.max_new), [g for step in seen for g in step[2]]
+    scorer, groups = build.build_scorer(exact, trainer.policy, exact.sampler.max_new), [g for result in seen for g in result.groups]
     assert len(groups) == 8 and 0 < np.mean([g.rewards.mean() for g in groups]) < 1
     for g in groups:
         drawn = Drawn(g.tokens, g.logprobs, g.lengths, g.truncated)
         np.testing.assert_array_equal(g.rewards, scorer([g.prompt] * len(g), drawn)[0])
-    assert {g.prompt.visit for g in seen[0][2]} == {g.prompt.visit for g in one_step(exact)[1]}
+    assert {g.prompt.visit for g in seen[0].groups} == {g.prompt.visit for g in one_step(exact)[1]}
     # All that was drawn is counted, and what evaluation drew.
     records, evaluations = read_lines(tmp_path / "metrics.jsonl"), 2 * 24 * config.evaluation.samples
     total = sum(v for k, v in summary["verifier"].items())
@@ -219,7 +235,7 @@ def test_math_verify_inside_the_loop(tmp_path):
     assert Trainer(config, tmp_path).scorer.metrics() == summary["verifier"]
     # The run closed the pool: the next step says so, and does not hang.
     with pytest.raises(VerifierError, match="math-verify failed inside the compiled loop: RuntimeError: this pool is closed"):
-        trainer.driver.train(trainer.state, 2)
+        step(trainer.state, 2, PhaseTimer())
 
 
 def test_a_python_verifier_needs_all_axes():

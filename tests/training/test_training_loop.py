@@ -62,8 +62,8 @@ def test_workdir_holds_what_it_should(finished):
 def test_prompts_are_conserved(finished):
     trainer, summary, _ = finished
     tally = summary["prompts"]
-    assert tally["screened"] == tally["rejected"] + tally["completed"] + len(trainer.driver._flights)
-    assert tally["completed"] == 6 * 4 + len(trainer.driver.buffer)
+    assert tally["screened"] == tally["rejected"] + tally["completed"] + len(trainer.rl_step.driver._flights)
+    assert tally["completed"] == 6 * 4 + len(trainer.rl_step.driver.buffer)
 
 
 def test_export_is_the_trained_policy(finished):
@@ -82,9 +82,9 @@ def test_resume_is_exact(finished, tmp_path, caplog):
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(resumed.state), jax.device_get(whole.state))
     mine, theirs = (list(map(without_times, read_lines(d / "metrics.jsonl"))) for d in (tmp_path, workdir))
     assert mine == theirs
-    a, b = resumed.driver.buffer.state_dict(), whole.driver.buffer.state_dict()
+    a, b = resumed.rl_step.driver.buffer.state_dict(), whole.rl_step.driver.buffer.state_dict()
     jax.tree.map(np.testing.assert_array_equal, a, b)
-    jax.tree.map(np.testing.assert_array_equal, resumed.driver.state_dict(), whole.driver.state_dict())
+    jax.tree.map(np.testing.assert_array_equal, resumed.rl_step.state_dict(), whole.rl_step.state_dict())
     # What the run was until then is not forgotten.
     before = json.loads((tmp_path / "config_before_step_4.json").read_text())
     assert before["training"]["steps"] == 4 and json.loads((tmp_path / "config.json").read_text())["training"]["steps"] == 6
@@ -136,7 +136,7 @@ def test_non_finite_updates_stop_the_run(tmp_path):
     config = small(steps=10)
     config.training.max_skipped, config.evaluation.every = 3, 0
     trainer = Trainer(config, tmp_path)
-    trainer._advantages = lambda batch, gap: np.full(len(batch.group_ids), np.nan, np.float32)
+    trainer.rl_step._advantages = lambda batch, gap: np.full(len(batch.group_ids), np.nan, np.float32)
     with pytest.raises(NonFiniteError, match="the last 3 updates had a non-finite"):
         trainer.run()
     assert len(read_lines(tmp_path / "metrics.jsonl")) == 3
@@ -175,7 +175,7 @@ def test_steps_on_two_epochs_draw_different_samples(tmp_path):
     trainer = Trainer(config, tmp_path)
     seen = {}
     for step in range(4):
-        for group in trainer.driver.next_groups(trainer.state.params, step)[0]:
+        for group in trainer.rl_step.driver.next_groups(trainer.state.params, step)[0]:
             seen.setdefault(group.prompt.id, []).append(group.tokens.tolist())
     assert len(seen) == 8 and all(len(draws) == 2 for draws in seen.values())
     assert sum(a != b for a, b in seen.values()) >= 4  # never-solved and certain prompts may repeat themselves

@@ -76,21 +76,29 @@ def test_the_host_driver_counts_them_as_wrong(depth):
     assert not any(d.nonfinite.any() for call in again._pending for d in call.draw.result()[0])
 
 
+class BreaksAtTwo:
+    """A step whose third call finds weights that are not finite."""
+
+    def __init__(self, step):
+        self._step = step
+
+    def __getattr__(self, name):
+        return getattr(self._step, name)
+
+    def __call__(self, state, version, *args):
+        broken = state.replace(params=jax.tree.map(lambda x: x * jnp.nan, state.params)) if version == 2 else state
+        return self._step(broken, version, *args)
+
+
 def test_a_run_trains_on_the_others_and_stops_where_there_are_none(tmp_path):
     config = small_config(steps=6)
     config.evaluation.every, config.rule.low, config.rule.high = 0, -1.0, 2.0
     trainer, batches = Trainer(config, tmp_path), []
-    trainer.driver._generate = break_some(trainer.driver._generate, lambda work, i: (work.prompt.visit + i) % 8 == 0)
-    update = trainer._update
-    trainer._update = lambda state, batch, *more: batches.append(jax.device_get(batch)) or update(state, batch, *more)
-    real = trainer.train_step
-
-    def step(*args):
-        if trainer.step == 2:
-            trainer.state = trainer.state.replace(params=jax.tree.map(lambda x: x * jnp.nan, trainer.state.params))
-        return real(*args)
-
-    trainer.train_step = step
+    rl_step = trainer.rl_step
+    rl_step.driver._generate = break_some(rl_step.driver._generate, lambda work, i: (work.prompt.visit + i) % 8 == 0)
+    update = rl_step._update
+    rl_step._update = lambda state, batch, *more: batches.append(jax.device_get(batch)) or update(state, batch, *more)
+    trainer.rl_step = BreaksAtTwo(rl_step)
     with pytest.raises(NonFiniteError, match="every response to train on in step .* ended at logits that are not finite.*npz"):
         trainer.run()
     records = read_lines(tmp_path / "metrics.jsonl")

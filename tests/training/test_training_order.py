@@ -17,9 +17,9 @@ from rl_speed.sampling.batch import Drawn as FusedDrawn
 from rl_speed.sampling.generate import Drawn, FinishedDraw, GenerationStats
 from rl_speed.training.driver import HostDriver, capacities
 from rl_speed.training.fused import Table
-from rl_speed.training.in_loop import InLoopDriver
+from rl_speed.training.fused_step import FusedStep
 from rl_speed.training.loop import Trainer
-from rl_speed.training.metrics import read_lines
+from rl_speed.training.metrics import PhaseTimer, read_lines
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 
@@ -86,7 +86,7 @@ def test_the_host_driver_observes_every_decided_prompt_once(rule, changes):
         assert total == generator.drawn[visit] and right == sum(outcome(visit, i) for i in range(total))
 
 
-def test_the_in_loop_driver_observes_what_it_consumed_and_hands_back_the_rest():
+def test_the_fused_step_observes_what_it_consumed_and_hands_back_the_rest():
     shards, capacity, rng = 2, 5, np.random.default_rng(0)
     expected = {}
 
@@ -110,10 +110,10 @@ def test_the_in_loop_driver_observes_what_it_consumed_and_hands_back_the_rest():
 
     stream, told = recorded(23)
     fused = types.SimpleNamespace(rule=Speed(4, 8), verify=None)
-    driver = InLoopDriver(step, Table(shards, capacity, 2, lambda prompts: np.zeros((capacity, 1))), stream, fused, None, 4, 12)
+    driver = FusedStep(step, Table(shards, capacity, 2, lambda prompts: np.zeros((capacity, 1))), stream, fused, None, 4, 12)
     with pytest.raises(RuntimeError, match="none of .* candidates was accepted"):  # twelve attempts
-        driver.train(None, 0)
-    assert told == expected and len(told) == driver.tally.screened > 25
+        driver(types.SimpleNamespace(params=None), 0, PhaseTimer())
+    assert told == expected and len(told) == driver.screening.tally.screened > 25
     state = stream.state_dict()
     assert sorted([*told, *map(int, state["returned"].split())]) == list(range(state["serial"]))
 
@@ -142,4 +142,4 @@ def test_whole_runs_resume_exactly(tmp_path, order, where):
     records = [list(map(clean, read_lines(tmp_path / name / "metrics.jsonl"))) for name in ("whole", "parts")]
     assert records[0] == records[1]
     wanted = {"memory": "prompts/unseen_max", "visits": "prompts/visits_max"}[order]
-    assert np.isfinite(records[0][-1][wanted]) and records[0][-1]["prompts/out"] == getattr(whole.driver, "in_flight", 0)
+    assert np.isfinite(records[0][-1][wanted]) and records[0][-1]["prompts/out"] == getattr(getattr(whole.rl_step, "driver", None), "in_flight", 0)

@@ -50,13 +50,13 @@ def whole(tmp_path_factory):
     """Eight uninterrupted steps, with the policy before each and the groups it was updated on."""
     workdir = tmp_path_factory.mktemp("whole")
     trainer = Trainer(small(8), workdir)
-    seen, update = [], trainer.update
+    seen, update = [], trainer.rl_step.update
 
-    def watched(groups):
-        seen.append((jax.device_get(trainer.state.params), groups))
-        return update(groups)
+    def watched(state, groups):
+        seen.append((jax.device_get(state.params), groups))
+        return update(state, groups)
 
-    trainer.update = watched
+    trainer.rl_step.update = watched
     trainer.run()
     return trainer, workdir, seen
 
@@ -95,10 +95,11 @@ def test_reward_that_is_logged_is_the_one_trained_on(whole):
 def test_kl_in_the_reward_is_that_of_the_policy_that_sampled(whole, tmp_path):
     groups, seen = whole[2][0][1], []
     trainer = Trainer(small(1, kl_in="reward"), tmp_path)
-    trainer._score = lambda params, tokens: np.full((len(tokens), tokens.shape[1] - 1), -2.0, np.float32)  # of the reference
-    trainer._advantages = lambda batch, gap: seen.append((batch, gap))
-    trainer._update = lambda state, batch, advantages, old, ref: (state, {"ref": ref})
-    assert trainer.update(groups)["ref"] is None  # not in the loss as well
+    step = trainer.rl_step
+    step._score = lambda params, tokens: np.full((len(tokens), tokens.shape[1] - 1), -2.0, np.float32)  # of the reference
+    step._advantages = lambda batch, gap: seen.append((batch, gap))
+    step._update = lambda state, batch, advantages, old, ref: (state, {"ref": ref})
+    assert step.update(trainer.state, groups)[1]["ref"] is None  # not in the loss as well
     (batch, gap), = seen
     np.testing.assert_array_equal(gap, batch.behaviour_logprobs + 2.0)
 
@@ -120,8 +121,8 @@ def test_resume_across_refreshes_is_exact(whole, tmp_path):
     assert untimed(read_lines(tmp_path / "metrics.jsonl")) == untimed(read_lines(workdir / "metrics.jsonl"))
     same = lambda a, b: jax.tree.map(np.testing.assert_array_equal, jax.device_get(a), jax.device_get(b))
     same(resumed.state, trainer.state)
-    same(resumed._reference, trainer._reference)
-    assert resumed._reference_step == trainer._reference_step == 6
+    same(resumed.reference.params, trainer.reference.params)
+    assert resumed.reference.since == trainer.reference.since == 6
 
 
 def test_checkpoint_without_a_reference_goes_on_from_the_starting_policy(whole, tmp_path):
@@ -141,5 +142,5 @@ def test_reference_stays_where_the_run_goes_on_without_refreshes(whole, tmp_path
     for steps in (7, 8):
         last = Trainer(small(steps, reference_every=0), tmp_path)
         last.run()
-    jax.tree.map(np.testing.assert_array_equal, jax.device_get(last._reference), whole[2][3][0])
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(last.reference.params), whole[2][3][0])
     assert folders(tmp_path)[8]

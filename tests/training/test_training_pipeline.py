@@ -309,7 +309,7 @@ def test_a_real_run_repeats_and_resumes_with_a_pending_call(tmp_path):
         assert untimed(tmp_path / name) == lines
         assert read_lines(tmp_path / name / "rollouts.jsonl") == read_lines(tmp_path / "whole" / "rollouts.jsonl")
         jax.tree.map(np.testing.assert_array_equal, jax.device_get(other.state), jax.device_get(whole.state))
-        jax.tree.map(np.testing.assert_array_equal, other.driver.state_dict(), whole.driver.state_dict())
+        jax.tree.map(np.testing.assert_array_equal, other.rl_step.state_dict(), whole.rl_step.state_dict())
     assert [line["pending_calls"] for line in lines[1:]] == [1.0] * 5 and max(line["age_mean"] for line in lines) >= 1
     assert sum(line["generated_tokens"] for line in lines) == whole.totals.tokens  # once each, when scored
     assert all(line["skipped"] == 0 and line["grad_norm"] > 0 for line in lines)

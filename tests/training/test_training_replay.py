@@ -20,7 +20,7 @@ from rl_speed.training.batch import build_batch
 from rl_speed.training.cache_start import start_cache
 from rl_speed.training.driver import HostDriver
 from rl_speed.training.loop import Trainer
-from rl_speed.training.metrics import read_lines
+from rl_speed.training.metrics import PhaseTimer, read_lines
 from rl_speed.training.prefixes import PrefixSource
 from rl_speed.training.state import init_state, state_shardings
 from rl_speed.training.step import gradients, make_advantages, make_update
@@ -186,8 +186,8 @@ def test_resume_is_exact_with_a_cache(method, changes, tmp_path):
     assert records == again and len(records) == 6
     assert all(r["skipped"] == 0 for r in records)
     assert any(r["prefix"] > 0 for r in records) and records[-1]["replay/size"] > 0
-    t = whole.driver.tally
-    assert t.screened == t.rejected + t.completed + t.lapsed + getattr(whole.driver, "in_flight", 0)
+    t = whole.rl_step.screening.tally
+    assert t.screened == t.rejected + t.completed + t.lapsed + getattr(getattr(whole.rl_step, "driver", None), "in_flight", 0)
 
 
 @pytest.mark.parametrize("path, value, message", [
@@ -220,11 +220,11 @@ def test_fused_step_replays_as_the_host_does(mesh):
     start_cache(generator, policy.params, stream.prompts[::2], scorer, prefixes.cache)
     optimizer, settings = build.build_optimizer(config, policy.params), build.update_config(config)
     fresh = lambda: init_state(policy.params, optimizer, state_shardings(policy.model, optimizer, device_mesh))
-    driver = build.build_in_loop_driver(config, policy, device_mesh, optimizer, settings, stream, prefixes=prefixes)
-    state, metrics, groups, report = driver.train(fresh(), 0)
+    step = build.build_fused_step(config, policy, device_mesh, optimizer, settings, stream, prefixes=prefixes)
+    state, (groups, report, metrics) = step(fresh(), 0, PhaseTimer())
     assert len(groups) >= 3 and any(g.prefix.any() for g in groups)
-    t = driver.tally
-    assert report.generation.tokens == sum(g.sampled_tokens for g in groups) + t.rejected_tokens + driver.wasted_tokens
+    t = step.screening.tally
+    assert report.generation.tokens == sum(g.sampled_tokens for g in groups) + t.rejected_tokens + step.wasted_tokens
 
     start = lambda p: None if (c := prefixes.cache.get(p.id)) is None else prefixes.replay(c, p.visit, 0, 8)
     work = [Work(g.prompt, 0, 8, start(g.prompt)) for g in groups]

@@ -16,7 +16,7 @@ from test_training_kill import everything
 
 from rl_speed.sampling import Dynamic, Speed, Uniform
 from rl_speed.training.checkpoint import Checkpointer, join_host, split_host
-from rl_speed.training.in_loop import InLoopDriver
+from rl_speed.training.fused_step import FusedStep
 from rl_speed.training.loop import Trainer
 from rl_speed.training.metrics import PhaseTimer, read_lines
 from rl_speed.training.signals import Stopped
@@ -60,7 +60,7 @@ class Estimates:
 
 def driver_of(rule, depth):
     driver, generator = make(rule, depth=depth, screen_prompts=2, buffer_groups=48, order="random", max_age=6)
-    driver._budgets = Estimates()
+    driver.screening.budgets = Estimates()
     return driver, generator
 
 
@@ -69,7 +69,7 @@ def outcome(driver, step, groups, report):
     fields = ("tokens", "lengths", "logprobs", "rewards", "versions", "phases", "sample_index", "truncated", "correct", "estimates")
     numbers = {k: v for k, v in dataclasses.asdict(report).items() if not k.endswith("_s")}
     return ([(g.prompt.visit, *(getattr(g, f).tolist() for f in fields)) for g in groups], numbers,
-            dataclasses.replace(driver.tally), driver.acceptance, driver.metrics(step), list(driver._budgets.told))
+            dataclasses.replace(driver.tally), driver.acceptance, driver.metrics(step), list(driver.screening.budgets.told))
 
 
 @pytest.mark.parametrize("depth", [0, 1, 2])
@@ -119,13 +119,13 @@ def test_a_stop_does_not_starve_a_step_later():
 
 def in_loop(accepts_after):
     """A driver whose attempts find nothing until then."""
-    driver = InLoopDriver(None, None, None, SimpleNamespace(rule=Uniform(4), verify=None), None, 4, 5)
+    driver = FusedStep(None, None, None, SimpleNamespace(rule=Uniform(4), verify=None), None, 4, 5)
 
     def attempt(state, version, report):
         report.generation.calls += 1
         report.screened += 8
         report.pass_rates.append(0.25)
-        driver.tally.screened += 8
+        driver.screening.tally.screened += 8
         return state + 1, {"loss": 1.0}, ["group"] * 4 if report.generation.calls > accepts_after else []
 
     driver._attempt = attempt
@@ -134,17 +134,17 @@ def in_loop(accepts_after):
 
 def test_a_fused_step_stops_between_attempts():
     driver = in_loop(3)
-    state, _, groups, _ = driver.train(0, 7, once())
+    state, (groups, *_) = driver(0, 7, PhaseTimer(), once())
     assert (state, groups) == (1, [])
     again = in_loop(3)
     again.load_state_dict(through_a_checkpoint(driver.state_dict()))
-    state, metrics, groups, report = again.train(state, 7)
+    state, (groups, report, metrics) = again(state, 7, PhaseTimer())
     assert state == 4 and len(groups) == 4 and metrics == {"loss": 1.0} and "begun" not in again.state_dict()
-    assert report.generation.calls == 4 and report.screened == 32 and report.pass_rates == [0.25] * 4 and again.tally.screened == 32
+    assert report.generation.calls == 4 and report.screened == 32 and report.pass_rates == [0.25] * 4 and again.screening.tally.screened == 32
     driver = in_loop(9)
-    state, *_ = driver.train(0, 7, once())
+    state, _ = driver(0, 7, PhaseTimer(), once())
     with pytest.raises(StarvedError, match="none of 40 candidates was accepted in 5 attempts"):  # of both parts
-        driver.train(state, 7)
+        driver(state, 7, PhaseTimer())
 
 
 def test_seconds_before_a_stop_count():
@@ -235,14 +235,14 @@ def test_stopped_inside_a_step_and_inside_an_evaluation(tmp_path):
 
     trainer = Trainer(config_of(), parts)
     before = {which: signal.getsignal(which) for which in (signal.SIGTERM, signal.SIGINT)}
-    raise_in(trainer.driver, "_score", signal.SIGTERM, lambda: trainer.step == 2)
+    raise_in(trainer.rl_step.driver, "_score", signal.SIGTERM, lambda: trainer.step == 2)
     with pytest.raises(Stopped, match="stopped by SIGTERM after step 2 and 1 generation calls of the next, saved in .*: ") as stop:
         trainer.run()
     assert stop.value.exit_status == 128 + signal.SIGTERM
-    assert len(read_lines(parts / "metrics.jsonl")) == 2 and trainer.driver._begun[1].generation.samples > 0
+    assert len(read_lines(parts / "metrics.jsonl")) == 2 and trainer.rl_step.driver._begun[1].generation.samples > 0
 
     trainer = Trainer(config_of(), parts)
-    assert trainer.step == 2 and trainer.driver._begun is not None
+    assert trainer.step == 2 and trainer.rl_step.driver._begun is not None
     trainer.eval_prompts = 8  # three calls
     raise_in(trainer.scorer, "judge", signal.SIGINT)
     with pytest.raises(Stopped, match="stopped by SIGINT after step 4 and 16 of 24 questions of the evaluation, saved in"):

@@ -1,0 +1,136 @@
+"""The fused step, seen from the host: candidates out of the stream, what was not needed back into it, numbers kept.
+
+It is one program, which nothing stops on its way; a stop is looked at before each attempt. So a signal waits for one program,
+which is a whole step unless no candidate is accepted.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from rl_speed.data.prompts import Prompt, PromptStream
+from rl_speed.memory.group import Group
+from rl_speed.sampling import COMPLETE, REJECTED, Allocated, HostVerify
+from rl_speed.sampling.callback import raise_failure
+from rl_speed.sampling.generate import GenerationStats, Replay
+from rl_speed.training.budgets import Budgets
+from rl_speed.training.fused import FusedConfig, FusedProgram, Table, to_groups
+from rl_speed.training.metrics import PhaseTimer
+from rl_speed.training.prefixes import PrefixSource
+from rl_speed.training.state import TrainState
+from rl_speed.training.screening import Screening
+from rl_speed.training.steps import StepResult
+from rl_speed.training.tally import StarvedError, StepReport, broken_samples
+
+
+class FusedStep:
+    """The `Step` that is one program: nothing is in flight between steps, and nothing is stale.
+
+    Args:
+      program: the compiled step. table: builds its candidates. stream: where they come from. fused: the program's settings.
+      key: the run's typed root key. groups: that a step asks for, over all shards. max_calls: attempts to find any.
+      budgets, prefixes: as of `Screening`. Each shard shares out its own prompts' samples; with budgets a step takes as many
+        candidates as it asks for groups, since every one of them completes.
+
+    Attributes:
+      screening: what became of prompts; `screened = rejected + completed` always.
+      wasted_tokens: drawn for candidates that were then not needed, since the run began.
+    """
+
+    def __init__(self, program: FusedProgram, table: Table, stream: PromptStream, fused: FusedConfig, key: jax.Array,
+                 groups: int, max_calls: int, budgets: Budgets | None = None, prefixes: PrefixSource | None = None):
+        self.screening = Screening(stream, budgets, prefixes)
+        self._program, self._table, self.stream, self.rule, self._key = program, table, stream, fused.rule, key
+        self._groups, self._max_calls, self._verify, self._verify_s = groups, max_calls, fused.verify, 0.0
+        self.wasted_tokens = 0
+        self._begun: StepReport | None = None  # what a step that was stopped did so far
+
+    def __call__(self, state: TrainState, version: int, timer: PhaseTimer,
+                 stop: Callable[[], bool] = lambda: False) -> tuple[TrainState, StepResult]:
+        """See `Step`. Where no candidate is accepted, nothing is updated and the next are tried.
+
+        Raises:
+          StarvedError: nothing was accepted in `max_calls` attempts.
+          VerifierError: a Python verifier failed inside the step; the state it was given is gone.
+        """
+        begin = getattr(self._verify, "seconds", 0.0)
+        report = self._begun = self._begun or StepReport(GenerationStats(), 0.0, 0.0, 0, 0, 0, 0)
+        with timer.phase("fused"):
+            while report.generation.calls < self._max_calls:
+                if stop():
+                    return state, StepResult([], report, {})
+                state, metrics, groups = self._attempt(state, version, report)
+                if groups:
+                    self._verify_s = getattr(self._verify, "seconds", 0.0) - begin
+                    report.short, self._begun = self._groups - len(groups), None
+                    return state, StepResult(groups, report, {name: float(value) for name, value in metrics.items()})
+        self._begun = None
+        raise StarvedError(f"none of {report.screened} candidates was accepted in {self._max_calls} attempts: the data is too hard "
+                           "or too easy for this policy and rule. Widen config.rule.low/high, raise config.rule.n_init or "
+                           f"config.driver.screen_prompts, or change the data{broken_samples(report.generation)}")
+
+    def _attempt(self, state: TrainState, version: int, report: StepReport) -> tuple[TrainState, dict[str, Any], list[Group]]:
+        shards, capacity, screening = self._table.shards, self._table.capacity, self.screening
+        prompts = self.stream.take(self._groups if isinstance(self.rule, Allocated) else shards * capacity)
+        asked = [] if screening.budgets is None else [screening.ask(state.params, prompts[s::shards]) for s in range(shards)]
+        state, *rest = self._program(state, self._table.build(prompts, asked, self._replays(prompts)), self._key)
+        metrics, drawn, book, counts = jax.device_get(rest)
+        raise_failure(self._verify)
+        consumed = [prompts[s::shards][:int(book["consumed"][s])] for s in range(shards)]
+        used = {prompt.visit for part in consumed for prompt in part}
+        self.stream.put_back([prompt for prompt in prompts if prompt.visit not in used])
+        for s, part in enumerate(consumed):  # all that is consumed is decided
+            screening.observe(part, counts.positive[s, :len(part)], counts.done[s, :len(part)])
+        screening.tell(state.params)
+        groups = to_groups(drawn, prompts, shards, version, self.rule.first_samples, asked)
+        self._account(book, counts, len(used), groups, report)
+        return state, metrics, groups
+
+    def _replays(self, prompts: Sequence[Prompt]) -> list[Replay | None]:
+        """Where the samples of each prompt start, unless at its end; empty where nothing is replayed."""
+        if self.screening.prefixes is None:
+            return []
+        return [self.screening.replay(self.screening.cached(p), p, 0, self._table.replayed) for p in prompts]
+
+    def _account(self, book: dict[str, np.ndarray], counts: Any, count: int, groups: Sequence[Group], report: StepReport) -> None:
+        """Add one attempt to the tally and to the report."""
+        status, done, positive = book["status"], counts.done, counts.positive
+        rejected, complete = status == REJECTED, status == COMPLETE
+        decided = rejected | complete
+        t = self.screening.tally
+        t.screened += count
+        t.rejected += int(rejected.sum())
+        t.completed += int(complete.sum())
+        t.solved += int((rejected & (positive == done)).sum())
+        t.failed += int((rejected & (positive == 0)).sum())
+        t.rejected_tokens += int(book["tokens"].sum()) - sum(g.sampled_tokens for g in groups)
+        self.wasted_tokens += int(book["wasted_tokens"].sum())
+        self.screening.judged(complete[decided].tolist())
+        report.generation += GenerationStats(calls=1, samples=int(done.sum()),
+                                             tokens=int(book["tokens"].sum() + book["wasted_tokens"].sum()),
+                                             decode_steps=int(book["decode_steps"].max()),
+                                             slot_steps=int(book["slot_steps"].sum()), nonfinite=int(book["nonfinite"].sum()))
+        t.nonfinite += int(book["nonfinite"].sum())
+        report.screened += count
+        report.accepted += int(complete.sum())
+        report.rejected += int(rejected.sum())
+        first = np.minimum(done, self.rule.first_samples)
+        report.pass_rates += (book["first_right"][decided] / first[decided]).tolist()
+
+    def metrics(self, version: int) -> dict[str, float]:
+        """Tokens drawn for nothing so far; of the last step, the seconds that it waited for a Python verifier."""
+        waited = {"time/verify": self._verify_s} if isinstance(self._verify, HostVerify) else {}
+        return {"wasted_tokens": float(self.wasted_tokens), **waited, **self.screening.metrics(version)}
+
+    def state_dict(self) -> dict[str, Any]:
+        """What screening knows, and a step that was stopped; the stream saves itself."""
+        begun = {} if self._begun is None else {"begun": self._begun.state_dict()}
+        return {**begun, "wasted_tokens": self.wasted_tokens, **self.screening.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue where the state was taken."""
+        self.screening.load_state_dict(state)
+        self.wasted_tokens = int(state["wasted_tokens"])
+        self._begun = StepReport.from_state_dict(state["begun"]) if "begun" in state else None

@@ -1,0 +1,122 @@
+"""The split step: generation calls with the rule between them, on the host; then one update on complete groups, or several."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rl_speed.config import Config
+from rl_speed.memory.group import Group
+from rl_speed.training.batch import build_batch, split_groups
+from rl_speed.training.driver import HostDriver
+from rl_speed.training.metrics import PhaseTimer
+from rl_speed.training.pools import PoolSelector
+from rl_speed.training.reference import Reference
+from rl_speed.training.screening import Screening
+from rl_speed.training.shaping import shape_groups
+from rl_speed.training.state import TrainState
+from rl_speed.training.steps import StepResult
+
+
+class SplitStep:
+    """The `Step` of two parts.
+
+    Args:
+      driver: generates, scores and decides. select: which samples of a group are trained on; None: all.
+      update, advantages, score: as `update_step` makes them. reference: of a KL penalty, if there is one.
+    """
+
+    def __init__(self, config: Config, driver: HostDriver, select: PoolSelector | None, update: Callable, advantages: Callable,
+                 score: Callable, reference: Reference | None = None):
+        self._config, self.driver, self.reference = config, driver, reference
+        self._select, self._update, self._advantages, self._score = select, update, advantages, score
+
+    @property
+    def screening(self) -> Screening:
+        return self.driver.screening
+
+    def __call__(self, state: TrainState, version: int, timer: PhaseTimer,
+                 stop: Callable[[], bool] = lambda: False) -> tuple[TrainState, StepResult]:
+        """See `Step`.
+
+        With `driver.depth`, calls are being generated while the groups are scored. The update would run behind them on the devices
+        and donates the weights they read; so they are waited for, as generation, and nothing is left to run during evaluation
+        and checkpoints, which are excluded from the step's seconds.
+        """
+        groups, report = self.driver.next_groups(state.params, version, stop)
+        if not groups:
+            return state, StepResult([], report, {})
+        timer.add("generate", report.generate_s)
+        timer.add("score", report.score_s)
+        with timer.phase("generate"):
+            self.driver.wait()
+        if all(g.nonfinite.all() for g in groups):
+            return state, StepResult(groups, report, {})
+        with timer.phase("update"):
+            groups = shape_groups(groups, self._config)
+            state, metrics = self.update(state, groups)
+            metrics = jax.device_get(metrics)
+        return state, StepResult(groups, report, {name: float(value) for name, value in metrics.items()})
+
+    def update(self, state: TrainState, groups: Sequence[Group]) -> tuple[TrainState, dict[str, Any]]:
+        """All optimizer steps of one RL step on these groups; metrics are the mean over them.
+
+        Samples that non-finite logits ended are left out: what the policy computes of them would likely spoil the whole update,
+        and no reward of theirs says anything about the tokens before.
+        """
+        c, o, parts = self._config, self._config.objective, self._config.training.minibatches
+        groups = [kept for g in groups if len(kept := g.finite())]
+        groups, advantages = (groups, None) if self._select is None else self._select(groups)
+        batch = build_batch(groups, c.driver.groups * c.rule.n, c.data.max_prompt_length + c.sampler.max_new,
+                            c.training.length_multiple, c.replay.mask_prefix)
+        uses_old, trains_prefix = uses_old_logprobs(c), trains_on_prefixes(c)
+        old = self._score(state.params, batch.tokens) if uses_old or trains_prefix else None
+        if trains_prefix:
+            sampled = batch.behaviour_logprobs
+            batch = batch.replace(behaviour_logprobs=jnp.where(jnp.isnan(sampled), old, sampled))
+            old = old if uses_old else None
+        ref = None if self.reference is None else self._score(self.reference.params, batch.tokens)
+        in_reward = ref is not None and o.kl_in == "reward"
+        if advantages is None:
+            advantages = self._advantages(batch, batch.behaviour_logprobs - ref if in_reward else None)
+        else:
+            advantages = np.pad(advantages, (0, len(batch.rewards) - len(advantages)))
+        if in_reward:
+            ref = None
+        if parts == 1:
+            return self._update(state, batch, advantages, old, ref)
+        whole = jax.device_get((batch, advantages, old, ref))
+        padding, rows, history = np.flatnonzero(batch.group_ids < 0), len(batch.group_ids) // parts, []
+        for part in split_groups(groups, parts):
+            index = np.flatnonzero(np.isin(batch.group_ids, part))
+            spare, padding = padding[:rows - len(index)], padding[rows - len(index):]
+            index = np.concatenate([index, spare])
+            state, metrics = self._update(state, *jax.tree.map(lambda x: x[index], whole))
+            history.append(metrics)
+        return state, jax.tree.map(lambda *values: sum(values) / parts, *history)
+
+    def metrics(self, version: int) -> dict[str, float]:
+        """Those of the driver."""
+        return self.driver.metrics(version)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The driver's."""
+        return self.driver.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue where the state was taken."""
+        self.driver.load_state_dict(state)
+
+
+def trains_on_prefixes(config: Config) -> bool:
+    """Whether replayed tokens are trained on, too. Nobody sampled them: their behaviour policy is taken to be the present one."""
+    return config.replay.window != "none" and not config.replay.mask_prefix
+
+
+def uses_old_logprobs(config: Config) -> bool:
+    """Whether the step recomputes the log-probs of its batch first."""
+    o = config.objective
+    # Plain policy gradient has no ratio, so that nothing needs to be recomputed for it.
+    return o.old_logprobs != "behaviour" and not (o.loss == "pg" and o.old_logprobs == "recompute")

@@ -1,0 +1,50 @@
+"""One signature for an RL step, however it is made: split (`split_step.py`) or fused into one program (`fused_step.py`)."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from rl_speed.memory.group import Group
+from rl_speed.training.metrics import PhaseTimer
+from rl_speed.training.screening import Screening
+from rl_speed.training.state import TrainState
+from rl_speed.training.tally import StepReport
+
+
+class StepResult(NamedTuple):
+    """What a step did.
+
+    Attributes:
+      groups: trained on, with the rewards they were trained with; none where `stop` ended the step.
+      report: what generation did. metrics: of the update; empty where there was none.
+    """
+
+    groups: Sequence[Group]
+    report: StepReport
+    metrics: dict[str, float]
+
+
+class Step(Protocol):
+    """Generate, score, update. The state is donated.
+
+    Attributes:
+      screening: what became of prompts, and what is known of those to come.
+    """
+
+    screening: Screening
+
+    def __call__(self, state: TrainState, version: int, timer: PhaseTimer,
+                 stop: Callable[[], bool] = lambda: False) -> tuple[TrainState, StepResult]:
+        """(the state after the step, what it did).
+
+        No groups, and no update, where `stop`, which is asked between generation calls, says to go no further: the step holds what it
+        has, in `state_dict` too, and the next call goes on with it. No update either where non-finite logits ended every sample.
+
+        Args:
+          version: policy updates made so far; stored with every sample drawn now.
+        """
+
+    def metrics(self, version: int) -> dict[str, float]: ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
