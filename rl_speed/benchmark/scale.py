@@ -23,9 +23,9 @@ from rl_speed.benchmark.train import flops_per_token
 from rl_speed.config import Config
 from rl_speed.data.prompts import Prompt, PromptStream
 from rl_speed.policy import ModelConfig, init, num_params, param_shardings
+from rl_speed.rewards.scorer import JaxScorer, RewardScorer
 from rl_speed.training import build
 from rl_speed.training.batch import build_batch
-from rl_speed.training.score import JaxScorer, RewardScorer
 from rl_speed.training.state import init_state, state_shardings
 from rl_speed.training.step import make_advantages, make_update
 

@@ -11,11 +11,10 @@ from rl_speed.checks import JAX_VERIFIERS
 from rl_speed.config import Config
 from rl_speed.data.prompts import Prompt
 from rl_speed.evaluation.measures import NO_ANSWER
-from rl_speed.rewards import MathVerifier
-from rl_speed.rewards.custom import FunctionRewards, check_functions
+from rl_speed.rewards.custom import check_functions
+from rl_speed.rewards.scorer import JaxScorer, TextScorer, decode_responses, ended_rows
 from rl_speed.sampling.generate import Drawn
 from rl_speed.training import build
-from rl_speed.training.score import JaxScorer, decode_responses, ended_rows, function_samples
 
 # The cause of a response that logits without a distribution ended (`Samples.nonfinite`).
 NONFINITE = "nonfinite"
@@ -46,12 +45,12 @@ class Judge:
     def __init__(self, config: Config, policy: build.Policy, prompts: Sequence[Prompt]):
         self._kind, self._mode = config.reward.verifier, config.reward.mode
         self._tokenizer, self._end = policy.tokenizer, policy.end_tokens
-        self._host: MathVerifier | FunctionRewards | None = None
+        self._host: TextScorer | None = None
         self._jax: JaxScorer | None = None
         if self._kind not in JAX_VERIFIERS:
             if self._kind != "math":
                 check_functions([self._kind], config.reward.memory_limit_mb or None)
-            self._host = build.host_verifier(config, policy)
+            self._host = TextScorer(policy.tokenizer, policy.end_tokens, build.host_verifier(config, policy))
         else:
             verify, encode = build.in_loop_verifier(config, policy, build.longest_answer(list(prompts), config.sampler.max_new))
             encode(prompts)
@@ -65,13 +64,8 @@ class Judge:
     def _judge(self, prompts: Sequence[Prompt], drawn: Drawn) -> Verdicts:
         texts = decode_responses(self._tokenizer, drawn, self._end)
         answers = self._read(texts, drawn)
-        if isinstance(self._host, MathVerifier):
-            values, causes = self._host.score_detailed(texts, [p.answer for p in prompts])
-            return Verdicts(values > 0.5, causes, texts, answers)
         if self._host is not None:
-            known = [(p.answer, p.text, p.meta) for p in prompts]
-            samples = function_samples(known, texts, drawn.tokens, drawn.lengths, self._end)
-            (values,), (causes,) = self._host.score_detailed(samples)
+            values, causes = self._host.detailed(prompts, drawn, texts)
             return Verdicts(values > 0.5, causes, texts, answers)
         correct = self._jax(prompts, drawn) > 0.5
         causes = [NO_ANSWER if answer is None and not right else "ok" for answer, right in zip(answers, correct)]
@@ -95,7 +89,7 @@ class Judge:
     def close(self) -> None:
         """End the verifier's processes, if there are any."""
         if self._host is not None:
-            self._host.close()
+            self._host.verifier.close()
 
     def __enter__(self) -> "Judge":
         return self

@@ -84,6 +84,8 @@ class FunctionRewards:
       counts: Counter of items by cause, as of `WorkerPool`. last_message: the latest detail seen for a cause.
     """
 
+    fields = ("answer", "question", "meta")
+
     def __init__(self, functions: Sequence[str], workers: int, timeout_s: float = 5.0, memory_limit_mb: int | None = 1024,
                  stall_s: float | None = None):
         """Starts nothing yet. Args: as of `WorkerPool`; timeout_s and stall_s are for one response and one function."""
@@ -132,3 +134,8 @@ class FunctionRewards:
                              ", ".join(f"{n} ({cause})" for cause, n in lost.items()), size,
                              "; ".join(self.last_message.get(cause, "") for cause in lost))
         return values.reshape(len(self.functions), size), by_function
+
+    def judge(self, samples: Sequence[dict[str, Any]]) -> tuple[np.ndarray, list[str]]:
+        """(values f32[R], causes) of the first function, as the verifier (`rl_speed.rewards.scorer.Verifier`)."""
+        values, causes = self.score_detailed(samples)
+        return values[0], causes[0]

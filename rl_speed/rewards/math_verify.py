@@ -6,6 +6,8 @@ are signals, and work on the main thread only) switched off. Only the workers im
 """
 
 import logging
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -44,6 +46,8 @@ class MathVerifier:
     The library itself answers "not equal" to errors inside SymPy, running out of memory included,
     so "exception" and "memory" count only what gets past it.
     """
+
+    fields = ("answer",)
 
     def __init__(
         self,
@@ -135,3 +139,7 @@ class MathVerifier:
             _log.warning("gold answer %r cannot be parsed; only the same text matches it", gold)
         self.unparsable_golds |= unparsable
         return values, causes
+
+    def judge(self, samples: Sequence[dict[str, Any]]) -> tuple[np.ndarray, list[str]]:
+        """`score_detailed` of samples with "response" and "answer" (`rl_speed.rewards.scorer.Verifier`)."""
+        return self.score_detailed([s["response"] for s in samples], [s["answer"] for s in samples])

@@ -1,16 +1,21 @@
-"""Scorers: from drawn samples to rewards, with the verifier that the configuration names."""
+"""From samples to rewards, whatever verifies them.
+
+A verifier of text is one interface (`Verifier`: math-verify and functions of the user's own); `TextScorer` asks it on the host,
+`TextJudge` from inside the compiled loop. A verifier in JAX is its counterpart in the loop, and `JaxScorer` on the host. `RewardScorer`
+adds to the verdict what is trained on beside it.
+"""
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import numpy as np
 
-from rl_speed.config import Reward
 from rl_speed.data.prompts import Prompt
 from rl_speed.objectives import overlong_penalty
-from rl_speed.rewards import FunctionRewards, MathVerifier, encode_answers, format_reward, language_reward, pad_answers
+from rl_speed.rewards import FunctionRewards, encode_answers, format_reward, language_reward, pad_answers
 from rl_speed.rewards.custom import parse_extra
 from rl_speed.sampling.adaptive import Verify
 from rl_speed.sampling.generate import Drawn
@@ -65,33 +70,85 @@ def integer_answers(prompts: Sequence[Prompt]) -> np.ndarray:
         raise
 
 
-def answer_text(prompt: Prompt) -> str:
-    """What math-verify has to know of a prompt."""
-    return prompt.answer
+class Verifier(Protocol):
+    """Judges text on the host.
 
-
-def prompt_text(prompt: Prompt) -> str:
-    """What a function of the user's own may ask about a prompt, as JSON. Raises ValueError naming a prompt whose `meta` is none."""
-    try:
-        return json.dumps([prompt.answer, prompt.text, prompt.meta])
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"prompt {prompt.id!r}: what the data has beside question and answer cannot be taken into the compiled "
-                         f"loop ({error})") from None
-
-
-def text_answers(prompts: Sequence[Prompt], capacity: int, of: Callable[[Prompt], str] = answer_text) -> np.ndarray:
-    """A text of each prompt as u8[P, capacity], UTF-8 with zeros behind it, as `MathJudge` and `FunctionJudge` take them.
-
-    Raises ValueError naming the prompt whose text is longer.
+    Attributes:
+      fields: what it has to know of a prompt: "answer", "question", "meta". counts: its items by cause.
     """
-    answers = np.zeros((len(prompts), capacity), np.uint8)
-    for row, prompt in enumerate(prompts):
-        text = of(prompt).encode("utf-8")
-        if len(text) > capacity:
-            raise ValueError(f"prompt {prompt.id!r}: what its verifier needs to know takes {len(text)} bytes; there is room for "
-                             f"{capacity} inside the compiled loop. config.driver.where='host' takes any")
-        answers[row, :len(text)] = np.frombuffer(text, np.uint8)
-    return answers
+
+    fields: tuple[str, ...]
+    counts: Counter
+
+    def judge(self, samples: Sequence[dict[str, Any]]) -> tuple[np.ndarray, list[str]]:
+        """(values f32[n], right above one half; the cause that each is counted under) of samples with the fields of `call.FIELDS`."""
+
+    def close(self) -> None: ...
+
+
+def known_fields(prompt: Prompt) -> dict[str, Any]:
+    """What a verifier may ask about a prompt."""
+    return {"answer": prompt.answer, "question": prompt.text, "meta": prompt.meta}
+
+
+def samples_of(known: Sequence[dict[str, Any]], texts: Sequence[str], tokens: np.ndarray, lengths: np.ndarray,
+               end_tokens: Sequence[int]) -> list[dict[str, Any]]:
+    """The samples that a `Verifier` judges; `known` is what it knows of the prompt of each."""
+    ended = ended_rows(tokens, lengths, end_tokens)
+    return [{**about, "response": text, "length": int(length), "ended": bool(end)}
+            for about, text, length, end in zip(known, texts, lengths, ended, strict=True)]
+
+
+class TextScorer:
+    """A `Verifier` as the scorer of samples on the host."""
+
+    def __init__(self, tokenizer: Any, end_tokens: Sequence[int], verifier: Verifier):
+        self._tokenizer, self._end, self.verifier = tokenizer, tuple(end_tokens), verifier
+
+    def __call__(self, prompts: Sequence[Prompt], drawn: Drawn, texts: list[str] | None = None) -> np.ndarray:
+        """f32[n]. `texts`: the responses, where somebody has decoded them already."""
+        return self.detailed(prompts, drawn, texts)[0]
+
+    def detailed(self, prompts: Sequence[Prompt], drawn: Drawn, texts: list[str] | None = None) -> tuple[np.ndarray, list[str]]:
+        """(values f32[n], their causes)."""
+        texts = decode_responses(self._tokenizer, drawn, self._end) if texts is None else texts
+        return self.verifier.judge(samples_of(list(map(known_fields, prompts)), texts, drawn.tokens, drawn.lengths, self._end))
+
+
+class TextJudge:
+    """A `Verifier` as `HostVerify` calls it: (tokens i32[n, T], lengths i32[n], u8[n, A] of `encode`) -> f32[n].
+
+    What it is to know of a prompt comes with the sample, so that there is nothing to save or to restore; the workers and their
+    counts are the verifier's.
+    """
+
+    def __init__(self, tokenizer: Any, end_tokens: Sequence[int], verifier: Verifier):
+        self._tokenizer, self._end, self._verifier = tokenizer, tuple(end_tokens), verifier
+
+    def __call__(self, tokens: np.ndarray, lengths: np.ndarray, answer: np.ndarray) -> np.ndarray:
+        known = [dict(zip(self._verifier.fields, json.loads(row.tobytes().rstrip(b"\0")))) for row in answer]
+        texts = decode_rows(self._tokenizer, tokens, lengths, self._end)
+        return self._verifier.judge(samples_of(known, texts, tokens, lengths, self._end))[0]
+
+    def text(self, prompt: Prompt) -> bytes:
+        """What the verifier has to know of a prompt, as JSON. Raises ValueError naming a prompt whose `meta` is none."""
+        known = known_fields(prompt)
+        try:
+            return json.dumps([known[name] for name in self._verifier.fields], ensure_ascii=False).encode("utf-8")
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"prompt {prompt.id!r}: what the data has beside question and answer cannot be taken into the compiled "
+                             f"loop ({error})") from None
+
+    def encode(self, prompts: Sequence[Prompt], capacity: int) -> np.ndarray:
+        """`text` of each prompt as u8[P, capacity], zeros behind it. Raises ValueError naming the prompt whose text is longer."""
+        answers = np.zeros((len(prompts), capacity), np.uint8)
+        for row, prompt in enumerate(prompts):
+            text = self.text(prompt)
+            if len(text) > capacity:
+                raise ValueError(f"prompt {prompt.id!r}: what its verifier needs to know takes {len(text)} bytes; there is room for "
+                                 f"{capacity} inside the compiled loop. config.driver.where='host' takes any")
+            answers[row, :len(text)] = np.frombuffer(text, np.uint8)
+        return answers
 
 
 class JaxScorer:
@@ -118,70 +175,6 @@ class JaxScorer:
         return np.concatenate(correct)[:len(prompts)] if correct else np.zeros((0,), np.float32)
 
 
-class MathScorer:
-    """math-verify on decoded text, in killable worker processes."""
-
-    def __init__(self, tokenizer: Any, end_tokens: Sequence[int], verifier: MathVerifier):
-        self._tokenizer, self._end, self.verifier = tokenizer, tuple(end_tokens), verifier
-
-    def __call__(self, prompts: Sequence[Prompt], drawn: Drawn, texts: list[str] | None = None) -> np.ndarray:
-        """f32[n]. `texts`: the responses, where somebody has decoded them already."""
-        texts = decode_responses(self._tokenizer, drawn, self._end) if texts is None else texts
-        return self.verifier.score(texts, [p.answer for p in prompts])
-
-
-class MathJudge:
-    """`MathScorer` as `HostVerify` calls it: (tokens i32[n, T], lengths i32[n], u8[n, A] of `text_answers`) -> f32[n].
-
-    What it is to know of a prompt comes with the sample, so that there is nothing to save or to restore; the workers and their
-    counts are the verifier's.
-    """
-
-    def __init__(self, tokenizer: Any, end_tokens: Sequence[int], verifier: MathVerifier):
-        self._tokenizer, self._end, self._verifier = tokenizer, tuple(end_tokens), verifier
-
-    def __call__(self, tokens: np.ndarray, lengths: np.ndarray, answer: np.ndarray) -> np.ndarray:
-        return self._verifier.score(decode_rows(self._tokenizer, tokens, lengths, self._end), texts_of(answer))
-
-
-def texts_of(rows: np.ndarray) -> list[str]:
-    """The texts that `text_answers` made u8[n, A] of."""
-    return [row.tobytes().rstrip(b"\0").decode("utf-8") for row in rows]
-
-
-def function_samples(prompts: Sequence[tuple[str, str, dict[str, Any]]], texts: Sequence[str], tokens: np.ndarray,
-                     lengths: np.ndarray, end_tokens: Sequence[int]) -> list[dict[str, Any]]:
-    """What reward functions of the user's own are given of each response; `prompts` are (answer, question, meta)."""
-    ended = ended_rows(tokens, lengths, end_tokens)
-    return [{"response": text, "answer": answer, "question": question, "meta": meta, "length": int(length), "ended": bool(end)}
-            for (answer, question, meta), text, length, end in zip(prompts, texts, lengths, ended, strict=True)]
-
-
-class FunctionScorer:
-    """A function of the user's own as the verifier, in killable worker processes."""
-
-    def __init__(self, tokenizer: Any, end_tokens: Sequence[int], verifier: FunctionRewards):
-        self._tokenizer, self._end, self.verifier = tokenizer, tuple(end_tokens), verifier
-
-    def __call__(self, prompts: Sequence[Prompt], drawn: Drawn, texts: list[str] | None = None) -> np.ndarray:
-        """f32[n]. `texts`: the responses, where somebody has decoded them already."""
-        texts = decode_responses(self._tokenizer, drawn, self._end) if texts is None else texts
-        known = [(p.answer, p.text, p.meta) for p in prompts]
-        return self.verifier.score(function_samples(known, texts, drawn.tokens, drawn.lengths, self._end))[0]
-
-
-class FunctionJudge:
-    """`FunctionScorer` as `HostVerify` calls it: (tokens i32[n, T], lengths i32[n], u8[n, A] of `prompt_text`) -> f32[n]."""
-
-    def __init__(self, tokenizer: Any, end_tokens: Sequence[int], verifier: FunctionRewards):
-        self._tokenizer, self._end, self._verifier = tokenizer, tuple(end_tokens), verifier
-
-    def __call__(self, tokens: np.ndarray, lengths: np.ndarray, answer: np.ndarray) -> np.ndarray:
-        known = [tuple(json.loads(text)) for text in texts_of(answer)]
-        texts = decode_rows(self._tokenizer, tokens, lengths, self._end)
-        return self._verifier.score(function_samples(known, texts, tokens, lengths, self._end))[0]
-
-
 class RewardScorer:
     """What the driver calls: the verifier's verdict, and the reward that is trained on.
 
@@ -190,12 +183,12 @@ class RewardScorer:
     verdict alone says what is correct: every filter looks at that. A response that non-finite logits ended is wrong and earns 0.
 
     Args:
-      verify: (prompts, samples, their texts or None) -> verdicts f32[n]. max_new: the length limit of a response, in tokens.
+      verify: (prompts, samples, their texts or None) -> verdicts f32[n]. config: the section `config.reward`. max_new: the length limit of a response, in tokens.
       tokenizer, end_tokens: to decode with, once for all that read text. functions: what `config.extra` names, in that order.
     """
 
-    def __init__(self, verify: JaxScorer | MathScorer | FunctionScorer, config: Reward, max_new: int, tokenizer: Any,
-                 end_tokens: Sequence[int], functions: FunctionRewards | None = None):
+    def __init__(self, verify: JaxScorer | TextScorer, config: Any, max_new: int, tokenizer: Any, end_tokens: Sequence[int],
+                 functions: FunctionRewards | None = None):
         self.verify, self._config, self._max_new = verify, config, max_new
         self._functions, self._extra = functions, parse_extra(config.extra)
         self._tokenizer, self._end = tokenizer, tuple(end_tokens)
@@ -233,8 +226,7 @@ class RewardScorer:
         if c.overlong_buffer > 0:
             yield "overlong", 1.0, np.asarray(overlong_penalty(drawn.lengths, self._max_new, c.overlong_buffer, c.overlong_factor))
         if self._functions is not None:
-            known = [(p.answer, p.text, p.meta) for p in prompts]
-            values = self._functions.score(function_samples(known, texts, drawn.tokens, drawn.lengths, self._end))
+            values = self._functions.score(samples_of(list(map(known_fields, prompts)), texts, drawn.tokens, drawn.lengths, self._end))
             for extra, part in zip(self._extra, values, strict=True):
                 yield extra.name, extra.weight, part
 

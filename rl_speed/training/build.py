@@ -30,6 +30,7 @@ from rl_speed.policy import (DecodeAttention, ModelConfig, abstract_params, deco
 from rl_speed.policy.hf import read_json
 from rl_speed.rewards import ExactMatch, FunctionRewards, IntegerMatch, MathVerifier, token_bytes
 from rl_speed.rewards.custom import parse_extra
+from rl_speed.rewards.scorer import JaxScorer, RewardScorer, TextJudge, TextScorer, Verifier, exact_answers, integer_answers
 from rl_speed.sampling import Decoder, HostVerify, SamplerConfig
 from rl_speed.sampling.adaptive import Verify
 from rl_speed.sampling.generate import Generator
@@ -43,8 +44,6 @@ from rl_speed.training.metrics import write_atomically
 from rl_speed.training.order import make_stream
 from rl_speed.training.pools import PoolConfig, PoolSelector
 from rl_speed.training.prefixes import PrefixSource
-from rl_speed.training.score import (FunctionJudge, FunctionScorer, JaxScorer, MathJudge, MathScorer, RewardScorer, answer_text,
-                                     exact_answers, integer_answers, prompt_text, text_answers)
 from rl_speed.training.reference import Reference
 from rl_speed.training.split_step import SplitStep
 from rl_speed.training.state import state_shardings
@@ -70,7 +69,7 @@ class Policy:
     tokenizer: Any
     end_tokens: tuple[int, ...]
     decoder: Decoder
-    judge: MathVerifier | FunctionRewards | None = None
+    judge: Verifier | None = None
 
 
 @dataclasses.dataclass
@@ -214,7 +213,7 @@ def limits(reward: Reward) -> dict[str, float | int | None]:
     return {"timeout_s": reward.timeout_s, "stall_s": reward.stall_s or None, "memory_limit_mb": reward.memory_limit_mb or None}
 
 
-def host_verifier(config: Config, policy: Policy) -> MathVerifier | FunctionRewards:
+def host_verifier(config: Config, policy: Policy) -> Verifier:
     """The policy's math-verify, or a function of the user's own. Workers start with the first response; who has the scorer closes
     them."""
     if policy.judge is None:
@@ -230,8 +229,7 @@ def build_scorer(config: Config, policy: Policy, answer_length: int) -> RewardSc
     if r.verifier in JAX_VERIFIERS:
         verify = JaxScorer(*in_loop_verifier(config, policy, answer_length))
     else:
-        scorer = MathScorer if r.verifier == "math" else FunctionScorer
-        verify = scorer(policy.tokenizer, policy.end_tokens, host_verifier(config, policy))
+        verify = TextScorer(policy.tokenizer, policy.end_tokens, host_verifier(config, policy))
     functions = [extra.function for extra in parse_extra(r.extra)]
     extra = FunctionRewards(functions, r.workers, **limits(r)) if functions else None
     return RewardScorer(verify, r, config.sampler.max_new, policy.tokenizer, policy.end_tokens, extra)
@@ -246,11 +244,10 @@ def in_loop_verifier(config: Config, policy: Policy, answer_length: int,
         verifier needs of them must fit.
     """
     if config.reward.verifier not in JAX_VERIFIERS:
-        math = config.reward.verifier == "math"
-        judge, of, name = (MathJudge, answer_text, "math-verify") if math else (FunctionJudge, prompt_text, config.reward.verifier)
-        room = max([GOLD_BYTES] + [len(of(p).encode("utf-8")) for p in prompts])
-        return (HostVerify(judge(policy.tokenizer, policy.end_tokens, host_verifier(config, policy)), name),
-                functools.partial(text_answers, capacity=room, of=of))
+        judge = TextJudge(policy.tokenizer, policy.end_tokens, host_verifier(config, policy))
+        room = max([GOLD_BYTES] + [len(judge.text(p)) for p in prompts])
+        name = "math-verify" if config.reward.verifier == "math" else config.reward.verifier
+        return HostVerify(judge, name), functools.partial(judge.encode, capacity=room)
     if config.reward.verifier == "exact":
         return ExactMatch(policy.end_tokens), functools.partial(exact_answers, capacity=answer_length)
     if policy.tokenizer is None:

@@ -17,6 +17,7 @@ from rl_speed.config import Config
 from rl_speed.evaluation import Evaluation, EvaluationSoFar, evaluate
 from rl_speed.memory.group import Group, pack
 from rl_speed.policy import save_hf
+from rl_speed.rewards.scorer import decode_responses
 from rl_speed.sampling.generate import Drawn, GenerationStats
 from rl_speed.training import build
 from rl_speed.training.cache_start import start_cost, start_run
@@ -25,7 +26,6 @@ from rl_speed.training.metrics import (CompileCounter, PhaseTimer, SlowSteps, co
                                        read_lines, write_atomically)
 from rl_speed.training.progress import progress_bar
 from rl_speed.training.reference import Reference
-from rl_speed.training.score import decode_responses
 from rl_speed.training.signals import Stopped, StopRequest, stop_on_signals
 from rl_speed.training.state import init_state, make_snapshot, state_shardings
 from rl_speed.training.steps import Step

@@ -26,13 +26,13 @@ from rl_speed.policy import (ModelConfig, abstract_params, decoder, encode_promp
                              num_params, param_shardings, save_hf)
 from rl_speed.policy.hf import read_json, require_replaceable
 from rl_speed.rewards import MathVerifier
+from rl_speed.rewards.scorer import TextScorer
 from rl_speed.sampling import SamplerConfig
 from rl_speed.sampling.generate import Generator
 from rl_speed.training.build import check_vocabulary, limits
 from rl_speed.training.optimizer import OptimizerConfig, make_optimizer
 from rl_speed.training.out_of_memory import abstract_state, device_bytes, explain, update_parts
 from rl_speed.training.plots import plot_sft
-from rl_speed.training.score import MathScorer
 from rl_speed.training.sft import SFTConfig, SFTData, SFTTrainer
 from rl_speed.training.sft_data import Example, Layout, Schedule, hold_out, keep_short, make_layout, read_examples
 
@@ -316,7 +316,7 @@ def build_answers(settings: Settings, mesh: Mesh, model: ModelConfig, tokenizer:
     generator = Generator(decoder(model, fuse=mesh.shape["tensor"] == 1), sampler, mesh, per_call, per_call * samples, samples,
                           longest, jax.random.key(settings.seed))
     verifier = MathVerifier(Reward.workers, mode="free", **limits(Reward()))
-    judge = MathScorer(tokenizer, ends, verifier)
+    judge = TextScorer(tokenizer, ends, verifier)
 
     def answers(params: Any, stop: Callable[[], bool]) -> dict[str, float] | None:
         result = evaluate(generator, params, prompts, samples, judge, per_call, stop=stop)

@@ -314,7 +314,7 @@ def test_hung_verifications_cost_their_own_responses(policy, benchmarks, mesh, t
                                            f"    while gold == {benchmarks[0].prompts[1].answer!r}: pass\n"
                                            "    return float(response == gold)\n")
         monkeypatch.syspath_prepend(str(tmp_path))
-        judge._host._pool = WorkerPool("hangs:grade", 2, 0.4)
+        judge._host.verifier._pool = WorkerPool("hangs:grade", 2, 0.4)
         return judge
 
     summary = evaluate(policy, benchmarks[:2], tmp_path / "out", mesh, settings, wrap=with_hanging_workers)

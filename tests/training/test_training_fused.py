@@ -7,6 +7,7 @@ import pytest
 from rl_speed import methods
 from rl_speed.data.prompts import Prompt
 from rl_speed.presets import embedded
+from rl_speed.rewards.scorer import TextJudge
 from rl_speed.sampling import Batch, VerifierError
 from rl_speed.sampling.generate import Drawn, GenerationStats
 from rl_speed.training import build
@@ -15,7 +16,6 @@ from rl_speed.training.driver import HostDriver
 from rl_speed.training.fused import choose_width, row_widths
 from rl_speed.training.loop import Trainer
 from rl_speed.training.metrics import PhaseTimer, read_lines
-from rl_speed.training.score import MathJudge, text_answers
 from rl_speed.training.state import init_state, state_shardings
 from rl_speed.training.step import make_advantages, make_update
 from rl_speed.training.tally import StarvedError, StepReport
@@ -248,11 +248,11 @@ def test_a_python_verifier_needs_all_axes():
 def test_gold_answers_as_bytes():
     prompt = Prompt("p1", np.zeros(1, np.int32), "√2 km", np.zeros(0, np.int32), "")
     graded = []
-    judge = MathJudge(Spelling(), (9,), Grader(graded))
-    judge(np.array([[1, 2, 9, 5]]), np.array([3]), text_answers([prompt], 8))
+    judge = TextJudge(Spelling(), (9,), Grader(graded))
+    judge(np.array([[1, 2, 9, 5]]), np.array([3]), judge.encode([prompt], 14))
     assert graded == [("1 2", "√2 km")]
-    with pytest.raises(ValueError, match="prompt 'p1': what its verifier needs to know takes 7 bytes; there is room for 6"):
-        text_answers([prompt], 6)
+    with pytest.raises(ValueError, match="prompt 'p1': what its verifier needs to know takes 11 bytes; there is room for 10"):
+        judge.encode([prompt], 10)
 
 
 class Spelling:
@@ -264,8 +264,11 @@ class Grader:
     def __init__(self, seen):
         self.seen = seen
 
-    def score(self, responses, golds):
-        self.seen += zip(responses, golds)
+    fields = ("answer",)
+
+    def judge(self, samples):
+        self.seen += [(s["response"], s["answer"]) for s in samples]
+        return np.ones(len(samples)), ["ok"] * len(samples)
 
 
 def test_widths():

@@ -12,11 +12,11 @@ from rl_speed.config import Config
 from rl_speed.data.prompts import Prompt
 from rl_speed.inspection import write_report
 from rl_speed.rewards import FunctionRewards
+from rl_speed.rewards.scorer import TextJudge
 from rl_speed.sampling import HostVerify
 from rl_speed.training import build
 from rl_speed.training.loop import Trainer
 from rl_speed.training.metrics import read_lines
-from rl_speed.training.score import FunctionJudge, prompt_text, text_answers
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 
@@ -73,27 +73,29 @@ def test_own_verifier_as_the_compiled_loop_calls_it(own):
     meta = lambda i: {"nums": [i, 2.5], "√": None}
     prompts = [Prompt(f"p{i}", np.zeros(1, np.int32), answer, np.zeros(0, np.int32), "wie groß?", meta=meta(i))
                for i, answer in enumerate(["42", "√2", "42"])]
-    rows = text_answers(prompts, 256, of=prompt_text)
     tokens = np.array([[ord(c) for c in text] for text in ("42.", "√2.", "41.")], np.int32)
     lengths = np.array([3, 3, 3], np.int32)
     with FunctionRewards([own["verifier"]], 1) as function:
-        judge = FunctionJudge(Characters(), (ord("."),), function)
+        judge = TextJudge(Characters(), (ord("."),), function)
+        rows = judge.encode(prompts, 256)
         assert judge(tokens, lengths, rows).tolist() == [1, 1, 0]
         assert judge(tokens, np.array([2, 2, 3], np.int32), rows).tolist() == [1, 1, 0]  # cut off, and still right
     seen = []
 
     class Spy:
-        def score(self, samples):
-            seen.extend(samples)
-            return np.zeros((1, len(samples)), np.float32)
+        fields = FunctionRewards.fields
 
-    FunctionJudge(Characters(), (ord("."),), Spy())(tokens, np.array([2, 3, 3], np.int32), rows)
+        def judge(self, samples):
+            seen.extend(samples)
+            return np.zeros(len(samples), np.float32), ["ok"] * len(samples)
+
+    TextJudge(Characters(), (ord("."),), Spy())(tokens, np.array([2, 3, 3], np.int32), rows)
     assert seen[0] == {"response": "42", "answer": "42", "question": "wie groß?", "meta": meta(0), "length": 2, "ended": False}
     assert seen[1]["ended"] and seen[1]["response"] == "√2" and seen[2]["meta"] == meta(2)
     with pytest.raises(ValueError, match="prompt 'p1': what its verifier needs to know takes"):
-        text_answers(prompts[1:], 20, of=prompt_text)
+        judge.encode(prompts[1:], 20)
     with pytest.raises(ValueError, match="prompt 'odd': what the data has beside question and answer cannot be taken"):
-        prompt_text(Prompt("odd", np.zeros(1, np.int32), "1", np.zeros(0, np.int32), "", meta={"x": {1, 2}}))
+        judge.text(Prompt("odd", np.zeros(1, np.int32), "1", np.zeros(0, np.int32), "", meta={"x": {1, 2}}))
 
 
 def test_own_verifier_is_called_back_in_the_loop(own):

@@ -129,7 +129,7 @@ def test_math_verifier_scores_decoded_responses(real_data, tmp_path):
     from rl_speed.policy import load_tokenizer
     from rl_speed.rewards import IntegerMatch, MathVerifier, token_bytes
     from rl_speed.sampling.generate import Drawn
-    from rl_speed.training.score import JaxScorer, MathScorer, integer_answers
+    from rl_speed.rewards.scorer import JaxScorer, TextScorer, integer_answers
 
     add_tokenizer(real_data, tmp_path)
     tokenizer = load_tokenizer(tmp_path)
@@ -140,7 +140,7 @@ def test_math_verifier_scores_decoded_responses(real_data, tmp_path):
     drawn = Drawn(tokens, np.zeros(tokens.shape, np.float32), np.array([len(r) for r in ids]), np.zeros(4, bool))
     prompt = Prompt("p", np.array([1], np.int32), "72", np.zeros(0, np.int32), "?")
     with MathVerifier(1, 10.0, "boxed") as verifier:
-        scores = MathScorer(tokenizer, (151645, 151643), verifier)([prompt] * 4, drawn)
+        scores = TextScorer(tokenizer, (151645, 151643), verifier)([prompt] * 4, drawn)
     assert scores.tolist() == [1, 0, 1, 0]
     in_loop = JaxScorer(IntegerMatch(token_bytes(tokenizer, 151936), (151645, 151643)), integer_answers)
     assert in_loop([prompt] * 4, drawn).tolist() == [1, 0, 1, 0]

@@ -13,10 +13,10 @@ from rl_speed.data.prompts import Prompt, PromptStream
 from rl_speed.memory.buffer import SamplingBuffer
 from rl_speed.memory.group import Group
 from rl_speed.rewards import ExactMatch, MathVerifier
+from rl_speed.rewards.scorer import JaxScorer, RewardScorer, TextScorer, exact_answers
 from rl_speed.sampling.generate import Drawn, FinishedDraw, GenerationStats
 from rl_speed.sampling.rules import Dynamic
 from rl_speed.training.driver import HostDriver
-from rl_speed.training.score import JaxScorer, MathScorer, RewardScorer, exact_answers
 from rl_speed.training.shaping import shape_groups
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
@@ -52,7 +52,7 @@ def prompt(answer="4", visit=0):
 def scorer_of(verifier, **reward):
     tokenizer = Characters()
     verify = {"exact": lambda: JaxScorer(ExactMatch((END,)), functools.partial(exact_answers, capacity=8), block=16),
-              "math": lambda: MathScorer(tokenizer, (END,), MathVerifier(1))}[verifier]()
+              "math": lambda: TextScorer(tokenizer, (END,), MathVerifier(1))}[verifier]()
     return RewardScorer(verify, Reward(verifier=verifier, **reward), MAX_NEW, tokenizer, (END,)), tokenizer
 
 
