@@ -3,7 +3,6 @@
 `training_batch` is the whole of it; `select` and `to_batch` are its two halves, for programs that choose among a group's samples.
 """
 
-import jax
 import jax.numpy as jnp
 from flax import struct
 
