@@ -152,7 +152,7 @@ def test_waiting_for_a_processor_is_not_sleep(targets_importable, monkeypatch, s
     """A clock that runs while the process sleeps stands for a host so busy that it gets no processor."""
     begin = time.monotonic()
     monkeypatch.setattr("rl_speed.rewards.clocks.waited_s", lambda pid: starved * (time.monotonic() - begin))
-    with WorkerPool(ACT, 1, timeout_s=0.1, stall_s=0.4) as pool:
+    with WorkerPool(ACT, 1, timeout_s=0.1, stall_s=2.0) as pool:
         assert pool.score_detailed([("value", 1), ("sleep", 3.0)])[1] == ["ok", cause]
         assert pool.counts["retried"] == 0
 
