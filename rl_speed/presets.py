@@ -12,6 +12,7 @@ from rl_speed.config import Config
 # What a preset comes in: of each tuple one word may be named, the first is meant otherwise.
 Words = tuple[tuple[str, ...], ...]
 
+EMBEDDED: Words = (("speed_rloo", *(name for name in methods.METHODS if name != "speed_rloo")),)
 SPEED: Words = (("speed_rloo", "rloo", "speed_dapo", "dapo"), ("numina", "dapo17k", "deepscaler"))
 BAND: Words = (("20-80", "plain", "0-100", "10-90", "30-70", "40-60", "20-100", "40-100", "0-80", "0-60", "curation", "schedule"),)
 ADA: Words = (("ada_seq_balance", "ada_seq_pos", "ada_seq_balance_paper", "ada_est_ema", "ada_est_ema_released", "ada_est_value",

@@ -56,7 +56,7 @@ def test_whole_numbers_serve_as_floats():
 
 
 def test_train_refuses_before_it_builds(launch, tmp_path):
-    done = launch("experiments/train.py", "--config=configs/embedded_speed_rloo.py", f"--workdir={tmp_path / 'run'}",
+    done = launch("experiments/train.py", "--config=configs/embedded.py:speed_rloo", f"--workdir={tmp_path / 'run'}",
                   "--config.rule.n_inti=4")
     assert done.returncode == 2 and not (tmp_path / "run").exists()
     assert done.stderr.strip().splitlines()[-1] == (

@@ -182,7 +182,7 @@ TINY_QWEN3 = {"model_type": "qwen3", "vocab_size": 400, "hidden_size": 24, "num_
 def test_command_plans_a_mesh_that_is_not_there_from_a_config_json_alone(launch, tmp_path):
     path = tmp_path / "tiny.json"
     path.write_text(json.dumps(TINY_QWEN3))
-    done = launch("experiments/train.py", "--config=configs/embedded_speed_rloo.py", "--dry_run",
+    done = launch("experiments/train.py", "--config=configs/embedded.py:speed_rloo", "--dry_run",
                   "--config.mesh.fsdp=4", f"--config.model.path={path}", "--config.driver.groups=4",
                   "--config.driver.screen_prompts=24", "--config.driver.buffer_groups=24", "--config.sampler.slots=32",
                   "--config.sampler.prefill_chunk=0", "--config.training.micro_batch=0")

@@ -110,7 +110,7 @@ def untimed(record):
 
 # What every run of the tests does: each kind of state that a method adds, and a paper's file on questions from files. The others run
 # the same code with other numbers, or are trained by other tests (SPEED's by test_training_loop.py); `-m slow` runs them.
-USUAL = ("embedded_ada_est_value", "embedded_ada_seq_balance_paper", "embedded_rpo_dapo", "band_qwen2p5_3b")
+USUAL = ("embedded:ada_est_value", "embedded:ada_seq_balance_paper", "embedded:rpo_dapo", "band_qwen2p5_3b")
 
 
 def is_slow(preset):
