@@ -76,6 +76,32 @@ def embedded(method: str = "") -> Config:
     return methods.apply(config, method) if method else config
 
 
+def tiny(config: Config, steps: int = 4, *, groups: int = 4, samples: int = 8, screen: int = 24, slots: int = 0, prefill: int = 0,
+         train_prompts: int | None = None, eval_prompts: int = 24, evaluate_every: int = 0, export: bool = False) -> Config:
+    """Shrink `config` to a run of seconds, to see whether it runs: its numbers mean nothing. Returns `config`.
+
+    What makes the method stays, and so do model and files. Gradients are taken in one piece, on one device, and every second step
+    is saved.
+
+    Args:
+      groups, samples: of a batch, and of a group. screen: prompts of a call at most, and groups that may wait.
+      slots: 0 has one for each row of a batch. prefill: prompts read at once (0: all).
+      train_prompts: questions that train (None: as it is). eval_prompts: held-out questions (0: all).
+      evaluate_every: steps (0: never). export: write the final policy.
+    """
+    config.driver.groups, config.driver.screen_prompts, config.driver.buffer_groups = groups, screen, screen
+    config.rule.n, config.rule.n_init = samples, min(config.rule.n_init, max(2, samples // 2))
+    config.sampler.slots, config.sampler.prefill_chunk = slots or groups * samples, prefill
+    config.sampler.max_new = min(config.sampler.max_new, 16)
+    config.mesh.data = config.mesh.fsdp = config.mesh.tensor = 1
+    config.data.eval_prompts, config.evaluation.every = eval_prompts, evaluate_every
+    if train_prompts is not None:
+        config.data.train_prompts = train_prompts
+    config.training.steps, config.training.micro_batch, config.checkpoints.every = steps, 0, 2
+    config.logging.progress, config.logging.export = False, export
+    return config
+
+
 def language_model(path: str, train: str, prompt: str, max_prompt: int, max_new: int, devices: int) -> Config:
     """What the papers' scale shares; all of it is ours.
 
