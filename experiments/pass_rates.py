@@ -37,4 +37,6 @@ def main(_):
 
 
 if __name__ == "__main__":
-    app.run(main)
+    from rl_speed.command import parse_flags
+
+    app.run(main, flags_parser=parse_flags)

@@ -1,6 +1,6 @@
 """Train a policy with RL.
 
-    python experiments/train.py --config=configs/embedded_speed_rloo.py --workdir=runs/speed_rloo
+    python experiments/train.py --config=configs/embedded.py:speed_rloo --workdir=runs/speed_rloo
         [--config.section.field=value ...]
     python experiments/train.py --config=configs/gsm8k.py --config.mesh.fsdp=4 --dry_run      (what it will need; starts nothing)
     python experiments/train.py --config=configs/ada_qwen3_4b.py --config.model.path=MODEL/config.json --dry_run       (no weights)

@@ -1,14 +1,16 @@
-"""The command line, checked before anything is built: overrides of the configuration that cannot be are named, with the nearest
-names that can."""
+"""The command line, checked before anything is built: a configuration file that is not there, and overrides that cannot be, are
+named with the nearest that can."""
 
 import dataclasses
 import difflib
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 from absl import app, flags
 
+from rl_speed import methods
 from rl_speed.config import Config
 
 _PARSERS = {bool: flags.BooleanParser(), int: flags.IntegerParser(), float: flags.FloatParser()}
@@ -38,6 +40,27 @@ def nearest(name: str, known: Sequence[str], count: int = 3) -> list[str]:
     if not alike:
         return [k for k in known if k.rpartition(".")[0] in sections]
     return (here or alike)[:count]
+
+
+def check_config_file(arguments: Sequence[str], flag: str = "config") -> list[str]:
+    """What is wrong with the file of `--config=FILE[:VARIANT]` among the arguments: a message, or nothing where it is there."""
+    for i, argument in enumerate(arguments):
+        if argument == "--":
+            break
+        name, equals, value = argument.lstrip("-").partition("=")
+        if name != flag or not argument.startswith("-"):
+            continue
+        if not equals:
+            value = arguments[i + 1] if i + 1 < len(arguments) else ""
+        path = Path(value.partition(":")[0])
+        if path.is_file():
+            continue
+        problem, method = f"--{flag}={value}: there is no file {path}", path.stem.removeprefix("embedded_")
+        if path.stem.startswith("embedded_") and method in methods.METHODS:
+            return [f"{problem}; methods are variants of one file now: --{flag}={path.with_name('embedded.py')}:{method}"]
+        close = difflib.get_close_matches(path.name, sorted(file.name for file in path.parent.glob("*.py")))
+        return [problem + (f"; nearest: {', '.join(str(path.with_name(file)) for file in close)}" if close else "")]
+    return []
 
 
 def check_overrides(arguments: Sequence[str], config: Any = Config, flag: str = "config") -> list[str]:
@@ -87,7 +110,7 @@ def _article(kind: type) -> str:
 
 def parse_flags(arguments: Sequence[str]) -> list[str]:
     """For `app.run(main, flags_parser=parse_flags)`: exits with status 2 and what is wrong, where something is."""
-    problems = check_overrides(arguments[1:])
+    problems = check_config_file(arguments[1:]) + check_overrides(arguments[1:])
     if problems:
         fail("\n".join(problems))
     return app.parse_flags_with_usage(list(arguments))

@@ -12,6 +12,7 @@ from rl_speed.config import Config
 # What a preset comes in: of each tuple one word may be named, the first is meant otherwise.
 Words = tuple[tuple[str, ...], ...]
 
+EMBEDDED: Words = (("speed_rloo", *(name for name in methods.METHODS if name != "speed_rloo")),)
 SPEED: Words = (("speed_rloo", "rloo", "speed_dapo", "dapo"), ("numina", "dapo17k", "deepscaler"))
 BAND: Words = (("20-80", "plain", "0-100", "10-90", "30-70", "40-60", "20-100", "40-100", "0-80", "0-60", "curation", "schedule"),)
 ADA: Words = (("ada_seq_balance", "ada_seq_pos", "ada_seq_balance_paper", "ada_est_ema", "ada_est_ema_released", "ada_est_value",
@@ -73,6 +74,32 @@ def embedded(method: str = "") -> Config:
     config.evaluation.every = 5
     config.evaluation.samples = 4
     return methods.apply(config, method) if method else config
+
+
+def tiny(config: Config, steps: int = 4, *, groups: int = 4, samples: int = 8, screen: int = 24, slots: int = 0, prefill: int = 0,
+         train_prompts: int | None = None, eval_prompts: int = 24, evaluate_every: int = 0, export: bool = False) -> Config:
+    """Shrink `config` to a run of seconds, to see whether it runs: its numbers mean nothing. Returns `config`.
+
+    What makes the method stays, and so do model and files. Gradients are taken in one piece, on one device, and every second step
+    is saved.
+
+    Args:
+      groups, samples: of a batch, and of a group. screen: prompts of a call at most, and groups that may wait.
+      slots: 0 has one for each row of a batch. prefill: prompts read at once (0: all).
+      train_prompts: questions that train (None: as it is). eval_prompts: held-out questions (0: all).
+      evaluate_every: steps (0: never). export: write the final policy.
+    """
+    config.driver.groups, config.driver.screen_prompts, config.driver.buffer_groups = groups, screen, screen
+    config.rule.n, config.rule.n_init = samples, min(config.rule.n_init, max(2, samples // 2))
+    config.sampler.slots, config.sampler.prefill_chunk = slots or groups * samples, prefill
+    config.sampler.max_new = min(config.sampler.max_new, 16)
+    config.mesh.data = config.mesh.fsdp = config.mesh.tensor = 1
+    config.data.eval_prompts, config.evaluation.every = eval_prompts, evaluate_every
+    if train_prompts is not None:
+        config.data.train_prompts = train_prompts
+    config.training.steps, config.training.micro_batch, config.checkpoints.every = steps, 0, 2
+    config.logging.progress, config.logging.export = False, export
+    return config
 
 
 def language_model(path: str, train: str, prompt: str, max_prompt: int, max_new: int, devices: int) -> Config:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rl_speed.command import check_overrides
+from rl_speed.command import check_config_file, check_overrides
 from rl_speed.config import Config
 
 
@@ -31,6 +31,33 @@ def test_possible_overrides_pass():
                             "--config.seed=0x10", "--", "--config.nothing=1"]) == []
 
 
+@pytest.mark.parametrize("name,message", [
+    ("embedded_dapo.py", "--config={0}/embedded_dapo.py: there is no file {0}/embedded_dapo.py; methods are variants of one file "
+                         "now: --config={0}/embedded.py:dapo"),
+    ("embedded_ada_est_ema.py:x", "; methods are variants of one file now: --config={0}/embedded.py:ada_est_ema"),
+    ("embeded.py:dapo", "there is no file {0}/embeded.py; nearest: {0}/embedded.py"),
+    ("zzz.py", "--config={0}/zzz.py: there is no file {0}/zzz.py"),
+])
+@pytest.mark.parametrize("written", ["--config={}", "--config {}", "-config={}"])
+def test_config_file_that_is_not_there(repo, name, message, written):
+    problem, = check_config_file(["--workdir=x", *written.format(f"{repo}/configs/{name}").split(), "--config.seed=1"])
+    assert problem.endswith(message.format(f"{repo}/configs"))
+
+
+def test_config_files_that_are_there_pass(repo):
+    for words in (["--config={}/embedded.py"], ["--config", "{}/embedded.py:dapo"], ["--other=1", "config=no.py", "--config.seed=1"],
+                  ["--", "--config=no.py"]):
+        assert check_config_file([word.format(repo / "configs") for word in words]) == []
+
+
+@pytest.mark.parametrize("script", ["train", "compare", "pass_rates", "replay_cache"])
+def test_every_entry_point_names_the_new_form_of_a_methods_file(launch, tmp_path, script):
+    done = launch(f"experiments/{script}.py", "--config=configs/embedded_dapo.py", f"--workdir={tmp_path / 'run'}",
+                  f"--out={tmp_path / 'out'}")
+    assert done.returncode == 2 and not list(tmp_path.iterdir())
+    assert done.stderr.strip().splitlines()[-1].endswith("now: --config=configs/embedded.py:dapo")
+
+
 def test_every_problem_is_told_at_once():
     assert len(check_overrides(["--config.a=1", "--config.rule.n=x", "--config.b.c=2"])) == 3
 
@@ -56,7 +83,7 @@ def test_whole_numbers_serve_as_floats():
 
 
 def test_train_refuses_before_it_builds(launch, tmp_path):
-    done = launch("experiments/train.py", "--config=configs/embedded_speed_rloo.py", f"--workdir={tmp_path / 'run'}",
+    done = launch("experiments/train.py", "--config=configs/embedded.py:speed_rloo", f"--workdir={tmp_path / 'run'}",
                   "--config.rule.n_inti=4")
     assert done.returncode == 2 and not (tmp_path / "run").exists()
     assert done.stderr.strip().splitlines()[-1] == (

@@ -52,19 +52,39 @@ def test_every_method_is_valid():
         methods.apply(Config(), "rlo")
 
 
+def load(path):
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 def test_every_config_file_is_valid(repo):
     """With every word that it may be asked for; the docstring says how it is launched, and knows the words."""
-    files, made = sorted((repo / "configs").glob("*.py")), set()
-    for path in files:
-        spec = importlib.util.spec_from_file_location(path.stem, path)
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        made.add((path.stem, module.get_config().validate().method))
+    made = set()
+    for path in sorted((repo / "configs").glob("*.py")):
+        module = load(path)
+        module.get_config().validate()
         assert f"configs/{path.name}" in module.__doc__, f"{path.name} does not say how it is launched"
         for variant in filter(None, presets.variants(getattr(module, "VARIANTS", ()))):
-            module.get_config(variant).validate()
+            made.add((path.stem, variant, module.get_config(variant).validate().method))
             assert variant in module.__doc__ or "Variants: those of" in module.__doc__, f"{path.name} does not mention {variant}"
-    assert {("embedded_" + method, method) for method in methods.METHODS} <= made
+    assert {("embedded", method, method) for method in methods.METHODS} - made == {("embedded", "speed_rloo", "speed_rloo")}
+
+
+def test_embedded_document(repo):
+    """Without a word it is SPEED-RLOO, which it also knows by name; its table has a row for each method and no other; it names
+    every field in which what all methods share differs from the defaults."""
+    document, plain = load(repo / "configs" / "embedded.py"), presets.embedded().to_dict()
+    assert document.get_config() == document.get_config("speed_rloo") == presets.embedded() == presets.embedded("speed_rloo")
+    assert all(document.get_config(method) == presets.embedded(method) for method in methods.METHODS)
+    rows = document.__doc__.split("\nNAME  ")[1].split("\n\n")[0].splitlines()[2:]
+    assert sorted(row.split()[0] for row in rows) == sorted(methods.METHODS)
+    changed = {f"{section}.{leaf}" for section, values in Config().to_dict().items() if isinstance(values, dict)
+               for leaf, value in values.items() if plain[section][leaf] != value}
+    assert changed and all(field in document.__doc__ for field in changed)
+    with pytest.raises(ValueError, match="no variant 'dapp'; nearest: dapo"):
+        document.get_config("dapp")
 
 
 def test_variants_of_a_preset_are_words_of_their_own():

@@ -11,7 +11,7 @@ import numpy as np
 
 from rl_speed.comparison.runs import Run, Variant, run_all
 from rl_speed.config import Config
-from rl_speed.presets import embedded
+from rl_speed.presets import embedded, tiny
 
 REFERENCE = "speed_rloo"
 PHASES = ("generate", "score", "update", "fused", "other")
@@ -33,11 +33,10 @@ class Workload:
     def config(self) -> Config:
         """What all runs share."""
         config = embedded()
+        if self.small:
+            tiny(config, screen=32, prefill=32, train_prompts=300, export=True)
         config.training.steps, config.checkpoints.every, config.logging.progress = self.steps, 0, False
         config.evaluation.every = self.steps
-        if self.small:
-            config.driver.groups, config.driver.screen_prompts, config.driver.buffer_groups, config.rule.n = 4, 32, 32, 8
-            config.sampler.slots, config.training.micro_batch, config.data.train_prompts, config.data.eval_prompts = 32, 0, 300, 24
         return config
 
 

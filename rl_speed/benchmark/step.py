@@ -11,10 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rl_speed import methods
 from rl_speed.benchmark import train
 from rl_speed.config import Config
-from rl_speed.presets import embedded
+from rl_speed.presets import embedded, tiny
 from rl_speed.sampling import sample_adaptive_sharded
 from rl_speed.training import build
 from rl_speed.training.dry_run import compiled_bytes
@@ -33,13 +32,12 @@ class Workload:
     small: bool = False
 
     def config(self) -> Config:
-        config = methods.apply(embedded(), "speed_rloo")
+        config = embedded("speed_rloo")
         config.driver.where = "in_loop"
         # Adam's first step is the sign of the gradient, rounding and all, unless epsilon is larger than rounding.
         config.optimizer.eps = 1e-3
         if self.small:
-            config.driver.groups, config.driver.screen_prompts, config.driver.buffer_groups, config.rule.n = 4, 32, 32, 8
-            config.sampler.slots, config.training.micro_batch, config.data.train_prompts, config.data.eval_prompts = 32, 0, 300, 24
+            tiny(config, screen=32, prefill=32, train_prompts=300)
         return config.validate()
 
 

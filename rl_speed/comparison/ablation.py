@@ -19,7 +19,7 @@ from rl_speed.comparison.runs import Run, Variant, run_all
 from rl_speed.comparison.table import group_runs
 from rl_speed.config import Config, Data, Replay
 from rl_speed.memory.responses import load_responses
-from rl_speed.presets import embedded
+from rl_speed.presets import embedded, tiny
 from rl_speed.training.cache_start import write_cache
 from rl_speed.training.plots import pyplot
 
@@ -74,14 +74,11 @@ class Ablation:
 
 def shrink(config: Config) -> None:
     """To a size that shows whether it runs, in seconds: 16 rows a batch, 2 steps. The numbers mean nothing."""
-    rule, d = config.rule, config.driver
-    rule.n, rule.n_max, rule.m, rule.rounds = 8, 8, 4, 2
-    d.groups, d.screen_prompts, d.buffer_groups = 2, 16, 32
-    config.sampler.slots, config.sampler.prefill_chunk = 32, 4
-    config.data.train_prompts, config.data.eval_prompts = 64, 16
-    config.training.steps, config.training.micro_batch, config.training.length_multiple = 2, 0, 0
-    config.evaluation.every, config.evaluation.samples = 1, min(config.evaluation.samples, 4)
-    config.logging.progress = False
+    tiny(config, 2, groups=2, screen=16, slots=32, prefill=4, train_prompts=64, eval_prompts=16, evaluate_every=1,
+         export=config.logging.export)
+    config.rule.n_max, config.rule.m, config.rule.rounds = 8, 4, 2
+    config.driver.buffer_groups, config.training.length_multiple = 32, 0
+    config.evaluation.samples = min(config.evaluation.samples, 4)
 
 
 def make_files(config: Config, folder: Path, rate_samples: int) -> None:

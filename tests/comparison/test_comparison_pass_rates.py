@@ -4,20 +4,15 @@ import json
 
 import pytest
 
-from rl_speed import methods
 from rl_speed.comparison import pass_rates
-from rl_speed.presets import embedded
+from rl_speed.presets import embedded, tiny
 from rl_speed.training import build
 from rl_speed.training.order import curate
 from rl_speed.policy import load_tokenizer
 
 
 def small():
-    config = methods.apply(embedded(), "speed_rloo")
-    config.driver.groups, config.driver.screen_prompts, config.driver.buffer_groups = 4, 24, 24
-    config.rule.n, config.sampler.slots, config.sampler.prefill_chunk, config.training.micro_batch = 8, 32, 0, 0
-    config.data.train_prompts, config.data.eval_prompts, config.logging.progress = 20, 24, False
-    return config
+    return tiny(embedded("speed_rloo"), train_prompts=20)
 
 
 def test_the_table_of_training_prompts(tmp_path):

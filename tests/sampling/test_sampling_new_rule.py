@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from rl_speed import config as configs, methods
-from rl_speed.presets import embedded
+from rl_speed.presets import embedded, tiny
 from rl_speed.sampling import COMPLETE, REJECTED, Counts, sample_adaptive
 from rl_speed.training.loop import Trainer
 from rl_speed.training.metrics import read_lines
@@ -95,11 +95,8 @@ def test_rule_on_the_host(rule_class):
 
 
 def test_method_trains(rule_class, tmp_path):
-    config = methods.apply(embedded(), "doubt_rloo")
-    config.rule.n, config.driver.groups, config.driver.screen_prompts, config.driver.buffer_groups = 8, 4, 24, 24
-    config.sampler.slots, config.sampler.prefill_chunk, config.data.train_prompts, config.data.eval_prompts = 16, 4, 48, 4
-    config.training.micro_batch, config.training.length_multiple, config.training.steps = 16, 0, 2
-    config.evaluation.every, config.logging.progress, config.logging.export = 0, False, False
+    config = tiny(embedded("doubt_rloo"), 2, slots=16, prefill=4, train_prompts=48, eval_prompts=4)
+    config.training.micro_batch, config.training.length_multiple = 16, 0
     assert config.validate().make_rule() == rule_class(8, 4, 0.2, 0.8)
     summary = Trainer(config, tmp_path).run()
     records = read_lines(tmp_path / "metrics.jsonl")

@@ -11,19 +11,13 @@ import threading
 
 import jax
 
-from rl_speed import methods
-from rl_speed.presets import embedded
+from rl_speed.presets import embedded, tiny
 from rl_speed.training.loop import Trainer
 
 
 def small_config(steps):
-    config = methods.apply(embedded(), "speed_rloo")
-    config.driver.groups, config.driver.screen_prompts, config.driver.buffer_groups = 4, 24, 24
-    config.rule.n, config.sampler.slots, config.sampler.prefill_chunk = 8, 32, 0
-    config.training.micro_batch, config.training.length_multiple = 0, 0
-    config.data.train_prompts, config.data.eval_prompts, config.evaluation.every = 200, 24, 5
-    config.training.steps, config.checkpoints.every = steps, 2
-    config.logging.progress, config.logging.export = False, False
+    config = tiny(embedded("speed_rloo"), steps, train_prompts=200, evaluate_every=5)
+    config.training.length_multiple = 0
     return config
 
 

@@ -4,10 +4,9 @@ import jax
 import numpy as np
 import pytest
 
-from rl_speed import methods
 from rl_speed.memory.group import Group, pack, unpack
 from rl_speed.objectives import balanced_downsample
-from rl_speed.presets import embedded
+from rl_speed.presets import embedded, tiny
 from rl_speed.training import build
 from rl_speed.training.batch import build_batch
 from rl_speed.training.loop import Trainer
@@ -20,14 +19,9 @@ pytestmark = pytest.mark.usefixtures("quick_compiles")
 
 
 def small(method, where="host", steps=4, **mesh):
-    config = methods.apply(embedded(), method)
-    config.driver.where = where
-    config.driver.groups, config.driver.screen_prompts, config.driver.buffer_groups = 8, 8, 16
-    config.rule.m, config.rule.rounds = 4, 3
-    config.sampler.slots, config.sampler.prefill_chunk = 32, 4
-    config.training.micro_batch, config.training.steps, config.checkpoints.every = 0, steps, 2
-    config.data.train_prompts, config.data.eval_prompts, config.evaluation.every = 24, 0, 0
-    config.logging.progress, config.logging.export = False, False
+    config = embedded(method)
+    tiny(config, steps, groups=8, samples=config.rule.n, screen=8, slots=32, prefill=4, train_prompts=24, eval_prompts=0)
+    config.driver.where, config.driver.buffer_groups, config.rule.m, config.rule.rounds = where, 16, 4, 3
     config.optimizer.eps = 1e-3  # Adam's first step is the sign of the gradient, rounding and all, unless epsilon is larger
     for axis, size in mesh.items():
         setattr(config.mesh, axis, size)

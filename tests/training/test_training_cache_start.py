@@ -6,10 +6,9 @@ import signal
 import numpy as np
 import pytest
 
-from rl_speed import methods
 from rl_speed.data.prompts import Prompt
 from rl_speed.memory import CachedResponse, ReplayCache
-from rl_speed.presets import embedded
+from rl_speed.presets import embedded, tiny
 from rl_speed.sampling.generate import Drawn, FinishedDraw, GenerationStats, Work
 from rl_speed.training import build, cache_start
 from rl_speed.training.cache_start import SAMPLE_INDEX, start_cache, write_cache
@@ -93,12 +92,7 @@ N = 150  # more than two calls take
 
 
 def small(prompts=N):
-    config = methods.apply(embedded(), "speed_rloo")
-    config.driver.groups, config.driver.screen_prompts, config.driver.buffer_groups = 4, 24, 24
-    config.rule.n, config.sampler.slots, config.sampler.prefill_chunk = 8, 32, 0
-    config.training.micro_batch = 0
-    config.data.train_prompts, config.logging.progress = prompts, False
-    return config
+    return tiny(embedded("speed_rloo"), train_prompts=prompts)
 
 
 @pytest.fixture(scope="module")

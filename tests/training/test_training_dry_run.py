@@ -13,7 +13,7 @@ from rl_speed.config import Config
 from rl_speed.data.embedded_tokenizer import embedded_directory
 from rl_speed.policy import ModelConfig, load_tokenizer
 from rl_speed.policy.hf import read_json
-from rl_speed.presets import embedded
+from rl_speed.presets import embedded, tiny
 from rl_speed.sampling import Batch
 from rl_speed.training import build
 from rl_speed.training.dry_run import Program, compiled_bytes, device_bytes, dry_run, explain_out_of_memory
@@ -24,10 +24,7 @@ pytestmark = pytest.mark.usefixtures("quick_compiles")
 
 
 def small_run(**mesh):
-    config = methods.apply(embedded(), "speed_rloo")
-    config.driver.groups, config.driver.screen_prompts, config.driver.buffer_groups = 4, 24, 24
-    config.rule.n, config.sampler.slots, config.sampler.prefill_chunk = 8, 32, 0
-    config.training.micro_batch = 0
+    config = tiny(embedded("speed_rloo"), eval_prompts=512)
     for axis, size in mesh.items():
         setattr(config.mesh, axis, size)
     return config
@@ -182,7 +179,7 @@ TINY_QWEN3 = {"model_type": "qwen3", "vocab_size": 400, "hidden_size": 24, "num_
 def test_command_plans_a_mesh_that_is_not_there_from_a_config_json_alone(launch, tmp_path):
     path = tmp_path / "tiny.json"
     path.write_text(json.dumps(TINY_QWEN3))
-    done = launch("experiments/train.py", "--config=configs/embedded_speed_rloo.py", "--dry_run",
+    done = launch("experiments/train.py", "--config=configs/embedded.py:speed_rloo", "--dry_run",
                   "--config.mesh.fsdp=4", f"--config.model.path={path}", "--config.driver.groups=4",
                   "--config.driver.screen_prompts=24", "--config.driver.buffer_groups=24", "--config.sampler.slots=32",
                   "--config.sampler.prefill_chunk=0", "--config.training.micro_batch=0")

@@ -194,7 +194,7 @@ def test_train_says_in_one_line_what_is_wrong(tmp_path, launch):
             ([f"--workdir={tmp_path}/a", "--config.mesh.tensor=64"], "needs 64 devices"),
             ([f"--workdir={tmp_path}/a", "--config.model.path=/nowhere"], "/nowhere"),
             ([f"--workdir={tmp_path}/a", "--config.rule.n_init=1"], "can accept no prompt")]:
-        done = launch("experiments/train.py", "--config=configs/embedded_speed_rloo.py", *extra)
+        done = launch("experiments/train.py", "--config=configs/embedded.py:speed_rloo", *extra)
         assert done.returncode == 2, done.stderr
         last = done.stderr.strip().splitlines()[-1]
         assert last.startswith("error: ") and message in last, done.stderr

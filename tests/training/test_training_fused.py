@@ -4,9 +4,8 @@ import jax
 import numpy as np
 import pytest
 
-from rl_speed import methods
 from rl_speed.data.prompts import Prompt
-from rl_speed.presets import embedded
+from rl_speed.presets import embedded, tiny
 from rl_speed.rewards.scorer import TextJudge
 from rl_speed.sampling import Batch, VerifierError
 from rl_speed.sampling.generate import Drawn, GenerationStats
@@ -24,13 +23,8 @@ pytestmark = pytest.mark.usefixtures("quick_compiles")
 
 
 def small(method="speed_rloo", where="in_loop", steps=4, **mesh):
-    config = methods.apply(embedded(), method)
-    config.driver.where = where
-    config.driver.groups, config.driver.screen_prompts, config.driver.buffer_groups = 4, 32, 32
-    config.rule.n, config.sampler.slots, config.sampler.prefill_chunk, config.sampler.context_pool = 8, 32, 4, 16
-    config.training.micro_batch, config.training.steps, config.checkpoints.every = 0, steps, 2
-    config.data.train_prompts, config.data.eval_prompts, config.evaluation.every = 300, 24, 2
-    config.logging.progress, config.logging.export = False, False
+    config = tiny(embedded(method), steps, screen=32, prefill=4, train_prompts=300, evaluate_every=2)
+    config.driver.where, config.sampler.context_pool = where, 16
     # Adam's first step is the sign of the gradient, rounding and all, unless epsilon is larger than rounding.
     config.optimizer.eps = 1e-3
     for axis, size in mesh.items():

@@ -6,10 +6,9 @@ import jax
 import numpy as np
 import pytest
 
-from rl_speed import methods
 from rl_speed.evaluation import evaluate
 from rl_speed.policy import load_hf
-from rl_speed.presets import embedded
+from rl_speed.presets import embedded, tiny
 from rl_speed.training.loop import NonFiniteError, Trainer
 from rl_speed.training.metrics import read_lines
 from rl_speed.training.plots import plot_run
@@ -20,14 +19,7 @@ pytestmark = pytest.mark.usefixtures("quick_compiles")
 
 def small(method="speed_rloo", steps=4):
     """Shapes shared by all tests here, so that they compile once."""
-    config = methods.apply(embedded(), method)
-    config.driver.groups, config.driver.screen_prompts, config.driver.buffer_groups = 4, 24, 24
-    config.rule.n, config.sampler.slots, config.sampler.prefill_chunk = 8, 32, 0
-    config.training.micro_batch = 0
-    config.data.eval_prompts, config.evaluation.every = 24, 2
-    config.training.steps, config.checkpoints.every = steps, 2
-    config.logging.progress = False
-    return config
+    return tiny(embedded(method), steps, evaluate_every=2, export=True)
 
 
 @pytest.fixture(scope="module")

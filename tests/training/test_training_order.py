@@ -6,12 +6,11 @@ import jax
 import numpy as np
 import pytest
 
-from rl_speed import methods
 from rl_speed.config import Driver
 from rl_speed.data.orders import VisitOrder
 from rl_speed.data.prompts import Prompt, PromptStream
 from rl_speed.memory.buffer import SamplingBuffer
-from rl_speed.presets import embedded
+from rl_speed.presets import embedded, tiny
 from rl_speed.sampling import COMPLETE, OPEN, REJECTED, Counts, Dynamic, Sequential, Speed
 from rl_speed.sampling.batch import Drawn as FusedDrawn
 from rl_speed.sampling.generate import Drawn, FinishedDraw, GenerationStats
@@ -119,13 +118,8 @@ def test_the_fused_step_observes_what_it_consumed_and_hands_back_the_rest():
 
 
 def small(steps, order, where):
-    config = methods.apply(embedded(), "speed_rloo")
-    config.driver.where = where
-    config.driver.groups, config.driver.screen_prompts, config.driver.buffer_groups = 4, 32, 32
-    config.rule.n, config.sampler.slots, config.sampler.prefill_chunk, config.sampler.context_pool = 8, 32, 4, 16
-    config.training.micro_batch, config.training.steps, config.checkpoints.every = 0, steps, 2
-    config.data.train_prompts, config.data.order, config.data.eval_prompts, config.evaluation.every = 48, order, 24, 0
-    config.logging.progress, config.logging.export, config.optimizer.eps = False, False, 1e-3
+    config = tiny(embedded("speed_rloo"), steps, screen=32, prefill=4, train_prompts=48)
+    config.driver.where, config.sampler.context_pool, config.data.order, config.optimizer.eps = where, 16, order, 1e-3
     return config
 
 

@@ -5,9 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rl_speed import methods
 from rl_speed.policy import forward
-from rl_speed.presets import embedded
+from rl_speed.presets import embedded, tiny
 from rl_speed.training.batch import build_batch
 from rl_speed.training.loop import Trainer
 from rl_speed.training.metrics import read_lines
@@ -16,16 +15,11 @@ pytestmark = pytest.mark.usefixtures("quick_compiles")
 
 
 def small(steps, **objective):
-    config = methods.apply(embedded(), "grpo")
-    config.driver.groups, config.driver.screen_prompts, config.driver.buffer_groups = 4, 8, 8
-    config.rule.n, config.sampler.slots, config.sampler.prefill_chunk = 4, 16, 0
-    config.training.micro_batch, config.training.length_multiple = 0, 0
-    config.data.train_prompts, config.evaluation.every = 200, 0
-    config.training.steps, config.checkpoints.every, config.checkpoints.keep = steps, 1, 9
+    config = tiny(embedded("grpo"), steps, samples=4, screen=8, train_prompts=200)
+    config.training.length_multiple, config.checkpoints.every, config.checkpoints.keep = 0, 1, 9
     config.optimizer.learning_rate, config.optimizer.warmup_steps = 1e-3, 0
     config.objective.kl_coef, config.objective.reference_every = 0.5, 3
     config.reward.format_weight, config.reward.language_weight, config.reward.length_alpha = 0.5, 1.0, 0.1
-    config.logging.progress, config.logging.export = False, False
     for name, value in objective.items():
         setattr(config.objective, name, value)
     return config

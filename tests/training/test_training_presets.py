@@ -53,21 +53,16 @@ def shrink(config: Config, folder: pathlib.Path) -> Config:
         c.data.hold_out = min(c.data.hold_out, 2)
         c.data.pass_rates = c.data.pass_rates and str(folder / "pass_rates.json")
     c.model.compute_dtype, c.model.remat, c.model.head_chunk = "float32", False, 0
-    c.mesh.fsdp = c.mesh.data = c.mesh.tensor = 1
-    c.data.max_prompt_length, c.data.train_prompts, c.data.eval_prompts = 10, 48, 4
-    c.sampler.slots, c.sampler.max_new, c.sampler.prefill_chunk = 16, 16, 4
-    rule = c.rule
-    rule.n, rule.n_init = (4 if rule.name in ("sequential", "allocated") else 8), min(rule.n_init, 4)
+    c.data.max_prompt_length = 10
+    rule, samples = c.rule, 4 if c.rule.name in ("sequential", "allocated") else 8
+    presets.tiny(c, 3, groups=32 // samples, samples=samples, slots=16, prefill=4, train_prompts=48, eval_prompts=4)
     rule.m, rule.rounds, rule.n_max = 4, min(rule.rounds, 2), min(rule.n_max, 8)
     c.replay.length = min(c.replay.length, 4)
     if rule.name == "dynamic" and c.replay.window == "half_min":
         # Half of these short answers is little beside the end token: all samples of a group come out alike, and none would be kept.
         c.replay.window = "min"
-    c.driver.groups, c.driver.screen_prompts, c.driver.buffer_groups = 32 // rule.n, 24, 24
     c.objective.reference_every = min(c.objective.reference_every, 2)
-    c.training.micro_batch, c.training.length_multiple, c.training.steps = 0, 0, 3
-    c.checkpoints.every, c.evaluation.every = 2, 0
-    c.logging.rollouts, c.logging.progress, c.logging.export = 0, False, False
+    c.training.length_multiple, c.logging.rollouts = 0, 0
     return c
 
 
@@ -110,7 +105,7 @@ def untimed(record):
 
 # What every run of the tests does: each kind of state that a method adds, and a paper's file on questions from files. The others run
 # the same code with other numbers, or are trained by other tests (SPEED's by test_training_loop.py); `-m slow` runs them.
-USUAL = ("embedded_ada_est_value", "embedded_ada_seq_balance_paper", "embedded_rpo_dapo", "band_qwen2p5_3b")
+USUAL = ("embedded:ada_est_value", "embedded:ada_seq_balance_paper", "embedded:rpo_dapo", "band_qwen2p5_3b")
 
 
 def is_slow(preset):

@@ -7,12 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rl_speed import methods
 from rl_speed.config import Driver
 from rl_speed.data.prompts import Prompt, PromptStream
 from rl_speed.memory import CachedResponse, Group, PrefixConfig, ReplayCache, SamplingBuffer
 from rl_speed.policy import sequence_logprobs
-from rl_speed.presets import embedded
+from rl_speed.presets import embedded, tiny
 from rl_speed.sampling import Speed
 from rl_speed.sampling.generate import Drawn, FinishedDraw, GenerationStats, Replay, Work
 from rl_speed.training import build
@@ -29,12 +28,7 @@ pytestmark = pytest.mark.usefixtures("quick_compiles")
 
 
 def small(method="rpo_speed_rloo", steps=4):
-    config = methods.apply(embedded(), method)
-    config.driver.groups, config.driver.screen_prompts, config.driver.buffer_groups = 4, 32, 32
-    config.rule.n, config.sampler.slots, config.sampler.prefill_chunk = 8, 32, 4
-    config.training.micro_batch, config.training.steps, config.checkpoints.every = 0, steps, 2
-    config.data.train_prompts, config.data.eval_prompts, config.evaluation.every = 40, 24, 0
-    config.logging.progress, config.logging.export = False, False
+    config = tiny(embedded(method), steps, screen=32, prefill=4, train_prompts=40)
     # Adam's first step is the sign of the gradient, rounding and all, unless epsilon is larger than rounding.
     config.optimizer.eps = 1e-3
     return config
