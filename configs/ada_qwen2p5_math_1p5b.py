@@ -11,7 +11,7 @@ ada_est_ema, ada_est_ema_released, ada_est_value, grpo; and released (no entropy
 Evaluation is the mean of 32 samples at config.sampler.max_new, 2,048 tokens, where the paper's is at 4,096.
 """
 
-from rl_speed import presets
+from rl_speed.config import presets
 from rl_speed.config import Config
 
 VARIANTS = presets.ADA

@@ -9,7 +9,7 @@ Expect:  not run at this scale yet. --dry_run, on CPU devices, counts 67.5 GiB f
 Variants: those of ada_qwen2p5_math_1p5b.py.
 """
 
-from rl_speed import presets
+from rl_speed.config import presets
 from rl_speed.config import Config
 
 VARIANTS = presets.ADA

@@ -13,7 +13,7 @@ the paper's algorithm; its table does not: --config.rule.inclusive=false. Evalua
 tokens here, where the paper's is 8,192; its SFT cold start (1.1k solutions) is not part of this.
 """
 
-from rl_speed import presets
+from rl_speed.config import presets
 from rl_speed.config import Config
 
 VARIANTS = presets.BAND

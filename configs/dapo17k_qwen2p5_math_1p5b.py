@@ -14,7 +14,7 @@ the 1,000 are looked at while training; --config.data.eval_prompts=0 takes all. 
 speed_dapo, dapo, as in --config=configs/dapo17k_qwen2p5_math_1p5b.py:speed_dapo.
 """
 
-from rl_speed import presets
+from rl_speed.config import presets
 from rl_speed.config import Config
 
 VARIANTS = (presets.SPEED[0],)

@@ -33,7 +33,7 @@ rpo_grpo_released      as that, as released: prefixes trained on, suffixes as lo
 rpo_dapo               RPO with DAPO (117 steps, not 120)                                    0.564, 3.51 M,  40 s    0.563
 rpo_speed_rloo         RPO under SPEED's screening (80 steps, not 120)                       0.551, 0.79 M,  25 s
 
-What all methods share stands in `presets.embedded` (rl_speed/presets.py), each number with its reason:
+What all methods share stands in `presets.embedded` (rl_speed/config/presets.py), each number with its reason:
 
   data.max_prompt_length, data.train_prompts                                 a finite set of short questions
   sampler.max_new, sampler.slots, sampler.prefill_chunk                      short answers, and how many are drawn at once
@@ -42,12 +42,12 @@ What all methods share stands in `presets.embedded` (rl_speed/presets.py), each 
   training.steps, training.micro_batch, training.length_multiple             the length of a run, and how an update is cut up
   evaluation.every, evaluation.samples                                       how often and how finely accuracy is measured
 
-Every other field has its default from rl_speed/config.py, where the method does not change it: `methods.METHODS[NAME]`
-(rl_speed/methods.py) lists the fields that make the method, and `methods.apply` sets them. It keeps batches at one size: a method
+Every other field has its default from rl_speed/config/schema.py, where the method does not change it: `methods.METHODS[NAME]`
+(rl_speed/config/methods.py) lists the fields that make the method, and `methods.apply` sets them. It keeps batches at one size: a method
 with smaller groups gets as many more of them.
 """
 
-from rl_speed import methods, presets
+from rl_speed.config import methods, presets
 from rl_speed.config import Config
 
 VARIANTS = presets.EMBEDDED

@@ -1,4 +1,4 @@
-"""Your own model and your own questions: copy this file, change what stands here, and leave the rest to rl_speed/config.py.
+"""Your own model and your own questions: copy this file, change what stands here, and leave the rest to rl_speed/config/schema.py.
 
 Launch:  cp configs/forkme.py configs/mine.py      (and put your launch line here)
          python experiments/train.py --config=configs/mine.py --dry_run                   (memory and work; starts nothing)
@@ -9,7 +9,7 @@ Expect:  settings of a 1.5 B model on one 80 GB GPU, as in configs/gsm8k.py. --d
          `python experiments/data.py questions.jsonl` whether your questions are read as you mean them.
 """
 
-from rl_speed import methods
+from rl_speed.config import methods
 from rl_speed.config import Config
 
 
@@ -47,7 +47,7 @@ def get_config() -> Config:
     config.rule.n = 24  # samples of a trained question: more see rarer successes, and cost in proportion
     config.driver.groups = 16  # questions of a batch, each with rule.n samples
     config.driver.screen_prompts = 64  # questions of a call at most: more where few pass screening, so that a call fills a batch
-    methods.apply(config, "speed_rloo")  # any name of rl_speed/methods.py; configs/embedded.py says what each of them is
+    methods.apply(config, "speed_rloo")  # any name of rl_speed/config/methods.py; configs/embedded.py says what each of them is
     config.rule.n_init = 4  # samples that screen a question: with more, fewer useful ones are missed, and hopeless ones cost more
 
     # The update.

@@ -6,7 +6,7 @@ Expect:  settings of the SPEED paper (section 5) at GSM8K's lengths. Written for
          been run here on a shrunken, randomly initialised model only (tests/training/test_training_real_models.py).
 """
 
-from rl_speed import methods
+from rl_speed.config import methods
 from rl_speed.config import Config
 
 

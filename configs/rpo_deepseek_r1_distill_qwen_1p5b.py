@@ -11,7 +11,7 @@ back a rollout may start, half_min (if none is named), min, or 300, 500, 800 tok
 Training questions are the 7,000 of open-rs.
 """
 
-from rl_speed import presets
+from rl_speed.config import presets
 from rl_speed.config import Config
 
 VARIANTS = presets.RPO

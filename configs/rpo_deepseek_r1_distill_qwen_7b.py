@@ -9,7 +9,7 @@ Expect:  not run at this scale yet. --dry_run, on CPU devices, counts 85.6 GiB f
 Variants: those of rpo_deepseek_r1_distill_qwen_1p5b.py.
 """
 
-from rl_speed import presets
+from rl_speed.config import presets
 from rl_speed.config import Config
 
 VARIANTS = presets.RPO

@@ -12,7 +12,7 @@ deepscaler. The paper's other N_init: --config.rule.n_init=4 and 6. It screens 6
 --config.driver.screening=missing screens what is missing.
 """
 
-from rl_speed import presets
+from rl_speed.config import presets
 from rl_speed.config import Config
 
 VARIANTS = presets.SPEED

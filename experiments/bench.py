@@ -45,12 +45,12 @@ def main(argv):
     import jaxlib
     import numpy as np
 
-    from rl_speed.training.setup import setup_jax
+    from rl_speed.runtime.setup import setup_jax
 
     logging.set_verbosity(logging.WARNING)  # Orbax tells every detail of every save
     setup_jax()
     name, load = argv[1], os.getloadavg()[0]
-    module = importlib.import_module(f"rl_speed.benchmark.{name}")
+    module = importlib.import_module(f"rl_speed.studies.benchmark.{name}")
     work = module.SMALL if _SMALL.value else module.standard()
     numbers = module.run(work, _REPEATS.value, lambda text: print(text, file=sys.stderr))
     out = Path(_OUT.value or f"experiments/results/bench_{name}")

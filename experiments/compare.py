@@ -19,7 +19,7 @@ from absl import app, flags, logging
 from ml_collections import config_flags
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "Settings that all methods share.", lock_config=True)
-_METHODS = flags.DEFINE_list("methods", ["speed_rloo", "rloo"], "Methods to run; see rl_speed/methods.py.")
+_METHODS = flags.DEFINE_list("methods", ["speed_rloo", "rloo"], "Methods to run; see rl_speed/config/methods.py.")
 _SEEDS = flags.DEFINE_list("seeds", ["0"], "Seeds, each used by every method.")
 _TARGET = flags.DEFINE_float("target", 0.0, "Held-out accuracy; 0 takes nine tenths of the way from the start to the best "
                              "mean final accuracy among the methods that do not screen.")
@@ -34,8 +34,8 @@ def main(_):
     import jax
     import numpy as np
 
-    from rl_speed.comparison import budgets, pass_rates, plots, runs, table
-    from rl_speed.training.setup import setup_jax
+    from rl_speed.studies.comparison import budgets, pass_rates, plots, runs, table
+    from rl_speed.runtime.setup import setup_jax
 
     setup_jax()
     if not flags.FLAGS["verbosity"].present:
@@ -84,6 +84,6 @@ def main(_):
 
 
 if __name__ == "__main__":
-    from rl_speed.command import parse_flags
+    from rl_speed.config.command import parse_flags
 
     app.run(main, flags_parser=parse_flags)

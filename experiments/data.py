@@ -54,7 +54,7 @@ def check(surveys, rows_by_file):
     """Every gold answer of every file, in one pool of workers."""
     from rl_speed.data.survey import check_gold
     from rl_speed.rewards import MathVerifier
-    from rl_speed.training.progress import progress_bar
+    from rl_speed.runtime.progress import progress_bar
 
     with MathVerifier(_WORKERS.value, timeout_s=10.0) as verifier:
         for s, rows in zip(surveys, rows_by_file):
@@ -93,7 +93,7 @@ def write(target, source, fields, of_evaluation, encode):
 
 
 def main(argv):
-    from rl_speed import command
+    from rl_speed.config import command
     from rl_speed.data.files import DataError
     from rl_speed.data.loaders import Fields, load_rows
     from rl_speed.data.survey import against_table, copies, details, survey, table

@@ -64,7 +64,7 @@ _SETTINGS = [
 
 def settings_for(source, has_data):
     """(settings, tokenizer): what the flags, the preset and the policy come to."""
-    from rl_speed import presets
+    from rl_speed.config import presets
     from rl_speed.config import EMBEDDED
     from rl_speed.evaluation import harness, settings
     from rl_speed.policy import load_tokenizer
@@ -96,8 +96,8 @@ def main(argv):
     from rl_speed.evaluation.source import find_source, load_policy
     from rl_speed.evaluation.verdicts import Judge
     from rl_speed.training import build
-    from rl_speed.training.setup import setup_jax
-    from rl_speed.training.signals import stop_on_signals
+    from rl_speed.runtime.setup import setup_jax
+    from rl_speed.runtime.signals import stop_on_signals
 
     setup_jax()
     if not flags.FLAGS["verbosity"].present:
@@ -139,15 +139,15 @@ def main(argv):
 
 def guarded(argv):
     """`main`; what the user can mend is one line, exit 2."""
-    from rl_speed import command
+    from rl_speed.config import command
 
     try:
         main(argv)
     except KeyboardInterrupt:
         command.fail("interrupted at once; what was saved is whole, and the same command goes on from there", 130)
     except Exception as error:
-        from rl_speed.training.checkpoint import CheckpointError
-        from rl_speed.training.out_of_memory import explain, is_out_of_memory
+        from rl_speed.runtime.checkpoint import CheckpointError
+        from rl_speed.runtime.out_of_memory import explain, is_out_of_memory
 
         if is_out_of_memory(error):
             advice = ("turn down --slots or --max_new, or spread the weights with --mesh=fsdp=N; what was saved is whole, but these "
@@ -160,7 +160,7 @@ def guarded(argv):
 
 def parse(arguments):
     """As `app.run` does, but in one line, exit 2."""
-    from rl_speed import command
+    from rl_speed.config import command
 
     try:
         return flags.FLAGS(list(arguments))

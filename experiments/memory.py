@@ -33,7 +33,7 @@ REPEATS = range(8)  # seeds of the simulation
 
 
 def main(argv):
-    from rl_speed import command
+    from rl_speed.config import command
 
     if len(argv) > 1:
         command.fail(f"unexpected argument {argv[1]!r}; every setting is a flag")
@@ -45,11 +45,11 @@ def main(argv):
 
 def write_results(workdir, curves, out):
     """Reads runs and curves, simulates, writes the table and the picture."""
-    from rl_speed import presets
-    from rl_speed.comparison import orders
-    from rl_speed.comparison.runs import Variant, load_run
-    from rl_speed.simulation import Memory
-    from rl_speed.simulation.table import to_json
+    from rl_speed.config import presets
+    from rl_speed.studies.comparison import orders
+    from rl_speed.studies.comparison.runs import Variant, load_run
+    from rl_speed.studies.simulation import Memory
+    from rl_speed.studies.simulation.table import to_json
 
     seeds = [int(s) for s in _SEEDS.value]
     variants = [Variant(spec) for spec in _METHODS.value]

@@ -20,7 +20,7 @@ from rl_speed.policy import decoder, end_token_ids, load_hf, load_tokenizer, pro
 from rl_speed.rewards import ExactMatch, pad_answers
 from rl_speed.sampling import (SamplerConfig, Speed, build_contexts, build_prompts, build_requests, sample, sample_adaptive,
                                training_batch)
-from rl_speed.training.setup import setup_jax
+from rl_speed.runtime.setup import setup_jax
 
 GROUPS, CANDIDATES = 16, 320  # groups a step trains on; prompts it may screen to find them, of which about one in seven passes
 RULE = Speed(n_init=4, n_cont=20)

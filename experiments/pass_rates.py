@@ -20,8 +20,8 @@ flags.mark_flag_as_required("config")
 
 
 def main(_):
-    from rl_speed.comparison import pass_rates
-    from rl_speed.training.setup import setup_jax
+    from rl_speed.studies.comparison import pass_rates
+    from rl_speed.runtime.setup import setup_jax
 
     setup_jax()
     try:
@@ -37,6 +37,6 @@ def main(_):
 
 
 if __name__ == "__main__":
-    from rl_speed.command import parse_flags
+    from rl_speed.config.command import parse_flags
 
     app.run(main, flags_parser=parse_flags)

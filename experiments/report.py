@@ -9,11 +9,11 @@ _OUT = flags.DEFINE_string("out", None, "The HTML file; default: report.html in 
 
 
 def main(argv):
-    from rl_speed import command
+    from rl_speed.config import command
 
     if len(argv) != 2:
         command.fail("usage: python experiments/report.py WORKDIR [--out=FILE]")
-    from rl_speed.inspection import write_report
+    from rl_speed.studies.inspection import write_report
 
     try:
         path = write_report(argv[1], _OUT.value)

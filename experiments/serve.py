@@ -39,7 +39,7 @@ _GRACE = flags.DEFINE_float("grace", 10.0, "Seconds that requests under way are 
 
 def ask_server():
     """Print a response as it comes; several samples once they are whole."""
-    from rl_speed.command import fail
+    from rl_speed.config.command import fail
     from rl_speed.serving import Refusal, ask
 
     whole = []
@@ -60,7 +60,7 @@ def build_engine():
     from rl_speed.policy import encode_prompt, load_tokenizer
     from rl_speed.sampling import SamplerConfig
     from rl_speed.serving import load_policy
-    from rl_speed.training.setup import setup_jax
+    from rl_speed.runtime.setup import setup_jax
 
     # What takes long comes after what may be wrong: the extra, the port, the model, the template.
     importlib.import_module("rl_speed.serving.client")
@@ -109,8 +109,8 @@ def serve():
 
 
 def main(_):
-    from rl_speed.command import fail
-    from rl_speed.training.checkpoint import CheckpointError
+    from rl_speed.config.command import fail
+    from rl_speed.runtime.checkpoint import CheckpointError
 
     logging.set_verbosity(logging.WARNING)
     try:

@@ -74,9 +74,9 @@ _I("mesh_tensor", 1, "Devices that split layers.", lower_bound=1)
 
 def fail_if_out_of_memory(settings, error, layout=None):
     """End with the numbers that matter then; other errors pass."""
-    from rl_speed import command
-    from rl_speed.training.out_of_memory import is_out_of_memory
-    from rl_speed.training.sft_build import explain_out_of_memory
+    from rl_speed.config import command
+    from rl_speed.runtime.out_of_memory import is_out_of_memory
+    from rl_speed.sft.build import explain_out_of_memory
 
     if not is_out_of_memory(error):
         raise error
@@ -86,11 +86,11 @@ def fail_if_out_of_memory(settings, error, layout=None):
 def main(_):
     from jax.errors import JaxRuntimeError
 
-    from rl_speed import command
-    from rl_speed.training.checkpoint import CheckpointError
-    from rl_speed.training.setup import setup_jax
-    from rl_speed.training.sft_build import PRESETS, Settings, build
-    from rl_speed.training.signals import Stopped
+    from rl_speed.config import command
+    from rl_speed.runtime.checkpoint import CheckpointError
+    from rl_speed.runtime.setup import setup_jax
+    from rl_speed.sft.build import PRESETS, Settings, build
+    from rl_speed.runtime.signals import Stopped
 
     setup_jax()
     if not flags.FLAGS["verbosity"].present:

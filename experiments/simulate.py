@@ -40,8 +40,9 @@ FASTER = 10
 
 
 def main(argv):
-    from rl_speed import command, simulation
-    from rl_speed.simulation import plots, table
+    from rl_speed.config import command
+    from rl_speed.studies import simulation
+    from rl_speed.studies.simulation import plots, table
 
     if len(argv) > 1:
         command.fail(f"unexpected argument {argv[1]!r}; every setting is a flag")
@@ -89,8 +90,8 @@ def compare_orders(found, curves, n_inits, start):
     """The other table: a shuffle against screening with memory."""
     import numpy as np
 
-    from rl_speed import simulation
-    from rl_speed.simulation import plots, table
+    from rl_speed.studies import simulation
+    from rl_speed.studies.simulation import plots, table
 
     n, seed, repeats, out = _N.value, _SEED.value, _REPEATS.value, Path(_OUT.value)
     some = np.random.default_rng(seed).permutation(found.rates)[:STATIC_PROMPTS]

@@ -12,11 +12,11 @@ _OUT = flags.DEFINE_string("out", "experiments/results/theory", "Folder for the 
 
 
 def main(argv):
-    from rl_speed import command
+    from rl_speed.config import command
 
     if len(argv) != 1:
         command.fail("usage: python experiments/theory.py [--out=FOLDER]")
-    from rl_speed.comparison import theory_figures
+    from rl_speed.studies.comparison import theory_figures
 
     try:
         written = theory_figures.draw(Path(_OUT.value), " ".join(["python experiments/theory.py", *sys.argv[1:]]))

@@ -5,7 +5,7 @@
     python experiments/train.py --config=configs/gsm8k.py --config.mesh.fsdp=4 --dry_run      (what it will need; starts nothing)
     python experiments/train.py --config=configs/ada_qwen3_4b.py --config.model.path=MODEL/config.json --dry_run       (no weights)
 
-Every field of rl_speed/config.py is a flag. The same command again resumes from the newest checkpoint (--resume=never|auto|must).
+Every field of rl_speed/config/schema.py is a flag. The same command again resumes from the newest checkpoint (--resume=never|auto|must).
 SIGTERM and Ctrl-C finish the generation call or the update under way, save and stop. The workdir then holds config.json,
 metrics.jsonl, evaluations.jsonl, rollouts.jsonl, tensorboard/, checkpoints/, plots/*.png, report.html, summary.json and policy/ (a
 Hugging Face directory).
@@ -27,9 +27,9 @@ flags.mark_flag_as_required("config")
 
 def fail_if_out_of_memory(config, error):
     """End with the numbers that matter then; other errors pass."""
-    from rl_speed import command
+    from rl_speed.config import command
     from rl_speed.training.dry_run import explain_out_of_memory
-    from rl_speed.training.out_of_memory import is_out_of_memory
+    from rl_speed.runtime.out_of_memory import is_out_of_memory
 
     if not is_out_of_memory(error):
         raise error
@@ -48,16 +48,16 @@ def main(_):
     # Imported here, so that --help is instant.
     from jax.errors import JaxRuntimeError
 
-    from rl_speed import command
-    from rl_speed.inspection import write_report
-    from rl_speed.training.checkpoint import CheckpointError
-    from rl_speed.training.tally import StarvedError
+    from rl_speed.config import command
+    from rl_speed.studies.inspection import write_report
+    from rl_speed.runtime.checkpoint import CheckpointError
+    from rl_speed.rollout.tally import StarvedError
     from rl_speed.training.dry_run import dry_run
     from rl_speed.training.loop import NonFiniteError, Trainer
-    from rl_speed.training.plots import plot_run
-    from rl_speed.training.report import closing_summary
-    from rl_speed.training.setup import setup_jax
-    from rl_speed.training.signals import Stopped
+    from rl_speed.runtime.plotting import plot_run
+    from rl_speed.runtime.report import closing_summary
+    from rl_speed.runtime.setup import setup_jax
+    from rl_speed.runtime.signals import Stopped
 
     setup_jax()
     if not flags.FLAGS["verbosity"].present:
@@ -87,6 +87,6 @@ def main(_):
 
 
 if __name__ == "__main__":
-    from rl_speed.command import parse_flags
+    from rl_speed.config.command import parse_flags
 
     app.run(main, flags_parser=parse_flags)

@@ -3,7 +3,7 @@
     python experiments/verifier_cases.py --cases=DATA/verifier_cases/cases.jsonl
 
 Prints agreement by source and by kind and every disagreement with its reason, and writes it to OUT/README.md (half a minute).
-A case is a line with pred, gold, expected, kind, source and perhaps config; rl_speed/benchmark/verifier_cases.py says how each
+A case is a line with pred, gold, expected, kind, source and perhaps config; rl_speed/studies/benchmark/verifier_cases.py says how each
 kind is asked.
 """
 
@@ -21,8 +21,8 @@ _TIMEOUT = flags.DEFINE_float("timeout_s", 20.0, "Seconds of processor time for 
 
 
 def main(_):
-    from rl_speed import command
-    from rl_speed.benchmark import verifier_cases
+    from rl_speed.config import command
+    from rl_speed.studies.benchmark import verifier_cases
 
     try:
         cases = verifier_cases.read_cases(_CASES.value)

@@ -13,9 +13,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 # What takes long of what entry points import. None of it starts a device: a process that has one must not be forked.
-HEAVY = ("matplotlib.pyplot", "ml_collections.config_flags", "rl_speed.comparison.orders", "rl_speed.evaluation.harness",
-         "rl_speed.inspection", "rl_speed.simulation", "rl_speed.training.dry_run", "rl_speed.training.loop",
-         "rl_speed.training.plots", "rl_speed.training.sft_build")
+HEAVY = ("matplotlib.pyplot", "ml_collections.config_flags", "rl_speed.studies.comparison.orders", "rl_speed.evaluation.harness",
+         "rl_speed.studies.inspection", "rl_speed.studies.simulation", "rl_speed.training.dry_run", "rl_speed.training.loop",
+         "rl_speed.runtime.plotting", "rl_speed.sft.build")
 
 
 class Launcher:

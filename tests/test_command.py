@@ -2,7 +2,7 @@
 
 import pytest
 
-from rl_speed.command import check_config_file, check_overrides
+from rl_speed.config.command import check_config_file, check_overrides
 from rl_speed.config import Config
 
 
@@ -12,7 +12,7 @@ from rl_speed.config import Config
     (["--config.n_init=6"], "there is no config.n_init; nearest: config.rule.n_init"),
     (["--config.optimizer.lr=1e-3"], "nearest: config.optimizer.learning_rate, "),
     (["--config.sede=1"], "nearest: config.seed"),
-    (["--config.zzz.qqq=1"], "rl_speed/config.py lists every field"),
+    (["--config.zzz.qqq=1"], "rl_speed/config/schema.py lists every field"),
     (["--config.mesh=6"], "config.mesh is a section; set one of its fields: data, fsdp, tensor"),
     (["--config.rule.n=many"], "config.rule.n must be an integer, got 'many'"),
     (["--config.rule.n", "6.5"], "config.rule.n must be an integer, got '6.5'"),

@@ -4,8 +4,8 @@ import importlib.util
 
 import pytest
 
-from rl_speed import methods, presets
-from rl_speed.comparison.runs import Variant
+from rl_speed.config import methods, presets
+from rl_speed.studies.comparison.runs import Variant
 from rl_speed.config import Config
 from rl_speed.mesh import make_mesh
 

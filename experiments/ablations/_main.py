@@ -5,7 +5,7 @@ from pathlib import Path
 
 from absl import app, flags, logging
 
-from rl_speed.comparison.ablation import Ablation, run
+from rl_speed.studies.comparison.ablation import Ablation, run
 
 _SEEDS = flags.DEFINE_list("seeds", ["0", "1", "2"], "Seeds, each used by every variant.")
 _STEPS = flags.DEFINE_integer("steps", 0, "RL steps of a run; 0: the ablation's own.", lower_bound=0)
@@ -16,7 +16,7 @@ _SMOKE = flags.DEFINE_bool("smoke", False, "A tiny run of each variant: does it 
 def main(ablation: Ablation) -> None:
     """Parse the flags, run the ablation, print its table and where it was written."""
     def start(_):
-        from rl_speed.training.setup import setup_jax
+        from rl_speed.runtime.setup import setup_jax
 
         setup_jax()
         if not flags.FLAGS["verbosity"].present:

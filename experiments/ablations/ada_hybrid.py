@@ -11,8 +11,8 @@ a hard prompt's rare right answer weighs most; hybrid between.
 """
 
 from _main import main
-from rl_speed.comparison.ablation import Ablation, Table
-from rl_speed.comparison.measures import ACCURACY, BY_CLASS, SAMPLES, Column, held_out, per_step, training
+from rl_speed.studies.comparison.ablation import Ablation, Table
+from rl_speed.studies.comparison.measures import ACCURACY, BY_CLASS, SAMPLES, Column, held_out, per_step, training
 
 NO_WEIGHT = "objective.weight=none"
 

@@ -14,8 +14,8 @@ measured on held-out prompts: on those trained on it tells which prompts a metho
 """
 
 from _main import main
-from rl_speed.comparison.ablation import Ablation, Table
-from rl_speed.comparison.measures import (ACCURACY, BY_CLASS, SAMPLES, SECONDS, Column, final, held_out,
+from rl_speed.studies.comparison.ablation import Ablation, Table
+from rl_speed.studies.comparison.measures import (ACCURACY, BY_CLASS, SAMPLES, SECONDS, Column, final, held_out,
                                           last_steps, pass_at, pass_at_curve, pass_rate_share, per_step, ratio, training)
 
 ABLATION = Ablation(

@@ -11,8 +11,8 @@ informative groups at first, and Seq-balance many at three times the samples.
 """
 
 from _main import main
-from rl_speed.comparison.ablation import Ablation, Table
-from rl_speed.comparison.measures import ACCURACY, BY_CLASS, SAMPLES, SECONDS, Column, held_out, per_step, training
+from rl_speed.studies.comparison.ablation import Ablation, Table
+from rl_speed.studies.comparison.measures import ACCURACY, BY_CLASS, SAMPLES, SECONDS, Column, held_out, per_step, training
 
 SETS = {"moderate": "data.pass_rates=measured@data.keep_low=0.3@data.keep_high=0.9",
         "hard": "data.pass_rates=measured@data.keep_low=0.03@data.keep_high=0.22"}

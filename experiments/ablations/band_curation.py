@@ -11,8 +11,8 @@ learnt, and the long questions, which come into reach later, were left out. The 
 """
 
 from _main import main
-from rl_speed.comparison.ablation import Ablation, Table
-from rl_speed.comparison.measures import ACCURACY, BY_CLASS, SAMPLES, SECONDS, held_out, training
+from rl_speed.studies.comparison.ablation import Ablation, Table
+from rl_speed.studies.comparison.measures import ACCURACY, BY_CLASS, SAMPLES, SECONDS, held_out, training
 
 KEEP = "data.pass_rates=measured@data.keep_low=0.2@data.keep_high=0.8"
 

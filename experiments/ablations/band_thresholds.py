@@ -9,8 +9,8 @@ thresholds are strict.
 """
 
 from _main import main
-from rl_speed.comparison.ablation import Ablation, Table
-from rl_speed.comparison.measures import ACCURACY, BY_CLASS, SAMPLES, SECONDS, Bars, Column, held_out, per_step, step_seconds
+from rl_speed.studies.comparison.ablation import Ablation, Table
+from rl_speed.studies.comparison.measures import ACCURACY, BY_CLASS, SAMPLES, SECONDS, Bars, Column, held_out, per_step, step_seconds
 
 BALANCED = ((0.0, 1.0), (0.1, 0.9), (0.2, 0.8), (0.3, 0.7), (0.4, 0.6))
 SKEWED = ((0.2, 1.0), (0.4, 1.0), (0.0, 0.8), (0.0, 0.6))

@@ -8,8 +8,8 @@ cache that starts empty is filled as questions are visited: after an epoch, 64 o
 """
 
 from _main import main
-from rl_speed.comparison.ablation import Ablation, Table, start_cost
-from rl_speed.comparison.measures import ACCURACY, SAMPLES, SECONDS, TOKENS, Column, held_out, ratio, training
+from rl_speed.studies.comparison.ablation import Ablation, Table, start_cost
+from rl_speed.studies.comparison.measures import ACCURACY, SAMPLES, SECONDS, TOKENS, Column, held_out, ratio, training
 
 ABLATION = Ablation(
     name="rpo_cache_start",

@@ -11,8 +11,8 @@ accuracy: a sample that starts near the end of a right answer is right by itself
 """
 
 from _main import main
-from rl_speed.comparison.ablation import Ablation, Table
-from rl_speed.comparison.measures import ACCURACY, BY_CLASS, Column, held_out, last_steps, per_step, ratio, training
+from rl_speed.studies.comparison.ablation import Ablation, Table
+from rl_speed.studies.comparison.measures import ACCURACY, BY_CLASS, Column, held_out, last_steps, per_step, ratio, training
 
 ABLATION = Ablation(
     name="rpo_eps",

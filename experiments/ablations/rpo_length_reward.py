@@ -12,8 +12,8 @@ more there.
 """
 
 from _main import main
-from rl_speed.comparison.ablation import Ablation, Table
-from rl_speed.comparison.measures import ACCURACY, Column, final, held_out, per_step, training
+from rl_speed.studies.comparison.ablation import Ablation, Table
+from rl_speed.studies.comparison.measures import ACCURACY, Column, final, held_out, per_step, training
 
 ABLATION = Ablation(
     name="rpo_length_reward",

@@ -9,8 +9,8 @@ near the beginning alone; here, where every step of an answer counts, accuracy m
 """
 
 from _main import main
-from rl_speed.comparison.ablation import Ablation, Table
-from rl_speed.comparison.measures import (ACCURACY, SECONDS, TOKENS, Column, final, held_out, pass_at, pass_at_curve, per_step,
+from rl_speed.studies.comparison.ablation import Ablation, Table
+from rl_speed.studies.comparison.measures import (ACCURACY, SECONDS, TOKENS, Column, final, held_out, pass_at, pass_at_curve, per_step,
                                           ratio, step_seconds, training)
 
 EARLY = 0.25

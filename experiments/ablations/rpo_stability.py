@@ -11,8 +11,8 @@ follow those without replay.
 """
 
 from _main import main
-from rl_speed.comparison.ablation import Ablation, Table
-from rl_speed.comparison.measures import ACCURACY, Column, final, held_out, last_steps, training
+from rl_speed.studies.comparison.ablation import Ablation, Table
+from rl_speed.studies.comparison.measures import ACCURACY, Column, final, held_out, last_steps, training
 
 ABLATION = Ablation(
     name="rpo_stability",

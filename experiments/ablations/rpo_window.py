@@ -11,8 +11,8 @@ digits is then replayed whole, and only its end token is sampled. With G both ti
 """
 
 from _main import main
-from rl_speed.comparison.ablation import Ablation, Table
-from rl_speed.comparison.measures import ACCURACY, SECONDS, Bars, Column, held_out, per_step, ratio, step_seconds
+from rl_speed.studies.comparison.ablation import Ablation, Table
+from rl_speed.studies.comparison.measures import ACCURACY, SECONDS, Bars, Column, held_out, per_step, ratio, step_seconds
 
 WINDOWS = {**{f"L = {n}": f"@replay.window=fixed@replay.length={n}" for n in (2, 4, 8)}, "L = half_min": "@replay.window=half_min",
            "L = min": ""}

@@ -8,8 +8,8 @@ and pay more for hopeless ones: 4 needs the fewest tokens. The model is so small
 """
 
 from _main import main
-from rl_speed.comparison.ablation import Ablation, Table
-from rl_speed.comparison.measures import ACCURACY, Bars, Column, held_out, per_step, reaches
+from rl_speed.studies.comparison.ablation import Ablation, Table
+from rl_speed.studies.comparison.measures import ACCURACY, Bars, Column, held_out, per_step, reaches
 
 TARGET = 0.54
 

@@ -13,7 +13,7 @@ from rl_speed.config import EMBEDDED, Config
 from rl_speed.data.loaders import Fields
 from rl_speed.evaluation.benchmarks import (Benchmark, chain_benchmark, file_benchmark, file_name, longest_prompt,
                                             numbered)
-from rl_speed.evaluation.evaluate import draw_in_calls, plan_calls
+from rl_speed.rollout.evaluate import draw_in_calls, plan_calls
 from rl_speed.evaluation.measures import summarise
 from rl_speed.evaluation.responses import ResponseFile, identity_of, model_facts
 from rl_speed.evaluation.settings import Settings, capacities
@@ -22,9 +22,9 @@ from rl_speed.evaluation.verdicts import Judge
 from rl_speed.mesh import row_shards
 from rl_speed.policy import prompt_encoder
 from rl_speed.sampling import SamplerConfig
-from rl_speed.sampling.generate import GenerationStats, Generator
+from rl_speed.rollout.generate import GenerationStats, Generator
 from rl_speed.training import build
-from rl_speed.training.progress import progress_bar
+from rl_speed.runtime.progress import progress_bar
 
 PREFILL_CHUNK = 32
 

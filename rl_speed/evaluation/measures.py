@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from rl_speed.evaluation.intervals import combine, other_questions, same_questions
-from rl_speed.evaluation.pass_at_k import pass_at_k
+from rl_speed.theory.pass_at_k import pass_at_k
 from rl_speed.rewards.pool import UNGRADED
 
 # What a data file may say of a question's difficulty or kind, as the loaders keep it.

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from rl_speed.evaluation.measures import BINS
-from rl_speed.training.metrics import write_atomically
-from rl_speed.training.plots import pyplot
+from rl_speed.runtime.metrics import write_atomically
+from rl_speed.runtime.plotting import pyplot
 
 SAME, OTHER = "95%: same questions, other responses", "95%: other questions like these"
 AVERAGES = {"macro_average": "average of benchmarks", "weighted_average": "average of questions"}

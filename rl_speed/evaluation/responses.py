@@ -13,8 +13,8 @@ import numpy as np
 from rl_speed.evaluation.benchmarks import Benchmark
 from rl_speed.evaluation.measures import Outcomes
 from rl_speed.evaluation.verdicts import Verdicts
-from rl_speed.sampling.generate import Drawn
-from rl_speed.training.metrics import kind_of, read_object, write_atomically
+from rl_speed.rollout.generate import Drawn
+from rl_speed.runtime.metrics import kind_of, read_object, write_atomically
 
 RESPONSES, IDENTITY = "responses.jsonl", "evaluation.json"
 

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rl_speed import presets
+from rl_speed.config import presets
 from rl_speed.config import Config
 from rl_speed.policy.prompt_formats import PROMPTS
 from rl_speed.named import is_function
@@ -100,7 +100,7 @@ def _paper(build: Callable[[str], Config], **own: Any) -> dict[str, Any]:
     return {name: values[name] for name in names} | own
 
 
-# Temperature, top-p and response limit are the papers'. The prompt's format is that of the training presets (rl_speed/presets.py
+# Temperature, top-p and response limit are the papers'. The prompt's format is that of the training presets (rl_speed/config/presets.py
 # says what of it is ours).
 PRESETS: dict[str, Callable[[], dict[str, Any]]] = {
     # Zhang et al.: temperature 1, 3072 tokens. The number of samples is ours.

@@ -14,8 +14,8 @@ from jax.sharding import Mesh
 from rl_speed.config import EMBEDDED, Config
 from rl_speed.policy.hf import INDEX, SINGLE
 from rl_speed.training import build
-from rl_speed.training.checkpoint import CheckpointError, restore_params, saved_steps
-from rl_speed.training.workdir import config_of, is_supervised, read_settings
+from rl_speed.runtime.checkpoint import CheckpointError, restore_params, saved_steps
+from rl_speed.runtime.workdir import config_of, is_supervised, read_settings
 
 log = logging.getLogger(__name__)
 

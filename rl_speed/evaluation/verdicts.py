@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from rl_speed.checks import JAX_VERIFIERS
+from rl_speed.config.checks import JAX_VERIFIERS
 from rl_speed.config import Config
 from rl_speed.data.prompts import Prompt
 from rl_speed.evaluation.measures import NO_ANSWER
 from rl_speed.rewards.custom import check_functions
 from rl_speed.rewards.scorer import JaxScorer, TextScorer, decode_responses, ended_rows
-from rl_speed.sampling.generate import Drawn
+from rl_speed.rollout.generate import Drawn
 from rl_speed.training import build
 
 # The cause of a response that logits without a distribution ended (`Samples.nonfinite`).

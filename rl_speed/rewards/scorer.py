@@ -13,12 +13,28 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
-from rl_speed.data.prompts import Prompt
 from rl_speed.objectives import overlong_penalty
 from rl_speed.rewards import FunctionRewards, encode_answers, format_reward, language_reward, pad_answers
 from rl_speed.rewards.custom import parse_extra
 from rl_speed.sampling.adaptive import Verify
-from rl_speed.sampling.generate import Drawn
+
+
+class Prompt(Protocol):
+    """What is asked of a prompt here; `rl_speed.data.Prompt` is one."""
+
+    id: str
+    text: str
+    answer: str
+    answer_tokens: np.ndarray
+    meta: dict[str, Any]
+
+
+class Drawn(Protocol):
+    """What is asked of samples here: tokens i32[n, T], lengths i32[n], nonfinite bool[n]; `rollout.generate.Drawn` has them."""
+
+    tokens: np.ndarray
+    lengths: np.ndarray
+    nonfinite: np.ndarray
 
 
 # Where the state has the counts of extra rewards, and the sums of a step under way, beside causes: no cause has a space.

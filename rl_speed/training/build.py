@@ -13,16 +13,16 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
-from rl_speed.checks import JAX_VERIFIERS
+from rl_speed.config.checks import JAX_VERIFIERS
 from rl_speed.config import EMBEDDED, Config, Data, Reward
 from rl_speed.data import chain
 from rl_speed.data.embedded_tokenizer import embedded_directory
 from rl_speed.data.loaders import Fields, LoadReport, Row, load_rows, load_training_rows, rows_to_prompts
 from rl_speed.data.prompts import Prompt, PromptStream
-from rl_speed.memory.buffer import SamplingBuffer
-from rl_speed.memory.estimates import BetaEma
-from rl_speed.memory.prefixes import PrefixConfig
-from rl_speed.memory.replay import ReplayCache
+from rl_speed.rollout.buffer import SamplingBuffer
+from rl_speed.rollout.counted import BetaEma
+from rl_speed.replay.cuts import PrefixConfig
+from rl_speed.replay.cache import ReplayCache
 from rl_speed.mesh import make_mesh, row_shards
 from rl_speed.objectives import POOL_ADVANTAGES
 from rl_speed.policy import (DecodeAttention, ModelConfig, abstract_params, decoder, end_token_ids, load_hf, load_tokenizer,
@@ -33,21 +33,21 @@ from rl_speed.rewards.custom import parse_extra
 from rl_speed.rewards.scorer import JaxScorer, RewardScorer, TextJudge, TextScorer, Verifier, exact_answers, integer_answers
 from rl_speed.sampling import Decoder, HostVerify, SamplerConfig
 from rl_speed.sampling.adaptive import Verify
-from rl_speed.sampling.generate import Generator
-from rl_speed.training.budgets import Budgets
-from rl_speed.training.driver import HostDriver, capacities
-from rl_speed.training.estimates import EmaEstimator, ValueEstimator
+from rl_speed.rollout.generate import Generator
+from rl_speed.rollout.budgets import Budgets
+from rl_speed.rollout.host_driver import HostDriver, capacities
+from rl_speed.rollout.estimators import EmaEstimator, ValueEstimator
 from rl_speed.training.fused import FusedConfig, FusedProgram, Table, make_fused_step, row_widths
 from rl_speed.training.fused_step import FusedStep
-from rl_speed.training.optimizer import OptimizerConfig, make_optimizer
-from rl_speed.training.metrics import write_atomically
-from rl_speed.training.order import make_stream
-from rl_speed.training.pools import PoolConfig, PoolSelector
-from rl_speed.training.prefixes import PrefixSource
-from rl_speed.training.reference import Reference
+from rl_speed.update.optimizer import OptimizerConfig, make_optimizer
+from rl_speed.runtime.metrics import write_atomically
+from rl_speed.training.stream import make_stream
+from rl_speed.update.pools import PoolConfig, PoolSelector
+from rl_speed.replay.source import PrefixSource
+from rl_speed.update.reference import Reference
 from rl_speed.training.split_step import SplitStep
-from rl_speed.training.state import state_shardings
-from rl_speed.training.step import UpdateConfig, make_advantages, make_score, make_update
+from rl_speed.update.state import state_shardings
+from rl_speed.update.step import UpdateConfig, make_advantages, make_score, make_update
 
 log = logging.getLogger(__name__)
 

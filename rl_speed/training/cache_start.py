@@ -11,13 +11,14 @@ import numpy as np
 
 from rl_speed.config import Config
 from rl_speed.data.prompts import Prompt
-from rl_speed.memory import CachedResponse, ReplayCache
-from rl_speed.memory.responses import load_responses
-from rl_speed.sampling.generate import Draw, Drawn, Generator, Work
+from rl_speed.replay.cache import ReplayCache
+from rl_speed.replay.responses import CachedResponse
+from rl_speed.replay.responses import load_responses
+from rl_speed.rollout.generate import Draw, Drawn, Generator, Work
 from rl_speed.training import build
-from rl_speed.training.driver import Scorer
-from rl_speed.training.progress import progress_bar
-from rl_speed.training.signals import stop_on_signals
+from rl_speed.rollout.host_driver import Scorer
+from rl_speed.runtime.progress import progress_bar
+from rl_speed.runtime.signals import stop_on_signals
 
 log = logging.getLogger(__name__)
 

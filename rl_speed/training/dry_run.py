@@ -14,14 +14,14 @@ from rl_speed.config import Config
 from rl_speed.mesh import batch_sharding
 from rl_speed.policy import num_params
 from rl_speed.sampling import Batch, Prompts, SamplerConfig
-from rl_speed.sampling.generate import Generator
+from rl_speed.rollout.generate import Generator
 from rl_speed.training import build
-from rl_speed.training.driver import capacities
+from rl_speed.rollout.host_driver import capacities
 from rl_speed.training.fused import FusedConfig, Table
-from rl_speed.training.out_of_memory import abstract_state, device_bytes, explain, size_text, update_parts
+from rl_speed.runtime.out_of_memory import abstract_state, device_bytes, explain, size_text, update_parts
 from rl_speed.training.split_step import trains_on_prefixes, uses_old_logprobs
-from rl_speed.training.state import TrainState
-from rl_speed.training.step import UpdateConfig, make_score, make_update
+from rl_speed.update.state import TrainState
+from rl_speed.update.step import UpdateConfig, make_score, make_update
 
 # Fields that make a program smaller, most effective first.
 GENERATION_FIELDS = ("config.sampler.slots", "config.sampler.max_new", "config.driver.screen_prompts",

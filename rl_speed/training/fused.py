@@ -19,17 +19,17 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from rl_speed import objectives
 from rl_speed.data.prompts import Prompt
-from rl_speed.memory.group import Group
+from rl_speed.data.group import Group
 from rl_speed.mesh import ROWS, batch_sharding, replicated, row_shards
 from rl_speed.policy import ModelConfig
 from rl_speed.sampling import (AdaptiveSamples, Counts, Decoder, Prefixes, Prompts, Rule, SamplerConfig, build_prompts,
                                sample_adaptive_sharded)
 from rl_speed.sampling.adaptive import Verify
 from rl_speed.sampling.batch import Batch, Drawn, select, to_batch
-from rl_speed.sampling.generate import Replay
-from rl_speed.training.pools import PoolConfig, choose
-from rl_speed.training.state import TrainState, state_shardings
-from rl_speed.training.step import UpdateConfig, apply_gradients, batch_advantages, gradients
+from rl_speed.replay.cuts import Replay
+from rl_speed.update.pools import PoolConfig, choose
+from rl_speed.update.state import TrainState, state_shardings
+from rl_speed.update.step import UpdateConfig, apply_gradients, batch_advantages, gradients
 
 Array = jax.Array
 

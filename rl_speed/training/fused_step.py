@@ -11,18 +11,19 @@ import jax
 import numpy as np
 
 from rl_speed.data.prompts import Prompt, PromptStream
-from rl_speed.memory.group import Group
+from rl_speed.data.group import Group
 from rl_speed.sampling import COMPLETE, REJECTED, Allocated, HostVerify
 from rl_speed.sampling.callback import raise_failure
-from rl_speed.sampling.generate import GenerationStats, Replay
-from rl_speed.training.budgets import Budgets
+from rl_speed.replay.cuts import Replay
+from rl_speed.rollout.generate import GenerationStats
+from rl_speed.rollout.budgets import Budgets
 from rl_speed.training.fused import FusedConfig, FusedProgram, Table, to_groups
-from rl_speed.training.metrics import PhaseTimer
-from rl_speed.training.prefixes import PrefixSource
-from rl_speed.training.state import TrainState
-from rl_speed.training.screening import Screening
+from rl_speed.runtime.metrics import PhaseTimer
+from rl_speed.replay.source import PrefixSource
+from rl_speed.update.state import TrainState
+from rl_speed.rollout.screening import Screening
 from rl_speed.training.steps import StepResult
-from rl_speed.training.tally import StarvedError, StepReport, broken_samples
+from rl_speed.rollout.tally import StarvedError, StepReport, broken_samples
 
 
 class FusedStep:

@@ -14,24 +14,24 @@ import jax
 import numpy as np
 
 from rl_speed.config import Config
-from rl_speed.evaluation import Evaluation, EvaluationSoFar, evaluate
-from rl_speed.memory.group import Group, pack
+from rl_speed.rollout.evaluate import Evaluation, EvaluationSoFar, evaluate
+from rl_speed.data.group import Group, pack
 from rl_speed.policy import save_hf
 from rl_speed.rewards.scorer import decode_responses
-from rl_speed.sampling.generate import Drawn, GenerationStats
+from rl_speed.rollout.generate import Drawn, GenerationStats
 from rl_speed.training import build
 from rl_speed.training.cache_start import start_cost, start_run
-from rl_speed.training.checkpoint import Checkpointer, saved_steps
-from rl_speed.training.metrics import (CompileCounter, PhaseTimer, SlowSteps, counted_over_restarts, pass_rate_histogram,
+from rl_speed.runtime.checkpoint import Checkpointer, saved_steps
+from rl_speed.runtime.metrics import (CompileCounter, PhaseTimer, SlowSteps, counted_over_restarts, pass_rate_histogram,
                                        read_lines, write_atomically)
-from rl_speed.training.progress import progress_bar
-from rl_speed.training.reference import Reference
-from rl_speed.training.signals import Stopped, StopRequest, stop_on_signals
-from rl_speed.training.state import init_state, make_snapshot, state_shardings
+from rl_speed.runtime.progress import progress_bar
+from rl_speed.update.reference import Reference
+from rl_speed.runtime.signals import Stopped, StopRequest, stop_on_signals
+from rl_speed.update.state import init_state, make_snapshot, state_shardings
 from rl_speed.training.steps import Step
-from rl_speed.training.tally import StepReport
-from rl_speed.training.workdir import earlier_settings, note_changes
-from rl_speed.training.writers import MetricsWriter
+from rl_speed.rollout.tally import StepReport
+from rl_speed.runtime.workdir import earlier_settings, note_changes
+from rl_speed.runtime.writers import MetricsWriter
 
 log = logging.getLogger(__name__)
 
@@ -272,14 +272,14 @@ class Trainer:
         if all(g.nonfinite.all() for g in groups):
             raise NonFiniteError(f"every response to train on in step {self.step} ended at logits that are not finite: the "
                                  "policy's weights, or what it computes of them, are broken. The batch is in "
-                                 f"{self._keep_for_inspection(groups)} (rl_speed.memory.group.unpack reads it)")
+                                 f"{self._keep_for_inspection(groups)} (rl_speed.data.group.unpack reads it)")
 
     def _check_finite(self, groups: Sequence[Group]) -> None:
         in_row = int(self.state.skipped_in_row)
         if in_row >= self.config.training.max_skipped:
             path = self._keep_for_inspection(groups)
             raise NonFiniteError(f"the last {in_row} updates had a non-finite loss or gradient and were skipped (step "
-                                 f"{self.step}); the batch of the last is in {path} (rl_speed.memory.group.unpack reads "
+                                 f"{self.step}); the batch of the last is in {path} (rl_speed.data.group.unpack reads "
                                  "it). Lower config.optimizer.learning_rate, or look at metrics.jsonl for where it began")
 
     def _account(self, stats: GenerationStats, seconds: float) -> None:

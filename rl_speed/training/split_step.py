@@ -8,15 +8,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from rl_speed.config import Config
-from rl_speed.memory.group import Group
-from rl_speed.training.batch import build_batch, split_groups
-from rl_speed.training.driver import HostDriver
-from rl_speed.training.metrics import PhaseTimer
-from rl_speed.training.pools import PoolSelector
-from rl_speed.training.reference import Reference
-from rl_speed.training.screening import Screening
-from rl_speed.training.shaping import shape_groups
-from rl_speed.training.state import TrainState
+from rl_speed.data.group import Group
+from rl_speed.update.batch import build_batch, split_groups
+from rl_speed.rollout.host_driver import HostDriver
+from rl_speed.runtime.metrics import PhaseTimer
+from rl_speed.update.pools import PoolSelector
+from rl_speed.update.reference import Reference
+from rl_speed.rollout.screening import Screening
+from rl_speed.update.shaping import shape_groups
+from rl_speed.update.state import TrainState
 from rl_speed.training.steps import StepResult
 
 

@@ -3,11 +3,11 @@
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from rl_speed.memory.group import Group
-from rl_speed.training.metrics import PhaseTimer
-from rl_speed.training.screening import Screening
-from rl_speed.training.state import TrainState
-from rl_speed.training.tally import StepReport
+from rl_speed.data.group import Group
+from rl_speed.runtime.metrics import PhaseTimer
+from rl_speed.rollout.screening import Screening
+from rl_speed.update.state import TrainState
+from rl_speed.rollout.tally import StepReport
 
 
 class StepResult(NamedTuple):

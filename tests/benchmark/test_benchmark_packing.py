@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from rl_speed.benchmark.packing import gsm8k_like, table
+from rl_speed.studies.benchmark.packing import gsm8k_like, table
 
 
 def test_lengths_are_those_of_gsm8k():

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from rl_speed.benchmark import hugging_face, sampler
+from rl_speed.studies.benchmark import hugging_face, sampler
 from rl_speed.policy import init
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from rl_speed.benchmark import scale
+from rl_speed.studies.benchmark import scale
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 

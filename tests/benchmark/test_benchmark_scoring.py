@@ -4,7 +4,7 @@ import copy
 
 import pytest
 
-from rl_speed.benchmark import scoring
+from rl_speed.studies.benchmark import scoring
 
 
 @pytest.mark.slow  # test_rewards_pool.py has what it shows

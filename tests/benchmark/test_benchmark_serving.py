@@ -2,7 +2,7 @@
 
 import pytest
 
-from rl_speed.benchmark import serving
+from rl_speed.studies.benchmark import serving
 
 
 def test_server_engine_and_sampler_do_the_same_work():

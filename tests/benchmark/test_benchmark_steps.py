@@ -6,8 +6,8 @@ import jax
 import numpy as np
 import pytest
 
-from rl_speed.benchmark import decode, end_to_end, step, train
-from rl_speed.comparison.runs import Run, Variant
+from rl_speed.studies.benchmark import decode, end_to_end, step, train
+from rl_speed.studies.comparison.runs import Run, Variant
 from rl_speed.policy import ModelConfig
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 
-from rl_speed.benchmark import verdicts
+from rl_speed.studies.benchmark import verdicts
 
 
 @pytest.mark.slow

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from rl_speed.benchmark.verifiers import numpy_exact, table
+from rl_speed.studies.benchmark.verifiers import numpy_exact, table
 from rl_speed.rewards import exact_match
 
 

@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rl_speed.comparison import ablation, measures
-from rl_speed.comparison.runs import Run, Variant
+from rl_speed.studies.comparison import ablation, measures
+from rl_speed.studies.comparison.runs import Run, Variant
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 FOLDER = Path(__file__).parents[2] / "experiments" / "ablations"

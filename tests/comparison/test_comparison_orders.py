@@ -5,10 +5,10 @@ import json
 import numpy as np
 import pytest
 
-from rl_speed.comparison import orders
-from rl_speed.comparison.runs import Run, Variant
+from rl_speed.studies.comparison import orders
+from rl_speed.studies.comparison.runs import Run, Variant
 from rl_speed.sampling import Speed
-from rl_speed.simulation import Memory
+from rl_speed.studies.simulation import Memory
 
 RULE = Speed(4, 8)
 

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from rl_speed.comparison import pass_rates
-from rl_speed.presets import embedded, tiny
+from rl_speed.studies.comparison import pass_rates
+from rl_speed.config.presets import embedded, tiny
 from rl_speed.training import build
-from rl_speed.training.order import curate
+from rl_speed.training.stream import curate
 from rl_speed.policy import load_tokenizer
 
 

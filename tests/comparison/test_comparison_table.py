@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from rl_speed.comparison import budgets, plots, table
-from rl_speed.comparison.runs import Run, Variant
-from rl_speed.presets import embedded
+from rl_speed.studies.comparison import budgets, plots, table
+from rl_speed.studies.comparison.runs import Run, Variant
+from rl_speed.config.presets import embedded
 from rl_speed.theory import expected_speedup
 
 

@@ -1,6 +1,6 @@
 """The entry point that draws theory writes every picture it names, and says what is wrong."""
 
-from rl_speed.comparison.theory_figures import FIGURES
+from rl_speed.studies.comparison.theory_figures import FIGURES
 
 
 def test_every_picture_is_drawn_and_named(launch, tmp_path):

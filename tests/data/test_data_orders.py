@@ -12,8 +12,8 @@ from rl_speed.data.orders import KEY, MemoryOrder, VisitOrder, easy_to_hard
 from rl_speed.data.prompts import Prompt, PromptStream
 from rl_speed.memory import Acceptance, BetaEma
 from rl_speed.sampling import Speed
-from rl_speed.training.checkpoint import join_host, split_host
-from rl_speed.training.order import curate, make_stream
+from rl_speed.runtime.checkpoint import join_host, split_host
+from rl_speed.training.stream import curate, make_stream
 
 RULE = Speed(4, 20)
 

@@ -7,7 +7,7 @@ import pytest
 from rl_speed.evaluation.benchmarks import parse_specs
 from rl_speed.evaluation.settings import PRESETS, Settings, capacities, of_config, parse_k, parse_mesh, resolve
 from rl_speed.policy.prompt_formats import prompt_format
-from rl_speed.presets import embedded
+from rl_speed.config.presets import embedded
 
 
 def test_flags_go_before_presets_before_the_run():

@@ -7,8 +7,8 @@ import pytest
 
 from rl_speed.data.prompts import Prompt
 from rl_speed.evaluation import Evaluation, evaluate
-from rl_speed.evaluation.evaluate import draw_in_calls, plan_calls
-from rl_speed.sampling.generate import Drawn, FinishedDraw, GenerationStats
+from rl_speed.rollout.evaluate import draw_in_calls, plan_calls
+from rl_speed.rollout.generate import Drawn, FinishedDraw, GenerationStats
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 

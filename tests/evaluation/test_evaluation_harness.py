@@ -23,14 +23,14 @@ from rl_speed.evaluation.source import Source, digest, find_source, load_policy
 from rl_speed.evaluation.verdicts import Judge
 from rl_speed.mesh import make_mesh
 from rl_speed.policy import encode_prompt, load_tokenizer, save_hf
-from rl_speed.presets import embedded
+from rl_speed.config.presets import embedded
 from rl_speed.rewards import WorkerPool
-from rl_speed.sampling.generate import Drawn
+from rl_speed.rollout.generate import Drawn
 from rl_speed.sampling.sharded import sample_sharded
 from rl_speed.training import build
-from rl_speed.training.checkpoint import Checkpointer, CheckpointError
-from rl_speed.training.metrics import read_lines
-from rl_speed.training.state import init_state, state_shardings
+from rl_speed.runtime.checkpoint import Checkpointer, CheckpointError
+from rl_speed.runtime.metrics import read_lines
+from rl_speed.update.state import init_state, state_shardings
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 

@@ -53,9 +53,9 @@ def lines_of(workdir: Path) -> dict[str, list[dict[str, Any]]]:
 
 def train_all(devices: int, out: Path) -> None:
     """Make all runs on so many devices in this process; writes OUT/NAME.json, what `lines_of` finds, as each ends."""
-    from rl_speed.presets import embedded
+    from rl_speed.config.presets import embedded
     from rl_speed.training.loop import Trainer
-    from rl_speed.training.setup import setup_jax
+    from rl_speed.runtime.setup import setup_jax
 
     setup_jax()
     for name, (method, more) in RUNS.items():

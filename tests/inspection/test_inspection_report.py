@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from rl_speed.config import Config
-from rl_speed.inspection import NotARun, figures, write_report
-from rl_speed.inspection.charts import Series, line_chart
-from rl_speed.inspection.page import faults, prompt_tally
-from rl_speed.inspection.read import read_run
-from rl_speed.inspection.text import clock, safe, shorten, ticks
+from rl_speed.studies.inspection import NotARun, figures, write_report
+from rl_speed.studies.inspection.charts import Series, line_chart
+from rl_speed.studies.inspection.page import faults, prompt_tally
+from rl_speed.studies.inspection.read import read_run
+from rl_speed.studies.inspection.text import clock, safe, shorten, ticks
 
 STEPS = 20
 ALL_TITLES = {

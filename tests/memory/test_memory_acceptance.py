@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from rl_speed.memory import Acceptance, BetaEma, qualified, qualifying
-from rl_speed.memory.acceptance import EDGES, FORGET, WEIGHT
+from rl_speed.rollout.acceptance import EDGES, FORGET, WEIGHT
 from rl_speed.sampling import Band, Dynamic, Speed, Uniform
 
 RULE = Speed(4, 20)

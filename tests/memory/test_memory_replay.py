@@ -10,7 +10,7 @@ import pytest
 
 from rl_speed.data.prompts import Prompt
 from rl_speed.memory import CachedResponse, Group, ReplayCache
-from rl_speed.training.checkpoint import Checkpointer
+from rl_speed.runtime.checkpoint import Checkpointer
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 

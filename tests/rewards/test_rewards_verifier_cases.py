@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from rl_speed.benchmark import verifier_cases as vc
+from rl_speed.studies.benchmark import verifier_cases as vc
 from rl_speed.rewards import MathVerifier
 
 CASES = [{"pred": "1/2", "gold": "0.5", "expected": True, "kind": "answer", "source": "a/b/c.py"},

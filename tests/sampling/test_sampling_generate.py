@@ -10,7 +10,8 @@ import pytest
 from rl_speed.data.prompts import Prompt
 from rl_speed.mesh import make_mesh
 from rl_speed.sampling import SamplerConfig
-from rl_speed.sampling.generate import Generator, Replay, Work
+from rl_speed.replay.cuts import Replay
+from rl_speed.rollout.generate import Generator, Work
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 

@@ -9,11 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rl_speed import config as configs, methods
-from rl_speed.presets import embedded, tiny
+from rl_speed import config as configs
+from rl_speed.config import methods
+from rl_speed.config.presets import embedded, tiny
 from rl_speed.sampling import COMPLETE, REJECTED, Counts, sample_adaptive
 from rl_speed.training.loop import Trainer
-from rl_speed.training.metrics import read_lines
+from rl_speed.runtime.metrics import read_lines
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent / "training")]
 import toy_policy as toy  # noqa: E402

@@ -10,10 +10,10 @@ import pytest
 from rl_speed import theory
 from rl_speed.config import Driver
 from rl_speed.data.prompts import Prompt, PromptStream
-from rl_speed.memory.buffer import SamplingBuffer
+from rl_speed.rollout.buffer import SamplingBuffer
 from rl_speed.sampling import COMPLETE, Decoder, SamplerConfig, Speed, build_prompts, sample_adaptive
-from rl_speed.sampling.generate import Drawn, FinishedDraw, GenerationStats
-from rl_speed.training.driver import HostDriver
+from rl_speed.rollout.generate import Drawn, FinishedDraw, GenerationStats
+from rl_speed.rollout.host_driver import HostDriver
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 

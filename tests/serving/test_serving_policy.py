@@ -29,7 +29,7 @@ def test_policies_to_serve(tmp_path):
 def test_newest_checkpoint_of_an_unfinished_run(tmp_path):
     import optax
 
-    from rl_speed.training.checkpoint import Checkpointer
+    from rl_speed.runtime.checkpoint import Checkpointer
 
     start = tmp_path / "start"
     save_tokenizer(start)

@@ -6,9 +6,9 @@ import json
 import numpy as np
 import pytest
 
-from rl_speed import simulation
+from rl_speed.studies import simulation
 from rl_speed.data.loaders import DataError
-from rl_speed.simulation import table
+from rl_speed.studies.simulation import table
 
 
 def write(path, rows):

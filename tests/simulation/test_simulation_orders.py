@@ -5,12 +5,13 @@ import json
 import numpy as np
 import pytest
 
-from rl_speed import simulation, theory
+from rl_speed import theory
+from rl_speed.studies import simulation
 from rl_speed.config import Config
 from rl_speed.data.loaders import load_rows
 from rl_speed.sampling import Speed
-from rl_speed.simulation.orders import Course, Memory, compare, follow, summary
-from rl_speed.training.order import PRIOR
+from rl_speed.studies.simulation.orders import Course, Memory, compare, follow, summary
+from rl_speed.training.stream import PRIOR
 
 RULE = Speed(4, 8)
 

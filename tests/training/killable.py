@@ -11,7 +11,7 @@ import threading
 
 import jax
 
-from rl_speed.presets import embedded, tiny
+from rl_speed.config.presets import embedded, tiny
 from rl_speed.training.loop import Trainer
 
 

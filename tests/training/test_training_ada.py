@@ -4,16 +4,16 @@ import jax
 import numpy as np
 import pytest
 
-from rl_speed.memory.group import Group, pack, unpack
+from rl_speed.data.group import Group, pack, unpack
 from rl_speed.objectives import balanced_downsample
-from rl_speed.presets import embedded, tiny
+from rl_speed.config.presets import embedded, tiny
 from rl_speed.training import build
-from rl_speed.training.batch import build_batch
+from rl_speed.update.batch import build_batch
 from rl_speed.training.loop import Trainer
-from rl_speed.training.metrics import PhaseTimer, read_lines
-from rl_speed.training.pools import PoolConfig, choose
-from rl_speed.training.state import init_state, state_shardings
-from rl_speed.training.step import make_update
+from rl_speed.runtime.metrics import PhaseTimer, read_lines
+from rl_speed.update.pools import PoolConfig, choose
+from rl_speed.update.state import init_state, state_shardings
+from rl_speed.update.step import make_update
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 

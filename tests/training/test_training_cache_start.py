@@ -8,8 +8,8 @@ import pytest
 
 from rl_speed.data.prompts import Prompt
 from rl_speed.memory import CachedResponse, ReplayCache
-from rl_speed.presets import embedded, tiny
-from rl_speed.sampling.generate import Drawn, FinishedDraw, GenerationStats, Work
+from rl_speed.config.presets import embedded, tiny
+from rl_speed.rollout.generate import Drawn, FinishedDraw, GenerationStats, Work
 from rl_speed.training import build, cache_start
 from rl_speed.training.cache_start import SAMPLE_INDEX, start_cache, write_cache
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rl_speed.presets import embedded
+from rl_speed.config.presets import embedded
 from rl_speed.training import build
 
 

@@ -7,10 +7,10 @@ import pytest
 
 from rl_speed.config import Driver
 from rl_speed.data.prompts import Prompt, PromptStream
-from rl_speed.memory.buffer import SamplingBuffer
+from rl_speed.rollout.buffer import SamplingBuffer
 from rl_speed.sampling import Band, Dynamic, Sequential, Speed, Uniform
-from rl_speed.sampling.generate import Drawn, FinishedDraw, GenerationStats
-from rl_speed.training.driver import HostDriver, capacities
+from rl_speed.rollout.generate import Drawn, FinishedDraw, GenerationStats
+from rl_speed.rollout.host_driver import HostDriver, capacities
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 

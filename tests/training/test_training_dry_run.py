@@ -8,17 +8,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rl_speed import methods
+from rl_speed.config import methods
 from rl_speed.config import Config
 from rl_speed.data.embedded_tokenizer import embedded_directory
 from rl_speed.policy import ModelConfig, load_tokenizer
 from rl_speed.policy.hf import read_json
-from rl_speed.presets import embedded, tiny
+from rl_speed.config.presets import embedded, tiny
 from rl_speed.sampling import Batch
 from rl_speed.training import build
 from rl_speed.training.dry_run import Program, compiled_bytes, device_bytes, dry_run, explain_out_of_memory
-from rl_speed.training.state import init_state, state_shardings
-from rl_speed.training.step import make_update
+from rl_speed.update.state import init_state, state_shardings
+from rl_speed.update.step import make_update
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 

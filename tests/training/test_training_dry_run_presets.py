@@ -7,7 +7,7 @@ import jax
 import pytest
 from real_models import PARAMETERS
 
-from rl_speed import presets
+from rl_speed.config import presets
 from rl_speed.training import build
 from rl_speed.training.dry_run import abstract_state, describe_work, generation_parts, reference_parts, update_parts
 

@@ -10,8 +10,8 @@ from rl_speed.data.embedded_tokenizer import embedded_directory
 from rl_speed.memory import BetaEma
 from rl_speed.mesh import make_mesh
 from rl_speed.policy import hidden_states, load_hf, load_tokenizer
-from rl_speed.training.checkpoint import Checkpointer
-from rl_speed.training.estimates import EmaEstimator, ValueEstimator, calibration, prompt_features
+from rl_speed.runtime.checkpoint import Checkpointer
+from rl_speed.rollout.estimators import EmaEstimator, ValueEstimator, calibration, prompt_features
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 

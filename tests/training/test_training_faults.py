@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from killable import small_config
 
-from rl_speed.memory.group import unpack
-from rl_speed.training.checkpoint import Checkpointer, CheckpointError
+from rl_speed.data.group import unpack
+from rl_speed.runtime.checkpoint import Checkpointer, CheckpointError
 from rl_speed.training.loop import NonFiniteError, Trainer
-from rl_speed.training.metrics import JsonLines, SlowSteps, read_lines
+from rl_speed.runtime.metrics import JsonLines, SlowSteps, read_lines
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 
@@ -77,8 +77,8 @@ LIMITED = """
 import resource, sys
 from pathlib import Path
 import jax.numpy as jnp, numpy as np
-from rl_speed.training.checkpoint import Checkpointer
-from rl_speed.training.metrics import JsonLines
+from rl_speed.runtime.checkpoint import Checkpointer
+from rl_speed.runtime.metrics import JsonLines
 folder = Path(sys.argv[1])
 state = {"w": jnp.arange(100_000.0)}
 saver = Checkpointer(folder / "checkpoints", 2)

@@ -5,19 +5,19 @@ import numpy as np
 import pytest
 
 from rl_speed.data.prompts import Prompt
-from rl_speed.presets import embedded, tiny
+from rl_speed.config.presets import embedded, tiny
 from rl_speed.rewards.scorer import TextJudge
 from rl_speed.sampling import Batch, VerifierError
-from rl_speed.sampling.generate import Drawn, GenerationStats
+from rl_speed.rollout.generate import Drawn, GenerationStats
 from rl_speed.training import build
-from rl_speed.training.batch import build_batch
-from rl_speed.training.driver import HostDriver
+from rl_speed.update.batch import build_batch
+from rl_speed.rollout.host_driver import HostDriver
 from rl_speed.training.fused import choose_width, row_widths
 from rl_speed.training.loop import Trainer
-from rl_speed.training.metrics import PhaseTimer, read_lines
-from rl_speed.training.state import init_state, state_shardings
-from rl_speed.training.step import make_advantages, make_update
-from rl_speed.training.tally import StarvedError, StepReport
+from rl_speed.runtime.metrics import PhaseTimer, read_lines
+from rl_speed.update.state import init_state, state_shardings
+from rl_speed.update.step import make_advantages, make_update
+from rl_speed.rollout.tally import StarvedError, StepReport
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 

@@ -12,7 +12,7 @@ import pytest
 import orbax.checkpoint as ocp
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from rl_speed.training.metrics import read_lines
+from rl_speed.runtime.metrics import read_lines
 
 SCRIPT = pathlib.Path(__file__).with_name("killable.py")
 

@@ -8,11 +8,11 @@ import pytest
 
 from rl_speed.evaluation import evaluate
 from rl_speed.policy import load_hf
-from rl_speed.presets import embedded, tiny
+from rl_speed.config.presets import embedded, tiny
 from rl_speed.training.loop import NonFiniteError, Trainer
-from rl_speed.training.metrics import read_lines
-from rl_speed.training.plots import plot_run
-from rl_speed.training.report import closing_summary
+from rl_speed.runtime.metrics import read_lines
+from rl_speed.runtime.plotting import plot_run
+from rl_speed.runtime.report import closing_summary
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 

@@ -15,16 +15,17 @@ from killable import small_config
 from rl_speed.config import Config
 from rl_speed.evaluation import evaluate
 from rl_speed.memory import ReplayCache
-from rl_speed.memory.group import Group
+from rl_speed.data.group import Group
 from rl_speed.sampling import Speed, Uniform, sample_adaptive
 from rl_speed.sampling.batch import select, to_batch
-from rl_speed.sampling.generate import Drawn, FinishedDraw, Replay
+from rl_speed.replay.cuts import Replay
+from rl_speed.rollout.generate import Drawn, FinishedDraw
 from rl_speed.training.cache_start import start_cache
 from rl_speed.training.fused import PoolConfig, choose_samples, to_groups
 from rl_speed.training.loop import NonFiniteError, Trainer
-from rl_speed.training.metrics import read_lines
-from rl_speed.training.shaping import shape_groups
-from rl_speed.training.tally import StarvedError
+from rl_speed.runtime.metrics import read_lines
+from rl_speed.update.shaping import shape_groups
+from rl_speed.rollout.tally import StarvedError
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 

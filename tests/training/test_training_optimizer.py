@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 
-from rl_speed.training.optimizer import OptimizerConfig, decay_mask, learning_rate_schedule, make_optimizer
+from rl_speed.update.optimizer import OptimizerConfig, decay_mask, learning_rate_schedule, make_optimizer
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 

@@ -9,16 +9,16 @@ import pytest
 from rl_speed.config import Driver
 from rl_speed.data.orders import VisitOrder
 from rl_speed.data.prompts import Prompt, PromptStream
-from rl_speed.memory.buffer import SamplingBuffer
-from rl_speed.presets import embedded, tiny
+from rl_speed.rollout.buffer import SamplingBuffer
+from rl_speed.config.presets import embedded, tiny
 from rl_speed.sampling import COMPLETE, OPEN, REJECTED, Counts, Dynamic, Sequential, Speed
 from rl_speed.sampling.batch import Drawn as FusedDrawn
-from rl_speed.sampling.generate import Drawn, FinishedDraw, GenerationStats
-from rl_speed.training.driver import HostDriver, capacities
+from rl_speed.rollout.generate import Drawn, FinishedDraw, GenerationStats
+from rl_speed.rollout.host_driver import HostDriver, capacities
 from rl_speed.training.fused import Table
 from rl_speed.training.fused_step import FusedStep
 from rl_speed.training.loop import Trainer
-from rl_speed.training.metrics import PhaseTimer, read_lines
+from rl_speed.runtime.metrics import PhaseTimer, read_lines
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from rl_speed.policy import forward
-from rl_speed.presets import embedded, tiny
-from rl_speed.training.batch import build_batch
+from rl_speed.config.presets import embedded, tiny
+from rl_speed.update.batch import build_batch
 from rl_speed.training.loop import Trainer
-from rl_speed.training.metrics import read_lines
+from rl_speed.runtime.metrics import read_lines
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from killable import small_config
 
-from rl_speed import methods
-from rl_speed.command import check_overrides
+from rl_speed.config import methods
+from rl_speed.config.command import check_overrides
 from rl_speed.objectives import ADVANTAGES, LOSSES, check_advantage
 from rl_speed.training.loop import Trainer
-from rl_speed.training.metrics import read_lines
+from rl_speed.runtime.metrics import read_lines
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 

@@ -7,16 +7,16 @@ import numpy as np
 import pytest
 from killable import small_config
 
-from rl_speed.command import check_overrides
+from rl_speed.config.command import check_overrides
 from rl_speed.config import Config
 from rl_speed.data.prompts import Prompt
-from rl_speed.inspection import write_report
+from rl_speed.studies.inspection import write_report
 from rl_speed.rewards import FunctionRewards
 from rl_speed.rewards.scorer import TextJudge
 from rl_speed.sampling import HostVerify
 from rl_speed.training import build
 from rl_speed.training.loop import Trainer
-from rl_speed.training.metrics import read_lines
+from rl_speed.runtime.metrics import read_lines
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 

@@ -12,11 +12,11 @@ from killable import small_config
 from test_training_driver import RULES, make, outcome
 
 from rl_speed.config import Config
-from rl_speed.memory.buffer import BufferFull
+from rl_speed.rollout.buffer import BufferFull
 from rl_speed.sampling import Dynamic, Speed, Uniform
-from rl_speed.sampling.generate import Work
+from rl_speed.rollout.generate import Work
 from rl_speed.training.loop import Trainer
-from rl_speed.training.metrics import read_lines
+from rl_speed.runtime.metrics import read_lines
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 
@@ -242,7 +242,7 @@ def timed(monkeypatch):
     def make_timed(depth, generate_s, score_s):
         driver, _ = make(Uniform(6), depth=depth)
         clock = Clock(driver, generate_s, score_s)
-        monkeypatch.setattr("rl_speed.training.driver.time", SimpleNamespace(perf_counter=lambda: clock.now))
+        monkeypatch.setattr("rl_speed.rollout.host_driver.time", SimpleNamespace(perf_counter=lambda: clock.now))
         return driver, clock
 
     return make_timed

@@ -8,12 +8,12 @@ import shutil
 
 import pytest
 
-from rl_speed import presets
+from rl_speed.config import presets
 from rl_speed.config import Config
 from rl_speed.data import chain
 from rl_speed.data.embedded_tokenizer import embedded_directory
 from rl_speed.training.loop import Trainer
-from rl_speed.training.metrics import read_lines
+from rl_speed.runtime.metrics import read_lines
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 CONFIGS = pathlib.Path(__file__).resolve().parents[2] / "configs"

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from rl_speed.training.loop import Trainer
-from rl_speed.training.metrics import read_lines
+from rl_speed.runtime.metrics import read_lines
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 
@@ -128,7 +128,7 @@ def test_math_verifier_scores_decoded_responses(real_data, tmp_path):
     from rl_speed.data.prompts import Prompt
     from rl_speed.policy import load_tokenizer
     from rl_speed.rewards import IntegerMatch, MathVerifier, token_bytes
-    from rl_speed.sampling.generate import Drawn
+    from rl_speed.rollout.generate import Drawn
     from rl_speed.rewards.scorer import JaxScorer, TextScorer, integer_answers
 
     add_tokenizer(real_data, tmp_path)

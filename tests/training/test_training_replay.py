@@ -11,18 +11,19 @@ from rl_speed.config import Driver
 from rl_speed.data.prompts import Prompt, PromptStream
 from rl_speed.memory import CachedResponse, Group, PrefixConfig, ReplayCache, SamplingBuffer
 from rl_speed.policy import sequence_logprobs
-from rl_speed.presets import embedded, tiny
+from rl_speed.config.presets import embedded, tiny
 from rl_speed.sampling import Speed
-from rl_speed.sampling.generate import Drawn, FinishedDraw, GenerationStats, Replay, Work
+from rl_speed.replay.cuts import Replay
+from rl_speed.rollout.generate import Drawn, FinishedDraw, GenerationStats, Work
 from rl_speed.training import build
-from rl_speed.training.batch import build_batch
+from rl_speed.update.batch import build_batch
 from rl_speed.training.cache_start import start_cache
-from rl_speed.training.driver import HostDriver
+from rl_speed.rollout.host_driver import HostDriver
 from rl_speed.training.loop import Trainer
-from rl_speed.training.metrics import PhaseTimer, read_lines
-from rl_speed.training.prefixes import PrefixSource
-from rl_speed.training.state import init_state, state_shardings
-from rl_speed.training.step import gradients, make_advantages, make_update
+from rl_speed.runtime.metrics import PhaseTimer, read_lines
+from rl_speed.replay.source import PrefixSource
+from rl_speed.update.state import init_state, state_shardings
+from rl_speed.update.step import gradients, make_advantages, make_update
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 

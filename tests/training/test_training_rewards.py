@@ -10,14 +10,14 @@ import pytest
 
 from rl_speed.config import Config, Driver, Reward
 from rl_speed.data.prompts import Prompt, PromptStream
-from rl_speed.memory.buffer import SamplingBuffer
-from rl_speed.memory.group import Group
+from rl_speed.rollout.buffer import SamplingBuffer
+from rl_speed.data.group import Group
 from rl_speed.rewards import ExactMatch, MathVerifier
 from rl_speed.rewards.scorer import JaxScorer, RewardScorer, TextScorer, exact_answers
-from rl_speed.sampling.generate import Drawn, FinishedDraw, GenerationStats
+from rl_speed.rollout.generate import Drawn, FinishedDraw, GenerationStats
 from rl_speed.sampling.rules import Dynamic
-from rl_speed.training.driver import HostDriver
-from rl_speed.training.shaping import shape_groups
+from rl_speed.rollout.host_driver import HostDriver
+from rl_speed.update.shaping import shape_groups
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 

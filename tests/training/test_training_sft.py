@@ -12,12 +12,12 @@ import pytest
 
 from rl_speed.mesh import batch_sharding, make_mesh
 from rl_speed.policy import ModelConfig, forward, init, param_shardings
-from rl_speed.training import sft
-from rl_speed.training.metrics import read_lines
-from rl_speed.training.optimizer import OptimizerConfig
-from rl_speed.training.sft import SFTConfig, SFTData, SFTTrainer
-from rl_speed.training.sft_data import Example, Layout, build_batch, pack_batch, spread_rows
-from rl_speed.training.signals import Stopped
+from rl_speed.sft import train as sft
+from rl_speed.runtime.metrics import read_lines
+from rl_speed.update.optimizer import OptimizerConfig
+from rl_speed.sft.train import SFTConfig, SFTData, SFTTrainer
+from rl_speed.sft.data import Example, Layout, build_batch, pack_batch, spread_rows
+from rl_speed.runtime.signals import Stopped
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 

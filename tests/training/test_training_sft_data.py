@@ -11,7 +11,7 @@ from rl_speed.data import load_rows
 from rl_speed.data.embedded_tokenizer import END_ID, embedded_directory
 from rl_speed.data.loaders import DataError
 from rl_speed.policy import encode_prompt, load_tokenizer
-from rl_speed.training.sft_data import (Example, Layout, Schedule, build_batch, hold_out, keep_short, make_layout, pack, pack_batch,
+from rl_speed.sft.data import (Example, Layout, Schedule, build_batch, hold_out, keep_short, make_layout, pack, pack_batch,
                                         read_examples, spread_rows)
 
 

@@ -12,11 +12,11 @@ import pytest
 from rl_speed.data import DEFAULT_SPEC, chain
 from rl_speed.data.embedded_tokenizer import embedded_directory
 from rl_speed.policy import forward, load_hf, num_params
-from rl_speed.training.metrics import read_lines
-from rl_speed.training.out_of_memory import size_text
-from rl_speed.training.sft_build import PRESETS, Settings, build, explain_out_of_memory
-from rl_speed.training.sft_data import Layout
-from rl_speed.training.signals import Stopped
+from rl_speed.runtime.metrics import read_lines
+from rl_speed.runtime.out_of_memory import size_text
+from rl_speed.sft.build import PRESETS, Settings, build, explain_out_of_memory
+from rl_speed.sft.data import Layout
+from rl_speed.runtime.signals import Stopped
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 
@@ -87,7 +87,7 @@ def flags_of(settings):
 # The command, killed at step 9 once the checkpoint of step 5 is whole, which may be steps after it was begun.
 KILLED = """
 import os, pathlib, runpy, signal, time
-from rl_speed.training.metrics import JsonLines
+from rl_speed.runtime.metrics import JsonLines
 write = JsonLines.write
 def written(self, step, values):
     write(self, step, values)
@@ -202,7 +202,7 @@ def test_out_of_memory_names_the_flags_of_this_command(settings):
 OUT_OF_MEMORY = """
 import runpy, sys
 from jax.errors import JaxRuntimeError
-from rl_speed.training import sft_build
+from rl_speed.sft import build as sft_build
 def build(settings):
     raise JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 99 bytes.")
 sft_build.build = build

@@ -10,12 +10,12 @@ import optax
 import pytest
 
 from rl_speed.data.prompts import Prompt
-from rl_speed.memory.group import Group
+from rl_speed.data.group import Group
 from rl_speed.mesh import make_mesh
 from rl_speed.policy import ModelConfig, forward, init
-from rl_speed.training.batch import build_batch
-from rl_speed.training.state import TrainState, init_state, state_shardings
-from rl_speed.training.step import UpdateConfig, apply_gradients, gradients, make_advantages, make_score, make_update
+from rl_speed.update.batch import build_batch
+from rl_speed.update.state import TrainState, init_state, state_shardings
+from rl_speed.update.step import UpdateConfig, apply_gradients, gradients, make_advantages, make_score, make_update
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 

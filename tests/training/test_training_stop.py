@@ -15,12 +15,12 @@ from test_training_driver import RULES, make
 from test_training_kill import everything
 
 from rl_speed.sampling import Dynamic, Speed, Uniform
-from rl_speed.training.checkpoint import Checkpointer, join_host, split_host
+from rl_speed.runtime.checkpoint import Checkpointer, join_host, split_host
 from rl_speed.training.fused_step import FusedStep
 from rl_speed.training.loop import Trainer
-from rl_speed.training.metrics import PhaseTimer, read_lines
-from rl_speed.training.signals import Stopped
-from rl_speed.training.tally import StarvedError
+from rl_speed.runtime.metrics import PhaseTimer, read_lines
+from rl_speed.runtime.signals import Stopped
+from rl_speed.rollout.tally import StarvedError
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 

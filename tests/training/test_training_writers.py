@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from rl_speed.checks import require_package
+from rl_speed.config.checks import require_package
 from rl_speed.config import Config, Logging
-from rl_speed.training.metrics import PASS_RATE_EDGES, JsonLines, pass_rate_histogram, read_lines
-from rl_speed.training.writers import MetricsWriter, TensorBoard
+from rl_speed.runtime.metrics import PASS_RATE_EDGES, JsonLines, pass_rate_histogram, read_lines
+from rl_speed.runtime.writers import MetricsWriter, TensorBoard
 
 SAMPLE = {"id": "p1", "question": "2 + 2?", "response": "# four\n**4**", "answer": "4", "reward": 1.0}
 
@@ -105,7 +105,7 @@ def test_a_full_disk_is_counted_and_waited_for(tmp_path):
 
 
 def test_tensorboard_brings_neither_tensorflow_nor_torch_along(tmp_path, repo):
-    code = ("import sys; from pathlib import Path; from rl_speed.training.writers import TensorBoard\n"
+    code = ("import sys; from pathlib import Path; from rl_speed.runtime.writers import TensorBoard\n"
             f"b = TensorBoard(Path({str(tmp_path)!r}))\n"
             "b.write(0, {'a': 1.0}); b.text(0, 't', 'x'); b.close()\n"
             "assert not {'tensorflow', 'torch'} & set(sys.modules)")

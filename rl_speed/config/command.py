@@ -1,0 +1,122 @@
+"""The command line, checked before anything is built: a configuration file that is not there, and overrides that cannot be, are
+named with the nearest that can."""
+
+import dataclasses
+import difflib
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from absl import app, flags
+
+from rl_speed.config import methods
+from rl_speed.config import Config
+
+_PARSERS = {bool: flags.BooleanParser(), int: flags.IntegerParser(), float: flags.FloatParser()}
+
+
+def field_types(config: Any = Config, prefix: str = "") -> dict[str, type]:
+    """{"rule.n_init": int, ...}: every field of a configuration (a class or an instance) that holds a value."""
+    config = config() if isinstance(config, type) else config
+    found: dict[str, type] = {}
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if dataclasses.is_dataclass(value):
+            found |= field_types(value, f"{prefix}{field.name}.")
+        else:
+            found[prefix + field.name] = type(value)
+    return found
+
+
+def nearest(name: str, known: Sequence[str], count: int = 3) -> list[str]:
+    """The known dotted names most like `name`: in a section of that name or like it, then with a last part like it."""
+    section, _, leaf = name.rpartition(".")
+    parts = lambda index: {k.rpartition(".")[index] for k in known}
+    sections = difflib.get_close_matches(section, parts(0), 1, 0.7) if section else []
+    leaves = difflib.get_close_matches(leaf, parts(2), count, 0.7)
+    alike = [k for close in leaves for k in known if k.rpartition(".")[2] == close]
+    here = [k for k in alike if k.rpartition(".")[0] in sections]
+    if not alike:
+        return [k for k in known if k.rpartition(".")[0] in sections]
+    return (here or alike)[:count]
+
+
+def check_config_file(arguments: Sequence[str], flag: str = "config") -> list[str]:
+    """What is wrong with the file of `--config=FILE[:VARIANT]` among the arguments: a message, or nothing where it is there."""
+    for i, argument in enumerate(arguments):
+        if argument == "--":
+            break
+        name, equals, value = argument.lstrip("-").partition("=")
+        if name != flag or not argument.startswith("-"):
+            continue
+        if not equals:
+            value = arguments[i + 1] if i + 1 < len(arguments) else ""
+        path = Path(value.partition(":")[0])
+        if path.is_file():
+            continue
+        problem, method = f"--{flag}={value}: there is no file {path}", path.stem.removeprefix("embedded_")
+        if path.stem.startswith("embedded_") and method in methods.METHODS:
+            return [f"{problem}; methods are variants of one file now: --{flag}={path.with_name('embedded.py')}:{method}"]
+        close = difflib.get_close_matches(path.name, sorted(file.name for file in path.parent.glob("*.py")))
+        return [problem + (f"; nearest: {', '.join(str(path.with_name(file)) for file in close)}" if close else "")]
+    return []
+
+
+def check_overrides(arguments: Sequence[str], config: Any = Config, flag: str = "config") -> list[str]:
+    """What is wrong with the `--config.section.field=value` among the arguments: a message each, empty where all is well."""
+    known = field_types(config)
+    sections = {name.rsplit(".", 1)[0] for name in known if "." in name}
+    problems = []
+    for i, argument in enumerate(arguments):
+        if argument == "--":
+            break
+        text = argument.lstrip("-")
+        if text == argument:
+            continue
+        name, equals, value = text.partition("=")
+        negated = name.startswith(f"no{flag}.")
+        path = name.removeprefix("no" if negated else "").removeprefix(f"{flag}.")
+        if not name.removeprefix("no" if negated else "").startswith(f"{flag}."):
+            continue
+        if path in sections:
+            fields = ", ".join(sorted(k.rsplit(".", 1)[1] for k in known if k.startswith(path + ".")))
+            problems.append(f"--{name}: {flag}.{path} is a section; set one of its fields: {fields}")
+            continue
+        if path not in known:
+            close = nearest(path, list(known))
+            problems.append(f"--{name}: there is no {flag}.{path}" + (
+                f"; nearest: {', '.join(f'{flag}.{k}' for k in close)}" if close else
+                "; rl_speed/config/schema.py lists every field"))
+            continue
+        kind = known[path]
+        if negated or (kind is bool and not equals):
+            if negated and kind is not bool:
+                problems.append(f"--{name}: {flag}.{path} is not a switch but {_article(kind)}; write --{flag}.{path}=VALUE")
+            continue
+        if not equals:
+            value = arguments[i + 1] if i + 1 < len(arguments) else ""
+        if kind in _PARSERS:
+            try:
+                _PARSERS[kind].parse(value)
+            except (ValueError, TypeError):
+                problems.append(f"--{name}: {flag}.{path} must be {_article(kind)}, got {value!r}")
+    return problems
+
+
+def _article(kind: type) -> str:
+    return {bool: "true or false", int: "an integer", float: "a number"}.get(kind, f"a {kind.__name__}")
+
+
+def parse_flags(arguments: Sequence[str]) -> list[str]:
+    """For `app.run(main, flags_parser=parse_flags)`: exits with status 2 and what is wrong, where something is."""
+    problems = check_config_file(arguments[1:]) + check_overrides(arguments[1:])
+    if problems:
+        fail("\n".join(problems))
+    return app.parse_flags_with_usage(list(arguments))
+
+
+def fail(message: str, status: int = 2) -> NoReturn:
+    """Say what is wrong and exit. Status 2: nothing was started; 1: a run ended."""
+    print(f"error: {message}", file=sys.stderr)
+    sys.exit(status)

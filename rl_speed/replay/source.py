@@ -1,0 +1,31 @@
+"""The prefix source of RPO: where a sample starts, composed with any sampling rule."""
+
+import dataclasses
+from collections.abc import Sequence
+
+from rl_speed.data.group import Group
+from rl_speed.replay.cuts import PrefixConfig, Replay, cuts, suffix_budget
+from rl_speed.replay.cache import ReplayCache
+from rl_speed.replay.responses import CachedResponse
+
+
+@dataclasses.dataclass(frozen=True)
+class PrefixSource:
+    """One cached response per prompt, and how rollouts are cut from it.
+
+    A visit keeps the response it began with, whatever the cache holds by the time it is continued.
+    """
+
+    cache: ReplayCache
+    config: PrefixConfig
+
+    def remember(self, groups: Sequence[Group]) -> None:
+        """Let the cache have the groups of a step, with the rewards that they were trained on."""
+        for group in groups:
+            self.cache.update(group)
+
+    def replay(self, cached: CachedResponse, visit: int, first: int, count: int) -> Replay:
+        """Where samples `first` to `first + count - 1` of a visit start, and how far they may go."""
+        prefix = cuts(self.config, cached, visit, first, count)
+        # What nobody starts with need not be prefilled.
+        return Replay(cached.tokens[:int(prefix.max(initial=0))], prefix, suffix_budget(self.config, prefix, cached))

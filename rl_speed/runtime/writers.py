@@ -1,0 +1,228 @@
+"""Where the numbers of a run go: metrics.jsonl and rollouts.jsonl always, TensorBoard and Weights & Biases behind one interface.
+
+A writer never ends a run: what it cannot write is counted (`failures`) and logged. On resume a writer forgets what it was told of
+steps that are made again, so that nothing is shown twice.
+"""
+
+import logging
+import socket
+import struct
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from rl_speed.config.checks import require_package
+from rl_speed.config import Logging
+from rl_speed.runtime.metrics import PASS_RATE_EDGES, AppendedFile, JsonLines, write_atomically
+
+log = logging.getLogger(__name__)
+
+
+class Writer(Protocol):
+    """What `MetricsWriter` passes numbers and texts on to.
+
+    Attributes:
+      failures: writes that failed since the writer was made.
+    """
+
+    failures: int
+
+    def write(self, step: int, values: Mapping[str, Any]) -> None:
+        """Scalars by name, and counts by name that are a list as long as `PASS_RATE_EDGES`. Other values are passed over."""
+
+    def text(self, step: int, name: str, text: str) -> None:
+        """A text in Markdown."""
+
+    def close(self) -> None:
+        """Write what is left."""
+
+
+class TensorBoard:
+    """Event files that TensorBoard reads, in a folder of their own: one event a step, with all scalars.
+
+    The records are made by the tensorboard package, which needs no TensorFlow. Its own file writer is not used: that has a thread
+    which a full disk ends without a word, and whose queue then blocks.
+
+    Events of `next_step` and later are cut off; the file is named anew then, which is how a TensorBoard that is watching notices.
+    """
+
+    def __init__(self, folder: Path, next_step: int = 0):
+        from tensorboard.compat.proto import event_pb2, summary_pb2, tensor_pb2, types_pb2
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        self._event, self._summary, self._protos = event_pb2.Event, summary_pb2.Summary, summary_pb2
+        self._text = lambda text: tensor_pb2.TensorProto(dtype=types_pb2.DT_STRING, string_val=[text.encode("utf-8", "replace")])
+        folder.mkdir(parents=True, exist_ok=True)
+        # Each file holds the whole run so far. Of several, a crash here left the older ones; the time of making is in the name.
+        old = sorted(p for p in folder.glob("events.out.tfevents.*") if p.suffix != ".tmp")
+        kept = self._before(old[-1].read_bytes(), next_step) if old else []
+        path = folder / f"events.out.tfevents.{time.time_ns() // 1000}.{socket.gethostname()}"
+        write_atomically(path, b"".join(kept))
+        for stale in [*old, *folder.glob("*.tmp")]:
+            stale.unlink()
+        self._file = AppendedFile(path)
+        self._records = RecordWriter(self._file)
+        if not kept:
+            self._add(self._event(wall_time=time.time(), file_version="brain.Event:2"))
+
+    @property
+    def failures(self) -> int:
+        """Writes that failed since this object was made."""
+        return self._file.failures
+
+    def write(self, step: int, values: Mapping[str, Any]) -> None:
+        found = [self._summary.Value(tag=name, simple_value=x) for name, x in values.items() if isinstance(x, (int, float))]
+        found += [self._summary.Value(tag=name, histo=self._histogram(counts)) for name, counts in values.items()
+                  if _is_histogram(counts)]
+        self._add(self._event(wall_time=time.time(), step=step, summary=self._summary(value=found)))
+
+    def text(self, step: int, name: str, text: str) -> None:
+        metadata = self._protos.SummaryMetadata(plugin_data=self._protos.SummaryMetadata.PluginData(plugin_name="text"))
+        value = self._summary.Value(tag=name, metadata=metadata, tensor=self._text(text))
+        self._add(self._event(wall_time=time.time(), step=step, summary=self._summary(value=[value])))
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _histogram(self, counts: Sequence[int]) -> Any:
+        middles = [0.0, *(k / 10 + 0.05 for k in range(10)), 1.0]
+        return self._protos.HistogramProto(
+            min=0.0, max=1.0, num=sum(counts), sum=sum(n * x for n, x in zip(counts, middles)),
+            sum_squares=sum(n * x * x for n, x in zip(counts, middles)), bucket_limit=PASS_RATE_EDGES, bucket=counts)
+
+    def _add(self, event: Any) -> None:
+        self._records.write(event.SerializeToString())
+
+    def _before(self, content: bytes, next_step: int) -> list[bytes]:
+        """The records of earlier steps, as far as the file can be read."""
+        kept = []
+        for data, record in _records(content):
+            try:
+                event = self._event.FromString(data)
+            except Exception as error:  # noqa: BLE001 (protobuf's own type differs by implementation)
+                log.warning("a damaged TensorBoard event, and what follows, is left out (%s)", error)
+                break
+            if event.step < next_step or event.HasField("file_version"):
+                kept.append(record)
+        return kept
+
+
+def _records(content: bytes) -> list[tuple[bytes, bytes]]:
+    """(event, its whole record) of each record in an event file; what a crash cut short or left as zeros is left out."""
+    found, at = [], 0
+    while at + 12 <= len(content):
+        end = at + 16 + struct.unpack_from("<Q", content, at)[0]
+        if end > len(content) or end == at + 16:
+            break
+        found.append((content[at + 12:end - 4], content[at:end]))
+        at = end
+    return found
+
+
+def _is_histogram(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == len(PASS_RATE_EDGES)
+
+
+class WandB:
+    """Weights & Biases. A resumed run goes on under its id, which is kept in the workdir.
+
+    Steps that are made again are passed over by W&B, whose steps only grow: they had the same values. Online, offline
+    (WANDB_MODE=offline) and disabled modes are W&B's own.
+
+    Raises ValueError where the package is missing or no run can be begun, with what W&B said.
+    """
+
+    def __init__(self, project: str, workdir: Path, config: Mapping[str, Any]):
+        require_package("wandb", "config.logging.wandb is set")
+        import wandb
+
+        self._wandb, self.failures = wandb, 0
+        path = workdir / "wandb_run_id"
+        if not path.exists():
+            write_atomically(path, uuid.uuid4().hex[:12])
+        try:
+            self._run = wandb.init(project=project, id=path.read_text().strip(), resume="allow", name=workdir.name,
+                                   dir=str(workdir), config=dict(config))
+        except Exception as error:
+            raise ValueError(f"config.logging.wandb={project!r}: no run could be begun ({type(error).__name__}: {error}). "
+                             "`wandb login`, or WANDB_MODE=offline to upload later with `wandb sync`") from error
+
+    def write(self, step: int, values: Mapping[str, Any]) -> None:
+        point = {name: x for name, x in values.items() if isinstance(x, (int, float))}
+        for name, counts in values.items():
+            if _is_histogram(counts):
+                point[name] = self._wandb.Histogram(np_histogram=(counts, [-0.1, *PASS_RATE_EDGES]))
+        self._log(step, point)
+
+    def text(self, step: int, name: str, text: str) -> None:
+        self._log(step, {name: self._wandb.Table(columns=["step", "text"], data=[[step, text]])})
+
+    def _log(self, step: int, values: Mapping[str, Any]) -> None:
+        try:
+            self._run.log(values, step=step)
+        except Exception as error:  # W&B has errors of many kinds, and none is worth a run
+            self.failures += 1
+            log.error("W&B did not take step %d (%s: %s)", step, type(error).__name__, error)
+
+    def close(self) -> None:
+        try:
+            self._run.finish()
+        except Exception as error:
+            self.failures += 1
+            log.error("W&B did not finish (%s: %s); `wandb sync` can upload the run from the workdir", type(error).__name__, error)
+
+
+class MetricsWriter:
+    """The files of a run and the writers that are asked for.
+
+    Args:
+      workdir: metrics.jsonl, rollouts.jsonl and tensorboard/ are there. logging: which writers. config: what W&B shows as settings.
+      next_step: what was written of it and of later steps is of no more use.
+    """
+
+    def __init__(self, workdir: Path, logging: Logging, config: Mapping[str, Any], next_step: int = 0):
+        self._metrics = JsonLines(workdir / "metrics.jsonl", next_step)
+        self._rollouts = JsonLines(workdir / "rollouts.jsonl", next_step)
+        self._text_every = logging.text_every
+        self._writers: list[Writer] = []
+        if logging.tensorboard:
+            self._writers.append(TensorBoard(workdir / "tensorboard", next_step))
+        if logging.wandb:
+            self._writers.append(WandB(logging.wandb, workdir, config))
+
+    @property
+    def failures(self) -> int:
+        """Writes that failed since this object was made, of all files and writers."""
+        return sum(writer.failures for writer in (self._metrics, self._rollouts, *self._writers))
+
+    def write(self, step: int, values: Mapping[str, Any]) -> None:
+        """A step's record."""
+        self._metrics.write(step, values)
+        self.show(step, values)
+
+    def show(self, step: int, values: Mapping[str, Any]) -> None:
+        """To the writers alone: numbers that have another file (evaluations.jsonl)."""
+        for writer in self._writers:
+            writer.write(step, values)
+
+    def rollouts(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
+        """Decoded samples of a step, with "question", "response" and "answer"; every `text_every` steps to the writers, too."""
+        for place, sample in enumerate(samples):
+            self._rollouts.write(step, sample)
+            if self._text_every and step % self._text_every == 0:
+                for writer in self._writers:
+                    writer.text(step, f"rollouts/{place}", _as_markdown(sample))
+
+    def close(self) -> None:
+        for writer in (self._metrics, self._rollouts, *self._writers):
+            writer.close()
+
+
+def _as_markdown(sample: Mapping[str, Any]) -> str:
+    """Indented text is shown as it stands."""
+    indented = lambda text: "\n".join("    " + line for line in text.splitlines()) or "    "
+    facts = {name: value for name, value in sample.items() if name not in ("question", "response", "answer")}
+    parts = [f"**{name}**\n\n{indented(str(sample[name]))}" for name in ("question", "response", "answer") if name in sample]
+    return "\n\n".join([*parts, ", ".join(f"{name} {value}" for name, value in facts.items())])

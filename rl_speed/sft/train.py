@@ -1,0 +1,330 @@
+"""Supervised fine-tuning: the cold start before RL. The loss is on the solution, its end token included, only."""
+
+import dataclasses
+import json
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import Mesh
+
+from rl_speed.mesh import batch_sharding
+from rl_speed.policy import ModelConfig, hidden_states, token_logprobs
+from rl_speed.runtime.checkpoint import Checkpointer
+from rl_speed.runtime.metrics import JsonLines, read_lines, read_object, write_atomically
+from rl_speed.update.optimizer import OptimizerConfig, learning_rate_schedule, make_optimizer
+from rl_speed.runtime.progress import progress_bar
+from rl_speed.sft.data import SFTBatch
+from rl_speed.runtime.signals import Stopped, StopRequest, stop_on_signals
+from rl_speed.update.state import TrainState, state_shardings
+from rl_speed.runtime.writers import TensorBoard
+
+Array = jax.Array
+log = logging.getLogger(__name__)
+
+
+def loss_sum(params: Any, batch: SFTBatch, model: ModelConfig, head_chunk: int | None = None) -> Array:
+    """Sum of -log p over the tokens to learn, in nats, f32 scalar. `head_chunk`: of `token_logprobs`."""
+    if batch.segments is None:
+        hidden_BxTxD = hidden_states(params, batch.tokens[:, :-1], model)
+        logprobs_BxT, _ = token_logprobs(params, hidden_BxTxD, batch.tokens[:, 1:], model, chunk=head_chunk)
+        return -jnp.sum(jnp.where(batch.mask[:, 1:], logprobs_BxT, 0.0))
+    # All T positions are fed, and targets move instead: cuDNN's backward pass with a mask needs an even length. What packing costs
+    # is the mask of segments: bool[B, 1, T, T], and twice that again where cuDNN reads it as a bfloat16 bias (at T = 16,384, 0.25
+    # and 0.5 GiB a row). Attention to other segments is computed, then masked, in T^2 time a row. jax.nn offers cuDNN sequence
+    # lengths, not segments. Hence, on accelerators, rows of moderate length, and few in a micro-batch.
+    hidden_BxTxD = hidden_states(params, batch.tokens, model, batch.segments)
+    logprobs_BxT, _ = token_logprobs(params, hidden_BxTxD, jnp.roll(batch.tokens, -1, axis=1), model, chunk=head_chunk)
+    # No segment begins with a token to learn (prompts are not empty), so that none is predicted from another example, and the token
+    # rolled in at the end is not learned either.
+    return -jnp.sum(jnp.where(jnp.roll(batch.mask, -1, axis=1), logprobs_BxT, 0.0))
+
+
+def count_tokens(batch: SFTBatch) -> Array:
+    """Tokens to learn, i32 scalar; the first of a row has nothing before it to be predicted from."""
+    return jnp.sum(batch.mask[:, 1:])
+
+
+def make_update(model: ModelConfig, optimizer: optax.GradientTransformation, micro_batches: int = 1, head_chunk: int | None = None,
+                shardings: TrainState | None = None) -> Callable[[Any, Any, SFTBatch], tuple[Any, Any, dict[str, Array]]]:
+    """A jitted (params, opt_state, batch) -> (params, opt_state, metrics); the first two are donated.
+
+    Args:
+      shardings: where params and opt_state stay (`state_shardings`); None leaves it to the compiler.
+      micro_batches: pieces of equal size whose gradients are added up before the update; row r belongs to piece r modulo their
+        number. The loss is the mean over the tokens of the whole batch, so it does not depend on their number, nor on how examples
+        are packed. A piece without a token to learn is not computed.
+    """
+    def update(params, opt_state, batch):
+        tokens = jnp.maximum(count_tokens(batch), 1)
+
+        def add(total, piece):
+            loss, gradients = jax.value_and_grad(loss_sum)(params, piece, model, head_chunk)
+            return jax.tree.map(jnp.add, total, (loss, gradients))
+
+        def add_piece(total, piece):
+            if micro_batches == 1:
+                return add(total, piece), None
+            return jax.lax.cond(jnp.any(piece.mask), add, lambda total, _: total, total, piece), None
+
+        rows = batch.tokens.shape[0]
+        if rows % micro_batches:
+            raise ValueError(f"a batch of {rows} rows cannot be split into {micro_batches} micro-batches of equal size")
+        # Row r goes to piece r % micro_batches, so that each piece stays spread over the devices as the batch is.
+        pieces = jax.tree.map(lambda x: x.reshape(rows // micro_batches, micro_batches, *x.shape[1:]).swapaxes(0, 1), batch)
+        zero = (jnp.float32(0), jax.tree.map(jnp.zeros_like, params))
+        (loss, gradients), _ = jax.lax.scan(add_piece, zero, pieces)
+        gradients = jax.tree.map(lambda g: g / tokens, gradients)
+        updates, opt_state = optimizer.update(gradients, opt_state, params)
+        metrics = {"loss": loss / tokens, "grad_norm": optax.tree.norm(gradients), "tokens": tokens}
+        return optax.apply_updates(params, updates), opt_state, metrics
+
+    where = None if shardings is None else (shardings.params, shardings.opt_state, None)
+    return jax.jit(update, donate_argnums=(0, 1), out_shardings=where)
+
+
+def make_evaluate(model: ModelConfig, mesh: Mesh, head_chunk: int | None = None) -> Callable[..., float | None]:
+    """(params, batches, stop=never) -> mean -log p per token to learn, in nats, over all batches together; None where `stop`, which
+    is asked before each batch, ended it."""
+    piece = jax.jit(lambda params, batch: (loss_sum(params, batch, model, head_chunk), count_tokens(batch)))
+
+    def evaluate(params, batches, stop=lambda: False):
+        sums = []
+        for batch in batches:
+            if stop():
+                return None
+            sums.append(piece(params, jax.device_put(batch, batch_sharding(mesh))))
+            if len(sums) > 1:  # one ahead, not all of them: those that are dispatched cannot be stopped
+                jax.block_until_ready(sums[-2])
+        return float(sum(loss for loss, _ in sums)) / max(int(sum(count for _, count in sums)), 1)
+
+    return evaluate
+
+
+@dataclasses.dataclass(frozen=True)
+class SFTData:
+    """What is trained and evaluated on.
+
+    Attributes:
+      batch: step (from 0) -> (the batch, host arrays of one shape for all steps; numbers to log with it). A pure function: that is
+        what makes a resumed run see what it would have seen.
+      held_out: batches, likewise of one shape.
+      answers: (parameters, stop) -> metrics of sampled answers, None where `stop`, asked between generation calls, ended it; or
+        None.
+    """
+
+    batch: Callable[[int], tuple[SFTBatch, dict[str, float]]]
+    held_out: Sequence[SFTBatch] = ()
+    answers: Callable[[Any, Callable[[], bool]], dict[str, float] | None] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class SFTConfig:
+    """Settings of a supervised run.
+
+    Attributes:
+      steps: updates.
+      micro_batches: gradient pieces per update.
+      eval_every: updates between evaluations; 0 evaluates only before the first update and after the last.
+      checkpoint_every: updates between checkpoints; 0 saves only at the end, or when the run is asked to stop.
+      head_chunk: tokens whose logits are held at a time; 0 is the head's own default.
+      progress: whether to show a bar. tensorboard: whether to write the metrics for TensorBoard, too.
+    """
+
+    steps: int
+    micro_batches: int = 1
+    eval_every: int = 0
+    checkpoint_every: int = 0
+    head_chunk: int = 0
+    progress: bool = False
+    tensorboard: bool = True
+
+
+class SFTTrainer:
+    """A supervised run: `SFTTrainer(...).run()`.
+
+    With a workdir it writes metrics.jsonl, tensorboard/ and checkpoints/ there, goes on from the newest checkpoint, and saves when
+    SIGTERM or SIGINT asks it to stop. Metrics of a resumed run are those of an uninterrupted one, bit for bit, save "time/".
+
+    Args:
+      params: put on the mesh where they are not; then they are donated: do not use them afterwards.
+      settings: what the workdir belongs to, JSON values, written to config.json.
+      fixed: the names of settings that must be as they were for a run to be gone on with.
+
+    Attributes:
+      params: as they are now. step: updates made. last: the newest value of each metric.
+
+    Raises (constructor): ValueError where the workdir holds a run with other settings; CheckpointError where its checkpoints
+    cannot be continued; OSError where it cannot be written.
+    """
+
+    def __init__(self, params: Any, model: ModelConfig, optimizer: OptimizerConfig, data: SFTData, config: SFTConfig, mesh: Mesh,
+                 workdir: str | Path | None = None, settings: Mapping[str, Any] | None = None, fixed: Sequence[str] = ()):
+        self._data, self._config, self._mesh = data, config, mesh
+        transformation = make_optimizer(optimizer, params)
+        shardings = state_shardings(model, transformation, mesh)
+        self.params = jax.device_put(params, shardings.params)
+        self._opt_state = jax.jit(transformation.init, out_shardings=shardings.opt_state)(self.params)
+        self._rate = jax.jit(learning_rate_schedule(optimizer))
+        chunk = config.head_chunk or None
+        self._update = make_update(model, transformation, config.micro_batches, chunk, shardings)
+        self._evaluate = make_evaluate(model, mesh, chunk)
+        self.step, self.last = 0, {}
+        self._untold: dict[str, float] = {}  # of the last update, whose evaluation was stopped
+        self.workdir = None if workdir is None else Path(workdir)
+        self._metrics = self._board = self._checkpoints = None
+        if self.workdir is not None:
+            self._open(dict(settings or {}), fixed)
+
+    def _open(self, settings: dict[str, Any], fixed: Sequence[str]) -> None:
+        self.workdir.mkdir(parents=True, exist_ok=True)
+        path = self.workdir / "config.json"
+        before = settings
+        if path.exists():
+            before = read_object(path, "restore it, or give another --workdir")
+        # A run from before there were these.
+        before = {"question_field": "", "eval_question_field": "", **before}
+        # What is in the file has been through JSON.
+        now = json.loads(json.dumps(settings))
+        if other := [name for name in fixed if before.get(name) != now.get(name)]:
+            name = other[0]
+            raise ValueError(f"{self.workdir} holds a run with {name} = {before.get(name)!r}, not {now.get(name)!r}: give the "
+                             "settings of that run to go on with it, or another --workdir")
+        self._checkpoints = Checkpointer(self.workdir / "checkpoints", keep=2)
+        found = self._checkpoints.restore_newest({"params": self.params, "opt_state": self._opt_state})
+        if found is not None:
+            self.step, state, host = found
+            self._untold = json.loads(host.get("untold", "{}"))
+            self.params, self._opt_state = state["params"], state["opt_state"]
+            log.warning("resumed %s after step %d", self.workdir, self.step)
+        write_atomically(path, json.dumps(settings, indent=2) + "\n")
+        # Without a checkpoint all is made again, the evaluation before the first update included.
+        next_step = self.step + 1 if found is not None and not self._untold else self.step
+        self._metrics = JsonLines(self.workdir / "metrics.jsonl", next_step)
+        if self._config.tensorboard:
+            self._board = TensorBoard(self.workdir / "tensorboard", next_step)
+        for record in read_lines(self.workdir / "metrics.jsonl"):
+            self.last.update(record)
+
+    def save(self) -> None:
+        """Checkpoint the run as it is, where there is a workdir."""
+        if self._checkpoints is not None:
+            self._checkpoints.save(self.step, {"params": self.params, "opt_state": self._opt_state},
+                                   {"step": self.step, "untold": json.dumps(self._untold)})
+
+    def run(self, report: Callable[[dict[str, float]], None] | None = None) -> Any:
+        """Make the remaining updates; returns the new parameters.
+
+        Args:
+          report: called once an update with {"step", "loss" (nats per token to learn), "grad_norm", "tokens" (to learn),
+            "learning_rate", what the data say, "time/step" (seconds), "time/tokens_per_s"} and, after an evaluation, "eval/loss";
+            at step 0 with that alone.
+
+        Raises:
+          FloatingPointError: the loss is not finite (a learning rate too high, or broken weights). The last checkpoint stays.
+          Stopped: SIGTERM or SIGINT came; the update under way was finished and saved. An evaluation that it came into is made
+            anew when the run goes on, with the same numbers. (Without a workdir signals act as ever.)
+        """
+        try:
+            with progress_bar(self._config.steps, "sft", self.step, self._config.progress) as bar:
+                def tell(record):
+                    self._log(record, bar)
+                    if report is not None:
+                        report(record)
+
+                if self.workdir is None:
+                    self._train(StopRequest(), tell)
+                else:
+                    with stop_on_signals() as stop:
+                        self._train(stop, tell)
+        finally:
+            if self.workdir is not None:
+                self._checkpoints.close()
+                self._metrics.close()
+                if self._board is not None:
+                    self._board.close()
+        return self.params
+
+    def _train(self, stop: StopRequest, tell: Callable[[dict[str, float]], None]) -> None:
+        c, asked = self._config, lambda: bool(stop)
+        if self._untold or (self.step == 0 and (self._data.held_out or self._data.answers)):
+            found = self.evaluate(asked)
+            if found is None:
+                raise Stopped(stop.received, self.step, self.workdir)
+            record, self._untold = {"step": self.step, **self._untold, **found}, {}
+            tell(record)
+            if record["step"] == c.steps:
+                self.save()
+        begin, batch = time.perf_counter(), self._next_batch()
+        while self.step < c.steps and not stop:
+            (placed, counts), rate = batch, float(self._rate(self.step))
+            self.params, self._opt_state, metrics = self._update(self.params, self._opt_state, placed)
+            self.step += 1
+            batch = self._next_batch()  # while the devices work
+            metrics = {name: float(value) for name, value in metrics.items()}
+            self._require_finite(metrics)
+            now = time.perf_counter()
+            record = {"step": self.step, **metrics, "learning_rate": rate, **counts, "time/step": now - begin,
+                      "time/tokens_per_s": counts.get("input_tokens", metrics["tokens"]) / (now - begin)}
+            done = self.step == c.steps
+            if done or (c.eval_every and self.step % c.eval_every == 0):
+                if (found := self.evaluate(asked)) is None:
+                    self._untold = record
+                    self.save()
+                    break
+                record |= found
+            tell(record)
+            if done or stop or (c.checkpoint_every and self.step % c.checkpoint_every == 0):
+                self.save()
+            begin = time.perf_counter()  # evaluation and checkpoints are on nobody's clock
+        if stop and (self._untold or self.step < c.steps):
+            raise Stopped(stop.received, self.step, self.workdir)
+
+    def _next_batch(self) -> tuple[SFTBatch, dict[str, float]] | None:
+        if self.step >= self._config.steps:
+            return None
+        batch, counts = self._data.batch(self.step)
+        return jax.device_put(batch, batch_sharding(self._mesh)), counts
+
+    def _require_finite(self, metrics: dict[str, float]) -> None:
+        if not np.isfinite(metrics["loss"] + metrics["grad_norm"]):
+            kept = None
+            if self._checkpoints is not None:
+                self._checkpoints.wait()
+                kept = self._checkpoints.latest()
+            raise FloatingPointError(f"SFT step {self.step}: loss {metrics['loss']}, gradient norm {metrics['grad_norm']}; lower "
+                                     "the learning rate or check the starting weights; "
+                                     + ("nothing was saved" if kept is None else f"the newest checkpoint is that of step {kept}"))
+
+    def evaluate(self, stop: Callable[[], bool] = lambda: False) -> dict[str, float] | None:
+        """Of the policy as it is: {"eval/loss": nats per token to learn} and what sampled answers say. None where `stop` ended
+        it."""
+        found: dict[str, float] = {}
+        if self._data.held_out:
+            if (loss := self._evaluate(self.params, self._data.held_out, stop)) is None:
+                return None
+            found["eval/loss"] = loss
+        if self._data.answers is not None:
+            if (answers := self._data.answers(self.params, stop)) is None:
+                return None
+            found |= answers
+        return found
+
+    def _log(self, record: dict[str, float], bar: Any) -> None:
+        self.last.update(record)
+        if self._metrics is not None:
+            self._metrics.write(record["step"], record)
+        if self._board is not None:
+            self._board.write(record["step"], record)
+        if record["step"]:
+            bar.update()
+        shown = {"loss": "loss {:.3f}", "eval/loss": "held out {:.3f}", "eval/accuracy": "right {:.3f}",
+                 "time/tokens_per_s": "{:,.0f} tok/s"}
+        bar.set_postfix_str("  ".join(form.format(self.last[name]) for name, form in shown.items() if name in self.last),
+                            refresh=False)

@@ -1,9 +1,0 @@
-"""What each sampling rule would cost on known pass rates, before any policy runs: pass rates in, tables and pictures out."""
-
-from rl_speed.simulation.difficulty import (PassRates, load_epochs, load_pass_rate_table, load_pass_rates, mixture,
-                                            moving_average)
-from rl_speed.simulation.orders import Memory, survey_orders
-from rl_speed.simulation.simulate import Draws, draw, epochs, exact, fill, measure, standard_rules, survey
-
-__all__ = ["Draws", "Memory", "PassRates", "draw", "epochs", "exact", "fill", "load_epochs", "load_pass_rate_table",
-           "load_pass_rates", "measure", "mixture", "moving_average", "standard_rules", "survey", "survey_orders"]

@@ -1,0 +1,94 @@
+"""Which samples of complete groups are trained on, and advantages where whole pools say them (Reinforce-Ada).
+
+A sampling rule may draw more than is trained on: `Sequential` fills a pool of up to m x rounds samples for each prompt, of which
+`n` are kept, both classes as evenly as they come. What the kept ones are worth is said by the statistics of the whole pool.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+from rl_speed import objectives
+from rl_speed.data.group import Group
+
+Array = jax.Array
+
+# Folded into the run's key for lots; no visit, which is what the sampler folds in, is as large.
+LOTS = 2**31 - 1
+
+
+@dataclasses.dataclass(frozen=True)
+class PoolConfig:
+    """Static settings; see `objectives.pool` for the meaning of each.
+
+    Attributes:
+      keep: samples of a group that are trained on at most; 0: all.
+      advantages: whether advantages are those of the pool; otherwise they are computed from the kept samples like any batch's.
+      normalise: divide by the pool's std. weight_from: "pool" (its share of correct samples) or "estimate" (from before the visit).
+      singleton: what a pool of one sample gets: "zero", or r - "estimate".
+    """
+
+    keep: int = 0
+    order: str = "first"
+    advantages: bool = False
+    normalise: bool = False
+    weight: str = "none"
+    alpha: float | None = None
+    cap: float | None = None
+    weight_from: str = "pool"
+    singleton: str = "zero"
+    downsample_correction: str = "none"
+
+
+def choose(config: PoolConfig, rewards: Array, correct: Array, group_ids: Array, index: Array, visits: Array,
+           estimates: Array | None, key: Array) -> tuple[Array, Array | None]:
+    """(kept bool[R], advantages f32[R] of the kept rows, 0 elsewhere, or None where the pool does not say them). Jittable.
+
+    Args:
+      rewards f[R], correct bool[R], group_ids i32[R] with -1 for padding, index i32[R]: each sample's index in its group.
+      visits: i32[G], which key the lots of a random order. estimates: f32[G], pass rates before the visit, or None.
+      key: the run's typed root key.
+    """
+    groups = visits.shape[0]
+    kept = (group_ids >= 0) & (group_ids < groups)
+    if config.keep:
+        lots = jax.random.fold_in(key, LOTS) if config.order == "random" else None
+        kept = objectives.balanced_downsample(correct, group_ids, groups, config.keep, order=config.order, index=index, key=lots,
+                                              names=visits)
+    if not config.advantages:
+        return kept, None
+    return kept, objectives.pool_advantages(
+        rewards, correct, group_ids, groups, kept, normalise=config.normalise, weight=config.weight, alpha=config.alpha,
+        cap=config.cap, downsample_correction=config.downsample_correction,
+        p_hat=estimates if config.weight_from == "estimate" else None,
+        singleton_baseline=estimates if config.singleton == "estimate" else None)
+
+
+class PoolSelector:
+    """`choose` on host groups, at one shape, so that it compiles once.
+
+    Args:
+      groups, per_group: the most that come at once. key: the run's typed root key.
+    """
+
+    def __init__(self, config: PoolConfig, groups: int, per_group: int, key: Array):
+        self._groups, self._rows, self._key = groups, groups * per_group, key
+        self._choose = jax.jit(lambda *arrays: choose(config, *arrays))
+
+    def __call__(self, groups: Sequence[Group]) -> tuple[list[Group], np.ndarray | None]:
+        """The groups with their kept samples only, and these samples' advantages f32[R], group after group, or None."""
+        sizes = [len(g) for g in groups]
+        column = lambda name, dtype: np.pad(np.concatenate([getattr(g, name) for g in groups]).astype(dtype),
+                                            (0, self._rows - sum(sizes)))
+        ids = np.full(self._rows, -1, np.int32)
+        ids[:sum(sizes)] = np.repeat(np.arange(len(groups)), sizes)
+        per_group = lambda values, dtype: np.pad(np.asarray(values, dtype), (0, self._groups - len(groups)), constant_values=1)
+        visits, estimates = [g.prompt.visit for g in groups], [g.estimates[0] for g in groups]
+        kept, advantages = jax.device_get(self._choose(
+            column("rewards", np.float32), column("correct", bool), ids, column("sample_index", np.int32),
+            per_group(visits, np.int32), per_group(estimates, np.float32), self._key))
+        ends = np.cumsum(sizes)
+        chosen = [g.take(np.flatnonzero(kept[end - size:end])) for g, size, end in zip(groups, sizes, ends)]
+        return chosen, None if advantages is None else advantages[kept]

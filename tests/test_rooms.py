@@ -1,0 +1,72 @@
+"""Rooms import only those before them in the order of the data, and no modules import each other in a circle."""
+
+import ast
+
+import pytest
+
+# As WORKSPACE.md has them. `rl_speed.memory` is a thin module of names that lie in two of them.
+ORDER = ["theory", "objectives", "sampling", "rewards", "data", "policy", "config", "replay", "rollout", "update", "runtime", "training",
+         "sft", "evaluation", "serving", "studies"]
+LOOSE = {"latex", "mesh", "named"}  # of nothing of ours; for everyone
+
+
+@pytest.fixture(scope="module")
+def imports(repo):
+    """{module: modules of ours that it imports, inside functions too}, dotted, without "rl_speed."."""
+    root, sources = repo / "rl_speed", {}
+    for path in root.rglob("*.py"):
+        parts = path.relative_to(root).with_suffix("").parts
+        sources[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = ast.parse(path.read_text(encoding="utf-8"))
+
+    def known(name):
+        while name and name not in sources:
+            name = name.rpartition(".")[0]
+        return name
+
+    found = {}
+    for module, tree in sources.items():
+        names = set()
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "rl_speed":
+                base = node.module.removeprefix("rl_speed").removeprefix(".")
+                names |= {known(f"{base}.{alias.name}".strip(".")) for alias in node.names}
+            elif isinstance(node, ast.Import):
+                names |= {known(a.name.removeprefix("rl_speed.")) for a in node.names if a.name.startswith("rl_speed.")}
+        found[module] = names - {module, ""}
+    return found
+
+
+def room(module):
+    return module.split(".")[0]
+
+
+def test_every_module_has_a_room(imports):
+    assert {room(m) for m in imports} - {""} == {*ORDER, *LOOSE, "memory"}
+    assert len(imports) > 120 and "sampling.rules" in imports["config.schema"]  # the reading is real
+
+
+def test_no_import_against_the_order(imports):
+    place = {name: i for i, name in enumerate(ORDER)}
+    against = {(module, other) for module, others in imports.items() for other in others
+               if room(module) in place and room(other) in place and place[room(other)] > place[room(module)]}
+    assert not against
+    assert not {(m, other) for m in LOOSE for other in imports[m] if room(other) not in LOOSE}
+    assert not {m for m, others in imports.items() if "memory" in others}
+
+
+def test_no_circle(imports):
+    done, under_way = set(), []
+
+    def visit(module):
+        if module in under_way:
+            pytest.fail(f"a circle: {' -> '.join([*under_way[under_way.index(module):], module])}")
+        if module not in done:
+            under_way.append(module)
+            for other in sorted(imports[module]):
+                if not module.startswith(other + "."):  # a module of a package imports the package itself first
+                    visit(other)
+            under_way.pop()
+            done.add(module)
+
+    for module in sorted(imports):
+        visit(module)
