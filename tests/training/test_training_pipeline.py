@@ -302,7 +302,7 @@ def test_a_real_run_repeats_and_resumes_with_a_pending_call(tmp_path):
     again.run()
     Trainer(ahead(3), tmp_path / "parts").run()
     parts = Trainer(ahead(6), tmp_path / "parts")
-    assert parts.step == 3 and len(parts.driver._pending) == 1
+    assert parts.step == 3 and len(parts.rl_step.driver._pending) == 1
     parts.run()
     lines = untimed(tmp_path / "whole")
     for other, name in ((again, "again"), (parts, "parts")):

@@ -144,13 +144,13 @@ def test_visit_keeps_the_response_it_began_with():
     score = lambda prompts, d: (np.arange(len(prompts)) % 2 == 0, np.arange(len(prompts)) % 2 == 0)
     driver = HostDriver(Speed(2, 4), PromptStream([prompt]), generator, score, SamplingBuffer(4),
                         Driver(groups=1, screen_prompts=1, buffer_groups=4, prefetch=False), prefixes=source)
-    seen = driver._replay
+    seen = driver.screening.replay
 
-    def swap(flight):
+    def swap(*of):
         cache.put("a", response(8, 8, 8, 8, 8, 8))
-        return seen(flight)
+        return seen(*of)
 
-    driver._replay = swap
+    driver.screening.replay = swap
     (group,), _ = driver.next_groups(None, 0)
     assert len(group) == 6 and len(set(group.prefix.tolist())) > 1
     assert all((group.tokens[i, :group.prefix[i]] == 7).all() for i in range(6))

@@ -24,6 +24,10 @@ CONFIG = UpdateConfig(groups=4, micro_batch=16, temperature=0.8)
 WIDTH = 14
 
 
+def with_objective(config=CONFIG, **fields):
+    return dataclasses.replace(config, objective=dataclasses.replace(config.objective, **fields))
+
+
 def make_groups(seed=0, groups=4, samples=4):
     rng = np.random.default_rng(seed)
     made = []
@@ -83,10 +87,11 @@ def test_gradient_is_that_of_the_formula(params):
 
 
 @pytest.mark.parametrize("change", [
-    {"micro_batch": 4, "loss": "ppo", "advantage": "grpo", "aggregation": "seq_mean_token_mean"},
+    {"loss": "ppo", "advantage": "grpo", "aggregation": "seq_mean_token_mean"}, {"loss": "gspo", "advantage": "grpo"},
     *(pytest.param({"micro_batch": rows}, marks=pytest.mark.slow) for rows in (4, 8))], ids=str)
 def test_micro_batches_change_nothing(params, change):
-    pieces = dataclasses.replace(CONFIG, **change)
+    pieces = dataclasses.replace(with_objective(**{k: v for k, v in change.items() if k != "micro_batch"}),
+                                 micro_batch=change.get("micro_batch", 4))
     a, metrics = grads_of(params, make_groups(), dataclasses.replace(pieces, micro_batch=16))
     b, more = grads_of(params, make_groups(), pieces)
     assert_close(a, b)
@@ -108,7 +113,7 @@ def test_padding_rows_change_nothing(params):
     assert_close(compiled_gradients(params, exact, advantages, config)[0], b)
     # A constant divisor is one for each row that holds a sample: the same gradient, scaled.
     scale = 8.0 * 12 / sum(int(g.lengths.sum()) for g in groups)
-    c = grads_of(params, groups, dataclasses.replace(CONFIG, aggregation="token_sum_constant", aggregation_constant=8.0))[0]
+    c = grads_of(params, groups, with_objective(aggregation="token_sum_constant", aggregation_constant=8.0))[0]
     assert_close(b, jax.tree.map(lambda x: scale * x, c))
 
 
@@ -124,7 +129,7 @@ def test_scores_are_the_tempered_log_probs_of_each_row(params):
 def test_kl_in_the_reward_is_taken_off_before_the_baseline():
     batch = build_batch(make_groups(), 16, WIDTH)
     gap = np.random.default_rng(1).normal(size=batch.mask.shape).astype(np.float32)
-    got = make_advantages(make_mesh(), dataclasses.replace(CONFIG, kl_coef=0.3))(batch, gap)
+    got = make_advantages(make_mesh(), with_objective(kl_coef=0.3))(batch, gap)
     shaped = (batch.rewards - 0.3 * np.where(batch.mask, gap, 0).sum(axis=1)).reshape(4, 4)
     np.testing.assert_allclose(got.reshape(4, 4), (shaped - shaped.mean(axis=1, keepdims=True)) * 4 / 3, atol=1e-5)
 
