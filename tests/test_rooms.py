@@ -1,12 +1,15 @@
 """Rooms import only those before them in the order of the data, and no modules import each other in a circle."""
 
 import ast
+import re
 
 import pytest
 
 # As WORKSPACE.md has them. `rl_speed.memory` is a thin module of names that lie in two of them.
 ORDER = ["theory", "objectives", "sampling", "rewards", "data", "policy", "config", "replay", "rollout", "update", "runtime", "training",
          "sft", "evaluation", "serving", "studies"]
+# Files that documents have the reader write.
+EXAMPLES = {"my_losses.py", "my_advantages.py", "my_rewards.py", "configs/FILE.py", "rl_speed/compat.py"}
 LOOSE = {"latex", "mesh", "named"}  # of nothing of ours; for everyone
 
 
@@ -70,3 +73,18 @@ def test_no_circle(imports):
 
     for module in sorted(imports):
         visit(module)
+
+
+def test_every_room_has_a_page_and_pages_name_files_that_exist(repo):
+    pages = [repo / "README.md", repo / "WORKSPACE.md", repo / "tests/README.md", *(repo / "rl_speed" / name / "README.md" for name in ORDER)]
+    gone, seen = [], 0
+    for page in pages:
+        for name in re.findall(r"(?<![\w/.])[\w/]+\.(?:py|sh|md)\b", page.read_text(encoding="utf-8")):
+            if name in EXAMPLES:
+                continue
+            places = [page.parent, repo, repo / "rl_speed", repo / "tests"] if "/" in name else [page.parent]
+            found = any((place / name).exists() for place in places) or ("/" not in name and (
+                list((repo / "tests").rglob(name)) or list((repo / "rl_speed").rglob(name)) or list((repo / "experiments").glob(name))))
+            seen += 1
+            gone += [] if found else [f"{page.relative_to(repo)}: {name}"]
+    assert not gone and seen > 100

@@ -1,4 +1,4 @@
-"""WORKSPACE.md's "How to add: a rule", followed literally: the block is taken from there, and the rule runs in both drivers."""
+"""rl_speed/sampling/README.md, "How to add: a rule", followed literally: the block is taken from there, and the rule runs in both drivers."""
 
 import re
 import sys
@@ -27,11 +27,11 @@ pytestmark = pytest.mark.usefixtures("quick_compiles")
 @pytest.fixture(scope="module")
 def rule_class(repo):
     """What the block defines; the two tables are put back afterwards."""
-    text = (repo / "WORKSPACE.md").read_text(encoding="utf-8")
-    block, = re.findall(r"### How to add: a rule\n.*?```python\n(.*?)```", text, re.S)
+    text = (repo / "rl_speed/sampling/README.md").read_text(encoding="utf-8")
+    block, = re.findall(r"## How to add: a rule\n.*?```python\n(.*?)```", text, re.S)
     assert len(block.splitlines()) < 40
     rules, known, names = dict(configs.RULES), dict(methods.METHODS), {"__name__": "new_rule"}
-    exec(compile(block, "WORKSPACE.md", "exec"), names)
+    exec(compile(block, "rl_speed/sampling/README.md", "exec"), names)
     added = set(configs.RULES) - set(rules), set(methods.METHODS) - set(known)
     assert added == ({"doubt"}, {"doubt_rloo"})
     yield names["Doubt"]

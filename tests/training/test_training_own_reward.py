@@ -1,4 +1,4 @@
-"""WORKSPACE.md's "How to add: a reward", followed literally: the module is taken from there, and trained with."""
+"""rl_speed/rewards/README.md, "How to add: a reward", followed literally: the module is taken from there, and trained with."""
 
 import re
 import shlex
@@ -24,8 +24,8 @@ pytestmark = pytest.mark.usefixtures("quick_compiles")
 @pytest.fixture()
 def own(repo, tmp_path, monkeypatch):
     """The two settings that the command line there gives; the module lies in the working directory."""
-    text = (repo / "WORKSPACE.md").read_text(encoding="utf-8")
-    section, = re.findall(r"### How to add: a reward\n(.*?)### How to add: a rule", text, re.S)
+    text = (repo / "rl_speed/rewards/README.md").read_text(encoding="utf-8")
+    section, = re.findall(r"## How to add: a reward\n(.*)", text, re.S)
     block, = re.findall(r"```python\n(.*?)```", section, re.S)
     command, = re.findall(r"    (python experiments/train.py .*?)\n\n", section, re.S)
     words = shlex.split(command.replace("\\\n", " "))
