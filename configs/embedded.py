@@ -5,7 +5,7 @@ Launch:  python experiments/train.py --config=configs/embedded.py:NAME --workdir
          python experiments/compare.py --config=configs/embedded.py --methods=speed_rloo,rloo --workdir=runs/compare
 Expect:  a held-out accuracy of 0.369 at the start, and then that of the table. "120 steps" is the launch line as it stands, with
          seed 0: accuracy, generated tokens, seconds on two cores that did other work too. "40 s" is the mean of three seeds after
-         40 seconds of training (README.md, "All methods", has the command). An empty place has not been measured.
+         40 seconds of training (experiments/results/README.md has the command). An empty place has not been measured.
 
 NAME                   what it is, and its paper                                             120 steps               40 s
 ---------------------  --------------------------------------------------------------------  ----------------------  -----
