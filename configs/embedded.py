@@ -9,7 +9,7 @@ Expect:  a held-out accuracy of 0.369 at the start, and then that of the table. 
 
 NAME                   what it is, and its paper                                             120 steps               40 s
 ---------------------  --------------------------------------------------------------------  ----------------------  -----
-speed_rloo             SPEED (Zhang et al., arXiv 2506.09016) with RLOO; also without :NAME                          0.569
+speed_rloo             SPEED (Zhang et al., arXiv 2506.09016) with RLOO; rule.n_init 4 of 24                         0.569
 speed_dapo             SPEED with DAPO's objective (the same paper)                                                  0.569
 speed_grpo             SPEED with GRPO's objective
 speed_reinforce        SPEED with REINFORCE

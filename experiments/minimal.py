@@ -3,8 +3,9 @@
     python experiments/minimal.py [--steps=60] [--seed=0]        # under a minute on two cores
 
 A step is one compiled program. It screens candidates with 4 samples each, draws 20 more of those that were neither always nor
-never solved, and makes one RLOO update on the first 16 such groups. Held-out accuracy is printed every ten steps. What
-experiments/train.py adds: other methods and settings, a mesh, checkpoints, metrics, evaluation, export.
+never solved, and makes one RLOO update on the first 16 such groups. Held-out accuracy is printed every ten steps. This is
+SPEED's Algorithm 1. What experiments/train.py adds: other methods and settings, a mesh, checkpoints, metrics, evaluation, export, and, as
+its default, Algorithm 2: the rule on the host between generation calls, with pre-fetch and a buffer (rl_speed/rollout/host_driver.py).
 """
 
 import argparse

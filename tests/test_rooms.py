@@ -5,11 +5,11 @@ import re
 
 import pytest
 
-# As WORKSPACE.md has them. `rl_speed.memory` is a thin module of names that lie in two of them.
+# As WORKSPACE.md has them. `rl_speed.memory` is a thin module of names of three of them.
 ORDER = ["theory", "objectives", "sampling", "rewards", "data", "policy", "config", "replay", "rollout", "update", "runtime", "training",
          "sft", "evaluation", "serving", "studies"]
 # Files that documents have the reader write.
-EXAMPLES = {"my_losses.py", "my_advantages.py", "my_rewards.py", "configs/FILE.py", "rl_speed/compat.py"}
+EXAMPLES = {"my_rules.py", "my_losses.py", "my_advantages.py", "my_rewards.py", "configs/FILE.py", "rl_speed/compat.py"}
 LOOSE = {"latex", "mesh", "named"}  # of nothing of ours; for everyone
 
 

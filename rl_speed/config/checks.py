@@ -61,7 +61,10 @@ def check(c: "Config") -> None:
     if c.sampler.attention == "pallas" and c.mesh.tensor > 1:
         raise ValueError(f"config.sampler.attention='pallas' needs config.mesh.tensor=1; got {c.mesh.tensor}: the kernel is "
                          "not split over heads. 'dense' and 'ragged' run on any mesh")
-    c.make_rule()
+    rule = c.make_rule()
+    if rule.max_samples > c.rule.n and c.rule.name not in ("sequential", "allocated"):
+        raise ValueError(f"config.rule.name={c.rule.name!r}: a prompt may get {rule.max_samples} samples, and a batch has rows for "
+                         f"config.rule.n ({c.rule.n}) of each of its groups; raise config.rule.n")
     _check_pools(c)
     _check_replay(c)
     if c.driver.where == "in_loop":
@@ -69,7 +72,7 @@ def check(c: "Config") -> None:
 
 
 def _check_options(c: "Config") -> None:
-    """Fields that are one of several words, as config.py declares them, or functions of the user's own: found, and tried."""
+    """Fields that are one of several words, as schema.py declares them, or functions of the user's own: found, and tried."""
     for section in (f.name for f in dataclasses.fields(c) if dataclasses.is_dataclass(getattr(c, f.name))):
         for f in dataclasses.fields(getattr(c, section)):
             value, words = getattr(getattr(c, section), f.name), options_of(f)

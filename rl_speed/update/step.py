@@ -97,7 +97,7 @@ def gradients(params: Any, batch: Batch, advantages: Array, old_logprobs: Array 
     weights = objectives.token_weights(batch.mask, o.aggregation, constant)
     kl_in_loss = o.kl_coef > 0 and o.kl_in == "loss"
     policy_loss = functools.partial(
-        objectives.policy_loss, loss=named(o.loss, objectives.LOSSES), **o.loss_numbers(), truncation=o.truncation,
+        objectives.policy_loss, loss=functools.partial(named(o.loss, objectives.LOSSES), **o.loss_numbers()), truncation=o.truncation,
         correction="recompute" if o.old_logprobs == "recompute" else "behaviour", kl_coef=o.kl_coef if kl_in_loss else 0.0,
         kl_kind=o.kl_kind, entropy_coef=o.entropy_coef)
 

@@ -103,3 +103,24 @@ def test_method_trains(rule_class, tmp_path):
     records = read_lines(tmp_path / "metrics.jsonl")
     assert [r["groups"] for r in records] == [4, 4] and all(r["skipped"] == 0 and r["grad_norm"] > 0 for r in records)
     assert summary["prompts"]["rejected"] > 0
+
+
+def test_rule_without_touching_the_package(repo, tmp_path, monkeypatch):
+    """All but the last two lines of the block, in a file of the working directory."""
+    text = (repo / "rl_speed/sampling/README.md").read_text(encoding="utf-8")
+    block, = re.findall(r"## How to add: a rule\n.*?```python\n(.*?)```", text, re.S)
+    lines = block.strip().splitlines()
+    (tmp_path / "my_rules.py").write_text("\n".join(line for line in lines[:-2]))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    config = embedded("rloo")
+    config.rule.name, config.rule.m, config.rule.low, config.rule.high = "my_rules:doubt", 4, 0.2, 0.8
+    rule = config.validate().make_rule()
+    assert (type(rule).__name__, rule.n, rule.m) == ("Doubt", 24, 4)
+    config.rule.name = "my_rules:doubts"
+    with pytest.raises(ValueError, match="config.rule.name='my_rules:doubts': the function 'my_rules:doubts' cannot be used"):
+        config.validate()
+    (tmp_path / "greedy_rules.py").write_text("from my_rules import Doubt\nrule = lambda c: Doubt(2 * c.n, c.m, c.low, c.high)\n")
+    config.rule.name = "greedy_rules:rule"
+    with pytest.raises(ValueError, match="a prompt may get 48 samples, and a batch has rows for config.rule.n .24."):
+        config.validate()

@@ -11,6 +11,7 @@ import pytest
 
 from rl_speed.data.prompts import Prompt
 from rl_speed.data.group import Group
+from rl_speed import objectives
 from rl_speed.mesh import make_mesh
 from rl_speed.policy import ModelConfig, forward, init
 from rl_speed.update.batch import build_batch
@@ -87,7 +88,7 @@ def test_gradient_is_that_of_the_formula(params):
 
 
 @pytest.mark.parametrize("change", [
-    {"loss": "ppo", "advantage": "grpo", "aggregation": "seq_mean_token_mean"}, {"loss": "gspo", "advantage": "grpo"},
+    {"loss": "ppo", "advantage": "grpo", "aggregation": "seq_mean_token_mean"}, {"loss": "gspo", "advantage": "grpo"}, {"loss": "tis"},
     *(pytest.param({"micro_batch": rows}, marks=pytest.mark.slow) for rows in (4, 8))], ids=str)
 def test_micro_batches_change_nothing(params, change):
     pieces = dataclasses.replace(with_objective(**{k: v for k, v in change.items() if k != "micro_batch"}),
@@ -97,6 +98,20 @@ def test_micro_batches_change_nothing(params, change):
     assert_close(a, b)
     for name in metrics:
         np.testing.assert_allclose(metrics[name], more[name], rtol=1e-4, atol=1e-6)
+
+
+def test_a_loss_gets_the_fields_that_it_names(params, monkeypatch):
+    """Those that the update itself uses, too."""
+    seen = {}
+
+    def probe(tokens, *, clip_low=0.0, kl_coef=0.0, truncation=0.0, strength=1.0):
+        seen.update(clip_low=clip_low, kl_coef=kl_coef, truncation=truncation, strength=strength)
+        return -tokens.advantages * tokens.logprobs, {"mine": tokens.ratio}
+
+    monkeypatch.setitem(objectives.LOSSES, "probe", probe)
+    config = with_objective(loss="probe", kl_coef=0.25, kl_in="reward", truncation=3.0, loss_settings="strength=7")
+    metrics = grads_of(params, make_groups(), config)[1]
+    assert seen == {"clip_low": 0.2, "kl_coef": 0.25, "truncation": 3.0, "strength": 7.0} and metrics["sum/mine"] > 0
 
 
 def test_order_of_groups_changes_nothing(params):
