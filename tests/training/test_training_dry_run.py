@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("quick_compiles")
 
 
 def small_run(**mesh):
-    config = tiny(embedded("speed_rloo"), eval_prompts=512)
+    config = tiny(embedded("speed_rloo"), eval_prompts=512, evaluate_every=5)
     for axis, size in mesh.items():
         setattr(config.mesh, axis, size)
     return config
