@@ -21,17 +21,15 @@ def load_function(name: str) -> Callable[..., Any]:
     """What "module:function" names; its module is found where Python finds modules, and in the working directory.
 
     Raises:
-      ValueError: there is no such module or attribute, or it cannot be called. What importing the module raises passes.
+      ValueError: importing the module raised something, it has no such attribute, or that cannot be called.
     """
     module, _, attribute = name.partition(":")
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.append(os.getcwd())
     try:
         target = functools.reduce(getattr, attribute.split("."), importlib.import_module(module))
-    except ModuleNotFoundError as error:
-        raise ValueError(f"the function {name!r} cannot be used: {error}") from error
-    except AttributeError as error:
-        raise ValueError(f"the function {name!r} cannot be used: {error}") from error
+    except Exception as error:  # a module of the user's own may raise anything
+        raise ValueError(f"the function {name!r} cannot be used: {type(error).__name__}: {error}") from error
     if not callable(target):
         raise ValueError(f"the function {name!r} cannot be used: it is {target!r}, which cannot be called")
     return target

@@ -86,8 +86,11 @@ def _check_options(c: "Config") -> None:
                 function = load_function(value)
                 if f.name == "advantage":
                     check_advantage(function)
-            except ValueError as error:
-                raise ValueError(f"config.{section}.{f.name}={value!r}: {error}") from None
+                if section == "rule":
+                    function(c.rule)
+            except Exception as error:  # what a function of the user's own raises, too
+                said = error if isinstance(error, ValueError) else f"it raised {type(error).__name__}: {error}"
+                raise ValueError(f"config.{section}.{f.name}={value!r}: {said}") from error
     o = c.objective
     numbers = o.loss_numbers()
     try:

@@ -9,7 +9,7 @@ import numpy as np
 
 from rl_speed.data.prompts import Prompt
 
-# Values of Group.phase: which part of the rule asked for the sample.
+# Values of Group.phases: whether a sample was asked for while its prompt was screened, or after it was accepted.
 SCREEN, CONTINUE = 0, 1
 
 # Per-sample fields and their dtypes, in the order they are saved. The first two are ragged: one row, `lengths` long.

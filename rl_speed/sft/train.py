@@ -282,7 +282,7 @@ class SFTTrainer:
             tell(record)
             if done or stop or (c.checkpoint_every and self.step % c.checkpoint_every == 0):
                 self.save()
-            begin = time.perf_counter()  # evaluation and checkpoints are on nobody's clock
+            begin = time.perf_counter()  # evaluation and checkpoints are excluded from the step's seconds
         if stop and (self._untold or self.step < c.steps):
             raise Stopped(stop.received, self.step, self.workdir)
 

@@ -121,6 +121,9 @@ def test_rule_without_touching_the_package(repo, tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="config.rule.name='my_rules:doubts': the function 'my_rules:doubts' cannot be used"):
         config.validate()
     (tmp_path / "greedy_rules.py").write_text("from my_rules import Doubt\nrule = lambda c: Doubt(2 * c.n, c.m, c.low, c.high)\n")
+    config.rule.name = "my_rules:Doubt"  # takes numbers, not the section
+    with pytest.raises(ValueError, match="config.rule.name='my_rules:Doubt': it raised TypeError: .*missing"):
+        config.validate()
     config.rule.name = "greedy_rules:rule"
     with pytest.raises(ValueError, match="a prompt may get 48 samples, and a batch has rows for config.rule.n .24."):
         config.validate()

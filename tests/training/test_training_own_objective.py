@@ -67,14 +67,16 @@ def test_own_advantage_trains(own, tmp_path):
 @pytest.mark.parametrize("field, value, message", [
     ("loss", "gspoo", "config.objective.loss must be one of pg, ppo, .*, or a function of yours"),
     ("loss", "my_losses:gsp", "config.objective.loss='my_losses:gsp': the function 'my_losses:gsp' cannot be used: .*'gsp'"),
-    ("loss", "no_such_losses:gspo", "cannot be used: No module named 'no_such_losses'"),
+    ("loss", "no_such_losses:gspo", "cannot be used: ModuleNotFoundError: No module named 'no_such_losses'"),
+    ("loss", "broken_losses:gspo", "config.objective.loss='broken_losses:gspo': the function .* cannot be used: NameError: .*'jnp'"),
     ("loss_settings", "lowest=1", "'my_losses:cispo' takes no number 'lowest' that is set here; it takes highest"),
     ("loss_settings", "highest", "'highest' does not read name=number"),
     ("loss_settings", "clip_low=1", "it takes highest; config.objective.clip_low is a field"),
     ("clip_low", -0.1, "config.objective.loss='ppo': clip_low must not be negative, got -0.1"),
     ("advantage", "my_losses:cispo", r"config.objective.advantage='my_losses:cispo': called with .* it raised TypeError"),
 ])
-def test_what_cannot_be_is_said_before_anything_is_built(own, field, value, message):
+def test_what_cannot_be_is_said_before_anything_is_built(own, tmp_path, field, value, message):
+    (tmp_path / "broken_losses.py").write_text("jnp.zeros(1)\n")
     config = methods.apply(small_config(1), "grpo")
     if field == "loss_settings":
         config.objective.loss = "my_losses:cispo"
