@@ -2,6 +2,7 @@
 
 from rl_speed.sampling.adaptive import sample_adaptive
 from rl_speed.sampling.batch import Batch, training_batch
+from rl_speed.sampling.cached_model import decoder_from_cached_model
 from rl_speed.sampling.callback import HostVerify, VerifierError
 from rl_speed.sampling.checker import DecoderFault, check_decoder
 from rl_speed.sampling.lockstep import sample_lockstep
@@ -16,6 +17,6 @@ __all__ = [
     "ACCEPTED", "CLOSED", "COMPLETE", "OPEN", "REJECTED", "SCREENING", "AdaptiveSamples", "Allocated", "Band", "Batch", "Contexts",
     "Counts", "Decision", "Decoder", "DecoderFault", "Dynamic", "HostVerify", "Prefixes", "Prompts", "Requests", "Rule",
     "RuleState", "Samples", "SamplerConfig", "Sequential", "Speed", "Uniform", "VerifierError", "build_contexts", "build_prompts",
-    "build_requests", "check_decoder", "compiled_decide", "sample", "sample_adaptive", "sample_adaptive_sharded",
+    "build_requests", "check_decoder", "compiled_decide", "decoder_from_cached_model", "sample", "sample_adaptive", "sample_adaptive_sharded",
     "sample_lockstep", "sample_sharded", "training_batch",
 ]

@@ -1,0 +1,74 @@
+"""A `Decoder` for a model that brings a cache of its own, as most ports of language models do."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from rl_speed.sampling.types import Array, Decoder
+
+
+def decoder_from_cached_model(
+    apply: Callable[..., tuple[Array, Any]],
+    empty_cache: Callable[[int, int], Any],
+    set_index: Callable[[Any, Array], Any],
+    context_length: int,
+    prepare: Callable[[Any], Any] = lambda params: params,
+) -> Decoder:
+    """The samplers over a model with one contiguous cache a row: context first, then what was drawn.
+
+    A new tenant's context is copied to the front of its row where a row changes tenants, and nothing
+    is copied in other steps. The model writes all rows of a batch at one index, so decoding maps it
+    over rows, each a batch of one.
+
+    Args:
+      apply: (params, tokens i32[B, N], positions i32[B, N], cache, mask bool[B, N, S]) ->
+        (logits [B, N, V], cache). Writes keys and values of the N tokens from the cache's index on,
+        and attends where the mask says so, over all S places of the cache.
+      empty_cache: (rows, places) -> a cache, a pytree. Keys and values are leaves [rows, places, ...];
+        leaves of fewer than two dimensions are what `set_index` sets, with rows on axis 0.
+      set_index: (cache, i32[]) -> the cache whose next token goes to that place in every row.
+      context_length: capacity of contexts in tokens, as the tables of the samplers have it.
+      prepare: as `Decoder.prepare`.
+
+    Build it once: a new one compiles every sampler anew. `check_decoder` holds it against the model's
+    own forward pass.
+    """
+
+    def prefill(params, tokens_CxL, lengths):
+        del lengths  # what is behind a context's end is never attended to
+        rows, places = tokens_CxL.shape
+        positions = jnp.broadcast_to(jnp.arange(places), (rows, places))
+        mask = jnp.broadcast_to(jnp.tril(jnp.ones((places, places), bool)), (rows, places, places))
+        cache = set_index(empty_cache(rows, places), jnp.int32(0))
+        return apply(params, tokens_CxL, positions, cache, mask)[1], None, None
+
+    def init_cache(slots, max_new):
+        return empty_cache(slots, context_length + max_new)
+
+    def decode(params, context_kv, cache, token, context, context_length_S, suffix_length, active):
+        fresh, place = active & (suffix_length == 0), context_length_S + suffix_length
+
+        def seat(cache):
+            def put(old, pool):
+                if old.ndim < 2:
+                    return old
+                new = fresh.reshape(-1, *[1] * (old.ndim - 1))
+                front = slice(None), slice(pool.shape[1])
+                return old.at[front].set(jnp.where(new, pool[context].astype(old.dtype), old[front]))
+
+            return jax.tree.map(put, cache, context_kv)
+
+        cache = jax.lax.cond(fresh.any(), seat, lambda cache: cache, cache)
+
+        def row(cache, token, place):
+            cache = set_index(jax.tree.map(lambda x: x[None], cache), place)
+            places = max(x.shape[1] for x in jax.tree.leaves(cache) if x.ndim > 1)
+            mask = (jnp.arange(places) <= place)[None, None]
+            logits, cache = apply(params, token[None, None], place[None, None], cache, mask)
+            return logits[0, 0], jax.tree.map(lambda x: x[0], cache)
+
+        return jax.vmap(row)(cache, token, place)
+
+    return Decoder(prefill, init_cache, decode, prepare)
