@@ -1,0 +1,272 @@
+"""The policy loss of a batch: whatever is minimised per token, weighted so that micro-batches and shards add up.
+
+How a result stays independent of micro-batching and sharding: every loss here is sum(weights * per_token), and `token_weights`
+computes the weights once, on the global batch, with all the means inside them. Micro-batches slice the weights with everything
+else and their losses and gradients simply add.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from rl_speed.objectives import divergences
+from rl_speed.objectives.losses import LOSSES, LossFn, Tokens, call_loss, is_zero, ratio_of
+
+AGGREGATIONS = ("token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "token_sum_constant")
+CORRECTIONS = ("behaviour", "recompute")
+
+
+def _choose(name, value, allowed):
+    if value not in allowed:
+        raise ValueError(f"Unknown {name} {value!r}; choose one of {allowed}.")
+
+
+def token_weights(
+    mask,
+    aggregation: str = "token_mean",
+    constant=None,
+    *,
+    lengths=None,
+    num_tokens=None,
+    num_sequences=None,
+) -> jax.Array:
+    """Weights [R, T] such that loss = sum(weights * per_token).
+
+      token_mean            1 / tokens of the batch (DAPO)
+      seq_mean_token_mean   1 / (sequences * tokens of the row) (GRPO)
+      seq_mean_token_sum    1 / sequences
+      token_sum_constant    1 / constant (Dr. GRPO). Its released code divides each
+                            row by the maximum response length and averages over
+                            rows: constant = rows * max_response_length
+
+    Call it on the *global* batch, before cutting micro-batches.
+
+    Args:
+      mask: [R, T], True (or nonzero) at the tokens that are trained on. Rows with
+        none get weight 0 and do not count as sequences.
+      aggregation: one of `AGGREGATIONS`.
+      constant: the divisor of token_sum_constant; only allowed there.
+      lengths: [R], what counts as a row's number of tokens instead of its unmasked
+        ones, e.g. prefix + suffix where the prefix is masked (RPO). Changes
+        denominators only.
+      num_tokens, num_sequences: global counts to divide by instead of this mask's,
+        when the global batch lives in several arrays (length buckets).
+
+    Returns: f32[R, T], exactly 0 where mask is False; all 0 for an empty batch.
+
+    Raises:
+      ValueError: unknown aggregation, or a constant missing, misplaced or not
+        positive.
+
+    Source: methods.md section 5.
+    """
+    _choose("aggregation", aggregation, AGGREGATIONS)
+    if (aggregation == "token_sum_constant") != (constant is not None):
+        raise ValueError(
+            "constant belongs to aggregation='token_sum_constant' and to no other: got "
+            f"aggregation={aggregation!r}, constant={constant!r}. Dr. GRPO uses "
+            "rows * maximum response length."
+        )
+    if isinstance(constant, (int, float)) and constant <= 0:
+        raise ValueError(f"constant must be positive, got {constant!r}.")
+    mask = jnp.asarray(mask).astype(bool)
+    nonempty_R = jnp.any(mask, axis=1)
+    if lengths is None:
+        # Counted in integers: exact beyond 2**24 tokens.
+        length_R = jnp.sum(mask, axis=1, dtype=jnp.int32)
+    else:
+        length_R = jnp.where(nonempty_R, jnp.asarray(lengths), 0)
+    if num_tokens is None:
+        num_tokens = jnp.sum(length_R)
+    if num_sequences is None:
+        num_sequences = jnp.sum(nonempty_R, dtype=jnp.int32)
+
+    if aggregation == "token_mean":
+        divisor_R = jnp.full(mask.shape[:1], num_tokens)
+    elif aggregation == "seq_mean_token_mean":
+        divisor_R = length_R.astype(jnp.float32) * num_sequences
+    elif aggregation == "seq_mean_token_sum":
+        divisor_R = jnp.full(mask.shape[:1], num_sequences)
+    else:
+        divisor_R = jnp.full(mask.shape[:1], constant)
+    divisor_R = jnp.where(nonempty_R, divisor_R.astype(jnp.float32), 1.0)
+    return jnp.where(mask, (1.0 / divisor_R)[:, None], 0.0)
+
+
+def policy_loss(
+    logprobs,
+    behaviour_logprobs,
+    advantages,
+    mask,
+    *,
+    weights=None,
+    aggregation: str = "token_mean",
+    constant=None,
+    loss: str | LossFn = "ppo",
+    truncation=2.0,
+    log_ratio_clamp=20.0,
+    old_logprobs=None,
+    correction: str = "behaviour",
+    ref_logprobs=None,
+    kl_coef=0.0,
+    kl_kind: str = "k3",
+    entropy=None,
+    entropy_coef=0.0,
+    **settings,
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """Policy-gradient loss on sampled tokens, and its metrics.
+
+    Per token, with advantage A, log pi = logprobs, and the anchor a that the
+    ratio r = exp(clamp(log pi - log a)) is taken against, `loss` says what is
+    minimised: "pg", "ppo", "tis" and the other functions of `LOSSES`, where each
+    has its formula, or a function like them.
+
+    Gradients flow through log pi (and `entropy`) only. At log pi = log a "pg",
+    "ppo" and "tis" have exactly the gradient of -A log pi, also with clip bounds of 0.
+
+    Stale samples. What sampled is `behaviour_logprobs`; `old_logprobs`, if given,
+    is the policy just before the update, recomputed by the trainer.
+      old_logprobs None                  the anchor is the behaviour policy
+      correction "recompute"             the anchor is old_logprobs, and stale data
+                                         counts as on-policy (as SPEED released);
+                                         needs old_logprobs
+      correction "behaviour" (default)   the anchor is old_logprobs and the token's
+        with old_logprobs                loss is multiplied by the truncated weight
+                                         min(exp(log old - log behaviour), truncation),
+                                         which also absorbs the difference between
+                                         the sampler's and the trainer's numerics
+
+    The KL to `ref_logprobs` and the entropy bonus are then added per token:
+    + kl_coef * kl(log pi, log ref) - entropy_coef * entropy.
+
+    Args:
+      logprobs: f32[R, T], differentiated; at the temperature that sampled.
+      behaviour_logprobs: f32[R, T].
+      advantages: f32[R], or f32[R, T] for token-level ones; constants.
+      mask: [R, T], True at the tokens that are trained on. Whatever stands
+        elsewhere, NaN included, changes nothing and gets gradient 0.
+      weights: f32[R, T] from `token_weights` on the global batch, sliced like the
+        rest; None computes them here from aggregation and constant, right only if
+        this is the whole batch.
+      aggregation, constant: see `token_weights`; ignored when weights is given.
+      loss: a name in `LOSSES`, or a `LossFn`. correction, kl_kind: static strings.
+      truncation: of the correction's weights, and of "tis". log_ratio_clamp (nats)
+        bounds every log-ratio before exp; beyond it the gradient is 0.
+      settings: numbers of the loss by name: clip_low, clip_high, dual_clip (0.2,
+        0.2, None) for "ppo". Those that only another loss of `LOSSES` takes are not
+        looked at, so that one set of settings serves them all.
+      ref_logprobs: f32[R, T] or None.
+      entropy: f32[R, T], per-token entropy of the policy in nats, or None.
+      kl_coef, entropy_coef: numbers, or traced scalars for schedules.
+
+    Returns:
+      loss: f32 scalar, to minimise.
+      metrics: dict of f32 scalars. Every entry accumulates over micro-batches,
+        and zeros are the identity. The prefix says how (`merge_metrics`):
+          "loss/..."  total, policy, kl, entropy: weighted like the loss and with
+                      their coefficients, so policy + kl + entropy = total; add.
+          "sum/..."   sums over unmasked tokens; add, then divide by "sum/tokens"
+                      for the mean: ratio (r; where "pg" ignores it too), clip_low
+                      and clip_high (held at that bound), clip_dual, weight_truncated
+                      (importance weight cut at truncation), each 0 for a loss that has
+                      none; what else the loss returns by name; correction (the weight
+                      of stale tokens, 1 without), kl_behaviour (k3 estimate of KL(behaviour || pi)),
+                      behaviour_gap (|log pi - log behaviour|, nats) and
+                      behaviour_gap_exp (its exponential), kl_ref and entropy if
+                      given. Also tokens, and sequences (rows with a token).
+          "max/..."   behaviour_gap; combine by maximum.
+        `summarise_metrics` turns the totals into the means to log.
+
+    Raises:
+      ValueError: unknown option, mismatched shapes, a coefficient without its
+        input, or a bound out of range.
+      TypeError: a setting that no loss takes.
+
+    Source: methods.md section 5.
+    """
+    loss = _checked_loss(loss, correction, truncation)
+    mask = jnp.asarray(mask).astype(bool)
+    arrays = {"logprobs": logprobs, "behaviour_logprobs": behaviour_logprobs, "weights": weights, "old_logprobs": old_logprobs,
+              "ref_logprobs": ref_logprobs, "entropy": entropy}
+    advantages = _checked_arrays(mask, advantages, arrays)
+    for wrong, message in (
+        (correction == "recompute" and old_logprobs is None, "correction='recompute' needs old_logprobs."),
+        (ref_logprobs is None and not is_zero(kl_coef), "kl_coef is set but ref_logprobs is missing."),
+        (entropy is None and not is_zero(entropy_coef), "entropy_coef is set but entropy is missing."),
+    ):
+        if wrong:
+            raise ValueError(message)
+
+    def masked(x):
+        return jnp.where(mask, jnp.asarray(x).astype(jnp.float32), 0.0)
+
+    def constant_of(x):
+        return jax.lax.stop_gradient(masked(x))
+
+    weights_RxT = constant_of(token_weights(mask, aggregation, constant) if weights is None else weights)
+    behaviour_RxT = constant_of(behaviour_logprobs)
+    anchor_RxT = behaviour_RxT if old_logprobs is None else constant_of(old_logprobs)
+    tokens = Tokens(masked(logprobs), anchor_RxT, behaviour_RxT, constant_of(advantages), mask, log_ratio_clamp)
+
+    truncated, correction_RxT = jnp.zeros_like(mask), jnp.ones_like(tokens.logprobs)
+    if old_logprobs is not None and correction == "behaviour":
+        importance_RxT = ratio_of(anchor_RxT, behaviour_RxT, log_ratio_clamp)
+        truncated, correction_RxT = importance_RxT > truncation, jnp.minimum(importance_RxT, truncation)
+
+    policy_RxT, of_loss = call_loss(loss, tokens, {"truncation": truncation, **settings})
+    parts = {"policy": jnp.sum(weights_RxT * correction_RxT * policy_RxT)}
+    sums = _token_metrics(tokens, of_loss, truncated, correction_RxT)
+    if ref_logprobs is not None:
+        sums["kl_ref"] = divergences.kl(tokens.logprobs, constant_of(ref_logprobs), kl_kind, log_ratio_clamp)
+        parts["kl"] = kl_coef * jnp.sum(weights_RxT * sums["kl_ref"])
+    if entropy is not None:
+        sums["entropy"] = masked(entropy)
+        parts["entropy"] = -entropy_coef * jnp.sum(weights_RxT * sums["entropy"])
+    total = sum(parts.values())
+
+    metrics = {"loss/total": total} | {f"loss/{k}": v for k, v in parts.items()}
+    metrics |= {f"sum/{name}": jnp.sum(masked(x)) for name, x in sums.items()}
+    metrics["sum/sequences"] = jnp.sum(jnp.any(mask, axis=1)).astype(jnp.float32)
+    metrics["max/behaviour_gap"] = jnp.max(sums["behaviour_gap"], initial=0.0)
+    return total, jax.lax.stop_gradient(metrics)
+
+
+def _token_metrics(tokens: Tokens, of_loss: dict[str, jax.Array], truncated, correction) -> dict[str, jax.Array]:
+    """What is summed over tokens for the log, [R, T] each, 0 where a loss has none of it."""
+    nothing = jnp.zeros_like(tokens.mask)
+    gap_RxT = jnp.abs(tokens.logprobs - tokens.behaviour)
+    return {
+        "tokens": tokens.mask,
+        "ratio": tokens.ratio,
+        **{name: nothing for name in ("clip_low", "clip_high", "clip_dual", "weight_truncated")},
+        **of_loss,
+        "weight_truncated": truncated | of_loss.get("weight_truncated", nothing),
+        "correction": correction,
+        "kl_behaviour": divergences.kl(tokens.behaviour, tokens.logprobs, "k3", tokens.log_ratio_clamp),
+        "behaviour_gap": gap_RxT,
+        "behaviour_gap_exp": jnp.exp(jnp.minimum(gap_RxT, tokens.log_ratio_clamp)),
+    }
+
+
+def _checked_loss(loss: str | LossFn, correction: str, truncation) -> LossFn:
+    if isinstance(loss, str):
+        _choose("loss", loss, tuple(LOSSES))
+        loss = LOSSES[loss]
+    _choose("correction", correction, CORRECTIONS)
+    if isinstance(truncation, (int, float)) and truncation <= 0:
+        raise ValueError(f"truncation must be positive, got {truncation!r}.")
+    return loss
+
+
+def _checked_arrays(mask, advantages, arrays) -> jax.Array:
+    """The advantages as [R, 1] or [R, T]."""
+    if mask.ndim != 2:
+        raise ValueError(f"mask must be [R, T]; got shape {mask.shape}.")
+    for name, array in arrays.items():
+        if array is not None and jnp.shape(array) != mask.shape:
+            raise ValueError(f"{name} must have the shape of mask, {mask.shape}; got {jnp.shape(array)}.")
+    advantages = jnp.asarray(advantages)
+    if advantages.ndim == 1:
+        advantages = advantages[:, None]
+    if advantages.ndim != 2 or advantages.shape[0] != mask.shape[0] or advantages.shape[1] not in (1, mask.shape[1]):
+        raise ValueError(f"advantages must be [R] or [R, T] with [R, T] = {mask.shape}; got {advantages.shape}.")
+    return advantages

@@ -1,0 +1,46 @@
+"""Metrics of a loss that add up over micro-batches."""
+
+import jax.numpy as jnp
+
+
+def merge_metrics(first, *others):
+    """Combines `policy_loss` metrics of micro-batches: "max/" by maximum, else sum.
+
+    Jittable, associative, with all-zero metrics as identity, so it serves as the
+    body of a scan. Raises ValueError if the dicts hold different entries.
+    """
+    for other in others:
+        if other.keys() != first.keys():
+            raise ValueError(
+                "Metrics of different losses cannot be merged; they differ in "
+                f"{sorted(other.keys() ^ first.keys())}."
+            )
+        first = {
+            name: jnp.maximum(value, other[name])
+            if name.startswith("max/")
+            else value + other[name]
+            for name, value in first.items()
+        }
+    return first
+
+
+def summarise_metrics(metrics):
+    """Turns accumulated `policy_loss` metrics into the values to log.
+
+    Returns a dict of scalars: loss, loss_policy, loss_kl, loss_entropy (as
+    accumulated), tokens and sequences (counts), `<name>_max`, and every other
+    "sum/" entry as its mean per unmasked token (0 if there was none).
+    """
+    tokens = jnp.maximum(metrics["sum/tokens"], 1.0)
+    out = {}
+    for key, value in metrics.items():
+        kind, name = key.split("/")
+        if kind == "loss":
+            out["loss" if name == "total" else f"loss_{name}"] = value
+        elif kind == "max":
+            out[f"{name}_max"] = value
+        elif name in ("tokens", "sequences"):
+            out[name] = value
+        else:
+            out[name] = value / tokens
+    return out
