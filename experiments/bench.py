@@ -27,7 +27,10 @@ import sys
 import time
 from pathlib import Path
 
-from absl import app, flags, logging
+from absl import flags
+
+from rl_speed.config import command
+from rl_speed.runtime import entry
 
 _OUT = flags.DEFINE_string("out", None, "Folder for the results; by default experiments/results/bench_NAME.")
 _REPEATS = flags.DEFINE_integer("repeats", 5, "Timed calls (end_to_end: seeds) of each; medians are reported.", lower_bound=1)
@@ -35,27 +38,20 @@ _SMALL = flags.DEFINE_bool("small", False, "A tiny policy, to see that the bench
 KNOWN = ("sampler", "decode", "step", "verifiers", "scoring", "verdicts", "packing", "end_to_end", "serving", "scale")
 
 
-def main(argv):
-    if len(argv) != 2 or argv[1] not in KNOWN:
-        if len(argv) > 1:
-            print(f"unknown benchmark: {' '.join(argv[1:])}", file=sys.stderr)
-        print(f"usage: python experiments/bench.py BENCHMARK [flags]; benchmarks: {', '.join(KNOWN)}", file=sys.stderr)
-        sys.exit(2)
+def main(arguments):
+    name, load = arguments[0], os.getloadavg()[0]
+    if len(arguments) > 1 or name not in KNOWN:
+        command.fail(f"unknown benchmark: {' '.join(arguments)}; there are {', '.join(KNOWN)}")
     import jax
     import jaxlib
     import numpy as np
 
-    from rl_speed.runtime.setup import setup_jax
-
-    logging.set_verbosity(logging.WARNING)  # Orbax tells every detail of every save
-    setup_jax()
-    name, load = argv[1], os.getloadavg()[0]
     module = importlib.import_module(f"rl_speed.studies.benchmark.{name}")
     work = module.SMALL if _SMALL.value else module.standard()
     numbers = module.run(work, _REPEATS.value, lambda text: print(text, file=sys.stderr))
     out = Path(_OUT.value or f"experiments/results/bench_{name}")
     out.mkdir(parents=True, exist_ok=True)
-    where = {"command": "python experiments/bench.py " + " ".join(sys.argv[1:]), "date": time.strftime("%Y-%m-%d"),
+    where = {"command": entry.shown_command(), "date": time.strftime("%Y-%m-%d"),
              "device": jax.devices()[0].device_kind, "processors": os.cpu_count(), "jax": jax.__version__,
              "jaxlib": jaxlib.__version__, "numpy": np.__version__, "python": platform.python_version(),
              "load_at_start": load, "repeats": _REPEATS.value}
@@ -70,4 +66,4 @@ def main(argv):
 
 
 if __name__ == "__main__":
-    app.run(main)
+    entry.run(main, takes="BENCHMARK")

@@ -11,14 +11,11 @@ the rows whose question is in an evaluation file, --check_gold has math-verify j
 Seconds; --check_gold judges a few hundred answers a second and worker.
 """
 
-import datetime
-import json
 import os
-import platform
-import sys
-from pathlib import Path
 
-from absl import app, flags
+from absl import flags
+
+from rl_speed.runtime import entry
 
 _TOKENIZER = flags.DEFINE_string("tokenizer", None, "Directory of a tokenizer: prompts are counted in its tokens.")
 _PROMPT = flags.DEFINE_string("prompt", "plain", "As config.data.prompt: chat, plain, another preset, or a format.")
@@ -40,90 +37,28 @@ _HOLD_OUT = flags.DEFINE_integer("hold_out", 0, "With --write, as config.data.ho
 _DECONTAMINATE = flags.DEFINE_list("decontaminate", [], "With --write: evaluation files whose questions are left out.")
 
 
-def encoder():
-    """Question -> token ids; None without a tokenizer."""
-    if not _TOKENIZER.value:
-        return None
+def main(files):
+    from rl_speed.data.loaders import Fields
     from rl_speed.policy.tokenizer import load_tokenizer, prompt_encoder
+    from rl_speed.studies import data_report
 
-    encode = prompt_encoder(load_tokenizer(_TOKENIZER.value), _PROMPT.value, _SYSTEM.value)
-    return lambda question: encode(question + _INSTRUCTION.value)
-
-
-def check(surveys, rows_by_file):
-    """Every gold answer of every file, in one pool of workers."""
-    from rl_speed.data.survey import check_gold
-    from rl_speed.rewards import MathVerifier
-    from rl_speed.runtime.progress import progress_bar
-
-    with MathVerifier(_WORKERS.value, timeout_s=10.0) as verifier:
-        for s, rows in zip(surveys, rows_by_file):
-            s.gold = []
-            with progress_bar(len(rows), f"gold answers of {Path(s.source).name}") as bar:
-                for found in check_gold(rows, verifier.score_detailed):
-                    s.gold += found
-                    bar.update(min(256, len(rows) - bar.n))
-
-
-def save(out, surveys, text, command):
-    from rl_speed.data.survey import draw_lengths
-
-    out.mkdir(parents=True, exist_ok=True)
-    where = f"on {datetime.date.today()}, {os.cpu_count()} CPU cores ({platform.machine()})"
-    (out / "report.md").write_text(f"# Data\n\n`{command}`, {where}.\n\n{text}", encoding="utf-8")
-    report = {"made_by": f"{command}, {where}", "files": [s.to_dict(_LIMIT.value) for s in surveys]}
-    (out / "report.json").write_text(json.dumps(report, indent=1, default=str) + "\n", encoding="utf-8")
-    if any(s.lengths.size for s in surveys):
-        draw_lengths(surveys, _LIMIT.value, out / "lengths.png")
-
-
-def write(target, source, fields, of_evaluation, encode):
-    from rl_speed.data.loaders import load_training_rows
-    from rl_speed.data.survey import write_rows
-
-    rows, _, report = load_training_rows(source, "skip", fields, _KEEP.value, held_out=_HOLD_OUT.value,
-                                         decontaminate=_DECONTAMINATE.value, unique=_UNIQUE.value,
-                                         of_evaluation=of_evaluation)
-    if encode:
-        rows = [row for row in rows if len(encode(row.question)) <= _LIMIT.value]
-    write_rows(target, rows)
-    longer = report.kept - len(rows)
-    too_long = f"; {longer} prompts longer than {_LIMIT.value} tokens" if longer else ""
-    print(f"{target}: {len(rows)} rows; {report.text()}{too_long}")
-
-
-def main(argv):
-    from rl_speed.config import command
-    from rl_speed.data.files import DataError
-    from rl_speed.data.loaders import Fields, load_rows
-    from rl_speed.data.survey import against_table, copies, details, survey, table
-
-    files = argv[1:]
-    if not files:
-        command.fail("usage: python experiments/data.py FILE ... [--help for the flags]")
-    if _WRITE.value and (len(files) > 1 or Path(_WRITE.value).resolve() == Path(files[0]).resolve()):
-        command.fail("--write takes one FILE, and writes another")
-    try:
-        fields = Fields(_QUESTION.value, _ANSWER.value, _SOLUTION.value, flag="--question_field")
-        of_evaluation = Fields(_EVAL_QUESTION.value or _QUESTION.value, _ANSWER.value, _SOLUTION.value, required=False,
-                               flag="--eval_question_field")
-        encode = encoder()
-        evaluation = {name: load_rows(name, "skip", of_evaluation)[0] for name in _AGAINST.value}
-        found = [survey(name, fields, _KEEP.value, encode) for name in files]
-        surveys, rows = [s for s, _ in found], [r for _, r in found]
-        for s, r in found:
-            s.against = copies(r, evaluation)
-        if _CHECK.value:
-            check(surveys, rows)
-        text = "\n".join(filter(None, (table(surveys, _LIMIT.value), against_table(surveys), details(surveys))))
-        print(text)
-        if _OUT.value:
-            save(Path(_OUT.value), surveys, text, "python experiments/data.py " + " ".join(sys.argv[1:]))
-        if _WRITE.value:
-            write(Path(_WRITE.value), files[0], fields, of_evaluation, encode)
-    except (DataError, ValueError, OSError) as error:
-        command.fail(str(error))
+    fields = Fields(_QUESTION.value, _ANSWER.value, _SOLUTION.value, flag="--question_field")
+    of_evaluation = Fields(_EVAL_QUESTION.value or _QUESTION.value, _ANSWER.value, _SOLUTION.value, required=False,
+                           flag="--eval_question_field")
+    encode = None
+    if _TOKENIZER.value:
+        encode_prompt = prompt_encoder(load_tokenizer(_TOKENIZER.value), _PROMPT.value, _SYSTEM.value)
+        encode = lambda question: encode_prompt(question + _INSTRUCTION.value)
+    report = data_report.DataReport(fields, of_evaluation, _KEEP.value, encode, _LIMIT.value)
+    if _WRITE.value:
+        report.require_one_file(files, _WRITE.value)
+    print(report.read(files, _AGAINST.value, _WORKERS.value if _CHECK.value else 0))
+    if _OUT.value:
+        report.save(_OUT.value, entry.shown_command())
+    if _WRITE.value:
+        print(report.write_training_rows(_WRITE.value, files[0], held_out=_HOLD_OUT.value, decontaminate=_DECONTAMINATE.value,
+                                         unique=_UNIQUE.value))
 
 
 if __name__ == "__main__":
-    app.run(main)
+    entry.run(main, takes="FILE ...")

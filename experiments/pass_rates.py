@@ -6,11 +6,12 @@ With --split=train, on each training prompt: OUT/pass_rates.json is then what co
 (keep_low, keep_high) and order="schedule".
 """
 
-import sys
 from pathlib import Path
 
-from absl import app, flags, logging
+from absl import flags
 from ml_collections import config_flags
+
+from rl_speed.runtime import entry
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "The experiment: a file in configs/.", lock_config=True)
 _SAMPLES = flags.DEFINE_integer("samples", 50, "Responses per prompt.", lower_bound=1)
@@ -21,15 +22,9 @@ flags.mark_flag_as_required("config")
 
 def main(_):
     from rl_speed.studies.comparison import pass_rates
-    from rl_speed.runtime.setup import setup_jax
 
-    setup_jax()
-    try:
-        result, ids = pass_rates.measure(_CONFIG.value, _SAMPLES.value, _SPLIT.value)
-    except (ValueError, FileNotFoundError) as error:
-        logging.error("%s", error)
-        sys.exit(2)
-    plot = pass_rates.save(result, ids, Path(_OUT.value), "python experiments/pass_rates.py " + " ".join(sys.argv[1:]))
+    result, ids = pass_rates.measure(_CONFIG.value, _SAMPLES.value, _SPLIT.value)
+    plot = pass_rates.save(result, ids, Path(_OUT.value), entry.shown_command())
     n = pass_rates.describe(result)
     print(f"{n['prompts']} prompts, {n['samples']} samples each: mean {n['mean']:.3f}; nearly always (0.9 or more) "
           f"{n['nearly_always']:.3f}, nearly never (0.05 or less) {n['nearly_never']:.3f}, between {n['between']:.3f}")
@@ -37,6 +32,4 @@ def main(_):
 
 
 if __name__ == "__main__":
-    from rl_speed.config.command import parse_flags
-
-    app.run(main, flags_parser=parse_flags)
+    entry.run(main)

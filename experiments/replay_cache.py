@@ -9,8 +9,10 @@ The same command again goes on where the file ends. At the end it says what that
 
 import sys
 
-from absl import app, flags
+from absl import flags
 from ml_collections import config_flags
+
+from rl_speed.runtime import entry
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "The experiment: a file in configs/.", lock_config=True)
 _OUT = flags.DEFINE_string("out", None, "The cache, an .npz file; gone on with where it exists.", required=True)
@@ -20,21 +22,13 @@ flags.mark_flag_as_required("config")
 
 
 def main(_):
-    from rl_speed.config import command
     from rl_speed.training.cache_start import write_cache
-    from rl_speed.runtime.setup import setup_jax
 
-    setup_jax()
-    try:
-        result = write_cache(_CONFIG.value, _OUT.value, _FROM.value, _EVERY.value)
-    except (ValueError, OSError) as error:
-        command.fail(str(error))
+    result = write_cache(_CONFIG.value, _OUT.value, _FROM.value, _EVERY.value)
     print(result.text())
     if result.stopped:
         sys.exit(1)
 
 
 if __name__ == "__main__":
-    from rl_speed.config.command import parse_flags
-
-    app.run(main, flags_parser=parse_flags)
+    entry.run(main)

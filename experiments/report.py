@@ -3,26 +3,23 @@
     python experiments/report.py runs/speed_rloo [--out=report.html]        (default: report.html in the run's folder)
 """
 
-from absl import app, flags
+from absl import flags
+
+from rl_speed.runtime import entry
 
 _OUT = flags.DEFINE_string("out", None, "The HTML file; default: report.html in the workdir.")
 
 
-def main(argv):
-    from rl_speed.config import command
-
-    if len(argv) != 2:
-        command.fail("usage: python experiments/report.py WORKDIR [--out=FILE]")
+def main(arguments):
     from rl_speed.studies.inspection import write_report
 
+    workdir, = arguments
     try:
-        path = write_report(argv[1], _OUT.value)
-    except ValueError as error:
-        command.fail(str(error))
+        path = write_report(workdir, _OUT.value)
     except OSError as error:
-        command.fail(f"{error}; --out=FILE writes the report elsewhere")
+        raise OSError(f"{error}; --out=FILE writes the report elsewhere") from None
     print(f"report: {path} ({path.stat().st_size / 1e6:.2f} MB)")
 
 
 if __name__ == "__main__":
-    app.run(main)
+    entry.run(main, takes="WORKDIR")

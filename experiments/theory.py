@@ -3,27 +3,23 @@
     python experiments/theory.py [--out=experiments/results/theory]         a PNG each, and table.md, which names them
 """
 
-import sys
 from pathlib import Path
 
-from absl import app, flags
+from absl import flags
+
+from rl_speed.runtime import entry
 
 _OUT = flags.DEFINE_string("out", "experiments/results/theory", "Folder for the pictures and table.md.")
 
 
-def main(argv):
-    from rl_speed.config import command
-
-    if len(argv) != 1:
-        command.fail("usage: python experiments/theory.py [--out=FOLDER]")
+def main(_):
     from rl_speed.studies.comparison import theory_figures
 
     try:
-        written = theory_figures.draw(Path(_OUT.value), " ".join(["python experiments/theory.py", *sys.argv[1:]]))
+        print("written to", *theory_figures.draw(Path(_OUT.value), entry.shown_command()))
     except OSError as error:
-        command.fail(f"{error}; --out=FOLDER draws elsewhere")
-    print("written to", *written)
+        raise OSError(f"{error}; --out=FOLDER draws elsewhere") from None
 
 
 if __name__ == "__main__":
-    app.run(main)
+    entry.run(main)

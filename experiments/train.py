@@ -12,28 +12,19 @@ Hugging Face directory).
 """
 
 import os
-import sys
 from pathlib import Path
 
-from absl import app, flags, logging
+from absl import flags
 from ml_collections import config_flags
+
+from rl_speed.config import command
+from rl_speed.runtime import entry
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "The experiment: a file in configs/.", lock_config=True)
 _WORKDIR = flags.DEFINE_string("workdir", None, "Where the run is written, and resumed from.")
 _RESUME = flags.DEFINE_enum("resume", None, ["never", "auto", "must"], "For --config.checkpoints.resume.")
 _DRY_RUN = flags.DEFINE_bool("dry_run", False, "Compile everything without allocating; print memory, work and compile times.")
 flags.mark_flag_as_required("config")
-
-
-def fail_if_out_of_memory(config, error):
-    """End with the numbers that matter then; other errors pass."""
-    from rl_speed.config import command
-    from rl_speed.training.dry_run import explain_out_of_memory
-    from rl_speed.runtime.out_of_memory import is_out_of_memory
-
-    if not is_out_of_memory(error):
-        raise error
-    command.fail(explain_out_of_memory(config, error), status=1)
 
 
 def main(_):
@@ -45,48 +36,29 @@ def main(_):
         devices = config.mesh.data * config.mesh.fsdp * config.mesh.tensor
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
 
-    # Imported here, so that --help is instant.
-    from jax.errors import JaxRuntimeError
-
-    from rl_speed.config import command
-    from rl_speed.studies.inspection import write_report
-    from rl_speed.runtime.checkpoint import CheckpointError
-    from rl_speed.rollout.tally import StarvedError
-    from rl_speed.training.dry_run import dry_run
-    from rl_speed.training.loop import NonFiniteError, Trainer
+    # Imported here, so that --help is quick.
     from rl_speed.runtime.plotting import plot_run
     from rl_speed.runtime.report import closing_summary
-    from rl_speed.runtime.setup import setup_jax
-    from rl_speed.runtime.signals import Stopped
+    from rl_speed.studies.inspection import write_report
+    from rl_speed.training.dry_run import dry_run
+    from rl_speed.training.loop import Trainer
 
-    setup_jax()
-    if not flags.FLAGS["verbosity"].present:
-        logging.set_verbosity(logging.WARNING)  # Orbax tells every detail of every save
-    try:
-        if _DRY_RUN.value:
-            print(dry_run(config).text())
-            return
-        if not _WORKDIR.value:
-            command.fail("--workdir is missing: where should the run be written?")
-        trainer = Trainer(config, _WORKDIR.value)
-    except (ValueError, OSError, CheckpointError) as error:
-        command.fail(str(error))
-    except JaxRuntimeError as error:
-        fail_if_out_of_memory(config, error)
-    try:
-        summary = trainer.run()
-    except Stopped as stopped:
-        print(stopped)
-        sys.exit(stopped.exit_status)
-    except (NonFiniteError, StarvedError) as error:
-        command.fail(str(error), status=1)
-    except JaxRuntimeError as error:
-        fail_if_out_of_memory(config, error)
+    if _DRY_RUN.value:
+        print(dry_run(config).text())
+        return
+    if not _WORKDIR.value:
+        command.fail("--workdir is missing: where should the run be written?")
+    summary = Trainer(config, _WORKDIR.value).run()
     plots = [*plot_run(Path(_WORKDIR.value)), write_report(_WORKDIR.value)]
     print(closing_summary(summary, Path(_WORKDIR.value), plots))
 
 
-if __name__ == "__main__":
-    from rl_speed.config.command import parse_flags
+def explain(error):
+    """Which settings to turn down when a device is full."""
+    from rl_speed.training.dry_run import explain_out_of_memory
 
-    app.run(main, flags_parser=parse_flags)
+    return explain_out_of_memory(_CONFIG.value, error)
+
+
+if __name__ == "__main__":
+    entry.run(main, explain=explain)

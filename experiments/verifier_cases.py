@@ -12,7 +12,9 @@ import sys
 import time
 from pathlib import Path
 
-from absl import app, flags
+from absl import flags
+
+from rl_speed.runtime import entry
 
 _CASES = flags.DEFINE_string("cases", None, "JSON lines of cases.", required=True)
 _OUT = flags.DEFINE_string("out", "experiments/results/verifier", "Folder for README.md.")
@@ -21,13 +23,9 @@ _TIMEOUT = flags.DEFINE_float("timeout_s", 20.0, "Seconds of processor time for 
 
 
 def main(_):
-    from rl_speed.config import command
     from rl_speed.studies.benchmark import verifier_cases
 
-    try:
-        cases = verifier_cases.read_cases(_CASES.value)
-    except (OSError, ValueError) as error:
-        command.fail(str(error))
+    cases = verifier_cases.read_cases(_CASES.value)
     outcomes = verifier_cases.judge(cases, _WORKERS.value, _TIMEOUT.value)
     version, rule = importlib.metadata.version, verifier_cases.__doc__.partition("\n\n")[2].strip()
     text = "\n".join([
@@ -46,4 +44,4 @@ def main(_):
 
 
 if __name__ == "__main__":
-    app.run(main)
+    entry.run(main)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from absl import app, flags
+from absl import flags
 
 from rl_speed.config import methods
 from rl_speed.config import Config
@@ -108,12 +108,17 @@ def _article(kind: type) -> str:
     return {bool: "true or false", int: "an integer", float: "a number"}.get(kind, f"a {kind.__name__}")
 
 
-def parse_flags(arguments: Sequence[str]) -> list[str]:
-    """For `app.run(main, flags_parser=parse_flags)`: exits with status 2 and what is wrong, where something is."""
-    problems = check_config_file(arguments[1:]) + check_overrides(arguments[1:])
+def parse_flags(arguments: Sequence[str], config: Any = Config) -> list[str]:
+    """The arguments that are no flags. Exits with status 2 and what is wrong, where something is, a line each."""
+    problems = check_config_file(arguments[1:]) + check_overrides(arguments[1:], config)
     if problems:
         fail("\n".join(problems))
-    return app.parse_flags_with_usage(list(arguments))
+    try:
+        return flags.FLAGS(list(arguments))
+    except flags.Error as error:
+        told, _, trace = str(error).partition("Error whilst parsing config file:")
+        # What a configuration file raised comes with its traceback, whose last line says it.
+        fail(" ".join((told + trace.strip().rpartition("\n")[2]).split()))
 
 
 def fail(message: str, status: int = 2) -> NoReturn:

@@ -66,6 +66,8 @@ def describe_tree(tree: Any) -> dict[str, str]:
 class CheckpointError(RuntimeError):
     """There are checkpoints, but none that this run can continue from."""
 
+    exit_status = 2
+
 
 class Checkpointer:
     """Saves and restores (train state, host state, perhaps a reference policy) by step, keeping the newest `keep`.

@@ -1,0 +1,79 @@
+"""A look at question files: tables, a report with a picture, and the rows that would train."""
+
+import datetime
+import json
+import os
+import platform
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rl_speed.data.loaders import Fields, load_rows, load_training_rows
+from rl_speed.data.survey import against_table, check_gold, copies, details, draw_lengths, survey, table, write_rows
+from rl_speed.rewards import MathVerifier
+from rl_speed.runtime.progress import progress_bar
+
+
+class DataReport:
+    """What is found in files of questions.
+
+    Args:
+      fields: where a row has its question, answer, solution. of_evaluation: likewise, of evaluation files. keep: as
+        config.data.keep. encode: question -> token ids, or None. limit: of a prompt, in tokens.
+    """
+
+    def __init__(self, fields: Fields, of_evaluation: Fields, keep: str, encode: Callable | None, limit: int):
+        self._fields, self._of_evaluation, self._keep, self._encode, self._limit = fields, of_evaluation, keep, encode, limit
+        self._surveys, self._text = [], ""
+
+    def require_one_file(self, files: Sequence[str], target: str) -> None:
+        """Raises ValueError where the rows that would train are not those of one file, or would replace it."""
+        if len(files) > 1 or Path(target).resolve() == Path(files[0]).resolve():
+            raise ValueError("--write takes one FILE, and writes another")
+
+    def read(self, files: Sequence[str], against: Sequence[str], workers: int) -> str:
+        """The tables. `against`: evaluation files whose questions are looked for; `workers` parse all gold answers (0: nobody does).
+
+        Raises ValueError, OSError naming file and line.
+        """
+        evaluation = {name: load_rows(name, "skip", self._of_evaluation)[0] for name in against}
+        found = [survey(name, self._fields, self._keep, self._encode) for name in files]
+        self._surveys = [s for s, _ in found]
+        for s, rows in found:
+            s.against = copies(rows, evaluation)
+        if workers:
+            self._check_gold([rows for _, rows in found], workers)
+        self._text = "\n".join(filter(None, (table(self._surveys, self._limit), against_table(self._surveys),
+                                             details(self._surveys))))
+        return self._text
+
+    def _check_gold(self, rows_by_file: Sequence[Sequence[Any]], workers: int) -> None:
+        with MathVerifier(workers, timeout_s=10.0) as verifier:
+            for s, rows in zip(self._surveys, rows_by_file):
+                s.gold = []
+                with progress_bar(len(rows), f"gold answers of {Path(s.source).name}") as bar:
+                    for found in check_gold(rows, verifier.score_detailed):
+                        s.gold += found
+                        bar.update(min(256, len(rows) - bar.n))
+
+    def save(self, folder: str, command: str) -> None:
+        """report.md, report.json and lengths.png of what was read."""
+        out = Path(folder)
+        out.mkdir(parents=True, exist_ok=True)
+        where = f"on {datetime.date.today()}, {os.cpu_count()} CPU cores ({platform.machine()})"
+        (out / "report.md").write_text(f"# Data\n\n`{command}`, {where}.\n\n{self._text}", encoding="utf-8")
+        report = {"made_by": f"{command}, {where}", "files": [s.to_dict(self._limit) for s in self._surveys]}
+        (out / "report.json").write_text(json.dumps(report, indent=1, default=str) + "\n", encoding="utf-8")
+        if any(s.lengths.size for s in self._surveys):
+            draw_lengths(self._surveys, self._limit, out / "lengths.png")
+
+    def write_training_rows(self, target: str, source: str, **settings: Any) -> str:
+        """Write what would train, by `load_training_rows` with its `settings`; a line that says what became of the rows."""
+        rows, _, report = load_training_rows(source, "skip", self._fields, self._keep, of_evaluation=self._of_evaluation,
+                                             **settings)
+        if self._encode:
+            rows = [row for row in rows if len(self._encode(row.question)) <= self._limit]
+        write_rows(target, rows)
+        longer = report.kept - len(rows)
+        too_long = f"; {longer} prompts longer than {self._limit} tokens" if longer else ""
+        return f"{target}: {len(rows)} rows; {report.text()}{too_long}"
