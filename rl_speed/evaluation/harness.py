@@ -112,14 +112,14 @@ def run(policy: build.Policy, benchmarks: Sequence[Benchmark], settings: Setting
     file = ResponseFile(folder, identity_of(facts, model_facts(policy.model, digest(policy.params), policy.end_tokens), benchmarks,
                                             prompt_length), notes or {}, benchmarks, settings.samples, overwrite)
     generator, pieces, piece = make_generator(policy, mesh, settings, len(prompts), prompt_length)
-    calls = plan_calls(len(prompts), settings.samples, pieces, piece, file.done)
+    calls = plan_calls(prompts, settings.samples, pieces, piece, file.done)
     cost, begin = GenerationStats(), time.perf_counter()
     bar = progress_bar(file.total, "responses", file.done, progress)
     try:
-        for owners, drawn, stats in draw_in_calls(generator, policy.params, prompts, calls, stop):
-            file.append(owners, drawn, judge([prompts[question] for question, _ in owners], drawn))
+        for rollouts, stats in draw_in_calls(generator, policy.params, calls, stop):
+            file.append(rollouts, judge(rollouts))
             cost += stats
-            bar.update(len(owners))
+            bar.update(len(rollouts))
             bar.set_postfix_str(f"accuracy {file.accuracy:.3f}")
     finally:
         bar.close()

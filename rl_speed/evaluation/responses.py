@@ -13,7 +13,7 @@ import numpy as np
 from rl_speed.evaluation.benchmarks import Benchmark
 from rl_speed.evaluation.measures import Outcomes
 from rl_speed.evaluation.verdicts import Verdicts
-from rl_speed.rollout.generate import Drawn
+from rl_speed.data.rollouts import Rollouts
 from rl_speed.runtime.metrics import kind_of, read_object, write_atomically
 
 RESPONSES, IDENTITY = "responses.jsonl", "evaluation.json"
@@ -114,18 +114,19 @@ class ResponseFile:
         """Share of right ones among the responses so far."""
         return float(self._correct[:self.done].mean()) if self.done else 0.0
 
-    def append(self, owners: Sequence[tuple[int, int]], drawn: Drawn, verdicts: Verdicts) -> None:
-        """The next responses, of (question over all benchmarks, sample) each: written, and out of this process's hands.
+    def append(self, rollouts: Rollouts, verdicts: Verdicts) -> None:
+        """The next responses, in the order in which they are drawn: written, and out of this process's hands.
 
         Raises OSError where they cannot be written (a full disk): what went out by halves is taken back, so that the file is the
         beginning that it was.
         """
         lines, noted = [], []
-        for i, (question, sample) in enumerate(owners):
+        for i in range(len(rollouts)):
+            question, sample = divmod(self.done + i, self._samples)
             name, place, identifier = self._questions[question]
             line = {"benchmark": name, "question": place, "id": identifier, "sample": sample, "correct": bool(verdicts.correct[i]),
-                    "cause": verdicts.causes[i], "answer": verdicts.answers[i], "tokens": int(drawn.lengths[i]),
-                    "truncated": bool(drawn.truncated[i]), "text": verdicts.texts[i]}
+                    "cause": verdicts.causes[i], "answer": verdicts.answers[i], "tokens": int(rollouts.lengths[i]),
+                    "truncated": bool(rollouts.truncated[i]), "text": verdicts.texts[i]}
             lines.append(json.dumps(line) + "\n")
             noted.append((line["correct"], line["tokens"], line["truncated"], line["cause"]))
         self._write("".join(lines).encode())

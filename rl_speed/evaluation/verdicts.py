@@ -10,10 +10,10 @@ import numpy as np
 from rl_speed.config.checks import JAX_VERIFIERS
 from rl_speed.config import Config
 from rl_speed.data.prompts import Prompt
+from rl_speed.data.rollouts import Rollouts
 from rl_speed.evaluation.measures import NO_ANSWER
 from rl_speed.rewards.custom import check_functions
 from rl_speed.rewards.scorer import JaxScorer, TextScorer, decode_responses, ended_rows
-from rl_speed.rollout.generate import Drawn
 from rl_speed.training import build
 
 # The cause of a response that logits without a distribution ended (`Samples.nonfinite`).
@@ -56,26 +56,26 @@ class Judge:
             encode(prompts)
             self._jax = JaxScorer(verify, encode)
 
-    def __call__(self, prompts: Sequence[Prompt], drawn: Drawn) -> Verdicts:
-        verdicts = self._judge(prompts, drawn)
-        causes = [NONFINITE if broken else cause for broken, cause in zip(drawn.nonfinite, verdicts.causes)]
-        return dataclasses.replace(verdicts, correct=verdicts.correct & ~drawn.nonfinite, causes=causes)
+    def __call__(self, rollouts: Rollouts) -> Verdicts:
+        verdicts = self._judge(rollouts)
+        causes = [NONFINITE if broken else cause for broken, cause in zip(rollouts.nonfinite, verdicts.causes)]
+        return dataclasses.replace(verdicts, correct=verdicts.correct & ~rollouts.nonfinite, causes=causes)
 
-    def _judge(self, prompts: Sequence[Prompt], drawn: Drawn) -> Verdicts:
-        texts = decode_responses(self._tokenizer, drawn, self._end)
-        answers = self._read(texts, drawn)
+    def _judge(self, rollouts: Rollouts) -> Verdicts:
+        texts = decode_responses(self._tokenizer, rollouts, self._end)
+        answers = self._read(texts, rollouts)
         if self._host is not None:
-            values, causes = self._host.detailed(prompts, drawn, texts)
+            values, causes = self._host.detailed(rollouts, texts)
             return Verdicts(values > 0.5, causes, texts, answers)
-        correct = self._jax(prompts, drawn) > 0.5
+        correct = self._jax(rollouts) > 0.5
         causes = [NO_ANSWER if answer is None and not right else "ok" for answer, right in zip(answers, correct)]
         return Verdicts(correct, causes, texts, answers)
 
-    def _read(self, texts: Sequence[str], drawn: Drawn) -> list[str | None]:
+    def _read(self, texts: Sequence[str], rollouts: Rollouts) -> list[str | None]:
         if self._kind not in (*JAX_VERIFIERS, "math"):
             return [None] * len(texts)  # only the function knows
         if self._kind == "exact":
-            ended = ended_rows(drawn.tokens, drawn.lengths, self._end)
+            ended = ended_rows(rollouts.tokens, rollouts.lengths, self._end)
             return [text if end else None for text, end in zip(texts, ended)]
         if self._mode == "boxed":
             from rl_speed.rewards.grading import last_box  # brings the Math-Verify library along

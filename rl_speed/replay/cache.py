@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from rl_speed.data.group import Group
+from rl_speed.data.rollouts import Rollouts
 from rl_speed.replay.responses import CachedResponse, load_responses, pack_responses, save_responses, unpack_responses
 
 # Keeps this use of (seed, visit) apart from every other one. Not 0: NumPy pads seeds with zeros.
@@ -85,7 +85,7 @@ class ReplayCache:
             self._remove(next(iter(self._held)))
             self._evicted += 1
 
-    def update(self, group: Group) -> None:
+    def update(self, group: Rollouts) -> None:
         """Perhaps replace the response to the group's prompt by one of the group's: the whole one, forced prefix included.
 
         Samples without a token, and those that non-finite logits ended, are passed over. Raises ValueError where the prompt never left a stream (visit below 0).
@@ -164,14 +164,14 @@ class ReplayCache:
             self._tokens -= len(old.tokens)
 
 
-def best_sample(group: Group, rows: np.ndarray, lot: float) -> int:
+def best_sample(group: Rollouts, rows: np.ndarray, lot: float) -> int:
     """Of samples `rows`, that of highest reward; of these, that of highest summed log-prob; of these, by `lot` in [0, 1)."""
     rows = rows[_highest(group.rewards[rows])]
     rows = rows[_highest(np.array([_summed_logprob(group, row) for row in rows]))]
     return int(rows[int(lot * len(rows))])
 
 
-def _summed_logprob(group: Group, row: int) -> float:
+def _summed_logprob(group: Rollouts, row: int) -> float:
     # Only the response's own tokens: NumPy's sum would round differently with another padding.
     return float(group.logprobs[row, :group.lengths[row]].sum(dtype=np.float64))
 

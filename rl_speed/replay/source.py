@@ -1,9 +1,8 @@
 """The prefix source of RPO: where a sample starts, composed with any sampling rule."""
 
 import dataclasses
-from collections.abc import Sequence
 
-from rl_speed.data.group import Group
+from rl_speed.data.rollouts import Rollouts
 from rl_speed.replay.cuts import PrefixConfig, Replay, cuts, suffix_budget
 from rl_speed.replay.cache import ReplayCache
 from rl_speed.replay.responses import CachedResponse
@@ -19,9 +18,9 @@ class PrefixSource:
     cache: ReplayCache
     config: PrefixConfig
 
-    def remember(self, groups: Sequence[Group]) -> None:
+    def remember(self, rollouts: Rollouts) -> None:
         """Let the cache have the groups of a step, with the rewards that they were trained on."""
-        for group in groups:
+        for group in rollouts.groups():
             self.cache.update(group)
 
     def replay(self, cached: CachedResponse, visit: int, first: int, count: int) -> Replay:

@@ -29,9 +29,12 @@ class Prompt(Protocol):
     meta: dict[str, Any]
 
 
-class Drawn(Protocol):
-    """What is asked of samples here: tokens i32[n, T], lengths i32[n], nonfinite bool[n]; `rollout.generate.Drawn` has them."""
+class Rollouts(Protocol):
+    """What is asked of samples here: prompts, owner i32[R] (each sample's place among them), tokens i32[R, T], lengths i32[R],
+    nonfinite bool[R]; `rl_speed.data.Rollouts` is one."""
 
+    prompts: Sequence[Prompt]
+    owner: np.ndarray
     tokens: np.ndarray
     lengths: np.ndarray
     nonfinite: np.ndarray
@@ -41,9 +44,9 @@ class Drawn(Protocol):
 _EXTRA, _PARTS = "extra rewards", "parts so far"
 
 
-def decode_responses(tokenizer: Any, drawn: Drawn, end_tokens: Sequence[int]) -> list[str]:
+def decode_responses(tokenizer: Any, rollouts: Rollouts, end_tokens: Sequence[int]) -> list[str]:
     """Text of each response, without the end token that closed it."""
-    return decode_rows(tokenizer, drawn.tokens, drawn.lengths, end_tokens)
+    return decode_rows(tokenizer, rollouts.tokens, rollouts.lengths, end_tokens)
 
 
 def decode_rows(tokenizer: Any, tokens: np.ndarray, lengths: np.ndarray, end_tokens: Sequence[int]) -> list[str]:
@@ -115,20 +118,26 @@ def samples_of(known: Sequence[dict[str, Any]], texts: Sequence[str], tokens: np
             for about, text, length, end in zip(known, texts, lengths, ended, strict=True)]
 
 
+def known_samples(rollouts: Rollouts, texts: Sequence[str], end_tokens: Sequence[int]) -> list[dict[str, Any]]:
+    """`samples_of` of rollouts."""
+    known = list(map(known_fields, rollouts.prompts))
+    return samples_of([known[place] for place in rollouts.owner], texts, rollouts.tokens, rollouts.lengths, end_tokens)
+
+
 class TextScorer:
     """A `Verifier` as the scorer of samples on the host."""
 
     def __init__(self, tokenizer: Any, end_tokens: Sequence[int], verifier: Verifier):
         self._tokenizer, self._end, self.verifier = tokenizer, tuple(end_tokens), verifier
 
-    def __call__(self, prompts: Sequence[Prompt], drawn: Drawn, texts: list[str] | None = None) -> np.ndarray:
-        """f32[n]. `texts`: the responses, where somebody has decoded them already."""
-        return self.detailed(prompts, drawn, texts)[0]
+    def __call__(self, rollouts: Rollouts, texts: list[str] | None = None) -> np.ndarray:
+        """f32[R]. `texts`: the responses, where somebody has decoded them already."""
+        return self.detailed(rollouts, texts)[0]
 
-    def detailed(self, prompts: Sequence[Prompt], drawn: Drawn, texts: list[str] | None = None) -> tuple[np.ndarray, list[str]]:
-        """(values f32[n], their causes)."""
-        texts = decode_responses(self._tokenizer, drawn, self._end) if texts is None else texts
-        return self.verifier.judge(samples_of(list(map(known_fields, prompts)), texts, drawn.tokens, drawn.lengths, self._end))
+    def detailed(self, rollouts: Rollouts, texts: list[str] | None = None) -> tuple[np.ndarray, list[str]]:
+        """(values f32[R], their causes)."""
+        texts = decode_responses(self._tokenizer, rollouts, self._end) if texts is None else texts
+        return self.verifier.judge(known_samples(rollouts, texts, self._end))
 
 
 class TextJudge:
@@ -177,18 +186,15 @@ class JaxScorer:
     def __init__(self, verify: Verify, encode: Callable[[Sequence[Prompt]], Any], block: int = 512):
         self._verify, self._encode, self._block = jax.jit(verify), encode, block
 
-    def __call__(self, prompts: Sequence[Prompt], drawn: Drawn, texts: Sequence[str] | None = None) -> np.ndarray:
-        """f32[n]. `texts` is for verifiers that read text."""
-        # Samples of a prompt come one after the other: each answer is looked at once.
-        starts = [row for row, prompt in enumerate(prompts) if row == 0 or prompt is not prompts[row - 1]]
-        counts = np.diff([*starts, len(prompts)])
-        answers = jax.tree.map(lambda x: np.repeat(x, counts, axis=0), self._encode([prompts[start] for start in starts]))
-        correct = []
-        for first in range(0, len(prompts), self._block):
+    def __call__(self, rollouts: Rollouts, texts: Sequence[str] | None = None) -> np.ndarray:
+        """f32[R]. `texts` is for verifiers that read text."""
+        answers = jax.tree.map(lambda x: x[rollouts.owner], self._encode(rollouts.prompts))
+        count, correct = len(rollouts.lengths), [np.zeros((0,), np.float32)]
+        for first in range(0, count, self._block):
             rows = slice(first, first + self._block)
-            fill = lambda x: np.pad(x[rows], ((0, max(0, first + self._block - len(prompts))),) + ((0, 0),) * (x.ndim - 1))
-            correct.append(np.asarray(self._verify(fill(drawn.tokens), fill(drawn.lengths), jax.tree.map(fill, answers))))
-        return np.concatenate(correct)[:len(prompts)] if correct else np.zeros((0,), np.float32)
+            fill = lambda x: np.pad(x[rows], ((0, max(0, first + self._block - count)),) + ((0, 0),) * (x.ndim - 1))
+            correct.append(np.asarray(self._verify(fill(rollouts.tokens), fill(rollouts.lengths), jax.tree.map(fill, answers))))
+        return np.concatenate(correct)[:count]
 
 
 class RewardScorer:
@@ -199,7 +205,8 @@ class RewardScorer:
     verdict alone says what is correct: every filter looks at that. A response that non-finite logits ended is wrong and earns 0.
 
     Args:
-      verify: (prompts, samples, their texts or None) -> verdicts f32[n]. config: the section `config.reward`. max_new: the length limit of a response, in tokens.
+      verify: (rollouts, their texts or None) -> verdicts f32[R]. config: the section `config.reward`.
+      max_new: the length limit of a response, in tokens.
       tokenizer, end_tokens: to decode with, once for all that read text. functions: what `config.extra` names, in that order.
     """
 
@@ -211,38 +218,38 @@ class RewardScorer:
         self._sums: dict[str, float] = {}
         self._scored = 0
 
-    def __call__(self, prompts: Sequence[Prompt], drawn: Drawn) -> tuple[np.ndarray, np.ndarray]:
-        """(rewards f32[n] to train on, correct bool[n] to screen and to report with)."""
+    def __call__(self, rollouts: Rollouts) -> tuple[np.ndarray, np.ndarray]:
+        """(rewards f32[R] to train on, correct bool[R] to screen and to report with)."""
         c = self._config
         reads = c.format_weight > 0 or c.language_weight > 0 or self._functions is not None
-        texts = decode_responses(self._tokenizer, drawn, self._end) if reads else None
-        verdict = self.verify(prompts, drawn, texts)
+        texts = decode_responses(self._tokenizer, rollouts, self._end) if reads else None
+        verdict = self.verify(rollouts, texts)
         rewards = np.zeros(len(verdict), np.float32)
         self._scored += len(verdict)
-        for name, weight, part in [("accuracy", c.accuracy_weight, verdict), *self._parts(prompts, drawn, texts)]:
-            part = np.where(drawn.nonfinite, 0, part)  # the policy broke down: what it said before earns nothing
+        for name, weight, part in [("accuracy", c.accuracy_weight, verdict), *self._parts(rollouts, texts)]:
+            part = np.where(rollouts.nonfinite, 0, part)  # the policy broke down: what it said before earns nothing
             rewards += np.float32(weight) * part
             self._sums[name] = self._sums.get(name, 0.0) + float(part.sum(dtype=np.float64))
-        return rewards, (verdict > 0.5) & ~drawn.nonfinite
+        return rewards, (verdict > 0.5) & ~rollouts.nonfinite
 
-    def judge(self, prompts: Sequence[Prompt], drawn: Drawn) -> np.ndarray:
-        """correct bool[n] alone, of held-out responses: nothing is added to the means of `take_parts`."""
-        return (self.verify(prompts, drawn) > 0.5) & ~drawn.nonfinite
+    def judge(self, rollouts: Rollouts) -> np.ndarray:
+        """correct bool[R] alone, of held-out responses: nothing is added to the means of `take_parts`."""
+        return (self.verify(rollouts) > 0.5) & ~rollouts.nonfinite
 
-    def _parts(self, prompts: Sequence[Prompt], drawn: Drawn,
-               texts: list[str] | None) -> Iterator[tuple[str, float, np.ndarray]]:
-        """(name, weight, reward f32[n]) of each part beside accuracy."""
+    def _parts(self, rollouts: Rollouts, texts: list[str] | None) -> Iterator[tuple[str, float, np.ndarray]]:
+        """(name, weight, reward f32[R]) of each part beside accuracy."""
         c = self._config
         if c.format_weight > 0:
             opened = [c.think_open + text for text in texts] if c.think_in_prompt else texts
-            ended = ended_rows(drawn.tokens, drawn.lengths, self._end)
+            ended = ended_rows(rollouts.tokens, rollouts.lengths, self._end)
             yield "format", c.format_weight, format_reward(opened, ended, think_open=c.think_open, think_close=c.think_close)
         if c.language_weight > 0:
             yield "language", c.language_weight, language_reward(texts)
         if c.overlong_buffer > 0:
-            yield "overlong", 1.0, np.asarray(overlong_penalty(drawn.lengths, self._max_new, c.overlong_buffer, c.overlong_factor))
+            yield "overlong", 1.0, np.asarray(overlong_penalty(rollouts.lengths, self._max_new, c.overlong_buffer,
+                                                               c.overlong_factor))
         if self._functions is not None:
-            values = self._functions.score(samples_of(list(map(known_fields, prompts)), texts, drawn.tokens, drawn.lengths, self._end))
+            values = self._functions.score(known_samples(rollouts, texts, self._end))
             for extra, part in zip(self._extra, values, strict=True):
                 yield extra.name, extra.weight, part
 

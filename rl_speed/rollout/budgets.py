@@ -8,7 +8,7 @@ import numpy as np
 from rl_speed import theory
 from rl_speed.config import Estimate
 from rl_speed.data.prompts import Prompt
-from rl_speed.data.group import pack_prompts, unpack_prompts
+from rl_speed.data.rollouts import pack_prompts, unpack_prompts
 from rl_speed.sampling import Allocated, Rule
 from rl_speed.rollout.estimators import Estimator
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from rl_speed.data.group import Group, pack, unpack
+from rl_speed.data.rollouts import Rollouts, pack, unpack
 
 ORDERS = ("fifo", "random")
 
@@ -37,7 +37,7 @@ class SamplingBuffer:
         if max_age is not None and max_age < 0:
             raise ValueError(f"buffer.max_age must be 0 or more, or None, got {max_age}")
         self.capacity, self.order, self.max_age, self._seed = capacity, order, max_age, seed
-        self._groups: list[Group] = []
+        self._groups: list[Rollouts] = []
         self._draws = self._expired = 0
 
     def __len__(self) -> int:
@@ -53,7 +53,7 @@ class SamplingBuffer:
         """Whether nothing more fits."""
         return self.free == 0
 
-    def add(self, groups: Sequence[Group]) -> None:
+    def add(self, groups: Sequence[Rollouts]) -> None:
         """Adds groups behind those that wait.
 
         Raises:
@@ -64,7 +64,7 @@ class SamplingBuffer:
                              " Screen fewer prompts, train first, or raise buffer.capacity.")
         self._groups.extend(groups)
 
-    def take(self, n: int) -> list[Group]:
+    def take(self, n: int) -> list[Rollouts]:
         """Removes and returns n groups, in order of arrival or drawn at random.
 
         Raises:
@@ -82,7 +82,7 @@ class SamplingBuffer:
         self._groups = [group for row, group in enumerate(self._groups) if row not in gone]
         return taken
 
-    def expire(self, now: int) -> list[Group]:
+    def expire(self, now: int) -> list[Rollouts]:
         """Removes and returns the groups whose oldest sample is more than `max_age` updates old at policy version `now`.
 
         They are counted in `metrics`; what becomes of their prompts is the caller's choice.
@@ -120,5 +120,5 @@ class SamplingBuffer:
             raise BufferFull(f"{len(groups)} saved groups do not fit into buffer.capacity = {self.capacity}")
         self._groups, self._draws, self._expired = groups, int(state["draws"]), int(state["expired"])
 
-    def _age(self, group: Group, now: int) -> int:
+    def _age(self, group: Rollouts, now: int) -> int:
         return now - group.oldest_version

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from rl_speed.data.prompts import Prompt
+from rl_speed.data.rollouts import Rollouts
+from rl_speed.rollout.generate import GenerationStats, Generator, SampleRequest
 from rl_speed.theory.pass_at_k import pass_at_k
-from rl_speed.rollout.generate import Drawn, GenerationStats, Generator, Work
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,52 +88,45 @@ class EvaluationSoFar:
         return cls(np.asarray(state["table"], np.float64), stats)
 
 
-def plan_calls(prompts: int, samples: int, pieces: int, piece: int, first: int = 0) -> list[list[tuple[int, int, int]]]:
-    """Which samples are drawn in which call: (prompt, first sample, count) of each work item, call by call.
+def plan_calls(prompts: Sequence[Prompt], samples: int, pieces: int, piece: int, first: int = 0) -> list[list[SampleRequest]]:
+    """Which samples are drawn in which call.
 
     Responses are numbered prompt by prompt, sample by sample, and are drawn in that order, from number `first` on: calls that were
     made are a beginning of it.
 
     Args:
-      samples: of each prompt. pieces: work items that fit into a call. piece: samples of one work item at most; a prompt that asks
+      samples: of each prompt. pieces: requests that fit into a call. piece: samples of one request at most; a prompt that asks
         for more is spread over several.
     """
-    items, at = [], first
-    while at < prompts * samples:
+    requests, at = [], first
+    while at < len(prompts) * samples:
         prompt, sample = divmod(at, samples)
-        items.append((prompt, sample, min(piece - sample % piece, samples - sample)))
-        at += items[-1][2]
-    return [items[i:i + pieces] for i in range(0, len(items), pieces)]
+        requests.append(SampleRequest(prompts[prompt], sample, min(piece - sample % piece, samples - sample)))
+        at += requests[-1].count
+    return [requests[i:i + pieces] for i in range(0, len(requests), pieces)]
 
 
-def draw_in_calls(generator: Generator, params: Any, prompts: Sequence[Prompt], calls: Sequence[Sequence[tuple[int, int, int]]],
-                  stop: Callable[[], bool] = lambda: False) -> Iterator[tuple[list[tuple[int, int]], Drawn, GenerationStats]]:
-    """For each call of `plan_calls`: (prompt, sample) of each response, the responses in that order, what they cost.
+def draw_in_calls(generator: Generator, params: Any, calls: Sequence[Sequence[SampleRequest]],
+                  stop: Callable[[], bool] = lambda: False) -> Iterator[tuple[Rollouts, GenerationStats]]:
+    """For each call: the responses, request after request, and what they cost.
 
     Calls share one compiled program whatever they hold. The next call is dispatched before a result is handed out, so that scoring
     on the host runs beside generation. Once `stop` says so nothing more is dispatched, and what was is still handed out.
-    Randomness is keyed by (prompt's visit, sample): how work is cut into calls changes nothing.
+    Randomness is keyed by (prompt's visit, sample): how requests are cut into calls changes nothing.
     """
     pending: deque = deque()
-
-    def oldest():
-        call, draw = pending.popleft()
-        drawn, stats = draw.result()
-        flat = Drawn(*(np.concatenate([getattr(d, f.name) for d in drawn]) for f in dataclasses.fields(Drawn)))
-        return [(prompt, first + i) for prompt, first, count in call for i in range(count)], flat, stats
-
     for call in calls:
         if stop():
             break
-        pending.append((call, generator.dispatch(params, [Work(prompts[prompt], first, count) for prompt, first, count in call])))
+        pending.append(generator.dispatch(params, call))
         if len(pending) > 1:
-            yield oldest()
+            yield pending.popleft().result()
     while pending:
-        yield oldest()
+        yield pending.popleft().result()
 
 
 def evaluate(generator: Generator, params: Any, prompts: Sequence[Prompt], samples: int,
-             correct: Callable[[Sequence[Prompt], Drawn], np.ndarray], prompts_per_call: int,
+             correct: Callable[[Rollouts], np.ndarray], prompts_per_call: int,
              progress: Callable[[int], None] | None = None, so_far: EvaluationSoFar | None = None,
              stop: Callable[[], bool] = lambda: False) -> Evaluation | None:
     """`samples` responses to each prompt, scored.
@@ -142,20 +136,20 @@ def evaluate(generator: Generator, params: Any, prompts: Sequence[Prompt], sampl
 
     Args:
       generator: with room for `prompts_per_call` prompts times `samples`. params: the policy's weights.
-      correct: (prompts, one per sample; samples) -> bool[n] or f32[n] in {0, 1}. What non-finite logits ended is wrong anyway.
+      correct: rollouts -> bool[R] or f32[R] in {0, 1}. What non-finite logits ended is wrong anyway.
       progress: called with the number of prompts done after each call.
       so_far: of the same evaluation, to go on from; kept up to date call by call. stop: asked before each call.
 
-    Returns None where `stop` ended it before the last call; `so_far` has what was drawn.
+    Returns None where `stop` ended it before the last call; `so_far` has what was rollouts.
     """
     so_far = EvaluationSoFar() if so_far is None else so_far
     numbered = [dataclasses.replace(prompt, visit=i) for i, prompt in enumerate(prompts)]
-    calls = plan_calls(len(prompts), samples, prompts_per_call, samples, so_far.done * samples)
-    for owners, drawn, more in draw_in_calls(generator, params, numbered, calls, stop):
+    calls = plan_calls(numbered, samples, prompts_per_call, samples, so_far.done * samples)
+    for rollouts, more in draw_in_calls(generator, params, calls, stop):
         by_prompt = lambda x: np.asarray(x, np.float64).reshape(-1, samples)
-        right = by_prompt(np.where(drawn.nonfinite, 0, correct([numbered[prompt] for prompt, _ in owners], drawn)))
-        surprise = -drawn.logprobs.sum(1, dtype=np.float64) / np.maximum(drawn.lengths, 1)
-        columns = np.stack([right.sum(1), *(by_prompt(x).mean(1) for x in (drawn.lengths, drawn.truncated, surprise))])
+        right = by_prompt(np.where(rollouts.nonfinite, 0, correct(rollouts)))
+        surprise = -rollouts.logprobs.sum(1, dtype=np.float64) / np.maximum(rollouts.lengths, 1)
+        columns = np.stack([right.sum(1), *(by_prompt(x).mean(1) for x in (rollouts.lengths, rollouts.truncated, surprise))])
         so_far.table, so_far.stats = np.concatenate([so_far.table, columns], axis=1), so_far.stats + more
         if progress is not None:
             progress(len(right))

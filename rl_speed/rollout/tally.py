@@ -56,6 +56,8 @@ class StepReport:
 class StarvedError(RuntimeError):
     """The rule refuses every prompt: there is nothing to train on."""
 
+    exit_status = 1
+
 
 def broken_samples(stats: GenerationStats) -> str:
     """A sentence for errors, where non-finite logits ended samples; else ""."""

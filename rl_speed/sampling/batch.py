@@ -29,80 +29,56 @@ class Batch:
     group_ids: Array
 
 
-@struct.dataclass
-class Drawn:
-    """The groups trained on, G in all over the shards and N samples each, shards one after the other.
+def select(samples: AdaptiveSamples, counts: Counts, target: int) -> Array:
+    """Rows of the samples of the selected groups of one shard, in launch order: i32[target * N], N places to a group.
 
-    Attributes:
-      candidate: i32[G], row of the shard's table; the number of rows for a group that is missing.
-      tokens: i32[G, N, T]. logprobs: f32[G, N, T]. lengths: i32[G, N]. rewards: f32[G, N]. truncated: bool[G, N].
-      used: bool[G, N], samples that were drawn (a rule may stop short of N). nonfinite: bool[G, N], those of them that logits
-        without a distribution ended: they are no part of the batch, and say nothing about the others.
-      prefix: i32[G, N], tokens at the start of each response that were replayed; None where nothing is.
+    A place whose sample was not drawn (a rule may stop short of N), or whose group is missing, holds the number of rows there are.
     """
-
-    candidate: Array
-    tokens: Array
-    logprobs: Array
-    lengths: Array
-    rewards: Array
-    truncated: Array
-    used: Array
-    nonfinite: Array
-    prefix: Array | None = None
-
-    @property
-    def trainable(self) -> Array:
-        """bool[G, N]: drawn, to the end."""
-        return self.used & ~self.nonfinite
+    candidates, rows = samples.selected.shape[0], samples.lengths.shape[0]
+    per_prompt = rows // candidates
+    chosen = jnp.nonzero(samples.selected, size=target, fill_value=candidates)[0].astype(jnp.int32)[:, None]
+    index = jnp.arange(per_prompt, dtype=jnp.int32)
+    drawn = (index < counts.done[jnp.minimum(chosen, candidates - 1)]) & (chosen < candidates)
+    return jnp.where(drawn, chosen * per_prompt + index, rows).ravel()
 
 
-def select(samples: AdaptiveSamples, counts: Counts, target: int, per_prompt: int) -> Drawn:
-    """The selected groups of one shard, in launch order."""
-    candidates = samples.selected.shape[0]
-    chosen = jnp.nonzero(samples.selected, size=target, fill_value=candidates)[0].astype(jnp.int32)
-    row = jnp.minimum(chosen, candidates - 1)
-    take = lambda x: x.reshape(candidates, per_prompt, *x.shape[1:])[row]
-    used = (jnp.arange(per_prompt) < counts.done[row][:, None]) & (chosen < candidates)[:, None]
-    return Drawn(candidate=chosen, tokens=take(samples.tokens), logprobs=take(samples.logprobs), lengths=take(samples.lengths),
-                 rewards=take(samples.rewards), truncated=take(samples.truncated), used=used,
-                 nonfinite=take(samples.nonfinite),
-                 prefix=None if samples.prefix is None else take(samples.prefix))
+def to_batch(samples: AdaptiveSamples, prompts: Prompts, rows: Array, group_ids: Array, width: int) -> Batch:
+    """Lay samples of one shard out as whole rows, prompt then response; see `Batch`.
 
-
-def to_batch(drawn: Drawn, prompts: Prompts, width: int, chosen: Array | None = None) -> Batch:
-    """Lay the groups of one shard out as whole rows, prompt then response; see `Batch`. Group ids are those of the shard.
-
-    `chosen`, i32[K], are the samples to lay out, counted over all groups, G x N where there is none; None: all of them.
+    Args:
+      rows: i32[K], rows of `samples`. group_ids: i32[K], -1 for a row of padding, whatever its place in `rows`.
     """
-    groups, per_prompt, room = drawn.tokens.shape
-    total = groups * per_prompt
-    sample = jnp.arange(total) if chosen is None else jnp.minimum(chosen, total - 1)
-    row = jnp.minimum(drawn.candidate, prompts.lengths.shape[0] - 1)[sample // per_prompt]
-    whole = lambda x: x.reshape(total, *x.shape[2:])
-    flat = whole if chosen is None else lambda x: whole(x)[sample]
+    per_prompt, room = samples.lengths.shape[0] // prompts.lengths.shape[0], samples.tokens.shape[1]
+    rows, used = jnp.minimum(rows, samples.lengths.shape[0] - 1), group_ids >= 0
+    prompt = rows // per_prompt
     lengths = prompts.lengths if prompts.prefixes is None else prompts.prefixes.prompt_length
-    start, context = lengths[row][:, None], prompts.tokens[row]
-    length, used = flat(drawn.lengths)[:, None], flat(drawn.trainable)
-    if chosen is not None:
-        used &= chosen < total
+    start, length, context = lengths[prompt][:, None], samples.lengths[rows][:, None], prompts.tokens[prompt]
     at = jnp.arange(width)[None]
-    from_context = jnp.take_along_axis(context, jnp.broadcast_to(jnp.minimum(at, context.shape[1] - 1), (len(used), width)), axis=1)
-    from_response = lambda x: jnp.take_along_axis(flat(x), jnp.clip(at - start, 0, room - 1), axis=1)
+    from_context = jnp.take_along_axis(context, jnp.broadcast_to(jnp.minimum(at, context.shape[1] - 1), (len(rows), width)), axis=1)
+    from_response = lambda x: jnp.take_along_axis(x[rows], jnp.clip(at - start, 0, room - 1), axis=1)
     is_response = (at >= start) & (at < start + length) & used[:, None]
-    tokens = jnp.where(is_response, from_response(drawn.tokens), jnp.where((at < start) & used[:, None], from_context, 0))
-    is_sampled = is_response if drawn.prefix is None else is_response & (at >= start + flat(drawn.prefix)[:, None])
+    tokens = jnp.where(is_response, from_response(samples.tokens), jnp.where((at < start) & used[:, None], from_context, 0))
+    is_sampled = is_response if samples.prefix is None else is_response & (at >= start + samples.prefix[rows][:, None])
     return Batch(tokens=tokens, mask=is_sampled[:, 1:],
-                 behaviour_logprobs=jnp.where(is_response, from_response(drawn.logprobs), 0.0)[:, 1:],
-                 rewards=jnp.where(used, flat(drawn.rewards), 0.0),
-                 group_ids=jnp.where(used, (sample // per_prompt).astype(jnp.int32), -1))
+                 behaviour_logprobs=jnp.where(is_response, from_response(samples.logprobs), 0.0)[:, 1:],
+                 rewards=jnp.where(used, samples.rewards[rows], 0.0), group_ids=group_ids)
+
+
+def place_ids(samples: AdaptiveSamples, rows: Array) -> tuple[Array, Array]:
+    """(group ids, index in the group) of the places of `select`, i32[K] each; ids -1 where there is nothing to train on."""
+    available = samples.lengths.shape[0]
+    per_prompt = available // samples.selected.shape[0]
+    groups, index = jnp.divmod(jnp.arange(len(rows), dtype=jnp.int32), per_prompt)
+    trainable = (rows < available) & ~samples.nonfinite[jnp.minimum(rows, available - 1)]
+    return jnp.where(trainable, groups, -1), index
 
 
 def training_batch(samples: AdaptiveSamples, counts: Counts, prompts: Prompts, target: int, width: int | None = None) -> Batch:
     """The groups that `sample_adaptive` selected, as rows to train on. Jittable.
 
     Where candidates ran out, the last `samples.missing` groups are padding: with no group at all the loss is 0 and so is its
-    gradient, but an optimizer with momentum would still move; skip its step then.
+    gradient, but an optimizer with momentum would still move; skip its step then. Samples that logits without a distribution ended
+    (`nonfinite`) are padding, too.
 
     Args:
       samples, counts, prompts: what `sample_adaptive` returned, and the candidates that it took.
@@ -111,6 +87,6 @@ def training_batch(samples: AdaptiveSamples, counts: Counts, prompts: Prompts, t
 
     Returns: a `Batch` of R = target * max_samples rows, group ids in [0, target), for any policy.
     """
-    per_prompt = samples.lengths.shape[0] // prompts.lengths.shape[0]
     width = prompts.tokens.shape[1] + samples.tokens.shape[1] if width is None else width
-    return to_batch(select(samples, counts, target, per_prompt), prompts, width)
+    rows = select(samples, counts, target)
+    return to_batch(samples, prompts, rows, place_ids(samples, rows)[0], width)

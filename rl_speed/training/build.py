@@ -35,7 +35,8 @@ from rl_speed.sampling import Decoder, HostVerify, SamplerConfig
 from rl_speed.sampling.adaptive import Verify
 from rl_speed.rollout.generate import Generator
 from rl_speed.rollout.budgets import Budgets
-from rl_speed.rollout.host_driver import HostDriver, capacities
+from rl_speed.rollout.call_plan import capacities
+from rl_speed.rollout.host_driver import HostDriver
 from rl_speed.rollout.estimators import EmaEstimator, ValueEstimator
 from rl_speed.training.fused import FusedConfig, FusedProgram, Table, make_fused_step, row_widths
 from rl_speed.training.fused_step import FusedStep

@@ -14,7 +14,7 @@ from rl_speed.data.prompts import Prompt
 from rl_speed.replay.cache import ReplayCache
 from rl_speed.replay.responses import CachedResponse
 from rl_speed.replay.responses import load_responses
-from rl_speed.rollout.generate import Draw, Drawn, Generator, Work
+from rl_speed.rollout.generate import Generator, PendingRollouts, SampleRequest
 from rl_speed.training import build
 from rl_speed.rollout.host_driver import Scorer
 from rl_speed.runtime.progress import progress_bar
@@ -56,7 +56,7 @@ def start_cache(generator: Generator, params: Any, prompts: Sequence[Prompt], sc
 
     Args:
       generator: calls are as large as its capacities allow. params: the policy's weights.
-      score: (prompts, samples) -> (rewards f32[n], correct bool[n]).
+      score: rollouts -> (rewards f32[R], correct bool[R]).
       version: policy updates made so far, stored with every response.
       after_call: called with the responses that a call brought and the cost so far, once they are in the cache.
       stop: asked before each call; True ends the start with what was dispatched.
@@ -67,40 +67,38 @@ def start_cache(generator: Generator, params: Any, prompts: Sequence[Prompt], sc
     todo = [dataclasses.replace(prompts[place], visit=place) for name, place in first.items() if name not in cache]
     per_call, begin, cost = min(generator.capacity), time.perf_counter(), StartCost()
 
-    def finish(part: list[Prompt], draw: Draw) -> None:
-        drawn, stats = draw.result()
-        flat = Drawn(*(np.concatenate([getattr(d, f.name) for d in drawn]) for f in dataclasses.fields(Drawn)))
+    def finish(pending: PendingRollouts) -> None:
+        rollouts, stats = pending.result()
         before = time.perf_counter()
-        rewards, correct = score(part, flat)
+        rewards, correct = score(rollouts)
         cost.score_seconds += time.perf_counter() - before
-        for row, prompt in enumerate(part):
-            if flat.nonfinite[row]:  # nothing to start from: samples of this prompt start at its end
+        for row, prompt in enumerate(rollouts.prompts):
+            if rollouts.nonfinite[row]:  # nothing to start from: samples of this prompt start at its end
                 continue
-            length = int(flat.lengths[row])
+            length = int(rollouts.lengths[row])
             cache.put(prompt.id, CachedResponse(
-                tokens=flat.tokens[row, :length], version=version, reward=float(rewards[row]), correct=bool(correct[row]),
-                truncated=bool(flat.truncated[row]), logprob=float(flat.logprobs[row, :length].sum(dtype=np.float64)),
+                tokens=rollouts.tokens[row, :length], version=version, reward=float(rewards[row]), correct=bool(correct[row]),
+                truncated=bool(rollouts.truncated[row]), logprob=float(rollouts.logprobs[row, :length].sum(dtype=np.float64)),
                 shortest=length))
-        cost.sampled += len(part)
+        cost.sampled += len(rollouts)
         cost.correct += int(np.sum(correct))
-        cost.truncated += int(flat.truncated.sum())
+        cost.truncated += int(rollouts.truncated.sum())
         cost.tokens += stats.tokens
         cost.calls += stats.calls
         cost.seconds = time.perf_counter() - begin
         if after_call is not None:
-            after_call(len(part), cost)
+            after_call(len(rollouts), cost)
 
-    pending: tuple[list[Prompt], Draw] | None = None
+    pending: PendingRollouts | None = None
     for start in range(0, len(todo), per_call):
         if stop():
             break
-        part = todo[start:start + per_call]
-        draw = generator.dispatch(params, [Work(prompt, SAMPLE_INDEX, 1) for prompt in part])
+        following = generator.dispatch(params, [SampleRequest(prompt, SAMPLE_INDEX, 1) for prompt in todo[start:start + per_call]])
         if pending is not None:
-            finish(*pending)
-        pending = part, draw
+            finish(pending)
+        pending = following
     if pending is not None:
-        finish(*pending)
+        finish(pending)
     return cost
 
 

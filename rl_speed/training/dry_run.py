@@ -16,7 +16,7 @@ from rl_speed.policy import num_params
 from rl_speed.sampling import Batch, Prompts, SamplerConfig
 from rl_speed.rollout.generate import Generator
 from rl_speed.training import build
-from rl_speed.rollout.host_driver import capacities
+from rl_speed.rollout.call_plan import capacities
 from rl_speed.training.fused import FusedConfig, Table
 from rl_speed.runtime.out_of_memory import abstract_state, device_bytes, explain, size_text, update_parts
 from rl_speed.training.split_step import trains_on_prefixes, uses_old_logprobs

@@ -19,19 +19,22 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from rl_speed import objectives
 from rl_speed.data.prompts import Prompt
-from rl_speed.data.group import Group
+from rl_speed.data.rollouts import Rollouts
 from rl_speed.mesh import ROWS, batch_sharding, replicated, row_shards
 from rl_speed.policy import ModelConfig
 from rl_speed.sampling import (AdaptiveSamples, Counts, Decoder, Prefixes, Prompts, Rule, SamplerConfig, build_prompts,
                                sample_adaptive_sharded)
 from rl_speed.sampling.adaptive import Verify
-from rl_speed.sampling.batch import Batch, Drawn, select, to_batch
+from rl_speed.sampling.batch import Batch, place_ids, select, to_batch
 from rl_speed.replay.cuts import Replay
 from rl_speed.update.pools import PoolConfig, choose
 from rl_speed.update.state import TrainState, state_shardings
 from rl_speed.update.step import UpdateConfig, apply_gradients, batch_advantages, gradients
 
 Array = jax.Array
+
+# Of the samples of a step's groups, what goes to the host.
+SAMPLED = ("tokens", "logprobs", "lengths", "rewards", "truncated", "nonfinite", "prefix")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,32 +64,35 @@ class FusedConfig:
         return self.target * (self.rows or self.rule.max_samples)
 
 
-def choose_samples(drawn: Drawn, prompts: Prompts, config: PoolConfig, rows: int, key: Array) -> tuple[Array, Array | None]:
-    """(i32[rows], the samples of one shard's groups to train on, as `to_batch` takes them; their advantages f32[rows] or None)."""
-    groups, per_prompt = drawn.rewards.shape
-    row = jnp.minimum(drawn.candidate, prompts.lengths.shape[0] - 1)
-    ids = jnp.where(drawn.trainable, jnp.arange(groups)[:, None], -1).ravel()
-    index = jnp.tile(jnp.arange(per_prompt), groups)
-    rewards = drawn.rewards.ravel()
-    kept, advantages = choose(config, rewards, rewards > 0.5, ids, index, prompts.visit[row],
-                              None if prompts.estimate is None else prompts.estimate[row], key)
-    chosen = jnp.nonzero(kept, size=rows, fill_value=groups * per_prompt)[0].astype(jnp.int32)
+def choose_samples(samples: AdaptiveSamples, prompts: Prompts, rows: Array, config: PoolConfig, size: int,
+                   key: Array) -> tuple[Array, Array | None]:
+    """(i32[size], the places of `rows` to train on, as many as there are of them for none; their advantages f32[size] or None)."""
+    ids, index = place_ids(samples, rows)
+    rewards = samples.rewards[jnp.minimum(rows, len(samples.rewards) - 1)]
+    per_prompt = len(samples.rewards) // len(prompts.lengths)
+    candidate = jnp.minimum(rows[::per_prompt] // per_prompt, len(prompts.lengths) - 1)  # of a group's first sample
+    kept, advantages = choose(config, rewards, rewards > 0.5, ids, index, prompts.visit[candidate],
+                              None if prompts.estimate is None else prompts.estimate[candidate], key)
+    chosen = jnp.nonzero(kept, size=size, fill_value=len(rows))[0].astype(jnp.int32)
     return chosen, None if advantages is None else jnp.append(advantages, 0.0)[chosen]
 
 
 def make_batch(samples: AdaptiveSamples, counts: Counts, prompts: Prompts, config: FusedConfig, mesh: Mesh,
-               key: Array) -> tuple[Batch, Drawn, Array | None]:
+               key: Array) -> tuple[Batch, dict[str, Array], Array | None]:
     """All shards' groups as one batch, rows spread over the row shards, group ids counted over all of them.
 
-    Returns (batch, groups with all their samples, advantages of the rows where pools say them, else None).
+    Returns (batch, all samples of these groups, as `to_rollouts` takes them, advantages of the rows where pools say them, else None).
     """
     def shard(tree, key):
         samples, counts, prompts = jax.tree.map(lambda x: x[0], tree)
-        drawn = select(samples, counts, config.target, config.rule.max_samples)
-        chosen = advantages = None
+        rows = select(samples, counts, config.target)
+        drawn = {name: getattr(samples, name)[jnp.minimum(rows, len(samples.lengths) - 1)] for name in SAMPLED
+                 if getattr(samples, name) is not None}
+        ids, advantages, trained = place_ids(samples, rows)[0], None, rows
         if config.pool is not None:
-            chosen, advantages = choose_samples(drawn, prompts, config.pool, config.batch_rows, key)
-        return to_batch(drawn, prompts, config.widths[-1], chosen), drawn, advantages
+            chosen, advantages = choose_samples(samples, prompts, rows, config.pool, config.batch_rows, key)
+            ids, trained = jnp.append(ids, -1)[chosen], jnp.append(rows, len(samples.lengths))[chosen]
+        return to_batch(samples, prompts, trained, ids, config.widths[-1]), {"rows": rows, **drawn}, advantages
 
     rows = PartitionSpec(ROWS)
     batch, drawn, advantages = jax.shard_map(shard, mesh=mesh, in_specs=(rows, PartitionSpec()), out_specs=rows,
@@ -198,23 +204,28 @@ class Table:
                         length=column(0, [r.prefix for r in known]), max_new=column(0, [r.max_new for r in known]))
 
 
-def to_groups(drawn: Drawn, prompts: Sequence[Prompt], shards: int, version: int, phase_after: int,
-              asked: Sequence[tuple[np.ndarray, np.ndarray | None]] = ()) -> list[Group]:
-    """Host groups of what a step drew to train on, shard by shard in launch order. The first `phase_after` samples screened."""
-    per_shard, groups = len(drawn.candidate) // shards, []
-    for g, candidate in enumerate(np.asarray(drawn.candidate)):
-        mine = prompts[g // per_shard::shards]
-        if candidate >= len(mine) or not drawn.used[g].any():
-            continue
-        n = int(drawn.used[g].sum())
-        take = lambda x: np.asarray(x[g][:n])
-        groups.append(Group(prompt=mine[candidate], tokens=take(drawn.tokens), lengths=take(drawn.lengths),
-                            logprobs=take(drawn.logprobs), rewards=take(drawn.rewards), versions=np.full(n, version),
-                            phases=(np.arange(n) >= phase_after).astype(np.int64), sample_index=np.arange(n),
-                            truncated=take(drawn.truncated), correct=take(drawn.rewards) > 0.5,
-                            prefix=None if drawn.prefix is None else take(drawn.prefix), nonfinite=take(drawn.nonfinite),
-                            estimates=np.full(n, asked[g // per_shard][0][candidate]) if asked else None))
-    return groups
+def to_rollouts(drawn: dict[str, np.ndarray], prompts: Sequence[Prompt], table: Table, version: int, rule: Rule,
+                asked: Sequence[tuple[np.ndarray, np.ndarray | None]] = ()) -> Rollouts | None:
+    """What a step drew to train on, shard by shard in launch order; None where that is nothing.
+
+    Args:
+      drawn: `SAMPLED` of the samples, and the rows of their shard's table that they were. prompts: as `table` was built of them.
+    """
+    shard = np.repeat(np.arange(table.shards), len(drawn["rows"]) // table.shards)
+    candidate, index = np.divmod(drawn["rows"], rule.max_samples)
+    place = candidate * table.shards + shard
+    there = np.flatnonzero((candidate < table.capacity) & (place < len(prompts)))
+    if not len(there):
+        return None
+    # Shards come one after the other, and in each the candidates in launch order.
+    groups, owner = np.unique((shard * table.capacity + candidate)[there], return_inverse=True)
+    owners = [divmod(int(group), table.capacity) for group in groups]
+    estimates = np.array([asked[shard][0][candidate] for shard, candidate in owners])[owner] if asked else None
+    fields = {name: value[there] for name, value in drawn.items() if name != "rows"}
+    return Rollouts([prompts[candidate * table.shards + shard] for shard, candidate in owners], owner, **fields,
+                    sample_index=index[there], versions=np.full(len(there), version),
+                    phases=index[there] >= rule.first_samples, estimates=estimates)
 
 
-FusedProgram = Callable[[TrainState, Prompts, Array], tuple[TrainState, dict[str, Array], Drawn, dict[str, Array], Counts]]
+FusedProgram = Callable[[TrainState, Prompts, Array], tuple[TrainState, dict[str, Array], dict[str, Array], dict[str, Array],
+                                                               Counts]]

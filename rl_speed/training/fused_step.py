@@ -11,13 +11,13 @@ import jax
 import numpy as np
 
 from rl_speed.data.prompts import Prompt, PromptStream
-from rl_speed.data.group import Group
+from rl_speed.data.rollouts import Rollouts
 from rl_speed.sampling import COMPLETE, REJECTED, Allocated, HostVerify
 from rl_speed.sampling.callback import raise_failure
 from rl_speed.replay.cuts import Replay
 from rl_speed.rollout.generate import GenerationStats
 from rl_speed.rollout.budgets import Budgets
-from rl_speed.training.fused import FusedConfig, FusedProgram, Table, to_groups
+from rl_speed.training.fused import FusedConfig, FusedProgram, Table, to_rollouts
 from rl_speed.runtime.metrics import PhaseTimer
 from rl_speed.replay.source import PrefixSource
 from rl_speed.update.state import TrainState
@@ -61,18 +61,18 @@ class FusedStep:
         with timer.phase("fused"):
             while report.generation.calls < self._max_calls:
                 if stop():
-                    return state, StepResult([], report, {})
-                state, metrics, groups = self._attempt(state, version, report)
-                if groups:
+                    return state, StepResult(None, report, {})
+                state, metrics, rollouts = self._attempt(state, version, report)
+                if rollouts is not None:
                     self._verify_s = getattr(self._verify, "seconds", 0.0) - begin
-                    report.short, self._begun = self._groups - len(groups), None
-                    return state, StepResult(groups, report, {name: float(value) for name, value in metrics.items()})
+                    report.short, self._begun = self._groups - len(rollouts.prompts), None
+                    return state, StepResult(rollouts, report, {name: float(value) for name, value in metrics.items()})
         self._begun = None
         raise StarvedError(f"none of {report.screened} candidates was accepted in {self._max_calls} attempts: the data is too hard "
                            "or too easy for this policy and rule. Widen config.rule.low/high, raise config.rule.n_init or "
                            f"config.driver.screen_prompts, or change the data{broken_samples(report.generation)}")
 
-    def _attempt(self, state: TrainState, version: int, report: StepReport) -> tuple[TrainState, dict[str, Any], list[Group]]:
+    def _attempt(self, state: TrainState, version: int, report: StepReport) -> tuple[TrainState, dict[str, Any], Rollouts | None]:
         shards, capacity, screening = self._table.shards, self._table.capacity, self.screening
         prompts = self.stream.take(self._groups if isinstance(self.rule, Allocated) else shards * capacity)
         asked = [] if screening.budgets is None else [screening.ask(state.params, prompts[s::shards]) for s in range(shards)]
@@ -85,9 +85,9 @@ class FusedStep:
         for s, part in enumerate(consumed):  # all that is consumed is decided
             screening.observe(part, counts.positive[s, :len(part)], counts.done[s, :len(part)])
         screening.tell(state.params)
-        groups = to_groups(drawn, prompts, shards, version, self.rule.first_samples, asked)
-        self._account(book, counts, len(used), groups, report)
-        return state, metrics, groups
+        rollouts = to_rollouts(drawn, prompts, self._table, version, self.rule, asked)
+        self._account(book, counts, len(used), 0 if rollouts is None else rollouts.sampled_tokens, report)
+        return state, metrics, rollouts
 
     def _replays(self, prompts: Sequence[Prompt]) -> list[Replay | None]:
         """Where the samples of each prompt start, unless at its end; empty where nothing is replayed."""
@@ -95,8 +95,8 @@ class FusedStep:
             return []
         return [self.screening.replay(self.screening.cached(p), p, 0, self._table.replayed) for p in prompts]
 
-    def _account(self, book: dict[str, np.ndarray], counts: Any, count: int, groups: Sequence[Group], report: StepReport) -> None:
-        """Add one attempt to the tally and to the report."""
+    def _account(self, book: dict[str, np.ndarray], counts: Any, count: int, trained: int, report: StepReport) -> None:
+        """Add one attempt to the tally and to the report; `trained` tokens were sampled for the groups trained on."""
         status, done, positive = book["status"], counts.done, counts.positive
         rejected, complete = status == REJECTED, status == COMPLETE
         decided = rejected | complete
@@ -106,7 +106,7 @@ class FusedStep:
         t.completed += int(complete.sum())
         t.solved += int((rejected & (positive == done)).sum())
         t.failed += int((rejected & (positive == 0)).sum())
-        t.rejected_tokens += int(book["tokens"].sum()) - sum(g.sampled_tokens for g in groups)
+        t.rejected_tokens += int(book["tokens"].sum()) - trained
         self.wasted_tokens += int(book["wasted_tokens"].sum())
         self.screening.judged(complete[decided].tolist())
         report.generation += GenerationStats(calls=1, samples=int(done.sum()),

@@ -6,7 +6,7 @@ import json
 import logging
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +14,15 @@ import jax
 import numpy as np
 
 from rl_speed.config import Config
-from rl_speed.rollout.evaluate import Evaluation, EvaluationSoFar, evaluate
-from rl_speed.data.group import Group, pack
+from rl_speed.data.rollouts import Rollouts, pack
 from rl_speed.policy import save_hf
-from rl_speed.rewards.scorer import decode_responses
-from rl_speed.rollout.generate import Drawn, GenerationStats
+from rl_speed.rollout.generate import GenerationStats
 from rl_speed.training import build
 from rl_speed.training.cache_start import start_cost, start_run
-from rl_speed.runtime.checkpoint import Checkpointer, saved_steps
-from rl_speed.runtime.metrics import (CompileCounter, PhaseTimer, SlowSteps, counted_over_restarts, pass_rate_histogram,
-                                       read_lines, write_atomically)
+from rl_speed.training.held_out import HeldOut, shown
+from rl_speed.training.records import describe, progress_text, rollout_record
+from rl_speed.runtime.checkpoint import CheckpointError, Checkpointer, saved_steps
+from rl_speed.runtime.metrics import (CompileCounter, PhaseTimer, SlowSteps, counted_over_restarts, read_lines, write_atomically)
 from rl_speed.runtime.progress import progress_bar
 from rl_speed.update.reference import Reference
 from rl_speed.runtime.signals import Stopped, StopRequest, stop_on_signals
@@ -35,9 +34,14 @@ from rl_speed.runtime.writers import MetricsWriter
 
 log = logging.getLogger(__name__)
 
+# Of what a checkpoint holds beside weights. 1, which names no format: samples without `end_steps`; still read.
+FORMAT = 2
+
 
 class NonFiniteError(RuntimeError):
     """Too many updates in a row had a non-finite loss or gradient, or the policy's logits end every response."""
+
+    exit_status = 1
 
 
 @dataclasses.dataclass
@@ -67,9 +71,10 @@ class Trainer:
         self.compiles, self.slow = CompileCounter(), SlowSteps()
         self.mesh = build.build_mesh(config)
         self.policy = build.build_policy(config, self.mesh)
-        self.stream, self.held_out = build.build_data(config, self.policy.tokenizer, self.workdir / "data.json")
-        self.scorer = build.build_scorer(config, self.policy, build.longest_answer(self.held_out, config.sampler.max_new))
-        self.generator, self.held_out_generator, self.eval_prompts = build.build_generators(config, self.policy, self.mesh)
+        self.stream, held_out = build.build_data(config, self.policy.tokenizer, self.workdir / "data.json")
+        self.scorer = build.build_scorer(config, self.policy, build.longest_answer(held_out, config.sampler.max_new))
+        self.generator, held_out_generator, per_call = build.build_generators(config, self.policy, self.mesh)
+        self.held_out = HeldOut(config, held_out, held_out_generator, per_call, self.scorer.judge)
         self.optimizer = build.build_optimizer(config, self.policy.params)
         self.settings = build.update_config(config)
         budgets = build.build_budgets(config, self.policy, self.mesh)
@@ -89,10 +94,8 @@ class Trainer:
                                                   self.reference)
         self.state = init_state(self.policy.params, self.optimizer, shardings)
         self.policy.params = None
-        self.totals, self.step, self.evaluations = Totals(), 0, []
-        # What a stop inside the step or the evaluation after `step` steps left: seconds by phase, and what was drawn.
-        self._spent: dict[str, float] = {}
-        self._evaluating: EvaluationSoFar | None = None
+        self.totals, self.step = Totals(), 0
+        self._spent: dict[str, float] = {}  # seconds by phase of a step that was stopped after `step` steps
         self._resumed = False
         self._open()
 
@@ -112,25 +115,25 @@ class Trainer:
             note_changes(self.workdir / "config.json", self._earlier, self.config.to_dict(), self.step)
         write_atomically(self.workdir / "config.json", json.dumps(self.config.to_dict(), indent=2) + "\n")
         self._writer = MetricsWriter(self.workdir, self.config.logging, self.config.to_dict(), self.step)
-        for point in self.evaluations:
+        for point in self.held_out.points:
             if point["step"] >= self.step:  # of the policy as it is: made before the checkpoint, and cut off with what followed
-                self._writer.show(point["step"], _shown(point))
-        self._write_evaluations()
+                self._writer.show(point["step"], shown(point))
+        self.held_out.write(self.workdir)
 
     def _restore(self) -> None:
         reference = None if self.reference is None else self.reference.params
         self.step, self.state, host = self._checkpoints.restore_newest(self.state, reference)
+        if (written := host.get("format", 1)) > FORMAT:
+            raise CheckpointError(f"the checkpoint of step {self.step} in {self.workdir} has format {written}, of a newer version of "
+                                  f"this code, which reads up to {FORMAT}")
         if self.reference is not None:
             self.reference.restore(host.get("reference"), host.get("reference_step", 0), self.step, self.state.params)
         self.stream.load_state_dict(host["stream"])
         self.rl_step.load_state_dict(host["driver"])
         self.scorer.load_state_dict(host["scorer"])
         self.totals = Totals(**host["totals"])
-        self.evaluations = json.loads(host["evaluations"])
+        self.held_out.load_state_dict(host)
         self._spent, self._resumed = host.get("spent", {}), True
-        if "evaluating" in host and self.held_out:  # under other settings it begins anew
-            same = host["evaluating"].pop("of") == self._evaluation_settings()
-            self._evaluating = EvaluationSoFar.from_state_dict(host["evaluating"]) if same else EvaluationSoFar()
         log.warning("resumed %s at step %d", self.workdir, self.step)
 
     def save(self) -> None:
@@ -138,19 +141,11 @@ class Trainer:
         The reference policy is part of it only where it is neither the one that the run started from nor the one that is saved
         here."""
         reference = self.reference
-        under_way = {"spent": self._spent} if self._spent else {}
-        if self._evaluating is not None:
-            under_way["evaluating"] = {**self._evaluating.state_dict(), "of": self._evaluation_settings()}
         self._checkpoints.save(self.step, self.state, {
-            "stream": self.stream.state_dict(), "driver": self.rl_step.state_dict(), "scorer": self.scorer.state_dict(),
-            "totals": dataclasses.asdict(self.totals), "evaluations": json.dumps(self.evaluations),
-            "reference_step": 0 if reference is None else reference.since, **under_way},
+            "format": FORMAT, "stream": self.stream.state_dict(), "driver": self.rl_step.state_dict(), "scorer": self.scorer.state_dict(),
+            "totals": dataclasses.asdict(self.totals), "reference_step": 0 if reference is None else reference.since,
+            **self.held_out.state_dict(), **({"spent": self._spent} if self._spent else {})},
             None if reference is None else reference.to_save(self.step))
-
-    def _evaluation_settings(self) -> str:
-        """What the responses of an evaluation depend on, beside the policy."""
-        c = self.config
-        return json.dumps([dataclasses.asdict(part) for part in (c.evaluation, c.data, c.sampler, c.reward)] + [len(self.held_out)])
 
     # The loop.
 
@@ -194,7 +189,7 @@ class Trainer:
 
     def _train(self, stop: StopRequest, bar: Any) -> None:
         c, asked, inside = self.config, lambda: bool(stop), ""
-        if self._evaluating is not None or (self.step == 0 and c.evaluation.every and not self.evaluations):
+        if self.held_out.under_way is not None or (self.step == 0 and c.evaluation.every and not self.held_out.points):
             self.evaluate(asked)
             if self.done or stop:
                 self.save()
@@ -203,83 +198,64 @@ class Trainer:
             compiled = self.compiles.seconds - self._spent.get("compile", 0.0)
             profiled = self.step == c.logging.profile_step
             with jax.profiler.trace(str(self.workdir / "profile")) if profiled else contextlib.nullcontext():
-                self.state, (groups, report, metrics) = self.rl_step(self.state, self.step, timer, asked)
-            if not groups:
+                self.state, (rollouts, report, metrics) = self.rl_step(self.state, self.step, timer, asked)
+            if rollouts is None:
                 seconds = {**timer.take(), "time/compile": self.compiles.seconds - compiled}
                 self._spent = {name.removeprefix("time/"): value for name, value in seconds.items()}
                 self.save()
                 inside = f"{report.generation.calls} generation calls of the next"
                 break
             self._spent = {}
-            self._require_finite(groups)
+            self._require_finite(rollouts)
             if (prefixes := self.rl_step.screening.prefixes) is not None:
-                prefixes.remember(groups)
+                prefixes.remember(rollouts)
             seconds = timer.take()
             seconds["time/compile"] = self.compiles.seconds - compiled
             self._account(report.generation, seconds["time/step"] - seconds["time/compile"])
-            record = {**self._describe(groups, report), **metrics, **seconds}
+            record = {**self._record(rollouts, report), **metrics, **seconds}
             if slow := self.slow.see(self.step, seconds, {"generation calls": record["calls"], **self.scorer.metrics()}):
                 log.warning("%s", slow)
-            self._log(record, groups)
+            self._log(record, rollouts)
             self.step += 1
-            self._check_finite(groups)
+            self._check_finite(rollouts)
             if self.reference is not None:
                 self.reference.refresh(self.step, self.state.params)
             bar.update()
-            bar.set_postfix_str(self._progress(record), refresh=False)
+            bar.set_postfix_str(progress_text(record, self.held_out.points), refresh=False)
             if c.evaluation.every and (self.step % c.evaluation.every == 0 or self.done):
                 self.evaluate(asked)
             if self.done or stop or (c.checkpoints.every and self.step % c.checkpoints.every == 0):
                 self.save()
             timer.take()  # evaluation and checkpoints are excluded from the next step's seconds
-        if self._evaluating is not None:
-            inside = f"{self._evaluating.done} of {len(self.held_out)} questions of the evaluation"
+        if self.held_out.under_way is not None:
+            inside = f"{self.held_out.under_way.done} of {len(self.held_out.prompts)} questions of the evaluation"
         if stop and (inside or not self.done):
             raise Stopped(stop.received, self.step, self.workdir, inside)
 
-    def evaluate(self, stop: Callable[[], bool] = lambda: False) -> Evaluation | None:
-        """Held-out accuracy of the policy as it is; kept with the totals it was reached at. None where there are no questions, or
-        where `stop` ended it between two calls: it is gone on with then, and is part of a checkpoint."""
-        if not self.held_out:
-            return None
-        e = self.config.evaluation
-        self._evaluating = self._evaluating or EvaluationSoFar()
-        result = evaluate(self.held_out_generator, self.state.params, self.held_out, e.samples, self.scorer.judge,
-                          self.eval_prompts, so_far=self._evaluating, stop=stop)
-        if result is None:
-            return None
-        self._evaluating = None
-        self.evaluations.append({"step": self.step, **dataclasses.asdict(self.totals), **result.metrics(),
-                                 "eval/standard_error": result.standard_error})
-        self._writer.show(self.step, _shown(self.evaluations[-1]))
-        self._write_evaluations()
-        return result
+    def evaluate(self, stop: Callable[[], bool] = lambda: False) -> None:
+        """Held-out accuracy of the policy as it is, kept with the totals it was reached at; see `HeldOut.measure`."""
+        if self.held_out.measure(self.state.params, self.step, dataclasses.asdict(self.totals), stop) is not None:
+            self._writer.show(self.step, shown(self.held_out.points[-1]))
+            self.held_out.write(self.workdir)
 
-    def _write_evaluations(self) -> None:
-        lines = "".join(json.dumps(point) + "\n" for point in self.evaluations)
-        try:
-            write_atomically(self.workdir / "evaluations.jsonl", lines)
-        except OSError as error:
-            log.error("cannot write evaluations.jsonl (%s); it is written anew with the next evaluation", error)
-
-    def _keep_for_inspection(self, groups: Sequence[Group]) -> Path:
+    def _keep_for_inspection(self, rollouts: Rollouts) -> Path:
         path = self.workdir / f"nonfinite_step{self.step}.npz"
-        np.savez(path, **pack(list(groups)))
+        np.savez(path, **pack(rollouts.groups()))
         return path
 
-    def _require_finite(self, groups: Sequence[Group]) -> None:
+    def _require_finite(self, rollouts: Rollouts) -> None:
         """Raises NonFiniteError where no sample of a step can be trained on: the next step's would be drawn by the same policy."""
-        if all(g.nonfinite.all() for g in groups):
+        if rollouts.nonfinite.all():
             raise NonFiniteError(f"every response to train on in step {self.step} ended at logits that are not finite: the "
                                  "policy's weights, or what it computes of them, are broken. The batch is in "
-                                 f"{self._keep_for_inspection(groups)} (rl_speed.data.group.unpack reads it)")
+                                 f"{self._keep_for_inspection(rollouts)} (rl_speed.data.rollouts.unpack reads it)")
 
-    def _check_finite(self, groups: Sequence[Group]) -> None:
+    def _check_finite(self, rollouts: Rollouts) -> None:
         in_row = int(self.state.skipped_in_row)
         if in_row >= self.config.training.max_skipped:
-            path = self._keep_for_inspection(groups)
+            path = self._keep_for_inspection(rollouts)
             raise NonFiniteError(f"the last {in_row} updates had a non-finite loss or gradient and were skipped (step "
-                                 f"{self.step}); the batch of the last is in {path} (rl_speed.data.group.unpack reads "
+                                 f"{self.step}); the batch of the last is in {path} (rl_speed.data.rollouts.unpack reads "
                                  "it). Lower config.optimizer.learning_rate, or look at metrics.jsonl for where it began")
 
     def _account(self, stats: GenerationStats, seconds: float) -> None:
@@ -289,28 +265,14 @@ class Trainer:
         t.samples += stats.samples
         t.optimizer_steps += self.config.training.minibatches
 
-    def _describe(self, groups: Sequence[Group], report: StepReport) -> dict[str, Any]:
+    def _record(self, rollouts: Rollouts, report: StepReport) -> dict[str, Any]:
         """The step's numbers that are known on the host."""
-        g = report.generation
-        column = lambda name: np.concatenate([getattr(group, name) for group in groups])
-        ages, rates = self.step - column("versions"), np.array([group.correct.mean() for group in groups])
-        slots = self.generator.config.slots * self.generator.shards
+        screening = self.rl_step.screening
         return {
-            "reward": float(column("rewards").mean()), "accuracy": float(column("correct").mean()),
-            "length": float(column("lengths").mean()), "truncated": float(column("truncated").mean()),
-            "informative_groups": float(((rates > 0) & (rates < 1)).mean()),
-            "prefix": float(column("prefix").mean()), "age_mean": float(ages.mean()), "age_max": float(ages.max()),
-            "groups": float(len(groups)), "groups_short": float(report.short),
-            "generated_tokens": float(g.tokens), "generated_samples": float(g.samples), "calls": float(g.calls),
-            "nonfinite_samples": float(g.nonfinite),
-            "decode_steps": float(g.decode_steps), "slot_use": g.tokens / max(g.decode_steps * slots, 1),
-            "screened": float(report.screened), "accepted": float(report.accepted), "rejected": float(report.rejected),
-            "acceptance": self.rl_step.screening.acceptance,
+            **describe(self.step, rollouts, report, self.generator.config.slots * self.generator.shards),
+            "acceptance": screening.acceptance,
             **{f"total/{name}": float(value) for name, value in dataclasses.asdict(self.totals).items()},
-            **{f"tally/{name}": float(value) for name, value in dataclasses.asdict(self.rl_step.screening.tally).items()},
-            "pass_rates": pass_rate_histogram(report.pass_rates),
-            # Of the first samples of each prompt, before any rule stopped or chose: the unbiased one.
-            "first_accuracy": float(np.mean(report.pass_rates)) if report.pass_rates else 0.0,
+            **{f"tally/{name}": float(value) for name, value in dataclasses.asdict(screening.tally).items()},
             **self.rl_step.metrics(self.step), **self.stream.metrics(), **self.scorer.metrics(), **self.scorer.take_parts(),
             # Of this process, not of the run: a resumed run counts anew.
             "process/compilations": float(self.compiles.count), "process/compile_s": self.compiles.seconds,
@@ -318,26 +280,11 @@ class Trainer:
             "process/failed_writes": float(self._writer.failures),
         }
 
-    def _log(self, record: dict[str, float], groups: Sequence[Group]) -> None:
+    def _log(self, record: dict[str, Any], rollouts: Rollouts) -> None:
         self._writer.write(self.step, record)
-        self._writer.rollouts(self.step, [self._rollout(group) for group in groups[:self.config.logging.rollouts]])
-
-    def _rollout(self, group: Group) -> dict[str, Any]:
-        index = self.step % len(group)  # of both phases in turn
-        row = slice(index, index + 1)
-        response = decode_responses(self.policy.tokenizer, Drawn(group.tokens[row], group.logprobs[row], group.lengths[row],
-                                                                 group.truncated[row]), self.policy.end_tokens)[0]
-        return {"id": group.prompt.id, "visit": group.prompt.visit, "question": group.prompt.text, "response": response,
-                "answer": group.prompt.answer, "sample": index, "correct": bool(group.correct[index]),
-                "reward": float(group.rewards[index]), "length": int(group.lengths[index]),
-                "truncated": bool(group.truncated[index]), "age": self.step - int(group.versions[index]),
-                "group_accuracy": float(group.correct.mean())}
-
-    def _progress(self, record: dict[str, float]) -> str:
-        held = f"held-out {self.evaluations[-1]['eval/accuracy']:.3f}  " if self.evaluations else ""
-        seconds = record.get("time/generate", record["time/step"])
-        return (f"{held}train {record['accuracy']:.2f}  accept {record['acceptance']:.2f}  "
-                f"{record['generated_tokens'] / max(seconds, 1e-9):,.0f} tok/s  age {record['age_mean']:.1f}")
+        shown = rollouts.groups()[:self.config.logging.rollouts]
+        self._writer.rollouts(self.step, [rollout_record(self.step, group, self.policy.tokenizer, self.policy.end_tokens)
+                                          for group in shown])
 
     def _close(self) -> None:
         self._checkpoints.close()
@@ -360,15 +307,10 @@ class Trainer:
                    "compilations": self.compiles.count, "compile_s": round(self.compiles.seconds, 2),
                    **self._faults(),
                    **({"replay_start": dataclasses.asdict(cost)} if (cost := start_cost(self.workdir)) else {}),
-                   "evaluations": self.evaluations, "device": jax.devices()[0].device_kind, "jax": jax.__version__,
+                   "evaluations": self.held_out.points, "device": jax.devices()[0].device_kind, "jax": jax.__version__,
                    "finished": time.strftime("%Y-%m-%d %H:%M:%S")}
         write_atomically(self.workdir / "summary.json", json.dumps(summary, indent=2) + "\n")
         return summary
-
-
-def _shown(point: dict[str, Any]) -> dict[str, float]:
-    """What of an evaluation goes beside the step's own numbers, which have the totals already."""
-    return {name: value for name, value in point.items() if name.startswith("eval/")}
 
 
 def _holds_run(workdir: Path) -> bool:

@@ -1,6 +1,6 @@
 """The split step: generation calls with the rule between them, on the host; then one update on complete groups, or several."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -8,14 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from rl_speed.config import Config
-from rl_speed.data.group import Group
-from rl_speed.update.batch import build_batch, split_groups
+from rl_speed.data.rollouts import Rollouts
+from rl_speed.update.batch import build_batch
 from rl_speed.rollout.host_driver import HostDriver
 from rl_speed.runtime.metrics import PhaseTimer
 from rl_speed.update.pools import PoolSelector
 from rl_speed.update.reference import Reference
 from rl_speed.rollout.screening import Screening
-from rl_speed.update.shaping import shape_groups
+from rl_speed.update.shaping import shape_rewards
 from rl_speed.update.state import TrainState
 from rl_speed.training.steps import StepResult
 
@@ -45,31 +45,32 @@ class SplitStep:
         and donates the weights they read; so they are waited for, as generation, and nothing is left to run during evaluation
         and checkpoints, which are excluded from the step's seconds.
         """
-        groups, report = self.driver.next_groups(state.params, version, stop)
-        if not groups:
-            return state, StepResult([], report, {})
+        rollouts, report = self.driver.next_groups(state.params, version, stop)
+        if rollouts is None:
+            return state, StepResult(None, report, {})
         timer.add("generate", report.generate_s)
         timer.add("score", report.score_s)
         with timer.phase("generate"):
             self.driver.wait()
-        if all(g.nonfinite.all() for g in groups):
-            return state, StepResult(groups, report, {})
+        if rollouts.nonfinite.all():
+            return state, StepResult(rollouts, report, {})
         with timer.phase("update"):
-            groups = shape_groups(groups, self._config)
-            state, metrics = self.update(state, groups)
+            rollouts = shape_rewards(rollouts, self._config)
+            state, metrics = self.update(state, rollouts)
             metrics = jax.device_get(metrics)
-        return state, StepResult(groups, report, {name: float(value) for name, value in metrics.items()})
+        return state, StepResult(rollouts, report, {name: float(value) for name, value in metrics.items()})
 
-    def update(self, state: TrainState, groups: Sequence[Group]) -> tuple[TrainState, dict[str, Any]]:
+    def update(self, state: TrainState, rollouts: Rollouts) -> tuple[TrainState, dict[str, Any]]:
         """All optimizer steps of one RL step on these groups; metrics are the mean over them.
 
         Samples that non-finite logits ended are left out: what the policy computes of them would likely spoil the whole update,
         and no reward of theirs says anything about the tokens before.
         """
         c, o, parts = self._config, self._config.objective, self._config.training.minibatches
-        groups = [kept for g in groups if len(kept := g.finite())]
-        groups, advantages = (groups, None) if self._select is None else self._select(groups)
-        batch = build_batch(groups, c.driver.groups * c.rule.n, c.data.max_prompt_length + c.sampler.max_new,
+        if rollouts.nonfinite.any():
+            rollouts = rollouts.take(np.flatnonzero(~rollouts.nonfinite))
+        rollouts, advantages = (rollouts, None) if self._select is None else self._select(rollouts)
+        batch = build_batch(rollouts, c.driver.groups * c.rule.n, c.data.max_prompt_length + c.sampler.max_new,
                             c.training.length_multiple, c.replay.mask_prefix)
         uses_old, trains_prefix = uses_old_logprobs(c), trains_on_prefixes(c)
         old = self._score(state.params, batch.tokens) if uses_old or trains_prefix else None
@@ -89,8 +90,8 @@ class SplitStep:
             return self._update(state, batch, advantages, old, ref)
         whole = jax.device_get((batch, advantages, old, ref))
         padding, rows, history = np.flatnonzero(batch.group_ids < 0), len(batch.group_ids) // parts, []
-        for part in split_groups(groups, parts):
-            index = np.flatnonzero(np.isin(batch.group_ids, part))
+        for part in range(parts):  # groups in turn, so that no mini-batch is empty before another has two more
+            index = np.flatnonzero((batch.group_ids >= 0) & (batch.group_ids % parts == part))
             spare, padding = padding[:rows - len(index)], padding[rows - len(index):]
             index = np.concatenate([index, spare])
             state, metrics = self._update(state, *jax.tree.map(lambda x: x[index], whole))

@@ -1,9 +1,9 @@
 """One signature for an RL step, however it is made: split (`split_step.py`) or fused into one program (`fused_step.py`)."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
-from rl_speed.data.group import Group
+from rl_speed.data.rollouts import Rollouts
 from rl_speed.runtime.metrics import PhaseTimer
 from rl_speed.rollout.screening import Screening
 from rl_speed.update.state import TrainState
@@ -14,11 +14,11 @@ class StepResult(NamedTuple):
     """What a step did.
 
     Attributes:
-      groups: trained on, with the rewards they were trained with; none where `stop` ended the step.
+      rollouts: whole groups, with the rewards they were trained with; None where `stop` ended the step.
       report: what generation did. metrics: of the update; empty where there was none.
     """
 
-    groups: Sequence[Group]
+    rollouts: Rollouts | None
     report: StepReport
     metrics: dict[str, float]
 
@@ -36,7 +36,7 @@ class Step(Protocol):
                  stop: Callable[[], bool] = lambda: False) -> tuple[TrainState, StepResult]:
         """(the state after the step, what it did).
 
-        No groups, and no update, where `stop`, which is asked between generation calls, says to go no further: the step holds what it
+        No rollouts, and no update, where `stop`, which is asked between generation calls, says to go no further: the step holds what it
         has, in `state_dict` too, and the next call goes on with it. No update either where non-finite logits ended every sample.
 
         Args:

@@ -1,18 +1,16 @@
-"""From groups to the arrays of one training batch."""
-
-from collections.abc import Sequence
+"""From rollouts to the arrays of one training batch."""
 
 import numpy as np
 
-from rl_speed.data.group import Group
+from rl_speed.data.rollouts import Rollouts
 from rl_speed.sampling.batch import Batch
 
 
-def build_batch(groups: Sequence[Group], rows: int, width: int, multiple: int = 0, mask_prefix: bool = True) -> Batch:
-    """Lay the groups' samples out as `rows` rows of at most `width` tokens.
+def build_batch(rollouts: Rollouts, rows: int, width: int, multiple: int = 0, mask_prefix: bool = True) -> Batch:
+    """Lay the samples out as `rows` rows of at most `width` tokens; group ids are the samples' owners.
 
     Args:
-      groups: at most `rows` samples in all; the rest of the rows is padding.
+      rollouts: at most `rows` samples; the rest of the rows is padding.
       width: longest row there can be, in tokens.
       multiple: if positive, rows are cut to the smallest multiple of it that holds the longest (a few shapes, hence a few
         compilations, instead of always paying for the longest).
@@ -21,35 +19,23 @@ def build_batch(groups: Sequence[Group], rows: int, width: int, multiple: int = 
     Raises:
       ValueError: too many samples, or a row longer than `width`.
     """
-    count = sum(len(g) for g in groups)
-    if count > rows:
-        raise ValueError(f"{count} samples do not fit into a batch of {rows} rows")
-    longest = max((len(g.prompt.tokens) + int(g.lengths.max()) for g in groups if len(g)), default=2)
+    if len(rollouts) > rows:
+        raise ValueError(f"{len(rollouts)} samples do not fit into a batch of {rows} rows")
+    prompts = [prompt.tokens for prompt in rollouts.prompts]
+    start = np.array([len(tokens) for tokens in prompts], int)[rollouts.owner][:, None]
+    end = start + rollouts.lengths[:, None]
+    longest = int(end.max(initial=2))
     if longest > width:
         raise ValueError(f"a row has {longest} tokens; the batch holds {width}")
     if multiple:
         width = min(width, -(-longest // multiple) * multiple)
-    tokens = np.zeros((rows, width), np.int32)
-    mask = np.zeros((rows, width - 1), bool)
-    behaviour = np.zeros((rows, width - 1), np.float32)
-    rewards = np.zeros((rows,), np.float32)
-    group_ids = np.full((rows,), -1, np.int32)
-    first = 0
-    for index, group in enumerate(groups):
-        start, block = len(group.prompt.tokens), slice(first, first + len(group))
-        room = min(group.tokens.shape[1], width - start)
-        valid = np.arange(room) < group.lengths[:, None]
-        tokens[block, :start] = group.prompt.tokens
-        tokens[block, start:start + room] = np.where(valid, group.tokens[:, :room], 0)
-        replayed = np.arange(room) < group.prefix[:, None]
-        mask[block, start - 1:start - 1 + room] = valid & ~replayed if mask_prefix else valid
-        logprobs = np.where(replayed, 0.0 if mask_prefix else np.nan, group.logprobs[:, :room])
-        behaviour[block, start - 1:start - 1 + room] = np.where(valid, logprobs, 0.0)
-        rewards[block], group_ids[block] = group.rewards, index
-        first = block.stop
-    return Batch(tokens=tokens, mask=mask, behaviour_logprobs=behaviour, rewards=rewards, group_ids=group_ids)
-
-
-def split_groups(groups: Sequence[Group], parts: int) -> list[list[int]]:
-    """Indices of groups per mini-batch, in turn, so that no part is empty before another has two more."""
-    return [list(range(part, len(groups), parts)) for part in range(parts)]
+    at = np.arange(width)
+    context = np.stack([np.pad(tokens[:width], (0, max(width - len(tokens), 0))) for tokens in prompts])[rollouts.owner]
+    shift = lambda x: np.take_along_axis(x, np.clip(at - start, 0, x.shape[1] - 1), axis=1)
+    response, replayed = (at >= start) & (at < end), (at >= start) & (at < start + rollouts.prefix[:, None])
+    logprobs = np.where(replayed, np.float32(0.0 if mask_prefix else np.nan), shift(rollouts.logprobs))
+    pad = lambda x, otherwise=0: np.pad(x, ((0, rows - len(x)),) + ((0, 0),) * (x.ndim - 1), constant_values=otherwise)
+    return Batch(tokens=pad(np.where(response, shift(rollouts.tokens), np.where(at < start, context, 0))),
+                 mask=pad(response & ~replayed if mask_prefix else response)[:, 1:],
+                 behaviour_logprobs=pad(np.where(response, logprobs, np.float32(0)))[:, 1:],
+                 rewards=pad(rollouts.rewards), group_ids=pad(rollouts.owner, -1))

@@ -5,13 +5,12 @@ A sampling rule may draw more than is trained on: `Sequential` fills a pool of u
 """
 
 import dataclasses
-from collections.abc import Sequence
 
 import jax
 import numpy as np
 
 from rl_speed import objectives
-from rl_speed.data.group import Group
+from rl_speed.data.rollouts import Rollouts
 
 Array = jax.Array
 
@@ -67,7 +66,7 @@ def choose(config: PoolConfig, rewards: Array, correct: Array, group_ids: Array,
 
 
 class PoolSelector:
-    """`choose` on host groups, at one shape, so that it compiles once.
+    """`choose` on the host, at one shape, so that it compiles once.
 
     Args:
       groups, per_group: the most that come at once. key: the run's typed root key.
@@ -77,18 +76,14 @@ class PoolSelector:
         self._groups, self._rows, self._key = groups, groups * per_group, key
         self._choose = jax.jit(lambda *arrays: choose(config, *arrays))
 
-    def __call__(self, groups: Sequence[Group]) -> tuple[list[Group], np.ndarray | None]:
-        """The groups with their kept samples only, and these samples' advantages f32[R], group after group, or None."""
-        sizes = [len(g) for g in groups]
-        column = lambda name, dtype: np.pad(np.concatenate([getattr(g, name) for g in groups]).astype(dtype),
-                                            (0, self._rows - sum(sizes)))
-        ids = np.full(self._rows, -1, np.int32)
-        ids[:sum(sizes)] = np.repeat(np.arange(len(groups)), sizes)
-        per_group = lambda values, dtype: np.pad(np.asarray(values, dtype), (0, self._groups - len(groups)), constant_values=1)
-        visits, estimates = [g.prompt.visit for g in groups], [g.estimates[0] for g in groups]
+    def __call__(self, rollouts: Rollouts) -> tuple[Rollouts, np.ndarray | None]:
+        """The kept samples only, and their advantages f32[R], or None."""
+        column = lambda values, otherwise=0: np.pad(values, (0, self._rows - len(rollouts)), constant_values=otherwise)
+        per_group = lambda values, dtype: np.pad(np.asarray(values, dtype), (0, self._groups - len(rollouts.prompts)),
+                                                 constant_values=1)
+        visits = [prompt.visit for prompt in rollouts.prompts]
+        estimates = rollouts.estimates[np.searchsorted(rollouts.owner, np.arange(len(visits)))]
         kept, advantages = jax.device_get(self._choose(
-            column("rewards", np.float32), column("correct", bool), ids, column("sample_index", np.int32),
+            column(rollouts.rewards), column(rollouts.correct), column(rollouts.owner, -1), column(rollouts.sample_index),
             per_group(visits, np.int32), per_group(estimates, np.float32), self._key))
-        ends = np.cumsum(sizes)
-        chosen = [g.take(np.flatnonzero(kept[end - size:end])) for g, size, end in zip(groups, sizes, ends)]
-        return chosen, None if advantages is None else advantages[kept]
+        return rollouts.take(np.flatnonzero(kept[:len(rollouts)])), None if advantages is None else advantages[kept]

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from fake_generation import rollouts_of
 
 from rl_speed.config import EMBEDDED
 from rl_speed.data import chain
@@ -25,7 +26,6 @@ from rl_speed.mesh import make_mesh
 from rl_speed.policy import encode_prompt, load_tokenizer, save_hf
 from rl_speed.config.presets import embedded
 from rl_speed.rewards import WorkerPool
-from rl_speed.rollout.generate import Drawn
 from rl_speed.sampling.sharded import sample_sharded
 from rl_speed.training import build
 from rl_speed.runtime.checkpoint import Checkpointer, CheckpointError
@@ -120,10 +120,10 @@ def test_killed_and_resumed_is_the_same(finished, policy, benchmarks, mesh, tmp_
     def dies_at_third(judge):
         calls = iter(range(99))
 
-        def wrapped(prompts, drawn):
+        def wrapped(rollouts):
             if next(calls) == 2:
                 raise OSError("the machine went away")
-            return judge(prompts, drawn)
+            return judge(rollouts)
         return wrapped
 
     with pytest.raises(OSError, match="the machine went away"):
@@ -145,8 +145,8 @@ def test_a_full_disk_costs_the_call_that_met_it(finished, policy, benchmarks, me
     def full_at_third(judge):
         calls = iter(range(99))
 
-        def wrapped(prompts, drawn):
-            verdicts = judge(prompts, drawn)
+        def wrapped(rollouts):
+            verdicts = judge(rollouts)
             if next(calls) == 2:
                 resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 100, limits[1]))
             return verdicts
@@ -403,11 +403,10 @@ def test_a_verifier_of_ones_own_judges(policy, tmp_path, monkeypatch):
     config = harness.make_config(dataclasses.replace(SETTINGS, verifier="my_verifier:score"), EMBEDDED)
     prompt = Prompt("p", np.array([1], np.int32), "64", np.zeros((0,), np.int32), "?")
     ids = [policy.tokenizer.encode(text, add_special_tokens=False) for text in ("64", "7")]
-    tokens = np.array([row + [0] * (2 - len(row)) for row in ids], np.int32)
-    drawn = Drawn(tokens, np.zeros((2, 2), np.float32), np.array([len(row) for row in ids]), np.zeros(2, bool))
+    rollouts = rollouts_of([prompt], ids, [0, 0])
     with Judge(config, dataclasses.replace(policy, judge=None), [prompt]) as judge:
-        verdicts = judge([prompt] * 2, drawn)
-        broken = judge([prompt] * 2, dataclasses.replace(drawn, nonfinite=np.array([True, False])))
+        verdicts = judge(rollouts)
+        broken = judge(dataclasses.replace(rollouts, nonfinite=np.array([True, False])))
     assert (verdicts.correct.tolist(), verdicts.causes, verdicts.answers) == ([True, False], ["ok", "ok"], [None, None])
     assert (broken.correct.tolist(), broken.causes) == ([False, False], ["nonfinite", "ok"])
     config.reward.verifier = "my_verifier:nothing"

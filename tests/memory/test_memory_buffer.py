@@ -1,11 +1,17 @@
-"""Groups and the sampling buffer: capacity, order, expiry, round trip of the state."""
+"""Rollouts and the sampling buffer: capacity, order, expiry, round trip of the state."""
+
+import dataclasses
 
 import jax
 import numpy as np
 import pytest
 
 from rl_speed.data.prompts import Prompt
-from rl_speed.memory import CONTINUE, SCREEN, BufferFull, Group, SamplingBuffer
+from rl_speed.data.rollouts import SAMPLE_FIELDS, TOKEN_FIELDS, Rollouts, pack, unpack
+from rl_speed.memory import BufferFull, Group, SamplingBuffer
+from rl_speed.sampling import ACCEPTED, SCREENING
+
+FIELDS = {**TOKEN_FIELDS, **SAMPLE_FIELDS}
 
 
 def make(visit, version=0, samples=3, width=5, answer_tokens=(1, 2)):
@@ -16,7 +22,7 @@ def make(visit, version=0, samples=3, width=5, answer_tokens=(1, 2)):
                     answer_tokens=np.array(answer_tokens, np.int32), text="q?", visit=visit, meta={"class": "easy"})
     return Group(prompt=prompt, tokens=rng.integers(1, 9, valid.shape) * valid, lengths=lengths,
                  logprobs=rng.normal(size=valid.shape) * valid, rewards=rng.integers(0, 2, samples),
-                 versions=np.full(samples, version), phases=np.array([SCREEN] + [CONTINUE] * (samples - 1)),
+                 versions=np.full(samples, version), phases=np.array([SCREENING] + [ACCEPTED] * (samples - 1)),
                  sample_index=np.arange(samples), truncated=lengths == width,
                  correct=rng.integers(0, 2, samples))
 
@@ -124,42 +130,135 @@ def test_saved_groups_must_fit():
 
 
 def test_merge_puts_the_continuation_behind_the_screening():
-    screening, continuation = make(1, samples=2, width=3), make(1, version=1, samples=3, width=6)
-    merged = screening.merge(continuation)
+    screening = make(1, samples=2, width=3)
+    continuation = make(1, version=1, samples=3, width=6)
+    merged = Rollouts.concat([screening, continuation])
     assert len(merged) == 5 and merged.tokens.shape == (5, 6) and merged.oldest_version == 0
     np.testing.assert_array_equal(merged.tokens[:2, :3], screening.tokens)
     np.testing.assert_array_equal(merged.logprobs[2:], continuation.logprobs)
     np.testing.assert_array_equal(merged.versions, [0, 0, 1, 1, 1])
-    with pytest.raises(ValueError, match="visits 1 and 2"):
-        screening.merge(make(2))
+    assert merged.prompt is screening.prompt
+    # Samples of another visit are another group.
+    assert visits(Rollouts.concat([screening, make(2)]).groups()) == [1, 2]
 
 
 def test_replayed_tokens_are_not_sampled_ones():
     group = make(0, samples=4)
     assert group.sampled_tokens == group.lengths.sum()
-    replayed = Group(**{**vars(group), "prefix": np.array([0, *group.lengths[1:]])})
+    replayed = dataclasses.replace(group, prefix=np.array([0, *group.lengths[1:]]))
     assert replayed.sampled_tokens == group.lengths[0]
 
 
 def test_correct_is_by_default_a_reward_above_one_half():
-    fields = {name: value for name, value in vars(make(0, samples=4)).items() if name != "correct"}
-    group = Group(**{**fields, "rewards": np.array([0.5, 0.51, 1.0, -1.0])})
+    whole = make(0, samples=4)
+    group = dataclasses.replace(whole, rewards=np.array([0.5, 0.51, 1.0, -1.0]), correct=None)
     assert group.correct.dtype == bool and group.correct.tolist() == [False, True, True, False]
-    # Shaping may turn a right answer's reward around; what the verifier said stays, through a merge too.
-    shaped = Group(**{**fields, "rewards": np.array([0.2, 0, 0, 0]), "correct": np.array([True, False, False, True])})
-    assert group.merge(shaped).correct.tolist() == [False, True, True, False, True, False, False, True]
+    # Shaping may turn a right answer's reward around; what the verifier said stays, also beside others.
+    shaped = dataclasses.replace(whole, rewards=np.array([0.2, 0, 0, 0]),
+                                 correct=np.array([True, False, False, True]))
+    both = Rollouts.concat([group, shaped])
+    assert both.correct.tolist() == [False, True, True, False, True, False, False, True]
 
 
 def test_groups_check_their_shapes():
     group = make(0)
-    with pytest.raises(ValueError, match="rewards must have shape"):
-        Group(**{**vars(group), "rewards": np.zeros(7)})
+    with pytest.raises(ValueError, match="'p0': rewards must have shape"):
+        dataclasses.replace(group, rewards=np.zeros(7))
     with pytest.raises(ValueError, match="correct must have shape"):
-        Group(**{**vars(group), "correct": np.zeros(2, bool)})
+        dataclasses.replace(group, correct=np.zeros(2, bool))
     with pytest.raises(ValueError, match="share one shape"):
-        Group(**{**vars(group), "logprobs": np.zeros((3, 4))})
+        dataclasses.replace(group, logprobs=np.zeros((3, 4)))
     with pytest.raises(ValueError, match="lengths must lie"):
-        Group(**{**vars(group), "lengths": np.array([1, 2, 99])})
+        dataclasses.replace(group, lengths=np.array([1, 2, 99]))
+    with pytest.raises(ValueError, match="prefix must lie"):
+        dataclasses.replace(group, prefix=group.lengths + 1)
+
+
+def same_samples(a, b):
+    assert len(a) == len(b)
+    for name, dtype in FIELDS.items():
+        x, y = getattr(a, name), getattr(b, name)
+        assert x.dtype == y.dtype == dtype, name
+        np.testing.assert_array_equal(x, y, err_msg=name)
+
+
+def numbered(parts, first):
+    """The samples of several groups, their rewards counted from `first`."""
+    whole = Rollouts.concat(parts)
+    return dataclasses.replace(whole, rewards=first + np.arange(len(whole)))
+
+
+def test_concat_joins_the_samples_of_a_visit_where_its_first_are():
+    one = numbered([make(4, samples=2, width=3), make(1, samples=1, width=3)], 10)
+    two = numbered([make(1, samples=2, width=6), make(7, samples=1, width=6), make(4, samples=1, width=6)], 20)
+    whole = Rollouts.concat([one, two])
+    assert [p.visit for p in whole.prompts] == [4, 1, 7] and whole.owner.tolist() == [0, 0, 0, 1, 1, 1, 2]
+    assert whole.rewards.tolist() == [10, 11, 23, 12, 20, 21, 22]
+    for row, reward in enumerate(whole.rewards.astype(int)):  # all that is known of a sample goes along, padded with zeros
+        part, width = (one, 3) if reward < 20 else (two, 6)
+        for name in FIELDS:
+            found, expected = getattr(whole, name)[row], getattr(part, name)[reward % 10]
+            if name in TOKEN_FIELDS:
+                assert found.shape == (6,) and not found[width:].any()
+                found = found[:width]
+            np.testing.assert_array_equal(found, expected, err_msg=name)
+
+
+def test_concat_keeps_visits_apart():
+    """Another visit of the same prompt is another group; prompts that never left a stream are told apart as objects."""
+    again = lambda visit: dataclasses.replace(make(3), prompts=[dataclasses.replace(make(3).prompt, visit=visit)])
+    assert [p.visit for p in Rollouts.concat([again(3), again(8), again(3)]).prompts] == [3, 8]
+    unvisited = again(-1)
+    assert Rollouts.concat([unvisited, again(-1), unvisited]).owner.tolist() == [0] * 6 + [1] * 3
+
+
+def test_take_drops_prompts_left_empty():
+    whole = numbered([make(v, samples=n) for v, n in [(5, 2), (2, 3), (9, 1)]], 0)
+    part = whole.take(np.array([0, 1, 5]))
+    assert [p.visit for p in part.prompts] == [5, 9] and part.owner.tolist() == [0, 0, 1]
+    for name in FIELDS:
+        np.testing.assert_array_equal(getattr(part, name), getattr(whole, name)[[0, 1, 5]], err_msg=name)
+    assert len(whole.take(np.zeros(0, int))) == len(whole.take(np.zeros(0, int)).prompts) == 0
+    assert np.shares_memory(whole.take(slice(2, 5)).tokens, whole.tokens)
+
+
+def test_groups_are_the_samples_of_each_prompt():
+    groups = [make(5, samples=2), make(2, samples=3), make(9, samples=1)]
+    whole = Rollouts.concat(groups)
+    assert visits(whole.groups()) == [5, 2, 9] and len(whole) == 6
+    for place, group in enumerate(groups):
+        same_samples(whole.of(place), group)
+        same_samples(whole.groups()[place], group)
+        assert whole.of(place).prompt is group.prompt and not whole.of(place).owner.any()
+    assert whole.sizes.tolist() == [2, 3, 1]
+    assert whole.right.tolist() == [int(g.correct.sum()) for g in groups]
+    with pytest.raises(ValueError, match="too many values"):
+        whole.prompt
+
+
+@pytest.mark.parametrize("owner", [[0, 1, 0], [0, 1, 2], [-1, 0, 1]])
+def test_owners_ascend_and_have_a_prompt(owner):
+    prompts = [make(0).prompt, make(1).prompt]
+    with pytest.raises(ValueError, match=r"of 2 prompts: owners must ascend within \[0, 2\)"):
+        dataclasses.replace(make(0), prompts=prompts, owner=owner)
+    with pytest.raises(ValueError, match="owner must have shape"):
+        dataclasses.replace(make(0), prompts=prompts, owner=owner[:2])
+
+
+def test_pack_round_trip_is_exact():
+    full = dataclasses.replace(make(3, samples=4, width=7), prefix=[0, 1, 0, 0], nonfinite=[0, 0, 1, 0],
+                               estimates=[0.25] * 4, end_steps=[9, 3, 5, 2])
+    unscored = dataclasses.replace(make(1), rewards=None, correct=None)
+    assert np.isnan(unscored.rewards).all() and not unscored.correct.any()
+    packed = pack([full, unscored])
+    for group, found in zip([full, unscored], unpack(packed), strict=True):
+        same_samples(group, found)
+        assert (found.prompt.id, found.prompt.visit) == (group.prompt.id, group.prompt.visit)
+        np.testing.assert_array_equal(found.prompt.tokens, group.prompt.tokens)
+    # What was saved before a field existed gets its default.
+    old = unpack({name: value for name, value in packed.items() if name not in ("end_steps", "nonfinite", "estimates")})
+    assert not old[0].end_steps.any() and not old[0].nonfinite.any() and np.isnan(old[0].estimates).all()
+    assert pack([]) == {} and unpack({}) == []
 
 
 @pytest.mark.parametrize("arguments, field", [((0,), "capacity"), ((1, "lifo"), "order"), ((1, "fifo", -1), "max_age")])

@@ -11,7 +11,7 @@ from rl_speed.data.prompts import Prompt
 from rl_speed.mesh import make_mesh
 from rl_speed.sampling import SamplerConfig
 from rl_speed.replay.cuts import Replay
-from rl_speed.rollout.generate import Generator, Work
+from rl_speed.rollout.generate import Generator, SampleRequest
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 
@@ -53,19 +53,22 @@ def by_hand(p, index, response, limit):
 
 def test_every_prompt_gets_the_samples_that_were_asked_for(generator):
     """Screening, then continuations beside new prompts and inside a response."""
-    screening = [Work(prompt(i), 0, 2) for i in range(5)]
+    screening = [SampleRequest(prompt(i), 0, 2) for i in range(5)]
     replay = Replay(np.array([3, 1, 4], np.int32), np.array([0, 2, 3]), np.array([7, 5, 1]))
-    mixed = [Work(prompt(3), 2, 3), Work(prompt(0), 2, 1), Work(prompt(5), 1, 3, replay), Work(prompt(4), 0, 4)]
-    for work in (screening, mixed):
-        drawn, stats = generator(toy.params(), work)
-        for d, w in zip(drawn, work, strict=True):
-            starts, limits = ([0] * w.count, [MAX_NEW] * w.count) if w.replay is None else (w.replay.prefix, w.replay.max_new)
-            assert d.prefix.tolist() == list(starts)
+    mixed = [SampleRequest(prompt(3), 2, 3), SampleRequest(prompt(0), 2, 1), SampleRequest(prompt(5), 1, 3, replay),
+             SampleRequest(prompt(4), 0, 4)]
+    for requests in (screening, mixed):
+        rollouts, stats = generator(toy.params(), requests)
+        for d, r in zip(rollouts.groups(), requests, strict=True):
+            starts, limits = ([0] * r.count, [MAX_NEW] * r.count) if r.replay is None else (r.replay.prefix, r.replay.max_new)
+            assert d.prompt is r.prompt and d.prefix.tolist() == list(starts)
+            assert d.sample_index.tolist() == list(range(r.first, r.first + r.count))
             for i, (start, limit, n) in enumerate(zip(starts, limits, d.lengths, strict=True)):
-                response = [] if w.replay is None else w.replay.tokens[:start].tolist()
-                tokens, logprobs = by_hand(w.prompt, w.first + i, response, limit)
+                response = [] if r.replay is None else r.replay.tokens[:start].tolist()
+                tokens, logprobs = by_hand(r.prompt, r.first + i, response, limit)
                 assert d.tokens[i, :n].tolist() == tokens and not d.tokens[i, n:].any()
                 np.testing.assert_allclose(d.logprobs[i, start:n], logprobs, atol=1e-5)
                 assert not d.logprobs[i, :start].any() and not d.logprobs[i, n:].any()
-        assert (stats.calls, stats.samples) == (1, sum(w.count for w in work))
-        assert stats.tokens == stats.slot_steps == sum(int((d.lengths - d.prefix).sum()) for d in drawn)
+        assert (stats.calls, stats.samples) == (1, sum(r.count for r in requests))
+        assert stats.tokens == stats.slot_steps == int((rollouts.lengths - rollouts.prefix).sum())
+        assert rollouts.end_steps.max() == stats.decode_steps and (rollouts.end_steps >= rollouts.lengths - rollouts.prefix).all()

@@ -19,7 +19,7 @@ from rl_speed.runtime.metrics import read_lines
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent / "training")]
 import toy_policy as toy  # noqa: E402
 from test_sampling_adaptive import CONFIG, KEY, all_samples, make_case, prompts_of, verify  # noqa: E402
-from test_training_driver import make, outcome  # noqa: E402
+from test_training_driver import make, outcome, take  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 
@@ -85,7 +85,7 @@ def test_rule_on_the_host(rule_class):
     """With the fake generator of the driver's own tests: groups are those of the definition, every prompt is accounted for."""
     rule = rule_class(n=10, m=4, low=0.2, high=0.7, least=0.3)
     driver, _ = make(rule)
-    trained = {g.prompt.visit: g for step in range(12) for g in driver.next_groups(None, step)[0]}
+    trained = {g.prompt.visit: g for step in range(12) for g in take(driver, step)[0]}
     assert len(trained) == 48
     for visit in range(max(trained)):
         drawn, status = expected(rule, [outcome(visit, i) for i in range(rule.n)])

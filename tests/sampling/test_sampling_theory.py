@@ -6,13 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from fake_generation import answer, finished
 
 from rl_speed import theory
 from rl_speed.config import Driver
 from rl_speed.data.prompts import Prompt, PromptStream
 from rl_speed.rollout.buffer import SamplingBuffer
 from rl_speed.sampling import COMPLETE, Decoder, SamplerConfig, Speed, build_prompts, sample_adaptive
-from rl_speed.rollout.generate import Drawn, FinishedDraw, GenerationStats
 from rl_speed.rollout.host_driver import HostDriver
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
@@ -51,23 +51,18 @@ def on_the_host(rule):
                for i in range(PER_RATE * len(RATES))]
     rng, completed = np.random.default_rng(6), {}
 
-    def generate(params, work):
-        drawn = []
-        for w in work:
-            right = rng.random((w.count, 1)) < RATES[w.prompt.tokens[0]]
-            drawn.append(Drawn(right.astype(np.int32), np.zeros((w.count, 1), np.float32), np.ones(w.count, np.int32),
-                               np.zeros(w.count, bool)))
-        return FinishedDraw(drawn, GenerationStats(1))
+    def generate(params, requests):
+        return finished(answer(requests, lambda request, i: [rng.random() < RATES[request.prompt.tokens[0]]]))
 
     config = Driver(groups=16, screen_prompts=100, buffer_groups=100, prefetch=False, screening="fixed")
     driver = HostDriver(rule, PromptStream(prompts, shuffle=False), SimpleNamespace(dispatch=generate),
-                        lambda prompts, drawn: (drawn.tokens[:, 0].astype(np.float32), drawn.tokens[:, 0] > 0),
+                        lambda rollouts: (rollouts.tokens[:, 0].astype(np.float32), rollouts.tokens[:, 0] > 0),
                         SamplingBuffer(100), config)
     while driver.tally.screened < len(prompts):
-        for group in driver.next_groups(None, 0)[0]:
+        for group in driver.next_groups(None, 0)[0].groups():
             completed[group.prompt.visit] = int(group.correct.sum())
     # Groups leave in order of arrival: all prompts before the oldest that is still held are decided.
-    held = [f.group.prompt.visit for f in driver._flights] + [g.prompt.visit for g in driver.buffer._groups]
+    held = [a.group.prompt.visit for a in driver._active] + [g.prompt.visit for g in driver.buffer._groups]
     known = range(min([*held, len(prompts)]))
     kind = np.arange(len(known)) % len(RATES)
     return kind, np.array([i in completed for i in known]), np.array([completed.get(i, 0) for i in known])

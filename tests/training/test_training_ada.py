@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from rl_speed.data.group import Group, pack, unpack
+from rl_speed.data.rollouts import Rollouts, pack, unpack
 from rl_speed.objectives import balanced_downsample
 from rl_speed.config.presets import embedded, tiny
 from rl_speed.training import build
@@ -74,16 +74,18 @@ def check_pool(group, config):
 def test_sequential_pools_on_the_host(method):
     config = small(method)
     policy, driver = host_driver(config)
-    groups, report = driver.next_groups(policy.params, 0)
+    rollouts, report = driver.next_groups(policy.params, 0)
+    groups = rollouts.groups()
     assert sorted(g.prompt.visit for g in groups) == list(range(8)), "the batch is decided before the next begins"
-    assert report.generation.samples == sum(map(len, groups)) and len({len(g) for g in groups}) > 1
+    assert report.generation.samples == len(rollouts) and len({len(g) for g in groups}) > 1
     for g in groups:
         check_pool(g, config)
-    chosen, advantages = build.build_selector(config)(groups)
+    chosen, advantages = build.build_selector(config)(rollouts)
     expected = [a for g in groups for a in advantages_by_hand(g, config)]
     np.testing.assert_allclose(advantages, expected, atol=1e-6)
     assert np.count_nonzero(advantages)
-    for whole, part in zip(groups, chosen):
+    for whole, part in zip(groups, chosen.groups(), strict=True):
+        assert part.prompt is whole.prompt
         assert part.sample_index.tolist() == kept_by_hand(whole, 4)
 
 
@@ -96,10 +98,11 @@ def test_fused_step_is_the_host_path(method, mesh):
     optimizer, settings = build.build_optimizer(config, policy.params), build.update_config(config)
     fresh = lambda: init_state(policy.params, optimizer, state_shardings(policy.model, optimizer, device_mesh))
     step = build.build_fused_step(config, policy, device_mesh, optimizer, settings, stream, budgets)
-    state, (groups, _, metrics) = step(fresh(), 0, PhaseTimer())
+    state, (rollouts, _, metrics) = step(fresh(), 0, PhaseTimer())
+    groups = rollouts.groups()
     if not mesh:
         reference = small(method)
-        host = {g.prompt.visit: g for g in host_driver(reference)[1].next_groups(policy.params, 0)[0]}
+        host = {g.prompt.visit: g for g in host_driver(reference)[1].next_groups(policy.params, 0)[0].groups()}
         assert sorted(host) == sorted(g.prompt.visit for g in groups) == list(range(8))
         for g in groups:
             np.testing.assert_array_equal(g.lengths, host[g.prompt.visit].lengths)
@@ -107,7 +110,8 @@ def test_fused_step_is_the_host_path(method, mesh):
             np.testing.assert_array_equal(g.estimates, host[g.prompt.visit].estimates)
     chosen = [g.take(kept_by_hand(g, 4)) for g in groups] if config.rule.name == "sequential" else groups
     rows = config.driver.groups * config.rule.n
-    batch = build_batch(chosen, rows, config.data.max_prompt_length + config.sampler.max_new, config.training.length_multiple)
+    batch = build_batch(Rollouts.concat(chosen), rows, config.data.max_prompt_length + config.sampler.max_new,
+                        config.training.length_multiple)
     by_hand = np.array([a for g in groups for a in advantages_by_hand(g, config)], np.float32)
     update = make_update(policy.model, optimizer, device_mesh, settings)
     separate, other = update(fresh(), batch, np.pad(by_hand, (0, rows - len(by_hand))), None, None)
@@ -124,7 +128,7 @@ def test_budgets_follow_the_estimates_of_earlier_visits(tmp_path):
     policy, driver = host_driver(config)
     seen = {}
     for version in range(3):
-        groups, _ = driver.next_groups(policy.params, version)
+        groups = driver.next_groups(policy.params, version)[0].groups()
         assert sum(map(len, groups)) == 24 * 8
         for g in groups:
             right, total = seen.get(g.prompt.id, (0.0, 0.0))
@@ -161,11 +165,11 @@ def test_lots_are_not_drawn_with_the_random_numbers_of_the_samples():
 def test_an_only_sample_is_measured_against_history():
     config = small("ada_est_ema")
     prompt = host_parts(config)[2].take(1)[0]
-    one = Group(prompt=prompt, tokens=np.ones((1, 2)), lengths=[2], logprobs=np.zeros((1, 2)), rewards=[1.0], versions=[0],
-                phases=[0], sample_index=[0], truncated=[False], estimates=[0.25])
-    assert build.build_selector(config)([one])[1] == pytest.approx([(1 - 0.25) / 0.5])
+    one = Rollouts.group(prompt, tokens=np.ones((1, 2)), lengths=[2], logprobs=np.zeros((1, 2)), rewards=[1.0],
+                         sample_index=[0], truncated=[False], estimates=[0.25])
+    assert build.build_selector(config)(one)[1] == pytest.approx([(1 - 0.25) / 0.5])
     config.objective.singleton = "zero"
-    assert build.build_selector(config)([one])[1].tolist() == [0]
+    assert build.build_selector(config)(one)[1].tolist() == [0]
 
 
 @pytest.mark.parametrize("path, value, message", [

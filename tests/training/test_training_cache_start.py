@@ -5,11 +5,12 @@ import signal
 
 import numpy as np
 import pytest
+from fake_generation import answer, finished
 
 from rl_speed.data.prompts import Prompt
 from rl_speed.memory import CachedResponse, ReplayCache
 from rl_speed.config.presets import embedded, tiny
-from rl_speed.rollout.generate import Drawn, FinishedDraw, GenerationStats, Work
+from rl_speed.rollout.generate import GenerationStats, SampleRequest
 from rl_speed.training import build, cache_start
 from rl_speed.training.cache_start import SAMPLE_INDEX, start_cache, write_cache
 
@@ -22,24 +23,20 @@ class FakeGenerator:
     capacity = (7, 9)
 
     def __init__(self):
-        self.work = []
+        self.requests = []
 
-    def dispatch(self, params, work):
-        assert len(work) <= 7
-        self.work += work
-        drawn = []
-        for w in work:
-            tokens = np.random.default_rng([w.prompt.visit, w.first]).integers(1, 50, (1, 5))
-            length = 1 + w.prompt.visit % 5
-            tokens[:, length:] = 0
-            drawn.append(Drawn(tokens, np.where(tokens > 0, -tokens / 8, 0).astype(np.float32), np.array([length], np.int32),
-                               np.array([length == 5])))
-        return FinishedDraw(drawn, GenerationStats(1, len(work), sum(int(d.lengths[0]) for d in drawn), 5, 5))
+    def dispatch(self, params, requests):
+        assert len(requests) <= 7
+        self.requests += requests
+        tokens = lambda visit, i: np.random.default_rng([visit, i]).integers(1, 50, 5)[:1 + visit % 5]
+        drawn = answer(requests, lambda request, i: tokens(request.prompt.visit, i))
+        drawn = dataclasses.replace(drawn, logprobs=-drawn.tokens / 8, truncated=drawn.lengths == 5)
+        return finished(drawn, GenerationStats(1, len(requests), drawn.sampled_tokens, 5, 5))
 
 
-def score(prompts, drawn):
-    assert len(prompts) == len(drawn.lengths)
-    right = drawn.tokens[:, 0] % 2 == 0
+def score(rollouts):
+    assert rollouts.owner.tolist() == list(range(len(rollouts.prompts)))
+    right = rollouts.tokens[:, 0] % 2 == 0
     return np.where(right, 0.75, 0.25).astype(np.float32), right
 
 
@@ -57,7 +54,7 @@ def test_every_prompt_gets_its_one_sample_and_costs_add_up():
     data = prompts(23)
     data.insert(9, dataclasses.replace(data[2], text="the same id again"))
     cost = start_cache(generator, None, data, score, cache, version=4, after_call=lambda n, cost: brought.append(n))
-    assert [(w.prompt.id, w.first, w.count) for w in generator.work] == [(f"p{i}", SAMPLE_INDEX, 1) for i in range(23)]
+    assert [(r.prompt.id, r.first, r.count) for r in generator.requests] == [(f"p{i}", SAMPLE_INDEX, 1) for i in range(23)]
     assert brought == [7, 7, 7, 2] and len(cache) == 23
     places = {prompt.id: place for place, prompt in reversed(list(enumerate(data)))}
     for name, place in places.items():
@@ -83,7 +80,7 @@ def test_what_is_held_is_neither_sampled_nor_changed_and_a_stopped_start_goes_on
     assert calls == [7, 7] and len(cache) == 15
     rest = FakeGenerator()
     start_cache(rest, None, prompts(30), score, cache)
-    assert [w.prompt.visit for w in rest.work] == list(range(15, 30)) and cache.get("p5") is mine
+    assert [r.prompt.visit for r in rest.requests] == list(range(15, 30)) and cache.get("p5") is mine
     assert {**contents(whole), "p5": None} == {**contents(cache), "p5": None}
     assert start_cache(rest, None, prompts(30), score, cache).calls == 0
 
@@ -119,8 +116,9 @@ def test_the_embedded_policy_starts_a_file(made):
         assert (held.tokens[-1] in policy.end_tokens) != held.truncated
     generator, _, _ = build.build_generators(config, policy, mesh)
     for place in (0, 41):
-        drawn, _ = generator(policy.params, [Work(dataclasses.replace(data[place], visit=place), SAMPLE_INDEX, 1)])
-        assert cache.get(data[place].id).tokens.tolist() == drawn[0].tokens[0, :drawn[0].lengths[0]].tolist()
+        request = SampleRequest(dataclasses.replace(data[place], visit=place), SAMPLE_INDEX, 1)
+        drawn, _ = generator(policy.params, [request])
+        assert cache.get(data[place].id).tokens.tolist() == drawn.tokens[0, :drawn.lengths[0]].tolist()
     assert "150 of 150 prompts have a response" in result.text() and "cost 150 responses" in result.text()
 
 

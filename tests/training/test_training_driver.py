@@ -4,13 +4,15 @@ import dataclasses
 
 import numpy as np
 import pytest
+from fake_generation import answer, finished
 
 from rl_speed.config import Driver
 from rl_speed.data.prompts import Prompt, PromptStream
 from rl_speed.rollout.buffer import SamplingBuffer
 from rl_speed.sampling import Band, Dynamic, Sequential, Speed, Uniform
-from rl_speed.rollout.generate import Drawn, FinishedDraw, GenerationStats
-from rl_speed.rollout.host_driver import HostDriver, capacities
+from rl_speed.rollout.generate import GenerationStats
+from rl_speed.rollout.call_plan import capacities
+from rl_speed.rollout.host_driver import HostDriver
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 
@@ -28,18 +30,16 @@ class FakeGenerator:
         self.prompts, self.samples = capacities(rule, config)
         self.calls = []
 
-    def dispatch(self, params, work):
-        assert len(work) <= self.prompts and sum(w.count for w in work) <= self.samples
-        self.calls.append([(w.prompt.visit, w.first, w.count) for w in work])
-        drawn = [Drawn(np.array([[outcome(w.prompt.visit, w.first + i)] for i in range(w.count)], np.int32),
-                       np.full((w.count, 1), -1.0, np.float32), np.ones(w.count, np.int32), np.zeros(w.count, bool))
-                 for w in work]
-        n = sum(w.count for w in work)
-        return FinishedDraw(drawn, GenerationStats(1, n, n, n, n))
+    def dispatch(self, params, requests):
+        n = sum(r.count for r in requests)
+        assert len(requests) <= self.prompts and n <= self.samples
+        self.calls.append([(r.prompt.visit, r.first, r.count) for r in requests])
+        rollouts = answer(requests, lambda request, i: [outcome(request.prompt.visit, i)])
+        return finished(rollouts, GenerationStats(1, n, n, n, n))
 
 
-def score(prompts, drawn):
-    right = drawn.tokens[:, 0].astype(bool)
+def score(rollouts):
+    right = rollouts.tokens[:, 0].astype(bool)
     return right.astype(np.float32), right
 
 
@@ -56,7 +56,13 @@ def make(rule, seed=0, size=40, order="fifo", max_age=None, **changes):
 
 
 def held(driver):
-    return len(driver._flights)
+    return len(driver._active)
+
+
+def take(driver, step):
+    """(the groups of a step, its report)."""
+    rollouts, report = driver.next_groups(None, step)
+    return rollouts.groups(), report
 
 
 RULES = [Uniform(6), Dynamic(6), Speed(4, 8), Speed(3, 3), Speed(4, 5, 0.2, 0.8), Speed(6, 0), Speed(6, 0, -np.inf, np.inf)]
@@ -68,7 +74,7 @@ def test_every_prompt_ends_trained_rejected_or_held(rule, changes):
     driver, generator = make(rule, **changes)
     trained = []
     for step in range(25):
-        groups, report = driver.next_groups(None, step)
+        groups, report = take(driver, step)
         assert len(groups) == 4 and report.short == 0
         trained += [g.prompt.visit for g in groups]
         t = driver.tally
@@ -86,7 +92,7 @@ def test_groups_are_those_of_the_definition(rule):
     driver, _ = make(rule)
     seen = {}
     for step in range(12):
-        for group in driver.next_groups(None, step)[0]:
+        for group in take(driver, step)[0]:
             seen[group.prompt.visit] = group
     for visit in range(max(seen)):
         n = rule.max_samples
@@ -103,7 +109,7 @@ def test_groups_are_those_of_the_definition(rule):
             first = rule.first_samples
             assert seen[visit].phases.tolist() == [0] * first + [1] * (n - first)
         elif good:
-            waiting = [g.prompt.visit for g in driver.buffer._groups] + [f.prompt.visit for f in driver._flights]
+            waiting = [g.prompt.visit for g in driver.buffer._groups] + [a.prompt.visit for a in driver._active]
             assert visit in waiting
 
 
@@ -126,7 +132,7 @@ def test_bands_and_rounds_need_nothing_of_their_own(rule, depth):
     trained, told = {}, []
     driver.stream.observe = lambda prompts, right, drawn: told.extend(zip([p.visit for p in prompts], right, drawn))
     for step in range(20):
-        groups, report = driver.next_groups(None, step)
+        groups, report = take(driver, step)
         assert len(groups) == 4 and report.short == 0
         trained |= {g.prompt.visit: g for g in groups}
         t = driver.tally
@@ -147,14 +153,14 @@ def test_bands_and_rounds_need_nothing_of_their_own(rule, depth):
 def test_speed_that_accepts_all_is_uniform():
     plain, speed = make(Uniform(6))[0], make(Speed(6, 0, -np.inf, np.inf))[0]
     for step in range(5):
-        a, b = plain.next_groups(None, step)[0], speed.next_groups(None, step)[0]
+        a, b = take(plain, step)[0], take(speed, step)[0]
         assert [g.prompt.visit for g in a] == [g.prompt.visit for g in b]
         assert all((x.versions == step).all() for x in a + b)  # on-policy: nothing was drawn ahead
 
 
 def test_continuation_and_screening_share_a_call_and_age_is_recorded():
     driver, generator = make(Speed(4, 8))
-    groups = [group for step in range(15) for group in driver.next_groups(None, step)[0]]
+    groups = [group for step in range(15) for group in take(driver, step)[0]]
     mixed = [call for call in generator.calls if {first for _, first, _ in call} == {0, 4}]
     assert len(mixed) > 5
     late = [g for g in groups if len(set(g.versions.tolist())) == 2]
@@ -164,7 +170,7 @@ def test_continuation_and_screening_share_a_call_and_age_is_recorded():
 def test_without_prefetch_nothing_is_screened_for_later():
     driver, generator = make(Speed(4, 8), prefetch=False, margin=0.0, groups=8, screen_prompts=8)
     for step in range(6):
-        groups, _ = driver.next_groups(None, step)
+        groups, _ = take(driver, step)
     screened_last = [visit for visit, first, _ in generator.calls[-1] if first == 0]
     assert driver.tally.screened and len(screened_last) <= 8
 
@@ -202,7 +208,7 @@ def test_state_round_trip_continues_exactly():
     b.stream.load_state_dict(a.stream.state_dict())
     b.load_state_dict(a.state_dict())
     for step in range(4, 9):
-        for x, y in zip(a.next_groups(None, step)[0], b.next_groups(None, step)[0], strict=True):
+        for x, y in zip(take(a, step)[0], take(b, step)[0], strict=True):
             assert x.prompt.visit == y.prompt.visit
             for name in ("tokens", "logprobs", "rewards", "versions", "phases", "correct"):
                 np.testing.assert_array_equal(getattr(x, name), getattr(y, name))
@@ -211,13 +217,13 @@ def test_state_round_trip_continues_exactly():
 
 def test_call_limit_trains_on_what_there_is_and_says_so():
     driver, _ = make(Dynamic(6), max_calls=1, screen_prompts=4)
-    groups, report = driver.next_groups(None, 0)
+    groups, report = take(driver, 0)
     assert report.short == 4 - len(groups) > 0 and report.generation.calls == 1
 
 
 def test_nothing_acceptable_is_a_clear_error():
     driver, _ = make(Dynamic(2), max_calls=3)
-    driver._score = lambda prompts, drawn: (np.zeros(len(prompts), np.float32), np.zeros(len(prompts), bool))
+    driver._score = lambda rollouts: (np.zeros(len(rollouts), np.float32), np.zeros(len(rollouts), bool))
     with pytest.raises(RuntimeError, match=r"no prompt completed in 3 generation calls .* never solved"):
         driver.next_groups(None, 0)
 
@@ -227,7 +233,7 @@ def test_old_samples_expire_and_are_counted(rule):
     driver, _ = make(rule, screening="fixed", groups=2, max_age=1)
     trained = 0
     for step in (0, 1, 50, 51, 90):
-        groups, _ = driver.next_groups(None, step)
+        groups, _ = take(driver, step)
         trained += len(groups)
         assert all(step - g.oldest_version <= 1 for g in groups)
         t = driver.tally
@@ -242,7 +248,7 @@ def test_last_samples_are_drawn_by_the_policy_that_trains_on_them():
     driver, _ = make(Speed(4, 8), margin=3.0)
     ages = []
     for step in range(20):
-        groups, _ = driver.next_groups(None, step)
+        groups, _ = take(driver, step)
         assert all((g.versions[g.phases == 1] == step).all() for g in groups)
         assert len(driver.buffer) == 0
         ages += [step - g.oldest_version for g in groups]
@@ -252,7 +258,7 @@ def test_last_samples_are_drawn_by_the_policy_that_trains_on_them():
 def test_no_prefetch_across_an_age_of_zero():
     driver, _ = make(Speed(4, 8), max_age=0)
     for step in range(8):
-        groups, _ = driver.next_groups(None, step)
+        groups, _ = take(driver, step)
         assert len(groups) == 4 and all((g.versions == step).all() for g in groups)
 
 
@@ -263,14 +269,15 @@ def test_completion_order_takes_what_ends_first_and_gives_the_rest_back():
     ends = lambda visit: np.random.default_rng([visit, 11]).integers(1, 50, 6)
     dispatch = generator.dispatch
 
-    def timed(params, work):
-        drawn, stats = dispatch(params, work).result()
-        return FinishedDraw([dataclasses.replace(d, end_step=ends(w.prompt.visit)) for w, d in zip(work, drawn)], stats)
+    def timed(params, requests):
+        rollouts, stats = dispatch(params, requests).result()
+        at = np.concatenate([ends(r.prompt.visit) for r in requests])
+        return finished(dataclasses.replace(rollouts, end_steps=at), stats)
 
     driver._generate = timed
     waiting, serial, cancelled_tokens = [], 0, 0
     for step in range(12):
-        groups, report = driver.next_groups(None, step)
+        groups, report = take(driver, step)
         expected, judged = [], 0
         while len(expected) < 4:
             call = waiting[:16] + list(range(serial, serial + 16 - len(waiting[:16])))

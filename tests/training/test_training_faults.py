@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from killable import small_config
 
-from rl_speed.data.group import unpack
+from rl_speed.data.rollouts import unpack
 from rl_speed.runtime.checkpoint import Checkpointer, CheckpointError
 from rl_speed.training.loop import NonFiniteError, Trainer
 from rl_speed.runtime.metrics import JsonLines, SlowSteps, read_lines
@@ -134,8 +134,8 @@ def test_nan_batch_is_kept_for_inspection(tmp_path):
     config.training.max_skipped = 2
     trainer = Trainer(config, tmp_path)
     score = trainer.rl_step.driver._score
-    trainer.rl_step.driver._score = lambda prompts, drawn: (score(prompts, drawn)[0] * (np.nan if trainer.step >= 2 else 1),
-                                                    score(prompts, drawn)[1])
+    trainer.rl_step.driver._score = lambda rollouts: (score(rollouts)[0] * (np.nan if trainer.step >= 2 else 1),
+                                                      score(rollouts)[1])
     with pytest.raises(NonFiniteError, match="the last 2 updates .*/nonfinite_step4.npz"):
         trainer.run()
     with np.load(tmp_path / "nonfinite_step4.npz") as file:

@@ -7,8 +7,9 @@ import pytest
 from rl_speed.data.prompts import Prompt
 from rl_speed.config.presets import embedded, tiny
 from rl_speed.rewards.scorer import TextJudge
+from rl_speed.data.rollouts import Rollouts
 from rl_speed.sampling import Batch, VerifierError
-from rl_speed.rollout.generate import Drawn, GenerationStats
+from rl_speed.rollout.generate import GenerationStats
 from rl_speed.training import build
 from rl_speed.update.batch import build_batch
 from rl_speed.rollout.host_driver import HostDriver
@@ -49,12 +50,12 @@ def few(stream, count):
 
 
 def one_step(config, candidates=32):
-    """(new state, groups, metrics) of one fused step."""
+    """(new state, rollouts, metrics, report, the step) of one fused step."""
     mesh, policy, stream, optimizer, settings, state = parts(config)
     few(stream, candidates)
     step = build.build_fused_step(config, policy, mesh, optimizer, settings, stream)
-    state, (groups, report, metrics) = step(state, 0, PhaseTimer())
-    return jax.device_get(state), groups, metrics, report, step
+    state, (rollouts, report, metrics) = step(state, 0, PhaseTimer())
+    return jax.device_get(state), rollouts, metrics, report, step
 
 
 def host_groups(config):
@@ -65,7 +66,7 @@ def host_groups(config):
     scorer = build.build_scorer(config, policy, config.sampler.max_new)
     driver = HostDriver(config.make_rule(), stream, generator, scorer, build.build_driver(config, generator, stream, scorer).buffer,
                         config.driver)
-    groups = driver.next_groups(policy.params, 0)[0]
+    groups = driver.next_groups(policy.params, 0)[0].groups()
     while len(driver.buffer):
         groups += driver.buffer.take(1)
     return {g.prompt.visit: g for g in groups}
@@ -74,23 +75,24 @@ def host_groups(config):
 def test_equals_the_pieces_run_one_by_one():
     """Same keys: the groups are the host driver's, and updating on them on the host's way gives the same parameters."""
     config = small()
-    state, groups, metrics, report, step = one_step(config)
-    assert len(groups) == 4 and report.short == 0
-    visits = [g.prompt.visit for g in groups]
+    state, rollouts, metrics, report, step = one_step(config)
+    visits = [prompt.visit for prompt in rollouts.prompts]
+    assert len(visits) == 4 and report.short == 0
     assert visits == sorted(visits)
     host = host_groups(small())
-    for g in groups:
+    for g in rollouts.groups():
         if g.prompt.visit not in host:  # the host driver takes the first four that complete, phase by phase
             continue
         h = host[g.prompt.visit]
         width = min(g.tokens.shape[1], h.tokens.shape[1])
         np.testing.assert_array_equal(g.tokens[:, :width], h.tokens[:, :width])
         np.testing.assert_array_equal(g.rewards, h.rewards)
-        np.testing.assert_array_equal(g.phases, h.phases)
+        for name in ("phases", "sample_index", "correct", "versions"):
+            np.testing.assert_array_equal(getattr(g, name), getattr(h, name))
         np.testing.assert_allclose(g.logprobs[:, :width], h.logprobs[:, :width], atol=1e-5)
     assert sum(v in host for v in visits) >= 3
     mesh, policy, _, optimizer, settings, fresh = parts(config)
-    batch = build_batch(groups, 32, config.data.max_prompt_length + config.sampler.max_new, config.training.length_multiple)
+    batch = build_batch(rollouts, 32, config.data.max_prompt_length + config.sampler.max_new, config.training.length_multiple)
     advantages = make_advantages(mesh, settings)(batch, None)
     separate, separate_metrics = make_update(policy.model, optimizer, mesh, settings)(fresh, batch, advantages, None, None)
     assert metrics["grad_norm"] == pytest.approx(float(separate_metrics["grad_norm"]), rel=1e-4)
@@ -107,12 +109,11 @@ def test_meshes_train_on_groups_of_the_algorithm(mesh, attention):
     """Each shard fills its share from its own candidates; the update is that of those groups on one device."""
     config = small(**mesh)
     config.sampler.attention = attention
-    state, groups, metrics, report, _ = one_step(config)
-    assert len(groups) == 4
+    state, rollouts, metrics, report, _ = one_step(config)
     shards = mesh.get("data", 1) * mesh.get("fsdp", 1)
-    assert [g.prompt.visit % shards for g in groups] == sorted(np.repeat(range(shards), 4 // shards))
+    assert [p.visit % shards for p in rollouts.prompts] == sorted(np.repeat(range(shards), 4 // shards))
     device_mesh, policy, _, optimizer, settings, fresh = parts(small())
-    batch = build_batch(groups, 32, config.data.max_prompt_length + config.sampler.max_new, config.training.length_multiple)
+    batch = build_batch(rollouts, 32, config.data.max_prompt_length + config.sampler.max_new, config.training.length_multiple)
     separate, other = make_update(policy.model, optimizer, device_mesh, settings)(
         fresh, batch, make_advantages(device_mesh, settings)(batch, None), None, None)
     assert metrics["grad_norm"] == pytest.approx(float(other["grad_norm"]), rel=1e-4) and metrics["behaviour_gap"] < 1e-5
@@ -126,10 +127,10 @@ def test_what_was_not_needed_goes_back_and_comes_again():
     step = build.build_fused_step(config, policy, mesh, optimizer, settings, stream)
     seen = []
     for version in range(3):
-        state, (groups, *_) = step(state, version, PhaseTimer())
-        seen += [g.prompt.visit for g in groups]
+        state, (rollouts, *_) = step(state, version, PhaseTimer())
+        seen += [prompt.visit for prompt in rollouts.prompts]
         assert stream.state_dict()["serial"] - len(stream.state_dict()["returned"].split()) == step.screening.tally.screened
-        assert all((g.versions == version).all() for g in groups)
+        assert (rollouts.versions == version).all()
     assert seen == sorted(set(seen))
     assert step.screening.tally.completed == 12 and step.wasted_tokens > 0 == step.screening.tally.nonfinite
     state = state.replace(params=jax.tree.map(lambda x: x * np.nan, state.params))
@@ -158,23 +159,23 @@ def test_whole_job_resumes_exactly_and_compiles_once(tmp_path):
 
 def test_nothing_accepted_changes_nothing_and_is_told():
     config = small()
-    accepted = {g.prompt.visit for g in one_step(config)[1]}
+    accepted = {prompt.visit for prompt in one_step(config)[1].prompts}
     config.driver.max_calls = 2
     mesh, policy, stream, optimizer, settings, state = parts(config)
     refused = [p for p in stream.take(max(accepted)) if p.visit not in accepted]
     stream.take = lambda most: [refused.pop()]
     step = build.build_fused_step(config, policy, mesh, optimizer, settings, stream)
     before = jax.device_get(state)
-    after, _, groups = step._attempt(state, 0, StepReport(GenerationStats(), 0.0, 0.0, 0, 0, 0, 0))
-    assert not groups and step.screening.tally.rejected == 1
+    after, _, rollouts = step._attempt(state, 0, StepReport(GenerationStats(), 0.0, 0.0, 0, 0, 0, 0))
+    assert rollouts is None and step.screening.tally.rejected == 1
     jax.tree.map(np.testing.assert_array_equal, before, jax.device_get(after))
     with pytest.raises(StarvedError, match="none of 2 candidates was accepted in 2 attempts"):
         step(after, 0, PhaseTimer())
 
 
 def test_candidates_that_run_out_leave_a_short_batch():
-    _, groups, metrics, report, _ = one_step(small(), candidates=8)
-    assert report.short == 4 - len(groups) > 0 and report.screened == 8
+    _, rollouts, metrics, report, _ = one_step(small(), candidates=8)
+    assert report.short == 4 - len(rollouts.prompts) > 0 and report.screened == 8
     assert np.isfinite(metrics["grad_norm"]) and metrics["skipped"] == 0
 
 
@@ -215,12 +216,12 @@ def test_math_verify_inside_the_loop(tmp_path):
     trainer.rl_step = Watched(step, seen)
     summary = trainer.run()
     exact = small()
-    scorer, groups = build.build_scorer(exact, trainer.policy, exact.sampler.max_new), [g for result in seen for g in result.groups]
-    assert len(groups) == 8 and 0 < np.mean([g.rewards.mean() for g in groups]) < 1
-    for g in groups:
-        drawn = Drawn(g.tokens, g.logprobs, g.lengths, g.truncated)
-        np.testing.assert_array_equal(g.rewards, scorer([g.prompt] * len(g), drawn)[0])
-    assert {g.prompt.visit for g in seen[0].groups} == {g.prompt.visit for g in one_step(exact)[1]}
+    scorer = build.build_scorer(exact, trainer.policy, exact.sampler.max_new)
+    rollouts = Rollouts.concat([result.rollouts for result in seen])
+    assert len(rollouts.prompts) == 8 and 0 < np.mean([g.rewards.mean() for g in rollouts.groups()]) < 1
+    np.testing.assert_array_equal(rollouts.rewards, scorer(rollouts)[0])
+    visits = lambda rollouts: {prompt.visit for prompt in rollouts.prompts}
+    assert visits(seen[0].rollouts) == visits(one_step(exact)[1])
     # All that was drawn is counted, and what evaluation drew.
     records, evaluations = read_lines(tmp_path / "metrics.jsonl"), 2 * 24 * config.evaluation.samples
     total = sum(v for k, v in summary["verifier"].items())

@@ -54,7 +54,7 @@ def test_workdir_holds_what_it_should(finished):
 def test_prompts_are_conserved(finished):
     trainer, summary, _ = finished
     tally = summary["prompts"]
-    assert tally["screened"] == tally["rejected"] + tally["completed"] + len(trainer.rl_step.driver._flights)
+    assert tally["screened"] == tally["rejected"] + tally["completed"] + len(trainer.rl_step.driver._active)
     assert tally["completed"] == 6 * 4 + len(trainer.rl_step.driver.buffer)
 
 
@@ -147,8 +147,8 @@ def test_mesh_draws_the_same_samples(finished, tmp_path, axes):
     """On four devices the first call draws, prompt by prompt, what one device draws."""
     one, four = finished[0], on_four(tmp_path, axes)
     policy, _ = load_hf(four.policy.directory)
-    a = evaluate(one.held_out_generator, policy, one.held_out, 2, lambda p, d: one.scorer(p, d)[1], 12)
-    b = evaluate(four.held_out_generator, four.state.params, four.held_out, 2, lambda p, d: four.scorer(p, d)[1], 12)
+    a = evaluate(one.held_out_generator, policy, one.held_out, 2, lambda rollouts: one.scorer(rollouts)[1], 12)
+    b = evaluate(four.held_out_generator, four.state.params, four.held_out, 2, lambda rollouts: four.scorer(rollouts)[1], 12)
     # Other shapes round differently; a near-tie may fall to the neighbour now and then.
     assert np.mean(a.correct == b.correct) > 0.95 and np.mean(a.lengths == b.lengths) > 0.95
 
@@ -167,7 +167,7 @@ def test_steps_on_two_epochs_draw_different_samples(tmp_path):
     trainer = Trainer(config, tmp_path)
     seen = {}
     for step in range(4):
-        for group in trainer.rl_step.driver.next_groups(trainer.state.params, step)[0]:
+        for group in trainer.rl_step.driver.next_groups(trainer.state.params, step)[0].groups():
             seen.setdefault(group.prompt.id, []).append(group.tokens.tolist())
     assert len(seen) == 8 and all(len(draws) == 2 for draws in seen.values())
     assert sum(a != b for a, b in seen.values()) >= 4  # never-solved and certain prompts may repeat themselves

@@ -10,21 +10,21 @@ import numpy as np
 import pytest
 import test_training_cache_start as starts
 import test_training_driver as drivers
+from fake_generation import finished, rollouts_of
 from killable import small_config
 
 from rl_speed.config import Config
 from rl_speed.evaluation import evaluate
 from rl_speed.memory import ReplayCache
-from rl_speed.data.group import Group
-from rl_speed.sampling import Speed, Uniform, sample_adaptive
-from rl_speed.sampling.batch import select, to_batch
+from rl_speed.sampling import Samples, Speed, Uniform, sample_adaptive
+from rl_speed.sampling.batch import place_ids, select, to_batch
 from rl_speed.replay.cuts import Replay
-from rl_speed.rollout.generate import Drawn, FinishedDraw
+from rl_speed.rollout.generate import SampleRequest, gather
 from rl_speed.training.cache_start import start_cache
-from rl_speed.training.fused import PoolConfig, choose_samples, to_groups
+from rl_speed.training.fused import SAMPLED, PoolConfig, Table, choose_samples, to_rollouts
 from rl_speed.training.loop import NonFiniteError, Trainer
 from rl_speed.runtime.metrics import read_lines
-from rl_speed.update.shaping import shape_groups
+from rl_speed.update.shaping import shape_rewards
 from rl_speed.rollout.tally import StarvedError
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
@@ -36,16 +36,15 @@ import toy_policy as toy  # noqa: E402
 
 
 def break_some(dispatch, which):
-    """The same generator, of whose samples those that `which(work, i)` names break off at their first token."""
-    def broken(params, work):
-        drawn, stats = dispatch(params, work).result()
-        marked = []
-        for w, d in zip(work, drawn):
-            bad = d.nonfinite | np.array([which(w, w.first + i) for i in range(w.count)])
-            clear = lambda x: np.where(bad.reshape(-1, *(1,) * (x.ndim - 1)), 0, x).astype(x.dtype)
-            marked.append(dataclasses.replace(d, tokens=clear(d.tokens), logprobs=clear(d.logprobs), lengths=clear(d.lengths),
-                                              truncated=clear(d.truncated), nonfinite=bad))
-        return FinishedDraw(marked, dataclasses.replace(stats, nonfinite=int(sum(d.nonfinite.sum() for d in marked))))
+    """The same generator, of whose samples those that `which(prompt, i)` names break off at their first token."""
+    def broken(params, requests):
+        drawn, stats = dispatch(params, requests).result()
+        named = [which(drawn.prompts[place], i) for place, i in zip(drawn.owner, drawn.sample_index.tolist())]
+        bad = drawn.nonfinite | np.array(named)
+        clear = lambda x: np.where(bad.reshape(-1, *(1,) * (x.ndim - 1)), 0, x).astype(x.dtype)
+        cleared = {name: clear(getattr(drawn, name)) for name in ("tokens", "logprobs", "lengths", "truncated")}
+        return finished(dataclasses.replace(drawn, nonfinite=bad, **cleared),
+                        dataclasses.replace(stats, nonfinite=int(bad.sum())))
 
     return broken
 
@@ -54,27 +53,28 @@ def break_some(dispatch, which):
 def test_the_host_driver_counts_them_as_wrong(depth):
     """Whatever the scorer says of what is left of them; in saved state, too, of which older ones know nothing."""
     driver, generator = drivers.make(Uniform(6), depth=depth)
-    driver._generate = break_some(generator.dispatch, lambda work, i: i == work.prompt.visit % 6)
-    driver._score = lambda prompts, drawn: (np.ones(len(prompts), np.float32), np.ones(len(prompts), bool))
-    groups, report = driver.next_groups(None, 0)
+    driver._generate = break_some(generator.dispatch, lambda prompt, i: i == prompt.visit % 6)
+    driver._score = lambda rollouts: (np.ones(len(rollouts), np.float32), np.ones(len(rollouts), bool))
+    groups, report = drivers.take(driver, 0)
     for g in groups:
         np.testing.assert_array_equal(g.nonfinite, np.arange(6) == g.prompt.visit % 6)
         np.testing.assert_array_equal(g.correct, ~g.nonfinite)
         np.testing.assert_array_equal(g.rewards, g.correct)
-        assert len(g.finite()) == 5 and not g.finite().nonfinite.any()
+        kept = g.take(np.flatnonzero(~g.nonfinite))
+        assert len(kept) == 5 and not kept.nonfinite.any()
     assert report.generation.nonfinite == driver.tally.nonfinite == report.generation.samples // 6 > 0
     state = driver.state_dict()
     again, _ = drivers.make(Uniform(6), depth=depth)
     again.load_state_dict(state)
     assert again.tally == driver.tally
     for call, other in zip(driver._pending, again._pending, strict=True):
-        for a, b in zip(call.draw.result()[0], other.draw.result()[0], strict=True):
-            np.testing.assert_array_equal(a.nonfinite, b.nonfinite)
+        np.testing.assert_array_equal(call.result()[0].nonfinite, other.result()[0].nonfinite)
+        assert call.result()[0].nonfinite.any()
     del state["tally"]["nonfinite"]
     for call in state["pending"].values():
         del call["stats"]["nonfinite"], call["drawn"]["nonfinite"]
     again.load_state_dict(state)
-    assert not any(d.nonfinite.any() for call in again._pending for d in call.draw.result()[0])
+    assert not any(call.result()[0].nonfinite.any() for call in again._pending)
 
 
 class BreaksAtTwo:
@@ -96,7 +96,7 @@ def test_a_run_trains_on_the_others_and_stops_where_there_are_none(tmp_path):
     config.evaluation.every, config.rule.low, config.rule.high = 0, -1.0, 2.0
     trainer, batches = Trainer(config, tmp_path), []
     rl_step = trainer.rl_step
-    rl_step.driver._generate = break_some(rl_step.driver._generate, lambda work, i: (work.prompt.visit + i) % 8 == 0)
+    rl_step.driver._generate = break_some(rl_step.driver._generate, lambda prompt, i: (prompt.visit + i) % 8 == 0)
     update = rl_step._update
     rl_step._update = lambda state, batch, *more: batches.append(jax.device_get(batch)) or update(state, batch, *more)
     trainer.rl_step = BreaksAtTwo(rl_step)
@@ -127,29 +127,31 @@ def test_the_fused_batch_leaves_them_out():
                                       adaptive.CONFIG)
     @jax.jit
     def lay_out(samples, counts, prompts):
-        drawn = select(samples, counts, 3, rule.max_samples)
-        return (drawn, to_batch(drawn, prompts, adaptive.LENGTH + adaptive.MAX_NEW),
-                choose_samples(drawn, prompts, PoolConfig(), 21, adaptive.KEY)[0])
+        rows = select(samples, counts, 3)
+        width = adaptive.LENGTH + adaptive.MAX_NEW
+        return (rows, to_batch(samples, prompts, rows, place_ids(samples, rows)[0], width),
+                choose_samples(samples, prompts, rows, PoolConfig(), 21, adaptive.KEY)[0])
 
-    drawn, batch, chosen = jax.device_get(lay_out(samples, counts, prompts))
-    broken = np.asarray(drawn.nonfinite).ravel()
-    used = np.asarray(drawn.used).ravel()
-    assert 0 < broken.sum() < used.sum() and not (broken & ~used).any()
+    rows, batch, chosen = jax.device_get(lay_out(samples, counts, prompts))
+    samples, counts = jax.device_get((samples, counts))
+    there = np.arange(7) < counts.done[:, None]
+    assert not (samples.nonfinite.reshape(12, 7) & ~there).any()  # none that was not drawn
+    used = rows < 12 * 7
+    at = np.minimum(rows, 12 * 7 - 1)
+    broken = used & samples.nonfinite[at]
+    assert used.sum() == counts.done[samples.selected].sum() and 0 < broken.sum() < used.sum()
     np.testing.assert_array_equal(batch.group_ids >= 0, used & ~broken)
     np.testing.assert_array_equal(np.asarray(batch.mask).any(axis=1), used & ~broken)
     assert not np.any(batch.tokens[broken]) and np.isfinite(batch.behaviour_logprobs).all() and not np.any(batch.rewards[broken])
     assert sorted(chosen[:(used & ~broken).sum()]) == np.flatnonzero(used & ~broken).tolist()
-    groups = to_groups(drawn, drivers.prompts(12), 1, 0, 4)
-    np.testing.assert_array_equal(np.concatenate([g.nonfinite for g in groups]), broken[used])
+    drawn = {name: getattr(samples, name)[at] for name in SAMPLED if getattr(samples, name) is not None}
+    rollouts = to_rollouts({"rows": rows, **drawn}, drivers.prompts(12), Table(1, 12, 0, None), 0, rule)
+    np.testing.assert_array_equal(rollouts.nonfinite, broken[used])
 
 
 def group(lengths, rewards, nonfinite):
-    n, width = len(lengths), 6
-    tokens = np.where(np.arange(width) < np.array(lengths)[:, None], 3, 0)
     prompt = dataclasses.replace(drivers.prompts(1)[0], visit=0)
-    return Group(prompt=prompt, tokens=tokens, lengths=lengths, logprobs=np.where(tokens > 0, -1.0, 0.0), rewards=rewards,
-                 versions=np.zeros(n), phases=np.zeros(n), sample_index=np.arange(n), truncated=np.zeros(n, bool),
-                 nonfinite=nonfinite)
+    return rollouts_of([prompt], [[3] * n for n in lengths], [0] * len(lengths), rewards=rewards, nonfinite=nonfinite)
 
 
 def test_replay_and_shaped_rewards_pass_them_over():
@@ -162,26 +164,30 @@ def test_replay_and_shaped_rewards_pass_them_over():
     assert len(cache.get("p0").tokens) == 4
     config = Config()
     config.reward.length_alpha = 0.5
-    whole, = shape_groups([group([4, 1, 6], [1, 0, 1], [False, True, False])], config)
-    without, = shape_groups([group([4, 6], [1, 1], [False, False])], config)
+    whole = shape_rewards(group([4, 1, 6], [1, 0, 1], [False, True, False]), config)
+    without = shape_rewards(group([4, 6], [1, 1], [False, False]), config)
     np.testing.assert_array_equal(whole.rewards, [without.rewards[0], 0, without.rewards[1]])
     replay = Replay(np.array([7, 8]), np.array([2, 1]), np.array([4, 4]))
-    drawn = Drawn(np.zeros((2, 6), np.int32), np.zeros((2, 6)), np.array([0, 3]), np.zeros(2, bool),
-                  nonfinite=np.array([True, False]))
-    assert drawn.behind(replay).nonfinite.tolist() == [True, False] and drawn.behind(replay).lengths.tolist() == [2, 4]
+    of_shard = lambda *values: np.array([values])
+    none = np.zeros((1, 2, 6), np.int32)
+    samples = Samples(tokens=none, lengths=of_shard(0, 3), logprobs=none, kept_logmass=none, truncated=of_shard(False, False),
+                      nonfinite=of_shard(True, False), start_step=of_shard(0, 0), decode_steps=np.array([3]),
+                      slot_steps=np.array([3]), queue_steps=np.array([0]), queue_slot_steps=np.array([0]))
+    drawn, stats = gather(samples, [SampleRequest(one.prompt, 0, 2, replay)])
+    assert drawn.nonfinite.tolist() == [True, False] and drawn.lengths.tolist() == [2, 4] and stats.nonfinite == 1
 
 
 def test_a_cache_start_leaves_their_prompts_without_a_response():
     generator, cache = starts.FakeGenerator(), ReplayCache(eps=None)
-    generator.dispatch = break_some(generator.dispatch, lambda work, i: work.prompt.visit % 3 == 0)
+    generator.dispatch = break_some(generator.dispatch, lambda prompt, i: prompt.visit % 3 == 0)
     cost = start_cache(generator, None, starts.prompts(10), starts.score, cache)
     assert cost.sampled == 10 and sorted(p.id for p in starts.prompts(10) if p.id not in cache) == ["p0", "p3", "p6", "p9"]
 
 
 def test_evaluation_counts_them_as_wrong():
     generator = drivers.FakeGenerator(Uniform(4), drivers.Driver(groups=4, screen_prompts=8, buffer_groups=8))
-    generator.dispatch = break_some(generator.dispatch, lambda work, i: i == 1)
-    right = lambda prompts, drawn: np.ones(len(prompts), bool)
+    generator.dispatch = break_some(generator.dispatch, lambda prompt, i: i == 1)
+    right = lambda rollouts: np.ones(len(rollouts), bool)
     result = evaluate(generator, None, drivers.prompts(6), 4, right, 3)
     assert result.correct.tolist() == [3] * 6 and result.stats.nonfinite == 6 and result.metrics()["eval/nonfinite"] == 6
     assert np.isfinite(result.entropy).all()

@@ -1,7 +1,7 @@
 """A run that the code of commit 968f100 made goes on with today's: its checkpoint, its host state, the numbers of its next step.
 
 runs/968f100.tar.gz is its workdir after two steps, with a model of one layer: RPO under SPEED's screening, a call under way, so that
-flights, pending samples, buffer, replay cache and stream are all in the checkpoint. It was made there by
+prompts in flight, pending samples, buffer, replay cache and stream are all in the checkpoint. It was made there by
 
     python experiments/train.py --config=configs/embedded_rpo_speed_rloo.py --workdir=run --config.model.path=model \
         --config.rule.low=-1 --config.rule.high=2 --config.rule.n=4 --config.rule.n_init=2 --config.driver.groups=4 \

@@ -5,6 +5,7 @@ import types
 import jax
 import numpy as np
 import pytest
+from fake_generation import answer, finished
 
 from rl_speed.config import Driver
 from rl_speed.data.orders import VisitOrder
@@ -12,9 +13,9 @@ from rl_speed.data.prompts import Prompt, PromptStream
 from rl_speed.rollout.buffer import SamplingBuffer
 from rl_speed.config.presets import embedded, tiny
 from rl_speed.sampling import COMPLETE, OPEN, REJECTED, Counts, Dynamic, Sequential, Speed
-from rl_speed.sampling.batch import Drawn as FusedDrawn
-from rl_speed.rollout.generate import Drawn, FinishedDraw, GenerationStats
-from rl_speed.rollout.host_driver import HostDriver, capacities
+from rl_speed.rollout.generate import GenerationStats
+from rl_speed.rollout.call_plan import capacities
+from rl_speed.rollout.host_driver import HostDriver
 from rl_speed.training.fused import Table
 from rl_speed.training.fused_step import FusedStep
 from rl_speed.training.loop import Trainer
@@ -34,17 +35,16 @@ class FakeGenerator:
     def __init__(self):
         self.drawn = {}  # visit -> samples drawn
 
-    def dispatch(self, params, work):
-        for w in work:
-            assert self.drawn.get(w.prompt.visit, 0) == w.first
-            self.drawn[w.prompt.visit] = w.first + w.count
-        drawn = [Drawn(np.array([[outcome(w.prompt.visit, w.first + i)] for i in range(w.count)], np.int32),
-                       np.zeros((w.count, 1), np.float32), np.ones(w.count, np.int32), np.zeros(w.count, bool)) for w in work]
-        return FinishedDraw(drawn, GenerationStats(1, 1, 1, 1, 1))
+    def dispatch(self, params, requests):
+        for r in requests:
+            assert self.drawn.get(r.prompt.visit, 0) == r.first
+            self.drawn[r.prompt.visit] = r.first + r.count
+        rollouts = answer(requests, lambda request, i: [outcome(request.prompt.visit, i)])
+        return finished(rollouts, GenerationStats(1, 1, 1, 1, 1))
 
 
-def score(prompts, drawn):
-    right = drawn.tokens[:, 0].astype(bool)
+def score(rollouts):
+    right = rollouts.tokens[:, 0].astype(bool)
     return right.astype(np.float32), right
 
 
@@ -100,8 +100,7 @@ def test_the_fused_step_observes_what_it_consumed_and_hands_back_the_rest():
         for shard in range(shards):
             for row in range(consumed[shard]):
                 expected[int(table.visit[shard, row])] = positive[shard, row], done[shard, row]
-        none = np.zeros((2, 12), np.int32)  # no group is looked at here
-        drawn = FusedDrawn(np.full(2, capacity), none, none, none, none, none, none, none)
+        drawn = {"rows": np.full(2 * 12, capacity * 12)}  # no group is looked at here
         book = {"consumed": consumed, "status": status, "tokens": done.sum(1), "wasted_tokens": np.zeros(2, int),
                 "decode_steps": np.zeros(2, int), "slot_steps": np.zeros(2, int), "nonfinite": np.zeros(2, int),
                 "first_right": positive // 4}

@@ -41,14 +41,14 @@ def logprobs(params, model, tokens, temperature):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """Eight uninterrupted steps, with the policy before each and the groups it was updated on."""
+    """Eight uninterrupted steps, with the policy before each and the rollouts it was updated on."""
     workdir = tmp_path_factory.mktemp("whole")
     trainer = Trainer(small(8), workdir)
     seen, update = [], trainer.rl_step.update
 
-    def watched(state, groups):
-        seen.append((jax.device_get(state.params), groups))
-        return update(state, groups)
+    def watched(state, rollouts):
+        seen.append((jax.device_get(state.params), rollouts))
+        return update(state, rollouts)
 
     trainer.rl_step.update = watched
     trainer.run()
@@ -59,9 +59,9 @@ def test_kl_is_to_the_policy_of_the_last_refresh(whole):
     trainer, workdir, seen = whole
     records, config = read_lines(workdir / "metrics.jsonl"), trainer.config
     kls = []
-    for step, (params, groups) in enumerate(seen):
+    for step, (params, rollouts) in enumerate(seen):
         reference = seen[step // 3 * 3][0]
-        batch = build_batch(groups, 16, config.data.max_prompt_length + config.sampler.max_new)
+        batch = build_batch(rollouts, 16, config.data.max_prompt_length + config.sampler.max_new)
         now, ref = (logprobs(p, trainer.policy.model, batch.tokens, config.sampler.temperature) for p in (params, reference))
         d = now - ref
         per_token = np.exp(-d) + d - 1
@@ -74,26 +74,26 @@ def test_reward_that_is_logged_is_the_one_trained_on(whole):
     """Shaped verdicts, format and language, of the groups whose policy update it was; accuracy stays beside it."""
     trainer, workdir, seen = whole
     records = read_lines(workdir / "metrics.jsonl")
-    for record, (_, groups) in zip(records, seen, strict=True):
-        rewards, correct = (np.concatenate([getattr(g, name) for g in groups]) for name in ("rewards", "correct"))
+    for record, (_, rollouts) in zip(records, seen, strict=True):
+        rewards, correct = rollouts.rewards, rollouts.correct
         assert record["reward"] == pytest.approx(rewards.mean()) and record["accuracy"] == pytest.approx(correct.mean())
         # Digits alone are English mathematics; of the five checks, none but the end's can be passed.
         assert record["reward/language"] > 0.5 and record["reward/format"] == pytest.approx(0.2 * (1 - record["truncated"]))
-        assert record["truncated"] == np.mean(np.concatenate([g.truncated for g in groups]))
-        assert record["informative_groups"] == np.mean([0 < g.correct.mean() < 1 for g in groups])
+        assert record["truncated"] == np.mean(rollouts.truncated)
+        assert record["informative_groups"] == np.mean([0 < g.correct.mean() < 1 for g in rollouts.groups()])
         extra = 1.0 + 0.5 * 0.2
         assert np.all(rewards[~correct] <= extra + 1e-6)
         assert np.all(rewards[correct] >= 0.5 + 1.0) and np.all(rewards[correct] < 0.9 + extra)  # no longer 1 for the verdict
 
 
 def test_kl_in_the_reward_is_that_of_the_policy_that_sampled(whole, tmp_path):
-    groups, seen = whole[2][0][1], []
+    rollouts, seen = whole[2][0][1], []
     trainer = Trainer(small(1, kl_in="reward"), tmp_path)
     step = trainer.rl_step
     step._score = lambda params, tokens: np.full((len(tokens), tokens.shape[1] - 1), -2.0, np.float32)  # of the reference
     step._advantages = lambda batch, gap: seen.append((batch, gap))
     step._update = lambda state, batch, advantages, old, ref: (state, {"ref": ref})
-    assert step.update(trainer.state, groups)[1]["ref"] is None  # not in the loss as well
+    assert step.update(trainer.state, rollouts)[1]["ref"] is None  # not in the loss as well
     (batch, gap), = seen
     np.testing.assert_array_equal(gap, batch.behaviour_logprobs + 2.0)
 

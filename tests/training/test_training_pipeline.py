@@ -9,12 +9,12 @@ import jax
 import numpy as np
 import pytest
 from killable import small_config
-from test_training_driver import RULES, make, outcome
+from test_training_driver import RULES, make, outcome, take
 
 from rl_speed.config import Config
 from rl_speed.rollout.buffer import BufferFull
 from rl_speed.sampling import Dynamic, Speed, Uniform
-from rl_speed.rollout.generate import Work
+from rl_speed.rollout.generate import SampleRequest
 from rl_speed.training.loop import Trainer
 from rl_speed.runtime.metrics import read_lines
 
@@ -30,21 +30,15 @@ def pipeline(rule, depth, **changes):
     events, dispatch, collect = [], driver._generate, driver._score
     numbers = {}
 
-    def generate(params, work):
-        numbers.update({(w.prompt.visit, w.first): len(generator.calls) for w in work})
+    def generate(params, requests):
+        numbers.update({(r.prompt.visit, r.first): len(generator.calls) for r in requests})
         events.append(("dispatch", len(generator.calls)))
-        return dispatch(params, work)
+        return dispatch(params, requests)
 
-    def judge(prompts, drawn):
-        flight = driver._scoring[0]
-        events.append(("score", numbers[flight.prompt.visit, flight.launched]))
-        return collect(prompts, drawn)
+    def judge(rollouts):
+        events.append(("score", numbers[rollouts.prompts[0].visit, rollouts.sample_index[0]]))
+        return collect(rollouts)
 
-    def take_in(call, drawn):
-        driver._scoring = call.flights
-        return original(call, drawn)
-
-    original, driver._take_in = driver._take_in, take_in
     driver._generate, driver._score = generate, judge
     return driver, generator, events
 
@@ -58,8 +52,8 @@ def defined(rule, visit):
 
 
 def held_visits(driver):
-    waiting = [f.prompt.visit for call in driver._pending for f in call.flights]
-    return waiting + [g.prompt.visit for g in driver.buffer._groups] + [f.prompt.visit for f in driver._flights]
+    waiting = [a.prompt.visit for call in driver._pending for a in call.active]
+    return waiting + [g.prompt.visit for g in driver.buffer._groups] + [a.prompt.visit for a in driver._active]
 
 
 # Each rule with all changes and both depths, and each change with both depths; the rest of the product with `-m slow`.
@@ -73,7 +67,7 @@ def test_nothing_is_lost_and_groups_are_those_of_the_definition(rule, changes, d
     driver, generator, events = pipeline(rule, depth, **changes)
     trained, lapsed = {}, False
     for step in range(14):
-        groups, report = driver.next_groups(None, step)
+        groups, report = take(driver, step)
         assert len(groups) == 4 and report.short == 0
         assert not trained.keys() & {g.prompt.visit for g in groups}
         trained |= {g.prompt.visit: g for g in groups}
@@ -126,7 +120,7 @@ def test_a_call_a_step_and_bounded_age(rule, depth):
     driver, generator, _ = pipeline(rule, depth, margin=3.0, screen_prompts=48, buffer_groups=96, size=400)
     ages = []
     for step in range(40):
-        groups, _ = driver.next_groups(None, step)
+        groups, _ = take(driver, step)
         if step >= 10:
             ages += [(step - g.versions).tolist() for g in groups]
         if step == 10:
@@ -136,9 +130,9 @@ def test_a_call_a_step_and_bounded_age(rule, depth):
     assert depth - 0.5 <= np.mean(last) <= depth + 1.5 and max(map(max, ages)) <= 2 * depth + 6
 
 
-def take(driver, step):
+def outcome_of(driver, step):
     """Everything that a step gives."""
-    groups, report = driver.next_groups(None, step)
+    groups, report = take(driver, step)
     fields = ("tokens", "lengths", "logprobs", "rewards", "versions", "phases", "sample_index", "truncated", "correct")
     numbers = {k: v for k, v in dataclasses.asdict(report).items() if not k.endswith("_s")}
     return ([(g.prompt.visit, *(getattr(g, f).tolist() for f in fields)) for g in groups], numbers, driver.tally,
@@ -150,7 +144,7 @@ def test_saved_with_pending_calls_it_continues_exactly(rule):
     whole = make(rule, depth=2, buffer_groups=48, order="random", max_age=6)[0]
     states = []
     for step in range(8):
-        states.append((whole.stream.state_dict(), whole.state_dict(), [take(whole, step)]))
+        states.append((whole.stream.state_dict(), whole.state_dict(), [outcome_of(whole, step)]))
         for *_, later in states[:-1]:
             later.append(states[-1][2][0])
     assert sum(len(state["pending"]) > 0 for _, state, _ in states) > 5
@@ -159,7 +153,7 @@ def test_saved_with_pending_calls_it_continues_exactly(rule):
         part.stream.load_state_dict(stream)
         part.load_state_dict(state)
         jax.tree.map(np.testing.assert_array_equal, part.state_dict(), state)
-        assert [take(part, step) for step in range(first, 8)] == expected
+        assert [outcome_of(part, step) for step in range(first, 8)] == expected
 
 
 def test_resumed_with_another_depth_nothing_is_lost():
@@ -172,7 +166,7 @@ def test_resumed_with_another_depth_nothing_is_lost():
     flat.load_state_dict(deep.state_dict())
     assert flat.in_flight == deep.in_flight
     for step in range(4, 8):
-        assert len(flat.next_groups(None, step)[0]) == 4 and not flat._pending
+        assert len(take(flat, step)[0]) == 4 and not flat._pending
         assert flat.tally.screened == flat.tally.rejected + flat.tally.completed + flat.in_flight
     small = make(Dynamic(6), buffer_groups=4)[0]
     with pytest.raises(BufferFull, match=r"buffer_groups \(4\) is \d+ too small for the saved groups"):
@@ -196,12 +190,12 @@ class Device:
             asked.set()
         self.thread.shutdown()
 
-    def dispatch(self, params, work):
-        draw, asked = self.generate(params, work), threading.Event()
+    def dispatch(self, params, requests):
+        call, asked = self.generate(params, requests), threading.Event()
         self.asked.append(asked)
         if not self.late():
             asked.set()
-        made = self.thread.submit(lambda: asked.wait() and draw)
+        made = self.thread.submit(lambda: asked.wait() and call)
         return SimpleNamespace(result=lambda: asked.set() or made.result().result())
 
 
@@ -211,7 +205,7 @@ def test_what_is_ready_when_changes_nothing():
         driver, _ = make(Uniform(6), depth=2)
         with Device(driver._generate, late) as device:
             driver._generate = device.dispatch
-            taken.append([take(driver, step) for step in range(8)])
+            taken.append([outcome_of(driver, step) for step in range(8)])
     assert taken[0] == taken[1] == taken[2]
 
 
@@ -223,17 +217,17 @@ class Clock:
         self.generate_s, self.score_s = generate_s, score_s
         driver._generate, driver._score = self.dispatch, self.judge
 
-    def dispatch(self, params, work):
-        draw = self.generate(params, work)
+    def dispatch(self, params, requests):
+        call = self.generate(params, requests)
         ready = self.free = max(self.free, self.now) + self.generate_s
-        return SimpleNamespace(result=lambda: self.wait_until(ready) or draw.result())
+        return SimpleNamespace(result=lambda: self.wait_until(ready) or call.result())
 
     def wait_until(self, ready):
         self.now = max(self.now, ready)
 
-    def judge(self, prompts, drawn):
+    def judge(self, rollouts):
         self.now += self.score_s
-        return self.score(prompts, drawn)
+        return self.score(rollouts)
 
 
 @pytest.fixture
@@ -322,18 +316,22 @@ def test_a_launch_leaves_the_caller_free(tmp_path):
     config = ahead(1)
     config.sampler.slots = 1  # one response at a time: calls that take long
     trainer = Trainer(config, tmp_path)
-    work = [Work(prompt, 0, 8) for prompt in trainer.stream.take(24)]
+    requests = [SampleRequest(prompt, 0, 8) for prompt in trainer.stream.take(24)]
     verdict, host = jax.jit(lambda x: x + 1), np.ones(4)
-    expected = trainer.generator(trainer.state.params, work)[0]  # both compiled now
+    expected = trainer.generator(trainer.state.params, requests)[0]  # both compiled now
     np.asarray(verdict(host))
+    launches, submit = [], trainer.generator._launcher.submit
+    trainer.generator._launcher.submit = lambda *launch: launches.append(submit(*launch)) or launches[-1]
     for _ in range(20):  # a machine that is busy may keep the host from its turn, but not always
-        draw = trainer.generator.dispatch(trainer.state.params, work)
+        pending = trainer.generator.dispatch(trainer.state.params, requests)
         np.asarray(verdict(host))
-        under_way = not draw._samples.done() or not all(x.is_ready() for x in jax.tree.leaves(draw._samples.result()))
-        drawn, stats = draw.result()
+        launch = launches.pop()
+        under_way = not launch.done() or not all(x.is_ready() for x in jax.tree.leaves(launch.result()))
+        rollouts, stats = pending.result()
         if under_way:
             break
     assert under_way and stats.calls == 1
-    assert draw.result()[0] is drawn
-    jax.tree.map(np.testing.assert_array_equal, [vars(d) for d in drawn], [vars(d) for d in expected])
+    assert pending.result()[0] is rollouts and rollouts.prompts == expected.prompts
+    arrays = lambda rollouts: {name: value for name, value in vars(rollouts).items() if name != "prompts"}
+    jax.tree.map(np.testing.assert_array_equal, arrays(rollouts), arrays(expected))
     trainer._close()

@@ -11,6 +11,7 @@ import shutil
 
 import numpy as np
 import pytest
+from fake_generation import rollouts_of
 
 from rl_speed.training.loop import Trainer
 from rl_speed.runtime.metrics import read_lines
@@ -128,22 +129,19 @@ def test_math_verifier_scores_decoded_responses(real_data, tmp_path):
     from rl_speed.data.prompts import Prompt
     from rl_speed.policy import load_tokenizer
     from rl_speed.rewards import IntegerMatch, MathVerifier, token_bytes
-    from rl_speed.rollout.generate import Drawn
     from rl_speed.rewards.scorer import JaxScorer, TextScorer, integer_answers
 
     add_tokenizer(real_data, tmp_path)
     tokenizer = load_tokenizer(tmp_path)
     texts = ["The answer is \\boxed{72}.<|im_end|>", "So \\boxed{71}<|im_end|>", "Hence \\boxed{72}", "72<|im_end|>"]
     ids = [tokenizer.encode(text) for text in texts]
-    width = max(map(len, ids))
-    tokens = np.array([row + [0] * (width - len(row)) for row in ids], np.int32)
-    drawn = Drawn(tokens, np.zeros(tokens.shape, np.float32), np.array([len(r) for r in ids]), np.zeros(4, bool))
     prompt = Prompt("p", np.array([1], np.int32), "72", np.zeros(0, np.int32), "?")
+    rollouts = rollouts_of([prompt], ids, [0] * 4)
     with MathVerifier(1, 10.0, "boxed") as verifier:
-        scores = TextScorer(tokenizer, (151645, 151643), verifier)([prompt] * 4, drawn)
+        scores = TextScorer(tokenizer, (151645, 151643), verifier)(rollouts)
     assert scores.tolist() == [1, 0, 1, 0]
     in_loop = JaxScorer(IntegerMatch(token_bytes(tokenizer, 151936), (151645, 151643)), integer_answers)
-    assert in_loop([prompt] * 4, drawn).tolist() == [1, 0, 1, 0]
+    assert in_loop(rollouts).tolist() == [1, 0, 1, 0]
     with pytest.raises(ValueError, match="prompt 'q': '3/4' is not an integer"):
         integer_answers([prompt, dataclasses.replace(prompt, id="q", answer="3/4")])
 

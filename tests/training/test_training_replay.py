@@ -6,15 +6,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from fake_generation import answer, finished
 
 from rl_speed.config import Driver
 from rl_speed.data.prompts import Prompt, PromptStream
-from rl_speed.memory import CachedResponse, Group, PrefixConfig, ReplayCache, SamplingBuffer
+from rl_speed.memory import CachedResponse, PrefixConfig, ReplayCache, SamplingBuffer
 from rl_speed.policy import sequence_logprobs
 from rl_speed.config.presets import embedded, tiny
 from rl_speed.sampling import Speed
 from rl_speed.replay.cuts import Replay
-from rl_speed.rollout.generate import Drawn, FinishedDraw, GenerationStats, Work
+from rl_speed.rollout.generate import GenerationStats, SampleRequest
 from rl_speed.training import build
 from rl_speed.update.batch import build_batch
 from rl_speed.training.cache_start import start_cache
@@ -37,26 +38,26 @@ def small(method="rpo_speed_rloo", steps=4):
 
 @pytest.fixture(scope="module")
 def drawn():
-    """(config, policy, generator, prompts, first responses, the same cut at many places and continued, its cost)."""
+    """(config, policy, generator, first responses, the same cut at many places and continued, their requests and cost)."""
     config = small()
     mesh = build.build_mesh(config)
     policy = build.build_policy(config, mesh)
     stream, _ = build.build_data(config, policy.tokenizer)
     generator, _, _ = build.build_generators(config, policy, mesh)
     prompts = stream.take(6)
-    first, _ = generator(policy.params, [Work(p, 0, 1) for p in prompts])
-    work = []
-    for p, d in zip(prompts, first):
-        length = int(d.lengths[0])
-        cuts = np.minimum(np.arange(8), length - 1).astype(np.int32)
-        work.append(Work(p, 1, 8, Replay(d.tokens[0, :length], cuts, np.full(8, 16) - cuts)))
-    again, stats = generator(policy.params, work)
-    return config, policy, generator, prompts, first, again, stats, work
+    first, _ = generator(policy.params, [SampleRequest(p, 0, 1) for p in prompts])
+    requests = []
+    for f in first.groups():
+        cuts = np.minimum(np.arange(8), f.lengths[0] - 1).astype(np.int32)
+        replay = Replay(f.tokens[0, :f.lengths[0]], cuts, np.full(8, 16) - cuts)
+        requests.append(SampleRequest(f.prompt, 1, 8, replay))
+    again, stats = generator(policy.params, requests)
+    return config, policy, generator, first, again, requests, stats
 
 
 def test_responses_continue_where_they_were_cut(drawn):
-    config, policy, generator, prompts, first, again, stats, work = drawn
-    for f, d in zip(first, again):
+    config, policy, generator, first, again, requests, stats = drawn
+    for f, d in zip(first.groups(), again.groups(), strict=True):
         for i in range(8):
             cut = int(d.prefix[i])
             assert cut == min(i, f.lengths[0] - 1) and cut < d.lengths[i] <= 16
@@ -64,35 +65,29 @@ def test_responses_continue_where_they_were_cut(drawn):
             assert not d.logprobs[i, :cut].any() and (d.logprobs[i, cut:d.lengths[i]] <= 0).all()
             assert not d.tokens[i, d.lengths[i]:].any()
     # What is paid for is suffixes alone, and one context for all cuts of a response.
-    assert stats.tokens == sum(int((d.lengths - d.prefix).sum()) for d in again)
+    assert stats.tokens == again.sampled_tokens == int((again.lengths - again.prefix).sum())
     assert stats.slot_steps == stats.tokens
-    contexts, requests = generator.tables(work)
-    assert int(contexts.count[0]) == 6 and int(requests.count[0]) == 48
+    contexts, table = generator.tables(requests)
+    assert int(contexts.count[0]) == 6 and int(table.count[0]) == 48
 
 
 def test_trainer_gives_suffixes_the_same_log_probs(drawn):
-    config, policy, _, prompts, _, again, _, _ = drawn
-    for p, d in zip(prompts, again):
-        row = np.concatenate([np.tile(p.tokens, (8, 1)), d.tokens], axis=1)
-        scores = np.asarray(sequence_logprobs(policy.params, jnp.asarray(row), policy.model, 1.0, None)[0])[:, len(p.tokens) - 1:]
+    config, policy, _, _, again, _, _ = drawn
+    for d in again.groups():
+        start = len(d.prompt.tokens)
+        row = jnp.asarray(np.concatenate([np.tile(d.prompt.tokens, (8, 1)), d.tokens], axis=1))
+        scores = np.asarray(sequence_logprobs(policy.params, row, policy.model, 1.0, None)[0])[:, start - 1:]
         at = np.arange(16)
         suffix = (at >= d.prefix[:, None]) & (at < d.lengths[:, None])
         np.testing.assert_allclose(scores[suffix], d.logprobs[suffix], atol=1e-5)
 
 
-def groups_of(prompts, again):
-    rng = np.random.default_rng(0)
-    return [Group(prompt=p, tokens=d.tokens, lengths=d.lengths, logprobs=d.logprobs, rewards=rng.integers(0, 2, 8),
-                  versions=np.zeros(8), phases=np.zeros(8), sample_index=np.arange(8), truncated=d.truncated, prefix=d.prefix)
-            for p, d in zip(prompts, again)]
-
-
 def test_masked_prefix_contributes_exactly_nothing(drawn):
     """The gradient is that of the suffixes' log-probs, normalised by suffix tokens; the unmasked one is another."""
-    config, policy, _, prompts, _, again, _, _ = drawn
-    groups = groups_of(prompts, again)
-    batch = build_batch(groups, 48, 26)
-    suffix = sum(int((g.lengths - g.prefix).sum()) for g in groups)
+    config, policy, _, _, again, _, _ = drawn
+    rollouts = dataclasses.replace(again, rewards=np.random.default_rng(0).integers(0, 2, 48), correct=None)
+    batch = build_batch(rollouts, 48, 26)
+    suffix = int((rollouts.lengths - rollouts.prefix).sum())
     assert batch.mask.sum() == suffix
     advantages = np.random.default_rng(1).normal(size=48).astype(np.float32)
     settings = build.update_config(config)
@@ -102,36 +97,35 @@ def test_masked_prefix_contributes_exactly_nothing(drawn):
     def by_hand(params):
         scores = sequence_logprobs(params, jnp.asarray(batch.tokens), policy.model, 1.0, None)[0]
         total = 0.0
-        for row, (g, i) in enumerate((g, i) for g in groups for i in range(8)):
-            start = len(g.prompt.tokens) - 1
-            total -= advantages[row] * jnp.sum(scores[row, start + int(g.prefix[i]):start + int(g.lengths[i])])
+        for row, (place, first, last) in enumerate(zip(rollouts.owner, rollouts.prefix, rollouts.lengths)):
+            start = len(rollouts.prompts[place].tokens) - 1
+            total -= advantages[row] * jnp.sum(scores[row, start + first:start + last])
         return total / suffix
 
     mine, reference = of(batch), jax.jit(jax.grad(by_hand))(policy.params)
     for a, b in zip(jax.tree.leaves(mine), jax.tree.leaves(reference)):
         np.testing.assert_allclose(a, b, atol=1e-6)
-    unmasked = build_batch(groups, 48, 26, mask_prefix=False)
-    assert unmasked.mask.sum() == sum(int(g.lengths.sum()) for g in groups)
-    assert np.isnan(unmasked.behaviour_logprobs).sum() == sum(int(g.prefix.sum()) for g in groups)
+    unmasked = build_batch(rollouts, 48, 26, mask_prefix=False)
+    assert unmasked.mask.sum() == rollouts.lengths.sum()
+    assert np.isnan(unmasked.behaviour_logprobs).sum() == rollouts.prefix.sum()
     # Of a masked prefix nothing matters but that it was read: its stored log-probs do not.
     noisy = batch.replace(behaviour_logprobs=np.where(batch.mask, batch.behaviour_logprobs, -7.0).astype(np.float32))
     jax.tree.map(np.testing.assert_array_equal, of(noisy), mine)
 
 
 class Recorder:
-    """A generator of one right and otherwise wrong responses of three tokens behind whatever is replayed."""
+    """A generator of responses of three tokens behind whatever is replayed."""
 
     def __init__(self):
-        self.work = []
+        self.requests = []
 
-    def dispatch(self, params, work):
-        self.work += work
-        drawn = []
-        for w in work:
-            d = Drawn(np.tile(np.array([5, 6, 1] + [0] * 13, np.int32), (w.count, 1)), np.full((w.count, 16), -1.0, np.float32),
-                      np.full(w.count, 3, np.int32), np.zeros(w.count, bool))
-            drawn.append(d if w.replay is None else d.behind(w.replay))
-        return FinishedDraw(drawn, GenerationStats(1, len(work), 3 * len(work), 3, 3))
+    def dispatch(self, params, requests):
+        self.requests += requests
+        prefix = lambda r: np.zeros(r.count, int) if r.replay is None else r.replay.prefix
+        replayed = lambda r, i: r.replay.tokens[:prefix(r)[i - r.first]] if r.replay else []
+        rollouts = answer(requests, lambda r, i: [*replayed(r, i), 5, 6, 1],
+                          prefix=np.concatenate([prefix(r) for r in requests]))
+        return finished(rollouts, GenerationStats(1, len(requests), 3 * len(requests), 3, 3))
 
 
 def test_visit_keeps_the_response_it_began_with():
@@ -141,7 +135,7 @@ def test_visit_keeps_the_response_it_began_with():
     response = lambda *tokens: CachedResponse(np.array(tokens, np.int32), 0, 1.0, True, True, -1.0, len(tokens))
     cache.put("a", response(7, 7, 7, 7, 7, 7))
     source = PrefixSource(cache, PrefixConfig("min", 0, True, max_response=16, max_new=13, seed=3))
-    score = lambda prompts, d: (np.arange(len(prompts)) % 2 == 0, np.arange(len(prompts)) % 2 == 0)
+    score = lambda rollouts: (np.arange(len(rollouts)) % 2 == 0, np.arange(len(rollouts)) % 2 == 0)
     driver = HostDriver(Speed(2, 4), PromptStream([prompt]), generator, score, SamplingBuffer(4),
                         Driver(groups=1, screen_prompts=1, buffer_groups=4, prefetch=False), prefixes=source)
     seen = driver.screening.replay
@@ -151,11 +145,11 @@ def test_visit_keeps_the_response_it_began_with():
         return seen(*of)
 
     driver.screening.replay = swap
-    (group,), _ = driver.next_groups(None, 0)
-    assert len(group) == 6 and len(set(group.prefix.tolist())) > 1
+    group, _ = driver.next_groups(None, 0)
+    assert len(group.prompts) == 1 and len(group) == 6 and len(set(group.prefix.tolist())) > 1
     assert all((group.tokens[i, :group.prefix[i]] == 7).all() for i in range(6))
     driver.next_groups(None, 1)
-    assert set(generator.work[-1].replay.tokens.tolist()) <= {8}
+    assert set(generator.requests[-1].replay.tokens.tolist()) <= {8}
 
 
 def clean(record):
@@ -216,22 +210,18 @@ def test_fused_step_replays_as_the_host_does(mesh):
     optimizer, settings = build.build_optimizer(config, policy.params), build.update_config(config)
     fresh = lambda: init_state(policy.params, optimizer, state_shardings(policy.model, optimizer, device_mesh))
     step = build.build_fused_step(config, policy, device_mesh, optimizer, settings, stream, prefixes=prefixes)
-    state, (groups, report, metrics) = step(fresh(), 0, PhaseTimer())
-    assert len(groups) >= 3 and any(g.prefix.any() for g in groups)
+    state, (rollouts, report, metrics) = step(fresh(), 0, PhaseTimer())
+    assert len(rollouts.prompts) >= 3 and rollouts.prefix.any()
     t = step.screening.tally
-    assert report.generation.tokens == sum(g.sampled_tokens for g in groups) + t.rejected_tokens + step.wasted_tokens
+    assert report.generation.tokens == rollouts.sampled_tokens + t.rejected_tokens + step.wasted_tokens
 
     start = lambda p: None if (c := prefixes.cache.get(p.id)) is None else prefixes.replay(c, p.visit, 0, 8)
-    work = [Work(g.prompt, 0, 8, start(g.prompt)) for g in groups]
-    drawn, _ = generator(policy.params, work)
-    _, right = scorer([g.prompt for g in groups for _ in range(8)],
-                      Drawn(*(np.concatenate([getattr(d, f.name) for d in drawn]) for f in dataclasses.fields(Drawn))))
-    for g, d, correct in zip(groups, drawn, np.split(right, len(groups))):
-        np.testing.assert_array_equal(g.tokens, d.tokens)
-        np.testing.assert_array_equal(g.prefix, d.prefix)
-        np.testing.assert_array_equal(g.correct, correct)
-        np.testing.assert_allclose(g.logprobs, d.logprobs, atol=1e-5)
-    batch = build_batch(groups, 32, 26, config.training.length_multiple)
+    drawn, _ = generator(policy.params, [SampleRequest(p, 0, 8, start(p)) for p in rollouts.prompts])
+    for name in ("owner", "tokens", "prefix", "sample_index"):
+        np.testing.assert_array_equal(getattr(rollouts, name), getattr(drawn, name))
+    np.testing.assert_array_equal(rollouts.correct, scorer(drawn)[1])
+    np.testing.assert_allclose(rollouts.logprobs, drawn.logprobs, atol=1e-5)
+    batch = build_batch(rollouts, 32, 26, config.training.length_multiple)
     advantages = make_advantages(device_mesh, settings)(batch, None)
     separate, other = make_update(policy.model, optimizer, device_mesh, settings)(fresh(), batch, advantages, None, None)
     assert metrics["grad_norm"] == pytest.approx(float(other["grad_norm"]), rel=1e-4)

@@ -7,17 +7,18 @@ import unicodedata
 
 import numpy as np
 import pytest
+from fake_generation import answer, finished, rollouts_of
 
 from rl_speed.config import Config, Driver, Reward
 from rl_speed.data.prompts import Prompt, PromptStream
+from rl_speed.data.rollouts import Rollouts
 from rl_speed.rollout.buffer import SamplingBuffer
-from rl_speed.data.group import Group
 from rl_speed.rewards import ExactMatch, MathVerifier
 from rl_speed.rewards.scorer import JaxScorer, RewardScorer, TextScorer, exact_answers
-from rl_speed.rollout.generate import Drawn, FinishedDraw, GenerationStats
+from rl_speed.rollout.generate import GenerationStats
 from rl_speed.sampling.rules import Dynamic
 from rl_speed.rollout.host_driver import HostDriver
-from rl_speed.update.shaping import shape_groups
+from rl_speed.update.shaping import shape_rewards
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 
@@ -37,11 +38,14 @@ class Characters:
         return "".join(map(chr, ids))
 
 
-def drawn_of(texts, ended):
-    rows = [[ord(c) for c in text] + [END] * flag for text, flag in zip(texts, ended)]
-    lengths = np.array(list(map(len, rows)), np.int32)
-    tokens = np.array([row + [0] * (MAX_NEW - len(row)) for row in rows], np.int32)
-    return Drawn(tokens, np.zeros(tokens.shape, np.float32), lengths, ~np.asarray(ended, bool))
+def tokens_of(text, ended=True):
+    return [ord(c) for c in text] + [END] * ended
+
+
+def said(prompts, texts, owner=None, ended=None):
+    """Responses to the prompts, one each unless `owner` says otherwise."""
+    ended = [True] * len(texts) if ended is None else ended
+    return rollouts_of(prompts, list(map(tokens_of, texts, ended)), owner, truncated=np.logical_not(ended))
 
 
 def prompt(answer="4", visit=0):
@@ -76,20 +80,20 @@ def english_by_hand(text):
     pytest.param("math", (1.0, 1.0), True, 0, marks=pytest.mark.slow)])
 def test_parts_add_up_and_the_verdict_stays_the_verifiers(verifier, weights, in_prompt, overlong):
     ended = [i % 4 != 3 for i in range(len(TEXTS))]
-    drawn, prompts = drawn_of(TEXTS, ended), [prompt()] * len(TEXTS)
+    rollouts = said([prompt()], TEXTS, [0] * len(TEXTS), ended)
     scorer, tokenizer = scorer_of(verifier, format_weight=weights[0], language_weight=weights[1], think_in_prompt=in_prompt,
                                   overlong_buffer=overlong, accuracy_weight=3.0)
     try:
-        rewards, correct = scorer(prompts, drawn)
+        rewards, correct = scorer(rollouts)
         assert tokenizer.decoded == len(TEXTS)  # once each, for all that read
-        np.testing.assert_array_equal(scorer.judge(prompts, drawn), correct)
+        np.testing.assert_array_equal(scorer.judge(rollouts), correct)
     finally:
         scorer.close()
     right = [text == "4" for text in TEXTS] if verifier == "exact" else ["\\boxed{4}" in text for text in TEXTS]
     assert correct.tolist() == right and any(right)
     form = [form_by_hand(text, flag, in_prompt) for text, flag in zip(TEXTS, ended)]
     english = [english_by_hand(text) for text in TEXTS]
-    late = [-max(n - (MAX_NEW - overlong), 0) / overlong if overlong else 0.0 for n in drawn.lengths]
+    late = [-max(n - (MAX_NEW - overlong), 0) / overlong if overlong else 0.0 for n in rollouts.lengths]
     expected = [3 * r + weights[0] * f + weights[1] * e + o for r, f, e, o in zip(right, form, english, late)]
     np.testing.assert_allclose(rewards, expected, rtol=1e-6)
     assert rewards.dtype == np.float32 and (overlong or 0 <= rewards.min() and rewards.max() <= 3 + sum(weights))
@@ -102,18 +106,19 @@ def test_parts_add_up_and_the_verdict_stays_the_verifiers(verifier, weights, in_
 
 def test_without_weights_nothing_is_decoded():
     scorer, tokenizer = scorer_of("exact")
-    rewards, correct = scorer([prompt()] * 2, drawn_of(["4", "5"], [True, True]))
+    rewards, correct = scorer(said([prompt()], ["4", "5"], [0, 0]))
     assert rewards.tolist() == [1, 0] and correct.tolist() == [True, False]
     assert tokenizer.decoded == 0 and scorer.take_parts() == {"reward/accuracy": 0.5}
-    scorer([prompt()], drawn_of(["4"], [True]))
+    scorer(said([prompt()], ["4"]))
     assert scorer.take_parts() == {"reward/accuracy": 1.0}  # of the responses since
 
 
 def test_each_response_is_held_against_the_answer_of_its_own_prompt():
-    asked = [prompt("4")] * 3 + [prompt("57", 1)] * 14 + [prompt("8", 2)] * 3  # more than a block of the scorer's
-    said = ["4", "57", "8"] * 6 + ["8", "4"]
-    _, correct = scorer_of("exact")[0](asked, drawn_of(said, [True] * 20))
-    assert correct.tolist() == [p.answer == text for p, text in zip(asked, said)] and 5 < correct.sum() < 15
+    prompts = [prompt("4"), prompt("57", 1), prompt("8", 2)]
+    owner = [0] * 3 + [1] * 14 + [2] * 3  # more than a block of the scorer's
+    texts = ["4", "57", "8"] * 6 + ["8", "4"]
+    _, correct = scorer_of("exact")[0](said(prompts, texts, owner))
+    assert correct.tolist() == [prompts[i].answer == text for i, text in zip(owner, texts)] and 5 < correct.sum() < 15
 
 
 class Scripted:
@@ -122,9 +127,9 @@ class Scripted:
     def __init__(self, script):
         self.script = script
 
-    def dispatch(self, params, work):
-        drawn = [drawn_of(self.script[w.prompt.id][w.first:w.first + w.count], [True] * w.count) for w in work]
-        return FinishedDraw(drawn, GenerationStats(calls=1, samples=sum(w.count for w in work)))
+    def dispatch(self, params, requests):
+        rollouts = answer(requests, lambda request, i: tokens_of(self.script[request.prompt.id][i]))
+        return finished(rollouts, GenerationStats(calls=1, samples=len(rollouts)))
 
 
 def test_filters_look_at_accuracy_alone():
@@ -133,12 +138,13 @@ def test_filters_look_at_accuracy_alone():
     script = {"wrong": [good + "5", "5", good + "6", "答7"], "right": ["4", good + "4", "答4", good + " 4"],
               "mixed": ["4", good + "5", "答4", "5"]}
     prompts = [dataclasses.replace(prompt(), id=name) for name in script]
-    last_character = lambda prompts, drawn, texts: np.array([row[n - 2] == ord(p.answer) for p, row, n in
-                                                             zip(prompts, drawn.tokens, drawn.lengths)], np.float32)
+    last_character = lambda rollouts, texts: np.array(
+        [row[n - 2] == ord(rollouts.prompts[place].answer)
+         for place, row, n in zip(rollouts.owner, rollouts.tokens, rollouts.lengths)], np.float32)
     scorer = RewardScorer(last_character, Reward(format_weight=1.0, language_weight=1.0), MAX_NEW, Characters(), (END,))
     config = Driver(groups=1, screen_prompts=3, screening="fixed", buffer_groups=8)
     driver = HostDriver(Dynamic(4), PromptStream(prompts, seed=0), Scripted(script), scorer, SamplingBuffer(8), config)
-    (group,), report = driver.next_groups(None, 0)
+    group, report = driver.next_groups(None, 0)
     assert group.prompt.id == "mixed" and group.correct.tolist() == [True, False, True, False]
     np.testing.assert_allclose(group.rewards, np.array([1, 0, 1, 0]) + [0.2, 1.0, 0.2, 0.2] + np.array([1, 1, 0.5, 1]), rtol=1e-6)
     assert (driver.tally.failed, driver.tally.solved, driver.tally.rejected) == (1, 1, 2)
@@ -146,10 +152,8 @@ def test_filters_look_at_accuracy_alone():
 
 
 def group_of(correct, lengths, extra=0.0, visit=0):
-    n = len(lengths)
-    tokens = np.zeros((n, max(lengths)), np.int32)
-    return Group(prompt(visit=visit), tokens, lengths, tokens, np.asarray(correct, np.float32) + extra, np.zeros(n), np.zeros(n),
-                 np.arange(n), np.zeros(n, bool), np.asarray(correct, bool))
+    return rollouts_of([prompt(visit=visit)], [[0] * n for n in lengths], [0] * len(lengths),
+                       rewards=np.asarray(correct, np.float32) + extra, correct=correct)
 
 
 def shaped_by_hand(group, reward):
@@ -169,14 +173,15 @@ def shaped_by_hand(group, reward):
 def test_shaping_is_the_formula_group_by_group(options):
     config = Config()
     config.reward = Reward(**{"length_alpha": 0.01, **options})
-    groups = [group_of([1, 0, 1, 1], [40, 400, 300, 100]), group_of([0, 0], [7, 90]), group_of([1], [50]),
-              group_of([1, 1, 1], [64, 64, 64]), group_of([1, 0, 1], [10, 20, 90], extra=np.float32([1.8, 2.0, 0.2]))]
-    before = [g.rewards.copy() for g in groups]
-    found = shape_groups(groups, config)
-    for new, old, rewards in zip(found, groups, before, strict=True):
+    cases = [([1, 0, 1, 1], [40, 400, 300, 100]), ([0, 0], [7, 90]), ([1], [50]), ([1, 1, 1], [64, 64, 64]),
+             ([1, 0, 1], [10, 20, 90], np.float32([1.8, 2.0, 0.2]))]
+    rollouts = Rollouts.concat([group_of(*case, visit=visit) for visit, case in enumerate(cases)])
+    before, found = rollouts.rewards.copy(), shape_rewards(rollouts, config)
+    assert rollouts.rewards.tolist() == before.tolist()  # who holds the rollouts keeps what they had
+    found, rollouts = found.groups(), rollouts.groups()
+    for new, old in zip(found, rollouts, strict=True):
         np.testing.assert_allclose(new.rewards, shaped_by_hand(old, config.reward), rtol=1e-5, atol=1e-6)
         np.testing.assert_array_equal(new.correct, old.correct)
-        np.testing.assert_array_equal(old.rewards, rewards)  # who holds the group keeps what it had
     literal = config.reward.length_literal
     if "accuracy_weight" in options:
         return
@@ -186,8 +191,9 @@ def test_shaping_is_the_formula_group_by_group(options):
 
 
 def test_shaping_that_is_off_changes_nothing():
-    groups = [group_of([1, 0], [3, 4])]
-    assert shape_groups(groups, Config())[0] is groups[0] and shape_groups([], Config()) == []
+    group = group_of([1, 0], [3, 4])
+    for rollouts in (group, group.take(slice(0))):
+        assert shape_rewards(rollouts, Config()) is rollouts
 
 
 @pytest.mark.parametrize("field,value,message", [

@@ -10,7 +10,7 @@ import optax
 import pytest
 
 from rl_speed.data.prompts import Prompt
-from rl_speed.data.group import Group
+from rl_speed.data.rollouts import Rollouts
 from rl_speed import objectives
 from rl_speed.mesh import make_mesh
 from rl_speed.policy import ModelConfig, forward, init
@@ -37,11 +37,16 @@ def make_groups(seed=0, groups=4, samples=4):
                         visit=visit)
         lengths = rng.integers(1, 8, samples)
         valid = np.arange(7) < lengths[:, None]
-        made.append(Group(prompt, np.where(valid, rng.integers(0, 12, (samples, 7)), 0), lengths,
-                          np.where(valid, -rng.exponential(size=(samples, 7)), 0),
-                          rng.integers(0, 2, samples) + 0.5 * (lengths > 3),  # no plain verdicts: rewards are shaped
-                          np.zeros(samples), np.zeros(samples), np.arange(samples), np.zeros(samples, bool)))
+        made.append(Rollouts.group(
+            prompt, tokens=np.where(valid, rng.integers(0, 12, (samples, 7)), 0), lengths=lengths,
+            logprobs=np.where(valid, -rng.exponential(size=(samples, 7)), 0),
+            rewards=rng.integers(0, 2, samples) + 0.5 * (lengths > 3),  # no plain verdicts: rewards are shaped
+            sample_index=np.arange(samples), truncated=np.zeros(samples)))
     return made
+
+
+def batch_of(groups, rows=16):
+    return build_batch(Rollouts.concat(groups), rows, WIDTH)
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +60,7 @@ def compiled_gradients(params, batch, advantages, config):
 
 
 def grads_of(params, groups, config=CONFIG):
-    batch = build_batch(groups, 16, WIDTH)
+    batch = batch_of(groups)
     return compiled_gradients(params, batch, make_advantages(make_mesh(), config)(batch, None), config)
 
 
@@ -121,7 +126,7 @@ def test_order_of_groups_changes_nothing(params):
 
 def test_padding_rows_change_nothing(params):
     groups = make_groups()[:3]
-    exact = build_batch(groups, 12, WIDTH)
+    exact = batch_of(groups, 12)
     config = dataclasses.replace(CONFIG, micro_batch=12)
     advantages = make_advantages(make_mesh(), config)(exact, None)
     b = grads_of(params, groups)[0]
@@ -134,7 +139,7 @@ def test_padding_rows_change_nothing(params):
 
 def test_scores_are_the_tempered_log_probs_of_each_row(params):
     """Old and reference log-probs, in pieces of rows that lie apart."""
-    batch, mesh = build_batch(make_groups(), 16, WIDTH), make_mesh()
+    batch, mesh = batch_of(make_groups()), make_mesh()
     shardings = state_shardings(MODEL, optax.sgd(1.0), mesh).params
     got = make_score(MODEL, mesh, shardings, dataclasses.replace(CONFIG, micro_batch=4))(params, batch.tokens)
     logprobs = jax.nn.log_softmax(jax.jit(lambda p, t: forward(p, t, MODEL))(params, batch.tokens)[:, :-1] / 0.8)
@@ -142,7 +147,7 @@ def test_scores_are_the_tempered_log_probs_of_each_row(params):
 
 
 def test_kl_in_the_reward_is_taken_off_before_the_baseline():
-    batch = build_batch(make_groups(), 16, WIDTH)
+    batch = batch_of(make_groups())
     gap = np.random.default_rng(1).normal(size=batch.mask.shape).astype(np.float32)
     got = make_advantages(make_mesh(), with_objective(kl_coef=0.3))(batch, gap)
     shaped = (batch.rewards - 0.3 * np.where(batch.mask, gap, 0).sum(axis=1)).reshape(4, 4)
@@ -157,7 +162,7 @@ def test_mesh_changes_nothing(params, axes):
     def updated(mesh, config):
         shardings = state_shardings(MODEL, optimizer, mesh)
         state = init_state(params, optimizer, shardings)
-        batch = build_batch(groups, 16, WIDTH)
+        batch = batch_of(groups)
         advantages = make_advantages(mesh, config)(batch, None)
         state, metrics = make_update(MODEL, optimizer, mesh, config)(state, batch, advantages, None, None)
         return jax.device_get((jax.tree.map(jnp.subtract, params, jax.device_get(state.params)), metrics))
@@ -182,7 +187,7 @@ def test_non_finite_update_is_skipped_and_counted(params):
     mesh, optimizer = make_mesh(), optax.adam(1e-2)
     update = make_update(MODEL, optimizer, mesh, CONFIG)
     state = init_state(params, optimizer, state_shardings(MODEL, optimizer, mesh))
-    batch = build_batch(make_groups(), 16, WIDTH)
+    batch = batch_of(make_groups())
     bad = np.full((16,), np.nan, np.float32)
     state, metrics = update(state, batch, bad, None, None)
     state, _ = update(state, batch, bad, None, None)
@@ -196,7 +201,7 @@ def test_non_finite_update_is_skipped_and_counted(params):
 
 def test_batch_rows_are_prompt_then_response():
     group = make_groups(groups=1)[0]
-    batch = build_batch([group], 6, WIDTH)
+    batch = build_batch(group, 6, WIDTH)
     start = len(group.prompt.tokens)
     for i, n in enumerate(group.lengths):
         assert batch.tokens[i, :start].tolist() == group.prompt.tokens.tolist()
@@ -210,11 +215,11 @@ def test_batch_rows_are_prompt_then_response():
 def test_batch_length_is_cut_to_a_multiple_and_limits_are_told():
     group = make_groups(groups=1)[0]
     longest = len(group.prompt.tokens) + int(group.lengths.max())
-    assert build_batch([group], 4, 64, multiple=4).tokens.shape[1] == -(-longest // 4) * 4
+    assert build_batch(group, 4, 64, multiple=4).tokens.shape[1] == -(-longest // 4) * 4
     with pytest.raises(ValueError, match=f"a row has {longest} tokens"):
-        build_batch([group], 4, longest - 1)
+        build_batch(group, 4, longest - 1)
     with pytest.raises(ValueError, match="4 samples do not fit into a batch of 3 rows"):
-        build_batch([group], 3, 64)
+        build_batch(group, 3, 64)
 
 
 @pytest.mark.parametrize("loss,gradient,applied", [(1.0, 2.0, True), (1.0, np.nan, False), (1.0, -np.inf, False),

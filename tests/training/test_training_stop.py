@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 from killable import small_config
-from test_training_driver import RULES, make
+from test_training_driver import RULES, make, take
 from test_training_kill import everything
 
 from rl_speed.sampling import Dynamic, Speed, Uniform
@@ -64,11 +64,11 @@ def driver_of(rule, depth):
     return driver, generator
 
 
-def outcome(driver, step, groups, report):
+def outcome(driver, step, rollouts, report):
     """Everything that a step gives."""
     fields = ("tokens", "lengths", "logprobs", "rewards", "versions", "phases", "sample_index", "truncated", "correct", "estimates")
     numbers = {k: v for k, v in dataclasses.asdict(report).items() if not k.endswith("_s")}
-    return ([(g.prompt.visit, *(getattr(g, f).tolist() for f in fields)) for g in groups], numbers,
+    return ([(g.prompt.visit, *(getattr(g, f).tolist() for f in fields)) for g in rollouts.groups()], numbers,
             dataclasses.replace(driver.tally), driver.acceptance, driver.metrics(step), list(driver.screening.budgets.told))
 
 
@@ -82,17 +82,17 @@ def test_every_call_in_a_process_of_its_own(rule, depth):
     for step in range(6):
         for _ in range(99):
             driver, mine = part
-            groups, report = driver.next_groups(None, step, once())
+            rollouts, report = driver.next_groups(None, step, once())
             calls += mine.calls
-            if groups:
-                got.append(outcome(driver, step, groups, report))
-            stops += not groups
+            if rollouts is not None:
+                got.append(outcome(driver, step, rollouts, report))
+            stops += rollouts is None
             part = driver_of(rule, depth)
             state = driver.stream.state_dict(), driver.state_dict()
             part[0].stream.load_state_dict(through_a_checkpoint(state[0]))
             part[0].load_state_dict(through_a_checkpoint(state[1]))
             jax.tree.map(np.testing.assert_array_equal, part[0].state_dict(), state[1])
-            if groups:
+            if rollouts is not None:
                 break
     assert calls == generator.calls and stops >= 5
     assert got == expected
@@ -100,20 +100,20 @@ def test_every_call_in_a_process_of_its_own(rule, depth):
 
 def test_a_stop_before_the_first_call_draws_nothing():
     driver, generator = driver_of(Speed(4, 8), 1)
-    groups, report = driver.next_groups(None, 0, lambda: True)
-    assert (groups, report.generation.calls, generator.calls) == ([], 0, [])
+    rollouts, report = driver.next_groups(None, 0, lambda: True)
+    assert (rollouts, report.generation.calls, generator.calls) == (None, 0, [])
     assert driver.stream.state_dict()["serial"] == 0
-    assert len(driver.next_groups(None, 0)[0]) == 4
+    assert len(take(driver, 0)[0]) == 4
 
 
 def test_a_stop_does_not_starve_a_step_later():
     """Calls before a stop count for `max_calls`."""
     make_one = lambda: make(Dynamic(6), max_calls=2, screen_prompts=1, groups=4)[0]
     whole = make_one()
-    expected = len(whole.next_groups(None, 0)[0])
+    expected = len(take(whole, 0)[0])
     part = make_one()
-    assert part.next_groups(None, 0, once())[0] == []
-    groups, report = part.next_groups(None, 0)
+    assert part.next_groups(None, 0, once())[0] is None
+    groups, report = take(part, 0)
     assert len(groups) == expected < 4 and report.generation.calls == 2 and report.short == 4 - expected
 
 
@@ -126,7 +126,8 @@ def in_loop(accepts_after):
         report.screened += 8
         report.pass_rates.append(0.25)
         driver.screening.tally.screened += 8
-        return state + 1, {"loss": 1.0}, ["group"] * 4 if report.generation.calls > accepts_after else []
+        found = SimpleNamespace(prompts=["prompt"] * 4) if report.generation.calls > accepts_after else None
+        return state + 1, {"loss": 1.0}, found
 
     driver._attempt = attempt
     return driver
@@ -134,12 +135,12 @@ def in_loop(accepts_after):
 
 def test_a_fused_step_stops_between_attempts():
     driver = in_loop(3)
-    state, (groups, *_) = driver(0, 7, PhaseTimer(), once())
-    assert (state, groups) == (1, [])
+    state, (rollouts, *_) = driver(0, 7, PhaseTimer(), once())
+    assert (state, rollouts) == (1, None)
     again = in_loop(3)
     again.load_state_dict(through_a_checkpoint(driver.state_dict()))
-    state, (groups, report, metrics) = again(state, 7, PhaseTimer())
-    assert state == 4 and len(groups) == 4 and metrics == {"loss": 1.0} and "begun" not in again.state_dict()
+    state, (rollouts, report, metrics) = again(state, 7, PhaseTimer())
+    assert state == 4 and len(rollouts.prompts) == 4 and metrics == {"loss": 1.0} and "begun" not in again.state_dict()
     assert report.generation.calls == 4 and report.screened == 32 and report.pass_rates == [0.25] * 4 and again.screening.tally.screened == 32
     driver = in_loop(9)
     state, _ = driver(0, 7, PhaseTimer(), once())
@@ -252,7 +253,7 @@ def test_stopped_inside_a_step_and_inside_an_evaluation(tmp_path):
     trainer = Trainer(config_of(), parts)
     calls = []
     dispatch = trainer.held_out_generator.dispatch
-    trainer.held_out_generator.dispatch = lambda params, work: calls.append(len(work)) or dispatch(params, work)
+    trainer.held_out_generator.dispatch = lambda params, requests: calls.append(len(requests)) or dispatch(params, requests)
     assert trainer.run()["steps"] == 4
     assert calls == [8]  # what was drawn is not drawn again
     mine, theirs = everything(parts), everything(whole)

@@ -1,0 +1,216 @@
+"""Samples on the host, one flat table from the sampler to the batch; the samples of one prompt are a group."""
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from rl_speed.data.prompts import Prompt
+
+# Fields of a sample and their dtypes, in the order they are saved. The first two are ragged: one row, `lengths` long.
+TOKEN_FIELDS = {"tokens": np.int32, "logprobs": np.float32}
+SAMPLE_FIELDS = {"lengths": np.int32, "rewards": np.float32, "versions": np.int32, "phases": np.int32,
+                 "sample_index": np.int32, "truncated": np.bool_, "correct": np.bool_, "estimates": np.float32, "prefix": np.int32,
+                 "nonfinite": np.bool_, "end_steps": np.int32}
+
+
+@dataclasses.dataclass(eq=False)
+class Rollouts:
+    """R samples of P prompts, prompt after prompt, response tokens padded on the right to T.
+
+    Attributes:
+      prompts: the P prompts, each with the visit that its samples belong to.
+      owner: i32[R], ascending: the place of each sample's prompt in `prompts`. It is also the id of the sample's group.
+      tokens: i32[R, T], the end token included, zero beyond the length.
+      lengths: i32[R], response tokens, a replayed prefix included.
+      logprobs: f32[R, T], what the policy that sampled each token gave it; zero beyond the length, and on a replayed prefix.
+      sample_index: i32[R], with the visit, the sample's key.
+      truncated: bool[R], ended by its token limit.
+      prefix: i32[R], tokens at the start of the response that were replayed, not sampled.
+      nonfinite: bool[R], ended by logits that leave no distribution. Counted as wrong, and never trained on.
+      end_steps: i32[R], the iteration of its call's decode loop at which the sample ended; 0 where nobody noted it.
+      rewards: f32[R]; NaN where nobody scored.
+      correct: bool[R], what the verifier said, before any shaping of the reward; by default rewards above 0.5.
+      versions: i32[R], number of policy updates made when the sample was drawn.
+      phases: i32[R], SCREENING or ACCEPTED (a tag of the request; it cannot be told from the counts).
+      estimates: f32[R], pass rate of the prompt as estimated before the visit; NaN, the default, where nobody estimates.
+
+    Raises:
+      ValueError: shapes that disagree, owners out of order or range, or a length outside [0, T].
+    """
+
+    prompts: Sequence[Prompt]
+    owner: np.ndarray
+    tokens: np.ndarray
+    lengths: np.ndarray
+    logprobs: np.ndarray
+    sample_index: np.ndarray
+    truncated: np.ndarray
+    prefix: np.ndarray | None = None
+    nonfinite: np.ndarray | None = None
+    end_steps: np.ndarray | None = None
+    rewards: np.ndarray | None = None
+    correct: np.ndarray | None = None
+    versions: np.ndarray | None = None
+    phases: np.ndarray | None = None
+    estimates: np.ndarray | None = None
+
+    def __post_init__(self):
+        self.prompts, count = tuple(self.prompts), len(self.lengths)
+        if self.correct is None and self.rewards is not None:
+            self.correct = np.asarray(self.rewards) > 0.5
+        for name, dtype in {"owner": np.int32, **TOKEN_FIELDS, **SAMPLE_FIELDS}.items():
+            value = getattr(self, name)
+            if value is None:
+                value = np.full(count, np.nan if name in ("rewards", "estimates") else 0)
+            setattr(self, name, np.asarray(value, dtype))
+        of = f"rollouts of prompt {self.prompts[0].id!r}" if len(self.prompts) == 1 else f"rollouts of {len(self.prompts)} prompts"
+        if self.tokens.ndim != 2 or self.logprobs.shape != self.tokens.shape:
+            raise ValueError(f"{of}: tokens and logprobs must share one shape [R, T], got {self.tokens.shape} and "
+                             f"{self.logprobs.shape}")
+        for name in ("owner", *SAMPLE_FIELDS):
+            if getattr(self, name).shape != self.tokens.shape[:1]:
+                raise ValueError(f"{of}: {name} must have shape {self.tokens.shape[:1]}, got {getattr(self, name).shape}")
+        if not count:
+            return
+        if self.owner[0] < 0 or self.owner[-1] >= len(self.prompts) or (np.diff(self.owner) < 0).any():
+            raise ValueError(f"{of}: owners must ascend within [0, {len(self.prompts)})")
+        if not (0 <= self.lengths.min() and self.lengths.max() <= self.tokens.shape[1]):
+            raise ValueError(f"{of}: lengths must lie in [0, {self.tokens.shape[1]}]")
+        if not (0 <= self.prefix.min() and (self.prefix <= self.lengths).all()):
+            raise ValueError(f"{of}: a replayed prefix must lie in [0, length of its response]")
+
+    @classmethod
+    def group(cls, prompt: Prompt, **fields: np.ndarray) -> "Rollouts":
+        """The samples of one prompt."""
+        return cls([prompt], np.zeros(len(fields["lengths"])), **fields)
+
+    @classmethod
+    def concat(cls, parts: Sequence["Rollouts"]) -> "Rollouts":
+        """One after the other. Samples of one visit become one group, where its first samples are, in the order of the parts."""
+        places: dict[Any, int] = {}
+        prompts, owner = [], []
+        for prompt in (p for part in parts for p in part.prompts):
+            key = (prompt.id, prompt.visit) if prompt.visit >= 0 else id(prompt)
+            if places.setdefault(key, len(prompts)) == len(prompts):
+                prompts.append(prompt)
+            owner.append(places[key])
+        first = np.cumsum([0, *(len(part.prompts) for part in parts)])
+        owner = np.concatenate([np.asarray(owner, np.int32)[start + part.owner] for start, part in zip(first, parts)])
+        width = max(part.tokens.shape[1] for part in parts)
+        whole = {name: np.concatenate([_widen(getattr(part, name), width) for part in parts]) for name in TOKEN_FIELDS}
+        whole.update({name: np.concatenate([getattr(part, name) for part in parts]) for name in SAMPLE_FIELDS})
+        order = np.argsort(owner, kind="stable")
+        return cls(prompts, owner[order], **{name: value[order] for name, value in whole.items()})
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def take(self, rows: np.ndarray) -> "Rollouts":
+        """The samples at `rows`, ascending; prompts left with none are gone. A slice takes views."""
+        kept, owner = np.unique(self.owner[rows], return_inverse=True)
+        return Rollouts([self.prompts[i] for i in kept], owner,
+                        **{name: getattr(self, name)[rows] for name in (*TOKEN_FIELDS, *SAMPLE_FIELDS)})
+
+    def of(self, place: int) -> "Rollouts":
+        """The group of one prompt."""
+        return self.take(slice(*np.searchsorted(self.owner, [place, place + 1])))
+
+    def groups(self) -> list["Rollouts"]:
+        """`of` each prompt."""
+        return [self.of(place) for place in range(len(self.prompts))]
+
+    @property
+    def prompt(self) -> Prompt:
+        """Of a group."""
+        (prompt,) = self.prompts
+        return prompt
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """i64[P], samples of each prompt."""
+        return np.bincount(self.owner, minlength=len(self.prompts))
+
+    @property
+    def right(self) -> np.ndarray:
+        """i64[P], correct samples of each prompt."""
+        return np.bincount(self.owner[self.correct], minlength=len(self.prompts))
+
+    @property
+    def oldest_version(self) -> int:
+        """The smallest policy version among the samples."""
+        return int(self.versions.min())
+
+    @property
+    def sampled_tokens(self) -> int:
+        """Tokens of all responses that were drawn, not replayed."""
+        return int((self.lengths - self.prefix).sum())
+
+
+def _widen(x_RxT: np.ndarray, width: int) -> np.ndarray:
+    return np.pad(x_RxT, ((0, 0), (0, width - x_RxT.shape[1])))
+
+
+def pack(groups: Sequence[Rollouts]) -> dict[str, Any]:
+    """Groups as flat arrays with offsets, for a checkpoint: no ragged lists, no padding, no empty arrays.
+
+    Prompts' text fields travel as one JSON string.
+    """
+    if not groups:
+        return {}
+    packed: dict[str, Any] = {
+        "group_sizes": np.array([len(g) for g in groups], np.int32),
+        "widths": np.array([g.tokens.shape[1] for g in groups], np.int32),
+        **pack_prompts([g.prompt for g in groups]),
+    }
+    for name in SAMPLE_FIELDS:
+        packed[name] = np.concatenate([getattr(g, name) for g in groups])
+    for name in TOKEN_FIELDS:
+        packed[name] = np.concatenate([getattr(g, name)[_valid(g.tokens.shape[1], g.lengths)] for g in groups])
+    return packed
+
+
+def unpack(packed: Mapping[str, Any]) -> list[Rollouts]:
+    """The inverse of `pack`."""
+    if not packed:
+        return []
+    sizes, widths = np.asarray(packed["group_sizes"]), np.asarray(packed["widths"])
+    # What was saved before a field existed gets its default.
+    flat = {name: np.split(np.asarray(packed[name]), np.cumsum(sizes)[:-1]) for name in SAMPLE_FIELDS if name in packed}
+    tokens_in_group = [int(lengths.sum()) for lengths in flat["lengths"]]
+    ragged = {name: np.split(np.asarray(packed[name]), np.cumsum(tokens_in_group)[:-1]) for name in TOKEN_FIELDS}
+    groups = []
+    for i, prompt in enumerate(unpack_prompts(packed)):
+        fields = {field: values[i] for field, values in flat.items()}
+        valid = _valid(widths[i], fields["lengths"])
+        for field, dtype in TOKEN_FIELDS.items():
+            fields[field] = np.zeros(valid.shape, dtype)
+            fields[field][valid] = ragged[field][i]
+        groups.append(Rollouts.group(prompt, **fields))
+    return groups
+
+
+def pack_prompts(prompts: Sequence[Prompt]) -> dict[str, Any]:
+    """Prompts, one at least, as flat arrays and one JSON string."""
+    return {
+        "visits": np.array([p.visit for p in prompts], np.int64),
+        # Two rows a prompt, its tokens and its answer's, in one array, since answers may all be empty.
+        "prompt_lengths": np.array([[len(p.tokens), len(p.answer_tokens)] for p in prompts], np.int32),
+        "prompt_tokens": np.concatenate([np.concatenate([p.tokens, p.answer_tokens]) for p in prompts]),
+        "prompt_texts": json.dumps([[p.id, p.text, p.answer, p.meta] for p in prompts]),
+    }
+
+
+def unpack_prompts(packed: Mapping[str, Any]) -> list[Prompt]:
+    """The inverse of `pack_prompts`."""
+    lengths = np.asarray(packed["prompt_lengths"])
+    rows = np.split(np.asarray(packed["prompt_tokens"]), np.cumsum(lengths.ravel())[:-1])
+    return [Prompt(id=name, tokens=rows[2 * i], answer=answer, answer_tokens=rows[2 * i + 1], text=text,
+                   visit=int(packed["visits"][i]), meta=meta)
+            for i, (name, text, answer, meta) in enumerate(json.loads(packed["prompt_texts"]))]
+
+
+def _valid(width: int, lengths: np.ndarray) -> np.ndarray:
+    return np.arange(width) < lengths[:, None]
