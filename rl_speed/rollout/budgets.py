@@ -43,7 +43,7 @@ class Budgets:
     def __init__(self, estimator: Estimator, rule: Rule, n: int, config: Estimate):
         self._estimator, self._rule, self._n, self._config = estimator, rule, n, config
 
-    def ask(self, params: Any, prompts: Sequence[Prompt]) -> tuple[np.ndarray, np.ndarray | None]:
+    def allocate(self, params: Any, prompts: Sequence[Prompt]) -> tuple[np.ndarray, np.ndarray | None]:
         """(estimates f64[P], budgets i64[P] that sum to P x n, or None where the rule takes none)."""
         if not prompts:
             return np.zeros(0), np.zeros(0, np.int64) if isinstance(self._rule, Allocated) else None
@@ -53,7 +53,7 @@ class Budgets:
         return estimates, theory.allocate(estimates, self._n * len(prompts), self._config.gamma, self._rule.n_min, self._rule.n_max,
                                           self._config.form)
 
-    def tell(self, params: Any, visits: Sequence[Visit]) -> None:
+    def observe(self, params: Any, visits: Sequence[Visit]) -> None:
         """What the visits brought, once the rule has decided about their prompts."""
         if visits:
             self._estimator.update(params, *map(list, zip(*visits)))

@@ -34,7 +34,7 @@ from rl_speed.rollout.call_plan import CallPlan
 from rl_speed.rollout.generate import GenerationStats, Generator, SampleRequest
 from rl_speed.rollout.in_flight import ActivePrompt, PendingCall, make_active, pack_cached, rule_columns, unpack_cached
 from rl_speed.rollout.screening import Screening
-from rl_speed.rollout.tally import StarvedError, StepReport, Tally, broken_samples, load_tally
+from rl_speed.rollout.prompt_counts import StarvedError, StepReport, PromptCounts, broken_samples, load_counts
 from rl_speed.sampling import ACCEPTED, COMPLETE, REJECTED, SCREENING, Counts, Rule, RuleState, compiled_decide
 
 # rollouts -> (rewards f32[R], correct bool[R])
@@ -56,7 +56,7 @@ class HostDriver:
     def __init__(self, rule: Rule, stream: PromptStream, generator: Generator, score: Scorer, buffer: SamplingBuffer,
                  config: DriverConfig, budgets: Budgets | None = None, prefixes: PrefixSource | None = None):
         self.screening = Screening(stream, budgets, prefixes)
-        self._begun: tuple[Tally, StepReport] | None = None  # a step that was stopped: the tally before it, what it did so far
+        self._begun: tuple[PromptCounts, StepReport] | None = None  # a step that was stopped: the tally before it, what it did so far
         self.rule, self.stream, self.buffer, self.config = rule, stream, buffer, config
         self._generate, self._score, self._decide = generator.dispatch, score, compiled_decide(rule)
         self._plan = CallPlan(rule, config)
@@ -64,9 +64,9 @@ class HostDriver:
         self._pending: deque[PendingCall] = deque()  # in order of dispatch
 
     @property
-    def tally(self) -> Tally:
+    def prompt_counts(self) -> PromptCounts:
         """Prompts by fate."""
-        return self.screening.tally
+        return self.screening.prompt_counts
 
     @property
     def acceptance(self) -> float:
@@ -94,7 +94,7 @@ class HostDriver:
           StarvedError: `max_calls` calls brought no complete group at all.
         """
         if self._begun is None:
-            self._begun = dataclasses.replace(self.tally), StepReport(GenerationStats(), 0.0, 0.0, 0, 0, 0, 0)
+            self._begun = dataclasses.replace(self.prompt_counts), StepReport(GenerationStats(), 0.0, 0.0, 0, 0, 0, 0)
             self._expire(version)
         start, report = self._begun
         while len(self.buffer) < self.config.groups and report.generation.calls < self.config.max_calls:
@@ -111,15 +111,15 @@ class HostDriver:
         count = min(self.config.groups, len(self.buffer))
         if count == 0:
             raise StarvedError(
-                f"no prompt completed in {report.generation.calls} generation calls ({self.tally.screened - start.screened} "
-                f"screened, {self.tally.rejected - start.rejected} rejected, of these "
-                f"{self.tally.failed - start.failed} never solved and {self.tally.solved - start.solved} always solved). "
+                f"no prompt completed in {report.generation.calls} generation calls ({self.prompt_counts.screened - start.screened} "
+                f"screened, {self.prompt_counts.rejected - start.rejected} rejected, of these "
+                f"{self.prompt_counts.failed - start.failed} never solved and {self.prompt_counts.solved - start.solved} always solved). "
                 "The data is too hard or too easy for this policy and rule: widen config.rule.low/high, raise "
                 f"config.rule.n_init or config.driver.max_calls, or change the data{broken_samples(report.generation)}")
         report.short = self.config.groups - count
-        report.screened = self.tally.screened - start.screened
-        report.rejected = self.tally.rejected - start.rejected
-        self.screening.tell(params)
+        report.screened = self.prompt_counts.screened - start.screened
+        report.rejected = self.prompt_counts.rejected - start.rejected
+        self.screening.tell_estimates(params)
         return Rollouts.concat(self.buffer.take(count)), report
 
     def wait(self) -> None:
@@ -129,11 +129,11 @@ class HostDriver:
 
     def _expire(self, version: int) -> None:
         """Let go of what is older than the buffer's `max_age`: complete groups, and prompts in flight that would become such."""
-        self.tally.expired += len(self.buffer.expire(version))
+        self.prompt_counts.expired += len(self.buffer.expire(version))
         if (limit := self.buffer.max_age) is not None:
             young = [a for a in self._active if version - a.group.oldest_version <= limit]
             self._observe([a.group for a in self._active if version - a.group.oldest_version > limit])
-            self.tally.lapsed += len(self._active) - len(young)
+            self.prompt_counts.dropped_stale += len(self._active) - len(young)
             self._active = young
 
     def _dispatch(self, params: Any, version: int, report: StepReport) -> bool:
@@ -149,14 +149,14 @@ class HostDriver:
         begin = time.perf_counter()
         self._pending.append(PendingCall(active, version, self._generate(params, requests)))
         report.generate_s += time.perf_counter() - begin
-        self.tally.screened += len(fresh)
+        self.prompt_counts.screened += len(fresh)
         self._active = waiting
         return True
 
     def _begin(self, fresh: Sequence[ActivePrompt], params: Any) -> None:
         """Give new prompts their budgets, what the rule wants of them first, and the responses that they start from."""
         budgets = None
-        if (asked := self.screening.ask(params, [a.prompt for a in fresh])) is not None:
+        if (asked := self.screening.allocate(params, [a.prompt for a in fresh])) is not None:
             estimates, budgets = asked
             for prompt, estimate in zip(fresh, estimates.tolist()):
                 prompt.estimate = estimate
@@ -173,7 +173,7 @@ class HostDriver:
         with self._beside_generation():
             self._take_in(call.active, rollouts)
         report.generation += stats
-        self.tally.nonfinite += stats.nonfinite
+        self.prompt_counts.nonfinite += stats.nonfinite
         report.generate_s += middle - begin
         report.score_s += time.perf_counter() - middle
         rates = {a.prompt.visit: float(a.group.correct.mean()) for a in fresh}
@@ -234,7 +234,7 @@ class HostDriver:
         for prompt, phase, status in zip(active, before, self._ask(active)):
             if len(complete) == room:
                 cancelled.append(prompt.prompt)
-                self.tally.cancelled_tokens += prompt.group.sampled_tokens
+                self.prompt_counts.cancelled_tokens += prompt.group.sampled_tokens
                 prompt.group = None
                 continue
             passed = status == COMPLETE or prompt.phase == ACCEPTED
@@ -243,12 +243,12 @@ class HostDriver:
                 accepted += passed
             if status == COMPLETE:
                 complete.append(prompt.group)
-                self.tally.completed += 1
+                self.prompt_counts.completed += 1
             elif status == REJECTED:
-                self.tally.rejected += 1
-                self.tally.solved += bool(prompt.group.correct.all())
-                self.tally.failed += not prompt.group.correct.any()
-                self.tally.rejected_tokens += prompt.group.sampled_tokens
+                self.prompt_counts.rejected += 1
+                self.prompt_counts.solved += bool(prompt.group.correct.all())
+                self.prompt_counts.failed += not prompt.group.correct.any()
+                self.prompt_counts.rejected_tokens += prompt.group.sampled_tokens
             else:
                 continue
             decided.append(prompt.group)
@@ -256,7 +256,7 @@ class HostDriver:
         self.buffer.add(complete)
         self._observe(decided)
         self.stream.put_back(cancelled)
-        self.tally.screened -= len(cancelled)
+        self.prompt_counts.screened -= len(cancelled)
         return accepted, {prompt.visit for prompt in cancelled}
 
     def _observe(self, groups: Sequence[Rollouts]) -> None:
@@ -295,7 +295,7 @@ class HostDriver:
         self.screening.load_state_dict(state)
         self._begun = None
         if "begun" in state:
-            self._begun = load_tally(state["begun"]["tally"]), StepReport.from_state_dict(state["begun"]["report"])
+            self._begun = load_counts(state["begun"]["tally"]), StepReport.from_state_dict(state["begun"]["report"])
             self.screening.news = unpack_visits(state["begun"]["news"])
         if self.screening.prefixes is not None and "cached" in state:
             unpack_cached(self._active, state["cached"])

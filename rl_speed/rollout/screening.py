@@ -11,7 +11,7 @@ from rl_speed.replay.responses import CachedResponse
 from rl_speed.replay.cuts import Replay
 from rl_speed.rollout.budgets import Budgets, Visit
 from rl_speed.replay.source import PrefixSource
-from rl_speed.rollout.tally import FORGET, Tally, load_tally
+from rl_speed.rollout.prompt_counts import FORGET, PromptCounts, load_counts
 
 
 class Screening:
@@ -28,7 +28,7 @@ class Screening:
 
     def __init__(self, stream: PromptStream, budgets: Budgets | None = None, prefixes: PrefixSource | None = None):
         self.stream, self.budgets, self.prefixes = stream, budgets, prefixes
-        self.tally = Tally()
+        self.prompt_counts = PromptCounts()
         self.news: list[Visit] = []
         # Acceptance so far, exponentially forgotten. It starts at one: a rule that refuses nothing is then never given more
         # prompts than it needs, and one that does learns its rate from the first call.
@@ -45,20 +45,20 @@ class Screening:
             self._accepted = FORGET * self._accepted + accepted
             self._decided = FORGET * self._decided + 1.0
 
-    def ask(self, params: Any, prompts: Sequence[Prompt]) -> tuple[np.ndarray, np.ndarray | None] | None:
+    def allocate(self, params: Any, prompts: Sequence[Prompt]) -> tuple[np.ndarray, np.ndarray | None] | None:
         """(estimates f64[P], budgets i64[P] or None) of prompts about to be visited; None where nobody estimates."""
-        return None if self.budgets is None else self.budgets.ask(params, prompts)
+        return None if self.budgets is None else self.budgets.allocate(params, prompts)
 
     def observe(self, prompts: Sequence[Prompt], right: Sequence[int], drawn: Sequence[int]) -> None:
-        """What became of prompts that are done with: the stream is told, and those who estimate pass rates with the next `tell`."""
+        """What became of prompts that are done with: the stream is told, and those who estimate pass rates with the next `tell_estimates`."""
         self.stream.observe(prompts, right, drawn)
         if self.budgets is not None:
             self.news += zip(prompts, right, drawn)
 
-    def tell(self, params: Any) -> None:
+    def tell_estimates(self, params: Any) -> None:
         """Let the estimates have the news."""
         if self.budgets is not None:
-            self.budgets.tell(params, self.news)
+            self.budgets.observe(params, self.news)
         self.news = []
 
     def cached(self, prompt: Prompt) -> CachedResponse | None:
@@ -76,13 +76,13 @@ class Screening:
 
     def state_dict(self) -> dict[str, Any]:
         """Without the news, which are none between two steps, and without the stream, which saves itself."""
-        return {"tally": dataclasses.asdict(self.tally), "accepted": self._accepted, "decided": self._decided,
+        return {"tally": dataclasses.asdict(self.prompt_counts), "accepted": self._accepted, "decided": self._decided,
                 **({} if self.budgets is None else {"estimates": self.budgets.state_dict()}),
                 **({} if self.prefixes is None else {"replay": self.prefixes.cache.state_dict()})}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where the state was taken; other entries of it are not looked at."""
-        self.tally, self.news = load_tally(state["tally"]), []
+        self.prompt_counts, self.news = load_counts(state["tally"]), []
         self._accepted, self._decided = float(state["accepted"]), float(state["decided"])
         if self.budgets is not None and "estimates" in state:
             self.budgets.load_state_dict(state["estimates"])

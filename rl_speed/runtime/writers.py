@@ -6,7 +6,6 @@ steps that are made again, so that nothing is shown twice.
 
 import logging
 import socket
-import struct
 import time
 import uuid
 from collections.abc import Mapping, Sequence
@@ -45,7 +44,8 @@ class TensorBoard:
     The records are made by the tensorboard package, which needs no TensorFlow. Its own file writer is not used: that has a thread
     which a full disk ends without a word, and whose queue then blocks.
 
-    Events of `next_step` and later are cut off; the file is named anew then, which is how a TensorBoard that is watching notices.
+    Each process writes a file of its own. It begins with a restart at `next_step`, at which TensorBoard drops what older files have
+    of that step and later ones.
     """
 
     def __init__(self, folder: Path, next_step: int = 0):
@@ -55,17 +55,12 @@ class TensorBoard:
         self._event, self._summary, self._protos = event_pb2.Event, summary_pb2.Summary, summary_pb2
         self._text = lambda text: tensor_pb2.TensorProto(dtype=types_pb2.DT_STRING, string_val=[text.encode("utf-8", "replace")])
         folder.mkdir(parents=True, exist_ok=True)
-        # Each file holds the whole run so far. Of several, a crash here left the older ones; the time of making is in the name.
-        old = sorted(p for p in folder.glob("events.out.tfevents.*") if p.suffix != ".tmp")
-        kept = self._before(old[-1].read_bytes(), next_step) if old else []
-        path = folder / f"events.out.tfevents.{time.time_ns() // 1000}.{socket.gethostname()}"
-        write_atomically(path, b"".join(kept))
-        for stale in [*old, *folder.glob("*.tmp")]:
-            stale.unlink()
-        self._file = AppendedFile(path)
+        # Files are read in the order of their names.
+        self._file = AppendedFile(folder / f"events.out.tfevents.{time.time_ns() // 1000}.{socket.gethostname()}")
         self._records = RecordWriter(self._file)
-        if not kept:
-            self._add(self._event(wall_time=time.time(), file_version="brain.Event:2"))
+        self._add(self._event(wall_time=time.time(), file_version="brain.Event:2"))
+        restart = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+        self._add(self._event(wall_time=time.time(), step=next_step, session_log=restart))
 
     @property
     def failures(self) -> int:
@@ -94,31 +89,6 @@ class TensorBoard:
 
     def _add(self, event: Any) -> None:
         self._records.write(event.SerializeToString())
-
-    def _before(self, content: bytes, next_step: int) -> list[bytes]:
-        """The records of earlier steps, as far as the file can be read."""
-        kept = []
-        for data, record in _records(content):
-            try:
-                event = self._event.FromString(data)
-            except Exception as error:  # noqa: BLE001 (protobuf's own type differs by implementation)
-                log.warning("a damaged TensorBoard event, and what follows, is left out (%s)", error)
-                break
-            if event.step < next_step or event.HasField("file_version"):
-                kept.append(record)
-        return kept
-
-
-def _records(content: bytes) -> list[tuple[bytes, bytes]]:
-    """(event, its whole record) of each record in an event file; what a crash cut short or left as zeros is left out."""
-    found, at = [], 0
-    while at + 12 <= len(content):
-        end = at + 16 + struct.unpack_from("<Q", content, at)[0]
-        if end > len(content) or end == at + 16:
-            break
-        found.append((content[at + 12:end - 4], content[at:end]))
-        at = end
-    return found
 
 
 def _is_histogram(value: Any) -> bool:

@@ -42,7 +42,7 @@ class Pool(NamedTuple):
     loaded: Array  # i32[], candidates prefilled so far, in launch order
 
 
-class Book(NamedTuple):
+class CandidateState(NamedTuple):
     """What is known of each candidate: `want` i32[P] samples to launch in all, and the rule's verdict."""
 
     counts: Counts
@@ -66,7 +66,7 @@ class State(NamedTuple):
     cache: Any
     output: Output
     rewards: Array
-    book: Book
+    known: CandidateState
     statistics: Statistics
     going: Array  # bool[]
 
@@ -77,17 +77,17 @@ def before(x_P: Array) -> Array:
     return jnp.cumsum(x_P) - x_P
 
 
-def accepted(book: Book) -> Array:
+def accepted(known: CandidateState) -> Array:
     """bool[P]: candidates that are complete or will be."""
-    return (book.status == COMPLETE) | ((book.status == OPEN) & (book.rule.phase == ACCEPTED))
+    return (known.status == COMPLETE) | ((known.status == OPEN) & (known.rule.phase == ACCEPTED))
 
 
-def available(book: Book, pool: Pool, target: int, pool_size: int) -> Array:
+def available(known: CandidateState, pool: Pool, target: int, pool_size: int) -> Array:
     """i32[P]: samples that each candidate could launch now."""
-    allowed = (book.status == OPEN) & (pool.entry < pool_size)
+    allowed = (known.status == OPEN) & (pool.entry < pool_size)
     if target:
-        allowed &= before(accepted(book)) < target
-    return jnp.where(allowed, book.want - book.counts.launched, 0)
+        allowed &= before(accepted(known)) < target
+    return jnp.where(allowed, known.want - known.counts.launched, 0)
 
 
 def start_of(prompts: Prompts, prompt: Array, index: Array) -> Array:
@@ -124,12 +124,12 @@ class Launched(NamedTuple):
     waiting: Array  # i32[], samples that could start and have no slot
 
 
-def launch(now: Launched, book: Book, pool: Pool, prompts: Prompts, per_prompt: int, target: int, key: Array,
+def launch(now: Launched, known: CandidateState, pool: Pool, prompts: Prompts, per_prompt: int, target: int, key: Array,
            step: Array) -> Launched:
     """Give idle slots their next samples."""
-    slots, candidates, capacity = now.slots, book.status.shape[0], now.start_step.shape[0]
-    spare = available(book, pool, target, pool.prompt.shape[0])
-    continues = (book.rule.phase == ACCEPTED) | (book.rule.round > 0)
+    slots, candidates, capacity = now.slots, known.status.shape[0], now.start_step.shape[0]
+    spare = available(known, pool, target, pool.prompt.shape[0])
+    continues = (known.rule.phase == ACCEPTED) | (known.rule.round > 0)
     order = jnp.concatenate([jnp.where(continues, spare, 0), jnp.where(continues, 0, spare)])
     total = jnp.cumsum(order)
     idle = slots.request == capacity
@@ -137,10 +137,10 @@ def launch(now: Launched, book: Book, pool: Pool, prompts: Prompts, per_prompt: 
     taken = idle & (rank < total[-1])
     place = jnp.minimum(jnp.searchsorted(total, rank, side="right", method="scan_unrolled"), 2 * candidates - 1)
     prompt = place % candidates
-    index = rank - (total[place] - order[place]) + book.counts.launched[prompt]
+    index = rank - (total[place] - order[place]) + known.counts.launched[prompt]
     request = jnp.where(taken, prompt * per_prompt + index, slots.request)
     last = prompts.tokens[prompt, jnp.maximum(start_of(prompts, prompt, index) - 1, 0)]
-    launched = book.counts.launched.at[jnp.where(taken, prompt, candidates)].add(1, mode="drop")
+    launched = known.counts.launched.at[jnp.where(taken, prompt, candidates)].add(1, mode="drop")
     start = now.start_step.at[jnp.where(taken, request, capacity)].set(step, mode="drop")
     slots = Slots(request=request, token=jnp.where(taken, last, slots.token),
                   suffix_length=jnp.where(taken, 0, slots.suffix_length))
@@ -149,26 +149,26 @@ def launch(now: Launched, book: Book, pool: Pool, prompts: Prompts, per_prompt: 
     return Launched(slots, keys, launched, start, total[-1] - jnp.sum(taken, dtype=jnp.int32))
 
 
-def judge(book: Book, rule: Rule, prompt: Array, ended: Array, right: Array) -> Book:
+def judge(known: CandidateState, rule: Rule, prompt: Array, ended: Array, right: Array) -> CandidateState:
     """Count the samples that ended, and ask the rule about candidates whose samples are all in."""
-    candidates = book.status.shape[0]
+    candidates = known.status.shape[0]
     add = lambda x, which: x.at[jnp.where(which, prompt, candidates)].add(1, mode="drop")
-    counts = book.counts.replace(done=add(book.counts.done, ended), positive=add(book.counts.positive, ended & right))
-    asked = (book.status == OPEN) & (counts.launched > 0) & (counts.done == counts.launched) & (counts.launched == book.want)
-    decision, rule_state = rule.decide(counts, book.rule)
+    counts = known.counts.replace(done=add(known.counts.done, ended), positive=add(known.counts.positive, ended & right))
+    asked = (known.status == OPEN) & (counts.launched > 0) & (counts.done == counts.launched) & (counts.launched == known.want)
+    decision, rule_state = rule.decide(counts, known.rule)
     keep = lambda new, old: jax.tree.map(lambda a, b: jnp.where(asked, a, b), new, old)
-    return Book(counts, keep(decision.want, book.want), keep(decision.status, book.status), keep(rule_state, book.rule))
+    return CandidateState(counts, keep(decision.want, known.want), keep(decision.status, known.status), keep(rule_state, known.rule))
 
 
-def settled(book: Book, count: Array, target: int) -> tuple[Array, Array]:
+def settled(known: CandidateState, count: Array, target: int) -> tuple[Array, Array]:
     """(candidates consumed i32[], whether that is all there is to do bool[])."""
-    candidates = book.status.shape[0]
+    candidates = known.status.shape[0]
     at = jnp.arange(candidates)
-    undecided = (book.status == OPEN) & (at < count)
+    undecided = (known.status == OPEN) & (at < count)
     prefix = jnp.where(undecided.any(), jnp.argmax(undecided), count).astype(jnp.int32)
     if not target:
         return prefix, prefix == count
-    complete = (book.status == COMPLETE) & (at < prefix)
+    complete = (known.status == COMPLETE) & (at < prefix)
     enough = jnp.sum(complete) >= target
     # The place behind the target-th complete group.
     last = jnp.argmax(jnp.cumsum(complete) >= target) + 1
@@ -277,29 +277,29 @@ def sample_adaptive(decoder: Decoder, params: Any, prompts: Prompts, rule: Rule,
     counts = Counts(launched=zeros, done=zeros, positive=zeros)
     first = rule.decide(counts, rule_state)[0]
     used = jnp.arange(candidates) < prompts.count
-    book = Book(counts, jnp.where(used, first.want, 0), jnp.full((candidates,), OPEN, jnp.int32), rule_state)
+    known = CandidateState(counts, jnp.where(used, first.want, 0), jnp.full((candidates,), OPEN, jnp.int32), rule_state)
 
-    def prefill_more(pool: Pool, book: Book, idle: Array) -> Pool:
+    def prefill_more(pool: Pool, known: CandidateState, idle: Array) -> Pool:
         def needed(pool: Pool):
-            waiting = jnp.sum(available(book, pool, target, pool_size))
-            useful = (waiting < idle) & (pool.loaded < prompts.count) & room(pool, book.status)
+            waiting = jnp.sum(available(known, pool, target, pool_size))
+            useful = (waiting < idle) & (pool.loaded < prompts.count) & room(pool, known.status)
             # What is loaded comes before what is not: with `target` accepted there, nothing more can start.
-            return useful & (jnp.sum(accepted(book)) < target) if target else useful
+            return useful & (jnp.sum(accepted(known)) < target) if target else useful
 
         with jax.named_scope("prefill"):
-            return jax.lax.while_loop(needed, lambda pool: load(pool, book.status), pool)
+            return jax.lax.while_loop(needed, lambda pool: load(pool, known.status), pool)
 
     def body(state: State) -> State:
         idle, pool = jnp.sum(state.slots.request == capacity), state.pool
         if pool_size < candidates or chunk < pool_size:
-            pool = jax.lax.cond((idle > 0) & (pool.loaded < prompts.count), lambda p: prefill_more(p, state.book, idle),
+            pool = jax.lax.cond((idle > 0) & (pool.loaded < prompts.count), lambda p: prefill_more(p, state.known, idle),
                                 lambda p: p, pool)
-        now = Launched(state.slots, state.keys, state.book.counts.launched, state.output.start_step, jnp.int32(0))
+        now = Launched(state.slots, state.keys, state.known.counts.launched, state.output.start_step, jnp.int32(0))
         now = jax.lax.cond(
-            idle > 0, lambda now: launch(now, state.book, pool, prompts, per_prompt, target, key, state.statistics.steps),
-            lambda now: now._replace(waiting=jnp.sum(available(state.book, pool, target, pool_size))), now)
+            idle > 0, lambda now: launch(now, state.known, pool, prompts, per_prompt, target, key, state.statistics.steps),
+            lambda now: now._replace(waiting=jnp.sum(available(state.known, pool, target, pool_size))), now)
         slots, waiting = now.slots, now.waiting
-        book = state.book._replace(counts=state.book.counts.replace(launched=now.launched))
+        known = state.known._replace(counts=state.known.counts.replace(launched=now.launched))
         output = state.output._replace(start_step=now.start_step)
         row = jnp.minimum(slots.request, capacity - 1)
         prompt, index = row // per_prompt, row % per_prompt
@@ -311,7 +311,7 @@ def sample_adaptive(decoder: Decoder, params: Any, prompts: Prompts, rule: Rule,
         busy = jnp.sum(slots.request < capacity, dtype=jnp.int32)
         slots, cache, output, ended = decode_one(decoder, params, pool.kv, state.cache, slots, output, mine, config)
 
-        def score(rewards: Array, book: Book) -> tuple[Array, Book, Array]:
+        def score(rewards: Array, known: CandidateState) -> tuple[Array, CandidateState, Array]:
             with jax.named_scope("verify"):
                 answer = jax.tree.map(lambda x: x[prompt], prompts.answer)
                 broken = output.nonfinite[row]
@@ -319,40 +319,40 @@ def sample_adaptive(decoder: Decoder, params: Any, prompts: Prompts, rule: Rule,
                 responses = whole_responses(prompts, prompt, index, output.tokens[row], lengths)
                 reward_S = jnp.where(ended & broken, 0.0, call_verify(verify, *responses, answer))
             rewards = rewards.at[jnp.where(ended, row, capacity)].set(reward_S, mode="drop")
-            book = judge(book, rule, prompt, ended, reward_S > 0.5)
-            going = ~settled(book, prompts.count, target)[1]
+            known = judge(known, rule, prompt, ended, reward_S > 0.5)
+            going = ~settled(known, prompts.count, target)[1]
             if isinstance(verify, HostVerify):  # it failed: what else is drawn would not be judged
                 going &= ~jnp.any(jnp.isnan(reward_S))
-            return rewards, book, going
+            return rewards, known, going
 
-        rewards, book, going = jax.lax.cond(jnp.any(ended), score, lambda rewards, book: (rewards, book, state.going),
-                                            state.rewards, book)
+        rewards, known, going = jax.lax.cond(jnp.any(ended), score, lambda rewards, known: (rewards, known, state.going),
+                                            state.rewards, known)
         s, waits = state.statistics, waiting > 0
-        enough = (jnp.sum(book.status == COMPLETE) >= target) if target else jnp.bool_(False)
+        enough = (jnp.sum(known.status == COMPLETE) >= target) if target else jnp.bool_(False)
         statistics = Statistics(s.steps + 1, s.slot_steps + busy, s.queue_steps + waits, s.queue_slot_steps + busy * waits,
                                 s.head_of_line + (enough & going))
         # A rule that wants nothing more of an open prompt would leave all slots idle for ever.
-        return State(slots, now.keys, pool, cache, output, rewards, book, statistics, going & (busy > 0))
+        return State(slots, now.keys, pool, cache, output, rewards, known, statistics, going & (busy > 0))
 
     with jax.named_scope("adaptive_loop"):
         state = State(idle_slots(config.slots, capacity), jnp.zeros(no_keys.shape, no_keys.dtype), pool,
                       call_init_cache(decoder, config.slots, config.max_new), empty_output(capacity, config.max_new),
-                      jnp.zeros((capacity,), jnp.float32), book, Statistics(*[zero] * 5), prompts.count > 0)
+                      jnp.zeros((capacity,), jnp.float32), known, Statistics(*[zero] * 5), prompts.count > 0)
         state = jax.lax.while_loop(lambda s: s.going, body, state)
     return finish(state, prompts, per_prompt, target, surplus)
 
 
 def finish(state: State, prompts: Prompts, per_prompt: int, target: int, surplus: str) -> tuple[AdaptiveSamples, Counts]:
     """What the caller gets: everything behind the last group removed, or marked."""
-    book, output, s = state.book, state.output, state.statistics
-    candidates = book.status.shape[0]
-    consumed, _ = settled(book, prompts.count, target)
+    known, output, s = state.known, state.output, state.statistics
+    candidates = known.status.shape[0]
+    consumed, _ = settled(known, prompts.count, target)
     kept = jnp.arange(candidates) < consumed
-    complete = (book.status == COMPLETE) & kept
+    complete = (known.status == COMPLETE) & kept
     selected = complete & (before(complete) < target) if target else complete
     kept_R = jnp.repeat(kept, per_prompt)
     wasted = jnp.sum(jnp.where(kept_R, 0, output.lengths))
-    rewards, status, counts = state.rewards, book.status, book.counts
+    rewards, status, counts = state.rewards, known.status, known.counts
     if surplus == "discard":
         clear = lambda x, keep: jnp.where(keep.reshape(-1, *(1,) * (x.ndim - 1)), x, jnp.zeros((), x.dtype))
         output, rewards = jax.tree.map(lambda x: clear(x, kept_R), (output, rewards))

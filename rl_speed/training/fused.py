@@ -47,7 +47,8 @@ class FusedConfig:
       widths: row widths in tokens to choose from, ascending; the last holds any row. The narrowest that holds the longest row of a
         batch is used, each being a branch of the one program.
       rows: samples trained on, per group on average; 0: as many as the rule can draw.
-      pool: which of a group's samples are trained on, and whether its pool says their advantages; None: all, and no.
+      pool: which of a group's samples are trained on, and whether its pool says their advantages; None trains on every sample,
+        with ordinary advantages.
     """
 
     rule: Rule
@@ -144,13 +145,13 @@ def make_fused_step(model: ModelConfig, decoder: Decoder, optimizer: optax.Gradi
         metrics = objectives.summarise_metrics(metrics)
         metrics = {**metrics, "grad_norm": norm, "skipped": 1.0 - finite.astype(jnp.float32)}
         # The rows themselves are in `drawn`; what is left of the samples is their bookkeeping.
-        book = {name: getattr(samples, name) for name in ("status", "consumed", "missing", "wasted_tokens", "decode_steps",
+        facts = {name: getattr(samples, name) for name in ("status", "consumed", "missing", "wasted_tokens", "decode_steps",
                                                           "slot_steps", "head_of_line_steps")}
-        book["tokens"] = jnp.sum(samples.lengths if samples.prefix is None else samples.lengths - samples.prefix, axis=1)
+        facts["tokens"] = jnp.sum(samples.lengths if samples.prefix is None else samples.lengths - samples.prefix, axis=1)
         first = samples.rewards.reshape(*counts.done.shape, -1)[..., :config.rule.first_samples]
-        book["nonfinite"] = jnp.sum(samples.nonfinite, axis=1, dtype=jnp.int32)
-        book["first_right"] = jnp.sum(first > 0.5, axis=-1, dtype=jnp.int32)
-        return state, metrics, drawn, book, counts
+        facts["nonfinite"] = jnp.sum(samples.nonfinite, axis=1, dtype=jnp.int32)
+        facts["first_right"] = jnp.sum(first > 0.5, axis=-1, dtype=jnp.int32)
+        return state, metrics, drawn, facts, counts
 
     return jax.jit(step, in_shardings=(shardings, rows, whole), out_shardings=(shardings, whole, rows, rows, rows),
                    donate_argnums=0)

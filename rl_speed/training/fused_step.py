@@ -23,7 +23,7 @@ from rl_speed.replay.source import PrefixSource
 from rl_speed.update.state import TrainState
 from rl_speed.rollout.screening import Screening
 from rl_speed.training.steps import StepResult
-from rl_speed.rollout.tally import StarvedError, StepReport, broken_samples
+from rl_speed.rollout.prompt_counts import StarvedError, StepReport, broken_samples
 
 
 class FusedStep:
@@ -75,18 +75,18 @@ class FusedStep:
     def _attempt(self, state: TrainState, version: int, report: StepReport) -> tuple[TrainState, dict[str, Any], Rollouts | None]:
         shards, capacity, screening = self._table.shards, self._table.capacity, self.screening
         prompts = self.stream.take(self._groups if isinstance(self.rule, Allocated) else shards * capacity)
-        asked = [] if screening.budgets is None else [screening.ask(state.params, prompts[s::shards]) for s in range(shards)]
+        asked = [] if screening.budgets is None else [screening.allocate(state.params, prompts[s::shards]) for s in range(shards)]
         state, *rest = self._program(state, self._table.build(prompts, asked, self._replays(prompts)), self._key)
-        metrics, drawn, book, counts = jax.device_get(rest)
+        metrics, drawn, facts, counts = jax.device_get(rest)
         raise_failure(self._verify)
-        consumed = [prompts[s::shards][:int(book["consumed"][s])] for s in range(shards)]
+        consumed = [prompts[s::shards][:int(facts["consumed"][s])] for s in range(shards)]
         used = {prompt.visit for part in consumed for prompt in part}
         self.stream.put_back([prompt for prompt in prompts if prompt.visit not in used])
         for s, part in enumerate(consumed):  # all that is consumed is decided
             screening.observe(part, counts.positive[s, :len(part)], counts.done[s, :len(part)])
-        screening.tell(state.params)
+        screening.tell_estimates(state.params)
         rollouts = to_rollouts(drawn, prompts, self._table, version, self.rule, asked)
-        self._account(book, counts, len(used), 0 if rollouts is None else rollouts.sampled_tokens, report)
+        self._account(facts, counts, len(used), 0 if rollouts is None else rollouts.sampled_tokens, report)
         return state, metrics, rollouts
 
     def _replays(self, prompts: Sequence[Prompt]) -> list[Replay | None]:
@@ -95,30 +95,30 @@ class FusedStep:
             return []
         return [self.screening.replay(self.screening.cached(p), p, 0, self._table.replayed) for p in prompts]
 
-    def _account(self, book: dict[str, np.ndarray], counts: Any, count: int, trained: int, report: StepReport) -> None:
+    def _account(self, facts: dict[str, np.ndarray], counts: Any, count: int, trained: int, report: StepReport) -> None:
         """Add one attempt to the tally and to the report; `trained` tokens were sampled for the groups trained on."""
-        status, done, positive = book["status"], counts.done, counts.positive
+        status, done, positive = facts["status"], counts.done, counts.positive
         rejected, complete = status == REJECTED, status == COMPLETE
         decided = rejected | complete
-        t = self.screening.tally
+        t = self.screening.prompt_counts
         t.screened += count
         t.rejected += int(rejected.sum())
         t.completed += int(complete.sum())
         t.solved += int((rejected & (positive == done)).sum())
         t.failed += int((rejected & (positive == 0)).sum())
-        t.rejected_tokens += int(book["tokens"].sum()) - trained
-        self.wasted_tokens += int(book["wasted_tokens"].sum())
+        t.rejected_tokens += int(facts["tokens"].sum()) - trained
+        self.wasted_tokens += int(facts["wasted_tokens"].sum())
         self.screening.judged(complete[decided].tolist())
         report.generation += GenerationStats(calls=1, samples=int(done.sum()),
-                                             tokens=int(book["tokens"].sum() + book["wasted_tokens"].sum()),
-                                             decode_steps=int(book["decode_steps"].max()),
-                                             slot_steps=int(book["slot_steps"].sum()), nonfinite=int(book["nonfinite"].sum()))
-        t.nonfinite += int(book["nonfinite"].sum())
+                                             tokens=int(facts["tokens"].sum() + facts["wasted_tokens"].sum()),
+                                             decode_steps=int(facts["decode_steps"].max()),
+                                             slot_steps=int(facts["slot_steps"].sum()), nonfinite=int(facts["nonfinite"].sum()))
+        t.nonfinite += int(facts["nonfinite"].sum())
         report.screened += count
         report.accepted += int(complete.sum())
         report.rejected += int(rejected.sum())
         first = np.minimum(done, self.rule.first_samples)
-        report.pass_rates += (book["first_right"][decided] / first[decided]).tolist()
+        report.pass_rates += (facts["first_right"][decided] / first[decided]).tolist()
 
     def metrics(self, version: int) -> dict[str, float]:
         """Tokens drawn for nothing so far; of the last step, the seconds that it waited for a Python verifier."""

@@ -28,7 +28,7 @@ from rl_speed.update.reference import Reference
 from rl_speed.runtime.signals import Stopped, StopRequest, stop_on_signals
 from rl_speed.update.state import init_state, make_snapshot, state_shardings
 from rl_speed.training.steps import Step
-from rl_speed.rollout.tally import StepReport
+from rl_speed.rollout.prompt_counts import StepReport
 from rl_speed.runtime.workdir import earlier_settings, note_changes
 from rl_speed.runtime.writers import MetricsWriter
 
@@ -272,7 +272,7 @@ class Trainer:
             **describe(self.step, rollouts, report, self.generator.config.slots * self.generator.shards),
             "acceptance": screening.acceptance,
             **{f"total/{name}": float(value) for name, value in dataclasses.asdict(self.totals).items()},
-            **{f"tally/{name}": float(value) for name, value in dataclasses.asdict(screening.tally).items()},
+            **{f"tally/{name}": float(value) for name, value in dataclasses.asdict(screening.prompt_counts).items()},
             **self.rl_step.metrics(self.step), **self.stream.metrics(), **self.scorer.metrics(), **self.scorer.take_parts(),
             # Of this process, not of the run: a resumed run counts anew.
             "process/compilations": float(self.compiles.count), "process/compile_s": self.compiles.seconds,
@@ -303,7 +303,7 @@ class Trainer:
             save_hf(self.workdir / "policy", self.state.params, self.policy.model, self.policy.tokenizer)
         summary = {"method": self.config.method, "seed": self.config.seed, "steps": self.step,
                    **dataclasses.asdict(self.totals), "skipped_updates": int(self.state.skipped),
-                   "prompts": dataclasses.asdict(self.rl_step.screening.tally), "verifier": self.scorer.metrics(),
+                   "prompts": dataclasses.asdict(self.rl_step.screening.prompt_counts), "verifier": self.scorer.metrics(),
                    "compilations": self.compiles.count, "compile_s": round(self.compiles.seconds, 2),
                    **self._faults(),
                    **({"replay_start": dataclasses.asdict(cost)} if (cost := start_cost(self.workdir)) else {}),

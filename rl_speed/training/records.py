@@ -7,7 +7,7 @@ import numpy as np
 
 from rl_speed.data.rollouts import Rollouts
 from rl_speed.rewards.scorer import decode_responses
-from rl_speed.rollout.tally import StepReport
+from rl_speed.rollout.prompt_counts import StepReport
 from rl_speed.runtime.metrics import pass_rate_histogram
 
 

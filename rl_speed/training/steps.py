@@ -7,7 +7,7 @@ from rl_speed.data.rollouts import Rollouts
 from rl_speed.runtime.metrics import PhaseTimer
 from rl_speed.rollout.screening import Screening
 from rl_speed.update.state import TrainState
-from rl_speed.rollout.tally import StepReport
+from rl_speed.rollout.prompt_counts import StepReport
 
 
 class StepResult(NamedTuple):

@@ -15,7 +15,7 @@ from rl_speed.data.rollouts import Rollouts
 Array = jax.Array
 
 # Folded into the run's key for lots; no visit, which is what the sampler folds in, is as large.
-LOTS = 2**31 - 1
+RANDOM_ORDER = 2**31 - 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +53,7 @@ def choose(config: PoolConfig, rewards: Array, correct: Array, group_ids: Array,
     groups = visits.shape[0]
     kept = (group_ids >= 0) & (group_ids < groups)
     if config.keep:
-        lots = jax.random.fold_in(key, LOTS) if config.order == "random" else None
+        lots = jax.random.fold_in(key, RANDOM_ORDER) if config.order == "random" else None
         kept = objectives.balanced_downsample(correct, group_ids, groups, config.keep, order=config.order, index=index, key=lots,
                                               names=visits)
     if not config.advantages:

@@ -51,7 +51,7 @@ def evaluation(step):
 SUMMARY = {"method": "speed_rloo", "seed": 7, "steps": STEPS, "train_s": 40.0, "tokens": 20000, "samples": 4000,
            "optimizer_steps": STEPS, "skipped_updates": 0, "verifier": {}, "compilations": 3, "compile_s": 100.0,
            "prompts": {"screened": 2000, "rejected": 1600, "completed": 380, "solved": 600, "failed": 1000,
-                       "rejected_tokens": 9000, "expired": 0, "lapsed": 0},
+                       "rejected_tokens": 9000, "expired": 0, "dropped_stale": 0},
            "slow_steps": 0, "failed_checkpoints": 0, "failed_writes": 0, "device": "test device", "jax": "0.0",
            "evaluations": [evaluation(step) for step in range(0, STEPS + 1, 5)], "finished": "2026-01-02 03:04:05"}
 

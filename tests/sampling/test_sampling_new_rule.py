@@ -91,8 +91,8 @@ def test_rule_on_the_host(rule_class):
         drawn, status = expected(rule, [outcome(visit, i) for i in range(rule.n)])
         if visit in trained:
             assert status == COMPLETE and trained[visit].correct.tolist() == [outcome(visit, i) for i in range(drawn)]
-    t = driver.tally
-    assert t.rejected > 10 and t.screened == t.rejected + t.completed + t.lapsed + driver.in_flight
+    t = driver.prompt_counts
+    assert t.rejected > 10 and t.screened == t.rejected + t.completed + t.dropped_stale + driver.in_flight
 
 
 def test_method_trains(rule_class, tmp_path):

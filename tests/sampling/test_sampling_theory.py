@@ -58,7 +58,7 @@ def on_the_host(rule):
     driver = HostDriver(rule, PromptStream(prompts, shuffle=False), SimpleNamespace(dispatch=generate),
                         lambda rollouts: (rollouts.tokens[:, 0].astype(np.float32), rollouts.tokens[:, 0] > 0),
                         SamplingBuffer(100), config)
-    while driver.tally.screened < len(prompts):
+    while driver.prompt_counts.screened < len(prompts):
         for group in driver.next_groups(None, 0)[0].groups():
             completed[group.prompt.visit] = int(group.correct.sum())
     # Groups leave in order of arrival: all prompts before the oldest that is still held are decided.

@@ -77,8 +77,8 @@ def test_every_prompt_ends_trained_rejected_or_held(rule, changes):
         groups, report = take(driver, step)
         assert len(groups) == 4 and report.short == 0
         trained += [g.prompt.visit for g in groups]
-        t = driver.tally
-        assert t.screened == t.rejected + t.completed + t.lapsed + held(driver)
+        t = driver.prompt_counts
+        assert t.screened == t.rejected + t.completed + t.dropped_stale + held(driver)
         assert t.completed == len(trained) + len(driver.buffer)
         assert driver.stream.state_dict()["serial"] == t.screened
     assert len(set(trained)) == len(trained)
@@ -135,8 +135,8 @@ def test_bands_and_rounds_need_nothing_of_their_own(rule, depth):
         groups, report = take(driver, step)
         assert len(groups) == 4 and report.short == 0
         trained |= {g.prompt.visit: g for g in groups}
-        t = driver.tally
-        assert t.screened == t.rejected + t.completed + t.lapsed + driver.in_flight
+        t = driver.prompt_counts
+        assert t.screened == t.rejected + t.completed + t.dropped_stale + driver.in_flight
         assert t.completed == len(trained) + len(driver.buffer)
     sizes = set()
     for visit in range(max(trained)):
@@ -172,7 +172,7 @@ def test_without_prefetch_nothing_is_screened_for_later():
     for step in range(6):
         groups, _ = take(driver, step)
     screened_last = [visit for visit, first, _ in generator.calls[-1] if first == 0]
-    assert driver.tally.screened and len(screened_last) <= 8
+    assert driver.prompt_counts.screened and len(screened_last) <= 8
 
 
 def test_screening_stops_at_the_bound_of_the_buffer():
@@ -212,7 +212,7 @@ def test_state_round_trip_continues_exactly():
             assert x.prompt.visit == y.prompt.visit
             for name in ("tokens", "logprobs", "rewards", "versions", "phases", "correct"):
                 np.testing.assert_array_equal(getattr(x, name), getattr(y, name))
-    assert a.tally == b.tally
+    assert a.prompt_counts == b.prompt_counts
 
 
 def test_call_limit_trains_on_what_there_is_and_says_so():
@@ -236,11 +236,11 @@ def test_old_samples_expire_and_are_counted(rule):
         groups, _ = take(driver, step)
         trained += len(groups)
         assert all(step - g.oldest_version <= 1 for g in groups)
-        t = driver.tally
-        assert t.screened == t.rejected + t.completed + t.lapsed + held(driver)
+        t = driver.prompt_counts
+        assert t.screened == t.rejected + t.completed + t.dropped_stale + held(driver)
         assert t.completed == trained + len(driver.buffer) + t.expired
     assert driver.buffer.metrics(90)["buffer/expired"] == t.expired
-    assert t.expired + t.lapsed > 4
+    assert t.expired + t.dropped_stale > 4
 
 
 def test_last_samples_are_drawn_by_the_policy_that_trains_on_them():
@@ -293,7 +293,7 @@ def test_completion_order_takes_what_ends_first_and_gives_the_rest_back():
             waiting.sort()
         assert [g.prompt.visit for g in groups] == expected
         assert report.screened == judged == len(report.pass_rates)
-        t = driver.tally
+        t = driver.prompt_counts
         assert t.screened == t.rejected + t.completed and held(driver) == 0 and not driver.buffer.metrics(step)["buffer/size"]
         assert t.cancelled_tokens == cancelled_tokens > 0
     assert [prompt.visit for prompt in driver.stream.take(len(waiting))] == waiting

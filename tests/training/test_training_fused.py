@@ -18,7 +18,7 @@ from rl_speed.training.loop import Trainer
 from rl_speed.runtime.metrics import PhaseTimer, read_lines
 from rl_speed.update.state import init_state, state_shardings
 from rl_speed.update.step import make_advantages, make_update
-from rl_speed.rollout.tally import StarvedError, StepReport
+from rl_speed.rollout.prompt_counts import StarvedError, StepReport
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 
@@ -99,7 +99,7 @@ def test_equals_the_pieces_run_one_by_one():
     assert metrics["behaviour_gap"] < 1e-5 and metrics.keys() == separate_metrics.keys()
     for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(state.params), jax.tree.leaves(jax.device_get(separate.params))):
         np.testing.assert_allclose(a, b, atol=1e-6, err_msg=jax.tree_util.keystr(path))
-    tally = step.screening.tally
+    tally = step.screening.prompt_counts
     assert tally.screened == tally.rejected + tally.completed
 
 
@@ -129,14 +129,14 @@ def test_what_was_not_needed_goes_back_and_comes_again():
     for version in range(3):
         state, (rollouts, *_) = step(state, version, PhaseTimer())
         seen += [prompt.visit for prompt in rollouts.prompts]
-        assert stream.state_dict()["serial"] - len(stream.state_dict()["returned"].split()) == step.screening.tally.screened
+        assert stream.state_dict()["serial"] - len(stream.state_dict()["returned"].split()) == step.screening.prompt_counts.screened
         assert (rollouts.versions == version).all()
     assert seen == sorted(set(seen))
-    assert step.screening.tally.completed == 12 and step.wasted_tokens > 0 == step.screening.tally.nonfinite
+    assert step.screening.prompt_counts.completed == 12 and step.wasted_tokens > 0 == step.screening.prompt_counts.nonfinite
     state = state.replace(params=jax.tree.map(lambda x: x * np.nan, state.params))
     with pytest.raises(StarvedError, match="none of .* accepted.* samples ended at logits that are not finite"):
         step(state, 3, PhaseTimer())
-    assert step.screening.tally.nonfinite > 100
+    assert step.screening.prompt_counts.nonfinite > 100
 
 
 def test_whole_job_resumes_exactly_and_compiles_once(tmp_path):
@@ -167,7 +167,7 @@ def test_nothing_accepted_changes_nothing_and_is_told():
     step = build.build_fused_step(config, policy, mesh, optimizer, settings, stream)
     before = jax.device_get(state)
     after, _, rollouts = step._attempt(state, 0, StepReport(GenerationStats(), 0.0, 0.0, 0, 0, 0, 0))
-    assert rollouts is None and step.screening.tally.rejected == 1
+    assert rollouts is None and step.screening.prompt_counts.rejected == 1
     jax.tree.map(np.testing.assert_array_equal, before, jax.device_get(after))
     with pytest.raises(StarvedError, match="none of 2 candidates was accepted in 2 attempts"):
         step(after, 0, PhaseTimer())

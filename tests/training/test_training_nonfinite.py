@@ -25,7 +25,7 @@ from rl_speed.training.fused import SAMPLED, PoolConfig, Table, choose_samples, 
 from rl_speed.training.loop import NonFiniteError, Trainer
 from rl_speed.runtime.metrics import read_lines
 from rl_speed.update.shaping import shape_rewards
-from rl_speed.rollout.tally import StarvedError
+from rl_speed.rollout.prompt_counts import StarvedError
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 
@@ -62,11 +62,11 @@ def test_the_host_driver_counts_them_as_wrong(depth):
         np.testing.assert_array_equal(g.rewards, g.correct)
         kept = g.take(np.flatnonzero(~g.nonfinite))
         assert len(kept) == 5 and not kept.nonfinite.any()
-    assert report.generation.nonfinite == driver.tally.nonfinite == report.generation.samples // 6 > 0
+    assert report.generation.nonfinite == driver.prompt_counts.nonfinite == report.generation.samples // 6 > 0
     state = driver.state_dict()
     again, _ = drivers.make(Uniform(6), depth=depth)
     again.load_state_dict(state)
-    assert again.tally == driver.tally
+    assert again.prompt_counts == driver.prompt_counts
     for call, other in zip(driver._pending, again._pending, strict=True):
         np.testing.assert_array_equal(call.result()[0].nonfinite, other.result()[0].nonfinite)
         assert call.result()[0].nonfinite.any()

@@ -77,10 +77,10 @@ def test_the_host_driver_observes_every_decided_prompt_once(rule, changes):
     driver = HostDriver(rule, stream, generator, score, SamplingBuffer(16, "fifo", age, 0), config)
     for step in (0, 1, 2, 30, 31, 32, 60, 61):
         driver.next_groups(None, step)
-        t = driver.tally
-        assert len(told) == t.rejected + t.completed + t.lapsed == t.screened - driver.in_flight
+        t = driver.prompt_counts
+        assert len(told) == t.rejected + t.completed + t.dropped_stale == t.screened - driver.in_flight
         assert stream.metrics()["prompts/out"] == driver.in_flight
-    assert len(told) > 30 and (age is None or driver.tally.lapsed > 0)
+    assert len(told) > 30 and (age is None or driver.prompt_counts.dropped_stale > 0)
     for visit, (right, total) in told.items():  # all samples that were drawn for it count
         assert total == generator.drawn[visit] and right == sum(outcome(visit, i) for i in range(total))
 
@@ -111,7 +111,7 @@ def test_the_fused_step_observes_what_it_consumed_and_hands_back_the_rest():
     driver = FusedStep(step, Table(shards, capacity, 2, lambda prompts: np.zeros((capacity, 1))), stream, fused, None, 4, 12)
     with pytest.raises(RuntimeError, match="none of .* candidates was accepted"):  # twelve attempts
         driver(types.SimpleNamespace(params=None), 0, PhaseTimer())
-    assert told == expected and len(told) == driver.screening.tally.screened > 25
+    assert told == expected and len(told) == driver.screening.prompt_counts.screened > 25
     state = stream.state_dict()
     assert sorted([*told, *map(int, state["returned"].split())]) == list(range(state["serial"]))
 

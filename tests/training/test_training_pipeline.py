@@ -65,19 +65,19 @@ PRODUCT = [pytest.param(rule, changes, depth, id=f"{name}-{rule}-{depth}", marks
 def test_nothing_is_lost_and_groups_are_those_of_the_definition(rule, changes, depth):
     """Capacities are asserted by the generator in every call, room by the buffer in every addition."""
     driver, generator, events = pipeline(rule, depth, **changes)
-    trained, lapsed = {}, False
+    trained, dropped_stale = {}, False
     for step in range(14):
         groups, report = take(driver, step)
         assert len(groups) == 4 and report.short == 0
         assert not trained.keys() & {g.prompt.visit for g in groups}
         trained |= {g.prompt.visit: g for g in groups}
-        t = driver.tally
-        assert t.screened == driver.stream.state_dict()["serial"] == t.rejected + t.completed + t.lapsed + driver.in_flight
+        t = driver.prompt_counts
+        assert t.screened == driver.stream.state_dict()["serial"] == t.rejected + t.completed + t.dropped_stale + driver.in_flight
         assert t.completed == len(trained) + len(driver.buffer) + t.expired
         assert driver.metrics(step)["pending_calls"] == len(driver._pending) <= depth
         if "max_age" in changes:
             assert all(step - g.oldest_version <= 2 for g in groups)
-        lapsed = t.lapsed + t.expired > 0
+        dropped_stale = t.dropped_stale + t.expired > 0
     launched = [(visit, i) for call in generator.calls for visit, first, count in call for i in range(first, first + count)]
     assert len(set(launched)) == len(launched)
     for visit in range(max(trained)):
@@ -86,7 +86,7 @@ def test_nothing_is_lost_and_groups_are_those_of_the_definition(rule, changes, d
             assert good and trained[visit].correct.tolist() == answers
             assert trained[visit].sample_index.tolist() == list(range(rule.max_samples))
             assert trained[visit].phases.tolist() == [0] * rule.first_samples + [1] * (rule.max_samples - rule.first_samples)
-        elif good and not lapsed:
+        elif good and not dropped_stale:
             assert visit in held_visits(driver)
 
 
@@ -135,7 +135,7 @@ def outcome_of(driver, step):
     groups, report = take(driver, step)
     fields = ("tokens", "lengths", "logprobs", "rewards", "versions", "phases", "sample_index", "truncated", "correct")
     numbers = {k: v for k, v in dataclasses.asdict(report).items() if not k.endswith("_s")}
-    return ([(g.prompt.visit, *(getattr(g, f).tolist() for f in fields)) for g in groups], numbers, driver.tally,
+    return ([(g.prompt.visit, *(getattr(g, f).tolist() for f in fields)) for g in groups], numbers, driver.prompt_counts,
             driver.acceptance, driver.metrics(step))
 
 
@@ -167,7 +167,7 @@ def test_resumed_with_another_depth_nothing_is_lost():
     assert flat.in_flight == deep.in_flight
     for step in range(4, 8):
         assert len(take(flat, step)[0]) == 4 and not flat._pending
-        assert flat.tally.screened == flat.tally.rejected + flat.tally.completed + flat.in_flight
+        assert flat.prompt_counts.screened == flat.prompt_counts.rejected + flat.prompt_counts.completed + flat.in_flight
     small = make(Dynamic(6), buffer_groups=4)[0]
     with pytest.raises(BufferFull, match=r"buffer_groups \(4\) is \d+ too small for the saved groups"):
         deep = make(Dynamic(6), depth=2, buffer_groups=48)[0]

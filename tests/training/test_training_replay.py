@@ -175,8 +175,8 @@ def test_resume_is_exact_with_a_cache(method, changes, tmp_path):
     assert records == again and len(records) == 6
     assert all(r["skipped"] == 0 for r in records)
     assert any(r["prefix"] > 0 for r in records) and records[-1]["replay/size"] > 0
-    t = whole.rl_step.screening.tally
-    assert t.screened == t.rejected + t.completed + t.lapsed + getattr(getattr(whole.rl_step, "driver", None), "in_flight", 0)
+    t = whole.rl_step.screening.prompt_counts
+    assert t.screened == t.rejected + t.completed + t.dropped_stale + getattr(getattr(whole.rl_step, "driver", None), "in_flight", 0)
 
 
 @pytest.mark.parametrize("path, value, message", [
@@ -212,7 +212,7 @@ def test_fused_step_replays_as_the_host_does(mesh):
     step = build.build_fused_step(config, policy, device_mesh, optimizer, settings, stream, prefixes=prefixes)
     state, (rollouts, report, metrics) = step(fresh(), 0, PhaseTimer())
     assert len(rollouts.prompts) >= 3 and rollouts.prefix.any()
-    t = step.screening.tally
+    t = step.screening.prompt_counts
     assert report.generation.tokens == rollouts.sampled_tokens + t.rejected_tokens + step.wasted_tokens
 
     start = lambda p: None if (c := prefixes.cache.get(p.id)) is None else prefixes.replay(c, p.visit, 0, 8)

@@ -147,7 +147,7 @@ def test_filters_look_at_accuracy_alone():
     group, report = driver.next_groups(None, 0)
     assert group.prompt.id == "mixed" and group.correct.tolist() == [True, False, True, False]
     np.testing.assert_allclose(group.rewards, np.array([1, 0, 1, 0]) + [0.2, 1.0, 0.2, 0.2] + np.array([1, 1, 0.5, 1]), rtol=1e-6)
-    assert (driver.tally.failed, driver.tally.solved, driver.tally.rejected) == (1, 1, 2)
+    assert (driver.prompt_counts.failed, driver.prompt_counts.solved, driver.prompt_counts.rejected) == (1, 1, 2)
     assert sorted(report.pass_rates) == [0, 0.5, 1]
 
 

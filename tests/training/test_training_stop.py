@@ -20,7 +20,7 @@ from rl_speed.training.fused_step import FusedStep
 from rl_speed.training.loop import Trainer
 from rl_speed.runtime.metrics import PhaseTimer, read_lines
 from rl_speed.runtime.signals import Stopped
-from rl_speed.rollout.tally import StarvedError
+from rl_speed.rollout.prompt_counts import StarvedError
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 
@@ -42,10 +42,10 @@ class Estimates:
     def __init__(self):
         self.told = []
 
-    def ask(self, params, prompts):
+    def allocate(self, params, prompts):
         return np.full(len(prompts), 0.5), None
 
-    def tell(self, params, visits):
+    def observe(self, params, visits):
         self.told.append([(p.visit, p.id, p.tokens.tolist(), right, drawn) for p, right, drawn in visits])
 
     def metrics(self):
@@ -69,7 +69,7 @@ def outcome(driver, step, rollouts, report):
     fields = ("tokens", "lengths", "logprobs", "rewards", "versions", "phases", "sample_index", "truncated", "correct", "estimates")
     numbers = {k: v for k, v in dataclasses.asdict(report).items() if not k.endswith("_s")}
     return ([(g.prompt.visit, *(getattr(g, f).tolist() for f in fields)) for g in rollouts.groups()], numbers,
-            dataclasses.replace(driver.tally), driver.acceptance, driver.metrics(step), list(driver.screening.budgets.told))
+            dataclasses.replace(driver.prompt_counts), driver.acceptance, driver.metrics(step), list(driver.screening.budgets.told))
 
 
 @pytest.mark.parametrize("depth", [0, 1, 2])
@@ -125,7 +125,7 @@ def in_loop(accepts_after):
         report.generation.calls += 1
         report.screened += 8
         report.pass_rates.append(0.25)
-        driver.screening.tally.screened += 8
+        driver.screening.prompt_counts.screened += 8
         found = SimpleNamespace(prompts=["prompt"] * 4) if report.generation.calls > accepts_after else None
         return state + 1, {"loss": 1.0}, found
 
@@ -141,7 +141,7 @@ def test_a_fused_step_stops_between_attempts():
     again.load_state_dict(through_a_checkpoint(driver.state_dict()))
     state, (rollouts, report, metrics) = again(state, 7, PhaseTimer())
     assert state == 4 and len(rollouts.prompts) == 4 and metrics == {"loss": 1.0} and "begun" not in again.state_dict()
-    assert report.generation.calls == 4 and report.screened == 32 and report.pass_rates == [0.25] * 4 and again.screening.tally.screened == 32
+    assert report.generation.calls == 4 and report.screened == 32 and report.pass_rates == [0.25] * 4 and again.screening.prompt_counts.screened == 32
     driver = in_loop(9)
     state, _ = driver(0, 7, PhaseTimer(), once())
     with pytest.raises(StarvedError, match="none of 40 candidates was accepted in 5 attempts"):  # of both parts

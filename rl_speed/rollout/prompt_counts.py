@@ -12,8 +12,8 @@ FORGET = 0.995
 
 
 @dataclasses.dataclass
-class Tally:
-    """Prompts by fate, since the run began. `screened = rejected + completed + lapsed + in flight`, and `completed = trained +
+class PromptCounts:
+    """Prompts by fate, since the run began. `screened = rejected + completed + dropped_stale + in flight`, and `completed = trained +
     waiting in the buffer + expired`, always. A prompt is screened, and in flight, from the dispatch of its first call on."""
 
     screened: int = 0
@@ -23,7 +23,7 @@ class Tally:
     failed: int = 0  # rejected with every sample wrong
     rejected_tokens: int = 0
     expired: int = 0  # complete, but too old before a training step came
-    lapsed: int = 0  # accepted, but too old before it was continued
+    dropped_stale: int = 0  # accepted, but too old before it was continued
     cancelled_tokens: int = 0  # drawn for prompts that went back because others had filled the batch before they completed
     nonfinite: int = 0  # samples, of any prompt, that ended at logits without a distribution: counted as wrong, not trained on
 
@@ -64,6 +64,6 @@ def broken_samples(stats: GenerationStats) -> str:
     return f". {stats.nonfinite:,} of {stats.samples:,} samples ended at logits that are not finite" if stats.nonfinite else ""
 
 
-def load_tally(state: dict[str, Any]) -> Tally:
-    """From a checkpoint's numbers."""
-    return Tally(**{name: int(value) for name, value in state.items()})
+def load_counts(state: dict[str, Any]) -> PromptCounts:
+    """From a checkpoint's numbers. Those of format 1 call `dropped_stale` lapsed."""
+    return PromptCounts(**{"dropped_stale" if name == "lapsed" else name: int(value) for name, value in state.items()})
