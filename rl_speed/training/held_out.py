@@ -7,11 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from rl_speed.config import Config
 from rl_speed.data.prompts import Prompt
-from rl_speed.data.rollouts import Rollouts
+from rl_speed.rewards.scorer import RewardScorer
 from rl_speed.rollout.evaluate import Evaluation, EvaluationSoFar, evaluate
 from rl_speed.rollout.generate import Generator
 from rl_speed.runtime.metrics import write_atomically
@@ -24,7 +22,7 @@ class HeldOut:
 
     Args:
       generator: with room for `per_call` prompts times `config.evaluation.samples`.
-      correct: rollouts -> bool[R].
+      scorer: whose `judge` says what is correct.
 
     Attributes:
       points: what each evaluation found, with the step and the totals it was made at.
@@ -32,8 +30,8 @@ class HeldOut:
     """
 
     def __init__(self, config: Config, prompts: Sequence[Prompt], generator: Generator, per_call: int,
-                 correct: Callable[[Rollouts], np.ndarray]):
-        self._config, self.prompts, self.generator, self.per_call, self._correct = config, prompts, generator, per_call, correct
+                 scorer: RewardScorer):
+        self._config, self.prompts, self.generator, self.per_call, self._scorer = config, prompts, generator, per_call, scorer
         self.points: list[dict[str, Any]] = []
         self.under_way: EvaluationSoFar | None = None
 
@@ -42,7 +40,7 @@ class HeldOut:
         if not self.prompts:
             return None
         self.under_way = self.under_way or EvaluationSoFar()
-        result = evaluate(self.generator, params, self.prompts, self._config.evaluation.samples, self._correct, self.per_call,
+        result = evaluate(self.generator, params, self.prompts, self._config.evaluation.samples, self._scorer.judge, self.per_call,
                           so_far=self.under_way, stop=stop)
         if result is not None:
             self.under_way = None

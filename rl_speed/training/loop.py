@@ -74,7 +74,7 @@ class Trainer:
         self.stream, held_out = build.build_data(config, self.policy.tokenizer, self.workdir / "data.json")
         self.scorer = build.build_scorer(config, self.policy, build.longest_answer(held_out, config.sampler.max_new))
         self.generator, held_out_generator, per_call = build.build_generators(config, self.policy, self.mesh)
-        self.held_out = HeldOut(config, held_out, held_out_generator, per_call, self.scorer.judge)
+        self.held_out = HeldOut(config, held_out, held_out_generator, per_call, self.scorer)
         self.optimizer = build.build_optimizer(config, self.policy.params)
         self.settings = build.update_config(config)
         budgets = build.build_budgets(config, self.policy, self.mesh)

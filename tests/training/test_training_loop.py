@@ -147,8 +147,8 @@ def test_mesh_draws_the_same_samples(finished, tmp_path, axes):
     """On four devices the first call draws, prompt by prompt, what one device draws."""
     one, four = finished[0], on_four(tmp_path, axes)
     policy, _ = load_hf(four.policy.directory)
-    a = evaluate(one.held_out_generator, policy, one.held_out, 2, lambda rollouts: one.scorer(rollouts)[1], 12)
-    b = evaluate(four.held_out_generator, four.state.params, four.held_out, 2, lambda rollouts: four.scorer(rollouts)[1], 12)
+    a = evaluate(one.held_out.generator, policy, one.held_out.prompts, 2, lambda rollouts: one.scorer(rollouts)[1], 12)
+    b = evaluate(four.held_out.generator, four.state.params, four.held_out.prompts, 2, lambda rollouts: four.scorer(rollouts)[1], 12)
     # Other shapes round differently; a near-tie may fall to the neighbour now and then.
     assert np.mean(a.correct == b.correct) > 0.95 and np.mean(a.lengths == b.lengths) > 0.95
 

@@ -97,7 +97,7 @@ def test_trains_checkpoints_resumes_evaluates_and_exports(repo, questions, qwen_
         f"<|im_start|>system\n{BOX}<|im_end|>\n<|im_start|>user\n{prompt.text}<|im_end|>\n<|im_start|>assistant\n")
     assert prompt.answer.lstrip("-").replace(".", "").isdigit()
     assert first.policy.end_tokens == (151643,)
-    held_out = {p.text for p in first.held_out}
+    held_out = {p.text for p in first.held_out.prompts}
     assert len(held_out) == 4 and held_out.isdisjoint(p.text for p in first.stream.prompts)
     summary, steps = first.run(), 2
     if name == "gsm8k":

@@ -244,7 +244,7 @@ def test_stopped_inside_a_step_and_inside_an_evaluation(tmp_path):
 
     trainer = Trainer(config_of(), parts)
     assert trainer.step == 2 and trainer.rl_step.driver._begun is not None
-    trainer.eval_prompts = 8  # three calls
+    trainer.held_out.per_call = 8  # three calls
     raise_in(trainer.scorer, "judge", signal.SIGINT)
     with pytest.raises(Stopped, match="stopped by SIGINT after step 4 and 16 of 24 questions of the evaluation, saved in"):
         trainer.run()
@@ -252,8 +252,8 @@ def test_stopped_inside_a_step_and_inside_an_evaluation(tmp_path):
 
     trainer = Trainer(config_of(), parts)
     calls = []
-    dispatch = trainer.held_out_generator.dispatch
-    trainer.held_out_generator.dispatch = lambda params, requests: calls.append(len(requests)) or dispatch(params, requests)
+    dispatch = trainer.held_out.generator.dispatch
+    trainer.held_out.generator.dispatch = lambda params, requests: calls.append(len(requests)) or dispatch(params, requests)
     assert trainer.run()["steps"] == 4
     assert calls == [8]  # what was drawn is not drawn again
     mine, theirs = everything(parts), everything(whole)
