@@ -2,7 +2,7 @@
 
 import pytest
 
-from rl_speed.config.command import check_config_file, check_overrides
+from rl_speed.config.command import check_config_file, check_overrides, check_renamed
 from rl_speed.config import Config
 
 
@@ -56,6 +56,17 @@ def test_every_entry_point_names_the_new_form_of_a_methods_file(launch, tmp_path
                   f"--out={tmp_path / 'out'}")
     assert done.returncode == 2 and not list(tmp_path.iterdir())
     assert done.stderr.strip().splitlines()[-1].endswith("now: --config=configs/embedded.py:dapo")
+
+
+@pytest.mark.parametrize("arguments,messages", [
+    (["--lr=1"], ["--lr is --config.optimizer.learning_rate now"]),
+    (["-lr", "1"], ["--lr is --config.optimizer.learning_rate now"]),
+    (["--remat", "--noremat"], ["--remat is --config.model.remat now", "--noremat is --noconfig.model.remat now"]),
+    (["--note", "--config.model.remat", "lr=1", "--lrs=1", "--", "--lr=1"], []),
+])
+def test_a_flag_of_before_is_told_its_name_of_now(arguments, messages):
+    renamed = {"lr": "config.optimizer.learning_rate", "remat": "config.model.remat"}
+    assert check_renamed(["--workdir=x", *arguments], renamed) == messages
 
 
 def test_every_problem_is_told_at_once():

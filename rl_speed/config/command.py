@@ -1,10 +1,10 @@
 """The command line, checked before anything is built: a configuration file that is not there, and overrides that cannot be, are
-named with the nearest that can."""
+named with the nearest that can; a flag that was renamed is named with its new name."""
 
 import dataclasses
 import difflib
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -42,16 +42,35 @@ def nearest(name: str, known: Sequence[str], count: int = 3) -> list[str]:
     return (here or alike)[:count]
 
 
-def check_config_file(arguments: Sequence[str], flag: str = "config") -> list[str]:
-    """What is wrong with the file of `--config=FILE[:VARIANT]` among the arguments: a message, or nothing where it is there."""
+def written_flags(arguments: Sequence[str]) -> Iterator[tuple[str, str, str]]:
+    """(name, "=" or "", value) of each flag; where there is no "=", the value would be the next argument."""
     for i, argument in enumerate(arguments):
         if argument == "--":
-            break
-        name, equals, value = argument.lstrip("-").partition("=")
-        if name != flag or not argument.startswith("-"):
+            return
+        if argument.startswith("-"):
+            name, equals, value = argument.lstrip("-").partition("=")
+            yield name, equals, value if equals else "".join(arguments[i + 1:i + 2])
+
+
+def check_renamed(arguments: Sequence[str], renamed: Mapping[str, str]) -> list[str]:
+    """A message for each flag among the arguments that has another name now; --noNAME is that of a switch.
+
+    Args:
+      renamed: {name of before: name of now}, neither with its dashes.
+    """
+    problems = []
+    for name, _, _ in written_flags(arguments):
+        no = "no" * (name not in renamed and name.startswith("no"))
+        if new := renamed.get(name.removeprefix(no)):
+            problems.append(f"--{name} is --{no}{new} now")
+    return problems
+
+
+def check_config_file(arguments: Sequence[str], flag: str = "config") -> list[str]:
+    """What is wrong with the file of `--config=FILE[:VARIANT]` among the arguments: a message, or nothing where it is there."""
+    for name, _, value in written_flags(arguments):
+        if name != flag:
             continue
-        if not equals:
-            value = arguments[i + 1] if i + 1 < len(arguments) else ""
         path = Path(value.partition(":")[0])
         if path.is_file():
             continue
@@ -68,13 +87,7 @@ def check_overrides(arguments: Sequence[str], config: Any = Config, flag: str = 
     known = field_types(config)
     sections = {name.rsplit(".", 1)[0] for name in known if "." in name}
     problems = []
-    for i, argument in enumerate(arguments):
-        if argument == "--":
-            break
-        text = argument.lstrip("-")
-        if text == argument:
-            continue
-        name, equals, value = text.partition("=")
+    for name, equals, value in written_flags(arguments):
         negated = name.startswith(f"no{flag}.")
         path = name.removeprefix("no" if negated else "").removeprefix(f"{flag}.")
         if not name.removeprefix("no" if negated else "").startswith(f"{flag}."):
@@ -94,8 +107,6 @@ def check_overrides(arguments: Sequence[str], config: Any = Config, flag: str = 
             if negated and kind is not bool:
                 problems.append(f"--{name}: {flag}.{path} is not a switch but {_article(kind)}; write --{flag}.{path}=VALUE")
             continue
-        if not equals:
-            value = arguments[i + 1] if i + 1 < len(arguments) else ""
         if kind in _PARSERS:
             try:
                 _PARSERS[kind].parse(value)
@@ -108,12 +119,20 @@ def _article(kind: type) -> str:
     return {bool: "true or false", int: "an integer", float: "a number"}.get(kind, f"a {kind.__name__}")
 
 
-def parse_flags(arguments: Sequence[str], config: Any = Config) -> list[str]:
-    """The arguments that are no flags. Exits with status 2 and what is wrong, where something is, a line each."""
-    problems = check_config_file(arguments[1:]) + check_overrides(arguments[1:], config)
-    if problems:
+def parse_flags(arguments: Sequence[str], config: Any = Config, renamed: Mapping[str, str] | None = None,
+                default: str = "") -> list[str]:
+    """The arguments that are no flags. Exits with status 2 and what is wrong, where something is, a line each.
+
+    Args:
+      config: the class of `--config`. renamed: see `check_renamed`.
+      default: the file that overrides are read against where no `--config` is given; "": there are none then.
+    """
+    given = arguments[1:]
+    if problems := check_renamed(given, renamed or {}) + check_config_file(given) + check_overrides(given, config):
         fail("\n".join(problems))
     try:
+        if default:
+            flags.FLAGS.set_default("config", default)
         return flags.FLAGS(list(arguments))
     except flags.Error as error:
         told, _, trace = str(error).partition("Error whilst parsing config file:")

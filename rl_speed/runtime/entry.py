@@ -2,7 +2,7 @@
 
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -15,7 +15,8 @@ from rl_speed.runtime.signals import Stopped
 
 
 def run(main: Callable[[list[str]], Any], *, takes: str = "", config: Any = None,
-        explain: Callable[[Exception], str] | None = None) -> NoReturn:
+        explain: Callable[[Exception], str] | None = None, renamed: Mapping[str, str] | None = None,
+        default: str = "") -> NoReturn:
     """Run `main(arguments that are no flags)`, and exit.
 
     What the user can mend is one line on stderr and status 2: bad flags and overrides, and any ValueError or OSError of `main`. An
@@ -26,6 +27,7 @@ def run(main: Callable[[list[str]], Any], *, takes: str = "", config: Any = None
       takes: what stands for the arguments in a usage line, such as "WORKDIR ..."; "": there are none, and any is refused.
       config: the class of `--config`, whose overrides are checked; None: that of training.
       explain: says of an out-of-memory error what was held and which settings to turn down.
+      renamed, default: flags of before, and the file of `--config`, as `command.parse_flags` takes them.
     """
     def guarded(argv: Sequence[str]) -> None:
         if bool(argv[1:]) != bool(takes):
@@ -39,6 +41,8 @@ def run(main: Callable[[list[str]], Any], *, takes: str = "", config: Any = None
         except Stopped as stopped:
             print(stopped)
             sys.exit(stopped.exit_status)
+        except KeyboardInterrupt:
+            command.fail("interrupted at once; what was saved is whole, and the same command goes on from there", 130)
         except Exception as error:
             logging.debug("%s", traceback.format_exc())
             if explain is not None and is_out_of_memory(error):
@@ -48,7 +52,7 @@ def run(main: Callable[[list[str]], Any], *, takes: str = "", config: Any = None
                 raise
             command.fail(str(error), status)
 
-    app.run(guarded, flags_parser=lambda argv: command.parse_flags(argv, config or command.Config))
+    app.run(guarded, flags_parser=lambda argv: command.parse_flags(argv, config or command.Config, renamed, default))
 
 
 def shown_command() -> str:
