@@ -4,7 +4,7 @@ import dataclasses
 import difflib
 import importlib.util
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rl_speed.data.schemas import keep_names, question_parts
 from rl_speed.named import is_function, load_function, named, options_of
@@ -23,14 +23,10 @@ REWARD_PARTS = ("accuracy", "format", "language", "overlong")
 
 def check(c: "Config") -> None:
     """Raises ValueError naming the first field that cannot be, and what it may be."""
-    _check_types(c)
-    _check_options(c)
-    for name in ("rule.n", "driver.groups", "driver.screen_prompts", "driver.max_calls", "sampler.slots",
-                 "sampler.max_new", "training.steps", "training.minibatches", "training.max_skipped",
-                 "data.max_prompt_length", "evaluation.samples", "checkpoints.keep",
-                 "reward.workers"):
-        if _get(c, name) < 1:
-            raise ValueError(f"config.{name} must be at least 1; got {_get(c, name)!r}")
+    check_evaluation(c)
+    _require_one(c, "rule.n", "driver.groups", "driver.screen_prompts", "driver.max_calls",
+                 "training.steps", "training.minibatches", "training.max_skipped",
+                 "data.max_prompt_length", "checkpoints.keep")
     if c.data.task == "jsonl" and not c.data.train:
         raise ValueError("config.data.train must name a file when config.data.task is 'jsonl'")
     _check_files(c)
@@ -71,6 +67,39 @@ def check(c: "Config") -> None:
         _check_in_loop(c, shards)
 
 
+def check_evaluation(c: "Config") -> None:
+    """`check` without what is for training alone: what asking and judging a policy needs."""
+    _check_types(c)
+    _check_options(c)
+    _require_one(c, "evaluation.samples", "sampler.slots", "sampler.max_new", "reward.workers",
+                 "mesh.data", "mesh.fsdp", "mesh.tensor")
+    e, r, longest = c.evaluation, c.reward, c.data.max_prompt_length
+    _require(c, ("evaluation.temperature", e.temperature >= 0, "0 (greedy) or more"),
+             ("evaluation.top_p", 0 < e.top_p <= 1, "in (0, 1]"),
+             ("sampler.top_k", c.sampler.top_k >= 0, "0 (off) or more"),
+             ("data.max_prompt_length", longest >= 0, "0 (as the longest needs) or more"))
+    if r.verifier not in (*JAX_VERIFIERS, "math") and not is_function(r.verifier):
+        raise ValueError(f"config.reward.verifier must be one of {', '.join(JAX_VERIFIERS)}, math, or "
+                         f"a function of yours, 'module:function'; got {r.verifier!r}")
+    _require(c, ("reward.memory_limit_mb", r.memory_limit_mb >= 0, "0 (no limit) or more"),
+             ("reward.timeout_s", r.timeout_s > 0, "positive"))
+    if r.stall_s and not r.stall_s >= r.timeout_s:
+        raise ValueError(
+            "config.reward.stall_s, wall-clock time, must be 0 (six times config.reward.timeout_s) or "
+            f"at least config.reward.timeout_s, processor time; got {r.stall_s} and {r.timeout_s}")
+
+
+def _require(c: "Config", *rules: tuple[str, bool, str]) -> None:
+    """Each rule is (field, whether its value can be, what it must be)."""
+    for name, ok, want in rules:
+        if not ok:
+            raise ValueError(f"config.{name} must be {want}; got {c.get(name)!r}")
+
+
+def _require_one(c: "Config", *names: str) -> None:
+    _require(c, *((name, c.get(name) >= 1, "at least 1") for name in names))
+
+
 def _check_options(c: "Config") -> None:
     """Fields that are one of several words, as schema.py declares them, or functions of the user's own: found, and tried."""
     for section in (f.name for f in dataclasses.fields(c) if dataclasses.is_dataclass(getattr(c, f.name))):
@@ -106,8 +135,7 @@ def _check_files(c: "Config") -> None:
     for name in ("question_field", "eval_question_field"):
         question_parts(getattr(d, name), f"config.data.{name}")
     form = prompt_format(d.prompt)
-    if d.hold_out < 0:
-        raise ValueError(f"config.data.hold_out must be 0 (none) or more; got {d.hold_out}")
+    _require(c, ("data.hold_out", d.hold_out >= 0, "0 (none) or more"))
     if d.task == "chain":
         for name in ("hold_out", "decontaminate", "keep", "question_field", "eval_question_field", "answer_field",
                      "solution_field"):
@@ -126,12 +154,13 @@ def _check_files(c: "Config") -> None:
 def _check_order(c: "Config") -> None:
     """Orders and curation of the training prompts."""
     d = c.data
-    for name, ok, allowed in [("keep_low", 0 <= d.keep_low <= 1, "in [0, 1]"),
-                              ("keep_high", d.keep_low <= d.keep_high <= 1, "between config.data.keep_low and 1"),
-                              ("explore", 0 <= d.explore <= 1, "in [0, 1]"), ("max_unseen", d.max_unseen >= 1, "at least 1"),
-                              ("rest", 0 <= d.rest < 1, "in [0, 1)"), ("memory_decay", 0 < d.memory_decay <= 1, "in (0, 1]")]:
-        if not ok:
-            raise ValueError(f"config.data.{name} must be {allowed}; got {getattr(d, name)!r}")
+    _require_one(c, "data.max_unseen")
+    _require(c, ("data.keep_low", 0 <= d.keep_low <= 1, "in [0, 1]"),
+             ("data.keep_high", d.keep_low <= d.keep_high <= 1,
+              "between config.data.keep_low and 1"),
+             ("data.explore", 0 <= d.explore <= 1, "in [0, 1]"),
+             ("data.rest", 0 <= d.rest < 1, "in [0, 1)"),
+             ("data.memory_decay", 0 < d.memory_decay <= 1, "in (0, 1]"))
     needs_table = d.order == "schedule" or (d.keep_low, d.keep_high) != (0.0, 1.0)
     if needs_table and not d.pass_rates:
         raise ValueError("config.data.order='schedule' and config.data.keep_low/keep_high need config.data.pass_rates, a file of "
@@ -153,8 +182,7 @@ def _check_depth(c: "Config") -> None:
         raise ValueError(f"config.driver.accept='completion' needs a rule of one phase (uniform, dynamic, band, allocated) and "
                          f"config.driver.depth=0; got config.rule.name={c.rule.name!r}, config.driver.depth={d.depth}: what is "
                          "cancelled must not have been judged, or continued, before")
-    if d.depth < 0:
-        raise ValueError(f"config.driver.depth must be 0 (no call generated ahead of scoring) or more; got {d.depth}")
+    _require(c, ("driver.depth", d.depth >= 0, "0 (no call generated ahead of scoring) or more"))
     if d.buffer_groups < d.groups * (1 + d.depth):
         raise ValueError(f"config.driver.buffer_groups ({d.buffer_groups}) must hold {d.groups * (1 + d.depth)} groups, "
                          f"config.driver.groups ({d.groups}) for each of the 1 + {d.depth} generation calls that "
@@ -168,21 +196,11 @@ def _check_depth(c: "Config") -> None:
 def _check_rewards(c: "Config") -> None:
     """Weights and bounds of what is added to accuracy, and the reference policy's turns."""
     r, o = c.reward, c.objective
-    if r.verifier not in (*JAX_VERIFIERS, "math") and not is_function(r.verifier):
-        raise ValueError(f"config.reward.verifier must be one of {', '.join(JAX_VERIFIERS)}, math, or a function of yours, "
-                         f"'module:function'; got {r.verifier!r}")
     _check_functions(r)
-    if not (r.accuracy_weight > 0 and math.isfinite(r.accuracy_weight)):
-        raise ValueError(f"config.reward.accuracy_weight must be positive; got {r.accuracy_weight!r}")
-    if r.memory_limit_mb < 0 or not r.timeout_s > 0:
-        raise ValueError("config.reward.memory_limit_mb must be 0 (no limit) or more and config.reward.timeout_s positive; got "
-                         f"{r.memory_limit_mb} and {r.timeout_s}")
-    if r.stall_s and not r.stall_s >= r.timeout_s:
-        raise ValueError(f"config.reward.stall_s, wall-clock time, must be 0 (six times config.reward.timeout_s) or at least "
-                         f"config.reward.timeout_s, processor time; got {r.stall_s} and {r.timeout_s}")
-    for name in ("reward.format_weight", "reward.language_weight", "reward.length_alpha", "objective.reference_every"):
-        if not _get(c, name) >= 0:
-            raise ValueError(f"config.{name} must be 0 (off) or more; got {_get(c, name)!r}")
+    _require(c, ("reward.accuracy_weight", 0 < r.accuracy_weight < math.inf, "positive"),
+             *((name, c.get(name) >= 0, "0 (off) or more")
+               for name in ("reward.format_weight", "reward.language_weight", "reward.length_alpha",
+                            "objective.reference_every")))
     if r.format_weight and not (r.think_open and r.think_close):
         raise ValueError("config.reward.think_open and think_close must not be empty where config.reward.format_weight is set; "
                          f"got {r.think_open!r} and {r.think_close!r}")
@@ -214,8 +232,7 @@ def _check_functions(r: "Reward") -> None:
 
 def _check_logging(c: "Config") -> None:
     """What the writers need."""
-    if c.logging.text_every < 0:
-        raise ValueError(f"config.logging.text_every must be 0 (none) or more; got {c.logging.text_every}")
+    _require(c, ("logging.text_every", c.logging.text_every >= 0, "0 (none) or more"))
     if c.logging.wandb:
         require_package("wandb", "config.logging.wandb is set")
 
@@ -242,16 +259,14 @@ def _check_pools(c: "Config") -> None:
             if getattr(o, name) != default:
                 raise ValueError(f"config.objective.{name}={getattr(o, name)!r} needs config.objective.advantage to be one of "
                                  f"{', '.join(POOL_ADVANTAGES)}; got {o.advantage!r}")
-    for name, value, ok, want in (
-            ("objective.weight_power", o.weight_power, o.weight_power > 0, "positive"),
-            ("objective.weight_cap", o.weight_cap, o.weight_cap >= 0, "0 (no bound) or positive"),
-            ("estimate.decay", c.estimate.decay, 0 < c.estimate.decay <= 1, "in (0, 1]"),
-            ("estimate.prior_a", c.estimate.prior_a, c.estimate.prior_a > 0, "positive"),
-            ("estimate.prior_b", c.estimate.prior_b, c.estimate.prior_b > 0, "positive"),
-            ("estimate.learning_rate", c.estimate.learning_rate, c.estimate.learning_rate > 0, "positive"),
-            ("estimate.hidden", c.estimate.hidden, c.estimate.hidden >= 0, "0 (linear) or positive")):
-        if not ok:
-            raise ValueError(f"config.{name} must be {want}; got {value!r}")
+    e = c.estimate
+    _require(c, ("objective.weight_power", o.weight_power > 0, "positive"),
+             ("objective.weight_cap", o.weight_cap >= 0, "0 (no bound) or positive"),
+             ("estimate.decay", 0 < e.decay <= 1, "in (0, 1]"),
+             ("estimate.prior_a", e.prior_a > 0, "positive"),
+             ("estimate.prior_b", e.prior_b > 0, "positive"),
+             ("estimate.learning_rate", e.learning_rate > 0, "positive"),
+             ("estimate.hidden", e.hidden >= 0, "0 (linear) or positive"))
     wants = [name for name, used in (("rule.name='allocated'", rule.name == "allocated"),
                                      ("objective.weight_from='estimate'", o.weight_from == "estimate"),
                                      ("objective.singleton='estimate'", o.singleton == "estimate")) if used]
@@ -275,12 +290,12 @@ def _check_replay(c: "Config") -> None:
     if c.data.task == "chain" and not c.data.train_prompts:
         raise ValueError("config.replay.window needs a finite data set, as responses are cached by question: set "
                          "config.data.train_prompts")
-    for name, ok, want in (("eps", 0 <= r.eps <= 1 or r.eps == -1, "in [0, 1], or -1 (the first response is kept for ever)"),
-                           ("length", r.length >= 0, "0 or more"),
-                           ("max_new", r.max_new >= -1, "-1 (as many as were cut off), 0 (config.sampler.max_new) or more"),
-                           ("max_tokens", r.max_tokens >= 0, "0 (no bound) or more")):
-        if not ok:
-            raise ValueError(f"config.replay.{name} must be {want}; got {getattr(r, name)!r}")
+    _require(c, ("replay.eps", 0 <= r.eps <= 1 or r.eps == -1,
+                 "in [0, 1], or -1 (the first response is kept for ever)"),
+             ("replay.length", r.length >= 0, "0 or more"),
+             ("replay.max_tokens", r.max_tokens >= 0, "0 (no bound) or more"),
+             ("replay.max_new", r.max_new >= -1,
+              "-1 (as many as were cut off), 0 (config.sampler.max_new) or more"))
     if r.max_new > c.sampler.max_new:
         raise ValueError(f"config.replay.max_new ({r.max_new}) must not exceed config.sampler.max_new ({c.sampler.max_new}), "
                          "which bounds prefix and suffix together")
@@ -330,9 +345,3 @@ def _check_types(c: "Config") -> None:
                 setattr(section, name, float(value))
             elif kind in (bool, int, float, str) and type(value) is not kind:
                 raise ValueError(f"config.{path}{name} must be {kind.__name__}, got {value!r}")
-
-
-def _get(c: "Config", path: str) -> Any:
-    for name in path.split("."):
-        c = getattr(c, name)
-    return c

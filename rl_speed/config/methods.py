@@ -71,8 +71,7 @@ def apply(config: Config, name: str) -> Config:
         raise ValueError(f"unknown method {name!r}; known: {', '.join(METHODS)}")
     samples = config.rule.n
     for path, value in METHODS[name].items():
-        section, leaf = path.split(".")
-        setattr(getattr(config, section), leaf, value)
+        config.set(path, value)
     driver = config.driver
     if config.rule.n != samples:
         driver.groups = max(1, driver.groups * samples // config.rule.n)

@@ -5,6 +5,7 @@ Units are in the names or the comments: lengths are tokens, ages are policy upda
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -333,6 +334,15 @@ class Config:
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
+
+    def get(self, path: str) -> Any:
+        """The value of "section.field"."""
+        return functools.reduce(getattr, path.split("."), self)
+
+    def set(self, path: str, value: Any) -> None:
+        """Give "section.field" a value. Raises AttributeError: there is no such section."""
+        section, _, leaf = path.rpartition(".")
+        setattr(self.get(section) if section else self, leaf, value)
 
     def validate(self) -> "Config":
         """Raises ValueError naming the first field that cannot be, and what it may be. Returns self."""
