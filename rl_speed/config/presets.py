@@ -4,10 +4,12 @@ Where a paper leaves a field open, the value is ours, and the line says so with 
 """
 
 import difflib
+import os
 from collections.abc import Iterator
 
 from rl_speed.config import methods
 from rl_speed.config import Config
+from rl_speed.policy.prompt_formats import BOX
 
 # What a preset comes in: of each tuple one word may be named, the first is meant otherwise.
 Words = tuple[tuple[str, ...], ...]
@@ -19,6 +21,8 @@ ADA: Words = (("ada_seq_balance", "ada_seq_pos", "ada_seq_balance_paper", "ada_e
                "grpo"), ("released", "paper"))
 RPO: Words = (("rpo_grpo", "rpo_dapo", "rpo_grpo_released", "grpo", "dapo"), ("half_min", "min", "300", "500", "800"),
               ("plain", "length_aware"))
+# How a policy is asked and judged: as the embedded task is, as any model, or as a paper does.
+EVALUATION: Words = (("embedded", "chat", "speed", "band", "ada", "rpo"),)
 
 # Files of questions, below the folder that the run is launched from.
 TRAIN = {"numina": "numina/train.jsonl", "dapo17k": "dapo17k/dapo_math_17k.jsonl.gz",
@@ -221,4 +225,27 @@ def rpo(path: str, variant: str = "", devices: int = 1) -> Config:
         config.reward.length_alpha, config.reward.length_low, config.reward.length_high = 0.01, 0.5, 1.0
     config.sampler.temperature = config.evaluation.temperature = 0.7
     config.training.steps = 292  # 4 epochs of 7,000 questions
+    return config
+
+
+def evaluation(variant: str = "") -> Config:
+    """How experiments/evaluate.py asks and judges. `variant`: see `choose`, EVALUATION.
+
+    A paper's are temperature, top-p, prompt, verifier and the limit of a response; the rest is
+    ours.
+    """
+    name, = choose(variant, EVALUATION)
+    if name == "chat":
+        config = language_model("MODEL", "numina", name, max_prompt=0, max_new=4096, devices=1)
+        config.data.instruction = "\n" + BOX
+    elif name == "embedded":
+        config = embedded()
+    else:
+        config = {"speed": speed, "band": band, "ada": ada, "rpo": rpo}[name]("MODEL", devices=1)
+    # Bae et al. and Xiong et al. train with shorter responses.
+    config.sampler.max_new = {"band": 8192, "ada": 4096}.get(name, config.sampler.max_new)
+    config.model.compute_dtype, config.data.on_bad_row = "float32", "error"
+    config.data.max_prompt_length = 0  # as the longest needs
+    config.reward.workers = min(16, os.cpu_count() or 1)
+    config.evaluation.samples = 32  # Xiong et al.; of the others it is ours
     return config
