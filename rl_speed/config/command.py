@@ -43,7 +43,7 @@ def nearest(name: str, known: Sequence[str], count: int = 3) -> list[str]:
 
 
 def written_flags(arguments: Sequence[str]) -> Iterator[tuple[str, str, str]]:
-    """(name, "=" or "", value) of each flag; where there is no "=", the value would be the next argument."""
+    """(name, "=" or "", value) of each flag; without "=" the value would be the next argument."""
     for i, argument in enumerate(arguments):
         if argument == "--":
             return
@@ -53,7 +53,7 @@ def written_flags(arguments: Sequence[str]) -> Iterator[tuple[str, str, str]]:
 
 
 def check_renamed(arguments: Sequence[str], renamed: Mapping[str, str]) -> list[str]:
-    """A message for each flag among the arguments that has another name now; --noNAME is that of a switch.
+    """A message for each flag that has another name now; a switch may be written --noNAME.
 
     Args:
       renamed: {name of before: name of now}, neither with its dashes.
@@ -119,16 +119,18 @@ def _article(kind: type) -> str:
     return {bool: "true or false", int: "an integer", float: "a number"}.get(kind, f"a {kind.__name__}")
 
 
-def parse_flags(arguments: Sequence[str], config: Any = Config, renamed: Mapping[str, str] | None = None,
+def parse_flags(arguments: Sequence[str], config: Any = Config, renamed: Mapping[str, str] = {},
                 default: str = "") -> list[str]:
-    """The arguments that are no flags. Exits with status 2 and what is wrong, where something is, a line each.
+    """The arguments that are no flags. Exits with status 2 and what is wrong, a line each.
 
     Args:
       config: the class of `--config`. renamed: see `check_renamed`.
-      default: the file that overrides are read against where no `--config` is given; "": there are none then.
+      default: the file of `--config` where none is given.
     """
     given = arguments[1:]
-    if problems := check_renamed(given, renamed or {}) + check_config_file(given) + check_overrides(given, config):
+    problems = [*check_renamed(given, renamed), *check_config_file(given),
+                *check_overrides(given, config)]
+    if problems:
         fail("\n".join(problems))
     try:
         if default:

@@ -102,7 +102,8 @@ def file_benchmark(name: str, path: str, encode: Callable[[str], list[int]], enc
                        limit)
     kept = tuple(p for p in prompts if len(p.tokens) <= (max_prompt_length or UNBOUNDED))
     if not kept:
-        raise ValueError(f"{path}: all {len(prompts)} prompts are longer than --max_prompt_length={max_prompt_length}")
+        raise ValueError(f"{path}: all {len(prompts)} prompts are longer than "
+                         f"config.data.max_prompt_length={max_prompt_length}")
     return Benchmark(name, kept, path, len(prompts) - len(kept), report.bad, report.fields_text())
 
 

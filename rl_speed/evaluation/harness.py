@@ -1,8 +1,10 @@
 """An evaluation from start to end: a policy, benchmarks, settings; responses into a directory, a summary out of it."""
 
 import dataclasses
+import os
+import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,108 +13,102 @@ from jax.sharding import Mesh
 
 from rl_speed.config import EMBEDDED, Config
 from rl_speed.data.loaders import Fields
-from rl_speed.evaluation.benchmarks import (Benchmark, chain_benchmark, file_benchmark, file_name, longest_prompt,
-                                            numbered)
+from rl_speed.evaluation import report
+from rl_speed.evaluation.benchmarks import (Benchmark, chain_benchmark, file_benchmark, file_name,
+                                            longest_prompt, numbered, parse_specs)
 from rl_speed.rollout.evaluate import draw_in_calls, plan_calls
 from rl_speed.evaluation.measures import summarise
 from rl_speed.evaluation.responses import ResponseFile, identity_of, model_facts
-from rl_speed.evaluation.settings import Settings, capacities
-from rl_speed.evaluation.source import Source, digest
+from rl_speed.evaluation.settings import capacities, fingerprint, parse_k, resolve
+from rl_speed.evaluation.source import Source, digest, find_source, load_policy
 from rl_speed.evaluation.verdicts import Judge
 from rl_speed.mesh import row_shards
-from rl_speed.policy import prompt_encoder
+from rl_speed.policy import load_tokenizer, prompt_encoder
 from rl_speed.sampling import SamplerConfig
 from rl_speed.rollout.generate import GenerationStats, Generator
 from rl_speed.training import build
+from rl_speed.runtime.entry import shown_command
 from rl_speed.runtime.progress import progress_bar
+from rl_speed.runtime.signals import Stopped, stop_on_signals
 
 PREFILL_CHUNK = 32
 
 
-class Interrupted(Exception):
+class Interrupted(Stopped):
     """An evaluation was stopped between two calls; its message says how far it came."""
 
-
-def make_config(settings: Settings, directory: str) -> Config:
-    """What building a policy and its verifier reads of a configuration."""
-    config = Config()
-    config.model.path, config.model.compute_dtype = directory, settings.compute_dtype
-    config.mesh.data, config.mesh.fsdp, config.mesh.tensor = settings.data, settings.fsdp, settings.tensor
-    config.sampler.max_new = settings.max_new
-    config.reward.verifier, config.reward.mode = settings.verifier, settings.mode
-    config.reward.workers, config.reward.timeout_s, config.reward.stall_s = settings.workers, settings.timeout_s, settings.stall_s
-    return config
+    def __init__(self, message: str, received: signal.Signals = signal.SIGTERM):
+        Exception.__init__(self, message)
+        self.signal = received
 
 
-def load_benchmarks(files: dict[str, str], settings: Settings, tokenizer: Any, source: Source,
-                    on_bad_row: str = "error", question_field: str = "") -> list[Benchmark]:
-    """Those of `files`; where there are none, the held-out questions of the run that made the policy, or the chain task.
+def load_benchmarks(files: dict[str, str], config: Config, tokenizer: Any, source: Source,
+                    limit: int = 0) -> list[Benchmark]:
+    """Those of `files`; else the held-out questions of the policy's run, or of the chain task.
 
-    `question_field` is as config.data.question_field, in those of `files` that have it; a run's own say it in their configuration.
+    Args:
+      config: of `settings.resolve`. It says how `files` are read; a run reads its own questions.
+      limit: questions of each, the first ones (0: all).
 
     Raises ValueError that names what cannot be used.
     """
-    form = prompt_encoder(tokenizer, settings.prompt, settings.system)
-    encode = lambda question: form(question + settings.instruction)
+    asked = config.data
+    form, longest = prompt_encoder(tokenizer, asked.prompt, asked.system), asked.max_prompt_length
+    encode = lambda question: form(question + asked.instruction)
     bare = lambda text: tokenizer.encode(text, add_special_tokens=False)
+    read = lambda name, path, *how: file_benchmark(name, path, encode, bare, longest, *how)
     if files:
-        fields = Fields(question_field, required=False, flag="--question_field")
-        return [file_benchmark(name, path, encode, bare, settings.max_prompt_length, on_bad_row, settings.limit, fields)
-                for name, path in files.items()]
-    if question_field:
-        raise ValueError("--question_field is for the files of --data")
+        fields = Fields(asked.question_field, required=False)
+        return [read(*item, asked.on_bad_row, limit, fields) for item in files.items()]
     if source.config is None and source.directory != EMBEDDED:
-        raise ValueError("--data is missing: which questions? (A run's own held-out questions are asked with --checkpoint=WORKDIR)")
+        raise ValueError("--data is missing: which questions? (A run's own held-out questions are "
+                         "asked with --checkpoint=WORKDIR)")
     data = Config().data if source.config is None else source.config.data
     if data.task == "chain":
-        return [chain_benchmark(encode, bare, data.eval_prompts or 512, settings.limit)]
-    limit = settings.limit or data.eval_prompts
+        return [chain_benchmark(encode, bare, data.eval_prompts or 512, limit)]
+    limit, fields = limit or data.eval_prompts, build.evaluation_fields(data)
     if data.eval:
-        return [file_benchmark(file_name(data.eval), data.eval, encode, bare, settings.max_prompt_length, data.on_bad_row, limit,
-                               build.evaluation_fields(data))]
+        return [read(file_name(data.eval), data.eval, data.on_bad_row, limit, fields)]
     if not data.hold_out:
-        raise ValueError("--data is missing: the run that made this policy had no held-out questions of its own")
-    longest = settings.max_prompt_length or data.max_prompt_length
-    _, held_out, _ = build.read_data(dataclasses.replace(data, max_prompt_length=longest), encode)
+        raise ValueError("--data is missing: the run that made this policy had no held-out "
+                         "questions of its own")
+    data = dataclasses.replace(data, max_prompt_length=longest or data.max_prompt_length)
+    _, held_out, _ = build.read_data(data, encode)
     return [Benchmark("held_out", numbered("held_out", held_out, limit), data.train)]
 
 
-def default_prompt(tokenizer: Any) -> str:
-    """For a policy that nobody said how to ask: its chat template. Raises ValueError where it has none."""
-    if not getattr(tokenizer, "chat_template", None):
-        raise ValueError("--prompt is missing: this tokenizer has no chat template. Give 'plain', or a format such as "
-                         "'Question: {question}\\nAnswer:'")
-    return "chat"
+def run(policy: build.Policy, benchmarks: Sequence[Benchmark], config: Config, mesh: Mesh,
+        judge: Judge, folder: Path, notes: dict[str, Any] | None = None, overwrite: bool = False,
+        stop: Callable[[], bool] = lambda: False, progress: bool = False, k: Sequence[int] = (1,),
+        questions_per_call: int = 0) -> dict[str, Any]:
+    """Draw and judge what `folder` does not hold yet, and summarise all of it.
 
-
-def make_generator(policy: build.Policy, mesh: Mesh, settings: Settings, questions: int,
-                   prompt_length: int) -> tuple[Generator, int, int]:
-    """(the one compiled program of this evaluation, work items in a call, samples of one of them at most)."""
-    pieces, piece = capacities(settings, questions)
-    sampler = SamplerConfig(slots=max(1, settings.slots // row_shards(mesh)), max_new=settings.max_new,
-                            temperature=settings.temperature, top_k=settings.top_k, top_p=settings.top_p,
-                            end_tokens=policy.end_tokens, prefill_chunk=PREFILL_CHUNK)
-    return Generator(policy.decoder, sampler, mesh, pieces, pieces * piece, piece, prompt_length,
-                     build.Keys.of(settings.seed).evaluate), pieces, piece
-
-
-def run(policy: build.Policy, benchmarks: Sequence[Benchmark], settings: Settings, mesh: Mesh, judge: Judge, folder: Path,
-        notes: dict[str, Any] | None = None, overwrite: bool = False, stop: Callable[[], bool] = lambda: False,
-        progress: bool = False) -> dict[str, Any]:
-    """Draw and judge what `folder` does not hold yet, and summarise all of it (see `measures.summarise`; nothing in it depends on
-    the clock, or on where the evaluation was interrupted; what it cost this process is under "now").
+    Nothing in the summary (see `measures.summarise`) depends on the clock, or on where the
+    evaluation was interrupted, but for what it cost this process, under "now". One program is
+    compiled.
 
     Args:
-      judge: of `settings.verifier`. notes: kept in evaluation.json, not compared. stop: asked before each call is dispatched.
+      config: of `settings.resolve`. judge: of its verifier. notes: kept in evaluation.json, not
+        compared. stop: asked before each call is dispatched. k: of pass@k.
+      questions_per_call: see `settings.capacities`.
 
-    Raises: OtherEvaluation, ValueError as `ResponseFile`; Interrupted once `stop` said so and what was under way is saved.
+    Raises: OtherEvaluation, ValueError as `ResponseFile`; Interrupted once `stop` said so and what
+      was under way is saved.
     """
     prompts, prompt_length = [p for b in benchmarks for p in b.prompts], longest_prompt(benchmarks)
-    facts = {**settings.fingerprint(), "platform": jax.default_backend()}
-    file = ResponseFile(folder, identity_of(facts, model_facts(policy.model, digest(policy.params), policy.end_tokens), benchmarks,
-                                            prompt_length), notes or {}, benchmarks, settings.samples, overwrite)
-    generator, pieces, piece = make_generator(policy, mesh, settings, len(prompts), prompt_length)
-    calls = plan_calls(prompts, settings.samples, pieces, piece, file.done)
+    e, samples = config.evaluation, config.evaluation.samples
+    asked = {**fingerprint(config, questions_per_call), "platform": jax.default_backend()}
+    made = model_facts(policy.model, digest(policy.params), policy.end_tokens)
+    identity = identity_of(asked, made, benchmarks, prompt_length)
+    file = ResponseFile(folder, identity, notes or {}, benchmarks, samples, overwrite)
+    pieces, piece = capacities(config, len(prompts), questions_per_call)
+    sampler = SamplerConfig(slots=max(1, config.sampler.slots // row_shards(mesh)),
+                            max_new=config.sampler.max_new, temperature=e.temperature,
+                            top_k=config.sampler.top_k, top_p=e.top_p, end_tokens=policy.end_tokens,
+                            prefill_chunk=PREFILL_CHUNK)
+    generator = Generator(policy.decoder, sampler, mesh, pieces, pieces * piece, piece,
+                          prompt_length, build.Keys.of(config.seed).evaluate)
+    calls = plan_calls(prompts, samples, pieces, piece, file.done)
     cost, begin = GenerationStats(), time.perf_counter()
     bar = progress_bar(file.total, "responses", file.done, progress)
     try:
@@ -128,7 +124,7 @@ def run(policy: build.Policy, benchmarks: Sequence[Benchmark], settings: Setting
         raise Interrupted(f"stopped after {file.done} of {file.total} responses, saved in {folder}: the same command goes on from "
                           "there")
     meta = {b.name: [p.meta for p in b.prompts] for b in benchmarks}
-    summary = summarise(file.outcomes(), meta, settings.k)
+    summary = summarise(file.outcomes(), meta, k)
     for b in benchmarks:
         summary["benchmarks"][b.name] |= {"file": b.path, "left_out": {"too_long": b.too_long, "bad_rows": b.bad}}
     return {**summary, "now": {**dataclasses.asdict(cost), "seconds": time.perf_counter() - begin}}
@@ -139,3 +135,53 @@ def describe_source(source: Source, step: int | None) -> str:
     if source.directory == EMBEDDED and source.checkpoints is None:
         return "the embedded policy"
     return source.directory if source.checkpoints is None else f"{source.checkpoints.parent}, step {step}"
+
+
+def evaluate_policy(given: Config | None, label: str, overrides: Mapping[str, Any], *,
+                    checkpoint: str, step: int | None, data: Sequence[str],
+                    k: Sequence[str] | None, limit: int, questions_per_call: int, out: str | None,
+                    overwrite: bool, progress: bool) -> None:
+    """Find policy and questions, `run`, write the results and print them.
+
+    Args:
+      given, overrides: see `settings.resolve`. label: what `given` is called in the default folder.
+      The others are flags of experiments/evaluate.py.
+
+    Raises: ValueError, OSError: what the user can mend. CheckpointError: no checkpoint can be read.
+      Interrupted: by a signal.
+    """
+    model = overrides.get("model.path", given.model.path if given and not checkpoint else "")
+    source, files = find_source(model, checkpoint, step), parse_specs(data)
+    config = resolve(source.directory, source.config, given, overrides)
+    of_files = [f for f in ("data.question_field", "data.on_bad_row") if f in overrides]
+    if of_files and not files:
+        raise ValueError(f"config.{of_files[0]} is for the files of --data")
+    asked = parse_k(k, config.evaluation.samples)
+    tokenizer = load_tokenizer(build.policy_directory(config))
+    sets = load_benchmarks(files, config, tokenizer, source, limit)
+    mesh = build.build_mesh(config)
+    policy, at = load_policy(source, config, mesh)
+    folder = Path(out) if out else source.home / (label if at is None else f"{label}_step_{at}")
+    name, e, d, r = describe_source(source, at), config.evaluation, config.data, config.reward
+    facts = {"command": shown_command(), "date": time.strftime("%Y-%m-%d"),
+             "device": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
+             "processors": f"{os.cpu_count()} processors", "jax": f"JAX {jax.__version__}"}
+    for b in sets:
+        if b.fields:
+            print(f"{b.name}: {b.fields}")
+    prompts = [p for b in sets for p in b.prompts]
+    print(f"{name}: {len(prompts)} questions x {e.samples} responses, into {folder}", flush=True)
+    with Judge(config, policy, prompts) as judge, stop_on_signals() as stop:
+        try:
+            summary = run(policy, sets, config, mesh, judge, folder, {**facts, "policy": name},
+                          overwrite, lambda: bool(stop), progress, asked, questions_per_call)
+        except Interrupted as error:
+            # The run may have a newer checkpoint by then.
+            again = f" (with --step={at})" if at is not None and step is None else ""
+            raise Interrupted(f"{error}{again}", stop.received) from None
+    facts["how"] = (f"{e.samples} responses to a question, temperature {e.temperature:g}, top-p "
+                    f"{e.top_p:g}, at most {config.sampler.max_new} tokens, verifier {r.verifier} "
+                    f"({r.mode}), seed {config.seed}, prompt {d.prompt!r}"
+                    + f" and {d.instruction!r}" * bool(d.instruction))
+    written = report.write_results(summary, folder, f"Evaluation of {name}", facts)
+    print("\n" + report.tables(summary) + "\nwritten to", folder / "responses.jsonl", *written)

@@ -49,19 +49,19 @@ def _home(model: Path) -> Path:
 
 
 def find_source(model: str = "", checkpoint: str = "", step: int | None = None) -> Source:
-    """What `--model`, `--checkpoint` and `--step` mean.
+    """What config.model.path, `--checkpoint` and `--step` mean.
 
     Raises ValueError or FileNotFoundError that says what is not there.
     """
     if model and checkpoint:
-        raise ValueError("--model and --checkpoint both name a policy: give one of them")
+        raise ValueError("config.model.path and --checkpoint both name a policy: give one of them")
     if not checkpoint:
         if step is not None:
             raise ValueError("--step chooses among the checkpoints of a run: it needs --checkpoint")
         if not model or model == EMBEDDED:
             return Source(EMBEDDED, Path("runs/evaluate/embedded"))
         if not Path(model).is_dir():
-            raise FileNotFoundError(f"--model: {model}: no such directory")
+            raise FileNotFoundError(f"config.model.path: {model}: no such directory")
         return Source(model, _home(Path(model)))
     at = Path(checkpoint)
     if not at.is_dir():
@@ -79,10 +79,11 @@ def find_source(model: str = "", checkpoint: str = "", step: int | None = None) 
     if not (at / "config.json").exists() or not (at / "checkpoints").is_dir():
         raise FileNotFoundError(f"--checkpoint: {checkpoint} is neither the workdir of a run (config.json and checkpoints/), nor a "
                                 "checkpoint inside one, nor an exported policy (config.json and model.safetensors)")
-    values = read_settings(at / "config.json", "restore it, or evaluate an exported policy with --model", supervised=True)
+    advice = "restore it, or give --checkpoint an exported policy"
+    values = read_settings(at / "config.json", advice, supervised=True)
     if is_supervised(values):
         raise ValueError(f"--checkpoint: {at} is no workdir of experiments/train.py. Supervised fine-tuning writes its policy to "
-                         f"--out, here {values['out']}: --model takes that")
+                         f"--out, here {values['out']}: config.model.path takes that")
     config = config_of(values)
     steps = saved_steps(at / "checkpoints")
     if not steps:

@@ -15,8 +15,8 @@ from rl_speed.runtime.signals import Stopped
 
 
 def run(main: Callable[[list[str]], Any], *, takes: str = "", config: Any = None,
-        explain: Callable[[Exception], str] | None = None, renamed: Mapping[str, str] | None = None,
-        default: str = "") -> NoReturn:
+        renamed: Mapping[str, str] = {}, default: str = "",
+        explain: Callable[[Exception], str] | None = None) -> NoReturn:
     """Run `main(arguments that are no flags)`, and exit.
 
     What the user can mend is one line on stderr and status 2: bad flags and overrides, and any ValueError or OSError of `main`. An
@@ -26,8 +26,8 @@ def run(main: Callable[[list[str]], Any], *, takes: str = "", config: Any = None
     Args:
       takes: what stands for the arguments in a usage line, such as "WORKDIR ..."; "": there are none, and any is refused.
       config: the class of `--config`, whose overrides are checked; None: that of training.
+      renamed, default: see `command.parse_flags`.
       explain: says of an out-of-memory error what was held and which settings to turn down.
-      renamed, default: flags of before, and the file of `--config`, as `command.parse_flags` takes them.
     """
     def guarded(argv: Sequence[str]) -> None:
         if bool(argv[1:]) != bool(takes):
@@ -42,7 +42,8 @@ def run(main: Callable[[list[str]], Any], *, takes: str = "", config: Any = None
             print(stopped)
             sys.exit(stopped.exit_status)
         except KeyboardInterrupt:
-            command.fail("interrupted at once; what was saved is whole, and the same command goes on from there", 130)
+            command.fail("interrupted at once; what was saved is whole, and the same command goes "
+                         "on from there", 130)
         except Exception as error:
             logging.debug("%s", traceback.format_exc())
             if explain is not None and is_out_of_memory(error):
@@ -52,7 +53,8 @@ def run(main: Callable[[list[str]], Any], *, takes: str = "", config: Any = None
                 raise
             command.fail(str(error), status)
 
-    app.run(guarded, flags_parser=lambda argv: command.parse_flags(argv, config or command.Config, renamed, default))
+    parse = lambda argv: command.parse_flags(argv, config or command.Config, renamed, default)
+    app.run(guarded, flags_parser=parse)
 
 
 def shown_command() -> str:

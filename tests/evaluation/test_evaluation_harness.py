@@ -2,7 +2,9 @@
 
 import dataclasses
 import json
+import os
 import resource
+import signal
 
 import jax
 import jax.numpy as jnp
@@ -19,12 +21,12 @@ from rl_speed.evaluation import harness, report
 from rl_speed.evaluation.benchmarks import chain_benchmark, file_benchmark, parse_specs
 from rl_speed.evaluation.intervals import same_questions
 from rl_speed.evaluation.responses import OtherEvaluation, ResponseFile
-from rl_speed.evaluation.settings import Settings, of_config, resolve
+from rl_speed.evaluation.settings import resolve
 from rl_speed.evaluation.source import Source, digest, find_source, load_policy
 from rl_speed.evaluation.verdicts import Judge
 from rl_speed.mesh import make_mesh
 from rl_speed.policy import encode_prompt, load_tokenizer, save_hf
-from rl_speed.config.presets import embedded
+from rl_speed.config.presets import embedded, evaluation
 from rl_speed.rewards import WorkerPool
 from rl_speed.sampling.sharded import sample_sharded
 from rl_speed.training import build
@@ -34,7 +36,15 @@ from rl_speed.update.state import init_state, state_shardings
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 
-SETTINGS = Settings(**{**of_config(embedded()), "samples": 4, "k": (1, 2, 4), "max_new": 9, "slots": 16, "questions_per_call": 5})
+
+
+def settings_with(**values):
+    """Those of the embedded policy, in few and short responses."""
+    own = {"evaluation.samples": 4, "sampler.max_new": 9, "sampler.slots": 16}
+    return resolve(EMBEDDED, overrides=own | {name.replace("__", "."): value for name, value in values.items()})
+
+
+SETTINGS = settings_with()
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +54,7 @@ def mesh():
 
 @pytest.fixture(scope="module")
 def policy(mesh):
-    return build.build_policy(harness.make_config(SETTINGS, EMBEDDED), mesh)
+    return build.build_policy(SETTINGS, mesh)
 
 
 def write_benchmark(path, first, count):
@@ -64,9 +74,9 @@ def benchmarks(policy, tmp_path_factory):
 
 
 def evaluate(policy, benchmarks, folder, mesh, settings=SETTINGS, **more):
-    config = harness.make_config(settings, EMBEDDED)
-    with Judge(config, policy, [p for b in benchmarks for p in b.prompts]) as judge:
-        return harness.run(policy, benchmarks, settings, mesh, more.pop("wrap", lambda j: j)(judge), folder, **more)
+    asked = {"k": (1, 2, 4), "questions_per_call": 5}
+    with Judge(settings, policy, [p for b in benchmarks for p in b.prompts]) as judge:
+        return harness.run(policy, benchmarks, settings, mesh, more.pop("wrap", lambda j: j)(judge), folder, **asked | more)
 
 
 def lasting(summary):
@@ -174,11 +184,11 @@ def test_an_identity_that_was_edited_is_named(finished, policy, benchmarks, mesh
     (tmp_path / "responses.jsonl").write_bytes(responses)
     (tmp_path / "evaluation.json").write_text(text)
     with pytest.raises(OtherEvaluation, match=f"evaluation.json is damaged: .*{message}.*restore it, choose another --out, or"):
-        ResponseFile(tmp_path, {"settings": {}}, {}, benchmarks, SETTINGS.samples)
+        ResponseFile(tmp_path, {"settings": {}}, {}, benchmarks, SETTINGS.evaluation.samples)
     assert (tmp_path / "evaluation.json").read_text() == text and (tmp_path / "responses.jsonl").read_bytes() == responses
     (tmp_path / "evaluation.json").unlink()
     with pytest.raises(OtherEvaluation, match=r"responses.jsonl without a readable evaluation.json \(No such file"):
-        ResponseFile(tmp_path, {"settings": {}}, {}, benchmarks, SETTINGS.samples)
+        ResponseFile(tmp_path, {"settings": {}}, {}, benchmarks, SETTINGS.evaluation.samples)
 
 
 def test_cut_inside_a_question_and_stopped_by_a_signal(finished, policy, benchmarks, mesh, tmp_path):
@@ -195,7 +205,7 @@ def test_cut_inside_a_question_and_stopped_by_a_signal(finished, policy, benchma
 def test_what_was_made_otherwise_is_refused(finished, policy, benchmarks, mesh, tmp_path):
     folder, _, _ = finished
     before = (folder / "responses.jsonl").read_bytes()
-    warmer = dataclasses.replace(SETTINGS, temperature=0.5)
+    warmer = settings_with(evaluation__temperature=0.5)
     with pytest.raises(OtherEvaluation, match=r"settings.temperature: 1.0 there, 0.5 here. Choose another --out, or --overwrite"):
         evaluate(policy, benchmarks, folder, mesh, warmer)
     other = dataclasses.replace(policy, params=jax.tree.map(lambda x: x * 1.001, policy.params))
@@ -205,8 +215,8 @@ def test_what_was_made_otherwise_is_refused(finished, policy, benchmarks, mesh, 
         evaluate(policy, benchmarks[:2], folder, mesh)
     assert (folder / "responses.jsonl").read_bytes() == before
     # Which k are reported, and how many processes verify, is nobody's business.
-    more = dataclasses.replace(SETTINGS, k=(3,), workers=7)
-    assert "3" in evaluate(policy, benchmarks, folder, mesh, more)["benchmarks"]["set3"]["pass_at"]
+    more = settings_with(reward__workers=7)
+    assert "3" in evaluate(policy, benchmarks, folder, mesh, more, k=(3,))["benchmarks"]["set3"]["pass_at"]
     lines = before.splitlines(True)
     (tmp_path / "evaluation.json").write_text((folder / "evaluation.json").read_text())
     (tmp_path / "responses.jsonl").write_bytes(b"".join([lines[0], lines[2], lines[1]]))
@@ -230,7 +240,7 @@ def test_the_company_changes_nothing(finished, policy, benchmarks, mesh, tmp_pat
 def workdir(policy, mesh, tmp_path_factory):
     """Steps 1 and 2 of a run, as the trainer saves them; exported at step 2."""
     folder, config = tmp_path_factory.mktemp("run"), embedded("speed_rloo")
-    config.data.eval_prompts, config.sampler.max_new, config.sampler.slots = 12, SETTINGS.max_new, SETTINGS.slots
+    config.data.eval_prompts, config.sampler.max_new, config.sampler.slots = 12, SETTINGS.sampler.max_new, SETTINGS.sampler.slots
     (folder / "config.json").write_text(json.dumps({**config.to_dict(), "from_the_future": {"x": 1}}))
     optimizer = optax.adamw(1e-3)
     saver = Checkpointer(folder / "checkpoints", keep=2)
@@ -249,24 +259,51 @@ def test_workdir_checkpoint_and_export_agree(workdir, policy, benchmarks, mesh, 
     results = []
     for i, where in enumerate((workdir, workdir / "checkpoints" / "2", workdir / "checkpoints", workdir / "policy")):
         source = find_source(checkpoint=str(where))
-        loaded, step = load_policy(source, harness.make_config(SETTINGS, source.directory), mesh)
+        loaded, step = load_policy(source, resolve(source.directory, overrides={"sampler.max_new": 9}), mesh)
         assert step == (None if where.name == "policy" else 2)
         assert harness.describe_source(source, step).endswith("policy" if step is None else ", step 2")
         results.append(lasting(evaluate(loaded, benchmarks, tmp_path / str(i), mesh)))
     assert results[0] == results[1] == results[2] == results[3]
-    first, step = load_policy(find_source(checkpoint=str(workdir), step=1), harness.make_config(SETTINGS, EMBEDDED), mesh)
+    first, step = load_policy(find_source(checkpoint=str(workdir), step=1), SETTINGS, mesh)
     assert step == 1 and digest(first.params) != digest(loaded.params)
     source = find_source(checkpoint=str(workdir))
     own = harness.load_benchmarks({}, SETTINGS, policy.tokenizer, source)
-    assert [(b.name, len(b.prompts)) for b in own] == [("chain", 12)] and of_config(source.config)["max_new"] == 9
+    assert [(b.name, len(b.prompts)) for b in own] == [("chain", 12)] and resolve(EMBEDDED, source.config).sampler.max_new == 9
     assert source.home == workdir / "evaluation"
+
+
+def test_from_flags_to_results(workdir, monkeypatch, capsys):
+    flags = {"checkpoint": str(workdir), "step": None, "data": [], "k": ["2"], "limit": 3, "questions_per_call": 0, "out": None,
+             "overwrite": False, "progress": False}
+    own = {"evaluation.samples": 4, "sampler.max_new": 9, "data.prompt": "{question}=", "reward.verifier": "exact"}
+    harness.evaluate_policy(evaluation("band"), "band", own, **flags)
+    folder = workdir / "evaluation" / "band_step_2"
+    assert f"{workdir}, step 2: 3 questions x 4 responses, into {folder}" in capsys.readouterr().out
+    settings = json.loads((folder / "evaluation.json").read_text())["identity"]["settings"]
+    assert [settings[name] for name in ("temperature", "top_p", "verifier", "slots", "max_new")] == [0.6, 0.95, "exact", 16, 9]
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["k"] == [2] and "temperature 0.6, top-p 0.95, at most 9 tokens" in summary["how"]
+
+    def stopped(*_):
+        os.kill(os.getpid(), signal.SIGTERM)
+        raise harness.Interrupted("stopped")
+
+    monkeypatch.setattr(harness, "run", stopped)
+    with pytest.raises(harness.Interrupted, match=r"^stopped \(with --step=2\)$") as told:
+        harness.evaluate_policy(None, "default", {}, **flags)
+    assert told.value.exit_status == 128 + signal.SIGTERM
+    for name in ("data.question_field", "data.on_bad_row"):
+        with pytest.raises(ValueError, match=f"config.{name} is for the files of --data"):
+            harness.evaluate_policy(None, "default", {name: "skip"}, **flags)
+    with pytest.raises(ValueError, match="config.model.path and --checkpoint both name a policy"):
+        harness.evaluate_policy(None, "default", {"model.path": "x"}, **flags)
 
 
 def test_parameters_go_straight_to_their_shards(workdir, policy):
     mesh = make_mesh(fsdp=2, tensor=2)
-    settings = dataclasses.replace(SETTINGS, fsdp=2, tensor=2)
-    loaded, _ = load_policy(find_source(checkpoint=str(workdir)), harness.make_config(settings, EMBEDDED), mesh)
-    want = build.abstract_policy(harness.make_config(settings, EMBEDDED), mesh).params
+    settings = settings_with(mesh__fsdp=2, mesh__tensor=2)
+    loaded, _ = load_policy(find_source(checkpoint=str(workdir)), settings, mesh)
+    want = build.abstract_policy(settings, mesh).params
     for got, like, start in zip(*map(jax.tree.leaves, (loaded.params, want, policy.params))):
         assert got.sharding == like.sharding
         np.testing.assert_array_equal(got, start * np.float32(1.04))
@@ -279,15 +316,14 @@ def test_a_damaged_newest_checkpoint_costs_itself(workdir, policy, mesh, tmp_pat
     (copy / "config.json").write_text((workdir / "config.json").read_text())
     (copy / "checkpoints" / "1").symlink_to(workdir / "checkpoints" / "1")
     (copy / "checkpoints" / "2" / "state").mkdir(parents=True)  # deleted by the run while we looked
-    config = harness.make_config(SETTINGS, EMBEDDED)
-    assert load_policy(find_source(checkpoint=str(copy)), config, mesh)[1] == 1
+    assert load_policy(find_source(checkpoint=str(copy)), SETTINGS, mesh)[1] == 1
     with pytest.raises(CheckpointError, match="no checkpoint in .* can be read; step 2: "):
-        load_policy(find_source(checkpoint=str(copy), step=2), config, mesh)
+        load_policy(find_source(checkpoint=str(copy), step=2), SETTINGS, mesh)
 
 
 @pytest.mark.parametrize("arguments,message", [
-    (dict(model="a", checkpoint="b"), "--model and --checkpoint both name a policy"),
-    (dict(model="/nowhere"), "--model: /nowhere: no such directory"),
+    (dict(model="a", checkpoint="b"), "config.model.path and --checkpoint both name a policy"),
+    (dict(model="/nowhere"), "config.model.path: /nowhere: no such directory"),
     (dict(checkpoint="/nowhere"), "--checkpoint: /nowhere: no such directory"),
     (dict(checkpoint="rl_speed"), "rl_speed is neither the workdir of a run"),
     (dict(step=3), "--step chooses among the checkpoints of a run"),
@@ -307,7 +343,7 @@ def test_no_such_step(workdir):
 
 def test_hung_verifications_cost_their_own_responses(policy, benchmarks, mesh, tmp_path, monkeypatch):
     """A verifier that hangs on one question of three, in the real pool: those responses are wrong, counted, and nothing else is."""
-    settings = dataclasses.replace(SETTINGS, verifier="math", mode="free", timeout_s=0.4)
+    settings = settings_with(reward__verifier="math", reward__mode="free", reward__timeout_s=0.4)
 
     def with_hanging_workers(judge):
         (tmp_path / "hangs.py").write_text("def grade(response, gold, *_):\n"
@@ -333,12 +369,11 @@ def test_hung_verifications_cost_their_own_responses(policy, benchmarks, mesh, t
 def test_average_matches_the_measured_pass_rates(policy, mesh, repo, tmp_path):
     """On the first questions of the embedded test set, whose pass rates were measured with 50 samples, other random numbers and
     room for longer responses (which are never right)."""
-    settings = dataclasses.replace(SETTINGS, limit=64)
-    encode = lambda q: encode_prompt(policy.tokenizer, q, settings.prompt)
+    encode = lambda q: encode_prompt(policy.tokenizer, q, SETTINGS.data.prompt)
     benchmark = chain_benchmark(encode, lambda t: policy.tokenizer.encode(t, add_special_tokens=False), limit=64)
     measured = json.loads((repo / "experiments" / "results" / "embedded" / "pass_rates.json").read_text())
     assert measured["classes"][:64] == [p.meta["class"] for p in benchmark.prompts]
-    cell = evaluate(policy, [benchmark], tmp_path, mesh, settings)["benchmarks"]["chain"]["pass_at"]["1"]
+    cell = evaluate(policy, [benchmark], tmp_path, mesh)["benchmarks"]["chain"]["pass_at"]["1"]
     low, high = cell["same_questions"]
     rates = np.array(measured["rates"][:64])
     assert low <= rates.mean() <= high and high - low < 0.1
@@ -365,21 +400,25 @@ def test_tables_and_plot_say_what_the_summary_says(finished, tmp_path):
 def test_questions_left_out_are_told(policy, tmp_path):
     file = write_benchmark(tmp_path / "few.jsonl", 0, 5)
     file.write_text(file.read_text() + '{"question": "+1"}\n' + json.dumps({"question": "+" + "1" * 40, "answer": "1"}) + "\n")
-    encode = lambda q: encode_prompt(policy.tokenizer, q, SETTINGS.prompt)
+    encode = lambda q: encode_prompt(policy.tokenizer, q, SETTINGS.data.prompt)
     found = file_benchmark("few", file, encode, lambda t: policy.tokenizer.encode(t), 20, "skip")
     assert (len(found.prompts), found.too_long, found.bad) == (5, 1, 1)
     with pytest.raises(ValueError, match="few.jsonl:6: "):
         file_benchmark("few", file, encode, policy.tokenizer.encode, 20)
-    with pytest.raises(ValueError, match="prompts are longer than --max_prompt_length=2"):
+    with pytest.raises(ValueError, match="prompts are longer than config.data.max_prompt_length=2"):
         file_benchmark("few", file, encode, policy.tokenizer.encode, 2, "skip")
 
 
 def test_a_prompt_that_brings_its_instruction_gets_no_other():
-    assert resolve({}, "", {"prompt": "qwen_math_cot"}).instruction == ""
-    assert resolve({}, "", {"prompt": "chat"}).instruction == Settings().instruction != ""
-    assert resolve({"system": "of the run"}, "", {"prompt": "dapo", "instruction": "!"}).instruction == "!"
-    assert resolve({"system": "of the run"}, "", {"prompt": "chat"}).system == ""
-    band = resolve({"system": "of the run"}, "band", {})
+    run = embedded()
+    run.data.system, run.data.prompt = "of the run", "chat"
+    asked = lambda *base, **values: resolve("m", *base, {f"data.{name}": value for name, value in values.items()}).data
+    assert asked(None, None, prompt="qwen_math_cot").instruction == ""
+    assert asked(None, None, prompt="chat").instruction == evaluation("chat").data.instruction != ""
+    assert asked(run, None, prompt="dapo", instruction="!").instruction == "!"
+    assert asked(run, None).system == "of the run" and asked(run, None, prompt="chat").system == ""
+    assert asked(run, None, prompt="chat", system="ours").system == "ours"
+    band = asked(run, evaluation("band"))
     assert (band.prompt, band.instruction, band.system) == ("r1_zero_boxed", "", "")
 
 
@@ -400,7 +439,7 @@ def test_questions_that_a_run_held_out_are_its_benchmark(tmp_path):
 def test_a_verifier_of_ones_own_judges(policy, tmp_path, monkeypatch):
     (tmp_path / "my_verifier.py").write_text("def score(response, answer):\n    return response == answer\n")
     monkeypatch.chdir(tmp_path)
-    config = harness.make_config(dataclasses.replace(SETTINGS, verifier="my_verifier:score"), EMBEDDED)
+    config = settings_with(reward__verifier="my_verifier:score")
     prompt = Prompt("p", np.array([1], np.int32), "64", np.zeros((0,), np.int32), "?")
     ids = [policy.tokenizer.encode(text, add_special_tokens=False) for text in ("64", "7")]
     rollouts = rollouts_of([prompt], ids, [0, 0])
@@ -417,5 +456,5 @@ def test_a_verifier_of_ones_own_judges(policy, tmp_path, monkeypatch):
 def test_a_supervised_runs_workdir_is_told_apart(tmp_path):
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "config.json").write_text(json.dumps({"model": "Qwen2.5-0.5B", "out": "runs/sft"}))
-    with pytest.raises(ValueError, match="no workdir of experiments/train.py.* here runs/sft: --model takes that"):
+    with pytest.raises(ValueError, match="no workdir of experiments/train.py.* here runs/sft: config.model.path takes that"):
         find_source(checkpoint=str(tmp_path))

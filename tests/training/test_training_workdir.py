@@ -84,14 +84,14 @@ def test_supervised_runs_and_evaluations_say_it_too(tmp_path, text, message):
     (tmp_path / "checkpoints" / "4" / "state").mkdir(parents=True)
     with pytest.raises(ValueError, match=message) as error:
         find_source(checkpoint=str(tmp_path))
-    assert str(path) in str(error.value) and "evaluate an exported policy with --model" in str(error.value)
+    assert str(path) in str(error.value) and "or give --checkpoint an exported policy" in str(error.value)
     assert path.read_bytes() == (text if isinstance(text, bytes) else text.encode())
 
 
 def test_whose_workdir_it_is_is_told_apart_from_damage(tmp_path):
     (tmp_path / "checkpoints" / "4" / "state").mkdir(parents=True)
     path = put(tmp_path / "config.json", '{"out": "runs/policy", "model": "base", "data": "rows.jsonl"}')
-    with pytest.raises(ValueError, match="no workdir of experiments/train.py. .* here runs/policy: --model takes that"):
+    with pytest.raises(ValueError, match="no workdir of experiments/train.py. .* here runs/policy: config.model.path takes that"):
         find_source(checkpoint=str(tmp_path))
     put(path, '{"seed": 0, "model": "base"}')
     with pytest.raises(ValueError, match="config.json is damaged: model must be an object, and is a string"):
