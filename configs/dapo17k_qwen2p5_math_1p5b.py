@@ -6,7 +6,7 @@ Launch:  python experiments/train.py --config=configs/dapo17k_qwen2p5_math_1p5b.
          is published, or the name of a data set of the hub: open-r1/DAPO-Math-17k-Processed:en.
 Expect:  not run at this scale yet; the whole of it runs on a shrunken random model (tests/training/test_training_real_models.py).
          Settings and memory are those of speed_qwen2p5_math_1p5b.py:dapo17k.
-After:   python experiments/evaluate.py --checkpoint=runs/dapo17k \\
+After:   python experiments/evaluate.py --checkpoint=runs/dapo17k
              --config=configs/evaluation.py:speed
              --data=eval/math500.jsonl,eval/amc23.jsonl,eval/aime24.jsonl
 

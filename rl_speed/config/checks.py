@@ -4,7 +4,7 @@ import dataclasses
 import difflib
 import importlib.util
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rl_speed.data.schemas import keep_names, question_parts
 from rl_speed.named import is_function, load_function, named, options_of
@@ -69,8 +69,8 @@ def check(c: "Config") -> None:
 
 def check_evaluation(c: "Config") -> None:
     """`check` without what is for training alone: what asking and judging a policy needs."""
-    _check_types(c)
-    _check_options(c)
+    check_types(c)
+    check_options(c)
     _require_one(c, "evaluation.samples", "sampler.slots", "sampler.max_new", "reward.workers",
                  "mesh.data", "mesh.fsdp", "mesh.tensor")
     e, r, longest = c.evaluation, c.reward, c.data.max_prompt_length
@@ -100,8 +100,8 @@ def _require_one(c: "Config", *names: str) -> None:
     _require(c, *((name, c.get(name) >= 1, "at least 1") for name in names))
 
 
-def _check_options(c: "Config") -> None:
-    """Fields that are one of several words, as schema.py declares them, or functions of the user's own: found, and tried."""
+def check_options(c: Any) -> None:
+    """Of any configuration: fields that are one of several words, as schema.py declares them, or functions of the user's own: found, and tried."""
     for section in (f.name for f in dataclasses.fields(c) if dataclasses.is_dataclass(getattr(c, f.name))):
         for f in dataclasses.fields(getattr(c, section)):
             value, words = getattr(getattr(c, section), f.name), options_of(f)
@@ -120,6 +120,10 @@ def _check_options(c: "Config") -> None:
             except Exception as error:  # what a function of the user's own raises, too
                 said = error if isinstance(error, ValueError) else f"it raised {type(error).__name__}: {error}"
                 raise ValueError(f"config.{section}.{f.name}={value!r}: {said}") from error
+
+
+def _check_loss(c: "Config") -> None:
+    """The loss takes what it is given."""
     o = c.objective
     numbers = o.loss_numbers()
     try:
@@ -329,10 +333,10 @@ def _check_in_loop(c: "Config", shards: int) -> None:
                          f"mesh data x fsdp ({shards}): each shard fills its share")
 
 
-def _check_types(c: "Config") -> None:
-    """Fields that a file in configs/ invented (a dataclass takes them silently) or gave another type."""
+def check_types(c: Any) -> None:
+    """Of any configuration: fields that a file in configs/ invented (a dataclass takes them silently) or gave another type."""
     for path, section in [("", c), *((f"{f.name}.", getattr(c, f.name)) for f in dataclasses.fields(c)
-                                        if f.name not in ("seed", "method"))]:
+                                     if f.type not in (bool, int, float, str))]:
         known = {f.name: f for f in dataclasses.fields(section)}
         for name in vars(section):
             if name not in known:

@@ -11,22 +11,15 @@ from typing import Any, NoReturn
 from absl import flags
 
 from rl_speed.config import methods
-from rl_speed.config import Config
+from rl_speed.config import Config, flatten
 
 _PARSERS = {bool: flags.BooleanParser(), int: flags.IntegerParser(), float: flags.FloatParser()}
 
 
-def field_types(config: Any = Config, prefix: str = "") -> dict[str, type]:
+def field_types(config: Any = Config) -> dict[str, type]:
     """{"rule.n_init": int, ...}: every field of a configuration (a class or an instance) that holds a value."""
     config = config() if isinstance(config, type) else config
-    found: dict[str, type] = {}
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        if dataclasses.is_dataclass(value):
-            found |= field_types(value, f"{prefix}{field.name}.")
-        else:
-            found[prefix + field.name] = type(value)
-    return found
+    return {name: type(value) for name, value in flatten(dataclasses.asdict(config)).items()}
 
 
 def nearest(name: str, known: Sequence[str], count: int = 3) -> list[str]:
@@ -100,7 +93,7 @@ def check_overrides(arguments: Sequence[str], config: Any = Config, flag: str = 
             close = nearest(path, list(known))
             problems.append(f"--{name}: there is no {flag}.{path}" + (
                 f"; nearest: {', '.join(f'{flag}.{k}' for k in close)}" if close else
-                "; rl_speed/config/schema.py lists every field"))
+                f"; {_file(config)} lists every field"))
             continue
         kind = known[path]
         if negated or (kind is bool and not equals):
@@ -115,6 +108,11 @@ def check_overrides(arguments: Sequence[str], config: Any = Config, flag: str = 
     return problems
 
 
+def _file(config: Any) -> str:
+    """Where a configuration (a class or an instance) is declared."""
+    return f"{(config if isinstance(config, type) else type(config)).__module__.replace('.', '/')}.py"
+
+
 def _article(kind: type) -> str:
     return {bool: "true or false", int: "an integer", float: "a number"}.get(kind, f"a {kind.__name__}")
 
@@ -127,19 +125,25 @@ def parse_flags(arguments: Sequence[str], config: Any = Config, renamed: Mapping
       config: the class of `--config`. renamed: see `check_renamed`.
       default: the file of `--config` where none is given.
     """
-    given = arguments[1:]
-    problems = [*check_renamed(given, renamed), *check_config_file(given),
+    given, file = arguments[1:], []
+    if default and not any(name == "config" for name, _, _ in written_flags(given)):
+        file = [f"--config={default}"]
+    problems = [*check_renamed(given, renamed), *check_config_file([*file, *given]),
                 *check_overrides(given, config)]
     if problems:
         fail("\n".join(problems))
     try:
-        if default:
+        if file:
             flags.FLAGS.set_default("config", default)
-        return flags.FLAGS(list(arguments))
+        left = flags.FLAGS(list(arguments))
     except flags.Error as error:
         told, _, trace = str(error).partition("Error whilst parsing config file:")
         # What a configuration file raised comes with its traceback, whose last line says it.
         fail(" ".join((told + trace.strip().rpartition("\n")[2]).split()))
+    made = flags.FLAGS["config"].value if "config" in flags.FLAGS else None
+    if made is not None and not isinstance(made, config):
+        fail(f"--config: these are settings of another command: fields of {_file(made)}, not of {_file(config)}")
+    return left
 
 
 def fail(message: str, status: int = 2) -> NoReturn:

@@ -6,7 +6,7 @@ Units are in the names or the comments: lengths are tokens, ages are policy upda
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -353,3 +353,11 @@ class Config:
         """The sampling rule that `rule` describes."""
         return named(self.rule.name, RULES)(self.rule)
 
+
+
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """{"rule.n": 24, ...} of a nested configuration."""
+    flat: dict[str, Any] = {}
+    for name, value in tree.items():
+        flat |= flatten(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+    return flat

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rl_speed.config import Config
+from rl_speed.config import Config, flatten
 from rl_speed.runtime.metrics import kind_of, read_object, write_atomically
 
 log = logging.getLogger(__name__)
@@ -18,8 +18,7 @@ def read_settings(path: Path, advice: str, supervised: bool = False) -> dict[str
     """A run's config.json. Sections and fields unknown to this version are kept as they are; those it knows are what they must be.
 
     Args:
-      advice: what to do where the file is damaged; ends the message. supervised: whether a supervised run's settings, which have no
-        sections, will do, too.
+      advice: what to do where the file is damaged; ends the message. supervised: whether a supervised run's settings will do, too.
 
     Raises:
       ValueError: no JSON object, or a section or a field of another type; says which. OSError: it cannot be read.
@@ -32,7 +31,7 @@ def read_settings(path: Path, advice: str, supervised: bool = False) -> dict[str
 
 def is_supervised(values: Mapping[str, Any]) -> bool:
     """Whether these are the settings of supervised fine-tuning."""
-    return "out" in values and not isinstance(values.get("model"), dict)
+    return "out" in values
 
 
 def _check(values: Mapping[str, Any], section: Any, path: Path, advice: str, prefix: str) -> None:
@@ -100,12 +99,8 @@ def earlier_settings(workdir: Path) -> dict[str, Any]:
 def note_changes(path: Path, before: Mapping[str, Any], now: Mapping[str, Any], step: int) -> None:
     """Before a run goes on under other settings than those `before`, say which, and keep its config.json as
     config_before_step_N.json."""
-    if not before:
-        return
-    pairs = [(f"{part}.{name}" if isinstance(value, dict) else part, old, new)
-             for part, value in now.items()
-             for name, old, new in ([(k, before.get(part, {}).get(k), v) for k, v in value.items()] if isinstance(value, dict)
-                                    else [("", before.get(part), value)])]
-    if changed := [f"config.{name}: {old!r} -> {new!r}" for name, old, new in pairs if old != new]:
+    old = flatten(before)
+    if before and (changed := [f"config.{name}: {old.get(name)!r} -> {value!r}" for name, value in flatten(now).items()
+                               if old.get(name) != value]):
         write_atomically(path.with_name(f"config_before_step_{step}.json"), path.read_bytes())
         log.warning("settings changed at step %d: %s", step, "; ".join(changed))

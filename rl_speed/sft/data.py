@@ -75,7 +75,7 @@ def read_examples(path: str | Path, tokenizer: Any, template: str, ends: Sequenc
     if lacking and on_bad_row == "error":
         where = Path(path).parent / rows[lacking[0]].where
         raise DataError(f'{where}: no "solution", and "answer" is none as in GSM8K (text that ends in "#### 42"); so '
-                        f'are {len(lacking)} of {len(rows)} rows (on_bad_row="skip" would count them and go on)')
+                        f'are {len(lacking)} of {len(rows)} rows (config.data.on_bad_row=skip would count them and go on)')
     if len(lacking) == len(rows):
         raise DataError(f"{path}: none of {len(rows)} rows has a solution to learn from")
     encode = prompt_encoder(tokenizer, template)
@@ -105,8 +105,8 @@ def keep_short(examples: Sequence[Example], max_length: int) -> tuple[list[Examp
     kept = [example for example in examples if len(example) <= max_length]
     if not kept:
         shortest = min(map(len, examples), default=0)
-        raise ValueError(f"all {len(examples)} examples are longer than max_length = {max_length} tokens; the shortest has "
-                         f"{shortest}")
+        raise ValueError(f"all {len(examples)} examples are longer than config.examples.max_length = {max_length} tokens; the "
+                         f"shortest has {shortest}")
     return kept, len(examples) - len(kept)
 
 
@@ -116,12 +116,11 @@ def hold_out(examples: Sequence[Example], share: float) -> tuple[list[Example], 
     """
     keys = [duplicate_key(e.question) for e in examples]
     place = {key: int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big") / 2**64 for key in keys}
-    held = {question for question, at in place.items() if at < share}
+    count = sum(at < share for at in place.values())
     if share > 0 and len(place) > 1:
-        held = held or {min(place, key=place.get)}
-        held -= {max(place, key=place.get)} if len(held) == len(place) else set()
-    side = lambda out: [example for example, key in zip(examples, keys) if (key in held) == out]
-    return side(False), side(True)
+        count = min(max(count, 1), len(place) - 1)
+    held = set(sorted(place, key=place.get)[:count])
+    return [e for e, key in zip(examples, keys) if key not in held], [e for e, key in zip(examples, keys) if key in held]
 
 
 # The order of training.
@@ -157,10 +156,6 @@ class Schedule:
         start = first // self.size * self.size
         return np.concatenate(orders)[first - start:last - start] if orders else np.zeros(0, np.int64)
 
-    def all_indices(self, steps: int) -> Iterator[np.ndarray]:
-        """`indices` of the first `steps` updates."""
-        return (self.indices(step) for step in range(steps))
-
 
 # Rows.
 
@@ -195,33 +190,31 @@ def pack(lengths: Sequence[int], capacity: int) -> list[list[int]]:
 
 
 def build_batch(examples: Sequence[Example], length: int, count: int | None = None) -> SFTBatch:
-    """A row for each example, padded to `length` tokens, and empty rows up to `count`. Raises ValueError for one that is longer."""
-    rows = max(len(examples), count or 0)
-    tokens, mask = np.zeros((rows, length), np.int32), np.zeros((rows, length), np.bool_)
-    for row, example in enumerate(examples):
-        if len(example) > length:
-            raise ValueError(f"an example of {len(example)} tokens does not fit into {length}")
-        tokens[row, :len(example)] = np.concatenate([example.prompt, example.response])
-        mask[row, len(example.prompt):len(example)] = True
-    return SFTBatch(tokens=tokens, mask=mask)
+    """A row for each example, padded to `length` tokens; see `fill_rows`."""
+    return fill_rows(examples, [[i] for i in range(len(examples))], length, count).replace(segments=None)
 
 
 def pack_batch(examples: Sequence[Example], length: int, count: int | None = None) -> SFTBatch:
-    """The examples packed into rows of `length` tokens, and empty rows up to `count` (ValueError where that is too few)."""
+    """The examples packed into rows of `length` tokens; see `fill_rows`."""
     return fill_rows(examples, pack([len(example) for example in examples], length), length, count)
 
 
 def fill_rows(examples: Sequence[Example], packed: Sequence[Sequence[int]], length: int, count: int | None = None) -> SFTBatch:
-    """`pack_batch` with a given packing: indices into `examples` for each row."""
+    """Rows of `length` tokens with these examples (indices for each row), and empty rows up to `count`.
+
+    Raises:
+      ValueError: `count` rows are too few, or an example is longer than a row.
+    """
     rows = len(packed) if count is None else count
     if len(packed) > rows:
         raise ValueError(f"{len(examples)} examples fill {len(packed)} rows of {length} tokens, more than {rows}")
     batch = SFTBatch(*(np.zeros((rows, length), dtype) for dtype in (np.int32, np.bool_, np.int32)))
     for row, items in enumerate(packed):
         start = 0
-        for segment, item in enumerate(items, 1):
-            example = examples[item]
+        for segment, example in enumerate((examples[item] for item in items), 1):
             middle, end = start + len(example.prompt), start + len(example)
+            if end > length:
+                raise ValueError(f"an example of {len(example)} tokens does not fit into {length}")
             batch.tokens[row, start:middle], batch.tokens[row, middle:end] = example.prompt, example.response
             batch.mask[row, middle:end] = True
             batch.segments[row, start:end] = segment
@@ -256,11 +249,10 @@ class Layout:
 
     def batches(self, examples: Sequence[Example]) -> list[SFTBatch]:
         """Any number of examples, in as many batches as they need, each of one piece's shape."""
-        rows = self.rows // self.pieces
-        if not self.packed:
-            return [build_batch(examples[first:first + rows], self.length, rows) for first in range(0, len(examples), rows)]
-        packed = pack([len(example) for example in examples], self.length)
-        return [fill_rows(examples, packed[first:first + rows], self.length, rows) for first in range(0, len(packed), rows)]
+        rows, whole = self.rows // self.pieces, (pack_batch if self.packed else build_batch)(examples, self.length)
+        pad = -len(whole.tokens) % rows
+        whole = jax.tree.map(lambda x: np.pad(x, ((0, pad), (0, 0))), whole)
+        return [jax.tree.map(lambda x: x[at:at + rows], whole) for at in range(0, len(whole.tokens), rows)]
 
     def use(self, batch: SFTBatch) -> dict[str, float]:
         """What a batch of this shape holds: "input_tokens", those of its examples, and "use", their share of the positions that are
@@ -284,7 +276,8 @@ def make_layout(lengths: Sequence[int], batches: Callable[[], Iterator[np.ndarra
       ValueError: `micro_rows` cannot be split over `shards`.
     """
     if micro_rows % shards:
-        raise ValueError(f"--micro_rows={micro_rows} rows cannot be split over {shards} devices (data x fsdp): give a multiple")
+        raise ValueError(f"config.examples.micro_rows={micro_rows} rows cannot be split over {shards} devices (config.mesh.data x "
+                         "config.mesh.fsdp): give a multiple")
     lengths = np.asarray(lengths)
     if not packed:
         length, rows = int(lengths.max()), max(map(len, batches()))

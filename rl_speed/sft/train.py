@@ -1,5 +1,6 @@
 """Supervised fine-tuning: the cold start before RL. The loss is on the solution, its end token included, only."""
 
+import contextlib
 import dataclasses
 import json
 import logging
@@ -15,12 +16,14 @@ import optax
 from jax.sharding import Mesh
 
 from rl_speed.mesh import batch_sharding
-from rl_speed.policy import ModelConfig, hidden_states, token_logprobs
+from rl_speed.policy import ModelConfig, hidden_states, num_params, save_hf, token_logprobs
 from rl_speed.runtime.checkpoint import Checkpointer
 from rl_speed.runtime.metrics import JsonLines, read_lines, read_object, write_atomically
-from rl_speed.update.optimizer import OptimizerConfig, learning_rate_schedule, make_optimizer
+from rl_speed.update.optimizer import learning_rate_schedule, make_optimizer
+from rl_speed.runtime.plotting import plot_sft
 from rl_speed.runtime.progress import progress_bar
-from rl_speed.sft.data import SFTBatch
+from rl_speed.sft.config import SFTConfig, difference
+from rl_speed.sft.data import Layout, SFTBatch
 from rl_speed.runtime.signals import Stopped, StopRequest, stop_on_signals
 from rl_speed.update.state import TrainState, state_shardings
 from rl_speed.runtime.writers import TensorBoard
@@ -107,95 +110,76 @@ def make_evaluate(model: ModelConfig, mesh: Mesh, head_chunk: int | None = None)
     return evaluate
 
 
-@dataclasses.dataclass(frozen=True)
-class SFTData:
-    """What is trained and evaluated on.
+class NonFiniteLoss(FloatingPointError):
+    """An update's loss or gradient is not finite."""
+
+    exit_status = 1
+
+
+@dataclasses.dataclass
+class Parts:
+    """What a run is made of, beside its settings.
 
     Attributes:
-      batch: step (from 0) -> (the batch, host arrays of one shape for all steps; numbers to log with it). A pure function: that is
-        what makes a resumed run see what it would have seen.
-      held_out: batches, likewise of one shape.
-      answers: (parameters, stop) -> metrics of sampled answers, None where `stop`, asked between generation calls, ended it; or
-        None.
+      params: put on the mesh where they are not; then they are donated, and None here. ends: ids that end a response.
+      steps: updates in all. layout: of their batches.
+      batch: step (from 0) -> (the batch, host arrays; numbers to log with it). A pure function: that is what makes a resumed run
+        see what it would have seen.
+      held_out: batches of one shape.
+      answers: (parameters, stop) -> metrics of sampled answers, None where `stop`, asked between generation calls, ended it.
+      counts: what became of the rows of files, and a hash of them: JSON values, part of what a workdir belongs to.
+      close: called when the run ends.
     """
 
+    params: Any
+    model: ModelConfig
+    steps: int
+    layout: Layout
     batch: Callable[[int], tuple[SFTBatch, dict[str, float]]]
     held_out: Sequence[SFTBatch] = ()
-    answers: Callable[[Any, Callable[[], bool]], dict[str, float] | None] | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class SFTConfig:
-    """Settings of a supervised run.
-
-    Attributes:
-      steps: updates.
-      micro_batches: gradient pieces per update.
-      eval_every: updates between evaluations; 0 evaluates only before the first update and after the last.
-      checkpoint_every: updates between checkpoints; 0 saves only at the end, or when the run is asked to stop.
-      head_chunk: tokens whose logits are held at a time; 0 is the head's own default.
-      progress: whether to show a bar. tensorboard: whether to write the metrics for TensorBoard, too.
-    """
-
-    steps: int
-    micro_batches: int = 1
-    eval_every: int = 0
-    checkpoint_every: int = 0
-    head_chunk: int = 0
-    progress: bool = False
-    tensorboard: bool = True
+    tokenizer: Any = None
+    ends: Sequence[int] = ()
+    counts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    answers: Callable[[Any, Callable[[], bool]], dict[str, float] | None] = lambda params, stop: {}
+    close: Callable[[], None] = lambda: None
 
 
 class SFTTrainer:
-    """A supervised run: `SFTTrainer(...).run()`.
+    """A supervised run: `SFTTrainer(...).run()`, then `export`.
 
     With a workdir it writes metrics.jsonl, tensorboard/ and checkpoints/ there, goes on from the newest checkpoint, and saves when
     SIGTERM or SIGINT asks it to stop. Metrics of a resumed run are those of an uninterrupted one, bit for bit, save "time/".
 
-    Args:
-      params: put on the mesh where they are not; then they are donated: do not use them afterwards.
-      settings: what the workdir belongs to, JSON values, written to config.json.
-      fixed: the names of settings that must be as they were for a run to be gone on with.
-
     Attributes:
-      params: as they are now. step: updates made. last: the newest value of each metric.
+      params: as they are now. step: updates made. last: the newest value of each metric. out: where `export` writes.
 
     Raises (constructor): ValueError where the workdir holds a run with other settings; CheckpointError where its checkpoints
     cannot be continued; OSError where it cannot be written.
     """
 
-    def __init__(self, params: Any, model: ModelConfig, optimizer: OptimizerConfig, data: SFTData, config: SFTConfig, mesh: Mesh,
-                 workdir: str | Path | None = None, settings: Mapping[str, Any] | None = None, fixed: Sequence[str] = ()):
-        self._data, self._config, self._mesh = data, config, mesh
-        transformation = make_optimizer(optimizer, params)
-        shardings = state_shardings(model, transformation, mesh)
-        self.params = jax.device_put(params, shardings.params)
+    def __init__(self, config: SFTConfig, parts: Parts, mesh: Mesh, workdir: str | Path | None = None, out: str = ""):
+        self.parts, self.out, self._config, self._mesh = parts, out, config, mesh
+        optimizer, chunk = config.optimizer_of(parts.steps), config.model.head_chunk or None
+        transformation = make_optimizer(optimizer, parts.params)
+        shardings = state_shardings(parts.model, transformation, mesh)
+        self.params, parts.params = jax.device_put(parts.params, shardings.params), None
         self._opt_state = jax.jit(transformation.init, out_shardings=shardings.opt_state)(self.params)
         self._rate = jax.jit(learning_rate_schedule(optimizer))
-        chunk = config.head_chunk or None
-        self._update = make_update(model, transformation, config.micro_batches, chunk, shardings)
-        self._evaluate = make_evaluate(model, mesh, chunk)
+        self._update = make_update(parts.model, transformation, parts.layout.pieces, chunk, shardings)
+        self._evaluate = make_evaluate(parts.model, mesh, chunk)
         self.step, self.last = 0, {}
         self._untold: dict[str, float] = {}  # of the last update, whose evaluation was stopped
         self.workdir = None if workdir is None else Path(workdir)
-        self._metrics = self._board = self._checkpoints = None
+        self._checkpoints, self._writers = None, []
         if self.workdir is not None:
-            self._open(dict(settings or {}), fixed)
+            self._open({**dataclasses.asdict(config), "out": out, "counts": dict(parts.counts)})
 
-    def _open(self, settings: dict[str, Any], fixed: Sequence[str]) -> None:
+    def _open(self, settings: dict[str, Any]) -> None:
         self.workdir.mkdir(parents=True, exist_ok=True)
-        path = self.workdir / "config.json"
-        before = settings
-        if path.exists():
-            before = read_object(path, "restore it, or give another --workdir")
-        # A run from before there were these.
-        before = {"question_field": "", "eval_question_field": "", **before}
-        # What is in the file has been through JSON.
-        now = json.loads(json.dumps(settings))
-        if other := [name for name in fixed if before.get(name) != now.get(name)]:
-            name = other[0]
-            raise ValueError(f"{self.workdir} holds a run with {name} = {before.get(name)!r}, not {now.get(name)!r}: give the "
-                             "settings of that run to go on with it, or another --workdir")
+        path, metrics = self.workdir / "config.json", self.workdir / "metrics.jsonl"
+        if path.exists() and (other := difference(read_object(path, "restore it, or give another --workdir"), settings)):
+            raise ValueError(f"{self.workdir} holds a run with {other}: give the settings of that run to go on with it, or another "
+                             "--workdir")
         self._checkpoints = Checkpointer(self.workdir / "checkpoints", keep=2)
         found = self._checkpoints.restore_newest({"params": self.params, "opt_state": self._opt_state})
         if found is not None:
@@ -206,10 +190,10 @@ class SFTTrainer:
         write_atomically(path, json.dumps(settings, indent=2) + "\n")
         # Without a checkpoint all is made again, the evaluation before the first update included.
         next_step = self.step + 1 if found is not None and not self._untold else self.step
-        self._metrics = JsonLines(self.workdir / "metrics.jsonl", next_step)
-        if self._config.tensorboard:
-            self._board = TensorBoard(self.workdir / "tensorboard", next_step)
-        for record in read_lines(self.workdir / "metrics.jsonl"):
+        self._writers = [JsonLines(metrics, next_step)]
+        if self._config.logging.tensorboard:
+            self._writers.append(TensorBoard(self.workdir / "tensorboard", next_step))
+        for record in read_lines(metrics):
             self.last.update(record)
 
     def save(self) -> None:
@@ -218,7 +202,7 @@ class SFTTrainer:
             self._checkpoints.save(self.step, {"params": self.params, "opt_state": self._opt_state},
                                    {"step": self.step, "untold": json.dumps(self._untold)})
 
-    def run(self, report: Callable[[dict[str, float]], None] | None = None) -> Any:
+    def run(self, report: Callable[[dict[str, float]], Any] = lambda record: None) -> Any:
         """Make the remaining updates; returns the new parameters.
 
         Args:
@@ -227,42 +211,31 @@ class SFTTrainer:
             at step 0 with that alone.
 
         Raises:
-          FloatingPointError: the loss is not finite (a learning rate too high, or broken weights). The last checkpoint stays.
+          NonFiniteLoss: the learning rate is too high, or weights are broken. The last checkpoint stays.
           Stopped: SIGTERM or SIGINT came; the update under way was finished and saved. An evaluation that it came into is made
             anew when the run goes on, with the same numbers. (Without a workdir signals act as ever.)
         """
+        stopping = contextlib.nullcontext(StopRequest()) if self.workdir is None else stop_on_signals()
         try:
-            with progress_bar(self._config.steps, "sft", self.step, self._config.progress) as bar:
-                def tell(record):
-                    self._log(record, bar)
-                    if report is not None:
-                        report(record)
-
-                if self.workdir is None:
-                    self._train(StopRequest(), tell)
-                else:
-                    with stop_on_signals() as stop:
-                        self._train(stop, tell)
+            with progress_bar(self.parts.steps, "sft", self.step, self._config.logging.progress) as bar, stopping as stop:
+                self._train(stop, lambda record: (self._log(record, bar), report(record)))
         finally:
-            if self.workdir is not None:
-                self._checkpoints.close()
-                self._metrics.close()
-                if self._board is not None:
-                    self._board.close()
+            for part in filter(None, (self.parts, self._checkpoints, *self._writers)):
+                part.close()
         return self.params
 
-    def _train(self, stop: StopRequest, tell: Callable[[dict[str, float]], None]) -> None:
-        c, asked = self._config, lambda: bool(stop)
-        if self._untold or (self.step == 0 and (self._data.held_out or self._data.answers)):
+    def _train(self, stop: StopRequest, tell: Callable[[dict[str, float]], Any]) -> None:
+        c, steps, asked = self._config, self.parts.steps, lambda: bool(stop)
+        if self._untold or (self.step == 0 and self.parts.held_out):
             found = self.evaluate(asked)
             if found is None:
                 raise Stopped(stop.received, self.step, self.workdir)
             record, self._untold = {"step": self.step, **self._untold, **found}, {}
             tell(record)
-            if record["step"] == c.steps:
+            if record["step"] == steps:
                 self.save()
         begin, batch = time.perf_counter(), self._next_batch()
-        while self.step < c.steps and not stop:
+        while self.step < steps and not stop:
             (placed, counts), rate = batch, float(self._rate(self.step))
             self.params, self._opt_state, metrics = self._update(self.params, self._opt_state, placed)
             self.step += 1
@@ -272,24 +245,24 @@ class SFTTrainer:
             now = time.perf_counter()
             record = {"step": self.step, **metrics, "learning_rate": rate, **counts, "time/step": now - begin,
                       "time/tokens_per_s": counts.get("input_tokens", metrics["tokens"]) / (now - begin)}
-            done = self.step == c.steps
-            if done or (c.eval_every and self.step % c.eval_every == 0):
+            done = self.step == steps
+            if done or (c.evaluation.every and self.step % c.evaluation.every == 0):
                 if (found := self.evaluate(asked)) is None:
                     self._untold = record
                     self.save()
                     break
                 record |= found
             tell(record)
-            if done or stop or (c.checkpoint_every and self.step % c.checkpoint_every == 0):
+            if done or stop or (c.checkpoints.every and self.step % c.checkpoints.every == 0):
                 self.save()
             begin = time.perf_counter()  # evaluation and checkpoints are excluded from the step's seconds
-        if stop and (self._untold or self.step < c.steps):
+        if stop and (self._untold or self.step < steps):
             raise Stopped(stop.received, self.step, self.workdir)
 
     def _next_batch(self) -> tuple[SFTBatch, dict[str, float]] | None:
-        if self.step >= self._config.steps:
+        if self.step >= self.parts.steps:
             return None
-        batch, counts = self._data.batch(self.step)
+        batch, counts = self.parts.batch(self.step)
         return jax.device_put(batch, batch_sharding(self._mesh)), counts
 
     def _require_finite(self, metrics: dict[str, float]) -> None:
@@ -298,30 +271,36 @@ class SFTTrainer:
             if self._checkpoints is not None:
                 self._checkpoints.wait()
                 kept = self._checkpoints.latest()
-            raise FloatingPointError(f"SFT step {self.step}: loss {metrics['loss']}, gradient norm {metrics['grad_norm']}; lower "
-                                     "the learning rate or check the starting weights; "
-                                     + ("nothing was saved" if kept is None else f"the newest checkpoint is that of step {kept}"))
+            raise NonFiniteLoss(f"SFT step {self.step}: loss {metrics['loss']}, gradient norm {metrics['grad_norm']}; lower "
+                                "config.optimizer.learning_rate or check the starting weights; "
+                                + ("nothing was saved" if kept is None else f"the newest checkpoint is that of step {kept}"))
 
     def evaluate(self, stop: Callable[[], bool] = lambda: False) -> dict[str, float] | None:
         """Of the policy as it is: {"eval/loss": nats per token to learn} and what sampled answers say. None where `stop` ended
         it."""
-        found: dict[str, float] = {}
-        if self._data.held_out:
-            if (loss := self._evaluate(self.params, self._data.held_out, stop)) is None:
-                return None
-            found["eval/loss"] = loss
-        if self._data.answers is not None:
-            if (answers := self._data.answers(self.params, stop)) is None:
-                return None
-            found |= answers
-        return found
+        if not self.parts.held_out:
+            return {}
+        loss = self._evaluate(self.params, self.parts.held_out, stop)
+        answers = None if loss is None else self.parts.answers(self.params, stop)
+        return None if answers is None else {"eval/loss": loss, **answers}
+
+    def export(self, command: str) -> dict[str, Any]:
+        """Write the Hugging Face directory `out`, with made_by.json, which is returned; and the plot of the workdir."""
+        parts, last = self.parts, self.last
+        made = {"command": command, "parameters": num_params(parts.model), "loss": last["loss"], "eval_loss": last.get("eval/loss"),
+                **({"eval_accuracy": last["eval/accuracy"]} if "eval/accuracy" in last else {}), "steps": self.step,
+                **parts.counts, "jax": jax.__version__}
+        ends = {"eos_token_id": parts.ends[0] if len(parts.ends) == 1 else list(parts.ends),
+                "pad_token_id": parts.tokenizer.pad_token_id}
+        save_hf(self.out, self.params, parts.model, parts.tokenizer, {"generation_config.json": ends, "made_by.json": made})
+        if self.workdir is not None:
+            plot_sft(self.workdir)
+        return made
 
     def _log(self, record: dict[str, float], bar: Any) -> None:
         self.last.update(record)
-        if self._metrics is not None:
-            self._metrics.write(record["step"], record)
-        if self._board is not None:
-            self._board.write(record["step"], record)
+        for writer in self._writers:
+            writer.write(record["step"], record)
         if record["step"]:
             bar.update()
         shown = {"loss": "loss {:.3f}", "eval/loss": "held out {:.3f}", "eval/accuracy": "right {:.3f}",

@@ -28,8 +28,8 @@ def load(name):
 
 
 def all_presets():
-    """(file, variant): every file that trains, and every word of those that come in variants."""
-    for path in sorted(set(CONFIGS.glob("*.py")) - {CONFIGS / "evaluation.py"}):
+    """(file, variant): every file of RL training, and every word of those that come in variants."""
+    for path in sorted(set(CONFIGS.glob("*.py")) - {CONFIGS / "evaluation.py", CONFIGS / "sft.py"}):
         for variant in presets.variants(getattr(load(path.stem), "VARIANTS", ())):
             yield path.stem, variant
 

@@ -14,8 +14,8 @@ from rl_speed.mesh import batch_sharding, make_mesh
 from rl_speed.policy import ModelConfig, forward, init, param_shardings
 from rl_speed.sft import train as sft
 from rl_speed.runtime.metrics import read_lines
-from rl_speed.update.optimizer import OptimizerConfig
-from rl_speed.sft.train import SFTConfig, SFTData, SFTTrainer
+from rl_speed.sft.config import Checkpoints, Evaluation, Examples, Logging, Optimizer, SFTConfig
+from rl_speed.sft.train import Parts, SFTTrainer
 from rl_speed.sft.data import Example, Layout, build_batch, pack_batch, spread_rows
 from rl_speed.runtime.signals import Stopped
 
@@ -148,17 +148,19 @@ def test_micro_batches_must_divide_the_batch(params):
 # The response repeats the prompt's last token, then ends with 0.
 MAPPING = [Example(np.array([a, b], np.int32), np.array([b, 0], np.int32)) for a in range(1, 11) for b in range(1, 11)]
 LAYOUT = Layout(length=20, rows=20, pieces=1, packed=True)
-FAST = OptimizerConfig(learning_rate=2e-2, warmup_steps=5, weight_decay=0)
+FAST = Optimizer(learning_rate=2e-2, warmup_steps=5, schedule="constant", weight_decay=0.0, b2=0.999)
 
 
-def trainer(params, config, workdir=None, **kwargs):
-    data = SFTData(lambda step: (LAYOUT.batch(MAPPING), {"examples": 100.0}), LAYOUT.batches(MAPPING))
-    return SFTTrainer(params, MODEL, FAST, data, config, ONE, workdir, **kwargs)
+def trainer(params, workdir=None, steps=2, batch=128, evaluate_every=0, checkpoint_every=0, **kwargs):
+    config = SFTConfig(examples=Examples(batch=batch), optimizer=FAST, evaluation=Evaluation(every=evaluate_every),
+                       checkpoints=Checkpoints(every=checkpoint_every), logging=Logging(progress=False))
+    parts = Parts(params, MODEL, steps, LAYOUT, lambda step: (LAYOUT.batch(MAPPING), {"examples": 100.0}), LAYOUT.batches(MAPPING))
+    return SFTTrainer(config, parts, ONE, workdir, **kwargs)
 
 
 def test_training_learns_a_mapping_and_reports_the_held_out_loss(params):
     seen = []
-    run = trainer(params, SFTConfig(steps=60, eval_every=30))
+    run = trainer(params, steps=60, evaluate_every=30)
     new = run.run(seen.append)
     assert [m["step"] for m in seen] == list(range(61))
     assert [m["step"] for m in seen if "eval/loss" in m] == [0, 30, 60]
@@ -169,7 +171,7 @@ def test_training_learns_a_mapping_and_reports_the_held_out_loss(params):
 
 
 def test_a_broken_loss_ends_the_run_and_keeps_the_checkpoint(params, tmp_path):
-    run = trainer(params, SFTConfig(steps=8, checkpoint_every=2), tmp_path)
+    run = trainer(params, tmp_path, steps=8, checkpoint_every=2)
 
     def spoil(record):
         if record["step"] == 3:
@@ -177,19 +179,19 @@ def test_a_broken_loss_ends_the_run_and_keeps_the_checkpoint(params, tmp_path):
 
     with pytest.raises(FloatingPointError, match="step 4: loss nan.*the newest checkpoint is that of step 2"):
         run.run(spoil)
-    again = trainer(params, SFTConfig(steps=8, checkpoint_every=2), tmp_path)
+    again = trainer(params, tmp_path, steps=8, checkpoint_every=2)
     assert again.step == 2 and all(np.isfinite(x).all() for x in jax.tree.leaves(again.params))
     with pytest.raises(FloatingPointError, match="step 1: .*nothing was saved"):
-        trainer(jax.tree.map(lambda x: x * np.float32(np.nan), params), SFTConfig(steps=3)).run()
+        trainer(jax.tree.map(lambda x: x * np.float32(np.nan), params), steps=3).run()
 
 
 def test_a_signal_inside_an_evaluation_stops_it_there(params, tmp_path):
     """The update before it is saved; its record is written once the evaluation is made, by the run that goes on."""
-    config, batches = SFTConfig(steps=4, eval_every=2, checkpoint_every=2), LAYOUT.batches(MAPPING) * 3
+    batches = LAYOUT.batches(MAPPING) * 3
 
     def run_of(workdir, which=None):
-        run = trainer(params, config, workdir)
-        run._data = dataclasses.replace(run._data, held_out=batches)
+        run = trainer(params, workdir, steps=4, evaluate_every=2, checkpoint_every=2)
+        run.parts.held_out = batches
         original, seen = run._evaluate, []
 
         def told(params, batches, stop):
@@ -228,11 +230,10 @@ def test_a_signal_inside_an_evaluation_stops_it_there(params, tmp_path):
 
 
 def test_a_workdir_belongs_to_one_run(params, tmp_path):
-    config = SFTConfig(steps=2)
-    trainer(params, config, tmp_path, settings={"batch": 4, "out": "a"}, fixed=["batch"])
-    trainer(params, config, tmp_path, settings={"batch": 4, "out": "b"}, fixed=["batch"])
-    with pytest.raises(ValueError, match="holds a run with batch = 4, not 5"):
-        trainer(params, config, tmp_path, settings={"batch": 5}, fixed=["batch"])
+    trainer(params, tmp_path, batch=4, out="a")
+    trainer(params, tmp_path, batch=4, out="b")
+    with pytest.raises(ValueError, match="holds a run with config.examples.batch = 4, not 5"):
+        trainer(params, tmp_path, batch=5)
 
 
 def test_layouts_of_unpacked_data_train_the_same(params, loss):

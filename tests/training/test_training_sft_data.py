@@ -86,8 +86,8 @@ def test_every_epoch_shows_every_example_once_in_a_new_order():
     items = examples(23)
     schedule = Schedule(size=23, batch=5, seed=1, epochs=3)
     assert schedule.steps == 14
-    layout = make_layout([len(e) for e in items], lambda: schedule.all_indices(14), 24, True, 2, 1)
-    drawn = [list(part) for part in schedule.all_indices(14)]
+    layout = make_layout([len(e) for e in items], lambda: map(schedule.indices, range(14)), 24, True, 2, 1)
+    drawn = [list(part) for part in map(schedule.indices, range(14))]
     assert [len(part) for part in drawn] == [5] * 13 + [4]
     flat = sum(drawn, [])
     epochs = [flat[i:i + 23] for i in (0, 23, 46)]
@@ -103,7 +103,7 @@ def test_one_shape_holds_all_batches_of_a_run():
     items = examples(50)
     lengths = [len(e) for e in items]
     schedule = Schedule(50, 8, 0, epochs=4)
-    batches = lambda: schedule.all_indices(schedule.steps)
+    batches = lambda: map(schedule.indices, range(schedule.steps))
     needed = max(len(pack([lengths[i] for i in part], 32)) for part in batches())
     assert make_layout(lengths, batches, 32, True, 0, 1) == Layout(32, needed, 1, True)
     split = make_layout(lengths, batches, 32, True, 2, 2)
@@ -111,7 +111,7 @@ def test_one_shape_holds_all_batches_of_a_run():
     assert make_layout(lengths, batches, 32, True, 0, 4).rows % 4 == 0
     assert make_layout(lengths, batches, 4096, True, 0, 1).length < 160  # eight examples need no more
     assert make_layout(lengths, batches, 32, False, 0, 1) == Layout(max(lengths), 8, 1, False)
-    with pytest.raises(ValueError, match="--micro_rows=3 rows cannot be split over 2 devices"):
+    with pytest.raises(ValueError, match="config.examples.micro_rows=3 rows cannot be split over 2 devices"):
         make_layout(lengths, batches, 32, True, 3, 2)
 
 
@@ -142,7 +142,7 @@ def test_what_is_too_long_is_dropped_and_counted_never_cut():
     items = examples(20)
     kept, dropped = keep_short(items, 8)
     assert dropped == sum(len(e) > 8 for e in items) > 0 and len(kept) + dropped == 20
-    with pytest.raises(ValueError, match="max_length = 1 tokens; the shortest has"):
+    with pytest.raises(ValueError, match="longer than config.examples.max_length = 1 tokens; the shortest has"):
         keep_short(items, 1)
     with pytest.raises(ValueError, match="does not fit into 5"):
         build_batch([e for e in items if len(e) > 5][:1], 5)

@@ -1,6 +1,8 @@
 """Fine-tuning a Hugging Face directory on a file: it learns, survives kill -9, and what it saves opens in transformers."""
 
+import copy
 import dataclasses
+import importlib.util
 import json
 import os
 import signal
@@ -9,12 +11,14 @@ import jax
 import numpy as np
 import pytest
 
+from rl_speed.config import flatten
 from rl_speed.data import DEFAULT_SPEC, chain
 from rl_speed.data.embedded_tokenizer import embedded_directory
 from rl_speed.policy import forward, load_hf, num_params
 from rl_speed.runtime.metrics import read_lines
 from rl_speed.runtime.out_of_memory import size_text
-from rl_speed.sft.build import PRESETS, Settings, build, explain_out_of_memory
+from rl_speed.sft.build import build, explain_out_of_memory
+from rl_speed.sft.config import RENAMED, SFTConfig
 from rl_speed.sft.data import Layout
 from rl_speed.runtime.signals import Stopped
 
@@ -31,20 +35,30 @@ def rows(tmp_path_factory):
     return path
 
 
-@pytest.fixture(scope="module")
-def settings(rows, tmp_path_factory):
-    out = tmp_path_factory.mktemp("whole") / "policy"
-    return Settings(out=str(out), model=str(embedded_directory()), data=str(rows), prompt="{question}=", max_length=64, batch=16,
-                    steps=24, warmup_steps=2, learning_rate=2e-3, micro_rows=2, eval_every=8, eval_share=0.2, checkpoint_every=5,
-                    mesh_data=2)
+def changed(config, **values):
+    """A copy with other values: optimizer__learning_rate=1e-3."""
+    config = copy.deepcopy(config)
+    for name, value in values.items():
+        section, leaf = name.split("__")
+        assert hasattr(getattr(config, section), leaf)
+        setattr(getattr(config, section), leaf, value)
+    return config
 
 
 @pytest.fixture(scope="module")
-def whole(settings):
+def settings(rows):
+    return changed(SFTConfig(), model__path=str(embedded_directory()), data__train=str(rows), data__prompt="{question}=",
+                   examples__max_length=64, examples__batch=16, examples__micro_rows=2, examples__eval_share=0.2, training__steps=24,
+                   optimizer__warmup_steps=2, optimizer__learning_rate=2e-3, evaluation__every=8, checkpoints__every=5,
+                   mesh__data=2, logging__progress=False)
+
+
+@pytest.fixture(scope="module")
+def whole(settings, tmp_path_factory):
     """The uninterrupted run, saved."""
-    run = build(settings, progress=False)
-    run.trainer.run()
-    return run, run.save("python experiments/sft.py")
+    run = build(settings, str(tmp_path_factory.mktemp("whole") / "policy"))
+    run.run()
+    return run, run.export("python experiments/sft.py")
 
 
 def lines(workdir):
@@ -54,34 +68,35 @@ def lines(workdir):
 
 def test_the_held_out_loss_falls_and_rows_are_full(whole):
     run, made = whole
-    record = lines(run.trainer.workdir)
+    record = lines(run.workdir)
     assert [line["step"] for line in record if "eval/loss" in line] == [0, 8, 16, 24]
     assert made["eval_loss"] == record[-1]["eval/loss"] < 0.8 * record[0]["eval/loss"]
-    assert run.counts["examples"] + run.counts["held_out"] == 160 and 16 <= run.counts["held_out"] <= 48
+    counts = run.parts.counts
+    assert counts["examples"] + counts["held_out"] == 160 and 16 <= counts["held_out"] <= 48
     assert np.mean([line["use"] for line in record[1:]]) > 0.6
-    assert (run.trainer.workdir / "loss.png").stat().st_size > 5000
-    assert json.loads((run.trainer.workdir / "config.json").read_text())["learning_rate"] == 2e-3
+    assert (run.workdir / "loss.png").stat().st_size > 5000
+    assert json.loads((run.workdir / "config.json").read_text())["optimizer"]["learning_rate"] == 2e-3
 
 
 def test_what_is_saved_opens_in_transformers_with_the_same_logits(whole):
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     run, _ = whole
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(run.settings.out)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(run.settings.out)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(run.out)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(run.out)
     tokens = np.asarray([tokenizer.encode("+1234=")])
     with torch.no_grad():
         expected = theirs(torch.tensor(tokens)).logits.numpy()
-    params, model = load_hf(run.settings.out)
+    params, model = load_hf(run.out)
     np.testing.assert_allclose(forward(params, tokens, model), expected, atol=1e-4)
     assert theirs.generation_config.eos_token_id in (1, [1])
-    assert json.loads(open(f"{run.settings.out}/made_by.json").read())["steps"] == 24
+    assert json.loads(open(f"{run.out}/made_by.json").read())["steps"] == 24
 
 
 def flags_of(settings):
     """The command line that gives these settings."""
-    default = Settings(out="o", model="m", data="d")
-    given = {k: v for k, v in dataclasses.asdict(settings).items() if v != getattr(default, k)}
-    return [f"--{k}={v}" for k, v in given.items()]
+    default = flatten(dataclasses.asdict(SFTConfig()))
+    given = {k: v for k, v in flatten(dataclasses.asdict(settings)).items() if v != default[k]}
+    return ["--config=configs/sft.py:files", *(f"--config.{k}={v}" for k, v in given.items())]
 
 
 # The command, killed at step 9 once the checkpoint of step 5 is whole, which may be steps after it was begun.
@@ -101,70 +116,141 @@ runpy.run_path({script!r}, run_name="__main__")
 
 
 def assert_same(run, whole):
-    assert lines(run.trainer.workdir) == lines(whole.trainer.workdir)
-    for a, b in zip(jax.tree.leaves(run.trainer.params), jax.tree.leaves(whole.trainer.params), strict=True):
+    assert lines(run.workdir) == lines(whole.workdir)
+    for a, b in zip(jax.tree.leaves(run.params), jax.tree.leaves(whole.params), strict=True):
         np.testing.assert_array_equal(a, b)
 
 
 def test_killed_and_resumed_it_is_bit_for_bit_the_uninterrupted_run(whole, settings, repo, launch, tmp_path):
-    mine = dataclasses.replace(settings, out=str(tmp_path / "policy"))
+    out = str(tmp_path / "policy")
     checkpoint, script = tmp_path / "policy.run" / "checkpoints" / "5", tmp_path / "killed.py"
     script.write_text(KILLED.format(script=str(repo / "experiments" / "sft.py"), checkpoint=str(checkpoint)))
-    done = launch(script, *flags_of(mine))
+    done = launch(script, f"--out={out}", *flags_of(settings))
     assert done.returncode == -signal.SIGKILL, done.stderr[-2000:]
     assert not (tmp_path / "policy").exists()
-    run = build(mine, progress=False)
-    assert run.trainer.step == 5
+    run = build(settings, out)
+    assert run.step == 5
 
     def ask(record):
         if record["step"] == 21:
             os.kill(os.getpid(), signal.SIGTERM)
 
     with pytest.raises(Stopped, match="SIGTERM after step 21"):
-        run.trainer.run(ask)
-    run = build(mine, progress=False)
-    assert run.trainer.step == 21
-    run.trainer.run()
+        run.run(ask)
+    run = build(settings, out)
+    assert run.step == 21
+    run.run()
     assert_same(run, whole[0])
     # The same command on a run that is over makes no update, and knows what it came to.
-    again = build(mine, progress=False).trainer
+    again = build(settings, out)
     assert again.step == 24 and again.last["eval/loss"] == whole[1]["eval_loss"]
     again.run()
 
 
 def test_other_settings_are_refused(whole, settings):
-    for change, message in (({"learning_rate": 1e-3}, "holds a run with learning_rate = 0.002, not 0.001"),
-                            ({"eval_share": 0.1}, "holds a run with eval_share"),):
+    for change, message in (({"optimizer__learning_rate": 1e-3}, "holds a run with config.optimizer.learning_rate = 0.002, not 0.001"),
+                            ({"examples__eval_share": 0.1}, "holds a run with config.examples.eval_share"),):
         with pytest.raises(ValueError, match=message):
-            build(dataclasses.replace(settings, **change))
+            build(changed(settings, **change), whole[0].out)
+
+
+# config.json of a run from when settings were flags: each of them, and what the data came to.
+OF_FLAGS = {"out": "policy", "workdir": "", "model": "M", "data": "D", "prompt": "{question}=", "on_bad_row": "error",
+            "question_field": "", "eval_question_field": "", "max_length": 64, "pack": True, "eval_data": "", "eval_share": 0.2,
+            "eval_every": 8, "eval_samples": 0, "eval_temperature": 0.0, "steps": 24, "epochs": None, "batch": 16,
+            "learning_rate": 0.002, "warmup_steps": 2, "schedule": "cosine", "weight_decay": 0.01, "max_grad_norm": 1.0, "seed": 0,
+            "checkpoint_every": 5, "tensorboard": True, "dtype": "float32", "remat": False, "micro_rows": 2, "head_chunk": 0,
+            "mesh_data": 2, "mesh_fsdp": 1, "mesh_tensor": 1, "examples": 128, "held_out": 32, "skipped_rows": 0, "dropped_long": 0,
+            "examples_sha256": "S"}
+
+
+def test_a_run_of_before_there_were_sections_goes_on(whole, settings):
+    """With its settings alone, of which null was a default that depends on others."""
+    path = whole[0].workdir / "config.json"
+    now = path.read_text()
+    old = OF_FLAGS | {"model": settings.model.path, "data": settings.data.train,
+                      "examples_sha256": json.loads(now)["counts"]["examples_sha256"]}
+    try:
+        path.write_text(json.dumps(old))
+        again = build(settings, whole[0].out)
+        assert again.step == 24 and again.last["eval/loss"] == whole[1]["eval_loss"] and path.read_text() == now
+        for change, message in (({"learning_rate": None}, "config.optimizer.learning_rate = -1.0, not 0.002"),
+                                ({"dtype": "bfloat16"}, "config.model.compute_dtype = 'bfloat16', not 'float32'"),
+                                ({"data": "other.jsonl"}, "config.data.train = 'other.jsonl', not "),
+                                ({"examples": 127}, "holds a run with examples = 127, not ")):
+            path.write_text(json.dumps(old | change))
+            with pytest.raises(ValueError, match=message):
+                build(settings, whole[0].out)
+    finally:
+        path.write_text(now)
+
+
+def test_every_flag_of_before_has_a_field_now():
+    names = {f"config.{name}" for name in flatten(dataclasses.asdict(SFTConfig()))}
+    old = set(OF_FLAGS) - {"out", "workdir", "examples", "held_out", "skipped_rows", "dropped_long", "examples_sha256"}
+    assert {RENAMED[name] for name in old} == names - {
+        "config.optimizer.b1", "config.optimizer.b2", "config.optimizer.eps", "config.logging.progress"}
+
+
+def test_flags_of_before_are_refused_with_their_names_of_now(launch, tmp_path):
+    done = launch("experiments/sft.py", f"--out={tmp_path / 'policy'}", "--learning_rate=1e-3", "--data", "rows.jsonl", "--nopack",
+                  "--preset=band", "--config=configs/sft.py", "--config.data.order=file")
+    assert done.returncode == 2 and done.stderr.splitlines() == [
+        "error: --learning_rate is --config.optimizer.learning_rate now", "--data is --config.data.train now",
+        "--nopack is --noconfig.examples.pack now", "--preset is --config=configs/sft.py:NAME now",
+        "--config.data.order: there is no config.data.order; nearest: config.data.train, config.data.eval, config.data.prompt, "
+        "config.data.on_bad_row, config.data.question_field, config.data.eval_question_field"]
 
 
 def test_bad_settings_and_bad_data_end_with_one_line(settings, tmp_path):
+    none = {"data__train": "", "model__path": ""}
     for change, message in (
-            ({"epochs": 2}, "--steps or --epochs, not both"), ({"model": ""}, "--model and --data together"),
-            ({"data": "", "model": "", "eval_samples": 1}, "need --data"),
-            ({"workdir": str(tmp_path / "policy" / "run")}, "must not be --out"),
-            ({"eval_samples": 1, "eval_share": 0.0}, "needs held-out rows"),
-            ({"max_length": 4}, "longer than max_length = 4 tokens"), ({"prompt": None}, "no chat template"),
-            ({"warmup_steps": 24}, "leaves none of 24 updates"), ({"micro_rows": 3}, "--micro_rows=3 rows cannot be split"),
-            ({"data": str(tmp_path / "no.jsonl")}, "no such file")):
+            ({"examples__epochs": 2}, "config.training.steps or config.examples.epochs, not both"),
+            ({"model__path": ""}, "config.model.path and config.data.train together"),
+            ({"model__path": "embedded"}, "config.model.path and config.data.train together"),
+            (none | {"evaluation__samples": 1, "examples__max_length": 1024, "examples__eval_share": 0.05},
+             "config.evaluation.samples needs config.data.train"),
+            (none, "config.examples.max_length needs config.data.train"),
+            ({"examples__eval_share": 1.0}, "config.examples.eval_share must be in"),
+            ({"examples__batch": 0}, "config.examples.batch must be at least 1; got 0"),
+            ({"optimizer__weight_decay": -1.0}, "config.optimizer.weight_decay must be"),
+            ({"optimizer__learning_rate": -0.5}, "config.optimizer.learning_rate must be 0 or more"),
+            ({"optimizer__schedule": "step"}, "config.optimizer.schedule must be one of cosine, linear, constant; got 'step'"),
+            ({"data__on_bad_row": "no"}, "config.data.on_bad_row must be one of error, skip"),
+            ({"data__question_field": "a+"}, "config.data.question_field must name"),
+            ({"data__eval_question_field": "a"}, "config.data.eval_question_field needs config.data.eval"),
+            ({"evaluation__samples": 1, "examples__eval_share": 0.0}, "needs held-out rows"),
+            ({"examples__max_length": 4}, "longer than config.examples.max_length = 4 tokens"), ({"data__prompt": ""}, "no chat template"),
+            ({"optimizer__warmup_steps": 24}, "config.optimizer.warmup_steps=24 leaves none of 24 updates"),
+            ({"examples__micro_rows": 3}, "config.examples.micro_rows=3 rows cannot be split"),
+            ({"data__train": str(tmp_path / "no.jsonl")}, "no such file")):
         with pytest.raises((ValueError, OSError), match=message) as caught:
-            build(dataclasses.replace(settings, **({"out": str(tmp_path / "policy")} | change)))
+            build(changed(settings, **change), str(tmp_path / "policy"))
         assert "\n" not in str(caught.value)
+    with pytest.raises(ValueError, match="must not be --out"):
+        build(settings, str(tmp_path / "policy"), str(tmp_path / "policy" / "run"))
 
 
-def test_a_paper_preset_sets_what_the_paper_says():
-    band = Settings(out="o", model="m", data="d", **PRESETS["band"])
-    optimizer = band.optimizer(steps=-(-1100 * band.epochs // band.batch))
-    assert (optimizer.learning_rate, optimizer.warmup_steps, optimizer.total_steps, band.batch) == (5e-6, 25, 262, 21)
+def test_a_paper_preset_sets_what_the_paper_says(repo):
+    spec = importlib.util.spec_from_file_location("sft", repo / "configs" / "sft.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    band = module.get_config("band").validate()
+    optimizer = band.optimizer_of(steps=-(-1100 * band.examples.epochs // band.examples.batch))
+    assert (optimizer.learning_rate, optimizer.warmup_steps, optimizer.total_steps, band.examples.batch) == (5e-6, 25, 262, 21)
+
+
+def test_defaults_depend_on_whether_a_policy_is_given():
+    new, given = SFTConfig().validate(), changed(SFTConfig(), model__path="m", data__train="d").validate()
+    assert [(o.learning_rate, o.warmup_steps) for o in (new.optimizer_of(2600), given.optimizer_of(50))] == [(3e-3, 100), (1e-5, 5)]
 
 
 @pytest.mark.slow
 def test_the_command_names_file_and_line_and_exits_with_2(rows, launch, tmp_path):
     bad = tmp_path / "bad.jsonl"
     bad.write_text(rows.read_text().splitlines()[0] + '\n{"question": "+12", "answer": "3"}\n')
-    done = launch("experiments/sft.py", f"--model={embedded_directory()}", f"--data={bad}", "--prompt={question}=",
-                  "--preset=band", f"--out={tmp_path / 'policy'}")
+    done = launch("experiments/sft.py", "--config=configs/sft.py:band", f"--config.model.path={embedded_directory()}",
+                  f"--config.data.train={bad}", "--config.data.prompt={question}=", f"--out={tmp_path / 'policy'}")
     assert done.returncode == 2 and done.stderr.startswith(f"error: {bad}:2: no \"solution\"") and done.stderr.count("\n") == 1
     assert not (tmp_path / "policy.run").exists()
 
@@ -172,38 +258,39 @@ def test_the_command_names_file_and_line_and_exits_with_2(rows, launch, tmp_path
 @pytest.mark.slow
 def test_accuracy_of_sampled_answers(whole, settings, tmp_path):
     """Judged by math-verify: what the policy has learned to answer counts, what it has not does not."""
-    run = build(dataclasses.replace(settings, out=str(tmp_path / "policy"), eval_samples=2, eval_temperature=1.0, steps=1,
-                                    warmup_steps=0), progress=False)
+    run = build(changed(settings, evaluation__samples=2, evaluation__temperature=1.0, training__steps=1, optimizer__warmup_steps=0),
+                str(tmp_path / "policy"))
     try:
-        found = run.trainer.evaluate()
-        run.trainer.params = whole[0].trainer.params
-        after = run.trainer.evaluate()
+        found = run.evaluate()
+        run.params = whole[0].params
+        after = run.evaluate()
     finally:
-        run.close()
+        run.parts.close()
     assert 0 < found["eval/accuracy"] < after["eval/accuracy"] <= 1
 
 
 def test_out_of_memory_names_the_flags_of_this_command(settings):
     error = RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 99 bytes\nmore")
-    text = explain_out_of_memory(dataclasses.replace(settings, eval_samples=4), error, Layout(64, 12, 3, True))
+    text = explain_out_of_memory(changed(settings, evaluation__samples=4), error, layout=Layout(64, 12, 3, True))
     assert text.startswith("a device ran out of memory: RESOURCE_EXHAUSTED: Out of memory allocating 99 bytes\n")
-    for part in ("--micro_rows (2, now 4 of 64 tokens)", "--max_length (64)", "--head_chunk (0)", "--remat (now False)",
-                 "--dtype=bfloat16 (now float32)", "--mesh_fsdp (1)", "weights (sharded, float32)", "optimizer", "gradients",
-                 "--eval_samples (4; 0 samples none)", "goes on from there"):
+    for part in ("config.examples.micro_rows (2, now 4 of 64 tokens)", "config.examples.max_length (64)", "config.model.head_chunk (0)",
+                 "config.model.remat (now False)", "config.model.compute_dtype=bfloat16 (now float32)", "config.mesh.fsdp (1)",
+                 "weights (sharded, float32)", "optimizer", "gradients", "config.evaluation.samples (4; 0 samples none)",
+                 "goes on from there"):
         assert part in text
-    assert "config." not in text and "more" not in text.splitlines()[1]
-    model = load_hf(settings.model)[1]
+    assert "--" not in text and "more" not in text.splitlines()[1]
+    model = load_hf(settings.model.path)[1]
     weights = size_text(4 * num_params(model))
     assert text.count(weights) == 4 and size_text(8 * num_params(model) + 8) in text  # both moments, and two counts
-    embedded = explain_out_of_memory(Settings(out="o"), error)
-    assert "--micro_rows (0)" in embedded and "sampling answers" not in embedded and "goes on" not in embedded
+    embedded = explain_out_of_memory(SFTConfig(), error)
+    assert "config.examples.micro_rows (0)" in embedded and "sampling answers" not in embedded and "goes on" not in embedded
 
 
 OUT_OF_MEMORY = """
 import runpy, sys
 from jax.errors import JaxRuntimeError
 from rl_speed.sft import build as sft_build
-def build(settings):
+def build(*_):
     raise JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 99 bytes.")
 sft_build.build = build
 runpy.run_path("experiments/sft.py", run_name="__main__")
@@ -212,6 +299,6 @@ runpy.run_path("experiments/sft.py", run_name="__main__")
 
 def test_the_command_ends_with_them(launch, tmp_path):
     (tmp_path / "sft.py").write_text(OUT_OF_MEMORY)
-    done = launch(tmp_path / "sft.py", "--out=o")
+    done = launch(tmp_path / "sft.py", "--out=o", "--config=configs/sft.py")
     assert done.returncode == 1 and done.stderr.startswith("error: a device ran out of memory: RESOURCE_EXHAUSTED"), done.stderr
-    assert "--micro_rows" in done.stderr and "Traceback" not in done.stderr
+    assert "config.examples.micro_rows" in done.stderr and "Traceback" not in done.stderr

@@ -79,7 +79,7 @@ def test_supervised_runs_and_evaluations_say_it_too(tmp_path, text, message):
     trainer = object.__new__(SFTTrainer)
     trainer.workdir = tmp_path
     with pytest.raises(ValueError, match=message) as error:
-        trainer._open({"batch": 4}, ["batch"])
+        trainer._open({"examples": {"batch": 4}})
     assert str(path) in str(error.value) and "give another --workdir" in str(error.value)
     (tmp_path / "checkpoints" / "4" / "state").mkdir(parents=True)
     with pytest.raises(ValueError, match=message) as error:
@@ -90,9 +90,12 @@ def test_supervised_runs_and_evaluations_say_it_too(tmp_path, text, message):
 
 def test_whose_workdir_it_is_is_told_apart_from_damage(tmp_path):
     (tmp_path / "checkpoints" / "4" / "state").mkdir(parents=True)
-    path = put(tmp_path / "config.json", '{"out": "runs/policy", "model": "base", "data": "rows.jsonl"}')
-    with pytest.raises(ValueError, match="no workdir of experiments/train.py. .* here runs/policy: config.model.path takes that"):
-        find_source(checkpoint=str(tmp_path))
+    path = tmp_path / "config.json"
+    for text in ('{"out": "runs/policy", "model": "base", "data": "rows.jsonl"}',  # of before there were sections
+                 '{"out": "runs/policy", "model": {"path": "base"}, "data": {"train": "rows.jsonl"}}'):
+        put(path, text)
+        with pytest.raises(ValueError, match="no workdir of experiments/train.py. .* here runs/policy: config.model.path takes that"):
+            find_source(checkpoint=str(tmp_path))
     put(path, '{"seed": 0, "model": "base"}')
     with pytest.raises(ValueError, match="config.json is damaged: model must be an object, and is a string"):
         find_source(checkpoint=str(tmp_path))

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from rl_speed.config import Config
+from rl_speed.config import Config, flatten
 from rl_speed.studies.inspection.figures import figures, window
 from rl_speed.studies.inspection.read import Run
 from rl_speed.studies.inspection.rollouts import rollouts_section
@@ -172,14 +172,6 @@ def _curves(run: Run) -> str:
         notes.append(f"Not drawn, since the run holds no record of it: {', '.join(absent)}.")
     return (f'<h2 id="curves">Curves</h2><p class="soft">{safe(" ".join(notes))}</p>'
             f'<div class="charts">{"".join(cards)}</div>')
-
-
-def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """{"rule.n": 24, ...} of a nested configuration."""
-    flat: dict[str, Any] = {}
-    for name, value in tree.items():
-        flat |= flatten(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
-    return flat
 
 
 def _configuration(run: Run) -> str:

@@ -1,0 +1,150 @@
+"""Settings of supervised fine-tuning. A setting that training has, too, has the same dotted name; fields that are not looked at
+here are in no section, so that overriding one is refused.
+
+A file in configs/ returns an `SFTConfig`; any field can be changed on the command line: `--config.examples.batch=64`.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rl_speed.config import EMBEDDED, MeshConfig, Model, flatten, schema
+from rl_speed.config.checks import check_options, check_types
+from rl_speed.data.schemas import question_parts
+from rl_speed.named import one_of
+from rl_speed.update.optimizer import OptimizerConfig
+
+
+@dataclass
+class Data:
+    train: str = ""  # questions with solutions, in files as training reads them ("": demonstrations of the embedded task)
+    eval: str = ""  # held-out rows, likewise ("": examples.eval_share of train)
+    prompt: str = ""  # as in training ("": chat, or {question}= for the embedded task)
+    on_bad_row: str = one_of("error", "skip")  # bad is a row without a solution, too; skipped rows are counted
+    question_field: str = ""  # as in training
+    eval_question_field: str = ""
+
+
+@dataclass
+class Examples:
+    """What only supervised fine-tuning has. All but `batch` and `micro_rows` are of config.data.train."""
+
+    max_length: int = 1024  # tokens of a row; longer examples are dropped and counted
+    pack: bool = True  # several examples in a row
+    eval_share: float = 0.05  # of the questions, held out by a hash of their text where data.eval is empty (0: none)
+    epochs: int = 0  # times that every example is shown, exactly (0: 3, or as training.steps has it)
+    batch: int = 128  # examples of an update
+    micro_rows: int = 0  # rows whose activations are held at a time (0: all of a batch)
+
+
+@dataclass
+class Training:
+    steps: int = 0  # updates (0: by examples.epochs; 2600 for the embedded task)
+
+
+@dataclass
+class Evaluation:
+    every: int = 250  # updates; 0: before the first and after the last
+    samples: int = 0  # answers to each held-out question, judged by math-verify (0: the loss alone)
+    temperature: float = 0.0  # 0 is greedy
+
+
+@dataclass
+class Checkpoints:
+    every: int = 200  # updates; 0: only the last
+
+
+@dataclass
+class Logging:
+    progress: bool = True
+    tensorboard: bool = True  # event files in workdir/tensorboard
+
+
+@dataclass
+class Optimizer(schema.Optimizer):
+    learning_rate: float = -1.0  # peak (-1: 3e-3 for a new policy, 1e-5 for one that is given)
+    warmup_steps: int = -1  # -1: a tenth of all updates, at most 100
+    schedule: str = one_of("cosine", "linear", "constant")
+    weight_decay: float = 0.01
+    b2: float = 0.98
+
+
+@dataclass
+class SFTConfig:
+    """Everything that a supervised run is made of. With `model.path` EMBEDDED (or "") it makes a new embedded policy."""
+
+    seed: int = 0  # of new weights and of the order of examples
+    model: Model = field(default_factory=Model)
+    data: Data = field(default_factory=Data)
+    examples: Examples = field(default_factory=Examples)
+    optimizer: Optimizer = field(default_factory=Optimizer)
+    training: Training = field(default_factory=Training)
+    mesh: MeshConfig = field(default_factory=MeshConfig)
+    evaluation: Evaluation = field(default_factory=Evaluation)
+    checkpoints: Checkpoints = field(default_factory=Checkpoints)
+    logging: Logging = field(default_factory=Logging)
+
+    def validate(self) -> "SFTConfig":
+        """Raises ValueError naming the first field that cannot be, and what it may be. Returns self."""
+        check_types(self)
+        check_options(self)
+        self.model.path = self.model.path or EMBEDDED
+        now, default = flatten(dataclasses.asdict(self)), flatten(dataclasses.asdict(SFTConfig()))
+        for name, value in now.items():
+            if not isinstance(value, str) and not value >= (least := _LEAST.get(name, 0)):
+                raise ValueError(f"config.{name} must be at least {least}; got {value!r}")
+        e, own = self.examples, self.model.path != EMBEDDED
+        away = [name for name in now if name.startswith(("data.", "examples.", "evaluation.")) and now[name] != default[name]
+                and not name.endswith((".prompt", ".batch", ".micro_rows", ".every"))]
+        for wrong, message in (
+            (own != bool(self.data.train),
+             "give config.model.path and config.data.train together, or neither for a new embedded policy"),
+            (away and not own, f"config.{away and away[0]} needs config.data.train: the embedded task has short examples without end"),
+            (self.training.steps and e.epochs, "give config.training.steps or config.examples.epochs, not both: set one of them to 0"),
+            (self.data.eval_question_field and not self.data.eval, "config.data.eval_question_field needs config.data.eval"),
+            (e.eval_share >= 1, f"config.examples.eval_share must be in [0, 1); got {e.eval_share}"),
+        ):
+            if wrong:
+                raise ValueError(message)
+        for name in ("question_field", "eval_question_field"):
+            question_parts(getattr(self.data, name), f"config.data.{name}")
+        self.optimizer_of(self.training.steps or 10**9)
+        return self
+
+    def optimizer_of(self, steps: int) -> OptimizerConfig:
+        """That of a run of so many updates. Raises ValueError where it cannot be."""
+        o, rate = self.optimizer, 3e-3 if self.model.path == EMBEDDED else 1e-5
+        warmup = min(100, steps // 10) if o.warmup_steps == -1 else o.warmup_steps
+        if warmup >= steps and o.schedule != "constant":
+            raise ValueError(f"config.optimizer.warmup_steps={warmup} leaves none of {steps} updates for "
+                             f"config.optimizer.schedule={o.schedule}")
+        return OptimizerConfig(**dataclasses.asdict(o) | {
+            "learning_rate": rate if o.learning_rate == -1 else o.learning_rate, "warmup_steps": warmup, "total_steps": steps})
+
+
+# Numbers that may be -1, or not 0.
+_LEAST = {"optimizer.learning_rate": -1, "optimizer.warmup_steps": -1, "examples.max_length": 2, "examples.batch": 1}
+# Settings that change neither what is computed, up to rounding, nor its order: a run may be gone on with under others.
+FREE = ("out", "model.remat", "model.head_chunk", "examples.micro_rows", "mesh.", "evaluation.", "checkpoints.", "logging.")
+# What flags of experiments/sft.py, and the names in config.json, were before there were sections: a field's name alone, but for these.
+RENAMED = {old: f"config.{name}" for old, name in (
+    {name.rpartition(".")[2]: name for name in flatten(dataclasses.asdict(SFTConfig()))} | {
+        "model": "model.path", "dtype": "model.compute_dtype", "data": "data.train", "eval_data": "data.eval",
+        "eval_every": "evaluation.every", "eval_samples": "evaluation.samples", "eval_temperature": "evaluation.temperature",
+        "checkpoint_every": "checkpoints.every", "mesh_data": "mesh.data", "mesh_fsdp": "mesh.fsdp",
+        "mesh_tensor": "mesh.tensor"}).items()} | {"preset": "config=configs/sft.py:NAME"}
+
+
+def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """The first difference between two runs' config.json that makes them different runs, in words; "" where there is none.
+
+    Args:
+      before: may be of before there were sections, with null or "" for defaults. What it lacks has its default.
+    """
+    if not isinstance(before.get("model"), dict):
+        before = {RENAMED.get(name, f"config.counts.{name}").removeprefix("config."): value for name, value in before.items()
+                  if value not in (None, "")}
+    known = flatten(dataclasses.asdict(SFTConfig())) | flatten(before)
+    return next((f"config.{name} = {known.get(name)!r}, not {value!r}".removeprefix("config.counts.")
+                 for name, value in flatten(now).items() if not name.startswith(FREE) and known.get(name) != value), "")
