@@ -1,16 +1,19 @@
 """Supervised fine-tuning: the cold start before RL.
 
-    python experiments/sft.py --out=rl_speed/assets/embedded                 (the policy that ships; about three minutes on two cores)
-    python experiments/sft.py --config=configs/sft.py:files --out=runs/sft --config.model.path=Qwen2.5-0.5B
-        --config.data.train=gsm8k/train.jsonl --config.data.eval=gsm8k/test.jsonl [--config.section.field=value ...]
+    python experiments/sft.py --out=rl_speed/assets/embedded      (the policy that ships)
+    python experiments/sft.py --config=configs/sft.py:files --out=runs/sft
+        --config.model.path=Qwen2.5-0.5B --config.data.train=gsm8k/train.jsonl
+        [--config.section.field=value ...]
 
-configs/sft.py has the variants; every field of rl_speed/sft/config.py is a flag. Rows have "question" (or "problem") with "answer"
-and "solution", or a worked "answer" as in GSM8K. The loss is on the solution and its end token. A batch is examples.batch examples,
-packed into few rows of examples.max_length tokens, each attending to itself alone: what is learned is the same, up to rounding, with
-and without examples.pack, in any number of pieces, on any mesh.
+configs/sft.py has the variants, and every field of rl_speed/sft/config.py is a flag. Rows have
+"question" (or "problem") with "answer" and "solution", or a worked "answer" as in GSM8K. The loss
+is on the solution and its end token. A batch is config.examples.batch examples, packed into few
+rows of config.examples.max_length tokens, each attending to itself alone: what is learned is the
+same, up to rounding, with and without config.examples.pack, in any number of pieces, on any mesh.
 
-OUT is at the end a directory that transformers opens. The run itself is in --workdir: metrics.jsonl, tensorboard/, config.json,
-loss.png, checkpoints/. The same command again goes on where it stopped, with the same numbers; SIGTERM and Ctrl-C save first.
+OUT is at the end a directory that transformers opens. The run itself is in --workdir:
+metrics.jsonl, tensorboard/, config.json, loss.png, checkpoints/. The same command again goes on
+where it stopped, with the same numbers; SIGTERM and Ctrl-C save first.
 """
 
 from absl import flags
@@ -19,9 +22,13 @@ from ml_collections import config_flags
 from rl_speed.runtime import entry
 from rl_speed.sft.config import RENAMED, SFTConfig
 
-_CONFIG = config_flags.DEFINE_config_file("config", None, "By default configs/sft.py.", lock_config=True)
-_OUT = flags.DEFINE_string("out", None, "Hugging Face directory to write at the end; replaced where it exists.", required=True)
-_WORKDIR = flags.DEFINE_string("workdir", "", "Folder of the run; by default OUT.run with config.data.train, none without.")
+_CONFIG = config_flags.DEFINE_config_file(
+    "config", None, "The settings; by default configs/sft.py.", lock_config=True)
+_OUT = flags.DEFINE_string(
+    "out", None, "Hugging Face directory to write at the end; replaced where it exists.",
+    required=True)
+_WORKDIR = flags.DEFINE_string(
+    "workdir", "", "Folder of the run; by default OUT.run for data of one's own, else none.")
 _layouts = []  # of the run, once it is known
 
 
@@ -32,7 +39,8 @@ def main(_):
     _layouts.append(run.parts.layout)
     run.run()
     made = run.export(entry.shown_command())
-    held = "" if made["eval_loss"] is None else f"held-out loss {made['eval_loss']:.4f} nats a token; "
+    loss = made["eval_loss"]
+    held = "" if loss is None else f"held-out loss {loss:.4f} nats a token; "
     print(f"{made['parameters']:,} parameters, {held}saved to {run.out}")
 
 

@@ -101,7 +101,8 @@ def _require_one(c: "Config", *names: str) -> None:
 
 
 def check_options(c: Any) -> None:
-    """Of any configuration: fields that are one of several words, as schema.py declares them, or functions of the user's own: found, and tried."""
+    """Of any configuration: fields that are one of several words, as they are declared, or
+    functions of the user's own: found, and tried."""
     for section in (f.name for f in dataclasses.fields(c) if dataclasses.is_dataclass(getattr(c, f.name))):
         for f in dataclasses.fields(getattr(c, section)):
             value, words = getattr(getattr(c, section), f.name), options_of(f)
@@ -334,7 +335,8 @@ def _check_in_loop(c: "Config", shards: int) -> None:
 
 
 def check_types(c: Any) -> None:
-    """Of any configuration: fields that a file in configs/ invented (a dataclass takes them silently) or gave another type."""
+    """Of any configuration: fields that a file in configs/ invented (a dataclass takes them
+    silently) or gave another type."""
     for path, section in [("", c), *((f"{f.name}.", getattr(c, f.name)) for f in dataclasses.fields(c)
                                      if f.type not in (bool, int, float, str))]:
         known = {f.name: f for f in dataclasses.fields(section)}

@@ -110,7 +110,8 @@ def check_overrides(arguments: Sequence[str], config: Any = Config, flag: str = 
 
 def _file(config: Any) -> str:
     """Where a configuration (a class or an instance) is declared."""
-    return f"{(config if isinstance(config, type) else type(config)).__module__.replace('.', '/')}.py"
+    kind = config if isinstance(config, type) else type(config)
+    return f"{kind.__module__.replace('.', '/')}.py"
 
 
 def _article(kind: type) -> str:
@@ -125,15 +126,13 @@ def parse_flags(arguments: Sequence[str], config: Any = Config, renamed: Mapping
       config: the class of `--config`. renamed: see `check_renamed`.
       default: the file of `--config` where none is given.
     """
-    given, file = arguments[1:], []
-    if default and not any(name == "config" for name, _, _ in written_flags(given)):
-        file = [f"--config={default}"]
-    problems = [*check_renamed(given, renamed), *check_config_file([*file, *given]),
-                *check_overrides(given, config)]
-    if problems:
+    given = arguments[1:]
+    unnamed = default and all(name != "config" for name, _, _ in written_flags(given))
+    file = check_config_file([f"--config={default}"] if unnamed else given)
+    if problems := check_renamed(given, renamed) + file + check_overrides(given, config):
         fail("\n".join(problems))
     try:
-        if file:
+        if unnamed:
             flags.FLAGS.set_default("config", default)
         left = flags.FLAGS(list(arguments))
     except flags.Error as error:
@@ -142,7 +141,8 @@ def parse_flags(arguments: Sequence[str], config: Any = Config, renamed: Mapping
         fail(" ".join((told + trace.strip().rpartition("\n")[2]).split()))
     made = flags.FLAGS["config"].value if "config" in flags.FLAGS else None
     if made is not None and not isinstance(made, config):
-        fail(f"--config: these are settings of another command: fields of {_file(made)}, not of {_file(config)}")
+        fail("--config: these are settings of another command: fields of "
+             f"{_file(made)}, not of {_file(config)}")
     return left
 
 

@@ -359,5 +359,6 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """{"rule.n": 24, ...} of a nested configuration."""
     flat: dict[str, Any] = {}
     for name, value in tree.items():
-        flat |= flatten(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+        inner = isinstance(value, dict)
+        flat |= flatten(value, f"{prefix}{name}.") if inner else {prefix + name: value}
     return flat

@@ -18,7 +18,8 @@ def read_settings(path: Path, advice: str, supervised: bool = False) -> dict[str
     """A run's config.json. Sections and fields unknown to this version are kept as they are; those it knows are what they must be.
 
     Args:
-      advice: what to do where the file is damaged; ends the message. supervised: whether a supervised run's settings will do, too.
+      advice: what to do where the file is damaged; ends the message.
+      supervised: whether a supervised run's settings will do, too.
 
     Raises:
       ValueError: no JSON object, or a section or a field of another type; says which. OSError: it cannot be read.
@@ -100,7 +101,8 @@ def note_changes(path: Path, before: Mapping[str, Any], now: Mapping[str, Any], 
     """Before a run goes on under other settings than those `before`, say which, and keep its config.json as
     config_before_step_N.json."""
     old = flatten(before)
-    if before and (changed := [f"config.{name}: {old.get(name)!r} -> {value!r}" for name, value in flatten(now).items()
-                               if old.get(name) != value]):
+    changed = [f"config.{name}: {old.get(name)!r} -> {value!r}"
+               for name, value in flatten(now).items() if old.get(name) != value]
+    if before and changed:
         write_atomically(path.with_name(f"config_before_step_{step}.json"), path.read_bytes())
         log.warning("settings changed at step %d: %s", step, "; ".join(changed))

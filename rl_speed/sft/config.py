@@ -1,7 +1,8 @@
-"""Settings of supervised fine-tuning. A setting that training has, too, has the same dotted name; fields that are not looked at
-here are in no section, so that overriding one is refused.
+"""Settings of supervised fine-tuning. What training has, too, has the same dotted name; fields that
+are not looked at here are in no section, so that overriding one is refused.
 
-A file in configs/ returns an `SFTConfig`; any field can be changed on the command line: `--config.examples.batch=64`.
+A file in configs/ returns an `SFTConfig`; any field can be changed on the command line:
+`--config.examples.batch=64`.
 """
 
 import dataclasses
@@ -18,24 +19,33 @@ from rl_speed.update.optimizer import OptimizerConfig
 
 @dataclass
 class Data:
-    train: str = ""  # questions with solutions, in files as training reads them ("": demonstrations of the embedded task)
+    # Questions with solutions, in files as training reads them; "": demonstrations of the embedded
+    # task, for a new policy.
+    train: str = ""
     eval: str = ""  # held-out rows, likewise ("": examples.eval_share of train)
     prompt: str = ""  # as in training ("": chat, or {question}= for the embedded task)
-    on_bad_row: str = one_of("error", "skip")  # bad is a row without a solution, too; skipped rows are counted
+    on_bad_row: str = one_of("error", "skip")  # bad is a row without a solution, too
     question_field: str = ""  # as in training
     eval_question_field: str = ""
 
 
 @dataclass
 class Examples:
-    """What only supervised fine-tuning has. All but `batch` and `micro_rows` are of config.data.train."""
-
     max_length: int = 1024  # tokens of a row; longer examples are dropped and counted
     pack: bool = True  # several examples in a row
-    eval_share: float = 0.05  # of the questions, held out by a hash of their text where data.eval is empty (0: none)
-    epochs: int = 0  # times that every example is shown, exactly (0: 3, or as training.steps has it)
+    eval_share: float = 0.05  # of the questions, held out by a hash of their text (0: none)
+    epochs: int = 0  # times that every example is shown (0: 3, or as training.steps says)
     batch: int = 128  # examples of an update
     micro_rows: int = 0  # rows whose activations are held at a time (0: all of a batch)
+
+
+@dataclass
+class Optimizer(schema.Optimizer):
+    learning_rate: float = -1.0  # peak (-1: 3e-3 for a new policy, 1e-5 for one that is given)
+    warmup_steps: int = -1  # -1: a tenth of all updates, at most 100
+    schedule: str = one_of("cosine", "linear", "constant")
+    weight_decay: float = 0.01
+    b2: float = 0.98
 
 
 @dataclass
@@ -62,17 +72,8 @@ class Logging:
 
 
 @dataclass
-class Optimizer(schema.Optimizer):
-    learning_rate: float = -1.0  # peak (-1: 3e-3 for a new policy, 1e-5 for one that is given)
-    warmup_steps: int = -1  # -1: a tenth of all updates, at most 100
-    schedule: str = one_of("cosine", "linear", "constant")
-    weight_decay: float = 0.01
-    b2: float = 0.98
-
-
-@dataclass
 class SFTConfig:
-    """Everything that a supervised run is made of. With `model.path` EMBEDDED (or "") it makes a new embedded policy."""
+    """What a supervised run is made of. `model.path` EMBEDDED (or "") is a new policy."""
 
     seed: int = 0  # of new weights and of the order of examples
     model: Model = field(default_factory=Model)
@@ -86,29 +87,33 @@ class SFTConfig:
     logging: Logging = field(default_factory=Logging)
 
     def validate(self) -> "SFTConfig":
-        """Raises ValueError naming the first field that cannot be, and what it may be. Returns self."""
+        """Raises ValueError naming the first field that cannot be, and why. Returns self."""
         check_types(self)
         check_options(self)
         self.model.path = self.model.path or EMBEDDED
-        now, default = flatten(dataclasses.asdict(self)), flatten(dataclasses.asdict(SFTConfig()))
+        now = flatten(dataclasses.asdict(self))
         for name, value in now.items():
             if not isinstance(value, str) and not value >= (least := _LEAST.get(name, 0)):
                 raise ValueError(f"config.{name} must be at least {least}; got {value!r}")
-        e, own = self.examples, self.model.path != EMBEDDED
-        away = [name for name in now if name.startswith(("data.", "examples.", "evaluation.")) and now[name] != default[name]
-                and not name.endswith((".prompt", ".batch", ".micro_rows", ".every"))]
+        d, e, given = self.data, self.examples, self.model.path != EMBEDDED
+        of_files = [name for name in now if now[name] != _DEFAULTS[name]
+                    and name.startswith(("data.", "examples.", "evaluation."))
+                    and not name.endswith((".prompt", ".batch", ".micro_rows", ".every"))]
         for wrong, message in (
-            (own != bool(self.data.train),
-             "give config.model.path and config.data.train together, or neither for a new embedded policy"),
-            (away and not own, f"config.{away and away[0]} needs config.data.train: the embedded task has short examples without end"),
-            (self.training.steps and e.epochs, "give config.training.steps or config.examples.epochs, not both: set one of them to 0"),
-            (self.data.eval_question_field and not self.data.eval, "config.data.eval_question_field needs config.data.eval"),
-            (e.eval_share >= 1, f"config.examples.eval_share must be in [0, 1); got {e.eval_share}"),
+            (given != bool(d.train), "give config.model.path and config.data.train together, or "
+             "neither for a new embedded policy"),
+            (of_files and not given, f"config.{of_files and of_files[0]} needs config.data.train: "
+             "the embedded task has short examples without end"),
+            (self.training.steps and e.epochs, "give config.training.steps or "
+             "config.examples.epochs, not both: set one of them to 0"),
+            (d.eval_question_field and not d.eval,
+             "config.data.eval_question_field needs config.data.eval"),
+            (e.eval_share >= 1, f"config.examples.eval_share must be below 1; got {e.eval_share}"),
         ):
             if wrong:
                 raise ValueError(message)
         for name in ("question_field", "eval_question_field"):
-            question_parts(getattr(self.data, name), f"config.data.{name}")
+            question_parts(getattr(d, name), f"config.data.{name}")
         self.optimizer_of(self.training.steps or 10**9)
         return self
 
@@ -117,34 +122,45 @@ class SFTConfig:
         o, rate = self.optimizer, 3e-3 if self.model.path == EMBEDDED else 1e-5
         warmup = min(100, steps // 10) if o.warmup_steps == -1 else o.warmup_steps
         if warmup >= steps and o.schedule != "constant":
-            raise ValueError(f"config.optimizer.warmup_steps={warmup} leaves none of {steps} updates for "
-                             f"config.optimizer.schedule={o.schedule}")
+            raise ValueError(f"config.optimizer.warmup_steps={warmup} leaves none of {steps} "
+                             f"updates for config.optimizer.schedule={o.schedule}")
         return OptimizerConfig(**dataclasses.asdict(o) | {
-            "learning_rate": rate if o.learning_rate == -1 else o.learning_rate, "warmup_steps": warmup, "total_steps": steps})
+            "learning_rate": rate if o.learning_rate == -1 else o.learning_rate,
+            "warmup_steps": warmup, "total_steps": steps})
 
 
+_DEFAULTS = flatten(dataclasses.asdict(SFTConfig()))
 # Numbers that may be -1, or not 0.
-_LEAST = {"optimizer.learning_rate": -1, "optimizer.warmup_steps": -1, "examples.max_length": 2, "examples.batch": 1}
-# Settings that change neither what is computed, up to rounding, nor its order: a run may be gone on with under others.
-FREE = ("out", "model.remat", "model.head_chunk", "examples.micro_rows", "mesh.", "evaluation.", "checkpoints.", "logging.")
-# What flags of experiments/sft.py, and the names in config.json, were before there were sections: a field's name alone, but for these.
+_LEAST = {"optimizer.learning_rate": -1, "optimizer.warmup_steps": -1, "examples.max_length": 2,
+          "examples.batch": 1}
+# Settings that change neither what is computed, up to rounding, nor its order: a run may be gone on
+# with under others.
+FREE = ("out", "model.remat", "model.head_chunk", "examples.micro_rows", "mesh.", "evaluation.",
+        "checkpoints.", "logging.")
+# What flags of experiments/sft.py, and the names in config.json, were before there were sections: a
+# field's name alone, but for these.
 RENAMED = {old: f"config.{name}" for old, name in (
-    {name.rpartition(".")[2]: name for name in flatten(dataclasses.asdict(SFTConfig()))} | {
-        "model": "model.path", "dtype": "model.compute_dtype", "data": "data.train", "eval_data": "data.eval",
-        "eval_every": "evaluation.every", "eval_samples": "evaluation.samples", "eval_temperature": "evaluation.temperature",
-        "checkpoint_every": "checkpoints.every", "mesh_data": "mesh.data", "mesh_fsdp": "mesh.fsdp",
-        "mesh_tensor": "mesh.tensor"}).items()} | {"preset": "config=configs/sft.py:NAME"}
+    {name.rpartition(".")[2]: name for name in _DEFAULTS} | {
+        "model": "model.path", "dtype": "model.compute_dtype", "data": "data.train",
+        "eval_data": "data.eval", "eval_every": "evaluation.every",
+        "eval_samples": "evaluation.samples", "eval_temperature": "evaluation.temperature",
+        "checkpoint_every": "checkpoints.every", "mesh_data": "mesh.data",
+        "mesh_fsdp": "mesh.fsdp", "mesh_tensor": "mesh.tensor"}
+).items()} | {"preset": "config=configs/sft.py:NAME"}
 
 
 def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """The first difference between two runs' config.json that makes them different runs, in words; "" where there is none.
+    """The first difference between two config.json that makes them different runs; "" for none.
 
     Args:
-      before: may be of before there were sections, with null or "" for defaults. What it lacks has its default.
+      before: may be of before there were sections, with null or "" for defaults. What it lacks has
+        its default.
     """
     if not isinstance(before.get("model"), dict):
-        before = {RENAMED.get(name, f"config.counts.{name}").removeprefix("config."): value for name, value in before.items()
-                  if value not in (None, "")}
-    known = flatten(dataclasses.asdict(SFTConfig())) | flatten(before)
-    return next((f"config.{name} = {known.get(name)!r}, not {value!r}".removeprefix("config.counts.")
-                 for name, value in flatten(now).items() if not name.startswith(FREE) and known.get(name) != value), "")
+        before = {RENAMED.get(name, f"config.counts.{name}").removeprefix("config."): value
+                  for name, value in before.items() if value not in (None, "")}
+    known = _DEFAULTS | flatten(before)
+    found = (f"config.{name} = {known.get(name)!r}, not {value!r}".removeprefix("config.counts.")
+             for name, value in flatten(now).items()
+             if not name.startswith(FREE) and known.get(name) != value)
+    return next(found, "")

@@ -71,11 +71,11 @@ def read_examples(path: str | Path, tokenizer: Any, template: str, ends: Sequenc
     """
     rows, report = load_rows(path, on_bad_row, fields, answers=False)
     log.info("%s: %s", path, report.fields_text())
-    lacking = [i for i, row in enumerate(rows) if not row.solution]
+    lacking = [row for row in rows if not row.solution]
     if lacking and on_bad_row == "error":
-        where = Path(path).parent / rows[lacking[0]].where
-        raise DataError(f'{where}: no "solution", and "answer" is none as in GSM8K (text that ends in "#### 42"); so '
-                        f'are {len(lacking)} of {len(rows)} rows (config.data.on_bad_row=skip would count them and go on)')
+        raise DataError(f'{Path(path).parent / lacking[0].where}: no "solution", and "answer" is '
+                        f'none as in GSM8K (text that ends in "#### 42"); so are {len(lacking)} of '
+                        f'{len(rows)} rows (config.data.on_bad_row=skip would count them)')
     if len(lacking) == len(rows):
         raise DataError(f"{path}: none of {len(rows)} rows has a solution to learn from")
     encode = prompt_encoder(tokenizer, template)
@@ -105,8 +105,8 @@ def keep_short(examples: Sequence[Example], max_length: int) -> tuple[list[Examp
     kept = [example for example in examples if len(example) <= max_length]
     if not kept:
         shortest = min(map(len, examples), default=0)
-        raise ValueError(f"all {len(examples)} examples are longer than config.examples.max_length = {max_length} tokens; the "
-                         f"shortest has {shortest}")
+        raise ValueError(f"all {len(examples)} examples are longer than config.examples.max_length "
+                         f"= {max_length} tokens; the shortest has {shortest}")
     return kept, len(examples) - len(kept)
 
 
@@ -120,7 +120,8 @@ def hold_out(examples: Sequence[Example], share: float) -> tuple[list[Example], 
     if share > 0 and len(place) > 1:
         count = min(max(count, 1), len(place) - 1)
     held = set(sorted(place, key=place.get)[:count])
-    return [e for e, key in zip(examples, keys) if key not in held], [e for e, key in zip(examples, keys) if key in held]
+    side = lambda out: [e for e, key in zip(examples, keys) if (key in held) == out]
+    return side(False), side(True)
 
 
 # The order of training.
@@ -148,13 +149,12 @@ class Schedule:
 
     def indices(self, step: int) -> np.ndarray:
         """i64[batch], or fewer in the last batch."""
-        first, last = step * self.batch, (step + 1) * self.batch
+        at = np.arange(step * self.batch, (step + 1) * self.batch)
         if self.epochs:
-            last = min(last, self.epochs * self.size)
-        orders = [np.random.default_rng([self.seed, epoch]).permutation(self.size)
-                  for epoch in range(first // self.size, -(-last // self.size))]
-        start = first // self.size * self.size
-        return np.concatenate(orders)[first - start:last - start] if orders else np.zeros(0, np.int64)
+            at = at[at < self.epochs * self.size]
+        orders = {epoch: np.random.default_rng([self.seed, epoch]).permutation(self.size)
+                  for epoch in {*(at // self.size)}}
+        return np.array([orders[i // self.size][i % self.size] for i in at], np.int64)
 
 
 # Rows.
@@ -189,37 +189,33 @@ def pack(lengths: Sequence[int], capacity: int) -> list[list[int]]:
     return rows
 
 
-def build_batch(examples: Sequence[Example], length: int, count: int | None = None) -> SFTBatch:
-    """A row for each example, padded to `length` tokens; see `fill_rows`."""
-    return fill_rows(examples, [[i] for i in range(len(examples))], length, count).replace(segments=None)
-
-
-def pack_batch(examples: Sequence[Example], length: int, count: int | None = None) -> SFTBatch:
-    """The examples packed into rows of `length` tokens; see `fill_rows`."""
-    return fill_rows(examples, pack([len(example) for example in examples], length), length, count)
-
-
-def fill_rows(examples: Sequence[Example], packed: Sequence[Sequence[int]], length: int, count: int | None = None) -> SFTBatch:
-    """Rows of `length` tokens with these examples (indices for each row), and empty rows up to `count`.
+def lay_out(examples: Sequence[Example], length: int, packed: bool,
+            count: int | None = None) -> SFTBatch:
+    """Rows of `length` tokens, with several examples each where they are packed (see `pack`), else
+    with one and without segments; and empty ones up to `count`.
 
     Raises:
       ValueError: `count` rows are too few, or an example is longer than a row.
     """
-    rows = len(packed) if count is None else count
-    if len(packed) > rows:
-        raise ValueError(f"{len(examples)} examples fill {len(packed)} rows of {length} tokens, more than {rows}")
+    alone = [[i] for i in range(len(examples))]
+    filled = pack([len(example) for example in examples], length) if packed else alone
+    rows = len(filled) if count is None else count
+    if len(filled) > rows:
+        raise ValueError(f"{len(examples)} examples fill {len(filled)} rows of {length} tokens, "
+                         f"more than {rows}")
     batch = SFTBatch(*(np.zeros((rows, length), dtype) for dtype in (np.int32, np.bool_, np.int32)))
-    for row, items in enumerate(packed):
+    for row, items in enumerate(filled):
         start = 0
         for segment, example in enumerate((examples[item] for item in items), 1):
             middle, end = start + len(example.prompt), start + len(example)
             if end > length:
                 raise ValueError(f"an example of {len(example)} tokens does not fit into {length}")
-            batch.tokens[row, start:middle], batch.tokens[row, middle:end] = example.prompt, example.response
+            batch.tokens[row, start:middle] = example.prompt
+            batch.tokens[row, middle:end] = example.response
             batch.mask[row, middle:end] = True
             batch.segments[row, start:end] = segment
             start = end
-    return batch
+    return batch if packed else batch.replace(segments=None)
 
 
 def spread_rows(batch: SFTBatch, pieces: int) -> SFTBatch:
@@ -245,14 +241,15 @@ class Layout:
 
     def batch(self, examples: Sequence[Example]) -> SFTBatch:
         """These examples in this shape."""
-        return spread_rows((pack_batch if self.packed else build_batch)(examples, self.length, self.rows), self.pieces)
+        return spread_rows(lay_out(examples, self.length, self.packed, self.rows), self.pieces)
 
     def batches(self, examples: Sequence[Example]) -> list[SFTBatch]:
         """Any number of examples, in as many batches as they need, each of one piece's shape."""
-        rows, whole = self.rows // self.pieces, (pack_batch if self.packed else build_batch)(examples, self.length)
+        whole, rows = lay_out(examples, self.length, self.packed), self.rows // self.pieces
         pad = -len(whole.tokens) % rows
         whole = jax.tree.map(lambda x: np.pad(x, ((0, pad), (0, 0))), whole)
-        return [jax.tree.map(lambda x: x[at:at + rows], whole) for at in range(0, len(whole.tokens), rows)]
+        return [jax.tree.map(lambda x: x[at:at + rows], whole)
+                for at in range(0, len(whole.tokens), rows)]
 
     def use(self, batch: SFTBatch) -> dict[str, float]:
         """What a batch of this shape holds: "input_tokens", those of its examples, and "use", their share of the positions that are
@@ -276,8 +273,8 @@ def make_layout(lengths: Sequence[int], batches: Callable[[], Iterator[np.ndarra
       ValueError: `micro_rows` cannot be split over `shards`.
     """
     if micro_rows % shards:
-        raise ValueError(f"config.examples.micro_rows={micro_rows} rows cannot be split over {shards} devices (config.mesh.data x "
-                         "config.mesh.fsdp): give a multiple")
+        raise ValueError(f"config.examples.micro_rows={micro_rows} rows cannot be split over "
+                         f"{shards} devices (config.mesh.data x config.mesh.fsdp): give a multiple")
     lengths = np.asarray(lengths)
     if not packed:
         length, rows = int(lengths.max()), max(map(len, batches()))

@@ -26,6 +26,7 @@ from rl_speed.sft.config import SFTConfig, difference
 from rl_speed.sft.data import Layout, SFTBatch
 from rl_speed.runtime.signals import Stopped, StopRequest, stop_on_signals
 from rl_speed.update.state import TrainState, state_shardings
+from rl_speed.update.step import pieces
 from rl_speed.runtime.writers import TensorBoard
 
 Array = jax.Array
@@ -35,18 +36,21 @@ log = logging.getLogger(__name__)
 def loss_sum(params: Any, batch: SFTBatch, model: ModelConfig, head_chunk: int | None = None) -> Array:
     """Sum of -log p over the tokens to learn, in nats, f32 scalar. `head_chunk`: of `token_logprobs`."""
     if batch.segments is None:
-        hidden_BxTxD = hidden_states(params, batch.tokens[:, :-1], model)
-        logprobs_BxT, _ = token_logprobs(params, hidden_BxTxD, batch.tokens[:, 1:], model, chunk=head_chunk)
-        return -jnp.sum(jnp.where(batch.mask[:, 1:], logprobs_BxT, 0.0))
-    # All T positions are fed, and targets move instead: cuDNN's backward pass with a mask needs an even length. What packing costs
-    # is the mask of segments: bool[B, 1, T, T], and twice that again where cuDNN reads it as a bfloat16 bias (at T = 16,384, 0.25
-    # and 0.5 GiB a row). Attention to other segments is computed, then masked, in T^2 time a row. jax.nn offers cuDNN sequence
-    # lengths, not segments. Hence, on accelerators, rows of moderate length, and few in a micro-batch.
-    hidden_BxTxD = hidden_states(params, batch.tokens, model, batch.segments)
-    logprobs_BxT, _ = token_logprobs(params, hidden_BxTxD, jnp.roll(batch.tokens, -1, axis=1), model, chunk=head_chunk)
-    # No segment begins with a token to learn (prompts are not empty), so that none is predicted from another example, and the token
-    # rolled in at the end is not learned either.
-    return -jnp.sum(jnp.where(jnp.roll(batch.mask, -1, axis=1), logprobs_BxT, 0.0))
+        fed, targets, learned = batch.tokens[:, :-1], batch.tokens[:, 1:], batch.mask[:, 1:]
+    else:
+        # All T positions are fed, and targets move instead: cuDNN's backward pass with a mask needs
+        # an even length. What packing costs is the mask of segments: bool[B, 1, T, T], and twice
+        # that again where cuDNN reads it as a bfloat16 bias (at T = 16,384, 0.25 and 0.5 GiB a
+        # row). Attention to other segments is computed, then masked, in T^2 time a row. jax.nn
+        # offers cuDNN sequence lengths, not segments. Hence, on accelerators, rows of moderate
+        # length, and few in a micro-batch. No segment begins with a token to learn (prompts are not
+        # empty), so that none is predicted from another example, and the token rolled in at the end
+        # is not learned either.
+        fed, (targets, learned) = batch.tokens, (
+            jnp.roll(x, -1, axis=1) for x in (batch.tokens, batch.mask))
+    hidden_BxTxD = hidden_states(params, fed, model, batch.segments)
+    logprobs_BxT, _ = token_logprobs(params, hidden_BxTxD, targets, model, chunk=head_chunk)
+    return -jnp.sum(jnp.where(learned, logprobs_BxT, 0.0))
 
 
 def count_tokens(batch: SFTBatch) -> Array:
@@ -60,9 +64,9 @@ def make_update(model: ModelConfig, optimizer: optax.GradientTransformation, mic
 
     Args:
       shardings: where params and opt_state stay (`state_shardings`); None leaves it to the compiler.
-      micro_batches: pieces of equal size whose gradients are added up before the update; row r belongs to piece r modulo their
-        number. The loss is the mean over the tokens of the whole batch, so it does not depend on their number, nor on how examples
-        are packed. A piece without a token to learn is not computed.
+      micro_batches: `update.step.pieces` whose gradients are added up before the update. The loss
+        is the mean over the tokens of the whole batch, so it does not depend on their number, nor
+        on how examples are packed. A piece without a token to learn is not computed.
     """
     def update(params, opt_state, batch):
         tokens = jnp.maximum(count_tokens(batch), 1)
@@ -72,17 +76,15 @@ def make_update(model: ModelConfig, optimizer: optax.GradientTransformation, mic
             return jax.tree.map(jnp.add, total, (loss, gradients))
 
         def add_piece(total, piece):
-            if micro_batches == 1:
-                return add(total, piece), None
-            return jax.lax.cond(jnp.any(piece.mask), add, lambda total, _: total, total, piece), None
+            if micro_batches > 1:
+                total = jax.lax.cond(jnp.any(piece.mask), add, lambda total, _: total, total, piece)
+                return total, None
+            return add(total, piece), None
 
-        rows = batch.tokens.shape[0]
-        if rows % micro_batches:
+        if (rows := batch.tokens.shape[0]) % micro_batches:
             raise ValueError(f"a batch of {rows} rows cannot be split into {micro_batches} micro-batches of equal size")
-        # Row r goes to piece r % micro_batches, so that each piece stays spread over the devices as the batch is.
-        pieces = jax.tree.map(lambda x: x.reshape(rows // micro_batches, micro_batches, *x.shape[1:]).swapaxes(0, 1), batch)
         zero = (jnp.float32(0), jax.tree.map(jnp.zeros_like, params))
-        (loss, gradients), _ = jax.lax.scan(add_piece, zero, pieces)
+        (loss, gradients), _ = jax.lax.scan(add_piece, zero, pieces(batch, micro_batches))
         gradients = jax.tree.map(lambda g: g / tokens, gradients)
         updates, opt_state = optimizer.update(gradients, opt_state, params)
         metrics = {"loss": loss / tokens, "grad_norm": optax.tree.norm(gradients), "tokens": tokens}
@@ -121,13 +123,14 @@ class Parts:
     """What a run is made of, beside its settings.
 
     Attributes:
-      params: put on the mesh where they are not; then they are donated, and None here. ends: ids that end a response.
+      params: put on the mesh where they are not; then they are donated, and None here.
       steps: updates in all. layout: of their batches.
-      batch: step (from 0) -> (the batch, host arrays; numbers to log with it). A pure function: that is what makes a resumed run
-        see what it would have seen.
-      held_out: batches of one shape.
-      answers: (parameters, stop) -> metrics of sampled answers, None where `stop`, asked between generation calls, ended it.
-      counts: what became of the rows of files, and a hash of them: JSON values, part of what a workdir belongs to.
+      batch: step (from 0) -> (the batch, host arrays; numbers to log with it). A pure function:
+        that is what makes a resumed run see what it would have seen.
+      held_out: batches of one shape. ends: ids that end a response.
+      counts: what became of the rows of files, and a hash of them, which a workdir belongs to.
+      answers: (parameters, stop) -> metrics of sampled answers, None where `stop`, asked between
+        generation calls, ended it.
       close: called when the run ends.
     """
 
@@ -151,13 +154,15 @@ class SFTTrainer:
     SIGTERM or SIGINT asks it to stop. Metrics of a resumed run are those of an uninterrupted one, bit for bit, save "time/".
 
     Attributes:
-      params: as they are now. step: updates made. last: the newest value of each metric. out: where `export` writes.
+      params: as they are now. step: updates made. last: the newest value of each metric.
+      out: where `export` writes.
 
     Raises (constructor): ValueError where the workdir holds a run with other settings; CheckpointError where its checkpoints
     cannot be continued; OSError where it cannot be written.
     """
 
-    def __init__(self, config: SFTConfig, parts: Parts, mesh: Mesh, workdir: str | Path | None = None, out: str = ""):
+    def __init__(self, config: SFTConfig, parts: Parts, mesh: Mesh,
+                 workdir: str | Path | None = None, out: str = ""):
         self.parts, self.out, self._config, self._mesh = parts, out, config, mesh
         optimizer, chunk = config.optimizer_of(parts.steps), config.model.head_chunk or None
         transformation = make_optimizer(optimizer, parts.params)
@@ -165,7 +170,8 @@ class SFTTrainer:
         self.params, parts.params = jax.device_put(parts.params, shardings.params), None
         self._opt_state = jax.jit(transformation.init, out_shardings=shardings.opt_state)(self.params)
         self._rate = jax.jit(learning_rate_schedule(optimizer))
-        self._update = make_update(parts.model, transformation, parts.layout.pieces, chunk, shardings)
+        self._update = make_update(parts.model, transformation, parts.layout.pieces, chunk,
+                                   shardings)
         self._evaluate = make_evaluate(parts.model, mesh, chunk)
         self.step, self.last = 0, {}
         self._untold: dict[str, float] = {}  # of the last update, whose evaluation was stopped
@@ -177,9 +183,11 @@ class SFTTrainer:
     def _open(self, settings: dict[str, Any]) -> None:
         self.workdir.mkdir(parents=True, exist_ok=True)
         path, metrics = self.workdir / "config.json", self.workdir / "metrics.jsonl"
-        if path.exists() and (other := difference(read_object(path, "restore it, or give another --workdir"), settings)):
-            raise ValueError(f"{self.workdir} holds a run with {other}: give the settings of that run to go on with it, or another "
-                             "--workdir")
+        if path.exists():
+            before = read_object(path, "restore it, or give another --workdir")
+            if other := difference(before, settings):
+                raise ValueError(f"{self.workdir} holds a run with {other}: give the settings of "
+                                 "that run to go on with it, or another --workdir")
         self._checkpoints = Checkpointer(self.workdir / "checkpoints", keep=2)
         found = self._checkpoints.restore_newest({"params": self.params, "opt_state": self._opt_state})
         if found is not None:
@@ -211,13 +219,15 @@ class SFTTrainer:
             at step 0 with that alone.
 
         Raises:
-          NonFiniteLoss: the learning rate is too high, or weights are broken. The last checkpoint stays.
+          NonFiniteLoss: the learning rate is too high, or weights are broken. The last checkpoint
+            stays.
           Stopped: SIGTERM or SIGINT came; the update under way was finished and saved. An evaluation that it came into is made
             anew when the run goes on, with the same numbers. (Without a workdir signals act as ever.)
         """
-        stopping = contextlib.nullcontext(StopRequest()) if self.workdir is None else stop_on_signals()
+        none, shown = contextlib.nullcontext(StopRequest()), self._config.logging.progress
         try:
-            with progress_bar(self.parts.steps, "sft", self.step, self._config.logging.progress) as bar, stopping as stop:
+            with (progress_bar(self.parts.steps, "sft", self.step, shown) as bar,
+                  none if self.workdir is None else stop_on_signals() as stop):
                 self._train(stop, lambda record: (self._log(record, bar), report(record)))
         finally:
             for part in filter(None, (self.parts, self._checkpoints, *self._writers)):
@@ -271,9 +281,11 @@ class SFTTrainer:
             if self._checkpoints is not None:
                 self._checkpoints.wait()
                 kept = self._checkpoints.latest()
-            raise NonFiniteLoss(f"SFT step {self.step}: loss {metrics['loss']}, gradient norm {metrics['grad_norm']}; lower "
-                                "config.optimizer.learning_rate or check the starting weights; "
-                                + ("nothing was saved" if kept is None else f"the newest checkpoint is that of step {kept}"))
+            raise NonFiniteLoss(
+                f"SFT step {self.step}: loss {metrics['loss']}, gradient norm "
+                f"{metrics['grad_norm']}; lower config.optimizer.learning_rate or check the "
+                "starting weights; " + ("nothing was saved" if kept is None else
+                               f"the newest checkpoint is that of step {kept}"))
 
     def evaluate(self, stop: Callable[[], bool] = lambda: False) -> dict[str, float] | None:
         """Of the policy as it is: {"eval/loss": nats per token to learn} and what sampled answers say. None where `stop` ended
@@ -285,14 +297,17 @@ class SFTTrainer:
         return None if answers is None else {"eval/loss": loss, **answers}
 
     def export(self, command: str) -> dict[str, Any]:
-        """Write the Hugging Face directory `out`, with made_by.json, which is returned; and the plot of the workdir."""
+        """Write the Hugging Face directory `out`, with made_by.json, which is returned; and the
+        plot of the workdir."""
         parts, last = self.parts, self.last
-        made = {"command": command, "parameters": num_params(parts.model), "loss": last["loss"], "eval_loss": last.get("eval/loss"),
-                **({"eval_accuracy": last["eval/accuracy"]} if "eval/accuracy" in last else {}), "steps": self.step,
-                **parts.counts, "jax": jax.__version__}
+        accuracy = {"eval_accuracy": last["eval/accuracy"]} if "eval/accuracy" in last else {}
+        made = {"command": command, "parameters": num_params(parts.model), "loss": last["loss"],
+                "eval_loss": last.get("eval/loss"), **accuracy, "steps": self.step, **parts.counts,
+                "jax": jax.__version__}
         ends = {"eos_token_id": parts.ends[0] if len(parts.ends) == 1 else list(parts.ends),
                 "pad_token_id": parts.tokenizer.pad_token_id}
-        save_hf(self.out, self.params, parts.model, parts.tokenizer, {"generation_config.json": ends, "made_by.json": made})
+        save_hf(self.out, self.params, parts.model, parts.tokenizer,
+                {"generation_config.json": ends, "made_by.json": made})
         if self.workdir is not None:
             plot_sft(self.workdir)
         return made

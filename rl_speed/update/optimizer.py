@@ -53,7 +53,8 @@ class OptimizerConfig:
             ("max_grad_norm", self.max_grad_norm >= 0, "0 (off) or more"),
         ):
             if not ok:
-                raise ValueError(f"config.optimizer.{name} must be {want}, got {getattr(self, name)!r}")
+                got = getattr(self, name)
+                raise ValueError(f"config.optimizer.{name} must be {want}, got {got!r}")
 
 
 def learning_rate_schedule(config: OptimizerConfig) -> optax.Schedule:

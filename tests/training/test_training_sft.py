@@ -16,7 +16,7 @@ from rl_speed.sft import train as sft
 from rl_speed.runtime.metrics import read_lines
 from rl_speed.sft.config import Checkpoints, Evaluation, Examples, Logging, Optimizer, SFTConfig
 from rl_speed.sft.train import Parts, SFTTrainer
-from rl_speed.sft.data import Example, Layout, build_batch, pack_batch, spread_rows
+from rl_speed.sft.data import Example, Layout, lay_out, spread_rows
 from rl_speed.runtime.signals import Stopped
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
@@ -62,17 +62,17 @@ def test_loss_is_that_of_the_solution_alone(params, loss, logits):
     # low=0: the padding id occurs as a real token, which a mask made from `token != pad` would lose.
     items = examples(5, low=0)
     expected = by_hand(params, items, logits)
-    np.testing.assert_allclose(loss(params, build_batch(items, 12)), expected, rtol=1e-5)
-    np.testing.assert_allclose(loss(params, pack_batch(items, 16)), expected, rtol=1e-5)
+    np.testing.assert_allclose(loss(params, lay_out(items, 12, packed=False)), expected, rtol=1e-5)
+    np.testing.assert_allclose(loss(params, lay_out(items, 16, packed=True)), expected, rtol=1e-5)
 
 
 def test_padding_changes_nothing(params, loss):
     items = examples(5)
-    np.testing.assert_allclose(loss(params, build_batch(items, 8)), loss(params, build_batch(items, 12)), rtol=1e-6)
+    np.testing.assert_allclose(loss(params, lay_out(items, 8, packed=False)), loss(params, lay_out(items, 12, packed=False)), rtol=1e-6)
 
 
 def test_an_example_does_not_see_its_neighbours(params, logits):
-    batch = pack_batch(examples(8), 16)
+    batch = lay_out(examples(8), 16, packed=True)
     before = logits(params, batch.tokens, batch.segments)
     rng = np.random.default_rng(1)
     for segment in range(int(batch.segments.max()) + 1):  # 0, padding, too
@@ -94,12 +94,12 @@ def run_once(params, batch, micro_batches):
 def reference(params):
     """Mean loss over the solutions' tokens and its gradient, each example in a row of its own, in one piece."""
     items = examples(8)
-    batch, count = build_batch(items, 8), sum(len(e.response) for e in items)
+    batch, count = lay_out(items, 8, packed=False), sum(len(e.response) for e in items)
     value, gradient = jax.jit(jax.value_and_grad(lambda p: sft.loss_sum(p, batch, MODEL) / count))(params)
     return value, gradient, count
 
 
-PACKED = pack_batch(examples(8), 16, 8)
+PACKED = lay_out(examples(8), 16, packed=True, count=8)
 
 
 def test_packed_rows_are_several_and_some_are_empty():
@@ -142,7 +142,7 @@ def test_only_the_solutions_labels_count(params, reference, monkeypatch):
 
 def test_micro_batches_must_divide_the_batch(params):
     with pytest.raises(ValueError, match="8 rows cannot be split into 3"):
-        run_once(params, build_batch(examples(8), 8), 3)
+        run_once(params, lay_out(examples(8), 8, packed=False), 3)
 
 
 # The response repeats the prompt's last token, then ends with 0.

@@ -11,8 +11,8 @@ from rl_speed.data import load_rows
 from rl_speed.data.embedded_tokenizer import END_ID, embedded_directory
 from rl_speed.data.loaders import DataError
 from rl_speed.policy import encode_prompt, load_tokenizer
-from rl_speed.sft.data import (Example, Layout, Schedule, build_batch, hold_out, keep_short, make_layout, pack, pack_batch,
-                                        read_examples, spread_rows)
+from rl_speed.sft.data import (Example, Layout, Schedule, hold_out, keep_short, lay_out, make_layout, pack, read_examples,
+                               spread_rows)
 
 
 def examples(count, seed=0, longest=9):
@@ -64,11 +64,11 @@ def test_packing_is_best_fit_decreasing():
 
 def test_rows_hold_every_example_once_and_whole():
     items = examples(40)
-    batch = pack_batch(items, 24, 30)
+    batch = lay_out(items, 24, packed=True, count=30)
     assert sorted(read_back(batch)) == pairs(items)
     assert sorted(read_back(spread_rows(batch, 5))) == pairs(items)
     with pytest.raises(ValueError, match="more than 3"):
-        pack_batch(items, 24, 3)
+        lay_out(items, 24, packed=True, count=3)
 
 
 def test_full_rows_come_in_the_first_pieces():
@@ -145,7 +145,7 @@ def test_what_is_too_long_is_dropped_and_counted_never_cut():
     with pytest.raises(ValueError, match="longer than config.examples.max_length = 1 tokens; the shortest has"):
         keep_short(items, 1)
     with pytest.raises(ValueError, match="does not fit into 5"):
-        build_batch([e for e in items if len(e) > 5][:1], 5)
+        lay_out([e for e in items if len(e) > 5][:1], 5, packed=False)
 
 
 @pytest.fixture(scope="module")
@@ -187,7 +187,7 @@ def test_gsm8k_rows_become_a_chat_prompt_and_exactly_their_solution(qwen, real_d
     rows, _ = load_rows(tmp_path / "gsm8k.jsonl")
     items, skipped = read_examples(tmp_path / "gsm8k.jsonl", qwen, "chat", (qwen.eos_token_id,))
     assert (len(items), skipped) == (200, 0)
-    batch = pack_batch(items, 1024)
+    batch = lay_out(items, 1024, packed=True)
     learned = {}
     for tokens, mask, segments in zip(batch.tokens, batch.mask, batch.segments):
         for segment in range(1, segments.max() + 1):

@@ -211,7 +211,7 @@ def test_bad_settings_and_bad_data_end_with_one_line(settings, tmp_path):
             (none | {"evaluation__samples": 1, "examples__max_length": 1024, "examples__eval_share": 0.05},
              "config.evaluation.samples needs config.data.train"),
             (none, "config.examples.max_length needs config.data.train"),
-            ({"examples__eval_share": 1.0}, "config.examples.eval_share must be in"),
+            ({"examples__eval_share": 1.0}, "config.examples.eval_share must be below 1; got 1.0"),
             ({"examples__batch": 0}, "config.examples.batch must be at least 1; got 0"),
             ({"optimizer__weight_decay": -1.0}, "config.optimizer.weight_decay must be"),
             ({"optimizer__learning_rate": -0.5}, "config.optimizer.learning_rate must be 0 or more"),

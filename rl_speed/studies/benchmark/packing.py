@@ -85,7 +85,8 @@ def run(work: Workload, repeats: int, say: Callable[[str], None]) -> dict[str, A
     for name, packed in (("padded", False), ("packed", True)):
         say(f"compiling: {name}")
         longest = work.length if packed else max(lengths)
-        layout = make_layout(lengths, lambda: map(schedule.indices, range(steps)), work.length, packed, max(1, work.piece // longest), 1)
+        layout = make_layout(lengths, lambda: map(schedule.indices, range(steps)), work.length,
+                             packed, max(1, work.piece // longest), 1)
         batches = [layout.batch([examples[i] for i in part]) for part in shown]
         calls[name], first_loss = ready(work.model, layout, batches, mesh)
         # Pieces of padded rows have an example in each row; those of packed rows may be empty, and are then not computed.
