@@ -1,1 +1,1 @@
-"""Supervised fine-tuning on packed rows: examples (`data`), update and loop (`train`), from flags to a run (`build`)."""
+"""Supervised fine-tuning on packed rows: settings (`config`), examples (`data`), update and loop (`train`), a run of them (`build`)."""
