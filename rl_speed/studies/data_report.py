@@ -73,7 +73,7 @@ class DataReport:
                                              **settings)
         if self._encode:
             rows = [row for row in rows if len(self._encode(row.question)) <= self._limit]
-        write_rows(target, rows)
+        write_rows(Path(target), rows)
         longer = report.kept - len(rows)
         too_long = f"; {longer} prompts longer than {self._limit} tokens" if longer else ""
         return f"{target}: {len(rows)} rows; {report.text()}{too_long}"
