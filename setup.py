@@ -5,7 +5,10 @@ from setuptools import find_packages, setup
 setup(
     name="rl_speed",
     version="0.1.0",
-    description="RL with verifiable rewards that spends samples where they teach: SPEED-RL and its relatives in JAX.",
+    description=(
+        "RL with verifiable rewards that spends samples where they teach: SPEED-RL and its "
+        "relatives in JAX."
+    ),
     license="Apache-2.0",
     packages=find_packages(include=["rl_speed", "rl_speed.*"]),
     package_data={"rl_speed": ["assets/**/*"]},
@@ -34,14 +37,15 @@ setup(
     extras_require={
         "cuda": ["jax[cuda13]>=0.10.2,<0.13"],
         "tpu": ["jax[tpu]>=0.10.2,<0.13"],
-        # Not the package called "jetstream", which is an unrelated tool. Brings TensorFlow (2 GB) and a package "benchmarks".
+        # Not the package called "jetstream", which is an unrelated tool. Brings TensorFlow (2 GB)
+        # and a package "benchmarks".
         "jetstream": ["google-jetstream==0.2.2", "grpcio>=1.60"],
         # Questions by name from the Hugging Face hub: config.data.train=OWNER/NAME.
         "hub": ["datasets>=3"],
         "wandb": ["wandb>=0.19"],
-        "dev": ["pytest>=8", "pytest-xdist>=3"],
-        # An independent reference for a few tests, which skip without it. Apart from "dev", since the default wheel
-        # of torch brings gigabytes of CUDA along.
+        "dev": ["pytest>=8", "pytest-xdist>=3", "ruff>=0.17,<0.18"],
+        # An independent reference for a few tests, which skip without it. Apart from "dev", since
+        # the default wheel of torch brings gigabytes of CUDA along.
         "torch-reference": ["torch"],
     },
 )

@@ -3,14 +3,13 @@
 Launch:  python experiments/train.py --config=configs/ada_qwen3_4b.py --workdir=runs/ada
              --config.model.path=DIRECTORY
          python experiments/train.py --config=configs/ada_qwen3_4b.py:ada_seq_pos,paper ...
-Expect:  not run at this scale yet. --dry_run, on CPU devices, counts 67.5 GiB for generation and 45.7 GiB for the update on
-         each of its 4 devices.
+Expect:  not run at this scale yet. --dry_run, on CPU devices, counts 67.5 GiB for generation and
+         45.7 GiB for the update on each of its 4 devices.
 
 Variants: those of ada_qwen2p5_math_1p5b.py.
 """
 
-from rl_speed.config import presets
-from rl_speed.config import Config
+from rl_speed.config import Config, presets
 
 VARIANTS = presets.ADA
 

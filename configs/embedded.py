@@ -1,11 +1,16 @@
-"""The embedded task, "running totals modulo 10", with a policy of 0.1 M parameters: every method, on two CPU cores, in minutes.
+"""The embedded task, "running totals modulo 10", with a policy of 0.1 M parameters:
+every method, on two CPU cores, in minutes.
 
-Launch:  python experiments/train.py --config=configs/embedded.py:NAME --workdir=runs/NAME      (NAME: the table's first column)
-         launch/local.sh                                                                            (installs, then speed_rloo)
-         python experiments/compare.py --config=configs/embedded.py --methods=speed_rloo,rloo --workdir=runs/compare
-Expect:  a held-out accuracy of 0.369 at the start, and then that of the table. "120 steps" is the launch line as it stands, with
-         seed 0: accuracy, generated tokens, seconds on two cores that did other work too. "40 s" is the mean of three seeds after
-         40 seconds of training (experiments/results/README.md has the command). An empty place has not been measured.
+Launch:  python experiments/train.py --config=configs/embedded.py:NAME --workdir=runs/NAME
+             (NAME: the table's first column)
+         launch/local.sh
+             (installs, then speed_rloo)
+         python experiments/compare.py --config=configs/embedded.py --methods=speed_rloo,rloo
+             --workdir=runs/compare
+Expect:  a held-out accuracy of 0.369 at the start, and then that of the table. "120 steps" is the
+         launch line as it stands, with seed 0: accuracy, generated tokens, seconds on two cores
+         that did other work too. "40 s" is the mean of three seeds after 40 seconds of training
+         (experiments/results/README.md has the command). An empty place has not been measured.
 
 NAME                   what it is, and its paper                                             120 steps               40 s
 ---------------------  --------------------------------------------------------------------  ----------------------  -----
@@ -33,26 +38,33 @@ rpo_grpo_released      as that, as released: prefixes trained on, suffixes as lo
 rpo_dapo               RPO with DAPO (117 steps, not 120)                                    0.564, 3.51 M,  40 s    0.563
 rpo_speed_rloo         RPO under SPEED's screening (80 steps, not 120)                       0.551, 0.79 M,  25 s
 
-What all methods share stands in `presets.embedded` (rl_speed/config/presets.py), each number with its reason:
+What all methods share stands in `presets.embedded` (rl_speed/config/presets.py), each number with
+its reason:
 
-  data.max_prompt_length, data.train_prompts                                 a finite set of short questions
-  sampler.max_new, sampler.slots, sampler.prefill_chunk                      short answers, and how many are drawn at once
-  driver.screen_prompts, driver.margin, driver.buffer_groups                 enough screening to fill a batch in one call
-  optimizer.learning_rate, optimizer.max_grad_norm, optimizer.warmup_steps   those best for plain RLOO
-  training.steps, training.micro_batch, training.length_multiple             the length of a run, and how an update is cut up
-  evaluation.every, evaluation.samples                                       how often and how finely accuracy is measured
+  data.max_prompt_length, data.train_prompts
+      a finite set of short questions
+  sampler.max_new, sampler.slots, sampler.prefill_chunk
+      short answers, and how many are drawn at once
+  driver.screen_prompts, driver.margin, driver.buffer_groups
+      enough screening to fill a batch in one call
+  optimizer.learning_rate, optimizer.max_grad_norm, optimizer.warmup_steps
+      those best for plain RLOO
+  training.steps, training.micro_batch, training.length_multiple
+      the length of a run, and how an update is cut up
+  evaluation.every, evaluation.samples
+      how often and how finely accuracy is measured
 
-Every other field has its default from rl_speed/config/schema.py, where the method does not change it: `methods.METHODS[NAME]`
-(rl_speed/config/methods.py) lists the fields that make the method, and `methods.apply` sets them. It keeps batches at one size: a method
-with smaller groups gets as many more of them.
-"""
+Every other field has its default from rl_speed/config/schema.py, where the method does not change
+it: `methods.METHODS[NAME]` (rl_speed/config/methods.py) lists the fields that make the method, and
+`methods.apply` sets them. It keeps batches at one size: a method with smaller groups gets as many
+more of them.
+"""  # noqa: E501
 
-from rl_speed.config import methods, presets
-from rl_speed.config import Config
+from rl_speed.config import Config, methods, presets
 
 VARIANTS = presets.EMBEDDED
 
 
 def get_config(variant: str = "") -> Config:
-    method, = presets.choose(variant, VARIANTS)
+    (method,) = presets.choose(variant, VARIANTS)
     return methods.apply(presets.embedded(), method)

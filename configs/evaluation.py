@@ -21,8 +21,7 @@ rl_speed/policy/prompt_formats.py says whose they are. With --checkpoint=WORKDIR
 is the run's (MACHINE in rl_speed/evaluation/settings.py).
 """
 
-from rl_speed.config import presets
-from rl_speed.config import Config
+from rl_speed.config import Config, presets
 
 VARIANTS = presets.EVALUATION
 

@@ -1,66 +1,104 @@
-"""Your own model and your own questions: copy this file, change what stands here, and leave the rest to rl_speed/config/schema.py.
+"""Your own model and your own questions: copy this file, change what stands here,
+and leave the rest to rl_speed/config/schema.py.
 
 Launch:  cp configs/forkme.py configs/mine.py      (and put your launch line here)
-         python experiments/train.py --config=configs/mine.py --dry_run                   (memory and work; starts nothing)
+         python experiments/train.py --config=configs/mine.py --dry_run
+             (memory and work; starts nothing)
          python experiments/train.py --config=configs/mine.py --workdir=runs/mine
-         python experiments/train.py --config=configs/forkme.py --workdir=runs/mine --config.model.path=MODEL \\
-             --config.data.train=questions.jsonl                                          (or without a copy, by flags)
-Expect:  settings of a 1.5 B model on one 80 GB GPU, as in configs/gsm8k.py. --dry_run tells what a step needs, and
-         `python experiments/data.py questions.jsonl` whether your questions are read as you mean them.
+         python experiments/train.py --config=configs/forkme.py --workdir=runs/mine
+             --config.model.path=MODEL \\
+             --config.data.train=questions.jsonl
+                 (or without a copy, by flags)
+Expect:  settings of a 1.5 B model on one 80 GB GPU, as in configs/gsm8k.py. --dry_run tells what a
+         step needs, and `python experiments/data.py questions.jsonl` whether your questions are
+         read as you mean them.
 """
 
-from rl_speed.config import methods
-from rl_speed.config import Config
+from rl_speed.config import Config, methods
 
 
 def get_config() -> Config:
     config = Config()
 
     # The model.
-    config.model.path = "MODEL"  # a Hugging Face directory (Qwen2/2.5, Qwen3, Llama 3); its config.json alone does for --dry_run
-    config.model.compute_dtype = "bfloat16"  # of computing alone, faster on a GPU; master weights are always float32
-    config.model.remat = True  # layers are computed again in the backward pass: a third more work for far fewer activations
-    config.mesh.fsdp = 1  # devices that weights and optimizer are split over: more where --dry_run says that one is too small
+    # A Hugging Face directory (Qwen2/2.5, Qwen3, Llama 3); its config.json alone does
+    # for --dry_run.
+    config.model.path = "MODEL"
+    # Of computing alone, faster on a GPU; master weights are always float32.
+    config.model.compute_dtype = "bfloat16"
+    # Layers are computed again in the backward pass: a third more work for far fewer activations.
+    config.model.remat = True
+    # Devices that weights and optimizer are split over: more where --dry_run says that one
+    # is too small.
+    config.mesh.fsdp = 1
 
     # The questions.
     config.data.task = "jsonl"  # questions from files; the default makes the embedded task's
-    config.data.train = "questions.jsonl"  # a row a question; .json, .jsonl, .parquet, or OWNER/NAME on the hub
-    config.data.question_field = ""  # the field that holds the question, where it is not found by itself; answer_field likewise
+    # A row a question; .json, .jsonl, .parquet, or OWNER/NAME on the hub.
+    config.data.train = "questions.jsonl"
+    # The field that holds the question, where it is not found by itself; answer_field likewise.
+    config.data.question_field = ""
     config.data.eval = ""  # a file of held-out questions, where you have one
-    config.data.hold_out = 200  # without one: so many questions of the training file never train, and are evaluated on
-    config.data.eval_prompts = 200  # held-out questions of an evaluation: its standard error is at most 0.5 / sqrt(this)
-    config.data.prompt = "qwen_math_cot"  # how a question is put to the model; others: policy/prompt_formats.py
-    config.data.max_prompt_length = 512  # tokens; longer prompts are left out and counted in the workdir's data.json
+    # Without one: so many questions of the training file never train, and are evaluated on.
+    config.data.hold_out = 200
+    # Held-out questions of an evaluation: its standard error is at most 0.5 / sqrt(this).
+    config.data.eval_prompts = 200
+    # How a question is put to the model; others: policy/prompt_formats.py.
+    config.data.prompt = "qwen_math_cot"
+    # Tokens; longer prompts are left out and counted in the workdir's data.json.
+    config.data.max_prompt_length = 512
 
     # The reward.
-    config.reward.verifier = "math"  # math-verify; "integer" is faster; a function of yours is "module:function"
-    config.reward.mode = "boxed"  # where the answer stands: in the last box, as the prompt asks for; "free": anywhere
-    config.reward.workers = 8  # processes that check answers: about as many as you have cores to spare
+    # math-verify; "integer" is faster; a function of yours is "module:function".
+    config.reward.verifier = "math"
+    # Where the answer stands: in the last box, as the prompt asks for; "free": anywhere.
+    config.reward.mode = "boxed"
+    # Processes that check answers: about as many as you have cores to spare.
+    config.reward.workers = 8
 
     # Sampling.
-    config.sampler.max_new = 1024  # tokens of a response: one that is cut off has no answer yet, so leave room for a whole solution
-    config.sampler.slots = 256  # responses decoded at once: as many as their keys and values have room for
-    config.sampler.prefill_chunk = 16  # prompts read at once: fewer where reading prompts is what runs out of memory
-    config.sampler.temperature = 1.0  # lower: samples of a question are more alike, and fewer questions have right and wrong ones
+    # Tokens of a response: one that is cut off has no answer yet, so leave room for a
+    # whole solution.
+    config.sampler.max_new = 1024
+    # Responses decoded at once: as many as their keys and values have room for.
+    config.sampler.slots = 256
+    # Prompts read at once: fewer where reading prompts is what runs out of memory.
+    config.sampler.prefill_chunk = 16
+    # lower: samples of a question are more alike, and fewer questions have right and wrong ones.
+    config.sampler.temperature = 1.0
 
     # The method and its batch.
-    config.rule.n = 24  # samples of a trained question: more see rarer successes, and cost in proportion
+    # Samples of a trained question: more see rarer successes, and cost in proportion.
+    config.rule.n = 24
     config.driver.groups = 16  # questions of a batch, each with rule.n samples
-    config.driver.screen_prompts = 64  # questions of a call at most: more where few pass screening, so that a call fills a batch
-    methods.apply(config, "speed_rloo")  # any name of rl_speed/config/methods.py; configs/embedded.py says what each of them is
-    config.rule.n_init = 4  # samples that screen a question: with more, fewer useful ones are missed, and hopeless ones cost more
+    # Questions of a call at most: more where few pass screening, so that a call fills a batch.
+    config.driver.screen_prompts = 64
+    # Any name of rl_speed/config/methods.py; configs/embedded.py says what each of them is.
+    methods.apply(config, "speed_rloo")
+    # Samples that screen a question: with more, fewer useful ones are missed, and hopeless
+    # ones cost more.
+    config.rule.n_init = 4
 
     # The update.
-    config.optimizer.learning_rate = 1e-6  # what papers use for models of billions of weights; small models bear more
-    config.optimizer.warmup_steps = 10  # steps over which it rises from 0: Adam's first steps know little of the gradient's size
+    # What papers use for models of billions of weights; small models bear more.
+    config.optimizer.learning_rate = 1e-6
+    # Steps over which it rises from 0: Adam's first steps know little of the gradient's size.
+    config.optimizer.warmup_steps = 10
     config.training.steps = 300  # the length of a run; config.training.max_seconds ends it earlier
-    config.training.micro_batch = 24  # samples of a gradient piece, which divides the batch: fewer take less memory
-    config.training.length_multiple = 256  # rows are cut to a multiple of this: small saves padding, large saves compilations
+    # Samples of a gradient piece, which divides the batch: fewer take less memory.
+    config.training.micro_batch = 24
+    # Rows are cut to a multiple of this: small saves padding, large saves compilations.
+    config.training.length_multiple = 256
 
     # What you see of it.
-    config.evaluation.every = 20  # steps between evaluations, which take generation time and no training
+    # Steps between evaluations, which take generation time and no training.
+    config.evaluation.every = 20
     config.evaluation.samples = 1  # responses to each held-out question
-    config.checkpoints.every = 50  # steps that a crash can cost at most; the same command goes on from the newest
-    config.logging.wandb = ""  # a project of Weights & Biases; TensorBoard files are written in any case
-    config.seed = 0  # of samples and of the order of questions: another one is another run, the same one the same run
+    # Steps that a crash can cost at most; the same command goes on from the newest.
+    config.checkpoints.every = 50
+    # A project of Weights & Biases; TensorBoard files are written in any case.
+    config.logging.wandb = ""
+    # Of samples and of the order of questions: another one is another run, the same one
+    # the same run.
+    config.seed = 0
     return config

@@ -1,13 +1,15 @@
-"""SPEED-RLOO on GSM8K with a Qwen2-family directory, its tokenizer and chat template, and math-verify rewards.
+"""SPEED-RLOO on GSM8K with a Qwen2-family directory, its tokenizer and chat template,
+and math-verify rewards.
 
-Launch:  python experiments/train.py --config=configs/gsm8k.py --workdir=runs/gsm8k --config.model.path=QWEN_DIR
-             --config.data.train=gsm8k/train.jsonl --config.data.eval=gsm8k/test.jsonl
-Expect:  settings of the SPEED paper (section 5) at GSM8K's lengths. Written for Qwen2.5-Math-1.5B on one 80 GB GPU. It has
-         been run here on a shrunken, randomly initialised model only (tests/training/test_training_real_models.py).
+Launch:  python experiments/train.py --config=configs/gsm8k.py --workdir=runs/gsm8k
+             --config.model.path=QWEN_DIR --config.data.train=gsm8k/train.jsonl
+             --config.data.eval=gsm8k/test.jsonl
+Expect:  settings of the SPEED paper (section 5) at GSM8K's lengths. Written for Qwen2.5-Math-1.5B
+         on one 80 GB GPU. It has been run here on a shrunken, randomly initialised model only
+         (tests/training/test_training_real_models.py).
 """
 
-from rl_speed.config import methods
-from rl_speed.config import Config
+from rl_speed.config import Config, methods
 
 
 def get_config() -> Config:

@@ -1,16 +1,16 @@
 """RPO's settings for DeepSeek-R1-Distill-Qwen-7B (Yi et al.).
 
-Launch:  python experiments/train.py --config=configs/rpo_deepseek_r1_distill_qwen_7b.py --workdir=runs/rpo
-             --config.model.path=DIRECTORY
-         python experiments/train.py --config=configs/rpo_deepseek_r1_distill_qwen_7b.py:rpo_dapo,500,length_aware ...
-Expect:  not run at this scale yet. --dry_run, on CPU devices, counts 85.6 GiB for the update on each of its 8 devices: more than
-         cards of 80 GB hold.
+Launch:  python experiments/train.py --config=configs/rpo_deepseek_r1_distill_qwen_7b.py
+             --workdir=runs/rpo --config.model.path=DIRECTORY
+         python experiments/train.py
+             --config=configs/rpo_deepseek_r1_distill_qwen_7b.py:rpo_dapo,500,length_aware ...
+Expect:  not run at this scale yet. --dry_run, on CPU devices, counts 85.6 GiB for the update on
+         each of its 8 devices: more than cards of 80 GB hold.
 
 Variants: those of rpo_deepseek_r1_distill_qwen_1p5b.py.
 """
 
-from rl_speed.config import presets
-from rl_speed.config import Config
+from rl_speed.config import Config, presets
 
 VARIANTS = presets.RPO
 

@@ -29,7 +29,7 @@ VARIANTS = (("embedded", "files", "band"),)
 
 
 def get_config(variant: str = "") -> SFTConfig:
-    name, = presets.choose(variant, VARIANTS)
+    (name,) = presets.choose(variant, VARIANTS)
     config = SFTConfig()
     if name != "embedded":
         config.model.path, config.data.train = "MODEL", "rows.jsonl"

@@ -2,15 +2,15 @@
 
 Launch:  python experiments/train.py --config=configs/speed_qwen2p5_math_7b.py --workdir=runs/speed
              --config.model.path=DIRECTORY
-         python experiments/train.py --config=configs/speed_qwen2p5_math_7b.py:speed_dapo,deepscaler ...
-Expect:  not run at this scale yet. --dry_run, on CPU devices, counts 57.6 GiB for generation and 72.0 GiB for the update on
-         each of its 8 devices.
+         python experiments/train.py
+             --config=configs/speed_qwen2p5_math_7b.py:speed_dapo,deepscaler ...
+Expect:  not run at this scale yet. --dry_run, on CPU devices, counts 57.6 GiB for generation and
+         72.0 GiB for the update on each of its 8 devices.
 
 Variants: those of speed_qwen2p5_math_1p5b.py.
 """
 
-from rl_speed.config import presets
-from rl_speed.config import Config
+from rl_speed.config import Config, presets
 
 VARIANTS = presets.SPEED
 

@@ -1,22 +1,31 @@
 """Benchmarks: ratios against a named reference that is measured in the same run.
 
-    python experiments/bench.py sampler       the sampler against a lockstep sampler, and Hugging Face `generate` where torch is
-                                              installed (about three minutes on two cores)
-    python experiments/bench.py decode        one decode step against memory bandwidth, ways of attending against "dense" (two)
-    python experiments/bench.py step          the fused RL step against its pieces; the update's MFU (one)
-    python experiments/bench.py verifiers     what a Python verifier costs inside the compiled loop (half a minute)
-    python experiments/bench.py scoring       ten thousand responses scored by math-verify, with planted hangs, crashes and lack of
-                                              memory (two)
-    python experiments/bench.py verdicts      the same two thousand responses, faults among them, on an idle machine, beside busy
-                                              loops, and on one processor: are the verdicts the same? (six)
-    python experiments/bench.py packing       supervised updates on packed rows against padded ones (one)
-    python experiments/bench.py end_to_end    training with the rule in the loop against host-driven training (three)
-    python experiments/bench.py serving       the sampler against JetStream's server, same requests (one; the extra "jetstream")
-    python experiments/bench.py scale         whole steps at the SPEED paper's scale, random weights: time by phase and peak memory
+    python experiments/bench.py sampler       the sampler against a lockstep sampler, and Hugging
+                                              Face `generate` where torch is installed (about three
+                                              minutes on two cores)
+    python experiments/bench.py decode        one decode step against memory bandwidth, ways of
+                                              attending against "dense" (two)
+    python experiments/bench.py step          the fused RL step against its pieces; the
+                                              update's MFU (one)
+    python experiments/bench.py verifiers     what a Python verifier costs inside the compiled loop
+                                              (half a minute)
+    python experiments/bench.py scoring       ten thousand responses scored by math-verify, with
+                                              planted hangs, crashes and lack of memory (two)
+    python experiments/bench.py verdicts      the same two thousand responses, faults among them, on
+                                              an idle machine, beside busy loops, and on one
+                                              processor: are the verdicts the same? (six)
+    python experiments/bench.py packing       supervised updates on packed rows against
+                                              padded ones (one)
+    python experiments/bench.py end_to_end    training with the rule in the loop against host-driven
+                                              training (three)
+    python experiments/bench.py serving       the sampler against JetStream's server, same requests
+                                              (one; the extra "jetstream")
+    python experiments/bench.py scale         whole steps at the SPEED paper's scale, random
+                                              weights: time by phase and peak memory
 
-Options: [--out=experiments/results/bench_NAME] [--repeats=5]. `decode`, `scale` and the MFU take a Qwen2.5-1.5B shape on an
-accelerator and a small one on a CPU, and say so. Each writes bench.json (with device, versions and command), table.txt and
-plot.png.
+Options: [--out=experiments/results/bench_NAME] [--repeats=5]. `decode`, `scale` and the MFU take a
+Qwen2.5-1.5B shape on an accelerator and a small one on a CPU, and say so. Each writes bench.json
+(with device, versions and command), table.txt and plot.png.
 """
 
 import importlib
@@ -32,10 +41,25 @@ from absl import flags
 from rl_speed.config import command
 from rl_speed.runtime import entry
 
-_OUT = flags.DEFINE_string("out", None, "Folder for the results; by default experiments/results/bench_NAME.")
-_REPEATS = flags.DEFINE_integer("repeats", 5, "Timed calls (end_to_end: seeds) of each; medians are reported.", lower_bound=1)
+_OUT = flags.DEFINE_string(
+    "out", None, "Folder for the results; by default experiments/results/bench_NAME."
+)
+_REPEATS = flags.DEFINE_integer(
+    "repeats", 5, "Timed calls (end_to_end: seeds) of each; medians are reported.", lower_bound=1
+)
 _SMALL = flags.DEFINE_bool("small", False, "A tiny policy, to see that the benchmark works.")
-KNOWN = ("sampler", "decode", "step", "verifiers", "scoring", "verdicts", "packing", "end_to_end", "serving", "scale")
+KNOWN = (
+    "sampler",
+    "decode",
+    "step",
+    "verifiers",
+    "scoring",
+    "verdicts",
+    "packing",
+    "end_to_end",
+    "serving",
+    "scale",
+)
 
 
 def main(arguments):
@@ -51,14 +75,26 @@ def main(arguments):
     numbers = module.run(work, _REPEATS.value, lambda text: print(text, file=sys.stderr))
     out = Path(_OUT.value or f"experiments/results/bench_{name}")
     out.mkdir(parents=True, exist_ok=True)
-    where = {"command": entry.shown_command(), "date": time.strftime("%Y-%m-%d"),
-             "device": jax.devices()[0].device_kind, "processors": os.cpu_count(), "jax": jax.__version__,
-             "jaxlib": jaxlib.__version__, "numpy": np.__version__, "python": platform.python_version(),
-             "load_at_start": load, "repeats": _REPEATS.value}
+    where = {
+        "command": entry.shown_command(),
+        "date": time.strftime("%Y-%m-%d"),
+        "device": jax.devices()[0].device_kind,
+        "processors": os.cpu_count(),
+        "jax": jax.__version__,
+        "jaxlib": jaxlib.__version__,
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+        "load_at_start": load,
+        "repeats": _REPEATS.value,
+    }
     text = module.table(numbers)
-    (out / "bench.json").write_text(json.dumps({**where, "met": module.verdicts(numbers), **numbers}) + "\n")
-    header = (f"{where['command']}\n{where['date']}, {where['device']}, {where['processors']} processors, JAX {where['jax']}, "
-              f"load {load:.1f} before it began")
+    (out / "bench.json").write_text(
+        json.dumps({**where, "met": module.verdicts(numbers), **numbers}) + "\n"
+    )
+    header = (
+        f"{where['command']}\n{where['date']}, {where['device']}, {where['processors']} "
+        f"processors, JAX {where['jax']}, load {load:.1f} before it began"
+    )
     (out / "table.txt").write_text(f"{header}\n\n{text}\n")
     module.plot(numbers, out / "plot.png")
     print(text)

@@ -1,12 +1,16 @@
-"""Run several methods from the same start with the same seeds, and tabulate the time to a target accuracy.
+"""Run several methods from the same start with the same seeds,
+and tabulate the time to a target accuracy.
 
-    python experiments/compare.py --config=configs/embedded.py --methods=speed_rloo,rloo,speed_dapo,dapo \
-        --seeds=0,1,2 --workdir=runs/compare            (Table 1 and Figure 4 of the SPEED paper; about 15 minutes)
+    python experiments/compare.py --config=configs/embedded.py \
+        --methods=speed_rloo,rloo,speed_dapo,dapo --seeds=0,1,2 --workdir=runs/compare
+            (Table 1 and Figure 4 of the SPEED paper; about 15 minutes)
     python experiments/compare.py --config=configs/embedded.py --workdir=runs/n_init \
-        --methods=speed_rloo@rule.n_init=4,speed_rloo@rule.n_init=6,speed_rloo@rule.n_init=8,rloo   (Figure 5)
+        --methods=speed_rloo@rule.n_init=4,speed_rloo@rule.n_init=6,speed_rloo@rule.n_init=8,rloo
+            (Figure 5)
 
-A method may carry changes of its own: NAME@section.field=value. Writes table.md, table.json, accuracy.png, training.png and
-pass_rates.* to --workdir, a folder per run beside them. Interrupted comparisons continue where they stopped.
+A method may carry changes of its own: NAME@section.field=value. Writes table.md, table.json,
+accuracy.png, training.png and pass_rates.* to --workdir, a folder per run beside them. Interrupted
+comparisons continue where they stopped.
 """
 
 from pathlib import Path
@@ -16,12 +20,22 @@ from ml_collections import config_flags
 
 from rl_speed.runtime import entry
 
-_CONFIG = config_flags.DEFINE_config_file("config", None, "Settings that all methods share.", lock_config=True)
-_METHODS = flags.DEFINE_list("methods", ["speed_rloo", "rloo"], "Methods to run; see rl_speed/config/methods.py.")
+_CONFIG = config_flags.DEFINE_config_file(
+    "config", None, "Settings that all methods share.", lock_config=True
+)
+_METHODS = flags.DEFINE_list(
+    "methods", ["speed_rloo", "rloo"], "Methods to run; see rl_speed/config/methods.py."
+)
 _SEEDS = flags.DEFINE_list("seeds", ["0"], "Seeds, each used by every method.")
-_TARGET = flags.DEFINE_float("target", 0.0, "Held-out accuracy; 0 takes nine tenths of the way from the start to the best "
-                             "mean final accuracy among the methods that do not screen.")
-_SAMPLES = flags.DEFINE_integer("pass_rate_samples", 50, "Samples per held-out prompt for the starting histogram; 0: none.")
+_TARGET = flags.DEFINE_float(
+    "target",
+    0.0,
+    "Held-out accuracy; 0 takes nine tenths of the way from the start to the best "
+    "mean final accuracy among the methods that do not screen.",
+)
+_SAMPLES = flags.DEFINE_integer(
+    "pass_rate_samples", 50, "Samples per held-out prompt for the starting histogram; 0: none."
+)
 _WORKDIR = flags.DEFINE_string("workdir", None, "Where everything is written.", required=True)
 flags.mark_flag_as_required("config")
 
@@ -29,8 +43,18 @@ flags.mark_flag_as_required("config")
 def main(_):
     from rl_speed.studies.comparison import compare
 
-    print(*compare.compare(_CONFIG.value, _METHODS.value, [int(s) for s in _SEEDS.value], Path(_WORKDIR.value), _TARGET.value,
-                           _SAMPLES.value, entry.shown_command()), sep="\n")
+    print(
+        *compare.compare(
+            _CONFIG.value,
+            _METHODS.value,
+            [int(s) for s in _SEEDS.value],
+            Path(_WORKDIR.value),
+            _TARGET.value,
+            _SAMPLES.value,
+            entry.shown_command(),
+        ),
+        sep="\n",
+    )
 
 
 if __name__ == "__main__":

@@ -1,14 +1,18 @@
 """Look at data sets before training on them; clean one.
 
     python experiments/data.py train.jsonl eval.parquet owner/name@train
-    python experiments/data.py train.jsonl.gz --tokenizer=DIRECTORY --prompt=chat --max_prompt_length=1024
-    python experiments/data.py train.jsonl.gz --against=math500.jsonl,aime24.jsonl --check_gold --out=report
-    python experiments/data.py train.jsonl.gz --keep=integer --decontaminate=math500.jsonl --write=clean.jsonl
+    python experiments/data.py train.jsonl.gz --tokenizer=DIRECTORY --prompt=chat
+        --max_prompt_length=1024
+    python experiments/data.py train.jsonl.gz --against=math500.jsonl,aime24.jsonl --check_gold
+        --out=report
+    python experiments/data.py train.jsonl.gz --keep=integer --decontaminate=math500.jsonl
+        --write=clean.jsonl
 
-Prints a table: rows, usable, bad, duplicates (of these with another answer), prompt lengths, whole-number answers. --against names
-the rows whose question is in an evaluation file, --check_gold has math-verify judge every gold answer against itself in a box.
---out keeps it as report.md, report.json and, with a tokenizer, lengths.png. --write writes what would train.
-Seconds; --check_gold judges a few hundred answers a second and worker.
+Prints a table: rows, usable, bad, duplicates (of these with another answer), prompt lengths,
+whole-number answers. --against names the rows whose question is in an evaluation file, --check_gold
+has math-verify judge every gold answer against itself in a box. --out keeps it as report.md,
+report.json and, with a tokenizer, lengths.png. --write writes what would train. Seconds;
+--check_gold judges a few hundred answers a second and worker.
 """
 
 import os
@@ -17,24 +21,50 @@ from absl import flags
 
 from rl_speed.runtime import entry
 
-_TOKENIZER = flags.DEFINE_string("tokenizer", None, "Directory of a tokenizer: prompts are counted in its tokens.")
-_PROMPT = flags.DEFINE_string("prompt", "plain", "As config.data.prompt: chat, plain, another preset, or a format.")
+_TOKENIZER = flags.DEFINE_string(
+    "tokenizer", None, "Directory of a tokenizer: prompts are counted in its tokens."
+)
+_PROMPT = flags.DEFINE_string(
+    "prompt", "plain", "As config.data.prompt: chat, plain, another preset, or a format."
+)
 _SYSTEM = flags.DEFINE_string("system", "", "As config.data.system.")
-_INSTRUCTION = flags.DEFINE_string("instruction", "", "As config.data.instruction: put after every question.")
-_LIMIT = flags.DEFINE_integer("max_prompt_length", 1024, "Tokens; with --write, longer prompts are left out.", lower_bound=1)
-_KEEP = flags.DEFINE_string("keep", "", "As config.data.keep: integer, no_proof, valid, no_choice, with commas between them.")
+_INSTRUCTION = flags.DEFINE_string(
+    "instruction", "", "As config.data.instruction: put after every question."
+)
+_LIMIT = flags.DEFINE_integer(
+    "max_prompt_length", 1024, "Tokens; with --write, longer prompts are left out.", lower_bound=1
+)
+_KEEP = flags.DEFINE_string(
+    "keep",
+    "",
+    "As config.data.keep: integer, no_proof, valid, no_choice, with commas between them.",
+)
 _QUESTION = flags.DEFINE_string("question_field", "", "As config.data.question_field ('': found).")
-_EVAL_QUESTION = flags.DEFINE_string("eval_question_field", "", "As config.data.eval_question_field, also of --against.")
+_EVAL_QUESTION = flags.DEFINE_string(
+    "eval_question_field", "", "As config.data.eval_question_field, also of --against."
+)
 _ANSWER = flags.DEFINE_string("answer_field", "", "As config.data.answer_field.")
 _SOLUTION = flags.DEFINE_string("solution_field", "", "As config.data.solution_field.")
-_AGAINST = flags.DEFINE_list("against", [], "Evaluation files: which of their questions are in FILES?")
-_CHECK = flags.DEFINE_bool("check_gold", False, "Have math-verify parse every gold answer, in worker processes.")
-_WORKERS = flags.DEFINE_integer("workers", os.cpu_count() or 1, "Processes for --check_gold.", lower_bound=1)
+_AGAINST = flags.DEFINE_list(
+    "against", [], "Evaluation files: which of their questions are in FILES?"
+)
+_CHECK = flags.DEFINE_bool(
+    "check_gold", False, "Have math-verify parse every gold answer, in worker processes."
+)
+_WORKERS = flags.DEFINE_integer(
+    "workers", os.cpu_count() or 1, "Processes for --check_gold.", lower_bound=1
+)
 _OUT = flags.DEFINE_string("out", None, "Folder for report.md, report.json and lengths.png.")
-_WRITE = flags.DEFINE_string("write", None, "JSON lines file for the rows that would train (of one FILE).")
+_WRITE = flags.DEFINE_string(
+    "write", None, "JSON lines file for the rows that would train (of one FILE)."
+)
 _UNIQUE = flags.DEFINE_bool("unique", True, "With --write, as config.data.unique.")
-_HOLD_OUT = flags.DEFINE_integer("hold_out", 0, "With --write, as config.data.hold_out: these are left out.", lower_bound=0)
-_DECONTAMINATE = flags.DEFINE_list("decontaminate", [], "With --write: evaluation files whose questions are left out.")
+_HOLD_OUT = flags.DEFINE_integer(
+    "hold_out", 0, "With --write, as config.data.hold_out: these are left out.", lower_bound=0
+)
+_DECONTAMINATE = flags.DEFINE_list(
+    "decontaminate", [], "With --write: evaluation files whose questions are left out."
+)
 
 
 def main(files):
@@ -43,11 +73,18 @@ def main(files):
     from rl_speed.studies import data_report
 
     fields = Fields(_QUESTION.value, _ANSWER.value, _SOLUTION.value, flag="--question_field")
-    of_evaluation = Fields(_EVAL_QUESTION.value or _QUESTION.value, _ANSWER.value, _SOLUTION.value, required=False,
-                           flag="--eval_question_field")
+    of_evaluation = Fields(
+        _EVAL_QUESTION.value or _QUESTION.value,
+        _ANSWER.value,
+        _SOLUTION.value,
+        required=False,
+        flag="--eval_question_field",
+    )
     encode = None
     if _TOKENIZER.value:
-        encode_prompt = prompt_encoder(load_tokenizer(_TOKENIZER.value), _PROMPT.value, _SYSTEM.value)
+        encode_prompt = prompt_encoder(
+            load_tokenizer(_TOKENIZER.value), _PROMPT.value, _SYSTEM.value
+        )
         encode = lambda question: encode_prompt(question + _INSTRUCTION.value)
     report = data_report.DataReport(fields, of_evaluation, _KEEP.value, encode, _LIMIT.value)
     if _WRITE.value:
@@ -56,8 +93,15 @@ def main(files):
     if _OUT.value:
         report.save(_OUT.value, entry.shown_command())
     if _WRITE.value:
-        print(report.write_training_rows(_WRITE.value, files[0], held_out=_HOLD_OUT.value, decontaminate=_DECONTAMINATE.value,
-                                         unique=_UNIQUE.value))
+        print(
+            report.write_training_rows(
+                _WRITE.value,
+                files[0],
+                held_out=_HOLD_OUT.value,
+                decontaminate=_DECONTAMINATE.value,
+                unique=_UNIQUE.value,
+            )
+        )
 
 
 if __name__ == "__main__":

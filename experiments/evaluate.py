@@ -25,25 +25,54 @@ from rl_speed.evaluation.settings import RENAMED
 from rl_speed.runtime import entry
 
 _CONFIG = config_flags.DEFINE_config_file(
-    "config", None, "How to ask and judge: a file in configs/, such as "
-    "configs/evaluation.py:speed. Default: as the run does.")
+    "config",
+    None,
+    "How to ask and judge: a file in configs/, such as "
+    "configs/evaluation.py:speed. Default: as the run does.",
+)
 _FLAGS = [
-    flags.DEFINE_string("checkpoint", "", "Workdir of a run, a checkpoint inside it, or an "
-                        "exported policy. Default: the policy of config.model.path."),
-    flags.DEFINE_integer("step", None, "Which checkpoint of the workdir. Default: the newest that "
-                         "is whole.", lower_bound=0),
-    flags.DEFINE_multi_string("data", [], "FILE or NAME=FILE of questions and answers; several "
-                              "with commas between them, or the flag repeated. Default: the run's "
-                              "held-out questions, or the embedded task's."),
-    flags.DEFINE_list("k", None, "pass@k for these k. Default: 1,8,32, as far as "
-                      "config.evaluation.samples goes."),
-    flags.DEFINE_integer("limit", 0, "Only so many questions of each benchmark, the first ones. "
-                         "0: all.", lower_bound=0),
-    flags.DEFINE_integer("questions_per_call", 0, "Questions in a generation call, which is what "
-                         "an interruption costs. 0: eight responses a slot.", lower_bound=0),
-    flags.DEFINE_string("out", None, "Folder to write to. Default: "
-                        "WORKDIR/evaluation/VARIANT_step_N, or runs/evaluate/MODEL/VARIANT, by "
-                        "--config's variant."),
+    flags.DEFINE_string(
+        "checkpoint",
+        "",
+        "Workdir of a run, a checkpoint inside it, or an "
+        "exported policy. Default: the policy of config.model.path.",
+    ),
+    flags.DEFINE_integer(
+        "step",
+        None,
+        "Which checkpoint of the workdir. Default: the newest that is whole.",
+        lower_bound=0,
+    ),
+    flags.DEFINE_multi_string(
+        "data",
+        [],
+        "FILE or NAME=FILE of questions and answers; several "
+        "with commas between them, or the flag repeated. Default: the run's "
+        "held-out questions, or the embedded task's.",
+    ),
+    flags.DEFINE_list(
+        "k", None, "pass@k for these k. Default: 1,8,32, as far as config.evaluation.samples goes."
+    ),
+    flags.DEFINE_integer(
+        "limit",
+        0,
+        "Only so many questions of each benchmark, the first ones. 0: all.",
+        lower_bound=0,
+    ),
+    flags.DEFINE_integer(
+        "questions_per_call",
+        0,
+        "Questions in a generation call, which is what "
+        "an interruption costs. 0: eight responses a slot.",
+        lower_bound=0,
+    ),
+    flags.DEFINE_string(
+        "out",
+        None,
+        "Folder to write to. Default: "
+        "WORKDIR/evaluation/VARIANT_step_N, or runs/evaluate/MODEL/VARIANT, by "
+        "--config's variant.",
+    ),
     flags.DEFINE_bool("overwrite", False, "Begin anew, whatever --out holds."),
     flags.DEFINE_bool("progress", True, "Show a bar."),
 ]
@@ -62,11 +91,21 @@ def explain(error):
     """Which settings to turn down when a device is full."""
     from rl_speed.runtime import out_of_memory
 
-    return out_of_memory.explain(error, [], (
-        "turn down config.sampler.slots or config.sampler.max_new, or raise config.mesh.fsdp; what "
-        "was saved is whole, but these belong to what an evaluation is: give another --out"))
+    return out_of_memory.explain(
+        error,
+        [],
+        (
+            "turn down config.sampler.slots or config.sampler.max_new, or raise config.mesh.fsdp; "
+            "what was saved is whole, but these belong to what an evaluation "
+            "is: give another --out"
+        ),
+    )
 
 
 if __name__ == "__main__":
-    entry.run(main, explain=explain, renamed=RENAMED,
-              default=f"{Path(__file__).parents[1]}/configs/evaluation.py")
+    entry.run(
+        main,
+        explain=explain,
+        renamed=RENAMED,
+        default=f"{Path(__file__).parents[1]}/configs/evaluation.py",
+    )

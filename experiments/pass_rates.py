@@ -1,9 +1,11 @@
-"""Measure the starting policy's pass rate on each held-out prompt, and draw the histogram (under a minute, embedded).
+"""Measure the starting policy's pass rate on each held-out prompt,
+and draw the histogram (under a minute, embedded).
 
-    python experiments/pass_rates.py --config=configs/embedded.py --samples=50 --out=experiments/results/embedded
+    python experiments/pass_rates.py --config=configs/embedded.py --samples=50
+        --out=experiments/results/embedded
 
-With --split=train, on each training prompt: OUT/pass_rates.json is then what config.data.pass_rates takes, for curation
-(keep_low, keep_high) and order="schedule".
+With --split=train, on each training prompt: OUT/pass_rates.json is then what config.data.pass_rates
+takes, for curation (keep_low, keep_high) and order="schedule".
 """
 
 from pathlib import Path
@@ -13,10 +15,14 @@ from ml_collections import config_flags
 
 from rl_speed.runtime import entry
 
-_CONFIG = config_flags.DEFINE_config_file("config", None, "The experiment: a file in configs/.", lock_config=True)
+_CONFIG = config_flags.DEFINE_config_file(
+    "config", None, "The experiment: a file in configs/.", lock_config=True
+)
 _SAMPLES = flags.DEFINE_integer("samples", 50, "Responses per prompt.", lower_bound=1)
 _SPLIT = flags.DEFINE_enum("split", "eval", ["eval", "train"], "Held-out or training prompts.")
-_OUT = flags.DEFINE_string("out", None, "Folder for pass_rates.json and pass_rates.png.", required=True)
+_OUT = flags.DEFINE_string(
+    "out", None, "Folder for pass_rates.json and pass_rates.png.", required=True
+)
 flags.mark_flag_as_required("config")
 
 
@@ -26,8 +32,11 @@ def main(_):
     result, ids = pass_rates.measure(_CONFIG.value, _SAMPLES.value, _SPLIT.value)
     plot = pass_rates.save(result, ids, Path(_OUT.value), entry.shown_command())
     n = pass_rates.describe(result)
-    print(f"{n['prompts']} prompts, {n['samples']} samples each: mean {n['mean']:.3f}; nearly always (0.9 or more) "
-          f"{n['nearly_always']:.3f}, nearly never (0.05 or less) {n['nearly_never']:.3f}, between {n['between']:.3f}")
+    print(
+        f"{n['prompts']} prompts, {n['samples']} samples each: mean {n['mean']:.3f}; nearly "
+        f"always (0.9 or more) {n['nearly_always']:.3f}, nearly never (0.05 or less) "
+        f"{n['nearly_never']:.3f}, between {n['between']:.3f}"
+    )
     print(f"plot: {plot}")
 
 

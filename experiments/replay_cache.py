@@ -1,10 +1,14 @@
-"""Start the replay cache of RPO: one response of the starting policy to each training question, in a file.
+"""Start the replay cache of RPO: one response of the starting policy to each training
+question, in a file.
 
-    python experiments/replay_cache.py --config=configs/embedded.py --out=runs/cache.npz          (under a minute, embedded)
-    python experiments/replay_cache.py --config=configs/embedded.py --from=other.npz --out=runs/cache.npz
+    python experiments/replay_cache.py --config=configs/embedded.py --out=runs/cache.npz
+        (under a minute, embedded)
+    python experiments/replay_cache.py --config=configs/embedded.py --from=other.npz
+        --out=runs/cache.npz
         (another policy's responses where it has them, ours for the other questions)
 
-The same command again goes on where the file ends. At the end it says what that cost in responses, tokens and seconds.
+The same command again goes on where the file ends. At the end it says what that cost in responses,
+tokens and seconds.
 """
 
 import sys
@@ -14,9 +18,17 @@ from ml_collections import config_flags
 
 from rl_speed.runtime import entry
 
-_CONFIG = config_flags.DEFINE_config_file("config", None, "The experiment: a file in configs/.", lock_config=True)
-_OUT = flags.DEFINE_string("out", None, "The cache, an .npz file; gone on with where it exists.", required=True)
-_FROM = flags.DEFINE_string("from", None, "Another cache, of any policy with the same tokenizer, to take responses from first.")
+_CONFIG = config_flags.DEFINE_config_file(
+    "config", None, "The experiment: a file in configs/.", lock_config=True
+)
+_OUT = flags.DEFINE_string(
+    "out", None, "The cache, an .npz file; gone on with where it exists.", required=True
+)
+_FROM = flags.DEFINE_string(
+    "from",
+    None,
+    "Another cache, of any policy with the same tokenizer, to take responses from first.",
+)
 _EVERY = flags.DEFINE_float("write_every_s", 60.0, "Seconds between writes.", lower_bound=0.0)
 flags.mark_flag_as_required("config")
 

@@ -1,6 +1,7 @@
 """Draw a run, finished or not, as one HTML file that stands alone.
 
-    python experiments/report.py runs/speed_rloo [--out=report.html]        (default: report.html in the run's folder)
+python experiments/report.py runs/speed_rloo [--out=report.html]
+    (default: report.html in the run's folder)
 """
 
 from absl import flags
@@ -13,7 +14,7 @@ _OUT = flags.DEFINE_string("out", None, "The HTML file; default: report.html in 
 def main(arguments):
     from rl_speed.studies.inspection import write_report
 
-    workdir, = arguments
+    (workdir,) = arguments
     try:
         path = write_report(workdir, _OUT.value)
     except OSError as error:

@@ -23,12 +23,17 @@ from rl_speed.runtime import entry
 from rl_speed.sft.config import RENAMED, SFTConfig
 
 _CONFIG = config_flags.DEFINE_config_file(
-    "config", None, "The settings; by default configs/sft.py.", lock_config=True)
+    "config", None, "The settings; by default configs/sft.py.", lock_config=True
+)
 _OUT = flags.DEFINE_string(
-    "out", None, "Hugging Face directory to write at the end; replaced where it exists.",
-    required=True)
+    "out",
+    None,
+    "Hugging Face directory to write at the end; replaced where it exists.",
+    required=True,
+)
 _WORKDIR = flags.DEFINE_string(
-    "workdir", "", "Folder of the run; by default OUT.run for data of one's own, else none.")
+    "workdir", "", "Folder of the run; by default OUT.run for data of one's own, else none."
+)
 _layouts = []  # of the run, once it is known
 
 

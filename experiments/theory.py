@@ -1,6 +1,8 @@
-"""Draw what theory says: SNR, Phi, sampling cost, bias, allocations, objectives, effective weights, optimal KL (a few seconds).
+"""Draw what theory says: SNR, Phi, sampling cost, bias, allocations, objectives,
+effective weights, optimal KL (a few seconds).
 
-    python experiments/theory.py [--out=experiments/results/theory]         a PNG each, and table.md, which names them
+python experiments/theory.py [--out=experiments/results/theory]
+    a PNG each, and table.md, which names them
 """
 
 from pathlib import Path
@@ -9,7 +11,9 @@ from absl import flags
 
 from rl_speed.runtime import entry
 
-_OUT = flags.DEFINE_string("out", "experiments/results/theory", "Folder for the pictures and table.md.")
+_OUT = flags.DEFINE_string(
+    "out", "experiments/results/theory", "Folder for the pictures and table.md."
+)
 
 
 def main(_):

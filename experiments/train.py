@@ -2,12 +2,16 @@
 
     python experiments/train.py --config=configs/embedded.py:speed_rloo --workdir=runs/speed_rloo
         [--config.section.field=value ...]
-    python experiments/train.py --config=configs/gsm8k.py --config.mesh.fsdp=4 --dry_run      (what it will need; starts nothing)
-    python experiments/train.py --config=configs/ada_qwen3_4b.py --config.model.path=MODEL/config.json --dry_run       (no weights)
+    python experiments/train.py --config=configs/gsm8k.py --config.mesh.fsdp=4 --dry_run
+        (what it will need; starts nothing)
+    python experiments/train.py --config=configs/ada_qwen3_4b.py
+        --config.model.path=MODEL/config.json --dry_run
+        (no weights)
 
-Every field of rl_speed/config/schema.py is a flag. The same command again resumes from the newest checkpoint (--resume=never|auto|must).
-SIGTERM and Ctrl-C finish the generation call or the update under way, save and stop. The workdir then holds config.json,
-metrics.jsonl, evaluations.jsonl, rollouts.jsonl, tensorboard/, checkpoints/, plots/*.png, report.html, summary.json and policy/ (a
+Every field of rl_speed/config/schema.py is a flag. The same command again resumes from the newest
+checkpoint (--resume=never|auto|must). SIGTERM and Ctrl-C finish the generation call or the update
+under way, save and stop. The workdir then holds config.json, metrics.jsonl, evaluations.jsonl,
+rollouts.jsonl, tensorboard/, checkpoints/, plots/*.png, report.html, summary.json and policy/ (a
 Hugging Face directory).
 """
 
@@ -20,10 +24,16 @@ from ml_collections import config_flags
 from rl_speed.config import command
 from rl_speed.runtime import entry
 
-_CONFIG = config_flags.DEFINE_config_file("config", None, "The experiment: a file in configs/.", lock_config=True)
+_CONFIG = config_flags.DEFINE_config_file(
+    "config", None, "The experiment: a file in configs/.", lock_config=True
+)
 _WORKDIR = flags.DEFINE_string("workdir", None, "Where the run is written, and resumed from.")
-_RESUME = flags.DEFINE_enum("resume", None, ["never", "auto", "must"], "For --config.checkpoints.resume.")
-_DRY_RUN = flags.DEFINE_bool("dry_run", False, "Compile everything without allocating; print memory, work and compile times.")
+_RESUME = flags.DEFINE_enum(
+    "resume", None, ["never", "auto", "must"], "For --config.checkpoints.resume."
+)
+_DRY_RUN = flags.DEFINE_bool(
+    "dry_run", False, "Compile everything without allocating; print memory, work and compile times."
+)
 flags.mark_flag_as_required("config")
 
 
@@ -32,9 +42,12 @@ def main(_):
     if _RESUME.value:
         config.checkpoints.resume = _RESUME.value
     if _DRY_RUN.value:
-        # A mesh can be planned on a machine that does not have it. XLA reads this when the first device is asked for.
+        # A mesh can be planned on a machine that does not have it. XLA reads this when the first
+        # device is asked for.
         devices = config.mesh.data * config.mesh.fsdp * config.mesh.tensor
-        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
+        os.environ["XLA_FLAGS"] = (
+            f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
+        )
 
     # Imported here, so that --help is quick.
     from rl_speed.runtime.plotting import plot_run

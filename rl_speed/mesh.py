@@ -1,7 +1,7 @@
 """The device mesh and the two tables that place named weight axes on it.
 
-Mesh axes: `data` (copies of the weights, different rows), `fsdp` (rows split, weights sharded and gathered for use),
-`tensor` (weights split inside a layer).
+Mesh axes: `data` (copies of the weights, different rows), `fsdp` (rows split, weights sharded and
+gathered for use), `tensor` (weights split inside a layer).
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,9 @@ TRAIN_RULES: Mapping[str, str | None] = {
 GENERATE_RULES: Mapping[str, str | None] = {**TRAIN_RULES, "embed": None}
 
 
-def make_mesh(data: int = 1, fsdp: int = 1, tensor: int = 1, devices: Sequence[jax.Device] | None = None) -> Mesh:
+def make_mesh(
+    data: int = 1, fsdp: int = 1, tensor: int = 1, devices: Sequence[jax.Device] | None = None
+) -> Mesh:
     """A mesh with axes ('data', 'fsdp', 'tensor') whose partitioning XLA decides (AxisType.Auto).
 
     Raises ValueError, naming both numbers, when the mesh wants more devices than there are.
@@ -36,23 +38,34 @@ def make_mesh(data: int = 1, fsdp: int = 1, tensor: int = 1, devices: Sequence[j
     devices = jax.devices() if devices is None else list(devices)
     shape = (data, fsdp, tensor)
     if min(shape) < 1:
-        raise ValueError(f"mesh axes must be at least 1, got data={data}, fsdp={fsdp}, tensor={tensor}")
+        raise ValueError(
+            f"mesh axes must be at least 1, got data={data}, fsdp={fsdp}, tensor={tensor}"
+        )
     need = int(np.prod(shape))
     if need > len(devices):
         raise ValueError(
-            f"mesh data={data} x fsdp={fsdp} x tensor={tensor} needs {need} devices, but only {len(devices)} are "
-            f"visible ({devices[0].platform}); lower an axis, or on a CPU set "
+            f"mesh data={data} x fsdp={fsdp} x tensor={tensor} needs {need} devices, but only "
+            f"{len(devices)} are visible ({devices[0].platform}); lower an axis, or on a CPU set "
             f"XLA_FLAGS=--xla_force_host_platform_device_count={need}"
         )
     types = (jax.sharding.AxisType.Auto,) * len(AXES)
     return jax.make_mesh(shape, AXES, axis_types=types, devices=devices[:need])
 
 
-def partition_spec(mesh: Mesh, logical_axes: Sequence[str | None], shape: Sequence[int],
-                   rules: Mapping[str, str | None] = TRAIN_RULES) -> PartitionSpec:
-    """The spec of one array. An axis that its mesh axis does not divide is replicated (2 KV heads on tensor=4)."""
+def partition_spec(
+    mesh: Mesh,
+    logical_axes: Sequence[str | None],
+    shape: Sequence[int],
+    rules: Mapping[str, str | None] = TRAIN_RULES,
+) -> PartitionSpec:
+    """The spec of one array.
+
+    An axis that its mesh axis does not divide is replicated (2 KV heads on tensor=4).
+    """
     if len(logical_axes) != len(shape):
-        raise ValueError(f"{len(logical_axes)} logical axes {tuple(logical_axes)} for shape {tuple(shape)}")
+        raise ValueError(
+            f"{len(logical_axes)} logical axes {tuple(logical_axes)} for shape {tuple(shape)}"
+        )
     spec = []
     for name, size in zip(logical_axes, shape):
         axis = None if name is None else rules[name]
@@ -61,8 +74,12 @@ def partition_spec(mesh: Mesh, logical_axes: Sequence[str | None], shape: Sequen
     return PartitionSpec(*spec)
 
 
-def named_sharding(mesh: Mesh, logical_axes: Sequence[str | None], shape: Sequence[int],
-                   rules: Mapping[str, str | None] = TRAIN_RULES) -> NamedSharding:
+def named_sharding(
+    mesh: Mesh,
+    logical_axes: Sequence[str | None],
+    shape: Sequence[int],
+    rules: Mapping[str, str | None] = TRAIN_RULES,
+) -> NamedSharding:
     """`partition_spec` bound to the mesh."""
     return NamedSharding(mesh, partition_spec(mesh, logical_axes, shape, rules))
 

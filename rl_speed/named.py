@@ -1,4 +1,6 @@
-"""Choices by name: the words that a field may be, and functions of the user's own, "module:function". Standard library only."""
+"""Choices by name: the words that a field may be, and functions of the user's own,
+"module:function". Standard library only.
+"""
 
 import dataclasses
 import functools
@@ -18,10 +20,12 @@ def is_function(name: str) -> bool:
 
 
 def load_function(name: str) -> Callable[..., Any]:
-    """What "module:function" names; its module is found where Python finds modules, and in the working directory.
+    """What "module:function" names; its module is found where Python finds modules,
+    and in the working directory.
 
     Raises:
-      ValueError: importing the module raised something, it has no such attribute, or that cannot be called.
+      ValueError: importing the module raised something, it has no such attribute, or that
+        cannot be called.
     """
     module, _, attribute = name.partition(":")
     if os.getcwd() not in sys.path and "" not in sys.path:
@@ -29,9 +33,13 @@ def load_function(name: str) -> Callable[..., Any]:
     try:
         target = functools.reduce(getattr, attribute.split("."), importlib.import_module(module))
     except Exception as error:  # a module of the user's own may raise anything
-        raise ValueError(f"the function {name!r} cannot be used: {type(error).__name__}: {error}") from error
+        raise ValueError(
+            f"the function {name!r} cannot be used: {type(error).__name__}: {error}"
+        ) from error
     if not callable(target):
-        raise ValueError(f"the function {name!r} cannot be used: it is {target!r}, which cannot be called")
+        raise ValueError(
+            f"the function {name!r} cannot be used: it is {target!r}, which cannot be called"
+        )
     return target
 
 
@@ -40,7 +48,9 @@ def named(name: str, known: Mapping[str, Callable[..., Any]]) -> Callable[..., A
     return load_function(name) if name not in known and is_function(name) else known[name]
 
 
-def one_of(*options: str | Mapping[str, Any], default: str | None = None, function: bool = False) -> Any:
+def one_of(
+    *options: str | Mapping[str, Any], default: str | None = None, function: bool = False
+) -> Any:
     """A field whose value is one of these words, the first where there is no default.
 
     Args:
@@ -48,9 +58,16 @@ def one_of(*options: str | Mapping[str, Any], default: str | None = None, functi
       function: whether it may also be a function of the user's own, "module:function".
     """
     first = options[0] if isinstance(options[0], str) else next(iter(options[0]))
-    return dataclasses.field(default=first if default is None else default, metadata={"options": options, "function": function})
+    return dataclasses.field(
+        default=first if default is None else default,
+        metadata={"options": options, "function": function},
+    )
 
 
 def options_of(declared: dataclasses.Field) -> list[str]:
     """The words that a field may be; empty where it is not declared by `one_of`."""
-    return [word for option in declared.metadata.get("options", ()) for word in ([option] if isinstance(option, str) else option)]
+    return [
+        word
+        for option in declared.metadata.get("options", ())
+        for word in ([option] if isinstance(option, str) else option)
+    ]

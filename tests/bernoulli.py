@@ -1,4 +1,6 @@
-"""A policy of one logit, small enough to enumerate: p = sigmoid(theta), d p / d theta = p (1-p), the score of an answer r - p."""
+"""A policy of one logit, small enough to enumerate: p = sigmoid(theta),
+d p / d theta = p (1-p), the score of an answer r - p.
+"""
 
 import itertools
 
@@ -20,10 +22,12 @@ def chances(p, answers):
 
 
 def expected_weight(advantages, answers, p, n):
-    """sum_i A_i (r_i - p) / n over dp/dtheta, exactly: the mean over all sequences i[S, N] at each pass rate. f64[P].
+    """sum_i A_i (r_i - p) / n over dp/dtheta, exactly:
+    the mean over all sequences i[S, N] at each pass rate. f64[P].
 
-    `advantages`: [S, N], or [P, S, N] where they depend on the rate, 0 for what was not drawn or is not trained on. Answers that
-    are not drawn keep their probability and sum out, so all sequences can have one length.
+    `advantages`: [S, N], or [P, S, N] where they depend on the rate, 0 for what was not drawn or is
+    not trained on. Answers that are not drawn keep their probability and sum out, so all sequences
+    can have one length.
     """
     p = np.asarray(p, np.float64)
     scores = answers - p[:, None, None]
@@ -32,12 +36,16 @@ def expected_weight(advantages, answers, p, n):
 
 
 def walk(rule, answers, budgets=None):
-    """A prompt for each sequence, served by the rule until it is closed: (samples drawn i[S], complete bool[S])."""
+    """A prompt for each sequence, served by the rule until it is closed:
+    (samples drawn i[S], complete bool[S]).
+    """
     size, decide = len(answers), compiled_decide(rule)
     state, drawn, status = rule.init(size, budgets), np.zeros(size, np.int32), np.full(size, OPEN)
     while (status == OPEN).any():
         right = np.where(np.arange(answers.shape[1]) < drawn[:, None], answers, 0).sum(1)
-        decision, state = decide(Counts(*(jnp.asarray(x, jnp.int32) for x in (drawn, drawn, right))), state)
+        decision, state = decide(
+            Counts(*(jnp.asarray(x, jnp.int32) for x in (drawn, drawn, right))), state
+        )
         is_open = status == OPEN  # drivers do not ask about what is closed
         status = np.where(is_open, decision.status, status)
         more = np.where(is_open & (status == OPEN), decision.want, drawn)
@@ -47,7 +55,9 @@ def walk(rule, answers, budgets=None):
 
 
 def rows_of(rule, answers, budgets=None):
-    """Group id of each answer, i32[S * N]: that of its sequence, or -1 for what is not drawn and for prompts not trained on."""
+    """Group id of each answer, i32[S * N]: that of its sequence, or -1 for what is not drawn and
+    for prompts not trained on.
+    """
     drawn, complete = walk(rule, answers, budgets)
     used = (np.arange(answers.shape[1]) < drawn[:, None]) & complete[:, None]
     return np.where(used, np.arange(len(answers))[:, None], -1).ravel().astype(np.int32)

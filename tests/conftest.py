@@ -1,5 +1,6 @@
-"""Four virtual devices, a persistent compilation cache, deprecations as errors, scripts in processes of their own, and the way to the
-real data."""
+"""Four virtual devices, a persistent compilation cache, deprecations as errors,
+scripts in processes of their own, and the way to the real data.
+"""
 
 import gc
 import importlib.metadata
@@ -11,18 +12,29 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 JAX_IMPORT = re.compile(r"^\s*(?:import|from) (?:jax|flax|optax|orbax)\b", re.M)
 FLAGS = ["--xla_force_host_platform_device_count=4"]
-# XLA's newer way to emit fused kernels takes half of the time that compiling our programs takes, and cutting a program up for threads
-# that have other tests to run a fifth of the rest. A flag that XLA does not know ends the process, and the older way is about to be
-# removed, hence the version.
+# XLA's newer way to emit fused kernels takes half of the time that compiling our programs takes,
+# and cutting a program up for threads that have other tests to run a fifth of the rest. A flag that
+# XLA does not know ends the process, and the older way is about to be removed, hence the version.
 if importlib.metadata.version("jaxlib").startswith("0.10."):
     FLAGS += ["--xla_cpu_use_fusion_emitters=false", "--xla_cpu_parallel_codegen_split_count=1"]
 os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *FLAGS])
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-# What pytest.ini says of our own modules, for the entry points that tests start. The variable knows whole names alone.
-os.environ.setdefault("PYTHONWARNINGS", ",".join(
-    f"error::DeprecationWarning:{name}" for name in ["__main__", *sorted(
-        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-        for path in ROOT.glob("rl_speed/**/*.py") if JAX_IMPORT.search(path.read_text()))]))
+# What pytest.ini says of our own modules, for the entry points that tests start. The variable knows
+# whole names alone.
+os.environ.setdefault(
+    "PYTHONWARNINGS",
+    ",".join(
+        f"error::DeprecationWarning:{name}"
+        for name in [
+            "__main__",
+            *sorted(
+                ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+                for path in ROOT.glob("rl_speed/**/*.py")
+                if JAX_IMPORT.search(path.read_text())
+            ),
+        ]
+    ),
+)
 
 import jax  # noqa: E402  (the flags must be set before JAX starts)
 import pytest  # noqa: E402
@@ -30,13 +42,18 @@ import pytest  # noqa: E402
 sys.path.insert(0, str(ROOT / "tests"))
 from launcher import Launcher  # noqa: E402
 
-jax.config.update("jax_compilation_cache_dir",
-                  os.environ.get("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".cache" / "jax-tests")))
+jax.config.update(
+    "jax_compilation_cache_dir",
+    os.environ.get("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".cache" / "jax-tests")),
+)
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
 
 
-_told: list[str] = []  # deprecations that Orbax met, which it tells to jax.monitoring and to nobody else
-jax.monitoring.register_event_listener(lambda event, **_: _told.append(event) if "/deprecation/" in event else None)
+# Deprecations that Orbax met, which it tells to jax.monitoring and to nobody else.
+_told: list[str] = []
+jax.monitoring.register_event_listener(
+    lambda event, **_: _told.append(event) if "/deprecation/" in event else None
+)
 
 
 @pytest.fixture(autouse=True)
@@ -55,7 +72,9 @@ def repo() -> pathlib.Path:
 
 @pytest.fixture(scope="session")
 def real_data() -> pathlib.Path:
-    """The folder of real data sets and tokenizers, kept beside the project; the test is skipped where it is absent."""
+    """The folder of real data sets and tokenizers, kept beside the project;
+    the test is skipped where it is absent.
+    """
     path = pathlib.Path(os.environ.get("RL_SPEED_DATA", ROOT.parent / "shared" / "data"))
     if not path.is_dir():
         pytest.skip("no real data: set RL_SPEED_DATA to its folder")
@@ -64,16 +83,25 @@ def real_data() -> pathlib.Path:
 
 @pytest.fixture(scope="session")
 def launch(tmp_path_factory):
-    """Runs scripts as a user does: `launch("experiments/train.py", "--config=...")` gives exit status, stdout and stderr."""
-    launcher = Launcher(tmp_path_factory.mktemp("launched"), {"JAX_COMPILATION_CACHE_DIR": jax.config.jax_compilation_cache_dir,
-                                                              "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"})
+    """Runs scripts as a user does: `launch("experiments/train.py", "--config=...")` gives exit
+    status, stdout and stderr.
+    """
+    launcher = Launcher(
+        tmp_path_factory.mktemp("launched"),
+        {
+            "JAX_COMPILATION_CACHE_DIR": jax.config.jax_compilation_cache_dir,
+            "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+        },
+    )
     yield launcher
     launcher.close()
 
 
 @pytest.fixture(scope="module")
 def quick_compiles():
-    """For modules whose programs run for milliseconds: compiling them is all that costs, and takes two thirds of the time so."""
+    """For modules whose programs run for milliseconds: compiling them is all that costs,
+    and takes two thirds of the time so.
+    """
     before = jax.config.read("jax_disable_most_optimizations")
     jax.config.update("jax_disable_most_optimizations", True)
     yield
@@ -82,19 +110,39 @@ def quick_compiles():
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers():
-    """As many processes as cores that this one may run on; of many cores eight, since each holds a gigabyte or two."""
+    """As many processes as cores that this one may run on; of many cores eight,
+    since each holds a gigabyte or two.
+    """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return min(cores, 8)
 
 
 def pytest_collection_finish():
-    """What is imported by now stays: looking through it for garbage, again and again, is a sixth of what tracing costs."""
+    """What is imported by now stays: looking through it for garbage, again and again,
+    is a sixth of what tracing costs.
+    """
     gc.collect()
     gc.freeze()
     gc.set_threshold(100_000, 20, 20)
 
 
 def pytest_collection_modifyitems(items):
-    """The files that take longest first: all processes then end together (with --no-loadscope-reorder)."""
-    slow = ("kill", "fused", "real_models", "dry_run", "loop", "training", "adaptive", "pool", "parity")
-    items.sort(key=lambda item: next((i for i, name in enumerate(slow) if name in item.path.name), len(slow)))
+    """The files that take longest first: all processes then end together (with
+    --no-loadscope-reorder).
+    """
+    slow = (
+        "kill",
+        "fused",
+        "real_models",
+        "dry_run",
+        "loop",
+        "training",
+        "adaptive",
+        "pool",
+        "parity",
+    )
+    items.sort(
+        key=lambda item: next(
+            (i for i, name in enumerate(slow) if name in item.path.name), len(slow)
+        )
+    )

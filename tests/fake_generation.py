@@ -12,21 +12,41 @@ def finished(rollouts, stats=GenerationStats(1)):
 
 
 def rollouts_of(prompts, responses, owner=None, **columns):
-    """Samples of the prompts, one each unless `owner` says otherwise, with these tokens, lists of any lengths.
+    """Samples of the prompts, one each unless `owner` says otherwise, with these tokens,
+    lists of any lengths.
 
-    Whatever is not given in `columns` is as of whole responses to prompts, each token of log-prob -1.
+    Whatever is not given in `columns` is as of whole responses to prompts, each token of
+    log-prob -1.
     """
     lengths = np.array(list(map(len, responses)))
     tokens = np.array([[*r] + [0] * (lengths.max() - len(r)) for r in responses])
     count = len(responses)
-    return Rollouts(prompts, np.arange(count) if owner is None else owner, tokens, lengths, **{
-        "logprobs": -1.0 * (np.arange(lengths.max()) < lengths[:, None]), "sample_index": np.zeros(count),
-        "truncated": np.zeros(count), **columns})
+    return Rollouts(
+        prompts,
+        np.arange(count) if owner is None else owner,
+        tokens,
+        lengths,
+        **{
+            "logprobs": -1.0 * (np.arange(lengths.max()) < lengths[:, None]),
+            "sample_index": np.zeros(count),
+            "truncated": np.zeros(count),
+            **columns,
+        },
+    )
 
 
 def answer(requests, respond, **columns):
-    """The samples of a call's requests: `respond(request, index)` gives the tokens of sample `index`."""
-    samples = [(i, index) for i, r in enumerate(requests) for index in range(r.first, r.first + r.count)]
+    """The samples of a call's requests: `respond(request, index)` gives the tokens of
+    sample `index`.
+    """
+    samples = [
+        (i, index) for i, r in enumerate(requests) for index in range(r.first, r.first + r.count)
+    ]
     owner, index = zip(*samples)
-    return rollouts_of([r.prompt for r in requests], [respond(requests[i], k) for i, k in samples], owner,
-                       sample_index=index, **columns)
+    return rollouts_of(
+        [r.prompt for r in requests],
+        [respond(requests[i], k) for i, k in samples],
+        owner,
+        sample_index=index,
+        **columns,
+    )

@@ -1,6 +1,8 @@
-"""Scripts in processes of their own, forked from one that has imported what they import, since importing takes longer than they do.
+"""Scripts in processes of their own, forked from one that has imported what they import,
+since importing takes longer than they do.
 
-`Launcher` is what tests use (the fixture `launch`). Run as a program, this file is the process that is forked.
+`Launcher` is what tests use (the fixture `launch`). Run as a program, this file is the process
+that is forked.
 """
 
 import json
@@ -12,10 +14,20 @@ from collections.abc import Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-# What takes long of what entry points import. None of it starts a device: a process that has one must not be forked.
-HEAVY = ("matplotlib.pyplot", "ml_collections.config_flags", "rl_speed.studies.comparison.orders", "rl_speed.evaluation.harness",
-         "rl_speed.studies.inspection", "rl_speed.studies.simulation", "rl_speed.training.dry_run", "rl_speed.training.loop",
-         "rl_speed.runtime.plotting", "rl_speed.sft.build")
+# What takes long of what entry points import. None of it starts a device: a process that has one
+# must not be forked.
+HEAVY = (
+    "matplotlib.pyplot",
+    "ml_collections.config_flags",
+    "rl_speed.studies.comparison.orders",
+    "rl_speed.evaluation.harness",
+    "rl_speed.studies.inspection",
+    "rl_speed.studies.simulation",
+    "rl_speed.training.dry_run",
+    "rl_speed.training.loop",
+    "rl_speed.runtime.plotting",
+    "rl_speed.sft.build",
+)
 
 
 class Launcher:
@@ -26,21 +38,38 @@ class Launcher:
     """
 
     def __init__(self, folder: Path, environment: Mapping[str, str]):
-        self._folder, self._environment, self._server, self._count = folder, {**os.environ, **environment}, None, 0
+        self._folder, self._environment, self._server, self._count = (
+            folder,
+            {**os.environ, **environment},
+            None,
+            0,
+        )
 
-    def __call__(self, script: str | Path, *arguments: object, **environment: str) -> subprocess.CompletedProcess:
-        """`python SCRIPT ARGUMENTS` with these variables, which come too late for what Python and JAX read when imported.
+    def __call__(
+        self, script: str | Path, *arguments: object, **environment: str
+    ) -> subprocess.CompletedProcess:
+        """`python SCRIPT ARGUMENTS` with these variables,
+        which come too late for what Python and JAX read when imported.
 
         The exit status is minus the signal where one ended the script.
         """
         if self._server is None:
-            self._server = subprocess.Popen([sys.executable, __file__], cwd=ROOT, env=self._environment, stdin=subprocess.PIPE,
-                                            stdout=subprocess.PIPE, text=True)
+            self._server = subprocess.Popen(
+                [sys.executable, __file__],
+                cwd=ROOT,
+                env=self._environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
         self._count += 1
         folder, command = self._folder / str(self._count), [str(script), *map(str, arguments)]
         folder.mkdir()
-        print(json.dumps({"command": command, "environment": environment, "folder": str(folder)}), file=self._server.stdin,
-              flush=True)
+        print(
+            json.dumps({"command": command, "environment": environment, "folder": str(folder)}),
+            file=self._server.stdin,
+            flush=True,
+        )
         status = json.loads(self._server.stdout.readline())
         read = lambda name: (folder / name).read_text(encoding="utf-8", errors="replace")
         return subprocess.CompletedProcess(command, status, read("stdout"), read("stderr"))
@@ -52,7 +81,10 @@ class Launcher:
 
 
 def serve():
-    """Fork for each line of stdin, and say how it ended. Returns in each child, with what it is to do, and with None at the end."""
+    """Fork for each line of stdin, and say how it ended.
+
+    Returns in each child, with what it is to do, and with None at the end.
+    """
     import importlib
 
     for name in HEAVY:

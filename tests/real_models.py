@@ -1,4 +1,6 @@
-"""The models whose config.json is in the folder of real data: file name -> their published number of parameters."""
+"""The models whose config.json is in the folder of real data:
+file name -> their published number of parameters.
+"""
 
 PARAMETERS = {
     "Llama-3.2-1B": 1_235_814_400,

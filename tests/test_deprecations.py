@@ -1,4 +1,6 @@
-"""Which deprecations fail the suite: those of our own calls, here and in subprocesses, and none that libraries cause among themselves."""
+"""Which deprecations fail the suite: those of our own calls, here and in subprocesses,
+and none that libraries cause among themselves.
+"""
 
 import subprocess
 import sys
@@ -7,10 +9,18 @@ import warnings
 import jax
 import pytest
 
-OURS = [("rl_speed.update.step", "jax.numpy.old is deprecated"), ("test_policy_hf", "flax.struct.old is deprecated"),
-        ("jax._src.pjit", "old argument of jax.jit is deprecated"), ("optax._src.alias", "optax.old is deprecated")]
-THEIRS = [("flax.core.scope", "jax.core.old is deprecated"), ("orbax.checkpoint.utils", "numpy.old is deprecated"),
-          ("transformers.utils", "jax.numpy.old is deprecated"), ("jax._src.core", "ast.Num is deprecated")]
+OURS = [
+    ("rl_speed.update.step", "jax.numpy.old is deprecated"),
+    ("test_policy_hf", "flax.struct.old is deprecated"),
+    ("jax._src.pjit", "old argument of jax.jit is deprecated"),
+    ("optax._src.alias", "optax.old is deprecated"),
+]
+THEIRS = [
+    ("flax.core.scope", "jax.core.old is deprecated"),
+    ("orbax.checkpoint.utils", "numpy.old is deprecated"),
+    ("transformers.utils", "jax.numpy.old is deprecated"),
+    ("jax._src.core", "ast.Num is deprecated"),
+]
 
 
 def warn(module, message):
@@ -30,11 +40,19 @@ def test_what_libraries_cause_among_themselves_is_not(module, message):
 
 def test_subprocesses_inherit_errors_about_our_modules():
     code = "import warnings; warnings.warn_explicit('old', DeprecationWarning, 'a.py', 1, {!r})"
-    run = lambda module: subprocess.run([sys.executable, "-c", code.format(module)], capture_output=True, text=True)
+    run = lambda module: subprocess.run(
+        [sys.executable, "-c", code.format(module)], capture_output=True, text=True
+    )
     assert "DeprecationWarning: old" in run("rl_speed.update.step").stderr
     assert run("flax.core.scope").returncode == 0
-    assert "DeprecationWarning: t" in subprocess.run(
-        [sys.executable, "-c", "import warnings; warnings.warn('t', DeprecationWarning)"], capture_output=True, text=True).stderr
+    assert (
+        "DeprecationWarning: t"
+        in subprocess.run(
+            [sys.executable, "-c", "import warnings; warnings.warn('t', DeprecationWarning)"],
+            capture_output=True,
+            text=True,
+        ).stderr
+    )
 
 
 def test_what_orbax_tells_to_jax_monitoring_is_seen(nothing_deprecated):

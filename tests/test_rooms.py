@@ -1,4 +1,6 @@
-"""Rooms import only those before them in the order of the data, and no modules import each other in a circle."""
+"""Rooms import only those before them in the order of the data,
+and no modules import each other in a circle.
+"""
 
 import ast
 import re
@@ -6,20 +8,47 @@ import re
 import pytest
 
 # As WORKSPACE.md has them. `rl_speed.memory` is a thin module of names of three of them.
-ORDER = ["theory", "objectives", "sampling", "rewards", "data", "policy", "config", "replay", "rollout", "update", "runtime", "training",
-         "sft", "evaluation", "serving", "studies"]
+ORDER = [
+    "theory",
+    "objectives",
+    "sampling",
+    "rewards",
+    "data",
+    "policy",
+    "config",
+    "replay",
+    "rollout",
+    "update",
+    "runtime",
+    "training",
+    "sft",
+    "evaluation",
+    "serving",
+    "studies",
+]
 # Files that documents have the reader write.
-EXAMPLES = {"my_rules.py", "my_losses.py", "my_advantages.py", "my_rewards.py", "configs/FILE.py", "rl_speed/compat.py"}
+EXAMPLES = {
+    "my_rules.py",
+    "my_losses.py",
+    "my_advantages.py",
+    "my_rewards.py",
+    "configs/FILE.py",
+    "rl_speed/compat.py",
+}
 LOOSE = {"latex", "mesh", "named"}  # of nothing of ours; for everyone
 
 
 @pytest.fixture(scope="module")
 def imports(repo):
-    """{module: modules of ours that it imports, inside functions too}, dotted, without "rl_speed."."""
+    """{module: modules of ours that it imports, inside functions too}, dotted,
+    without "rl_speed.".
+    """
     root, sources = repo / "rl_speed", {}
     for path in root.rglob("*.py"):
         parts = path.relative_to(root).with_suffix("").parts
-        sources[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = ast.parse(path.read_text(encoding="utf-8"))
+        sources[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = ast.parse(
+            path.read_text(encoding="utf-8")
+        )
 
     def known(name):
         while name and name not in sources:
@@ -30,11 +59,19 @@ def imports(repo):
     for module, tree in sources.items():
         names = set()
         for node in ast.walk(tree):
-            if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "rl_speed":
+            if (
+                isinstance(node, ast.ImportFrom)
+                and node.module
+                and node.module.split(".")[0] == "rl_speed"
+            ):
                 base = node.module.removeprefix("rl_speed").removeprefix(".")
                 names |= {known(f"{base}.{alias.name}".strip(".")) for alias in node.names}
             elif isinstance(node, ast.Import):
-                names |= {known(a.name.removeprefix("rl_speed.")) for a in node.names if a.name.startswith("rl_speed.")}
+                names |= {
+                    known(a.name.removeprefix("rl_speed."))
+                    for a in node.names
+                    if a.name.startswith("rl_speed.")
+                }
         found[module] = names - {module, ""}
     return found
 
@@ -45,13 +82,20 @@ def room(module):
 
 def test_every_module_has_a_room(imports):
     assert {room(m) for m in imports} - {""} == {*ORDER, *LOOSE, "memory"}
-    assert len(imports) > 120 and "sampling.rules" in imports["config.schema"]  # the reading is real
+    # The reading is real.
+    assert len(imports) > 120 and "sampling.rules" in imports["config.schema"]
 
 
 def test_no_import_against_the_order(imports):
     place = {name: i for i, name in enumerate(ORDER)}
-    against = {(module, other) for module, others in imports.items() for other in others
-               if room(module) in place and room(other) in place and place[room(other)] > place[room(module)]}
+    against = {
+        (module, other)
+        for module, others in imports.items()
+        for other in others
+        if room(module) in place
+        and room(other) in place
+        and place[room(other)] > place[room(module)]
+    }
     assert not against
     assert not {(m, other) for m in LOOSE for other in imports[m] if room(other) not in LOOSE}
     assert not {m for m, others in imports.items() if "memory" in others}
@@ -62,11 +106,12 @@ def test_no_circle(imports):
 
     def visit(module):
         if module in under_way:
-            pytest.fail(f"a circle: {' -> '.join([*under_way[under_way.index(module):], module])}")
+            pytest.fail(f"a circle: {' -> '.join([*under_way[under_way.index(module) :], module])}")
         if module not in done:
             under_way.append(module)
             for other in sorted(imports[module]):
-                if not module.startswith(other + "."):  # a module of a package imports the package itself first
+                # A module of a package imports the package itself first.
+                if not module.startswith(other + "."):
                     visit(other)
             under_way.pop()
             done.add(module)
@@ -76,15 +121,53 @@ def test_no_circle(imports):
 
 
 def test_every_room_has_a_page_and_pages_name_files_that_exist(repo):
-    pages = [repo / "README.md", repo / "WORKSPACE.md", repo / "tests/README.md", *(repo / "rl_speed" / name / "README.md" for name in ORDER)]
+    pages = [
+        repo / "README.md",
+        repo / "WORKSPACE.md",
+        repo / "tests/README.md",
+        *(repo / "rl_speed" / name / "README.md" for name in ORDER),
+    ]
     gone, seen = [], 0
     for page in pages:
-        for name in re.findall(r"(?<![\w/.])[\w/]+\.(?:py|sh|md)\b", page.read_text(encoding="utf-8")):
+        for name in re.findall(
+            r"(?<![\w/.])[\w/]+\.(?:py|sh|md)\b", page.read_text(encoding="utf-8")
+        ):
             if name in EXAMPLES:
                 continue
-            places = [page.parent, repo, repo / "rl_speed", repo / "tests"] if "/" in name else [page.parent]
-            found = any((place / name).exists() for place in places) or ("/" not in name and (
-                list((repo / "tests").rglob(name)) or list((repo / "rl_speed").rglob(name)) or list((repo / "experiments").glob(name))))
+            places = (
+                [page.parent, repo, repo / "rl_speed", repo / "tests"]
+                if "/" in name
+                else [page.parent]
+            )
+            found = any((place / name).exists() for place in places) or (
+                "/" not in name
+                and (
+                    list((repo / "tests").rglob(name))
+                    or list((repo / "rl_speed").rglob(name))
+                    or list((repo / "experiments").glob(name))
+                )
+            )
             seen += 1
             gone += [] if found else [f"{page.relative_to(repo)}: {name}"]
     assert not gone and seen > 100
+
+
+def test_what_is_long_is_said_to_be_so_and_why(repo):
+    """Functions above 80 lines and classes above 250 stand in a list of WORKSPACE.md,
+    and nothing else does.
+    """
+    long = set()
+    for path in [
+        *(repo / "rl_speed").rglob("*.py"),
+        *(repo / "experiments").rglob("*.py"),
+        *(repo / "configs").glob("*.py"),
+    ]:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            most = {ast.FunctionDef: 80, ast.ClassDef: 250}.get(type(node))
+            if most is not None and node.end_lineno - node.lineno + 1 > most:
+                long.add(node.name)
+    _, _, page = (
+        (repo / "WORKSPACE.md").read_text(encoding="utf-8").partition("## What is long, and why\n")
+    )
+    told = set(re.findall(r"`(\w+)`", page.partition("\n## ")[0]))
+    assert long == told

@@ -1,4 +1,6 @@
-"""What a configuration must satisfy: every refusal names the field, says why, and what it may be."""
+"""What a configuration must satisfy: every refusal names the field, says why,
+and what it may be.
+"""
 
 import dataclasses
 import difflib
@@ -24,43 +26,68 @@ REWARD_PARTS = ("accuracy", "format", "language", "overlong")
 def check(c: "Config") -> None:
     """Raises ValueError naming the first field that cannot be, and what it may be."""
     check_evaluation(c)
-    _require_one(c, "rule.n", "driver.groups", "driver.screen_prompts", "driver.max_calls",
-                 "training.steps", "training.minibatches", "training.max_skipped",
-                 "data.max_prompt_length", "checkpoints.keep")
+    _require_one(
+        c,
+        "rule.n",
+        "driver.groups",
+        "driver.screen_prompts",
+        "driver.max_calls",
+        "training.steps",
+        "training.minibatches",
+        "training.max_skipped",
+        "data.max_prompt_length",
+        "checkpoints.keep",
+    )
     if c.data.task == "jsonl" and not c.data.train:
         raise ValueError("config.data.train must name a file when config.data.task is 'jsonl'")
     _check_files(c)
     _check_order(c)
     if c.sampler.top_k > 0 or c.sampler.top_p < 1 or c.sampler.temperature == 0:
         raise ValueError(
-            "config.sampler.top_k, top_p and temperature=0 cut the distribution that training samples from: after an "
-            "update a sampled token can leave the kept set and its ratio becomes 0 or undefined. Train with top_k=0, "
-            "top_p=1, temperature > 0; evaluation has its own settings")
+            "config.sampler.top_k, top_p and temperature=0 cut the distribution that training "
+            "samples from: after an update a sampled token can leave the kept set and its ratio "
+            "becomes 0 or undefined. Train with top_k=0, top_p=1, temperature > 0; evaluation has "
+            "its own settings"
+        )
     if c.driver.buffer_groups < c.driver.groups:
-        raise ValueError(f"config.driver.buffer_groups ({c.driver.buffer_groups}) must hold at least one training "
-                         f"batch (config.driver.groups = {c.driver.groups})")
+        raise ValueError(
+            f"config.driver.buffer_groups ({c.driver.buffer_groups}) must hold at least one "
+            f"training batch (config.driver.groups = {c.driver.groups})"
+        )
     _check_depth(c)
     _check_rewards(c)
     _check_logging(c)
     if c.driver.groups % c.training.minibatches:
-        raise ValueError(f"config.training.minibatches ({c.training.minibatches}) must divide "
-                         f"config.driver.groups ({c.driver.groups}): groups are not split")
+        raise ValueError(
+            f"config.training.minibatches ({c.training.minibatches}) must divide "
+            f"config.driver.groups ({c.driver.groups}): groups are not split"
+        )
     rows = c.driver.groups * c.rule.n // c.training.minibatches
     micro = c.training.micro_batch or rows
     shards = c.mesh.data * c.mesh.fsdp
     if rows % micro:
-        raise ValueError(f"config.training.micro_batch ({micro}) must divide the {rows} samples of an optimizer step "
-                         "(config.driver.groups x config.rule.n / config.training.minibatches); 0 takes them all at once")
+        raise ValueError(
+            f"config.training.micro_batch ({micro}) must divide the {rows} samples of an "
+            "optimizer step (config.driver.groups x config.rule.n / config.training.minibatches); "
+            "0 takes them all at once"
+        )
     if micro % shards:
-        raise ValueError(f"{micro} samples per gradient piece cannot be split over mesh data={c.mesh.data} x fsdp="
-                         f"{c.mesh.fsdp}; change config.training.micro_batch or config.driver.groups")
+        raise ValueError(
+            f"{micro} samples per gradient piece cannot be split over mesh data={c.mesh.data} x "
+            f"fsdp={c.mesh.fsdp}; change config.training.micro_batch or config.driver.groups"
+        )
     if c.sampler.attention == "pallas" and c.mesh.tensor > 1:
-        raise ValueError(f"config.sampler.attention='pallas' needs config.mesh.tensor=1; got {c.mesh.tensor}: the kernel is "
-                         "not split over heads. 'dense' and 'ragged' run on any mesh")
+        raise ValueError(
+            f"config.sampler.attention='pallas' needs config.mesh.tensor=1; got {c.mesh.tensor}: "
+            "the kernel is not split over heads. 'dense' and 'ragged' run on any mesh"
+        )
     rule = c.make_rule()
     if rule.max_samples > c.rule.n and c.rule.name not in ("sequential", "allocated"):
-        raise ValueError(f"config.rule.name={c.rule.name!r}: a prompt may get {rule.max_samples} samples, and a batch has rows for "
-                         f"config.rule.n ({c.rule.n}) of each of its groups; raise config.rule.n")
+        raise ValueError(
+            f"config.rule.name={c.rule.name!r}: a prompt may get {rule.max_samples} samples, and "
+            f"a batch has rows for config.rule.n ({c.rule.n}) of each of its "
+            "groups; raise config.rule.n"
+        )
     _check_pools(c)
     _check_replay(c)
     if c.driver.where == "in_loop":
@@ -71,22 +98,40 @@ def check_evaluation(c: "Config") -> None:
     """`check` without what is for training alone: what asking and judging a policy needs."""
     check_types(c)
     check_options(c)
-    _require_one(c, "evaluation.samples", "sampler.slots", "sampler.max_new", "reward.workers",
-                 "mesh.data", "mesh.fsdp", "mesh.tensor")
+    _require_one(
+        c,
+        "evaluation.samples",
+        "sampler.slots",
+        "sampler.max_new",
+        "reward.workers",
+        "mesh.data",
+        "mesh.fsdp",
+        "mesh.tensor",
+    )
     e, r, longest = c.evaluation, c.reward, c.data.max_prompt_length
-    _require(c, ("evaluation.temperature", e.temperature >= 0, "0 (greedy) or more"),
-             ("evaluation.top_p", 0 < e.top_p <= 1, "in (0, 1]"),
-             ("sampler.top_k", c.sampler.top_k >= 0, "0 (off) or more"),
-             ("data.max_prompt_length", longest >= 0, "0 (as the longest needs) or more"))
+    _require(
+        c,
+        ("evaluation.temperature", e.temperature >= 0, "0 (greedy) or more"),
+        ("evaluation.top_p", 0 < e.top_p <= 1, "in (0, 1]"),
+        ("sampler.top_k", c.sampler.top_k >= 0, "0 (off) or more"),
+        ("data.max_prompt_length", longest >= 0, "0 (as the longest needs) or more"),
+    )
     if r.verifier not in (*JAX_VERIFIERS, "math") and not is_function(r.verifier):
-        raise ValueError(f"config.reward.verifier must be one of {', '.join(JAX_VERIFIERS)}, math, or "
-                         f"a function of yours, 'module:function'; got {r.verifier!r}")
-    _require(c, ("reward.memory_limit_mb", r.memory_limit_mb >= 0, "0 (no limit) or more"),
-             ("reward.timeout_s", r.timeout_s > 0, "positive"))
+        raise ValueError(
+            f"config.reward.verifier must be one of {', '.join(JAX_VERIFIERS)}, math, or "
+            f"a function of yours, 'module:function'; got {r.verifier!r}"
+        )
+    _require(
+        c,
+        ("reward.memory_limit_mb", r.memory_limit_mb >= 0, "0 (no limit) or more"),
+        ("reward.timeout_s", r.timeout_s > 0, "positive"),
+    )
     if r.stall_s and not r.stall_s >= r.timeout_s:
         raise ValueError(
-            "config.reward.stall_s, wall-clock time, must be 0 (six times config.reward.timeout_s) or "
-            f"at least config.reward.timeout_s, processor time; got {r.stall_s} and {r.timeout_s}")
+            "config.reward.stall_s, wall-clock time, must be 0 (six times "
+            "config.reward.timeout_s) or at least config.reward.timeout_s, processor time; got "
+            f"{r.stall_s} and {r.timeout_s}"
+        )
 
 
 def _require(c: "Config", *rules: tuple[str, bool, str]) -> None:
@@ -103,15 +148,20 @@ def _require_one(c: "Config", *names: str) -> None:
 def check_options(c: Any) -> None:
     """Of any configuration: fields that are one of several words, as they are declared, or
     functions of the user's own: found, and tried."""
-    for section in (f.name for f in dataclasses.fields(c) if dataclasses.is_dataclass(getattr(c, f.name))):
+    for section in (
+        f.name for f in dataclasses.fields(c) if dataclasses.is_dataclass(getattr(c, f.name))
+    ):
         for f in dataclasses.fields(getattr(c, section)):
             value, words = getattr(getattr(c, section), f.name), options_of(f)
             if not words or value in words:
                 continue
             own = f.metadata["function"]
             if not (own and is_function(value)):
-                raise ValueError(f"config.{section}.{f.name} must be one of {', '.join(words)}"
-                                 + (", or a function of yours, 'module:function'" if own else "") + f"; got {value!r}")
+                raise ValueError(
+                    f"config.{section}.{f.name} must be one of {', '.join(words)}"
+                    + (", or a function of yours, 'module:function'" if own else "")
+                    + f"; got {value!r}"
+                )
             try:
                 function = load_function(value)
                 if f.name == "advantage":
@@ -119,7 +169,11 @@ def check_options(c: Any) -> None:
                 if section == "rule":
                     function(c.rule)
             except Exception as error:  # what a function of the user's own raises, too
-                said = error if isinstance(error, ValueError) else f"it raised {type(error).__name__}: {error}"
+                said = (
+                    error
+                    if isinstance(error, ValueError)
+                    else f"it raised {type(error).__name__}: {error}"
+                )
                 raise ValueError(f"config.{section}.{f.name}={value!r}: {said}") from error
 
 
@@ -142,41 +196,73 @@ def _check_files(c: "Config") -> None:
     form = prompt_format(d.prompt)
     _require(c, ("data.hold_out", d.hold_out >= 0, "0 (none) or more"))
     if d.task == "chain":
-        for name in ("hold_out", "decontaminate", "keep", "question_field", "eval_question_field", "answer_field",
-                     "solution_field"):
+        for name in (
+            "hold_out",
+            "decontaminate",
+            "keep",
+            "question_field",
+            "eval_question_field",
+            "answer_field",
+            "solution_field",
+        ):
             if getattr(d, name):
-                raise ValueError(f"config.data.{name} is for config.data.task='jsonl': the chain task makes its questions")
+                raise ValueError(
+                    f"config.data.{name} is for config.data.task='jsonl': the chain "
+                    "task makes its questions"
+                )
     if d.eval_question_field and not (d.eval or d.decontaminate):
-        raise ValueError("config.data.eval_question_field is for config.data.eval and config.data.decontaminate: neither is set")
+        raise ValueError(
+            "config.data.eval_question_field is for config.data.eval and "
+            "config.data.decontaminate: neither is set"
+        )
     if d.system and not form.chat:
-        raise ValueError(f"config.data.system needs a prompt that goes through the chat template; config.data.prompt={d.prompt!r} "
-                         "does not: write the text into it")
-    if d.instruction and d.prompt in PROMPTS and form != PROMPTS["chat"] and form != PROMPTS["plain"]:
-        raise ValueError(f"config.data.prompt={d.prompt!r} has an instruction of its own: set config.data.instruction='', not "
-                         f"{d.instruction!r}")
+        raise ValueError(
+            "config.data.system needs a prompt that goes through the chat template; "
+            f"config.data.prompt={d.prompt!r} does not: write the text into it"
+        )
+    if (
+        d.instruction
+        and d.prompt in PROMPTS
+        and form != PROMPTS["chat"]
+        and form != PROMPTS["plain"]
+    ):
+        raise ValueError(
+            f"config.data.prompt={d.prompt!r} has an instruction of its own: set "
+            f"config.data.instruction='', not {d.instruction!r}"
+        )
 
 
 def _check_order(c: "Config") -> None:
     """Orders and curation of the training prompts."""
     d = c.data
     _require_one(c, "data.max_unseen")
-    _require(c, ("data.keep_low", 0 <= d.keep_low <= 1, "in [0, 1]"),
-             ("data.keep_high", d.keep_low <= d.keep_high <= 1,
-              "between config.data.keep_low and 1"),
-             ("data.explore", 0 <= d.explore <= 1, "in [0, 1]"),
-             ("data.rest", 0 <= d.rest < 1, "in [0, 1)"),
-             ("data.memory_decay", 0 < d.memory_decay <= 1, "in (0, 1]"))
+    _require(
+        c,
+        ("data.keep_low", 0 <= d.keep_low <= 1, "in [0, 1]"),
+        ("data.keep_high", d.keep_low <= d.keep_high <= 1, "between config.data.keep_low and 1"),
+        ("data.explore", 0 <= d.explore <= 1, "in [0, 1]"),
+        ("data.rest", 0 <= d.rest < 1, "in [0, 1)"),
+        ("data.memory_decay", 0 < d.memory_decay <= 1, "in (0, 1]"),
+    )
     needs_table = d.order == "schedule" or (d.keep_low, d.keep_high) != (0.0, 1.0)
     if needs_table and not d.pass_rates:
-        raise ValueError("config.data.order='schedule' and config.data.keep_low/keep_high need config.data.pass_rates, a file of "
-                         "pass rates by prompt id (experiments/pass_rates.py --split=train writes one)")
+        raise ValueError(
+            "config.data.order='schedule' and config.data.keep_low/keep_high need "
+            "config.data.pass_rates, a file of pass rates by prompt id (experiments/pass_rates.py "
+            "--split=train writes one)"
+        )
     if d.pass_rates and not needs_table:
-        raise ValueError("config.data.pass_rates is used by config.data.order='schedule' and by config.data.keep_low/keep_high, "
-                         "and neither is set")
+        raise ValueError(
+            "config.data.pass_rates is used by config.data.order='schedule' and by "
+            "config.data.keep_low/keep_high, and neither is set"
+        )
     if d.task == "chain" and not d.train_prompts and (d.order != "shuffle" or needs_table):
-        raise ValueError(f"config.data.order={d.order!r} with config.data.keep_low={d.keep_low:g}, keep_high={d.keep_high:g} "
-                         "needs a finite training set: with config.data.train_prompts=0 the chain task never repeats a prompt. "
-                         "Set config.data.train_prompts")
+        raise ValueError(
+            f"config.data.order={d.order!r} with config.data.keep_low={d.keep_low:g}, "
+            f"keep_high={d.keep_high:g} needs a finite training set: with "
+            "config.data.train_prompts=0 the chain task never repeats a prompt. Set "
+            "config.data.train_prompts"
+        )
 
 
 def _check_depth(c: "Config") -> None:
@@ -184,49 +270,78 @@ def _check_depth(c: "Config") -> None:
     d = c.driver
     rule = c.make_rule()
     if d.accept == "completion" and (d.depth or rule.first_samples < rule.max_samples):
-        raise ValueError(f"config.driver.accept='completion' needs a rule of one phase (uniform, dynamic, band, allocated) and "
-                         f"config.driver.depth=0; got config.rule.name={c.rule.name!r}, config.driver.depth={d.depth}: what is "
-                         "cancelled must not have been judged, or continued, before")
+        raise ValueError(
+            "config.driver.accept='completion' needs a rule of one phase (uniform, dynamic, band, "
+            f"allocated) and config.driver.depth=0; got config.rule.name={c.rule.name!r}, "
+            f"config.driver.depth={d.depth}: what is cancelled must not have been judged, or "
+            "continued, before"
+        )
     _require(c, ("driver.depth", d.depth >= 0, "0 (no call generated ahead of scoring) or more"))
     if d.buffer_groups < d.groups * (1 + d.depth):
-        raise ValueError(f"config.driver.buffer_groups ({d.buffer_groups}) must hold {d.groups * (1 + d.depth)} groups, "
-                         f"config.driver.groups ({d.groups}) for each of the 1 + {d.depth} generation calls that "
-                         f"config.driver.depth={d.depth} keeps under way: each brings about one training batch")
+        raise ValueError(
+            f"config.driver.buffer_groups ({d.buffer_groups}) must hold "
+            f"{d.groups * (1 + d.depth)} groups, config.driver.groups ({d.groups}) for each of "
+            f"the 1 + {d.depth} generation calls that config.driver.depth={d.depth} keeps under "
+            "way: each brings about one training batch"
+        )
     if 0 <= d.max_age < d.depth:
-        raise ValueError(f"config.driver.max_age ({d.max_age}) must be -1 or at least config.driver.depth ({d.depth}): with "
-                         "one call a step, that many updates pass between a call's generation and its scoring, and its "
-                         "samples would be too old by then")
+        raise ValueError(
+            f"config.driver.max_age ({d.max_age}) must be -1 or at least config.driver.depth "
+            f"({d.depth}): with one call a step, that many updates pass between a call's "
+            "generation and its scoring, and its samples would be too old by then"
+        )
 
 
 def _check_rewards(c: "Config") -> None:
     """Weights and bounds of what is added to accuracy, and the reference policy's turns."""
     r, o = c.reward, c.objective
     _check_functions(r)
-    _require(c, ("reward.accuracy_weight", 0 < r.accuracy_weight < math.inf, "positive"),
-             *((name, c.get(name) >= 0, "0 (off) or more")
-               for name in ("reward.format_weight", "reward.language_weight", "reward.length_alpha",
-                            "objective.reference_every")))
+    _require(
+        c,
+        ("reward.accuracy_weight", 0 < r.accuracy_weight < math.inf, "positive"),
+        *(
+            (name, c.get(name) >= 0, "0 (off) or more")
+            for name in (
+                "reward.format_weight",
+                "reward.language_weight",
+                "reward.length_alpha",
+                "objective.reference_every",
+            )
+        ),
+    )
     if r.format_weight and not (r.think_open and r.think_close):
-        raise ValueError("config.reward.think_open and think_close must not be empty where config.reward.format_weight is set; "
-                         f"got {r.think_open!r} and {r.think_close!r}")
+        raise ValueError(
+            "config.reward.think_open and think_close must not be empty where "
+            f"config.reward.format_weight is set; got {r.think_open!r} and {r.think_close!r}"
+        )
     if r.length_alpha and not r.length_low <= r.length_high:
-        raise ValueError(f"config.reward.length_low ({r.length_low}) must not exceed config.reward.length_high "
-                         f"({r.length_high})")
+        raise ValueError(
+            f"config.reward.length_low ({r.length_low}) must not exceed config.reward.length_high "
+            f"({r.length_high})"
+        )
     if o.reference_every and not o.kl_coef > 0:
-        raise ValueError(f"config.objective.reference_every ({o.reference_every}) needs config.objective.kl_coef above 0 (got "
-                         f"{o.kl_coef}): nothing else asks for a reference policy")
+        raise ValueError(
+            f"config.objective.reference_every ({o.reference_every}) needs "
+            f"config.objective.kl_coef above 0 (got {o.kl_coef}): nothing else asks for a "
+            "reference policy"
+        )
 
 
 def _check_functions(r: "Reward") -> None:
-    """Reward functions of the user's own: found, callable, and asking for what there is. They are imported in a worker process."""
+    """Reward functions of the user's own: found, callable, and asking for what there is.
+
+    They are imported in a worker process.
+    """
     try:
         extra = parse_extra(r.extra)
     except ValueError as error:
         raise ValueError(f"config.reward.extra={r.extra!r}: {error}") from None
     for e in extra:
         if e.name in REWARD_PARTS:
-            raise ValueError(f"config.reward.extra: {e.function!r} is called like a part of the reward that there is already "
-                             f"({', '.join(REWARD_PARTS)})")
+            raise ValueError(
+                f"config.reward.extra: {e.function!r} is called like a part of the reward that "
+                f"there is already ({', '.join(REWARD_PARTS)})"
+            )
     named = [(r.verifier, "verifier")] if is_function(r.verifier) else []
     for function, field in [*named, *((e.function, "extra") for e in extra)]:
         try:
@@ -243,7 +358,9 @@ def _check_logging(c: "Config") -> None:
 
 
 def require_package(name: str, why: str) -> None:
-    """Raises ValueError unless the package is installed; a folder of that name that has no code (W&B leaves one) is not it."""
+    """Raises ValueError unless the package is installed; a folder of that name that has no code
+    (W&B leaves one) is not it.
+    """
     spec = importlib.util.find_spec(name)
     if spec is None or spec.origin is None:
         raise ValueError(f"{why}, but the package {name} is not installed: pip install {name}")
@@ -254,35 +371,62 @@ def _check_pools(c: "Config") -> None:
     o, rule = c.objective, c.rule
     if o.advantage in POOL_ADVANTAGES:
         if o.kl_coef > 0 and o.kl_in == "reward":
-            raise ValueError(f"config.objective.advantage={o.advantage!r} takes config.objective.kl_in='loss' only: a pool's "
-                             "statistics are of samples whose log-probs under the reference are not computed")
+            raise ValueError(
+                f"config.objective.advantage={o.advantage!r} takes config.objective.kl_in='loss' "
+                "only: a pool's statistics are of samples whose log-probs under the "
+                "reference are not computed"
+            )
         if o.singleton == "estimate" and o.advantage == "pool_std":
-            raise ValueError("config.objective.singleton='estimate' needs config.objective.advantage='pool': an only sample has "
-                             "no std to be divided by")
+            raise ValueError(
+                "config.objective.singleton='estimate' needs config.objective.advantage='pool': "
+                "an only sample has no std to be divided by"
+            )
     else:
-        for name, default in (("weight", "none"), ("singleton", "zero"), ("downsample_correction", "none")):
+        for name, default in (
+            ("weight", "none"),
+            ("singleton", "zero"),
+            ("downsample_correction", "none"),
+        ):
             if getattr(o, name) != default:
-                raise ValueError(f"config.objective.{name}={getattr(o, name)!r} needs config.objective.advantage to be one of "
-                                 f"{', '.join(POOL_ADVANTAGES)}; got {o.advantage!r}")
+                raise ValueError(
+                    f"config.objective.{name}={getattr(o, name)!r} needs "
+                    f"config.objective.advantage to be one of {', '.join(POOL_ADVANTAGES)}; got "
+                    f"{o.advantage!r}"
+                )
     e = c.estimate
-    _require(c, ("objective.weight_power", o.weight_power > 0, "positive"),
-             ("objective.weight_cap", o.weight_cap >= 0, "0 (no bound) or positive"),
-             ("estimate.decay", 0 < e.decay <= 1, "in (0, 1]"),
-             ("estimate.prior_a", e.prior_a > 0, "positive"),
-             ("estimate.prior_b", e.prior_b > 0, "positive"),
-             ("estimate.learning_rate", e.learning_rate > 0, "positive"),
-             ("estimate.hidden", e.hidden >= 0, "0 (linear) or positive"))
-    wants = [name for name, used in (("rule.name='allocated'", rule.name == "allocated"),
-                                     ("objective.weight_from='estimate'", o.weight_from == "estimate"),
-                                     ("objective.singleton='estimate'", o.singleton == "estimate")) if used]
+    _require(
+        c,
+        ("objective.weight_power", o.weight_power > 0, "positive"),
+        ("objective.weight_cap", o.weight_cap >= 0, "0 (no bound) or positive"),
+        ("estimate.decay", 0 < e.decay <= 1, "in (0, 1]"),
+        ("estimate.prior_a", e.prior_a > 0, "positive"),
+        ("estimate.prior_b", e.prior_b > 0, "positive"),
+        ("estimate.learning_rate", e.learning_rate > 0, "positive"),
+        ("estimate.hidden", e.hidden >= 0, "0 (linear) or positive"),
+    )
+    wants = [
+        name
+        for name, used in (
+            ("rule.name='allocated'", rule.name == "allocated"),
+            ("objective.weight_from='estimate'", o.weight_from == "estimate"),
+            ("objective.singleton='estimate'", o.singleton == "estimate"),
+        )
+        if used
+    ]
     if wants and c.estimate.kind == "none":
-        raise ValueError(f"config.{wants[0]} needs config.estimate.kind to be 'ema' or 'value'; got 'none'")
+        raise ValueError(
+            f"config.{wants[0]} needs config.estimate.kind to be 'ema' or 'value'; got 'none'"
+        )
     if rule.name == "allocated" and c.driver.screening != "missing":
-        raise ValueError("config.rule.name='allocated' needs config.driver.screening='missing': budgets are shared out among the "
-                         "prompts of one batch")
+        raise ValueError(
+            "config.rule.name='allocated' needs config.driver.screening='missing': budgets are "
+            "shared out among the prompts of one batch"
+        )
     if rule.name == "sequential" and not 2 <= rule.n:
-        raise ValueError(f"config.rule.n must be at least 2 for config.rule.name='sequential', one sample of each class; got "
-                         f"{rule.n}")
+        raise ValueError(
+            "config.rule.n must be at least 2 for config.rule.name='sequential', one sample of "
+            f"each class; got {rule.n}"
+        )
 
 
 def _check_replay(c: "Config") -> None:
@@ -290,61 +434,132 @@ def _check_replay(c: "Config") -> None:
     r = c.replay
     if r.window == "none":
         if r.cache:
-            raise ValueError("config.replay.cache is given, but config.replay.window is 'none': nothing would be replayed")
+            raise ValueError(
+                "config.replay.cache is given, but config.replay.window is 'none': "
+                "nothing would be replayed"
+            )
         return
     if c.data.task == "chain" and not c.data.train_prompts:
-        raise ValueError("config.replay.window needs a finite data set, as responses are cached by question: set "
-                         "config.data.train_prompts")
-    _require(c, ("replay.eps", 0 <= r.eps <= 1 or r.eps == -1,
-                 "in [0, 1], or -1 (the first response is kept for ever)"),
-             ("replay.length", r.length >= 0, "0 or more"),
-             ("replay.max_tokens", r.max_tokens >= 0, "0 (no bound) or more"),
-             ("replay.max_new", r.max_new >= -1,
-              "-1 (as many as were cut off), 0 (config.sampler.max_new) or more"))
+        raise ValueError(
+            "config.replay.window needs a finite data set, as responses are cached by question: "
+            "set config.data.train_prompts"
+        )
+    _require(
+        c,
+        (
+            "replay.eps",
+            0 <= r.eps <= 1 or r.eps == -1,
+            "in [0, 1], or -1 (the first response is kept for ever)",
+        ),
+        ("replay.length", r.length >= 0, "0 or more"),
+        ("replay.max_tokens", r.max_tokens >= 0, "0 (no bound) or more"),
+        (
+            "replay.max_new",
+            r.max_new >= -1,
+            "-1 (as many as were cut off), 0 (config.sampler.max_new) or more",
+        ),
+    )
     if r.max_new > c.sampler.max_new:
-        raise ValueError(f"config.replay.max_new ({r.max_new}) must not exceed config.sampler.max_new ({c.sampler.max_new}), "
-                         "which bounds prefix and suffix together")
+        raise ValueError(
+            f"config.replay.max_new ({r.max_new}) must not exceed config.sampler.max_new "
+            f"({c.sampler.max_new}), which bounds prefix and suffix together"
+        )
 
 
 def _check_in_loop(c: "Config", shards: int) -> None:
     """What the fused step cannot do is refused with the reason, and with what can."""
     for name, value, allowed, reason in [
-            ("driver.depth", c.driver.depth, (0,), "scoring is part of the program, there is none to overlap with"),
-            ("driver.accept", c.driver.accept, ("launch",), "the result must not depend on which sample ended first"),
-            ("reward.overlong_buffer", c.reward.overlong_buffer, (0,), "rewards are the verifier's alone"),
-            ("reward.format_weight", c.reward.format_weight, (0.0,), "rewards are the verifier's alone"),
-            ("reward.language_weight", c.reward.language_weight, (0.0,), "rewards are the verifier's alone"),
-            ("reward.accuracy_weight", c.reward.accuracy_weight, (1.0,), "rewards are the verifier's alone"),
-            ("reward.extra", c.reward.extra, ("",), "rewards are the verifier's alone"),
-            ("reward.length_alpha", c.reward.length_alpha, (0.0,), "rewards are the verifier's alone"),
-            ("training.minibatches", c.training.minibatches, (1,), "there is one update a program"),
-            ("objective.kl_coef", c.objective.kl_coef, (0.0,), "no reference policy is held there"),
-            ("replay.mask_prefix", c.replay.mask_prefix, (True,), "log-probs of replayed tokens are not recomputed there"),
-            ("objective.old_logprobs", c.objective.old_logprobs, ("behaviour",), "every sample is on-policy already")]:
+        (
+            "driver.depth",
+            c.driver.depth,
+            (0,),
+            "scoring is part of the program, there is none to overlap with",
+        ),
+        (
+            "driver.accept",
+            c.driver.accept,
+            ("launch",),
+            "the result must not depend on which sample ended first",
+        ),
+        (
+            "reward.overlong_buffer",
+            c.reward.overlong_buffer,
+            (0,),
+            "rewards are the verifier's alone",
+        ),
+        (
+            "reward.format_weight",
+            c.reward.format_weight,
+            (0.0,),
+            "rewards are the verifier's alone",
+        ),
+        (
+            "reward.language_weight",
+            c.reward.language_weight,
+            (0.0,),
+            "rewards are the verifier's alone",
+        ),
+        (
+            "reward.accuracy_weight",
+            c.reward.accuracy_weight,
+            (1.0,),
+            "rewards are the verifier's alone",
+        ),
+        ("reward.extra", c.reward.extra, ("",), "rewards are the verifier's alone"),
+        ("reward.length_alpha", c.reward.length_alpha, (0.0,), "rewards are the verifier's alone"),
+        ("training.minibatches", c.training.minibatches, (1,), "there is one update a program"),
+        ("objective.kl_coef", c.objective.kl_coef, (0.0,), "no reference policy is held there"),
+        (
+            "replay.mask_prefix",
+            c.replay.mask_prefix,
+            (True,),
+            "log-probs of replayed tokens are not recomputed there",
+        ),
+        (
+            "objective.old_logprobs",
+            c.objective.old_logprobs,
+            ("behaviour",),
+            "every sample is on-policy already",
+        ),
+    ]:
         if value not in allowed:
-            raise ValueError(f"config.driver.where='in_loop' needs config.{name}={allowed[0]!r} ({reason}); got {value!r}. "
-                             "config.driver.where='host' takes any")
+            raise ValueError(
+                f"config.driver.where='in_loop' needs config.{name}={allowed[0]!r} ({reason}); "
+                f"got {value!r}. config.driver.where='host' takes any"
+            )
     if c.reward.verifier not in JAX_VERIFIERS and c.mesh.tensor > 1:
-        raise ValueError(f"config.driver.where='in_loop' with config.reward.verifier={c.reward.verifier!r} needs "
-                         f"config.mesh.tensor=1; got {c.mesh.tensor}: the loop calls back to Python, which JAX can do only "
-                         f"where every mesh axis is manual. On any mesh: {', '.join(JAX_VERIFIERS)}, or "
-                         "config.driver.where='host'")
+        raise ValueError(
+            f"config.driver.where='in_loop' with config.reward.verifier={c.reward.verifier!r} "
+            f"needs config.mesh.tensor=1; got {c.mesh.tensor}: the loop calls back to Python, "
+            "which JAX can do only where every mesh axis is manual. On any mesh: "
+            f"{', '.join(JAX_VERIFIERS)}, or config.driver.where='host'"
+        )
     if c.driver.groups % shards:
-        raise ValueError(f"config.driver.where='in_loop' needs config.driver.groups ({c.driver.groups}) to be divisible by "
-                         f"mesh data x fsdp ({shards}): each shard fills its share")
+        raise ValueError(
+            f"config.driver.where='in_loop' needs config.driver.groups ({c.driver.groups}) to be "
+            f"divisible by mesh data x fsdp ({shards}): each shard fills its share"
+        )
 
 
 def check_types(c: Any) -> None:
     """Of any configuration: fields that a file in configs/ invented (a dataclass takes them
     silently) or gave another type."""
-    for path, section in [("", c), *((f"{f.name}.", getattr(c, f.name)) for f in dataclasses.fields(c)
-                                     if f.type not in (bool, int, float, str))]:
+    for path, section in [
+        ("", c),
+        *(
+            (f"{f.name}.", getattr(c, f.name))
+            for f in dataclasses.fields(c)
+            if f.type not in (bool, int, float, str)
+        ),
+    ]:
         known = {f.name: f for f in dataclasses.fields(section)}
         for name in vars(section):
             if name not in known:
                 close = difflib.get_close_matches(name, known, 3, 0.5) or sorted(known)
-                raise ValueError(f"there is no config.{path}{name}; nearest: "
-                                 + ", ".join(f"config.{path}{k}" for k in close))
+                raise ValueError(
+                    f"there is no config.{path}{name}; nearest: "
+                    + ", ".join(f"config.{path}{k}" for k in close)
+                )
         for name, f in known.items():
             value, kind = getattr(section, name), f.type
             if kind is float and type(value) is int:

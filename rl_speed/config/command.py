@@ -1,5 +1,7 @@
-"""The command line, checked before anything is built: a configuration file that is not there, and overrides that cannot be, are
-named with the nearest that can; a flag that was renamed is named with its new name."""
+"""The command line, checked before anything is built: a configuration file that is not there, and
+overrides that cannot be, are named with the nearest that can; a flag that was renamed is named with
+its new name.
+"""
 
 import dataclasses
 import difflib
@@ -10,20 +12,23 @@ from typing import Any, NoReturn
 
 from absl import flags
 
-from rl_speed.config import methods
-from rl_speed.config import Config, flatten
+from rl_speed.config import Config, flatten, methods
 
 _PARSERS = {bool: flags.BooleanParser(), int: flags.IntegerParser(), float: flags.FloatParser()}
 
 
 def field_types(config: Any = Config) -> dict[str, type]:
-    """{"rule.n_init": int, ...}: every field of a configuration (a class or an instance) that holds a value."""
+    """{"rule.n_init": int, ...}: every field of a configuration (a class or an instance) that
+    holds a value.
+    """
     config = config() if isinstance(config, type) else config
     return {name: type(value) for name, value in flatten(dataclasses.asdict(config)).items()}
 
 
 def nearest(name: str, known: Sequence[str], count: int = 3) -> list[str]:
-    """The known dotted names most like `name`: in a section of that name or like it, then with a last part like it."""
+    """The known dotted names most like `name`: in a section of that name or like it,
+    then with a last part like it.
+    """
     section, _, leaf = name.rpartition(".")
     parts = lambda index: {k.rpartition(".")[index] for k in known}
     sections = difflib.get_close_matches(section, parts(0), 1, 0.7) if section else []
@@ -42,7 +47,7 @@ def written_flags(arguments: Sequence[str]) -> Iterator[tuple[str, str, str]]:
             return
         if argument.startswith("-"):
             name, equals, value = argument.lstrip("-").partition("=")
-            yield name, equals, value if equals else "".join(arguments[i + 1:i + 2])
+            yield name, equals, value if equals else "".join(arguments[i + 1 : i + 2])
 
 
 def check_renamed(arguments: Sequence[str], renamed: Mapping[str, str]) -> list[str]:
@@ -60,23 +65,44 @@ def check_renamed(arguments: Sequence[str], renamed: Mapping[str, str]) -> list[
 
 
 def check_config_file(arguments: Sequence[str], flag: str = "config") -> list[str]:
-    """What is wrong with the file of `--config=FILE[:VARIANT]` among the arguments: a message, or nothing where it is there."""
+    """What is wrong with the file of `--config=FILE[:VARIANT]` among the arguments: a message,
+    or nothing where it is there.
+    """
     for name, _, value in written_flags(arguments):
         if name != flag:
             continue
         path = Path(value.partition(":")[0])
         if path.is_file():
             continue
-        problem, method = f"--{flag}={value}: there is no file {path}", path.stem.removeprefix("embedded_")
+        problem, method = (
+            f"--{flag}={value}: there is no file {path}",
+            path.stem.removeprefix("embedded_"),
+        )
         if path.stem.startswith("embedded_") and method in methods.METHODS:
-            return [f"{problem}; methods are variants of one file now: --{flag}={path.with_name('embedded.py')}:{method}"]
-        close = difflib.get_close_matches(path.name, sorted(file.name for file in path.parent.glob("*.py")))
-        return [problem + (f"; nearest: {', '.join(str(path.with_name(file)) for file in close)}" if close else "")]
+            return [
+                f"{problem}; methods are variants of one file now: "
+                f"--{flag}={path.with_name('embedded.py')}:{method}"
+            ]
+        close = difflib.get_close_matches(
+            path.name, sorted(file.name for file in path.parent.glob("*.py"))
+        )
+        return [
+            problem
+            + (
+                f"; nearest: {', '.join(str(path.with_name(file)) for file in close)}"
+                if close
+                else ""
+            )
+        ]
     return []
 
 
-def check_overrides(arguments: Sequence[str], config: Any = Config, flag: str = "config") -> list[str]:
-    """What is wrong with the `--config.section.field=value` among the arguments: a message each, empty where all is well."""
+def check_overrides(
+    arguments: Sequence[str], config: Any = Config, flag: str = "config"
+) -> list[str]:
+    """What is wrong with the `--config.section.field=value` among the arguments:
+    a message each, empty where all is well.
+    """
     known = field_types(config)
     sections = {name.rsplit(".", 1)[0] for name in known if "." in name}
     problems = []
@@ -86,19 +112,31 @@ def check_overrides(arguments: Sequence[str], config: Any = Config, flag: str = 
         if not name.removeprefix("no" if negated else "").startswith(f"{flag}."):
             continue
         if path in sections:
-            fields = ", ".join(sorted(k.rsplit(".", 1)[1] for k in known if k.startswith(path + ".")))
-            problems.append(f"--{name}: {flag}.{path} is a section; set one of its fields: {fields}")
+            fields = ", ".join(
+                sorted(k.rsplit(".", 1)[1] for k in known if k.startswith(path + "."))
+            )
+            problems.append(
+                f"--{name}: {flag}.{path} is a section; set one of its fields: {fields}"
+            )
             continue
         if path not in known:
             close = nearest(path, list(known))
-            problems.append(f"--{name}: there is no {flag}.{path}" + (
-                f"; nearest: {', '.join(f'{flag}.{k}' for k in close)}" if close else
-                f"; {_file(config)} lists every field"))
+            problems.append(
+                f"--{name}: there is no {flag}.{path}"
+                + (
+                    f"; nearest: {', '.join(f'{flag}.{k}' for k in close)}"
+                    if close
+                    else f"; {_file(config)} lists every field"
+                )
+            )
             continue
         kind = known[path]
         if negated or (kind is bool and not equals):
             if negated and kind is not bool:
-                problems.append(f"--{name}: {flag}.{path} is not a switch but {_article(kind)}; write --{flag}.{path}=VALUE")
+                problems.append(
+                    f"--{name}: {flag}.{path} is not a switch but {_article(kind)}; write "
+                    f"--{flag}.{path}=VALUE"
+                )
             continue
         if kind in _PARSERS:
             try:
@@ -115,11 +153,17 @@ def _file(config: Any) -> str:
 
 
 def _article(kind: type) -> str:
-    return {bool: "true or false", int: "an integer", float: "a number"}.get(kind, f"a {kind.__name__}")
+    return {bool: "true or false", int: "an integer", float: "a number"}.get(
+        kind, f"a {kind.__name__}"
+    )
 
 
-def parse_flags(arguments: Sequence[str], config: Any = Config, renamed: Mapping[str, str] = {},
-                default: str = "") -> list[str]:
+def parse_flags(
+    arguments: Sequence[str],
+    config: Any = Config,
+    renamed: Mapping[str, str] = {},
+    default: str = "",
+) -> list[str]:
     """The arguments that are no flags. Exits with status 2 and what is wrong, a line each.
 
     Args:
@@ -141,8 +185,10 @@ def parse_flags(arguments: Sequence[str], config: Any = Config, renamed: Mapping
         fail(" ".join((told + trace.strip().rpartition("\n")[2]).split()))
     made = flags.FLAGS["config"].value if "config" in flags.FLAGS else None
     if made is not None and not isinstance(made, config):
-        fail("--config: these are settings of another command: fields of "
-             f"{_file(made)}, not of {_file(config)}")
+        fail(
+            "--config: these are settings of another command: fields of "
+            f"{_file(made)}, not of {_file(config)}"
+        )
     return left
 
 

@@ -1,7 +1,9 @@
-"""The experiment's configuration: plain typed dataclasses, one per part, checked before anything is built.
+"""The experiment's configuration: plain typed dataclasses, one per part,
+checked before anything is built.
 
-A file in configs/ returns a `Config`; any field can be changed on the command line: `--config.rule.n_init=6`.
-Units are in the names or the comments: lengths are tokens, ages are policy updates.
+A file in configs/ returns a `Config`; any field can be changed on the command line:
+`--config.rule.n_init=6`. Units are in the names or the comments: lengths are tokens, ages are
+policy updates.
 """
 
 import dataclasses
@@ -12,23 +14,35 @@ from typing import Any
 
 from rl_speed.config.checks import check
 from rl_speed.named import named, one_of
-from rl_speed.objectives import ADVANTAGES, AGGREGATIONS, KL_KINDS, LOSSES, POOL_ADVANTAGES, settings_of
+from rl_speed.objectives import (
+    ADVANTAGES,
+    AGGREGATIONS,
+    KL_KINDS,
+    LOSSES,
+    POOL_ADVANTAGES,
+    settings_of,
+)
 from rl_speed.sampling.rules import Allocated, Band, Dynamic, Rule, Sequential, Speed, Uniform
 
 # Directory of the policy that ships with the package.
 EMBEDDED = "embedded"
 
+
 def _speed(rule: "RuleConfig") -> Speed:
     if not 1 <= rule.n_init <= rule.n:
-        raise ValueError(f"config.rule.n_init must be between 1 and config.rule.n ({rule.n}); got {rule.n_init}")
+        raise ValueError(
+            f"config.rule.n_init must be between 1 and config.rule.n ({rule.n}); got {rule.n_init}"
+        )
     return Speed(n_init=rule.n_init, n_cont=rule.n - rule.n_init, low=rule.low, high=rule.high)
 
 
 def _allocated(rule: "RuleConfig") -> Allocated:
     n_max = rule.n_max or 4 * rule.n
     if not rule.n_min <= rule.n <= n_max:
-        raise ValueError(f"config.rule.n ({rule.n}, the average) must lie between config.rule.n_min ({rule.n_min}) and "
-                         f"config.rule.n_max ({n_max})")
+        raise ValueError(
+            f"config.rule.n ({rule.n}, the average) must lie between config.rule.n_min "
+            f"({rule.n_min}) and config.rule.n_max ({n_max})"
+        )
     return Allocated(n_max, rule.n_min)
 
 
@@ -38,7 +52,9 @@ RULES: dict[str, Callable[["RuleConfig"], Rule]] = {
     "dynamic": lambda rule: Dynamic(rule.n),
     "band": lambda rule: Band(rule.n, rule.low, rule.high, rule.inclusive),
     "speed": _speed,
-    "sequential": lambda rule: Sequential(rule.m, rule.rounds, rule.k_pos, rule.k_neg, rule.on_unresolved),
+    "sequential": lambda rule: Sequential(
+        rule.m, rule.rounds, rule.k_pos, rule.k_neg, rule.on_unresolved
+    ),
     "allocated": _allocated,
 }
 
@@ -53,53 +69,72 @@ class Model:
 
 @dataclass
 class Data:
-    task: str = one_of("chain", "jsonl")  # embedded and generated; or questions and answers from files, of any kind
-    # For jsonl: .jsonl[.gz], .json[.gz] or .parquet, or a data set of the Hugging Face hub, OWNER/NAME[:CONFIG][@SPLIT].
+    # Embedded and generated; or questions and answers from files, of any kind.
+    task: str = one_of("chain", "jsonl")
+    # For jsonl: .jsonl[.gz], .json[.gz] or .parquet, or a data set of the Hugging Face hub,
+    # OWNER/NAME[:CONFIG][@SPLIT].
     train: str = ""
     eval: str = ""  # held-out questions, likewise; "" with hold_out: those
-    hold_out: int = 0  # questions of train, those of lowest hash, that never train; the evaluation set where eval is empty
-    decontaminate: str = ""  # evaluation files, with commas between them, whose questions are taken out of train
-    unique: bool = True  # of rows of train with the same question (but for case and white space) only the first trains
-    keep: str = ""  # filters of train, with commas between them: integer (answers), no_proof, valid, no_choice
-    # "" is found; one, taken alone; or several, joined in this order: body+question. Dotted for nested ones: extra_info.question.
+    # Questions of train, those of lowest hash, that never train; the evaluation set where
+    # eval is empty.
+    hold_out: int = 0
+    # Evaluation files, with commas between them, whose questions are taken out of train.
+    decontaminate: str = ""
+    # Of rows of train with the same question (but for case and white space) only the first trains.
+    unique: bool = True
+    # Filters of train, with commas between them: integer (answers), no_proof, valid, no_choice.
+    keep: str = ""
+    # "" is found; one, taken alone; or several, joined in this order: body+question. Dotted for
+    # nested ones: extra_info.question.
     question_field: str = ""
-    eval_question_field: str = ""  # likewise, of eval and decontaminate ("": question_field, in files that have it)
+    # Likewise, of eval and decontaminate ("": question_field, in files that have it).
+    eval_question_field: str = ""
     answer_field: str = ""  # reward_model.ground_truth
     solution_field: str = ""
-    prompt: str = "{question}="  # "chat", "plain", another name of policy/prompt_formats.py, or a format with {question}
-    system: str = ""  # system turn of prompts that go through the chat template ("": the prompt's own, or none)
+    # "chat", "plain", another name of policy/prompt_formats.py, or a format with {question}.
+    prompt: str = "{question}="
+    # system turn of prompts that go through the chat template ("": the prompt's own, or none).
+    system: str = ""
     instruction: str = ""  # put after every question, before the prompt's template
     max_prompt_length: int = 24  # tokens; longer prompts are dropped and counted
     train_prompts: int = 0  # use only so many (0: all; for chain: an unbounded stream)
     eval_prompts: int = 512  # 0: all
     on_bad_row: str = one_of("error", "skip")  # skipped rows are counted
-    # Which prompt of a finite training set goes next: "shuffle" (anew each epoch), "file" (as they stand), "visits" (least visited
-    # first), "schedule" (easy to hard by pass_rates), "memory" (those that will probably qualify, by what earlier visits found).
+    # Which prompt of a finite training set goes next: "shuffle" (anew each epoch), "file" (as they
+    # stand), "visits" (least visited first), "schedule" (easy to hard by pass_rates), "memory"
+    # (those that will probably qualify, by what earlier visits found).
     order: str = one_of("shuffle", "file", "visits", "schedule", "memory")
-    pass_rates: str = ""  # file of pass rates by prompt id, measured by a proxy: for "schedule", and for keep_low and keep_high
-    keep_low: float = 0.0  # offline curation: keep prompts whose rate in pass_rates lies in [keep_low, keep_high]
+    # File of pass rates by prompt id, measured by a proxy: for "schedule", and for keep_low
+    # and keep_high.
+    pass_rates: str = ""
+    # Offline curation: keep prompts whose rate in pass_rates lies in [keep_low, keep_high].
+    keep_low: float = 0.0
     keep_high: float = 1.0
     explore: float = 0.05  # memory: share drawn from the prompts seen least recently
-    max_unseen: float = 4.0  # memory: no prompt goes unseen for more than so many epochs (visits / size)
+    # memory: no prompt goes unseen for more than so many epochs (visits / size).
+    max_unseen: float = 4.0
     rest: float = 0.5  # memory: epochs before a prompt may go again
     memory_decay: float = 0.9  # memory: of what is known of a prompt, kept at its next visit
 
 
 @dataclass
 class RuleConfig:
-    name: str = one_of(RULES, default="speed", function=True)  # a function of yours takes this section and returns the rule
-    # Samples of a group that are trained on: all of a complete group; of a sequential pool, those that are kept; allocated: on
-    # average. A batch has so many rows for each of driver.groups.
+    # A function of yours takes this section and returns the rule.
+    name: str = one_of(RULES, default="speed", function=True)
+    # Samples of a group that are trained on: all of a complete group; of a sequential pool, those
+    # that are kept; allocated: on average. A batch has so many rows for each of driver.groups.
     n: int = 24
     n_init: int = 4  # speed: screening samples
-    low: float = 0.0  # speed: continue where low < pass rate < high, strictly; band: keep what lies between
+    # speed: continue where low < pass rate < high, strictly; band: keep what lies between.
+    low: float = 0.0
     high: float = 1.0
     inclusive: bool = True  # band: low and high themselves count
     m: int = 8  # sequential: samples a round
     rounds: int = 4  # sequential: at most
     k_pos: int = 1  # sequential: right samples that a prompt waits for
     k_neg: int = 0  # sequential: wrong samples that it waits for
-    on_unresolved: str = one_of("keep", "drop")  # sequential, after all rounds: in the batch, or not
+    # Sequential, after all rounds: in the batch, or not.
+    on_unresolved: str = one_of("keep", "drop")
     n_min: int = 1  # allocated: samples of a prompt, at least
     n_max: int = 0  # allocated: at most (0: four times rule.n)
 
@@ -108,9 +143,11 @@ class RuleConfig:
 class Estimate:
     """Pass rates of prompts before they are visited, for rules and objectives that use them."""
 
-    kind: str = one_of("none", "ema", "value")  # decayed counts of each prompt; a head on the policy's hidden state
+    # Decayed counts of each prompt; a head on the policy's hidden state.
+    kind: str = one_of("none", "ema", "value")
     gamma: float = 0.5  # allocated: budgets in proportion to p_hat^-gamma
-    form: str = one_of("power", "variance")  # variance: in proportion to sqrt((1 - p_hat) / p_hat) instead
+    # variance: in proportion to sqrt((1 - p_hat) / p_hat) instead.
+    form: str = one_of("power", "variance")
     prior_a: float = 1.0  # ema: Beta prior, right and wrong
     prior_b: float = 16.0
     decay: float = 0.9  # ema: of a prompt's counts, at each visit
@@ -122,20 +159,26 @@ class Estimate:
 class Driver:
     where: str = one_of("host", "in_loop")  # rules run between calls, or inside the compiled step
     groups: int = 16  # complete groups a training step takes (B)
-    screening: str = one_of("missing", "fixed")  # prompts screened per call: what is lacking, or always as many
-    # The generation batch: at most, or with "fixed" exactly, so many prompts a call (in_loop: a step). For rules of one phase this
-    # bounds the prompts in flight (C_max of Bae et al.); in_loop, sampler.context_pool does.
+    # Prompts screened per call: what is lacking, or always as many.
+    screening: str = one_of("missing", "fixed")
+    # The generation batch: at most, or with "fixed" exactly, so many prompts a call (in_loop: a
+    # step). For rules of one phase this bounds the prompts in flight (C_max of Bae et al.);
+    # in_loop, sampler.context_pool does.
     screen_prompts: int = 64
-    prefetch: bool = True  # two-phase rules: one call continues what was accepted and screens for the next step
-    margin: float = 1.0  # "missing": standard deviations of the accepted count to screen on top of the mean
-    # Calls generated ahead of scoring: call k + depth is generated while call k is scored; 0 is strictly sequential. For verifiers
-    # that take time: with a call a step, samples are so many updates older. The offset is fixed, so that runs repeat. Host only.
+    # Two-phase rules: one call continues what was accepted and screens for the next step.
+    prefetch: bool = True
+    # "missing": standard deviations of the accepted count to screen on top of the mean.
+    margin: float = 1.0
+    # Calls generated ahead of scoring: call k + depth is generated while call k is scored; 0 is
+    # strictly sequential. For verifiers that take time: with a call a step, samples are so many
+    # updates older. The offset is fixed, so that runs repeat. Host only.
     depth: int = 0
     buffer_groups: int = 64  # complete groups that may wait; screening stops while it is full
     buffer_order: str = one_of("fifo", "random")
     max_age: int = -1  # drop groups whose oldest sample is more updates old than this (-1: never)
-    # Which groups fill a batch: those launched first ("launch"), or those that complete first ("completion"), the others being
-    # cancelled and begun anew later: as published for bands, and in favour of short responses. Host, rules of one phase, depth 0.
+    # Which groups fill a batch: those launched first ("launch"), or those that complete first
+    # ("completion"), the others being cancelled and begun anew later: as published for bands, and
+    # in favour of short responses. Host, rules of one phase, depth 0.
     accept: str = one_of("launch", "completion")
     max_calls: int = 32  # generation calls in a step before it trains on what there is
 
@@ -144,20 +187,27 @@ class Driver:
 class Replay:
     """RPO: samples start inside a cached response to their question."""
 
-    # How many tokens are cut off a cached response is uniform in 0..L: "none" (no replay), "fixed" (L = replay.length), "half_min"
-    # or "min" (half of the shortest response of the group it came from, or all of it).
+    # How many tokens are cut off a cached response is uniform in 0..L: "none" (no replay), "fixed"
+    # (L = replay.length), "half_min" or "min" (half of the shortest response of the group it came
+    # from, or all of it).
     window: str = one_of("none", "fixed", "half_min", "min")
     length: int = 500  # fixed: L in tokens
     per_sample: bool = False  # every sample draws its own cut; otherwise a group shares one
-    max_new: int = 0  # tokens of a suffix at most (0: sampler.max_new; -1: as many as were cut off, as released)
-    mask_prefix: bool = True  # train on the suffix alone; otherwise on the replayed tokens too, taken as on-policy (as released)
-    # The response kept of a group: with this probability the one of highest reward, else any other (-1: the first stays for ever).
+    # Tokens of a suffix at most (0: sampler.max_new; -1: as many as were cut off, as released).
+    max_new: int = 0
+    # Train on the suffix alone; otherwise on the replayed tokens too, taken as on-policy
+    # (as released).
+    mask_prefix: bool = True
+    # The response kept of a group: with this probability the one of highest reward, else any other
+    # (-1: the first stays for ever).
     eps: float = 0.1
     only_correct: bool = False  # a wrong response never replaces a right one
     max_tokens: int = 0  # of all cached responses (0: no bound)
-    # Before the first step: "sample" one response a question, or "empty": a question's first visit starts at the prompt.
+    # Before the first step: "sample" one response a question, or "empty": a question's first visit
+    # starts at the prompt.
     start: str = one_of("empty", "sample")
-    cache: str = ""  # a file of responses to start from (experiments/replay_cache.py), of this policy or of another
+    # A file of responses to start from (experiments/replay_cache.py), of this policy or of another.
+    cache: str = ""
 
 
 @dataclass
@@ -170,24 +220,34 @@ class Sampler:
     prefill_chunk: int = 0
     # How decoding reads keys and values: all of them, blocks that are held, or by a GPU kernel.
     attention: str = one_of("auto", "dense", "ragged", "pallas")
-    cache_dtype: str = one_of("", "float32", "bfloat16")  # of keys and values: "" as computed; bfloat16 has half the size of float32
-    context_pool: int = 0  # in_loop: prompts whose KV is held at once (0: all that a step may screen)
+    # Of keys and values: "" as computed; bfloat16 has half the size of float32.
+    cache_dtype: str = one_of("", "float32", "bfloat16")
+    # in_loop: prompts whose KV is held at once (0: all that a step may screen).
+    context_pool: int = 0
 
 
-@dataclass(unsafe_hash=True)  # the update's compiled function is found by its value; build.py hands out a copy
+# The update's compiled function is found by its value; build.py hands out a copy.
+@dataclass(unsafe_hash=True)
 class Objective:
-    # From the samples trained on; or, pool and pool_std: r - the mean over all samples of the prompt, and that over their std, times
-    # the prompt's weight. A function of yours is an `objectives.AdvantageFn`.
+    # From the samples trained on; or, pool and pool_std: r - the mean over all samples of the
+    # prompt, and that over their std, times the prompt's weight. A function of yours is an
+    # `objectives.AdvantageFn`.
     advantage: str = one_of(ADVANTAGES, *POOL_ADVANTAGES, function=True)
-    weight: str = one_of("none", "inv_p", "inv_sqrt_p", "power")  # pool: f'(p) of a prompt; power: weight_power p^(weight_power - 1)
+    # pool: f'(p) of a prompt; power: weight_power p^(weight_power - 1).
+    weight: str = one_of("none", "inv_p", "inv_sqrt_p", "power")
     weight_power: float = 0.5
     weight_cap: float = 0.0  # largest weight (0: no bound)
-    weight_from: str = one_of("pool", "estimate")  # p of the weight: the pool's, or as estimated before the visit
-    singleton: str = one_of("zero", "estimate")  # pool: advantage of an only sample: 0, or r - the estimate
-    downsample_order: str = one_of("first", "random")  # of a pool, which samples of a class are kept
+    # p of the weight: the pool's, or as estimated before the visit.
+    weight_from: str = one_of("pool", "estimate")
+    # pool: advantage of an only sample: 0, or r - the estimate.
+    singleton: str = one_of("zero", "estimate")
+    # Of a pool, which samples of a class are kept.
+    downsample_order: str = one_of("first", "random")
     downsample_correction: str = one_of("none", "importance")  # importance: undoes the balance
-    loss: str = one_of(LOSSES, function=True)  # objectives/losses.py has their formulas; a function of yours is an `objectives.LossFn`
-    # Numbers of a loss of yours, "name=0.5,other=2". Those that are called like a field here (clip_low, ...) have its value.
+    # objectives/losses.py has their formulas; a function of yours is an `objectives.LossFn`.
+    loss: str = one_of(LOSSES, function=True)
+    # Numbers of a loss of yours, "name=0.5,other=2". Those that are called like a field here
+    # (clip_low, ...) have its value.
     loss_settings: str = ""
     aggregation: str = one_of(*AGGREGATIONS)
     aggregation_constant: float = 0.0  # token_sum_constant: the constant (0: max_new)
@@ -195,19 +255,24 @@ class Objective:
     clip_high: float = 0.2
     dual_clip: float = 0.0  # 0: off; else the bound c > 1 for negative advantages
     truncation: float = 2.0  # tis: largest importance weight
-    # What ratios are taken against: "behaviour" (as sampled), "recompute" (just before the update: stale samples count as
-    # on-policy), or "corrected" (recomputed, and the loss weighted by the truncated ratio to the behaviour policy).
+    # What ratios are taken against: "behaviour" (as sampled), "recompute" (just before the update:
+    # stale samples count as on-policy), or "corrected" (recomputed, and the loss weighted by the
+    # truncated ratio to the behaviour policy).
     old_logprobs: str = one_of("behaviour", "recompute", "corrected")
     kl_coef: float = 0.0  # KL to the reference policy
-    reference_every: int = 0  # steps after which the current policy becomes the reference (outer iterations); 0: the first stays
+    # Steps after which the current policy becomes the reference (outer iterations); 0: the
+    # first stays.
+    reference_every: int = 0
     kl_kind: str = one_of(*KL_KINDS, default="k3")
     kl_in: str = one_of("loss", "reward")
     entropy_coef: float = 0.0
 
     def loss_numbers(self) -> dict[str, float]:
-        """The numbers of `loss`: fields of this section that are called like them, and `loss_settings`.
+        """The numbers of `loss`: fields of this section that are called like them,
+        and `loss_settings`.
 
-        Raises ValueError: `loss_settings` does not read name=number, or the loss takes no such number.
+        Raises ValueError: `loss_settings` does not read name=number, or the loss takes no
+        such number.
         """
         takes, found = settings_of(named(self.loss, LOSSES)), {}
         for part in filter(None, map(str.strip, self.loss_settings.split(","))):
@@ -215,11 +280,18 @@ class Objective:
             try:
                 found[name] = float(number)
             except ValueError:
-                raise ValueError(f"config.objective.loss_settings: {part!r} does not read name=number") from None
+                raise ValueError(
+                    f"config.objective.loss_settings: {part!r} does not read name=number"
+                ) from None
             if name not in takes or name in vars(self):
-                raise ValueError(f"config.objective.loss_settings: {self.loss!r} takes no number {name!r} that is set here; it takes "
-                                 f"{', '.join(sorted(set(takes) - set(vars(self)))) or 'none'}"
-                                 + (f"; config.objective.{name} is a field" if name in vars(self) else ""))
+                raise ValueError(
+                    (
+                        f"config.objective.loss_settings: {self.loss!r} takes no number {name!r} "
+                        "that is set here; it takes "
+                        f"{', '.join(sorted(set(takes) - set(vars(self)))) or 'none'}"
+                    )
+                    + (f"; config.objective.{name} is a field" if name in vars(self) else "")
+                )
         return {name: getattr(self, name) for name in takes if name in vars(self)} | found
 
 
@@ -237,40 +309,50 @@ class Optimizer:
 
 @dataclass
 class Reward:
-    # "exact" (token ids) and "integer" (the last boxed or last integer), both in JAX; in worker processes "math" (math-verify),
-    # or a function of your own, "module:function" (rewards/custom.py says what it takes): correct is what it values above 0.5.
+    # "exact" (token ids) and "integer" (the last boxed or last integer), both in JAX; in worker
+    # processes "math" (math-verify), or a function of your own, "module:function"
+    # (rewards/custom.py says what it takes): correct is what it values above 0.5.
     verifier: str = "exact"
     mode: str = one_of("boxed", "free")  # math and integer; free: the last integer in the text
     workers: int = 2
-    # Per response and function. The first is a limit in seconds of processor time, its child processes' included, so that a verdict
-    # does not depend on how busy the machine is ("timeout"). What sleeps uses none: it is given up after so many seconds of
-    # wall-clock time ("stalled"; 0: six times timeout_s).
+    # Per response and function. The first is a limit in seconds of processor time, its child
+    # processes' included, so that a verdict does not depend on how busy the machine is ("timeout").
+    # What sleeps uses none: it is given up after so many seconds of wall-clock time ("stalled"; 0:
+    # six times timeout_s).
     timeout_s: float = 5.0
     stall_s: float = 0.0
     memory_limit_mb: int = 1024  # address space of a worker in MiB (0: no limit)
     overlong_buffer: int = 0  # DAPO's overlong shaping over the last so many tokens (0: off)
     overlong_factor: float = 1.0
     accuracy_weight: float = 1.0  # of the verifier's value, in what is trained on
-    # Trained on beside accuracy, which alone decides what is filtered and reported as correct (Bae et al.). Host only.
-    format_weight: float = 0.0  # of five checks, 0.2 each: opened, closed, something thought, something after it, ended
-    language_weight: float = 0.0  # of the share of characters that English mathematics is written in
+    # Trained on beside accuracy, which alone decides what is filtered and reported as correct (Bae
+    # et al.). Host only.
+    # Of five checks, 0.2 each: opened, closed, something thought, something after it, ended.
+    format_weight: float = 0.0
+    # Of the share of characters that English mathematics is written in.
+    language_weight: float = 0.0
     think_open: str = "<think>"
     think_close: str = "</think>"
     think_in_prompt: bool = False  # the prompt's template ends with the opening tag
-    # Functions of your own, "module:function=weight,module:function" (a weight of 1 where none stands; 0: only logged). Host only.
+    # Functions of your own, "module:function=weight,module:function" (a weight of 1 where none
+    # stands; 0: only logged). Host only.
     extra: str = ""
-    # RPO's length-aware reward of complete groups, clip(r / (1 + exp(-alpha (l_ref - length))), low, high). Host only.
+    # RPO's length-aware reward of complete groups, clip(r / (1 + exp(-alpha (l_ref - length))),
+    # low, high). Host only.
     length_alpha: float = 0.0  # per token (0: off; the paper's 0.01)
     length_low: float = 0.5
     length_high: float = 1.0
-    length_reference: str = one_of("all", "correct")  # l_ref is the mean length of these responses of the group
-    length_literal: bool = False  # wrong answers earn length_low, as the formula has it; by default they keep what they have
+    # l_ref is the mean length of these responses of the group.
+    length_reference: str = one_of("all", "correct")
+    # Wrong answers earn length_low, as the formula has it; by default they keep what they have.
+    length_literal: bool = False
 
 
 @dataclass
 class Training:
     steps: int = 200
-    max_seconds: float = 0.0  # stop earlier, after so long in training steps (0: no limit); evaluation, compilation are free
+    # Stop earlier, after so long in training steps (0: no limit); evaluation, compilation are free.
+    max_seconds: float = 0.0
     micro_batch: int = 0  # samples per gradient piece (0: the whole batch)
     minibatches: int = 1  # optimizer steps per RL step
     max_skipped: int = 5  # stop after so many non-finite updates in a row
@@ -307,12 +389,16 @@ class Logging:
     export: bool = True  # write the final policy as a Hugging Face directory
     tensorboard: bool = True  # event files in workdir/tensorboard
     wandb: str = ""  # a project of Weights & Biases, where wandb is installed ("": none)
-    text_every: int = 20  # steps between decoded samples shown as text in TensorBoard and W&B (0: none)
+    # Steps between decoded samples shown as text in TensorBoard and W&B (0: none).
+    text_every: int = 20
 
 
 @dataclass
 class Config:
-    """Everything a run is made of. `validate` raises ValueError naming the first field that cannot be."""
+    """Everything a run is made of.
+
+    `validate` raises ValueError naming the first field that cannot be.
+    """
 
     seed: int = 0
     method: str = "speed_rloo"  # a label; set by methods.apply
@@ -345,14 +431,16 @@ class Config:
         setattr(self.get(section) if section else self, leaf, value)
 
     def validate(self) -> "Config":
-        """Raises ValueError naming the first field that cannot be, and what it may be. Returns self."""
+        """Raises ValueError naming the first field that cannot be, and what it may be.
+
+        Returns self.
+        """
         check(self)
         return self
 
     def make_rule(self) -> Rule:
         """The sampling rule that `rule` describes."""
         return named(self.rule.name, RULES)(self.rule)
-
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -1,12 +1,39 @@
 """Prompt streams and task loaders. Knows nothing of the rest: encoders come in as functions."""
 
 from rl_speed.data.chain import DEFAULT_SPEC, ChainClass, ChainSpec, chain_prompts, chain_source
-from rl_speed.data.loaders import (DataError, Fields, LoadReport, Row, load_prompts, load_rows, load_training_rows,
-                                   rows_to_prompts)
+from rl_speed.data.loaders import (
+    DataError,
+    Fields,
+    LoadReport,
+    Row,
+    load_prompts,
+    load_rows,
+    load_training_rows,
+    rows_to_prompts,
+)
 from rl_speed.data.orders import EpochOrder, MemoryOrder, VisitOrder, easy_to_hard
 from rl_speed.data.prompts import Prompt, PromptStream
 from rl_speed.data.rollouts import Rollouts
 
-__all__ = ["DEFAULT_SPEC", "ChainClass", "ChainSpec", "DataError", "EpochOrder", "Fields", "LoadReport", "MemoryOrder", "Prompt",
-           "PromptStream", "Rollouts", "Row", "VisitOrder", "chain_prompts", "chain_source", "easy_to_hard", "load_prompts", "load_rows",
-           "load_training_rows", "rows_to_prompts"]
+__all__ = [
+    "DEFAULT_SPEC",
+    "ChainClass",
+    "ChainSpec",
+    "DataError",
+    "EpochOrder",
+    "Fields",
+    "LoadReport",
+    "MemoryOrder",
+    "Prompt",
+    "PromptStream",
+    "Rollouts",
+    "Row",
+    "VisitOrder",
+    "chain_prompts",
+    "chain_source",
+    "easy_to_hard",
+    "load_prompts",
+    "load_rows",
+    "load_training_rows",
+    "rows_to_prompts",
+]

@@ -1,29 +1,34 @@
 """The embedded task: running totals modulo 10, with a real frontier of difficulty.
 
-A question is an operator and digits, filled up with dots to the longest question's width, "+3459....". Its answer is every
-running total after the first digit: "721" (3+4=7, 7+5=2, 2+9=1, all modulo 10). Thanks to the dots the digit that a step
-needs is always equally far back, which a policy of 0.1 M parameters learns within a minute or two. An answer counts only as
-a whole, so guessing an answer to n numbers succeeds with probability 10^-(n-1).
+A question is an operator and digits, filled up with dots to the longest question's width,
+"+3459....". Its answer is every running total after the first digit: "721" (3+4=7, 7+5=2, 2+9=1,
+all modulo 10). Thanks to the dots the digit that a step needs is always equally far back, which a
+policy of 0.1 M parameters learns within a minute or two. An answer counts only as a whole, so
+guessing an answer to n numbers succeeds with probability 10^-(n-1).
 
-An operator is a table digit x digit -> digit that the policy has to know by heart; ">" is the trivial one, which copies the
-number. What the policy knows comes from the demonstrations of the cold start: of each class of questions it sees
-demonstrations whose steps go wrong with probability `noise`. A wrong step writes the entry's *misconception*, one wrong digit
-fixed for that entry of the table, and the chain goes on from the digit written. So
+An operator is a table digit x digit -> digit that the policy has to know by heart; ">" is the
+trivial one, which copies the number. What the policy knows comes from the demonstrations of the
+cold start: of each class of questions it sees demonstrations whose steps go wrong with probability
+`noise`. A wrong step writes the entry's *misconception*, one wrong digit fixed for that entry of
+the table, and the chain goes on from the digit written. So
 
-- each step of a demonstration depends only on the digit before it and on the next number, whatever went wrong earlier:
-  a policy that has learnt the demonstrations gets each step right with probability exactly 1 - noise, and a question of n
-  numbers with probability (1 - noise)^(n-1);
-- at noise 0.5 no global change of the policy, such as sharpening it, helps: the entries have to be learnt one by one, and a
-  prompt that is always or never solved teaches none of them. (With errors spread over all wrong digits, a policy improves on
-  every question at once by sharpening, and it hardly matters which prompts it is trained on: we tried that first.)
+- each step of a demonstration depends only on the digit before it and on the next number, whatever
+  went wrong earlier: a policy that has learnt the demonstrations gets each step right with
+  probability exactly 1 - noise, and a question of n numbers with probability (1 - noise)^(n-1);
+- at noise 0.5 no global change of the policy, such as sharpening it, helps: the entries have to be
+  learnt one by one, and a prompt that is always or never solved teaches none of them. (With errors
+  spread over all wrong digits, a policy improves on every question at once by sharpening, and it
+  hardly matters which prompts it is trained on: we tried that first.)
 
-Noise 0 makes an easy class, noise on a short chain the middle, noise on a long chain the far end that comes into reach once
-the steps are learnt. A class that `rambles` stays out of reach: its demonstrations are digits at random that do not come to an
-end, as a language model's responses to what it cannot solve are long and run into the length limit.
+Noise 0 makes an easy class, noise on a short chain the middle, noise on a long chain the far end
+that comes into reach once the steps are learnt. A class that `rambles` stays out of reach: its
+demonstrations are digits at random that do not come to an end, as a language model's responses to
+what it cannot solve are long and run into the length limit.
 
-Every question is a pure function of (spec, split, seed, index). Training and held-out questions are told apart by a hash
-of their text, so that no seed, size or class makes them meet. "train" and "demo" (the cold start's demonstrations) lie on
-the training side; "eval" and "demo_eval" (demonstrations that measure the cold start's loss) on the held-out side.
+Every question is a pure function of (spec, split, seed, index). Training and held-out questions are
+told apart by a hash of their text, so that no seed, size or class makes them meet. "train" and
+"demo" (the cold start's demonstrations) lie on the training side; "eval" and "demo_eval"
+(demonstrations that measure the cold start's loss) on the held-out side.
 """
 
 import dataclasses
@@ -46,7 +51,8 @@ TABLES: dict[str, Callable[[int, int], int]] = {
 
 FILL = "."
 
-# Split -> (what its generator is seeded with, whether its questions lie on the held-out side of the hash).
+# Split -> (what its generator is seeded with, whether its questions lie on the held-out side
+# of the hash).
 SPLITS = {"train": (0, False), "eval": (1, True), "demo": (2, False), "demo_eval": (3, True)}
 EVAL_SHARE = 8  # one question in this many is held out
 
@@ -61,7 +67,8 @@ class ChainClass:
       min_numbers, max_numbers: how many digits a question has, uniformly, both ends included.
       weight: share of the prompts, relative to the other classes.
       noise: probability that a step of a demonstration is wrong, in [0, 1).
-      demonstrated: share of the demonstrations, relative to the other classes; 0 is never demonstrated.
+      demonstrated: share of the demonstrations, relative to the other classes; 0 is never
+        demonstrated.
       rambles: if positive, a demonstration is so many digits at random and does not end.
     """
 
@@ -76,17 +83,34 @@ class ChainClass:
 
     def __post_init__(self):
         for field, ok, want in (
-            ("operator", bool(self.operator) and set(self.operator) <= set(TABLES), f"of {' '.join(TABLES)}"),
+            (
+                "operator",
+                bool(self.operator) and set(self.operator) <= set(TABLES),
+                f"of {' '.join(TABLES)}",
+            ),
             ("min_numbers", self.min_numbers >= 2, "at least 2"),
-            ("max_numbers", self.max_numbers >= self.min_numbers, f"at least min_numbers ({self.min_numbers})"),
+            (
+                "max_numbers",
+                self.max_numbers >= self.min_numbers,
+                f"at least min_numbers ({self.min_numbers})",
+            ),
             ("weight", self.weight >= 0, "0 or more"),
             ("noise", 0 <= self.noise < 1, "in [0, 1)"),
             ("demonstrated", self.demonstrated >= 0, "0 or more"),
-            ("rambles", self.rambles == 0 or self.rambles >= self.max_numbers,
-             f"0, or at least max_numbers ({self.max_numbers}), so that a right answer is never cut"),
+            (
+                "rambles",
+                self.rambles == 0 or self.rambles >= self.max_numbers,
+                (
+                    f"0, or at least max_numbers ({self.max_numbers}), so that a "
+                    "right answer is never cut"
+                ),
+            ),
         ):
             if not ok:
-                raise ValueError(f"chain class {self.name!r}: {field} must be {want}, got {getattr(self, field)!r}")
+                raise ValueError(
+                    f"chain class {self.name!r}: {field} must be {want}, got "
+                    f"{getattr(self, field)!r}"
+                )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,16 +154,20 @@ class ChainQuestion:
 
 
 # The shipped policy's mixture; experiments/pass_rates.py measures the histogram of its pass rates.
-DEFAULT_SPEC = ChainSpec((
-    ChainClass("easy", ">", 3, 6, weight=0.30, demonstrated=0.5),
-    ChainClass("middle", "+-~^", 2, 3, weight=0.20, noise=0.5),
-    ChainClass("long", "+-~^", 5, 7, weight=0.07, noise=0.5),
-    ChainClass("beyond", "*", 5, 8, weight=0.43, demonstrated=0.15, rambles=16),
-))
+DEFAULT_SPEC = ChainSpec(
+    (
+        ChainClass("easy", ">", 3, 6, weight=0.30, demonstrated=0.5),
+        ChainClass("middle", "+-~^", 2, 3, weight=0.20, noise=0.5),
+        ChainClass("long", "+-~^", 5, 7, weight=0.07, noise=0.5),
+        ChainClass("beyond", "*", 5, 8, weight=0.43, demonstrated=0.15, rambles=16),
+    )
+)
 
 
 def misconception(operator: str, total: int, digit: int) -> int:
-    """The wrong digit that demonstrations write for one entry of a table: arbitrary, but always the same."""
+    """The wrong digit that demonstrations write for one entry of a table: arbitrary,
+    but always the same.
+    """
     shift = 1 + hashlib.blake2b(f"{operator}{total}{digit}".encode(), digest_size=8).digest()[0] % 9
     return (TABLES[operator](total, digit) + shift) % 10
 
@@ -148,7 +176,9 @@ def digits_of(text: str) -> tuple[str, list[int]]:
     """(operator, digits) of a question; raises ValueError for text that is not one."""
     operator, digits = text[:1], text[1:].rstrip(FILL)
     if operator not in TABLES or len(digits) < 2 or not set(digits) <= set("0123456789"):
-        raise ValueError(f"not a question, an operator of {' '.join(TABLES)}, digits, then dots: {text!r}")
+        raise ValueError(
+            f"not a question, an operator of {' '.join(TABLES)}, digits, then dots: {text!r}"
+        )
     return operator, [int(digit) for digit in digits]
 
 
@@ -168,15 +198,21 @@ def held_out(text: str) -> bool:
 
 
 def question(spec: ChainSpec, split: str, seed: int, index: int) -> ChainQuestion:
-    """Question `index` of an endless split: its class by weight, its length and digits uniformly."""
+    """Question `index` of an endless split: its class by weight,
+    its length and digits uniformly.
+    """
     generator = _generator(split, seed, index)
-    return _question(generator, spec, _pick(generator, [c.weight for c in spec.classes]), split, seed, index)
+    return _question(
+        generator, spec, _pick(generator, [c.weight for c in spec.classes]), split, seed, index
+    )
 
 
 def questions(spec: ChainSpec, split: str, seed: int, size: int) -> list[ChainQuestion]:
-    """A finite set of `size` distinct questions whose classes have their exact shares (to one question), in mixed order.
+    """A finite set of `size` distinct questions whose classes have their exact shares (to one
+    question), in mixed order.
 
-    Exact shares, because a held-out set with random ones would move the accuracy that two sets measure by several points.
+    Exact shares, because a held-out set with random ones would move the accuracy that two sets
+    measure by several points.
 
     Raises:
       ValueError: the classes do not hold that many distinct questions.
@@ -186,7 +222,9 @@ def questions(spec: ChainSpec, split: str, seed: int, size: int) -> list[ChainQu
     counts = np.floor(exact).astype(int)
     for row in np.argsort(counts - exact, kind="stable")[: size - counts.sum()]:
         counts[row] += 1
-    order = np.random.default_rng([_seed(split), seed]).permutation(np.repeat(np.arange(len(counts)), counts))
+    order = np.random.default_rng([_seed(split), seed]).permutation(
+        np.repeat(np.arange(len(counts)), counts)
+    )
     seen: set[str] = set()
     result = []
     for index, row in enumerate(order):
@@ -196,15 +234,20 @@ def questions(spec: ChainSpec, split: str, seed: int, size: int) -> list[ChainQu
             if item.text not in seen:
                 break
         else:
-            raise ValueError(f"chain class {spec.classes[row].name!r} has too few distinct questions for its share of a"
-                             f" {split} set of {size}: raise max_numbers or ask for fewer")
+            raise ValueError(
+                f"chain class {spec.classes[row].name!r} has too few distinct questions for its "
+                f"share of a {split} set of {size}: raise max_numbers or ask for fewer"
+            )
         seen.add(item.text)
         result.append(item)
     return result
 
 
-def demonstration(spec: ChainSpec, seed: int, index: int, split: str = "demo") -> tuple[str, str, bool]:
-    """Demonstration `index`: a question, what is written, with the class's noise, and whether an end token follows it.
+def demonstration(
+    spec: ChainSpec, seed: int, index: int, split: str = "demo"
+) -> tuple[str, str, bool]:
+    """Demonstration `index`: a question, what is written, with the class's noise,
+    and whether an end token follows it.
 
     Split "demo" shares the training side of the questions, "demo_eval" is held out.
     """
@@ -217,25 +260,53 @@ def demonstration(spec: ChainSpec, seed: int, index: int, split: str = "demo") -
     written = []
     wrong = generator.random(len(rest)) < cls.noise
     for step, digit in enumerate(rest):
-        total = misconception(text[0], total, digit) if wrong[step] else TABLES[text[0]](total, digit) % 10
+        total = (
+            misconception(text[0], total, digit)
+            if wrong[step]
+            else TABLES[text[0]](total, digit) % 10
+        )
         written.append(str(total))
     return text, "".join(written), True
 
 
-def to_prompt(item: ChainQuestion, encode: Callable[[str], list[int]], encode_answer: Callable[[str], list[int]]) -> Prompt:
-    """The question as a prompt. `encode` puts the question into the prompt's template, `encode_answer` encodes bare."""
-    return Prompt(id=item.id, text=item.text, answer=item.answer, tokens=np.asarray(encode(item.text), np.int32),
-                  answer_tokens=np.asarray(encode_answer(item.answer), np.int32), meta={"class": item.class_name})
+def to_prompt(
+    item: ChainQuestion,
+    encode: Callable[[str], list[int]],
+    encode_answer: Callable[[str], list[int]],
+) -> Prompt:
+    """The question as a prompt.
+
+    `encode` puts the question into the prompt's template, `encode_answer` encodes bare.
+    """
+    return Prompt(
+        id=item.id,
+        text=item.text,
+        answer=item.answer,
+        tokens=np.asarray(encode(item.text), np.int32),
+        answer_tokens=np.asarray(encode_answer(item.answer), np.int32),
+        meta={"class": item.class_name},
+    )
 
 
-def chain_prompts(spec: ChainSpec, split: str, seed: int, size: int, encode: Callable[[str], list[int]],
-                  encode_answer: Callable[[str], list[int]]) -> list[Prompt]:
+def chain_prompts(
+    spec: ChainSpec,
+    split: str,
+    seed: int,
+    size: int,
+    encode: Callable[[str], list[int]],
+    encode_answer: Callable[[str], list[int]],
+) -> list[Prompt]:
     """`questions` as prompts."""
     return [to_prompt(item, encode, encode_answer) for item in questions(spec, split, seed, size)]
 
 
-def chain_source(spec: ChainSpec, split: str, seed: int, encode: Callable[[str], list[int]],
-                 encode_answer: Callable[[str], list[int]]) -> Callable[[int], Prompt]:
+def chain_source(
+    spec: ChainSpec,
+    split: str,
+    seed: int,
+    encode: Callable[[str], list[int]],
+    encode_answer: Callable[[str], list[int]],
+) -> Callable[[int], Prompt]:
     """The endless split as a function index -> Prompt, for `PromptStream`."""
     return lambda index: to_prompt(question(spec, split, seed, index), encode, encode_answer)
 
@@ -257,16 +328,28 @@ def _pick(generator: np.random.Generator, weights: list[float]) -> int:
     return int(np.searchsorted(total, generator.random() * total[-1], side="right"))
 
 
-def _question(generator: np.random.Generator, spec: ChainSpec, row: int, split: str, seed: int, index: int) -> ChainQuestion:
+def _question(
+    generator: np.random.Generator, spec: ChainSpec, row: int, split: str, seed: int, index: int
+) -> ChainQuestion:
     cls = spec.classes[row]
     text = _text(generator, cls, spec.width, held=SPLITS[split][1])
-    return ChainQuestion(id=f"chain-{split}-{seed}-{index}", text=text, answer=answer(text), class_name=cls.name)
+    return ChainQuestion(
+        id=f"chain-{split}-{seed}-{index}", text=text, answer=answer(text), class_name=cls.name
+    )
 
 
 def _text(generator: np.random.Generator, cls: ChainClass, width: int, held: bool) -> str:
     numbers = int(generator.integers(cls.min_numbers, cls.max_numbers + 1))
-    operator = cls.operator[generator.integers(len(cls.operator))] if len(cls.operator) > 1 else cls.operator
+    operator = (
+        cls.operator[generator.integers(len(cls.operator))]
+        if len(cls.operator) > 1
+        else cls.operator
+    )
     while True:  # ends: either side of the hash has questions of every length (tested)
-        text = operator + "".join(map(str, generator.integers(0, 10, numbers))) + FILL * (width - numbers)
+        text = (
+            operator
+            + "".join(map(str, generator.integers(0, 10, numbers)))
+            + FILL * (width - numbers)
+        )
         if held_out(text) == held:
             return text

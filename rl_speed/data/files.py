@@ -1,5 +1,6 @@
-"""Rows of a data set as they stand: JSON lines, JSON, Parquet, or a data set of the Hugging Face hub. What fields mean is
-not known here."""
+"""Rows of a data set as they stand: JSON lines, JSON, Parquet, or a data set of the Hugging Face
+hub. What fields mean is not known here.
+"""
 
 import gzip
 import json
@@ -11,7 +12,9 @@ from typing import Any
 
 ENDINGS = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet")
 # OWNER/NAME[:CONFIG][@SPLIT]
-_HUB_NAME = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(?::(?P<config>[\w.-]+))?(?:@(?P<split>[\w.\[\]:%+-]+))?")
+_HUB_NAME = re.compile(
+    r"(?P<name>[\w.-]+/[\w.-]+)(?::(?P<config>[\w.-]+))?(?:@(?P<split>[\w.\[\]:%+-]+))?"
+)
 
 
 class DataError(ValueError):
@@ -24,15 +27,19 @@ def read_items(source: str | pathlib.Path) -> Iterator[tuple[int, Any]]:
     Args:
       source: one of
         .jsonl[.gz]: a value a line;
-        .json[.gz]: an array; an object of columns, each an array, or an object {row: value} as pandas writes it; or an object that
-          holds nothing but one array of objects, as {"data": [...]}. "Line" is then the row's number, from 1;
-        .parquet: read a row group at a time; nested columns become dicts and lists. "Line" is the row's number;
-        OWNER/NAME[:CONFIG][@SPLIT]: a data set of the Hugging Face hub, @train where nothing is said, through the library
-          `datasets` (pip install -e '.[hub]' in the checkout) and its cache. What exists as a path is a path. A directory is read
-          by that library too: DIRECTORY[@SPLIT].
+        .json[.gz]: an array; an object of columns, each an array, or an object {row: value} as
+          pandas writes it; or an object that holds nothing but one array of objects, as {"data":
+          [...]}. "Line" is then the row's number, from 1;
+        .parquet: read a row group at a time; nested columns become dicts and lists. "Line" is the
+          row's number;
+        OWNER/NAME[:CONFIG][@SPLIT]: a data set of the Hugging Face hub, @train where nothing is
+          said, through the library `datasets` (pip install -e '.[hub]' in the checkout) and its
+          cache. What exists as a path is a path. A directory is read by that library too:
+          DIRECTORY[@SPLIT].
 
     Raises:
-      DataError: no such file, not readable as what its name says, or the hub has no such data set or cannot be reached.
+      DataError: no such file, not readable as what its name says, or the hub has no such data set
+        or cannot be reached.
     """
     path = pathlib.Path(source)
     if path.is_file():
@@ -58,7 +65,9 @@ def is_source(name: str) -> bool:
 
 def _json(path: pathlib.Path) -> Iterator[tuple[int, Any]]:
     try:
-        data = gzip.decompress(path.read_bytes()) if path.name.endswith(".gz") else path.read_bytes()
+        data = (
+            gzip.decompress(path.read_bytes()) if path.name.endswith(".gz") else path.read_bytes()
+        )
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise DataError(f"{path}: not a whole gzip file ({error})") from None
     if path.name.removesuffix(".gz").endswith(".jsonl"):
@@ -88,7 +97,10 @@ def _rows(whole: Any, path: pathlib.Path) -> list[Any]:
             return [dict(zip(columns, row)) for row in zip(*columns.values())]
         sizes = ", ".join(f"{key} {len(column)}" for key, column in list(columns.items())[:4])
         raise DataError(f"{path}: columns of different lengths ({sizes})")
-    raise DataError(f"{path}: expected a JSON array of rows, or an object of columns of one length; got {type(whole).__name__}")
+    raise DataError(
+        f"{path}: expected a JSON array of rows, or an object of columns of one length; got "
+        f"{type(whole).__name__}"
+    )
 
 
 def _parse(raw: bytes) -> Any:
@@ -98,7 +110,8 @@ def _parse(raw: bytes) -> Any:
         return DataError(f"not UTF-8 ({error.reason} at byte {error.start})")
     except json.JSONDecodeError as error:
         return DataError(f"not JSON ({error.msg} at column {error.colno})")
-    except (ValueError, RecursionError) as error:  # a number of thousands of digits, thousands of brackets
+    except (ValueError, RecursionError) as error:
+        # A number of thousands of digits, thousands of brackets.
         return DataError(f"not read as JSON ({str(error).splitlines()[0]})")
 
 
@@ -115,20 +128,29 @@ def _parquet(path: pathlib.Path) -> Iterator[tuple[int, Any]]:
                         line += 1
                         yield line, row
     except (pyarrow.ArrowException, OSError) as error:
-        raise DataError(f"{path}: not a whole Parquet file (after row {line}: {str(error).splitlines()[0]})") from None
+        raise DataError(
+            f"{path}: not a whole Parquet file (after row {line}: {str(error).splitlines()[0]})"
+        ) from None
 
 
-def _hub(source: str, name: str, split: str, config: str | None = None) -> Iterator[tuple[int, Any]]:
+def _hub(
+    source: str, name: str, split: str, config: str | None = None
+) -> Iterator[tuple[int, Any]]:
     try:
         import datasets
     except ImportError:
-        raise DataError(f"{source}: no such file; to read it as a data set of the Hugging Face hub, install the library `datasets` "
-                        "(pip install -e '.[hub]' in the checkout)") from None
+        raise DataError(
+            f"{source}: no such file; to read it as a data set of the Hugging Face hub, install "
+            "the library `datasets` (pip install -e '.[hub]' in the checkout)"
+        ) from None
     try:
         rows = datasets.load_dataset(name, config, split=split)
-    # The library lets through what its back ends raise: requests, httpx, fsspec, pyarrow, and errors of its own.
+    # The library lets through what its back ends raise: requests, httpx, fsspec, pyarrow, and
+    # errors of its own.
     except Exception as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise DataError(f"{source}: no such file, and not read as a data set of the Hugging Face hub (split {split!r}): "
-                        f"{reason}") from None
+        raise DataError(
+            f"{source}: no such file, and not read as a data set of the Hugging Face hub (split "
+            f"{split!r}): {reason}"
+        ) from None
     return enumerate(iter(rows), start=1)

@@ -1,4 +1,7 @@
-r"""Gold answers: from what publishers write to the text that verifiers compare with. Nothing here judges mathematics."""
+r"""Gold answers: from what publishers write to the text that verifiers compare with.
+
+Nothing here judges mathematics.
+"""
 
 import math
 import re
@@ -8,7 +11,9 @@ from rl_speed.data.files import DataError
 from rl_speed.latex import braced_fractions, closing_brace
 
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*(\{|\s\S)")
-_BETWEEN_BOXES = re.compile(r"(?:[\s$,;&.]|\\[\\,;:!()]|\\q?quad|\\text\{\s*(?:and|or)\s*\}|and|or)*")
+_BETWEEN_BOXES = re.compile(
+    r"(?:[\s$,;&.]|\\[\\,;:!()]|\\q?quad|\\text\{\s*(?:and|or)\s*\}|and|or)*"
+)
 _THOUSANDS = re.compile(r"[-+]?\d{1,3}(_\d{3})+(\.\d+)?")
 _INTEGER = re.compile(r"[-+]?\d+|[-+]?\d{1,3}(,\d{3})+|[-+]?\d+\.0+")
 # What may stand between the formulas of an answer that is a list of formulas.
@@ -20,8 +25,9 @@ NO_ANSWER = ("proof", "notfound", "not found")
 def answer_text(value: Any, field: str) -> str:
     r"""A row's answer as text.
 
-    Numbers without a fraction lose their ".0"; a list is joined by commas (the parts of OlympiadBench's final_answer); dollars
-    around formulas, leading zeros and underscores between thousands go: "$69$,$84$" is 69,84, AIME's "073" is 73, and "3_828" is
+    Numbers without a fraction lose their ".0"; a list is joined by commas (the parts of
+    OlympiadBench's final_answer); dollars around formulas, leading zeros and underscores between
+    thousands go: "$69$,$84$" is 69,84, AIME's "073" is 73, and "3_828" is
     3828. Of an answer with a box, what is in the box is the answer.
 
     Raises:
@@ -33,12 +39,17 @@ def answer_text(value: Any, field: str) -> str:
         return ",".join(answer_text(part, field) for part in value)
     if isinstance(value, float) and value.is_integer():
         value = int(value)  # 27.0 in a JSON file means the integer answer 27
-    if not isinstance(value, (str, int, float)) or isinstance(value, bool) or (
-            isinstance(value, float) and not math.isfinite(value)):
+    if (
+        not isinstance(value, (str, int, float))
+        or isinstance(value, bool)
+        or (isinstance(value, float) and not math.isfinite(value))
+    ):
         raise DataError(f"{field!r} must be text, a number or a list of these, got {value!r:.60}")
     text = str(value).strip()
     if text.lower() in ("", *NO_ANSWER):
-        raise DataError(f"{field!r} holds no answer but {text!r}" if text else f"{field!r} is empty")
+        raise DataError(
+            f"{field!r} holds no answer but {text!r}" if text else f"{field!r} is empty"
+        )
     box = last_box(text)
     text = plain(text if box is None else box)
     if not text:
@@ -47,8 +58,10 @@ def answer_text(value: Any, field: str) -> str:
 
 
 def plain(text: str) -> str:
-    r"""Without dollars, \( \) or \[ \] around formulas, a dollar before an amount, underscores or ,\! in thousands, leading
-    zeros, a full stop, and m_{\max}= or \approx before the answer, none of which is part of it; \frac \pi4 gets its braces."""
+    r"""Without dollars, \( \) or \[ \] around formulas, a dollar before an amount, underscores or
+    ,\! in thousands, leading zeros, a full stop, and m_{\max}= or \approx before the answer, none
+    of which is part of it; \frac \pi4 gets its braces.
+    """
     text = _without_dollars(text.translate({0xFF1B: ";", 0xFF0C: ","}).strip())
     text = re.sub(r"^\\([(\[])((?:(?!\\[()\[\]]).)*)\\[)\]]$", r"\2", text, flags=re.DOTALL).strip()
     if text.count("=") == 1:  # of "y_{\max} = 5, y_{\min} = 1" both are the answer
@@ -57,7 +70,9 @@ def plain(text: str) -> str:
     text = re.sub(r"(?<=[\d})])\.$", "", text)
     text = re.sub(r"(?<=\d),\\!(?=\d{3})", "", text)
     # In an argument a comma can only separate thousands: \frac{1}{21,000}. A set has \{.
-    text = re.sub(r"(?<=[A-Za-z}]\{)\d{1,3}(?:,\d{3})+(?=\})", lambda m: m[0].replace(",", ""), text)
+    text = re.sub(
+        r"(?<=[A-Za-z}]\{)\d{1,3}(?:,\d{3})+(?=\})", lambda m: m[0].replace(",", ""), text
+    )
     text = braced_fractions(text)
     if _THOUSANDS.fullmatch(text):
         text = text.replace("_", "")
@@ -70,7 +85,8 @@ def _without_dollars(text: str) -> str:
     if "$" not in text:
         return text
     pieces = re.split(r"(?<!\\)\$\$?", text)
-    # Formulas are the odd pieces. Where one dollar is missing ("$221,$8$") what is left are formulas all the same.
+    # Formulas are the odd pieces. Where one dollar is missing ("$221,$8$") what is left are
+    # formulas all the same.
     outside = [pieces[0].removeprefix("-"), *pieces[2::2]]
     if len(pieces) % 2 and not all(_LIST.fullmatch(piece) for piece in outside):
         return text  # formulas within prose
@@ -80,9 +96,11 @@ def _without_dollars(text: str) -> str:
 
 
 def last_box(text: str) -> str | None:
-    r"""What the last \boxed{...}, \fbox{...} or \boxed 7 of a text holds; None where there is none that is closed.
+    r"""What the last \boxed{...}, \fbox{...} or \boxed 7 of a text holds;
+    None where there is none that is closed.
 
-    Boxes with nothing between them but commas or "and" are one answer of several parts, joined by commas.
+    Boxes with nothing between them but commas or "and" are one answer of several parts,
+    joined by commas.
     """
     parts: list[str] = []
     later = None
@@ -93,7 +111,7 @@ def last_box(text: str) -> str | None:
                 if later is None:
                     return None
                 break
-            content, after = text[box.end():end], end + 1
+            content, after = text[box.end() : end], end + 1
         else:
             content, after = box[1], box.end()
         if later is not None and not _BETWEEN_BOXES.fullmatch(text, after, later):
@@ -104,8 +122,10 @@ def last_box(text: str) -> str | None:
 
 
 def without_unit(answer: str) -> str:
-    """ASDiv's "9 (apples)" and "1,080 (square feet)" as the number alone, which is all that is asked for; other text as it is. For
-    rows of that form only: elsewhere what is in parentheses may be a factor, or a base."""
+    """ASDiv's "9 (apples)" and "1,080 (square feet)" as the number alone, which is all that is
+    asked for; other text as it is. For rows of that form only: elsewhere what is in parentheses may
+    be a factor, or a base.
+    """
     found = re.fullmatch(r"([-+]?[\d,]*\.?\d+(?:/\d+)?) +\([^()\d]+\)", answer)
     return found[1].replace(",", "") if found else answer
 
@@ -116,15 +136,19 @@ def is_integer(answer: str) -> bool:
 
 
 def unsqueezed(answer: str, solution: str) -> str:
-    r"""The answer as the solution's box writes it, where the two are the same save for spacing, braces and backslashes.
+    r"""The answer as the solution's box writes it,
+    where the two are the same save for spacing, braces and backslashes.
 
-    Copies of MATH come with answers that were squeezed: "-80\leqg(x)\leq82" for "-80\leq g(x)\leq 82", "1\-2" for "1 \\ -2". Some
-    were cut inside a brace. No parser can read these, and the box is the benchmark's own definition of the answer.
+    Copies of MATH come with answers that were squeezed: "-80\leqg(x)\leq82" for "-80\leq g(x)\leq
+    82", "1\-2" for "1 \\ -2". Some were cut inside a brace. No parser can read these, and the box
+    is the benchmark's own definition of the answer.
     """
     if not re.search(r"[\\{]", answer):
         return answer
     box = last_box(solution)
     if box and closing_brace(answer + "}", 0) != len(answer):
         return plain(box)
-    squeeze = lambda text: re.sub(r"\\(?:left|right|text|mbox|,|!|;|:)|[\s\\{}]", "", text.replace("dfrac", "frac"))
+    squeeze = lambda text: re.sub(
+        r"\\(?:left|right|text|mbox|,|!|;|:)|[\s\\{}]", "", text.replace("dfrac", "frac")
+    )
     return plain(box) if box and squeeze(box) == squeeze(answer) else answer

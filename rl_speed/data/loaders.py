@@ -1,4 +1,6 @@
-"""Questions with gold answers, from any file or data set that `data.files` reads, in any schema that `data.schemas` knows."""
+"""Questions with gold answers, from any file or data set that `data.files` reads,
+in any schema that `data.schemas` knows.
+"""
 
 import dataclasses
 import pathlib
@@ -9,12 +11,31 @@ import numpy as np
 
 from rl_speed.data.files import DataError, read_items
 from rl_speed.data.prompts import Prompt
-from rl_speed.data.schemas import (KEEP_ANSWER, KEEP_FIELDS, KEEP_ITEM, Fields, Row, keep_names, question_parts, read_row,
-                                   row_id)
+from rl_speed.data.schemas import (
+    KEEP_ANSWER,
+    KEEP_FIELDS,
+    KEEP_ITEM,
+    Fields,
+    Row,
+    keep_names,
+    question_parts,
+    read_row,
+    row_id,
+)
 from rl_speed.data.select import contaminated, deduplicate, hold_out
 
-__all__ = ["DataError", "Fields", "LoadReport", "Row", "load_prompts", "load_rows", "load_training_rows", "read_items", "row_id",
-           "rows_to_prompts"]
+__all__ = [
+    "DataError",
+    "Fields",
+    "LoadReport",
+    "Row",
+    "load_prompts",
+    "load_rows",
+    "load_training_rows",
+    "read_items",
+    "row_id",
+    "rows_to_prompts",
+]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,7 +44,8 @@ class LoadReport:
 
     Attributes:
       kept: rows that can be used.
-      bad: rows without a question or an answer that could be read; `reasons` has FILE:LINE and reason of the first few.
+      bad: rows without a question or an answer that could be read; `reasons` has FILE:LINE and
+        reason of the first few.
       too_long: prompts longer than allowed.
       filtered: rows left out by `keep`, by its name.
       duplicates: rows whose question had come before, `conflicting` of them with another answer.
@@ -31,7 +53,8 @@ class LoadReport:
       contaminated: rows whose question is in an evaluation file, by file.
       questions: usable rows by the fields of which their question was made ("body+question").
       unused: usable rows that hold something in a field that was not read, by field, as published.
-      left_out: those unused fields that look like a part of the question in most rows (`PartSearch`).
+      left_out: those unused fields that look like a part of the question in most rows
+        (`PartSearch`).
     """
 
     kept: int
@@ -50,27 +73,50 @@ class LoadReport:
     @property
     def rows(self) -> int:
         """Rows read: all that is kept or left out."""
-        return (self.kept + self.bad + self.too_long + sum(self.filtered.values()) + self.duplicates + self.held_out
-                + sum(self.contaminated.values()))
+        return (
+            self.kept
+            + self.bad
+            + self.too_long
+            + sum(self.filtered.values())
+            + self.duplicates
+            + self.held_out
+            + sum(self.contaminated.values())
+        )
 
     def text(self) -> str:
         """One line for people: what was kept, and what was left out, where something was."""
-        left = {"bad": self.bad, **{f"by keep={name}": n for name, n in self.filtered.items()}, "duplicates": self.duplicates,
-                "held out": self.held_out, **{f"in {name}": n for name, n in self.contaminated.items()}, "too long": self.too_long}
+        left = {
+            "bad": self.bad,
+            **{f"by keep={name}": n for name, n in self.filtered.items()},
+            "duplicates": self.duplicates,
+            "held out": self.held_out,
+            **{f"in {name}": n for name, n in self.contaminated.items()},
+            "too long": self.too_long,
+        }
         left = [f"{n} {what}" for what, n in left.items() if n]
-        return f"kept {self.kept} of {self.rows} rows" + (f"; left out: {', '.join(left)}" if left else "")
+        return f"kept {self.kept} of {self.rows} rows" + (
+            f"; left out: {', '.join(left)}" if left else ""
+        )
 
     def fields_text(self) -> str:
-        """One line for people: of which fields the questions were made, and which fields were not read."""
-        made = ", ".join(f"{name} ({n} rows)" if len(self.questions) > 1 else name for name, n in self.questions.items())
-        return f"questions are {made or 'none'}; fields not used: {', '.join(self.unused) or 'none'}"
+        """One line for people: of which fields the questions were made,
+        and which fields were not read.
+        """
+        made = ", ".join(
+            f"{name} ({n} rows)" if len(self.questions) > 1 else name
+            for name, n in self.questions.items()
+        )
+        return (
+            f"questions are {made or 'none'}; fields not used: {', '.join(self.unused) or 'none'}"
+        )
 
 
 class PartSearch:
     """Finds fields that look like a part of the question and were left out of it.
 
-    One is found where more than half of the rows hold a `schemas.possible_part` in it, and these differ: two texts at least, and
-    one in 50 rows. A passage that many questions share passes (DROP has 16 questions to one), an instruction or a subject does not.
+    One is found where more than half of the rows hold a `schemas.possible_part` in it, and these
+    differ: two texts at least, and one in 50 rows. A passage that many questions share passes (DROP
+    has 16 questions to one), an instruction or a subject does not.
     """
 
     def __init__(self):
@@ -78,7 +124,8 @@ class PartSearch:
         self.unused: Counter[str] = Counter()
         self._parts: Counter[str] = Counter()
         self._texts: dict[str, set[int]] = {}
-        self._order: dict[str, list[str]] = {}  # a possible part -> fields of a row that has it, as they stand in it
+        # A possible part -> fields of a row that has it, as they stand in it.
+        self._order: dict[str, list[str]] = {}
 
     def add(self, item: dict, row: Row, left: dict[str, str]) -> None:
         """A row, and what `schemas.read_row` says of it."""
@@ -91,8 +138,11 @@ class PartSearch:
                 self._order.setdefault(name, [str(key) for key in item])
 
     def found(self) -> tuple[str, ...]:
-        return tuple(name for name, count in self._parts.items()
-                     if 2 * count > self.rows and len(self._texts[name]) >= max(2, count / 50))
+        return tuple(
+            name
+            for name, count in self._parts.items()
+            if 2 * count > self.rows and len(self._texts[name]) >= max(2, count / 50)
+        )
 
     def refusal(self, path: str | pathlib.Path, questions: dict[str, int], flag: str) -> DataError:
         """What to say of those that were found."""
@@ -101,34 +151,46 @@ class PartSearch:
         order = [name.lower() for name in self._order[names[0]]]
         place = lambda name: (order + [top := name.partition(".")[0].lower()]).index(top)
         first = min(map(place, made.split("+")))
-        joined = "+".join([*(n for n in names if place(n) < first), made, *(n for n in names if place(n) > first)])
+        joined = "+".join(
+            [*(n for n in names if place(n) < first), made, *(n for n in names if place(n) > first)]
+        )
         several = len(names) > 1
         counts = ", ".join(f"{name!r} ({self._parts[name]} of {self.rows} rows)" for name in names)
         look = "look like parts" if several else "looks like a part"
-        return DataError(f"{path}: the question was found under {made!r}, but {counts} {look} of it that would be left out. "
-                         f"{flag}={joined} joins them in that order; {flag}={made} "
-                         f"leaves {'them' if several else 'it'} out; any other field can be named there, too")
+        return DataError(
+            f"{path}: the question was found under {made!r}, but {counts} {look} of it that would "
+            f"be left out. {flag}={joined} joins them in that order; {flag}={made} leaves "
+            f"{'them' if several else 'it'} out; any other field can be named there, too"
+        )
 
 
-def load_rows(path: str | pathlib.Path, on_bad_row: str = "error", fields: Fields = Fields(),
-              keep: str = "", max_reasons: int = 5, answers: bool = True, refuse: bool = True) -> tuple[list[Row], LoadReport]:
+def load_rows(
+    path: str | pathlib.Path,
+    on_bad_row: str = "error",
+    fields: Fields = Fields(),
+    keep: str = "",
+    max_reasons: int = 5,
+    answers: bool = True,
+    refuse: bool = True,
+) -> tuple[list[Row], LoadReport]:
     """All usable rows of a file or data set.
 
     Args:
       path: see `data.files.read_items`.
       on_bad_row: "error" raises at the first bad row, "skip" counts it and goes on.
       fields: where question, answer and solution are, where they are not to be found.
-      keep: filters with commas between them; what does not pass is counted, not bad. "integer": whole answers only;
-        "no_proof": no proofs (NuminaMath); "valid": no problem or solution marked invalid (NuminaMath-1.5); "no_choice": no
-        multiple choice.
+      keep: filters with commas between them; what does not pass is counted, not bad. "integer":
+        whole answers only; "no_proof": no proofs (NuminaMath); "valid": no problem or solution
+        marked invalid (NuminaMath-1.5); "no_choice": no multiple choice.
       max_reasons: bad rows that the report names.
-      answers: a row needs a gold answer; otherwise a solution will do, as for supervised training, and the answer is empty.
-      refuse: where a field looks like a part of the question that is left out, and `fields.question` does not settle it, raise;
-        otherwise the report has it.
+      answers: a row needs a gold answer; otherwise a solution will do, as for supervised training,
+        and the answer is empty.
+      refuse: where a field looks like a part of the question that is left out, and
+        `fields.question` does not settle it, raise; otherwise the report has it.
 
     Raises:
-      DataError: no such file, not readable as what its name says, a bad row, no row that can be used, a field that
-        `fields.question` joins and no row has, or `refuse`.
+      DataError: no such file, not readable as what its name says, a bad row, no row that can be
+        used, a field that `fields.question` joins and no row has, or `refuse`.
       ValueError: `on_bad_row` is neither, or `keep` names a filter that there is not.
     """
     if on_bad_row not in ("error", "skip"):
@@ -138,10 +200,19 @@ def load_rows(path: str | pathlib.Path, on_bad_row: str = "error", fields: Field
     rows, bad, reasons, filtered, search = [], 0, [], Counter(), PartSearch()
     for line, item in read_items(path):
         try:
-            lost = next((k for k in wanted if k in KEEP_ITEM and isinstance(item, dict) and not KEEP_ITEM[k](item)), None)
+            lost = next(
+                (
+                    k
+                    for k in wanted
+                    if k in KEEP_ITEM and isinstance(item, dict) and not KEEP_ITEM[k](item)
+                ),
+                None,
+            )
             if not lost:
                 row, left = read_row(item, f"{name}:{line}", fields, answers)
-                lost = next((k for k in wanted if k in KEEP_ANSWER and not KEEP_ANSWER[k](row.answer)), None)
+                lost = next(
+                    (k for k in wanted if k in KEEP_ANSWER and not KEEP_ANSWER[k](row.answer)), None
+                )
         except DataError as error:
             message = f"{path}:{line}: {error}"
             if on_bad_row == "error":
@@ -156,32 +227,65 @@ def load_rows(path: str | pathlib.Path, on_bad_row: str = "error", fields: Field
             rows.append(row)
             search.add(item, row, left)
     if not rows:
-        without = f", {sum(filtered.values())} do not pass config.data.keep={keep!r}" if filtered else ""
-        raise DataError(f"{path}: no usable row" + (f"; first of {bad} bad ones: {reasons[0]}{without}" if bad else
-                                                    without or ", it is empty"))
+        without = (
+            f", {sum(filtered.values())} do not pass config.data.keep={keep!r}" if filtered else ""
+        )
+        raise DataError(
+            f"{path}: no usable row"
+            + (
+                f"; first of {bad} bad ones: {reasons[0]}{without}"
+                if bad
+                else without or ", it is empty"
+            )
+        )
     questions = dict(Counter(row.made_of for row in rows).most_common())
     if refuse and search.found():
         raise search.refusal(path, questions, fields.flag)
     made_of = {part for made in questions for part in made.split("+")}
     absent = [part for part in question_parts(fields.question) if part.lower() not in made_of]
     if absent and fields.required:
-        raise DataError(f"{path}: {fields.flag}={fields.question} names {' and '.join(map(repr, absent))}, which no row has")
-    unused = {field: n for field, n in search.unused.items() if not (wanted and field.lower() in KEEP_FIELDS)}
-    return rows, LoadReport(kept=len(rows), bad=bad, reasons=tuple(reasons), filtered=dict(filtered), questions=questions,
-                            unused=unused, left_out=search.found())
+        raise DataError(
+            f"{path}: {fields.flag}={fields.question} names {' and '.join(map(repr, absent))}, "
+            "which no row has"
+        )
+    unused = {
+        field: n
+        for field, n in search.unused.items()
+        if not (wanted and field.lower() in KEEP_FIELDS)
+    }
+    return rows, LoadReport(
+        kept=len(rows),
+        bad=bad,
+        reasons=tuple(reasons),
+        filtered=dict(filtered),
+        questions=questions,
+        unused=unused,
+        left_out=search.found(),
+    )
 
 
-def load_training_rows(path: str | pathlib.Path, on_bad_row: str = "error", fields: Fields = Fields(), keep: str = "", *,
-                       held_out: int = 0, decontaminate: Sequence[str] = (), unique: bool = True,
-                       of_evaluation: Fields | None = None) -> tuple[list[Row], list[Row], LoadReport]:
-    """(rows to train on, held-out rows, report of the former): `load_rows` without what must not train.
+def load_training_rows(
+    path: str | pathlib.Path,
+    on_bad_row: str = "error",
+    fields: Fields = Fields(),
+    keep: str = "",
+    *,
+    held_out: int = 0,
+    decontaminate: Sequence[str] = (),
+    unique: bool = True,
+    of_evaluation: Fields | None = None,
+) -> tuple[list[Row], list[Row], LoadReport]:
+    """(rows to train on, held-out rows, report of the former):
+    `load_rows` without what must not train.
 
-    In this order: held-out questions go (with all their duplicates), then questions of evaluation files, then duplicates.
+    In this order: held-out questions go (with all their duplicates), then questions of evaluation
+    files, then duplicates.
 
     Args:
       held_out: questions to hold out, see `select.hold_out`.
       decontaminate: evaluation files; their bad rows are passed over.
-      of_evaluation: fields of these (None: `fields`); a file that lacks them is looked through like any other.
+      of_evaluation: fields of these (None: `fields`); a file that lacks them is looked through
+        like any other.
       unique: of rows with the same question (but for white space and case) the first stays.
 
     Raises:
@@ -195,22 +299,34 @@ def load_training_rows(path: str | pathlib.Path, on_bad_row: str = "error", fiel
         report = dataclasses.replace(report, held_out=before - len(rows))
     found, lenient = {}, dataclasses.replace(of_evaluation or fields, required=False)
     for source in decontaminate:
-        known = {row.where for row in contaminated(rows, (r.question for r in load_rows(source, "skip", lenient)[0]))}
+        known = {
+            row.where
+            for row in contaminated(
+                rows, (r.question for r in load_rows(source, "skip", lenient)[0])
+            )
+        }
         rows = [row for row in rows if row.where not in known]
         found[str(source)] = len(known)
     report = dataclasses.replace(report, contaminated=found)
     if unique:
         rows, dropped = deduplicate(rows)
-        report = dataclasses.replace(report, duplicates=len(dropped),
-                                     conflicting=sum(row.answer != first.answer for row, first in dropped))
+        report = dataclasses.replace(
+            report,
+            duplicates=len(dropped),
+            conflicting=sum(row.answer != first.answer for row, first in dropped),
+        )
     if not rows:
-        raise DataError(f"{path}: nothing is left to train on; {dataclasses.replace(report, kept=0).text()}")
+        raise DataError(
+            f"{path}: nothing is left to train on; {dataclasses.replace(report, kept=0).text()}"
+        )
     return rows, held, dataclasses.replace(report, kept=len(rows))
 
 
-def rows_to_prompts(rows: Sequence[Row], encode: Callable[[str], Sequence[int]],
-                    max_prompt_tokens: int) -> tuple[list[Prompt], int]:
-    """Encodes questions, and drops those whose prompt is longer than `max_prompt_tokens`; returns how many.
+def rows_to_prompts(
+    rows: Sequence[Row], encode: Callable[[str], Sequence[int]], max_prompt_tokens: int
+) -> tuple[list[Prompt], int]:
+    """Encodes questions, and drops those whose prompt is longer than `max_prompt_tokens`;
+    returns how many.
 
     Args:
       encode: question -> token ids, template included.
@@ -222,15 +338,31 @@ def rows_to_prompts(rows: Sequence[Row], encode: Callable[[str], Sequence[int]],
     for row in rows:
         tokens = np.asarray(encode(row.question), np.int32)
         if len(tokens) <= max_prompt_tokens:
-            prompts.append(Prompt(id=row.id, tokens=tokens, answer=row.answer, answer_tokens=np.zeros((0,), np.int32),
-                                  text=row.question, meta=dict(row.meta)))
+            prompts.append(
+                Prompt(
+                    id=row.id,
+                    tokens=tokens,
+                    answer=row.answer,
+                    answer_tokens=np.zeros((0,), np.int32),
+                    text=row.question,
+                    meta=dict(row.meta),
+                )
+            )
     if not prompts:
-        raise DataError(f"all {len(rows)} prompts are longer than max_prompt_tokens = {max_prompt_tokens}")
+        raise DataError(
+            f"all {len(rows)} prompts are longer than max_prompt_tokens = {max_prompt_tokens}"
+        )
     return prompts, len(rows) - len(prompts)
 
 
-def load_prompts(path: str | pathlib.Path, encode: Callable[[str], Sequence[int]], max_prompt_tokens: int,
-                 on_bad_row: str = "error", fields: Fields = Fields(), keep: str = "") -> tuple[list[Prompt], LoadReport]:
+def load_prompts(
+    path: str | pathlib.Path,
+    encode: Callable[[str], Sequence[int]],
+    max_prompt_tokens: int,
+    on_bad_row: str = "error",
+    fields: Fields = Fields(),
+    keep: str = "",
+) -> tuple[list[Prompt], LoadReport]:
     """`load_rows`, then `rows_to_prompts`, with one report of both."""
     rows, report = load_rows(path, on_bad_row, fields, keep)
     prompts, too_long = rows_to_prompts(rows, encode, max_prompt_tokens)

@@ -1,11 +1,12 @@
 """Which prompt of a finite data set leaves the stream next.
 
-Two kinds. An `EpochOrder` is a permutation of the data set for each epoch, known in advance: a shuffle, the data's own order, easy
-to hard. `VisitOrder` and `MemoryOrder` choose by what came back; the stream tells them (`PromptStream.observe`), and remembers
-which prompts are out, none of which is chosen again before it is back.
+Two kinds. An `EpochOrder` is a permutation of the data set for each epoch, known in advance: a
+shuffle, the data's own order, easy to hard. `VisitOrder` and `MemoryOrder` choose by what came
+back; the stream tells them (`PromptStream.observe`), and remembers which prompts are out, none of
+which is chosen again before it is back.
 
-Orders deal in indices into the data set. All randomness is keyed by the seed and by counts, so that a restored order goes on as
-the saved one would have.
+Orders deal in indices into the data set. All randomness is keyed by the seed and by counts, so that
+a restored order goes on as the saved one would have.
 """
 
 import dataclasses
@@ -14,16 +15,21 @@ from typing import Any, Protocol
 
 import numpy as np
 
-# Screening with memory explores among this share of the prompts that may go, those seen least recently.
+# Screening with memory explores among this share of the prompts that may go, those seen
+# least recently.
 OLDEST = 0.25
-# Begins the keys of its draws, so that they are its own. A data set that was mixed by the very permutation with which an order starts
-# would come back sorted (the chain task at seed 0 was: its hopeless class came first).
+# Begins the keys of its draws, so that they are its own. A data set that was mixed by the very
+# permutation with which an order starts would come back sorted (the chain task at seed 0 was: its
+# hopeless class came first).
 KEY = int.from_bytes(b"memory order")
 
 
 @dataclasses.dataclass(frozen=True)
 class EpochOrder:
-    """A permutation i64[size] of the data set for each epoch: `permutation(epoch)`. `name` is kept in checkpoints."""
+    """A permutation i64[size] of the data set for each epoch: `permutation(epoch)`.
+
+    `name` is kept in checkpoints.
+    """
 
     name: str
     permutation: Callable[[int], np.ndarray]
@@ -31,7 +37,9 @@ class EpochOrder:
 
 def shuffled(size: int, seed: int) -> EpochOrder:
     """A new shuffle each epoch."""
-    return EpochOrder("shuffle", lambda epoch: np.random.default_rng([seed, epoch]).permutation(size))
+    return EpochOrder(
+        "shuffle", lambda epoch: np.random.default_rng([seed, epoch]).permutation(size)
+    )
 
 
 def in_file_order(size: int) -> EpochOrder:
@@ -40,7 +48,8 @@ def in_file_order(size: int) -> EpochOrder:
 
 
 def easy_to_hard(rates: Sequence[float], seed: int) -> EpochOrder:
-    """The offline schedule of Bae et al. (arXiv 2504.03380): highest pass rate first, every epoch; ties in a new shuffle.
+    """The offline schedule of Bae et al. (arXiv 2504.03380): highest pass rate first,
+    every epoch; ties in a new shuffle.
 
     Args:
       rates: f[size] in [0, 1], measured before training by a proxy.
@@ -60,7 +69,9 @@ class AdaptiveOrder(Protocol):
     name: str
 
     def pick(self, n: int, serial: int, out: np.ndarray) -> np.ndarray:
-        """Indices of the next prompts, which get the visits from `serial` on: n, or as many as are not `out` (bool[size])."""
+        """Indices of the next prompts, which get the visits from `serial` on: n,
+        or as many as are not `out` (bool[size]).
+        """
 
     def observe(self, index: Sequence[int], positive: Sequence[int], total: Sequence[int]) -> None:
         """These prompts are back: of `total` samples each, `positive` were right."""
@@ -71,7 +82,9 @@ class AdaptiveOrder(Protocol):
 
 
 class VisitOrder:
-    """Least visited first; a visit counts when a prompt's samples are in, accepted or not. Among prompts of equal count, a shuffle.
+    """Least visited first; a visit counts when a prompt's samples are in, accepted or not.
+
+    Among prompts of equal count, a shuffle.
 
     Source: Bae et al. (arXiv 2504.03380), Algorithm 1; methods.md section 2.
     """
@@ -99,7 +112,10 @@ class VisitOrder:
     def metrics(self, serial: int) -> dict[str, float]:
         """Smallest and largest number of visits."""
         del serial
-        return {"prompts/visits_min": float(self._visits.min()), "prompts/visits_max": float(self._visits.max())}
+        return {
+            "prompts/visits_min": float(self._visits.min()),
+            "prompts/visits_max": float(self._visits.max()),
+        }
 
     def state_dict(self) -> dict[str, Any]:
         return {"visits": self._visits.copy()}
@@ -119,65 +135,91 @@ class Acceptance(Protocol):
 
 
 class MemoryOrder:
-    """Screening with memory: prompts that will probably qualify first, by what earlier visits found. Not from a paper.
+    """Screening with memory: prompts that will probably qualify first,
+    by what earlier visits found. Not from a paper.
 
     Of n prompts to pick,
 
-    1. go those that are due, the one seen least recently leading: as many as it takes that all the others, were they to follow in
-       that order, would still go within max_unseen x size visits of their last departure (before the first one, of the start).
-       So no prompt is ever unseen for longer, as long as none is out for more than (max_unseen - 1) x size visits, and
-       everything is possible before that. With max_unseen = 1 the order is that of a queue.
-    2. Of the others a share `explore` (a coin for each) is drawn uniformly from the quarter seen least recently.
-    3. The rest are those of the highest probability of qualifying, each drawn from its posterior (Thompson sampling), among
-       prompts unseen for at least `rest` x size visits: without a rest the few best prompts would be trained on again and again.
-       Where there are too few of them, those seen least recently go.
+    1. go those that are due, the one seen least recently leading: as many as it takes that all the
+       others, were they to follow in that order, would still go within max_unseen x size visits of
+       their last departure (before the first one, of the start). So no prompt is ever unseen for
+       longer, as long as none is out for more than (max_unseen - 1) x size visits, and everything
+       is possible before that. With max_unseen = 1 the order is that of a queue.
+    2. Of the others a share `explore` (a coin for each) is drawn uniformly from the quarter seen
+       least recently.
+    3. The rest are those of the highest probability of qualifying, each drawn from its posterior
+       (Thompson sampling), among prompts unseen for at least `rest` x size visits: without a rest
+       the few best prompts would be trained on again and again. Where there are too few of them,
+       those seen least recently go.
 
     Never-seen prompts count as seen before the start, in the order of a shuffle.
 
     Args:
-      ids: of the prompts, all different. acceptance: `memory.Acceptance`, this order's own. seed: of all draws, each keyed by the
-        visit at which it is made.
-      explore: in [0, 1]. max_unseen: in epochs (visits / size), at least 1. rest: in epochs, in [0, 1).
+      ids: of the prompts, all different. acceptance: `memory.Acceptance`, this order's own. seed:
+        of all draws, each keyed by the visit at which it is made.
+      explore: in [0, 1]. max_unseen: in epochs (visits / size), at least 1. rest: in
+        epochs, in [0, 1).
 
     Raises ValueError naming the argument that is out of range, or the id that two prompts share.
     """
 
     name = "memory"
 
-    def __init__(self, ids: Sequence[str], acceptance: Acceptance, seed: int, explore: float, max_unseen: float, rest: float):
-        for name, value, ok, say in (("explore", explore, 0 <= explore <= 1, "in [0, 1]"),
-                                     ("max_unseen", max_unseen, max_unseen >= 1, "at least 1"),
-                                     ("rest", rest, 0 <= rest < 1, "in [0, 1)")):
+    def __init__(
+        self,
+        ids: Sequence[str],
+        acceptance: Acceptance,
+        seed: int,
+        explore: float,
+        max_unseen: float,
+        rest: float,
+    ):
+        for name, value, ok, say in (
+            ("explore", explore, 0 <= explore <= 1, "in [0, 1]"),
+            ("max_unseen", max_unseen, max_unseen >= 1, "at least 1"),
+            ("rest", rest, 0 <= rest < 1, "in [0, 1)"),
+        ):
             if not ok:
                 raise ValueError(f"MemoryOrder.{name} must be {say}; got {value!r}")
         size = len(ids)
         place = {name: i for i, name in enumerate(ids)}
         if len(place) < size:
             twice = next(name for i, name in enumerate(ids) if place[name] != i)
-            raise ValueError(f"screening with memory keeps results by prompt id, and two prompts have the id {twice!r}")
-        self._ids, self._acceptance, self._seed, self._explore = list(ids), acceptance, seed, explore
+            raise ValueError(
+                "screening with memory keeps results by prompt id, and two prompts "
+                f"have the id {twice!r}"
+            )
+        self._ids, self._acceptance, self._seed, self._explore = (
+            list(ids),
+            acceptance,
+            seed,
+            explore,
+        )
         self._bound, self._rest = int(max_unseen * size), int(rest * size)
-        # Visit of the latest departure. Those before the start are distinct, which makes the order at the start a shuffle.
+        # Visit of the latest departure. Those before the start are distinct, which makes the order
+        # at the start a shuffle.
         self._last = -1 - np.random.default_rng([KEY, seed, 0]).permutation(size)
         self._estimate, self._class = acceptance.look(self._ids)
 
     def pick(self, n: int, serial: int, out: np.ndarray) -> np.ndarray:
         rng = np.random.default_rng([KEY, self._seed, serial + 1])  # 0 made the shuffle
         by_age = np.argsort(self._last)  # seen least recently first
-        # Oldest first from here on, number k would get visit serial + k, which its bound allows. If it is passed over now, it gets
-        # visit serial + n + k - due at the latest. Prompts that are out keep their place: they may be back by then.
+        # Oldest first from here on, number k would get visit serial + k, which its bound allows. If
+        # it is passed over now, it gets visit serial + n + k - due at the latest. Prompts that are
+        # out keep their place: they may be back by then.
         late = serial + n + np.arange(len(out)) - (self._last[by_age] + self._bound)
         waits = ~out[by_age]
         free = by_age[waits]
-        due = free[:np.clip(late[waits].max(initial=0), 0, n)]
-        free, n_free = free[len(due):], min(n, len(free)) - len(due)
-        oldest = free[:max(int(OLDEST * len(free)), n_free)]
+        due = free[: np.clip(late[waits].max(initial=0), 0, n)]
+        free, n_free = free[len(due) :], min(n, len(free)) - len(due)
+        oldest = free[: max(int(OLDEST * len(free)), n_free)]
         explored = rng.choice(oldest, rng.binomial(n_free, self._explore), replace=False)
         free = free[~np.isin(free, explored)]
         n_best = n_free - len(explored)
-        rested = free[:max(int((serial - self._last[free] >= self._rest).sum()), n_best)]
+        rested = free[: max(int((serial - self._last[free] >= self._rest).sum()), n_best)]
         chance = self._acceptance.draw(self._class[rested], rng)
-        best = rested[np.argsort(-chance, kind="stable")[:n_best]]  # among equals, the one seen least recently
+        # Among equals, the one seen least recently.
+        best = rested[np.argsort(-chance, kind="stable")[:n_best]]
         chosen = np.concatenate([due, explored, best])
         self._last[chosen] = serial + np.arange(len(chosen))
         return chosen
@@ -189,9 +231,13 @@ class MemoryOrder:
         self._estimate[index], self._class[index] = self._acceptance.look(ids)
 
     def metrics(self, serial: int) -> dict[str, float]:
-        """Epochs (visits / size) for which the prompt seen least recently has been unseen; posterior mean pass rate of all."""
-        return {"prompts/unseen_max": (serial - 1 - max(self._last.min(), -1)) / len(self._ids),
-                "prompts/estimate_mean": float(self._estimate.mean())}
+        """Epochs (visits / size) for which the prompt seen least recently has been unseen;
+        posterior mean pass rate of all.
+        """
+        return {
+            "prompts/unseen_max": (serial - 1 - max(self._last.min(), -1)) / len(self._ids),
+            "prompts/estimate_mean": float(self._estimate.mean()),
+        }
 
     def state_dict(self) -> dict[str, Any]:
         """Departures i64[size], and what came back."""

@@ -19,18 +19,26 @@ SCALES = {
     "difficulty": (lambda x: 1 - x / 100, 100.0),
 }
 # Fields that are found by themselves (also with a suffix, as in fail_pct_MODEL), and their scale.
-KNOWN_FIELDS = {"pass_rate": "rate", "solve_rate": "rate", "accuracy": "rate", "fail_rate": "failure",
-                "pass_pct": "percent", "fail_pct": "difficulty", "difficulty": "difficulty"}
+KNOWN_FIELDS = {
+    "pass_rate": "rate",
+    "solve_rate": "rate",
+    "accuracy": "rate",
+    "fail_rate": "failure",
+    "pass_pct": "percent",
+    "fail_pct": "difficulty",
+    "difficulty": "difficulty",
+}
 # Shares and Beta(a, b) of the mixture that stands in for a file.
 MIXTURE = ((0.35, 0.3, 12.0), (0.45, 1.0, 1.0), (0.20, 12.0, 0.5))
 
 
 @dataclasses.dataclass(frozen=True)
 class PassRates:
-    """Pass rates f64[P] in [0, 1], where they come from (for people), and how many rows had none (null).
+    """Pass rates f64[P] in [0, 1], where they come from (for people),
+    and how many rows had none (null).
 
-    `ids` are the prompts', as the loaders of `rl_speed.data` would name the rows, then those of the rows that had none; empty where
-    the file names no prompts.
+    `ids` are the prompts', as the loaders of `rl_speed.data` would name the rows, then those of the
+    rows that had none; empty where the file names no prompts.
     """
 
     rates: np.ndarray
@@ -40,27 +48,35 @@ class PassRates:
 
 
 def mixture(prompts: int = 20_000, seed: int = 0) -> PassRates:
-    """A mixture with hopeless, open and easy prompts, shaped like those measured on mathematics; for want of a file."""
+    """A mixture with hopeless, open and easy prompts,
+    shaped like those measured on mathematics; for want of a file.
+    """
     rng = np.random.default_rng(seed)
     shares, a, b = np.array(MIXTURE).T
     kind = rng.choice(len(MIXTURE), size=prompts, p=shares)
     text = " + ".join(f"{s:g} Beta({x:g}, {y:g})" for s, x, y in MIXTURE)
-    return PassRates(rng.beta(a[kind], b[kind]), f"a synthetic mixture, {text}, {prompts:,} prompts")
+    return PassRates(
+        rng.beta(a[kind], b[kind]), f"a synthetic mixture, {text}, {prompts:,} prompts"
+    )
 
 
-def load_pass_rates(path: str | Path, field: str | None = None, scale: str | None = None) -> PassRates:
+def load_pass_rates(
+    path: str | Path, field: str | None = None, scale: str | None = None
+) -> PassRates:
     """Pass rates of a file's rows.
 
     Args:
-      path: .jsonl[.gz], a JSON array of objects (.json[.gz]), an object with "rates" and perhaps "ids" (what
-        experiments/pass_rates.py writes), or an object {id: pass rate}.
-      field: where a row has its number; None: the one of `KNOWN_FIELDS` that the first row has. Rows with null there have no
-        measured pass rate: left out and counted.
-      scale: "rate" p, "percent" 100 p, "failure" 1 - p, "difficulty" 100 (1 - p); None: that of the field's name.
+      path: .jsonl[.gz], a JSON array of objects (.json[.gz]), an object with "rates" and perhaps
+        "ids" (what experiments/pass_rates.py writes), or an object {id: pass rate}.
+      field: where a row has its number; None: the one of `KNOWN_FIELDS` that the first row has.
+        Rows with null there have no measured pass rate: left out and counted.
+      scale: "rate" p, "percent" 100 p, "failure" 1 - p, "difficulty" 100 (1 - p); None: that of the
+        field's name.
 
     Raises:
-      DataError: no such file, a row that is no object or lacks the field, a number that is none or out of range (the message
-        names file, line and field), a field that cannot be found or whose scale cannot be told, or no pass rate at all.
+      DataError: no such file, a row that is no object or lacks the field, a number that is none or
+        out of range (the message names file, line and field), a field that cannot be found or whose
+        scale cannot be told, or no pass rate at all.
     """
     path = Path(path)
     if scale is not None and scale not in SCALES:
@@ -72,7 +88,7 @@ def load_pass_rates(path: str | Path, field: str | None = None, scale: str | Non
     else:
         named = True
     values, lines, ids, unmeasured = [], [], [], []
-    for line, item in (read_items(path) if rows is None else rows):
+    for line, item in read_items(path) if rows is None else rows:
         where = f"{path}:{line}"
         if isinstance(item, DataError):
             raise DataError(f"{where}: {item}")
@@ -81,7 +97,9 @@ def load_pass_rates(path: str | Path, field: str | None = None, scale: str | Non
         if field is None:
             field = _find_field(item, where)
         if field not in item:
-            raise DataError(f"{where}: no field {field!r}; it has {', '.join(sorted(item)) or 'none'}")
+            raise DataError(
+                f"{where}: no field {field!r}; it has {', '.join(sorted(item)) or 'none'}"
+            )
         name = row_id(item, f"{path.name}:{line}")
         if item[field] is None:
             unmeasured.append(name)
@@ -95,18 +113,30 @@ def load_pass_rates(path: str | Path, field: str | None = None, scale: str | Non
     given = scale
     scale = scale or _known(field)
     if scale is None:
-        raise DataError(f"{path}: cannot tell what {field!r} means; say so with scale = one of {', '.join(SCALES)}")
+        raise DataError(
+            f"{path}: cannot tell what {field!r} means; say so with scale = one of "
+            f"{', '.join(SCALES)}"
+        )
     numbers, (convert, largest) = np.array(values), SCALES[scale]
-    outside = np.flatnonzero(~((numbers >= 0) & (numbers <= largest)))  # written so that NaN is outside
+    # Written so that NaN is outside.
+    outside = np.flatnonzero(~((numbers >= 0) & (numbers <= largest)))
     if len(outside):
-        raise DataError(f"{path}:{lines[outside[0]]}: {field} must lie in [0, {largest:g}] (scale {scale!r}), got "
-                        f"{numbers[outside[0]]:g}")
+        raise DataError(
+            f"{path}:{lines[outside[0]]}: {field} must lie in [0, {largest:g}] (scale {scale!r}), "
+            f"got {numbers[outside[0]]:g}"
+        )
     if given is None and largest > 1 and 0 < numbers.max() <= 1:
         other = "failure" if scale == "difficulty" else "rate"
-        raise DataError(f"{path}: {field!r} is read as {scale!r}, 0 to 100, but no value exceeds 1; say which it is with scale = "
-                        f"{other!r} (0 to 1) or {scale!r}")
-    return PassRates(convert(numbers), f"{path.name}, field {field}, {len(numbers):,} prompts", len(unmeasured),
-                     tuple(ids + unmeasured) if named else ())
+        raise DataError(
+            f"{path}: {field!r} is read as {scale!r}, 0 to 100, but no value exceeds 1; say which "
+            f"it is with scale = {other!r} (0 to 1) or {scale!r}"
+        )
+    return PassRates(
+        convert(numbers),
+        f"{path.name}, field {field}, {len(numbers):,} prompts",
+        len(unmeasured),
+        tuple(ids + unmeasured) if named else (),
+    )
 
 
 def load_pass_rate_table(path: str | Path) -> dict[str, float | None]:
@@ -116,8 +146,10 @@ def load_pass_rate_table(path: str | Path) -> dict[str, float | None]:
     """
     found = load_pass_rates(path)
     if not found.ids:
-        raise DataError(f'{path}: it has pass rates but no prompt ids; expected an object {{id: pass rate}}, rows with "id", or '
-                        '"ids" beside "rates"')
+        raise DataError(
+            f"{path}: it has pass rates but no prompt ids; expected an object {{id: pass rate}}, "
+            'rows with "id", or "ids" beside "rates"'
+        )
     table = dict(zip(found.ids, found.rates.tolist() + [None] * found.missing))
     if len(table) < len(found.ids):
         twice = next(name for name, count in Counter(found.ids).items() if count > 1)
@@ -128,19 +160,24 @@ def load_pass_rate_table(path: str | Path) -> dict[str, float | None]:
 def load_epochs(path: str | Path, cover: float = 0.9) -> np.ndarray:
     """Accuracies over training, f64[P, E], from a JSON object {prompt: [accuracy of each epoch]}.
 
-    Prompts are visited in another order every epoch, so that lists differ in length: the epochs that at least a share `cover` of
-    the prompts have are returned, and a prompt whose list is shorter keeps its last value.
+    Prompts are visited in another order every epoch, so that lists differ in length: the epochs
+    that at least a share `cover` of the prompts have are returned, and a prompt whose list is
+    shorter keeps its last value.
 
     Raises: DataError, naming file, prompt and epoch of what cannot be used.
     """
     path = Path(path)
     found = _json(path)
     if not isinstance(found, dict) or not found:
-        raise DataError(f"{path}: expected an object {{prompt: [accuracy of each epoch]}}, got "
-                        f"{'an empty one' if found == {} else type(found).__name__}")
+        raise DataError(
+            f"{path}: expected an object {{prompt: [accuracy of each epoch]}}, got "
+            f"{'an empty one' if found == {} else type(found).__name__}"
+        )
     for name, series in found.items():
         if not isinstance(series, list) or not series:
-            raise DataError(f"{path}: prompt {name!r}: expected a list of accuracies, got {series!r:.40}")
+            raise DataError(
+                f"{path}: prompt {name!r}: expected a list of accuracies, got {series!r:.40}"
+            )
         for epoch, value in enumerate(series):
             where = f"{path}: prompt {name!r}, epoch {epoch}"
             if not 0 <= _number(value, where) <= 1:
@@ -151,29 +188,46 @@ def load_epochs(path: str | Path, cover: float = 0.9) -> np.ndarray:
 
 
 def moving_average(values: np.ndarray, window: int) -> np.ndarray:
-    """f64[P, E]: mean over `window` (odd) epochs around each, shifted inwards at both ends; 1 leaves the values as they are.
+    """f64[P, E]: mean over `window` (odd) epochs around each, shifted inwards at both ends;
+    1 leaves the values as they are.
 
-    Few tries an epoch put too many prompts at exactly 0 and 1; neighbouring epochs are nearly the same policy. Every mean is over
-    as many tries as the others, or the ends would look as if they had more constant prompts.
+    Few tries an epoch put too many prompts at exactly 0 and 1; neighbouring epochs are nearly the
+    same policy. Every mean is over as many tries as the others, or the ends would look as if they
+    had more constant prompts.
     Raises: ValueError for a window that is even, below 1 or longer than the series.
     """
     epochs = values.shape[1]
     if not 1 <= window <= epochs or window % 2 == 0:
-        raise ValueError(f"window must be odd and between 1 and the number of epochs, {epochs}, got {window}")
+        raise ValueError(
+            f"window must be odd and between 1 and the number of epochs, {epochs}, got {window}"
+        )
     total = np.pad(np.cumsum(values, axis=1), ((0, 0), (1, 0)))
     first = np.clip(np.arange(epochs) - window // 2, 0, epochs - window)
     return np.clip((total[:, first + window] - total[:, first]) / window, 0.0, 1.0)
 
 
 def _known(field: str) -> str | None:
-    return next((scale for name, scale in KNOWN_FIELDS.items() if field == name or field.startswith(name + "_")), None)
+    return next(
+        (
+            scale
+            for name, scale in KNOWN_FIELDS.items()
+            if field == name or field.startswith(name + "_")
+        ),
+        None,
+    )
 
 
 def _find_field(item: dict, where: str) -> str:
     found = [name for name in item if _known(name)]
     if len(found) != 1:
-        what = f"several fields look like pass rates ({', '.join(found)})" if found else (
-            f"no field looks like a pass rate ({', '.join(KNOWN_FIELDS)}); it has {', '.join(sorted(item)) or 'none'}")
+        what = (
+            f"several fields look like pass rates ({', '.join(found)})"
+            if found
+            else (
+                f"no field looks like a pass rate ({', '.join(KNOWN_FIELDS)}); it has "
+                f"{', '.join(sorted(item)) or 'none'}"
+            )
+        )
         raise DataError(f"{where}: {what}; name one with field")
     return found[0]
 
@@ -192,20 +246,30 @@ def _json(path: Path) -> Any:
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: not UTF-8 ({error.reason} at byte {error.start})") from None
     except json.JSONDecodeError as error:
-        raise DataError(f"{path}:{error.lineno}: not JSON ({error.msg} at column {error.colno})") from None
+        raise DataError(
+            f"{path}:{error.lineno}: not JSON ({error.msg} at column {error.colno})"
+        ) from None
 
 
 def _rates_object(path: Path, field: str | None) -> list[tuple[str | None, Any]] | None:
-    """(prompt id or None, number) of a file that is one JSON object; None where it is an array of rows."""
+    """(prompt id or None, number) of a file that is one JSON object;
+    None where it is an array of rows.
+    """
     whole = _json(path)
     if not isinstance(whole, dict):
         return None
     name = field or "rates"
-    if whole and name not in whole and not any(isinstance(value, list | dict) for value in whole.values()):
+    if (
+        whole
+        and name not in whole
+        and not any(isinstance(value, list | dict) for value in whole.values())
+    ):
         return list(whole.items())
     if not isinstance(whole.get(name), list):
-        raise DataError(f"{path}: expected an array of rows, an object {{id: pass rate}}, or an object with a list under {name!r};"
-                        f" it has {', '.join(sorted(whole)) or 'nothing'}")
+        raise DataError(
+            f"{path}: expected an array of rows, an object {{id: pass rate}}, or an object with a "
+            f"list under {name!r}; it has {', '.join(sorted(whole)) or 'nothing'}"
+        )
     rates, ids = whole[name], whole.get("ids", [None] * len(whole[name]))
     if not isinstance(ids, list) or len(ids) != len(rates):
         raise DataError(f"{path}: 'ids' must be a list as long as {name!r}, {len(rates)}")

@@ -1,9 +1,10 @@
 """Prompts, and the stream that hands them out.
 
-The stream is the only source of `visit` numbers. Visit v is the v-th prompt that ever left it. With an `EpochOrder`, (seed, v)
-determines which prompt that was: its epoch is v // size, its place in that epoch's permutation v % size. All state is then one
-counter and the visits that were handed back. Orders that depend on results have state of their own, and the stream keeps which
-prompt each visit was that is out.
+The stream is the only source of `visit` numbers. Visit v is the v-th prompt that ever left it. With
+an `EpochOrder`, (seed, v) determines which prompt that was: its epoch is v // size, its place in
+that epoch's permutation v % size. All state is then one counter and the visits that were handed
+back. Orders that depend on results have state of their own, and the stream keeps which prompt each
+visit was that is out.
 """
 
 import dataclasses
@@ -23,9 +24,11 @@ class Prompt:
       id: name within its data set.
       tokens: i32[L], the question in its template, ready to sample from.
       answer: the right answer, as text.
-      answer_tokens: i32[A], the answer encoded, without an end token; empty where the verifier works on text.
+      answer_tokens: i32[A], the answer encoded, without an end token; empty where the verifier
+        works on text.
       text: the question as written in the data.
-      visit: serial number of its departure from the stream, -1 before; it keys the randomness of its samples.
+      visit: serial number of its departure from the stream, -1 before; it keys the randomness of
+        its samples.
       meta: anything else (class, level, source), small and of plain Python types.
     """
 
@@ -39,7 +42,8 @@ class Prompt:
 
 
 class PromptStream:
-    """Endless prompts: a finite data set in an order of `rl_speed.data.orders`, or an unbounded source as it comes.
+    """Endless prompts: a finite data set in an order of `rl_speed.data.orders`,
+    or an unbounded source as it comes.
 
     Args:
       source: a sequence of prompts, or a function index -> Prompt (endless).
@@ -51,14 +55,21 @@ class PromptStream:
       ValueError: the data set is empty, or there is an order for an endless source.
     """
 
-    def __init__(self, source: Sequence[Prompt] | Callable[[int], Prompt], seed: int = 0, shuffle: bool = True,
-                 order: EpochOrder | AdaptiveOrder | None = None):
+    def __init__(
+        self,
+        source: Sequence[Prompt] | Callable[[int], Prompt],
+        seed: int = 0,
+        shuffle: bool = True,
+        order: EpochOrder | AdaptiveOrder | None = None,
+    ):
         self._source = source
         self._size = None if callable(source) else len(source)
         if self._size == 0:
             raise ValueError("a prompt stream needs at least one prompt: the data set is empty")
         if self._size is None and order is not None:
-            raise ValueError(f"the order {order.name!r} needs a finite data set, and this source is endless")
+            raise ValueError(
+                f"the order {order.name!r} needs a finite data set, and this source is endless"
+            )
         if self._size is not None and order is None:
             order = shuffled(self._size, seed) if shuffle else in_file_order(self._size)
         self._seed, self._shuffle, self._order = seed, shuffle, order
@@ -66,12 +77,14 @@ class PromptStream:
         self._serial = 0
         self._returned: list[int] = []
         self._permutations: dict[int, np.ndarray] = {}
-        self._out: dict[int, int] = {}  # adaptive orders: visit -> index of what was neither observed nor is inside
+        # Adaptive orders: visit -> index of what was neither observed nor is inside.
+        self._out: dict[int, int] = {}
 
     def take(self, n: int) -> list[Prompt]:
         """The next n prompts: those handed back first (with their old visit), then fresh ones.
 
-        Fewer where an order that depends on results has no more: it never hands out a prompt that is out already.
+        Fewer where an order that depends on results has no more: it never hands out a prompt that
+        is out already.
         """
         if n < 0:
             raise ValueError(f"cannot take {n} prompts")
@@ -88,8 +101,10 @@ class PromptStream:
         return [self._at(visit) for visit in visits]
 
     def put_back(self, prompts: Sequence[Prompt]) -> None:
-        """Returns prompts of which nothing was sampled, or whose samples were discarded. They leave first next time, in
-        order of visit, and keep the visit they have: the same policy then gives them the very same samples.
+        """Returns prompts of which nothing was sampled, or whose samples were discarded.
+
+        They leave first next time, in order of visit, and keep the visit they have: the same policy
+        then gives them the very same samples.
 
         Raises:
           ValueError: a prompt that this stream did not hand out, or that was returned already.
@@ -97,20 +112,25 @@ class PromptStream:
         visits = [prompt.visit for prompt in prompts]
         for prompt in prompts:
             if not 0 <= prompt.visit < self._serial:
-                raise ValueError(f"prompt {prompt.id!r} with visit {prompt.visit} did not come from this stream, whose"
-                                 f" visits are 0 to {self._serial - 1}")
+                raise ValueError(
+                    f"prompt {prompt.id!r} with visit {prompt.visit} did not come from this "
+                    f"stream, whose visits are 0 to {self._serial - 1}"
+                )
         if len(set(visits + self._returned)) != len(visits) + len(self._returned):
             raise ValueError("a prompt was put back twice")
         if self._adaptive:
             self._check_out(prompts, "put back")
         self._returned = sorted(visits + self._returned)
 
-    def observe(self, prompts: Sequence[Prompt], positive: Sequence[int], total: Sequence[int]) -> None:
-        """What became of prompts that are done with, each once: of `total` samples, `positive` were right. Only orders that depend
-        on results look at it.
+    def observe(
+        self, prompts: Sequence[Prompt], positive: Sequence[int], total: Sequence[int]
+    ) -> None:
+        """What became of prompts that are done with, each once: of `total` samples,
+        `positive` were right. Only orders that depend on results look at it.
 
         Raises:
-          ValueError: such an order is told of a prompt that is not out (never left, was put back, or observed before).
+          ValueError: such an order is told of a prompt that is not out (never left, was put back,
+            or observed before).
         """
         if not self._adaptive:
             return
@@ -122,7 +142,9 @@ class PromptStream:
     def _check_out(self, prompts: Sequence[Prompt], what: str) -> None:
         for prompt in prompts:
             if prompt.visit not in self._out:
-                raise ValueError(f"prompt {prompt.id!r} with visit {prompt.visit} was {what}, but is not out")
+                raise ValueError(
+                    f"prompt {prompt.id!r} with visit {prompt.visit} was {what}, but is not out"
+                )
 
     @property
     def prompts(self) -> Sequence[Prompt]:
@@ -135,19 +157,39 @@ class PromptStream:
         return 0 if self._size is None else self._serial // self._size
 
     def metrics(self) -> dict[str, float]:
-        """Visits so far, epochs so far (with fraction; absent for an endless source), prompts waiting to go again. With an order
-        that depends on results, also prompts that are out, and what the order says."""
+        """Visits so far, epochs so far (with fraction; absent for an endless source), prompts
+        waiting to go again. With an order that depends on results, also prompts that are out, and
+        what the order says.
+        """
         more = {} if self._size is None else {"prompts/epoch": self._serial / self._size}
         if self._adaptive:
-            more |= {"prompts/out": float(len(self._out) - len(self._returned)), **self._adaptive.metrics(self._serial)}
-        return {"prompts/visits": float(self._serial), "prompts/returned": float(len(self._returned)), **more}
+            more |= {
+                "prompts/out": float(len(self._out) - len(self._returned)),
+                **self._adaptive.metrics(self._serial),
+            }
+        return {
+            "prompts/visits": float(self._serial),
+            "prompts/returned": float(len(self._returned)),
+            **more,
+        }
 
     def state_dict(self) -> dict[str, Any]:
-        """All that the next draws depend on: plain integers and strings; arrays too with an order that depends on results."""
-        state = {"serial": self._serial, "returned": " ".join(map(str, self._returned)), "seed": self._seed,
-                 "size": -1 if self._size is None else self._size, "shuffle": int(self._shuffle), "order": self._order_name}
+        """All that the next draws depend on: plain integers and strings;
+        arrays too with an order that depends on results.
+        """
+        state = {
+            "serial": self._serial,
+            "returned": " ".join(map(str, self._returned)),
+            "seed": self._seed,
+            "size": -1 if self._size is None else self._size,
+            "shuffle": int(self._shuffle),
+            "order": self._order_name,
+        }
         if self._adaptive:
-            state |= {"out": np.array(list(self._out.items()), np.int64).reshape(-1, 2), "of_order": self._adaptive.state_dict()}
+            state |= {
+                "out": np.array(list(self._out.items()), np.int64).reshape(-1, 2),
+                "of_order": self._adaptive.state_dict(),
+            }
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -159,15 +201,22 @@ class PromptStream:
         mine = self.state_dict()
         saved = {name: int(state[name]) for name in ("seed", "size", "shuffle")}
         # A state from before there were other orders says nothing of its own.
-        saved["order"] = state.get("order", "source" if saved["size"] < 0 else "shuffle" if saved["shuffle"] else "file")
+        saved["order"] = state.get(
+            "order", "source" if saved["size"] < 0 else "shuffle" if saved["shuffle"] else "file"
+        )
         for name, value in saved.items():
             if value != mine[name]:
-                raise ValueError(f"the saved prompt stream has {name} {value}, this one {mine[name]}: the same visits would be "
-                                 "other prompts. Resume with the data, order and seed of the saved run.")
+                raise ValueError(
+                    f"the saved prompt stream has {name} {value}, this one {mine[name]}: the same "
+                    "visits would be other prompts. Resume with the data, order and "
+                    "seed of the saved run."
+                )
         self._serial = int(state["serial"])
         self._returned = [int(visit) for visit in str(state["returned"]).split()]
         if self._adaptive:
-            self._out = {int(visit): int(index) for visit, index in np.asarray(state["out"]).reshape(-1, 2)}
+            self._out = {
+                int(visit): int(index) for visit, index in np.asarray(state["out"]).reshape(-1, 2)
+            }
             self._adaptive.load_state_dict(state["of_order"])
 
     @property
@@ -186,7 +235,8 @@ class PromptStream:
 
     def _permutation(self, epoch: int) -> np.ndarray:
         if epoch not in self._permutations:
-            if len(self._permutations) > 1:  # the current epoch and the one before it, for what was handed back
+            # The current epoch and the one before it, for what was handed back.
+            if len(self._permutations) > 1:
                 del self._permutations[min(self._permutations)]
             self._permutations[epoch] = self._order.permutation(epoch)
         return self._permutations[epoch]

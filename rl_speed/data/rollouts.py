@@ -1,4 +1,6 @@
-"""Samples on the host, one flat table from the sampler to the batch; the samples of one prompt are a group."""
+"""Samples on the host, one flat table from the sampler to the batch;
+the samples of one prompt are a group.
+"""
 
 import dataclasses
 import json
@@ -9,11 +11,22 @@ import numpy as np
 
 from rl_speed.data.prompts import Prompt
 
-# Fields of a sample and their dtypes, in the order they are saved. The first two are ragged: one row, `lengths` long.
+# Fields of a sample and their dtypes, in the order they are saved. The first two are ragged: one
+# row, `lengths` long.
 TOKEN_FIELDS = {"tokens": np.int32, "logprobs": np.float32}
-SAMPLE_FIELDS = {"lengths": np.int32, "rewards": np.float32, "versions": np.int32, "phases": np.int32,
-                 "sample_index": np.int32, "truncated": np.bool_, "correct": np.bool_, "estimates": np.float32, "prefix": np.int32,
-                 "nonfinite": np.bool_, "end_steps": np.int32}
+SAMPLE_FIELDS = {
+    "lengths": np.int32,
+    "rewards": np.float32,
+    "versions": np.int32,
+    "phases": np.int32,
+    "sample_index": np.int32,
+    "truncated": np.bool_,
+    "correct": np.bool_,
+    "estimates": np.float32,
+    "prefix": np.int32,
+    "nonfinite": np.bool_,
+    "end_steps": np.int32,
+}
 
 
 @dataclasses.dataclass(eq=False)
@@ -22,20 +35,27 @@ class Rollouts:
 
     Attributes:
       prompts: the P prompts, each with the visit that its samples belong to.
-      owner: i32[R], ascending: the place of each sample's prompt in `prompts`. It is also the id of the sample's group.
+      owner: i32[R], ascending: the place of each sample's prompt in `prompts`. It is also the id of
+        the sample's group.
       tokens: i32[R, T], the end token included, zero beyond the length.
       lengths: i32[R], response tokens, a replayed prefix included.
-      logprobs: f32[R, T], what the policy that sampled each token gave it; zero beyond the length, and on a replayed prefix.
+      logprobs: f32[R, T], what the policy that sampled each token gave it; zero beyond the length,
+        and on a replayed prefix.
       sample_index: i32[R], with the visit, the sample's key.
       truncated: bool[R], ended by its token limit.
       prefix: i32[R], tokens at the start of the response that were replayed, not sampled.
-      nonfinite: bool[R], ended by logits that leave no distribution. Counted as wrong, and never trained on.
-      end_steps: i32[R], the iteration of its call's decode loop at which the sample ended; 0 where nobody noted it.
+      nonfinite: bool[R], ended by logits that leave no distribution. Counted as wrong, and never
+        trained on.
+      end_steps: i32[R], the iteration of its call's decode loop at which the sample ended; 0 where
+        nobody noted it.
       rewards: f32[R]; NaN where nobody scored.
-      correct: bool[R], what the verifier said, before any shaping of the reward; by default rewards above 0.5.
+      correct: bool[R], what the verifier said, before any shaping of the reward; by default
+        rewards above 0.5.
       versions: i32[R], number of policy updates made when the sample was drawn.
-      phases: i32[R], SCREENING or ACCEPTED (a tag of the request; it cannot be told from the counts).
-      estimates: f32[R], pass rate of the prompt as estimated before the visit; NaN, the default, where nobody estimates.
+      phases: i32[R], SCREENING or ACCEPTED (a tag of the request; it cannot be told from
+        the counts).
+      estimates: f32[R], pass rate of the prompt as estimated before the visit; NaN, the default,
+        where nobody estimates.
 
     Raises:
       ValueError: shapes that disagree, owners out of order or range, or a length outside [0, T].
@@ -66,16 +86,29 @@ class Rollouts:
             if value is None:
                 value = np.full(count, np.nan if name in ("rewards", "estimates") else 0)
             setattr(self, name, np.asarray(value, dtype))
-        of = f"rollouts of prompt {self.prompts[0].id!r}" if len(self.prompts) == 1 else f"rollouts of {len(self.prompts)} prompts"
+        of = (
+            f"rollouts of prompt {self.prompts[0].id!r}"
+            if len(self.prompts) == 1
+            else f"rollouts of {len(self.prompts)} prompts"
+        )
         if self.tokens.ndim != 2 or self.logprobs.shape != self.tokens.shape:
-            raise ValueError(f"{of}: tokens and logprobs must share one shape [R, T], got {self.tokens.shape} and "
-                             f"{self.logprobs.shape}")
+            raise ValueError(
+                f"{of}: tokens and logprobs must share one shape [R, T], got {self.tokens.shape} "
+                f"and {self.logprobs.shape}"
+            )
         for name in ("owner", *SAMPLE_FIELDS):
             if getattr(self, name).shape != self.tokens.shape[:1]:
-                raise ValueError(f"{of}: {name} must have shape {self.tokens.shape[:1]}, got {getattr(self, name).shape}")
+                raise ValueError(
+                    f"{of}: {name} must have shape {self.tokens.shape[:1]}, got "
+                    f"{getattr(self, name).shape}"
+                )
         if not count:
             return
-        if self.owner[0] < 0 or self.owner[-1] >= len(self.prompts) or (np.diff(self.owner) < 0).any():
+        if (
+            self.owner[0] < 0
+            or self.owner[-1] >= len(self.prompts)
+            or (np.diff(self.owner) < 0).any()
+        ):
             raise ValueError(f"{of}: owners must ascend within [0, {len(self.prompts)})")
         if not (0 <= self.lengths.min() and self.lengths.max() <= self.tokens.shape[1]):
             raise ValueError(f"{of}: lengths must lie in [0, {self.tokens.shape[1]}]")
@@ -89,7 +122,11 @@ class Rollouts:
 
     @classmethod
     def concat(cls, parts: Sequence["Rollouts"]) -> "Rollouts":
-        """One after the other. Samples of one visit become one group, where its first samples are, in the order of the parts."""
+        """One after the other.
+
+        Samples of one visit become one group, where its first samples are, in the order
+        of the parts.
+        """
         places: dict[Any, int] = {}
         prompts, owner = [], []
         for prompt in (p for part in parts for p in part.prompts):
@@ -98,10 +135,20 @@ class Rollouts:
                 prompts.append(prompt)
             owner.append(places[key])
         first = np.cumsum([0, *(len(part.prompts) for part in parts)])
-        owner = np.concatenate([np.asarray(owner, np.int32)[start + part.owner] for start, part in zip(first, parts)])
+        owner = np.concatenate(
+            [np.asarray(owner, np.int32)[start + part.owner] for start, part in zip(first, parts)]
+        )
         width = max(part.tokens.shape[1] for part in parts)
-        whole = {name: np.concatenate([_widen(getattr(part, name), width) for part in parts]) for name in TOKEN_FIELDS}
-        whole.update({name: np.concatenate([getattr(part, name) for part in parts]) for name in SAMPLE_FIELDS})
+        whole = {
+            name: np.concatenate([_widen(getattr(part, name), width) for part in parts])
+            for name in TOKEN_FIELDS
+        }
+        whole.update(
+            {
+                name: np.concatenate([getattr(part, name) for part in parts])
+                for name in SAMPLE_FIELDS
+            }
+        )
         order = np.argsort(owner, kind="stable")
         return cls(prompts, owner[order], **{name: value[order] for name, value in whole.items()})
 
@@ -109,10 +156,16 @@ class Rollouts:
         return len(self.lengths)
 
     def take(self, rows: np.ndarray) -> "Rollouts":
-        """The samples at `rows`, ascending; prompts left with none are gone. A slice takes views."""
+        """The samples at `rows`, ascending; prompts left with none are gone.
+
+        A slice takes views.
+        """
         kept, owner = np.unique(self.owner[rows], return_inverse=True)
-        return Rollouts([self.prompts[i] for i in kept], owner,
-                        **{name: getattr(self, name)[rows] for name in (*TOKEN_FIELDS, *SAMPLE_FIELDS)})
+        return Rollouts(
+            [self.prompts[i] for i in kept],
+            owner,
+            **{name: getattr(self, name)[rows] for name in (*TOKEN_FIELDS, *SAMPLE_FIELDS)},
+        )
 
     def of(self, place: int) -> "Rollouts":
         """The group of one prompt."""
@@ -154,7 +207,8 @@ def _widen(x_RxT: np.ndarray, width: int) -> np.ndarray:
 
 
 def pack(groups: Sequence[Rollouts]) -> dict[str, Any]:
-    """Groups as flat arrays with offsets, for a checkpoint: no ragged lists, no padding, no empty arrays.
+    """Groups as flat arrays with offsets, for a checkpoint: no ragged lists, no padding,
+    no empty arrays.
 
     Prompts' text fields travel as one JSON string.
     """
@@ -168,7 +222,9 @@ def pack(groups: Sequence[Rollouts]) -> dict[str, Any]:
     for name in SAMPLE_FIELDS:
         packed[name] = np.concatenate([getattr(g, name) for g in groups])
     for name in TOKEN_FIELDS:
-        packed[name] = np.concatenate([getattr(g, name)[_valid(g.tokens.shape[1], g.lengths)] for g in groups])
+        packed[name] = np.concatenate(
+            [getattr(g, name)[_valid(g.tokens.shape[1], g.lengths)] for g in groups]
+        )
     return packed
 
 
@@ -178,9 +234,16 @@ def unpack(packed: Mapping[str, Any]) -> list[Rollouts]:
         return []
     sizes, widths = np.asarray(packed["group_sizes"]), np.asarray(packed["widths"])
     # What was saved before a field existed gets its default.
-    flat = {name: np.split(np.asarray(packed[name]), np.cumsum(sizes)[:-1]) for name in SAMPLE_FIELDS if name in packed}
+    flat = {
+        name: np.split(np.asarray(packed[name]), np.cumsum(sizes)[:-1])
+        for name in SAMPLE_FIELDS
+        if name in packed
+    }
     tokens_in_group = [int(lengths.sum()) for lengths in flat["lengths"]]
-    ragged = {name: np.split(np.asarray(packed[name]), np.cumsum(tokens_in_group)[:-1]) for name in TOKEN_FIELDS}
+    ragged = {
+        name: np.split(np.asarray(packed[name]), np.cumsum(tokens_in_group)[:-1])
+        for name in TOKEN_FIELDS
+    }
     groups = []
     for i, prompt in enumerate(unpack_prompts(packed)):
         fields = {field: values[i] for field, values in flat.items()}
@@ -196,9 +259,14 @@ def pack_prompts(prompts: Sequence[Prompt]) -> dict[str, Any]:
     """Prompts, one at least, as flat arrays and one JSON string."""
     return {
         "visits": np.array([p.visit for p in prompts], np.int64),
-        # Two rows a prompt, its tokens and its answer's, in one array, since answers may all be empty.
-        "prompt_lengths": np.array([[len(p.tokens), len(p.answer_tokens)] for p in prompts], np.int32),
-        "prompt_tokens": np.concatenate([np.concatenate([p.tokens, p.answer_tokens]) for p in prompts]),
+        # Two rows a prompt, its tokens and its answer's, in one array, since answers may
+        # all be empty.
+        "prompt_lengths": np.array(
+            [[len(p.tokens), len(p.answer_tokens)] for p in prompts], np.int32
+        ),
+        "prompt_tokens": np.concatenate(
+            [np.concatenate([p.tokens, p.answer_tokens]) for p in prompts]
+        ),
         "prompt_texts": json.dumps([[p.id, p.text, p.answer, p.meta] for p in prompts]),
     }
 
@@ -207,9 +275,18 @@ def unpack_prompts(packed: Mapping[str, Any]) -> list[Prompt]:
     """The inverse of `pack_prompts`."""
     lengths = np.asarray(packed["prompt_lengths"])
     rows = np.split(np.asarray(packed["prompt_tokens"]), np.cumsum(lengths.ravel())[:-1])
-    return [Prompt(id=name, tokens=rows[2 * i], answer=answer, answer_tokens=rows[2 * i + 1], text=text,
-                   visit=int(packed["visits"][i]), meta=meta)
-            for i, (name, text, answer, meta) in enumerate(json.loads(packed["prompt_texts"]))]
+    return [
+        Prompt(
+            id=name,
+            tokens=rows[2 * i],
+            answer=answer,
+            answer_tokens=rows[2 * i + 1],
+            text=text,
+            visit=int(packed["visits"][i]),
+            meta=meta,
+        )
+        for i, (name, text, answer, meta) in enumerate(json.loads(packed["prompt_texts"]))
+    ]
 
 
 def _valid(width: int, lengths: np.ndarray) -> np.ndarray:

@@ -1,4 +1,5 @@
-r"""From a published row to a question and its gold answer: which field is what, in the data sets that people train on.
+r"""From a published row to a question and its gold answer: which field is what,
+in the data sets that people train on.
 
 Known without being told (field names in any case; the first that a row has):
 
@@ -20,15 +21,17 @@ Known without being told (field names in any case; the first that a row has):
 | RACE, TabMWP | article or table, then question | answer | unit |
 | countdown, of TinyZero too | composed of nums and target | target | nums |
 
-A question in two fields is joined in its published order (`CONTEXTS`); `question_field` names one field, which is then taken alone,
-or several with "+" between them, which are joined as named. What is neither used nor known may be a part of the question, too:
-`possible_part` says which fields look like it. Options of a multiple-choice question are joined where they are named, and a list of
-them is a line each.
+A question in two fields is joined in its published order (`CONTEXTS`); `question_field` names one
+field, which is then taken alone, or several with "+" between them, which are joined as named. What
+is neither used nor known may be a part of the question, too: `possible_part` says which fields look
+like it. Options of a multiple-choice question are joined where they are named, and a list of them
+is a line each.
 
-A prompt in verl's form is taken out of the instruction around it (`WRAPPERS`): which instruction the policy sees is
-`config.data.prompt` and `config.data.instruction`. Its system turn is left out for the same reason. Countdown's gold is its target
-alone: a verifier that compares values takes the bare target for an answer, too; meta["nums"] is for one that reads equations.
-"""
+A prompt in verl's form is taken out of the instruction around it (`WRAPPERS`): which instruction
+the policy sees is `config.data.prompt` and `config.data.instruction`. Its system turn is left out
+for the same reason. Countdown's gold is its target alone: a verifier that compares values takes the
+bare target for an answer, too; meta["nums"] is for one that reads equations.
+"""  # noqa: E501
 
 import dataclasses
 import json
@@ -40,62 +43,111 @@ from rl_speed.data import gold
 from rl_speed.data.files import DataError
 
 QUESTIONS = ("question", "problem", "prompt", "extra_info.question", "query", "input")
-ANSWERS = ("answer", "final_answer", "reward_model.ground_truth", "expected_answer", "ground_truth", "gt", "gold", "target")
+ANSWERS = (
+    "answer",
+    "final_answer",
+    "reward_model.ground_truth",
+    "expected_answer",
+    "ground_truth",
+    "gt",
+    "gold",
+    "target",
+)
 SOLUTIONS = ("solution", "extra_info.answer", "original_solution", "generated_solution")
 IDS = ("id", "index", "unique_id", "uuid", "extra_info.index", "idx")
-# What stands before the question, and what is put between the two, where a row has it in a field of its own.
-#   body: SVAMP and ASDiv, of which a sentence may begin in the body and end in the question ("If he had $4 at the start"); a space,
-#     as in zero-shot chain of thought (Kojima et al. 2022).
-#   context: OlympiadBench, whose evaluation puts a line break there; SQuAD, LogiQA, SIQA. passage: DROP, BoolQ, AGIEval. article:
-#     RACE. paragraph: MultiRC. table: TabMWP, in its form "TQ". The publisher or lm-evaluation-harness puts all of these first;
-#     what is between (a line break, a space, "Question:") differs among them, and is a line break here.
-CONTEXTS = {"body": " ", "context": "\n", "passage": "\n", "article": "\n", "paragraph": "\n", "table": "\n"}
-_META = ("level", "type", "subject", "subfield", "difficulty", "source", "data_source", "problem_type", "question_type", "year",
-         "unit", "nums")
+# What stands before the question, and what is put between the two, where a row has it in a field
+# of its own.
+#   body: SVAMP and ASDiv, of which a sentence may begin in the body and end in the question ("If he
+#     had $4 at the start"); a space, as in zero-shot chain of thought (Kojima et al. 2022).
+#   context: OlympiadBench, whose evaluation puts a line break there; SQuAD, LogiQA, SIQA. passage:
+#     DROP, BoolQ, AGIEval. article: RACE. paragraph: MultiRC. table: TabMWP, in its form "TQ". The
+#     publisher or lm-evaluation-harness puts all of these first; what is between (a line break, a
+#     space, "Question:") differs among them, and is a line break here.
+CONTEXTS = {
+    "body": " ",
+    "context": "\n",
+    "passage": "\n",
+    "article": "\n",
+    "paragraph": "\n",
+    "table": "\n",
+}
+_META = (
+    "level",
+    "type",
+    "subject",
+    "subfield",
+    "difficulty",
+    "source",
+    "data_source",
+    "problem_type",
+    "question_type",
+    "year",
+    "unit",
+    "nums",
+)
 
-# Words in the names of fields that are no part of a question, however long their text: answers and ways to them, what a model
-# wrote, where a row is from, what kind it is, how it was judged.
+# Words in the names of fields that are no part of a question, however long their text: answers and
+# ways to them, what a model wrote, where a row is from, what kind it is, how it was judged.
 _NO_PART = frozenset(
-    "answer answers solution solutions rationale rationales explanation explanations reasoning thought thoughts thinking think cot "
-    "chain steps step trajectory attempt attempts proof response responses completion completions generation generations generated "
-    "output outputs prediction predictions target targets label labels gold truth gt reference references correct distractor "
-    "formula equation equations expression program code test tests "
-    "id ids uid uuid idx index key hash url urls link links source sources origin original seed raw license licence copyright "
-    "citation author authors date time timestamp language lang split subset dataset path file filename "
-    "domain domains topic topics tag tags category categories subject subjects field subfield skill skills concept concepts type "
-    "types level difficulty grade unit units kind style ability "
-    "model models engine version system template messages conversations metadata meta info "
-    "score scores reward rewards verdict judge judgement judgment verification evaluation feedback critique comment comments note "
-    "notes error status canary".split())
+    (
+        "answer answers solution solutions rationale rationales explanation explanations reasoning "
+        "thought thoughts thinking think cot chain steps step trajectory attempt attempts proof "
+        "response responses completion completions generation generations generated output outputs "
+        "prediction predictions target targets label labels gold truth gt reference references "
+        "correct distractor formula equation equations expression program code test tests id ids "
+        "uid uuid idx index key hash url urls link links source sources origin original seed raw "
+        "license licence copyright citation author authors date time timestamp language lang split "
+        "subset dataset path file filename domain domains topic topics tag tags category "
+        "categories subject subjects field subfield skill skills concept concepts type types level "
+        "difficulty grade unit units kind style ability model models engine version system "
+        "template messages conversations metadata meta info score scores reward rewards verdict "
+        "judge judgement judgment verification evaluation feedback critique comment comments note "
+        "notes error status canary"
+    ).split()
+)
 _NAME_WORD = re.compile(r"[a-z]+|[A-Z]+(?![a-z])|[A-Z][a-z]*")
-# What counts as a word: two letters next to each other between spaces, or each character of a script that has no spaces.
-_TOKEN, _WORD, _CHARACTER = re.compile(r"\S+"), re.compile(r"[^\W\d_]{2}"), re.compile(r"[\u3040-\u30ff\u3400-\u9fff]")
+# What counts as a word: two letters next to each other between spaces, or each character of a
+# script that has no spaces.
+_TOKEN, _WORD, _CHARACTER = (
+    re.compile(r"\S+"),
+    re.compile(r"[^\W\d_]{2}"),
+    re.compile(r"[\u3040-\u30ff\u3400-\u9fff]"),
+)
 _WORDS_OF_A_PART = 5
 _MISSING = object()
 
 # What publishers put around a question: (before, after).
 WRAPPERS = (
-    ("Solve the following math problem step by step. The last line of your response should be of the form Answer: $Answer (without "
-     "quotes) where $Answer is the answer to the problem.\n\n", '\n\nRemember to put your answer on its own line after "Answer:".'),
+    (
+        (
+            "Solve the following math problem step by step. The last line of your response should "
+            "be of the form Answer: $Answer (without quotes) where $Answer is the "
+            "answer to the problem.\n\n"
+        ),
+        '\n\nRemember to put your answer on its own line after "Answer:".',
+    ),
     ("", " Let's think step by step and output the final answer within \\boxed{}."),
     ("", ' Let\'s think step by step and output the final answer after "####".'),
     ("", "\nPlease reason step by step, and put your final answer within \\boxed{}."),
 )
 # TinyZero's wording, without its format instruction.
-COUNTDOWN = ("Using the numbers {nums}, create an equation that equals {target}. You can use basic arithmetic operations "
-             "(+, -, *, /) and each number can only be used once.")
+COUNTDOWN = (
+    "Using the numbers {nums}, create an equation that equals {target}. You can use basic "
+    "arithmetic operations (+, -, *, /) and each number can only be used once."
+)
 
 
 @dataclasses.dataclass(frozen=True)
 class Fields:
-    """Which field of a row is what; dotted for nested ones (`reward_model.ground_truth`), "" for found by itself.
+    """Which field of a row is what; dotted for nested ones (`reward_model.ground_truth`),
+    "" for found by itself.
 
     Attributes:
-      question: one field, taken alone; or several with "+" between them, joined in this order ("body+question"), of which a row may
-        lack some, not all.
+      question: one field, taken alone; or several with "+" between them, joined in this order
+        ("body+question"), of which a row may lack some, not all.
       answer, solution: one field each.
-      required: where false, a row that lacks a named field is looked through like any other: evaluation files have other
-        publishers.
+      required: where false, a row that lacks a named field is looked through like any other:
+        evaluation files have other publishers.
       flag: what `question` is set by, for messages.
     """
 
@@ -117,7 +169,10 @@ def question_parts(question: str, flag: str = "config.data.question_field") -> t
     """
     parts = tuple(part.strip() for part in question.split("+")) if question else ()
     if not all(parts) or len({part.lower() for part in parts}) < len(parts):
-        raise ValueError(f"{flag} must name a field, or different ones with + between them (body+question); got {question!r}")
+        raise ValueError(
+            f"{flag} must name a field, or different ones with + between them (body+question); "
+            f"got {question!r}"
+        )
     return parts
 
 
@@ -144,17 +199,24 @@ class Row:
 
 
 def to_row(item: Any, where: str, fields: Fields = Fields(), answers: bool = True) -> Row:
-    """The question of a row as published. Without `answers` a solution will do where there is no answer to be found.
+    """The question of a row as published.
+
+    Without `answers` a solution will do where there is no answer to be found.
 
     Raises:
-      DataError: no object, no question, no answer, or of the wrong type; or the error that `item` is.
+      DataError: no object, no question, no answer, or of the wrong type; or the error
+        that `item` is.
     """
     return read_row(item, where, fields, answers)[0]
 
 
-def read_row(item: Any, where: str, fields: Fields = Fields(), answers: bool = True) -> tuple[Row, dict[str, str]]:
-    """(as `to_row`, the fields that hold something and were not read: each with its text where `possible_part` finds that it may
-    belong to the question and `fields` did not settle what the question is, else with "")."""
+def read_row(
+    item: Any, where: str, fields: Fields = Fields(), answers: bool = True
+) -> tuple[Row, dict[str, str]]:
+    """(as `to_row`, the fields that hold something and were not read: each with its text where
+    `possible_part` finds that it may belong to the question and `fields` did not settle what the
+    question is, else with "").
+    """
     if isinstance(item, DataError):
         raise item
     if not isinstance(item, dict):
@@ -163,14 +225,20 @@ def read_row(item: Any, where: str, fields: Fields = Fields(), answers: bool = T
     parts = question_parts(fields.question, fields.flag)
     if not fields.required:
         values = [_walk(item, part, _MISSING) for part in parts]
-        parts = () if _MISSING in values or not any(value is not None for value in values) else parts
-    names = [name if fields.required or not name or _walk(item, name) is not None else ""
-             for name in (fields.answer, fields.solution)]
+        parts = (
+            () if _MISSING in values or not any(value is not None for value in values) else parts
+        )
+    names = [
+        name if fields.required or not name or _walk(item, name) is not None else ""
+        for name in (fields.answer, fields.solution)
+    ]
     question, made_of, read = _question(item, parts, fields.flag)
     solution, solution_name = _solution(item, names[1], fields.flag.replace("question", "solution"))
     answer_name = ""
     try:
-        answer, solution, answer_name = _answer(item, names[0], solution, fields.flag.replace("question", "answer"))
+        answer, solution, answer_name = _answer(
+            item, names[0], solution, fields.flag.replace("question", "answer")
+        )
     except DataError:
         if answers or not solution:
             raise
@@ -197,7 +265,9 @@ def _require_unicode(name: str, text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:  # JSON may hold half a character, which no tokenizer takes
-        raise DataError(f"{name!r} is not Unicode text ({error.reason} at character {error.start})") from None
+        raise DataError(
+            f"{name!r} is not Unicode text ({error.reason} at character {error.start})"
+        ) from None
 
 
 def row_id(item: dict[str, Any], where: str) -> str:
@@ -209,27 +279,37 @@ def row_id(item: dict[str, Any], where: str) -> str:
 def proof(item: dict[str, Any]) -> bool:
     """Whether a row asks for a proof, as NuminaMath-1.5 and its descendants mark it."""
     item = _flat(item)
-    return any(str(item.get(name)).strip().lower() == "proof" for name in ("answer", "question_type"))
+    return any(
+        str(item.get(name)).strip().lower() == "proof" for name in ("answer", "question_type")
+    )
 
 
 def invalid(item: dict[str, Any]) -> bool:
     """Whether the publisher marks problem or solution as not valid (NuminaMath-1.5)."""
     item = _flat(item)
-    return any(name in item and str(item[name]).strip().lower() not in ("yes", "true")
-               for name in ("problem_is_valid", "solution_is_valid"))
+    return any(
+        name in item and str(item[name]).strip().lower() not in ("yes", "true")
+        for name in ("problem_is_valid", "solution_is_valid")
+    )
 
 
 def choice(item: dict[str, Any]) -> bool:
-    """Whether a row is a multiple-choice question: so marked, or its answer is a letter from A to E."""
+    """Whether a row is a multiple-choice question: so marked,
+    or its answer is a letter from A to E.
+    """
     item = _flat(item)
     return str(item.get("question_type")).lower() in ("mcq", "multiple-choice") or bool(
-        re.fullmatch(r"\(?[A-E]\)?", str(item.get("answer")).strip()))
+        re.fullmatch(r"\(?[A-E]\)?", str(item.get("answer")).strip())
+    )
 
 
-# For config.data.keep: rows that do not pass are left out and counted, whether they are usable or not. First what is asked of the
-# row as published, then what is asked of its answer.
+# For config.data.keep: rows that do not pass are left out and counted, whether they are usable or
+# not. First what is asked of the row as published, then what is asked of its answer.
 KEEP_ITEM: dict[str, Callable[[dict[str, Any]], bool]] = {
-    "no_proof": lambda item: not proof(item), "valid": lambda item: not invalid(item), "no_choice": lambda item: not choice(item)}
+    "no_proof": lambda item: not proof(item),
+    "valid": lambda item: not invalid(item),
+    "no_choice": lambda item: not choice(item),
+}
 KEEP_FIELDS = ("question_type", "problem_is_valid", "solution_is_valid")  # what the former read
 KEEP_ANSWER: dict[str, Callable[[str], bool]] = {"integer": gold.is_integer}
 
@@ -244,20 +324,30 @@ def keep_names(keep: str) -> tuple[str, ...]:
     known = (*KEEP_ITEM, *KEEP_ANSWER)
     for name in names:
         if name not in known:
-            raise ValueError(f"config.data.keep must name some of {', '.join(known)}, with commas between them; got {name!r}")
+            raise ValueError(
+                f"config.data.keep must name some of {', '.join(known)}, with commas between "
+                f"them; got {name!r}"
+            )
     return names
 
 
 def _flat(item: dict[str, Any]) -> dict[str, Any]:
-    """Names in lower case; what is inside reward_model, extra_info and other objects also under its dotted name."""
+    """Names in lower case; what is inside reward_model,
+    extra_info and other objects also under its dotted name.
+    """
     flat: dict[str, Any] = {}
     for name, value in item.items():
         flat.setdefault(str(name).lower(), value)
         if isinstance(value, dict):
             flat |= {f"{name}.{inner}".lower(): v for inner, v in value.items()}
     puzzle = flat.get("reward_model.ground_truth")
-    if isinstance(puzzle, dict) and "target" in puzzle and "numbers" in puzzle:  # TinyZero's countdown
-        flat |= {"nums": puzzle["numbers"], "target": puzzle["target"], "reward_model.ground_truth": None}
+    # TinyZero's countdown
+    if isinstance(puzzle, dict) and "target" in puzzle and "numbers" in puzzle:
+        flat |= {
+            "nums": puzzle["numbers"],
+            "target": puzzle["target"],
+            "reward_model.ground_truth": None,
+        }
     return flat
 
 
@@ -267,7 +357,11 @@ def _walk(item: dict[str, Any], name: str, missing: Any = None) -> Any:
         return item[name.lower()]
     value: Any = item
     for part in name.split("."):
-        value = {str(k).lower(): v for k, v in value.items()}.get(part.lower(), missing) if isinstance(value, dict) else missing
+        value = (
+            {str(k).lower(): v for k, v in value.items()}.get(part.lower(), missing)
+            if isinstance(value, dict)
+            else missing
+        )
     return value
 
 
@@ -281,42 +375,73 @@ def _names(item: dict[str, Any]) -> list[str]:
     return sorted(item)
 
 
-def _question(item: dict[str, Any], parts: tuple[str, ...], flag: str) -> tuple[str, tuple[str, ...], set[str]]:
+def _question(
+    item: dict[str, Any], parts: tuple[str, ...], flag: str
+) -> tuple[str, tuple[str, ...], set[str]]:
     """(the question, the fields that it was made of, other fields that were read for it)."""
     if parts:
         return _named_question(item, parts, flag)
-    if isinstance(item.get("nums"), (list, tuple)) and "target" in item and not item.get("question"):
+    if (
+        isinstance(item.get("nums"), (list, tuple))
+        and "target" in item
+        and not item.get("question")
+    ):
         nums = ", ".join(str(n) for n in item["nums"])
         text = COUNTDOWN.format(nums=f"[{nums}]", target=item["target"])
-        return text, ("nums", "target"), {"prompt", "reward_model.ground_truth"}  # TinyZero's, which say the same
+        # TinyZero's, which say the same.
+        return text, ("nums", "target"), {"prompt", "reward_model.ground_truth"}
     name = next((name for name in QUESTIONS if item.get(name) is not None), None)
     if name is None:
-        raise DataError(f"no text under {' or '.join(map(repr, QUESTIONS[:3]))}; it has {_names(item)}")
+        raise DataError(
+            f"no text under {' or '.join(map(repr, QUESTIONS[:3]))}; it has {_names(item)}"
+        )
     text, read = _question_text(item[name], name, item)
     # A context that the question repeats is not put before it once more.
-    before = {context: part for context in item if context in CONTEXTS and context != name
-              and (part := _text(item[context])) and _squeezed(part) not in _squeezed(text)}
+    before = {
+        context: part
+        for context in item
+        if context in CONTEXTS
+        and context != name
+        and (part := _text(item[context]))
+        and _squeezed(part) not in _squeezed(text)
+    }
     return _joined({**before, name: text}), (*before, read), {name}
 
 
-def _named_question(item: dict[str, Any], parts: tuple[str, ...], flag: str) -> tuple[str, tuple[str, ...], set[str]]:
+def _named_question(
+    item: dict[str, Any], parts: tuple[str, ...], flag: str
+) -> tuple[str, tuple[str, ...], set[str]]:
     values = {part: value for part in parts if (value := _walk(item, part)) is not None}
     if len(parts) > 1:  # of which a row may lack some
-        values = {part: value for part, value in values.items() if value not in ("", [], ()) and not str(value).isspace()}
+        values = {
+            part: value
+            for part, value in values.items()
+            if value not in ("", [], ()) and not str(value).isspace()
+        }
     if not values:
-        raise DataError(f"no {' or '.join(map(repr, parts))}, which {flag} names; it has {_names(item)}")
-    texts = {part.lower(): _question_text(_text(value) or value, part, item)[0] for part, value in values.items()}
+        raise DataError(
+            f"no {' or '.join(map(repr, parts))}, which {flag} names; it has {_names(item)}"
+        )
+    texts = {
+        part.lower(): _question_text(_text(value) or value, part, item)[0]
+        for part, value in values.items()
+    }
     return _joined(texts), tuple(texts), set()
 
 
 def _joined(texts: dict[str, str]) -> str:
     """Texts by field, one after the other."""
     *before, last = texts
-    return "".join(texts[name] + CONTEXTS.get(name.rpartition(".")[2], "\n") for name in before) + texts[last]
+    return (
+        "".join(texts[name] + CONTEXTS.get(name.rpartition(".")[2], "\n") for name in before)
+        + texts[last]
+    )
 
 
 def _question_text(value: Any, name: str, item: dict[str, Any]) -> tuple[str, str]:
-    """(text of a question's field, the field that it is from: that of verl's raw question where `value` was made of it)."""
+    """(text of a question's field, the field that it is from:
+    that of verl's raw question where `value` was made of it).
+    """
     read = name.lower()
     if isinstance(value, (list, tuple)):
         value = _user_turn(value, name)
@@ -354,14 +479,22 @@ def _leaves(item: dict[Any, Any]) -> Iterator[tuple[str, Any]]:
             yield str(name), value
 
 
-def _left(published: dict[Any, Any], item: dict[str, Any], used: set[str], row: Row, settled: bool) -> dict[str, str]:
-    """Fields that hold something and were not read, each with its text where that may be a part of the question, else ""."""
+def _left(
+    published: dict[Any, Any], item: dict[str, Any], used: set[str], row: Row, settled: bool
+) -> dict[str, str]:
+    """Fields that hold something and were not read,
+    each with its text where that may be a part of the question, else "".
+    """
     left, seen = {}, set()
-    for name, value in _leaves(published):
+    for name, _ in _leaves(published):
         lower = name.lower()
         if lower in seen:  # in another case: the first was looked at
             left[name] = ""
-        elif not (lower in used or any(other.startswith(lower + ".") for other in used) or item.get(lower) in (None, "", [], {})):
+        elif not (
+            lower in used
+            or any(other.startswith(lower + ".") for other in used)
+            or item.get(lower) in (None, "", [], {})
+        ):
             left[name] = "" if settled else possible_part(name, published, row)
         seen.add(lower)
     return left
@@ -370,16 +503,19 @@ def _left(published: dict[Any, Any], item: dict[str, Any], used: set[str], row: 
 def possible_part(name: str, item: dict[Any, Any], row: Row) -> str:
     """What a field that was not read may add to the row's question; "" where it adds nothing.
 
-    It may where its name does not say otherwise (an answer, a rationale, a source, a level: `_NO_PART`) and it is text, or a list
-    of texts, of `_WORDS_OF_A_PART` words or more, and as a whole in neither question nor solution. Of a field that repeats the
-    question (a prompt, a whole conversation) this is asked of what else is in it, other fields of the row left aside.
+    It may where its name does not say otherwise (an answer, a rationale, a source, a level:
+    `_NO_PART`) and it is text, or a list of texts, of `_WORDS_OF_A_PART` words or more, and as a
+    whole in neither question nor solution. Of a field that repeats the question (a prompt, a whole
+    conversation) this is asked of what else is in it, other fields of the row left aside.
 
     Args:
       name: of the field, dotted where it is nested.
       item: the row as published.
     """
     last = name.rpartition(".")[2]
-    if last.lower() in (*ANSWERS, *SOLUTIONS, *IDS, *_META) or _NO_PART & {word.lower() for word in _NAME_WORD.findall(last)}:
+    if last.lower() in (*ANSWERS, *SOLUTIONS, *IDS, *_META) or _NO_PART & {
+        word.lower() for word in _NAME_WORD.findall(last)
+    }:
         return ""
     text, question = _squeezed(_text(dict(_leaves(item))[name])), _squeezed(row.question)
     if not _wordy(text) or text in question or text in _squeezed(row.solution):
@@ -403,9 +539,15 @@ def _wordy(text: str) -> bool:
 
 def _user_turn(messages: Any, name: str) -> str:
     turns = [m for m in messages if isinstance(m, dict) and m.get("role") != "system"]
-    if len(turns) != 1 or turns[0].get("role") != "user" or not isinstance(turns[0].get("content"), str):
+    if (
+        len(turns) != 1
+        or turns[0].get("role") != "user"
+        or not isinstance(turns[0].get("content"), str)
+    ):
         roles = [m.get("role") if isinstance(m, dict) else type(m).__name__ for m in messages]
-        raise DataError(f"{name!r} must hold one user turn, and perhaps a system turn; it holds {roles}")
+        raise DataError(
+            f"{name!r} must hold one user turn, and perhaps a system turn; it holds {roles}"
+        )
     return turns[0]["content"]
 
 
@@ -413,7 +555,7 @@ def _unwrapped(text: str) -> str:
     text = text.strip()
     for before, after in WRAPPERS:
         if text.startswith(before) and text.endswith(after):
-            return text[len(before):len(text) - len(after)]
+            return text[len(before) : len(text) - len(after)]
     return text
 
 
@@ -435,10 +577,12 @@ def _answer(item: dict[str, Any], given: str, solution: str, flag: str) -> tuple
         if name is None:
             return _answer_in(solution, item), solution, ""
         value = item[name]
-        if value == "" and gold.last_box(solution):  # copies of MATH from which an answer in words was cut
+        # Copies of MATH from which an answer in words was cut.
+        if value == "" and gold.last_box(solution):
             return _answer_in(solution, item), solution, ""
     if isinstance(value, str) and "####" in value:  # GSM8K
-        # Its thousands separators go, 1,080 -> 1080. Elsewhere "1,080" may be a pair, and is left alone.
+        # Its thousands separators go, 1,080 -> 1080. Elsewhere "1,080" may be a pair, and is
+        # left alone.
         text = value.rsplit("####", 1)[1].strip()
         if not text:
             raise DataError("nothing after '####'")
@@ -452,10 +596,19 @@ def _answer(item: dict[str, Any], given: str, solution: str, flag: str) -> tuple
 
 
 def _answer_in(solution: str, item: dict[str, Any]) -> str:
-    """MATH, NuminaMath-CoT, Minerva: in the solution's last box. A "solution" of one word or formula is the answer itself."""
+    """MATH, NuminaMath-CoT, Minerva: in the solution's last box.
+
+    A "solution" of one word or formula is the answer itself.
+    """
     box = gold.last_box(solution)
     if box:
         return gold.answer_text(box, "solution")
-    if solution and len(solution) <= 60 and (re.fullmatch(r"\S+", solution) or re.fullmatch(r"\$[^$]+\$", solution)):
+    if (
+        solution
+        and len(solution) <= 60
+        and (re.fullmatch(r"\S+", solution) or re.fullmatch(r"\$[^$]+\$", solution))
+    ):
         return gold.answer_text(solution, "solution")
-    raise DataError(f"no {' or '.join(map(repr, ANSWERS[:2]))}, and no box in a solution; it has {_names(item)}")
+    raise DataError(
+        f"no {' or '.join(map(repr, ANSWERS[:2]))}, and no box in a solution; it has {_names(item)}"
+    )

@@ -1,4 +1,7 @@
-"""Which rows may train: duplicates, a held-out split, and questions that are in an evaluation file. Order is never changed."""
+"""Which rows may train: duplicates, a held-out split, and questions that are in an evaluation file.
+
+Order is never changed.
+"""
 
 import hashlib
 from collections.abc import Iterable, Sequence
@@ -14,8 +17,9 @@ def duplicate_key(question: str) -> str:
 
 
 def contamination_key(question: str) -> str:
-    """Equal for questions that differ in nothing but case and in what is not a-z and 0-9: generous, to find a copy in other markup.
-    Empty where nothing is left; an empty key is no match."""
+    """Equal for questions that differ in nothing but case and in what is not a-z and 0-9:
+    generous, to find a copy in other markup. Empty where nothing is left; an empty key is no match.
+    """
     return question.lower().encode("ascii", "ignore").translate(None, _OTHER).decode()
 
 
@@ -34,11 +38,12 @@ def deduplicate(rows: Sequence[Row]) -> tuple[list[Row], list[tuple[Row, Row]]]:
 
 
 def hold_out(rows: Sequence[Row], count: int) -> tuple[list[Row], list[Row]]:
-    """(rows to train on, held-out rows): the `count` questions whose SHA-256 is lowest are held out.
+    """(rows to train on, held-out rows): the `count` questions whose SHA-256 is lowest
+    are held out.
 
-    Which these are depends on the questions alone, not on their order, and hardly on what else is in the file: a question more
-    pushes out at most one. All rows of a held-out question leave the training set; the held-out set has the first of them, lowest
-    hash first.
+    Which these are depends on the questions alone, not on their order, and hardly on what else is
+    in the file: a question more pushes out at most one. All rows of a held-out question leave the
+    training set; the held-out set has the first of them, lowest hash first.
 
     Raises:
       ValueError: there are not so many questions, and one to train on besides.
@@ -47,11 +52,15 @@ def hold_out(rows: Sequence[Row], count: int) -> tuple[list[Row], list[Row]]:
     for row in rows:
         first.setdefault(duplicate_key(row.question), row)
     if not 0 < count < len(first):
-        raise ValueError(f"config.data.hold_out ({count}) must leave something to train on: the training file has {len(first)} "
-                         "different questions")
+        raise ValueError(
+            f"config.data.hold_out ({count}) must leave something to train on: the training file "
+            f"has {len(first)} different questions"
+        )
     ranked = sorted(first, key=lambda key: hashlib.sha256(key.encode()).digest())
     held = set(ranked[:count])
-    return [row for row in rows if duplicate_key(row.question) not in held], [first[key] for key in ranked[:count]]
+    return [row for row in rows if duplicate_key(row.question) not in held], [
+        first[key] for key in ranked[:count]
+    ]
 
 
 def contaminated(rows: Iterable[Row], questions: Iterable[str]) -> list[Row]:

@@ -1,5 +1,7 @@
-"""What is in a data set before anything is trained on it: usable rows, duplicates, prompt lengths, kinds of answers, copies of
-evaluation questions. For people (a table) and programs (plain types). Never holds the text of a question."""
+"""What is in a data set before anything is trained on it: usable rows, duplicates, prompt lengths,
+kinds of answers, copies of evaluation questions. For people (a table) and programs (plain types).
+Never holds the text of a question.
+"""
 
 import dataclasses
 import json
@@ -26,14 +28,16 @@ class Survey:
     """One file or data set.
 
     Attributes:
-      source: as given. rows: in it. usable: of these, with question and answer. bad: not usable; `reasons` names them.
+      source: as given. rows: in it. usable: of these, with question and answer. bad: not usable;
+        `reasons` names them.
       filtered: left out by `keep`, by filter.
       duplicates: rows whose question came before, of these conflicting: with another answer.
       repeated_ids: rows whose id came before.
       integers: usable rows whose answer is a whole number.
       classes: rows by class, and the field that this is ("" for none).
       lengths: prompts in tokens, i64[usable], empty without a tokenizer.
-      gold: FILE:LINE and cause of each gold answer that the verifier cannot use; None where that was not checked.
+      gold: FILE:LINE and cause of each gold answer that the verifier cannot use; None where that
+        was not checked.
       against: ids of rows whose question is in an evaluation file, by file.
       questions, unused, left_out: as in `LoadReport`.
     """
@@ -58,21 +62,38 @@ class Survey:
     left_out: tuple[str, ...] = ()
 
     def prompt_lengths(self, limit: int) -> dict[str, float]:
-        """Mean, median, 95th percentile and maximum of the prompts in tokens, and how many exceed `limit`; empty without a
-        tokenizer."""
+        """Mean, median, 95th percentile and maximum of the prompts in tokens,
+        and how many exceed `limit`; empty without a tokenizer.
+        """
         n = self.lengths
         if not n.size:
             return {}
-        return {"mean": float(n.mean()), "median": float(np.median(n)), "p95": float(np.percentile(n, 95)), "max": int(n.max()),
-                "over_limit": int((n > limit).sum())}
+        return {
+            "mean": float(n.mean()),
+            "median": float(np.median(n)),
+            "p95": float(np.percentile(n, 95)),
+            "max": int(n.max()),
+            "over_limit": int((n > limit).sum()),
+        }
 
     def to_dict(self, limit: int) -> dict[str, Any]:
-        plain = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "lengths"}
-        return plain | {"reasons": list(self.reasons), "left_out": list(self.left_out), "prompt_tokens": self.prompt_lengths(limit)}
+        plain = {
+            f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "lengths"
+        }
+        return plain | {
+            "reasons": list(self.reasons),
+            "left_out": list(self.left_out),
+            "prompt_tokens": self.prompt_lengths(limit),
+        }
 
 
-def survey(source: str, fields: Fields = Fields(), keep: str = "", encode: Callable[[str], Sequence[int]] | None = None,
-           max_reasons: int = 20) -> tuple[Survey, list[Row]]:
+def survey(
+    source: str,
+    fields: Fields = Fields(),
+    keep: str = "",
+    encode: Callable[[str], Sequence[int]] | None = None,
+    max_reasons: int = 20,
+) -> tuple[Survey, list[Row]]:
     """(what is in `source`, its usable rows). Arguments as of `load_rows`.
 
     Raises:
@@ -83,34 +104,62 @@ def survey(source: str, fields: Fields = Fields(), keep: str = "", encode: Calla
     field = next((f for f in _CLASSES if any(f in row.meta for row in rows)), "")
     classes = Counter(str(row.meta.get(field, "none")) for row in rows) if field else Counter()
     lengths = np.array([len(encode(row.question)) for row in rows] if encode else [], np.int64)
-    return Survey(source=str(source), rows=report.rows, usable=len(rows), bad=report.bad, reasons=report.reasons,
-                  filtered=report.filtered, duplicates=len(dropped),
-                  conflicting=sum(row.answer != first.answer for row, first in dropped),
-                  repeated_ids=len(rows) - len({row.id for row in rows}), integers=sum(is_integer(row.answer) for row in rows),
-                  class_field=field, classes=dict(classes.most_common()), lengths=lengths, questions=report.questions,
-                  unused=report.unused, left_out=report.left_out), rows
+    return Survey(
+        source=str(source),
+        rows=report.rows,
+        usable=len(rows),
+        bad=report.bad,
+        reasons=report.reasons,
+        filtered=report.filtered,
+        duplicates=len(dropped),
+        conflicting=sum(row.answer != first.answer for row, first in dropped),
+        repeated_ids=len(rows) - len({row.id for row in rows}),
+        integers=sum(is_integer(row.answer) for row in rows),
+        class_field=field,
+        classes=dict(classes.most_common()),
+        lengths=lengths,
+        questions=report.questions,
+        unused=report.unused,
+        left_out=report.left_out,
+    ), rows
 
 
 def copies(rows: Sequence[Row], evaluation: Mapping[str, Sequence[Row]]) -> dict[str, list[str]]:
-    """Ids of the rows whose question is in an evaluation set, by its name; sets without any are there too."""
-    return {name: [row.id for row in contaminated(rows, (r.question for r in others))] for name, others in evaluation.items()}
+    """Ids of the rows whose question is in an evaluation set, by its name;
+    sets without any are there too.
+    """
+    return {
+        name: [row.id for row in contaminated(rows, (r.question for r in others))]
+        for name, others in evaluation.items()
+    }
 
 
 def check_gold(rows: Sequence[Row], grade: Grade, batch: int = 256) -> Iterator[list[str]]:
-    r"""Has the verifier judge every gold answer against itself in a box: one that is not right can never be earned.
+    r"""Has the verifier judge every gold answer against itself in a box:
+    one that is not right can never be earned.
 
-    Yields, for each batch of rows, FILE:LINE, cause and answer of those that cannot be parsed as mathematics ("gold_unparsable":
-    only the same text matches) or do not match themselves.
+    Yields, for each batch of rows, FILE:LINE, cause and answer of those that cannot be parsed as
+    mathematics ("gold_unparsable": only the same text matches) or do not match themselves.
     """
     for start in range(0, len(rows), batch):
-        part = rows[start:start + batch]
-        scores, causes = grade([rf"\boxed{{{row.answer}}}" for row in part], [row.answer for row in part])
-        yield [f"{row.where}: {cause if cause != 'ok' else 'does not match itself'}: {row.answer[:60]!r}"
-               for row, score, cause in zip(part, scores, causes) if score != 1 or cause != "ok"]
+        part = rows[start : start + batch]
+        scores, causes = grade(
+            [rf"\boxed{{{row.answer}}}" for row in part], [row.answer for row in part]
+        )
+        yield [
+            (
+                f"{row.where}: {cause if cause != 'ok' else 'does not match itself'}: "
+                f"{row.answer[:60]!r}"
+            )
+            for row, score, cause in zip(part, scores, causes)
+            if score != 1 or cause != "ok"
+        ]
 
 
 def write_rows(path: Path, rows: Sequence[Row]) -> None:
-    """Rows as JSON lines that any loader of ours reads as they are: id, question, answer, solution where there is one, the rest."""
+    """Rows as JSON lines that any loader of ours reads as they are: id, question, answer,
+    solution where there is one, the rest.
+    """
     with path.open("w", encoding="utf-8") as file:
         for row in rows:
             item = {"id": row.id, "question": row.question, "answer": row.answer}
@@ -121,21 +170,50 @@ def write_rows(path: Path, rows: Sequence[Row]) -> None:
 def table(surveys: Sequence[Survey], limit: int) -> str:
     """A Markdown table, a row a file."""
     lengths, gold = any(s.lengths.size for s in surveys), any(s.gold is not None for s in surveys)
-    head = ["file", "rows", "usable", "bad", "filtered", "duplicates (other answer)", "integer answers"]
-    head += ["prompt tokens: mean", "median", "95%", "max", f"over {limit}"] * lengths + ["gold not usable"] * gold
+    head = [
+        "file",
+        "rows",
+        "usable",
+        "bad",
+        "filtered",
+        "duplicates (other answer)",
+        "integer answers",
+    ]
+    head += ["prompt tokens: mean", "median", "95%", "max", f"over {limit}"] * lengths + [
+        "gold not usable"
+    ] * gold
     lines = [head, ["---"] + ["---:"] * (len(head) - 1)]
     for s in surveys:
-        line = [s.source, s.rows, s.usable, s.bad, sum(s.filtered.values()), f"{s.duplicates} ({s.conflicting})",
-                f"{s.integers} ({s.integers / s.usable:.0%})"]
+        line = [
+            s.source,
+            s.rows,
+            s.usable,
+            s.bad,
+            sum(s.filtered.values()),
+            f"{s.duplicates} ({s.conflicting})",
+            f"{s.integers} ({s.integers / s.usable:.0%})",
+        ]
         if lengths:
             n = s.prompt_lengths(limit)
-            line += [f"{n['mean']:.0f}", f"{n['median']:.0f}", f"{n['p95']:.0f}", n["max"], n["over_limit"]] if n else [""] * 5
+            line += (
+                [
+                    f"{n['mean']:.0f}",
+                    f"{n['median']:.0f}",
+                    f"{n['p95']:.0f}",
+                    n["max"],
+                    n["over_limit"],
+                ]
+                if n
+                else [""] * 5
+            )
         lines.append(line + (["" if s.gold is None else len(s.gold)] if gold else []))
     return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines) + "\n"
 
 
 def against_table(surveys: Sequence[Survey]) -> str:
-    """A Markdown table of how many questions of each file are in each evaluation file; empty without any."""
+    """A Markdown table of how many questions of each file are in each evaluation file;
+    empty without any.
+    """
     names = list(surveys[0].against)
     if not names:
         return ""
@@ -145,31 +223,55 @@ def against_table(surveys: Sequence[Survey]) -> str:
 
 
 def details(surveys: Sequence[Survey], shown: int = 12) -> str:
-    """Markdown: of each file the fields of its questions and those not used, classes, bad rows, gold answers that cannot be used,
-    and copies of evaluation questions."""
+    """Markdown: of each file the fields of its questions and those not used, classes,
+    bad rows, gold answers that cannot be used, and copies of evaluation questions.
+    """
     parts = []
     for s in surveys:
         part = [f"## {s.source}\n"]
-        counted = lambda fields: ", ".join(f"{name} ({n} rows)" if n < s.usable else name for name, n in fields.items())
-        part.append(f"Questions are {counted(s.questions)}. Fields not used: {counted(s.unused) or 'none'}.\n")
+        counted = lambda fields: ", ".join(
+            f"{name} ({n} rows)" if n < s.usable else name for name, n in fields.items()
+        )
+        part.append(
+            f"Questions are {counted(s.questions)}. Fields not used: "
+            f"{counted(s.unused) or 'none'}.\n"
+        )
         if s.left_out:
-            part.append(f"**Not loaded as it is**: {', '.join(s.left_out)} may be a part of the question. Name the question's "
-                        "fields: question_field takes one, or several with + between them.\n")
+            part.append(
+                f"**Not loaded as it is**: {', '.join(s.left_out)} may be a part of the question. "
+                "Name the question's fields: question_field takes one, or several "
+                "with + between them.\n"
+            )
         if s.classes:
             named = [f"{name} {count}" for name, count in list(s.classes.items())[:shown]]
             rest = len(s.classes) - shown
-            part.append(f"By {s.class_field}: {', '.join(named)}{f', and {rest} more' if rest > 0 else ''}.\n")
+            part.append(
+                f"By {s.class_field}: {', '.join(named)}{f', and {rest} more' if rest > 0 else ''}"
+                ".\n"
+            )
         if s.repeated_ids:
-            part.append(f"{s.repeated_ids} rows have an id that another row has: pass rates and caches are kept by id.\n")
+            part.append(
+                f"{s.repeated_ids} rows have an id that another row has: pass rates and caches "
+                "are kept by id.\n"
+            )
         for name, count in s.filtered.items():
             part.append(f"{count} rows do not pass the filter {name}.\n")
         gold = s.gold or []
-        for title, lines, count in (("Bad rows", s.reasons, s.bad), ("Gold answers that cannot be used", gold, len(gold))):
+        for title, lines, count in (
+            ("Bad rows", s.reasons, s.bad),
+            ("Gold answers that cannot be used", gold, len(gold)),
+        ):
             if count:
-                part.append(f"{title} ({count}):\n\n" + "".join(f"- {line}\n" for line in lines[:max(shown, 20)]))
+                part.append(
+                    f"{title} ({count}):\n\n"
+                    + "".join(f"- {line}\n" for line in lines[: max(shown, 20)])
+                )
         for name, ids in s.against.items():
             if ids:
-                part.append(f"{len(ids)} questions are in {name}: {', '.join(ids[:shown])}{', …' if len(ids) > shown else ''}\n")
+                part.append(
+                    f"{len(ids)} questions are in {name}: "
+                    f"{', '.join(ids[:shown])}{', …' if len(ids) > shown else ''}\n"
+                )
         parts.append("\n".join(part))
     return "\n".join(parts)
 
@@ -186,7 +288,13 @@ def draw_lengths(surveys: Sequence[Survey], limit: int, path: Path) -> None:
     shortest, longest = (int(end(end(s.lengths) for s in counted)) for end in (min, max))
     bins = np.geomspace(max(1, 0.9 * shortest), 1.1 * max(longest, limit), 60)
     for s in counted:
-        axes.hist(s.lengths, bins, histtype="step", weights=np.full(s.lengths.size, 1 / s.lengths.size), label=s.source)
+        axes.hist(
+            s.lengths,
+            bins,
+            histtype="step",
+            weights=np.full(s.lengths.size, 1 / s.lengths.size),
+            label=s.source,
+        )
     axes.axvline(limit, color="black", linestyle=":", label=f"limit {limit}")
     axes.set(xscale="log", xlabel="prompt length (tokens)", ylabel="share of prompts")
     axes.legend(fontsize="small")

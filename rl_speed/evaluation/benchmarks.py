@@ -24,9 +24,10 @@ class Benchmark:
     """Questions under a name.
 
     Attributes:
-      prompts: with visits, which key the randomness of their responses: by the benchmark's name and the place in its file, so that
-        neither other benchmarks nor a limit change a question's responses. too_long, bad: rows left out. path: "" for the chain
-        task. fields: which fields the questions were made of, and which were not read, for people.
+      prompts: with visits, which key the randomness of their responses: by the benchmark's name and
+        the place in its file, so that neither other benchmarks nor a limit change a question's
+        responses. too_long, bad: rows left out. path: "" for the chain task. fields: which fields
+        the questions were made of, and which were not read, for people.
     """
 
     name: str
@@ -40,33 +41,46 @@ class Benchmark:
         """Of the questions as the policy sees them, and of their answers."""
         whole = hashlib.sha256()
         for p in self.prompts:
-            known = json.dumps(p.meta, sort_keys=True, default=str)  # verifiers of one's own look at it
-            whole.update(f"{p.id}\0{p.answer}\0{known}\0".encode() + np.asarray(p.tokens, np.int32).tobytes() + b"\1")
+            # Verifiers of one's own look at it.
+            known = json.dumps(p.meta, sort_keys=True, default=str)
+            whole.update(
+                f"{p.id}\0{p.answer}\0{known}\0".encode()
+                + np.asarray(p.tokens, np.int32).tobytes()
+                + b"\1"
+            )
         return whole.hexdigest()[:16]
 
 
 def numbered(name: str, prompts: Sequence[Prompt], limit: int = 0) -> tuple[Prompt, ...]:
     """The first `limit` prompts (0: all) with the visits that this benchmark gives them."""
     start = zlib.crc32(name.encode())
-    return tuple(dataclasses.replace(p, visit=(start + i) % 2**31) for i, p in enumerate(prompts[:limit or None]))
+    return tuple(
+        dataclasses.replace(p, visit=(start + i) % 2**31)
+        for i, p in enumerate(prompts[: limit or None])
+    )
 
 
-def chain_benchmark(encode: Callable[[str], list[int]], encode_bare: Callable[[str], list[int]], size: int = 512,
-                    limit: int = 0) -> Benchmark:
+def chain_benchmark(
+    encode: Callable[[str], list[int]],
+    encode_bare: Callable[[str], list[int]],
+    size: int = 512,
+    limit: int = 0,
+) -> Benchmark:
     """The embedded task's held-out questions: those that training is evaluated on."""
     prompts = chain.chain_prompts(chain.DEFAULT_SPEC, "eval", 0, size, encode, encode_bare)
     return Benchmark(CHAIN, numbered(CHAIN, prompts, limit))
 
 
 def file_name(source: str) -> str:
-    """What a benchmark is called where nobody named it: as its file, without what follows the first dot; as a data set of the hub,
-    without owner, configuration and split."""
+    """What a benchmark is called where nobody named it: as its file, without what follows the first
+    dot; as a data set of the hub, without owner, configuration and split.
+    """
     return Path(source).name.split(".")[0].partition(":")[0].partition("@")[0]
 
 
 def parse_specs(specs: Sequence[str]) -> dict[str, str]:
-    """{name: file} of "FILE" and "NAME=FILE", each of which may be several with commas between them. FILE is anything that
-    `data.files.read_items` takes; see `file_name`.
+    """{name: file} of "FILE" and "NAME=FILE", each of which may be several with commas between
+    them. FILE is anything that `data.files.read_items` takes; see `file_name`.
 
     Raises ValueError: two benchmarks of one name, an empty one, or no such file.
     """
@@ -78,36 +92,58 @@ def parse_specs(specs: Sequence[str]) -> dict[str, str]:
         if not name or not file:
             raise ValueError(f"--data is FILE or NAME=FILE; got {spec!r}")
         if name in found:
-            raise ValueError(f"--data names two benchmarks {name!r} ({found[name]} and {file}): call one of them NAME=FILE")
+            raise ValueError(
+                f"--data names two benchmarks {name!r} ({found[name]} and {file}): "
+                "call one of them NAME=FILE"
+            )
         if not is_source(file):
             raise ValueError(f"--data: {file}: no such file")
         found[name] = file
     return found
 
 
-def file_benchmark(name: str, path: str, encode: Callable[[str], list[int]], encode_bare: Callable[[str], list[int]],
-                   max_prompt_length: int = 0, on_bad_row: str = "error", limit: int = 0,
-                   fields: Fields = Fields()) -> Benchmark:
+def file_benchmark(
+    name: str,
+    path: str,
+    encode: Callable[[str], list[int]],
+    encode_bare: Callable[[str], list[int]],
+    max_prompt_length: int = 0,
+    on_bad_row: str = "error",
+    limit: int = 0,
+    fields: Fields = Fields(),
+) -> Benchmark:
     """The questions of a file or data set that `load_prompts` reads.
 
     Args:
-      encode: question -> tokens of its prompt. encode_bare: answer -> its tokens, for verifiers that compare those.
-      max_prompt_length: leave out questions with longer prompts (0: none). limit: of questions, before any is left out (0: all).
+      encode: question -> tokens of its prompt. encode_bare: answer -> its tokens, for verifiers
+        that compare those.
+      max_prompt_length: leave out questions with longer prompts (0: none). limit: of questions,
+        before any is left out (0: all).
       fields: where question and answer are, where they are not to be found.
 
     Raises ValueError naming file and line of what cannot be used.
     """
     prompts, report = load_prompts(path, encode, UNBOUNDED, on_bad_row, fields)
-    prompts = numbered(name, [dataclasses.replace(p, answer_tokens=np.asarray(encode_bare(p.answer), np.int32)) for p in prompts],
-                       limit)
+    prompts = numbered(
+        name,
+        [
+            dataclasses.replace(p, answer_tokens=np.asarray(encode_bare(p.answer), np.int32))
+            for p in prompts
+        ],
+        limit,
+    )
     kept = tuple(p for p in prompts if len(p.tokens) <= (max_prompt_length or UNBOUNDED))
     if not kept:
-        raise ValueError(f"{path}: all {len(prompts)} prompts are longer than "
-                         f"config.data.max_prompt_length={max_prompt_length}")
+        raise ValueError(
+            f"{path}: all {len(prompts)} prompts are longer than "
+            f"config.data.max_prompt_length={max_prompt_length}"
+        )
     return Benchmark(name, kept, path, len(prompts) - len(kept), report.bad, report.fields_text())
 
 
 def longest_prompt(benchmarks: Sequence[Benchmark]) -> int:
-    """Capacity of a prompt in tokens: rounded up above 32, so that most sets of benchmarks share compiled programs."""
+    """Capacity of a prompt in tokens: rounded up above 32,
+    so that most sets of benchmarks share compiled programs.
+    """
     longest = max(len(p.tokens) for b in benchmarks for p in b.prompts)
     return longest if longest <= 32 else -(-longest // 32) * 32

@@ -1,4 +1,6 @@
-"""An evaluation from start to end: a policy, benchmarks, settings; responses into a directory, a summary out of it."""
+"""An evaluation from start to end: a policy, benchmarks, settings; responses into a directory,
+a summary out of it.
+"""
 
 import dataclasses
 import os
@@ -14,9 +16,15 @@ from jax.sharding import Mesh
 from rl_speed.config import EMBEDDED, Config
 from rl_speed.data.loaders import Fields
 from rl_speed.evaluation import report
-from rl_speed.evaluation.benchmarks import (Benchmark, chain_benchmark, file_benchmark, file_name,
-                                            longest_prompt, numbered, parse_specs)
-from rl_speed.rollout.evaluate import draw_in_calls, plan_calls
+from rl_speed.evaluation.benchmarks import (
+    Benchmark,
+    chain_benchmark,
+    file_benchmark,
+    file_name,
+    longest_prompt,
+    numbered,
+    parse_specs,
+)
 from rl_speed.evaluation.measures import summarise
 from rl_speed.evaluation.responses import ResponseFile, identity_of, model_facts
 from rl_speed.evaluation.settings import capacities, fingerprint, parse_k, resolve
@@ -24,12 +32,13 @@ from rl_speed.evaluation.source import Source, digest, find_source, load_policy
 from rl_speed.evaluation.verdicts import Judge
 from rl_speed.mesh import row_shards
 from rl_speed.policy import load_tokenizer, prompt_encoder
-from rl_speed.sampling import SamplerConfig
+from rl_speed.rollout.evaluate import draw_in_calls, plan_calls
 from rl_speed.rollout.generate import GenerationStats, Generator
-from rl_speed.training import build
 from rl_speed.runtime.entry import shown_command
 from rl_speed.runtime.progress import progress_bar
 from rl_speed.runtime.signals import Stopped, stop_on_signals
+from rl_speed.sampling import SamplerConfig
+from rl_speed.training import build
 
 PREFILL_CHUNK = 32
 
@@ -42,8 +51,9 @@ class Interrupted(Stopped):
         self.signal = received
 
 
-def load_benchmarks(files: dict[str, str], config: Config, tokenizer: Any, source: Source,
-                    limit: int = 0) -> list[Benchmark]:
+def load_benchmarks(
+    files: dict[str, str], config: Config, tokenizer: Any, source: Source, limit: int = 0
+) -> list[Benchmark]:
     """Those of `files`; else the held-out questions of the policy's run, or of the chain task.
 
     Args:
@@ -61,8 +71,10 @@ def load_benchmarks(files: dict[str, str], config: Config, tokenizer: Any, sourc
         fields = Fields(asked.question_field, required=False)
         return [read(*item, asked.on_bad_row, limit, fields) for item in files.items()]
     if source.config is None and source.directory != EMBEDDED:
-        raise ValueError("--data is missing: which questions? (A run's own held-out questions are "
-                         "asked with --checkpoint=WORKDIR)")
+        raise ValueError(
+            "--data is missing: which questions? (A run's own held-out questions are "
+            "asked with --checkpoint=WORKDIR)"
+        )
     data = Config().data if source.config is None else source.config.data
     if data.task == "chain":
         return [chain_benchmark(encode, bare, data.eval_prompts or 512, limit)]
@@ -70,17 +82,28 @@ def load_benchmarks(files: dict[str, str], config: Config, tokenizer: Any, sourc
     if data.eval:
         return [read(file_name(data.eval), data.eval, data.on_bad_row, limit, fields)]
     if not data.hold_out:
-        raise ValueError("--data is missing: the run that made this policy had no held-out "
-                         "questions of its own")
+        raise ValueError(
+            "--data is missing: the run that made this policy had no held-out questions of its own"
+        )
     data = dataclasses.replace(data, max_prompt_length=longest or data.max_prompt_length)
     _, held_out, _ = build.read_data(data, encode)
     return [Benchmark("held_out", numbered("held_out", held_out, limit), data.train)]
 
 
-def run(policy: build.Policy, benchmarks: Sequence[Benchmark], config: Config, mesh: Mesh,
-        judge: Judge, folder: Path, notes: dict[str, Any] | None = None, overwrite: bool = False,
-        stop: Callable[[], bool] = lambda: False, progress: bool = False, k: Sequence[int] = (1,),
-        questions_per_call: int = 0) -> dict[str, Any]:
+def run(
+    policy: build.Policy,
+    benchmarks: Sequence[Benchmark],
+    config: Config,
+    mesh: Mesh,
+    judge: Judge,
+    folder: Path,
+    notes: dict[str, Any] | None = None,
+    overwrite: bool = False,
+    stop: Callable[[], bool] = lambda: False,
+    progress: bool = False,
+    k: Sequence[int] = (1,),
+    questions_per_call: int = 0,
+) -> dict[str, Any]:
     """Draw and judge what `folder` does not hold yet, and summarise all of it.
 
     Nothing in the summary (see `measures.summarise`) depends on the clock, or on where the
@@ -102,12 +125,25 @@ def run(policy: build.Policy, benchmarks: Sequence[Benchmark], config: Config, m
     identity = identity_of(asked, made, benchmarks, prompt_length)
     file = ResponseFile(folder, identity, notes or {}, benchmarks, samples, overwrite)
     pieces, piece = capacities(config, len(prompts), questions_per_call)
-    sampler = SamplerConfig(slots=max(1, config.sampler.slots // row_shards(mesh)),
-                            max_new=config.sampler.max_new, temperature=e.temperature,
-                            top_k=config.sampler.top_k, top_p=e.top_p, end_tokens=policy.end_tokens,
-                            prefill_chunk=PREFILL_CHUNK)
-    generator = Generator(policy.decoder, sampler, mesh, pieces, pieces * piece, piece,
-                          prompt_length, build.Keys.of(config.seed).evaluate)
+    sampler = SamplerConfig(
+        slots=max(1, config.sampler.slots // row_shards(mesh)),
+        max_new=config.sampler.max_new,
+        temperature=e.temperature,
+        top_k=config.sampler.top_k,
+        top_p=e.top_p,
+        end_tokens=policy.end_tokens,
+        prefill_chunk=PREFILL_CHUNK,
+    )
+    generator = Generator(
+        policy.decoder,
+        sampler,
+        mesh,
+        pieces,
+        pieces * piece,
+        piece,
+        prompt_length,
+        build.Keys.of(config.seed).evaluate,
+    )
     calls = plan_calls(prompts, samples, pieces, piece, file.done)
     cost, begin = GenerationStats(), time.perf_counter()
     bar = progress_bar(file.total, "responses", file.done, progress)
@@ -121,12 +157,17 @@ def run(policy: build.Policy, benchmarks: Sequence[Benchmark], config: Config, m
         bar.close()
         file.close()
     if file.done < file.total:
-        raise Interrupted(f"stopped after {file.done} of {file.total} responses, saved in {folder}: the same command goes on from "
-                          "there")
+        raise Interrupted(
+            f"stopped after {file.done} of {file.total} responses, saved in {folder}: the same "
+            "command goes on from there"
+        )
     meta = {b.name: [p.meta for p in b.prompts] for b in benchmarks}
     summary = summarise(file.outcomes(), meta, k)
     for b in benchmarks:
-        summary["benchmarks"][b.name] |= {"file": b.path, "left_out": {"too_long": b.too_long, "bad_rows": b.bad}}
+        summary["benchmarks"][b.name] |= {
+            "file": b.path,
+            "left_out": {"too_long": b.too_long, "bad_rows": b.bad},
+        }
     return {**summary, "now": {**dataclasses.asdict(cost), "seconds": time.perf_counter() - begin}}
 
 
@@ -134,13 +175,28 @@ def describe_source(source: Source, step: int | None) -> str:
     """For people."""
     if source.directory == EMBEDDED and source.checkpoints is None:
         return "the embedded policy"
-    return source.directory if source.checkpoints is None else f"{source.checkpoints.parent}, step {step}"
+    return (
+        source.directory
+        if source.checkpoints is None
+        else f"{source.checkpoints.parent}, step {step}"
+    )
 
 
-def evaluate_policy(given: Config | None, label: str, overrides: Mapping[str, Any], *,
-                    checkpoint: str, step: int | None, data: Sequence[str],
-                    k: Sequence[str] | None, limit: int, questions_per_call: int, out: str | None,
-                    overwrite: bool, progress: bool) -> None:
+def evaluate_policy(
+    given: Config | None,
+    label: str,
+    overrides: Mapping[str, Any],
+    *,
+    checkpoint: str,
+    step: int | None,
+    data: Sequence[str],
+    k: Sequence[str] | None,
+    limit: int,
+    questions_per_call: int,
+    out: str | None,
+    overwrite: bool,
+    progress: bool,
+) -> None:
     """Find policy and questions, `run`, write the results and print them.
 
     Args:
@@ -163,9 +219,13 @@ def evaluate_policy(given: Config | None, label: str, overrides: Mapping[str, An
     policy, at = load_policy(source, config, mesh)
     folder = Path(out) if out else source.home / (label if at is None else f"{label}_step_{at}")
     name, e, d, r = describe_source(source, at), config.evaluation, config.data, config.reward
-    facts = {"command": shown_command(), "date": time.strftime("%Y-%m-%d"),
-             "device": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
-             "processors": f"{os.cpu_count()} processors", "jax": f"JAX {jax.__version__}"}
+    facts = {
+        "command": shown_command(),
+        "date": time.strftime("%Y-%m-%d"),
+        "device": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
+        "processors": f"{os.cpu_count()} processors",
+        "jax": f"JAX {jax.__version__}",
+    }
     for b in sets:
         if b.fields:
             print(f"{b.name}: {b.fields}")
@@ -173,15 +233,30 @@ def evaluate_policy(given: Config | None, label: str, overrides: Mapping[str, An
     print(f"{name}: {len(prompts)} questions x {e.samples} responses, into {folder}", flush=True)
     with Judge(config, policy, prompts) as judge, stop_on_signals() as stop:
         try:
-            summary = run(policy, sets, config, mesh, judge, folder, {**facts, "policy": name},
-                          overwrite, lambda: bool(stop), progress, asked, questions_per_call)
+            summary = run(
+                policy,
+                sets,
+                config,
+                mesh,
+                judge,
+                folder,
+                {**facts, "policy": name},
+                overwrite,
+                lambda: bool(stop),
+                progress,
+                asked,
+                questions_per_call,
+            )
         except Interrupted as error:
             # The run may have a newer checkpoint by then.
             again = f" (with --step={at})" if at is not None and step is None else ""
             raise Interrupted(f"{error}{again}", stop.received) from None
-    facts["how"] = (f"{e.samples} responses to a question, temperature {e.temperature:g}, top-p "
-                    f"{e.top_p:g}, at most {config.sampler.max_new} tokens, verifier {r.verifier} "
-                    f"({r.mode}), seed {config.seed}, prompt {d.prompt!r}"
-                    + f" and {d.instruction!r}" * bool(d.instruction))
+    facts["how"] = (
+        f"{e.samples} responses to a question, temperature {e.temperature:g}, top-p "
+        f"{e.top_p:g}, at most {config.sampler.max_new} tokens, verifier {r.verifier} "
+        f"({r.mode}), seed {config.seed}, prompt {d.prompt!r}"
+        + f" and {d.instruction!r}"
+        * bool(d.instruction)
+    )
     written = report.write_results(summary, folder, f"Evaluation of {name}", facts)
     print("\n" + report.tables(summary) + "\nwritten to", folder / "responses.jsonl", *written)

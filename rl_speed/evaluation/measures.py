@@ -1,4 +1,6 @@
-"""What an evaluation says: pass@k with intervals, lengths, causes; of a benchmark, of its classes, and over benchmarks."""
+"""What an evaluation says: pass@k with intervals, lengths, causes; of a benchmark,
+of its classes, and over benchmarks.
+"""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -7,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from rl_speed.evaluation.intervals import combine, other_questions, same_questions
-from rl_speed.theory.pass_at_k import pass_at_k
 from rl_speed.rewards.pool import UNGRADED
+from rl_speed.theory.pass_at_k import pass_at_k
 
 # What a data file may say of a question's difficulty or kind, as the loaders keep it.
 CLASS_FIELDS = ("class", "level", "difficulty", "type", "subject")
@@ -21,7 +23,8 @@ class Outcomes:
     """What became of the responses to a benchmark: [Q, n] arrays over questions and samples.
 
     Attributes:
-      correct: bool. tokens: i64, length with the end token. truncated: bool, ended by the limit. causes: str, the verifier's.
+      correct: bool. tokens: i64, length with the end token. truncated: bool, ended by the limit.
+        causes: str, the verifier's.
     """
 
     correct: np.ndarray
@@ -34,14 +37,21 @@ class Outcomes:
 
 
 def pass_table(correct: np.ndarray, k: Sequence[int]) -> dict[str, dict[str, Any]]:
-    """{"1": {"value", "same_questions": [low, high], "other_questions": [low, high]}, ...}: mean unbiased pass@k over questions.
+    """{"1": {"value", "same_questions": [low, high], "other_questions": [low, high]}, ...}:
+    mean unbiased pass@k over questions.
 
     Args:
       correct: bool[Q, n].
     """
     counts, n = correct.sum(1), correct.shape[1]
-    return {str(j): {"value": float(pass_at_k(counts, n, j).mean()), "same_questions": list(same_questions(counts, n, j)),
-                     "other_questions": list(other_questions(counts, n, j))} for j in k}
+    return {
+        str(j): {
+            "value": float(pass_at_k(counts, n, j).mean()),
+            "same_questions": list(same_questions(counts, n, j)),
+            "other_questions": list(other_questions(counts, n, j)),
+        }
+        for j in k
+    }
 
 
 def curve(samples: int, k: Sequence[int]) -> list[int]:
@@ -50,21 +60,33 @@ def curve(samples: int, k: Sequence[int]) -> list[int]:
 
 
 def pass_rate_bins(correct: np.ndarray) -> dict[str, int]:
-    """Questions by measured pass rate. No intervals: a question's bin is made of the very responses that would be counted."""
+    """Questions by measured pass rate.
+
+    No intervals: a question's bin is made of the very responses that would be counted.
+    """
     right, n = correct.sum(1), correct.shape[1]
     counts = np.bincount(np.where(right == n, 6, -(-5 * right // n)), minlength=len(BINS))
     return dict(zip(BINS, counts.tolist()))
 
 
 def describe_responses(outcomes: Outcomes) -> dict[str, Any]:
-    """Length in tokens, and shares of all responses: truncated, without an answer, not graded; counts by cause."""
+    """Length in tokens, and shares of all responses: truncated, without an answer,
+    not graded; counts by cause.
+    """
     causes, counts = np.unique(outcomes.causes, return_counts=True)
-    return {"length_mean": float(outcomes.tokens.mean()), "length_p95": float(np.percentile(outcomes.tokens, 95)),
-            "truncated": float(outcomes.truncated.mean()), "no_answer": float((outcomes.causes == NO_ANSWER).mean()),
-            "ungraded": float(np.isin(outcomes.causes, UNGRADED).mean()), "causes": dict(zip(causes.tolist(), counts.tolist()))}
+    return {
+        "length_mean": float(outcomes.tokens.mean()),
+        "length_p95": float(np.percentile(outcomes.tokens, 95)),
+        "truncated": float(outcomes.truncated.mean()),
+        "no_answer": float((outcomes.causes == NO_ANSWER).mean()),
+        "ungraded": float(np.isin(outcomes.causes, UNGRADED).mean()),
+        "causes": dict(zip(causes.tolist(), counts.tolist())),
+    }
 
 
-def measure(outcomes: Outcomes, meta: Sequence[Mapping[str, Any]], k: Sequence[int]) -> dict[str, Any]:
+def measure(
+    outcomes: Outcomes, meta: Sequence[Mapping[str, Any]], k: Sequence[int]
+) -> dict[str, Any]:
     """Everything about one benchmark, of plain types.
 
     Args:
@@ -74,29 +96,56 @@ def measure(outcomes: Outcomes, meta: Sequence[Mapping[str, Any]], k: Sequence[i
     for field in CLASS_FIELDS:
         values = np.array([str(m.get(field, "")) for m in meta])
         if len(names := sorted(set(values.tolist()))) > 1:
-            classes[field] = {name or "(none)": {"questions": int((values == name).sum()),
-                                                 "pass_at": pass_table(outcomes.correct[values == name], sorted({1, *k})),
-                                                 **describe_responses(outcomes[values == name])} for name in names}
-    return {"questions": len(meta), "samples": samples, "pass_at": pass_table(outcomes.correct, curve(samples, k)),
-            **describe_responses(outcomes), "pass_rate_bins": pass_rate_bins(outcomes.correct), "classes": classes}
+            classes[field] = {
+                name or "(none)": {
+                    "questions": int((values == name).sum()),
+                    "pass_at": pass_table(outcomes.correct[values == name], sorted({1, *k})),
+                    **describe_responses(outcomes[values == name]),
+                }
+                for name in names
+            }
+    return {
+        "questions": len(meta),
+        "samples": samples,
+        "pass_at": pass_table(outcomes.correct, curve(samples, k)),
+        **describe_responses(outcomes),
+        "pass_rate_bins": pass_rate_bins(outcomes.correct),
+        "classes": classes,
+    }
 
 
-def average(benchmarks: Mapping[str, Mapping[str, Any]], weights: Sequence[float]) -> dict[str, dict[str, Any]]:
-    """pass@k over benchmarks, with the intervals of independent ones; `weights` sum to 1. Same form as `pass_table`."""
+def average(
+    benchmarks: Mapping[str, Mapping[str, Any]], weights: Sequence[float]
+) -> dict[str, dict[str, Any]]:
+    """pass@k over benchmarks, with the intervals of independent ones; `weights` sum to 1.
+
+    Same form as `pass_table`.
+    """
     tables, weights, out = [b["pass_at"] for b in benchmarks.values()], np.asarray(weights), {}
     for k in tables[0]:
         means = np.array([t[k]["value"] for t in tables])
-        intervals = {kind: list(combine(means, np.array([t[k][kind] for t in tables]), weights))
-                     for kind in ("same_questions", "other_questions")}
+        intervals = {
+            kind: list(combine(means, np.array([t[k][kind] for t in tables]), weights))
+            for kind in ("same_questions", "other_questions")
+        }
         out[k] = {"value": float(weights @ means), **intervals}
     return out
 
 
-def summarise(outcomes: Mapping[str, Outcomes], meta: Mapping[str, Sequence[Mapping[str, Any]]],
-              k: Sequence[int]) -> dict[str, Any]:
-    """{"benchmarks": by name, "macro_average": each benchmark counts alike, "weighted_average": each question does}."""
+def summarise(
+    outcomes: Mapping[str, Outcomes],
+    meta: Mapping[str, Sequence[Mapping[str, Any]]],
+    k: Sequence[int],
+) -> dict[str, Any]:
+    """{"benchmarks": by name, "macro_average": each benchmark counts alike,
+    "weighted_average": each question does}.
+    """
     benchmarks = {name: measure(outcomes[name], meta[name], k) for name in outcomes}
     questions = np.array([b["questions"] for b in benchmarks.values()], float)
     equal = np.full(len(questions), 1 / len(questions))
-    return {"k": list(k), "benchmarks": benchmarks, "macro_average": average(benchmarks, equal),
-            "weighted_average": average(benchmarks, questions / questions.sum())}
+    return {
+        "k": list(k),
+        "benchmarks": benchmarks,
+        "macro_average": average(benchmarks, equal),
+        "weighted_average": average(benchmarks, questions / questions.sum()),
+    }

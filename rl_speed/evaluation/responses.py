@@ -1,4 +1,6 @@
-"""The directory of an evaluation: what it is of, and every response with its verdict, line by line, to resume from."""
+"""The directory of an evaluation: what it is of, and every response with its verdict,
+line by line, to resume from.
+"""
 
 import contextlib
 import dataclasses
@@ -10,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from rl_speed.data.rollouts import Rollouts
 from rl_speed.evaluation.benchmarks import Benchmark
 from rl_speed.evaluation.measures import Outcomes
 from rl_speed.evaluation.verdicts import Verdicts
-from rl_speed.data.rollouts import Rollouts
 from rl_speed.runtime.metrics import kind_of, read_object, write_atomically
 
 RESPONSES, IDENTITY = "responses.jsonl", "evaluation.json"
@@ -24,7 +26,7 @@ class OtherEvaluation(ValueError):
 
 
 def differences(there: Mapping[str, Any], here: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """"settings.top_p: 1.0 there, 0.95 here", for whatever differs."""
+    """ "settings.top_p: 1.0 there, 0.95 here", for whatever differs."""
     found = []
     for name in [*here, *(n for n in there if n not in here)]:
         a, b = there.get(name, "absent"), here.get(name, "absent")
@@ -36,25 +38,38 @@ def differences(there: Mapping[str, Any], here: Mapping[str, Any], prefix: str =
 
 
 class ResponseFile:
-    """responses.jsonl, appended call by call. Responses stand in the order in which they are drawn: benchmark by benchmark,
-    question by question, sample by sample. So those that are there are a beginning, and a resumed evaluation writes the same file.
+    """responses.jsonl, appended call by call.
+
+    Responses stand in the order in which they are drawn: benchmark by benchmark, question by
+    question, sample by sample. So those that are there are a beginning, and a resumed evaluation
+    writes the same file.
 
     Args:
-      folder: made if need be. identity: what the evaluation is, of JSON's own types; kept in evaluation.json. notes: kept there,
-        too, but not compared. overwrite: begin anew whatever is there.
+      folder: made if need be. identity: what the evaluation is, of JSON's own types; kept in
+        evaluation.json. notes: kept there, too, but not compared. overwrite: begin anew
+        whatever is there.
 
     Attributes:
       done: responses in the file. total: those there will be.
 
     Raises:
-      OtherEvaluation: what is there was made otherwise; says what differs. ValueError: a line is not what it should be (only the
-        last may have been cut short; it is taken back).
+      OtherEvaluation: what is there was made otherwise; says what differs. ValueError: a line is
+        not what it should be (only the last may have been cut short; it is taken back).
     """
 
-    def __init__(self, folder: Path, identity: Mapping[str, Any], notes: Mapping[str, Any], benchmarks: Sequence[Benchmark],
-                 samples: int, overwrite: bool = False):
+    def __init__(
+        self,
+        folder: Path,
+        identity: Mapping[str, Any],
+        notes: Mapping[str, Any],
+        benchmarks: Sequence[Benchmark],
+        samples: int,
+        overwrite: bool = False,
+    ):
         self.folder, self._benchmarks, self._samples = folder, benchmarks, samples
-        self._questions = [(b.name, place, p.id) for b in benchmarks for place, p in enumerate(b.prompts)]
+        self._questions = [
+            (b.name, place, p.id) for b in benchmarks for place, p in enumerate(b.prompts)
+        ]
         self.done, self.total = 0, len(self._questions) * samples
         self._correct, self._truncated = np.zeros(self.total, bool), np.zeros(self.total, bool)
         self._tokens, self._causes = np.zeros(self.total, np.int64), [""] * self.total
@@ -65,8 +80,11 @@ class ResponseFile:
             (folder / IDENTITY).unlink(missing_ok=True)
         if path.exists() or (folder / IDENTITY).exists():
             self._require_same(identity)
-        write_atomically(folder / IDENTITY, json.dumps({"identity": identity, **notes}, indent=2) + "\n")
-        self._file = path.open("ab", buffering=0)  # what a full disk refused must not be tried again when the file is closed
+        write_atomically(
+            folder / IDENTITY, json.dumps({"identity": identity, **notes}, indent=2) + "\n"
+        )
+        # What a full disk refused must not be tried again when the file is closed.
+        self._file = path.open("ab", buffering=0)
         self._take_in(path)
 
     def _require_same(self, identity: dict[str, Any]) -> None:
@@ -74,17 +92,23 @@ class ResponseFile:
         try:
             there = read_object(self.folder / IDENTITY, advice).get("identity")
         except OSError as error:
-            raise OtherEvaluation(f"{self.folder} holds {RESPONSES} without a readable {IDENTITY} ({error.strerror}): choose "
-                                  "another --out, or --overwrite to begin anew") from None
+            raise OtherEvaluation(
+                f"{self.folder} holds {RESPONSES} without a readable {IDENTITY} "
+                f"({error.strerror}): choose another --out, or --overwrite to begin anew"
+            ) from None
         except ValueError as error:
             raise OtherEvaluation(str(error)) from None
         if not isinstance(there, dict):
-            raise OtherEvaluation(f"{self.folder / IDENTITY} is damaged: identity must be an object, and is {kind_of(there)}; "
-                                  f"{advice}")
+            raise OtherEvaluation(
+                f"{self.folder / IDENTITY} is damaged: identity must be an object, and is "
+                f"{kind_of(there)}; {advice}"
+            )
         if found := differences(there, identity):
             more = f" (and {len(found) - 4} more)" if len(found) > 4 else ""
-            raise OtherEvaluation(f"{self.folder} holds another evaluation: {'; '.join(found[:4])}{more}. Choose another --out, or "
-                                  "--overwrite to begin anew")
+            raise OtherEvaluation(
+                f"{self.folder} holds another evaluation: {'; '.join(found[:4])}{more}. Choose "
+                "another --out, or --overwrite to begin anew"
+            )
 
     def _take_in(self, path: Path) -> None:
         good = 0
@@ -101,32 +125,50 @@ class ResponseFile:
                         raise ValueError("not the response that belongs here")
                     self._note(line["correct"], line["tokens"], line["truncated"], line["cause"])
                 except (ValueError, KeyError, IndexError, TypeError, OverflowError) as error:
-                    raise ValueError(f"{path}:{number}: {error!r}; restore the file, or --overwrite to begin anew") from None
+                    raise ValueError(
+                        f"{path}:{number}: {error!r}; restore the file, or "
+                        "--overwrite to begin anew"
+                    ) from None
                 good += len(raw)
         self._file.truncate(good)
 
     def _note(self, correct: bool, tokens: int, truncated: bool, cause: str) -> None:
         row, self.done = self.done, self.done + 1
-        self._correct[row], self._tokens[row], self._truncated[row], self._causes[row] = correct, tokens, truncated, cause
+        self._correct[row], self._tokens[row], self._truncated[row], self._causes[row] = (
+            correct,
+            tokens,
+            truncated,
+            cause,
+        )
 
     @property
     def accuracy(self) -> float:
         """Share of right ones among the responses so far."""
-        return float(self._correct[:self.done].mean()) if self.done else 0.0
+        return float(self._correct[: self.done].mean()) if self.done else 0.0
 
     def append(self, rollouts: Rollouts, verdicts: Verdicts) -> None:
-        """The next responses, in the order in which they are drawn: written, and out of this process's hands.
+        """The next responses, in the order in which they are drawn: written,
+        and out of this process's hands.
 
-        Raises OSError where they cannot be written (a full disk): what went out by halves is taken back, so that the file is the
-        beginning that it was.
+        Raises OSError where they cannot be written (a full disk): what went out by halves is taken
+        back, so that the file is the beginning that it was.
         """
         lines, noted = [], []
         for i in range(len(rollouts)):
             question, sample = divmod(self.done + i, self._samples)
             name, place, identifier = self._questions[question]
-            line = {"benchmark": name, "question": place, "id": identifier, "sample": sample, "correct": bool(verdicts.correct[i]),
-                    "cause": verdicts.causes[i], "answer": verdicts.answers[i], "tokens": int(rollouts.lengths[i]),
-                    "truncated": bool(rollouts.truncated[i]), "text": verdicts.texts[i]}
+            line = {
+                "benchmark": name,
+                "question": place,
+                "id": identifier,
+                "sample": sample,
+                "correct": bool(verdicts.correct[i]),
+                "cause": verdicts.causes[i],
+                "answer": verdicts.answers[i],
+                "tokens": int(rollouts.lengths[i]),
+                "truncated": bool(rollouts.truncated[i]),
+                "text": verdicts.texts[i],
+            }
             lines.append(json.dumps(line) + "\n")
             noted.append((line["correct"], line["tokens"], line["truncated"], line["cause"]))
         self._write("".join(lines).encode())
@@ -136,19 +178,29 @@ class ResponseFile:
     def _write(self, content: bytes) -> None:
         good, at = self._file.seek(0, os.SEEK_END), 0
         try:
-            while at < len(content):  # an unbuffered write may be a part of it; what is left then says why
+            # An unbuffered write may be a part of it; what is left then says why.
+            while at < len(content):
                 at += self._file.write(content[at:])
         except OSError as error:
-            with contextlib.suppress(OSError):  # where even that fails, the next process takes the torn line back
+            # Where even that fails, the next process takes the torn line back.
+            with contextlib.suppress(OSError):
                 self._file.truncate(good)
-            raise OSError(error.errno, f"cannot write responses ({error.strerror}): the {self.done} of {self.total} that are there "
-                          "stay, those of the last call are drawn again. Make room, and the same command goes on from there",
-                          str(self.folder / RESPONSES)) from None
+            raise OSError(
+                error.errno,
+                f"cannot write responses ({error.strerror}): the {self.done} of {self.total} that "
+                "are there stay, those of the last call are drawn again. Make room, and the same "
+                "command goes on from there",
+                str(self.folder / RESPONSES),
+            ) from None
 
     def outcomes(self) -> dict[str, Outcomes]:
         """By benchmark; all responses must be there."""
-        table = Outcomes(*(np.asarray(x).reshape(-1, self._samples) for x in (self._correct, self._tokens, self._truncated,
-                                                                             self._causes)))
+        table = Outcomes(
+            *(
+                np.asarray(x).reshape(-1, self._samples)
+                for x in (self._correct, self._tokens, self._truncated, self._causes)
+            )
+        )
         found, at = {}, 0
         for b in self._benchmarks:
             found[b.name] = table[np.arange(at, at + len(b.prompts))]
@@ -159,14 +211,32 @@ class ResponseFile:
         self._file.close()
 
 
-def identity_of(settings: Mapping[str, Any], policy: Mapping[str, Any], benchmarks: Sequence[Benchmark],
-                prompt_length: int) -> dict[str, Any]:
-    """What an evaluation is: two that agree in it have the same responses. `prompt_length`: capacity of a prompt, in tokens."""
-    return {"settings": {**settings, "prompt_length": prompt_length}, "policy": dict(policy),
-            "benchmarks": {"order": ",".join(b.name for b in benchmarks),
-                           **{b.name: {"questions": len(b.prompts), "digest": b.digest()} for b in benchmarks}}}
+def identity_of(
+    settings: Mapping[str, Any],
+    policy: Mapping[str, Any],
+    benchmarks: Sequence[Benchmark],
+    prompt_length: int,
+) -> dict[str, Any]:
+    """What an evaluation is: two that agree in it have the same responses.
+
+    `prompt_length`: capacity of a prompt, in tokens.
+    """
+    return {
+        "settings": {**settings, "prompt_length": prompt_length},
+        "policy": dict(policy),
+        "benchmarks": {
+            "order": ",".join(b.name for b in benchmarks),
+            **{b.name: {"questions": len(b.prompts), "digest": b.digest()} for b in benchmarks},
+        },
+    }
 
 
 def model_facts(model: Any, weights: str, end_tokens: Sequence[int]) -> dict[str, Any]:
-    """A policy's part of the identity: its weights' digest, its shape, and the tokens that end a response."""
-    return {"weights": weights, "end_tokens": ",".join(map(str, end_tokens)), **dataclasses.asdict(model)}
+    """A policy's part of the identity: its weights' digest, its shape,
+    and the tokens that end a response.
+    """
+    return {
+        "weights": weights,
+        "end_tokens": ",".join(map(str, end_tokens)),
+        **dataclasses.asdict(model),
+    }

@@ -10,13 +10,19 @@ from rl_speed.policy.prompt_formats import PROMPTS
 
 # Of a run's policy these are the run's: what its machine has room and time for, and, unless a file
 # says it, how the policy is asked.
-MACHINE = ("sampler.slots model.compute_dtype mesh.data mesh.fsdp mesh.tensor reward.timeout_s "
-           "reward.stall_s reward.workers").split()
-ASKED = ("evaluation.temperature evaluation.top_p sampler.max_new data.prompt data.instruction "
-         "data.system reward.verifier reward.mode").split()
+MACHINE = (
+    "sampler.slots model.compute_dtype mesh.data mesh.fsdp mesh.tensor reward.timeout_s "
+    "reward.stall_s reward.workers"
+).split()
+ASKED = (
+    "evaluation.temperature evaluation.top_p sampler.max_new data.prompt data.instruction "
+    "data.system reward.verifier reward.mode"
+).split()
 # Questions and weights have an identity of their own; who verifies changes no verdict.
-NO_MATTER = ("data.max_prompt_length data.question_field data.on_bad_row model.path "
-             "reward.stall_s reward.workers").split()
+NO_MATTER = (
+    "data.max_prompt_length data.question_field data.on_bad_row model.path "
+    "reward.stall_s reward.workers"
+).split()
 OWN = ["evaluation.samples", "sampler.top_k", "seed"]
 FIELDS = [*dict.fromkeys(MACHINE + ASKED + OWN + NO_MATTER)]
 
@@ -27,14 +33,23 @@ def _leaf(path: str) -> str:
 
 # Flags of before. --data is another flag than config.mesh.data.
 RENAMED = {
-    **{_leaf(path): f"config.{path}" for path in FIELDS
-       if path != "model.path" and not path.startswith("mesh.")},
-    "model": "config.model.path", "preset": "config=configs/evaluation.py:NAME",
-    "mesh": "config.mesh.data=N, --config.mesh.fsdp=N, --config.mesh.tensor=N"}
+    **{
+        _leaf(path): f"config.{path}"
+        for path in FIELDS
+        if path != "model.path" and not path.startswith("mesh.")
+    },
+    "model": "config.model.path",
+    "preset": "config=configs/evaluation.py:NAME",
+    "mesh": "config.mesh.data=N, --config.mesh.fsdp=N, --config.mesh.tensor=N",
+}
 
 
-def resolve(directory: str, run: Config | None = None, given: Config | None = None,
-            overrides: Mapping[str, Any] = {}) -> Config:
+def resolve(
+    directory: str,
+    run: Config | None = None,
+    given: Config | None = None,
+    overrides: Mapping[str, Any] = {},
+) -> Config:
     """What an evaluation looks at; all other fields have their defaults.
 
     Overrides go before the file that was given, and that before the run. Without a file a policy
@@ -50,9 +65,14 @@ def resolve(directory: str, run: Config | None = None, given: Config | None = No
     """
     if unknown := [path for path in overrides if path not in FIELDS]:
         near = ", ".join(f"config.{name}" for name in nearest(unknown[0], FIELDS))
-        raise ValueError(f"--config.{unknown[0]}: an evaluation does not look at it; " + (
-            f"nearest: {near}" if near else
-            "rl_speed/evaluation/settings.py lists what it looks at"))
+        raise ValueError(
+            f"--config.{unknown[0]}: an evaluation does not look at it; "
+            + (
+                f"nearest: {near}"
+                if near
+                else "rl_speed/evaluation/settings.py lists what it looks at"
+            )
+        )
     base = given or presets.evaluation(EMBEDDED if directory == EMBEDDED else "chat")
     of_run = [] if run is None else MACHINE if given else MACHINE + ASKED
     values = {path: (run if path in of_run else base).get(path) for path in FIELDS}
@@ -100,5 +120,6 @@ def parse_k(texts: Sequence[str] | None, samples: int) -> tuple[int, ...]:
     if k[0] < 1 or k[-1] > samples:
         raise ValueError(
             f"--k must be numbers of at least 1, and at most config.evaluation.samples ({samples}"
-            f"): pass@k needs k responses to a question; got {','.join(map(str, k))}")
+            f"): pass@k needs k responses to a question; got {','.join(map(str, k))}"
+        )
     return tuple(k)

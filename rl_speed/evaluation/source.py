@@ -1,4 +1,6 @@
-"""Which policy is evaluated: a Hugging Face directory, a run (finished or not), one of its checkpoints, or the embedded one."""
+"""Which policy is evaluated: a Hugging Face directory, a run (finished or not),
+one of its checkpoints, or the embedded one.
+"""
 
 import dataclasses
 import hashlib
@@ -13,9 +15,9 @@ from jax.sharding import Mesh
 
 from rl_speed.config import EMBEDDED, Config
 from rl_speed.policy.hf import INDEX, SINGLE
-from rl_speed.training import build
 from rl_speed.runtime.checkpoint import CheckpointError, restore_params, saved_steps
 from rl_speed.runtime.workdir import config_of, is_supervised, read_settings
+from rl_speed.training import build
 
 log = logging.getLogger(__name__)
 
@@ -25,8 +27,10 @@ class Source:
     """Where a policy comes from.
 
     Attributes:
-      directory: Hugging Face directory (or EMBEDDED) of its architecture and tokenizer; without `checkpoints`, of its weights.
-      config: of the run that made it; None where there was none. checkpoints: folder of checkpoints by step.
+      directory: Hugging Face directory (or EMBEDDED) of its architecture and tokenizer; without
+        `checkpoints`, of its weights.
+      config: of the run that made it; None where there was none. checkpoints: folder of
+        checkpoints by step.
       step: the one to take; None: the newest that can be read.
       home: where an evaluation of it is written, unless told otherwise.
     """
@@ -77,19 +81,26 @@ def find_source(model: str = "", checkpoint: str = "", step: int | None = None) 
     elif at.resolve().name == "checkpoints":
         at = at.resolve().parent
     if not (at / "config.json").exists() or not (at / "checkpoints").is_dir():
-        raise FileNotFoundError(f"--checkpoint: {checkpoint} is neither the workdir of a run (config.json and checkpoints/), nor a "
-                                "checkpoint inside one, nor an exported policy (config.json and model.safetensors)")
+        raise FileNotFoundError(
+            f"--checkpoint: {checkpoint} is neither the workdir of a run (config.json and "
+            "checkpoints/), nor a checkpoint inside one, nor an exported policy (config.json and "
+            "model.safetensors)"
+        )
     advice = "restore it, or give --checkpoint an exported policy"
     values = read_settings(at / "config.json", advice, supervised=True)
     if is_supervised(values):
-        raise ValueError(f"--checkpoint: {at} is no workdir of experiments/train.py. Supervised fine-tuning writes its policy to "
-                         f"--out, here {values['out']}: config.model.path takes that")
+        raise ValueError(
+            f"--checkpoint: {at} is no workdir of experiments/train.py. Supervised fine-tuning "
+            f"writes its policy to --out, here {values['out']}: config.model.path takes that"
+        )
     config = config_of(values)
     steps = saved_steps(at / "checkpoints")
     if not steps:
         raise FileNotFoundError(f"--checkpoint: {at}/checkpoints holds no whole checkpoint (yet)")
     if step is not None and step not in steps:
-        raise FileNotFoundError(f"--step={step}: {at}/checkpoints holds the steps {', '.join(map(str, steps))}")
+        raise FileNotFoundError(
+            f"--step={step}: {at}/checkpoints holds the steps {', '.join(map(str, steps))}"
+        )
     directory = config.model.path
     # The run's starting policy says the architecture; its export, if there is one, says the same.
     if directory != EMBEDDED and not Path(directory).is_dir() and is_model(at / "policy"):
@@ -98,13 +109,15 @@ def find_source(model: str = "", checkpoint: str = "", step: int | None = None) 
 
 
 def load_policy(source: Source, config: Config, mesh: Mesh) -> tuple[build.Policy, int | None]:
-    """(the policy on the mesh, the step of its checkpoint). Of a checkpoint only the parameters are read, straight into their
-    shards.
+    """(the policy on the mesh, the step of its checkpoint).
+
+    Of a checkpoint only the parameters are read, straight into their shards.
 
     Args:
       config: with `model.path`, `model.compute_dtype` and how to decode.
 
-    Raises: ValueError or FileNotFoundError naming the file or array; CheckpointError where no checkpoint can be read.
+    Raises: ValueError or FileNotFoundError naming the file or array; CheckpointError where no
+    checkpoint can be read.
     """
     if source.checkpoints is None:
         return build.build_policy(config, mesh), None
@@ -125,16 +138,27 @@ def load_policy(source: Source, config: Config, mesh: Mesh) -> tuple[build.Polic
 
 @jax.jit
 def _sums(params: Any) -> jax.Array:
-    """u32[leaves]: of each weight its bits times an odd number for each place, modulo 2^32: the same on every mesh."""
+    """u32[leaves]: of each weight its bits times an odd number for each place, modulo 2^32:
+    the same on every mesh.
+    """
+
     def one(x):
         bits = jax.lax.bitcast_convert_type(x.astype(jnp.float32), jnp.uint32)
-        place = sum((jax.lax.broadcasted_iota(jnp.uint32, x.shape, axis) * jnp.uint32(2 * 7919 ** (axis + 1) % 2**32)
-                     for axis in range(x.ndim)), jnp.uint32(1))
+        place = sum(
+            (
+                jax.lax.broadcasted_iota(jnp.uint32, x.shape, axis)
+                * jnp.uint32(2 * 7919 ** (axis + 1) % 2**32)
+                for axis in range(x.ndim)
+            ),
+            jnp.uint32(1),
+        )
         return jnp.sum(bits * place, dtype=jnp.uint32)
 
     return jnp.stack([one(x) for x in jax.tree.leaves(params)])
 
 
 def digest(params: Any) -> str:
-    """16 hexadecimal digits that tell policies apart by their weights, wherever they were read from."""
+    """16 hexadecimal digits that tell policies apart by their weights,
+    wherever they were read from.
+    """
     return hashlib.sha256(np.asarray(_sums(params)).astype("<u4").tobytes()).hexdigest()[:16]

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from rl_speed.config.checks import JAX_VERIFIERS
 from rl_speed.config import Config
+from rl_speed.config.checks import JAX_VERIFIERS
 from rl_speed.data.prompts import Prompt
 from rl_speed.data.rollouts import Rollouts
 from rl_speed.evaluation.measures import NO_ANSWER
@@ -22,7 +22,9 @@ NONFINITE = "nonfinite"
 
 @dataclasses.dataclass(frozen=True)
 class Verdicts:
-    """Of n responses: correct bool[n]; the verifier's cause, the text, the answer found in it (None: none, or nobody looked)."""
+    """Of n responses: correct bool[n]; the verifier's cause, the text,
+    the answer found in it (None: none, or nobody looked).
+    """
 
     correct: np.ndarray
     causes: list[str]
@@ -31,15 +33,17 @@ class Verdicts:
 
 
 class Judge:
-    """Verifies responses with the verifier of `config.reward`; what hangs or crashes costs its own response alone.
+    """Verifies responses with the verifier of `config.reward`;
+    what hangs or crashes costs its own response alone.
 
-    Causes are those of `MathVerifier` and of `FunctionRewards`; of the verifiers in JAX, "no_answer" where there is nothing to
-    compare (exact: the response did not end; integer: no box, or with mode "free" no digit), else "ok". Whatever the verifier says,
-    a response that non-finite logits ended is wrong, with the cause "nonfinite".
+    Causes are those of `MathVerifier` and of `FunctionRewards`; of the verifiers in JAX,
+    "no_answer" where there is nothing to compare (exact: the response did not end; integer: no box,
+    or with mode "free" no digit), else "ok". Whatever the verifier says, a response that non-finite
+    logits ended is wrong, with the cause "nonfinite".
 
     Args:
-      prompts: all that will be asked about. An answer that the verifier cannot take raises ValueError naming its prompt, now; so
-        does a function that cannot be used.
+      prompts: all that will be asked about. An answer that the verifier cannot take raises
+        ValueError naming its prompt, now; so does a function that cannot be used.
     """
 
     def __init__(self, config: Config, policy: build.Policy, prompts: Sequence[Prompt]):
@@ -50,16 +54,25 @@ class Judge:
         if self._kind not in JAX_VERIFIERS:
             if self._kind != "math":
                 check_functions([self._kind], config.reward.memory_limit_mb or None)
-            self._host = TextScorer(policy.tokenizer, policy.end_tokens, build.host_verifier(config, policy))
+            self._host = TextScorer(
+                policy.tokenizer, policy.end_tokens, build.host_verifier(config, policy)
+            )
         else:
-            verify, encode = build.in_loop_verifier(config, policy, build.longest_answer(list(prompts), config.sampler.max_new))
+            verify, encode = build.in_loop_verifier(
+                config, policy, build.longest_answer(list(prompts), config.sampler.max_new)
+            )
             encode(prompts)
             self._jax = JaxScorer(verify, encode)
 
     def __call__(self, rollouts: Rollouts) -> Verdicts:
         verdicts = self._judge(rollouts)
-        causes = [NONFINITE if broken else cause for broken, cause in zip(rollouts.nonfinite, verdicts.causes)]
-        return dataclasses.replace(verdicts, correct=verdicts.correct & ~rollouts.nonfinite, causes=causes)
+        causes = [
+            NONFINITE if broken else cause
+            for broken, cause in zip(rollouts.nonfinite, verdicts.causes)
+        ]
+        return dataclasses.replace(
+            verdicts, correct=verdicts.correct & ~rollouts.nonfinite, causes=causes
+        )
 
     def _judge(self, rollouts: Rollouts) -> Verdicts:
         texts = decode_responses(self._tokenizer, rollouts, self._end)
@@ -68,7 +81,10 @@ class Judge:
             values, causes = self._host.detailed(rollouts, texts)
             return Verdicts(values > 0.5, causes, texts, answers)
         correct = self._jax(rollouts) > 0.5
-        causes = [NO_ANSWER if answer is None and not right else "ok" for answer, right in zip(answers, correct)]
+        causes = [
+            NO_ANSWER if answer is None and not right else "ok"
+            for answer, right in zip(answers, correct)
+        ]
         return Verdicts(correct, causes, texts, answers)
 
     def _read(self, texts: Sequence[str], rollouts: Rollouts) -> list[str | None]:
@@ -81,7 +97,10 @@ class Judge:
             from rl_speed.rewards.grading import last_box  # brings the Math-Verify library along
 
             boxes = map(last_box, texts)
-            return [None if box is None else box.removeprefix("\\boxed{").removesuffix("}") for box in boxes]
+            return [
+                None if box is None else box.removeprefix("\\boxed{").removesuffix("}")
+                for box in boxes
+            ]
         if self._kind == "integer":
             return [next(iter(re.findall(r"[-+]?\d[\d,]*", text)[-1:]), None) for text in texts]
         return [None] * len(texts)  # math-verify searches the whole text

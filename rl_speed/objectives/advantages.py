@@ -81,9 +81,7 @@ def _grouped(rewards, group_ids, num_groups) -> _Grouped:
     rewards = jnp.where(valid_R, rewards.astype(jnp.float32), 0.0)
     members_RxG = group_ids[:, None] == jnp.arange(num_groups)
     count_G = jnp.sum(members_RxG, axis=0, dtype=jnp.int32)
-    low_G = jnp.min(
-        jnp.where(members_RxG, rewards[:, None], jnp.inf), axis=0, initial=jnp.inf
-    )
+    low_G = jnp.min(jnp.where(members_RxG, rewards[:, None], jnp.inf), axis=0, initial=jnp.inf)
     # The minimum is only a reference point that cancels in every advantage: it
     # is no path for gradients.
     low_G = jax.lax.stop_gradient(jnp.where(count_G > 0, low_G, 0.0))
@@ -178,12 +176,7 @@ def reinforce(rewards, group_ids, num_groups: int) -> jax.Array:
 
 @functools.partial(jax.jit, static_argnames=("num_groups", "baseline"))
 def reinforce_pp(
-    rewards,
-    group_ids,
-    num_groups: int,
-    lengths=None,
-    baseline: bool = False,
-    eps=1e-8,
+    rewards, group_ids, num_groups: int, lengths=None, baseline: bool = False, eps=1e-8
 ) -> jax.Array:
     """REINFORCE++: advantages whitened over all valid tokens of the batch, f32[R].
 
@@ -251,13 +244,21 @@ ADVANTAGES: dict[str, AdvantageFn] = {
 def check_advantage(advantage: AdvantageFn) -> None:
     """Try an advantage on six samples of two groups, without computing anything.
 
-    Raises ValueError: it does not take what `AdvantageFn` says, or does not return an f32 for each sample.
+    Raises ValueError: it does not take what `AdvantageFn` says, or does not return an f32 for
+    each sample.
     """
     column = lambda dtype: jax.ShapeDtypeStruct((6,), dtype)
     try:
-        got = jax.eval_shape(lambda r, ids, n: advantage(r, ids, 2, n), column(jnp.float32), column(jnp.int32), column(jnp.int32))
+        got = jax.eval_shape(
+            lambda r, ids, n: advantage(r, ids, 2, n),
+            column(jnp.float32),
+            column(jnp.int32),
+            column(jnp.int32),
+        )
     except Exception as error:  # whatever a function of the user's own raises
-        raise ValueError("called with (rewards f32[6], group_ids i32[6], num_groups=2, lengths i32[6]), it raised "
-                         f"{type(error).__name__}: {error}") from error
+        raise ValueError(
+            "called with (rewards f32[6], group_ids i32[6], num_groups=2, lengths i32[6]), it "
+            f"raised {type(error).__name__}: {error}"
+        ) from error
     if getattr(got, "shape", None) != (6,) or not jnp.issubdtype(got.dtype, jnp.floating):
         raise ValueError(f"an advantage returns f32[6] for six samples; this one returned {got}")

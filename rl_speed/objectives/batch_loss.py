@@ -1,8 +1,10 @@
-"""The policy loss of a batch: whatever is minimised per token, weighted so that micro-batches and shards add up.
+"""The policy loss of a batch: whatever is minimised per token,
+weighted so that micro-batches and shards add up.
 
-How a result stays independent of micro-batching and sharding: every loss here is sum(weights * per_token), and `token_weights`
-computes the weights once, on the global batch, with all the means inside them. Micro-batches slice the weights with everything
-else and their losses and gradients simply add.
+How a result stays independent of micro-batching and sharding: every loss here is sum(weights *
+per_token), and `token_weights` computes the weights once, on the global batch, with all the means
+inside them. Micro-batches slice the weights with everything else and their losses and gradients
+simply add.
 """
 
 import jax
@@ -165,14 +167,13 @@ def policy_loss(
           "loss/..."  total, policy, kl, entropy: weighted like the loss and with
                       their coefficients, so policy + kl + entropy = total; add.
           "sum/..."   sums over unmasked tokens; add, then divide by "sum/tokens"
-                      for the mean: ratio (r; where "pg" ignores it too), clip_low
-                      and clip_high (held at that bound), clip_dual, weight_truncated
-                      (importance weight cut at truncation), each 0 for a loss that has
-                      none; what else the loss returns by name; correction (the weight
-                      of stale tokens, 1 without), kl_behaviour (k3 estimate of KL(behaviour || pi)),
-                      behaviour_gap (|log pi - log behaviour|, nats) and
-                      behaviour_gap_exp (its exponential), kl_ref and entropy if
-                      given. Also tokens, and sequences (rows with a token).
+                      for the mean: ratio (r; where "pg" ignores it too), clip_low and clip_high
+                      (held at that bound), clip_dual, weight_truncated (importance weight cut at
+                      truncation), each 0 for a loss that has none; what else the loss returns by
+                      name; correction (the weight of stale tokens, 1 without), kl_behaviour (k3
+                      estimate of KL(behaviour || pi)), behaviour_gap (|log pi - log behaviour|,
+                      nats) and behaviour_gap_exp (its exponential), kl_ref and entropy if given.
+                      Also tokens, and sequences (rows with a token).
           "max/..."   behaviour_gap; combine by maximum.
         `summarise_metrics` turns the totals into the means to log.
 
@@ -185,13 +186,28 @@ def policy_loss(
     """
     loss = _checked_loss(loss, correction, truncation)
     mask = jnp.asarray(mask).astype(bool)
-    arrays = {"logprobs": logprobs, "behaviour_logprobs": behaviour_logprobs, "weights": weights, "old_logprobs": old_logprobs,
-              "ref_logprobs": ref_logprobs, "entropy": entropy}
+    arrays = {
+        "logprobs": logprobs,
+        "behaviour_logprobs": behaviour_logprobs,
+        "weights": weights,
+        "old_logprobs": old_logprobs,
+        "ref_logprobs": ref_logprobs,
+        "entropy": entropy,
+    }
     advantages = _checked_arrays(mask, advantages, arrays)
     for wrong, message in (
-        (correction == "recompute" and old_logprobs is None, "correction='recompute' needs old_logprobs."),
-        (ref_logprobs is None and not is_zero(kl_coef), "kl_coef is set but ref_logprobs is missing."),
-        (entropy is None and not is_zero(entropy_coef), "entropy_coef is set but entropy is missing."),
+        (
+            correction == "recompute" and old_logprobs is None,
+            "correction='recompute' needs old_logprobs.",
+        ),
+        (
+            ref_logprobs is None and not is_zero(kl_coef),
+            "kl_coef is set but ref_logprobs is missing.",
+        ),
+        (
+            entropy is None and not is_zero(entropy_coef),
+            "entropy_coef is set but entropy is missing.",
+        ),
     ):
         if wrong:
             raise ValueError(message)
@@ -202,21 +218,30 @@ def policy_loss(
     def constant_of(x):
         return jax.lax.stop_gradient(masked(x))
 
-    weights_RxT = constant_of(token_weights(mask, aggregation, constant) if weights is None else weights)
+    weights_RxT = constant_of(
+        token_weights(mask, aggregation, constant) if weights is None else weights
+    )
     behaviour_RxT = constant_of(behaviour_logprobs)
     anchor_RxT = behaviour_RxT if old_logprobs is None else constant_of(old_logprobs)
-    tokens = Tokens(masked(logprobs), anchor_RxT, behaviour_RxT, constant_of(advantages), mask, log_ratio_clamp)
+    tokens = Tokens(
+        masked(logprobs), anchor_RxT, behaviour_RxT, constant_of(advantages), mask, log_ratio_clamp
+    )
 
     truncated, correction_RxT = jnp.zeros_like(mask), jnp.ones_like(tokens.logprobs)
     if old_logprobs is not None and correction == "behaviour":
         importance_RxT = ratio_of(anchor_RxT, behaviour_RxT, log_ratio_clamp)
-        truncated, correction_RxT = importance_RxT > truncation, jnp.minimum(importance_RxT, truncation)
+        truncated, correction_RxT = (
+            importance_RxT > truncation,
+            jnp.minimum(importance_RxT, truncation),
+        )
 
     policy_RxT, of_loss = call_loss(loss, tokens, {"truncation": truncation, **settings})
     parts = {"policy": jnp.sum(weights_RxT * correction_RxT * policy_RxT)}
     sums = _token_metrics(tokens, of_loss, truncated, correction_RxT)
     if ref_logprobs is not None:
-        sums["kl_ref"] = divergences.kl(tokens.logprobs, constant_of(ref_logprobs), kl_kind, log_ratio_clamp)
+        sums["kl_ref"] = divergences.kl(
+            tokens.logprobs, constant_of(ref_logprobs), kl_kind, log_ratio_clamp
+        )
         parts["kl"] = kl_coef * jnp.sum(weights_RxT * sums["kl_ref"])
     if entropy is not None:
         sums["entropy"] = masked(entropy)
@@ -230,7 +255,9 @@ def policy_loss(
     return total, jax.lax.stop_gradient(metrics)
 
 
-def _token_metrics(tokens: Tokens, of_loss: dict[str, jax.Array], truncated, correction) -> dict[str, jax.Array]:
+def _token_metrics(
+    tokens: Tokens, of_loss: dict[str, jax.Array], truncated, correction
+) -> dict[str, jax.Array]:
     """What is summed over tokens for the log, [R, T] each, 0 where a loss has none of it."""
     nothing = jnp.zeros_like(tokens.mask)
     gap_RxT = jnp.abs(tokens.logprobs - tokens.behaviour)
@@ -241,7 +268,9 @@ def _token_metrics(tokens: Tokens, of_loss: dict[str, jax.Array], truncated, cor
         **of_loss,
         "weight_truncated": truncated | of_loss.get("weight_truncated", nothing),
         "correction": correction,
-        "kl_behaviour": divergences.kl(tokens.behaviour, tokens.logprobs, "k3", tokens.log_ratio_clamp),
+        "kl_behaviour": divergences.kl(
+            tokens.behaviour, tokens.logprobs, "k3", tokens.log_ratio_clamp
+        ),
         "behaviour_gap": gap_RxT,
         "behaviour_gap_exp": jnp.exp(jnp.minimum(gap_RxT, tokens.log_ratio_clamp)),
     }
@@ -263,10 +292,18 @@ def _checked_arrays(mask, advantages, arrays) -> jax.Array:
         raise ValueError(f"mask must be [R, T]; got shape {mask.shape}.")
     for name, array in arrays.items():
         if array is not None and jnp.shape(array) != mask.shape:
-            raise ValueError(f"{name} must have the shape of mask, {mask.shape}; got {jnp.shape(array)}.")
+            raise ValueError(
+                f"{name} must have the shape of mask, {mask.shape}; got {jnp.shape(array)}."
+            )
     advantages = jnp.asarray(advantages)
     if advantages.ndim == 1:
         advantages = advantages[:, None]
-    if advantages.ndim != 2 or advantages.shape[0] != mask.shape[0] or advantages.shape[1] not in (1, mask.shape[1]):
-        raise ValueError(f"advantages must be [R] or [R, T] with [R, T] = {mask.shape}; got {advantages.shape}.")
+    if (
+        advantages.ndim != 2
+        or advantages.shape[0] != mask.shape[0]
+        or advantages.shape[1] not in (1, mask.shape[1])
+    ):
+        raise ValueError(
+            f"advantages must be [R] or [R, T] with [R, T] = {mask.shape}; got {advantages.shape}."
+        )
     return advantages

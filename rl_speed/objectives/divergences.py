@@ -44,9 +44,7 @@ def kl(logprobs, ref_logprobs, kind: str = "k3", clamp: float = 20.0):
     # of either sign. The series is exact to rounding inside |d| < 0.1.
     small = jnp.abs(d) < 0.1
     x = jnp.where(small, d, 0.0)
-    series = jnp.square(x) * (
-        1 / 2 - x * (1 / 6 - x * (1 / 24 - x * (1 / 120 - x * (1 / 720))))
-    )
+    series = jnp.square(x) * (1 / 2 - x * (1 / 6 - x * (1 / 24 - x * (1 / 120 - x * (1 / 720)))))
     # The bound is on d as a whole: bounding the exponent alone would leave +d, whose
     # gradient pushes a log-prob that is already too low further down.
     y = jnp.where(small, 1.0, jnp.maximum(d, -clamp))

@@ -1,4 +1,5 @@
-"""Losses per token, each a function of its tokens and of the numbers that it takes, known by its name in `LOSSES`:
+"""Losses per token, each a function of its tokens and of the numbers that it takes,
+known by its name in `LOSSES`:
 
     def pg(tokens: Tokens):
         return -tokens.advantages * tokens.logprobs, {}
@@ -14,7 +15,17 @@ import jax
 import jax.numpy as jnp
 
 # Metrics that belong to `policy_loss` itself: no loss may log them.
-OWN_SUMS = ("tokens", "sequences", "ratio", "correction", "kl_behaviour", "behaviour_gap", "behaviour_gap_exp", "kl_ref", "entropy")
+OWN_SUMS = (
+    "tokens",
+    "sequences",
+    "ratio",
+    "correction",
+    "kl_behaviour",
+    "behaviour_gap",
+    "behaviour_gap_exp",
+    "kl_ref",
+    "entropy",
+)
 
 
 class Tokens(NamedTuple):
@@ -43,14 +54,16 @@ class Tokens(NamedTuple):
 
     @property
     def sequence_ratio(self) -> jax.Array:
-        """The geometric mean of a row's ratios, f32[R, 1]: (pi / anchor)^(1 / tokens) of the sample."""
+        """The geometric mean of a row's ratios, f32[R, 1]:
+        (pi / anchor)^(1 / tokens) of the sample.
+        """
         length_R = jnp.maximum(jnp.sum(self.mask, axis=1, keepdims=True, dtype=jnp.float32), 1.0)
         log_ratio_R = jnp.sum(self.logprobs - self.anchor, axis=1, keepdims=True) / length_R
         return jnp.exp(jnp.clip(log_ratio_R, -self.log_ratio_clamp, self.log_ratio_clamp))
 
 
-# (tokens, *, numbers by name, each with a default) -> (loss per token f32[R, T], {name: [R, T], whose mean over tokens is logged});
-# [R, 1] is for all tokens of a row.
+# (tokens, *, numbers by name, each with a default) -> (loss per token f32[R, T], {name: [R, T],
+# whose mean over tokens is logged}); [R, 1] is for all tokens of a row.
 LossFn = Callable[..., tuple[jax.Array, dict[str, jax.Array]]]
 
 
@@ -60,9 +73,11 @@ def pg(tokens: Tokens):
 
 
 def ppo(tokens: Tokens, *, clip_low=0.2, clip_high=0.2, dual_clip=None):
-    """-min(A r, A clip(r, 1 - clip_low, 1 + clip_high)); with dual_clip = c > 1, where A < 0 also -max(that min, A c).
+    """-min(A r, A clip(r, 1 - clip_low, 1 + clip_high)); with dual_clip = c > 1,
+    where A < 0 also -max(that min, A c).
 
-    Source: methods.md section 5; clip-higher: DAPO (arXiv 2503.14476); dual clip (None or 0: off): Ye et al. (arXiv 1912.09729).
+    Source: methods.md section 5; clip-higher: DAPO (arXiv 2503.14476); dual clip (None or 0: off):
+    Ye et al. (arXiv 1912.09729).
     """
     _require_bounds(clip_low, clip_high)
     ratio_RxT, advantage_RxT = tokens.ratio, tokens.advantages
@@ -79,22 +94,28 @@ def tis(tokens: Tokens, *, truncation=2.0):
     """-A min(r, truncation) log pi, no gradient through r: truncated importance sampling."""
     ratio_RxT = tokens.ratio
     weight_RxT = jax.lax.stop_gradient(jnp.minimum(ratio_RxT, truncation))
-    return -tokens.advantages * weight_RxT * tokens.logprobs, {"weight_truncated": ratio_RxT > truncation}
+    return -tokens.advantages * weight_RxT * tokens.logprobs, {
+        "weight_truncated": ratio_RxT > truncation
+    }
 
 
 def gspo(tokens: Tokens, *, clip_low=3e-4, clip_high=4e-4):
-    """PPO's minimum of whole samples: the ratio is the geometric mean of the sample's, and clipped as one.
+    """PPO's minimum of whole samples: the ratio is the geometric mean of the sample's,
+    and clipped as one.
 
-    With "seq_mean_token_mean" the loss is the mean over samples of the source (Zheng et al., arXiv 2507.18071, equations 5 to 7,
-    whose bounds are the defaults).
+    With "seq_mean_token_mean" the loss is the mean over samples of the source (Zheng et al., arXiv
+    2507.18071, equations 5 to 7, whose bounds are the defaults).
     """
     _require_bounds(clip_low, clip_high)
-    bounded_Rx1, held = clip_where_ppo_does(tokens.sequence_ratio, tokens.advantages, clip_low, clip_high)
+    bounded_Rx1, held = clip_where_ppo_does(
+        tokens.sequence_ratio, tokens.advantages, clip_low, clip_high
+    )
     return -tokens.advantages * bounded_Rx1, held
 
 
 def cispo(tokens: Tokens, *, clip_low=0.2, clip_high=0.2):
-    """-A clip(r, 1 - clip_low, 1 + clip_high) log pi, no gradient through the clipped weight: no token is left out.
+    """-A clip(r, 1 - clip_low, 1 + clip_high) log pi, no gradient through the clipped weight:
+    no token is left out.
 
     Source: MiniMax-M1 (arXiv 2506.13585), which bounds from above alone; clip_low = 1 is that.
     """
@@ -108,11 +129,14 @@ def cispo(tokens: Tokens, *, clip_low=0.2, clip_high=0.2):
 LOSSES: dict[str, LossFn] = {"pg": pg, "ppo": ppo, "tis": tis, "gspo": gspo, "cispo": cispo}
 
 
-def clip_where_ppo_does(ratio, advantages, clip_low, clip_high) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """(the ratio, held at a bound where PPO's minimum takes the clipped side; which are held at the low and at the high one).
+def clip_where_ppo_does(
+    ratio, advantages, clip_low, clip_high
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """(the ratio, held at a bound where PPO's minimum takes the clipped side;
+    which are held at the low and at the high one).
 
-    Spelled out as "which are held at a bound" and not as min, max and clip: those halve the gradient at ties, where every first
-    step stands.
+    Spelled out as "which are held at a bound" and not as min, max and clip: those halve the
+    gradient at ties, where every first step stands.
     """
     low = (advantages < 0) & (ratio < 1.0 - clip_low)
     high = (advantages > 0) & (ratio > 1.0 + clip_high)
@@ -123,19 +147,31 @@ def clip_where_ppo_does(ratio, advantages, clip_low, clip_high) -> tuple[jax.Arr
 
 def settings_of(loss: LossFn) -> dict[str, Any]:
     """The numbers that a loss takes, by name, with their defaults."""
-    return {name: p.default for name, p in inspect.signature(loss).parameters.items() if p.kind is p.KEYWORD_ONLY}
+    return {
+        name: p.default
+        for name, p in inspect.signature(loss).parameters.items()
+        if p.kind is p.KEYWORD_ONLY
+    }
 
 
 def check_loss(loss: LossFn, settings: Mapping[str, Any]) -> None:
     """Try a loss on a batch of two rows of three tokens, without computing anything.
 
-    Raises ValueError: it does not take (tokens, *, numbers), or does not return ([R, T], {name: [R, T]}), or refuses `settings`.
+    Raises ValueError: it does not take (tokens, *, numbers), or does not return ([R, T], {name:
+    [R, T]}), or refuses `settings`.
     """
     parameters = list(inspect.signature(loss).parameters.values())
     wrong = [p.name for p in parameters[1:] if p.kind is not p.KEYWORD_ONLY or p.default is p.empty]
-    if not parameters or parameters[0].kind not in (parameters[0].POSITIONAL_ONLY, parameters[0].POSITIONAL_OR_KEYWORD) or wrong:
-        raise ValueError(f"a loss takes its tokens, and behind a * the numbers it needs, each with a default; this one takes "
-                         f"({', '.join(map(str, parameters))})")
+    if (
+        not parameters
+        or parameters[0].kind
+        not in (parameters[0].POSITIONAL_ONLY, parameters[0].POSITIONAL_OR_KEYWORD)
+        or wrong
+    ):
+        raise ValueError(
+            "a loss takes its tokens, and behind a * the numbers it needs, each with a default; "
+            f"this one takes ({', '.join(map(str, parameters))})"
+        )
     number = jax.ShapeDtypeStruct((2, 3), jnp.float32)
     tokens = Tokens(number, number, number, number, jax.ShapeDtypeStruct((2, 3), jnp.bool_))
     try:
@@ -143,7 +179,9 @@ def check_loss(loss: LossFn, settings: Mapping[str, Any]) -> None:
     except ValueError:
         raise
     except Exception as error:  # whatever a function of the user's own raises
-        raise ValueError(f"called with tokens of shape (2, 3), it raised {type(error).__name__}: {error}") from error
+        raise ValueError(
+            f"called with tokens of shape (2, 3), it raised {type(error).__name__}: {error}"
+        ) from error
 
 
 def call_loss(loss: LossFn, tokens: Tokens, settings: Mapping[str, Any]):
@@ -151,16 +189,26 @@ def call_loss(loss: LossFn, tokens: Tokens, settings: Mapping[str, Any]):
     takes, shape = settings_of(loss), tokens.mask.shape
     known = set(takes).union(*map(settings_of, LOSSES.values()))
     if unknown := set(settings) - known:
-        raise TypeError(f"no loss takes {', '.join(sorted(unknown))}; this one takes {', '.join(takes) or 'no settings'}.")
+        raise TypeError(
+            f"no loss takes {', '.join(sorted(unknown))}; this one takes "
+            f"{', '.join(takes) or 'no settings'}."
+        )
     found = loss(tokens, **{name: value for name, value in settings.items() if name in takes})
     if not (isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], dict)):
-        raise ValueError("a loss returns (loss per token [R, T], {name: [R, T], to be logged}), and this one something else.")
+        raise ValueError(
+            "a loss returns (loss per token [R, T], {name: [R, T], to be logged}), and "
+            "this one something else."
+        )
     per_token, logged = found
     for name, array in {"the loss per token": per_token, **logged}.items():
         if jnp.shape(array) not in (shape, (shape[0], 1)):
-            raise ValueError(f"a loss of tokens of shape {shape} returned {name} of shape {jnp.shape(array)}.")
+            raise ValueError(
+                f"a loss of tokens of shape {shape} returned {name} of shape {jnp.shape(array)}."
+            )
     if taken := set(logged) & set(OWN_SUMS):
-        raise ValueError(f"a loss logs {', '.join(sorted(taken))}, which is a metric of every loss already.")
+        raise ValueError(
+            f"a loss logs {', '.join(sorted(taken))}, which is a metric of every loss already."
+        )
     whole = lambda x: jnp.broadcast_to(x, shape)
     return whole(per_token), {name: whole(x) for name, x in logged.items()}
 

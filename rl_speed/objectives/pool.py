@@ -1,22 +1,26 @@
-"""Reinforce-Ada's pools: statistics of all samples of a prompt, and advantages for the few of them that are trained on.
+"""Reinforce-Ada's pools: statistics of all samples of a prompt,
+and advantages for the few of them that are trained on.
 
-Every function takes flat arrays, as in `objectives.advantages`: rewards f[R], group_ids i32[R] in [0, num_groups) with anything
-else (by convention -1) a padding row, and a static num_groups. All rows of a group are its pool. `correct`, bool[R], tells the two
-classes apart; with binary rewards it is `rewards > 0`. Padding rows are never kept and get advantage 0, whatever they hold.
+Every function takes flat arrays, as in `objectives.advantages`: rewards f[R], group_ids i32[R] in
+[0, num_groups) with anything else (by convention -1) a padding row, and a static num_groups. All
+rows of a group are its pool. `correct`, bool[R], tells the two classes apart; with binary rewards
+it is `rewards > 0`. Padding rows are never kept and get advantage 0, whatever they hold.
 
 The way through:
 
     statistics = pool_statistics(rewards, correct, group_ids, num_groups)
-    kept = balanced_downsample(correct, group_ids, num_groups, n, groups=resolved(statistics, k_pos, k_neg))  # or None: keep
+    kept = balanced_downsample(correct, group_ids, num_groups, n,
+                               groups=resolved(statistics, k_pos, k_neg))  # or None: keep
     advantages = pool_advantages(rewards, correct, group_ids, num_groups, kept, weight="inv_p")
-    rows = kept_rows(kept, group_ids, num_groups, n)                                          # [G, n], to gather the batch by
+    rows = kept_rows(kept, group_ids, num_groups, n)                # [G, n], to gather the batch by
 
-Conserved: a pool of c rows keeps min(c, n); nothing is kept twice; a constant pool (of one row too) gets exactly 0 from every
-variant, with no NaN. In expectation the sum over a group's rows, over n, is `theory.sequential_weight` times grad p (tested by
-enumeration).
+Conserved: a pool of c rows keeps min(c, n); nothing is kept twice; a constant pool (of one row too)
+gets exactly 0 from every variant, with no NaN. In expectation the sum over a group's rows, over n,
+is `theory.sequential_weight` times grad p (tested by enumeration).
 
-p_hat is biased by the stopping rule that filled the pool: upwards where it waits for positives alone, towards 1/2 where it waits
-for both (`theory.sequential_cost(...).pass_rate`). The mean of the first round alone is unbiased.
+p_hat is biased by the stopping rule that filled the pool: upwards where it waits for positives
+alone, towards 1/2 where it waits for both (`theory.sequential_cost(...).pass_rate`). The mean of
+the first round alone is unbiased.
 
 Source: Reinforce-Ada (Xiong et al.), section 3.2 and Algorithm 2; methods.md section 3.
 """
@@ -30,7 +34,8 @@ import jax.numpy as jnp
 from rl_speed.objectives import advantages
 
 WEIGHTS = ("none", "inv_p", "inv_sqrt_p", "power")
-# Advantages that come from all samples of a prompt, trained on or not; the second is divided by their std.
+# Advantages that come from all samples of a prompt, trained on or not; the second is divided
+# by their std.
 POOL_ADVANTAGES = ("pool", "pool_std")
 DOWNSAMPLE_CORRECTIONS = ("none", "importance")
 ORDERS = ("first", "random")
@@ -55,7 +60,10 @@ class PoolStatistics(NamedTuple):
 
 @functools.partial(jax.jit, static_argnames="num_groups")
 def pool_statistics(rewards, correct, group_ids, num_groups: int) -> PoolStatistics:
-    """Statistics over whole pools. Raises ValueError: arrays that are not flat and of one length, or num_groups < 1."""
+    """Statistics over whole pools.
+
+    Raises ValueError: arrays that are not flat and of one length, or num_groups < 1.
+    """
     correct, group_ids = _flat(correct, group_ids, num_groups)
     stats = advantages.group_statistics(rewards, group_ids, num_groups)
     positives_G = _count(correct, group_ids, num_groups)
@@ -63,23 +71,38 @@ def pool_statistics(rewards, correct, group_ids, num_groups: int) -> PoolStatist
 
 
 def resolved(statistics: PoolStatistics, k_pos: int, k_neg: int = 0) -> jax.Array:
-    """Which pools have k_pos positives and k_neg negatives, bool[G]: what `on_unresolved="drop"` keeps. An empty pool has not."""
+    """Which pools have k_pos positives and k_neg negatives, bool[G]:
+    what `on_unresolved="drop"` keeps. An empty pool has not.
+    """
     enough = (statistics.positives >= k_pos) & (statistics.count - statistics.positives >= k_neg)
     return enough & (statistics.count > 0)
 
 
 @functools.partial(jax.jit, static_argnames=("num_groups", "n", "order"))
-def balanced_downsample(correct, group_ids, num_groups: int, n: int, *, order: str = "first", index=None, key=None,
-                        names=None, groups=None) -> jax.Array:
-    """Keeps n rows of each pool: n//2 correct and n - n//2 wrong ones, what one class lacks filled from the other.
+def balanced_downsample(
+    correct,
+    group_ids,
+    num_groups: int,
+    n: int,
+    *,
+    order: str = "first",
+    index=None,
+    key=None,
+    names=None,
+    groups=None,
+) -> jax.Array:
+    """Keeps n rows of each pool: n//2 correct and n - n//2 wrong ones,
+    what one class lacks filled from the other.
 
     Args:
       correct, group_ids, num_groups: as in the module docstring.
       n: static, at least 2. A pool of at most n rows is kept whole.
-      order: "first" takes the first of each class in generation order, "random" any with equal chances.
-      index: i32[R], each row's place in the generation order of its group, all different there; None: the order of the rows.
-      key: PRNG key, for "random" only. A row's lot depends on the key, its group's name and its index, so with `index` given the
-        rows may come in any order.
+      order: "first" takes the first of each class in generation order, "random" any with
+        equal chances.
+      index: i32[R], each row's place in the generation order of its group, all different there;
+        None: the order of the rows.
+      key: PRNG key, for "random" only. A row's lot depends on the key, its group's name and its
+        index, so with `index` given the rows may come in any order.
       names: i32[G], what keys a group's lots, such as its prompt's visit; None: its id.
       groups: bool[G], pools to keep anything of; None: all.
 
@@ -98,7 +121,9 @@ def balanced_downsample(correct, group_ids, num_groups: int, n: int, *, order: s
         raise ValueError('order="random" needs a key, and only that does')
     index = jnp.arange(len(group_ids)) if index is None else jnp.asarray(index)
     if index.shape != group_ids.shape:
-        raise ValueError(f"index must have the shape of group_ids, {group_ids.shape}; got {index.shape}")
+        raise ValueError(
+            f"index must have the shape of group_ids, {group_ids.shape}; got {index.shape}"
+        )
     valid_R = (group_ids >= 0) & (group_ids < num_groups)
     if groups is not None:
         if jnp.shape(groups) != (num_groups,):
@@ -109,9 +134,14 @@ def balanced_downsample(correct, group_ids, num_groups: int, n: int, *, order: s
     negatives_G = _count(valid_R & ~correct, group_ids, num_groups)
     quota_G = jnp.minimum(positives_G, jnp.maximum(n // 2, n - negatives_G))
     quotas_Gx2 = jnp.stack([jnp.minimum(negatives_G, n - quota_G), quota_G], axis=1)
-    name_R = group_R if names is None else jnp.asarray(names, jnp.int32)[jnp.minimum(group_R, num_groups - 1)]
+    name_R = (
+        group_R
+        if names is None
+        else jnp.asarray(names, jnp.int32)[jnp.minimum(group_R, num_groups - 1)]
+    )
     lot_R = _lots(key, name_R, index) if order == "random" else jnp.zeros_like(index)
-    # Sorted by class within group, then by lot and generation order; a row's rank is how far it is from its class' first.
+    # Sorted by class within group, then by lot and generation order; a row's rank is how far it is
+    # from its class' first.
     class_R = 2 * group_R + correct
     sorted_R = jnp.lexsort((index, lot_R, class_R))
     sorted_class_R = class_R[sorted_R]
@@ -123,9 +153,11 @@ def balanced_downsample(correct, group_ids, num_groups: int, n: int, *, order: s
 
 @functools.partial(jax.jit, static_argnames=("num_groups", "n"))
 def kept_rows(kept, group_ids, num_groups: int, n: int) -> jax.Array:
-    """Indices of the kept rows of each group, i32[G, n], in the order of the rows; -1 where a group keeps fewer.
+    """Indices of the kept rows of each group, i32[G, n], in the order of the rows;
+    -1 where a group keeps fewer.
 
-    What a group keeps beyond n is left out; `balanced_downsample` with the same n never keeps more. Raises ValueError as there.
+    What a group keeps beyond n is left out; `balanced_downsample` with the same n never keeps more.
+    Raises ValueError as there.
     """
     kept, group_ids = _flat(kept, group_ids, num_groups)
     kept_R = kept & (group_ids >= 0) & (group_ids < num_groups)
@@ -136,17 +168,29 @@ def kept_rows(kept, group_ids, num_groups: int, n: int) -> jax.Array:
     first_R = jax.lax.cummax(jnp.where(jnp.diff(sorted_group_R, prepend=-1) > 0, at, 0))
     slot_R = at - first_R
     # Indices beyond the table (not kept, or too many) are dropped.
-    place_R = jnp.where((sorted_group_R < num_groups) & (slot_R < n), sorted_group_R * n + slot_R, num_groups * n)
-    return jnp.full(num_groups * n, -1, jnp.int32).at[place_R].set(sorted_R.astype(jnp.int32), mode="drop").reshape(num_groups, n)
+    place_R = jnp.where(
+        (sorted_group_R < num_groups) & (slot_R < n), sorted_group_R * n + slot_R, num_groups * n
+    )
+    return (
+        jnp.full(num_groups * n, -1, jnp.int32)
+        .at[place_R]
+        .set(sorted_R.astype(jnp.int32), mode="drop")
+        .reshape(num_groups, n)
+    )
 
 
-def prompt_weights(p_hat, weight: str = "none", *, alpha: float | None = None, cap: float | None = None) -> jax.Array:
-    """Explicit weight of prompts, f32 of p_hat's shape: f'(p_hat) for f = p, log p, 2 sqrt(p) or p^alpha, at most `cap`.
+def prompt_weights(
+    p_hat, weight: str = "none", *, alpha: float | None = None, cap: float | None = None
+) -> jax.Array:
+    """Explicit weight of prompts, f32 of p_hat's shape: f'(p_hat) for f = p, log p,
+    2 sqrt(p) or p^alpha, at most `cap`.
 
     Args:
-      p_hat: estimated pass rates. Where it is 0 the weight is 0: nothing was right, so the pool has no advantage to weight.
+      p_hat: estimated pass rates. Where it is 0 the weight is 0: nothing was right, so the pool has
+        no advantage to weight.
       weight: "none" 1, "inv_p" 1/p_hat, "inv_sqrt_p" 1/sqrt(p_hat), "power" alpha p_hat^(alpha-1).
-      alpha: positive, for "power". cap: positive; None: unbounded (a pool of c rows is at most 1/p_hat = c by itself).
+      alpha: positive, for "power". cap: positive; None: unbounded (a pool of c rows is at most
+        1/p_hat = c by itself).
 
     Raises:
       ValueError: an unknown weight, "power" without a positive alpha, a cap that is not positive.
@@ -160,43 +204,73 @@ def prompt_weights(p_hat, weight: str = "none", *, alpha: float | None = None, c
     p_hat = jnp.asarray(p_hat, jnp.float32)
     some = p_hat > 0
     p_hat = jnp.where(some, p_hat, 1.0)
-    value = {"none": lambda: jnp.ones_like(p_hat), "inv_p": lambda: 1 / p_hat, "inv_sqrt_p": lambda: jax.lax.rsqrt(p_hat),
-             "power": lambda: alpha * p_hat ** (alpha - 1)}[weight]()
+    value = {
+        "none": lambda: jnp.ones_like(p_hat),
+        "inv_p": lambda: 1 / p_hat,
+        "inv_sqrt_p": lambda: jax.lax.rsqrt(p_hat),
+        "power": lambda: alpha * p_hat ** (alpha - 1),
+    }[weight]()
     return jnp.where(some, value if cap is None else jnp.minimum(value, cap), 0.0)
 
 
-@functools.partial(jax.jit, static_argnames=("num_groups", "normalise", "weight", "alpha", "cap", "downsample_correction"))
-def pool_advantages(rewards, correct, group_ids, num_groups: int, kept, *, normalise: bool = False, weight: str = "none",
-                    alpha: float | None = None, cap: float | None = None, downsample_correction: str = "none",
-                    p_hat=None, singleton_baseline=None, eps=1e-6) -> jax.Array:
+@functools.partial(
+    jax.jit,
+    static_argnames=("num_groups", "normalise", "weight", "alpha", "cap", "downsample_correction"),
+)
+def pool_advantages(
+    rewards,
+    correct,
+    group_ids,
+    num_groups: int,
+    kept,
+    *,
+    normalise: bool = False,
+    weight: str = "none",
+    alpha: float | None = None,
+    cap: float | None = None,
+    downsample_correction: str = "none",
+    p_hat=None,
+    singleton_baseline=None,
+    eps=1e-6,
+) -> jax.Array:
     """Advantages of the kept rows from the statistics of whole pools, f32[R]; 0 for all other rows.
 
-    r - pool mean, optionally over the pool's std + eps, times the prompt's weight, times the correction of the row's class.
+    r - pool mean, optionally over the pool's std + eps, times the prompt's weight, times the
+    correction of the row's class.
 
     Args:
       rewards, correct, group_ids, num_groups: as in the module docstring.
       kept: bool[R], the rows trained on, as from `balanced_downsample`.
       normalise: divide by the pool's sample std + eps.
       weight, alpha, cap: as in `prompt_weights`, at p_hat.
-      p_hat: f[G], estimates of the pass rates that do not depend on these rewards; None: the share of correct rows in each pool.
-      singleton_baseline: f[G], what a pool of one row is measured against, such as an estimate from earlier visits: independent of
-        the reward, so that the gradient stays unbiased. None: such a row gets 0. Not with `normalise`, as it has no std.
-      downsample_correction: "importance" scales a class by its share of the pool over its share of the kept rows. That undoes the
-        balance (the mean over kept rows is then that over the pool, if both classes are kept of a mixed pool) but not what stopping
-        does to the pool. None of the released code does it.
+      p_hat: f[G], estimates of the pass rates that do not depend on these rewards; None: the share
+        of correct rows in each pool.
+      singleton_baseline: f[G], what a pool of one row is measured against, such as an estimate from
+        earlier visits: independent of the reward, so that the gradient stays unbiased. None: such a
+        row gets 0. Not with `normalise`, as it has no std.
+      downsample_correction: "importance" scales a class by its share of the pool over its share of
+        the kept rows. That undoes the balance (the mean over kept rows is then that over the pool,
+        if both classes are kept of a mixed pool) but not what stopping does to the pool. None of
+        the released code does it.
 
     Raises:
-      ValueError: shapes that do not fit, `normalise` with `singleton_baseline`, or names and numbers as in `prompt_weights`.
+      ValueError: shapes that do not fit, `normalise` with `singleton_baseline`, or names and
+        numbers as in `prompt_weights`.
     """
     correct, group_ids = _flat(correct, group_ids, num_groups)
     for name, value in (("p_hat", p_hat), ("singleton_baseline", singleton_baseline)):
         if value is not None and jnp.shape(value) != (num_groups,):
             raise ValueError(f"{name} must have shape {(num_groups,)}; got {jnp.shape(value)}")
     if normalise and singleton_baseline is not None:
-        raise ValueError("singleton_baseline cannot go with normalise: a single row has no std to be divided by")
+        raise ValueError(
+            "singleton_baseline cannot go with normalise: a single row has no std to be divided by"
+        )
     kept, _ = _flat(kept, group_ids, num_groups)
     if downsample_correction not in DOWNSAMPLE_CORRECTIONS:
-        raise ValueError(f"downsample_correction must be one of {', '.join(DOWNSAMPLE_CORRECTIONS)}; got {downsample_correction!r}")
+        raise ValueError(
+            f"downsample_correction must be one of {', '.join(DOWNSAMPLE_CORRECTIONS)}; got "
+            f"{downsample_correction!r}"
+        )
     if normalise:
         value_R = advantages.grpo(rewards, group_ids, num_groups, eps)
     else:
@@ -206,16 +280,25 @@ def pool_advantages(rewards, correct, group_ids, num_groups: int, kept, *, norma
     pool_G, positives_G = (_count(x, group_ids, num_groups) for x in (valid_R, correct))
     if singleton_baseline is not None:
         alone_R = valid_R & (pool_G == 1)[group_R]
-        value_R = jnp.where(alone_R, jnp.where(valid_R, rewards, 0.0) - singleton_baseline[group_R], value_R)
+        value_R = jnp.where(
+            alone_R, jnp.where(valid_R, rewards, 0.0) - singleton_baseline[group_R], value_R
+        )
     shares_G = positives_G / jnp.maximum(pool_G, 1) if p_hat is None else p_hat
     scale_G = prompt_weights(shares_G, weight, alpha=alpha, cap=cap)
-    # Shaped rewards may differ among wrong answers alone: no pass rate to weight by, so such pools keep weight 0 unless unweighted.
+    # Shaped rewards may differ among wrong answers alone: no pass rate to weight by, so such pools
+    # keep weight 0 unless unweighted.
     value_R *= 1.0 if weight == "none" else scale_G[group_R]
     if downsample_correction == "importance":
         rows_G, right_G = (_count(x, group_ids, num_groups) for x in (kept, kept & correct))
-        in_pool_Gx2 = jnp.stack([pool_G - positives_G, positives_G], axis=1) / jnp.maximum(pool_G, 1)[:, None]
-        in_kept_Gx2 = jnp.stack([rows_G - right_G, right_G], axis=1) / jnp.maximum(rows_G, 1)[:, None]
-        ratio_Gx2 = jnp.where(in_kept_Gx2 > 0, in_pool_Gx2 / jnp.where(in_kept_Gx2 > 0, in_kept_Gx2, 1.0), 0.0)
+        in_pool_Gx2 = (
+            jnp.stack([pool_G - positives_G, positives_G], axis=1) / jnp.maximum(pool_G, 1)[:, None]
+        )
+        in_kept_Gx2 = (
+            jnp.stack([rows_G - right_G, right_G], axis=1) / jnp.maximum(rows_G, 1)[:, None]
+        )
+        ratio_Gx2 = jnp.where(
+            in_kept_Gx2 > 0, in_pool_Gx2 / jnp.where(in_kept_Gx2 > 0, in_kept_Gx2, 1.0), 0.0
+        )
         value_R *= ratio_Gx2[group_R, correct.astype(jnp.int32)]
     return jnp.where(valid_R & kept, value_R, 0.0)
 
@@ -223,7 +306,10 @@ def pool_advantages(rewards, correct, group_ids, num_groups: int, kept, *, norma
 def _flat(flags, group_ids, num_groups):
     flags, group_ids = jnp.asarray(flags), jnp.asarray(group_ids)
     if group_ids.ndim != 1 or flags.shape != group_ids.shape:
-        raise ValueError(f"rows must come as flat arrays of one length; got shapes {flags.shape} and {group_ids.shape}")
+        raise ValueError(
+            f"rows must come as flat arrays of one length; got shapes {flags.shape} and "
+            f"{group_ids.shape}"
+        )
     if num_groups < 1:
         raise ValueError(f"num_groups must be at least 1, got {num_groups}")
     return flags.astype(bool), group_ids

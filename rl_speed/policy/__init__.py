@@ -1,4 +1,6 @@
-"""The policy: a decoder-only transformer as pure functions, its Hugging Face directory, its tokenizer."""
+"""The policy: a decoder-only transformer as pure functions, its Hugging Face directory,
+its tokenizer.
+"""
 
 from rl_speed.policy.attention import DecodeAttention
 from rl_speed.policy.config import ModelConfig
@@ -6,11 +8,36 @@ from rl_speed.policy.decoding import decoder
 from rl_speed.policy.hf import load_hf, save_hf
 from rl_speed.policy.logprobs import logits_logprobs, sequence_logprobs, token_logprobs
 from rl_speed.policy.tokenizer import encode_prompt, end_token_ids, load_tokenizer, prompt_encoder
-from rl_speed.policy.transformer import (abstract_params, forward, hidden_states, init, num_params, output_head,
-                                         param_shardings, weights)
+from rl_speed.policy.transformer import (
+    abstract_params,
+    forward,
+    hidden_states,
+    init,
+    num_params,
+    output_head,
+    param_shardings,
+    weights,
+)
 
 __all__ = [
-    "DecodeAttention", "ModelConfig", "abstract_params", "decoder", "encode_prompt", "end_token_ids", "forward",
-    "hidden_states", "init", "load_hf", "load_tokenizer", "logits_logprobs", "num_params", "output_head", "param_shardings",
-    "prompt_encoder", "save_hf", "sequence_logprobs", "token_logprobs", "weights",
+    "DecodeAttention",
+    "ModelConfig",
+    "abstract_params",
+    "decoder",
+    "encode_prompt",
+    "end_token_ids",
+    "forward",
+    "hidden_states",
+    "init",
+    "load_hf",
+    "load_tokenizer",
+    "logits_logprobs",
+    "num_params",
+    "output_head",
+    "param_shardings",
+    "prompt_encoder",
+    "save_hf",
+    "sequence_logprobs",
+    "token_logprobs",
+    "weights",
 ]

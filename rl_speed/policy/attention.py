@@ -1,14 +1,19 @@
-"""Attention of one new token a row: to its context, to its own suffix, and the two put together under one softmax.
+"""Attention of one new token a row: to its context, to its own suffix,
+and the two put together under one softmax.
 
-Decoding is bound by reading keys and values, so what is read is the cost. Three ways, which agree up to rounding:
+Decoding is bound by reading keys and values, so what is read is the cost. Three ways, which agree
+up to rounding:
 
-- "dense" gathers each row's context and reads every position of the cache. The reference, and best where both are short.
-- "ragged" loops over blocks of tokens that are held: of the cache, blocks of the longest rows only by those rows; of the
-  contexts, each block once for several samples of it. Cost follows the tokens held. Plain XLA.
-- "pallas" is JAX's own GPU decode kernel, which reads each row up to its length. Contexts are gathered for it.
+- "dense" gathers each row's context and reads every position of the cache. The reference, and best
+  where both are short.
+- "ragged" loops over blocks of tokens that are held: of the cache, blocks of the longest rows only
+  by those rows; of the contexts, each block once for several samples of it. Cost follows the tokens
+  held. Plain XLA.
+- "pallas" is JAX's own GPU decode kernel, which reads each row up to its length. Contexts are
+  gathered for it.
 
-Shape letters: S slots, H query heads, G key/value heads, Q = H / G, K head_dim, C contexts, L context tokens, M cache positions,
-W rows attended together, B tokens of a block.
+Shape letters: S slots, H query heads, G key/value heads, Q = H / G, K head_dim, C contexts, L
+context tokens, M cache positions, W rows attended together, B tokens of a block.
 """
 
 import dataclasses
@@ -19,7 +24,8 @@ import jax.numpy as jnp
 
 Array = jax.Array
 
-# Low enough to vanish from any softmax, and finite, so that a fully masked part gives zeros and no NaN.
+# Low enough to vanish from any softmax, and finite, so that a fully masked part gives zeros
+# and no NaN.
 MASKED = -1e30
 # From here on loops pay on a CPU (`bench.py decode`, `bench.py sampler`).
 AUTO_RAGGED = 64
@@ -31,12 +37,15 @@ class DecodeAttention:
     """How decoding attends; static.
 
     Attributes:
-      kind: "dense", "ragged", "pallas", or "auto": on a CPU each part with room for AUTO_RAGGED tokens is ragged, all else is
-        dense.
+      kind: "dense", "ragged", "pallas", or "auto": on a CPU each part with room for AUTO_RAGGED
+        tokens is ragged, all else is dense.
       block: tokens read at a time ("ragged").
-      rows: rows of the cache that are read together ("ragged"); 0 takes an eighth of the slots, at least 4.
-      samples: samples of one context that are attended together ("ragged"): best at most as many as a prompt is given at once.
-      cache_dtype: of keys and values; "" is the compute dtype. bfloat16 halves what is read and held under float32.
+      rows: rows of the cache that are read together ("ragged"); 0 takes an eighth of the slots,
+        at least 4.
+      samples: samples of one context that are attended together ("ragged"): best at most as many as
+        a prompt is given at once.
+      cache_dtype: of keys and values; "" is the compute dtype. bfloat16 halves what is read and
+        held under float32.
     """
 
     kind: str = "auto"
@@ -49,12 +58,17 @@ class DecodeAttention:
         if self.kind not in KINDS:
             raise ValueError(f"attention must be one of {', '.join(KINDS)}; got {self.kind!r}")
         if self.cache_dtype not in ("", "float32", "bfloat16"):
-            raise ValueError(f'cache_dtype must be "" (that of the computation), float32 or bfloat16; got {self.cache_dtype!r}')
+            raise ValueError(
+                'cache_dtype must be "" (that of the computation), float32 or bfloat16; got '
+                f"{self.cache_dtype!r}"
+            )
         if self.block < 1 or self.rows < 0 or self.samples < 1:
-            raise ValueError(f"block and samples must be at least 1 and rows at least 0; got {self}")
+            raise ValueError(
+                f"block and samples must be at least 1 and rows at least 0; got {self}"
+            )
 
     def way(self, positions: int) -> str:
-        """"dense", "ragged" or "pallas", for a part with room for so many tokens."""
+        """ "dense", "ragged" or "pallas", for a part with room for so many tokens."""
         if self.kind != "auto":
             return self.kind
         return "ragged" if jax.default_backend() == "cpu" and positions >= AUTO_RAGGED else "dense"
@@ -70,8 +84,8 @@ class KV(NamedTuple):
 class Part(NamedTuple):
     """Attention to some of the tokens, before the softmax is normalised; all float32.
 
-    `out` [S, G, Q, K] is the sum of values weighted by exp(score - top), `total` [S, G, Q, 1] the sum of these weights, `top`
-    [S, G, Q, 1] the largest score.
+    `out` [S, G, Q, K] is the sum of values weighted by exp(score - top), `total` [S, G, Q, 1] the
+    sum of these weights, `top` [S, G, Q, 1] the largest score.
     """
 
     out: Array
@@ -90,7 +104,8 @@ def weigh(scores: Array, mask: Array, mix: Any) -> Part:
     """The part that `mix(weights)` makes of masked scores [..., T]."""
     scores = jnp.where(mask, scores, MASKED)
     top = scores.max(-1, keepdims=True)
-    # Where a row's every token is masked the weights are one, and vanish when combined with a part that sees any.
+    # Where a row's every token is masked the weights are one, and vanish when combined with a part
+    # that sees any.
     weights = jnp.exp(scores - top)
     return Part(mix(weights), top, weights.sum(-1, keepdims=True))
 
@@ -99,25 +114,44 @@ def dense_part(q_SxGxQxK: Array, kv: KV, length_S: Array) -> Part:
     """Attention to the first `length_S` of each row's own positions, reading all of them."""
     mask = (jnp.arange(kv.k.shape[2]) < length_S[:, None])[:, None, None]
     scores = jnp.einsum("sgqk,sgtk->sgqt", q_SxGxQxK, kv.k, preferred_element_type=jnp.float32)
-    return weigh(scores, mask, lambda w: jnp.einsum("sgqt,sgtk->sgqk", w.astype(q_SxGxQxK.dtype), kv.v,
-                                                    preferred_element_type=jnp.float32))
+    return weigh(
+        scores,
+        mask,
+        lambda w: jnp.einsum(
+            "sgqt,sgtk->sgqk", w.astype(q_SxGxQxK.dtype), kv.v, preferred_element_type=jnp.float32
+        ),
+    )
 
 
 def pallas_part(q_SxGxQxK: Array, kv: KV, length_S: Array) -> Part:
-    """The same by JAX's decode kernel, which reads no position beyond the length. Interpreted where there is no GPU."""
+    """The same by JAX's decode kernel, which reads no position beyond the length.
+
+    Interpreted where there is no GPU.
+    """
     from jax.experimental.pallas.ops.gpu.decode_attention import gqa
 
     slots, groups, per_group, width = q_SxGxQxK.shape
     positions = kv.k.shape[2]
     if positions % 16:
-        raise ValueError(f'attention "pallas" needs room for a multiple of 16 tokens; got {positions}: change the longest prompt '
-                         "or response, or choose another attention")
+        raise ValueError(
+            f'attention "pallas" needs room for a multiple of 16 tokens; got {positions}: change '
+            "the longest prompt or response, or choose another attention"
+        )
     splits = next(n for n in (16, 8, 4, 2, 1) if positions % (16 * n) == 0)
     block = next(n for n in (128, 64, 32, 16) if positions // splits % n == 0)
     heads_last = lambda x: jnp.swapaxes(x, 1, 2)  # which the kernel undoes: no copy is made
-    out, (total, top) = gqa(q_SxGxQxK.reshape(slots, groups * per_group, width).astype(kv.k.dtype), heads_last(kv.k),
-                            heads_last(kv.v), kv_seq_len=length_S, sm_scale=1.0, block_k=block, k_splits=splits,
-                            interpret=jax.default_backend() != "gpu", return_residuals=True, normalize_output=False)
+    out, (total, top) = gqa(
+        q_SxGxQxK.reshape(slots, groups * per_group, width).astype(kv.k.dtype),
+        heads_last(kv.k),
+        heads_last(kv.v),
+        kv_seq_len=length_S,
+        sm_scale=1.0,
+        block_k=block,
+        k_splits=splits,
+        interpret=jax.default_backend() != "gpu",
+        return_residuals=True,
+        normalize_output=False,
+    )
     shape = lambda x: x.reshape(slots, groups, per_group, -1).astype(jnp.float32)
     return Part(shape(out), shape(top), shape(total))
 
@@ -125,7 +159,8 @@ def pallas_part(q_SxGxQxK: Array, kv: KV, length_S: Array) -> Part:
 class Plan(NamedTuple):
     """Which rows and blocks a ragged sweep visits, made once a step for all layers.
 
-    Item i of the sweep is the block `b` of tile `t` of group `g`; a group is a context, or the rows that hold a block.
+    Item i of the sweep is the block `b` of tile `t` of group `g`; a group is a context, or the rows
+    that hold a block.
     """
 
     order_S: Array  # rows, those of a group together; then S, once for each row of a tile
@@ -145,22 +180,34 @@ def plan_cache(length_S: Array, positions: int, block: int, tile: int) -> Plan:
     return Plan(order, jnp.cumsum(-(-size // tile)), zeros, size, zeros + 1, length_S)
 
 
-def plan_contexts(context_S: Array, length_S: Array, active_S: Array, contexts: int, block: int, tile: int) -> Plan:
-    """Group c holds the rows whose context is c; each of its tiles visits the blocks up to the longest cut of that context."""
+def plan_contexts(
+    context_S: Array, length_S: Array, active_S: Array, contexts: int, block: int, tile: int
+) -> Plan:
+    """Group c holds the rows whose context is c; each of its tiles visits the blocks up to the
+    longest cut of that context.
+    """
     slots = length_S.shape[0]
     context_S = jnp.where(active_S & (length_S > 0), context_S, contexts)
     order = jnp.concatenate([jnp.argsort(context_S), jnp.full((tile,), slots)]).astype(jnp.int32)
     zeros = jnp.zeros((contexts,), jnp.int32)
     size = zeros.at[context_S].add(1, mode="drop")
     blocks = -(-zeros.at[context_S].max(length_S, mode="drop") // block)
-    return Plan(order, jnp.cumsum(-(-size // tile) * blocks), jnp.cumsum(size) - size, size, blocks, length_S)
+    return Plan(
+        order,
+        jnp.cumsum(-(-size // tile) * blocks),
+        jnp.cumsum(size) - size,
+        size,
+        blocks,
+        length_S,
+    )
 
 
 def ragged_part(q_SxGxQxK: Array, kv: KV, plan: Plan, block: int, tile: int, shared: bool) -> Part:
     """Attention in a loop over the plan's items.
 
     Args:
-      kv: of contexts [C, G, L, K] if `shared` (a tile's rows have one context), else of the rows themselves [S, G, M, K].
+      kv: of contexts [C, G, L, K] if `shared` (a tile's rows have one context), else of the rows
+        themselves [S, G, M, K].
     """
     slots, groups, per_group, width = q_SxGxQxK.shape
     positions = kv.k.shape[2]
@@ -173,10 +220,12 @@ def ragged_part(q_SxGxQxK: Array, kv: KV, plan: Plan, block: int, tile: int, sha
         t, b = item // plan.blocks[g], item % plan.blocks[g]
         place = t * tile + jnp.arange(tile)
         row = jax.lax.dynamic_slice_in_dim(plan.order_S, plan.first[g] + t * tile, tile)
-        put_at = jnp.where(place < plan.size[g], row, slots)  # rows of the next group are left as they are
+        # Rows of the next group are left as they are.
+        put_at = jnp.where(place < plan.size[g], row, slots)
         row = jnp.minimum(row, slots - 1)
         wanted = (b if shared else g) * block
-        start = jnp.minimum(wanted, positions - block)  # the last block may begin earlier; what was seen is masked
+        # The last block may begin earlier; what was seen is masked.
+        start = jnp.minimum(wanted, positions - block)
         at = start + jnp.arange(block)
         mask = ((at >= wanted) & (at < plan.length_S[row][:, None]))[:, None, None]
         q = q_SxGxQxK[row]
@@ -186,42 +235,80 @@ def ragged_part(q_SxGxQxK: Array, kv: KV, plan: Plan, block: int, tile: int, sha
             fold = lambda x: jnp.swapaxes(x, 0, 1).reshape(groups, tile * per_group, -1)
             unfold = lambda x: jnp.swapaxes(x.reshape(groups, tile, per_group, -1), 0, 1)
             k, v = cut(kv.k), cut(kv.v)
-            scores = unfold(jnp.einsum("grk,gtk->grt", fold(q), k, preferred_element_type=jnp.float32))
-            mix = lambda w: unfold(jnp.einsum("grt,gtk->grk", fold(w).astype(q.dtype), v, preferred_element_type=jnp.float32))
+            scores = unfold(
+                jnp.einsum("grk,gtk->grt", fold(q), k, preferred_element_type=jnp.float32)
+            )
+            mix = lambda w: unfold(
+                jnp.einsum(
+                    "grt,gtk->grk", fold(w).astype(q.dtype), v, preferred_element_type=jnp.float32
+                )
+            )
         else:
-            cut = lambda x: jax.vmap(lambda r: jax.lax.dynamic_slice(x, (r, 0, start, 0), (1, groups, block, width))[0])(row)
+            cut = lambda x: jax.vmap(
+                lambda r: jax.lax.dynamic_slice(x, (r, 0, start, 0), (1, groups, block, width))[0]
+            )(row)
             k, v = cut(kv.k), cut(kv.v)
             scores = jnp.einsum("wgqk,wgtk->wgqt", q, k, preferred_element_type=jnp.float32)
-            mix = lambda w: jnp.einsum("wgqt,wgtk->wgqk", w.astype(q.dtype), v, preferred_element_type=jnp.float32)
+            mix = lambda w: jnp.einsum(
+                "wgqt,wgtk->wgqk", w.astype(q.dtype), v, preferred_element_type=jnp.float32
+            )
         new = combine(jax.tree.map(lambda x: x[row], part), weigh(scores, mask, mix))
         return jax.tree.map(lambda x, y: x.at[put_at].set(y, mode="drop"), part, new)
 
-    return jax.lax.fori_loop(0, plan.end[-1], body, Part(empty(0.0, width), empty(MASKED, 1), empty(0.0, 1)))
+    return jax.lax.fori_loop(
+        0, plan.end[-1], body, Part(empty(0.0, width), empty(MASKED, 1), empty(0.0, 1))
+    )
 
 
 class Attend:
-    """Attention of one decode step, for all layers: what depends on lengths alone is worked out once.
+    """Attention of one decode step, for all layers:
+    what depends on lengths alone is worked out once.
 
     Args:
-      settings: static. context_S, context_length_S: i32[S], the row of the context pool and how much of it counts.
+      settings: static. context_S, context_length_S: i32[S], the row of the context pool and how
+        much of it counts.
       held_S: i32[S], tokens of the cache that count, the new one included. active_S: bool[S].
       contexts, length, room: capacities C, L and M.
     """
 
-    def __init__(self, settings: DecodeAttention, context_S: Array, context_length_S: Array, held_S: Array, active_S: Array,
-                 contexts: int, length: int, room: int):
-        self._s, self._context_S, self._context_length_S, self._held_S = settings, context_S, context_length_S, held_S
+    def __init__(
+        self,
+        settings: DecodeAttention,
+        context_S: Array,
+        context_length_S: Array,
+        held_S: Array,
+        active_S: Array,
+        contexts: int,
+        length: int,
+        room: int,
+    ):
+        self._s, self._context_S, self._context_length_S, self._held_S = (
+            settings,
+            context_S,
+            context_length_S,
+            held_S,
+        )
         slots = held_S.shape[0]
         self._rows = min(settings.rows or max(4, slots // 8), slots)
         self._samples = min(settings.samples, slots)
         if settings.way(length) == "ragged":
-            self._contexts = plan_contexts(context_S, context_length_S, active_S, contexts, min(settings.block, length),
-                                           self._samples)
+            self._contexts = plan_contexts(
+                context_S,
+                context_length_S,
+                active_S,
+                contexts,
+                min(settings.block, length),
+                self._samples,
+            )
         if settings.way(room) == "ragged":
-            self._cache = plan_cache(jnp.where(active_S, held_S, 0), room, min(settings.block, room), self._rows)
+            self._cache = plan_cache(
+                jnp.where(active_S, held_S, 0), room, min(settings.block, room), self._rows
+            )
 
     def __call__(self, q_SxHxK: Array, context: KV, cache: KV) -> Array:
-        """[S, H * K] in q's dtype, of rotated queries and one layer's KV: `context` [C, G, L, K] and `cache` [S, G, M, K]."""
+        """[S, H * K] in q's dtype, of rotated queries and one layer's KV:
+        `context` [C, G, L, K] and `cache` [S, G, M, K].
+        """
         slots, _, width = q_SxHxK.shape
         q = q_SxHxK.reshape(slots, cache.k.shape[1], -1, width) * width**-0.5
         with jax.named_scope("context"):

@@ -12,8 +12,10 @@ class Family:
     Attributes:
       architecture: the class in transformers.
       switches: fields of ModelConfig that its config.json leaves implicit.
-      head_dim: what transformers takes where config.json gives none; None: hidden_size / num_attention_heads.
-      written: what its config.json says beside the shapes, so that no default of transformers steps in.
+      head_dim: what transformers takes where config.json gives none; None: hidden_size /
+        num_attention_heads.
+      written: what its config.json says beside the shapes, so that no default of
+        transformers steps in.
     """
 
     architecture: str
@@ -22,14 +24,25 @@ class Family:
     written: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
-# By model_type. A new family is a row here, its switch in ModelConfig, and (if it has new tensors) rows in hf.TENSORS.
+# By model_type. A new family is a row here, its switch in ModelConfig, and (if it has new tensors)
+# rows in hf.TENSORS.
 FAMILIES: Mapping[str, Family] = {
-    "qwen2": Family("Qwen2ForCausalLM", {"qkv_bias": True, "qk_norm": False},
-                    written={"use_sliding_window": False, "sliding_window": None}),
-    "qwen3": Family("Qwen3ForCausalLM", {"qkv_bias": False, "qk_norm": True}, head_dim=128,
-                    written={"use_sliding_window": False, "sliding_window": None, "attention_bias": False}),
-    "llama": Family("LlamaForCausalLM", {"qkv_bias": False, "qk_norm": False},
-                    written={"attention_bias": False, "mlp_bias": False}),
+    "qwen2": Family(
+        "Qwen2ForCausalLM",
+        {"qkv_bias": True, "qk_norm": False},
+        written={"use_sliding_window": False, "sliding_window": None},
+    ),
+    "qwen3": Family(
+        "Qwen3ForCausalLM",
+        {"qkv_bias": False, "qk_norm": True},
+        head_dim=128,
+        written={"use_sliding_window": False, "sliding_window": None, "attention_bias": False},
+    ),
+    "llama": Family(
+        "LlamaForCausalLM",
+        {"qkv_bias": False, "qk_norm": False},
+        written={"attention_bias": False, "mlp_bias": False},
+    ),
 }
 
 # ModelConfig field -> config.json field, where the two are plain copies.
@@ -50,13 +63,16 @@ DTYPES = ("float32", "bfloat16")
 
 @dataclasses.dataclass(frozen=True)
 class RopeScaling:
-    """Rotary scaling "llama3": low frequencies are divided by `factor`, high ones kept, those between interpolated.
+    """Rotary scaling "llama3": low frequencies are divided by `factor`, high ones kept,
+    those between interpolated.
 
-    A frequency is low where the original context holds fewer than `low_freq_factor` of its turns, high where it holds more than
-    `high_freq_factor` (Llama 3.1; `rope_type` "llama3" in transformers).
+    A frequency is low where the original context holds fewer than `low_freq_factor` of its turns,
+    high where it holds more than `high_freq_factor` (Llama 3.1; `rope_type` "llama3" in
+    transformers).
 
     Attributes:
-      original_max_position: tokens of the context before scaling, `original_max_position_embeddings`.
+      original_max_position: tokens of the context before scaling,
+        `original_max_position_embeddings`.
     """
 
     factor: float
@@ -68,10 +84,16 @@ class RopeScaling:
         if self.factor < 1:
             raise ValueError(f"rope_scaling.factor must be at least 1, got {self.factor}")
         if not 0 < self.low_freq_factor < self.high_freq_factor:
-            raise ValueError(f"rope_scaling.low_freq_factor must be above 0 and below rope_scaling.high_freq_factor, got "
-                             f"{self.low_freq_factor} and {self.high_freq_factor}")
+            raise ValueError(
+                "rope_scaling.low_freq_factor must be above 0 and below "
+                f"rope_scaling.high_freq_factor, got {self.low_freq_factor} and "
+                f"{self.high_freq_factor}"
+            )
         if self.original_max_position < 1:
-            raise ValueError(f"rope_scaling.original_max_position_embeddings must be at least 1, got {self.original_max_position}")
+            raise ValueError(
+                "rope_scaling.original_max_position_embeddings must be at least 1, got "
+                f"{self.original_max_position}"
+            )
 
 
 # RopeScaling field -> field of config.json's rope_scaling.
@@ -85,7 +107,8 @@ HF_SCALING: Mapping[str, str] = {
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
-    """A decoder-only transformer: RMSNorm before each block, rotary positions, grouped queries, SwiGLU.
+    """A decoder-only transformer: RMSNorm before each block, rotary positions,
+    grouped queries, SwiGLU.
 
     Frozen and hashable, so that it is a static argument of jit.
 
@@ -96,15 +119,16 @@ class ModelConfig:
       heads: H, query heads. kv_heads: G, key/value heads; G divides H.
       head_dim: K, even.
       mlp_width: F.
-      rope_theta: base of the rotary frequencies. rope_scaling: how they are scaled for longer contexts; None, not at all.
+      rope_theta: base of the rotary frequencies. rope_scaling: how they are scaled for longer
+        contexts; None, not at all.
       norm_eps: added to the mean square in RMSNorm.
       qkv_bias: whether the query, key and value projections have a bias (Qwen2).
-      qk_norm: whether queries and keys are RMS-normed over head_dim, each with one scale for all heads, before they are
-        rotated (Qwen3).
+      qk_norm: whether queries and keys are RMS-normed over head_dim, each with one scale for all
+        heads, before they are rotated (Qwen3).
       tie_embeddings: whether the output head is the embedding transposed.
       max_position: positions the checkpoint was made for, in tokens; not enforced here.
-      dtype: of activations and of matrix products ("float32" or "bfloat16"). Parameters are kept in float32; norms,
-        rotary angles, softmax and logits are float32 either way.
+      dtype: of activations and of matrix products ("float32" or "bfloat16"). Parameters are kept in
+        float32; norms, rotary angles, softmax and logits are float32 either way.
       remat: recompute each layer in the backward pass instead of keeping its activations.
     """
 
@@ -126,18 +150,37 @@ class ModelConfig:
     remat: bool = False
 
     def __post_init__(self):
-        for name in ("vocab_size", "width", "layers", "heads", "kv_heads", "head_dim", "mlp_width", "max_position"):
+        for name in (
+            "vocab_size",
+            "width",
+            "layers",
+            "heads",
+            "kv_heads",
+            "head_dim",
+            "mlp_width",
+            "max_position",
+        ):
             if type(getattr(self, name)) is not int or getattr(self, name) < 1:
-                raise ValueError(f"model.{name} must be a whole number of at least 1, got {getattr(self, name)!r}")
+                raise ValueError(
+                    f"model.{name} must be a whole number of at least 1, got "
+                    f"{getattr(self, name)!r}"
+                )
         if self.heads % self.kv_heads:
-            raise ValueError(f"model.heads must be a multiple of model.kv_heads, got {self.heads} and {self.kv_heads}")
+            raise ValueError(
+                f"model.heads must be a multiple of model.kv_heads, got {self.heads} and "
+                f"{self.kv_heads}"
+            )
         if self.head_dim % 2:
-            raise ValueError(f"model.head_dim must be even for rotary positions, got {self.head_dim}")
+            raise ValueError(
+                f"model.head_dim must be even for rotary positions, got {self.head_dim}"
+            )
         if self.dtype not in DTYPES:
             raise ValueError(f"model.dtype must be one of {', '.join(DTYPES)}, got {self.dtype!r}")
 
     @classmethod
-    def from_hf(cls, hf: Mapping[str, Any], dtype: str = "float32", remat: bool = False) -> "ModelConfig":
+    def from_hf(
+        cls, hf: Mapping[str, Any], dtype: str = "float32", remat: bool = False
+    ) -> "ModelConfig":
         """The config that computes what transformers computes for this config.json.
 
         Args:
@@ -150,14 +193,19 @@ class ModelConfig:
         try:
             return cls._from_hf(hf, dtype, remat)
         except (TypeError, AttributeError, ZeroDivisionError) as error:
-            raise ValueError(f"config.json has a field of a type or value that it cannot have ({error})") from None
+            raise ValueError(
+                f"config.json has a field of a type or value that it cannot have ({error})"
+            ) from None
 
     @classmethod
     def _from_hf(cls, hf: Mapping[str, Any], dtype: str, remat: bool) -> "ModelConfig":
         refuse_unsupported(hf)
         family = FAMILIES[hf["model_type"]]
-        missing = [name for name in HF_FIELDS.values() if name not in hf and name not in ("num_key_value_heads",
-                                                                                         "tie_word_embeddings")]
+        missing = [
+            name
+            for name in HF_FIELDS.values()
+            if name not in hf and name not in ("num_key_value_heads", "tie_word_embeddings")
+        ]
         if missing:
             raise ValueError(f"config.json lacks {', '.join(missing)}")
         fields = {ours: hf[theirs] for ours, theirs in HF_FIELDS.items() if theirs in hf}
@@ -167,34 +215,59 @@ class ModelConfig:
         head_dim = hf.get("head_dim") or family.head_dim
         if head_dim is None:
             if hf["hidden_size"] % hf["num_attention_heads"]:
-                raise ValueError(f"config.json gives no head_dim, and hidden_size {hf['hidden_size']} is not a multiple "
-                                 f"of num_attention_heads {hf['num_attention_heads']}")
+                raise ValueError(
+                    f"config.json gives no head_dim, and hidden_size {hf['hidden_size']} is not a "
+                    f"multiple of num_attention_heads {hf['num_attention_heads']}"
+                )
             head_dim = hf["hidden_size"] // hf["num_attention_heads"]
-        return cls(**fields, head_dim=head_dim, rope_theta=rope_theta(hf), rope_scaling=rope_scaling(hf), dtype=dtype,
-                   remat=remat, **family.switches)
+        return cls(
+            **fields,
+            head_dim=head_dim,
+            rope_theta=rope_theta(hf),
+            rope_scaling=rope_scaling(hf),
+            dtype=dtype,
+            remat=remat,
+            **family.switches,
+        )
 
     def to_hf(self, dtype: str = "float32") -> dict[str, Any]:
         """A config.json that transformers 4 and 5 open; `dtype` is that of the stored weights.
 
         Raises ValueError if no known family has these switches.
         """
-        for model_type, family in FAMILIES.items():
+        for model_type, family in FAMILIES.items():  # noqa: B007 (it is used behind the loop)
             if all(getattr(self, name) == value for name, value in family.switches.items()):
                 break
         else:
-            raise ValueError(f"no Hugging Face family has the switches of {self}; known families: "
-                             f"{', '.join(FAMILIES)}")
-        # Version 5 reads rope_theta and rope_scaling where there are no rope_parameters, which version 4 would not read.
-        scaling = self.rope_scaling and {"rope_type": "llama3", **{theirs: getattr(self.rope_scaling, ours)
-                                                                   for ours, theirs in HF_SCALING.items()}}
-        return {"architectures": [family.architecture], "model_type": model_type, "hidden_act": "silu",
-                "attention_dropout": 0.0, "head_dim": self.head_dim, "rope_theta": self.rope_theta, "rope_scaling": scaling,
-                "torch_dtype": dtype, "use_cache": True, **family.written,
-                **{theirs: getattr(self, ours) for ours, theirs in HF_FIELDS.items()}}
+            raise ValueError(
+                f"no Hugging Face family has the switches of {self}; known families: "
+                f"{', '.join(FAMILIES)}"
+            )
+        # Version 5 reads rope_theta and rope_scaling where there are no rope_parameters, which
+        # version 4 would not read.
+        scaling = self.rope_scaling and {
+            "rope_type": "llama3",
+            **{theirs: getattr(self.rope_scaling, ours) for ours, theirs in HF_SCALING.items()},
+        }
+        return {
+            "architectures": [family.architecture],
+            "model_type": model_type,
+            "hidden_act": "silu",
+            "attention_dropout": 0.0,
+            "head_dim": self.head_dim,
+            "rope_theta": self.rope_theta,
+            "rope_scaling": scaling,
+            "torch_dtype": dtype,
+            "use_cache": True,
+            **family.written,
+            **{theirs: getattr(self, ours) for ours, theirs in HF_FIELDS.items()},
+        }
 
 
 def rope_theta(hf: Mapping[str, Any]) -> float:
-    """The rotary base: `rope_theta` in transformers 4, `rope_parameters.rope_theta` in transformers 5."""
+    """The rotary base: `rope_theta` in transformers 4,
+    `rope_parameters.rope_theta` in transformers 5.
+    """
     theta = (hf.get("rope_parameters") or {}).get("rope_theta", hf.get("rope_theta"))
     if theta is None:
         raise ValueError("config.json gives neither rope_theta nor rope_parameters.rope_theta")
@@ -202,13 +275,17 @@ def rope_theta(hf: Mapping[str, Any]) -> float:
 
 
 def scaling_fields(hf: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What config.json says about rotary scaling: `rope_scaling` in transformers 4, `rope_parameters` in transformers 5."""
+    """What config.json says about rotary scaling: `rope_scaling` in transformers 4,
+    `rope_parameters` in transformers 5.
+    """
     return {**(hf.get("rope_scaling") or {}), **(hf.get("rope_parameters") or {})}
 
 
 def rope_scaling(hf: Mapping[str, Any]) -> RopeScaling | None:
-    """The rotary scaling, None for plain rotary positions. Raises ValueError, with the field: an unknown type, a missing or
-    impossible value."""
+    """The rotary scaling, None for plain rotary positions.
+
+    Raises ValueError, with the field: an unknown type, a missing or impossible value.
+    """
     found = scaling_fields(hf)
     kind = found.get("rope_type", found.get("type")) or "default"
     if hf.get("use_mrope"):
@@ -216,37 +293,61 @@ def rope_scaling(hf: Mapping[str, Any]) -> RopeScaling | None:
     if kind == "default":
         return None
     if kind != "llama3":
-        raise ValueError(f"rotary scaling {kind!r} (rope_scaling.rope_type) is not supported: positions would be rotated by other "
-                         "angles than the checkpoint was trained with; known are default and llama3")
+        raise ValueError(
+            f"rotary scaling {kind!r} (rope_scaling.rope_type) is not supported: positions would "
+            "be rotated by other angles than the checkpoint was trained with; known "
+            "are default and llama3"
+        )
     missing = [name for name in HF_SCALING.values() if found.get(name) is None]
     if missing:
-        raise ValueError(f"rotary scaling 'llama3' lacks {', '.join('rope_scaling.' + name for name in missing)}")
+        raise ValueError(
+            f"rotary scaling 'llama3' lacks {', '.join('rope_scaling.' + name for name in missing)}"
+        )
     return RopeScaling(**{ours: found[theirs] for ours, theirs in HF_SCALING.items()})
 
 
 def refuse_unsupported(hf: Mapping[str, Any]) -> None:
-    """Raise ValueError, with the reason and the field, where this policy would silently compute something else."""
+    """Raise ValueError, with the reason and the field,
+    where this policy would silently compute something else.
+    """
     model_type = hf.get("model_type")
     if model_type is None:
         raise ValueError("config.json has no model_type: is this a Hugging Face model directory?")
-    experts = [name for name in ("num_experts", "num_local_experts", "n_routed_experts") if hf.get(name)]
+    experts = [
+        name for name in ("num_experts", "num_local_experts", "n_routed_experts") if hf.get(name)
+    ]
     if "moe" in model_type or experts:
-        raise ValueError(f"mixture-of-experts models are not supported ({', '.join([f'model_type {model_type!r}', *experts])}): "
-                         "every layer here has one dense MLP")
+        raise ValueError(
+            "mixture-of-experts models are not supported "
+            f"({', '.join([f'model_type {model_type!r}', *experts])}): every layer "
+            "here has one dense MLP"
+        )
     if model_type not in FAMILIES:
-        raise ValueError(f"model_type {model_type!r} is not supported; supported: {', '.join(FAMILIES)}")
+        raise ValueError(
+            f"model_type {model_type!r} is not supported; supported: {', '.join(FAMILIES)}"
+        )
     if hf.get("quantization_config"):
         method = hf["quantization_config"].get("quant_method", "unknown method")
-        raise ValueError(f"quantised weights ({method}) are not supported (quantization_config); use the bfloat16 or float32 "
-                         "checkpoint")
-    if scaling_fields(hf).get("partial_rotary_factor", hf.get("partial_rotary_factor", 1.0)) not in (None, 1, 1.0):
-        raise ValueError("partial_rotary_factor other than 1 is not supported: every head dimension is rotated here")
+        raise ValueError(
+            f"quantised weights ({method}) are not supported (quantization_config); use the "
+            "bfloat16 or float32 checkpoint"
+        )
+    if scaling_fields(hf).get(
+        "partial_rotary_factor", hf.get("partial_rotary_factor", 1.0)
+    ) not in (None, 1, 1.0):
+        raise ValueError(
+            "partial_rotary_factor other than 1 is not supported: every head "
+            "dimension is rotated here"
+        )
     if model_type != "llama":  # which has no windows, whatever its config.json says
         refuse_windows(hf)
     if hf.get("hidden_act", "silu") != "silu":
         raise ValueError(f"hidden_act {hf['hidden_act']!r} is not supported; supported: silu")
     if hf.get("attention_bias") and not FAMILIES[model_type].switches["qkv_bias"]:
-        raise ValueError(f"attention_bias is not supported for model_type {model_type!r}: its projections have no bias here")
+        raise ValueError(
+            f"attention_bias is not supported for model_type {model_type!r}: its "
+            "projections have no bias here"
+        )
     if hf.get("mlp_bias"):
         raise ValueError("mlp_bias is not supported: the MLP projections here have no bias")
 
@@ -255,10 +356,14 @@ def refuse_windows(hf: Mapping[str, Any]) -> None:
     """Raise ValueError where a layer does not attend to all earlier tokens."""
     others = sorted(set(hf.get("layer_types") or ()) - {"full_attention"})
     if others:
-        raise ValueError(f"layer_types has {', '.join(others)}, which is not supported: every layer here attends to all earlier "
-                         "tokens")
+        raise ValueError(
+            f"layer_types has {', '.join(others)}, which is not supported: every layer here "
+            "attends to all earlier tokens"
+        )
     window = hf.get("use_sliding_window") and hf.get("sliding_window") is not None
     if window and hf.get("max_window_layers", 0) < hf.get("num_hidden_layers", 0):
-        raise ValueError(f"sliding-window attention is in use (use_sliding_window, sliding_window {hf['sliding_window']}, "
-                         f"max_window_layers {hf.get('max_window_layers')}) and not supported: every layer here attends to all "
-                         "earlier tokens")
+        raise ValueError(
+            "sliding-window attention is in use (use_sliding_window, sliding_window "
+            f"{hf['sliding_window']}, max_window_layers {hf.get('max_window_layers')}) and not "
+            "supported: every layer here attends to all earlier tokens"
+        )

@@ -1,7 +1,9 @@
-"""The policy as the sampler sees it: prefill of contexts, one decode step, both without a layer loop.
+"""The policy as the sampler sees it: prefill of contexts, one decode step,
+both without a layer loop.
 
-Decoding reads an unstacked, cast copy of the layers, made once per call: a scan over stacked weights would slice them anew
-for every token. Shape letters as in `transformer`, and C contexts, L context tokens, S slots, M cache positions.
+Decoding reads an unstacked, cast copy of the layers, made once per call: a scan over stacked
+weights would slice them anew for every token. Shape letters as in `transformer`, and C contexts, L
+context tokens, S slots, M cache positions.
 """
 
 import functools
@@ -13,12 +15,21 @@ import numpy as np
 
 from rl_speed.policy.attention import KV, Attend, DecodeAttention
 from rl_speed.policy.config import ModelConfig
-from rl_speed.policy.transformer import attention_implementation, full_precision, output_head, rms_norm, rope_angles, rotate
+from rl_speed.policy.transformer import (
+    attention_implementation,
+    full_precision,
+    output_head,
+    rms_norm,
+    rope_angles,
+    rotate,
+)
 from rl_speed.sampling.types import Array, Decoder
 
 
 class DecodeParams(NamedTuple):
-    """Weights laid out for decoding: a list of layers, projections fused or not, and the tables around them."""
+    """Weights laid out for decoding: a list of layers, projections fused or not,
+    and the tables around them.
+    """
 
     embed: Array  # [V, D]
     layers: list[dict[str, Any]]
@@ -29,18 +40,30 @@ class DecodeParams(NamedTuple):
 def prepare(params: Any, config: ModelConfig, fuse: bool = True) -> DecodeParams:
     """Unstack, cast to the compute dtype, and fuse q/k/v and gate/up into one matrix each.
 
-    Not where they are split over `tensor`: taking a fused product apart again would move its pieces between devices, by
-    collective permutations that all devices must join, while shards leave the decode loop at different times.
+    Not where they are split over `tensor`: taking a fused product apart again would move its pieces
+    between devices, by collective permutations that all devices must join, while shards leave the
+    decode loop at different times.
     """
     dtype = jnp.dtype(config.dtype)
     flat = lambda x: x.reshape(x.shape[0], -1)
 
     def layer(i: int) -> dict[str, Any]:
         w = {name: value[i] for name, value in params["layers"].items()}
-        out = {"attn_norm": w["attn_norm"], "mlp_norm": w["mlp_norm"], "wo": w["wo"].reshape(-1, config.width).astype(dtype),
-               "w_down": w["w_down"].astype(dtype)}
-        qkv, up = [flat(w[n]).astype(dtype) for n in ("wq", "wk", "wv")], [w[n].astype(dtype) for n in ("w_gate", "w_up")]
-        out |= {"qkv": [jnp.concatenate(qkv, axis=1)], "up": [jnp.concatenate(up, axis=1)]} if fuse else {"qkv": qkv, "up": up}
+        out = {
+            "attn_norm": w["attn_norm"],
+            "mlp_norm": w["mlp_norm"],
+            "wo": w["wo"].reshape(-1, config.width).astype(dtype),
+            "w_down": w["w_down"].astype(dtype),
+        }
+        qkv, up = (
+            [flat(w[n]).astype(dtype) for n in ("wq", "wk", "wv")],
+            [w[n].astype(dtype) for n in ("w_gate", "w_up")],
+        )
+        out |= (
+            {"qkv": [jnp.concatenate(qkv, axis=1)], "up": [jnp.concatenate(up, axis=1)]}
+            if fuse
+            else {"qkv": qkv, "up": up}
+        )
         if config.qkv_bias:
             bias = [w[n].reshape(-1).astype(dtype) for n in ("bq", "bk", "bv")]
             out["qkv_bias"] = [jnp.concatenate(bias)] if fuse else bias
@@ -50,12 +73,22 @@ def prepare(params: Any, config: ModelConfig, fuse: bool = True) -> DecodeParams
             out["qk_norm"] = [jnp.stack(norms)[heads]] if fuse else norms
         return out
 
-    head = {name: params[name].astype(dtype) for name in (("embed",) if config.tie_embeddings else ("lm_head",))}
-    return DecodeParams(params["embed"].astype(dtype), [layer(i) for i in range(config.layers)], params["final_norm"], head)
+    head = {
+        name: params[name].astype(dtype)
+        for name in (("embed",) if config.tie_embeddings else ("lm_head",))
+    }
+    return DecodeParams(
+        params["embed"].astype(dtype),
+        [layer(i) for i in range(config.layers)],
+        params["final_norm"],
+        head,
+    )
 
 
 def project(layer: dict[str, Any], x: Array, rope: tuple[Array, Array], config: ModelConfig):
-    """Rotated queries [..., H, K], rotated keys [..., G, K] and values [..., G, K] of normed inputs [..., D]."""
+    """Rotated queries [..., H, K], rotated keys [..., G, K] and values [..., G, K] of normed
+    inputs [..., D].
+    """
     normed = rms_norm(x, layer["attn_norm"], config.norm_eps)
     parts = [normed @ w for w in layer["qkv"]]
     if config.qkv_bias:
@@ -65,30 +98,48 @@ def project(layer: dict[str, Any], x: Array, rope: tuple[Array, Array], config: 
     def turn(parts: list[Array]) -> list[Array]:
         """Queries and keys, normed where this policy does so, and rotated."""
         if config.qk_norm:
-            parts = [rms_norm(part, scale, config.norm_eps) for part, scale in zip(parts, layer["qk_norm"])]
+            parts = [
+                rms_norm(part, scale, config.norm_eps)
+                for part, scale in zip(parts, layer["qk_norm"])
+            ]
         return [rotate(part, *rope) for part in parts]
 
     if len(parts) == 3:
         q, k, v = parts
         q, k = turn([q, k])
         return q, k, v
-    heads, = parts
-    turned, = turn([heads[..., :config.heads + config.kv_heads, :]])
-    return turned[..., :config.heads, :], turned[..., config.heads:, :], heads[..., config.heads + config.kv_heads:, :]
+    (heads,) = parts
+    (turned,) = turn([heads[..., : config.heads + config.kv_heads, :]])
+    return (
+        turned[..., : config.heads, :],
+        turned[..., config.heads :, :],
+        heads[..., config.heads + config.kv_heads :, :],
+    )
 
 
 def feed_forward(layer: dict[str, Any], x: Array, config: ModelConfig) -> Array:
     """SwiGLU, without the residual."""
     normed = rms_norm(x, layer["mlp_norm"], config.norm_eps)
     parts = [normed @ w for w in layer["up"]]
-    gate, up = parts if len(parts) == 2 else (parts[0][..., :config.mlp_width], parts[0][..., config.mlp_width:])
+    gate, up = (
+        parts
+        if len(parts) == 2
+        else (parts[0][..., : config.mlp_width], parts[0][..., config.mlp_width :])
+    )
     return (jax.nn.silu(gate) * up) @ layer["w_down"]
 
 
-def prefill(params: DecodeParams, tokens_CxL: Array, lengths_C: Array, config: ModelConfig, attention: DecodeAttention):
+def prefill(
+    params: DecodeParams,
+    tokens_CxL: Array,
+    lengths_C: Array,
+    config: ModelConfig,
+    attention: DecodeAttention,
+):
     """KV of every context token, and the hidden state and logits at each context's last token.
 
-    Returns (list of KV [C, G, L, K], f[C, D], f32[C, V]). What the caller leaves unused is not computed.
+    Returns (list of KV [C, G, L, K], f[C, D], f32[C, V]). What the caller leaves unused is
+    not computed.
     """
     contexts, length = tokens_CxL.shape
     with full_precision(config):
@@ -97,9 +148,21 @@ def prefill(params: DecodeParams, tokens_CxL: Array, lengths_C: Array, config: M
         pool = []
         for layer in params.layers:
             q, k, v = project(layer, x_CxLxD, rope, config)
-            pool.append(KV(*(jnp.swapaxes(x, 1, 2).astype(attention.cache_dtype or x.dtype) for x in (k, v))))
-            out = jax.nn.dot_product_attention(q, k, v, is_causal=True,
-                                               implementation=attention_implementation(config, masked=False, length=length))
+            pool.append(
+                KV(
+                    *(
+                        jnp.swapaxes(x, 1, 2).astype(attention.cache_dtype or x.dtype)
+                        for x in (k, v)
+                    )
+                )
+            )
+            out = jax.nn.dot_product_attention(
+                q,
+                k,
+                v,
+                is_causal=True,
+                implementation=attention_implementation(config, masked=False, length=length),
+            )
             x_CxLxD = x_CxLxD + out.reshape(contexts, length, -1) @ layer["wo"]
             x_CxLxD = x_CxLxD + feed_forward(layer, x_CxLxD, config)
         last_CxD = jnp.take_along_axis(x_CxLxD, (lengths_C - 1)[:, None, None], axis=1)[:, 0]
@@ -107,27 +170,43 @@ def prefill(params: DecodeParams, tokens_CxL: Array, lengths_C: Array, config: M
     return pool, last_CxD, output_head(params.head, last_CxD, config)
 
 
-def init_cache(slots: int, max_new: int, config: ModelConfig, attention: DecodeAttention) -> list[KV]:
+def init_cache(
+    slots: int, max_new: int, config: ModelConfig, attention: DecodeAttention
+) -> list[KV]:
     """An empty cache of `max_new` positions a row, per layer."""
     dtype = jnp.dtype(attention.cache_dtype or config.dtype)
     zeros = lambda: jnp.zeros((slots, config.kv_heads, max_new, config.head_dim), dtype)
     return [KV(zeros(), zeros()) for _ in range(config.layers)]
 
 
-def decode(params: DecodeParams, context_kv: list[KV], cache: list[KV], token_S: Array, context_index_S: Array,
-           context_length_S: Array, suffix_length_S: Array, active_S: Array, config: ModelConfig, attention: DecodeAttention):
+def decode(
+    params: DecodeParams,
+    context_kv: list[KV],
+    cache: list[KV],
+    token_S: Array,
+    context_index_S: Array,
+    context_length_S: Array,
+    suffix_length_S: Array,
+    active_S: Array,
+    config: ModelConfig,
+    attention: DecodeAttention,
+):
     """One token a row; see `rl_speed.sampling.Decoder`. Returns (logits f32[S, V], cache)."""
     contexts, _, length, _ = context_kv[0].k.shape
     slots, room = token_S.shape[0], cache[0].k.shape[2]
     row_S, at_S = jnp.arange(slots), jnp.minimum(suffix_length_S, room - 1)
     with full_precision(config):
-        attend = Attend(attention, context_index_S, context_length_S, at_S + 1, active_S, contexts, length, room)
+        attend = Attend(
+            attention, context_index_S, context_length_S, at_S + 1, active_S, contexts, length, room
+        )
         rope = rope_angles(context_length_S + suffix_length_S, config)
         x_SxD = params.embed[token_S]
         updated = []
         for layer, context, rows in zip(params.layers, context_kv, cache):
             q, k, v = project(layer, x_SxD, rope, config)
-            put = lambda old, new: old.at[row_S, :, at_S].set(new.astype(old.dtype), unique_indices=True, indices_are_sorted=True)
+            put = lambda old, new: old.at[row_S, :, at_S].set(
+                new.astype(old.dtype), unique_indices=True, indices_are_sorted=True
+            )
             rows = KV(put(rows.k, k), put(rows.v, v))
             updated.append(rows)
             x_SxD = x_SxD + attend(q, context, rows) @ layer["wo"]
@@ -137,13 +216,20 @@ def decode(params: DecodeParams, context_kv: list[KV], cache: list[KV], token_S:
 
 
 @functools.lru_cache(maxsize=16)
-def decoder(config: ModelConfig, fuse: bool = True, attention: DecodeAttention = DecodeAttention()) -> Decoder:
+def decoder(
+    config: ModelConfig, fuse: bool = True, attention: DecodeAttention = DecodeAttention()
+) -> Decoder:
     """This policy for the sampler. One object per settings, so that jit sees one static argument.
 
     Args:
-      config: of the policy. fuse: False for weights that are split over a mesh axis `tensor`; see `prepare`.
+      config: of the policy. fuse: False for weights that are split over a mesh axis `tensor`;
+        see `prepare`.
       attention: how decoding reads keys and values, and their dtype.
     """
     bind = lambda function, **more: functools.partial(function, config=config, **more)
-    return Decoder(prefill=bind(prefill, attention=attention), init_cache=bind(init_cache, attention=attention),
-                   decode=bind(decode, attention=attention), prepare=bind(prepare, fuse=fuse))
+    return Decoder(
+        prefill=bind(prefill, attention=attention),
+        init_cache=bind(init_cache, attention=attention),
+        decode=bind(decode, attention=attention),
+        prepare=bind(prepare, fuse=fuse),
+    )

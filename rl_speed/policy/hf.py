@@ -1,7 +1,7 @@
 """Hugging Face directories in and out: config.json and safetensors, one file or several.
 
-A weight is read and placed part by part: the host holds one device's part of one weight, and reads no more of the files than the
-devices of this process keep. Saving holds one file's tensors.
+A weight is read and placed part by part: the host holds one device's part of one weight, and reads
+no more of the files than the devices of this process keep. Saving holds one file's tensors.
 """
 
 import dataclasses
@@ -41,7 +41,8 @@ class Tensor:
 
     Attributes:
       name: with {layer} for those of a layer.
-      axes: for each axis of the stored tensor the axes of ours that make it up, slowest first; that of layers is not counted.
+      axes: for each axis of the stored tensor the axes of ours that make it up, slowest first; that
+        of layers is not counted.
     """
 
     name: str
@@ -61,22 +62,38 @@ class Tensor:
 
     def load(self, stored: np.ndarray, shape: Sequence[int]) -> np.ndarray:
         """The stored layout -> ours, a view."""
-        return stored.reshape([shape[axis] for axis in self._order]).transpose(np.argsort(self._order))
+        return stored.reshape([shape[axis] for axis in self._order]).transpose(
+            np.argsort(self._order)
+        )
 
     def read(self, shards: "Shards", name: str, shape: Sequence[int], bounds: Bounds) -> np.ndarray:
-        """The part of our array of `shape` that `bounds` give, in the stored dtype; nothing else is read, as far as axes that
-        lead their stored axis bound it."""
+        """The part of our array of `shape` that `bounds` give, in the stored dtype;
+        nothing else is read, as far as axes that lead their stored axis bound it.
+        """
         leading = {group[0] for group in self.axes}
         inner = {group[0]: math.prod(shape[axis] for axis in group[1:]) for group in self.axes}
         stored = tuple(slice(bounds[a][0] * inner[a], bounds[a][1] * inner[a]) for a in inner)
-        held = [end - begin if axis in leading else shape[axis] for axis, (begin, end) in enumerate(bounds)]
+        held = [
+            end - begin if axis in leading else shape[axis]
+            for axis, (begin, end) in enumerate(bounds)
+        ]
         part = self.load(shards.read(name, stored), held)
-        return part[tuple(slice(None) if axis in leading else slice(*edge) for axis, edge in enumerate(bounds))]
+        return part[
+            tuple(
+                slice(None) if axis in leading else slice(*edge) for axis, edge in enumerate(bounds)
+            )
+        ]
 
 
 # torch's Linear keeps [out, in]; ours is [in, *out] or [*in, out].
 _VECTOR, _TABLE, _LINEAR, _TO_HEADS, _FROM_HEADS, _BIAS = (
-    ((0,),), ((0,), (1,)), ((1,), (0,)), ((1, 2), (0,)), ((2,), (0, 1)), ((0, 1),))
+    ((0,),),
+    ((0,), (1,)),
+    ((1,), (0,)),
+    ((1, 2), (0,)),
+    ((2,), (0, 1)),
+    ((0, 1),),
+)
 
 TENSORS: Mapping[str, Tensor] = {
     "embed": Tensor("model.embed_tokens.weight", _TABLE),
@@ -104,7 +121,8 @@ class Entry:
     """One stored tensor: its name there, and the weight of ours that it is, or the layer of one.
 
     Attributes:
-      keys: the weight's path in the parameter tree. shape: ours, without the layers axis. layer: None for what is in no layer.
+      keys: the weight's path in the parameter tree. shape: ours, without the layers axis. layer:
+        None for what is in no layer.
     """
 
     name: str
@@ -122,13 +140,18 @@ def entries(keys: tuple[str, ...], weight: Weight) -> list[Entry]:
     tensor = TENSORS[keys[-1]]
     if weight.logical_axes[0] != "layers":
         return [Entry(tensor.name, keys, weight.shape, None)]
-    return [Entry(tensor.name.format(layer=i), keys, weight.shape[1:], i) for i in range(weight.shape[0])]
+    return [
+        Entry(tensor.name.format(layer=i), keys, weight.shape[1:], i)
+        for i in range(weight.shape[0])
+    ]
 
 
 def all_entries(config: ModelConfig) -> list[Entry]:
     """The stored tensors of a policy."""
     found = jax.tree_util.tree_leaves_with_path(weights(config))
-    return [entry for path, weight in found for entry in entries(tuple(key.key for key in path), weight)]
+    return [
+        entry for path, weight in found for entry in entries(tuple(key.key for key in path), weight)
+    ]
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -136,7 +159,9 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
-        raise FileNotFoundError(f"{path}: no such file; is {path.parent} a Hugging Face model directory?") from None
+        raise FileNotFoundError(
+            f"{path}: no such file; is {path.parent} a Hugging Face model directory?"
+        ) from None
     except json.JSONDecodeError as error:
         raise ValueError(f"{path}: not valid JSON: {error}") from None
     if not isinstance(value, dict):
@@ -145,20 +170,26 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 class Shards:
-    """The tensors of a directory by name, whichever file they are in. Raises FileNotFoundError or ValueError that name the
-    file or the tensor."""
+    """The tensors of a directory by name, whichever file they are in.
+
+    Raises FileNotFoundError or ValueError that name the file or the tensor.
+    """
 
     def __init__(self, directory: Path):
         self._directory, self._open = directory, {}
         if (directory / INDEX).exists():
             index = read_json(directory / INDEX)
             if "weight_map" not in index:
-                raise ValueError(f"{directory / INDEX} has no weight_map: it is no index of a checkpoint")
+                raise ValueError(
+                    f"{directory / INDEX} has no weight_map: it is no index of a checkpoint"
+                )
             self._files = dict(index["weight_map"])
             missing = sorted({f for f in self._files.values() if not (directory / f).exists()})
             if missing:
-                raise FileNotFoundError(f"{directory / INDEX} names {', '.join(missing)}, which is not there: the download "
-                                        "is incomplete")
+                raise FileNotFoundError(
+                    f"{directory / INDEX} names {', '.join(missing)}, which is not there: the "
+                    "download is incomplete"
+                )
         elif (directory / SINGLE).exists():
             self._files = {name: SINGLE for name in self._handle(SINGLE).keys()}
         else:
@@ -167,11 +198,14 @@ class Shards:
     def _handle(self, file: str):
         if file not in self._open:
             try:
-                # The torch-free numpy framework cannot represent bfloat16; flax's goes through ml_dtypes.
+                # The torch-free numpy framework cannot represent bfloat16; flax's goes
+                # through ml_dtypes.
                 self._open[file] = safe_open(str(self._directory / file), framework="flax")
             except SafetensorError as error:
-                raise ValueError(f"{self._directory / file}: damaged or truncated safetensors file ({error}); fetch it "
-                                 "again") from None
+                raise ValueError(
+                    f"{self._directory / file}: damaged or truncated safetensors file "
+                    f"({error}); fetch it again"
+                ) from None
         return self._open[file]
 
     def _slice(self, name: str):
@@ -180,7 +214,9 @@ class Shards:
         try:
             return self._handle(self._files[name]).get_slice(name)
         except SafetensorError as error:
-            raise ValueError(f"{self._directory / self._files[name]}: cannot read tensor {name} ({error})") from None
+            raise ValueError(
+                f"{self._directory / self._files[name]}: cannot read tensor {name} ({error})"
+            ) from None
 
     def names(self) -> set[str]:
         """Of all tensors."""
@@ -190,13 +226,19 @@ class Shards:
         return name in self._files
 
     def check(self, name: str, shape: tuple[int, ...]) -> None:
-        """Raises ValueError where the tensor is missing, has another shape than `shape`, or is no plain float. Reads no values."""
+        """Raises ValueError where the tensor is missing, has another shape than `shape`,
+        or is no plain float. Reads no values.
+        """
         found = self._slice(name)
         if (stored := tuple(found.get_shape())) != shape:
-            raise ValueError(f"{self._directory}: tensor {name} has shape {stored}; config.json implies {shape}")
+            raise ValueError(
+                f"{self._directory}: tensor {name} has shape {stored}; config.json implies {shape}"
+            )
         if found.get_dtype() not in _READABLE:
-            raise ValueError(f"{self._directory}: tensor {name} is stored as {found.get_dtype()}, which is not supported; "
-                             f"supported: {', '.join(_READABLE.values())}")
+            raise ValueError(
+                f"{self._directory}: tensor {name} is stored as {found.get_dtype()}, which is not "
+                f"supported; supported: {', '.join(_READABLE.values())}"
+            )
 
     def read(self, name: str, index: tuple[slice, ...]) -> np.ndarray:
         """A part of a tensor, in its own dtype."""
@@ -205,9 +247,12 @@ class Shards:
 
 
 def read_part(shards: Shards, parts: Sequence[Entry], bounds: Bounds) -> np.ndarray:
-    """Part of a weight of ours, float32, from its entries. `bounds` count the axis of layers where it has one."""
+    """Part of a weight of ours, float32, from its entries.
+
+    `bounds` count the axis of layers where it has one.
+    """
     if parts[0].layer is None:
-        entry, = parts
+        (entry,) = parts
         return np.array(entry.tensor.read(shards, entry.name, entry.shape, bounds), np.float32)
     (first, last), inner = bounds[0], bounds[1:]
     out = np.empty([end - begin for begin, end in bounds], np.float32)
@@ -216,7 +261,9 @@ def read_part(shards: Shards, parts: Sequence[Entry], bounds: Bounds) -> np.ndar
     return out
 
 
-def read_weight(shards: Shards, keys: tuple[str, ...], weight: Weight, sharding: jax.sharding.Sharding | None) -> jax.Array:
+def read_weight(
+    shards: Shards, keys: tuple[str, ...], weight: Weight, sharding: jax.sharding.Sharding | None
+) -> jax.Array:
     """One weight of ours, where it belongs. A part that several devices keep is read once."""
     parts = entries(keys, weight)
     if sharding is None:
@@ -233,23 +280,30 @@ def read_weight(shards: Shards, keys: tuple[str, ...], weight: Weight, sharding:
     return jax.make_array_from_single_device_arrays(weight.shape, sharding, placed)
 
 
-def load_hf(directory: str | os.PathLike, mesh: jax.sharding.Mesh | None = None,
-            rules: Mapping[str, str | None] = TRAIN_RULES, dtype: str = "float32",
-            remat: bool = False) -> tuple[dict[str, Any], ModelConfig]:
+def load_hf(
+    directory: str | os.PathLike,
+    mesh: jax.sharding.Mesh | None = None,
+    rules: Mapping[str, str | None] = TRAIN_RULES,
+    dtype: str = "float32",
+    remat: bool = False,
+) -> tuple[dict[str, Any], ModelConfig]:
     """Read a model directory.
 
     Args:
-      directory: with config.json and model.safetensors, or shards with their index; float32, bfloat16 or float16.
+      directory: with config.json and model.safetensors, or shards with their index; float32,
+        bfloat16 or float16.
       mesh: where to put the weights, by `rules`; None leaves them on the default device.
-      dtype, remat: of the returned config; weights are float32 always, and those of half precision exactly what is stored.
+      dtype, remat: of the returned config; weights are float32 always, and those of half precision
+        exactly what is stored.
 
     Returns:
       (params, config).
 
     Raises:
-      FileNotFoundError: a file that must be there is not. ValueError: an unsupported architecture (with the reason), a
-      damaged file, a tensor that is missing, quantised or of another shape, a tied model with an lm_head.weight that is not its
-      embedding; file or tensor is named. Tensors that this policy has no use for are logged.
+      FileNotFoundError: a file that must be there is not. ValueError: an unsupported architecture
+        (with the reason), a damaged file, a tensor that is missing, quantised or of another shape,
+        a tied model with an lm_head.weight that is not its embedding; file or tensor is named.
+        Tensors that this policy has no use for are logged.
     """
     directory = Path(directory)
     path = directory / "config.json"
@@ -262,23 +316,42 @@ def load_hf(directory: str | os.PathLike, mesh: jax.sharding.Mesh | None = None,
         shards.check(entry.name, entry.tensor.stored_shape(entry.shape))
     if config.tie_embeddings and "lm_head.weight" in shards:
         _require_tied(shards, directory, config)
-    unused = sorted(shards.names() - {entry.name for entry in all_entries(config)} - {"lm_head.weight"})
+    unused = sorted(
+        shards.names() - {entry.name for entry in all_entries(config)} - {"lm_head.weight"}
+    )
     if unused := [name for name in unused if not name.endswith("rotary_emb.inv_freq")]:
-        log.warning("%s: %d tensors are not part of a %s of %d layers, and are not read: %s", directory, len(unused),
-                    config.to_hf()["model_type"], config.layers, ", ".join(unused[:4]))
-    shardings = jax.tree.map(lambda _: None, tree) if mesh is None else param_shardings(config, mesh, rules)
-    place = lambda path, weight, sharding: read_weight(shards, tuple(key.key for key in path), weight, sharding)
+        log.warning(
+            "%s: %d tensors are not part of a %s of %d layers, and are not read: %s",
+            directory,
+            len(unused),
+            config.to_hf()["model_type"],
+            config.layers,
+            ", ".join(unused[:4]),
+        )
+    shardings = (
+        jax.tree.map(lambda _: None, tree) if mesh is None else param_shardings(config, mesh, rules)
+    )
+    place = lambda path, weight, sharding: read_weight(
+        shards, tuple(key.key for key in path), weight, sharding
+    )
     return jax.tree_util.tree_map_with_path(place, tree, shardings), config
 
 
 def _require_tied(shards: Shards, directory: Path, config: ModelConfig, rows: int = 8192) -> None:
-    """Raises ValueError where the stored head of a tied model is another than its embedding: transformers would use it."""
+    """Raises ValueError where the stored head of a tied model is another than its embedding:
+    transformers would use it.
+    """
     shards.check("lm_head.weight", (config.vocab_size, config.width))
     for first in range(0, config.vocab_size, rows):
         index = (slice(first, min(first + rows, config.vocab_size)), slice(None))
-        if not np.array_equal(shards.read("lm_head.weight", index), shards.read("model.embed_tokens.weight", index)):
-            raise ValueError(f"{directory}: config.json ties the head to the embedding, but lm_head.weight is another matrix. Set "
-                             "tie_word_embeddings to false there, or take lm_head.weight out")
+        if not np.array_equal(
+            shards.read("lm_head.weight", index), shards.read("model.embed_tokens.weight", index)
+        ):
+            raise ValueError(
+                f"{directory}: config.json ties the head to the embedding, but lm_head.weight is "
+                "another matrix. Set tie_word_embeddings to false there, or "
+                "take lm_head.weight out"
+            )
 
 
 @jax.jit
@@ -287,25 +360,40 @@ def _layer(value: jax.Array, index: int) -> jax.Array:
 
 
 def stored_tensor(params: Mapping[str, Any], entry: Entry, dtype: str = "float32") -> np.ndarray:
-    """One tensor on the host, in Hugging Face's layout. Raises ValueError, naming it, for a value beyond float16."""
+    """One tensor on the host, in Hugging Face's layout.
+
+    Raises ValueError, naming it, for a value beyond float16.
+    """
     value = params
     for key in entry.keys:
         value = value[key]
     # Layer by layer: an array that is fetched keeps its host copy for as long as it lives.
-    host = np.asarray(jax.device_get(value if entry.layer is None else _layer(value, entry.layer)), np.float32)
-    if dtype == "float16" and np.abs(host[np.isfinite(host)]).max(initial=0) > np.finfo(np.float16).max:
-        raise ValueError(f"tensor {entry.name} has values beyond the range of float16; save as bfloat16 or float32")
+    host = np.asarray(
+        jax.device_get(value if entry.layer is None else _layer(value, entry.layer)), np.float32
+    )
+    if (
+        dtype == "float16"
+        and np.abs(host[np.isfinite(host)]).max(initial=0) > np.finfo(np.float16).max
+    ):
+        raise ValueError(
+            f"tensor {entry.name} has values beyond the range of float16; save "
+            "as bfloat16 or float32"
+        )
     return np.ascontiguousarray(entry.tensor.store(host.astype(jnp.dtype(dtype))))
 
 
-def stored_tensors(params: Mapping[str, Any], config: ModelConfig) -> Iterator[tuple[str, np.ndarray]]:
+def stored_tensors(
+    params: Mapping[str, Any], config: ModelConfig
+) -> Iterator[tuple[str, np.ndarray]]:
     """(Hugging Face name, float32 array in its layout) of every weight."""
     for entry in all_entries(config):
         yield entry.name, stored_tensor(params, entry)
 
 
 def plan_files(config: ModelConfig, dtype: str, max_shard_bytes: int) -> dict[str, list[Entry]]:
-    """File name -> what is stored there: one file, or several of at most `max_shard_bytes` (a larger tensor has its own)."""
+    """File name -> what is stored there: one file, or several of at most `max_shard_bytes` (a
+    larger tensor has its own).
+    """
     files, size = [[]], 0
     for entry in all_entries(config):
         more = math.prod(entry.shape) * jnp.dtype(dtype).itemsize
@@ -316,49 +404,83 @@ def plan_files(config: ModelConfig, dtype: str, max_shard_bytes: int) -> dict[st
         size += more
     if len(files) == 1:
         return {SINGLE: files[0]}
-    return {f"model-{i + 1:05d}-of-{len(files):05d}.safetensors": found for i, found in enumerate(files)}
+    return {
+        f"model-{i + 1:05d}-of-{len(files):05d}.safetensors": found for i, found in enumerate(files)
+    }
 
 
-def write_tensors(directory: Path, params: Mapping[str, Any], config: ModelConfig, dtype: str, max_shard_bytes: int) -> None:
-    """The safetensors files, with their index where there are several. The host holds the tensors of one at a time."""
+def write_tensors(
+    directory: Path,
+    params: Mapping[str, Any],
+    config: ModelConfig,
+    dtype: str,
+    max_shard_bytes: int,
+) -> None:
+    """The safetensors files, with their index where there are several.
+
+    The host holds the tensors of one at a time.
+    """
     files = plan_files(config, dtype, max_shard_bytes)
     for name, found in files.items():
-        save_file({entry.name: stored_tensor(params, entry, dtype) for entry in found}, directory / name,
-                  metadata={"format": "pt"})
+        save_file(
+            {entry.name: stored_tensor(params, entry, dtype) for entry in found},
+            directory / name,
+            metadata={"format": "pt"},
+        )
     if len(files) > 1:
-        total = sum(math.prod(entry.shape) for found in files.values() for entry in found) * jnp.dtype(dtype).itemsize
-        index = {"metadata": {"total_size": total},
-                 "weight_map": {entry.name: name for name, found in files.items() for entry in found}}
+        total = (
+            sum(math.prod(entry.shape) for found in files.values() for entry in found)
+            * jnp.dtype(dtype).itemsize
+        )
+        index = {
+            "metadata": {"total_size": total},
+            "weight_map": {entry.name: name for name, found in files.items() for entry in found},
+        }
         (directory / INDEX).write_text(json.dumps(index, indent=2) + "\n")
 
 
 def require_replaceable(directory: str | os.PathLike) -> Path:
-    """Where `save_hf` would write, links followed. Raises ValueError where that is a file, or a folder that holds something else
-    than a model: it would be replaced as a whole."""
+    """Where `save_hf` would write, links followed.
+
+    Raises ValueError where that is a file, or a folder that holds something else than a model: it
+    would be replaced as a whole.
+    """
     path = Path(directory).resolve()
     if path.exists() and not path.is_dir():
         raise ValueError(f"{directory} is a file; a model is saved as a directory")
     if path.is_dir() and any(path.iterdir()) and not (path / "config.json").exists():
-        raise ValueError(f"{directory} holds other things than a model, which saving one there would delete; name a new directory")
+        raise ValueError(
+            f"{directory} holds other things than a model, which saving one there would delete; "
+            "name a new directory"
+        )
     return path
 
 
-def save_hf(directory: str | os.PathLike, params: Mapping[str, Any], config: ModelConfig, tokenizer: Any = None,
-            extra: Mapping[str, Mapping[str, Any]] | None = None, dtype: str = "float32",
-            max_shard_bytes: int = 5_000_000_000) -> None:
+def save_hf(
+    directory: str | os.PathLike,
+    params: Mapping[str, Any],
+    config: ModelConfig,
+    tokenizer: Any = None,
+    extra: Mapping[str, Mapping[str, Any]] | None = None,
+    dtype: str = "float32",
+    max_shard_bytes: int = 5_000_000_000,
+) -> None:
     """Write a directory that transformers (and `load_hf`) opens.
 
-    Written beside and moved into place: an interrupted save leaves what was there. An existing model directory is replaced.
+    Written beside and moved into place: an interrupted save leaves what was there. An existing
+    model directory is replaced.
 
     Args:
       tokenizer: saved along, with its end token in generation_config.json.
       extra: further JSON files, {"generation_config.json": {...}}.
       dtype: of the stored weights, "float32", "bfloat16" or "float16".
-      max_shard_bytes: a larger model is written as several files of at most so many bytes, with an index.
+      max_shard_bytes: a larger model is written as several files of at most so many bytes,
+        with an index.
 
     Raises:
-      ValueError: an unknown dtype, a size below 1, weights beyond the range of float16, a policy of no known family, or something
-        else than a model directory stands there (see `require_replaceable`).
+      ValueError: an unknown dtype, a size below 1, weights beyond the range of float16, a policy of
+        no known family, or something else than a model directory stands there (see
+        `require_replaceable`).
     """
     if dtype not in STORED_DTYPES:
         raise ValueError(f"dtype must be one of {', '.join(STORED_DTYPES)}, got {dtype!r}")
@@ -372,8 +494,10 @@ def save_hf(directory: str | os.PathLike, params: Mapping[str, Any], config: Mod
         if tokenizer is not None:
             tokenizer.save_pretrained(fresh)
             if tokenizer.eos_token_id is not None:
-                files["generation_config.json"] = {"eos_token_id": tokenizer.eos_token_id,
-                                                   "pad_token_id": tokenizer.pad_token_id}
+                files["generation_config.json"] = {
+                    "eos_token_id": tokenizer.eos_token_id,
+                    "pad_token_id": tokenizer.pad_token_id,
+                }
         write_tensors(fresh, params, config, dtype, max_shard_bytes)
         for name, value in {**files, **(extra or {})}.items():
             (fresh / name).write_text(json.dumps(value, indent=2) + "\n")

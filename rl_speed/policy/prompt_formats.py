@@ -1,35 +1,40 @@
-r"""Prompt formats by name, for `config.data.prompt`: how the four papers and those they build on put a question to the policy.
+r"""Prompt formats by name, for `config.data.prompt`: how the four papers and those they build on
+put a question to the policy.
 
 What is not in a paper or its released code is a guess of ours, and says so.
 
 - chat: the tokenizer's chat template with one user turn. plain: the question.
-- qwen_math_cot: chat; system turn: reason step by step, put the answer in a box. From Qwen2.5-Math's model card, and the
-  default of its template. Reinforce-Ada's verl code has it, too (data_process/reformat.py). For SPEED it is our guess: its
-  prompts are inside its data.
-- reinforce_ada_tinker: that system turn, and an instruction after the question. Reinforce-Ada's Tinker code
-  (recipes/reinforce_ada/math_env.py).
-- qwen_boxed: chat; system turn "You are a helpful assistant."; the box is asked for after the question. Qwen2.5's evaluation
-  code, SimpleRL-Zoo.
-- r1_zero: no chat template: User, Assistant, <think> opened, answer in <answer>. DeepSeek-R1 (arXiv 2501.12948), table 1, in
-  the words of Dr. GRPO's code. r1_zero_boxed: with the answer in a box. Ours, for Bae et al., who name thinking and answer but no
-  words.
-- r1_distill: chat without a system turn, the box asked for after the question, <think> opened. DeepSeek-R1's usage
-  recommendations.
-- open_rs: chat; open-rs' system turn, doubled braces and all (its recipes/grpo.yaml). RPO trains on its data; that RPO kept its
-  prompt is our guess.
-- dapo: chat; "Answer:" on the last line, no box, so `config.reward.mode="free"`. DAPO-Math-17k's prompts (arXiv 2503.14476).
+- qwen_math_cot: chat; system turn: reason step by step, put the answer in a box. From
+  Qwen2.5-Math's model card, and the default of its template. Reinforce-Ada's verl code has it, too
+  (data_process/reformat.py). For SPEED it is our guess: its prompts are inside its data.
+- reinforce_ada_tinker: that system turn, and an instruction after the question. Reinforce-Ada's
+  Tinker code (recipes/reinforce_ada/math_env.py).
+- qwen_boxed: chat; system turn "You are a helpful assistant."; the box is asked for after the
+  question. Qwen2.5's evaluation code, SimpleRL-Zoo.
+- r1_zero: no chat template: User, Assistant, <think> opened, answer in <answer>. DeepSeek-R1 (arXiv
+  2501.12948), table 1, in the words of Dr. GRPO's code. r1_zero_boxed: with the answer in a box.
+  Ours, for Bae et al., who name thinking and answer but no words.
+- r1_distill: chat without a system turn, the box asked for after the question, <think> opened.
+  DeepSeek-R1's usage recommendations.
+- open_rs: chat; open-rs' system turn, doubled braces and all (its recipes/grpo.yaml). RPO trains on
+  its data; that RPO kept its prompt is our guess.
+- dapo: chat; "Answer:" on the last line, no box, so `config.reward.mode="free"`. DAPO-Math-17k's
+  prompts (arXiv 2503.14476).
 
-Without a system turn of its own, a chat prompt has the one that the template puts in by itself: Qwen2.5-Math's asks for a box
-there, so that `config.data.instruction` should not do it again.
+Without a system turn of its own, a chat prompt has the one that the template puts in by itself:
+Qwen2.5-Math's asks for a box there, so that `config.data.instruction` should not do it again.
 """
 
 import dataclasses
 
 BOX = "Please reason step by step, and put your final answer within \\boxed{}."
-_R1_ZERO = ("A conversation between User and Assistant. The User asks a question, and the Assistant solves it. The Assistant first "
-            "thinks about the reasoning process in the mind and then provides the User with the answer. The reasoning process is "
-            "enclosed within <think> </think> and answer is enclosed within <answer> </answer> tags, respectively, i.e., <think> "
-            "reasoning process here </think> <answer> answer here </answer>.")
+_R1_ZERO = (
+    "A conversation between User and Assistant. The User asks a question, and the Assistant "
+    "solves it. The Assistant first thinks about the reasoning process in the mind and then "
+    "provides the User with the answer. The reasoning process is enclosed within <think> </think> "
+    "and answer is enclosed within <answer> </answer> tags, respectively, i.e., <think> reasoning "
+    "process here </think> <answer> answer here </answer>."
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +42,8 @@ class PromptFormat:
     """How a question becomes a prompt.
 
     Attributes:
-      user: the user turn, or without `chat` the whole prompt; {question} stands for the question, all else for itself.
+      user: the user turn, or without `chat` the whole prompt; {question} stands for the question,
+        all else for itself.
       system: the system turn; None: none, so that a template's own default stands.
       chat: through the tokenizer's chat template.
       opening: what the response begins with already; left out where the template ends with it.
@@ -53,25 +59,37 @@ PROMPTS = {
     "chat": PromptFormat(),
     "plain": PromptFormat(chat=False),
     "qwen_math_cot": PromptFormat(system=BOX),
-    "reinforce_ada_tinker": PromptFormat("{question} Let's think step by step and output the final answer within \\boxed{}.",
-                                         system=BOX),
+    "reinforce_ada_tinker": PromptFormat(
+        "{question} Let's think step by step and output the final answer within \\boxed{}.",
+        system=BOX,
+    ),
     "qwen_boxed": PromptFormat("{question}\n" + BOX, system="You are a helpful assistant."),
     "r1_zero": PromptFormat(_R1_ZERO + "\nUser: {question}\nAssistant: <think>", chat=False),
     "r1_zero_boxed": PromptFormat(
-        _R1_ZERO.replace("reasoning process here </think> <answer> answer here </answer>.",
-                         "reasoning process here </think> <answer> \\boxed{answer here} </answer>.")
-        + "\nUser: {question}\nAssistant: <think>", chat=False),
+        _R1_ZERO.replace(
+            "reasoning process here </think> <answer> answer here </answer>.",
+            "reasoning process here </think> <answer> \\boxed{answer here} </answer>.",
+        )
+        + "\nUser: {question}\nAssistant: <think>",
+        chat=False,
+    ),
     "r1_distill": PromptFormat("{question}\n" + BOX, opening="<think>\n"),
-    "open_rs": PromptFormat(system=(
-        "A conversation between User and Assistant. The user asks a question, and the Assistant solves it. The assistant first "
-        "thinks about the reasoning process in the mind and then provides the user with the answer, and put your final answer "
-        "within \\boxed{{}} . The reasoning process and answer are enclosed within <think> </think> and <answer> </answer> tags, "
-        "respectively, i.e., <think> reasoning process here </think> <answer> answer here </answer>. Note that respond by English, "
-        "NOT use other languages.")),
+    "open_rs": PromptFormat(
+        system=(
+            "A conversation between User and Assistant. The user asks a question, and the "
+            "Assistant solves it. The assistant first thinks about the reasoning process in the "
+            "mind and then provides the user with the answer, and put your final answer within "
+            "\\boxed{{}} . The reasoning process and answer are enclosed within <think> </think> "
+            "and <answer> </answer> tags, respectively, i.e., <think> reasoning process here "
+            "</think> <answer> answer here </answer>. Note that respond by English, "
+            "NOT use other languages."
+        )
+    ),
     "dapo": PromptFormat(
-        "Solve the following math problem step by step. The last line of your response should be of the form Answer: $Answer "
-        "(without quotes) where $Answer is the answer to the problem.\n\n{question}\n\nRemember to put your answer on its own line "
-        'after "Answer:".'),
+        "Solve the following math problem step by step. The last line of your response should be "
+        "of the form Answer: $Answer (without quotes) where $Answer is the answer to the "
+        'problem.\n\n{question}\n\nRemember to put your answer on its own line after "Answer:".'
+    ),
 }
 
 
@@ -84,10 +102,15 @@ def prompt_format(template: str) -> PromptFormat:
     if template in PROMPTS:
         return PROMPTS[template]
     if "{question}" not in template:
-        raise ValueError(f"config.data.prompt={template!r} is none of {', '.join(PROMPTS)}, and has no {{question}}")
+        raise ValueError(
+            f"config.data.prompt={template!r} is none of "
+            f"{', '.join(PROMPTS)}, and has no {{question}}"
+        )
     try:
         # What is left of the format's own braces is what PromptFormat.user holds.
         return PromptFormat(template.format(question="{question}"), chat=False)
     except (KeyError, IndexError, ValueError, AttributeError, TypeError) as error:
-        raise ValueError(f"config.data.prompt={template!r} is no format string ({error!r}): braces other than {{question}} are "
-                         "doubled, as in \\boxed{{}}") from None
+        raise ValueError(
+            f"config.data.prompt={template!r} is no format string ({error!r}): braces other than "
+            "{question} are doubled, as in \\boxed{{}}"
+        ) from None

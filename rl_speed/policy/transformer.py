@@ -1,7 +1,8 @@
-"""The transformer as pure functions of a parameter tree: declarations, initial values, and the training forward pass.
+"""The transformer as pure functions of a parameter tree: declarations, initial values,
+and the training forward pass.
 
-Shape letters: B rows, T tokens, D width, H query heads, G key/value heads, Q = H / G, K head_dim, F mlp width, N layers,
-V vocabulary.
+Shape letters: B rows, T tokens, D width, H query heads, G key/value heads, Q = H / G, K head_dim, F
+mlp width, N layers, V vocabulary.
 """
 
 import contextlib
@@ -20,7 +21,8 @@ Array = jax.Array
 Params = Mapping[str, Any]
 
 
-# So few layers are unrolled: they compile in no time, and nothing is copied into stacked arrays for the backward pass.
+# So few layers are unrolled: they compile in no time, and nothing is copied into stacked arrays for
+# the backward pass.
 UNROLLED_LAYERS = 4
 
 
@@ -43,13 +45,21 @@ class Weight:
 
 
 def weights(config: ModelConfig) -> dict[str, Any]:
-    """Every weight of the policy, declared once; abstract, sharded and initial parameters derive from this tree.
+    """Every weight of the policy, declared once; abstract,
+    sharded and initial parameters derive from this tree.
 
-    Matrices start with variance 1 / fan_in, and those that write to the residual stream with 1 / (2 N) of that, which
-    keeps its variance independent of depth (GPT-2, section 2.3).
+    Matrices start with variance 1 / fan_in, and those that write to the residual stream with 1 / (2
+    N) of that, which keeps its variance independent of depth (GPT-2, section 2.3).
     """
-    n, d, h, g, k, f, v = (config.layers, config.width, config.heads, config.kv_heads, config.head_dim, config.mlp_width,
-                           config.vocab_size)
+    n, d, h, g, k, f, v = (
+        config.layers,
+        config.width,
+        config.heads,
+        config.kv_heads,
+        config.head_dim,
+        config.mlp_width,
+        config.vocab_size,
+    )
     into, out = d**-0.5, (2 * n) ** -0.5
     layers = {
         "attn_norm": Weight((n, d), ("layers", "norm"), None),
@@ -86,7 +96,10 @@ def abstract_params(config: ModelConfig) -> dict[str, Any]:
 
 
 def init(config: ModelConfig, key: Array) -> dict[str, Any]:
-    """Random float32 parameters. Jit it with `out_shardings=param_shardings(...)` to make them where they belong."""
+    """Random float32 parameters.
+
+    Jit it with `out_shardings=param_shardings(...)` to make them where they belong.
+    """
     declared, treedef = jax.tree.flatten(weights(config))
     values = []
     for weight, weight_key in zip(declared, jax.random.split(key, len(declared))):
@@ -99,12 +112,18 @@ def init(config: ModelConfig, key: Array) -> dict[str, Any]:
     return jax.tree.unflatten(treedef, values)
 
 
-def param_shardings(config: ModelConfig, mesh: jax.sharding.Mesh, rules: Mapping[str, str | None] | None = None) -> Any:
-    """A NamedSharding per weight, from its logical axes (`rules` defaults to rl_speed.mesh.TRAIN_RULES)."""
+def param_shardings(
+    config: ModelConfig, mesh: jax.sharding.Mesh, rules: Mapping[str, str | None] | None = None
+) -> Any:
+    """A NamedSharding per weight, from its logical axes (`rules` defaults to
+    rl_speed.mesh.TRAIN_RULES).
+    """
     from rl_speed import mesh as mesh_lib
 
     rules = mesh_lib.TRAIN_RULES if rules is None else rules
-    return jax.tree.map(lambda w: mesh_lib.named_sharding(mesh, w.logical_axes, w.shape, rules), weights(config))
+    return jax.tree.map(
+        lambda w: mesh_lib.named_sharding(mesh, w.logical_axes, w.shape, rules), weights(config)
+    )
 
 
 def num_params(config: ModelConfig) -> int:
@@ -113,26 +132,40 @@ def num_params(config: ModelConfig) -> int:
 
 
 def full_precision(config: ModelConfig):
-    """A context in which float32 means float32: GPUs and TPUs otherwise multiply float32 with 10 or 8 mantissa bits."""
-    return jax.default_matmul_precision("highest") if config.dtype == "float32" else contextlib.nullcontext()
+    """A context in which float32 means float32: GPUs and TPUs otherwise multiply float32 with 10 or
+    8 mantissa bits.
+    """
+    return (
+        jax.default_matmul_precision("highest")
+        if config.dtype == "float32"
+        else contextlib.nullcontext()
+    )
 
 
 def rms_norm(x: Array, scale_D: Array, eps: float) -> Array:
-    """x / rms(x) * scale over the last axis, computed in float32, returned in x's dtype. The scale broadcasts to x."""
+    """x / rms(x) * scale over the last axis, computed in float32, returned in x's dtype.
+
+    The scale broadcasts to x.
+    """
     x32 = x.astype(jnp.float32)
     inverse = jax.lax.rsqrt(jnp.mean(jnp.square(x32), axis=-1, keepdims=True) + eps)
     return (x32 * inverse * scale_D).astype(x.dtype)
 
 
 def rope_frequencies(config: ModelConfig) -> Array:
-    """Radians per position of each pair of head dimensions, float32 [K / 2], scaled where the checkpoint says so."""
+    """Radians per position of each pair of head dimensions, float32 [K / 2],
+    scaled where the checkpoint says so.
+    """
     half = config.head_dim // 2
     frequency = config.rope_theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
     scaling = config.rope_scaling
     if scaling is None:
         return frequency
-    # A constant of the program: what becomes of each frequency depends on its turns in the original context alone.
-    turns = scaling.original_max_position * config.rope_theta ** (-np.arange(half) / half) / (2 * np.pi)
+    # A constant of the program: what becomes of each frequency depends on its turns in the original
+    # context alone.
+    turns = (
+        scaling.original_max_position * config.rope_theta ** (-np.arange(half) / half) / (2 * np.pi)
+    )
     kept = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
     kept = np.clip(kept, 0, 1)
     return frequency * (kept + (1 - kept) / scaling.factor).astype(np.float32)
@@ -156,17 +189,23 @@ def rotate(x: Array, cos: Array, sin: Array) -> Array:
     """
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     cos, sin = cos[..., None, :], sin[..., None, :]
-    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
+    return jnp.concatenate(
+        [first * cos - second * sin, second * cos + first * sin], axis=-1
+    ).astype(x.dtype)
 
 
 def attention_implementation(config: ModelConfig, masked: bool, length: int) -> str:
-    """"cudnn" (flash attention) where cuDNN has a kernel for these shapes, else "xla".
+    """ "cudnn" (flash attention) where cuDNN has a kernel for these shapes, else "xla".
 
-    cuDNN takes bfloat16 with a head_dim of at most 128 that is a multiple of 8; in its backward pass a mask (which it
-    reads as a bias) needs an even length.
+    cuDNN takes bfloat16 with a head_dim of at most 128 that is a multiple of 8; in its backward
+    pass a mask (which it reads as a bias) needs an even length.
     """
     fits = config.dtype == "bfloat16" and config.head_dim <= 128 and config.head_dim % 8 == 0
-    return "cudnn" if jax.default_backend() == "gpu" and fits and not (masked and length % 2) else "xla"
+    return (
+        "cudnn"
+        if jax.default_backend() == "gpu" and fits and not (masked and length % 2)
+        else "xla"
+    )
 
 
 def segment_positions(segment_ids_BxT: Array) -> Array:
@@ -186,12 +225,21 @@ def attention_block(layer: Params, x_BxTxD: Array, rope, mask, config: ModelConf
         project = lambda name: jnp.einsum("btd,dhk->bthk", h_BxTxD, layer["w" + name].astype(dtype))
         q, k, v = project("q"), project("k"), project("v")
         if config.qkv_bias:
-            q, k, v = q + layer["bq"].astype(dtype), k + layer["bk"].astype(dtype), v + layer["bv"].astype(dtype)
+            q, k, v = (
+                q + layer["bq"].astype(dtype),
+                k + layer["bk"].astype(dtype),
+                v + layer["bv"].astype(dtype),
+            )
         if config.qk_norm:
-            q, k = (rms_norm(x, layer[name], config.norm_eps) for x, name in ((q, "q_norm"), (k, "k_norm")))
+            q, k = (
+                rms_norm(x, layer[name], config.norm_eps)
+                for x, name in ((q, "q_norm"), (k, "k_norm"))
+            )
         q, k = rotate(q, *rope), rotate(k, *rope)
         implementation = attention_implementation(config, mask is not None, x_BxTxD.shape[1])
-        out_BxTxHxK = jax.nn.dot_product_attention(q, k, v, mask=mask, is_causal=True, implementation=implementation)
+        out_BxTxHxK = jax.nn.dot_product_attention(
+            q, k, v, mask=mask, is_causal=True, implementation=implementation
+        )
         return jnp.einsum("bthk,hkd->btd", out_BxTxHxK, layer["wo"].astype(dtype))
 
 
@@ -202,19 +250,29 @@ def mlp_block(layer: Params, x_BxTxD: Array, config: ModelConfig) -> Array:
         h_BxTxD = rms_norm(x_BxTxD, layer["mlp_norm"], config.norm_eps)
         gate_BxTxF = jnp.einsum("btd,df->btf", h_BxTxD, layer["w_gate"].astype(dtype))
         up_BxTxF = jnp.einsum("btd,df->btf", h_BxTxD, layer["w_up"].astype(dtype))
-        return jnp.einsum("btf,fd->btd", jax.nn.silu(gate_BxTxF) * up_BxTxF, layer["w_down"].astype(dtype))
+        return jnp.einsum(
+            "btf,fd->btd", jax.nn.silu(gate_BxTxF) * up_BxTxF, layer["w_down"].astype(dtype)
+        )
 
 
-def hidden_states(params: Params, tokens_BxT: Array, config: ModelConfig, segment_ids: Array | None = None,
-                  positions: Array | None = None) -> Array:
+def hidden_states(
+    params: Params,
+    tokens_BxT: Array,
+    config: ModelConfig,
+    segment_ids: Array | None = None,
+    positions: Array | None = None,
+) -> Array:
     """The residual stream after the final norm: what the output head reads.
 
     Args:
       params: the tree of `weights(config)`.
-      tokens_BxT: i32 [B, T], right-padded. Attention is causal, so padding on the right changes nothing before it.
+      tokens_BxT: i32 [B, T], right-padded. Attention is causal, so padding on the right changes
+        nothing before it.
       config: static.
-      segment_ids: i32 [B, T] for packed rows: a token attends only to its own segment, whose tokens are contiguous.
-      positions: i32 [B, T] rotary positions; by default counted from the start of the row, or of the segment.
+      segment_ids: i32 [B, T] for packed rows: a token attends only to its own segment, whose tokens
+        are contiguous.
+      positions: i32 [B, T] rotary positions; by default counted from the start of the row, or of
+        the segment.
 
     Returns:
       [B, T, D] in config.dtype.
@@ -224,8 +282,11 @@ def hidden_states(params: Params, tokens_BxT: Array, config: ModelConfig, segmen
     if segment_ids is not None:
         mask = (segment_ids[:, :, None] == segment_ids[:, None, :])[:, None]
     if positions is None:
-        positions = (segment_positions(segment_ids) if segment_ids is not None
-                     else jnp.arange(tokens_BxT.shape[1], dtype=jnp.int32)[None])
+        positions = (
+            segment_positions(segment_ids)
+            if segment_ids is not None
+            else jnp.arange(tokens_BxT.shape[1], dtype=jnp.int32)[None]
+        )
 
     def layer_step(x_BxTxD, layer):
         x_BxTxD = x_BxTxD + attention_block(layer, x_BxTxD, rope, mask, config)
@@ -235,11 +296,16 @@ def hidden_states(params: Params, tokens_BxT: Array, config: ModelConfig, segmen
         rope = rope_angles(positions, config)
         with jax.named_scope("embed"):
             x_BxTxD = params["embed"][tokens_BxT].astype(dtype)
-        # Inside scan the loop itself keeps XLA from undoing the recomputation, so its costly barriers are not needed.
+        # Inside scan the loop itself keeps XLA from undoing the recomputation, so its costly
+        # barriers are not needed.
         step = jax.checkpoint(layer_step, prevent_cse=False) if config.remat else layer_step
         with jax.named_scope("layers"):
-            x_BxTxD, _ = jax.lax.scan(step, x_BxTxD, params["layers"],
-                                      unroll=config.layers if config.layers <= UNROLLED_LAYERS else 1)
+            x_BxTxD, _ = jax.lax.scan(
+                step,
+                x_BxTxD,
+                params["layers"],
+                unroll=config.layers if config.layers <= UNROLLED_LAYERS else 1,
+            )
         with jax.named_scope("final_norm"):
             return rms_norm(x_BxTxD, params["final_norm"], config.norm_eps)
 
@@ -249,11 +315,31 @@ def output_head(params: Params, hidden: Array, config: ModelConfig) -> Array:
     dtype = jnp.dtype(config.dtype)
     with jax.named_scope("head"), full_precision(config):
         if config.tie_embeddings:
-            return jnp.einsum("...d,vd->...v", hidden, params["embed"].astype(dtype), preferred_element_type=jnp.float32)
-        return jnp.einsum("...d,dv->...v", hidden, params["lm_head"].astype(dtype), preferred_element_type=jnp.float32)
+            return jnp.einsum(
+                "...d,vd->...v",
+                hidden,
+                params["embed"].astype(dtype),
+                preferred_element_type=jnp.float32,
+            )
+        return jnp.einsum(
+            "...d,dv->...v",
+            hidden,
+            params["lm_head"].astype(dtype),
+            preferred_element_type=jnp.float32,
+        )
 
 
-def forward(params: Params, tokens_BxT: Array, config: ModelConfig, segment_ids: Array | None = None,
-            positions: Array | None = None) -> Array:
-    """Logits, float32 [B, T, V]. For tests and small uses: training reads `logprobs.token_logprobs` instead."""
-    return output_head(params, hidden_states(params, tokens_BxT, config, segment_ids, positions), config)
+def forward(
+    params: Params,
+    tokens_BxT: Array,
+    config: ModelConfig,
+    segment_ids: Array | None = None,
+    positions: Array | None = None,
+) -> Array:
+    """Logits, float32 [B, T, V].
+
+    For tests and small uses: training reads `logprobs.token_logprobs` instead.
+    """
+    return output_head(
+        params, hidden_states(params, tokens_BxT, config, segment_ids, positions), config
+    )

@@ -1,1 +1,3 @@
-"""RPO's memory: one cached response per question (`cache`), where samples are cut from it (`cuts`), both together (`source`)."""
+"""RPO's memory: one cached response per question (`cache`), where samples are cut from it (`cuts`),
+both together (`source`).
+"""

@@ -1,6 +1,8 @@
-"""The replay cache of RPO (replay of partial reasoning): one response per prompt, from which its next rollouts start.
+"""The replay cache of RPO (replay of partial reasoning): one response per prompt,
+from which its next rollouts start.
 
-Source: Yi et al., "replay of partial reasoning"; methods.md section 4 says where paper and released code differ.
+Source: Yi et al., "replay of partial reasoning"; methods.md section 4 says where paper and released
+code differ.
 """
 
 import dataclasses
@@ -11,7 +13,13 @@ from typing import Any
 import numpy as np
 
 from rl_speed.data.rollouts import Rollouts
-from rl_speed.replay.responses import CachedResponse, load_responses, pack_responses, save_responses, unpack_responses
+from rl_speed.replay.responses import (
+    CachedResponse,
+    load_responses,
+    pack_responses,
+    save_responses,
+    unpack_responses,
+)
 
 # Keeps this use of (seed, visit) apart from every other one. Not 0: NumPy pads seeds with zeros.
 _UPDATE = 1
@@ -19,8 +27,9 @@ _UPDATE = 1
 
 @dataclasses.dataclass(frozen=True)
 class CacheReport:
-    """What loading a file gave: responses held; responses to unknown prompts, left out; prompts without a response; what the
-    file says of itself."""
+    """What loading a file gave: responses held; responses to unknown prompts, left out;
+    prompts without a response; what the file says of itself.
+    """
 
     held: int
     unknown: int
@@ -29,30 +38,48 @@ class CacheReport:
 
 
 class ReplayCache:
-    """Holds one response per prompt id. After each step every group that was trained on may replace that of its prompt.
+    """Holds one response per prompt id.
 
-    With probability `eps` the response of highest reward is taken, ties by highest summed log-prob of what was sampled, then by
-    lot; else a uniformly random other one. A group of one has no other. Draws are keyed by (seed, visit of the prompt): they
-    depend on neither the order of updates nor their number.
+    After each step every group that was trained on may replace that of its prompt.
+
+    With probability `eps` the response of highest reward is taken, ties by highest summed log-prob
+    of what was sampled, then by lot; else a uniformly random other one. A group of one has no
+    other. Draws are keyed by (seed, visit of the prompt): they depend on neither the order of
+    updates nor their number.
 
     Args:
-      eps: in [0, 1]; 0.1 is the paper's best, 0.5 as released. None never updates (the paper's "no update").
+      eps: in [0, 1]; 0.1 is the paper's best, 0.5 as released. None never updates (the paper's
+        "no update").
       only_correct: a wrong response never replaces a right one.
-      max_tokens: bound on the tokens held, None for none. Beyond it those go that were updated longest ago; they are counted.
+      max_tokens: bound on the tokens held, None for none. Beyond it those go that were updated
+        longest ago; they are counted.
       seed: of all draws.
 
     Raises:
       ValueError: an argument out of range.
     """
 
-    def __init__(self, eps: float | None = 0.1, only_correct: bool = False, max_tokens: int | None = None, seed: int = 0):
+    def __init__(
+        self,
+        eps: float | None = 0.1,
+        only_correct: bool = False,
+        max_tokens: int | None = None,
+        seed: int = 0,
+    ):
         if eps is not None and not 0 <= eps <= 1:
             raise ValueError(f"replay.eps must be in [0, 1], or None to never update; got {eps!r}")
         if max_tokens is not None and max_tokens < 1:
-            raise ValueError(f"replay.max_tokens must be at least 1, or None for no bound; got {max_tokens!r}")
+            raise ValueError(
+                f"replay.max_tokens must be at least 1, or None for no bound; got {max_tokens!r}"
+            )
         if seed < 0:
             raise ValueError(f"replay.seed must be 0 or more; got {seed!r}")
-        self.eps, self.only_correct, self.max_tokens, self._seed = eps, only_correct, max_tokens, seed
+        self.eps, self.only_correct, self.max_tokens, self._seed = (
+            eps,
+            only_correct,
+            max_tokens,
+            seed,
+        )
         self._held: dict[str, CachedResponse] = {}  # updated longest ago first
         self._tokens = self._evicted = self._kept_right = 0
 
@@ -73,8 +100,10 @@ class ReplayCache:
         return self._held.get(prompt_id)
 
     def put(self, prompt_id: str, response: CachedResponse) -> None:
-        """Hold this response whatever was held: how a cache is started. One longer than the whole bound is not taken, and counted
-        as evicted."""
+        """Hold this response whatever was held: how a cache is started.
+
+        One longer than the whole bound is not taken, and counted as evicted.
+        """
         if self.max_tokens is not None and len(response.tokens) > self.max_tokens:
             self._evicted += 1
             return
@@ -86,16 +115,23 @@ class ReplayCache:
             self._evicted += 1
 
     def update(self, group: Rollouts) -> None:
-        """Perhaps replace the response to the group's prompt by one of the group's: the whole one, forced prefix included.
+        """Perhaps replace the response to the group's prompt by one of the group's:
+        the whole one, forced prefix included.
 
-        Samples without a token, and those that non-finite logits ended, are passed over. Raises ValueError where the prompt never left a stream (visit below 0).
+        Samples without a token, and those that non-finite logits ended, are passed over. Raises
+        ValueError where the prompt never left a stream (visit below 0).
         """
         rows = np.flatnonzero((group.lengths > 0) & ~group.nonfinite)
         if self.eps is None or not rows.size:
             return
         if group.prompt.visit < 0:
-            raise ValueError(f"prompt {group.prompt.id!r} has no visit: the draws of the replay cache are keyed by it")
-        take_best, lot, other = np.random.default_rng([self._seed, group.prompt.visit, _UPDATE]).random(3)
+            raise ValueError(
+                f"prompt {group.prompt.id!r} has no visit: the draws of the "
+                "replay cache are keyed by it"
+            )
+        take_best, lot, other = np.random.default_rng(
+            [self._seed, group.prompt.visit, _UPDATE]
+        ).random(3)
         best = row = best_sample(group, rows, lot)
         if take_best >= self.eps and len(rows) > 1:
             others = rows[rows != best]
@@ -104,45 +140,89 @@ class ReplayCache:
         if self.only_correct and held is not None and held.correct and not group.correct[row]:
             self._kept_right += 1
             return
-        self.put(group.prompt.id, CachedResponse(
-            tokens=group.tokens[row, :length], version=int(group.versions[row]), reward=float(group.rewards[row]),
-            correct=bool(group.correct[row]), truncated=bool(group.truncated[row]),
-            logprob=_summed_logprob(group, row), shortest=int(group.lengths[rows].min())))
+        self.put(
+            group.prompt.id,
+            CachedResponse(
+                tokens=group.tokens[row, :length],
+                version=int(group.versions[row]),
+                reward=float(group.rewards[row]),
+                correct=bool(group.correct[row]),
+                truncated=bool(group.truncated[row]),
+                logprob=_summed_logprob(group, row),
+                shortest=int(group.lengths[rows].min()),
+            ),
+        )
 
     def metrics(self, version: int) -> dict[str, float]:
-        """Prompts and tokens held; responses evicted so far, and wrong ones that `only_correct` kept out; mean age in updates at
-        policy version `version`, share right and mean length in tokens of those held (0 when empty)."""
+        """Prompts and tokens held; responses evicted so far, and wrong ones that `only_correct`
+        kept out; mean age in updates at policy version `version`, share right and mean length in
+        tokens of those held (0 when empty).
+        """
         held = list(self._held.values())
         mean = lambda values: float(np.mean(values)) if held else 0.0
-        return {"replay/size": float(len(held)), "replay/tokens": float(self._tokens), "replay/evicted": float(self._evicted),
-                "replay/kept_right": float(self._kept_right), "replay/age_mean": mean([version - r.version for r in held]),
-                "replay/correct": mean([r.correct for r in held]), "replay/length": mean([len(r.tokens) for r in held])}
+        return {
+            "replay/size": float(len(held)),
+            "replay/tokens": float(self._tokens),
+            "replay/evicted": float(self._evicted),
+            "replay/kept_right": float(self._kept_right),
+            "replay/age_mean": mean([version - r.version for r in held]),
+            "replay/correct": mean([r.correct for r in held]),
+            "replay/length": mean([len(r.tokens) for r in held]),
+        }
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything, in order, as nested dicts of numbers, strings and (never empty) numpy arrays."""
-        return {"eps": self.eps, "only_correct": self.only_correct, "seed": self._seed, "evicted": self._evicted,
-                "kept_right": self._kept_right, "responses": pack_responses(self._held)}
+        """Everything, in order, as nested dicts of numbers,
+        strings and (never empty) numpy arrays.
+        """
+        return {
+            "eps": self.eps,
+            "only_correct": self.only_correct,
+            "seed": self._seed,
+            "evicted": self._evicted,
+            "kept_right": self._kept_right,
+            "responses": pack_responses(self._held),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Replaces the contents. The bound stays this cache's own: what exceeds it is evicted.
 
         Raises:
-          ValueError: the saved cache had another eps, only_correct or seed, so that the next updates would differ.
+          ValueError: the saved cache had another eps, only_correct or seed, so that the next
+            updates would differ.
         """
-        for name, mine in (("eps", self.eps), ("only_correct", self.only_correct), ("seed", self._seed)):
+        for name, mine in (
+            ("eps", self.eps),
+            ("only_correct", self.only_correct),
+            ("seed", self._seed),
+        ):
             if state[name] != mine:
-                raise ValueError(f"the saved replay cache has {name} {state[name]!r}, this one {mine!r}")
-        self._replace(unpack_responses(state["responses"]), int(state["evicted"]), int(state["kept_right"]))
+                raise ValueError(
+                    f"the saved replay cache has {name} {state[name]!r}, this one {mine!r}"
+                )
+        self._replace(
+            unpack_responses(state["responses"]), int(state["evicted"]), int(state["kept_right"])
+        )
 
     def save(self, path: str | Path, about: dict[str, Any] | None = None) -> None:
-        """Write the responses as one .npz, whole or not at all, for another run to start from. `about`: anything JSON."""
+        """Write the responses as one .npz, whole or not at all, for another run to start from.
+
+        `about`: anything JSON.
+        """
         save_responses(path, self._held, about or {})
 
-    def load(self, path: str | Path, vocab_size: int | None = None, prompt_ids: Collection[str] | None = None) -> CacheReport:
-        """Replaces the contents by those of a file, of this policy or another one's (appendix C). Versions are the file's.
+    def load(
+        self,
+        path: str | Path,
+        vocab_size: int | None = None,
+        prompt_ids: Collection[str] | None = None,
+    ) -> CacheReport:
+        """Replaces the contents by those of a file, of this policy or another one's (appendix C).
+
+        Versions are the file's.
 
         Args:
-          vocab_size: ids of the policy's vocabulary; responses must stay inside. prompt_ids: the prompts there are; None: any.
+          vocab_size: ids of the policy's vocabulary; responses must stay inside. prompt_ids: the
+            prompts there are; None: any.
 
         Raises:
           FileNotFoundError, ValueError: as `load_responses`; nothing is changed then.
@@ -152,7 +232,9 @@ class ReplayCache:
         known = {name: response for name, response in held.items() if name in ids}
         self._replace(known, 0, 0)
         missing = len(ids - self._held.keys())
-        return CacheReport(held=len(self), unknown=len(held) - len(known), missing=missing, about=about)
+        return CacheReport(
+            held=len(self), unknown=len(held) - len(known), missing=missing, about=about
+        )
 
     def _replace(self, held: dict[str, CachedResponse], evicted: int, kept_right: int) -> None:
         self._held, self._tokens, self._evicted, self._kept_right = {}, 0, evicted, kept_right
@@ -165,7 +247,9 @@ class ReplayCache:
 
 
 def best_sample(group: Rollouts, rows: np.ndarray, lot: float) -> int:
-    """Of samples `rows`, that of highest reward; of these, that of highest summed log-prob; of these, by `lot` in [0, 1)."""
+    """Of samples `rows`, that of highest reward; of these, that of highest summed log-prob;
+    of these, by `lot` in [0, 1).
+    """
     rows = rows[_highest(group.rewards[rows])]
     rows = rows[_highest(np.array([_summed_logprob(group, row) for row in rows]))]
     return int(rows[int(lot * len(rows))])
@@ -173,9 +257,10 @@ def best_sample(group: Rollouts, rows: np.ndarray, lot: float) -> int:
 
 def _summed_logprob(group: Rollouts, row: int) -> float:
     # Only the response's own tokens: NumPy's sum would round differently with another padding.
-    return float(group.logprobs[row, :group.lengths[row]].sum(dtype=np.float64))
+    return float(group.logprobs[row, : group.lengths[row]].sum(dtype=np.float64))
 
 
 def _highest(values: np.ndarray) -> np.ndarray:
-    values = np.where(np.isnan(values), -np.inf, values)  # a sample of a policy that diverged is nobody's best
+    # A sample of a policy that diverged is nobody's best.
+    values = np.where(np.isnan(values), -np.inf, values)
     return values == values.max()

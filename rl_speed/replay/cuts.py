@@ -1,4 +1,6 @@
-"""Where in a cached response a rollout starts, and how many tokens it may add (RPO: replay of partial reasoning)."""
+"""Where in a cached response a rollout starts, and how many tokens it may add (RPO: replay of
+partial reasoning).
+"""
 
 import dataclasses
 
@@ -14,8 +16,9 @@ _CUTS = 2
 
 @dataclasses.dataclass(frozen=True)
 class Replay:
-    """A response to start inside of: its tokens i32[k]; for each sample how many of them it starts with, and how many tokens it may
-    add, i32[count] each."""
+    """A response to start inside of: its tokens i32[k]; for each sample how many of them it starts
+    with, and how many tokens it may add, i32[count] each.
+    """
 
     tokens: np.ndarray
     prefix: np.ndarray
@@ -27,13 +30,15 @@ class PrefixConfig:
     """How prefixes are cut.
 
     Attributes:
-      window: what L is: "fixed", `length` tokens; "half_min" or "min", half the shortest response (rounded down) or the whole of
-        it, of the group that the cached response came from.
+      window: what L is: "fixed", `length` tokens; "half_min" or "min", half the shortest response
+        (rounded down) or the whole of it, of the group that the cached response came from.
       length: L of "fixed", in tokens.
-      per_sample: every sample draws its own cut; False: one cut for all samples of a visit (the default of RPO, as released).
+      per_sample: every sample draws its own cut; False: one cut for all samples of a visit (the
+        default of RPO, as released).
       max_response: most tokens of prefix and suffix together. max_new: most tokens of a suffix.
       seed: of all draws.
-      released_budget: a suffix has also no more tokens than were cut off, as in the released code: lengths cannot grow then.
+      released_budget: a suffix has also no more tokens than were cut off, as in the released code:
+        lengths cannot grow then.
 
     Raises ValueError naming the field that is out of range.
     """
@@ -48,19 +53,26 @@ class PrefixConfig:
 
     def __post_init__(self):
         if self.window not in WINDOWS:
-            raise ValueError(f"prefix.window must be one of {', '.join(WINDOWS)}; got {self.window!r}")
+            raise ValueError(
+                f"prefix.window must be one of {', '.join(WINDOWS)}; got {self.window!r}"
+            )
         for name, least in (("length", 0), ("max_response", 1), ("max_new", 1), ("seed", 0)):
             if getattr(self, name) < least:
-                raise ValueError(f"prefix.{name} must be at least {least}; got {getattr(self, name)!r}")
+                raise ValueError(
+                    f"prefix.{name} must be at least {least}; got {getattr(self, name)!r}"
+                )
 
 
-def cuts(config: PrefixConfig, cached: CachedResponse | None, visit: int, count_first: int, count: int) -> np.ndarray:
-    """Tokens kept for samples `count_first` to `count_first + count - 1` of a visit: len - m, m ~ U{0..L}, clipped to what may be
-    kept.
+def cuts(
+    config: PrefixConfig, cached: CachedResponse | None, visit: int, count_first: int, count: int
+) -> np.ndarray:
+    """Tokens kept for samples `count_first` to `count_first + count - 1` of a visit: len - m,
+    m ~ U{0..L}, clipped to what may be kept.
 
-    What may be kept never includes the end token that closed the response, and leaves room for one new token at least within
-    `max_response`. The draw of a sample is keyed by (seed, visit, its index) and is the same in whatever call it is asked for;
-    so is the cut, as long as the prompt's cached response is the same: a visit must keep the one it began with.
+    What may be kept never includes the end token that closed the response, and leaves room for one
+    new token at least within `max_response`. The draw of a sample is keyed by (seed, visit, its
+    index) and is the same in whatever call it is asked for; so is the cut, as long as the prompt's
+    cached response is the same: a visit must keep the one it began with.
 
     Returns: i32[count]; zeros without a cached response.
     Raises ValueError where visit, count_first or count is negative.
@@ -73,8 +85,11 @@ def cuts(config: PrefixConfig, cached: CachedResponse | None, visit: int, count_
         return np.zeros((count,), np.int32)
     length = len(cached.tokens)
     usable = min(length - (not cached.truncated), config.max_response - 1)
-    window = {"fixed": config.length, "half_min": cached.shortest // 2, "min": cached.shortest}[config.window]
-    # A stream of draws per visit, sample i's being the i-th: cheaper than a generator per sample, and as independent of calls.
+    window = {"fixed": config.length, "half_min": cached.shortest // 2, "min": cached.shortest}[
+        config.window
+    ]
+    # A stream of draws per visit, sample i's being the i-th: cheaper than a generator per sample,
+    # and as independent of calls.
     rng = np.random.default_rng([config.seed, visit, _CUTS])
     if config.per_sample:
         m = rng.integers(0, window, size=count_first + count, endpoint=True)[count_first:]
@@ -83,8 +98,11 @@ def cuts(config: PrefixConfig, cached: CachedResponse | None, visit: int, count_
     return np.clip(length - m, 0, usable).astype(np.int32)
 
 
-def suffix_budget(config: PrefixConfig, prefix: np.ndarray | int, cached: CachedResponse | None = None) -> np.ndarray:
-    """Tokens that may follow prefixes of so many tokens, i32 of their shape: max_new, or what max_response leaves, and at least 1.
+def suffix_budget(
+    config: PrefixConfig, prefix: np.ndarray | int, cached: CachedResponse | None = None
+) -> np.ndarray:
+    """Tokens that may follow prefixes of so many tokens, i32 of their shape: max_new,
+    or what max_response leaves, and at least 1.
 
     `cached` matters with `released_budget` alone: the response that was cut.
     """

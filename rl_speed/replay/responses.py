@@ -1,4 +1,6 @@
-"""Cached responses: what is kept of one sample, as flat arrays for a checkpoint, and as a file for another run."""
+"""Cached responses: what is kept of one sample, as flat arrays for a checkpoint,
+and as a file for another run.
+"""
 
 import contextlib
 import dataclasses
@@ -15,9 +17,16 @@ import numpy as np
 # Of `save_responses`; raise it when a field changes its meaning.
 FORMAT = 1
 
-# One value per response, in the order they are saved: field of `CachedResponse`, and how it is stored.
-FIELDS = {"version": np.int64, "reward": np.float64, "correct": np.bool_, "truncated": np.bool_, "logprob": np.float64,
-          "shortest": np.int32}
+# One value per response, in the order they are saved: field of `CachedResponse`, and how
+# it is stored.
+FIELDS = {
+    "version": np.int64,
+    "reward": np.float64,
+    "correct": np.bool_,
+    "truncated": np.bool_,
+    "logprob": np.float64,
+    "shortest": np.int32,
+}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -25,11 +34,14 @@ class CachedResponse:
     """One response to a prompt, as it was sampled.
 
     Attributes:
-      tokens: i32[n], n >= 1, read-only: token ids, never text (decoding and encoding again need not give the same ids). The end
-        token is the last one if the response ended, that is if it is not truncated.
+      tokens: i32[n], n >= 1, read-only: token ids, never text (decoding and encoding again need not
+        give the same ids). The end token is the last one if the response ended, that is if it is
+        not truncated.
       version: policy updates made when it was sampled.
-      reward: what it was trained on. correct: what the verifier said. truncated: ended by its token limit.
-      logprob: summed over the tokens that were sampled, by the policy that sampled them (forced prefix tokens count 0).
+      reward: what it was trained on. correct: what the verifier said. truncated: ended by its
+        token limit.
+      logprob: summed over the tokens that were sampled, by the policy that sampled them (forced
+        prefix tokens count 0).
       shortest: tokens of the shortest response of the group it came from.
 
     Raises ValueError where there is no token, an id is negative, or `shortest` is below 1.
@@ -46,27 +58,45 @@ class CachedResponse:
     def __post_init__(self):
         tokens = np.array(self.tokens, np.int32)  # a copy: a view would keep its whole group alive
         if tokens.ndim != 1 or not tokens.size:
-            raise ValueError(f"the tokens of a cached response must be i32[n] with n at least 1; got shape {list(tokens.shape)}")
+            raise ValueError(
+                "the tokens of a cached response must be i32[n] with n at least 1; got shape "
+                f"{list(tokens.shape)}"
+            )
         if tokens.min() < 0:
-            raise ValueError(f"a cached response holds token id {tokens.min()}; none may be negative")
+            raise ValueError(
+                f"a cached response holds token id {tokens.min()}; none may be negative"
+            )
         if self.shortest < 1:
-            raise ValueError(f"a cached response has shortest={self.shortest}; a response has at least 1 token")
+            raise ValueError(
+                f"a cached response has shortest={self.shortest}; a response has at least 1 token"
+            )
         tokens.setflags(write=False)
         object.__setattr__(self, "tokens", tokens)
 
 
 def pack_responses(held: Mapping[str, CachedResponse]) -> dict[str, Any]:
-    """Responses by prompt id, in order, as flat arrays and one JSON string: no ragged lists, no empty arrays."""
+    """Responses by prompt id, in order, as flat arrays and one JSON string: no ragged lists,
+    no empty arrays.
+    """
     if not held:
         return {}
     rows = list(held.values())
-    return {"ids": json.dumps(list(held)), "lengths": np.array([len(r.tokens) for r in rows], np.int32),
-            "tokens": np.concatenate([r.tokens for r in rows]),
-            **{name: np.array([getattr(r, name) for r in rows], dtype) for name, dtype in FIELDS.items()}}
+    return {
+        "ids": json.dumps(list(held)),
+        "lengths": np.array([len(r.tokens) for r in rows], np.int32),
+        "tokens": np.concatenate([r.tokens for r in rows]),
+        **{
+            name: np.array([getattr(r, name) for r in rows], dtype)
+            for name, dtype in FIELDS.items()
+        },
+    }
 
 
 def unpack_responses(packed: Mapping[str, Any]) -> dict[str, CachedResponse]:
-    """The inverse of `pack_responses`. Raises ValueError naming the field that is missing or does not fit the others."""
+    """The inverse of `pack_responses`.
+
+    Raises ValueError naming the field that is missing or does not fit the others.
+    """
     if not packed:
         return {}
     if missing := [name for name in ("ids", "lengths", "tokens", *FIELDS) if name not in packed]:
@@ -79,20 +109,32 @@ def unpack_responses(packed: Mapping[str, Any]) -> dict[str, CachedResponse]:
         if not np.can_cast(value.dtype, dtype, "same_kind"):
             raise ValueError(f"field {name!r} has type {value.dtype}; it must be {np.dtype(dtype)}")
         if value.ndim != 1 or (name != "tokens" and len(value) != len(ids)):
-            raise ValueError(f"field {name!r} has shape {list(value.shape)}; there are {len(ids)} prompt ids")
+            raise ValueError(
+                f"field {name!r} has shape {list(value.shape)}; there are {len(ids)} prompt ids"
+            )
         columns[name] = value.astype(dtype)
     lengths, tokens = columns.pop("lengths"), columns.pop("tokens")
     if lengths.min(initial=1) < 1 or int(lengths.sum(dtype=np.int64)) != len(tokens):
-        raise ValueError(f"field 'lengths' must be 1 or more each and add up to the {len(tokens)} tokens")
+        raise ValueError(
+            f"field 'lengths' must be 1 or more each and add up to the {len(tokens)} tokens"
+        )
     if len(set(ids)) != len(ids):
         raise ValueError("field 'ids' names a prompt twice")
     rows = zip(*(column.tolist() for column in columns.values()))
-    return {name: CachedResponse(part, *row) for name, part, row in
-            zip(ids, np.split(tokens, np.cumsum(lengths, dtype=np.int64)[:-1]), rows)}
+    return {
+        name: CachedResponse(part, *row)
+        for name, part, row in zip(
+            ids, np.split(tokens, np.cumsum(lengths, dtype=np.int64)[:-1]), rows
+        )
+    }
 
 
-def save_responses(path: str | Path, held: Mapping[str, CachedResponse], about: Mapping[str, Any]) -> None:
-    """Write one .npz, whole or not at all. `about`: anything JSON, such as who sampled them and at what cost.
+def save_responses(
+    path: str | Path, held: Mapping[str, CachedResponse], about: Mapping[str, Any]
+) -> None:
+    """Write one .npz, whole or not at all.
+
+    `about`: anything JSON, such as who sampled them and at what cost.
 
     Raises OSError where it cannot be written; a file that was there stays then.
     """
@@ -101,7 +143,12 @@ def save_responses(path: str | Path, held: Mapping[str, CachedResponse], about: 
     try:
         with open(temporary, "wb") as file:
             # NumPy stores a string as an array without an axis: nothing is pickled.
-            np.savez(file, format=np.int32(FORMAT), about=np.str_(json.dumps(dict(about))), **pack_responses(held))
+            np.savez(
+                file,
+                format=np.int32(FORMAT),
+                about=np.str_(json.dumps(dict(about))),
+                **pack_responses(held),
+            )
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
@@ -111,22 +158,35 @@ def save_responses(path: str | Path, held: Mapping[str, CachedResponse], about: 
         raise
 
 
-def load_responses(path: str | Path, vocab_size: int | None = None) -> tuple[dict[str, CachedResponse], dict[str, Any]]:
+def load_responses(
+    path: str | Path, vocab_size: int | None = None
+) -> tuple[dict[str, CachedResponse], dict[str, Any]]:
     """(responses by prompt id, `about`) of a file that `save_responses` wrote.
 
     Raises:
       FileNotFoundError: there is none.
-      ValueError: names the file and what is wrong with it: damaged, another format, a field that is missing or does not fit, or
-        a token id that is negative or outside a vocabulary of `vocab_size`.
+      ValueError: names the file and what is wrong with it: damaged, another format, a field that is
+        missing or does not fit, or a token id that is negative or outside a vocabulary of
+        `vocab_size`.
     """
     try:
         with np.load(path, allow_pickle=False) as archive:
             fields = {name: archive[name] for name in archive.files}
     except FileNotFoundError:
         raise FileNotFoundError(f"{path}: no such file of cached responses") from None
-    # np.load raises whatever the damage leads to: no archive at all, a member cut short, a bad checksum, an array that is none.
-    except (ValueError, EOFError, OSError, KeyError, zipfile.BadZipFile, zlib.error, NotImplementedError, AttributeError,
-            TypeError) as error:
+    # np.load raises whatever the damage leads to: no archive at all, a member cut short, a bad
+    # checksum, an array that is none.
+    except (
+        ValueError,
+        EOFError,
+        OSError,
+        KeyError,
+        zipfile.BadZipFile,
+        zlib.error,
+        NotImplementedError,
+        AttributeError,
+        TypeError,
+    ) as error:
         raise ValueError(f"{path}: not a whole file of cached responses ({error})") from None
     try:
         version, about = fields.pop("format", None), fields.pop("about", None)
@@ -137,8 +197,10 @@ def load_responses(path: str | Path, vocab_size: int | None = None) -> tuple[dic
         held = unpack_responses(fields)
         for name, response in held.items():
             if vocab_size is not None and (worst := int(response.tokens.max())) >= vocab_size:
-                raise ValueError(f"the response to prompt {name!r} has token id {worst}; the vocabulary has {vocab_size} ids. It "
-                                 "was made with another tokenizer")
+                raise ValueError(
+                    f"the response to prompt {name!r} has token id {worst}; the vocabulary has "
+                    f"{vocab_size} ids. It was made with another tokenizer"
+                )
         if not isinstance(about := json.loads(str(about)), dict):
             raise ValueError("field 'about' must be a JSON object")
         return held, about

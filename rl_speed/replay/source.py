@@ -3,8 +3,8 @@
 import dataclasses
 
 from rl_speed.data.rollouts import Rollouts
-from rl_speed.replay.cuts import PrefixConfig, Replay, cuts, suffix_budget
 from rl_speed.replay.cache import ReplayCache
+from rl_speed.replay.cuts import PrefixConfig, Replay, cuts, suffix_budget
 from rl_speed.replay.responses import CachedResponse
 
 
@@ -24,7 +24,13 @@ class PrefixSource:
             self.cache.update(group)
 
     def replay(self, cached: CachedResponse, visit: int, first: int, count: int) -> Replay:
-        """Where samples `first` to `first + count - 1` of a visit start, and how far they may go."""
+        """Where samples `first` to `first + count - 1` of a visit start,
+        and how far they may go.
+        """
         prefix = cuts(self.config, cached, visit, first, count)
         # What nobody starts with need not be prefilled.
-        return Replay(cached.tokens[:int(prefix.max(initial=0))], prefix, suffix_budget(self.config, prefix, cached))
+        return Replay(
+            cached.tokens[: int(prefix.max(initial=0))],
+            prefix,
+            suffix_budget(self.config, prefix, cached),
+        )

@@ -1,11 +1,11 @@
 """Rewards: what a response was worth.
 
-    MathVerifier            math-verify in killable worker processes (host)
-    WorkerPool              the same workers for a scoring function of your own (host)
-    FunctionRewards         functions of your own by name, as `config.reward` names them (host)
+    MathVerifier       math-verify in killable worker processes (host)
+    WorkerPool         the same workers for a scoring function of your own (host)
+    FunctionRewards    functions of your own by name, as `config.reward` names them (host)
     exact_match, ExactMatch token equality, jittable; the same as a verifier for the in-loop driver
-    IntegerMatch            last boxed or last integer over token ids, for the in-loop driver; token_bytes and encode_answers
-                            make its tables
+    IntegerMatch       last boxed or last integer over token ids, for the in-loop driver;
+                       token_bytes and encode_answers make its tables
     format_reward, language_reward, length_aware_reward    shaping
 
 Names load on first use: the workers import this package, and must stay free of JAX.

@@ -1,4 +1,5 @@
-"""Calling a reward function of the user's own, by name: what `rl_speed.rewards.custom`'s workers run.
+"""Calling a reward function of the user's own, by name:
+what `rl_speed.rewards.custom`'s workers run.
 
 Standard library only, as all that workers import.
 """
@@ -29,7 +30,7 @@ def problem(function: str) -> tuple[float, str]:
     return 0.0, "ok"
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _load(function):
     """(the function, the names of the fields it takes; None where it takes any)."""
     module, _, attribute = function.partition(":")
@@ -40,8 +41,13 @@ def _load(function):
     for name, p in inspect.signature(target).parameters.items():
         if p.kind is p.VAR_KEYWORD:
             return target, None
-        if p.kind in (p.VAR_POSITIONAL, p.POSITIONAL_ONLY) or (name not in FIELDS and p.default is p.empty):
-            raise ValueError(f"its parameter {name!r} would get no value; what it may ask for, by name: {', '.join(FIELDS)}")
+        if p.kind in (p.VAR_POSITIONAL, p.POSITIONAL_ONLY) or (
+            name not in FIELDS and p.default is p.empty
+        ):
+            raise ValueError(
+                f"its parameter {name!r} would get no value; what it may ask for, by name: "
+                f"{', '.join(FIELDS)}"
+            )
         if name in FIELDS:
             names.append(name)
     return target, tuple(names)

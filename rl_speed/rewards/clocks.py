@@ -9,7 +9,9 @@ import psutil
 
 @dataclasses.dataclass(frozen=True)
 class Used:
-    """Seconds of processor time that a session has used, and has waited for a processor (NaN where the system does not say)."""
+    """Seconds of processor time that a session has used, and has waited for a processor (NaN where
+    the system does not say).
+    """
 
     processor_s: float = 0.0
     queued_s: float = 0.0
@@ -19,7 +21,9 @@ class Used:
 
 
 def session_use(leader: int) -> Used:
-    """Of the session that process `leader` leads: its processes, and those that they have waited for."""
+    """Of the session that process `leader` leads: its processes,
+    and those that they have waited for.
+    """
     processor_s = queued_s = 0.0
     for pid in psutil.pids():
         try:
@@ -28,13 +32,16 @@ def session_use(leader: int) -> Used:
             times = psutil.Process(pid).cpu_times()
             processor_s += times.user + times.system + times.children_user + times.children_system
             queued_s += waited_s(pid)
-        except (ProcessLookupError, PermissionError, psutil.Error):  # it ended meanwhile, or is somebody else's
+        except (ProcessLookupError, PermissionError, psutil.Error):
+            # It ended meanwhile, or is somebody else's.
             continue
     return Used(processor_s, queued_s)
 
 
 def waited_s(pid: int) -> float:
-    """Seconds for which a process could have run and had no processor (Linux: /proc/PID/schedstat, nanoseconds)."""
+    """Seconds for which a process could have run and had no processor (Linux: /proc/PID/schedstat,
+    nanoseconds).
+    """
     try:
         return int(pathlib.Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
     except (OSError, ValueError, IndexError):

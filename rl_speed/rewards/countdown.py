@@ -1,7 +1,8 @@
-r"""Countdown: reach a target with + - * / from given numbers, each used exactly once (as in TinyZero).
+r"""Countdown: reach a target with + - * / from given numbers,
+each used exactly once (as in TinyZero).
 
-A verifier for `config.reward.verifier="rl_speed.rewards.countdown:score"`, and the example of a reward function of one's own:
-standard library only, and nothing is ever executed.
+A verifier for `config.reward.verifier="rl_speed.rewards.countdown:score"`, and the example of a
+reward function of one's own: standard library only, and nothing is ever executed.
 """
 
 import ast
@@ -11,18 +12,38 @@ from fractions import Fraction
 
 MAX_CHARACTERS = 400  # of an expression: what is longer is no answer to a handful of numbers
 
-_OPERATIONS = {ast.Add: lambda a, b: a + b, ast.Sub: lambda a, b: a - b, ast.Mult: lambda a, b: a * b, ast.Div: lambda a, b: a / b}
-_SIGNS = {r"\times": "*", r"\cdot": "*", "×": "*", "·": "*", r"\div": "/", "÷": "/", "−": "-", r"\left": "", r"\right": "",
-          r"\,": "", "$": "", "[": "(", "]": ")"}
+_OPERATIONS = {
+    ast.Add: lambda a, b: a + b,
+    ast.Sub: lambda a, b: a - b,
+    ast.Mult: lambda a, b: a * b,
+    ast.Div: lambda a, b: a / b,
+}
+_SIGNS = {
+    r"\times": "*",
+    r"\cdot": "*",
+    "×": "*",
+    "·": "*",
+    r"\div": "/",
+    "÷": "/",
+    "−": "-",
+    r"\left": "",
+    r"\right": "",
+    r"\,": "",
+    "$": "",
+    "[": "(",
+    "]": ")",
+}
 _FRACTION = re.compile(r"\\[dt]?frac\{([^{}]*)\}\{([^{}]*)\}")
 _TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
 
 def score(response: str, answer: str, meta: dict) -> float:
-    r"""1 where the last <answer>...</answer>, or else the last \boxed{...}, is an expression of value `target` in which every one
-    of `meta["nums"]` stands exactly once, and nothing else; else 0.
+    r"""1 where the last <answer>...</answer>, or else the last \boxed{...}, is an expression of
+    value `target` in which every one of `meta["nums"]` stands exactly once, and nothing
+    else; else 0.
 
-    "= target" may follow the expression. The target is `meta["target"]`, or the gold answer. Values are exact fractions.
+    "= target" may follow the expression. The target is `meta["target"]`, or the gold answer. Values
+    are exact fractions.
 
     Raises KeyError where `meta` has no "nums", ValueError where the target is no integer.
     """
@@ -41,7 +62,9 @@ def score(response: str, answer: str, meta: dict) -> float:
 
 
 def extract(response: str) -> str | None:
-    r"""What stands in the last answer tag or, where there is none, in the last \boxed{}; None without either."""
+    r"""What stands in the last answer tag or, where there is none, in the last \boxed{};
+    None without either.
+    """
     if tagged := _TAGGED.findall(response):
         return tagged[-1].strip()
     start = response.rfind(r"\boxed{")
@@ -56,7 +79,8 @@ def extract(response: str) -> str | None:
 
 
 def evaluate(expression: str) -> tuple[Fraction, list[int]]:
-    """(value, the integers in it, as often as they stand there) of an expression of integers, + - * / and brackets.
+    """(value, the integers in it, as often as they stand there) of an expression of integers,
+    + - * / and brackets.
 
     Raises ValueError for anything else, ZeroDivisionError where it divides by zero.
     """
@@ -70,7 +94,8 @@ def evaluate(expression: str) -> tuple[Fraction, list[int]]:
         raise ValueError(f"{expression!r} has other signs than digits, + - * / and brackets")
     try:
         tree = ast.parse(" ".join(expression.split()), mode="eval")
-    except (SyntaxError, MemoryError, RecursionError) as error:  # the latter two: brackets that nest too deep
+    except (SyntaxError, MemoryError, RecursionError) as error:
+        # The latter two: brackets that nest too deep.
         raise ValueError(f"{expression!r}: {error}") from None
     used: list[int] = []
     return _value(tree.body, used), used

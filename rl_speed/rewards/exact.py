@@ -12,18 +12,22 @@ import numpy as np
 class ExactMatch:
     """`exact_match` as `sample_adaptive` takes a verifier: hashable by what it computes.
 
-    Called with (tokens i32[S, T], lengths i32[S], (answers i32[S, A], answer_lengths i32[S])); returns f32[S].
+    Called with (tokens i32[S, T], lengths i32[S], (answers i32[S, A], answer_lengths i32[S]));
+    returns f32[S].
     """
 
     end_ids: tuple[int, ...]
     delimiter: int | None = None
 
-    def __call__(self, tokens: jax.Array, lengths: jax.Array, answer: tuple[jax.Array, jax.Array]) -> jax.Array:
+    def __call__(
+        self, tokens: jax.Array, lengths: jax.Array, answer: tuple[jax.Array, jax.Array]
+    ) -> jax.Array:
         return exact_match(tokens, lengths, *answer, end_ids=self.end_ids, delimiter=self.delimiter)
 
 
 def pad_answers(answers: Sequence[np.ndarray], capacity: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """(tokens i32[P, capacity], lengths i32[P]) of ragged answers, as `ExactMatch` takes them; 0: as long as the longest.
+    """(tokens i32[P, capacity], lengths i32[P]) of ragged answers, as `ExactMatch` takes them;
+    0: as long as the longest.
 
     Raises ValueError naming an answer that is empty or too long.
     """
@@ -31,8 +35,11 @@ def pad_answers(answers: Sequence[np.ndarray], capacity: int = 0) -> tuple[np.nd
     padded = np.zeros((len(answers), capacity or max(1, *lengths)), np.int32)
     for row, ids in enumerate(answers):
         if not 1 <= len(ids) <= padded.shape[1]:
-            raise ValueError(f"answer {row} has {len(ids)} tokens; the exact verifier takes 1 to {padded.shape[1]}")
-        padded[row, :len(ids)] = ids
+            raise ValueError(
+                f"answer {row} has {len(ids)} tokens; the exact verifier takes 1 to "
+                f"{padded.shape[1]}"
+            )
+        padded[row, : len(ids)] = ids
     return padded, lengths
 
 

@@ -71,7 +71,7 @@ def language_reward(responses: Sequence[str]) -> np.ndarray:
     return np.asarray(shares, np.float32)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _is_english(character):
     if character.isspace() or (character.isascii() and character.isalpha()):
         return True

@@ -20,32 +20,43 @@ _MARKUP = re.compile(r"\$[^$]+\$|(?<!\\)\\[(\[]|\\boxed|\\fbox")
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 _UPRIGHT = re.compile(r"_\s*\{\s*\\(?:mathrm|text|textrm|rm)\s*\{\s*(\w+)\s*\}\s*\}")
 # A name, perhaps with subscripts, perhaps applied to something, and an equals sign.
-_LABEL = re.compile(r"(\\?[A-Za-z]+(?:_(?:\w|\\[A-Za-z]+|\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}))?\s*(?:\([^()=]*\))?)\s*=")
-_EXTREME = re.compile(r"(\|?[A-Za-z]+\|?_(?:\s*\\(?:max|min)|\{[^{}=]*\\(?:max|min)[^{}=]*\})\s*(?:\([^()=]*\))?)\s*=")
-# A maximum or a minimum, named before an equals sign: an operator, a subscript, or a word; "min" alone may be minutes.
+_LABEL = re.compile(
+    r"(\\?[A-Za-z]+(?:_(?:\w|\\[A-Za-z]+|\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}))?\s*(?:\([^()=]*\))?)\s*="
+)
+_EXTREME = re.compile(
+    r"(\|?[A-Za-z]+\|?_(?:\s*\\(?:max|min)|\{[^{}=]*\\(?:max|min)[^{}=]*\})\s*(?:\([^()=]*\))?)\s*="
+)
+# A maximum or a minimum, named before an equals sign: an operator, a subscript, or a word; "min"
+# alone may be minutes.
 _KIND = re.compile(
     r"\\(max|min)(?![A-Za-z])"
     r"|_\s*(?:\{[^{}=]*(?:\{[^{}=]*)?)?(?<![A-Za-z])(max|min)(?![A-Za-z])"
     r"|(?<![A-Za-z])(max|min)im(?:um|al)(?![A-Za-z])",
     re.IGNORECASE,
 )
-_BETWEEN_PARTS = re.compile(r"(?:[\s$,;&]|\\[\\,;:!()]|\\q?quad|\\text\{\s*(?:and|or)\s*\}|and|or)*")
+_BETWEEN_PARTS = re.compile(
+    r"(?:[\s$,;&]|\\[\\,;:!()]|\\q?quad|\\text\{\s*(?:and|or)\s*\}|and|or)*"
+)
 
 
 def warm_up():
-    """Grades one answer of each kind: the libraries import parts and build tables at the first of a kind, for up to 0.3 s."""
-    for gold, answer in [("0.5", r"\frac{1}{2}"), ("x^2+3x+2", "(x+1)(x+2)"), ("(1, 2)", "(2, 1)"), (r"\{1,2\}", r"\{2,1\}"),
-                         ("[1,2)", "(1,2]"), (r"2\sqrt{3}", r"\sqrt{12}"), (r"\sin x", r"\cos x")]:
+    """Grades one answer of each kind: the libraries import parts and build tables at the first of a
+    kind, for up to 0.3 s.
+    """
+    for gold, answer in [
+        ("0.5", r"\frac{1}{2}"),
+        ("x^2+3x+2", "(x+1)(x+2)"),
+        ("(1, 2)", "(2, 1)"),
+        (r"\{1,2\}", r"\{2,1\}"),
+        ("[1,2)", "(1,2]"),
+        (r"2\sqrt{3}", r"\sqrt{12}"),
+        (r"\sin x", r"\cos x"),
+    ]:
         grade(rf"\boxed{{{answer}}}", gold, "boxed", 6, True, False)
 
 
 def grade(
-    response: str,
-    gold: str,
-    mode: str,
-    float_rounding: int,
-    strict: bool,
-    allow_set_relation: bool,
+    response: str, gold: str, mode: str, float_rounding: int, strict: bool, allow_set_relation: bool
 ):
     """Grades one response. Returns its value, or (value, cause); see `MathVerifier`."""
     options = (gold, mode, float_rounding, strict, allow_set_relation)
@@ -58,8 +69,12 @@ def _judge(answer, gold, mode, float_rounding, strict, allow_set_relation):
     gold_parsed, gold_is_mathematics, label = _parse_gold(gold)
     if answer is not None and _contradicts(answer, gold, mode):
         return 0.0
-    if answer is not None and (extreme := _extreme(answer)) and label in ("", _plain(extreme.group(1))):
-        answer = rf"\boxed{{{_bare(answer)[extreme.end():]}}}"
+    if (
+        answer is not None
+        and (extreme := _extreme(answer))
+        and label in ("", _plain(extreme.group(1)))
+    ):
+        answer = rf"\boxed{{{_bare(answer)[extreme.end() :]}}}"
     elif label and answer is not None:
         answer = _without_label(answer, label)
     parsed = _parse(answer) if answer is not None else []
@@ -81,7 +96,8 @@ def _judge(answer, gold, mode, float_rounding, strict, allow_set_relation):
     return float(equal)
 
 
-# Samples of a prompt often end in the same box. What is kept is what was found: a time-out, a crash or a lack of memory is not.
+# Samples of a prompt often end in the same box. What is kept is what was found: a time-out, a crash
+# or a lack of memory is not.
 _judge_again = functools.lru_cache(maxsize=4096)(_judge)
 
 
@@ -111,13 +127,14 @@ def last_box(text: str) -> str | None:
 
 @functools.lru_cache(maxsize=4096)  # a group's samples share one gold answer
 def _parse_gold(gold):
-    r"""Returns (candidates, whether any of them is a mathematical object rather than a string, the label left out or "").
+    r"""Returns (candidates, whether any of them is a mathematical object rather than a string, the
+    label left out or "").
 
-    A label is the name of a quantity before an equals sign, "I_{\max} = ". The library drops those of one letter itself; where a
-    gold answer cannot be read with its label, it is read without.
+    A label is the name of a quantity before an equals sign, "I_{\max} = ". The library drops those
+    of one letter itself; where a gold answer cannot be read with its label, it is read without.
     """
     if extreme := _extreme(gold):
-        without = _parse_gold_text(_bare(gold)[extreme.end():])
+        without = _parse_gold_text(_bare(gold)[extreme.end() :])
         if _is_mathematics(without):
             return without, True, _plain(extreme.group(1))
     parsed = _parse_gold_text(gold)
@@ -125,24 +142,28 @@ def _parse_gold(gold):
         return parsed, False, ""  # of a maximum and a minimum the library would read one
     label = _LABEL.match(_bare(gold))
     if label and not _is_mathematics(parsed):
-        without = _parse_gold_text(_bare(gold)[label.end():])
+        without = _parse_gold_text(_bare(gold)[label.end() :])
         if _is_mathematics(without):
             return without, True, _plain(label.group(1))
     return parsed, _is_mathematics(parsed), ""
 
 
 def _extreme(text):
-    r"""The label of a maximum or minimum, as in S_{\triangle,\max} = 2\sqrt{3}: the library cannot read it, and takes a number out of
-    the rest for the answer."""
+    r"""The label of a maximum or minimum, as in S_{\triangle,\max} = 2\sqrt{3}:
+    the library cannot read it, and takes a number out of the rest for the answer.
+    """
     bare = _bare(text)
     return _EXTREME.match(bare) if bare.count("=") == 1 else None
 
 
 def _contradicts(answer, gold, mode):
-    """Whether the gold answer is a maximum by its label and the answer a minimum by its own, or the other way round: the library
-    compares what stands behind the labels. An answer without a label, or with both, contradicts nothing."""
+    """Whether the gold answer is a maximum by its label and the answer a minimum by its own, or the
+    other way round: the library compares what stands behind the labels. An answer without a label,
+    or with both, contradicts nothing.
+    """
     wanted = _kinds(gold)
-    if len(wanted) != 1 or (mode == "free" and not _EXTREME.match(_bare(answer))):  # reasoning speaks of many quantities
+    # Reasoning speaks of many quantities.
+    if len(wanted) != 1 or (mode == "free" and not _EXTREME.match(_bare(answer))):
         return False
     found = _kinds(answer)
     return bool(found) and not found & wanted
@@ -157,7 +178,11 @@ def _kinds(text):
 def _without_label(answer, label):
     """The answer without that label, where it has it."""
     found = _LABEL.match(_bare(answer))
-    return rf"\boxed{{{_bare(answer)[found.end():]}}}" if found and _plain(found.group(1)) == label else answer
+    return (
+        rf"\boxed{{{_bare(answer)[found.end() :]}}}"
+        if found and _plain(found.group(1)) == label
+        else answer
+    )
 
 
 def _bare(text):
@@ -167,7 +192,7 @@ def _bare(text):
         before, text = text, text.strip().strip("$").strip()
         box = _BOX.match(text)
         if box and closing_brace(text, box.end()) == len(text) - 1:
-            text = text[box.end():-1]
+            text = text[box.end() : -1]
         elif text[:2] in ("\\(", "\\[") and text[-2:] == {"(": "\\)", "[": "\\]"}[text[1]]:
             text = text[2:-2]
     return text
@@ -175,7 +200,9 @@ def _bare(text):
 
 def _plain(text):
     """For a comparison of texts: without what is layout alone."""
-    return re.sub(r"\\(?:text|mathrm|textbf|left|right)(?![A-Za-z])|\\[,;:! ]|[\s${}]", "", _bare(text)).rstrip(".")
+    return re.sub(
+        r"\\(?:text|mathrm|textbf|left|right)(?![A-Za-z])|\\[,;:! ]|[\s${}]", "", _bare(text)
+    ).rstrip(".")
 
 
 def _is_mathematics(parsed):
@@ -191,5 +218,6 @@ def _parse_gold_text(gold):
 
 
 def _parse(text):
-    # Upright subscripts are subscripts; the library takes one at the end for a unit, and cuts the name in two.
+    # Upright subscripts are subscripts; the library takes one at the end for a unit, and cuts the
+    # name in two.
     return parse(_UPRIGHT.sub(r"_{\1}", braced_fractions(text)), parsing_timeout=None)

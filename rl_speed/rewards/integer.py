@@ -1,9 +1,11 @@
-"""Verifiers for integer answers that run inside the compiled loop: over token ids, whatever their tokenization.
+"""Verifiers for integer answers that run inside the compiled loop: over token ids,
+whatever their tokenization.
 
-A table holds the bytes of every token, so that "1,234", "12 34" cut into any tokens, or a digit that shares its token with a
-bracket read the same. Only the last `window` tokens of a response are looked at, where its answer stands. What these verifiers
-call right is a plain integer: anything they do not understand is wrong, so that they may miss a right answer written in an
-unusual way, and never grant a wrong one (tests/rewards/test_rewards_integer.py holds them against math-verify).
+A table holds the bytes of every token, so that "1,234", "12 34" cut into any tokens, or a digit
+that shares its token with a bracket read the same. Only the last `window` tokens of a response are
+looked at, where its answer stands. What these verifiers call right is a plain integer: anything
+they do not understand is wrong, so that they may miss a right answer written in an unusual way, and
+never grant a wrong one (tests/rewards/test_rewards_integer.py holds them against math-verify).
 """
 
 import dataclasses
@@ -23,8 +25,8 @@ MODES = ("boxed", "last")
 def token_bytes(tokenizer: Any, vocab_size: int, width: int = 16) -> np.ndarray:
     """u8[V, width]: the bytes of each token in a running text, 0 after the end.
 
-    A token of more than `width` bytes keeps its first ones, a letter as the last of them where it is more than white space: what
-    is cut can then hide, but not make, an integer or a box.
+    A token of more than `width` bytes keeps its first ones, a letter as the last of them where it
+    is more than white space: what is cut can then hide, but not make, an integer or a box.
     """
     table = np.zeros((vocab_size, width), np.uint8)
     special, count = set(tokenizer.all_special_ids), min(vocab_size, len(tokenizer))
@@ -37,9 +39,9 @@ def token_bytes(tokenizer: Any, vocab_size: int, width: int = 16) -> np.ndarray:
         else:
             raw = tokenizer.convert_tokens_to_string([piece]).encode("utf-8")
         if len(raw) > width and set(raw) - set(b" \n\t"):
-            raw = raw[:width - 1] + b"x"
+            raw = raw[: width - 1] + b"x"
         part = raw[:width]
-        table[token, :len(part)] = np.frombuffer(part, np.uint8)
+        table[token, : len(part)] = np.frombuffer(part, np.uint8)
     return table
 
 
@@ -51,7 +53,8 @@ def _byte_alphabet() -> dict[int, str]:
 
 
 def encode_answers(answers: Iterable[str | int], digits: int = 24) -> np.ndarray:
-    """Integers as i32[P, digits + 2]: sign (1 or -1), number of digits, the digits from the first on.
+    """Integers as i32[P, digits + 2]: sign (1 or -1), number of digits,
+    the digits from the first on.
 
     Raises ValueError naming an answer that is no integer, or has more digits.
     """
@@ -60,11 +63,15 @@ def encode_answers(answers: Iterable[str | int], digits: int = 24) -> np.ndarray
         try:
             value = int(str(answer).replace(",", "").strip())
         except ValueError:
-            raise ValueError(f"{answer!r} is not an integer; the integer verifiers take nothing else") from None
+            raise ValueError(
+                f"{answer!r} is not an integer; the integer verifiers take nothing else"
+            ) from None
         text = str(abs(value))
         if len(text) > digits:
             raise ValueError(f"{answer!r} has {len(text)} digits; there is room for {digits}")
-        rows.append([-1 if value < 0 else 1, len(text), *map(int, text), *[0] * (digits - len(text))])
+        rows.append(
+            [-1 if value < 0 else 1, len(text), *map(int, text), *[0] * (digits - len(text))]
+        )
     return np.asarray(rows, np.int32).reshape(-1, digits + 2)
 
 
@@ -72,7 +79,8 @@ def encode_answers(answers: Iterable[str | int], digits: int = 24) -> np.ndarray
 class IntegerMatch:
     """Whether a response's answer is the right integer; a verifier for `sample_adaptive`.
 
-    Called with (tokens i32[S, T], lengths i32[S], answer i32[S, D + 2] of `encode_answers`); returns f32[S].
+    Called with (tokens i32[S, T], lengths i32[S], answer i32[S, D + 2] of `encode_answers`);
+    returns f32[S].
 
     Attributes:
       table: of `token_bytes`. end_ids: tokens that end a response and are no part of its text.
@@ -90,14 +98,18 @@ class IntegerMatch:
             raise ValueError(f"mode must be one of {MODES}, got {self.mode!r}")
 
     def __call__(self, tokens: Array, lengths: Array, answer: Array) -> Array:
-        text, used = last_text(tokens, lengths, jnp.asarray(self.table), tuple(self.end_ids), self.window)
+        text, used = last_text(
+            tokens, lengths, jnp.asarray(self.table), tuple(self.end_ids), self.window
+        )
         start, end, found = (last_box if self.mode == "boxed" else last_number)(text, used)
         # What begins where the window does may have begun before it.
         found &= (start > 0) | (lengths <= self.window)
         return (found & same_integer(text, start, end, answer)).astype(jnp.float32)
 
 
-def last_text(tokens: Array, lengths: Array, table: Array, end_ids: tuple[int, ...], window: int) -> tuple[Array, Array]:
+def last_text(
+    tokens: Array, lengths: Array, table: Array, end_ids: tuple[int, ...], window: int
+) -> tuple[Array, Array]:
     """(bytes i32[S, B] of the last `window` tokens without gaps, number of bytes i32[S])."""
     at = jnp.maximum(lengths - window, 0)[:, None] + jnp.arange(window)
     valid = at < lengths[:, None]
@@ -125,13 +137,15 @@ def last_box(text: Array, used: Array) -> tuple[Array, Array, Array]:
 def last_number(text: Array, used: Array) -> tuple[Array, Array, Array]:
     """(start, end, found) of the last run of digits and commas between them, with its sign.
 
-    A number with a fraction, or one that touches a letter, is found as such and then not understood.
+    A number with a fraction, or one that touches a letter, is found as such and then not
+    understood.
     """
     at = jnp.arange(text.shape[1])
     inside = at < used[:, None]
     digit = (text >= ord("0")) & (text <= ord("9")) & inside
     last = jnp.max(jnp.where(digit, at, -1), axis=1)
-    # A word: what stands between white space, brackets, dollars and the like, around the last digit.
+    # A word: what stands between white space, brackets, dollars and the like, around the
+    # last digit.
     breaks = jnp.isin(text, jnp.asarray([*b" \n\t$()[]{}*=:;\"'"], text.dtype)) | ~inside
     before = breaks & (at < last[:, None])
     start = jnp.max(jnp.where(before, at + 1, 0), axis=1)
@@ -154,9 +168,12 @@ def same_integer(text: Array, start: Array, end: Array, answer: Array) -> Array:
     first = jnp.argmax(digit, axis=1)
     last = count - 1 - jnp.argmax(digit[:, ::-1], axis=1)
     between = (at >= first[:, None]) & (at <= last[:, None])
-    # Nothing but digits and commas from the first digit to the last; spaces around, and one sign right before.
+    # Nothing but digits and commas from the first digit to the last; spaces around, and one sign
+    # right before.
     plain = jnp.all(~inside | digit | space | comma | sign, axis=1) & jnp.any(digit, axis=1)
-    plain &= jnp.all(~between | digit | comma, axis=1) & jnp.all(~(comma | sign) | between | (at == first[:, None] - 1), axis=1)
+    plain &= jnp.all(~between | digit | comma, axis=1) & jnp.all(
+        ~(comma | sign) | between | (at == first[:, None] - 1), axis=1
+    )
     plain &= ~jnp.any(comma & ~between, axis=1) & ~jnp.any(sign & between, axis=1)
     # Commas part thousands: from the last digit back, every fourth place and no other.
     back = last[:, None] - at
@@ -169,7 +186,9 @@ def same_integer(text: Array, start: Array, end: Array, answer: Array) -> Array:
     number = jnp.sum(significant, axis=1)
     place = jnp.where(significant, jnp.cumsum(significant, axis=1) - 1, room)
     row = jnp.arange(text.shape[0])[:, None]
-    digits = jnp.zeros((text.shape[0], room), jnp.int32).at[row, place].set(text - ord("0"), mode="drop")
+    digits = (
+        jnp.zeros((text.shape[0], room), jnp.int32).at[row, place].set(text - ord("0"), mode="drop")
+    )
     zero = number == 0
     length = jnp.where(zero, 1, number)
     right = (length == answer[:, 1]) & jnp.all(digits == answer[:, 2:], axis=1)

@@ -63,10 +63,11 @@ class MathVerifier:
         recycle_after: int | None = 5000,
     ):
         """Args:
-        workers: processes; one scores some 500 plain numbers a second, 25 to 50 points, sets or polynomials, and several times as
-          many where the samples of a prompt end in the same few boxes (`experiments/bench.py scoring`).
-        timeout_s, stall_s: seconds of processor time for one item, parsing included, and the wall-clock backstop, as in
-          `WorkerPool`.
+        workers: processes; one scores some 500 plain numbers a second, 25 to 50 points, sets or
+          polynomials, and several times as many where the samples of a prompt end in the same few
+          boxes (`experiments/bench.py scoring`).
+        timeout_s, stall_s: seconds of processor time for one item, parsing included, and the
+          wall-clock backstop, as in `WorkerPool`.
         mode: "boxed" or "free", see above.
         float_rounding: decimals to which decimal numbers are compared.
         strict: variables keep their names: f(x) is not f(y), and a set is not a tuple.
@@ -132,8 +133,11 @@ class MathVerifier:
             [(response, gold, *self._options) for response, gold in zip(responses, golds)]
         )
         if lost := {c: causes.count(c) for c in UNGRADED if c in causes}:
-            _log.warning("%s of %d responses could not be graded and earn 0", ", ".join(f"{n} ({c})" for c, n in lost.items()),
-                         len(responses))
+            _log.warning(
+                "%s of %d responses could not be graded and earn 0",
+                ", ".join(f"{n} ({c})" for c, n in lost.items()),
+                len(responses),
+            )
         unparsable = {gold for gold, cause in zip(golds, causes) if cause == "gold_unparsable"}
         for gold in sorted(unparsable - self.unparsable_golds):
             _log.warning("gold answer %r cannot be parsed; only the same text matches it", gold)
@@ -141,5 +145,7 @@ class MathVerifier:
         return values, causes
 
     def judge(self, samples: Sequence[dict[str, Any]]) -> tuple[np.ndarray, list[str]]:
-        """`score_detailed` of samples with "response" and "answer" (`rl_speed.rewards.scorer.Verifier`)."""
+        """`score_detailed` of samples with "response" and "answer"
+        (`rl_speed.rewards.scorer.Verifier`).
+        """
         return self.score_detailed([s["response"] for s in samples], [s["answer"] for s in samples])

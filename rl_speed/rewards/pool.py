@@ -40,15 +40,18 @@ CAUSES = ("ok", "timeout", "stalled", "crash", "memory", "exception")
 UNGRADED = CAUSES[1:]  # what is worth 0 because the function gave no value
 # The wall-clock backstop, where none is given, in multiples of the limit in processor time.
 STALL_FACTOR = 6
-# An item that gets no processor for so many times its backstop is given up, too, and runs once more.
+# An item that gets no processor for so many times its backstop is given up, too, and
+# runs once more.
 _PATIENCE = 20
 
-_REPLY = ("value", "cause", "message", "used_s", "clocks", "haunted")  # what a worker says of an item (worker.py)
+# What a worker says of an item (worker.py).
+_REPLY = ("value", "cause", "message", "used_s", "clocks", "haunted")
 _WORKER = str(pathlib.Path(__file__).with_name("worker.py"))
 _MAX_FAILED_STARTS = 3
 # Past that by this many seconds, a worker ends itself.
 _ALARM_S = 5.0
-# The kernel counts a process's time in hundredths of a second: what is over the limit by less is for the worker to say.
+# The kernel counts a process's time in hundredths of a second: what is over the limit by less is
+# for the worker to say.
 _CLOCK_GRAIN_S = 0.02
 
 
@@ -73,19 +76,20 @@ class _Worker:
 class WorkerPool:
     """Scores items in worker processes: `with WorkerPool("module:function", 4, 5.0) as pool`.
 
-    The function is imported by the workers, which get the caller's `sys.path` and working directory. It takes an item's
-    fields as arguments and returns a number, or (number, cause) to have the item counted under a
-    cause of its own choosing. Everything is picklable builtins. Its module should not import JAX. It should have no side
-    effects: an item may run more than once.
+    The function is imported by the workers, which get the caller's `sys.path` and working
+    directory. It takes an item's fields as arguments and returns a number, or (number, cause) to
+    have the item counted under a cause of its own choosing. Everything is picklable builtins. Its
+    module should not import JAX. It should have no side effects: an item may run more than once.
 
     A call may come from any thread; calls from several threads take turns.
 
     Attributes:
-      counts: Counter of items by cause since the pool was made. "ok"; "timeout" (more processor time than the limit);
-        "stalled" (it slept for longer than the wall-clock backstop); "crash" (the worker died); "memory"
-        (MemoryError under the limit); "exception" (anything else raised, or a value that is not finite); and the function's
-        own causes. All but "ok" and the function's own score 0. "retried" is no cause: so many items ran once more, alone,
-        since what ended them at first need not have been theirs.
+      counts: Counter of items by cause since the pool was made. "ok"; "timeout" (more processor
+        time than the limit); "stalled" (it slept for longer than the wall-clock backstop); "crash"
+        (the worker died); "memory" (MemoryError under the limit); "exception" (anything else
+        raised, or a value that is not finite); and the function's own causes. All but "ok" and the
+        function's own score 0. "retried" is no cause: so many items ran once more, alone, since
+        what ended them at first need not have been theirs.
       last_message: the latest detail seen for a cause, such as the text of the exception.
     """
 
@@ -106,16 +110,19 @@ class WorkerPool:
         Args:
           function: "module:function".
           workers: the number of processes, at least 1.
-          timeout_s: seconds of processor time that one item may use, those of the processes it starts included.
-          stall_s: wall-clock seconds that one item may sleep, which is neither to compute nor to wait for a processor; None for
-            `STALL_FACTOR` times `timeout_s`. Set it where the function waits for others, as for a server.
+          timeout_s: seconds of processor time that one item may use, those of the processes it
+            starts included.
+          stall_s: wall-clock seconds that one item may sleep, which is neither to compute nor to
+            wait for a processor; None for `STALL_FACTOR` times `timeout_s`. Set it where the
+            function waits for others, as for a server.
           memory_limit_mb: address space of one worker (RLIMIT_AS) in MiB, or None for no limit.
           recycle_after: a worker is replaced after this many items; None for never.
-          start_timeout_s: seconds of processor time that a worker may use to import the function, and for `warm_up`
-            (and `STALL_FACTOR` times as many asleep). While no item of the pool has succeeded, a worker's first
-            item may use so many more, too: it may have to compile. Later workers replay an item that succeeded as
-            they start.
-          warm_up: ("module:function", arguments) that each worker calls once when it starts, in no item's time.
+          start_timeout_s: seconds of processor time that a worker may use to import the function,
+            and for `warm_up` (and `STALL_FACTOR` times as many asleep). While no item of the pool
+            has succeeded, a worker's first item may use so many more, too: it may have to compile.
+            Later workers replay an item that succeeded as they start.
+          warm_up: ("module:function", arguments) that each worker calls once when it starts, in no
+            item's time.
         """
         if workers < 1 or not timeout_s > 0 or (recycle_after is not None and recycle_after < 1):
             raise ValueError(
@@ -123,13 +130,17 @@ class WorkerPool:
                 f"got workers={workers}, recycle_after={recycle_after}, timeout_s={timeout_s}"
             )
         if stall_s is not None and not stall_s >= timeout_s:
-            raise ValueError(f"stall_s, wall-clock time, must not be below timeout_s, processor time; got {stall_s} and {timeout_s}")
+            raise ValueError(
+                "stall_s, wall-clock time, must not be below timeout_s, processor time; got "
+                f"{stall_s} and {timeout_s}"
+            )
         if ":" not in function:
             raise ValueError(f'function must be "module:function", got {function!r}')
         self.counts = collections.Counter(dict.fromkeys((*CAUSES, "retried"), 0))
         self.last_message: dict[str, str] = {}
         self._function = function
-        # Modules of the user's lie where the program was started. Last, so that they hide nothing that is installed.
+        # Modules of the user's lie where the program was started. Last, so that they hide nothing
+        # that is installed.
         self._extra_path = os.getcwd()
         self._size = workers
         self._timeout_s = timeout_s
@@ -144,7 +155,8 @@ class WorkerPool:
         self._closed = False
         self._lock = threading.Lock()
         self._workers: list[_Worker] = []
-        # Workers die with the thread that started them (worker.py): one that lives as long as the pool.
+        # Workers die with the thread that started them (worker.py): one that lives as long
+        # as the pool.
         self._spawner = concurrent.futures.ThreadPoolExecutor(1, "rl_speed-workers")
         # Runs when the pool is collected and at interpreter exit, whichever comes first.
         self._finalizer = weakref.finalize(self, _stop_all, self._workers)
@@ -206,7 +218,9 @@ class WorkerPool:
         self._record(call, index, 0.0, cause, message)
 
     def _excuse(self, call, index, cause, message):
-        """The item failed, and it need not have been its fault: it runs once more, alone, unless it already did."""
+        """The item failed, and it need not have been its fault: it runs once more, alone,
+        unless it already did.
+        """
         if index in call.excused:
             self._fail(call, index, cause, message)
         else:
@@ -239,9 +253,25 @@ class WorkerPool:
             ).result()
             # While our copy of their end is open, this cannot fail should the child die at once.
             replay = [] if self._known_good is None else [(self._function, self._known_good)]
-            ours.send((self._function, [*sys.path, self._extra_path], self._memory_limit_mb, [*self._warm_up, *replay]))
+            ours.send(
+                (
+                    self._function,
+                    [*sys.path, self._extra_path],
+                    self._memory_limit_mb,
+                    [*self._warm_up, *replay],
+                )
+            )
         now, limit = time.monotonic(), self._start_timeout_s
-        return _Worker(process, ours, limit, STALL_FACTOR * limit, now, now + limit, Used(), cold=self._known_good is None)
+        return _Worker(
+            process,
+            ours,
+            limit,
+            STALL_FACTOR * limit,
+            now,
+            now + limit,
+            Used(),
+            cold=self._known_good is None,
+        )
 
     def _assign(self, call):
         """Gives every idle worker an item; retires those that have served their share."""
@@ -264,7 +294,9 @@ class WorkerPool:
                 worker.item = queue.popleft()
 
     def _rehearse(self, worker):
-        """Has a worker that was started before any item succeeded replay one that did since, as later ones do when they start."""
+        """Has a worker that was started before any item succeeded replay one that did since,
+        as later ones do when they start.
+        """
         limit, worker.ready = self._start_timeout_s, False
         worker.limit_s, worker.stall_s, worker.begun = limit, STALL_FACTOR * limit, time.monotonic()
         worker.look = worker.begun + limit
@@ -274,7 +306,9 @@ class WorkerPool:
             self._lost_idle(worker)
 
     def _send(self, worker, item) -> bool:
-        """Has the worker begin an item; False where it died while it was idle, of which the item is not guilty."""
+        """Has the worker begin an item; False where it died while it was idle,
+        of which the item is not guilty.
+        """
         worker.limit_s = self._timeout_s + (self._start_timeout_s if worker.cold else 0.0)
         worker.stall_s = self._stall_s
         try:
@@ -311,17 +345,30 @@ class WorkerPool:
         slept, unknown = wall - used.processor_s - used.queued_s, math.isnan(used.queued_s)
         to_sleep = worker.stall_s - (wall if unknown else slept)
         if not over and to_sleep > 0 and wall < _PATIENCE * worker.stall_s:
-            worker.look = time.monotonic() + max(_CLOCK_GRAIN_S, min(worker.limit_s - used.processor_s, to_sleep))
+            worker.look = time.monotonic() + max(
+                _CLOCK_GRAIN_S, min(worker.limit_s - used.processor_s, to_sleep)
+            )
             return
         index, haunted = worker.item, worker.haunted
-        said = (f"killed after {used.processor_s:.3g} s of processor time; the limit is {worker.limit_s:g} s" if over else
-                f"killed after {wall:.3g} s, of which it used the processor for {max(0.0, used.processor_s):.2g} s")
+        said = (
+            (
+                f"killed after {used.processor_s:.3g} s of processor time; the limit is "
+                f"{worker.limit_s:g} s"
+            )
+            if over
+            else (
+                f"killed after {wall:.3g} s, of which it used the processor for "
+                f"{max(0.0, used.processor_s):.2g} s"
+            )
+        )
         if index is None:
             self._lost_idle(worker, f"not ready: {said}")
             return
         self._discard(worker)
         its_own = not haunted if over else not (late or unknown or to_sleep > 0)
-        (self._fail if its_own else self._excuse)(call, index, "timeout" if over else "stalled", said)
+        (self._fail if its_own else self._excuse)(
+            call, index, "timeout" if over else "stalled", said
+        )
 
     def _receive(self, worker, call):
         try:
@@ -334,7 +381,8 @@ class WorkerPool:
             code = self._discard(worker)
             if code == -signal.SIGALRM:  # the worker's own backstop: this process was away past it
                 self._excuse(call, index, "stalled", "ended by its own alarm")
-            elif code == -signal.SIGKILL:  # not by us: by the kernel, which was short of memory, or by somebody
+            elif code == -signal.SIGKILL:
+                # Not by us: by the kernel, which was short of memory, or by somebody.
                 self._excuse(call, index, "crash", "the worker was killed (SIGKILL)")
             else:
                 self._fail(call, index, "crash", f"the worker ended with exit code {code}")
@@ -356,7 +404,8 @@ class WorkerPool:
         worker.used = Used(*clocks)
         worker.served += 1
         self._failed_starts = 0
-        if used_s > self._timeout_s and cold:  # it may have compiled something; now it finds that done
+        # It may have compiled something; now it finds that done.
+        if used_s > self._timeout_s and cold:
             if self._send(worker, call.items[index]):
                 worker.item = index
             else:
@@ -366,7 +415,12 @@ class WorkerPool:
             self._discard(worker)
         if used_s > self._timeout_s:
             fail = self._excuse if was_haunted else self._fail
-            fail(call, index, "timeout", f"it used {used_s:.3g} s of processor time; the limit is {self._timeout_s:g} s")
+            fail(
+                call,
+                index,
+                "timeout",
+                f"it used {used_s:.3g} s of processor time; the limit is {self._timeout_s:g} s",
+            )
             return
         if self._known_good is None and cause == "ok":
             self._known_good = call.items[index]

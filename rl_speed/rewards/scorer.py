@@ -1,8 +1,9 @@
 """From samples to rewards, whatever verifies them.
 
-A verifier of text is one interface (`Verifier`: math-verify and functions of the user's own); `TextScorer` asks it on the host,
-`TextJudge` from inside the compiled loop. A verifier in JAX is its counterpart in the loop, and `JaxScorer` on the host. `RewardScorer`
-adds to the verdict what is trained on beside it.
+A verifier of text is one interface (`Verifier`: math-verify and functions of the user's own);
+`TextScorer` asks it on the host, `TextJudge` from inside the compiled loop. A verifier in JAX is
+its counterpart in the loop, and `JaxScorer` on the host. `RewardScorer` adds to the verdict what is
+trained on beside it.
 """
 
 import json
@@ -14,7 +15,13 @@ import jax
 import numpy as np
 
 from rl_speed.objectives import overlong_penalty
-from rl_speed.rewards import FunctionRewards, encode_answers, format_reward, language_reward, pad_answers
+from rl_speed.rewards import (
+    FunctionRewards,
+    encode_answers,
+    format_reward,
+    language_reward,
+    pad_answers,
+)
 from rl_speed.rewards.custom import parse_extra
 from rl_speed.sampling.adaptive import Verify
 
@@ -30,8 +37,9 @@ class Prompt(Protocol):
 
 
 class Rollouts(Protocol):
-    """What is asked of samples here: prompts, owner i32[R] (each sample's place among them), tokens i32[R, T], lengths i32[R],
-    nonfinite bool[R]; `rl_speed.data.Rollouts` is one."""
+    """What is asked of samples here: prompts, owner i32[R] (each sample's place among them),
+    tokens i32[R, T], lengths i32[R], nonfinite bool[R]; `rl_speed.data.Rollouts` is one.
+    """
 
     prompts: Sequence[Prompt]
     owner: np.ndarray
@@ -40,7 +48,8 @@ class Rollouts(Protocol):
     nonfinite: np.ndarray
 
 
-# Where the state has the counts of extra rewards, and the sums of a step under way, beside causes: no cause has a space.
+# Where the state has the counts of extra rewards, and the sums of a step under way, beside causes:
+# no cause has a space.
 _EXTRA, _PARTS = "extra rewards", "parts so far"
 
 
@@ -49,7 +58,9 @@ def decode_responses(tokenizer: Any, rollouts: Rollouts, end_tokens: Sequence[in
     return decode_rows(tokenizer, rollouts.tokens, rollouts.lengths, end_tokens)
 
 
-def decode_rows(tokenizer: Any, tokens: np.ndarray, lengths: np.ndarray, end_tokens: Sequence[int]) -> list[str]:
+def decode_rows(
+    tokenizer: Any, tokens: np.ndarray, lengths: np.ndarray, end_tokens: Sequence[int]
+) -> list[str]:
     """`decode_responses` of tokens i32[n, T] and lengths i32[n]."""
     texts = []
     for row, length in zip(tokens, lengths):
@@ -71,13 +82,18 @@ def exact_answers(prompts: Sequence[Prompt], capacity: int) -> tuple[np.ndarray,
     """
     for prompt in prompts:
         if not 1 <= len(prompt.answer_tokens) <= capacity:
-            raise ValueError(f"prompt {prompt.id!r}: its answer has {len(prompt.answer_tokens)} tokens; the exact verifier takes 1 "
-                             f"to {capacity}")
+            raise ValueError(
+                f"prompt {prompt.id!r}: its answer has {len(prompt.answer_tokens)} tokens; the "
+                f"exact verifier takes 1 to {capacity}"
+            )
     return pad_answers([p.answer_tokens for p in prompts], capacity)
 
 
 def integer_answers(prompts: Sequence[Prompt]) -> np.ndarray:
-    """The answers as `IntegerMatch` takes them. Raises ValueError naming the prompt whose answer is no integer."""
+    """The answers as `IntegerMatch` takes them.
+
+    Raises ValueError naming the prompt whose answer is no integer.
+    """
     try:
         return encode_answers([p.answer for p in prompts])
     except ValueError as error:
@@ -93,14 +109,17 @@ class Verifier(Protocol):
     """Judges text on the host.
 
     Attributes:
-      fields: what it has to know of a prompt: "answer", "question", "meta". counts: its items by cause.
+      fields: what it has to know of a prompt: "answer", "question", "meta". counts: its
+        items by cause.
     """
 
     fields: tuple[str, ...]
     counts: Counter
 
     def judge(self, samples: Sequence[dict[str, Any]]) -> tuple[np.ndarray, list[str]]:
-        """(values f32[n], right above one half; the cause that each is counted under) of samples with the fields of `call.FIELDS`."""
+        """(values f32[n], right above one half; the cause that each is counted under) of samples
+        with the fields of `call.FIELDS`.
+        """
 
     def close(self) -> None: ...
 
@@ -110,18 +129,33 @@ def known_fields(prompt: Prompt) -> dict[str, Any]:
     return {"answer": prompt.answer, "question": prompt.text, "meta": prompt.meta}
 
 
-def samples_of(known: Sequence[dict[str, Any]], texts: Sequence[str], tokens: np.ndarray, lengths: np.ndarray,
-               end_tokens: Sequence[int]) -> list[dict[str, Any]]:
+def samples_of(
+    known: Sequence[dict[str, Any]],
+    texts: Sequence[str],
+    tokens: np.ndarray,
+    lengths: np.ndarray,
+    end_tokens: Sequence[int],
+) -> list[dict[str, Any]]:
     """The samples that a `Verifier` judges; `known` is what it knows of the prompt of each."""
     ended = ended_rows(tokens, lengths, end_tokens)
-    return [{**about, "response": text, "length": int(length), "ended": bool(end)}
-            for about, text, length, end in zip(known, texts, lengths, ended, strict=True)]
+    return [
+        {**about, "response": text, "length": int(length), "ended": bool(end)}
+        for about, text, length, end in zip(known, texts, lengths, ended, strict=True)
+    ]
 
 
-def known_samples(rollouts: Rollouts, texts: Sequence[str], end_tokens: Sequence[int]) -> list[dict[str, Any]]:
+def known_samples(
+    rollouts: Rollouts, texts: Sequence[str], end_tokens: Sequence[int]
+) -> list[dict[str, Any]]:
     """`samples_of` of rollouts."""
     known = list(map(known_fields, rollouts.prompts))
-    return samples_of([known[place] for place in rollouts.owner], texts, rollouts.tokens, rollouts.lengths, end_tokens)
+    return samples_of(
+        [known[place] for place in rollouts.owner],
+        texts,
+        rollouts.tokens,
+        rollouts.lengths,
+        end_tokens,
+    )
 
 
 class TextScorer:
@@ -134,53 +168,74 @@ class TextScorer:
         """f32[R]. `texts`: the responses, where somebody has decoded them already."""
         return self.detailed(rollouts, texts)[0]
 
-    def detailed(self, rollouts: Rollouts, texts: list[str] | None = None) -> tuple[np.ndarray, list[str]]:
+    def detailed(
+        self, rollouts: Rollouts, texts: list[str] | None = None
+    ) -> tuple[np.ndarray, list[str]]:
         """(values f32[R], their causes)."""
         texts = decode_responses(self._tokenizer, rollouts, self._end) if texts is None else texts
         return self.verifier.judge(known_samples(rollouts, texts, self._end))
 
 
 class TextJudge:
-    """A `Verifier` as `HostVerify` calls it: (tokens i32[n, T], lengths i32[n], u8[n, A] of `encode`) -> f32[n].
+    """A `Verifier` as `HostVerify` calls it: (tokens i32[n, T], lengths i32[n], u8[n, A] of
+    `encode`) -> f32[n].
 
-    What it is to know of a prompt comes with the sample, so that there is nothing to save or to restore; the workers and their
-    counts are the verifier's.
+    What it is to know of a prompt comes with the sample, so that there is nothing to save or to
+    restore; the workers and their counts are the verifier's.
     """
 
     def __init__(self, tokenizer: Any, end_tokens: Sequence[int], verifier: Verifier):
         self._tokenizer, self._end, self._verifier = tokenizer, tuple(end_tokens), verifier
 
     def __call__(self, tokens: np.ndarray, lengths: np.ndarray, answer: np.ndarray) -> np.ndarray:
-        known = [dict(zip(self._verifier.fields, json.loads(row.tobytes().rstrip(b"\0")))) for row in answer]
+        known = [
+            dict(zip(self._verifier.fields, json.loads(row.tobytes().rstrip(b"\0"))))
+            for row in answer
+        ]
         texts = decode_rows(self._tokenizer, tokens, lengths, self._end)
         return self._verifier.judge(samples_of(known, texts, tokens, lengths, self._end))[0]
 
     def text(self, prompt: Prompt) -> bytes:
-        """What the verifier has to know of a prompt, as JSON. Raises ValueError naming a prompt whose `meta` is none."""
+        """What the verifier has to know of a prompt, as JSON.
+
+        Raises ValueError naming a prompt whose `meta` is none.
+        """
         known = known_fields(prompt)
         try:
-            return json.dumps([known[name] for name in self._verifier.fields], ensure_ascii=False).encode("utf-8")
+            return json.dumps(
+                [known[name] for name in self._verifier.fields], ensure_ascii=False
+            ).encode("utf-8")
         except (TypeError, ValueError) as error:
-            raise ValueError(f"prompt {prompt.id!r}: what the data has beside question and answer cannot be taken into the compiled "
-                             f"loop ({error})") from None
+            raise ValueError(
+                f"prompt {prompt.id!r}: what the data has beside question and answer cannot be "
+                f"taken into the compiled loop ({error})"
+            ) from None
 
     def encode(self, prompts: Sequence[Prompt], capacity: int) -> np.ndarray:
-        """`text` of each prompt as u8[P, capacity], zeros behind it. Raises ValueError naming the prompt whose text is longer."""
+        """`text` of each prompt as u8[P, capacity], zeros behind it.
+
+        Raises ValueError naming the prompt whose text is longer.
+        """
         answers = np.zeros((len(prompts), capacity), np.uint8)
         for row, prompt in enumerate(prompts):
             text = self.text(prompt)
             if len(text) > capacity:
-                raise ValueError(f"prompt {prompt.id!r}: what its verifier needs to know takes {len(text)} bytes; there is room for "
-                                 f"{capacity} inside the compiled loop. config.driver.where='host' takes any")
-            answers[row, :len(text)] = np.frombuffer(text, np.uint8)
+                raise ValueError(
+                    f"prompt {prompt.id!r}: what its verifier needs to know takes {len(text)} "
+                    f"bytes; there is room for {capacity} inside the compiled loop. "
+                    "config.driver.where='host' takes any"
+                )
+            answers[row, : len(text)] = np.frombuffer(text, np.uint8)
         return answers
 
 
 class JaxScorer:
-    """A verifier of `sample_adaptive`, on the host: in blocks of one shape, so that it compiles once.
+    """A verifier of `sample_adaptive`, on the host: in blocks of one shape,
+    so that it compiles once.
 
     Args:
-      verify: (tokens, lengths, answer) -> rewards. encode: prompts -> the answer's pytree, a row each. block: samples per call.
+      verify: (tokens, lengths, answer) -> rewards. encode: prompts -> the answer's pytree, a row
+        each. block: samples per call.
     """
 
     def __init__(self, verify: Verify, encode: Callable[[Sequence[Prompt]], Any], block: int = 512):
@@ -192,26 +247,45 @@ class JaxScorer:
         count, correct = len(rollouts.lengths), [np.zeros((0,), np.float32)]
         for first in range(0, count, self._block):
             rows = slice(first, first + self._block)
-            fill = lambda x: np.pad(x[rows], ((0, max(0, first + self._block - count)),) + ((0, 0),) * (x.ndim - 1))
-            correct.append(np.asarray(self._verify(fill(rollouts.tokens), fill(rollouts.lengths), jax.tree.map(fill, answers))))
+            fill = lambda x: np.pad(
+                x[rows], ((0, max(0, first + self._block - count)),) + ((0, 0),) * (x.ndim - 1)
+            )
+            correct.append(
+                np.asarray(
+                    self._verify(
+                        fill(rollouts.tokens), fill(rollouts.lengths), jax.tree.map(fill, answers)
+                    )
+                )
+            )
         return np.concatenate(correct)[:count]
 
 
 class RewardScorer:
     """What the driver calls: the verifier's verdict, and the reward that is trained on.
 
-    The reward is a sum: the verdict times its weight, format and language rewards (Bae et al., arXiv 2504.03380; with weights of 1
-    it lies in [0, 3]), DAPO's overlong penalty, and functions of the user's own, each with its weight and where configured. The
-    verdict alone says what is correct: every filter looks at that. A response that non-finite logits ended is wrong and earns 0.
+    The reward is a sum: the verdict times its weight, format and language rewards (Bae et al.,
+    arXiv 2504.03380; with weights of 1 it lies in [0, 3]), DAPO's overlong penalty, and functions
+    of the user's own, each with its weight and where configured. The verdict alone says what is
+    correct: every filter looks at that. A response that non-finite logits ended is wrong
+    and earns 0.
 
     Args:
-      verify: (rollouts, their texts or None) -> verdicts f32[R]. config: the section `config.reward`.
+      verify: (rollouts, their texts or None) -> verdicts f32[R]. config: the section
+        `config.reward`.
       max_new: the length limit of a response, in tokens.
-      tokenizer, end_tokens: to decode with, once for all that read text. functions: what `config.extra` names, in that order.
+      tokenizer, end_tokens: to decode with, once for all that read text. functions: what
+        `config.extra` names, in that order.
     """
 
-    def __init__(self, verify: JaxScorer | TextScorer, config: Any, max_new: int, tokenizer: Any, end_tokens: Sequence[int],
-                 functions: FunctionRewards | None = None):
+    def __init__(
+        self,
+        verify: JaxScorer | TextScorer,
+        config: Any,
+        max_new: int,
+        tokenizer: Any,
+        end_tokens: Sequence[int],
+        functions: FunctionRewards | None = None,
+    ):
         self.verify, self._config, self._max_new = verify, config, max_new
         self._functions, self._extra = functions, parse_extra(config.extra)
         self._tokenizer, self._end = tokenizer, tuple(end_tokens)
@@ -226,37 +300,61 @@ class RewardScorer:
         verdict = self.verify(rollouts, texts)
         rewards = np.zeros(len(verdict), np.float32)
         self._scored += len(verdict)
-        for name, weight, part in [("accuracy", c.accuracy_weight, verdict), *self._parts(rollouts, texts)]:
-            part = np.where(rollouts.nonfinite, 0, part)  # the policy broke down: what it said before earns nothing
+        for name, weight, part in [
+            ("accuracy", c.accuracy_weight, verdict),
+            *self._parts(rollouts, texts),
+        ]:
+            # The policy broke down: what it said before earns nothing.
+            part = np.where(rollouts.nonfinite, 0, part)
             rewards += np.float32(weight) * part
             self._sums[name] = self._sums.get(name, 0.0) + float(part.sum(dtype=np.float64))
         return rewards, (verdict > 0.5) & ~rollouts.nonfinite
 
     def judge(self, rollouts: Rollouts) -> np.ndarray:
-        """correct bool[R] alone, of held-out responses: nothing is added to the means of `take_parts`."""
+        """correct bool[R] alone, of held-out responses:
+        nothing is added to the means of `take_parts`.
+        """
         return (self.verify(rollouts) > 0.5) & ~rollouts.nonfinite
 
-    def _parts(self, rollouts: Rollouts, texts: list[str] | None) -> Iterator[tuple[str, float, np.ndarray]]:
+    def _parts(
+        self, rollouts: Rollouts, texts: list[str] | None
+    ) -> Iterator[tuple[str, float, np.ndarray]]:
         """(name, weight, reward f32[R]) of each part beside accuracy."""
         c = self._config
         if c.format_weight > 0:
             opened = [c.think_open + text for text in texts] if c.think_in_prompt else texts
             ended = ended_rows(rollouts.tokens, rollouts.lengths, self._end)
-            yield "format", c.format_weight, format_reward(opened, ended, think_open=c.think_open, think_close=c.think_close)
+            yield (
+                "format",
+                c.format_weight,
+                format_reward(opened, ended, think_open=c.think_open, think_close=c.think_close),
+            )
         if c.language_weight > 0:
             yield "language", c.language_weight, language_reward(texts)
         if c.overlong_buffer > 0:
-            yield "overlong", 1.0, np.asarray(overlong_penalty(rollouts.lengths, self._max_new, c.overlong_buffer,
-                                                               c.overlong_factor))
+            yield (
+                "overlong",
+                1.0,
+                np.asarray(
+                    overlong_penalty(
+                        rollouts.lengths, self._max_new, c.overlong_buffer, c.overlong_factor
+                    )
+                ),
+            )
         if self._functions is not None:
             values = self._functions.score(known_samples(rollouts, texts, self._end))
             for extra, part in zip(self._extra, values, strict=True):
                 yield extra.name, extra.weight, part
 
     def take_parts(self) -> dict[str, float]:
-        """Means of the reward's parts, unweighted, accuracy among them, over the responses scored since the last call (the step's,
-        rejected prompts included). Empty where nothing was."""
-        means = {f"reward/{name}": total / self._scored for name, total in self._sums.items() if self._scored}
+        """Means of the reward's parts, unweighted, accuracy among them, over the responses scored
+        since the last call (the step's, rejected prompts included). Empty where nothing was.
+        """
+        means = {
+            f"reward/{name}": total / self._scored
+            for name, total in self._sums.items()
+            if self._scored
+        }
         self._sums, self._scored = {}, 0
         return means
 
@@ -266,20 +364,35 @@ class RewardScorer:
         return {name: workers for name, workers in found.items() if workers is not None}
 
     def metrics(self) -> dict[str, float]:
-        """Items by cause where a verifier's or a function's process can fail: hung, crashed, out of memory, ..."""
-        return {f"{name}/{cause}": float(n) for name, workers in self._workers().items() for cause, n in workers.counts.items()}
+        """Items by cause where a verifier's or a function's process can fail: hung, crashed,
+        out of memory, ...
+        """
+        return {
+            f"{name}/{cause}": float(n)
+            for name, workers in self._workers().items()
+            for cause, n in workers.counts.items()
+        }
 
     def state_dict(self) -> dict[str, Any]:
-        """The counts, which go on over a resumed run; and the sums of a step that was stopped before its `take_parts`."""
+        """The counts, which go on over a resumed run;
+        and the sums of a step that was stopped before its `take_parts`.
+        """
         count = lambda workers: {cause: int(n) for cause, n in workers.counts.items()}
         found = {name: count(workers) for name, workers in self._workers().items()}
-        return {**found.get("verifier", {}), **({_EXTRA: found["extra"]} if "extra" in found else {}),
-                **({_PARTS: json.dumps([self._scored, self._sums])} if self._scored else {})}
+        return {
+            **found.get("verifier", {}),
+            **({_EXTRA: found["extra"]} if "extra" in found else {}),
+            **({_PARTS: json.dumps([self._scored, self._sums])} if self._scored else {}),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Count on from where the state was taken."""
         for name, workers in self._workers().items():
-            counts = state.get(_EXTRA, {}) if name == "extra" else {c: n for c, n in state.items() if c not in (_EXTRA, _PARTS)}
+            counts = (
+                state.get(_EXTRA, {})
+                if name == "extra"
+                else {c: n for c, n in state.items() if c not in (_EXTRA, _PARTS)}
+            )
             workers.counts.update({cause: int(n) for cause, n in counts.items()})
         self._scored, self._sums = json.loads(state[_PARTS]) if _PARTS in state else (0, {})
 

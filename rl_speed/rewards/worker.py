@@ -11,8 +11,8 @@ cannot get between them.
                         used_s: processor time of this item, clocks,
                         haunted: whether processes are alive that items started)       per item
 
-`clocks` are seconds since the worker began: processor time of it and of the processes it waited for, and time it waited for a
-processor itself.
+`clocks` are seconds since the worker began: processor time of it and of the processes it waited
+for, and time it waited for a processor itself.
 """
 
 import ctypes
@@ -38,7 +38,9 @@ def limit_memory(megabytes):
 
 
 def die_with_parent():
-    """Has the kernel kill this process (SIGKILL, which nothing blocks) when the thread that started it ends. Linux only."""
+    """Has the kernel kill this process (SIGKILL, which nothing blocks) when the thread that started
+    it ends. Linux only.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
@@ -67,7 +69,10 @@ def evaluate(function, arguments):
 
 def processor_seconds():
     """Of this process and of those that it started and waited for."""
-    own, waited_for = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
+    own, waited_for = (
+        resource.getrusage(resource.RUSAGE_SELF),
+        resource.getrusage(resource.RUSAGE_CHILDREN),
+    )
     return own.ru_utime + own.ru_stime + waited_for.ru_utime + waited_for.ru_stime
 
 
@@ -81,7 +86,9 @@ def clocks():
 
 
 def has_children():
-    """Whether a child is alive, or dead and not waited for; nothing is reaped, whoever started it may want to."""
+    """Whether a child is alive, or dead and not waited for; nothing is reaped,
+    whoever started it may want to.
+    """
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
@@ -103,8 +110,9 @@ def serve(connection):
         connection.send(("failed", traceback.format_exc(), clocks()))
         return
     connection.send(("ready", "", clocks()))
-    # The parent kills a worker that overruns. Should the parent be gone, and the kernel not have ended this process with it,
-    # SIGALRM's default action does so even inside a C extension that never returns.
+    # The parent kills a worker that overruns. Should the parent be gone, and the kernel not have
+    # ended this process with it, SIGALRM's default action does so even inside a C extension that
+    # never returns.
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     me = os.getpid()
     while True:

@@ -1,4 +1,6 @@
-"""Budgets from estimated pass rates (Reinforce-Ada-Est): what `Allocated` gives each prompt, and what its samples then say."""
+"""Budgets from estimated pass rates (Reinforce-Ada-Est): what `Allocated` gives each prompt,
+and what its samples then say.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,8 +11,8 @@ from rl_speed import theory
 from rl_speed.config import Estimate
 from rl_speed.data.prompts import Prompt
 from rl_speed.data.rollouts import pack_prompts, unpack_prompts
-from rl_speed.sampling import Allocated, Rule
 from rl_speed.rollout.estimators import Estimator
+from rl_speed.sampling import Allocated, Rule
 
 # A prompt, how many of its samples were right, how many there were.
 Visit = tuple[Prompt, int, int]
@@ -20,8 +22,10 @@ def pack_visits(visits: Sequence[Visit]) -> dict[str, Any]:
     """For a checkpoint; the counts i32[2 V] are right, all, right, all, ..."""
     if not visits:
         return {}
-    return {**pack_prompts([prompt for prompt, _, _ in visits]),
-            "counts": np.array([count for visit in visits for count in visit[1:]], np.int32)}
+    return {
+        **pack_prompts([prompt for prompt, _, _ in visits]),
+        "counts": np.array([count for visit in visits for count in visit[1:]], np.int32),
+    }
 
 
 def unpack_visits(packed: Mapping[str, Any]) -> list[Visit]:
@@ -29,29 +33,44 @@ def unpack_visits(packed: Mapping[str, Any]) -> list[Visit]:
     if not packed:
         return []
     counts = np.asarray(packed["counts"]).reshape(-1, 2).tolist()
-    return [(prompt, right, drawn) for prompt, (right, drawn) in zip(unpack_prompts(packed), counts, strict=True)]
+    return [
+        (prompt, right, drawn)
+        for prompt, (right, drawn) in zip(unpack_prompts(packed), counts, strict=True)
+    ]
 
 
 class Budgets:
-    """Estimates of the prompts that are about to be sampled, and their shares of `n` samples a prompt.
+    """Estimates of the prompts that are about to be sampled,
+    and their shares of `n` samples a prompt.
 
     Args:
-      estimator: asked before a visit, told after it. rule: budgets are given where it is `Allocated`.
+      estimator: asked before a visit, told after it. rule: budgets are given where it is
+        `Allocated`.
       n: samples of a prompt on average. config: how estimates become shares.
     """
 
     def __init__(self, estimator: Estimator, rule: Rule, n: int, config: Estimate):
         self._estimator, self._rule, self._n, self._config = estimator, rule, n, config
 
-    def allocate(self, params: Any, prompts: Sequence[Prompt]) -> tuple[np.ndarray, np.ndarray | None]:
-        """(estimates f64[P], budgets i64[P] that sum to P x n, or None where the rule takes none)."""
+    def allocate(
+        self, params: Any, prompts: Sequence[Prompt]
+    ) -> tuple[np.ndarray, np.ndarray | None]:
+        """(estimates f64[P], budgets i64[P] that sum to P x n,
+        or None where the rule takes none).
+        """
         if not prompts:
             return np.zeros(0), np.zeros(0, np.int64) if isinstance(self._rule, Allocated) else None
         estimates = self._estimator.estimate(params, prompts)
         if not isinstance(self._rule, Allocated):
             return estimates, None
-        return estimates, theory.allocate(estimates, self._n * len(prompts), self._config.gamma, self._rule.n_min, self._rule.n_max,
-                                          self._config.form)
+        return estimates, theory.allocate(
+            estimates,
+            self._n * len(prompts),
+            self._config.gamma,
+            self._rule.n_min,
+            self._rule.n_max,
+            self._config.form,
+        )
 
     def observe(self, params: Any, visits: Sequence[Visit]) -> None:
         """What the visits brought, once the rule has decided about their prompts."""

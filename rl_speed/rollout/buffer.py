@@ -1,4 +1,6 @@
-"""The sampling buffer: complete groups that wait for a training step (SPEED, section 4 and Algorithm 2)."""
+"""The sampling buffer: complete groups that wait for a training step (SPEED, section 4 and
+Algorithm 2).
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,11 +19,13 @@ class BufferFull(ValueError):
 class SamplingBuffer:
     """Holds at most `capacity` complete groups, and never drops one silently.
 
-    The producer asks `free` (or `full`) before it screens more prompts: at the bound it stops screening.
+    The producer asks `free` (or `full`) before it screens more prompts: at the bound it
+    stops screening.
 
     Args:
       capacity: groups.
-      order: "fifo" takes the oldest first (released code), "random" draws without replacement (the paper's "sample").
+      order: "fifo" takes the oldest first (released code), "random" draws without replacement (the
+        paper's "sample").
       max_age: groups older than this many policy updates are removed by `expire`; None keeps all.
       seed: of the random order.
 
@@ -29,7 +33,9 @@ class SamplingBuffer:
       ValueError: an argument out of range.
     """
 
-    def __init__(self, capacity: int, order: str = "fifo", max_age: int | None = None, seed: int = 0):
+    def __init__(
+        self, capacity: int, order: str = "fifo", max_age: int | None = None, seed: int = 0
+    ):
         if capacity < 1:
             raise ValueError(f"buffer.capacity must be at least 1, got {capacity}")
         if order not in ORDERS:
@@ -60,8 +66,10 @@ class SamplingBuffer:
           BufferFull: they do not all fit; none is added then.
         """
         if len(groups) > self.free:
-            raise BufferFull(f"{len(groups)} groups do not fit: the sampling buffer holds {len(self)} of {self.capacity}."
-                             " Screen fewer prompts, train first, or raise buffer.capacity.")
+            raise BufferFull(
+                f"{len(groups)} groups do not fit: the sampling buffer holds {len(self)} of "
+                f"{self.capacity}. Screen fewer prompts, train first, or raise buffer.capacity."
+            )
         self._groups.extend(groups)
 
     def take(self, n: int) -> list[Rollouts]:
@@ -76,14 +84,17 @@ class SamplingBuffer:
             rows = range(n)
         else:
             # Keyed by the number of draws so far, so that the state to save is one integer.
-            rows = np.random.default_rng([self._seed, self._draws]).permutation(len(self))[:n].tolist()
+            rows = (
+                np.random.default_rng([self._seed, self._draws]).permutation(len(self))[:n].tolist()
+            )
             self._draws += 1
         taken, gone = [self._groups[row] for row in rows], set(rows)
         self._groups = [group for row, group in enumerate(self._groups) if row not in gone]
         return taken
 
     def expire(self, now: int) -> list[Rollouts]:
-        """Removes and returns the groups whose oldest sample is more than `max_age` updates old at policy version `now`.
+        """Removes and returns the groups whose oldest sample is more than `max_age` updates old at
+        policy version `now`.
 
         They are counted in `metrics`; what becomes of their prompts is the caller's choice.
         """
@@ -95,30 +106,52 @@ class SamplingBuffer:
         return old
 
     def metrics(self, now: int) -> dict[str, float]:
-        """Groups held and expired so far; mean and largest age of those held, in policy updates (0 when empty)."""
+        """Groups held and expired so far; mean and largest age of those held,
+        in policy updates (0 when empty).
+        """
         ages = [self._age(group, now) for group in self._groups] or [0]
-        return {"buffer/size": float(len(self)), "buffer/expired": float(self._expired),
-                "buffer/age_mean": float(np.mean(ages)), "buffer/age_max": float(max(ages))}
+        return {
+            "buffer/size": float(len(self)),
+            "buffer/expired": float(self._expired),
+            "buffer/age_mean": float(np.mean(ages)),
+            "buffer/age_max": float(max(ages)),
+        }
 
     def state_dict(self) -> dict[str, Any]:
         """Everything, as nested dicts of integers, strings and (never empty) numpy arrays."""
-        return {"order": self.order, "seed": self._seed, "draws": self._draws, "expired": self._expired,
-                "groups": pack(self._groups)}
+        return {
+            "order": self.order,
+            "seed": self._seed,
+            "draws": self._draws,
+            "expired": self._expired,
+            "groups": pack(self._groups),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Replaces the contents. Capacity and maximum age stay this buffer's own: they may be changed on resume.
+        """Replaces the contents.
+
+        Capacity and maximum age stay this buffer's own: they may be changed on resume.
 
         Raises:
           BufferFull: more groups were saved than fit.
-          ValueError: the saved buffer had another order or seed, so that the next draws would differ.
+          ValueError: the saved buffer had another order or seed, so that the next draws
+            would differ.
         """
         for name, mine in (("order", self.order), ("seed", self._seed)):
             if state[name] != mine:
-                raise ValueError(f"the saved sampling buffer has {name} {state[name]!r}, this one {mine!r}")
+                raise ValueError(
+                    f"the saved sampling buffer has {name} {state[name]!r}, this one {mine!r}"
+                )
         groups = unpack(state["groups"])
         if len(groups) > self.capacity:
-            raise BufferFull(f"{len(groups)} saved groups do not fit into buffer.capacity = {self.capacity}")
-        self._groups, self._draws, self._expired = groups, int(state["draws"]), int(state["expired"])
+            raise BufferFull(
+                f"{len(groups)} saved groups do not fit into buffer.capacity = {self.capacity}"
+            )
+        self._groups, self._draws, self._expired = (
+            groups,
+            int(state["draws"]),
+            int(state["expired"]),
+        )
 
     def _age(self, group: Rollouts, now: int) -> int:
         return now - group.oldest_version

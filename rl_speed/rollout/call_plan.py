@@ -1,4 +1,6 @@
-"""Whom the next generation call of the host driver draws for: how many prompts go on, and how many new ones are screened."""
+"""Whom the next generation call of the host driver draws for: how many prompts go on,
+and how many new ones are screened.
+"""
 
 import math
 from collections.abc import Collection, Sequence
@@ -10,32 +12,46 @@ from rl_speed.sampling import Rule
 
 
 class CallPlan:
-    """Every number follows from counts alone. Prompts in flight and pending calls are those of the driver.
+    """Every number follows from counts alone.
+
+    Prompts in flight and pending calls are those of the driver.
 
     Attributes:
       capacity: prompts that a call can hold.
     """
 
     def __init__(self, rule: Rule, config: DriverConfig):
-        self._last, self._config, self.capacity = rule.max_samples, config, capacities(rule, config)[0]
+        self._last, self._config, self.capacity = (
+            rule.max_samples,
+            config,
+            capacities(rule, config)[0],
+        )
         self._two_phase = rule.first_samples < rule.max_samples
 
     def room(self, pending: Collection[PendingCall], buffer: SamplingBuffer) -> int:
         """Groups that still fit into the buffer when all that can complete in pending calls has."""
-        return buffer.free - sum(len(call.continued if self._two_phase else call.active) for call in pending)
+        return buffer.free - sum(
+            len(call.continued if self._two_phase else call.active) for call in pending
+        )
 
-    def to_continue(self, active: Sequence[ActivePrompt], pending: Collection[PendingCall],
-                    buffer: SamplingBuffer) -> tuple[list[ActivePrompt], list[ActivePrompt]]:
+    def to_continue(
+        self,
+        active: Sequence[ActivePrompt],
+        pending: Collection[PendingCall],
+        buffer: SamplingBuffer,
+    ) -> tuple[list[ActivePrompt], list[ActivePrompt]]:
         """(prompts that this call continues, prompts that wait), both in order of arrival.
 
-        A prompt whose next samples are its last goes only if its group is needed: drawn earlier, they would be more off-policy
-        than they must be by the time they are trained on. With `depth`, every call under way should bring one batch. What
-        completes must find room in the buffer.
+        A prompt whose next samples are its last goes only if its group is needed: drawn earlier,
+        they would be more off-policy than they must be by the time they are trained on. With
+        `depth`, every call under way should bring one batch. What completes must find room in
+        the buffer.
         """
         config = self._config
         room = min(self.room(pending, buffer), self.capacity - config.screen_prompts)
         coming = sum(a.want >= self._last for call in pending for a in call.continued)
-        # At most a batch a call: if the first took all there is, those after it would have nothing to generate while it is scored.
+        # At most a batch a call: if the first took all there is, those after it would have nothing
+        # to generate while it is scored.
         needed = min(config.groups, config.groups * (1 + config.depth) - len(buffer) - coming)
         going, waiting = [], []
         for prompt in active:
@@ -47,27 +63,42 @@ class CallPlan:
                 waiting.append(prompt)
         return going, waiting
 
-    def to_screen(self, active: Sequence[ActivePrompt], pending: Collection[PendingCall], buffer: SamplingBuffer,
-                  acceptance: float) -> int:
-        """How many new prompts this call screens. `acceptance`: the estimated share of them that the rule accepts."""
+    def to_screen(
+        self,
+        active: Sequence[ActivePrompt],
+        pending: Collection[PendingCall],
+        buffer: SamplingBuffer,
+        acceptance: float,
+    ) -> int:
+        """How many new prompts this call screens.
+
+        `acceptance`: the estimated share of them that the rule accepts.
+        """
         config = self._config
         rate = max(acceptance, 1.0 / config.screen_prompts)
-        # Groups that there will be of the prompts under way: those that passed, and what is expected of those being screened.
+        # Groups that there will be of the prompts under way: those that passed, and what is
+        # expected of those being screened.
         coming = len(active) + sum(len(call.continued) + rate * len(call.fresh) for call in pending)
-        # What passes a first phase can wait in flight, so that any room at all allows a whole screening; what a single phase
-        # completes must fit at once.
-        room = config.screen_prompts * (buffer.free - coming > 0) if self._two_phase else self.room(pending, buffer)
+        # What passes a first phase can wait in flight, so that any room at all allows a whole
+        # screening; what a single phase completes must fit at once.
+        room = (
+            config.screen_prompts * (buffer.free - coming > 0)
+            if self._two_phase
+            else self.room(pending, buffer)
+        )
         room = max(0, min(config.screen_prompts, room))
         if config.screening == "fixed":
             return room
         # A two-phase rule with pre-fetch screens now for the step after this one.
         ahead = config.prefetch and self._two_phase and buffer.max_age != 0
         target = config.groups * (2 if ahead else 1)
-        # So much again for every call ahead of scoring, but no single call takes it all on itself (as in `to_continue`).
+        # So much again for every call ahead of scoring, but no single call takes it all on itself
+        # (as in `to_continue`).
         missing = min(target, target * (1 + config.depth) - len(buffer) - coming)
         if missing < 1:
             return 0
-        # Enough that `missing` are accepted with a margin of so many standard deviations of that number.
+        # Enough that `missing` are accepted with a margin of so many standard deviations of
+        # that number.
         spread = config.margin * math.sqrt(missing * (1.0 - min(rate, 1.0)))
         return min(room, math.ceil((missing + spread) / rate))
 
@@ -75,9 +106,16 @@ class CallPlan:
 def capacities(rule: Rule, config: DriverConfig) -> tuple[int, int]:
     """(prompts, samples) that one generation call must be able to hold.
 
-    New prompts are at most `screen_prompts`, and so are those in flight, which came through an earlier call's screening;
-    none are where the first samples are all there is. Prompts beyond these numbers wait.
+    New prompts are at most `screen_prompts`, and so are those in flight, which came through an
+    earlier call's screening; none are where the first samples are all there is. Prompts beyond
+    these numbers wait.
     """
-    in_flight = 0 if rule.first_samples == rule.max_samples else min(config.buffer_groups, config.screen_prompts)
+    in_flight = (
+        0
+        if rule.first_samples == rule.max_samples
+        else min(config.buffer_groups, config.screen_prompts)
+    )
     prompts = in_flight + config.screen_prompts
-    return prompts, in_flight * (rule.max_samples - rule.first_samples) + config.screen_prompts * rule.first_samples
+    return prompts, in_flight * (
+        rule.max_samples - rule.first_samples
+    ) + config.screen_prompts * rule.first_samples

@@ -8,9 +8,14 @@ import numpy as np
 
 
 def check_counts(ids: Sequence[str], positive: Sequence[int], total: Sequence[int]) -> None:
-    """Raises ValueError where counts are not one for each prompt, or naming the prompt whose counts cannot be."""
+    """Raises ValueError where counts are not one for each prompt,
+    or naming the prompt whose counts cannot be.
+    """
     if not len(ids) == len(positive) == len(total):
-        raise ValueError(f"one count for each prompt is needed: {len(ids)} ids, {len(positive)} positive, {len(total)} total")
+        raise ValueError(
+            f"one count for each prompt is needed: {len(ids)} ids, {len(positive)} positive, "
+            f"{len(total)} total"
+        )
     for i, k, n in zip(ids, positive, total):
         if not 0 <= k <= n:
             raise ValueError(f"prompt {i!r}: {k} right of {n} samples cannot be")
@@ -19,9 +24,10 @@ def check_counts(ids: Sequence[str], positive: Sequence[int], total: Sequence[in
 class BetaEma:
     """Decayed counts under a Beta prior: p_hat = (N_pos + a) / (N_total + a + b).
 
-    At each visit of a prompt its own counts are multiplied by `decay` and the new ones added, so that a prompt seldom visited
-    keeps what is known of it. Ask before a step, tell after it: the estimate used at a step is then the one from before it.
-    Released settings: Beta(1, 16), decay 0.9.
+    At each visit of a prompt its own counts are multiplied by `decay` and the new ones added, so
+    that a prompt seldom visited keeps what is known of it. Ask before a step, tell after it: the
+    estimate used at a step is then the one from before it. Released settings: Beta(1,
+    16), decay 0.9.
 
     Source: Reinforce-Ada, section 3.3; methods.md section 3.
 
@@ -34,7 +40,10 @@ class BetaEma:
     def __init__(self, a: float = 1.0, b: float = 16.0, decay: float = 0.9):
         for name, value, ok in (("a", a, a > 0), ("b", b, b > 0), ("decay", decay, 0 < decay <= 1)):
             if not ok:
-                raise ValueError(f"BetaEma.{name} must be {'in (0, 1]' if name == 'decay' else 'positive'}; got {value!r}")
+                raise ValueError(
+                    f"BetaEma.{name} must be "
+                    f"{'in (0, 1]' if name == 'decay' else 'positive'}; got {value!r}"
+                )
         self.a, self.b, self.decay = float(a), float(b), float(decay)
         self._counts: dict[str, tuple[float, float]] = {}  # id -> (positive, total)
 
@@ -52,7 +61,9 @@ class BetaEma:
         return np.array([i in self._counts for i in ids], bool)
 
     def update(self, ids: Sequence[str], positive: Sequence[int], total: Sequence[int]) -> None:
-        """One visit of each prompt: `positive` of `total` samples were right. Prompts without samples are not visited.
+        """One visit of each prompt: `positive` of `total` samples were right.
+
+        Prompts without samples are not visited.
 
         Raises ValueError naming the prompt whose counts cannot be; nothing is changed then.
         """
@@ -63,11 +74,17 @@ class BetaEma:
                 self._counts[i] = (self.decay * old_k + float(k), self.decay * old_n + float(n))
 
     def state_dict(self) -> dict[str, Any]:
-        """The counts in the order of first visits; ids as one JSON string, since checkpoints hold no arrays of text."""
-        return {"ids": json.dumps(list(self._counts)),
-                "counts": np.array(list(self._counts.values()), np.float64).reshape(-1, 2)}
+        """The counts in the order of first visits; ids as one JSON string,
+        since checkpoints hold no arrays of text.
+        """
+        return {
+            "ids": json.dumps(list(self._counts)),
+            "counts": np.array(list(self._counts.values()), np.float64).reshape(-1, 2),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where the state was taken. Prior and decay stay those of this object."""
         counts = np.asarray(state["counts"]).reshape(-1, 2)
-        self._counts = {i: (float(k), float(n)) for i, (k, n) in zip(json.loads(state["ids"]), counts)}
+        self._counts = {
+            i: (float(k), float(n)) for i, (k, n) in zip(json.loads(state["ids"]), counts)
+        }

@@ -1,8 +1,10 @@
-"""Estimates of pass rates, from which Reinforce-Ada-Est shares its budget: what was counted, or what the policy itself knows.
+"""Estimates of pass rates, from which Reinforce-Ada-Est shares its budget: what was counted,
+or what the policy itself knows.
 
-An `Estimator` is asked before a step's samples are drawn and told the counts after; the estimate used at a step is so the one
-from before it. `EmaEstimator` remembers each prompt by its id. `ValueEstimator` reads the policy's hidden state, and so has an
-opinion on prompts that were never visited.
+An `Estimator` is asked before a step's samples are drawn and told the counts after; the estimate
+used at a step is so the one from before it. `EmaEstimator` remembers each prompt by its id.
+`ValueEstimator` reads the policy's hidden state, and so has an opinion on prompts that were
+never visited.
 
 Source: Reinforce-Ada (Xiong et al.), section 3.3; methods.md section 3.
 """
@@ -20,9 +22,9 @@ from flax import struct
 from jax.sharding import Mesh
 
 from rl_speed.data.prompts import Prompt
-from rl_speed.rollout.counted import BetaEma, check_counts
 from rl_speed.mesh import TRAIN_RULES, batch_sharding, replicated, row_shards
 from rl_speed.policy import ModelConfig, hidden_states, param_shardings
+from rl_speed.rollout.counted import BetaEma, check_counts
 
 Array = jax.Array
 
@@ -33,11 +35,18 @@ class Estimator(Protocol):
     def estimate(self, params: Any, prompts: Sequence[Prompt]) -> np.ndarray:
         """f64[n] in (0, 1). `params`: the policy's weights, as the trainer holds them."""
 
-    def update(self, params: Any, prompts: Sequence[Prompt], positive: Sequence[int], total: Sequence[int]) -> None:
-        """`positive` of `total` samples of each prompt were right. Raises ValueError naming a prompt whose counts cannot be."""
+    def update(
+        self, params: Any, prompts: Sequence[Prompt], positive: Sequence[int], total: Sequence[int]
+    ) -> None:
+        """`positive` of `total` samples of each prompt were right.
+
+        Raises ValueError naming a prompt whose counts cannot be.
+        """
 
     def metrics(self) -> dict[str, float]:
-        """Those of `calibration` at the latest update, and the seconds spent so far, under a key that begins with "time/"."""
+        """Those of `calibration` at the latest update, and the seconds spent so far,
+        under a key that begins with "time/".
+        """
 
     def state_dict(self) -> dict[str, Any]:
         """Nested dicts of JSON values and NumPy arrays."""
@@ -46,25 +55,32 @@ class Estimator(Protocol):
         """Continue where the state was taken."""
 
 
-def calibration(estimates: np.ndarray, positive: Sequence[int], total: Sequence[int]) -> dict[str, float]:
+def calibration(
+    estimates: np.ndarray, positive: Sequence[int], total: Sequence[int]
+) -> dict[str, float]:
     """How estimates fared against the counts that then came in, as means over samples.
 
     Args:
       estimates: f64[n] in (0, 1). positive, total: counts of each prompt.
 
     Returns:
-      bce, nats: -log of the probability given to what a sample was. bce_constant: that of the best constant in hindsight, the
-      entropy of the pooled pass rate; an estimator is worth what it stays below it. brier: (estimate - reward)^2. mean: of the
-      estimates. pass_rate: of the samples; `mean` should be near it. Empty where there are no samples.
+      bce, nats: -log of the probability given to what a sample was. bce_constant: that of the best
+        constant in hindsight, the entropy of the pooled pass rate; an estimator is worth what it
+        stays below it. brier: (estimate - reward)^2. mean: of the estimates. pass_rate: of the
+        samples; `mean` should be near it. Empty where there are no samples.
     """
     k, n = np.asarray(positive, np.float64), np.asarray(total, np.float64)
     if not (samples := float(n.sum())):
         return {}
     rate = float(k.sum()) / samples
     cost = lambda p: -float(k @ np.log(p) + (n - k) @ np.log1p(-p)) / samples
-    return {"bce": cost(estimates), "bce_constant": cost(np.full(len(n), rate)) if 0 < rate < 1 else 0.0,
-            "brier": float(k @ (1 - estimates) ** 2 + (n - k) @ estimates**2) / samples,
-            "mean": float(n @ estimates) / samples, "pass_rate": rate}
+    return {
+        "bce": cost(estimates),
+        "bce_constant": cost(np.full(len(n), rate)) if 0 < rate < 1 else 0.0,
+        "brier": float(k @ (1 - estimates) ** 2 + (n - k) @ estimates**2) / samples,
+        "mean": float(n @ estimates) / samples,
+        "pass_rate": rate,
+    }
 
 
 class _Account:
@@ -85,7 +101,10 @@ class _Account:
         self.latest = calibration(estimates, positive, total) or self.latest
 
     def metrics(self) -> dict[str, float]:
-        return {**{f"estimate/{name}": x for name, x in self.latest.items()}, "time/estimate_total": self.seconds}
+        return {
+            **{f"estimate/{name}": x for name, x in self.latest.items()},
+            "time/estimate_total": self.seconds,
+        }
 
     def state_dict(self) -> dict[str, Any]:
         return {"seconds": self.seconds, "latest": dict(self.latest)}
@@ -109,7 +128,9 @@ class EmaEstimator:
         with self._account.timed():
             return self.memory.estimate([p.id for p in prompts])
 
-    def update(self, params: Any, prompts: Sequence[Prompt], positive: Sequence[int], total: Sequence[int]) -> None:
+    def update(
+        self, params: Any, prompts: Sequence[Prompt], positive: Sequence[int], total: Sequence[int]
+    ) -> None:
         """One visit of each prompt; see `BetaEma.update`."""
         with self._account.timed():
             ids = [p.id for p in prompts]
@@ -132,7 +153,8 @@ class EmaEstimator:
 
 
 def prompt_features(params: Any, tokens_BxT: Array, lengths_B: Array, model: ModelConfig) -> Array:
-    """What the value head reads: the policy's final hidden state at the last prompt token, scaled to length 1. f32[B, D].
+    """What the value head reads: the policy's final hidden state at the last prompt token,
+    scaled to length 1. f32[B, D].
 
     No gradient reaches `params`.
 
@@ -140,12 +162,16 @@ def prompt_features(params: Any, tokens_BxT: Array, lengths_B: Array, model: Mod
       tokens_BxT: i32[B, T], right-padded. lengths_B: i32[B], at least 1. model: static.
     """
     hidden_BxTxD = hidden_states(jax.lax.stop_gradient(params), tokens_BxT, model)
-    last_BxD = jnp.take_along_axis(hidden_BxTxD, (lengths_B - 1)[:, None, None], axis=1)[:, 0].astype(jnp.float32)
+    last_BxD = jnp.take_along_axis(hidden_BxTxD, (lengths_B - 1)[:, None, None], axis=1)[
+        :, 0
+    ].astype(jnp.float32)
     return last_BxD * jax.lax.rsqrt(jnp.sum(jnp.square(last_BxD), axis=1, keepdims=True) + 1e-12)
 
 
 def head_logits(head: dict[str, Array], features_BxD: Array) -> Array:
-    """Logits of the pass rates, f32[B]: of a linear head, or of one hidden layer where it has weights for that."""
+    """Logits of the pass rates, f32[B]: of a linear head,
+    or of one hidden layer where it has weights for that.
+    """
     with jax.named_scope("value_head"), jax.default_matmul_precision("highest"):
         x = features_BxD
         if "w_in" in head:
@@ -153,17 +179,24 @@ def head_logits(head: dict[str, Array], features_BxD: Array) -> Array:
         return x @ head["w"] + head["b"]
 
 
-def count_loss(head: dict[str, Array], features_BxD: Array, positive_B: Array, total_B: Array) -> Array:
-    """Binary cross-entropy of the counts in nats, f32[], summed over samples: rows with total 0 have no part in it."""
+def count_loss(
+    head: dict[str, Array], features_BxD: Array, positive_B: Array, total_B: Array
+) -> Array:
+    """Binary cross-entropy of the counts in nats, f32[], summed over samples:
+    rows with total 0 have no part in it.
+    """
     logits_B = head_logits(head, features_BxD)
-    nats_B = positive_B * jax.nn.log_sigmoid(logits_B) + (total_B - positive_B) * jax.nn.log_sigmoid(-logits_B)
+    nats_B = positive_B * jax.nn.log_sigmoid(logits_B) + (
+        total_B - positive_B
+    ) * jax.nn.log_sigmoid(-logits_B)
     return -jnp.sum(nats_B)
 
 
 @struct.dataclass
 class HeadState:
     """Attributes:
-    head: weights, float32. moments: the optimizer's state. steps, skipped: i32[], optimizer steps made, and refused as not finite.
+    head: weights, float32. moments: the optimizer's state. steps, skipped: i32[], optimizer steps
+      made, and refused as not finite.
     """
 
     head: dict[str, Array]
@@ -173,32 +206,55 @@ class HeadState:
 
 
 class ValueEstimator:
-    """A small value head on the policy's hidden state at the last prompt token, trained on counts as they come in.
+    """A small value head on the policy's hidden state at the last prompt token,
+    trained on counts as they come in.
 
-    At each update the features are computed anew, with the weights given then, and `steps` steps of Adam are made on the binary
-    cross-entropy of all its samples; nothing older is kept, as its features would be those of an older policy. The last layer
-    starts at zero: before the first update every estimate is 1/2, which makes equal budgets.
+    At each update the features are computed anew, with the weights given then, and `steps` steps of
+    Adam are made on the binary cross-entropy of all its samples; nothing older is kept, as its
+    features would be those of an older policy. The last layer starts at zero: before the first
+    update every estimate is 1/2, which makes equal budgets.
 
-    Prompts go through in chunks of `rows`, whose number changes nothing but rounding. All compiled functions have static shapes.
+    Prompts go through in chunks of `rows`, whose number changes nothing but rounding. All compiled
+    functions have static shapes.
 
     Args:
       model: the policy's shape. mesh: of its weights, placed by TRAIN_RULES.
-      prompt_length: longest prompt in tokens. rows: prompts in one chunk, a multiple of the mesh's row shards.
-      learning_rate: of Adam. Features have length 1 whatever the policy's width, so that one number serves all widths.
+      prompt_length: longest prompt in tokens. rows: prompts in one chunk, a multiple of the mesh's
+        row shards.
+      learning_rate: of Adam. Features have length 1 whatever the policy's width, so that one number
+        serves all widths.
       hidden: units of the hidden layer; 0 for a linear head.
-      steps: of Adam at each update. floor: estimates stay within [floor, 1 - floor], so that no prompt wishes for everything.
+      steps: of Adam at each update. floor: estimates stay within [floor, 1 - floor], so that no
+        prompt wishes for everything.
       seed: of the hidden layer's initial weights.
 
     Raises ValueError naming the argument that is out of range.
     """
 
-    def __init__(self, model: ModelConfig, mesh: Mesh, prompt_length: int, rows: int, learning_rate: float = 1e-2,
-                 hidden: int = 32, steps: int = 4, floor: float = 1e-2, seed: int = 0):
+    def __init__(
+        self,
+        model: ModelConfig,
+        mesh: Mesh,
+        prompt_length: int,
+        rows: int,
+        learning_rate: float = 1e-2,
+        hidden: int = 32,
+        steps: int = 4,
+        floor: float = 1e-2,
+        seed: int = 0,
+    ):
         for name, value, ok, want in (
             ("prompt_length", prompt_length, prompt_length >= 1, "at least 1"),
-            ("rows", rows, rows >= 1 and rows % row_shards(mesh) == 0, f"a positive multiple of {row_shards(mesh)} row shards"),
-            ("learning_rate", learning_rate, learning_rate > 0, "positive"), ("hidden", hidden, hidden >= 0, "at least 0"),
-            ("steps", steps, steps >= 1, "at least 1"), ("floor", floor, 0 < floor < 0.5, "in (0, 1/2)"),
+            (
+                "rows",
+                rows,
+                rows >= 1 and rows % row_shards(mesh) == 0,
+                f"a positive multiple of {row_shards(mesh)} row shards",
+            ),
+            ("learning_rate", learning_rate, learning_rate > 0, "positive"),
+            ("hidden", hidden, hidden >= 0, "at least 0"),
+            ("steps", steps, steps >= 1, "at least 1"),
+            ("floor", floor, 0 < floor < 0.5, "in (0, 1/2)"),
         ):
             if not ok:
                 raise ValueError(f"ValueEstimator.{name} must be {want}; got {value!r}")
@@ -208,20 +264,33 @@ class ValueEstimator:
         adam = optax.adam(learning_rate)
 
         def add(state: HeadState, features, positive, total, carry):
-            return jax.tree.map(jnp.add, carry, jax.value_and_grad(count_loss)(state.head, features, positive, total))
+            return jax.tree.map(
+                jnp.add,
+                carry,
+                jax.value_and_grad(count_loss)(state.head, features, positive, total),
+            )
 
         def apply(state: HeadState, summed, samples):
             loss, grads = jax.tree.map(lambda x: x / samples, summed)
             finite = jnp.isfinite(loss) & jnp.isfinite(optax.tree.norm(grads))
             updates, moments = adam.update(grads, state.moments, state.head)
-            new = HeadState(optax.apply_updates(state.head, updates), moments, state.steps + 1, state.skipped)
+            new = HeadState(
+                optax.apply_updates(state.head, updates), moments, state.steps + 1, state.skipped
+            )
             old = state.replace(skipped=state.skipped + 1)
             return jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, old)
 
         on_mesh = lambda f: jax.jit(f, in_shardings=whole, out_shardings=whole)
-        self._features = jax.jit(lambda params, tokens, lengths: prompt_features(params, tokens, lengths, model),
-                                 in_shardings=(param_shardings(model, mesh, TRAIN_RULES), split, split), out_shardings=whole)
-        self._logits, self._add, self._apply = on_mesh(lambda state, x: head_logits(state.head, x)), on_mesh(add), on_mesh(apply)
+        self._features = jax.jit(
+            lambda params, tokens, lengths: prompt_features(params, tokens, lengths, model),
+            in_shardings=(param_shardings(model, mesh, TRAIN_RULES), split, split),
+            out_shardings=whole,
+        )
+        self._logits, self._add, self._apply = (
+            on_mesh(lambda state, x: head_logits(state.head, x)),
+            on_mesh(add),
+            on_mesh(apply),
+        )
         head = init_head(model.width, hidden, seed)
         place = lambda tree: jax.device_put(tree, whole)
         self._place = place
@@ -229,18 +298,25 @@ class ValueEstimator:
         self._nothing = place((np.float32(0), jax.tree.map(np.zeros_like, head)))
 
     def estimate(self, params: Any, prompts: Sequence[Prompt]) -> np.ndarray:
-        """f64[n] in [floor, 1 - floor]. Where the policy's hidden state is not finite it is 1/2, and counted.
+        """f64[n] in [floor, 1 - floor].
+
+        Where the policy's hidden state is not finite it is 1/2, and counted.
 
         Raises ValueError naming a prompt that is empty or longer than `prompt_length`.
         """
         with self._account.timed():
             return self._ask(self._read(params, prompts), len(prompts))
 
-    def update(self, params: Any, prompts: Sequence[Prompt], positive: Sequence[int], total: Sequence[int]) -> None:
-        """Learn from counts; see the class. Prompts without samples have no part in it. Where the gradient is not finite, nothing
+    def update(
+        self, params: Any, prompts: Sequence[Prompt], positive: Sequence[int], total: Sequence[int]
+    ) -> None:
+        """Learn from counts; see the class.
+
+        Prompts without samples have no part in it. Where the gradient is not finite, nothing
         changes but the count of skipped steps.
 
-        Raises ValueError as `estimate`, or naming a prompt whose counts cannot be; nothing is changed then.
+        Raises ValueError as `estimate`, or naming a prompt whose counts cannot be; nothing is
+        changed then.
         """
         with self._account.timed():
             check_counts([p.id for p in prompts], positive, total)
@@ -257,28 +333,45 @@ class ValueEstimator:
             jax.block_until_ready(self._state)  # so that the seconds are its own
 
     def metrics(self) -> dict[str, float]:
-        """See `Estimator`; and optimizer steps made, steps skipped, estimates that were not finite, since the run began."""
-        return {**self._account.metrics(), "estimate/steps": float(self._state.steps),
-                "estimate/skipped": float(self._state.skipped), "estimate/nonfinite": float(self._nonfinite)}
+        """See `Estimator`; and optimizer steps made, steps skipped,
+        estimates that were not finite, since the run began.
+        """
+        return {
+            **self._account.metrics(),
+            "estimate/steps": float(self._state.steps),
+            "estimate/skipped": float(self._state.skipped),
+            "estimate/nonfinite": float(self._nonfinite),
+        }
 
     def state_dict(self) -> dict[str, Any]:
         """Head, moments and counters, as arrays by their place in `HeadState`."""
-        return {"head": _by_path(jax.device_get(self._state)), "nonfinite": self._nonfinite,
-                "account": self._account.state_dict()}
+        return {
+            "head": _by_path(jax.device_get(self._state)),
+            "nonfinite": self._nonfinite,
+            "account": self._account.state_dict(),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where the state was taken, on this mesh.
 
         Raises ValueError: it belongs to a head of another form or width.
         """
-        mine, saved = _by_path(self._state), {name: np.asarray(x) for name, x in state["head"].items()}
+        mine, saved = (
+            _by_path(self._state),
+            {name: np.asarray(x) for name, x in state["head"].items()},
+        )
         shapes = lambda tree: {name: x.shape for name, x in tree.items()}
         if shapes(mine) != shapes(saved):
             name = next(n for n in {**mine, **saved} if shapes(mine).get(n) != shapes(saved).get(n))
-            raise ValueError(f"the saved value head is another one: {name} is {shapes(saved).get(name, 'absent')} there, "
-                             f"{shapes(mine).get(name, 'absent')} here. Resume with the policy and the `hidden` of the saved run")
+            raise ValueError(
+                f"the saved value head is another one: {name} is "
+                f"{shapes(saved).get(name, 'absent')} there, {shapes(mine).get(name, 'absent')} "
+                "here. Resume with the policy and the `hidden` of the saved run"
+            )
         treedef = jax.tree.structure(self._state)
-        self._state = self._place(jax.tree.unflatten(treedef, [saved[name].astype(x.dtype) for name, x in mine.items()]))
+        self._state = self._place(
+            jax.tree.unflatten(treedef, [saved[name].astype(x.dtype) for name, x in mine.items()])
+        )
         self._nonfinite = int(state["nonfinite"])
         self._account.load_state_dict(state["account"])
 
@@ -288,13 +381,19 @@ class ValueEstimator:
         tokens, lengths = np.zeros((size, self.prompt_length), np.int32), np.ones(size, np.int32)
         for i, prompt in enumerate(prompts):
             if not 1 <= len(prompt.tokens) <= self.prompt_length:
-                raise ValueError(f"prompt {prompt.id!r} has {len(prompt.tokens)} tokens; an estimate needs 1 to "
-                                 f"{self.prompt_length}")
-            tokens[i, :len(prompt.tokens)], lengths[i] = prompt.tokens, len(prompt.tokens)
-        return [self._features(params, tokens[at:at + self.rows], lengths[at:at + self.rows]) for at in range(0, size, self.rows)]
+                raise ValueError(
+                    f"prompt {prompt.id!r} has {len(prompt.tokens)} tokens; an estimate needs 1 to "
+                    f"{self.prompt_length}"
+                )
+            tokens[i, : len(prompt.tokens)], lengths[i] = prompt.tokens, len(prompt.tokens)
+        return [
+            self._features(params, tokens[at : at + self.rows], lengths[at : at + self.rows])
+            for at in range(0, size, self.rows)
+        ]
 
     def _ask(self, features: list[Array], count: int) -> np.ndarray:
-        logits = [self._logits(self._state, x) for x in features]  # all are dispatched before the first is waited for
+        # All are dispatched before the first is waited for.
+        logits = [self._logits(self._state, x) for x in features]
         logits = np.concatenate([np.zeros(0), *map(np.asarray, logits)])[:count].astype(np.float64)
         finite = np.isfinite(logits)
         self._nonfinite += int((~finite).sum())
@@ -303,17 +402,27 @@ class ValueEstimator:
 
     def _chunks(self, counts: Sequence[int]) -> list[np.ndarray]:
         padded = np.zeros(-(-len(counts) // self.rows) * self.rows, np.float32)
-        padded[:len(counts)] = counts
+        padded[: len(counts)] = counts
         return list(padded.reshape(-1, self.rows))
 
 
 def init_head(width: int, hidden: int, seed: int) -> dict[str, np.ndarray]:
-    """Weights of `head_logits`, float32. Features have length 1, so standard normal weights give hidden units of variance 1."""
+    """Weights of `head_logits`, float32.
+
+    Features have length 1, so standard normal weights give hidden units of variance 1.
+    """
     if not hidden:
         return {"w": np.zeros(width, np.float32), "b": np.float32(0)}
     w_in = np.random.default_rng(seed).standard_normal((width, hidden)).astype(np.float32)
-    return {"w_in": w_in, "b_in": np.zeros(hidden, np.float32), "w": np.zeros(hidden, np.float32), "b": np.float32(0)}
+    return {
+        "w_in": w_in,
+        "b_in": np.zeros(hidden, np.float32),
+        "w": np.zeros(hidden, np.float32),
+        "b": np.float32(0),
+    }
 
 
 def _by_path(tree: Any) -> dict[str, Any]:
-    return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+    return {
+        jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    }

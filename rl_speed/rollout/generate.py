@@ -1,4 +1,6 @@
-"""Between prompts on the host and the compiled sampler: tables out, samples back, whatever the mesh."""
+"""Between prompts on the host and the compiled sampler: tables out, samples back,
+whatever the mesh.
+"""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -13,13 +15,23 @@ from rl_speed.data.prompts import Prompt
 from rl_speed.data.rollouts import Rollouts
 from rl_speed.mesh import row_shards
 from rl_speed.replay.cuts import Replay
-from rl_speed.sampling import (Contexts, Decoder, Requests, Samples, SamplerConfig, build_contexts, build_requests,
-                               sample_sharded)
+from rl_speed.sampling import (
+    Contexts,
+    Decoder,
+    Requests,
+    SamplerConfig,
+    Samples,
+    build_contexts,
+    build_requests,
+    sample_sharded,
+)
 
 
 @dataclasses.dataclass(frozen=True)
 class SampleRequest:
-    """Samples `first` to `first + count - 1` of a prompt's visit, from the prompt or from inside a response to it."""
+    """Samples `first` to `first + count - 1` of a prompt's visit,
+    from the prompt or from inside a response to it.
+    """
 
     prompt: Prompt
     first: int
@@ -29,8 +41,9 @@ class SampleRequest:
 
 @dataclasses.dataclass
 class GenerationStats:
-    """What generation cost: calls, samples, tokens; decode steps (the longest shard's) and rows that decoded in them; of the
-    samples, those that non-finite logits ended."""
+    """What generation cost: calls, samples, tokens; decode steps (the longest shard's) and rows
+    that decoded in them; of the samples, those that non-finite logits ended.
+    """
 
     calls: int = 0
     samples: int = 0
@@ -40,11 +53,15 @@ class GenerationStats:
     nonfinite: int = 0
 
     def __add__(self, other: "GenerationStats") -> "GenerationStats":
-        return GenerationStats(*(a + b for a, b in zip(dataclasses.astuple(self), dataclasses.astuple(other))))
+        return GenerationStats(
+            *(a + b for a, b in zip(dataclasses.astuple(self), dataclasses.astuple(other)))
+        )
 
 
 class PendingRollouts:
-    """A generation call that was dispatched. Owner i of its rollouts is request i; nobody has scored them.
+    """A generation call that was dispatched.
+
+    Owner i of its rollouts is request i; nobody has scored them.
 
     Args:
       fetch: blocks until the samples are on the host, called once.
@@ -63,7 +80,8 @@ class PendingRollouts:
 
 
 def gather(samples: Samples, requests: Sequence[SampleRequest]) -> tuple[Rollouts, GenerationStats]:
-    """The samples of requests that were dealt to shards in turn, request after request, and what they cost.
+    """The samples of requests that were dealt to shards in turn, request after request,
+    and what they cost.
 
     Args:
       samples: host arrays of the call; every leaf has shards on axis 0.
@@ -82,16 +100,34 @@ def gather(samples: Samples, requests: Sequence[SampleRequest]) -> tuple[Rollout
         for i, request in enumerate(requests):
             if request.replay is not None:
                 prefix[owner == i] = request.replay.prefix
-                replayed[owner == i, :len(request.replay.tokens)] = request.replay.tokens
+                replayed[owner == i, : len(request.replay.tokens)] = request.replay.tokens
         shift = lambda x: np.take_along_axis(x, np.maximum(at - prefix[:, None], 0), axis=1)
         is_replayed = at < prefix[:, None]
-        tokens, logprobs = np.where(is_replayed, replayed, shift(tokens)), np.where(is_replayed, np.float32(0), shift(logprobs))
+        tokens, logprobs = (
+            np.where(is_replayed, replayed, shift(tokens)),
+            np.where(is_replayed, np.float32(0), shift(logprobs)),
+        )
     index = np.concatenate([np.arange(r.first, r.first + r.count) for r in requests])
-    rollouts = Rollouts([r.prompt for r in requests], owner, tokens, lengths + prefix, logprobs, index, take(samples.truncated),
-                        prefix=prefix, nonfinite=take(samples.nonfinite), end_steps=take(samples.start_step) + lengths)
-    return rollouts, GenerationStats(calls=1, samples=len(owner), tokens=int(samples.lengths.sum()),
-                                     decode_steps=int(samples.decode_steps.max()), slot_steps=int(samples.slot_steps.sum()),
-                                     nonfinite=int(samples.nonfinite.sum()))
+    rollouts = Rollouts(
+        [r.prompt for r in requests],
+        owner,
+        tokens,
+        lengths + prefix,
+        logprobs,
+        index,
+        take(samples.truncated),
+        prefix=prefix,
+        nonfinite=take(samples.nonfinite),
+        end_steps=take(samples.start_step) + lengths,
+    )
+    return rollouts, GenerationStats(
+        calls=1,
+        samples=len(owner),
+        tokens=int(samples.lengths.sum()),
+        decode_steps=int(samples.decode_steps.max()),
+        slot_steps=int(samples.slot_steps.sum()),
+        nonfinite=int(samples.nonfinite.sum()),
+    )
 
 
 def _context(request: SampleRequest) -> np.ndarray:
@@ -100,32 +136,51 @@ def _context(request: SampleRequest) -> np.ndarray:
 
 
 def _replayed(request: SampleRequest, name: str, otherwise: int) -> np.ndarray:
-    return np.full(request.count, otherwise) if request.replay is None else np.asarray(getattr(request.replay, name))
+    return (
+        np.full(request.count, otherwise)
+        if request.replay is None
+        else np.asarray(getattr(request.replay, name))
+    )
 
 
 class Generator:
     """`sample_sharded` with static capacities, fed with prompts.
 
     Args:
-      decoder, config: the policy's functions and the sampler's settings; `config.slots` is per shard.
+      decoder, config: the policy's functions and the sampler's settings; `config.slots`
+        is per shard.
       mesh: prompts are dealt to its data x fsdp shards in turn.
-      prompts: prompts that fit into one call, over all shards. samples: requests that fit into one call, likewise.
+      prompts: prompts that fit into one call, over all shards. samples: requests that fit into one
+        call, likewise.
       per_prompt: most samples of one request; a shard can be dealt so many more than the average.
       prompt_length: capacity of a prompt in tokens; with replayed responses, of both together.
       key: the typed root key of all randomness of this generator.
     """
 
-    def __init__(self, decoder: Decoder, config: SamplerConfig, mesh: Mesh, prompts: int, samples: int, per_prompt: int,
-                 prompt_length: int, key: jax.Array):
+    def __init__(
+        self,
+        decoder: Decoder,
+        config: SamplerConfig,
+        mesh: Mesh,
+        prompts: int,
+        samples: int,
+        per_prompt: int,
+        prompt_length: int,
+        key: jax.Array,
+    ):
         self._decoder, self.config, self._mesh, self._key = decoder, config, mesh, key
         self.shards = row_shards(mesh)
         self._contexts = -(-prompts // self.shards) + (self.shards > 1)
-        # Continuations are dealt before new prompts, and each of the two can leave a shard with one item more.
-        self._requests = samples if self.shards == 1 else -(-samples // self.shards) + 2 * per_prompt
+        # Continuations are dealt before new prompts, and each of the two can leave a shard with
+        # one item more.
+        self._requests = (
+            samples if self.shards == 1 else -(-samples // self.shards) + 2 * per_prompt
+        )
         self._prompt_length = prompt_length
-        # One thread, so that calls run in the order of their dispatch. It is not the caller's: a loop whose length the data
-        # decide can hold the thread that launched it until it ends (the host may have to look at its condition), and programs
-        # that one thread launches on a CPU device wait for each other.
+        # One thread, so that calls run in the order of their dispatch. It is not the caller's: a
+        # loop whose length the data decide can hold the thread that launched it until it ends (the
+        # host may have to look at its condition), and programs that one thread launches on a CPU
+        # device wait for each other.
         self._launcher = ThreadPoolExecutor(1, "generation")
 
     def tables(self, requests: Sequence[SampleRequest]) -> tuple[Contexts, Requests]:
@@ -135,23 +190,45 @@ class Generator:
         """
         shards = []
         for shard in range(self.shards):
-            mine = requests[shard::self.shards]
-            contexts = build_contexts([_context(r) for r in mine], self._contexts, self._prompt_length)
+            mine = requests[shard :: self.shards]
+            contexts = build_contexts(
+                [_context(r) for r in mine], self._contexts, self._prompt_length
+            )
             repeat = lambda values: np.repeat(np.asarray(values, np.int64), [r.count for r in mine])
             of_samples = lambda values: np.concatenate([np.zeros(0, np.int64), *values])
-            start = repeat([len(r.prompt.tokens) for r in mine]) + of_samples([_replayed(r, "prefix", 0) for r in mine])
+            start = repeat([len(r.prompt.tokens) for r in mine]) + of_samples(
+                [_replayed(r, "prefix", 0) for r in mine]
+            )
             limit = of_samples([_replayed(r, "max_new", self.config.max_new) for r in mine])
-            index = np.concatenate([np.arange(r.first, r.first + r.count) for r in mine]) if mine else np.zeros(0, int)
-            table = build_requests(repeat(range(len(mine))), repeat([r.prompt.visit for r in mine]), index, contexts,
-                                   self._requests, limit, start, self.config)
+            index = (
+                np.concatenate([np.arange(r.first, r.first + r.count) for r in mine])
+                if mine
+                else np.zeros(0, int)
+            )
+            table = build_requests(
+                repeat(range(len(mine))),
+                repeat([r.prompt.visit for r in mine]),
+                index,
+                contexts,
+                self._requests,
+                limit,
+                start,
+                self.config,
+            )
             shards.append((contexts, table))
         return jax.tree.map(lambda *leaves: np.stack(leaves), *shards)
 
     def lower(self, params: Any) -> jax.stages.Lowered:
-        """The compiled call before compilation, for weights that may be abstract (with shardings): allocates nothing there."""
-        contexts, requests = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), self.tables([]))
+        """The compiled call before compilation, for weights that may be abstract (with shardings):
+        allocates nothing there.
+        """
+        contexts, requests = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), self.tables([])
+        )
         key = jax.eval_shape(lambda: jax.random.key(0))
-        return sample_sharded.lower(self._decoder, params, contexts, requests, key, self.config, self._mesh)
+        return sample_sharded.lower(
+            self._decoder, params, contexts, requests, key, self.config, self._mesh
+        )
 
     @property
     def capacity(self) -> tuple[int, int]:
@@ -161,14 +238,23 @@ class Generator:
     def dispatch(self, params: Any, requests: Sequence[SampleRequest]) -> PendingRollouts:
         """Begin to draw the samples of every request, in one compiled call; does not wait for them.
 
-        `params` must not be donated before the result is there: the launch may still be waiting for the call before.
-        Raises ValueError when the requests exceed the capacities.
+        `params` must not be donated before the result is there: the launch may still be waiting for
+        the call before. Raises ValueError when the requests exceed the capacities.
         """
         requests = list(requests)
-        launch = self._launcher.submit(sample_sharded, self._decoder, params, *self.tables(requests), self._key, self.config,
-                                       self._mesh)
+        launch = self._launcher.submit(
+            sample_sharded,
+            self._decoder,
+            params,
+            *self.tables(requests),
+            self._key,
+            self.config,
+            self._mesh,
+        )
         return PendingRollouts(lambda: gather(jax.device_get(launch.result()), requests))
 
-    def __call__(self, params: Any, requests: Sequence[SampleRequest]) -> tuple[Rollouts, GenerationStats]:
+    def __call__(
+        self, params: Any, requests: Sequence[SampleRequest]
+    ) -> tuple[Rollouts, GenerationStats]:
         """`dispatch`, and wait until the samples are on the host."""
         return self.dispatch(params, requests).result()

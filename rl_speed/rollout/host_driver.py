@@ -1,17 +1,20 @@
-"""The host driver: runs a sampling rule between generation calls, with pre-fetch and a buffer (SPEED, Algorithm 2).
+"""The host driver: runs a sampling rule between generation calls,
+with pre-fetch and a buffer (SPEED, Algorithm 2).
 
-One call holds the next samples of every prompt in flight (continuations, tagged by the rule's phase, never inferred from
-counts) and the first samples of prompts that are new. After scoring, the rule is asked about each prompt whose samples are
-all done: it stays in flight, is rejected (counted), or is complete and its group waits in the buffer. A training step
-takes `groups` of them. Nothing is dropped silently: what leaves the stream ends trained, rejected, expired, or is held.
+One call holds the next samples of every prompt in flight (continuations, tagged by the rule's
+phase, never inferred from counts) and the first samples of prompts that are new. After scoring, the
+rule is asked about each prompt whose samples are all done: it stays in flight, is rejected
+(counted), or is complete and its group waits in the buffer. A training step takes `groups` of them.
+Nothing is dropped silently: what leaves the stream ends trained, rejected, expired, or is held.
 
-With `depth` d the host scores call k while the devices generate call k + d: a call is dispatched, and then the oldest of more
-than d is scored. Which call is scored when follows from counts alone, never from what is ready: runs repeat, and resume, bit
-for bit. The price is age: with a call a step, what is trained on is d updates old, and the screening samples of two-phase rules
-2d + 1 (so 1 at depth 0). They say so: `versions` is that of the dispatch.
+With `depth` d the host scores call k while the devices generate call k + d: a call is dispatched,
+and then the oldest of more than d is scored. Which call is scored when follows from counts alone,
+never from what is ready: runs repeat, and resume, bit for bit. The price is age: with a call a
+step, what is trained on is d updates old, and the screening samples of two-phase rules 2d + 1 (so 1
+at depth 0). They say so: `versions` is that of the dispatch.
 
-Between two calls of a step its state is as whole as between two steps: it can be stopped there, saved, and gone on with, by another
-process too, and draws and returns what it would have.
+Between two calls of a step its state is as whole as between two steps: it can be stopped there,
+saved, and gone on with, by another process too, and draws and returns what it would have.
 """
 
 import contextlib
@@ -32,10 +35,32 @@ from rl_speed.rollout.budgets import Budgets, pack_visits, unpack_visits
 from rl_speed.rollout.buffer import BufferFull, SamplingBuffer
 from rl_speed.rollout.call_plan import CallPlan
 from rl_speed.rollout.generate import GenerationStats, Generator, SampleRequest
-from rl_speed.rollout.in_flight import ActivePrompt, PendingCall, make_active, pack_cached, rule_columns, unpack_cached
+from rl_speed.rollout.in_flight import (
+    ActivePrompt,
+    PendingCall,
+    make_active,
+    pack_cached,
+    rule_columns,
+    unpack_cached,
+)
+from rl_speed.rollout.prompt_counts import (
+    PromptCounts,
+    StarvedError,
+    StepReport,
+    broken_samples,
+    load_counts,
+)
 from rl_speed.rollout.screening import Screening
-from rl_speed.rollout.prompt_counts import StarvedError, StepReport, PromptCounts, broken_samples, load_counts
-from rl_speed.sampling import ACCEPTED, COMPLETE, REJECTED, SCREENING, Counts, Rule, RuleState, compiled_decide
+from rl_speed.sampling import (
+    ACCEPTED,
+    COMPLETE,
+    REJECTED,
+    SCREENING,
+    Counts,
+    Rule,
+    RuleState,
+    compiled_decide,
+)
 
 # rollouts -> (rewards f32[R], correct bool[R])
 Scorer = Callable[[Rollouts], tuple[np.ndarray, np.ndarray]]
@@ -45,18 +70,30 @@ class HostDriver:
     """See the module's docstring.
 
     Args:
-      rule: the sampling rule. stream: prompts. generator: the sampler, with capacities `call_plan.capacities(rule, config)`.
-      score: the verifier. buffer: complete groups wait here. config: how many to screen, pre-fetch, limits.
+      rule: the sampling rule. stream: prompts. generator: the sampler, with capacities
+        `call_plan.capacities(rule, config)`.
+      score: the verifier. buffer: complete groups wait here. config: how many to screen,
+        pre-fetch, limits.
       budgets, prefixes: as of `Screening`.
 
     Attributes:
       screening: what became of prompts, and what is known of those to come.
     """
 
-    def __init__(self, rule: Rule, stream: PromptStream, generator: Generator, score: Scorer, buffer: SamplingBuffer,
-                 config: DriverConfig, budgets: Budgets | None = None, prefixes: PrefixSource | None = None):
+    def __init__(
+        self,
+        rule: Rule,
+        stream: PromptStream,
+        generator: Generator,
+        score: Scorer,
+        buffer: SamplingBuffer,
+        config: DriverConfig,
+        budgets: Budgets | None = None,
+        prefixes: PrefixSource | None = None,
+    ):
         self.screening = Screening(stream, budgets, prefixes)
-        self._begun: tuple[PromptCounts, StepReport] | None = None  # a step that was stopped: the tally before it, what it did so far
+        # A step that was stopped: the tally before it, what it did so far.
+        self._begun: tuple[PromptCounts, StepReport] | None = None
         self.rule, self.stream, self.buffer, self.config = rule, stream, buffer, config
         self._generate, self._score, self._decide = generator.dispatch, score, compiled_decide(rule)
         self._plan = CallPlan(rule, config)
@@ -78,44 +115,63 @@ class HostDriver:
         """Prompts whose samples are not all in, or not all scored."""
         return len(self._active) + sum(len(call.active) for call in self._pending)
 
-    def next_groups(self, params: Any, version: int, stop: Callable[[], bool] = lambda: False) -> tuple[Rollouts | None, StepReport]:
-        """Generate until `groups` complete groups are held, and take them. A step that `stop` ended goes on.
+    def next_groups(
+        self, params: Any, version: int, stop: Callable[[], bool] = lambda: False
+    ) -> tuple[Rollouts | None, StepReport]:
+        """Generate until `groups` complete groups are held, and take them.
+
+        A step that `stop` ended goes on.
 
         Args:
           params: the policy's weights; with `depth`, not to be donated before `wait` returned.
-          version: policy updates made so far; stored with every sample whose call is dispatched now.
+          version: policy updates made so far; stored with every sample whose call is
+            dispatched now.
           stop: asked before each generation call. Once it says so, no more is dispatched.
 
         Returns:
-          The groups (fewer, and `short` says by how many, when `max_calls` calls did not suffice) and a report. None where
-          `stop` ended the step; what it drew is kept for the next call of this method, in `state_dict` too.
+          The groups (fewer, and `short` says by how many, when `max_calls` calls did not suffice)
+          and a report. None where `stop` ended the step; what it drew is kept for the next call of
+          this method, in `state_dict` too.
 
         Raises:
           StarvedError: `max_calls` calls brought no complete group at all.
         """
         if self._begun is None:
-            self._begun = dataclasses.replace(self.prompt_counts), StepReport(GenerationStats(), 0.0, 0.0, 0, 0, 0, 0)
+            self._begun = (
+                dataclasses.replace(self.prompt_counts),
+                StepReport(GenerationStats(), 0.0, 0.0, 0, 0, 0, 0),
+            )
             self._expire(version)
         start, report = self._begun
-        while len(self.buffer) < self.config.groups and report.generation.calls < self.config.max_calls:
+        while (
+            len(self.buffer) < self.config.groups
+            and report.generation.calls < self.config.max_calls
+        ):
             if stop():
                 return None, report
             if not self._dispatch(params, version, report):
                 if not self._pending:
-                    raise RuntimeError("the sampling buffer is full and nothing is in flight: config.driver.buffer_groups is too "
-                                       "small")
+                    raise RuntimeError(
+                        "the sampling buffer is full and nothing is in flight: "
+                        "config.driver.buffer_groups is too small"
+                    )
                 self._collect(version, report)
-            while len(self._pending) > self.config.depth:  # more than one only where a run goes on with a smaller depth
+            # More than one only where a run goes on with a smaller depth.
+            while len(self._pending) > self.config.depth:
                 self._collect(version, report)
         self._begun = None
         count = min(self.config.groups, len(self.buffer))
         if count == 0:
             raise StarvedError(
-                f"no prompt completed in {report.generation.calls} generation calls ({self.prompt_counts.screened - start.screened} "
-                f"screened, {self.prompt_counts.rejected - start.rejected} rejected, of these "
-                f"{self.prompt_counts.failed - start.failed} never solved and {self.prompt_counts.solved - start.solved} always solved). "
-                "The data is too hard or too easy for this policy and rule: widen config.rule.low/high, raise "
-                f"config.rule.n_init or config.driver.max_calls, or change the data{broken_samples(report.generation)}")
+                f"no prompt completed in {report.generation.calls} generation calls "
+                f"({self.prompt_counts.screened - start.screened} screened, "
+                f"{self.prompt_counts.rejected - start.rejected} rejected, of these "
+                f"{self.prompt_counts.failed - start.failed} never solved and "
+                f"{self.prompt_counts.solved - start.solved} always solved). The data is too hard "
+                "or too easy for this policy and rule: widen config.rule.low/high, raise "
+                "config.rule.n_init or config.driver.max_calls, or change the "
+                f"data{broken_samples(report.generation)}"
+            )
         report.short = self.config.groups - count
         report.screened = self.prompt_counts.screened - start.screened
         report.rejected = self.prompt_counts.rejected - start.rejected
@@ -128,24 +184,38 @@ class HostDriver:
             call.pending.result()
 
     def _expire(self, version: int) -> None:
-        """Let go of what is older than the buffer's `max_age`: complete groups, and prompts in flight that would become such."""
+        """Let go of what is older than the buffer's `max_age`: complete groups,
+        and prompts in flight that would become such.
+        """
         self.prompt_counts.expired += len(self.buffer.expire(version))
         if (limit := self.buffer.max_age) is not None:
             young = [a for a in self._active if version - a.group.oldest_version <= limit]
-            self._observe([a.group for a in self._active if version - a.group.oldest_version > limit])
+            self._observe(
+                [a.group for a in self._active if version - a.group.oldest_version > limit]
+            )
             self.prompt_counts.dropped_stale += len(self._active) - len(young)
             self._active = young
 
     def _dispatch(self, params: Any, version: int, report: StepReport) -> bool:
-        """Plan the next generation call and send it off. False where there is nothing to do for it."""
+        """Plan the next generation call and send it off.
+
+        False where there is nothing to do for it.
+        """
         held = self._active, self._pending, self.buffer
         going, waiting = self._plan.to_continue(*held)
-        fresh = [ActivePrompt(p, None, SCREENING, 0, 0, 0) for p in self.stream.take(self._plan.to_screen(*held, self.acceptance))]
+        fresh = [
+            ActivePrompt(p, None, SCREENING, 0, 0, 0)
+            for p in self.stream.take(self._plan.to_screen(*held, self.acceptance))
+        ]
         if not (active := going + fresh):
             return False
         self._begin(fresh, params)
-        replay = lambda a: self.screening.replay(a.cached, a.prompt, a.launched, a.want - a.launched)
-        requests = [SampleRequest(a.prompt, a.launched, a.want - a.launched, replay(a)) for a in active]
+        replay = lambda a: self.screening.replay(
+            a.cached, a.prompt, a.launched, a.want - a.launched
+        )
+        requests = [
+            SampleRequest(a.prompt, a.launched, a.want - a.launched, replay(a)) for a in active
+        ]
         begin = time.perf_counter()
         self._pending.append(PendingCall(active, version, self._generate(params, requests)))
         report.generate_s += time.perf_counter() - begin
@@ -154,7 +224,9 @@ class HostDriver:
         return True
 
     def _begin(self, fresh: Sequence[ActivePrompt], params: Any) -> None:
-        """Give new prompts their budgets, what the rule wants of them first, and the responses that they start from."""
+        """Give new prompts their budgets, what the rule wants of them first,
+        and the responses that they start from.
+        """
         budgets = None
         if (asked := self.screening.allocate(params, [a.prompt for a in fresh])) is not None:
             estimates, budgets = asked
@@ -184,17 +256,28 @@ class HostDriver:
         self._expire(version)  # updates may have been made since its dispatch
 
     def _beside_generation(self) -> contextlib.AbstractContextManager:
-        """Where JAX computes what the host needs now: an accelerator would get to it after the calls it was given before."""
+        """Where JAX computes what the host needs now: an accelerator would get to it after the
+        calls it was given before.
+        """
         if self.config.depth == 0:
             return contextlib.nullcontext()
         try:
             return jax.default_device(jax.local_devices(backend="cpu")[0])
-        except RuntimeError:  # a process that was told to know no CPU backend: the same results, later
+        except RuntimeError:
+            # A process that was told to know no CPU backend: the same results, later.
             return contextlib.nullcontext()
 
-    def _ask(self, prompts: Sequence[ActivePrompt], first: bool = False, budgets: np.ndarray | None = None) -> list[int]:
-        """Put the rule's answer into the prompts' want, phase, round; return status per prompt (budget if `first`)."""
-        size = max(self._plan.capacity, len(prompts))  # a call from a checkpoint may be larger than those of today
+    def _ask(
+        self,
+        prompts: Sequence[ActivePrompt],
+        first: bool = False,
+        budgets: np.ndarray | None = None,
+    ) -> list[int]:
+        """Put the rule's answer into the prompts' want, phase, round;
+        return status per prompt (budget if `first`).
+        """
+        # A call from a checkpoint may be larger than those of today.
+        size = max(self._plan.capacity, len(prompts))
         column = lambda values: np.pad(np.asarray(values, np.int32), (0, size - len(prompts)))
         launched = column([a.launched for a in prompts])
         positive = column([0 if a.group is None else int(a.group.correct.sum()) for a in prompts])
@@ -202,33 +285,50 @@ class HostDriver:
             if first:
                 state = self.rule.init(size, None if budgets is None else column(budgets))
             else:
-                state = RuleState(*(column([getattr(a, name) for a in prompts]) for name in ("phase", "round", "budget")))
-            decision, state = self._decide(Counts(launched=launched, done=launched, positive=positive), state)
-            want, status, phase, rounds, budget = map(np.asarray, (decision.want, decision.status, state.phase, state.round,
-                                                                   state.budget))
+                state = RuleState(
+                    *(
+                        column([getattr(a, name) for a in prompts])
+                        for name in ("phase", "round", "budget")
+                    )
+                )
+            decision, state = self._decide(
+                Counts(launched=launched, done=launched, positive=positive), state
+            )
+            want, status, phase, rounds, budget = map(
+                np.asarray, (decision.want, decision.status, state.phase, state.round, state.budget)
+            )
         for i, prompt in enumerate(prompts):
             prompt.want, prompt.phase, prompt.round = int(want[i]), int(phase[i]), int(rounds[i])
-        return (budget if first else status)[:len(prompts)].tolist()
+        return (budget if first else status)[: len(prompts)].tolist()
 
     def _take_in(self, active: Sequence[ActivePrompt], rollouts: Rollouts) -> None:
         """Score what came back, in one go, and add it to the prompts' groups."""
         rewards, correct = self._score(rollouts)
         # What was said before the policy broke down earns nothing, whatever the scorer makes of it.
         broken = rollouts.nonfinite
-        rollouts = dataclasses.replace(rollouts, rewards=np.where(broken, 0, rewards), correct=np.asarray(correct, bool) & ~broken)
+        rollouts = dataclasses.replace(
+            rollouts,
+            rewards=np.where(broken, 0, rewards),
+            correct=np.asarray(correct, bool) & ~broken,
+        )
         for prompt, group in zip(active, rollouts.groups(), strict=True):
             prompt.finished = int(group.end_steps.max())
             prompt.group = group if prompt.group is None else Rollouts.concat([prompt.group, group])
 
     def _judge(self, active: Sequence[ActivePrompt]) -> tuple[int, set[int]]:
-        """Ask the rule about prompts whose samples are all in; sort them into complete, rejected and still in flight.
+        """Ask the rule about prompts whose samples are all in; sort them into complete,
+        rejected and still in flight.
 
-        In order of completion, those still running when the batch was full count as never begun: they go back to the stream.
-        A prompt that ended is left with no group. Returns (how many passed their screening, visits of those that went back).
+        In order of completion, those still running when the batch was full count as never begun:
+        they go back to the stream. A prompt that ended is left with no group. Returns (how many
+        passed their screening, visits of those that went back).
         """
         room = len(active)
         if self.config.accept == "completion":
-            active, room = sorted(active, key=lambda a: a.finished), self.config.groups - len(self.buffer)
+            active, room = (
+                sorted(active, key=lambda a: a.finished),
+                self.config.groups - len(self.buffer),
+            )
         before = [a.phase for a in active]
         complete, decided, cancelled, accepted = [], [], [], 0
         for prompt, phase, status in zip(active, before, self._ask(active)):
@@ -261,41 +361,70 @@ class HostDriver:
 
     def _observe(self, groups: Sequence[Rollouts]) -> None:
         """Note what became of prompts that this driver is done with."""
-        self.screening.observe([g.prompt for g in groups], [int(g.correct.sum()) for g in groups], [len(g) for g in groups])
+        self.screening.observe(
+            [g.prompt for g in groups],
+            [int(g.correct.sum()) for g in groups],
+            [len(g) for g in groups],
+        )
 
     def metrics(self, version: int) -> dict[str, float]:
-        """Those of the buffer and of the estimates, and how many calls are generated, or being generated, and not yet scored."""
-        return {"pending_calls": float(len(self._pending)), **self.buffer.metrics(version), **self.screening.metrics(version)}
+        """Those of the buffer and of the estimates, and how many calls are generated,
+        or being generated, and not yet scored.
+        """
+        return {
+            "pending_calls": float(len(self._pending)),
+            **self.buffer.metrics(version),
+            **self.screening.metrics(version),
+        }
 
     def state_dict(self) -> dict[str, Any]:
-        """Prompts in flight, pending calls and the buffer with their samples, the tally and the acceptance estimate, and a step that was
-        stopped; the stream saves itself. Blocks until the samples of pending calls are there."""
+        """Prompts in flight, pending calls and the buffer with their samples, the tally and the
+        acceptance estimate, and a step that was stopped; the stream saves itself. Blocks until the
+        samples of pending calls are there.
+        """
         begun = {}
         if self._begun is not None:
-            begun["begun"] = {"tally": dataclasses.asdict(self._begun[0]), "report": self._begun[1].state_dict(),
-                              "news": pack_visits(self.screening.news)}
-        return {**begun, "flights": pack([a.group for a in self._active]), "rule": rule_columns(self._active),
-                "pending": {str(i): call.state_dict() for i, call in enumerate(self._pending)},
-                "buffer": self.buffer.state_dict(), **self.screening.state_dict(),
-                **({} if self.screening.prefixes is None else {"cached": pack_cached(self._active)})}
+            begun["begun"] = {
+                "tally": dataclasses.asdict(self._begun[0]),
+                "report": self._begun[1].state_dict(),
+                "news": pack_visits(self.screening.news),
+            }
+        return {
+            **begun,
+            "flights": pack([a.group for a in self._active]),
+            "rule": rule_columns(self._active),
+            "pending": {str(i): call.state_dict() for i, call in enumerate(self._pending)},
+            "buffer": self.buffer.state_dict(),
+            **self.screening.state_dict(),
+            **({} if self.screening.prefixes is None else {"cached": pack_cached(self._active)}),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where the state was taken. The depth may be another one now.
 
         Raises:
-          BufferFull: the buffer is smaller now, and has no room for what it held, or for what pending calls may complete.
+          BufferFull: the buffer is smaller now, and has no room for what it held, or for what
+            pending calls may complete.
         """
-        groups, pending = unpack(state["flights"]), state.get("pending", {})  # a state from before there was a depth has none
+        # A state from before there was a depth has none.
+        groups, pending = unpack(state["flights"]), state.get("pending", {})
         self._active = make_active([g.prompt for g in groups], groups, state["rule"])
-        self._pending = deque(PendingCall.from_state_dict(pending[str(i)]) for i in range(len(pending)))
+        self._pending = deque(
+            PendingCall.from_state_dict(pending[str(i)]) for i in range(len(pending))
+        )
         self.buffer.load_state_dict(state["buffer"])
         if (room := self._plan.room(self._pending, self.buffer)) < 0:
-            raise BufferFull(f"config.driver.buffer_groups ({self.buffer.capacity}) is {-room} too small for the saved groups and "
-                             "those that the saved generation calls may complete")
+            raise BufferFull(
+                f"config.driver.buffer_groups ({self.buffer.capacity}) is {-room} too small for "
+                "the saved groups and those that the saved generation calls may complete"
+            )
         self.screening.load_state_dict(state)
         self._begun = None
         if "begun" in state:
-            self._begun = load_counts(state["begun"]["tally"]), StepReport.from_state_dict(state["begun"]["report"])
+            self._begun = (
+                load_counts(state["begun"]["tally"]),
+                StepReport.from_state_dict(state["begun"]["report"]),
+            )
             self.screening.news = unpack_visits(state["begun"]["news"])
         if self.screening.prefixes is not None and "cached" in state:
             unpack_cached(self._active, state["cached"])

@@ -1,4 +1,6 @@
-"""What the host driver has under way: prompts in flight, and generation calls whose samples are not scored yet."""
+"""What the host driver has under way: prompts in flight,
+and generation calls whose samples are not scored yet.
+"""
 
 import dataclasses
 from collections.abc import Sequence
@@ -14,7 +16,9 @@ from rl_speed.rollout.generate import GenerationStats, PendingRollouts
 
 @dataclasses.dataclass
 class ActivePrompt:
-    """A prompt whose samples are not all in: what it has, what the rule remembers of it, how many it should get."""
+    """A prompt whose samples are not all in: what it has, what the rule remembers of it,
+    how many it should get.
+    """
 
     prompt: Prompt
     group: Rollouts | None
@@ -24,7 +28,8 @@ class ActivePrompt:
     want: int
     estimate: float = float("nan")  # of the pass rate, before the visit
     finished: int = 0  # decode step of its latest call at which its last sample ended
-    cached: CachedResponse | None = None  # that its samples start inside of; the one its visit began with
+    # That its samples start inside of; the one its visit began with.
+    cached: CachedResponse | None = None
 
     @property
     def launched(self) -> int:
@@ -36,12 +41,16 @@ def rule_columns(active: Sequence[ActivePrompt]) -> np.ndarray:
     return np.asarray([[a.phase, a.round, a.budget, a.want] for a in active], np.int32).reshape(-1)
 
 
-def make_active(prompts: Sequence[Prompt], groups: Sequence[Rollouts | None], columns: np.ndarray) -> list[ActivePrompt]:
+def make_active(
+    prompts: Sequence[Prompt], groups: Sequence[Rollouts | None], columns: np.ndarray
+) -> list[ActivePrompt]:
     """The inverse of `rule_columns`."""
     rows = np.asarray(columns, np.int64).reshape(-1, 4).tolist()
     known = [float("nan") if group is None else float(group.estimates[0]) for group in groups]
-    return [ActivePrompt(prompt, group, *row, estimate=estimate)
-            for prompt, group, row, estimate in zip(prompts, groups, rows, known, strict=True)]
+    return [
+        ActivePrompt(prompt, group, *row, estimate=estimate)
+        for prompt, group, row, estimate in zip(prompts, groups, rows, known, strict=True)
+    ]
 
 
 def pack_cached(active: Sequence[ActivePrompt]) -> dict[str, Any]:
@@ -57,11 +66,15 @@ def unpack_cached(active: Sequence[ActivePrompt], packed: dict[str, Any]) -> Non
 
 @dataclasses.dataclass
 class PendingCall:
-    """A generation call between its dispatch and its scoring. Its prompts are nobody else's until then.
+    """A generation call between its dispatch and its scoring.
+
+    Its prompts are nobody else's until then.
 
     Attributes:
-      active: whom it draws for, in the order of its requests: continuations, then `fresh` prompts, which have no group yet.
-      version: policy updates made when it was dispatched. pending: its samples, when they are there.
+      active: whom it draws for, in the order of its requests: continuations, then `fresh` prompts,
+        which have no group yet.
+      version: policy updates made when it was dispatched. pending: its samples, when
+        they are there.
     """
 
     active: list[ActivePrompt]
@@ -79,25 +92,43 @@ class PendingCall:
         return [a for a in self.active if a.group is not None]
 
     def result(self) -> tuple[Rollouts, GenerationStats]:
-        """The samples with what the call knows of them, which nobody has scored. Blocks until they are there."""
+        """The samples with what the call knows of them, which nobody has scored.
+
+        Blocks until they are there.
+        """
         rollouts, stats = self.pending.result()
         column = lambda values: np.asarray(values)[rollouts.owner]
-        return dataclasses.replace(rollouts, versions=np.full(len(rollouts), self.version),
-                                   phases=column([a.phase for a in self.active]),
-                                   estimates=column([a.estimate for a in self.active])), stats
+        return dataclasses.replace(
+            rollouts,
+            versions=np.full(len(rollouts), self.version),
+            phases=column([a.phase for a in self.active]),
+            estimates=column([a.estimate for a in self.active]),
+        ), stats
 
     def state_dict(self) -> dict[str, Any]:
-        """Prompts and samples, the latter as groups that nobody has scored. Blocks until the samples are there."""
+        """Prompts and samples, the latter as groups that nobody has scored.
+
+        Blocks until the samples are there.
+        """
         rollouts, stats = self.result()
-        return {"groups": pack([a.group for a in self.continued]), "drawn": pack(rollouts.groups()),
-                "rule": rule_columns(self.active), "cached": pack_cached(self.active), "version": self.version,
-                "stats": dataclasses.asdict(stats)}
+        return {
+            "groups": pack([a.group for a in self.continued]),
+            "drawn": pack(rollouts.groups()),
+            "rule": rule_columns(self.active),
+            "cached": pack_cached(self.active),
+            "version": self.version,
+            "stats": dataclasses.asdict(stats),
+        }
 
     @classmethod
     def from_state_dict(cls, state: dict[str, Any]) -> "PendingCall":
         """The inverse; its samples are there already."""
         groups, unscored = unpack(state["groups"]), unpack(state["drawn"])
-        active = make_active([g.prompt for g in unscored], groups + [None] * (len(unscored) - len(groups)), state["rule"])
+        active = make_active(
+            [g.prompt for g in unscored],
+            groups + [None] * (len(unscored) - len(groups)),
+            state["rule"],
+        )
         for prompt, group in zip(active, unscored):
             prompt.estimate = float(group.estimates[0])
         unpack_cached(active, state.get("cached", {}))

@@ -7,14 +7,19 @@ import numpy as np
 
 from rl_speed.rollout.generate import GenerationStats
 
-# Per decided prompt: the acceptance estimate remembers about 200 of them, a standard error of 0.03 at an acceptance of 0.2.
+# Per decided prompt: the acceptance estimate remembers about 200 of them, a standard error of 0.03
+# at an acceptance of 0.2.
 FORGET = 0.995
 
 
 @dataclasses.dataclass
 class PromptCounts:
-    """Prompts by fate, since the run began. `screened = rejected + completed + dropped_stale + in flight`, and `completed = trained +
-    waiting in the buffer + expired`, always. A prompt is screened, and in flight, from the dispatch of its first call on."""
+    """Prompts by fate, since the run began.
+
+    `screened = rejected + completed + dropped_stale + in flight`, and `completed = trained +
+    waiting in the buffer + expired`, always. A prompt is screened, and in flight, from the dispatch
+    of its first call on.
+    """
 
     screened: int = 0
     rejected: int = 0
@@ -24,14 +29,20 @@ class PromptCounts:
     rejected_tokens: int = 0
     expired: int = 0  # complete, but too old before a training step came
     dropped_stale: int = 0  # accepted, but too old before it was continued
-    cancelled_tokens: int = 0  # drawn for prompts that went back because others had filled the batch before they completed
-    nonfinite: int = 0  # samples, of any prompt, that ended at logits without a distribution: counted as wrong, not trained on
+    # Drawn for prompts that went back because others had filled the batch before they completed.
+    cancelled_tokens: int = 0
+    # Samples, of any prompt, that ended at logits without a distribution: counted as wrong, not
+    # trained on.
+    nonfinite: int = 0
 
 
 @dataclasses.dataclass
 class StepReport:
-    """What one `next_groups` did. Generation is accounted with the call's scoring, so that each token counts once: those of calls
-    that are still pending when a run ends are in its checkpoint and in no total."""
+    """What one `next_groups` did.
+
+    Generation is accounted with the call's scoring, so that each token counts once: those of calls
+    that are still pending when a run ends are in its checkpoint and in no total.
+    """
 
     generation: GenerationStats
     generate_s: float  # preparing calls, and blocked waiting for their samples
@@ -40,7 +51,8 @@ class StepReport:
     accepted: int
     rejected: int
     short: int  # groups missing because max_calls was reached
-    pass_rates: list[float] = dataclasses.field(default_factory=list)  # of the first samples of each prompt judged
+    # Of the first samples of each prompt judged.
+    pass_rates: list[float] = dataclasses.field(default_factory=list)
 
     def state_dict(self) -> dict[str, Any]:
         """Of a step that was stopped between two calls."""
@@ -50,7 +62,9 @@ class StepReport:
     def from_state_dict(cls, state: dict[str, Any]) -> "StepReport":
         """The inverse."""
         cost = GenerationStats(**{name: int(value) for name, value in state["generation"].items()})
-        return cls(**{**state, "generation": cost, "pass_rates": np.asarray(state["pass_rates"]).tolist()})
+        return cls(
+            **{**state, "generation": cost, "pass_rates": np.asarray(state["pass_rates"]).tolist()}
+        )
 
 
 class StarvedError(RuntimeError):
@@ -61,9 +75,18 @@ class StarvedError(RuntimeError):
 
 def broken_samples(stats: GenerationStats) -> str:
     """A sentence for errors, where non-finite logits ended samples; else ""."""
-    return f". {stats.nonfinite:,} of {stats.samples:,} samples ended at logits that are not finite" if stats.nonfinite else ""
+    return (
+        f". {stats.nonfinite:,} of {stats.samples:,} samples ended at logits that are not finite"
+        if stats.nonfinite
+        else ""
+    )
 
 
 def load_counts(state: dict[str, Any]) -> PromptCounts:
     """From a checkpoint's numbers. Those of format 1 call `dropped_stale` lapsed."""
-    return PromptCounts(**{"dropped_stale" if name == "lapsed" else name: int(value) for name, value in state.items()})
+    return PromptCounts(
+        **{
+            "dropped_stale" if name == "lapsed" else name: int(value)
+            for name, value in state.items()
+        }
+    )

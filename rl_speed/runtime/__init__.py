@@ -1,1 +1,3 @@
-"""What a run stands on: checkpoints, metrics and who writes them, signals, progress, plots, the workdir's files, memory."""
+"""What a run stands on: checkpoints, metrics and who writes them, signals, progress, plots,
+the workdir's files, memory.
+"""

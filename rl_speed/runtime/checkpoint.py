@@ -1,4 +1,6 @@
-"""Checkpoints: the train state as sharded arrays, everything on the host beside it, in one atomic directory per step."""
+"""Checkpoints: the train state as sharded arrays, everything on the host beside it,
+in one atomic directory per step.
+"""
 
 import contextlib
 import logging
@@ -13,15 +15,19 @@ import orbax.checkpoint as ocp
 log = logging.getLogger(__name__)
 
 SEPARATOR = "/"
-# A checkpoint that another one of the same step is to replace is called this and its step until that one is whole.
+# A checkpoint that another one of the same step is to replace is called this and its step until
+# that one is whole.
 _REPLACED = "replaced_"
 
 
-def split_host(tree: dict[str, Any], prefix: str = "") -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Nested dicts of scalars, strings and arrays -> (flat JSON values, flat arrays), keyed by the path.
+def split_host(
+    tree: dict[str, Any], prefix: str = ""
+) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Nested dicts of scalars, strings and arrays -> (flat JSON values, flat arrays),
+    keyed by the path.
 
-    Empty dicts keep their place (a path that ends in the separator); empty arrays, which Orbax refuses, travel as their dtype
-    and shape.
+    Empty dicts keep their place (a path that ends in the separator); empty arrays, which Orbax
+    refuses, travel as their dtype and shape.
     """
     values, arrays = {}, {}
     for name, value in tree.items():
@@ -59,8 +65,10 @@ def join_host(values: dict[str, Any], arrays: dict[str, np.ndarray]) -> dict[str
 
 def describe_tree(tree: Any) -> dict[str, str]:
     """{path: "float32[4, 64]"} of a pytree of arrays: what a checkpoint must fit."""
-    return {jax.tree_util.keystr(path): f"{leaf.dtype}{list(leaf.shape)}"
-            for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+    return {
+        jax.tree_util.keystr(path): f"{leaf.dtype}{list(leaf.shape)}"
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    }
 
 
 class CheckpointError(RuntimeError):
@@ -70,10 +78,12 @@ class CheckpointError(RuntimeError):
 
 
 class Checkpointer:
-    """Saves and restores (train state, host state, perhaps a reference policy) by step, keeping the newest `keep`.
+    """Saves and restores (train state, host state, perhaps a reference policy) by step,
+    keeping the newest `keep`.
 
-    Saving is asynchronous: `close` (or the next save) waits for it. A directory that was not finished is never listed. A save
-    that fails is logged and counted and the run goes on; what was saved before stays.
+    Saving is asynchronous: `close` (or the next save) waits for it. A directory that was not
+    finished is never listed. A save that fails is logged and counted and the run goes on; what was
+    saved before stays.
 
     Attributes:
       failures: saves that failed since this object was made. last_failure: what the latest said.
@@ -94,8 +104,11 @@ class Checkpointer:
         return self._manager_of()
 
     def _manager_of(self) -> ocp.CheckpointManager:
-        options = ocp.CheckpointManagerOptions(preservation_policy=ocp.checkpoint_managers.LatestN(self._keep), create=True,
-                                               enable_async_checkpointing=True)
+        options = ocp.CheckpointManagerOptions(
+            preservation_policy=ocp.checkpoint_managers.LatestN(self._keep),
+            create=True,
+            enable_async_checkpointing=True,
+        )
         return ocp.CheckpointManager(self._directory, options=options)
 
     def latest(self) -> int | None:
@@ -103,15 +116,18 @@ class Checkpointer:
         return self._manager.latest_step()
 
     def save(self, step: int, state: Any, host: dict[str, Any], reference: Any = None) -> bool:
-        """`state`: a pytree of jax arrays, copied before this returns (the update may donate it). `host`: nested dicts of
-        JSON values and numpy arrays. `reference`: weights, where no other file has them. False when this save, or the one before
-        that was still under way, failed.
+        """`state`: a pytree of jax arrays, copied before this returns (the update may donate it).
 
-        A checkpoint of this step that is there already (a run was stopped inside the step after it) is replaced once this one is
-        whole, which is waited for then."""
+        `host`: nested dicts of JSON values and numpy arrays. `reference`: weights, where no other
+        file has them. False when this save, or the one before that was still under way, failed.
+
+        A checkpoint of this step that is there already (a run was stopped inside the step after it)
+        is replaced once this one is whole, which is waited for then.
+        """
         values, arrays = split_host(host)
         values["layout"] = describe_tree(state)
-        # Orbax refuses an empty tree; the marker also tells a checkpoint without host arrays from a damaged one.
+        # Orbax refuses an empty tree; the marker also tells a checkpoint without host arrays from a
+        # damaged one.
         arrays = {"saved": np.ones((1,), np.int32)} | arrays
         items = {"state": ocp.args.StandardSave(state), "arrays": ocp.args.PyTreeSave(arrays)}
         if reference is not None:
@@ -144,51 +160,80 @@ class Checkpointer:
 
     def _failed(self, step: int | None, error: Exception) -> None:
         self.failures += 1
-        self.last_failure = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
+        self.last_failure = (
+            str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
+        )
         what = "a checkpoint" if step is None else f"the checkpoint of step {step}"
-        # A manager whose save failed keeps the error and half a directory; a new one clears both up.
+        # A manager whose save failed keeps the error and half a directory; a new one
+        # clears both up.
         with contextlib.suppress(Exception):
             self._manager.close()
         self._manager = self._open()
-        log.error("%s could not be saved in %s: %s. The run goes on; the newest checkpoint is that of step %s", what,
-                  self._directory, self.last_failure, self.latest())
+        log.error(
+            "%s could not be saved in %s: %s. The run goes on; the newest "
+            "checkpoint is that of step %s",
+            what,
+            self._directory,
+            self.last_failure,
+            self.latest(),
+        )
 
     def restore(self, step: int, like: Any, reference: Any = None) -> tuple[Any, dict[str, Any]]:
-        """(state with the shapes and shardings of `like`, host state). Where `reference` tells their shapes and shardings, the host
-        state has the saved weights of a reference policy under "reference", if there are any.
+        """(state with the shapes and shardings of `like`, host state).
+
+        Where `reference` tells their shapes and shardings, the host state has the saved weights of
+        a reference policy under "reference", if there are any.
 
         Raises:
-          CheckpointError: it belongs to another model or optimizer; says which array differs and how.
+          CheckpointError: it belongs to another model or optimizer; says which array
+            differs and how.
           Exception: whatever reading a damaged directory raises.
         """
-        values = self._manager.restore(step, args=ocp.args.Composite(host=ocp.args.JsonRestore()))["host"]
+        values = self._manager.restore(step, args=ocp.args.Composite(host=ocp.args.JsonRestore()))[
+            "host"
+        ]
         saved, mine = values.pop("layout"), describe_tree(like)
         has_reference = values.pop("has_reference", False) and reference is not None
         if saved != mine:
             different = [name for name in {**mine, **saved} if saved.get(name) != mine.get(name)]
             name = different[0]
             raise CheckpointError(
-                f"{self._directory / str(step)} holds another model or optimizer: {len(different)} of {len(mine)} arrays "
-                f"differ, the first being {name}: {saved.get(name, 'absent')} there, {mine.get(name, 'absent')} here. Continue "
-                "with the configuration of that run, or choose another --workdir")
+                f"{self._directory / str(step)} holds another model or optimizer: "
+                f"{len(different)} of {len(mine)} arrays differ, the first being {name}: "
+                f"{saved.get(name, 'absent')} there, {mine.get(name, 'absent')} here. Continue "
+                "with the configuration of that run, or choose another --workdir"
+            )
         wanted = {"state": like, "reference": reference} if has_reference else {"state": like}
-        abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), wanted)
-        found = self._manager.restore(step, args=ocp.args.Composite(
-            **{name: ocp.args.StandardRestore(tree) for name, tree in abstract.items()}, arrays=ocp.args.PyTreeRestore()))
-        arrays = {name: np.asarray(value) for name, value in found["arrays"].items() if name != "saved"}
+        abstract = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), wanted
+        )
+        found = self._manager.restore(
+            step,
+            args=ocp.args.Composite(
+                **{name: ocp.args.StandardRestore(tree) for name, tree in abstract.items()},
+                arrays=ocp.args.PyTreeRestore(),
+            ),
+        )
+        arrays = {
+            name: np.asarray(value) for name, value in found["arrays"].items() if name != "saved"
+        }
         host = join_host(values, arrays)
         if has_reference:
             host["reference"] = found["reference"]
         return found["state"], host
 
-    def restore_newest(self, like: Any, reference: Any = None) -> tuple[int, Any, dict[str, Any]] | None:
-        """(step, state, host state) of the newest checkpoint that can be read, as `restore` has them; None where there is none.
+    def restore_newest(
+        self, like: Any, reference: Any = None
+    ) -> tuple[int, Any, dict[str, Any]] | None:
+        """(step, state, host state) of the newest checkpoint that can be read,
+        as `restore` has them; None where there is none.
 
-        A damaged one is logged, moved out of the way (to damaged/ beside the directory; nothing is deleted) and the one before
-        it tried.
+        A damaged one is logged, moved out of the way (to damaged/ beside the directory; nothing is
+        deleted) and the one before it tried.
 
         Raises:
-          CheckpointError: it belongs to another model, or all are damaged (they then stay where they are).
+          CheckpointError: it belongs to another model, or all are damaged (they then stay
+            where they are).
         """
         damaged: list[tuple[int, str]] = []
         for step in sorted(self._manager.all_steps(), reverse=True):
@@ -197,15 +242,28 @@ class Checkpointer:
             except CheckpointError:
                 raise
             except Exception as error:  # noqa: BLE001 (damage takes any form: JSON, zarr, checksum, missing file)
-                damaged.append((step, str(error).strip().splitlines()[0] if str(error).strip() else repr(error)))
-                log.error("the checkpoint of step %d in %s is damaged: %s", step, self._directory, damaged[-1][1])
+                damaged.append(
+                    (
+                        step,
+                        str(error).strip().splitlines()[0] if str(error).strip() else repr(error),
+                    )
+                )
+                log.error(
+                    "the checkpoint of step %d in %s is damaged: %s",
+                    step,
+                    self._directory,
+                    damaged[-1][1],
+                )
                 continue
             if damaged:
                 self._set_aside([step for step, _ in damaged])
             return step, state, host
         if damaged:
-            raise CheckpointError(f"all {len(damaged)} checkpoints in {self._directory} are damaged; the newest, step "
-                                  f"{damaged[0][0]}: {damaged[0][1]}. Restore them from a copy, or choose another --workdir")
+            raise CheckpointError(
+                f"all {len(damaged)} checkpoints in {self._directory} are damaged; the newest, "
+                f"step {damaged[0][0]}: {damaged[0][1]}. Restore them from a copy, or choose "
+                "another --workdir"
+            )
         return None
 
     def _set_aside(self, steps: list[int]) -> None:
@@ -226,12 +284,19 @@ class Checkpointer:
 
 
 def saved_steps(directory: str | Path) -> list[int]:
-    """Steps of the finished checkpoints in a folder, in order; nothing there is opened or cleared up, so that the run may go on."""
-    return sorted(int(path.name) for path in Path(directory).iterdir() if path.name.isdigit() and (path / "state").is_dir())
+    """Steps of the finished checkpoints in a folder, in order; nothing there is opened or cleared
+    up, so that the run may go on.
+    """
+    return sorted(
+        int(path.name)
+        for path in Path(directory).iterdir()
+        if path.name.isdigit() and (path / "state").is_dir()
+    )
 
 
 def restore_params(directory: str | Path, like: Any) -> Any:
-    """The parameters of one checkpoint, and nothing else of it, with the shapes and shardings of `like`.
+    """The parameters of one checkpoint, and nothing else of it,
+    with the shapes and shardings of `like`.
 
     Args:
       directory: .../checkpoints/STEP, of any run. like: shapes with shardings.
@@ -244,13 +309,26 @@ def restore_params(directory: str | Path, like: Any) -> Any:
     with ocp.Checkpointer(ocp.JsonCheckpointHandler()) as reader:
         layout = reader.restore(directory / "host", args=ocp.args.JsonRestore())["layout"]
     # A state is a dataclass, or with supervised fine-tuning a dictionary.
-    saved = {name.removeprefix(prefix): shape for name, shape in layout.items() for prefix in (".params", "['params']")
-             if name.startswith(f"{prefix}[")}
+    saved = {
+        name.removeprefix(prefix): shape
+        for name, shape in layout.items()
+        for prefix in (".params", "['params']")
+        if name.startswith(f"{prefix}[")
+    }
     if saved != (mine := describe_tree(like)):
         different = [name for name in {**mine, **saved} if saved.get(name) != mine.get(name)]
-        raise CheckpointError(f"{directory} holds another model: {len(different)} of {len(mine)} arrays differ, the first being "
-                              f"{different[0]}: {saved.get(different[0], 'absent')} there, {mine.get(different[0], 'absent')} here")
+        raise CheckpointError(
+            f"{directory} holds another model: {len(different)} of {len(mine)} arrays differ, the "
+            f"first being {different[0]}: {saved.get(different[0], 'absent')} there, "
+            f"{mine.get(different[0], 'absent')} here"
+        )
     item = {"params": like}
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
-        return reader.restore(directory / "state", args=ocp.args.PyTreeRestore(
-            item=item, restore_args=ocp.checkpoint_utils.construct_restore_args(item), partial_restore=True))["params"]
+        return reader.restore(
+            directory / "state",
+            args=ocp.args.PyTreeRestore(
+                item=item,
+                restore_args=ocp.checkpoint_utils.construct_restore_args(item),
+                partial_restore=True,
+            ),
+        )["params"]

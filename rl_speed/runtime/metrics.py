@@ -1,4 +1,6 @@
-"""What a run writes about itself: metrics.jsonl, rollouts.jsonl, counts of compilations, times by phase."""
+"""What a run writes about itself: metrics.jsonl, rollouts.jsonl, counts of compilations,
+times by phase.
+"""
 
 import contextlib
 import errno
@@ -17,8 +19,10 @@ log = logging.getLogger(__name__)
 
 
 class AppendedFile:
-    """A file that whole records are appended to, unbuffered. Those that cannot be written (a full disk) are kept and written with
-    the next; one that went out by halves is taken back first.
+    """A file that whole records are appended to, unbuffered.
+
+    Those that cannot be written (a full disk) are kept and written with the next; one that went out
+    by halves is taken back first.
 
     Attributes:
       failures: writes that failed since this object was made.
@@ -44,7 +48,12 @@ class AppendedFile:
             with contextlib.suppress(OSError):
                 self._file.truncate(self._good)
             self.failures += 1
-            log.error("cannot write %s (%s): %d records wait for the next attempt", self.path, error, len(self._waiting))
+            log.error(
+                "cannot write %s (%s): %d records wait for the next attempt",
+                self.path,
+                error,
+                len(self._waiting),
+            )
 
     def close(self) -> None:
         self._flush()
@@ -52,14 +61,18 @@ class AppendedFile:
 
 
 class JsonLines:
-    """A file of one JSON object a line, flushed line by line (`AppendedFile`). On resume, lines from `next_step` on are cut off.
+    """A file of one JSON object a line, flushed line by line (`AppendedFile`).
+
+    On resume, lines from `next_step` on are cut off.
 
     Every line must have an integer "step".
     """
 
     def __init__(self, path: Path, next_step: int = 0):
         self.path = path
-        kept = [line for line in read_steps(path) if line["step"] < next_step] if path.exists() else []
+        kept = (
+            [line for line in read_steps(path) if line["step"] < next_step] if path.exists() else []
+        )
         # Written anew and moved into place, so that a crash here loses nothing.
         write_atomically(path, "".join(json.dumps(line) + "\n" for line in kept))
         self._file = AppendedFile(path)
@@ -95,20 +108,30 @@ def read_object(path: Path, advice: str) -> dict[str, Any]:
       advice: what to do where it is none; ends the message.
 
     Raises:
-      ValueError: it is something else, or no JSON; names the file and what is wrong. OSError: it cannot be read.
+      ValueError: it is something else, or no JSON; names the file and what is wrong. OSError: it
+        cannot be read.
     """
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:  # bytes that are no text; no JSON; brackets that nest without end
+    except (ValueError, RecursionError) as error:
+        # Bytes that are no text; no JSON; brackets that nest without end.
         raise ValueError(f"{path} is damaged: no JSON ({error}); {advice}") from None
     if not isinstance(found, dict):
-        raise ValueError(f"{path} is damaged: it must hold a JSON object, and holds {kind_of(found)}; {advice}")
+        raise ValueError(
+            f"{path} is damaged: it must hold a JSON object, and holds {kind_of(found)}; {advice}"
+        )
     return found
 
 
 def kind_of(value: Any) -> str:
     """What JSON calls a value: "a list", "null"."""
-    names = {dict: "an object", list: "a list", str: "a string", bool: "true or false", type(None): "null"}
+    names = {
+        dict: "an object",
+        list: "a list",
+        str: "a string",
+        bool: "true or false",
+        type(None): "null",
+    }
     return names.get(type(value), "a number")
 
 
@@ -129,16 +152,24 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
                 raise ValueError(f"{path}:{number} is damaged: {error}") from None
             break
         if not isinstance(lines[-1], dict):
-            raise ValueError(f"{path}:{number} is damaged: it must hold a JSON object, and holds {kind_of(lines[-1])}")
+            raise ValueError(
+                f"{path}:{number} is damaged: it must hold a JSON object, and holds "
+                f"{kind_of(lines[-1])}"
+            )
     return lines
 
 
 def read_steps(path: Path) -> list[dict[str, Any]]:
-    """Those of a file whose objects each have an integer "step", as `read_lines` reads them; ValueError where one has none."""
+    """Those of a file whose objects each have an integer "step", as `read_lines` reads them;
+    ValueError where one has none.
+    """
     lines = read_lines(path)
     for number, line in enumerate(lines, 1):
         if type(line.get("step")) is not int:
-            raise ValueError(f"{path}:{number} is damaged: it must have an integer \"step\"; restore the line, or take it out")
+            raise ValueError(
+                f'{path}:{number} is damaged: it must have an integer "step"; restore '
+                "the line, or take it out"
+            )
     return lines
 
 
@@ -147,7 +178,9 @@ PASS_RATE_EDGES = (0.0, *(k / 10 for k in range(1, 10)), 1 - 1e-6, 1.0)
 
 
 def pass_rate_histogram(rates: Sequence[float]) -> list[int]:
-    """Twelve counts: pass rate exactly 0; in (0, .1], (.1, .2], ... (.9, 1) (ten of them); exactly 1."""
+    """Twelve counts: pass rate exactly 0; in (0, .1], (.1, .2], ... (.9, 1) (ten of
+    them); exactly 1.
+    """
     inner = [rate for rate in rates if 0 < rate < 1]
     counts = [0] * 10
     for rate in inner:
@@ -157,12 +190,17 @@ def pass_rate_histogram(rates: Sequence[float]) -> list[int]:
 
 
 class PhaseTimer:
-    """Seconds by phase since the last `take`. `spent`: what an earlier `take` gave, to go on from."""
+    """Seconds by phase since the last `take`.
+
+    `spent`: what an earlier `take` gave, to go on from.
+    """
 
     def __init__(self, spent: Mapping[str, float] | None = None):
         named = {name.removeprefix("time/"): seconds for name, seconds in (spent or {}).items()}
         self._start = time.perf_counter() - named.pop("step", 0.0)
-        self._seconds = {name: seconds for name, seconds in named.items() if name not in ("other", "compile")}
+        self._seconds = {
+            name: seconds for name, seconds in named.items() if name not in ("other", "compile")
+        }
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -176,17 +214,26 @@ class PhaseTimer:
         self._seconds[name] = self._seconds.get(name, 0.0) + seconds
 
     def take(self) -> dict[str, float]:
-        """{"time/<phase>": seconds, "time/other": what no phase claimed, "time/step": all}, and start anew."""
+        """{"time/<phase>": seconds, "time/other": what no phase claimed, "time/step": all},
+        and start anew.
+        """
         now = time.perf_counter()
         whole, named = now - self._start, dict(self._seconds)
         self._start, self._seconds = now, {}
-        return {**{f"time/{name}": s for name, s in named.items()}, "time/other": max(whole - sum(named.values()), 0.0),
-                "time/step": whole}
+        return {
+            **{f"time/{name}": s for name, s in named.items()},
+            "time/other": max(whole - sum(named.values()), 0.0),
+            "time/step": whole,
+        }
 
 
 def counted_over_restarts(values: Sequence[float]) -> int:
-    """What a counter of the process counted in all: where it falls, the run was resumed and it began anew."""
-    return round(sum(now - before if now >= before else now for before, now in zip([0.0, *values], values)))
+    """What a counter of the process counted in all: where it falls,
+    the run was resumed and it began anew.
+    """
+    return round(
+        sum(now - before if now >= before else now for before, now in zip([0.0, *values], values))
+    )
 
 
 class SlowSteps:
@@ -196,7 +243,9 @@ class SlowSteps:
       count: how many since this object was made.
     """
 
-    def __init__(self, factor: float = 10.0, window: int = 50, least: int = 5, floor_s: float = 1.0):
+    def __init__(
+        self, factor: float = 10.0, window: int = 50, least: int = 5, floor_s: float = 1.0
+    ):
         self._factor, self._least, self._floor_s = factor, least, floor_s
         self._latest: deque[float] = deque(maxlen=window)
         self.count = 0
@@ -205,7 +254,8 @@ class SlowSteps:
         """What to report of this step, if anything.
 
         Args:
-          times: "time/<phase>" in seconds, with "time/step" and "time/compile". notes: other numbers worth telling.
+          times: "time/<phase>" in seconds, with "time/step" and "time/compile". notes: other
+            numbers worth telling.
         """
         seconds = times["time/step"] - times.get("time/compile", 0.0)
         median = statistics.median(self._latest) if len(self._latest) >= self._least else None
@@ -213,16 +263,28 @@ class SlowSteps:
         if median is None or seconds < max(self._factor * median, self._floor_s):
             return None
         self.count += 1
-        phases = sorted(((s, name.removeprefix("time/")) for name, s in times.items()
-                         if name not in ("time/step", "time/compile")), reverse=True)
-        return (f"step {step} took {seconds:.1f} s, {seconds / median:.0f} times the median of {median:.2f} s: "
-                + ", ".join(f"{name} {s:.1f} s" for s, name in phases)
-                + "".join(f", {name} {value:g}" for name, value in notes.items()))
+        phases = sorted(
+            (
+                (s, name.removeprefix("time/"))
+                for name, s in times.items()
+                if name not in ("time/step", "time/compile")
+            ),
+            reverse=True,
+        )
+        return (
+            (
+                f"step {step} took {seconds:.1f} s, {seconds / median:.0f} times the median of "
+                f"{median:.2f} s: "
+            )
+            + ", ".join(f"{name} {s:.1f} s" for s, name in phases)
+            + "".join(f", {name} {value:g}" for name, value in notes.items())
+        )
 
 
 class CompileCounter:
-    """Counts XLA compilations of this process, and their seconds, while it exists (a hit of the persistent cache counts:
-    it means that a function met a new shape)."""
+    """Counts XLA compilations of this process, and their seconds, while it exists (a hit of the
+    persistent cache counts: it means that a function met a new shape).
+    """
 
     _EVENT = "/jax/core/compile/backend_compile_duration"
 

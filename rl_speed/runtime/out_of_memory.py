@@ -1,4 +1,6 @@
-"""What a training run holds on each device, and what to say when one ran out of memory: of RL and of supervised fine-tuning."""
+"""What a training run holds on each device, and what to say when one ran out of memory:
+of RL and of supervised fine-tuning.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -19,21 +21,30 @@ def is_out_of_memory(error: Exception) -> bool:
     return "RESOURCE_EXHAUSTED" in str(error)
 
 
-def explain(error: Exception, parts: Sequence[tuple[str, Mapping[str, int], str]], last: str = "") -> str:
+def explain(
+    error: Exception, parts: Sequence[tuple[str, Mapping[str, int], str]], last: str = ""
+) -> str:
     """The message: what is held by part, and what to turn down.
 
     Args:
-      parts: (what, bytes per device by part, the settings that make it smaller) of each program. last: a line at the end.
+      parts: (what, bytes per device by part, the settings that make it smaller) of each program.
+        last: a line at the end.
     """
     lines = [f"a device ran out of memory: {str(error).strip().splitlines()[0]}"]
     for title, known, advice in parts:
-        lines += [f"  {title} holds {size_text(sum(known.values()))} per device, activations apart; turn down {advice}"]
+        lines += [
+            f"  {title} holds {size_text(sum(known.values()))} per device, activations apart; "
+            f"turn down {advice}"
+        ]
         lines += [f"    {part:<30} {size_text(size)}" for part, size in known.items()]
     return "\n".join([*lines, *([f"  {last}"] if last else [])])
 
 
 def device_bytes(tree: Any) -> int:
-    """Bytes of one device's part of a pytree of (abstract) arrays; what has no sharding counts whole."""
+    """Bytes of one device's part of a pytree of (abstract) arrays;
+    what has no sharding counts whole.
+    """
+
     def one(x: Any) -> int:
         sharding = getattr(x, "sharding", None)
         shape = x.shape if sharding is None else sharding.shard_shape(x.shape)
@@ -42,19 +53,33 @@ def device_bytes(tree: Any) -> int:
     return sum(map(one, jax.tree.leaves(tree)))
 
 
-def abstract_state(model: ModelConfig, params: Any, optimizer: optax.GradientTransformation, mesh: Mesh) -> TrainState:
+def abstract_state(
+    model: ModelConfig, params: Any, optimizer: optax.GradientTransformation, mesh: Mesh
+) -> TrainState:
     """The train state of (abstract) parameters as shapes with shardings."""
     scalar = jax.ShapeDtypeStruct((), jnp.int32)
-    shapes = TrainState(params=params, opt_state=jax.eval_shape(optimizer.init, params), step=scalar, skipped=scalar,
-                        skipped_in_row=scalar)
-    return jax.tree.map(lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), shapes,
-                        state_shardings(model, optimizer, mesh))
+    shapes = TrainState(
+        params=params,
+        opt_state=jax.eval_shape(optimizer.init, params),
+        step=scalar,
+        skipped=scalar,
+        skipped_in_row=scalar,
+    )
+    return jax.tree.map(
+        lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
+        shapes,
+        state_shardings(model, optimizer, mesh),
+    )
 
 
 def update_parts(state: TrainState) -> dict[str, int]:
     """Bytes per device of what the update holds, by part."""
     weights = device_bytes(state.params)
-    return {"weights (sharded, float32)": weights, "optimizer": device_bytes(state.opt_state), "gradients": weights}
+    return {
+        "weights (sharded, float32)": weights,
+        "optimizer": device_bytes(state.opt_state),
+        "gradients": weights,
+    }
 
 
 def size_text(count: int) -> str:

@@ -17,8 +17,16 @@ def pyplot():
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    plt.rcParams.update({"axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.3,
-                         "figure.dpi": 120, "legend.frameon": False})
+    plt.rcParams.update(
+        {
+            "axes.spines.top": False,
+            "axes.spines.right": False,
+            "axes.grid": True,
+            "grid.alpha": 0.3,
+            "figure.dpi": 120,
+            "legend.frameon": False,
+        }
+    )
     return plt
 
 
@@ -31,16 +39,20 @@ def smooth(values: Sequence[float], window: int = 15) -> np.ndarray:
 
 
 def running_median(values: Sequence[float], window: int = 15) -> np.ndarray:
-    """Median of the latest `window` values: what a step takes, whatever single steps had to compile."""
+    """Median of the latest `window` values: what a step takes,
+    whatever single steps had to compile.
+    """
     values = np.asarray(values, float)
-    return np.array([np.median(values[max(i + 1 - window, 0):i + 1]) for i in range(len(values))])
+    return np.array([np.median(values[max(i + 1 - window, 0) : i + 1]) for i in range(len(values))])
 
 
-def _lines(axis: Any, steps: np.ndarray, records: list[dict], names: dict[str, str], title: str) -> None:
+def _lines(
+    axis: Any, steps: np.ndarray, records: list[dict], names: dict[str, str], title: str
+) -> None:
     for name, label in names.items():
         if name in records[0]:
             values = [r.get(name, np.nan) for r in records]
-            line, = axis.plot(steps, smooth(values), label=label)
+            (line,) = axis.plot(steps, smooth(values), label=label)
             axis.plot(steps, values, color=line.get_color(), alpha=0.2, lw=0.7)
     axis.set_title(title)
     axis.set_xlabel("step")
@@ -50,7 +62,10 @@ def _lines(axis: Any, steps: np.ndarray, records: list[dict], names: dict[str, s
 
 
 def plot_run(workdir: Path) -> list[Path]:
-    """Draw plots/accuracy.png and plots/training.png of a finished (or running) workdir. Returns the files drawn."""
+    """Draw plots/accuracy.png and plots/training.png of a finished (or running) workdir.
+
+    Returns the files drawn.
+    """
     plt = pyplot()
     out = workdir / "plots"
     out.mkdir(exist_ok=True)
@@ -67,10 +82,16 @@ def plot_run(workdir: Path) -> list[Path]:
 def _accuracy(plt: Any, summary: dict, path: Path) -> Path:
     points = summary["evaluations"]
     classes = sorted(name for name in points[0] if name.startswith("eval/accuracy_"))
-    figure, axes = plt.subplots(1, 3 + bool(classes), figsize=(4.2 * (3 + bool(classes)), 3.4), constrained_layout=True)
+    figure, axes = plt.subplots(
+        1, 3 + bool(classes), figsize=(4.2 * (3 + bool(classes)), 3.4), constrained_layout=True
+    )
     accuracy = np.array([p["eval/accuracy"] for p in points])
     error = np.array([p["eval/standard_error"] for p in points])
-    clocks = (("train_s", "training wall-clock (s)", 1), ("tokens", "generated tokens (M)", 1e6), ("step", "step", 1))
+    clocks = (
+        ("train_s", "training wall-clock (s)", 1),
+        ("tokens", "generated tokens (M)", 1e6),
+        ("step", "step", 1),
+    )
     for axis, (name, label, scale) in zip(axes, clocks):
         x = np.array([p[name] for p in points]) / scale
         axis.plot(x, accuracy, marker="o", ms=3)
@@ -79,12 +100,20 @@ def _accuracy(plt: Any, summary: dict, path: Path) -> Path:
         axis.set_ylabel("held-out accuracy")
     if classes:
         for name in classes:
-            axes[3].plot([p["step"] for p in points], [p[name] for p in points], marker="o", ms=3,
-                         label=name.removeprefix("eval/accuracy_"))
+            axes[3].plot(
+                [p["step"] for p in points],
+                [p[name] for p in points],
+                marker="o",
+                ms=3,
+                label=name.removeprefix("eval/accuracy_"),
+            )
         axes[3].set_xlabel("step")
         axes[3].set_ylabel("held-out accuracy")
         axes[3].legend()
-    figure.suptitle(f"{summary['method']}, seed {summary['seed']}: held-out accuracy (band: two standard errors)")
+    figure.suptitle(
+        f"{summary['method']}, seed {summary['seed']}: held-out accuracy "
+        "(band: two standard errors)"
+    )
     figure.savefig(path)
     plt.close(figure)
     return path
@@ -94,11 +123,24 @@ def _training(plt: Any, records: list[dict], summary: dict, path: Path) -> Path:
     steps = np.array([r["step"] for r in records])
     figure, axes = plt.subplots(2, 4, figsize=(17, 6.8), constrained_layout=True)
     flat = axes.ravel()
-    _lines(flat[0], steps, records, {"accuracy": "accuracy", "informative_groups": "informative groups"}, "groups trained on")
+    _lines(
+        flat[0],
+        steps,
+        records,
+        {"accuracy": "accuracy", "informative_groups": "informative groups"},
+        "groups trained on",
+    )
     _lines(flat[1], steps, records, {"grad_norm": "norm"}, "gradient norm before clipping")
-    _lines(flat[2], steps, records, {"acceptance": "acceptance"}, "share of screened prompts accepted")
-    _lines(flat[3], steps, records, {"age_mean": "mean", "age_max": "largest", "buffer/size": "groups waiting"},
-           "sample age (updates) and buffer")
+    _lines(
+        flat[2], steps, records, {"acceptance": "acceptance"}, "share of screened prompts accepted"
+    )
+    _lines(
+        flat[3],
+        steps,
+        records,
+        {"age_mean": "mean", "age_max": "largest", "buffer/size": "groups waiting"},
+        "sample age (updates) and buffer",
+    )
     _lines(flat[4], steps, records, {"length": "tokens"}, "response length")
     _lines(flat[5], steps, records, {"entropy": "nats"}, "policy entropy per token")
     _lines(flat[6], steps, records, {"generated_tokens": "tokens"}, "generated tokens per step")
@@ -106,7 +148,7 @@ def _training(plt: Any, records: list[dict], summary: dict, path: Path) -> Path:
     seconds = [running_median([r.get(f"time/{name}", 0.0) for r in records]) for name in phases]
     flat[7].stackplot(steps, seconds, labels=phases, alpha=0.8)
     # The first step compiles; it would flatten the rest.
-    flat[7].set_ylim(0, 1.1 * np.max(np.sum(seconds, axis=0)[min(5, len(steps) - 1):]))
+    flat[7].set_ylim(0, 1.1 * np.max(np.sum(seconds, axis=0)[min(5, len(steps) - 1) :]))
     flat[7].set_title("seconds per step by phase (running median)")
     flat[7].set_xlabel("step")
     flat[7].legend(loc="upper left")
@@ -117,13 +159,20 @@ def _training(plt: Any, records: list[dict], summary: dict, path: Path) -> Path:
 
 
 def plot_sft(workdir: Path) -> Path:
-    """Draw loss.png of a supervised run's workdir: loss of each update, held-out loss, accuracy where answers were sampled."""
+    """Draw loss.png of a supervised run's workdir: loss of each update, held-out loss,
+    accuracy where answers were sampled.
+    """
     records = read_lines(workdir / "metrics.jsonl")
     plt = pyplot()
     figure, axis = plt.subplots(figsize=(7, 4), constrained_layout=True)
     updates = [r for r in records if "loss" in r]
-    axis.plot([r["step"] for r in updates], [r["loss"] for r in updates], lw=0.8, label="training batch")
-    series = lambda name: ([r["step"] for r in records if name in r], [r[name] for r in records if name in r])
+    axis.plot(
+        [r["step"] for r in updates], [r["loss"] for r in updates], lw=0.8, label="training batch"
+    )
+    series = lambda name: (
+        [r["step"] for r in records if name in r],
+        [r[name] for r in records if name in r],
+    )
     steps, losses = series("eval/loss")
     axis.plot(steps, losses, "o-", ms=4, label="held out")
     axis.set(xlabel="update", ylabel="nats per solution token", ylim=(0, None))

@@ -9,36 +9,71 @@ from rl_speed.runtime.metrics import read_lines
 
 def closing_summary(summary: dict[str, Any], workdir: Path, plots: list[Path]) -> str:
     """The text printed at the end of a run."""
-    records, points, prompts = read_lines(workdir / "metrics.jsonl"), summary["evaluations"], summary["prompts"]
-    lines = ["", f"{summary['method']}, seed {summary['seed']}: {summary['steps']} steps, "
-                 f"{summary['train_s']:.0f} s of training, {summary['tokens'] / 1e6:.2f} M generated tokens"]
+    records, points, prompts = (
+        read_lines(workdir / "metrics.jsonl"),
+        summary["evaluations"],
+        summary["prompts"],
+    )
+    lines = [
+        "",
+        f"{summary['method']}, seed {summary['seed']}: {summary['steps']} steps, "
+        f"{summary['train_s']:.0f} s of training, {summary['tokens'] / 1e6:.2f} M generated tokens",
+    ]
     if points:
         first, last = points[0], points[-1]
         gain = last["eval/accuracy"] - first["eval/accuracy"]
-        lines.append(f"  held-out accuracy   {first['eval/accuracy']:.3f} -> {last['eval/accuracy']:.3f}   "
-                     f"({gain:+.3f}; standard error {last['eval/standard_error']:.3f})")
+        lines.append(
+            f"  held-out accuracy   {first['eval/accuracy']:.3f} -> {last['eval/accuracy']:.3f}   "
+            f"({gain:+.3f}; standard error {last['eval/standard_error']:.3f})"
+        )
         for name in sorted(n for n in last if n.startswith("eval/accuracy_")):
-            lines.append(f"    {name.removeprefix('eval/accuracy_'):<17} {first[name]:.3f} -> {last[name]:.3f}")
-    lines.append(f"  prompts             {prompts['screened']} screened, {prompts['completed']} completed, "
-                 f"{prompts['rejected']} rejected ({prompts['failed']} never solved, {prompts['solved']} always)")
+            lines.append(
+                f"    {name.removeprefix('eval/accuracy_'):<17} {first[name]:.3f} -> "
+                f"{last[name]:.3f}"
+            )
+    lines.append(
+        f"  prompts             {prompts['screened']} screened, {prompts['completed']} completed, "
+        f"{prompts['rejected']} rejected ({prompts['failed']} never solved, "
+        f"{prompts['solved']} always)"
+    )
     if start := summary.get("replay_start"):
-        lines.append(f"  replay cache        began with {start['sampled']:,} responses, {start['correct']:,} right: {start['tokens']:,} "
-                     f"tokens, {start['seconds']:.0f} s with compilation; in the totals above")
+        lines.append(
+            f"  replay cache        began with {start['sampled']:,} responses, "
+            f"{start['correct']:,} right: {start['tokens']:,} tokens, {start['seconds']:.0f} s "
+            "with compilation; in the totals above"
+        )
     if tokens := prompts.get("cancelled_tokens"):
         lines.append(f"  cancelled           {tokens:,} tokens of prompts that others came before")
     if records:
         whole = sum(r["time/step"] for r in records)
-        phases = {name: sum(r.get(f"time/{name}", 0.0) for r in records) / whole
-                  for name in ("generate", "score", "update", "fused", "other")}
-        lines.append("  time                " + ", ".join(f"{name} {share:.0%}" for name, share in phases.items() if share))
-    lines.append(f"  compilations        {summary['compilations']} in {summary['compile_s']:.0f} s"
-                 + (f";  {summary['skipped_updates']} updates skipped" if summary["skipped_updates"] else ""))
-    faults = {name.replace("_", " "): summary[name] for name in ("slow_steps", "failed_checkpoints", "failed_writes")}
+        phases = {
+            name: sum(r.get(f"time/{name}", 0.0) for r in records) / whole
+            for name in ("generate", "score", "update", "fused", "other")
+        }
+        lines.append(
+            "  time                "
+            + ", ".join(f"{name} {share:.0%}" for name, share in phases.items() if share)
+        )
+    lines.append(
+        f"  compilations        {summary['compilations']} in {summary['compile_s']:.0f} s"
+        + (f";  {summary['skipped_updates']} updates skipped" if summary["skipped_updates"] else "")
+    )
+    faults = {
+        name.replace("_", " "): summary[name]
+        for name in ("slow_steps", "failed_checkpoints", "failed_writes")
+    }
     # By what failed: "verifier/timeout", or "extra/timeout" of a reward function.
-    faults |= {name.replace("extra/", "reward function ").replace("/", " "): int(n) for name, n in summary["verifier"].items()
-               if name.partition("/")[2] in (*UNGRADED, "retried")}
+    faults |= {
+        name.replace("extra/", "reward function ").replace("/", " "): int(n)
+        for name, n in summary["verifier"].items()
+        if name.partition("/")[2] in (*UNGRADED, "retried")
+    }
     if any(faults.values()):
-        lines.append("  faults              " + ", ".join(f"{n} {name}" for name, n in faults.items() if n))
-    lines.append(f"  written to          {workdir}: metrics.jsonl, rollouts.jsonl, summary.json, policy/")
+        lines.append(
+            "  faults              " + ", ".join(f"{n} {name}" for name, n in faults.items() if n)
+        )
+    lines.append(
+        f"  written to          {workdir}: metrics.jsonl, rollouts.jsonl, summary.json, policy/"
+    )
     lines += [f"  look at             {path}" for path in plots]
     return "\n".join(lines)

@@ -1,7 +1,7 @@
 """SIGTERM and SIGINT ask a run to save and stop; it says so and does.
 
-At scale a step takes minutes, and whoever sends a signal waits for less; so the request is looked at between generation calls too,
-of steps and of evaluations. What is saved then has their samples.
+At scale a step takes minutes, and whoever sends a signal waits for less; so the request is looked
+at between generation calls too, of steps and of evaluations. What is saved then has their samples.
 """
 
 import contextlib
@@ -18,13 +18,17 @@ class Stopped(Exception):
     """The run was asked to stop, and did after saving.
 
     Attributes:
-      signal: which. step: steps made, all saved. workdir: where. inside: how much of what comes next is made and saved, too.
+      signal: which. step: steps made, all saved. workdir: where. inside: how much of what comes
+        next is made and saved, too.
     """
 
     def __init__(self, received: signal.Signals, step: int, workdir: object, inside: str = ""):
         self.signal, self.step, self.workdir, self.inside = received, step, workdir, inside
         after = f"step {step} and {inside}" if inside else f"step {step}"
-        super().__init__(f"stopped by {received.name} after {after}, saved in {workdir}: the same command goes on from there")
+        super().__init__(
+            f"stopped by {received.name} after {after}, saved in {workdir}: the same "
+            "command goes on from there"
+        )
 
     @property
     def exit_status(self) -> int:
@@ -44,9 +48,11 @@ class StopRequest:
 
 @contextlib.contextmanager
 def stop_on_signals() -> Iterator[StopRequest]:
-    """Within, the first SIGTERM or SIGINT is noted, not obeyed; a second one acts at once, as it would have without us.
+    """Within, the first SIGTERM or SIGINT is noted, not obeyed; a second one acts at once,
+    as it would have without us.
 
-    Off the main thread, where Python allows no handlers, nothing is installed and nothing is ever noted.
+    Off the main thread, where Python allows no handlers, nothing is installed and nothing is
+    ever noted.
     """
     request = StopRequest()
     if threading.current_thread() is not threading.main_thread():
@@ -63,7 +69,10 @@ def stop_on_signals() -> Iterator[StopRequest]:
         request.received = signal.Signals(number)
         restore()
         # os.write and not print: a handler may interrupt a print.
-        note = f"\n{request.received.name}: stopping and saving as soon as what is under way ends; again to stop at once\n"
+        note = (
+            f"\n{request.received.name}: stopping and saving as soon as what is under way ends; "
+            "again to stop at once\n"
+        )
         os.write(sys.__stderr__.fileno(), note.encode())
 
     for which in SIGNALS:

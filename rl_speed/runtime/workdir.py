@@ -1,4 +1,6 @@
-"""The JSON files of a workdir, which people edit: what is wrong with one is said with its name, the field and what to do."""
+"""The JSON files of a workdir, which people edit: what is wrong with one is said with its name,
+the field and what to do.
+"""
 
 import dataclasses
 import logging
@@ -15,14 +17,18 @@ _TYPES = {bool: "true or false", int: "an integer", float: "a number", str: "a s
 
 
 def read_settings(path: Path, advice: str, supervised: bool = False) -> dict[str, Any]:
-    """A run's config.json. Sections and fields unknown to this version are kept as they are; those it knows are what they must be.
+    """A run's config.json.
+
+    Sections and fields unknown to this version are kept as they are; those it knows are what
+    they must be.
 
     Args:
       advice: what to do where the file is damaged; ends the message.
       supervised: whether a supervised run's settings will do, too.
 
     Raises:
-      ValueError: no JSON object, or a section or a field of another type; says which. OSError: it cannot be read.
+      ValueError: no JSON object, or a section or a field of another type; says which. OSError: it
+        cannot be read.
     """
     values = read_object(path, advice)
     if not (supervised and is_supervised(values)):
@@ -42,22 +48,34 @@ def _check(values: Mapping[str, Any], section: Any, path: Path, advice: str, pre
         value, default, name = values[field.name], getattr(section, field.name), prefix + field.name
         if dataclasses.is_dataclass(default):
             if not isinstance(value, dict):
-                raise ValueError(f"{path} is damaged: {name} must be an object, and is {kind_of(value)}; {advice}")
+                raise ValueError(
+                    f"{path} is damaged: {name} must be an object, and is "
+                    f"{kind_of(value)}; {advice}"
+                )
             _check(value, default, path, advice, f"{name}.")
         elif (wanted := type(default)) in _TYPES:
             fine = type(value) is wanted or (wanted is float and type(value) is int)
             if not fine:
-                raise ValueError(f"{path} is damaged: {name} must be {_TYPES[wanted]}, and is {value!r:.60}; {advice}")
+                raise ValueError(
+                    f"{path} is damaged: {name} must be {_TYPES[wanted]}, and is "
+                    f"{value!r:.60}; {advice}"
+                )
 
 
 def config_of(values: Mapping[str, Any]) -> Config:
-    """What `read_settings` read as a `Config`. Fields unknown to this version are left out; those it lacks keep their defaults."""
+    """What `read_settings` read as a `Config`.
+
+    Fields unknown to this version are left out; those it lacks keep their defaults.
+    """
+
     def fill(section: Any, values: Mapping[str, Any]) -> Any:
         known = {f.name for f in dataclasses.fields(section)}
         for name, value in values.items():
             if name in known:
                 inner = getattr(section, name)
-                setattr(section, name, fill(inner, value) if dataclasses.is_dataclass(inner) else value)
+                setattr(
+                    section, name, fill(inner, value) if dataclasses.is_dataclass(inner) else value
+                )
         return section
 
     return fill(Config(), values)
@@ -71,13 +89,22 @@ def read_summary(path: Path, advice: str) -> dict[str, Any]:
     summary = read_object(path, advice)
     for name in ("steps", "train_s", "tokens", "samples", "optimizer_steps"):
         if name in summary and not _is_number(summary[name]):
-            raise ValueError(f"{path} is damaged: {name} must be a number, and is {summary[name]!r:.60}; {advice}")
+            raise ValueError(
+                f"{path} is damaged: {name} must be a number, and is "
+                f"{summary[name]!r:.60}; {advice}"
+            )
     points = summary.get("evaluations", [])
     if not isinstance(points, list):
-        raise ValueError(f"{path} is damaged: evaluations must be a list, and is {kind_of(points)}; {advice}")
+        raise ValueError(
+            f"{path} is damaged: evaluations must be a list, and is {kind_of(points)}; {advice}"
+        )
     for place, point in enumerate(points):
-        if not isinstance(point, dict) or not all(value is None or _is_number(value) for value in point.values()):
-            raise ValueError(f"{path} is damaged: evaluations[{place}] must be an object of numbers; {advice}")
+        if not isinstance(point, dict) or not all(
+            value is None or _is_number(value) for value in point.values()
+        ):
+            raise ValueError(
+                f"{path} is damaged: evaluations[{place}] must be an object of numbers; {advice}"
+            )
     return summary
 
 
@@ -86,23 +113,31 @@ def _is_number(value: Any) -> bool:
 
 
 def earlier_settings(workdir: Path) -> dict[str, Any]:
-    """The settings that the run of a workdir had when it was last opened; empty where no file tells them.
+    """The settings that the run of a workdir had when it was last opened;
+    empty where no file tells them.
 
     Raises ValueError where the file is damaged: going on would write over it.
     """
     path = workdir / "config.json"
     if not path.exists():
         return {}
-    return read_settings(path, "restore it, or move it away to go on without knowing which settings changed (the checkpoints are "
-                               "not touched)")
+    return read_settings(
+        path,
+        "restore it, or move it away to go on without knowing which settings changed (the "
+        "checkpoints are not touched)",
+    )
 
 
 def note_changes(path: Path, before: Mapping[str, Any], now: Mapping[str, Any], step: int) -> None:
-    """Before a run goes on under other settings than those `before`, say which, and keep its config.json as
-    config_before_step_N.json."""
+    """Before a run goes on under other settings than those `before`, say which,
+    and keep its config.json as config_before_step_N.json.
+    """
     old = flatten(before)
-    changed = [f"config.{name}: {old.get(name)!r} -> {value!r}"
-               for name, value in flatten(now).items() if old.get(name) != value]
+    changed = [
+        f"config.{name}: {old.get(name)!r} -> {value!r}"
+        for name, value in flatten(now).items()
+        if old.get(name) != value
+    ]
     if before and changed:
         write_atomically(path.with_name(f"config_before_step_{step}.json"), path.read_bytes())
         log.warning("settings changed at step %d: %s", step, "; ".join(changed))

@@ -1,7 +1,8 @@
-"""Where the numbers of a run go: metrics.jsonl and rollouts.jsonl always, TensorBoard and Weights & Biases behind one interface.
+"""Where the numbers of a run go: metrics.jsonl and rollouts.jsonl always,
+TensorBoard and Weights & Biases behind one interface.
 
-A writer never ends a run: what it cannot write is counted (`failures`) and logged. On resume a writer forgets what it was told of
-steps that are made again, so that nothing is shown twice.
+A writer never ends a run: what it cannot write is counted (`failures`) and logged. On resume a
+writer forgets what it was told of steps that are made again, so that nothing is shown twice.
 """
 
 import logging
@@ -12,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from rl_speed.config.checks import require_package
 from rl_speed.config import Logging
+from rl_speed.config.checks import require_package
 from rl_speed.runtime.metrics import PASS_RATE_EDGES, AppendedFile, JsonLines, write_atomically
 
 log = logging.getLogger(__name__)
@@ -29,7 +30,10 @@ class Writer(Protocol):
     failures: int
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
-        """Scalars by name, and counts by name that are a list as long as `PASS_RATE_EDGES`. Other values are passed over."""
+        """Scalars by name, and counts by name that are a list as long as `PASS_RATE_EDGES`.
+
+        Other values are passed over.
+        """
 
     def text(self, step: int, name: str, text: str) -> None:
         """A text in Markdown."""
@@ -39,13 +43,15 @@ class Writer(Protocol):
 
 
 class TensorBoard:
-    """Event files that TensorBoard reads, in a folder of their own: one event a step, with all scalars.
+    """Event files that TensorBoard reads, in a folder of their own: one event a step,
+    with all scalars.
 
-    The records are made by the tensorboard package, which needs no TensorFlow. Its own file writer is not used: that has a thread
-    which a full disk ends without a word, and whose queue then blocks.
+    The records are made by the tensorboard package, which needs no TensorFlow. Its own file writer
+    is not used: that has a thread which a full disk ends without a word, and whose queue
+    then blocks.
 
-    Each process writes a file of its own. It begins with a restart at `next_step`, at which TensorBoard drops what older files have
-    of that step and later ones.
+    Each process writes a file of its own. It begins with a restart at `next_step`, at which
+    TensorBoard drops what older files have of that step and later ones.
     """
 
     def __init__(self, folder: Path, next_step: int = 0):
@@ -53,10 +59,14 @@ class TensorBoard:
         from tensorboard.summary.writer.record_writer import RecordWriter
 
         self._event, self._summary, self._protos = event_pb2.Event, summary_pb2.Summary, summary_pb2
-        self._text = lambda text: tensor_pb2.TensorProto(dtype=types_pb2.DT_STRING, string_val=[text.encode("utf-8", "replace")])
+        self._text = lambda text: tensor_pb2.TensorProto(
+            dtype=types_pb2.DT_STRING, string_val=[text.encode("utf-8", "replace")]
+        )
         folder.mkdir(parents=True, exist_ok=True)
         # Files are read in the order of their names.
-        self._file = AppendedFile(folder / f"events.out.tfevents.{time.time_ns() // 1000}.{socket.gethostname()}")
+        self._file = AppendedFile(
+            folder / f"events.out.tfevents.{time.time_ns() // 1000}.{socket.gethostname()}"
+        )
         self._records = RecordWriter(self._file)
         self._add(self._event(wall_time=time.time(), file_version="brain.Event:2"))
         restart = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
@@ -68,15 +78,26 @@ class TensorBoard:
         return self._file.failures
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
-        found = [self._summary.Value(tag=name, simple_value=x) for name, x in values.items() if isinstance(x, (int, float))]
-        found += [self._summary.Value(tag=name, histo=self._histogram(counts)) for name, counts in values.items()
-                  if _is_histogram(counts)]
+        found = [
+            self._summary.Value(tag=name, simple_value=x)
+            for name, x in values.items()
+            if isinstance(x, (int, float))
+        ]
+        found += [
+            self._summary.Value(tag=name, histo=self._histogram(counts))
+            for name, counts in values.items()
+            if _is_histogram(counts)
+        ]
         self._add(self._event(wall_time=time.time(), step=step, summary=self._summary(value=found)))
 
     def text(self, step: int, name: str, text: str) -> None:
-        metadata = self._protos.SummaryMetadata(plugin_data=self._protos.SummaryMetadata.PluginData(plugin_name="text"))
+        metadata = self._protos.SummaryMetadata(
+            plugin_data=self._protos.SummaryMetadata.PluginData(plugin_name="text")
+        )
         value = self._summary.Value(tag=name, metadata=metadata, tensor=self._text(text))
-        self._add(self._event(wall_time=time.time(), step=step, summary=self._summary(value=[value])))
+        self._add(
+            self._event(wall_time=time.time(), step=step, summary=self._summary(value=[value]))
+        )
 
     def close(self) -> None:
         self._file.close()
@@ -84,8 +105,14 @@ class TensorBoard:
     def _histogram(self, counts: Sequence[int]) -> Any:
         middles = [0.0, *(k / 10 + 0.05 for k in range(10)), 1.0]
         return self._protos.HistogramProto(
-            min=0.0, max=1.0, num=sum(counts), sum=sum(n * x for n, x in zip(counts, middles)),
-            sum_squares=sum(n * x * x for n, x in zip(counts, middles)), bucket_limit=PASS_RATE_EDGES, bucket=counts)
+            min=0.0,
+            max=1.0,
+            num=sum(counts),
+            sum=sum(n * x for n, x in zip(counts, middles)),
+            sum_squares=sum(n * x * x for n, x in zip(counts, middles)),
+            bucket_limit=PASS_RATE_EDGES,
+            bucket=counts,
+        )
 
     def _add(self, event: Any) -> None:
         self._records.write(event.SerializeToString())
@@ -98,8 +125,8 @@ def _is_histogram(value: Any) -> bool:
 class WandB:
     """Weights & Biases. A resumed run goes on under its id, which is kept in the workdir.
 
-    Steps that are made again are passed over by W&B, whose steps only grow: they had the same values. Online, offline
-    (WANDB_MODE=offline) and disabled modes are W&B's own.
+    Steps that are made again are passed over by W&B, whose steps only grow: they had the same
+    values. Online, offline (WANDB_MODE=offline) and disabled modes are W&B's own.
 
     Raises ValueError where the package is missing or no run can be begun, with what W&B said.
     """
@@ -113,11 +140,20 @@ class WandB:
         if not path.exists():
             write_atomically(path, uuid.uuid4().hex[:12])
         try:
-            self._run = wandb.init(project=project, id=path.read_text().strip(), resume="allow", name=workdir.name,
-                                   dir=str(workdir), config=dict(config))
+            self._run = wandb.init(
+                project=project,
+                id=path.read_text().strip(),
+                resume="allow",
+                name=workdir.name,
+                dir=str(workdir),
+                config=dict(config),
+            )
         except Exception as error:
-            raise ValueError(f"config.logging.wandb={project!r}: no run could be begun ({type(error).__name__}: {error}). "
-                             "`wandb login`, or WANDB_MODE=offline to upload later with `wandb sync`") from error
+            raise ValueError(
+                f"config.logging.wandb={project!r}: no run could be begun "
+                f"({type(error).__name__}: {error}). `wandb login`, or WANDB_MODE=offline to "
+                "upload later with `wandb sync`"
+            ) from error
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
         point = {name: x for name, x in values.items() if isinstance(x, (int, float))}
@@ -141,18 +177,25 @@ class WandB:
             self._run.finish()
         except Exception as error:
             self.failures += 1
-            log.error("W&B did not finish (%s: %s); `wandb sync` can upload the run from the workdir", type(error).__name__, error)
+            log.error(
+                "W&B did not finish (%s: %s); `wandb sync` can upload the run from the workdir",
+                type(error).__name__,
+                error,
+            )
 
 
 class MetricsWriter:
     """The files of a run and the writers that are asked for.
 
     Args:
-      workdir: metrics.jsonl, rollouts.jsonl and tensorboard/ are there. logging: which writers. config: what W&B shows as settings.
+      workdir: metrics.jsonl, rollouts.jsonl and tensorboard/ are there. logging: which writers.
+        config: what W&B shows as settings.
       next_step: what was written of it and of later steps is of no more use.
     """
 
-    def __init__(self, workdir: Path, logging: Logging, config: Mapping[str, Any], next_step: int = 0):
+    def __init__(
+        self, workdir: Path, logging: Logging, config: Mapping[str, Any], next_step: int = 0
+    ):
         self._metrics = JsonLines(workdir / "metrics.jsonl", next_step)
         self._rollouts = JsonLines(workdir / "rollouts.jsonl", next_step)
         self._text_every = logging.text_every
@@ -178,7 +221,9 @@ class MetricsWriter:
             writer.write(step, values)
 
     def rollouts(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
-        """Decoded samples of a step, with "question", "response" and "answer"; every `text_every` steps to the writers, too."""
+        """Decoded samples of a step, with "question", "response" and "answer";
+        every `text_every` steps to the writers, too.
+        """
         for place, sample in enumerate(samples):
             self._rollouts.write(step, sample)
             if self._text_every and step % self._text_every == 0:
@@ -193,6 +238,14 @@ class MetricsWriter:
 def _as_markdown(sample: Mapping[str, Any]) -> str:
     """Indented text is shown as it stands."""
     indented = lambda text: "\n".join("    " + line for line in text.splitlines()) or "    "
-    facts = {name: value for name, value in sample.items() if name not in ("question", "response", "answer")}
-    parts = [f"**{name}**\n\n{indented(str(sample[name]))}" for name in ("question", "response", "answer") if name in sample]
+    facts = {
+        name: value
+        for name, value in sample.items()
+        if name not in ("question", "response", "answer")
+    }
+    parts = [
+        f"**{name}**\n\n{indented(str(sample[name]))}"
+        for name in ("question", "response", "answer")
+        if name in sample
+    ]
     return "\n\n".join([*parts, ", ".join(f"{name} {value}" for name, value in facts.items())])

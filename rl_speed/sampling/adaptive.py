@@ -1,16 +1,17 @@
 """The in-loop driver: a sampling rule and a verifier inside the compiled decode loop.
 
-Prompts are screened, judged and continued in one call, so that every sample is drawn by the current policy and nothing has to
-wait for the host. One `lax.while_loop`; each iteration
+Prompts are screened, judged and continued in one call, so that every sample is drawn by the current
+policy and nothing has to wait for the host. One `lax.while_loop`; each iteration
 
 1. prefills the next candidates, if slots would otherwise idle and contexts are free;
 2. hands idle slots their next sample: continuations before screening, both in launch order;
 3. decodes one token in every slot;
 4. verifies the samples that ended, and asks the rule about every prompt whose samples are all in.
 
-The loop ends when the first `target` accepted prompts in launch order are complete and every prompt before them is decided.
-That makes the result a function of keys, prompts and weights alone: neither the number of slots nor which sample ended first
-has a say. What was drawn beyond that point was speculation; it is discarded, and counted.
+The loop ends when the first `target` accepted prompts in launch order are complete and every prompt
+before them is decided. That makes the result a function of keys, prompts and weights alone: neither
+the number of slots nor which sample ended first has a say. What was drawn beyond that point was
+speculation; it is discarded, and counted.
 """
 
 import functools
@@ -21,15 +22,40 @@ import jax
 import jax.numpy as jnp
 
 from rl_speed.sampling.callback import HostVerify, raising
-from rl_speed.sampling.contract import call_init_cache, call_prefill, call_verify, check_key, check_prefixes, checked
+from rl_speed.sampling.contract import (
+    call_init_cache,
+    call_prefill,
+    call_verify,
+    check_key,
+    check_prefixes,
+    checked,
+)
 from rl_speed.sampling.logits import request_keys
 from rl_speed.sampling.rules import Rule
-from rl_speed.sampling.sampler import Output, SlotRequests, Slots, decode_one, empty_output, idle_slots
-from rl_speed.sampling.types import (ACCEPTED, COMPLETE, OPEN, AdaptiveSamples, Array, Counts, Decoder, Prompts,
-                                     RuleState, SamplerConfig)
+from rl_speed.sampling.sampler import (
+    Output,
+    SlotRequests,
+    Slots,
+    decode_one,
+    empty_output,
+    idle_slots,
+)
+from rl_speed.sampling.types import (
+    ACCEPTED,
+    COMPLETE,
+    OPEN,
+    AdaptiveSamples,
+    Array,
+    Counts,
+    Decoder,
+    Prompts,
+    RuleState,
+    SamplerConfig,
+)
 
-# (tokens i32[S, T], lengths i32[S], answer: pytree of [S, ...]) -> rewards f32[S]; right where above one half. Called with all
-# slots whenever a sample ends. Rows of length 0 are not looked at: they did not end now, and their reward is not used.
+# (tokens i32[S, T], lengths i32[S], answer: pytree of [S, ...]) -> rewards f32[S]; right where
+# above one half. Called with all slots whenever a sample ends. Rows of length 0 are not looked at:
+# they did not end now, and their reward is not used.
 Verify = Callable[[Array, Array, Any], Array]
 
 
@@ -43,7 +69,9 @@ class Pool(NamedTuple):
 
 
 class CandidateState(NamedTuple):
-    """What is known of each candidate: `want` i32[P] samples to launch in all, and the rule's verdict."""
+    """What is known of each candidate: `want` i32[P] samples to launch in all,
+    and the rule's verdict.
+    """
 
     counts: Counts
     want: Array
@@ -91,18 +119,26 @@ def available(known: CandidateState, pool: Pool, target: int, pool_size: int) ->
 
 
 def start_of(prompts: Prompts, prompt: Array, index: Array) -> Array:
-    """How many tokens of its context a sample attends to, i32 of the shape of `prompt` and `index`."""
+    """How many tokens of its context a sample attends to,
+    i32 of the shape of `prompt` and `index`.
+    """
     if prompts.prefixes is None:
         return prompts.lengths[prompt]
     return prompts.prefixes.prompt_length[prompt] + prompts.prefixes.length[prompt, index]
 
 
-def whole_responses(prompts: Prompts, prompt: Array, index: Array, tokens: Array, lengths: Array) -> tuple[Array, Array]:
-    """(tokens i32[n, T], lengths i32[n]) of responses with what they replay in front; rows of length 0 stay empty."""
+def whole_responses(
+    prompts: Prompts, prompt: Array, index: Array, tokens: Array, lengths: Array
+) -> tuple[Array, Array]:
+    """(tokens i32[n, T], lengths i32[n]) of responses with what they replay in front;
+    rows of length 0 stay empty.
+    """
     if prompts.prefixes is None:
         return tokens, lengths
     cut, at = prompts.prefixes.length[prompt, index][:, None], jnp.arange(tokens.shape[1])
-    place = jnp.minimum(prompts.prefixes.prompt_length[prompt][:, None] + at, prompts.tokens.shape[1] - 1)
+    place = jnp.minimum(
+        prompts.prefixes.prompt_length[prompt][:, None] + at, prompts.tokens.shape[1] - 1
+    )
     whole = jnp.where(at < cut, prompts.tokens[prompt[:, None], place], behind(tokens, cut))
     lengths = jnp.where(lengths > 0, lengths + cut[:, 0], 0)
     return jnp.where(at < lengths[:, None], whole, 0), lengths
@@ -111,7 +147,9 @@ def whole_responses(prompts: Prompts, prompt: Array, index: Array, tokens: Array
 def behind(x: Array, cut: Array) -> Array:
     """x [n, T] shifted to the right by `cut`, i32[n, 1]; zero before it."""
     at = jnp.arange(x.shape[1])
-    return jnp.where(at >= cut, jnp.take_along_axis(x, jnp.clip(at - cut, 0, x.shape[1] - 1), axis=1), 0)
+    return jnp.where(
+        at >= cut, jnp.take_along_axis(x, jnp.clip(at - cut, 0, x.shape[1] - 1), axis=1), 0
+    )
 
 
 class Launched(NamedTuple):
@@ -124,8 +162,16 @@ class Launched(NamedTuple):
     waiting: Array  # i32[], samples that could start and have no slot
 
 
-def launch(now: Launched, known: CandidateState, pool: Pool, prompts: Prompts, per_prompt: int, target: int, key: Array,
-           step: Array) -> Launched:
+def launch(
+    now: Launched,
+    known: CandidateState,
+    pool: Pool,
+    prompts: Prompts,
+    per_prompt: int,
+    target: int,
+    key: Array,
+    step: Array,
+) -> Launched:
     """Give idle slots their next samples."""
     slots, candidates, capacity = now.slots, known.status.shape[0], now.start_step.shape[0]
     spare = available(known, pool, target, pool.prompt.shape[0])
@@ -135,29 +181,48 @@ def launch(now: Launched, known: CandidateState, pool: Pool, prompts: Prompts, p
     idle = slots.request == capacity
     rank = jnp.cumsum(idle, dtype=jnp.int32) - 1
     taken = idle & (rank < total[-1])
-    place = jnp.minimum(jnp.searchsorted(total, rank, side="right", method="scan_unrolled"), 2 * candidates - 1)
+    place = jnp.minimum(
+        jnp.searchsorted(total, rank, side="right", method="scan_unrolled"), 2 * candidates - 1
+    )
     prompt = place % candidates
     index = rank - (total[place] - order[place]) + known.counts.launched[prompt]
     request = jnp.where(taken, prompt * per_prompt + index, slots.request)
     last = prompts.tokens[prompt, jnp.maximum(start_of(prompts, prompt, index) - 1, 0)]
     launched = known.counts.launched.at[jnp.where(taken, prompt, candidates)].add(1, mode="drop")
     start = now.start_step.at[jnp.where(taken, request, capacity)].set(step, mode="drop")
-    slots = Slots(request=request, token=jnp.where(taken, last, slots.token),
-                  suffix_length=jnp.where(taken, 0, slots.suffix_length))
+    slots = Slots(
+        request=request,
+        token=jnp.where(taken, last, slots.token),
+        suffix_length=jnp.where(taken, 0, slots.suffix_length),
+    )
     fresh = jax.random.key_data(request_keys(key, prompts.visit[prompt], index))
     keys = jnp.where(taken.reshape(-1, *(1,) * (fresh.ndim - 1)), fresh, now.keys)
     return Launched(slots, keys, launched, start, total[-1] - jnp.sum(taken, dtype=jnp.int32))
 
 
-def judge(known: CandidateState, rule: Rule, prompt: Array, ended: Array, right: Array) -> CandidateState:
+def judge(
+    known: CandidateState, rule: Rule, prompt: Array, ended: Array, right: Array
+) -> CandidateState:
     """Count the samples that ended, and ask the rule about candidates whose samples are all in."""
     candidates = known.status.shape[0]
     add = lambda x, which: x.at[jnp.where(which, prompt, candidates)].add(1, mode="drop")
-    counts = known.counts.replace(done=add(known.counts.done, ended), positive=add(known.counts.positive, ended & right))
-    asked = (known.status == OPEN) & (counts.launched > 0) & (counts.done == counts.launched) & (counts.launched == known.want)
+    counts = known.counts.replace(
+        done=add(known.counts.done, ended), positive=add(known.counts.positive, ended & right)
+    )
+    asked = (
+        (known.status == OPEN)
+        & (counts.launched > 0)
+        & (counts.done == counts.launched)
+        & (counts.launched == known.want)
+    )
     decision, rule_state = rule.decide(counts, known.rule)
     keep = lambda new, old: jax.tree.map(lambda a, b: jnp.where(asked, a, b), new, old)
-    return CandidateState(counts, keep(decision.want, known.want), keep(decision.status, known.status), keep(rule_state, known.rule))
+    return CandidateState(
+        counts,
+        keep(decision.want, known.want),
+        keep(decision.status, known.status),
+        keep(rule_state, known.rule),
+    )
 
 
 def settled(known: CandidateState, count: Array, target: int) -> tuple[Array, Array]:
@@ -176,91 +241,147 @@ def settled(known: CandidateState, count: Array, target: int) -> tuple[Array, Ar
 
 
 def make_load(decoder: Decoder, params: Any, prompts: Prompts, chunk: int, pool_size: int):
-    """(pool) -> pool with the next candidates prefilled into free entries, and what tells whether any are free."""
+    """(pool) -> pool with the next candidates prefilled into free entries,
+    and what tells whether any are free.
+    """
     candidates = prompts.tokens.shape[0]
 
     def free(pool: Pool, status: Array) -> Array:
-        return (pool.prompt == candidates) | (status[jnp.minimum(pool.prompt, candidates - 1)] != OPEN)
+        return (pool.prompt == candidates) | (
+            status[jnp.minimum(pool.prompt, candidates - 1)] != OPEN
+        )
 
     def load(pool: Pool, status: Array) -> Pool:
-        entries = jnp.nonzero(free(pool, status), size=chunk, fill_value=pool_size)[0].astype(jnp.int32)
+        entries = jnp.nonzero(free(pool, status), size=chunk, fill_value=pool_size)[0].astype(
+            jnp.int32
+        )
         new = pool.loaded + jnp.arange(chunk, dtype=jnp.int32)
         fits = (new < prompts.count) & (entries < pool_size)
         row = jnp.minimum(new, candidates - 1)
         kv = call_prefill(decoder, params, prompts.tokens[row], prompts.lengths[row])
         entries, drop = jnp.where(fits, entries, pool_size), jnp.where(fits, new, candidates)
-        # An entry's last tenant is decided; it is forgotten, so that nothing is launched from another's context.
-        old = jnp.where(entries < pool_size, pool.prompt[jnp.minimum(entries, pool_size - 1)], candidates)
+        # An entry's last tenant is decided; it is forgotten, so that nothing is launched from
+        # another's context.
+        old = jnp.where(
+            entries < pool_size, pool.prompt[jnp.minimum(entries, pool_size - 1)], candidates
+        )
         place = pool.entry.at[old].set(pool_size, mode="drop").at[drop].set(entries, mode="drop")
-        return Pool(kv=jax.tree.map(lambda a, b: a.at[entries].set(b, mode="drop"), pool.kv, kv),
-                    prompt=pool.prompt.at[entries].set(new, mode="drop"), entry=place,
-                    loaded=pool.loaded + jnp.sum(fits, dtype=jnp.int32))
+        return Pool(
+            kv=jax.tree.map(lambda a, b: a.at[entries].set(b, mode="drop"), pool.kv, kv),
+            prompt=pool.prompt.at[entries].set(new, mode="drop"),
+            entry=place,
+            loaded=pool.loaded + jnp.sum(fits, dtype=jnp.int32),
+        )
 
     def room(pool: Pool, status: Array) -> Array:
         return jnp.sum(free(pool, status)) >= jnp.minimum(chunk, prompts.count - pool.loaded)
 
-    shapes = jax.eval_shape(lambda: call_prefill(decoder, params, prompts.tokens[:chunk], prompts.lengths[:chunk]))
-    empty = Pool(kv=jax.tree.map(lambda x: jnp.zeros((pool_size, *x.shape[1:]), x.dtype), shapes),
-                 prompt=jnp.full((pool_size,), candidates, jnp.int32),
-                 entry=jnp.full((candidates,), pool_size, jnp.int32), loaded=jnp.int32(0))
+    shapes = jax.eval_shape(
+        lambda: call_prefill(decoder, params, prompts.tokens[:chunk], prompts.lengths[:chunk])
+    )
+    empty = Pool(
+        kv=jax.tree.map(lambda x: jnp.zeros((pool_size, *x.shape[1:]), x.dtype), shapes),
+        prompt=jnp.full((pool_size,), candidates, jnp.int32),
+        entry=jnp.full((candidates,), pool_size, jnp.int32),
+        loaded=jnp.int32(0),
+    )
     return load, room, empty
 
 
 def check_prompts(prompts: Prompts, rule: Rule, target: int, config: SamplerConfig) -> None:
     """Raise ValueError, naming the field, where shapes or settings disagree."""
     size = prompts.lengths.shape
-    if prompts.tokens.ndim != 2 or len(size) != 1 or prompts.tokens.shape[:1] != size or prompts.visit.shape != size:
-        raise ValueError(f"Prompts.tokens must be [P, L], lengths and visit [P]; got {prompts.tokens.shape}, {size}, "
-                         f"{prompts.visit.shape}")
+    if (
+        prompts.tokens.ndim != 2
+        or len(size) != 1
+        or prompts.tokens.shape[:1] != size
+        or prompts.visit.shape != size
+    ):
+        raise ValueError(
+            f"Prompts.tokens must be [P, L], lengths and visit [P]; got {prompts.tokens.shape}, "
+            f"{size}, {prompts.visit.shape}"
+        )
     for leaf in jax.tree.leaves(prompts.answer):
         if leaf.shape[:1] != size:
-            raise ValueError(f"every array of Prompts.answer must have {size[0]} rows, got shape {leaf.shape}")
+            raise ValueError(
+                f"every array of Prompts.answer must have {size[0]} rows, got shape {leaf.shape}"
+            )
     if prompts.prefixes is not None:
         of, samples = prompts.prefixes, (*size, rule.max_samples)
-        if of.prompt_length.shape != size or of.length.shape != samples or of.max_new.shape != samples:
-            raise ValueError(f"Prompts.prefixes must have prompt_length {size}, length and max_new {samples}; got "
-                             f"{of.prompt_length.shape}, {of.length.shape}, {of.max_new.shape}")
+        if (
+            of.prompt_length.shape != size
+            or of.length.shape != samples
+            or of.max_new.shape != samples
+        ):
+            raise ValueError(
+                f"Prompts.prefixes must have prompt_length {size}, length and max_new {samples}; "
+                f"got {of.prompt_length.shape}, {of.length.shape}, {of.max_new.shape}"
+            )
     if target < 0:
         raise ValueError(f"target must be 0 (all candidates) or more, got {target}")
     if config.truncates or config.temperature == 0:
-        raise ValueError("sample_adaptive draws training samples: temperature above 0, top_k=0, top_p=1 (see SamplerConfig)")
+        raise ValueError(
+            "sample_adaptive draws training samples: temperature above 0, top_k=0, "
+            "top_p=1 (see SamplerConfig)"
+        )
 
 
 @checked(check_prefixes)
 @raising
-@functools.partial(jax.jit, static_argnames=("decoder", "rule", "verify", "target", "config", "surplus"))
-def sample_adaptive(decoder: Decoder, params: Any, prompts: Prompts, rule: Rule, verify: Verify, target: int, key: Array,
-                    config: SamplerConfig, surplus: str = "discard") -> tuple[AdaptiveSamples, Counts]:
+@functools.partial(
+    jax.jit, static_argnames=("decoder", "rule", "verify", "target", "config", "surplus")
+)
+def sample_adaptive(
+    decoder: Decoder,
+    params: Any,
+    prompts: Prompts,
+    rule: Rule,
+    verify: Verify,
+    target: int,
+    key: Array,
+    config: SamplerConfig,
+    surplus: str = "discard",
+) -> tuple[AdaptiveSamples, Counts]:
     """Draw what the rule wants of each candidate, until `target` groups are complete.
 
-    Compiles once per (decoder, rule, verify, target, config, shapes). The groups are those of running the rule prompt by prompt
-    in launch order and taking the first `target` that it completes (SPEED, Algorithm 1), whatever the number of slots.
+    Compiles once per (decoder, rule, verify, target, config, shapes). The groups are those of
+    running the rule prompt by prompt in launch order and taking the first `target` that it
+    completes (SPEED, Algorithm 1), whatever the number of slots.
 
     Args:
-      decoder: the policy (static). params: its weights, as its functions take them before `prepare`.
+      decoder: the policy (static). params: its weights, as its functions take them
+        before `prepare`.
       prompts: the candidates, in launch order.
-      rule: static. verify: static, jittable: (tokens i32[S, T], lengths i32[S], answer pytree of [S, ...]) -> rewards f32[S], a
-        sample being right where its reward is above one half; rows of length 0 did not end now and are not looked at. It must be
-        hashable by what it computes (a frozen dataclass, a module-level function): a new lambda is a new compilation. A Python
+      rule: static. verify: static, jittable: (tokens i32[S, T], lengths i32[S], answer pytree of
+        [S, ...]) -> rewards f32[S], a sample being right where its reward is above one half; rows
+        of length 0 did not end now and are not looked at. It must be hashable by what it computes
+        (a frozen dataclass, a module-level function): a new lambda is a new compilation. A Python
         function goes in as `HostVerify`.
-      target: complete groups to return, static; 0 decides all candidates (Reinforce-Ada on a fixed batch).
+      target: complete groups to return, static; 0 decides all candidates (Reinforce-Ada on a
+        fixed batch).
       key: a typed PRNG key: the run's, never a step's.
       config: static. `slots` rows decode; `context_pool` and `prefill_chunk` bound the prompts' KV.
-      surplus: "discard" zeroes what was drawn beyond the last group; "keep" leaves it for the caller, as off-policy data of
-        later steps, outside the guarantees above.
+      surplus: "discard" zeroes what was drawn beyond the last group; "keep" leaves it for the
+        caller, as off-policy data of later steps, outside the guarantees above.
 
     Returns:
       (samples, counts i32[P] each). See `AdaptiveSamples`.
 
     Raises:
-      ValueError: shapes or settings disagree. TypeError: the verifier or one of the decoder's functions returns what it must not,
-        or the key is none. VerifierError: a `HostVerify` failed; the program is done by then.
+      ValueError: shapes or settings disagree. TypeError: the verifier or one of the decoder's
+        functions returns what it must not, or the key is none. VerifierError: a `HostVerify`
+        failed; the program is done by then.
     """
     check_prompts(prompts, rule, target, config)
     check_key(key)
-    if (of := prompts.prefixes) is not None:  # whatever a table on the device says, a response fits its row
+    # Whatever a table on the device says, a response fits its row.
+    if (of := prompts.prefixes) is not None:
         length = jnp.clip(of.length, 0, config.max_new - 1)
-        prompts = prompts.replace(prefixes=of.replace(length=length, max_new=jnp.clip(of.max_new, 1, config.max_new - length)))
+        prompts = prompts.replace(
+            prefixes=of.replace(
+                length=length, max_new=jnp.clip(of.max_new, 1, config.max_new - length)
+            )
+        )
     if surplus not in ("discard", "keep"):
         raise ValueError(f'surplus must be "discard" or "keep", got {surplus!r}')
     candidates, per_prompt = prompts.lengths.shape[0], rule.max_samples
@@ -271,19 +392,24 @@ def sample_adaptive(decoder: Decoder, params: Any, prompts: Prompts, rule: Rule,
     load, room, pool = make_load(decoder, params, prompts, chunk, pool_size)
     if chunk == pool_size == candidates:  # all at once, before the loop
         pool = load(pool, jnp.full((candidates,), OPEN, jnp.int32))
-    no_keys = jax.eval_shape(lambda: jax.random.key_data(request_keys(key, *jnp.zeros((2, config.slots), jnp.int32))))
+    no_keys = jax.eval_shape(
+        lambda: jax.random.key_data(request_keys(key, *jnp.zeros((2, config.slots), jnp.int32)))
+    )
     zeros, zero = jnp.zeros((candidates,), jnp.int32), jnp.int32(0)
     rule_state = rule.init(candidates, prompts.budget)
     counts = Counts(launched=zeros, done=zeros, positive=zeros)
     first = rule.decide(counts, rule_state)[0]
     used = jnp.arange(candidates) < prompts.count
-    known = CandidateState(counts, jnp.where(used, first.want, 0), jnp.full((candidates,), OPEN, jnp.int32), rule_state)
+    known = CandidateState(
+        counts, jnp.where(used, first.want, 0), jnp.full((candidates,), OPEN, jnp.int32), rule_state
+    )
 
     def prefill_more(pool: Pool, known: CandidateState, idle: Array) -> Pool:
         def needed(pool: Pool):
             waiting = jnp.sum(available(known, pool, target, pool_size))
             useful = (waiting < idle) & (pool.loaded < prompts.count) & room(pool, known.status)
-            # What is loaded comes before what is not: with `target` accepted there, nothing more can start.
+            # What is loaded comes before what is not: with `target` accepted there, nothing
+            # more can start.
             return useful & (jnp.sum(accepted(known)) < target) if target else useful
 
         with jax.named_scope("prefill"):
@@ -292,24 +418,50 @@ def sample_adaptive(decoder: Decoder, params: Any, prompts: Prompts, rule: Rule,
     def body(state: State) -> State:
         idle, pool = jnp.sum(state.slots.request == capacity), state.pool
         if pool_size < candidates or chunk < pool_size:
-            pool = jax.lax.cond((idle > 0) & (pool.loaded < prompts.count), lambda p: prefill_more(p, state.known, idle),
-                                lambda p: p, pool)
-        now = Launched(state.slots, state.keys, state.known.counts.launched, state.output.start_step, jnp.int32(0))
+            pool = jax.lax.cond(
+                (idle > 0) & (pool.loaded < prompts.count),
+                lambda p: prefill_more(p, state.known, idle),
+                lambda p: p,
+                pool,
+            )
+        now = Launched(
+            state.slots,
+            state.keys,
+            state.known.counts.launched,
+            state.output.start_step,
+            jnp.int32(0),
+        )
         now = jax.lax.cond(
-            idle > 0, lambda now: launch(now, state.known, pool, prompts, per_prompt, target, key, state.statistics.steps),
-            lambda now: now._replace(waiting=jnp.sum(available(state.known, pool, target, pool_size))), now)
+            idle > 0,
+            lambda now: launch(
+                now, state.known, pool, prompts, per_prompt, target, key, state.statistics.steps
+            ),
+            lambda now: now._replace(
+                waiting=jnp.sum(available(state.known, pool, target, pool_size))
+            ),
+            now,
+        )
         slots, waiting = now.slots, now.waiting
         known = state.known._replace(counts=state.known.counts.replace(launched=now.launched))
         output = state.output._replace(start_step=now.start_step)
         row = jnp.minimum(slots.request, capacity - 1)
         prompt, index = row // per_prompt, row % per_prompt
         of = prompts.prefixes
-        limit = jnp.full(row.shape, config.max_new, jnp.int32) if of is None else of.max_new[prompt, index]
-        mine = SlotRequests(context=jnp.minimum(pool.entry[prompt], pool_size - 1),
-                            context_length=start_of(prompts, prompt, index), max_new=limit,
-                            key=jax.random.wrap_key_data(now.keys, impl=jax.random.key_impl(key)))
+        limit = (
+            jnp.full(row.shape, config.max_new, jnp.int32)
+            if of is None
+            else of.max_new[prompt, index]
+        )
+        mine = SlotRequests(
+            context=jnp.minimum(pool.entry[prompt], pool_size - 1),
+            context_length=start_of(prompts, prompt, index),
+            max_new=limit,
+            key=jax.random.wrap_key_data(now.keys, impl=jax.random.key_impl(key)),
+        )
         busy = jnp.sum(slots.request < capacity, dtype=jnp.int32)
-        slots, cache, output, ended = decode_one(decoder, params, pool.kv, state.cache, slots, output, mine, config)
+        slots, cache, output, ended = decode_one(
+            decoder, params, pool.kv, state.cache, slots, output, mine, config
+        )
 
         def score(rewards: Array, known: CandidateState) -> tuple[Array, CandidateState, Array]:
             with jax.named_scope("verify"):
@@ -325,24 +477,46 @@ def sample_adaptive(decoder: Decoder, params: Any, prompts: Prompts, rule: Rule,
                 going &= ~jnp.any(jnp.isnan(reward_S))
             return rewards, known, going
 
-        rewards, known, going = jax.lax.cond(jnp.any(ended), score, lambda rewards, known: (rewards, known, state.going),
-                                            state.rewards, known)
+        rewards, known, going = jax.lax.cond(
+            jnp.any(ended),
+            score,
+            lambda rewards, known: (rewards, known, state.going),
+            state.rewards,
+            known,
+        )
         s, waits = state.statistics, waiting > 0
         enough = (jnp.sum(known.status == COMPLETE) >= target) if target else jnp.bool_(False)
-        statistics = Statistics(s.steps + 1, s.slot_steps + busy, s.queue_steps + waits, s.queue_slot_steps + busy * waits,
-                                s.head_of_line + (enough & going))
+        statistics = Statistics(
+            s.steps + 1,
+            s.slot_steps + busy,
+            s.queue_steps + waits,
+            s.queue_slot_steps + busy * waits,
+            s.head_of_line + (enough & going),
+        )
         # A rule that wants nothing more of an open prompt would leave all slots idle for ever.
-        return State(slots, now.keys, pool, cache, output, rewards, known, statistics, going & (busy > 0))
+        return State(
+            slots, now.keys, pool, cache, output, rewards, known, statistics, going & (busy > 0)
+        )
 
     with jax.named_scope("adaptive_loop"):
-        state = State(idle_slots(config.slots, capacity), jnp.zeros(no_keys.shape, no_keys.dtype), pool,
-                      call_init_cache(decoder, config.slots, config.max_new), empty_output(capacity, config.max_new),
-                      jnp.zeros((capacity,), jnp.float32), known, Statistics(*[zero] * 5), prompts.count > 0)
+        state = State(
+            idle_slots(config.slots, capacity),
+            jnp.zeros(no_keys.shape, no_keys.dtype),
+            pool,
+            call_init_cache(decoder, config.slots, config.max_new),
+            empty_output(capacity, config.max_new),
+            jnp.zeros((capacity,), jnp.float32),
+            known,
+            Statistics(*[zero] * 5),
+            prompts.count > 0,
+        )
         state = jax.lax.while_loop(lambda s: s.going, body, state)
     return finish(state, prompts, per_prompt, target, surplus)
 
 
-def finish(state: State, prompts: Prompts, per_prompt: int, target: int, surplus: str) -> tuple[AdaptiveSamples, Counts]:
+def finish(
+    state: State, prompts: Prompts, per_prompt: int, target: int, surplus: str
+) -> tuple[AdaptiveSamples, Counts]:
     """What the caller gets: everything behind the last group removed, or marked."""
     known, output, s = state.known, state.output, state.statistics
     candidates = known.status.shape[0]
@@ -354,17 +528,36 @@ def finish(state: State, prompts: Prompts, per_prompt: int, target: int, surplus
     wasted = jnp.sum(jnp.where(kept_R, 0, output.lengths))
     rewards, status, counts = state.rewards, known.status, known.counts
     if surplus == "discard":
-        clear = lambda x, keep: jnp.where(keep.reshape(-1, *(1,) * (x.ndim - 1)), x, jnp.zeros((), x.dtype))
+        clear = lambda x, keep: jnp.where(
+            keep.reshape(-1, *(1,) * (x.ndim - 1)), x, jnp.zeros((), x.dtype)
+        )
         output, rewards = jax.tree.map(lambda x: clear(x, kept_R), (output, rewards))
         counts, status = jax.tree.map(lambda x: clear(x, kept), (counts, status))
     prefix = None
     if prompts.prefixes is not None:
         row = jnp.arange(candidates * per_prompt)
-        tokens, lengths = whole_responses(prompts, row // per_prompt, row % per_prompt, output.tokens, output.lengths)
+        tokens, lengths = whole_responses(
+            prompts, row // per_prompt, row % per_prompt, output.tokens, output.lengths
+        )
         prefix = jnp.where(lengths > 0, lengths - output.lengths, 0)
-        output = output._replace(tokens=tokens, lengths=lengths, logprobs=behind(output.logprobs, prefix[:, None]))
-    missing = jnp.maximum(target - jnp.sum(selected, dtype=jnp.int32), 0) if target else jnp.int32(0)
-    return AdaptiveSamples(**output._asdict(), decode_steps=s.steps, slot_steps=s.slot_steps, queue_steps=s.queue_steps,
-                           queue_slot_steps=s.queue_slot_steps, rewards=rewards, status=status, selected=selected,
-                           consumed=consumed, missing=missing, wasted_tokens=wasted, head_of_line_steps=s.head_of_line,
-                           prefix=prefix), counts
+        output = output._replace(
+            tokens=tokens, lengths=lengths, logprobs=behind(output.logprobs, prefix[:, None])
+        )
+    missing = (
+        jnp.maximum(target - jnp.sum(selected, dtype=jnp.int32), 0) if target else jnp.int32(0)
+    )
+    return AdaptiveSamples(
+        **output._asdict(),
+        decode_steps=s.steps,
+        slot_steps=s.slot_steps,
+        queue_steps=s.queue_steps,
+        queue_slot_steps=s.queue_slot_steps,
+        rewards=rewards,
+        status=status,
+        selected=selected,
+        consumed=consumed,
+        missing=missing,
+        wasted_tokens=wasted,
+        head_of_line_steps=s.head_of_line,
+        prefix=prefix,
+    ), counts

@@ -16,24 +16,26 @@ def decoder_from_cached_model(
     context_length: int,
     prepare: Callable[[Any], Any] = lambda params: params,
 ) -> Decoder:
-    """The samplers over a model with one contiguous cache a row: context first, then what was drawn.
+    """The samplers over a model with one contiguous cache a row: context first,
+    then what was drawn.
 
-    A new tenant's context is copied to the front of its row where a row changes tenants, and nothing
-    is copied in other steps. The model writes all rows of a batch at one index, so decoding maps it
-    over rows, each a batch of one.
+    A new tenant's context is copied to the front of its row where a row changes tenants, and
+    nothing is copied in other steps. The model writes all rows of a batch at one index, so decoding
+    maps it over rows, each a batch of one.
 
     Args:
       apply: (params, tokens i32[B, N], positions i32[B, N], cache, mask bool[B, N, S]) ->
         (logits [B, N, V], cache). Writes keys and values of the N tokens from the cache's index on,
         and attends where the mask says so, over all S places of the cache.
-      empty_cache: (rows, places) -> a cache, a pytree. Keys and values are leaves [rows, places, ...];
-        leaves of fewer than two dimensions are what `set_index` sets, with rows on axis 0.
+      empty_cache: (rows, places) -> a cache, a pytree. Keys and values are leaves
+        [rows, places, ...]; leaves of fewer than two dimensions are what `set_index` sets, with
+        rows on axis 0.
       set_index: (cache, i32[]) -> the cache whose next token goes to that place in every row.
       context_length: capacity of contexts in tokens, as the tables of the samplers have it.
       prepare: as `Decoder.prepare`.
 
-    Build it once: a new one compiles every sampler anew. `check_decoder` holds it against the model's
-    own forward pass.
+    Build it once: a new one compiles every sampler anew. `check_decoder` holds it against the
+    model's own forward pass.
     """
 
     def prefill(params, tokens_CxL, lengths):
@@ -56,7 +58,9 @@ def decoder_from_cached_model(
                     return old
                 new = fresh.reshape(-1, *[1] * (old.ndim - 1))
                 front = slice(None), slice(pool.shape[1])
-                return old.at[front].set(jnp.where(new, pool[context].astype(old.dtype), old[front]))
+                return old.at[front].set(
+                    jnp.where(new, pool[context].astype(old.dtype), old[front])
+                )
 
             return jax.tree.map(put, cache, context_kv)
 

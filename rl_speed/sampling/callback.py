@@ -1,4 +1,5 @@
-"""A Python verifier inside the compiled loop: the program calls back to the host for the samples that just ended.
+"""A Python verifier inside the compiled loop: the program calls back to the host for the samples
+that just ended.
 
 What a call costs is told at `HostVerify`. Whoever can write the verifier as a JAX function should.
 """
@@ -20,48 +21,62 @@ from jax.sharding import Mesh
 from rl_speed.mesh import ROWS
 from rl_speed.sampling.contract import like_jitted
 
-# XLA's CPU client copies arrays of 100 KiB and more to a callback on the very threads that run the program. Where every one of
-# them waits in a callback, nobody is left to copy, and the program hangs; smaller arrays are copied by the caller.
+# XLA's CPU client copies arrays of 100 KiB and more to a callback on the very threads that run the
+# program. Where every one of them waits in a callback, nobody is left to copy, and the program
+# hangs; smaller arrays are copied by the caller.
 PIECE_BYTES = 64 * 1024
 
 
 class VerifierError(RuntimeError):
-    """The Python function of a `HostVerify` raised, or returned what cannot be rewards; the cause is attached."""
+    """The Python function of a `HostVerify` raised, or returned what cannot be rewards;
+    the cause is attached.
+    """
 
 
 class HostVerify:
     """A Python function as a verifier of `sample_adaptive`; equal to itself alone.
 
-    Cost: about 0.5 ms a call on two CPU cores beside the function's own time, and nothing is decoded meanwhile. On the embedded
-    task, with 256 slots and 35 ended samples a call, the sampler takes 1.3 times as long with exact match in NumPy as with the
-    same in JAX, and 7 times as long with math-verify in two workers, 11 ms a call (`experiments/bench.py verifiers`). It pays
-    where decode steps are long beside judging what ends in them: with large policies and long responses.
+    Cost: about 0.5 ms a call on two CPU cores beside the function's own time, and nothing is
+    decoded meanwhile. On the embedded task, with 256 slots and 35 ended samples a call, the sampler
+    takes 1.3 times as long with exact match in NumPy as with the same in JAX, and 7 times as long
+    with math-verify in two workers, 11 ms a call (`experiments/bench.py verifiers`). It pays where
+    decode steps are long beside judging what ends in them: with large policies and long responses.
 
-    Exactly-once: the function sees every sample that ends in the loop once, samples whose prompt turns out not to be needed
-    included. `io_callback` may be neither dropped nor repeated, and the calls of one device come in the order of its loop, whose
-    next iteration needs their result. One call a decode step in which anything ended.
+    Exactly-once: the function sees every sample that ends in the loop once, samples whose prompt
+    turns out not to be needed included. `io_callback` may be neither dropped nor repeated, and the
+    calls of one device come in the order of its loop, whose next iteration needs their result. One
+    call a decode step in which anything ended.
 
-    Calls take turns, shards of a mesh included, on threads of the runtime. The function must not call JAX: it would wait for the
-    program that waits for it. It should bound its own time, as `rewards.MathVerifier` does; nothing else does.
+    Calls take turns, shards of a mesh included, on threads of the runtime. The function must not
+    call JAX: it would wait for the program that waits for it. It should bound its own time, as
+    `rewards.MathVerifier` does; nothing else does.
 
-    Where it raises, the program is not stopped from outside, since other shards would wait for ever: rewards are NaN from there
-    on, which ends the loops, and the error is kept. `sample_adaptive`, `sample_adaptive_sharded` and the fused training step raise
-    it once the program is done; whoever jits around them calls `raise_error` after the result is there.
+    Where it raises, the program is not stopped from outside, since other shards would wait for
+    ever: rewards are NaN from there on, which ends the loops, and the error is kept.
+    `sample_adaptive`, `sample_adaptive_sharded` and the fused training step raise it once the
+    program is done; whoever jits around them calls `raise_error` after the result is there.
 
-    Needs one process, and `tensor` of size 1: JAX calls back only where all axes of the mesh are manual. Programs that call back
-    are not kept in the persistent compilation cache.
+    Needs one process, and `tensor` of size 1: JAX calls back only where all axes of the mesh are
+    manual. Programs that call back are not kept in the persistent compilation cache.
 
     Args:
-      score: (tokens i32[n, T], lengths i32[n], answer: the pytree of NumPy arrays [n, ...]) -> n finite numbers. Rows are those
-        that ended, n at least 1; tokens beyond the length are zero or stale.
+      score: (tokens i32[n, T], lengths i32[n], answer: the pytree of NumPy arrays [n, ...]) -> n
+        finite numbers. Rows are those that ended, n at least 1; tokens beyond the length are
+        zero or stale.
       name: what errors call it.
 
     Attributes:
-      calls, rows, seconds: calls of the function, samples judged, seconds spent in it, since it was made.
+      calls, rows, seconds: calls of the function, samples judged, seconds spent in it, since
+        it was made.
     """
 
-    def __init__(self, score: Callable[[np.ndarray, np.ndarray, Any], Any], name: str | None = None):
-        self.score, self.name = score, name or getattr(score, "__qualname__", type(score).__qualname__)
+    def __init__(
+        self, score: Callable[[np.ndarray, np.ndarray, Any], Any], name: str | None = None
+    ):
+        self.score, self.name = (
+            score,
+            name or getattr(score, "__qualname__", type(score).__qualname__),
+        )
         self.calls, self.rows, self.seconds = 0, 0, 0.0
         self._error: BaseException | None = None
         self._lock = threading.Lock()
@@ -74,8 +89,12 @@ class HostVerify:
         limit = PIECE_BYTES if jax.default_backend() == "cpu" else None
         pieces = [split(leaf, limit) for leaf in leaves]
         counts, shapes = [len(p) for p in pieces], [leaf.shape for leaf in leaves]
-        judge = functools.partial(self._judge, lambda flat: jax.tree.unflatten(tree, join(flat, counts, shapes)))
-        return io_callback(judge, jax.ShapeDtypeStruct(lengths.shape, jnp.float32), *(x for p in pieces for x in p))
+        judge = functools.partial(
+            self._judge, lambda flat: jax.tree.unflatten(tree, join(flat, counts, shapes))
+        )
+        return io_callback(
+            judge, jax.ShapeDtypeStruct(lengths.shape, jnp.float32), *(x for p in pieces for x in p)
+        )
 
     def _judge(self, restore: Callable[[Sequence[Any]], Any], *pieces: Any) -> np.ndarray:
         with self._lock:
@@ -96,13 +115,17 @@ class HostVerify:
             return np.full(lengths.shape, np.nan, np.float32)
 
     def raise_error(self) -> None:
-        """Raise what the function raised since the last time, as `VerifierError`; nothing where it did not."""
+        """Raise what the function raised since the last time, as `VerifierError`;
+        nothing where it did not.
+        """
         error, self._error = self._error, None
         if error is not None and not isinstance(error, Exception):
             raise error
         if error is not None:
-            raise VerifierError(f"the verifier {self.name} failed inside the compiled loop: {type(error).__name__}: {error}"
-                                ) from error
+            raise VerifierError(
+                f"the verifier {self.name} failed inside the compiled loop: "
+                f"{type(error).__name__}: {error}"
+            ) from error
 
 
 def check_rewards(rewards: Any, count: int) -> np.ndarray:
@@ -111,7 +134,9 @@ def check_rewards(rewards: Any, count: int) -> np.ndarray:
     if rewards.dtype.kind not in "biuf":
         raise TypeError(f"it must return {count} numbers, got an array of dtype {rewards.dtype}")
     if rewards.shape != (count,):
-        raise ValueError(f"it must return one reward for each of the {count} samples, got shape {rewards.shape}")
+        raise ValueError(
+            f"it must return one reward for each of the {count} samples, got shape {rewards.shape}"
+        )
     if not np.isfinite(rewards).all():
         raise ValueError(f"rewards must be finite, got {rewards[~np.isfinite(rewards)][0]}")
     return rewards.astype(np.float32)
@@ -124,49 +149,65 @@ def split(x: jax.Array, limit: int | None) -> list[jax.Array]:
         return [x]
     step = limit // x.dtype.itemsize
     flat = x.reshape(-1)
-    return [flat[start:start + step] for start in range(0, flat.shape[0], step)]
+    return [flat[start : start + step] for start in range(0, flat.shape[0], step)]
 
 
-def join(pieces: Sequence[Any], counts: Sequence[int], shapes: Sequence[tuple[int, ...]]) -> list[np.ndarray]:
+def join(
+    pieces: Sequence[Any], counts: Sequence[int], shapes: Sequence[tuple[int, ...]]
+) -> list[np.ndarray]:
     """The arrays that `split` took apart."""
     left = iter(pieces)
     take = lambda count: [np.asarray(next(left)) for _ in range(count)]
-    return [np.concatenate([p.reshape(-1) for p in take(count)]).reshape(shape) for count, shape in zip(counts, shapes)]
+    return [
+        np.concatenate([p.reshape(-1) for p in take(count)]).reshape(shape)
+        for count, shape in zip(counts, shapes)
+    ]
 
 
 def check_one_process() -> None:
     """Raises ValueError where the program is one of several processes'."""
     if jax.process_count() > 1:
-        raise ValueError(f"a Python verifier inside the compiled loop runs in a single process, not in {jax.process_count()}: an "
-                         "error in one could not be told to the others, which would wait for ever. Use a JAX verifier")
+        raise ValueError(
+            "a Python verifier inside the compiled loop runs in a single process, not in "
+            f"{jax.process_count()}: an error in one could not be told to the others, which would "
+            "wait for ever. Use a JAX verifier"
+        )
 
 
 def manual_axes(verify: Any, mesh: Mesh) -> set[str]:
-    """The mesh axes that a sampler with this verifier handles itself; the others are the partitioner's.
+    """The mesh axes that a sampler with this verifier handles itself;
+    the others are the partitioner's.
 
     Raises:
-      ValueError: a `HostVerify` with an axis that must stay with the partitioner, or with several processes.
+      ValueError: a `HostVerify` with an axis that must stay with the partitioner, or with
+        several processes.
     """
     if not isinstance(verify, HostVerify):
         return set(ROWS)
     check_one_process()
     rest = {name: size for name, size in mesh.shape.items() if name not in ROWS and size > 1}
     if rest:
-        raise ValueError(f"a Python verifier inside the compiled loop needs {', '.join(rest)}=1, but the mesh is "
-                         f"{dict(mesh.shape)}: JAX calls back only where every mesh axis is manual, and these are the "
-                         "partitioner's. Use a JAX verifier (rewards.ExactMatch, rewards.IntegerMatch), or score on the host "
-                         "between calls")
+        raise ValueError(
+            f"a Python verifier inside the compiled loop needs {', '.join(rest)}=1, but the mesh "
+            f"is {dict(mesh.shape)}: JAX calls back only where every mesh axis is manual, and "
+            "these are the partitioner's. Use a JAX verifier (rewards.ExactMatch, "
+            "rewards.IntegerMatch), or score on the host between calls"
+        )
     return set(mesh.axis_names)
 
 
 def raise_failure(verify: Any) -> None:
-    """Raise what a host verifier raised inside a program that is done; nothing for other verifiers."""
+    """Raise what a host verifier raised inside a program that is done;
+    nothing for other verifiers.
+    """
     if isinstance(verify, HostVerify):
         verify.raise_error()
 
 
 def raising(sampler: Any) -> Any:
-    """The jitted sampler with argument `verify`, which raises, once it is done, what a host verifier raised inside it."""
+    """The jitted sampler with argument `verify`, which raises, once it is done,
+    what a host verifier raised inside it.
+    """
     place = list(inspect.signature(sampler).parameters).index("verify")
 
     @functools.wraps(sampler)
@@ -174,7 +215,9 @@ def raising(sampler: Any) -> Any:
         result = sampler(*args, **kwargs)
         verify = args[place] if len(args) > place else kwargs["verify"]
         # Under another jit there is nothing to wait for yet.
-        if isinstance(verify, HostVerify) and not isinstance(jax.tree.leaves(result)[0], jax.core.Tracer):
+        if isinstance(verify, HostVerify) and not isinstance(
+            jax.tree.leaves(result)[0], jax.core.Tracer
+        ):
             jax.block_until_ready(result)
             verify.raise_error()
         return result

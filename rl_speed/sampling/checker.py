@@ -1,4 +1,6 @@
-"""Whether a `Decoder` computes a policy: its functions against the policy's own forward pass, and what is wrong if they do not."""
+"""Whether a `Decoder` computes a policy: its functions against the policy's own forward pass,
+and what is wrong if they do not.
+"""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -18,9 +20,10 @@ STEPS = 4
 class DecoderFault(ValueError):
     """What `check_decoder` found. `kind` is one of
 
-    "dtype": logits were rounded. "tenant": a row's last request is seen by the next. "rows": a row's result depends on other
-    rows. "context": a row sees another context, or none. "context_length": it sees what is behind `context_length`. "position": it
-    sees one token too many or too few, or its token sits elsewhere. "other": none of these.
+    "dtype": logits were rounded. "tenant": a row's last request is seen by the next. "rows": a
+    row's result depends on other rows. "context": a row sees another context, or none.
+    "context_length": it sees what is behind `context_length`. "position": it sees one token too
+    many or too few, or its token sits elsewhere. "other": none of these.
     """
 
     def __init__(self, kind: str, message: str):
@@ -29,11 +32,14 @@ class DecoderFault(ValueError):
 
 
 class Task(NamedTuple):
-    """A request with forced tokens: `tokens` are fed behind the first `cut` tokens of context `context`."""
+    """A request with forced tokens: `tokens` are fed behind the first `cut` tokens of
+    context `context`.
+    """
 
     context: int
     cut: int
-    tokens: np.ndarray  # i32[n - 1]; n logits come of them, the context's last token being fed first
+    # i32[n - 1]; n logits come of them, the context's last token being fed first.
+    tokens: np.ndarray
 
 
 class Replay(NamedTuple):
@@ -44,9 +50,18 @@ class Replay(NamedTuple):
     prefill: Callable[..., Any]
     decode: Callable[..., Any]
 
-    def __call__(self, contexts: np.ndarray, lengths: np.ndarray, tasks: Sequence[Task], slots: int,
-                 fed: np.ndarray | None = None) -> tuple[list[np.ndarray], Any]:
-        """(logits f32[n, V] of each task, dtype that `decode` gave them). `fed`: contexts to take the tokens fed first from."""
+    def __call__(
+        self,
+        contexts: np.ndarray,
+        lengths: np.ndarray,
+        tasks: Sequence[Task],
+        slots: int,
+        fed: np.ndarray | None = None,
+    ) -> tuple[list[np.ndarray], Any]:
+        """(logits f32[n, V] of each task, dtype that `decode` gave them).
+
+        `fed`: contexts to take the tokens fed first from.
+        """
         kv = self.prefill(self.params, contexts, lengths)
         cache = self.init_cache(slots)
         fed, queue = contexts if fed is None else fed, list(range(len(tasks)))
@@ -60,10 +75,21 @@ class Replay(NamedTuple):
             if max(held) < 0:
                 return [np.stack(x) for x in found], dtype
             mine = [tasks[max(i, 0)] for i in held]
-            token = [fed[t.context, t.cut - 1] if k == 0 else t.tokens[k - 1] for t, k in zip(mine, suffix)]
+            token = [
+                fed[t.context, t.cut - 1] if k == 0 else t.tokens[k - 1]
+                for t, k in zip(mine, suffix)
+            ]
             column = lambda values: np.asarray(values, np.int32)
-            logits, cache = self.decode(self.params, kv, cache, column(token), column([t.context for t in mine]),
-                                        column([t.cut - 1 for t in mine]), column(suffix), np.array([i >= 0 for i in held]))
+            logits, cache = self.decode(
+                self.params,
+                kv,
+                cache,
+                column(token),
+                column([t.context for t in mine]),
+                column([t.cut - 1 for t in mine]),
+                column(suffix),
+                np.array([i >= 0 for i in held]),
+            )
             dtype, logits = logits.dtype, np.asarray(logits.astype(jnp.float32))
             for row, i in enumerate(held):
                 if i >= 0:
@@ -74,7 +100,10 @@ class Replay(NamedTuple):
 
 
 def distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Largest difference of log-probs f[n] of two logits f[n, V]; inf where one is NaN or rules out what the other does not."""
+    """Largest difference of log-probs f[n] of two logits f[n, V];
+    inf where one is NaN or rules out what the other does not.
+    """
+
     def logprobs(x: np.ndarray) -> np.ndarray:
         x = x.astype(np.float64)
         with np.errstate(all="ignore"):
@@ -87,21 +116,33 @@ def distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return np.where(np.isnan(gap), np.inf, gap).max(axis=-1)
 
 
-def check_decoder(decoder: Decoder, params: Any, forward: Callable[[Any, Array], Array], vocab: int, *, length: int = 6,
-                  slots: tuple[int, int] = (2, 3), atol: float = 1e-4, seed: int = 0) -> float:
-    """Hold a decoder against the policy's own forward pass, over cut contexts and changing tenants, at two slot counts.
+def check_decoder(
+    decoder: Decoder,
+    params: Any,
+    forward: Callable[[Any, Array], Array],
+    vocab: int,
+    *,
+    length: int = 6,
+    slots: tuple[int, int] = (2, 3),
+    atol: float = 1e-4,
+    seed: int = 0,
+) -> float:
+    """Hold a decoder against the policy's own forward pass,
+    over cut contexts and changing tenants, at two slot counts.
 
-    Random tokens are forced through `prefill` and `decode` as the samplers would, and every logit is compared with `forward`'s.
-    Where they disagree, experiments say why: what a row must not see (its last tenant, other rows, other contexts, what is
-    behind `context_length`) is changed, and what it must see. Compiles `forward` and `prefill` once, `decode` for each slot count.
+    Random tokens are forced through `prefill` and `decode` as the samplers would, and every logit
+    is compared with `forward`'s. Where they disagree, experiments say why: what a row must not see
+    (its last tenant, other rows, other contexts, what is behind `context_length`) is changed, and
+    what it must see. Compiles `forward` and `prefill` once, `decode` for each slot count.
 
     Args:
       decoder: whose functions are checked, `prepare` included. params: as `prepare` takes them.
-      forward: jittable (params, tokens i32[B, T]) -> logits [B, T, V], causal: what follows a token does not change its logits.
-        T is `length` + 4.
-      vocab: V; tokens are drawn from all of it. length: of the longest context in tokens, at least 5.
-      atol: by how much log-probs (natural) may differ. The default is for float32; a policy that computes in bfloat16
-        needs about 0.1, and tells less then.
+      forward: jittable (params, tokens i32[B, T]) -> logits [B, T, V], causal: what follows a token
+        does not change its logits. T is `length` + 4.
+      vocab: V; tokens are drawn from all of it. length: of the longest context in tokens,
+        at least 5.
+      atol: by how much log-probs (natural) may differ. The default is for float32; a policy that
+        computes in bfloat16 needs about 0.1, and tells less then.
       seed: of the tokens.
 
     Returns:
@@ -109,67 +150,126 @@ def check_decoder(decoder: Decoder, params: Any, forward: Callable[[Any, Array],
 
     Raises:
       DecoderFault: the logits are not the policy's; `kind` and message say what is wrong.
-      TypeError: a function returns something else than the contract of `Decoder` says. ValueError: an argument is out of range.
+      TypeError: a function returns something else than the contract of `Decoder` says. ValueError:
+        an argument is out of range.
     """
     if vocab < 2 or length < 5 or min(slots) < 2:
-        raise ValueError(f"check_decoder needs vocab >= 2, length >= 5 and at least 2 slots, got {vocab}, {length}, {slots}")
+        raise ValueError(
+            f"check_decoder needs vocab >= 2, length >= 5 and at least 2 slots, got {vocab}, "
+            f"{length}, {slots}"
+        )
     rng = np.random.default_rng(seed)
     contexts = rng.integers(0, vocab, (3, length), dtype=np.int32)
     lengths = np.array([length, length - 1, 2], np.int32)
     # More than any slot count below, so that rows change tenants at different times.
-    shape = [(0, length, 4), (1, length - 1, 3), (2, 1, 4), (0, 3, 3), (1, 2, 4), (2, 2, 2), (0, 1, 4), (1, 3, 3)]
+    shape = [
+        (0, length, 4),
+        (1, length - 1, 3),
+        (2, 1, 4),
+        (0, 3, 3),
+        (1, 2, 4),
+        (2, 2, 2),
+        (0, 1, 4),
+        (1, 3, 3),
+    ]
     tasks = [Task(c, cut, rng.integers(0, vocab, n - 1, dtype=np.int32)) for c, cut, n in shape]
-    run = Replay(jax.jit(decoder.prepare)(params), jax.jit(lambda slots: call_init_cache(decoder, slots, STEPS), static_argnums=0),
-                 jax.jit(functools.partial(call_prefill, decoder)), jax.jit(functools.partial(call_decode, decoder)))
+    run = Replay(
+        jax.jit(decoder.prepare)(params),
+        jax.jit(lambda slots: call_init_cache(decoder, slots, STEPS), static_argnums=0),
+        jax.jit(functools.partial(call_prefill, decoder)),
+        jax.jit(functools.partial(call_decode, decoder)),
+    )
     reference = functools.partial(_reference, jax.jit(forward), params, vocab)
     want, whole = reference(contexts, tasks)
     worst, place = 0.0, ""
     for count in slots:
         got, dtype = run(contexts, lengths, tasks, count)
         if got[0].shape[-1] != vocab:
-            raise DecoderFault("other", f"decode returns logits of a vocabulary of {got[0].shape[-1]}, forward of {vocab}")
+            raise DecoderFault(
+                "other",
+                f"decode returns logits of a vocabulary of {got[0].shape[-1]}, forward of {vocab}",
+            )
         for task, a, b in zip(tasks, got, want):
             gaps = distance(a, b)
             step = int(np.argmax(gaps))
             if gaps[step] > worst:
-                worst, place = float(gaps[step]), (f"at {count} slots, for a request that starts from {task.cut} of "
-                                                   f"{lengths[task.context]} context tokens, with {step} tokens fed before")
+                worst, place = (
+                    float(gaps[step]),
+                    (
+                        f"at {count} slots, for a request that starts from {task.cut} of "
+                        f"{lengths[task.context]} context tokens, with {step} tokens fed before"
+                    ),
+                )
     rounded = jnp.finfo(dtype).eps > jnp.finfo(jnp.float32).eps
     scale = max(float(np.abs(x[np.isfinite(x)]).max(initial=0.0)) for x in want)
     if rounded and worst <= atol + 4 * float(jnp.finfo(dtype).eps) * scale and whole != dtype:
-        raise DecoderFault("dtype", f"wrong dtype: decode returns logits in {dtype}, forward in {whole}. The sampler makes them "
-                           f"float32, but what was rounded is lost: log-probs are off by up to {worst:.2g}. Keep the last product "
-                           "in float32 (preferred_element_type=jnp.float32)")
+        raise DecoderFault(
+            "dtype",
+            (
+                f"wrong dtype: decode returns logits in {dtype}, forward in {whole}. The sampler "
+                "makes them float32, but what was rounded is lost: log-probs are off by up to "
+                f"{worst:.2g}. Keep the last product in float32 "
+                "(preferred_element_type=jnp.float32)"
+            ),
+        )
     if worst > atol:
         kind, reason = _diagnose(run, reference, contexts, lengths, vocab, slots[0], atol, rng)
-        also = f" Logits are in {dtype}, besides; forward's are in {whole}." if rounded and whole != dtype else ""
-        raise DecoderFault(kind, f"{reason} (log-probs are off by up to {worst:.2g}, {place}.){also}")
+        also = (
+            f" Logits are in {dtype}, besides; forward's are in {whole}."
+            if rounded and whole != dtype
+            else ""
+        )
+        raise DecoderFault(
+            kind, f"{reason} (log-probs are off by up to {worst:.2g}, {place}.){also}"
+        )
     return worst
 
 
-def _reference(forward: Callable[..., Array], params: Any, vocab: int, contexts: np.ndarray,
-               tasks: Sequence[Task]) -> tuple[list[np.ndarray], Any]:
+def _reference(
+    forward: Callable[..., Array],
+    params: Any,
+    vocab: int,
+    contexts: np.ndarray,
+    tasks: Sequence[Task],
+) -> tuple[list[np.ndarray], Any]:
     """(logits f32[n, V] of each task by the forward pass, dtype that it gave them)."""
     rows = np.zeros((8, contexts.shape[1] + STEPS), np.int32)  # one shape, one compilation
     for row, t in zip(rows, tasks):
-        row[:t.cut + len(t.tokens)] = np.concatenate([contexts[t.context, :t.cut], t.tokens])
+        row[: t.cut + len(t.tokens)] = np.concatenate([contexts[t.context, : t.cut], t.tokens])
     logits = forward(params, rows)
     if getattr(logits, "shape", None) != (*rows.shape, vocab):
-        raise ValueError(f"forward must return logits {[*rows.shape, vocab]} for tokens {list(rows.shape)}; got {describe(logits)}")
+        raise ValueError(
+            f"forward must return logits {[*rows.shape, vocab]} for tokens {list(rows.shape)}; "
+            f"got {describe(logits)}"
+        )
     dtype, logits = logits.dtype, np.asarray(logits.astype(jnp.float32))
-    return [logits[i, t.cut - 1:t.cut + len(t.tokens)] for i, t in enumerate(tasks)], dtype
+    return [logits[i, t.cut - 1 : t.cut + len(t.tokens)] for i, t in enumerate(tasks)], dtype
 
 
-def _diagnose(run: Replay, reference: Callable[..., tuple[list[np.ndarray], Any]], contexts: np.ndarray, lengths: np.ndarray,
-              vocab: int, slots: int, atol: float, rng: np.random.Generator) -> tuple[str, str]:
+def _diagnose(
+    run: Replay,
+    reference: Callable[..., tuple[list[np.ndarray], Any]],
+    contexts: np.ndarray,
+    lengths: np.ndarray,
+    vocab: int,
+    slots: int,
+    atol: float,
+    rng: np.random.Generator,
+) -> tuple[str, str]:
     """(kind, what is wrong and what to do): what a row sees is found by changing it."""
     feeds = lambda: rng.integers(0, vocab, STEPS - 1, dtype=np.int32)
     # In row 0, of a context that is not number 0.
     own, cut = 1, 3
-    mine, others, before = Task(own, cut, feeds()), [Task(0, 4, feeds())] * (slots - 1), [Task(0, 2, feeds())] * slots
+    mine, others, before = (
+        Task(own, cut, feeds()),
+        [Task(0, 4, feeds())] * (slots - 1),
+        [Task(0, 2, feeds())] * slots,
+    )
 
     def logits(tasks: Sequence[Task], at: int = 0, pool: np.ndarray = contexts) -> np.ndarray:
-        """Of task number `at`, contexts being `pool`, while the tokens fed first stay those of `contexts`."""
+        """Of task number `at`, contexts being `pool`,
+        while the tokens fed first stay those of `contexts`.
+        """
         return run(pool, lengths, tasks, slots, contexts)[0][at]
 
     def changed(context: int, places: Sequence[int]) -> np.ndarray:
@@ -182,39 +282,85 @@ def _diagnose(run: Replay, reference: Callable[..., tuple[list[np.ndarray], Any]
     if not np.isfinite(base).any(axis=-1).all() or np.isnan(base).any() or np.isposinf(base).any():
         return "other", "decode returns logits that are not finite."
     if (found := gap(logits([*before, mine, *others], at=slots))) > atol:
-        return "tenant", (f"Tenant not replaced: a request's log-probs change by {found:.2g} with the request that its row held "
-                          "before. At suffix_length 0 what the row's cache still holds must be overwritten, or masked until it is.")
+        return "tenant", (
+            f"Tenant not replaced: a request's log-probs change by {found:.2g} with the request "
+            "that its row held before. At suffix_length 0 what the row's cache still holds must "
+            "be overwritten, or masked until it is."
+        )
     if (found := gap(logits([mine, *[Task(0, 4, feeds())] * (slots - 1)]))) > atol:
-        return "rows", f"Rows are not independent: a row's log-probs change by {found:.2g} with the tokens of other rows."
-    if (found := max(gap(logits([mine, *others], pool=changed(c, slice(None)))) for c in (0, 2))) > atol:
-        return "context", (f"Wrong context: a row's log-probs change by {found:.2g} with a context that is not its own. Row s "
-                           "reads entry context_index[s] of context_kv.")
-    if (found := gap(logits([mine, *others], pool=changed(own, range(cut, contexts.shape[1]))))) > atol:
-        return "context_length", (f"Context length ignored: a row's log-probs change by {found:.2g} with tokens behind those it "
-                                  "starts from. Only the first context_length tokens of a context may be attended to.")
+        return (
+            "rows",
+            (
+                f"Rows are not independent: a row's log-probs change by {found:.2g} with the "
+                "tokens of other rows."
+            ),
+        )
+    if (
+        found := max(gap(logits([mine, *others], pool=changed(c, slice(None)))) for c in (0, 2))
+    ) > atol:
+        return "context", (
+            f"Wrong context: a row's log-probs change by {found:.2g} with a context that is not "
+            "its own. Row s reads entry context_index[s] of context_kv."
+        )
+    if (
+        found := gap(logits([mine, *others], pool=changed(own, range(cut, contexts.shape[1]))))
+    ) > atol:
+        return "context_length", (
+            f"Context length ignored: a row's log-probs change by {found:.2g} with tokens behind "
+            "those it starts from. Only the first context_length tokens of a "
+            "context may be attended to."
+        )
     if (found := gap(logits([mine, *others], pool=changed(own, [cut - 1])))) > atol:
-        return "position", ("Position off by one: a row sees its context's token at index context_length (log-probs change by "
-                            f"{found:.2g} with it). That one is fed again: it is seen twice; only the first context_length count.")
-    # What it must see: where the forward pass changes with a token, so must the decoder. What is not seen changes not one bit.
+        return "position", (
+            "Position off by one: a row sees its context's token at index context_length "
+            f"(log-probs change by {found:.2g} with it). That one is fed again: it is seen twice; "
+            "only the first context_length count."
+        )
+    # What it must see: where the forward pass changes with a token, so must the decoder. What is
+    # not seen changes not one bit.
     truth = reference(contexts, [mine])[0][0]
     for place in range(cut - 2, -1, -1):
         pool = changed(own, [place])
-        if distance(truth, reference(pool, [mine])[0][0]).max() > atol and gap(logits([mine, *others], pool=pool)) == 0:
+        if (
+            distance(truth, reference(pool, [mine])[0][0]).max() > atol
+            and gap(logits([mine, *others], pool=pool)) == 0
+        ):
             if place == cut - 2:
-                return "position", ("Position off by one: a row does not see the last of the context_length tokens of its context "
-                                    "that it starts from.")
-            return "context", f"A row does not see its context: nothing changes with the token at index {place} of it."
+                return "position", (
+                    "Position off by one: a row does not see the last of the context_length "
+                    "tokens of its context that it starts from."
+                )
+            return (
+                "context",
+                (
+                    "A row does not see its context: nothing changes with the token "
+                    f"at index {place} of it."
+                ),
+            )
     for place in range(STEPS - 1):
         other = mine.tokens.copy()
         other[place] = (other[place] + 1) % vocab
         moved = distance(truth, reference(contexts, [mine._replace(tokens=other)])[0][0])
         seen = distance(base, logits([mine._replace(tokens=other), *others]))
         if ((moved > atol) & (seen == 0)).any():
-            return "position", (f"Position off by one: a row does not see token {place} of those it has fed before, at one step or "
-                                "more. It attends to the suffix_length tokens before, and to the one it is fed.")
+            return "position", (
+                f"Position off by one: a row does not see token {place} of those it has fed "
+                "before, at one step or more. It attends to the suffix_length tokens before, and "
+                "to the one it is fed."
+            )
     single = Task(2, 1, feeds()[:0])
-    if distance(run(contexts, lengths, [single], slots)[0][0], reference(contexts, [single])[0][0]).max() <= atol:
-        return "position", ("Position off: every row sees what it should, and a single token's logits are right, but not those "
-                            "behind other tokens. The token fed sits at position context_length + suffix_length.")
-    return "other", ("Every row sees what it should, and yet already a single token's logits are wrong: other weights, another "
-                     "scale, or positions that do not begin at 0.")
+    if (
+        distance(
+            run(contexts, lengths, [single], slots)[0][0], reference(contexts, [single])[0][0]
+        ).max()
+        <= atol
+    ):
+        return "position", (
+            "Position off: every row sees what it should, and a single token's logits are right, "
+            "but not those behind other tokens. The token fed sits at position "
+            "context_length + suffix_length."
+        )
+    return "other", (
+        "Every row sees what it should, and yet already a single token's logits are wrong: other "
+        "weights, another scale, or positions that do not begin at 0."
+    )

@@ -1,6 +1,8 @@
-"""The doors to what others write: a `Decoder`'s functions, a verifier, a key, a table; what comes back is checked when traced.
+"""The doors to what others write: a `Decoder`'s functions, a verifier, a key, a table;
+what comes back is checked when traced.
 
-Checks look at structure, shapes and dtypes, so a compiled program holds none of them. Messages name the function.
+Checks look at structure, shapes and dtypes, so a compiled program holds none of them. Messages name
+the function.
 """
 
 import functools
@@ -24,34 +26,60 @@ def describe(x: Any) -> str:
         inner = ", ".join(map(describe, x[:4])) + ", ..." * (len(x) > 4)
         name = "" if type(x) in (tuple, list) else type(x).__name__
         return name + (f"[{inner}]" if isinstance(x, list) else f"({inner})")
-    return repr(x) if x is None or isinstance(x, (bool, int, float, complex, str)) else f"a {type(x).__name__}"
+    return (
+        repr(x)
+        if x is None or isinstance(x, (bool, int, float, complex, str))
+        else f"a {type(x).__name__}"
+    )
 
 
 def is_array(x: Any, first: int, rank: int | None = None) -> bool:
-    """Whether x is an array whose axis 0 has `first` entries, of `rank` axes where that is given."""
+    """Whether x is an array whose axis 0 has `first` entries,
+    of `rank` axes where that is given.
+    """
     shape = getattr(x, "shape", None)
-    return hasattr(x, "dtype") and bool(shape) and shape[0] == first and (rank is None or len(shape) == rank)
+    return (
+        hasattr(x, "dtype")
+        and bool(shape)
+        and shape[0] == first
+        and (rank is None or len(shape) == rank)
+    )
 
 
 def misfit(tree: Any, rows: int) -> str:
-    """What of a pytree has not `rows` entries on axis 0: "['k'] is float32[2, 3]"; "" where all have."""
-    found = [f"{jax.tree_util.keystr(path) or 'it'} is {describe(leaf)}"
-             for path, leaf in jax.tree_util.tree_leaves_with_path(tree) if not is_array(leaf, rows)]
+    """What of a pytree has not `rows` entries on axis 0: "['k'] is float32[2, 3]";
+    "" where all have.
+    """
+    found = [
+        f"{jax.tree_util.keystr(path) or 'it'} is {describe(leaf)}"
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+        if not is_array(leaf, rows)
+    ]
     return "; ".join(found[:3])
 
 
 def call_prefill(decoder: Decoder, params: Any, tokens: Array, lengths: Array) -> Any:
-    """`context_kv` of contexts i32[C, L]. Raises TypeError where `prefill` returns something else than its contract says."""
+    """`context_kv` of contexts i32[C, L].
+
+    Raises TypeError where `prefill` returns something else than its contract says.
+    """
     result, contexts = decoder.prefill(params, tokens, lengths), tokens.shape[0]
-    want = f"prefill must return (context_kv, last_hidden [C, D] or None, last_logits [C, V] or None), here with C={contexts}; got "
-    # A list or a named tuple may be the KV alone, layer by layer: taking it apart would lose all but the first.
+    want = (
+        "prefill must return (context_kv, last_hidden [C, D] or None, last_logits [C, V] or None), "
+        f"here with C={contexts}; got "
+    )
+    # A list or a named tuple may be the KV alone, layer by layer: taking it apart would lose all
+    # but the first.
     if type(result) is not tuple or len(result) != 3:
         raise TypeError(want + describe(result))
     for name, value in zip(("last_hidden", "last_logits"), result[1:]):
         if value is not None and not is_array(value, contexts, 2):
             raise TypeError(f"{want}{name} {describe(value)}")
     if found := misfit(result[0], contexts):
-        raise TypeError(f"prefill must return context_kv with the {contexts} contexts on axis 0 of every array; {found}")
+        raise TypeError(
+            f"prefill must return context_kv with the {contexts} contexts on axis 0 "
+            f"of every array; {found}"
+        )
     return result[0]
 
 
@@ -59,14 +87,22 @@ def call_init_cache(decoder: Decoder, slots: int, max_new: int) -> Any:
     """A cache for `slots` rows. Raises TypeError where rows are not on axis 0 of every array."""
     cache = decoder.init_cache(slots, max_new)
     if found := misfit(cache, slots):
-        raise TypeError(f"init_cache must return a cache with the {slots} slots on axis 0 of every array; {found}")
+        raise TypeError(
+            f"init_cache must return a cache with the {slots} slots on axis 0 "
+            f"of every array; {found}"
+        )
     return cache
 
 
-def call_decode(decoder: Decoder, params: Any, context_kv: Any, cache: Any, token: Array, *more: Array) -> tuple[Array, Any]:
-    """(logits [S, V] of a float dtype, cache). Raises TypeError where `decode` returns something else.
+def call_decode(
+    decoder: Decoder, params: Any, context_kv: Any, cache: Any, token: Array, *more: Array
+) -> tuple[Array, Any]:
+    """(logits [S, V] of a float dtype, cache).
 
-    `more`: context index, context length, suffix length and activity of the S rows, as `Decoder.decode` takes them.
+    Raises TypeError where `decode` returns something else.
+
+    `more`: context index, context length, suffix length and activity of the S rows, as
+    `Decoder.decode` takes them.
     """
     result, slots = decoder.decode(params, context_kv, cache, token, *more), token.shape[0]
     want = f"decode must return (logits [S, V] of a float dtype, cache), here with S={slots}; got "
@@ -74,12 +110,18 @@ def call_decode(decoder: Decoder, params: Any, context_kv: Any, cache: Any, toke
         raise TypeError(want + describe(result))
     logits, new = result
     if not is_array(logits, slots, 2) or not jnp.issubdtype(logits.dtype, jnp.floating):
-        hint = "; are the two in the other order?" if is_array(new, slots, 2) and not hasattr(logits, "dtype") else ""
+        hint = (
+            "; are the two in the other order?"
+            if is_array(new, slots, 2) and not hasattr(logits, "dtype")
+            else ""
+        )
         raise TypeError(want + describe(result) + hint)
     shapes = lambda tree: (jax.tree.structure(tree), [jnp.shape(x) for x in jax.tree.leaves(tree)])
     if shapes(new) != shapes(cache):
-        raise TypeError("decode must return the cache with the structure and shapes that init_cache gave it, "
-                        f"{describe_tree(cache)}; got {describe_tree(new)}")
+        raise TypeError(
+            "decode must return the cache with the structure and shapes that init_cache gave it, "
+            f"{describe_tree(cache)}; got {describe_tree(new)}"
+        )
     return logits, new
 
 
@@ -91,31 +133,52 @@ def describe_tree(tree: Any) -> str:
 
 
 def call_verify(verify: Callable[..., Array], tokens: Array, lengths: Array, answer: Any) -> Array:
-    """Rewards f32[S]. Raises TypeError where the verifier returns something else, or is no JAX function."""
+    """Rewards f32[S].
+
+    Raises TypeError where the verifier returns something else, or is no JAX function.
+    """
     name, slots = getattr(verify, "__qualname__", type(verify).__qualname__), lengths.shape[0]
     try:
         rewards = verify(tokens, lengths, answer)
-    except (jax.errors.TracerArrayConversionError, jax.errors.TracerIntegerConversionError,
-            jax.errors.ConcretizationTypeError) as error:
-        raise TypeError(f"verify ({name}) is traced into the compiled loop: it may use neither NumPy nor Python's if, int() or "
-                        "float() on what it is given. Write it with jax.numpy, or give a Python function as HostVerify(function)"
-                        ) from error
+    except (
+        jax.errors.TracerArrayConversionError,
+        jax.errors.TracerIntegerConversionError,
+        jax.errors.ConcretizationTypeError,
+    ) as error:
+        raise TypeError(
+            f"verify ({name}) is traced into the compiled loop: it may use neither NumPy nor "
+            "Python's if, int() or float() on what it is given. Write it with jax.numpy, or give "
+            "a Python function as HostVerify(function)"
+        ) from error
     if not is_array(rewards, slots, 1) or np.dtype(rewards.dtype).kind == "c":
-        raise TypeError(f"verify ({name}) must return one reward a row, an array [S] of numbers, here with S={slots}; got "
-                        f"{describe(rewards)}")
+        raise TypeError(
+            f"verify ({name}) must return one reward a row, an array [S] of numbers, here with "
+            f"S={slots}; got {describe(rewards)}"
+        )
     return jnp.asarray(rewards).astype(jnp.float32)
 
 
 def check_key(key: Any) -> None:
     """Raise TypeError where the key is not one typed PRNG key."""
     if not hasattr(key, "dtype") or not jnp.issubdtype(key.dtype, jax.dtypes.prng_key) or key.shape:
-        raise TypeError(f"key must be one typed PRNG key, such as jax.random.key(0); got {describe(key)}. Of a raw key, "
-                        "jax.random.wrap_key_data makes a typed one")
+        raise TypeError(
+            f"key must be one typed PRNG key, such as jax.random.key(0); got {describe(key)}. Of "
+            "a raw key, jax.random.wrap_key_data makes a typed one"
+        )
 
 
-def check_limits(decoder: Any, params: Any, contexts: Any, requests: Requests, key: Any, config: SamplerConfig, *_: Any,
-                 **__: Any) -> None:
-    """Raise ValueError naming a request whose `max_new` is above the config's, where the table is on the host (NumPy).
+def check_limits(
+    decoder: Any,
+    params: Any,
+    contexts: Any,
+    requests: Requests,
+    key: Any,
+    config: SamplerConfig,
+    *_: Any,
+    **__: Any,
+) -> None:
+    """Raise ValueError naming a request whose `max_new` is above the config's,
+    where the table is on the host (NumPy).
 
     Takes a sampler's arguments. What is on a device is not fetched for it; the program clamps it.
     """
@@ -123,19 +186,36 @@ def check_limits(decoder: Any, params: Any, contexts: Any, requests: Requests, k
     if on_host(limit, count):
         used = np.arange(limit.shape[-1]) < np.asarray(count)[..., None]
         if (bad := np.argwhere(used & (limit > config.max_new))).size:
-            raise ValueError(f"request {bad[0, -1]} has max_new={limit[tuple(bad[0])]}; sampler.max_new allows {config.max_new}")
+            raise ValueError(
+                f"request {bad[0, -1]} has max_new={limit[tuple(bad[0])]}; sampler.max_new allows "
+                f"{config.max_new}"
+            )
 
 
-def check_prefixes(decoder: Any, params: Any, prompts: Prompts, rule: Any, verify: Any, target: int, key: Any,
-                   config: SamplerConfig, *_: Any, **__: Any) -> None:
-    """As `check_limits`, for `sample_adaptive`: raises ValueError naming the prompt whose responses may be too long."""
+def check_prefixes(
+    decoder: Any,
+    params: Any,
+    prompts: Prompts,
+    rule: Any,
+    verify: Any,
+    target: int,
+    key: Any,
+    config: SamplerConfig,
+    *_: Any,
+    **__: Any,
+) -> None:
+    """As `check_limits`, for `sample_adaptive`: raises ValueError naming the prompt whose responses
+    may be too long.
+    """
     of = prompts.prefixes
     if of is not None and on_host(of.length, of.max_new, prompts.count):
         used = (np.arange(of.length.shape[-2]) < np.asarray(prompts.count)[..., None])[..., None]
         if (bad := np.argwhere(used & (of.length + of.max_new > config.max_new))).size:
             at = tuple(bad[0])
-            raise ValueError(f"sample {at[-1]} of prompt {at[-2]} starts with {of.length[at]} tokens and may add {of.max_new[at]}; "
-                             f"sampler.max_new allows {config.max_new} together")
+            raise ValueError(
+                f"sample {at[-1]} of prompt {at[-2]} starts with {of.length[at]} tokens and may "
+                f"add {of.max_new[at]}; sampler.max_new allows {config.max_new} together"
+            )
 
 
 def on_host(*arrays: Any) -> bool:
@@ -145,6 +225,7 @@ def on_host(*arrays: Any) -> bool:
 
 def checked(check: Callable[..., None]) -> Callable[[Any], Any]:
     """For jitted samplers: their arguments are looked at first, as they come, by `check`."""
+
     def wrap(sampler: Any) -> Any:
         @functools.wraps(sampler)
         def call(*args, **kwargs):
@@ -156,7 +237,11 @@ def checked(check: Callable[..., None]) -> Callable[[Any], Any]:
     return wrap
 
 
-def like_jitted(call: Any, sampler: Any, names: Collection[str] = ("lower", "trace", "eval_shape", "_cache_size")) -> Any:
+def like_jitted(
+    call: Any,
+    sampler: Any,
+    names: Collection[str] = ("lower", "trace", "eval_shape", "_cache_size"),
+) -> Any:
     """A wrapper of a jitted function with what else the function offers."""
     for name in names:
         if hasattr(sampler, name):

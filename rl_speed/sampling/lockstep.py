@@ -1,7 +1,8 @@
-"""The reference sampler: batches of `slots` requests, each batch running until its longest member ends.
+"""The reference sampler: batches of `slots` requests,
+each batch running until its longest member ends.
 
-What most JAX samplers do. It exists to be compared with: it draws the same tokens as `sample` (same keys, same decode
-function, same width) and differs only in how it schedules them.
+What most JAX samplers do. It exists to be compared with: it draws the same tokens as `sample` (same
+keys, same decode function, same width) and differs only in how it schedules them.
 """
 
 import functools
@@ -11,14 +12,28 @@ import jax.numpy as jnp
 
 from rl_speed.sampling.contract import call_init_cache, check_limits, checked
 from rl_speed.sampling.logits import request_keys
-from rl_speed.sampling.sampler import check_tables, decode_one, empty_output, idle_slots, prefill_pool, refill, requests_of
-from rl_speed.sampling.types import Array, Contexts, Decoder, Requests, Samples, SamplerConfig
+from rl_speed.sampling.sampler import (
+    check_tables,
+    decode_one,
+    empty_output,
+    idle_slots,
+    prefill_pool,
+    refill,
+    requests_of,
+)
+from rl_speed.sampling.types import Array, Contexts, Decoder, Requests, SamplerConfig, Samples
 
 
 @checked(check_limits)
 @functools.partial(jax.jit, static_argnames=("decoder", "config"))
-def sample_lockstep(decoder: Decoder, params, contexts: Contexts, requests: Requests, key: Array,
-                    config: SamplerConfig) -> Samples:
+def sample_lockstep(
+    decoder: Decoder,
+    params,
+    contexts: Contexts,
+    requests: Requests,
+    key: Array,
+    config: SamplerConfig,
+) -> Samples:
     """As `sample`, without in-loop refill: a slot waits until its whole batch has ended."""
     requests = check_tables(contexts, requests, key, config)
     capacity = requests.context.shape[0]
@@ -30,24 +45,57 @@ def sample_lockstep(decoder: Decoder, params, contexts: Contexts, requests: Requ
 
     def batch(state):
         queue_next, cache, output, stats = state
-        slots, queue_next, taken = refill(idle_slots(config.slots, capacity), queue_next, requests, first_token_R)
-        start = output.start_step.at[jnp.where(taken, slots.request, capacity)].set(stats[0], mode="drop")
+        slots, queue_next, taken = refill(
+            idle_slots(config.slots, capacity), queue_next, requests, first_token_R
+        )
+        start = output.start_step.at[jnp.where(taken, slots.request, capacity)].set(
+            stats[0], mode="drop"
+        )
         waiting = queue_next < requests.count
 
         def step(state):
             slots, cache, output, (steps, slot_steps, queue_steps, queue_slot_steps) = state
             busy = jnp.sum(slots.request < capacity, dtype=jnp.int32)
-            slots, cache, output, _ = decode_one(decoder, params, context_kv, cache, slots, output,
-                                                 requests_of(slots, requests, keys_R), config)
-            return slots, cache, output, (steps + 1, slot_steps + busy, queue_steps + waiting,
-                                          queue_slot_steps + busy * waiting)
+            slots, cache, output, _ = decode_one(
+                decoder,
+                params,
+                context_kv,
+                cache,
+                slots,
+                output,
+                requests_of(slots, requests, keys_R),
+                config,
+            )
+            return (
+                slots,
+                cache,
+                output,
+                (
+                    steps + 1,
+                    slot_steps + busy,
+                    queue_steps + waiting,
+                    queue_slot_steps + busy * waiting,
+                ),
+            )
 
-        _, cache, output, stats = jax.lax.while_loop(lambda s: jnp.any(s[0].request < capacity), step,
-                                                     (slots, cache, output._replace(start_step=start), stats))
+        _, cache, output, stats = jax.lax.while_loop(
+            lambda s: jnp.any(s[0].request < capacity),
+            step,
+            (slots, cache, output._replace(start_step=start), stats),
+        )
         return queue_next, cache, output, stats
 
-    state = (zero, call_init_cache(decoder, config.slots, config.max_new), empty_output(capacity, config.max_new),
-             (zero, zero, zero, zero))
+    state = (
+        zero,
+        call_init_cache(decoder, config.slots, config.max_new),
+        empty_output(capacity, config.max_new),
+        (zero, zero, zero, zero),
+    )
     _, _, output, stats = jax.lax.while_loop(lambda s: s[0] < requests.count, batch, state)
-    return Samples(**output._asdict(), decode_steps=stats[0], slot_steps=stats[1], queue_steps=stats[2],
-                   queue_slot_steps=stats[3])
+    return Samples(
+        **output._asdict(),
+        decode_steps=stats[0],
+        slot_steps=stats[1],
+        queue_steps=stats[2],
+        queue_slot_steps=stats[3],
+    )

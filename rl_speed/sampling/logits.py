@@ -1,8 +1,8 @@
 """From logits to one token per row: temperature, top-k, top-p, and a draw by inverse CDF.
 
-One uniform number a token instead of a Gumbel variate per vocabulary entry: at a vocabulary of 152k that is one random
-word against 152k. The distribution function is summed in two levels, so its rounding error grows with the square root
-of the vocabulary, not with the vocabulary.
+One uniform number a token instead of a Gumbel variate per vocabulary entry: at a vocabulary of 152k
+that is one random word against 152k. The distribution function is summed in two levels, so its
+rounding error grows with the square root of the vocabulary, not with the vocabulary.
 """
 
 import math
@@ -18,16 +18,23 @@ _ONE_LEVEL = 512
 
 def request_keys(key: Array, visit_R: Array, sample_index_R: Array) -> Array:
     """One typed key per request: fold_in(fold_in(key, visit), sample_index)."""
-    return jax.vmap(lambda v, i: jax.random.fold_in(jax.random.fold_in(key, v), i))(visit_R, sample_index_R)
+    return jax.vmap(lambda v, i: jax.random.fold_in(jax.random.fold_in(key, v), i))(
+        visit_R, sample_index_R
+    )
 
 
 def uniforms(key_S: Array, position_S: Array) -> Array:
-    """f32[S] in [0, 1): a function of the row's request key and the position of its next token, of nothing else."""
+    """f32[S] in [0, 1): a function of the row's request key and the position of its next token, of
+    nothing else.
+    """
     return jax.vmap(lambda k, t: jax.random.uniform(jax.random.fold_in(k, t)))(key_S, position_S)
 
 
 def keep_mask(logits_SxV: Array, top_k: int, top_p: float) -> Array:
-    """bool[S, V]: the tokens that top-k and then top-p keep. Always keeps the likeliest; ties at the edge are kept."""
+    """bool[S, V]: the tokens that top-k and then top-p keep.
+
+    Always keeps the likeliest; ties at the edge are kept.
+    """
     vocab = logits_SxV.shape[-1]
     keep = jnp.ones(logits_SxV.shape, bool)
     if 0 < top_k < vocab:
@@ -45,9 +52,11 @@ def keep_mask(logits_SxV: Array, top_k: int, top_p: float) -> Array:
 
 
 def _first_above(cdf: Array, weights: Array, target: Array) -> Array:
-    """Index of the first entry of positive weight whose cumulative sum exceeds target; else the last of positive weight.
+    """Index of the first entry of positive weight whose cumulative sum exceeds target;
+    else the last of positive weight.
 
-    Asking for positive weight guards against sums that rounding made non-monotone: an impossible token is never drawn.
+    Asking for positive weight guards against sums that rounding made non-monotone: an impossible
+    token is never drawn.
     """
     positive = weights > 0
     hit = (cdf > target[..., None]) & positive
@@ -56,8 +65,10 @@ def _first_above(cdf: Array, weights: Array, target: Array) -> Array:
 
 
 def inverse_cdf(weights_SxV: Array, u_S: Array) -> Array:
-    """i32[S] in [0, V): draw index v with probability weights[v] / sum(weights) from u in [0, 1). Weights are unnormalised, >= 0;
-    where they are no weights (NaN), some index."""
+    """i32[S] in [0, V): draw index v with probability weights[v] / sum(weights) from u in [0, 1).
+
+    Weights are unnormalised, >= 0; where they are no weights (NaN), some index.
+    """
     vocab = weights_SxV.shape[-1]
     if vocab <= _ONE_LEVEL:
         cdf = jnp.cumsum(weights_SxV, axis=-1)
@@ -73,7 +84,9 @@ def inverse_cdf(weights_SxV: Array, u_S: Array) -> Array:
     rest_S = target_S - (at(cdf_SxB) - at(mass_SxB))
     inner_SxK = jnp.take_along_axis(padded, pick_S[:, None, None], axis=1)[:, 0]
     # Where no weight is positive (NaN) the last entry of the padding is picked.
-    return jnp.minimum(pick_S * block + _first_above(jnp.cumsum(inner_SxK, axis=-1), inner_SxK, rest_S), vocab - 1)
+    return jnp.minimum(
+        pick_S * block + _first_above(jnp.cumsum(inner_SxK, axis=-1), inner_SxK, rest_S), vocab - 1
+    )
 
 
 def draw(logits_SxV: Array, u_S: Array, config: SamplerConfig) -> tuple[Array, Array, Array, Array]:
@@ -84,17 +97,21 @@ def draw(logits_SxV: Array, u_S: Array, config: SamplerConfig) -> tuple[Array, A
       config: temperature, top_k and top_p are used.
 
     Returns:
-      (token i32[S], logprob f32[S], kept_logmass f32[S], finite bool[S]). The log-prob is that of the full tempered
-      distribution, whatever was cut; `logprob - kept_logmass` is the log-probability of the draw. A row is finite where its
-      logits leave a distribution: no NaN, no +inf, not all -inf (single tokens may be). Elsewhere the token is some id below
-      V, and its log-prob NaN.
+      (token i32[S], logprob f32[S], kept_logmass f32[S], finite bool[S]). The log-prob is that of
+      the full tempered distribution, whatever was cut; `logprob - kept_logmass` is the
+      log-probability of the draw. A row is finite where its logits leave a distribution: no NaN, no
+      +inf, not all -inf (single tokens may be). Elsewhere the token is some id below V, and its
+      log-prob NaN.
 
     Raises:
       TypeError: logits of another dtype.
     """
     if not jnp.issubdtype(logits_SxV.dtype, jnp.floating):
-        raise TypeError(f"logits must be of a float dtype, got {logits_SxV.dtype}{list(logits_SxV.shape)}")
-    # What follows sums V terms: in bfloat16 that is another distribution, with tokens that are never drawn.
+        raise TypeError(
+            f"logits must be of a float dtype, got {logits_SxV.dtype}{list(logits_SxV.shape)}"
+        )
+    # What follows sums V terms: in bfloat16 that is another distribution, with tokens that are
+    # never drawn.
     logits_SxV = logits_SxV.astype(jnp.float32)
     greedy = config.temperature == 0
     scaled = logits_SxV if greedy or config.temperature == 1 else logits_SxV / config.temperature

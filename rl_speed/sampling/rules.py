@@ -1,14 +1,15 @@
 """Sampling rules: how many samples a prompt deserves, and when to stop.
 
-A rule is a frozen dataclass of numbers with two pure methods, so that the same rule runs inside the compiled sampler and
-between its calls:
+A rule is a frozen dataclass of numbers with two pure methods, so that the same rule runs inside the
+compiled sampler and between its calls:
 
     init(num_prompts, budgets=None) -> RuleState
     decide(counts, state) -> (Decision, state)
 
-A rule is asked about a prompt only when everything launched for it is done; what it answers about prompts with samples
-still running is not looked at. How many prompts are in flight, in which order groups are accepted, and when to stop are
-the driver's business. `max_samples` bounds what one prompt can receive; `first_samples` is what an unseen prompt gets.
+A rule is asked about a prompt only when everything launched for it is done; what it answers about
+prompts with samples still running is not looked at. How many prompts are in flight, in which order
+groups are accepted, and when to stop are the driver's business. `max_samples` bounds what one
+prompt can receive; `first_samples` is what an unseen prompt gets.
 """
 
 import dataclasses
@@ -20,8 +21,18 @@ from typing import Protocol
 import jax
 import jax.numpy as jnp
 
-from rl_speed.sampling.types import (ACCEPTED, CLOSED, COMPLETE, OPEN, REJECTED, SCREENING, Array, Counts, Decision,
-                                     RuleState)
+from rl_speed.sampling.types import (
+    ACCEPTED,
+    CLOSED,
+    COMPLETE,
+    OPEN,
+    REJECTED,
+    SCREENING,
+    Array,
+    Counts,
+    Decision,
+    RuleState,
+)
 
 
 class Rule(Protocol):
@@ -38,7 +49,11 @@ class Rule(Protocol):
 def init_state(num_prompts: int, budget: Array | int) -> RuleState:
     """Every prompt in its screening phase, no rounds, the given budget."""
     zeros = jnp.zeros((num_prompts,), jnp.int32)
-    return RuleState(phase=zeros, round=zeros, budget=jnp.broadcast_to(jnp.asarray(budget, jnp.int32), (num_prompts,)))
+    return RuleState(
+        phase=zeros,
+        round=zeros,
+        budget=jnp.broadcast_to(jnp.asarray(budget, jnp.int32), (num_prompts,)),
+    )
 
 
 def _exact(rate: float) -> Fraction:
@@ -47,9 +62,11 @@ def _exact(rate: float) -> Fraction:
 
 
 def count_bounds(low: float, high: float, n: int, inclusive: bool = False) -> tuple[int, int]:
-    """The counts k of n (a range, both ends in) whose rate k/n lies between `low` and `high`; empty if first > last.
+    """The counts k of n (a range, both ends in) whose rate k/n lies between `low` and `high`;
+    empty if first > last.
 
-    Integers, so that no rounding of k/n decides at a threshold. Strict on both sides unless `inclusive`.
+    Integers, so that no rounding of k/n decides at a threshold. Strict on both sides unless
+    `inclusive`.
     """
     if math.isinf(low):
         first = 0 if low < 0 else n + 1
@@ -66,14 +83,18 @@ def count_bounds(low: float, high: float, n: int, inclusive: bool = False) -> tu
 
 def _close(want: Array, status: Array, state: RuleState) -> tuple[Decision, RuleState]:
     phase = jnp.where(status == OPEN, state.phase, CLOSED)
-    return Decision(want=want.astype(jnp.int32), status=status.astype(jnp.int32)), state.replace(phase=phase)
+    return Decision(want=want.astype(jnp.int32), status=status.astype(jnp.int32)), state.replace(
+        phase=phase
+    )
 
 
 def _positive_int(rule: object, *names: str) -> None:
     for name in names:
         value = getattr(rule, name)
         if not isinstance(value, int) or value < 1:
-            raise ValueError(f"{type(rule).__name__}.{name} must be an integer of at least 1, got {value!r}")
+            raise ValueError(
+                f"{type(rule).__name__}.{name} must be an integer of at least 1, got {value!r}"
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,7 +124,8 @@ class Uniform:
 
 @dataclasses.dataclass(frozen=True)
 class Dynamic:
-    """DAPO's dynamic sampling: `n` samples, and a group whose answers are all right or all wrong is dropped.
+    """DAPO's dynamic sampling: `n` samples, and a group whose answers are all right or all wrong
+    is dropped.
 
     Source: DAPO (arXiv 2503.14476), equation 11; methods.md section 5.
     """
@@ -132,10 +154,12 @@ class Dynamic:
 
 @dataclasses.dataclass(frozen=True)
 class Speed:
-    """SPEED: screen with `n_init` samples, continue with `n_cont` more where low < pass rate < high, strictly.
+    """SPEED: screen with `n_init` samples, continue with `n_cont` more where low < pass rate <
+    high, strictly.
 
-    The verdict uses the screening samples alone and is frozen in the state's phase: what the continuation brings does not
-    reopen it, and n_init == n_cont is no special case. `n_cont=0, low=-inf, high=inf` is `Uniform(n_init)`.
+    The verdict uses the screening samples alone and is frozen in the state's phase: what the
+    continuation brings does not reopen it, and n_init == n_cont is no special case.
+    `n_cont=0, low=-inf, high=inf` is `Uniform(n_init)`.
     Source: SPEED-RL (arXiv 2506.09016), Algorithm 1.
     """
 
@@ -151,9 +175,10 @@ class Speed:
         first, last = self.accepted_counts
         if first > last:
             raise ValueError(
-                f"Speed(n_init={self.n_init}, low={self.low}, high={self.high}) can accept no prompt: no count k of "
-                f"{self.n_init} has {self.low} < k/{self.n_init} < {self.high}. Raise n_init (at least 2 with strict "
-                "thresholds 0 and 1) or widen the thresholds."
+                f"Speed(n_init={self.n_init}, low={self.low}, high={self.high}) can accept no "
+                f"prompt: no count k of {self.n_init} has {self.low} < k/{self.n_init} < "
+                f"{self.high}. Raise n_init (at least 2 with strict thresholds 0 and 1) "
+                "or widen the thresholds."
             )
 
     @property
@@ -179,18 +204,24 @@ class Speed:
         phase = jnp.where(screened & qualifies, ACCEPTED, state.phase)
         accepted = phase == ACCEPTED
         rejected = screened & ~qualifies
-        status = jnp.where(rejected, REJECTED,
-                           jnp.where(accepted & (counts.done >= self.max_samples), COMPLETE, OPEN))
+        status = jnp.where(
+            rejected,
+            REJECTED,
+            jnp.where(accepted & (counts.done >= self.max_samples), COMPLETE, OPEN),
+        )
         want = jnp.where(accepted, self.max_samples, self.n_init)
         return _close(want, status, state.replace(phase=phase))
 
 
 @dataclasses.dataclass(frozen=True)
 class Band:
-    """Balanced online difficulty filtering: `n` samples, kept where the pass rate lies in [low, high].
+    """Balanced online difficulty filtering: `n` samples,
+    kept where the pass rate lies in [low, high].
 
-    Both ends count unless `inclusive` is False. `low=0` or `high=1` alone are the skewed bands of the paper.
-    Source: Bae et al. (arXiv 2504.03380), Algorithm 1, which is inclusive; its table of results is strict.
+    Both ends count unless `inclusive` is False. `low=0` or `high=1` alone are the skewed bands
+    of the paper.
+    Source: Bae et al. (arXiv 2504.03380), Algorithm 1, which is inclusive; its table of
+    results is strict.
     """
 
     n: int
@@ -202,8 +233,11 @@ class Band:
         _positive_int(self, "n")
         first, last = self.accepted_counts
         if first > last:
-            raise ValueError(f"Band(n={self.n}, low={self.low}, high={self.high}, inclusive={self.inclusive}) can accept no "
-                             f"prompt: no count k of {self.n} has a rate k/{self.n} inside. Raise n or widen the band.")
+            raise ValueError(
+                f"Band(n={self.n}, low={self.low}, high={self.high}, inclusive={self.inclusive}) "
+                f"can accept no prompt: no count k of {self.n} has a rate k/{self.n} inside. "
+                "Raise n or widen the band."
+            )
 
     @property
     def accepted_counts(self) -> tuple[int, int]:
@@ -230,12 +264,14 @@ class Band:
 
 @dataclasses.dataclass(frozen=True)
 class Sequential:
-    """Reinforce-Ada-Seq: rounds of `m` samples until a prompt has `k_pos` right and `k_neg` wrong ones, at most `rounds`.
+    """Reinforce-Ada-Seq: rounds of `m` samples until a prompt has `k_pos` right and `k_neg` wrong
+    ones, at most `rounds`.
 
-    `k_neg=0` is the paper's "pos", both positive its "balance". All samples drawn belong to the group. A prompt that used up its
-    rounds is complete all the same (`on_unresolved="keep"`: its group may be constant, and then has no advantage), or rejected
-    ("drop").
-    Source: Reinforce-Ada (Xiong et al.), Algorithm 1; released m=8, rounds=4, pos k_pos=1, balance 2 and 2.
+    `k_neg=0` is the paper's "pos", both positive its "balance". All samples drawn belong to the
+    group. A prompt that used up its rounds is complete all the same (`on_unresolved="keep"`: its
+    group may be constant, and then has no advantage), or rejected ("drop").
+    Source: Reinforce-Ada (Xiong et al.), Algorithm 1; released m=8, rounds=4, pos k_pos=1,
+    balance 2 and 2.
     """
 
     m: int = 8
@@ -248,12 +284,19 @@ class Sequential:
         _positive_int(self, "m", "rounds")
         for name in ("k_pos", "k_neg"):
             if not isinstance(getattr(self, name), int) or getattr(self, name) < 0:
-                raise ValueError(f"Sequential.{name} must be an integer of at least 0, got {getattr(self, name)!r}")
+                raise ValueError(
+                    f"Sequential.{name} must be an integer of at least 0, got "
+                    f"{getattr(self, name)!r}"
+                )
         if not 1 <= self.k_pos + self.k_neg <= self.max_samples:
-            raise ValueError(f"Sequential needs between 1 and {self.max_samples} samples to be satisfied (m x rounds), got k_pos="
-                             f"{self.k_pos} and k_neg={self.k_neg}")
+            raise ValueError(
+                f"Sequential needs between 1 and {self.max_samples} samples to be satisfied (m x "
+                f"rounds), got k_pos={self.k_pos} and k_neg={self.k_neg}"
+            )
         if self.on_unresolved not in ("keep", "drop"):
-            raise ValueError(f'Sequential.on_unresolved must be "keep" or "drop", got {self.on_unresolved!r}')
+            raise ValueError(
+                f'Sequential.on_unresolved must be "keep" or "drop", got {self.on_unresolved!r}'
+            )
 
     @property
     def max_samples(self) -> int:
@@ -270,7 +313,11 @@ class Sequential:
         resolved = (counts.positive >= self.k_pos) & (counts.done - counts.positive >= self.k_neg)
         spent = counts.done >= self.max_samples
         unresolved = COMPLETE if self.on_unresolved == "keep" else REJECTED
-        status = jnp.where(counts.done == 0, OPEN, jnp.where(resolved, COMPLETE, jnp.where(spent, unresolved, OPEN)))
+        status = jnp.where(
+            counts.done == 0,
+            OPEN,
+            jnp.where(resolved, COMPLETE, jnp.where(spent, unresolved, OPEN)),
+        )
         more = (status == OPEN) & (counts.done >= self.m * (state.round + 1))
         rounds = state.round + more
         return _close(self.m * (rounds + 1), status, state.replace(round=rounds))
@@ -280,8 +327,8 @@ class Sequential:
 class Allocated:
     """Reinforce-Ada-Est: each prompt gets the budget that it came with, all of it trained on.
 
-    `init` takes the budgets, i32[P], from an estimate of the pass rate (`theory.allocate`), and keeps them within [n_min, n_max];
-    without them every prompt gets `n_max`.
+    `init` takes the budgets, i32[P], from an estimate of the pass rate (`theory.allocate`), and
+    keeps them within [n_min, n_max]; without them every prompt gets `n_max`.
     Source: Reinforce-Ada (Xiong et al.), section 3.3.
     """
 
@@ -302,7 +349,10 @@ class Allocated:
         return self.n_max
 
     def init(self, num_prompts: int, budgets: Array | None = None) -> RuleState:
-        return init_state(num_prompts, self.n_max if budgets is None else jnp.clip(budgets, self.n_min, self.n_max))
+        return init_state(
+            num_prompts,
+            self.n_max if budgets is None else jnp.clip(budgets, self.n_min, self.n_max),
+        )
 
     def decide(self, counts: Counts, state: RuleState) -> tuple[Decision, RuleState]:
         status = jnp.where(counts.done >= state.budget, COMPLETE, OPEN)
@@ -311,5 +361,7 @@ class Allocated:
 
 @functools.lru_cache(maxsize=64)
 def compiled_decide(rule: Rule):
-    """`rule.decide` under jit, one compiled function per rule, for drivers that live on the host."""
+    """`rule.decide` under jit, one compiled function per rule,
+    for drivers that live on the host.
+    """
     return jax.jit(rule.decide)

@@ -1,11 +1,14 @@
-"""The compiled sampler: contexts prefilled once, requests served by slots that refill inside the decode loop.
+"""The compiled sampler: contexts prefilled once, requests served by slots that refill inside the
+decode loop.
 
-One `lax.while_loop`. Each iteration decodes one token in every slot, writes it to the row of the slot's request, and hands
-each slot whose request ended the next request of the table. So the batch never waits for its longest member, and neither
-the number of requests nor the number of contexts in use is a compile-time constant.
+One `lax.while_loop`. Each iteration decodes one token in every slot, writes it to the row of the
+slot's request, and hands each slot whose request ended the next request of the table. So the batch
+never waits for its longest member, and neither the number of requests nor the number of contexts in
+use is a compile-time constant.
 
-A request starts by feeding the *last* token of its context again (one position before the end of what it attends to),
-so that samples which cut one cached response at different places need nothing but their context's KV.
+A request starts by feeding the *last* token of its context again (one position before the end of
+what it attends to), so that samples which cut one cached response at different places need nothing
+but their context's KV.
 """
 
 import functools
@@ -15,13 +18,23 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from rl_speed.sampling.contract import call_decode, call_init_cache, call_prefill, check_key, check_limits, checked
+from rl_speed.sampling.contract import (
+    call_decode,
+    call_init_cache,
+    call_prefill,
+    check_key,
+    check_limits,
+    checked,
+)
 from rl_speed.sampling.logits import draw, request_keys, uniforms
-from rl_speed.sampling.types import Array, Contexts, Decoder, Requests, Samples, SamplerConfig
+from rl_speed.sampling.types import Array, Contexts, Decoder, Requests, SamplerConfig, Samples
 
 
 class Slots(NamedTuple):
-    """What each slot is doing: i32[S] each. `request` is R (the table's capacity) for an idle slot."""
+    """What each slot is doing: i32[S] each.
+
+    `request` is R (the table's capacity) for an idle slot.
+    """
 
     request: Array
     token: Array  # fed next
@@ -31,7 +44,8 @@ class Slots(NamedTuple):
 class SlotRequests(NamedTuple):
     """The request of each slot, [S] each; anything valid for an idle slot.
 
-    `context` is a row of the context pool, `context_length` the tokens it attends to, `key` the request's.
+    `context` is a row of the context pool, `context_length` the tokens it attends to, `key`
+    the request's.
     """
 
     context: Array
@@ -53,7 +67,10 @@ class Output(NamedTuple):
 
 
 def prefill_pool(decoder: Decoder, params, contexts: Contexts, chunk: int):
-    """KV of the contexts in use. With chunk > 0, ceil(count / chunk) pieces are computed and the rest stays zero."""
+    """KV of the contexts in use.
+
+    With chunk > 0, ceil(count / chunk) pieces are computed and the rest stays zero.
+    """
     capacity, length = contexts.tokens.shape
     if chunk == 0 or chunk >= capacity:
         return call_prefill(decoder, params, contexts.tokens, contexts.lengths)
@@ -66,22 +83,33 @@ def prefill_pool(decoder: Decoder, params, contexts: Contexts, chunk: int):
         take = lambda x: jax.lax.dynamic_slice_in_dim(x, i * chunk, chunk)
         return call_prefill(decoder, params, take(tokens), take(lengths))
 
-    pool = jax.tree.map(lambda x: jnp.zeros((pieces * chunk, *x.shape[1:]), x.dtype), jax.eval_shape(piece, 0))
+    pool = jax.tree.map(
+        lambda x: jnp.zeros((pieces * chunk, *x.shape[1:]), x.dtype), jax.eval_shape(piece, 0)
+    )
 
     def body(state):
         i, pool = state
         put = lambda old, new: jax.lax.dynamic_update_slice_in_dim(old, new, i * chunk, 0)
         return i + 1, jax.tree.map(put, pool, piece(i))
 
-    return jax.lax.while_loop(lambda s: s[0] * chunk < contexts.count, body, (jnp.int32(0), pool))[1]
+    return jax.lax.while_loop(lambda s: s[0] * chunk < contexts.count, body, (jnp.int32(0), pool))[
+        1
+    ]
 
 
 def empty_output(capacity: int, max_new: int) -> Output:
     """Rows before anything is drawn."""
     shape = (capacity, max_new)
     zeros, no = jnp.zeros((capacity,), jnp.int32), jnp.zeros((capacity,), bool)
-    return Output(tokens=jnp.zeros(shape, jnp.int32), lengths=zeros, logprobs=jnp.zeros(shape, jnp.float32),
-                  kept_logmass=jnp.zeros(shape, jnp.float32), truncated=no, nonfinite=no, start_step=zeros)
+    return Output(
+        tokens=jnp.zeros(shape, jnp.int32),
+        lengths=zeros,
+        logprobs=jnp.zeros(shape, jnp.float32),
+        kept_logmass=jnp.zeros(shape, jnp.float32),
+        truncated=no,
+        nonfinite=no,
+        start_step=zeros,
+    )
 
 
 def idle_slots(slots: int, capacity: int) -> Slots:
@@ -90,39 +118,69 @@ def idle_slots(slots: int, capacity: int) -> Slots:
     return Slots(request=jnp.full((slots,), capacity, jnp.int32), token=zeros, suffix_length=zeros)
 
 
-def refill(slots: Slots, queue_next: Array, requests: Requests, first_token_R: Array) -> tuple[Slots, Array, Array]:
-    """Give idle slots the next requests of the table, in table order. Returns (slots, queue_next, taken bool[S])."""
+def refill(
+    slots: Slots, queue_next: Array, requests: Requests, first_token_R: Array
+) -> tuple[Slots, Array, Array]:
+    """Give idle slots the next requests of the table, in table order.
+
+    Returns (slots, queue_next, taken bool[S]).
+    """
     capacity = requests.context.shape[0]
     idle = slots.request == capacity
     candidate = queue_next + jnp.cumsum(idle, dtype=jnp.int32) - 1
     taken = idle & (candidate < requests.count)
     row = jnp.minimum(candidate, capacity - 1)
-    return Slots(request=jnp.where(taken, candidate, slots.request),
-                 token=jnp.where(taken, first_token_R[row], slots.token),
-                 suffix_length=jnp.where(taken, 0, slots.suffix_length)), queue_next + jnp.sum(taken, dtype=jnp.int32), taken
+    return (
+        Slots(
+            request=jnp.where(taken, candidate, slots.request),
+            token=jnp.where(taken, first_token_R[row], slots.token),
+            suffix_length=jnp.where(taken, 0, slots.suffix_length),
+        ),
+        queue_next + jnp.sum(taken, dtype=jnp.int32),
+        taken,
+    )
 
 
 def whole_rows(logits: Array) -> Array:
     """The same array, whole on every device of a shard where the head is split over a mesh axis.
 
-    Drawing from a split vocabulary would permute pieces between devices, and a collective permutation is joined by all devices
-    of the mesh, while shards leave the loop at different times: they would wait for each other for ever.
+    Drawing from a split vocabulary would permute pieces between devices, and a collective
+    permutation is joined by all devices of the mesh, while shards leave the loop at different
+    times: they would wait for each other for ever.
     """
     if jax.sharding.get_abstract_mesh().empty:
         return logits
     return jax.lax.with_sharding_constraint(logits, PartitionSpec(*[None] * logits.ndim))
 
 
-def decode_one(decoder: Decoder, params, context_kv, cache, slots: Slots, output: Output, mine: SlotRequests,
-               config: SamplerConfig):
-    """One token in every busy slot, written to its request's row; slots whose request ended become idle.
+def decode_one(
+    decoder: Decoder,
+    params,
+    context_kv,
+    cache,
+    slots: Slots,
+    output: Output,
+    mine: SlotRequests,
+    config: SamplerConfig,
+):
+    """One token in every busy slot, written to its request's row;
+    slots whose request ended become idle.
 
     Returns (slots, cache, output, ended bool[S]).
     """
     capacity = output.lengths.shape[0]
     active = slots.request < capacity
-    logits, cache = call_decode(decoder, params, context_kv, cache, slots.token, mine.context, mine.context_length - 1,
-                                slots.suffix_length, active)
+    logits, cache = call_decode(
+        decoder,
+        params,
+        context_kv,
+        cache,
+        slots.token,
+        mine.context,
+        mine.context_length - 1,
+        slots.suffix_length,
+        active,
+    )
     with jax.named_scope("draw"):
         u = uniforms(mine.key, slots.suffix_length)
         token, logprob, kept, finite = draw(whole_rows(logits), u, config)
@@ -131,57 +189,81 @@ def decode_one(decoder: Decoder, params, context_kv, cache, slots: Slots, output
         is_end |= finite & (token == end)
     length = slots.suffix_length + finite
     ended = active & (is_end | ~finite | (length >= mine.max_new))
-    # Idle slots, and tokens that were not drawn, point at row `capacity`, which "drop" ignores. No two slots hold the same request.
+    # Idle slots, and tokens that were not drawn, point at row `capacity`, which "drop" ignores. No
+    # two slots hold the same request.
     put = lambda x, at, value: x.at[at].set(value, mode="drop")
     cell = (jnp.where(finite, slots.request, capacity), slots.suffix_length)
-    output = output._replace(tokens=put(output.tokens, cell, token), logprobs=put(output.logprobs, cell, logprob),
-                             lengths=put(output.lengths, slots.request, length),
-                             truncated=put(output.truncated, slots.request, ended & finite & ~is_end),
-                             nonfinite=put(output.nonfinite, slots.request, ~finite))
+    output = output._replace(
+        tokens=put(output.tokens, cell, token),
+        logprobs=put(output.logprobs, cell, logprob),
+        lengths=put(output.lengths, slots.request, length),
+        truncated=put(output.truncated, slots.request, ended & finite & ~is_end),
+        nonfinite=put(output.nonfinite, slots.request, ~finite),
+    )
     if config.truncates:
         output = output._replace(kept_logmass=put(output.kept_logmass, cell, kept))
-    slots = Slots(request=jnp.where(ended, capacity, slots.request), token=token, suffix_length=length)
+    slots = Slots(
+        request=jnp.where(ended, capacity, slots.request), token=token, suffix_length=length
+    )
     return slots, cache, output, ended
 
 
 def requests_of(slots: Slots, requests: Requests, keys_R: Array) -> SlotRequests:
     """The table's rows that the slots hold."""
     row = jnp.minimum(slots.request, requests.context.shape[0] - 1)
-    return SlotRequests(requests.context[row], requests.context_length[row], requests.max_new[row], keys_R[row])
+    return SlotRequests(
+        requests.context[row], requests.context_length[row], requests.max_new[row], keys_R[row]
+    )
 
 
-def check_tables(contexts: Contexts, requests: Requests, key: Array, config: SamplerConfig) -> Requests:
+def check_tables(
+    contexts: Contexts, requests: Requests, key: Array, config: SamplerConfig
+) -> Requests:
     """The requests, none of which wants more tokens than a row of the result holds.
 
-    Raises ValueError, naming the field, where the tables' shapes disagree, TypeError for what is no key.
+    Raises ValueError, naming the field, where the tables' shapes disagree, TypeError for
+    what is no key.
     """
     check_key(key)
     if contexts.tokens.ndim != 2 or contexts.lengths.shape != contexts.tokens.shape[:1]:
-        raise ValueError(f"Contexts.tokens must be [C, L] and lengths [C], got {contexts.tokens.shape} and "
-                         f"{contexts.lengths.shape}")
+        raise ValueError(
+            f"Contexts.tokens must be [C, L] and lengths [C], got {contexts.tokens.shape} and "
+            f"{contexts.lengths.shape}"
+        )
     capacity = requests.context.shape
     for name in ("context_length", "visit", "sample_index", "max_new"):
         if getattr(requests, name).shape != capacity or len(capacity) != 1:
-            raise ValueError(f"Requests.{name} must have the shape of Requests.context, {capacity}, got "
-                             f"{getattr(requests, name).shape}")
+            raise ValueError(
+                f"Requests.{name} must have the shape of Requests.context, {capacity}, got "
+                f"{getattr(requests, name).shape}"
+            )
     return requests.replace(max_new=jnp.minimum(requests.max_new, config.max_new))
 
 
 @checked(check_limits)
 @functools.partial(jax.jit, static_argnames=("decoder", "config"))
-def sample(decoder: Decoder, params, contexts: Contexts, requests: Requests, key: Array,
-           config: SamplerConfig) -> Samples:
+def sample(
+    decoder: Decoder,
+    params,
+    contexts: Contexts,
+    requests: Requests,
+    key: Array,
+    config: SamplerConfig,
+) -> Samples:
     """Draw every request of the table.
 
-    Compiles once per (decoder, config, capacities); how many contexts and requests are in use may change freely. For fixed
-    slots the tokens of a request depend on (key, visit, sample_index), its context and the weights alone, bit for bit: not
-    on its place in the table, nor on what else is drawn. Requests are taken in table order.
+    Compiles once per (decoder, config, capacities); how many contexts and requests are in use may
+    change freely. For fixed slots the tokens of a request depend on (key, visit, sample_index), its
+    context and the weights alone, bit for bit: not on its place in the table, nor on what else is
+    drawn. Requests are taken in table order.
 
     Args:
-      decoder: the policy (static). params: its weights, as its functions take them before `prepare`.
-      contexts: what to start from. requests: what to draw; every `context_length` must be between 1 and its context's length
-        (`tables.build_requests` checks), every `max_new` at most `config.max_new` (checked here in a table on the host; one that
-        is on a device, or traced, is clamped to it).
+      decoder: the policy (static). params: its weights, as its functions take them
+        before `prepare`.
+      contexts: what to start from. requests: what to draw; every `context_length` must be between 1
+        and its context's length (`tables.build_requests` checks), every `max_new` at most
+        `config.max_new` (checked here in a table on the host; one that is on a device, or traced,
+        is clamped to it).
       key: a typed PRNG key: the run's, never a step's.
       config: static settings.
 
@@ -199,7 +281,9 @@ def sample(decoder: Decoder, params, contexts: Contexts, requests: Requests, key
         context_kv = prefill_pool(decoder, params, contexts, config.prefill_chunk)
     keys_R = request_keys(key, requests.visit, requests.sample_index)
     first_token_R = contexts.tokens[requests.context, jnp.maximum(requests.context_length - 1, 0)]
-    slots, queue_next, _ = refill(idle_slots(config.slots, capacity), jnp.int32(0), requests, first_token_R)
+    slots, queue_next, _ = refill(
+        idle_slots(config.slots, capacity), jnp.int32(0), requests, first_token_R
+    )
     zero = jnp.int32(0)
 
     def cond(state):
@@ -209,16 +293,41 @@ def sample(decoder: Decoder, params, contexts: Contexts, requests: Requests, key
         slots, queue_next, cache, output, (steps, slot_steps, queue_steps, queue_slot_steps) = state
         busy = jnp.sum(slots.request < capacity, dtype=jnp.int32)
         waiting = queue_next < requests.count
-        slots, cache, output, _ = decode_one(decoder, params, context_kv, cache, slots, output,
-                                             requests_of(slots, requests, keys_R), config)
+        slots, cache, output, _ = decode_one(
+            decoder,
+            params,
+            context_kv,
+            cache,
+            slots,
+            output,
+            requests_of(slots, requests, keys_R),
+            config,
+        )
         slots, queue_next, taken = refill(slots, queue_next, requests, first_token_R)
-        start = output.start_step.at[jnp.where(taken, slots.request, capacity)].set(steps + 1, mode="drop")
-        stats = (steps + 1, slot_steps + busy, queue_steps + waiting, queue_slot_steps + busy * waiting)
+        start = output.start_step.at[jnp.where(taken, slots.request, capacity)].set(
+            steps + 1, mode="drop"
+        )
+        stats = (
+            steps + 1,
+            slot_steps + busy,
+            queue_steps + waiting,
+            queue_slot_steps + busy * waiting,
+        )
         return slots, queue_next, cache, output._replace(start_step=start), stats
 
     with jax.named_scope("decode_loop"):
-        state = (slots, queue_next, call_init_cache(decoder, config.slots, config.max_new),
-                 empty_output(capacity, config.max_new), (zero, zero, zero, zero))
+        state = (
+            slots,
+            queue_next,
+            call_init_cache(decoder, config.slots, config.max_new),
+            empty_output(capacity, config.max_new),
+            (zero, zero, zero, zero),
+        )
         *_, output, stats = jax.lax.while_loop(cond, body, state)
-    return Samples(**output._asdict(), decode_steps=stats[0], slot_steps=stats[1], queue_steps=stats[2],
-                   queue_slot_steps=stats[3])
+    return Samples(
+        **output._asdict(),
+        decode_steps=stats[0],
+        slot_steps=stats[1],
+        queue_steps=stats[2],
+        queue_slot_steps=stats[3],
+    )

@@ -1,4 +1,6 @@
-"""The samplers on a mesh: every (`data`, `fsdp`) shard runs its own slots over its own table and stops when it is done."""
+"""The samplers on a mesh: every (`data`, `fsdp`) shard runs its own slots over its own table and
+stops when it is done.
+"""
 
 import functools
 from collections.abc import Collection
@@ -12,34 +14,61 @@ from rl_speed.sampling.callback import manual_axes, raising
 from rl_speed.sampling.contract import check_limits, check_prefixes, checked
 from rl_speed.sampling.rules import Rule
 from rl_speed.sampling.sampler import sample
-from rl_speed.sampling.types import (AdaptiveSamples, Array, Contexts, Counts, Decoder, Prompts, Requests, Samples,
-                                     SamplerConfig)
+from rl_speed.sampling.types import (
+    AdaptiveSamples,
+    Array,
+    Contexts,
+    Counts,
+    Decoder,
+    Prompts,
+    Requests,
+    SamplerConfig,
+    Samples,
+)
 
 
 def per_shard(function, params, tables, key: Array, mesh: Mesh, axes: Collection[str] = ROWS):
-    """function(params, tables of one shard, key), run by each shard for itself; `tables` and results have shards on axis 0.
+    """function(params, tables of one shard, key), run by each shard for itself;
+    `tables` and results have shards on axis 0.
 
-    The loops' trip counts differ between shards, so nothing inside may communicate over the manual axes, `axes`.
+    The loops' trip counts differ between shards, so nothing inside may communicate over the manual
+    axes, `axes`.
     """
+
     def shard(params, tables, key):
-        return jax.tree.map(lambda x: x[None], function(params, jax.tree.map(lambda x: x[0], tables), key))
+        return jax.tree.map(
+            lambda x: x[None], function(params, jax.tree.map(lambda x: x[0], tables), key)
+        )
 
     rows, whole = PartitionSpec(ROWS), PartitionSpec()
-    return jax.shard_map(shard, mesh=mesh, in_specs=(whole, rows, whole), out_specs=rows, axis_names=set(axes),
-                         check_vma=False)(params, tables, key)
+    return jax.shard_map(
+        shard,
+        mesh=mesh,
+        in_specs=(whole, rows, whole),
+        out_specs=rows,
+        axis_names=set(axes),
+        check_vma=False,
+    )(params, tables, key)
 
 
 @checked(check_limits)
 @functools.partial(jax.jit, static_argnames=("decoder", "config", "mesh"))
-def sample_sharded(decoder: Decoder, params, contexts: Contexts, requests: Requests, key: Array, config: SamplerConfig,
-                   mesh: Mesh) -> Samples:
+def sample_sharded(
+    decoder: Decoder,
+    params,
+    contexts: Contexts,
+    requests: Requests,
+    key: Array,
+    config: SamplerConfig,
+    mesh: Mesh,
+) -> Samples:
     """`sample`, one table per shard.
 
     Args:
-      contexts, requests: as for `sample`, every leaf with a leading axis of length data x fsdp; a request names contexts of
-        its own shard.
-      params: weights under any sharding. They are gathered over `data` and `fsdp` once, at entry; `tensor` stays with the
-        partitioner.
+      contexts, requests: as for `sample`, every leaf with a leading axis of length data x fsdp; a
+        request names contexts of its own shard.
+      params: weights under any sharding. They are gathered over `data` and `fsdp` once, at entry;
+        `tensor` stays with the partitioner.
       key: the same on all shards: a request's randomness does not depend on where it runs.
       config: `slots` is per shard.
 
@@ -48,29 +77,49 @@ def sample_sharded(decoder: Decoder, params, contexts: Contexts, requests: Reque
 
     Raises ValueError and TypeError as `sample`.
     """
-    return per_shard(lambda params, tables, key: sample(decoder, params, *tables, key, config), params, (contexts, requests), key,
-                     mesh)
+    return per_shard(
+        lambda params, tables, key: sample(decoder, params, *tables, key, config),
+        params,
+        (contexts, requests),
+        key,
+        mesh,
+    )
 
 
 @checked(check_prefixes)
 @raising
-@functools.partial(jax.jit, static_argnames=("decoder", "rule", "verify", "target", "config", "mesh"))
-def sample_adaptive_sharded(decoder: Decoder, params, prompts: Prompts, rule: Rule, verify: Verify, target: int, key: Array,
-                            config: SamplerConfig, mesh: Mesh) -> tuple[AdaptiveSamples, Counts]:
+@functools.partial(
+    jax.jit, static_argnames=("decoder", "rule", "verify", "target", "config", "mesh")
+)
+def sample_adaptive_sharded(
+    decoder: Decoder,
+    params,
+    prompts: Prompts,
+    rule: Rule,
+    verify: Verify,
+    target: int,
+    key: Array,
+    config: SamplerConfig,
+    mesh: Mesh,
+) -> tuple[AdaptiveSamples, Counts]:
     """`sample_adaptive`, one table of candidates per shard.
 
     Args:
-      prompts: as for `sample_adaptive`, every leaf with a leading axis of length data x fsdp. Dealt by visit, what is trained
-        on does not depend on timing.
+      prompts: as for `sample_adaptive`, every leaf with a leading axis of length data x fsdp. Dealt
+        by visit, what is trained on does not depend on timing.
       target: groups per shard. config: `slots` and `context_pool` are per shard.
-      verify: as for `sample_adaptive`; a `HostVerify` is called by every shard, in turn, and needs `tensor` of size 1.
+      verify: as for `sample_adaptive`; a `HostVerify` is called by every shard, in turn, and needs
+        `tensor` of size 1.
 
     Returns:
       (samples, counts) with the same leading axis.
 
     Raises:
-      ValueError: as `sample_adaptive`, or a `HostVerify` where it cannot run. TypeError: as `sample_adaptive`.
+      ValueError: as `sample_adaptive`, or a `HostVerify` where it cannot run. TypeError: as
+        `sample_adaptive`.
         VerifierError: a `HostVerify` failed.
     """
-    draw = lambda params, prompts, key: sample_adaptive(decoder, params, prompts, rule, verify, target, key, config)
+    draw = lambda params, prompts, key: sample_adaptive(
+        decoder, params, prompts, rule, verify, target, key, config
+    )
     return per_shard(draw, params, prompts, key, mesh, manual_axes(verify, mesh))

@@ -1,4 +1,6 @@
-"""Host-side construction of the sampler's tables from ragged lists, with checks that name the offending row."""
+"""Host-side construction of the sampler's tables from ragged lists,
+with checks that name the offending row.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +14,8 @@ from rl_speed.sampling.types import Contexts, Prefixes, Prompts, Requests, Sampl
 def build_contexts(tokens: Sequence[np.ndarray], capacity: int, length: int) -> Contexts:
     """Pad ragged token ids to i32[capacity, length].
 
-    Raises ValueError naming the context that is empty or too long, or when there are more than `capacity`.
+    Raises ValueError naming the context that is empty or too long, or when there are more than
+    `capacity`.
     """
     if len(tokens) > capacity:
         raise ValueError(f"{len(tokens)} contexts exceed the pool's capacity of {capacity}")
@@ -20,53 +23,90 @@ def build_contexts(tokens: Sequence[np.ndarray], capacity: int, length: int) -> 
     lengths = np.ones((capacity,), np.int32)
     for row, ids in enumerate(tokens):
         if not 1 <= len(ids) <= length:
-            raise ValueError(f"context {row} has {len(ids)} tokens; it must have between 1 and {length}")
-        table[row, :len(ids)] = ids
+            raise ValueError(
+                f"context {row} has {len(ids)} tokens; it must have between 1 and {length}"
+            )
+        table[row, : len(ids)] = ids
         lengths[row] = len(ids)
     return Contexts(tokens=table, lengths=lengths, count=np.int32(len(tokens)))
 
 
-def build_prompts(tokens: Sequence[np.ndarray], visit: Sequence[int], answer: Any, capacity: int, length: int,
-                  budget: Sequence[int] | None = None, estimate: Sequence[float] | None = None,
-                  prefixes: Prefixes | None = None) -> Prompts:
+def build_prompts(
+    tokens: Sequence[np.ndarray],
+    visit: Sequence[int],
+    answer: Any,
+    capacity: int,
+    length: int,
+    budget: Sequence[int] | None = None,
+    estimate: Sequence[float] | None = None,
+    prefixes: Prefixes | None = None,
+) -> Prompts:
     """Pad candidates for `sample_adaptive` to `capacity` rows of `length` tokens.
 
     Args:
       answer: a pytree of arrays with a row per candidate, padded with zeros.
-      prefixes: where samples start, with a row per candidate, whose `tokens` are prompt and response then; padded with ones.
+      prefixes: where samples start, with a row per candidate, whose `tokens` are prompt and
+        response then; padded with ones.
 
-    Raises ValueError as `build_contexts`, and where `visit`, `budget`, `estimate` or an answer has another number of rows.
+    Raises ValueError as `build_contexts`, and where `visit`, `budget`, `estimate` or an answer has
+    another number of rows.
     """
     contexts, count = build_contexts(tokens, capacity, length), len(tokens)
 
     def pad(values: Any, name: str, fill: int = 0) -> np.ndarray:
         values = np.asarray(values)
         if values.dtype.kind in "USO":
-            raise ValueError(f"{name} must consist of arrays of numbers, a row for each of the {count} candidates; got "
-                             f"{values.ravel()[:1].tolist()} of dtype {values.dtype}. Text travels as token ids, or as bytes "
-                             "(UTF-8, zeros behind them)")
+            raise ValueError(
+                f"{name} must consist of arrays of numbers, a row for each of the {count} "
+                f"candidates; got {values.ravel()[:1].tolist()} of dtype {values.dtype}. Text "
+                "travels as token ids, or as bytes (UTF-8, zeros behind them)"
+            )
         if values.shape[:1] != (count,):
-            hint = " of an item (of a list every item is an array of its own: give one np.array)" if values.ndim == 0 else ""
-            raise ValueError(f"{name} must have a row for each of the {count} candidates, got shape {values.shape}{hint}")
-        return np.pad(values, ((0, capacity - count),) + ((0, 0),) * (values.ndim - 1), constant_values=fill)
+            hint = (
+                " of an item (of a list every item is an array of its own: give one np.array)"
+                if values.ndim == 0
+                else ""
+            )
+            raise ValueError(
+                f"{name} must have a row for each of the {count} candidates, got shape "
+                f"{values.shape}{hint}"
+            )
+        return np.pad(
+            values, ((0, capacity - count),) + ((0, 0),) * (values.ndim - 1), constant_values=fill
+        )
 
-    return Prompts(tokens=contexts.tokens, lengths=contexts.lengths, visit=pad(visit, "visit").astype(np.int32),
-                   answer=jax.tree.map(lambda x: pad(x, "answer"), answer), count=contexts.count,
-                   budget=None if budget is None else pad(budget, "budget").astype(np.int32),
-                   estimate=None if estimate is None else pad(estimate, "estimate").astype(np.float32),
-                   prefixes=jax.tree.map(lambda x: pad(x, "prefixes", 1).astype(np.int32), prefixes))
+    return Prompts(
+        tokens=contexts.tokens,
+        lengths=contexts.lengths,
+        visit=pad(visit, "visit").astype(np.int32),
+        answer=jax.tree.map(lambda x: pad(x, "answer"), answer),
+        count=contexts.count,
+        budget=None if budget is None else pad(budget, "budget").astype(np.int32),
+        estimate=None if estimate is None else pad(estimate, "estimate").astype(np.float32),
+        prefixes=jax.tree.map(lambda x: pad(x, "prefixes", 1).astype(np.int32), prefixes),
+    )
 
 
-def build_requests(context: Sequence[int], visit: Sequence[int], sample_index: Sequence[int], contexts: Contexts,
-                   capacity: int, max_new: int | Sequence[int], context_length: Sequence[int] | None = None,
-                   config: SamplerConfig | None = None) -> Requests:
-    """Pad a request table to `capacity` rows. By default a request starts from the whole of its context.
+def build_requests(
+    context: Sequence[int],
+    visit: Sequence[int],
+    sample_index: Sequence[int],
+    contexts: Contexts,
+    capacity: int,
+    max_new: int | Sequence[int],
+    context_length: Sequence[int] | None = None,
+    config: SamplerConfig | None = None,
+) -> Requests:
+    """Pad a request table to `capacity` rows.
+
+    By default a request starts from the whole of its context.
 
     Args:
-      config: of the sampler that will serve the table; bounds `max_new`. Without it the samplers themselves refuse what is above.
+      config: of the sampler that will serve the table; bounds `max_new`. Without it the samplers
+        themselves refuse what is above.
 
-    Raises ValueError naming the row whose context, context_length or max_new is out of range, or when there are more rows
-    than `capacity`.
+    Raises ValueError naming the row whose context, context_length or max_new is out of range, or
+    when there are more rows than `capacity`.
     """
     count = len(context)
     if count > capacity:
@@ -75,20 +115,30 @@ def build_requests(context: Sequence[int], visit: Sequence[int], sample_index: S
     index = columns["context"]
     bad = np.flatnonzero((index < 0) | (index >= int(contexts.count)))
     if bad.size:
-        raise ValueError(f"request {bad[0]} names context {index[bad[0]]}, but {int(contexts.count)} are in use")
+        raise ValueError(
+            f"request {bad[0]} names context {index[bad[0]]}, but {int(contexts.count)} are in use"
+        )
     whole = np.asarray(contexts.lengths)[index]
     start = whole if context_length is None else np.asarray(context_length, np.int64).reshape(count)
     bad = np.flatnonzero((start < 1) | (start > whole))
     if bad.size:
-        raise ValueError(f"request {bad[0]} starts from {start[bad[0]]} tokens of a context of {whole[bad[0]]}")
+        raise ValueError(
+            f"request {bad[0]} starts from {start[bad[0]]} tokens of a context of {whole[bad[0]]}"
+        )
     limit = np.broadcast_to(np.asarray(max_new, np.int64), (count,))
     bad = np.flatnonzero(limit < 1)
     if bad.size:
         raise ValueError(f"request {bad[0]} has max_new={limit[bad[0]]}; it must be at least 1")
     if config is not None and (bad := np.flatnonzero(limit > config.max_new)).size:
-        raise ValueError(f"request {bad[0]} has max_new={limit[bad[0]]}; sampler.max_new allows {config.max_new}")
-    columns |= {"context_length": start, "visit": np.asarray(visit, np.int64).reshape(count),
-                "sample_index": np.asarray(sample_index, np.int64).reshape(count), "max_new": limit}
+        raise ValueError(
+            f"request {bad[0]} has max_new={limit[bad[0]]}; sampler.max_new allows {config.max_new}"
+        )
+    columns |= {
+        "context_length": start,
+        "visit": np.asarray(visit, np.int64).reshape(count),
+        "sample_index": np.asarray(sample_index, np.int64).reshape(count),
+        "max_new": limit,
+    }
     padded = {}
     for name, values in columns.items():
         column = np.full((capacity,), 1 if name in ("context_length", "max_new") else 0, np.int32)

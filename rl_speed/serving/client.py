@@ -13,7 +13,9 @@ class Refusal(RuntimeError):
     """The server could not be reached, or would not serve the request; says which and why."""
 
 
-def ask(address: str, prompt: str | Sequence[int], max_tokens: int, timeout: float | None = None) -> Iterator[list]:
+def ask(
+    address: str, prompt: str | Sequence[int], max_tokens: int, timeout: float | None = None
+) -> Iterator[list]:
     """Stream a response.
 
     Args:
@@ -21,18 +23,25 @@ def ask(address: str, prompt: str | Sequence[int], max_tokens: int, timeout: flo
       timeout: seconds for the whole of it.
 
     Yields:
-      Pieces as they come: for each sample the text it adds or, where the prompt is token ids, the list of ids.
+      Pieces as they come: for each sample the text it adds or, where the prompt is token ids, the
+      list of ids.
 
     Raises:
       Refusal: no connection, or the server refused the request.
     """
     request, text = jetstream_pb2.DecodeRequest, isinstance(prompt, str)
-    content = {"text_content": request.TextContent(text=prompt)} if text else {
-        "token_content": request.TokenContent(token_ids=prompt)}
+    content = (
+        {"text_content": request.TextContent(text=prompt)}
+        if text
+        else {"token_content": request.TokenContent(token_ids=prompt)}
+    )
     with grpc.insecure_channel(address) as channel:
         try:
             stub = jetstream_pb2_grpc.OrchestratorStub(channel)
             for response in stub.Decode(request(max_tokens=max_tokens, **content), timeout=timeout):
-                yield [sample.text if text else list(sample.token_ids) for sample in response.stream_content.samples]
+                yield [
+                    sample.text if text else list(sample.token_ids)
+                    for sample in response.stream_content.samples
+                ]
         except grpc.RpcError as error:
             raise Refusal(f"{address}: {error.code().name}: {error.details()}") from None

@@ -1,8 +1,11 @@
 """The package google-jetstream 0.2.2: where it is imported, and what has to be put right about it.
 
-- Its import sets the root logger to DEBUG, with a handler of its own, and then logs two lines a token. That is undone.
-- It brings TensorFlow, by way of seqio, for tokenizers that are not used here: some seconds of import.
-- It calls `jax.tree_map`, which JAX 0.6 removed, after each insert, in a thread that kills the process when anything is raised.
+- Its import sets the root logger to DEBUG, with a handler of its own, and then logs two lines a
+  token. That is undone.
+- It brings TensorFlow, by way of seqio, for tokenizers that are not used here: some
+  seconds of import.
+- It calls `jax.tree_map`, which JAX 0.6 removed, after each insert, in a thread that kills the
+  process when anything is raised.
 """
 
 from typing import Any
@@ -25,4 +28,12 @@ with importing():
 
 orchestrator.delete_pytree = _delete
 
-__all__ = ["engine_api", "jetstream_pb2", "jetstream_pb2_grpc", "orchestrator", "server_lib", "tokenizer_api", "tokenizer_pb2"]
+__all__ = [
+    "engine_api",
+    "jetstream_pb2",
+    "jetstream_pb2_grpc",
+    "orchestrator",
+    "server_lib",
+    "tokenizer_api",
+    "tokenizer_pb2",
+]

@@ -31,11 +31,12 @@ def load_policy(path: str | os.PathLike, compute_dtype: str = "float32") -> Serv
     """The policy to serve.
 
     Args:
-      path: a Hugging Face directory, "embedded", or the workdir of a run: its `policy` directory where the run is over, the
-        newest checkpoint that can be read where it is not.
+      path: a Hugging Face directory, "embedded", or the workdir of a run: its `policy` directory
+        where the run is over, the newest checkpoint that can be read where it is not.
 
     Raises:
-      FileNotFoundError, ValueError, CheckpointError: it is none of these, is damaged, or no model we know; all name the file.
+      FileNotFoundError, ValueError, CheckpointError: it is none of these, is damaged, or no model
+        we know; all name the file.
     """
     at = Path(path)
     if str(path) != EMBEDDED and not at.is_dir():
@@ -43,9 +44,13 @@ def load_policy(path: str | os.PathLike, compute_dtype: str = "float32") -> Serv
     if (at / "policy" / "config.json").exists():
         at = at / "policy"
     running = (at / "checkpoints").is_dir() and not sources.is_model(at)
-    source = sources.find_source(checkpoint=str(at)) if running else sources.find_source(model=str(at))
+    source = (
+        sources.find_source(checkpoint=str(at)) if running else sources.find_source(model=str(at))
+    )
     config = Config()
     config.model.path, config.model.compute_dtype = source.directory, compute_dtype
     policy, step = sources.load_policy(source, config, make_mesh())
     where = str(at) if step is None else f"{source.checkpoints / str(step)} (step {step})"
-    return ServedPolicy(Path(policy.directory), policy.params, policy.model, policy.end_tokens, where)
+    return ServedPolicy(
+        Path(policy.directory), policy.params, policy.model, policy.end_tokens, where
+    )

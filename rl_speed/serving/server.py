@@ -1,9 +1,10 @@
 """JetStream's orchestrator and gRPC server around an engine, made to survive what clients send.
 
-In JetStream 0.2.2 the threads that prefill, generate and detokenize kill the process (SIGKILL) when anything is raised in them.
-So every request is tokenized and checked before it reaches them, and refused with INVALID_ARGUMENT where it cannot be served.
-From there on it travels as token ids; text is made of the ids that come back, since JetStream decodes each token by itself, which
-cuts characters that are spread over several tokens.
+In JetStream 0.2.2 the threads that prefill, generate and detokenize kill the process (SIGKILL) when
+anything is raised in them. So every request is tokenized and checked before it reaches them, and
+refused with INVALID_ARGUMENT where it cannot be served. From there on it travels as token ids; text
+is made of the ids that come back, since JetStream decodes each token by itself, which cuts
+characters that are spread over several tokens.
 """
 
 import asyncio
@@ -25,8 +26,9 @@ Request, Response = jetstream_pb2.DecodeRequest, jetstream_pb2.DecodeResponse
 class Driver(orchestrator.Driver):
     """JetStream's driver, for requests that are token ids already."""
 
-    def _process_prefill_content(self, request: Any, tokenizer: Any, is_bos: bool, max_prefill_length: int
-                                 ) -> tuple[np.ndarray, int]:
+    def _process_prefill_content(
+        self, request: Any, tokenizer: Any, is_bos: bool, max_prefill_length: int
+    ) -> tuple[np.ndarray, int]:
         # JetStream's own would put a BOS token before them.
         return self._prefill_engines[0].pad(request.prefill_content), len(request.prefill_content)
 
@@ -35,9 +37,13 @@ class Driver(orchestrator.Driver):
             try:
                 return super()._generate_thread(idx)
             except AssertionError:
-                # "We must have some requests inserted": the last response under way was closed by the detokenizing thread just
-                # after this one had looked. All slots are free, so nothing is lost by starting over.
-                if self._generate_slots[idx].qsize() < self._generate_engines[idx].max_concurrent_decodes:
+                # "We must have some requests inserted": the last response under way was closed by
+                # the detokenizing thread just after this one had looked. All slots are free, so
+                # nothing is lost by starting over.
+                if (
+                    self._generate_slots[idx].qsize()
+                    < self._generate_engines[idx].max_concurrent_decodes
+                ):
                     raise
 
 
@@ -54,14 +60,20 @@ class Servicer(orchestrator.LLMOrchestrator):
         self._tokenizer = engine.build_tokenizer(engine.get_tokenizer())
 
     def prompt(self, request: Request) -> list[int]:
-        """Token ids of a request's prompt. Raises ValueError with what is wrong with the request."""
+        """Token ids of a request's prompt.
+
+        Raises ValueError with what is wrong with the request.
+        """
         engine, kind = self._engine, request.WhichOneof("content")
         if kind is None:
             raise ValueError("the request has neither text_content nor token_content")
         if request.session_cache:
             raise ValueError("session_cache is not supported: give the whole prompt")
         if not 1 <= request.max_tokens <= engine.config.max_new:
-            raise ValueError(f"max_tokens must be between 1 and {engine.config.max_new}, got {request.max_tokens}")
+            raise ValueError(
+                f"max_tokens must be between 1 and {engine.config.max_new}, got "
+                f"{request.max_tokens}"
+            )
         if kind == "text_content":
             text = request.text_content.text
             ids = self._tokenizer.ids(text)
@@ -71,14 +83,24 @@ class Servicer(orchestrator.LLMOrchestrator):
             ids = list(request.token_content.token_ids)
             bad = [t for t in ids if not 0 <= t < engine.model.vocab_size]
             if not ids or bad:
-                raise ValueError(f"token id {bad[0]} is none of 0 to {engine.model.vocab_size - 1}" if bad else
-                                 "token_content has no token_ids")
+                raise ValueError(
+                    f"token id {bad[0]} is none of 0 to {engine.model.vocab_size - 1}"
+                    if bad
+                    else "token_content has no token_ids"
+                )
         if len(ids) > engine.max_prefill_length:
-            raise ValueError(f"the prompt has {len(ids)} tokens; this server takes {engine.max_prefill_length}")
+            raise ValueError(
+                f"the prompt has {len(ids)} tokens; this server takes {engine.max_prefill_length}"
+            )
         return ids
 
-    async def Decode(self, request: Request, context: grpc.aio.ServicerContext | None = None) -> AsyncIterator[Response]:
-        """The response's tokens as they are drawn, and for prompts of text their text. Raises ValueError without a context."""
+    async def Decode(
+        self, request: Request, context: grpc.aio.ServicerContext | None = None
+    ) -> AsyncIterator[Response]:
+        """The response's tokens as they are drawn, and for prompts of text their text.
+
+        Raises ValueError without a context.
+        """
         try:
             ids = self.prompt(request)
         except ValueError as error:
@@ -86,7 +108,11 @@ class Servicer(orchestrator.LLMOrchestrator):
                 raise
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         as_text = request.HasField("text_content")
-        asked = Request(token_content=Request.TokenContent(token_ids=ids), max_tokens=request.max_tokens, priority=request.priority)
+        asked = Request(
+            token_content=Request.TokenContent(token_ids=ids),
+            max_tokens=request.max_tokens,
+            priority=request.priority,
+        )
         texts = [TextStream(self._tokenizer.decode) for _ in range(self._engine.samples_per_slot)]
         try:
             async for response in super().Decode(asked, context):
@@ -99,14 +125,16 @@ class Servicer(orchestrator.LLMOrchestrator):
         rest = [text.end() for text in texts]
         if as_text and any(rest):
             sample = Response.StreamContent.Sample
-            yield Response(stream_content=Response.StreamContent(samples=[sample(text=text) for text in rest]))
+            yield Response(
+                stream_content=Response.StreamContent(samples=[sample(text=text) for text in rest])
+            )
 
 
 class Server(server_lib.JetStreamServer):
     """JetStream's server, listening once it is made.
 
-    JetStream's own constructor binds every interface, shares the port with whoever listens there already, and leaves its thread
-    behind where binding fails.
+    JetStream's own constructor binds every interface, shares the port with whoever listens there
+    already, and leaves its thread behind where binding fails.
 
     Args:
       engine: compiled by `warm_up`, or the first requests wait for that.
@@ -119,22 +147,35 @@ class Server(server_lib.JetStreamServer):
       OSError: the address cannot be had; nothing is left running.
     """
 
-    def __init__(self, engine: PolicyEngine, host: str = "localhost", port: int = 0, credentials: Any = None):
+    def __init__(
+        self, engine: PolicyEngine, host: str = "localhost", port: int = 0, credentials: Any = None
+    ):
         self._executor = ThreadPoolExecutor(max(engine.max_concurrent_decodes, 64))
         self._loop = asyncio.new_event_loop()
         self._loop.set_default_executor(self._executor)
-        self._loop_thread = threading.Thread(target=self._loop.run_forever, name="grpc", daemon=True)
+        self._loop_thread = threading.Thread(
+            target=self._loop.run_forever, name="grpc", daemon=True
+        )
         self._loop_thread.start()
         self._driver = None
         try:
             self._grpc_server = self._run(self._make())
-            self.port = self._grpc_server.add_secure_port(f"{host}:{port}", credentials or grpc.insecure_server_credentials())
+            self.port = self._grpc_server.add_secure_port(
+                f"{host}:{port}", credentials or grpc.insecure_server_credentials()
+            )
         except RuntimeError:
             self._close()
-            raise OSError(f"cannot listen on {host}:{port}: the port is in use, or the address not of this machine") from None
+            raise OSError(
+                f"cannot listen on {host}:{port}: the port is in use, or the "
+                "address not of this machine"
+            ) from None
         params = [engine.load_params()]
-        self._driver = Driver([engine], [engine], params, params, interleaved_mode=True, jax_padding=False)
-        jetstream_pb2_grpc.add_OrchestratorServicer_to_server(Servicer(self._driver, engine), self._grpc_server)
+        self._driver = Driver(
+            [engine], [engine], params, params, interleaved_mode=True, jax_padding=False
+        )
+        jetstream_pb2_grpc.add_OrchestratorServicer_to_server(
+            Servicer(self._driver, engine), self._grpc_server
+        )
         self.start()
 
     async def _make(self) -> grpc.aio.Server:
@@ -144,8 +185,11 @@ class Server(server_lib.JetStreamServer):
         return asyncio.run_coroutine_threadsafe(task, self._loop).result()
 
     def stop(self, grace: float = 10.0) -> None:
-        """Take no more requests, give those under way `grace` seconds to end, and let go of everything."""
-        # JetStream stops its threads first, and then has clients wait for responses that cannot come.
+        """Take no more requests, give those under way `grace` seconds to end,
+        and let go of everything.
+        """
+        # JetStream stops its threads first, and then has clients wait for responses that
+        # cannot come.
         self._run(self._grpc_server.stop(grace))
         self._driver.stop()
         self._close()

@@ -9,12 +9,14 @@ REPLACEMENT = "\ufffd"
 class TextStream:
     """Token ids in, the text they add out: pieces that together are `decode` of all ids.
 
-    One token need not be text of its own. A character may be spread over several, which are held back until it is whole; and
-    a decoder may treat the first token otherwise (sentencepiece strips its space), hence a window of tokens is decoded, the
-    tokens of the last piece along with what is new.
+    One token need not be text of its own. A character may be spread over several, which are held
+    back until it is whole; and a decoder may treat the first token otherwise (sentencepiece strips
+    its space), hence a window of tokens is decoded, the tokens of the last piece along with
+    what is new.
 
-    One decoder revises what it has said: byte fallback (Llama 2) makes a whole run of bytes unreadable where the last of them is
-    wrong. Characters that were whole when they were returned stay.
+    One decoder revises what it has said: byte fallback (Llama 2) makes a whole run of bytes
+    unreadable where the last of them is wrong. Characters that were whole when they were
+    returned stay.
 
     Args:
       decode: token ids -> text.
@@ -34,7 +36,7 @@ class TextStream:
         new = self._new()
         if not new or new.endswith(REPLACEMENT):
             return ""
-        self._window = self._window[self._said:]
+        self._window = self._window[self._said :]
         self._said = len(self._window)
         return new
 
@@ -47,5 +49,7 @@ class TextStream:
     def _new(self) -> str:
         if not self._window:
             return ""
-        said, text = self._decode(self._window[:self._said]), self._decode(self._window)
-        return text[len(said):] if text.startswith(said) else self._decode(self._window[self._said:])
+        said, text = self._decode(self._window[: self._said]), self._decode(self._window)
+        return (
+            text[len(said) :] if text.startswith(said) else self._decode(self._window[self._said :])
+        )

@@ -1,8 +1,9 @@
 """JetStream's tokenizer interface over a Hugging Face tokenizer.
 
-JetStream builds a SentencePiece tokenizer of whatever its engine names, puts the BOS token before every prompt itself, and takes
-the pad token for a stop token. None of this holds for Hugging Face tokenizers: what a prompt starts with is the tokenizer's (or
-the chat template's) business, and the padding token of many models is an ordinary one.
+JetStream builds a SentencePiece tokenizer of whatever its engine names, puts the BOS token before
+every prompt itself, and takes the pad token for a stop token. None of this holds for Hugging Face
+tokenizers: what a prompt starts with is the tokenizer's (or the chat template's) business, and the
+padding token of many models is an ordinary one.
 """
 
 from typing import Any
@@ -16,7 +17,10 @@ SHORTEST = 16  # tokens of the smallest prefill
 
 
 def prefill_lengths(longest: int) -> list[int]:
-    """Lengths that prompts are padded to: powers of two from 16, below `longest`, and `longest`. A program each."""
+    """Lengths that prompts are padded to: powers of two from 16, below `longest`, and `longest`.
+
+    A program each.
+    """
     lengths = [SHORTEST * 2**i for i in range(longest.bit_length()) if SHORTEST * 2**i < longest]
     return [*lengths, longest]
 
@@ -37,19 +41,27 @@ class PolicyTokenizer(tokenizer_api.Tokenizer):
 
     Args:
       tokenizer: of transformers. Not to be shared between threads: encoding changes its state.
-      end_tokens: ids that end a response. prompt: how a text becomes a prompt; see `policy.encode_prompt`.
+      end_tokens: ids that end a response. prompt: how a text becomes a prompt; see
+        `policy.encode_prompt`.
       longest: tokens that a prompt may have.
     """
 
     def __init__(self, tokenizer: Any, end_tokens: tuple[int, ...], prompt: str, longest: int):
-        self._tokenizer, self._end_tokens, self._prompt, self._longest = tokenizer, end_tokens, prompt, longest
+        self._tokenizer, self._end_tokens, self._prompt, self._longest = (
+            tokenizer,
+            end_tokens,
+            prompt,
+            longest,
+        )
 
     def ids(self, text: str) -> list[int]:
         """Token ids of a prompt, not padded."""
         return encode_prompt(self._tokenizer, text, self._prompt)
 
     def encode(self, s: str, **kwargs: Any) -> tuple[np.ndarray, int]:
-        """(i32[L] padded, number of tokens). JetStream's keywords (is_bos, lengths to pad to) are not followed: see above.
+        """(i32[L] padded, number of tokens).
+
+        JetStream's keywords (is_bos, lengths to pad to) are not followed: see above.
 
         Raises ValueError where the text makes no token, or too many.
         """
@@ -72,7 +84,9 @@ class PolicyTokenizer(tokenizer_api.Tokenizer):
 
     @property
     def bos_id(self) -> int:
-        """The tokenizer's BOS token, or the pad token where it has none; `encode` never adds it by itself."""
+        """The tokenizer's BOS token, or the pad token where it has none;
+        `encode` never adds it by itself.
+        """
         bos = self._tokenizer.bos_token_id
         return self.pad_id if bos is None else bos
 

@@ -20,22 +20,37 @@ from rl_speed.data import DEFAULT_SPEC, chain
 from rl_speed.data.embedded_tokenizer import END_ID, VOCABULARY, save_tokenizer
 from rl_speed.data.prompts import Prompt
 from rl_speed.data.schemas import Fields
-from rl_speed.rollout.evaluate import evaluate
 from rl_speed.mesh import make_mesh, row_shards
-from rl_speed.policy import (ModelConfig, abstract_params, decoder, end_token_ids, init, load_hf,
-                             load_tokenizer, prompt_encoder)
+from rl_speed.policy import (
+    ModelConfig,
+    abstract_params,
+    decoder,
+    end_token_ids,
+    init,
+    load_hf,
+    load_tokenizer,
+    prompt_encoder,
+)
 from rl_speed.policy.hf import read_json, require_replaceable
 from rl_speed.rewards import MathVerifier
 from rl_speed.rewards.scorer import TextScorer
-from rl_speed.sampling import SamplerConfig
+from rl_speed.rollout.evaluate import evaluate
 from rl_speed.rollout.generate import Generator
+from rl_speed.runtime.out_of_memory import abstract_state, device_bytes, explain, update_parts
+from rl_speed.sampling import SamplerConfig
+from rl_speed.sft.config import SFTConfig
+from rl_speed.sft.data import (
+    Example,
+    Layout,
+    Schedule,
+    hold_out,
+    keep_short,
+    make_layout,
+    read_examples,
+)
+from rl_speed.sft.train import Parts, SFTTrainer
 from rl_speed.training.build import check_vocabulary, limits
 from rl_speed.update.optimizer import make_optimizer
-from rl_speed.runtime.out_of_memory import abstract_state, device_bytes, explain, update_parts
-from rl_speed.sft.config import SFTConfig
-from rl_speed.sft.train import Parts, SFTTrainer
-from rl_speed.sft.data import (Example, Layout, Schedule, hold_out, keep_short, make_layout,
-                               read_examples)
 
 log = logging.getLogger(__name__)
 
@@ -53,46 +68,75 @@ def build(config: SFTConfig, out: str, workdir: str = "") -> SFTTrainer:
     require_replaceable(out)
     workdir = workdir or (f"{out.rstrip('/')}.run" if config.data.train else "")
     if workdir and Path(out).resolve() in (inside := Path(workdir).resolve(), *inside.parents):
-        raise ValueError(f"--workdir={workdir} must not be --out or in it, which is replaced as a "
-                         "whole at the end")
+        raise ValueError(
+            f"--workdir={workdir} must not be --out or in it, which is replaced as a "
+            "whole at the end"
+        )
     mesh = make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
     parts = (from_files if config.data.train else from_nothing)(config, mesh)
     return SFTTrainer(config, parts, mesh, workdir or None, out)
 
 
-def explain_out_of_memory(config: SFTConfig, error: Exception, workdir: str = "",
-                          layout: Layout | None = None) -> str:
+def explain_out_of_memory(
+    config: SFTConfig, error: Exception, workdir: str = "", layout: Layout | None = None
+) -> str:
     """What to say when a device ran out of memory: what the run holds there by part, and which
     settings to turn down. `layout`: its rows, where it got as far as to know them."""
     m, e = config.model, config.examples
     mesh = make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
-    model = new_model(config) if m.path == EMBEDDED else ModelConfig.from_hf(
-        read_json(Path(m.path) / "config.json"))
+    model = (
+        new_model(config)
+        if m.path == EMBEDDED
+        else ModelConfig.from_hf(read_json(Path(m.path) / "config.json"))
+    )
     params = abstract_params(model)
     optimizer = make_optimizer(config.optimizer_of(config.training.steps or 10**9), params)
     state = abstract_state(model, params, optimizer, mesh)
     rows = f", now {layout.rows // layout.pieces} of {layout.length} tokens" if layout else ""
     length = f"config.examples.max_length ({e.max_length})"
-    parts = [("the update", update_parts(state), (
-        f"config.examples.micro_rows ({e.micro_rows}{rows}), {length}, config.model.head_chunk "
-        f"({m.head_chunk}), or set config.model.remat (now {m.remat}), "
-        f"config.model.compute_dtype=bfloat16 (now {m.compute_dtype}), or raise "
-        f"config.mesh.fsdp ({config.mesh.fsdp})"))]
+    parts = [
+        (
+            "the update",
+            update_parts(state),
+            (
+                f"config.examples.micro_rows ({e.micro_rows}{rows}), {length}, "
+                f"config.model.head_chunk ({m.head_chunk}), or set config.model.remat (now "
+                f"{m.remat}), config.model.compute_dtype=bfloat16 (now {m.compute_dtype}), or "
+                f"raise config.mesh.fsdp ({config.mesh.fsdp})"
+            ),
+        )
+    ]
     if samples := config.evaluation.samples:
         weights = {"weights (sharded, float32)": device_bytes(state.params)}
-        parts.append(("sampling answers", weights,
-                      f"{length} or config.evaluation.samples ({samples}; 0 samples none)"))
-    last = ("what was saved is whole: the same command with other values of these goes on from "
-            "there, but for config.examples.max_length and config.model.compute_dtype, which make "
-            "it another run")
+        parts.append(
+            (
+                "sampling answers",
+                weights,
+                f"{length} or config.evaluation.samples ({samples}; 0 samples none)",
+            )
+        )
+    last = (
+        "what was saved is whole: the same command with other values of these goes on from "
+        "there, but for config.examples.max_length and config.model.compute_dtype, which make "
+        "it another run"
+    )
     return explain(error, parts, last if workdir or config.data.train else "")
 
 
 def new_model(config: SFTConfig) -> ModelConfig:
     """The shape of a new embedded policy."""
-    return ModelConfig(vocab_size=len(VOCABULARY), width=64, layers=2, heads=4, kv_heads=2,
-                       head_dim=16, mlp_width=192, max_position=64,
-                       dtype=config.model.compute_dtype, remat=config.model.remat)
+    return ModelConfig(
+        vocab_size=len(VOCABULARY),
+        width=64,
+        layers=2,
+        heads=4,
+        kv_heads=2,
+        head_dim=16,
+        mlp_width=192,
+        max_position=64,
+        dtype=config.model.compute_dtype,
+        remat=config.model.remat,
+    )
 
 
 def from_nothing(config: SFTConfig, mesh: Mesh) -> Parts:
@@ -108,17 +152,29 @@ def from_nothing(config: SFTConfig, mesh: Mesh) -> Parts:
 
     def shown(split: str, first: int, count: int) -> list[Example]:
         made = (chain.demonstration(spec, config.seed, first + i, split) for i in range(count))
-        return [Example(np.asarray(encode(question), np.int32),
-                        np.asarray(tokenizer.encode(text) + [END_ID] * ended, np.int32))
-                for question, text, ended in made]
+        return [
+            Example(
+                np.asarray(encode(question), np.int32),
+                np.asarray(tokenizer.encode(text) + [END_ID] * ended, np.int32),
+            )
+            for question, text, ended in made
+        ]
 
     length, shards = spec.max_prompt_tokens + spec.max_response_tokens, row_shards(mesh)
-    layout = make_layout([length], lambda: iter([range(size)]), length, False,
-                         config.examples.micro_rows, shards)
+    layout = make_layout(
+        [length], lambda: iter([range(size)]), length, False, config.examples.micro_rows, shards
+    )
     held = Layout(length, -(-512 // shards) * shards, 1, False)
-    return Parts(init(model, jax.random.key(config.seed)), model, config.training.steps or 2600,
-                 layout, lambda step: (layout.batch(shown("demo", step * size, size)), {}),
-                 held.batches(shown("demo_eval", 0, 512)), tokenizer, (END_ID,))
+    return Parts(
+        init(model, jax.random.key(config.seed)),
+        model,
+        config.training.steps or 2600,
+        layout,
+        lambda step: (layout.batch(shown("demo", step * size, size)), {}),
+        held.batches(shown("demo_eval", 0, 512)),
+        tokenizer,
+        (END_ID,),
+    )
 
 
 def from_files(config: SFTConfig, mesh: Mesh) -> Parts:
@@ -131,54 +187,95 @@ def from_files(config: SFTConfig, mesh: Mesh) -> Parts:
     ends = tuple(end for end in ends if end is not None)
     examples, held, counts = read_data(config, tokenizer, ends)
     # Data first: weights take minutes to read where a row can be wrong in the first second.
-    params, model = load_hf(path, mesh=mesh, dtype=config.model.compute_dtype,
-                            remat=config.model.remat)
+    params, model = load_hf(
+        path, mesh=mesh, dtype=config.model.compute_dtype, remat=config.model.remat
+    )
     check_vocabulary(tokenizer, model, path)
     if (longest := max(map(len, examples + held))) > model.max_position:
-        raise ValueError(f"an example has {longest} tokens, and {path} was made for "
-                         f"{model.max_position} positions; lower config.examples.max_length")
+        raise ValueError(
+            f"an example has {longest} tokens, and {path} was made for "
+            f"{model.max_position} positions; lower config.examples.max_length"
+        )
     epochs = e.epochs or (0 if steps else 3)
     schedule = Schedule(len(examples), e.batch, config.seed, epochs)
     steps = steps or schedule.steps
-    layout = make_layout([len(x) for x in examples], lambda: map(schedule.indices, range(steps)),
-                         e.max_length, e.pack, e.micro_rows, row_shards(mesh))
+    layout = make_layout(
+        [len(x) for x in examples],
+        lambda: map(schedule.indices, range(steps)),
+        e.max_length,
+        e.pack,
+        e.micro_rows,
+        row_shards(mesh),
+    )
     # Held-out examples may be longer than any row that training needs; a multiple of 8 as there.
     longest = max((-(-len(x) // 8) * 8 for x in held), default=0)
     held_layout = dataclasses.replace(layout, length=max(layout.length, min(longest, e.max_length)))
-    log.warning("%s: %s; %d updates of %d in %d rows of %d tokens, %d at a time", config.data.train,
-                ", ".join(f"{n} {name.replace('_', ' ')}" for name, n in counts.items()
-                          if n and isinstance(n, int)),
-                steps, e.batch, layout.rows, layout.length, layout.rows // layout.pieces)
+    log.warning(
+        "%s: %s; %d updates of %d in %d rows of %d tokens, %d at a time",
+        config.data.train,
+        ", ".join(
+            f"{n} {name.replace('_', ' ')}"
+            for name, n in counts.items()
+            if n and isinstance(n, int)
+        ),
+        steps,
+        e.batch,
+        layout.rows,
+        layout.length,
+        layout.rows // layout.pieces,
+    )
 
     def batch(step: int):
         part = [examples[i] for i in schedule.indices(step)]
         made, shown = layout.batch(part), (step + 1) * e.batch / len(examples)
-        return made, {"examples": float(len(part)), "epoch": min(shown, epochs or math.inf),
-                      **layout.use(made)}
+        return made, {
+            "examples": float(len(part)),
+            "epoch": min(shown, epochs or math.inf),
+            **layout.use(made),
+        }
 
     judged = ()
     if config.evaluation.samples:
         judged = build_answers(config, mesh, model, tokenizer, ends, held)
-    return Parts(params, model, steps, layout, batch, held_layout.batches(held), tokenizer, ends,
-                 counts, *judged)
+    return Parts(
+        params,
+        model,
+        steps,
+        layout,
+        batch,
+        held_layout.batches(held),
+        tokenizer,
+        ends,
+        counts,
+        *judged,
+    )
 
 
-def read_data(config: SFTConfig, tokenizer: Any,
-              ends: Sequence[int]) -> tuple[list[Example], list[Example], dict[str, Any]]:
+def read_data(
+    config: SFTConfig, tokenizer: Any, ends: Sequence[int]
+) -> tuple[list[Example], list[Example], dict[str, Any]]:
     """(training examples, held-out examples, what became of the rows and a hash of what is trained
     on)."""
     d, counts = config.data, {}
 
     def read(path: str, fields: Fields, of: str = "") -> list[Example]:
         found, counts[f"{of}skipped_rows"] = read_examples(
-            path, tokenizer, d.prompt or "chat", ends, d.on_bad_row, fields)
+            path, tokenizer, d.prompt or "chat", ends, d.on_bad_row, fields
+        )
         found, counts[f"{of}dropped_long"] = keep_short(found, config.examples.max_length)
         return found
 
     examples = read(d.train, Fields(d.question_field))
     if d.eval:
-        held = read(d.eval, Fields(d.eval_question_field or d.question_field, required=False,
-                                   flag="config.data.eval_question_field"), "eval_")
+        held = read(
+            d.eval,
+            Fields(
+                d.eval_question_field or d.question_field,
+                required=False,
+                flag="config.data.eval_question_field",
+            ),
+            "eval_",
+        )
         if shared := {e.question for e in held} & {e.question for e in examples}:
             log.warning("%d questions of %s are trained on, too", len(shared), d.eval)
     else:
@@ -187,30 +284,70 @@ def read_data(config: SFTConfig, tokenizer: Any,
     for example in examples:
         digest.update(f"{len(example.prompt)},{len(example.response)}:".encode())
         digest.update(np.concatenate([example.prompt, example.response]).tobytes())
-    return examples, held, {"examples": len(examples), "held_out": len(held), **counts,
-                            "examples_sha256": digest.hexdigest()}
+    return (
+        examples,
+        held,
+        {
+            "examples": len(examples),
+            "held_out": len(held),
+            **counts,
+            "examples_sha256": digest.hexdigest(),
+        },
+    )
 
 
-def build_answers(config: SFTConfig, mesh: Mesh, model: ModelConfig, tokenizer: Any,
-                  ends: tuple[int, ...], held: Sequence[Example]
-                  ) -> tuple[Callable[..., dict[str, float] | None], Callable[[], None]]:
+def build_answers(
+    config: SFTConfig,
+    mesh: Mesh,
+    model: ModelConfig,
+    tokenizer: Any,
+    ends: tuple[int, ...],
+    held: Sequence[Example],
+) -> tuple[Callable[..., dict[str, float] | None], Callable[[], None]]:
     """((parameters, stop) -> accuracy, length, ... of `evaluation.samples` answers to each held-out
     question that has a gold answer, judged by math-verify; what ends its processes). A response has
     the room that the longest prompt leaves of `examples.max_length`."""
     questions = {e.question: e for e in held if e.answer}.values()
     if not questions:
-        raise ValueError("config.evaluation.samples needs held-out rows" + (
-            " with an answer to compare with: none has one" if held else
-            ": config.data.eval, or config.examples.eval_share above 0 and two questions at least"))
-    prompts = [Prompt(id=e.id, tokens=e.prompt, answer=e.answer, text=e.question,
-                      answer_tokens=np.zeros((0,), np.int32)) for e in questions]
+        raise ValueError(
+            "config.evaluation.samples needs held-out rows"
+            + (
+                " with an answer to compare with: none has one"
+                if held
+                else (
+                    ": config.data.eval, or config.examples.eval_share above 0 and "
+                    "two questions at least"
+                )
+            )
+        )
+    prompts = [
+        Prompt(
+            id=e.id,
+            tokens=e.prompt,
+            answer=e.answer,
+            text=e.question,
+            answer_tokens=np.zeros((0,), np.int32),
+        )
+        for e in questions
+    ]
     longest, samples = max(len(p.tokens) for p in prompts), config.evaluation.samples
     per_call = min(len(prompts), max(1, 256 // samples))
-    sampler = SamplerConfig(slots=-(-min(per_call * samples, 128) // row_shards(mesh)),
-                            max_new=config.examples.max_length - longest,
-                            temperature=config.evaluation.temperature, end_tokens=ends)
-    generator = Generator(decoder(model, fuse=mesh.shape["tensor"] == 1), sampler, mesh, per_call,
-                          per_call * samples, samples, longest, jax.random.key(config.seed))
+    sampler = SamplerConfig(
+        slots=-(-min(per_call * samples, 128) // row_shards(mesh)),
+        max_new=config.examples.max_length - longest,
+        temperature=config.evaluation.temperature,
+        end_tokens=ends,
+    )
+    generator = Generator(
+        decoder(model, fuse=mesh.shape["tensor"] == 1),
+        sampler,
+        mesh,
+        per_call,
+        per_call * samples,
+        samples,
+        longest,
+        jax.random.key(config.seed),
+    )
     verifier = MathVerifier(Reward.workers, mode="free", **limits(Reward()))
     judge = TextScorer(tokenizer, ends, verifier)
 

@@ -96,18 +96,33 @@ class SFTConfig:
             if not isinstance(value, str) and not value >= (least := _LEAST.get(name, 0)):
                 raise ValueError(f"config.{name} must be at least {least}; got {value!r}")
         d, e, given = self.data, self.examples, self.model.path != EMBEDDED
-        of_files = [name for name in now if now[name] != _DEFAULTS[name]
-                    and name.startswith(("data.", "examples.", "evaluation."))
-                    and not name.endswith((".prompt", ".batch", ".micro_rows", ".every"))]
+        of_files = [
+            name
+            for name in now
+            if now[name] != _DEFAULTS[name]
+            and name.startswith(("data.", "examples.", "evaluation."))
+            and not name.endswith((".prompt", ".batch", ".micro_rows", ".every"))
+        ]
         for wrong, message in (
-            (given != bool(d.train), "give config.model.path and config.data.train together, or "
-             "neither for a new embedded policy"),
-            (of_files and not given, f"config.{of_files and of_files[0]} needs config.data.train: "
-             "the embedded task has short examples without end"),
-            (self.training.steps and e.epochs, "give config.training.steps or "
-             "config.examples.epochs, not both: set one of them to 0"),
-            (d.eval_question_field and not d.eval,
-             "config.data.eval_question_field needs config.data.eval"),
+            (
+                given != bool(d.train),
+                "give config.model.path and config.data.train together, or "
+                "neither for a new embedded policy",
+            ),
+            (
+                of_files and not given,
+                f"config.{of_files and of_files[0]} needs config.data.train: "
+                "the embedded task has short examples without end",
+            ),
+            (
+                self.training.steps and e.epochs,
+                "give config.training.steps or "
+                "config.examples.epochs, not both: set one of them to 0",
+            ),
+            (
+                d.eval_question_field and not d.eval,
+                "config.data.eval_question_field needs config.data.eval",
+            ),
             (e.eval_share >= 1, f"config.examples.eval_share must be below 1; got {e.eval_share}"),
         ):
             if wrong:
@@ -122,31 +137,61 @@ class SFTConfig:
         o, rate = self.optimizer, 3e-3 if self.model.path == EMBEDDED else 1e-5
         warmup = min(100, steps // 10) if o.warmup_steps == -1 else o.warmup_steps
         if warmup >= steps and o.schedule != "constant":
-            raise ValueError(f"config.optimizer.warmup_steps={warmup} leaves none of {steps} "
-                             f"updates for config.optimizer.schedule={o.schedule}")
-        return OptimizerConfig(**dataclasses.asdict(o) | {
-            "learning_rate": rate if o.learning_rate == -1 else o.learning_rate,
-            "warmup_steps": warmup, "total_steps": steps})
+            raise ValueError(
+                f"config.optimizer.warmup_steps={warmup} leaves none of {steps} "
+                f"updates for config.optimizer.schedule={o.schedule}"
+            )
+        return OptimizerConfig(
+            **dataclasses.asdict(o)
+            | {
+                "learning_rate": rate if o.learning_rate == -1 else o.learning_rate,
+                "warmup_steps": warmup,
+                "total_steps": steps,
+            }
+        )
 
 
 _DEFAULTS = flatten(dataclasses.asdict(SFTConfig()))
 # Numbers that may be -1, or not 0.
-_LEAST = {"optimizer.learning_rate": -1, "optimizer.warmup_steps": -1, "examples.max_length": 2,
-          "examples.batch": 1}
+_LEAST = {
+    "optimizer.learning_rate": -1,
+    "optimizer.warmup_steps": -1,
+    "examples.max_length": 2,
+    "examples.batch": 1,
+}
 # Settings that change neither what is computed, up to rounding, nor its order: a run may be gone on
 # with under others.
-FREE = ("out", "model.remat", "model.head_chunk", "examples.micro_rows", "mesh.", "evaluation.",
-        "checkpoints.", "logging.")
+FREE = (
+    "out",
+    "model.remat",
+    "model.head_chunk",
+    "examples.micro_rows",
+    "mesh.",
+    "evaluation.",
+    "checkpoints.",
+    "logging.",
+)
 # What flags of experiments/sft.py, and the names in config.json, were before there were sections: a
 # field's name alone, but for these.
-RENAMED = {old: f"config.{name}" for old, name in (
-    {name.rpartition(".")[2]: name for name in _DEFAULTS} | {
-        "model": "model.path", "dtype": "model.compute_dtype", "data": "data.train",
-        "eval_data": "data.eval", "eval_every": "evaluation.every",
-        "eval_samples": "evaluation.samples", "eval_temperature": "evaluation.temperature",
-        "checkpoint_every": "checkpoints.every", "mesh_data": "mesh.data",
-        "mesh_fsdp": "mesh.fsdp", "mesh_tensor": "mesh.tensor"}
-).items()} | {"preset": "config=configs/sft.py:NAME"}
+RENAMED = {
+    old: f"config.{name}"
+    for old, name in (
+        {name.rpartition(".")[2]: name for name in _DEFAULTS}
+        | {
+            "model": "model.path",
+            "dtype": "model.compute_dtype",
+            "data": "data.train",
+            "eval_data": "data.eval",
+            "eval_every": "evaluation.every",
+            "eval_samples": "evaluation.samples",
+            "eval_temperature": "evaluation.temperature",
+            "checkpoint_every": "checkpoints.every",
+            "mesh_data": "mesh.data",
+            "mesh_fsdp": "mesh.fsdp",
+            "mesh_tensor": "mesh.tensor",
+        }
+    ).items()
+} | {"preset": "config=configs/sft.py:NAME"}
 
 
 def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
@@ -157,10 +202,15 @@ def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
         its default.
     """
     if not isinstance(before.get("model"), dict):
-        before = {RENAMED.get(name, f"config.counts.{name}").removeprefix("config."): value
-                  for name, value in before.items() if value not in (None, "")}
+        before = {
+            RENAMED.get(name, f"config.counts.{name}").removeprefix("config."): value
+            for name, value in before.items()
+            if value not in (None, "")
+        }
     known = _DEFAULTS | flatten(before)
-    found = (f"config.{name} = {known.get(name)!r}, not {value!r}".removeprefix("config.counts.")
-             for name, value in flatten(now).items()
-             if not name.startswith(FREE) and known.get(name) != value)
+    found = (
+        f"config.{name} = {known.get(name)!r}, not {value!r}".removeprefix("config.counts.")
+        for name, value in flatten(now).items()
+        if not name.startswith(FREE) and known.get(name) != value
+    )
     return next(found, "")

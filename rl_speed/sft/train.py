@@ -1,4 +1,7 @@
-"""Supervised fine-tuning: the cold start before RL. The loss is on the solution, its end token included, only."""
+"""Supervised fine-tuning: the cold start before RL.
+
+The loss is on the solution, its end token included, only.
+"""
 
 import contextlib
 import dataclasses
@@ -19,22 +22,27 @@ from rl_speed.mesh import batch_sharding
 from rl_speed.policy import ModelConfig, hidden_states, num_params, save_hf, token_logprobs
 from rl_speed.runtime.checkpoint import Checkpointer
 from rl_speed.runtime.metrics import JsonLines, read_lines, read_object, write_atomically
-from rl_speed.update.optimizer import learning_rate_schedule, make_optimizer
 from rl_speed.runtime.plotting import plot_sft
 from rl_speed.runtime.progress import progress_bar
+from rl_speed.runtime.signals import Stopped, StopRequest, stop_on_signals
+from rl_speed.runtime.writers import TensorBoard
 from rl_speed.sft.config import SFTConfig, difference
 from rl_speed.sft.data import Layout, SFTBatch
-from rl_speed.runtime.signals import Stopped, StopRequest, stop_on_signals
+from rl_speed.update.optimizer import learning_rate_schedule, make_optimizer
 from rl_speed.update.state import TrainState, state_shardings
 from rl_speed.update.step import pieces
-from rl_speed.runtime.writers import TensorBoard
 
 Array = jax.Array
 log = logging.getLogger(__name__)
 
 
-def loss_sum(params: Any, batch: SFTBatch, model: ModelConfig, head_chunk: int | None = None) -> Array:
-    """Sum of -log p over the tokens to learn, in nats, f32 scalar. `head_chunk`: of `token_logprobs`."""
+def loss_sum(
+    params: Any, batch: SFTBatch, model: ModelConfig, head_chunk: int | None = None
+) -> Array:
+    """Sum of -log p over the tokens to learn, in nats, f32 scalar.
+
+    `head_chunk`: of `token_logprobs`.
+    """
     if batch.segments is None:
         fed, targets, learned = batch.tokens[:, :-1], batch.tokens[:, 1:], batch.mask[:, 1:]
     else:
@@ -46,28 +54,40 @@ def loss_sum(params: Any, batch: SFTBatch, model: ModelConfig, head_chunk: int |
         # length, and few in a micro-batch. No segment begins with a token to learn (prompts are not
         # empty), so that none is predicted from another example, and the token rolled in at the end
         # is not learned either.
-        fed, (targets, learned) = batch.tokens, (
-            jnp.roll(x, -1, axis=1) for x in (batch.tokens, batch.mask))
+        fed, (targets, learned) = (
+            batch.tokens,
+            (jnp.roll(x, -1, axis=1) for x in (batch.tokens, batch.mask)),
+        )
     hidden_BxTxD = hidden_states(params, fed, model, batch.segments)
     logprobs_BxT, _ = token_logprobs(params, hidden_BxTxD, targets, model, chunk=head_chunk)
     return -jnp.sum(jnp.where(learned, logprobs_BxT, 0.0))
 
 
 def count_tokens(batch: SFTBatch) -> Array:
-    """Tokens to learn, i32 scalar; the first of a row has nothing before it to be predicted from."""
+    """Tokens to learn, i32 scalar; the first of a row has nothing before it to be
+    predicted from.
+    """
     return jnp.sum(batch.mask[:, 1:])
 
 
-def make_update(model: ModelConfig, optimizer: optax.GradientTransformation, micro_batches: int = 1, head_chunk: int | None = None,
-                shardings: TrainState | None = None) -> Callable[[Any, Any, SFTBatch], tuple[Any, Any, dict[str, Array]]]:
-    """A jitted (params, opt_state, batch) -> (params, opt_state, metrics); the first two are donated.
+def make_update(
+    model: ModelConfig,
+    optimizer: optax.GradientTransformation,
+    micro_batches: int = 1,
+    head_chunk: int | None = None,
+    shardings: TrainState | None = None,
+) -> Callable[[Any, Any, SFTBatch], tuple[Any, Any, dict[str, Array]]]:
+    """A jitted (params, opt_state, batch) -> (params, opt_state, metrics);
+    the first two are donated.
 
     Args:
-      shardings: where params and opt_state stay (`state_shardings`); None leaves it to the compiler.
+      shardings: where params and opt_state stay (`state_shardings`); None leaves it to
+        the compiler.
       micro_batches: `update.step.pieces` whose gradients are added up before the update. The loss
         is the mean over the tokens of the whole batch, so it does not depend on their number, nor
         on how examples are packed. A piece without a token to learn is not computed.
     """
+
     def update(params, opt_state, batch):
         tokens = jnp.maximum(count_tokens(batch), 1)
 
@@ -82,7 +102,10 @@ def make_update(model: ModelConfig, optimizer: optax.GradientTransformation, mic
             return add(total, piece), None
 
         if (rows := batch.tokens.shape[0]) % micro_batches:
-            raise ValueError(f"a batch of {rows} rows cannot be split into {micro_batches} micro-batches of equal size")
+            raise ValueError(
+                f"a batch of {rows} rows cannot be split into {micro_batches} "
+                "micro-batches of equal size"
+            )
         zero = (jnp.float32(0), jax.tree.map(jnp.zeros_like, params))
         (loss, gradients), _ = jax.lax.scan(add_piece, zero, pieces(batch, micro_batches))
         gradients = jax.tree.map(lambda g: g / tokens, gradients)
@@ -94,10 +117,15 @@ def make_update(model: ModelConfig, optimizer: optax.GradientTransformation, mic
     return jax.jit(update, donate_argnums=(0, 1), out_shardings=where)
 
 
-def make_evaluate(model: ModelConfig, mesh: Mesh, head_chunk: int | None = None) -> Callable[..., float | None]:
-    """(params, batches, stop=never) -> mean -log p per token to learn, in nats, over all batches together; None where `stop`, which
-    is asked before each batch, ended it."""
-    piece = jax.jit(lambda params, batch: (loss_sum(params, batch, model, head_chunk), count_tokens(batch)))
+def make_evaluate(
+    model: ModelConfig, mesh: Mesh, head_chunk: int | None = None
+) -> Callable[..., float | None]:
+    """(params, batches, stop=never) -> mean -log p per token to learn, in nats,
+    over all batches together; None where `stop`, which is asked before each batch, ended it.
+    """
+    piece = jax.jit(
+        lambda params, batch: (loss_sum(params, batch, model, head_chunk), count_tokens(batch))
+    )
 
     def evaluate(params, batches, stop=lambda: False):
         sums = []
@@ -105,7 +133,8 @@ def make_evaluate(model: ModelConfig, mesh: Mesh, head_chunk: int | None = None)
             if stop():
                 return None
             sums.append(piece(params, jax.device_put(batch, batch_sharding(mesh))))
-            if len(sums) > 1:  # one ahead, not all of them: those that are dispatched cannot be stopped
+            # One ahead, not all of them: those that are dispatched cannot be stopped.
+            if len(sums) > 1:
                 jax.block_until_ready(sums[-2])
         return float(sum(loss for loss, _ in sums)) / max(int(sum(count for _, count in sums)), 1)
 
@@ -150,28 +179,38 @@ class Parts:
 class SFTTrainer:
     """A supervised run: `SFTTrainer(...).run()`, then `export`.
 
-    With a workdir it writes metrics.jsonl, tensorboard/ and checkpoints/ there, goes on from the newest checkpoint, and saves when
-    SIGTERM or SIGINT asks it to stop. Metrics of a resumed run are those of an uninterrupted one, bit for bit, save "time/".
+    With a workdir it writes metrics.jsonl, tensorboard/ and checkpoints/ there, goes on from the
+    newest checkpoint, and saves when SIGTERM or SIGINT asks it to stop. Metrics of a resumed run
+    are those of an uninterrupted one, bit for bit, save "time/".
 
     Attributes:
       params: as they are now. step: updates made. last: the newest value of each metric.
       out: where `export` writes.
 
-    Raises (constructor): ValueError where the workdir holds a run with other settings; CheckpointError where its checkpoints
-    cannot be continued; OSError where it cannot be written.
+    Raises (constructor): ValueError where the workdir holds a run with other settings;
+    CheckpointError where its checkpoints cannot be continued; OSError where it cannot be written.
     """
 
-    def __init__(self, config: SFTConfig, parts: Parts, mesh: Mesh,
-                 workdir: str | Path | None = None, out: str = ""):
+    def __init__(
+        self,
+        config: SFTConfig,
+        parts: Parts,
+        mesh: Mesh,
+        workdir: str | Path | None = None,
+        out: str = "",
+    ):
         self.parts, self.out, self._config, self._mesh = parts, out, config, mesh
         optimizer, chunk = config.optimizer_of(parts.steps), config.model.head_chunk or None
         transformation = make_optimizer(optimizer, parts.params)
         shardings = state_shardings(parts.model, transformation, mesh)
         self.params, parts.params = jax.device_put(parts.params, shardings.params), None
-        self._opt_state = jax.jit(transformation.init, out_shardings=shardings.opt_state)(self.params)
+        self._opt_state = jax.jit(transformation.init, out_shardings=shardings.opt_state)(
+            self.params
+        )
         self._rate = jax.jit(learning_rate_schedule(optimizer))
-        self._update = make_update(parts.model, transformation, parts.layout.pieces, chunk,
-                                   shardings)
+        self._update = make_update(
+            parts.model, transformation, parts.layout.pieces, chunk, shardings
+        )
         self._evaluate = make_evaluate(parts.model, mesh, chunk)
         self.step, self.last = 0, {}
         self._untold: dict[str, float] = {}  # of the last update, whose evaluation was stopped
@@ -186,10 +225,14 @@ class SFTTrainer:
         if path.exists():
             before = read_object(path, "restore it, or give another --workdir")
             if other := difference(before, settings):
-                raise ValueError(f"{self.workdir} holds a run with {other}: give the settings of "
-                                 "that run to go on with it, or another --workdir")
+                raise ValueError(
+                    f"{self.workdir} holds a run with {other}: give the settings of "
+                    "that run to go on with it, or another --workdir"
+                )
         self._checkpoints = Checkpointer(self.workdir / "checkpoints", keep=2)
-        found = self._checkpoints.restore_newest({"params": self.params, "opt_state": self._opt_state})
+        found = self._checkpoints.restore_newest(
+            {"params": self.params, "opt_state": self._opt_state}
+        )
         if found is not None:
             self.step, state, host = found
             self._untold = json.loads(host.get("untold", "{}"))
@@ -207,27 +250,33 @@ class SFTTrainer:
     def save(self) -> None:
         """Checkpoint the run as it is, where there is a workdir."""
         if self._checkpoints is not None:
-            self._checkpoints.save(self.step, {"params": self.params, "opt_state": self._opt_state},
-                                   {"step": self.step, "untold": json.dumps(self._untold)})
+            self._checkpoints.save(
+                self.step,
+                {"params": self.params, "opt_state": self._opt_state},
+                {"step": self.step, "untold": json.dumps(self._untold)},
+            )
 
     def run(self, report: Callable[[dict[str, float]], Any] = lambda record: None) -> Any:
         """Make the remaining updates; returns the new parameters.
 
         Args:
-          report: called once an update with {"step", "loss" (nats per token to learn), "grad_norm", "tokens" (to learn),
-            "learning_rate", what the data say, "time/step" (seconds), "time/tokens_per_s"} and, after an evaluation, "eval/loss";
-            at step 0 with that alone.
+          report: called once an update with {"step", "loss" (nats per token to learn), "grad_norm",
+            "tokens" (to learn), "learning_rate", what the data say, "time/step" (seconds),
+            "time/tokens_per_s"} and, after an evaluation, "eval/loss"; at step 0 with that alone.
 
         Raises:
           NonFiniteLoss: the learning rate is too high, or weights are broken. The last checkpoint
             stays.
-          Stopped: SIGTERM or SIGINT came; the update under way was finished and saved. An evaluation that it came into is made
-            anew when the run goes on, with the same numbers. (Without a workdir signals act as ever.)
+          Stopped: SIGTERM or SIGINT came; the update under way was finished and saved. An
+            evaluation that it came into is made anew when the run goes on, with the same numbers.
+            (Without a workdir signals act as ever.)
         """
         none, shown = contextlib.nullcontext(StopRequest()), self._config.logging.progress
         try:
-            with (progress_bar(self.parts.steps, "sft", self.step, shown) as bar,
-                  none if self.workdir is None else stop_on_signals() as stop):
+            with (
+                progress_bar(self.parts.steps, "sft", self.step, shown) as bar,
+                none if self.workdir is None else stop_on_signals() as stop,
+            ):
                 self._train(stop, lambda record: (self._log(record, bar), report(record)))
         finally:
             for part in filter(None, (self.parts, self._checkpoints, *self._writers)):
@@ -247,14 +296,22 @@ class SFTTrainer:
         begin, batch = time.perf_counter(), self._next_batch()
         while self.step < steps and not stop:
             (placed, counts), rate = batch, float(self._rate(self.step))
-            self.params, self._opt_state, metrics = self._update(self.params, self._opt_state, placed)
+            self.params, self._opt_state, metrics = self._update(
+                self.params, self._opt_state, placed
+            )
             self.step += 1
             batch = self._next_batch()  # while the devices work
             metrics = {name: float(value) for name, value in metrics.items()}
             self._require_finite(metrics)
             now = time.perf_counter()
-            record = {"step": self.step, **metrics, "learning_rate": rate, **counts, "time/step": now - begin,
-                      "time/tokens_per_s": counts.get("input_tokens", metrics["tokens"]) / (now - begin)}
+            record = {
+                "step": self.step,
+                **metrics,
+                "learning_rate": rate,
+                **counts,
+                "time/step": now - begin,
+                "time/tokens_per_s": counts.get("input_tokens", metrics["tokens"]) / (now - begin),
+            }
             done = self.step == steps
             if done or (c.evaluation.every and self.step % c.evaluation.every == 0):
                 if (found := self.evaluate(asked)) is None:
@@ -265,7 +322,8 @@ class SFTTrainer:
             tell(record)
             if done or stop or (c.checkpoints.every and self.step % c.checkpoints.every == 0):
                 self.save()
-            begin = time.perf_counter()  # evaluation and checkpoints are excluded from the step's seconds
+            # Evaluation and checkpoints are excluded from the step's seconds.
+            begin = time.perf_counter()
         if stop and (self._untold or self.step < steps):
             raise Stopped(stop.received, self.step, self.workdir)
 
@@ -284,12 +342,18 @@ class SFTTrainer:
             raise NonFiniteLoss(
                 f"SFT step {self.step}: loss {metrics['loss']}, gradient norm "
                 f"{metrics['grad_norm']}; lower config.optimizer.learning_rate or check the "
-                "starting weights; " + ("nothing was saved" if kept is None else
-                               f"the newest checkpoint is that of step {kept}"))
+                "starting weights; "
+                + (
+                    "nothing was saved"
+                    if kept is None
+                    else f"the newest checkpoint is that of step {kept}"
+                )
+            )
 
     def evaluate(self, stop: Callable[[], bool] = lambda: False) -> dict[str, float] | None:
-        """Of the policy as it is: {"eval/loss": nats per token to learn} and what sampled answers say. None where `stop` ended
-        it."""
+        """Of the policy as it is: {"eval/loss": nats per token to learn} and what sampled answers
+        say. None where `stop` ended it.
+        """
         if not self.parts.held_out:
             return {}
         loss = self._evaluate(self.params, self.parts.held_out, stop)
@@ -301,13 +365,27 @@ class SFTTrainer:
         plot of the workdir."""
         parts, last = self.parts, self.last
         accuracy = {"eval_accuracy": last["eval/accuracy"]} if "eval/accuracy" in last else {}
-        made = {"command": command, "parameters": num_params(parts.model), "loss": last["loss"],
-                "eval_loss": last.get("eval/loss"), **accuracy, "steps": self.step, **parts.counts,
-                "jax": jax.__version__}
-        ends = {"eos_token_id": parts.ends[0] if len(parts.ends) == 1 else list(parts.ends),
-                "pad_token_id": parts.tokenizer.pad_token_id}
-        save_hf(self.out, self.params, parts.model, parts.tokenizer,
-                {"generation_config.json": ends, "made_by.json": made})
+        made = {
+            "command": command,
+            "parameters": num_params(parts.model),
+            "loss": last["loss"],
+            "eval_loss": last.get("eval/loss"),
+            **accuracy,
+            "steps": self.step,
+            **parts.counts,
+            "jax": jax.__version__,
+        }
+        ends = {
+            "eos_token_id": parts.ends[0] if len(parts.ends) == 1 else list(parts.ends),
+            "pad_token_id": parts.tokenizer.pad_token_id,
+        }
+        save_hf(
+            self.out,
+            self.params,
+            parts.model,
+            parts.tokenizer,
+            {"generation_config.json": ends, "made_by.json": made},
+        )
         if self.workdir is not None:
             plot_sft(self.workdir)
         return made
@@ -318,7 +396,15 @@ class SFTTrainer:
             writer.write(record["step"], record)
         if record["step"]:
             bar.update()
-        shown = {"loss": "loss {:.3f}", "eval/loss": "held out {:.3f}", "eval/accuracy": "right {:.3f}",
-                 "time/tokens_per_s": "{:,.0f} tok/s"}
-        bar.set_postfix_str("  ".join(form.format(self.last[name]) for name, form in shown.items() if name in self.last),
-                            refresh=False)
+        shown = {
+            "loss": "loss {:.3f}",
+            "eval/loss": "held out {:.3f}",
+            "eval/accuracy": "right {:.3f}",
+            "time/tokens_per_s": "{:,.0f} tok/s",
+        }
+        bar.set_postfix_str(
+            "  ".join(
+                form.format(self.last[name]) for name, form in shown.items() if name in self.last
+            ),
+            refresh=False,
+        )

@@ -1,1 +1,4 @@
-"""What looks at runs, and at rules without a policy: comparison, simulation, benchmark, inspection. Nothing else imports it."""
+"""What looks at runs, and at rules without a policy: comparison, simulation, benchmark, inspection.
+
+Nothing else imports it.
+"""

@@ -9,7 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from rl_speed.data.loaders import Fields, load_rows, load_training_rows
-from rl_speed.data.survey import against_table, check_gold, copies, details, draw_lengths, survey, table, write_rows
+from rl_speed.data.survey import (
+    against_table,
+    check_gold,
+    copies,
+    details,
+    draw_lengths,
+    survey,
+    table,
+    write_rows,
+)
 from rl_speed.rewards import MathVerifier
 from rl_speed.runtime.progress import progress_bar
 
@@ -18,21 +27,35 @@ class DataReport:
     """What is found in files of questions.
 
     Args:
-      fields: where a row has its question, answer, solution. of_evaluation: likewise, of evaluation files. keep: as
-        config.data.keep. encode: question -> token ids, or None. limit: of a prompt, in tokens.
+      fields: where a row has its question, answer, solution. of_evaluation: likewise, of evaluation
+        files. keep: as config.data.keep. encode: question -> token ids, or None. limit: of a
+        prompt, in tokens.
     """
 
-    def __init__(self, fields: Fields, of_evaluation: Fields, keep: str, encode: Callable | None, limit: int):
-        self._fields, self._of_evaluation, self._keep, self._encode, self._limit = fields, of_evaluation, keep, encode, limit
+    def __init__(
+        self, fields: Fields, of_evaluation: Fields, keep: str, encode: Callable | None, limit: int
+    ):
+        self._fields, self._of_evaluation, self._keep, self._encode, self._limit = (
+            fields,
+            of_evaluation,
+            keep,
+            encode,
+            limit,
+        )
         self._surveys, self._text = [], ""
 
     def require_one_file(self, files: Sequence[str], target: str) -> None:
-        """Raises ValueError where the rows that would train are not those of one file, or would replace it."""
+        """Raises ValueError where the rows that would train are not those of one file,
+        or would replace it.
+        """
         if len(files) > 1 or Path(target).resolve() == Path(files[0]).resolve():
             raise ValueError("--write takes one FILE, and writes another")
 
     def read(self, files: Sequence[str], against: Sequence[str], workers: int) -> str:
-        """The tables. `against`: evaluation files whose questions are looked for; `workers` parse all gold answers (0: nobody does).
+        """The tables.
+
+        `against`: evaluation files whose questions are looked for; `workers` parse all gold answers
+        (0: nobody does).
 
         Raises ValueError, OSError naming file and line.
         """
@@ -43,8 +66,16 @@ class DataReport:
             s.against = copies(rows, evaluation)
         if workers:
             self._check_gold([rows for _, rows in found], workers)
-        self._text = "\n".join(filter(None, (table(self._surveys, self._limit), against_table(self._surveys),
-                                             details(self._surveys))))
+        self._text = "\n".join(
+            filter(
+                None,
+                (
+                    table(self._surveys, self._limit),
+                    against_table(self._surveys),
+                    details(self._surveys),
+                ),
+            )
+        )
         return self._text
 
     def _check_gold(self, rows_by_file: Sequence[Sequence[Any]], workers: int) -> None:
@@ -61,16 +92,26 @@ class DataReport:
         out = Path(folder)
         out.mkdir(parents=True, exist_ok=True)
         where = f"on {datetime.date.today()}, {os.cpu_count()} CPU cores ({platform.machine()})"
-        (out / "report.md").write_text(f"# Data\n\n`{command}`, {where}.\n\n{self._text}", encoding="utf-8")
-        report = {"made_by": f"{command}, {where}", "files": [s.to_dict(self._limit) for s in self._surveys]}
-        (out / "report.json").write_text(json.dumps(report, indent=1, default=str) + "\n", encoding="utf-8")
+        (out / "report.md").write_text(
+            f"# Data\n\n`{command}`, {where}.\n\n{self._text}", encoding="utf-8"
+        )
+        report = {
+            "made_by": f"{command}, {where}",
+            "files": [s.to_dict(self._limit) for s in self._surveys],
+        }
+        (out / "report.json").write_text(
+            json.dumps(report, indent=1, default=str) + "\n", encoding="utf-8"
+        )
         if any(s.lengths.size for s in self._surveys):
             draw_lengths(self._surveys, self._limit, out / "lengths.png")
 
     def write_training_rows(self, target: str, source: str, **settings: Any) -> str:
-        """Write what would train, by `load_training_rows` with its `settings`; a line that says what became of the rows."""
-        rows, _, report = load_training_rows(source, "skip", self._fields, self._keep, of_evaluation=self._of_evaluation,
-                                             **settings)
+        """Write what would train, by `load_training_rows` with its `settings`;
+        a line that says what became of the rows.
+        """
+        rows, _, report = load_training_rows(
+            source, "skip", self._fields, self._keep, of_evaluation=self._of_evaluation, **settings
+        )
         if self._encode:
             rows = [row for row in rows if len(self._encode(row.question)) <= self._limit]
         write_rows(Path(target), rows)

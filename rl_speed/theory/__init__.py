@@ -6,29 +6,27 @@ it climbs, how to share a budget, and the KL of the optimal policy.
 """
 
 from rl_speed.theory.allocation import allocate
-from rl_speed.theory.kl import kl_optimal
-from rl_speed.theory.kl import kl_second_order
-from rl_speed.theory.sequential import Exit
-from rl_speed.theory.sequential import SequentialCost
-from rl_speed.theory.sequential import sequential_cost
-from rl_speed.theory.sequential import sequential_exits
-from rl_speed.theory.snr import snr_bound
-from rl_speed.theory.snr import snr_bound_exact_advantage
-from rl_speed.theory.snr import snr_bound_simple
-from rl_speed.theory.speed import Expectation
-from rl_speed.theory.speed import acceptance
-from rl_speed.theory.speed import expected_speedup
-from rl_speed.theory.speed import group_moments
-from rl_speed.theory.speed import phi
-from rl_speed.theory.speed import phi_prime
-from rl_speed.theory.weights import allocated_weight
-from rl_speed.theory.weights import balanced_weight
-from rl_speed.theory.weights import kept_classes
-from rl_speed.theory.weights import objective
-from rl_speed.theory.weights import objective_weight
-from rl_speed.theory.weights import screened_weight
-from rl_speed.theory.weights import sequential_weight
-from rl_speed.theory.weights import uniform_weight
+from rl_speed.theory.kl import kl_optimal, kl_second_order
+from rl_speed.theory.sequential import Exit, SequentialCost, sequential_cost, sequential_exits
+from rl_speed.theory.snr import snr_bound, snr_bound_exact_advantage, snr_bound_simple
+from rl_speed.theory.speed import (
+    Expectation,
+    acceptance,
+    expected_speedup,
+    group_moments,
+    phi,
+    phi_prime,
+)
+from rl_speed.theory.weights import (
+    allocated_weight,
+    balanced_weight,
+    kept_classes,
+    objective,
+    objective_weight,
+    screened_weight,
+    sequential_weight,
+    uniform_weight,
+)
 
 __all__ = [
     "Exit",

@@ -4,7 +4,10 @@ import numpy as np
 
 
 def coefficients(n: int) -> np.ndarray:
-    """C(n, 0..n), float64 [n + 1], each correctly rounded. Raises OverflowError for n above 1029."""
+    """C(n, 0..n), float64 [n + 1], each correctly rounded.
+
+    Raises OverflowError for n above 1029.
+    """
     row = [1]
     for i in range(n):
         row.append(row[-1] * (n - i) // (i + 1))

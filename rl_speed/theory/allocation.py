@@ -7,54 +7,77 @@ from rl_speed.theory import _check
 FORMS = ("power", "variance")
 
 
-def allocate(p_hat, budget: int, gamma: float = 0.5, n_min: int = 1, n_max: int | None = None, form: str = "power") -> np.ndarray:
-    """Integers within [n_min, n_max] that sum to `budget` exactly, in proportion to p_hat^-gamma as far as the bounds allow.
+def allocate(
+    p_hat,
+    budget: int,
+    gamma: float = 0.5,
+    n_min: int = 1,
+    n_max: int | None = None,
+    form: str = "power",
+) -> np.ndarray:
+    """Integers within [n_min, n_max] that sum to `budget` exactly,
+    in proportion to p_hat^-gamma as far as the bounds allow.
 
-    Where a bound binds, the rest is shared in proportion among the others. Fractions are settled by largest remainder, ties by
-    order; so every number is within one of its share.
+    Where a bound binds, the rest is shared in proportion among the others. Fractions are settled by
+    largest remainder, ties by order; so every number is within one of its share.
 
     Args:
-      p_hat: f[P], estimates of the pass rate in (0, 1]. budget: samples in all. gamma: 1/2 is the paper's hybrid (with weight
-        1/sqrt(p) left for the objective), 1 what was released, 0 uniform.
+      p_hat: f[P], estimates of the pass rate in (0, 1]. budget: samples in all. gamma: 1/2 is the
+        paper's hybrid (with weight 1/sqrt(p) left for the objective), 1 what was
+        released, 0 uniform.
       n_min, n_max: bounds for one prompt; None is the budget.
-      form: "power", or "variance", proportional to sqrt((1 - p) / p), which minimises the variance of the estimated objective
-        E[log p] for a given budget; `gamma` is not used then.
+      form: "power", or "variance", proportional to sqrt((1 - p) / p), which minimises the variance
+        of the estimated objective E[log p] for a given budget; `gamma` is not used then.
 
     Returns:
       i64[P].
 
     Raises:
-      ValueError: an estimate that is 0 (or outside [0, 1]), bounds that cross, or a budget that they cannot meet.
+      ValueError: an estimate that is 0 (or outside [0, 1]), bounds that cross, or a budget that
+        they cannot meet.
 
     Source: Reinforce-Ada, section 3.3; bounds and rounding are ours.
     """
     p_hat = _check.probability(p_hat, "p_hat")
     if p_hat.ndim != 1 or not p_hat.size:
-        raise ValueError(f"p_hat must be one estimate for each prompt, [P]; got shape {p_hat.shape}")
+        raise ValueError(
+            f"p_hat must be one estimate for each prompt, [P]; got shape {p_hat.shape}"
+        )
     if not np.all(p_hat > 0):
-        raise ValueError("p_hat must be positive: a prompt that is never solved would get everything. Estimate with a prior")
+        raise ValueError(
+            "p_hat must be positive: a prompt that is never solved would get "
+            "everything. Estimate with a prior"
+        )
     if form not in FORMS:
         raise ValueError(f"form must be one of {', '.join(FORMS)}; got {form!r}")
-    count, budget, n_min = len(p_hat), _check.count(budget, "budget", 0), _check.count(n_min, "n_min", 0)
+    count, budget, n_min = (
+        len(p_hat),
+        _check.count(budget, "budget", 0),
+        _check.count(n_min, "n_min", 0),
+    )
     n_max = budget if n_max is None else _check.count(n_max, "n_max", 0)
     if n_min > n_max:
         raise ValueError(f"n_min ({n_min}) must not exceed n_max ({n_max})")
     if not count * n_min <= budget <= count * n_max:
-        raise ValueError(f"a budget of {budget} samples cannot give each of {count} prompts between {n_min} and {n_max}")
+        raise ValueError(
+            f"a budget of {budget} samples cannot give each of {count} prompts "
+            f"between {n_min} and {n_max}"
+        )
     wish = p_hat ** -float(gamma) if form == "power" else np.sqrt((1 - p_hat) / p_hat)
     share = within_bounds(wish, budget, n_min, n_max)
     # A share that rounding left a hair below an integer is that integer.
     whole = np.floor(share + 1e-9 * (1 + share)).astype(np.int64)
     order = np.argsort(-(share - whole), kind="stable")
     order = order[whole[order] < n_max]
-    whole[order[:budget - whole.sum()]] += 1
+    whole[order[: budget - whole.sum()]] += 1
     return whole
 
 
 def within_bounds(wish: np.ndarray, budget: float, n_min: float, n_max: float) -> np.ndarray:
     """f64[P]: clip(scale * wish, n_min, n_max) with the scale at which they sum to the budget.
 
-    The sum is piecewise linear and increasing in the scale, with a corner where a prompt reaches a bound.
+    The sum is piecewise linear and increasing in the scale, with a corner where a prompt
+    reaches a bound.
     """
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
         corners = np.unique(np.concatenate([n_min / wish, n_max / wish]))
@@ -63,7 +86,10 @@ def within_bounds(wish: np.ndarray, budget: float, n_min: float, n_max: float) -
     totals = np.array([at(scale).sum() for scale in corners])
     above = int(np.searchsorted(totals, budget))
     if above == len(corners):  # only reachable where a wish of zero holds a prompt at its least
-        raise ValueError(f"a budget of {budget} samples cannot be spent: prompts with an estimate of 1 get no more than {n_min}")
+        raise ValueError(
+            f"a budget of {budget} samples cannot be spent: prompts with an estimate of 1 get no "
+            f"more than {n_min}"
+        )
     if above == 0:
         return at(corners[0])
     low, high = corners[above - 1], corners[above]

@@ -29,7 +29,8 @@ def kl_optimal(p, beta):
     # cancel, never appear.
     near = np.minimum(t, 1.0)
     small = np.log1p(q * _exp_minus_line(-p * near) + p * _exp_minus_line(q * near))
-    # log(1 + p (e^t - 1)) - p t, or with p and q exchanged: from the nearer end, else a rare side is lost to rounding.
+    # log(1 + p (e^t - 1)) - p t, or with p and q exchanged: from the nearer end, else a rare side
+    # is lost to rounding.
     with np.errstate(divide="ignore"):
         rarely_right = np.logaddexp(0.0, np.log(p) + t + np.log(-np.expm1(-t))) - p * t
         large = np.where(p <= 0.5, rarely_right, np.log1p(q * np.expm1(-t)) + q * t)

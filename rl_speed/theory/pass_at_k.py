@@ -4,7 +4,8 @@ import numpy as np
 
 
 def pass_at_k(num_correct: np.ndarray, num_samples: np.ndarray, k: int) -> np.ndarray:
-    """Probability that at least one of k samples is correct, estimated from c correct ones among n: 1 - C(n-c, k) / C(n, k).
+    """Probability that at least one of k samples is correct,
+    estimated from c correct ones among n: 1 - C(n-c, k) / C(n, k).
 
     Args:
       num_correct, num_samples: integer arrays of one shape (or broadcastable), c and n per prompt.
@@ -20,10 +21,13 @@ def pass_at_k(num_correct: np.ndarray, num_samples: np.ndarray, k: int) -> np.nd
     """
     c, n = np.broadcast_arrays(np.asarray(num_correct, np.int64), np.asarray(num_samples, np.int64))
     if n.size and not 1 <= k <= n.min():
-        raise ValueError(f"k must be between 1 and the smallest number of samples ({n.min()}), got {k}")
+        raise ValueError(
+            f"k must be between 1 and the smallest number of samples ({n.min()}), got {k}"
+        )
     if ((c < 0) | (c > n)).any():
         raise ValueError("num_correct must lie between 0 and num_samples")
-    # Product of (n - c - i) / (n - i): exact zero as soon as fewer than k are wrong, and no large binomials.
+    # Product of (n - c - i) / (n - i): exact zero as soon as fewer than k are wrong, and no
+    # large binomials.
     i = np.arange(k)
     wrong = np.clip((n - c)[..., None] - i, 0, None) / (n[..., None] - i)
     return 1.0 - np.prod(wrong, axis=-1)

@@ -1,4 +1,6 @@
-"""What a sequential stopping rule costs, exactly: Reinforce-Ada's rounds as a Markov chain over (round, positives)."""
+"""What a sequential stopping rule costs, exactly:
+Reinforce-Ada's rounds as a Markov chain over (round, positives).
+"""
 
 from typing import NamedTuple
 
@@ -15,9 +17,11 @@ class Exit(NamedTuple):
 
     Attributes:
       n: samples drawn by then, the size of the pool.
-      share: float64[n + 1], for k positives: of the orders in which n answers with k positives can come, the share in which the
-        prompt is sampled until here and no further. P(leave here with k) = share[k] C(n, k) p^k (1-p)^(n-k).
-      resolved: bool[n + 1], k positives satisfy the rule. Unresolved prompts leave in the last round only.
+      share: float64[n + 1], for k positives: of the orders in which n answers with k positives can
+        come, the share in which the prompt is sampled until here and no further. P(leave here with
+        k) = share[k] C(n, k) p^k (1-p)^(n-k).
+      resolved: bool[n + 1], k positives satisfy the rule. Unresolved prompts leave in the last
+        round only.
     """
 
     n: int
@@ -31,9 +35,11 @@ class SequentialCost(NamedTuple):
     Attributes:
       samples: drawn until the prompt leaves.
       resolved: probability that it leaves with k_pos positives and k_neg negatives.
-      pass_rate: E[p_hat], the share of positives in the pool at the end. Optional stopping biases it: upwards where the rule
-        waits for positives alone, towards one half where it waits for both.
-      exits: [..., rounds], probability of leaving after each round; in the last one unresolved prompts leave too.
+      pass_rate: E[p_hat], the share of positives in the pool at the end. Optional stopping biases
+        it: upwards where the rule waits for positives alone, towards one half where it
+        waits for both.
+      exits: [..., rounds], probability of leaving after each round; in the last one unresolved
+        prompts leave too.
     """
 
     samples: np.ndarray
@@ -43,21 +49,26 @@ class SequentialCost(NamedTuple):
 
 
 def sequential_exits(m: int, rounds: int, k_pos: int, k_neg: int = 0) -> list[Exit]:
-    """The distribution of (pool size, positives) at which a prompt leaves, one `Exit` for each round.
+    """The distribution of (pool size, positives) at which a prompt leaves,
+    one `Exit` for each round.
 
-    Given how many of n answers are positive, all their orders are equally likely, whatever the pass rate. So the chain runs on
-    shares of orders, once for all p, and a pass rate enters only through a binomial distribution.
+    Given how many of n answers are positive, all their orders are equally likely, whatever the pass
+    rate. So the chain runs on shares of orders, once for all p, and a pass rate enters only through
+    a binomial distribution.
 
     Args:
       m: samples a round. rounds: at most. k_pos, k_neg: what resolves a prompt; not both 0.
 
     Raises:
-      ValueError: m or rounds below 1, k_pos or k_neg below 0 or both 0 (there is nothing to wait for), m * rounds above 1000.
+      ValueError: m or rounds below 1, k_pos or k_neg below 0 or both 0 (there is nothing to wait
+        for), m * rounds above 1000.
     """
     m, rounds = _check.count(m, "m", 1), _check.count(rounds, "rounds", 1)
     k_pos, k_neg = _check.count(k_pos, "k_pos", 0), _check.count(k_neg, "k_neg", 0)
     if k_pos == k_neg == 0:
-        raise ValueError("k_pos and k_neg are both 0: every prompt is resolved before its first sample")
+        raise ValueError(
+            "k_pos and k_neg are both 0: every prompt is resolved before its first sample"
+        )
     if m * rounds > _MOST:
         raise ValueError(f"m * rounds must be at most {_MOST}, got {m * rounds}")
     waiting, exits = np.ones(1), []
@@ -65,7 +76,7 @@ def sequential_exits(m: int, rounds: int, k_pos: int, k_neg: int = 0) -> list[Ex
         n, before = i * m, (i - 1) * m
         after, before_each = np.zeros(n + 1), coefficients(before)
         for j, orders in enumerate(coefficients(m)):  # j positives in this round
-            after[j:j + before + 1] += waiting * orders * before_each
+            after[j : j + before + 1] += waiting * orders * before_each
         after /= coefficients(n)
         positive = np.arange(n + 1)
         resolved = (positive >= k_pos) & (n - positive >= k_neg)
@@ -76,7 +87,8 @@ def sequential_exits(m: int, rounds: int, k_pos: int, k_neg: int = 0) -> list[Ex
 
 
 def sequential_cost(p, m: int, rounds: int, k_pos: int, k_neg: int = 0) -> SequentialCost:
-    """Cost of drawing m samples a round until k_pos are right and k_neg wrong, at most `rounds` times.
+    """Cost of drawing m samples a round until k_pos are right and k_neg wrong,
+    at most `rounds` times.
 
     Args:
       p: pass rate(s) in [0, 1], any shape. m, rounds, k_pos, k_neg: as in `sequential_exits`.
@@ -90,7 +102,12 @@ def sequential_cost(p, m: int, rounds: int, k_pos: int, k_neg: int = 0) -> Seque
     Source: Reinforce-Ada, Algorithm 1 and Figure 10; the dynamic programme is ours.
     """
     p = _check.probability(p)
-    samples, resolved, pass_rate, exits = np.zeros(p.shape), np.zeros(p.shape), np.zeros(p.shape), []
+    samples, resolved, pass_rate, exits = (
+        np.zeros(p.shape),
+        np.zeros(p.shape),
+        np.zeros(p.shape),
+        [],
+    )
     for at in sequential_exits(m, rounds, k_pos, k_neg):
         out = pmf(p, at.n) * at.share
         exits.append(out.sum(-1))

@@ -282,4 +282,3 @@ def _settings(n_init, n_cont, low, high) -> tuple[int, int, list[int]]:
             )
         )
     return n_init, n_cont, counts
-

@@ -1,18 +1,22 @@
 """Which objective a sampling rule climbs: the weight that it gives each prompt, exactly.
 
-One prompt's update is (1/n) sum_i A_i grad log pi(y_i) over the n rows that it trains on. Given the reward, the expected score is
-grad p (r - p) / (p (1-p)), so in expectation every update that looks at rewards alone is w(p) grad p, and the method climbs E[f(p)]
-with f' = w. The plain objective E[p] has w = 1; RLOO attains it. Only the form of w over p matters, a factor is a learning rate.
+One prompt's update is (1/n) sum_i A_i grad log pi(y_i) over the n rows that it trains on. Given the
+reward, the expected score is grad p (r - p) / (p (1-p)), so in expectation every update that looks
+at rewards alone is w(p) grad p, and the method climbs E[f(p)] with f' = w. The plain objective E[p]
+has w = 1; RLOO attains it. Only the form of w over p matters, a factor is a learning rate.
 
 What is approximated by what (methods.md, section 3):
 
-- f = p (identity): RLOO exactly, r - mean up to the factor (n-1)/n. A Seq pool with the "importance" correction has
-  w = E[p_hat (1 - p_hat)] / (p (1-p)), which is 1 - 1/N for a pool of fixed size N. Stopping changes that: where the rule waits
-  for positives alone, hard prompts still weigh more, for k_pos = 1 and p -> 0 as much as sum_{j <= rounds} (1 - 1/(j m)) / j.
+- f = p (identity): RLOO exactly, r - mean up to the factor (n-1)/n. A Seq pool with the
+  "importance" correction has w = E[p_hat (1 - p_hat)] / (p (1-p)), which is 1 - 1/N for a pool of
+  fixed size N. Stopping changes that: where the rule waits for positives alone, hard prompts still
+  weigh more, for k_pos = 1 and p -> 0 as much as sum_{j <= rounds} (1 - 1/(j m)) / j.
 - f = 2 arcsin(sqrt(p)): division by the group's std, w -> 1/sqrt(p (1-p)) for many samples.
-- f = log(p / (1-p)) / 2 - p: the class-balanced down-sample alone (`balanced_weight`). It is like log(p) / 2 where p is small, and
-  weighs easy prompts, which log(p) does not, just as much as hard ones.
-- f = log p: weight "inv_p" with the "importance" correction. Without it, inv_p comes on top of the balance: about 1/(2p^2).
+- f = log(p / (1-p)) / 2 - p: the class-balanced down-sample alone (`balanced_weight`). It is like
+  log(p) / 2 where p is small, and weighs easy prompts, which log(p) does not, just as much
+  as hard ones.
+- f = log p: weight "inv_p" with the "importance" correction. Without it, inv_p comes on top of the
+  balance: about 1/(2p^2).
 - f = 2 sqrt(p): weight "inv_sqrt_p", and f = p^alpha: weight "power", each with the correction.
 
 All of them saturate below p of about 1/N_max: what is never solved cannot be weighted.
@@ -34,7 +38,8 @@ ON_UNRESOLVED = ("keep", "drop")
 
 
 def objective(p, kind: str, alpha: float | None = None):
-    """f(p), what is climbed in expectation over prompts: p ("identity"), log p ("log", -inf at 0) or p^alpha ("power").
+    """f(p), what is climbed in expectation over prompts: p ("identity"),
+    log p ("log", -inf at 0) or p^alpha ("power").
 
     Args:
       p: pass rate(s) in [0, 1], any shape. alpha: positive, for "power" only.
@@ -52,10 +57,19 @@ def objective(p, kind: str, alpha: float | None = None):
 
 
 def objective_weight(p, kind: str, alpha: float | None = None):
-    """f'(p): 1, 1/p or alpha p^(alpha-1); infinite at 0 where f is steep there. Arguments and errors: as `objective`."""
+    """f'(p): 1, 1/p or alpha p^(alpha-1); infinite at 0 where f is steep there.
+
+    Arguments and errors: as `objective`.
+    """
     p, alpha = _check.probability(p), _alpha(_one_of(kind, "kind", OBJECTIVES), alpha)
     with np.errstate(divide="ignore"):
-        return (np.ones_like(p) if kind == "identity" else 1 / p if kind == "log" else alpha * p ** (alpha - 1))[()]
+        return (
+            np.ones_like(p)
+            if kind == "identity"
+            else 1 / p
+            if kind == "log"
+            else alpha * p ** (alpha - 1)
+        )[()]
 
 
 def uniform_weight(p, n: int, advantage: str = "rloo", eps: float = 1e-6):
@@ -65,7 +79,8 @@ def uniform_weight(p, n: int, advantage: str = "rloo", eps: float = 1e-6):
     (n-1)/n E[s^2 / (s + eps)] / (p (1-p)) with s^2 = K (n-K) / (n (n-1)).
 
     Args:
-      p: pass rate(s) in [0, 1], any shape; the ends are limits. n: samples, at least 2. advantage: as above.
+      p: pass rate(s) in [0, 1], any shape; the ends are limits. n: samples, at least 2.
+        advantage: as above.
       eps: added to the std.
 
     Returns: float64 of p's shape.
@@ -79,70 +94,109 @@ def uniform_weight(p, n: int, advantage: str = "rloo", eps: float = 1e-6):
     return sequential_weight(p, n, 1, 1, 0, n=n, normalise=True, eps=eps)
 
 
-def screened_weight(p, n_init: int, n_cont: int = 0, low=0, high=1, *, inclusive: bool = False, advantage: str = "rloo",
-                    eps: float = 1e-6):
-    """Weight of a prompt whose first n_init samples decide whether it gets n_cont more and is trained on at all.
+def screened_weight(
+    p,
+    n_init: int,
+    n_cont: int = 0,
+    low=0,
+    high=1,
+    *,
+    inclusive: bool = False,
+    advantage: str = "rloo",
+    eps: float = 1e-6,
+):
+    """Weight of a prompt whose first n_init samples decide whether it gets n_cont more and is
+    trained on at all.
 
-    With a(K) the share of the orders of K positives among N = n_init + n_cont in which the first n_init have an accepted number,
-    it is the mean of a(K) c(K) over K - 1 ~ Bin(N - 2, p): the other samples of a right and a wrong one. c = 1 for "rloo",
-    (N-1)/N for "dr_grpo", (N-1)/N / (s + eps) for "grpo" with s^2 = K (N-K) / (N (N-1)).
+    With a(K) the share of the orders of K positives among N = n_init + n_cont in which the first
+    n_init have an accepted number, it is the mean of a(K) c(K) over K - 1 ~ Bin(N - 2, p): the
+    other samples of a right and a wrong one. c = 1 for "rloo", (N-1)/N for "dr_grpo", (N-1)/N /
+    (s + eps) for "grpo" with s^2 = K (N-K) / (N (N-1)).
 
-    SPEED with RLOO is `phi_prime`. With n_cont = 0 it is DAPO's dynamic sampling (strict 0 and 1), and a band.
+    SPEED with RLOO is `phi_prime`. With n_cont = 0 it is DAPO's dynamic sampling (strict 0 and 1),
+    and a band.
 
     Args:
       p: pass rate(s) in [0, 1], any shape; the ends are limits.
-      n_init, n_cont: samples, N at least 2. low, high: thresholds on the rate of the first n_init; both ends count if `inclusive`.
+      n_init, n_cont: samples, N at least 2. low, high: thresholds on the rate of the first n_init;
+        both ends count if `inclusive`.
       advantage, eps: as in `uniform_weight`.
 
-    Returns: float64 of p's shape, per prompt screened; over `acceptance` it is that per prompt trained on.
+    Returns: float64 of p's shape, per prompt screened; over `acceptance` it is that per prompt
+    trained on.
 
     Raises:
-      ValueError: p outside [0, 1], N < 2, an unknown advantage, or thresholds that no count can pass.
+      ValueError: p outside [0, 1], N < 2, an unknown advantage, or thresholds that no
+        count can pass.
 
-    Derivation. Advantages sum to 0 in a group, so sum_i A_i (r_i - p) / N is that of the right ones, c s^2; and
-    C(N, K) s^2 = C(N - 2, K - 1).
+    Derivation. Advantages sum to 0 in a group, so sum_i A_i (r_i - p) / N is that of the right
+    ones, c s^2; and C(N, K) s^2 = C(N - 2, K - 1).
     """
-    p, n_init, n_cont = _check.probability(p), _check.count(n_init, "n_init", 1), _check.count(n_cont, "n_cont", 0)
+    p, n_init, n_cont = (
+        _check.probability(p),
+        _check.count(n_init, "n_init", 1),
+        _check.count(n_cont, "n_cont", 0),
+    )
     n = _check.count(n_init + n_cont, "n_init + n_cont", 2)
     _one_of(advantage, "advantage", ADVANTAGES)
-    rates = [k / n_init for k in range(n_init + 1)]  # correctly rounded, as thresholds are: 3/10 is not above 0.3
+    # Correctly rounded, as thresholds are: 3/10 is not above 0.3.
+    rates = [k / n_init for k in range(n_init + 1)]
     accepted = np.array([low <= x <= high if inclusive else low < x < high for x in rates])
     if not accepted.any():
-        raise ValueError(f"no prompt can ever qualify: no count of n_init={n_init} lies between {low} and {high}")
+        raise ValueError(
+            f"no prompt can ever qualify: no count of n_init={n_init} lies between {low} and {high}"
+        )
     mixed = np.arange(1, n)
-    share = (np.convolve(coefficients(n_init) * accepted, coefficients(n_cont)) / coefficients(n))[mixed]
+    share = (np.convolve(coefficients(n_init) * accepted, coefficients(n_cont)) / coefficients(n))[
+        mixed
+    ]
     factor = 1.0 if advantage == "rloo" else (n - 1) / n
     if advantage == "grpo":
         factor = factor / (np.sqrt(mixed * (n - mixed) / (n * (n - 1))) + eps)
     return (pmf(p, n - 2) @ (share * factor))[()]
 
 
-def allocated_weight(p, budgets, p_hat=None, *, weight: str = "none", alpha: float | None = None, cap: float | None = None,
-                     advantage: str = "rloo", eps: float = 1e-6) -> np.ndarray:
-    """Weights of prompts under Reinforce-Ada-Est: each gets its budget, all of it is trained on, means go over all samples.
+def allocated_weight(
+    p,
+    budgets,
+    p_hat=None,
+    *,
+    weight: str = "none",
+    alpha: float | None = None,
+    cap: float | None = None,
+    advantage: str = "rloo",
+    eps: float = 1e-6,
+) -> np.ndarray:
+    """Weights of prompts under Reinforce-Ada-Est: each gets its budget,
+    all of it is trained on, means go over all samples.
 
-    (N_x / mean N) u(p_hat_x) times `uniform_weight` of N_x samples; 0 for a single one, which has no baseline in its group. With
-    p_hat = p, power 1/2 and "inv_sqrt_p", or power 1 and "none", it is proportional to 1/p, f = log p, as far as integers and
-    bounds allow.
+    (N_x / mean N) u(p_hat_x) times `uniform_weight` of N_x samples; 0 for a single one, which has
+    no baseline in its group. With p_hat = p, power 1/2 and "inv_sqrt_p", or power 1 and "none", it
+    is proportional to 1/p, f = log p, as far as integers and bounds allow.
 
     Args:
       p: f[P], pass rates. budgets: i[P], at least 0, not all 0 (`allocate`).
-      p_hat: f[P], what the weight takes for pass rates, positive: an estimate that knows nothing of this group, unlike the pool's
-        in `sequential_weight`; None: p. For an uncertain estimate take the mean over it, of budgets too.
+      p_hat: f[P], what the weight takes for pass rates, positive: an estimate that knows nothing of
+        this group, unlike the pool's in `sequential_weight`; None: p. For an uncertain estimate
+        take the mean over it, of budgets too.
       weight, alpha, cap: u, as in `sequential_weight`. advantage, eps: as in `uniform_weight`.
 
     Returns: f64[P].
 
     Raises:
-      ValueError: rates outside [0, 1], arrays that are not flat and of one length, budgets as above, an estimate of 0 that is to
-        be weighted by, or names and numbers as in `sequential_weight`.
+      ValueError: rates outside [0, 1], arrays that are not flat and of one length, budgets as
+        above, an estimate of 0 that is to be weighted by, or names and numbers as in
+        `sequential_weight`.
 
     Source: Reinforce-Ada, section 3.3.
     """
     p, p_hat = _check.probability(p), _check.probability(p if p_hat is None else p_hat, "p_hat")
     budgets = np.asarray(budgets)
     if p.ndim != 1 or not p.shape == p_hat.shape == budgets.shape:
-        raise ValueError(f"p, p_hat and budgets must be flat and of one length; got {p.shape}, {p_hat.shape}, {budgets.shape}")
+        raise ValueError(
+            f"p, p_hat and budgets must be flat and of one length; got {p.shape}, {p_hat.shape}, "
+            f"{budgets.shape}"
+        )
     if not np.issubdtype(budgets.dtype, np.integer) or (budgets < 0).any() or not budgets.any():
         raise ValueError(f"budgets must be integers of at least 0, not all 0; got {budgets!r}")
     alpha = _alpha(_one_of(weight, "weight", WEIGHTS), alpha)
@@ -156,13 +210,15 @@ def allocated_weight(p, budgets, p_hat=None, *, weight: str = "none", alpha: flo
 
 
 def balanced_weight(p, n: int):
-    """Weight of a class-balanced down-sample alone, with A = r - p exactly: (a (1-p)^2 + b p^2) / (n p (1-p)), a = n//2, b = n - a.
+    """Weight of a class-balanced down-sample alone, with A = r - p exactly:
+    (a (1-p)^2 + b p^2) / (n p (1-p)), a = n//2, b = n - a.
 
-    For even n it is (p^2 + (1-p)^2) / (2 p (1-p)), 1 at p = 1/2 and about 1/(2p) for small p. It holds exactly, for the mean over
-    the n kept rows and relative to the plain objective, if both quotas are filled with certainty and the baseline is p itself:
-    the limit of `sequential_weight` for large pools, m -> infinity. Finite pools stay below it where answers of one kind are rare.
-    The released balance, 4 rounds of 8 until 2 and 2, has 0.98 of it at p = 0.3, 0.87 at 0.1, 0.61 at 0.05, and its own limit
-    for p -> 0 is 31/4.
+    For even n it is (p^2 + (1-p)^2) / (2 p (1-p)), 1 at p = 1/2 and about 1/(2p) for small p. It
+    holds exactly, for the mean over the n kept rows and relative to the plain objective, if both
+    quotas are filled with certainty and the baseline is p itself: the limit of `sequential_weight`
+    for large pools, m -> infinity. Finite pools stay below it where answers of one kind are rare.
+    The released balance, 4 rounds of 8 until 2 and 2, has 0.98 of it at p = 0.3, 0.87 at 0.1, 0.61
+    at 0.05, and its own limit for p -> 0 is 31/4.
 
     Args:
       p: pass rate(s) in [0, 1], any shape; infinite at both ends. n: rows kept, at least 2.
@@ -170,8 +226,8 @@ def balanced_weight(p, n: int):
     Raises:
       ValueError: p outside [0, 1] or n < 2.
 
-    Source: methods.md, section 3; the derivation is this docstring's: a positive's score is grad p / p and a negative's
-      -grad p / (1-p), with advantages 1-p and -p.
+    Source: methods.md, section 3; the derivation is this docstring's: a positive's score is grad p
+      / p and a negative's -grad p / (1-p), with advantages 1-p and -p.
     """
     p, n = _check.probability(p), _check.count(n, "n", 2)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -179,44 +235,63 @@ def balanced_weight(p, n: int):
 
 
 def kept_classes(n: int, pool: int, positives):
-    """How many positives and negatives are kept of a pool: n//2 and n - n//2, what one class lacks filled from the other.
+    """How many positives and negatives are kept of a pool: n//2 and n - n//2,
+    what one class lacks filled from the other.
 
-    Args: n: rows to keep. pool: samples in the pool. positives: i[...] of them. Returns: two arrays like `positives`; their sum is
-      min(n, pool).
+    Args: n: rows to keep. pool: samples in the pool. positives: i[...] of them. Returns: two arrays
+      like `positives`; their sum is min(n, pool).
     """
     positives = np.asarray(positives)
     kept = np.minimum(positives, np.maximum(n // 2, n - (pool - positives)))
     return kept, np.minimum(pool - positives, n - kept)
 
 
-def sequential_weight(p, m: int, rounds: int, k_pos: int, k_neg: int = 0, *, n: int = 4, normalise: bool = False,
-                      weight: str = "none", alpha: float | None = None, cap: float | None = None,
-                      downsample_correction: str = "none", on_unresolved: str = "keep", eps: float = 1e-6):
-    """Weight of a prompt under Reinforce-Ada-Seq: sampled to a pool by the stopping rule, then down-sampled to n rows.
+def sequential_weight(
+    p,
+    m: int,
+    rounds: int,
+    k_pos: int,
+    k_neg: int = 0,
+    *,
+    n: int = 4,
+    normalise: bool = False,
+    weight: str = "none",
+    alpha: float | None = None,
+    cap: float | None = None,
+    downsample_correction: str = "none",
+    on_unresolved: str = "keep",
+    eps: float = 1e-6,
+):
+    """Weight of a prompt under Reinforce-Ada-Seq: sampled to a pool by the stopping rule,
+    then down-sampled to n rows.
 
-    With a positives and b negatives kept of a pool of N with K positives, p_hat = K / N, it is the sum over exits of the rule of
+    With a positives and b negatives kept of a pool of N with K positives, p_hat = K / N, it is the
+    sum over exits of the rule of
 
       P(N, K) u(p_hat) (a (1 - p_hat) / p + b p_hat / (1 - p)) / n.
 
-    The objective's equal is `objectives.pool` on the same pools. For p -> 0 only pools with one positive count, so it is finite:
-    without weights or corrections, "balance" with k_pos >= 2 saturates at (N_max - 1) / n, or falls to 0 if unresolved prompts are
-    dropped.
+    The objective's equal is `objectives.pool` on the same pools. For p -> 0 only pools with one
+    positive count, so it is finite: without weights or corrections, "balance" with k_pos >= 2
+    saturates at (N_max - 1) / n, or falls to 0 if unresolved prompts are dropped.
 
     Args:
       p: pass rate(s) in [0, 1], any shape; the ends are limits.
       m, rounds, k_pos, k_neg: the rule, as in `sequential_exits`.
       n: rows kept, at least 2 (`kept_classes`); the divisor even if the pool holds fewer.
       normalise: divide A by the pool's sample std (ddof 1) + eps.
-      weight: u = 1 ("none"), 1/p_hat ("inv_p"), 1/sqrt(p_hat) ("inv_sqrt_p") or alpha p_hat^(alpha-1) ("power"), at most `cap`.
-      downsample_correction: "importance" scales each class by its share of the pool over its share of the kept rows.
-      on_unresolved: "drop" gives 0 to prompts that leave without satisfying the rule, "keep" trains on what they have. Per prompt
-        drawn; divide by the mean of `sequential_cost(...).resolved` over prompts for the weight per prompt trained on.
+      weight: u = 1 ("none"), 1/p_hat ("inv_p"), 1/sqrt(p_hat) ("inv_sqrt_p") or alpha
+        p_hat^(alpha-1) ("power"), at most `cap`.
+      downsample_correction: "importance" scales each class by its share of the pool over its share
+        of the kept rows.
+      on_unresolved: "drop" gives 0 to prompts that leave without satisfying the rule, "keep" trains
+        on what they have. Per prompt drawn; divide by the mean of `sequential_cost(...).resolved`
+        over prompts for the weight per prompt trained on.
 
     Returns: float64 of p's shape.
 
     Raises:
-      ValueError: p outside [0, 1], n < 2, an unknown name, "power" without a positive alpha, a cap that is not positive, or as
-        `sequential_exits`.
+      ValueError: p outside [0, 1], n < 2, an unknown name, "power" without a positive alpha, a cap
+        that is not positive, or as `sequential_exits`.
 
     Source: Reinforce-Ada, section 3 and Algorithm 2; the sums are ours.
     """
@@ -236,11 +311,15 @@ def sequential_weight(p, m: int, rounds: int, k_pos: int, k_neg: int = 0, *, n: 
         positive, negative = kept * (1 - p_hat), others * p_hat
         if downsample_correction == "importance":
             rows = kept + others
-            positive, negative = positive * p_hat * rows / kept, negative * (1 - p_hat) * rows / others
+            positive, negative = (
+                positive * p_hat * rows / kept,
+                negative * (1 - p_hat) * rows / others,
+            )
         scale = share * _prompt_weight(p_hat, weight, alpha, cap) / n
         if normalise:
             scale = scale / (np.sqrt(p_hat * (1 - p_hat) * at.n / (at.n - 1)) + eps)
-        # C(n, k) p^k q^(n-k) is p (n/k) and also q n/(n-k) times a probability among n - 1 samples: nothing is divided by 0.
+        # C(n, k) p^k q^(n-k) is p (n/k) and also q n/(n-k) times a probability among n - 1 samples:
+        # nothing is divided by 0.
         fewer = pmf(p, at.n - 1)
         total += fewer[..., mixed - 1] @ (scale * positive * at.n / mixed)
         total += fewer[..., mixed] @ (scale * negative * at.n / (at.n - mixed))

@@ -1,4 +1,7 @@
-"""From a configuration to the parts of a run: policy, data, sampler, scorer, driver, update. Nothing here has a loop."""
+"""From a configuration to the parts of a run: policy, data, sampler, scorer, driver, update.
+
+Nothing here has a loop.
+"""
 
 import dataclasses
 import functools
@@ -13,46 +16,71 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
-from rl_speed.config.checks import JAX_VERIFIERS
 from rl_speed.config import EMBEDDED, Config, Data, Reward
+from rl_speed.config.checks import JAX_VERIFIERS
 from rl_speed.data import chain
 from rl_speed.data.embedded_tokenizer import embedded_directory
-from rl_speed.data.loaders import Fields, LoadReport, Row, load_rows, load_training_rows, rows_to_prompts
+from rl_speed.data.loaders import (
+    Fields,
+    LoadReport,
+    Row,
+    load_rows,
+    load_training_rows,
+    rows_to_prompts,
+)
 from rl_speed.data.prompts import Prompt, PromptStream
-from rl_speed.rollout.buffer import SamplingBuffer
-from rl_speed.rollout.counted import BetaEma
-from rl_speed.replay.cuts import PrefixConfig
-from rl_speed.replay.cache import ReplayCache
 from rl_speed.mesh import make_mesh, row_shards
 from rl_speed.objectives import POOL_ADVANTAGES
-from rl_speed.policy import (DecodeAttention, ModelConfig, abstract_params, decoder, end_token_ids, load_hf, load_tokenizer,
-                             param_shardings, prompt_encoder)
+from rl_speed.policy import (
+    DecodeAttention,
+    ModelConfig,
+    abstract_params,
+    decoder,
+    end_token_ids,
+    load_hf,
+    load_tokenizer,
+    param_shardings,
+    prompt_encoder,
+)
 from rl_speed.policy.hf import read_json
+from rl_speed.replay.cache import ReplayCache
+from rl_speed.replay.cuts import PrefixConfig
+from rl_speed.replay.source import PrefixSource
 from rl_speed.rewards import ExactMatch, FunctionRewards, IntegerMatch, MathVerifier, token_bytes
 from rl_speed.rewards.custom import parse_extra
-from rl_speed.rewards.scorer import JaxScorer, RewardScorer, TextJudge, TextScorer, Verifier, exact_answers, integer_answers
+from rl_speed.rewards.scorer import (
+    JaxScorer,
+    RewardScorer,
+    TextJudge,
+    TextScorer,
+    Verifier,
+    exact_answers,
+    integer_answers,
+)
+from rl_speed.rollout.budgets import Budgets
+from rl_speed.rollout.buffer import SamplingBuffer
+from rl_speed.rollout.call_plan import capacities
+from rl_speed.rollout.counted import BetaEma
+from rl_speed.rollout.estimators import EmaEstimator, ValueEstimator
+from rl_speed.rollout.generate import Generator
+from rl_speed.rollout.host_driver import HostDriver
+from rl_speed.runtime.metrics import write_atomically
 from rl_speed.sampling import Decoder, HostVerify, SamplerConfig
 from rl_speed.sampling.adaptive import Verify
-from rl_speed.rollout.generate import Generator
-from rl_speed.rollout.budgets import Budgets
-from rl_speed.rollout.call_plan import capacities
-from rl_speed.rollout.host_driver import HostDriver
-from rl_speed.rollout.estimators import EmaEstimator, ValueEstimator
 from rl_speed.training.fused import FusedConfig, FusedProgram, Table, make_fused_step, row_widths
 from rl_speed.training.fused_step import FusedStep
-from rl_speed.update.optimizer import OptimizerConfig, make_optimizer
-from rl_speed.runtime.metrics import write_atomically
-from rl_speed.training.stream import make_stream
-from rl_speed.update.pools import PoolConfig, PoolSelector
-from rl_speed.replay.source import PrefixSource
-from rl_speed.update.reference import Reference
 from rl_speed.training.split_step import SplitStep
+from rl_speed.training.stream import make_stream
+from rl_speed.update.optimizer import OptimizerConfig, make_optimizer
+from rl_speed.update.pools import PoolConfig, PoolSelector
+from rl_speed.update.reference import Reference
 from rl_speed.update.state import state_shardings
 from rl_speed.update.step import UpdateConfig, make_advantages, make_score, make_update
 
 log = logging.getLogger(__name__)
 
-# Room for a gold answer inside the compiled loop, at least: nearly all are shorter, so that the program seldom depends on the data.
+# Room for a gold answer inside the compiled loop, at least: nearly all are shorter, so that the
+# program seldom depends on the data.
 GOLD_BYTES = 256
 
 
@@ -60,8 +88,8 @@ GOLD_BYTES = 256
 class Policy:
     """A policy on the mesh, with what is needed to talk to it.
 
-    `tokenizer` is None where a dry run was given config.json alone. `judge` scores its responses in worker processes, made by
-    `host_verifier`: one pool for training and evaluation.
+    `tokenizer` is None where a dry run was given config.json alone. `judge` scores its responses in
+    worker processes, made by `host_verifier`: one pool for training and evaluation.
     """
 
     directory: str
@@ -94,35 +122,54 @@ def build_policy(config: Config, mesh: Mesh) -> Policy:
     """Read the Hugging Face directory `config.model.path` onto the mesh."""
     directory = policy_directory(config)
     if Path(directory).is_file():
-        raise ValueError(f"config.model.path is the file {directory}: a run needs the directory, with weights and tokenizer; "
-                         "--dry_run takes config.json alone")
-    params, model = load_hf(directory, mesh=mesh, dtype=config.model.compute_dtype, remat=config.model.remat)
+        raise ValueError(
+            f"config.model.path is the file {directory}: a run needs the directory, with weights "
+            "and tokenizer; --dry_run takes config.json alone"
+        )
+    params, model = load_hf(
+        directory, mesh=mesh, dtype=config.model.compute_dtype, remat=config.model.remat
+    )
     tokenizer = load_tokenizer(directory)
     check_vocabulary(tokenizer, model, directory)
     warn_of_positions(config, model)
-    return Policy(directory, params, model, tokenizer, tuple(end_token_ids(directory, tokenizer)),
-                  build_decoder(config, model, mesh))
+    return Policy(
+        directory,
+        params,
+        model,
+        tokenizer,
+        tuple(end_token_ids(directory, tokenizer)),
+        build_decoder(config, model, mesh),
+    )
 
 
 def abstract_policy(config: Config, mesh: Mesh) -> Policy:
     """`build_policy` without reading weights: `params` are shapes with shardings.
 
-    `config.model.path` may also be a config.json by any name: end tokens are its `eos_token_id` then, and there is no tokenizer.
+    `config.model.path` may also be a config.json by any name: end tokens are its `eos_token_id`
+    then, and there is no tokenizer.
     """
     directory = policy_directory(config)
     alone = Path(directory).is_file()
     path = Path(directory) if alone else Path(directory) / "config.json"
     values = read_json(path)
     try:
-        model = ModelConfig.from_hf(values, dtype=config.model.compute_dtype, remat=config.model.remat)
+        model = ModelConfig.from_hf(
+            values, dtype=config.model.compute_dtype, remat=config.model.remat
+        )
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
-    params = jax.tree.map(lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
-                          abstract_params(model), param_shardings(model, mesh))
+    params = jax.tree.map(
+        lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
+        abstract_params(model),
+        param_shardings(model, mesh),
+    )
     if alone:
         tokenizer, ends = None, values.get("eos_token_id")
         if ends is None:
-            raise ValueError(f"{path}: no eos_token_id, and no tokenizer beside config.json is read to tell the end tokens")
+            raise ValueError(
+                f"{path}: no eos_token_id, and no tokenizer beside config.json is read "
+                "to tell the end tokens"
+            )
         ends = tuple(ends) if isinstance(ends, list) else (ends,)
     else:
         tokenizer = load_tokenizer(directory)
@@ -135,8 +182,14 @@ def warn_of_positions(config: Config, model: ModelConfig) -> None:
     """Say so where sequences may be longer than the model was made for."""
     longest = config.data.max_prompt_length + config.sampler.max_new
     if longest > model.max_position:
-        log.warning("config.data.max_prompt_length (%d) and config.sampler.max_new (%d) together exceed the %d positions that %s "
-                    "was made for", config.data.max_prompt_length, config.sampler.max_new, model.max_position, config.model.path)
+        log.warning(
+            "config.data.max_prompt_length (%d) and config.sampler.max_new (%d) together exceed "
+            "the %d positions that %s was made for",
+            config.data.max_prompt_length,
+            config.sampler.max_new,
+            model.max_position,
+            config.model.path,
+        )
 
 
 def build_decoder(config: Config, model: ModelConfig, mesh: Mesh) -> Decoder:
@@ -153,12 +206,20 @@ def policy_directory(config: Config) -> str:
 def check_vocabulary(tokenizer: Any, model: ModelConfig, directory: str) -> None:
     """Raises ValueError where the tokenizer has ids that the embedding has no row for."""
     if (size := len(tokenizer)) > model.vocab_size:
-        raise ValueError(f"{directory}: the tokenizer has {size} ids, the embedding only {model.vocab_size} rows. Tokens were "
-                         "added without resizing the model, or the tokenizer is another model's")
+        raise ValueError(
+            f"{directory}: the tokenizer has {size} ids, the embedding only {model.vocab_size} "
+            "rows. Tokens were added without resizing the model, or the "
+            "tokenizer is another model's"
+        )
 
 
-def build_data(config: Config, tokenizer: Any, report: Path | None = None) -> tuple[PromptStream, list[Prompt]]:
-    """(the training stream, the held-out prompts). What was left out while loading is counted, logged, and written to `report`."""
+def build_data(
+    config: Config, tokenizer: Any, report: Path | None = None
+) -> tuple[PromptStream, list[Prompt]]:
+    """(the training stream, the held-out prompts).
+
+    What was left out while loading is counted, logged, and written to `report`.
+    """
     data = config.data
     form = prompt_encoder(tokenizer, data.prompt, data.system)
     encode = lambda question: form(question + data.instruction)
@@ -166,35 +227,57 @@ def build_data(config: Config, tokenizer: Any, report: Path | None = None) -> tu
         bare = lambda text: tokenizer.encode(text, add_special_tokens=False)
         spec, seed = chain.DEFAULT_SPEC, config.seed
         if data.train_prompts:
-            stream = make_stream(config, chain.chain_prompts(spec, "train", seed, data.train_prompts, encode, bare))
+            stream = make_stream(
+                config, chain.chain_prompts(spec, "train", seed, data.train_prompts, encode, bare)
+            )
         else:
             stream = PromptStream(chain.chain_source(spec, "train", seed, encode, bare), seed=seed)
         # The held-out questions are the same for every seed: runs are compared on them.
         return stream, chain.chain_prompts(spec, "eval", 0, data.eval_prompts or 512, encode, bare)
     train, held_out, reports = read_data(data, encode)
     for split, found in reports.items():
-        (log.info if found.kept == found.rows else log.warning)("%s questions: %s", split, found.text())
+        (log.info if found.kept == found.rows else log.warning)(
+            "%s questions: %s", split, found.text()
+        )
         if found.questions:
             log.info("%s %s", split, found.fields_text())
     if report is not None:
-        written = {split: dataclasses.asdict(found) | {"rows": found.rows} for split, found in reports.items()}
+        written = {
+            split: dataclasses.asdict(found) | {"rows": found.rows}
+            for split, found in reports.items()
+        }
         write_atomically(report, json.dumps(written, indent=2) + "\n")
     return make_stream(config, train), held_out
 
 
 def evaluation_fields(data: Data) -> Fields:
     """What is named of evaluation files, which may have other publishers than the training file."""
-    return Fields(data.eval_question_field or data.question_field, data.answer_field, data.solution_field, required=False,
-                  flag="config.data.eval_question_field")
+    return Fields(
+        data.eval_question_field or data.question_field,
+        data.answer_field,
+        data.solution_field,
+        required=False,
+        flag="config.data.eval_question_field",
+    )
 
 
-def read_data(data: Data, encode: Callable[[str], list[int]]) -> tuple[list[Prompt], list[Prompt], dict[str, LoadReport]]:
+def read_data(
+    data: Data, encode: Callable[[str], list[int]]
+) -> tuple[list[Prompt], list[Prompt], dict[str, LoadReport]]:
     """(training prompts, held-out prompts, reports by split) of question and answer files."""
     fields = Fields(data.question_field, data.answer_field, data.solution_field)
     of_evaluation = evaluation_fields(data)
     others = tuple(filter(None, (name.strip() for name in data.decontaminate.split(","))))
-    rows, held, report = load_training_rows(data.train, data.on_bad_row, fields, data.keep, held_out=data.hold_out,
-                                            decontaminate=others, unique=data.unique, of_evaluation=of_evaluation)
+    rows, held, report = load_training_rows(
+        data.train,
+        data.on_bad_row,
+        fields,
+        data.keep,
+        held_out=data.hold_out,
+        decontaminate=others,
+        unique=data.unique,
+        of_evaluation=of_evaluation,
+    )
     reports = {"train": report}
     if data.eval:
         held, reports["eval"] = load_rows(data.eval, data.on_bad_row, of_evaluation)
@@ -206,21 +289,36 @@ def read_data(data: Data, encode: Callable[[str], list[int]]) -> tuple[list[Prom
         reports[split] = dataclasses.replace(reports[split], kept=len(made), too_long=too_long)
         return made[:limit] if limit else made
 
-    return prompts("train", rows, data.train_prompts), prompts("eval", held, data.eval_prompts) if held else [], reports
+    return (
+        prompts("train", rows, data.train_prompts),
+        prompts("eval", held, data.eval_prompts) if held else [],
+        reports,
+    )
 
 
 def limits(reward: Reward) -> dict[str, float | int | None]:
-    """The configured limits of one response in a worker, as `MathVerifier` and `FunctionRewards` take them."""
-    return {"timeout_s": reward.timeout_s, "stall_s": reward.stall_s or None, "memory_limit_mb": reward.memory_limit_mb or None}
+    """The configured limits of one response in a worker,
+    as `MathVerifier` and `FunctionRewards` take them.
+    """
+    return {
+        "timeout_s": reward.timeout_s,
+        "stall_s": reward.stall_s or None,
+        "memory_limit_mb": reward.memory_limit_mb or None,
+    }
 
 
 def host_verifier(config: Config, policy: Policy) -> Verifier:
-    """The policy's math-verify, or a function of the user's own. Workers start with the first response; who has the scorer closes
-    them."""
+    """The policy's math-verify, or a function of the user's own.
+
+    Workers start with the first response; who has the scorer closes them.
+    """
     if policy.judge is None:
         r = config.reward
-        policy.judge = (MathVerifier(r.workers, mode=r.mode, **limits(r)) if r.verifier == "math" else
-                        FunctionRewards([r.verifier], r.workers, **limits(r)))
+        policy.judge = (
+            MathVerifier(r.workers, mode=r.mode, **limits(r))
+            if r.verifier == "math"
+            else FunctionRewards([r.verifier], r.workers, **limits(r))
+        )
     return policy.judge
 
 
@@ -233,16 +331,20 @@ def build_scorer(config: Config, policy: Policy, answer_length: int) -> RewardSc
         verify = TextScorer(policy.tokenizer, policy.end_tokens, host_verifier(config, policy))
     functions = [extra.function for extra in parse_extra(r.extra)]
     extra = FunctionRewards(functions, r.workers, **limits(r)) if functions else None
-    return RewardScorer(verify, r, config.sampler.max_new, policy.tokenizer, policy.end_tokens, extra)
+    return RewardScorer(
+        verify, r, config.sampler.max_new, policy.tokenizer, policy.end_tokens, extra
+    )
 
 
-def in_loop_verifier(config: Config, policy: Policy, answer_length: int,
-                     prompts: Sequence[Prompt] = ()) -> tuple[Verify, Callable[[Sequence[Prompt]], Any]]:
-    """(the verifier that the configuration names, as `sample_adaptive` takes it; what encodes the answers for it).
+def in_loop_verifier(
+    config: Config, policy: Policy, answer_length: int, prompts: Sequence[Prompt] = ()
+) -> tuple[Verify, Callable[[Sequence[Prompt]], Any]]:
+    """(the verifier that the configuration names, as `sample_adaptive` takes it;
+    what encodes the answers for it).
 
     Args:
-      answer_length: room for an answer in tokens, for "exact". prompts: for verifiers in Python, all that are known: what the
-        verifier needs of them must fit.
+      answer_length: room for an answer in tokens, for "exact". prompts: for verifiers in Python,
+        all that are known: what the verifier needs of them must fit.
     """
     if config.reward.verifier not in JAX_VERIFIERS:
         judge = TextJudge(policy.tokenizer, policy.end_tokens, host_verifier(config, policy))
@@ -250,22 +352,31 @@ def in_loop_verifier(config: Config, policy: Policy, answer_length: int,
         name = "math-verify" if config.reward.verifier == "math" else config.reward.verifier
         return HostVerify(judge, name), functools.partial(judge.encode, capacity=room)
     if config.reward.verifier == "exact":
-        return ExactMatch(policy.end_tokens), functools.partial(exact_answers, capacity=answer_length)
+        return ExactMatch(policy.end_tokens), functools.partial(
+            exact_answers, capacity=answer_length
+        )
     if policy.tokenizer is None:
-        raise ValueError(f"config.reward.verifier='integer' in the loop reads the tokenizer: config.model.path must be a directory "
-                         f"that has one, not {policy.directory}")
+        raise ValueError(
+            "config.reward.verifier='integer' in the loop reads the tokenizer: config.model.path "
+            f"must be a directory that has one, not {policy.directory}"
+        )
     table = token_bytes(policy.tokenizer, policy.model.vocab_size)
     mode = "boxed" if config.reward.mode == "boxed" else "last"
     return IntegerMatch(table, policy.end_tokens, mode), integer_answers
 
 
 def context_length(config: Config) -> int:
-    """Tokens of a context that generation has room for: a prompt, and a replayed response behind it. Evaluation has it, too: it is
-    the same program then."""
-    return config.data.max_prompt_length + (config.sampler.max_new if config.replay.window != "none" else 0)
+    """Tokens of a context that generation has room for: a prompt, and a replayed response behind
+    it. Evaluation has it, too: it is the same program then.
+    """
+    return config.data.max_prompt_length + (
+        config.sampler.max_new if config.replay.window != "none" else 0
+    )
 
 
-def build_generators(config: Config, policy: Policy, mesh: Mesh) -> tuple[Generator, Generator, int]:
+def build_generators(
+    config: Config, policy: Policy, mesh: Mesh
+) -> tuple[Generator, Generator, int]:
     """(training generator, evaluation generator, prompts per evaluation call).
 
     Both have the same capacities, so with equal sampler settings they are one compiled program.
@@ -273,32 +384,59 @@ def build_generators(config: Config, policy: Policy, mesh: Mesh) -> tuple[Genera
     keys, rule, s = Keys.of(config.seed), config.make_rule(), config.sampler
     prompts, samples = capacities(rule, config.driver)
     per_prompt = max(rule.max_samples, config.evaluation.samples)
-    train = SamplerConfig(slots=max(1, s.slots // row_shards(mesh)), max_new=s.max_new, temperature=s.temperature,
-                          end_tokens=policy.end_tokens, prefill_chunk=s.prefill_chunk)
-    held_out = dataclasses.replace(train, temperature=config.evaluation.temperature, top_p=config.evaluation.top_p)
-    make = lambda sampler, key: Generator(policy.decoder, sampler, mesh, prompts, samples, per_prompt, context_length(config), key)
+    train = SamplerConfig(
+        slots=max(1, s.slots // row_shards(mesh)),
+        max_new=s.max_new,
+        temperature=s.temperature,
+        end_tokens=policy.end_tokens,
+        prefill_chunk=s.prefill_chunk,
+    )
+    held_out = dataclasses.replace(
+        train, temperature=config.evaluation.temperature, top_p=config.evaluation.top_p
+    )
+    make = lambda sampler, key: Generator(
+        policy.decoder, sampler, mesh, prompts, samples, per_prompt, context_length(config), key
+    )
     per_call = min(prompts, samples // config.evaluation.samples)
     if per_call < 1:
-        raise ValueError(f"config.evaluation.samples ({config.evaluation.samples}) exceeds the {samples} samples of one "
-                         "generation call; lower it or raise config.driver.screen_prompts")
+        raise ValueError(
+            f"config.evaluation.samples ({config.evaluation.samples}) exceeds the {samples} "
+            "samples of one generation call; lower it or raise config.driver.screen_prompts"
+        )
     return make(train, keys.train), make(held_out, keys.evaluate), per_call
 
 
 def pool_config(config: Config) -> PoolConfig | None:
-    """Which samples of a group are trained on, and whether its pool says their advantages; None: all of them, and no."""
+    """Which samples of a group are trained on, and whether its pool says their advantages;
+    None: all of them, and no.
+    """
     o, keep = config.objective, config.rule.n if config.rule.name == "sequential" else 0
     if not keep and o.advantage not in POOL_ADVANTAGES:
         return None
-    return PoolConfig(keep=keep, order=o.downsample_order, advantages=o.advantage in POOL_ADVANTAGES,
-                      normalise=o.advantage == "pool_std", weight=o.weight, alpha=o.weight_power, cap=o.weight_cap or None,
-                      weight_from=o.weight_from, singleton=o.singleton, downsample_correction=o.downsample_correction)
+    return PoolConfig(
+        keep=keep,
+        order=o.downsample_order,
+        advantages=o.advantage in POOL_ADVANTAGES,
+        normalise=o.advantage == "pool_std",
+        weight=o.weight,
+        alpha=o.weight_power,
+        cap=o.weight_cap or None,
+        weight_from=o.weight_from,
+        singleton=o.singleton,
+        downsample_correction=o.downsample_correction,
+    )
 
 
 def build_selector(config: Config) -> PoolSelector | None:
     """`pool_config` for groups on the host."""
     pool = pool_config(config)
-    return None if pool is None else PoolSelector(pool, config.driver.groups, config.make_rule().max_samples,
-                                                  Keys.of(config.seed).train)
+    return (
+        None
+        if pool is None
+        else PoolSelector(
+            pool, config.driver.groups, config.make_rule().max_samples, Keys.of(config.seed).train
+        )
+    )
 
 
 def build_budgets(config: Config, policy: Policy, mesh: Mesh) -> Budgets | None:
@@ -310,80 +448,183 @@ def build_budgets(config: Config, policy: Policy, mesh: Mesh) -> Budgets | None:
         estimator = EmaEstimator(BetaEma(e.prior_a, e.prior_b, e.decay))
     else:
         rows = -(-config.driver.groups // (shards := row_shards(mesh))) * shards
-        estimator = ValueEstimator(policy.model, mesh, config.data.max_prompt_length, rows,
-                                   learning_rate=e.learning_rate, hidden=e.hidden, seed=config.seed)
+        estimator = ValueEstimator(
+            policy.model,
+            mesh,
+            config.data.max_prompt_length,
+            rows,
+            learning_rate=e.learning_rate,
+            hidden=e.hidden,
+            seed=config.seed,
+        )
     return Budgets(estimator, config.make_rule(), config.rule.n, e)
 
 
-def build_prefixes(config: Config, policy: Policy, prompts: Sequence[Prompt]) -> PrefixSource | None:
+def build_prefixes(
+    config: Config, policy: Policy, prompts: Sequence[Prompt]
+) -> PrefixSource | None:
     """The replay cache, as yet empty or from its file, and how prefixes are cut from it."""
     r = config.replay
     if r.window == "none":
         return None
-    cache = ReplayCache(None if r.eps < 0 else r.eps, r.only_correct, r.max_tokens or None, config.seed)
+    cache = ReplayCache(
+        None if r.eps < 0 else r.eps, r.only_correct, r.max_tokens or None, config.seed
+    )
     if r.cache:
         found = cache.load(r.cache, policy.model.vocab_size, [p.id for p in prompts])
-        log.warning("%s: %d responses; %d to unknown questions left out, %d questions without one", r.cache, found.held,
-                    found.unknown, found.missing)
+        log.warning(
+            "%s: %d responses; %d to unknown questions left out, %d questions without one",
+            r.cache,
+            found.held,
+            found.unknown,
+            found.missing,
+        )
     limit = config.sampler.max_new
-    return PrefixSource(cache, PrefixConfig(r.window, r.length, r.per_sample, max_response=limit, seed=config.seed,
-                                            max_new=max(r.max_new, 0) or limit, released_budget=r.max_new == -1))
+    return PrefixSource(
+        cache,
+        PrefixConfig(
+            r.window,
+            r.length,
+            r.per_sample,
+            max_response=limit,
+            seed=config.seed,
+            max_new=max(r.max_new, 0) or limit,
+            released_budget=r.max_new == -1,
+        ),
+    )
 
 
-def build_driver(config: Config, generator: Generator, stream: PromptStream, scorer: RewardScorer,
-                 budgets: Budgets | None = None, prefixes: PrefixSource | None = None) -> HostDriver:
+def build_driver(
+    config: Config,
+    generator: Generator,
+    stream: PromptStream,
+    scorer: RewardScorer,
+    budgets: Budgets | None = None,
+    prefixes: PrefixSource | None = None,
+) -> HostDriver:
     d = config.driver
-    buffer = SamplingBuffer(d.buffer_groups, d.buffer_order, None if d.max_age < 0 else d.max_age, config.seed)
+    buffer = SamplingBuffer(
+        d.buffer_groups, d.buffer_order, None if d.max_age < 0 else d.max_age, config.seed
+    )
     return HostDriver(config.make_rule(), stream, generator, scorer, buffer, d, budgets, prefixes)
 
 
-def build_fused_program(config: Config, policy: Policy, mesh: Mesh, optimizer: optax.GradientTransformation,
-                        settings: UpdateConfig, prompts: Sequence[Prompt] = ()) -> tuple[FusedProgram, FusedConfig, Table]:
+def build_fused_program(
+    config: Config,
+    policy: Policy,
+    mesh: Mesh,
+    optimizer: optax.GradientTransformation,
+    settings: UpdateConfig,
+    prompts: Sequence[Prompt] = (),
+) -> tuple[FusedProgram, FusedConfig, Table]:
     """(the whole step as one jitted program, its settings, what makes its candidate tables).
 
-    `prompts` are those of a finite data set: a table has room for their answers. Reads shapes of the policy only.
+    `prompts` are those of a finite data set: a table has room for their answers. Reads shapes of
+    the policy only.
     """
     c, shards = config, row_shards(mesh)
-    sampler = SamplerConfig(slots=max(1, c.sampler.slots // shards), max_new=c.sampler.max_new,
-                            temperature=c.sampler.temperature, end_tokens=policy.end_tokens,
-                            prefill_chunk=c.sampler.prefill_chunk, context_pool=-(-c.sampler.context_pool // shards))
+    sampler = SamplerConfig(
+        slots=max(1, c.sampler.slots // shards),
+        max_new=c.sampler.max_new,
+        temperature=c.sampler.temperature,
+        end_tokens=policy.end_tokens,
+        prefill_chunk=c.sampler.prefill_chunk,
+        context_pool=-(-c.sampler.context_pool // shards),
+    )
     longest = c.data.max_prompt_length + c.sampler.max_new
     verify, encode = in_loop_verifier(config, policy, c.sampler.max_new, prompts)
-    fused = FusedConfig(rule=config.make_rule(), verify=verify, sampler=sampler, target=c.driver.groups // shards,
-                        widths=row_widths(longest, c.training.length_multiple, c.data.max_prompt_length),
-                        rows=c.rule.n, pool=pool_config(c))
+    fused = FusedConfig(
+        rule=config.make_rule(),
+        verify=verify,
+        sampler=sampler,
+        target=c.driver.groups // shards,
+        widths=row_widths(longest, c.training.length_multiple, c.data.max_prompt_length),
+        rows=c.rule.n,
+        pool=pool_config(c),
+    )
     program = make_fused_step(policy.model, policy.decoder, optimizer, mesh, settings, fused)
     replayed = fused.rule.max_samples if c.replay.window != "none" else 0
-    return program, fused, Table(shards, -(-c.driver.screen_prompts // shards), context_length(c), encode, replayed, c.sampler.max_new)
+    return (
+        program,
+        fused,
+        Table(
+            shards,
+            -(-c.driver.screen_prompts // shards),
+            context_length(c),
+            encode,
+            replayed,
+            c.sampler.max_new,
+        ),
+    )
 
 
-def build_fused_step(config: Config, policy: Policy, mesh: Mesh, optimizer: optax.GradientTransformation, settings: UpdateConfig,
-                     stream: PromptStream, budgets: Budgets | None = None, prefixes: PrefixSource | None = None) -> FusedStep:
+def build_fused_step(
+    config: Config,
+    policy: Policy,
+    mesh: Mesh,
+    optimizer: optax.GradientTransformation,
+    settings: UpdateConfig,
+    stream: PromptStream,
+    budgets: Budgets | None = None,
+    prefixes: PrefixSource | None = None,
+) -> FusedStep:
     """The step that is one program."""
-    program, fused, table = build_fused_program(config, policy, mesh, optimizer, settings, stream.prompts)
-    return FusedStep(program, table, stream, fused, Keys.of(config.seed).train, config.driver.groups, config.driver.max_calls,
-                     budgets, prefixes)
+    program, fused, table = build_fused_program(
+        config, policy, mesh, optimizer, settings, stream.prompts
+    )
+    return FusedStep(
+        program,
+        table,
+        stream,
+        fused,
+        Keys.of(config.seed).train,
+        config.driver.groups,
+        config.driver.max_calls,
+        budgets,
+        prefixes,
+    )
 
 
-def build_split_step(config: Config, policy: Policy, mesh: Mesh, optimizer: optax.GradientTransformation, settings: UpdateConfig,
-                     driver: HostDriver, reference: Reference | None = None) -> SplitStep:
+def build_split_step(
+    config: Config,
+    policy: Policy,
+    mesh: Mesh,
+    optimizer: optax.GradientTransformation,
+    settings: UpdateConfig,
+    driver: HostDriver,
+    reference: Reference | None = None,
+) -> SplitStep:
     """The step of generation calls and an update."""
     shardings = state_shardings(policy.model, optimizer, mesh)
-    return SplitStep(config, driver, build_selector(config), make_update(policy.model, optimizer, mesh, settings),
-                     make_advantages(mesh, settings), make_score(policy.model, mesh, shardings.params, settings), reference)
+    return SplitStep(
+        config,
+        driver,
+        build_selector(config),
+        make_update(policy.model, optimizer, mesh, settings),
+        make_advantages(mesh, settings),
+        make_score(policy.model, mesh, shardings.params, settings),
+        reference,
+    )
 
 
 def build_optimizer(config: Config, params: Any) -> optax.GradientTransformation:
     steps = config.training.steps * config.training.minibatches
-    return make_optimizer(OptimizerConfig(**dataclasses.asdict(config.optimizer), total_steps=steps), params)
+    return make_optimizer(
+        OptimizerConfig(**dataclasses.asdict(config.optimizer), total_steps=steps), params
+    )
 
 
 def update_config(config: Config) -> UpdateConfig:
     """The static settings of the update."""
     rows = config.driver.groups * config.rule.n // config.training.minibatches
-    return UpdateConfig(groups=config.driver.groups, micro_batch=config.training.micro_batch or rows,
-                        objective=dataclasses.replace(config.objective), temperature=config.sampler.temperature,
-                        max_new=config.sampler.max_new, head_chunk=config.model.head_chunk or None)
+    return UpdateConfig(
+        groups=config.driver.groups,
+        micro_batch=config.training.micro_batch or rows,
+        objective=dataclasses.replace(config.objective),
+        temperature=config.sampler.temperature,
+        max_new=config.sampler.max_new,
+        head_chunk=config.model.head_chunk or None,
+    )
 
 
 def longest_answer(prompts: list[Prompt], max_new: int) -> int:

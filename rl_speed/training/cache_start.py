@@ -1,4 +1,6 @@
-"""The start of a replay cache: one response to each training prompt, by the policy that training starts from (RPO)."""
+"""The start of a replay cache: one response to each training prompt,
+by the policy that training starts from (RPO).
+"""
 
 import dataclasses
 import logging
@@ -12,26 +14,27 @@ import numpy as np
 from rl_speed.config import Config
 from rl_speed.data.prompts import Prompt
 from rl_speed.replay.cache import ReplayCache
-from rl_speed.replay.responses import CachedResponse
-from rl_speed.replay.responses import load_responses
+from rl_speed.replay.responses import CachedResponse, load_responses
 from rl_speed.rollout.generate import Generator, PendingRollouts, SampleRequest
-from rl_speed.training import build
 from rl_speed.rollout.host_driver import Scorer
 from rl_speed.runtime.progress import progress_bar
 from rl_speed.runtime.signals import stop_on_signals
+from rl_speed.training import build
 
 log = logging.getLogger(__name__)
 
 # Of a run, in its workdir.
 START_FILE = "replay_cache.npz"
-# Index of the one sample of a prompt. No rule and no evaluation draws so many, so that no sample of theirs has the same key.
+# Index of the one sample of a prompt. No rule and no evaluation draws so many, so that no sample of
+# theirs has the same key.
 SAMPLE_INDEX = 2**30
 
 
 @dataclasses.dataclass
 class StartCost:
-    """What starting a cache cost: responses sampled, of these right, of these cut off at the limit; their tokens; generation calls;
-    seconds, compilation included; of these seconds, scoring."""
+    """What starting a cache cost: responses sampled, of these right, of these cut off at the limit;
+    their tokens; generation calls; seconds, compilation included; of these seconds, scoring.
+    """
 
     sampled: int = 0
     correct: int = 0
@@ -42,29 +45,45 @@ class StartCost:
     score_seconds: float = 0.0
 
     def __add__(self, other: "StartCost") -> "StartCost":
-        return StartCost(*(a + b for a, b in zip(dataclasses.astuple(self), dataclasses.astuple(other))))
+        return StartCost(
+            *(a + b for a, b in zip(dataclasses.astuple(self), dataclasses.astuple(other)))
+        )
 
 
-def start_cache(generator: Generator, params: Any, prompts: Sequence[Prompt], score: Scorer, cache: ReplayCache, version: int = 0,
-                after_call: Callable[[int, StartCost], None] | None = None, stop: Callable[[], bool] = lambda: False) -> StartCost:
-    """Sample one response to each prompt that has none in `cache`, and put it there, right or wrong, unless non-finite logits ended
-    it.
+def start_cache(
+    generator: Generator,
+    params: Any,
+    prompts: Sequence[Prompt],
+    score: Scorer,
+    cache: ReplayCache,
+    version: int = 0,
+    after_call: Callable[[int, StartCost], None] | None = None,
+    stop: Callable[[], bool] = lambda: False,
+) -> StartCost:
+    """Sample one response to each prompt that has none in `cache`, and put it there,
+    right or wrong, unless non-finite logits ended it.
 
-    A prompt's sample is keyed by its place in `prompts` and by `SAMPLE_INDEX` under the generator's root key: a start that goes on
-    where another one ended gives the same cache, and training draws none of these samples. While a call is scored, the next one
-    is generated. Of prompts that share an id the first is sampled.
+    A prompt's sample is keyed by its place in `prompts` and by `SAMPLE_INDEX` under the generator's
+    root key: a start that goes on where another one ended gives the same cache, and training draws
+    none of these samples. While a call is scored, the next one is generated. Of prompts that share
+    an id the first is sampled.
 
     Args:
       generator: calls are as large as its capacities allow. params: the policy's weights.
       score: rollouts -> (rewards f32[R], correct bool[R]).
       version: policy updates made so far, stored with every response.
-      after_call: called with the responses that a call brought and the cost so far, once they are in the cache.
+      after_call: called with the responses that a call brought and the cost so far, once they are
+        in the cache.
       stop: asked before each call; True ends the start with what was dispatched.
     """
     first: dict[str, int] = {}
     for place, prompt in enumerate(prompts):
         first.setdefault(prompt.id, place)
-    todo = [dataclasses.replace(prompts[place], visit=place) for name, place in first.items() if name not in cache]
+    todo = [
+        dataclasses.replace(prompts[place], visit=place)
+        for name, place in first.items()
+        if name not in cache
+    ]
     per_call, begin, cost = min(generator.capacity), time.perf_counter(), StartCost()
 
     def finish(pending: PendingRollouts) -> None:
@@ -73,13 +92,22 @@ def start_cache(generator: Generator, params: Any, prompts: Sequence[Prompt], sc
         rewards, correct = score(rollouts)
         cost.score_seconds += time.perf_counter() - before
         for row, prompt in enumerate(rollouts.prompts):
-            if rollouts.nonfinite[row]:  # nothing to start from: samples of this prompt start at its end
+            # Nothing to start from: samples of this prompt start at its end.
+            if rollouts.nonfinite[row]:
                 continue
             length = int(rollouts.lengths[row])
-            cache.put(prompt.id, CachedResponse(
-                tokens=rollouts.tokens[row, :length], version=version, reward=float(rewards[row]), correct=bool(correct[row]),
-                truncated=bool(rollouts.truncated[row]), logprob=float(rollouts.logprobs[row, :length].sum(dtype=np.float64)),
-                shortest=length))
+            cache.put(
+                prompt.id,
+                CachedResponse(
+                    tokens=rollouts.tokens[row, :length],
+                    version=version,
+                    reward=float(rewards[row]),
+                    correct=bool(correct[row]),
+                    truncated=bool(rollouts.truncated[row]),
+                    logprob=float(rollouts.logprobs[row, :length].sum(dtype=np.float64)),
+                    shortest=length,
+                ),
+            )
         cost.sampled += len(rollouts)
         cost.correct += int(np.sum(correct))
         cost.truncated += int(rollouts.truncated.sum())
@@ -93,7 +121,10 @@ def start_cache(generator: Generator, params: Any, prompts: Sequence[Prompt], sc
     for start in range(0, len(todo), per_call):
         if stop():
             break
-        following = generator.dispatch(params, [SampleRequest(prompt, SAMPLE_INDEX, 1) for prompt in todo[start:start + per_call]])
+        following = generator.dispatch(
+            params,
+            [SampleRequest(prompt, SAMPLE_INDEX, 1) for prompt in todo[start : start + per_call]],
+        )
         if pending is not None:
             finish(pending)
         pending = following
@@ -104,9 +135,13 @@ def start_cache(generator: Generator, params: Any, prompts: Sequence[Prompt], sc
 
 @dataclasses.dataclass(frozen=True)
 class CacheFile:
-    """What `write_cache` left. Prompts: all of them; with a response; of these, there already, and taken from another file.
-    `unknown`: responses of either file to no prompt of these. `cost`: of this start; `whole`: with those it went on from.
-    `stopped`: a signal ended it early. Shares of right and cut-off responses, and their mean length in tokens, of all held."""
+    """What `write_cache` left.
+
+    Prompts: all of them; with a response; of these, there already, and taken from another file.
+    `unknown`: responses of either file to no prompt of these. `cost`: of this start; `whole`: with
+    those it went on from. `stopped`: a signal ended it early. Shares of right and cut-off
+    responses, and their mean length in tokens, of all held.
+    """
 
     path: Path
     prompts: int
@@ -123,28 +158,43 @@ class CacheFile:
 
     def text(self) -> str:
         """For people."""
-        lines = [f"{self.path}: {self.held:,} of {self.prompts:,} prompts have a response ({self.resumed:,} had one before, "
-                 f"{self.taken:,} come from the other file, {self.cost.sampled:,} were sampled now); {self.correct:.1%} right, "
-                 f"{self.truncated:.1%} cut off at the limit, {self.length:.1f} tokens on average"]
+        lines = [
+            f"{self.path}: {self.held:,} of {self.prompts:,} prompts have a response "
+            f"({self.resumed:,} had one before, {self.taken:,} come from the other file, "
+            f"{self.cost.sampled:,} were sampled now); {self.correct:.1%} right, "
+            f"{self.truncated:.1%} cut off at the limit, {self.length:.1f} tokens on average"
+        ]
         if self.unknown:
-            lines.append(f"{self.unknown:,} responses to prompts that are not in the data were left out")
-        for name, cost in [("this start", self.cost)] + [("the whole file", self.whole)] * (self.resumed > 0):
+            lines.append(
+                f"{self.unknown:,} responses to prompts that are not in the data were left out"
+            )
+        for name, cost in [("this start", self.cost)] + [("the whole file", self.whole)] * (
+            self.resumed > 0
+        ):
             rate = cost.tokens / cost.seconds if cost.seconds else 0.0
-            lines.append(f"{name} cost {cost.sampled:,} responses, {cost.tokens:,} tokens, {cost.calls:,} calls, "
-                         f"{cost.seconds:.1f} s with compilation, {cost.score_seconds:.1f} s of it scoring ({rate:,.0f} tokens/s)")
+            lines.append(
+                f"{name} cost {cost.sampled:,} responses, {cost.tokens:,} tokens, {cost.calls:,} "
+                f"calls, {cost.seconds:.1f} s with compilation, {cost.score_seconds:.1f} s of it "
+                f"scoring ({rate:,.0f} tokens/s)"
+            )
         if self.stopped:
             lines.append("stopped by a signal: the same command goes on from there")
         return "\n".join(lines)
 
 
-def write_cache(config: Config, out: str | Path, source: str | Path | None = None, write_every_s: float = 60.0) -> CacheFile:
-    """Start a cache with the policy of `config.model.path`, at the sampler's temperature and limit, and write it to `out`.
+def write_cache(
+    config: Config, out: str | Path, source: str | Path | None = None, write_every_s: float = 60.0
+) -> CacheFile:
+    """Start a cache with the policy of `config.model.path`,
+    at the sampler's temperature and limit, and write it to `out`.
 
-    Where `out` exists, it is gone on with. Else, with `source`, the responses of that file (another policy's) are taken first, and
-    only prompts without one are sampled. Written every `write_every_s` seconds, at the end, and when a signal asks to stop.
+    Where `out` exists, it is gone on with. Else, with `source`, the responses of that file (another
+    policy's) are taken first, and only prompts without one are sampled. Written every
+    `write_every_s` seconds, at the end, and when a signal asks to stop.
 
     Raises:
-      ValueError: the data are endless; a file is damaged, holds ids outside the vocabulary, or `out` was begun otherwise.
+      ValueError: the data are endless; a file is damaged, holds ids outside the vocabulary, or
+        `out` was begun otherwise.
       FileNotFoundError: there is no `source`.
     """
     config.validate()
@@ -152,7 +202,10 @@ def write_cache(config: Config, out: str | Path, source: str | Path | None = Non
     policy = build.build_policy(config, mesh)
     prompts = build.build_data(config, policy.tokenizer)[0].prompts
     if not prompts:
-        raise ValueError("the training prompts are endless, a cache needs a finite set: set config.data.train_prompts")
+        raise ValueError(
+            "the training prompts are endless, a cache needs a finite set: set "
+            "config.data.train_prompts"
+        )
     made_with = _made_with(config, policy, source)
     cache, vocabulary, ids = ReplayCache(eps=None), policy.model.vocab_size, {p.id for p in prompts}
     resumed = taken = unknown = 0
@@ -167,7 +220,9 @@ def write_cache(config: Config, out: str | Path, source: str | Path | None = Non
 
     out.parent.mkdir(parents=True, exist_ok=True)
     generator, _, _ = build.build_generators(config, policy, mesh)
-    scorer = build.build_scorer(config, policy, build.longest_answer(prompts, config.sampler.max_new))
+    scorer = build.build_scorer(
+        config, policy, build.longest_answer(prompts, config.sampler.max_new)
+    )
 
     def write(cost: StartCost) -> None:
         cache.save(out, {"made_with": made_with, "cost": dataclasses.asdict(before + cost)})
@@ -175,28 +230,64 @@ def write_cache(config: Config, out: str | Path, source: str | Path | None = Non
     write(StartCost())  # a place that cannot be written to is found out before anything is sampled
     try:
         with stop_on_signals() as request:
-            cost = _fill(cache, generator, policy.params, prompts, scorer, write, write_every_s, config.logging.progress,
-                         lambda: bool(request))
+            cost = _fill(
+                cache,
+                generator,
+                policy.params,
+                prompts,
+                scorer,
+                write,
+                write_every_s,
+                config.logging.progress,
+                lambda: bool(request),
+            )
             stopped = bool(request)
     finally:
         scorer.close()
     held = [cache.get(name) for name in ids if name in cache]
     mean = lambda values: float(np.mean(values)) if held else 0.0
-    return CacheFile(path=out, prompts=len(ids), held=len(cache), resumed=resumed, taken=taken, unknown=unknown, cost=cost,
-                     whole=before + cost, stopped=stopped and len(cache) < len(ids), correct=mean([r.correct for r in held]),
-                     truncated=mean([r.truncated for r in held]), length=mean([len(r.tokens) for r in held]))
+    return CacheFile(
+        path=out,
+        prompts=len(ids),
+        held=len(cache),
+        resumed=resumed,
+        taken=taken,
+        unknown=unknown,
+        cost=cost,
+        whole=before + cost,
+        stopped=stopped and len(cache) < len(ids),
+        correct=mean([r.correct for r in held]),
+        truncated=mean([r.truncated for r in held]),
+        length=mean([len(r.tokens) for r in held]),
+    )
 
 
-def start_run(config: Config, workdir: Path, policy: build.Policy, generator: Generator, params: Any, prompts: Sequence[Prompt],
-              scorer: Scorer, cache: ReplayCache, stop: Callable[[], bool], write_every_s: float = 60.0) -> StartCost:
-    """Fill the cache of a run before its first step: what `config.replay.cache` did not bring is sampled.
+def start_run(
+    config: Config,
+    workdir: Path,
+    policy: build.Policy,
+    generator: Generator,
+    params: Any,
+    prompts: Sequence[Prompt],
+    scorer: Scorer,
+    cache: ReplayCache,
+    stop: Callable[[], bool],
+    write_every_s: float = 60.0,
+) -> StartCost:
+    """Fill the cache of a run before its first step:
+    what `config.replay.cache` did not bring is sampled.
 
-    `workdir`/replay_cache.npz is written on the way, and an interrupted start goes on from there. Where it cannot be written, the
-    start goes on without.
+    `workdir`/replay_cache.npz is written on the way, and an interrupted start goes on from there.
+    Where it cannot be written, the start goes on without.
 
-    Returns the cost, that before an interruption included. Raises ValueError where the file was begun with other settings.
+    Returns the cost, that before an interruption included. Raises ValueError where the file was
+    begun with other settings.
     """
-    path, made_with, before = workdir / START_FILE, _made_with(config, policy, config.replay.cache or None), StartCost()
+    path, made_with, before = (
+        workdir / START_FILE,
+        _made_with(config, policy, config.replay.cache or None),
+        StartCost(),
+    )
     if path.exists():
         report = cache.load(path, policy.model.vocab_size, {p.id for p in prompts})
         _check_same(path, report.about, made_with)
@@ -206,23 +297,50 @@ def start_run(config: Config, workdir: Path, policy: build.Policy, generator: Ge
         try:
             cache.save(path, {"made_with": made_with, "cost": dataclasses.asdict(before + cost)})
         except OSError as error:
-            log.error("cannot write %s (%s); were the start interrupted now, it would begin anew", path, error)
+            log.error(
+                "cannot write %s (%s); were the start interrupted now, it would begin anew",
+                path,
+                error,
+            )
 
-    return before + _fill(cache, generator, params, prompts, scorer, write, write_every_s, config.logging.progress, stop)
+    return before + _fill(
+        cache,
+        generator,
+        params,
+        prompts,
+        scorer,
+        write,
+        write_every_s,
+        config.logging.progress,
+        stop,
+    )
 
 
 def start_cost(workdir: Path) -> StartCost | None:
-    """What filling a run's cache cost; None where it was not filled by sampling, or the file is gone."""
+    """What filling a run's cache cost; None where it was not filled by sampling,
+    or the file is gone.
+    """
     try:
         return StartCost(**load_responses(workdir / START_FILE)[1]["cost"])
     except (FileNotFoundError, ValueError):
         return None
 
 
-def _fill(cache: ReplayCache, generator: Generator, params: Any, prompts: Sequence[Prompt], scorer: Scorer,
-          write: Callable[[StartCost], None], write_every_s: float, progress: bool, stop: Callable[[], bool]) -> StartCost:
+def _fill(
+    cache: ReplayCache,
+    generator: Generator,
+    params: Any,
+    prompts: Sequence[Prompt],
+    scorer: Scorer,
+    write: Callable[[StartCost], None],
+    write_every_s: float,
+    progress: bool,
+    stop: Callable[[], bool],
+) -> StartCost:
     """`start_cache` with a progress bar, written every so many seconds and at the end."""
-    bar = progress_bar(len({p.id for p in prompts}), "replay cache", initial=len(cache), enabled=progress)
+    bar = progress_bar(
+        len({p.id for p in prompts}), "replay cache", initial=len(cache), enabled=progress
+    )
     written = time.perf_counter()
 
     def after_call(responses: int, cost: StartCost) -> None:
@@ -233,7 +351,9 @@ def _fill(cache: ReplayCache, generator: Generator, params: Any, prompts: Sequen
             written = time.perf_counter()
 
     try:
-        cost = start_cache(generator, params, prompts, scorer, cache, after_call=after_call, stop=stop)
+        cost = start_cache(
+            generator, params, prompts, scorer, cache, after_call=after_call, stop=stop
+        )
         write(cost)
     finally:
         bar.close()
@@ -241,14 +361,23 @@ def _fill(cache: ReplayCache, generator: Generator, params: Any, prompts: Sequen
 
 
 def _made_with(config: Config, policy: build.Policy, source: str | Path | None) -> dict[str, Any]:
-    return {"policy": policy.directory, "data": config.data.train or config.data.task, "seed": config.seed,
-            "temperature": config.sampler.temperature, "max_new": config.sampler.max_new, "verifier": config.reward.verifier,
-            "instruction": config.data.instruction, "source": "" if source is None else str(source)}
+    return {
+        "policy": policy.directory,
+        "data": config.data.train or config.data.task,
+        "seed": config.seed,
+        "temperature": config.sampler.temperature,
+        "max_new": config.sampler.max_new,
+        "verifier": config.reward.verifier,
+        "instruction": config.data.instruction,
+        "source": "" if source is None else str(source),
+    }
 
 
 def _check_same(path: Path, about: dict[str, Any], made_with: dict[str, Any]) -> None:
     theirs = about.get("made_with", {})
     for name, mine in made_with.items():
         if theirs.get(name) != mine:
-            raise ValueError(f"{path} was begun with {name} {theirs.get(name)!r}, this command says {mine!r}; write to another "
-                             "file, or continue with the settings of that one")
+            raise ValueError(
+                f"{path} was begun with {name} {theirs.get(name)!r}, this command says {mine!r}; "
+                "write to another file, or continue with the settings of that one"
+            )

@@ -1,4 +1,6 @@
-"""What a run will need, before it is started: its programs are compiled for abstract weights, nothing is allocated."""
+"""What a run will need, before it is started: its programs are compiled for abstract weights,
+nothing is allocated.
+"""
 
 import dataclasses
 import time
@@ -13,22 +15,43 @@ from jax.sharding import Mesh
 from rl_speed.config import Config
 from rl_speed.mesh import batch_sharding
 from rl_speed.policy import num_params
-from rl_speed.sampling import Batch, Prompts, SamplerConfig
-from rl_speed.rollout.generate import Generator
-from rl_speed.training import build
 from rl_speed.rollout.call_plan import capacities
+from rl_speed.rollout.generate import Generator
+from rl_speed.runtime.out_of_memory import (
+    abstract_state,
+    device_bytes,
+    explain,
+    size_text,
+    update_parts,
+)
+from rl_speed.sampling import Batch, Prompts, SamplerConfig
+from rl_speed.training import build
 from rl_speed.training.fused import FusedConfig, Table
-from rl_speed.runtime.out_of_memory import abstract_state, device_bytes, explain, size_text, update_parts
 from rl_speed.training.split_step import trains_on_prefixes, uses_old_logprobs
 from rl_speed.update.state import TrainState
 from rl_speed.update.step import UpdateConfig, make_score, make_update
 
 # Fields that make a program smaller, most effective first.
-GENERATION_FIELDS = ("config.sampler.slots", "config.sampler.max_new", "config.driver.screen_prompts",
-                     "config.sampler.prefill_chunk")
-UPDATE_FIELDS = ("config.training.micro_batch", "config.model.remat=True", "config.mesh.fsdp (up)", "config.model.head_chunk")
-FUSED_FIELDS = ("config.training.micro_batch", "config.sampler.slots", "config.sampler.max_new",
-                "config.sampler.context_pool", "config.model.remat=True", "config.mesh.fsdp (up)")
+GENERATION_FIELDS = (
+    "config.sampler.slots",
+    "config.sampler.max_new",
+    "config.driver.screen_prompts",
+    "config.sampler.prefill_chunk",
+)
+UPDATE_FIELDS = (
+    "config.training.micro_batch",
+    "config.model.remat=True",
+    "config.mesh.fsdp (up)",
+    "config.model.head_chunk",
+)
+FUSED_FIELDS = (
+    "config.training.micro_batch",
+    "config.sampler.slots",
+    "config.sampler.max_new",
+    "config.sampler.context_pool",
+    "config.model.remat=True",
+    "config.mesh.fsdp (up)",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,9 +59,11 @@ class Program:
     """One compiled program. Bytes are per device.
 
     Attributes:
-      known: part -> bytes that the program's shapes imply: weights, optimizer moments, gradients, caches. Parts that are not
-        there at the same time may share memory: the caches of a fused step with its gradients.
-      total: XLA's own count of what must be there at once (arguments, outputs and temporaries, donated memory once).
+      known: part -> bytes that the program's shapes imply: weights, optimizer moments, gradients,
+        caches. Parts that are not there at the same time may share memory: the caches of a fused
+        step with its gradients.
+      total: XLA's own count of what must be there at once (arguments, outputs and temporaries,
+        donated memory once).
       turn_down: fields of the configuration that make it smaller, most effective first.
     """
 
@@ -60,7 +85,8 @@ class DryRun:
 
     Attributes:
       vocabulary: of the policy. end_tokens: what ends a response. tokenizer: whether one was read.
-      beside: part -> bytes per device that are held beside every program, in no program's total: those of a reference policy.
+      beside: part -> bytes per device that are held beside every program, in no program's total:
+        those of a reference policy.
     """
 
     parameters: int
@@ -76,18 +102,35 @@ class DryRun:
 
     def text(self) -> str:
         """The report that people read."""
-        lines = [f"{'policy':<21} {self.parameters:,} parameters", f"{'mesh':<21} {self.devices} x {self.device}"]
+        lines = [
+            f"{'policy':<21} {self.parameters:,} parameters",
+            f"{'mesh':<21} {self.devices} x {self.device}",
+        ]
         if not self.tokenizer:
-            lines.append(f"{'tokenizer':<21} none was read; config.json alone gives the vocabulary, {self.vocabulary:,}, and the "
-                         f"end tokens, {', '.join(map(str, self.end_tokens))}")
+            lines.append(
+                f"{'tokenizer':<21} none was read; config.json alone gives the vocabulary, "
+                f"{self.vocabulary:,}, and the end tokens, {', '.join(map(str, self.end_tokens))}"
+            )
         lines += [f"{name:<21} {value:,.0f}" for name, value in self.work.items()]
-        lines += [f"{name:<21} {size_text(size)} per device, beside every program" for name, size in self.beside.items()]
+        lines += [
+            f"{name:<21} {size_text(size)} per device, beside every program"
+            for name, size in self.beside.items()
+        ]
         beside = sum(self.beside.values())
         for p in self.programs:
-            lines += ["", f"{p.name}: {size_text(p.total)} per device, compiled in {p.compile_s:.1f} s"]
-            lines += [f"    {part:<30} {size_text(size)}" for part, size in [*p.known.items(), ("activations, workspace", p.rest)]]
+            lines += [
+                "",
+                f"{p.name}: {size_text(p.total)} per device, compiled in {p.compile_s:.1f} s",
+            ]
+            lines += [
+                f"    {part:<30} {size_text(size)}"
+                for part, size in [*p.known.items(), ("activations, workspace", p.rest)]
+            ]
             if self.limit is not None and p.total + beside > self.limit:
-                lines.append(f"    does not fit into {size_text(self.limit)}; turn down {', '.join(p.turn_down)}")
+                lines.append(
+                    f"    does not fit into {size_text(self.limit)}; turn down "
+                    f"{', '.join(p.turn_down)}"
+                )
         if self.limit is not None and all(p.total + beside <= self.limit for p in self.programs):
             lines += ["", f"every program fits into the {size_text(self.limit)} of a device"]
         if self.limit is None:
@@ -98,7 +141,12 @@ class DryRun:
 def compiled_bytes(compiled: jax.stages.Compiled) -> int:
     """Bytes per device that a compiled program holds at its peak, as XLA accounts for them."""
     m = compiled.memory_analysis()
-    return m.argument_size_in_bytes + m.output_size_in_bytes - m.alias_size_in_bytes + m.temp_size_in_bytes
+    return (
+        m.argument_size_in_bytes
+        + m.output_size_in_bytes
+        - m.alias_size_in_bytes
+        + m.temp_size_in_bytes
+    )
 
 
 def abstract_batch(config: Config, mesh: Mesh) -> Batch:
@@ -106,19 +154,28 @@ def abstract_batch(config: Config, mesh: Mesh) -> Batch:
     rows = config.driver.groups * config.rule.n // config.training.minibatches
     width = config.data.max_prompt_length + config.sampler.max_new
     leaf = lambda shape, dtype: jax.ShapeDtypeStruct(shape, dtype, sharding=batch_sharding(mesh))
-    return Batch(tokens=leaf((rows, width), jnp.int32), mask=leaf((rows, width - 1), jnp.bool_),
-                 behaviour_logprobs=leaf((rows, width - 1), jnp.float32), rewards=leaf((rows,), jnp.float32),
-                 group_ids=leaf((rows,), jnp.int32))
+    return Batch(
+        tokens=leaf((rows, width), jnp.int32),
+        mask=leaf((rows, width - 1), jnp.bool_),
+        behaviour_logprobs=leaf((rows, width - 1), jnp.float32),
+        rewards=leaf((rows,), jnp.float32),
+        group_ids=leaf((rows,), jnp.int32),
+    )
 
 
 def abstract_table(table: Table, mesh: Mesh, config: Config) -> Prompts:
     """The candidates of one fused step, as shapes with shardings."""
     budgets = np.zeros(0, np.int64) if config.rule.name == "allocated" else None
     asked = [] if config.estimate.kind == "none" else [(np.zeros(0), budgets)] * table.shards
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=batch_sharding(mesh)), table.build([], asked))
+    return jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=batch_sharding(mesh)),
+        table.build([], asked),
+    )
 
 
-def generation_parts(policy: build.Policy, generator: Generator, mesh: Mesh, prompt_length: int) -> dict[str, int]:
+def generation_parts(
+    policy: build.Policy, generator: Generator, mesh: Mesh, prompt_length: int
+) -> dict[str, int]:
     """Bytes per device of what generation holds, by part."""
     contexts, chunk = generator.capacity[0] // generator.shards, generator.config.prefill_chunk
     if chunk:
@@ -126,25 +183,43 @@ def generation_parts(policy: build.Policy, generator: Generator, mesh: Mesh, pro
     return sampling_parts(policy, generator.config, contexts, mesh, prompt_length)
 
 
-def fused_parts(policy: build.Policy, state: TrainState, fused: FusedConfig, table: Table, mesh: Mesh,
-                prompt_length: int) -> dict[str, int]:
-    """Bytes per device of what the fused step holds, by part: generation first, then the update, which reuses its memory."""
+def fused_parts(
+    policy: build.Policy,
+    state: TrainState,
+    fused: FusedConfig,
+    table: Table,
+    mesh: Mesh,
+    prompt_length: int,
+) -> dict[str, int]:
+    """Bytes per device of what the fused step holds, by part: generation first,
+    then the update, which reuses its memory.
+    """
     contexts = min(fused.sampler.context_pool or table.capacity, table.capacity)
-    return sampling_parts(policy, fused.sampler, contexts, mesh, prompt_length) | update_parts(state)
+    return sampling_parts(policy, fused.sampler, contexts, mesh, prompt_length) | update_parts(
+        state
+    )
 
 
-def sampling_parts(policy: build.Policy, s: SamplerConfig, contexts: int, mesh: Mesh, prompt_length: int) -> dict[str, int]:
-    """Weights and caches of a sampler with `contexts` prompts per shard; caches are split over `tensor` where their heads are."""
+def sampling_parts(
+    policy: build.Policy, s: SamplerConfig, contexts: int, mesh: Mesh, prompt_length: int
+) -> dict[str, int]:
+    """Weights and caches of a sampler with `contexts` prompts per shard;
+    caches are split over `tensor` where their heads are.
+    """
     model = policy.model
     split = mesh.shape["tensor"] if model.kv_heads % mesh.shape["tensor"] == 0 else 1
     token = device_bytes(jax.eval_shape(lambda: policy.decoder.init_cache(1, 1))) // split
     decode = jax.eval_shape(policy.decoder.prepare, policy.params)
     copy = device_bytes(decode.layers)
-    if model.dtype != "float32" or mesh.shape["fsdp"] > 1:  # else the tables around the layers are used as they are
+    # Else the tables around the layers are used as they are.
+    if model.dtype != "float32" or mesh.shape["fsdp"] > 1:
         copy += device_bytes((decode.embed, () if model.tie_embeddings else decode.head))
-    return {"weights (sharded, float32)": device_bytes(policy.params),
-            f"weights for decoding ({model.dtype})": copy // mesh.shape["tensor"],
-            "KV of prompts": contexts * prompt_length * token, "KV of responses": s.slots * s.max_new * token}
+    return {
+        "weights (sharded, float32)": device_bytes(policy.params),
+        f"weights for decoding ({model.dtype})": copy // mesh.shape["tensor"],
+        "KV of prompts": contexts * prompt_length * token,
+        "KV of responses": s.slots * s.max_new * token,
+    }
 
 
 def reference_parts(config: Config, policy: build.Policy) -> dict[str, int]:
@@ -153,10 +228,11 @@ def reference_parts(config: Config, policy: build.Policy) -> dict[str, int]:
 
 
 def dry_run(config: Config) -> DryRun:
-    """Compile every program of a run for abstract weights on the mesh that the configuration asks for.
+    """Compile every program of a run for abstract weights on the mesh that the
+    configuration asks for.
 
-    Reads config.json and the tokenizer of the policy, or config.json alone if `config.model.path` is that file; neither weights nor
-    data, and allocates nothing on the devices.
+    Reads config.json and the tokenizer of the policy, or config.json alone if `config.model.path`
+    is that file; neither weights nor data, and allocates nothing on the devices.
 
     Raises:
       ValueError, FileNotFoundError: as the run itself would.
@@ -170,55 +246,111 @@ def dry_run(config: Config) -> DryRun:
     for name, lower, known, turn_down in plan(config, policy, mesh, optimizer, settings):
         begin = time.perf_counter()
         compiled = lower().compile()
-        programs.append(Program(name, known, compiled_bytes(compiled), time.perf_counter() - begin, turn_down))
+        programs.append(
+            Program(name, known, compiled_bytes(compiled), time.perf_counter() - begin, turn_down)
+        )
     device = mesh.devices.flat[0]
-    return DryRun(num_params(policy.model), mesh.size, device.device_kind, (device.memory_stats() or {}).get("bytes_limit"),
-                  describe_work(config), programs, reference_parts(config, policy), policy.model.vocab_size, policy.end_tokens,
-                  policy.tokenizer is not None)
+    return DryRun(
+        num_params(policy.model),
+        mesh.size,
+        device.device_kind,
+        (device.memory_stats() or {}).get("bytes_limit"),
+        describe_work(config),
+        programs,
+        reference_parts(config, policy),
+        policy.model.vocab_size,
+        policy.end_tokens,
+        policy.tokenizer is not None,
+    )
 
 
 # Of each program: its name, what lowers it, its known parts, and what to turn down.
 Plan = list[tuple[str, Callable[[], jax.stages.Lowered], dict[str, int], tuple[str, ...]]]
 
 
-def plan_split(config: Config, policy: build.Policy, mesh: Mesh, optimizer: Any, settings: UpdateConfig) -> Plan:
+def plan_split(
+    config: Config, policy: build.Policy, mesh: Mesh, optimizer: Any, settings: UpdateConfig
+) -> Plan:
     """The programs of a run with the host driver."""
     generator, held_out, _ = build.build_generators(config, policy, mesh)
-    state, batch = abstract_state(policy.model, policy.params, optimizer, mesh), abstract_batch(config, mesh)
+    state, batch = (
+        abstract_state(policy.model, policy.params, optimizer, mesh),
+        abstract_batch(config, mesh),
+    )
     rows = jax.ShapeDtypeStruct(batch.rewards.shape, jnp.float32, sharding=batch_sharding(mesh))
-    scores, reference, length = batch.behaviour_logprobs, config.objective.kl_coef > 0, build.context_length(config)
+    scores, reference, length = (
+        batch.behaviour_logprobs,
+        config.objective.kl_coef > 0,
+        build.context_length(config),
+    )
     update = make_update(policy.model, optimizer, mesh, settings)
-    plan = [("generation", lambda: generator.lower(policy.params), generation_parts(policy, generator, mesh, length),
-             GENERATION_FIELDS),
-            ("update", lambda: update.lower(state, batch, rows, scores if uses_old_logprobs(config) else None,
-                                            scores if reference and config.objective.kl_in == "loss" else None),
-             update_parts(state), UPDATE_FIELDS)]
+    plan = [
+        (
+            "generation",
+            lambda: generator.lower(policy.params),
+            generation_parts(policy, generator, mesh, length),
+            GENERATION_FIELDS,
+        ),
+        (
+            "update",
+            lambda: update.lower(
+                state,
+                batch,
+                rows,
+                scores if uses_old_logprobs(config) else None,
+                scores if reference and config.objective.kl_in == "loss" else None,
+            ),
+            update_parts(state),
+            UPDATE_FIELDS,
+        ),
+    ]
     if held_out.config != generator.config:
         plan.insert(1, plan_evaluation(held_out, policy, mesh, length))
     if reference or uses_old_logprobs(config) or trains_on_prefixes(config):
-        score = make_score(policy.model, mesh, jax.tree.map(lambda x: x.sharding, policy.params), settings)
-        plan.append(("scoring of old or reference log-probs", lambda: score.lower(policy.params, batch.tokens),
-                     {"weights (sharded, float32)": device_bytes(policy.params)},
-                     ("config.training.micro_batch", "config.model.head_chunk")))
+        score = make_score(
+            policy.model, mesh, jax.tree.map(lambda x: x.sharding, policy.params), settings
+        )
+        plan.append(
+            (
+                "scoring of old or reference log-probs",
+                lambda: score.lower(policy.params, batch.tokens),
+                {"weights (sharded, float32)": device_bytes(policy.params)},
+                ("config.training.micro_batch", "config.model.head_chunk"),
+            )
+        )
     return plan
 
 
-def plan_fused(config: Config, policy: build.Policy, mesh: Mesh, optimizer: Any, settings: UpdateConfig) -> Plan:
+def plan_fused(
+    config: Config, policy: build.Policy, mesh: Mesh, optimizer: Any, settings: UpdateConfig
+) -> Plan:
     """The programs of a run whose step is one program: that, and evaluation."""
     step, fused, table = build.build_fused_program(config, policy, mesh, optimizer, settings)
     state = abstract_state(policy.model, policy.params, optimizer, mesh)
     length, key = build.context_length(config), jax.eval_shape(jax.random.key, 0)
-    plan = [("fused step", lambda: step.lower(state, abstract_table(table, mesh, config), key),
-             fused_parts(policy, state, fused, table, mesh, length), FUSED_FIELDS)]
+    plan = [
+        (
+            "fused step",
+            lambda: step.lower(state, abstract_table(table, mesh, config), key),
+            fused_parts(policy, state, fused, table, mesh, length),
+            FUSED_FIELDS,
+        )
+    ]
     if config.evaluation.every:
-        plan.append(plan_evaluation(build.build_generators(config, policy, mesh)[1], policy, mesh, length))
+        plan.append(
+            plan_evaluation(build.build_generators(config, policy, mesh)[1], policy, mesh, length)
+        )
     return plan
 
 
 def plan_evaluation(held_out: Generator, policy: build.Policy, mesh: Mesh, length: int):
     """One entry of a plan."""
-    return ("evaluation", lambda: held_out.lower(policy.params), generation_parts(policy, held_out, mesh, length),
-            GENERATION_FIELDS)
+    return (
+        "evaluation",
+        lambda: held_out.lower(policy.params),
+        generation_parts(policy, held_out, mesh, length),
+        GENERATION_FIELDS,
+    )
 
 
 def describe_work(config: Config) -> dict[str, float]:
@@ -226,31 +358,65 @@ def describe_work(config: Config) -> dict[str, float]:
     rule, fused = config.make_rule(), config.driver.where == "in_loop"
     prompts, samples = capacities(rule, config.driver)
     if fused:
-        prompts = -(-config.driver.screen_prompts // (shards := config.mesh.data * config.mesh.fsdp)) * shards
+        prompts = (
+            -(-config.driver.screen_prompts // (shards := config.mesh.data * config.mesh.fsdp))
+            * shards
+        )
         samples = prompts * rule.max_samples
-    per_step, width = config.driver.groups * config.rule.n, config.data.max_prompt_length + config.sampler.max_new
+    per_step, width = (
+        config.driver.groups * config.rule.n,
+        config.data.max_prompt_length + config.sampler.max_new,
+    )
     call = "drawn, at most" if fused else "a call"
-    return {"samples a step": per_step, "rows of tokens": width, "tokens a step": per_step * width,
-            "optimizer steps": config.training.minibatches, f"prompts {call}": prompts, f"samples {call}": samples,
-            f"tokens {call}": samples * config.sampler.max_new}
+    return {
+        "samples a step": per_step,
+        "rows of tokens": width,
+        "tokens a step": per_step * width,
+        "optimizer steps": config.training.minibatches,
+        f"prompts {call}": prompts,
+        f"samples {call}": samples,
+        f"tokens {call}": samples * config.sampler.max_new,
+    }
 
 
 def explain_out_of_memory(config: Config, error: Exception) -> str:
-    """What to say when a device ran out of memory: what the run holds there by part, and what to turn down."""
+    """What to say when a device ran out of memory: what the run holds there by part,
+    and what to turn down.
+    """
     mesh = build.build_mesh(config)
     policy = build.abstract_policy(config, mesh)
     optimizer, length = build.build_optimizer(config, policy.params), build.context_length(config)
     state = abstract_state(policy.model, policy.params, optimizer, mesh)
-    sampling = (f"config.sampler.slots ({config.sampler.slots}), config.sampler.max_new ({config.sampler.max_new}), "
-                f"config.driver.screen_prompts ({config.driver.screen_prompts})")
-    update = (f"config.training.micro_batch ({build.update_config(config).micro_batch}), config.model.remat (now "
-              f"{config.model.remat}), or raise config.mesh.fsdp ({config.mesh.fsdp})")
+    sampling = (
+        f"config.sampler.slots ({config.sampler.slots}), config.sampler.max_new "
+        f"({config.sampler.max_new}), config.driver.screen_prompts "
+        f"({config.driver.screen_prompts})"
+    )
+    update = (
+        f"config.training.micro_batch ({build.update_config(config).micro_batch}), "
+        f"config.model.remat (now {config.model.remat}), or raise config.mesh.fsdp "
+        f"({config.mesh.fsdp})"
+    )
     if config.driver.where == "in_loop":
-        _, fused, table = build.build_fused_program(config, policy, mesh, optimizer, build.update_config(config))
-        parts = [("the fused step", fused_parts(policy, state, fused, table, mesh, length),
-                  f"{sampling}, config.sampler.context_pool ({config.sampler.context_pool}), {update}")]
+        _, fused, table = build.build_fused_program(
+            config, policy, mesh, optimizer, build.update_config(config)
+        )
+        parts = [
+            (
+                "the fused step",
+                fused_parts(policy, state, fused, table, mesh, length),
+                (
+                    f"{sampling}, config.sampler.context_pool "
+                    f"({config.sampler.context_pool}), {update}"
+                ),
+            )
+        ]
     else:
         generator, _, _ = build.build_generators(config, policy, mesh)
-        parts = [("generation", generation_parts(policy, generator, mesh, length), sampling),
-                 ("update", update_parts(state) | reference_parts(config, policy), update)]
-    return explain(error, parts, "--dry_run compiles every program and tells the whole, without allocating")
+        parts = [
+            ("generation", generation_parts(policy, generator, mesh, length), sampling),
+            ("update", update_parts(state) | reference_parts(config, policy), update),
+        ]
+    return explain(
+        error, parts, "--dry_run compiles every program and tells the whole, without allocating"
+    )

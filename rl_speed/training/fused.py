@@ -1,8 +1,10 @@
-"""The whole RL step as one program: screening, generation, verification, advantages, loss, gradients and update.
+"""The whole RL step as one program: screening, generation, verification, advantages,
+loss, gradients and update.
 
-`sample_adaptive` decides inside its loop which prompts to continue, every sample is drawn by the policy that is about to be
-updated, and XLA reuses the memory of the caches for activations. A Python verifier is called back from there (`HostVerify`); should
-it fail, its rewards are NaN, the update is skipped as one that is not finite, and who runs the step raises (`raise_failure`).
+`sample_adaptive` decides inside its loop which prompts to continue, every sample is drawn by the
+policy that is about to be updated, and XLA reuses the memory of the caches for activations. A
+Python verifier is called back from there (`HostVerify`); should it fail, its rewards are NaN, the
+update is skipped as one that is not finite, and who runs the step raises (`raise_failure`).
 """
 
 import dataclasses
@@ -22,11 +24,20 @@ from rl_speed.data.prompts import Prompt
 from rl_speed.data.rollouts import Rollouts
 from rl_speed.mesh import ROWS, batch_sharding, replicated, row_shards
 from rl_speed.policy import ModelConfig
-from rl_speed.sampling import (AdaptiveSamples, Counts, Decoder, Prefixes, Prompts, Rule, SamplerConfig, build_prompts,
-                               sample_adaptive_sharded)
+from rl_speed.replay.cuts import Replay
+from rl_speed.sampling import (
+    AdaptiveSamples,
+    Counts,
+    Decoder,
+    Prefixes,
+    Prompts,
+    Rule,
+    SamplerConfig,
+    build_prompts,
+    sample_adaptive_sharded,
+)
 from rl_speed.sampling.adaptive import Verify
 from rl_speed.sampling.batch import Batch, place_ids, select, to_batch
-from rl_speed.replay.cuts import Replay
 from rl_speed.update.pools import PoolConfig, choose
 from rl_speed.update.state import TrainState, state_shardings
 from rl_speed.update.step import UpdateConfig, apply_gradients, batch_advantages, gradients
@@ -44,11 +55,11 @@ class FusedConfig:
     Attributes:
       rule, verify, sampler: as `sample_adaptive` takes them; slots and context pool are per shard.
       target: groups per shard.
-      widths: row widths in tokens to choose from, ascending; the last holds any row. The narrowest that holds the longest row of a
-        batch is used, each being a branch of the one program.
+      widths: row widths in tokens to choose from, ascending; the last holds any row. The narrowest
+        that holds the longest row of a batch is used, each being a branch of the one program.
       rows: samples trained on, per group on average; 0: as many as the rule can draw.
-      pool: which of a group's samples are trained on, and whether its pool says their advantages; None trains on every sample,
-        with ordinary advantages.
+      pool: which of a group's samples are trained on, and whether its pool says their advantages;
+        None trains on every sample, with ordinary advantages.
     """
 
     rule: Rule
@@ -65,47 +76,100 @@ class FusedConfig:
         return self.target * (self.rows or self.rule.max_samples)
 
 
-def choose_samples(samples: AdaptiveSamples, prompts: Prompts, rows: Array, config: PoolConfig, size: int,
-                   key: Array) -> tuple[Array, Array | None]:
-    """(i32[size], the places of `rows` to train on, as many as there are of them for none; their advantages f32[size] or None)."""
+def choose_samples(
+    samples: AdaptiveSamples,
+    prompts: Prompts,
+    rows: Array,
+    config: PoolConfig,
+    size: int,
+    key: Array,
+) -> tuple[Array, Array | None]:
+    """(i32[size], the places of `rows` to train on, as many as there are of them for none;
+    their advantages f32[size] or None).
+    """
     ids, index = place_ids(samples, rows)
     rewards = samples.rewards[jnp.minimum(rows, len(samples.rewards) - 1)]
     per_prompt = len(samples.rewards) // len(prompts.lengths)
-    candidate = jnp.minimum(rows[::per_prompt] // per_prompt, len(prompts.lengths) - 1)  # of a group's first sample
-    kept, advantages = choose(config, rewards, rewards > 0.5, ids, index, prompts.visit[candidate],
-                              None if prompts.estimate is None else prompts.estimate[candidate], key)
+    # Of a group's first sample.
+    candidate = jnp.minimum(rows[::per_prompt] // per_prompt, len(prompts.lengths) - 1)
+    kept, advantages = choose(
+        config,
+        rewards,
+        rewards > 0.5,
+        ids,
+        index,
+        prompts.visit[candidate],
+        None if prompts.estimate is None else prompts.estimate[candidate],
+        key,
+    )
     chosen = jnp.nonzero(kept, size=size, fill_value=len(rows))[0].astype(jnp.int32)
     return chosen, None if advantages is None else jnp.append(advantages, 0.0)[chosen]
 
 
-def make_batch(samples: AdaptiveSamples, counts: Counts, prompts: Prompts, config: FusedConfig, mesh: Mesh,
-               key: Array) -> tuple[Batch, dict[str, Array], Array | None]:
-    """All shards' groups as one batch, rows spread over the row shards, group ids counted over all of them.
+def make_batch(
+    samples: AdaptiveSamples,
+    counts: Counts,
+    prompts: Prompts,
+    config: FusedConfig,
+    mesh: Mesh,
+    key: Array,
+) -> tuple[Batch, dict[str, Array], Array | None]:
+    """All shards' groups as one batch, rows spread over the row shards,
+    group ids counted over all of them.
 
-    Returns (batch, all samples of these groups, as `to_rollouts` takes them, advantages of the rows where pools say them, else None).
+    Returns (batch, all samples of these groups, as `to_rollouts` takes them, advantages of the rows
+    where pools say them, else None).
     """
+
     def shard(tree, key):
         samples, counts, prompts = jax.tree.map(lambda x: x[0], tree)
         rows = select(samples, counts, config.target)
-        drawn = {name: getattr(samples, name)[jnp.minimum(rows, len(samples.lengths) - 1)] for name in SAMPLED
-                 if getattr(samples, name) is not None}
+        drawn = {
+            name: getattr(samples, name)[jnp.minimum(rows, len(samples.lengths) - 1)]
+            for name in SAMPLED
+            if getattr(samples, name) is not None
+        }
         ids, advantages, trained = place_ids(samples, rows)[0], None, rows
         if config.pool is not None:
-            chosen, advantages = choose_samples(samples, prompts, rows, config.pool, config.batch_rows, key)
-            ids, trained = jnp.append(ids, -1)[chosen], jnp.append(rows, len(samples.lengths))[chosen]
-        return to_batch(samples, prompts, trained, ids, config.widths[-1]), {"rows": rows, **drawn}, advantages
+            chosen, advantages = choose_samples(
+                samples, prompts, rows, config.pool, config.batch_rows, key
+            )
+            ids, trained = (
+                jnp.append(ids, -1)[chosen],
+                jnp.append(rows, len(samples.lengths))[chosen],
+            )
+        return (
+            to_batch(samples, prompts, trained, ids, config.widths[-1]),
+            {"rows": rows, **drawn},
+            advantages,
+        )
 
     rows = PartitionSpec(ROWS)
-    batch, drawn, advantages = jax.shard_map(shard, mesh=mesh, in_specs=(rows, PartitionSpec()), out_specs=rows,
-                                             axis_names=set(ROWS), check_vma=False)((samples, counts, prompts), key)
-    offset = jnp.repeat(jnp.arange(row_shards(mesh), dtype=jnp.int32), config.batch_rows) * config.target
-    return batch.replace(group_ids=jnp.where(batch.group_ids < 0, -1, batch.group_ids + offset)), drawn, advantages
+    batch, drawn, advantages = jax.shard_map(
+        shard,
+        mesh=mesh,
+        in_specs=(rows, PartitionSpec()),
+        out_specs=rows,
+        axis_names=set(ROWS),
+        check_vma=False,
+    )((samples, counts, prompts), key)
+    offset = (
+        jnp.repeat(jnp.arange(row_shards(mesh), dtype=jnp.int32), config.batch_rows) * config.target
+    )
+    return (
+        batch.replace(group_ids=jnp.where(batch.group_ids < 0, -1, batch.group_ids + offset)),
+        drawn,
+        advantages,
+    )
 
 
 def narrow(batch: Batch, width: int) -> Batch:
     """The first `width` columns."""
-    return batch.replace(tokens=batch.tokens[:, :width], mask=batch.mask[:, :width - 1],
-                         behaviour_logprobs=batch.behaviour_logprobs[:, :width - 1])
+    return batch.replace(
+        tokens=batch.tokens[:, :width],
+        mask=batch.mask[:, : width - 1],
+        behaviour_logprobs=batch.behaviour_logprobs[:, : width - 1],
+    )
 
 
 def choose_width(batch: Batch, widths: Sequence[int]) -> Array:
@@ -115,102 +179,196 @@ def choose_width(batch: Batch, widths: Sequence[int]) -> Array:
 
 
 @functools.lru_cache(maxsize=16)  # as `step.make_update`
-def make_fused_step(model: ModelConfig, decoder: Decoder, optimizer: optax.GradientTransformation, mesh: Mesh,
-                    update: UpdateConfig, config: FusedConfig):
-    """The jitted step (state, prompts, key) -> (state, metrics, drawn, samples' bookkeeping, counts); donates the state.
+def make_fused_step(
+    model: ModelConfig,
+    decoder: Decoder,
+    optimizer: optax.GradientTransformation,
+    mesh: Mesh,
+    update: UpdateConfig,
+    config: FusedConfig,
+):
+    """The jitted step (state, prompts, key) -> (state, metrics, drawn, samples' bookkeeping,
+    counts); donates the state.
 
     `prompts` have shards on axis 0. Metrics are f32 scalars as those of `step.make_update`.
     """
-    shardings, rows, whole = state_shardings(model, optimizer, mesh), batch_sharding(mesh), replicated(mesh)
+    shardings, rows, whole = (
+        state_shardings(model, optimizer, mesh),
+        batch_sharding(mesh),
+        replicated(mesh),
+    )
 
     def step(state: TrainState, prompts: Prompts, key: Array):
-        samples, counts = sample_adaptive_sharded(decoder, state.params, prompts, config.rule, config.verify, config.target, key,
-                                                  config.sampler, mesh)
+        samples, counts = sample_adaptive_sharded(
+            decoder,
+            state.params,
+            prompts,
+            config.rule,
+            config.verify,
+            config.target,
+            key,
+            config.sampler,
+            mesh,
+        )
         batch, drawn, advantages = make_batch(samples, counts, prompts, config, mesh, key)
         batch = jax.lax.with_sharding_constraint(batch, NamedSharding(mesh, PartitionSpec(ROWS)))
         batch = jax.lax.optimization_barrier(batch)
         if advantages is None:
             with jax.named_scope("advantages"):
                 advantages = batch_advantages(update, batch)
-        branch = lambda width: lambda batch: gradients(state.params, narrow(batch, width), advantages, None, None, model, update,
-                                                       rows)
+        branch = lambda width: (
+            lambda batch: gradients(
+                state.params, narrow(batch, width), advantages, None, None, model, update, rows
+            )
+        )
         if len(config.widths) == 1:
             grads, metrics = branch(config.widths[0])(batch)
         else:
-            grads, metrics = jax.lax.switch(choose_width(batch, config.widths), [branch(w) for w in config.widths], batch)
+            grads, metrics = jax.lax.switch(
+                choose_width(batch, config.widths), [branch(w) for w in config.widths], batch
+            )
         with jax.named_scope("optimizer"):
             updated, norm, finite = apply_gradients(state, grads, metrics["loss/total"], optimizer)
             # With no group at all there is no update either, not even one of momentum.
-            state = jax.tree.map(lambda new, old: jnp.where(jnp.any(batch.mask), new, old), updated, state)
+            state = jax.tree.map(
+                lambda new, old: jnp.where(jnp.any(batch.mask), new, old), updated, state
+            )
         metrics = objectives.summarise_metrics(metrics)
         metrics = {**metrics, "grad_norm": norm, "skipped": 1.0 - finite.astype(jnp.float32)}
         # The rows themselves are in `drawn`; what is left of the samples is their bookkeeping.
-        facts = {name: getattr(samples, name) for name in ("status", "consumed", "missing", "wasted_tokens", "decode_steps",
-                                                          "slot_steps", "head_of_line_steps")}
-        facts["tokens"] = jnp.sum(samples.lengths if samples.prefix is None else samples.lengths - samples.prefix, axis=1)
-        first = samples.rewards.reshape(*counts.done.shape, -1)[..., :config.rule.first_samples]
+        facts = {
+            name: getattr(samples, name)
+            for name in (
+                "status",
+                "consumed",
+                "missing",
+                "wasted_tokens",
+                "decode_steps",
+                "slot_steps",
+                "head_of_line_steps",
+            )
+        }
+        facts["tokens"] = jnp.sum(
+            samples.lengths if samples.prefix is None else samples.lengths - samples.prefix, axis=1
+        )
+        first = samples.rewards.reshape(*counts.done.shape, -1)[..., : config.rule.first_samples]
         facts["nonfinite"] = jnp.sum(samples.nonfinite, axis=1, dtype=jnp.int32)
         facts["first_right"] = jnp.sum(first > 0.5, axis=-1, dtype=jnp.int32)
         return state, metrics, drawn, facts, counts
 
-    return jax.jit(step, in_shardings=(shardings, rows, whole), out_shardings=(shardings, whole, rows, rows, rows),
-                   donate_argnums=0)
+    return jax.jit(
+        step,
+        in_shardings=(shardings, rows, whole),
+        out_shardings=(shardings, whole, rows, rows, rows),
+        donate_argnums=0,
+    )
 
 
 def row_widths(longest: int, multiple: int, prompt: int) -> tuple[int, ...]:
-    """The widths that `build_batch` cuts rows to, ascending, without those that hold no response to the longest prompt."""
+    """The widths that `build_batch` cuts rows to, ascending,
+    without those that hold no response to the longest prompt.
+    """
     if not multiple:
         return (longest,)
-    return tuple(sorted({min(w, longest) for w in range(multiple, longest + multiple, multiple) if min(w, longest) > prompt}))
+    return tuple(
+        sorted(
+            {
+                min(w, longest)
+                for w in range(multiple, longest + multiple, multiple)
+                if min(w, longest) > prompt
+            }
+        )
+    )
 
 
 class Table:
     """Candidates as tables of static shape, dealt to shards in turn.
 
     Args:
-      capacity: candidates per shard. length: of a context, in tokens. encode: prompts -> the pytree that the verifier takes as
-        their answers, a row each; may raise ValueError.
-      replayed: samples of a candidate, where they may start inside a response to it; 0: none does. max_new: of a sample that does
-        not, in tokens.
+      capacity: candidates per shard. length: of a context, in tokens. encode: prompts -> the pytree
+        that the verifier takes as their answers, a row each; may raise ValueError.
+      replayed: samples of a candidate, where they may start inside a response to it; 0: none does.
+        max_new: of a sample that does not, in tokens.
     """
 
-    def __init__(self, shards: int, capacity: int, length: int, encode: Callable[[Sequence[Prompt]], Any], replayed: int = 0,
-                 max_new: int = 1):
+    def __init__(
+        self,
+        shards: int,
+        capacity: int,
+        length: int,
+        encode: Callable[[Sequence[Prompt]], Any],
+        replayed: int = 0,
+        max_new: int = 1,
+    ):
         self.shards, self.capacity, self._length, self._encode = shards, capacity, length, encode
         self.replayed, self._max_new = replayed, max_new
 
-    def build(self, prompts: Sequence[Prompt], asked: Sequence[tuple[np.ndarray, np.ndarray | None]] = (),
-              replays: Sequence[Replay | None] = ()) -> Prompts:
+    def build(
+        self,
+        prompts: Sequence[Prompt],
+        asked: Sequence[tuple[np.ndarray, np.ndarray | None]] = (),
+        replays: Sequence[Replay | None] = (),
+    ) -> Prompts:
         """At most shards x capacity prompts; number i goes to shard i mod shards.
 
         Args:
-          asked: each shard's (estimates f64, budgets i64 or None) where there are any: the program has columns for them then.
-          replays: of each prompt, where its samples start, None for one at its end; needs `replayed`.
+          asked: each shard's (estimates f64, budgets i64 or None) where there are any: the program
+            has columns for them then.
+          replays: of each prompt, where its samples start, None for one at its end; needs
+            `replayed`.
         """
         tables = []
         for shard in range(self.shards):
-            mine, starts = prompts[shard::self.shards], replays[shard::self.shards]
+            mine, starts = prompts[shard :: self.shards], replays[shard :: self.shards]
             estimate, budget = asked[shard] if asked else (None, None)
-            contexts = [p.tokens if r is None else np.concatenate([p.tokens, r.tokens])
-                        for p, r in itertools.zip_longest(mine, starts)]
-            tables.append(build_prompts(contexts, np.array([p.visit for p in mine], np.int32), self._encode(mine), self.capacity,
-                                        self._length, budget, estimate, self._prefixes(mine, starts) if self.replayed else None))
+            contexts = [
+                p.tokens if r is None else np.concatenate([p.tokens, r.tokens])
+                for p, r in itertools.zip_longest(mine, starts)
+            ]
+            tables.append(
+                build_prompts(
+                    contexts,
+                    np.array([p.visit for p in mine], np.int32),
+                    self._encode(mine),
+                    self.capacity,
+                    self._length,
+                    budget,
+                    estimate,
+                    self._prefixes(mine, starts) if self.replayed else None,
+                )
+            )
         return jax.tree.map(lambda *leaves: np.stack(leaves), *tables)
 
     def _prefixes(self, prompts: Sequence[Prompt], replays: Sequence[Replay | None]) -> Prefixes:
-        column = lambda otherwise, values: np.stack([np.full(self.replayed, otherwise), *values])[1:]
-        known = [Replay(np.zeros(0), np.zeros(self.replayed), np.full(self.replayed, self._max_new)) if r is None else r
-                 for r, _ in itertools.zip_longest(replays, prompts)]
-        return Prefixes(prompt_length=np.array([len(p.tokens) for p in prompts], np.int64),
-                        length=column(0, [r.prefix for r in known]), max_new=column(0, [r.max_new for r in known]))
+        column = lambda otherwise, values: np.stack([np.full(self.replayed, otherwise), *values])[
+            1:
+        ]
+        known = [
+            Replay(np.zeros(0), np.zeros(self.replayed), np.full(self.replayed, self._max_new))
+            if r is None
+            else r
+            for r, _ in itertools.zip_longest(replays, prompts)
+        ]
+        return Prefixes(
+            prompt_length=np.array([len(p.tokens) for p in prompts], np.int64),
+            length=column(0, [r.prefix for r in known]),
+            max_new=column(0, [r.max_new for r in known]),
+        )
 
 
-def to_rollouts(drawn: dict[str, np.ndarray], prompts: Sequence[Prompt], table: Table, version: int, rule: Rule,
-                asked: Sequence[tuple[np.ndarray, np.ndarray | None]] = ()) -> Rollouts | None:
+def to_rollouts(
+    drawn: dict[str, np.ndarray],
+    prompts: Sequence[Prompt],
+    table: Table,
+    version: int,
+    rule: Rule,
+    asked: Sequence[tuple[np.ndarray, np.ndarray | None]] = (),
+) -> Rollouts | None:
     """What a step drew to train on, shard by shard in launch order; None where that is nothing.
 
     Args:
-      drawn: `SAMPLED` of the samples, and the rows of their shard's table that they were. prompts: as `table` was built of them.
+      drawn: `SAMPLED` of the samples, and the rows of their shard's table that they were. prompts:
+        as `table` was built of them.
     """
     shard = np.repeat(np.arange(table.shards), len(drawn["rows"]) // table.shards)
     candidate, index = np.divmod(drawn["rows"], rule.max_samples)
@@ -221,12 +379,24 @@ def to_rollouts(drawn: dict[str, np.ndarray], prompts: Sequence[Prompt], table: 
     # Shards come one after the other, and in each the candidates in launch order.
     groups, owner = np.unique((shard * table.capacity + candidate)[there], return_inverse=True)
     owners = [divmod(int(group), table.capacity) for group in groups]
-    estimates = np.array([asked[shard][0][candidate] for shard, candidate in owners])[owner] if asked else None
+    estimates = (
+        np.array([asked[shard][0][candidate] for shard, candidate in owners])[owner]
+        if asked
+        else None
+    )
     fields = {name: value[there] for name, value in drawn.items() if name != "rows"}
-    return Rollouts([prompts[candidate * table.shards + shard] for shard, candidate in owners], owner, **fields,
-                    sample_index=index[there], versions=np.full(len(there), version),
-                    phases=index[there] >= rule.first_samples, estimates=estimates)
+    return Rollouts(
+        [prompts[candidate * table.shards + shard] for shard, candidate in owners],
+        owner,
+        **fields,
+        sample_index=index[there],
+        versions=np.full(len(there), version),
+        phases=index[there] >= rule.first_samples,
+        estimates=estimates,
+    )
 
 
-FusedProgram = Callable[[TrainState, Prompts, Array], tuple[TrainState, dict[str, Array], dict[str, Array], dict[str, Array],
-                                                               Counts]]
+FusedProgram = Callable[
+    [TrainState, Prompts, Array],
+    tuple[TrainState, dict[str, Array], dict[str, Array], dict[str, Array], Counts],
+]

@@ -1,7 +1,8 @@
-"""The fused step, seen from the host: candidates out of the stream, what was not needed back into it, numbers kept.
+"""The fused step, seen from the host: candidates out of the stream,
+what was not needed back into it, numbers kept.
 
-It is one program, which nothing stops on its way; a stop is looked at before each attempt. So a signal waits for one program,
-which is a whole step unless no candidate is accepted.
+It is one program, which nothing stops on its way; a stop is looked at before each attempt. So a
+signal waits for one program, which is a whole step unless no candidate is accepted.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,44 +13,73 @@ import numpy as np
 
 from rl_speed.data.prompts import Prompt, PromptStream
 from rl_speed.data.rollouts import Rollouts
+from rl_speed.replay.cuts import Replay
+from rl_speed.replay.source import PrefixSource
+from rl_speed.rollout.budgets import Budgets
+from rl_speed.rollout.generate import GenerationStats
+from rl_speed.rollout.prompt_counts import StarvedError, StepReport, broken_samples
+from rl_speed.rollout.screening import Screening
+from rl_speed.runtime.metrics import PhaseTimer
 from rl_speed.sampling import COMPLETE, REJECTED, Allocated, HostVerify
 from rl_speed.sampling.callback import raise_failure
-from rl_speed.replay.cuts import Replay
-from rl_speed.rollout.generate import GenerationStats
-from rl_speed.rollout.budgets import Budgets
 from rl_speed.training.fused import FusedConfig, FusedProgram, Table, to_rollouts
-from rl_speed.runtime.metrics import PhaseTimer
-from rl_speed.replay.source import PrefixSource
-from rl_speed.update.state import TrainState
-from rl_speed.rollout.screening import Screening
 from rl_speed.training.steps import StepResult
-from rl_speed.rollout.prompt_counts import StarvedError, StepReport, broken_samples
+from rl_speed.update.state import TrainState
 
 
 class FusedStep:
     """The `Step` that is one program: nothing is in flight between steps, and nothing is stale.
 
     Args:
-      program: the compiled step. table: builds its candidates. stream: where they come from. fused: the program's settings.
-      key: the run's typed root key. groups: that a step asks for, over all shards. max_calls: attempts to find any.
-      budgets, prefixes: as of `Screening`. Each shard shares out its own prompts' samples; with budgets a step takes as many
-        candidates as it asks for groups, since every one of them completes.
+      program: the compiled step. table: builds its candidates. stream: where they come from. fused:
+        the program's settings.
+      key: the run's typed root key. groups: that a step asks for, over all shards. max_calls:
+        attempts to find any.
+      budgets, prefixes: as of `Screening`. Each shard shares out its own prompts' samples; with
+        budgets a step takes as many candidates as it asks for groups, since every one of
+        them completes.
 
     Attributes:
       screening: what became of prompts; `screened = rejected + completed` always.
       wasted_tokens: drawn for candidates that were then not needed, since the run began.
     """
 
-    def __init__(self, program: FusedProgram, table: Table, stream: PromptStream, fused: FusedConfig, key: jax.Array,
-                 groups: int, max_calls: int, budgets: Budgets | None = None, prefixes: PrefixSource | None = None):
+    def __init__(
+        self,
+        program: FusedProgram,
+        table: Table,
+        stream: PromptStream,
+        fused: FusedConfig,
+        key: jax.Array,
+        groups: int,
+        max_calls: int,
+        budgets: Budgets | None = None,
+        prefixes: PrefixSource | None = None,
+    ):
         self.screening = Screening(stream, budgets, prefixes)
-        self._program, self._table, self.stream, self.rule, self._key = program, table, stream, fused.rule, key
-        self._groups, self._max_calls, self._verify, self._verify_s = groups, max_calls, fused.verify, 0.0
+        self._program, self._table, self.stream, self.rule, self._key = (
+            program,
+            table,
+            stream,
+            fused.rule,
+            key,
+        )
+        self._groups, self._max_calls, self._verify, self._verify_s = (
+            groups,
+            max_calls,
+            fused.verify,
+            0.0,
+        )
         self.wasted_tokens = 0
         self._begun: StepReport | None = None  # what a step that was stopped did so far
 
-    def __call__(self, state: TrainState, version: int, timer: PhaseTimer,
-                 stop: Callable[[], bool] = lambda: False) -> tuple[TrainState, StepResult]:
+    def __call__(
+        self,
+        state: TrainState,
+        version: int,
+        timer: PhaseTimer,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> tuple[TrainState, StepResult]:
         """See `Step`. Where no candidate is accepted, nothing is updated and the next are tried.
 
         Raises:
@@ -66,37 +96,68 @@ class FusedStep:
                 if rollouts is not None:
                     self._verify_s = getattr(self._verify, "seconds", 0.0) - begin
                     report.short, self._begun = self._groups - len(rollouts.prompts), None
-                    return state, StepResult(rollouts, report, {name: float(value) for name, value in metrics.items()})
+                    return state, StepResult(
+                        rollouts, report, {name: float(value) for name, value in metrics.items()}
+                    )
         self._begun = None
-        raise StarvedError(f"none of {report.screened} candidates was accepted in {self._max_calls} attempts: the data is too hard "
-                           "or too easy for this policy and rule. Widen config.rule.low/high, raise config.rule.n_init or "
-                           f"config.driver.screen_prompts, or change the data{broken_samples(report.generation)}")
+        raise StarvedError(
+            f"none of {report.screened} candidates was accepted in {self._max_calls} attempts: "
+            "the data is too hard or too easy for this policy and rule. Widen "
+            "config.rule.low/high, raise config.rule.n_init or config.driver.screen_prompts, or "
+            f"change the data{broken_samples(report.generation)}"
+        )
 
-    def _attempt(self, state: TrainState, version: int, report: StepReport) -> tuple[TrainState, dict[str, Any], Rollouts | None]:
+    def _attempt(
+        self, state: TrainState, version: int, report: StepReport
+    ) -> tuple[TrainState, dict[str, Any], Rollouts | None]:
         shards, capacity, screening = self._table.shards, self._table.capacity, self.screening
-        prompts = self.stream.take(self._groups if isinstance(self.rule, Allocated) else shards * capacity)
-        asked = [] if screening.budgets is None else [screening.allocate(state.params, prompts[s::shards]) for s in range(shards)]
-        state, *rest = self._program(state, self._table.build(prompts, asked, self._replays(prompts)), self._key)
+        prompts = self.stream.take(
+            self._groups if isinstance(self.rule, Allocated) else shards * capacity
+        )
+        asked = (
+            []
+            if screening.budgets is None
+            else [screening.allocate(state.params, prompts[s::shards]) for s in range(shards)]
+        )
+        state, *rest = self._program(
+            state, self._table.build(prompts, asked, self._replays(prompts)), self._key
+        )
         metrics, drawn, facts, counts = jax.device_get(rest)
         raise_failure(self._verify)
-        consumed = [prompts[s::shards][:int(facts["consumed"][s])] for s in range(shards)]
+        consumed = [prompts[s::shards][: int(facts["consumed"][s])] for s in range(shards)]
         used = {prompt.visit for part in consumed for prompt in part}
         self.stream.put_back([prompt for prompt in prompts if prompt.visit not in used])
         for s, part in enumerate(consumed):  # all that is consumed is decided
-            screening.observe(part, counts.positive[s, :len(part)], counts.done[s, :len(part)])
+            screening.observe(part, counts.positive[s, : len(part)], counts.done[s, : len(part)])
         screening.tell_estimates(state.params)
         rollouts = to_rollouts(drawn, prompts, self._table, version, self.rule, asked)
-        self._account(facts, counts, len(used), 0 if rollouts is None else rollouts.sampled_tokens, report)
+        self._account(
+            facts, counts, len(used), 0 if rollouts is None else rollouts.sampled_tokens, report
+        )
         return state, metrics, rollouts
 
     def _replays(self, prompts: Sequence[Prompt]) -> list[Replay | None]:
-        """Where the samples of each prompt start, unless at its end; empty where nothing is replayed."""
+        """Where the samples of each prompt start, unless at its end;
+        empty where nothing is replayed.
+        """
         if self.screening.prefixes is None:
             return []
-        return [self.screening.replay(self.screening.cached(p), p, 0, self._table.replayed) for p in prompts]
+        return [
+            self.screening.replay(self.screening.cached(p), p, 0, self._table.replayed)
+            for p in prompts
+        ]
 
-    def _account(self, facts: dict[str, np.ndarray], counts: Any, count: int, trained: int, report: StepReport) -> None:
-        """Add one attempt to the tally and to the report; `trained` tokens were sampled for the groups trained on."""
+    def _account(
+        self,
+        facts: dict[str, np.ndarray],
+        counts: Any,
+        count: int,
+        trained: int,
+        report: StepReport,
+    ) -> None:
+        """Add one attempt to the tally and to the report;
+        `trained` tokens were sampled for the groups trained on.
+        """
         status, done, positive = facts["status"], counts.done, counts.positive
         rejected, complete = status == REJECTED, status == COMPLETE
         decided = rejected | complete
@@ -109,10 +170,14 @@ class FusedStep:
         t.rejected_tokens += int(facts["tokens"].sum()) - trained
         self.wasted_tokens += int(facts["wasted_tokens"].sum())
         self.screening.judged(complete[decided].tolist())
-        report.generation += GenerationStats(calls=1, samples=int(done.sum()),
-                                             tokens=int(facts["tokens"].sum() + facts["wasted_tokens"].sum()),
-                                             decode_steps=int(facts["decode_steps"].max()),
-                                             slot_steps=int(facts["slot_steps"].sum()), nonfinite=int(facts["nonfinite"].sum()))
+        report.generation += GenerationStats(
+            calls=1,
+            samples=int(done.sum()),
+            tokens=int(facts["tokens"].sum() + facts["wasted_tokens"].sum()),
+            decode_steps=int(facts["decode_steps"].max()),
+            slot_steps=int(facts["slot_steps"].sum()),
+            nonfinite=int(facts["nonfinite"].sum()),
+        )
         t.nonfinite += int(facts["nonfinite"].sum())
         report.screened += count
         report.accepted += int(complete.sum())
@@ -121,9 +186,15 @@ class FusedStep:
         report.pass_rates += (facts["first_right"][decided] / first[decided]).tolist()
 
     def metrics(self, version: int) -> dict[str, float]:
-        """Tokens drawn for nothing so far; of the last step, the seconds that it waited for a Python verifier."""
+        """Tokens drawn for nothing so far; of the last step,
+        the seconds that it waited for a Python verifier.
+        """
         waited = {"time/verify": self._verify_s} if isinstance(self._verify, HostVerify) else {}
-        return {"wasted_tokens": float(self.wasted_tokens), **waited, **self.screening.metrics(version)}
+        return {
+            "wasted_tokens": float(self.wasted_tokens),
+            **waited,
+            **self.screening.metrics(version),
+        }
 
     def state_dict(self) -> dict[str, Any]:
         """What screening knows, and a step that was stopped; the stream saves itself."""

@@ -1,4 +1,6 @@
-"""The held-out evaluation of a run: its accuracies by step, and what there is of one that was stopped between two calls."""
+"""The held-out evaluation of a run: its accuracies by step, and what there is of one that was
+stopped between two calls.
+"""
 
 import dataclasses
 import json
@@ -29,48 +31,98 @@ class HeldOut:
       under_way: of the evaluation that `stop` ended, what was drawn.
     """
 
-    def __init__(self, config: Config, prompts: Sequence[Prompt], generator: Generator, per_call: int,
-                 scorer: RewardScorer):
-        self._config, self.prompts, self.generator, self.per_call, self._scorer = config, prompts, generator, per_call, scorer
+    def __init__(
+        self,
+        config: Config,
+        prompts: Sequence[Prompt],
+        generator: Generator,
+        per_call: int,
+        scorer: RewardScorer,
+    ):
+        self._config, self.prompts, self.generator, self.per_call, self._scorer = (
+            config,
+            prompts,
+            generator,
+            per_call,
+            scorer,
+        )
         self.points: list[dict[str, Any]] = []
         self.under_way: EvaluationSoFar | None = None
 
-    def measure(self, params: Any, step: int, totals: dict[str, float], stop: Callable[[], bool]) -> Evaluation | None:
-        """A new point. None where there are no questions, or where `stop` ended it between two calls: it is gone on with then."""
+    def measure(
+        self, params: Any, step: int, totals: dict[str, float], stop: Callable[[], bool]
+    ) -> Evaluation | None:
+        """A new point.
+
+        None where there are no questions, or where `stop` ended it between two calls: it is gone
+        on with then.
+        """
         if not self.prompts:
             return None
         self.under_way = self.under_way or EvaluationSoFar()
-        result = evaluate(self.generator, params, self.prompts, self._config.evaluation.samples, self._scorer.judge, self.per_call,
-                          so_far=self.under_way, stop=stop)
+        result = evaluate(
+            self.generator,
+            params,
+            self.prompts,
+            self._config.evaluation.samples,
+            self._scorer.judge,
+            self.per_call,
+            so_far=self.under_way,
+            stop=stop,
+        )
         if result is not None:
             self.under_way = None
-            self.points.append({"step": step, **totals, **result.metrics(), "eval/standard_error": result.standard_error})
+            self.points.append(
+                {
+                    "step": step,
+                    **totals,
+                    **result.metrics(),
+                    "eval/standard_error": result.standard_error,
+                }
+            )
         return result
 
     def write(self, workdir: Path) -> None:
         """evaluations.jsonl. A failure is told, and mended by the next evaluation."""
         try:
-            write_atomically(workdir / "evaluations.jsonl", "".join(json.dumps(point) + "\n" for point in self.points))
+            write_atomically(
+                workdir / "evaluations.jsonl",
+                "".join(json.dumps(point) + "\n" for point in self.points),
+            )
         except OSError as error:
-            log.error("cannot write evaluations.jsonl (%s); it is written anew with the next evaluation", error)
+            log.error(
+                "cannot write evaluations.jsonl (%s); it is written anew with the next evaluation",
+                error,
+            )
 
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint."""
-        under_way = {} if self.under_way is None else {"evaluating": {**self.under_way.state_dict(), "of": self._settings()}}
+        under_way = (
+            {}
+            if self.under_way is None
+            else {"evaluating": {**self.under_way.state_dict(), "of": self._settings()}}
+        )
         return {"evaluations": json.dumps(self.points), **under_way}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where the state was taken; other entries of it are not looked at. Under other settings what was under way begins
-        anew."""
+        """Continue where the state was taken; other entries of it are not looked at.
+
+        Under other settings what was under way begins anew.
+        """
         self.points = json.loads(state["evaluations"])
         if "evaluating" in state and self.prompts:
             same = state["evaluating"]["of"] == self._settings()
-            self.under_way = EvaluationSoFar.from_state_dict(state["evaluating"]) if same else EvaluationSoFar()
+            self.under_way = (
+                EvaluationSoFar.from_state_dict(state["evaluating"]) if same else EvaluationSoFar()
+            )
 
     def _settings(self) -> str:
         """What the responses depend on, beside the policy."""
         c = self._config
-        return json.dumps([dataclasses.asdict(part) for part in (c.evaluation, c.data, c.sampler, c.reward)] + [len(self.prompts)])
+        return json.dumps(
+            [dataclasses.asdict(part) for part in (c.evaluation, c.data, c.sampler, c.reward)]
+            + [len(self.prompts)]
+        )
 
 
 def shown(point: Mapping[str, Any]) -> dict[str, float]:

@@ -1,4 +1,7 @@
-"""The training loop: groups in, update, metrics, evaluation, checkpoints. Python control code around compiled functions."""
+"""The training loop: groups in, update, metrics, evaluation, checkpoints.
+
+Python control code around compiled functions.
+"""
 
 import contextlib
 import dataclasses
@@ -17,36 +20,49 @@ from rl_speed.config import Config
 from rl_speed.data.rollouts import Rollouts, pack
 from rl_speed.policy import save_hf
 from rl_speed.rollout.generate import GenerationStats
+from rl_speed.rollout.prompt_counts import StepReport
+from rl_speed.runtime.checkpoint import Checkpointer, CheckpointError, saved_steps
+from rl_speed.runtime.metrics import (
+    CompileCounter,
+    PhaseTimer,
+    SlowSteps,
+    counted_over_restarts,
+    read_lines,
+    write_atomically,
+)
+from rl_speed.runtime.progress import progress_bar
+from rl_speed.runtime.signals import Stopped, StopRequest, stop_on_signals
+from rl_speed.runtime.workdir import earlier_settings, note_changes
+from rl_speed.runtime.writers import MetricsWriter
 from rl_speed.training import build
 from rl_speed.training.cache_start import start_cost, start_run
 from rl_speed.training.held_out import HeldOut, shown
 from rl_speed.training.records import describe, progress_text, rollout_record
-from rl_speed.runtime.checkpoint import CheckpointError, Checkpointer, saved_steps
-from rl_speed.runtime.metrics import (CompileCounter, PhaseTimer, SlowSteps, counted_over_restarts, read_lines, write_atomically)
-from rl_speed.runtime.progress import progress_bar
-from rl_speed.update.reference import Reference
-from rl_speed.runtime.signals import Stopped, StopRequest, stop_on_signals
-from rl_speed.update.state import init_state, make_snapshot, state_shardings
 from rl_speed.training.steps import Step
-from rl_speed.rollout.prompt_counts import StepReport
-from rl_speed.runtime.workdir import earlier_settings, note_changes
-from rl_speed.runtime.writers import MetricsWriter
+from rl_speed.update.reference import Reference
+from rl_speed.update.state import init_state, make_snapshot, state_shardings
 
 log = logging.getLogger(__name__)
 
-# Of what a checkpoint holds beside weights. 1, which names no format: samples without `end_steps`; still read.
+# Of what a checkpoint holds beside weights. 1, which names no format: samples without `end_steps`;
+# still read.
 FORMAT = 2
 
 
 class NonFiniteError(RuntimeError):
-    """Too many updates in a row had a non-finite loss or gradient, or the policy's logits end every response."""
+    """Too many updates in a row had a non-finite loss or gradient,
+    or the policy's logits end every response.
+    """
 
     exit_status = 1
 
 
 @dataclasses.dataclass
 class Totals:
-    """Sums over the run; saved with it. `train_s` is wall-clock without evaluation, checkpoints and compilation."""
+    """Sums over the run; saved with it.
+
+    `train_s` is wall-clock without evaluation, checkpoints and compilation.
+    """
 
     train_s: float = 0.0
     tokens: int = 0
@@ -55,11 +71,13 @@ class Totals:
 
 
 class Trainer:
-    """A run: `Trainer(config, workdir).run()`. Resumes from the newest checkpoint unless told otherwise.
+    """A run: `Trainer(config, workdir).run()`.
 
-    Raises (constructor): ValueError for a configuration that cannot be or a damaged config.json of the run,
-    FileNotFoundError where `resume="must"` finds
-    nothing, FileExistsError where `resume="never"` finds a run, CheckpointError where no checkpoint there can be continued,
+    Resumes from the newest checkpoint unless told otherwise.
+
+    Raises (constructor): ValueError for a configuration that cannot be or a damaged config.json of
+    the run, FileNotFoundError where `resume="must"` finds nothing, FileExistsError where
+    `resume="never"` finds a run, CheckpointError where no checkpoint there can be continued,
     OSError where the workdir cannot be written.
     """
 
@@ -71,31 +89,58 @@ class Trainer:
         self.compiles, self.slow = CompileCounter(), SlowSteps()
         self.mesh = build.build_mesh(config)
         self.policy = build.build_policy(config, self.mesh)
-        self.stream, held_out = build.build_data(config, self.policy.tokenizer, self.workdir / "data.json")
-        self.scorer = build.build_scorer(config, self.policy, build.longest_answer(held_out, config.sampler.max_new))
-        self.generator, held_out_generator, per_call = build.build_generators(config, self.policy, self.mesh)
+        self.stream, held_out = build.build_data(
+            config, self.policy.tokenizer, self.workdir / "data.json"
+        )
+        self.scorer = build.build_scorer(
+            config, self.policy, build.longest_answer(held_out, config.sampler.max_new)
+        )
+        self.generator, held_out_generator, per_call = build.build_generators(
+            config, self.policy, self.mesh
+        )
         self.held_out = HeldOut(config, held_out, held_out_generator, per_call, self.scorer)
         self.optimizer = build.build_optimizer(config, self.policy.params)
         self.settings = build.update_config(config)
         budgets = build.build_budgets(config, self.policy, self.mesh)
         prefixes = build.build_prefixes(config, self.policy, self.stream.prompts)
         shardings = state_shardings(self.policy.model, self.optimizer, self.mesh)
-        # The policy it starts from is the first reference, if one is needed; otherwise its memory is let go.
+        # The policy it starts from is the first reference, if one is needed; otherwise its
+        # memory is let go.
         self.reference = None
         if config.objective.kl_coef > 0:
-            self.reference = Reference(self.policy.params, config.objective.reference_every, make_snapshot(shardings))
+            self.reference = Reference(
+                self.policy.params, config.objective.reference_every, make_snapshot(shardings)
+            )
         self.rl_step: Step
         if config.driver.where == "in_loop":
-            self.rl_step = build.build_fused_step(config, self.policy, self.mesh, self.optimizer, self.settings, self.stream, budgets,
-                                                  prefixes)
+            self.rl_step = build.build_fused_step(
+                config,
+                self.policy,
+                self.mesh,
+                self.optimizer,
+                self.settings,
+                self.stream,
+                budgets,
+                prefixes,
+            )
         else:
-            driver = build.build_driver(config, self.generator, self.stream, self.scorer, budgets, prefixes)
-            self.rl_step = build.build_split_step(config, self.policy, self.mesh, self.optimizer, self.settings, driver,
-                                                  self.reference)
+            driver = build.build_driver(
+                config, self.generator, self.stream, self.scorer, budgets, prefixes
+            )
+            self.rl_step = build.build_split_step(
+                config,
+                self.policy,
+                self.mesh,
+                self.optimizer,
+                self.settings,
+                driver,
+                self.reference,
+            )
         self.state = init_state(self.policy.params, self.optimizer, shardings)
         self.policy.params = None
         self.totals, self.step = Totals(), 0
-        self._spent: dict[str, float] = {}  # seconds by phase of a step that was stopped after `step` steps
+        # Seconds by phase of a step that was stopped after `step` steps.
+        self._spent: dict[str, float] = {}
         self._resumed = False
         self._open()
 
@@ -106,17 +151,28 @@ class Trainer:
         self._checkpoints = Checkpointer(self.workdir / "checkpoints", c.keep)
         latest = self._checkpoints.latest()
         if c.resume == "must" and latest is None:
-            raise FileNotFoundError(f"config.checkpoints.resume is 'must', but {self.workdir}/checkpoints holds none")
+            raise FileNotFoundError(
+                f"config.checkpoints.resume is 'must', but {self.workdir}/checkpoints holds none"
+            )
         if c.resume == "never" and latest is not None:
-            raise FileExistsError(f"{self.workdir} already holds a run (step {latest}); choose another --workdir, or set "
-                                  "config.checkpoints.resume=auto to continue it")
+            raise FileExistsError(
+                f"{self.workdir} already holds a run (step {latest}); choose another --workdir, "
+                "or set config.checkpoints.resume=auto to continue it"
+            )
         if latest is not None:
             self._restore()
-            note_changes(self.workdir / "config.json", self._earlier, self.config.to_dict(), self.step)
-        write_atomically(self.workdir / "config.json", json.dumps(self.config.to_dict(), indent=2) + "\n")
-        self._writer = MetricsWriter(self.workdir, self.config.logging, self.config.to_dict(), self.step)
+            note_changes(
+                self.workdir / "config.json", self._earlier, self.config.to_dict(), self.step
+            )
+        write_atomically(
+            self.workdir / "config.json", json.dumps(self.config.to_dict(), indent=2) + "\n"
+        )
+        self._writer = MetricsWriter(
+            self.workdir, self.config.logging, self.config.to_dict(), self.step
+        )
         for point in self.held_out.points:
-            if point["step"] >= self.step:  # of the policy as it is: made before the checkpoint, and cut off with what followed
+            # Of the policy as it is: made before the checkpoint, and cut off with what followed.
+            if point["step"] >= self.step:
                 self._writer.show(point["step"], shown(point))
         self.held_out.write(self.workdir)
 
@@ -124,10 +180,14 @@ class Trainer:
         reference = None if self.reference is None else self.reference.params
         self.step, self.state, host = self._checkpoints.restore_newest(self.state, reference)
         if (written := host.get("format", 1)) > FORMAT:
-            raise CheckpointError(f"the checkpoint of step {self.step} in {self.workdir} has format {written}, of a newer version of "
-                                  f"this code, which reads up to {FORMAT}")
+            raise CheckpointError(
+                f"the checkpoint of step {self.step} in {self.workdir} has format {written}, of a "
+                f"newer version of this code, which reads up to {FORMAT}"
+            )
         if self.reference is not None:
-            self.reference.restore(host.get("reference"), host.get("reference_step", 0), self.step, self.state.params)
+            self.reference.restore(
+                host.get("reference"), host.get("reference_step", 0), self.step, self.state.params
+            )
         self.stream.load_state_dict(host["stream"])
         self.rl_step.load_state_dict(host["driver"])
         self.scorer.load_state_dict(host["scorer"])
@@ -137,15 +197,26 @@ class Trainer:
         log.warning("resumed %s at step %d", self.workdir, self.step)
 
     def save(self) -> None:
-        """Checkpoint everything the next step depends on, and what there is of it where a stop came between its generation calls.
-        The reference policy is part of it only where it is neither the one that the run started from nor the one that is saved
-        here."""
+        """Checkpoint everything the next step depends on, and what there is of it where a stop came
+        between its generation calls. The reference policy is part of it only where it is neither
+        the one that the run started from nor the one that is saved here.
+        """
         reference = self.reference
-        self._checkpoints.save(self.step, self.state, {
-            "format": FORMAT, "stream": self.stream.state_dict(), "driver": self.rl_step.state_dict(), "scorer": self.scorer.state_dict(),
-            "totals": dataclasses.asdict(self.totals), "reference_step": 0 if reference is None else reference.since,
-            **self.held_out.state_dict(), **({"spent": self._spent} if self._spent else {})},
-            None if reference is None else reference.to_save(self.step))
+        self._checkpoints.save(
+            self.step,
+            self.state,
+            {
+                "format": FORMAT,
+                "stream": self.stream.state_dict(),
+                "driver": self.rl_step.state_dict(),
+                "scorer": self.scorer.state_dict(),
+                "totals": dataclasses.asdict(self.totals),
+                "reference_step": 0 if reference is None else reference.since,
+                **self.held_out.state_dict(),
+                **({"spent": self._spent} if self._spent else {}),
+            },
+            None if reference is None else reference.to_save(self.step),
+        )
 
     # The loop.
 
@@ -156,32 +227,55 @@ class Trainer:
         return self.step >= self.config.training.steps or 0 < limit <= self.totals.train_s
 
     def run(self) -> dict[str, Any]:
-        """Train to the last step, or until `training.max_seconds` are spent; returns (and writes) the summary.
+        """Train to the last step, or until `training.max_seconds` are spent;
+        returns (and writes) the summary.
 
         Raises:
-          NonFiniteError: after `training.max_skipped` non-finite updates in a row, or where non-finite logits ended every response
-            of a step; the batch of the last is in the workdir.
-          Stopped: SIGTERM or SIGINT came; the generation call or the update under way was finished and everything saved, what there
-            was of a step or of an evaluation too.
+          NonFiniteError: after `training.max_skipped` non-finite updates in a row, or where
+            non-finite logits ended every response of a step; the batch of the last is in
+            the workdir.
+          Stopped: SIGTERM or SIGINT came; the generation call or the update under way was finished
+            and everything saved, what there was of a step or of an evaluation too.
         """
         try:
             with stop_on_signals() as stop:
                 self._start_replay(stop)
-                if stop:  # its own file has what was sampled; a checkpoint would say that it is over
+                # Its own file has what was sampled; a checkpoint would say that it is over.
+                if stop:
                     raise Stopped(stop.received, self.step, self.workdir)
-                with progress_bar(self.config.training.steps, self.config.method, self.step, self.config.logging.progress) as bar:
+                with progress_bar(
+                    self.config.training.steps,
+                    self.config.method,
+                    self.step,
+                    self.config.logging.progress,
+                ) as bar:
                     self._train(stop, bar)
         finally:
             self._close()
         return self._summarise()
 
     def _start_replay(self, stop: StopRequest) -> None:
-        """Sample a response to every question before the first step, where replay starts so; it counts as training."""
-        if self._resumed or self.config.replay.window == "none" or self.config.replay.start != "sample":
+        """Sample a response to every question before the first step, where replay starts so;
+        it counts as training.
+        """
+        if (
+            self._resumed
+            or self.config.replay.window == "none"
+            or self.config.replay.start != "sample"
+        ):
             return
         compiled = self.compiles.seconds
-        cost = start_run(self.config, self.workdir, self.policy, self.generator, self.state.params, self.stream.prompts,
-                         self.scorer, self.rl_step.screening.prefixes.cache, lambda: bool(stop))
+        cost = start_run(
+            self.config,
+            self.workdir,
+            self.policy,
+            self.generator,
+            self.state.params,
+            self.stream.prompts,
+            self.scorer,
+            self.rl_step.screening.prefixes.cache,
+            lambda: bool(stop),
+        )
         self.scorer.take_parts()  # means of a step's rewards are not to include these
         self.totals.train_s += cost.seconds - (self.compiles.seconds - compiled)
         self.totals.tokens += cost.tokens
@@ -189,7 +283,9 @@ class Trainer:
 
     def _train(self, stop: StopRequest, bar: Any) -> None:
         c, asked, inside = self.config, lambda: bool(stop), ""
-        if self.held_out.under_way is not None or (self.step == 0 and c.evaluation.every and not self.held_out.points):
+        if self.held_out.under_way is not None or (
+            self.step == 0 and c.evaluation.every and not self.held_out.points
+        ):
             self.evaluate(asked)
             if self.done or stop:
                 self.save()
@@ -197,8 +293,14 @@ class Trainer:
         while not self.done and not stop:
             compiled = self.compiles.seconds - self._spent.get("compile", 0.0)
             profiled = self.step == c.logging.profile_step
-            with jax.profiler.trace(str(self.workdir / "profile")) if profiled else contextlib.nullcontext():
-                self.state, (rollouts, report, metrics) = self.rl_step(self.state, self.step, timer, asked)
+            with (
+                jax.profiler.trace(str(self.workdir / "profile"))
+                if profiled
+                else contextlib.nullcontext()
+            ):
+                self.state, (rollouts, report, metrics) = self.rl_step(
+                    self.state, self.step, timer, asked
+                )
             if rollouts is None:
                 seconds = {**timer.take(), "time/compile": self.compiles.seconds - compiled}
                 self._spent = {name.removeprefix("time/"): value for name, value in seconds.items()}
@@ -213,7 +315,9 @@ class Trainer:
             seconds["time/compile"] = self.compiles.seconds - compiled
             self._account(report.generation, seconds["time/step"] - seconds["time/compile"])
             record = {**self._record(rollouts, report), **metrics, **seconds}
-            if slow := self.slow.see(self.step, seconds, {"generation calls": record["calls"], **self.scorer.metrics()}):
+            if slow := self.slow.see(
+                self.step, seconds, {"generation calls": record["calls"], **self.scorer.metrics()}
+            ):
                 log.warning("%s", slow)
             self._log(record, rollouts)
             self.step += 1
@@ -228,13 +332,23 @@ class Trainer:
                 self.save()
             timer.take()  # evaluation and checkpoints are excluded from the next step's seconds
         if self.held_out.under_way is not None:
-            inside = f"{self.held_out.under_way.done} of {len(self.held_out.prompts)} questions of the evaluation"
+            inside = (
+                f"{self.held_out.under_way.done} of {len(self.held_out.prompts)} questions of the "
+                "evaluation"
+            )
         if stop and (inside or not self.done):
             raise Stopped(stop.received, self.step, self.workdir, inside)
 
     def evaluate(self, stop: Callable[[], bool] = lambda: False) -> None:
-        """Held-out accuracy of the policy as it is, kept with the totals it was reached at; see `HeldOut.measure`."""
-        if self.held_out.measure(self.state.params, self.step, dataclasses.asdict(self.totals), stop) is not None:
+        """Held-out accuracy of the policy as it is, kept with the totals it was reached at;
+        see `HeldOut.measure`.
+        """
+        if (
+            self.held_out.measure(
+                self.state.params, self.step, dataclasses.asdict(self.totals), stop
+            )
+            is not None
+        ):
             self._writer.show(self.step, shown(self.held_out.points[-1]))
             self.held_out.write(self.workdir)
 
@@ -244,19 +358,27 @@ class Trainer:
         return path
 
     def _require_finite(self, rollouts: Rollouts) -> None:
-        """Raises NonFiniteError where no sample of a step can be trained on: the next step's would be drawn by the same policy."""
+        """Raises NonFiniteError where no sample of a step can be trained on:
+        the next step's would be drawn by the same policy.
+        """
         if rollouts.nonfinite.all():
-            raise NonFiniteError(f"every response to train on in step {self.step} ended at logits that are not finite: the "
-                                 "policy's weights, or what it computes of them, are broken. The batch is in "
-                                 f"{self._keep_for_inspection(rollouts)} (rl_speed.data.rollouts.unpack reads it)")
+            raise NonFiniteError(
+                f"every response to train on in step {self.step} ended at logits that are not "
+                "finite: the policy's weights, or what it computes of them, are broken. The batch "
+                f"is in {self._keep_for_inspection(rollouts)} (rl_speed.data.rollouts.unpack "
+                "reads it)"
+            )
 
     def _check_finite(self, rollouts: Rollouts) -> None:
         in_row = int(self.state.skipped_in_row)
         if in_row >= self.config.training.max_skipped:
             path = self._keep_for_inspection(rollouts)
-            raise NonFiniteError(f"the last {in_row} updates had a non-finite loss or gradient and were skipped (step "
-                                 f"{self.step}); the batch of the last is in {path} (rl_speed.data.rollouts.unpack reads "
-                                 "it). Lower config.optimizer.learning_rate, or look at metrics.jsonl for where it began")
+            raise NonFiniteError(
+                f"the last {in_row} updates had a non-finite loss or gradient and were skipped "
+                f"(step {self.step}); the batch of the last is in {path} "
+                "(rl_speed.data.rollouts.unpack reads it). Lower config.optimizer.learning_rate, "
+                "or look at metrics.jsonl for where it began"
+            )
 
     def _account(self, stats: GenerationStats, seconds: float) -> None:
         t = self.totals
@@ -269,22 +391,40 @@ class Trainer:
         """The step's numbers that are known on the host."""
         screening = self.rl_step.screening
         return {
-            **describe(self.step, rollouts, report, self.generator.config.slots * self.generator.shards),
+            **describe(
+                self.step, rollouts, report, self.generator.config.slots * self.generator.shards
+            ),
             "acceptance": screening.acceptance,
-            **{f"total/{name}": float(value) for name, value in dataclasses.asdict(self.totals).items()},
-            **{f"tally/{name}": float(value) for name, value in dataclasses.asdict(screening.prompt_counts).items()},
-            **self.rl_step.metrics(self.step), **self.stream.metrics(), **self.scorer.metrics(), **self.scorer.take_parts(),
+            **{
+                f"total/{name}": float(value)
+                for name, value in dataclasses.asdict(self.totals).items()
+            },
+            **{
+                f"tally/{name}": float(value)
+                for name, value in dataclasses.asdict(screening.prompt_counts).items()
+            },
+            **self.rl_step.metrics(self.step),
+            **self.stream.metrics(),
+            **self.scorer.metrics(),
+            **self.scorer.take_parts(),
             # Of this process, not of the run: a resumed run counts anew.
-            "process/compilations": float(self.compiles.count), "process/compile_s": self.compiles.seconds,
-            "process/slow_steps": float(self.slow.count), "process/failed_checkpoints": float(self._checkpoints.failures),
+            "process/compilations": float(self.compiles.count),
+            "process/compile_s": self.compiles.seconds,
+            "process/slow_steps": float(self.slow.count),
+            "process/failed_checkpoints": float(self._checkpoints.failures),
             "process/failed_writes": float(self._writer.failures),
         }
 
     def _log(self, record: dict[str, Any], rollouts: Rollouts) -> None:
         self._writer.write(self.step, record)
-        shown = rollouts.groups()[:self.config.logging.rollouts]
-        self._writer.rollouts(self.step, [rollout_record(self.step, group, self.policy.tokenizer, self.policy.end_tokens)
-                                          for group in shown])
+        shown = rollouts.groups()[: self.config.logging.rollouts]
+        self._writer.rollouts(
+            self.step,
+            [
+                rollout_record(self.step, group, self.policy.tokenizer, self.policy.end_tokens)
+                for group in shown
+            ],
+        )
 
     def _close(self) -> None:
         self._checkpoints.close()
@@ -292,23 +432,46 @@ class Trainer:
         self.scorer.close()
 
     def _faults(self) -> dict[str, int]:
-        """Over all processes that worked on the run: the counts in metrics.jsonl, and what this one counted since."""
-        now = {"slow_steps": self.slow.count, "failed_checkpoints": self._checkpoints.failures,
-               "failed_writes": self._writer.failures}
+        """Over all processes that worked on the run: the counts in metrics.jsonl,
+        and what this one counted since.
+        """
+        now = {
+            "slow_steps": self.slow.count,
+            "failed_checkpoints": self._checkpoints.failures,
+            "failed_writes": self._writer.failures,
+        }
         records = read_lines(self.workdir / "metrics.jsonl")
-        return {name: counted_over_restarts([*(r[f"process/{name}"] for r in records), count]) for name, count in now.items()}
+        return {
+            name: counted_over_restarts([*(r[f"process/{name}"] for r in records), count])
+            for name, count in now.items()
+        }
 
     def _summarise(self) -> dict[str, Any]:
         if self.config.logging.export:
-            save_hf(self.workdir / "policy", self.state.params, self.policy.model, self.policy.tokenizer)
-        summary = {"method": self.config.method, "seed": self.config.seed, "steps": self.step,
-                   **dataclasses.asdict(self.totals), "skipped_updates": int(self.state.skipped),
-                   "prompts": dataclasses.asdict(self.rl_step.screening.prompt_counts), "verifier": self.scorer.metrics(),
-                   "compilations": self.compiles.count, "compile_s": round(self.compiles.seconds, 2),
-                   **self._faults(),
-                   **({"replay_start": dataclasses.asdict(cost)} if (cost := start_cost(self.workdir)) else {}),
-                   "evaluations": self.held_out.points, "device": jax.devices()[0].device_kind, "jax": jax.__version__,
-                   "finished": time.strftime("%Y-%m-%d %H:%M:%S")}
+            save_hf(
+                self.workdir / "policy", self.state.params, self.policy.model, self.policy.tokenizer
+            )
+        summary = {
+            "method": self.config.method,
+            "seed": self.config.seed,
+            "steps": self.step,
+            **dataclasses.asdict(self.totals),
+            "skipped_updates": int(self.state.skipped),
+            "prompts": dataclasses.asdict(self.rl_step.screening.prompt_counts),
+            "verifier": self.scorer.metrics(),
+            "compilations": self.compiles.count,
+            "compile_s": round(self.compiles.seconds, 2),
+            **self._faults(),
+            **(
+                {"replay_start": dataclasses.asdict(cost)}
+                if (cost := start_cost(self.workdir))
+                else {}
+            ),
+            "evaluations": self.held_out.points,
+            "device": jax.devices()[0].device_kind,
+            "jax": jax.__version__,
+            "finished": time.strftime("%Y-%m-%d %H:%M:%S"),
+        }
         write_atomically(self.workdir / "summary.json", json.dumps(summary, indent=2) + "\n")
         return summary
 
@@ -325,5 +488,9 @@ def _require_writable(workdir: Path) -> None:
         with tempfile.TemporaryFile(dir=workdir):
             pass
     except OSError as error:
-        raise OSError(error.errno, f"cannot write to the workdir ({error.strerror}); choose a folder that you may write to",
-                      str(workdir)) from None
+        raise OSError(
+            error.errno,
+            f"cannot write to the workdir ({error.strerror}); choose a "
+            "folder that you may write to",
+            str(workdir),
+        ) from None

@@ -1,4 +1,6 @@
-"""What is written of a step: numbers of its rollouts, decoded samples, the line beside the progress bar."""
+"""What is written of a step: numbers of its rollouts, decoded samples,
+the line beside the progress bar.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,35 +18,59 @@ def describe(step: int, rollouts: Rollouts, report: StepReport, slots: int) -> d
     g, ages = report.generation, step - rollouts.versions
     mixed = (rollouts.right > 0) & (rollouts.right < rollouts.sizes)
     return {
-        "reward": float(rollouts.rewards.mean()), "accuracy": float(rollouts.correct.mean()),
-        "length": float(rollouts.lengths.mean()), "truncated": float(rollouts.truncated.mean()),
+        "reward": float(rollouts.rewards.mean()),
+        "accuracy": float(rollouts.correct.mean()),
+        "length": float(rollouts.lengths.mean()),
+        "truncated": float(rollouts.truncated.mean()),
         "informative_groups": float(mixed.mean()),
-        "prefix": float(rollouts.prefix.mean()), "age_mean": float(ages.mean()), "age_max": float(ages.max()),
-        "groups": float(len(rollouts.prompts)), "groups_short": float(report.short),
-        "generated_tokens": float(g.tokens), "generated_samples": float(g.samples), "calls": float(g.calls),
+        "prefix": float(rollouts.prefix.mean()),
+        "age_mean": float(ages.mean()),
+        "age_max": float(ages.max()),
+        "groups": float(len(rollouts.prompts)),
+        "groups_short": float(report.short),
+        "generated_tokens": float(g.tokens),
+        "generated_samples": float(g.samples),
+        "calls": float(g.calls),
         "nonfinite_samples": float(g.nonfinite),
-        "decode_steps": float(g.decode_steps), "slot_use": g.tokens / max(g.decode_steps * slots, 1),
-        "screened": float(report.screened), "accepted": float(report.accepted), "rejected": float(report.rejected),
+        "decode_steps": float(g.decode_steps),
+        "slot_use": g.tokens / max(g.decode_steps * slots, 1),
+        "screened": float(report.screened),
+        "accepted": float(report.accepted),
+        "rejected": float(report.rejected),
         "pass_rates": pass_rate_histogram(report.pass_rates),
         # Of the first samples of each prompt, before any rule stopped or chose: the unbiased one.
         "first_accuracy": float(np.mean(report.pass_rates)) if report.pass_rates else 0.0,
     }
 
 
-def rollout_record(step: int, group: Rollouts, tokenizer: Any, end_tokens: Sequence[int]) -> dict[str, Any]:
+def rollout_record(
+    step: int, group: Rollouts, tokenizer: Any, end_tokens: Sequence[int]
+) -> dict[str, Any]:
     """One sample of a group as text, those of both phases in turn."""
     index = step % len(group)
-    response, = decode_responses(tokenizer, group.take([index]), end_tokens)
-    return {"id": group.prompt.id, "visit": group.prompt.visit, "question": group.prompt.text, "response": response,
-            "answer": group.prompt.answer, "sample": index, "correct": bool(group.correct[index]),
-            "reward": float(group.rewards[index]), "length": int(group.lengths[index]),
-            "truncated": bool(group.truncated[index]), "age": step - int(group.versions[index]),
-            "group_accuracy": float(group.correct.mean())}
+    (response,) = decode_responses(tokenizer, group.take([index]), end_tokens)
+    return {
+        "id": group.prompt.id,
+        "visit": group.prompt.visit,
+        "question": group.prompt.text,
+        "response": response,
+        "answer": group.prompt.answer,
+        "sample": index,
+        "correct": bool(group.correct[index]),
+        "reward": float(group.rewards[index]),
+        "length": int(group.lengths[index]),
+        "truncated": bool(group.truncated[index]),
+        "age": step - int(group.versions[index]),
+        "group_accuracy": float(group.correct.mean()),
+    }
 
 
 def progress_text(record: Mapping[str, Any], points: Sequence[Mapping[str, Any]]) -> str:
     """Of the latest step, and of the latest held-out evaluation."""
     held = f"held-out {points[-1]['eval/accuracy']:.3f}  " if points else ""
     seconds = record.get("time/generate", record["time/step"])
-    return (f"{held}train {record['accuracy']:.2f}  accept {record['acceptance']:.2f}  "
-            f"{record['generated_tokens'] / max(seconds, 1e-9):,.0f} tok/s  age {record['age_mean']:.1f}")
+    return (
+        f"{held}train {record['accuracy']:.2f}  accept {record['acceptance']:.2f}  "
+        f"{record['generated_tokens'] / max(seconds, 1e-9):,.0f} tok/s  age "
+        f"{record['age_mean']:.1f}"
+    )

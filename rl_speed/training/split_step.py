@@ -1,4 +1,6 @@
-"""The split step: generation calls with the rule between them, on the host; then one update on complete groups, or several."""
+"""The split step: generation calls with the rule between them, on the host;
+then one update on complete groups, or several.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,41 +11,62 @@ import numpy as np
 
 from rl_speed.config import Config
 from rl_speed.data.rollouts import Rollouts
-from rl_speed.update.batch import build_batch
 from rl_speed.rollout.host_driver import HostDriver
+from rl_speed.rollout.screening import Screening
 from rl_speed.runtime.metrics import PhaseTimer
+from rl_speed.training.steps import StepResult
+from rl_speed.update.batch import build_batch
 from rl_speed.update.pools import PoolSelector
 from rl_speed.update.reference import Reference
-from rl_speed.rollout.screening import Screening
 from rl_speed.update.shaping import shape_rewards
 from rl_speed.update.state import TrainState
-from rl_speed.training.steps import StepResult
 
 
 class SplitStep:
     """The `Step` of two parts.
 
     Args:
-      driver: generates, scores and decides. select: which samples of a group are trained on; None: all.
-      update, advantages, score: as `update_step` makes them. reference: of a KL penalty, if there is one.
+      driver: generates, scores and decides. select: which samples of a group are trained
+        on; None: all.
+      update, advantages, score: as `update_step` makes them. reference: of a KL penalty, if
+        there is one.
     """
 
-    def __init__(self, config: Config, driver: HostDriver, select: PoolSelector | None, update: Callable, advantages: Callable,
-                 score: Callable, reference: Reference | None = None):
+    def __init__(
+        self,
+        config: Config,
+        driver: HostDriver,
+        select: PoolSelector | None,
+        update: Callable,
+        advantages: Callable,
+        score: Callable,
+        reference: Reference | None = None,
+    ):
         self._config, self.driver, self.reference = config, driver, reference
-        self._select, self._update, self._advantages, self._score = select, update, advantages, score
+        self._select, self._update, self._advantages, self._score = (
+            select,
+            update,
+            advantages,
+            score,
+        )
 
     @property
     def screening(self) -> Screening:
         return self.driver.screening
 
-    def __call__(self, state: TrainState, version: int, timer: PhaseTimer,
-                 stop: Callable[[], bool] = lambda: False) -> tuple[TrainState, StepResult]:
+    def __call__(
+        self,
+        state: TrainState,
+        version: int,
+        timer: PhaseTimer,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> tuple[TrainState, StepResult]:
         """See `Step`.
 
-        With `driver.depth`, calls are being generated while the groups are scored. The update would run behind them on the devices
-        and donates the weights they read; so they are waited for, as generation, and nothing is left to run during evaluation
-        and checkpoints, which are excluded from the step's seconds.
+        With `driver.depth`, calls are being generated while the groups are scored. The update would
+        run behind them on the devices and donates the weights they read; so they are waited for, as
+        generation, and nothing is left to run during evaluation and checkpoints, which are excluded
+        from the step's seconds.
         """
         rollouts, report = self.driver.next_groups(state.params, version, stop)
         if rollouts is None:
@@ -58,20 +81,28 @@ class SplitStep:
             rollouts = shape_rewards(rollouts, self._config)
             state, metrics = self.update(state, rollouts)
             metrics = jax.device_get(metrics)
-        return state, StepResult(rollouts, report, {name: float(value) for name, value in metrics.items()})
+        return state, StepResult(
+            rollouts, report, {name: float(value) for name, value in metrics.items()}
+        )
 
     def update(self, state: TrainState, rollouts: Rollouts) -> tuple[TrainState, dict[str, Any]]:
         """All optimizer steps of one RL step on these groups; metrics are the mean over them.
 
-        Samples that non-finite logits ended are left out: what the policy computes of them would likely spoil the whole update,
-        and no reward of theirs says anything about the tokens before.
+        Samples that non-finite logits ended are left out: what the policy computes of them would
+        likely spoil the whole update, and no reward of theirs says anything about the
+        tokens before.
         """
         c, o, parts = self._config, self._config.objective, self._config.training.minibatches
         if rollouts.nonfinite.any():
             rollouts = rollouts.take(np.flatnonzero(~rollouts.nonfinite))
         rollouts, advantages = (rollouts, None) if self._select is None else self._select(rollouts)
-        batch = build_batch(rollouts, c.driver.groups * c.rule.n, c.data.max_prompt_length + c.sampler.max_new,
-                            c.training.length_multiple, c.replay.mask_prefix)
+        batch = build_batch(
+            rollouts,
+            c.driver.groups * c.rule.n,
+            c.data.max_prompt_length + c.sampler.max_new,
+            c.training.length_multiple,
+            c.replay.mask_prefix,
+        )
         uses_old, trains_prefix = uses_old_logprobs(c), trains_on_prefixes(c)
         old = self._score(state.params, batch.tokens) if uses_old or trains_prefix else None
         if trains_prefix:
@@ -81,7 +112,9 @@ class SplitStep:
         ref = None if self.reference is None else self._score(self.reference.params, batch.tokens)
         in_reward = ref is not None and o.kl_in == "reward"
         if advantages is None:
-            advantages = self._advantages(batch, batch.behaviour_logprobs - ref if in_reward else None)
+            advantages = self._advantages(
+                batch, batch.behaviour_logprobs - ref if in_reward else None
+            )
         else:
             advantages = np.pad(advantages, (0, len(batch.rewards) - len(advantages)))
         if in_reward:
@@ -89,10 +122,15 @@ class SplitStep:
         if parts == 1:
             return self._update(state, batch, advantages, old, ref)
         whole = jax.device_get((batch, advantages, old, ref))
-        padding, rows, history = np.flatnonzero(batch.group_ids < 0), len(batch.group_ids) // parts, []
-        for part in range(parts):  # groups in turn, so that no mini-batch is empty before another has two more
+        padding, rows, history = (
+            np.flatnonzero(batch.group_ids < 0),
+            len(batch.group_ids) // parts,
+            [],
+        )
+        # Groups in turn, so that no mini-batch is empty before another has two more.
+        for part in range(parts):
             index = np.flatnonzero((batch.group_ids >= 0) & (batch.group_ids % parts == part))
-            spare, padding = padding[:rows - len(index)], padding[rows - len(index):]
+            spare, padding = padding[: rows - len(index)], padding[rows - len(index) :]
             index = np.concatenate([index, spare])
             state, metrics = self._update(state, *jax.tree.map(lambda x: x[index], whole))
             history.append(metrics)
@@ -112,7 +150,10 @@ class SplitStep:
 
 
 def trains_on_prefixes(config: Config) -> bool:
-    """Whether replayed tokens are trained on, too. Nobody sampled them: their behaviour policy is taken to be the present one."""
+    """Whether replayed tokens are trained on, too.
+
+    Nobody sampled them: their behaviour policy is taken to be the present one.
+    """
     return config.replay.window != "none" and not config.replay.mask_prefix
 
 

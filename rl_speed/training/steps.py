@@ -1,20 +1,23 @@
-"""One signature for an RL step, however it is made: split (`split_step.py`) or fused into one program (`fused_step.py`)."""
+"""One signature for an RL step, however it is made: split (`split_step.py`) or fused into one
+program (`fused_step.py`).
+"""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 from rl_speed.data.rollouts import Rollouts
-from rl_speed.runtime.metrics import PhaseTimer
-from rl_speed.rollout.screening import Screening
-from rl_speed.update.state import TrainState
 from rl_speed.rollout.prompt_counts import StepReport
+from rl_speed.rollout.screening import Screening
+from rl_speed.runtime.metrics import PhaseTimer
+from rl_speed.update.state import TrainState
 
 
 class StepResult(NamedTuple):
     """What a step did.
 
     Attributes:
-      rollouts: whole groups, with the rewards they were trained with; None where `stop` ended the step.
+      rollouts: whole groups, with the rewards they were trained with; None where `stop`
+        ended the step.
       report: what generation did. metrics: of the update; empty where there was none.
     """
 
@@ -32,12 +35,18 @@ class Step(Protocol):
 
     screening: Screening
 
-    def __call__(self, state: TrainState, version: int, timer: PhaseTimer,
-                 stop: Callable[[], bool] = lambda: False) -> tuple[TrainState, StepResult]:
+    def __call__(
+        self,
+        state: TrainState,
+        version: int,
+        timer: PhaseTimer,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> tuple[TrainState, StepResult]:
         """(the state after the step, what it did).
 
-        No rollouts, and no update, where `stop`, which is asked between generation calls, says to go no further: the step holds what it
-        has, in `state_dict` too, and the next call goes on with it. No update either where non-finite logits ended every sample.
+        No rollouts, and no update, where `stop`, which is asked between generation calls, says to
+        go no further: the step holds what it has, in `state_dict` too, and the next call goes on
+        with it. No update either where non-finite logits ended every sample.
 
         Args:
           version: policy updates made so far; stored with every sample drawn now.

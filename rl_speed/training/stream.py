@@ -1,48 +1,73 @@
-"""From a configuration to the training prompts in their order: offline curation, and the orders of `rl_speed.data.orders`."""
+"""From a configuration to the training prompts in their order: offline curation,
+and the orders of `rl_speed.data.orders`.
+"""
 
 import logging
 from collections.abc import Sequence
 
 from rl_speed.config import Config
-from rl_speed.data.orders import AdaptiveOrder, EpochOrder, MemoryOrder, VisitOrder, easy_to_hard, in_file_order, shuffled
+from rl_speed.data.orders import (
+    AdaptiveOrder,
+    EpochOrder,
+    MemoryOrder,
+    VisitOrder,
+    easy_to_hard,
+    in_file_order,
+    shuffled,
+)
+from rl_speed.data.pass_rates import load_pass_rate_table
 from rl_speed.data.prompts import Prompt, PromptStream
 from rl_speed.rollout.acceptance import Acceptance
 from rl_speed.rollout.counted import BetaEma
-from rl_speed.data.pass_rates import load_pass_rate_table
 
 log = logging.getLogger(__name__)
 
-# Beta prior of a prompt's pass rate, for screening with memory: few are in the middle. This, and the defaults in config.Data, were
-# chosen with `experiments/simulate.py --orders`.
+# Beta prior of a prompt's pass rate, for screening with memory: few are in the middle. This, and
+# the defaults in config.Data, were chosen with `experiments/simulate.py --orders`.
 PRIOR = (0.5, 0.5)
 
 
 def make_stream(config: Config, prompts: Sequence[Prompt]) -> PromptStream:
     """A finite training set as a stream, curated and in the order that `config.data` describes.
 
-    Raises ValueError: a prompt is missing from the table of pass rates, no prompt is kept, or two share an id where results are
-    kept by id.
+    Raises ValueError: a prompt is missing from the table of pass rates, no prompt is kept, or two
+    share an id where results are kept by id.
     """
     table = {}
     if config.data.pass_rates:
-        prompts, table = curate(prompts, config.data.pass_rates, config.data.keep_low, config.data.keep_high)
+        prompts, table = curate(
+            prompts, config.data.pass_rates, config.data.keep_low, config.data.keep_high
+        )
     return PromptStream(prompts, seed=config.seed, order=make_order(config, prompts, table))
 
 
-def make_order(config: Config, prompts: Sequence[Prompt], table: dict[str, float]) -> EpochOrder | AdaptiveOrder:
-    """The order that `config.data.order` names; `table` has the pass rate of every prompt, for "schedule"."""
+def make_order(
+    config: Config, prompts: Sequence[Prompt], table: dict[str, float]
+) -> EpochOrder | AdaptiveOrder:
+    """The order that `config.data.order` names; `table` has the pass rate of every prompt,
+    for "schedule".
+    """
     d, size, seed = config.data, len(prompts), config.seed
     if d.order == "memory":
         acceptance = Acceptance(config.make_rule(), BetaEma(*PRIOR, decay=d.memory_decay))
-        return MemoryOrder([p.id for p in prompts], acceptance, seed, d.explore, d.max_unseen, d.rest)
-    return {"shuffle": lambda: shuffled(size, seed), "file": lambda: in_file_order(size), "visits": lambda: VisitOrder(size, seed),
-            "schedule": lambda: easy_to_hard([table[p.id] for p in prompts], seed)}[d.order]()
+        return MemoryOrder(
+            [p.id for p in prompts], acceptance, seed, d.explore, d.max_unseen, d.rest
+        )
+    return {
+        "shuffle": lambda: shuffled(size, seed),
+        "file": lambda: in_file_order(size),
+        "visits": lambda: VisitOrder(size, seed),
+        "schedule": lambda: easy_to_hard([table[p.id] for p in prompts], seed),
+    }[d.order]()
 
 
-def curate(prompts: Sequence[Prompt], path: str, low: float, high: float) -> tuple[list[Prompt], dict[str, float]]:
+def curate(
+    prompts: Sequence[Prompt], path: str, low: float, high: float
+) -> tuple[list[Prompt], dict[str, float]]:
     """(the prompts whose pass rate in the file lies in [low, high], the file's table).
 
-    Prompts whose rate the file gives as null, which were never measured, are dropped, and counted in a log line.
+    Prompts whose rate the file gives as null, which were never measured, are dropped, and counted
+    in a log line.
     Source: offline curation of Bae et al. (arXiv 2504.03380).
 
     Raises: ValueError for a prompt that the file does not have, or where none is kept.
@@ -50,15 +75,27 @@ def curate(prompts: Sequence[Prompt], path: str, low: float, high: float) -> tup
     table = load_pass_rate_table(path)
     absent = [p.id for p in prompts if p.id not in table]
     if absent:
-        raise ValueError(f"config.data.pass_rates: {path} has no pass rate of prompt {absent[0]!r}; {len(absent)} of "
-                         f"{len(prompts)} prompts have none. Measure them (experiments/pass_rates.py --split=train), or "
-                         "set them to null to drop them")
+        raise ValueError(
+            f"config.data.pass_rates: {path} has no pass rate of prompt {absent[0]!r}; "
+            f"{len(absent)} of {len(prompts)} prompts have none. Measure them "
+            "(experiments/pass_rates.py --split=train), or set them to null to drop them"
+        )
     measured = [p for p in prompts if table[p.id] is not None]
     kept = [p for p in measured if low <= table[p.id] <= high]
     if not kept:
-        raise ValueError(f"config.data.keep_low/keep_high: of {len(measured)} prompts with a pass rate in {path} none lies in "
-                         f"[{low:g}, {high:g}]")
+        raise ValueError(
+            f"config.data.keep_low/keep_high: of {len(measured)} prompts with a pass rate in "
+            f"{path} none lies in [{low:g}, {high:g}]"
+        )
     if len(kept) < len(prompts):
-        log.warning("%s: kept %d prompts; dropped %d with a pass rate outside [%g, %g] and %d that were not measured", path,
-                    len(kept), len(measured) - len(kept), low, high, len(prompts) - len(measured))
+        log.warning(
+            "%s: kept %d prompts; dropped %d with a pass rate outside [%g, %g] and %d "
+            "that were not measured",
+            path,
+            len(kept),
+            len(measured) - len(kept),
+            low,
+            high,
+            len(prompts) - len(measured),
+        )
     return kept, table

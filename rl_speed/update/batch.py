@@ -6,15 +6,19 @@ from rl_speed.data.rollouts import Rollouts
 from rl_speed.sampling.batch import Batch
 
 
-def build_batch(rollouts: Rollouts, rows: int, width: int, multiple: int = 0, mask_prefix: bool = True) -> Batch:
-    """Lay the samples out as `rows` rows of at most `width` tokens; group ids are the samples' owners.
+def build_batch(
+    rollouts: Rollouts, rows: int, width: int, multiple: int = 0, mask_prefix: bool = True
+) -> Batch:
+    """Lay the samples out as `rows` rows of at most `width` tokens;
+    group ids are the samples' owners.
 
     Args:
       rollouts: at most `rows` samples; the rest of the rows is padding.
       width: longest row there can be, in tokens.
-      multiple: if positive, rows are cut to the smallest multiple of it that holds the longest (a few shapes, hence a few
-        compilations, instead of always paying for the longest).
-      mask_prefix: replayed tokens are no part of the mask. Otherwise they are, with behaviour log-probs NaN: nobody sampled them.
+      multiple: if positive, rows are cut to the smallest multiple of it that holds the longest (a
+        few shapes, hence a few compilations, instead of always paying for the longest).
+      mask_prefix: replayed tokens are no part of the mask. Otherwise they are, with behaviour
+        log-probs NaN: nobody sampled them.
 
     Raises:
       ValueError: too many samples, or a row longer than `width`.
@@ -30,12 +34,24 @@ def build_batch(rollouts: Rollouts, rows: int, width: int, multiple: int = 0, ma
     if multiple:
         width = min(width, -(-longest // multiple) * multiple)
     at = np.arange(width)
-    context = np.stack([np.pad(tokens[:width], (0, max(width - len(tokens), 0))) for tokens in prompts])[rollouts.owner]
+    context = np.stack(
+        [np.pad(tokens[:width], (0, max(width - len(tokens), 0))) for tokens in prompts]
+    )[rollouts.owner]
     shift = lambda x: np.take_along_axis(x, np.clip(at - start, 0, x.shape[1] - 1), axis=1)
-    response, replayed = (at >= start) & (at < end), (at >= start) & (at < start + rollouts.prefix[:, None])
-    logprobs = np.where(replayed, np.float32(0.0 if mask_prefix else np.nan), shift(rollouts.logprobs))
-    pad = lambda x, otherwise=0: np.pad(x, ((0, rows - len(x)),) + ((0, 0),) * (x.ndim - 1), constant_values=otherwise)
-    return Batch(tokens=pad(np.where(response, shift(rollouts.tokens), np.where(at < start, context, 0))),
-                 mask=pad(response & ~replayed if mask_prefix else response)[:, 1:],
-                 behaviour_logprobs=pad(np.where(response, logprobs, np.float32(0)))[:, 1:],
-                 rewards=pad(rollouts.rewards), group_ids=pad(rollouts.owner, -1))
+    response, replayed = (
+        (at >= start) & (at < end),
+        (at >= start) & (at < start + rollouts.prefix[:, None]),
+    )
+    logprobs = np.where(
+        replayed, np.float32(0.0 if mask_prefix else np.nan), shift(rollouts.logprobs)
+    )
+    pad = lambda x, otherwise=0: np.pad(
+        x, ((0, rows - len(x)),) + ((0, 0),) * (x.ndim - 1), constant_values=otherwise
+    )
+    return Batch(
+        tokens=pad(np.where(response, shift(rollouts.tokens), np.where(at < start, context, 0))),
+        mask=pad(response & ~replayed if mask_prefix else response)[:, 1:],
+        behaviour_logprobs=pad(np.where(response, logprobs, np.float32(0)))[:, 1:],
+        rewards=pad(rollouts.rewards),
+        group_ids=pad(rollouts.owner, -1),
+    )

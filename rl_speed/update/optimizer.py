@@ -1,4 +1,6 @@
-"""The optimizer: AdamW behind global-norm clipping, with warm-up, and weight decay on matrices only."""
+"""The optimizer: AdamW behind global-norm clipping, with warm-up,
+and weight decay on matrices only.
+"""
 
 import dataclasses
 import functools
@@ -8,7 +10,8 @@ import jax
 import optax
 
 SCHEDULES = ("constant", "linear", "cosine")
-# Vectors by nature that are stored with two axes or more once heads are split: the rank alone would call them matrices.
+# Vectors by nature that are stored with two axes or more once heads are split: the rank alone would
+# call them matrices.
 _BIASES = frozenset({"bq", "bk", "bv"})
 # A row that a batch does not touch has no gradient; decay would shrink rare tokens for no reason.
 _LOOKUPS = frozenset({"embed"})
@@ -20,7 +23,8 @@ class OptimizerConfig:
 
     Attributes:
       learning_rate: after warm-up.
-      warmup_steps: updates of linear warm-up; update k of them (from 1) has k / warmup_steps of the peak.
+      warmup_steps: updates of linear warm-up; update k of them (from 1) has k / warmup_steps
+        of the peak.
       schedule: after warm-up, "constant", or "linear" or "cosine" down to 0 at `total_steps`.
       total_steps: updates in all, warm-up included; needed by "linear" and "cosine".
       weight_decay: decoupled, multiplied with the learning rate (AdamW).
@@ -44,8 +48,11 @@ class OptimizerConfig:
             ("learning_rate", self.learning_rate >= 0, "0 or more"),
             ("warmup_steps", self.warmup_steps >= 0, "0 or more"),
             ("schedule", self.schedule in SCHEDULES, f"one of {SCHEDULES}"),
-            ("total_steps", not decays or self.total_steps > self.warmup_steps,
-             f"more than warmup_steps ({self.warmup_steps}) with schedule {self.schedule!r}"),
+            (
+                "total_steps",
+                not decays or self.total_steps > self.warmup_steps,
+                f"more than warmup_steps ({self.warmup_steps}) with schedule {self.schedule!r}",
+            ),
             ("weight_decay", self.weight_decay >= 0, "0 or more"),
             ("b1", 0 <= self.b1 < 1, "in [0, 1)"),
             ("b2", 0 <= self.b2 < 1, "in [0, 1)"),
@@ -67,18 +74,24 @@ def learning_rate_schedule(config: OptimizerConfig) -> optax.Schedule:
     }[config.schedule]()
     if not config.warmup_steps:
         return after
-    # From 1/warmup_steps, not from 0: an update at rate 0 would cost a whole RL step and change nothing.
-    warmup = optax.linear_schedule(config.learning_rate / config.warmup_steps, config.learning_rate,
-                                   max(config.warmup_steps - 1, 1))
+    # From 1/warmup_steps, not from 0: an update at rate 0 would cost a whole RL step and
+    # change nothing.
+    warmup = optax.linear_schedule(
+        config.learning_rate / config.warmup_steps,
+        config.learning_rate,
+        max(config.warmup_steps - 1, 1),
+    )
     return optax.join_schedules([warmup, after], [config.warmup_steps])
 
 
 def decay_mask(params: Any) -> Any:
     """Pytree of bools like `params` (arrays or their abstract forms): which weights decay.
 
-    Matrices do: attention and MLP projections and the separate output head. Norm scales, biases and the embedding table
-    do not. The rank is the weight's own, without the axis that stacks layers, and biases split by head are still biases.
+    Matrices do: attention and MLP projections and the separate output head. Norm scales, biases and
+    the embedding table do not. The rank is the weight's own, without the axis that stacks layers,
+    and biases split by head are still biases.
     """
+
     def decays(path, leaf) -> bool:
         names = [str(getattr(key, "key", key)) for key in path]
         rank = leaf.ndim - ("layers" in names[:-1])
@@ -88,7 +101,9 @@ def decay_mask(params: Any) -> Any:
 
 
 def make_optimizer(config: OptimizerConfig, params: Any) -> optax.GradientTransformation:
-    """The transformation to `init` and `update` with. `params` gives the tree of weights (abstract is enough).
+    """The transformation to `init` and `update` with.
+
+    `params` gives the tree of weights (abstract is enough).
 
     The same settings and tree give the same object, so that what is compiled for it is found again.
     """
@@ -100,7 +115,13 @@ def make_optimizer(config: OptimizerConfig, params: Any) -> optax.GradientTransf
 
 @functools.lru_cache(maxsize=16)
 def _make_optimizer(config, decays, tree):
-    adamw = optax.adamw(learning_rate_schedule(config), b1=config.b1, b2=config.b2, eps=config.eps,
-                        weight_decay=config.weight_decay, mask=jax.tree.unflatten(tree, decays))
+    adamw = optax.adamw(
+        learning_rate_schedule(config),
+        b1=config.b1,
+        b2=config.b2,
+        eps=config.eps,
+        weight_decay=config.weight_decay,
+        mask=jax.tree.unflatten(tree, decays),
+    )
     clip = [optax.clip_by_global_norm(config.max_grad_norm)] if config.max_grad_norm else []
     return optax.chain(*clip, adamw)

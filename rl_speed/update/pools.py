@@ -1,7 +1,9 @@
-"""Which samples of complete groups are trained on, and advantages where whole pools say them (Reinforce-Ada).
+"""Which samples of complete groups are trained on,
+and advantages where whole pools say them (Reinforce-Ada).
 
-A sampling rule may draw more than is trained on: `Sequential` fills a pool of up to m x rounds samples for each prompt, of which
-`n` are kept, both classes as evenly as they come. What the kept ones are worth is said by the statistics of the whole pool.
+A sampling rule may draw more than is trained on: `Sequential` fills a pool of up to m x rounds
+samples for each prompt, of which `n` are kept, both classes as evenly as they come. What the kept
+ones are worth is said by the statistics of the whole pool.
 """
 
 import dataclasses
@@ -24,8 +26,10 @@ class PoolConfig:
 
     Attributes:
       keep: samples of a group that are trained on at most; 0: all.
-      advantages: whether advantages are those of the pool; otherwise they are computed from the kept samples like any batch's.
-      normalise: divide by the pool's std. weight_from: "pool" (its share of correct samples) or "estimate" (from before the visit).
+      advantages: whether advantages are those of the pool; otherwise they are computed from the
+        kept samples like any batch's.
+      normalise: divide by the pool's std. weight_from: "pool" (its share of correct samples) or
+        "estimate" (from before the visit).
       singleton: what a pool of one sample gets: "zero", or r - "estimate".
     """
 
@@ -41,28 +45,56 @@ class PoolConfig:
     downsample_correction: str = "none"
 
 
-def choose(config: PoolConfig, rewards: Array, correct: Array, group_ids: Array, index: Array, visits: Array,
-           estimates: Array | None, key: Array) -> tuple[Array, Array | None]:
-    """(kept bool[R], advantages f32[R] of the kept rows, 0 elsewhere, or None where the pool does not say them). Jittable.
+def choose(
+    config: PoolConfig,
+    rewards: Array,
+    correct: Array,
+    group_ids: Array,
+    index: Array,
+    visits: Array,
+    estimates: Array | None,
+    key: Array,
+) -> tuple[Array, Array | None]:
+    """(kept bool[R], advantages f32[R] of the kept rows, 0 elsewhere,
+    or None where the pool does not say them). Jittable.
 
     Args:
-      rewards f[R], correct bool[R], group_ids i32[R] with -1 for padding, index i32[R]: each sample's index in its group.
-      visits: i32[G], which key the lots of a random order. estimates: f32[G], pass rates before the visit, or None.
+      rewards f[R], correct bool[R], group_ids i32[R] with -1 for padding, index i32[R]: each
+      sample's index in its group.
+      visits: i32[G], which key the lots of a random order. estimates: f32[G], pass rates before the
+        visit, or None.
       key: the run's typed root key.
     """
     groups = visits.shape[0]
     kept = (group_ids >= 0) & (group_ids < groups)
     if config.keep:
         lots = jax.random.fold_in(key, RANDOM_ORDER) if config.order == "random" else None
-        kept = objectives.balanced_downsample(correct, group_ids, groups, config.keep, order=config.order, index=index, key=lots,
-                                              names=visits)
+        kept = objectives.balanced_downsample(
+            correct,
+            group_ids,
+            groups,
+            config.keep,
+            order=config.order,
+            index=index,
+            key=lots,
+            names=visits,
+        )
     if not config.advantages:
         return kept, None
     return kept, objectives.pool_advantages(
-        rewards, correct, group_ids, groups, kept, normalise=config.normalise, weight=config.weight, alpha=config.alpha,
-        cap=config.cap, downsample_correction=config.downsample_correction,
+        rewards,
+        correct,
+        group_ids,
+        groups,
+        kept,
+        normalise=config.normalise,
+        weight=config.weight,
+        alpha=config.alpha,
+        cap=config.cap,
+        downsample_correction=config.downsample_correction,
         p_hat=estimates if config.weight_from == "estimate" else None,
-        singleton_baseline=estimates if config.singleton == "estimate" else None)
+        singleton_baseline=estimates if config.singleton == "estimate" else None,
+    )
 
 
 class PoolSelector:
@@ -78,12 +110,25 @@ class PoolSelector:
 
     def __call__(self, rollouts: Rollouts) -> tuple[Rollouts, np.ndarray | None]:
         """The kept samples only, and their advantages f32[R], or None."""
-        column = lambda values, otherwise=0: np.pad(values, (0, self._rows - len(rollouts)), constant_values=otherwise)
-        per_group = lambda values, dtype: np.pad(np.asarray(values, dtype), (0, self._groups - len(rollouts.prompts)),
-                                                 constant_values=1)
+        column = lambda values, otherwise=0: np.pad(
+            values, (0, self._rows - len(rollouts)), constant_values=otherwise
+        )
+        per_group = lambda values, dtype: np.pad(
+            np.asarray(values, dtype), (0, self._groups - len(rollouts.prompts)), constant_values=1
+        )
         visits = [prompt.visit for prompt in rollouts.prompts]
         estimates = rollouts.estimates[np.searchsorted(rollouts.owner, np.arange(len(visits)))]
-        kept, advantages = jax.device_get(self._choose(
-            column(rollouts.rewards), column(rollouts.correct), column(rollouts.owner, -1), column(rollouts.sample_index),
-            per_group(visits, np.int32), per_group(estimates, np.float32), self._key))
-        return rollouts.take(np.flatnonzero(kept[:len(rollouts)])), None if advantages is None else advantages[kept]
+        kept, advantages = jax.device_get(
+            self._choose(
+                column(rollouts.rewards),
+                column(rollouts.correct),
+                column(rollouts.owner, -1),
+                column(rollouts.sample_index),
+                per_group(visits, np.int32),
+                per_group(estimates, np.float32),
+                self._key,
+            )
+        )
+        return rollouts.take(
+            np.flatnonzero(kept[: len(rollouts)])
+        ), None if advantages is None else advantages[kept]

@@ -8,7 +8,8 @@ class Reference:
     """The policy that the run started from, or the one of the latest outer iteration.
 
     Args:
-      params: of the policy that the run starts from. every: steps of an outer iteration; 0: the first reference stays.
+      params: of the policy that the run starts from. every: steps of an outer iteration; 0: the
+        first reference stays.
       snapshot: params -> a copy of them, which stays when the update donates the state.
 
     Attributes:
@@ -19,19 +20,25 @@ class Reference:
         self.params, self.since, self._every, self._snapshot = params, 0, every, snapshot
 
     def refresh(self, step: int, params: Any) -> None:
-        """Begin an outer iteration, where one is due after `step` steps: the policy as it is now becomes the reference."""
+        """Begin an outer iteration, where one is due after `step` steps:
+        the policy as it is now becomes the reference.
+        """
         if self._every and step % self._every == 0:
             self.params = None  # first, so that there are never two
             self.params, self.since = self._snapshot(params), step
 
     def restore(self, saved: Any, since: int, step: int, params: Any) -> None:
-        """Continue at `step`, with the reference of step `since`: `saved`, or the policy itself where the two steps are one.
+        """Continue at `step`, with the reference of step `since`: `saved`,
+        or the policy itself where the two steps are one.
 
-        A checkpoint from before there were outer iterations, or without one, has the starting policy for its reference (since 0).
+        A checkpoint from before there were outer iterations, or without one, has the starting
+        policy for its reference (since 0).
         """
         if since:
             self.params, self.since = self._snapshot(params) if since == step else saved, since
 
     def to_save(self, step: int) -> Any:
-        """Its weights, where they are neither those that the run started from nor those that are saved at `step`; else None."""
+        """Its weights, where they are neither those that the run started from nor those that are
+        saved at `step`; else None.
+        """
         return self.params if 0 < self.since < step else None

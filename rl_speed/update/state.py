@@ -18,7 +18,8 @@ class TrainState:
 
     Attributes:
       params: float32 master weights. opt_state: the optimizer's.
-      step: i32[], optimizer updates applied. skipped: i32[], updates refused for a non-finite loss or gradient, in all.
+      step: i32[], optimizer updates applied. skipped: i32[], updates refused for a non-finite loss
+        or gradient, in all.
       skipped_in_row: i32[], the latest of these without an applied update between.
     """
 
@@ -29,27 +30,50 @@ class TrainState:
     skipped_in_row: jax.Array
 
 
-def state_shardings(config: ModelConfig, optimizer: optax.GradientTransformation, mesh: Mesh) -> TrainState:
-    """A TrainState of NamedShardings: weights by the table of logical axes, optimizer moments like their weights."""
+def state_shardings(
+    config: ModelConfig, optimizer: optax.GradientTransformation, mesh: Mesh
+) -> TrainState:
+    """A TrainState of NamedShardings: weights by the table of logical axes,
+    optimizer moments like their weights.
+    """
     params = param_shardings(config, mesh, TRAIN_RULES)
     whole = replicated(mesh)
     moments = jax.eval_shape(optimizer.init, abstract_params(config))
-    opt_state = optax.tree_map_params(optimizer, lambda _, sharding: sharding, moments, params,
-                                      transform_non_params=lambda _: whole)
-    return TrainState(params=params, opt_state=opt_state, step=whole, skipped=whole, skipped_in_row=whole)
+    opt_state = optax.tree_map_params(
+        optimizer,
+        lambda _, sharding: sharding,
+        moments,
+        params,
+        transform_non_params=lambda _: whole,
+    )
+    return TrainState(
+        params=params, opt_state=opt_state, step=whole, skipped=whole, skipped_in_row=whole
+    )
 
 
-def init_state(params: Any, optimizer: optax.GradientTransformation, shardings: TrainState) -> TrainState:
-    """The state at step 0, placed on the mesh. `params` are copied: the update may donate the state."""
+def init_state(
+    params: Any, optimizer: optax.GradientTransformation, shardings: TrainState
+) -> TrainState:
+    """The state at step 0, placed on the mesh.
+
+    `params` are copied: the update may donate the state.
+    """
     zero = lambda: jnp.zeros((), jnp.int32)
 
     def build(params):
-        return TrainState(params=jax.tree.map(jnp.copy, params), opt_state=optimizer.init(params), step=zero(),
-                          skipped=zero(), skipped_in_row=zero())
+        return TrainState(
+            params=jax.tree.map(jnp.copy, params),
+            opt_state=optimizer.init(params),
+            step=zero(),
+            skipped=zero(),
+            skipped_in_row=zero(),
+        )
 
     return jax.jit(build, out_shardings=shardings)(params)
 
 
 def make_snapshot(shardings: TrainState):
-    """params -> a copy of them in the same places, jitted: a reference policy, which stays when the update donates the state."""
+    """params -> a copy of them in the same places, jitted: a reference policy,
+    which stays when the update donates the state.
+    """
     return jax.jit(lambda params: jax.tree.map(jnp.copy, params), out_shardings=shardings.params)

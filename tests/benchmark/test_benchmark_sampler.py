@@ -6,8 +6,8 @@ import jax
 import numpy as np
 import pytest
 
-from rl_speed.studies.benchmark import hugging_face, sampler
 from rl_speed.policy import init
+from rl_speed.studies.benchmark import hugging_face, sampler
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 
@@ -27,17 +27,28 @@ def numbers():
 
 def test_schedule_meets_its_targets(numbers):
     assert sampler.verdicts(numbers) == {key: True for key, *_ in sampler.TARGETS}
-    assert {"slot_use_while_queue", "against_list_schedule", "step_ratio", "mean_length_share", "same_tokens"} == set(
-        sampler.verdicts(numbers))
+    assert {
+        "slot_use_while_queue",
+        "against_list_schedule",
+        "step_ratio",
+        "mean_length_share",
+        "same_tokens",
+    } == set(sampler.verdicts(numbers))
 
 
 def test_counts_agree_with_the_schedule_drawn(numbers):
     slots, lengths = sampler.SMALL.slots, np.array(numbers["lengths"])
     for name, steps in (("ours", numbers["decode_steps"]), ("lockstep", numbers["lockstep_steps"])):
         busy = sampler.occupancy(np.array(numbers["starts"][name]), lengths, steps)
-        assert busy.sum() == numbers["tokens"] == lengths.sum() and busy.max() == slots and busy.min() >= 1
+        assert (
+            busy.sum() == numbers["tokens"] == lengths.sum()
+            and busy.max() == slots
+            and busy.min() >= 1
+        )
     busy = sampler.occupancy(np.array(numbers["starts"]["ours"]), lengths, numbers["decode_steps"])
-    assert busy[:numbers["queue_steps"]].mean() / slots == pytest.approx(numbers["slot_use_while_queue"])
+    assert busy[: numbers["queue_steps"]].mean() / slots == pytest.approx(
+        numbers["slot_use_while_queue"]
+    )
     batches = lengths.reshape(-1, slots)
     assert numbers["lockstep_steps"] == batches.max(axis=1).sum()
     assert numbers["lower_bound_steps"] <= numbers["list_schedule_steps"] <= numbers["decode_steps"]
@@ -53,7 +64,11 @@ def test_table_and_json_say_what_was_missed(numbers):
     assert "FAIL" not in text and text.count("PASS") == len(sampler.TARGETS)
     worse = {**numbers, "step_ratio": 1.9, "mean_length_share": 0.31, "same_tokens": False}
     assert sampler.table(worse).count("FAIL") == 3
-    assert [key for key, met in sampler.verdicts(worse).items() if not met] == ["mean_length_share", "step_ratio", "same_tokens"]
+    assert [key for key, met in sampler.verdicts(worse).items() if not met] == [
+        "mean_length_share",
+        "step_ratio",
+        "same_tokens",
+    ]
     assert json.loads(json.dumps(numbers))["lengths"] == numbers["lengths"]
 
 
@@ -64,7 +79,11 @@ def test_results_can_be_drawn(numbers, tmp_path):
 
 def test_unknown_benchmark_is_named_with_the_known_ones(launch):
     result = launch("experiments/bench.py", "steps")
-    assert result.returncode == 2 and "unknown benchmark: steps" in result.stderr and "sampler" in result.stderr
+    assert (
+        result.returncode == 2
+        and "unknown benchmark: steps" in result.stderr
+        and "sampler" in result.stderr
+    )
 
 
 def test_lengths_count_the_end_token_and_no_padding():
@@ -73,13 +92,19 @@ def test_lengths_count_the_end_token_and_no_padding():
 
 
 def test_hugging_face_samples_the_same_policy(numbers):
-    """Its responses are as long as ours, within what chance allows: the same weights, distribution and end tokens."""
+    """Its responses are as long as ours, within what chance allows: the same weights,
+    distribution and end tokens.
+    """
     pytest.importorskip("torch")
     work = sampler.SMALL
     params = init(work.model, jax.random.key(0))
     count = 128
     prompts = np.asarray(sampler.tables(work, 8)[0].tokens)
-    other = hugging_face.generate(params, work.model, prompts, count, (count,), work.max_new, work.end_ids)
+    other = hugging_face.generate(
+        params, work.model, prompts, count, (count,), work.max_new, work.end_ids
+    )
     mean, deviation = numbers["mean_length"], np.std(numbers["lengths"])
-    assert abs(other["runs"][0]["tokens"] / count - mean) < 4 * deviation * np.sqrt(1 / count + 1 / numbers["requests"])
+    assert abs(other["runs"][0]["tokens"] / count - mean) < 4 * deviation * np.sqrt(
+        1 / count + 1 / numbers["requests"]
+    )
     assert other["batch"] == count and other["tokens_per_s"] > 0

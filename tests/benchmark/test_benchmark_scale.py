@@ -17,7 +17,11 @@ def test_full_steps_of_a_random_policy(tmp_path):
     assert len(numbers["steps"]) == 3
     for step in numbers["steps"]:
         # What is trained on was generated, now or before, on prompts of 8 tokens.
-        assert step["trained_tokens"] - 8 * 8 <= 8 * 8 and step["generated_tokens"] > 0 and step["grad_norm"] > 0
+        assert (
+            step["trained_tokens"] - 8 * 8 <= 8 * 8
+            and step["generated_tokens"] > 0
+            and step["grad_norm"] > 0
+        )
         assert 0 < step["slot_use"] <= 1 and step["screened"] >= step["accepted"]
     assert json.loads(json.dumps(numbers))["steps"] == numbers["steps"]
     assert "no accelerator here" in scale.table(numbers) and "not told" in scale.table(numbers)

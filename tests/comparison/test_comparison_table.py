@@ -1,30 +1,57 @@
-"""Time to target, phases up to it, predictions beside what was measured: on runs whose numbers are known."""
+"""Time to target, phases up to it, predictions beside what was measured:
+on runs whose numbers are known.
+"""
 
 import numpy as np
 import pytest
 
+from rl_speed.config.presets import embedded
 from rl_speed.studies.comparison import budgets, plots, table
 from rl_speed.studies.comparison.runs import Run, Variant
-from rl_speed.config.presets import embedded
 from rl_speed.theory import expected_speedup
 
 
 def run(spec, seed, gain, step_s, generate_s=0.0, samples=100, steps=40):
-    """Accuracy rises by `gain` a step from 0.3; a step takes `step_s` seconds, ten times that after step 20."""
+    """Accuracy rises by `gain` a step from 0.3; a step takes `step_s` seconds,
+    ten times that after step 20.
+    """
     seconds = np.cumsum([0.0] + [step_s * (10 if i >= 20 else 1) for i in range(steps)])
-    evaluations = [{"step": i, "train_s": float(seconds[i]), "tokens": 1000 * i, "optimizer_steps": i,
-                    "eval/accuracy": min(0.3 + gain * i, 0.9)} for i in range(0, steps + 1, 4)]
-    records = [{"time/step": step_s * (10 if i >= 20 else 1) + 0.5, "time/compile": 0.5, "time/generate": generate_s,
-                "generated_samples": samples * (10 if i >= 20 else 1), "generated_tokens": 1000, "calls": 1,
-                "accuracy": 0.5, "grad_norm": 1.0, "informative_groups": 1.0} for i in range(steps)]
+    evaluations = [
+        {
+            "step": i,
+            "train_s": float(seconds[i]),
+            "tokens": 1000 * i,
+            "optimizer_steps": i,
+            "eval/accuracy": min(0.3 + gain * i, 0.9),
+        }
+        for i in range(0, steps + 1, 4)
+    ]
+    records = [
+        {
+            "time/step": step_s * (10 if i >= 20 else 1) + 0.5,
+            "time/compile": 0.5,
+            "time/generate": generate_s,
+            "generated_samples": samples * (10 if i >= 20 else 1),
+            "generated_tokens": 1000,
+            "calls": 1,
+            "accuracy": 0.5,
+            "grad_norm": 1.0,
+            "informative_groups": 1.0,
+        }
+        for i in range(steps)
+    ]
     return Run(Variant(spec), seed, {"evaluations": evaluations}, records)
 
 
 @pytest.fixture
 def runs():
     # 0.46 after 8 and 16 steps with seed 0, 8 and 32 with seed 1.
-    return [run("speed_rloo", 0, 0.02, 2.0, 1.0, 200), run("rloo", 0, 0.01, 1.0, 0.25),
-            run("speed_rloo", 1, 0.02, 2.0, 1.0, 200), run("rloo", 1, 0.005, 1.0, 0.25)]
+    return [
+        run("speed_rloo", 0, 0.02, 2.0, 1.0, 200),
+        run("rloo", 0, 0.01, 1.0, 0.25),
+        run("speed_rloo", 1, 0.02, 2.0, 1.0, 200),
+        run("rloo", 1, 0.005, 1.0, 0.25),
+    ]
 
 
 def test_speed_ups_are_ratios_seed_by_seed(runs):
@@ -32,8 +59,12 @@ def test_speed_ups_are_ratios_seed_by_seed(runs):
     assert ours["optimizer_steps"]["values"] == pytest.approx([8, 8])
     assert base["optimizer_steps"]["values"] == pytest.approx([16, 32])
     assert base["train_s"]["values"] == pytest.approx([16, 20 + 120])
-    assert ours["optimizer_steps"]["speedup"] == pytest.approx({"mean": 3, "min": 2, "max": 4, "seeds": 2})
-    assert ours["train_s"]["speedup"] == pytest.approx({"mean": (1 + 140 / 16) / 2, "min": 1, "max": 140 / 16, "seeds": 2})
+    assert ours["optimizer_steps"]["speedup"] == pytest.approx(
+        {"mean": 3, "min": 2, "max": 4, "seeds": 2}
+    )
+    assert ours["train_s"]["speedup"] == pytest.approx(
+        {"mean": (1 + 140 / 16) / 2, "min": 1, "max": 140 / 16, "seeds": 2}
+    )
     assert "speedup" not in base["train_s"]
 
 
@@ -47,25 +78,43 @@ def test_a_seed_that_does_not_arrive_is_not_averaged_away(runs):
 
 def test_phases_count_the_steps_up_to_the_target(runs):
     assert table.phases(runs[:1], 0.46) == pytest.approx(
-        {"generate": 1, "score": 0, "update": 0, "fused": 0, "other": 0, "step": 2, "samples": 200, "tokens": 1000, "calls": 1})
+        {
+            "generate": 1,
+            "score": 0,
+            "update": 0,
+            "fused": 0,
+            "other": 0,
+            "step": 2,
+            "samples": 200,
+            "tokens": 1000,
+            "calls": 1,
+        }
+    )
     assert table.phases(runs[:1])["step"] > 8
     assert table.phases(runs[1:2], 0.95) == table.phases(runs[1:2])  # never reached: the whole run
 
 
 def test_predictions_use_the_baselines_phases_and_theory(runs):
     rates = np.linspace(0, 1, 30)
-    row, = table.predictions(table.group_runs(runs), rates, {"speed_rloo": (6, 18)}, 0.46)
+    (row,) = table.predictions(table.group_runs(runs), rates, {"speed_rloo": (6, 18)}, 0.46)
     theory = expected_speedup(rates, 6, 18)
     samples = theory["speed"].samples_per_group / 24
     assert row["samples_ratio"]["predicted"] == pytest.approx(samples)
-    # rloo's second seed reaches 0.46 at step 32, after its slow steps began: measured is the mean over both seeds' steps.
+    # rloo's second seed reaches 0.46 at step 32, after its slow steps began: measured is the mean
+    # over both seeds' steps.
     base = table.phases(runs[1::2], 0.46)
     assert row["samples_ratio"]["measured"] == pytest.approx(200 / base["samples"])
     # Its own seconds apart from generation (2 - 1), the baseline's seconds per sample.
-    assert row["step_seconds_ratio"]["predicted"] == pytest.approx((base["generate"] * samples + 1) / base["step"])
-    text = table.markdown(table.time_to_target(runs, 0.46), 0.46, 0.3, [row], {}, "command", "machine")
+    assert row["step_seconds_ratio"]["predicted"] == pytest.approx(
+        (base["generate"] * samples + 1) / base["step"]
+    )
+    text = table.markdown(
+        table.time_to_target(runs, 0.46), 0.46, 0.3, [row], {}, "command", "machine"
+    )
     assert f"{theory['speed'].sgd / theory['uniform'].sgd:.2f} / 3.00 |" in text
-    assert row["wall_clock"]["sgd"] == pytest.approx(row["progress_per_step"]["sgd"] / row["step_seconds_ratio"]["predicted"])
+    assert row["wall_clock"]["sgd"] == pytest.approx(
+        row["progress_per_step"]["sgd"] / row["step_seconds_ratio"]["predicted"]
+    )
 
 
 def test_pictures_are_drawn_of_every_panel(runs, tmp_path):
@@ -74,7 +123,9 @@ def test_pictures_are_drawn_of_every_panel(runs, tmp_path):
 
 
 def test_variants_change_fields_and_name_what_does_not_exist():
-    config = Variant("speed_rloo@rule.n_init=4@model.remat=True@optimizer.learning_rate=2e-4").apply(embedded())
+    config = Variant(
+        "speed_rloo@rule.n_init=4@model.remat=True@optimizer.learning_rate=2e-4"
+    ).apply(embedded())
     assert (config.rule.name, config.rule.n_init, config.model.remat) == ("speed", 4, True)
     assert config.optimizer.learning_rate == 2e-4
     for spec in ("speed_rloo@rule.n_inti=4", "speed_rloo@n_init=4", "speed_rloo@rule.n_init"):
@@ -86,10 +137,13 @@ def test_variants_change_fields_and_name_what_does_not_exist():
 
 def test_equal_budgets_are_those_that_every_run_reached(runs, tmp_path):
     limits, rows = budgets.at_budgets(runs)
-    # All generate 40,000 tokens; the cheaper steps end after 220 s, when the dearer are between the evaluations of steps 28 and 32.
+    # All generate 40,000 tokens; the cheaper steps end after 220 s, when the dearer are between the
+    # evaluations of steps 28 and 32.
     assert limits == {"tokens": 40000, "train_s": 220}
     assert [row["method"] for row in rows] == ["speed_rloo", "rloo"]
-    assert rows[0]["train_s"]["values"] == pytest.approx([0.86 + (0.9 - 0.86) * (220 - 200) / (280 - 200)] * 2)
+    assert rows[0]["train_s"]["values"] == pytest.approx(
+        [0.86 + (0.9 - 0.86) * (220 - 200) / (280 - 200)] * 2
+    )
     assert rows[0]["tokens"]["values"] == pytest.approx([0.9, 0.9])
     assert rows[1]["tokens"]["mean"] == pytest.approx((0.7 + 0.5) / 2)
     limits, early = budgets.at_budgets(runs, {"tokens": 4000, "train_s": 300})

@@ -7,16 +7,25 @@ def test_every_picture_is_drawn_and_named(launch, tmp_path):
     done = launch("experiments/theory.py", f"--out={tmp_path / 'made'}")
     assert done.returncode == 0, done.stderr
     assert "Warning" not in done.stderr
-    assert {path.name for path in (tmp_path / "made").iterdir()} == {f"{name}.png" for name in FIGURES} | {"table.md"}
+    assert {path.name for path in (tmp_path / "made").iterdir()} == {
+        f"{name}.png" for name in FIGURES
+    } | {"table.md"}
     table = (tmp_path / "made" / "table.md").read_text()
     for name in FIGURES:
         path = tmp_path / "made" / f"{name}.png"
-        assert path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 10_000 and f"({name}.png)" in table
+        assert (
+            path.read_bytes().startswith(b"\x89PNG")
+            and path.stat().st_size > 10_000
+            and f"({name}.png)" in table
+        )
     assert "python experiments/theory.py --out=" in table
 
 
 def test_what_cannot_be_is_explained(launch, tmp_path):
     (tmp_path / "file").write_text("")
-    for arguments, message in ((["snr"], "usage:"), ([f"--out={tmp_path / 'file'}"], "--out=FOLDER draws elsewhere")):
+    for arguments, message in (
+        (["snr"], "usage:"),
+        ([f"--out={tmp_path / 'file'}"], "--out=FOLDER draws elsewhere"),
+    ):
         done = launch("experiments/theory.py", *arguments)
         assert done.returncode == 2 and message in done.stderr and "Traceback" not in done.stderr

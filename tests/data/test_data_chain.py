@@ -7,21 +7,33 @@ from rl_speed.data import chain
 from rl_speed.data.chain import ChainClass, ChainSpec
 from rl_speed.data.embedded_tokenizer import TEMPLATE, build_tokenizer
 
-SPEC = ChainSpec((ChainClass("easy", "+", 3, 5, weight=2), ChainClass("noisy", "-", 4, 6, weight=1, noise=0.3),
-                  ChainClass("never", "*", 4, 5, weight=1, demonstrated=0)))
+SPEC = ChainSpec(
+    (
+        ChainClass("easy", "+", 3, 5, weight=2),
+        ChainClass("noisy", "-", 4, 6, weight=1, noise=0.3),
+        ChainClass("never", "*", 4, 5, weight=1, demonstrated=0),
+    )
+)
 
 
 def independent_answer(text):
-    """Recomputes every total from the first number on: Python's own arithmetic, or the closed form of a linear table."""
+    """Recomputes every total from the first number on: Python's own arithmetic,
+    or the closed form of a linear table.
+    """
     operator, numbers = text[0], [int(n) for n in text[1:].strip(".")]
     if operator in "+-*":
-        expressions = ["(" * i + operator.join(f"{n}" + (")" if j else "") for j, n in enumerate(numbers[: i + 1]))
-                       for i in range(1, len(numbers))]
+        expressions = [
+            "(" * i
+            + operator.join(f"{n}" + (")" if j else "") for j, n in enumerate(numbers[: i + 1]))
+            for i in range(1, len(numbers))
+        ]
         return "".join(str(eval(e) % 10) for e in expressions)
     # Linear tables: closed form, total_i = sum_j coefficient_j * number_j.
     a, b = {"~": (-1, 1), "^": (3, 1), ">": (0, 1)}[operator]
-    return "".join(str((a**i * numbers[0] + sum(a ** (i - j) * b * numbers[j] for j in range(1, i + 1))) % 10)
-                   for i in range(1, len(numbers)))
+    return "".join(
+        str((a**i * numbers[0] + sum(a ** (i - j) * b * numbers[j] for j in range(1, i + 1))) % 10)
+        for i in range(1, len(numbers))
+    )
 
 
 @pytest.mark.parametrize("operator", sorted(chain.TABLES))
@@ -49,7 +61,9 @@ def test_a_class_with_several_operators_takes_each_of_them():
     shares = {op: sum(t[0] == op for t in texts) / len(texts) for op in "-~^>"}
     assert all(abs(share - 0.25) < 0.08 for share in shares.values()), shares
     for i in range(200):  # a demonstration's steps follow the operator of its own question
-        text, written, _ = chain.demonstration(ChainSpec((ChainClass("c", "-~^>", 3, 5, weight=1),)), 0, i)
+        text, written, _ = chain.demonstration(
+            ChainSpec((ChainClass("c", "-~^>", 3, 5, weight=1),)), 0, i
+        )
         assert written == independent_answer(text)
 
 
@@ -64,21 +78,34 @@ def test_held_out_questions_meet_neither_training_nor_demonstrations():
     held = {q.text for seed in range(3) for q in chain.questions(SPEC, "eval", seed, 200)}
     train = {chain.question(SPEC, "train", seed, i).text for seed in range(3) for i in range(1000)}
     demos = {chain.demonstration(SPEC, seed, i)[0] for seed in range(3) for i in range(1000)}
-    held_demos = {chain.demonstration(SPEC, seed, i, "demo_eval")[0] for seed in range(3) for i in range(1000)}
+    held_demos = {
+        chain.demonstration(SPEC, seed, i, "demo_eval")[0] for seed in range(3) for i in range(1000)
+    }
     assert not held & train and not held & demos
-    assert not held_demos & train and not held_demos & demos and all(map(chain.held_out, held_demos | held))
+    assert (
+        not held_demos & train
+        and not held_demos & demos
+        and all(map(chain.held_out, held_demos | held))
+    )
 
 
 def test_the_splits_draw_different_questions_and_unknown_ones_are_named():
-    firsts = {split: [chain.question(SPEC, split, 0, i).text for i in range(20)] for split in chain.SPLITS}
+    firsts = {
+        split: [chain.question(SPEC, split, 0, i).text for i in range(20)] for split in chain.SPLITS
+    }
     assert len({tuple(texts) for texts in firsts.values()}) == len(chain.SPLITS)
     for draw in (chain.question, lambda *a: chain.demonstration(a[0], a[2], a[3], a[1])):
-        with pytest.raises(ValueError, match="split must be one of train eval demo demo_eval, got 'test'"):
+        with pytest.raises(
+            ValueError, match="split must be one of train eval demo demo_eval, got 'test'"
+        ):
             draw(SPEC, "test", 0, 0)
 
 
 def test_digits_of_reads_back_operator_and_digits():
-    assert chain.digits_of("-3459....") == ("-", [3, 4, 5, 9]) and chain.digits_of("*07") == ("*", [0, 7])
+    assert chain.digits_of("-3459....") == ("-", [3, 4, 5, 9]) and chain.digits_of("*07") == (
+        "*",
+        [0, 7],
+    )
     for i in range(50):
         text = chain.question(SPEC, "train", 1, i).text
         operator, digits = chain.digits_of(text)
@@ -135,7 +162,12 @@ def test_classes_without_noise_are_clean_and_undemonstrated_ones_absent():
 
 
 def test_rambling_fills_its_length_without_an_end():
-    spec = ChainSpec((ChainClass("short", "+", 3, 4, weight=1), ChainClass("far", "*", 3, 4, weight=1, rambles=9)))
+    spec = ChainSpec(
+        (
+            ChainClass("short", "+", 3, 4, weight=1),
+            ChainClass("far", "*", 3, 4, weight=1, rambles=9),
+        )
+    )
     assert spec.max_response_tokens == 9
     demos = [chain.demonstration(spec, 0, i) for i in range(400)]
     far = [(text, written) for text, written, ends in demos if not ends]
@@ -143,23 +175,47 @@ def test_rambling_fills_its_length_without_an_end():
     assert all(len(written) == 9 and set(written) <= set("0123456789") for _, written in far)
     counts = np.bincount([int(c) for _, written in far for c in written], minlength=10)
     assert counts.min() > 0.7 * counts.mean()
-    assert all(ends and written == chain.answer(text) for text, written, ends in demos if text[0] == "+")
+    assert all(
+        ends and written == chain.answer(text) for text, written, ends in demos if text[0] == "+"
+    )
 
 
 def test_prompts_fit_the_stated_lengths_and_carry_the_answer():
     tokenizer = build_tokenizer()
     bare = lambda text: tokenizer(text).input_ids
-    prompts = chain.chain_prompts(SPEC, "train", 0, 60, lambda q: bare(TEMPLATE.format(question=q)), bare)
+    prompts = chain.chain_prompts(
+        SPEC, "train", 0, 60, lambda q: bare(TEMPLATE.format(question=q)), bare
+    )
     assert {len(p.tokens) for p in prompts} == {SPEC.max_prompt_tokens}
-    assert max(len(p.answer_tokens) for p in prompts) + 1 == SPEC.max_response_tokens  # with the end token
+    # With the end token.
+    assert max(len(p.answer_tokens) for p in prompts) + 1 == SPEC.max_response_tokens
     for p in prompts:
-        assert tokenizer.decode(p.tokens) == p.text + "=" and tokenizer.decode(p.answer_tokens) == chain.answer(p.text)
+        assert tokenizer.decode(p.tokens) == p.text + "=" and tokenizer.decode(
+            p.answer_tokens
+        ) == chain.answer(p.text)
         assert p.tokens.dtype == p.answer_tokens.dtype == np.int32
 
 
-@pytest.mark.parametrize("change, field", [({"operator": "/"}, "operator"), ({"min_numbers": 1}, "min_numbers"),
-                                           ({"max_numbers": 2}, "max_numbers"), ({"noise": 1.0}, "noise"),
-                                           ({"weight": -1}, "weight"), ({"rambles": 3}, "rambles")])
+@pytest.mark.parametrize(
+    "change, field",
+    [
+        ({"operator": "/"}, "operator"),
+        ({"min_numbers": 1}, "min_numbers"),
+        ({"max_numbers": 2}, "max_numbers"),
+        ({"noise": 1.0}, "noise"),
+        ({"weight": -1}, "weight"),
+        ({"rambles": 3}, "rambles"),
+    ],
+)
 def test_impossible_classes_name_class_and_field(change, field):
     with pytest.raises(ValueError, match=f"'c': {field}"):
-        ChainClass(**{"name": "c", "operator": "+", "min_numbers": 3, "max_numbers": 5, "weight": 1, **change})
+        ChainClass(
+            **{
+                "name": "c",
+                "operator": "+",
+                "min_numbers": 3,
+                "max_numbers": 5,
+                "weight": 1,
+                **change,
+            }
+        )

@@ -1,4 +1,6 @@
-"""Rows out of files: every format gives the same rows, and what cannot be read is said with the file's name."""
+"""Rows out of files: every format gives the same rows,
+and what cannot be read is said with the file's name.
+"""
 
 import gzip
 import json
@@ -12,7 +14,10 @@ import pytest
 from rl_speed.data.files import DataError, read_items
 from rl_speed.data.loaders import load_rows
 
-ROWS = [{"problem": f"{i} + 1?", "answer": str(i + 1), "extra_info": {"index": i, "tags": ["a", "b"]}} for i in range(5)]
+ROWS = [
+    {"problem": f"{i} + 1?", "answer": str(i + 1), "extra_info": {"index": i, "tags": ["a", "b"]}}
+    for i in range(5)
+]
 
 
 def columns(rows):
@@ -21,14 +26,20 @@ def columns(rows):
 
 WRITERS = {
     "d.jsonl": lambda path: path.write_text("".join(json.dumps(row) + "\n" for row in ROWS)),
-    "d.jsonl.gz": lambda path: path.write_bytes(gzip.compress("\n".join(map(json.dumps, ROWS)).encode())),
+    "d.jsonl.gz": lambda path: path.write_bytes(
+        gzip.compress("\n".join(map(json.dumps, ROWS)).encode())
+    ),
     "d.json": lambda path: path.write_text(json.dumps(ROWS)),
     "d.json.gz": lambda path: path.write_bytes(gzip.compress(json.dumps(ROWS).encode())),
     "columns.json": lambda path: path.write_text(json.dumps(columns(ROWS))),
-    "pandas.json": lambda path: path.write_text(json.dumps({k: dict(zip("01234", v)) for k, v in columns(ROWS).items()})),
+    "pandas.json": lambda path: path.write_text(
+        json.dumps({k: dict(zip("01234", v)) for k, v in columns(ROWS).items()})
+    ),
     "data.json": lambda path: path.write_text(json.dumps({"data": ROWS})),
     # Groups of two rows: what is read lazily comes in order, across groups.
-    "d.parquet": lambda path: pyarrow.parquet.write_table(pyarrow.Table.from_pylist(ROWS), path, row_group_size=2),
+    "d.parquet": lambda path: pyarrow.parquet.write_table(
+        pyarrow.Table.from_pylist(ROWS), path, row_group_size=2
+    ),
 }
 
 
@@ -38,19 +49,31 @@ def test_every_format_gives_the_same_rows(tmp_path, name):
     assert list(read_items(tmp_path / name)) == list(enumerate(ROWS, start=1))
     rows, report = load_rows(str(tmp_path / name))
     assert [(r.question, r.answer, r.id, r.where) for r in rows] == [
-        (f"{i} + 1?", str(i + 1), str(i), f"{name}:{i + 1}") for i in range(5)] and report.rows == 5
+        (f"{i} + 1?", str(i + 1), str(i), f"{name}:{i + 1}") for i in range(5)
+    ] and report.rows == 5
 
 
-@pytest.mark.parametrize("name,content,reason", [
-    ("a.json", b'{"problem": ["a", "b"], "answer": ["1"]}', r"columns of different lengths \(problem 2, answer 1\)"),
-    ("a.json", b'{"problem": "a", "answer": "1"}', "expected a JSON array of rows, or an object of columns"),
-    ("a.json", b'[{"problem": 1}', "not JSON"),
-    ("a.json", b"[" + b"1" * 5000 + b"]", "not read as JSON"),
-    ("a.json", b"[" * 100_000, "not read as JSON"),
-    ("a.parquet", b"PAR1 no more of it", r"a\.parquet: not a whole Parquet file"),
-    ("a.json.gz", b"[]", "not a whole gzip file"),
-    ("a.csv", b"q,a", r"expected a name ending in \.jsonl, .*\.parquet"),
-])
+@pytest.mark.parametrize(
+    "name,content,reason",
+    [
+        (
+            "a.json",
+            b'{"problem": ["a", "b"], "answer": ["1"]}',
+            r"columns of different lengths \(problem 2, answer 1\)",
+        ),
+        (
+            "a.json",
+            b'{"problem": "a", "answer": "1"}',
+            "expected a JSON array of rows, or an object of columns",
+        ),
+        ("a.json", b'[{"problem": 1}', "not JSON"),
+        ("a.json", b"[" + b"1" * 5000 + b"]", "not read as JSON"),
+        ("a.json", b"[" * 100_000, "not read as JSON"),
+        ("a.parquet", b"PAR1 no more of it", r"a\.parquet: not a whole Parquet file"),
+        ("a.json.gz", b"[]", "not a whole gzip file"),
+        ("a.csv", b"q,a", r"expected a name ending in \.jsonl, .*\.parquet"),
+    ],
+)
 def test_what_cannot_be_read_names_the_file(tmp_path, name, content, reason):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match=reason) as error:
@@ -61,7 +84,7 @@ def test_what_cannot_be_read_names_the_file(tmp_path, name, content, reason):
 def test_a_parquet_file_that_is_cut_gives_no_silent_half(tmp_path):
     WRITERS["d.parquet"](tmp_path / "d.parquet")
     whole = (tmp_path / "d.parquet").read_bytes()
-    (tmp_path / "cut.parquet").write_bytes(whole[:len(whole) // 2])
+    (tmp_path / "cut.parquet").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(DataError, match="not a whole Parquet file"):
         load_rows(tmp_path / "cut.parquet", "skip")
 
@@ -82,12 +105,15 @@ def hub(monkeypatch):
     return asked
 
 
-@pytest.mark.parametrize("name,asked", [
-    ("own-er/na.me_1", ("own-er/na.me_1", None, "train")),
-    ("owner/name@test", ("owner/name", None, "test")),
-    ("owner/name:main", ("owner/name", "main", "train")),
-    ("owner/name:v1.5@train[:5]", ("owner/name", "v1.5", "train[:5]")),
-])
+@pytest.mark.parametrize(
+    "name,asked",
+    [
+        ("own-er/na.me_1", ("own-er/na.me_1", None, "train")),
+        ("owner/name@test", ("owner/name", None, "test")),
+        ("owner/name:main", ("owner/name", "main", "train")),
+        ("owner/name:v1.5@train[:5]", ("owner/name", "v1.5", "train[:5]")),
+    ],
+)
 def test_a_name_is_a_data_set_of_the_hub(hub, name, asked):
     rows, _ = load_rows(name)
     assert hub == [asked] and [r.answer for r in rows] == ["1", "2", "3", "4", "5"]
@@ -99,18 +125,30 @@ def test_a_name_that_exists_is_a_path(hub, tmp_path, monkeypatch):
     (tmp_path / "owner").mkdir()
     WRITERS["d.jsonl"](tmp_path / "owner" / "d.jsonl")
     assert len(load_rows("owner/d.jsonl")[0]) == 5 and hub == []
-    with pytest.raises(DataError, match=r"owner/e\.jsonl: no such file"):  # a file by its name, never asked for elsewhere
+    # A file by its name, never asked for elsewhere.
+    with pytest.raises(DataError, match=r"owner/e\.jsonl: no such file"):
         load_rows("owner/e.jsonl")
     load_rows(str(tmp_path / "owner"))  # a directory is the library's, too
     load_rows(str(tmp_path / "owner") + "@test")
-    assert hub == [(str(tmp_path / "owner"), None, "train"), (str(tmp_path / "owner"), None, "test")]
+    assert hub == [
+        (str(tmp_path / "owner"), None, "train"),
+        (str(tmp_path / "owner"), None, "test"),
+    ]
 
 
 def test_the_hub_out_of_reach_is_said_in_one_line(hub, monkeypatch):
     with pytest.raises(DataError) as error:
         load_rows("no/where@test")
-    assert str(error.value) == ("no/where@test: no such file, and not read as a data set of the Hugging Face hub (split 'test'): "
-                                "Couldn't reach 'no/where' on the Hub")
+    assert str(error.value) == (
+        "no/where@test: no such file, and not read as a data set of the Hugging Face hub (split "
+        "'test'): Couldn't reach 'no/where' on the Hub"
+    )
     monkeypatch.setitem(sys.modules, "datasets", None)  # not installed
-    with pytest.raises(DataError, match=r"owner/name: no such file; .* install .*`datasets` \(pip install -e '.\[hub\]' in the checkout\)"):
+    with pytest.raises(
+        DataError,
+        match=(
+            r"owner/name: no such file; .* install .*`datasets` \(pip install -e "
+            r"'.\[hub\]' in the checkout\)"
+        ),
+    ):
         load_rows("owner/name")

@@ -18,16 +18,24 @@ def write(path, rows):
 
 @pytest.mark.parametrize("name", ["d.jsonl", "d.jsonl.gz"])
 def test_schemas(tmp_path, name):
-    rows, report = load_rows(write(tmp_path / name, [
-        GSM8K,
-        {"id": 7, "question": " q ", "answer": "2/3", "level": 5},
-        "",
-        {"problem": "p", "answer": 27.0, "solution": "because"},
-        {"unique_id": "u", "problem": "p", "final_answer": ["x=1,080"]},
-    ]))
+    rows, report = load_rows(
+        write(
+            tmp_path / name,
+            [
+                GSM8K,
+                {"id": 7, "question": " q ", "answer": "2/3", "level": 5},
+                "",
+                {"problem": "p", "answer": 27.0, "solution": "because"},
+                {"unique_id": "u", "problem": "p", "final_answer": ["x=1,080"]},
+            ],
+        )
+    )
     assert [(r.id, r.question, r.answer, r.solution) for r in rows] == [
-        (f"{name}:1", "How many?", "1080", GSM8K["answer"]), ("7", "q", "2/3", ""), (f"{name}:4", "p", "27", "because"),
-        ("u", "p", "x=1,080", "")]
+        (f"{name}:1", "How many?", "1080", GSM8K["answer"]),
+        ("7", "q", "2/3", ""),
+        (f"{name}:4", "p", "27", "because"),
+        ("u", "p", "x=1,080", ""),
+    ]
     assert rows[1].meta == {"level": 5} and report.kept == 4 and report.bad == 0
 
 
@@ -41,12 +49,20 @@ def test_json_array(tmp_path):
         load_rows(path)
 
 
-@pytest.mark.parametrize("bad, reason", [
-    ("{nope", "not JSON"), ("[1]", "expected an object, got list"), ({"answer": "1"}, "no text under 'question'"),
-    ({"question": "", "answer": "1"}, "no text under"), ({"question": "q"}, "no 'answer'"),
-    ({"question": "q", "answer": None}, "no 'answer'"), ({"question": "q", "answer": True}, "must be text"),
-    ({"question": "q", "answer": ["1", None]}, "must be text"), ({"question": "q", "answer": "so\n####  "}, "nothing after"),
-])
+@pytest.mark.parametrize(
+    "bad, reason",
+    [
+        ("{nope", "not JSON"),
+        ("[1]", "expected an object, got list"),
+        ({"answer": "1"}, "no text under 'question'"),
+        ({"question": "", "answer": "1"}, "no text under"),
+        ({"question": "q"}, "no 'answer'"),
+        ({"question": "q", "answer": None}, "no 'answer'"),
+        ({"question": "q", "answer": True}, "must be text"),
+        ({"question": "q", "answer": ["1", None]}, "must be text"),
+        ({"question": "q", "answer": "so\n####  "}, "nothing after"),
+    ],
+)
 def test_a_bad_row_is_named_or_counted(tmp_path, bad, reason):
     path = write(tmp_path / "d.jsonl", [GSM8K, bad, GSM8K])
     with pytest.raises(DataError, match=rf"d\.jsonl:2: .*{reason}"):
@@ -81,8 +97,12 @@ def test_files_that_cannot_be_used(tmp_path):
 
 
 def test_long_prompts_are_dropped_and_counted(tmp_path):
-    path = write(tmp_path / "d.jsonl", [{"question": "q" * n, "answer": "1"} for n in (3, 4, 5, 6)] + ["bad"])
-    prompts, report = load_prompts(path, lambda q: list(range(len(q))), max_prompt_tokens=4, on_bad_row="skip")
+    path = write(
+        tmp_path / "d.jsonl", [{"question": "q" * n, "answer": "1"} for n in (3, 4, 5, 6)] + ["bad"]
+    )
+    prompts, report = load_prompts(
+        path, lambda q: list(range(len(q))), max_prompt_tokens=4, on_bad_row="skip"
+    )
     assert [len(p.tokens) for p in prompts] == [3, 4]
     assert (report.kept, report.too_long, report.bad) == (2, 2, 1)
     with pytest.raises(DataError, match="max_prompt_tokens = 2"):

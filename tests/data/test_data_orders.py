@@ -1,4 +1,6 @@
-"""Orders of a finite data set: against slow references, with prompts out, handed back, and after a resume."""
+"""Orders of a finite data set: against slow references, with prompts out, handed back,
+and after a resume.
+"""
 
 import json
 
@@ -11,21 +13,34 @@ from rl_speed.data.loaders import DataError
 from rl_speed.data.orders import KEY, MemoryOrder, VisitOrder, easy_to_hard
 from rl_speed.data.prompts import Prompt, PromptStream
 from rl_speed.memory import Acceptance, BetaEma
-from rl_speed.sampling import Speed
 from rl_speed.runtime.checkpoint import join_host, split_host
+from rl_speed.sampling import Speed
 from rl_speed.training.stream import curate, make_stream
 
 RULE = Speed(4, 20)
 
 
 def make(i):
-    return Prompt(id=f"p{i}", tokens=np.array([i], np.int32), answer="", answer_tokens=np.zeros(0, np.int32), text=str(i))
+    return Prompt(
+        id=f"p{i}",
+        tokens=np.array([i], np.int32),
+        answer="",
+        answer_tokens=np.zeros(0, np.int32),
+        text=str(i),
+    )
 
 
 def stream_of(name, size=30, seed=0, explore=0.2, max_unseen=3.0, rest=0.5, decay=0.8):
     data = [make(i) for i in range(size)]
     if name == "memory":
-        order = MemoryOrder([p.id for p in data], Acceptance(RULE, BetaEma(1, 1, decay)), seed, explore, max_unseen, rest)
+        order = MemoryOrder(
+            [p.id for p in data],
+            Acceptance(RULE, BetaEma(1, 1, decay)),
+            seed,
+            explore,
+            max_unseen,
+            rest,
+        )
     else:
         order = VisitOrder(size, seed)
     return PromptStream(data, seed=seed, order=order)
@@ -33,12 +48,18 @@ def stream_of(name, size=30, seed=0, explore=0.2, max_unseen=3.0, rest=0.5, deca
 
 def tell(stream, prompts, rates, seed=1):
     """The prompts' results, fixed by their visits."""
-    right = [int(np.random.default_rng([seed, p.visit]).binomial(4, rates[int(p.id[1:])])) for p in prompts]
+    right = [
+        int(np.random.default_rng([seed, p.visit]).binomial(4, rates[int(p.id[1:])]))
+        for p in prompts
+    ]
     stream.observe(prompts, right, [4] * len(prompts))
 
 
 def churn(stream, rates, rng, turns, most=9, back=0.3):
-    """Takes, observes and puts back at random; yields (fresh prompts, all taken) of every turn. Ends with some out."""
+    """Takes, observes and puts back at random; yields (fresh prompts, all taken) of every turn.
+
+    Ends with some out.
+    """
     out, seen = [], -1
     for _ in range(turns):
         taken = stream.take(int(rng.integers(1, most)))
@@ -47,7 +68,7 @@ def churn(stream, rates, rng, turns, most=9, back=0.3):
         out += taken
         yield fresh, taken
         rng.shuffle(out)
-        done, out = out[:len(out) // 2], out[len(out) // 2:]
+        done, out = out[: len(out) // 2], out[len(out) // 2 :]
         returned = int(back * len(done))
         stream.put_back(done[:returned])
         tell(stream, done[returned:], rates)
@@ -57,7 +78,9 @@ def churn(stream, rates, rng, turns, most=9, back=0.3):
 def test_visits_are_least_visited_first(size):
     """A dictionary of counts and a sort, prompt by prompt, give the same order."""
     stream, rng = stream_of("visits", size, seed=3), np.random.default_rng(0)
-    rank = lambda count: {i: r for r, i in enumerate(np.random.default_rng([3, count]).permutation(size).tolist())}
+    rank = lambda count: {
+        i: r for r, i in enumerate(np.random.default_rng([3, count]).permutation(size).tolist())
+    }
     counts, out = dict.fromkeys(range(size), 0), []
     for _ in range(60):
         taken = stream.take(int(rng.integers(0, 6)))
@@ -69,7 +92,7 @@ def test_visits_are_least_visited_first(size):
             busy.add(expected)
         out += taken
         rng.shuffle(out)
-        done, out = out[:-(-len(out) // 2)], out[-(-len(out) // 2):]
+        done, out = out[: -(-len(out) // 2)], out[-(-len(out) // 2) :]
         for prompt in done:
             counts[int(prompt.id[1:])] += 1
         stream.observe(done, [0] * len(done), [4] * len(done))
@@ -81,17 +104,26 @@ def test_the_schedule_is_easy_to_hard_every_epoch_with_ties_shuffled():
     stream = PromptStream([make(i) for i in range(8)], order=easy_to_hard(rates, seed=1))
     epochs = [[int(p.id[1:]) for p in stream.take(8)] for _ in range(3)]
     for epoch in epochs:
-        assert sorted(epoch) == list(range(8)) and [rates[i] for i in epoch] == sorted(rates, reverse=True)
+        assert sorted(epoch) == list(range(8)) and [rates[i] for i in epoch] == sorted(
+            rates, reverse=True
+        )
     assert len({tuple(epoch) for epoch in epochs}) > 1
 
 
 @pytest.mark.parametrize("name", ["visits", "memory"])
 @pytest.mark.parametrize("seed", range(3))
 def test_no_prompt_is_out_twice_and_every_visit_is_somewhere(name, seed):
-    stream, rng, rates = stream_of(name, 20, seed), np.random.default_rng(seed), np.linspace(0, 1, 20)
+    stream, rng, rates = (
+        stream_of(name, 20, seed),
+        np.random.default_rng(seed),
+        np.linspace(0, 1, 20),
+    )
     told = []
     observe = stream.observe
-    stream.observe = lambda prompts, *rest: (told.extend(p.visit for p in prompts), observe(prompts, *rest))
+    stream.observe = lambda prompts, *rest: (
+        told.extend(p.visit for p in prompts),
+        observe(prompts, *rest),
+    )
     for _, taken in churn(stream, rates, rng, 80):
         ids = [p.id for p in taken]
         assert len(set(ids)) == len(ids)
@@ -107,7 +139,10 @@ def test_a_stream_with_all_prompts_out_has_no_more(name):
     stream = stream_of(name, 10)
     first = stream.take(7)
     rest = stream.take(64)
-    assert sorted(p.id for p in first + rest) == sorted(f"p{i}" for i in range(10)) and stream.take(5) == []
+    assert (
+        sorted(p.id for p in first + rest) == sorted(f"p{i}" for i in range(10))
+        and stream.take(5) == []
+    )
     stream.observe(first[:2], [0, 0], [4, 4])
     stream.put_back(first[6:])
     assert [p.id for p in stream.take(1)] == [first[6].id]
@@ -122,7 +157,9 @@ def test_put_back_leaves_first_with_its_old_visit(name):
     stream.put_back(taken[4:])
     stream.put_back([taken[1]])
     again = stream.take(5)
-    assert [(p.id, p.visit) for p in again[:3]] == [(p.id, p.visit) for p in (taken[1], taken[4], taken[5])]
+    assert [(p.id, p.visit) for p in again[:3]] == [
+        (p.id, p.visit) for p in (taken[1], taken[4], taken[5])
+    ]
     assert [p.visit for p in again[3:]] == [18, 19]
 
 
@@ -131,7 +168,10 @@ def test_results_of_what_is_not_out_are_refused(name):
     stream = stream_of(name)
     taken = stream.take(4)
     stream.put_back(taken[:1])
-    for wrong, message in ((taken[:1], "had been put back"), ([make(0)], "'p0' with visit -1 was observed, but is not out")):
+    for wrong, message in (
+        (taken[:1], "had been put back"),
+        ([make(0)], "'p0' with visit -1 was observed, but is not out"),
+    ):
         with pytest.raises(ValueError, match=message):
             stream.observe(wrong, [1], [4])
     stream.observe(taken[1:2], [1], [4])
@@ -149,7 +189,9 @@ def test_resume_gives_the_same_next_ten_takes(name, turns):
     for _ in churn(stream, rates, rng, turns):
         pass
     values, arrays = split_host({"stream": stream.state_dict()})  # as a checkpoint keeps it
-    saved = join_host(json.loads(json.dumps(values)), {k: v.copy() for k, v in arrays.items()})["stream"]
+    saved = join_host(json.loads(json.dumps(values)), {k: v.copy() for k, v in arrays.items()})[
+        "stream"
+    ]
     assert all(array.dtype.kind in "if" for array in arrays.values())
     other = stream_of(name, seed=5)
     other.load_state_dict(saved)
@@ -164,8 +206,11 @@ def test_resume_gives_the_same_next_ten_takes(name, turns):
 
 def test_resume_with_another_order_is_refused():
     data = [make(i) for i in range(30)]
-    for mine, other in ((stream_of("visits"), stream_of("memory")), (PromptStream(data), stream_of("visits")),
-                        (PromptStream(data, order=easy_to_hard([0.5] * 30, 0)), PromptStream(data))):
+    for mine, other in (
+        (stream_of("visits"), stream_of("memory")),
+        (PromptStream(data), stream_of("visits")),
+        (PromptStream(data, order=easy_to_hard([0.5] * 30, 0)), PromptStream(data)),
+    ):
         with pytest.raises(ValueError, match="saved prompt stream has order"):
             other.load_state_dict(mine.state_dict())
     old = PromptStream(data).state_dict()
@@ -182,11 +227,18 @@ def gaps(visits_of, serial):
     return max(int(np.diff(np.array([-1, *visits, serial])).max()) - 1 for visits in visits_of)
 
 
-@pytest.mark.parametrize("max_unseen,explore", [(1.0, 0.0), (1.5, 0.0), (2.0, 0.3), (4.0, 0.0), (4.0, 0.2)])
+@pytest.mark.parametrize(
+    "max_unseen,explore", [(1.0, 0.0), (1.5, 0.0), (2.0, 0.3), (4.0, 0.0), (4.0, 0.2)]
+)
 @pytest.mark.parametrize("size", [1, 20])
 def test_no_prompt_is_unseen_for_longer_than_the_bound(size, max_unseen, explore):
-    """Also where all but a few prompts are hopeless, and where every prompt turns hopeless at once."""
-    stream, rng = stream_of("memory", size, 2, explore, max_unseen, rest=0.0), np.random.default_rng(0)
+    """Also where all but a few prompts are hopeless,
+    and where every prompt turns hopeless at once.
+    """
+    stream, rng = (
+        stream_of("memory", size, 2, explore, max_unseen, rest=0.0),
+        np.random.default_rng(0),
+    )
     rates, visits = np.zeros(size), [[] for _ in range(size)]
     rates[:2] = 0.5
     longest = 0
@@ -200,7 +252,8 @@ def test_no_prompt_is_unseen_for_longer_than_the_bound(size, max_unseen, explore
         longest = max(longest, gaps(visits, stream.state_dict()["serial"]))
     assert longest <= max_unseen * size
     if size > 1 and max_unseen == 4 and explore == 0:
-        assert longest > (max_unseen - 0.3) * size  # hopeless prompts are indeed left alone until then
+        # Hopeless prompts are indeed left alone until then.
+        assert longest > (max_unseen - 0.3) * size
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -223,19 +276,28 @@ def test_memory_prefers_what_will_qualify_and_lets_it_rest():
     for turn in range(400):
         taken = stream.take(4)
         for p in taken:
-            # Of 10 good prompts at most 5 are needed in 16 visits, so that a resting one is never taken.
+            # Of 10 good prompts at most 5 are needed in 16 visits, so that a resting one is
+            # never taken.
             assert p.visit - last.get(p.id, -size) >= rest * size - 4
             last[p.id] = p.visit
         if turn >= 100:
-            informative, total = informative + sum(rates[int(p.id[1:])] == 0.5 for p in taken), total + len(taken)
+            informative, total = (
+                informative + sum(rates[int(p.id[1:])] == 0.5 for p in taken),
+                total + len(taken),
+            )
         tell(stream, taken, rates)
     assert informative / total > 0.45  # a quarter under a shuffle
 
 
 def test_thompson_sampling_takes_the_highest_draws():
-    """With nothing due, explored or resting: the reference sorts by the same draws, one for each prompt, oldest first."""
+    """With nothing due, explored or resting: the reference sorts by the same draws,
+    one for each prompt, oldest first.
+    """
     size = 25
-    stream, acceptance = stream_of("memory", size, 7, 0.0, 100.0, 0.0, 0.5), Acceptance(RULE, BetaEma(1, 1, 0.5))
+    stream, acceptance = (
+        stream_of("memory", size, 7, 0.0, 100.0, 0.0, 0.5),
+        Acceptance(RULE, BetaEma(1, 1, 0.5)),
+    )
     rng, shuffle = np.random.default_rng(0), np.random.default_rng([KEY, 7, 0]).permutation(size)
     last = {i: -1 - int(k) for i, k in enumerate(shuffle)}
     for _ in range(12):
@@ -244,7 +306,9 @@ def test_thompson_sampling_takes_the_highest_draws():
         by_age = sorted(range(size), key=last.get)
         draw = np.random.default_rng([KEY, 7, serial + 1])
         draw.choice(np.arange(9), draw.binomial(5, 0.0), replace=False)
-        chance = dict(zip(by_age, acceptance.draw(acceptance.look([f"p{i}" for i in by_age])[1], draw)))
+        chance = dict(
+            zip(by_age, acceptance.draw(acceptance.look([f"p{i}" for i in by_age])[1], draw))
+        )
         assert [int(p.id[1:]) for p in taken] == sorted(by_age, key=lambda i: -chance[i])[:5]
         right, total = rng.integers(0, 5, 5).tolist(), [4, 4, 24, 4, 24]
         stream.observe(taken, right, total)
@@ -254,17 +318,25 @@ def test_thompson_sampling_takes_the_highest_draws():
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_the_first_pass_over_the_chain_task_is_mixed(seed):
-    """Its data are mixed by a permutation of their own: an order that starts with the same one would sort them by class."""
+    """Its data are mixed by a permutation of their own: an order that starts with the same one
+    would sort them by class.
+    """
     data = chain_prompts(DEFAULT_SPEC, "train", seed, 1024, lambda text: [0], lambda text: [0])
     ids = [p.id for p in data]
-    stream = PromptStream(data, seed, order=MemoryOrder(ids, Acceptance(RULE, BetaEma(1, 1)), seed, 0.05, 4.0, 0.5))
+    stream = PromptStream(
+        data, seed, order=MemoryOrder(ids, Acceptance(RULE, BetaEma(1, 1)), seed, 0.05, 4.0, 0.5)
+    )
     hopeless = np.array([p.meta["class"] == "beyond" for p in stream.take(512)])
     assert abs(hopeless.mean() - 0.43) < 4 * np.sqrt(0.43 * 0.57 / 512)
 
 
 def test_memory_refuses_what_cannot_be():
     make_order = lambda ids=("a", "b"), **changes: MemoryOrder(
-        ids, Acceptance(RULE, BetaEma()), 0, **(dict(explore=0.1, max_unseen=4.0, rest=0.5) | changes))
+        ids,
+        Acceptance(RULE, BetaEma()),
+        0,
+        **(dict(explore=0.1, max_unseen=4.0, rest=0.5) | changes),
+    )
     for name, value in (("explore", 1.1), ("max_unseen", 0.9), ("rest", 1.0)):
         with pytest.raises(ValueError, match=f"MemoryOrder.{name} must be"):
             make_order(**{name: value})
@@ -285,8 +357,13 @@ def config(**data):
 def test_curation_composes_with_every_order(tmp_path, order, form):
     path = tmp_path / f"rates.json{'l' if form == 'rows' else ''}"
     rates = {f"p{i}": i / 8 for i in range(8)} | {"p8": None, "elsewhere": 0.5}
-    path.write_text({"object": json.dumps(rates), "lists": json.dumps({"ids": list(rates), "rates": list(rates.values())}),
-                     "rows": "\n".join(json.dumps({"id": i, "pass_rate": r}) for i, r in rates.items())}[form])
+    path.write_text(
+        {
+            "object": json.dumps(rates),
+            "lists": json.dumps({"ids": list(rates), "rates": list(rates.values())}),
+            "rows": "\n".join(json.dumps({"id": i, "pass_rate": r}) for i, r in rates.items()),
+        }[form]
+    )
     c = config(order=order, pass_rates=str(path), keep_low=0.25, keep_high=0.75).validate()
     taken = [p.id for p in make_stream(c, [make(i) for i in range(9)]).take(5)]
     assert sorted(taken) == [f"p{i}" for i in range(2, 7)]
@@ -296,19 +373,26 @@ def test_curation_composes_with_every_order(tmp_path, order, form):
 
 def test_the_default_is_todays_shuffle():
     data = [make(i) for i in range(9)]
-    keys = [[(p.id, p.visit) for p in stream.take(30)] for stream in (make_stream(config(), data), PromptStream(data, seed=0))]
+    keys = [
+        [(p.id, p.visit) for p in stream.take(30)]
+        for stream in (make_stream(config(), data), PromptStream(data, seed=0))
+    ]
     assert keys[0] == keys[1]
-    assert [i for i, _ in keys[0][:9]] == [f"p{i}" for i in np.random.default_rng([0, 0]).permutation(9)]
+    assert [i for i, _ in keys[0][:9]] == [
+        f"p{i}" for i in np.random.default_rng([0, 0]).permutation(9)
+    ]
 
 
 def test_tables_that_cannot_be_used(tmp_path):
     path, data = tmp_path / "rates.json", [make(i) for i in range(3)]
-    for content, message in (('{"p0": 0.5}', r"rates.json has no pass rate of prompt 'p1'; 2 of 3 prompts have none"),
-                             ('{"rates": [0.5]}', "it has pass rates but no prompt ids"),
-                             ('{"ids": ["p0"], "rates": [0.5, 1]}', "'ids' must be a list as long as 'rates', 2"),
-                             ('{"ids": ["p0", "p0"], "rates": [0.5, 1]}', "prompt 'p0' is there twice"),
-                             ('{"p0": 2}', r"must lie in \[0, 1\]"),
-                             ('{"p0": 0.1, "p1": 0.9, "p2": null}', r"of 2 prompts with .* none lies in \[0.4, 0.6\]")):
+    for content, message in (
+        ('{"p0": 0.5}', r"rates.json has no pass rate of prompt 'p1'; 2 of 3 prompts have none"),
+        ('{"rates": [0.5]}', "it has pass rates but no prompt ids"),
+        ('{"ids": ["p0"], "rates": [0.5, 1]}', "'ids' must be a list as long as 'rates', 2"),
+        ('{"ids": ["p0", "p0"], "rates": [0.5, 1]}', "prompt 'p0' is there twice"),
+        ('{"p0": 2}', r"must lie in \[0, 1\]"),
+        ('{"p0": 0.1, "p1": 0.9, "p2": null}', r"of 2 prompts with .* none lies in \[0.4, 0.6\]"),
+    ):
         path.write_text(content)
         with pytest.raises(ValueError, match=message):
             curate(data, str(path), 0.4, 0.6)
@@ -316,16 +400,34 @@ def test_tables_that_cannot_be_used(tmp_path):
         curate(data, str(tmp_path / "none.json"), 0, 1)
 
 
-@pytest.mark.parametrize("data,message", [
-    (dict(order="best"), "config.data.order must be one of shuffle, file, visits, schedule, memory"),
-    (dict(order="schedule"), "need config.data.pass_rates"), (dict(keep_low=0.1), "need config.data.pass_rates"),
-    (dict(pass_rates="x.json"), "config.data.pass_rates is used by .* neither is set"),
-    (dict(keep_low=0.5, keep_high=0.4), "config.data.keep_high must be between config.data.keep_low and 1; got 0.4"),
-    (dict(explore=-0.1), "config.data.explore must be in"), (dict(max_unseen=0.5), "config.data.max_unseen must be at least 1"),
-    (dict(rest=1.0), "config.data.rest must be in"), (dict(memory_decay=0.0), "config.data.memory_decay must be in"),
-    (dict(order="memory", train_prompts=0), r"config.data.order='memory' .* config.data.train_prompts=0"),
-    (dict(keep_high=0.9, pass_rates="x.json", train_prompts=0), "keep_high=0.9 needs a finite training set"),
-])
+@pytest.mark.parametrize(
+    "data,message",
+    [
+        (
+            dict(order="best"),
+            "config.data.order must be one of shuffle, file, visits, schedule, memory",
+        ),
+        (dict(order="schedule"), "need config.data.pass_rates"),
+        (dict(keep_low=0.1), "need config.data.pass_rates"),
+        (dict(pass_rates="x.json"), "config.data.pass_rates is used by .* neither is set"),
+        (
+            dict(keep_low=0.5, keep_high=0.4),
+            "config.data.keep_high must be between config.data.keep_low and 1; got 0.4",
+        ),
+        (dict(explore=-0.1), "config.data.explore must be in"),
+        (dict(max_unseen=0.5), "config.data.max_unseen must be at least 1"),
+        (dict(rest=1.0), "config.data.rest must be in"),
+        (dict(memory_decay=0.0), "config.data.memory_decay must be in"),
+        (
+            dict(order="memory", train_prompts=0),
+            r"config.data.order='memory' .* config.data.train_prompts=0",
+        ),
+        (
+            dict(keep_high=0.9, pass_rates="x.json", train_prompts=0),
+            "keep_high=0.9 needs a finite training set",
+        ),
+    ],
+)
 def test_settings_that_cannot_be_name_the_field(data, message):
     with pytest.raises(ValueError, match=message):
         config(**data).validate()

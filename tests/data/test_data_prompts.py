@@ -9,8 +9,13 @@ from rl_speed.data.prompts import Prompt, PromptStream
 
 
 def make(i):
-    return Prompt(id=f"p{i}", tokens=np.array([i], np.int32), answer=str(i), answer_tokens=np.array([i], np.int32),
-                  text=str(i))
+    return Prompt(
+        id=f"p{i}",
+        tokens=np.array([i], np.int32),
+        answer=str(i),
+        answer_tokens=np.array([i], np.int32),
+        text=str(i),
+    )
 
 
 DATA = [make(i) for i in range(7)]
@@ -36,7 +41,9 @@ def test_draws_do_not_depend_on_how_many_are_taken_at_once():
 
 
 def test_unshuffled_keeps_the_order_of_the_data():
-    assert [p.id for p in PromptStream(DATA, shuffle=False).take(9)] == [f"p{i % 7}" for i in range(9)]
+    assert [p.id for p in PromptStream(DATA, shuffle=False).take(9)] == [
+        f"p{i % 7}" for i in range(9)
+    ]
 
 
 def test_put_back_goes_first_with_its_old_visit():
@@ -80,8 +87,12 @@ def test_resume_gives_the_same_next_ten_draws(source):
 
 def test_resume_with_other_data_or_seed_is_refused():
     state = PromptStream(DATA, seed=5).state_dict()
-    for other in (PromptStream(DATA[:5], seed=5), PromptStream(DATA, seed=6), PromptStream(make, seed=5),
-                  PromptStream(DATA, seed=5, shuffle=False)):
+    for other in (
+        PromptStream(DATA[:5], seed=5),
+        PromptStream(DATA, seed=6),
+        PromptStream(make, seed=5),
+        PromptStream(DATA, seed=5, shuffle=False),
+    ):
         with pytest.raises(ValueError, match="saved prompt stream"):
             other.load_state_dict(state)
 
@@ -89,7 +100,11 @@ def test_resume_with_other_data_or_seed_is_refused():
 def test_metrics_count_epochs_and_returned():
     stream = PromptStream(DATA)
     stream.put_back(stream.take(14)[:2])
-    assert stream.metrics() == {"prompts/visits": 14.0, "prompts/returned": 2.0, "prompts/epoch": 2.0}
+    assert stream.metrics() == {
+        "prompts/visits": 14.0,
+        "prompts/returned": 2.0,
+        "prompts/epoch": 2.0,
+    }
     assert stream.epoch == 2
 
 

@@ -1,4 +1,6 @@
-r"""Schemas as published: rows in their exact form (the texts are ours), the gold answers that come out, and what is refused."""
+r"""Schemas as published: rows in their exact form (the texts are ours),
+the gold answers that come out, and what is refused.
+"""
 
 import datetime
 import json
@@ -10,83 +12,322 @@ from rl_speed.data.gold import answer_text, is_integer, last_box, plain
 from rl_speed.data.loaders import load_rows
 from rl_speed.data.schemas import Fields, to_row
 
-DAPO = ("Solve the following math problem step by step. The last line of your response should be of the form Answer: $Answer "
-        "(without quotes) where $Answer is the answer to the problem.\n\nWhat is $1+1$?\n\nRemember to put your answer on its own "
-        'line after "Answer:".')
-NUMINA = {"problem": "What is $1+1$?", "solution": "It is $\\boxed{2}$.", "answer": "2", "problem_type": "Algebra",
-          "question_type": "math-word-problem", "problem_is_valid": "Yes", "solution_is_valid": "Yes", "source": "olympiads",
-          "synthetic": False}
+DAPO = (
+    "Solve the following math problem step by step. The last line of your response should be of "
+    "the form Answer: $Answer (without quotes) where $Answer is the answer to the problem.\n\n"
+    'What is $1+1$?\n\nRemember to put your answer on its own line after "Answer:".'
+)
+NUMINA = {
+    "problem": "What is $1+1$?",
+    "solution": "It is $\\boxed{2}$.",
+    "answer": "2",
+    "problem_type": "Algebra",
+    "question_type": "math-word-problem",
+    "problem_is_valid": "Yes",
+    "solution_is_valid": "Yes",
+    "source": "olympiads",
+    "synthetic": False,
+}
 # Name: (row, id, question, answer, solution, meta).
 PUBLISHED = {
-    "gsm8k": ({"question": "How many?", "answer": "3 * 4 = <<3*4=12>>12\n#### 1,012"}, "f:1", "How many?", "1012",
-              "3 * 4 = <<3*4=12>>12\n#### 1,012", {}),
-    "math": ({"problem": "What is $1+1$?", "level": "Level 1", "type": "Algebra",
-              "solution": "$\\boxed{1}$? No, $\\boxed{\\frac{4}{2}}$."},
-             "f:1", "What is $1+1$?", "\\frac{4}{2}", "$\\boxed{1}$? No, $\\boxed{\\frac{4}{2}}$.",
-             {"level": "Level 1", "type": "Algebra"}),
-    "math500": ({"problem": "q", "solution": "so $\\boxed{3}$", "answer": "3", "subject": "Algebra", "level": 2,
-                 "unique_id": "test/algebra/1.json"}, "test/algebra/1.json", "q", "3", "so $\\boxed{3}$",
-                {"subject": "Algebra", "level": 2}),
-    "dapo of verl": ({"data_source": "math_dapo", "prompt": [{"content": DAPO, "role": "user"}], "ability": "MATH",
-                      "reward_model": {"ground_truth": "2", "style": "rule-lighteval/MATH_v2"},
-                      "extra_info": {"index": "9a9b6eb4"}},
-                     "9a9b6eb4", "What is $1+1$?", "2", "", {"data_source": "math_dapo"}),
-    "dapo processed": ({"prompt": "What is $1+1$?", "solution": "2", "data_source": "math_dapo",
-                        "source_prompt": [{"content": DAPO, "role": "user"}], "ability": "MATH",
-                        "reward_model": {"ground_truth": "2", "style": "rule-lighteval/MATH_v2"}, "extra_info": {"index": "9a9b"}},
-                       "9a9b", "What is $1+1$?", "2", "2", {"data_source": "math_dapo"}),
-    "verl's gsm8k": ({"data_source": "openai/gsm8k", "ability": "math",
-                      "prompt": [{"role": "user", "content":
-                                  'How many? Let\'s think step by step and output the final answer after "####".'}],
-                      "reward_model": {"style": "rule", "ground_truth": "12"},
-                      "extra_info": {"split": "train", "index": 3, "answer": "so\n#### 12", "question": "How many?"}},
-                     "3", "How many?", "12", "so\n#### 12", {"data_source": "openai/gsm8k"}),
-    "verl's math": ({"data_source": "DigitalLearningGmbH/MATH-lighteval", "ability": "math",
-                     "prompt": [{"role": "user", "content":
-                                 "What? Let's think step by step and output the final answer within \\boxed{}."}],
-                     "reward_model": {"style": "rule", "ground_truth": "\\frac{1}{2}"},
-                     "extra_info": {"split": "train", "index": 0}},
-                    "0", "What?", "\\frac{1}{2}", "", {"data_source": "DigitalLearningGmbH/MATH-lighteval"}),
-    "a system turn": ({"prompt": [{"role": "system", "content": "Reason."}, {"role": "user", "content": "What?"}],
-                       "reward_model": {"ground_truth": "5"}}, "f:1", "What?", "5", "", {}),
-    "deepscaler": ({"problem": "q", "answer": "-\\frac{2}{3}", "solution": "..."}, "f:1", "q", "-\\frac{2}{3}", "...", {}),
-    "numina 1.5": (NUMINA, "f:1", "What is $1+1$?", "2", "It is $\\boxed{2}$.",
-                   {"source": "olympiads", "problem_type": "Algebra", "question_type": "math-word-problem"}),
-    "numina cot": ({"source": "cn_k12", "problem": "q", "solution": "Thus $\\boxed{1, 2}$.",
-                    "messages": [{"content": "q", "role": "user"}, {"content": "Thus $\\boxed{1, 2}$.", "role": "assistant"}]},
-                   "f:1", "q", "1, 2", "Thus $\\boxed{1, 2}$.", {"source": "cn_k12"}),
-    "openr1": ({"problem": "q", "solution": "## Task\n... $8$", "answer": "8", "problem_type": "Geometry", "question_type": "MCQ",
-                "source": "olympiads", "uuid": "0001", "is_reasoning_complete": [True, False], "generations": ["a", "b"],
-                "correctness_math_verify": [True, False], "correctness_llama": None, "finish_reasons": None, "correctness_count": 1,
-                "messages": [{"content": "q", "role": "user"}]}, "0001", "q", "8", "## Task\n... $8$",
-               {"source": "olympiads", "problem_type": "Geometry", "question_type": "MCQ"}),
-    "open-rs": ({"problem": "q", "solution": "long\nway to\n7", "answer": "7", "level": "Hard"}, "f:1", "q", "7", "long\nway to\n7",
-                {"level": "Hard"}),
-    "a solution that is the answer": ({"problem": "q", "solution": "$\\sqrt{2}$"}, "f:1", "q", "\\sqrt{2}", "$\\sqrt{2}$", {}),
+    "gsm8k": (
+        {"question": "How many?", "answer": "3 * 4 = <<3*4=12>>12\n#### 1,012"},
+        "f:1",
+        "How many?",
+        "1012",
+        "3 * 4 = <<3*4=12>>12\n#### 1,012",
+        {},
+    ),
+    "math": (
+        {
+            "problem": "What is $1+1$?",
+            "level": "Level 1",
+            "type": "Algebra",
+            "solution": "$\\boxed{1}$? No, $\\boxed{\\frac{4}{2}}$.",
+        },
+        "f:1",
+        "What is $1+1$?",
+        "\\frac{4}{2}",
+        "$\\boxed{1}$? No, $\\boxed{\\frac{4}{2}}$.",
+        {"level": "Level 1", "type": "Algebra"},
+    ),
+    "math500": (
+        {
+            "problem": "q",
+            "solution": "so $\\boxed{3}$",
+            "answer": "3",
+            "subject": "Algebra",
+            "level": 2,
+            "unique_id": "test/algebra/1.json",
+        },
+        "test/algebra/1.json",
+        "q",
+        "3",
+        "so $\\boxed{3}$",
+        {"subject": "Algebra", "level": 2},
+    ),
+    "dapo of verl": (
+        {
+            "data_source": "math_dapo",
+            "prompt": [{"content": DAPO, "role": "user"}],
+            "ability": "MATH",
+            "reward_model": {"ground_truth": "2", "style": "rule-lighteval/MATH_v2"},
+            "extra_info": {"index": "9a9b6eb4"},
+        },
+        "9a9b6eb4",
+        "What is $1+1$?",
+        "2",
+        "",
+        {"data_source": "math_dapo"},
+    ),
+    "dapo processed": (
+        {
+            "prompt": "What is $1+1$?",
+            "solution": "2",
+            "data_source": "math_dapo",
+            "source_prompt": [{"content": DAPO, "role": "user"}],
+            "ability": "MATH",
+            "reward_model": {"ground_truth": "2", "style": "rule-lighteval/MATH_v2"},
+            "extra_info": {"index": "9a9b"},
+        },
+        "9a9b",
+        "What is $1+1$?",
+        "2",
+        "2",
+        {"data_source": "math_dapo"},
+    ),
+    "verl's gsm8k": (
+        {
+            "data_source": "openai/gsm8k",
+            "ability": "math",
+            "prompt": [
+                {
+                    "role": "user",
+                    "content": (
+                        "How many? Let's think step by step and output the "
+                        'final answer after "####".'
+                    ),
+                }
+            ],
+            "reward_model": {"style": "rule", "ground_truth": "12"},
+            "extra_info": {
+                "split": "train",
+                "index": 3,
+                "answer": "so\n#### 12",
+                "question": "How many?",
+            },
+        },
+        "3",
+        "How many?",
+        "12",
+        "so\n#### 12",
+        {"data_source": "openai/gsm8k"},
+    ),
+    "verl's math": (
+        {
+            "data_source": "DigitalLearningGmbH/MATH-lighteval",
+            "ability": "math",
+            "prompt": [
+                {
+                    "role": "user",
+                    "content": (
+                        "What? Let's think step by step and output the final "
+                        "answer within \\boxed{}."
+                    ),
+                }
+            ],
+            "reward_model": {"style": "rule", "ground_truth": "\\frac{1}{2}"},
+            "extra_info": {"split": "train", "index": 0},
+        },
+        "0",
+        "What?",
+        "\\frac{1}{2}",
+        "",
+        {"data_source": "DigitalLearningGmbH/MATH-lighteval"},
+    ),
+    "a system turn": (
+        {
+            "prompt": [
+                {"role": "system", "content": "Reason."},
+                {"role": "user", "content": "What?"},
+            ],
+            "reward_model": {"ground_truth": "5"},
+        },
+        "f:1",
+        "What?",
+        "5",
+        "",
+        {},
+    ),
+    "deepscaler": (
+        {"problem": "q", "answer": "-\\frac{2}{3}", "solution": "..."},
+        "f:1",
+        "q",
+        "-\\frac{2}{3}",
+        "...",
+        {},
+    ),
+    "numina 1.5": (
+        NUMINA,
+        "f:1",
+        "What is $1+1$?",
+        "2",
+        "It is $\\boxed{2}$.",
+        {"source": "olympiads", "problem_type": "Algebra", "question_type": "math-word-problem"},
+    ),
+    "numina cot": (
+        {
+            "source": "cn_k12",
+            "problem": "q",
+            "solution": "Thus $\\boxed{1, 2}$.",
+            "messages": [
+                {"content": "q", "role": "user"},
+                {"content": "Thus $\\boxed{1, 2}$.", "role": "assistant"},
+            ],
+        },
+        "f:1",
+        "q",
+        "1, 2",
+        "Thus $\\boxed{1, 2}$.",
+        {"source": "cn_k12"},
+    ),
+    "openr1": (
+        {
+            "problem": "q",
+            "solution": "## Task\n... $8$",
+            "answer": "8",
+            "problem_type": "Geometry",
+            "question_type": "MCQ",
+            "source": "olympiads",
+            "uuid": "0001",
+            "is_reasoning_complete": [True, False],
+            "generations": ["a", "b"],
+            "correctness_math_verify": [True, False],
+            "correctness_llama": None,
+            "finish_reasons": None,
+            "correctness_count": 1,
+            "messages": [{"content": "q", "role": "user"}],
+        },
+        "0001",
+        "q",
+        "8",
+        "## Task\n... $8$",
+        {"source": "olympiads", "problem_type": "Geometry", "question_type": "MCQ"},
+    ),
+    "open-rs": (
+        {"problem": "q", "solution": "long\nway to\n7", "answer": "7", "level": "Hard"},
+        "f:1",
+        "q",
+        "7",
+        "long\nway to\n7",
+        {"level": "Hard"},
+    ),
+    "a solution that is the answer": (
+        {"problem": "q", "solution": "$\\sqrt{2}$"},
+        "f:1",
+        "q",
+        "\\sqrt{2}",
+        "$\\sqrt{2}$",
+        {},
+    ),
     "reinforce-ada": ({"problem": "q", "gt": "11"}, "f:1", "q", "11", "", {}),
-    "aime, other publisher": ({"ID": "2024-I-1", "Problem": "q", "Solution": "s", "Answer": 73}, "2024-I-1", "q", "73", "s", {}),
-    "aime": ({"id": 60, "problem": "q", "solution": "s", "answer": "073", "url": "u", "year": "2024"}, "60", "q", "73", "s",
-             {"year": "2024"}),
+    "aime, other publisher": (
+        {"ID": "2024-I-1", "Problem": "q", "Solution": "s", "Answer": 73},
+        "2024-I-1",
+        "q",
+        "73",
+        "s",
+        {},
+    ),
+    "aime": (
+        {"id": 60, "problem": "q", "solution": "s", "answer": "073", "url": "u", "year": "2024"},
+        "60",
+        "q",
+        "73",
+        "s",
+        {"year": "2024"},
+    ),
     "amc": ({"id": 0, "problem": "q", "answer": 27.0, "url": "u"}, "0", "q", "27", "", {}),
     "amc as text": ({"id": 0, "problem": "q", "answer": "27.0"}, "0", "q", "27", "", {}),
-    "minerva": ({"problem": "q", "solution": "At $2 \\times 10^{3}$ K: \\boxed{4.5e33} erg.",
-                 "type": "Introduction to Astronomy", "idx": 0},
-                "0", "q", "4.5e33", "At $2 \\times 10^{3}$ K: \\boxed{4.5e33} erg.", {"type": "Introduction to Astronomy"}),
-    "olympiadbench": ({"id": 7, "subfield": "Algebra", "context": "Let $a=1$.", "question": "Find all $x$.",
-                       "solution": ["one", "two"], "final_answer": ["$1$,$-2$"], "is_multiple_answer": True, "unit": "km",
-                       "answer_type": "Numerical", "error": None},
-                      "7", "Let $a=1$.\nFind all $x$.", "1,-2", "one", {"subfield": "Algebra", "unit": "km"}),
-    "olympiadbench, parts": ({"id": 7, "context": None, "question": "q", "solution": [], "final_answer": ["$1$", "$-2$"]},
-                             "7", "q", "1,-2", "", {}),
-    "countdown": ({"id": "c-0", "nums": [44, 19, 35], "target": 98, "solution": "44 + (19 + 35)"}, "c-0",
-                  "Using the numbers [44, 19, 35], create an equation that equals 98. You can use basic arithmetic operations "
-                  "(+, -, *, /) and each number can only be used once.", "98", "44 + (19 + 35)", {"nums": [44, 19, 35]}),
-    "countdown of verl's form": ({"target": 98, "nums": [44, 19, 35], "data_source": "countdown", "ability": "math",
-                                  "prompt": [{"role": "user", "content": "A conversation. <think>"}], "extra_info": {"index": 4},
-                                  "reward_model": {"style": "rule", "ground_truth": {"target": 98, "numbers": [44, 19, 35]}}}, "4",
-                                 "Using the numbers [44, 19, 35], create an equation that equals 98. You can use basic arithmetic "
-                                 "operations (+, -, *, /) and each number can only be used once.", "98", "",
-                                 {"data_source": "countdown", "nums": [44, 19, 35]}),
+    "minerva": (
+        {
+            "problem": "q",
+            "solution": "At $2 \\times 10^{3}$ K: \\boxed{4.5e33} erg.",
+            "type": "Introduction to Astronomy",
+            "idx": 0,
+        },
+        "0",
+        "q",
+        "4.5e33",
+        "At $2 \\times 10^{3}$ K: \\boxed{4.5e33} erg.",
+        {"type": "Introduction to Astronomy"},
+    ),
+    "olympiadbench": (
+        {
+            "id": 7,
+            "subfield": "Algebra",
+            "context": "Let $a=1$.",
+            "question": "Find all $x$.",
+            "solution": ["one", "two"],
+            "final_answer": ["$1$,$-2$"],
+            "is_multiple_answer": True,
+            "unit": "km",
+            "answer_type": "Numerical",
+            "error": None,
+        },
+        "7",
+        "Let $a=1$.\nFind all $x$.",
+        "1,-2",
+        "one",
+        {"subfield": "Algebra", "unit": "km"},
+    ),
+    "olympiadbench, parts": (
+        {
+            "id": 7,
+            "context": None,
+            "question": "q",
+            "solution": [],
+            "final_answer": ["$1$", "$-2$"],
+        },
+        "7",
+        "q",
+        "1,-2",
+        "",
+        {},
+    ),
+    "countdown": (
+        {"id": "c-0", "nums": [44, 19, 35], "target": 98, "solution": "44 + (19 + 35)"},
+        "c-0",
+        (
+            "Using the numbers [44, 19, 35], create an equation that equals 98. You can use basic "
+            "arithmetic operations (+, -, *, /) and each number can only be used once."
+        ),
+        "98",
+        "44 + (19 + 35)",
+        {"nums": [44, 19, 35]},
+    ),
+    "countdown of verl's form": (
+        {
+            "target": 98,
+            "nums": [44, 19, 35],
+            "data_source": "countdown",
+            "ability": "math",
+            "prompt": [{"role": "user", "content": "A conversation. <think>"}],
+            "extra_info": {"index": 4},
+            "reward_model": {
+                "style": "rule",
+                "ground_truth": {"target": 98, "numbers": [44, 19, 35]},
+            },
+        },
+        "4",
+        (
+            "Using the numbers [44, 19, 35], create an equation that equals 98. You can use basic "
+            "arithmetic operations (+, -, *, /) and each number can only be used once."
+        ),
+        "98",
+        "",
+        {"data_source": "countdown", "nums": [44, 19, 35]},
+    ),
 }
 
 
@@ -94,91 +335,186 @@ PUBLISHED = {
 def test_published_row(name):
     item, ident, question, answer, solution, meta = PUBLISHED[name]
     row = to_row(item, "f:1")
-    assert (row.id, row.question, row.answer, row.solution, row.meta, row.where) == (ident, question, answer, solution, meta, "f:1")
+    assert (row.id, row.question, row.answer, row.solution, row.meta, row.where) == (
+        ident,
+        question,
+        answer,
+        solution,
+        meta,
+        "f:1",
+    )
 
 
 def test_fields_that_are_named():
-    item = {"q": {"text": "What?"}, "label": {"deep": {"er": 3.0}}, "why": "so", "answer": "not this"}
+    item = {
+        "q": {"text": "What?"},
+        "label": {"deep": {"er": 3.0}},
+        "why": "so",
+        "answer": "not this",
+    }
     fields = Fields("q.text", "label.deep.er", "why")
     row = to_row(item, "f:1", fields)
     assert (row.question, row.answer, row.solution) == ("What?", "3", "so")
-    with pytest.raises(DataError, match=r"no 'q\.txt', which config\.data\.question_field names; it has \['answer', .*'q\.text'"):
+    with pytest.raises(
+        DataError,
+        match=(
+            r"no 'q\.txt', which config\.data\.question_field names; it has \['answer', .*'q\.text'"
+        ),
+    ):
         to_row(item, "f:1", Fields("q.txt"))
     # An evaluation file of another publisher does without.
-    assert to_row({"problem": "p", "answer": "1"}, "f:1", Fields("q.text", "label", required=False)).question == "p"
+    assert (
+        to_row(
+            {"problem": "p", "answer": "1"}, "f:1", Fields("q.text", "label", required=False)
+        ).question
+        == "p"
+    )
 
 
-@pytest.mark.parametrize("item,reason", [
-    ({"problem": "q", "answer": "proof"}, "'answer' holds no answer but 'proof'"),
-    ({"problem": "q", "answer": "notfound"}, "holds no answer"),
-    ({"problem": "q", "answer": " "}, "'answer' is empty"),
-    ({"problem": "q", "answer": {"a": 1}}, "must be text, a number or a list"),
-    ({"problem": "q", "answer": float("nan")}, "must be text, a number or a list"),
-    ({"problem": "q", "final_answer": []}, "'final_answer' is an empty list"),
-    ({"problem": "q", "solution": "We prove it thus. The end."}, "and no box in a solution"),
-    ({"problem": "q", "answer": "$ $"}, "holds no answer but"),
-    ({"problem": "half of \ud83d", "answer": "1"}, "'problem' is not Unicode text"),
-    ({"problem": 7, "answer": "1"}, "no text under 'problem', but 7"),
-    ({"prompt": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}], "answer": "1"},
-     r"must hold one user turn, and perhaps a system turn; it holds \['user', 'assistant'\]"),
-    ({"prompt": [], "answer": "1"}, "must hold one user turn"),
-])
+@pytest.mark.parametrize(
+    "item,reason",
+    [
+        ({"problem": "q", "answer": "proof"}, "'answer' holds no answer but 'proof'"),
+        ({"problem": "q", "answer": "notfound"}, "holds no answer"),
+        ({"problem": "q", "answer": " "}, "'answer' is empty"),
+        ({"problem": "q", "answer": {"a": 1}}, "must be text, a number or a list"),
+        ({"problem": "q", "answer": float("nan")}, "must be text, a number or a list"),
+        ({"problem": "q", "final_answer": []}, "'final_answer' is an empty list"),
+        ({"problem": "q", "solution": "We prove it thus. The end."}, "and no box in a solution"),
+        ({"problem": "q", "answer": "$ $"}, "holds no answer but"),
+        ({"problem": "half of \ud83d", "answer": "1"}, "'problem' is not Unicode text"),
+        ({"problem": 7, "answer": "1"}, "no text under 'problem', but 7"),
+        (
+            {
+                "prompt": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}],
+                "answer": "1",
+            },
+            r"must hold one user turn, and perhaps a system turn; it holds \['user', 'assistant'\]",
+        ),
+        ({"prompt": [], "answer": "1"}, "must hold one user turn"),
+    ],
+)
 def test_rows_that_cannot_be_used(item, reason):
     with pytest.raises(DataError, match=reason):
         to_row(item, "f:1")
 
 
 def test_filters_are_counted_and_are_not_bad_rows(tmp_path):
-    rows = [NUMINA, NUMINA | {"answer": "proof", "question_type": "proof"}, NUMINA | {"answer": "\\frac{1}{2}"},
-            NUMINA | {"answer": "B", "question_type": "MCQ"}, NUMINA | {"problem_is_valid": "Incomplete"}, NUMINA | {"problem": ""}]
+    rows = [
+        NUMINA,
+        NUMINA | {"answer": "proof", "question_type": "proof"},
+        NUMINA | {"answer": "\\frac{1}{2}"},
+        NUMINA | {"answer": "B", "question_type": "MCQ"},
+        NUMINA | {"problem_is_valid": "Incomplete"},
+        NUMINA | {"problem": ""},
+    ]
     path = tmp_path / "numina.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     kept, report = load_rows(path, "skip", keep="no_proof, valid, no_choice,integer")
     assert len(kept) == 1 and report.bad == 1 and report.rows == 6
     assert report.filtered == {"no_proof": 1, "valid": 1, "no_choice": 1, "integer": 1}
-    assert report.text() == ("kept 1 of 6 rows; left out: 1 bad, 1 by keep=no_proof, 1 by keep=integer, 1 by keep=no_choice, "
-                             "1 by keep=valid")
-    assert load_rows(path, "skip")[1].bad == 2  # without a filter, a proof is a row without an answer
-    with pytest.raises(DataError, match="no usable row; first of 1 bad ones.* 5 do not pass config.data.keep"):
+    assert report.text() == (
+        "kept 1 of 6 rows; left out: 1 bad, 1 by keep=no_proof, 1 by keep=integer, 1 by "
+        "keep=no_choice, 1 by keep=valid"
+    )
+    # Without a filter, a proof is a row without an answer.
+    assert load_rows(path, "skip")[1].bad == 2
+    with pytest.raises(
+        DataError, match="no usable row; first of 1 bad ones.* 5 do not pass config.data.keep"
+    ):
         path.write_text("".join(json.dumps(row) + "\n" for row in rows[1:2] * 5 + rows[5:]))
         load_rows(path, "skip", keep="no_proof")
-    with pytest.raises(ValueError, match="config.data.keep must name some of no_proof, valid, no_choice, integer, .* got 'intger'"):
+    with pytest.raises(
+        ValueError,
+        match=(
+            "config.data.keep must name some of no_proof, valid, no_choice, "
+            "integer, .* got 'intger'"
+        ),
+    ):
         load_rows(path, keep="intger")
 
 
-@pytest.mark.parametrize("text,want", [
-    ("$a+4$", "a+4"), ("$69$,$84$", "69,84"), ("$221,$8$", "221,8"), ("$87.50", "87.50"), ("-$3", "-3"), ("$1$ and $2$", "1 and 2"),
-    ("$f(x)=a x+b$, where $b$ is an integer", "$f(x)=a x+b$, where $b$ is an integer"), ("$5$ apples", "$5$ apples"),
-    ("$(-\\infty, 0) \\cup\\{1\\}$.", "(-\\infty, 0) \\cup\\{1\\}"), ("\\$15,000", "\\$15,000"), ("\\[ v \\]", "v"),
-    ("\\(1\\), \\(2\\)", "\\(1\\), \\(2\\)"), ("073", "73"), ("-007", "-7"), ("0", "0"), ("0.50", "0.50"), ("27.0", "27"),
-    ("3_828", "3828"), ("12_3", "12_3"), ("120001_6", "120001_6"), ("1,080", "1,080"), ("5,\\!525", "5525"),
-    ("(1,\\!2)", "(1,\\!2)"),
-    ("\\frac \\pi4 + 2", "\\frac{\\pi}{4} + 2"), ("\\frac12", "\\frac12"), ("\\frac\\sqrt3 2", "\\frac\\sqrt3 2"),
-    ("m_{\\max }=n^{2}", "n^{2}"), ("x_1=5", "x_1=5"), ("\\approx8.24", "8.24"), ("\\text{(E)},", "\\text{(E)}"), ("1:1", "1:1"),
-    ("-$$\\frac {7}{9}$$", "-\\frac {7}{9}"), ("\\frac{p}{2}\\%$", "\\frac{p}{2}\\%"), ("-\\frac{5}{3}.", "-\\frac{5}{3}"),
-    ("(0,0)；(1,2)", "(0,0);(1,2)"), ("\\frac{574,287}{593,775}", "\\frac{574287}{593775}"), ("\\{1,000\\}", "\\{1,000\\}"),
-    ("$2$, $3$ or $4$", "2, 3 or 4"), ("US$5", "US$5"), ("Yes.", "Yes."), ("$5$-$6$", "$5$-$6$"),
-])
+@pytest.mark.parametrize(
+    "text,want",
+    [
+        ("$a+4$", "a+4"),
+        ("$69$,$84$", "69,84"),
+        ("$221,$8$", "221,8"),
+        ("$87.50", "87.50"),
+        ("-$3", "-3"),
+        ("$1$ and $2$", "1 and 2"),
+        ("$f(x)=a x+b$, where $b$ is an integer", "$f(x)=a x+b$, where $b$ is an integer"),
+        ("$5$ apples", "$5$ apples"),
+        ("$(-\\infty, 0) \\cup\\{1\\}$.", "(-\\infty, 0) \\cup\\{1\\}"),
+        ("\\$15,000", "\\$15,000"),
+        ("\\[ v \\]", "v"),
+        ("\\(1\\), \\(2\\)", "\\(1\\), \\(2\\)"),
+        ("073", "73"),
+        ("-007", "-7"),
+        ("0", "0"),
+        ("0.50", "0.50"),
+        ("27.0", "27"),
+        ("3_828", "3828"),
+        ("12_3", "12_3"),
+        ("120001_6", "120001_6"),
+        ("1,080", "1,080"),
+        ("5,\\!525", "5525"),
+        ("(1,\\!2)", "(1,\\!2)"),
+        ("\\frac \\pi4 + 2", "\\frac{\\pi}{4} + 2"),
+        ("\\frac12", "\\frac12"),
+        ("\\frac\\sqrt3 2", "\\frac\\sqrt3 2"),
+        ("m_{\\max }=n^{2}", "n^{2}"),
+        ("x_1=5", "x_1=5"),
+        ("\\approx8.24", "8.24"),
+        ("\\text{(E)},", "\\text{(E)}"),
+        ("1:1", "1:1"),
+        ("-$$\\frac {7}{9}$$", "-\\frac {7}{9}"),
+        ("\\frac{p}{2}\\%$", "\\frac{p}{2}\\%"),
+        ("-\\frac{5}{3}.", "-\\frac{5}{3}"),
+        ("(0,0)；(1,2)", "(0,0);(1,2)"),
+        ("\\frac{574,287}{593,775}", "\\frac{574287}{593775}"),
+        ("\\{1,000\\}", "\\{1,000\\}"),
+        ("$2$, $3$ or $4$", "2, 3 or 4"),
+        ("US$5", "US$5"),
+        ("Yes.", "Yes."),
+        ("$5$-$6$", "$5$-$6$"),
+    ],
+)
 def test_plain_answers(text, want):
     assert plain(text) == want and plain(want) == want
 
 
 def test_boxes():
     assert last_box("\\boxed{1}, so \\boxed{\\frac{1}{2}}") == "\\frac{1}{2}"
-    assert last_box("$\\boxed{1}$ and $\\boxed{2}$.") == "1,2" and last_box("\\fbox{3}") == "3" and last_box("\\boxed 7.") == "7"
+    assert (
+        last_box("$\\boxed{1}$ and $\\boxed{2}$.") == "1,2"
+        and last_box("\\fbox{3}") == "3"
+        and last_box("\\boxed 7.") == "7"
+    )
     assert last_box("\\boxed{\\{1, 2\\}}") == "\\{1, 2\\}" and last_box("no") is None
     assert last_box("\\boxed{1} then \\boxed{2") is None  # cut inside its answer
-    assert answer_text("$\\boxed{5}$.", "answer") == "5" and answer_text("n=\\boxed {1,3}", "answer") == "1,3"
+    assert (
+        answer_text("$\\boxed{5}$.", "answer") == "5"
+        and answer_text("n=\\boxed {1,3}", "answer") == "1,3"
+    )
 
 
 def test_answers_that_a_copy_of_math_squeezed_come_from_the_box():
-    row = lambda answer, box: to_row({"question": "q", "answer": answer, "solution": f"so ${{\\boxed{{{box}}}}}$"}, "f:1").answer
+    row = lambda answer, box: (
+        to_row(
+            {"question": "q", "answer": answer, "solution": f"so ${{\\boxed{{{box}}}}}$"}, "f:1"
+        ).answer
+    )
     matrix = "\\begin{pmatrix} 1 \\\\ -2 \\\\ -1 \\end{pmatrix}"
     assert row("\\begin{pmatrix}1\\-2\\-1\\end{pmatrix}", matrix) == matrix
     assert row("-80\\leqg(x)\\leq82", "-80\\leq g(x)\\leq 82") == "-80\\leq g(x)\\leq 82"
-    assert row("{Evelyn}", "\\text{Evelyn}") == "\\text{Evelyn}" and row("90{square", "90\\text{ squares}") == "90\\text{ squares}"
+    assert (
+        row("{Evelyn}", "\\text{Evelyn}") == "\\text{Evelyn}"
+        and row("90{square", "90\\text{ squares}") == "90\\text{ squares}"
+    )
     assert row("", "\\mbox{four}") == "\\mbox{four}"
-    assert row("\\frac{1}{2}", "\\frac{2}{4}") == "\\frac{1}{2}"  # another answer is not the same answer
+    # Another answer is not the same answer.
+    assert row("\\frac{1}{2}", "\\frac{2}{4}") == "\\frac{1}{2}"
 
 
 def test_integers():
@@ -187,12 +523,19 @@ def test_integers():
 
 
 def test_what_json_cannot_hold_is_kept_as_text_and_half_characters_are_refused():
-    row = to_row({"problem": "?", "answer": "1", "year": datetime.date(2024, 2, 1), "level": b"5"}, "f:1")
+    row = to_row(
+        {"problem": "?", "answer": "1", "year": datetime.date(2024, 2, 1), "level": b"5"}, "f:1"
+    )
     assert row.meta == {"year": "2024-02-01", "level": "b'5'"}
     for field in ("answer", "solution", "id"):
         with pytest.raises(DataError, match=f"'{field}' is not Unicode text"):
-            to_row({"problem": "?", "answer": "1", "solution": "s", "id": "i", field: "\ud800"}, "f:1")
+            to_row(
+                {"problem": "?", "answer": "1", "solution": "s", "id": "i", field: "\ud800"}, "f:1"
+            )
     for value in (float("inf"), float("-inf"), float("nan")):
         with pytest.raises(DataError, match="must be text, a number or a list of these"):
             to_row({"problem": "?", "answer": value}, "f:1")
-    assert to_row({"problem": "?", "answer": r"y_{\max} = 5, y_{\min} = 1"}, "f:1").answer == r"y_{\max} = 5, y_{\min} = 1"
+    assert (
+        to_row({"problem": "?", "answer": r"y_{\max} = 5, y_{\min} = 1"}, "f:1").answer
+        == r"y_{\max} = 5, y_{\min} = 1"
+    )

@@ -1,4 +1,6 @@
-"""What never trains: duplicates, held-out questions, questions of evaluation files; and where that is written."""
+"""What never trains: duplicates, held-out questions, questions of evaluation files;
+and where that is written.
+"""
 
 import itertools
 import json
@@ -11,13 +13,21 @@ from rl_speed.data.embedded_tokenizer import embedded_directory
 from rl_speed.data.files import DataError
 from rl_speed.data.loaders import load_rows, load_training_rows
 from rl_speed.data.schemas import Row
-from rl_speed.data.select import contaminated, contamination_key, deduplicate, duplicate_key, hold_out
+from rl_speed.data.select import (
+    contaminated,
+    contamination_key,
+    deduplicate,
+    duplicate_key,
+    hold_out,
+)
 from rl_speed.policy import load_tokenizer
 from rl_speed.training.build import build_data
 
 
 def rows(*questions):
-    return [Row(str(i), question, str(i), where=f"f:{i + 1}") for i, question in enumerate(questions)]
+    return [
+        Row(str(i), question, str(i), where=f"f:{i + 1}") for i, question in enumerate(questions)
+    ]
 
 
 def write(path, items):
@@ -26,16 +36,26 @@ def write(path, items):
 
 
 def test_only_white_space_and_case_make_duplicates():
-    given = rows("What is 2+3?", " what  is\n2+3? ", "What is 2-3?", "What is 2+3", "What is 23?", "WHAT IS 2+3?")
+    given = rows(
+        "What is 2+3?",
+        " what  is\n2+3? ",
+        "What is 2-3?",
+        "What is 2+3",
+        "What is 23?",
+        "WHAT IS 2+3?",
+    )
     kept, dropped = deduplicate(given)
     assert [row.id for row in kept] == ["0", "2", "3", "4"]
     assert [(row.id, first.id) for row, first in dropped] == [("1", "0"), ("5", "0")]
-    assert len({contamination_key(row.question) for row in given}) == 1  # which is why that key is for evaluation files only
+    # Which is why that key is for evaluation files only.
+    assert len({contamination_key(row.question) for row in given}) == 1
 
 
 def test_duplicate_key_against_every_pair_compared_by_hand():
     alphabet = ["a", "A", " ", "\n", "+", "-"]
-    texts = ["".join(letters) for n in (1, 2, 3) for letters in itertools.product(alphabet, repeat=n)]
+    texts = [
+        "".join(letters) for n in (1, 2, 3) for letters in itertools.product(alphabet, repeat=n)
+    ]
     same = lambda a, b: a.lower().split() == b.lower().split()
     for a, b in random.Random(0).sample(list(itertools.product(texts, texts)), 5000):
         assert (duplicate_key(a) == duplicate_key(b)) == same(a, b), (a, b)
@@ -46,14 +66,25 @@ def test_held_out_split_does_not_depend_on_order_and_takes_duplicates_along():
     given = rows(*questions, *(q.upper() for q in questions[:20]))
     train, held = hold_out(given, 10)
     held_questions = {duplicate_key(row.question) for row in held}
-    assert len(held) == len(held_questions) == 10 and not held_questions & {duplicate_key(row.question) for row in train}
-    assert len(train) == len(given) - sum(duplicate_key(row.question) in held_questions for row in given) < len(given) - 10
+    assert len(held) == len(held_questions) == 10 and not held_questions & {
+        duplicate_key(row.question) for row in train
+    }
+    assert (
+        len(train)
+        == len(given) - sum(duplicate_key(row.question) in held_questions for row in given)
+        < len(given) - 10
+    )
     shuffled = random.Random(1).sample(given, len(given))
     again_train, again_held = hold_out(shuffled, 10)
-    assert [duplicate_key(r.question) for r in again_held] == [duplicate_key(r.question) for r in held]  # in this order, too
+    # In this order, too.
+    assert [duplicate_key(r.question) for r in again_held] == [
+        duplicate_key(r.question) for r in held
+    ]
     assert {r.where for r in again_train} == {r.where for r in train}
-    assert [r.where for r in again_train] == [r.where for r in shuffled if r in train]  # what trains stays in its own order
-    # Nested: fewer held out are the first of more; and another question changes at most one of them.
+    # What trains stays in its own order.
+    assert [r.where for r in again_train] == [r.where for r in shuffled if r in train]
+    # Nested: fewer held out are the first of more; and another question changes at most
+    # one of them.
     assert hold_out(given, 4)[1] == held[:4]
     grown = {duplicate_key(r.question) for r in hold_out([*given, *rows("new")], 10)[1]}
     assert len(grown & held_questions) >= 9
@@ -61,7 +92,10 @@ def test_held_out_split_does_not_depend_on_order_and_takes_duplicates_along():
 
 @pytest.mark.parametrize("count", [3, 4])
 def test_a_held_out_split_must_leave_something(count):
-    with pytest.raises(ValueError, match=rf"config.data.hold_out \({count}\) must leave something .* 3 different questions"):
+    with pytest.raises(
+        ValueError,
+        match=rf"config.data.hold_out \({count}\) must leave something .* 3 different questions",
+    ):
         hold_out(rows("a", "b", "c", "A"), count)
 
 
@@ -72,51 +106,114 @@ def test_contamination_sees_through_markup_and_never_matches_nothing():
 
 def test_reports_add_up(tmp_path):
     item = lambda question, answer="1": {"question": question, "answer": answer}
-    train = write(tmp_path / "train.jsonl", [item("a"), item("A"), item("b", "2"), item("b", "3"), item("c, in eval"), item(""),
-                                             item("d", "1/2"), item("e"), item("f")])
+    train = write(
+        tmp_path / "train.jsonl",
+        [
+            item("a"),
+            item("A"),
+            item("b", "2"),
+            item("b", "3"),
+            item("c, in eval"),
+            item(""),
+            item("d", "1/2"),
+            item("e"),
+            item("f"),
+        ],
+    )
     evaluation = write(tmp_path / "eval.jsonl", [item("C in eval."), item("")])
-    kept, held, report = load_training_rows(train, "skip", keep="integer", decontaminate=[evaluation])
+    kept, held, report = load_training_rows(
+        train, "skip", keep="integer", decontaminate=[evaluation]
+    )
     assert [row.question for row in kept] == ["a", "b", "e", "f"] and held == []
     assert (report.kept, report.bad, report.duplicates, report.conflicting) == (4, 1, 2, 1)
-    assert report.filtered == {"integer": 1} and report.contaminated == {evaluation: 1} and report.rows == 9
-    assert report.text() == f"kept 4 of 9 rows; left out: 1 bad, 1 by keep=integer, 2 duplicates, 1 in {evaluation}"
+    assert (
+        report.filtered == {"integer": 1}
+        and report.contaminated == {evaluation: 1}
+        and report.rows == 9
+    )
+    assert (
+        report.text()
+        == f"kept 4 of 9 rows; left out: 1 bad, 1 by keep=integer, 2 duplicates, 1 in {evaluation}"
+    )
     everything, _, whole = load_training_rows(train, "skip", unique=False)
     assert len(everything) == whole.kept == 8 and whole.duplicates == 0
     kept, held, report = load_training_rows(train, "skip", held_out=2)
-    assert report.rows == 9 and len(held) == 2 and not {r.question.lower() for r in held} & {r.question.lower() for r in kept}
+    assert (
+        report.rows == 9
+        and len(held) == 2
+        and not {r.question.lower() for r in held} & {r.question.lower() for r in kept}
+    )
     only = write(tmp_path / "only.jsonl", [item("c in eval")])
-    with pytest.raises(DataError, match=r"nothing is left to train on; kept 0 of 1 rows; left out: 1 in "):
+    with pytest.raises(
+        DataError, match=r"nothing is left to train on; kept 0 of 1 rows; left out: 1 in "
+    ):
         load_training_rows(only, decontaminate=[evaluation])
 
 
 def test_a_run_holds_out_what_it_evaluates_on_and_writes_what_it_left_out(tmp_path):
     numbers = [f"+{i // 10}{i % 10}" for i in range(60)]
     questions = [*numbers, *numbers[:5], "+123456789"]
-    files = write(tmp_path / "train.jsonl", [{"q": {"text": q}, "gold": 1.0} for q in questions] + [{}])
+    files = write(
+        tmp_path / "train.jsonl", [{"q": {"text": q}, "gold": 1.0} for q in questions] + [{}]
+    )
     config = Config()
     data = config.data
     data.task, data.train, data.hold_out, data.on_bad_row = "jsonl", files, 10, "skip"
-    data.question_field, data.answer_field, data.max_prompt_length, data.eval_prompts = "q.text", "gold", 6, 8
+    data.question_field, data.answer_field, data.max_prompt_length, data.eval_prompts = (
+        "q.text",
+        "gold",
+        6,
+        8,
+    )
     config.validate()
     tokenizer = load_tokenizer(embedded_directory())
     stream, held = build_data(config, tokenizer, tmp_path / "data.json")
     train = {prompt.text for prompt in stream.prompts}
-    assert len(train) == len(stream.prompts) == 50 and len(held) == 8 and not train & {prompt.text for prompt in held}
+    assert (
+        len(train) == len(stream.prompts) == 50
+        and len(held) == 8
+        and not train & {prompt.text for prompt in held}
+    )
     report = json.loads((tmp_path / "data.json").read_text())
-    assert report["train"]["rows"] == 67 and report["train"]["too_long"] == 1 and report["train"]["bad"] == 1
-    assert report["train"]["held_out"] + report["train"]["duplicates"] == 15 and report["train"]["kept"] == 50
+    assert (
+        report["train"]["rows"] == 67
+        and report["train"]["too_long"] == 1
+        and report["train"]["bad"] == 1
+    )
+    assert (
+        report["train"]["held_out"] + report["train"]["duplicates"] == 15
+        and report["train"]["kept"] == 50
+    )
     assert report["eval"]["kept"] == 10
-    # With a file to evaluate on, they are out of training all the same; its fields may be another publisher's.
+    # With a file to evaluate on, they are out of training all the same; its fields may be another
+    # publisher's.
     data.eval = write(tmp_path / "eval.jsonl", [{"problem": "+11", "answer": "2"}])
     stream, held = build_data(config, tokenizer)
     assert [prompt.text for prompt in held] == ["+11"] and len(stream.prompts) == 50
 
 
-@pytest.mark.parametrize("field,value,message", [
-    ("hold_out", -1, "config.data.hold_out must be 0"), ("keep", "integers", "config.data.keep must name some of"),
-    ("prompt", "qwen_cot", "config.data.prompt='qwen_cot' is none of chat, plain, qwen_math_cot, .* and has no {question}"),
-    ("prompt", "{question} \\boxed{}", "is no format string"), ("prompt", "qwen_boxed", "has an instruction of its own"),
-    ("system", "Think.", "config.data.system needs a prompt that goes through the chat template")])
+@pytest.mark.parametrize(
+    "field,value,message",
+    [
+        ("hold_out", -1, "config.data.hold_out must be 0"),
+        ("keep", "integers", "config.data.keep must name some of"),
+        (
+            "prompt",
+            "qwen_cot",
+            (
+                "config.data.prompt='qwen_cot' is none of chat, plain, qwen_math_cot, "
+                ".* and has no {question}"
+            ),
+        ),
+        ("prompt", "{question} \\boxed{}", "is no format string"),
+        ("prompt", "qwen_boxed", "has an instruction of its own"),
+        (
+            "system",
+            "Think.",
+            "config.data.system needs a prompt that goes through the chat template",
+        ),
+    ],
+)
 def test_settings_that_cannot_be(field, value, message):
     config = Config()
     config.data.task, config.data.train, config.data.instruction = "jsonl", "f.jsonl", "Box it."
@@ -132,29 +229,56 @@ def test_the_chain_task_has_no_files_to_choose_from():
         config.validate()
 
 
-TRAINING = {"deepscaler": "deepscaler/deepscaler_40k.jsonl.gz", "dapo": "dapo17k/dapo_math_17k.jsonl.gz",
-            "math_train": "math/math_train.jsonl.gz"}
-EVALUATION = {"aime24": "eval/aime24.jsonl", "amc23": "eval/amc23.jsonl", "math500": "eval/math500.jsonl",
-              "olympiadbench": "eval/olympiadbench.jsonl", "math_test": "math/math_test.jsonl.gz"}
+TRAINING = {
+    "deepscaler": "deepscaler/deepscaler_40k.jsonl.gz",
+    "dapo": "dapo17k/dapo_math_17k.jsonl.gz",
+    "math_train": "math/math_train.jsonl.gz",
+}
+EVALUATION = {
+    "aime24": "eval/aime24.jsonl",
+    "amc23": "eval/amc23.jsonl",
+    "math500": "eval/math500.jsonl",
+    "olympiadbench": "eval/olympiadbench.jsonl",
+    "math_test": "math/math_test.jsonl.gz",
+}
 
 
 @pytest.mark.slow
 def test_contamination_of_real_sets_is_what_is_known_of_them(real_data):
     """Exactly the ids of contamination.json, made without this code; none where it has none."""
     known = json.loads((real_data / "contamination.json").read_text())
-    evaluation = {name: [r.question for r in load_rows(real_data / path, "skip")[0]] for name, path in EVALUATION.items()}
+    evaluation = {
+        name: [r.question for r in load_rows(real_data / path, "skip")[0]]
+        for name, path in EVALUATION.items()
+    }
     for name, path in TRAINING.items():
         train = load_rows(real_data / path, "skip")[0]
         for other, questions in evaluation.items():
-            assert [row.id for row in contaminated(train, questions)] == known[name].get(other, []), (name, other)
+            assert [row.id for row in contaminated(train, questions)] == known[name].get(
+                other, []
+            ), (name, other)
     assert sum(len(ids) for found in known.values() for ids in found.values()) > 1000
 
 
 def test_a_thousand_questions_of_dapo_are_held_out(real_data):
-    """The DAPO-1k of the SPEED paper: of 17,917 rows, 1,000 questions with all their copies never train."""
+    """The DAPO-1k of the SPEED paper: of 17,917 rows,
+    1,000 questions with all their copies never train.
+    """
     path = real_data / TRAINING["dapo"]
-    train, held, report = load_training_rows(path, held_out=1000, decontaminate=[str(real_data / EVALUATION["math500"])])
-    held_keys, train_keys = ({duplicate_key(row.question) for row in part} for part in (held, train))
-    assert len(held) == len(held_keys) == 1000 and not held_keys & train_keys and len(train_keys) == len(train)
-    assert report.rows == 17917 and report.held_out > 1000 and len(held_keys | train_keys) == 17917 - 731 - report.contaminated[
-        str(real_data / EVALUATION["math500"])]
+    train, held, report = load_training_rows(
+        path, held_out=1000, decontaminate=[str(real_data / EVALUATION["math500"])]
+    )
+    held_keys, train_keys = (
+        {duplicate_key(row.question) for row in part} for part in (held, train)
+    )
+    assert (
+        len(held) == len(held_keys) == 1000
+        and not held_keys & train_keys
+        and len(train_keys) == len(train)
+    )
+    assert (
+        report.rows == 17917
+        and report.held_out > 1000
+        and len(held_keys | train_keys)
+        == 17917 - 731 - report.contaminated[str(real_data / EVALUATION["math500"])]
+    )

@@ -1,4 +1,6 @@
-"""What people see of a data set before they train on it: counts against counting by hand, and the entry point."""
+"""What people see of a data set before they train on it: counts against counting by hand,
+and the entry point.
+"""
 
 import json
 
@@ -6,14 +8,25 @@ import numpy as np
 import pytest
 
 from rl_speed.data.loaders import load_rows
-from rl_speed.data.survey import against_table, check_gold, copies, details, survey, table, write_rows
+from rl_speed.data.survey import (
+    against_table,
+    check_gold,
+    copies,
+    details,
+    survey,
+    table,
+    write_rows,
+)
 from rl_speed.rewards import MathVerifier
 
-ROWS = [{"id": "a", "question": "q1", "answer": "1", "type": "x", "solution": "s"},
-        {"id": "b", "question": "Q1", "answer": "2", "type": "y"},
-        {"id": "b", "question": "q3!", "answer": "1/2", "type": "x"}, {"id": "c", "question": "", "answer": "1"},
-        {"id": "d", "question": "q5 is 1234567890", "answer": "\\frac{2 k n", "type": "x"},
-        {"id": "e", "question": "q 6", "answer": "proof"}]
+ROWS = [
+    {"id": "a", "question": "q1", "answer": "1", "type": "x", "solution": "s"},
+    {"id": "b", "question": "Q1", "answer": "2", "type": "y"},
+    {"id": "b", "question": "q3!", "answer": "1/2", "type": "x"},
+    {"id": "c", "question": "", "answer": "1"},
+    {"id": "d", "question": "q5 is 1234567890", "answer": "\\frac{2 k n", "type": "x"},
+    {"id": "e", "question": "q 6", "answer": "proof"},
+]
 
 
 @pytest.fixture
@@ -28,19 +41,39 @@ def test_counts(path):
     assert [row.id for row in rows] == ["a", "b", "b", "d"]
     assert (found.rows, found.usable, found.bad, found.filtered) == (6, 4, 1, {"no_proof": 1})
     assert (found.duplicates, found.conflicting, found.repeated_ids, found.integers) == (1, 1, 1, 2)
-    assert (found.class_field, found.classes) == ("type", {"x": 3, "y": 1}) and "rows.jsonl:4" in found.reasons[0]
+    assert (found.class_field, found.classes) == (
+        "type",
+        {"x": 3, "y": 1},
+    ) and "rows.jsonl:4" in found.reasons[0]
     lengths = [2, 2, 3, 16]
-    assert found.prompt_lengths(3) == {"mean": 5.75, "median": 2.5, "p95": np.percentile(lengths, 95), "max": 16, "over_limit": 1}
+    assert found.prompt_lengths(3) == {
+        "mean": 5.75,
+        "median": 2.5,
+        "p95": np.percentile(lengths, 95),
+        "max": 16,
+        "over_limit": 1,
+    }
     found.against = copies(rows, {"e.jsonl": rows[2:3], "f.jsonl": []})
     assert found.against == {"e.jsonl": ["b"], "f.jsonl": []}
     text = table([found], 3)
-    assert text.splitlines()[2] == f"| {path} | 6 | 4 | 1 | 1 | 1 (1) | 2 (50%) | 6 | 2 | 14 | 16 | 1 |"
+    assert (
+        text.splitlines()[2]
+        == f"| {path} | 6 | 4 | 1 | 1 | 1 (1) | 2 (50%) | 6 | 2 | 14 | 16 | 1 |"
+    )
     assert against_table([found]).splitlines()[2] == f"| {path} | 1 | 0 |"
     text += details([found])
-    assert "1 questions are in e.jsonl: b" in text and "f.jsonl" not in text and "1 rows have an id that another row has" in text
+    assert (
+        "1 questions are in e.jsonl: b" in text
+        and "f.jsonl" not in text
+        and "1 rows have an id that another row has" in text
+    )
     # What is printed and kept names rows, and never quotes their questions.
     kept = json.dumps(found.to_dict(3)) + text
-    assert not any(f'"{row["question"]}"' in kept or "q5 is 1234567890" in kept for row in ROWS if row["question"])
+    assert not any(
+        f'"{row["question"]}"' in kept or "q5 is 1234567890" in kept
+        for row in ROWS
+        if row["question"]
+    )
 
 
 def test_gold_answers_that_cannot_be_earned_are_named(path):
@@ -61,19 +94,40 @@ def test_written_rows_are_read_as_they_were(path, tmp_path):
 
 def test_the_entry_point(repo, launch, path, tmp_path):
     story = "A field that may be a part of the question, number "
-    (tmp_path / "eval.jsonl").write_text("".join(json.dumps({"story": story + str(len(q)), "question": q, "answer": "1"}) + "\n"
-                                                 for q in ("Q-3?", "Q-10?")))
+    (tmp_path / "eval.jsonl").write_text(
+        "".join(
+            json.dumps({"story": story + str(len(q)), "question": q, "answer": "1"}) + "\n"
+            for q in ("Q-3?", "Q-10?")
+        )
+    )
 
     run = lambda *arguments: launch("experiments/data.py", *arguments)
     out, clean = tmp_path / "out", tmp_path / "clean.jsonl"
-    done = run(path, f"--against={tmp_path}/eval.jsonl", "--eval_question_field=question", f"--out={out}", f"--write={clean}",
-               f"--decontaminate={tmp_path}/eval.jsonl", f"--tokenizer={repo}/rl_speed/assets/embedded", "--max_prompt_length=4")
+    done = run(
+        path,
+        f"--against={tmp_path}/eval.jsonl",
+        "--eval_question_field=question",
+        f"--out={out}",
+        f"--write={clean}",
+        f"--decontaminate={tmp_path}/eval.jsonl",
+        f"--tokenizer={repo}/rl_speed/assets/embedded",
+        "--max_prompt_length=4",
+    )
     assert done.returncode == 0, done.stderr
     assert "questions are in" in done.stdout and "1 duplicates, 1 in" in done.stdout
-    assert [row.id for row in load_rows(clean)[0]] == ["a"] and "1 prompts longer than 4 tokens" in done.stdout
+    assert [row.id for row in load_rows(clean)[0]] == [
+        "a"
+    ] and "1 prompts longer than 4 tokens" in done.stdout
     report = json.loads((out / "report.json").read_text())
-    assert report["files"][0]["against"] == {f"{tmp_path}/eval.jsonl": ["b"]} and "experiments/data.py" in report["made_by"]
-    assert (out / "report.md").read_text().startswith("# Data\n") and (out / "lengths.png").stat().st_size > 1000
+    assert (
+        report["files"][0]["against"] == {f"{tmp_path}/eval.jsonl": ["b"]}
+        and "experiments/data.py" in report["made_by"]
+    )
+    assert (out / "report.md").read_text().startswith("# Data\n") and (
+        out / "lengths.png"
+    ).stat().st_size > 1000
     failed = run(path, f"--against={tmp_path}/eval.jsonl")
-    assert (failed.returncode, failed.stdout) == (2, "") and failed.stderr.startswith(f"error: {tmp_path}/eval.jsonl: the ")
+    assert (failed.returncode, failed.stdout) == (2, "") and failed.stderr.startswith(
+        f"error: {tmp_path}/eval.jsonl: the "
+    )
     assert "--eval_question_field=story+question joins" in failed.stderr

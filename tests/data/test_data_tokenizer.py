@@ -5,13 +5,23 @@ import json
 import pytest
 
 from rl_speed.data.chain import TABLES
-from rl_speed.data.embedded_tokenizer import END, END_ID, PAD_ID, VOCABULARY, build_tokenizer, save_tokenizer
+from rl_speed.data.embedded_tokenizer import (
+    END,
+    END_ID,
+    PAD_ID,
+    VOCABULARY,
+    build_tokenizer,
+    save_tokenizer,
+)
 
 
 @pytest.fixture(scope="module")
 def opened(tmp_path_factory):
-    """As a user opens it: beside a qwen2 config, which makes transformers 5 choose its own class."""
+    """As a user opens it: beside a qwen2 config,
+    which makes transformers 5 choose its own class.
+    """
     import transformers
+
     directory = tmp_path_factory.mktemp("tokenizer")
     save_tokenizer(directory)
     (directory / "config.json").write_text(json.dumps({"model_type": "qwen2"}))

@@ -1,4 +1,6 @@
-"""Settings: overrides before files before the run's own, the papers' numbers, refusals in one line; the command itself."""
+"""Settings: overrides before files before the run's own, the papers' numbers,
+refusals in one line; the command itself.
+"""
 
 import json
 
@@ -13,71 +15,190 @@ from rl_speed.policy.prompt_formats import prompt_format
 
 def test_flags_go_before_presets_before_the_run():
     run = embedded()
-    run.seed, run.evaluation.samples, run.sampler.slots, run.reward.workers, run.model.remat = 3, 2, 77, 5, True
+    run.seed, run.evaluation.samples, run.sampler.slots, run.reward.workers, run.model.remat = (
+        3,
+        2,
+        77,
+        5,
+        True,
+    )
     plain = resolve(EMBEDDED, run)
-    assert (plain.reward.verifier, plain.sampler.max_new, plain.data.prompt) == ("exact", 16, "{question}=")
-    assert (plain.evaluation.samples, plain.seed, plain.data.max_prompt_length) == (32, 0, 0)  # of an evaluation, not of the run
-    band = resolve(EMBEDDED, run, evaluation("band"), {"evaluation.top_p": 0.9, "evaluation.samples": 8})
-    assert (band.evaluation.temperature, band.evaluation.top_p, band.sampler.max_new) == (0.6, 0.9, 8192)
+    assert (plain.reward.verifier, plain.sampler.max_new, plain.data.prompt) == (
+        "exact",
+        16,
+        "{question}=",
+    )
+    # Of an evaluation, not of the run.
+    assert (plain.evaluation.samples, plain.seed, plain.data.max_prompt_length) == (32, 0, 0)
+    band = resolve(
+        EMBEDDED, run, evaluation("band"), {"evaluation.top_p": 0.9, "evaluation.samples": 8}
+    )
+    assert (band.evaluation.temperature, band.evaluation.top_p, band.sampler.max_new) == (
+        0.6,
+        0.9,
+        8192,
+    )
     assert (band.evaluation.samples, band.reward.verifier) == (8, "math")
     # The machine's, not the paper's.
-    assert (band.sampler.slots, band.reward.workers) == (plain.sampler.slots, plain.reward.workers) == (77, 5)
-    assert not plain.model.remat and run.model.remat and run.evaluation.samples == 2  # nothing else is taken, nor written to
+    assert (
+        (band.sampler.slots, band.reward.workers)
+        == (plain.sampler.slots, plain.reward.workers)
+        == (77, 5)
+    )
+    # Nothing else is taken, nor written to.
+    assert not plain.model.remat and run.model.remat and run.evaluation.samples == 2
 
 
-@pytest.mark.parametrize("directory,given,values", [
-    ("model", None, ("chat", 4096, "math", 128, 32)), (EMBEDDED, None, ("{question}=", 16, "exact", 256, 32)),
-    ("model", embedded("dapo"), ("{question}=", 16, "exact", 256, 4))])
+@pytest.mark.parametrize(
+    "directory,given,values",
+    [
+        ("model", None, ("chat", 4096, "math", 128, 32)),
+        (EMBEDDED, None, ("{question}=", 16, "exact", 256, 32)),
+        ("model", embedded("dapo"), ("{question}=", 16, "exact", 256, 4)),
+    ],
+)
 def test_a_policy_that_no_run_made(directory, given, values):
     c = resolve(directory, None, given)
-    assert (c.data.prompt, c.sampler.max_new, c.reward.verifier, c.sampler.slots, c.evaluation.samples) == values
+    assert (
+        c.data.prompt,
+        c.sampler.max_new,
+        c.reward.verifier,
+        c.sampler.slots,
+        c.evaluation.samples,
+    ) == values
     assert c.model.path == directory
 
 
 def test_what_an_evaluation_is_has_the_names_of_before():
     """Directories of earlier evaluations are gone on with, so that this must never change."""
-    config = resolve("m", None, None, {"evaluation.samples": 8, "mesh.fsdp": 2, "seed": 3, "reward.workers": 9,
-                                       "reward.stall_s": 50.0, "data.max_prompt_length": 99})
+    config = resolve(
+        "m",
+        None,
+        None,
+        {
+            "evaluation.samples": 8,
+            "mesh.fsdp": 2,
+            "seed": 3,
+            "reward.workers": 9,
+            "reward.stall_s": 50.0,
+            "data.max_prompt_length": 99,
+        },
+    )
     assert fingerprint(config, 5) == {
-        "samples": 8, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "max_new": 4096, "prompt": "chat",
-        "instruction": "\nPlease reason step by step, and put your final answer within \\boxed{}.", "system": "",
-        "verifier": "math", "mode": "boxed", "timeout_s": 5.0, "slots": 128, "questions_per_call": 5, "seed": 3,
-        "compute_dtype": "float32", "data": 1, "fsdp": 2, "tensor": 1}
+        "samples": 8,
+        "temperature": 1.0,
+        "top_p": 1.0,
+        "top_k": 0,
+        "max_new": 4096,
+        "prompt": "chat",
+        "instruction": "\nPlease reason step by step, and put your final answer within \\boxed{}.",
+        "system": "",
+        "verifier": "math",
+        "mode": "boxed",
+        "timeout_s": 5.0,
+        "slots": 128,
+        "questions_per_call": 5,
+        "seed": 3,
+        "compute_dtype": "float32",
+        "data": 1,
+        "fsdp": 2,
+        "tensor": 1,
+    }
     assert fingerprint(resolve(EMBEDDED, embedded(), evaluation("band"))) == {
-        "samples": 32, "temperature": 0.6, "top_p": 0.95, "top_k": 0, "max_new": 8192, "prompt": "r1_zero_boxed",
-        "instruction": "", "system": "", "verifier": "math", "mode": "boxed", "timeout_s": 5.0, "slots": 256,
-        "questions_per_call": 0, "seed": 0, "compute_dtype": "float32", "data": 1, "fsdp": 1, "tensor": 1}
+        "samples": 32,
+        "temperature": 0.6,
+        "top_p": 0.95,
+        "top_k": 0,
+        "max_new": 8192,
+        "prompt": "r1_zero_boxed",
+        "instruction": "",
+        "system": "",
+        "verifier": "math",
+        "mode": "boxed",
+        "timeout_s": 5.0,
+        "slots": 256,
+        "questions_per_call": 0,
+        "seed": 0,
+        "compute_dtype": "float32",
+        "data": 1,
+        "fsdp": 1,
+        "tensor": 1,
+    }
 
 
-@pytest.mark.parametrize("preset,temperature,top_p,max_new", [("speed", 1.0, 1.0, 3072), ("band", 0.6, 0.95, 8192),
-                                                              ("ada", 1.0, 1.0, 4096), ("rpo", 0.7, 1.0, 4096)])
+@pytest.mark.parametrize(
+    "preset,temperature,top_p,max_new",
+    [
+        ("speed", 1.0, 1.0, 3072),
+        ("band", 0.6, 0.95, 8192),
+        ("ada", 1.0, 1.0, 4096),
+        ("rpo", 0.7, 1.0, 4096),
+    ],
+)
 def test_the_papers_settings(preset, temperature, top_p, max_new):
     s = resolve("m", None, evaluation(preset))
-    assert (s.evaluation.temperature, s.evaluation.top_p, s.sampler.max_new) == (temperature, top_p, max_new)
+    assert (s.evaluation.temperature, s.evaluation.top_p, s.sampler.max_new) == (
+        temperature,
+        top_p,
+        max_new,
+    )
     assert (s.evaluation.samples, s.reward.verifier) == (32, "math")
-    assert (s.sampler.slots, s.model.compute_dtype, s.data.on_bad_row, s.data.max_prompt_length) == (128, "float32", "error", 0)
+    assert (
+        s.sampler.slots,
+        s.model.compute_dtype,
+        s.data.on_bad_row,
+        s.data.max_prompt_length,
+    ) == (128, "float32", "error", 0)
     form = prompt_format(s.data.prompt)
     assert "boxed" in form.user + (form.system or "") and s.data.instruction == ""
 
 
-@pytest.mark.parametrize("given,message", [
-    ({"evaluation.samples": 0}, "config.evaluation.samples must be at least 1; got 0"),
-    ({"evaluation.temperature": -1.0}, r"config.evaluation.temperature must be 0 \(greedy\) or more; got -1.0"),
-    ({"evaluation.top_p": 0.0}, r"config.evaluation.top_p must be in \(0, 1\]; got 0.0"),
-    ({"sampler.top_k": -1}, r"config.sampler.top_k must be 0 \(off\) or more; got -1"),
-    ({"data.max_prompt_length": -1}, "config.data.max_prompt_length must be 0"),
-    ({"reward.verifier": "maths"}, "config.reward.verifier must be one of exact, integer, math, or a function of yours, 'module:fun"),
-    ({"reward.mode": "box"}, "config.reward.mode must be one of boxed, free; got 'box'"),
-    ({"reward.timeout_s": 0.0}, "config.reward.timeout_s must be positive; got 0.0"),
-    ({"reward.stall_s": 1.0}, "config.reward.stall_s, wall-clock time, must be 0"),
-    ({"model.compute_dtype": "int8"}, "config.model.compute_dtype must be one of float32, bfloat16; got 'int8'"),
-    ({"data.on_bad_row": "skp"}, "config.data.on_bad_row must be one of error, skip; got 'skp'"),
-    ({"mesh.fsdp": 0}, "config.mesh.fsdp must be at least 1; got 0"),
-    ({"sampler.slots": 0}, "config.sampler.slots must be at least 1"), ({"reward.workers": 0}, "config.reward.workers must be"),
-    ({"sampler.temperature": 0.5}, "--config.sampler.temperature: an evaluation does not look at it; nearest: "
-                                   "config.evaluation.temperature"),
-    ({"rule.n": 8}, "--config.rule.n: an evaluation does not look at it; rl_speed/evaluation/settings.py lists"),
-])
+@pytest.mark.parametrize(
+    "given,message",
+    [
+        ({"evaluation.samples": 0}, "config.evaluation.samples must be at least 1; got 0"),
+        (
+            {"evaluation.temperature": -1.0},
+            r"config.evaluation.temperature must be 0 \(greedy\) or more; got -1.0",
+        ),
+        ({"evaluation.top_p": 0.0}, r"config.evaluation.top_p must be in \(0, 1\]; got 0.0"),
+        ({"sampler.top_k": -1}, r"config.sampler.top_k must be 0 \(off\) or more; got -1"),
+        ({"data.max_prompt_length": -1}, "config.data.max_prompt_length must be 0"),
+        (
+            {"reward.verifier": "maths"},
+            (
+                "config.reward.verifier must be one of exact, integer, math, or a function of "
+                "yours, 'module:fun"
+            ),
+        ),
+        ({"reward.mode": "box"}, "config.reward.mode must be one of boxed, free; got 'box'"),
+        ({"reward.timeout_s": 0.0}, "config.reward.timeout_s must be positive; got 0.0"),
+        ({"reward.stall_s": 1.0}, "config.reward.stall_s, wall-clock time, must be 0"),
+        (
+            {"model.compute_dtype": "int8"},
+            "config.model.compute_dtype must be one of float32, bfloat16; got 'int8'",
+        ),
+        (
+            {"data.on_bad_row": "skp"},
+            "config.data.on_bad_row must be one of error, skip; got 'skp'",
+        ),
+        ({"mesh.fsdp": 0}, "config.mesh.fsdp must be at least 1; got 0"),
+        ({"sampler.slots": 0}, "config.sampler.slots must be at least 1"),
+        ({"reward.workers": 0}, "config.reward.workers must be"),
+        (
+            {"sampler.temperature": 0.5},
+            "--config.sampler.temperature: an evaluation does not look at it; nearest: "
+            "config.evaluation.temperature",
+        ),
+        (
+            {"rule.n": 8},
+            (
+                "--config.rule.n: an evaluation does not look at it; "
+                "rl_speed/evaluation/settings.py lists"
+            ),
+        ),
+    ],
+)
 def test_what_cannot_be_is_named(given, message):
     with pytest.raises(ValueError, match=message):
         resolve("m", None, None, given)
@@ -85,9 +206,20 @@ def test_what_cannot_be_is_named(given, message):
 
 def test_texts_of_flags():
     assert parse_k(["8", "1", "8"], 8) == (1, 8)
-    assert parse_k(None, 32) == (1, 8, 32) and parse_k(None, 9) == (1, 8) and parse_k(None, 1) == (1,)
-    for texts, message in ((["1", "a"], "--k must be numbers with commas between them; got 'a'"), (["0"], "at least 1, .*; got 0"),
-                           (["1", "8"], r"at most config.evaluation.samples \(4\): pass@k needs k responses to a question; got 1,8")):
+    assert (
+        parse_k(None, 32) == (1, 8, 32) and parse_k(None, 9) == (1, 8) and parse_k(None, 1) == (1,)
+    )
+    for texts, message in (
+        (["1", "a"], "--k must be numbers with commas between them; got 'a'"),
+        (["0"], "at least 1, .*; got 0"),
+        (
+            ["1", "8"],
+            (
+                r"at most config.evaluation.samples \(4\): pass@k needs k responses "
+                r"to a question; got 1,8"
+            ),
+        ),
+    ):
         with pytest.raises(ValueError, match=message):
             parse_k(texts, 4)
     with pytest.raises(ValueError, match="no variant 'sped'; nearest: speed"):
@@ -96,8 +228,11 @@ def test_texts_of_flags():
 
 def test_every_flag_of_before_has_a_name_of_now():
     """The flags that this command had, but for those that it still has."""
-    before = ("model preset mesh on_bad_row question_field samples temperature top_p top_k max_new max_prompt_length prompt "
-              "instruction system verifier mode timeout_s stall_s workers slots seed compute_dtype")
+    before = (
+        "model preset mesh on_bad_row question_field samples temperature top_p top_k max_new "
+        "max_prompt_length prompt instruction system verifier mode timeout_s stall_s workers "
+        "slots seed compute_dtype"
+    )
     assert sorted(RENAMED) == sorted(before.split())
     config = Config()
     assert all(isinstance(config.get(path), (int, float, str)) for path in FIELDS)
@@ -106,7 +241,9 @@ def test_every_flag_of_before_has_a_name_of_now():
 def test_names_of_benchmarks(tmp_path):
     for name in ("math500.jsonl.gz", "a.jsonl", "x=y.jsonl"):
         (tmp_path / name).write_text("")
-    found = parse_specs([f"{tmp_path}/math500.jsonl.gz,b={tmp_path}/a.jsonl", f"{tmp_path}/x=y.jsonl"])
+    found = parse_specs(
+        [f"{tmp_path}/math500.jsonl.gz,b={tmp_path}/a.jsonl", f"{tmp_path}/x=y.jsonl"]
+    )
     files = {name: path.rpartition("/")[2] for name, path in found.items()}
     assert files == {"math500": "math500.jsonl.gz", "b": "a.jsonl", "x=y": "x=y.jsonl"}
     with pytest.raises(ValueError, match="two benchmarks 'a' .*: call one of them NAME=FILE"):
@@ -117,27 +254,69 @@ def test_names_of_benchmarks(tmp_path):
         parse_specs(["a="])
 
 
-@pytest.mark.parametrize("samples,slots,questions,pieces,piece", [(32, 128, 500, 32, 32), (1, 128, 5000, 256, 1),
-                                                                  (32, 128, 30, 30, 32), (500, 16, 10, 1, 128), (4, 2, 3, 3, 4)])
+@pytest.mark.parametrize(
+    "samples,slots,questions,pieces,piece",
+    [
+        (32, 128, 500, 32, 32),
+        (1, 128, 5000, 256, 1),
+        (32, 128, 30, 30, 32),
+        (500, 16, 10, 1, 128),
+        (4, 2, 3, 3, 4),
+    ],
+)
 def test_capacities(samples, slots, questions, pieces, piece):
     config = resolve("m", None, None, {"evaluation.samples": samples, "sampler.slots": slots})
-    assert capacities(config, questions) == (pieces, piece) and capacities(config, questions, 2) == (2, piece)
+    assert capacities(config, questions) == (pieces, piece) and capacities(
+        config, questions, 2
+    ) == (2, piece)
 
 
-@pytest.mark.parametrize("arguments,told", [
-    (["--limit=many"], ["error: flag --limit=many: invalid literal for int() with base 10: 'many'"]),
-    (["--limit=-1"], ["error: flag --limit=-1: -1 is not a non-negative integer"]),
-    (["--config.evaluation.samples=many"],
-     ["error: --config.evaluation.samples: config.evaluation.samples must be an integer, got 'many'"]),
-    (["--temperature", "0.5", "--preset=speed"], ["error: --temperature is --config.evaluation.temperature now",
-                                                  "--preset is --config=configs/evaluation.py:NAME now"]),
-    (["--config=configs/evaluation.py:sped"], ["error: flag --config=configs/evaluation.py:sped: ValueError: this preset has no "
-                                               "variant 'sped'; nearest: speed"]),
-    (["--config=configs/evaluation.py:speed"], ["error: config.model.path: MODEL: no such directory"]),
-    (["--config.driver.depth=1"], ["error: --config.driver.depth: an evaluation does not look at it; "
-                                   "rl_speed/evaluation/settings.py lists what it looks at"]),
-    (["--config.data.question_field=q"], ["error: config.data.question_field is for the files of --data"]),
-])
+@pytest.mark.parametrize(
+    "arguments,told",
+    [
+        (
+            ["--limit=many"],
+            ["error: flag --limit=many: invalid literal for int() with base 10: 'many'"],
+        ),
+        (["--limit=-1"], ["error: flag --limit=-1: -1 is not a non-negative integer"]),
+        (
+            ["--config.evaluation.samples=many"],
+            [
+                "error: --config.evaluation.samples: config.evaluation.samples must be an "
+                "integer, got 'many'"
+            ],
+        ),
+        (
+            ["--temperature", "0.5", "--preset=speed"],
+            [
+                "error: --temperature is --config.evaluation.temperature now",
+                "--preset is --config=configs/evaluation.py:NAME now",
+            ],
+        ),
+        (
+            ["--config=configs/evaluation.py:sped"],
+            [
+                "error: flag --config=configs/evaluation.py:sped: ValueError: this preset has no "
+                "variant 'sped'; nearest: speed"
+            ],
+        ),
+        (
+            ["--config=configs/evaluation.py:speed"],
+            ["error: config.model.path: MODEL: no such directory"],
+        ),
+        (
+            ["--config.driver.depth=1"],
+            [
+                "error: --config.driver.depth: an evaluation does not look at it; "
+                "rl_speed/evaluation/settings.py lists what it looks at"
+            ],
+        ),
+        (
+            ["--config.data.question_field=q"],
+            ["error: config.data.question_field is for the files of --data"],
+        ),
+    ],
+)
 def test_a_flag_that_does_not_parse_is_one_line(launch, arguments, told):
     done = launch("experiments/evaluate.py", *arguments)
     assert done.returncode == 2 and done.stderr.strip().splitlines() == told
@@ -145,12 +324,23 @@ def test_a_flag_that_does_not_parse_is_one_line(launch, arguments, told):
 
 @pytest.mark.slow
 def test_the_command(launch, tmp_path):
-    command = ["experiments/evaluate.py", "--limit=40", "--config.evaluation.samples=4", f"--out={tmp_path / 'out'}"]
+    command = [
+        "experiments/evaluate.py",
+        "--limit=40",
+        "--config.evaluation.samples=4",
+        f"--out={tmp_path / 'out'}",
+    ]
     done = launch(*command)
     assert done.returncode == 0, done.stderr
-    assert "| chain     | 40 " in done.stdout and {p.name for p in (tmp_path / "out").iterdir()} == {
-        "responses.jsonl", "evaluation.json", "summary.json", "table.md", "plot.png"}
+    assert "| chain     | 40 " in done.stdout and {
+        p.name for p in (tmp_path / "out").iterdir()
+    } == {"responses.jsonl", "evaluation.json", "summary.json", "table.md", "plot.png"}
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
-    assert summary["benchmarks"]["chain"]["questions"] == 40 and summary["command"].startswith("python experiments/evaluate.py")
+    assert summary["benchmarks"]["chain"]["questions"] == 40 and summary["command"].startswith(
+        "python experiments/evaluate.py"
+    )
     refused = launch(*command, "--config.seed=1")
-    assert refused.returncode == 2 and "settings.seed: 0 there, 1 here" in refused.stderr.splitlines()[-1]
+    assert (
+        refused.returncode == 2
+        and "settings.seed: 0 there, 1 here" in refused.stderr.splitlines()[-1]
+    )

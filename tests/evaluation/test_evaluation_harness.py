@@ -1,4 +1,6 @@
-"""The harness on the embedded policy: one program for all benchmarks, exact resume, every way to name a policy, refusals."""
+"""The harness on the embedded policy: one program for all benchmarks, exact resume,
+every way to name a policy, refusals.
+"""
 
 import dataclasses
 import json
@@ -14,6 +16,7 @@ import pytest
 from fake_generation import rollouts_of
 
 from rl_speed.config import EMBEDDED
+from rl_speed.config.presets import embedded, evaluation
 from rl_speed.data import chain
 from rl_speed.data.embedded_tokenizer import embedded_directory
 from rl_speed.data.prompts import Prompt
@@ -26,22 +29,22 @@ from rl_speed.evaluation.source import Source, digest, find_source, load_policy
 from rl_speed.evaluation.verdicts import Judge
 from rl_speed.mesh import make_mesh
 from rl_speed.policy import encode_prompt, load_tokenizer, save_hf
-from rl_speed.config.presets import embedded, evaluation
 from rl_speed.rewards import WorkerPool
-from rl_speed.sampling.sharded import sample_sharded
-from rl_speed.training import build
 from rl_speed.runtime.checkpoint import Checkpointer, CheckpointError
 from rl_speed.runtime.metrics import read_lines
+from rl_speed.sampling.sharded import sample_sharded
+from rl_speed.training import build
 from rl_speed.update.state import init_state, state_shardings
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 
 
-
 def settings_with(**values):
     """Those of the embedded policy, in few and short responses."""
     own = {"evaluation.samples": 4, "sampler.max_new": 9, "sampler.slots": 16}
-    return resolve(EMBEDDED, overrides=own | {name.replace("__", "."): value for name, value in values.items()})
+    return resolve(
+        EMBEDDED, overrides=own | {name.replace("__", "."): value for name, value in values.items()}
+    )
 
 
 SETTINGS = settings_with()
@@ -59,7 +62,10 @@ def policy(mesh):
 
 def write_benchmark(path, first, count):
     questions = chain.questions(chain.DEFAULT_SPEC, "eval", 0, first + count)[first:]
-    rows = [{"question": q.text, "answer": q.answer, "id": i, "level": f"Level {1 + i % 3}"} for i, q in enumerate(questions)]
+    rows = [
+        {"question": q.text, "answer": q.answer, "id": i, "level": f"Level {1 + i % 3}"}
+        for i, q in enumerate(questions)
+    ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 
@@ -68,7 +74,10 @@ def write_benchmark(path, first, count):
 def benchmarks(policy, tmp_path_factory):
     """Three files of 3, 7 and 14 questions; three classes each."""
     folder = tmp_path_factory.mktemp("data")
-    files = [write_benchmark(folder / f"set{n}.jsonl", first, n) for first, n in ((0, 3), (3, 7), (10, 14))]
+    files = [
+        write_benchmark(folder / f"set{n}.jsonl", first, n)
+        for first, n in ((0, 3), (3, 7), (10, 14))
+    ]
     found = parse_specs([f"{files[0]},tiny={files[1]}", f"{files[2]}"])
     return harness.load_benchmarks(found, SETTINGS, policy.tokenizer, find_source())
 
@@ -76,7 +85,15 @@ def benchmarks(policy, tmp_path_factory):
 def evaluate(policy, benchmarks, folder, mesh, settings=SETTINGS, **more):
     asked = {"k": (1, 2, 4), "questions_per_call": 5}
     with Judge(settings, policy, [p for b in benchmarks for p in b.prompts]) as judge:
-        return harness.run(policy, benchmarks, settings, mesh, more.pop("wrap", lambda j: j)(judge), folder, **asked | more)
+        return harness.run(
+            policy,
+            benchmarks,
+            settings,
+            mesh,
+            more.pop("wrap", lambda j: j)(judge),
+            folder,
+            **asked | more,
+        )
 
 
 def lasting(summary):
@@ -106,21 +123,38 @@ def test_the_summary_is_that_of_the_responses(finished):
     of_set = [line for line in lines if line["benchmark"] == "set14"]
     questions = list(answers)[10:]
     for line in of_set:
-        assert line["correct"] == (line["text"] == answers[questions[line["question"]]] and not line["truncated"])
+        assert line["correct"] == (
+            line["text"] == answers[questions[line["question"]]] and not line["truncated"]
+        )
         assert line["cause"] == ("no_answer" if line["truncated"] else "ok")
         assert line["answer"] == (None if line["truncated"] else line["text"])
     b = summary["benchmarks"]["set14"]
-    assert b["pass_at"]["1"]["value"] == pytest.approx(np.mean([line["correct"] for line in of_set]))
+    assert b["pass_at"]["1"]["value"] == pytest.approx(
+        np.mean([line["correct"] for line in of_set])
+    )
     solved = {line["question"] for line in of_set if line["correct"]}
     assert b["pass_at"]["4"]["value"] == pytest.approx(len(solved) / 14)
-    assert b["length_mean"] == np.mean([line["tokens"] for line in of_set]) and b["no_answer"] == b["truncated"] > 0
-    assert sum(b["pass_rate_bins"].values()) == 14 and b["pass_rate_bins"]["never"] == 14 - len(solved)
-    assert {name: part["questions"] for name, part in b["classes"]["level"].items()} == {"Level 1": 5, "Level 2": 5, "Level 3": 4}
+    assert (
+        b["length_mean"] == np.mean([line["tokens"] for line in of_set])
+        and b["no_answer"] == b["truncated"] > 0
+    )
+    assert sum(b["pass_rate_bins"].values()) == 14 and b["pass_rate_bins"]["never"] == 14 - len(
+        solved
+    )
+    assert {name: part["questions"] for name, part in b["classes"]["level"].items()} == {
+        "Level 1": 5,
+        "Level 2": 5,
+        "Level 3": 4,
+    }
     level = [line["correct"] for line in of_set if line["question"] % 3 == 2]
-    assert b["classes"]["level"]["Level 3"]["pass_at"]["1"]["value"] == pytest.approx(np.mean(level))
+    assert b["classes"]["level"]["Level 3"]["pass_at"]["1"]["value"] == pytest.approx(
+        np.mean(level)
+    )
     each = [part["pass_at"]["1"]["value"] for part in summary["benchmarks"].values()]
     assert summary["macro_average"]["1"]["value"] == pytest.approx(np.mean(each))
-    assert summary["weighted_average"]["1"]["value"] == pytest.approx(np.mean([line["correct"] for line in lines]))
+    assert summary["weighted_average"]["1"]["value"] == pytest.approx(
+        np.mean([line["correct"] for line in lines])
+    )
 
 
 @pytest.mark.parametrize("ending", [b"", b'{"benchmark": "set3", "quest'])
@@ -134,6 +168,7 @@ def test_killed_and_resumed_is_the_same(finished, policy, benchmarks, mesh, tmp_
             if next(calls) == 2:
                 raise OSError("the machine went away")
             return judge(rollouts)
+
         return wrapped
 
     with pytest.raises(OSError, match="the machine went away"):
@@ -144,11 +179,14 @@ def test_killed_and_resumed_is_the_same(finished, policy, benchmarks, mesh, tmp_
     again = evaluate(policy, benchmarks, tmp_path, mesh)
     assert again["now"]["samples"] == 96 - 40 and lasting(again) == lasting(summary)
     assert (tmp_path / "responses.jsonl").read_bytes() == (folder / "responses.jsonl").read_bytes()
-    assert evaluate(policy, benchmarks, tmp_path, mesh)["now"]["samples"] == 0  # nothing is left to do
+    # Nothing is left to do.
+    assert evaluate(policy, benchmarks, tmp_path, mesh)["now"]["samples"] == 0
 
 
 def test_a_full_disk_costs_the_call_that_met_it(finished, policy, benchmarks, mesh, tmp_path):
-    """A limit on the size of files stands for the full disk: the third call's lines go out by halves."""
+    """A limit on the size of files stands for the full disk:
+    the third call's lines go out by halves.
+    """
     folder, summary, _ = finished
     path, limits = tmp_path / "responses.jsonl", resource.getrlimit(resource.RLIMIT_FSIZE)
 
@@ -160,44 +198,75 @@ def test_a_full_disk_costs_the_call_that_met_it(finished, policy, benchmarks, me
             if next(calls) == 2:
                 resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 100, limits[1]))
             return verdicts
+
         return wrapped
 
     whole = (folder / "responses.jsonl").read_bytes()
     try:
-        with pytest.raises(OSError, match="cannot write responses .*: the 40 of 96 that are there stay, those of the last call are "
-                                          "drawn again. Make room, and the same command goes on from there.*responses.jsonl"):
+        with pytest.raises(
+            OSError,
+            match=(
+                "cannot write responses .*: the 40 of 96 that are there stay, those of the last "
+                "call are drawn again. Make room, and the same command goes on from "
+                "there.*responses.jsonl"
+            ),
+        ):
             evaluate(policy, benchmarks, tmp_path, mesh, wrap=full_at_third)
-        assert path.read_bytes() == b"".join(whole.splitlines(True)[:40])  # nor is anything left that close() would write
+        # Nor is anything left that close() would write.
+        assert path.read_bytes() == b"".join(whole.splitlines(True)[:40])
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     again = evaluate(policy, benchmarks, tmp_path, mesh)
-    assert again["now"]["samples"] == 96 - 40 and lasting(again) == lasting(summary) and path.read_bytes() == whole
+    assert (
+        again["now"]["samples"] == 96 - 40
+        and lasting(again) == lasting(summary)
+        and path.read_bytes() == whole
+    )
 
 
-@pytest.mark.parametrize("text,message", [
-    ("[]", "must hold a JSON object, and holds a list"), ("3", "holds a number"), ('{"identity": {', "no JSON"),
-    ('{"identity": [1]}', "identity must be an object, and is a list"), ('{"notes": 1}', "identity must be an object, and is null"),
-    ('{"identity": "x"}', "identity must be an object, and is a string")])
-def test_an_identity_that_was_edited_is_named(finished, policy, benchmarks, mesh, tmp_path, text, message):
+@pytest.mark.parametrize(
+    "text,message",
+    [
+        ("[]", "must hold a JSON object, and holds a list"),
+        ("3", "holds a number"),
+        ('{"identity": {', "no JSON"),
+        ('{"identity": [1]}', "identity must be an object, and is a list"),
+        ('{"notes": 1}', "identity must be an object, and is null"),
+        ('{"identity": "x"}', "identity must be an object, and is a string"),
+    ],
+)
+def test_an_identity_that_was_edited_is_named(
+    finished, policy, benchmarks, mesh, tmp_path, text, message
+):
     folder, _, _ = finished
     responses = (folder / "responses.jsonl").read_bytes()
     (tmp_path / "responses.jsonl").write_bytes(responses)
     (tmp_path / "evaluation.json").write_text(text)
-    with pytest.raises(OtherEvaluation, match=f"evaluation.json is damaged: .*{message}.*restore it, choose another --out, or"):
+    with pytest.raises(
+        OtherEvaluation,
+        match=f"evaluation.json is damaged: .*{message}.*restore it, choose another --out, or",
+    ):
         ResponseFile(tmp_path, {"settings": {}}, {}, benchmarks, SETTINGS.evaluation.samples)
-    assert (tmp_path / "evaluation.json").read_text() == text and (tmp_path / "responses.jsonl").read_bytes() == responses
+    assert (tmp_path / "evaluation.json").read_text() == text and (
+        tmp_path / "responses.jsonl"
+    ).read_bytes() == responses
     (tmp_path / "evaluation.json").unlink()
-    with pytest.raises(OtherEvaluation, match=r"responses.jsonl without a readable evaluation.json \(No such file"):
+    with pytest.raises(
+        OtherEvaluation, match=r"responses.jsonl without a readable evaluation.json \(No such file"
+    ):
         ResponseFile(tmp_path, {"settings": {}}, {}, benchmarks, SETTINGS.evaluation.samples)
 
 
-def test_cut_inside_a_question_and_stopped_by_a_signal(finished, policy, benchmarks, mesh, tmp_path):
+def test_cut_inside_a_question_and_stopped_by_a_signal(
+    finished, policy, benchmarks, mesh, tmp_path
+):
     folder, summary, _ = finished
     asked = iter([False, False, False, True])
     with pytest.raises(harness.Interrupted, match="stopped after 60 of 96 responses, saved in"):
         evaluate(policy, benchmarks, tmp_path, mesh, stop=lambda: next(asked))
     whole = (folder / "responses.jsonl").read_bytes()
-    (tmp_path / "responses.jsonl").write_bytes(b"".join(whole.splitlines(True)[:50]))  # two samples of question 12
+    # Two samples of question 12.
+    (tmp_path / "responses.jsonl").write_bytes(b"".join(whole.splitlines(True)[:50]))
     assert lasting(evaluate(policy, benchmarks, tmp_path, mesh)) == lasting(summary)
     assert (tmp_path / "responses.jsonl").read_bytes() == whole
 
@@ -206,17 +275,27 @@ def test_what_was_made_otherwise_is_refused(finished, policy, benchmarks, mesh, 
     folder, _, _ = finished
     before = (folder / "responses.jsonl").read_bytes()
     warmer = settings_with(evaluation__temperature=0.5)
-    with pytest.raises(OtherEvaluation, match=r"settings.temperature: 1.0 there, 0.5 here. Choose another --out, or --overwrite"):
+    with pytest.raises(
+        OtherEvaluation,
+        match=r"settings.temperature: 1.0 there, 0.5 here. Choose another --out, or --overwrite",
+    ):
         evaluate(policy, benchmarks, folder, mesh, warmer)
     other = dataclasses.replace(policy, params=jax.tree.map(lambda x: x * 1.001, policy.params))
-    with pytest.raises(OtherEvaluation, match="policy.weights: '[0-9a-f]{16}' there, '[0-9a-f]{16}' here"):
+    with pytest.raises(
+        OtherEvaluation, match="policy.weights: '[0-9a-f]{16}' there, '[0-9a-f]{16}' here"
+    ):
         evaluate(other, benchmarks, folder, mesh)
-    with pytest.raises(OtherEvaluation, match="benchmarks.order: 'set3,tiny,set14' there, 'set3,tiny' here"):
+    with pytest.raises(
+        OtherEvaluation, match="benchmarks.order: 'set3,tiny,set14' there, 'set3,tiny' here"
+    ):
         evaluate(policy, benchmarks[:2], folder, mesh)
     assert (folder / "responses.jsonl").read_bytes() == before
     # Which k are reported, and how many processes verify, is nobody's business.
     more = settings_with(reward__workers=7)
-    assert "3" in evaluate(policy, benchmarks, folder, mesh, more, k=(3,))["benchmarks"]["set3"]["pass_at"]
+    assert (
+        "3"
+        in evaluate(policy, benchmarks, folder, mesh, more, k=(3,))["benchmarks"]["set3"]["pass_at"]
+    )
     lines = before.splitlines(True)
     (tmp_path / "evaluation.json").write_text((folder / "evaluation.json").read_text())
     (tmp_path / "responses.jsonl").write_bytes(b"".join([lines[0], lines[2], lines[1]]))
@@ -229,7 +308,12 @@ def test_what_was_made_otherwise_is_refused(finished, policy, benchmarks, mesh, 
 def test_the_company_changes_nothing(finished, policy, benchmarks, mesh, tmp_path):
     """Nor does the order, or a limit."""
     folder, summary, _ = finished
-    alone = evaluate(policy, [dataclasses.replace(benchmarks[2], prompts=benchmarks[2].prompts[:9]), benchmarks[0]], tmp_path, mesh)
+    alone = evaluate(
+        policy,
+        [dataclasses.replace(benchmarks[2], prompts=benchmarks[2].prompts[:9]), benchmarks[0]],
+        tmp_path,
+        mesh,
+    )
     assert alone["benchmarks"]["set3"] == summary["benchmarks"]["set3"]
     low = lambda line: line["benchmark"] == "set14" and line["question"] < 9
     of = lambda path: [line for line in read_lines(path / "responses.jsonl") if low(line)]
@@ -240,13 +324,22 @@ def test_the_company_changes_nothing(finished, policy, benchmarks, mesh, tmp_pat
 def workdir(policy, mesh, tmp_path_factory):
     """Steps 1 and 2 of a run, as the trainer saves them; exported at step 2."""
     folder, config = tmp_path_factory.mktemp("run"), embedded("speed_rloo")
-    config.data.eval_prompts, config.sampler.max_new, config.sampler.slots = 12, SETTINGS.sampler.max_new, SETTINGS.sampler.slots
-    (folder / "config.json").write_text(json.dumps({**config.to_dict(), "from_the_future": {"x": 1}}))
+    config.data.eval_prompts, config.sampler.max_new, config.sampler.slots = (
+        12,
+        SETTINGS.sampler.max_new,
+        SETTINGS.sampler.slots,
+    )
+    (folder / "config.json").write_text(
+        json.dumps({**config.to_dict(), "from_the_future": {"x": 1}})
+    )
     optimizer = optax.adamw(1e-3)
     saver = Checkpointer(folder / "checkpoints", keep=2)
     for step in (1, 2):
-        state = init_state(jax.tree.map(lambda x: x * (1 + 0.02 * step), policy.params), optimizer,
-                           state_shardings(policy.model, optimizer, mesh))
+        state = init_state(
+            jax.tree.map(lambda x: x * (1 + 0.02 * step), policy.params),
+            optimizer,
+            state_shardings(policy.model, optimizer, mesh),
+        )
         saver.save(step, state, {"step": step})
     saver.close()
     save_hf(folder / "policy", state.params, policy.model, policy.tokenizer)
@@ -257,30 +350,54 @@ def workdir(policy, mesh, tmp_path_factory):
 
 def test_workdir_checkpoint_and_export_agree(workdir, policy, benchmarks, mesh, tmp_path):
     results = []
-    for i, where in enumerate((workdir, workdir / "checkpoints" / "2", workdir / "checkpoints", workdir / "policy")):
+    for i, where in enumerate(
+        (workdir, workdir / "checkpoints" / "2", workdir / "checkpoints", workdir / "policy")
+    ):
         source = find_source(checkpoint=str(where))
-        loaded, step = load_policy(source, resolve(source.directory, overrides={"sampler.max_new": 9}), mesh)
+        loaded, step = load_policy(
+            source, resolve(source.directory, overrides={"sampler.max_new": 9}), mesh
+        )
         assert step == (None if where.name == "policy" else 2)
-        assert harness.describe_source(source, step).endswith("policy" if step is None else ", step 2")
+        assert harness.describe_source(source, step).endswith(
+            "policy" if step is None else ", step 2"
+        )
         results.append(lasting(evaluate(loaded, benchmarks, tmp_path / str(i), mesh)))
     assert results[0] == results[1] == results[2] == results[3]
     first, step = load_policy(find_source(checkpoint=str(workdir), step=1), SETTINGS, mesh)
     assert step == 1 and digest(first.params) != digest(loaded.params)
     source = find_source(checkpoint=str(workdir))
     own = harness.load_benchmarks({}, SETTINGS, policy.tokenizer, source)
-    assert [(b.name, len(b.prompts)) for b in own] == [("chain", 12)] and resolve(EMBEDDED, source.config).sampler.max_new == 9
+    assert [(b.name, len(b.prompts)) for b in own] == [("chain", 12)] and resolve(
+        EMBEDDED, source.config
+    ).sampler.max_new == 9
     assert source.home == workdir / "evaluation"
 
 
 def test_from_flags_to_results(workdir, monkeypatch, capsys):
-    flags = {"checkpoint": str(workdir), "step": None, "data": [], "k": ["2"], "limit": 3, "questions_per_call": 0, "out": None,
-             "overwrite": False, "progress": False}
-    own = {"evaluation.samples": 4, "sampler.max_new": 9, "data.prompt": "{question}=", "reward.verifier": "exact"}
+    flags = {
+        "checkpoint": str(workdir),
+        "step": None,
+        "data": [],
+        "k": ["2"],
+        "limit": 3,
+        "questions_per_call": 0,
+        "out": None,
+        "overwrite": False,
+        "progress": False,
+    }
+    own = {
+        "evaluation.samples": 4,
+        "sampler.max_new": 9,
+        "data.prompt": "{question}=",
+        "reward.verifier": "exact",
+    }
     harness.evaluate_policy(evaluation("band"), "band", own, **flags)
     folder = workdir / "evaluation" / "band_step_2"
     assert f"{workdir}, step 2: 3 questions x 4 responses, into {folder}" in capsys.readouterr().out
     settings = json.loads((folder / "evaluation.json").read_text())["identity"]["settings"]
-    assert [settings[name] for name in ("temperature", "top_p", "verifier", "slots", "max_new")] == [0.6, 0.95, "exact", 16, 9]
+    assert [
+        settings[name] for name in ("temperature", "top_p", "verifier", "slots", "max_new")
+    ] == [0.6, 0.95, "exact", 16, 9]
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["k"] == [2] and "temperature 0.6, top-p 0.95, at most 9 tokens" in summary["how"]
 
@@ -307,7 +424,9 @@ def test_parameters_go_straight_to_their_shards(workdir, policy):
     for got, like, start in zip(*map(jax.tree.leaves, (loaded.params, want, policy.params))):
         assert got.sharding == like.sharding
         np.testing.assert_array_equal(got, start * np.float32(1.04))
-    assert digest(loaded.params) == digest(jax.tree.map(lambda x: jnp.asarray(np.asarray(x)), loaded.params))
+    assert digest(loaded.params) == digest(
+        jax.tree.map(lambda x: jnp.asarray(np.asarray(x)), loaded.params)
+    )
 
 
 def test_a_damaged_newest_checkpoint_costs_itself(workdir, policy, mesh, tmp_path):
@@ -321,13 +440,16 @@ def test_a_damaged_newest_checkpoint_costs_itself(workdir, policy, mesh, tmp_pat
         load_policy(find_source(checkpoint=str(copy), step=2), SETTINGS, mesh)
 
 
-@pytest.mark.parametrize("arguments,message", [
-    (dict(model="a", checkpoint="b"), "config.model.path and --checkpoint both name a policy"),
-    (dict(model="/nowhere"), "config.model.path: /nowhere: no such directory"),
-    (dict(checkpoint="/nowhere"), "--checkpoint: /nowhere: no such directory"),
-    (dict(checkpoint="rl_speed"), "rl_speed is neither the workdir of a run"),
-    (dict(step=3), "--step chooses among the checkpoints of a run"),
-])
+@pytest.mark.parametrize(
+    "arguments,message",
+    [
+        (dict(model="a", checkpoint="b"), "config.model.path and --checkpoint both name a policy"),
+        (dict(model="/nowhere"), "config.model.path: /nowhere: no such directory"),
+        (dict(checkpoint="/nowhere"), "--checkpoint: /nowhere: no such directory"),
+        (dict(checkpoint="rl_speed"), "rl_speed is neither the workdir of a run"),
+        (dict(step=3), "--step chooses among the checkpoints of a run"),
+    ],
+)
 def test_no_policy_there(arguments, message, repo, monkeypatch):
     monkeypatch.chdir(repo)
     with pytest.raises((ValueError, FileNotFoundError), match=message):
@@ -341,23 +463,34 @@ def test_no_such_step(workdir):
         find_source(checkpoint=str(workdir / "checkpoints" / "2"), step=1)
 
 
-def test_hung_verifications_cost_their_own_responses(policy, benchmarks, mesh, tmp_path, monkeypatch):
-    """A verifier that hangs on one question of three, in the real pool: those responses are wrong, counted, and nothing else is."""
+def test_hung_verifications_cost_their_own_responses(
+    policy, benchmarks, mesh, tmp_path, monkeypatch
+):
+    """A verifier that hangs on one question of three, in the real pool:
+    those responses are wrong, counted, and nothing else is.
+    """
     settings = settings_with(reward__verifier="math", reward__mode="free", reward__timeout_s=0.4)
 
     def with_hanging_workers(judge):
-        (tmp_path / "hangs.py").write_text("def grade(response, gold, *_):\n"
-                                           f"    while gold == {benchmarks[0].prompts[1].answer!r}: pass\n"
-                                           "    return float(response == gold)\n")
+        (tmp_path / "hangs.py").write_text(
+            "def grade(response, gold, *_):\n"
+            f"    while gold == {benchmarks[0].prompts[1].answer!r}: pass\n"
+            "    return float(response == gold)\n"
+        )
         monkeypatch.syspath_prepend(str(tmp_path))
         judge._host.verifier._pool = WorkerPool("hangs:grade", 2, 0.4)
         return judge
 
-    summary = evaluate(policy, benchmarks[:2], tmp_path / "out", mesh, settings, wrap=with_hanging_workers)
+    summary = evaluate(
+        policy, benchmarks[:2], tmp_path / "out", mesh, settings, wrap=with_hanging_workers
+    )
     hung = [p.answer == benchmarks[0].prompts[1].answer for b in benchmarks[:2] for p in b.prompts]
     assert hung == [False, True] + 8 * [False]
     assert summary["benchmarks"]["set3"]["causes"] == {"ok": 8, "timeout": 4}
-    assert summary["benchmarks"]["set3"]["ungraded"] == pytest.approx(1 / 3) and summary["benchmarks"]["tiny"]["ungraded"] == 0
+    assert (
+        summary["benchmarks"]["set3"]["ungraded"] == pytest.approx(1 / 3)
+        and summary["benchmarks"]["tiny"]["ungraded"] == 0
+    )
     lines = read_lines(tmp_path / "out" / "responses.jsonl")
     assert [line["cause"] for line in lines] == ["ok"] * 4 + ["timeout"] * 4 + ["ok"] * 32
     answers = [p.answer for b in benchmarks[:2] for p in b.prompts for _ in range(4)]
@@ -367,39 +500,72 @@ def test_hung_verifications_cost_their_own_responses(policy, benchmarks, mesh, t
 
 
 def test_average_matches_the_measured_pass_rates(policy, mesh, repo, tmp_path):
-    """On the first questions of the embedded test set, whose pass rates were measured with 50 samples, other random numbers and
-    room for longer responses (which are never right)."""
+    """On the first questions of the embedded test set, whose pass rates were measured with 50
+    samples, other random numbers and room for longer responses (which are never right).
+    """
     encode = lambda q: encode_prompt(policy.tokenizer, q, SETTINGS.data.prompt)
-    benchmark = chain_benchmark(encode, lambda t: policy.tokenizer.encode(t, add_special_tokens=False), limit=64)
-    measured = json.loads((repo / "experiments" / "results" / "embedded" / "pass_rates.json").read_text())
+    benchmark = chain_benchmark(
+        encode, lambda t: policy.tokenizer.encode(t, add_special_tokens=False), limit=64
+    )
+    measured = json.loads(
+        (repo / "experiments" / "results" / "embedded" / "pass_rates.json").read_text()
+    )
     assert measured["classes"][:64] == [p.meta["class"] for p in benchmark.prompts]
     cell = evaluate(policy, [benchmark], tmp_path, mesh)["benchmarks"]["chain"]["pass_at"]["1"]
     low, high = cell["same_questions"]
     rates = np.array(measured["rates"][:64])
     assert low <= rates.mean() <= high and high - low < 0.1
     theirs = same_questions(np.rint(rates * 50).astype(int), 50, 1)
-    assert theirs[0] <= cell["value"] + (high - low) / 2 and theirs[1] >= cell["value"] - (high - low) / 2
+    assert (
+        theirs[0] <= cell["value"] + (high - low) / 2
+        and theirs[1] >= cell["value"] - (high - low) / 2
+    )
 
 
 def test_tables_and_plot_say_what_the_summary_says(finished, tmp_path):
     _, summary, _ = finished
-    facts = {"command": "python experiments/evaluate.py --data=x", "date": "today", "device": "a machine"}
+    facts = {
+        "command": "python experiments/evaluate.py --data=x",
+        "date": "today",
+        "device": "a machine",
+    }
     written = report.write_results(summary, tmp_path, "Evaluation of it", facts)
-    assert [p.name for p in written] == ["table.md", "summary.json", "plot.png"] and all(p.stat().st_size > 500 for p in written)
+    assert [p.name for p in written] == ["table.md", "summary.json", "plot.png"] and all(
+        p.stat().st_size > 500 for p in written
+    )
     text = (tmp_path / "table.md").read_text()
     cell = summary["benchmarks"]["set14"]["pass_at"]["4"]
-    row = next(line for line in text.splitlines() if line.startswith("| set14") and "average@4 (pass@1)" in line)
+    row = next(
+        line
+        for line in text.splitlines()
+        if line.startswith("| set14") and "average@4 (pass@1)" in line
+    )
     assert " 14 " in row and f"{summary['benchmarks']['set14']['pass_at']['1']['value']:.4f}" in row
-    assert f"{cell['value']:.4f} | " in text and "{:.4f} to {:.4f}".format(*cell["other_questions"]) in text
-    for words in ("average of benchmarks", "average of questions", "set14, by level", "same questions, other responses",
-                  "a machine"):
+    assert (
+        f"{cell['value']:.4f} | " in text
+        and "{:.4f} to {:.4f}".format(*cell["other_questions"]) in text
+    )
+    for words in (
+        "average of benchmarks",
+        "average of questions",
+        "set14, by level",
+        "same questions, other responses",
+        "a machine",
+    ):
         assert words in text
-    assert json.loads((tmp_path / "summary.json").read_text())["benchmarks"] == json.loads(json.dumps(summary["benchmarks"]))
+    assert json.loads((tmp_path / "summary.json").read_text())["benchmarks"] == json.loads(
+        json.dumps(summary["benchmarks"])
+    )
 
 
 def test_questions_left_out_are_told(policy, tmp_path):
     file = write_benchmark(tmp_path / "few.jsonl", 0, 5)
-    file.write_text(file.read_text() + '{"question": "+1"}\n' + json.dumps({"question": "+" + "1" * 40, "answer": "1"}) + "\n")
+    file.write_text(
+        file.read_text()
+        + '{"question": "+1"}\n'
+        + json.dumps({"question": "+" + "1" * 40, "answer": "1"})
+        + "\n"
+    )
     encode = lambda q: encode_prompt(policy.tokenizer, q, SETTINGS.data.prompt)
     found = file_benchmark("few", file, encode, lambda t: policy.tokenizer.encode(t), 20, "skip")
     assert (len(found.prompts), found.too_long, found.bad) == (5, 1, 1)
@@ -412,7 +578,9 @@ def test_questions_left_out_are_told(policy, tmp_path):
 def test_a_prompt_that_brings_its_instruction_gets_no_other():
     run = embedded()
     run.data.system, run.data.prompt = "of the run", "chat"
-    asked = lambda *base, **values: resolve("m", *base, {f"data.{name}": value for name, value in values.items()}).data
+    asked = lambda *base, **values: (
+        resolve("m", *base, {f"data.{name}": value for name, value in values.items()}).data
+    )
     assert asked(None, None, prompt="qwen_math_cot").instruction == ""
     assert asked(None, None, prompt="chat").instruction == evaluation("chat").data.instruction != ""
     assert asked(run, None, prompt="dapo", instruction="!").instruction == "!"
@@ -427,17 +595,24 @@ def test_questions_that_a_run_held_out_are_its_benchmark(tmp_path):
     rows = [{"question": f"+{i:04d}=", "answer": "1"} for i in range(40)]
     (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     config = embedded()
-    config.data.task, config.data.train, config.data.hold_out = "jsonl", str(tmp_path / "train.jsonl"), 5
+    config.data.task, config.data.train, config.data.hold_out = (
+        "jsonl",
+        str(tmp_path / "train.jsonl"),
+        5,
+    )
     source = Source(EMBEDDED, tmp_path, config=config)
-    one, = harness.load_benchmarks({}, SETTINGS, tokenizer, source)
+    (one,) = harness.load_benchmarks({}, SETTINGS, tokenizer, source)
     _, held, _ = build.read_data(config.data, lambda question: [1])
     assert [p.text for p in one.prompts] == [p.text for p in held] and len(one.prompts) == 5
     assert parse_specs(["open-r1/DAPO-Math-17k-Processed:en@train"]) == {
-        "DAPO-Math-17k-Processed": "open-r1/DAPO-Math-17k-Processed:en@train"}
+        "DAPO-Math-17k-Processed": "open-r1/DAPO-Math-17k-Processed:en@train"
+    }
 
 
 def test_a_verifier_of_ones_own_judges(policy, tmp_path, monkeypatch):
-    (tmp_path / "my_verifier.py").write_text("def score(response, answer):\n    return response == answer\n")
+    (tmp_path / "my_verifier.py").write_text(
+        "def score(response, answer):\n    return response == answer\n"
+    )
     monkeypatch.chdir(tmp_path)
     config = settings_with(reward__verifier="my_verifier:score")
     prompt = Prompt("p", np.array([1], np.int32), "64", np.zeros((0,), np.int32), "?")
@@ -446,7 +621,11 @@ def test_a_verifier_of_ones_own_judges(policy, tmp_path, monkeypatch):
     with Judge(config, dataclasses.replace(policy, judge=None), [prompt]) as judge:
         verdicts = judge(rollouts)
         broken = judge(dataclasses.replace(rollouts, nonfinite=np.array([True, False])))
-    assert (verdicts.correct.tolist(), verdicts.causes, verdicts.answers) == ([True, False], ["ok", "ok"], [None, None])
+    assert (verdicts.correct.tolist(), verdicts.causes, verdicts.answers) == (
+        [True, False],
+        ["ok", "ok"],
+        [None, None],
+    )
     assert (broken.correct.tolist(), broken.causes) == ([False, False], ["nonfinite", "ok"])
     config.reward.verifier = "my_verifier:nothing"
     with pytest.raises(ValueError, match="'my_verifier:nothing' cannot be used"):
@@ -456,5 +635,8 @@ def test_a_verifier_of_ones_own_judges(policy, tmp_path, monkeypatch):
 def test_a_supervised_runs_workdir_is_told_apart(tmp_path):
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "config.json").write_text(json.dumps({"model": "Qwen2.5-0.5B", "out": "runs/sft"}))
-    with pytest.raises(ValueError, match="no workdir of experiments/train.py.* here runs/sft: config.model.path takes that"):
+    with pytest.raises(
+        ValueError,
+        match="no workdir of experiments/train.py.* here runs/sft: config.model.path takes that",
+    ):
         find_source(checkpoint=str(tmp_path))

@@ -20,7 +20,9 @@ def test_equals_enumeration_of_all_subsets(samples):
     correct = np.arange(samples + 1)
     for k in range(1, samples + 1):
         want = [by_enumeration(c, samples, k) for c in correct]
-        np.testing.assert_allclose(pass_at_k(correct, np.full(samples + 1, samples), k), want, rtol=1e-12, atol=1e-15)
+        np.testing.assert_allclose(
+            pass_at_k(correct, np.full(samples + 1, samples), k), want, rtol=1e-12, atol=1e-15
+        )
 
 
 def test_prompts_may_have_different_numbers_of_samples():
@@ -29,7 +31,9 @@ def test_prompts_may_have_different_numbers_of_samples():
     assert got.dtype == np.float64 and got.shape == (2, 3)
     want = [[by_enumeration(c, n, 3) for c, n in zip(*pair)] for pair in zip(correct, samples)]
     np.testing.assert_allclose(got, want, rtol=1e-12)
-    np.testing.assert_allclose(pass_at_k(correct[0], 7, 2), [by_enumeration(c, 7, 2) for c in correct[0]], rtol=1e-12)
+    np.testing.assert_allclose(
+        pass_at_k(correct[0], 7, 2), [by_enumeration(c, 7, 2) for c in correct[0]], rtol=1e-12
+    )
 
 
 def test_the_ends_are_exact():
@@ -51,12 +55,15 @@ def test_it_is_unbiased():
     assert abs(estimates.mean() - (1 - (1 - p) ** k)) < 3e-3
 
 
-@pytest.mark.parametrize("correct, samples, k, message", [
-    ([1, 1], [4, 3], 4, r"between 1 and the smallest number of samples \(3\), got 4"),
-    ([1], [4], 0, "between 1 and the smallest number of samples"),
-    ([5], [4], 1, "num_correct must lie between 0 and num_samples"),
-    ([-1], [4], 1, "num_correct must lie between 0 and num_samples"),
-])
+@pytest.mark.parametrize(
+    "correct, samples, k, message",
+    [
+        ([1, 1], [4, 3], 4, r"between 1 and the smallest number of samples \(3\), got 4"),
+        ([1], [4], 0, "between 1 and the smallest number of samples"),
+        ([5], [4], 1, "num_correct must lie between 0 and num_samples"),
+        ([-1], [4], 1, "num_correct must lie between 0 and num_samples"),
+    ],
+)
 def test_impossible_numbers_are_refused(correct, samples, k, message):
     with pytest.raises(ValueError, match=message):
         pass_at_k(np.array(correct), np.array(samples), k)

@@ -18,13 +18,27 @@ def make(visit, version=0, samples=3, width=5, answer_tokens=(1, 2)):
     rng = np.random.default_rng(visit)
     lengths = rng.integers(1, width + 1, samples)
     valid = np.arange(width) < lengths[:, None]
-    prompt = Prompt(id=f"p{visit}", tokens=rng.integers(0, 9, 2 + visit % 3).astype(np.int32), answer="½",
-                    answer_tokens=np.array(answer_tokens, np.int32), text="q?", visit=visit, meta={"class": "easy"})
-    return Group(prompt=prompt, tokens=rng.integers(1, 9, valid.shape) * valid, lengths=lengths,
-                 logprobs=rng.normal(size=valid.shape) * valid, rewards=rng.integers(0, 2, samples),
-                 versions=np.full(samples, version), phases=np.array([SCREENING] + [ACCEPTED] * (samples - 1)),
-                 sample_index=np.arange(samples), truncated=lengths == width,
-                 correct=rng.integers(0, 2, samples))
+    prompt = Prompt(
+        id=f"p{visit}",
+        tokens=rng.integers(0, 9, 2 + visit % 3).astype(np.int32),
+        answer="½",
+        answer_tokens=np.array(answer_tokens, np.int32),
+        text="q?",
+        visit=visit,
+        meta={"class": "easy"},
+    )
+    return Group(
+        prompt=prompt,
+        tokens=rng.integers(1, 9, valid.shape) * valid,
+        lengths=lengths,
+        logprobs=rng.normal(size=valid.shape) * valid,
+        rewards=rng.integers(0, 2, samples),
+        versions=np.full(samples, version),
+        phases=np.array([SCREENING] + [ACCEPTED] * (samples - 1)),
+        sample_index=np.arange(samples),
+        truncated=lengths == width,
+        correct=rng.integers(0, 2, samples),
+    )
 
 
 def visits(groups):
@@ -56,6 +70,7 @@ def test_random_order_is_keyed_loses_nothing_and_differs_from_fifo():
         buffer = SamplingBuffer(20, order="random", seed=seed)
         buffer.add([make(v) for v in range(20)])
         return visits(buffer.take(8) + buffer.take(12))
+
     assert run(0) == run(0) != run(1)
     assert sorted(run(0)) == list(range(20)) != run(0)
     # Each draw is a new one: else what lies in some places would wait for ever.
@@ -81,27 +96,58 @@ def test_expiry_counts_updates_since_the_oldest_sample():
 
 def test_metrics_give_ages():
     buffer = SamplingBuffer(5)
-    assert buffer.metrics(3) == {"buffer/size": 0.0, "buffer/expired": 0.0, "buffer/age_mean": 0.0, "buffer/age_max": 0.0}
+    assert buffer.metrics(3) == {
+        "buffer/size": 0.0,
+        "buffer/expired": 0.0,
+        "buffer/age_mean": 0.0,
+        "buffer/age_max": 0.0,
+    }
     buffer.add([make(0, version=1), make(1, version=4)])
-    assert buffer.metrics(5) == {"buffer/size": 2.0, "buffer/expired": 0.0, "buffer/age_mean": 2.5, "buffer/age_max": 4.0}
+    assert buffer.metrics(5) == {
+        "buffer/size": 2.0,
+        "buffer/expired": 0.0,
+        "buffer/age_mean": 2.5,
+        "buffer/age_max": 4.0,
+    }
 
 
 @pytest.mark.parametrize("answer_tokens", [(1, 2), ()])
 def test_state_round_trip_is_exact_and_continues_the_same(answer_tokens):
     buffer = SamplingBuffer(10, order="random", seed=3)
-    buffer.add([make(v, version=v, samples=2 + v % 3, width=3 + v, answer_tokens=answer_tokens) for v in range(7)])
+    buffer.add(
+        [
+            make(v, version=v, samples=2 + v % 3, width=3 + v, answer_tokens=answer_tokens)
+            for v in range(7)
+        ]
+    )
     buffer.take(2)
     state = buffer.state_dict()
     for leaf in jax.tree.leaves(state):  # what a checkpointer can take
-        assert isinstance(leaf, (int, str)) or (isinstance(leaf, np.ndarray) and leaf.dtype != object and leaf.size)
+        assert isinstance(leaf, (int, str)) or (
+            isinstance(leaf, np.ndarray) and leaf.dtype != object and leaf.size
+        )
     restored = SamplingBuffer(10, order="random", seed=3)
     restored.load_state_dict(state)
     for mine, theirs in zip(buffer.take(5), restored.take(5), strict=True):
         assert (mine.prompt.id, mine.prompt.visit, mine.prompt.meta, mine.prompt.answer) == (
-            theirs.prompt.id, theirs.prompt.visit, theirs.prompt.meta, theirs.prompt.answer)
+            theirs.prompt.id,
+            theirs.prompt.visit,
+            theirs.prompt.meta,
+            theirs.prompt.answer,
+        )
         for name in ("tokens", "answer_tokens"):
             np.testing.assert_array_equal(getattr(mine.prompt, name), getattr(theirs.prompt, name))
-        for name in ("tokens", "lengths", "logprobs", "rewards", "versions", "phases", "sample_index", "truncated", "correct"):
+        for name in (
+            "tokens",
+            "lengths",
+            "logprobs",
+            "rewards",
+            "versions",
+            "phases",
+            "sample_index",
+            "truncated",
+            "correct",
+        ):
             a, b = getattr(mine, name), getattr(theirs, name)
             np.testing.assert_array_equal(a, b)
             assert a.dtype == b.dtype
@@ -153,9 +199,11 @@ def test_correct_is_by_default_a_reward_above_one_half():
     whole = make(0, samples=4)
     group = dataclasses.replace(whole, rewards=np.array([0.5, 0.51, 1.0, -1.0]), correct=None)
     assert group.correct.dtype == bool and group.correct.tolist() == [False, True, True, False]
-    # Shaping may turn a right answer's reward around; what the verifier said stays, also beside others.
-    shaped = dataclasses.replace(whole, rewards=np.array([0.2, 0, 0, 0]),
-                                 correct=np.array([True, False, False, True]))
+    # Shaping may turn a right answer's reward around; what the verifier said stays, also
+    # beside others.
+    shaped = dataclasses.replace(
+        whole, rewards=np.array([0.2, 0, 0, 0]), correct=np.array([True, False, False, True])
+    )
     both = Rollouts.concat([group, shaped])
     assert both.correct.tolist() == [False, True, True, False, True, False, False, True]
 
@@ -190,11 +238,22 @@ def numbered(parts, first):
 
 def test_concat_joins_the_samples_of_a_visit_where_its_first_are():
     one = numbered([make(4, samples=2, width=3), make(1, samples=1, width=3)], 10)
-    two = numbered([make(1, samples=2, width=6), make(7, samples=1, width=6), make(4, samples=1, width=6)], 20)
+    two = numbered(
+        [make(1, samples=2, width=6), make(7, samples=1, width=6), make(4, samples=1, width=6)], 20
+    )
     whole = Rollouts.concat([one, two])
-    assert [p.visit for p in whole.prompts] == [4, 1, 7] and whole.owner.tolist() == [0, 0, 0, 1, 1, 1, 2]
+    assert [p.visit for p in whole.prompts] == [4, 1, 7] and whole.owner.tolist() == [
+        0,
+        0,
+        0,
+        1,
+        1,
+        1,
+        2,
+    ]
     assert whole.rewards.tolist() == [10, 11, 23, 12, 20, 21, 22]
-    for row, reward in enumerate(whole.rewards.astype(int)):  # all that is known of a sample goes along, padded with zeros
+    # All that is known of a sample goes along, padded with zeros.
+    for row, reward in enumerate(whole.rewards.astype(int)):
         part, width = (one, 3) if reward < 20 else (two, 6)
         for name in FIELDS:
             found, expected = getattr(whole, name)[row], getattr(part, name)[reward % 10]
@@ -205,8 +264,12 @@ def test_concat_joins_the_samples_of_a_visit_where_its_first_are():
 
 
 def test_concat_keeps_visits_apart():
-    """Another visit of the same prompt is another group; prompts that never left a stream are told apart as objects."""
-    again = lambda visit: dataclasses.replace(make(3), prompts=[dataclasses.replace(make(3).prompt, visit=visit)])
+    """Another visit of the same prompt is another group;
+    prompts that never left a stream are told apart as objects.
+    """
+    again = lambda visit: dataclasses.replace(
+        make(3), prompts=[dataclasses.replace(make(3).prompt, visit=visit)]
+    )
     assert [p.visit for p in Rollouts.concat([again(3), again(8), again(3)]).prompts] == [3, 8]
     unvisited = again(-1)
     assert Rollouts.concat([unvisited, again(-1), unvisited]).owner.tolist() == [0] * 6 + [1] * 3
@@ -217,7 +280,9 @@ def test_take_drops_prompts_left_empty():
     part = whole.take(np.array([0, 1, 5]))
     assert [p.visit for p in part.prompts] == [5, 9] and part.owner.tolist() == [0, 0, 1]
     for name in FIELDS:
-        np.testing.assert_array_equal(getattr(part, name), getattr(whole, name)[[0, 1, 5]], err_msg=name)
+        np.testing.assert_array_equal(
+            getattr(part, name), getattr(whole, name)[[0, 1, 5]], err_msg=name
+        )
     assert len(whole.take(np.zeros(0, int))) == len(whole.take(np.zeros(0, int)).prompts) == 0
     assert np.shares_memory(whole.take(slice(2, 5)).tokens, whole.tokens)
 
@@ -233,7 +298,7 @@ def test_groups_are_the_samples_of_each_prompt():
     assert whole.sizes.tolist() == [2, 3, 1]
     assert whole.right.tolist() == [int(g.correct.sum()) for g in groups]
     with pytest.raises(ValueError, match="too many values"):
-        whole.prompt
+        _ = whole.prompt
 
 
 @pytest.mark.parametrize("owner", [[0, 1, 0], [0, 1, 2], [-1, 0, 1]])
@@ -246,8 +311,13 @@ def test_owners_ascend_and_have_a_prompt(owner):
 
 
 def test_pack_round_trip_is_exact():
-    full = dataclasses.replace(make(3, samples=4, width=7), prefix=[0, 1, 0, 0], nonfinite=[0, 0, 1, 0],
-                               estimates=[0.25] * 4, end_steps=[9, 3, 5, 2])
+    full = dataclasses.replace(
+        make(3, samples=4, width=7),
+        prefix=[0, 1, 0, 0],
+        nonfinite=[0, 0, 1, 0],
+        estimates=[0.25] * 4,
+        end_steps=[9, 3, 5, 2],
+    )
     unscored = dataclasses.replace(make(1), rewards=None, correct=None)
     assert np.isnan(unscored.rewards).all() and not unscored.correct.any()
     packed = pack([full, unscored])
@@ -256,12 +326,24 @@ def test_pack_round_trip_is_exact():
         assert (found.prompt.id, found.prompt.visit) == (group.prompt.id, group.prompt.visit)
         np.testing.assert_array_equal(found.prompt.tokens, group.prompt.tokens)
     # What was saved before a field existed gets its default.
-    old = unpack({name: value for name, value in packed.items() if name not in ("end_steps", "nonfinite", "estimates")})
-    assert not old[0].end_steps.any() and not old[0].nonfinite.any() and np.isnan(old[0].estimates).all()
+    old = unpack(
+        {
+            name: value
+            for name, value in packed.items()
+            if name not in ("end_steps", "nonfinite", "estimates")
+        }
+    )
+    assert (
+        not old[0].end_steps.any()
+        and not old[0].nonfinite.any()
+        and np.isnan(old[0].estimates).all()
+    )
     assert pack([]) == {} and unpack({}) == []
 
 
-@pytest.mark.parametrize("arguments, field", [((0,), "capacity"), ((1, "lifo"), "order"), ((1, "fifo", -1), "max_age")])
+@pytest.mark.parametrize(
+    "arguments, field", [((0,), "capacity"), ((1, "lifo"), "order"), ((1, "fifo", -1), "max_age")]
+)
 def test_bad_settings_are_named(arguments, field):
     with pytest.raises(ValueError, match=f"buffer.{field}"):
         SamplingBuffer(*arguments)

@@ -14,16 +14,20 @@ def test_equals_the_definition_over_random_visits():
         total = rng.integers(0, 9, 3)
         positive = rng.integers(0, total + 1)
         before = memory.estimate(ids)
-        for i, k, n, seen in zip(ids, positive, total, before):
+        for i, seen in zip(ids, before):
             # The latest visit counts in full, the one before it 0.8 of that, and so on.
             weights = 0.8 ** np.arange(len(visits[i]))[::-1]
-            k_sum, n_sum = (float(weights @ [v[j] for v in visits[i]]) if visits[i] else 0.0 for j in (0, 1))
+            k_sum, n_sum = (
+                float(weights @ [v[j] for v in visits[i]]) if visits[i] else 0.0 for j in (0, 1)
+            )
             assert seen == pytest.approx((k_sum + 2) / (n_sum + 7), rel=1e-12)
         memory.update(ids, positive, total)
         for i, k, n in zip(ids, positive, total):
             if n:
                 visits[i].append((int(k), int(n)))
-    assert memory.visited([*visits, "never"]).tolist() == [bool(v) for v in visits.values()] + [False]
+    assert memory.visited([*visits, "never"]).tolist() == [bool(v) for v in visits.values()] + [
+        False
+    ]
 
 
 def test_unseen_prompts_have_the_prior_and_no_decay_keeps_everything():
@@ -41,7 +45,10 @@ def test_state_survives():
     memory.update(["é"], [1], [2])
     other = BetaEma()
     other.load_state_dict(memory.state_dict())
-    assert other.estimate(["a", "é", "c", "d"]).tolist() == memory.estimate(["a", "é", "c", "d"]).tolist()
+    assert (
+        other.estimate(["a", "é", "c", "d"]).tolist()
+        == memory.estimate(["a", "é", "c", "d"]).tolist()
+    )
     for m in (memory, other):
         m.update(["c"], [2], [3])
     assert other.estimate(["c"]) == memory.estimate(["c"]) and len(other) == 3
@@ -57,6 +64,9 @@ def test_impossible_counts_change_nothing():
     with pytest.raises(ValueError, match="one count for each prompt"):
         memory.update(["a"], [1, 2], [2])
     assert len(memory) == 0
-    for change, message in [(dict(a=0), "BetaEma.a must be positive"), (dict(decay=1.5), r"BetaEma.decay must be in \(0, 1\]")]:
+    for change, message in [
+        (dict(a=0), "BetaEma.a must be positive"),
+        (dict(decay=1.5), r"BetaEma.decay must be in \(0, 1\]"),
+    ]:
         with pytest.raises(ValueError, match=message):
             BetaEma(**change)

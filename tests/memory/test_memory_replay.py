@@ -17,21 +17,45 @@ pytestmark = pytest.mark.usefixtures("quick_compiles")
 EPS = 0.3
 
 
-def make(rewards, logprobs=None, visit=0, lengths=None, name="p", version=3, correct=None, truncated=None):
+def make(
+    rewards, logprobs=None, visit=0, lengths=None, name="p", version=3, correct=None, truncated=None
+):
     """A group whose sample i is made of token 10 + i alone."""
     n = len(rewards)
     lengths = np.full(n, 2) if lengths is None else np.array(lengths)
     valid = np.arange(max(lengths)) < lengths[:, None]
     logprobs = np.full(n, -1.0) if logprobs is None else np.array(logprobs)
-    return Group(prompt=Prompt(name, np.array([1], np.int32), "1", np.array([1], np.int32), "?", visit=visit),
-                 tokens=np.arange(10, 10 + n)[:, None] * valid, lengths=lengths, logprobs=logprobs[:, None] * valid,
-                 rewards=rewards, versions=np.full(n, version), phases=np.zeros(n), sample_index=np.arange(n),
-                 truncated=np.zeros(n, bool) if truncated is None else truncated, correct=correct)
+    return Group(
+        prompt=Prompt(
+            name, np.array([1], np.int32), "1", np.array([1], np.int32), "?", visit=visit
+        ),
+        tokens=np.arange(10, 10 + n)[:, None] * valid,
+        lengths=lengths,
+        logprobs=logprobs[:, None] * valid,
+        rewards=rewards,
+        versions=np.full(n, version),
+        phases=np.zeros(n),
+        sample_index=np.arange(n),
+        truncated=np.zeros(n, bool) if truncated is None else truncated,
+        correct=correct,
+    )
 
 
 def response(tokens=(1, 2, 3), **changes):
-    return CachedResponse(**{**dict(tokens=np.array(tokens), version=1, reward=0.1, correct=True, truncated=False, logprob=-2.5,
-                                    shortest=2), **changes})
+    return CachedResponse(
+        **{
+            **dict(
+                tokens=np.array(tokens),
+                version=1,
+                reward=0.1,
+                correct=True,
+                truncated=False,
+                logprob=-2.5,
+                shortest=2,
+            ),
+            **changes,
+        }
+    )
 
 
 def chosen(cache, name="p"):
@@ -52,14 +76,19 @@ def same_caches(a, b):
         same(a.get(name), b.get(name))
 
 
-# Rewards, log-probs per token (two tokens each), and the probability of each sample by the definition.
+# Rewards, log-probs per token (two tokens each), and the probability of each sample by the
+# definition.
 OTHERS = (1 - EPS) / 3
 LAWS = {
     "one best": ([0, 1, 0, 0.5], [-1, -9, -1, -1], [OTHERS, EPS, OTHERS, OTHERS]),
     "ties by log-prob": ([1, 1, 0, 1], [-3, -1, 0, -2], [OTHERS, EPS, OTHERS, OTHERS]),
     "all wrong": ([0, 0, 0, 0], [-2, -4, -1, -3], [OTHERS, OTHERS, EPS, OTHERS]),
     # A lot picks one of the two; the other is then one of the three others.
-    "by lot": ([1, 0, 1, 0], [-1, 0, -1, 0], [EPS / 2 + OTHERS / 2, OTHERS, EPS / 2 + OTHERS / 2, OTHERS]),
+    "by lot": (
+        [1, 0, 1, 0],
+        [-1, 0, -1, 0],
+        [EPS / 2 + OTHERS / 2, OTHERS, EPS / 2 + OTHERS / 2, OTHERS],
+    ),
     "two": ([0, 1], [-1, -1], [1 - EPS, EPS]),
     "a single one": ([0], [-1], [1]),
 }
@@ -73,7 +102,11 @@ def test_update_law_over_many_visits(law):
         cache.update(make(rewards, logprobs, visit))
         counts[chosen(cache)] += 1
     for i, p in enumerate(expected):
-        assert abs(counts[i] - visits * p) <= 4 * math.sqrt(visits * p * (1 - p)), (i, p, counts[i] / visits)
+        assert abs(counts[i] - visits * p) <= 4 * math.sqrt(visits * p * (1 - p)), (
+            i,
+            p,
+            counts[i] / visits,
+        )
 
 
 @pytest.mark.parametrize("eps", [None, 0.0, 1.0])
@@ -87,7 +120,10 @@ def test_the_ends_of_eps(eps):
 
 
 def test_ties_take_what_was_sampled_summed_over_the_whole_response():
-    """Per token the long one is likelier, as a whole the short one: -1.5 against -2. Forced tokens, log-prob 0, count nothing."""
+    """Per token the long one is likelier, as a whole the short one: -1.5 against -2.
+
+    Forced tokens, log-prob 0, count nothing.
+    """
     cache = ReplayCache(1.0)
     cache.update(make([1, 1], [-0.5, -1.5], lengths=[4, 1]))
     assert chosen(cache) == 1 and cache.get("p").logprob == -1.5 and cache.get("p").shortest == 1
@@ -104,6 +140,7 @@ def test_draws_depend_on_seed_and_visit_alone():
             cache.update(make([0, 1, 0, 0, 1], [-1, -1, -2, -3, -1], visit, name=f"p{visit}"))
             out[visit] = chosen(cache, f"p{visit}")
         return out
+
     whole = run(0, range(50))
     assert run(0, range(49, -1, -3)) == {v: whole[v] for v in range(49, -1, -3)}
     assert run(1, range(50)) != whole
@@ -113,7 +150,10 @@ def test_draws_depend_on_seed_and_visit_alone():
 
 def test_only_correct_keeps_a_wrong_answer_from_replacing_a_right_one():
     # Shaped rewards: the wrong one is paid best, and right and wrong are the verifier's word.
-    wrong, right = make([0.9, 0.2], correct=[False, False]), make([0.1, 0.9], visit=1, correct=[False, True])
+    wrong, right = (
+        make([0.9, 0.2], correct=[False, False]),
+        make([0.1, 0.9], visit=1, correct=[False, True]),
+    )
     cache = ReplayCache(1.0, only_correct=True)
     cache.update(wrong)  # nothing to protect yet
     assert not cache.get("p").correct
@@ -160,12 +200,17 @@ def test_the_bound_evicts_what_was_updated_longest_ago():
         cache.put(name, response([1] * n))
     cache.put("a", response([2] * 4))  # a is now the newest
     cache.put("d", response([1] * 5))
-    assert list(cache._held) == ["a", "d"] and cache.tokens == 9 and "b" not in cache and len(cache) == 2
+    assert (
+        list(cache._held) == ["a", "d"]
+        and cache.tokens == 9
+        and "b" not in cache
+        and len(cache) == 2
+    )
     cache.put("e", response([1] * 11))  # would push out all others and not fit even then
     assert list(cache._held) == ["a", "d"]
     assert cache.metrics(0)["replay/evicted"] == 3
     rng = np.random.default_rng(0)
-    for i in range(300):
+    for _ in range(300):
         cache.put(str(rng.integers(20)), response([1] * rng.integers(1, 8)))
         assert cache.tokens == sum(len(r.tokens) for r in cache._held.values()) <= 10
 
@@ -176,23 +221,44 @@ def test_metrics():
     assert cache.metrics(9) == {f"replay/{name}": 0.0 for name in names}
     cache.put("a", response([1, 2, 3], version=2))
     cache.put("b", response([1], version=5, correct=False))
-    assert cache.metrics(9) == {"replay/size": 2, "replay/tokens": 4, "replay/evicted": 0, "replay/kept_right": 0,
-                                "replay/age_mean": 5.5, "replay/correct": 0.5, "replay/length": 2}
+    assert cache.metrics(9) == {
+        "replay/size": 2,
+        "replay/tokens": 4,
+        "replay/evicted": 0,
+        "replay/kept_right": 0,
+        "replay/age_mean": 5.5,
+        "replay/correct": 0.5,
+        "replay/length": 2,
+    }
 
 
 def filled(**settings):
     cache = ReplayCache(**{**dict(eps=0.3, max_tokens=40, only_correct=True, seed=2), **settings})
     for visit in range(30):
         lengths = np.random.default_rng(visit).integers(1, 6, 4)
-        cache.update(make(np.float32([0.1, 0.7, 0.7, 0]), [-1 / 3, -0.1, -0.2, -7], visit, lengths, name=f"p{visit % 14}/é"))
+        cache.update(
+            make(
+                np.float32([0.1, 0.7, 0.7, 0]),
+                [-1 / 3, -0.1, -0.2, -7],
+                visit,
+                lengths,
+                name=f"p{visit % 14}/é",
+            )
+        )
     return cache
 
 
-@pytest.mark.parametrize("cache", [filled(), ReplayCache(0.3, True, 40, 2), ReplayCache(None)], ids=["filled", "empty", "fixed"])
+@pytest.mark.parametrize(
+    "cache",
+    [filled(), ReplayCache(0.3, True, 40, 2), ReplayCache(None)],
+    ids=["filled", "empty", "fixed"],
+)
 def test_a_checkpoint_restores_it_exactly_and_it_goes_on_the_same(cache, tmp_path):
     state = {"replay": cache.state_dict()}
     for leaf in jax.tree.leaves(state):
-        assert isinstance(leaf, (int, float, str)) or (isinstance(leaf, np.ndarray) and leaf.dtype != object and leaf.size)
+        assert isinstance(leaf, (int, float, str)) or (
+            isinstance(leaf, np.ndarray) and leaf.dtype != object and leaf.size
+        )
     with_disk = Checkpointer(tmp_path, 1)
     with_disk.save(1, {"w": jax.numpy.ones(2)}, state)
     _, host = with_disk.restore(1, {"w": jax.numpy.ones(2)})
@@ -203,18 +269,26 @@ def test_a_checkpoint_restores_it_exactly_and_it_goes_on_the_same(cache, tmp_pat
         same_caches(cache, restored)
         assert cache.metrics(60) == restored.metrics(60)
         for one in (cache, restored):
-            one.update(make([0, 1, 1], visit=visit, name=f"p{visit % 7}", correct=[False, visit % 2, False]))
+            one.update(
+                make(
+                    [0, 1, 1], visit=visit, name=f"p{visit % 7}", correct=[False, visit % 2, False]
+                )
+            )
 
 
 def test_a_resumed_run_must_draw_the_same_and_may_change_the_bound():
     cache = filled()
     for change in (dict(eps=0.1), dict(only_correct=False), dict(seed=0)):
         with pytest.raises(ValueError, match=f"saved replay cache has {next(iter(change))}"):
-            ReplayCache(**{**dict(eps=0.3, only_correct=True, seed=2), **change}).load_state_dict(cache.state_dict())
+            ReplayCache(**{**dict(eps=0.3, only_correct=True, seed=2), **change}).load_state_dict(
+                cache.state_dict()
+            )
     small = ReplayCache(0.3, True, 12, 2)
     small.load_state_dict(cache.state_dict())
-    assert small.tokens <= 12 and list(small._held) == list(cache._held)[-len(small):]
-    assert small.metrics(0)["replay/evicted"] == cache.metrics(0)["replay/evicted"] + len(cache) - len(small)
+    assert small.tokens <= 12 and list(small._held) == list(cache._held)[-len(small) :]
+    assert small.metrics(0)["replay/evicted"] == cache.metrics(0)["replay/evicted"] + len(
+        cache
+    ) - len(small)
 
 
 def test_a_file_starts_another_run(tmp_path):
@@ -226,11 +300,18 @@ def test_a_file_starts_another_run(tmp_path):
     other.put("gone", response())
     report = other.load(path)
     same_caches(cache, other)
-    assert (report.held, report.unknown, report.missing, report.about) == (len(cache), 0, 0, {"policy": "ü"})
+    assert (report.held, report.unknown, report.missing, report.about) == (
+        len(cache),
+        0,
+        0,
+        {"policy": "ü"},
+    )
     assert [p.name for p in tmp_path.iterdir()] == ["cache.npz"]  # nothing half-written beside it
     ids = list(cache._held)[2:] + ["new", "newer", "newest"]
     report = other.load(path, 2**31, ids)
-    assert (report.held, report.unknown, report.missing) == (len(cache) - 2, 2, 3) and set(other._held) < set(ids)
+    assert (report.held, report.unknown, report.missing) == (len(cache) - 2, 2, 3) and set(
+        other._held
+    ) < set(ids)
     ReplayCache().save(path)
     assert other.load(path, 5, ["a"]).missing == 1 and len(other) == 0
 
@@ -261,7 +342,13 @@ def test_damaged_files_are_named_with_what_is_wrong(tmp_path):
     source.save(path)
     whole, fields = path.read_bytes(), dict(np.load(path))
     refused("prompt 'worst' has token id 500; the vocabulary has 500 ids", vocab_size=500)
-    for damage in (b"", b"text", whole[:len(whole) // 2], whole[:-30], whole[:300] + b"\xff" * 9 + whole[309:]):
+    for damage in (
+        b"",
+        b"text",
+        whole[: len(whole) // 2],
+        whole[:-30],
+        whole[:300] + b"\xff" * 9 + whole[309:],
+    ):
         path.write_bytes(damage)
         refused("not a whole file")
     with open(path, "wb") as file:
@@ -269,22 +356,35 @@ def test_damaged_files_are_named_with_what_is_wrong(tmp_path):
     refused("not a whole file")
     ids, lengths = json.loads(str(fields["ids"])), fields["lengths"]
     for match, change in [
-            ("field 'tokens' is missing", {"tokens": None}), ("field 'reward' is missing", {"reward": None}),
-            ("field 'format' is missing", {"format": None}), ("its format is 9", {"format": 9}),
-            ("field 'lengths' must be 1 or more", {"lengths": lengths + 1}),
-            ("field 'lengths' must be 1 or more", {"lengths": np.r_[0, lengths[0] + lengths[1], lengths[2:]]}),
-            ("field 'correct' has shape", {"correct": fields["correct"][1:]}),
-            ("field 'tokens' has type float64", {"tokens": fields["tokens"] + 0.5}),
-            ("token id -3", {"tokens": np.where(fields["tokens"] == 500, -3, fields["tokens"])}),
-            ("shortest=0", {"shortest": fields["shortest"] * 0}),
-            ("names a prompt twice", {"ids": json.dumps([ids[1]] + ids[1:])}),
-            ("must be a list of strings", {"ids": "3"}), ("Expecting value", {"ids": "what"}),
-            ("must be a JSON object", {"about": "[]"})]:
-        np.savez(path, **{name: value for name, value in {**fields, **change}.items() if value is not None})
+        ("field 'tokens' is missing", {"tokens": None}),
+        ("field 'reward' is missing", {"reward": None}),
+        ("field 'format' is missing", {"format": None}),
+        ("its format is 9", {"format": 9}),
+        ("field 'lengths' must be 1 or more", {"lengths": lengths + 1}),
+        (
+            "field 'lengths' must be 1 or more",
+            {"lengths": np.r_[0, lengths[0] + lengths[1], lengths[2:]]},
+        ),
+        ("field 'correct' has shape", {"correct": fields["correct"][1:]}),
+        ("field 'tokens' has type float64", {"tokens": fields["tokens"] + 0.5}),
+        ("token id -3", {"tokens": np.where(fields["tokens"] == 500, -3, fields["tokens"])}),
+        ("shortest=0", {"shortest": fields["shortest"] * 0}),
+        ("names a prompt twice", {"ids": json.dumps([ids[1]] + ids[1:])}),
+        ("must be a list of strings", {"ids": "3"}),
+        ("Expecting value", {"ids": "what"}),
+        ("must be a JSON object", {"about": "[]"}),
+    ]:
+        np.savez(
+            path,
+            **{name: value for name, value in {**fields, **change}.items() if value is not None},
+        )
         refused(match)
 
 
-@pytest.mark.parametrize("arguments, field", [(dict(eps=1.1), "eps"), (dict(max_tokens=0), "max_tokens"), (dict(seed=-1), "seed")])
+@pytest.mark.parametrize(
+    "arguments, field",
+    [(dict(eps=1.1), "eps"), (dict(max_tokens=0), "max_tokens"), (dict(seed=-1), "seed")],
+)
 def test_bad_settings_are_named(arguments, field):
     with pytest.raises(ValueError, match=f"replay.{field}"):
         ReplayCache(**arguments)

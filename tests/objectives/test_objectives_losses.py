@@ -8,9 +8,7 @@ import numpy as np
 import pytest
 
 from rl_speed import objectives
-from rl_speed.objectives import AGGREGATIONS
-from rl_speed.objectives import policy_loss
-from rl_speed.objectives import token_weights
+from rl_speed.objectives import AGGREGATIONS, policy_loss, token_weights
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 
@@ -29,8 +27,21 @@ def batch():
     return data
 
 
-def reference(*, loss, aggregation, constant, clip_low, clip_high, dual_clip, truncation,
-              correction, kl_kind, kl_coef, entropy_coef, use_old):
+def reference(
+    *,
+    loss,
+    aggregation,
+    constant,
+    clip_low,
+    clip_high,
+    dual_clip,
+    truncation,
+    correction,
+    kl_kind,
+    kl_coef,
+    entropy_coef,
+    use_old,
+):
     """The loss token by token in Python floats, with every choice spelled out."""
     d = {k: v.astype(np.float64) for k, v in batch().items()}
     rows = [[t for t in range(T) if d["mask"][i, t]] for i in range(R)]
@@ -49,7 +60,10 @@ def reference(*, loss, aggregation, constant, clip_low, clip_high, dual_clip, tr
                 value = -a * min(max(ratio, 1 - clip_low), 1 + clip_high) * x
             else:
                 if loss == "gspo":
-                    gaps = [d["logprobs"][i, s] - d["old" if use_old else "behaviour"][i, s] for s in row]
+                    gaps = [
+                        d["logprobs"][i, s] - d["old" if use_old else "behaviour"][i, s]
+                        for s in row
+                    ]
                     ratio = np.exp(np.mean(gaps))
                 value = -min(a * ratio, a * min(max(ratio, 1 - clip_low), 1 + clip_high))
                 if dual_clip is not None and a < 0:
@@ -57,16 +71,20 @@ def reference(*, loss, aggregation, constant, clip_low, clip_high, dual_clip, tr
             if use_old and correction == "behaviour":
                 value *= min(np.exp(d["old"][i, t] - d["behaviour"][i, t]), truncation)
             delta = x - d["ref"][i, t]
-            value += kl_coef * {
-                "k1": delta, "k2": delta**2 / 2, "k3": np.exp(-delta) + delta - 1
-            }[kl_kind]
+            value += (
+                kl_coef
+                * {"k1": delta, "k2": delta**2 / 2, "k3": np.exp(-delta) + delta - 1}[kl_kind]
+            )
             value -= entropy_coef * d["entropy"][i, t]
-            total += value / {
-                "token_mean": tokens,
-                "seq_mean_token_mean": len(row) * sequences,
-                "seq_mean_token_sum": sequences,
-                "token_sum_constant": constant,
-            }[aggregation]
+            total += (
+                value
+                / {
+                    "token_mean": tokens,
+                    "seq_mean_token_mean": len(row) * sequences,
+                    "seq_mean_token_sum": sequences,
+                    "token_sum_constant": constant,
+                }[aggregation]
+            )
     return total
 
 
@@ -98,23 +116,38 @@ def test_value_matches_the_loop(case):
     data = batch()
     options = dict(full)
     options["old_logprobs"] = data["old"] if options.pop("use_old") else None
-    loss, metrics = run(
-        data, ref_logprobs=data["ref"], entropy=data["entropy"], **options
-    )
+    loss, metrics = run(data, ref_logprobs=data["ref"], entropy=data["entropy"], **options)
     np.testing.assert_allclose(loss, reference(**full), rtol=1e-5)
     parts = [metrics[f"loss/{k}"] for k in ("policy", "kl", "entropy")]
     np.testing.assert_allclose(sum(parts), metrics["loss/total"], rtol=1e-6)
     assert metrics["loss/total"] == loss
 
 
-FULL = dict(constant=None, clip_low=0.2, clip_high=0.2, dual_clip=None, truncation=2.0, correction="behaviour", kl_kind="k3",
-            kl_coef=0.0, entropy_coef=0.0, use_old=False)
+FULL = dict(
+    constant=None,
+    clip_low=0.2,
+    clip_high=0.2,
+    dual_clip=None,
+    truncation=2.0,
+    correction="behaviour",
+    kl_kind="k3",
+    kl_coef=0.0,
+    entropy_coef=0.0,
+    use_old=False,
+)
 
 
 def test_gspo_gradient_is_that_of_whole_samples():
-    """Against central differences of the loop's value, where a bound holds some samples and not others."""
-    data, bounds = batch(), dict(loss="gspo", aggregation="seq_mean_token_mean", clip_low=0.05, clip_high=0.1)
-    grad = jax.grad(lambda x: run(data | {"logprobs": x}, **bounds)[0])(jnp.asarray(data["logprobs"]))
+    """Against central differences of the loop's value,
+    where a bound holds some samples and not others.
+    """
+    data, bounds = (
+        batch(),
+        dict(loss="gspo", aggregation="seq_mean_token_mean", clip_low=0.05, clip_high=0.1),
+    )
+    grad = jax.grad(lambda x: run(data | {"logprobs": x}, **bounds)[0])(
+        jnp.asarray(data["logprobs"])
+    )
     kept = data["logprobs"].copy()
     try:
         for i in range(R):
@@ -133,23 +166,39 @@ def test_gspo_gradient_is_that_of_whole_samples():
 
 def test_cispo_gradient_leaves_no_token_out():
     data, bounds = batch(), dict(loss="cispo", clip_low=0.1, clip_high=0.4)
-    grad = jax.grad(lambda x: run(data | {"logprobs": x}, **bounds)[0])(jnp.asarray(data["logprobs"]))
+    grad = jax.grad(lambda x: run(data | {"logprobs": x}, **bounds)[0])(
+        jnp.asarray(data["logprobs"])
+    )
     ratio = np.exp(data["logprobs"] - data["behaviour"])
-    expected = -data["advantages"][:, None] * np.clip(ratio, 0.9, 1.4) * data["mask"] / data["mask"].sum()
+    expected = (
+        -data["advantages"][:, None] * np.clip(ratio, 0.9, 1.4) * data["mask"] / data["mask"].sum()
+    )
     np.testing.assert_allclose(grad, expected, rtol=1e-5)
     metrics = objectives.summarise_metrics(run(data, **bounds)[1])
     np.testing.assert_allclose(metrics["clip_low"], (ratio < 0.9)[data["mask"]].mean(), rtol=1e-6)
     np.testing.assert_allclose(metrics["clip_high"], (ratio > 1.4)[data["mask"]].mean(), rtol=1e-6)
 
 
-@pytest.mark.parametrize("loss, message", [
-    (lambda tokens, strength: (tokens.logprobs, {}), "behind a \\* the numbers"),
-    (lambda tokens: tokens.logprobs, "returns .loss per token"),
-    (lambda tokens: (tokens.logprobs.sum(), {}), r"shape \(2, 3\) returned the loss per token of shape \(\)"),
-    (lambda tokens: (tokens.logprobs, {"mine": tokens.mask[0]}), r"returned mine of shape \(3,\)"),
-    (lambda tokens: (tokens.logprobs, {"entropy": tokens.logprobs}), "logs entropy, which is a metric of every loss"),
-    (lambda tokens: (tokens.nothing, {}), "it raised AttributeError: .*nothing"),
-])
+@pytest.mark.parametrize(
+    "loss, message",
+    [
+        (lambda tokens, strength: (tokens.logprobs, {}), "behind a \\* the numbers"),
+        (lambda tokens: tokens.logprobs, "returns .loss per token"),
+        (
+            lambda tokens: (tokens.logprobs.sum(), {}),
+            r"shape \(2, 3\) returned the loss per token of shape \(\)",
+        ),
+        (
+            lambda tokens: (tokens.logprobs, {"mine": tokens.mask[0]}),
+            r"returned mine of shape \(3,\)",
+        ),
+        (
+            lambda tokens: (tokens.logprobs, {"entropy": tokens.logprobs}),
+            "logs entropy, which is a metric of every loss",
+        ),
+        (lambda tokens: (tokens.nothing, {}), "it raised AttributeError: .*nothing"),
+    ],
+)
 def test_losses_that_are_none_are_refused(loss, message):
     with pytest.raises(ValueError, match=message):
         objectives.check_loss(loss, {})
@@ -157,7 +206,9 @@ def test_losses_that_are_none_are_refused(loss, message):
 
 def test_settings_that_no_loss_takes_are_refused():
     run(batch(), loss="pg", clip_low=0.3)  # of another loss
-    with pytest.raises(TypeError, match="no loss takes clip_hi; this one takes clip_low, clip_high, dual_clip"):
+    with pytest.raises(
+        TypeError, match="no loss takes clip_hi; this one takes clip_low, clip_high, dual_clip"
+    ):
         run(batch(), loss="ppo", clip_hi=0.3)
 
 
@@ -182,10 +233,17 @@ def test_ppo_value_and_gradient_match_torch(dual_clip):
     assert np.count_nonzero(grad) < data["mask"].sum()  # some tokens were clipped
 
 
-@pytest.mark.parametrize("options", [
-    dict(loss="pg"), dict(loss="tis"), dict(loss="ppo"), dict(loss="ppo", dual_clip=3.0),
-    dict(loss="ppo", clip_low=0.0, clip_high=0.0),
-], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        dict(loss="pg"),
+        dict(loss="tis"),
+        dict(loss="ppo"),
+        dict(loss="ppo", dual_clip=3.0),
+        dict(loss="ppo", clip_low=0.0, clip_high=0.0),
+    ],
+    ids=str,
+)
 def test_first_step_has_the_exact_policy_gradient(options):
     data = batch()
     weights = token_weights(data["mask"])
@@ -215,12 +273,14 @@ def test_gradients_match_explicit_formulas():
     old_ratio = jnp.exp(x - data["old"])
     np.testing.assert_allclose(
         grad(clip_low=1.0, clip_high=np.inf, old_logprobs=data["old"], truncation=1.3),
-        -weights * a * old_ratio * stale, rtol=1e-5,
+        -weights * a * old_ratio * stale,
+        rtol=1e-5,
     )
     kl_grad = jax.grad(lambda x: jnp.sum(weights * objectives.kl(x, data["ref"], "k3")))(x)
     np.testing.assert_allclose(
         grad(loss="pg", ref_logprobs=data["ref"], kl_coef=0.5),
-        -weights * a + 0.5 * kl_grad, rtol=1e-5,
+        -weights * a + 0.5 * kl_grad,
+        rtol=1e-5,
     )
 
 
@@ -238,17 +298,23 @@ def test_masked_positions_are_inert_whatever_they_hold():
     def value_and_grads(data):
         def f(x, e):
             return run(
-                data | {"logprobs": x}, old_logprobs=data["old"], ref_logprobs=data["ref"],
-                entropy=e, **options,
+                data | {"logprobs": x},
+                old_logprobs=data["old"],
+                ref_logprobs=data["ref"],
+                entropy=e,
+                **options,
             )
+
         return jax.value_and_grad(f, (0, 1), has_aux=True)(
             jnp.asarray(data["logprobs"]), jnp.asarray(data["entropy"])
         )
 
     clean = value_and_grads(data)
     dirty = dict(data)
-    for name, bad in zip(("logprobs", "behaviour", "old", "ref", "entropy"),
-                         (np.nan, -np.inf, np.inf, np.nan, np.inf)):
+    for name, bad in zip(
+        ("logprobs", "behaviour", "old", "ref", "entropy"),
+        (np.nan, -np.inf, np.inf, np.nan, np.inf),
+    ):
         dirty[name] = np.where(mask, data[name], bad).astype(np.float32)
     dirty["advantages"] = np.where(mask.any(1), data["advantages"], np.nan)
     soiled = value_and_grads(dirty)
@@ -261,11 +327,16 @@ def test_extreme_ratios_stay_finite():
     data = batch()
     far = data["behaviour"] + np.resize([-1e4, 1e4, -90, 90, 19, -19], (R, T))
     for loss in ("ppo", "tis", "pg"):
+
         def f(x):
             return run(
-                data | {"logprobs": x}, loss=loss, old_logprobs=data["old"],
-                ref_logprobs=data["ref"], kl_coef=0.1,
+                data | {"logprobs": x},
+                loss=loss,
+                old_logprobs=data["old"],
+                ref_logprobs=data["ref"],
+                kl_coef=0.1,
             )
+
         (value, metrics), grad = jax.value_and_grad(f, has_aux=True)(jnp.asarray(far))
         assert np.isfinite(value) and np.all(np.isfinite(grad))
         assert all(np.isfinite(v) for v in metrics.values())
@@ -291,8 +362,13 @@ def test_micro_batches_add_up(aggregation):
     def step(data, weights):
         return jax.value_and_grad(
             lambda x: run(
-                data | {"logprobs": x}, weights=weights, dual_clip=1.5, ref_logprobs=data["ref"],
-                kl_coef=0.1, entropy=data["entropy"], entropy_coef=0.01,
+                data | {"logprobs": x},
+                weights=weights,
+                dual_clip=1.5,
+                ref_logprobs=data["ref"],
+                kl_coef=0.1,
+                entropy=data["entropy"],
+                entropy_coef=0.01,
             ),
             has_aux=True,
         )(data["logprobs"])
@@ -300,9 +376,18 @@ def test_micro_batches_add_up(aggregation):
     (loss, metrics), grad = step(data, weights)
     # The global batch with its own weights is the same thing.
     np.testing.assert_allclose(
-        run(data, aggregation=aggregation, constant=constant, dual_clip=1.5,
-            ref_logprobs=data["ref"], kl_coef=0.1, entropy=data["entropy"],
-            entropy_coef=0.01)[0], loss, rtol=1e-6,
+        run(
+            data,
+            aggregation=aggregation,
+            constant=constant,
+            dual_clip=1.5,
+            ref_logprobs=data["ref"],
+            kl_coef=0.1,
+            entropy=data["entropy"],
+            entropy_coef=0.01,
+        )[0],
+        loss,
+        rtol=1e-6,
     )
     order = np.random.default_rng(1).permutation(R)
     for size in (2, 4):
@@ -315,7 +400,9 @@ def test_micro_batches_add_up(aggregation):
         for i, (_, piece) in zip(pieces, results):
             np.testing.assert_allclose(piece, grad[i], rtol=1e-6, atol=1e-9)
         for name in metrics:
-            np.testing.assert_allclose(merged[name], metrics[name], rtol=1e-5, atol=1e-7, err_msg=name)
+            np.testing.assert_allclose(
+                merged[name], metrics[name], rtol=1e-5, atol=1e-7, err_msg=name
+            )
 
 
 def test_metrics_mean_what_they_say():
@@ -388,28 +475,41 @@ def test_jits_with_static_options_and_traced_coefficients():
     jitted = jax.jit(policy_loss, static_argnames=static)
     data = batch()
     args = (data["logprobs"], data["behaviour"], data["advantages"], data["mask"])
-    options = dict(loss="ppo", aggregation="seq_mean_token_mean", dual_clip=2.0, clip_low=0.1,
-                   ref_logprobs=data["ref"], kl_coef=0.2, entropy=data["entropy"],
-                   entropy_coef=0.1)
-    np.testing.assert_allclose(jitted(*args, **options)[0], policy_loss(*args, **options)[0], rtol=1e-6)
+    options = dict(
+        loss="ppo",
+        aggregation="seq_mean_token_mean",
+        dual_clip=2.0,
+        clip_low=0.1,
+        ref_logprobs=data["ref"],
+        kl_coef=0.2,
+        entropy=data["entropy"],
+        entropy_coef=0.1,
+    )
+    np.testing.assert_allclose(
+        jitted(*args, **options)[0], policy_loss(*args, **options)[0], rtol=1e-6
+    )
 
 
-@pytest.mark.parametrize("options, message", [
-    (dict(loss="trpo"), "trpo.*ppo"),
-    (dict(correction="none"), "none.*recompute"),
-    (dict(aggregation="mean"), "mean.*token_mean"),
-    (dict(aggregation="token_sum_constant"), "constant"),
-    (dict(constant=3.0), "constant"),
-    (dict(aggregation="token_sum_constant", constant=0.0), "positive"),
-    (dict(correction="recompute"), "old_logprobs"),
-    (dict(kl_coef=0.1), "ref_logprobs"),
-    (dict(entropy_coef=0.1), "entropy"),
-    (dict(dual_clip=1.0), "dual_clip"),
-    (dict(clip_low=-0.1), "clip_low"),
-    (dict(truncation=0.0), "truncation"),
-    (dict(ref_logprobs=np.zeros((R, T + 1))), "ref_logprobs"),
-    (dict(kl_coef=0.1, ref_logprobs=np.zeros((R, T)), kl_kind="k0"), "k0"),
-], ids=str)
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (dict(loss="trpo"), "trpo.*ppo"),
+        (dict(correction="none"), "none.*recompute"),
+        (dict(aggregation="mean"), "mean.*token_mean"),
+        (dict(aggregation="token_sum_constant"), "constant"),
+        (dict(constant=3.0), "constant"),
+        (dict(aggregation="token_sum_constant", constant=0.0), "positive"),
+        (dict(correction="recompute"), "old_logprobs"),
+        (dict(kl_coef=0.1), "ref_logprobs"),
+        (dict(entropy_coef=0.1), "entropy"),
+        (dict(dual_clip=1.0), "dual_clip"),
+        (dict(clip_low=-0.1), "clip_low"),
+        (dict(truncation=0.0), "truncation"),
+        (dict(ref_logprobs=np.zeros((R, T + 1))), "ref_logprobs"),
+        (dict(kl_coef=0.1, ref_logprobs=np.zeros((R, T)), kl_kind="k0"), "k0"),
+    ],
+    ids=str,
+)
 def test_errors_name_what_is_wrong(options, message):
     with pytest.raises(ValueError, match=message):
         run(batch(), **options)

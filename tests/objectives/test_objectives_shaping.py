@@ -5,8 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rl_speed.objectives import kl_shaped_rewards
-from rl_speed.objectives import overlong_penalty
+from rl_speed.objectives import kl_shaped_rewards, overlong_penalty
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 

@@ -1,16 +1,20 @@
-"""Plants the faults of faults.py, one at a time, and asks whether the tests of the room where each stands notice.
+"""Plants the faults of faults.py, one at a time, and asks whether the tests of the room where each
+stands notice.
 
-    python tests/planted/run.py --check                          # whether every fault can be planted; a second
-    python tests/planted/run.py [--room=memory] [--only=NAME,...] [--jobs=2] [--table=experiments/results/planted_faults/table.md]
+    python tests/planted/run.py --check               # whether every fault can be planted; a second
+    python tests/planted/run.py [--room=memory] [--only=NAME,...] [--jobs=2]
+        [--table=experiments/results/planted_faults/table.md]
 
-A fault is planted in a private copy of the checkout, never in the checkout itself. Its tests run there in one pytest that stops at
-the first failure, without those marked slow (`--marker` says otherwise). Before, each test file is run without any fault: where one
-fails, its faults are left out, since nothing can be told from it, and the command ends with status 2. A run that hangs counts as
-caught, by "timeout": it is past several times the processor time that its files take without a fault, or got none for ten minutes.
-A fault that keeps the tests from being collected is no silent one, and ends with status 2 as well.
+A fault is planted in a private copy of the checkout, never in the checkout itself. Its tests run
+there in one pytest that stops at the first failure, without those marked slow (`--marker` says
+otherwise). Before, each test file is run without any fault: where one fails, its faults are left
+out, since nothing can be told from it, and the command ends with status 2. A run that hangs counts
+as caught, by "timeout": it is past several times the processor time that its files take without a
+fault, or got none for ten minutes. A fault that keeps the tests from being collected is no silent
+one, and ends with status 2 as well.
 
-Results are written as they come to --results, JSON lines keyed by the fault, the file it is planted in and its tests; what is
-there is not run again. Ends with status 1 where a fault was not caught.
+Results are written as they come to --results, JSON lines keyed by the fault, the file it is planted
+in and its tests; what is there is not run again. Ends with status 1 where a fault was not caught.
 """
 
 import argparse
@@ -50,7 +54,8 @@ class Outcome:
     """Of one pytest.
 
     Attributes:
-      ended: "passed", "failed", "timeout", "crash" (it died), "broken" (tests could not be collected) or "empty" (no test was run).
+      ended: "passed", "failed", "timeout", "crash" (it died), "broken" (tests could not be
+        collected) or "empty" (no test was run).
       test: the first that failed. said: what it said. passed: tests that passed.
       cpu_s: processor time of pytest and the children that it waited for.
     """
@@ -74,7 +79,10 @@ def problems(faults: Sequence[Fault], root: Path) -> list[str]:
             continue
         text = path.read_text(encoding="utf-8")
         if (count := text.count(fault.old)) != 1:
-            say(f"its old text stands {count} times in rl_speed/{fault.file}, not once: {fault.old!r}")
+            say(
+                f"its old text stands {count} times in rl_speed/{fault.file}, "
+                f"not once: {fault.old!r}"
+            )
             continue
         if fault.old.split() == fault.new.split():
             say("old and new are the same text")
@@ -104,8 +112,12 @@ def planted(fault: Fault, copy: Path) -> Iterator[None]:
 
 def copy_tree(root: Path, to: Path) -> None:
     """What git would commit of the checkout, as it is now."""
-    listed = subprocess.run(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=root, check=True,
-                            stdout=subprocess.PIPE).stdout
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=root,
+        check=True,
+        stdout=subprocess.PIPE,
+    ).stdout
     for name in filter(None, listed.decode().split("\0")):
         if (root / name).is_file():
             (to / name).parent.mkdir(parents=True, exist_ok=True)
@@ -116,22 +128,55 @@ class Stopped(Exception):
     """The command was interrupted."""
 
 
-def run_tests(copy: Path, tests: Sequence[str], marker: str, limit_s: float, cache: Path, stop: threading.Event) -> Outcome:
-    """One pytest over these files of the copy's tests, which may use `limit_s` seconds of processor time.
+def run_tests(
+    copy: Path,
+    tests: Sequence[str],
+    marker: str,
+    limit_s: float,
+    cache: Path,
+    stop: threading.Event,
+) -> Outcome:
+    """One pytest over these files of the copy's tests,
+    which may use `limit_s` seconds of processor time.
 
     Raises Stopped once `stop` is set; nothing is left running then.
     """
     with tempfile.TemporaryDirectory() as folder:
         report, output = Path(folder) / "report.json", Path(folder) / "output.txt"
-        env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(copy), str(Path(__file__).parent)]), "PLANTED_REPORT": str(report),
-               # Bytecode is matched by time and size: a fault of the same length, planted within the second, would not be seen.
-               "PYTHONDONTWRITEBYTECODE": "1", "JAX_COMPILATION_CACHE_DIR": str(cache),
-               "RL_SPEED_DATA": os.environ.get("RL_SPEED_DATA", str(ROOT.parent / "shared" / "data"))}
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-p", "planted_reporter", "-m", marker,
-                   *(f"tests/{test}" for test in tests)]
+        env = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(copy), str(Path(__file__).parent)]),
+            "PLANTED_REPORT": str(report),
+            # Bytecode is matched by time and size: a fault of the same length, planted within the
+            # second, would not be seen.
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "JAX_COMPILATION_CACHE_DIR": str(cache),
+            "RL_SPEED_DATA": os.environ.get("RL_SPEED_DATA", str(ROOT.parent / "shared" / "data")),
+        }
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-x",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "-p",
+            "planted_reporter",
+            "-m",
+            marker,
+            *(f"tests/{test}" for test in tests),
+        ]
         with output.open("wb") as file:
-            process = subprocess.Popen(command, cwd=copy, env=env, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT,
-                                       start_new_session=True)
+            process = subprocess.Popen(
+                command,
+                cwd=copy,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
             try:
                 used, ended = wait(process, limit_s, stop)
             finally:
@@ -148,11 +193,19 @@ def run_tests(copy: Path, tests: Sequence[str], marker: str, limit_s: float, cac
         found = json.loads(report.read_text())
         states = {0: "passed", 1: "failed", 5: "empty"}
         state = "broken" if found["broken"] else states.get(process.returncode, "crash")
-        return Outcome(state, (found["failed"] or "").removeprefix("tests/"), found["said"], found["passed"], found["cpu_s"])
+        return Outcome(
+            state,
+            (found["failed"] or "").removeprefix("tests/"),
+            found["said"],
+            found["passed"],
+            found["cpu_s"],
+        )
 
 
 def wait(process: subprocess.Popen, limit_s: float, stop: threading.Event) -> tuple[float, bool]:
-    """(seconds of processor time, whether it ended by itself before `limit_s` of them, `stop`, and a standstill)."""
+    """(seconds of processor time, whether it ended by itself before `limit_s` of them, `stop`,
+    and a standstill).
+    """
     used, still_s = 0.0, 0.0
     while process.poll() is None and not stop.is_set():
         now = processor_seconds(process.pid)
@@ -184,29 +237,39 @@ def digest(*parts: str | Path) -> str:
 
 def helpers(root: Path) -> list[Path]:
     """What tests import beside the package."""
-    return sorted(path for path in (root / "tests").rglob("*.py")
-                  if not path.name.startswith("test_") and path.parent.name != "planted")
+    return sorted(
+        path
+        for path in (root / "tests").rglob("*.py")
+        if not path.name.startswith("test_") and path.parent.name != "planted"
+    )
 
 
 def key_of(fault: Fault, root: Path, marker: str) -> str:
     """Changes with the fault, the file where it is planted, its tests and their helpers."""
     tests = [root / "tests" / test for test in fault.tests.split()]
-    return digest(marker, fault.old, fault.new, root / "rl_speed" / fault.file, *tests, *helpers(root))
+    return digest(
+        marker, fault.old, fault.new, root / "rl_speed" / fault.file, *tests, *helpers(root)
+    )
 
 
 def key_of_control(test: str, root: Path, marker: str) -> str:
     """Changes with the package, a test file and its helpers."""
-    return digest(marker, *sorted((root / "rl_speed").rglob("*.py")), root / "tests" / test, *helpers(root))
+    return digest(
+        marker, *sorted((root / "rl_speed").rglob("*.py")), root / "tests" / test, *helpers(root)
+    )
 
 
 class Results:
-    """Records by (kind, name, key), appended to a file of JSON lines as they come; the last one holds."""
+    """Records by (kind, name, key), appended to a file of JSON lines as they come;
+    the last one holds.
+    """
 
     def __init__(self, path: Path):
         self._path = path
         path.parent.mkdir(parents=True, exist_ok=True)
         lines = path.read_text().splitlines() if path.exists() else []
-        records = [json.loads(line) for line in lines if line.endswith("}")]  # one may have been cut short
+        # One may have been cut short.
+        records = [json.loads(line) for line in lines if line.endswith("}")]
         self._known = {(r["kind"], r["name"], r["key"]): r for r in records}
 
     def get(self, kind: str, name: str, key: str) -> Outcome | None:
@@ -214,7 +277,13 @@ class Results:
         return record and Outcome(**{f.name: record[f.name] for f in dataclasses.fields(Outcome)})
 
     def add(self, kind: str, name: str, key: str, outcome: Outcome) -> None:
-        record = {"kind": kind, "name": name, "key": key, **dataclasses.asdict(outcome), "date": time.strftime("%Y-%m-%d %H:%M:%S")}
+        record = {
+            "kind": kind,
+            "name": name,
+            "key": key,
+            **dataclasses.asdict(outcome),
+            "date": time.strftime("%Y-%m-%d %H:%M:%S"),
+        }
         self._known[kind, name, key] = record
         with self._path.open("a") as file:
             file.write(json.dumps(record) + "\n")
@@ -230,34 +299,73 @@ def table(faults: Sequence[Fault], outcomes: dict[str, Outcome], command: str) -
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("jax", "pytest"))
     minutes = sum(outcomes[f.name].cpu_s for f in run) / 60
     missing = f"; {len(faults) - len(run)} not run" if len(run) < len(faults) else ""
-    lines = ["# Planted faults", "", f"`{command}`", "",
-             f"{time.strftime('%Y-%m-%d')}, {os.cpu_count()} CPU cores ({platform.machine()}), Python {platform.python_version()}, "
-             f"{versions}. Each fault alone, against the tests of its room, until the first failure.", "",
-             f"**{len(caught)} of {len(run)} caught ({len(caught) / max(len(run), 1):.1%})**, in {minutes:.0f} minutes of "
-             f"processor time{missing}.", "",
-             "| room | planted | caught |", "|---|---|---|"]
+    lines = [
+        "# Planted faults",
+        "",
+        f"`{command}`",
+        "",
+        (
+            f"{time.strftime('%Y-%m-%d')}, {os.cpu_count()} CPU cores ({platform.machine()}), "
+            f"Python {platform.python_version()}, {versions}. Each fault alone, against the tests "
+            "of its room, until the first failure."
+        ),
+        "",
+        (
+            f"**{len(caught)} of {len(run)} caught ({len(caught) / max(len(run), 1):.1%})**, in "
+            f"{minutes:.0f} minutes of processor time{missing}."
+        ),
+        "",
+        "| room | planted | caught |",
+        "|---|---|---|",
+    ]
     rooms = list(dict.fromkeys(f.room for f in run))
-    lines += [f"| {room} | {sum(f.room == room for f in run)} | {sum(f.room == room for f in caught)} |" for room in rooms]
+    lines += [
+        f"| {room} | {sum(f.room == room for f in run)} | {sum(f.room == room for f in caught)} |"
+        for room in rooms
+    ]
     for room in rooms:
-        lines += ["", f"## {room}", "", "| fault | in | what a user would get | caught by | s |", "|---|---|---|---|---|"]
+        lines += [
+            "",
+            f"## {room}",
+            "",
+            "| fault | in | what a user would get | caught by | s |",
+            "|---|---|---|---|---|",
+        ]
         for f in (f for f in run if f.room == room):
             o = outcomes[f.name]
             by = o.test.rpartition("/")[2].replace("|", "\\|") if o.ended == "failed" else o.ended
             by = "**not caught**" if f not in caught else f"`{by}`" if o.ended == "failed" else by
             lines.append(f"| {f.name} | {f.file} | {f.harm} | {by} | {o.cpu_s:.0f} |")
-    lines += ["", "## Tried, and no fault", "", *(f"- {what}: {why}" for what, why in EQUIVALENT.items()), ""]
+    lines += [
+        "",
+        "## Tried, and no fault",
+        "",
+        *(f"- {what}: {why}" for what, why in EQUIVALENT.items()),
+        "",
+    ]
     return "\n".join(lines)
 
 
-def main(arguments: Sequence[str] | None = None, faults: Sequence[Fault] = FAULTS, root: Path = ROOT) -> int:
+def main(
+    arguments: Sequence[str] | None = None, faults: Sequence[Fault] = FAULTS, root: Path = ROOT
+) -> int:
     """The command; returns its exit status."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="only see whether every fault can be planted")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="only see whether every fault can be planted"
+    )
     parser.add_argument("--room", help="only faults of this room")
     parser.add_argument("--only", help="only these faults, by name, separated by commas")
     parser.add_argument("--jobs", type=int, default=1, help="faults under way at once")
     parser.add_argument("--marker", default="not slow", help="which tests count, as pytest's -m")
-    parser.add_argument("--results", type=Path, default=root / ".cache" / "planted_faults.jsonl", help="finished runs")
+    parser.add_argument(
+        "--results",
+        type=Path,
+        default=root / ".cache" / "planted_faults.jsonl",
+        help="finished runs",
+    )
     parser.add_argument("--table", type=Path, help="write a table of all that was found there")
     parser.add_argument("--again", action="store_true", help="run what is in --results once more")
     options = parser.parse_args(arguments)
@@ -280,11 +388,15 @@ def main(arguments: Sequence[str] | None = None, faults: Sequence[Fault] = FAULT
         for copy in copies[1:]:
             shutil.copytree(copies[0], copy)
         runner = Runner(options, faults, results, copies)
-        ended = runner.run([f for f in faults if f.name in wanted and options.room in (None, f.room)])
+        ended = runner.run(
+            [f for f in faults if f.name in wanted and options.room in (None, f.room)]
+        )
         outcomes = {f.name: o for f in faults if (o := runner.known(f))}
     if options.table:
         options.table.parent.mkdir(parents=True, exist_ok=True)
-        command = shlex.join(["python", "tests/planted/run.py", *(sys.argv[1:] if arguments is None else arguments)])
+        command = shlex.join(
+            ["python", "tests/planted/run.py", *(sys.argv[1:] if arguments is None else arguments)]
+        )
         options.table.write_text(table(faults, outcomes, command), encoding="utf-8")
     return ended
 
@@ -292,16 +404,22 @@ def main(arguments: Sequence[str] | None = None, faults: Sequence[Fault] = FAULT
 class Runner:
     """Runs controls, then faults, a copy of the tree for each job."""
 
-    def __init__(self, options: Any, faults: Sequence[Fault], results: Results, copies: Sequence[Path]):
+    def __init__(
+        self, options: Any, faults: Sequence[Fault], results: Results, copies: Sequence[Path]
+    ):
         self._options, self._results, self._copies = options, results, queue.SimpleQueue()
         for copy in copies:
             self._copies.put(copy)
         self._keys = {f.name: key_of(f, copies[0], options.marker) for f in faults}
         files = {test for f in faults for test in f.tests.split()}
-        self._control_keys = {test: key_of_control(test, copies[0], options.marker) for test in files}
+        self._control_keys = {
+            test: key_of_control(test, copies[0], options.marker) for test in files
+        }
         cache = Path(os.environ.get("JAX_COMPILATION_CACHE_DIR", ROOT / ".cache" / "jax-tests"))
         self._stop = threading.Event()
-        self._test = lambda copy, tests, limit: run_tests(copy, tests, options.marker, limit, cache, self._stop)
+        self._test = lambda copy, tests, limit: run_tests(
+            copy, tests, options.marker, limit, cache, self._stop
+        )
 
     def known(self, fault: Fault) -> Outcome | None:
         """What was found of it before, in a tree like this."""
@@ -314,16 +432,29 @@ class Runner:
         controls = self._each(files, self._control)
         self._seconds = {name: o.cpu_s for name, o in controls.items()}
         failed = {name: o for name, o in controls.items() if o.ended not in ("passed", "empty")}
-        outcomes = self._each([f for f in todo if not failed.keys() & set(f.tests.split())], self._fault)
+        outcomes = self._each(
+            [f for f in todo if not failed.keys() & set(f.tests.split())], self._fault
+        )
         outcomes |= {f.name: self.known(f) for f in faults if f not in todo}
         missed = [f for f in faults if f.name in outcomes and outcomes[f.name].ended not in CAUGHT]
         print(f"{len(outcomes) - len(missed)} of {len(outcomes)} caught")
         for f in missed:
-            print(f"  not caught: {f.name} ({outcomes[f.name].ended} {outcomes[f.name].said}): {f.harm}")
+            print(
+                f"  not caught: {f.name} ({outcomes[f.name].ended} "
+                f"{outcomes[f.name].said}): {f.harm}"
+            )
         if failed:
-            print(f"{len(faults) - len(outcomes)} faults were not planted, since without any these fail:",
-                  *(f"  {name}: {o.ended} {o.test} {o.said}" for name, o in failed.items()), sep="\n")
-        return 2 if failed or any(outcomes[f.name].ended in ("broken", "empty") for f in missed) else bool(missed)
+            print(
+                f"{len(faults) - len(outcomes)} faults were not planted, since "
+                "without any these fail:",
+                *(f"  {name}: {o.ended} {o.test} {o.said}" for name, o in failed.items()),
+                sep="\n",
+            )
+        return (
+            2
+            if failed or any(outcomes[f.name].ended in ("broken", "empty") for f in missed)
+            else bool(missed)
+        )
 
     def _each(self, items: Sequence[Any], one: Any) -> dict[str, Outcome]:
         found = {}
@@ -333,8 +464,11 @@ class Runner:
                 for done in as_completed(under_way):
                     name, outcome = done.result()
                     found[name] = outcome
-                    print(f"[{len(found)}/{len(items)}] {name}: {outcome.ended} {outcome.test} ({outcome.cpu_s:.0f} s) "
-                          f"{outcome.said[:120]}", flush=True)
+                    print(
+                        f"[{len(found)}/{len(items)}] {name}: {outcome.ended} {outcome.test} "
+                        f"({outcome.cpu_s:.0f} s) {outcome.said[:120]}",
+                        flush=True,
+                    )
             except BaseException:  # a signal too
                 self._stop.set()
                 threads.shutdown(cancel_futures=True)

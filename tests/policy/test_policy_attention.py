@@ -1,4 +1,6 @@
-"""Ways of attending during decoding: all are softmax attention to what is held, and rows keep to themselves, bit for bit."""
+"""Ways of attending during decoding: all are softmax attention to what is held,
+and rows keep to themselves, bit for bit.
+"""
 
 import contextlib
 import functools
@@ -15,23 +17,45 @@ from rl_speed.sampling import SamplerConfig, build_contexts, build_requests, sam
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 
 SLOTS, GROUPS, WIDTH, CONTEXTS = 11, 2, 8, 5
-WAYS = {"dense": DecodeAttention("dense"), "ragged": DecodeAttention("ragged", block=16, rows=3, samples=2),
-        "uneven": DecodeAttention("ragged", block=13, samples=4), "auto": DecodeAttention(block=40),
-        "whole": DecodeAttention("ragged", block=1000, rows=1, samples=1), "pallas": DecodeAttention("pallas")}
+WAYS = {
+    "dense": DecodeAttention("dense"),
+    "ragged": DecodeAttention("ragged", block=16, rows=3, samples=2),
+    "uneven": DecodeAttention("ragged", block=13, samples=4),
+    "auto": DecodeAttention(block=40),
+    "whole": DecodeAttention("ragged", block=1000, rows=1, samples=1),
+    "pallas": DecodeAttention("pallas"),
+}
 
 
 def inputs(length, room, per_group=2, seed=0):
     rng = np.random.default_rng(seed)
     normal = lambda *shape: rng.standard_normal(shape).astype(np.float32)
-    kv = lambda rows, positions: KV(normal(rows, GROUPS, positions, WIDTH), normal(rows, GROUPS, positions, WIDTH))
-    return dict(q=normal(SLOTS, GROUPS * per_group, WIDTH), context=kv(CONTEXTS, length), cache=kv(SLOTS, room),
-                context_S=rng.integers(0, CONTEXTS, SLOTS), length_S=rng.integers(0, length + 1, SLOTS),
-                held_S=rng.integers(1, room + 1, SLOTS), active_S=np.ones(SLOTS, bool))
+    kv = lambda rows, positions: KV(
+        normal(rows, GROUPS, positions, WIDTH), normal(rows, GROUPS, positions, WIDTH)
+    )
+    return dict(
+        q=normal(SLOTS, GROUPS * per_group, WIDTH),
+        context=kv(CONTEXTS, length),
+        cache=kv(SLOTS, room),
+        context_S=rng.integers(0, CONTEXTS, SLOTS),
+        length_S=rng.integers(0, length + 1, SLOTS),
+        held_S=rng.integers(1, room + 1, SLOTS),
+        active_S=np.ones(SLOTS, bool),
+    )
 
 
 @functools.partial(jax.jit, static_argnames="settings")
 def attend(settings, q, context, cache, context_S, length_S, held_S, active_S):
-    step = Attend(settings, context_S, length_S, held_S, active_S, context.k.shape[0], context.k.shape[2], cache.k.shape[2])
+    step = Attend(
+        settings,
+        context_S,
+        length_S,
+        held_S,
+        active_S,
+        context.k.shape[0],
+        context.k.shape[2],
+        cache.k.shape[2],
+    )
     return step(q, context, cache)
 
 
@@ -42,7 +66,9 @@ def reference(q, context, cache, context_S, length_S, held_S, active_S):
     for s in range(SLOTS):
         for h in range(q.shape[1]):
             g = h // per_group
-            join = lambda x, y: np.concatenate([x[context_S[s], g, :length_S[s]], y[s, g, :held_S[s]]]).astype(np.float64)
+            join = lambda x, y: np.concatenate(
+                [x[context_S[s], g, : length_S[s]], y[s, g, : held_S[s]]]
+            ).astype(np.float64)
             k, v = join(context.k, cache.k), join(context.v, cache.v)
             scores = k @ q[s, h] / np.sqrt(WIDTH)
             weights = np.exp(scores - scores.max())
@@ -50,9 +76,14 @@ def reference(q, context, cache, context_S, length_S, held_S, active_S):
     return out.reshape(SLOTS, -1)
 
 
-@pytest.mark.parametrize("length, room, per_group, way", [
-    *((64, 48, 2, way) for way in WAYS), (16, 80, 3, "ragged"),
-    *(pytest.param(16, 80, 3, way, marks=pytest.mark.slow) for way in WAYS if way != "ragged")])
+@pytest.mark.parametrize(
+    "length, room, per_group, way",
+    [
+        *((64, 48, 2, way) for way in WAYS),
+        (16, 80, 3, "ragged"),
+        *(pytest.param(16, 80, 3, way, marks=pytest.mark.slow) for way in WAYS if way != "ragged"),
+    ],
+)
 def test_is_softmax_attention_to_what_is_held(way, length, room, per_group):
     case = inputs(length, room, per_group)
     np.testing.assert_allclose(attend(WAYS[way], **case), reference(**case), atol=2e-6)
@@ -65,14 +96,21 @@ def test_rows_keep_to_themselves_bit_for_bit(way):
     rng = np.random.default_rng(1)
     for trial in range(4):
         order = rng.permutation(SLOTS)  # of the rows
-        moved = {**case, "cache": KV(*(x[order] for x in case["cache"])),
-                 **{k: case[k][order] for k in ("q", "context_S", "length_S", "held_S")}}
+        moved = {
+            **case,
+            "cache": KV(*(x[order] for x in case["cache"])),
+            **{k: case[k][order] for k in ("q", "context_S", "length_S", "held_S")},
+        }
         np.testing.assert_array_equal(attend(WAYS[way], **moved), base[order])
         other = inputs(32, 48, seed=10 + trial)
         keep = rng.random(SLOTS) < 0.4  # the rest does something else, or nothing
         mix = lambda a, b: np.where(keep.reshape(-1, *(1,) * (a.ndim - 1)), a, b)
-        mixed = {**case, "cache": KV(*map(mix, case["cache"], other["cache"])), "active_S": keep | (rng.random(SLOTS) < 0.5),
-                 **{k: mix(case[k], other[k]) for k in ("q", "context_S", "length_S", "held_S")}}
+        mixed = {
+            **case,
+            "cache": KV(*map(mix, case["cache"], other["cache"])),
+            "active_S": keep | (rng.random(SLOTS) < 0.5),
+            **{k: mix(case[k], other[k]) for k in ("q", "context_S", "length_S", "held_S")},
+        }
         got = np.asarray(attend(WAYS[way], **mixed))
         np.testing.assert_array_equal(got[keep], base[keep])
         assert np.isfinite(got).all()
@@ -82,12 +120,17 @@ def test_ragged_reads_nothing_that_is_not_held():
     case = inputs(32, 48)
     case["length_S"], case["held_S"] = case["length_S"] // 2, np.minimum(case["held_S"], 20)
     base = attend(WAYS["ragged"], **case)
-    for name, beyond in (("context", 16), ("cache", 32)):  # NaN there would spread if any of it were read
-        spoiled = KV(*(np.where(np.arange(x.shape[2])[:, None] >= beyond, np.nan, x) for x in case[name]))
+    # NaN there would spread if any of it were read.
+    for name, beyond in (("context", 16), ("cache", 32)):
+        spoiled = KV(
+            *(np.where(np.arange(x.shape[2])[:, None] >= beyond, np.nan, x) for x in case[name])
+        )
         np.testing.assert_array_equal(attend(WAYS["ragged"], **{**case, name: spoiled}), base)
 
 
-MODEL = ModelConfig(vocab_size=40, width=24, layers=2, heads=4, kv_heads=2, head_dim=8, mlp_width=32)
+MODEL = ModelConfig(
+    vocab_size=40, width=24, layers=2, heads=4, kv_heads=2, head_dim=8, mlp_width=32
+)
 
 
 @functools.cache
@@ -96,15 +139,31 @@ def weights():
 
 
 def drawn(settings, order=None):
-    """(tokens, logprobs) of 30 requests that cut their contexts anywhere, in 7 slots, in the order of the requests."""
+    """(tokens, logprobs) of 30 requests that cut their contexts anywhere, in 7 slots,
+    in the order of the requests.
+    """
     rng = np.random.default_rng(3)
     contexts = build_contexts([rng.integers(1, 40, n) for n in (32, 20, 9, 1)], 4, 32)
     index = np.repeat(np.arange(4), [10, 8, 6, 6])
     cut = rng.integers(1, np.asarray(contexts.lengths)[index] + 1)
     order = np.arange(30) if order is None else order
-    requests = build_requests(index[order], index[order], np.arange(30)[order], contexts, 30, 48, context_length=cut[order])
-    got = sample(decoder(MODEL, attention=settings), weights(), contexts, requests, jax.random.key(2),
-                 SamplerConfig(slots=7, max_new=48, end_tokens=(0, 1)))
+    requests = build_requests(
+        index[order],
+        index[order],
+        np.arange(30)[order],
+        contexts,
+        30,
+        48,
+        context_length=cut[order],
+    )
+    got = sample(
+        decoder(MODEL, attention=settings),
+        weights(),
+        contexts,
+        requests,
+        jax.random.key(2),
+        SamplerConfig(slots=7, max_new=48, end_tokens=(0, 1)),
+    )
     back = np.argsort(order)
     return np.asarray(got.tokens)[back], np.asarray(got.logprobs)[back]
 
@@ -126,13 +185,23 @@ def test_bfloat16_cache_under_float32_is_near():
     d = decoder(MODEL, attention=settings)
     assert {x.dtype for x in jax.tree.leaves(d.init_cache(2, 3))} == {jnp.dtype("bfloat16")}
     case = inputs(32, 48)
-    half = {**case, **{name: KV(*(x.astype(jnp.bfloat16) for x in case[name])) for name in ("context", "cache")}}
+    half = {
+        **case,
+        **{
+            name: KV(*(x.astype(jnp.bfloat16) for x in case[name])) for name in ("context", "cache")
+        },
+    }
     np.testing.assert_allclose(attend(settings, **half), reference(**case), atol=0.03)
 
 
-@pytest.mark.parametrize("settings, message", [
-    (dict(kind="flash"), "attention must be one of"), (dict(block=0), "block and samples"),
-    (dict(cache_dtype="int8"), "cache_dtype must be")])
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        (dict(kind="flash"), "attention must be one of"),
+        (dict(block=0), "block and samples"),
+        (dict(cache_dtype="int8"), "cache_dtype must be"),
+    ],
+)
 def test_what_cannot_be_is_refused(settings, message):
     with pytest.raises(ValueError, match=message):
         DecodeAttention(**settings)
@@ -143,10 +212,21 @@ def test_pallas_names_the_room_it_cannot_take():
         attend(WAYS["pallas"], **inputs(16, 24))
 
 
-@pytest.mark.parametrize("way, platform", [("dense", "cuda"), ("ragged", "cuda"), ("ragged", "tpu"), ("pallas", "cuda")])
+@pytest.mark.parametrize(
+    "way, platform", [("dense", "cuda"), ("ragged", "cuda"), ("ragged", "tpu"), ("pallas", "cuda")]
+)
 def test_lowers_for_accelerators_that_are_not_here(way, platform, monkeypatch):
     """The kernel as itself, not interpreted. That it runs there is another matter."""
-    model = ModelConfig(vocab_size=64, width=256, layers=1, heads=4, kv_heads=2, head_dim=64, mlp_width=128, dtype="bfloat16")
+    model = ModelConfig(
+        vocab_size=64,
+        width=256,
+        layers=1,
+        heads=4,
+        kv_heads=2,
+        head_dim=64,
+        mlp_width=128,
+        dtype="bfloat16",
+    )
     d = decoder(model, attention=DecodeAttention(way))
     index = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.int32)
     ready = jax.eval_shape(d.prepare, abstract_params(model))
@@ -156,7 +236,9 @@ def test_lowers_for_accelerators_that_are_not_here(way, platform, monkeypatch):
     active = jax.ShapeDtypeStruct((16,), bool)
     # Pallas asks which GPU it compiles for (since JAX 0.11), and takes the answer from the mesh.
     gpu = jax.sharding.AbstractDevice("NVIDIA H100 80GB HBM3", num_cores=132, platform="gpu")
-    mesh = jax.sharding.AbstractMesh((1,), ("x",), (jax.sharding.AxisType.Auto,), abstract_device=gpu)
+    mesh = jax.sharding.AbstractMesh(
+        (1,), ("x",), (jax.sharding.AxisType.Auto,), abstract_device=gpu
+    )
     with jax.sharding.use_abstract_mesh(mesh) if platform == "cuda" else contextlib.nullcontext():
         traced = jax.jit(d.decode).trace(ready, contexts, cache, *[index(16)] * 4, active)
         lowered = traced.lower(lowering_platforms=(platform,))

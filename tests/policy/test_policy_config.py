@@ -12,31 +12,72 @@ from rl_speed.policy import ModelConfig, abstract_params, num_params
 from rl_speed.policy.config import RopeScaling
 from rl_speed.policy.transformer import rope_frequencies
 
-TINY = {"model_type": "qwen2", "vocab_size": 40, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
-        "num_key_value_heads": 2, "intermediate_size": 48, "rms_norm_eps": 1e-6, "max_position_embeddings": 64,
-        "rope_theta": 1e6, "tie_word_embeddings": True, "hidden_act": "silu"}
-LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-          "original_max_position_embeddings": 32}
-BASE = ModelConfig(vocab_size=40, width=32, layers=2, heads=4, kv_heads=2, head_dim=6, mlp_width=48, rope_theta=5e5, norm_eps=1e-5,
-                   max_position=77)
+TINY = {
+    "model_type": "qwen2",
+    "vocab_size": 40,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 48,
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 64,
+    "rope_theta": 1e6,
+    "tie_word_embeddings": True,
+    "hidden_act": "silu",
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+BASE = ModelConfig(
+    vocab_size=40,
+    width=32,
+    layers=2,
+    heads=4,
+    kv_heads=2,
+    head_dim=6,
+    mlp_width=48,
+    rope_theta=5e5,
+    norm_eps=1e-5,
+    max_position=77,
+)
 SCALING = RopeScaling(8.0, 1.0, 4.0, 32)
-FAMILY = {"qwen2": BASE, "qwen2_untied": dataclasses.replace(BASE, tie_embeddings=False),
-          "qwen3": dataclasses.replace(BASE, qkv_bias=False, qk_norm=True),
-          "llama": dataclasses.replace(BASE, qkv_bias=False, tie_embeddings=False, head_dim=8, rope_scaling=SCALING),
-          "llama_plain": dataclasses.replace(BASE, qkv_bias=False)}
+FAMILY = {
+    "qwen2": BASE,
+    "qwen2_untied": dataclasses.replace(BASE, tie_embeddings=False),
+    "qwen3": dataclasses.replace(BASE, qkv_bias=False, qk_norm=True),
+    "llama": dataclasses.replace(
+        BASE, qkv_bias=False, tie_embeddings=False, head_dim=8, rope_scaling=SCALING
+    ),
+    "llama_plain": dataclasses.replace(BASE, qkv_bias=False),
+}
 
 
-@pytest.mark.parametrize("name, shape", [
-    # layers, width, heads, kv_heads, mlp_width, tied: as published on the model cards.
-    ("Qwen2.5-0.5B", (24, 896, 14, 2, 4864, True)),
-    ("Qwen2.5-1.5B", (28, 1536, 12, 2, 8960, True)),
-    ("Qwen2.5-Math-1.5B", (28, 1536, 12, 2, 8960, True)),
-    ("Qwen2.5-Math-7B", (28, 3584, 28, 4, 18944, False)),
-])
+@pytest.mark.parametrize(
+    "name, shape",
+    [
+        # layers, width, heads, kv_heads, mlp_width, tied: as published on the model cards.
+        ("Qwen2.5-0.5B", (24, 896, 14, 2, 4864, True)),
+        ("Qwen2.5-1.5B", (28, 1536, 12, 2, 8960, True)),
+        ("Qwen2.5-Math-1.5B", (28, 1536, 12, 2, 8960, True)),
+        ("Qwen2.5-Math-7B", (28, 3584, 28, 4, 18944, False)),
+    ],
+)
 def test_real_qwen2_configs_are_read(real_data, name, shape):
     hf = json.loads((real_data / "configs" / f"{name}.config.json").read_text())
     config = ModelConfig.from_hf(hf)
-    assert (config.layers, config.width, config.heads, config.kv_heads, config.mlp_width, config.tie_embeddings) == shape
+    assert (
+        config.layers,
+        config.width,
+        config.heads,
+        config.kv_heads,
+        config.mlp_width,
+        config.tie_embeddings,
+    ) == shape
     assert config.head_dim * config.heads == config.width and config.qkv_bias
     assert config.rope_theta == hf["rope_theta"] and config.norm_eps == hf["rms_norm_eps"]
 
@@ -47,8 +88,11 @@ def test_real_configs_have_the_published_number_of_parameters(real_data, name):
     config = ModelConfig.from_hf(hf)
     assert num_params(config) == PARAMETERS[name]
     assert sum(x.size for x in jax.tree.leaves(abstract_params(config))) == PARAMETERS[name]
-    assert (config.qkv_bias, config.qk_norm) == {"qwen2": (True, False), "qwen3": (False, True), "llama": (False, False)}[
-        hf["model_type"]]
+    assert (config.qkv_bias, config.qk_norm) == {
+        "qwen2": (True, False),
+        "qwen3": (False, True),
+        "llama": (False, False),
+    }[hf["model_type"]]
     assert config.rope_scaling == (RopeScaling(32.0, 1.0, 4.0, 8192) if "Llama" in name else None)
     assert ModelConfig.from_hf(config.to_hf()) == config
 
@@ -56,15 +100,19 @@ def test_real_configs_have_the_published_number_of_parameters(real_data, name):
 def test_rotary_scaling_by_hand():
     """Llama-3.2-1B: kept, divided and interpolated pairs, from the definition in wavelengths."""
     config = dataclasses.replace(BASE, head_dim=64, rope_scaling=RopeScaling(32.0, 1.0, 4.0, 8192))
-    plain, scaled = rope_frequencies(dataclasses.replace(config, rope_scaling=None)), rope_frequencies(config)
+    plain, scaled = (
+        rope_frequencies(dataclasses.replace(config, rope_scaling=None)),
+        rope_frequencies(config),
+    )
     ratio = np.asarray(scaled) / np.asarray(plain)
     assert ratio[0] == 1 and ratio[31] == pytest.approx(1 / 32)
-    between = [i for i in range(32) if 8192 / 4 < 2 * np.pi * 5e5 ** (i / 32) < 8192]  # wavelengths in tokens
+    # Wavelengths in tokens.
+    between = [i for i in range(32) if 8192 / 4 < 2 * np.pi * 5e5 ** (i / 32) < 8192]
     assert between == [15, 16, 17]
     for i in between:
         smooth = (8192 / (2 * np.pi * 5e5 ** (i / 32)) - 1) / (4 - 1)
         assert ratio[i] == pytest.approx((1 - smooth) / 32 + smooth, rel=1e-5)
-    assert np.all(ratio[:between[0]] == 1) and np.allclose(ratio[between[-1] + 1:], 1 / 32)
+    assert np.all(ratio[: between[0]] == 1) and np.allclose(ratio[between[-1] + 1 :], 1 / 32)
 
 
 @pytest.mark.parametrize("family", FAMILY)
@@ -72,7 +120,8 @@ def test_round_trip_through_config_json(family):
     config = FAMILY[family]
     assert ModelConfig.from_hf(json.loads(json.dumps(config.to_hf()))) == config
     assert ModelConfig.from_hf(config.to_hf(), dtype="bfloat16", remat=True) == dataclasses.replace(
-        config, dtype="bfloat16", remat=True)
+        config, dtype="bfloat16", remat=True
+    )
 
 
 @pytest.mark.parametrize("family", FAMILY)
@@ -81,9 +130,14 @@ def test_transformers_opens_and_writes_the_same_config(tmp_path, family):
     config = FAMILY[family]
     (tmp_path / "config.json").write_text(json.dumps(config.to_hf()))
     theirs = transformers.AutoConfig.from_pretrained(tmp_path)
-    assert type(theirs).__name__.lower() == f"{family.split('_')[0]}config" and theirs.num_key_value_heads == 2
+    assert (
+        type(theirs).__name__.lower() == f"{family.split('_')[0]}config"
+        and theirs.num_key_value_heads == 2
+    )
     theirs.save_pretrained(tmp_path / "again")  # in the installed version's own layout
-    assert ModelConfig.from_hf(json.loads((tmp_path / "again" / "config.json").read_text())) == config
+    assert (
+        ModelConfig.from_hf(json.loads((tmp_path / "again" / "config.json").read_text())) == config
+    )
 
 
 def test_defaults_that_config_json_leaves_out():
@@ -93,7 +147,8 @@ def test_defaults_that_config_json_leaves_out():
     assert ModelConfig.from_hf(without("tie_word_embeddings")).tie_embeddings is False
     theta = {"rope_parameters": {"rope_theta": 123.0, "rope_type": "default"}}
     assert ModelConfig.from_hf({**without("rope_theta"), **theta}).rope_theta == 123.0
-    assert ModelConfig.from_hf({**TINY, "model_type": "qwen3"}).head_dim == 128  # Qwen3Config's own default
+    # Qwen3Config's own default.
+    assert ModelConfig.from_hf({**TINY, "model_type": "qwen3"}).head_dim == 128
     for name in ("hidden_size", "vocab_size", "rms_norm_eps"):
         with pytest.raises(ValueError, match=f"config.json lacks {name}"):
             ModelConfig.from_hf(without(name))
@@ -103,60 +158,136 @@ def test_defaults_that_config_json_leaves_out():
         ModelConfig.from_hf(without("model_type"))
 
 
-@pytest.mark.parametrize("harmless", [
-    {"use_sliding_window": False, "sliding_window": 131072, "max_window_layers": 24},
-    {"use_sliding_window": True, "sliding_window": None},
-    {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 2},  # the window starts beyond the last layer
-    {"layer_types": ["full_attention", "full_attention"]},
-    {"rope_scaling": None}, {"rope_scaling": {"rope_type": "default"}}, {"quantization_config": None}, {"mlp_bias": False},
-])
+@pytest.mark.parametrize(
+    "harmless",
+    [
+        {"use_sliding_window": False, "sliding_window": 131072, "max_window_layers": 24},
+        {"use_sliding_window": True, "sliding_window": None},
+        # The window starts beyond the last layer.
+        {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 2},
+        {"layer_types": ["full_attention", "full_attention"]},
+        {"rope_scaling": None},
+        {"rope_scaling": {"rope_type": "default"}},
+        {"quantization_config": None},
+        {"mlp_bias": False},
+    ],
+)
 def test_settings_that_change_nothing_are_accepted(harmless):
     assert ModelConfig.from_hf({**TINY, **harmless}) == ModelConfig.from_hf(TINY)
 
 
-@pytest.mark.parametrize("change, reason", [
-    ({"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
-     r"sliding-window attention is in use \(use_sliding_window, sliding_window 8, max_window_layers 1\)"),
-    ({"model_type": "qwen3", "use_sliding_window": True, "sliding_window": 8}, "sliding-window attention is in use"),
-    ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types has sliding_attention"),
-    ({"model_type": "qwen3", "layer_types": ["full_attention", "linear_attention"]}, "layer_types has linear_attention"),
-    ({"model_type": "qwen2_moe"}, "mixture-of-experts"), ({"model_type": "qwen3_moe"}, "mixture-of-experts"),
-    ({"num_experts": 8}, r"mixture-of-experts models are not supported \(model_type 'qwen2', num_experts\)"),
-    ({"model_type": "mistral"}, "model_type 'mistral' is not supported; supported: qwen2, qwen3, llama"),
-    ({"quantization_config": {"quant_method": "awq"}}, r"quantised weights \(awq\) .*quantization_config"),
-    ({"model_type": "qwen3", "attention_bias": True}, "attention_bias is not supported for model_type 'qwen3'"),
-    ({"model_type": "llama", "attention_bias": True}, "attention_bias is not supported for model_type 'llama'"),
-    ({"model_type": "llama", "mlp_bias": True}, "mlp_bias"),
-    ({"rope_scaling": {"type": "linear", "factor": 2.0}}, r"rotary scaling 'linear' .*known are default and llama3"),
-    ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rotary scaling 'dynamic'"),
-    ({"model_type": "llama", "rope_scaling": {"rope_type": "longrope"}}, "rotary scaling 'longrope'"),
-    ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}},
-     "lacks rope_scaling.low_freq_factor, rope_scaling.high_freq_factor, rope_scaling.original_max_position_embeddings"),
-    ({"rope_scaling": {**LLAMA3, "factor": 0.5}}, "rope_scaling.factor must be at least 1, got 0.5"),
-    ({"rope_scaling": {**LLAMA3, "low_freq_factor": 4.0}}, "rope_scaling.low_freq_factor must be above 0 and below"),
-    ({"rope_scaling": {**LLAMA3, "original_max_position_embeddings": 0}}, "original_max_position_embeddings must be at least 1"),
-    ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4}}, "rotary scaling 'yarn'"),
-    ({"rope_scaling": {"rope_type": "of_the_future"}}, "rotary scaling 'of_the_future'"),
-    ({"use_mrope": True}, "rotary scaling 'mrope'"),
-    ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
-    ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
-    ({"mlp_bias": True}, "mlp_bias"),
-    ({"num_attention_heads": 5, "num_key_value_heads": 5}, "not a multiple of num_attention_heads"),
-])
+@pytest.mark.parametrize(
+    "change, reason",
+    [
+        (
+            {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
+            (
+                r"sliding-window attention is in use \(use_sliding_window, sliding_window 8, "
+                r"max_window_layers 1\)"
+            ),
+        ),
+        (
+            {"model_type": "qwen3", "use_sliding_window": True, "sliding_window": 8},
+            "sliding-window attention is in use",
+        ),
+        (
+            {"layer_types": ["full_attention", "sliding_attention"]},
+            "layer_types has sliding_attention",
+        ),
+        (
+            {"model_type": "qwen3", "layer_types": ["full_attention", "linear_attention"]},
+            "layer_types has linear_attention",
+        ),
+        ({"model_type": "qwen2_moe"}, "mixture-of-experts"),
+        ({"model_type": "qwen3_moe"}, "mixture-of-experts"),
+        (
+            {"num_experts": 8},
+            r"mixture-of-experts models are not supported \(model_type 'qwen2', num_experts\)",
+        ),
+        (
+            {"model_type": "mistral"},
+            "model_type 'mistral' is not supported; supported: qwen2, qwen3, llama",
+        ),
+        (
+            {"quantization_config": {"quant_method": "awq"}},
+            r"quantised weights \(awq\) .*quantization_config",
+        ),
+        (
+            {"model_type": "qwen3", "attention_bias": True},
+            "attention_bias is not supported for model_type 'qwen3'",
+        ),
+        (
+            {"model_type": "llama", "attention_bias": True},
+            "attention_bias is not supported for model_type 'llama'",
+        ),
+        ({"model_type": "llama", "mlp_bias": True}, "mlp_bias"),
+        (
+            {"rope_scaling": {"type": "linear", "factor": 2.0}},
+            r"rotary scaling 'linear' .*known are default and llama3",
+        ),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rotary scaling 'dynamic'"),
+        (
+            {"model_type": "llama", "rope_scaling": {"rope_type": "longrope"}},
+            "rotary scaling 'longrope'",
+        ),
+        (
+            {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}},
+            (
+                "lacks rope_scaling.low_freq_factor, rope_scaling.high_freq_factor, "
+                "rope_scaling.original_max_position_embeddings"
+            ),
+        ),
+        (
+            {"rope_scaling": {**LLAMA3, "factor": 0.5}},
+            "rope_scaling.factor must be at least 1, got 0.5",
+        ),
+        (
+            {"rope_scaling": {**LLAMA3, "low_freq_factor": 4.0}},
+            "rope_scaling.low_freq_factor must be above 0 and below",
+        ),
+        (
+            {"rope_scaling": {**LLAMA3, "original_max_position_embeddings": 0}},
+            "original_max_position_embeddings must be at least 1",
+        ),
+        (
+            {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4}},
+            "rotary scaling 'yarn'",
+        ),
+        ({"rope_scaling": {"rope_type": "of_the_future"}}, "rotary scaling 'of_the_future'"),
+        ({"use_mrope": True}, "rotary scaling 'mrope'"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
+        ({"mlp_bias": True}, "mlp_bias"),
+        (
+            {"num_attention_heads": 5, "num_key_value_heads": 5},
+            "not a multiple of num_attention_heads",
+        ),
+    ],
+)
 def test_what_would_be_computed_differently_is_refused_with_the_reason(change, reason):
     with pytest.raises(ValueError, match=reason):
         ModelConfig.from_hf({**TINY, **change})
 
 
-@pytest.mark.parametrize("change, reason", [
-    ({"kv_heads": 3}, "model.heads must be a multiple of model.kv_heads, got 4 and 3"),
-    ({"head_dim": 7}, "model.head_dim must be even"),
-    ({"layers": 0}, "model.layers must be a whole number of at least 1, got 0"),
-    ({"dtype": "float16"}, "model.dtype must be one of float32, bfloat16, got 'float16'"),
-])
+@pytest.mark.parametrize(
+    "change, reason",
+    [
+        ({"kv_heads": 3}, "model.heads must be a multiple of model.kv_heads, got 4 and 3"),
+        ({"head_dim": 7}, "model.head_dim must be even"),
+        ({"layers": 0}, "model.layers must be a whole number of at least 1, got 0"),
+        ({"dtype": "float16"}, "model.dtype must be one of float32, bfloat16, got 'float16'"),
+    ],
+)
 def test_impossible_settings_name_the_field(change, reason):
     with pytest.raises(ValueError, match=reason):
-        ModelConfig(**{**dict(vocab_size=9, width=8, layers=1, heads=4, kv_heads=2, head_dim=2, mlp_width=8), **change})
+        ModelConfig(
+            **{
+                **dict(
+                    vocab_size=9, width=8, layers=1, heads=4, kv_heads=2, head_dim=2, mlp_width=8
+                ),
+                **change,
+            }
+        )
 
 
 def test_switches_of_no_known_family_are_not_written():

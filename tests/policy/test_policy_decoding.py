@@ -1,4 +1,6 @@
-"""The decode path against the forward pass: the Decoder's contract, called directly and through the sampler."""
+"""The decode path against the forward pass: the Decoder's contract,
+called directly and through the sampler.
+"""
 
 import dataclasses
 
@@ -13,7 +15,9 @@ from rl_speed.sampling import SamplerConfig, build_contexts, build_requests, sam
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 
-MODEL = ModelConfig(vocab_size=30, width=24, layers=2, heads=4, kv_heads=2, head_dim=8, mlp_width=32)
+MODEL = ModelConfig(
+    vocab_size=30, width=24, layers=2, heads=4, kv_heads=2, head_dim=8, mlp_width=32
+)
 CONTEXTS, LENGTH, SLOTS, MAX_NEW = 3, 9, 5, 6
 forward = jax.jit(forward_pass, static_argnums=2)
 RNG = np.random.default_rng(0)
@@ -28,13 +32,19 @@ START = np.array([9, 4, 3, 1, 0])  # tokens of its context that a row attends to
 def params():
     def make():
         keys = iter(jax.random.split(jax.random.key(1), 100))
-        return jax.tree.map(lambda x: x + 0.15 * jax.random.normal(next(keys), x.shape), init(MODEL, jax.random.key(0)))
+        return jax.tree.map(
+            lambda x: x + 0.15 * jax.random.normal(next(keys), x.shape),
+            init(MODEL, jax.random.key(0)),
+        )
 
     return jax.jit(make)()
 
 
-@pytest.fixture(scope="module", params=[DecodeAttention(), DecodeAttention("ragged", block=4, rows=2, samples=2)],
-                ids=lambda a: a.kind)
+@pytest.fixture(
+    scope="module",
+    params=[DecodeAttention(), DecodeAttention("ragged", block=4, rows=2, samples=2)],
+    ids=lambda a: a.kind,
+)
 def compiled(request):
     """One compiled decode step and prefill for the whole file, for each way of attending."""
     d = decoder(MODEL, attention=request.param)
@@ -50,8 +60,16 @@ def feed(params, compiled, fed, cache=None, index=INDEX, start=START, active=Non
     active = np.ones(SLOTS, bool) if active is None else active
     out = []
     for t in range(MAX_NEW):
-        logits, cache = decode(ready, context_kv, cache, jnp.asarray(fed[:, t]), jnp.asarray(index), jnp.asarray(start),
-                               jnp.full((SLOTS,), t), active)
+        logits, cache = decode(
+            ready,
+            context_kv,
+            cache,
+            jnp.asarray(fed[:, t]),
+            jnp.asarray(index),
+            jnp.asarray(start),
+            jnp.full((SLOTS,), t),
+            active,
+        )
         out.append(logits)
     return np.stack(out, axis=1)
 
@@ -59,7 +77,10 @@ def feed(params, compiled, fed, cache=None, index=INDEX, start=START, active=Non
 def rubbish(value):
     """A cache full of another tenant's entries."""
     keys = iter(jax.random.split(jax.random.key(7), 10))
-    return jax.tree.map(lambda x: value * jax.random.normal(next(keys), x.shape), decoder(MODEL).init_cache(SLOTS, MAX_NEW))
+    return jax.tree.map(
+        lambda x: value * jax.random.normal(next(keys), x.shape),
+        decoder(MODEL).init_cache(SLOTS, MAX_NEW),
+    )
 
 
 def test_prefill_gives_the_last_tokens_logits(params, compiled):
@@ -73,22 +94,34 @@ def test_prefill_gives_the_last_tokens_logits(params, compiled):
 
 
 @pytest.mark.parametrize("stale", [0.0, 100.0])
-def test_decode_equals_forward_with_contexts_cut_anywhere_and_a_stale_cache(params, compiled, stale):
+def test_decode_equals_forward_with_contexts_cut_anywhere_and_a_stale_cache(
+    params, compiled, stale
+):
     got = feed(params, compiled, FED, cache=rubbish(stale))
     rows = np.zeros((SLOTS, LENGTH + MAX_NEW), np.int32)
     for row in range(SLOTS):
-        rows[row, :START[row] + MAX_NEW] = np.concatenate([TOKENS[INDEX[row], :START[row]], FED[row]])
+        rows[row, : START[row] + MAX_NEW] = np.concatenate(
+            [TOKENS[INDEX[row], : START[row]], FED[row]]
+        )
     want = forward(params, rows, MODEL)
     for row in range(SLOTS):
-        np.testing.assert_allclose(got[row], want[row, START[row]:START[row] + MAX_NEW], atol=2e-5)
+        np.testing.assert_allclose(
+            got[row], want[row, START[row] : START[row] + MAX_NEW], atol=2e-5
+        )
 
 
 def test_a_row_does_not_depend_on_the_others(params, compiled):
     base = feed(params, compiled, FED)
     other = np.where(np.arange(SLOTS)[:, None] == 2, FED, 29 - FED)
     change = lambda x, y: np.where(np.arange(SLOTS) == 2, x, y)
-    got = feed(params, compiled, other, index=change(INDEX, [2, 2, 9, 0, 0]), start=change(START, [0, 1, 9, 5, 9]),
-               active=np.arange(SLOTS) == 2)
+    got = feed(
+        params,
+        compiled,
+        other,
+        index=change(INDEX, [2, 2, 9, 0, 0]),
+        start=change(START, [0, 1, 9, 5, 9]),
+        active=np.arange(SLOTS) == 2,
+    )
     np.testing.assert_array_equal(base[2], got[2])
     assert np.isfinite(got).all()
 
@@ -97,25 +130,40 @@ def test_idle_rows_beyond_their_room_stay_finite(params, compiled):
     d, prefill, decode = compiled
     ready = d.prepare(params)
     context_kv, *_ = prefill(ready, TOKENS, LENGTHS)
-    logits, cache = decode(ready, context_kv, d.init_cache(SLOTS, MAX_NEW), jnp.zeros(SLOTS, jnp.int32), jnp.asarray(INDEX),
-                           jnp.full((SLOTS,), LENGTH), jnp.full((SLOTS,), MAX_NEW), np.zeros(SLOTS, bool))
+    logits, cache = decode(
+        ready,
+        context_kv,
+        d.init_cache(SLOTS, MAX_NEW),
+        jnp.zeros(SLOTS, jnp.int32),
+        jnp.asarray(INDEX),
+        jnp.full((SLOTS,), LENGTH),
+        jnp.full((SLOTS,), MAX_NEW),
+        np.zeros(SLOTS, bool),
+    )
     assert all(np.isfinite(x).all() for x in jax.tree.leaves((logits, cache)))
 
 
 def test_one_decoder_per_config():
-    assert decoder(MODEL) is decoder(dataclasses.replace(MODEL))  # so that jit compiles the sampler once
+    # So that jit compiles the sampler once.
+    assert decoder(MODEL) is decoder(dataclasses.replace(MODEL))
     assert decoder(MODEL) is not decoder(dataclasses.replace(MODEL, dtype="bfloat16"))
 
 
 def draw(params, model=MODEL, **settings):
-    contexts = build_contexts([TOKENS[i, :LENGTHS[i]] for i in range(CONTEXTS)], CONTEXTS, LENGTH)
+    contexts = build_contexts([TOKENS[i, : LENGTHS[i]] for i in range(CONTEXTS)], CONTEXTS, LENGTH)
     index, samples = np.repeat(np.arange(CONTEXTS), 8), np.tile(np.arange(8), CONTEXTS)
     requests = build_requests(index, index, samples, contexts, 24, MAX_NEW)
-    got = sample(decoder(model), params, contexts, requests, jax.random.key(3),
-                 SamplerConfig(slots=SLOTS, max_new=MAX_NEW, end_tokens=(0,), **settings))
+    got = sample(
+        decoder(model),
+        params,
+        contexts,
+        requests,
+        jax.random.key(3),
+        SamplerConfig(slots=SLOTS, max_new=MAX_NEW, end_tokens=(0,), **settings),
+    )
     rows = np.zeros((24, LENGTH + MAX_NEW), np.int32)
     for i, c in enumerate(index):
-        rows[i, :LENGTHS[c] + MAX_NEW] = np.concatenate([TOKENS[c, :LENGTHS[c]], got.tokens[i]])
+        rows[i, : LENGTHS[c] + MAX_NEW] = np.concatenate([TOKENS[c, : LENGTHS[c]], got.tokens[i]])
     return jax.device_get(got), LENGTHS[index], np.asarray(forward(params, rows, model))
 
 
@@ -131,15 +179,19 @@ def test_truncation_keeps_the_full_distributions_logprobs(params):
             # Top-k, then the smallest set among those k whose share reaches top_p.
             order = np.argsort(-p)[:6]
             share = np.cumsum(p[order]) / p[order].sum()
-            kept = order[:int(np.searchsorted(share, 0.8)) + 1]
+            kept = order[: int(np.searchsorted(share, 0.8)) + 1]
             assert token in kept and abs(np.log(p[kept].sum()) - got.kept_logmass[i, t]) < 1e-4
 
 
 def test_bfloat16_sampling_stays_near_its_forward_pass(params):
     half = dataclasses.replace(MODEL, dtype="bfloat16")
-    assert {x.dtype for x in jax.tree.leaves(decoder(half).init_cache(2, 3))} == {jnp.dtype("bfloat16")}
+    assert {x.dtype for x in jax.tree.leaves(decoder(half).init_cache(2, 3))} == {
+        jnp.dtype("bfloat16")
+    }
     got, starts, logits = draw(params, model=half)
     log_p = np.asarray(jax.nn.log_softmax(logits))
     for i, start in enumerate(starts):
         n = got.lengths[i]
-        np.testing.assert_allclose(got.logprobs[i, :n], log_p[i, start - 1 + np.arange(n), got.tokens[i, :n]], atol=0.15)
+        np.testing.assert_allclose(
+            got.logprobs[i, :n], log_p[i, start - 1 + np.arange(n), got.tokens[i, :n]], atol=0.15
+        )

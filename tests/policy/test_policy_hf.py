@@ -5,8 +5,8 @@ import json
 import pathlib
 
 import jax
-import numpy as np
 import ml_dtypes
+import numpy as np
 import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
@@ -17,7 +17,9 @@ from rl_speed.policy.hf import TENSORS, Shards
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 
-MODEL = ModelConfig(vocab_size=24, width=16, layers=2, heads=4, kv_heads=2, head_dim=4, mlp_width=24)
+MODEL = ModelConfig(
+    vocab_size=24, width=16, layers=2, heads=4, kv_heads=2, head_dim=4, mlp_width=24
+)
 QWEN3 = dataclasses.replace(MODEL, qkv_bias=False, qk_norm=True, tie_embeddings=False)
 
 
@@ -39,7 +41,9 @@ def shard(directory, parts=3):
         file = f"model-{i + 1:05d}-of-{parts:05d}.safetensors"
         save_file({name: tensors[name] for name in names[i::parts]}, directory / file)
         where |= {name: file for name in names[i::parts]}
-    (directory / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": where}))
+    (directory / "model.safetensors.index.json").write_text(
+        json.dumps({"metadata": {}, "weight_map": where})
+    )
     (directory / "model.safetensors").unlink()
 
 
@@ -50,7 +54,13 @@ def same(a, b):
 @pytest.mark.parametrize("model", [MODEL, QWEN3], ids=["qwen2", "qwen3"])
 def test_one_file_and_three_give_the_same_tree_on_one_device_and_on_four(model, tmp_path):
     params, directory = init(model, jax.random.key(0)), tmp_path / "m"
-    meshes = [None, make_mesh(), make_mesh(fsdp=4), make_mesh(fsdp=2, tensor=2), make_mesh(data=2, tensor=2)]
+    meshes = [
+        None,
+        make_mesh(),
+        make_mesh(fsdp=4),
+        make_mesh(fsdp=2, tensor=2),
+        make_mesh(data=2, tensor=2),
+    ]
     for parts in (1, 3):
         save_hf(directory, params, model)
         if parts > 1:
@@ -64,7 +74,9 @@ def test_one_file_and_three_give_the_same_tree_on_one_device_and_on_four(model, 
 
 
 def test_a_device_is_given_its_own_part_alone(saved, monkeypatch):
-    """Of a weight that is split four ways no read brings more than a quarter, and nothing is read twice."""
+    """Of a weight that is split four ways no read brings more than a quarter,
+    and nothing is read twice.
+    """
     seen, read = [], Shards.read
 
     def counting(self, name, index):
@@ -90,8 +102,12 @@ def test_stored_layout_is_that_of_torch():
     """A Linear keeps [out, in], heads before head_dim; both ways, element by element."""
     ours = np.arange(2 * 3 * 5).reshape(2, 3, 5)
     into, out = TENSORS["wq"], TENSORS["wo"]
-    np.testing.assert_array_equal(into.store(ours), [[ours[d, h, k] for d in range(2)] for h in range(3) for k in range(5)])
-    np.testing.assert_array_equal(out.store(ours), [[ours[h, k, d] for h in range(2) for k in range(3)] for d in range(5)])
+    np.testing.assert_array_equal(
+        into.store(ours), [[ours[d, h, k] for d in range(2)] for h in range(3) for k in range(5)]
+    )
+    np.testing.assert_array_equal(
+        out.store(ours), [[ours[h, k, d] for h in range(2) for k in range(3)] for d in range(5)]
+    )
     for tensor in (into, out):
         np.testing.assert_array_equal(tensor.load(tensor.store(ours), ours.shape), ours)
 
@@ -110,9 +126,14 @@ def test_half_precision_loads_as_exactly_the_stored_values(params, saved, dtype)
 def test_half_precision_is_written_and_said(params, tmp_path, dtype):
     save_hf(tmp_path / "m", params, MODEL, dtype=dtype)
     with safe_open(tmp_path / "m" / "model.safetensors", framework="flax") as file:
-        assert {file.get_slice(name).get_dtype() for name in file.keys()} == {{"bfloat16": "BF16", "float16": "F16"}[dtype]}
+        assert {file.get_slice(name).get_dtype() for name in file.keys()} == {
+            {"bfloat16": "BF16", "float16": "F16"}[dtype]
+        }
     assert json.loads((tmp_path / "m" / "config.json").read_text())["torch_dtype"] == dtype
-    same(load_hf(tmp_path / "m")[0], jax.tree.map(lambda x: np.asarray(x).astype(dtype).astype(np.float32), params))
+    same(
+        load_hf(tmp_path / "m")[0],
+        jax.tree.map(lambda x: np.asarray(x).astype(dtype).astype(np.float32), params),
+    )
 
 
 def test_a_large_model_is_written_in_several_files(params, tmp_path):
@@ -123,19 +144,26 @@ def test_a_large_model_is_written_in_several_files(params, tmp_path):
     held = {file: load_file(tmp_path / "m" / file) for file in files}
     assert index["weight_map"] == {name: file for file, tensors in held.items() for name in tensors}
     sizes = [sum(x.nbytes for x in tensors.values()) for tensors in held.values()]
-    assert max(sizes) <= 4000 and index["metadata"]["total_size"] == sum(sizes) == 4 * sum(x.size for x in jax.tree.leaves(params))
+    assert max(sizes) <= 4000 and index["metadata"]["total_size"] == sum(sizes) == 4 * sum(
+        x.size for x in jax.tree.leaves(params)
+    )
     same(load_hf(tmp_path / "m")[0], params)
     save_hf(tmp_path / "m", params, MODEL)  # one file again: nothing of the others stays
-    assert sorted(path.name for path in (tmp_path / "m").iterdir()) == ["config.json", "model.safetensors"]
+    assert sorted(path.name for path in (tmp_path / "m").iterdir()) == [
+        "config.json",
+        "model.safetensors",
+    ]
 
 
 def test_what_cannot_be_written_is_refused(params, saved):
     before = {p.name: p.read_bytes() for p in saved.iterdir()}
     big = jax.tree.map(lambda x: x, params)
     big["final_norm"] = big["final_norm"].at[3].set(7e4)
-    for change, message in ((dict(dtype="float8"), "dtype must be one of float32, bfloat16, float16, got 'float8'"),
-                            (dict(max_shard_bytes=0), "max_shard_bytes must be at least 1, got 0"),
-                            (dict(dtype="float16"), "tensor model.norm.weight has values beyond the range of float16")):
+    for change, message in (
+        (dict(dtype="float8"), "dtype must be one of float32, bfloat16, float16, got 'float8'"),
+        (dict(max_shard_bytes=0), "max_shard_bytes must be at least 1, got 0"),
+        (dict(dtype="float16"), "tensor model.norm.weight has values beyond the range of float16"),
+    ):
         with pytest.raises(ValueError, match=message):
             save_hf(saved, big, MODEL, **change)
     assert {p.name: p.read_bytes() for p in saved.iterdir()} == before
@@ -143,11 +171,18 @@ def test_what_cannot_be_written_is_refused(params, saved):
 
 def test_a_head_beside_a_tied_embedding_must_be_it_and_a_missing_one_is_named(params, saved):
     tensors = load_file(saved / "model.safetensors")
-    save_file({**tensors, "lm_head.weight": tensors["model.embed_tokens.weight"].copy()}, saved / "model.safetensors")
+    save_file(
+        {**tensors, "lm_head.weight": tensors["model.embed_tokens.weight"].copy()},
+        saved / "model.safetensors",
+    )
     same(load_hf(saved)[0], params)
     # transformers would use the other head.
-    save_file({**tensors, "lm_head.weight": np.zeros((24, 16), np.float32)}, saved / "model.safetensors")
-    with pytest.raises(ValueError, match="ties the head to the embedding, but lm_head.weight is another matrix"):
+    save_file(
+        {**tensors, "lm_head.weight": np.zeros((24, 16), np.float32)}, saved / "model.safetensors"
+    )
+    with pytest.raises(
+        ValueError, match="ties the head to the embedding, but lm_head.weight is another matrix"
+    ):
         load_hf(saved)
     save_file(tensors, saved / "model.safetensors")
     config = json.loads((saved / "config.json").read_text())
@@ -161,20 +196,25 @@ def test_weights_that_are_no_plain_floats_are_refused(saved):
     name = "model.layers.1.mlp.up_proj.weight"
     for dtype, called in ((np.int8, "I8"), (ml_dtypes.float8_e4m3fn, "F8_E4M3")):
         save_file({**tensors, name: tensors[name].astype(dtype)}, saved / "model.safetensors")
-        with pytest.raises(ValueError, match=f"{name} is stored as {called}, which is not supported; supported: float32"):
+        with pytest.raises(
+            ValueError,
+            match=f"{name} is stored as {called}, which is not supported; supported: float32",
+        ):
             load_hf(saved)
 
 
 def test_missing_shard_is_named(saved):
     shard(saved)
     (saved / "model-00002-of-00003.safetensors").unlink()
-    with pytest.raises(FileNotFoundError, match="model-00002-of-00003.safetensors, which is not there"):
+    with pytest.raises(
+        FileNotFoundError, match="model-00002-of-00003.safetensors, which is not there"
+    ):
         load_hf(saved)
 
 
 def test_truncated_file_is_named(saved):
     data = (saved / "model.safetensors").read_bytes()
-    (saved / "model.safetensors").write_bytes(data[:len(data) // 2])
+    (saved / "model.safetensors").write_bytes(data[: len(data) // 2])
     with pytest.raises(ValueError, match="model.safetensors: damaged or truncated"):
         load_hf(saved)
 
@@ -183,7 +223,9 @@ def test_wrong_shape_and_missing_tensor_are_named(saved):
     tensors = load_file(saved / "model.safetensors")
     name = "model.layers.1.mlp.up_proj.weight"
     save_file({**tensors, name: tensors[name][:5]}, saved / "model.safetensors")
-    with pytest.raises(ValueError, match=rf"{name} has shape \(5, 16\); config.json implies \(24, 16\)"):
+    with pytest.raises(
+        ValueError, match=rf"{name} has shape \(5, 16\); config.json implies \(24, 16\)"
+    ):
         load_hf(saved)
     del tensors[name]
     save_file(tensors, saved / "model.safetensors")
@@ -191,14 +233,20 @@ def test_wrong_shape_and_missing_tensor_are_named(saved):
         load_hf(saved)
 
 
-@pytest.mark.parametrize("change,message", [
-    ({"model_type": "qwen2_moe"}, "mixture-of-experts"),
-    ({"model_type": "gpt2"}, "'gpt2' is not supported"),
-    ({"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 0}, "sliding-window"),
-    ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rotary scaling 'yarn'"),
-    ({"quantization_config": {"quant_method": "gptq"}}, r"quantised weights \(gptq\)"),
-    ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
-])
+@pytest.mark.parametrize(
+    "change,message",
+    [
+        ({"model_type": "qwen2_moe"}, "mixture-of-experts"),
+        ({"model_type": "gpt2"}, "'gpt2' is not supported"),
+        (
+            {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 0},
+            "sliding-window",
+        ),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rotary scaling 'yarn'"),
+        ({"quantization_config": {"quant_method": "gptq"}}, r"quantised weights \(gptq\)"),
+        ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
+    ],
+)
 def test_unsupported_is_refused_with_the_reason(saved, change, message):
     config = json.loads((saved / "config.json").read_text())
     (saved / "config.json").write_text(json.dumps({**config, **change}))
@@ -241,8 +289,14 @@ def test_save_that_cannot_move_into_place_restores_what_was_there(params, saved,
 
 def test_save_replaces_an_existing_directory_whole(params, saved):
     (saved / "stale.txt").write_text("of an earlier save")
-    save_hf(saved, jax.tree.map(lambda x: x + 1, params), MODEL, extra={"made_by.json": {"seed": 3}})
-    assert sorted(p.name for p in saved.iterdir()) == ["config.json", "made_by.json", "model.safetensors"]
+    save_hf(
+        saved, jax.tree.map(lambda x: x + 1, params), MODEL, extra={"made_by.json": {"seed": 3}}
+    )
+    assert sorted(p.name for p in saved.iterdir()) == [
+        "config.json",
+        "made_by.json",
+        "model.safetensors",
+    ]
     np.testing.assert_array_equal(load_hf(saved)[0]["embed"], params["embed"] + 1)
     assert json.loads((saved / "made_by.json").read_text()) == {"seed": 3}
 
@@ -281,7 +335,10 @@ def test_directories_without_config_or_weights_are_named(saved):
 def test_what_the_policy_has_no_use_for_is_told(params, saved, caplog):
     tensors = load_file(saved / "model.safetensors")
     buffer = {"model.layers.0.self_attn.rotary_emb.inv_freq": np.zeros(2, np.float32)}
-    save_file({**tensors, **buffer, "v_head.weight": np.zeros((1, 16), np.float32)}, saved / "model.safetensors")
+    save_file(
+        {**tensors, **buffer, "v_head.weight": np.zeros((1, 16), np.float32)},
+        saved / "model.safetensors",
+    )
     same(load_hf(saved)[0], params)
     assert "1 tensors are not part of a qwen2 of" in caplog.text and "v_head.weight" in caplog.text
 
@@ -291,7 +348,9 @@ def test_nothing_but_a_model_is_replaced(params, saved, tmp_path):
     thesis = tmp_path / "thesis"
     thesis.mkdir()
     (thesis / "a.txt").write_text("years of work")
-    with pytest.raises(ValueError, match="holds other things than a model, which saving one there would delete"):
+    with pytest.raises(
+        ValueError, match="holds other things than a model, which saving one there would delete"
+    ):
         save_hf(thesis, params, config)
     assert (thesis / "a.txt").read_text() == "years of work"
     with pytest.raises(ValueError, match="a.txt is a file"):
@@ -299,13 +358,21 @@ def test_nothing_but_a_model_is_replaced(params, saved, tmp_path):
     link = tmp_path / "link"
     link.symlink_to(saved)
     save_hf(link, params, config)
-    assert link.is_symlink() and {p.name for p in tmp_path.iterdir() if p.name.startswith(".")} == set()
+    assert (
+        link.is_symlink()
+        and {p.name for p in tmp_path.iterdir() if p.name.startswith(".")} == set()
+    )
     same(load_hf(link)[0], params)
 
 
 def test_config_json_of_another_shape_is_named(saved):
     values = json.loads((saved / "config.json").read_text())
-    for change in ({"hidden_size": "16"}, {"num_attention_heads": 0}, {"hidden_size": None}, {"rope_scaling": "x"}):
+    for change in (
+        {"hidden_size": "16"},
+        {"num_attention_heads": 0},
+        {"hidden_size": None},
+        {"rope_scaling": "x"},
+    ):
         (saved / "config.json").write_text(json.dumps({**values, **change}))
         with pytest.raises(ValueError, match="config.json: "):
             load_hf(saved)

@@ -14,7 +14,9 @@ from rl_speed.policy.logprobs import logits_logprobs
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 
-MODEL = ModelConfig(vocab_size=33, width=16, layers=1, heads=2, kv_heads=1, head_dim=8, mlp_width=16)
+MODEL = ModelConfig(
+    vocab_size=33, width=16, layers=1, heads=2, kv_heads=1, head_dim=8, mlp_width=16
+)
 ROWS, LENGTH = 3, 10
 forward = jax.jit(forward_pass, static_argnums=2)
 RNG = np.random.default_rng(0)
@@ -25,13 +27,17 @@ WEIGHTS = RNG.normal(size=(2, ROWS, LENGTH))
 @functools.cache
 def model(tied):
     config = dataclasses.replace(MODEL, tie_embeddings=tied)
-    return config, jax.jit(lambda key: jax.tree.map(lambda x: x * 2, init(config, key)))(jax.random.key(0))
+    return config, jax.jit(lambda key: jax.tree.map(lambda x: x * 2, init(config, key)))(
+        jax.random.key(0)
+    )
 
 
 def reference(params, config, temperature):
     """Straight from the definition, on all logits."""
     log_p = jax.nn.log_softmax(forward(params, TOKENS, config) / temperature, axis=-1)
-    return jnp.take_along_axis(log_p, TARGETS[..., None], -1)[..., 0], -jnp.sum(jnp.exp(log_p) * log_p, -1)
+    return jnp.take_along_axis(log_p, TARGETS[..., None], -1)[..., 0], -jnp.sum(
+        jnp.exp(log_p) * log_p, -1
+    )
 
 
 @pytest.mark.parametrize("tied, temperature", [(True, 0.6), (False, 1.0)])
@@ -43,8 +49,15 @@ def test_values_and_gradients_equal_the_definition_for_every_chunk(tied, tempera
         return jnp.sum(logprobs * WEIGHTS[0]) + jnp.sum(entropy * WEIGHTS[1]), (logprobs, entropy)
 
     def chunked(chunk):
-        return lambda p: token_logprobs(p, hidden_states(p, TOKENS, config), TARGETS, config, temperature=temperature,
-                                        chunk=chunk, with_entropy=True)
+        return lambda p: token_logprobs(
+            p,
+            hidden_states(p, TOKENS, config),
+            TARGETS,
+            config,
+            temperature=temperature,
+            chunk=chunk,
+            with_entropy=True,
+        )
 
     run = jax.jit(jax.value_and_grad(total, has_aux=True), static_argnums=1)
     (_, want), want_grad = run(params, lambda p: reference(p, config, temperature))
@@ -62,8 +75,12 @@ def test_precision_does_not_depend_on_the_size_of_the_logits(offset):
     targets = np.random.default_rng(1).integers(0, 300, 50)
     exact = logits.astype(np.float64) - logits.max(-1, keepdims=True)
     exact -= np.log(np.exp(exact).sum(-1, keepdims=True))
-    logprobs, entropy = logits_logprobs(jnp.asarray(logits), jnp.asarray(targets), with_entropy=True)
-    np.testing.assert_allclose(logprobs, np.take_along_axis(exact, targets[:, None], -1)[:, 0], rtol=1e-6, atol=2e-6)
+    logprobs, entropy = logits_logprobs(
+        jnp.asarray(logits), jnp.asarray(targets), with_entropy=True
+    )
+    np.testing.assert_allclose(
+        logprobs, np.take_along_axis(exact, targets[:, None], -1)[:, 0], rtol=1e-6, atol=2e-6
+    )
     np.testing.assert_allclose(entropy, -(np.exp(exact) * exact).sum(-1), atol=2e-6)
 
 
@@ -77,7 +94,9 @@ def test_entropy_is_left_out_unless_asked_for():
 
 
 def test_entropy_has_its_known_extremes():
-    logprobs, entropy = logits_logprobs(jnp.array([[0.0] * 8, [1e4] + [0.0] * 7]), jnp.array([3, 0]), with_entropy=True)
+    logprobs, entropy = logits_logprobs(
+        jnp.array([[0.0] * 8, [1e4] + [0.0] * 7]), jnp.array([3, 0]), with_entropy=True
+    )
     np.testing.assert_allclose(entropy, [np.log(8), 0], atol=1e-6)
     np.testing.assert_allclose(logprobs, [-np.log(8), 0], atol=1e-6)
 
@@ -85,7 +104,9 @@ def test_entropy_has_its_known_extremes():
 def test_temperature_may_be_traced():
     config, params = model(True)
     hidden = jax.jit(hidden_states, static_argnums=2)(params, TOKENS, config)
-    at = jax.jit(lambda t: token_logprobs(params, hidden, TARGETS, config, temperature=t, chunk=6)[0])
+    at = jax.jit(
+        lambda t: token_logprobs(params, hidden, TARGETS, config, temperature=t, chunk=6)[0]
+    )
     np.testing.assert_allclose(at(0.6), reference(params, config, 0.6)[0], atol=1e-5)
 
 
@@ -94,16 +115,28 @@ def test_chunks_keep_the_logits_of_the_whole_batch_out_of_memory():
     params = jax.jit(init, static_argnums=0)(config, jax.random.key(0))
     hidden, targets = jnp.ones((4, 64, 8)), jnp.zeros((4, 64), jnp.int32)
     loss = lambda p, h, chunk: token_logprobs(p, h, targets, config, chunk=chunk)[0].sum()
-    needs = lambda chunk: jax.jit(jax.grad(loss, argnums=(0, 1)), static_argnums=2).lower(
-        params, hidden, chunk).compile().memory_analysis().temp_size_in_bytes
+    needs = lambda chunk: (
+        jax.jit(jax.grad(loss, argnums=(0, 1)), static_argnums=2)
+        .lower(params, hidden, chunk)
+        .compile()
+        .memory_analysis()
+        .temp_size_in_bytes
+    )
     logits_bytes = 4 * 64 * 4000 * 4
     assert needs(None) >= logits_bytes and needs(16) < logits_bytes / 4
 
 
-@pytest.mark.parametrize("arguments, message", [(dict(temperature=0), "temperature must be above 0"),
-                                                (dict(temperature=-1.0), "temperature must be above 0"),
-                                                (dict(chunk=0), "chunk must be at least 1 token")])
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (dict(temperature=0), "temperature must be above 0"),
+        (dict(temperature=-1.0), "temperature must be above 0"),
+        (dict(chunk=0), "chunk must be at least 1 token"),
+    ],
+)
 def test_impossible_settings_are_named(arguments, message):
     config, params = model(True)
     with pytest.raises(ValueError, match=message):
-        token_logprobs(params, jnp.zeros((1, 2, 16)), jnp.zeros((1, 2), jnp.int32), config, **arguments)
+        token_logprobs(
+            params, jnp.zeros((1, 2, 16)), jnp.zeros((1, 2), jnp.int32), config, **arguments
+        )

@@ -1,4 +1,6 @@
-"""The policy against transformers, for each architecture, and its decode path against its own forward pass."""
+"""The policy against transformers, for each architecture,
+and its decode path against its own forward pass.
+"""
 
 import copy
 import dataclasses
@@ -11,22 +13,56 @@ import numpy as np
 import pytest
 
 from rl_speed.mesh import make_mesh
-from rl_speed.policy import (DecodeAttention, ModelConfig, decoder, forward, hidden_states, init, load_hf, output_head,
-                             param_shardings, save_hf, token_logprobs)
+from rl_speed.policy import (
+    DecodeAttention,
+    ModelConfig,
+    decoder,
+    forward,
+    hidden_states,
+    init,
+    load_hf,
+    output_head,
+    param_shardings,
+    save_hf,
+    token_logprobs,
+)
 from rl_speed.policy.hf import stored_tensors
 from rl_speed.sampling import SamplerConfig, build_contexts, build_requests, sample, sample_sharded
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 
-MODEL = ModelConfig(vocab_size=40, width=32, layers=2, heads=4, kv_heads=2, head_dim=8, mlp_width=48, max_position=64)
+MODEL = ModelConfig(
+    vocab_size=40,
+    width=32,
+    layers=2,
+    heads=4,
+    kv_heads=2,
+    head_dim=8,
+    mlp_width=48,
+    max_position=64,
+)
 QWEN3 = dataclasses.replace(MODEL, qkv_bias=False, qk_norm=True, head_dim=12)
 KEY = jax.random.key(0)
 
-# Rows go far beyond the original context, 32 tokens. Of Llama's eight frequencies one lies in the band that is interpolated.
-SHAPE = dict(vocab_size=40, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-             intermediate_size=48, max_position_embeddings=32)
-LLAMA3 = {"rope_type": "llama3", "rope_theta": 1000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-          "original_max_position_embeddings": 32}
+# Rows go far beyond the original context, 32 tokens. Of Llama's eight frequencies one lies in the
+# band that is interpolated.
+SHAPE = dict(
+    vocab_size=40,
+    hidden_size=32,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    intermediate_size=48,
+    max_position_embeddings=32,
+)
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 1000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
 ARCHITECTURES = {
     "qwen2": ("Qwen2", dict(tie_word_embeddings=True)),
     "qwen3": ("Qwen3", dict(tie_word_embeddings=True, head_dim=12)),
@@ -47,7 +83,9 @@ class Pair:
     def their_logits(self, tokens, lengths):
         torch = pytest.importorskip("torch")
         valid = np.arange(tokens.shape[1]) < lengths[:, None]
-        return self.theirs(torch.tensor(tokens), attention_mask=torch.tensor(valid.astype(np.int64))).logits
+        return self.theirs(
+            torch.tensor(tokens), attention_mask=torch.tensor(valid.astype(np.int64))
+        ).logits
 
 
 @pytest.fixture(scope="module", params=ARCHITECTURES)
@@ -58,7 +96,8 @@ def pair(request, tmp_path_factory):
     settings = getattr(transformers, f"{family}Config")(**SHAPE, **changes)
     theirs = getattr(transformers, f"{family}ForCausalLM")(settings).eval()
     with torch.no_grad():
-        for parameter in theirs.parameters():  # biases and norms start at 0 and 1, which would hide them
+        # Biases and norms start at 0 and 1, which would hide them.
+        for parameter in theirs.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
     directory = tmp_path_factory.mktemp(request.param)
     theirs.save_pretrained(directory)
@@ -81,16 +120,23 @@ def params():
 def ragged_rows(seed=0, rows=5, longest=20, vocab=40):
     rng = np.random.default_rng(seed)
     lengths = rng.integers(3, longest + 1, rows)
-    return np.where(np.arange(longest) < lengths[:, None], rng.integers(0, vocab, (rows, longest)), 0), lengths
+    return np.where(
+        np.arange(longest) < lengths[:, None], rng.integers(0, vocab, (rows, longest)), 0
+    ), lengths
 
 
 def test_logits_and_gradients_equal_transformers(pair):
-    """Rows of 3 to 80 tokens. The loss is that of a policy gradient: log-probabilities of sequences times fixed advantages."""
+    """Rows of 3 to 80 tokens.
+
+    The loss is that of a policy gradient: log-probabilities of sequences times fixed advantages.
+    """
     torch = pytest.importorskip("torch")
     tokens, _ = ragged_rows(longest=80)
     lengths = np.array([80, 3, 41, 66, 24])
     valid = np.arange(80) < lengths[:, None]
-    weights = np.where(valid[:, 1:], np.array([1.0, -0.5, 2.0, -1.0, 0.7])[:, None], 0).astype(np.float32)
+    weights = np.where(valid[:, 1:], np.array([1.0, -0.5, 2.0, -1.0, 0.7])[:, None], 0).astype(
+        np.float32
+    )
 
     def loss(params):
         hidden = hidden_states(params, tokens, pair.config)
@@ -100,12 +146,15 @@ def test_logits_and_gradients_equal_transformers(pair):
     (value, logits), gradients = jax.jit(jax.value_and_grad(loss, has_aux=True))(pair.params)
     out = pair.their_logits(tokens, lengths)
     np.testing.assert_allclose(np.asarray(logits)[valid], out.detach().numpy()[valid], atol=1e-4)
-    picked = torch.log_softmax(out[:, :-1], -1).gather(-1, torch.tensor(tokens[:, 1:, None]))[..., 0]
+    picked = torch.log_softmax(out[:, :-1], -1).gather(-1, torch.tensor(tokens[:, 1:, None]))[
+        ..., 0
+    ]
     expected = -(picked * torch.tensor(weights)).sum()
     pair.theirs.zero_grad()
     expected.backward()
     assert float(value) == pytest.approx(expected.item(), abs=1e-3)
-    found = dict(stored_tensors(gradients, pair.config))  # by Hugging Face's names: every weight is compared
+    # By Hugging Face's names: every weight is compared.
+    found = dict(stored_tensors(gradients, pair.config))
     assert found.keys() == dict(pair.theirs.named_parameters()).keys()
     for name, parameter in pair.theirs.named_parameters():
         want = parameter.grad.numpy()
@@ -120,12 +169,24 @@ def test_greedy_continuation_equals_transformers(pair):
     prompts = [row[:n] for row, n in zip(tokens, (60, 3, 28, 33, 45))]
     contexts = build_contexts(prompts, 5, 60)
     requests = build_requests(range(5), range(5), [0] * 5, contexts, 5, 20)
-    got = sample(decoder(pair.config), pair.params, contexts, requests, KEY,
-                 SamplerConfig(slots=3, max_new=20, temperature=0.0, end_tokens=(7, 9)))
+    got = sample(
+        decoder(pair.config),
+        pair.params,
+        contexts,
+        requests,
+        KEY,
+        SamplerConfig(slots=3, max_new=20, temperature=0.0, end_tokens=(7, 9)),
+    )
     for i, prompt in enumerate(prompts):
-        want = pair.theirs.generate(torch.tensor(prompt)[None], attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
-                                    do_sample=False, max_new_tokens=20, eos_token_id=[7, 9], pad_token_id=0)
-        assert got.tokens[i, :int(got.lengths[i])].tolist() == want[0, len(prompt):].tolist()
+        want = pair.theirs.generate(
+            torch.tensor(prompt)[None],
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
+            do_sample=False,
+            max_new_tokens=20,
+            eos_token_id=[7, 9],
+            pad_token_id=0,
+        )
+        assert got.tokens[i, : int(got.lengths[i])].tolist() == want[0, len(prompt) :].tolist()
 
 
 def test_saved_and_opened_by_transformers_gives_the_same_logits(pair, tmp_path):
@@ -136,11 +197,15 @@ def test_saved_and_opened_by_transformers_gives_the_same_logits(pair, tmp_path):
         save_hf(tmp_path / "m", pair.params, pair.config, **settings)
         again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "m", dtype="auto")
         half = "dtype" in settings
-        assert again.dtype == (torch.bfloat16 if half else torch.float32) and type(again) is type(pair.theirs)
+        assert again.dtype == (torch.bfloat16 if half else torch.float32) and type(again) is type(
+            pair.theirs
+        )
         for name, value in pair.theirs.state_dict().items():
             assert torch.equal(again.state_dict()[name], value.to(again.dtype)), name
         if not half:
-            assert torch.equal(dataclasses.replace(pair, theirs=again).their_logits(tokens, lengths), want)
+            assert torch.equal(
+                dataclasses.replace(pair, theirs=again).their_logits(tokens, lengths), want
+            )
 
 
 def test_shards_and_half_precision_by_transformers_load_alike(pair, tmp_path):
@@ -150,12 +215,19 @@ def test_shards_and_half_precision_by_transformers_load_alike(pair, tmp_path):
     for mesh in (None, make_mesh(fsdp=2, tensor=2)):
         loaded, config = load_hf(tmp_path / "shards", mesh=mesh)
         assert config == pair.config
-        jax.tree.map(np.testing.assert_array_equal, jax.device_get(loaded), jax.device_get(pair.params))
+        jax.tree.map(
+            np.testing.assert_array_equal, jax.device_get(loaded), jax.device_get(pair.params)
+        )
     copy.deepcopy(pair.theirs).to(torch.bfloat16).save_pretrained(tmp_path / "half")
     loaded, _ = load_hf(tmp_path / "half")
     assert {x.dtype for x in jax.tree.leaves(loaded)} == {np.dtype("float32")}
-    jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, np.asarray(b).astype(jnp.bfloat16).astype(np.float32)),
-                 jax.device_get(loaded), jax.device_get(pair.params))
+    jax.tree.map(
+        lambda a, b: np.testing.assert_array_equal(
+            a, np.asarray(b).astype(jnp.bfloat16).astype(np.float32)
+        ),
+        jax.device_get(loaded),
+        jax.device_get(pair.params),
+    )
 
 
 def draw(params, slots, order=slice(None), temperature=0.9, config=MODEL, mesh=None, **how):
@@ -165,51 +237,78 @@ def draw(params, slots, order=slice(None), temperature=0.9, config=MODEL, mesh=N
     rng = np.random.default_rng(9)
     context = np.repeat(np.arange(12), 8)
     cut = rng.integers(1, lengths[context] + 1)
-    columns = dict(context=context, visit=context, sample_index=np.tile(np.arange(8), 12), context_length=cut)
-    requests = build_requests(contexts=contexts, capacity=96, max_new=10,
-                              **{name: values[order] for name, values in columns.items()})
+    columns = dict(
+        context=context, visit=context, sample_index=np.tile(np.arange(8), 12), context_length=cut
+    )
+    requests = build_requests(
+        contexts=contexts,
+        capacity=96,
+        max_new=10,
+        **{name: values[order] for name, values in columns.items()},
+    )
     settings = SamplerConfig(slots=slots, max_new=10, end_tokens=(1, 2), temperature=temperature)
     if mesh is None:
         got = sample(decoder(config, **how), params, contexts, requests, KEY, settings)
     else:
         contexts, requests = jax.tree.map(lambda x: x[None], (contexts, requests))
-        got = jax.tree.map(lambda x: x[0], sample_sharded(decoder(config, **how), params, contexts, requests, KEY, settings, mesh))
+        got = jax.tree.map(
+            lambda x: x[0],
+            sample_sharded(decoder(config, **how), params, contexts, requests, KEY, settings, mesh),
+        )
     return [tokens[c][:n] for c, n in zip(context, cut)], jax.device_get(got)
 
 
 @functools.partial(jax.jit, static_argnums=2)
 def next_logprobs(params, rows, config, temperature):
-    return token_logprobs(params, hidden_states(params, rows, config)[:, :-1], rows[:, 1:], config, temperature=temperature)[0]
+    return token_logprobs(
+        params,
+        hidden_states(params, rows, config)[:, :-1],
+        rows[:, 1:],
+        config,
+        temperature=temperature,
+    )[0]
 
 
 def forced_logprobs(params, prompts, samples, temperature=0.9, config=MODEL):
     """Log-probs of the sampled tokens by the training forward pass, one row each, [96, 10]."""
     rows = np.zeros((96, 30), np.int64)
     for i, prompt in enumerate(prompts):
-        rows[i, :len(prompt)] = prompt
-        rows[i, len(prompt):len(prompt) + samples.lengths[i]] = samples.tokens[i, :samples.lengths[i]]
+        rows[i, : len(prompt)] = prompt
+        rows[i, len(prompt) : len(prompt) + samples.lengths[i]] = samples.tokens[
+            i, : samples.lengths[i]
+        ]
     logprobs = next_logprobs(params, rows, config, temperature)
     out = np.zeros((96, 10))
     for i, prompt in enumerate(prompts):
         n = samples.lengths[i]
-        out[i, :n] = logprobs[i, len(prompt) - 1:len(prompt) - 1 + n]
+        out[i, :n] = logprobs[i, len(prompt) - 1 : len(prompt) - 1 + n]
     return out
 
 
 def test_normed_queries_and_keys_decode_as_they_are_trained_where_they_are_split():
     """Qwen3 over the mesh axis `tensor`, its projections apart, reading held tokens in blocks."""
-    params, mesh, attention = lively(QWEN3), make_mesh(tensor=2), DecodeAttention("ragged", block=4, rows=2, samples=2)
+    params, mesh, attention = (
+        lively(QWEN3),
+        make_mesh(tensor=2),
+        DecodeAttention("ragged", block=4, rows=2, samples=2),
+    )
     placed = jax.device_put(params, param_shardings(QWEN3, mesh))
     prompts, samples = draw(placed, 16, config=QWEN3, mesh=mesh, fuse=False, attention=attention)
     assert samples.lengths.min() >= 1 and samples.lengths.max() == 10
-    np.testing.assert_allclose(samples.logprobs, forced_logprobs(params, prompts, samples, config=QWEN3), atol=1e-5)
+    np.testing.assert_allclose(
+        samples.logprobs, forced_logprobs(params, prompts, samples, config=QWEN3), atol=1e-5
+    )
 
 
-@pytest.mark.parametrize("temperature", [0.9, *(pytest.param(t, marks=pytest.mark.slow) for t in (1.0, 0.7))])
+@pytest.mark.parametrize(
+    "temperature", [0.9, *(pytest.param(t, marks=pytest.mark.slow) for t in (1.0, 0.7))]
+)
 def test_sampler_and_trainer_agree_within_1e_5(params, temperature):
     prompts, samples = draw(params, 16, temperature=temperature)
     assert samples.truncated.any() and not samples.truncated.all()
-    np.testing.assert_allclose(samples.logprobs, forced_logprobs(params, prompts, samples, temperature), atol=1e-5)
+    np.testing.assert_allclose(
+        samples.logprobs, forced_logprobs(params, prompts, samples, temperature), atol=1e-5
+    )
 
 
 def test_order_and_company_change_no_bit(params):
@@ -228,13 +327,16 @@ def test_other_slot_counts_agree_up_to_rounding(params, slots):
     for i in range(96):
         if base.tokens[i].tolist() == other.tokens[i].tolist():
             continue
-        # A first divergence must be a near-tie: the uniform number lies within rounding of the edge between the two tokens.
+        # A first divergence must be a near-tie: the uniform number lies within rounding of the edge
+        # between the two tokens.
         from rl_speed.sampling.logits import request_keys, uniforms
 
         t = int(np.flatnonzero(base.tokens[i] != other.tokens[i])[0])
         row = np.concatenate([prompts[i], base.tokens[i, :t]])
         cdf = np.cumsum(jax.nn.softmax(forward(params, row[None], MODEL)[0, -1] / 0.9))
-        u = float(uniforms(request_keys(KEY, jnp.array([i // 8]), jnp.array([i % 8])), jnp.array([t]))[0])
+        u = float(
+            uniforms(request_keys(KEY, jnp.array([i // 8]), jnp.array([i % 8])), jnp.array([t]))[0]
+        )
         assert np.min(np.abs(cdf - u)) < 1e-5
 
 
@@ -244,7 +346,9 @@ def test_chunked_head_equals_whole(params):
     hidden = hidden_states(params, tokens, MODEL)
 
     def total(params, chunk):
-        logprobs, entropy = token_logprobs(params, hidden, tokens, MODEL, temperature=0.7, chunk=chunk, with_entropy=True)
+        logprobs, entropy = token_logprobs(
+            params, hidden, tokens, MODEL, temperature=0.7, chunk=chunk, with_entropy=True
+        )
         return jnp.sum(logprobs * jnp.arange(20)) + jnp.sum(entropy), (logprobs, entropy)
 
     gradient = jax.jit(jax.value_and_grad(total, has_aux=True), static_argnums=1)
@@ -253,7 +357,9 @@ def test_chunked_head_equals_whole(params):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), whole, pieces)
     np.testing.assert_allclose(grads["embed"], more["embed"], atol=1e-3)
     reference = jax.nn.log_softmax(jax.jit(forward, static_argnums=2)(params, tokens, MODEL) / 0.7)
-    np.testing.assert_allclose(whole[0], np.take_along_axis(reference, tokens[..., None], -1)[..., 0], atol=1e-5)
+    np.testing.assert_allclose(
+        whole[0], np.take_along_axis(reference, tokens[..., None], -1)[..., 0], atol=1e-5
+    )
     np.testing.assert_allclose(whole[1], -(jnp.exp(reference) * reference).sum(-1), atol=1e-5)
 
 

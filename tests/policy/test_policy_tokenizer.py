@@ -1,4 +1,6 @@
-"""The tokenizer: Qwen's own files against reference encodings, prompts with each special token once, end tokens."""
+"""The tokenizer: Qwen's own files against reference encodings,
+prompts with each special token once, end tokens.
+"""
 
 import gzip
 import json
@@ -21,52 +23,80 @@ QWEN = {
     "qwen3": None,
 }
 LLAMA_TEMPLATE = (
-    "{{ bos_token }}{% for message in messages %}{{ '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n' + "
-    "message['content'] | trim + '<|eot_id|>' }}{% endfor %}{% if add_generation_prompt %}"
-    "{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}")
+    "{{ bos_token }}{% for message in messages %}{{ '<|start_header_id|>' + message['role'] + "
+    "'<|end_header_id|>\n\n' + message['content'] | trim + '<|eot_id|>' }}{% endfor %}{% if "
+    "add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"
+)
 
 
 @pytest.fixture(scope="module")
 def tokenizers(real_data, tmp_path_factory):
-    """The real tokenizers, each from a directory of its own that holds what publishers put there."""
+    """The real tokenizers, each from a directory of its own that holds what
+    publishers put there.
+    """
     found = {}
     for name in QWEN:
         directory, source = tmp_path_factory.mktemp(name), real_data / "tokenizer"
         if name == "qwen3":
-            (directory / "tokenizer.json").write_bytes(gzip.decompress((source / "qwen3" / "tokenizer.json.gz").read_bytes()))
+            (directory / "tokenizer.json").write_bytes(
+                gzip.decompress((source / "qwen3" / "tokenizer.json.gz").read_bytes())
+            )
             shutil.copy(source / "qwen3" / "tokenizer_config.json", directory)
         else:
             for file in ("vocab.json", "merges.txt"):
                 shutil.copy(source / "qwen2.5" / file, directory)
-            shutil.copy(source / "qwen2.5" / f"tokenizer_config.{name}.json", directory / "tokenizer_config.json")
+            shutil.copy(
+                source / "qwen2.5" / f"tokenizer_config.{name}.json",
+                directory / "tokenizer_config.json",
+            )
         found[name] = load_tokenizer(directory), directory
     return found
 
 
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory):
-    """Like Llama-3's: BOS from the post-processor and from the chat template, a byte-level vocabulary without merges."""
+    """Like Llama-3's: BOS from the post-processor and from the chat template,
+    a byte-level vocabulary without merges.
+    """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
-    special = ["<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
+    special = [
+        "<|begin_of_text|>",
+        "<|end_of_text|>",
+        "<|start_header_id|>",
+        "<|end_header_id|>",
+        "<|eot_id|>",
+    ]
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE({letter: i for i, letter in enumerate(letters)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(special)
     bos = tokenizer.token_to_id(special[0])
-    tokenizer.post_processor = processors.TemplateProcessing(single=f"{special[0]} $A", special_tokens=[(special[0], bos)])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{special[0]} $A", special_tokens=[(special[0], bos)]
+    )
     directory = tmp_path_factory.mktemp("llama")
     tokenizer.save(str(directory / "tokenizer.json"))
-    (directory / "tokenizer_config.json").write_text(json.dumps({
-        "tokenizer_class": "PreTrainedTokenizerFast", "bos_token": special[0], "eos_token": special[4],
-        "clean_up_tokenization_spaces": False, "chat_template": LLAMA_TEMPLATE}))
+    (directory / "tokenizer_config.json").write_text(
+        json.dumps(
+            {
+                "tokenizer_class": "PreTrainedTokenizerFast",
+                "bos_token": special[0],
+                "eos_token": special[4],
+                "clean_up_tokenization_spaces": False,
+                "chat_template": LLAMA_TEMPLATE,
+            }
+        )
+    )
     return load_tokenizer(directory), bos
 
 
 def chatml(system, user):
     """What Qwen's templates say for one user turn."""
-    turns = ([f"<|im_start|>system\n{system}<|im_end|>\n"] if system else []) + [f"<|im_start|>user\n{user}<|im_end|>\n"]
+    turns = ([f"<|im_start|>system\n{system}<|im_end|>\n"] if system else []) + [
+        f"<|im_start|>user\n{user}<|im_end|>\n"
+    ]
     return "".join(turns) + "<|im_start|>assistant\n"
 
 
@@ -77,7 +107,9 @@ def test_real_tokenizer_encodes_every_reference_text(real_data, tokenizers, name
     for line in (real_data / "tokenizer" / "reference_encodings.jsonl").read_text().splitlines():
         row = json.loads(line)
         # Qwen2.5 has the ids of Qwen3 save for the tokens that only Qwen3 has.
-        if name == "qwen3" or not any(tag in row["text"] for tag in ("<think>", "</think>", "<tool_response>")):
+        if name == "qwen3" or not any(
+            tag in row["text"] for tag in ("<think>", "</think>", "<tool_response>")
+        ):
             assert encode(row["text"]) == row["qwen3"], row["text"]
             assert tokenizer.decode(row["qwen3"]) == unicodedata.normalize("NFC", row["text"])
             checked += 1
@@ -87,40 +119,72 @@ def test_real_tokenizer_encodes_every_reference_text(real_data, tokenizers, name
 @pytest.mark.parametrize("name", QWEN)
 def test_chat_prompts_are_the_template_token_for_token(tokenizers, name):
     tokenizer, own = tokenizers[name][0], QWEN[name]
-    want = {"chat": chatml(own, QUESTION), "qwen_math_cot": chatml(BOX, QUESTION),
-            "qwen_boxed": chatml("You are a helpful assistant.", f"{QUESTION}\n{BOX}"),
-            "r1_distill": chatml(own, f"{QUESTION}\n{BOX}") + "<think>\n"}
+    want = {
+        "chat": chatml(own, QUESTION),
+        "qwen_math_cot": chatml(BOX, QUESTION),
+        "qwen_boxed": chatml("You are a helpful assistant.", f"{QUESTION}\n{BOX}"),
+        "r1_distill": chatml(own, f"{QUESTION}\n{BOX}") + "<think>\n",
+    }
     for prompt, text in want.items():
         ids = encode_prompt(tokenizer, QUESTION, prompt)
         assert tokenizer.decode(ids) == text
-        # As special tokens, not as text that looks like them: each start and end once for every turn.
-        starts, ends = (ids.count(tokenizer.convert_tokens_to_ids(token)) for token in ("<|im_start|>", "<|im_end|>"))
-        assert (starts, ends) == (text.count("<|im_start|>"), text.count("<|im_end|>")) and starts == ends + 1
-    assert tokenizer.decode(encode_prompt(tokenizer, QUESTION, "chat", system="Be brief.")) == chatml("Be brief.", QUESTION)
-    assert tokenizer.decode(encode_prompt(tokenizer, QUESTION, "r1_zero")).endswith(f"\nUser: {QUESTION}\nAssistant: <think>")
+        # As special tokens, not as text that looks like them: each start and end once for
+        # every turn.
+        starts, ends = (
+            ids.count(tokenizer.convert_tokens_to_ids(token))
+            for token in ("<|im_start|>", "<|im_end|>")
+        )
+        assert (starts, ends) == (
+            text.count("<|im_start|>"),
+            text.count("<|im_end|>"),
+        ) and starts == ends + 1
+    assert tokenizer.decode(
+        encode_prompt(tokenizer, QUESTION, "chat", system="Be brief.")
+    ) == chatml("Be brief.", QUESTION)
+    assert tokenizer.decode(encode_prompt(tokenizer, QUESTION, "r1_zero")).endswith(
+        f"\nUser: {QUESTION}\nAssistant: <think>"
+    )
     assert added_before(tokenizer) == []
 
 
 def test_end_tokens_of_real_tokenizers(tokenizers):
-    ends = {name: end_token_ids(directory, tokenizer) for name, (tokenizer, directory) in tokenizers.items()}
-    assert ends == {"qwen2.5-0.5b-instruct": (151645,), "qwen2.5-base": (151643,), "qwen2.5-math-base": (151643,),
-                    "qwen3": (151645,)}
+    ends = {
+        name: end_token_ids(directory, tokenizer)
+        for name, (tokenizer, directory) in tokenizers.items()
+    }
+    assert ends == {
+        "qwen2.5-0.5b-instruct": (151645,),
+        "qwen2.5-base": (151643,),
+        "qwen2.5-math-base": (151643,),
+        "qwen3": (151645,),
+    }
 
 
 def test_bos_comes_once_wherever_it_comes_from(llama):
     tokenizer, bos = llama
     assert tokenizer.encode("x")[0] == bos and added_before(tokenizer) == [bos]
     # Encoding the template's text as any text would double it.
-    chat = tokenizer.apply_chat_template([{"role": "user", "content": "x"}], add_generation_prompt=True, tokenize=False)
+    chat = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "x"}], add_generation_prompt=True, tokenize=False
+    )
     assert tokenizer.encode(chat)[:2] == [bos, bos]
-    text = "<|start_header_id|>user<|end_header_id|>\n\nx<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n"
-    for prompt, want in {"chat": "<|begin_of_text|>" + text, "plain": "<|begin_of_text|>x",
-                         "Q: {question}": "<|begin_of_text|>Q: x",
-                         "<|begin_of_text|>Q: {question}": "<|begin_of_text|>Q: x"}.items():
+    text = (
+        "<|start_header_id|>user<|end_header_id|>\n\n"
+        "x<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n"
+    )
+    for prompt, want in {
+        "chat": "<|begin_of_text|>" + text,
+        "plain": "<|begin_of_text|>x",
+        "Q: {question}": "<|begin_of_text|>Q: x",
+        "<|begin_of_text|>Q: {question}": "<|begin_of_text|>Q: x",
+    }.items():
         ids = encode_prompt(tokenizer, "x", prompt)
         assert tokenizer.decode(ids) == want and ids.count(bos) == 1 and ids[0] == bos
     system = tokenizer.decode(encode_prompt(tokenizer, "x", "qwen_math_cot"))
-    assert system == f"<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\n{BOX}<|eot_id|>" + text
+    assert (
+        system
+        == f"<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\n{BOX}<|eot_id|>" + text
+    )
 
 
 def test_what_is_put_behind_a_text_is_not_put_behind_a_prompt(llama, tmp_path):
@@ -131,15 +195,23 @@ def test_what_is_put_behind_a_text_is_not_put_behind_a_prompt(llama, tmp_path):
     tokenizer.save_pretrained(tmp_path)
     closing = load_tokenizer(tmp_path)
     closing.backend_tokenizer.post_processor = processors.TemplateProcessing(
-        single="<|begin_of_text|> $A <|end_of_text|>", special_tokens=[("<|begin_of_text|>", bos), ("<|end_of_text|>", end)])
+        single="<|begin_of_text|> $A <|end_of_text|>",
+        special_tokens=[("<|begin_of_text|>", bos), ("<|end_of_text|>", end)],
+    )
     assert closing.encode("x")[-1] == end
-    assert encode_prompt(closing, "x", "plain") == encode_prompt(tokenizer, "x", "plain") == [bos, *tokenizer.encode("x")[1:]]
+    assert (
+        encode_prompt(closing, "x", "plain")
+        == encode_prompt(tokenizer, "x", "plain")
+        == [bos, *tokenizer.encode("x")[1:]]
+    )
 
 
 def test_an_opening_that_the_template_has_is_not_doubled(llama):
     tokenizer, _ = llama
     before = tokenizer.chat_template
-    tokenizer.chat_template = LLAMA_TEMPLATE.replace("\n\n' }}{% endif", "\n\n<think>\n' }}{% endif")
+    tokenizer.chat_template = LLAMA_TEMPLATE.replace(
+        "\n\n' }}{% endif", "\n\n<think>\n' }}{% endif"
+    )
     try:
         text = tokenizer.decode(encode_prompt(tokenizer, "x", "r1_distill"))
     finally:
@@ -150,10 +222,15 @@ def test_an_opening_that_the_template_has_is_not_doubled(llama):
 def test_a_template_that_takes_no_system_turn_is_said(llama):
     tokenizer, _ = llama
     before = tokenizer.chat_template
-    tokenizer.chat_template = ("{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}"
-                               "{% endif %}x")
+    tokenizer.chat_template = (
+        "{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}"
+        "{% endif %}x"
+    )
     try:
-        with pytest.raises(ValueError, match=r"refuses a prompt of \['system', 'user'\] turns .*System role not supported"):
+        with pytest.raises(
+            ValueError,
+            match=r"refuses a prompt of \['system', 'user'\] turns .*System role not supported",
+        ):
             encode_prompt(tokenizer, "x", "qwen_math_cot")
         assert encode_prompt(tokenizer, "x", "chat")
     finally:
@@ -164,7 +241,10 @@ def test_presets_keep_the_question_and_braces_as_they_are():
     for name, form in PROMPTS.items():
         assert form.user.count("{question}") == 1 and prompt_format(name) is form
     assert prompt_format("Q: {question} in \\boxed{{}}").user == "Q: {question} in \\boxed{}"
-    assert "\\boxed{}" in PROMPTS["reinforce_ada_tinker"].user and "\\boxed{answer here}" in PROMPTS["r1_zero_boxed"].user
+    assert (
+        "\\boxed{}" in PROMPTS["reinforce_ada_tinker"].user
+        and "\\boxed{answer here}" in PROMPTS["r1_zero_boxed"].user
+    )
     with pytest.raises(ValueError, match="is no format string"):
         prompt_format("{question} in \\boxed{}")
 
@@ -186,7 +266,9 @@ def test_templates_without_a_chat_template(tmp_path):
         encode_prompt(tokenizer, "+34", "chat")
     with pytest.raises(ValueError, match="has no {question}"):
         encode_prompt(tokenizer, "+34", "Q:")
-    with pytest.raises(ValueError, match="config.data.system needs a prompt that goes through the chat template"):
+    with pytest.raises(
+        ValueError, match="config.data.system needs a prompt that goes through the chat template"
+    ):
         encode_prompt(tokenizer, "+34", "plain", system="Think.")
     # A question may hold braces; only the template is a format.
     assert encode_prompt(tokenizer, "{0}", "{question}=") == tokenizer.encode("{0}=")
@@ -201,5 +283,7 @@ def test_end_tokens_without_generation_config(tmp_path):
         assert end_token_ids(tmp_path, tokenizer) == want
     tokenizer.eos_token = None
     (tmp_path / "generation_config.json").write_text(json.dumps({"temperature": 1.0}))
-    with pytest.raises(ValueError, match="neither generation_config.json nor the tokenizer names an end token"):
+    with pytest.raises(
+        ValueError, match="neither generation_config.json nor the tokenizer names an end token"
+    ):
         end_token_ids(tmp_path, tokenizer)

@@ -1,4 +1,6 @@
-"""Reward functions that the tests name in configurations; the module is found by its folder alone."""
+"""Reward functions that the tests name in configurations;
+the module is found by its folder alone.
+"""
 
 import os
 import signal
@@ -11,7 +13,9 @@ def length_of(response):
     return len(response)
 
 
-def everything(response: str, answer: str, question: str, meta: dict, length: int, ended: bool) -> float:
+def everything(
+    response: str, answer: str, question: str, meta: dict, length: int, ended: bool
+) -> float:
     return 1000 * length + 100 * len(answer) + 10 * len(question) + meta["n"] + 0.5 * ended
 
 

@@ -1,4 +1,6 @@
-"""The integer verifiers inside the loop, held against math-verify: the same on plain forms, never right where it says wrong."""
+"""The integer verifiers inside the loop, held against math-verify: the same on plain forms,
+never right where it says wrong.
+"""
 
 import gzip
 import json
@@ -20,17 +22,44 @@ def commas(gold):
 
 # Ways to write the integer that both are to accept.
 FORMS = {
-    "bare": "\\boxed{{{g}}}", "math": "So the answer is $\\boxed{{{g}}}$.", "display": "Hence\n\\[\n\\boxed{{{g}}}\n\\]",
-    "spaces": "$\\boxed{{ {g} }}$", "zeros": "$\\boxed{{{z}}}$", "commas": "$\\boxed{{{c}}}$",
-    "two boxes": "First $\\boxed{{1}}$, so in the end $\\boxed{{{g}}}$.", "after": "$\\boxed{{{g}}}$\n\nThis completes the proof.",
-    "bold": "**Answer:** $\\boxed{{{g}}}$", "unit": "$x = \\boxed{{{g}}} \\text{{ cm}}$", "paren": "\\( \\boxed{{{g}}} \\)",
-    "long": "Let us see. " * 40 + "Therefore $n = 12$ and $\\boxed{{{g}}}$", "sentence": "The answer is \\boxed{{{g}}}, as desired.",
+    "bare": "\\boxed{{{g}}}",
+    "math": "So the answer is $\\boxed{{{g}}}$.",
+    "display": "Hence\n\\[\n\\boxed{{{g}}}\n\\]",
+    "spaces": "$\\boxed{{ {g} }}$",
+    "zeros": "$\\boxed{{{z}}}$",
+    "commas": "$\\boxed{{{c}}}$",
+    "two boxes": "First $\\boxed{{1}}$, so in the end $\\boxed{{{g}}}$.",
+    "after": "$\\boxed{{{g}}}$\n\nThis completes the proof.",
+    "bold": "**Answer:** $\\boxed{{{g}}}$",
+    "unit": "$x = \\boxed{{{g}}} \\text{{ cm}}$",
+    "paren": "\\( \\boxed{{{g}}} \\)",
+    "long": "Let us see. " * 40 + "Therefore $n = 12$ and $\\boxed{{{g}}}$",
+    "sentence": "The answer is \\boxed{{{g}}}, as desired.",
 }
 # Ways to be wrong, or to be right in a way that the loop's verifier need not understand.
-OTHERS = ["$\\boxed{{{w}}}$", "$\\boxed{{-{g}}}$", "$\\boxed{{{g}.5}}$", "$\\boxed{{{g}0}}$", "$\\boxed{{1 {g}}}$", "$\\boxed{{{g}, 3}}$",
-          "$\\boxed{{}}$", "$\\boxed{{{g}", "the answer is {g}", "$\\boxed{{{g}}}$ no, $\\boxed{{{w}}}$", "$\\boxed{{x={g}}}$",
-          "$\\boxed{{{g}x}}$", "$\\boxed{{\\frac{{{g}}}{{2}}}}$", "$\\boxed{{{g}!}}$", "$\\boxed{{--{g}}}$", "$\\boxed{{1,{g}}}$",
-          "$\\boxed{{{g},}}$", "$\\boxed{{{g}}}$ \\boxed{{?}}", "\\boxed{{\\text{{{g}}}}}", "$\\boxed{{{g}e1}}$", "$\\boxed{{{g}^2}}$"]
+OTHERS = [
+    "$\\boxed{{{w}}}$",
+    "$\\boxed{{-{g}}}$",
+    "$\\boxed{{{g}.5}}$",
+    "$\\boxed{{{g}0}}$",
+    "$\\boxed{{1 {g}}}$",
+    "$\\boxed{{{g}, 3}}$",
+    "$\\boxed{{}}$",
+    "$\\boxed{{{g}",
+    "the answer is {g}",
+    "$\\boxed{{{g}}}$ no, $\\boxed{{{w}}}$",
+    "$\\boxed{{x={g}}}$",
+    "$\\boxed{{{g}x}}$",
+    "$\\boxed{{\\frac{{{g}}}{{2}}}}$",
+    "$\\boxed{{{g}!}}$",
+    "$\\boxed{{--{g}}}$",
+    "$\\boxed{{1,{g}}}$",
+    "$\\boxed{{{g},}}$",
+    "$\\boxed{{{g}}}$ \\boxed{{?}}",
+    "\\boxed{{\\text{{{g}}}}}",
+    "$\\boxed{{{g}e1}}$",
+    "$\\boxed{{{g}^2}}$",
+]
 
 
 def write(form, gold):
@@ -48,14 +77,19 @@ def qwen(real_data, tmp_path_factory):
     folder = tmp_path_factory.mktemp("qwen")
     for name in ("vocab.json", "merges.txt"):
         shutil.copy(real_data / "tokenizer" / "qwen2.5" / name, folder / name)
-    shutil.copy(real_data / "tokenizer" / "qwen2.5" / "tokenizer_config.qwen2.5-math-base.json", folder / "tokenizer_config.json")
+    shutil.copy(
+        real_data / "tokenizer" / "qwen2.5" / "tokenizer_config.qwen2.5-math-base.json",
+        folder / "tokenizer_config.json",
+    )
     return load_tokenizer(folder)
 
 
 @pytest.fixture(scope="module")
 def golds(real_data):
     """Distinct answers of DAPO-17k, all integers."""
-    with gzip.open(real_data / "dapo17k" / "dapo_math_17k.jsonl.gz", "rt", encoding="utf-8") as file:
+    with gzip.open(
+        real_data / "dapo17k" / "dapo_math_17k.jsonl.gz", "rt", encoding="utf-8"
+    ) as file:
         answers = {str(json.loads(line)["answer"]).strip() for line in file}
     return sorted((a for a in answers if a.lstrip("-").isdigit()), key=int)
 
@@ -64,21 +98,24 @@ ROOM, CHUNK = 220, 256
 
 
 def judge(verify, tokenizer, texts, answers, cut=None):
-    """Verdicts, in blocks of one shape. `cut` splits texts into other tokens than the tokenizer would."""
+    """Verdicts, in blocks of one shape.
+
+    `cut` splits texts into other tokens than the tokenizer would.
+    """
     end, rows = tokenizer.eos_token_id, []
     for text in texts:
         ids = tokenizer.encode(text, add_special_tokens=False) if cut is None else cut(text)
-        rows.append((ids[-(ROOM - 1):] + [end]))
+        rows.append(ids[-(ROOM - 1) :] + [end])
     found = []
     compiled = jax.jit(verify)
     for first in range(0, len(rows), CHUNK):
-        part = rows[first:first + CHUNK]
+        part = rows[first : first + CHUNK]
         tokens, lengths = np.zeros((CHUNK, ROOM), np.int32), np.zeros(CHUNK, np.int32)
         for i, ids in enumerate(part):
-            tokens[i, :len(ids)], lengths[i] = ids, len(ids)
+            tokens[i, : len(ids)], lengths[i] = ids, len(ids)
         gold = np.zeros((CHUNK, answers.shape[1]), np.int32)
-        gold[:len(part)] = answers[first:first + CHUNK]
-        found.append(np.asarray(compiled(tokens, lengths, gold))[:len(part)])
+        gold[: len(part)] = answers[first : first + CHUNK]
+        found.append(np.asarray(compiled(tokens, lengths, gold))[: len(part)])
     return np.concatenate(found)
 
 
@@ -100,14 +137,16 @@ def compare(qwen, theirs, golds, forms, agree):
             assert mine == other == 1, f"{text!r}, answer {gold}: {mine} here, {other} there"
 
 
-@pytest.mark.parametrize("step", [30, pytest.param(1, marks=pytest.mark.slow)], ids=["every thirtieth", "every"])
+@pytest.mark.parametrize(
+    "step", [30, pytest.param(1, marks=pytest.mark.slow)], ids=["every thirtieth", "every"]
+)
 def test_agrees_with_math_verify_on_answers_of_dapo_in_every_plain_form(qwen, theirs, golds, step):
     compare(qwen, theirs, golds[::step], list(FORMS.values()), agree=True)
 
 
 @pytest.mark.parametrize("count", [4, pytest.param(20, marks=pytest.mark.slow)])
 def test_never_right_where_math_verify_says_wrong(qwen, theirs, golds, count):
-    some = [g for g in golds if len(g) < 12][::max(len(golds) // count, 1)]
+    some = [g for g in golds if len(g) < 12][:: max(len(golds) // count, 1)]
     compare(qwen, theirs, some, OTHERS, agree=False)
 
 
@@ -116,18 +155,41 @@ def test_any_tokenization_of_the_digits(qwen):
     verify = IntegerMatch(token_bytes(qwen, len(qwen)), (qwen.eos_token_id,))
     single = {qwen.convert_ids_to_tokens(i): i for i in range(256)}
     bytewise = lambda text: [single[c] for c in text.replace(" ", "Ġ").replace("\n", "Ċ")]
-    texts = [write(form, gold) for gold in ("7", "-12", "1234567", "0") for name, form in FORMS.items() if name != "long"]
-    answers = encode_answers([g for g in ("7", "-12", "1234567", "0") for name in FORMS if name != "long"])
+    texts = [
+        write(form, gold)
+        for gold in ("7", "-12", "1234567", "0")
+        for name, form in FORMS.items()
+        if name != "long"
+    ]
+    answers = encode_answers(
+        [g for g in ("7", "-12", "1234567", "0") for name in FORMS if name != "long"]
+    )
     assert judge(verify, qwen, texts, answers).all()
     wide = IntegerMatch(verify.table, verify.end_ids, window=200)
     assert judge(wide, qwen, texts, answers, bytewise).all()
 
 
-@pytest.mark.parametrize("text,gold,right", [
-    ("the total is 12.", "12", 1), ("so 3 + 9 = 12", "12", 1), ("x = -7", "-7", 1), ("it is 1,234,567!", "1234567", 0),
-    ("it is 1,234,567 in all", "1234567", 1), ("12,34", "1234", 0), ("1234,567", "1234567", 0), ("3.5", "5", 0),
-    ("12 apples, not 13", "12", 0), ("007", "7", 1), ("-0", "0", 1), ("a12", "12", 0), ("none", "12", 0), ("**42**", "42", 1),
-    ("(42)", "42", 1), ("$42$", "42", 1)])
+@pytest.mark.parametrize(
+    "text,gold,right",
+    [
+        ("the total is 12.", "12", 1),
+        ("so 3 + 9 = 12", "12", 1),
+        ("x = -7", "-7", 1),
+        ("it is 1,234,567!", "1234567", 0),
+        ("it is 1,234,567 in all", "1234567", 1),
+        ("12,34", "1234", 0),
+        ("1234,567", "1234567", 0),
+        ("3.5", "5", 0),
+        ("12 apples, not 13", "12", 0),
+        ("007", "7", 1),
+        ("-0", "0", 1),
+        ("a12", "12", 0),
+        ("none", "12", 0),
+        ("**42**", "42", 1),
+        ("(42)", "42", 1),
+        ("$42$", "42", 1),
+    ],
+)
 def test_last_integer_of_a_text(text, gold, right):
     table = np.zeros((256, 2), np.uint8)
     table[:, 0] = np.arange(256)
@@ -138,13 +200,27 @@ def test_last_integer_of_a_text(text, gold, right):
 
 
 def test_the_last_box_is_the_answer():
-    cases = [(r"\boxed{12}", 1), (r"\boxed{7}, no: \boxed{12}.", 1), (r"\boxed{12}, no: \boxed{7}", 0), (r"\boxed{7} 12", 0),
-             (r"12", 0), (r"\boxed{12", 0), (r"\boxed{12} or \boxed{7", 0), (r"\boxed{ 12 }", 1), (r"\boxed{}", 0)]
+    cases = [
+        (r"\boxed{12}", 1),
+        (r"\boxed{7}, no: \boxed{12}.", 1),
+        (r"\boxed{12}, no: \boxed{7}", 0),
+        (r"\boxed{7} 12", 0),
+        (r"12", 0),
+        (r"\boxed{12", 0),
+        (r"\boxed{12} or \boxed{7", 0),
+        (r"\boxed{ 12 }", 1),
+        (r"\boxed{}", 0),
+    ]
     table = np.zeros((256, 1), np.uint8)
     table[:, 0] = np.arange(256)
     rows = [[*text.encode(), 0] for text, _ in cases]
-    tokens, lengths = jnp.asarray([row + [65] * (40 - len(row)) for row in rows]), jnp.asarray(list(map(len, rows)))
-    got = jax.jit(IntegerMatch(table, (0,)))(tokens, lengths, jnp.asarray(encode_answers(["12"] * len(rows))))
+    tokens, lengths = (
+        jnp.asarray([row + [65] * (40 - len(row)) for row in rows]),
+        jnp.asarray(list(map(len, rows))),
+    )
+    got = jax.jit(IntegerMatch(table, (0,)))(
+        tokens, lengths, jnp.asarray(encode_answers(["12"] * len(rows)))
+    )
     assert got.tolist() == [right for _, right in cases]
 
 
@@ -153,8 +229,12 @@ def test_a_number_that_the_window_cuts_is_not_taken_for_a_shorter_one():
     table[:, 0] = np.arange(256)
     text = "it is 1234 or so"
     tokens, lengths = jnp.asarray([list(text.encode())]), jnp.asarray([len(text)])
-    verify = {window: jax.jit(IntegerMatch(table, (0,), "last", window)) for window in (8, 10, 11, 64)}
-    verdict = lambda window, gold: float(verify[window](tokens, lengths, jnp.asarray(encode_answers([gold])))[0])
+    verify = {
+        window: jax.jit(IntegerMatch(table, (0,), "last", window)) for window in (8, 10, 11, 64)
+    }
+    verdict = lambda window, gold: float(
+        verify[window](tokens, lengths, jnp.asarray(encode_answers([gold])))[0]
+    )
     assert verdict(64, "1234") == verdict(11, "1234") == 1
     assert verdict(8, "34") == verdict(8, "1234") == verdict(10, "1234") == 0
 
@@ -167,7 +247,10 @@ def test_table_of_a_tokenizer_that_is_not_byte_level():
     assert not table[tokenizer.all_special_ids].any()
 
 
-@pytest.mark.parametrize("answer,message", [("1/2", "is not an integer"), ("9" * 30, "has 30 digits; there is room for 24")])
+@pytest.mark.parametrize(
+    "answer,message",
+    [("1/2", "is not an integer"), ("9" * 30, "has 30 digits; there is room for 24")],
+)
 def test_answers_that_are_no_integers_are_refused(answer, message):
     with pytest.raises(ValueError, match=message):
         encode_answers(["3", answer])

@@ -148,7 +148,9 @@ def test_an_endless_comparison_costs_only_itself_off_the_main_thread():
     golds = ["1", TOWER, "3", "5"]
     found = []
     with MathVerifier(1, timeout_s=1.0) as verifier:
-        call = threading.Thread(target=lambda: found.append(verifier.score_detailed(responses, golds)))
+        call = threading.Thread(
+            target=lambda: found.append(verifier.score_detailed(responses, golds))
+        )
         call.start()
         call.join(60)
         ((values, causes),) = found
@@ -192,7 +194,7 @@ MathVerifier(1)
 
 KNOWN_DISAGREEMENTS = {
     # Its test extracts LaTeX only; free mode also takes the plain number, which is the right one.
-    ("Answer \\( \n 9 \n \\)", "$9$"),
+    ("Answer \\( \n 9 \n \\)", "$9$")
 }
 
 
@@ -233,6 +235,7 @@ def test_solutions_of_the_math_test_set_earn_their_reward(real_data, boxed):
     counts = collections.Counter(boxed.counts) - before
     np.testing.assert_array_equal(guessed, [int(a) == int(b) for a, b in zip(guesses, integers)])
     assert 0.01 < guessed.mean() < 0.5
-    # Measured 99.5% on the first 2,000 rows; the rest are answers mangled in the data ("440{cm}^2").
+    # Measured 99.5% on the first 2,000 rows; the rest are answers mangled in the data
+    # ("440{cm}^2").
     assert own.mean() >= 0.98
     assert counts["timeout"] == counts["crash"] == counts["exception"] == 0

@@ -65,7 +65,7 @@ def in_thread(function, seconds=120):
     thread = threading.Thread(target=body)
     thread.start()
     thread.join(seconds)
-    (result, error), = outcome
+    ((result, error),) = outcome
     if error is not None:
         raise error
     return result
@@ -106,16 +106,30 @@ def test_each_failure_costs_its_own_item_and_is_counted_by_cause(pool, run):
     assert len(set(pool.score([("nap and pid", 0.2)] * 4))) == 2
 
 
-# What is an item's own doing, and what is not. Limits of processor time are a tenth of what an item uses that exceeds them, or ten
-# times what it uses that does not; the wall-clock backstop ends nothing here but what sleeps for an hour.
+# What is an item's own doing, and what is not. Limits of processor time are a tenth of what an item
+# uses that exceeds them, or ten times what it uses that does not; the wall-clock backstop ends
+# nothing here but what sleeps for an hour.
 
 
-@pytest.mark.parametrize("item, cause", [(("burn", 3.0), "timeout"), (("hang",), "timeout"), (("child burns",), "timeout"),
-                                         (("sleep", 3600.0), "stalled"), (("sleep", 1.0), "ok"), (("burn", 0.03), "ok")])
+@pytest.mark.parametrize(
+    "item, cause",
+    [
+        (("burn", 3.0), "timeout"),
+        (("hang",), "timeout"),
+        (("child burns",), "timeout"),
+        (("sleep", 3600.0), "stalled"),
+        (("sleep", 1.0), "ok"),
+        (("burn", 0.03), "ok"),
+    ],
+)
 def test_the_limit_is_one_of_processor_time_and_what_sleeps_stalls(targets_importable, item, cause):
     with WorkerPool(ACT, 1, timeout_s=0.3, stall_s=10.0 if cause == "ok" else 2.0) as pool:
         values, causes = pool.score_detailed([("value", 1), item, ("value", 2)])
-        assert causes == ["ok", cause, "ok"] and values.tolist() == [1, np.float32(item[-1] if cause == "ok" else 0), 2]
+        assert causes == ["ok", cause, "ok"] and values.tolist() == [
+            1,
+            np.float32(item[-1] if cause == "ok" else 0),
+            2,
+        ]
         assert pool.counts["retried"] == 0
         if cause == "timeout":
             assert "of processor time; the limit is 0.3 s" in pool.last_message["timeout"]
@@ -129,15 +143,25 @@ def test_what_is_over_the_limit_is_so_though_nobody_looked_in_time(targets_impor
 
 
 @pytest.mark.parametrize("kind, cause", [("killed once", "ok"), ("killed", "crash")])
-def test_a_worker_killed_from_outside_costs_nothing_the_first_time(targets_importable, tmp_path, kind, cause):
+def test_a_worker_killed_from_outside_costs_nothing_the_first_time(
+    targets_importable, tmp_path, kind, cause
+):
     with WorkerPool(ACT, 2, timeout_s=1.0) as pool:
-        values, causes = pool.score_detailed([("value", 1), (kind, 5, str(tmp_path / "mark")), *[("value", 2)] * 6])
-        assert causes == ["ok", cause, *["ok"] * 6] and values.tolist() == [1, 5 * (cause == "ok"), *[2] * 6]
+        values, causes = pool.score_detailed(
+            [("value", 1), (kind, 5, str(tmp_path / "mark")), *[("value", 2)] * 6]
+        )
+        assert causes == ["ok", cause, *["ok"] * 6] and values.tolist() == [
+            1,
+            5 * (cause == "ok"),
+            *[2] * 6,
+        ]
         assert pool.counts["retried"] == 1 and pool.counts[cause] == (8 if cause == "ok" else 1)
 
 
 @pytest.mark.parametrize("kind, cause", [("sleeps once", "ok"), ("sleep", "stalled")])
-def test_a_stall_that_is_not_known_to_be_sleep_runs_once_more(targets_importable, tmp_path, monkeypatch, kind, cause):
+def test_a_stall_that_is_not_known_to_be_sleep_runs_once_more(
+    targets_importable, tmp_path, monkeypatch, kind, cause
+):
     """Where the system does not say how long a process waited for a processor."""
     monkeypatch.setattr("rl_speed.rewards.clocks.waited_s", lambda pid: float("nan"))
     with WorkerPool(ACT, 1, timeout_s=0.1, stall_s=1.0) as pool:
@@ -149,16 +173,25 @@ def test_a_stall_that_is_not_known_to_be_sleep_runs_once_more(targets_importable
 
 @pytest.mark.parametrize("starved, cause", [(True, "ok"), (False, "stalled")])
 def test_waiting_for_a_processor_is_not_sleep(targets_importable, monkeypatch, starved, cause):
-    """A clock that runs while the process sleeps stands for a host so busy that it gets no processor."""
+    """A clock that runs while the process sleeps stands for a host so busy that it gets
+    no processor.
+    """
     begin = time.monotonic()
-    monkeypatch.setattr("rl_speed.rewards.clocks.waited_s", lambda pid: starved * (time.monotonic() - begin))
+    monkeypatch.setattr(
+        "rl_speed.rewards.clocks.waited_s", lambda pid: starved * (time.monotonic() - begin)
+    )
     with WorkerPool(ACT, 1, timeout_s=0.1, stall_s=2.0) as pool:
         assert pool.score_detailed([("value", 1), ("sleep", 3.0)])[1] == ["ok", cause]
         assert pool.counts["retried"] == 0
 
 
-def test_a_host_that_stood_still_costs_nothing_the_first_time(targets_importable, monkeypatch, tmp_path):
-    """Whoever waits for the workers wakes up seconds late: the item that then seems to have slept runs once more."""
+def test_a_host_that_stood_still_costs_nothing_the_first_time(
+    targets_importable, monkeypatch, tmp_path
+):
+    """Whoever waits for the workers wakes up seconds late:
+    the item that then seems to have slept runs once more.
+    """
+
     def late(connections, timeout=None):
         time.sleep(1.0 if timeout else 0.0)
         return wait(connections, timeout)
@@ -166,18 +199,25 @@ def test_a_host_that_stood_still_costs_nothing_the_first_time(targets_importable
     with WorkerPool(ACT, 1, timeout_s=0.1, stall_s=0.5) as pool:
         assert pool.score([("value", 1)]).tolist() == [1]
         monkeypatch.setattr("rl_speed.rewards.pool.wait", late)
-        values, causes = pool.score_detailed([("sleeps once", 5, str(tmp_path / "mark")), ("value", 2)])
+        values, causes = pool.score_detailed(
+            [("sleeps once", 5, str(tmp_path / "mark")), ("value", 2)]
+        )
     assert causes == ["ok", "ok"] and values.tolist() == [5, 2] and pool.counts["retried"] == 1
 
 
 def test_the_clock_of_a_session_counts_its_children():
     """Of a child that runs, and of one that ended and was waited for."""
-    code = ("import subprocess, sys, time\n"
-            "burn = 'import time\\nwhile time.process_time() < 0.5: pass\\n'\n"
-            "subprocess.run([sys.executable, '-c', burn])\n"
-            "child = subprocess.Popen([sys.executable, '-c', burn + 'print(flush=True); time.sleep(60)'], stdout=subprocess.PIPE)\n"
-            "child.stdout.readline(); print(flush=True); time.sleep(60)")
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, start_new_session=True) as leader:
+    code = (
+        "import subprocess, sys, time\n"
+        "burn = 'import time\\nwhile time.process_time() < 0.5: pass\\n'\n"
+        "subprocess.run([sys.executable, '-c', burn])\n"
+        "child = subprocess.Popen([sys.executable, '-c', burn + 'print(flush=True); "
+        "time.sleep(60)'], stdout=subprocess.PIPE)\n"
+        "child.stdout.readline(); print(flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, start_new_session=True
+    ) as leader:
         leader.stdout.readline()
         used = session_use(leader.pid)
         os.killpg(leader.pid, signal.SIGKILL)
@@ -188,37 +228,65 @@ def test_processes_that_an_item_leaves_behind_are_not_charged_to_others(targets_
     with WorkerPool(ACT, 1, timeout_s=0.5, stall_s=60.0) as pool:
         items = [("value", 1), ("leaves a process", 2), ("sleep", 3.0), ("value", 4)]
         values, causes = pool.score_detailed(items)
-        assert causes == ["ok"] * 4 and values.tolist() == [1, 2, 3, 4] and pool.counts["retried"] == 1
+        assert (
+            causes == ["ok"] * 4 and values.tolist() == [1, 2, 3, 4] and pool.counts["retried"] == 1
+        )
 
 
 def test_a_worker_that_was_idle_until_now_is_as_warm_as_the_others(targets_importable):
-    """Its first item hangs, and costs the limit of an item, not that of a start; and what compiles has done so before."""
+    """Its first item hangs, and costs the limit of an item, not that of a start;
+    and what compiles has done so before.
+    """
     with WorkerPool(ACT, 2, timeout_s=0.3, stall_s=60.0) as pool:
         pool.start()
         assert pool.score([("compiles", 1)]).tolist() == [1]
-        values, causes = pool.score_detailed([("sleep", 2.0), ("hang",), ("sleep", 2.0), ("compiles", 4)])
+        values, causes = pool.score_detailed(
+            [("sleep", 2.0), ("hang",), ("sleep", 2.0), ("compiles", 4)]
+        )
         assert causes == ["ok", "timeout", "ok", "ok"] and values.tolist() == [2, 0, 2, 4]
         assert "the limit is 0.3 s" in pool.last_message["timeout"] and pool.counts["retried"] == 0
 
 
 def test_compiling_is_charged_to_nobody(targets_importable):
-    """Not to a worker's first item while nothing else is known, and not to the first item of a worker that replaces another."""
+    """Not to a worker's first item while nothing else is known, and not to the first item of a
+    worker that replaces another.
+    """
     with WorkerPool(ACT, 1, timeout_s=0.3, stall_s=60.0) as pool:
         items = [("compiles", 1), ("exit",), ("compiles", 2), ("hang",), ("compiles", 3)]
         values, causes = pool.score_detailed(items)
-        assert causes == ["ok", "crash", "ok", "timeout", "ok"] and values.tolist() == [1, 0, 2, 0, 3]
+        assert causes == ["ok", "crash", "ok", "timeout", "ok"] and values.tolist() == [
+            1,
+            0,
+            2,
+            0,
+            3,
+        ]
         assert pool.counts["retried"] == 0
 
 
 def under_fire(count, good, bad):
-    """Items of which 5% hang in C, 1% kill their worker and 1% allocate 8 GB, spread evenly: (items, expected causes)."""
+    """Items of which 5% hang in C, 1% kill their worker and 1% allocate 8 GB,
+    spread evenly: (items, expected causes).
+    """
     items, causes = [], []
     for i in range(count):
-        kind, cause = ("hang", "timeout") if i % 20 == 3 else ("exit", "crash") if i % 100 == 50 else \
-            ("8 GB", "memory") if i % 100 == 70 else (None, "ok")
+        kind, cause = (
+            ("hang", "timeout")
+            if i % 20 == 3
+            else ("exit", "crash")
+            if i % 100 == 50
+            else ("8 GB", "memory")
+            if i % 100 == 70
+            else (None, "ok")
+        )
         items.append(good(i) if kind is None else bad(kind))
         causes.append(cause)
-    assert {c: causes.count(c) * 100 // count for c in set(causes)} == {"timeout": 5, "crash": 1, "memory": 1, "ok": 93}
+    assert {c: causes.count(c) * 100 // count for c in set(causes)} == {
+        "timeout": 5,
+        "crash": 1,
+        "memory": 1,
+        "ok": 93,
+    }
     return items, causes
 
 
@@ -238,20 +306,33 @@ def test_responses_under_fire_from_a_background_thread(targets_importable, count
 def test_responses_under_fire_with_math_verify(targets_importable):
     good = lambda i: ("grade", f"so it is $\\boxed{{{i % 3}}}$", str(i % 2))
     items, causes = under_fire(400, good, lambda kind: (kind, "", ""))
-    with WorkerPool("rewards_pool_targets:grade_or", 2, timeout_s=1.0, memory_limit_mb=1024) as pool:
+    with WorkerPool(
+        "rewards_pool_targets:grade_or", 2, timeout_s=1.0, memory_limit_mb=1024
+    ) as pool:
         values, found = in_thread(lambda: pool.score_detailed(items), 600)
     assert found == causes
-    assert values.tolist() == [float(cause == "ok" and i % 3 == i % 2) for i, cause in enumerate(causes)]
+    assert values.tolist() == [
+        float(cause == "ok" and i % 3 == i % 2) for i, cause in enumerate(causes)
+    ]
 
 
-@pytest.mark.parametrize("kind,cause,value", [("endless", "memory", 0), ("fork", "ok", 9), ("forks that hang", "stalled", 0)])
+@pytest.mark.parametrize(
+    "kind,cause,value",
+    [("endless", "memory", 0), ("fork", "ok", 9), ("forks that hang", "stalled", 0)],
+)
 def test_allocating_without_end_and_forking_cost_one_item(targets_importable, kind, cause, value):
-    with WorkerPool(ACT, 1, timeout_s=5.0, stall_s=5.0 if cause == "stalled" else 60.0, memory_limit_mb=512) as pool:
+    with WorkerPool(
+        ACT, 1, timeout_s=5.0, stall_s=5.0 if cause == "stalled" else 60.0, memory_limit_mb=512
+    ) as pool:
         worker = int(pool.score([("pid",)])[0])
         values, causes = pool.score_detailed([("value", 1), (kind, 9), ("value", 2), ("value", 3)])
         assert causes == ["ok", cause, "ok", "ok"] and values.tolist() == [1, value, 2, 3]
         # Nothing of the item's family is left: each worker leads a session of its own.
-        family = [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if session_of(pid) == worker != pid]
+        family = [
+            pid
+            for pid in map(int, filter(str.isdigit, os.listdir("/proc")))
+            if session_of(pid) == worker != pid
+        ]
         assert wait_until_gone(family, 60)
 
 
@@ -328,7 +409,9 @@ def test_an_interrupted_call_leaves_nothing_for_the_next(targets_importable):
     "function, said",
     [("no_such_module:f", "no_such_module"), ("rewards_pool_targets:nothing", "nothing")],
 )
-def test_a_function_that_cannot_be_loaded_is_an_error_not_a_zero(targets_importable, function, said):
+def test_a_function_that_cannot_be_loaded_is_an_error_not_a_zero(
+    targets_importable, function, said
+):
     with WorkerPool(function, 2, timeout_s=1.0) as pool:
         with pytest.raises(RuntimeError, match=said):
             pool.score([("value", 1)] * 4)
@@ -355,7 +438,10 @@ def test_a_closed_pool_refuses_and_closing_twice_is_harmless(targets_importable)
         pool.score([("value", 1)])
 
 
-@pytest.mark.parametrize("bad", [{"workers": 0}, {"timeout_s": 0}, {"function": "module"}, {"timeout_s": 2.0, "stall_s": 1.0}])
+@pytest.mark.parametrize(
+    "bad",
+    [{"workers": 0}, {"timeout_s": 0}, {"function": "module"}, {"timeout_s": 2.0, "stall_s": 1.0}],
+)
 def test_settings_that_cannot_work_are_refused(bad):
     with pytest.raises(ValueError):
         WorkerPool(**{"function": ACT, "workers": 1, "timeout_s": 1.0, **bad})
@@ -366,16 +452,21 @@ import os, sys, threading
 sys.path[:0] = [{root!r}, {here!r}]
 from rl_speed.rewards import pool as pool_module
 pool = pool_module.WorkerPool("rewards_pool_targets:act", 2, timeout_s=0.5, stall_s=600.0)
-print(*pool.score([("pid",), ("sleep", 0.2), ("pid",), ("sleep", 0.2)])[::2].astype(int), flush=True)
+print(*pool.score([("pid",), ("sleep", 0.2), ("pid",), ("sleep", 0.2)])[::2].astype(int), \
+flush=True)
 threading.Thread(target=pool.score, args=([("deaf",)],), daemon=True).start()
 sys.stdin.readline()
 {ending}
 """
 
 
-@pytest.mark.parametrize("ending", ["os.kill(os.getpid(), 9)", "sys.exit(0)"], ids=["killed", "exit"])
+@pytest.mark.parametrize(
+    "ending", ["os.kill(os.getpid(), 9)", "sys.exit(0)"], ids=["killed", "exit"]
+)
 def test_no_worker_outlives_its_parent(ending):
-    """Killed, the parent can clean up nothing: the idle worker sees that, and the kernel ends the busy one, deaf to signals as it is."""
+    """Killed, the parent can clean up nothing: the idle worker sees that,
+    and the kernel ends the busy one, deaf to signals as it is.
+    """
     code = PARENT.format(root=str(HERE.parents[1]), here=str(HERE), ending=ending)
     with subprocess.Popen(
         [sys.executable, "-c", code],

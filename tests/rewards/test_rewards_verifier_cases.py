@@ -1,17 +1,39 @@
-"""Agreement with other graders, as experiments/verifier_cases.py reports it, and what it rests on."""
+"""Agreement with other graders, as experiments/verifier_cases.py reports it,
+and what it rests on.
+"""
 
 import json
 
 import pytest
 
-from rl_speed.studies.benchmark import verifier_cases as vc
 from rl_speed.rewards import MathVerifier
+from rl_speed.studies.benchmark import verifier_cases as vc
 
-CASES = [{"pred": "1/2", "gold": "0.5", "expected": True, "kind": "answer", "source": "a/b/c.py"},
-         {"pred": "so the answer is 7", "gold": ["8", "7"], "expected": True, "kind": "response", "source": "a/b/c.py"},
-         {"pred": "(2, 1)", "gold": "(1, 2)", "expected": True, "kind": "answer", "source": "huggingface/Math-Verify/d.py"},
-         {"pred": "$0.33$", "gold": "$0.333$", "expected": True, "kind": "latex_text", "source": "huggingface/Math-Verify/d.py",
-          "config": {"precision": 2, "match_types": ["latex"]}}]
+CASES = [
+    {"pred": "1/2", "gold": "0.5", "expected": True, "kind": "answer", "source": "a/b/c.py"},
+    {
+        "pred": "so the answer is 7",
+        "gold": ["8", "7"],
+        "expected": True,
+        "kind": "response",
+        "source": "a/b/c.py",
+    },
+    {
+        "pred": "(2, 1)",
+        "gold": "(1, 2)",
+        "expected": True,
+        "kind": "answer",
+        "source": "huggingface/Math-Verify/d.py",
+    },
+    {
+        "pred": "$0.33$",
+        "gold": "$0.333$",
+        "expected": True,
+        "kind": "latex_text",
+        "source": "huggingface/Math-Verify/d.py",
+        "config": {"precision": 2, "match_types": ["latex"]},
+    },
+]
 
 
 @pytest.mark.slow
@@ -20,19 +42,38 @@ def test_cases_are_asked_as_they_say(tmp_path):
     path.write_text("".join(json.dumps(case) + "\n" for case in CASES))
     cases = vc.read_cases(path)
     assert vc.question(cases[0]) == ("boxed", (), [(r"\boxed{1/2}", "0.5")])
-    assert vc.question(cases[1]) == ("free", (), [("so the answer is 7", "8"), ("so the answer is 7", "7")])
+    assert vc.question(cases[1]) == (
+        "free",
+        (),
+        [("so the answer is 7", "8"), ("so the answer is 7", "7")],
+    )
     assert vc.question(cases[3]) == ("free", (("float_rounding", 2),), [("$0.33$", "$0.333$")])
     outcomes = vc.judge(cases, 1)
     assert [o.agrees for o in outcomes] == [True, True, False, True] and outcomes[2].reason == "?"
-    assert vc.agreement(outcomes, "source") == {"a/b/c.py": (2, 2), "huggingface/Math-Verify/d.py": (1, 2)}
-    assert vc.agreement(outcomes, "kind") == {"answer": (1, 2), "latex_text": (1, 1), "response": (1, 1)}
+    assert vc.agreement(outcomes, "source") == {
+        "a/b/c.py": (2, 2),
+        "huggingface/Math-Verify/d.py": (1, 2),
+    }
+    assert vc.agreement(outcomes, "kind") == {
+        "answer": (1, 2),
+        "latex_text": (1, 1),
+        "response": (1, 1),
+    }
     text = vc.document(outcomes)
     assert "With 1 of the 2 cases of Math-Verify itself." in text and "**Not judged yet.**" in text
-    assert f"- `{vc.case_id(CASES[2])}` `(2, 1)` for `(1, 2)`: they accept, we refuse (ok; huggingface/Math-Verify)" in text
+    assert (
+        f"- `{vc.case_id(CASES[2])}` `(2, 1)` for `(1, 2)`: they accept, we refuse (ok; "
+        "huggingface/Math-Verify)"
+    ) in text
 
 
-@pytest.mark.parametrize("change,said", [({"kind": "essay"}, "cases.jsonl:2: kind 'essay' is none of"),
-                                         ({"gold": None}, "cases.jsonl:2: a case without gold")])
+@pytest.mark.parametrize(
+    "change,said",
+    [
+        ({"kind": "essay"}, "cases.jsonl:2: kind 'essay' is none of"),
+        ({"gold": None}, "cases.jsonl:2: a case without gold"),
+    ],
+)
 def test_cases_that_are_none(tmp_path, change, said):
     bad = {name: value for name, value in (CASES[1] | change).items() if value is not None}
     (tmp_path / "cases.jsonl").write_text(json.dumps(CASES[0]) + "\n" + json.dumps(bad) + "\n")
@@ -46,24 +87,36 @@ def test_reasons_are_words():
 
 @pytest.mark.slow
 def test_real_cases_have_their_reasons(real_data):
-    """95% of Math-Verify's own; each disagreement with anybody is judged, and none that is judged has gone."""
+    """95% of Math-Verify's own; each disagreement with anybody is judged,
+    and none that is judged has gone.
+    """
     outcomes = vc.judge(vc.read_cases(real_data / "verifier_cases" / "cases.jsonl"), 2, 20.0)
     own = [o.agrees for o in outcomes if o.case["source"].startswith("huggingface/Math-Verify/")]
     assert len(own) == 149 and sum(own) >= 0.95 * len(own)
     assert {vc.case_id(o.case) for o in outcomes if not o.agrees} == set(vc.REASONS)
 
 
-@pytest.mark.parametrize("answer,gold,equal", [
-    (r"k_{\mathrm{A}}", r"k_{\mathrm{B}}", False), (r"k_B", r"k_{\mathrm{B}}", True), (r"f_{\text{x}}", "$f_{\\text{y}}$", False),
-    (r"\frac{q_{0}}{\sqrt{2CL}}", r"$I_{\max }=\frac{q_{0}}{\sqrt{2 L C}}$", True),
-    (r"I_{\max} = \frac{q_0}{\sqrt{2LC}}", r"I_{\max }=\frac{q_{0}}{\sqrt{2 L C}}", True),
-    (r"J_{\max} = \frac{q_0}{\sqrt{2LC}}", r"I_{\max }=\frac{q_{0}}{\sqrt{2 L C}}", False),
-    (r"\frac{q_0}{\sqrt{LC}}", r"I_{\max }=\frac{q_{0}}{\sqrt{2 L C}}", False),
-    (r"R_{\odot} x", r"R_{\odot} y", False), (r"R_{\odot}  x", r"R_{\odot} x", True), ("y = 5", "x = 5", False)])
+@pytest.mark.parametrize(
+    "answer,gold,equal",
+    [
+        (r"k_{\mathrm{A}}", r"k_{\mathrm{B}}", False),
+        (r"k_B", r"k_{\mathrm{B}}", True),
+        (r"f_{\text{x}}", "$f_{\\text{y}}$", False),
+        (r"\frac{q_{0}}{\sqrt{2CL}}", r"$I_{\max }=\frac{q_{0}}{\sqrt{2 L C}}$", True),
+        (r"I_{\max} = \frac{q_0}{\sqrt{2LC}}", r"I_{\max }=\frac{q_{0}}{\sqrt{2 L C}}", True),
+        (r"J_{\max} = \frac{q_0}{\sqrt{2LC}}", r"I_{\max }=\frac{q_{0}}{\sqrt{2 L C}}", False),
+        (r"\frac{q_0}{\sqrt{LC}}", r"I_{\max }=\frac{q_{0}}{\sqrt{2 L C}}", False),
+        (r"R_{\odot} x", r"R_{\odot} y", False),
+        (r"R_{\odot}  x", r"R_{\odot} x", True),
+        ("y = 5", "x = 5", False),
+    ],
+)
 def test_names_and_labels(verifier, answer, gold, equal):
     assert verifier.score([rf"\boxed{{{answer}}}"], [gold]).tolist() == [equal]
     # What a worker remembers is what it would find.
-    assert verifier.score([rf"as before, \boxed{{{answer}}}", r"\boxed{0}"], [gold, gold]).tolist() == [equal, 0]
+    assert verifier.score(
+        [rf"as before, \boxed{{{answer}}}", r"\boxed{0}"], [gold, gold]
+    ).tolist() == [equal, 0]
 
 
 @pytest.fixture(scope="module")

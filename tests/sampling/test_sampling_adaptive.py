@@ -9,8 +9,23 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rl_speed.sampling import (COMPLETE, OPEN, REJECTED, Allocated, Band, Dynamic, SamplerConfig, Sequential, Speed, Uniform,
-                               build_contexts, build_prompts, build_requests, sample, sample_adaptive)
+from rl_speed.sampling import (
+    COMPLETE,
+    OPEN,
+    REJECTED,
+    Allocated,
+    Band,
+    Dynamic,
+    SamplerConfig,
+    Sequential,
+    Speed,
+    Uniform,
+    build_contexts,
+    build_prompts,
+    build_requests,
+    sample,
+    sample_adaptive,
+)
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 
@@ -23,7 +38,10 @@ KEY = jax.random.key(11)
 
 
 def verify(tokens, lengths, answer):
-    """Right for about answer / 7 of all responses; those that hit the limit count like any other. Half a point is not right."""
+    """Right for about answer / 7 of all responses; those that hit the limit count like any other.
+
+    Half a point is not right.
+    """
     valid = jnp.arange(tokens.shape[1]) < lengths[:, None]
     lot = jnp.sum(jnp.where(valid, tokens, 0), axis=1) * 5 % 7
     return jnp.where(lot < answer, 1.0, 0.5 * (lot % 2))
@@ -43,20 +61,36 @@ def budget(visit):
 def prompts_of(case):
     tokens, visits, answers = case
     budgets = np.pad(budget(visits), (0, PROMPTS - len(visits))).astype(np.int32)
-    return build_prompts(tokens, visits, answers.astype(np.int32), PROMPTS, LENGTH).replace(budget=budgets)
+    return build_prompts(tokens, visits, answers.astype(np.int32), PROMPTS, LENGTH).replace(
+        budget=budgets
+    )
 
 
 def all_samples(case, per_prompt):
-    """Every sample that anyone could ask for, drawn by the plain sampler: (tokens, lengths, right), [P][N]."""
+    """Every sample that anyone could ask for, drawn by the plain sampler:
+    (tokens, lengths, right), [P][N].
+    """
     tokens, visits, answers = case
     contexts = build_contexts(tokens, PROMPTS, LENGTH)
     assert per_prompt <= MOST  # all are drawn, whoever asks: one program
     repeat = lambda x: np.repeat(x, MOST)
-    requests = build_requests(repeat(np.arange(len(tokens))), repeat(visits), np.tile(np.arange(MOST), len(tokens)),
-                              contexts, PROMPTS * MOST, MAX_NEW)
+    requests = build_requests(
+        repeat(np.arange(len(tokens))),
+        repeat(visits),
+        np.tile(np.arange(MOST), len(tokens)),
+        contexts,
+        PROMPTS * MOST,
+        MAX_NEW,
+    )
     drawn = jax.device_get(sample(toy.DECODER, toy.params(), contexts, requests, KEY, CONFIG))
-    right = np.asarray(verify(drawn.tokens, drawn.lengths, np.pad(repeat(answers), (0, (PROMPTS - len(tokens)) * MOST))))
-    shape = lambda x: x.reshape(PROMPTS, MOST, *x.shape[1:])[:len(tokens), :per_prompt]
+    right = np.asarray(
+        verify(
+            drawn.tokens,
+            drawn.lengths,
+            np.pad(repeat(answers), (0, (PROMPTS - len(tokens)) * MOST)),
+        )
+    )
+    shape = lambda x: x.reshape(PROMPTS, MOST, *x.shape[1:])[: len(tokens), :per_prompt]
     return shape(drawn.tokens), shape(drawn.lengths), shape(drawn.logprobs), shape(right) > 0.5
 
 
@@ -65,7 +99,7 @@ def algorithm(rule, right, visit):
     if isinstance(rule, Allocated):
         return min(max(budget(visit), rule.n_min), rule.n_max), COMPLETE
     if isinstance(rule, Band):
-        rate = Fraction(int(sum(right[:rule.n])), rule.n)
+        rate = Fraction(int(sum(right[: rule.n])), rule.n)
         low, high = Fraction(str(rule.low)), Fraction(str(rule.high))
         inside = low <= rate <= high if rule.inclusive else low < rate < high
         return rule.n, COMPLETE if inside else REJECTED
@@ -78,34 +112,52 @@ def algorithm(rule, right, visit):
     if isinstance(rule, Uniform):
         return rule.n, COMPLETE
     if isinstance(rule, Dynamic):
-        return rule.n, COMPLETE if 0 < sum(right[:rule.n]) < rule.n else REJECTED
-    rate = Fraction(int(sum(right[:rule.n_init])), rule.n_init)
+        return rule.n, COMPLETE if 0 < sum(right[: rule.n]) < rule.n else REJECTED
+    rate = Fraction(int(sum(right[: rule.n_init])), rule.n_init)
     if rule.low < rate < rule.high:
         return rule.n_init + rule.n_cont, COMPLETE
     return rule.n_init, REJECTED
 
 
-# One, two and many rounds, with a target and without, rounds that reject and that do not, every size of pool and chunk.
-CASES = [(Speed(4, 3), 3, {}), (Speed(2, 5), 3, {"context_pool": 2, "prefill_chunk": 1}),
-         (Dynamic(4), 3, {"context_pool": 5, "prefill_chunk": 3}), (Uniform(3), 0, {"context_pool": 1}),
-         (Sequential(3, 2, 2, 1, "drop"), 3, {}), (Allocated(6, 2), 0, {})]
+# One, two and many rounds, with a target and without, rounds that reject and that do not, every
+# size of pool and chunk.
+CASES = [
+    (Speed(4, 3), 3, {}),
+    (Speed(2, 5), 3, {"context_pool": 2, "prefill_chunk": 1}),
+    (Dynamic(4), 3, {"context_pool": 5, "prefill_chunk": 3}),
+    (Uniform(3), 0, {"context_pool": 1}),
+    (Sequential(3, 2, 2, 1, "drop"), 3, {}),
+    (Allocated(6, 2), 0, {}),
+]
 
 
 # More of the same, with `-m slow`.
-OTHERS = [(Speed(4, 0), 2, {}), (Uniform(5), 4, {}), (Band(5, 0.2, 0.8, inclusive=False), 2, {"context_pool": 4}),
-          (Speed(3, 3), 4, {"context_pool": 4, "prefill_chunk": 2}), (Speed(4, 3, 0.25, 0.75), 0, {"context_pool": 3}),
-          (Speed(4, 0, -np.inf, np.inf), 5, {"prefill_chunk": 4}), (Band(5, 0.2, 0.8), 3, {}), (Sequential(2, 3, 1), 0, {}),
-          (Sequential(2, 3, 1, 1), 4, {"context_pool": 3})]
+OTHERS = [
+    (Speed(4, 0), 2, {}),
+    (Uniform(5), 4, {}),
+    (Band(5, 0.2, 0.8, inclusive=False), 2, {"context_pool": 4}),
+    (Speed(3, 3), 4, {"context_pool": 4, "prefill_chunk": 2}),
+    (Speed(4, 3, 0.25, 0.75), 0, {"context_pool": 3}),
+    (Speed(4, 0, -np.inf, np.inf), 5, {"prefill_chunk": 4}),
+    (Band(5, 0.2, 0.8), 3, {}),
+    (Sequential(2, 3, 1), 0, {}),
+    (Sequential(2, 3, 1, 1), 4, {"context_pool": 3}),
+]
 
 
-@pytest.mark.parametrize("rule,target,changes", [*CASES, *(pytest.param(*case, marks=pytest.mark.slow) for case in OTHERS)],
-                         ids=str)
+@pytest.mark.parametrize(
+    "rule,target,changes",
+    [*CASES, *(pytest.param(*case, marks=pytest.mark.slow) for case in OTHERS)],
+    ids=str,
+)
 def test_groups_are_those_of_the_algorithm(rule, target, changes):
     config = SamplerConfig(**{**vars(CONFIG), **changes})
     wasted = 0
     for seed, count in enumerate([12, 1, 7, 12, 0, 10]):
         case = make_case(seed, count)
-        got, counts = sample_adaptive(toy.DECODER, toy.params(), prompts_of(case), rule, verify, target, KEY, config)
+        got, counts = sample_adaptive(
+            toy.DECODER, toy.params(), prompts_of(case), rule, verify, target, KEY, config
+        )
         n = rule.max_samples
         tokens, lengths, logprobs, right = all_samples(case, n) if count else (None,) * 4
         row, groups = 0, 0
@@ -123,11 +175,11 @@ def test_groups_are_those_of_the_algorithm(rule, target, changes):
             np.testing.assert_array_equal(got.lengths[mine], lengths[p][:drawn])
             np.testing.assert_allclose(got.logprobs[mine], logprobs[p][:drawn], atol=1e-6)
             np.testing.assert_array_equal(got.rewards[mine] > 0.5, right[p][:drawn])
-            assert not np.any(got.lengths[p * n + drawn:(p + 1) * n])
+            assert not np.any(got.lengths[p * n + drawn : (p + 1) * n])
         assert int(got.consumed) == row and int(got.selected.sum()) == groups
         assert int(got.missing) == max(target - groups, 0)
         # Beyond the last group nothing is left.
-        assert not np.any(got.lengths[row * n:]) and not np.any(got.rewards[row * n:])
+        assert not np.any(got.lengths[row * n :]) and not np.any(got.rewards[row * n :])
         assert np.all(got.status[row:] == OPEN) and not np.any(counts.launched[row:])
         assert int(got.slot_steps) == int(got.lengths.sum()) + int(got.wasted_tokens)
         wasted += int(got.wasted_tokens)
@@ -137,11 +189,24 @@ def test_groups_are_those_of_the_algorithm(rule, target, changes):
 @pytest.mark.parametrize("most", [SLOTS, pytest.param(16, marks=pytest.mark.slow)])
 def test_result_does_not_depend_on_slots(most):
     rule, case = Speed(4, 3), make_case(1, 12)
-    results = [sample_adaptive(toy.DECODER, toy.params(), prompts_of(case), rule, verify, 3, KEY,
-                               SamplerConfig(**{**vars(CONFIG), "slots": slots})) for slots in (1, most)]
+    results = [
+        sample_adaptive(
+            toy.DECODER,
+            toy.params(),
+            prompts_of(case),
+            rule,
+            verify,
+            3,
+            KEY,
+            SamplerConfig(**{**vars(CONFIG), "slots": slots}),
+        )
+        for slots in (1, most)
+    ]
     for other, other_counts in results[1:]:
         for name in ("tokens", "lengths", "rewards", "status", "selected", "consumed"):
-            np.testing.assert_array_equal(getattr(results[0][0], name), getattr(other, name), err_msg=name)
+            np.testing.assert_array_equal(
+                getattr(results[0][0], name), getattr(other, name), err_msg=name
+            )
         assert jax.tree.all(jax.tree.map(np.array_equal, results[0][1], other_counts))
     # One slot speculates least.
     assert int(results[0][0].wasted_tokens) < int(results[1][0].wasted_tokens)
@@ -153,7 +218,9 @@ def test_result_does_not_depend_on_slots(most):
 
 def test_surplus_can_be_kept():
     rule, case = Speed(4, 3), make_case(0, 12)
-    run = lambda surplus: sample_adaptive(toy.DECODER, toy.params(), prompts_of(case), rule, verify, 3, KEY, CONFIG, surplus)
+    run = lambda surplus: sample_adaptive(
+        toy.DECODER, toy.params(), prompts_of(case), rule, verify, 3, KEY, CONFIG, surplus
+    )
     (kept, kept_counts), (gone, _) = run("keep"), run("discard")
     cut = int(gone.consumed)
     assert cut == int(kept.consumed) and np.array_equal(kept.selected, gone.selected)
@@ -162,20 +229,28 @@ def test_surplus_can_be_kept():
 
 
 def test_nothing_starts_once_enough_earlier_groups_are_accepted():
-    """Neither a continuation nor a screening: not one group more. Seen in when each sample started, speculation included."""
+    """Neither a continuation nor a screening: not one group more.
+
+    Seen in when each sample started, speculation included.
+    """
     rule, target, waiting = Speed(4, 3), 3, 0
     for seed in range(6):
         case = make_case(seed, 12)
-        got, counts = sample_adaptive(toy.DECODER, toy.params(), prompts_of(case), rule, verify, target, KEY, CONFIG, "keep")
+        got, counts = sample_adaptive(
+            toy.DECODER, toy.params(), prompts_of(case), rule, verify, target, KEY, CONFIG, "keep"
+        )
         table = lambda x: np.asarray(x).reshape(PROMPTS, rule.max_samples, *x.shape[1:])
-        start, length, tokens, rewards = (table(x) for x in (got.start_step, got.lengths, got.tokens, got.rewards))
+        start, length, tokens, rewards = (
+            table(x) for x in (got.start_step, got.lengths, got.tokens, got.rewards)
+        )
         said = np.arange(MAX_NEW) < length[..., None]
         ended = ((tokens == toy.END) & said).any(axis=2) | (length == MAX_NEW)
         right = ((rewards > 0.5) & ended)[:, :4].sum(axis=1)
         passed = ended[:, :4].all(axis=1) & (right > 0) & (right < 4)
-        known = np.where(passed, (start + length)[:, :4].max(axis=1), np.inf)  # the iteration from which it is accepted
+        # The iteration from which it is accepted.
+        known = np.where(passed, (start + length)[:, :4].max(axis=1), np.inf)
         for p in range(PROMPTS):
-            for s in start[p, :int(counts.launched[p])]:
+            for s in start[p, : int(counts.launched[p])]:
                 assert (known[:p] <= s).sum() < target
             waiting += (known[:p] < np.inf).sum() >= target and int(counts.launched[p]) < 7
     assert waiting > 6  # candidates that there would have been slots for
@@ -183,7 +258,9 @@ def test_nothing_starts_once_enough_earlier_groups_are_accepted():
 
 def test_nothing_is_compiled_again_when_candidates_change():
     rule = Speed(4, 3)
-    run = lambda case: sample_adaptive(toy.DECODER, toy.params(), prompts_of(case), rule, verify, 3, KEY, CONFIG)
+    run = lambda case: sample_adaptive(
+        toy.DECODER, toy.params(), prompts_of(case), rule, verify, 3, KEY, CONFIG
+    )
     run(make_case(0, 12))
     before = sample_adaptive._cache_size()
     for seed in range(3):
@@ -191,14 +268,31 @@ def test_nothing_is_compiled_again_when_candidates_change():
     assert sample_adaptive._cache_size() == before
 
 
-@pytest.mark.parametrize("change,message", [
-    (dict(target=-1), "target must be 0"), (dict(surplus="recycle"), "surplus must be"),
-    (dict(config=SamplerConfig(**{**vars(CONFIG), "top_p": 0.9})), "draws training samples"),
-    (dict(prompts=prompts_of(make_case(0, 3)).replace(answer=np.zeros((5,)))), "answer must have 12 rows"),
-    (dict(prompts=prompts_of(make_case(0, 3)).replace(visit=np.zeros((5,)))), "lengths and visit"),
-])
+@pytest.mark.parametrize(
+    "change,message",
+    [
+        (dict(target=-1), "target must be 0"),
+        (dict(surplus="recycle"), "surplus must be"),
+        (dict(config=SamplerConfig(**{**vars(CONFIG), "top_p": 0.9})), "draws training samples"),
+        (
+            dict(prompts=prompts_of(make_case(0, 3)).replace(answer=np.zeros((5,)))),
+            "answer must have 12 rows",
+        ),
+        (
+            dict(prompts=prompts_of(make_case(0, 3)).replace(visit=np.zeros((5,)))),
+            "lengths and visit",
+        ),
+    ],
+)
 def test_impossible_calls_are_refused(change, message):
-    arguments = dict(prompts=prompts_of(make_case(0, 3)), rule=Speed(4, 3), verify=verify, target=3, key=KEY, config=CONFIG)
+    arguments = dict(
+        prompts=prompts_of(make_case(0, 3)),
+        rule=Speed(4, 3),
+        verify=verify,
+        target=3,
+        key=KEY,
+        config=CONFIG,
+    )
     with pytest.raises(ValueError, match=message):
         sample_adaptive(toy.DECODER, toy.params(), **{**arguments, **change})
 

@@ -1,12 +1,25 @@
-"""A model with a contiguous cache of its own, written at one index for all rows, through the adapter."""
+"""A model with a contiguous cache of its own, written at one index for all rows,
+through the adapter.
+"""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rl_speed.sampling import (Decoder, DecoderFault, SamplerConfig, Speed, build_contexts, build_prompts, build_requests,
-                               check_decoder, decoder_from_cached_model, sample, sample_adaptive)
+from rl_speed.sampling import (
+    Decoder,
+    DecoderFault,
+    SamplerConfig,
+    Speed,
+    build_contexts,
+    build_prompts,
+    build_requests,
+    check_decoder,
+    decoder_from_cached_model,
+    sample,
+    sample_adaptive,
+)
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 
@@ -14,10 +27,18 @@ VOCAB, HEADS, SIZE, PLACES = 11, 2, 4, 32
 
 
 def weights():
-    shapes = dict(embed=(VOCAB, HEADS * SIZE), at=(PLACES, HEADS * SIZE), query=(HEADS * SIZE,) * 2, key=(HEADS * SIZE,) * 2,
-                  value=(HEADS * SIZE,) * 2, head=(HEADS * SIZE, VOCAB))
-    return {name: jnp.asarray(np.random.default_rng(i).normal(size=shape) / 2, jnp.float32) for i, (name, shape) in
-            enumerate(shapes.items())}
+    shapes = dict(
+        embed=(VOCAB, HEADS * SIZE),
+        at=(PLACES, HEADS * SIZE),
+        query=(HEADS * SIZE,) * 2,
+        key=(HEADS * SIZE,) * 2,
+        value=(HEADS * SIZE,) * 2,
+        head=(HEADS * SIZE, VOCAB),
+    )
+    return {
+        name: jnp.asarray(np.random.default_rng(i).normal(size=shape) / 2, jnp.float32)
+        for i, (name, shape) in enumerate(shapes.items())
+    }
 
 
 def empty_cache(rows, places):
@@ -26,7 +47,10 @@ def empty_cache(rows, places):
 
 
 def set_index(cache, index):
-    return {name: {**layer, "end_index": jnp.full_like(layer["end_index"], index)} for name, layer in cache.items()}
+    return {
+        name: {**layer, "end_index": jnp.full_like(layer["end_index"], index)}
+        for name, layer in cache.items()
+    }
 
 
 def apply(p, tokens, positions, cache, mask):
@@ -61,20 +85,34 @@ def test_greedy_tokens_are_those_of_the_forward_pass_while_rows_change_tenants()
     contexts = build_contexts(prompts, 6, 4)
     requests = build_requests(range(6), range(6), [0] * 6, contexts, 6, [5, 9, 3, 7, 8, 2])
     decoder = decoder_from_cached_model(apply, empty_cache, set_index, 4)
-    samples = sample(decoder, weights(), contexts, requests, jax.random.key(0),
-                     SamplerConfig(slots=2, max_new=9, temperature=0.0, end_tokens=()))
+    samples = sample(
+        decoder,
+        weights(),
+        contexts,
+        requests,
+        jax.random.key(0),
+        SamplerConfig(slots=2, max_new=9, temperature=0.0, end_tokens=()),
+    )
     for row, prompt in enumerate(prompts):
         tokens = list(prompt)
         for _ in range(int(samples.lengths[row])):
             tokens.append(int(jnp.argmax(forward(weights(), jnp.array([tokens]))[0, -1])))
-        assert samples.tokens[row, :samples.lengths[row]].tolist() == tokens[len(prompt):]
+        assert samples.tokens[row, : samples.lengths[row]].tolist() == tokens[len(prompt) :]
 
 
 def test_it_goes_through_the_adaptive_sampler():
     decoder = decoder_from_cached_model(apply, empty_cache, set_index, 4)
     prompts = build_prompts([[i, i + 1] for i in range(6)], range(6), jnp.arange(6), 6, 4)
-    samples, counts = sample_adaptive(decoder, weights(), prompts, Speed(2, 4), first_is_odd, 2, jax.random.key(1),
-                                      SamplerConfig(slots=5, max_new=3))
+    samples, counts = sample_adaptive(
+        decoder,
+        weights(),
+        prompts,
+        Speed(2, 4),
+        first_is_odd,
+        2,
+        jax.random.key(1),
+        SamplerConfig(slots=5, max_new=3),
+    )
     assert isinstance(decoder, Decoder) and int(samples.selected.sum()) + int(samples.missing) == 2
     row = int(np.flatnonzero(samples.selected)[0]) * 6 if samples.selected.any() else 0
     context = np.asarray(prompts.tokens[row // 6, :2])

@@ -1,4 +1,6 @@
-"""A Python verifier inside the compiled loop: the groups of its JAX twin, once per sample, on meshes, and its failures."""
+"""A Python verifier inside the compiled loop: the groups of its JAX twin, once per sample,
+on meshes, and its failures.
+"""
 
 import sys
 import threading
@@ -10,8 +12,16 @@ import pytest
 
 from rl_speed.mesh import make_mesh
 from rl_speed.rewards import ExactMatch
-from rl_speed.sampling import (HostVerify, SamplerConfig, Speed, Uniform, VerifierError, build_prompts, sample_adaptive,
-                               sample_adaptive_sharded)
+from rl_speed.sampling import (
+    HostVerify,
+    SamplerConfig,
+    Speed,
+    Uniform,
+    VerifierError,
+    build_prompts,
+    sample_adaptive,
+    sample_adaptive_sharded,
+)
 from rl_speed.sampling.callback import PIECE_BYTES, check_rewards
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
@@ -32,7 +42,11 @@ class NumpyExact:
 
     def __call__(self, tokens, lengths, answer):
         answers, answer_lengths = answer
-        assert len(lengths) and (lengths > 0).all() and all(type(x) is np.ndarray for x in (tokens, lengths, answers))
+        assert (
+            len(lengths)
+            and (lengths > 0).all()
+            and all(type(x) is np.ndarray for x in (tokens, lengths, answers))
+        )
         self.threads.add(threading.get_ident())
         rewards = []
         for row, length, right, size in zip(tokens, lengths, answers, answer_lengths):
@@ -44,33 +58,46 @@ class NumpyExact:
 
 
 def prompts_of(seed, count=PROMPTS):
-    """Candidates whose answers are short: one token, or none but the end token. Some are right at times."""
+    """Candidates whose answers are short: one token, or none but the end token.
+
+    Some are right at times.
+    """
     rng = np.random.default_rng(seed)
     tokens = [rng.integers(0, toy.VOCAB, rng.integers(1, LENGTH + 1)) for _ in range(count)]
     answers = np.zeros((count, 3), np.int32)
     answers[:, 0] = rng.integers(1, toy.VOCAB, count)
     sizes = rng.integers(-2, 2, count).clip(0).astype(np.int32)
-    return build_prompts(tokens, rng.choice(1000, count, replace=False), (answers, sizes), PROMPTS, LENGTH)
+    return build_prompts(
+        tokens, rng.choice(1000, count, replace=False), (answers, sizes), PROMPTS, LENGTH
+    )
 
 
 def assert_same(got, expected):
     jax.tree.map(np.testing.assert_array_equal, got, expected)
 
 
-@pytest.mark.parametrize("target,changes", [
-    (2, {}), pytest.param(0, {"context_pool": 3, "prefill_chunk": 2}, marks=pytest.mark.slow)], ids=str)
+@pytest.mark.parametrize(
+    "target,changes",
+    [(2, {}), pytest.param(0, {"context_pool": 3, "prefill_chunk": 2}, marks=pytest.mark.slow)],
+    ids=str,
+)
 def test_groups_are_those_of_the_jax_verifier(target, changes):
     config, function = SamplerConfig(**{**vars(CONFIG), **changes}), NumpyExact()
     host = HostVerify(function)
-    run = lambda verify, seed: sample_adaptive(toy.DECODER, toy.params(), prompts_of(seed), RULE, verify, target, KEY, config)
+    run = lambda verify, seed: sample_adaptive(
+        toy.DECODER, toy.params(), prompts_of(seed), RULE, verify, target, KEY, config
+    )
     accepted = 0
     for seed in range(4):
         function.asked.clear()
         (got, counts), expected = run(host, seed), run(EXACT, seed)
         assert_same((got, counts), expected)
         accepted += int(got.selected.sum())
-        # Each sample that ended was looked at once: those returned, and what was drawn beyond the last group.
-        drawn = [row[:n].tolist() for row, n in zip(np.asarray(got.tokens), np.asarray(got.lengths)) if n]
+        # Each sample that ended was looked at once: those returned, and what was drawn beyond the
+        # last group.
+        drawn = [
+            row[:n].tolist() for row, n in zip(np.asarray(got.tokens), np.asarray(got.lengths)) if n
+        ]
         left = function.asked.copy()
         for response in drawn:
             left.remove(response)
@@ -87,7 +114,9 @@ def stacked(shards):
 def test_meshes(mesh):
     mesh = make_mesh(**mesh)
     host, shards = HostVerify(NumpyExact()), mesh.size
-    run = lambda verify: sample_adaptive_sharded(toy.DECODER, toy.params(), stacked(shards), RULE, verify, 2, KEY, CONFIG, mesh)
+    run = lambda verify: sample_adaptive_sharded(
+        toy.DECODER, toy.params(), stacked(shards), RULE, verify, 2, KEY, CONFIG, mesh
+    )
     got, expected = run(host), run(EXACT)
     assert_same(got, expected)
     assert host.rows >= int(got[1].done.sum())
@@ -95,23 +124,41 @@ def test_meshes(mesh):
 
 def test_what_cannot_be_is_refused(monkeypatch):
     host = HostVerify(NumpyExact())
-    run = lambda mesh: sample_adaptive_sharded(toy.DECODER, toy.params(), stacked(2), RULE, host, 2, KEY, CONFIG, mesh)
-    with pytest.raises(ValueError, match="needs tensor=1, but the mesh is .*every mesh axis is manual"):
+    run = lambda mesh: sample_adaptive_sharded(
+        toy.DECODER, toy.params(), stacked(2), RULE, host, 2, KEY, CONFIG, mesh
+    )
+    with pytest.raises(
+        ValueError, match="needs tensor=1, but the mesh is .*every mesh axis is manual"
+    ):
         run(make_mesh(data=2, tensor=2))
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     with pytest.raises(ValueError, match="in a single process, not in 2"):
         run(make_mesh(data=2))
     with pytest.raises(ValueError, match="in a single process, not in 2"):
-        sample_adaptive(toy.DECODER, toy.params(), prompts_of(0), RULE, HostVerify(NumpyExact()), 2, KEY, CONFIG)
+        sample_adaptive(
+            toy.DECODER, toy.params(), prompts_of(0), RULE, HostVerify(NumpyExact()), 2, KEY, CONFIG
+        )
 
 
 def broken(tokens, lengths, answer):
     raise LookupError("no such answer")
 
 
-@pytest.mark.parametrize("function,cause,message", [
-    (broken, LookupError, "broken failed inside the compiled loop: LookupError: no such answer"),
-    (lambda t, n, a: np.zeros((len(n), 1)), ValueError, r"one reward for each of the \d+ samples, got shape \(\d+, 1\)")])
+@pytest.mark.parametrize(
+    "function,cause,message",
+    [
+        (
+            broken,
+            LookupError,
+            "broken failed inside the compiled loop: LookupError: no such answer",
+        ),
+        (
+            lambda t, n, a: np.zeros((len(n), 1)),
+            ValueError,
+            r"one reward for each of the \d+ samples, got shape \(\d+, 1\)",
+        ),
+    ],
+)
 def test_errors_surface(function, cause, message):
     host = HostVerify(function)
     with pytest.raises(VerifierError, match=message) as error:
@@ -122,9 +169,16 @@ def test_errors_surface(function, cause, message):
     sample_adaptive(toy.DECODER, toy.params(), prompts_of(0), RULE, host, 2, KEY, CONFIG)
 
 
-@pytest.mark.parametrize("rewards,error,message", [
-    (None, TypeError, "2 numbers, got an array of dtype object"), (["a", "b"], TypeError, "got an array of dtype <U1"),
-    ([1j, 0], TypeError, "complex"), ([1.0], ValueError, r"got shape \(1,\)"), ([0.0, np.nan], ValueError, "finite, got nan")])
+@pytest.mark.parametrize(
+    "rewards,error,message",
+    [
+        (None, TypeError, "2 numbers, got an array of dtype object"),
+        (["a", "b"], TypeError, "got an array of dtype <U1"),
+        ([1j, 0], TypeError, "complex"),
+        ([1.0], ValueError, r"got shape \(1,\)"),
+        ([0.0, np.nan], ValueError, "finite, got nan"),
+    ],
+)
 def test_what_is_no_reward(rewards, error, message):
     with pytest.raises(error, match=message):
         check_rewards(rewards, 2)
@@ -140,13 +194,24 @@ def test_an_error_in_one_shard_ends_all():
         return np.zeros(len(lengths))
 
     with pytest.raises(KeyboardInterrupt):
-        sample_adaptive_sharded(toy.DECODER, toy.params(), stacked(2), Uniform(6), HostVerify(later), 8, KEY, CONFIG,
-                                make_mesh(data=2))
+        sample_adaptive_sharded(
+            toy.DECODER,
+            toy.params(),
+            stacked(2),
+            Uniform(6),
+            HostVerify(later),
+            8,
+            KEY,
+            CONFIG,
+            make_mesh(data=2),
+        )
     assert len(calls) == 5
 
 
 def test_large_tables_do_not_hang_where_every_thread_waits(launch, tmp_path):
-    """All devices of the CPU client call back with arrays that it would copy on the threads that wait (see PIECE_BYTES)."""
+    """All devices of the CPU client call back with arrays that it would copy on the threads that
+    wait (see PIECE_BYTES).
+    """
     (tmp_path / "script.py").write_text(f"""if True:
         import sys; sys.path.insert(0, "tests/sampling")
         import test_sampling_callback as t, jax, numpy as np
@@ -157,7 +222,7 @@ def test_large_tables_do_not_hang_where_every_thread_waits(launch, tmp_path):
             got = t.sample_adaptive_sharded(t.toy.DECODER, t.toy.params(), t.stacked(4), t.Uniform(40), verify, 2, t.KEY, config,
                                             t.make_mesh(data=4))
             print(int(got[0].rewards.sum()), int(got[1].done.sum()))
-    """)
+    """)  # noqa: E501
     done = launch(tmp_path / "script.py")
     assert done.returncode == 0, done.stderr
     first, second = done.stdout.splitlines()

@@ -1,4 +1,6 @@
-"""Drawing one token: the inverse CDF follows the distribution, never the impossible; truncation keeps what it should."""
+"""Drawing one token: the inverse CDF follows the distribution, never the impossible;
+truncation keeps what it should.
+"""
 
 import functools
 
@@ -45,8 +47,9 @@ def test_samples_follow_the_softmax():
     n = 20000
     keys = request_keys(jax.random.key(0), jnp.arange(n), jnp.zeros(n, int))
     config = SamplerConfig(slots=1, max_new=1, temperature=0.7)
-    token, logprob, *_ = jax.jit(draw, static_argnums=2)(jnp.broadcast_to(logits, (n, 50)),
-                                                        uniforms(keys, jnp.zeros(n, int)), config)
+    token, logprob, *_ = jax.jit(draw, static_argnums=2)(
+        jnp.broadcast_to(logits, (n, 50)), uniforms(keys, jnp.zeros(n, int)), config
+    )
     p = np.asarray(jax.nn.softmax(logits / 0.7))
     np.testing.assert_allclose(logprob, np.log(p)[np.asarray(token)], atol=1e-5)
     counts = np.bincount(token, minlength=50)
@@ -57,7 +60,9 @@ def test_samples_follow_the_softmax():
 
 def test_each_visit_sample_and_position_has_its_own_random_number_and_it_is_the_documented_one():
     key = jax.random.key(4)
-    visit, index, position = (x.ravel() for x in np.meshgrid(range(5), range(6), range(3), indexing="ij"))
+    visit, index, position = (
+        x.ravel() for x in np.meshgrid(range(5), range(6), range(3), indexing="ij")
+    )
     u = np.asarray(uniforms(request_keys(key, visit, index), position))
     assert len(np.unique(u)) == len(u)
     # Checkpoints rely on it: a resumed run draws what the uninterrupted one would have.
@@ -87,7 +92,10 @@ def test_truncated_draws_report_full_logprob_and_kept_mass():
     assert int((token == 0).sum()) == 40  # 5/8 of the kept mass
 
 
-@pytest.mark.parametrize("field,value", [("slots", 0), ("max_new", 0), ("temperature", -1.0), ("top_p", 0.0), ("top_k", -1)])
+@pytest.mark.parametrize(
+    "field,value",
+    [("slots", 0), ("max_new", 0), ("temperature", -1.0), ("top_p", 0.0), ("top_k", -1)],
+)
 def test_config_names_the_bad_field(field, value):
     with pytest.raises(ValueError, match=f"sampler.{field}"):
         SamplerConfig(**{**dict(slots=1, max_new=1), field: value})
@@ -95,11 +103,16 @@ def test_config_names_the_bad_field(field, value):
 
 @pytest.mark.parametrize("vocab,bin_size", [(2048, 1), (151_936, 64)])
 def test_bfloat16_logits_are_drawn_from_like_others(vocab, bin_size):
-    """Chi-square over tokens, or bins of them. Drawn from in bfloat16 it is 16 and 33 a degree of freedom."""
+    """Chi-square over tokens, or bins of them.
+
+    Drawn from in bfloat16 it is 16 and 33 a degree of freedom.
+    """
     count = 2**16
     logits = jnp.asarray(np.random.default_rng(1).normal(size=vocab), jnp.bfloat16)
     # Mapped over the uniforms alone: the sums over the vocabulary are made once.
-    one = lambda logits, u: [x[0] for x in draw(logits[None], u[None], SamplerConfig(slots=1, max_new=1))]
+    one = lambda logits, u: [
+        x[0] for x in draw(logits[None], u[None], SamplerConfig(slots=1, max_new=1))
+    ]
     u = jax.random.uniform(jax.random.key(0), (count,))
     token, logprob, _, finite = jax.jit(jax.vmap(one, in_axes=(None, 0)))(logits, u)
     exact = np.asarray(logits.astype(jnp.float32), np.float64)
@@ -107,7 +120,10 @@ def test_bfloat16_logits_are_drawn_from_like_others(vocab, bin_size):
     assert logprob.dtype == jnp.float32 and np.all(finite)
     np.testing.assert_allclose(logprob, np.log(p)[np.asarray(token)], atol=1e-5)
     bins = np.arange(vocab) // bin_size
-    expected, found = np.bincount(bins, p) * count, np.bincount(bins[np.asarray(token)], minlength=bins[-1] + 1)
+    expected, found = (
+        np.bincount(bins, p) * count,
+        np.bincount(bins[np.asarray(token)], minlength=bins[-1] + 1),
+    )
     rare = expected < 5  # together one cell
     expected, found = (np.append(x[~rare], x[rare].sum()) for x in (expected, found))
     kept = expected > 0
@@ -121,7 +137,9 @@ def test_no_draw_is_outside_the_vocabulary(vocab, temperature, top_p):
     rows = np.random.default_rng(0).normal(size=(5, vocab)).astype(np.float32)
     rows[0, 3], rows[1, 3], rows[2], rows[3, 1:] = np.nan, np.inf, -np.inf, -np.inf
     config = SamplerConfig(slots=1, max_new=1, temperature=temperature, top_p=top_p)
-    token, logprob, _, finite = jax.jit(draw, static_argnums=2)(rows, np.full(5, 0.999, np.float32), config)
+    token, logprob, _, finite = jax.jit(draw, static_argnums=2)(
+        rows, np.full(5, 0.999, np.float32), config
+    )
     assert np.asarray(finite).tolist() == [False, False, False, True, True]
     assert np.all((token >= 0) & (token < vocab)) and int(token[3]) == 0 and float(logprob[3]) == 0
 

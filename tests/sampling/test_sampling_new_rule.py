@@ -1,4 +1,6 @@
-"""rl_speed/sampling/README.md, "How to add: a rule", followed literally: the block is taken from there, and the rule runs in both drivers."""
+"""rl_speed/sampling/README.md, "How to add: a rule", followed literally:
+the block is taken from there, and the rule runs in both drivers.
+"""
 
 import re
 import sys
@@ -12,9 +14,9 @@ import pytest
 from rl_speed import config as configs
 from rl_speed.config import methods
 from rl_speed.config.presets import embedded, tiny
+from rl_speed.runtime.metrics import read_lines
 from rl_speed.sampling import COMPLETE, REJECTED, Counts, sample_adaptive
 from rl_speed.training.loop import Trainer
-from rl_speed.runtime.metrics import read_lines
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent / "training")]
 import toy_policy as toy  # noqa: E402
@@ -28,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("quick_compiles")
 def rule_class(repo):
     """What the block defines; the two tables are put back afterwards."""
     text = (repo / "rl_speed/sampling/README.md").read_text(encoding="utf-8")
-    block, = re.findall(r"## How to add: a rule\n.*?```python\n(.*?)```", text, re.S)
+    (block,) = re.findall(r"## How to add: a rule\n.*?```python\n(.*?)```", text, re.S)
     assert len(block.splitlines()) < 40
     rules, known, names = dict(configs.RULES), dict(methods.METHODS), {"__name__": "new_rule"}
     exec(compile(block, "rl_speed/sampling/README.md", "exec"), names)
@@ -41,9 +43,11 @@ def rule_class(repo):
 
 
 def inside(right, wrong, low, high):
-    """P(low < p < high) after so many right and wrong answers, as a binomial sum: P(p < x) = P(Binomial(n + 1, x) > right)."""
+    """P(low < p < high) after so many right and wrong answers, as a binomial sum:
+    P(p < x) = P(Binomial(n + 1, x) > right).
+    """
     n = right + wrong + 1
-    below = lambda x: sum(comb(n, i) * x**i * (1 - x)**(n - i) for i in range(right + 1, n + 1))
+    below = lambda x: sum(comb(n, i) * x**i * (1 - x) ** (n - i) for i in range(right + 1, n + 1))
     return below(high) - below(low)
 
 
@@ -61,28 +65,36 @@ def test_verdict_is_the_posteriors(rule_class):
     done, right = map(np.array, zip(*[(n, k) for n in (4, 8, 10) for k in range(n + 1)]))
     decision, _ = rule.decide(Counts(*map(jnp.asarray, (done, done, right))), rule.init(len(done)))
     rejected = [inside(k, n - k, 0.2, 0.7) < 0.3 for n, k in zip(done.tolist(), right.tolist())]
-    assert ((decision.status == REJECTED) == np.array(rejected)).all() and 0 < sum(rejected) < len(rejected)
+    assert ((decision.status == REJECTED) == np.array(rejected)).all() and 0 < sum(rejected) < len(
+        rejected
+    )
     assert ((decision.status == COMPLETE) == (~np.array(rejected) & (done == 10))).all()
     assert (decision.want == np.minimum(done + 4, 10)).all()
 
 
 def test_rule_inside_the_compiled_loop(rule_class):
-    """On a toy policy, prompt by prompt against samples drawn beforehand, with a last round that is shorter."""
+    """On a toy policy, prompt by prompt against samples drawn beforehand,
+    with a last round that is shorter.
+    """
     rule, ends = rule_class(n=7, m=3, low=0.25, high=0.8, least=0.35), set()
     for seed in range(3):
         case = make_case(seed, 12)
-        got, counts = sample_adaptive(toy.DECODER, toy.params(), prompts_of(case), rule, verify, 0, KEY, CONFIG)
+        got, counts = sample_adaptive(
+            toy.DECODER, toy.params(), prompts_of(case), rule, verify, 0, KEY, CONFIG
+        )
         tokens, _, _, right = all_samples(case, rule.n)
         for p in range(12):
             drawn, status = expected(rule, right[p])
             assert (int(counts.done[p]), int(got.status[p])) == (drawn, status)
-            np.testing.assert_array_equal(got.tokens[p * 7:p * 7 + drawn], tokens[p][:drawn])
+            np.testing.assert_array_equal(got.tokens[p * 7 : p * 7 + drawn], tokens[p][:drawn])
             ends.add((drawn, status))
     assert ends == {(3, REJECTED), (6, REJECTED), (7, COMPLETE)}
 
 
 def test_rule_on_the_host(rule_class):
-    """With the fake generator of the driver's own tests: groups are those of the definition, every prompt is accounted for."""
+    """With the fake generator of the driver's own tests: groups are those of the definition,
+    every prompt is accounted for.
+    """
     rule = rule_class(n=10, m=4, low=0.2, high=0.7, least=0.3)
     driver, _ = make(rule)
     trained = {g.prompt.visit: g for step in range(12) for g in take(driver, step)[0]}
@@ -90,9 +102,14 @@ def test_rule_on_the_host(rule_class):
     for visit in range(max(trained)):
         drawn, status = expected(rule, [outcome(visit, i) for i in range(rule.n)])
         if visit in trained:
-            assert status == COMPLETE and trained[visit].correct.tolist() == [outcome(visit, i) for i in range(drawn)]
+            assert status == COMPLETE and trained[visit].correct.tolist() == [
+                outcome(visit, i) for i in range(drawn)
+            ]
     t = driver.prompt_counts
-    assert t.rejected > 10 and t.screened == t.rejected + t.completed + t.dropped_stale + driver.in_flight
+    assert (
+        t.rejected > 10
+        and t.screened == t.rejected + t.completed + t.dropped_stale + driver.in_flight
+    )
 
 
 def test_method_trains(rule_class, tmp_path):
@@ -101,29 +118,45 @@ def test_method_trains(rule_class, tmp_path):
     assert config.validate().make_rule() == rule_class(8, 4, 0.2, 0.8)
     summary = Trainer(config, tmp_path).run()
     records = read_lines(tmp_path / "metrics.jsonl")
-    assert [r["groups"] for r in records] == [4, 4] and all(r["skipped"] == 0 and r["grad_norm"] > 0 for r in records)
+    assert [r["groups"] for r in records] == [4, 4] and all(
+        r["skipped"] == 0 and r["grad_norm"] > 0 for r in records
+    )
     assert summary["prompts"]["rejected"] > 0
 
 
 def test_rule_without_touching_the_package(repo, tmp_path, monkeypatch):
     """All but the last two lines of the block, in a file of the working directory."""
     text = (repo / "rl_speed/sampling/README.md").read_text(encoding="utf-8")
-    block, = re.findall(r"## How to add: a rule\n.*?```python\n(.*?)```", text, re.S)
+    (block,) = re.findall(r"## How to add: a rule\n.*?```python\n(.*?)```", text, re.S)
     lines = block.strip().splitlines()
     (tmp_path / "my_rules.py").write_text("\n".join(line for line in lines[:-2]))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
     config = embedded("rloo")
-    config.rule.name, config.rule.m, config.rule.low, config.rule.high = "my_rules:doubt", 4, 0.2, 0.8
+    config.rule.name, config.rule.m, config.rule.low, config.rule.high = (
+        "my_rules:doubt",
+        4,
+        0.2,
+        0.8,
+    )
     rule = config.validate().make_rule()
     assert (type(rule).__name__, rule.n, rule.m) == ("Doubt", 24, 4)
     config.rule.name = "my_rules:doubts"
-    with pytest.raises(ValueError, match="config.rule.name='my_rules:doubts': the function 'my_rules:doubts' cannot be used"):
+    with pytest.raises(
+        ValueError,
+        match="config.rule.name='my_rules:doubts': the function 'my_rules:doubts' cannot be used",
+    ):
         config.validate()
-    (tmp_path / "greedy_rules.py").write_text("from my_rules import Doubt\nrule = lambda c: Doubt(2 * c.n, c.m, c.low, c.high)\n")
+    (tmp_path / "greedy_rules.py").write_text(
+        "from my_rules import Doubt\nrule = lambda c: Doubt(2 * c.n, c.m, c.low, c.high)\n"
+    )
     config.rule.name = "my_rules:Doubt"  # takes numbers, not the section
-    with pytest.raises(ValueError, match="config.rule.name='my_rules:Doubt': it raised TypeError: .*missing"):
+    with pytest.raises(
+        ValueError, match="config.rule.name='my_rules:Doubt': it raised TypeError: .*missing"
+    ):
         config.validate()
     config.rule.name = "greedy_rules:rule"
-    with pytest.raises(ValueError, match="a prompt may get 48 samples, and a batch has rows for config.rule.n .24."):
+    with pytest.raises(
+        ValueError, match="a prompt may get 48 samples, and a batch has rows for config.rule.n .24."
+    ):
         config.validate()

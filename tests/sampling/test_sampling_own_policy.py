@@ -1,4 +1,6 @@
-"""rl_speed/sampling/README.md, "The sampler in your own code", run as it stands: a policy that was not written here, in both samplers."""
+"""rl_speed/sampling/README.md, "The sampler in your own code", run as it stands:
+a policy that was not written here, in both samplers.
+"""
 
 import re
 
@@ -7,8 +9,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rl_speed.sampling import (COMPLETE, REJECTED, SamplerConfig, build_contexts, build_requests, check_decoder, sample,
-                               training_batch)
+from rl_speed.sampling import (
+    COMPLETE,
+    REJECTED,
+    SamplerConfig,
+    build_contexts,
+    build_requests,
+    check_decoder,
+    sample,
+    training_batch,
+)
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 
@@ -17,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("quick_compiles")
 def example(repo):
     """The names that the block defines."""
     text = (repo / "rl_speed/sampling/README.md").read_text(encoding="utf-8")
-    block, = re.findall(r"## The sampler in your own code\n.*?```python\n(.*?)```", text, re.S)
+    (block,) = re.findall(r"## The sampler in your own code\n.*?```python\n(.*?)```", text, re.S)
     assert len(block.strip().splitlines()) <= 60
     names = {}
     exec(compile(block, "rl_speed/sampling/README.md", "exec"), names)
@@ -29,7 +39,7 @@ def logprobs_of(example, prompt, response):
     state, found = jnp.zeros((1, example["model"].width)), []
     for i, token in enumerate([*prompt, *response]):
         state, logits = example["model"].apply(example["params"], state, jnp.array([token]))
-        following = [*prompt, *response][i + 1:i + 2]
+        following = [*prompt, *response][i + 1 : i + 2]
         if i >= len(prompt) - 1 and following:
             found.append(float(jax.nn.log_softmax(logits[0])[following[0]]))
     return found
@@ -46,7 +56,9 @@ def test_adaptive_samples_are_the_policys_and_follow_the_rule(example):
         right = [int(samples.tokens[r, 0]) == p + 1 for r in rows]
         assert int(counts.positive[p]) == sum(right)
         screened = 0 < sum(right[:4]) < 4
-        assert (int(counts.done[p]), int(samples.status[p])) == ((8, COMPLETE) if screened else (4, REJECTED))
+        assert (int(counts.done[p]), int(samples.status[p])) == (
+            (8, COMPLETE) if screened else (4, REJECTED)
+        )
         for r in rows:
             n = int(samples.lengths[r])
             expected = logprobs_of(example, PROMPTS[p], samples.tokens[r, :n].tolist())
@@ -64,11 +76,22 @@ def test_its_samples_become_rows_to_train_on(example):
             n, start = int(samples.lengths[sample_row]), len(PROMPTS[p])
             whole = [*PROMPTS[p], *samples.tokens[sample_row, :n].tolist()]
             assert batch.tokens[row].tolist() == whole + [0] * (24 - len(whole))
-            assert np.flatnonzero(batch.mask[row]).tolist() == list(range(start - 1, start - 1 + n))  # column t predicts t + 1
-            np.testing.assert_array_equal(batch.behaviour_logprobs[row, start - 1:start - 1 + n], samples.logprobs[sample_row, :n])
-            assert (float(batch.rewards[row]), int(batch.group_ids[row])) == (float(samples.rewards[sample_row]), group)
+            # Column t predicts t + 1.
+            assert np.flatnonzero(batch.mask[row]).tolist() == list(range(start - 1, start - 1 + n))
+            np.testing.assert_array_equal(
+                batch.behaviour_logprobs[row, start - 1 : start - 1 + n],
+                samples.logprobs[sample_row, :n],
+            )
+            assert (float(batch.rewards[row]), int(batch.group_ids[row])) == (
+                float(samples.rewards[sample_row]),
+                group,
+            )
             row += 1
-    assert not batch.mask[row:].any() and (batch.group_ids[row:] == -1).all() and not batch.rewards[row:].any()
+    assert (
+        not batch.mask[row:].any()
+        and (batch.group_ids[row:] == -1).all()
+        and not batch.rewards[row:].any()
+    )
     narrow = training_batch(samples, counts, example["prompts"], target=3, width=9)
     np.testing.assert_array_equal(narrow.tokens, batch.tokens[:, :9])
     np.testing.assert_array_equal(narrow.mask, batch.mask[:, :8])
@@ -76,12 +99,22 @@ def test_its_samples_become_rows_to_train_on(example):
 
 def test_plain_sampler_starts_inside_a_context(example):
     contexts = build_contexts(PROMPTS, 4, 16)
-    requests = build_requests([2, 2, 0], [2, 2, 0], [0, 1, 0], contexts, 4, 8, context_length=[3, 1, 2])
-    got = sample(example["decoder"], example["params"], contexts, requests, jax.random.key(1),
-                 SamplerConfig(slots=2, max_new=8, end_tokens=(0,)))
+    requests = build_requests(
+        [2, 2, 0], [2, 2, 0], [0, 1, 0], contexts, 4, 8, context_length=[3, 1, 2]
+    )
+    got = sample(
+        example["decoder"],
+        example["params"],
+        contexts,
+        requests,
+        jax.random.key(1),
+        SamplerConfig(slots=2, max_new=8, end_tokens=(0,)),
+    )
     for r, prompt in enumerate([[2, 2, 9], [2], [5, 7]]):
         n = int(got.lengths[r])
-        np.testing.assert_allclose(got.logprobs[r, :n], logprobs_of(example, prompt, got.tokens[r, :n].tolist()), atol=1e-5)
+        np.testing.assert_allclose(
+            got.logprobs[r, :n], logprobs_of(example, prompt, got.tokens[r, :n].tolist()), atol=1e-5
+        )
 
 
 def test_check_decoder_passes_it(example):

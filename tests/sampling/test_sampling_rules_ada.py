@@ -1,4 +1,6 @@
-"""Band, Sequential and Allocated against slow Python, one prompt at a time, served as a driver serves them."""
+"""Band, Sequential and Allocated against slow Python, one prompt at a time,
+served as a driver serves them.
+"""
 
 from fractions import Fraction
 
@@ -6,7 +8,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rl_speed.sampling import (CLOSED, COMPLETE, OPEN, REJECTED, Allocated, Band, Counts, Sequential, compiled_decide)
+from rl_speed.sampling import (
+    CLOSED,
+    COMPLETE,
+    OPEN,
+    REJECTED,
+    Allocated,
+    Band,
+    Counts,
+    Sequential,
+    compiled_decide,
+)
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 
@@ -15,17 +27,30 @@ PROMPTS = 150
 
 def serve(rule, right, budgets=None):
     """(samples drawn, status) of each prompt, after the rule has closed all."""
-    state, done, status = rule.init(PROMPTS, budgets), np.zeros(PROMPTS, int), np.zeros(PROMPTS, int)
+    state, done, status = (
+        rule.init(PROMPTS, budgets),
+        np.zeros(PROMPTS, int),
+        np.zeros(PROMPTS, int),
+    )
     decide = compiled_decide(rule)
-    counts = lambda: Counts(*(jnp.asarray(x, jnp.int32) for x in (done, done, [right[i, :n].sum() for i, n in enumerate(done)])))
+    counts = lambda: Counts(
+        *(
+            jnp.asarray(x, jnp.int32)
+            for x in (done, done, [right[i, :n].sum() for i, n in enumerate(done)])
+        )
+    )
     for _ in range(20):
         decision, after = decide(counts(), state)
         want, verdict = np.asarray(decision.want), np.asarray(decision.status)
         asked = status == OPEN  # what is closed is not asked again, as drivers do
         assert (want[asked] <= rule.max_samples).all()
         if not done.any():
-            assert (budgets is not None or (want == rule.first_samples).all()) and (verdict == OPEN).all()
-        assert ((verdict[asked] != OPEN) | (want[asked] > done[asked])).all(), "open, and nothing to draw"
+            assert (budgets is not None or (want == rule.first_samples).all()) and (
+                verdict == OPEN
+            ).all()
+        assert ((verdict[asked] != OPEN) | (want[asked] > done[asked])).all(), (
+            "open, and nothing to draw"
+        )
         done = np.where(asked & (verdict == OPEN), want, done)
         status = np.where(asked, verdict, status)
         state = after
@@ -40,14 +65,20 @@ def answers(seed, most):
     return rng.random((PROMPTS, most)) < rng.choice([0, 0.05, 0.2, 0.5, 0.8, 0.95, 1], (PROMPTS, 1))
 
 
-@pytest.mark.parametrize("m, rounds, k_pos, k_neg", [(8, 4, 1, 0), (8, 4, 2, 2), (4, 5, 0, 3), (1, 6, 2, 1), (5, 1, 1, 1),
-                                                     (2, 3, 3, 3)])
+@pytest.mark.parametrize(
+    "m, rounds, k_pos, k_neg",
+    [(8, 4, 1, 0), (8, 4, 2, 2), (4, 5, 0, 3), (1, 6, 2, 1), (5, 1, 1, 1), (2, 3, 3, 3)],
+)
 @pytest.mark.parametrize("on_unresolved", ["keep", "drop"])
 def test_sequential_draws_whole_rounds_until_resolved(m, rounds, k_pos, k_neg, on_unresolved):
     rule, right = Sequential(m, rounds, k_pos, k_neg, on_unresolved), answers(m, m * rounds)
     drawn, status = serve(rule, right)
     for i in range(PROMPTS):
-        enough = [n for n in range(m, m * rounds + 1, m) if right[i, :n].sum() >= k_pos and n - right[i, :n].sum() >= k_neg]
+        enough = [
+            n
+            for n in range(m, m * rounds + 1, m)
+            if right[i, :n].sum() >= k_pos and n - right[i, :n].sum() >= k_neg
+        ]
         assert drawn[i] == (enough[0] if enough else m * rounds)
         assert status[i] == (COMPLETE if enough or on_unresolved == "keep" else REJECTED)
 
@@ -64,7 +95,11 @@ def test_band_ends_count_or_not(low, high, inclusive):
     assert (drawn == 10).all()
     for i in range(PROMPTS):
         rate = Fraction(int(right[i].sum()), 10)
-        inside = Fraction(low) <= rate <= Fraction(high) if inclusive else Fraction(low) < rate < Fraction(high)
+        inside = (
+            Fraction(low) <= rate <= Fraction(high)
+            if inclusive
+            else Fraction(low) < rate < Fraction(high)
+        )
         assert status[i] == (COMPLETE if inside else REJECTED), rate
 
 
@@ -76,11 +111,19 @@ def test_allocated_gives_each_prompt_its_budget_within_bounds():
     assert (serve(Allocated(n_max=5), answers(1, 5))[0] == 5).all()
 
 
-@pytest.mark.parametrize("make, message", [
-    (lambda: Band(0), "Band.n must be"), (lambda: Band(4, 0.3, 0.4), "can accept no prompt"),
-    (lambda: Sequential(m=0), "Sequential.m must be"), (lambda: Sequential(2, 2, 0, 0), "between 1 and 4 samples"),
-    (lambda: Sequential(2, 2, 3, 2), "between 1 and 4 samples"), (lambda: Sequential(k_neg=-1), "Sequential.k_neg must be"),
-    (lambda: Sequential(on_unresolved="retry"), '"keep" or "drop"'), (lambda: Allocated(4, 5), "must not exceed n_max")])
+@pytest.mark.parametrize(
+    "make, message",
+    [
+        (lambda: Band(0), "Band.n must be"),
+        (lambda: Band(4, 0.3, 0.4), "can accept no prompt"),
+        (lambda: Sequential(m=0), "Sequential.m must be"),
+        (lambda: Sequential(2, 2, 0, 0), "between 1 and 4 samples"),
+        (lambda: Sequential(2, 2, 3, 2), "between 1 and 4 samples"),
+        (lambda: Sequential(k_neg=-1), "Sequential.k_neg must be"),
+        (lambda: Sequential(on_unresolved="retry"), '"keep" or "drop"'),
+        (lambda: Allocated(4, 5), "must not exceed n_max"),
+    ],
+)
 def test_impossible_settings_are_named(make, message):
     with pytest.raises(ValueError, match=message):
         make()

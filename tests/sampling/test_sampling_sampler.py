@@ -28,8 +28,17 @@ def make_case(seed, count, contexts=CONTEXTS):
     table = build_contexts(tokens, CONTEXTS, LENGTH)
     context = rng.integers(0, contexts, count)
     cut = np.array([rng.integers(1, len(tokens[c]) + 1) for c in context])
-    return tokens, table, dict(context=context, visit=rng.integers(0, 50, count), sample_index=np.arange(count),
-                               max_new=rng.integers(1, MAX_NEW + 1, count), context_length=cut)
+    return (
+        tokens,
+        table,
+        dict(
+            context=context,
+            visit=rng.integers(0, 50, count),
+            sample_index=np.arange(count),
+            max_new=rng.integers(1, MAX_NEW + 1, count),
+            context_length=cut,
+        ),
+    )
 
 
 def requests_of(table, columns):
@@ -38,8 +47,10 @@ def requests_of(table, columns):
 
 def slow_sample(tokens, columns, row, config=CONFIG):
     """One request, one token at a time, the whole history hashed anew for each."""
-    history = list(tokens[columns["context"][row]][:columns["context_length"][row]])
-    key = request_keys(KEY, jnp.array([columns["visit"][row]]), jnp.array([columns["sample_index"][row]]))
+    history = list(tokens[columns["context"][row]][: columns["context_length"][row]])
+    key = request_keys(
+        KEY, jnp.array([columns["visit"][row]]), jnp.array([columns["sample_index"][row]])
+    )
     out, logprobs = [], []
     for position in range(columns["max_new"][row]):
         logits = jnp.asarray(toy.table()[toy.state_of(history)])[None]
@@ -70,7 +81,7 @@ def test_logprobs_are_those_of_the_tempered_distribution():
     tokens, table, columns = make_case(0, 24)
     got = sample(toy.DECODER, toy.params(), table, requests_of(table, columns), KEY, CONFIG)
     for row in range(5):
-        history = list(tokens[columns["context"][row]][:columns["context_length"][row]])
+        history = list(tokens[columns["context"][row]][: columns["context_length"][row]])
         for t in range(int(got.lengths[row])):
             logits = toy.table()[toy.state_of(history)].astype(np.float64) / CONFIG.temperature
             want = logits[got.tokens[row, t]] - np.log(np.exp(logits).sum())
@@ -82,25 +93,43 @@ def test_order_and_company_change_nothing():
     _, table, columns = make_case(5, 20)
     base = sample(toy.DECODER, toy.params(), table, requests_of(table, columns), KEY, CONFIG)
     order = np.random.default_rng(1).permutation(20)[:13]
-    other = sample(toy.DECODER, toy.params(), table,
-                   requests_of(table, {k: np.asarray(v)[order] for k, v in columns.items()}), KEY, CONFIG)
+    other = sample(
+        toy.DECODER,
+        toy.params(),
+        table,
+        requests_of(table, {k: np.asarray(v)[order] for k, v in columns.items()}),
+        KEY,
+        CONFIG,
+    )
     for name in ("tokens", "logprobs", "lengths", "truncated"):
-        np.testing.assert_array_equal(np.asarray(getattr(base, name))[order], getattr(other, name)[:13])
+        np.testing.assert_array_equal(
+            np.asarray(getattr(base, name))[order], getattr(other, name)[:13]
+        )
 
 
 def test_visits_and_sample_indices_draw_different_samples():
     table = build_contexts([np.array([1, 2, 3])], CONTEXTS, LENGTH)
-    draw_with = lambda visit, index: np.asarray(sample(
-        toy.DECODER, toy.params(), table,
-        build_requests([0] * 8, visit, index, table, REQUESTS, MAX_NEW), KEY, CONFIG).tokens[:8])
+    draw_with = lambda visit, index: np.asarray(
+        sample(
+            toy.DECODER,
+            toy.params(),
+            table,
+            build_requests([0] * 8, visit, index, table, REQUESTS, MAX_NEW),
+            KEY,
+            CONFIG,
+        ).tokens[:8]
+    )
     same = draw_with([4] * 8, [0] * 8)
     assert (same == same[0]).all()
     assert len(np.unique(draw_with([4] * 8, range(8)), axis=0)) > 3
-    assert len(np.unique(draw_with(range(8), [0] * 8), axis=0)) > 3  # the same prompt in another epoch
+    # The same prompt in another epoch.
+    assert len(np.unique(draw_with(range(8), [0] * 8), axis=0)) > 3
 
 
 def test_schedule_is_list_scheduling():
-    """Every slot takes the next request the moment it is free: the decode loop is exactly as long as that schedule."""
+    """Every slot takes the next request the moment it is free:
+    the decode loop is exactly as long as that schedule.
+    """
     _, table, columns = make_case(7, 24)
     got = sample(toy.DECODER, toy.params(), table, requests_of(table, columns), KEY, CONFIG)
     free, starts = [0] * SLOTS, []
@@ -131,8 +160,12 @@ def test_chunked_prefill_draws_the_same_and_reads_no_unused_context():
         tokens, table, columns = make_case(11, 20, contexts)
         requests = requests_of(table, columns)
         whole = sample(toy.DECODER, toy.params(), table, requests, KEY, CONFIG)
-        poisoned = table.replace(tokens=np.where(np.arange(CONTEXTS)[:, None] < contexts, table.tokens, 10**6))
-        np.testing.assert_array_equal(whole.tokens, sample(toy.DECODER, toy.params(), poisoned, requests, KEY, config).tokens)
+        poisoned = table.replace(
+            tokens=np.where(np.arange(CONTEXTS)[:, None] < contexts, table.tokens, 10**6)
+        )
+        np.testing.assert_array_equal(
+            whole.tokens, sample(toy.DECODER, toy.params(), poisoned, requests, KEY, config).tokens
+        )
 
 
 def test_counts_do_not_recompile():
@@ -146,7 +179,14 @@ def test_counts_do_not_recompile():
 
 def test_no_requests_is_no_work():
     table = build_contexts([np.array([1])], CONTEXTS, LENGTH)
-    got = sample(toy.DECODER, toy.params(), table, build_requests([], [], [], table, REQUESTS, 1), KEY, CONFIG)
+    got = sample(
+        toy.DECODER,
+        toy.params(),
+        table,
+        build_requests([], [], [], table, REQUESTS, 1),
+        KEY,
+        CONFIG,
+    )
     assert int(got.decode_steps) == 0 and not got.lengths.any()
 
 
@@ -154,17 +194,20 @@ def test_greedy_takes_the_likeliest():
     config = SamplerConfig(slots=SLOTS, max_new=MAX_NEW, temperature=0.0, end_tokens=(toy.END,))
     tokens, table, columns = make_case(13, 6)
     got = sample(toy.DECODER, toy.params(), table, requests_of(table, columns), KEY, config)
-    history = list(tokens[columns["context"][2]][:columns["context_length"][2]])
+    history = list(tokens[columns["context"][2]][: columns["context_length"][2]])
     for t in range(int(got.lengths[2])):
         assert int(got.tokens[2, t]) == int(np.argmax(toy.table()[toy.state_of(history)]))
         history.append(int(got.tokens[2, t]))
 
 
-@pytest.mark.parametrize("columns,message", [
-    (dict(context=[1]), "request 0 names context 1, but 1 are in use"),
-    (dict(context_length=[5]), "request 0 starts from 5 tokens of a context of 3"),
-    (dict(max_new=0), "request 0 has max_new=0"),
-])
+@pytest.mark.parametrize(
+    "columns,message",
+    [
+        (dict(context=[1]), "request 0 names context 1, but 1 are in use"),
+        (dict(context_length=[5]), "request 0 starts from 5 tokens of a context of 3"),
+        (dict(max_new=0), "request 0 has max_new=0"),
+    ],
+)
 def test_bad_requests_are_named(columns, message):
     table = build_contexts([np.array([1, 2, 3])], 2, 4)
     base = dict(context=[0], visit=[0], sample_index=[0], contexts=table, capacity=2, max_new=3)

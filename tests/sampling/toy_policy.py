@@ -1,4 +1,6 @@
-"""A policy whose every logit can be computed by hand: a table indexed by an integer hash of all tokens before it."""
+"""A policy whose every logit can be computed by hand:
+a table indexed by an integer hash of all tokens before it.
+"""
 
 import functools
 
@@ -39,11 +41,19 @@ def _decode(params, context_kv, cache, token, context_index, context_length, suf
     at = jnp.arange(context.shape[1])
     total = jnp.sum(jnp.where(at < context_length[:, None], (context + 1) * (at + 3), 0), axis=1)
     at = jnp.arange(max_new)
-    total += jnp.sum(jnp.where(at <= suffix_length[:, None], (fed + 1) * (context_length[:, None] + at + 3), 0), axis=1)
+    total += jnp.sum(
+        jnp.where(at <= suffix_length[:, None], (fed + 1) * (context_length[:, None] + at + 3), 0),
+        axis=1,
+    )
     return params["table"][total % STATES], {"tokens": fed}
 
 
-DECODER = Decoder(prefill=_prefill, init_cache=_init_cache, decode=_decode, prepare=lambda p: {"table": p["table"]})
+DECODER = Decoder(
+    prefill=_prefill,
+    init_cache=_init_cache,
+    decode=_decode,
+    prepare=lambda p: {"table": p["table"]},
+)
 
 
 def params():

@@ -1,4 +1,6 @@
-"""The published JetStream over our policies: its engine interface, its orchestrator and gRPC server, against our sampler."""
+"""The published JetStream over our policies: its engine interface, its orchestrator and gRPC
+server, against our sampler.
+"""
 
 import functools
 import json
@@ -32,30 +34,43 @@ from rl_speed.serving.package import jetstream_pb2, jetstream_pb2_grpc, orchestr
 SLOTS, LONGEST, NEW = 8, 32, 12
 # Ragged: operators and numbers without their dots, from two characters on.
 QUESTIONS = [q.text.rstrip(".") + "=" for q in chain.questions(DEFAULT_SPEC, "eval", 0, 40)] + [
-    q.text + "=" for q in chain.questions(DEFAULT_SPEC, "eval", 1, 24)]
+    q.text + "=" for q in chain.questions(DEFAULT_SPEC, "eval", 1, 24)
+]
 
 
 def our_samples(policy, config, prompts, samples=1):
-    """[[token ids without the end token, one list a sample] a prompt] of our own sampler, prompt i being visit i."""
+    """[[token ids without the end token, one list a sample] a prompt] of our own sampler,
+    prompt i being visit i.
+    """
     contexts = build_contexts([np.array(p) for p in prompts], len(prompts), LONGEST)
     rows = np.arange(len(prompts) * samples)
-    requests = build_requests(rows // samples, rows // samples, rows % samples, contexts, len(rows), config.max_new)
-    out = jax.device_get(sample(decoder(policy.model), policy.params, contexts, requests, jax.random.key(0), config))
+    requests = build_requests(
+        rows // samples, rows // samples, rows % samples, contexts, len(rows), config.max_new
+    )
+    out = jax.device_get(
+        sample(decoder(policy.model), policy.params, contexts, requests, jax.random.key(0), config)
+    )
     found = [list(map(int, row[:n])) for row, n in zip(out.tokens, out.lengths)]
     assert len({len(ids) for ids in found}) > 2  # or there would be little to compare
     found = [ids[:-1] if ids[-1] in policy.end_tokens else ids for ids in found]
-    return [found[i:i + samples] for i in range(0, len(found), samples)]
+    return [found[i : i + samples] for i in range(0, len(found), samples)]
 
 
 def run_engine(engine, prompts, prefiller=None):
-    """The same by the engine alone, as an orchestrator would: a slot takes the next prompt once all its samples have ended."""
+    """The same by the engine alone, as an orchestrator would:
+    a slot takes the next prompt once all its samples have ended.
+    """
     prefiller = prefiller or engine
     state, waiting, tenants, found = engine.init_decode_state(), list(enumerate(prompts)), {}, {}
     while waiting or tenants:
         for slot in set(range(engine.max_concurrent_decodes)) - set(tenants):
             if waiting:
                 i, ids = waiting.pop(0)
-                prefix = prefiller.prefill(params=prefiller.load_params(), padded_tokens=prefiller.pad(ids), true_length=len(ids))
+                prefix = prefiller.prefill(
+                    params=prefiller.load_params(),
+                    padded_tokens=prefiller.pad(ids),
+                    true_length=len(ids),
+                )
                 prefix = jax.device_put(prefix, engine.get_prefix_destination_sharding())
                 state = engine.insert(prefix, state, slot=slot)
                 tenants[slot], found[i] = i, [[] for _ in range(engine.samples_per_slot)]
@@ -63,7 +78,9 @@ def run_engine(engine, prompts, prefiller=None):
         result = result.convert_to_numpy()
         for slot, i in list(tenants.items()):
             data = result.get_result_at_slot(slot)
-            for ids, token, valid, length in zip(found[i], data.tokens[:, 0], data.valid[:, 0], data.lengths):
+            for ids, token, valid, length in zip(
+                found[i], data.tokens[:, 0], data.valid[:, 0], data.lengths
+            ):
                 if valid:
                     ids.append(int(token))
                     assert length == len(ids)
@@ -93,7 +110,10 @@ def engine(policy):
 @pytest.fixture(scope="module")
 def greedy(policy, tokenizer, engine):
     """What our sampler says to QUESTIONS: [token ids]."""
-    return [ids for ids, in our_samples(policy, engine.config, [tokenizer.encode(q) for q in QUESTIONS])]
+    return [
+        ids
+        for (ids,) in our_samples(policy, engine.config, [tokenizer.encode(q) for q in QUESTIONS])
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -109,10 +129,12 @@ def said(address, prompt, max_tokens=NEW, sample=0):
 
 # The engine
 
+
 def test_engine_draws_greedily_what_the_sampler_draws(engine, tokenizer, greedy):
     prompts = [tokenizer.encode(q) for q in QUESTIONS]
     assert len({len(p) for p in prompts}) > 5
-    assert run_engine(engine, prompts) == [[ids] for ids in greedy]  # eight tenants a slot, one after the other
+    # Eight tenants a slot, one after the other.
+    assert run_engine(engine, prompts) == [[ids] for ids in greedy]
 
 
 def test_engine_draws_several_samples_as_the_sampler_does(policy, tokenizer):
@@ -121,7 +143,8 @@ def test_engine_draws_several_samples_as_the_sampler_does(policy, tokenizer):
     engine = PolicyEngine(policy, config, LONGEST, samples_per_slot=4)
     assert (engine.max_concurrent_decodes, engine.samples_per_slot) == (2, 4)
     want = our_samples(policy, engine.config, prompts, samples=4)
-    assert sum(len(set(map(tuple, rows))) > 1 for rows in want) > 6  # the samples of a prompt differ
+    # The samples of a prompt differ.
+    assert sum(len(set(map(tuple, rows))) > 1 for rows in want) > 6
     assert run_engine(engine, prompts) == want
 
 
@@ -138,16 +161,21 @@ def test_engine_refuses_what_it_cannot_hold(policy, engine):
         with pytest.raises(ValueError, match="prefill of"):
             engine.prefill(params=params, padded_tokens=np.array(tokens), true_length=length)
     with pytest.raises(NotImplementedError, match="whole prompt"):
-        engine.prefill(params=params, existing_prefix=object(), padded_tokens=np.ones(4), true_length=4)
+        engine.prefill(
+            params=params, existing_prefix=object(), padded_tokens=np.ones(4), true_length=4
+        )
     config = SamplerConfig(SLOTS, NEW)
-    for error, make in (("max_prefill_length must", lambda: PolicyEngine(policy, config, 0)),
-                        ("must divide", lambda: PolicyEngine(policy, config, 8, samples_per_slot=3)),
-                        ("64 positions", lambda: PolicyEngine(policy, config, 53))):
+    for error, make in (
+        ("max_prefill_length must", lambda: PolicyEngine(policy, config, 0)),
+        ("must divide", lambda: PolicyEngine(policy, config, 8, samples_per_slot=3)),
+        ("64 positions", lambda: PolicyEngine(policy, config, 53)),
+    ):
         with pytest.raises(ValueError, match=error):
             make()
 
 
 # The server
+
 
 def test_server_says_what_the_sampler_says(server, tokenizer, greedy):
     for question, ids in list(zip(QUESTIONS, greedy))[:24]:
@@ -164,23 +192,36 @@ def test_64_requests_at_once(server, tokenizer, greedy):
 
 def test_server_survives_what_it_cannot_serve(server, tokenizer, greedy):
     R = jetstream_pb2.DecodeRequest
-    text, tokens = (lambda x: {"text_content": R.TextContent(text=x)}), (lambda x: {"token_content": R.TokenContent(token_ids=x)})
-    bad = [(R(max_tokens=4), "neither text_content nor token_content"), (R(max_tokens=4, **text("")), "makes no token"),
-           (R(max_tokens=4, **text("hello")), "makes no token"), (R(max_tokens=4, **tokens([])), "no token_ids"),
-           (R(max_tokens=4, **text("+" + "1" * 5000)), "5001 tokens; this server takes 32"),
-           (R(max_tokens=4, **tokens([3] * 33)), "33 tokens"),
-           (R(max_tokens=4, **tokens([3, 20])), "token id 20 is none of 0 to 19"),
-           (R(max_tokens=4, **tokens([-1])), "token id -1"), (R(max_tokens=-1, **text("+12=")), "between 1 and 12, got -1"),
-           (R(**text("+12=")), "got 0"), (R(max_tokens=13, **text("+12=")), "got 13"),
-           (R(max_tokens=4, session_cache="/x", **tokens([3])), "session_cache is not supported")]
+    text, tokens = (
+        (lambda x: {"text_content": R.TextContent(text=x)}),
+        (lambda x: {"token_content": R.TokenContent(token_ids=x)}),
+    )
+    bad = [
+        (R(max_tokens=4), "neither text_content nor token_content"),
+        (R(max_tokens=4, **text("")), "makes no token"),
+        (R(max_tokens=4, **text("hello")), "makes no token"),
+        (R(max_tokens=4, **tokens([])), "no token_ids"),
+        (R(max_tokens=4, **text("+" + "1" * 5000)), "5001 tokens; this server takes 32"),
+        (R(max_tokens=4, **tokens([3] * 33)), "33 tokens"),
+        (R(max_tokens=4, **tokens([3, 20])), "token id 20 is none of 0 to 19"),
+        (R(max_tokens=4, **tokens([-1])), "token id -1"),
+        (R(max_tokens=-1, **text("+12=")), "between 1 and 12, got -1"),
+        (R(**text("+12=")), "got 0"),
+        (R(max_tokens=13, **text("+12=")), "got 13"),
+        (R(max_tokens=4, session_cache="/x", **tokens([3])), "session_cache is not supported"),
+    ]
     with grpc.insecure_channel(server) as channel:
         stub = jetstream_pb2_grpc.OrchestratorStub(channel)
         for request, why in bad:
             with pytest.raises(grpc.RpcError) as raised:
                 list(stub.Decode(request, timeout=30))
-            assert raised.value.code() == grpc.StatusCode.INVALID_ARGUMENT and why in raised.value.details()
+            assert (
+                raised.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+                and why in raised.value.details()
+            )
         raw = channel.unary_stream("/jetstream_proto.Orchestrator/Decode", lambda b: b, lambda b: b)
-        for garbage in (b"\xff" * 40, b"*\x04\n\x02\xc3\x28 \x04", bytes(range(256))):  # the second holds text that is no UTF-8
+        # The second holds text that is no UTF-8.
+        for garbage in (b"\xff" * 40, b"*\x04\n\x02\xc3\x28 \x04", bytes(range(256))):
             with pytest.raises(grpc.RpcError):
                 list(raw(garbage, timeout=30))
         # One that asks and leaves.
@@ -190,7 +231,9 @@ def test_server_survives_what_it_cannot_serve(server, tokenizer, greedy):
     with pytest.raises(Refusal, match="INVALID_ARGUMENT: max_tokens"):
         said(server, "+12=", 13)
     with ThreadPoolExecutor(16) as pool:  # more than slots: every one of them still serves
-        assert list(pool.map(functools.partial(said, server), QUESTIONS[:32])) == list(map(tokenizer.decode, greedy[:32]))
+        assert list(pool.map(functools.partial(said, server), QUESTIONS[:32])) == list(
+            map(tokenizer.decode, greedy[:32])
+        )
 
 
 def test_stop_lets_requests_end_and_frees_the_port(policy, tokenizer, greedy):
@@ -204,27 +247,51 @@ def test_stop_lets_requests_end_and_frees_the_port(policy, tokenizer, greedy):
         stream = ask(f"localhost:{port}", QUESTIONS[0], NEW, timeout=60)
         begun = next(stream)[0]
         server.stop()
-        assert begun + "".join(p for p, in stream) == tokenizer.decode(greedy[0])
+        assert begun + "".join(p for (p,) in stream) == tokenizer.decode(greedy[0])
         with pytest.raises(Refusal, match="UNAVAILABLE"):
             said(f"localhost:{port}", QUESTIONS[0])
         left = {t.name for t in set(threading.enumerate()) - before}
-        assert not any(n.startswith(("prefill", "transfer", "generate", "detokenize", "grpc")) for n in left), left
+        assert not any(
+            n.startswith(("prefill", "transfer", "generate", "detokenize", "grpc")) for n in left
+        ), left
 
 
 def test_characters_of_several_tokens(tmp_path, policy):
     """A policy over bytes, which at random writes characters, parts of them and what is none."""
     import tokenizers
     import transformers
+
     vocabulary = [PAD, END, *sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())]
-    core = tokenizers.Tokenizer(tokenizers.models.BPE(vocab={t: i for i, t in enumerate(vocabulary)}, merges=[]))
-    core.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    core = tokenizers.Tokenizer(
+        tokenizers.models.BPE(vocab={t: i for i, t in enumerate(vocabulary)}, merges=[])
+    )
+    core.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(
+        add_prefix_space=False, use_regex=False
+    )
     core.decoder = tokenizers.decoders.ByteLevel()
-    model = ModelConfig(vocab_size=258, width=16, layers=1, heads=2, kv_heads=1, head_dim=8, mlp_width=16, max_position=64)
-    save_hf(tmp_path / "bytes", init(model, jax.random.key(1)), model,
-            transformers.PreTrainedTokenizerFast(tokenizer_object=core, pad_token=PAD, eos_token=END))
+    model = ModelConfig(
+        vocab_size=258,
+        width=16,
+        layers=1,
+        heads=2,
+        kv_heads=1,
+        head_dim=8,
+        mlp_width=16,
+        max_position=64,
+    )
+    save_hf(
+        tmp_path / "bytes",
+        init(model, jax.random.key(1)),
+        model,
+        transformers.PreTrainedTokenizerFast(tokenizer_object=core, pad_token=PAD, eos_token=END),
+    )
     path = tmp_path / "bytes" / "tokenizer_config.json"  # as for the embedded policy
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"tokenizer_class": "Qwen2Tokenizer", "bos_token": None,
-                                                               "unk_token": PAD}))
+    path.write_text(
+        json.dumps(
+            json.loads(path.read_text())
+            | {"tokenizer_class": "Qwen2Tokenizer", "bos_token": None, "unk_token": PAD}
+        )
+    )
     mine = load_policy(tmp_path / "bytes")
     tokenizer = load_tokenizer(mine.directory)
     texts = ["\u4f60\u597d", "caf\u00e9", "  two ", "\U0001f600"] * 3
@@ -240,7 +307,9 @@ def test_characters_of_several_tokens(tmp_path, policy):
 
 def test_unmodified_server(engine, tokenizer, greedy):
     """The engine under JetStream's own `server_lib.run`, as any engine: text in, tokens out."""
-    config = config_lib.ServerConfig(interleaved_slices=("cpu=1",), interleaved_engine_create_fns=(lambda devices: engine,))
+    config = config_lib.ServerConfig(
+        interleaved_slices=("cpu=1",), interleaved_engine_create_fns=(lambda devices: engine,)
+    )
     port = free_port()
     server = server_lib.run(port, config, devices=[None])
     try:
@@ -249,9 +318,16 @@ def test_unmodified_server(engine, tokenizer, greedy):
             stub = jetstream_pb2_grpc.OrchestratorStub(channel)
             for question in QUESTIONS[:20]:
                 content = jetstream_pb2.DecodeRequest.TextContent(text=question)
-                replies = stub.Decode(jetstream_pb2.DecodeRequest(text_content=content, max_tokens=NEW), timeout=60)
+                replies = stub.Decode(
+                    jetstream_pb2.DecodeRequest(text_content=content, max_tokens=NEW), timeout=60
+                )
                 samples = [r.stream_content.samples[0] for r in replies]
-                found.append((list(np.concatenate([s.token_ids for s in samples])), "".join(s.text for s in samples)))
+                found.append(
+                    (
+                        list(np.concatenate([s.token_ids for s in samples])),
+                        "".join(s.text for s in samples),
+                    )
+                )
     finally:
         server.stop()
     assert found == [(ids, tokenizer.decode(ids)) for ids in greedy[:20]]
@@ -263,7 +339,9 @@ def free_port():
 
 
 class LateSlots(queue.Queue):
-    """Free slots; one that the generating thread puts back waits until all others are back, if they are soon."""
+    """Free slots; one that the generating thread puts back waits until all others are back,
+    if they are soon.
+    """
 
     def put(self, item, block=True, timeout=None):
         if threading.current_thread().name.startswith("generate"):
@@ -274,7 +352,9 @@ class LateSlots(queue.Queue):
 
 
 def test_driver_outlives_the_race_for_the_last_slot(policy, tokenizer, greedy, monkeypatch):
-    """JetStream's generating thread asserts that a slot is in use, right where the detokenizing thread may free the last one."""
+    """JetStream's generating thread asserts that a slot is in use, right where the detokenizing
+    thread may free the last one.
+    """
     begun = []
 
     class Counting(PolicyEngine):
@@ -283,8 +363,11 @@ def test_driver_outlives_the_race_for_the_last_slot(policy, tokenizer, greedy, m
             return super().init_decode_state()
 
     engine = Counting(policy, SamplerConfig(2, NEW, temperature=0.0), LONGEST)
-    make = lambda size=0: LateSlots(size) if size == 2 else queue.Queue(size)  # no other queue has room for two
-    monkeypatch.setattr(orchestrator, "queue", types.SimpleNamespace(Queue=make, Empty=queue.Empty, Full=queue.Full))
+    # No other queue has room for two.
+    make = lambda size=0: LateSlots(size) if size == 2 else queue.Queue(size)
+    monkeypatch.setattr(
+        orchestrator, "queue", types.SimpleNamespace(Queue=make, Empty=queue.Empty, Full=queue.Full)
+    )
     with Server(engine) as server:
         for _ in range(50):  # until it did start over: on a busy machine the slots may be late
             for question, ids in zip(QUESTIONS[:4], greedy):
@@ -296,26 +379,43 @@ def test_driver_outlives_the_race_for_the_last_slot(policy, tokenizer, greedy, m
 
 # The command
 
+
 def test_serve_and_ask(repo, tokenizer, greedy):
     port = free_port()
     command = [sys.executable, "experiments/serve.py", f"--port={port}"]
-    run = lambda *more: subprocess.run([*command, *more], cwd=repo, capture_output=True, text=True, timeout=120)
-    server = subprocess.Popen([*command, "--slots=2", "--max_prefill_length=32"], cwd=repo, stdout=subprocess.PIPE,
-                              stderr=subprocess.DEVNULL, text=True)
+    run = lambda *more: subprocess.run(
+        [*command, *more], cwd=repo, capture_output=True, text=True, timeout=120
+    )
+    server = subprocess.Popen(
+        [*command, "--slots=2", "--max_prefill_length=32"],
+        cwd=repo,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
     try:
         lines = iter(server.stdout.readline, "")
-        assert f"serving on localhost:{port}" in next(line for line in lines if line.startswith("serving"))
+        assert f"serving on localhost:{port}" in next(
+            line for line in lines if line.startswith("serving")
+        )
         asked = run(f"--ask={QUESTIONS[0]}", f"--max_new={NEW}")
         assert (asked.stdout, asked.returncode) == (tokenizer.decode(greedy[0]) + "\n", 0)
         refused = run("--ask=hello")
-        assert refused.returncode == 2 and "INVALID_ARGUMENT: the text 'hello' makes no token" in refused.stderr
+        assert (
+            refused.returncode == 2
+            and "INVALID_ARGUMENT: the text 'hello' makes no token" in refused.stderr
+        )
         taken = run()
         assert taken.returncode == 2 and taken.stderr.splitlines()[-1].startswith(
-            f"error: cannot listen on localhost:{port}: Address already in use")
+            f"error: cannot listen on localhost:{port}: Address already in use"
+        )
         server.send_signal(signal.SIGTERM)
         assert server.wait(60) == 0 and list(lines)[-1] == "stopped\n"
     finally:
         server.kill()
     absent = run("--model=/nowhere")
-    assert absent.returncode == 2 and absent.stderr.splitlines()[-1] == "error: /nowhere: no such directory"
+    assert (
+        absent.returncode == 2
+        and absent.stderr.splitlines()[-1] == "error: /nowhere: no such directory"
+    )
     assert "UNAVAILABLE" in run("--ask=+12=").stderr

@@ -1,4 +1,7 @@
-"""Policies to serve: directories and workdirs. Reading them needs no JetStream, serving them does, so the tests skip together."""
+"""Policies to serve: directories and workdirs.
+
+Reading them needs no JetStream, serving them does, so the tests skip together.
+"""
 
 import json
 
@@ -19,7 +22,9 @@ def test_policies_to_serve(tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "policy").symlink_to(embedded_directory())
     exported = load_policy(tmp_path / "run")  # a run that is over
-    assert all(map(np.array_equal, jax.tree.leaves(exported.params), jax.tree.leaves(embedded.params)))
+    assert all(
+        map(np.array_equal, jax.tree.leaves(exported.params), jax.tree.leaves(embedded.params))
+    )
     with pytest.raises(FileNotFoundError, match="nowhere: no such directory"):
         load_policy(tmp_path / "nowhere")
     with pytest.raises(FileNotFoundError, match="config.json"):
@@ -33,7 +38,9 @@ def test_newest_checkpoint_of_an_unfinished_run(tmp_path):
 
     start = tmp_path / "start"
     save_tokenizer(start)
-    model = ModelConfig(vocab_size=20, width=8, layers=1, heads=2, kv_heads=1, head_dim=4, mlp_width=8)
+    model = ModelConfig(
+        vocab_size=20, width=8, layers=1, heads=2, kv_heads=1, head_dim=4, mlp_width=8
+    )
     (start / "config.json").write_text(json.dumps(model.to_hf()))
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "config.json").write_text(json.dumps({"model": {"path": str(start)}}))
@@ -42,7 +49,9 @@ def test_newest_checkpoint_of_an_unfinished_run(tmp_path):
     keeper, params = Checkpointer(tmp_path / "checkpoints", keep=2), {}
     for step in (9, 10):
         params = init(model, jax.random.key(step))
-        keeper.save(step, {"params": params, "opt_state": optax.adam(1.0).init(params)}, {"seen": step})
+        keeper.save(
+            step, {"params": params, "opt_state": optax.adam(1.0).init(params)}, {"seen": step}
+        )
     keeper.close()
     served = load_policy(tmp_path)
     assert served.source.endswith("(step 10)") and served.model == model

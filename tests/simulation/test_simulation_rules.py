@@ -1,23 +1,43 @@
-"""Simulated rules against exact theory within Monte Carlo error; samples counted exactly; the same seed gives the same numbers."""
+"""Simulated rules against exact theory within Monte Carlo error; samples counted exactly;
+the same seed gives the same numbers.
+"""
 
 import numpy as np
 import pytest
 
 from rl_speed import theory
-from rl_speed.studies import simulation
 from rl_speed.sampling import Allocated, Band, Dynamic, Sequential, Speed, Uniform
+from rl_speed.studies import simulation
 
 RATES = np.repeat([0.0, 0.02, 0.1, 0.3, 0.5, 0.8, 0.97, 1.0], 250)
-RULES = [Uniform(12), Dynamic(12), Speed(4, 8), Speed(3, 9, 0.2, 0.8), Speed(4, 4, low=-1.0), Band(12, 0.25, 0.75),
-         Band(12, 0.25, 0.75, inclusive=False), Band(8, 0.0, 0.5), Sequential(4, 3), Sequential(4, 3, k_pos=2, k_neg=2),
-         Sequential(4, 3, k_pos=2, k_neg=1, on_unresolved="drop"), Sequential(3, 4, k_pos=4), Sequential(4, 3, k_pos=0, k_neg=1)]
+RULES = [
+    Uniform(12),
+    Dynamic(12),
+    Speed(4, 8),
+    Speed(3, 9, 0.2, 0.8),
+    Speed(4, 4, low=-1.0),
+    Band(12, 0.25, 0.75),
+    Band(12, 0.25, 0.75, inclusive=False),
+    Band(8, 0.0, 0.5),
+    Sequential(4, 3),
+    Sequential(4, 3, k_pos=2, k_neg=2),
+    Sequential(4, 3, k_pos=2, k_neg=1, on_unresolved="drop"),
+    Sequential(3, 4, k_pos=4),
+    Sequential(4, 3, k_pos=0, k_neg=1),
+]
 
 
 @pytest.mark.parametrize("rule", RULES, ids=str)
 def test_simulation_agrees_with_theory(rule):
     draws = simulation.draw(rule, RATES, np.random.default_rng(1), repeats=8)
     measured, exact = simulation.measure(draws), simulation.exact(rule, RATES)
-    least = {"accepted", "samples_per_trained", "samples_per_informative", "informative_share", "informative_per_1000"}
+    least = {
+        "accepted",
+        "samples_per_trained",
+        "samples_per_informative",
+        "informative_share",
+        "informative_per_1000",
+    }
     assert set(exact) == (least if isinstance(rule, Sequential) else set(measured))
     for name, value in exact.items():
         got, error = measured[name]
@@ -28,37 +48,57 @@ def test_acceptance_of_each_pass_rate():
     draws = simulation.draw(Speed(4, 8), RATES, np.random.default_rng(2), repeats=8)
     for p in np.unique(RATES):
         accepted, expected = draws.trained[:, RATES == p], theory.acceptance(p, 4)
-        assert abs(accepted.mean() - expected) <= 4 * np.sqrt(expected * (1 - expected) / accepted.size)
+        assert abs(accepted.mean() - expected) <= 4 * np.sqrt(
+            expected * (1 - expected) / accepted.size
+        )
 
 
 def test_every_sample_is_counted():
     at = {rule: simulation.draw(rule, RATES, np.random.default_rng(3), repeats=2) for rule in RULES}
     for rule, draws in at.items():
-        assert np.all((draws.positive >= 0) & (draws.positive <= draws.samples) & (draws.samples <= rule.max_samples))
+        assert np.all(
+            (draws.positive >= 0)
+            & (draws.positive <= draws.samples)
+            & (draws.samples <= rule.max_samples)
+        )
         assert not draws.positive[:, RATES == 0].any()
         assert np.array_equal(draws.positive[:, RATES == 1], draws.samples[:, RATES == 1])
     assert np.all(at[Uniform(12)].samples == 12) and at[Uniform(12)].trained.all()
     screened = at[Speed(4, 8)]
-    assert np.array_equal(screened.samples, np.where(screened.trained, 12, 4))  # a rejected prompt is never asked about again
+    # A rejected prompt is never asked about again.
+    assert np.array_equal(screened.samples, np.where(screened.trained, 12, 4))
     assert np.array_equal(screened.rounds, np.where(screened.trained, 2, 1))
     rounds = at[Sequential(4, 3)]
-    assert np.array_equal(rounds.samples, 4 * rounds.rounds) and set(np.unique(rounds.rounds)) == {1, 2, 3}
+    assert np.array_equal(rounds.samples, 4 * rounds.rounds) and set(np.unique(rounds.rounds)) == {
+        1,
+        2,
+        3,
+    }
 
 
 def test_batches_account_for_every_sample_up_to_the_last_one():
-    samples, counts = np.array([4, 4, 24, 4, 24, 24, 4, 24, 4]), np.array([0, 0, 1, 0, 1, 1, 0, 1, 0])
+    samples, counts = (
+        np.array([4, 4, 24, 4, 24, 24, 4, 24, 4]),
+        np.array([0, 0, 1, 0, 1, 1, 0, 1, 0]),
+    )
     assert simulation.fill(samples, counts, 2).tolist() == [60, 52]
     assert simulation.fill(samples, counts, 5).tolist() == []
 
 
 def test_allocated_spends_its_budget_and_agrees_with_theory():
     rule = Allocated(n_max=24, n_min=4)
-    row, = simulation.survey({"Allocated": rule}, RATES, n=12, groups=4, repeats=4)
+    (row,) = simulation.survey({"Allocated": rule}, RATES, n=12, groups=4, repeats=4)
     assert row["measured"]["samples_per_trained"] == 12  # the whole budget, shared out among all
     for name in ("informative_share", "signal_per_sample", "gradient"):
         assert abs(row["measured"][name] - row["exact"][name]) <= 4 * row["error"][name]
-    assert not np.array_equal(simulation.draw(rule, RATES, np.random.default_rng(0), 1, np.full((1, len(RATES)), 5)).samples,
-                              simulation.draw(rule, RATES, np.random.default_rng(0), 1, np.full((1, len(RATES)), 6)).samples)
+    assert not np.array_equal(
+        simulation.draw(
+            rule, RATES, np.random.default_rng(0), 1, np.full((1, len(RATES)), 5)
+        ).samples,
+        simulation.draw(
+            rule, RATES, np.random.default_rng(0), 1, np.full((1, len(RATES)), 6)
+        ).samples,
+    )
 
 
 def test_progress_is_that_of_theory():
@@ -67,10 +107,14 @@ def test_progress_is_that_of_theory():
     expected = theory.expected_speedup(rates, 4, 8)
     for row, name in zip(rows, ("uniform", "dapo", "speed")):
         for ours, theirs in (("sgd", "sgd"), ("noisy", "adam_wide")):
-            assert row["progress"][ours] == pytest.approx(getattr(expected[name], theirs) / expected[name].samples, rel=0.03)
+            assert row["progress"][ours] == pytest.approx(
+                getattr(expected[name], theirs) / expected[name].samples, rel=0.03
+            )
     assert rows[0]["vs_uniform"] == rows[1]["vs_dynamic"] == 1
-    assert rows[2]["vs_uniform"] == pytest.approx(rows[2]["exact"]["samples_per_informative"]
-                                                  / rows[0]["exact"]["samples_per_informative"], rel=0.03)
+    assert rows[2]["vs_uniform"] == pytest.approx(
+        rows[2]["exact"]["samples_per_informative"] / rows[0]["exact"]["samples_per_informative"],
+        rel=0.03,
+    )
 
 
 def test_same_seed_same_numbers_whatever_the_company():
@@ -83,8 +127,13 @@ def test_same_seed_same_numbers_whatever_the_company():
 
 
 def test_nothing_to_learn_is_said_not_raised():
-    row, = simulation.survey({"Dynamic": Dynamic(6)}, np.zeros(5), n=6, repeats=2)
-    assert row["batch"] is None and row["measured"]["samples_per_informative"] == np.inf == row["exact"]["samples_per_informative"]
+    (row,) = simulation.survey({"Dynamic": Dynamic(6)}, np.zeros(5), n=6, repeats=2)
+    assert (
+        row["batch"] is None
+        and row["measured"]["samples_per_informative"]
+        == np.inf
+        == row["exact"]["samples_per_informative"]
+    )
 
 
 def test_epochs_follow_the_pass_rates():
@@ -97,14 +146,23 @@ def test_epochs_follow_the_pass_rates():
     assert found["Allocated"]["samples_per_trained"] == [12, 12, 12]
 
 
-@pytest.mark.parametrize("call,message", [
-    (lambda: simulation.standard_rules(5), "n must be at least 6"),
-    (lambda: simulation.standard_rules(24, (4, 24)), "n_init must lie between 2 and n - 1 = 23, got 24"),
-    (lambda: simulation.standard_rules(24, (1,)), "got 1"),
-    (lambda: simulation.survey({}, RATES, groups=0), "groups must be at least 1"),
-    (lambda: simulation.survey({}, RATES, repeats=0), "repeats must be at least 1"),
-    (lambda: simulation.draw(Uniform(2), np.array([0.5, np.nan]), np.random.default_rng(0)), r"must lie in \[0, 1\]"),
-])
+@pytest.mark.parametrize(
+    "call,message",
+    [
+        (lambda: simulation.standard_rules(5), "n must be at least 6"),
+        (
+            lambda: simulation.standard_rules(24, (4, 24)),
+            "n_init must lie between 2 and n - 1 = 23, got 24",
+        ),
+        (lambda: simulation.standard_rules(24, (1,)), "got 1"),
+        (lambda: simulation.survey({}, RATES, groups=0), "groups must be at least 1"),
+        (lambda: simulation.survey({}, RATES, repeats=0), "repeats must be at least 1"),
+        (
+            lambda: simulation.draw(Uniform(2), np.array([0.5, np.nan]), np.random.default_rng(0)),
+            r"must lie in \[0, 1\]",
+        ),
+    ],
+)
 def test_what_cannot_be_is_named(call, message):
     with pytest.raises(ValueError, match=message):
         call()

@@ -9,7 +9,10 @@ from rl_speed.theory import allocate
 
 
 def slow_shares(wish, budget, n_min, n_max):
-    """Give in proportion; hold at its bound whoever is furthest outside; share the rest anew. Exact."""
+    """Give in proportion; hold at its bound whoever is furthest outside; share the rest anew.
+
+    Exact.
+    """
     held = {}
     while True:
         free = [i for i in range(len(wish)) if i not in held]
@@ -60,15 +63,27 @@ def test_no_other_allocation_has_less_variance():
     """Var of the estimate of sum log p: (1 - p) / (p n) each."""
     p = np.array([0.05, 0.3, 0.6])
     variance = lambda n: ((1 - p) / (p * n)).sum()
-    best = min((variance(np.array([a, b, 60 - a - b])), (a, b, 60 - a - b)) for a in range(1, 59) for b in range(1, 60 - a))
+    best = min(
+        (variance(np.array([a, b, 60 - a - b])), (a, b, 60 - a - b))
+        for a in range(1, 59)
+        for b in range(1, 60 - a)
+    )
     assert variance(allocate(p, 60, form="variance")) <= best[0] * 1.002
 
 
-@pytest.mark.parametrize("change, message", [
-    (dict(p_hat=[0.0, 0.5]), "Estimate with a prior"), (dict(p_hat=[[0.5]]), r"\[P\]"), (dict(p_hat=[0.5, 1.5]), "p_hat must lie"),
-    (dict(budget=1, n_min=1), "cannot give each of 2 prompts"), (dict(budget=50, n_max=4), "cannot give each of 2 prompts"),
-    (dict(n_min=5, n_max=4), "must not exceed"), (dict(form="log"), "form must be one of"),
-    (dict(p_hat=[1.0, 1.0], form="variance", n_min=0), "cannot be spent")])
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (dict(p_hat=[0.0, 0.5]), "Estimate with a prior"),
+        (dict(p_hat=[[0.5]]), r"\[P\]"),
+        (dict(p_hat=[0.5, 1.5]), "p_hat must lie"),
+        (dict(budget=1, n_min=1), "cannot give each of 2 prompts"),
+        (dict(budget=50, n_max=4), "cannot give each of 2 prompts"),
+        (dict(n_min=5, n_max=4), "must not exceed"),
+        (dict(form="log"), "form must be one of"),
+        (dict(p_hat=[1.0, 1.0], form="variance", n_min=0), "cannot be spent"),
+    ],
+)
 def test_what_cannot_be_is_refused(change, message):
     with pytest.raises(ValueError, match=message):
         allocate(**{**dict(p_hat=[0.2, 0.5], budget=8), **change})

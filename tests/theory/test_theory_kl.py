@@ -5,8 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from rl_speed.theory import kl_optimal
-from rl_speed.theory import kl_second_order
+from rl_speed.theory import kl_optimal, kl_second_order
 
 
 @pytest.mark.parametrize("beta", [0.1, 0.5, 1.0, 3.0])
@@ -36,7 +35,9 @@ def test_accuracy_across_the_switch_and_at_the_extremes():
     for p in (1e-9, 0.3, 0.5, 0.7, 0.999, 1 - 2**-40):
         for beta in (1e-4, 0.5, 0.999, 1.0, 1.001, 50.0, 999.0, 1001.0, 1e6):
             t = 1 / mp(beta)
-            exact = from_high_precision.log(1 - mp(p) + mp(p) * from_high_precision.exp(t)) - mp(p) * t
+            exact = (
+                from_high_precision.log(1 - mp(p) + mp(p) * from_high_precision.exp(t)) - mp(p) * t
+            )
             np.testing.assert_allclose(kl_optimal(p, beta), float(exact), rtol=1e-11)
     assert kl_optimal(0.0, 1e-4) == 0 and kl_optimal(1.0, 1e-4) == 0
     assert kl_optimal(np.full((2, 1), 0.5), np.ones(3)).shape == (2, 3)

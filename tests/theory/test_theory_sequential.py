@@ -1,4 +1,6 @@
-"""The dynamic programme against enumeration of every sequence of answers, and against the rule itself."""
+"""The dynamic programme against enumeration of every sequence of answers,
+and against the rule itself.
+"""
 
 import itertools
 
@@ -19,10 +21,14 @@ def enumerated(p, m, rounds, k_pos, k_neg):
     for answers in itertools.product([0, 1], repeat=m * rounds):
         chance = np.prod([p if a else 1 - p for a in answers])
         for i in range(1, rounds + 1):
-            n, k = i * m, sum(answers[:i * m])
+            n, k = i * m, sum(answers[: i * m])
             done = k >= k_pos and n - k >= k_neg
             if done or i == rounds:
-                samples, resolved, rate = samples + chance * n, resolved + chance * done, rate + chance * k / n
+                samples, resolved, rate = (
+                    samples + chance * n,
+                    resolved + chance * done,
+                    rate + chance * k / n,
+                )
                 exits[i - 1] += chance
                 break
     return samples, resolved, rate, exits
@@ -34,7 +40,11 @@ def test_equals_enumeration(m, rounds, k_pos, k_neg):
     got = sequential_cost(rates, m, rounds, k_pos, k_neg)
     for i, p in enumerate(rates):
         samples, resolved, rate, exits = enumerated(p, m, rounds, k_pos, k_neg)
-        np.testing.assert_allclose([got.samples[i], got.resolved[i], got.pass_rate[i]], [samples, resolved, rate], atol=1e-12)
+        np.testing.assert_allclose(
+            [got.samples[i], got.resolved[i], got.pass_rate[i]],
+            [samples, resolved, rate],
+            atol=1e-12,
+        )
         np.testing.assert_allclose(got.exits[i], exits, atol=1e-12)
 
 
@@ -42,7 +52,9 @@ def test_closed_form_for_the_first_positive():
     """Rounds until a success are geometric, cut off: sum over i < rounds of (1-p)^(m i)."""
     p, m, rounds = np.linspace(0.01, 0.99, 30), 8, 4
     got = sequential_cost(p, m, rounds, 1)
-    np.testing.assert_allclose(got.samples, m * sum((1 - p) ** (m * i) for i in range(rounds)), rtol=1e-12)
+    np.testing.assert_allclose(
+        got.samples, m * sum((1 - p) ** (m * i) for i in range(rounds)), rtol=1e-12
+    )
     np.testing.assert_allclose(got.resolved, 1 - (1 - p) ** (m * rounds), rtol=1e-12)
     # Waiting for positives alone biases the estimate upwards; near 1 by less than rounding.
     assert (got.pass_rate > p)[p < 0.9].all() and (got.pass_rate > p - 1e-15).all()
@@ -62,7 +74,9 @@ def test_the_rule_costs_what_theory_says():
     cumulative = np.concatenate([np.zeros((count, 1), int), right.cumsum(1)], axis=1)
     done, state, closed = np.zeros(count, int), rule.init(count), np.zeros(count, bool)
     for _ in range(rounds + 1):
-        counts = Counts(*(jnp.asarray(x, jnp.int32) for x in (done, done, cumulative[np.arange(count), done])))
+        counts = Counts(
+            *(jnp.asarray(x, jnp.int32) for x in (done, done, cumulative[np.arange(count), done]))
+        )
         decision, state = compiled_decide(rule)(counts, state)
         closed |= np.asarray(decision.status) != OPEN
         done = np.where(closed, done, np.asarray(decision.want))
@@ -74,7 +88,11 @@ def test_the_rule_costs_what_theory_says():
 
 
 def test_what_cannot_be_is_refused():
-    for change, message in [(dict(p=1.2), "p must lie in"), (dict(m=0), "m must be at least 1"), (dict(k_pos=0), "both 0"),
-                            (dict(rounds=1.5), "rounds must be an integer")]:
+    for change, message in [
+        (dict(p=1.2), "p must lie in"),
+        (dict(m=0), "m must be at least 1"),
+        (dict(k_pos=0), "both 0"),
+        (dict(rounds=1.5), "rounds must be an integer"),
+    ]:
         with pytest.raises((ValueError, TypeError), match=message):
             sequential_cost(**{**dict(p=0.5, m=2, rounds=2, k_pos=1), **change})

@@ -5,9 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from rl_speed.theory import snr_bound
-from rl_speed.theory import snr_bound_exact_advantage
-from rl_speed.theory import snr_bound_simple
+from rl_speed.theory import snr_bound, snr_bound_exact_advantage, snr_bound_simple
 
 
 def enumerate_snr(scores, probabilities, rewards, n):

@@ -14,8 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rl_speed import objectives
-from rl_speed import theory
+from rl_speed import objectives, theory
 
 EVERYTHING = (-math.inf, math.inf)
 SETTINGS = [  # n_init, n_cont, low, high
@@ -165,9 +164,7 @@ def test_acceptance_closed_form_and_small_rates():
     assert theory.acceptance(0.5, 1) == 0
     assert theory.acceptance(0.3, 4, *EVERYTHING) == pytest.approx(1)
     # Strict thresholds: 3 of 10 is not above 0.3.
-    assert theory.acceptance(0.3, 10, 0.3, 0.5) == pytest.approx(
-        math.comb(10, 4) * 0.3**4 * 0.7**6
-    )
+    assert theory.acceptance(0.3, 10, 0.3, 0.5) == pytest.approx(math.comb(10, 4) * 0.3**4 * 0.7**6)
 
 
 def test_shapes_and_limits():
@@ -178,7 +175,8 @@ def test_shapes_and_limits():
     ends = np.array([0.0, 1.0])
     np.testing.assert_allclose(theory.phi_prime(ends, 4, 12), 4 / 16)
     np.testing.assert_allclose(
-        theory.phi_prime(ends, 4, 12, 0.1, 0.9), theory.phi_prime([1e-9, 1 - 1e-9], 4, 12, 0.1, 0.9),
+        theory.phi_prime(ends, 4, 12, 0.1, 0.9),
+        theory.phi_prime([1e-9, 1 - 1e-9], 4, 12, 0.1, 0.9),
         rtol=1e-6,
     )
 
@@ -232,7 +230,9 @@ def test_expected_speedup_matches_simulated_training():
             "samples": (first / keep.mean() + more) / 12,
         }
         for field, value in simulated.items():
-            np.testing.assert_allclose(getattr(got, field), value, rtol=0.015, err_msg=(name, field))
+            np.testing.assert_allclose(
+                getattr(got, field), value, rtol=0.015, err_msg=(name, field)
+            )
 
 
 def test_wide_scores_make_the_square_norm_linear_in_the_variance():
@@ -259,4 +259,6 @@ def test_expected_speedup_special_cases():
     assert dapo.sgd / dapo.samples == pytest.approx(1)
     other = theory.expected_speedup(rates, 4, 8, n=6)
     assert other["uniform"].samples_per_group == pytest.approx(6)
-    assert other["speed"].signal == pytest.approx(theory.expected_speedup(rates, 4, 8)["speed"].signal)
+    assert other["speed"].signal == pytest.approx(
+        theory.expected_speedup(rates, 4, 8)["speed"].signal
+    )

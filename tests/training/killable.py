@@ -1,7 +1,9 @@
-"""A small run that can be killed at a chosen moment: python killable.py WORKDIR STEPS [PHASE NTH DELAY_S].
+"""A small run that can be killed at a chosen moment:
+python killable.py WORKDIR STEPS [PHASE NTH DELAY_S].
 
-At the NTH beginning of PHASE (generate, score, update, checkpoint) in this process a clock starts, and DELAY_S later, or when the
-phase begins again, the process gets SIGKILL. Run by test_training_kill.py.
+At the NTH beginning of PHASE (generate, score, update, checkpoint) in this process a clock starts,
+and DELAY_S later, or when the phase begins again, the process gets SIGKILL. Run by
+test_training_kill.py.
 """
 
 import os
@@ -24,14 +26,19 @@ def small_config(steps):
 def kill_at(trainer, phase, nth, delay_s):
     """Arrange for the end of this process."""
     step = trainer.rl_step
-    where = {"generate": (step.driver, "_generate"), "score": (step.driver, "_score"), "update": (step, "_update"),
-             "checkpoint": (trainer._checkpoints, "save")}
+    where = {
+        "generate": (step.driver, "_generate"),
+        "score": (step.driver, "_score"),
+        "update": (step, "_update"),
+        "checkpoint": (trainer._checkpoints, "save"),
+    }
     thing, name = where[phase]
     original, seen = getattr(thing, name), [0]
 
     def wrapped(*args, **kwargs):
         seen[0] += 1
-        if seen[0] > nth:  # a machine so fast that it began anew: no run goes on for longer than was meant
+        # A machine so fast that it began anew: no run goes on for longer than was meant.
+        if seen[0] > nth:
             os.kill(os.getpid(), signal.SIGKILL)
         if seen[0] == nth:
             threading.Timer(delay_s, os.kill, (os.getpid(), signal.SIGKILL)).start()

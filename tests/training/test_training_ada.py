@@ -4,13 +4,13 @@ import jax
 import numpy as np
 import pytest
 
+from rl_speed.config.presets import embedded, tiny
 from rl_speed.data.rollouts import Rollouts, pack, unpack
 from rl_speed.objectives import balanced_downsample
-from rl_speed.config.presets import embedded, tiny
-from rl_speed.training import build
-from rl_speed.update.batch import build_batch
-from rl_speed.training.loop import Trainer
 from rl_speed.runtime.metrics import PhaseTimer, read_lines
+from rl_speed.training import build
+from rl_speed.training.loop import Trainer
+from rl_speed.update.batch import build_batch
 from rl_speed.update.pools import PoolConfig, choose
 from rl_speed.update.state import init_state, state_shardings
 from rl_speed.update.step import make_update
@@ -20,31 +20,61 @@ pytestmark = pytest.mark.usefixtures("quick_compiles")
 
 def small(method, where="host", steps=4, **mesh):
     config = embedded(method)
-    tiny(config, steps, groups=8, samples=config.rule.n, screen=8, slots=32, prefill=4, train_prompts=24, eval_prompts=0)
-    config.driver.where, config.driver.buffer_groups, config.rule.m, config.rule.rounds = where, 16, 4, 3
-    config.optimizer.eps = 1e-3  # Adam's first step is the sign of the gradient, rounding and all, unless epsilon is larger
+    tiny(
+        config,
+        steps,
+        groups=8,
+        samples=config.rule.n,
+        screen=8,
+        slots=32,
+        prefill=4,
+        train_prompts=24,
+        eval_prompts=0,
+    )
+    config.driver.where, config.driver.buffer_groups, config.rule.m, config.rule.rounds = (
+        where,
+        16,
+        4,
+        3,
+    )
+    # Adam's first step is the sign of the gradient, rounding and all, unless epsilon is larger.
+    config.optimizer.eps = 1e-3
     for axis, size in mesh.items():
         setattr(config.mesh, axis, size)
     return config
 
 
 def kept_by_hand(group, n):
-    """Rows: the first n // 2 right and n - n // 2 wrong ones, what one class lacks from the other, in the order drawn."""
+    """Rows: the first n // 2 right and n - n // 2 wrong ones,
+    what one class lacks from the other, in the order drawn.
+    """
     right, wrong = (np.flatnonzero(group.correct == flag).tolist() for flag in (True, False))
     most = min(len(right), max(n // 2, n - len(wrong)))
-    return sorted(right[:most] + wrong[:n - most])
+    return sorted(right[:most] + wrong[: n - most])
 
 
 def advantages_by_hand(group, config):
     """Of the kept rows of one group."""
     o, p = config.objective, float(group.correct.mean())
     if len(group) == 1:
-        value = [float(group.rewards[0]) - float(group.estimates[0]) if o.singleton == "estimate" else 0.0]
+        value = [
+            float(group.rewards[0]) - float(group.estimates[0])
+            if o.singleton == "estimate"
+            else 0.0
+        ]
     else:
-        rows = kept_by_hand(group, config.rule.n) if config.rule.name == "sequential" else range(len(group))
+        rows = (
+            kept_by_hand(group, config.rule.n)
+            if config.rule.name == "sequential"
+            else range(len(group))
+        )
         value = [float(group.rewards[r]) - float(group.rewards.mean()) for r in rows]
     at = float(group.estimates[0]) if o.weight_from == "estimate" else p
-    weight = {"none": lambda: 1.0, "inv_p": lambda: 1 / at, "inv_sqrt_p": lambda: at**-0.5}[o.weight]() if at else 0.0
+    weight = (
+        {"none": lambda: 1.0, "inv_p": lambda: 1 / at, "inv_sqrt_p": lambda: at**-0.5}[o.weight]()
+        if at
+        else 0.0
+    )
     return [weight * v for v in value]
 
 
@@ -76,7 +106,9 @@ def test_sequential_pools_on_the_host(method):
     policy, driver = host_driver(config)
     rollouts, report = driver.next_groups(policy.params, 0)
     groups = rollouts.groups()
-    assert sorted(g.prompt.visit for g in groups) == list(range(8)), "the batch is decided before the next begins"
+    assert sorted(g.prompt.visit for g in groups) == list(range(8)), (
+        "the batch is decided before the next begins"
+    )
     assert report.generation.samples == len(rollouts) and len({len(g) for g in groups}) > 1
     for g in groups:
         check_pool(g, config)
@@ -89,39 +121,66 @@ def test_sequential_pools_on_the_host(method):
         assert part.sample_index.tolist() == kept_by_hand(whole, 4)
 
 
-@pytest.mark.parametrize("method, mesh", [
-    ("ada_seq_balance_paper", {}), pytest.param("ada_est_ema", {"data": 2}, marks=pytest.mark.slow)], ids=str)
+@pytest.mark.parametrize(
+    "method, mesh",
+    [
+        ("ada_seq_balance_paper", {}),
+        pytest.param("ada_est_ema", {"data": 2}, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
 def test_fused_step_is_the_host_path(method, mesh):
-    """Its pools are those of the host driver, its update that of their kept samples with advantages by hand."""
+    """Its pools are those of the host driver, its update that of their kept samples with
+    advantages by hand.
+    """
     config = small(method, "in_loop", **mesh)
     device_mesh, policy, stream, budgets = host_parts(config)
     optimizer, settings = build.build_optimizer(config, policy.params), build.update_config(config)
-    fresh = lambda: init_state(policy.params, optimizer, state_shardings(policy.model, optimizer, device_mesh))
+    fresh = lambda: init_state(
+        policy.params, optimizer, state_shardings(policy.model, optimizer, device_mesh)
+    )
     step = build.build_fused_step(config, policy, device_mesh, optimizer, settings, stream, budgets)
     state, (rollouts, _, metrics) = step(fresh(), 0, PhaseTimer())
     groups = rollouts.groups()
     if not mesh:
         reference = small(method)
-        host = {g.prompt.visit: g for g in host_driver(reference)[1].next_groups(policy.params, 0)[0].groups()}
+        host = {
+            g.prompt.visit: g
+            for g in host_driver(reference)[1].next_groups(policy.params, 0)[0].groups()
+        }
         assert sorted(host) == sorted(g.prompt.visit for g in groups) == list(range(8))
         for g in groups:
             np.testing.assert_array_equal(g.lengths, host[g.prompt.visit].lengths)
             np.testing.assert_array_equal(g.correct, host[g.prompt.visit].correct)
             np.testing.assert_array_equal(g.estimates, host[g.prompt.visit].estimates)
-    chosen = [g.take(kept_by_hand(g, 4)) for g in groups] if config.rule.name == "sequential" else groups
+    chosen = (
+        [g.take(kept_by_hand(g, 4)) for g in groups] if config.rule.name == "sequential" else groups
+    )
     rows = config.driver.groups * config.rule.n
-    batch = build_batch(Rollouts.concat(chosen), rows, config.data.max_prompt_length + config.sampler.max_new,
-                        config.training.length_multiple)
+    batch = build_batch(
+        Rollouts.concat(chosen),
+        rows,
+        config.data.max_prompt_length + config.sampler.max_new,
+        config.training.length_multiple,
+    )
     by_hand = np.array([a for g in groups for a in advantages_by_hand(g, config)], np.float32)
     update = make_update(policy.model, optimizer, device_mesh, settings)
     separate, other = update(fresh(), batch, np.pad(by_hand, (0, rows - len(by_hand))), None, None)
-    assert metrics["grad_norm"] == pytest.approx(float(other["grad_norm"]), rel=1e-4) and metrics["grad_norm"] > 0
-    for a, b in zip(jax.tree.leaves(jax.device_get(state.params)), jax.tree.leaves(jax.device_get(separate.params))):
+    assert (
+        metrics["grad_norm"] == pytest.approx(float(other["grad_norm"]), rel=1e-4)
+        and metrics["grad_norm"] > 0
+    )
+    for a, b in zip(
+        jax.tree.leaves(jax.device_get(state.params)),
+        jax.tree.leaves(jax.device_get(separate.params)),
+    ):
         np.testing.assert_allclose(a, b, atol=1e-6)
 
 
 def test_budgets_follow_the_estimates_of_earlier_visits(tmp_path):
-    """Three epochs of 24 prompts: the first uniform, then more for those that were seldom solved; always 8 a prompt in all."""
+    """Three epochs of 24 prompts: the first uniform, then more for those that were seldom solved;
+    always 8 a prompt in all.
+    """
     config = small("ada_est_ema", steps=9)
     config.driver.groups = config.driver.screen_prompts = 24
     config.driver.buffer_groups, config.training.steps = 24, 3
@@ -148,8 +207,15 @@ def test_fused_resume_is_exact(tmp_path):
     """On the host: test_training_presets.py, for every method."""
     for steps, name in ((4, "whole"), (2, "parts"), (4, "parts")):
         Trainer(small("ada_est_ema", "in_loop", steps=steps), tmp_path / name).run()
-    clean = lambda r: {k: v for k, v in r.items() if not k.startswith(("time/", "process/")) and k != "total/train_s"}
-    whole, parts = (list(map(clean, read_lines(tmp_path / name / "metrics.jsonl"))) for name in ("whole", "parts"))
+    clean = lambda r: {
+        k: v
+        for k, v in r.items()
+        if not k.startswith(("time/", "process/")) and k != "total/train_s"
+    }
+    whole, parts = (
+        list(map(clean, read_lines(tmp_path / name / "metrics.jsonl")))
+        for name in ("whole", "parts")
+    )
     assert whole == parts and len(whole) == 4 and all(r["skipped"] == 0 for r in whole)
 
 
@@ -157,28 +223,68 @@ def test_lots_are_not_drawn_with_the_random_numbers_of_the_samples():
     """Else which samples are kept would depend on what drew their tokens."""
     key, ids, index = jax.random.key(1), np.repeat(np.arange(6), 8), np.tile(np.arange(8), 6)
     correct, visits = np.random.default_rng(0).integers(0, 2, 48).astype(bool), np.arange(6) + 40
-    kept, _ = choose(PoolConfig(keep=4, order="random"), correct.astype(np.float32), correct, ids, index, visits, None, key)
-    by_the_samples = balanced_downsample(correct, ids, 6, 4, order="random", index=index, key=key, names=visits)
+    kept, _ = choose(
+        PoolConfig(keep=4, order="random"),
+        correct.astype(np.float32),
+        correct,
+        ids,
+        index,
+        visits,
+        None,
+        key,
+    )
+    by_the_samples = balanced_downsample(
+        correct, ids, 6, 4, order="random", index=index, key=key, names=visits
+    )
     assert kept.sum() == by_the_samples.sum() == 24 and (kept != by_the_samples).any()
 
 
 def test_an_only_sample_is_measured_against_history():
     config = small("ada_est_ema")
     prompt = host_parts(config)[2].take(1)[0]
-    one = Rollouts.group(prompt, tokens=np.ones((1, 2)), lengths=[2], logprobs=np.zeros((1, 2)), rewards=[1.0],
-                         sample_index=[0], truncated=[False], estimates=[0.25])
+    one = Rollouts.group(
+        prompt,
+        tokens=np.ones((1, 2)),
+        lengths=[2],
+        logprobs=np.zeros((1, 2)),
+        rewards=[1.0],
+        sample_index=[0],
+        truncated=[False],
+        estimates=[0.25],
+    )
     assert build.build_selector(config)(one)[1] == pytest.approx([(1 - 0.25) / 0.5])
     config.objective.singleton = "zero"
     assert build.build_selector(config)(one)[1].tolist() == [0]
 
 
-@pytest.mark.parametrize("path, value, message", [
-    ("estimate.kind", "none", "config.rule.name='allocated' needs config.estimate.kind to be 'ema' or 'value'"),
-    ("objective.advantage", "rloo", "config.objective.weight='inv_sqrt_p' needs config.objective.advantage to be one of pool"),
-    ("rule.n_min", 9, "config.rule.n .8, the average. must lie between config.rule.n_min .9. and config.rule.n_max .32."),
-    ("driver.screening", "fixed", "config.driver.screening='missing'"),
-    ("estimate.decay", 0.0, "config.estimate.decay must be in .0, 1."),
-])
+@pytest.mark.parametrize(
+    "path, value, message",
+    [
+        (
+            "estimate.kind",
+            "none",
+            "config.rule.name='allocated' needs config.estimate.kind to be 'ema' or 'value'",
+        ),
+        (
+            "objective.advantage",
+            "rloo",
+            (
+                "config.objective.weight='inv_sqrt_p' needs "
+                "config.objective.advantage to be one of pool"
+            ),
+        ),
+        (
+            "rule.n_min",
+            9,
+            (
+                "config.rule.n .8, the average. must lie between config.rule.n_min .9. and "
+                "config.rule.n_max .32."
+            ),
+        ),
+        ("driver.screening", "fixed", "config.driver.screening='missing'"),
+        ("estimate.decay", 0.0, "config.estimate.decay must be in .0, 1."),
+    ],
+)
 def test_impossible_settings_name_the_field(path, value, message):
     config = small("ada_est_ema")
     section, leaf = path.split(".")

@@ -1,4 +1,6 @@
-"""The start of a replay cache: every prompt once, resumable with the same result, costs counted, and files that do not fit."""
+"""The start of a replay cache: every prompt once, resumable with the same result,
+costs counted, and files that do not fit.
+"""
 
 import dataclasses
 import signal
@@ -7,9 +9,9 @@ import numpy as np
 import pytest
 from fake_generation import answer, finished
 
+from rl_speed.config.presets import embedded, tiny
 from rl_speed.data.prompts import Prompt
 from rl_speed.memory import CachedResponse, ReplayCache
-from rl_speed.config.presets import embedded, tiny
 from rl_speed.rollout.generate import GenerationStats, SampleRequest
 from rl_speed.training import build, cache_start
 from rl_speed.training.cache_start import SAMPLE_INDEX, start_cache, write_cache
@@ -18,7 +20,9 @@ pytestmark = pytest.mark.usefixtures("quick_compiles")
 
 
 class FakeGenerator:
-    """Responses of 1 to 5 tokens that the visit and the index decide; holds seven prompts and nine samples a call."""
+    """Responses of 1 to 5 tokens that the visit and the index decide;
+    holds seven prompts and nine samples a call.
+    """
 
     capacity = (7, 9)
 
@@ -28,7 +32,9 @@ class FakeGenerator:
     def dispatch(self, params, requests):
         assert len(requests) <= 7
         self.requests += requests
-        tokens = lambda visit, i: np.random.default_rng([visit, i]).integers(1, 50, 5)[:1 + visit % 5]
+        tokens = lambda visit, i: np.random.default_rng([visit, i]).integers(1, 50, 5)[
+            : 1 + visit % 5
+        ]
         drawn = answer(requests, lambda request, i: tokens(request.prompt.visit, i))
         drawn = dataclasses.replace(drawn, logprobs=-drawn.tokens / 8, truncated=drawn.lengths == 5)
         return finished(drawn, GenerationStats(1, len(requests), drawn.sampled_tokens, 5, 5))
@@ -41,30 +47,57 @@ def score(rollouts):
 
 
 def prompts(n):
-    return [Prompt(f"p{i}", np.array([1, 2], np.int32), "1", np.array([1], np.int32), "?") for i in range(n)]
+    return [
+        Prompt(f"p{i}", np.array([1, 2], np.int32), "1", np.array([1], np.int32), "?")
+        for i in range(n)
+    ]
 
 
 def contents(cache):
-    return {name: (r.tokens.tolist(), r.version, r.reward, r.correct, r.truncated, r.logprob, r.shortest)
-            for name, r in cache._held.items()}
+    return {
+        name: (
+            r.tokens.tolist(),
+            r.version,
+            r.reward,
+            r.correct,
+            r.truncated,
+            r.logprob,
+            r.shortest,
+        )
+        for name, r in cache._held.items()
+    }
 
 
 def test_every_prompt_gets_its_one_sample_and_costs_add_up():
     generator, cache, brought = FakeGenerator(), ReplayCache(eps=None), []
     data = prompts(23)
     data.insert(9, dataclasses.replace(data[2], text="the same id again"))
-    cost = start_cache(generator, None, data, score, cache, version=4, after_call=lambda n, cost: brought.append(n))
-    assert [(r.prompt.id, r.first, r.count) for r in generator.requests] == [(f"p{i}", SAMPLE_INDEX, 1) for i in range(23)]
+    cost = start_cache(
+        generator, None, data, score, cache, version=4, after_call=lambda n, cost: brought.append(n)
+    )
+    assert [(r.prompt.id, r.first, r.count) for r in generator.requests] == [
+        (f"p{i}", SAMPLE_INDEX, 1) for i in range(23)
+    ]
     assert brought == [7, 7, 7, 2] and len(cache) == 23
     places = {prompt.id: place for place, prompt in reversed(list(enumerate(data)))}
     for name, place in places.items():
-        tokens = np.random.default_rng([place, SAMPLE_INDEX]).integers(1, 50, 5)[:1 + place % 5]
+        tokens = np.random.default_rng([place, SAMPLE_INDEX]).integers(1, 50, 5)[: 1 + place % 5]
         right = tokens[0] % 2 == 0
-        assert contents(cache)[name] == (tokens.tolist(), 4, 0.75 if right else 0.25, right, place % 5 == 4,
-                                         pytest.approx(-tokens.sum() / 8), 1 + place % 5)
+        assert contents(cache)[name] == (
+            tokens.tolist(),
+            4,
+            0.75 if right else 0.25,
+            right,
+            place % 5 == 4,
+            pytest.approx(-tokens.sum() / 8),
+            1 + place % 5,
+        )
     held = list(cache._held.values())
     assert (cost.sampled, cost.calls, cost.tokens) == (23, 4, cache.tokens)
-    assert (cost.correct, cost.truncated) == (sum(r.correct for r in held), sum(r.truncated for r in held))
+    assert (cost.correct, cost.truncated) == (
+        sum(r.correct for r in held),
+        sum(r.truncated for r in held),
+    )
     assert 0 <= cost.score_seconds <= cost.seconds
 
 
@@ -74,13 +107,22 @@ def test_what_is_held_is_neither_sampled_nor_changed_and_a_stopped_start_goes_on
     mine = CachedResponse(np.array([3, 4]), 9, 1.0, True, False, -1.0, 2)
     cache, calls = ReplayCache(eps=None), []
     cache.put("p5", mine)
-    start_cache(FakeGenerator(), None, prompts(30), score, cache, after_call=lambda n, cost: calls.append(n),
-                stop=lambda: len(calls) >= 1)
+    start_cache(
+        FakeGenerator(),
+        None,
+        prompts(30),
+        score,
+        cache,
+        after_call=lambda n, cost: calls.append(n),
+        stop=lambda: len(calls) >= 1,
+    )
     # Two calls were under way when the first one was there.
     assert calls == [7, 7] and len(cache) == 15
     rest = FakeGenerator()
     start_cache(rest, None, prompts(30), score, cache)
-    assert [r.prompt.visit for r in rest.requests] == list(range(15, 30)) and cache.get("p5") is mine
+    assert [r.prompt.visit for r in rest.requests] == list(range(15, 30)) and cache.get(
+        "p5"
+    ) is mine
     assert {**contents(whole), "p5": None} == {**contents(cache), "p5": None}
     assert start_cache(rest, None, prompts(30), score, cache).calls == 0
 
@@ -99,27 +141,48 @@ def made(tmp_path_factory):
 
 
 def test_the_embedded_policy_starts_a_file(made):
-    """Its responses are those that the sampler gives to the same keys, and their verdicts those of the task."""
+    """Its responses are those that the sampler gives to the same keys,
+    and their verdicts those of the task.
+    """
     result, path = made
-    assert (result.prompts, result.held, result.resumed, result.taken, result.stopped) == (N, N, 0, 0, False)
+    assert (result.prompts, result.held, result.resumed, result.taken, result.stopped) == (
+        N,
+        N,
+        0,
+        0,
+        False,
+    )
     cache, config = ReplayCache(), small()
     mesh = build.build_mesh(config)
     policy = build.build_policy(config, mesh)
     data = build.build_data(config, policy.tokenizer)[0].prompts
     report = cache.load(path, policy.model.vocab_size, [p.id for p in data])
     assert (report.held, report.unknown, report.missing) == (N, 0, 0) and 0 < result.correct < 1
-    assert report.about["cost"]["tokens"] == result.cost.tokens == cache.tokens == pytest.approx(result.length * N)
+    assert (
+        report.about["cost"]["tokens"]
+        == result.cost.tokens
+        == cache.tokens
+        == pytest.approx(result.length * N)
+    )
     for prompt in data:
         held = cache.get(prompt.id)
-        text = policy.tokenizer.decode([t for t in held.tokens.tolist() if t not in policy.end_tokens])
+        text = policy.tokenizer.decode(
+            [t for t in held.tokens.tolist() if t not in policy.end_tokens]
+        )
         assert held.correct == (text == prompt.answer) == (held.reward == 1) and held.logprob < 0
         assert (held.tokens[-1] in policy.end_tokens) != held.truncated
     generator, _, _ = build.build_generators(config, policy, mesh)
     for place in (0, 41):
         request = SampleRequest(dataclasses.replace(data[place], visit=place), SAMPLE_INDEX, 1)
         drawn, _ = generator(policy.params, [request])
-        assert cache.get(data[place].id).tokens.tolist() == drawn.tokens[0, :drawn.lengths[0]].tolist()
-    assert "150 of 150 prompts have a response" in result.text() and "cost 150 responses" in result.text()
+        assert (
+            cache.get(data[place].id).tokens.tolist()
+            == drawn.tokens[0, : drawn.lengths[0]].tolist()
+        )
+    assert (
+        "150 of 150 prompts have a response" in result.text()
+        and "cost 150 responses" in result.text()
+    )
 
 
 def test_a_file_is_gone_on_with_and_ends_the_same(made, tmp_path):
@@ -132,20 +195,34 @@ def test_a_file_is_gone_on_with_and_ends_the_same(made, tmp_path):
     part.put("no such prompt", CachedResponse(np.array([1]), 0, 0.0, False, False, -1.0, 1))
     part.save(out, {**about, "cost": {**about["cost"], "sampled": 20, "tokens": part.tokens - 1}})
     result = write_cache(small(), out)
-    assert (result.held, result.resumed, result.unknown, result.cost.sampled, result.whole.sampled) == (N, 20, 1, N - 20, N)
+    assert (
+        result.held,
+        result.resumed,
+        result.unknown,
+        result.cost.sampled,
+        result.whole.sampled,
+    ) == (N, 20, 1, N - 20, N)
     again = ReplayCache()
     assert again.load(out).about["cost"]["tokens"] == whole.tokens
     assert contents(again) == contents(whole)
     config = small()
     config.sampler.temperature = 0.7
-    with pytest.raises(ValueError, match="part.npz was begun with temperature 1.0, this command says 0.7"):
+    with pytest.raises(
+        ValueError, match="part.npz was begun with temperature 1.0, this command says 0.7"
+    ):
         write_cache(config, out)
 
 
 def test_a_signal_saves_what_there_is(made, tmp_path, monkeypatch):
-    """Asked to stop when the first call is scored: the second, under way by then, still counts; the next start does the rest."""
+    """Asked to stop when the first call is scored: the second, under way by then, still counts;
+    the next start does the rest.
+    """
+
     class Bar:
-        update, close = staticmethod(lambda n: signal.raise_signal(signal.SIGTERM)), staticmethod(lambda: None)
+        update, close = (
+            staticmethod(lambda n: signal.raise_signal(signal.SIGTERM)),
+            staticmethod(lambda: None),
+        )
 
     out, whole, cache = tmp_path / "cache.npz", ReplayCache(), ReplayCache()
     whole.load(made[1])
@@ -163,14 +240,21 @@ def test_a_signal_saves_what_there_is(made, tmp_path, monkeypatch):
     assert cache.load(out).held == (held := result.held)
     result = write_cache(small(), out)
     cache.load(out)
-    assert not result.stopped and (result.resumed, result.cost.sampled) == (held, N - held) and contents(cache) == contents(whole)
+    assert (
+        not result.stopped
+        and (result.resumed, result.cost.sampled) == (held, N - held)
+        and contents(cache) == contents(whole)
+    )
 
 
 def test_another_policys_file_comes_first(made, tmp_path):
     _, path = made
     whole, other = ReplayCache(), ReplayCache()
     whole.load(path)
-    names, foreign = list(whole._held), CachedResponse(np.array([1, 2]), 77, 0.0, False, True, -1.0, 2)
+    names, foreign = (
+        list(whole._held),
+        CachedResponse(np.array([1, 2]), 77, 0.0, False, True, -1.0, 2),
+    )
     other.put(names[3], foreign)
     other.put("elsewhere", foreign)
     other.save(tmp_path / "other.npz", {"policy": "another"})
@@ -182,7 +266,9 @@ def test_another_policys_file_comes_first(made, tmp_path):
     assert {**contents(mixed), names[3]: 0} == {**contents(whole), names[3]: 0}
     other.put(names[4], CachedResponse(np.array([10**6]), 0, 0.0, False, False, -1.0, 1))
     other.save(tmp_path / "other.npz")
-    with pytest.raises(ValueError, match="other.npz: the response to prompt .* has token id 1000000"):
+    with pytest.raises(
+        ValueError, match="other.npz: the response to prompt .* has token id 1000000"
+    ):
         write_cache(small(), tmp_path / "new.npz", tmp_path / "other.npz")
     with pytest.raises(FileNotFoundError, match="nowhere.npz"):
         write_cache(small(), tmp_path / "new.npz", tmp_path / "nowhere.npz")

@@ -6,8 +6,18 @@ import pytest
 
 from rl_speed.runtime.checkpoint import Checkpointer, join_host, split_host
 
-HOST = {"a": {"n": 3, "x": 0.25, "text": "t", "none": {}, "empty": np.zeros((0, 4), np.int32), "deep": {"v": np.arange(3)}},
-        "flag": True, "list": [1, 2]}
+HOST = {
+    "a": {
+        "n": 3,
+        "x": 0.25,
+        "text": "t",
+        "none": {},
+        "empty": np.zeros((0, 4), np.int32),
+        "deep": {"v": np.arange(3)},
+    },
+    "flag": True,
+    "list": [1, 2],
+}
 
 
 def same(a, b):

@@ -8,7 +8,10 @@ from rl_speed.training import build
 
 @pytest.mark.parametrize("attention", ["dense", "ragged"])
 def test_no_collective_inside_the_loop_joins_several_shards(attention):
-    """Shards leave the loop at different times. A permutation is joined by all devices, a reduction by its own group."""
+    """Shards leave the loop at different times.
+
+    A permutation is joined by all devices, a reduction by its own group.
+    """
     config = embedded()
     config.mesh.fsdp, config.mesh.tensor, config.sampler.attention = 2, 2, attention
     config.sampler.slots, config.sampler.prefill_chunk, config.driver.screen_prompts = 32, 4, 32

@@ -1,4 +1,6 @@
-"""The host driver: every prompt accounted for, groups as the paper's Algorithm 1 defines them, buffers and limits kept."""
+"""The host driver: every prompt accounted for, groups as the paper's Algorithm 1 defines them,
+buffers and limits kept.
+"""
 
 import dataclasses
 
@@ -9,10 +11,10 @@ from fake_generation import answer, finished
 from rl_speed.config import Driver
 from rl_speed.data.prompts import Prompt, PromptStream
 from rl_speed.rollout.buffer import SamplingBuffer
-from rl_speed.sampling import Band, Dynamic, Sequential, Speed, Uniform
-from rl_speed.rollout.generate import GenerationStats
 from rl_speed.rollout.call_plan import capacities
+from rl_speed.rollout.generate import GenerationStats
 from rl_speed.rollout.host_driver import HostDriver
+from rl_speed.sampling import Band, Dynamic, Sequential, Speed, Uniform
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 
@@ -44,14 +46,23 @@ def score(rollouts):
 
 
 def prompts(n):
-    return [Prompt(f"p{i}", np.array([1, 2], np.int32), "1", np.array([1], np.int32), "?") for i in range(n)]
+    return [
+        Prompt(f"p{i}", np.array([1, 2], np.int32), "1", np.array([1], np.int32), "?")
+        for i in range(n)
+    ]
 
 
 def make(rule, seed=0, size=40, order="fifo", max_age=None, **changes):
     config = Driver(**{**dict(groups=4, screen_prompts=16, buffer_groups=16), **changes})
     generator = FakeGenerator(rule, config)
-    driver = HostDriver(rule, PromptStream(prompts(size), seed=seed), generator, score,
-                        SamplingBuffer(config.buffer_groups, order, max_age, seed), config)
+    driver = HostDriver(
+        rule,
+        PromptStream(prompts(size), seed=seed),
+        generator,
+        score,
+        SamplingBuffer(config.buffer_groups, order, max_age, seed),
+        config,
+    )
     return driver, generator
 
 
@@ -65,11 +76,23 @@ def take(driver, step):
     return rollouts.groups(), report
 
 
-RULES = [Uniform(6), Dynamic(6), Speed(4, 8), Speed(3, 3), Speed(4, 5, 0.2, 0.8), Speed(6, 0), Speed(6, 0, -np.inf, np.inf)]
+RULES = [
+    Uniform(6),
+    Dynamic(6),
+    Speed(4, 8),
+    Speed(3, 3),
+    Speed(4, 5, 0.2, 0.8),
+    Speed(6, 0),
+    Speed(6, 0, -np.inf, np.inf),
+]
 
 
 @pytest.mark.parametrize("rule", RULES, ids=str)
-@pytest.mark.parametrize("changes", [{}, {"screening": "fixed"}, {"prefetch": False}], ids=["missing", "fixed", "no_prefetch"])
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"screening": "fixed"}, {"prefetch": False}],
+    ids=["missing", "fixed", "no_prefetch"],
+)
 def test_every_prompt_ends_trained_rejected_or_held(rule, changes):
     driver, generator = make(rule, **changes)
     trained = []
@@ -82,13 +105,20 @@ def test_every_prompt_ends_trained_rejected_or_held(rule, changes):
         assert t.completed == len(trained) + len(driver.buffer)
         assert driver.stream.state_dict()["serial"] == t.screened
     assert len(set(trained)) == len(trained)
-    launched = [(visit, i) for call in generator.calls for visit, first, count in call for i in range(first, first + count)]
+    launched = [
+        (visit, i)
+        for call in generator.calls
+        for visit, first, count in call
+        for i in range(first, first + count)
+    ]
     assert len(set(launched)) == len(launched)  # nothing is ever drawn, or sent, twice
 
 
 @pytest.mark.parametrize("rule", RULES, ids=str)
 def test_groups_are_those_of_the_definition(rule):
-    """A prompt's group is a function of its visit alone: screen, judge, continue, whatever the order of calls."""
+    """A prompt's group is a function of its visit alone: screen, judge, continue,
+    whatever the order of calls.
+    """
     driver, _ = make(rule)
     seen = {}
     for step in range(12):
@@ -98,7 +128,7 @@ def test_groups_are_those_of_the_definition(rule):
         n = rule.max_samples
         answers = [outcome(visit, i) for i in range(n)]
         if isinstance(rule, Speed):
-            rate = np.mean(answers[:rule.n_init])
+            rate = np.mean(answers[: rule.n_init])
             good = rule.low < rate < rule.high
         else:
             good = isinstance(rule, Uniform) or 0 < sum(answers) < n
@@ -109,14 +139,16 @@ def test_groups_are_those_of_the_definition(rule):
             first = rule.first_samples
             assert seen[visit].phases.tolist() == [0] * first + [1] * (n - first)
         elif good:
-            waiting = [g.prompt.visit for g in driver.buffer._groups] + [a.prompt.visit for a in driver._active]
+            waiting = [g.prompt.visit for g in driver.buffer._groups] + [
+                a.prompt.visit for a in driver._active
+            ]
             assert visit in waiting
 
 
 def in_rounds(rule, answers):
     """(samples drawn, whether the prompt is kept), from the papers' words."""
     if isinstance(rule, Band):
-        return rule.n, rule.low <= sum(answers[:rule.n]) / rule.n <= rule.high
+        return rule.n, rule.low <= sum(answers[: rule.n]) / rule.n <= rule.high
     for drawn in range(rule.m, rule.max_samples + 1, rule.m):
         if sum(answers[:drawn]) >= rule.k_pos and drawn - sum(answers[:drawn]) >= rule.k_neg:
             return drawn, True
@@ -124,13 +156,23 @@ def in_rounds(rule, answers):
 
 
 @pytest.mark.parametrize("depth", [0, 1])
-@pytest.mark.parametrize("rule", [Band(6, 0.25, 0.75), Sequential(2, 4, 1), Sequential(3, 3, 1, 1), Sequential(2, 3, 2, 1, "drop")],
-                         ids=str)
+@pytest.mark.parametrize(
+    "rule",
+    [
+        Band(6, 0.25, 0.75),
+        Sequential(2, 4, 1),
+        Sequential(3, 3, 1, 1),
+        Sequential(2, 3, 2, 1, "drop"),
+    ],
+    ids=str,
+)
 def test_bands_and_rounds_need_nothing_of_their_own(rule, depth):
     """Groups of any size, several rounds each, one call a round."""
     driver, _ = make(rule, depth=depth)
     trained, told = {}, []
-    driver.stream.observe = lambda prompts, right, drawn: told.extend(zip([p.visit for p in prompts], right, drawn))
+    driver.stream.observe = lambda prompts, right, drawn: told.extend(
+        zip([p.visit for p in prompts], right, drawn)
+    )
     for step in range(20):
         groups, report = take(driver, step)
         assert len(groups) == 4 and report.short == 0
@@ -145,9 +187,19 @@ def test_bands_and_rounds_need_nothing_of_their_own(rule, depth):
         if visit in trained:
             assert keep and trained[visit].correct.tolist() == answers[:drawn]
             sizes.add(drawn)
-    refused = [(k, n) for visit, k, n in told if not in_rounds(rule, [outcome(visit, i) for i in range(rule.max_samples)])[1]]
-    assert (t.rejected, t.solved, t.failed) == (len(refused), sum(k == n for k, n in refused), sum(k == 0 for k, n in refused))
-    assert len(trained) == 80 and len(sizes) == (1 if isinstance(rule, Band) else rule.rounds - (rule.m < rule.k_pos + rule.k_neg))
+    refused = [
+        (k, n)
+        for visit, k, n in told
+        if not in_rounds(rule, [outcome(visit, i) for i in range(rule.max_samples)])[1]
+    ]
+    assert (t.rejected, t.solved, t.failed) == (
+        len(refused),
+        sum(k == n for k, n in refused),
+        sum(k == 0 for k, n in refused),
+    )
+    assert len(trained) == 80 and len(sizes) == (
+        1 if isinstance(rule, Band) else rule.rounds - (rule.m < rule.k_pos + rule.k_neg)
+    )
 
 
 def test_speed_that_accepts_all_is_uniform():
@@ -164,7 +216,9 @@ def test_continuation_and_screening_share_a_call_and_age_is_recorded():
     mixed = [call for call in generator.calls if {first for _, first, _ in call} == {0, 4}]
     assert len(mixed) > 5
     late = [g for g in groups if len(set(g.versions.tolist())) == 2]
-    assert len(late) > 10 and all(g.versions[g.phases == 0].max() < g.versions[g.phases == 1].min() for g in late)
+    assert len(late) > 10 and all(
+        g.versions[g.phases == 0].max() < g.versions[g.phases == 1].min() for g in late
+    )
 
 
 def test_without_prefetch_nothing_is_screened_for_later():
@@ -190,8 +244,12 @@ def test_screening_stops_at_the_bound_of_the_buffer():
 
 
 def test_one_call_a_step_suffices_at_low_acceptance():
-    """The number screened follows the acceptance, not the room in the buffer as if everything passed."""
-    driver, generator = make(Speed(4, 8, 0.4, 0.6), groups=8, screen_prompts=192, buffer_groups=16, margin=2.0, size=2000)
+    """The number screened follows the acceptance,
+    not the room in the buffer as if everything passed.
+    """
+    driver, generator = make(
+        Speed(4, 8, 0.4, 0.6), groups=8, screen_prompts=192, buffer_groups=16, margin=2.0, size=2000
+    )
     for step in range(12):
         driver.next_groups(None, step)
     before = len(generator.calls)
@@ -223,8 +281,13 @@ def test_call_limit_trains_on_what_there_is_and_says_so():
 
 def test_nothing_acceptable_is_a_clear_error():
     driver, _ = make(Dynamic(2), max_calls=3)
-    driver._score = lambda rollouts: (np.zeros(len(rollouts), np.float32), np.zeros(len(rollouts), bool))
-    with pytest.raises(RuntimeError, match=r"no prompt completed in 3 generation calls .* never solved"):
+    driver._score = lambda rollouts: (
+        np.zeros(len(rollouts), np.float32),
+        np.zeros(len(rollouts), bool),
+    )
+    with pytest.raises(
+        RuntimeError, match=r"no prompt completed in 3 generation calls .* never solved"
+    ):
         driver.next_groups(None, 0)
 
 
@@ -244,7 +307,9 @@ def test_old_samples_expire_and_are_counted(rule):
 
 
 def test_last_samples_are_drawn_by_the_policy_that_trains_on_them():
-    """Accepted prompts wait with their screening samples; only as many are continued as the step needs."""
+    """Accepted prompts wait with their screening samples;
+    only as many are continued as the step needs.
+    """
     driver, _ = make(Speed(4, 8), margin=3.0)
     ages = []
     for step in range(20):
@@ -263,7 +328,9 @@ def test_no_prefetch_across_an_age_of_zero():
 
 
 def test_completion_order_takes_what_ends_first_and_gives_the_rest_back():
-    """Against plain Python: of each call, accepted prompts in order of their last sample's end, until the batch is full."""
+    """Against plain Python: of each call, accepted prompts in order of their last sample's end,
+    until the batch is full.
+    """
     rule = Band(6, 0.2, 0.8)
     driver, generator = make(rule, screening="fixed", accept="completion", buffer_groups=64)
     ends = lambda visit: np.random.default_rng([visit, 11]).integers(1, 50, 6)
@@ -294,6 +361,10 @@ def test_completion_order_takes_what_ends_first_and_gives_the_rest_back():
         assert [g.prompt.visit for g in groups] == expected
         assert report.screened == judged == len(report.pass_rates)
         t = driver.prompt_counts
-        assert t.screened == t.rejected + t.completed and held(driver) == 0 and not driver.buffer.metrics(step)["buffer/size"]
+        assert (
+            t.screened == t.rejected + t.completed
+            and held(driver) == 0
+            and not driver.buffer.metrics(step)["buffer/size"]
+        )
         assert t.cancelled_tokens == cancelled_tokens > 0
     assert [prompt.visit for prompt in driver.stream.take(len(waiting))] == waiting

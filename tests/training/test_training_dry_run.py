@@ -1,4 +1,6 @@
-"""The dry run against what XLA says of the programs that a run really compiles; nothing is allocated."""
+"""The dry run against what XLA says of the programs that a run really compiles;
+nothing is allocated.
+"""
 
 import dataclasses
 import json
@@ -8,15 +10,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rl_speed.config import methods
-from rl_speed.config import Config
+from rl_speed.config import Config, methods
+from rl_speed.config.presets import embedded, tiny
 from rl_speed.data.embedded_tokenizer import embedded_directory
 from rl_speed.policy import ModelConfig, load_tokenizer
 from rl_speed.policy.hf import read_json
-from rl_speed.config.presets import embedded, tiny
 from rl_speed.sampling import Batch
 from rl_speed.training import build
-from rl_speed.training.dry_run import Program, compiled_bytes, device_bytes, dry_run, explain_out_of_memory
+from rl_speed.training.dry_run import (
+    Program,
+    compiled_bytes,
+    device_bytes,
+    dry_run,
+    explain_out_of_memory,
+)
 from rl_speed.update.state import init_state, state_shardings
 from rl_speed.update.step import make_update
 
@@ -31,37 +38,70 @@ def small_run(**mesh):
 
 
 def hundred_million(folder):
-    """A Qwen2 directory of 100 M parameters with the embedded tokenizer; config.json is all that a dry run reads of the model."""
+    """A Qwen2 directory of 100 M parameters with the embedded tokenizer;
+    config.json is all that a dry run reads of the model.
+    """
     source = embedded_directory()
     for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
         if (source / name).exists():
             (folder / name).write_text((source / name).read_text())
     values = read_json(source / "config.json")
-    values |= {"hidden_size": 1280, "num_hidden_layers": 4, "num_attention_heads": 20, "num_key_value_heads": 4,
-               "intermediate_size": 2816, "vocab_size": 32000, "head_dim": 64, "max_position_embeddings": 1024}
+    values |= {
+        "hidden_size": 1280,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 20,
+        "num_key_value_heads": 4,
+        "intermediate_size": 2816,
+        "vocab_size": 32000,
+        "head_dim": 64,
+        "max_position_embeddings": 1024,
+    }
     (folder / "config.json").write_text(json.dumps(values))
     config = methods.apply(Config(), "speed_rloo")
     config.model.path, config.data.max_prompt_length, config.sampler.max_new = str(folder), 64, 64
-    config.driver.groups, config.rule.n, config.training.micro_batch, config.sampler.slots = 4, 8, 8, 16
+    config.driver.groups, config.rule.n, config.training.micro_batch, config.sampler.slots = (
+        4,
+        8,
+        8,
+        16,
+    )
     config.driver.screen_prompts, config.driver.buffer_groups = 8, 8
     return config
 
 
 def real_update_bytes(config, weights=True):
-    """XLA's account of the update, compiled for real arrays: the policy's, or zeros of its shapes."""
+    """XLA's account of the update, compiled for real arrays: the policy's,
+    or zeros of its shapes.
+    """
     mesh = build.build_mesh(config)
     policy = build.build_policy(config, mesh) if weights else build.abstract_policy(config, mesh)
     if not weights:
         shardings = jax.tree.map(lambda x: x.sharding, policy.params)
-        policy.params = jax.jit(lambda: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), policy.params),
-                                out_shardings=shardings)()
+        policy.params = jax.jit(
+            lambda: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), policy.params),
+            out_shardings=shardings,
+        )()
     optimizer, settings = build.build_optimizer(config, policy.params), build.update_config(config)
     state = init_state(policy.params, optimizer, state_shardings(policy.model, optimizer, mesh))
-    rows, width = config.driver.groups * config.rule.n, config.data.max_prompt_length + config.sampler.max_new
-    batch = Batch(np.zeros((rows, width), np.int32), np.ones((rows, width - 1), bool), np.zeros((rows, width - 1), np.float32),
-                  np.zeros(rows, np.float32), np.zeros(rows, np.int32))
+    rows, width = (
+        config.driver.groups * config.rule.n,
+        config.data.max_prompt_length + config.sampler.max_new,
+    )
+    batch = Batch(
+        np.zeros((rows, width), np.int32),
+        np.ones((rows, width - 1), bool),
+        np.zeros((rows, width - 1), np.float32),
+        np.zeros(rows, np.float32),
+        np.zeros(rows, np.int32),
+    )
     update = make_update(policy.model, optimizer, mesh, settings)
-    return compiled_bytes(update.lower(state, batch, np.zeros(rows, np.float32), None, None).compile()), policy, mesh
+    return (
+        compiled_bytes(
+            update.lower(state, batch, np.zeros(rows, np.float32), None, None).compile()
+        ),
+        policy,
+        mesh,
+    )
 
 
 def test_embedded_policy_as_the_run_compiles_it():
@@ -71,19 +111,25 @@ def test_embedded_policy_as_the_run_compiles_it():
     update, policy, device_mesh = real_update_bytes(config)
     assert abs(found["update"].total / update - 1) < 0.1
     generator, _, _ = build.build_generators(config, policy, device_mesh)
-    assert abs(found["generation"].total / compiled_bytes(generator.lower(policy.params).compile()) - 1) < 0.1
+    assert (
+        abs(
+            found["generation"].total / compiled_bytes(generator.lower(policy.params).compile()) - 1
+        )
+        < 0.1
+    )
     assert report.devices == 1 and report.parameters == 100_160
 
 
 def test_what_is_known_adds_up_to_what_xla_counts(tmp_path):
-    """At 100 M parameters, a quarter of it on each device: weights, moments and gradients, from shapes alone, against XLA's
-    arguments and total."""
+    """At 100 M parameters, a quarter of it on each device: weights, moments and gradients,
+    from shapes alone, against XLA's arguments and total.
+    """
     config = hundred_million(tmp_path)
     config.mesh.fsdp = 4
     model = ModelConfig.from_hf(read_json(tmp_path / "config.json"))
     report = dry_run(config)
     assert 95e6 < report.parameters < 110e6
-    update, = (p for p in report.programs if p.name == "update")
+    (update,) = (p for p in report.programs if p.name == "update")
     per_device = report.parameters * 4 / 4
     assert update.known["weights (sharded, float32)"] == pytest.approx(per_device, rel=0.01)
     assert update.known["optimizer"] == pytest.approx(2 * per_device, rel=0.01)
@@ -93,15 +139,24 @@ def test_what_is_known_adds_up_to_what_xla_counts(tmp_path):
     token = 2 * model.layers * model.kv_heads * model.head_dim * 4
     assert generation.known["KV of responses"] == 16 // 4 * 64 * token
     assert sum(generation.known.values()) < 1.1 * generation.total
-    assert f"{report.parameters:,} parameters" in report.text() and "activations, workspace" in report.text()
+    assert (
+        f"{report.parameters:,} parameters" in report.text()
+        and "activations, workspace" in report.text()
+    )
     assert load_tokenizer(tmp_path) is not None
 
 
 @pytest.mark.slow
 def test_fused_step_as_the_run_compiles_it():
-    """With the rules inside the program, that program is the plan: its candidates and caches, weights, moments, gradients."""
+    """With the rules inside the program, that program is the plan: its candidates and caches,
+    weights, moments, gradients.
+    """
     config = small_run(data=2)
-    config.driver.where, config.sampler.context_pool, config.sampler.prefill_chunk = "in_loop", 16, 4
+    config.driver.where, config.sampler.context_pool, config.sampler.prefill_chunk = (
+        "in_loop",
+        16,
+        4,
+    )
     report = dry_run(config)
     fused, held_out = report.programs
     assert (fused.name, held_out.name) == ("fused step", "evaluation")
@@ -115,13 +170,25 @@ def test_fused_step_as_the_run_compiles_it():
     assert abs(fused.total / real - 1) < 0.1
     model, weights = policy.model, report.parameters * 4
     token = 2 * model.layers * model.kv_heads * model.head_dim * 4
-    expected = {"weights (sharded, float32)": weights, "optimizer": 2 * weights, "gradients": weights,
-                "KV of prompts": 16 // 2 * config.data.max_prompt_length * token, "KV of responses": 32 // 2 * 16 * token}
+    expected = {
+        "weights (sharded, float32)": weights,
+        "optimizer": 2 * weights,
+        "gradients": weights,
+        "KV of prompts": 16 // 2 * config.data.max_prompt_length * token,
+        "KV of responses": 32 // 2 * 16 * token,
+    }
     assert {name: fused.known[name] for name in expected} == pytest.approx(expected, rel=0.01)
     assert 0 < fused.known["weights for decoding (float32)"] <= weights
-    assert sum(fused.known.values()) < fused.total and report.work["samples drawn, at most"] == 24 * 8
+    assert (
+        sum(fused.known.values()) < fused.total and report.work["samples drawn, at most"] == 24 * 8
+    )
     text = explain_out_of_memory(config, RuntimeError("RESOURCE_EXHAUSTED"))
-    for part in ("the fused step holds", "config.sampler.context_pool (16)", "config.training.micro_batch", "optimizer"):
+    for part in (
+        "the fused step holds",
+        "config.sampler.context_pool (16)",
+        "config.training.micro_batch",
+        "optimizer",
+    ):
         assert part in text
     assert "generation holds" not in text
 
@@ -135,10 +202,20 @@ def test_nothing_is_allocated(tmp_path):
 
 
 def test_out_of_memory_ends_with_numbers_and_advice():
-    text = explain_out_of_memory(small_run(), RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 99 bytes\nmore"))
-    assert text.startswith("a device ran out of memory: RESOURCE_EXHAUSTED: Out of memory allocating 99 bytes\n")
-    for part in ("config.sampler.slots (32)", "config.training.micro_batch (32)", "config.model.remat (now False)",
-                 "KV of responses", "optimizer", "MiB"):
+    text = explain_out_of_memory(
+        small_run(), RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 99 bytes\nmore")
+    )
+    assert text.startswith(
+        "a device ran out of memory: RESOURCE_EXHAUSTED: Out of memory allocating 99 bytes\n"
+    )
+    for part in (
+        "config.sampler.slots (32)",
+        "config.training.micro_batch (32)",
+        "config.model.remat (now False)",
+        "KV of responses",
+        "optimizer",
+        "MiB",
+    ):
         assert part in text
     assert "more" not in text.splitlines()[1]
 
@@ -150,7 +227,10 @@ def test_reference_policy_is_held_beside_every_program(tmp_path, monkeypatch):
     monkeypatch.setattr("rl_speed.training.dry_run.plan_split", lambda *arguments: [])
     report = dry_run(config)
     weights = report.beside["reference policy"]
-    assert weights == pytest.approx(report.parameters, rel=0.01) and "reference policy" in report.text()
+    assert (
+        weights == pytest.approx(report.parameters, rel=0.01)
+        and "reference policy" in report.text()
+    )
     program = Program("update", {}, 10 * weights, 0.0, ("config.training.micro_batch",))
     for limit, fits in ((10 * weights, False), (11 * weights, True)):
         text = dataclasses.replace(report, programs=[program], limit=limit).text()
@@ -171,21 +251,49 @@ def test_tokenizer_larger_than_the_embedding_is_refused(tmp_path):
 
 
 # Two layers of Qwen3: 2 (24 (4 + 2 + 2) 8 + 4 8 24 + 3 24 32 + 2 24 + 2 8) + 24 + 400 24 weights.
-TINY_QWEN3 = {"model_type": "qwen3", "vocab_size": 400, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4,
-              "num_key_value_heads": 2, "head_dim": 8, "intermediate_size": 32, "rms_norm_eps": 1e-6, "rope_theta": 1e6,
-              "max_position_embeddings": 64, "tie_word_embeddings": True, "eos_token_id": [7, 9]}
+TINY_QWEN3 = {
+    "model_type": "qwen3",
+    "vocab_size": 400,
+    "hidden_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "intermediate_size": 32,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1e6,
+    "max_position_embeddings": 64,
+    "tie_word_embeddings": True,
+    "eos_token_id": [7, 9],
+}
 
 
 def test_command_plans_a_mesh_that_is_not_there_from_a_config_json_alone(launch, tmp_path):
     path = tmp_path / "tiny.json"
     path.write_text(json.dumps(TINY_QWEN3))
-    done = launch("experiments/train.py", "--config=configs/embedded.py:speed_rloo", "--dry_run",
-                  "--config.mesh.fsdp=4", f"--config.model.path={path}", "--config.driver.groups=4",
-                  "--config.driver.screen_prompts=24", "--config.driver.buffer_groups=24", "--config.sampler.slots=32",
-                  "--config.sampler.prefill_chunk=0", "--config.training.micro_batch=0")
+    done = launch(
+        "experiments/train.py",
+        "--config=configs/embedded.py:speed_rloo",
+        "--dry_run",
+        "--config.mesh.fsdp=4",
+        f"--config.model.path={path}",
+        "--config.driver.groups=4",
+        "--config.driver.screen_prompts=24",
+        "--config.driver.buffer_groups=24",
+        "--config.sampler.slots=32",
+        "--config.sampler.prefill_chunk=0",
+        "--config.training.micro_batch=0",
+    )
     assert done.returncode == 0, done.stderr
-    for part in ("none was read; config.json alone gives the vocabulary, 400, and the end tokens, 7, 9", "18,968 parameters",
-                 "4 x cpu", "generation:", "update:", "per device, compiled in", "tokens a step"):
+    for part in (
+        "none was read; config.json alone gives the vocabulary, 400, and the end tokens, 7, 9",
+        "18,968 parameters",
+        "4 x cpu",
+        "generation:",
+        "update:",
+        "per device, compiled in",
+        "tokens a step",
+    ):
         assert part in done.stdout
 
 
@@ -200,8 +308,12 @@ def test_what_config_json_alone_cannot_tell_is_named(tmp_path):
     with pytest.raises(ValueError, match="tiny.json: sliding-window attention is in use"):
         dry_run(config)
     path.write_text(json.dumps(TINY_QWEN3))
-    with pytest.raises(ValueError, match="config.model.path is the file .*tiny.json: a run needs the directory"):
+    with pytest.raises(
+        ValueError, match="config.model.path is the file .*tiny.json: a run needs the directory"
+    ):
         build.build_policy(config, build.build_mesh(config))
     config.driver.where, config.reward.verifier = "in_loop", "integer"
-    with pytest.raises(ValueError, match="config.reward.verifier='integer' in the loop reads the tokenizer"):
+    with pytest.raises(
+        ValueError, match="config.reward.verifier='integer' in the loop reads the tokenizer"
+    ):
         dry_run(config)

@@ -1,4 +1,7 @@
-"""Dry runs at the papers' scale: real model configurations and tokenizers, no weights. Skipped without the data."""
+"""Dry runs at the papers' scale: real model configurations and tokenizers, no weights.
+
+Skipped without the data.
+"""
 
 import json
 import shutil
@@ -9,55 +12,95 @@ from real_models import PARAMETERS
 
 from rl_speed.config import presets
 from rl_speed.training import build
-from rl_speed.training.dry_run import abstract_state, describe_work, generation_parts, reference_parts, update_parts
+from rl_speed.training.dry_run import (
+    abstract_state,
+    describe_work,
+    generation_parts,
+    reference_parts,
+    update_parts,
+)
 
 # (parameters, layers, KV heads, head size) of the models' public configurations.
-MODELS = {"Qwen2.5-Math-1.5B": (1_543_714_304, 28, 2, 128), "Qwen2.5-Math-7B": (7_615_616_512, 28, 4, 128),
-          "Qwen3-4B": (4_022_468_096, 36, 8, 128), "Llama-3.2-3B": (3_212_749_824, 28, 8, 128)}
+MODELS = {
+    "Qwen2.5-Math-1.5B": (1_543_714_304, 28, 2, 128),
+    "Qwen2.5-Math-7B": (7_615_616_512, 28, 4, 128),
+    "Qwen3-4B": (4_022_468_096, 36, 8, 128),
+    "Llama-3.2-3B": (3_212_749_824, 28, 8, 128),
+}
 WEIGHTS, RESPONSES, PROMPTS = "weights (sharded, float32)", "KV of responses", "KV of prompts"
 
 
 @pytest.fixture(scope="module")
 def directory(real_data, tmp_path_factory):
-    """model name, changes -> a directory with its config.json and the tokenizer; nothing else is read by a dry run."""
+    """model name, changes -> a directory with its config.json and the tokenizer;
+    nothing else is read by a dry run.
+    """
+
     def make(name, **changes):
         folder = tmp_path_factory.mktemp(name)
         values = json.loads((real_data / "configs" / f"{name}.config.json").read_text())
         (folder / "config.json").write_text(json.dumps(values | changes))
         for file in ("vocab.json", "merges.txt"):
             shutil.copy(real_data / "tokenizer" / "qwen2.5" / file, folder)
-        shutil.copy(real_data / "tokenizer" / "qwen2.5" / "tokenizer_config.qwen2.5-math-base.json",
-                    folder / "tokenizer_config.json")
+        shutil.copy(
+            real_data / "tokenizer" / "qwen2.5" / "tokenizer_config.qwen2.5-math-base.json",
+            folder / "tokenizer_config.json",
+        )
         return str(folder)
 
     return make
 
 
-@pytest.mark.parametrize("name,devices,paper", [
-    *[(name, devices, paper) for name, devices in (("Qwen2.5-Math-1.5B", 1), ("Qwen2.5-Math-7B", 4))
-      for paper in ("speed", "ada", "rpo", "band")], ("Qwen3-4B", 4, "ada"), ("Llama-3.2-3B", 4, "ada")])
+@pytest.mark.parametrize(
+    "name,devices,paper",
+    [
+        *[
+            (name, devices, paper)
+            for name, devices in (("Qwen2.5-Math-1.5B", 1), ("Qwen2.5-Math-7B", 4))
+            for paper in ("speed", "ada", "rpo", "band")
+        ],
+        ("Qwen3-4B", 4, "ada"),
+        ("Llama-3.2-3B", 4, "ada"),
+    ],
+)
 def test_parts_of_a_papers_run(directory, real_data, name, devices, paper):
-    """Weights, moments, gradients and caches on each device, from shapes alone: against the models' public numbers."""
+    """Weights, moments, gradients and caches on each device, from shapes alone:
+    against the models' public numbers.
+    """
     count, layers, heads, size = MODELS[name]
     qwen2 = name.startswith("Qwen2")  # of the others config.json alone is read
-    config = getattr(presets, paper)(directory(name) if qwen2 else str(real_data / "configs" / f"{name}.config.json"),
-                                     devices=devices).validate()
+    config = getattr(presets, paper)(
+        directory(name) if qwen2 else str(real_data / "configs" / f"{name}.config.json"),
+        devices=devices,
+    ).validate()
     before = sum(x.nbytes for x in jax.live_arrays())
     mesh = build.build_mesh(config)
     policy = build.abstract_policy(config, mesh)
     generator, _, _ = build.build_generators(config, policy, mesh)
-    length, token = build.context_length(config), 2 * layers * heads * size * 2  # keys and values in bfloat16
+    # Keys and values in bfloat16.
+    length, token = build.context_length(config), 2 * layers * heads * size * 2
     known = generation_parts(policy, generator, mesh, length)
     assert known[WEIGHTS] == pytest.approx(4 * count / devices, rel=0.01)
     assert known["weights for decoding (bfloat16)"] == pytest.approx(2 * count, rel=0.01)
     assert known[RESPONSES] == config.sampler.slots // devices * config.sampler.max_new * token
     contexts = known[PROMPTS] / (length * token) * devices
-    assert config.driver.screen_prompts <= contexts <= 2 * config.driver.screen_prompts + 16 * devices
-    known = update_parts(abstract_state(policy.model, policy.params, build.build_optimizer(config, policy.params), mesh))
+    assert (
+        config.driver.screen_prompts <= contexts <= 2 * config.driver.screen_prompts + 16 * devices
+    )
+    known = update_parts(
+        abstract_state(
+            policy.model, policy.params, build.build_optimizer(config, policy.params), mesh
+        )
+    )
     assert sum(known.values()) == pytest.approx(16 * count / devices, rel=0.01)
     assert ("reference policy" in reference_parts(config, policy)) == (paper == "band")
     work = describe_work(config)
-    samples, width = {"speed": (384, 4096), "ada": (2048, 2560), "rpo": (576, 4608), "band": (256, 5120)}[paper]
+    samples, width = {
+        "speed": (384, 4096),
+        "ada": (2048, 2560),
+        "rpo": (576, 4608),
+        "band": (256, 5120),
+    }[paper]
     assert (work["samples a step"], work["tokens a step"]) == (samples, samples * width)
     assert sum(x.nbytes for x in jax.live_arrays()) - before < 1e5
 
@@ -65,16 +108,32 @@ def test_parts_of_a_papers_run(directory, real_data, name, devices, paper):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_command_plans_every_real_model_from_its_config_json(launch, real_data, tmp_path, name):
-    """One of the papers' settings on four devices; experiments/results/dry_run/table.md has their figures."""
+    """One of the papers' settings on four devices;
+    experiments/results/dry_run/table.md has their figures.
+    """
     path = real_data / "configs" / f"{name}.config.json"
-    done = launch("experiments/train.py", "--config=configs/speed_qwen2p5_math_1p5b.py", "--dry_run", "--config.mesh.fsdp=4",
-                  "--config.training.micro_batch=8", f"--config.model.path={path}")
+    done = launch(
+        "experiments/train.py",
+        "--config=configs/speed_qwen2p5_math_1p5b.py",
+        "--dry_run",
+        "--config.mesh.fsdp=4",
+        "--config.training.micro_batch=8",
+        f"--config.model.path={path}",
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     (tmp_path / "report.txt").write_text(done.stdout)
     values = json.loads(path.read_text())
-    for part in (f"{PARAMETERS[name]:,} parameters", f"tokens, {values['eos_token_id']}", f"vocabulary, {values['vocab_size']:,},"):
+    for part in (
+        f"{PARAMETERS[name]:,} parameters",
+        f"tokens, {values['eos_token_id']}",
+        f"vocabulary, {values['vocab_size']:,},",
+    ):
         assert part in done.stdout
-    sizes = {line[4:35].strip(): line[35:].split() for line in done.stdout.splitlines() if line.startswith("    ")}
+    sizes = {
+        line[4:35].strip(): line[35:].split()
+        for line in done.stdout.splitlines()
+        if line.startswith("    ")
+    }
     gib = lambda part: float(sizes[part][0]) / {"GiB": 1, "MiB": 1024}[sizes[part][1]]
     assert gib("optimizer") == pytest.approx(8 * PARAMETERS[name] / 4 / 2**30, rel=0.02)
     head = values.get("head_dim") or values["hidden_size"] // values["num_attention_heads"]
@@ -83,15 +142,39 @@ def test_command_plans_every_real_model_from_its_config_json(launch, real_data, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("preset,model,limit", [("speed_qwen2p5_math_1p5b", "Qwen2.5-Math-1.5B", 80),
-                                                ("speed_qwen2p5_math_7b", "Qwen2.5-Math-7B", 80)])
+@pytest.mark.parametrize(
+    "preset,model,limit",
+    [
+        ("speed_qwen2p5_math_1p5b", "Qwen2.5-Math-1.5B", 80),
+        ("speed_qwen2p5_math_7b", "Qwen2.5-Math-7B", 80),
+    ],
+)
 def test_command_plans_the_papers_run(launch, directory, preset, model, limit):
-    """The whole model on the preset's own mesh: every program below the device that it was written for."""
-    done = launch("experiments/train.py", f"--config=configs/{preset}.py", "--dry_run", f"--config.model.path={directory(model)}")
+    """The whole model on the preset's own mesh: every program below the device that it was
+    written for.
+    """
+    done = launch(
+        "experiments/train.py",
+        f"--config=configs/{preset}.py",
+        "--dry_run",
+        f"--config.model.path={directory(model)}",
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     assert f"{MODELS[model][0]:,} parameters" in done.stdout
-    totals = [float(line.split()[1]) for line in done.stdout.splitlines() if "GiB per device, compiled in" in line]
+    totals = [
+        float(line.split()[1])
+        for line in done.stdout.splitlines()
+        if "GiB per device, compiled in" in line
+    ]
     assert len(totals) == 2 and all(10 < total < limit for total in totals)
-    for part in ("samples a step        384", "tokens a step         1,572,864", "generation: ", "update: ", "optimizer",
-                 "gradients", "KV of prompts", "activations, workspace"):
+    for part in (
+        "samples a step        384",
+        "tokens a step         1,572,864",
+        "generation: ",
+        "update: ",
+        "optimizer",
+        "gradients",
+        "KV of prompts",
+        "activations, workspace",
+    ):
         assert part in done.stdout

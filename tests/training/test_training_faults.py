@@ -12,8 +12,8 @@ from killable import small_config
 
 from rl_speed.data.rollouts import unpack
 from rl_speed.runtime.checkpoint import Checkpointer, CheckpointError
-from rl_speed.training.loop import NonFiniteError, Trainer
 from rl_speed.runtime.metrics import JsonLines, SlowSteps, read_lines
+from rl_speed.training.loop import NonFiniteError, Trainer
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 
@@ -23,7 +23,9 @@ STATE = {"w": jnp.arange(8.0), "step": jnp.int32(7)}
 def saved(folder, steps=(2, 4), keep=3):
     saver = Checkpointer(folder, keep)
     for step in steps:
-        assert saver.save(step, {**STATE, "w": STATE["w"] + step}, {"at": step, "x": np.arange(step)})
+        assert saver.save(
+            step, {**STATE, "w": STATE["w"] + step}, {"at": step, "x": np.arange(step)}
+        )
     saver.close()
 
 
@@ -34,19 +36,30 @@ def saved(folder, steps=(2, 4), keep=3):
 @pytest.mark.parametrize("part", ["state", "arrays", "host"])
 def test_damaged_checkpoint_is_skipped_for_the_one_before(tmp_path, caplog, damage, part):
     saved(tmp_path / "checkpoints")
-    files = [p for p in (tmp_path / "checkpoints" / "4" / part).rglob("*") if p.is_file() and not p.name.startswith("_")]
+    files = [
+        p
+        for p in (tmp_path / "checkpoints" / "4" / part).rglob("*")
+        if p.is_file() and not p.name.startswith("_")
+    ]
     for path in files:
         data = path.read_bytes()
         if damage == "missing":
             path.unlink()
         elif damage == "flipped":  # one byte of each file
             at = len(data) // 2
-            path.write_bytes(data[:at] + bytes([data[at] ^ 0x41]) + data[at + 1:] if data else data)
+            path.write_bytes(
+                data[:at] + bytes([data[at] ^ 0x41]) + data[at + 1 :] if data else data
+            )
         else:
-            path.write_bytes(data[:len(data) // 2] if damage == "truncated" else os.urandom(64))
+            path.write_bytes(data[: len(data) // 2] if damage == "truncated" else os.urandom(64))
     again = Checkpointer(tmp_path / "checkpoints", 3)
     step, state, host = again.restore_newest(STATE)
-    assert step == 2 and host["at"] == 2 and host["x"].tolist() == [0, 1] and state["w"].tolist() == list(range(2, 10))
+    assert (
+        step == 2
+        and host["at"] == 2
+        and host["x"].tolist() == [0, 1]
+        and state["w"].tolist() == list(range(2, 10))
+    )
     assert "the checkpoint of step 4" in caplog.text and "is damaged" in caplog.text
     assert (tmp_path / "damaged" / "4").is_dir() and again.latest() == 2
     assert again.save(4, STATE, {"at": 4})  # its place is free again
@@ -58,17 +71,25 @@ def test_all_damaged_is_an_error_and_nothing_moves(tmp_path):
     for path in (tmp_path / "checkpoints").glob("*/host/*"):
         path.write_text("{")
     again = Checkpointer(tmp_path / "checkpoints", 3)
-    with pytest.raises(CheckpointError, match="all 2 checkpoints in .* are damaged; the newest, step 4"):
+    with pytest.raises(
+        CheckpointError, match="all 2 checkpoints in .* are damaged; the newest, step 4"
+    ):
         again.restore_newest(STATE)
-    assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir() if p.name.isdigit()) == ["2", "4"]
+    assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir() if p.name.isdigit()) == [
+        "2",
+        "4",
+    ]
     again.close()
 
 
 def test_checkpoint_of_another_model_is_not_called_damaged(tmp_path):
     saved(tmp_path / "checkpoints")
     again = Checkpointer(tmp_path / "checkpoints", 3)
-    with pytest.raises(CheckpointError, match=r"another model or optimizer: 1 of 2 arrays differ, the first being \['w'\]: "
-                                              r"float32\[8\] there, float32\[9\] here"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"another model or optimizer: 1 of 2 arrays differ, the first being \['w'\]: "
+        r"float32\[8\] there, float32\[9\] here",
+    ):
         again.restore_newest({**STATE, "w": jnp.zeros(9)})
     again.close()
 
@@ -88,8 +109,10 @@ lines.write(0, {"x": 1})
 size = (folder / "metrics.jsonl").stat().st_size
 resource.setrlimit(resource.RLIMIT_FSIZE, (size + 10, resource.RLIM_INFINITY))
 lines.write(1, {"x": 2})
-fine = saver.save(2, {"w": jnp.asarray(np.random.default_rng(0).random(100_000))}, {"at": 2}) and saver.wait()
-assert not fine and saver.failures == 1 and saver.latest() == 1, (fine, saver.failures, saver.latest())
+fine = saver.save(2, {"w": jnp.asarray(np.random.default_rng(0).random(100_000))}, {"at": 2}) \
+and saver.wait()
+assert not fine and saver.failures == 1 and saver.latest() == 1, \
+(fine, saver.failures, saver.latest())
 assert lines.failures == 1 and (folder / "metrics.jsonl").stat().st_size == size
 resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 lines.write(2, {"x": 3})
@@ -102,12 +125,17 @@ saver.close()
 
 
 def test_no_room_on_the_disk_costs_nothing_that_was_saved(tmp_path):
-    """A limit on the size of files stands for the full disk: writes fail in the same places, in C++ too."""
-    done = subprocess.run([sys.executable, "-c", LIMITED, str(tmp_path)], capture_output=True, text=True)
+    """A limit on the size of files stands for the full disk: writes fail in the same places,
+    in C++ too.
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED, str(tmp_path)], capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     for part in ("checkpoint", "could not be saved", "newest checkpoint is that of step 1"):
         assert part in done.stderr
-    assert [line["step"] for line in read_lines(tmp_path / "metrics.jsonl")] == [0, 1, 2]  # late, but all of them
+    # Late, but all of them.
+    assert [line["step"] for line in read_lines(tmp_path / "metrics.jsonl")] == [0, 1, 2]
 
 
 # The run.
@@ -134,12 +162,16 @@ def test_nan_batch_is_kept_for_inspection(tmp_path):
     config.training.max_skipped = 2
     trainer = Trainer(config, tmp_path)
     score = trainer.rl_step.driver._score
-    trainer.rl_step.driver._score = lambda rollouts: (score(rollouts)[0] * (np.nan if trainer.step >= 2 else 1),
-                                                      score(rollouts)[1])
+    trainer.rl_step.driver._score = lambda rollouts: (
+        score(rollouts)[0] * (np.nan if trainer.step >= 2 else 1),
+        score(rollouts)[1],
+    )
     with pytest.raises(NonFiniteError, match="the last 2 updates .*/nonfinite_step4.npz"):
         trainer.run()
     with np.load(tmp_path / "nonfinite_step4.npz") as file:
-        groups = unpack({name: file[name] if file[name].ndim else file[name].item() for name in file})
+        groups = unpack(
+            {name: file[name] if file[name].ndim else file[name].item() for name in file}
+        )
     assert len(groups) == 4 and np.isnan(groups[0].rewards).any() and groups[0].prompt.text
     assert [line["skipped"] for line in read_lines(tmp_path / "metrics.jsonl")] == [0, 0, 1, 1]
 
@@ -148,29 +180,52 @@ def test_a_slow_step_is_reported_with_what_it_did(tmp_path, caplog, monkeypatch)
     trainer = Trainer(small_config(steps=9), tmp_path)
     see = trainer.slow.see
 
-    def see_at_leisure(step, times, notes):  # on a clock of its own: how busy this machine is must not matter
+    # On a clock of its own: how busy this machine is must not matter.
+    def see_at_leisure(step, times, notes):
         assert {"time/step", "time/compile", "time/score", "time/generate"} <= times.keys()
         late = 3.0 if step == 7 else 0.1
-        return see(step, {**dict.fromkeys(times, 0.05), "time/compile": 0.0, "time/score": late, "time/step": late + 0.1}, notes)
+        return see(
+            step,
+            {
+                **dict.fromkeys(times, 0.05),
+                "time/compile": 0.0,
+                "time/score": late,
+                "time/step": late + 0.1,
+            },
+            notes,
+        )
 
     trainer.slow.see = see_at_leisure
     assert trainer.run()["slow_steps"] == 1
-    message, = (r.message for r in caplog.records if "times the median" in r.message)
-    assert message.startswith("step 7 took 3.1 s") and "s: score 3.0 s" in message and "generation calls" in message
+    (message,) = (r.message for r in caplog.records if "times the median" in r.message)
+    assert (
+        message.startswith("step 7 took 3.1 s")
+        and "s: score 3.0 s" in message
+        and "generation calls" in message
+    )
 
 
 def test_what_is_slow_is_judged_without_compilation():
     watch = SlowSteps()
-    times = lambda step, compile=0.0: {"time/step": step, "time/compile": compile, "time/update": step}
+    times = lambda step, compile=0.0: {
+        "time/step": step,
+        "time/compile": compile,
+        "time/update": step,
+    }
     assert all(watch.see(i, times(0.2), {}) is None for i in range(6))
     assert watch.see(6, times(9.0, 8.8), {}) is None  # it compiled
-    assert watch.see(7, times(0.9), {}) is None  # below the floor of a second, ten times the median or not
-    assert "step 8 took 2.5 s, 12 times the median of 0.20 s" in watch.see(8, times(2.5), {"verifier/timeout": 3})
+    # Below the floor of a second, ten times the median or not.
+    assert watch.see(7, times(0.9), {}) is None
+    assert "step 8 took 2.5 s, 12 times the median of 0.20 s" in watch.see(
+        8, times(2.5), {"verifier/timeout": 3}
+    )
 
 
 def test_workdir_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(OSError, match="cannot write to the workdir .Not a directory.; choose a folder"):
+    with pytest.raises(
+        OSError, match="cannot write to the workdir .Not a directory.; choose a folder"
+    ):
         Trainer(small_config(steps=1), tmp_path / "file" / "run")
 
 
@@ -183,21 +238,23 @@ def test_half_a_line_is_taken_back(tmp_path):
     again = JsonLines(path, next_step=2)
     again.write(2, {"a": 3})
     again.close()
-    assert [json.loads(text) for text in path.read_text().splitlines()] == [{"step": 0, "a": 1}, {"step": 2, "a": 3}]
+    assert [json.loads(text) for text in path.read_text().splitlines()] == [
+        {"step": 0, "a": 1},
+        {"step": 2, "a": 3},
+    ]
 
 
 def test_train_says_in_one_line_what_is_wrong(tmp_path, launch):
     (tmp_path / "file").write_text("")
     for extra, message in [
-            ([f"--workdir={tmp_path}/file/run"], "cannot write to the workdir (Not a directory)"),
-            ([f"--workdir={tmp_path}/a", "--config.mesh.data=64"], "cannot be split over mesh data=64"),
-            ([f"--workdir={tmp_path}/a", "--config.mesh.tensor=64"], "needs 64 devices"),
-            ([f"--workdir={tmp_path}/a", "--config.model.path=/nowhere"], "/nowhere"),
-            ([f"--workdir={tmp_path}/a", "--config.rule.n_init=1"], "can accept no prompt")]:
+        ([f"--workdir={tmp_path}/file/run"], "cannot write to the workdir (Not a directory)"),
+        ([f"--workdir={tmp_path}/a", "--config.mesh.data=64"], "cannot be split over mesh data=64"),
+        ([f"--workdir={tmp_path}/a", "--config.mesh.tensor=64"], "needs 64 devices"),
+        ([f"--workdir={tmp_path}/a", "--config.model.path=/nowhere"], "/nowhere"),
+        ([f"--workdir={tmp_path}/a", "--config.rule.n_init=1"], "can accept no prompt"),
+    ]:
         done = launch("experiments/train.py", "--config=configs/embedded.py:speed_rloo", *extra)
         assert done.returncode == 2, done.stderr
         last = done.stderr.strip().splitlines()[-1]
         assert last.startswith("error: ") and message in last, done.stderr
         assert "Traceback" not in done.stderr
-
-

@@ -4,29 +4,32 @@ import jax
 import numpy as np
 import pytest
 
-from rl_speed.data.prompts import Prompt
 from rl_speed.config.presets import embedded, tiny
-from rl_speed.rewards.scorer import TextJudge
+from rl_speed.data.prompts import Prompt
 from rl_speed.data.rollouts import Rollouts
-from rl_speed.sampling import Batch, VerifierError
+from rl_speed.rewards.scorer import TextJudge
 from rl_speed.rollout.generate import GenerationStats
-from rl_speed.training import build
-from rl_speed.update.batch import build_batch
 from rl_speed.rollout.host_driver import HostDriver
+from rl_speed.rollout.prompt_counts import StarvedError, StepReport
+from rl_speed.runtime.metrics import PhaseTimer, read_lines
+from rl_speed.sampling import Batch, VerifierError
+from rl_speed.training import build
 from rl_speed.training.fused import choose_width, row_widths
 from rl_speed.training.loop import Trainer
-from rl_speed.runtime.metrics import PhaseTimer, read_lines
+from rl_speed.update.batch import build_batch
 from rl_speed.update.state import init_state, state_shardings
 from rl_speed.update.step import make_advantages, make_update
-from rl_speed.rollout.prompt_counts import StarvedError, StepReport
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 
 
 def small(method="speed_rloo", where="in_loop", steps=4, **mesh):
-    config = tiny(embedded(method), steps, screen=32, prefill=4, train_prompts=300, evaluate_every=2)
+    config = tiny(
+        embedded(method), steps, screen=32, prefill=4, train_prompts=300, evaluate_every=2
+    )
     config.driver.where, config.sampler.context_pool = where, 16
-    # Adam's first step is the sign of the gradient, rounding and all, unless epsilon is larger than rounding.
+    # Adam's first step is the sign of the gradient, rounding and all, unless epsilon is larger
+    # than rounding.
     config.optimizer.eps = 1e-3
     for axis, size in mesh.items():
         setattr(config.mesh, axis, size)
@@ -39,8 +42,14 @@ def parts(config):
     policy = build.build_policy(config, mesh)
     stream, _ = build.build_data(config, policy.tokenizer)
     optimizer, settings = build.build_optimizer(config, policy.params), build.update_config(config)
-    return mesh, policy, stream, optimizer, settings, init_state(policy.params, optimizer,
-                                                                 state_shardings(policy.model, optimizer, mesh))
+    return (
+        mesh,
+        policy,
+        stream,
+        optimizer,
+        settings,
+        init_state(policy.params, optimizer, state_shardings(policy.model, optimizer, mesh)),
+    )
 
 
 def few(stream, count):
@@ -64,8 +73,14 @@ def host_groups(config):
     mesh, policy, stream, *_ = parts(config)
     generator, _, _ = build.build_generators(config, policy, mesh)
     scorer = build.build_scorer(config, policy, config.sampler.max_new)
-    driver = HostDriver(config.make_rule(), stream, generator, scorer, build.build_driver(config, generator, stream, scorer).buffer,
-                        config.driver)
+    driver = HostDriver(
+        config.make_rule(),
+        stream,
+        generator,
+        scorer,
+        build.build_driver(config, generator, stream, scorer).buffer,
+        config.driver,
+    )
     groups = driver.next_groups(policy.params, 0)[0].groups()
     while len(driver.buffer):
         groups += driver.buffer.take(1)
@@ -73,7 +88,9 @@ def host_groups(config):
 
 
 def test_equals_the_pieces_run_one_by_one():
-    """Same keys: the groups are the host driver's, and updating on them on the host's way gives the same parameters."""
+    """Same keys: the groups are the host driver's,
+    and updating on them on the host's way gives the same parameters.
+    """
     config = small()
     state, rollouts, metrics, report, step = one_step(config)
     visits = [prompt.visit for prompt in rollouts.prompts]
@@ -81,7 +98,8 @@ def test_equals_the_pieces_run_one_by_one():
     assert visits == sorted(visits)
     host = host_groups(small())
     for g in rollouts.groups():
-        if g.prompt.visit not in host:  # the host driver takes the first four that complete, phase by phase
+        # The host driver takes the first four that complete, phase by phase.
+        if g.prompt.visit not in host:
             continue
         h = host[g.prompt.visit]
         width = min(g.tokens.shape[1], h.tokens.shape[1])
@@ -92,32 +110,63 @@ def test_equals_the_pieces_run_one_by_one():
         np.testing.assert_allclose(g.logprobs[:, :width], h.logprobs[:, :width], atol=1e-5)
     assert sum(v in host for v in visits) >= 3
     mesh, policy, _, optimizer, settings, fresh = parts(config)
-    batch = build_batch(rollouts, 32, config.data.max_prompt_length + config.sampler.max_new, config.training.length_multiple)
+    batch = build_batch(
+        rollouts,
+        32,
+        config.data.max_prompt_length + config.sampler.max_new,
+        config.training.length_multiple,
+    )
     advantages = make_advantages(mesh, settings)(batch, None)
-    separate, separate_metrics = make_update(policy.model, optimizer, mesh, settings)(fresh, batch, advantages, None, None)
+    separate, separate_metrics = make_update(policy.model, optimizer, mesh, settings)(
+        fresh, batch, advantages, None, None
+    )
     assert metrics["grad_norm"] == pytest.approx(float(separate_metrics["grad_norm"]), rel=1e-4)
     assert metrics["behaviour_gap"] < 1e-5 and metrics.keys() == separate_metrics.keys()
-    for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(state.params), jax.tree.leaves(jax.device_get(separate.params))):
+    for (path, a), b in zip(
+        jax.tree_util.tree_leaves_with_path(state.params),
+        jax.tree.leaves(jax.device_get(separate.params)),
+    ):
         np.testing.assert_allclose(a, b, atol=1e-6, err_msg=jax.tree_util.keystr(path))
     tally = step.screening.prompt_counts
     assert tally.screened == tally.rejected + tally.completed
 
 
-@pytest.mark.parametrize("mesh, attention", [
-    ({"data": 2}, "dense"), pytest.param({"fsdp": 2, "tensor": 2}, "ragged", marks=pytest.mark.slow)], ids=str)
+@pytest.mark.parametrize(
+    "mesh, attention",
+    [
+        ({"data": 2}, "dense"),
+        pytest.param({"fsdp": 2, "tensor": 2}, "ragged", marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
 def test_meshes_train_on_groups_of_the_algorithm(mesh, attention):
-    """Each shard fills its share from its own candidates; the update is that of those groups on one device."""
+    """Each shard fills its share from its own candidates;
+    the update is that of those groups on one device.
+    """
     config = small(**mesh)
     config.sampler.attention = attention
     state, rollouts, metrics, report, _ = one_step(config)
     shards = mesh.get("data", 1) * mesh.get("fsdp", 1)
-    assert [p.visit % shards for p in rollouts.prompts] == sorted(np.repeat(range(shards), 4 // shards))
+    assert [p.visit % shards for p in rollouts.prompts] == sorted(
+        np.repeat(range(shards), 4 // shards)
+    )
     device_mesh, policy, _, optimizer, settings, fresh = parts(small())
-    batch = build_batch(rollouts, 32, config.data.max_prompt_length + config.sampler.max_new, config.training.length_multiple)
+    batch = build_batch(
+        rollouts,
+        32,
+        config.data.max_prompt_length + config.sampler.max_new,
+        config.training.length_multiple,
+    )
     separate, other = make_update(policy.model, optimizer, device_mesh, settings)(
-        fresh, batch, make_advantages(device_mesh, settings)(batch, None), None, None)
-    assert metrics["grad_norm"] == pytest.approx(float(other["grad_norm"]), rel=1e-4) and metrics["behaviour_gap"] < 1e-5
-    for a, b in zip(jax.tree.leaves(state.params), jax.tree.leaves(jax.device_get(separate.params))):
+        fresh, batch, make_advantages(device_mesh, settings)(batch, None), None, None
+    )
+    assert (
+        metrics["grad_norm"] == pytest.approx(float(other["grad_norm"]), rel=1e-4)
+        and metrics["behaviour_gap"] < 1e-5
+    )
+    for a, b in zip(
+        jax.tree.leaves(state.params), jax.tree.leaves(jax.device_get(separate.params))
+    ):
         np.testing.assert_allclose(a, b, atol=1e-6)
 
 
@@ -129,12 +178,20 @@ def test_what_was_not_needed_goes_back_and_comes_again():
     for version in range(3):
         state, (rollouts, *_) = step(state, version, PhaseTimer())
         seen += [prompt.visit for prompt in rollouts.prompts]
-        assert stream.state_dict()["serial"] - len(stream.state_dict()["returned"].split()) == step.screening.prompt_counts.screened
+        assert (
+            stream.state_dict()["serial"] - len(stream.state_dict()["returned"].split())
+            == step.screening.prompt_counts.screened
+        )
         assert (rollouts.versions == version).all()
     assert seen == sorted(set(seen))
-    assert step.screening.prompt_counts.completed == 12 and step.wasted_tokens > 0 == step.screening.prompt_counts.nonfinite
+    assert (
+        step.screening.prompt_counts.completed == 12
+        and step.wasted_tokens > 0 == step.screening.prompt_counts.nonfinite
+    )
     state = state.replace(params=jax.tree.map(lambda x: x * np.nan, state.params))
-    with pytest.raises(StarvedError, match="none of .* accepted.* samples ended at logits that are not finite"):
+    with pytest.raises(
+        StarvedError, match="none of .* accepted.* samples ended at logits that are not finite"
+    ):
         step(state, 3, PhaseTimer())
     assert step.screening.prompt_counts.nonfinite > 100
 
@@ -146,12 +203,21 @@ def test_whole_job_resumes_exactly_and_compiles_once(tmp_path):
     again = Trainer(small(steps=6), tmp_path / "parts")
     assert again.step == 4
     again.run()
-    jax.tree.map(np.testing.assert_array_equal, jax.device_get(again.state), jax.device_get(whole.state))
-    clean = lambda r: {k: v for k, v in r.items() if not k.startswith(("time/", "process/")) and k != "total/train_s"}
+    jax.tree.map(
+        np.testing.assert_array_equal, jax.device_get(again.state), jax.device_get(whole.state)
+    )
+    clean = lambda r: {
+        k: v
+        for k, v in r.items()
+        if not k.startswith(("time/", "process/")) and k != "total/train_s"
+    }
     records = read_lines(tmp_path / "whole" / "metrics.jsonl")
-    assert list(map(clean, records)) == list(map(clean, read_lines(tmp_path / "parts" / "metrics.jsonl")))
+    assert list(map(clean, records)) == list(
+        map(clean, read_lines(tmp_path / "parts" / "metrics.jsonl"))
+    )
     assert all(r["age_max"] == 0 and r["behaviour_gap"] < 1e-5 for r in records)
-    assert len({r["process/compilations"] for r in records[1:]}) <= 2  # evaluation at step 2 compiles nothing new but its own
+    # Evaluation at step 2 compiles nothing new but its own.
+    assert len({r["process/compilations"] for r in records[1:]}) <= 2
     assert whole.rl_step._program._cache_size() == 1
     assert summary["prompts"]["completed"] == sum(r["groups"] for r in records) >= 22
     assert sum(records[-1]["pass_rates"]) == records[-1]["screened"]
@@ -166,7 +232,9 @@ def test_nothing_accepted_changes_nothing_and_is_told():
     stream.take = lambda most: [refused.pop()]
     step = build.build_fused_step(config, policy, mesh, optimizer, settings, stream)
     before = jax.device_get(state)
-    after, _, rollouts = step._attempt(state, 0, StepReport(GenerationStats(), 0.0, 0.0, 0, 0, 0, 0))
+    after, _, rollouts = step._attempt(
+        state, 0, StepReport(GenerationStats(), 0.0, 0.0, 0, 0, 0, 0)
+    )
     assert rollouts is None and step.screening.prompt_counts.rejected == 1
     jax.tree.map(np.testing.assert_array_equal, before, jax.device_get(after))
     with pytest.raises(StarvedError, match="none of 2 candidates was accepted in 2 attempts"):
@@ -179,10 +247,15 @@ def test_candidates_that_run_out_leave_a_short_batch():
     assert np.isfinite(metrics["grad_norm"]) and metrics["skipped"] == 0
 
 
-@pytest.mark.parametrize("path,value,reason", [
-    ("training.minibatches", 2, "one update a program"),
-    ("objective.kl_coef", 0.1, "no reference policy"), ("reward.overlong_buffer", 4, "rewards are the verifier's alone"),
-    ("objective.old_logprobs", "recompute", "on-policy already")])
+@pytest.mark.parametrize(
+    "path,value,reason",
+    [
+        ("training.minibatches", 2, "one update a program"),
+        ("objective.kl_coef", 0.1, "no reference policy"),
+        ("reward.overlong_buffer", 4, "rewards are the verifier's alone"),
+        ("objective.old_logprobs", "recompute", "on-policy already"),
+    ],
+)
 def test_what_the_fused_step_cannot_do_is_refused(path, value, reason):
     config = small()
     section, leaf = path.split(".")
@@ -208,7 +281,9 @@ class Watched:
 
 @pytest.mark.slow  # Python verifiers in the loop: test_sampling_callback.py
 def test_math_verify_inside_the_loop(tmp_path):
-    """Every verdict is the exact verifier's, on the same groups; one pool of workers, closed and counted as on the host."""
+    """Every verdict is the exact verifier's, on the same groups; one pool of workers,
+    closed and counted as on the host.
+    """
     config = small(steps=2)
     config.reward.verifier, config.reward.mode, config.evaluation.every = "math", "free", 2
     trainer, seen = Trainer(config, tmp_path), []
@@ -218,25 +293,39 @@ def test_math_verify_inside_the_loop(tmp_path):
     exact = small()
     scorer = build.build_scorer(exact, trainer.policy, exact.sampler.max_new)
     rollouts = Rollouts.concat([result.rollouts for result in seen])
-    assert len(rollouts.prompts) == 8 and 0 < np.mean([g.rewards.mean() for g in rollouts.groups()]) < 1
+    assert (
+        len(rollouts.prompts) == 8
+        and 0 < np.mean([g.rewards.mean() for g in rollouts.groups()]) < 1
+    )
     np.testing.assert_array_equal(rollouts.rewards, scorer(rollouts)[0])
     visits = lambda rollouts: {prompt.visit for prompt in rollouts.prompts}
     assert visits(seen[0].rollouts) == visits(one_step(exact)[1])
     # All that was drawn is counted, and what evaluation drew.
-    records, evaluations = read_lines(tmp_path / "metrics.jsonl"), 2 * 24 * config.evaluation.samples
+    records, evaluations = (
+        read_lines(tmp_path / "metrics.jsonl"),
+        2 * 24 * config.evaluation.samples,
+    )
     total = sum(v for k, v in summary["verifier"].items())
-    assert total >= summary["samples"] + evaluations and records[1]["verifier/ok"] > records[0]["verifier/ok"] > 0
+    assert (
+        total >= summary["samples"] + evaluations
+        and records[1]["verifier/ok"] > records[0]["verifier/ok"] > 0
+    )
     assert all(0 < r["time/verify"] < r["time/fused"] for r in records)
     assert Trainer(config, tmp_path).scorer.metrics() == summary["verifier"]
     # The run closed the pool: the next step says so, and does not hang.
-    with pytest.raises(VerifierError, match="math-verify failed inside the compiled loop: RuntimeError: this pool is closed"):
+    with pytest.raises(
+        VerifierError,
+        match="math-verify failed inside the compiled loop: RuntimeError: this pool is closed",
+    ):
         step(trainer.state, 2, PhaseTimer())
 
 
 def test_a_python_verifier_needs_all_axes():
     config = small(fsdp=2, tensor=2)
     config.reward.verifier = "math"
-    with pytest.raises(ValueError, match="needs config.mesh.tensor=1; got 2.*every mesh axis is manual"):
+    with pytest.raises(
+        ValueError, match="needs config.mesh.tensor=1; got 2.*every mesh axis is manual"
+    ):
         config.validate()
 
 
@@ -246,7 +335,10 @@ def test_gold_answers_as_bytes():
     judge = TextJudge(Spelling(), (9,), Grader(graded))
     judge(np.array([[1, 2, 9, 5]]), np.array([3]), judge.encode([prompt], 14))
     assert graded == [("1 2", "√2 km")]
-    with pytest.raises(ValueError, match="prompt 'p1': what its verifier needs to know takes 11 bytes; there is room for 10"):
+    with pytest.raises(
+        ValueError,
+        match="prompt 'p1': what its verifier needs to know takes 11 bytes; there is room for 10",
+    ):
         judge.encode([prompt], 10)
 
 
@@ -267,9 +359,16 @@ class Grader:
 
 
 def test_widths():
-    assert row_widths(26, 9, 10) == (18, 26) and row_widths(26, 0, 10) == (26,) and row_widths(24, 8, 7) == (8, 16, 24)
-    for longest, place in [(2, 0), (8, 0), (9, 1), (16, 1), (17, 2), (24, 2)]:  # the narrowest that holds the longest row
+    assert (
+        row_widths(26, 9, 10) == (18, 26)
+        and row_widths(26, 0, 10) == (26,)
+        and row_widths(24, 8, 7) == (8, 16, 24)
+    )
+    # The narrowest that holds the longest row.
+    for longest, place in [(2, 0), (8, 0), (9, 1), (16, 1), (17, 2), (24, 2)]:
         mask = np.zeros((3, 23), bool)
-        mask[0, :1], mask[1, :longest - 1] = True, True
-        batch = Batch(np.zeros((3, 24), np.int32), mask, np.zeros((3, 23)), np.zeros(3), np.zeros(3, np.int32))
+        mask[0, :1], mask[1, : longest - 1] = True, True
+        batch = Batch(
+            np.zeros((3, 24), np.int32), mask, np.zeros((3, 23)), np.zeros(3), np.zeros(3, np.int32)
+        )
         assert choose_width(batch, (8, 16, 24)) == place

@@ -1,15 +1,17 @@
-"""kill -9 at several moments, then the same command: the run is bit for bit the uninterrupted one."""
+"""kill -9 at several moments, then the same command:
+the run is bit for bit the uninterrupted one.
+"""
 
-import json
 import functools
+import json
 import pathlib
 import random
 import signal
 
 import jax
 import numpy as np
-import pytest
 import orbax.checkpoint as ocp
+import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from rl_speed.runtime.metrics import read_lines
@@ -20,39 +22,63 @@ SCRIPT = pathlib.Path(__file__).with_name("killable.py")
 def untimed(value):
     """Without what is a time or belongs to the process."""
     if isinstance(value, dict):
-        return {k: untimed(v) for k, v in value.items() if not k.startswith(("time/", "process/")) and not k.endswith("train_s")}
+        return {
+            k: untimed(v)
+            for k, v in value.items()
+            if not k.startswith(("time/", "process/")) and not k.endswith("train_s")
+        }
     return [untimed(v) for v in value] if isinstance(value, list) else value
 
 
 def everything(workdir):
-    """(metrics, rollouts, the last checkpoint: its step, device state, host arrays, host values)."""
+    """(metrics, rollouts, the last checkpoint: its step, device state, host arrays,
+    host values).
+    """
     step = max(int(p.name) for p in (workdir / "checkpoints").iterdir() if p.name.isdigit())
     folder = workdir / "checkpoints" / str(step)
     values = json.loads((folder / "host" / "metadata").read_text())
     values["evaluations"] = json.loads(values["evaluations"])
     reader = ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
     read = lambda path: reader.restore(path, args=ocp.args.PyTreeRestore())
-    return (untimed(read_lines(workdir / "metrics.jsonl")), read_lines(workdir / "rollouts.jsonl"), step, untimed(values),
-            read(folder / "state"), read(folder / "arrays"))
+    return (
+        untimed(read_lines(workdir / "metrics.jsonl")),
+        read_lines(workdir / "rollouts.jsonl"),
+        step,
+        untimed(values),
+        read(folder / "state"),
+        read(folder / "arrays"),
+    )
 
 
 def shown(workdir):
     """What TensorBoard reads: (accuracy by step, held-out accuracy by step)."""
     events = EventAccumulator(str(workdir / "tensorboard"), size_guidance={"scalars": 0})
     events.Reload()
-    return [[(e.step, e.value) for e in events.Scalars(name)] for name in ("accuracy", "eval/accuracy")]
+    return [
+        [(e.step, e.value) for e in events.Scalars(name)] for name in ("accuracy", "eval/accuracy")
+    ]
 
 
 def moments(count, seed):
     rng = random.Random(seed)
     phases = ["generate", "score", "update", "checkpoint"] * count
     for phase in phases[:count]:
-        yield phase, rng.randint(1, 3) if phase == "checkpoint" else rng.randint(1, 6), round(rng.uniform(0, 0.15), 3)
+        yield (
+            phase,
+            rng.randint(1, 3) if phase == "checkpoint" else rng.randint(1, 6),
+            round(rng.uniform(0, 0.15), 3),
+        )
 
 
 # In an update, whose steps are lost, and in a checkpoint, which is half; or anywhere, ten times.
-@pytest.mark.parametrize("steps,moments", [(8, [("update", 3, 0.05), ("checkpoint", 2, 0.02)]),
-                                           pytest.param(24, list(moments(10, seed=1)), marks=pytest.mark.slow)], ids=["two", "ten"])
+@pytest.mark.parametrize(
+    "steps,moments",
+    [
+        (8, [("update", 3, 0.05), ("checkpoint", 2, 0.02)]),
+        pytest.param(24, list(moments(10, seed=1)), marks=pytest.mark.slow),
+    ],
+    ids=["two", "ten"],
+)
 def test_killed_at_several_moments_and_resumed(launch, tmp_path, steps, moments):
     run = functools.partial(launch, SCRIPT)
     assert run(tmp_path / "whole", steps).returncode == 0
@@ -63,10 +89,15 @@ def test_killed_at_several_moments_and_resumed(launch, tmp_path, steps, moments)
     assert last.returncode == 0, last.stderr[-2000:]
     whole, again = everything(tmp_path / "whole"), everything(tmp_path / "killed")
     assert whole[:4] == again[:4] and whole[2] == steps
-    assert shown(tmp_path / "whole") == shown(tmp_path / "killed")  # every step once, nothing of those that were lost
-    for points, expected in zip(shown(tmp_path / "killed"), (range(steps), [*range(0, steps, 5), steps])):
+    # Every step once, nothing of those that were lost.
+    assert shown(tmp_path / "whole") == shown(tmp_path / "killed")
+    for points, expected in zip(
+        shown(tmp_path / "killed"), (range(steps), [*range(0, steps, 5), steps])
+    ):
         assert [step for step, _ in points] == list(expected)
     for mine, other in zip(whole[4:], again[4:]):
         assert jax.tree.structure(mine) == jax.tree.structure(other)
         for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(mine), jax.tree.leaves(other)):
-            np.testing.assert_array_equal(np.asarray(a), np.asarray(b), err_msg=jax.tree_util.keystr(path))
+            np.testing.assert_array_equal(
+                np.asarray(a), np.asarray(b), err_msg=jax.tree_util.keystr(path)
+            )

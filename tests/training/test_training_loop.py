@@ -1,4 +1,6 @@
-"""The whole job on the embedded policy: it learns, resumes exactly, compiles once, and its log-probs agree."""
+"""The whole job on the embedded policy: it learns, resumes exactly, compiles once,
+and its log-probs agree.
+"""
 
 import json
 
@@ -6,13 +8,13 @@ import jax
 import numpy as np
 import pytest
 
+from rl_speed.config.presets import embedded, tiny
 from rl_speed.evaluation import evaluate
 from rl_speed.policy import load_hf
-from rl_speed.config.presets import embedded, tiny
-from rl_speed.training.loop import NonFiniteError, Trainer
 from rl_speed.runtime.metrics import read_lines
 from rl_speed.runtime.plotting import plot_run
 from rl_speed.runtime.report import closing_summary
+from rl_speed.training.loop import NonFiniteError, Trainer
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 
@@ -40,8 +42,17 @@ def test_workdir_holds_what_it_should(finished):
     _, summary, workdir = finished
     records = read_lines(workdir / "metrics.jsonl")
     assert [r["step"] for r in records] == list(range(6))
-    for name in ("time/generate", "time/update", "generated_tokens", "acceptance", "age_mean", "grad_norm", "behaviour_gap",
-                 "total/optimizer_steps", "tally/rejected_tokens"):
+    for name in (
+        "time/generate",
+        "time/update",
+        "generated_tokens",
+        "acceptance",
+        "age_mean",
+        "grad_norm",
+        "behaviour_gap",
+        "total/optimizer_steps",
+        "tally/rejected_tokens",
+    ):
         assert np.isfinite(records[-1][name])
     assert [e["step"] for e in summary["evaluations"]] == [0, 2, 4, 6]
     assert json.loads((workdir / "config.json").read_text())["rule"]["n"] == 8
@@ -54,32 +65,47 @@ def test_workdir_holds_what_it_should(finished):
 def test_prompts_are_conserved(finished):
     trainer, summary, _ = finished
     tally = summary["prompts"]
-    assert tally["screened"] == tally["rejected"] + tally["completed"] + len(trainer.rl_step.driver._active)
+    assert tally["screened"] == tally["rejected"] + tally["completed"] + len(
+        trainer.rl_step.driver._active
+    )
     assert tally["completed"] == 6 * 4 + len(trainer.rl_step.driver.buffer)
 
 
 def test_export_is_the_trained_policy(finished):
     trainer, _, workdir = finished
     params, _ = load_hf(workdir / "policy")
-    jax.tree.map(np.testing.assert_array_equal, jax.device_get(params), jax.device_get(trainer.state.params))
+    jax.tree.map(
+        np.testing.assert_array_equal, jax.device_get(params), jax.device_get(trainer.state.params)
+    )
 
 
 def test_resume_is_exact(finished, tmp_path, caplog):
-    """Four steps, then a new process's worth of objects for the last two: parameters, metrics and buffers agree bit for bit."""
+    """Four steps, then a new process's worth of objects for the last two: parameters,
+    metrics and buffers agree bit for bit.
+    """
     whole, _, workdir = finished
     Trainer(small(steps=4), tmp_path).run()
     resumed = Trainer(small(steps=6), tmp_path)
     assert resumed.step == 4
     resumed.run()
-    jax.tree.map(np.testing.assert_array_equal, jax.device_get(resumed.state), jax.device_get(whole.state))
-    mine, theirs = (list(map(without_times, read_lines(d / "metrics.jsonl"))) for d in (tmp_path, workdir))
+    jax.tree.map(
+        np.testing.assert_array_equal, jax.device_get(resumed.state), jax.device_get(whole.state)
+    )
+    mine, theirs = (
+        list(map(without_times, read_lines(d / "metrics.jsonl"))) for d in (tmp_path, workdir)
+    )
     assert mine == theirs
     a, b = resumed.rl_step.driver.buffer.state_dict(), whole.rl_step.driver.buffer.state_dict()
     jax.tree.map(np.testing.assert_array_equal, a, b)
-    jax.tree.map(np.testing.assert_array_equal, resumed.rl_step.state_dict(), whole.rl_step.state_dict())
+    jax.tree.map(
+        np.testing.assert_array_equal, resumed.rl_step.state_dict(), whole.rl_step.state_dict()
+    )
     # What the run was until then is not forgotten.
     before = json.loads((tmp_path / "config_before_step_4.json").read_text())
-    assert before["training"]["steps"] == 4 and json.loads((tmp_path / "config.json").read_text())["training"]["steps"] == 6
+    assert (
+        before["training"]["steps"] == 4
+        and json.loads((tmp_path / "config.json").read_text())["training"]["steps"] == 6
+    )
     assert "settings changed at step 4: config.training.steps: 4 -> 6" in caplog.text
     with pytest.raises(FileExistsError, match="already holds a run"):
         config = small(steps=6)
@@ -103,7 +129,9 @@ def test_nothing_compiles_after_warm_up(finished):
 
 
 def test_trainer_and_sampler_agree_on_every_token(finished, tmp_path):
-    """On-policy (no samples from an older policy) the two log-probs differ by float32 rounding only."""
+    """On-policy (no samples from an older policy) the two log-probs differ by float32
+    rounding only.
+    """
     config = small("rloo", steps=2)
     config.sampler.temperature, config.logging.export = 0.9, False
     Trainer(config, tmp_path).run()
@@ -128,7 +156,9 @@ def test_non_finite_updates_stop_the_run(tmp_path):
     config = small(steps=10)
     config.training.max_skipped, config.evaluation.every = 3, 0
     trainer = Trainer(config, tmp_path)
-    trainer.rl_step._advantages = lambda batch, gap: np.full(len(batch.group_ids), np.nan, np.float32)
+    trainer.rl_step._advantages = lambda batch, gap: np.full(
+        len(batch.group_ids), np.nan, np.float32
+    )
     with pytest.raises(NonFiniteError, match="the last 3 updates had a non-finite"):
         trainer.run()
     assert len(read_lines(tmp_path / "metrics.jsonl")) == 3
@@ -142,13 +172,31 @@ def on_four(workdir, axes):
     return Trainer(config, workdir)
 
 
-@pytest.mark.parametrize("axes", [pytest.param({"data": 2, "fsdp": 2}, marks=pytest.mark.slow), {"data": 2, "tensor": 2}], ids=str)
+@pytest.mark.parametrize(
+    "axes",
+    [pytest.param({"data": 2, "fsdp": 2}, marks=pytest.mark.slow), {"data": 2, "tensor": 2}],
+    ids=str,
+)
 def test_mesh_draws_the_same_samples(finished, tmp_path, axes):
     """On four devices the first call draws, prompt by prompt, what one device draws."""
     one, four = finished[0], on_four(tmp_path, axes)
     policy, _ = load_hf(four.policy.directory)
-    a = evaluate(one.held_out.generator, policy, one.held_out.prompts, 2, lambda rollouts: one.scorer(rollouts)[1], 12)
-    b = evaluate(four.held_out.generator, four.state.params, four.held_out.prompts, 2, lambda rollouts: four.scorer(rollouts)[1], 12)
+    a = evaluate(
+        one.held_out.generator,
+        policy,
+        one.held_out.prompts,
+        2,
+        lambda rollouts: one.scorer(rollouts)[1],
+        12,
+    )
+    b = evaluate(
+        four.held_out.generator,
+        four.state.params,
+        four.held_out.prompts,
+        2,
+        lambda rollouts: four.scorer(rollouts)[1],
+        12,
+    )
     # Other shapes round differently; a near-tie may fall to the neighbour now and then.
     assert np.mean(a.correct == b.correct) > 0.95 and np.mean(a.lengths == b.lengths) > 0.95
 
@@ -170,7 +218,8 @@ def test_steps_on_two_epochs_draw_different_samples(tmp_path):
         for group in trainer.rl_step.driver.next_groups(trainer.state.params, step)[0].groups():
             seen.setdefault(group.prompt.id, []).append(group.tokens.tolist())
     assert len(seen) == 8 and all(len(draws) == 2 for draws in seen.values())
-    assert sum(a != b for a, b in seen.values()) >= 4  # never-solved and certain prompts may repeat themselves
+    # Never-solved and certain prompts may repeat themselves.
+    assert sum(a != b for a, b in seen.values()) >= 4
 
 
 def test_time_limit_ends_the_run_where_a_checkpoint_and_an_evaluation_are(tmp_path):
@@ -180,7 +229,9 @@ def test_time_limit_ends_the_run_where_a_checkpoint_and_an_evaluation_are(tmp_pa
     account = trainer._account
     trainer._account = lambda stats, seconds: account(stats, 0.4)  # whatever this machine takes
     summary = trainer.run()
-    assert [r["total/train_s"] for r in read_lines(tmp_path / "metrics.jsonl")] == pytest.approx([0.4, 0.8, 1.2])
+    assert [r["total/train_s"] for r in read_lines(tmp_path / "metrics.jsonl")] == pytest.approx(
+        [0.4, 0.8, 1.2]
+    )
     assert summary["steps"] == summary["evaluations"][-1]["step"] == 3
     again = Trainer(config, tmp_path)
     assert again.step == 3 and again.done

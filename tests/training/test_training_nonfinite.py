@@ -1,4 +1,6 @@
-"""Samples that non-finite logits ended: wrong for the rule, counted, and in nobody's batch, cache or accuracy."""
+"""Samples that non-finite logits ended: wrong for the rule, counted, and in nobody's batch,
+cache or accuracy.
+"""
 
 import dataclasses
 import sys
@@ -16,16 +18,16 @@ from killable import small_config
 from rl_speed.config import Config
 from rl_speed.evaluation import evaluate
 from rl_speed.memory import ReplayCache
-from rl_speed.sampling import Samples, Speed, Uniform, sample_adaptive
-from rl_speed.sampling.batch import place_ids, select, to_batch
 from rl_speed.replay.cuts import Replay
 from rl_speed.rollout.generate import SampleRequest, gather
+from rl_speed.rollout.prompt_counts import StarvedError
+from rl_speed.runtime.metrics import read_lines
+from rl_speed.sampling import Samples, Speed, Uniform, sample_adaptive
+from rl_speed.sampling.batch import place_ids, select, to_batch
 from rl_speed.training.cache_start import start_cache
 from rl_speed.training.fused import SAMPLED, PoolConfig, Table, choose_samples, to_rollouts
 from rl_speed.training.loop import NonFiniteError, Trainer
-from rl_speed.runtime.metrics import read_lines
 from rl_speed.update.shaping import shape_rewards
-from rl_speed.rollout.prompt_counts import StarvedError
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 
@@ -36,25 +38,41 @@ import toy_policy as toy  # noqa: E402
 
 
 def break_some(dispatch, which):
-    """The same generator, of whose samples those that `which(prompt, i)` names break off at their first token."""
+    """The same generator, of whose samples those that `which(prompt, i)` names break off at their
+    first token.
+    """
+
     def broken(params, requests):
         drawn, stats = dispatch(params, requests).result()
-        named = [which(drawn.prompts[place], i) for place, i in zip(drawn.owner, drawn.sample_index.tolist())]
+        named = [
+            which(drawn.prompts[place], i)
+            for place, i in zip(drawn.owner, drawn.sample_index.tolist())
+        ]
         bad = drawn.nonfinite | np.array(named)
         clear = lambda x: np.where(bad.reshape(-1, *(1,) * (x.ndim - 1)), 0, x).astype(x.dtype)
-        cleared = {name: clear(getattr(drawn, name)) for name in ("tokens", "logprobs", "lengths", "truncated")}
-        return finished(dataclasses.replace(drawn, nonfinite=bad, **cleared),
-                        dataclasses.replace(stats, nonfinite=int(bad.sum())))
+        cleared = {
+            name: clear(getattr(drawn, name))
+            for name in ("tokens", "logprobs", "lengths", "truncated")
+        }
+        return finished(
+            dataclasses.replace(drawn, nonfinite=bad, **cleared),
+            dataclasses.replace(stats, nonfinite=int(bad.sum())),
+        )
 
     return broken
 
 
 @pytest.mark.parametrize("depth", [0, 1])
 def test_the_host_driver_counts_them_as_wrong(depth):
-    """Whatever the scorer says of what is left of them; in saved state, too, of which older ones know nothing."""
+    """Whatever the scorer says of what is left of them; in saved state, too,
+    of which older ones know nothing.
+    """
     driver, generator = drivers.make(Uniform(6), depth=depth)
     driver._generate = break_some(generator.dispatch, lambda prompt, i: i == prompt.visit % 6)
-    driver._score = lambda rollouts: (np.ones(len(rollouts), np.float32), np.ones(len(rollouts), bool))
+    driver._score = lambda rollouts: (
+        np.ones(len(rollouts), np.float32),
+        np.ones(len(rollouts), bool),
+    )
     groups, report = drivers.take(driver, 0)
     for g in groups:
         np.testing.assert_array_equal(g.nonfinite, np.arange(6) == g.prompt.visit % 6)
@@ -62,7 +80,12 @@ def test_the_host_driver_counts_them_as_wrong(depth):
         np.testing.assert_array_equal(g.rewards, g.correct)
         kept = g.take(np.flatnonzero(~g.nonfinite))
         assert len(kept) == 5 and not kept.nonfinite.any()
-    assert report.generation.nonfinite == driver.prompt_counts.nonfinite == report.generation.samples // 6 > 0
+    assert (
+        report.generation.nonfinite
+        == driver.prompt_counts.nonfinite
+        == report.generation.samples // 6
+        > 0
+    )
     state = driver.state_dict()
     again, _ = drivers.make(Uniform(6), depth=depth)
     again.load_state_dict(state)
@@ -87,7 +110,11 @@ class BreaksAtTwo:
         return getattr(self._step, name)
 
     def __call__(self, state, version, *args):
-        broken = state.replace(params=jax.tree.map(lambda x: x * jnp.nan, state.params)) if version == 2 else state
+        broken = (
+            state.replace(params=jax.tree.map(lambda x: x * jnp.nan, state.params))
+            if version == 2
+            else state
+        )
         return self._step(broken, version, *args)
 
 
@@ -96,41 +123,68 @@ def test_a_run_trains_on_the_others_and_stops_where_there_are_none(tmp_path):
     config.evaluation.every, config.rule.low, config.rule.high = 0, -1.0, 2.0
     trainer, batches = Trainer(config, tmp_path), []
     rl_step = trainer.rl_step
-    rl_step.driver._generate = break_some(rl_step.driver._generate, lambda prompt, i: (prompt.visit + i) % 8 == 0)
+    rl_step.driver._generate = break_some(
+        rl_step.driver._generate, lambda prompt, i: (prompt.visit + i) % 8 == 0
+    )
     update = rl_step._update
-    rl_step._update = lambda state, batch, *more: batches.append(jax.device_get(batch)) or update(state, batch, *more)
+    rl_step._update = lambda state, batch, *more: (
+        batches.append(jax.device_get(batch)) or update(state, batch, *more)
+    )
     trainer.rl_step = BreaksAtTwo(rl_step)
-    with pytest.raises(NonFiniteError, match="every response to train on in step .* ended at logits that are not finite.*npz"):
+    with pytest.raises(
+        NonFiniteError,
+        match="every response to train on in step .* ended at logits that are not finite.*npz",
+    ):
         trainer.run()
     records = read_lines(tmp_path / "metrics.jsonl")
     # At step 2 there are samples of the step before, and an update that is not finite.
     assert [r["skipped"] for r in records] == [0, 0, 1]
-    assert all(0 < r["nonfinite_samples"] for r in records) and records[1]["tally/nonfinite"] > records[0]["tally/nonfinite"]
+    assert (
+        all(0 < r["nonfinite_samples"] for r in records)
+        and records[1]["tally/nonfinite"] > records[0]["tally/nonfinite"]
+    )
     assert records[0]["nonfinite_samples"] < records[0]["generated_samples"] / 4
     for batch in batches[:2]:
         # Four groups of seven; the other rows are padding, without a token of what broke off.
         assert (np.bincount(batch.group_ids + 1) == [4, 7, 7, 7, 7]).all()
-        assert (batch.mask.any(axis=1) == (batch.group_ids >= 0)).all() and not batch.tokens[batch.group_ids < 0].any()
+        assert (batch.mask.any(axis=1) == (batch.group_ids >= 0)).all() and not batch.tokens[
+            batch.group_ids < 0
+        ].any()
 
 
 def test_starved_by_a_broken_policy_says_so():
     driver, generator = drivers.make(Speed(4, 8), max_calls=2)
     driver._generate = break_some(generator.dispatch, lambda *_: True)
-    with pytest.raises(StarvedError, match=r"change the data\. (\d+) of \1 samples ended at logits that are not finite"):
+    with pytest.raises(
+        StarvedError,
+        match=r"change the data\. (\d+) of \1 samples ended at logits that are not finite",
+    ):
         driver.next_groups(None, 0)
 
 
 def test_the_fused_batch_leaves_them_out():
     table, _ = door.broken_table(toy.table())
     prompts, rule = adaptive.prompts_of(adaptive.make_case(0, 12)), Speed(4, 3)
-    samples, counts = sample_adaptive(toy.DECODER, {"table": jnp.asarray(table)}, prompts, rule, adaptive.verify, 3, adaptive.KEY,
-                                      adaptive.CONFIG)
+    samples, counts = sample_adaptive(
+        toy.DECODER,
+        {"table": jnp.asarray(table)},
+        prompts,
+        rule,
+        adaptive.verify,
+        3,
+        adaptive.KEY,
+        adaptive.CONFIG,
+    )
+
     @jax.jit
     def lay_out(samples, counts, prompts):
         rows = select(samples, counts, 3)
         width = adaptive.LENGTH + adaptive.MAX_NEW
-        return (rows, to_batch(samples, prompts, rows, place_ids(samples, rows)[0], width),
-                choose_samples(samples, prompts, rows, PoolConfig(), 21, adaptive.KEY)[0])
+        return (
+            rows,
+            to_batch(samples, prompts, rows, place_ids(samples, rows)[0], width),
+            choose_samples(samples, prompts, rows, PoolConfig(), 21, adaptive.KEY)[0],
+        )
 
     rows, batch, chosen = jax.device_get(lay_out(samples, counts, prompts))
     samples, counts = jax.device_get((samples, counts))
@@ -142,16 +196,30 @@ def test_the_fused_batch_leaves_them_out():
     assert used.sum() == counts.done[samples.selected].sum() and 0 < broken.sum() < used.sum()
     np.testing.assert_array_equal(batch.group_ids >= 0, used & ~broken)
     np.testing.assert_array_equal(np.asarray(batch.mask).any(axis=1), used & ~broken)
-    assert not np.any(batch.tokens[broken]) and np.isfinite(batch.behaviour_logprobs).all() and not np.any(batch.rewards[broken])
-    assert sorted(chosen[:(used & ~broken).sum()]) == np.flatnonzero(used & ~broken).tolist()
-    drawn = {name: getattr(samples, name)[at] for name in SAMPLED if getattr(samples, name) is not None}
-    rollouts = to_rollouts({"rows": rows, **drawn}, drivers.prompts(12), Table(1, 12, 0, None), 0, rule)
+    assert (
+        not np.any(batch.tokens[broken])
+        and np.isfinite(batch.behaviour_logprobs).all()
+        and not np.any(batch.rewards[broken])
+    )
+    assert sorted(chosen[: (used & ~broken).sum()]) == np.flatnonzero(used & ~broken).tolist()
+    drawn = {
+        name: getattr(samples, name)[at] for name in SAMPLED if getattr(samples, name) is not None
+    }
+    rollouts = to_rollouts(
+        {"rows": rows, **drawn}, drivers.prompts(12), Table(1, 12, 0, None), 0, rule
+    )
     np.testing.assert_array_equal(rollouts.nonfinite, broken[used])
 
 
 def group(lengths, rewards, nonfinite):
     prompt = dataclasses.replace(drivers.prompts(1)[0], visit=0)
-    return rollouts_of([prompt], [[3] * n for n in lengths], [0] * len(lengths), rewards=rewards, nonfinite=nonfinite)
+    return rollouts_of(
+        [prompt],
+        [[3] * n for n in lengths],
+        [0] * len(lengths),
+        rewards=rewards,
+        nonfinite=nonfinite,
+    )
 
 
 def test_replay_and_shaped_rewards_pass_them_over():
@@ -170,24 +238,49 @@ def test_replay_and_shaped_rewards_pass_them_over():
     replay = Replay(np.array([7, 8]), np.array([2, 1]), np.array([4, 4]))
     of_shard = lambda *values: np.array([values])
     none = np.zeros((1, 2, 6), np.int32)
-    samples = Samples(tokens=none, lengths=of_shard(0, 3), logprobs=none, kept_logmass=none, truncated=of_shard(False, False),
-                      nonfinite=of_shard(True, False), start_step=of_shard(0, 0), decode_steps=np.array([3]),
-                      slot_steps=np.array([3]), queue_steps=np.array([0]), queue_slot_steps=np.array([0]))
+    samples = Samples(
+        tokens=none,
+        lengths=of_shard(0, 3),
+        logprobs=none,
+        kept_logmass=none,
+        truncated=of_shard(False, False),
+        nonfinite=of_shard(True, False),
+        start_step=of_shard(0, 0),
+        decode_steps=np.array([3]),
+        slot_steps=np.array([3]),
+        queue_steps=np.array([0]),
+        queue_slot_steps=np.array([0]),
+    )
     drawn, stats = gather(samples, [SampleRequest(one.prompt, 0, 2, replay)])
-    assert drawn.nonfinite.tolist() == [True, False] and drawn.lengths.tolist() == [2, 4] and stats.nonfinite == 1
+    assert (
+        drawn.nonfinite.tolist() == [True, False]
+        and drawn.lengths.tolist() == [2, 4]
+        and stats.nonfinite == 1
+    )
 
 
 def test_a_cache_start_leaves_their_prompts_without_a_response():
     generator, cache = starts.FakeGenerator(), ReplayCache(eps=None)
     generator.dispatch = break_some(generator.dispatch, lambda prompt, i: prompt.visit % 3 == 0)
     cost = start_cache(generator, None, starts.prompts(10), starts.score, cache)
-    assert cost.sampled == 10 and sorted(p.id for p in starts.prompts(10) if p.id not in cache) == ["p0", "p3", "p6", "p9"]
+    assert cost.sampled == 10 and sorted(p.id for p in starts.prompts(10) if p.id not in cache) == [
+        "p0",
+        "p3",
+        "p6",
+        "p9",
+    ]
 
 
 def test_evaluation_counts_them_as_wrong():
-    generator = drivers.FakeGenerator(Uniform(4), drivers.Driver(groups=4, screen_prompts=8, buffer_groups=8))
+    generator = drivers.FakeGenerator(
+        Uniform(4), drivers.Driver(groups=4, screen_prompts=8, buffer_groups=8)
+    )
     generator.dispatch = break_some(generator.dispatch, lambda prompt, i: i == 1)
     right = lambda rollouts: np.ones(len(rollouts), bool)
     result = evaluate(generator, None, drivers.prompts(6), 4, right, 3)
-    assert result.correct.tolist() == [3] * 6 and result.stats.nonfinite == 6 and result.metrics()["eval/nonfinite"] == 6
+    assert (
+        result.correct.tolist() == [3] * 6
+        and result.stats.nonfinite == 6
+        and result.metrics()["eval/nonfinite"] == 6
+    )
     assert np.isfinite(result.entropy).all()

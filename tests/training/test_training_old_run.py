@@ -1,14 +1,19 @@
-"""A run that the code of commit 968f100 made goes on with today's: its checkpoint, its host state, the numbers of its next step.
+"""A run that the code of commit 968f100 made goes on with today's: its checkpoint,
+its host state, the numbers of its next step.
 
-runs/968f100.tar.gz is its workdir after two steps, with a model of one layer: RPO under SPEED's screening, a call under way, so that
-prompts in flight, pending samples, buffer, replay cache and stream are all in the checkpoint. It was made there by
+runs/968f100.tar.gz is its workdir after two steps, with a model of one layer: RPO under SPEED's
+screening, a call under way, so that prompts in flight, pending samples, buffer, replay cache and
+stream are all in the checkpoint. It was made there by
 
-    python experiments/train.py --config=configs/embedded_rpo_speed_rloo.py --workdir=run --config.model.path=model \
-        --config.rule.low=-1 --config.rule.high=2 --config.rule.n=4 --config.rule.n_init=2 --config.driver.groups=4 \
-        --config.driver.screen_prompts=8 --config.driver.buffer_groups=24 --config.driver.depth=1 --config.sampler.slots=8 \
-        --config.sampler.prefill_chunk=4 --config.data.train_prompts=32 --config.data.eval_prompts=8 --config.training.micro_batch=0 \
-        --config.training.length_multiple=0 --config.evaluation.every=2 --config.evaluation.samples=1 --config.training.steps=2 \
-        --config.logging.export=false --config.logging.tensorboard=false --config.logging.progress=false
+    python experiments/train.py --config=configs/embedded_rpo_speed_rloo.py --workdir=run \
+        --config.model.path=model --config.rule.low=-1 --config.rule.high=2 --config.rule.n=4 \
+        --config.rule.n_init=2 --config.driver.groups=4 --config.driver.screen_prompts=8 \
+        --config.driver.buffer_groups=24 --config.driver.depth=1 --config.sampler.slots=8 \
+        --config.sampler.prefill_chunk=4 --config.data.train_prompts=32 \
+        --config.data.eval_prompts=8 --config.training.micro_batch=0 \
+        --config.training.length_multiple=0 --config.evaluation.every=2 \
+        --config.evaluation.samples=1 --config.training.steps=2 --config.logging.export=false \
+        --config.logging.tensorboard=false --config.logging.progress=false
 """
 
 import json
@@ -23,10 +28,29 @@ from rl_speed.training.loop import Trainer
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 ARCHIVE = pathlib.Path(__file__).parent / "runs" / "968f100.tar.gz"
-# Of the third step, as that code itself wrote it, with the same command and --config.training.steps=3.
-NEXT = {"step": 2, "groups": 4, "generated_tokens": 121, "generated_samples": 16, "decode_steps": 19, "length": 14.125, "prefix": 4.75,
-        "age_mean": 1.5, "age_max": 2, "accepted": 4, "total/tokens": 858, "total/samples": 96, "tally/screened": 24,
-        "tally/completed": 12, "pending_calls": 1, "replay/tokens": 412, "replay/age_mean": 1.90625, "prompts/visits": 24, "tokens": 150}
+# Of the third step, as that code itself wrote it, with the same command and
+# --config.training.steps=3.
+NEXT = {
+    "step": 2,
+    "groups": 4,
+    "generated_tokens": 121,
+    "generated_samples": 16,
+    "decode_steps": 19,
+    "length": 14.125,
+    "prefix": 4.75,
+    "age_mean": 1.5,
+    "age_max": 2,
+    "accepted": 4,
+    "total/tokens": 858,
+    "total/samples": 96,
+    "tally/screened": 24,
+    "tally/completed": 12,
+    "pending_calls": 1,
+    "replay/tokens": 412,
+    "replay/age_mean": 1.90625,
+    "prompts/visits": 24,
+    "tokens": 150,
+}
 
 
 def settings(path):

@@ -6,15 +6,33 @@ import numpy as np
 import optax
 import pytest
 
-from rl_speed.update.optimizer import OptimizerConfig, decay_mask, learning_rate_schedule, make_optimizer
+from rl_speed.update.optimizer import (
+    OptimizerConfig,
+    decay_mask,
+    learning_rate_schedule,
+    make_optimizer,
+)
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 
 SHAPES = {
-    "embed": (9, 4), "final_norm": (4,), "lm_head": (4, 9),
-    "layers": {"attn_norm": (2, 4), "mlp_norm": (2, 4), "wq": (2, 4, 2, 2), "wk": (2, 4, 1, 2), "wv": (2, 4, 1, 2),
-               "wo": (2, 2, 2, 4), "bq": (2, 2, 2), "bk": (2, 1, 2), "bv": (2, 1, 2), "w_gate": (2, 4, 6),
-               "w_up": (2, 4, 6), "w_down": (2, 6, 4)},
+    "embed": (9, 4),
+    "final_norm": (4,),
+    "lm_head": (4, 9),
+    "layers": {
+        "attn_norm": (2, 4),
+        "mlp_norm": (2, 4),
+        "wq": (2, 4, 2, 2),
+        "wk": (2, 4, 1, 2),
+        "wv": (2, 4, 1, 2),
+        "wo": (2, 2, 2, 4),
+        "bq": (2, 2, 2),
+        "bk": (2, 1, 2),
+        "bv": (2, 1, 2),
+        "w_gate": (2, 4, 6),
+        "w_up": (2, 4, 6),
+        "w_down": (2, 6, 4),
+    },
 }
 DECAYED = {"lm_head", "wq", "wk", "wv", "wo", "w_gate", "w_up", "w_down"}
 IS_SHAPE = dict(is_leaf=lambda x: isinstance(x, tuple))
@@ -30,49 +48,76 @@ def by_name(tree):
 
 def test_only_matrices_decay():
     """With zero gradients, what moves is exactly what decays."""
-    optimizer = make_optimizer(OptimizerConfig(learning_rate=0.1, warmup_steps=0, weight_decay=0.5), params())
-    move = jax.jit(lambda p: optimizer.update(jax.tree.map(jnp.zeros_like, p), optimizer.init(p), p)[0])
+    optimizer = make_optimizer(
+        OptimizerConfig(learning_rate=0.1, warmup_steps=0, weight_decay=0.5), params()
+    )
+    move = jax.jit(
+        lambda p: optimizer.update(jax.tree.map(jnp.zeros_like, p), optimizer.init(p), p)[0]
+    )
     updates = by_name(move(params()))
     for name, update in updates.items():
-        np.testing.assert_allclose(update, -0.05 if name in DECAYED else 0.0, rtol=1e-6, err_msg=name)
+        np.testing.assert_allclose(
+            update, -0.05 if name in DECAYED else 0.0, rtol=1e-6, err_msg=name
+        )
 
 
 def test_the_mask_is_the_same_for_abstract_params():
-    abstract = jax.tree.map(lambda shape: jax.ShapeDtypeStruct(shape, jnp.float32), SHAPES, **IS_SHAPE)
+    abstract = jax.tree.map(
+        lambda shape: jax.ShapeDtypeStruct(shape, jnp.float32), SHAPES, **IS_SHAPE
+    )
     assert decay_mask(abstract) == decay_mask(params())
     assert {name for name, decays in by_name(decay_mask(abstract)).items() if decays} == DECAYED
 
 
 def test_warm_up_starts_above_zero_and_ends_at_the_peak():
     rate = learning_rate_schedule(OptimizerConfig(learning_rate=1.0, warmup_steps=4))
-    np.testing.assert_allclose([rate(k) for k in range(7)], [0.25, 0.5, 0.75, 1, 1, 1, 1], rtol=1e-6)
-    np.testing.assert_allclose(learning_rate_schedule(OptimizerConfig(learning_rate=1.0, warmup_steps=0))(0), 1)
-    np.testing.assert_allclose([learning_rate_schedule(OptimizerConfig(learning_rate=1.0, warmup_steps=1))(k)
-                                for k in range(2)], [1, 1])
+    np.testing.assert_allclose(
+        [rate(k) for k in range(7)], [0.25, 0.5, 0.75, 1, 1, 1, 1], rtol=1e-6
+    )
+    np.testing.assert_allclose(
+        learning_rate_schedule(OptimizerConfig(learning_rate=1.0, warmup_steps=0))(0), 1
+    )
+    np.testing.assert_allclose(
+        [
+            learning_rate_schedule(OptimizerConfig(learning_rate=1.0, warmup_steps=1))(k)
+            for k in range(2)
+        ],
+        [1, 1],
+    )
 
 
 @pytest.mark.parametrize("schedule, middle", [("linear", 0.5), ("cosine", 0.5)])
 def test_decay_reaches_zero_at_total_steps(schedule, middle):
-    rate = learning_rate_schedule(OptimizerConfig(learning_rate=1.0, warmup_steps=4, schedule=schedule, total_steps=24))
+    rate = learning_rate_schedule(
+        OptimizerConfig(learning_rate=1.0, warmup_steps=4, schedule=schedule, total_steps=24)
+    )
     np.testing.assert_allclose([rate(3), rate(14), rate(24)], [1, middle, 0], atol=1e-6)
     assert rate(9) > rate(14) > rate(19)
 
 
 def test_clipping_bounds_the_gradient_before_adam():
     """Adam forgets the scale of one gradient; against a second one the clipped scale shows."""
+
     def after(norm, first):
-        optimizer = make_optimizer(OptimizerConfig(learning_rate=1.0, warmup_steps=0, weight_decay=0, max_grad_norm=norm),
-                                   {"w": jnp.ones((1, 1))})
+        optimizer = make_optimizer(
+            OptimizerConfig(learning_rate=1.0, warmup_steps=0, weight_decay=0, max_grad_norm=norm),
+            {"w": jnp.ones((1, 1))},
+        )
         state = optimizer.init({"w": jnp.ones((1, 1))})
         for g in (first, 1.0):
-            updates, state = optimizer.update({"w": jnp.full((1, 1), g)}, state, {"w": jnp.ones((1, 1))})
+            updates, state = optimizer.update(
+                {"w": jnp.full((1, 1), g)}, state, {"w": jnp.ones((1, 1))}
+            )
         return float(updates["w"][0, 0])
+
     assert after(1.0, 100.0) == pytest.approx(after(0, 1.0), rel=1e-5)
     assert after(0, 100.0) != pytest.approx(after(0, 1.0), rel=1e-2)
 
 
 def test_updates_agree_with_optax_adamw_where_all_is_decayed():
-    config = OptimizerConfig(learning_rate=0.01, warmup_steps=0, max_grad_norm=0, weight_decay=0.1, b2=0.95)
+    config = OptimizerConfig(
+        learning_rate=0.01, warmup_steps=0, max_grad_norm=0, weight_decay=0.1, b2=0.95
+    )
     p = {"w": jnp.arange(6.0).reshape(2, 3)}
     g = {"w": jnp.linspace(-1, 1, 6).reshape(2, 3)}
 
@@ -81,11 +126,21 @@ def test_updates_agree_with_optax_adamw_where_all_is_decayed():
         return optimizer.update({"w": 3 - g["w"]}, state, p)[0]["w"]
 
     reference = optax.adamw(0.01, b1=0.9, b2=0.95, weight_decay=0.1)
-    np.testing.assert_allclose(second_update(make_optimizer(config, p)), second_update(reference), rtol=1e-6)
+    np.testing.assert_allclose(
+        second_update(make_optimizer(config, p)), second_update(reference), rtol=1e-6
+    )
 
 
-@pytest.mark.parametrize("field, value", [("schedule", "step"), ("learning_rate", -1.0), ("b2", 1.0), ("warmup_steps", -1),
-                                          ("eps", 0.0)])
+@pytest.mark.parametrize(
+    "field, value",
+    [
+        ("schedule", "step"),
+        ("learning_rate", -1.0),
+        ("b2", 1.0),
+        ("warmup_steps", -1),
+        ("eps", 0.0),
+    ],
+)
 def test_bad_settings_are_named(field, value):
     with pytest.raises(ValueError, match=f"optimizer.{field}"):
         OptimizerConfig(**{field: value})

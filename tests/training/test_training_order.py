@@ -1,4 +1,6 @@
-"""Drivers tell the stream what became of every prompt, once; whole runs with an order that depends on it resume exactly."""
+"""Drivers tell the stream what became of every prompt, once;
+whole runs with an order that depends on it resume exactly.
+"""
 
 import types
 
@@ -8,18 +10,18 @@ import pytest
 from fake_generation import answer, finished
 
 from rl_speed.config import Driver
+from rl_speed.config.presets import embedded, tiny
 from rl_speed.data.orders import VisitOrder
 from rl_speed.data.prompts import Prompt, PromptStream
 from rl_speed.rollout.buffer import SamplingBuffer
-from rl_speed.config.presets import embedded, tiny
-from rl_speed.sampling import COMPLETE, OPEN, REJECTED, Counts, Dynamic, Sequential, Speed
-from rl_speed.rollout.generate import GenerationStats
 from rl_speed.rollout.call_plan import capacities
+from rl_speed.rollout.generate import GenerationStats
 from rl_speed.rollout.host_driver import HostDriver
+from rl_speed.runtime.metrics import PhaseTimer, read_lines
+from rl_speed.sampling import COMPLETE, OPEN, REJECTED, Counts, Dynamic, Sequential, Speed
 from rl_speed.training.fused import Table
 from rl_speed.training.fused_step import FusedStep
 from rl_speed.training.loop import Trainer
-from rl_speed.runtime.metrics import PhaseTimer, read_lines
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 
@@ -50,7 +52,10 @@ def score(rollouts):
 
 def recorded(size):
     """A stream in the order of visits, and what it was told: visit -> (right, samples)."""
-    data = [Prompt(f"p{i}", np.array([1, 2], np.int32), "1", np.array([1], np.int32), "?") for i in range(size)]
+    data = [
+        Prompt(f"p{i}", np.array([1, 2], np.int32), "1", np.array([1], np.int32), "?")
+        for i in range(size)
+    ]
     stream, told = PromptStream(data, order=VisitOrder(size, 0)), {}
     observe = stream.observe
 
@@ -64,25 +69,41 @@ def recorded(size):
     return stream, told
 
 
-@pytest.mark.parametrize("rule,changes", [
-    (Speed(4, 8), {}), (Speed(4, 8), {"depth": 1}), (Speed(3, 3), {"prefetch": False}), (Dynamic(6), {}),
-    (Sequential(2, 3, 2, 1, "drop"), {"depth": 1}), (Speed(4, 8), {"max_age": 1, "screening": "fixed"}), (Speed(4, 8), {"size": 9}),
-], ids=str)
+@pytest.mark.parametrize(
+    "rule,changes",
+    [
+        (Speed(4, 8), {}),
+        (Speed(4, 8), {"depth": 1}),
+        (Speed(3, 3), {"prefetch": False}),
+        (Dynamic(6), {}),
+        (Sequential(2, 3, 2, 1, "drop"), {"depth": 1}),
+        (Speed(4, 8), {"max_age": 1, "screening": "fixed"}),
+        (Speed(4, 8), {"size": 9}),
+    ],
+    ids=str,
+)
 def test_the_host_driver_observes_every_decided_prompt_once(rule, changes):
     changes = dict(changes)
     age, size = changes.pop("max_age", None), changes.pop("size", 60)
-    config, generator = Driver(**dict(groups=4, screen_prompts=16, buffer_groups=16) | changes), FakeGenerator()
+    config, generator = (
+        Driver(**dict(groups=4, screen_prompts=16, buffer_groups=16) | changes),
+        FakeGenerator(),
+    )
     generator.prompts, generator.samples = capacities(rule, config)
     stream, told = recorded(size)
     driver = HostDriver(rule, stream, generator, score, SamplingBuffer(16, "fifo", age, 0), config)
     for step in (0, 1, 2, 30, 31, 32, 60, 61):
         driver.next_groups(None, step)
         t = driver.prompt_counts
-        assert len(told) == t.rejected + t.completed + t.dropped_stale == t.screened - driver.in_flight
+        assert (
+            len(told) == t.rejected + t.completed + t.dropped_stale == t.screened - driver.in_flight
+        )
         assert stream.metrics()["prompts/out"] == driver.in_flight
     assert len(told) > 30 and (age is None or driver.prompt_counts.dropped_stale > 0)
     for visit, (right, total) in told.items():  # all samples that were drawn for it count
-        assert total == generator.drawn[visit] and right == sum(outcome(visit, i) for i in range(total))
+        assert total == generator.drawn[visit] and right == sum(
+            outcome(visit, i) for i in range(total)
+        )
 
 
 def test_the_fused_step_observes_what_it_consumed_and_hands_back_the_rest():
@@ -101,14 +122,29 @@ def test_the_fused_step_observes_what_it_consumed_and_hands_back_the_rest():
             for row in range(consumed[shard]):
                 expected[int(table.visit[shard, row])] = positive[shard, row], done[shard, row]
         drawn = {"rows": np.full(2 * 12, capacity * 12)}  # no group is looked at here
-        book = {"consumed": consumed, "status": status, "tokens": done.sum(1), "wasted_tokens": np.zeros(2, int),
-                "decode_steps": np.zeros(2, int), "slot_steps": np.zeros(2, int), "nonfinite": np.zeros(2, int),
-                "first_right": positive // 4}
+        book = {
+            "consumed": consumed,
+            "status": status,
+            "tokens": done.sum(1),
+            "wasted_tokens": np.zeros(2, int),
+            "decode_steps": np.zeros(2, int),
+            "slot_steps": np.zeros(2, int),
+            "nonfinite": np.zeros(2, int),
+            "first_right": positive // 4,
+        }
         return state, {}, drawn, book, Counts(launched=done, done=done, positive=positive)
 
     stream, told = recorded(23)
     fused = types.SimpleNamespace(rule=Speed(4, 8), verify=None)
-    driver = FusedStep(step, Table(shards, capacity, 2, lambda prompts: np.zeros((capacity, 1))), stream, fused, None, 4, 12)
+    driver = FusedStep(
+        step,
+        Table(shards, capacity, 2, lambda prompts: np.zeros((capacity, 1))),
+        stream,
+        fused,
+        None,
+        4,
+        12,
+    )
     with pytest.raises(RuntimeError, match="none of .* candidates was accepted"):  # twelve attempts
         driver(types.SimpleNamespace(params=None), 0, PhaseTimer())
     assert told == expected and len(told) == driver.screening.prompt_counts.screened > 25
@@ -118,11 +154,18 @@ def test_the_fused_step_observes_what_it_consumed_and_hands_back_the_rest():
 
 def small(steps, order, where):
     config = tiny(embedded("speed_rloo"), steps, screen=32, prefill=4, train_prompts=48)
-    config.driver.where, config.sampler.context_pool, config.data.order, config.optimizer.eps = where, 16, order, 1e-3
+    config.driver.where, config.sampler.context_pool, config.data.order, config.optimizer.eps = (
+        where,
+        16,
+        order,
+        1e-3,
+    )
     return config
 
 
-@pytest.mark.parametrize("order,where", [("memory", "host"), pytest.param("visits", "in_loop", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "order,where", [("memory", "host"), pytest.param("visits", "in_loop", marks=pytest.mark.slow)]
+)
 def test_whole_runs_resume_exactly(tmp_path, order, where):
     whole = Trainer(small(4, order, where), tmp_path / "whole")
     whole.run()
@@ -130,9 +173,20 @@ def test_whole_runs_resume_exactly(tmp_path, order, where):
     again = Trainer(small(4, order, where), tmp_path / "parts")
     assert again.step == 2
     again.run()
-    jax.tree.map(np.testing.assert_array_equal, jax.device_get(again.state), jax.device_get(whole.state))
-    clean = lambda r: {k: v for k, v in r.items() if not k.startswith(("time/", "process/")) and k != "total/train_s"}
-    records = [list(map(clean, read_lines(tmp_path / name / "metrics.jsonl"))) for name in ("whole", "parts")]
+    jax.tree.map(
+        np.testing.assert_array_equal, jax.device_get(again.state), jax.device_get(whole.state)
+    )
+    clean = lambda r: {
+        k: v
+        for k, v in r.items()
+        if not k.startswith(("time/", "process/")) and k != "total/train_s"
+    }
+    records = [
+        list(map(clean, read_lines(tmp_path / name / "metrics.jsonl")))
+        for name in ("whole", "parts")
+    ]
     assert records[0] == records[1]
     wanted = {"memory": "prompts/unseen_max", "visits": "prompts/visits_max"}[order]
-    assert np.isfinite(records[0][-1][wanted]) and records[0][-1]["prompts/out"] == getattr(getattr(whole.rl_step, "driver", None), "in_flight", 0)
+    assert np.isfinite(records[0][-1][wanted]) and records[0][-1]["prompts/out"] == getattr(
+        getattr(whole.rl_step, "driver", None), "in_flight", 0
+    )

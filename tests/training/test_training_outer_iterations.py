@@ -1,15 +1,17 @@
-"""Outer iterations with composed rewards: the KL is to the policy of the last refresh, and a resumed run is the same run."""
+"""Outer iterations with composed rewards: the KL is to the policy of the last refresh,
+and a resumed run is the same run.
+"""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rl_speed.policy import forward
 from rl_speed.config.presets import embedded, tiny
-from rl_speed.update.batch import build_batch
-from rl_speed.training.loop import Trainer
+from rl_speed.policy import forward
 from rl_speed.runtime.metrics import read_lines
+from rl_speed.training.loop import Trainer
+from rl_speed.update.batch import build_batch
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 
@@ -19,14 +21,25 @@ def small(steps, **objective):
     config.training.length_multiple, config.checkpoints.every, config.checkpoints.keep = 0, 1, 9
     config.optimizer.learning_rate, config.optimizer.warmup_steps = 1e-3, 0
     config.objective.kl_coef, config.objective.reference_every = 0.5, 3
-    config.reward.format_weight, config.reward.language_weight, config.reward.length_alpha = 0.5, 1.0, 0.1
+    config.reward.format_weight, config.reward.language_weight, config.reward.length_alpha = (
+        0.5,
+        1.0,
+        0.1,
+    )
     for name, value in objective.items():
         setattr(config.objective, name, value)
     return config
 
 
 def untimed(records):
-    return [{k: v for k, v in r.items() if not k.startswith(("time/", "process/")) and k != "total/train_s"} for r in records]
+    return [
+        {
+            k: v
+            for k, v in r.items()
+            if not k.startswith(("time/", "process/")) and k != "total/train_s"
+        }
+        for r in records
+    ]
 
 
 whole_logits = jax.jit(forward, static_argnums=2)
@@ -34,8 +47,13 @@ whole_logits = jax.jit(forward, static_argnums=2)
 
 def logprobs(params, model, tokens, temperature):
     """Of each token given those before it, from whole logits."""
-    logits = np.asarray(whole_logits(params, jnp.asarray(tokens), model), np.float64)[:, :-1] / temperature
-    logits -= np.log(np.exp(logits - logits.max(-1, keepdims=True)).sum(-1, keepdims=True)) + logits.max(-1, keepdims=True)
+    logits = (
+        np.asarray(whole_logits(params, jnp.asarray(tokens), model), np.float64)[:, :-1]
+        / temperature
+    )
+    logits -= np.log(
+        np.exp(logits - logits.max(-1, keepdims=True)).sum(-1, keepdims=True)
+    ) + logits.max(-1, keepdims=True)
     return np.take_along_axis(logits, tokens[:, 1:, None], -1)[..., 0]
 
 
@@ -62,7 +80,10 @@ def test_kl_is_to_the_policy_of_the_last_refresh(whole):
     for step, (params, rollouts) in enumerate(seen):
         reference = seen[step // 3 * 3][0]
         batch = build_batch(rollouts, 16, config.data.max_prompt_length + config.sampler.max_new)
-        now, ref = (logprobs(p, trainer.policy.model, batch.tokens, config.sampler.temperature) for p in (params, reference))
+        now, ref = (
+            logprobs(p, trainer.policy.model, batch.tokens, config.sampler.temperature)
+            for p in (params, reference)
+        )
         d = now - ref
         per_token = np.exp(-d) + d - 1
         kls.append(per_token[batch.mask].mean())
@@ -71,39 +92,65 @@ def test_kl_is_to_the_policy_of_the_last_refresh(whole):
 
 
 def test_reward_that_is_logged_is_the_one_trained_on(whole):
-    """Shaped verdicts, format and language, of the groups whose policy update it was; accuracy stays beside it."""
+    """Shaped verdicts, format and language, of the groups whose policy update it was;
+    accuracy stays beside it.
+    """
     trainer, workdir, seen = whole
     records = read_lines(workdir / "metrics.jsonl")
     for record, (_, rollouts) in zip(records, seen, strict=True):
         rewards, correct = rollouts.rewards, rollouts.correct
-        assert record["reward"] == pytest.approx(rewards.mean()) and record["accuracy"] == pytest.approx(correct.mean())
-        # Digits alone are English mathematics; of the five checks, none but the end's can be passed.
-        assert record["reward/language"] > 0.5 and record["reward/format"] == pytest.approx(0.2 * (1 - record["truncated"]))
+        assert record["reward"] == pytest.approx(rewards.mean()) and record[
+            "accuracy"
+        ] == pytest.approx(correct.mean())
+        # Digits alone are English mathematics; of the five checks, none but the end's
+        # can be passed.
+        assert record["reward/language"] > 0.5 and record["reward/format"] == pytest.approx(
+            0.2 * (1 - record["truncated"])
+        )
         assert record["truncated"] == np.mean(rollouts.truncated)
-        assert record["informative_groups"] == np.mean([0 < g.correct.mean() < 1 for g in rollouts.groups()])
+        assert record["informative_groups"] == np.mean(
+            [0 < g.correct.mean() < 1 for g in rollouts.groups()]
+        )
         extra = 1.0 + 0.5 * 0.2
         assert np.all(rewards[~correct] <= extra + 1e-6)
-        assert np.all(rewards[correct] >= 0.5 + 1.0) and np.all(rewards[correct] < 0.9 + extra)  # no longer 1 for the verdict
+        # No longer 1 for the verdict.
+        assert np.all(rewards[correct] >= 0.5 + 1.0) and np.all(rewards[correct] < 0.9 + extra)
 
 
 def test_kl_in_the_reward_is_that_of_the_policy_that_sampled(whole, tmp_path):
     rollouts, seen = whole[2][0][1], []
     trainer = Trainer(small(1, kl_in="reward"), tmp_path)
     step = trainer.rl_step
-    step._score = lambda params, tokens: np.full((len(tokens), tokens.shape[1] - 1), -2.0, np.float32)  # of the reference
+    # Of the reference.
+    step._score = lambda params, tokens: np.full(
+        (len(tokens), tokens.shape[1] - 1), -2.0, np.float32
+    )
     step._advantages = lambda batch, gap: seen.append((batch, gap))
     step._update = lambda state, batch, advantages, old, ref: (state, {"ref": ref})
     assert step.update(trainer.state, rollouts)[1]["ref"] is None  # not in the loss as well
-    (batch, gap), = seen
+    ((batch, gap),) = seen
     np.testing.assert_array_equal(gap, batch.behaviour_logprobs + 2.0)
 
 
 def folders(workdir):
-    return {int(p.name): (p / "reference").exists() for p in (workdir / "checkpoints").iterdir() if p.name.isdigit()}
+    return {
+        int(p.name): (p / "reference").exists()
+        for p in (workdir / "checkpoints").iterdir()
+        if p.name.isdigit()
+    }
 
 
 def test_only_a_reference_that_no_other_file_has_is_saved(whole):
-    assert folders(whole[1]) == {1: False, 2: False, 3: False, 4: True, 5: True, 6: False, 7: True, 8: True}
+    assert folders(whole[1]) == {
+        1: False,
+        2: False,
+        3: False,
+        4: True,
+        5: True,
+        6: False,
+        7: True,
+        8: True,
+    }
 
 
 def test_resume_across_refreshes_is_exact(whole, tmp_path):
@@ -112,8 +159,12 @@ def test_resume_across_refreshes_is_exact(whole, tmp_path):
     for steps in (2, 3, 5, 8):
         resumed = Trainer(small(steps), tmp_path)
         resumed.run()
-    assert untimed(read_lines(tmp_path / "metrics.jsonl")) == untimed(read_lines(workdir / "metrics.jsonl"))
-    same = lambda a, b: jax.tree.map(np.testing.assert_array_equal, jax.device_get(a), jax.device_get(b))
+    assert untimed(read_lines(tmp_path / "metrics.jsonl")) == untimed(
+        read_lines(workdir / "metrics.jsonl")
+    )
+    same = lambda a, b: jax.tree.map(
+        np.testing.assert_array_equal, jax.device_get(a), jax.device_get(b)
+    )
     same(resumed.state, trainer.state)
     same(resumed.reference.params, trainer.reference.params)
     assert resumed.reference.since == trainer.reference.since == 6
@@ -124,10 +175,14 @@ def test_checkpoint_without_a_reference_goes_on_from_the_starting_policy(whole, 
     first = Trainer(small(2), tmp_path)
     save = first._checkpoints.save
     first._checkpoints.save = lambda step, state, host, reference: save(
-        step, state, {k: v for k, v in host.items() if k != "reference_step"})
+        step, state, {k: v for k, v in host.items() if k != "reference_step"}
+    )
     first.run()
     Trainer(small(5), tmp_path).run()
-    assert untimed(read_lines(tmp_path / "metrics.jsonl")) == untimed(read_lines(whole[1] / "metrics.jsonl"))[:5]
+    assert (
+        untimed(read_lines(tmp_path / "metrics.jsonl"))
+        == untimed(read_lines(whole[1] / "metrics.jsonl"))[:5]
+    )
 
 
 def test_reference_stays_where_the_run_goes_on_without_refreshes(whole, tmp_path):
@@ -136,5 +191,7 @@ def test_reference_stays_where_the_run_goes_on_without_refreshes(whole, tmp_path
     for steps in (7, 8):
         last = Trainer(small(steps, reference_every=0), tmp_path)
         last.run()
-    jax.tree.map(np.testing.assert_array_equal, jax.device_get(last.reference.params), whole[2][3][0])
+    jax.tree.map(
+        np.testing.assert_array_equal, jax.device_get(last.reference.params), whole[2][3][0]
+    )
     assert folders(tmp_path)[8]

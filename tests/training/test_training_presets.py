@@ -1,4 +1,6 @@
-"""Every preset, shrunk, starts, takes three steps, checkpoints and resumes: the third step is the same, number by number."""
+"""Every preset, shrunk, starts, takes three steps, checkpoints and resumes:
+the third step is the same, number by number.
+"""
 
 import functools
 import importlib.util
@@ -8,12 +10,11 @@ import shutil
 
 import pytest
 
-from rl_speed.config import presets
-from rl_speed.config import Config
+from rl_speed.config import Config, presets
 from rl_speed.data import chain
 from rl_speed.data.embedded_tokenizer import embedded_directory
-from rl_speed.training.loop import Trainer
 from rl_speed.runtime.metrics import read_lines
+from rl_speed.training.loop import Trainer
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 CONFIGS = pathlib.Path(__file__).resolve().parents[2] / "configs"
@@ -41,25 +42,37 @@ def make(name, variant=""):
 def shrink(config: Config, folder: pathlib.Path) -> Config:
     """The preset at a size of seconds: a tiny policy, few and short samples of few questions.
 
-    What makes the method stays: rule, objective, replay, estimate, order, rewards, screening, optimizer. Batches have 32 rows in
-    all of them, so that they share compiled programs.
+    What makes the method stays: rule, objective, replay, estimate, order, rewards, screening,
+    optimizer. Batches have 32 rows in all of them, so that they share compiled programs.
     """
     c = config
     if c.data.task == "jsonl":
-        # The embedded policy is a Hugging Face directory like any other; it is right now and then, which a random one is not.
+        # The embedded policy is a Hugging Face directory like any other; it is right now and then,
+        # which a random one is not.
         c.model.path, c.data.prompt = str(folder / "model"), "chat"
         c.data.train, c.data.eval = str(folder / "train.jsonl"), str(folder / "eval.jsonl")
-        c.reward.verifier, c.reward.mode = "integer", "free"  # math-verify: tests/training/test_training_real_models.py
+        # math-verify: tests/training/test_training_real_models.py
+        c.reward.verifier, c.reward.mode = "integer", "free"
         c.data.hold_out = min(c.data.hold_out, 2)
         c.data.pass_rates = c.data.pass_rates and str(folder / "pass_rates.json")
     c.model.compute_dtype, c.model.remat, c.model.head_chunk = "float32", False, 0
     c.data.max_prompt_length = 10
     rule, samples = c.rule, 4 if c.rule.name in ("sequential", "allocated") else 8
-    presets.tiny(c, 3, groups=32 // samples, samples=samples, slots=16, prefill=4, train_prompts=48, eval_prompts=4)
+    presets.tiny(
+        c,
+        3,
+        groups=32 // samples,
+        samples=samples,
+        slots=16,
+        prefill=4,
+        train_prompts=48,
+        eval_prompts=4,
+    )
     rule.m, rule.rounds, rule.n_max = 4, min(rule.rounds, 2), min(rule.n_max, 8)
     c.replay.length = min(c.replay.length, 4)
     if rule.name == "dynamic" and c.replay.window == "half_min":
-        # Half of these short answers is little beside the end token: all samples of a group come out alike, and none would be kept.
+        # Half of these short answers is little beside the end token: all samples of a group come
+        # out alike, and none would be kept.
         c.replay.window = "min"
     c.objective.reference_every = min(c.objective.reference_every, 2)
     c.training.length_multiple, c.logging.rollouts = 0, 0
@@ -72,17 +85,24 @@ def folder(tmp_path_factory):
     root = tmp_path_factory.mktemp("presets")
     shutil.copytree(embedded_directory(), root / "model")
     path = root / "model" / "tokenizer_config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "chat_template": "{{ messages[0].content }}="}))
+    path.write_text(
+        json.dumps({**json.loads(path.read_text()), "chat_template": "{{ messages[0].content }}="})
+    )
     for split in ("train", "eval"):
         found = chain.questions(chain.DEFAULT_SPEC, split, 0, 48)
-        rows = [{"id": f"{split}{i}", "question": q.text, "answer": chain.answer(q.text)} for i, q in enumerate(found)]
+        rows = [
+            {"id": f"{split}{i}", "question": q.text, "answer": chain.answer(q.text)}
+            for i, q in enumerate(found)
+        ]
         (root / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (root / "pass_rates.json").write_text(json.dumps({f"train{i}": i / 47 for i in range(48)}))
     return root
 
 
 def signature(config: Config) -> str:
-    """What decides which code runs: presets that differ in a label or in the ends of a band alone are one run."""
+    """What decides which code runs: presets that differ in a label or in the ends of a band alone
+    are one run.
+    """
     values = config.to_dict()
     values["method"] = ""
     if config.rule.name == "band":
@@ -95,17 +115,29 @@ def runs():
     """{file:variant: the presets that come to the same run once they are shrunk}."""
     found = {}
     for name, variant in all_presets():
-        found.setdefault(signature(shrink(make(name, variant), pathlib.Path())), []).append(f"{name}:{variant}".rstrip(":"))
+        found.setdefault(signature(shrink(make(name, variant), pathlib.Path())), []).append(
+            f"{name}:{variant}".rstrip(":")
+        )
     return {same[0]: same for same in found.values()}
 
 
 def untimed(record):
-    return {k: v for k, v in record.items() if not k.startswith(("time/", "process/")) and not k.endswith("train_s")}
+    return {
+        k: v
+        for k, v in record.items()
+        if not k.startswith(("time/", "process/")) and not k.endswith("train_s")
+    }
 
 
-# What every run of the tests does: each kind of state that a method adds, and a paper's file on questions from files. The others run
-# the same code with other numbers, or are trained by other tests (SPEED's by test_training_loop.py); `-m slow` runs them.
-USUAL = ("embedded:ada_est_value", "embedded:ada_seq_balance_paper", "embedded:rpo_dapo", "band_qwen2p5_3b")
+# What every run of the tests does: each kind of state that a method adds, and a paper's file on
+# questions from files. The others run the same code with other numbers, or are trained by other
+# tests (SPEED's by test_training_loop.py); `-m slow` runs them.
+USUAL = (
+    "embedded:ada_est_value",
+    "embedded:ada_seq_balance_paper",
+    "embedded:rpo_dapo",
+    "band_qwen2p5_3b",
+)
 
 
 def is_slow(preset):
@@ -116,7 +148,9 @@ def test_usual_presets_exist():
     assert set(USUAL) <= {name for names in runs().values() for name in names}
 
 
-@pytest.mark.parametrize("preset", [pytest.param(name, marks=[pytest.mark.slow] * is_slow(name)) for name in runs()])
+@pytest.mark.parametrize(
+    "preset", [pytest.param(name, marks=[pytest.mark.slow] * is_slow(name)) for name in runs()]
+)
 def test_three_steps_a_checkpoint_and_the_third_again(preset, folder, tmp_path):
     name, _, variant = preset.partition(":")
     Trainer(shrink(make(name, variant), folder), tmp_path).run()
@@ -125,7 +159,12 @@ def test_three_steps_a_checkpoint_and_the_third_again(preset, folder, tmp_path):
     assert all(record["skipped"] == 0 and record["groups"] > 0 for record in made)
     assert all(record["grad_norm"] > 0 for record in made if record["informative_groups"] > 0)
     config = make(name, variant)
-    if config.rule.name in ("dynamic", "speed") or config.rule.name == "band" and 0 < config.rule.low and config.rule.high < 1:
+    if (
+        config.rule.name in ("dynamic", "speed")
+        or config.rule.name == "band"
+        and 0 < config.rule.low
+        and config.rule.high < 1
+    ):
         assert all(record["informative_groups"] == 1 for record in made)
     shutil.rmtree(tmp_path / "checkpoints" / "3")
     config = shrink(make(name, variant), folder)
@@ -133,4 +172,6 @@ def test_three_steps_a_checkpoint_and_the_third_again(preset, folder, tmp_path):
     again = Trainer(config, tmp_path)
     assert again.step == 2
     again.run()
-    assert [untimed(record) for record in read_lines(tmp_path / "metrics.jsonl")] == [untimed(record) for record in made]
+    assert [untimed(record) for record in read_lines(tmp_path / "metrics.jsonl")] == [
+        untimed(record) for record in made
+    ]

@@ -1,5 +1,7 @@
-"""configs/gsm8k.py and configs/dapo17k_qwen2p5_math_1p5b.py end to end: the real questions, and a model directory of the same files
-as the real one, its config.json, tokenizer and chat template, with fewer and narrower layers and random weights."""
+"""configs/gsm8k.py and configs/dapo17k_qwen2p5_math_1p5b.py end to end: the real questions, and a
+model directory of the same files as the real one, its config.json, tokenizer and chat template,
+with fewer and narrower layers and random weights.
+"""
 
 import dataclasses
 import functools
@@ -13,8 +15,8 @@ import numpy as np
 import pytest
 from fake_generation import rollouts_of
 
-from rl_speed.training.loop import Trainer
 from rl_speed.runtime.metrics import read_lines
+from rl_speed.training.loop import Trainer
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 
@@ -25,34 +27,53 @@ BOX = "Please reason step by step, and put your final answer within \\boxed{}."
 def add_tokenizer(real_data, directory):
     for name in ("vocab.json", "merges.txt"):
         shutil.copy(real_data / "tokenizer" / "qwen2.5" / name, directory)
-    shutil.copy(real_data / "tokenizer" / "qwen2.5" / "tokenizer_config.qwen2.5-math-base.json",
-                directory / "tokenizer_config.json")
+    shutil.copy(
+        real_data / "tokenizer" / "qwen2.5" / "tokenizer_config.qwen2.5-math-base.json",
+        directory / "tokenizer_config.json",
+    )
 
 
 @pytest.fixture(scope="module")
 def qwen_directory(real_data, tmp_path_factory):
-    """Qwen2.5-Math-1.5B's files: config.json as published but for its sizes, weights in three shards."""
+    """Qwen2.5-Math-1.5B's files: config.json as published but for its sizes,
+    weights in three shards.
+    """
     import jax
 
     from rl_speed.policy import ModelConfig, init, save_hf
 
     directory = tmp_path_factory.mktemp("qwen") / "model"
     real = json.loads((real_data / "configs" / "Qwen2.5-Math-1.5B.config.json").read_text())
-    small = {**real, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
-             "num_key_value_heads": 2}
+    small = {
+        **real,
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    }
     config = ModelConfig.from_hf(small)
-    save_hf(directory, init(config, jax.random.key(0)), config,
-            extra={"config.json": small, "generation_config.json": {"eos_token_id": 151643}})
+    save_hf(
+        directory,
+        init(config, jax.random.key(0)),
+        config,
+        extra={"config.json": small, "generation_config.json": {"eos_token_id": 151643}},
+    )
     add_tokenizer(real_data, directory)
     return directory
 
 
 @pytest.fixture(scope="module")
 def questions(real_data, tmp_path_factory):
-    """The files as they are published, fewer rows of them: encoding all takes longer than everything else here."""
+    """The files as they are published, fewer rows of them:
+    encoding all takes longer than everything else here.
+    """
     folder = tmp_path_factory.mktemp("questions")
-    for source, rows, name in (("gsm8k/train.jsonl", 300, "train.jsonl"), ("gsm8k/test.jsonl", 100, "test.jsonl"),
-                               ("dapo17k/dapo_math_17k.jsonl.gz", 1500, "dapo.jsonl.gz")):
+    for source, rows, name in (
+        ("gsm8k/train.jsonl", 300, "train.jsonl"),
+        ("gsm8k/test.jsonl", 100, "test.jsonl"),
+        ("dapo17k/dapo_math_17k.jsonl.gz", 1500, "dapo.jsonl.gz"),
+    ):
         zipped = gzip.open if source.endswith(".gz") else open
         with zipped(real_data / source, "rt") as lines, zipped(folder / name, "wt") as out:
             out.writelines(itertools.islice(lines, rows))
@@ -72,7 +93,10 @@ def make_config(repo, questions, directory, name, steps):
     config = preset(repo / "configs" / f"{name}.py").get_config()
     config.model.path, config.model.compute_dtype = str(directory), "float32"
     if name == "gsm8k":
-        config.data.train, config.data.eval = str(questions / "train.jsonl"), str(questions / "test.jsonl")
+        config.data.train, config.data.eval = (
+            str(questions / "train.jsonl"),
+            str(questions / "test.jsonl"),
+        )
     else:
         config.data.train = str(questions / "dapo.jsonl.gz")
     config.data.max_prompt_length, config.data.train_prompts, config.data.eval_prompts = 96, 64, 4
@@ -82,19 +106,23 @@ def make_config(repo, questions, directory, name, steps):
     config.reward.workers, config.training.micro_batch, config.training.length_multiple = 1, 4, 0
     config.model.head_chunk, config.logging.progress = 256, False
     config.training.steps, config.checkpoints.every, config.evaluation.every = steps, 2, 3
-    # A random policy is always wrong: thresholds that accept everything let the whole pipeline run on real questions.
+    # A random policy is always wrong: thresholds that accept everything let the whole pipeline run
+    # on real questions.
     config.rule.low, config.rule.high = -np.inf, np.inf
     return config
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["gsm8k", "dapo17k_qwen2p5_math_1p5b"])
-def test_trains_checkpoints_resumes_evaluates_and_exports(repo, questions, qwen_directory, tmp_path, name):
+def test_trains_checkpoints_resumes_evaluates_and_exports(
+    repo, questions, qwen_directory, tmp_path, name
+):
     first = Trainer(make_config(repo, questions, qwen_directory, name, 2), tmp_path)
     prompt = first.stream.take(1)[0]
     first.stream.put_back([prompt])
     assert first.policy.tokenizer.decode(prompt.tokens) == (
-        f"<|im_start|>system\n{BOX}<|im_end|>\n<|im_start|>user\n{prompt.text}<|im_end|>\n<|im_start|>assistant\n")
+        f"<|im_start|>system\n{BOX}<|im_end|>\n<|im_start|>user\n{prompt.text}<|im_end|>\n<|im_start|>assistant\n"
+    )
     assert prompt.answer.lstrip("-").replace(".", "").isdigit()
     assert first.policy.end_tokens == (151643,)
     held_out = {p.text for p in first.held_out.prompts}
@@ -116,7 +144,10 @@ def test_trains_checkpoints_resumes_evaluates_and_exports(repo, questions, qwen_
         assert (report["train"]["rows"], report["eval"]["rows"]) == (300, 100)
     else:
         # The two lists are complete: what is held out does not train, its duplicates neither.
-        assert report["train"]["rows"] == 1500 and 1000 <= report["train"]["held_out"] < 1500 - report["train"]["kept"]
+        assert (
+            report["train"]["rows"] == 1500
+            and 1000 <= report["train"]["held_out"] < 1500 - report["train"]["kept"]
+        )
     # What comes out is what went in: a directory of the same kind, with the same tokenizer.
     exported = json.loads((tmp_path / "policy" / "config.json").read_text())
     assert (exported["architectures"], exported["vocab_size"]) == (["Qwen2ForCausalLM"], 151936)
@@ -125,7 +156,9 @@ def test_trains_checkpoints_resumes_evaluates_and_exports(repo, questions, qwen_
 
 
 def test_math_verifier_scores_decoded_responses(real_data, tmp_path):
-    """The scorer's own path: token ids of a right and a wrong boxed answer, with and without the end token."""
+    """The scorer's own path: token ids of a right and a wrong boxed answer,
+    with and without the end token.
+    """
     from rl_speed.data.prompts import Prompt
     from rl_speed.policy import load_tokenizer
     from rl_speed.rewards import IntegerMatch, MathVerifier, token_bytes
@@ -133,14 +166,21 @@ def test_math_verifier_scores_decoded_responses(real_data, tmp_path):
 
     add_tokenizer(real_data, tmp_path)
     tokenizer = load_tokenizer(tmp_path)
-    texts = ["The answer is \\boxed{72}.<|im_end|>", "So \\boxed{71}<|im_end|>", "Hence \\boxed{72}", "72<|im_end|>"]
+    texts = [
+        "The answer is \\boxed{72}.<|im_end|>",
+        "So \\boxed{71}<|im_end|>",
+        "Hence \\boxed{72}",
+        "72<|im_end|>",
+    ]
     ids = [tokenizer.encode(text) for text in texts]
     prompt = Prompt("p", np.array([1], np.int32), "72", np.zeros(0, np.int32), "?")
     rollouts = rollouts_of([prompt], ids, [0] * 4)
     with MathVerifier(1, 10.0, "boxed") as verifier:
         scores = TextScorer(tokenizer, (151645, 151643), verifier)(rollouts)
     assert scores.tolist() == [1, 0, 1, 0]
-    in_loop = JaxScorer(IntegerMatch(token_bytes(tokenizer, 151936), (151645, 151643)), integer_answers)
+    in_loop = JaxScorer(
+        IntegerMatch(token_bytes(tokenizer, 151936), (151645, 151643)), integer_answers
+    )
     assert in_loop(rollouts).tolist() == [1, 0, 1, 0]
     with pytest.raises(ValueError, match="prompt 'q': '3/4' is not an integer"):
         integer_answers([prompt, dataclasses.replace(prompt, id="q", answer="3/4")])
@@ -152,5 +192,8 @@ def test_whole_step_in_one_program_with_integer_answers(repo, questions, qwen_di
     config.driver.where, config.reward.verifier, config.evaluation.every = "in_loop", "integer", 0
     summary = Trainer(config, tmp_path).run()
     records = read_lines(tmp_path / "metrics.jsonl")
-    assert all(r["skipped"] == 0 and r["groups"] == 2 and r["age_max"] == 0 and r["behaviour_gap"] < 1e-5 for r in records)
+    assert all(
+        r["skipped"] == 0 and r["groups"] == 2 and r["age_max"] == 0 and r["behaviour_gap"] < 1e-5
+        for r in records
+    )
     assert summary["prompts"]["completed"] == 4

@@ -1,4 +1,6 @@
-"""RPO from cached response to update: where samples start, what is drawn, what is trained on, and resume."""
+"""RPO from cached response to update: where samples start, what is drawn, what is trained on,
+and resume.
+"""
 
 import dataclasses
 
@@ -9,20 +11,20 @@ import pytest
 from fake_generation import answer, finished
 
 from rl_speed.config import Driver
+from rl_speed.config.presets import embedded, tiny
 from rl_speed.data.prompts import Prompt, PromptStream
 from rl_speed.memory import CachedResponse, PrefixConfig, ReplayCache, SamplingBuffer
 from rl_speed.policy import sequence_logprobs
-from rl_speed.config.presets import embedded, tiny
-from rl_speed.sampling import Speed
 from rl_speed.replay.cuts import Replay
-from rl_speed.rollout.generate import GenerationStats, SampleRequest
-from rl_speed.training import build
-from rl_speed.update.batch import build_batch
-from rl_speed.training.cache_start import start_cache
-from rl_speed.rollout.host_driver import HostDriver
-from rl_speed.training.loop import Trainer
-from rl_speed.runtime.metrics import PhaseTimer, read_lines
 from rl_speed.replay.source import PrefixSource
+from rl_speed.rollout.generate import GenerationStats, SampleRequest
+from rl_speed.rollout.host_driver import HostDriver
+from rl_speed.runtime.metrics import PhaseTimer, read_lines
+from rl_speed.sampling import Speed
+from rl_speed.training import build
+from rl_speed.training.cache_start import start_cache
+from rl_speed.training.loop import Trainer
+from rl_speed.update.batch import build_batch
 from rl_speed.update.state import init_state, state_shardings
 from rl_speed.update.step import gradients, make_advantages, make_update
 
@@ -31,14 +33,17 @@ pytestmark = pytest.mark.usefixtures("quick_compiles")
 
 def small(method="rpo_speed_rloo", steps=4):
     config = tiny(embedded(method), steps, screen=32, prefill=4, train_prompts=40)
-    # Adam's first step is the sign of the gradient, rounding and all, unless epsilon is larger than rounding.
+    # Adam's first step is the sign of the gradient, rounding and all, unless epsilon is larger
+    # than rounding.
     config.optimizer.eps = 1e-3
     return config
 
 
 @pytest.fixture(scope="module")
 def drawn():
-    """(config, policy, generator, first responses, the same cut at many places and continued, their requests and cost)."""
+    """(config, policy, generator, first responses, the same cut at many places and continued,
+    their requests and cost).
+    """
     config = small()
     mesh = build.build_mesh(config)
     policy = build.build_policy(config, mesh)
@@ -49,7 +54,7 @@ def drawn():
     requests = []
     for f in first.groups():
         cuts = np.minimum(np.arange(8), f.lengths[0] - 1).astype(np.int32)
-        replay = Replay(f.tokens[0, :f.lengths[0]], cuts, np.full(8, 16) - cuts)
+        replay = Replay(f.tokens[0, : f.lengths[0]], cuts, np.full(8, 16) - cuts)
         requests.append(SampleRequest(f.prompt, 1, 8, replay))
     again, stats = generator(policy.params, requests)
     return config, policy, generator, first, again, requests, stats
@@ -62,8 +67,8 @@ def test_responses_continue_where_they_were_cut(drawn):
             cut = int(d.prefix[i])
             assert cut == min(i, f.lengths[0] - 1) and cut < d.lengths[i] <= 16
             np.testing.assert_array_equal(d.tokens[i, :cut], f.tokens[0, :cut])
-            assert not d.logprobs[i, :cut].any() and (d.logprobs[i, cut:d.lengths[i]] <= 0).all()
-            assert not d.tokens[i, d.lengths[i]:].any()
+            assert not d.logprobs[i, :cut].any() and (d.logprobs[i, cut : d.lengths[i]] <= 0).all()
+            assert not d.tokens[i, d.lengths[i] :].any()
     # What is paid for is suffixes alone, and one context for all cuts of a response.
     assert stats.tokens == again.sampled_tokens == int((again.lengths - again.prefix).sum())
     assert stats.slot_steps == stats.tokens
@@ -76,30 +81,42 @@ def test_trainer_gives_suffixes_the_same_log_probs(drawn):
     for d in again.groups():
         start = len(d.prompt.tokens)
         row = jnp.asarray(np.concatenate([np.tile(d.prompt.tokens, (8, 1)), d.tokens], axis=1))
-        scores = np.asarray(sequence_logprobs(policy.params, row, policy.model, 1.0, None)[0])[:, start - 1:]
+        scores = np.asarray(sequence_logprobs(policy.params, row, policy.model, 1.0, None)[0])[
+            :, start - 1 :
+        ]
         at = np.arange(16)
         suffix = (at >= d.prefix[:, None]) & (at < d.lengths[:, None])
         np.testing.assert_allclose(scores[suffix], d.logprobs[suffix], atol=1e-5)
 
 
 def test_masked_prefix_contributes_exactly_nothing(drawn):
-    """The gradient is that of the suffixes' log-probs, normalised by suffix tokens; the unmasked one is another."""
+    """The gradient is that of the suffixes' log-probs, normalised by suffix tokens;
+    the unmasked one is another.
+    """
     config, policy, _, _, again, _, _ = drawn
-    rollouts = dataclasses.replace(again, rewards=np.random.default_rng(0).integers(0, 2, 48), correct=None)
+    rollouts = dataclasses.replace(
+        again, rewards=np.random.default_rng(0).integers(0, 2, 48), correct=None
+    )
     batch = build_batch(rollouts, 48, 26)
     suffix = int((rollouts.lengths - rollouts.prefix).sum())
     assert batch.mask.sum() == suffix
     advantages = np.random.default_rng(1).normal(size=48).astype(np.float32)
     settings = build.update_config(config)
     settings = type(settings)(**{**vars(settings), "groups": 6, "micro_batch": 48})
-    of = jax.jit(lambda batch: gradients(policy.params, batch, advantages, None, None, policy.model, settings)[0])
+    of = jax.jit(
+        lambda batch: gradients(
+            policy.params, batch, advantages, None, None, policy.model, settings
+        )[0]
+    )
 
     def by_hand(params):
         scores = sequence_logprobs(params, jnp.asarray(batch.tokens), policy.model, 1.0, None)[0]
         total = 0.0
-        for row, (place, first, last) in enumerate(zip(rollouts.owner, rollouts.prefix, rollouts.lengths)):
+        for row, (place, first, last) in enumerate(
+            zip(rollouts.owner, rollouts.prefix, rollouts.lengths)
+        ):
             start = len(rollouts.prompts[place].tokens) - 1
-            total -= advantages[row] * jnp.sum(scores[row, start + first:start + last])
+            total -= advantages[row] * jnp.sum(scores[row, start + first : start + last])
         return total / suffix
 
     mine, reference = of(batch), jax.jit(jax.grad(by_hand))(policy.params)
@@ -109,7 +126,9 @@ def test_masked_prefix_contributes_exactly_nothing(drawn):
     assert unmasked.mask.sum() == rollouts.lengths.sum()
     assert np.isnan(unmasked.behaviour_logprobs).sum() == rollouts.prefix.sum()
     # Of a masked prefix nothing matters but that it was read: its stored log-probs do not.
-    noisy = batch.replace(behaviour_logprobs=np.where(batch.mask, batch.behaviour_logprobs, -7.0).astype(np.float32))
+    noisy = batch.replace(
+        behaviour_logprobs=np.where(batch.mask, batch.behaviour_logprobs, -7.0).astype(np.float32)
+    )
     jax.tree.map(np.testing.assert_array_equal, of(noisy), mine)
 
 
@@ -122,22 +141,36 @@ class Recorder:
     def dispatch(self, params, requests):
         self.requests += requests
         prefix = lambda r: np.zeros(r.count, int) if r.replay is None else r.replay.prefix
-        replayed = lambda r, i: r.replay.tokens[:prefix(r)[i - r.first]] if r.replay else []
-        rollouts = answer(requests, lambda r, i: [*replayed(r, i), 5, 6, 1],
-                          prefix=np.concatenate([prefix(r) for r in requests]))
+        replayed = lambda r, i: r.replay.tokens[: prefix(r)[i - r.first]] if r.replay else []
+        rollouts = answer(
+            requests,
+            lambda r, i: [*replayed(r, i), 5, 6, 1],
+            prefix=np.concatenate([prefix(r) for r in requests]),
+        )
         return finished(rollouts, GenerationStats(1, len(requests), 3 * len(requests), 3, 3))
 
 
 def test_visit_keeps_the_response_it_began_with():
-    """Screened from one response, continued from the same, though the cache holds another by then; the next visit takes that."""
+    """Screened from one response, continued from the same, though the cache holds another by then;
+    the next visit takes that.
+    """
     prompt = Prompt("a", np.array([2, 3], np.int32), "1", np.array([1], np.int32), "?")
     cache, generator = ReplayCache(), Recorder()
-    response = lambda *tokens: CachedResponse(np.array(tokens, np.int32), 0, 1.0, True, True, -1.0, len(tokens))
+    response = lambda *tokens: CachedResponse(
+        np.array(tokens, np.int32), 0, 1.0, True, True, -1.0, len(tokens)
+    )
     cache.put("a", response(7, 7, 7, 7, 7, 7))
     source = PrefixSource(cache, PrefixConfig("min", 0, True, max_response=16, max_new=13, seed=3))
     score = lambda rollouts: (np.arange(len(rollouts)) % 2 == 0, np.arange(len(rollouts)) % 2 == 0)
-    driver = HostDriver(Speed(2, 4), PromptStream([prompt]), generator, score, SamplingBuffer(4),
-                        Driver(groups=1, screen_prompts=1, buffer_groups=4, prefetch=False), prefixes=source)
+    driver = HostDriver(
+        Speed(2, 4),
+        PromptStream([prompt]),
+        generator,
+        score,
+        SamplingBuffer(4),
+        Driver(groups=1, screen_prompts=1, buffer_groups=4, prefetch=False),
+        prefixes=source,
+    )
     seen = driver.screening.replay
 
     def swap(*of):
@@ -147,18 +180,30 @@ def test_visit_keeps_the_response_it_began_with():
     driver.screening.replay = swap
     group, _ = driver.next_groups(None, 0)
     assert len(group.prompts) == 1 and len(group) == 6 and len(set(group.prefix.tolist())) > 1
-    assert all((group.tokens[i, :group.prefix[i]] == 7).all() for i in range(6))
+    assert all((group.tokens[i, : group.prefix[i]] == 7).all() for i in range(6))
     driver.next_groups(None, 1)
     assert set(generator.requests[-1].replay.tokens.tolist()) <= {8}
 
 
 def clean(record):
-    return {k: v for k, v in record.items() if not k.startswith(("time/", "process/")) and k != "total/train_s"}
+    return {
+        k: v
+        for k, v in record.items()
+        if not k.startswith(("time/", "process/")) and k != "total/train_s"
+    }
 
 
-@pytest.mark.parametrize("method, changes", [
-    ("rpo_speed_rloo", {"driver.depth": 1, "replay.per_sample": True}), ("rpo_speed_rloo", {"driver.where": "in_loop", "replay.per_sample": True}),
-    pytest.param("rpo_dapo", {"replay.start": "empty", "replay.max_new": 6}, marks=pytest.mark.slow)], ids=str)
+@pytest.mark.parametrize(
+    "method, changes",
+    [
+        ("rpo_speed_rloo", {"driver.depth": 1, "replay.per_sample": True}),
+        ("rpo_speed_rloo", {"driver.where": "in_loop", "replay.per_sample": True}),
+        pytest.param(
+            "rpo_dapo", {"replay.start": "empty", "replay.max_new": 6}, marks=pytest.mark.slow
+        ),
+    ],
+    ids=str,
+)
 def test_resume_is_exact_with_a_cache(method, changes, tmp_path):
     def job(steps):
         config = small(method, steps)
@@ -171,20 +216,32 @@ def test_resume_is_exact_with_a_cache(method, changes, tmp_path):
     whole.run()
     Trainer(job(2), tmp_path / "parts").run()
     Trainer(job(6), tmp_path / "parts").run()
-    records, again = ([clean(r) for r in read_lines(tmp_path / name / "metrics.jsonl")] for name in ("whole", "parts"))
+    records, again = (
+        [clean(r) for r in read_lines(tmp_path / name / "metrics.jsonl")]
+        for name in ("whole", "parts")
+    )
     assert records == again and len(records) == 6
     assert all(r["skipped"] == 0 for r in records)
     assert any(r["prefix"] > 0 for r in records) and records[-1]["replay/size"] > 0
     t = whole.rl_step.screening.prompt_counts
-    assert t.screened == t.rejected + t.completed + t.dropped_stale + getattr(getattr(whole.rl_step, "driver", None), "in_flight", 0)
+    assert t.screened == t.rejected + t.completed + t.dropped_stale + getattr(
+        getattr(whole.rl_step, "driver", None), "in_flight", 0
+    )
 
 
-@pytest.mark.parametrize("path, value, message", [
-    ("replay.eps", 1.5, "config.replay.eps must be in .0, 1., or -1"),
-    ("replay.max_new", 17, "config.replay.max_new .17. must not exceed config.sampler.max_new .16."),
-    ("data.train_prompts", 0, "config.replay.window needs a finite data set"),
-    ("replay.window", "half", "config.replay.window must be one of none, fixed, half_min, min"),
-])
+@pytest.mark.parametrize(
+    "path, value, message",
+    [
+        ("replay.eps", 1.5, "config.replay.eps must be in .0, 1., or -1"),
+        (
+            "replay.max_new",
+            17,
+            "config.replay.max_new .17. must not exceed config.sampler.max_new .16.",
+        ),
+        ("data.train_prompts", 0, "config.replay.window needs a finite data set"),
+        ("replay.window", "half", "config.replay.window must be one of none, fixed, half_min, min"),
+    ],
+)
 def test_impossible_settings_name_the_field(path, value, message):
     config = small()
     section, leaf = path.split(".")
@@ -195,7 +252,9 @@ def test_impossible_settings_name_the_field(path, value, message):
 
 @pytest.mark.parametrize("mesh", [{}, pytest.param({"data": 2}, marks=pytest.mark.slow)], ids=str)
 def test_fused_step_replays_as_the_host_does(mesh):
-    """From one cache the same responses, cut at the same places; and the update is that of their suffixes."""
+    """From one cache the same responses, cut at the same places;
+    and the update is that of their suffixes.
+    """
     config = small()
     config.driver.where, config.replay.per_sample = "in_loop", True
     for axis, size in mesh.items():
@@ -208,22 +267,37 @@ def test_fused_step_replays_as_the_host_does(mesh):
     prefixes = build.build_prefixes(config, policy, stream.prompts)
     start_cache(generator, policy.params, stream.prompts[::2], scorer, prefixes.cache)
     optimizer, settings = build.build_optimizer(config, policy.params), build.update_config(config)
-    fresh = lambda: init_state(policy.params, optimizer, state_shardings(policy.model, optimizer, device_mesh))
-    step = build.build_fused_step(config, policy, device_mesh, optimizer, settings, stream, prefixes=prefixes)
+    fresh = lambda: init_state(
+        policy.params, optimizer, state_shardings(policy.model, optimizer, device_mesh)
+    )
+    step = build.build_fused_step(
+        config, policy, device_mesh, optimizer, settings, stream, prefixes=prefixes
+    )
     state, (rollouts, report, metrics) = step(fresh(), 0, PhaseTimer())
     assert len(rollouts.prompts) >= 3 and rollouts.prefix.any()
     t = step.screening.prompt_counts
-    assert report.generation.tokens == rollouts.sampled_tokens + t.rejected_tokens + step.wasted_tokens
+    assert (
+        report.generation.tokens == rollouts.sampled_tokens + t.rejected_tokens + step.wasted_tokens
+    )
 
-    start = lambda p: None if (c := prefixes.cache.get(p.id)) is None else prefixes.replay(c, p.visit, 0, 8)
-    drawn, _ = generator(policy.params, [SampleRequest(p, 0, 8, start(p)) for p in rollouts.prompts])
+    start = lambda p: (
+        None if (c := prefixes.cache.get(p.id)) is None else prefixes.replay(c, p.visit, 0, 8)
+    )
+    drawn, _ = generator(
+        policy.params, [SampleRequest(p, 0, 8, start(p)) for p in rollouts.prompts]
+    )
     for name in ("owner", "tokens", "prefix", "sample_index"):
         np.testing.assert_array_equal(getattr(rollouts, name), getattr(drawn, name))
     np.testing.assert_array_equal(rollouts.correct, scorer(drawn)[1])
     np.testing.assert_allclose(rollouts.logprobs, drawn.logprobs, atol=1e-5)
     batch = build_batch(rollouts, 32, 26, config.training.length_multiple)
     advantages = make_advantages(device_mesh, settings)(batch, None)
-    separate, other = make_update(policy.model, optimizer, device_mesh, settings)(fresh(), batch, advantages, None, None)
+    separate, other = make_update(policy.model, optimizer, device_mesh, settings)(
+        fresh(), batch, advantages, None, None
+    )
     assert metrics["grad_norm"] == pytest.approx(float(other["grad_norm"]), rel=1e-4)
-    for a, b in zip(jax.tree.leaves(jax.device_get(state.params)), jax.tree.leaves(jax.device_get(separate.params))):
+    for a, b in zip(
+        jax.tree.leaves(jax.device_get(state.params)),
+        jax.tree.leaves(jax.device_get(separate.params)),
+    ):
         np.testing.assert_allclose(a, b, atol=1e-6)

@@ -1,4 +1,6 @@
-"""What is trained on beside accuracy: put together as the formulas say, and nobody filters by it."""
+"""What is trained on beside accuracy: put together as the formulas say,
+and nobody filters by it.
+"""
 
 import dataclasses
 import functools
@@ -12,19 +14,28 @@ from fake_generation import answer, finished, rollouts_of
 from rl_speed.config import Config, Driver, Reward
 from rl_speed.data.prompts import Prompt, PromptStream
 from rl_speed.data.rollouts import Rollouts
-from rl_speed.rollout.buffer import SamplingBuffer
 from rl_speed.rewards import ExactMatch, MathVerifier
 from rl_speed.rewards.scorer import JaxScorer, RewardScorer, TextScorer, exact_answers
+from rl_speed.rollout.buffer import SamplingBuffer
 from rl_speed.rollout.generate import GenerationStats
-from rl_speed.sampling.rules import Dynamic
 from rl_speed.rollout.host_driver import HostDriver
+from rl_speed.sampling.rules import Dynamic
 from rl_speed.update.shaping import shape_rewards
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 
 END, MAX_NEW = 0, 48
-TEXTS = ["<think>2 + 2</think>So \\boxed{4}", "<think>2 + 2</think>So \\boxed{5}", "\\boxed{4}", "<think>答案 4</think>4",
-         "<think></think>", "so <think>x</think> \\boxed{4}", "", "<think>never closed \\boxed{4}", "4"]
+TEXTS = [
+    "<think>2 + 2</think>So \\boxed{4}",
+    "<think>2 + 2</think>So \\boxed{5}",
+    "\\boxed{4}",
+    "<think>答案 4</think>4",
+    "<think></think>",
+    "so <think>x</think> \\boxed{4}",
+    "",
+    "<think>never closed \\boxed{4}",
+    "4",
+]
 
 
 class Characters:
@@ -45,19 +56,33 @@ def tokens_of(text, ended=True):
 def said(prompts, texts, owner=None, ended=None):
     """Responses to the prompts, one each unless `owner` says otherwise."""
     ended = [True] * len(texts) if ended is None else ended
-    return rollouts_of(prompts, list(map(tokens_of, texts, ended)), owner, truncated=np.logical_not(ended))
+    return rollouts_of(
+        prompts, list(map(tokens_of, texts, ended)), owner, truncated=np.logical_not(ended)
+    )
 
 
 def prompt(answer="4", visit=0):
-    return Prompt(f"p{visit}", np.array([1, 2], np.int32), answer, np.array([ord(c) for c in answer], np.int32), "2 + 2?",
-                  visit=visit)
+    return Prompt(
+        f"p{visit}",
+        np.array([1, 2], np.int32),
+        answer,
+        np.array([ord(c) for c in answer], np.int32),
+        "2 + 2?",
+        visit=visit,
+    )
 
 
 def scorer_of(verifier, **reward):
     tokenizer = Characters()
-    verify = {"exact": lambda: JaxScorer(ExactMatch((END,)), functools.partial(exact_answers, capacity=8), block=16),
-              "math": lambda: TextScorer(tokenizer, (END,), MathVerifier(1))}[verifier]()
-    return RewardScorer(verify, Reward(verifier=verifier, **reward), MAX_NEW, tokenizer, (END,)), tokenizer
+    verify = {
+        "exact": lambda: JaxScorer(
+            ExactMatch((END,)), functools.partial(exact_answers, capacity=8), block=16
+        ),
+        "math": lambda: TextScorer(tokenizer, (END,), MathVerifier(1)),
+    }[verifier]()
+    return RewardScorer(
+        verify, Reward(verifier=verifier, **reward), MAX_NEW, tokenizer, (END,)
+    ), tokenizer
 
 
 def form_by_hand(text, ended, opened_by_prompt):
@@ -66,38 +91,67 @@ def form_by_hand(text, ended, opened_by_prompt):
     at = text.find("</think>")
     starts = text[:7] == "<think>"
     inside = text[7:at] if starts and at >= 0 else ""
-    after = text[at + 8:] if at >= 0 else ""
+    after = text[at + 8 :] if at >= 0 else ""
     return sum([starts, at >= 0, inside.strip() != "", after.strip() != "", bool(ended)]) / 5
 
 
 def english_by_hand(text):
-    fine = [c for c in text if c.isspace() or "a" <= c.lower() <= "z" or unicodedata.category(c)[0] in "NPS"]
+    fine = [
+        c
+        for c in text
+        if c.isspace() or "a" <= c.lower() <= "z" or unicodedata.category(c)[0] in "NPS"
+    ]
     return len(fine) / len(text) if text else 0.0
 
 
-@pytest.mark.parametrize("verifier,weights,in_prompt,overlong", [
-    ("exact", (1.0, 1.0), False, 0), ("exact", (0.5, 0.0), True, 0), ("exact", (0.0, 2.0), False, 10),
-    pytest.param("math", (1.0, 1.0), True, 0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "verifier,weights,in_prompt,overlong",
+    [
+        ("exact", (1.0, 1.0), False, 0),
+        ("exact", (0.5, 0.0), True, 0),
+        ("exact", (0.0, 2.0), False, 10),
+        pytest.param("math", (1.0, 1.0), True, 0, marks=pytest.mark.slow),
+    ],
+)
 def test_parts_add_up_and_the_verdict_stays_the_verifiers(verifier, weights, in_prompt, overlong):
     ended = [i % 4 != 3 for i in range(len(TEXTS))]
     rollouts = said([prompt()], TEXTS, [0] * len(TEXTS), ended)
-    scorer, tokenizer = scorer_of(verifier, format_weight=weights[0], language_weight=weights[1], think_in_prompt=in_prompt,
-                                  overlong_buffer=overlong, accuracy_weight=3.0)
+    scorer, tokenizer = scorer_of(
+        verifier,
+        format_weight=weights[0],
+        language_weight=weights[1],
+        think_in_prompt=in_prompt,
+        overlong_buffer=overlong,
+        accuracy_weight=3.0,
+    )
     try:
         rewards, correct = scorer(rollouts)
         assert tokenizer.decoded == len(TEXTS)  # once each, for all that read
         np.testing.assert_array_equal(scorer.judge(rollouts), correct)
     finally:
         scorer.close()
-    right = [text == "4" for text in TEXTS] if verifier == "exact" else ["\\boxed{4}" in text for text in TEXTS]
+    right = (
+        [text == "4" for text in TEXTS]
+        if verifier == "exact"
+        else ["\\boxed{4}" in text for text in TEXTS]
+    )
     assert correct.tolist() == right and any(right)
     form = [form_by_hand(text, flag, in_prompt) for text, flag in zip(TEXTS, ended)]
     english = [english_by_hand(text) for text in TEXTS]
-    late = [-max(n - (MAX_NEW - overlong), 0) / overlong if overlong else 0.0 for n in rollouts.lengths]
-    expected = [3 * r + weights[0] * f + weights[1] * e + o for r, f, e, o in zip(right, form, english, late)]
+    late = [
+        -max(n - (MAX_NEW - overlong), 0) / overlong if overlong else 0.0 for n in rollouts.lengths
+    ]
+    expected = [
+        3 * r + weights[0] * f + weights[1] * e + o
+        for r, f, e, o in zip(right, form, english, late)
+    ]
     np.testing.assert_allclose(rewards, expected, rtol=1e-6)
-    assert rewards.dtype == np.float32 and (overlong or 0 <= rewards.min() and rewards.max() <= 3 + sum(weights))
-    means = {"reward/accuracy": np.mean(right)} | ({"reward/format": np.mean(form)} if weights[0] else {})
+    assert rewards.dtype == np.float32 and (
+        overlong or 0 <= rewards.min() and rewards.max() <= 3 + sum(weights)
+    )
+    means = {"reward/accuracy": np.mean(right)} | (
+        {"reward/format": np.mean(form)} if weights[0] else {}
+    )
     means |= {"reward/language": np.mean(english)} if weights[1] else {}
     means |= {"reward/overlong": np.mean(late)} if overlong else {}
     assert scorer.take_parts() == pytest.approx(means)  # `judge` added nothing
@@ -118,7 +172,10 @@ def test_each_response_is_held_against_the_answer_of_its_own_prompt():
     owner = [0] * 3 + [1] * 14 + [2] * 3  # more than a block of the scorer's
     texts = ["4", "57", "8"] * 6 + ["8", "4"]
     _, correct = scorer_of("exact")[0](said(prompts, texts, owner))
-    assert correct.tolist() == [prompts[i].answer == text for i, text in zip(owner, texts)] and 5 < correct.sum() < 15
+    assert (
+        correct.tolist() == [prompts[i].answer == text for i, text in zip(owner, texts)]
+        and 5 < correct.sum() < 15
+    )
 
 
 class Scripted:
@@ -133,61 +190,121 @@ class Scripted:
 
 
 def test_filters_look_at_accuracy_alone():
-    """Wrong answers of different form are all wrong, right ones of different form all right: Dynamic refuses both."""
+    """Wrong answers of different form are all wrong,
+    right ones of different form all right: Dynamic refuses both.
+    """
     good = "<think>2 + 2</think>"
-    script = {"wrong": [good + "5", "5", good + "6", "答7"], "right": ["4", good + "4", "答4", good + " 4"],
-              "mixed": ["4", good + "5", "答4", "5"]}
+    script = {
+        "wrong": [good + "5", "5", good + "6", "答7"],
+        "right": ["4", good + "4", "答4", good + " 4"],
+        "mixed": ["4", good + "5", "答4", "5"],
+    }
     prompts = [dataclasses.replace(prompt(), id=name) for name in script]
     last_character = lambda rollouts, texts: np.array(
-        [row[n - 2] == ord(rollouts.prompts[place].answer)
-         for place, row, n in zip(rollouts.owner, rollouts.tokens, rollouts.lengths)], np.float32)
-    scorer = RewardScorer(last_character, Reward(format_weight=1.0, language_weight=1.0), MAX_NEW, Characters(), (END,))
+        [
+            row[n - 2] == ord(rollouts.prompts[place].answer)
+            for place, row, n in zip(rollouts.owner, rollouts.tokens, rollouts.lengths)
+        ],
+        np.float32,
+    )
+    scorer = RewardScorer(
+        last_character,
+        Reward(format_weight=1.0, language_weight=1.0),
+        MAX_NEW,
+        Characters(),
+        (END,),
+    )
     config = Driver(groups=1, screen_prompts=3, screening="fixed", buffer_groups=8)
-    driver = HostDriver(Dynamic(4), PromptStream(prompts, seed=0), Scripted(script), scorer, SamplingBuffer(8), config)
+    driver = HostDriver(
+        Dynamic(4),
+        PromptStream(prompts, seed=0),
+        Scripted(script),
+        scorer,
+        SamplingBuffer(8),
+        config,
+    )
     group, report = driver.next_groups(None, 0)
     assert group.prompt.id == "mixed" and group.correct.tolist() == [True, False, True, False]
-    np.testing.assert_allclose(group.rewards, np.array([1, 0, 1, 0]) + [0.2, 1.0, 0.2, 0.2] + np.array([1, 1, 0.5, 1]), rtol=1e-6)
-    assert (driver.prompt_counts.failed, driver.prompt_counts.solved, driver.prompt_counts.rejected) == (1, 1, 2)
+    np.testing.assert_allclose(
+        group.rewards,
+        np.array([1, 0, 1, 0]) + [0.2, 1.0, 0.2, 0.2] + np.array([1, 1, 0.5, 1]),
+        rtol=1e-6,
+    )
+    assert (
+        driver.prompt_counts.failed,
+        driver.prompt_counts.solved,
+        driver.prompt_counts.rejected,
+    ) == (1, 1, 2)
     assert sorted(report.pass_rates) == [0, 0.5, 1]
 
 
 def group_of(correct, lengths, extra=0.0, visit=0):
-    return rollouts_of([prompt(visit=visit)], [[0] * n for n in lengths], [0] * len(lengths),
-                       rewards=np.asarray(correct, np.float32) + extra, correct=correct)
+    return rollouts_of(
+        [prompt(visit=visit)],
+        [[0] * n for n in lengths],
+        [0] * len(lengths),
+        rewards=np.asarray(correct, np.float32) + extra,
+        correct=correct,
+    )
 
 
 def shaped_by_hand(group, reward):
-    counted = [n for n, right in zip(group.lengths, group.correct) if right or reward.length_reference == "all"]
+    counted = [
+        n
+        for n, right in zip(group.lengths, group.correct)
+        if right or reward.length_reference == "all"
+    ]
     reference = sum(counted) / max(len(counted), 1)
     out = []
     for r, right, n in zip(group.rewards, group.correct, group.lengths):
         value = 1.0 * right / (1 + math.exp(-reward.length_alpha * (reference - n)))
         value = min(max(value, reward.length_low), reward.length_high)
         weight = reward.accuracy_weight
-        out.append(weight * (value if right or reward.length_literal else 0.0) + (r - weight * right))
+        out.append(
+            weight * (value if right or reward.length_literal else 0.0) + (r - weight * right)
+        )
     return out
 
 
-@pytest.mark.parametrize("options", [{}, {"length_literal": True}, {"length_reference": "correct"}, {"accuracy_weight": 2.0},
-                                     {"length_low": 0.0, "length_high": 0.6, "length_alpha": 0.05}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"length_literal": True},
+        {"length_reference": "correct"},
+        {"accuracy_weight": 2.0},
+        {"length_low": 0.0, "length_high": 0.6, "length_alpha": 0.05},
+    ],
+    ids=str,
+)
 def test_shaping_is_the_formula_group_by_group(options):
     config = Config()
     config.reward = Reward(**{"length_alpha": 0.01, **options})
-    cases = [([1, 0, 1, 1], [40, 400, 300, 100]), ([0, 0], [7, 90]), ([1], [50]), ([1, 1, 1], [64, 64, 64]),
-             ([1, 0, 1], [10, 20, 90], np.float32([1.8, 2.0, 0.2]))]
+    cases = [
+        ([1, 0, 1, 1], [40, 400, 300, 100]),
+        ([0, 0], [7, 90]),
+        ([1], [50]),
+        ([1, 1, 1], [64, 64, 64]),
+        ([1, 0, 1], [10, 20, 90], np.float32([1.8, 2.0, 0.2])),
+    ]
     rollouts = Rollouts.concat([group_of(*case, visit=visit) for visit, case in enumerate(cases)])
     before, found = rollouts.rewards.copy(), shape_rewards(rollouts, config)
-    assert rollouts.rewards.tolist() == before.tolist()  # who holds the rollouts keeps what they had
+    # Who holds the rollouts keeps what they had.
+    assert rollouts.rewards.tolist() == before.tolist()
     found, rollouts = found.groups(), rollouts.groups()
     for new, old in zip(found, rollouts, strict=True):
-        np.testing.assert_allclose(new.rewards, shaped_by_hand(old, config.reward), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(
+            new.rewards, shaped_by_hand(old, config.reward), rtol=1e-5, atol=1e-6
+        )
         np.testing.assert_array_equal(new.correct, old.correct)
     literal = config.reward.length_literal
     if "accuracy_weight" in options:
         return
-    assert found[1].rewards.tolist() == ([0.5, 0.5] if literal else [0, 0])  # all wrong: nothing to prefer
+    # All wrong: nothing to prefer.
+    assert found[1].rewards.tolist() == ([0.5, 0.5] if literal else [0, 0])
     assert len(set(found[3].rewards.tolist())) == 1  # ties stay ties
-    assert found[2].rewards[0] == pytest.approx(max(0.5, config.reward.length_low))  # a single one is of mean length
+    # A single one is of mean length.
+    assert found[2].rewards[0] == pytest.approx(max(0.5, config.reward.length_low))
 
 
 def test_shaping_that_is_off_changes_nothing():
@@ -196,15 +313,38 @@ def test_shaping_that_is_off_changes_nothing():
         assert shape_rewards(rollouts, Config()) is rollouts
 
 
-@pytest.mark.parametrize("field,value,message", [
-    ("reward.format_weight", -1.0, "config.reward.format_weight must be 0 .off. or more; got -1.0"),
-    ("reward.length_alpha", float("nan"), "config.reward.length_alpha must be 0"),
-    ("reward.accuracy_weight", 0.0, "config.reward.accuracy_weight must be positive; got 0.0"),
-    ("reward.memory_limit_mb", -1, "config.reward.memory_limit_mb must be 0"),
-    ("reward.stall_s", 4.0, "config.reward.stall_s, wall-clock time, must be 0 .* or at least config.reward.timeout_s, processor time"),
-    ("reward.length_reference", "right", "config.reward.length_reference must be one of all, correct; got 'right'"),
-    ("objective.reference_every", 5, "config.objective.reference_every .5. needs config.objective.kl_coef above 0"),
-    ("objective.reference_every", -5, "config.objective.reference_every must be 0")])
+@pytest.mark.parametrize(
+    "field,value,message",
+    [
+        (
+            "reward.format_weight",
+            -1.0,
+            "config.reward.format_weight must be 0 .off. or more; got -1.0",
+        ),
+        ("reward.length_alpha", float("nan"), "config.reward.length_alpha must be 0"),
+        ("reward.accuracy_weight", 0.0, "config.reward.accuracy_weight must be positive; got 0.0"),
+        ("reward.memory_limit_mb", -1, "config.reward.memory_limit_mb must be 0"),
+        (
+            "reward.stall_s",
+            4.0,
+            (
+                "config.reward.stall_s, wall-clock time, must be 0 .* or at least "
+                "config.reward.timeout_s, processor time"
+            ),
+        ),
+        (
+            "reward.length_reference",
+            "right",
+            "config.reward.length_reference must be one of all, correct; got 'right'",
+        ),
+        (
+            "objective.reference_every",
+            5,
+            "config.objective.reference_every .5. needs config.objective.kl_coef above 0",
+        ),
+        ("objective.reference_every", -5, "config.objective.reference_every must be 0"),
+    ],
+)
 def test_settings_that_cannot_be(field, value, message):
     config, (section, name) = Config(), field.split(".")
     setattr(getattr(config, section), name, value)
@@ -215,21 +355,32 @@ def test_settings_that_cannot_be(field, value, message):
 def test_settings_that_contradict_each_other():
     config = Config()
     config.reward = Reward(length_alpha=0.01, length_low=1.0, length_high=0.5)
-    with pytest.raises(ValueError, match="length_low .1.0. must not exceed config.reward.length_high .0.5."):
+    with pytest.raises(
+        ValueError, match="length_low .1.0. must not exceed config.reward.length_high .0.5."
+    ):
         config.validate()
     config.reward = Reward(format_weight=1.0, think_close="")
     with pytest.raises(ValueError, match="think_open and think_close must not be empty"):
         config.validate()
 
 
-@pytest.mark.parametrize("field,value", [
-    ("format_weight", 0.5), ("language_weight", 0.5), ("length_alpha", 0.5), ("accuracy_weight", 0.5),
-    ("extra", "rl_speed.rewards.countdown:score=0.5")])
+@pytest.mark.parametrize(
+    "field,value",
+    [
+        ("format_weight", 0.5),
+        ("language_weight", 0.5),
+        ("length_alpha", 0.5),
+        ("accuracy_weight", 0.5),
+        ("extra", "rl_speed.rewards.countdown:score=0.5"),
+    ],
+)
 def test_rewards_inside_the_loop_are_the_verifiers_alone(field, value):
     config = Config()
     config.driver.where = "in_loop"
     default = getattr(config.reward, field)
     setattr(config.reward, field, value)
-    message = f"needs config.reward.{field}={default!r} .rewards are the verifier's alone.; got {value!r}"
+    message = (
+        f"needs config.reward.{field}={default!r} .rewards are the verifier's alone.; got {value!r}"
+    )
     with pytest.raises(ValueError, match=message):
         config.validate()

@@ -6,12 +6,14 @@ import pytest
 
 from rl_speed.runtime.setup import keep_freed_memory
 
-# Page faults of writing all of a fresh block that is larger than what glibc keeps by itself, the fourth time: before and after.
+# Page faults of writing all of a fresh block that is larger than what glibc keeps by itself, the
+# fourth time: before and after.
 SCRIPT = """
 import ctypes, resource
 from rl_speed.runtime.setup import keep_freed_memory
 libc = ctypes.CDLL(None)
-libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
+libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = \
+ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
 size = 48 << 20
 def faults():
     for _ in range(4):

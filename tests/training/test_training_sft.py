@@ -1,4 +1,6 @@
-"""Supervised training: loss on the solution only, independent of padding, packing, micro-batches and devices; and it learns."""
+"""Supervised training: loss on the solution only, independent of padding, packing,
+micro-batches and devices; and it learns.
+"""
 
 import dataclasses
 import os
@@ -12,16 +14,25 @@ import pytest
 
 from rl_speed.mesh import batch_sharding, make_mesh
 from rl_speed.policy import ModelConfig, forward, init, param_shardings
-from rl_speed.sft import train as sft
 from rl_speed.runtime.metrics import read_lines
-from rl_speed.sft.config import Checkpoints, Evaluation, Examples, Logging, Optimizer, SFTConfig
-from rl_speed.sft.train import Parts, SFTTrainer
-from rl_speed.sft.data import Example, Layout, lay_out, spread_rows
 from rl_speed.runtime.signals import Stopped
+from rl_speed.sft import train as sft
+from rl_speed.sft.config import Checkpoints, Evaluation, Examples, Logging, Optimizer, SFTConfig
+from rl_speed.sft.data import Example, Layout, lay_out, spread_rows
+from rl_speed.sft.train import Parts, SFTTrainer
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 
-MODEL = ModelConfig(vocab_size=11, width=16, layers=1, heads=2, kv_heads=1, head_dim=8, mlp_width=24, max_position=32)
+MODEL = ModelConfig(
+    vocab_size=11,
+    width=16,
+    layers=1,
+    heads=2,
+    kv_heads=1,
+    head_dim=8,
+    mlp_width=24,
+    max_position=32,
+)
 ONE = make_mesh()
 
 
@@ -52,14 +63,15 @@ def by_hand(params, items, logits):
     total = 0.0
     for item in items:
         tokens = np.zeros(16, np.int32)  # attention is causal: what follows changes nothing
-        tokens[:len(item)] = np.concatenate([item.prompt, item.response])
+        tokens[: len(item)] = np.concatenate([item.prompt, item.response])
         logprobs = jax.nn.log_softmax(logits(params, tokens[None], np.ones((1, 16), np.int32))[0])
         total -= sum(float(logprobs[t - 1, tokens[t]]) for t in range(len(item.prompt), len(item)))
     return total
 
 
 def test_loss_is_that_of_the_solution_alone(params, loss, logits):
-    # low=0: the padding id occurs as a real token, which a mask made from `token != pad` would lose.
+    # low=0: the padding id occurs as a real token, which a mask made from `token != pad`
+    # would lose.
     items = examples(5, low=0)
     expected = by_hand(params, items, logits)
     np.testing.assert_allclose(loss(params, lay_out(items, 12, packed=False)), expected, rtol=1e-5)
@@ -68,7 +80,11 @@ def test_loss_is_that_of_the_solution_alone(params, loss, logits):
 
 def test_padding_changes_nothing(params, loss):
     items = examples(5)
-    np.testing.assert_allclose(loss(params, lay_out(items, 8, packed=False)), loss(params, lay_out(items, 12, packed=False)), rtol=1e-6)
+    np.testing.assert_allclose(
+        loss(params, lay_out(items, 8, packed=False)),
+        loss(params, lay_out(items, 12, packed=False)),
+        rtol=1e-6,
+    )
 
 
 def test_an_example_does_not_see_its_neighbours(params, logits):
@@ -86,16 +102,22 @@ def test_an_example_does_not_see_its_neighbours(params, logits):
 def run_once(params, batch, micro_batches):
     optimizer = optax.sgd(1.0)  # the update is then the gradient itself
     before = jax.device_get(params)  # donated below
-    new, _, metrics = sft.make_update(MODEL, optimizer, micro_batches)(params, optimizer.init(params), batch)
+    new, _, metrics = sft.make_update(MODEL, optimizer, micro_batches)(
+        params, optimizer.init(params), batch
+    )
     return jax.tree.map(lambda a, b: a - np.asarray(b), before, new), metrics
 
 
 @pytest.fixture(scope="module")
 def reference(params):
-    """Mean loss over the solutions' tokens and its gradient, each example in a row of its own, in one piece."""
+    """Mean loss over the solutions' tokens and its gradient, each example in a row of its own,
+    in one piece.
+    """
     items = examples(8)
     batch, count = lay_out(items, 8, packed=False), sum(len(e.response) for e in items)
-    value, gradient = jax.jit(jax.value_and_grad(lambda p: sft.loss_sum(p, batch, MODEL) / count))(params)
+    value, gradient = jax.jit(jax.value_and_grad(lambda p: sft.loss_sum(p, batch, MODEL) / count))(
+        params
+    )
     return value, gradient, count
 
 
@@ -104,11 +126,15 @@ PACKED = lay_out(examples(8), 16, packed=True, count=8)
 
 def test_packed_rows_are_several_and_some_are_empty():
     # In four pieces of two rows, two are skipped.
-    assert (PACKED.segments > 0).any(1).tolist() == [True] * 3 + [False] * 5 and PACKED.segments.max() > 2
+    assert (PACKED.segments > 0).any(1).tolist() == [True] * 3 + [
+        False
+    ] * 5 and PACKED.segments.max() > 2
 
 
 @pytest.mark.parametrize("pieces,devices", [(4, 1), (2, 4)])
-def test_gradients_do_not_depend_on_packing_micro_batches_or_devices(params, reference, pieces, devices):
+def test_gradients_do_not_depend_on_packing_micro_batches_or_devices(
+    params, reference, pieces, devices
+):
     loss, gradient, count = reference
     batch, weights = spread_rows(PACKED, pieces), params
     if devices > 1:
@@ -127,13 +153,17 @@ def test_only_the_solutions_labels_count(params, reference, monkeypatch):
 
     def loss(params, change):
         def relabelled(params, hidden, targets, *args, **kwargs):
-            return original(params, hidden, jnp.where(change, (targets + 3) % 11, targets), *args, **kwargs)
+            return original(
+                params, hidden, jnp.where(change, (targets + 3) % 11, targets), *args, **kwargs
+            )
 
         monkeypatch.setattr(sft, "token_logprobs", relabelled)
         return sft.loss_sum(params, PACKED, MODEL) / reference[2]
 
     function = jax.jit(jax.value_and_grad(loss))
-    none, others, solutions = (jax.tree.leaves(function(params, change)) for change in (learned & False, ~learned, learned))
+    none, others, solutions = (
+        jax.tree.leaves(function(params, change)) for change in (learned & False, ~learned, learned)
+    )
     for a, b, expected in zip(none, others, jax.tree.leaves(reference[:2])):
         np.testing.assert_allclose(a, expected, atol=2e-6)
         np.testing.assert_array_equal(a, b)
@@ -146,15 +176,35 @@ def test_micro_batches_must_divide_the_batch(params):
 
 
 # The response repeats the prompt's last token, then ends with 0.
-MAPPING = [Example(np.array([a, b], np.int32), np.array([b, 0], np.int32)) for a in range(1, 11) for b in range(1, 11)]
+MAPPING = [
+    Example(np.array([a, b], np.int32), np.array([b, 0], np.int32))
+    for a in range(1, 11)
+    for b in range(1, 11)
+]
 LAYOUT = Layout(length=20, rows=20, pieces=1, packed=True)
-FAST = Optimizer(learning_rate=2e-2, warmup_steps=5, schedule="constant", weight_decay=0.0, b2=0.999)
+FAST = Optimizer(
+    learning_rate=2e-2, warmup_steps=5, schedule="constant", weight_decay=0.0, b2=0.999
+)
 
 
-def trainer(params, workdir=None, steps=2, batch=128, evaluate_every=0, checkpoint_every=0, **kwargs):
-    config = SFTConfig(examples=Examples(batch=batch), optimizer=FAST, evaluation=Evaluation(every=evaluate_every),
-                       checkpoints=Checkpoints(every=checkpoint_every), logging=Logging(progress=False))
-    parts = Parts(params, MODEL, steps, LAYOUT, lambda step: (LAYOUT.batch(MAPPING), {"examples": 100.0}), LAYOUT.batches(MAPPING))
+def trainer(
+    params, workdir=None, steps=2, batch=128, evaluate_every=0, checkpoint_every=0, **kwargs
+):
+    config = SFTConfig(
+        examples=Examples(batch=batch),
+        optimizer=FAST,
+        evaluation=Evaluation(every=evaluate_every),
+        checkpoints=Checkpoints(every=checkpoint_every),
+        logging=Logging(progress=False),
+    )
+    parts = Parts(
+        params,
+        MODEL,
+        steps,
+        LAYOUT,
+        lambda step: (LAYOUT.batch(MAPPING), {"examples": 100.0}),
+        LAYOUT.batches(MAPPING),
+    )
     return SFTTrainer(config, parts, ONE, workdir, **kwargs)
 
 
@@ -165,9 +215,14 @@ def test_training_learns_a_mapping_and_reports_the_held_out_loss(params):
     assert [m["step"] for m in seen] == list(range(61))
     assert [m["step"] for m in seen if "eval/loss" in m] == [0, 30, 60]
     assert run.last["eval/loss"] < 0.3 < 1.0 < seen[1]["loss"]
-    np.testing.assert_allclose(seen[0]["eval/loss"], seen[1]["loss"], rtol=1e-5)  # the same examples, before any update
-    np.testing.assert_allclose([seen[1]["learning_rate"], seen[-1]["learning_rate"]], [4e-3, 2e-2], rtol=1e-6)
-    assert sft.make_evaluate(MODEL, ONE)(new, LAYOUT.batches(MAPPING) * 2) == pytest.approx(run.last["eval/loss"], rel=1e-5)
+    # The same examples, before any update.
+    np.testing.assert_allclose(seen[0]["eval/loss"], seen[1]["loss"], rtol=1e-5)
+    np.testing.assert_allclose(
+        [seen[1]["learning_rate"], seen[-1]["learning_rate"]], [4e-3, 2e-2], rtol=1e-6
+    )
+    assert sft.make_evaluate(MODEL, ONE)(new, LAYOUT.batches(MAPPING) * 2) == pytest.approx(
+        run.last["eval/loss"], rel=1e-5
+    )
 
 
 def test_a_broken_loss_ends_the_run_and_keeps_the_checkpoint(params, tmp_path):
@@ -175,9 +230,13 @@ def test_a_broken_loss_ends_the_run_and_keeps_the_checkpoint(params, tmp_path):
 
     def spoil(record):
         if record["step"] == 3:
-            run.params = jax.tree.map(lambda x: jax.device_put(np.full(x.shape, np.nan, x.dtype), x.sharding), run.params)
+            run.params = jax.tree.map(
+                lambda x: jax.device_put(np.full(x.shape, np.nan, x.dtype), x.sharding), run.params
+            )
 
-    with pytest.raises(FloatingPointError, match="step 4: loss nan.*the newest checkpoint is that of step 2"):
+    with pytest.raises(
+        FloatingPointError, match="step 4: loss nan.*the newest checkpoint is that of step 2"
+    ):
         run.run(spoil)
     again = trainer(params, tmp_path, steps=8, checkpoint_every=2)
     assert again.step == 2 and all(np.isfinite(x).all() for x in jax.tree.leaves(again.params))
@@ -186,7 +245,9 @@ def test_a_broken_loss_ends_the_run_and_keeps_the_checkpoint(params, tmp_path):
 
 
 def test_a_signal_inside_an_evaluation_stops_it_there(params, tmp_path):
-    """The update before it is saved; its record is written once the evaluation is made, by the run that goes on."""
+    """The update before it is saved; its record is written once the evaluation is made,
+    by the run that goes on.
+    """
     batches = LAYOUT.batches(MAPPING) * 3
 
     def run_of(workdir, which=None):
@@ -209,8 +270,10 @@ def test_a_signal_inside_an_evaluation_stops_it_there(params, tmp_path):
         run._evaluate = told
         return run, seen
 
-    lines = lambda workdir: [{k: v for k, v in line.items() if not k.startswith("time/")}
-                             for line in read_lines(workdir / "metrics.jsonl")]
+    lines = lambda workdir: [
+        {k: v for k, v in line.items() if not k.startswith("time/")}
+        for line in read_lines(workdir / "metrics.jsonl")
+    ]
     whole, _ = run_of(tmp_path / "whole")
     whole.run()
     for which, written in ((2, [0, 1]), (4, [0, 1, 2, 3])):
@@ -222,7 +285,9 @@ def test_a_signal_inside_an_evaluation_stops_it_there(params, tmp_path):
     run, seen = run_of(tmp_path / "parts")
     assert run.step == 4
     run.run()
-    assert [step for step, *_ in seen] == [4] and lines(tmp_path / "parts") == lines(tmp_path / "whole")
+    assert [step for step, *_ in seen] == [4] and lines(tmp_path / "parts") == lines(
+        tmp_path / "whole"
+    )
     jax.tree.map(np.testing.assert_array_equal, run.params, whole.params)
     again, seen = run_of(tmp_path / "parts")  # nothing is left to do
     again.run()

@@ -1,4 +1,6 @@
-"""Fine-tuning a Hugging Face directory on a file: it learns, survives kill -9, and what it saves opens in transformers."""
+"""Fine-tuning a Hugging Face directory on a file: it learns, survives kill -9,
+and what it saves opens in transformers.
+"""
 
 import copy
 import dataclasses
@@ -17,21 +19,26 @@ from rl_speed.data.embedded_tokenizer import embedded_directory
 from rl_speed.policy import forward, load_hf, num_params
 from rl_speed.runtime.metrics import read_lines
 from rl_speed.runtime.out_of_memory import size_text
+from rl_speed.runtime.signals import Stopped
 from rl_speed.sft.build import build, explain_out_of_memory
 from rl_speed.sft.config import RENAMED, SFTConfig
 from rl_speed.sft.data import Layout
-from rl_speed.runtime.signals import Stopped
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 
 
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory):
-    """Questions that the policy mostly fails on, with all partial results as solution, which it never saw."""
+    """Questions that the policy mostly fails on, with all partial results as solution,
+    which it never saw.
+    """
     path = tmp_path_factory.mktemp("data") / "rows.jsonl"
     with path.open("w") as file:
         for item in chain.questions(DEFAULT_SPEC, "train", 0, 160):
-            file.write(json.dumps({"question": item.text, "answer": item.answer, "solution": item.answer}) + "\n")
+            file.write(
+                json.dumps({"question": item.text, "answer": item.answer, "solution": item.answer})
+                + "\n"
+            )
     return path
 
 
@@ -47,10 +54,23 @@ def changed(config, **values):
 
 @pytest.fixture(scope="module")
 def settings(rows):
-    return changed(SFTConfig(), model__path=str(embedded_directory()), data__train=str(rows), data__prompt="{question}=",
-                   examples__max_length=64, examples__batch=16, examples__micro_rows=2, examples__eval_share=0.2, training__steps=24,
-                   optimizer__warmup_steps=2, optimizer__learning_rate=2e-3, evaluation__every=8, checkpoints__every=5,
-                   mesh__data=2, logging__progress=False)
+    return changed(
+        SFTConfig(),
+        model__path=str(embedded_directory()),
+        data__train=str(rows),
+        data__prompt="{question}=",
+        examples__max_length=64,
+        examples__batch=16,
+        examples__micro_rows=2,
+        examples__eval_share=0.2,
+        training__steps=24,
+        optimizer__warmup_steps=2,
+        optimizer__learning_rate=2e-3,
+        evaluation__every=8,
+        checkpoints__every=5,
+        mesh__data=2,
+        logging__progress=False,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +83,10 @@ def whole(settings, tmp_path_factory):
 
 def lines(workdir):
     """metrics.jsonl without what is of the clock."""
-    return [{k: v for k, v in line.items() if not k.startswith("time/")} for line in read_lines(workdir / "metrics.jsonl")]
+    return [
+        {k: v for k, v in line.items() if not k.startswith("time/")}
+        for line in read_lines(workdir / "metrics.jsonl")
+    ]
 
 
 def test_the_held_out_loss_falls_and_rows_are_full(whole):
@@ -75,7 +98,9 @@ def test_the_held_out_loss_falls_and_rows_are_full(whole):
     assert counts["examples"] + counts["held_out"] == 160 and 16 <= counts["held_out"] <= 48
     assert np.mean([line["use"] for line in record[1:]]) > 0.6
     assert (run.workdir / "loss.png").stat().st_size > 5000
-    assert json.loads((run.workdir / "config.json").read_text())["optimizer"]["learning_rate"] == 2e-3
+    assert (
+        json.loads((run.workdir / "config.json").read_text())["optimizer"]["learning_rate"] == 2e-3
+    )
 
 
 def test_what_is_saved_opens_in_transformers_with_the_same_logits(whole):
@@ -99,7 +124,8 @@ def flags_of(settings):
     return ["--config=configs/sft.py:files", *(f"--config.{k}={v}" for k, v in given.items())]
 
 
-# The command, killed at step 9 once the checkpoint of step 5 is whole, which may be steps after it was begun.
+# The command, killed at step 9 once the checkpoint of step 5 is whole, which may be steps after
+# it was begun.
 KILLED = """
 import os, pathlib, runpy, signal, time
 from rl_speed.runtime.metrics import JsonLines
@@ -121,10 +147,14 @@ def assert_same(run, whole):
         np.testing.assert_array_equal(a, b)
 
 
-def test_killed_and_resumed_it_is_bit_for_bit_the_uninterrupted_run(whole, settings, repo, launch, tmp_path):
+def test_killed_and_resumed_it_is_bit_for_bit_the_uninterrupted_run(
+    whole, settings, repo, launch, tmp_path
+):
     out = str(tmp_path / "policy")
     checkpoint, script = tmp_path / "policy.run" / "checkpoints" / "5", tmp_path / "killed.py"
-    script.write_text(KILLED.format(script=str(repo / "experiments" / "sft.py"), checkpoint=str(checkpoint)))
+    script.write_text(
+        KILLED.format(script=str(repo / "experiments" / "sft.py"), checkpoint=str(checkpoint))
+    )
     done = launch(script, f"--out={out}", *flags_of(settings))
     assert done.returncode == -signal.SIGKILL, done.stderr[-2000:]
     assert not (tmp_path / "policy").exists()
@@ -148,36 +178,83 @@ def test_killed_and_resumed_it_is_bit_for_bit_the_uninterrupted_run(whole, setti
 
 
 def test_other_settings_are_refused(whole, settings):
-    for change, message in (({"optimizer__learning_rate": 1e-3}, "holds a run with config.optimizer.learning_rate = 0.002, not 0.001"),
-                            ({"examples__eval_share": 0.1}, "holds a run with config.examples.eval_share"),):
+    for change, message in (
+        (
+            {"optimizer__learning_rate": 1e-3},
+            "holds a run with config.optimizer.learning_rate = 0.002, not 0.001",
+        ),
+        ({"examples__eval_share": 0.1}, "holds a run with config.examples.eval_share"),
+    ):
         with pytest.raises(ValueError, match=message):
             build(changed(settings, **change), whole[0].out)
 
 
 # config.json of a run from when settings were flags: each of them, and what the data came to.
-OF_FLAGS = {"out": "policy", "workdir": "", "model": "M", "data": "D", "prompt": "{question}=", "on_bad_row": "error",
-            "question_field": "", "eval_question_field": "", "max_length": 64, "pack": True, "eval_data": "", "eval_share": 0.2,
-            "eval_every": 8, "eval_samples": 0, "eval_temperature": 0.0, "steps": 24, "epochs": None, "batch": 16,
-            "learning_rate": 0.002, "warmup_steps": 2, "schedule": "cosine", "weight_decay": 0.01, "max_grad_norm": 1.0, "seed": 0,
-            "checkpoint_every": 5, "tensorboard": True, "dtype": "float32", "remat": False, "micro_rows": 2, "head_chunk": 0,
-            "mesh_data": 2, "mesh_fsdp": 1, "mesh_tensor": 1, "examples": 128, "held_out": 32, "skipped_rows": 0, "dropped_long": 0,
-            "examples_sha256": "S"}
+OF_FLAGS = {
+    "out": "policy",
+    "workdir": "",
+    "model": "M",
+    "data": "D",
+    "prompt": "{question}=",
+    "on_bad_row": "error",
+    "question_field": "",
+    "eval_question_field": "",
+    "max_length": 64,
+    "pack": True,
+    "eval_data": "",
+    "eval_share": 0.2,
+    "eval_every": 8,
+    "eval_samples": 0,
+    "eval_temperature": 0.0,
+    "steps": 24,
+    "epochs": None,
+    "batch": 16,
+    "learning_rate": 0.002,
+    "warmup_steps": 2,
+    "schedule": "cosine",
+    "weight_decay": 0.01,
+    "max_grad_norm": 1.0,
+    "seed": 0,
+    "checkpoint_every": 5,
+    "tensorboard": True,
+    "dtype": "float32",
+    "remat": False,
+    "micro_rows": 2,
+    "head_chunk": 0,
+    "mesh_data": 2,
+    "mesh_fsdp": 1,
+    "mesh_tensor": 1,
+    "examples": 128,
+    "held_out": 32,
+    "skipped_rows": 0,
+    "dropped_long": 0,
+    "examples_sha256": "S",
+}
 
 
 def test_a_run_of_before_there_were_sections_goes_on(whole, settings):
     """With its settings alone, of which null was a default that depends on others."""
     path = whole[0].workdir / "config.json"
     now = path.read_text()
-    old = OF_FLAGS | {"model": settings.model.path, "data": settings.data.train,
-                      "examples_sha256": json.loads(now)["counts"]["examples_sha256"]}
+    old = OF_FLAGS | {
+        "model": settings.model.path,
+        "data": settings.data.train,
+        "examples_sha256": json.loads(now)["counts"]["examples_sha256"],
+    }
     try:
         path.write_text(json.dumps(old))
         again = build(settings, whole[0].out)
-        assert again.step == 24 and again.last["eval/loss"] == whole[1]["eval_loss"] and path.read_text() == now
-        for change, message in (({"learning_rate": None}, "config.optimizer.learning_rate = -1.0, not 0.002"),
-                                ({"dtype": "bfloat16"}, "config.model.compute_dtype = 'bfloat16', not 'float32'"),
-                                ({"data": "other.jsonl"}, "config.data.train = 'other.jsonl', not "),
-                                ({"examples": 127}, "holds a run with examples = 127, not ")):
+        assert (
+            again.step == 24
+            and again.last["eval/loss"] == whole[1]["eval_loss"]
+            and path.read_text() == now
+        )
+        for change, message in (
+            ({"learning_rate": None}, "config.optimizer.learning_rate = -1.0, not 0.002"),
+            ({"dtype": "bfloat16"}, "config.model.compute_dtype = 'bfloat16', not 'float32'"),
+            ({"data": "other.jsonl"}, "config.data.train = 'other.jsonl', not "),
+            ({"examples": 127}, "holds a run with examples = 127, not "),
+        ):
             path.write_text(json.dumps(old | change))
             with pytest.raises(ValueError, match=message):
                 build(settings, whole[0].out)
@@ -187,43 +264,88 @@ def test_a_run_of_before_there_were_sections_goes_on(whole, settings):
 
 def test_every_flag_of_before_has_a_field_now():
     names = {f"config.{name}" for name in flatten(dataclasses.asdict(SFTConfig()))}
-    old = set(OF_FLAGS) - {"out", "workdir", "examples", "held_out", "skipped_rows", "dropped_long", "examples_sha256"}
+    old = set(OF_FLAGS) - {
+        "out",
+        "workdir",
+        "examples",
+        "held_out",
+        "skipped_rows",
+        "dropped_long",
+        "examples_sha256",
+    }
     assert {RENAMED[name] for name in old} == names - {
-        "config.optimizer.b1", "config.optimizer.b2", "config.optimizer.eps", "config.logging.progress"}
+        "config.optimizer.b1",
+        "config.optimizer.b2",
+        "config.optimizer.eps",
+        "config.logging.progress",
+    }
 
 
 def test_flags_of_before_are_refused_with_their_names_of_now(launch, tmp_path):
-    done = launch("experiments/sft.py", f"--out={tmp_path / 'policy'}", "--learning_rate=1e-3", "--data", "rows.jsonl", "--nopack",
-                  "--preset=band", "--config=configs/sft.py", "--config.data.order=file")
+    done = launch(
+        "experiments/sft.py",
+        f"--out={tmp_path / 'policy'}",
+        "--learning_rate=1e-3",
+        "--data",
+        "rows.jsonl",
+        "--nopack",
+        "--preset=band",
+        "--config=configs/sft.py",
+        "--config.data.order=file",
+    )
     assert done.returncode == 2 and done.stderr.splitlines() == [
-        "error: --learning_rate is --config.optimizer.learning_rate now", "--data is --config.data.train now",
-        "--nopack is --noconfig.examples.pack now", "--preset is --config=configs/sft.py:NAME now",
-        "--config.data.order: there is no config.data.order; nearest: config.data.train, config.data.eval, config.data.prompt, "
-        "config.data.on_bad_row, config.data.question_field, config.data.eval_question_field"]
+        "error: --learning_rate is --config.optimizer.learning_rate now",
+        "--data is --config.data.train now",
+        "--nopack is --noconfig.examples.pack now",
+        "--preset is --config=configs/sft.py:NAME now",
+        (
+            "--config.data.order: there is no config.data.order; nearest: config.data.train, "
+            "config.data.eval, config.data.prompt, config.data.on_bad_row, "
+            "config.data.question_field, config.data.eval_question_field"
+        ),
+    ]
 
 
 def test_bad_settings_and_bad_data_end_with_one_line(settings, tmp_path):
     none = {"data__train": "", "model__path": ""}
     for change, message in (
-            ({"examples__epochs": 2}, "config.training.steps or config.examples.epochs, not both"),
-            ({"model__path": ""}, "config.model.path and config.data.train together"),
-            ({"model__path": "embedded"}, "config.model.path and config.data.train together"),
-            (none | {"evaluation__samples": 1, "examples__max_length": 1024, "examples__eval_share": 0.05},
-             "config.evaluation.samples needs config.data.train"),
-            (none, "config.examples.max_length needs config.data.train"),
-            ({"examples__eval_share": 1.0}, "config.examples.eval_share must be below 1; got 1.0"),
-            ({"examples__batch": 0}, "config.examples.batch must be at least 1; got 0"),
-            ({"optimizer__weight_decay": -1.0}, "config.optimizer.weight_decay must be"),
-            ({"optimizer__learning_rate": -0.5}, "config.optimizer.learning_rate must be 0 or more"),
-            ({"optimizer__schedule": "step"}, "config.optimizer.schedule must be one of cosine, linear, constant; got 'step'"),
-            ({"data__on_bad_row": "no"}, "config.data.on_bad_row must be one of error, skip"),
-            ({"data__question_field": "a+"}, "config.data.question_field must name"),
-            ({"data__eval_question_field": "a"}, "config.data.eval_question_field needs config.data.eval"),
-            ({"evaluation__samples": 1, "examples__eval_share": 0.0}, "needs held-out rows"),
-            ({"examples__max_length": 4}, "longer than config.examples.max_length = 4 tokens"), ({"data__prompt": ""}, "no chat template"),
-            ({"optimizer__warmup_steps": 24}, "config.optimizer.warmup_steps=24 leaves none of 24 updates"),
-            ({"examples__micro_rows": 3}, "config.examples.micro_rows=3 rows cannot be split"),
-            ({"data__train": str(tmp_path / "no.jsonl")}, "no such file")):
+        ({"examples__epochs": 2}, "config.training.steps or config.examples.epochs, not both"),
+        ({"model__path": ""}, "config.model.path and config.data.train together"),
+        ({"model__path": "embedded"}, "config.model.path and config.data.train together"),
+        (
+            none
+            | {
+                "evaluation__samples": 1,
+                "examples__max_length": 1024,
+                "examples__eval_share": 0.05,
+            },
+            "config.evaluation.samples needs config.data.train",
+        ),
+        (none, "config.examples.max_length needs config.data.train"),
+        ({"examples__eval_share": 1.0}, "config.examples.eval_share must be below 1; got 1.0"),
+        ({"examples__batch": 0}, "config.examples.batch must be at least 1; got 0"),
+        ({"optimizer__weight_decay": -1.0}, "config.optimizer.weight_decay must be"),
+        ({"optimizer__learning_rate": -0.5}, "config.optimizer.learning_rate must be 0 or more"),
+        (
+            {"optimizer__schedule": "step"},
+            "config.optimizer.schedule must be one of cosine, linear, constant; got 'step'",
+        ),
+        ({"data__on_bad_row": "no"}, "config.data.on_bad_row must be one of error, skip"),
+        ({"data__question_field": "a+"}, "config.data.question_field must name"),
+        (
+            {"data__eval_question_field": "a"},
+            "config.data.eval_question_field needs config.data.eval",
+        ),
+        ({"evaluation__samples": 1, "examples__eval_share": 0.0}, "needs held-out rows"),
+        ({"examples__max_length": 4}, "longer than config.examples.max_length = 4 tokens"),
+        ({"data__prompt": ""}, "no chat template"),
+        (
+            {"optimizer__warmup_steps": 24},
+            "config.optimizer.warmup_steps=24 leaves none of 24 updates",
+        ),
+        ({"examples__micro_rows": 3}, "config.examples.micro_rows=3 rows cannot be split"),
+        ({"data__train": str(tmp_path / "no.jsonl")}, "no such file"),
+    ):
         with pytest.raises((ValueError, OSError), match=message) as caught:
             build(changed(settings, **change), str(tmp_path / "policy"))
         assert "\n" not in str(caught.value)
@@ -237,29 +359,59 @@ def test_a_paper_preset_sets_what_the_paper_says(repo):
     spec.loader.exec_module(module)
     band = module.get_config("band").validate()
     optimizer = band.optimizer_of(steps=-(-1100 * band.examples.epochs // band.examples.batch))
-    assert (optimizer.learning_rate, optimizer.warmup_steps, optimizer.total_steps, band.examples.batch) == (5e-6, 25, 262, 21)
+    assert (
+        optimizer.learning_rate,
+        optimizer.warmup_steps,
+        optimizer.total_steps,
+        band.examples.batch,
+    ) == (5e-6, 25, 262, 21)
 
 
 def test_defaults_depend_on_whether_a_policy_is_given():
-    new, given = SFTConfig().validate(), changed(SFTConfig(), model__path="m", data__train="d").validate()
-    assert [(o.learning_rate, o.warmup_steps) for o in (new.optimizer_of(2600), given.optimizer_of(50))] == [(3e-3, 100), (1e-5, 5)]
+    new, given = (
+        SFTConfig().validate(),
+        changed(SFTConfig(), model__path="m", data__train="d").validate(),
+    )
+    assert [
+        (o.learning_rate, o.warmup_steps) for o in (new.optimizer_of(2600), given.optimizer_of(50))
+    ] == [(3e-3, 100), (1e-5, 5)]
 
 
 @pytest.mark.slow
 def test_the_command_names_file_and_line_and_exits_with_2(rows, launch, tmp_path):
     bad = tmp_path / "bad.jsonl"
     bad.write_text(rows.read_text().splitlines()[0] + '\n{"question": "+12", "answer": "3"}\n')
-    done = launch("experiments/sft.py", "--config=configs/sft.py:band", f"--config.model.path={embedded_directory()}",
-                  f"--config.data.train={bad}", "--config.data.prompt={question}=", f"--out={tmp_path / 'policy'}")
-    assert done.returncode == 2 and done.stderr.startswith(f"error: {bad}:2: no \"solution\"") and done.stderr.count("\n") == 1
+    done = launch(
+        "experiments/sft.py",
+        "--config=configs/sft.py:band",
+        f"--config.model.path={embedded_directory()}",
+        f"--config.data.train={bad}",
+        "--config.data.prompt={question}=",
+        f"--out={tmp_path / 'policy'}",
+    )
+    assert (
+        done.returncode == 2
+        and done.stderr.startswith(f'error: {bad}:2: no "solution"')
+        and done.stderr.count("\n") == 1
+    )
     assert not (tmp_path / "policy.run").exists()
 
 
 @pytest.mark.slow
 def test_accuracy_of_sampled_answers(whole, settings, tmp_path):
-    """Judged by math-verify: what the policy has learned to answer counts, what it has not does not."""
-    run = build(changed(settings, evaluation__samples=2, evaluation__temperature=1.0, training__steps=1, optimizer__warmup_steps=0),
-                str(tmp_path / "policy"))
+    """Judged by math-verify: what the policy has learned to answer counts,
+    what it has not does not.
+    """
+    run = build(
+        changed(
+            settings,
+            evaluation__samples=2,
+            evaluation__temperature=1.0,
+            training__steps=1,
+            optimizer__warmup_steps=0,
+        ),
+        str(tmp_path / "policy"),
+    )
     try:
         found = run.evaluate()
         run.params = whole[0].params
@@ -271,19 +423,37 @@ def test_accuracy_of_sampled_answers(whole, settings, tmp_path):
 
 def test_out_of_memory_names_the_flags_of_this_command(settings):
     error = RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 99 bytes\nmore")
-    text = explain_out_of_memory(changed(settings, evaluation__samples=4), error, layout=Layout(64, 12, 3, True))
-    assert text.startswith("a device ran out of memory: RESOURCE_EXHAUSTED: Out of memory allocating 99 bytes\n")
-    for part in ("config.examples.micro_rows (2, now 4 of 64 tokens)", "config.examples.max_length (64)", "config.model.head_chunk (0)",
-                 "config.model.remat (now False)", "config.model.compute_dtype=bfloat16 (now float32)", "config.mesh.fsdp (1)",
-                 "weights (sharded, float32)", "optimizer", "gradients", "config.evaluation.samples (4; 0 samples none)",
-                 "goes on from there"):
+    text = explain_out_of_memory(
+        changed(settings, evaluation__samples=4), error, layout=Layout(64, 12, 3, True)
+    )
+    assert text.startswith(
+        "a device ran out of memory: RESOURCE_EXHAUSTED: Out of memory allocating 99 bytes\n"
+    )
+    for part in (
+        "config.examples.micro_rows (2, now 4 of 64 tokens)",
+        "config.examples.max_length (64)",
+        "config.model.head_chunk (0)",
+        "config.model.remat (now False)",
+        "config.model.compute_dtype=bfloat16 (now float32)",
+        "config.mesh.fsdp (1)",
+        "weights (sharded, float32)",
+        "optimizer",
+        "gradients",
+        "config.evaluation.samples (4; 0 samples none)",
+        "goes on from there",
+    ):
         assert part in text
     assert "--" not in text and "more" not in text.splitlines()[1]
     model = load_hf(settings.model.path)[1]
     weights = size_text(4 * num_params(model))
-    assert text.count(weights) == 4 and size_text(8 * num_params(model) + 8) in text  # both moments, and two counts
+    # Both moments, and two counts.
+    assert text.count(weights) == 4 and size_text(8 * num_params(model) + 8) in text
     embedded = explain_out_of_memory(SFTConfig(), error)
-    assert "config.examples.micro_rows (0)" in embedded and "sampling answers" not in embedded and "goes on" not in embedded
+    assert (
+        "config.examples.micro_rows (0)" in embedded
+        and "sampling answers" not in embedded
+        and "goes on" not in embedded
+    )
 
 
 OUT_OF_MEMORY = """
@@ -300,5 +470,7 @@ runpy.run_path("experiments/sft.py", run_name="__main__")
 def test_the_command_ends_with_them(launch, tmp_path):
     (tmp_path / "sft.py").write_text(OUT_OF_MEMORY)
     done = launch(tmp_path / "sft.py", "--out=o", "--config=configs/sft.py")
-    assert done.returncode == 1 and done.stderr.startswith("error: a device ran out of memory: RESOURCE_EXHAUSTED"), done.stderr
+    assert done.returncode == 1 and done.stderr.startswith(
+        "error: a device ran out of memory: RESOURCE_EXHAUSTED"
+    ), done.stderr
     assert "config.examples.micro_rows" in done.stderr and "Traceback" not in done.stderr

@@ -1,4 +1,6 @@
-"""The update: the same whatever the micro-batch, the order of groups, the mesh; skipped where it is not finite."""
+"""The update: the same whatever the micro-batch, the order of groups, the mesh;
+skipped where it is not finite.
+"""
 
 import dataclasses
 import functools
@@ -9,18 +11,27 @@ import numpy as np
 import optax
 import pytest
 
+from rl_speed import objectives
 from rl_speed.data.prompts import Prompt
 from rl_speed.data.rollouts import Rollouts
-from rl_speed import objectives
 from rl_speed.mesh import make_mesh
 from rl_speed.policy import ModelConfig, forward, init
 from rl_speed.update.batch import build_batch
 from rl_speed.update.state import TrainState, init_state, state_shardings
-from rl_speed.update.step import UpdateConfig, apply_gradients, gradients, make_advantages, make_score, make_update
+from rl_speed.update.step import (
+    UpdateConfig,
+    apply_gradients,
+    gradients,
+    make_advantages,
+    make_score,
+    make_update,
+)
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 
-MODEL = ModelConfig(vocab_size=12, width=16, layers=2, heads=4, kv_heads=2, head_dim=4, mlp_width=32)
+MODEL = ModelConfig(
+    vocab_size=12, width=16, layers=2, heads=4, kv_heads=2, head_dim=4, mlp_width=32
+)
 CONFIG = UpdateConfig(groups=4, micro_batch=16, temperature=0.8)
 WIDTH = 14
 
@@ -33,15 +44,28 @@ def make_groups(seed=0, groups=4, samples=4):
     rng = np.random.default_rng(seed)
     made = []
     for visit in range(groups):
-        prompt = Prompt(f"p{visit}", rng.integers(0, 12, rng.integers(2, 7)).astype(np.int32), "1", np.array([1], np.int32), "?",
-                        visit=visit)
+        prompt = Prompt(
+            f"p{visit}",
+            rng.integers(0, 12, rng.integers(2, 7)).astype(np.int32),
+            "1",
+            np.array([1], np.int32),
+            "?",
+            visit=visit,
+        )
         lengths = rng.integers(1, 8, samples)
         valid = np.arange(7) < lengths[:, None]
-        made.append(Rollouts.group(
-            prompt, tokens=np.where(valid, rng.integers(0, 12, (samples, 7)), 0), lengths=lengths,
-            logprobs=np.where(valid, -rng.exponential(size=(samples, 7)), 0),
-            rewards=rng.integers(0, 2, samples) + 0.5 * (lengths > 3),  # no plain verdicts: rewards are shaped
-            sample_index=np.arange(samples), truncated=np.zeros(samples)))
+        made.append(
+            Rollouts.group(
+                prompt,
+                tokens=np.where(valid, rng.integers(0, 12, (samples, 7)), 0),
+                lengths=lengths,
+                logprobs=np.where(valid, -rng.exponential(size=(samples, 7)), 0),
+                rewards=rng.integers(0, 2, samples)
+                + 0.5 * (lengths > 3),  # no plain verdicts: rewards are shaped
+                sample_index=np.arange(samples),
+                truncated=np.zeros(samples),
+            )
+        )
     return made
 
 
@@ -61,7 +85,9 @@ def compiled_gradients(params, batch, advantages, config):
 
 def grads_of(params, groups, config=CONFIG):
     batch = batch_of(groups)
-    return compiled_gradients(params, batch, make_advantages(make_mesh(), config)(batch, None), config)
+    return compiled_gradients(
+        params, batch, make_advantages(make_mesh(), config)(batch, None), config
+    )
 
 
 def assert_close(a, b, tolerance=2e-6):
@@ -71,18 +97,22 @@ def assert_close(a, b, tolerance=2e-6):
 
 
 def test_gradient_is_that_of_the_formula(params):
-    """REINFORCE with leave-one-out baselines and a mean over tokens, written out one sample at a time."""
+    """REINFORCE with leave-one-out baselines and a mean over tokens,
+    written out one sample at a time.
+    """
     groups = make_groups()
     tokens = sum(int(g.lengths.sum()) for g in groups)
     # One shape for all rows: what stands behind a row's end is seen by none of its tokens.
-    logprobs_of = jax.jit(lambda params, row: jax.nn.log_softmax(forward(params, row[None], MODEL)[0] / 0.8))
+    logprobs_of = jax.jit(
+        lambda params, row: jax.nn.log_softmax(forward(params, row[None], MODEL)[0] / 0.8)
+    )
 
     def loss(params):
         total = 0.0
         for group in groups:
             for i in range(len(group)):
                 others = np.delete(group.rewards, i).mean()
-                row = np.concatenate([group.prompt.tokens, group.tokens[i, :group.lengths[i]]])
+                row = np.concatenate([group.prompt.tokens, group.tokens[i, : group.lengths[i]]])
                 at, padded = np.arange(1, WIDTH), np.pad(row, (0, WIDTH - len(row)))
                 sampled = (at >= len(group.prompt.tokens)) & (at < len(row))
                 logprobs = logprobs_of(params, padded)[at - 1, padded[1:]]
@@ -92,12 +122,21 @@ def test_gradient_is_that_of_the_formula(params):
     assert_close(jax.grad(loss)(params), grads_of(params, groups)[0], 1e-5)
 
 
-@pytest.mark.parametrize("change", [
-    {"loss": "ppo", "advantage": "grpo", "aggregation": "seq_mean_token_mean"}, {"loss": "gspo", "advantage": "grpo"}, {"loss": "tis"},
-    *(pytest.param({"micro_batch": rows}, marks=pytest.mark.slow) for rows in (4, 8))], ids=str)
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"loss": "ppo", "advantage": "grpo", "aggregation": "seq_mean_token_mean"},
+        {"loss": "gspo", "advantage": "grpo"},
+        {"loss": "tis"},
+        *(pytest.param({"micro_batch": rows}, marks=pytest.mark.slow) for rows in (4, 8)),
+    ],
+    ids=str,
+)
 def test_micro_batches_change_nothing(params, change):
-    pieces = dataclasses.replace(with_objective(**{k: v for k, v in change.items() if k != "micro_batch"}),
-                                 micro_batch=change.get("micro_batch", 4))
+    pieces = dataclasses.replace(
+        with_objective(**{k: v for k, v in change.items() if k != "micro_batch"}),
+        micro_batch=change.get("micro_batch", 4),
+    )
     a, metrics = grads_of(params, make_groups(), dataclasses.replace(pieces, micro_batch=16))
     b, more = grads_of(params, make_groups(), pieces)
     assert_close(a, b)
@@ -114,9 +153,14 @@ def test_a_loss_gets_the_fields_that_it_names(params, monkeypatch):
         return -tokens.advantages * tokens.logprobs, {"mine": tokens.ratio}
 
     monkeypatch.setitem(objectives.LOSSES, "probe", probe)
-    config = with_objective(loss="probe", kl_coef=0.25, kl_in="reward", truncation=3.0, loss_settings="strength=7")
+    config = with_objective(
+        loss="probe", kl_coef=0.25, kl_in="reward", truncation=3.0, loss_settings="strength=7"
+    )
     metrics = grads_of(params, make_groups(), config)[1]
-    assert seen == {"clip_low": 0.2, "kl_coef": 0.25, "truncation": 3.0, "strength": 7.0} and metrics["sum/mine"] > 0
+    assert (
+        seen == {"clip_low": 0.2, "kl_coef": 0.25, "truncation": 3.0, "strength": 7.0}
+        and metrics["sum/mine"] > 0
+    )
 
 
 def test_order_of_groups_changes_nothing(params):
@@ -133,7 +177,9 @@ def test_padding_rows_change_nothing(params):
     assert_close(compiled_gradients(params, exact, advantages, config)[0], b)
     # A constant divisor is one for each row that holds a sample: the same gradient, scaled.
     scale = 8.0 * 12 / sum(int(g.lengths.sum()) for g in groups)
-    c = grads_of(params, groups, with_objective(aggregation="token_sum_constant", aggregation_constant=8.0))[0]
+    c = grads_of(
+        params, groups, with_objective(aggregation="token_sum_constant", aggregation_constant=8.0)
+    )[0]
     assert_close(b, jax.tree.map(lambda x: scale * x, c))
 
 
@@ -141,9 +187,15 @@ def test_scores_are_the_tempered_log_probs_of_each_row(params):
     """Old and reference log-probs, in pieces of rows that lie apart."""
     batch, mesh = batch_of(make_groups()), make_mesh()
     shardings = state_shardings(MODEL, optax.sgd(1.0), mesh).params
-    got = make_score(MODEL, mesh, shardings, dataclasses.replace(CONFIG, micro_batch=4))(params, batch.tokens)
-    logprobs = jax.nn.log_softmax(jax.jit(lambda p, t: forward(p, t, MODEL))(params, batch.tokens)[:, :-1] / 0.8)
-    np.testing.assert_allclose(got, jnp.take_along_axis(logprobs, batch.tokens[:, 1:, None], 2)[..., 0], atol=1e-5)
+    got = make_score(MODEL, mesh, shardings, dataclasses.replace(CONFIG, micro_batch=4))(
+        params, batch.tokens
+    )
+    logprobs = jax.nn.log_softmax(
+        jax.jit(lambda p, t: forward(p, t, MODEL))(params, batch.tokens)[:, :-1] / 0.8
+    )
+    np.testing.assert_allclose(
+        got, jnp.take_along_axis(logprobs, batch.tokens[:, 1:, None], 2)[..., 0], atol=1e-5
+    )
 
 
 def test_kl_in_the_reward_is_taken_off_before_the_baseline():
@@ -151,10 +203,14 @@ def test_kl_in_the_reward_is_taken_off_before_the_baseline():
     gap = np.random.default_rng(1).normal(size=batch.mask.shape).astype(np.float32)
     got = make_advantages(make_mesh(), with_objective(kl_coef=0.3))(batch, gap)
     shaped = (batch.rewards - 0.3 * np.where(batch.mask, gap, 0).sum(axis=1)).reshape(4, 4)
-    np.testing.assert_allclose(got.reshape(4, 4), (shaped - shaped.mean(axis=1, keepdims=True)) * 4 / 3, atol=1e-5)
+    np.testing.assert_allclose(
+        got.reshape(4, 4), (shaped - shaped.mean(axis=1, keepdims=True)) * 4 / 3, atol=1e-5
+    )
 
 
-@pytest.mark.parametrize("axes", [pytest.param(dict(data=4), marks=pytest.mark.slow), dict(fsdp=2, tensor=2)])
+@pytest.mark.parametrize(
+    "axes", [pytest.param(dict(data=4), marks=pytest.mark.slow), dict(fsdp=2, tensor=2)]
+)
 def test_mesh_changes_nothing(params, axes):
     """One whole update, on one device and on four."""
     groups, optimizer = make_groups(), optax.sgd(1.0)
@@ -164,8 +220,12 @@ def test_mesh_changes_nothing(params, axes):
         state = init_state(params, optimizer, shardings)
         batch = batch_of(groups)
         advantages = make_advantages(mesh, config)(batch, None)
-        state, metrics = make_update(MODEL, optimizer, mesh, config)(state, batch, advantages, None, None)
-        return jax.device_get((jax.tree.map(jnp.subtract, params, jax.device_get(state.params)), metrics))
+        state, metrics = make_update(MODEL, optimizer, mesh, config)(
+            state, batch, advantages, None, None
+        )
+        return jax.device_get(
+            (jax.tree.map(jnp.subtract, params, jax.device_get(state.params)), metrics)
+        )
 
     one, metrics = updated(make_mesh(), CONFIG)
     four, more = updated(make_mesh(**axes), dataclasses.replace(CONFIG, micro_batch=8))
@@ -191,12 +251,23 @@ def test_non_finite_update_is_skipped_and_counted(params):
     bad = np.full((16,), np.nan, np.float32)
     state, metrics = update(state, batch, bad, None, None)
     state, _ = update(state, batch, bad, None, None)
-    assert metrics["skipped"] == 1 and (int(state.step), int(state.skipped), int(state.skipped_in_row)) == (0, 2, 2)
-    jax.tree.map(np.testing.assert_array_equal, jax.device_get(state.params), jax.device_get(params))
+    assert metrics["skipped"] == 1 and (
+        int(state.step),
+        int(state.skipped),
+        int(state.skipped_in_row),
+    ) == (0, 2, 2)
+    jax.tree.map(
+        np.testing.assert_array_equal, jax.device_get(state.params), jax.device_get(params)
+    )
     good = make_advantages(mesh, CONFIG)(batch, None)
     state, metrics = update(state, batch, good, None, None)
-    assert metrics["skipped"] == 0 and (int(state.step), int(state.skipped), int(state.skipped_in_row)) == (1, 2, 0)
-    assert all(np.isfinite(x).all() for x in jax.tree.leaves(jax.device_get(state)))  # no moment remembers what was skipped
+    assert metrics["skipped"] == 0 and (
+        int(state.step),
+        int(state.skipped),
+        int(state.skipped_in_row),
+    ) == (1, 2, 0)
+    # No moment remembers what was skipped.
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(jax.device_get(state)))
 
 
 def test_batch_rows_are_prompt_then_response():
@@ -205,9 +276,11 @@ def test_batch_rows_are_prompt_then_response():
     start = len(group.prompt.tokens)
     for i, n in enumerate(group.lengths):
         assert batch.tokens[i, :start].tolist() == group.prompt.tokens.tolist()
-        assert batch.tokens[i, start:start + n].tolist() == group.tokens[i, :n].tolist()
+        assert batch.tokens[i, start : start + n].tolist() == group.tokens[i, :n].tolist()
         assert np.flatnonzero(batch.mask[i]).tolist() == list(range(start - 1, start - 1 + n))
-        np.testing.assert_array_equal(batch.behaviour_logprobs[i, start - 1:start - 1 + n], group.logprobs[i, :n])
+        np.testing.assert_array_equal(
+            batch.behaviour_logprobs[i, start - 1 : start - 1 + n], group.logprobs[i, :n]
+        )
     assert batch.group_ids.tolist() == [0, 0, 0, 0, -1, -1] and not batch.mask[4:].any()
     assert batch.rewards.tolist() == [*group.rewards, 0, 0]
 
@@ -222,18 +295,39 @@ def test_batch_length_is_cut_to_a_multiple_and_limits_are_told():
         build_batch(group, 3, 64)
 
 
-@pytest.mark.parametrize("loss,gradient,applied", [(1.0, 2.0, True), (1.0, np.nan, False), (1.0, -np.inf, False),
-                                                   (np.nan, 2.0, False), (np.inf, 2.0, False), (np.nan, np.nan, False)])
+@pytest.mark.parametrize(
+    "loss,gradient,applied",
+    [
+        (1.0, 2.0, True),
+        (1.0, np.nan, False),
+        (1.0, -np.inf, False),
+        (np.nan, 2.0, False),
+        (np.inf, 2.0, False),
+        (np.nan, np.nan, False),
+    ],
+)
 def test_loss_and_gradient_must_both_be_finite(loss, gradient, applied):
     """A NaN may come up in the backward pass alone, behind a loss that looks well."""
     optimizer, zero = optax.sgd(1.0, momentum=0.9), jnp.zeros((), jnp.int32)
     params = {"a": jnp.arange(3.0), "b": jnp.ones((2, 2))}
-    state = TrainState(params=params, opt_state=optimizer.init(params), step=zero, skipped=zero, skipped_in_row=zero)
+    state = TrainState(
+        params=params,
+        opt_state=optimizer.init(params),
+        step=zero,
+        skipped=zero,
+        skipped_in_row=zero,
+    )
     gradients = {"a": jnp.asarray([0.0, gradient, 0.0]), "b": jnp.zeros((2, 2))}
     after, _, finite = apply_gradients(state, gradients, jnp.float32(loss), optimizer)
     assert bool(finite) is applied
-    assert (int(after.step), int(after.skipped), int(after.skipped_in_row)) == ((1, 0, 0) if applied else (0, 1, 1))
+    assert (int(after.step), int(after.skipped), int(after.skipped_in_row)) == (
+        (1, 0, 0) if applied else (0, 1, 1)
+    )
     if applied:
         assert after.params["a"].tolist() == [0.0, -1.0, 2.0]
     else:
-        jax.tree.map(np.testing.assert_array_equal, (after.params, after.opt_state), (state.params, state.opt_state))
+        jax.tree.map(
+            np.testing.assert_array_equal,
+            (after.params, after.opt_state),
+            (state.params, state.opt_state),
+        )

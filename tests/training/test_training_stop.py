@@ -1,5 +1,7 @@
-"""SIGTERM and SIGINT between the generation calls of a step or of an evaluation: nothing that was drawn is lost, nothing is drawn
-twice, and the run that goes on is bit for bit the one that was never stopped."""
+"""SIGTERM and SIGINT between the generation calls of a step or of an evaluation: nothing that was
+drawn is lost, nothing is drawn twice, and the run that goes on is bit for bit the one that was
+never stopped.
+"""
 
 import dataclasses
 import json
@@ -14,13 +16,13 @@ from killable import small_config
 from test_training_driver import RULES, make, take
 from test_training_kill import everything
 
-from rl_speed.sampling import Dynamic, Speed, Uniform
+from rl_speed.rollout.prompt_counts import StarvedError
 from rl_speed.runtime.checkpoint import Checkpointer, join_host, split_host
-from rl_speed.training.fused_step import FusedStep
-from rl_speed.training.loop import Trainer
 from rl_speed.runtime.metrics import PhaseTimer, read_lines
 from rl_speed.runtime.signals import Stopped
-from rl_speed.rollout.prompt_counts import StarvedError
+from rl_speed.sampling import Dynamic, Speed, Uniform
+from rl_speed.training.fused_step import FusedStep
+from rl_speed.training.loop import Trainer
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 
@@ -46,7 +48,9 @@ class Estimates:
         return np.full(len(prompts), 0.5), None
 
     def observe(self, params, visits):
-        self.told.append([(p.visit, p.id, p.tokens.tolist(), right, drawn) for p, right, drawn in visits])
+        self.told.append(
+            [(p.visit, p.id, p.tokens.tolist(), right, drawn) for p, right, drawn in visits]
+        )
 
     def metrics(self):
         return {}
@@ -59,17 +63,36 @@ class Estimates:
 
 
 def driver_of(rule, depth):
-    driver, generator = make(rule, depth=depth, screen_prompts=2, buffer_groups=48, order="random", max_age=6)
+    driver, generator = make(
+        rule, depth=depth, screen_prompts=2, buffer_groups=48, order="random", max_age=6
+    )
     driver.screening.budgets = Estimates()
     return driver, generator
 
 
 def outcome(driver, step, rollouts, report):
     """Everything that a step gives."""
-    fields = ("tokens", "lengths", "logprobs", "rewards", "versions", "phases", "sample_index", "truncated", "correct", "estimates")
+    fields = (
+        "tokens",
+        "lengths",
+        "logprobs",
+        "rewards",
+        "versions",
+        "phases",
+        "sample_index",
+        "truncated",
+        "correct",
+        "estimates",
+    )
     numbers = {k: v for k, v in dataclasses.asdict(report).items() if not k.endswith("_s")}
-    return ([(g.prompt.visit, *(getattr(g, f).tolist() for f in fields)) for g in rollouts.groups()], numbers,
-            dataclasses.replace(driver.prompt_counts), driver.acceptance, driver.metrics(step), list(driver.screening.budgets.told))
+    return (
+        [(g.prompt.visit, *(getattr(g, f).tolist() for f in fields)) for g in rollouts.groups()],
+        numbers,
+        dataclasses.replace(driver.prompt_counts),
+        driver.acceptance,
+        driver.metrics(step),
+        list(driver.screening.budgets.told),
+    )
 
 
 @pytest.mark.parametrize("depth", [0, 1, 2])
@@ -114,7 +137,11 @@ def test_a_stop_does_not_starve_a_step_later():
     part = make_one()
     assert part.next_groups(None, 0, once())[0] is None
     groups, report = take(part, 0)
-    assert len(groups) == expected < 4 and report.generation.calls == 2 and report.short == 4 - expected
+    assert (
+        len(groups) == expected < 4
+        and report.generation.calls == 2
+        and report.short == 4 - expected
+    )
 
 
 def in_loop(accepts_after):
@@ -126,7 +153,11 @@ def in_loop(accepts_after):
         report.screened += 8
         report.pass_rates.append(0.25)
         driver.screening.prompt_counts.screened += 8
-        found = SimpleNamespace(prompts=["prompt"] * 4) if report.generation.calls > accepts_after else None
+        found = (
+            SimpleNamespace(prompts=["prompt"] * 4)
+            if report.generation.calls > accepts_after
+            else None
+        )
         return state + 1, {"loss": 1.0}, found
 
     driver._attempt = attempt
@@ -140,11 +171,22 @@ def test_a_fused_step_stops_between_attempts():
     again = in_loop(3)
     again.load_state_dict(through_a_checkpoint(driver.state_dict()))
     state, (rollouts, report, metrics) = again(state, 7, PhaseTimer())
-    assert state == 4 and len(rollouts.prompts) == 4 and metrics == {"loss": 1.0} and "begun" not in again.state_dict()
-    assert report.generation.calls == 4 and report.screened == 32 and report.pass_rates == [0.25] * 4 and again.screening.prompt_counts.screened == 32
+    assert (
+        state == 4
+        and len(rollouts.prompts) == 4
+        and metrics == {"loss": 1.0}
+        and "begun" not in again.state_dict()
+    )
+    assert (
+        report.generation.calls == 4
+        and report.screened == 32
+        and report.pass_rates == [0.25] * 4
+        and again.screening.prompt_counts.screened == 32
+    )
     driver = in_loop(9)
     state, _ = driver(0, 7, PhaseTimer(), once())
-    with pytest.raises(StarvedError, match="none of 40 candidates was accepted in 5 attempts"):  # of both parts
+    # Of both parts.
+    with pytest.raises(StarvedError, match="none of 40 candidates was accepted in 5 attempts"):
         driver(state, 7, PhaseTimer())
 
 
@@ -152,7 +194,11 @@ def test_seconds_before_a_stop_count():
     timer = PhaseTimer({"step": 10.0, "fused": 4.0, "other": 6.0, "compile": 1.0})
     timer.add("fused", 2.0)
     spent = timer.take()
-    assert spent["time/fused"] == 6.0 and 10.0 <= spent["time/step"] < 11.0 and "time/compile" not in spent
+    assert (
+        spent["time/fused"] == 6.0
+        and 10.0 <= spent["time/step"] < 11.0
+        and "time/compile" not in spent
+    )
     assert timer.take()["time/step"] < 1.0
 
 
@@ -198,7 +244,11 @@ def test_a_replacement_that_fails_leaves_what_was_there(tmp_path, monkeypatch):
 
     def failing(self):
         manager = original(self)
-        monkeypatch.setattr(manager, "save", lambda *args, **kwargs: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+        monkeypatch.setattr(
+            manager,
+            "save",
+            lambda *args, **kwargs: (_ for _ in ()).throw(OSError(28, "No space left on device")),
+        )
         monkeypatch.setattr(Checkpointer, "_manager_of", original)
         return manager
 
@@ -237,23 +287,34 @@ def test_stopped_inside_a_step_and_inside_an_evaluation(tmp_path):
     trainer = Trainer(config_of(), parts)
     before = {which: signal.getsignal(which) for which in (signal.SIGTERM, signal.SIGINT)}
     raise_in(trainer.rl_step.driver, "_score", signal.SIGTERM, lambda: trainer.step == 2)
-    with pytest.raises(Stopped, match="stopped by SIGTERM after step 2 and 1 generation calls of the next, saved in .*: ") as stop:
+    with pytest.raises(
+        Stopped,
+        match="stopped by SIGTERM after step 2 and 1 generation calls of the next, saved in .*: ",
+    ) as stop:
         trainer.run()
     assert stop.value.exit_status == 128 + signal.SIGTERM
-    assert len(read_lines(parts / "metrics.jsonl")) == 2 and trainer.rl_step.driver._begun[1].generation.samples > 0
+    assert (
+        len(read_lines(parts / "metrics.jsonl")) == 2
+        and trainer.rl_step.driver._begun[1].generation.samples > 0
+    )
 
     trainer = Trainer(config_of(), parts)
     assert trainer.step == 2 and trainer.rl_step.driver._begun is not None
     trainer.held_out.per_call = 8  # three calls
     raise_in(trainer.scorer, "judge", signal.SIGINT)
-    with pytest.raises(Stopped, match="stopped by SIGINT after step 4 and 16 of 24 questions of the evaluation, saved in"):
+    with pytest.raises(
+        Stopped,
+        match="stopped by SIGINT after step 4 and 16 of 24 questions of the evaluation, saved in",
+    ):
         trainer.run()
     assert {which: signal.getsignal(which) for which in before} == before
 
     trainer = Trainer(config_of(), parts)
     calls = []
     dispatch = trainer.held_out.generator.dispatch
-    trainer.held_out.generator.dispatch = lambda params, requests: calls.append(len(requests)) or dispatch(params, requests)
+    trainer.held_out.generator.dispatch = lambda params, requests: (
+        calls.append(len(requests)) or dispatch(params, requests)
+    )
     assert trainer.run()["steps"] == 4
     assert calls == [8]  # what was drawn is not drawn again
     mine, theirs = everything(parts), everything(whole)
@@ -261,4 +322,6 @@ def test_stopped_inside_a_step_and_inside_an_evaluation(tmp_path):
     for a, b in zip(jax.tree.leaves(mine[4:]), jax.tree.leaves(theirs[4:]), strict=True):
         np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
     points = [read_lines(folder / "evaluations.jsonl") for folder in (parts, whole)]
-    assert [[p["eval/accuracy"] for p in found] for found in points] == [[p["eval/accuracy"] for p in points[1]]] * 2
+    assert [[p["eval/accuracy"] for p in found] for found in points] == [
+        [p["eval/accuracy"] for p in points[1]]
+    ] * 2

@@ -1,18 +1,20 @@
-"""JSON files of a workdir that somebody edited: the error says which file, what in it, and what to do; nothing is written over."""
+"""JSON files of a workdir that somebody edited: the error says which file, what in it,
+and what to do; nothing is written over.
+"""
 
 import json
 
 import pytest
 from killable import small_config
 
-from rl_speed.studies.comparison import pass_rates
-from rl_speed.studies.comparison.runs import Variant, load_run
 from rl_speed.config import Config
 from rl_speed.evaluation.source import find_source
-from rl_speed.training.loop import Trainer
 from rl_speed.runtime.metrics import JsonLines, read_lines
-from rl_speed.sft.train import SFTTrainer
 from rl_speed.runtime.workdir import config_of, note_changes, read_settings, read_summary
+from rl_speed.sft.train import SFTTrainer
+from rl_speed.studies.comparison import pass_rates
+from rl_speed.studies.comparison.runs import Variant, load_run
+from rl_speed.training.loop import Trainer
 
 # Text of a config.json, and what is said of it.
 DAMAGED = {
@@ -25,7 +27,10 @@ DAMAGED = {
     "deep": ("[" * 100_000, "no JSON"),
     "section": ('{"seed": 1, "rule": 5}', "rule must be an object, and is a number"),
     "section_list": ('{"sampler": [1]}', "sampler must be an object, and is a list"),
-    "field": ('{"sampler": {"max_new": "many"}}', "sampler.max_new must be an integer, and is 'many'"),
+    "field": (
+        '{"sampler": {"max_new": "many"}}',
+        "sampler.max_new must be an integer, and is 'many'",
+    ),
     "truth": ('{"model": {"remat": 1}}', "model.remat must be true or false, and is 1"),
     "name": ('{"method": {}}', "method must be a string, and is {}"),
 }
@@ -46,23 +51,31 @@ def test_a_run_is_not_resumed_over_a_damaged_file(tmp_path, text, message):
         Trainer(small_config(steps=6), tmp_path)
     said = str(error.value)
     assert said.startswith(f"{path} is damaged: ") and message in said and "\n" not in said
-    assert said.endswith("; restore it, or move it away to go on without knowing which settings changed (the checkpoints are not "
-                         "touched)")
+    assert said.endswith(
+        "; restore it, or move it away to go on without knowing which settings changed (the "
+        "checkpoints are not touched)"
+    )
     assert path.read_bytes() == before and (tmp_path / "checkpoints" / "4" / "state").is_dir()
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["checkpoints", "config.json"]  # no damaged/, no metrics begun anew
+    # No damaged/, no metrics begun anew.
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["checkpoints", "config.json"]
 
 
 def test_settings_as_they_should_be(tmp_path):
     config = small_config(steps=6)
     config.optimizer.learning_rate = 1
-    path = put(tmp_path / "config.json", json.dumps({**config.to_dict(), "from_the_future": {"x": 1}}))
+    path = put(
+        tmp_path / "config.json", json.dumps({**config.to_dict(), "from_the_future": {"x": 1}})
+    )
     values = read_settings(path, "")
     assert config_of(values) == config and values["from_the_future"] == {"x": 1}
-    assert read_settings(put(tmp_path / "b.json", '{"data": {}}'), "") == {"data": {}}  # of a version with fewer settings
+    # Of a version with fewer settings.
+    assert read_settings(put(tmp_path / "b.json", '{"data": {}}'), "") == {"data": {}}
 
 
 def test_changes_are_told_and_kept_as_the_file_was(tmp_path, caplog):
-    path = put(tmp_path / "config.json", json.dumps({"seed": 3, "rule": {"n": 8, "of_old": 1}}) + " ")
+    path = put(
+        tmp_path / "config.json", json.dumps({"seed": 3, "rule": {"n": 8, "of_old": 1}}) + " "
+    )
     now = Config().to_dict()
     before = read_settings(path, "")
     note_changes(path, before, {"seed": now["seed"], "rule": {"n": 16}}, 4)
@@ -73,7 +86,9 @@ def test_changes_are_told_and_kept_as_the_file_was(tmp_path, caplog):
     assert not list(tmp_path.glob("config_before_step_[56].json"))
 
 
-@pytest.mark.parametrize("text,message", [DAMAGED[name] for name in ("list", "null", "torn", "bytes")])
+@pytest.mark.parametrize(
+    "text,message", [DAMAGED[name] for name in ("list", "null", "torn", "bytes")]
+)
 def test_supervised_runs_and_evaluations_say_it_too(tmp_path, text, message):
     path = put(tmp_path / "config.json", text)
     trainer = object.__new__(SFTTrainer)
@@ -84,61 +99,109 @@ def test_supervised_runs_and_evaluations_say_it_too(tmp_path, text, message):
     (tmp_path / "checkpoints" / "4" / "state").mkdir(parents=True)
     with pytest.raises(ValueError, match=message) as error:
         find_source(checkpoint=str(tmp_path))
-    assert str(path) in str(error.value) and "or give --checkpoint an exported policy" in str(error.value)
+    assert str(path) in str(error.value) and "or give --checkpoint an exported policy" in str(
+        error.value
+    )
     assert path.read_bytes() == (text if isinstance(text, bytes) else text.encode())
 
 
 def test_whose_workdir_it_is_is_told_apart_from_damage(tmp_path):
     (tmp_path / "checkpoints" / "4" / "state").mkdir(parents=True)
     path = tmp_path / "config.json"
-    for text in ('{"out": "runs/policy", "model": "base", "data": "rows.jsonl"}',  # of before there were sections
-                 '{"out": "runs/policy", "model": {"path": "base"}, "data": {"train": "rows.jsonl"}}'):
+    for text in (
+        # Of before there were sections.
+        '{"out": "runs/policy", "model": "base", "data": "rows.jsonl"}',
+        '{"out": "runs/policy", "model": {"path": "base"}, "data": {"train": "rows.jsonl"}}',
+    ):
         put(path, text)
-        with pytest.raises(ValueError, match="no workdir of experiments/train.py. .* here runs/policy: config.model.path takes that"):
+        with pytest.raises(
+            ValueError,
+            match=(
+                "no workdir of experiments/train.py. .* here runs/policy: "
+                "config.model.path takes that"
+            ),
+        ):
             find_source(checkpoint=str(tmp_path))
     put(path, '{"seed": 0, "model": "base"}')
-    with pytest.raises(ValueError, match="config.json is damaged: model must be an object, and is a string"):
+    with pytest.raises(
+        ValueError, match="config.json is damaged: model must be an object, and is a string"
+    ):
         find_source(checkpoint=str(tmp_path))
 
 
-@pytest.mark.parametrize("text,message", [
-    ("[]", "holds a list"), ('{"steps": ', "no JSON"), ('{"steps": "ten"}', "steps must be a number, and is 'ten'"),
-    ('{"evaluations": {"step": 1}}', "evaluations must be a list, and is an object"),
-    ('{"evaluations": [{"step": 1}, 5]}', r"evaluations\[1\] must be an object of numbers"),
-    ('{"evaluations": [{"eval/accuracy": "high"}]}', r"evaluations\[0\] must be an object of numbers"),
-    ('{"steps": 3}', "has no evaluations to compare")])
+@pytest.mark.parametrize(
+    "text,message",
+    [
+        ("[]", "holds a list"),
+        ('{"steps": ', "no JSON"),
+        ('{"steps": "ten"}', "steps must be a number, and is 'ten'"),
+        ('{"evaluations": {"step": 1}}', "evaluations must be a list, and is an object"),
+        ('{"evaluations": [{"step": 1}, 5]}', r"evaluations\[1\] must be an object of numbers"),
+        (
+            '{"evaluations": [{"eval/accuracy": "high"}]}',
+            r"evaluations\[0\] must be an object of numbers",
+        ),
+        ('{"steps": 3}', "has no evaluations to compare"),
+    ],
+)
 def test_a_comparison_names_the_run_that_is_damaged(tmp_path, text, message):
     put(tmp_path / "summary.json", text)
     put(tmp_path / "config.json", "{}")
     put(tmp_path / "metrics.jsonl", '{"step": 0}\n')
     with pytest.raises(ValueError, match=message) as error:
         load_run(Variant("rloo"), 0, tmp_path)
-    assert str(tmp_path / "summary.json") in str(error.value) and "remove the folder to run it again" in str(error.value)
-    put(tmp_path / "summary.json", '{"steps": 1, "evaluations": [{"step": 0, "eval/accuracy": 0.5}]}')
+    assert str(tmp_path / "summary.json") in str(
+        error.value
+    ) and "remove the folder to run it again" in str(error.value)
+    put(
+        tmp_path / "summary.json",
+        '{"steps": 1, "evaluations": [{"step": 0, "eval/accuracy": 0.5}]}',
+    )
     assert load_run(Variant("rloo"), 0, tmp_path).summary["steps"] == 1
-    assert read_summary(put(tmp_path / "s.json", '{"tokens": 5, "method": "rloo"}'), "")["tokens"] == 5
+    assert (
+        read_summary(put(tmp_path / "s.json", '{"tokens": 5, "method": "rloo"}'), "")["tokens"] == 5
+    )
 
 
-@pytest.mark.parametrize("text,message", [
-    ("[0.5]", "holds a list"), ('{"ids": ["a"]}', "rates must be a list of numbers"), ('{"rates": [0.5, "x"]}', "rates must be"),
-    ('{"rates": [0.5], "ids": ["a", "b"]}', "ids must be a list of strings"),
-    ('{"rates": [0.5], "lengths": 3}', "lengths must be")])
+@pytest.mark.parametrize(
+    "text,message",
+    [
+        ("[0.5]", "holds a list"),
+        ('{"ids": ["a"]}', "rates must be a list of numbers"),
+        ('{"rates": [0.5, "x"]}', "rates must be"),
+        ('{"rates": [0.5], "ids": ["a", "b"]}', "ids must be a list of strings"),
+        ('{"rates": [0.5], "lengths": 3}', "lengths must be"),
+    ],
+)
 def test_measured_pass_rates(tmp_path, text, message):
     put(tmp_path / "pass_rates.json", text)
     with pytest.raises(ValueError, match=f"pass_rates.json is damaged: .*{message}"):
         pass_rates.load(tmp_path)
     put(tmp_path / "pass_rates.json", '{"rates": [0, 0.5], "ids": ["a", "b"]}')
     found = pass_rates.load(tmp_path)
-    assert found["rates"].tolist() == [0.0, 0.5] and found["ids"] == ["a", "b"] and "lengths" not in found
+    assert (
+        found["rates"].tolist() == [0.0, 0.5]
+        and found["ids"] == ["a", "b"]
+        and "lengths" not in found
+    )
 
 
-@pytest.mark.parametrize("text,message", [
-    ("[1]\n", ":1 is damaged: it must hold a JSON object, and holds a list"), ('{"step": 0}\noops\n{"step": 2}\n', ":2 is damaged"),
-    ('{"step": 0}\n{"stop": 1}\n', r':2 is damaged: it must have an integer "step"'), (b'{"step": \xff}\n', "is damaged: .*utf-8")])
+@pytest.mark.parametrize(
+    "text,message",
+    [
+        ("[1]\n", ":1 is damaged: it must hold a JSON object, and holds a list"),
+        ('{"step": 0}\noops\n{"step": 2}\n', ":2 is damaged"),
+        ('{"step": 0}\n{"stop": 1}\n', r':2 is damaged: it must have an integer "step"'),
+        (b'{"step": \xff}\n', "is damaged: .*utf-8"),
+    ],
+)
 def test_lines_that_are_no_records(tmp_path, text, message):
     path = put(tmp_path / "metrics.jsonl", text)
     before = path.read_bytes()
-    with pytest.raises(ValueError, match="metrics.jsonl.*" + message if isinstance(text, bytes) else "metrics.jsonl" + message):
+    with pytest.raises(
+        ValueError,
+        match="metrics.jsonl.*" + message if isinstance(text, bytes) else "metrics.jsonl" + message,
+    ):
         JsonLines(path, next_step=3)
     assert path.read_bytes() == before
     assert read_lines(put(tmp_path / "torn.jsonl", '{"step": 0}\n{"st')) == [{"step": 0}]

@@ -8,8 +8,16 @@ import jax
 import jax.numpy as jnp
 
 # Published dense bfloat16 peaks in FLOP/s, by a part of `Device.device_kind`.
-NOMINAL = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "TPU v4": 275e12, "TPU v5 lite": 197e12,
-           "TPU v5": 459e12, "TPU v6 lite": 918e12}
+NOMINAL = {
+    "H200": 989e12,
+    "H100": 989e12,
+    "A100": 312e12,
+    "L40S": 362e12,
+    "TPU v4": 275e12,
+    "TPU v5 lite": 197e12,
+    "TPU v5": 459e12,
+    "TPU v6 lite": 918e12,
+}
 
 
 def best_time(call: Callable[[], Any], repeats: int) -> float:

@@ -1,4 +1,6 @@
-"""What the workers of `bench.py scoring` and `verdicts` run: math-verify's verdict, or a planted fault. Imported by the workers only."""
+"""What the workers of `bench.py scoring` and `verdicts` run: math-verify's verdict,
+or a planted fault. Imported by the workers only.
+"""
 
 import os
 import re
@@ -7,9 +9,11 @@ import time
 
 from rl_speed.rewards.grading import grade
 
+
 def grade_or_fail(kind: str, response: str, gold: str):
-    """The verdict (kind "") or the fault that `kind` names; `scoring.FAULTS` and `verdicts.FAULTS` have the causes that the pool
-    counts."""
+    """The verdict (kind "") or the fault that `kind` names; `scoring.FAULTS` and `verdicts.FAULTS`
+    have the causes that the pool counts.
+    """
     if kind in ("hang", "sleep"):  # only SIGKILL ends them
         signal.pthread_sigmask(signal.SIG_BLOCK, set(signal.valid_signals()))
         if kind == "sleep":

@@ -1,5 +1,5 @@
-"""Our verifier on cases that the authors of graders wrote down, each with what they expect: agreement, and every disagreement with
-its reason.
+"""Our verifier on cases that the authors of graders wrote down, each with what they expect:
+agreement, and every disagreement with its reason.
 
 How a case is asked, by its kind, through `MathVerifier` alone:
 
@@ -7,8 +7,8 @@ How a case is asked, by its kind, through `MathVerifier` alone:
     latex_text    a text that holds an answer somewhere: as it is, mode "free"
     response      a model's response: as it is, mode "free"
 
-The cases' own settings are used where we have the same ones: rounding, strictness, inequalities as sets. Others, such as looking
-for LaTeX only, are not: those disagreements are listed too.
+The cases' own settings are used where we have the same ones: rounding, strictness, inequalities as
+sets. Others, such as looking for LaTeX only, are not: those disagreements are listed too.
 """
 
 import collections
@@ -22,14 +22,34 @@ from rl_speed.rewards import MathVerifier
 
 # Why we disagree. Each was judged by hand, once; `REASONS` has them by case.
 WHY = {
-    "options": "Letters of multiple choice. We grade mathematics and do not look for options in prose.",
-    "unmarked": "Nothing that the library looks for marks the answer: a box, dollars, English, a number without a sign before it.",
+    "options": (
+        "Letters of multiple choice. We grade mathematics and do not look for options in prose."
+    ),
+    "unmarked": (
+        "Nothing that the library looks for marks the answer: a box, dollars, English, a number "
+        "without a sign before it."
+    ),
     "brackets": "A single number in square brackets, without a box: that grader's own convention.",
-    "configured": "That test switches off a way of finding answers, or asks for a form, that we do not; the answer is right.",
-    "close": "Decimals that agree to few digits, or stand beside roots or powers of ten: we compare plain numbers, to 6 decimals.",
-    "order": "A bare list is a set to us, since most golds are solutions in no order; brackets make order count.",
-    "names": "Another name on the left side of an equation, or another kind of object, is another answer to us.",
-    "notation": "Notation that the library cannot read, or reads otherwise (i is a name; doubled or trailing backslashes).",
+    "configured": (
+        "That test switches off a way of finding answers, or asks for a form, that we do not; the "
+        "answer is right."
+    ),
+    "close": (
+        "Decimals that agree to few digits, or stand beside roots or powers of ten: we compare "
+        "plain numbers, to 6 decimals."
+    ),
+    "order": (
+        "A bare list is a set to us, since most golds are solutions in no order; "
+        "brackets make order count."
+    ),
+    "names": (
+        "Another name on the left side of an equation, or another kind of object, "
+        "is another answer to us."
+    ),
+    "notation": (
+        "Notation that the library cannot read, or reads otherwise (i is a name; doubled or "
+        "trailing backslashes)."
+    ),
     "several": "Several boxes with words between them: we take the last, that grader all.",
     "hard": "A comparison that does not end within the time limit.",
 }
@@ -53,13 +73,17 @@ class Outcome:
 
 
 def read_cases(path: str | Path) -> list[dict[str, Any]]:
-    """JSON lines with pred, gold, expected, kind ("answer", "latex_text", "response"), source and perhaps config."""
+    """JSON lines with pred, gold, expected, kind ("answer", "latex_text", "response"),
+    source and perhaps config.
+    """
     cases = [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]
     for number, case in enumerate(cases, 1):
         if missing := {"pred", "gold", "expected", "kind", "source"} - set(case):
             raise ValueError(f"{path}:{number}: a case without {', '.join(sorted(missing))}")
         if case["kind"] not in ("answer", "latex_text", "response"):
-            raise ValueError(f"{path}:{number}: kind {case['kind']!r} is none of answer, latex_text, response")
+            raise ValueError(
+                f"{path}:{number}: kind {case['kind']!r} is none of answer, latex_text, response"
+            )
     return cases
 
 
@@ -69,14 +93,24 @@ def case_id(case: dict[str, Any]) -> str:
     return hashlib.sha256(key.encode()).hexdigest()[:8]
 
 
-def question(case: dict[str, Any]) -> tuple[str, tuple[tuple[str, Any], ...], list[tuple[str, str]]]:
+def question(
+    case: dict[str, Any],
+) -> tuple[str, tuple[tuple[str, Any], ...], list[tuple[str, str]]]:
     """(mode, options of `MathVerifier`, (response, gold) pairs of which one must be right)."""
     config, mode = case.get("config") or {}, "boxed" if case["kind"] == "answer" else "free"
-    names = {"precision": "float_rounding", "strict": "strict", "allow_set_relation_comp": "allow_set_relation"}
+    names = {
+        "precision": "float_rounding",
+        "strict": "strict",
+        "allow_set_relation_comp": "allow_set_relation",
+    }
     options = tuple(sorted((names[name], value) for name, value in config.items() if name in names))
     several = lambda value: value if isinstance(value, list) else [value]
     wrap = (lambda text: rf"\boxed{{{text}}}") if mode == "boxed" else str
-    return mode, options, [(wrap(pred), gold) for pred in several(case["pred"]) for gold in several(case["gold"])]
+    return (
+        mode,
+        options,
+        [(wrap(pred), gold) for pred in several(case["pred"]) for gold in several(case["gold"])],
+    )
 
 
 def judge(cases: list[dict[str, Any]], workers: int = 2, timeout_s: float = 10.0) -> list[Outcome]:
@@ -88,7 +122,9 @@ def judge(cases: list[dict[str, Any]], workers: int = 2, timeout_s: float = 10.0
     accepted, causes = [False] * len(cases), [""] * len(cases)
     for (mode, options), asked in alike.items():
         with MathVerifier(workers, timeout_s, mode, **dict(options)) as verifier:
-            values, found = verifier.score_detailed([r for _, (r, _) in asked], [g for _, (_, g) in asked])
+            values, found = verifier.score_detailed(
+                [r for _, (r, _) in asked], [g for _, (_, g) in asked]
+            )
         for (index, _), value, cause in zip(asked, values, found, strict=True):
             accepted[index] |= bool(value > 0.5)
             causes[index] = causes[index] if causes[index] not in ("", "ok") else cause
@@ -106,12 +142,27 @@ def agreement(outcomes: list[Outcome], of: str) -> dict[str, tuple[int, int]]:
 
 def document(outcomes: list[Outcome]) -> str:
     """Markdown: agreement by source and by kind, then every disagreement under its reason."""
-    rows = lambda of: [f"| {name} | {right} of {total} | {right / total:.1%} |"
-                       for name, (right, total) in agreement(outcomes, of).items()]
+    rows = lambda of: [
+        f"| {name} | {right} of {total} | {right / total:.1%} |"
+        for name, (right, total) in agreement(outcomes, of).items()
+    ]
     own = [o for o in outcomes if o.case["source"].startswith("huggingface/Math-Verify/")]
-    lines = ["## Agreement", "", f"With {sum(o.agrees for o in own)} of the {len(own)} cases of Math-Verify itself.", "",
-             "| source | agree | |", "|---|---|---|", *rows("source"), "",
-             "| kind | agree | |", "|---|---|---|", *rows("kind"), "", "## Disagreements", ""]
+    lines = [
+        "## Agreement",
+        "",
+        f"With {sum(o.agrees for o in own)} of the {len(own)} cases of Math-Verify itself.",
+        "",
+        "| source | agree | |",
+        "|---|---|---|",
+        *rows("source"),
+        "",
+        "| kind | agree | |",
+        "|---|---|---|",
+        *rows("kind"),
+        "",
+        "## Disagreements",
+        "",
+    ]
     differing = collections.defaultdict(list)
     for outcome in outcomes:
         if not outcome.agrees:
@@ -119,36 +170,71 @@ def document(outcomes: list[Outcome]) -> str:
     for reason in [*WHY, "?"]:
         if found := differing.get(reason):
             lines += [f"**{WHY.get(reason, 'Not judged yet.')}**", ""]
-            lines += [f"- `{case_id(o.case)}` {_short(o.case['pred'])} for {_short(o.case['gold'])}: they "
-                      f"{'accept' if o.case['expected'] else 'refuse'}, we {'accept' if o.accepted else 'refuse'} "
-                      f"({o.cause}; {_grader(o.case)})" for o in found]
+            lines += [
+                (
+                    f"- `{case_id(o.case)}` {_short(o.case['pred'])} for {_short(o.case['gold'])}: "
+                    f"they {'accept' if o.case['expected'] else 'refuse'}, we "
+                    f"{'accept' if o.accepted else 'refuse'} ({o.cause}; {_grader(o.case)})"
+                )
+                for o in found
+            ]
             lines.append("")
     return "\n".join(lines)
 
 
-# Pairs on which graders differ, asked in mode "boxed" for the document: (what is at stake, what stands in the box, gold).
+# Pairs on which graders differ, asked in mode "boxed" for the document: (what is at stake, what
+# stands in the box, gold).
 PROBES = [
-    ("percent", r"10\%", "10"), ("percent", r"10\%", "0.1"), ("percent", "10", r"10\%"),
-    ("units", r"5 \text{ cm}", "5"), ("units", r"5 \text{ cm}", r"5 \text{ m}"), ("units", r"90^\circ", "90"),
-    ("currency", r"\$18", "18"), ("thousands", "1,080", "1080"), ("assignment", "x = 5", "5"), ("assignment", "y = 5", "x = 5"),
-    ("order", "(1, 2)", "(2, 1)"), ("order", "1, 2", "2, 1"), ("order", r"\{1, 2\}", r"\{2, 1\}"),
-    ("decimals", "0.333", r"\frac{1}{3}"), ("decimals", "0.333333", r"\frac{1}{3}"), ("decimals", "3.14", r"\pi"),
-    ("decimals", "0.5", r"\frac{1}{2}"), ("forms", r"3\frac{1}{2}", "3.5"), ("forms", "(x+1)^2", "x^2+2x+1"),
-    ("forms", r"\sqrt{8}", r"2\sqrt{2}"), ("brackets", "[1, 2]", "(1, 2)"), ("inequality", "1 < x < 2", "(1, 2)"),
-    ("text", r"\text{Evelyn}", "Evelyn"), ("text", "evelyn", "Evelyn"), ("text", r"\text{no}", r"\text{yes}"),
-    ("options", "B", r"\text{(B)}"), ("connectives", r"P \text{ and } Q", r"P \text{ or } Q"),
-    ("names", r"k_{\mathrm{A}}", r"k_{\mathrm{B}}"), ("several", r"1 \text{ or } 2", "2")]
+    ("percent", r"10\%", "10"),
+    ("percent", r"10\%", "0.1"),
+    ("percent", "10", r"10\%"),
+    ("units", r"5 \text{ cm}", "5"),
+    ("units", r"5 \text{ cm}", r"5 \text{ m}"),
+    ("units", r"90^\circ", "90"),
+    ("currency", r"\$18", "18"),
+    ("thousands", "1,080", "1080"),
+    ("assignment", "x = 5", "5"),
+    ("assignment", "y = 5", "x = 5"),
+    ("order", "(1, 2)", "(2, 1)"),
+    ("order", "1, 2", "2, 1"),
+    ("order", r"\{1, 2\}", r"\{2, 1\}"),
+    ("decimals", "0.333", r"\frac{1}{3}"),
+    ("decimals", "0.333333", r"\frac{1}{3}"),
+    ("decimals", "3.14", r"\pi"),
+    ("decimals", "0.5", r"\frac{1}{2}"),
+    ("forms", r"3\frac{1}{2}", "3.5"),
+    ("forms", "(x+1)^2", "x^2+2x+1"),
+    ("forms", r"\sqrt{8}", r"2\sqrt{2}"),
+    ("brackets", "[1, 2]", "(1, 2)"),
+    ("inequality", "1 < x < 2", "(1, 2)"),
+    ("text", r"\text{Evelyn}", "Evelyn"),
+    ("text", "evelyn", "Evelyn"),
+    ("text", r"\text{no}", r"\text{yes}"),
+    ("options", "B", r"\text{(B)}"),
+    ("connectives", r"P \text{ and } Q", r"P \text{ or } Q"),
+    ("names", r"k_{\mathrm{A}}", r"k_{\mathrm{B}}"),
+    ("several", r"1 \text{ or } 2", "2"),
+]
 
 
 def probe_table(workers: int = 2) -> str:
     """Markdown: our verdict on each of `PROBES`."""
     with MathVerifier(workers, 10.0) as verifier:
-        values, causes = verifier.score_detailed([rf"\boxed{{{answer}}}" for _, answer, _ in PROBES], [gold for *_, gold in PROBES])
+        values, causes = verifier.score_detailed(
+            [rf"\boxed{{{answer}}}" for _, answer, _ in PROBES], [gold for *_, gold in PROBES]
+        )
     shown = lambda text: "`" + text.replace("|", "\\|") + "`"
-    return "\n".join(["| what | answer | gold | we |", "|---|---|---|---|",
-                      *(f"| {what} | {shown(answer)} | {shown(gold)} | {'accept' if value else 'refuse'}"
-                        f"{'' if cause == 'ok' else f' ({cause})'} |"
-                        for (what, answer, gold), value, cause in zip(PROBES, values, causes))])
+    return "\n".join(
+        [
+            "| what | answer | gold | we |",
+            "|---|---|---|---|",
+            *(
+                f"| {what} | {shown(answer)} | {shown(gold)} | {'accept' if value else 'refuse'}"
+                f"{'' if cause == 'ok' else f' ({cause})'} |"
+                for (what, answer, gold), value, cause in zip(PROBES, values, causes)
+            ),
+        ]
+    )
 
 
 def _grader(case):
@@ -163,8 +249,18 @@ def _short(value):
 
 # What a disagreement comes from, by `case_id`: a key of `WHY`.
 _JUDGED = {
-    "options": "4c242e0b 59f7dc9f 37ef2be5 20ddcc71 afe22ccd 11e3f9c6 846acf34 d6d1b78e 508986b8 b1d1c076 e621748f",
-    "unmarked": "5b53b1da 63dde33f f3dc612d", "brackets": "e83431c3 da8878ca 0962ccbf", "configured": "81d3763f 3ca358af",
-    "close": "17f67b6c 54e3c776 cd1ed722 cd471c5e a48c9b49 683be714", "order": "3e7f9993", "names": "ea10ef5a 6aae187c",
-    "notation": "6c25b83e bd26294c b56c83ce 4a1a8b19 f291db82", "several": "95611062", "hard": "e43dbf1d"}
+    "options": (
+        "4c242e0b 59f7dc9f 37ef2be5 20ddcc71 afe22ccd 11e3f9c6 846acf34 d6d1b78e "
+        "508986b8 b1d1c076 e621748f"
+    ),
+    "unmarked": "5b53b1da 63dde33f f3dc612d",
+    "brackets": "e83431c3 da8878ca 0962ccbf",
+    "configured": "81d3763f 3ca358af",
+    "close": "17f67b6c 54e3c776 cd1ed722 cd471c5e a48c9b49 683be714",
+    "order": "3e7f9993",
+    "names": "ea10ef5a 6aae187c",
+    "notation": "6c25b83e bd26294c b56c83ce 4a1a8b19 f291db82",
+    "several": "95611062",
+    "hard": "e43dbf1d",
+}
 REASONS = {case: reason for reason, cases in _JUDGED.items() for case in cases.split()}

@@ -1,7 +1,8 @@
-"""What a Python verifier inside the compiled loop costs: the in-loop sampler with three verifiers, on the same candidates.
+"""What a Python verifier inside the compiled loop costs:
+the in-loop sampler with three verifiers, on the same candidates.
 
-The embedded task and policy with the settings of its preset; all three draw the same samples and, where they agree, the same
-groups.
+The embedded task and policy with the settings of its preset; all three draw the same samples and,
+where they agree, the same groups.
 """
 
 import dataclasses
@@ -37,7 +38,10 @@ def standard() -> Workload:
 
 def numpy_exact(end_tokens: tuple[int, ...]) -> Callable[..., np.ndarray]:
     """`rewards.exact_match` in NumPy, for `HostVerify`."""
-    def score(tokens: np.ndarray, lengths: np.ndarray, answer: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
+
+    def score(
+        tokens: np.ndarray, lengths: np.ndarray, answer: tuple[np.ndarray, np.ndarray]
+    ) -> np.ndarray:
         answers, answer_lengths = answer
         last = np.take_along_axis(tokens, lengths[:, None] - 1, axis=1)[:, 0]
         width = min(answers.shape[1], tokens.shape[1])
@@ -58,20 +62,40 @@ def run(work: Workload, repeats: int, say: Callable[[str], None]) -> dict[str, A
     prompts = build.build_data(config, policy.tokenizer)[0].take(config.driver.screen_prompts)
     optimizer, settings = build.build_optimizer(config, policy.params), build.update_config(config)
     cases, scorers = {}, []
-    for name, kind in (("exact, in JAX", "exact"), ("exact, in NumPy", "exact"), ("math-verify", "math")):
+    for name, kind in (
+        ("exact, in JAX", "exact"),
+        ("exact, in NumPy", "exact"),
+        ("math-verify", "math"),
+    ):
         config.reward.verifier = kind
         _, fused, table = build.build_fused_program(config, policy, mesh, optimizer, settings)
         scorers.append(build.build_scorer(config, policy, config.sampler.max_new))
         verify = HostVerify(numpy_exact(policy.end_tokens)) if "NumPy" in name else fused.verify
         candidates = jax.tree.map(lambda x: x[0], table.build(prompts))
-        cases[name] = (verify, lambda verify=verify, candidates=candidates: jax.block_until_ready(sample_adaptive(
-            policy.decoder, policy.params, candidates, fused.rule, verify, fused.target, build.Keys.of(0).train, fused.sampler)))
+        cases[name] = (
+            verify,
+            lambda verify=verify, candidates=candidates: jax.block_until_ready(
+                sample_adaptive(
+                    policy.decoder,
+                    policy.params,
+                    candidates,
+                    fused.rule,
+                    verify,
+                    fused.target,
+                    build.Keys.of(0).train,
+                    fused.sampler,
+                )
+            ),
+        )
     try:
         results = {}
         for name, (_, call) in cases.items():
             say(f"compiling: {name}")
             results[name] = call()
-        seconds, before = {name: [] for name in cases}, {name: vars(v).copy() for name, (v, _) in cases.items()}
+        seconds, before = (
+            {name: [] for name in cases},
+            {name: vars(v).copy() for name, (v, _) in cases.items()},
+        )
         for _ in range(repeats):
             for name, (_, call) in cases.items():
                 begin = time.perf_counter()
@@ -81,13 +105,25 @@ def run(work: Workload, repeats: int, say: Callable[[str], None]) -> dict[str, A
         for scorer in scorers:
             scorer.close()
     samples = results["exact, in JAX"][0]
-    numbers = {"decode_steps": int(samples.decode_steps), "tokens": int(samples.slot_steps), "slots": config.sampler.slots,
-               "candidates": len(prompts), "groups": int(samples.selected.sum()), "workers": config.reward.workers,
-               "same_rewards": bool(all((r[0].rewards == samples.rewards).all() for r in results.values())), "verifiers": {}}
+    numbers = {
+        "decode_steps": int(samples.decode_steps),
+        "tokens": int(samples.slot_steps),
+        "slots": config.sampler.slots,
+        "candidates": len(prompts),
+        "groups": int(samples.selected.sum()),
+        "workers": config.reward.workers,
+        "same_rewards": bool(
+            all((r[0].rewards == samples.rewards).all() for r in results.values())
+        ),
+        "verifiers": {},
+    }
     for name, (verify, _) in cases.items():
         one = {"seconds": seconds[name], "median_s": float(np.median(seconds[name]))}
         if isinstance(verify, HostVerify):
-            one |= {f"{key}_a_run": (getattr(verify, key) - before[name][key]) / repeats for key in ("calls", "rows", "seconds")}
+            one |= {
+                f"{key}_a_run": (getattr(verify, key) - before[name][key]) / repeats
+                for key in ("calls", "rows", "seconds")
+            }
         numbers["verifiers"][name] = one
     return numbers
 
@@ -96,17 +132,35 @@ def table(numbers: dict[str, Any]) -> str:
     """Seconds, ratios to the JAX verifier, and what a call costs beyond it."""
     rows = numbers["verifiers"]
     base = rows["exact, in JAX"]["median_s"]
-    lines = [f"{numbers['groups']} groups from at most {numbers['candidates']} candidates, {numbers['slots']} slots, "
-             f"{numbers['tokens']:,} tokens in {numbers['decode_steps']} decode steps; same rewards: {numbers['same_rewards']}", "",
-             f"{'verifier':18}{'ms a run':>10}{'ratio':>8}{'calls':>8}{'samples a call':>16}{'ms a call':>11}{'in Python':>11}"]
+    lines = [
+        (
+            f"{numbers['groups']} groups from at most {numbers['candidates']} candidates, "
+            f"{numbers['slots']} slots, {numbers['tokens']:,} tokens in {numbers['decode_steps']} "
+            f"decode steps; same rewards: {numbers['same_rewards']}"
+        ),
+        "",
+        (
+            f"{'verifier':18}{'ms a run':>10}{'ratio':>8}{'calls':>8}{'samples a call':>16}"
+            f"{'ms a call':>11}{'in Python':>11}"
+        ),
+    ]
     for name, r in rows.items():
         line = f"{name:18}{1e3 * r['median_s']:10.1f}{r['median_s'] / base:8.2f}"
         if "calls_a_run" in r:
             calls = r["calls_a_run"]
-            line += (f"{calls:8.0f}{r['rows_a_run'] / calls:16.1f}{1e3 * (r['median_s'] - base) / calls:11.2f}"
-                     f"{1e3 * r['seconds_a_run'] / calls:11.2f}")
+            line += (
+                f"{calls:8.0f}{r['rows_a_run'] / calls:16.1f}"
+                f"{1e3 * (r['median_s'] - base) / calls:11.2f}"
+                f"{1e3 * r['seconds_a_run'] / calls:11.2f}"
+            )
         lines.append(line)
-    lines += ["", f"ms a call: beyond the run with the JAX verifier; math-verify with {numbers['workers']} workers"]
+    lines += [
+        "",
+        (
+            "ms a call: beyond the run with the JAX verifier; math-verify with "
+            f"{numbers['workers']} workers"
+        ),
+    ]
     return "\n".join(lines)
 
 

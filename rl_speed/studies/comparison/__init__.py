@@ -1,1 +1,3 @@
-"""Several methods from one start: run them, tabulate the time to a target, compare with theory, draw."""
+"""Several methods from one start: run them, tabulate the time to a target,
+compare with theory, draw.
+"""

@@ -1,4 +1,6 @@
-"""Methods at equal budgets: held-out accuracy once so many seconds are trained, or so many tokens generated."""
+"""Methods at equal budgets: held-out accuracy once so many seconds are trained,
+or so many tokens generated.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,16 +8,19 @@ from typing import Any
 
 import numpy as np
 
+from rl_speed.runtime.plotting import pyplot
 from rl_speed.studies.comparison.runs import Run
 from rl_speed.studies.comparison.table import AXES, group_runs
-from rl_speed.runtime.plotting import pyplot
 
 # The clocks that users pay by.
 BUDGETS = ("tokens", "train_s")
 
 
-def at_budgets(runs: Sequence[Run], limits: dict[str, float] | None = None) -> tuple[dict[str, float], list[dict[str, Any]]]:
-    """(the budgets, a row per variant with every seed's accuracy there), the best at equal wall-clock first.
+def at_budgets(
+    runs: Sequence[Run], limits: dict[str, float] | None = None
+) -> tuple[dict[str, float], list[dict[str, Any]]]:
+    """(the budgets, a row per variant with every seed's accuracy there),
+    the best at equal wall-clock first.
 
     Args:
       limits: budget of each of BUDGETS; what is not given is the largest that every run reached.
@@ -29,29 +34,57 @@ def at_budgets(runs: Sequence[Run], limits: dict[str, float] | None = None) -> t
         row: dict[str, Any] = {"method": variant.label, "spec": variant.spec}
         for axis in BUDGETS:
             curves = [run.curve(axis) for run in members]
-            values = [float(np.interp(limits[axis], at, accuracy)) if at[-1] >= limits[axis] else None for at, accuracy in curves]
+            values = [
+                float(np.interp(limits[axis], at, accuracy)) if at[-1] >= limits[axis] else None
+                for at, accuracy in curves
+            ]
             known = [v for v in values if v is not None]
-            row[axis] = {"values": values, "mean": float(np.mean(known)) if len(known) == len(values) else None}
+            row[axis] = {
+                "values": values,
+                "mean": float(np.mean(known)) if len(known) == len(values) else None,
+            }
         rows.append(row)
     return limits, sorted(rows, key=lambda row: -(row["train_s"]["mean"] or 0.0))
 
 
 def markdown(limits: dict[str, float], rows: Sequence[dict[str, Any]]) -> str:
     """A section of table.md."""
-    heads = [f"at {limits[axis]:,.0f} {'generated tokens' if axis == 'tokens' else 's of training'}" for axis in BUDGETS]
-    lines = ["## Held-out accuracy at equal budgets", "",
-             "Mean over seeds (smallest to largest): at as many generated tokens, and at as much wall-clock, as every run reached.", "", "| method | " + " | ".join(heads) + " |", "|---" * 3 + "|"]
+    heads = [
+        f"at {limits[axis]:,.0f} {'generated tokens' if axis == 'tokens' else 's of training'}"
+        for axis in BUDGETS
+    ]
+    lines = [
+        "## Held-out accuracy at equal budgets",
+        "",
+        (
+            "Mean over seeds (smallest to largest): at as many generated tokens, and at as much "
+            "wall-clock, as every run reached."
+        ),
+        "",
+        "| method | " + " | ".join(heads) + " |",
+        "|---" * 3 + "|",
+    ]
     for row in rows:
-        cells = [f"{row[a]['mean']:.3f} ({min(row[a]['values']):.3f} to {max(row[a]['values']):.3f})"
-                 if row[a]["mean"] is not None else "not reached" for a in BUDGETS]
+        cells = [
+            f"{row[a]['mean']:.3f} ({min(row[a]['values']):.3f} to {max(row[a]['values']):.3f})"
+            if row[a]["mean"] is not None
+            else "not reached"
+            for a in BUDGETS
+        ]
         lines.append(f"| {row['method']} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
 
-def plot_budgets(limits: dict[str, float], rows: Sequence[dict[str, Any]], start: float, path: Path) -> Path:
-    """A line per method, best at equal wall-clock on top; small dots are seeds, the line goes through their means."""
+def plot_budgets(
+    limits: dict[str, float], rows: Sequence[dict[str, Any]], start: float, path: Path
+) -> Path:
+    """A line per method, best at equal wall-clock on top; small dots are seeds,
+    the line goes through their means.
+    """
     plt = pyplot()
-    figure, axes = plt.subplots(1, 2, figsize=(11, 1.2 + 0.32 * len(rows)), constrained_layout=True, sharey=True)
+    figure, axes = plt.subplots(
+        1, 2, figsize=(11, 1.2 + 0.32 * len(rows)), constrained_layout=True, sharey=True
+    )
     at = np.arange(len(rows))[::-1]
     for axis, panel in zip(BUDGETS, axes):
         for y, row in zip(at, rows):

@@ -1,4 +1,6 @@
-"""Several methods with the same seeds: run what is missing, then tables, predictions and pictures of all of it."""
+"""Several methods with the same seeds: run what is missing, then tables,
+predictions and pictures of all of it.
+"""
 
 import copy
 import json
@@ -14,14 +16,25 @@ from rl_speed.config import Config
 from rl_speed.studies.comparison import budgets, pass_rates, plots, runs, table
 
 
-def compare(config: Config, methods: Sequence[str], seeds: Sequence[int], workdir: Path, target: float = 0.0,
-            pass_rate_samples: int = 50, command: str = "") -> tuple[str, str]:
-    """(the tables as text, a line that names the files). What is in `workdir` already is not run again.
+def compare(
+    config: Config,
+    methods: Sequence[str],
+    seeds: Sequence[int],
+    workdir: Path,
+    target: float = 0.0,
+    pass_rate_samples: int = 50,
+    command: str = "",
+) -> tuple[str, str]:
+    """(the tables as text, a line that names the files).
+
+    What is in `workdir` already is not run again.
 
     Args:
       config: what all methods share. methods: as `runs.Variant` takes them.
-      target: held-out accuracy; 0 takes nine tenths of the way from the start to the best of the methods that do not screen.
-      pass_rate_samples: of each held-out prompt, by the starting policy; 0: none. command: what the tables say made them.
+      target: held-out accuracy; 0 takes nine tenths of the way from the start to the best of the
+        methods that do not screen.
+      pass_rate_samples: of each held-out prompt, by the starting policy; 0: none. command: what the
+        tables say made them.
 
     Raises ValueError, FileNotFoundError: a method, a setting or a file that cannot be.
     """
@@ -30,7 +43,9 @@ def compare(config: Config, methods: Sequence[str], seeds: Sequence[int], workdi
     rates = None
     if pass_rate_samples:
         if not (workdir / "pass_rates.json").exists():
-            pass_rates.save(*pass_rates.measure(copy.deepcopy(config), pass_rate_samples), workdir, command)
+            pass_rates.save(
+                *pass_rates.measure(copy.deepcopy(config), pass_rate_samples), workdir, command
+            )
         rates = pass_rates.load(workdir)["rates"]
     grouped = table.group_runs(done)
     start = float(np.mean([run.curve("step")[1][0] for run in done]))
@@ -39,21 +54,51 @@ def compare(config: Config, methods: Sequence[str], seeds: Sequence[int], workdi
         best = max(np.mean([run.curve("step")[1][-1] for run in grouped[v]]) for v in plain)
         target = round(start + 0.9 * (float(best) - start), 3)
     rows = table.time_to_target(done, target)
-    rules = {v.spec: (c.rule.n_init, c.rule.n - c.rule.n_init) for v in variants if v.baseline
-             for c in [v.apply(copy.deepcopy(config))]}
+    rules = {
+        v.spec: (c.rule.n_init, c.rule.n - c.rule.n_init)
+        for v in variants
+        if v.baseline
+        for c in [v.apply(copy.deepcopy(config))]
+    }
     predicted = table.predictions(grouped, rates, rules, target) if rates is not None else []
     phase_rows = {v.label: table.phases(members, target) for v, members in grouped.items()}
-    machine = (f"{time.strftime('%Y-%m-%d')}, {jax.devices()[0].device_kind}, {os.cpu_count()} processors, JAX "
-               f"{jax.__version__}, seeds {', '.join(map(str, seeds))}.")
+    machine = (
+        f"{time.strftime('%Y-%m-%d')}, {jax.devices()[0].device_kind}, {os.cpu_count()} "
+        f"processors, JAX {jax.__version__}, seeds {', '.join(map(str, seeds))}."
+    )
     limits, budget_rows = budgets.at_budgets(done)
-    text = "\n".join([table.markdown(rows, target, start, predicted, phase_rows, command, machine),
-                      budgets.markdown(limits, budget_rows)])
-    curves = [{"method": run.variant.label, "seed": run.seed, "evaluations": run.summary["evaluations"]} for run in done]
-    (workdir / "table.json").write_text(json.dumps(
-        {"command": command, "machine": machine, "target": target, "start": start, "rows": rows, "predictions": predicted,
-         "phases": phase_rows, "budgets": {"limits": limits, "rows": budget_rows}, "curves": curves}, indent=1) + "\n")
-    drawn = [plots.plot_accuracy(done, target, workdir / "accuracy.png"), plots.plot_training(done, workdir / "training.png"),
-             budgets.plot_budgets(limits, budget_rows, start, workdir / "budgets.png")]
+    text = "\n".join(
+        [
+            table.markdown(rows, target, start, predicted, phase_rows, command, machine),
+            budgets.markdown(limits, budget_rows),
+        ]
+    )
+    curves = [
+        {"method": run.variant.label, "seed": run.seed, "evaluations": run.summary["evaluations"]}
+        for run in done
+    ]
+    (workdir / "table.json").write_text(
+        json.dumps(
+            {
+                "command": command,
+                "machine": machine,
+                "target": target,
+                "start": start,
+                "rows": rows,
+                "predictions": predicted,
+                "phases": phase_rows,
+                "budgets": {"limits": limits, "rows": budget_rows},
+                "curves": curves,
+            },
+            indent=1,
+        )
+        + "\n"
+    )
+    drawn = [
+        plots.plot_accuracy(done, target, workdir / "accuracy.png"),
+        plots.plot_training(done, workdir / "training.png"),
+        budgets.plot_budgets(limits, budget_rows, start, workdir / "budgets.png"),
+    ]
     if any(v.baseline in {w.spec for w in grouped} for v in grouped):
         drawn.append(plots.plot_speedup(done, start, target, workdir / "speedup.png"))
     (workdir / "table.md").write_text(text)

@@ -1,24 +1,35 @@
-"""What is read off finished runs for tables and pictures of ablations: a number a run (`Column`), or a curve a run (`Curve`)."""
+"""What is read off finished runs for tables and pictures of ablations:
+a number a run (`Column`), or a curve a run (`Curve`).
+"""
 
 import dataclasses
 from collections.abc import Callable
 
 import numpy as np
 
-from rl_speed.studies.comparison.runs import Run
 from rl_speed.runtime.plotting import smooth
+from rl_speed.studies.comparison.runs import Run
 
 # Of a run's first steps: they compile and fill the buffer.
 WARM_UP = 3
-CLOCKS = {"step": "step", "samples": "generated samples", "tokens": "generated tokens", "train_s": "training wall-clock (s)",
-          "eval/entropy": "held-out entropy (nats a token)"}
+CLOCKS = {
+    "step": "step",
+    "samples": "generated samples",
+    "tokens": "generated tokens",
+    "train_s": "training wall-clock (s)",
+    "eval/entropy": "held-out entropy (nats a token)",
+}
 
 Value = Callable[[Run], float | None]
 
 
 @dataclasses.dataclass(frozen=True)
 class Column:
-    """A column of a table. `title` names the unit; `value` is None where a run has no such number (a target it never reached)."""
+    """A column of a table.
+
+    `title` names the unit; `value` is None where a run has no such number (a target it
+    never reached).
+    """
 
     title: str
     value: Value
@@ -27,7 +38,9 @@ class Column:
 
 @dataclasses.dataclass(frozen=True)
 class Curve:
-    """A panel with a line for each variant: `points` gives (x f[n], y f[n]) of one run, the same n for every seed of a variant."""
+    """A panel with a line for each variant: `points` gives (x f[n], y f[n]) of one run,
+    the same n for every seed of a variant.
+    """
 
     title: str
     x: str
@@ -44,7 +57,7 @@ class Bars:
 
 
 def _settled(run: Run) -> list[dict]:
-    return run.records[min(WARM_UP, len(run.records) - 1):]
+    return run.records[min(WARM_UP, len(run.records) - 1) :]
 
 
 def final(name: str = "eval/accuracy") -> Value:
@@ -59,6 +72,7 @@ def total(name: str, scale: float = 1.0) -> Value:
 
 def reaches(target: float, clock: str, scale: float = 1.0) -> Value:
     """Where held-out accuracy first reaches the target, None if it does not."""
+
     def value(run: Run) -> float | None:
         at = run.reaches(target, clock)
         return None if at is None else at / scale
@@ -73,11 +87,16 @@ def per_step(name: str, scale: float = 1.0) -> Value:
 
 def last_steps(name: str, share: float = 0.25) -> Value:
     """Mean over the last `share` of the steps."""
-    return lambda run: float(np.mean([r[name] for r in run.records[-max(1, round(share * len(run.records))):]]))
+    return lambda run: float(
+        np.mean([r[name] for r in run.records[-max(1, round(share * len(run.records))) :]])
+    )
 
 
 def ratio(above: str, below: str) -> Value:
-    """Of two sums over steps: "generated_tokens" by "generated_samples" are sampled tokens a sample. None over 0."""
+    """Of two sums over steps: "generated_tokens" by "generated_samples" are sampled tokens a
+    sample. None over 0.
+    """
+
     def value(run: Run) -> float | None:
         bottom = sum(record[below] for record in _settled(run))
         return sum(record[above] for record in _settled(run)) / bottom if bottom else None
@@ -87,16 +106,23 @@ def ratio(above: str, below: str) -> Value:
 
 def step_seconds(run: Run) -> float:
     """Mean seconds a step, compilation left out."""
-    return float(np.mean([record["time/step"] - record["time/compile"] for record in _settled(run)]))
+    return float(
+        np.mean([record["time/step"] - record["time/compile"] for record in _settled(run)])
+    )
 
 
 def pass_rate_share(bin: int) -> Callable[[dict], float]:
-    """Of one step: share of its judged prompts in a bin of the histogram of first-round pass rates, 0: never right, -1: always."""
+    """Of one step: share of its judged prompts in a bin of the histogram of first-round pass rates,
+    0: never right, -1: always.
+    """
     return lambda record: record["pass_rates"][bin] / max(sum(record["pass_rates"]), 1)
 
 
 def held_out(clock: str, name: str = "eval/accuracy", title: str = "held-out accuracy") -> Curve:
-    """A number of the evaluations over a clock, or over another of their numbers (a key of `CLOCKS`)."""
+    """A number of the evaluations over a clock, or over another of their numbers (a key
+    of `CLOCKS`).
+    """
+
     def points(run: Run) -> tuple[np.ndarray, np.ndarray]:
         found = [(p[clock], p[name]) for p in run.summary["evaluations"] if name in p]
         return np.array(found, float).reshape(-1, 2).T
@@ -105,10 +131,18 @@ def held_out(clock: str, name: str = "eval/accuracy", title: str = "held-out acc
 
 
 def training(name: str | Callable[[dict], float], title: str) -> Curve:
-    """A number in metrics.jsonl over steps (running mean): its name, or a function of one step's record."""
+    """A number in metrics.jsonl over steps (running mean): its name,
+    or a function of one step's record.
+    """
     read = name if callable(name) else lambda record: record[name]
-    return Curve(title, "step", lambda run: (np.array([r["step"] for r in run.records], float),
-                                             smooth([read(record) for record in run.records])))
+    return Curve(
+        title,
+        "step",
+        lambda run: (
+            np.array([r["step"] for r in run.records], float),
+            smooth([read(record) for record in run.records]),
+        ),
+    )
 
 
 def evaluation_at(run: Run, share: float) -> dict:
@@ -124,6 +158,7 @@ def pass_at(k: int, share: float = 1.0) -> Value:
 
 def pass_at_curve(share: float, title: str) -> Curve:
     """pass@k over k = 1, 2, 4, ..., of the evaluation at `share` of the run."""
+
     def points(run: Run) -> tuple[np.ndarray, np.ndarray]:
         found = evaluation_at(run, share)
         ks = [k for k in (2**i for i in range(20)) if _pass_name(k) in found]
@@ -140,4 +175,6 @@ ACCURACY = Column("final accuracy", final())
 SAMPLES = Column("samples (thousands)", total("samples", 1e3), 0)
 TOKENS = Column("tokens (thousands)", total("tokens", 1e3), 0)
 SECONDS = Column("training (s)", total("train_s"), 1)
-BY_CLASS = tuple(Column(name, final(f"eval/accuracy_{name}")) for name in ("easy", "middle", "long", "beyond"))
+BY_CLASS = tuple(
+    Column(name, final(f"eval/accuracy_{name}")) for name in ("easy", "middle", "long", "beyond")
+)

@@ -9,39 +9,52 @@ import numpy as np
 
 from rl_speed.config import Config
 from rl_speed.evaluation import Evaluation, evaluate
-from rl_speed.training import build
 from rl_speed.runtime.metrics import read_object
 from rl_speed.runtime.progress import progress_bar
-
+from rl_speed.training import build
 
 SPLITS = ("eval", "train")
 
 
 def measure(config: Config, samples: int, split: str = "eval") -> tuple[Evaluation, list[str]]:
-    """(`samples` responses to every held-out or training prompt, by the policy that `config.model.path` names, at the sampler's
-    temperature; the prompts' ids).
+    """(`samples` responses to every held-out or training prompt, by the policy that
+    `config.model.path` names, at the sampler's temperature; the prompts' ids).
 
-    Raises ValueError: `split` is neither, there are no held-out prompts, or the training prompts are endless.
+    Raises ValueError: `split` is neither, there are no held-out prompts, or the training prompts
+    are endless.
     """
     if split not in SPLITS:
         raise ValueError(f"split must be one of {', '.join(SPLITS)}; got {split!r}")
-    # All training prompts, in their own order: curation and schedules may need the very table that is being made.
-    config.data.order, config.data.pass_rates, config.data.keep_low, config.data.keep_high = "shuffle", "", 0.0, 1.0
+    # All training prompts, in their own order: curation and schedules may need the very table that
+    # is being made.
+    config.data.order, config.data.pass_rates, config.data.keep_low, config.data.keep_high = (
+        "shuffle",
+        "",
+        0.0,
+        1.0,
+    )
     config.validate()
     mesh = build.build_mesh(config)
     policy = build.build_policy(config, mesh)
     stream, prompts = build.build_data(config, policy.tokenizer)
     if split == "train" and not (prompts := list(stream.prompts)):
-        raise ValueError("config.data.train_prompts=0 makes the chain task's training prompts endless: set it to measure so many")
+        raise ValueError(
+            "config.data.train_prompts=0 makes the chain task's training prompts endless: set it "
+            "to measure so many"
+        )
     if not prompts:
         raise ValueError("config.data.eval names no held-out prompts")
     config.evaluation.samples = samples
     config.evaluation.temperature = config.sampler.temperature
     _, generator, per_call = build.build_generators(config, policy, mesh)
-    scorer = build.build_scorer(config, policy, build.longest_answer(prompts, config.sampler.max_new))
+    scorer = build.build_scorer(
+        config, policy, build.longest_answer(prompts, config.sampler.max_new)
+    )
     bar = progress_bar(len(prompts), "pass rates", enabled=config.logging.progress)
     try:
-        result = evaluate(generator, policy.params, prompts, samples, scorer.judge, per_call, bar.update)
+        result = evaluate(
+            generator, policy.params, prompts, samples, scorer.judge, per_call, bar.update
+        )
         return result, [p.id for p in prompts]
     finally:
         bar.close()
@@ -51,32 +64,51 @@ def measure(config: Config, samples: int, split: str = "eval") -> tuple[Evaluati
 def describe(result: Evaluation) -> dict[str, Any]:
     """Numbers to save and print. By prompt: rates, classes, lengths (mean, in tokens)."""
     rates = result.correct / result.samples
-    out = {"prompts": len(rates), "samples": result.samples, "mean": float(rates.mean()),
-           "nearly_always": float((rates >= 0.9).mean()), "nearly_never": float((rates <= 0.05).mean()),
-           "never": float((rates == 0).mean()), "rates": [round(float(r), 4) for r in rates], "classes": list(result.classes),
-           "lengths": [round(float(x), 2) for x in result.lengths]}
+    out = {
+        "prompts": len(rates),
+        "samples": result.samples,
+        "mean": float(rates.mean()),
+        "nearly_always": float((rates >= 0.9).mean()),
+        "nearly_never": float((rates <= 0.05).mean()),
+        "never": float((rates == 0).mean()),
+        "rates": [round(float(r), 4) for r in rates],
+        "classes": list(result.classes),
+        "lengths": [round(float(x), 2) for x in result.lengths],
+    }
     out["between"] = 1 - out["nearly_always"] - out["nearly_never"]
     return out
 
 
 def save(result: Evaluation, ids: Sequence[str], folder: Path, command: str) -> Path:
-    """Write pass_rates.json, which config.data.pass_rates takes, and pass_rates.png. Returns the latter's path."""
+    """Write pass_rates.json, which config.data.pass_rates takes, and pass_rates.png.
+
+    Returns the latter's path.
+    """
     from rl_speed.runtime.plotting import pyplot
 
     folder.mkdir(parents=True, exist_ok=True)
     numbers = describe(result)
-    (folder / "pass_rates.json").write_text(json.dumps({"command": command, **numbers, "ids": list(ids)}) + "\n")
+    (folder / "pass_rates.json").write_text(
+        json.dumps({"command": command, **numbers, "ids": list(ids)}) + "\n"
+    )
     plt = pyplot()
     figure, axis = plt.subplots(figsize=(6.4, 3.6), constrained_layout=True)
     rates, classes = result.correct / result.samples, np.array(result.classes)
     names = [name for name in dict.fromkeys(result.classes)]
     names.sort(key=lambda name: -rates[classes == name].mean())
-    axis.hist([rates[classes == name] for name in names], bins=np.linspace(0, 1, 26), stacked=True,
-              label=[name or "prompts" for name in names])
+    axis.hist(
+        [rates[classes == name] for name in names],
+        bins=np.linspace(0, 1, 26),
+        stacked=True,
+        label=[name or "prompts" for name in names],
+    )
     axis.set_xlabel(f"pass rate over {result.samples} samples")
     axis.set_ylabel("prompts")
-    axis.set_title(f"Starting policy: {numbers['nearly_always']:.0%} nearly always right, {numbers['nearly_never']:.0%} nearly "
-                   f"never, {numbers['between']:.0%} between", fontsize=10)
+    axis.set_title(
+        f"Starting policy: {numbers['nearly_always']:.0%} nearly always right, "
+        f"{numbers['nearly_never']:.0%} nearly never, {numbers['between']:.0%} between",
+        fontsize=10,
+    )
     axis.legend()
     figure.savefig(folder / "pass_rates.png")
     plt.close(figure)
@@ -84,9 +116,11 @@ def save(result: Evaluation, ids: Sequence[str], folder: Path, command: str) -> 
 
 
 def load(folder: Path) -> dict[str, np.ndarray | list[str]]:
-    """{"rates": f64[P], "ids": P of them, "lengths": f64[P], tokens of a sample} of what `save` wrote, as far as it is there.
+    """{"rates": f64[P], "ids": P of them, "lengths": f64[P], tokens of a sample} of what `save`
+    wrote, as far as it is there.
 
-    Raises ValueError that names the file and the field that cannot be read; OSError where there is none.
+    Raises ValueError that names the file and the field that cannot be read; OSError where
+    there is none.
     """
     path, advice = folder / "pass_rates.json", "restore it, or remove it to measure again"
     found = read_object(path, advice)
@@ -94,9 +128,18 @@ def load(folder: Path) -> dict[str, np.ndarray | list[str]]:
     for name in ("rates", "ids", "lengths"):
         values = found.get(name, [] if name == "rates" else None)
         kind = str if name == "ids" else (int, float)
-        if values is not None and (not isinstance(values, list) or not values or not all(isinstance(x, kind) for x in values)
-                                   or len(values) != len(rates)):
+        if values is not None and (
+            not isinstance(values, list)
+            or not values
+            or not all(isinstance(x, kind) for x in values)
+            or len(values) != len(rates)
+        ):
             what = "strings" if name == "ids" else "numbers"
-            raise ValueError(f"{path} is damaged: {name} must be a list of {what}, one for each prompt; {advice}")
-    return {name: found[name] if name == "ids" else np.array(found[name], np.float64)
-            for name in ("rates", "ids", "lengths") if name in found}
+            raise ValueError(
+                f"{path} is damaged: {name} must be a list of {what}, one for each prompt; {advice}"
+            )
+    return {
+        name: found[name] if name == "ids" else np.array(found[name], np.float64)
+        for name in ("rates", "ids", "lengths")
+        if name in found
+    }

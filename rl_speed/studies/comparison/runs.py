@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from rl_speed.config import methods
-from rl_speed.config import Config
+from rl_speed.config import Config, methods
 from rl_speed.runtime.metrics import read_steps
 from rl_speed.runtime.workdir import read_settings, read_summary
 
@@ -26,7 +25,9 @@ class Variant:
     @property
     def label(self) -> str:
         """For tables and plots: "speed_rloo n_init=6"."""
-        return " ".join([self.method, *(change.partition(".")[2] for change in self.spec.split("@")[1:])])
+        return " ".join(
+            [self.method, *(change.partition(".")[2] for change in self.spec.split("@")[1:])]
+        )
 
     @property
     def folder(self) -> str:
@@ -44,7 +45,9 @@ class Variant:
             path, equals, text = change.partition("=")
             section, _, leaf = path.partition(".")
             if not equals or not hasattr(getattr(config, section, None), leaf):
-                raise ValueError(f"{self.spec!r}: {change!r} is not section.field=value of a configuration")
+                raise ValueError(
+                    f"{self.spec!r}: {change!r} is not section.field=value of a configuration"
+                )
             kind = type(getattr(getattr(config, section), leaf))
             value = text in ("True", "true", "1") if kind is bool else kind(text)
             setattr(getattr(config, section), leaf, value)
@@ -53,7 +56,9 @@ class Variant:
 
 @dataclasses.dataclass
 class Run:
-    """A finished run: its summary (with the held-out curve), its metrics, a dict a step, and the configuration it ran with."""
+    """A finished run: its summary (with the held-out curve), its metrics, a dict a step,
+    and the configuration it ran with.
+    """
 
     variant: Variant
     seed: int
@@ -62,12 +67,18 @@ class Run:
     config: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def curve(self, x: str) -> tuple[np.ndarray, np.ndarray]:
-        """(x, held-out accuracy) with x one of "train_s", "tokens", "optimizer_steps", "samples", "step"."""
+        """(x, held-out accuracy) with x one of "train_s", "tokens", "optimizer_steps",
+        "samples", "step".
+        """
         points = self.summary["evaluations"]
-        return np.array([p[x] for p in points], float), np.array([p["eval/accuracy"] for p in points])
+        return np.array([p[x] for p in points], float), np.array(
+            [p["eval/accuracy"] for p in points]
+        )
 
     def reaches(self, target: float, x: str) -> float | None:
-        """Where the held-out curve first crosses the target, by linear interpolation; None if it does not."""
+        """Where the held-out curve first crosses the target, by linear interpolation;
+        None if it does not.
+        """
         at, accuracy = self.curve(x)
         above = np.flatnonzero(accuracy >= target)
         if not above.size:
@@ -80,21 +91,37 @@ class Run:
 
 
 def load_run(variant: Variant, seed: int, folder: Path) -> Run:
-    """Read a finished run's workdir. Raises ValueError naming a file that is damaged, and what in it; OSError for one that is not
-    there."""
+    """Read a finished run's workdir.
+
+    Raises ValueError naming a file that is damaged, and what in it; OSError for one that
+    is not there.
+    """
     advice = "restore it, or remove the folder to run it again"
     summary = read_summary(folder / "summary.json", advice)
     if not summary.get("evaluations"):
         raise ValueError(f"{folder / 'summary.json'} has no evaluations to compare; {advice}")
-    return Run(variant, seed, summary, read_steps(folder / "metrics.jsonl"), read_settings(folder / "config.json", advice))
+    return Run(
+        variant,
+        seed,
+        summary,
+        read_steps(folder / "metrics.jsonl"),
+        read_settings(folder / "config.json", advice),
+    )
 
 
-def run_all(make_config: Callable[[], Config], variants: Sequence[Variant], seeds: Sequence[int], workdir: Path,
-            say: Callable[[str], None] = print, prepare: Callable[[Config], None] = lambda config: None) -> list[Run]:
-    """Run every variant with every seed, seed by seed so that a machine that slows down slows all methods alike.
+def run_all(
+    make_config: Callable[[], Config],
+    variants: Sequence[Variant],
+    seeds: Sequence[int],
+    workdir: Path,
+    say: Callable[[str], None] = print,
+    prepare: Callable[[Config], None] = lambda config: None,
+) -> list[Run]:
+    """Run every variant with every seed, seed by seed so that a machine that slows down slows all
+    methods alike.
 
-    Finished runs in the workdir are taken as they are, interrupted ones are resumed. `prepare` is given each configuration, its
-    seed set, just before it runs, and may change it.
+    Finished runs in the workdir are taken as they are, interrupted ones are resumed. `prepare` is
+    given each configuration, its seed set, just before it runs, and may change it.
     """
     # Every configuration is checked before the first of them runs.
     for variant in variants:

@@ -1,4 +1,7 @@
-"""Pictures of `rl_speed.theory`: what the papers draw, from closed forms and exact sums. Nothing is simulated."""
+"""Pictures of `rl_speed.theory`: what the papers draw, from closed forms and exact sums.
+
+Nothing is simulated.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -36,10 +39,19 @@ def snr(plt: Any) -> Any:
             axis.plot(RATES, theory.snr_bound(RATES, n), color=colour, label=f"N = {n}")
     axes[0].set_yscale("log")
     axes[0].set_ylim(1e-2, 5e4)
-    _finish(axes[0], "all pass rates", "bound on the SNR of a group's gradient", loc="upper center", ncols=5,
-            columnspacing=1, handlelength=1.2)
+    _finish(
+        axes[0],
+        "all pass rates",
+        "bound on the SNR of a group's gradient",
+        loc="upper center",
+        ncols=5,
+        columnspacing=1,
+        handlelength=1.2,
+    )
     axes[1].set_ylim(0, 12)
-    axes[1].plot(RATES, theory.snr_bound_simple(RATES, 24), color="0.4", ls=":", label="4 N p (1-p), N = 24")
+    axes[1].plot(
+        RATES, theory.snr_bound_simple(RATES, 24), color="0.4", ls=":", label="4 N p (1-p), N = 24"
+    )
     _finish(axes[1], "hard prompts", "bound on the SNR", loc="upper left")
     axes[1].set_xlim(0, 0.1)
     return figure
@@ -51,14 +63,22 @@ def phi(plt: Any) -> Any:
     for i, n_init in enumerate((4, 6, 8)):
         label = f"$N_{{init}}$ = {n_init}"
         axes[0].plot(RATES, theory.phi(RATES, n_init, 24 - n_init), color=f"C{i}", label=label)
-        axes[1].plot(RATES, theory.phi_prime(RATES, n_init, 24 - n_init), color=f"C{i}", label=label)
+        axes[1].plot(
+            RATES, theory.phi_prime(RATES, n_init, 24 - n_init), color=f"C{i}", label=label
+        )
         axes[1].plot(RATES, theory.acceptance(RATES, n_init), color=f"C{i}", ls=":", lw=1)
     axes[0].plot(RATES, RATES, color="0.5", ls="--", label="plain: p")
     axes[1].axhline(1, color="0.5", ls="--", label="plain: 1")
     axes[1].plot([], [], color="0.3", ls=":", label="acceptance")
     _finish(axes[0], "objective per screened prompt, N = 24", r"$\Phi(p)$")
     axes[1].set_ylim(0, 1.08)
-    _finish(axes[1], "weight per screened prompt", r"$\Phi'(p)$ and acceptance", loc="lower center", ncols=2)
+    _finish(
+        axes[1],
+        "weight per screened prompt",
+        r"$\Phi'(p)$ and acceptance",
+        loc="lower center",
+        ncols=2,
+    )
     return figure
 
 
@@ -74,8 +94,13 @@ def sampling_cost(plt: Any) -> Any:
                 axis.plot(RATES, cost.samples, color=colour, label=label)
             axis.set_ylim(0, most * 1.05)
             axis.set_yticks(np.arange(0, most + 1, most // 4))
-            _finish(axis, f"{kind}, at most {most} samples", "expected samples" if not column else "",
-                    PASS_RATE if row else "", loc="upper center" if row else "upper right")
+            _finish(
+                axis,
+                f"{kind}, at most {most} samples",
+                "expected samples" if not column else "",
+                PASS_RATE if row else "",
+                loc="upper center" if row else "upper right",
+            )
     figure.suptitle("Samples a prompt is expected to cost, rounds of 8")
     return figure
 
@@ -83,13 +108,19 @@ def sampling_cost(plt: Any) -> Any:
 def bias(plt: Any) -> Any:
     """E[p_hat] - p under optional stopping."""
     figure, axes = plt.subplots(1, 2, figsize=(9.6, 3.8), constrained_layout=True, sharey=True)
-    for axis, (kind, needs) in zip(axes, (("pos", ((1, 0), (2, 0), (4, 0))), ("balance", ((1, 1), (2, 2), (4, 4))))):
+    for axis, (kind, needs) in zip(
+        axes, (("pos", ((1, 0), (2, 0), (4, 0))), ("balance", ((1, 1), (2, 2), (4, 4))))
+    ):
         for i, (k_pos, k_neg) in enumerate(needs):
             label = f"{k_pos} right" + (f", {k_neg} wrong" if k_neg else "")
             rate = theory.sequential_cost(RATES, **RELEASED, k_pos=k_pos, k_neg=k_neg).pass_rate
             axis.plot(RATES, rate - RATES, color=f"C{i}", label=label)
         axis.axhline(0, color="0.5", lw=0.8)
-        _finish(axis, f"{kind}, 4 rounds of 8", "bias of the pool's pass rate, E[$\\hat p$] - p" if kind == "pos" else "")
+        _finish(
+            axis,
+            f"{kind}, 4 rounds of 8",
+            "bias of the pool's pass rate, E[$\\hat p$] - p" if kind == "pos" else "",
+        )
     return figure
 
 
@@ -97,26 +128,45 @@ def allocation(plt: Any) -> Any:
     """Samples per prompt of one budget: Figure 7 of Reinforce-Ada."""
     figure, axes = plt.subplots(1, 2, figsize=(9.6, 3.8), constrained_layout=True)
     rates = np.linspace(0.01, 0.99, 99)
-    forms = {r"$\gamma$ = 1/2: $p^{-1/2}$": dict(gamma=0.5), r"$\gamma$ = 1: $p^{-1}$": dict(gamma=1.0),
-             r"variance: $\sqrt{(1-p)/p}$": dict(form="variance")}
+    forms = {
+        r"$\gamma$ = 1/2: $p^{-1/2}$": dict(gamma=0.5),
+        r"$\gamma$ = 1: $p^{-1}$": dict(gamma=1.0),
+        r"variance: $\sqrt{(1-p)/p}$": dict(form="variance"),
+    }
     for axis, bounds in zip(axes, (dict(n_min=0), dict(n_min=4, n_max=32))):
         for label, form in forms.items():
-            axis.step(rates, theory.allocate(rates, 16 * len(rates), **form, **bounds), where="mid", label=label)
+            axis.step(
+                rates,
+                theory.allocate(rates, 16 * len(rates), **form, **bounds),
+                where="mid",
+                label=label,
+            )
         axis.axhline(16, color="0.5", ls="--", lw=1, label="uniform")
-        limits = f"at least {bounds['n_min']}, at most {bounds['n_max']}" if "n_max" in bounds else "unbounded"
+        limits = (
+            f"at least {bounds['n_min']}, at most {bounds['n_max']}"
+            if "n_max" in bounds
+            else "unbounded"
+        )
         _finish(axis, limits, "samples $N_x$")
     axes[0].set_yscale("symlog", linthresh=10)
     axes[0].set_ylim(bottom=0)
     axes[0].set_yticks([0, 5, 10, 20, 50, 100, 200], ["0", "5", "10", "20", "50", "100", "200"])
-    figure.suptitle("One budget shared by 99 prompts of pass rates 0.01 to 0.99, 16 samples on average")
+    figure.suptitle(
+        "One budget shared by 99 prompts of pass rates 0.01 to 0.99, 16 samples on average"
+    )
     return figure
 
 
 def objectives(plt: Any) -> Any:
     """f and f': Figure 3 of Reinforce-Ada."""
     figure, axes = plt.subplots(1, 2, figsize=(9.6, 3.8), constrained_layout=True)
-    kinds = {"p": ("identity", None), r"$p^{3/4}$": ("power", 0.75), r"$\sqrt{p}$": ("power", 0.5),
-             r"$p^{1/4}$": ("power", 0.25), r"$\log p$": ("log", None)}
+    kinds = {
+        "p": ("identity", None),
+        r"$p^{3/4}$": ("power", 0.75),
+        r"$\sqrt{p}$": ("power", 0.5),
+        r"$p^{1/4}$": ("power", 0.25),
+        r"$\log p$": ("log", None),
+    }
     for label, kind in kinds.items():
         axes[0].plot(INNER, theory.objective(INNER, *kind), label=label)
         axes[1].plot(INNER, theory.objective_weight(INNER, *kind), label=label)
@@ -131,31 +181,68 @@ def weights(plt: Any) -> Any:
     """Effective prompt weights of Reinforce-Ada-Seq, 4 rounds of 8 and 4 rows kept."""
     figure, axes = plt.subplots(1, 3, figsize=(13.2, 4.3), constrained_layout=True, sharey=True)
     rates = np.concatenate([np.geomspace(1e-3, 0.02, 60), INNER[INNER > 0.02]])
-    at = lambda k_pos, k_neg, **change: theory.sequential_weight(rates, **RELEASED, k_pos=k_pos, k_neg=k_neg, **change)
+    at = lambda k_pos, k_neg, **change: theory.sequential_weight(
+        rates, **RELEASED, k_pos=k_pos, k_neg=k_neg, **change
+    )
     inv_p, importance = dict(weight="inv_p"), dict(downsample_correction="importance")
     panels = {
         "stopping and selection alone": {
-            "balance 2+2": at(2, 2), "balance 2+2, unresolved dropped": at(2, 2, on_unresolved="drop"), "pos 1": at(1, 0),
-            "balance 2+2, over pool's std": at(2, 2, normalise=True), "GRPO, 8 samples": theory.uniform_weight(rates, 8, "grpo")},
+            "balance 2+2": at(2, 2),
+            "balance 2+2, unresolved dropped": at(2, 2, on_unresolved="drop"),
+            "pos 1": at(1, 0),
+            "balance 2+2, over pool's std": at(2, 2, normalise=True),
+            "GRPO, 8 samples": theory.uniform_weight(rates, 8, "grpo"),
+        },
         "importance corrected": {
-            "balance 2+2": at(2, 2, **importance), "pos 1": at(1, 0, **importance),
+            "balance 2+2": at(2, 2, **importance),
+            "pos 1": at(1, 0, **importance),
             "balance 2+2, 1/$\\sqrt{\\hat p}$": at(2, 2, **importance, weight="inv_sqrt_p"),
-            "balance 2+2, 1/$\\hat p$": at(2, 2, **importance, **inv_p), "pos 1, 1/$\\hat p$": at(1, 0, **importance, **inv_p)},
+            "balance 2+2, 1/$\\hat p$": at(2, 2, **importance, **inv_p),
+            "pos 1, 1/$\\hat p$": at(1, 0, **importance, **inv_p),
+        },
         "explicit weight, no correction": {
-            "balance 2+2, 1/$\\sqrt{\\hat p}$": at(2, 2, weight="inv_sqrt_p"), "balance 2+2, 1/$\\hat p$": at(2, 2, **inv_p),
-            "balance 2+2, 1/$\\hat p$, at most 8": at(2, 2, cap=8, **inv_p), "pos 1, 1/$\\hat p$": at(1, 0, **inv_p)}}
+            "balance 2+2, 1/$\\sqrt{\\hat p}$": at(2, 2, weight="inv_sqrt_p"),
+            "balance 2+2, 1/$\\hat p$": at(2, 2, **inv_p),
+            "balance 2+2, 1/$\\hat p$, at most 8": at(2, 2, cap=8, **inv_p),
+            "pos 1, 1/$\\hat p$": at(1, 0, **inv_p),
+        },
+    }
     for axis, (title, curves) in zip(axes, panels.items()):
         for label, values in curves.items():
             axis.plot(rates, values, label=label)
-        axis.plot(rates, theory.objective_weight(rates, "log"), color="k", ls=":", lw=1.2, label="log p: 1/p")
+        axis.plot(
+            rates,
+            theory.objective_weight(rates, "log"),
+            color="k",
+            ls=":",
+            lw=1.2,
+            label="log p: 1/p",
+        )
         axis.axhline(1, color="0.5", ls="--", lw=1, label="plain: 1")
         if axis is axes[0]:
-            axis.plot(rates, theory.balanced_weight(rates, 4), color="0.4", ls="-.", lw=1.2, label="$(p^2+(1-p)^2)/2p(1-p)$")
+            axis.plot(
+                rates,
+                theory.balanced_weight(rates, 4),
+                color="0.4",
+                ls="-.",
+                lw=1.2,
+                label="$(p^2+(1-p)^2)/2p(1-p)$",
+            )
         axis.set(xscale="logit", yscale="log", ylim=(0.2, 3e4))
-        axis.set_xticks([0.001, 0.01, 0.1, 0.5, 0.9, 0.99], ["0.001", "0.01", "0.1", "0.5", "0.9", "0.99"])
+        axis.set_xticks(
+            [0.001, 0.01, 0.1, 0.5, 0.9, 0.99], ["0.001", "0.01", "0.1", "0.5", "0.9", "0.99"]
+        )
         axis.minorticks_off()
-        _finish(axis, title, "expected gradient / grad p" if axis is axes[0] else "", PASS_RATE + " (logit scale)",
-                loc="upper right", ncols=2, fontsize=7.5, columnspacing=1)
+        _finish(
+            axis,
+            title,
+            "expected gradient / grad p" if axis is axes[0] else "",
+            PASS_RATE + " (logit scale)",
+            loc="upper right",
+            ncols=2,
+            fontsize=7.5,
+            columnspacing=1,
+        )
     figure.suptitle("Effective weight of a prompt: 4 rounds of 8, 4 rows kept, per prompt drawn")
     return figure
 
@@ -165,26 +252,57 @@ def kl(plt: Any) -> Any:
     figure, axes = plt.subplots(1, 3, figsize=(12, 3.8), constrained_layout=True)
     for i, (axis, beta) in enumerate(zip(axes, (0.3, 1.0, 3.0))):
         axis.plot(RATES, theory.kl_optimal(RATES, beta), color="C0", label="exact")
-        axis.plot(RATES, theory.kl_second_order(RATES, beta), color="C1", ls="--", label=r"second order, $p(1-p)/2\beta^2$")
+        axis.plot(
+            RATES,
+            theory.kl_second_order(RATES, beta),
+            color="C1",
+            ls="--",
+            label=r"second order, $p(1-p)/2\beta^2$",
+        )
         axis.set_ylim(0, 1.28 * axis.get_ylim()[1])
-        _finish(axis, rf"$\beta$ = {beta:g}", r"KL($\pi_{init}$ || $\pi^*$) (nats)" if not i else "", loc="upper right")
+        _finish(
+            axis,
+            rf"$\beta$ = {beta:g}",
+            r"KL($\pi_{init}$ || $\pi^*$) (nats)" if not i else "",
+            loc="upper right",
+        )
     return figure
 
 
 FIGURES: dict[str, tuple[Callable, str]] = {
-    "snr": (snr, "Bound on the signal-to-noise ratio of a group's RLOO gradient (SPEED, theorem 3.1)"),
-    "phi": (phi, "SPEED's objective and its slope per screened prompt, for 4, 6 and 8 screening samples of 24"),
-    "sampling_cost": (sampling_cost, "Expected samples per prompt under sequential stopping (Reinforce-Ada, Figure 10)"),
+    "snr": (
+        snr,
+        "Bound on the signal-to-noise ratio of a group's RLOO gradient (SPEED, theorem 3.1)",
+    ),
+    "phi": (
+        phi,
+        (
+            "SPEED's objective and its slope per screened prompt, for 4, 6 and 8 "
+            "screening samples of 24"
+        ),
+    ),
+    "sampling_cost": (
+        sampling_cost,
+        "Expected samples per prompt under sequential stopping (Reinforce-Ada, Figure 10)",
+    ),
     "bias": (bias, "Bias of the pool's pass rate under optional stopping"),
     "allocation": (allocation, "Shares of one budget by pass rate (Reinforce-Ada, Figure 7)"),
     "objectives": (objectives, "Objectives f(p) and their weights f'(p) (Reinforce-Ada, Figure 3)"),
     "weights": (weights, "Effective prompt weights of Reinforce-Ada's variants"),
-    "kl": (kl, "KL to the KL-regularised optimum and its second-order form, which is no bound (balanced difficulty filtering)"),
+    "kl": (
+        kl,
+        (
+            "KL to the KL-regularised optimum and its second-order form, which is no bound "
+            "(balanced difficulty filtering)"
+        ),
+    ),
 }
 
 
 def draw(out: Path, command: str) -> list[Path]:
-    """Draws every figure as out/NAME.png and the index out/table.md, which names `command`. Returns the files written.
+    """Draws every figure as out/NAME.png and the index out/table.md, which names `command`.
+
+    Returns the files written.
 
     Raises:
       OSError: `out` cannot be made or written to.
@@ -197,7 +315,11 @@ def draw(out: Path, command: str) -> list[Path]:
         figure.savefig(out / f"{name}.png", dpi=100)
         plt.close(figure)
         written.append(out / f"{name}.png")
-    rows = "\n".join(f"| [{name}.png]({name}.png) | {text} |" for name, (_, text) in FIGURES.items())
-    (out / "table.md").write_text(f"    {command}\n\nClosed forms and exact sums of `rl_speed.theory`; nothing is simulated or "
-                                  f"measured.\n\n| picture | what |\n|---|---|\n{rows}\n")
+    rows = "\n".join(
+        f"| [{name}.png]({name}.png) | {text} |" for name, (_, text) in FIGURES.items()
+    )
+    (out / "table.md").write_text(
+        f"    {command}\n\nClosed forms and exact sums of `rl_speed.theory`; nothing is simulated "
+        f"or measured.\n\n| picture | what |\n|---|---|\n{rows}\n"
+    )
     return [*written, out / "table.md"]

@@ -12,15 +12,15 @@ def write_report(workdir: str | Path, out: str | Path | None = None) -> Path:
     """Draw a run, finished or not.
 
     Args:
-      workdir: where the run was written. out: the HTML file; report.html in the workdir unless given. Its folder is
-        made.
+      workdir: where the run was written. out: the HTML file; report.html in the workdir unless
+        given. Its folder is made.
 
     Returns:
       The file written.
 
     Raises:
-      NotARun: the folder holds no run. ValueError: one of its files is damaged. OSError: a file cannot be read, or the
-        report not be written.
+      NotARun: the folder holds no run. ValueError: one of its files is damaged. OSError: a file
+        cannot be read, or the report not be written.
     """
     run = read_run(Path(workdir))
     path = Path(workdir) / "report.html" if out is None else Path(out)

@@ -14,14 +14,25 @@ from rl_speed.studies.inspection.rollouts import rollouts_section
 from rl_speed.studies.inspection.style import CSS, SCRIPT
 from rl_speed.studies.inspection.text import clock, compact, percent, plural, safe
 
-# What may go wrong, by the metric that counts it: its name in the summary, and what to call one of them.
-_OF_PROCESS = {"process/slow_steps": ("slow_steps", "slow step"),
-               "process/failed_checkpoints": ("failed_checkpoints", "failed checkpoint"),
-               "process/failed_writes": ("failed_writes", "failed write")}
-_OF_VERIFIER = {f"{kind}/{cause}": name.format(what)
-                for kind, what in (("verifier", "verifier"), ("extra", "reward function"))
-                for cause, name in (("timeout", "{} time-out"), ("stalled", "stalled {}"), ("crash", "crashed {}"),
-                                    ("memory", "{} memory error"), ("exception", "{} exception"), ("retried", "retried {}"))}
+# What may go wrong, by the metric that counts it: its name in the summary, and what to call
+# one of them.
+_OF_PROCESS = {
+    "process/slow_steps": ("slow_steps", "slow step"),
+    "process/failed_checkpoints": ("failed_checkpoints", "failed checkpoint"),
+    "process/failed_writes": ("failed_writes", "failed write"),
+}
+_OF_VERIFIER = {
+    f"{kind}/{cause}": name.format(what)
+    for kind, what in (("verifier", "verifier"), ("extra", "reward function"))
+    for cause, name in (
+        ("timeout", "{} time-out"),
+        ("stalled", "stalled {}"),
+        ("crash", "crashed {}"),
+        ("memory", "{} memory error"),
+        ("exception", "{} exception"),
+        ("retried", "retried {}"),
+    )
+}
 
 
 def page(run: Run) -> str:
@@ -42,15 +53,19 @@ def page(run: Run) -> str:
 {_configuration(run)}</main>
 <script>{SCRIPT}</script>
 </body></html>
-"""
+"""  # noqa: E501
 
 
 def _policy() -> str:
-    """What the browser may do with the page: run our script and no other, load nothing. A response that got past the
-    escaping still could do nothing."""
+    """What the browser may do with the page: run our script and no other, load nothing.
+
+    A response that got past the escaping still could do nothing.
+    """
     script = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
-    return (f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{script}'; base-uri 'none'; "
-            "form-action 'none'")
+    return (
+        f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{script}'; base-uri "
+        "'none'; form-action 'none'"
+    )
 
 
 def _known(run: Run, name: str) -> Any:
@@ -60,23 +75,43 @@ def _known(run: Run, name: str) -> Any:
 
 def _heading(run: Run) -> str:
     planned, limit = run.setting("training.steps"), run.setting("training.max_seconds")
-    steps = plural(run.steps, "step") if planned in (None, run.steps) else f"{run.steps:,} of {plural(planned, 'step')}"
+    steps = (
+        plural(run.steps, "step")
+        if planned in (None, run.steps)
+        else f"{run.steps:,} of {plural(planned, 'step')}"
+    )
     if limit:
         steps += f" (at most {clock(limit)} of training)"
     if run.finished:
-        badge, when = '<span class="badge good">finished</span>', f"finished {run.summary.get('finished', run.written)}"
+        badge, when = (
+            '<span class="badge good">finished</span>',
+            f"finished {run.summary.get('finished', run.written)}",
+        )
     else:
         # A run that was killed cannot say so: it looks like one that goes on.
-        badge, when = '<span class="badge warn">not finished</span>', f"last step written {run.written}"
+        badge, when = (
+            '<span class="badge warn">not finished</span>',
+            f"last step written {run.written}",
+        )
     device = run.summary.get("device", "not known yet")
     facts = [f"seed {_known(run, 'seed')}", steps, f"device {device}", when]
     n_init = "rule.n_init" if run.setting("rule.name") == "speed" else ""
-    settings = [form.format(run.setting(path)) for path, form in (
-        ("model.path", "policy {}"), ("data.task", "task {}"), ("driver.groups", "{} groups a step"),
-        ("rule.n", "{} samples a group"), (n_init, "the first {} for screening"),
-        ("optimizer.learning_rate", "learning rate {}")) if run.setting(path) is not None]
-    return (f'<div class="head"><h1>{safe(_known(run, "method"))}</h1>{badge}</div><p>{safe(" · ".join(facts))}</p>'
-            f'<p class="soft">{safe(" · ".join(settings))}</p>')
+    settings = [
+        form.format(run.setting(path))
+        for path, form in (
+            ("model.path", "policy {}"),
+            ("data.task", "task {}"),
+            ("driver.groups", "{} groups a step"),
+            ("rule.n", "{} samples a group"),
+            (n_init, "the first {} for screening"),
+            ("optimizer.learning_rate", "learning rate {}"),
+        )
+        if run.setting(path) is not None
+    ]
+    return (
+        f'<div class="head"><h1>{safe(_known(run, "method"))}</h1>{badge}</div><p>'
+        f'{safe(" · ".join(facts))}</p><p class="soft">{safe(" · ".join(settings))}</p>'
+    )
 
 
 def key_numbers(run: Run) -> str:
@@ -84,7 +119,9 @@ def key_numbers(run: Run) -> str:
     cells = [_accuracy(run)]
     seconds, tokens, samples = run.total("train_s"), run.total("tokens"), run.total("samples")
     if seconds is not None:
-        cells.append(_cell("training time", clock(seconds), "without evaluation, checkpoints, compilation"))
+        cells.append(
+            _cell("training time", clock(seconds), "without evaluation, checkpoints, compilation")
+        )
     if tokens is not None:
         speed = f"; {compact(tokens / seconds)} per second of training" if seconds else ""
         cells.append(_cell("generated tokens", compact(tokens), f"{tokens:,.0f}{speed}"))
@@ -96,7 +133,9 @@ def key_numbers(run: Run) -> str:
         detail = f"{prompts['rejected']:,} of {prompts['screened']:,} screened"
         if "failed" in prompts and "solved" in prompts:
             detail += f"; {prompts['failed']:,} never solved, {prompts['solved']:,} always"
-        cells.append(_cell("prompts rejected", percent(prompts["rejected"] / prompts["screened"]), detail))
+        cells.append(
+            _cell("prompts rejected", percent(prompts["rejected"] / prompts["screened"]), detail)
+        )
     known = faults(run)
     if wrong := {name: count for name, count in known.items() if count}:
         detail = ", ".join(plural(count, name) for name, count in wrong.items())
@@ -107,8 +146,10 @@ def key_numbers(run: Run) -> str:
 
 
 def _cell(name: str, value: str, detail: str, kind: str = "") -> str:
-    return (f'<dl class="card {kind}"><dt>{safe(name)}</dt><dd class="value">{safe(value)}</dd>'
-            f'<dd class="detail">{safe(detail)}</dd></dl>')
+    return (
+        f'<dl class="card {kind}"><dt>{safe(name)}</dt><dd class="value">{safe(value)}</dd>'
+        f'<dd class="detail">{safe(detail)}</dd></dl>'
+    )
 
 
 def _accuracy(run: Run) -> str:
@@ -132,21 +173,29 @@ def _why_unknown(run: Run) -> str:
 
 
 def prompt_tally(run: Run) -> dict[str, int]:
-    """What became of the prompts: from the summary, else summed over the steps, then without why they were rejected."""
+    """What became of the prompts: from the summary, else summed over the steps,
+    then without why they were rejected.
+    """
     if run.finished and isinstance(run.summary.get("prompts"), dict):
         return run.summary["prompts"]
     columns = {name: run.column(name) for name in ("screened", "rejected")}
-    return {name: round(np.nansum(values)) for name, values in columns.items() if values is not None}
+    return {
+        name: round(np.nansum(values)) for name, values in columns.items() if values is not None
+    }
 
 
 def faults(run: Run) -> dict[str, int]:
-    """What went wrong, and how often, over the whole run, resumed or not; only what was recorded."""
+    """What went wrong, and how often, over the whole run, resumed or not;
+    only what was recorded.
+    """
     found: dict[str, int | None] = {}
     if run.finished and "skipped_updates" in run.summary:
         found["skipped update"] = int(run.summary["skipped_updates"])
     elif (skipped := run.column("skipped")) is not None:
         # A step's metrics are the mean over its optimizer steps.
-        found["skipped update"] = round(np.nansum(skipped) * (run.setting("training.minibatches") or 1))
+        found["skipped update"] = round(
+            np.nansum(skipped) * (run.setting("training.minibatches") or 1)
+        )
     for metric, (at_end, name) in _OF_PROCESS.items():
         found[name] = run.counted(metric, at_end)
     # These are saved with the run: the latest count is that of the whole.
@@ -160,8 +209,10 @@ def faults(run: Run) -> dict[str, int]:
 
 
 def _curves(run: Run) -> str:
-    notes = [f"Bold: mean of the latest {window(run.steps)} steps; faint: each step. Point at a dot or a cell for its "
-             "numbers."]
+    notes = [
+        f"Bold: mean of the latest {window(run.steps)} steps; faint: each step. Point at a dot or "
+        "a cell for its numbers."
+    ]
     if not run.records:
         notes = ["No step is written yet."]
     if not run.evaluations:
@@ -170,8 +221,10 @@ def _curves(run: Run) -> str:
     absent = [name for name in absent if name != "held-out accuracy"]
     if absent and run.records:
         notes.append(f"Not drawn, since the run holds no record of it: {', '.join(absent)}.")
-    return (f'<h2 id="curves">Curves</h2><p class="soft">{safe(" ".join(notes))}</p>'
-            f'<div class="charts">{"".join(cards)}</div>')
+    return (
+        f'<h2 id="curves">Curves</h2><p class="soft">{safe(" ".join(notes))}</p>'
+        f'<div class="charts">{"".join(cards)}</div>'
+    )
 
 
 def _configuration(run: Run) -> str:
@@ -181,9 +234,14 @@ def _configuration(run: Run) -> str:
     defaults, rows = flatten(dataclasses.asdict(Config())), []
     for name, value in flatten(run.config).items():
         changed = name in defaults and value != defaults[name]
-        rows.append(f'<tr{" class=changed" if changed else ""}><th scope="row">{safe(name)}</th><td>{safe(value)}</td>'
-                    f"<td>{safe(defaults[name]) if changed else ''}</td></tr>")
+        rows.append(
+            f"<tr{' class=changed' if changed else ''}><th "
+            f'scope="row">{safe(name)}</th><td>{safe(value)}</td>'
+            f"<td>{safe(defaults[name]) if changed else ''}</td></tr>"
+        )
     head = "".join(f'<th scope="col">{name}</th>' for name in ("field", "value", "default"))
     summary = f"{plural(len(rows), 'field')}; in bold what differs from this version's defaults"
-    table = f'<table><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table>'
-    return f'{heading}<details><summary>{summary}</summary><div class="scroll">{table}</div></details>'
+    table = f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+    return (
+        f'{heading}<details><summary>{summary}</summary><div class="scroll">{table}</div></details>'
+    )

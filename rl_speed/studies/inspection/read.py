@@ -21,7 +21,8 @@ class Run:
 
     Attributes:
       config: the resolved configuration, nested; empty where there is no config.json.
-      records: a dict a step, in order. rollouts: dicts, in order. summary: of the finished run, else empty.
+      records: a dict a step, in order. rollouts: dicts, in order. summary: of the finished run,
+        else empty.
       evaluations: of the held-out prompts, in order.
       written: local time of the last step, as text.
     """
@@ -37,11 +38,15 @@ class Run:
     @property
     def steps(self) -> int:
         """Steps made."""
-        return int(self.records[-1]["step"]) + 1 if self.records else int(self.summary.get("steps", 0))
+        return (
+            int(self.records[-1]["step"]) + 1 if self.records else int(self.summary.get("steps", 0))
+        )
 
     @property
     def finished(self) -> bool:
-        """Whether the summary is of the last step: a finished run may have been resumed with more steps."""
+        """Whether the summary is of the last step:
+        a finished run may have been resumed with more steps.
+        """
         return bool(self.summary) and int(self.summary.get("steps", self.steps)) >= self.steps
 
     @property
@@ -57,7 +62,9 @@ class Run:
         return node
 
     def column(self, name: str) -> np.ndarray | None:
-        """A metric over the steps, f64, NaN where a step lacks it or it is not finite; None where every step does."""
+        """A metric over the steps, f64, NaN where a step lacks it or it is not finite;
+        None where every step does.
+        """
         values = np.array([_number(record.get(name)) for record in self.records], float)
         return values if np.isfinite(values).any() else None
 
@@ -67,16 +74,20 @@ class Run:
         return None if column is None else float(column[np.isfinite(column)][-1])
 
     def total(self, name: str) -> float | None:
-        """A sum over the run ("train_s", "tokens", "samples", "optimizer_steps"), or over what there is of it."""
+        """A sum over the run ("train_s", "tokens", "samples", "optimizer_steps"),
+        or over what there is of it.
+        """
         if self.finished and name in self.summary:
             return float(self.summary[name])
         return self.latest(f"total/{name}")
 
     def counted(self, name: str, at_end: str = "") -> int | None:
-        """What a counter of the process counted over the whole run: it starts anew where the run was resumed.
+        """What a counter of the process counted over the whole run:
+        it starts anew where the run was resumed.
 
         Args:
-          name: the metric. at_end: the summary's name for it, whose value may include what came after the last step.
+          name: the metric. at_end: the summary's name for it, whose value may include what came
+            after the last step.
         """
         column = self.column(name)
         values = [] if column is None else column[np.isfinite(column)].tolist()
@@ -94,10 +105,13 @@ def read_run(workdir: Path) -> Run:
     """Read everything but the arrays.
 
     Raises:
-      NotARun: no such folder, or no metrics.jsonl in it. ValueError: a file is damaged; the message names it.
+      NotARun: no such folder, or no metrics.jsonl in it. ValueError: a file is damaged; the
+        message names it.
     """
     if not workdir.is_dir():
-        raise NotARun(f"{workdir} is not a folder" if workdir.exists() else f"there is no folder {workdir}")
+        raise NotARun(
+            f"{workdir} is not a folder" if workdir.exists() else f"there is no folder {workdir}"
+        )
     if not (workdir / "metrics.jsonl").is_file():
         raise NotARun(_what_is_missing(workdir))
     records, rollouts = _lines(workdir / "metrics.jsonl"), _lines(workdir / "rollouts.jsonl")
@@ -105,18 +119,35 @@ def read_run(workdir: Path) -> Run:
     settings, summary = workdir / "config.json", workdir / "summary.json"
     config = read_settings(settings, advice, supervised=True) if settings.is_file() else {}
     summary = read_summary(summary, advice) if summary.is_file() else {}
-    # A run that is resumed after its end keeps its old summary until it is over again; the file is always up to date.
+    # A run that is resumed after its end keeps its old summary until it is over again; the file is
+    # always up to date.
     evaluations = _lines(workdir / "evaluations.jsonl") or summary.get("evaluations") or []
-    written = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime((workdir / "metrics.jsonl").stat().st_mtime))
-    return Run(workdir=workdir, config=config, records=records, rollouts=rollouts,
-               summary=summary, evaluations=evaluations, written=written)
+    written = time.strftime(
+        "%Y-%m-%d %H:%M:%S", time.localtime((workdir / "metrics.jsonl").stat().st_mtime)
+    )
+    return Run(
+        workdir=workdir,
+        config=config,
+        records=records,
+        rollouts=rollouts,
+        summary=summary,
+        evaluations=evaluations,
+        written=written,
+    )
 
 
 def _what_is_missing(workdir: Path) -> str:
     missing = [name for name in ("metrics.jsonl", "config.json") if not (workdir / name).is_file()]
-    below = sorted(path.parent.relative_to(workdir).as_posix() for pattern in ("*/metrics.jsonl", "*/*/metrics.jsonl")
-                   for path in workdir.glob(pattern))
-    hint = f"; there are runs in its folders {', '.join(below[:3])}{', ...' if len(below) > 3 else ''}" if below else ""
+    below = sorted(
+        path.parent.relative_to(workdir).as_posix()
+        for pattern in ("*/metrics.jsonl", "*/*/metrics.jsonl")
+        for path in workdir.glob(pattern)
+    )
+    hint = (
+        f"; there are runs in its folders {', '.join(below[:3])}{', ...' if len(below) > 3 else ''}"
+        if below
+        else ""
+    )
     return f"{workdir} is not the workdir of a run: it has no {' and no '.join(missing)}{hint}"
 
 

@@ -87,7 +87,7 @@ tr:not(.changed) th { font-weight: 400; }
   .numbers .last { grid-column: span 2; } .charts, .rollouts { gap: 10px; }
   .numbers .card { padding: 10px; } .numbers dd.value { font-size: 1.15rem; } }
 @media print { .filter, .more, nav { display: none; } .card { break-inside: avoid; } }
-"""
+"""  # noqa: E501
 
 # Shows the rollouts that the pressed button asks for, a page at a time.
 SCRIPT = """
@@ -109,4 +109,4 @@ SCRIPT = """
   document.querySelector(".filter").hidden = false;
   draw();
 })();
-"""
+"""  # noqa: E501

@@ -4,8 +4,8 @@ import html
 import math
 from typing import Any
 
-# Control characters get their pictures; those that turn the direction of writing would let a response change how the
-# page around it reads, and half a surrogate pair cannot be written at all.
+# Control characters get their pictures; those that turn the direction of writing would let a
+# response change how the page around it reads, and half a surrogate pair cannot be written at all.
 _DIRECTION = (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
 _VISIBLE = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | {0x7F: 0x2421}
 _VISIBLE |= {code: f"[U+{code:04X}]" for code in (*range(0x80, 0xA0), *_DIRECTION)}
@@ -18,12 +18,14 @@ def safe(value: Any) -> str:
 
 
 def shorten(text: str, head: int, tail: int) -> str:
-    """`head` characters of the beginning, `tail` of the end, where answers stand, and a word on what is left out."""
+    """`head` characters of the beginning, `tail` of the end, where answers stand,
+    and a word on what is left out.
+    """
     left_out = len(text) - head - tail
     # Leaving out less than the notice is long would save nothing.
     if left_out <= 40:
         return text
-    return f"{text[:head]}\n[... {left_out:,} characters left out ...]\n{text[len(text) - tail:]}"
+    return f"{text[:head]}\n[... {left_out:,} characters left out ...]\n{text[len(text) - tail :]}"
 
 
 def compact(value: float) -> str:
@@ -37,7 +39,11 @@ def compact(value: float) -> str:
 def percent(share: float) -> str:
     """A share in per cent; a decimal where it is small."""
     value = 100 * share
-    return f"{value:.1f}%" if 0 < abs(value) < 9.95 and abs(value - round(value)) > 0.05 else f"{value:.0f}%"
+    return (
+        f"{value:.1f}%"
+        if 0 < abs(value) < 9.95 and abs(value - round(value)) > 0.05
+        else f"{value:.0f}%"
+    )
 
 
 def clock(seconds: float) -> str:

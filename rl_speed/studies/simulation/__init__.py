@@ -1,9 +1,42 @@
-"""What each sampling rule would cost on known pass rates, before any policy runs: pass rates in, tables and pictures out."""
+"""What each sampling rule would cost on known pass rates, before any policy runs:
+pass rates in, tables and pictures out.
+"""
 
-from rl_speed.data.pass_rates import (PassRates, load_epochs, load_pass_rate_table, load_pass_rates, mixture,
-                                            moving_average)
+from rl_speed.data.pass_rates import (
+    PassRates,
+    load_epochs,
+    load_pass_rate_table,
+    load_pass_rates,
+    mixture,
+    moving_average,
+)
 from rl_speed.studies.simulation.orders import Memory, survey_orders
-from rl_speed.studies.simulation.simulate import Draws, draw, epochs, exact, fill, measure, standard_rules, survey
+from rl_speed.studies.simulation.simulate import (
+    Draws,
+    draw,
+    epochs,
+    exact,
+    fill,
+    measure,
+    standard_rules,
+    survey,
+)
 
-__all__ = ["Draws", "Memory", "PassRates", "draw", "epochs", "exact", "fill", "load_epochs", "load_pass_rate_table",
-           "load_pass_rates", "measure", "mixture", "moving_average", "standard_rules", "survey", "survey_orders"]
+__all__ = [
+    "Draws",
+    "Memory",
+    "PassRates",
+    "draw",
+    "epochs",
+    "exact",
+    "fill",
+    "load_epochs",
+    "load_pass_rate_table",
+    "load_pass_rates",
+    "measure",
+    "mixture",
+    "moving_average",
+    "standard_rules",
+    "survey",
+    "survey_orders",
+]

@@ -1,11 +1,13 @@
-"""What an order of prompts is worth: the real stream and order, SPEED's screening on known pass rates that drift, no policy.
+"""What an order of prompts is worth: the real stream and order, SPEED's screening on known pass
+rates that drift, no policy.
 
-Training is at a place of its pass-rate curves f64[P, E] that depends on the groups trained on so far, not on the prompts looked at:
-curve epoch e lasts as many groups as one shuffled pass over the data would accept in it. Every order is so compared over the same
-training, at the same pass rates; what is left out is that another choice of prompts may train another policy.
+Training is at a place of its pass-rate curves f64[P, E] that depends on the groups trained on so
+far, not on the prompts looked at: curve epoch e lasts as many groups as one shuffled pass over the
+data would accept in it. Every order is so compared over the same training, at the same pass rates;
+what is left out is that another choice of prompts may train another policy.
 
-Prompts leave the stream in calls of a fixed number. Those that are rejected are observed after their call, accepted ones a call
-later, as with pre-fetch.
+Prompts leave the stream in calls of a fixed number. Those that are rejected are observed after
+their call, accepted ones a call later, as with pre-fetch.
 """
 
 import dataclasses
@@ -23,7 +25,10 @@ from rl_speed.sampling import Speed
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-    """Settings of `MemoryOrder`; `prior` and `decay` of `memory.BetaEma`. The defaults are those of training (tested)."""
+    """Settings of `MemoryOrder`; `prior` and `decay` of `memory.BetaEma`.
+
+    The defaults are those of training (tested).
+    """
 
     explore: float = 0.05
     max_unseen: float = 4.0
@@ -34,7 +39,11 @@ class Memory:
     @property
     def label(self) -> str:
         """What differs from the defaults."""
-        changed = [f"{f.name} {getattr(self, f.name)}" for f in dataclasses.fields(self) if getattr(self, f.name) != f.default]
+        changed = [
+            f"{f.name} {getattr(self, f.name)}"
+            for f in dataclasses.fields(self)
+            if getattr(self, f.name) != f.default
+        ]
         return ", ".join(changed) or "default"
 
     def order(self, ids: Sequence[str], rule: Speed, seed: int) -> MemoryOrder:
@@ -45,9 +54,14 @@ class Memory:
 
 @dataclasses.dataclass(frozen=True)
 class Course:
-    """One training course. Per curve epoch, i64[E]: groups accepted, prompts screened; f64[E]: `information`, the sum of (N-1) s^2
-    over groups (as in `simulate`); `tokens`, of all samples (samples, where no lengths are given). Over all of it: `unseen`, most visits that any prompt went unseen, in epochs (visits / P);
-    `prompts`, the effective number of prompts trained on, (sum g)^2 / sum g^2 of the groups g of each."""
+    """One training course.
+
+    Per curve epoch, i64[E]: groups accepted, prompts screened; f64[E]: `information`, the sum of
+    (N-1) s^2 over groups (as in `simulate`); `tokens`, of all samples (samples, where no lengths
+    are given). Over all of it: `unseen`, most visits that any prompt went unseen, in epochs (visits
+    / P); `prompts`, the effective number of prompts trained on, (sum g)^2 / sum g^2 of the
+    groups g of each.
+    """
 
     groups: np.ndarray
     screened: np.ndarray
@@ -58,17 +72,34 @@ class Course:
 
 
 # One setting changed at a time.
-SWEEP = tuple(Memory(**{name: value}) for name, values in (
-    ("explore", (0.0, 0.2)), ("max_unseen", (1.5, 2.0, 8.0)), ("rest", (0.0, 0.25, 0.75)), ("decay", (0.7, 1.0)),
-    ("prior", ((1.0, 16.0),))) for value in values)
+SWEEP = tuple(
+    Memory(**{name: value})
+    for name, values in (
+        ("explore", (0.0, 0.2)),
+        ("max_unseen", (1.5, 2.0, 8.0)),
+        ("rest", (0.0, 0.25, 0.75)),
+        ("decay", (0.7, 1.0)),
+        ("prior", ((1.0, 16.0),)),
+    )
+    for value in values
+)
 
 
-def follow(curves: np.ndarray, rule: Speed, memory: Memory | None = None, seed: int = 0, call: int = 64,
-           ends: np.ndarray | None = None, lengths: np.ndarray | None = None) -> Course:
-    """Trains through all curve epochs, f64[P, E], with a shuffle (`memory` None) or with memory; `call` prompts leave at a time.
+def follow(
+    curves: np.ndarray,
+    rule: Speed,
+    memory: Memory | None = None,
+    seed: int = 0,
+    call: int = 64,
+    ends: np.ndarray | None = None,
+    lengths: np.ndarray | None = None,
+) -> Course:
+    """Trains through all curve epochs, f64[P, E], with a shuffle (`memory` None) or with memory;
+    `call` prompts leave at a time.
 
     Args:
-      ends: f64[E], groups trained on by the end of each curve epoch, where that is known; else see the module.
+      ends: f64[E], groups trained on by the end of each curve epoch, where that is known; else see
+        the module.
       lengths: f64[P, E], mean tokens of a sample.
     """
     size, epochs = curves.shape
@@ -103,35 +134,59 @@ def follow(curves: np.ndarray, rule: Speed, memory: Memory | None = None, seed: 
         tokens[epoch] += (lengths[index, epoch] * (rule.n_init + rule.n_cont * passed)).sum()
         np.add.at(of_prompt, index[passed], 1)
     unseen = max(unseen, int((stream.state_dict()["serial"] - last).max()) - 1)
-    return Course(groups, screened, information, unseen / size, float(of_prompt.sum() ** 2 / (of_prompt**2).sum()),
-                  tokens)
+    return Course(
+        groups,
+        screened,
+        information,
+        unseen / size,
+        float(of_prompt.sum() ** 2 / (of_prompt**2).sum()),
+        tokens,
+    )
 
 
 def summary(courses: Sequence[Course], rule: Speed) -> dict[str, Any]:
     """Means over repeats, and standard errors under the same name with "_error" where it matters.
 
-    samples, screening: samples drawn, and of those screening ones, per group; accepted: of the prompts screened; signal:
-    information per sample; unseen: the most of any repeat; prompts; by_epoch: samples per group in each curve epoch.
+    samples, screening: samples drawn, and of those screening ones, per group; accepted: of the
+    prompts screened; signal: information per sample; unseen: the most of any repeat; prompts;
+    by_epoch: samples per group in each curve epoch.
     """
-    groups, screened = (np.array([getattr(c, name) for c in courses]) for name in ("groups", "screened"))
+    groups, screened = (
+        np.array([getattr(c, name) for c in courses]) for name in ("groups", "screened")
+    )
     screening = rule.n_init * screened.sum(1) / groups.sum(1)
     samples = screening + rule.n_cont
     error = lambda x: float(x.std(ddof=1) / np.sqrt(len(x))) if len(x) > 1 else float("nan")
     with np.errstate(divide="ignore", invalid="ignore"):
         by_epoch = rule.n_init * screened.sum(0) / groups.sum(0) + rule.n_cont
     signal = np.array([c.information.sum() for c in courses]) / (samples * groups.sum(1))
-    return {"samples": float(samples.mean()), "samples_error": error(samples), "screening": float(screening.mean()),
-            "screening_error": error(screening), "accepted": float((groups.sum(1) / screened.sum(1)).mean()),
-            "signal": float(signal.mean()), "unseen": max(c.unseen for c in courses),
-            "prompts": float(np.mean([c.prompts for c in courses])), "by_epoch": by_epoch.tolist()}
+    return {
+        "samples": float(samples.mean()),
+        "samples_error": error(samples),
+        "screening": float(screening.mean()),
+        "screening_error": error(screening),
+        "accepted": float((groups.sum(1) / screened.sum(1)).mean()),
+        "signal": float(signal.mean()),
+        "unseen": max(c.unseen for c in courses),
+        "prompts": float(np.mean([c.prompts for c in courses])),
+        "by_epoch": by_epoch.tolist(),
+    }
 
 
-def compare(curves: np.ndarray, rule: Speed, settings: Sequence[Memory], repeats: int = 3, call: int = 64,
-            seed: int = 0) -> dict[str, Any]:
-    """{"shuffle": a `summary`, "memory": [for each of the settings, a `summary` with what it gains on the shuffle]}.
+def compare(
+    curves: np.ndarray,
+    rule: Speed,
+    settings: Sequence[Memory],
+    repeats: int = 3,
+    call: int = 64,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """{"shuffle": a `summary`, "memory": [for each of the settings, a `summary` with what it gains
+    on the shuffle]}.
 
-    Gains: `ratio` of samples per group, shuffle over memory, and its standard error over repeats (`ratio_error`); so too
-    `screening_ratio`; `signal_ratio`, of signal per sample, memory over shuffle; `prompts_ratio`, likewise.
+    Gains: `ratio` of samples per group, shuffle over memory, and its standard error over repeats
+    (`ratio_error`); so too `screening_ratio`; `signal_ratio`, of signal per sample, memory over
+    shuffle; `prompts_ratio`, likewise.
 
     Raises: ValueError for repeats below 2, which have no error.
     """
@@ -141,20 +196,33 @@ def compare(curves: np.ndarray, rule: Speed, settings: Sequence[Memory], repeats
     base = summary(run(None), rule)
     rows = []
     for memory in settings:
-        row = {"label": memory.label, "settings": dataclasses.asdict(memory), **summary(run(memory), rule)}
+        row = {
+            "label": memory.label,
+            "settings": dataclasses.asdict(memory),
+            **summary(run(memory), rule),
+        }
         for name, ratio in (("samples", "ratio"), ("screening", "screening_ratio")):
             row[ratio] = base[name] / row[name]
             # The two are independent: relative errors add in squares.
-            relative = np.hypot(base[f"{name}_error"] / base[name], row[f"{name}_error"] / row[name])
+            relative = np.hypot(
+                base[f"{name}_error"] / base[name], row[f"{name}_error"] / row[name]
+            )
             row[f"{ratio}_error"] = row[ratio] * float(relative)
-        rows.append(row | {name + "_ratio": row[name] / base[name] for name in ("signal", "prompts")})
+        rows.append(
+            row | {name + "_ratio": row[name] / base[name] for name in ("signal", "prompts")}
+        )
     return {"shuffle": base, "memory": rows}
 
 
-def survey_orders(sources: Mapping[str, np.ndarray], n: int = 24, n_inits: Sequence[int] = (4, 6, 8), seed: int = 0,
-                  repeats: int = 3) -> list[dict[str, Any]]:
-    """`compare` on every source {name: curves f64[P, E]} for every n_init, with the default settings; with `SWEEP` too on the first
-    source at the n_init in the middle.
+def survey_orders(
+    sources: Mapping[str, np.ndarray],
+    n: int = 24,
+    n_inits: Sequence[int] = (4, 6, 8),
+    seed: int = 0,
+    repeats: int = 3,
+) -> list[dict[str, Any]]:
+    """`compare` on every source {name: curves f64[P, E]} for every n_init,
+    with the default settings; with `SWEEP` too on the first source at the n_init in the middle.
 
     Returns: dicts with source, n_init, prompts, epochs, and what `compare` returns.
     """
@@ -162,6 +230,15 @@ def survey_orders(sources: Mapping[str, np.ndarray], n: int = 24, n_inits: Seque
     for name, curves in sources.items():
         for n_init in n_inits:
             sweep = SWEEP if len(found) == len(n_inits) // 2 else ()
-            found.append({"source": name, "n_init": n_init, "prompts": len(curves), "epochs": curves.shape[1],
-                          **compare(curves, Speed(n_init, n - n_init), (Memory(), *sweep), repeats, seed=seed)})
+            found.append(
+                {
+                    "source": name,
+                    "n_init": n_init,
+                    "prompts": len(curves),
+                    "epochs": curves.shape[1],
+                    **compare(
+                        curves, Speed(n_init, n - n_init), (Memory(), *sweep), repeats, seed=seed
+                    ),
+                }
+            )
     return found
