@@ -26,6 +26,7 @@ REWARD_PARTS = ("accuracy", "format", "language", "overlong")
 def check(c: "Config") -> None:
     """Raises ValueError naming the first field that cannot be, and what it may be."""
     check_evaluation(c)
+    _check_loss(c)
     _require_one(
         c,
         "rule.n",

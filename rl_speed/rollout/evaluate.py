@@ -171,7 +171,7 @@ def evaluate(
       so_far: of the same evaluation, to go on from; kept up to date call by call. stop: asked
         before each call.
 
-    Returns None where `stop` ended it before the last call; `so_far` has what was rollouts.
+    Returns None where `stop` ended it before the last call; `so_far` has what was drawn.
     """
     so_far = EvaluationSoFar() if so_far is None else so_far
     numbered = [dataclasses.replace(prompt, visit=i) for i, prompt in enumerate(prompts)]
