@@ -24,7 +24,7 @@ def test_every_picture_is_drawn_and_named(launch, tmp_path):
 def test_what_cannot_be_is_explained(launch, tmp_path):
     (tmp_path / "file").write_text("")
     for arguments, message in (
-        (["snr"], "usage:"),
+        (["snr"], "unexpected argument 'snr': every setting is a --flag"),
         ([f"--out={tmp_path / 'file'}"], "--out=FOLDER draws elsewhere"),
     ):
         done = launch("experiments/theory.py", *arguments)
