@@ -143,7 +143,7 @@ def run(work: Workload, repeats: int, say: Callable[[str], None]) -> dict[str, A
     steps = []
     for step in range(work.steps + 1):
         begin = time.perf_counter()
-        groups, report = driver.next_groups(state.params, step)
+        rollouts, report = driver.next_groups(state.params, step)
         driver.wait()
         seconds = {
             "generate": time.perf_counter() - begin - report.score_s,
@@ -151,12 +151,13 @@ def run(work: Workload, repeats: int, say: Callable[[str], None]) -> dict[str, A
         }
         memory = {"generate": peak_memory()}
         begin = time.perf_counter()
-        batch = build_batch(groups, work.groups * work.samples, work.prompt + work.max_new)
+        batch = build_batch(rollouts, work.groups * work.samples, work.prompt + work.max_new)
         state, metrics = update(state, batch, advantages(batch, None), None, None)
         metrics = jax.device_get(metrics)
         seconds["update"] = time.perf_counter() - begin
         memory["update"] = peak_memory()
-        trained = sum(int(g.lengths.sum()) + len(g) * len(g.prompt.tokens) for g in groups)
+        prompts = [len(prompt.tokens) for prompt in rollouts.prompts]
+        trained = int(rollouts.lengths.sum() + rollouts.sizes @ prompts)
         flops = trained * flops_per_token(work.model, work.prompt + work.max_new)
         g = report.generation
         steps.append(
@@ -169,7 +170,7 @@ def run(work: Workload, repeats: int, say: Callable[[str], None]) -> dict[str, A
                 "screened": report.screened,
                 "accepted": report.accepted,
                 "trained_tokens": trained,
-                "groups": len(groups),
+                "groups": len(rollouts.prompts),
                 "update_flops_per_s": flops / seconds["update"],
                 "slot_use": g.tokens / max(g.decode_steps * work.slots, 1),
                 "skipped": float(metrics["skipped"]),
