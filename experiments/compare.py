@@ -47,7 +47,7 @@ def main(_):
         *compare.compare(
             _CONFIG.value,
             _METHODS.value,
-            [int(s) for s in _SEEDS.value],
+            entry.numbers("seeds", _SEEDS.value),
             Path(_WORKDIR.value),
             _TARGET.value,
             _SAMPLES.value,

@@ -4,6 +4,7 @@ import pytest
 
 from rl_speed.config import Config
 from rl_speed.config.command import check_config_file, check_overrides, check_renamed
+from rl_speed.runtime import entry
 
 
 @pytest.mark.parametrize(
@@ -166,3 +167,10 @@ def test_train_refuses_before_it_builds(launch, tmp_path):
         "error: --config.rule.n_inti: there is no config.rule.n_inti; nearest: "
         "config.rule.n_init, config.rule.n_min"
     )
+
+
+def test_a_list_of_numbers_is_refused_by_the_name_of_its_flag():
+    assert entry.numbers("seeds", ["0", "12"]) == [0, 12]
+    assert entry.numbers("targets", ["0.5"], float) == [0.5]
+    with pytest.raises(ValueError, match="--seeds must be whole numbers .* got '1,b'"):
+        entry.numbers("seeds", ["1", "b"])

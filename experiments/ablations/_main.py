@@ -3,8 +3,9 @@
 import sys
 from pathlib import Path
 
-from absl import app, flags, logging
+from absl import flags
 
+from rl_speed.runtime import entry
 from rl_speed.studies.comparison.ablation import Ablation, run
 
 _SEEDS = flags.DEFINE_list("seeds", ["0", "1", "2"], "Seeds, each used by every variant.")
@@ -23,26 +24,11 @@ def main(ablation: Ablation) -> None:
     """Parse the flags, run the ablation, print its table and where it was written."""
 
     def start(_):
-        from rl_speed.runtime.setup import setup_jax
-
-        setup_jax()
-        if not flags.FLAGS["verbosity"].present:
-            logging.set_verbosity(logging.ERROR)
         command = " ".join(["python", f"experiments/ablations/{ablation.name}.py", *sys.argv[1:]])
         workdir = Path(_WORKDIR.value or f"runs/ablations/{ablation.name}")
-        try:
-            written = run(
-                ablation,
-                [int(seed) for seed in _SEEDS.value],
-                workdir,
-                command,
-                _STEPS.value,
-                _SMOKE.value,
-            )
-        except (ValueError, OSError) as error:
-            logging.error("%s", error)
-            sys.exit(2)
+        seeds = entry.numbers("seeds", _SEEDS.value)
+        written = run(ablation, seeds, workdir, command, _STEPS.value, _SMOKE.value)
         print(written[0].read_text())
         print("written to", *written)
 
-    app.run(start)
+    entry.run(start)

@@ -76,6 +76,17 @@ def run(
     app.run(guarded, flags_parser=parse)
 
 
+def numbers(flag: str, texts: Sequence[str], kind: type = int) -> list[Any]:
+    """The values of a list flag as numbers. Raises ValueError naming the flag."""
+    try:
+        return [kind(text) for text in texts]
+    except ValueError:
+        what = {int: "whole numbers"}.get(kind, "numbers")
+        raise ValueError(
+            f"--{flag} must be {what} with commas between, got {','.join(texts)!r}"
+        ) from None
+
+
 def shown_command() -> str:
     """The command line of this process, as tables and reports repeat it."""
     return " ".join([f"python experiments/{Path(sys.argv[0]).name}", *sys.argv[1:]])
