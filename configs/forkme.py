@@ -85,10 +85,8 @@ def get_config() -> Config:
     # Steps over which it rises from 0: Adam's first steps know little of the gradient's size.
     config.optimizer.warmup_steps = 10
     config.training.steps = 300  # the length of a run; config.training.max_seconds ends it earlier
-    # Samples of a gradient piece, which divides the batch: fewer take less memory.
-    config.training.micro_batch = 24
-    # Rows are cut to a multiple of this: small saves padding, large saves compilations.
-    config.training.length_multiple = 256
+    # Tokens whose activations a device holds at a time: fewer take less memory.
+    config.training.micro_tokens = 8192
 
     # What you see of it.
     # Steps between evaluations, which take generation time and no training.

@@ -30,7 +30,6 @@ def get_config() -> Config:
     config.reward.workers = 8
     config.optimizer.learning_rate = 1e-6
     config.training.steps = 300
-    config.training.micro_batch = 24
-    config.training.length_multiple = 256
+    config.training.micro_tokens = 8192
     config.evaluation.samples = 1
     return config

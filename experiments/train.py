@@ -36,6 +36,11 @@ _DRY_RUN = flags.DEFINE_bool(
 )
 flags.mark_flag_as_required("config")
 
+RENAMED = {
+    "config.training.micro_batch": "config.training.micro_tokens, in tokens",
+    "config.training.length_multiple": "gone, as rows cost what they hold: it",
+}
+
 
 def main(_):
     config = _CONFIG.value
@@ -74,4 +79,4 @@ def explain(error):
 
 
 if __name__ == "__main__":
-    entry.run(main, explain=explain)
+    entry.run(main, renamed=RENAMED, explain=explain)

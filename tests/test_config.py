@@ -27,9 +27,12 @@ from rl_speed.studies.comparison.runs import Variant
         ("rule.n_init", 30, "config.rule.n_init must be between 1 and config.rule.n"),
         ("sampler.top_p", 0.9, "cut the distribution that training samples from"),
         ("driver.buffer_groups", 4, "config.driver.buffer_groups"),
-        ("training.micro_batch", 5, "config.training.micro_batch .5. must divide"),
         ("training.minibatches", 3, "config.training.minibatches .3. must divide"),
-        ("mesh.data", 5, "384 samples per gradient piece cannot be split over mesh data=5"),
+        (
+            "mesh.data",
+            5,
+            "the 384 samples of an optimizer step .* cannot be split over mesh data=5",
+        ),
         (
             "driver.accept",
             "completion",

@@ -64,18 +64,12 @@ def check(c: "Config") -> None:
             f"config.driver.groups ({c.driver.groups}): groups are not split"
         )
     rows = c.driver.groups * c.rule.n // c.training.minibatches
-    micro = c.training.micro_batch or rows
     shards = c.mesh.data * c.mesh.fsdp
-    if rows % micro:
+    if rows % shards:
         raise ValueError(
-            f"config.training.micro_batch ({micro}) must divide the {rows} samples of an "
-            "optimizer step (config.driver.groups x config.rule.n / config.training.minibatches); "
-            "0 takes them all at once"
-        )
-    if micro % shards:
-        raise ValueError(
-            f"{micro} samples per gradient piece cannot be split over mesh data={c.mesh.data} x "
-            f"fsdp={c.mesh.fsdp}; change config.training.micro_batch or config.driver.groups"
+            f"the {rows} samples of an optimizer step (config.driver.groups x config.rule.n / "
+            f"config.training.minibatches) cannot be split over mesh data={c.mesh.data} x "
+            f"fsdp={c.mesh.fsdp}"
         )
     if c.sampler.attention == "pallas" and c.mesh.tensor > 1:
         raise ValueError(

@@ -102,12 +102,9 @@ def embedded(method: str = "") -> Config:
     # A finite set, encoded once: making questions on the fly would cost as much as generating
     # answers to them.
     config.data.train_prompts = 4096
-    # A quarter of the batch at a time: activations stay in the processor's cache, and the update
-    # takes 0.6 of the time.
-    config.training.micro_batch = 96
+    # Activations of a piece stay in the processor's cache.
+    config.training.micro_tokens = 1024
     config.model.remat = False
-    # Rows of 18 tokens where no response rambles, 26 where one does.
-    config.training.length_multiple = 9
     config.optimizer.learning_rate = 1e-3
     # RLOO's gradients are a tenth of SPEED's: a bound that spares it its outliers is one that
     # normalises the other's.
@@ -160,7 +157,7 @@ def tiny(
     config.data.eval_prompts, config.evaluation.every = eval_prompts, evaluate_every
     if train_prompts is not None:
         config.data.train_prompts = train_prompts
-    config.training.steps, config.training.micro_batch, config.checkpoints.every = steps, 0, 2
+    config.training.steps, config.training.micro_tokens, config.checkpoints.every = steps, 0, 2
     config.logging.progress, config.logging.export = False, export
     return config
 
@@ -194,8 +191,7 @@ def language_model(
     config.reward.verifier = "math"
     config.reward.workers = 16
     config.optimizer.learning_rate = 1e-6
-    config.training.length_multiple = 512
-    config.training.micro_batch = max(8, devices)
+    config.training.micro_tokens = 8192
     config.evaluation.samples = 1
     config.checkpoints.every = 50
     return config

@@ -353,10 +353,12 @@ class Training:
     steps: int = 200
     # Stop earlier, after so long in training steps (0: no limit); evaluation, compilation are free.
     max_seconds: float = 0.0
-    micro_batch: int = 0  # samples per gradient piece (0: the whole batch)
+    # Tokens whose activations a device holds at a time, about: rows of any length fill pieces of so
+    # many (0: a thirty-second of the longest rows that a batch can have). A piece holds one row of
+    # any length at least.
+    micro_tokens: int = 0
     minibatches: int = 1  # optimizer steps per RL step
     max_skipped: int = 5  # stop after so many non-finite updates in a row
-    length_multiple: int = 0  # cut training rows to a multiple of this many tokens (0: one length)
 
 
 @dataclass

@@ -80,8 +80,10 @@ def token_logprobs(
     step = min(length, max(1, chunk // max(rows, 1)))
 
     def piece(head, hidden, targets):
-        logits = output_head(head, hidden, config) / temperature
-        return logits_logprobs(logits, targets, with_entropy)
+        # Tokens on one axis, as in `hidden_states`.
+        logits = output_head(head, hidden.reshape(-1, width), config) / temperature
+        found = logits_logprobs(logits, targets.reshape(-1), with_entropy)
+        return jax.tree.map(lambda x: x.reshape(targets.shape), found)
 
     head = {name: params[name] for name in (("embed",) if config.tie_embeddings else ("lm_head",))}
     with jax.named_scope("token_logprobs"):

@@ -7,8 +7,9 @@ mlp width, N layers, V vocabulary.
 
 import contextlib
 import dataclasses
+import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -217,42 +218,65 @@ def segment_positions(segment_ids_BxT: Array) -> Array:
     return index_T - start_BxT
 
 
-def attention_block(layer: Params, x_BxTxD: Array, rope, mask, config: ModelConfig) -> Array:
-    """Causal self-attention of one layer, without the residual."""
-    dtype = x_BxTxD.dtype
+def attention_block(
+    layer: Params,
+    x_NxD: Array,
+    rope,
+    attend: Callable[[Array, Array, Array], Array],
+    config: ModelConfig,
+) -> Array:
+    """Causal self-attention of one layer for N = B * T tokens, without the residual.
+
+    `rope` has the angles of [B, T] positions.
+    """
+    dtype, length = x_NxD.dtype, rope[0].shape[1]
     with jax.named_scope("attention"):
-        h_BxTxD = rms_norm(x_BxTxD, layer["attn_norm"], config.norm_eps)
-        project = lambda name: jnp.einsum("btd,dhk->bthk", h_BxTxD, layer["w" + name].astype(dtype))
+        h_NxD = rms_norm(x_NxD, layer["attn_norm"], config.norm_eps)
+
+        def project(name):
+            """[B, T, heads, K] for queries, keys or values."""
+            weight = layer["w" + name].astype(dtype)
+            out = h_NxD @ weight.reshape(weight.shape[0], -1)
+            if config.qkv_bias:
+                out = out + layer["b" + name].astype(dtype).reshape(-1)
+            return out.reshape(-1, length, *weight.shape[1:])
+
         q, k, v = project("q"), project("k"), project("v")
-        if config.qkv_bias:
-            q, k, v = (
-                q + layer["bq"].astype(dtype),
-                k + layer["bk"].astype(dtype),
-                v + layer["bv"].astype(dtype),
-            )
         if config.qk_norm:
             q, k = (
                 rms_norm(x, layer[name], config.norm_eps)
                 for x, name in ((q, "q_norm"), (k, "k_norm"))
             )
         q, k = rotate(q, *rope), rotate(k, *rope)
-        implementation = attention_implementation(config, mask is not None, x_BxTxD.shape[1])
-        out_BxTxHxK = jax.nn.dot_product_attention(
-            q, k, v, mask=mask, is_causal=True, implementation=implementation
-        )
-        return jnp.einsum("bthk,hkd->btd", out_BxTxHxK, layer["wo"].astype(dtype))
+        weight = layer["wo"].astype(dtype)
+        return attend(q, k, v).reshape(len(x_NxD), -1) @ weight.reshape(-1, weight.shape[-1])
 
 
-def mlp_block(layer: Params, x_BxTxD: Array, config: ModelConfig) -> Array:
+def mlp_block(layer: Params, x_NxD: Array, config: ModelConfig) -> Array:
     """SwiGLU of one layer, without the residual."""
-    dtype = x_BxTxD.dtype
+    dtype = x_NxD.dtype
     with jax.named_scope("mlp"):
-        h_BxTxD = rms_norm(x_BxTxD, layer["mlp_norm"], config.norm_eps)
-        gate_BxTxF = jnp.einsum("btd,df->btf", h_BxTxD, layer["w_gate"].astype(dtype))
-        up_BxTxF = jnp.einsum("btd,df->btf", h_BxTxD, layer["w_up"].astype(dtype))
-        return jnp.einsum(
-            "btf,fd->btd", jax.nn.silu(gate_BxTxF) * up_BxTxF, layer["w_down"].astype(dtype)
-        )
+        h_NxD = rms_norm(x_NxD, layer["mlp_norm"], config.norm_eps)
+        gate_NxF = h_NxD @ layer["w_gate"].astype(dtype)
+        up_NxF = h_NxD @ layer["w_up"].astype(dtype)
+        return (jax.nn.silu(gate_NxF) * up_NxF) @ layer["w_down"].astype(dtype)
+
+
+def dense_attention(
+    q: Array, k: Array, v: Array, segment_ids: Array | None, config: ModelConfig
+) -> Array:
+    """Causal attention of q [B, T, H, K] over k, v [B, T, N, K],
+    within segments i32[B, T] where there are any.
+    """
+    mask = (
+        None
+        if segment_ids is None
+        else (segment_ids[:, :, None] == segment_ids[:, None, :])[:, None]
+    )
+    implementation = attention_implementation(config, mask is not None, q.shape[1])
+    return jax.nn.dot_product_attention(
+        q, k, v, mask=mask, is_causal=True, implementation=implementation
+    )
 
 
 def hidden_states(
@@ -261,6 +285,7 @@ def hidden_states(
     config: ModelConfig,
     segment_ids: Array | None = None,
     positions: Array | None = None,
+    attend: Callable[[Array, Array, Array], Array] | None = None,
 ) -> Array:
     """The residual stream after the final norm: what the output head reads.
 
@@ -273,14 +298,15 @@ def hidden_states(
         are contiguous.
       positions: i32 [B, T] rotary positions; by default counted from the start of the row, or of
         the segment.
+      attend: (q [B, T, H, K], k, v [B, T, N, K]) -> [B, T, H, K] in place of `dense_attention`;
+        `segment_ids` are its own business then.
 
     Returns:
       [B, T, D] in config.dtype.
     """
     dtype = jnp.dtype(config.dtype)
-    mask = None
-    if segment_ids is not None:
-        mask = (segment_ids[:, :, None] == segment_ids[:, None, :])[:, None]
+    if attend is None:
+        attend = functools.partial(dense_attention, segment_ids=segment_ids, config=config)
     if positions is None:
         positions = (
             segment_positions(segment_ids)
@@ -288,45 +314,42 @@ def hidden_states(
             else jnp.arange(tokens_BxT.shape[1], dtype=jnp.int32)[None]
         )
 
-    def layer_step(x_BxTxD, layer):
-        x_BxTxD = x_BxTxD + attention_block(layer, x_BxTxD, rope, mask, config)
-        return x_BxTxD + mlp_block(layer, x_BxTxD, config), None
+    # All tokens on one axis: of gradients over two, XLA on CPUs transposes the operands first,
+    # which takes as long as the products.
+    def layer_step(x_NxD, layer):
+        x_NxD = x_NxD + attention_block(layer, x_NxD, rope, attend, config)
+        return x_NxD + mlp_block(layer, x_NxD, config), None
 
     with jax.named_scope("policy"), full_precision(config):
         rope = rope_angles(positions, config)
         with jax.named_scope("embed"):
-            x_BxTxD = params["embed"][tokens_BxT].astype(dtype)
+            x_NxD = params["embed"][tokens_BxT.reshape(-1)].astype(dtype)
         # Inside scan the loop itself keeps XLA from undoing the recomputation, so its costly
         # barriers are not needed.
         step = jax.checkpoint(layer_step, prevent_cse=False) if config.remat else layer_step
         with jax.named_scope("layers"):
-            x_BxTxD, _ = jax.lax.scan(
+            x_NxD, _ = jax.lax.scan(
                 step,
-                x_BxTxD,
+                x_NxD,
                 params["layers"],
                 unroll=config.layers if config.layers <= UNROLLED_LAYERS else 1,
             )
         with jax.named_scope("final_norm"):
-            return rms_norm(x_BxTxD, params["final_norm"], config.norm_eps)
+            x_NxD = rms_norm(x_NxD, params["final_norm"], config.norm_eps)
+        return x_NxD.reshape(*tokens_BxT.shape, -1)
 
 
 def output_head(params: Params, hidden: Array, config: ModelConfig) -> Array:
     """Logits, float32 [..., V], of hidden states [..., D]."""
     dtype = jnp.dtype(config.dtype)
     with jax.named_scope("head"), full_precision(config):
-        if config.tie_embeddings:
-            return jnp.einsum(
-                "...d,vd->...v",
-                hidden,
-                params["embed"].astype(dtype),
-                preferred_element_type=jnp.float32,
-            )
-        return jnp.einsum(
-            "...d,dv->...v",
-            hidden,
-            params["lm_head"].astype(dtype),
+        weight = params["embed"].T if config.tie_embeddings else params["lm_head"]
+        logits = jnp.matmul(
+            hidden.reshape(-1, hidden.shape[-1]),
+            weight.astype(dtype),
             preferred_element_type=jnp.float32,
         )
+        return logits.reshape(*hidden.shape[:-1], -1)
 
 
 def forward(

@@ -50,6 +50,11 @@ def closing_summary(summary: dict[str, Any], workdir: Path, plots: list[Path]) -
             name: sum(r.get(f"time/{name}", 0.0) for r in records) / whole
             for name in ("generate", "score", "update", "fused", "other")
         }
+        if waste := [r["padding"] for r in records if "padding" in r]:
+            lines.append(
+                f"  padding             {sum(waste) / len(waste):.2f} tokens computed in an update "
+                "for each that is held"
+            )
         lines.append(
             "  time                "
             + ", ".join(f"{name} {share:.0%}" for name, share in phases.items() if share)

@@ -30,7 +30,6 @@ from rl_speed.sft.config import SFTConfig, difference
 from rl_speed.sft.data import Layout, SFTBatch
 from rl_speed.update.optimizer import learning_rate_schedule, make_optimizer
 from rl_speed.update.state import TrainState, state_shardings
-from rl_speed.update.step import pieces
 
 Array = jax.Array
 log = logging.getLogger(__name__)
@@ -70,6 +69,15 @@ def count_tokens(batch: SFTBatch) -> Array:
     return jnp.sum(batch.mask[:, 1:])
 
 
+def pieces(tree: Any, count: int) -> Any:
+    """[R, ...] leaves -> [count, R / count, ...].
+
+    Piece m holds rows m, m + count, ... so that each stays spread over the row shards.
+    """
+    split = lambda x: x.reshape(x.shape[0] // count, count, *x.shape[1:])
+    return jax.tree.map(lambda x: jnp.swapaxes(split(x), 0, 1), tree)
+
+
 def make_update(
     model: ModelConfig,
     optimizer: optax.GradientTransformation,
@@ -83,7 +91,7 @@ def make_update(
     Args:
       shardings: where params and opt_state stay (`state_shardings`); None leaves it to
         the compiler.
-      micro_batches: `update.step.pieces` whose gradients are added up before the update. The loss
+      micro_batches: `pieces` whose gradients are added up before the update. The loss
         is the mean over the tokens of the whole batch, so it does not depend on their number, nor
         on how examples are packed. A piece without a token to learn is not computed.
     """

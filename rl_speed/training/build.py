@@ -67,7 +67,7 @@ from rl_speed.rollout.host_driver import HostDriver
 from rl_speed.runtime.metrics import write_atomically
 from rl_speed.sampling import Decoder, HostVerify, SamplerConfig
 from rl_speed.sampling.adaptive import Verify
-from rl_speed.training.fused import FusedConfig, FusedProgram, Table, make_fused_step, row_widths
+from rl_speed.training.fused import FusedConfig, FusedProgram, Table, make_fused_step
 from rl_speed.training.fused_step import FusedStep
 from rl_speed.training.split_step import SplitStep
 from rl_speed.training.stream import make_stream
@@ -538,7 +538,7 @@ def build_fused_program(
         verify=verify,
         sampler=sampler,
         target=c.driver.groups // shards,
-        widths=row_widths(longest, c.training.length_multiple, c.data.max_prompt_length),
+        width=longest,
         rows=c.rule.n,
         pool=pool_config(c),
     )
@@ -616,10 +616,9 @@ def build_optimizer(config: Config, params: Any) -> optax.GradientTransformation
 
 def update_config(config: Config) -> UpdateConfig:
     """The static settings of the update."""
-    rows = config.driver.groups * config.rule.n // config.training.minibatches
     return UpdateConfig(
         groups=config.driver.groups,
-        micro_batch=config.training.micro_batch or rows,
+        micro_tokens=config.training.micro_tokens,
         objective=dataclasses.replace(config.objective),
         temperature=config.sampler.temperature,
         max_new=config.sampler.max_new,

@@ -13,7 +13,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from rl_speed.config import Config
-from rl_speed.mesh import batch_sharding
+from rl_speed.mesh import batch_sharding, row_shards
 from rl_speed.policy import num_params
 from rl_speed.rollout.call_plan import capacities
 from rl_speed.rollout.generate import Generator
@@ -28,6 +28,7 @@ from rl_speed.sampling import Batch, Prompts, SamplerConfig
 from rl_speed.training import build
 from rl_speed.training.fused import FusedConfig, Table
 from rl_speed.training.split_step import trains_on_prefixes, uses_old_logprobs
+from rl_speed.update.ragged import PieceShape, make_plan
 from rl_speed.update.state import TrainState
 from rl_speed.update.step import UpdateConfig, make_score, make_update
 
@@ -39,13 +40,13 @@ GENERATION_FIELDS = (
     "config.sampler.prefill_chunk",
 )
 UPDATE_FIELDS = (
-    "config.training.micro_batch",
+    "config.training.micro_tokens",
     "config.model.remat=True",
     "config.mesh.fsdp (up)",
     "config.model.head_chunk",
 )
 FUSED_FIELDS = (
-    "config.training.micro_batch",
+    "config.training.micro_tokens",
     "config.sampler.slots",
     "config.sampler.max_new",
     "config.sampler.context_pool",
@@ -84,6 +85,8 @@ class DryRun:
     """See `dry_run`.
 
     Attributes:
+      pieces: of the update, per device. padding: lengths of responses -> tokens computed by tokens
+        held in an update.
       vocabulary: of the policy. end_tokens: what ends a response. tokenizer: whether one was read.
       beside: part -> bytes per device that are held beside every program, in no program's total:
         those of a reference policy.
@@ -99,6 +102,8 @@ class DryRun:
     vocabulary: int
     end_tokens: tuple[int, ...]
     tokenizer: bool
+    pieces: PieceShape
+    padding: dict[str, float]
 
     def text(self) -> str:
         """The report that people read."""
@@ -112,6 +117,10 @@ class DryRun:
                 f"{self.vocabulary:,}, and the end tokens, {', '.join(map(str, self.end_tokens))}"
             )
         lines += [f"{name:<21} {value:,.0f}" for name, value in self.work.items()]
+        lines.append(
+            f"{'update':<21} pieces of {self.pieces.tokens:,} tokens per device; padding "
+            + ", ".join(f"{value:.2f} if {name}" for name, value in self.padding.items())
+        )
         lines += [
             f"{name:<21} {size_text(size)} per device, beside every program"
             for name, size in self.beside.items()
@@ -161,6 +170,28 @@ def abstract_batch(config: Config, mesh: Mesh) -> Batch:
         rewards=leaf((rows,), jnp.float32),
         group_ids=leaf((rows,), jnp.int32),
     )
+
+
+def expected_padding(config: Config, shape: PieceShape, rows: int) -> dict[str, float]:
+    """Tokens computed by tokens held in an update of `rows` rows per device, by how long
+    responses are.
+
+    Prompts are taken to be as long as they may be.
+    """
+    longest, even = config.sampler.max_new, (np.arange(rows) + 0.5) / rows
+    lengths = {
+        "every response has full length": np.full(rows, longest),
+        "lengths are even from 1": np.ceil(even * longest),
+        "geometric with an eighth as mean": np.minimum(
+            np.ceil(-np.log1p(-even) * longest / 8), longest
+        ),
+    }
+    found = {}
+    for name, length in lengths.items():
+        held = config.data.max_prompt_length + length.astype(np.int32)
+        count = int(jax.jit(make_plan, static_argnums=1)(held, shape).count)
+        found[name] = count * shape.tokens / int(held.sum())
+    return found
 
 
 def abstract_table(table: Table, mesh: Mesh, config: Config) -> Prompts:
@@ -249,7 +280,8 @@ def dry_run(config: Config) -> DryRun:
         programs.append(
             Program(name, known, compiled_bytes(compiled), time.perf_counter() - begin, turn_down)
         )
-    device = mesh.devices.flat[0]
+    device, batch = mesh.devices.flat[0], abstract_batch(config, mesh)
+    pieces = settings.pieces(batch.tokens, mesh)
     return DryRun(
         num_params(policy.model),
         mesh.size,
@@ -261,6 +293,8 @@ def dry_run(config: Config) -> DryRun:
         policy.model.vocab_size,
         policy.end_tokens,
         policy.tokenizer is not None,
+        pieces,
+        expected_padding(config, pieces, len(batch.rewards) // row_shards(mesh)),
     )
 
 
@@ -313,9 +347,9 @@ def plan_split(
         plan.append(
             (
                 "scoring of old or reference log-probs",
-                lambda: score.lower(policy.params, batch.tokens),
+                lambda: score.lower(policy.params, batch.tokens, batch.mask),
                 {"weights (sharded, float32)": device_bytes(policy.params)},
-                ("config.training.micro_batch", "config.model.head_chunk"),
+                ("config.training.micro_tokens", "config.model.head_chunk"),
             )
         )
     return plan
@@ -393,9 +427,8 @@ def explain_out_of_memory(config: Config, error: Exception) -> str:
         f"({config.driver.screen_prompts})"
     )
     update = (
-        f"config.training.micro_batch ({build.update_config(config).micro_batch}), "
-        f"config.model.remat (now {config.model.remat}), or raise config.mesh.fsdp "
-        f"({config.mesh.fsdp})"
+        f"config.training.micro_tokens ({config.training.micro_tokens}), config.model.remat (now "
+        f"{config.model.remat}), or raise config.mesh.fsdp ({config.mesh.fsdp})"
     )
     if config.driver.where == "in_loop":
         _, fused, table = build.build_fused_program(

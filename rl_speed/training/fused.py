@@ -19,7 +19,6 @@ import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from rl_speed import objectives
 from rl_speed.data.prompts import Prompt
 from rl_speed.data.rollouts import Rollouts
 from rl_speed.mesh import ROWS, batch_sharding, replicated, row_shards
@@ -40,7 +39,13 @@ from rl_speed.sampling.adaptive import Verify
 from rl_speed.sampling.batch import Batch, place_ids, select, to_batch
 from rl_speed.update.pools import PoolConfig, choose
 from rl_speed.update.state import TrainState, state_shardings
-from rl_speed.update.step import UpdateConfig, apply_gradients, batch_advantages, gradients
+from rl_speed.update.step import (
+    UpdateConfig,
+    apply_gradients,
+    batch_advantages,
+    gradients,
+    metrics_to_log,
+)
 
 Array = jax.Array
 
@@ -55,8 +60,7 @@ class FusedConfig:
     Attributes:
       rule, verify, sampler: as `sample_adaptive` takes them; slots and context pool are per shard.
       target: groups per shard.
-      widths: row widths in tokens to choose from, ascending; the last holds any row. The narrowest
-        that holds the longest row of a batch is used, each being a branch of the one program.
+      width: of the longest row there can be, in tokens.
       rows: samples trained on, per group on average; 0: as many as the rule can draw.
       pool: which of a group's samples are trained on, and whether its pool says their advantages;
         None trains on every sample, with ordinary advantages.
@@ -66,7 +70,7 @@ class FusedConfig:
     verify: Verify
     sampler: SamplerConfig
     target: int
-    widths: tuple[int, ...]
+    width: int
     rows: int = 0
     pool: PoolConfig | None = None
 
@@ -139,7 +143,7 @@ def make_batch(
                 jnp.append(rows, len(samples.lengths))[chosen],
             )
         return (
-            to_batch(samples, prompts, trained, ids, config.widths[-1]),
+            to_batch(samples, prompts, trained, ids, config.width),
             {"rows": rows, **drawn},
             advantages,
         )
@@ -161,21 +165,6 @@ def make_batch(
         drawn,
         advantages,
     )
-
-
-def narrow(batch: Batch, width: int) -> Batch:
-    """The first `width` columns."""
-    return batch.replace(
-        tokens=batch.tokens[:, :width],
-        mask=batch.mask[:, : width - 1],
-        behaviour_logprobs=batch.behaviour_logprobs[:, : width - 1],
-    )
-
-
-def choose_width(batch: Batch, widths: Sequence[int]) -> Array:
-    """Index of the narrowest width that holds every row."""
-    longest = jnp.max(jnp.where(batch.mask, jnp.arange(2, batch.mask.shape[1] + 2), 0))
-    return jnp.sum(longest > jnp.asarray(widths[:-1], jnp.int32), dtype=jnp.int32)
 
 
 @functools.lru_cache(maxsize=16)  # as `step.make_update`
@@ -216,25 +205,14 @@ def make_fused_step(
         if advantages is None:
             with jax.named_scope("advantages"):
                 advantages = batch_advantages(update, batch)
-        branch = lambda width: (
-            lambda batch: gradients(
-                state.params, narrow(batch, width), advantages, None, None, model, update, rows
-            )
-        )
-        if len(config.widths) == 1:
-            grads, metrics = branch(config.widths[0])(batch)
-        else:
-            grads, metrics = jax.lax.switch(
-                choose_width(batch, config.widths), [branch(w) for w in config.widths], batch
-            )
+        grads, metrics = gradients(state.params, batch, advantages, None, None, model, update, mesh)
         with jax.named_scope("optimizer"):
             updated, norm, finite = apply_gradients(state, grads, metrics["loss/total"], optimizer)
             # With no group at all there is no update either, not even one of momentum.
             state = jax.tree.map(
                 lambda new, old: jnp.where(jnp.any(batch.mask), new, old), updated, state
             )
-        metrics = objectives.summarise_metrics(metrics)
-        metrics = {**metrics, "grad_norm": norm, "skipped": 1.0 - finite.astype(jnp.float32)}
+        metrics = metrics_to_log(metrics, norm, finite)
         # The rows themselves are in `drawn`; what is left of the samples is their bookkeeping.
         facts = {
             name: getattr(samples, name)
@@ -261,23 +239,6 @@ def make_fused_step(
         in_shardings=(shardings, rows, whole),
         out_shardings=(shardings, whole, rows, rows, rows),
         donate_argnums=0,
-    )
-
-
-def row_widths(longest: int, multiple: int, prompt: int) -> tuple[int, ...]:
-    """The widths that `build_batch` cuts rows to, ascending,
-    without those that hold no response to the longest prompt.
-    """
-    if not multiple:
-        return (longest,)
-    return tuple(
-        sorted(
-            {
-                min(w, longest)
-                for w in range(multiple, longest + multiple, multiple)
-                if min(w, longest) > prompt
-            }
-        )
     )
 
 

@@ -100,16 +100,23 @@ class SplitStep:
             rollouts,
             c.driver.groups * c.rule.n,
             c.data.max_prompt_length + c.sampler.max_new,
-            c.training.length_multiple,
             c.replay.mask_prefix,
         )
         uses_old, trains_prefix = uses_old_logprobs(c), trains_on_prefixes(c)
-        old = self._score(state.params, batch.tokens) if uses_old or trains_prefix else None
+        old = (
+            self._score(state.params, batch.tokens, batch.mask)
+            if uses_old or trains_prefix
+            else None
+        )
         if trains_prefix:
             sampled = batch.behaviour_logprobs
             batch = batch.replace(behaviour_logprobs=jnp.where(jnp.isnan(sampled), old, sampled))
             old = old if uses_old else None
-        ref = None if self.reference is None else self._score(self.reference.params, batch.tokens)
+        ref = (
+            None
+            if self.reference is None
+            else self._score(self.reference.params, batch.tokens, batch.mask)
+        )
         in_reward = ref is not None and o.kl_in == "reward"
         if advantages is None:
             advantages = self._advantages(

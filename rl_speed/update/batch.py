@@ -6,17 +6,12 @@ from rl_speed.data.rollouts import Rollouts
 from rl_speed.sampling.batch import Batch
 
 
-def build_batch(
-    rollouts: Rollouts, rows: int, width: int, multiple: int = 0, mask_prefix: bool = True
-) -> Batch:
-    """Lay the samples out as `rows` rows of at most `width` tokens;
-    group ids are the samples' owners.
+def build_batch(rollouts: Rollouts, rows: int, width: int, mask_prefix: bool = True) -> Batch:
+    """Lay the samples out as `rows` rows of `width` tokens; group ids are the samples' owners.
 
     Args:
       rollouts: at most `rows` samples; the rest of the rows is padding.
       width: longest row there can be, in tokens.
-      multiple: if positive, rows are cut to the smallest multiple of it that holds the longest (a
-        few shapes, hence a few compilations, instead of always paying for the longest).
       mask_prefix: replayed tokens are no part of the mask. Otherwise they are, with behaviour
         log-probs NaN: nobody sampled them.
 
@@ -31,8 +26,6 @@ def build_batch(
     longest = int(end.max(initial=2))
     if longest > width:
         raise ValueError(f"a row has {longest} tokens; the batch holds {width}")
-    if multiple:
-        width = min(width, -(-longest // multiple) * multiple)
     at = np.arange(width)
     context = np.stack(
         [np.pad(tokens[:width], (0, max(width - len(tokens), 0))) for tokens in prompts]

@@ -1,8 +1,8 @@
-"""The update: advantages, loss, gradient over micro-batches, optimizer, in one jitted,
-sharded, donated function.
+"""The update: advantages, loss, gradient piece by piece, optimizer, in one jitted, sharded,
+donated function.
 
 Every mean in the loss is a weight computed once on the whole batch (`objectives.token_weights`);
-micro-batches and shards merely add up, so neither changes the result.
+pieces (ragged.py) and shards merely add up, so neither changes the result.
 """
 
 import dataclasses
@@ -12,14 +12,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 
 from rl_speed import objectives
 from rl_speed.config import Objective
-from rl_speed.mesh import ROWS, batch_sharding, replicated
+from rl_speed.mesh import batch_sharding, replicated, row_shards
 from rl_speed.named import named
-from rl_speed.policy import ModelConfig, sequence_logprobs
+from rl_speed.policy import ModelConfig, token_logprobs
+from rl_speed.policy.packed import stream_attention
+from rl_speed.policy.transformer import hidden_states
 from rl_speed.sampling import Batch
+from rl_speed.update.ragged import Piece, PieceShape, Ragged
 from rl_speed.update.state import TrainState, state_shardings
 
 Array = jax.Array
@@ -30,7 +33,8 @@ class UpdateConfig:
     """Static settings of the update.
 
     Attributes:
-      groups: static number of groups a batch can hold. micro_batch: rows per gradient piece.
+      groups: static number of groups a batch can hold.
+      micro_tokens: tokens of a shard's gradient piece, about; 0: see `PieceShape.of`.
       objective: which advantage and which loss, with their numbers. It is hashed by value: nobody
         may change it any more.
       temperature: of the sampler; the trainer's log-probs are those of the same distribution.
@@ -39,39 +43,79 @@ class UpdateConfig:
     """
 
     groups: int
-    micro_batch: int
+    micro_tokens: int = 0
     objective: Objective = Objective()
     temperature: float = 1.0
     max_new: int = 0
     head_chunk: int | None = None
 
+    def pieces(self, tokens: Array, mesh: Mesh) -> PieceShape:
+        """For rows i32[R, W] over the shards of a mesh."""
+        return PieceShape.of(
+            tokens.shape[0] // row_shards(mesh), tokens.shape[1], self.micro_tokens
+        )
 
-def pieces(tree: Any, count: int) -> Any:
-    """[R, ...] leaves -> [count, R / count, ...]; piece m holds rows m, m + count,
-    ... so that each stays spread over the row shards.
+
+def row_lengths(mask: Array) -> Array:
+    """Tokens i32[R] of rows with mask bool[R, W - 1], up to the last that is trained on;
+    0 for rows without.
     """
-    return jax.tree.map(
-        lambda x: jnp.swapaxes(x.reshape(x.shape[0] // count, count, *x.shape[1:]), 0, 1), tree
+    return jnp.max(jnp.where(mask, jnp.arange(2, mask.shape[1] + 2), 0), axis=1)
+
+
+def stream_logprobs(
+    params: Any,
+    piece: Piece,
+    shape: PieceShape,
+    model: ModelConfig,
+    config: "UpdateConfig",
+    with_entropy: bool = False,
+) -> tuple[Array, Array | None]:
+    """Of each token [S, M] of a piece the log-prob of the next one, and the entropy there.
+
+    At a row's last token: anything.
+    """
+    attend = lambda q, k, v: stream_attention(
+        q, k, v, piece.segment, piece.which, shape.windows, model
+    )
+    hidden = hidden_states(params, piece.tokens, model, positions=piece.position, attend=attend)
+    return token_logprobs(
+        params,
+        hidden,
+        jnp.roll(piece.tokens, -1, axis=1),
+        model,
+        config.temperature,
+        config.head_chunk,
+        with_entropy,
     )
 
 
 def make_score(model: ModelConfig, mesh: Mesh, param_shardings: Any, config: UpdateConfig):
-    """(params, tokens i32[R, W]) -> log-probs f32[R, W - 1],
-    in pieces of `micro_batch` rows, jitted on the mesh.
+    """(params, tokens i32[R, W], mask bool[R, W - 1]) -> log-probs f32[R, W - 1],
+    piece by piece, jitted on the mesh.
 
-    For old log-probs (recompute) and those of a reference policy.
+    For old log-probs (recompute) and those of a reference policy. 0 behind a row's last token
+    in the mask.
     """
 
-    def score(params, tokens):
-        count = tokens.shape[0] // config.micro_batch
-        one = lambda rows: sequence_logprobs(
-            params, rows, model, config.temperature, config.head_chunk
-        )[0]
-        out = jax.lax.map(one, pieces(tokens, count))
-        return jnp.swapaxes(out, 0, 1).reshape(tokens.shape[0], -1)
+    def score(params, tokens, mask):
+        shape = config.pieces(tokens, mesh)
+        ragged = Ragged(tokens, row_lengths(mask), shape, mesh)
+        width = tokens.shape[1] - 1
+
+        def one(state):
+            number, out = state
+            piece = ragged.piece(number)
+            stream = stream_logprobs(params, piece, shape, model, config)[0]
+            return number + 1, ragged.put(out, ragged.rows(stream, piece, width), piece)
+
+        out = ragged.split(jnp.zeros((tokens.shape[0], width), jnp.float32))
+        _, out = jax.lax.while_loop(lambda state: state[0] < ragged.count, one, (jnp.int32(0), out))
+        held = jnp.arange(width) < row_lengths(mask)[:, None] - 1
+        return jnp.where(held, out.reshape(tokens.shape[0], width), 0.0)
 
     rows = batch_sharding(mesh)
-    return jax.jit(score, in_shardings=(param_shardings, rows), out_shardings=rows)
+    return jax.jit(score, in_shardings=(param_shardings, rows, rows), out_shardings=rows)
 
 
 def batch_advantages(config: UpdateConfig, batch: Batch) -> Array:
@@ -109,13 +153,13 @@ def gradients(
     ref_logprobs: Array | None,
     model: ModelConfig,
     config: UpdateConfig,
-    rows_sharding: NamedSharding | None = None,
+    mesh: Mesh,
 ):
-    """(gradient f32 like params, metrics) of the loss over the whole batch,
-    accumulated over micro-batches.
+    """(gradient f32 like params, metrics) of the loss over the whole batch, added up over pieces.
+
+    Metrics are those of `policy_loss`, and "sum/computed" and "sum/held": tokens that the pieces
+    have room for, over all shards, and those of rows that are trained on, prompts included.
     """
-    rows = batch.tokens.shape[0]
-    count = rows // config.micro_batch
     o, constant = config.objective, None
     if o.aggregation == "token_sum_constant":
         constant = (o.aggregation_constant or float(config.max_new)) * jnp.sum(
@@ -132,59 +176,79 @@ def gradients(
         kl_kind=o.kl_kind,
         entropy_coef=o.entropy_coef,
     )
-
-    def loss(params, piece):
-        with jax.named_scope("policy"):
-            logprobs, entropy = sequence_logprobs(
-                params,
-                piece["tokens"],
-                model,
-                config.temperature,
-                config.head_chunk,
-                with_entropy=True,
-            )
-        with jax.named_scope("loss"):
-            return policy_loss(
-                logprobs,
-                piece["behaviour"],
-                piece["advantages"],
-                piece["mask"],
-                weights=piece["weights"],
-                old_logprobs=piece.get("old"),
-                ref_logprobs=piece.get("ref"),
-                entropy=entropy,
-            )
-
+    shape, width, lengths = (
+        config.pieces(batch.tokens, mesh),
+        batch.mask.shape[1],
+        row_lengths(batch.mask),
+    )
+    ragged = Ragged(batch.tokens, lengths, shape, mesh)
     table = {
-        "tokens": batch.tokens,
         "mask": batch.mask,
         "behaviour": batch.behaviour_logprobs,
         "advantages": advantages,
         "weights": weights,
+        "old": old_logprobs,
+        "ref": ref_logprobs,
     }
-    table |= {
-        name: x for name, x in (("old", old_logprobs), ("ref", ref_logprobs)) if x is not None
-    }
-    value_and_grad = jax.value_and_grad(loss, has_aux=True)
-    if count == 1:
-        (_, metrics), grads = value_and_grad(params, table)
-        return grads, metrics
-    table = pieces(table, count)
-    if rows_sharding is not None:
-        spread = NamedSharding(rows_sharding.mesh, PartitionSpec(None, ROWS))
-        table = jax.lax.with_sharding_constraint(table, spread)
+    table = {name: ragged.split(x) for name, x in table.items() if x is not None}
 
-    def add(carry, piece):
-        grads, metrics = carry
-        (_, more_metrics), more = value_and_grad(params, piece)
+    def loss(params, number):
+        piece = ragged.piece(number)
+        with jax.named_scope("policy"):
+            stream = stream_logprobs(params, piece, shape, model, config, with_entropy=True)
+            logprobs, entropy = (ragged.rows(x, piece, width) for x in stream)
+        with jax.named_scope("loss"):
+            mine = {name: ragged.take(x, piece) for name, x in table.items()}
+            mask = mine["mask"] & piece.used.reshape(-1, 1)
+            return policy_loss(
+                logprobs,
+                mine["behaviour"],
+                mine["advantages"],
+                mask,
+                weights=mine["weights"],
+                old_logprobs=mine.get("old"),
+                ref_logprobs=mine.get("ref"),
+                entropy=entropy,
+            )
+
+    value_and_grad = jax.value_and_grad(loss, has_aux=True)
+
+    def add(state):
+        number, grads, metrics = state
+        (_, more_metrics), more = value_and_grad(params, number)
         return (
+            number + 1,
             jax.tree.map(jnp.add, grads, more),
             objectives.merge_metrics(metrics, more_metrics),
-        ), None
+        )
 
-    shapes = jax.eval_shape(value_and_grad, params, jax.tree.map(lambda x: x[0], table))
-    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), (shapes[1], shapes[0][1]))
-    return jax.lax.scan(add, zeros, table)[0]
+    (_, metrics), grads = jax.tree.map(
+        lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(value_and_grad, params, jnp.int32(0))
+    )
+    count, grads, metrics = jax.lax.while_loop(
+        lambda state: state[0] < ragged.count, add, (jnp.int32(0), grads, metrics)
+    )
+    computed = (count * (shape.tokens * row_shards(mesh))).astype(jnp.float32)
+    return grads, {
+        **metrics,
+        "sum/computed": computed,
+        "sum/held": jnp.sum(lengths).astype(jnp.float32),
+    }
+
+
+def metrics_to_log(metrics: dict[str, Array], norm: Array, finite: Array) -> dict[str, Array]:
+    """Of `gradients`, with the norm before clipping, whether the update was skipped,
+    and `padding`: tokens computed by tokens held.
+    """
+    sums = {
+        name: value for name, value in metrics.items() if name not in ("sum/computed", "sum/held")
+    }
+    return {
+        **objectives.summarise_metrics(sums),
+        "padding": metrics["sum/computed"] / jnp.maximum(metrics["sum/held"], 1.0),
+        "grad_norm": norm,
+        "skipped": 1.0 - finite.astype(jnp.float32),
+    }
 
 
 def apply_gradients(
@@ -228,12 +292,11 @@ def make_update(
 
     def update(state: TrainState, batch: Batch, advantages, old_logprobs, ref_logprobs):
         grads, metrics = gradients(
-            state.params, batch, advantages, old_logprobs, ref_logprobs, model, config, rows
+            state.params, batch, advantages, old_logprobs, ref_logprobs, model, config, mesh
         )
         with jax.named_scope("optimizer"):
             state, norm, finite = apply_gradients(state, grads, metrics["loss/total"], optimizer)
-        metrics = objectives.summarise_metrics(metrics)
-        return state, {**metrics, "grad_norm": norm, "skipped": 1.0 - finite.astype(jnp.float32)}
+        return state, metrics_to_log(metrics, norm, finite)
 
     return jax.jit(
         update,

@@ -37,6 +37,7 @@ ALL_TITLES = {
     "Generated tokens per step",
     "Generation speed",
     "Decode slots in use",
+    "Padding of the update",
     "Time by phase",
 }
 
@@ -57,6 +58,7 @@ def record(step):
         "groups_short": 0.0,
         "generated_tokens": 1000.0,
         "slot_use": 0.75,
+        "padding": 1.25,
         "screened": 100.0,
         "accepted": 20.0,
         "rejected": 80.0,
@@ -424,7 +426,8 @@ def test_faults_are_counted_over_restarts_and_stand_out(tmp_path):
 
 
 def test_fields_that_an_older_run_lacks_are_named_and_nothing_else_suffers(tmp_path):
-    lacking = ("pass_rates", "entropy", "skipped", "slot_use", "buffer/size", "time/compile")
+    lacking = ("pass_rates", "entropy", "skipped", "slot_use", "padding")
+    lacking += ("buffer/size", "time/compile")
     records = [
         {
             name: v
@@ -450,11 +453,12 @@ def test_fields_that_an_older_run_lacks_are_named_and_nothing_else_suffers(tmp_p
         "Pass rates of screened prompts",
         "Policy entropy",
         "Decode slots in use",
+        "Padding of the update",
         "Sampling buffer",
     }
     assert (
         "holds no record of it: pass rates of screened prompts, sampling buffer, "
-        "entropy, slots in use."
+        "entropy, slots in use, padding."
     ) in page.text
     assert (
         "0.250 → 0.450 +0.200; steps 0 and 20" in page.text

@@ -114,7 +114,6 @@ def test_rule_on_the_host(rule_class):
 
 def test_method_trains(rule_class, tmp_path):
     config = tiny(embedded("doubt_rloo"), 2, slots=16, prefill=4, train_prompts=48, eval_prompts=4)
-    config.training.micro_batch, config.training.length_multiple = 16, 0
     assert config.validate().make_rule() == rule_class(8, 4, 0.2, 0.8)
     summary = Trainer(config, tmp_path).run()
     records = read_lines(tmp_path / "metrics.jsonl")

@@ -19,7 +19,6 @@ from rl_speed.training.loop import Trainer
 
 def small_config(steps):
     config = tiny(embedded("speed_rloo"), steps, train_prompts=200, evaluate_every=5)
-    config.training.length_multiple = 0
     return config
 
 

@@ -158,10 +158,7 @@ def test_fused_step_is_the_host_path(method, mesh):
     )
     rows = config.driver.groups * config.rule.n
     batch = build_batch(
-        Rollouts.concat(chosen),
-        rows,
-        config.data.max_prompt_length + config.sampler.max_new,
-        config.training.length_multiple,
+        Rollouts.concat(chosen), rows, config.data.max_prompt_length + config.sampler.max_new
     )
     by_hand = np.array([a for g in groups for a in advantages_by_hand(g, config)], np.float32)
     update = make_update(policy.model, optimizer, device_mesh, settings)

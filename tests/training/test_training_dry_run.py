@@ -59,12 +59,8 @@ def hundred_million(folder):
     (folder / "config.json").write_text(json.dumps(values))
     config = methods.apply(Config(), "speed_rloo")
     config.model.path, config.data.max_prompt_length, config.sampler.max_new = str(folder), 64, 64
-    config.driver.groups, config.rule.n, config.training.micro_batch, config.sampler.slots = (
-        4,
-        8,
-        8,
-        16,
-    )
+    config.driver.groups, config.rule.n, config.training.micro_tokens = 4, 8, 1024
+    config.sampler.slots = 16
     config.driver.screen_prompts, config.driver.buffer_groups = 8, 8
     return config
 
@@ -102,6 +98,18 @@ def real_update_bytes(config, weights=True):
         policy,
         mesh,
     )
+
+
+def test_padding_of_full_rows_is_what_does_not_divide():
+    config = small_run()
+    report = dry_run(config)
+    width = config.data.max_prompt_length + config.sampler.max_new
+    rows, tokens = config.driver.groups * config.rule.n, report.pieces.tokens
+    assert report.padding["every response has full length"] == pytest.approx(
+        -(-rows // (tokens // width)) * tokens / (rows * width)
+    )
+    assert all(value >= 1 for value in report.padding.values())
+    assert f"pieces of {tokens:,} tokens per device" in report.text()
 
 
 def test_embedded_policy_as_the_run_compiles_it():
@@ -186,7 +194,7 @@ def test_fused_step_as_the_run_compiles_it():
     for part in (
         "the fused step holds",
         "config.sampler.context_pool (16)",
-        "config.training.micro_batch",
+        "config.training.micro_tokens",
         "optimizer",
     ):
         assert part in text
@@ -210,7 +218,7 @@ def test_out_of_memory_ends_with_numbers_and_advice():
     )
     for part in (
         "config.sampler.slots (32)",
-        "config.training.micro_batch (32)",
+        "config.training.micro_tokens (0)",
         "config.model.remat (now False)",
         "KV of responses",
         "optimizer",
@@ -231,7 +239,7 @@ def test_reference_policy_is_held_beside_every_program(tmp_path, monkeypatch):
         weights == pytest.approx(report.parameters, rel=0.01)
         and "reference policy" in report.text()
     )
-    program = Program("update", {}, 10 * weights, 0.0, ("config.training.micro_batch",))
+    program = Program("update", {}, 10 * weights, 0.0, ("config.training.micro_tokens",))
     for limit, fits in ((10 * weights, False), (11 * weights, True)):
         text = dataclasses.replace(report, programs=[program], limit=limit).text()
         assert ("every program fits" in text) is fits and ("does not fit" in text) is not fits
@@ -282,7 +290,7 @@ def test_command_plans_a_mesh_that_is_not_there_from_a_config_json_alone(launch,
         "--config.driver.buffer_groups=24",
         "--config.sampler.slots=32",
         "--config.sampler.prefill_chunk=0",
-        "--config.training.micro_batch=0",
+        "--config.training.micro_tokens=0",
     )
     assert done.returncode == 0, done.stderr
     for part in (

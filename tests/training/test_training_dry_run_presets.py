@@ -117,7 +117,7 @@ def test_command_plans_every_real_model_from_its_config_json(launch, real_data, 
         "--config=configs/speed_qwen2p5_math_1p5b.py",
         "--dry_run",
         "--config.mesh.fsdp=4",
-        "--config.training.micro_batch=8",
+        "--config.training.micro_tokens=8192",
         f"--config.model.path={path}",
     )
     assert done.returncode == 0, done.stderr[-2000:]

@@ -248,7 +248,7 @@ def test_train_says_in_one_line_what_is_wrong(tmp_path, launch):
     (tmp_path / "file").write_text("")
     for extra, message in [
         ([f"--workdir={tmp_path}/file/run"], "cannot write to the workdir (Not a directory)"),
-        ([f"--workdir={tmp_path}/a", "--config.mesh.data=64"], "cannot be split over mesh data=64"),
+        ([f"--workdir={tmp_path}/a", "--config.mesh.data=5"], "cannot be split over mesh data=5"),
         ([f"--workdir={tmp_path}/a", "--config.mesh.tensor=64"], "needs 64 devices"),
         ([f"--workdir={tmp_path}/a", "--config.model.path=/nowhere"], "/nowhere"),
         ([f"--workdir={tmp_path}/a", "--config.rule.n_init=1"], "can accept no prompt"),

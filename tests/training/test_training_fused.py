@@ -12,9 +12,8 @@ from rl_speed.rollout.generate import GenerationStats
 from rl_speed.rollout.host_driver import HostDriver
 from rl_speed.rollout.prompt_counts import StarvedError, StepReport
 from rl_speed.runtime.metrics import PhaseTimer, read_lines
-from rl_speed.sampling import Batch, VerifierError
+from rl_speed.sampling import VerifierError
 from rl_speed.training import build
-from rl_speed.training.fused import choose_width, row_widths
 from rl_speed.training.loop import Trainer
 from rl_speed.update.batch import build_batch
 from rl_speed.update.state import init_state, state_shardings
@@ -110,12 +109,7 @@ def test_equals_the_pieces_run_one_by_one():
         np.testing.assert_allclose(g.logprobs[:, :width], h.logprobs[:, :width], atol=1e-5)
     assert sum(v in host for v in visits) >= 3
     mesh, policy, _, optimizer, settings, fresh = parts(config)
-    batch = build_batch(
-        rollouts,
-        32,
-        config.data.max_prompt_length + config.sampler.max_new,
-        config.training.length_multiple,
-    )
+    batch = build_batch(rollouts, 32, config.data.max_prompt_length + config.sampler.max_new)
     advantages = make_advantages(mesh, settings)(batch, None)
     separate, separate_metrics = make_update(policy.model, optimizer, mesh, settings)(
         fresh, batch, advantages, None, None
@@ -151,12 +145,7 @@ def test_meshes_train_on_groups_of_the_algorithm(mesh, attention):
         np.repeat(range(shards), 4 // shards)
     )
     device_mesh, policy, _, optimizer, settings, fresh = parts(small())
-    batch = build_batch(
-        rollouts,
-        32,
-        config.data.max_prompt_length + config.sampler.max_new,
-        config.training.length_multiple,
-    )
+    batch = build_batch(rollouts, 32, config.data.max_prompt_length + config.sampler.max_new)
     separate, other = make_update(policy.model, optimizer, device_mesh, settings)(
         fresh, batch, make_advantages(device_mesh, settings)(batch, None), None, None
     )
@@ -356,19 +345,3 @@ class Grader:
     def judge(self, samples):
         self.seen += [(s["response"], s["answer"]) for s in samples]
         return np.ones(len(samples)), ["ok"] * len(samples)
-
-
-def test_widths():
-    assert (
-        row_widths(26, 9, 10) == (18, 26)
-        and row_widths(26, 0, 10) == (26,)
-        and row_widths(24, 8, 7) == (8, 16, 24)
-    )
-    # The narrowest that holds the longest row.
-    for longest, place in [(2, 0), (8, 0), (9, 1), (16, 1), (17, 2), (24, 2)]:
-        mask = np.zeros((3, 23), bool)
-        mask[0, :1], mask[1, : longest - 1] = True, True
-        batch = Batch(
-            np.zeros((3, 24), np.int32), mask, np.zeros((3, 23)), np.zeros(3), np.zeros(3, np.int32)
-        )
-        assert choose_width(batch, (8, 16, 24)) == place

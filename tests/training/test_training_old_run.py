@@ -52,15 +52,22 @@ NEXT = {
     "tokens": 150,
 }
 
+# What the update costs and does not change.
+GONE = ("training.micro_batch", "training.length_multiple")
+
 
 def settings(path):
-    """Its config.json as a Config of today; fields that came since have their defaults."""
+    """Its config.json as a Config of today; fields that came since have their defaults,
+    those that went are left out.
+    """
     config = Config()
     for section, values in json.loads(path.read_text(encoding="utf-8")).items():
         if not isinstance(values, dict):
             setattr(config, section, values)
             continue
         for name, value in values.items():
+            if f"{section}.{name}" in GONE:
+                continue
             assert hasattr(getattr(config, section), name), f"config.{section}.{name} is gone"
             setattr(getattr(config, section), name, value)
     return config

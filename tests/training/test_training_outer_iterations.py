@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("quick_compiles")
 
 def small(steps, **objective):
     config = tiny(embedded("grpo"), steps, samples=4, screen=8, train_prompts=200)
-    config.training.length_multiple, config.checkpoints.every, config.checkpoints.keep = 0, 1, 9
+    config.checkpoints.every, config.checkpoints.keep = 1, 9
     config.optimizer.learning_rate, config.optimizer.warmup_steps = 1e-3, 0
     config.objective.kl_coef, config.objective.reference_every = 0.5, 3
     config.reward.format_weight, config.reward.language_weight, config.reward.length_alpha = (
@@ -122,7 +122,7 @@ def test_kl_in_the_reward_is_that_of_the_policy_that_sampled(whole, tmp_path):
     trainer = Trainer(small(1, kl_in="reward"), tmp_path)
     step = trainer.rl_step
     # Of the reference.
-    step._score = lambda params, tokens: np.full(
+    step._score = lambda params, tokens, mask: np.full(
         (len(tokens), tokens.shape[1] - 1), -2.0, np.float32
     )
     step._advantages = lambda batch, gap: seen.append((batch, gap))

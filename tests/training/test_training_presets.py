@@ -75,7 +75,7 @@ def shrink(config: Config, folder: pathlib.Path) -> Config:
         # out alike, and none would be kept.
         c.replay.window = "min"
     c.objective.reference_every = min(c.objective.reference_every, 2)
-    c.training.length_multiple, c.logging.rollouts = 0, 0
+    c.logging.rollouts = 0
     return c
 
 

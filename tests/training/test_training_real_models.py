@@ -103,7 +103,7 @@ def make_config(repo, questions, directory, name, steps):
     config.sampler.slots, config.sampler.max_new, config.sampler.prefill_chunk = 8, 8, 4
     config.rule.n, config.rule.n_init, config.driver.groups = 4, 2, 2
     config.driver.screen_prompts, config.driver.buffer_groups = 4, 8
-    config.reward.workers, config.training.micro_batch, config.training.length_multiple = 1, 4, 0
+    config.reward.workers, config.training.micro_tokens = 1, 256
     config.model.head_chunk, config.logging.progress = 256, False
     config.training.steps, config.checkpoints.every, config.evaluation.every = steps, 2, 3
     # A random policy is always wrong: thresholds that accept everything let the whole pipeline run

@@ -14,6 +14,7 @@ from rl_speed.config import Driver
 from rl_speed.config.presets import embedded, tiny
 from rl_speed.data.prompts import Prompt, PromptStream
 from rl_speed.memory import CachedResponse, PrefixConfig, ReplayCache, SamplingBuffer
+from rl_speed.mesh import make_mesh
 from rl_speed.policy import sequence_logprobs
 from rl_speed.replay.cuts import Replay
 from rl_speed.replay.source import PrefixSource
@@ -102,10 +103,10 @@ def test_masked_prefix_contributes_exactly_nothing(drawn):
     assert batch.mask.sum() == suffix
     advantages = np.random.default_rng(1).normal(size=48).astype(np.float32)
     settings = build.update_config(config)
-    settings = type(settings)(**{**vars(settings), "groups": 6, "micro_batch": 48})
+    settings = type(settings)(**{**vars(settings), "groups": 6})
     of = jax.jit(
         lambda batch: gradients(
-            policy.params, batch, advantages, None, None, policy.model, settings
+            policy.params, batch, advantages, None, None, policy.model, settings, make_mesh()
         )[0]
     )
 
@@ -290,7 +291,7 @@ def test_fused_step_replays_as_the_host_does(mesh):
         np.testing.assert_array_equal(getattr(rollouts, name), getattr(drawn, name))
     np.testing.assert_array_equal(rollouts.correct, scorer(drawn)[1])
     np.testing.assert_allclose(rollouts.logprobs, drawn.logprobs, atol=1e-5)
-    batch = build_batch(rollouts, 32, 26, config.training.length_multiple)
+    batch = build_batch(rollouts, 32, 26)
     advantages = make_advantages(device_mesh, settings)(batch, None)
     separate, other = make_update(policy.model, optimizer, device_mesh, settings)(
         fresh(), batch, advantages, None, None

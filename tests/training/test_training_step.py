@@ -32,7 +32,7 @@ pytestmark = pytest.mark.usefixtures("quick_compiles")
 MODEL = ModelConfig(
     vocab_size=12, width=16, layers=2, heads=4, kv_heads=2, head_dim=4, mlp_width=32
 )
-CONFIG = UpdateConfig(groups=4, micro_batch=16, temperature=0.8)
+CONFIG = UpdateConfig(groups=4, micro_tokens=256, temperature=0.8)
 WIDTH = 14
 
 
@@ -80,7 +80,7 @@ def params():
 
 @functools.partial(jax.jit, static_argnames="config")
 def compiled_gradients(params, batch, advantages, config):
-    return gradients(params, batch, advantages, None, None, MODEL, config)
+    return gradients(params, batch, advantages, None, None, MODEL, config, make_mesh())
 
 
 def grads_of(params, groups, config=CONFIG):
@@ -128,18 +128,19 @@ def test_gradient_is_that_of_the_formula(params):
         {"loss": "ppo", "advantage": "grpo", "aggregation": "seq_mean_token_mean"},
         {"loss": "gspo", "advantage": "grpo"},
         {"loss": "tis"},
-        *(pytest.param({"micro_batch": rows}, marks=pytest.mark.slow) for rows in (4, 8)),
+        *(pytest.param({"micro_tokens": tokens}, marks=pytest.mark.slow) for tokens in (16, 64)),
     ],
     ids=str,
 )
-def test_micro_batches_change_nothing(params, change):
+def test_pieces_change_nothing(params, change):
     pieces = dataclasses.replace(
-        with_objective(**{k: v for k, v in change.items() if k != "micro_batch"}),
-        micro_batch=change.get("micro_batch", 4),
+        with_objective(**{k: v for k, v in change.items() if k != "micro_tokens"}),
+        micro_tokens=change.get("micro_tokens", 32),
     )
-    a, metrics = grads_of(params, make_groups(), dataclasses.replace(pieces, micro_batch=16))
+    a, metrics = grads_of(params, make_groups(), dataclasses.replace(pieces, micro_tokens=256))
     b, more = grads_of(params, make_groups(), pieces)
     assert_close(a, b)
+    assert more.pop("sum/computed") != metrics.pop("sum/computed")
     for name in metrics:
         np.testing.assert_allclose(metrics[name], more[name], rtol=1e-4, atol=1e-6)
 
@@ -171,10 +172,9 @@ def test_order_of_groups_changes_nothing(params):
 def test_padding_rows_change_nothing(params):
     groups = make_groups()[:3]
     exact = batch_of(groups, 12)
-    config = dataclasses.replace(CONFIG, micro_batch=12)
-    advantages = make_advantages(make_mesh(), config)(exact, None)
+    advantages = make_advantages(make_mesh(), CONFIG)(exact, None)
     b = grads_of(params, groups)[0]
-    assert_close(compiled_gradients(params, exact, advantages, config)[0], b)
+    assert_close(compiled_gradients(params, exact, advantages, CONFIG)[0], b)
     # A constant divisor is one for each row that holds a sample: the same gradient, scaled.
     scale = 8.0 * 12 / sum(int(g.lengths.sum()) for g in groups)
     c = grads_of(
@@ -187,15 +187,15 @@ def test_scores_are_the_tempered_log_probs_of_each_row(params):
     """Old and reference log-probs, in pieces of rows that lie apart."""
     batch, mesh = batch_of(make_groups()), make_mesh()
     shardings = state_shardings(MODEL, optax.sgd(1.0), mesh).params
-    got = make_score(MODEL, mesh, shardings, dataclasses.replace(CONFIG, micro_batch=4))(
-        params, batch.tokens
+    got = make_score(MODEL, mesh, shardings, dataclasses.replace(CONFIG, micro_tokens=32))(
+        params, batch.tokens, batch.mask
     )
     logprobs = jax.nn.log_softmax(
         jax.jit(lambda p, t: forward(p, t, MODEL))(params, batch.tokens)[:, :-1] / 0.8
     )
-    np.testing.assert_allclose(
-        got, jnp.take_along_axis(logprobs, batch.tokens[:, 1:, None], 2)[..., 0], atol=1e-5
-    )
+    want = jnp.take_along_axis(logprobs, batch.tokens[:, 1:, None], 2)[..., 0]
+    held = np.cumsum(batch.mask[:, ::-1], axis=1)[:, ::-1] > 0  # up to a row's last token
+    np.testing.assert_allclose(got, np.where(held, want, 0), atol=1e-5)
 
 
 def test_kl_in_the_reward_is_taken_off_before_the_baseline():
@@ -228,7 +228,7 @@ def test_mesh_changes_nothing(params, axes):
         )
 
     one, metrics = updated(make_mesh(), CONFIG)
-    four, more = updated(make_mesh(**axes), dataclasses.replace(CONFIG, micro_batch=8))
+    four, more = updated(make_mesh(**axes), dataclasses.replace(CONFIG, micro_tokens=16))
     assert_close(one, four, 1e-5)
     np.testing.assert_allclose(metrics["grad_norm"], more["grad_norm"], rtol=1e-5)
     np.testing.assert_allclose(metrics["loss"], more["loss"], atol=1e-6)
@@ -288,7 +288,6 @@ def test_batch_rows_are_prompt_then_response():
 def test_batch_length_is_cut_to_a_multiple_and_limits_are_told():
     group = make_groups(groups=1)[0]
     longest = len(group.prompt.tokens) + int(group.lengths.max())
-    assert build_batch(group, 4, 64, multiple=4).tokens.shape[1] == -(-longest // 4) * 4
     with pytest.raises(ValueError, match=f"a row has {longest} tokens"):
         build_batch(group, 4, longest - 1)
     with pytest.raises(ValueError, match="4 samples do not fit into a batch of 3 rows"):

@@ -47,7 +47,7 @@ class Workload:
     samples: int = 24
     n_init: int = 8
     slots: int = 384
-    micro_batch: int = 8
+    micro_tokens: int = 8192
     steps: int = 3
 
     def config(self) -> Config:
@@ -63,8 +63,8 @@ class Workload:
             self.groups,
         )
         config.driver.screening, config.driver.screen_prompts = "missing", 2 * self.groups
-        config.reward.verifier, config.training.length_multiple = "integer", 0
-        config.training.micro_batch, config.training.steps = self.micro_batch, self.steps
+        config.reward.verifier = "integer"
+        config.training.micro_tokens, config.training.steps = self.micro_tokens, self.steps
         return config.validate()
 
 
@@ -78,7 +78,7 @@ SMALL = Workload(
     samples=4,
     n_init=2,
     slots=8,
-    micro_batch=4,
+    micro_tokens=0,
     steps=2,
 )
 

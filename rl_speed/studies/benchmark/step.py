@@ -18,7 +18,7 @@ from rl_speed.sampling import sample_adaptive_sharded
 from rl_speed.studies.benchmark import train
 from rl_speed.training import build
 from rl_speed.training.dry_run import compiled_bytes
-from rl_speed.training.fused import choose_width, make_batch, narrow
+from rl_speed.training.fused import make_batch
 from rl_speed.update.state import init_state, state_shardings
 from rl_speed.update.step import make_advantages, make_update
 
@@ -87,7 +87,6 @@ def run(work: Workload, repeats: int, say: Callable[[str], None]) -> dict[str, A
     batch_of = jax.jit(
         lambda samples, counts, prompts: make_batch(samples, counts, prompts, sizes, mesh, key)[:2]
     )
-    width_of = jax.jit(lambda batch: choose_width(batch, sizes.widths))
     copy = lambda: jax.tree.map(jnp.copy, fresh)
     arguments = lambda state: (
         policy.decoder,
@@ -110,7 +109,6 @@ def run(work: Workload, repeats: int, say: Callable[[str], None]) -> dict[str, A
             lambda: sample_adaptive_sharded(*arguments(state))
         )
         (batch, _), spent["batch"] = clock(lambda: batch_of(samples, counts, prompts))
-        batch = narrow(batch, sizes.widths[int(width_of(batch))])
         adv, spent["advantages"] = clock(lambda: advantages(batch, None))
         (theirs, _), spent["update"] = clock(lambda: update(state, batch, adv, None, None))
         if turn:  # the first compiles

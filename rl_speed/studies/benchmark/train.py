@@ -29,19 +29,19 @@ class Workload:
     model: ModelConfig
     rows: int
     width: int
-    micro_batch: int
+    micro_tokens: int
     prompt: int = 64
 
 
 ACCELERATOR = Workload(
-    dataclasses.replace(QWEN_1P5B, remat=True), rows=8, width=4096, micro_batch=2
+    dataclasses.replace(QWEN_1P5B, remat=True), rows=8, width=4096, micro_tokens=8192
 )
-CPU = Workload(CPU_DECODE.model, rows=8, width=512, micro_batch=4)
+CPU = Workload(CPU_DECODE.model, rows=8, width=512, micro_tokens=2048)
 SMALL = Workload(
     ModelConfig(vocab_size=64, width=32, layers=2, heads=4, kv_heads=2, head_dim=8, mlp_width=64),
     rows=4,
     width=64,
-    micro_batch=2,
+    micro_tokens=128,
     prompt=8,
 )
 
@@ -85,7 +85,7 @@ def run(work: Workload, repeats: int) -> dict[str, Any]:
     published peak.
     """
     mesh = make_mesh()
-    settings = UpdateConfig(groups=work.rows // 2, micro_batch=work.micro_batch)
+    settings = UpdateConfig(groups=work.rows // 2, micro_tokens=work.micro_tokens)
     shardings = param_shardings(work.model, mesh)
     params = jax.jit(lambda key: init(work.model, key), out_shardings=shardings)(jax.random.key(0))
     optimizer = make_optimizer(OptimizerConfig(total_steps=1000), params)
@@ -120,7 +120,7 @@ def text(numbers: dict[str, Any]) -> list[str]:
     lines = [
         (
             f"update: {w['rows']} rows of {w['width']} tokens, {w['parameters'] / 1e6:,.1f} M "
-            f"parameters, {w['model']['dtype']}, {w['micro_batch']} rows a piece"
+            f"parameters, {w['model']['dtype']}, {w['micro_tokens']} tokens a piece"
         )
         + (", layers recomputed" if w["model"]["remat"] else ""),
         (

@@ -93,7 +93,7 @@ def shrink(config: Config) -> None:
         export=config.logging.export,
     )
     config.rule.n_max, config.rule.m, config.rule.rounds = 8, 4, 2
-    config.driver.buffer_groups, config.training.length_multiple = 32, 0
+    config.driver.buffer_groups = 32
     config.evaluation.samples = min(config.evaluation.samples, 4)
 
 

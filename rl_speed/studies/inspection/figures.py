@@ -303,6 +303,17 @@ def slot_use(run: Run) -> list[str]:
     )
 
 
+def padding(run: Run) -> list[str]:
+    """What the update paid for."""
+    return _curves(
+        run,
+        "time",
+        "Padding of the update",
+        "tokens computed by tokens held",
+        {"padding": "padding"},
+    )
+
+
 def phases(run: Run) -> list[str]:
     """Seconds by phase, stacked, without the steps that compiled: they would be all one sees."""
     columns = {
@@ -447,5 +458,6 @@ SUBJECTS: dict[str, Callable[[Run], list[str]]] = {
     "generated tokens": tokens,
     "generation speed": generation_speed,
     "slots in use": slot_use,
+    "padding": padding,
     "time by phase": phases,
 }

@@ -1,0 +1,125 @@
+"""Attention over a stream of sequences, one behind the other, that costs what the sequences cost.
+
+Dense attention over a row of T tokens looks at T keys for each, whatever lies in the row. Here a
+query looks back over one window, which holds the longest sequence of its stream: blocks of queries
+over blocks of keys, and a mask for what belongs to other sequences.
+"""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from rl_speed.policy.config import ModelConfig
+from rl_speed.policy.transformer import Array, attention_implementation, full_precision
+
+# The smallest window worth a program of its own: below it attention is a small part of a layer.
+SMALLEST_WINDOW = 64
+
+
+class Window(NamedTuple):
+    """Static: `size` tokens that a query looks back over, its own included; `block` queries are
+    computed together.
+    """
+
+    size: int
+    block: int
+
+
+def make_windows(longest: int) -> tuple[Window, ...]:
+    """Ascending, each 3/2 or 4/3 of the one before; the last holds `longest` tokens,
+    and its block is a multiple of every other.
+    """
+    doublings = max(0, (longest // SMALLEST_WINDOW).bit_length() - 1)
+    unit = -(-longest // (8 << doublings)) * 8
+    windows = []
+    for size in (unit << i for i in range(doublings + 1)):
+        # Small blocks waste little, large ones multiply faster.
+        block = size // 2 if size < 8 * SMALLEST_WINDOW else size // 4
+        windows += [Window(size, block), Window(size * 3 // 2, block)]
+    return tuple(windows[:-1])
+
+
+def banded_attention(
+    q: Array, k: Array, v: Array, segment_ids: Array, window: Window, config: ModelConfig
+) -> Array:
+    """Causal attention within segments of at most `window.size` tokens.
+
+    Args:
+      q: [B, T, H, K]. k, v: [B, T, N, K], N heads that H / N query heads share.
+      segment_ids: i32[B, T]; a segment's tokens are contiguous. T is a multiple of
+        `window.block`.
+
+    Returns: [B, T, H, K].
+    """
+    rows, length, heads, size = q.shape
+    block = window.block
+    count = length // block
+    # A block of queries sees its own block and those that begin less than a window before its end.
+    before = -(-(window.size - 1) // block)
+
+    def keys(x, fill=0):
+        """[B, T, ...] -> [B * count, (before + 1) * block, ...]: of each block, what it may see."""
+        x = jnp.pad(
+            x, ((0, 0), (before * block, 0)) + ((0, 0),) * (x.ndim - 2), constant_values=fill
+        )
+        x = x.reshape(rows, count + before, block, *x.shape[2:])
+        seen = jnp.concatenate([x[:, i : i + count] for i in range(before + 1)], axis=2)
+        return seen.reshape(rows * count, (before + 1) * block, *x.shape[3:])
+
+    queries = lambda x: x.reshape(rows * count, block, *x.shape[2:])
+    place_Q, place_K = jnp.arange(block) + before * block, jnp.arange((before + 1) * block)
+    same = queries(segment_ids)[:, :, None] == keys(segment_ids, fill=-2)[:, None, :]
+    mask = (same & (place_K <= place_Q[:, None]))[:, None]
+    implementation = attention_implementation(config, True, block)
+    out = jax.nn.dot_product_attention(
+        queries(q), keys(k), keys(v), mask=mask, implementation=implementation
+    )
+    return out.reshape(rows, length, heads, size)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(5, 6))
+def stream_attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    segment_ids: Array,
+    which: Array,
+    windows: tuple[Window, ...],
+    config: ModelConfig,
+) -> Array:
+    """`banded_attention` with `windows[which]`, i32[];
+    scores are computed anew in the backward pass.
+    """
+    branches = [
+        functools.partial(banded_attention, window=window, config=config) for window in windows
+    ]
+    return jax.lax.switch(which, branches, q, k, v, segment_ids)
+
+
+def _forward(q, k, v, segment_ids, which, windows, config):
+    out = stream_attention(q, k, v, segment_ids, which, windows, config)
+    return out, (q, k, v, segment_ids, which)
+
+
+def _backward(windows, config, saved, out_gradient):
+    # The switch is outside of what is differentiated: a differentiated one would hold the scores of
+    # every branch, zeros for those not taken.
+    *qkv, segment_ids, which = saved
+
+    def branch(window):
+        def gradients(q, k, v, out_gradient):
+            attend = lambda q, k, v: banded_attention(q, k, v, segment_ids, window, config)
+            return jax.vjp(attend, q, k, v)[1](out_gradient)
+
+        return gradients
+
+    with full_precision(config):
+        gradients = jax.lax.switch(
+            which, [branch(window) for window in windows], *qkv, out_gradient
+        )
+    return *gradients, None, None
+
+
+stream_attention.defvjp(_forward, _backward)

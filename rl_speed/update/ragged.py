@@ -1,0 +1,204 @@
+"""Rows of any length as a stream of tokens in pieces of one size:
+what an update costs follows the tokens that are held.
+
+The rows of a shard are sorted by length, longest first, and laid one behind the other into pieces
+of `tokens` tokens, whole rows each. A loop over the pieces that are needed runs one program on
+each; nothing is padded to the longest row. A piece's losses are read off as rows again, so that
+losses see whole rows.
+"""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, PartitionSpec
+
+from rl_speed.mesh import ROWS, row_shards
+from rl_speed.policy.packed import Window, make_windows
+
+Array = jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class PieceShape:
+    """Static shape of the pieces of one shard.
+
+    Attributes:
+      tokens: of a piece. rows: in a piece at most. width: of the longest row there can
+        be, in tokens.
+      windows: of attention, ascending; see `policy.packed`.
+    """
+
+    tokens: int
+    rows: int
+    width: int
+
+    @property
+    def windows(self) -> tuple[Window, ...]:
+        return make_windows(self.width)
+
+    @classmethod
+    def of(cls, rows: int, width: int, micro_tokens: int = 0) -> "PieceShape":
+        """Pieces of about `micro_tokens` tokens for a shard of `rows` rows; 0:
+        a thirty-second of what they can hold.
+
+        A piece holds the longest row at least, and has room for rows of a sixteenth of it.
+        """
+        largest = make_windows(width)[-1]
+        tokens = max(micro_tokens or rows * width // 32, largest.size)
+        tokens = -(-tokens // largest.block) * largest.block
+        return cls(tokens, min(rows, 16 * -(-tokens // width)), width)
+
+    def most(self, rows: int) -> int:
+        """Pieces that `rows` rows can need."""
+        # Each piece but the last is closed by a row that does not fit behind its tokens, or by
+        # being full of rows.
+        by_tokens = -(-rows * self.width // (self.tokens - self.width + 1))
+        return min(rows, by_tokens + rows // self.rows + 1)
+
+
+class Plan(NamedTuple):
+    """Where the rows of one shard go: i32[R] each, in order of descending length.
+
+    Attributes:
+      row: which row. piece: its piece; rows of no token have one behind the last. offset: its first
+        token's place there.
+      length: its tokens. count: i32[], pieces in use.
+    """
+
+    row: Array
+    piece: Array
+    offset: Array
+    length: Array
+    count: Array
+
+
+class Piece(NamedTuple):
+    """One piece of one shard: M tokens of at most K rows.
+
+    Attributes:
+      tokens: i32[M]. segment: i32[M], the row's place among the K, -1 behind the last. position:
+        i32[M], in the row.
+      row: i32[K], which of the shard's rows; 0 where there is none. used: bool[K]. offset: i32[K].
+      which: i32[], index of the window that holds the longest of the rows.
+    """
+
+    tokens: Array
+    segment: Array
+    position: Array
+    row: Array
+    used: Array
+    offset: Array
+    which: Array
+
+
+def make_plan(lengths: Array, shape: PieceShape) -> Plan:
+    """Rows of `lengths` i32[R] into pieces, each row whole in one."""
+    row = jnp.argsort(-lengths).astype(jnp.int32)
+    length = lengths[row]
+
+    def place(state, length):
+        piece, tokens, rows = state
+        full = (tokens + length > shape.tokens) | (rows == shape.rows)
+        piece, tokens, rows = piece + full, jnp.where(full, 0, tokens), jnp.where(full, 0, rows)
+        return (piece, tokens + length, rows + 1), (piece, tokens)
+
+    (_, _, _), (piece, offset) = jax.lax.scan(place, (jnp.int32(0),) * 3, length)
+    count = jnp.max(jnp.where(length > 0, piece + 1, 0), initial=0)
+    return Plan(row, jnp.where(length > 0, piece, count), offset, length, count)
+
+
+def piece_of(plan: Plan, tokens_RxW: Array, number: Array, shape: PieceShape) -> Piece:
+    """Piece `number`; one behind the last has no rows."""
+    first = jnp.searchsorted(plan.piece, number).astype(jnp.int32)
+    place = first + jnp.arange(shape.rows, dtype=jnp.int32)
+    at = jnp.minimum(place, len(plan.row) - 1)
+    used = (place < len(plan.row)) & (plan.piece[at] == number) & (number < plan.count)
+    row, offset = jnp.where(used, plan.row[at], 0), jnp.where(used, plan.offset[at], shape.tokens)
+    length = jnp.where(used, plan.length[at], 0)
+    t = jnp.arange(shape.tokens, dtype=jnp.int32)
+    slot = jnp.searchsorted(offset, t, side="right").astype(jnp.int32) - 1
+    slot = jnp.clip(slot, 0, shape.rows - 1)
+    position = t - offset[slot]
+    held = (position >= 0) & (position < length[slot])
+    position = jnp.where(held, position, 0)
+    tokens = jnp.where(held, tokens_RxW[row[slot], position], 0)
+    windows = jnp.asarray([window.size for window in shape.windows], jnp.int32)
+    which = jnp.minimum(jnp.sum(windows < jnp.max(length, initial=0)), len(windows) - 1).astype(
+        jnp.int32
+    )
+    return Piece(tokens, jnp.where(held, slot, -1), position, row, used, offset, which)
+
+
+def rows_of(values_M: Array, piece: Piece, width: int) -> Array:
+    """[K, width]: what stands at each row's place in the stream, from its first token on.
+
+    Behind a row's end: anything.
+    """
+    at = piece.offset[:, None] + jnp.arange(width)
+    return values_M[jnp.minimum(at, values_M.shape[0] - 1)]
+
+
+class Ragged:
+    """The rows of a batch that is spread over row shards, piece by piece.
+
+    All arrays have shards on axis 0.
+
+    Args:
+      tokens: i32[R, W], rows over the shards. lengths: i32[R], tokens of each row, 0 for
+        padding rows.
+    """
+
+    def __init__(self, tokens: Array, lengths: Array, shape: PieceShape, mesh: Mesh):
+        self.shape, self._mesh, self._shards = shape, mesh, row_shards(mesh)
+        self.tokens = self.split(tokens)
+        self._plan = self._map(lambda lengths: make_plan(lengths, shape), self.split(lengths))
+        self.count = jnp.max(self._plan.count)
+
+    def split(self, x: Array) -> Array:
+        """[R, ...] -> [S, R / S, ...]."""
+        return x.reshape(self._shards, -1, *x.shape[1:])
+
+    def piece(self, number: Array) -> Piece:
+        """Number `number` of every shard; the window is that of the longest row of all of them."""
+        piece = self._map(
+            lambda plan, tokens: piece_of(plan, tokens, number, self.shape), self._plan, self.tokens
+        )
+        return piece._replace(which=jnp.max(piece.which))
+
+    def take(self, x: Array, piece: Piece) -> Array:
+        """[S, R / S, ...] -> [S * K, ...]: what belongs to the rows of a piece."""
+        taken = self._map(lambda x, row: x[row], x, piece.row)
+        return taken.reshape(-1, *taken.shape[2:])
+
+    def rows(self, values: Array, piece: Piece, width: int) -> Array:
+        """[S, M] -> [S * K, width]; see `rows_of`."""
+        fields = piece._replace(which=jnp.zeros((self._shards,), jnp.int32))
+        return self._map(
+            lambda values, piece: rows_of(values, piece, width), values, fields
+        ).reshape(-1, width)
+
+    def put(self, out: Array, values: Array, piece: Piece) -> Array:
+        """`out` [S, R / S, W] with [S * K, W] written to the rows of a piece."""
+
+        def one(out, values, row, used):
+            return out.at[jnp.where(used, row, len(out))].set(values, mode="drop")
+
+        values = values.reshape(self._shards, -1, values.shape[-1])
+        return self._map(one, out, values, piece.row, piece.used)
+
+    def _map(self, function: Any, *trees: Any) -> Any:
+        """`function` of each shard's arrays, on the shard that has them."""
+        spec = PartitionSpec(ROWS)
+        one = lambda trees: jax.tree.map(
+            lambda x: x[None], function(*jax.tree.map(lambda x: x[0], trees))
+        )
+        return jax.shard_map(
+            one,
+            mesh=self._mesh,
+            in_specs=(spec,),
+            out_specs=spec,
+            axis_names=set(ROWS),
+            check_vma=False,
+        )(trees)

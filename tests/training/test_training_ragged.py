@@ -1,0 +1,210 @@
+"""Rows of any length in pieces of one size: plan, pieces, attention over a window, cost."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from rl_speed import objectives
+from rl_speed.config import Objective
+from rl_speed.mesh import make_mesh
+from rl_speed.policy import ModelConfig, init, sequence_logprobs
+from rl_speed.policy.packed import banded_attention, make_windows, stream_attention
+from rl_speed.policy.transformer import dense_attention
+from rl_speed.sampling import Batch
+from rl_speed.update.ragged import PieceShape, make_plan, piece_of
+from rl_speed.update.state import init_state, state_shardings
+from rl_speed.update.step import UpdateConfig, gradients, make_update, row_lengths
+
+pytestmark = pytest.mark.usefixtures("quick_compiles")
+
+MODEL = ModelConfig(
+    vocab_size=12, width=16, layers=2, heads=4, kv_heads=2, head_dim=4, mlp_width=32
+)
+
+
+def lengths_of(seed, rows, width):
+    lengths = np.random.default_rng(seed).geometric(4 / width, rows).clip(2, width)
+    lengths[::7] = 0  # padding rows
+    return lengths.astype(np.int32)
+
+
+@pytest.mark.parametrize("longest", [3, 26, 63, 64, 100, 128, 200, 320, 1100, 4096])
+def test_windows_rise_to_the_longest_row_and_their_blocks_divide_the_last(longest):
+    windows = make_windows(longest)
+    sizes = [window.size for window in windows]
+    assert longest <= sizes[-1] <= 1.25 * max(longest, 8) and sizes[0] <= 128
+    assert all(4 * a <= 3 * b <= 4.5 * a for a, b in zip(sizes, sizes[1:]))
+    assert all(windows[-1].block % w.block == 0 == w.size % w.block for w in windows)
+
+
+@pytest.mark.parametrize(
+    "rows, width, micro", [(40, 30, 64), (40, 30, 0), (7, 200, 250), (64, 9, 9)]
+)
+def test_every_row_is_in_one_piece_whole(rows, width, micro):
+    shape, lengths = PieceShape.of(rows, width, micro), lengths_of(rows, rows, width)
+    tokens = np.arange(rows * width, dtype=np.int32).reshape(rows, width)
+    plan = jax.jit(make_plan, static_argnums=1)(lengths, shape)
+    pieces = jax.jit(piece_of, static_argnums=3)
+    seen, total = {}, 0
+    for number in range(int(plan.count)):
+        piece = pieces(plan, tokens, number, shape)
+        longest = 0
+        for place in np.flatnonzero(piece.used):
+            row = int(piece.row[place])
+            mine = np.asarray(piece.segment) == place
+            assert row not in seen and mine.sum() == lengths[row]
+            np.testing.assert_array_equal(
+                np.asarray(piece.tokens)[mine], tokens[row, : lengths[row]]
+            )
+            np.testing.assert_array_equal(np.asarray(piece.position)[mine], np.arange(lengths[row]))
+            assert np.flatnonzero(mine)[0] == piece.offset[place]
+            seen[row], longest = number, max(longest, lengths[row])
+        windows = [window.size for window in shape.windows]
+        assert windows[int(piece.which)] >= longest
+        assert int(piece.which) == 0 or windows[int(piece.which) - 1] < longest
+        total += int((np.asarray(piece.segment) >= 0).sum())
+    assert set(seen) == set(np.flatnonzero(lengths)) and total == lengths.sum()
+    assert not pieces(plan, tokens, int(plan.count), shape).used.any()
+
+
+@pytest.mark.parametrize("which", [0, 1, 2, 6])
+def test_a_window_sees_what_dense_attention_sees(which):
+    windows = make_windows(600)
+    window, config = windows[which], dataclasses.replace(MODEL, head_dim=8)
+    rng, length = np.random.default_rng(0), 3 * windows[-1].block
+    q, k, v = (jnp.asarray(rng.normal(size=(2, length, n, 8)), jnp.float32) for n in (4, 2, 2))
+    ends = np.cumsum(rng.integers(1, window.size + 1, (2, length)), axis=1)
+    segments = jnp.asarray([np.searchsorted(row, np.arange(length), side="right") for row in ends])
+
+    def summed(attend):
+        return jax.value_and_grad(lambda qkv: jnp.sum(jnp.sin(attend(*qkv))))((q, k, v))
+
+    want, want_grads = summed(lambda *qkv: dense_attention(*qkv, segments, config))
+    for attend in (
+        lambda *qkv: banded_attention(*qkv, segments, window, config),
+        lambda *qkv: stream_attention(*qkv, segments, jnp.int32(which), windows, config),
+    ):
+        got, grads = summed(attend)
+        np.testing.assert_allclose(got, want, rtol=1e-5)
+        for a, b in zip(grads, want_grads, strict=True):
+            np.testing.assert_allclose(a, b, atol=2e-5)
+
+
+def ragged_batch(rows=24, width=90, seed=0):
+    rng, at = np.random.default_rng(seed), np.arange(width)
+    lengths = lengths_of(seed, rows, width)[:, None]
+    tokens = np.where(at < lengths, rng.integers(0, 12, (rows, width)), 0).astype(np.int32)
+    mask = ((at >= 2) & (at < lengths))[:, 1:]
+    mask[1] = False
+    batch = Batch(
+        tokens=tokens,
+        mask=mask,
+        behaviour_logprobs=np.where(mask, -rng.exponential(size=mask.shape), 0).astype(np.float32),
+        rewards=rng.integers(0, 2, rows).astype(np.float32),
+        group_ids=np.where(mask.any(1), np.arange(rows) // 6, -1).astype(np.int32),
+    )
+    return jax.tree.map(jnp.asarray, batch), jnp.asarray(rng.normal(size=rows), jnp.float32)
+
+
+@pytest.fixture(scope="module")
+def params():
+    return jax.jit(init, static_argnums=0)(MODEL, jax.random.key(0))
+
+
+@pytest.mark.parametrize("loss", objectives.LOSSES)
+@pytest.mark.parametrize("aggregation", ["token_mean", "seq_mean_token_mean"])
+def test_gradients_are_those_of_padded_rows(params, loss, aggregation):
+    """Several windows, several pieces, rows without a token to train on."""
+    batch, advantages = ragged_batch(width=140)
+    objective = Objective(loss=loss, aggregation=aggregation)
+    config = UpdateConfig(groups=4, micro_tokens=200, objective=objective)
+    assert len(config.pieces(batch.tokens, make_mesh()).windows) == 3
+    got, metrics = jax.jit(
+        lambda p: gradients(p, batch, advantages, None, None, MODEL, config, make_mesh())
+    )(params)
+
+    def padded(p):
+        logprobs, entropy = sequence_logprobs(p, batch.tokens, MODEL, with_entropy=True)
+        return objectives.policy_loss(
+            logprobs,
+            batch.behaviour_logprobs,
+            advantages,
+            batch.mask,
+            loss=loss,
+            aggregation=aggregation,
+            entropy=entropy,
+            **objective.loss_numbers(),
+        )
+
+    (_, want_metrics), want = jax.jit(jax.value_and_grad(padded, has_aux=True))(params)
+    apart, size = (optax.tree.norm(x) for x in (jax.tree.map(jnp.subtract, got, want), want))
+    assert apart <= 1e-5 * size
+    for name, value in want_metrics.items():
+        np.testing.assert_allclose(metrics[name], value, rtol=1e-4, atol=1e-6)
+    assert metrics["sum/held"] == row_lengths(batch.mask).sum() < metrics["sum/computed"]
+
+
+@pytest.mark.parametrize("axes", [dict(data=2), dict(fsdp=2, tensor=2)], ids=str)
+def test_updates_on_a_mesh_are_those_of_one_device(params, axes):
+    batch, advantages = ragged_batch(width=200)
+    optimizer, config = optax.sgd(1.0), UpdateConfig(groups=4, micro_tokens=300)
+    assert len(config.pieces(batch.tokens, make_mesh()).windows) == 3
+
+    def moved(mesh):
+        state = init_state(params, optimizer, state_shardings(MODEL, optimizer, mesh))
+        state, metrics = make_update(MODEL, optimizer, mesh, config)(
+            state, batch, advantages, None, None
+        )
+        return jax.tree.map(jnp.subtract, params, jax.device_get(state.params)), metrics
+
+    (one, metrics), (many, more) = moved(make_mesh()), moved(make_mesh(**axes))
+    apart, size = (optax.tree.norm(x) for x in (jax.tree.map(jnp.subtract, one, many), one))
+    assert apart <= 1e-5 * size
+    assert metrics["padding"] >= 1 and more["padding"] >= 1
+
+
+def test_what_a_row_gives_does_not_depend_on_its_company(params):
+    """Rows that no advantage moves change only where the others lie."""
+    batch, advantages = ragged_batch(width=140)
+    config = UpdateConfig(
+        groups=4,
+        micro_tokens=200,
+        objective=Objective(loss="pg", aggregation="token_sum_constant", aggregation_constant=10.0),
+    )
+    of = jax.jit(lambda b, a: gradients(params, b, a, None, None, MODEL, config, make_mesh())[0])
+    chosen = jnp.arange(len(advantages)) % 5 == 3
+    order = jnp.asarray(np.random.default_rng(1).permutation(len(advantages)))
+    alone = of(batch.replace(mask=batch.mask & chosen[:, None]), advantages)
+    company = of(batch, jnp.where(chosen, advantages, 0.0))
+    moved = of(jax.tree.map(lambda x: x[order], batch), jnp.where(chosen, advantages, 0.0)[order])
+    rows, trained = batch.mask.any(1).sum(), (batch.mask.any(1) & chosen).sum()
+    # The constant is one of each row that is trained on.
+    alone = jax.tree.map(lambda x: x * (trained / rows), alone)
+    for other in (company, moved):
+        apart = optax.tree.norm(jax.tree.map(jnp.subtract, alone, other))
+        assert 0 < apart <= 1e-5 * optax.tree.norm(alone)
+
+
+def test_what_is_computed_follows_the_tokens_held(params):
+    """However long rows may be: room for eight times as much costs no more pieces of one size."""
+    computed = []
+    for width in (90, 720):
+        batch, advantages = ragged_batch(width=90)
+        wide = lambda x, width=width: jnp.pad(x, ((0, 0), (0, width - 90)))
+        batch = batch.replace(
+            tokens=wide(batch.tokens),
+            mask=wide(batch.mask),
+            behaviour_logprobs=wide(batch.behaviour_logprobs),
+        )
+        config = UpdateConfig(groups=4, micro_tokens=720)
+        metrics = jax.jit(
+            lambda p, batch=batch, config=config, advantages=advantages: gradients(
+                p, batch, advantages, None, None, MODEL, config, make_mesh()
+            )
+        )(params)[1]
+        computed.append(float(metrics["sum/computed"]))
+    assert computed[1] <= 1.1 * computed[0]
