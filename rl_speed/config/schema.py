@@ -218,6 +218,10 @@ class Sampler:
     top_k: int = 0
     top_p: float = 1.0
     prefill_chunk: int = 0
+    # Host driver: with fewer samples left than slots, narrow goes on in a half of them, a quarter,
+    # ...: for CPUs, where a step costs by its rows. A token is then the same in any call up to
+    # rounding.
+    tail: str = one_of("whole", "narrow")
     # How decoding reads keys and values: all of them, blocks that are held, or by a GPU kernel.
     attention: str = one_of("auto", "dense", "ragged", "pallas")
     # Of keys and values: "" as computed; bfloat16 has half the size of float32.

@@ -40,8 +40,8 @@ class DecodeAttention:
       kind: "dense", "ragged", "pallas", or "auto": on a CPU each part with room for AUTO_RAGGED
         tokens is ragged, all else is dense.
       block: tokens read at a time ("ragged").
-      rows: rows of the cache that are read together ("ragged"); 0 takes an eighth of the slots,
-        at least 4.
+      rows: rows of the cache that are read together ("ragged"): the same whatever the number of
+        slots, so that a narrower batch draws the same tokens.
       samples: samples of one context that are attended together ("ragged"): best at most as many as
         a prompt is given at once.
       cache_dtype: of keys and values; "" is the compute dtype. bfloat16 halves what is read and
@@ -50,7 +50,7 @@ class DecodeAttention:
 
     kind: str = "auto"
     block: int = 128
-    rows: int = 0
+    rows: int = 8
     samples: int = 4
     cache_dtype: str = ""
 
@@ -62,10 +62,8 @@ class DecodeAttention:
                 'cache_dtype must be "" (that of the computation), float32 or bfloat16; got '
                 f"{self.cache_dtype!r}"
             )
-        if self.block < 1 or self.rows < 0 or self.samples < 1:
-            raise ValueError(
-                f"block and samples must be at least 1 and rows at least 0; got {self}"
-            )
+        if min(self.block, self.rows, self.samples) < 1:
+            raise ValueError(f"block, rows and samples must be at least 1; got {self}")
 
     def way(self, positions: int) -> str:
         """ "dense", "ragged" or "pallas", for a part with room for so many tokens."""
@@ -289,7 +287,7 @@ class Attend:
             held_S,
         )
         slots = held_S.shape[0]
-        self._rows = min(settings.rows or max(4, slots // 8), slots)
+        self._rows = min(settings.rows, slots)
         self._samples = min(settings.samples, slots)
         if settings.way(length) == "ragged":
             self._contexts = plan_contexts(

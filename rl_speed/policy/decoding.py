@@ -46,21 +46,23 @@ def prepare(params: Any, config: ModelConfig, fuse: bool = True) -> DecodeParams
     """
     dtype = jnp.dtype(config.dtype)
     flat = lambda x: x.reshape(x.shape[0], -1)
+    # XLA would take the turn back otherwise.
+    turned = lambda x: jax.lax.optimization_barrier(x.T)
 
     def layer(i: int) -> dict[str, Any]:
         w = {name: value[i] for name, value in params["layers"].items()}
         out = {
             "attn_norm": w["attn_norm"],
             "mlp_norm": w["mlp_norm"],
-            "wo": w["wo"].reshape(-1, config.width).astype(dtype),
-            "w_down": w["w_down"].astype(dtype),
+            "wo": turned(w["wo"].reshape(-1, config.width).astype(dtype)),
+            "w_down": turned(w["w_down"].astype(dtype)),
         }
         qkv, up = (
-            [flat(w[n]).astype(dtype) for n in ("wq", "wk", "wv")],
-            [w[n].astype(dtype) for n in ("w_gate", "w_up")],
+            [flat(w[n]).astype(dtype).T for n in ("wq", "wk", "wv")],
+            [w[n].astype(dtype).T for n in ("w_gate", "w_up")],
         )
         out |= (
-            {"qkv": [jnp.concatenate(qkv, axis=1)], "up": [jnp.concatenate(up, axis=1)]}
+            {"qkv": [jnp.concatenate(qkv)], "up": [jnp.concatenate(up)]}
             if fuse
             else {"qkv": qkv, "up": up}
         )
@@ -90,7 +92,7 @@ def project(layer: dict[str, Any], x: Array, rope: tuple[Array, Array], config: 
     inputs [..., D].
     """
     normed = rms_norm(x, layer["attn_norm"], config.norm_eps)
-    parts = [normed @ w for w in layer["qkv"]]
+    parts = [normed @ w.T for w in layer["qkv"]]
     if config.qkv_bias:
         parts = [part + bias for part, bias in zip(parts, layer["qkv_bias"])]
     parts = [part.reshape(*x.shape[:-1], -1, config.head_dim) for part in parts]
@@ -120,13 +122,13 @@ def project(layer: dict[str, Any], x: Array, rope: tuple[Array, Array], config: 
 def feed_forward(layer: dict[str, Any], x: Array, config: ModelConfig) -> Array:
     """SwiGLU, without the residual."""
     normed = rms_norm(x, layer["mlp_norm"], config.norm_eps)
-    parts = [normed @ w for w in layer["up"]]
+    parts = [normed @ w.T for w in layer["up"]]
     gate, up = (
         parts
         if len(parts) == 2
         else (parts[0][..., : config.mlp_width], parts[0][..., config.mlp_width :])
     )
-    return (jax.nn.silu(gate) * up) @ layer["w_down"]
+    return (jax.nn.silu(gate) * up) @ layer["w_down"].T
 
 
 def prefill(
@@ -163,7 +165,7 @@ def prefill(
                 is_causal=True,
                 implementation=attention_implementation(config, masked=False, length=length),
             )
-            x_CxLxD = x_CxLxD + out.reshape(contexts, length, -1) @ layer["wo"]
+            x_CxLxD = x_CxLxD + out.reshape(contexts, length, -1) @ layer["wo"].T
             x_CxLxD = x_CxLxD + feed_forward(layer, x_CxLxD, config)
         last_CxD = jnp.take_along_axis(x_CxLxD, (lengths_C - 1)[:, None, None], axis=1)[:, 0]
         last_CxD = rms_norm(last_CxD, params.final_norm, config.norm_eps)
@@ -209,7 +211,7 @@ def decode(
             )
             rows = KV(put(rows.k, k), put(rows.v, v))
             updated.append(rows)
-            x_SxD = x_SxD + attend(q, context, rows) @ layer["wo"]
+            x_SxD = x_SxD + attend(q, context, rows) @ layer["wo"].T
             x_SxD = x_SxD + feed_forward(layer, x_SxD, config)
         x_SxD = rms_norm(x_SxD, params.final_norm, config.norm_eps)
     return output_head(params.head, x_SxD, config), updated

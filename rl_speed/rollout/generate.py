@@ -31,18 +31,24 @@ from rl_speed.sampling import (
 class SampleRequest:
     """Samples `first` to `first + count - 1` of a prompt's visit,
     from the prompt or from inside a response to it.
+
+    Attributes:
+      expected: tokens that each is expected to take. Requests that take longest are served first,
+        so that no long one is left alone at the end; no token depends on it.
     """
 
     prompt: Prompt
     first: int
     count: int
     replay: Replay | None = None
+    expected: float = 0.0
 
 
 @dataclasses.dataclass
 class GenerationStats:
-    """What generation cost: calls, samples, tokens; decode steps (the longest shard's) and rows
-    that decoded in them; of the samples, those that non-finite logits ended.
+    """What generation cost: calls, samples, tokens; decode steps (the longest shard's), rows that
+    decoded in them and rows that there was room for, each shard counting until it ended; of the
+    samples, those that non-finite logits ended.
     """
 
     calls: int = 0
@@ -51,6 +57,12 @@ class GenerationStats:
     decode_steps: int = 0
     slot_steps: int = 0
     nonfinite: int = 0
+    room_steps: int = 0
+
+    @property
+    def slot_use(self) -> float:
+        """Share of slots that were decoding."""
+        return self.slot_steps / max(self.room_steps, 1)
 
     def __add__(self, other: "GenerationStats") -> "GenerationStats":
         return GenerationStats(
@@ -79,19 +91,26 @@ class PendingRollouts:
         return self._finished
 
 
+def serving_order(requests: Sequence[SampleRequest]) -> np.ndarray:
+    """Places of requests, those that are expected to take longest first."""
+    return np.argsort([-r.expected for r in requests], kind="stable")
+
+
 def gather(samples: Samples, requests: Sequence[SampleRequest]) -> tuple[Rollouts, GenerationStats]:
-    """The samples of requests that were dealt to shards in turn, request after request,
-    and what they cost.
+    """The samples of requests that were dealt to shards in turn in their serving order,
+    request after request, and what they cost.
 
     Args:
       samples: host arrays of the call; every leaf has shards on axis 0.
     """
-    shards, counts = len(samples.lengths), [r.count for r in requests]
-    owner, row = np.repeat(np.arange(len(requests)), counts), np.zeros(sum(counts), int)
+    shards, counts = len(samples.lengths), np.asarray([r.count for r in requests], int)
+    order, (shard_of, row_of) = serving_order(requests), np.zeros((2, len(requests)), int)
     for shard in range(shards):
-        mine = owner % shards == shard
-        row[mine] = np.arange(mine.sum())
-    take = lambda x: x[owner % shards, row]
+        mine = order[shard::shards]
+        shard_of[mine], row_of[mine] = shard, np.cumsum(counts[mine]) - counts[mine]
+    owner = np.repeat(np.arange(len(requests)), counts)
+    row = row_of[owner] + np.arange(len(owner)) - (np.cumsum(counts) - counts)[owner]
+    take = lambda x: x[shard_of[owner], row]
     tokens, logprobs, lengths = map(take, (samples.tokens, samples.logprobs, samples.lengths))
     prefix = np.zeros(len(owner), np.int32)
     if any(r.replay is not None for r in requests):
@@ -127,6 +146,7 @@ def gather(samples: Samples, requests: Sequence[SampleRequest]) -> tuple[Rollout
         decode_steps=int(samples.decode_steps.max()),
         slot_steps=int(samples.slot_steps.sum()),
         nonfinite=int(samples.nonfinite.sum()),
+        room_steps=int(samples.room_steps.sum()),
     )
 
 
@@ -184,13 +204,13 @@ class Generator:
         self._launcher = ThreadPoolExecutor(1, "generation")
 
     def tables(self, requests: Sequence[SampleRequest]) -> tuple[Contexts, Requests]:
-        """The stacked tables of one call; request i goes to shard i mod shards, in order.
+        """The stacked tables of one call; requests go to the shards in turn, in serving order.
 
         Raises ValueError when the requests exceed the capacities.
         """
-        shards = []
+        shards, order = [], serving_order(requests)
         for shard in range(self.shards):
-            mine = requests[shard :: self.shards]
+            mine = [requests[i] for i in order[shard :: self.shards]]
             contexts = build_contexts(
                 [_context(r) for r in mine], self._contexts, self._prompt_length
             )

@@ -34,6 +34,7 @@ from rl_speed.replay.source import PrefixSource
 from rl_speed.rollout.budgets import Budgets, pack_visits, unpack_visits
 from rl_speed.rollout.buffer import BufferFull, SamplingBuffer
 from rl_speed.rollout.call_plan import CallPlan
+from rl_speed.rollout.expected_lengths import ExpectedLengths
 from rl_speed.rollout.generate import GenerationStats, Generator, SampleRequest
 from rl_speed.rollout.in_flight import (
     ActivePrompt,
@@ -96,7 +97,7 @@ class HostDriver:
         self._begun: tuple[PromptCounts, StepReport] | None = None
         self.rule, self.stream, self.buffer, self.config = rule, stream, buffer, config
         self._generate, self._score, self._decide = generator.dispatch, score, compiled_decide(rule)
-        self._plan = CallPlan(rule, config)
+        self._plan, self._lengths = CallPlan(rule, config), ExpectedLengths()
         self._active: list[ActivePrompt] = []  # with all that was launched for them scored
         self._pending: deque[PendingCall] = deque()  # in order of dispatch
 
@@ -213,8 +214,17 @@ class HostDriver:
         replay = lambda a: self.screening.replay(
             a.cached, a.prompt, a.launched, a.want - a.launched
         )
+        # Who is served first decides who completes first.
+        by_length = self.config.accept != "completion"
         requests = [
-            SampleRequest(a.prompt, a.launched, a.want - a.launched, replay(a)) for a in active
+            SampleRequest(
+                a.prompt,
+                a.launched,
+                a.want - a.launched,
+                replay(a),
+                self._lengths.of(a.prompt, a.group) if by_length else 0.0,
+            )
+            for a in active
         ]
         begin = time.perf_counter()
         self._pending.append(PendingCall(active, version, self._generate(params, requests)))
@@ -303,6 +313,7 @@ class HostDriver:
 
     def _take_in(self, active: Sequence[ActivePrompt], rollouts: Rollouts) -> None:
         """Score what came back, in one go, and add it to the prompts' groups."""
+        self._lengths.observe(rollouts)
         rewards, correct = self._score(rollouts)
         # What was said before the policy broke down earns nothing, whatever the scorer makes of it.
         broken = rollouts.nonfinite
@@ -395,6 +406,7 @@ class HostDriver:
             "rule": rule_columns(self._active),
             "pending": {str(i): call.state_dict() for i, call in enumerate(self._pending)},
             "buffer": self.buffer.state_dict(),
+            "lengths": self._lengths.state_dict(),
             **self.screening.state_dict(),
             **({} if self.screening.prefixes is None else {"cached": pack_cached(self._active)}),
         }
@@ -419,6 +431,7 @@ class HostDriver:
                 "the saved groups and those that the saved generation calls may complete"
             )
         self.screening.load_state_dict(state)
+        self._lengths.load_state_dict(state.get("lengths", {}))
         self._begun = None
         if "begun" in state:
             self._begun = (

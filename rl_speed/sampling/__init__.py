@@ -40,6 +40,7 @@ from rl_speed.sampling.types import (
     RuleState,
     SamplerConfig,
     Samples,
+    halved,
 )
 
 __all__ = [
@@ -74,6 +75,7 @@ __all__ = [
     "build_contexts",
     "build_prompts",
     "build_requests",
+    "halved",
     "check_decoder",
     "compiled_decide",
     "decoder_from_cached_model",

@@ -552,6 +552,7 @@ def finish(
         slot_steps=s.slot_steps,
         queue_steps=s.queue_steps,
         queue_slot_steps=s.queue_slot_steps,
+        room_steps=s.steps * len(state.slots.request),
         rewards=rewards,
         status=status,
         selected=selected,

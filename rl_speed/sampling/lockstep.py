@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from rl_speed.sampling.contract import call_init_cache, check_limits, checked
 from rl_speed.sampling.logits import request_keys
 from rl_speed.sampling.sampler import (
+    LoopCounts,
     check_tables,
     decode_one,
     empty_output,
@@ -49,12 +50,12 @@ def sample_lockstep(
             idle_slots(config.slots, capacity), queue_next, requests, first_token_R
         )
         start = output.start_step.at[jnp.where(taken, slots.request, capacity)].set(
-            stats[0], mode="drop"
+            stats.decode_steps, mode="drop"
         )
         waiting = queue_next < requests.count
 
         def step(state):
-            slots, cache, output, (steps, slot_steps, queue_steps, queue_slot_steps) = state
+            slots, cache, output, stats = state
             busy = jnp.sum(slots.request < capacity, dtype=jnp.int32)
             slots, cache, output, _ = decode_one(
                 decoder,
@@ -66,17 +67,8 @@ def sample_lockstep(
                 requests_of(slots, requests, keys_R),
                 config,
             )
-            return (
-                slots,
-                cache,
-                output,
-                (
-                    steps + 1,
-                    slot_steps + busy,
-                    queue_steps + waiting,
-                    queue_slot_steps + busy * waiting,
-                ),
-            )
+            more = LoopCounts(1, busy, waiting, busy * waiting, config.slots)
+            return slots, cache, output, jax.tree.map(jnp.add, stats, more)
 
         _, cache, output, stats = jax.lax.while_loop(
             lambda s: jnp.any(s[0].request < capacity),
@@ -89,13 +81,7 @@ def sample_lockstep(
         zero,
         call_init_cache(decoder, config.slots, config.max_new),
         empty_output(capacity, config.max_new),
-        (zero, zero, zero, zero),
+        LoopCounts(*(zero,) * 5),
     )
     _, _, output, stats = jax.lax.while_loop(lambda s: s[0] < requests.count, batch, state)
-    return Samples(
-        **output._asdict(),
-        decode_steps=stats[0],
-        slot_steps=stats[1],
-        queue_steps=stats[2],
-        queue_slot_steps=stats[3],
-    )
+    return Samples(**output._asdict(), **stats._asdict())

@@ -66,6 +66,16 @@ class Output(NamedTuple):
     start_step: Array
 
 
+class LoopCounts(NamedTuple):
+    """What the decode loop counts: i32[] each, as in `Samples`."""
+
+    decode_steps: Array
+    slot_steps: Array
+    queue_steps: Array
+    queue_slot_steps: Array
+    room_steps: Array
+
+
 def prefill_pool(decoder: Decoder, params, contexts: Contexts, chunk: int):
     """KV of the contexts in use.
 
@@ -286,11 +296,9 @@ def sample(
     )
     zero = jnp.int32(0)
 
-    def cond(state):
-        return jnp.any(state[0].request < capacity)
-
     def body(state):
-        slots, queue_next, cache, output, (steps, slot_steps, queue_steps, queue_slot_steps) = state
+        slots, queue_next, cache, output, stats = state
+        width = len(slots.request)
         busy = jnp.sum(slots.request < capacity, dtype=jnp.int32)
         waiting = queue_next < requests.count
         slots, cache, output, _ = decode_one(
@@ -305,29 +313,33 @@ def sample(
         )
         slots, queue_next, taken = refill(slots, queue_next, requests, first_token_R)
         start = output.start_step.at[jnp.where(taken, slots.request, capacity)].set(
-            steps + 1, mode="drop"
+            stats.decode_steps + 1, mode="drop"
         )
-        stats = (
-            steps + 1,
-            slot_steps + busy,
-            queue_steps + waiting,
-            queue_slot_steps + busy * waiting,
-        )
+        more = LoopCounts(1, busy, waiting, busy * waiting, width)
+        stats = jax.tree.map(jnp.add, stats, more)
         return slots, queue_next, cache, output._replace(start_step=start), stats
 
-    with jax.named_scope("decode_loop"):
-        state = (
-            slots,
-            queue_next,
-            call_init_cache(decoder, config.slots, config.max_new),
-            empty_output(capacity, config.max_new),
-            (zero, zero, zero, zero),
-        )
-        *_, output, stats = jax.lax.while_loop(cond, body, state)
-    return Samples(
-        **output._asdict(),
-        decode_steps=stats[0],
-        slot_steps=stats[1],
-        queue_steps=stats[2],
-        queue_slot_steps=stats[3],
+    state = (
+        slots,
+        queue_next,
+        call_init_cache(decoder, config.slots, config.max_new),
+        empty_output(capacity, config.max_new),
+        LoopCounts(*(zero,) * 5),
     )
+    with jax.named_scope("decode_loop"):
+        for narrower in (*config.tail_slots, 0):
+
+            def busy_enough(state, narrower=narrower):
+                slots, queue_next, *_ = state
+                busy = jnp.sum(slots.request < capacity)
+                return (busy > narrower) | ((busy > 0) & (queue_next < requests.count))
+
+            state = jax.lax.while_loop(busy_enough, body, state)
+            if narrower:
+                slots, queue_next, cache, output, stats = state
+                row = jnp.argsort(slots.request == capacity)[:narrower]
+                take = lambda x, row=row: x[row]
+                slots, cache = jax.tree.map(take, (slots, cache))
+                state = slots, queue_next, cache, output, stats
+        *_, output, stats = state
+    return Samples(**output._asdict(), **stats._asdict())

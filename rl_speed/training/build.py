@@ -65,7 +65,7 @@ from rl_speed.rollout.estimators import EmaEstimator, ValueEstimator
 from rl_speed.rollout.generate import Generator
 from rl_speed.rollout.host_driver import HostDriver
 from rl_speed.runtime.metrics import write_atomically
-from rl_speed.sampling import Decoder, HostVerify, SamplerConfig
+from rl_speed.sampling import Decoder, HostVerify, SamplerConfig, halved
 from rl_speed.sampling.adaptive import Verify
 from rl_speed.training.fused import FusedConfig, FusedProgram, Table, make_fused_step
 from rl_speed.training.fused_step import FusedStep
@@ -384,12 +384,14 @@ def build_generators(
     keys, rule, s = Keys.of(config.seed), config.make_rule(), config.sampler
     prompts, samples = capacities(rule, config.driver)
     per_prompt = max(rule.max_samples, config.evaluation.samples)
+    slots = max(1, s.slots // row_shards(mesh))
     train = SamplerConfig(
-        slots=max(1, s.slots // row_shards(mesh)),
+        slots=slots,
         max_new=s.max_new,
         temperature=s.temperature,
         end_tokens=policy.end_tokens,
         prefill_chunk=s.prefill_chunk,
+        tail_slots=halved(slots) if s.tail == "narrow" else (),
     )
     held_out = dataclasses.replace(
         train, temperature=config.evaluation.temperature, top_p=config.evaluation.top_p

@@ -223,6 +223,7 @@ def make_fused_step(
                 "wasted_tokens",
                 "decode_steps",
                 "slot_steps",
+                "room_steps",
                 "head_of_line_steps",
             )
         }

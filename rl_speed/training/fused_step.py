@@ -176,6 +176,7 @@ class FusedStep:
             tokens=int(facts["tokens"].sum() + facts["wasted_tokens"].sum()),
             decode_steps=int(facts["decode_steps"].max()),
             slot_steps=int(facts["slot_steps"].sum()),
+            room_steps=int(facts["room_steps"].sum()),
             nonfinite=int(facts["nonfinite"].sum()),
         )
         t.nonfinite += int(facts["nonfinite"].sum())

@@ -391,9 +391,7 @@ class Trainer:
         """The step's numbers that are known on the host."""
         screening = self.rl_step.screening
         return {
-            **describe(
-                self.step, rollouts, report, self.generator.config.slots * self.generator.shards
-            ),
+            **describe(self.step, rollouts, report),
             "acceptance": screening.acceptance,
             **{
                 f"total/{name}": float(value)

@@ -13,8 +13,8 @@ from rl_speed.rollout.prompt_counts import StepReport
 from rl_speed.runtime.metrics import pass_rate_histogram
 
 
-def describe(step: int, rollouts: Rollouts, report: StepReport, slots: int) -> dict[str, Any]:
-    """Numbers of a step after `step` updates, which generated in `slots` rows at once."""
+def describe(step: int, rollouts: Rollouts, report: StepReport) -> dict[str, Any]:
+    """Numbers of a step after `step` updates."""
     g, ages = report.generation, step - rollouts.versions
     mixed = (rollouts.right > 0) & (rollouts.right < rollouts.sizes)
     return {
@@ -33,7 +33,7 @@ def describe(step: int, rollouts: Rollouts, report: StepReport, slots: int) -> d
         "calls": float(g.calls),
         "nonfinite_samples": float(g.nonfinite),
         "decode_steps": float(g.decode_steps),
-        "slot_use": g.tokens / max(g.decode_steps * slots, 1),
+        "slot_use": g.slot_use,
         "screened": float(report.screened),
         "accepted": float(report.accepted),
         "rejected": float(report.rejected),

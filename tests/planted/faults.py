@@ -41,6 +41,7 @@ ADAPTIVE = (
     "sampling/test_sampling_callback.py sampling/test_sampling_new_rule.py"
 )
 PREFIXED = "sampling/test_sampling_adaptive.py training/test_training_replay.py"
+TAIL = "sampling/test_sampling_tail.py"
 GENERATE = "sampling/test_sampling_generate.py"
 DOOR = "sampling/test_sampling_door.py sampling/test_sampling_logits.py"
 NONFINITE = "training/test_training_nonfinite.py"
@@ -222,8 +223,8 @@ FAULTS = [
         "sampling",
         "idle_rows_count_as_busy",
         "sampling/sampler.py",
-        "steps + busy,",
-        "steps + config.slots,",
+        "LoopCounts(1, busy, waiting",
+        "LoopCounts(1, width, waiting",
         SAMPLER,
         "The use of slots is reported as full whatever it is.",
     ),
@@ -451,10 +452,28 @@ FAULTS = [
         "sampling",
         "samples_of_another_shard",
         "rollout/generate.py",
-        "x[owner % shards, row]",
+        "x[shard_of[owner], row]",
         "x[owner * shards // len(requests), row]",
         GENERATE,
         "On several devices prompts get each other's samples.",
+    ),
+    Fault(
+        "sampling",
+        "served_in_order_of_arrival",
+        "rollout/generate.py",
+        "[-r.expected for r in requests]",
+        "[0.0 for r in requests]",
+        TAIL,
+        "A call ends with its longest samples, most slots idle.",
+    ),
+    Fault(
+        "sampling",
+        "tail_keeps_idle_rows",
+        "sampling/sampler.py",
+        "jnp.argsort(slots.request == capacity)",
+        "jnp.argsort(slots.request < capacity)",
+        TAIL,
+        "A narrower batch drops requests that are still running.",
     ),
     # Objectives.
     Fault(

@@ -198,7 +198,7 @@ def test_bfloat16_cache_under_float32_is_near():
     "settings, message",
     [
         (dict(kind="flash"), "attention must be one of"),
-        (dict(block=0), "block and samples"),
+        (dict(block=0), "block, rows and samples"),
         (dict(cache_dtype="int8"), "cache_dtype must be"),
     ],
 )

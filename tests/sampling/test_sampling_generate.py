@@ -2,6 +2,7 @@
 on however many shards.
 """
 
+import dataclasses
 import sys
 from pathlib import Path
 
@@ -75,7 +76,10 @@ def test_every_prompt_gets_the_samples_that_were_asked_for(generator):
         SampleRequest(prompt(5), 1, 3, replay),
         SampleRequest(prompt(4), 0, 4),
     ]
-    for requests in (screening, mixed):
+    sorted_by_length = [
+        dataclasses.replace(r, expected=length) for r, length in zip(mixed, (2.0, 9.0, 3.0, 7.0))
+    ]
+    for requests in (screening, mixed, sorted_by_length):
         rollouts, stats = generator(toy.params(), requests)
         for d, r in zip(rollouts.groups(), requests, strict=True):
             starts, limits = (

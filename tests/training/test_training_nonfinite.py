@@ -250,6 +250,7 @@ def test_replay_and_shaped_rewards_pass_them_over():
         slot_steps=np.array([3]),
         queue_steps=np.array([0]),
         queue_slot_steps=np.array([0]),
+        room_steps=np.array([9]),
     )
     drawn, stats = gather(samples, [SampleRequest(one.prompt, 0, 2, replay)])
     assert (

@@ -129,6 +129,7 @@ def test_the_fused_step_observes_what_it_consumed_and_hands_back_the_rest():
             "wasted_tokens": np.zeros(2, int),
             "decode_steps": np.zeros(2, int),
             "slot_steps": np.zeros(2, int),
+            "room_steps": np.zeros(2, int),
             "nonfinite": np.zeros(2, int),
             "first_right": positive // 4,
         }

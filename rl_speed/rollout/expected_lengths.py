@@ -1,0 +1,56 @@
+"""How many tokens a sample will take: what decides whose samples are begun first in a call."""
+
+import json
+from typing import Any
+
+import numpy as np
+
+from rl_speed.data.prompts import Prompt
+from rl_speed.data.rollouts import Rollouts
+
+# Of the sums over earlier samples, kept from one call to the next: lengths change as a policy
+# learns.
+KEPT = 0.9
+
+
+class ExpectedLengths:
+    """Mean lengths by class of prompt (`meta["class"]`, one class where there is none)."""
+
+    def __init__(self):
+        self._sums: dict[str, tuple[float, float]] = {}  # class -> (tokens, samples)
+
+    def of(self, prompt: Prompt, group: Rollouts | None) -> float:
+        """Tokens that the next sample is expected to take; `group`: the prompt's samples so far.
+
+        Where nothing of a class is known it is taken for the longest there is.
+        """
+        sums = self._sums.get(_class(prompt))
+        if group is None:
+            return sums[0] / sums[1] if sums else float("inf")
+        # The class as one sample more: it decides little, and between prompts of few samples.
+        own = (group.lengths - group.prefix).tolist() + ([sums[0] / sums[1]] if sums else [])
+        return sum(own) / len(own)
+
+    def observe(self, rollouts: Rollouts) -> None:
+        """The samples of one call."""
+        self._sums = {name: (t * KEPT, n * KEPT) for name, (t, n) in self._sums.items()}
+        new, classes = rollouts.lengths - rollouts.prefix, [_class(p) for p in rollouts.prompts]
+        for name in set(classes):
+            mine = np.asarray([c == name for c in classes])[rollouts.owner]
+            tokens, samples = self._sums.get(name, (0.0, 0.0))
+            self._sums[name] = tokens + float(new[mine].sum()), samples + float(mine.sum())
+
+    def state_dict(self) -> dict[str, Any]:
+        """What is known, for `load_state_dict`."""
+        if not self._sums:
+            return {}
+        return {"classes": json.dumps(list(self._sums)), "sums": np.array([*self._sums.values()])}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The inverse of `state_dict`."""
+        names, sums = json.loads(state.get("classes", "[]")), np.asarray(state.get("sums", []))
+        self._sums = dict(zip(names, map(tuple, sums.tolist()), strict=True))
+
+
+def _class(prompt: Prompt) -> str:
+    return str(prompt.meta.get("class", ""))
