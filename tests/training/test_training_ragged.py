@@ -11,6 +11,7 @@ import pytest
 from rl_speed import objectives
 from rl_speed.config import Objective
 from rl_speed.mesh import make_mesh
+from rl_speed.objectives.batch_loss import AGGREGATIONS
 from rl_speed.policy import ModelConfig, init, sequence_logprobs
 from rl_speed.policy.packed import banded_attention, make_windows, stream_attention
 from rl_speed.policy.transformer import dense_attention
@@ -115,17 +116,24 @@ def params():
     return jax.jit(init, static_argnums=0)(MODEL, jax.random.key(0))
 
 
-@pytest.mark.parametrize("loss", objectives.LOSSES)
-@pytest.mark.parametrize("aggregation", ["token_mean", "seq_mean_token_mean"])
+@pytest.mark.parametrize(
+    "loss, aggregation",
+    [(loss, "token_mean") for loss in objectives.LOSSES]
+    + [("ppo", aggregation) for aggregation in AGGREGATIONS if aggregation != "token_mean"],
+)
 def test_gradients_are_those_of_padded_rows(params, loss, aggregation):
     """Several windows, several pieces, rows without a token to train on."""
     batch, advantages = ragged_batch(width=140)
-    objective = Objective(loss=loss, aggregation=aggregation)
+    objective = Objective(loss=loss, aggregation=aggregation, aggregation_constant=7.0)
     config = UpdateConfig(groups=4, micro_tokens=200, objective=objective)
     assert len(config.pieces(batch.tokens, make_mesh()).windows) == 3
     got, metrics = jax.jit(
         lambda p: gradients(p, batch, advantages, None, None, MODEL, config, make_mesh())
     )(params)
+
+    trained = batch.mask.any(axis=1).sum()
+    constant = 7.0 * trained if aggregation == "token_sum_constant" else None
+    weights = objectives.token_weights(batch.mask, aggregation, constant)
 
     def padded(p):
         logprobs, entropy = sequence_logprobs(p, batch.tokens, MODEL, with_entropy=True)
@@ -135,7 +143,7 @@ def test_gradients_are_those_of_padded_rows(params, loss, aggregation):
             advantages,
             batch.mask,
             loss=loss,
-            aggregation=aggregation,
+            weights=weights,
             entropy=entropy,
             **objective.loss_numbers(),
         )
