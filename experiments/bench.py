@@ -21,7 +21,7 @@
     python experiments/bench.py serving       the sampler against JetStream's server, same requests
                                               (one; the extra "jetstream")
     python experiments/bench.py scaling       how the cost of updates and of sampling grows with
-                                              room, batch, slots and samples of a prompt (seven)
+                                              room, batch, slots and samples of a prompt (fifteen)
     python experiments/bench.py scale         whole steps at the SPEED paper's scale, random
                                               weights: time by phase and peak memory
 

@@ -24,7 +24,7 @@ def test_exponents_of_power_laws():
 
 def test_a_sweep_moves_one_number():
     work = scaling.STANDARD
-    assert work.points("slots") == [(256, 64, slots, 16) for slots in work.slots]
+    assert work.points("slots") == [(256, 32, slots, 8) for slots in work.slots]
     wide, narrow = (scaling.random_batch(work, room, 64) for room in (2048, 256))
     held = [int((batch.mask.sum(1) + work.prompt).sum()) for batch in (wide, narrow)]
     assert held[1] <= held[0] <= 1.1 * held[1]

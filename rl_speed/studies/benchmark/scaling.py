@@ -65,10 +65,10 @@ STANDARD = Workload(
     prompt=64,
     mean=64,
     micro_tokens=2176,
-    base=(256, 64, 32, 16),
+    base=(256, 32, 16, 8),
     room=(256, 512, 1024, 2048),
-    rows=(32, 64, 128, 256),
-    slots=(8, 16, 32, 64),
+    rows=(16, 32, 64, 128),
+    slots=(4, 8, 16, 32),
     samples=(2, 4, 8, 16),
 )
 SMALL = Workload(
