@@ -41,12 +41,18 @@ rpo_speed_rloo         RPO under SPEED's screening (80 steps, not 120)          
 What all methods share stands in `presets.embedded` (rl_speed/config/presets.py), each number with
 its reason:
 
-  data.max_prompt_length, data.train_prompts                                 a finite set of short questions
-  sampler.max_new, sampler.slots, sampler.prefill_chunk                      short answers, and how many are drawn at once
-  driver.screen_prompts, driver.margin, driver.buffer_groups                 enough screening to fill a batch in one call
-  optimizer.learning_rate, optimizer.max_grad_norm, optimizer.warmup_steps   those best for plain RLOO
-  training.steps, training.micro_tokens                                      the length of a run, and how an update is cut up
-  evaluation.every, evaluation.samples                                       how often and how finely accuracy is measured
+  data.max_prompt_length, data.train_prompts
+      a finite set of short questions
+  sampler.max_new, sampler.slots, sampler.prefill_chunk
+      short answers, and how many are drawn at once
+  driver.screen_prompts, driver.margin, driver.buffer_groups
+      enough screening to fill a batch in one call
+  optimizer.learning_rate, optimizer.max_grad_norm, optimizer.warmup_steps
+      those best for plain RLOO
+  training.steps, training.micro_tokens
+      the length of a run, and how an update is cut up
+  evaluation.every, evaluation.samples
+      how often and how finely accuracy is measured
 
 Every other field has its default from rl_speed/config/schema.py, where the method does not change
 it: `methods.METHODS[NAME]` (rl_speed/config/methods.py) lists the fields that make the method, and

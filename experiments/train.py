@@ -36,10 +36,7 @@ _DRY_RUN = flags.DEFINE_bool(
 )
 flags.mark_flag_as_required("config")
 
-RENAMED = {
-    "config.training.micro_batch": "config.training.micro_tokens, in tokens",
-    "config.training.length_multiple": "gone, as rows cost what they hold: it",
-}
+RENAMED = {"config.training.micro_batch": "config.training.micro_tokens"}
 
 
 def main(_):

@@ -69,7 +69,7 @@ def check(c: "Config") -> None:
         raise ValueError(
             f"the {rows} samples of an optimizer step (config.driver.groups x config.rule.n / "
             f"config.training.minibatches) cannot be split over mesh data={c.mesh.data} x "
-            f"fsdp={c.mesh.fsdp}"
+            f"fsdp={c.mesh.fsdp}; change config.driver.groups"
         )
     if c.sampler.attention == "pallas" and c.mesh.tensor > 1:
         raise ValueError(

@@ -27,8 +27,8 @@ from rl_speed.sampling.types import Array, Decoder
 
 
 class DecodeParams(NamedTuple):
-    """Weights laid out for decoding: a list of layers, projections fused or not,
-    and the tables around them.
+    """Weights laid out for decoding: a list of layers, matrices as [out, in],
+    projections fused or not, and the tables around them.
     """
 
     embed: Array  # [V, D]
@@ -46,7 +46,8 @@ def prepare(params: Any, config: ModelConfig, fuse: bool = True) -> DecodeParams
     """
     dtype = jnp.dtype(config.dtype)
     flat = lambda x: x.reshape(x.shape[0], -1)
-    # XLA would take the turn back otherwise.
+    # [out, in]: XLA on CPUs then multiplies a row alike in many rows and in 16 (where the policy is
+    # 256 wide, not where it is 128). The barrier keeps it from undoing the transposition.
     turned = lambda x: jax.lax.optimization_barrier(x.T)
 
     def layer(i: int) -> dict[str, Any]:

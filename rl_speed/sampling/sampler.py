@@ -265,7 +265,7 @@ def sample(
     Compiles once per (decoder, config, capacities); how many contexts and requests are in use may
     change freely. For fixed slots the tokens of a request depend on (key, visit, sample_index), its
     context and the weights alone, bit for bit: not on its place in the table, nor on what else is
-    drawn. Requests are taken in table order.
+    drawn (with `tail_slots` up to rounding). Requests are taken in table order.
 
     Args:
       decoder: the policy (static). params: its weights, as its functions take them

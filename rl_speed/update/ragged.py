@@ -50,13 +50,6 @@ class PieceShape:
         tokens = -(-tokens // largest.block) * largest.block
         return cls(tokens, min(rows, 16 * -(-tokens // width)), width)
 
-    def most(self, rows: int) -> int:
-        """Pieces that `rows` rows can need."""
-        # Each piece but the last is closed by a row that does not fit behind its tokens, or by
-        # being full of rows.
-        by_tokens = -(-rows * self.width // (self.tokens - self.width + 1))
-        return min(rows, by_tokens + rows // self.rows + 1)
-
 
 class Plan(NamedTuple):
     """Where the rows of one shard go: i32[R] each, in order of descending length.

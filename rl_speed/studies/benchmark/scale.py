@@ -172,7 +172,7 @@ def run(work: Workload, repeats: int, say: Callable[[str], None]) -> dict[str, A
                 "trained_tokens": trained,
                 "groups": len(rollouts.prompts),
                 "update_flops_per_s": flops / seconds["update"],
-                "slot_use": g.tokens / max(g.decode_steps * work.slots, 1),
+                "slot_use": g.slot_use,
                 "skipped": float(metrics["skipped"]),
                 "loss": float(metrics["loss"]),
                 "grad_norm": float(metrics["grad_norm"]),

@@ -163,10 +163,9 @@ def sweep(
     repeats: int,
     say: Callable[[str], None],
 ) -> list[dict[str, float]]:
-    """Median seconds of each point, all taken in turns after two calls that may compile."""
-    for call in calls:  # twice: what an update returns may compile it once more
-        call()
-    tokens, seconds = [call()[1] for call in calls], np.zeros((repeats, len(calls)))
+    """Median seconds of each point, all taken in turns after a first call that compiles."""
+    # Waited for, or the first that is timed would wait for all of them.
+    tokens, seconds = [clock(call)[0][1] for call in calls], np.zeros((repeats, len(calls)))
     for turn in range(repeats):
         for i, call in enumerate(calls):
             _, seconds[turn, i] = clock(call)
