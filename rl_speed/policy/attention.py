@@ -42,8 +42,8 @@ class DecodeAttention:
       block: tokens read at a time ("ragged").
       rows: rows of the cache that are read together ("ragged"): the same whatever the number of
         slots, so that a narrower batch draws the same tokens.
-      samples: samples of one context that are attended together ("ragged"): best at most as many as
-        a prompt is given at once.
+      samples: samples of one context that are attended together ("ragged"): a product costs by
+        these, a loop by how few they are.
       cache_dtype: of keys and values; "" is the compute dtype. bfloat16 halves what is read and
         held under float32.
     """
@@ -51,7 +51,7 @@ class DecodeAttention:
     kind: str = "auto"
     block: int = 128
     rows: int = 8
-    samples: int = 4
+    samples: int = 8
     cache_dtype: str = ""
 
     def __post_init__(self):
@@ -73,7 +73,11 @@ class DecodeAttention:
 
 
 class KV(NamedTuple):
-    """Keys (rotated) and values of one layer: [rows, G, positions, K]."""
+    """Keys (rotated) and values of one layer: k [rows, G, K, positions], v [rows, G, positions, K].
+
+    Each lies as its product wants it, scores over positions and sums over K: a CPU turns any other
+    matrix around before every product.
+    """
 
     k: Array
     v: Array
@@ -110,8 +114,8 @@ def weigh(scores: Array, mask: Array, mix: Any) -> Part:
 
 def dense_part(q_SxGxQxK: Array, kv: KV, length_S: Array) -> Part:
     """Attention to the first `length_S` of each row's own positions, reading all of them."""
-    mask = (jnp.arange(kv.k.shape[2]) < length_S[:, None])[:, None, None]
-    scores = jnp.einsum("sgqk,sgtk->sgqt", q_SxGxQxK, kv.k, preferred_element_type=jnp.float32)
+    mask = (jnp.arange(kv.v.shape[2]) < length_S[:, None])[:, None, None]
+    scores = jnp.einsum("sgqk,sgkt->sgqt", q_SxGxQxK, kv.k, preferred_element_type=jnp.float32)
     return weigh(
         scores,
         mask,
@@ -129,7 +133,7 @@ def pallas_part(q_SxGxQxK: Array, kv: KV, length_S: Array) -> Part:
     from jax.experimental.pallas.ops.gpu.decode_attention import gqa
 
     slots, groups, per_group, width = q_SxGxQxK.shape
-    positions = kv.k.shape[2]
+    positions = kv.v.shape[2]
     if positions % 16:
         raise ValueError(
             f'attention "pallas" needs room for a multiple of 16 tokens; got {positions}: change '
@@ -137,10 +141,11 @@ def pallas_part(q_SxGxQxK: Array, kv: KV, length_S: Array) -> Part:
         )
     splits = next(n for n in (16, 8, 4, 2, 1) if positions % (16 * n) == 0)
     block = next(n for n in (128, 64, 32, 16) if positions // splits % n == 0)
-    heads_last = lambda x: jnp.swapaxes(x, 1, 2)  # which the kernel undoes: no copy is made
+    # No copy is made of what the kernel turns back.
+    heads_last = lambda x: jnp.swapaxes(x, 1, 2)
     out, (total, top) = gqa(
         q_SxGxQxK.reshape(slots, groups * per_group, width).astype(kv.k.dtype),
-        heads_last(kv.k),
+        heads_last(jnp.swapaxes(kv.k, 2, 3)),
         heads_last(kv.v),
         kv_seq_len=length_S,
         sm_scale=1.0,
@@ -204,11 +209,10 @@ def ragged_part(q_SxGxQxK: Array, kv: KV, plan: Plan, block: int, tile: int, sha
     """Attention in a loop over the plan's items.
 
     Args:
-      kv: of contexts [C, G, L, K] if `shared` (a tile's rows have one context), else of the rows
-        themselves [S, G, M, K].
+      kv: of C contexts if `shared` (a tile's rows have one context), else of the S rows themselves.
     """
     slots, groups, per_group, width = q_SxGxQxK.shape
-    positions = kv.k.shape[2]
+    positions = kv.v.shape[2]
     block = min(block, positions)
     empty = lambda fill, size: jnp.full((slots, groups, per_group, size), fill, jnp.float32)
 
@@ -228,13 +232,13 @@ def ragged_part(q_SxGxQxK: Array, kv: KV, plan: Plan, block: int, tile: int, sha
         mask = ((at >= wanted) & (at < plan.length_S[row][:, None]))[:, None, None]
         q = q_SxGxQxK[row]
         if shared:
-            cut = lambda x: jax.lax.dynamic_slice(x, (g, 0, start, 0), (1, groups, block, width))[0]
+            cut = lambda x, at, size: jax.lax.dynamic_slice(x, (g, 0, *at), (1, groups, *size))[0]
             # All rows of the tile meet the same keys: one matrix product a key/value head.
             fold = lambda x: jnp.swapaxes(x, 0, 1).reshape(groups, tile * per_group, -1)
             unfold = lambda x: jnp.swapaxes(x.reshape(groups, tile, per_group, -1), 0, 1)
-            k, v = cut(kv.k), cut(kv.v)
+            k, v = cut(kv.k, (0, start), (width, block)), cut(kv.v, (start, 0), (block, width))
             scores = unfold(
-                jnp.einsum("grk,gtk->grt", fold(q), k, preferred_element_type=jnp.float32)
+                jnp.einsum("grk,gkt->grt", fold(q), k, preferred_element_type=jnp.float32)
             )
             mix = lambda w: unfold(
                 jnp.einsum(
@@ -242,11 +246,11 @@ def ragged_part(q_SxGxQxK: Array, kv: KV, plan: Plan, block: int, tile: int, sha
                 )
             )
         else:
-            cut = lambda x: jax.vmap(
-                lambda r: jax.lax.dynamic_slice(x, (r, 0, start, 0), (1, groups, block, width))[0]
+            cut = lambda x, at, size: jax.vmap(
+                lambda r: jax.lax.dynamic_slice(x, (r, 0, *at), (1, groups, *size))[0]
             )(row)
-            k, v = cut(kv.k), cut(kv.v)
-            scores = jnp.einsum("wgqk,wgtk->wgqt", q, k, preferred_element_type=jnp.float32)
+            k, v = cut(kv.k, (0, start), (width, block)), cut(kv.v, (start, 0), (block, width))
+            scores = jnp.einsum("wgqk,wgkt->wgqt", q, k, preferred_element_type=jnp.float32)
             mix = lambda w: jnp.einsum(
                 "wgqt,wgtk->wgqk", w.astype(q.dtype), v, preferred_element_type=jnp.float32
             )
@@ -304,11 +308,11 @@ class Attend:
             )
 
     def __call__(self, q_SxHxK: Array, context: KV, cache: KV) -> Array:
-        """[S, H * K] in q's dtype, of rotated queries and one layer's KV:
-        `context` [C, G, L, K] and `cache` [S, G, M, K].
+        """[S, H * K] in q's dtype, of rotated queries and one layer's KV: `context` of C rows and L
+        positions, `cache` of S and M.
         """
         slots, _, width = q_SxHxK.shape
-        q = q_SxHxK.reshape(slots, cache.k.shape[1], -1, width) * width**-0.5
+        q = q_SxHxK.reshape(slots, cache.v.shape[1], -1, width) * width**-0.5
         with jax.named_scope("context"):
             before = self._part(q, context, shared=True)
         with jax.named_scope("suffix"):
@@ -318,7 +322,7 @@ class Attend:
         return (both.out / jnp.maximum(both.total, 1.0)).astype(q_SxHxK.dtype).reshape(slots, -1)
 
     def _part(self, q: Array, kv: KV, shared: bool) -> Part:
-        way = self._s.way(kv.k.shape[2])
+        way = self._s.way(kv.v.shape[2])
         if way == "ragged":
             plan, tile = (self._contexts, self._samples) if shared else (self._cache, self._rows)
             return ragged_part(q, kv, plan, self._s.block, tile, shared)

@@ -141,7 +141,7 @@ def prefill(
 ):
     """KV of every context token, and the hidden state and logits at each context's last token.
 
-    Returns (list of KV [C, G, L, K], f[C, D], f32[C, V]). What the caller leaves unused is
+    Returns (list of KV of C rows and L positions, f[C, D], f32[C, V]). What the caller leaves unused is
     not computed.
     """
     contexts, length = tokens_CxL.shape
@@ -151,14 +151,8 @@ def prefill(
         pool = []
         for layer in params.layers:
             q, k, v = project(layer, x_CxLxD, rope, config)
-            pool.append(
-                KV(
-                    *(
-                        jnp.swapaxes(x, 1, 2).astype(attention.cache_dtype or x.dtype)
-                        for x in (k, v)
-                    )
-                )
-            )
+            held = lambda x, *axes: x.transpose(axes).astype(attention.cache_dtype or x.dtype)
+            pool.append(KV(held(k, 0, 2, 3, 1), held(v, 0, 2, 1, 3)))
             out = jax.nn.dot_product_attention(
                 q,
                 k,
@@ -178,8 +172,11 @@ def init_cache(
 ) -> list[KV]:
     """An empty cache of `max_new` positions a row, per layer."""
     dtype = jnp.dtype(attention.cache_dtype or config.dtype)
-    zeros = lambda: jnp.zeros((slots, config.kv_heads, max_new, config.head_dim), dtype)
-    return [KV(zeros(), zeros()) for _ in range(config.layers)]
+    zeros = lambda *shape: jnp.zeros((slots, config.kv_heads, *shape), dtype)
+    return [
+        KV(zeros(config.head_dim, max_new), zeros(max_new, config.head_dim))
+        for _ in range(config.layers)
+    ]
 
 
 def decode(
@@ -195,22 +192,23 @@ def decode(
     attention: DecodeAttention,
 ):
     """One token a row; see `rl_speed.sampling.Decoder`. Returns (logits f32[S, V], cache)."""
-    contexts, _, length, _ = context_kv[0].k.shape
-    slots, room = token_S.shape[0], cache[0].k.shape[2]
+    contexts, _, length, _ = context_kv[0].v.shape
+    slots, room = token_S.shape[0], cache[0].v.shape[2]
     row_S, at_S = jnp.arange(slots), jnp.minimum(suffix_length_S, room - 1)
     with full_precision(config):
         attend = Attend(
             attention, context_index_S, context_length_S, at_S + 1, active_S, contexts, length, room
         )
-        rope = rope_angles(context_length_S + suffix_length_S, config)
+        # Once a step: XLA would work out sines again for every layer and head.
+        rope = jax.lax.optimization_barrier(rope_angles(context_length_S + suffix_length_S, config))
         x_SxD = params.embed[token_S]
         updated = []
         for layer, context, rows in zip(params.layers, context_kv, cache):
             q, k, v = project(layer, x_SxD, rope, config)
-            put = lambda old, new: old.at[row_S, :, at_S].set(
-                new.astype(old.dtype), unique_indices=True, indices_are_sorted=True
+            put = lambda place, new: place.set(
+                new.astype(rows.v.dtype), unique_indices=True, indices_are_sorted=True
             )
-            rows = KV(put(rows.k, k), put(rows.v, v))
+            rows = KV(put(rows.k.at[row_S, :, :, at_S], k), put(rows.v.at[row_S, :, at_S], v))
             updated.append(rows)
             x_SxD = x_SxD + attend(q, context, rows) @ layer["wo"].T
             x_SxD = x_SxD + feed_forward(layer, x_SxD, config)

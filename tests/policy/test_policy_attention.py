@@ -31,7 +31,7 @@ def inputs(length, room, per_group=2, seed=0):
     rng = np.random.default_rng(seed)
     normal = lambda *shape: rng.standard_normal(shape).astype(np.float32)
     kv = lambda rows, positions: KV(
-        normal(rows, GROUPS, positions, WIDTH), normal(rows, GROUPS, positions, WIDTH)
+        normal(rows, GROUPS, WIDTH, positions), normal(rows, GROUPS, positions, WIDTH)
     )
     return dict(
         q=normal(SLOTS, GROUPS * per_group, WIDTH),
@@ -52,9 +52,9 @@ def attend(settings, q, context, cache, context_S, length_S, held_S, active_S):
         length_S,
         held_S,
         active_S,
-        context.k.shape[0],
-        context.k.shape[2],
-        cache.k.shape[2],
+        context.v.shape[0],
+        context.v.shape[2],
+        cache.v.shape[2],
     )
     return step(q, context, cache)
 
@@ -69,7 +69,8 @@ def reference(q, context, cache, context_S, length_S, held_S, active_S):
             join = lambda x, y: np.concatenate(
                 [x[context_S[s], g, : length_S[s]], y[s, g, : held_S[s]]]
             ).astype(np.float64)
-            k, v = join(context.k, cache.k), join(context.v, cache.v)
+            keys = [np.swapaxes(x, 2, 3) for x in (context.k, cache.k)]
+            k, v = join(*keys), join(context.v, cache.v)
             scores = k @ q[s, h] / np.sqrt(WIDTH)
             weights = np.exp(scores - scores.max())
             out[s, h] = weights @ v / weights.sum()
@@ -122,9 +123,9 @@ def test_ragged_reads_nothing_that_is_not_held():
     base = attend(WAYS["ragged"], **case)
     # NaN there would spread if any of it were read.
     for name, beyond in (("context", 16), ("cache", 32)):
-        spoiled = KV(
-            *(np.where(np.arange(x.shape[2])[:, None] >= beyond, np.nan, x) for x in case[name])
-        )
+        k, v = case[name]
+        lost = np.arange(v.shape[2]) >= beyond
+        spoiled = KV(np.where(lost, np.nan, k), np.where(lost[:, None], np.nan, v))
         np.testing.assert_array_equal(attend(WAYS["ragged"], **{**case, name: spoiled}), base)
 
 
