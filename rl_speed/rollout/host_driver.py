@@ -137,17 +137,10 @@ class HostDriver:
         Raises:
           StarvedError: `max_calls` calls brought no complete group at all.
         """
-        if self._begun is None:
-            self._begun = (
-                dataclasses.replace(self.prompt_counts),
-                StepReport(GenerationStats(), 0.0, 0.0, 0, 0, 0, 0),
-            )
-            self._expire(version)
+        self._begin_step(version)
         start, report = self._begun
-        while (
-            len(self.buffer) < self.config.groups
-            and report.generation.calls < self.config.max_calls
-        ):
+        self._collect_late(version, report)
+        while self._lacks(report):
             if stop():
                 return None, report
             if not self._dispatch(params, version, report):
@@ -157,9 +150,7 @@ class HostDriver:
                         "config.driver.buffer_groups is too small"
                     )
                 self._collect(version, report)
-            # More than one only where a run goes on with a smaller depth.
-            while len(self._pending) > self.config.depth:
-                self._collect(version, report)
+            self._collect_late(version, report)
         self._begun = None
         count = min(self.config.groups, len(self.buffer))
         if count == 0:
@@ -178,6 +169,37 @@ class HostDriver:
         report.rejected = self.prompt_counts.rejected - start.rejected
         self.screening.tell_estimates(params)
         return Rollouts.concat(self.buffer.take(count)), report
+
+    def start_next(self, params: Any, version: int) -> None:
+        """Send off the first generation call of the next step, before `next_groups` is asked for
+        it: what it would do first, with the same results, and nobody waits.
+
+        Args: those of `next_groups`.
+        """
+        if self._begun is None:
+            self._begin_step(version)
+            if self._lacks(self._begun[1]):
+                # Its seconds are the caller's, who is not in the step yet.
+                self._dispatch(params, version, StepReport.empty())
+
+    def _begin_step(self, version: int) -> None:
+        if self._begun is None:
+            self._begun = dataclasses.replace(self.prompt_counts), StepReport.empty()
+            self._expire(version)
+
+    def _lacks(self, report: StepReport) -> bool:
+        return (
+            len(self.buffer) < self.config.groups
+            and report.generation.calls < self.config.max_calls
+        )
+
+    def _collect_late(self, version: int, report: StepReport) -> None:
+        """Score calls until `depth` are pending.
+
+        More than one only where a run goes on with a smaller depth.
+        """
+        while len(self._pending) > self.config.depth:
+            self._collect(version, report)
 
     def wait(self) -> None:
         """Block until the samples of all pending calls are on the host. Scores nothing."""
@@ -202,7 +224,7 @@ class HostDriver:
 
         False where there is nothing to do for it.
         """
-        held = self._active, self._pending, self.buffer
+        begin, held = time.perf_counter(), (self._active, self._pending, self.buffer)
         going, waiting = self._plan.to_continue(*held)
         fresh = [
             ActivePrompt(p, None, SCREENING, 0, 0, 0)
@@ -226,7 +248,6 @@ class HostDriver:
             )
             for a in active
         ]
-        begin = time.perf_counter()
         self._pending.append(PendingCall(active, version, self._generate(params, requests)))
         report.generate_s += time.perf_counter() - begin
         self.prompt_counts.screened += len(fresh)
@@ -267,10 +288,8 @@ class HostDriver:
 
     def _beside_generation(self) -> contextlib.AbstractContextManager:
         """Where JAX computes what the host needs now: an accelerator would get to it after the
-        calls it was given before.
+        update and the calls it was given before.
         """
-        if self.config.depth == 0:
-            return contextlib.nullcontext()
         try:
             return jax.default_device(jax.local_devices(backend="cpu")[0])
         except RuntimeError:

@@ -54,6 +54,11 @@ class StepReport:
     # Of the first samples of each prompt judged.
     pass_rates: list[float] = dataclasses.field(default_factory=list)
 
+    @classmethod
+    def empty(cls) -> "StepReport":
+        """Of a step that has done nothing yet."""
+        return cls(GenerationStats(), 0.0, 0.0, 0, 0, 0, 0)
+
     def state_dict(self) -> dict[str, Any]:
         """Of a step that was stopped between two calls."""
         return {**dataclasses.asdict(self), "pass_rates": np.asarray(self.pass_rates, np.float64)}

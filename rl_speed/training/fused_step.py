@@ -87,18 +87,17 @@ class FusedStep:
           VerifierError: a Python verifier failed inside the step; the state it was given is gone.
         """
         begin = getattr(self._verify, "seconds", 0.0)
-        report = self._begun = self._begun or StepReport(GenerationStats(), 0.0, 0.0, 0, 0, 0, 0)
+        report = self._begun = self._begun or StepReport.empty()
         with timer.phase("fused"):
             while report.generation.calls < self._max_calls:
                 if stop():
-                    return state, StepResult(None, report, {})
+                    return state, StepResult(None, report)
                 state, metrics, rollouts = self._attempt(state, version, report)
                 if rollouts is not None:
                     self._verify_s = getattr(self._verify, "seconds", 0.0) - begin
                     report.short, self._begun = self._groups - len(rollouts.prompts), None
-                    return state, StepResult(
-                        rollouts, report, {name: float(value) for name, value in metrics.items()}
-                    )
+                    numbers = {name: float(value) for name, value in metrics.items()}
+                    return state, StepResult(rollouts, report, lambda: numbers)
         self._begun = None
         raise StarvedError(
             f"none of {report.screened} candidates was accepted in {self._max_calls} attempts: "
@@ -185,6 +184,11 @@ class FusedStep:
         report.rejected += int(rejected.sum())
         first = np.minimum(done, self.rule.first_samples)
         report.pass_rates += (facts["first_right"][decided] / first[decided]).tolist()
+
+    def start_next(self, state: TrainState, version: int, timer: PhaseTimer) -> None:
+        """Nothing: which prompts the next program gets is known when this one has ended, and it
+        takes the state for its own.
+        """
 
     def metrics(self, version: int) -> dict[str, float]:
         """Tokens drawn for nothing so far; of the last step,

@@ -301,6 +301,8 @@ class Trainer:
                 self.state, (rollouts, report, metrics) = self.rl_step(
                     self.state, self.step, timer, asked
                 )
+                if profiled:
+                    metrics()
             if rollouts is None:
                 seconds = {**timer.take(), "time/compile": self.compiles.seconds - compiled}
                 self._spent = {name.removeprefix("time/"): value for name, value in seconds.items()}
@@ -311,10 +313,13 @@ class Trainer:
             self._require_finite(rollouts)
             if (prefixes := self.rl_step.screening.prefixes) is not None:
                 prefixes.remember(rollouts)
-            seconds = timer.take()
+            record = self._record(rollouts, report)
+            if not (stop or self._pauses(self.step + 1)):
+                self.rl_step.start_next(self.state, self.step + 1, timer)
+            numbers, seconds = metrics(), timer.take()
             seconds["time/compile"] = self.compiles.seconds - compiled
             self._account(report.generation, seconds["time/step"] - seconds["time/compile"])
-            record = {**self._record(rollouts, report), **metrics, **seconds}
+            record |= {**self._so_far(), **numbers, **seconds}
             if slow := self.slow.see(
                 self.step, seconds, {"generation calls": record["calls"], **self.scorer.metrics()}
             ):
@@ -338,6 +343,12 @@ class Trainer:
             )
         if stop and (inside or not self.done):
             raise Stopped(stop.received, self.step, self.workdir, inside)
+
+    def _pauses(self, step: int) -> bool:
+        """Whether something else than the next step follows `step` steps."""
+        c = self.config
+        due = lambda every: every and step % every == 0
+        return step >= c.training.steps or due(c.evaluation.every) or due(c.checkpoints.every)
 
     def evaluate(self, stop: Callable[[], bool] = lambda: False) -> None:
         """Held-out accuracy of the policy as it is, kept with the totals it was reached at;
@@ -388,15 +399,11 @@ class Trainer:
         t.optimizer_steps += self.config.training.minibatches
 
     def _record(self, rollouts: Rollouts, report: StepReport) -> dict[str, Any]:
-        """The step's numbers that are known on the host."""
+        """The step's numbers that are known on the host when its update is on its way."""
         screening = self.rl_step.screening
         return {
             **describe(self.step, rollouts, report),
             "acceptance": screening.acceptance,
-            **{
-                f"total/{name}": float(value)
-                for name, value in dataclasses.asdict(self.totals).items()
-            },
             **{
                 f"tally/{name}": float(value)
                 for name, value in dataclasses.asdict(screening.prompt_counts).items()
@@ -405,6 +412,15 @@ class Trainer:
             **self.stream.metrics(),
             **self.scorer.metrics(),
             **self.scorer.take_parts(),
+        }
+
+    def _so_far(self) -> dict[str, float]:
+        """Sums over the run, and of this process."""
+        return {
+            **{
+                f"total/{name}": float(value)
+                for name, value in dataclasses.asdict(self.totals).items()
+            },
             # Of this process, not of the run: a resumed run counts anew.
             "process/compilations": float(self.compiles.count),
             "process/compile_s": self.compiles.seconds,

@@ -70,20 +70,29 @@ class SplitStep:
         """
         rollouts, report = self.driver.next_groups(state.params, version, stop)
         if rollouts is None:
-            return state, StepResult(None, report, {})
+            return state, StepResult(None, report)
         timer.add("generate", report.generate_s)
         timer.add("score", report.score_s)
         with timer.phase("generate"):
             self.driver.wait()
         if rollouts.nonfinite.all():
-            return state, StepResult(rollouts, report, {})
+            return state, StepResult(rollouts, report)
         with timer.phase("update"):
             rollouts = shape_rewards(rollouts, self._config)
             state, metrics = self.update(state, rollouts)
-            metrics = jax.device_get(metrics)
-        return state, StepResult(
-            rollouts, report, {name: float(value) for name, value in metrics.items()}
-        )
+
+        def finish() -> dict[str, float]:
+            with timer.phase("update"):
+                return {name: float(value) for name, value in jax.device_get(metrics).items()}
+
+        return state, StepResult(rollouts, report, finish)
+
+    def start_next(self, state: TrainState, version: int, timer: PhaseTimer) -> None:
+        """The first generation call, which then waits for the update on the devices, not for what
+        the host does with the numbers of this one.
+        """
+        with timer.phase("generate"):
+            self.driver.start_next(state.params, version)
 
     def update(self, state: TrainState, rollouts: Rollouts) -> tuple[TrainState, dict[str, Any]]:
         """All optimizer steps of one RL step on these groups; metrics are the mean over them.

@@ -18,12 +18,13 @@ class StepResult(NamedTuple):
     Attributes:
       rollouts: whole groups, with the rewards they were trained with; None where `stop`
         ended the step.
-      report: what generation did. metrics: of the update; empty where there was none.
+      report: what generation did. metrics: those of the update, when called, which waits for it;
+        empty where there was none.
     """
 
     rollouts: Rollouts | None
     report: StepReport
-    metrics: dict[str, float]
+    metrics: Callable[[], dict[str, float]] = dict
 
 
 class Step(Protocol):
@@ -42,7 +43,7 @@ class Step(Protocol):
         timer: PhaseTimer,
         stop: Callable[[], bool] = lambda: False,
     ) -> tuple[TrainState, StepResult]:
-        """(the state after the step, what it did).
+        """(the state after the step, what it did); the update itself is not waited for.
 
         No rollouts, and no update, where `stop`, which is asked between generation calls, says to
         go no further: the step holds what it has, in `state_dict` too, and the next call goes on
@@ -50,6 +51,16 @@ class Step(Protocol):
 
         Args:
           version: policy updates made so far; stored with every sample drawn now.
+        """
+
+    def start_next(self, state: TrainState, version: int, timer: PhaseTimer) -> None:
+        """Send off what the next step begins with, so that devices do not wait for the host.
+
+        Changes when things are computed, and nothing else: the next step would do it first. After
+        it, the numbers of `screening` and `metrics` are those of the next step.
+
+        Args:
+          state, version: those that the next step will be given.
         """
 
     def metrics(self, version: int) -> dict[str, float]: ...

@@ -23,6 +23,7 @@ from rl_speed.runtime.signals import Stopped
 from rl_speed.sampling import Dynamic, Speed, Uniform
 from rl_speed.training.fused_step import FusedStep
 from rl_speed.training.loop import Trainer
+from rl_speed.training.split_step import SplitStep
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 
@@ -121,6 +122,29 @@ def test_every_call_in_a_process_of_its_own(rule, depth):
     assert got == expected
 
 
+@pytest.mark.parametrize("depth", [0, 1, 2])
+@pytest.mark.parametrize("rule", RULES, ids=str)
+def test_a_call_sent_ahead_of_its_step_changes_nothing(rule, depth):
+    """Nor does a stop between the two, and another process that goes on."""
+    whole, generator = driver_of(rule, depth)
+    expected = [outcome(whole, step, *whole.next_groups(None, step)) for step in range(6)]
+    driver, mine = driver_of(rule, depth)
+    calls, got, ahead = [], [], 0
+    for step in range(6):
+        before = len(mine.calls)
+        driver.start_next(None, step)
+        driver.start_next(None, step)  # there is one
+        ahead += len(mine.calls) > before
+        if step % 2:
+            calls += mine.calls
+            state = driver.stream.state_dict(), driver.state_dict()
+            driver, mine = driver_of(rule, depth)
+            driver.stream.load_state_dict(through_a_checkpoint(state[0]))
+            driver.load_state_dict(through_a_checkpoint(state[1]))
+        got.append(outcome(driver, step, *driver.next_groups(None, step)))
+    assert got == expected and calls + mine.calls == generator.calls and ahead > 2
+
+
 def test_a_stop_before_the_first_call_draws_nothing():
     driver, generator = driver_of(Speed(4, 8), 1)
     rollouts, report = driver.next_groups(None, 0, lambda: True)
@@ -174,7 +198,7 @@ def test_a_fused_step_stops_between_attempts():
     assert (
         state == 4
         and len(rollouts.prompts) == 4
-        and metrics == {"loss": 1.0}
+        and metrics() == {"loss": 1.0}
         and "begun" not in again.state_dict()
     )
     assert (
@@ -261,6 +285,19 @@ def test_a_replacement_that_fails_leaves_what_was_there(tmp_path, monkeypatch):
 # The run.
 
 
+class Told:
+    """A step whose calls go through a function."""
+
+    def __init__(self, step, call):
+        self._step, self._call = step, call
+
+    def __call__(self, *args):
+        return self._call(*args)
+
+    def __getattr__(self, name):
+        return getattr(self._step, name)
+
+
 def config_of(steps=4):
     """Every step takes two generation calls at least: screening, then what was accepted."""
     config = small_config(steps)
@@ -325,3 +362,39 @@ def test_stopped_inside_a_step_and_inside_an_evaluation(tmp_path):
     assert [[p["eval/accuracy"] for p in found] for found in points] == [
         [p["eval/accuracy"] for p in points[1]]
     ] * 2
+
+
+def test_the_next_call_is_sent_while_the_update_runs(tmp_path, monkeypatch):
+    """Before its numbers are asked for, and not where an evaluation, a checkpoint or the end comes
+    first. The run is that of one step after the other, to the bit.
+    """
+    config = small_config(8)
+    config.evaluation.every, config.checkpoints.every = 4, 3
+
+    def run(folder):
+        """The steps in which a call was sent between the update and its numbers."""
+        trainer, events = Trainer(config, folder), []
+        step, dispatch = trainer.rl_step, trainer.rl_step.driver._generate
+
+        def told(state, version, *rest):
+            state, result = step(state, version, *rest)
+            events.append(f"update {version}")
+            finish = lambda: events.append(f"numbers {version}") or result.metrics()
+            return state, result._replace(metrics=finish)
+
+        step.driver._generate = lambda *args: events.append("call") or dispatch(*args)
+        monkeypatch.setattr(trainer, "rl_step", Told(step, told))
+        trainer.run()
+        return {
+            v
+            for v in range(8)
+            if "call" in events[events.index(f"update {v}") : events.index(f"numbers {v}")]
+        }
+
+    ahead = run(tmp_path / "ahead")
+    assert ahead and ahead <= {0, 1, 4, 6}
+    monkeypatch.setattr(SplitStep, "start_next", lambda *_: None)
+    assert run(tmp_path / "plain") == set()
+    mine, theirs = everything(tmp_path / "ahead"), everything(tmp_path / "plain")
+    for a, b in zip(jax.tree.leaves(mine), jax.tree.leaves(theirs), strict=True):
+        np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
