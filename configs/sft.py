@@ -8,7 +8,7 @@ Launch:  python experiments/sft.py --config=configs/sft.py --out=runs/sft
          python experiments/sft.py --config=configs/sft.py:band --out=runs/cold_start \\
              --config.data.train=distilled.jsonl --config.model.path=Qwen2.5-3B \\
              --config.model.compute_dtype=bfloat16 --config.model.remat \\
-             --config.examples.micro_rows=1
+             --config.training.micro_tokens=8192
 Expect:  of `embedded` a held-out loss of 0.825 nats a token, after about three minutes on two
          cores; the others have not been run at their scale, for which no weights could be had.
 

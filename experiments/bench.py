@@ -14,8 +14,8 @@
     python experiments/bench.py verdicts      the same two thousand responses, faults among them, on
                                               an idle machine, beside busy loops, and on one
                                               processor: are the verdicts the same? (six)
-    python experiments/bench.py packing       supervised updates on packed rows against
-                                              padded ones (one)
+    python experiments/bench.py packing       supervised updates in pieces against padded
+                                              rows (one)
     python experiments/bench.py end_to_end    training with the rule in the loop against host-driven
                                               training (three)
     python experiments/bench.py serving       the sampler against JetStream's server, same requests

@@ -7,9 +7,9 @@
 
 configs/sft.py has the variants, and every field of rl_speed/sft/config.py is a flag. Rows have
 "question" (or "problem") with "answer" and "solution", or a worked "answer" as in GSM8K. The loss
-is on the solution and its end token. A batch is config.examples.batch examples, packed into few
-rows of config.examples.max_length tokens, each attending to itself alone: what is learned is the
-same, up to rounding, with and without config.examples.pack, in any number of pieces, on any mesh.
+is on the solution and its end token. A batch is config.examples.batch examples of any length, laid
+behind one another into pieces of about config.training.micro_tokens tokens, each attending to
+itself alone: what is learned is the same, up to rounding, in pieces of any size, on any mesh.
 
 OUT is at the end a directory that transformers opens. The run itself is in --workdir:
 metrics.jsonl, tensorboard/, config.json, loss.png, checkpoints/. The same command again goes on

@@ -1,7 +1,6 @@
 """From a configuration to a supervised run: policy, examples, shape of the batches, evaluation.
 Nothing here has a loop."""
 
-import dataclasses
 import hashlib
 import json
 import logging
@@ -48,7 +47,7 @@ from rl_speed.sft.data import (
     make_layout,
     read_examples,
 )
-from rl_speed.sft.train import Parts, SFTTrainer
+from rl_speed.sft.train import Parts, Pieces, SFTTrainer
 from rl_speed.training.build import check_vocabulary, limits
 from rl_speed.update.optimizer import make_optimizer
 
@@ -92,14 +91,16 @@ def explain_out_of_memory(
     params = abstract_params(model)
     optimizer = make_optimizer(config.optimizer_of(config.training.steps or 10**9), params)
     state = abstract_state(model, params, optimizer, mesh)
-    rows = f", now {layout.rows // layout.pieces} of {layout.length} tokens" if layout else ""
-    length = f"config.examples.max_length ({e.max_length})"
+    tokens, length = config.training.micro_tokens, f"config.examples.max_length ({e.max_length})"
+    now = ""
+    if layout:
+        now = f", now {Pieces(model, mesh, tokens).shape(layout.rows, layout.length).tokens}"
     parts = [
         (
             "the update",
             update_parts(state),
             (
-                f"config.examples.micro_rows ({e.micro_rows}{rows}), {length}, "
+                f"config.training.micro_tokens ({tokens}{now}), {length}, "
                 f"config.model.head_chunk ({m.head_chunk}), or set config.model.remat (now "
                 f"{m.remat}), config.model.compute_dtype=bfloat16 (now {m.compute_dtype}), or "
                 f"raise config.mesh.fsdp ({config.mesh.fsdp})"
@@ -140,8 +141,7 @@ def new_model(config: SFTConfig) -> ModelConfig:
 
 
 def from_nothing(config: SFTConfig, mesh: Mesh) -> Parts:
-    """A new policy on demonstrations of the embedded task: never the same one twice, on rows of one
-    example."""
+    """A new policy on demonstrations of the embedded task: never the same one twice."""
     model, spec, size = new_model(config), DEFAULT_SPEC, config.examples.batch
     with tempfile.TemporaryDirectory() as directory:
         # Through the files, so that training encodes exactly as every later user of the directory.
@@ -161,17 +161,14 @@ def from_nothing(config: SFTConfig, mesh: Mesh) -> Parts:
         ]
 
     length, shards = spec.max_prompt_tokens + spec.max_response_tokens, row_shards(mesh)
-    layout = make_layout(
-        [length], lambda: iter([range(size)]), length, False, config.examples.micro_rows, shards
-    )
-    held = Layout(length, -(-512 // shards) * shards, 1, False)
+    layout = Layout(-(-size // shards) * shards, length)
     return Parts(
         init(model, jax.random.key(config.seed)),
         model,
         config.training.steps or 2600,
         layout,
         lambda step: (layout.batch(shown("demo", step * size, size)), {}),
-        held.batches(shown("demo_eval", 0, 512)),
+        layout.batches(shown("demo_eval", 0, 512)),
         tokenizer,
         (END_ID,),
     )
@@ -199,19 +196,9 @@ def from_files(config: SFTConfig, mesh: Mesh) -> Parts:
     epochs = e.epochs or (0 if steps else 3)
     schedule = Schedule(len(examples), e.batch, config.seed, epochs)
     steps = steps or schedule.steps
-    layout = make_layout(
-        [len(x) for x in examples],
-        lambda: map(schedule.indices, range(steps)),
-        e.max_length,
-        e.pack,
-        e.micro_rows,
-        row_shards(mesh),
-    )
-    # Held-out examples may be longer than any row that training needs; a multiple of 8 as there.
-    longest = max((-(-len(x) // 8) * 8 for x in held), default=0)
-    held_layout = dataclasses.replace(layout, length=max(layout.length, min(longest, e.max_length)))
+    layout = make_layout(e.batch, examples + held, row_shards(mesh))
     log.warning(
-        "%s: %s; %d updates of %d in %d rows of %d tokens, %d at a time",
+        "%s: %s; %d updates of %d examples of at most %d tokens",
         config.data.train,
         ", ".join(
             f"{n} {name.replace('_', ' ')}"
@@ -220,18 +207,15 @@ def from_files(config: SFTConfig, mesh: Mesh) -> Parts:
         ),
         steps,
         e.batch,
-        layout.rows,
         layout.length,
-        layout.rows // layout.pieces,
     )
 
     def batch(step: int):
         part = [examples[i] for i in schedule.indices(step)]
-        made, shown = layout.batch(part), (step + 1) * e.batch / len(examples)
-        return made, {
+        shown = (step + 1) * e.batch / len(examples)
+        return layout.batch(part), {
             "examples": float(len(part)),
             "epoch": min(shown, epochs or math.inf),
-            **layout.use(made),
         }
 
     judged = ()
@@ -243,7 +227,7 @@ def from_files(config: SFTConfig, mesh: Mesh) -> Parts:
         steps,
         layout,
         batch,
-        held_layout.batches(held),
+        layout.batches(held),
         tokenizer,
         ends,
         counts,

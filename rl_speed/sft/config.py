@@ -31,12 +31,10 @@ class Data:
 
 @dataclass
 class Examples:
-    max_length: int = 1024  # tokens of a row; longer examples are dropped and counted
-    pack: bool = True  # several examples in a row
+    max_length: int = 1024  # tokens; longer examples are dropped and counted
     eval_share: float = 0.05  # of the questions, held out by a hash of their text (0: none)
     epochs: int = 0  # times that every example is shown (0: 3, or as training.steps says)
     batch: int = 128  # examples of an update
-    micro_rows: int = 0  # rows whose activations are held at a time (0: all of a batch)
 
 
 @dataclass
@@ -51,6 +49,7 @@ class Optimizer(schema.Optimizer):
 @dataclass
 class Training:
     steps: int = 0  # updates (0: by examples.epochs; 2600 for the embedded task)
+    micro_tokens: int = 0  # as in training
 
 
 @dataclass
@@ -101,7 +100,7 @@ class SFTConfig:
             for name in now
             if now[name] != _DEFAULTS[name]
             and name.startswith(("data.", "examples.", "evaluation."))
-            and not name.endswith((".prompt", ".batch", ".micro_rows", ".every"))
+            and not name.endswith((".prompt", ".batch", ".every"))
         ]
         for wrong, message in (
             (
@@ -165,7 +164,7 @@ FREE = (
     "out",
     "model.remat",
     "model.head_chunk",
-    "examples.micro_rows",
+    "training.micro_tokens",
     "mesh.",
     "evaluation.",
     "checkpoints.",
@@ -189,6 +188,8 @@ RENAMED = {
             "mesh_data": "mesh.data",
             "mesh_fsdp": "mesh.fsdp",
             "mesh_tensor": "mesh.tensor",
+            "micro_rows": "training.micro_tokens",
+            "config.examples.micro_rows": "training.micro_tokens",
         }
     ).items()
 } | {"preset": "config=configs/sft.py:NAME"}

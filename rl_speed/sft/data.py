@@ -1,14 +1,13 @@
-"""Supervised examples: from files to token ids, held out by question, packed into rows.
+"""Supervised examples: from files to token ids, held out by question, laid into rows.
 
 The data of an update are a function of (examples, seed, step): there is no state to save, and a
 resumed run sees what it would have seen.
 """
 
-import bisect
 import dataclasses
 import hashlib
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,18 +42,18 @@ class Example:
 
 @struct.dataclass
 class SFTBatch:
-    """What an update, or a part of an evaluation, reads.
+    """What an update, or a part of an evaluation, reads: an example a row.
+
+    Integers alone are padded; what is computed is not (update/ragged.py).
 
     Attributes:
-      tokens: i32[B, T], right-padded.
-      mask: bool[B, T], True on the tokens to learn.
-      segments: i32[B, T], None where a row is one example; else examples of a row are numbered from
-        1, padding is 0.
+      tokens: i32[R, W], right-padded.
+      mask: bool[R, W], True on the tokens to learn, with which every example ends. A row without is
+        no example.
     """
 
     tokens: Array
     mask: Array
-    segments: Array | None = None
 
 
 # Files.
@@ -195,147 +194,44 @@ class Schedule:
 # Rows.
 
 
-def pack(lengths: Sequence[int], capacity: int) -> list[list[int]]:
-    """Which items share a row: best-fit decreasing, at most 11/9 of the fewest rows possible,
-    plus four (Johnson 1973).
-
-    Args:
-      lengths: tokens of each item. capacity: tokens of a row.
-
-    Returns:
-      Indices into `lengths` for each row; ties go to the item, and to the row, that came first.
-
-    Raises:
-      ValueError: an item is longer than a row.
-    """
-    rows: list[list[int]] = []
-    free: list[tuple[int, int]] = []  # (tokens left, row), sorted
-    for item in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
-        need = lengths[item]
-        if need > capacity:
-            raise ValueError(f"an example of {need} tokens does not fit into {capacity}")
-        at = bisect.bisect_left(free, (need, -1))
-        if at < len(free):
-            left, row = free.pop(at)
-        else:
-            left, row = capacity, len(rows)
-            rows.append([])
-        rows[row].append(item)
-        bisect.insort(free, (left - need, row))
-    return rows
-
-
-def lay_out(
-    examples: Sequence[Example], length: int, packed: bool, count: int | None = None
-) -> SFTBatch:
-    """Rows of `length` tokens, with several examples each where they are packed (see `pack`), else
-    with one and without segments; and empty ones up to `count`.
-
-    Raises:
-      ValueError: `count` rows are too few, or an example is longer than a row.
-    """
-    alone = [[i] for i in range(len(examples))]
-    filled = pack([len(example) for example in examples], length) if packed else alone
-    rows = len(filled) if count is None else count
-    if len(filled) > rows:
-        raise ValueError(
-            f"{len(examples)} examples fill {len(filled)} rows of {length} tokens, more than {rows}"
-        )
-    batch = SFTBatch(*(np.zeros((rows, length), dtype) for dtype in (np.int32, np.bool_, np.int32)))
-    for row, items in enumerate(filled):
-        start = 0
-        for segment, example in enumerate((examples[item] for item in items), 1):
-            middle, end = start + len(example.prompt), start + len(example)
-            if end > length:
-                raise ValueError(f"an example of {len(example)} tokens does not fit into {length}")
-            batch.tokens[row, start:middle] = example.prompt
-            batch.tokens[row, middle:end] = example.response
-            batch.mask[row, middle:end] = True
-            batch.segments[row, start:end] = segment
-            start = end
-    return batch if packed else batch.replace(segments=None)
-
-
-def spread_rows(batch: SFTBatch, pieces: int) -> SFTBatch:
-    """Reorders rows so that micro-batches fill one after the other:
-    row r goes to piece r mod `pieces`, and a piece of empty rows costs nothing.
-    """
-    rows = batch.tokens.shape[0]
-    order = np.arange(rows).reshape(pieces, rows // pieces).T.ravel()
-    return jax.tree.map(lambda x: x[order], batch)
-
-
 @dataclasses.dataclass(frozen=True)
 class Layout:
     """The one shape of all batches of a run.
 
     Attributes:
-      length: tokens of a row. rows: of a batch, a multiple of pieces. pieces: micro-batches.
-        packed: several examples a row.
+      rows: of a batch, a multiple of the shards. length: tokens of the longest example.
     """
 
-    length: int
     rows: int
-    pieces: int
-    packed: bool
+    length: int
 
     def batch(self, examples: Sequence[Example]) -> SFTBatch:
-        """These examples in this shape."""
-        return spread_rows(lay_out(examples, self.length, self.packed, self.rows), self.pieces)
+        """These examples in this shape.
+
+        Raises ValueError: they are more than its rows, or longer than these.
+        """
+        if len(examples) > self.rows:
+            raise ValueError(f"{len(examples)} examples do not fit into {self.rows} rows")
+        shape = self.rows, self.length
+        batch = SFTBatch(np.zeros(shape, np.int32), np.zeros(shape, np.bool_))
+        for row, example in enumerate(examples):
+            start, end = len(example.prompt), len(example)
+            if end > self.length:
+                raise ValueError(f"an example of {end} tokens does not fit into {self.length}")
+            batch.tokens[row, :start], batch.tokens[row, start:end] = (
+                example.prompt,
+                example.response,
+            )
+            batch.mask[row, start:end] = True
+        return batch
 
     def batches(self, examples: Sequence[Example]) -> list[SFTBatch]:
-        """Any number of examples, in as many batches as they need, each of one piece's shape."""
-        whole, rows = lay_out(examples, self.length, self.packed), self.rows // self.pieces
-        pad = -len(whole.tokens) % rows
-        whole = jax.tree.map(lambda x: np.pad(x, ((0, pad), (0, 0))), whole)
+        """Any number of examples, in as many batches as they need."""
         return [
-            jax.tree.map(lambda x: x[at : at + rows], whole)
-            for at in range(0, len(whole.tokens), rows)
+            self.batch(examples[at : at + self.rows]) for at in range(0, len(examples), self.rows)
         ]
 
-    def use(self, batch: SFTBatch) -> dict[str, float]:
-        """What a batch of this shape holds: "input_tokens", those of its examples, and "use", their
-        share of the positions that are computed (pieces of empty rows are not). For packed batches;
-        {} for others, where padding is not told from token 0.
-        """
-        if batch.segments is None:
-            return {}
-        held = batch.segments > 0
-        computed = held.any(1).reshape(-1, self.pieces).any(0).sum() * (held.size // self.pieces)
-        return {"input_tokens": float(held.sum()), "use": float(held.sum() / computed)}
 
-
-def make_layout(
-    lengths: Sequence[int],
-    batches: Callable[[], Iterator[np.ndarray]],
-    max_length: int,
-    packed: bool,
-    micro_rows: int,
-    shards: int,
-) -> Layout:
-    """The shape that holds every batch of a run, found by packing all of them (lengths alone: a
-    second for 100,000 examples).
-
-    Args:
-      lengths: tokens of each example. batches: the indices of each batch.
-      micro_rows: rows of a micro-batch, a multiple of `shards`; 0 takes all rows at once.
-
-    Raises:
-      ValueError: `micro_rows` cannot be split over `shards`.
-    """
-    if micro_rows % shards:
-        raise ValueError(
-            f"config.examples.micro_rows={micro_rows} rows cannot be split over "
-            f"{shards} devices (config.mesh.data x config.mesh.fsdp): give a multiple"
-        )
-    lengths = np.asarray(lengths)
-    if not packed:
-        length, rows = int(lengths.max()), max(map(len, batches()))
-    else:
-        # No batch has more tokens than this: with little data a longer row would be padding in
-        # every batch.
-        longest = max(int(lengths[batch].sum()) for batch in batches())
-        length = min(max_length, -(-longest // 8) * 8)
-        rows = max(len(pack(lengths[batch].tolist(), length)) for batch in batches())
-    unit = micro_rows or -(-rows // shards) * shards
-    return Layout(length, -(-rows // unit) * unit, -(-rows // unit), packed)
+def make_layout(size: int, examples: Iterable[Example], shards: int) -> Layout:
+    """For batches of `size` of these examples over so many row shards."""
+    return Layout(-(-size // shards) * shards, max(map(len, examples)))

@@ -18,8 +18,8 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
-from rl_speed.mesh import batch_sharding
-from rl_speed.policy import ModelConfig, hidden_states, num_params, save_hf, token_logprobs
+from rl_speed.mesh import batch_sharding, row_shards
+from rl_speed.policy import ModelConfig, num_params, save_hf
 from rl_speed.runtime.checkpoint import Checkpointer
 from rl_speed.runtime.metrics import JsonLines, read_lines, read_object, write_atomically
 from rl_speed.runtime.plotting import plot_sft
@@ -29,118 +29,113 @@ from rl_speed.runtime.writers import TensorBoard
 from rl_speed.sft.config import SFTConfig, difference
 from rl_speed.sft.data import Layout, SFTBatch
 from rl_speed.update.optimizer import learning_rate_schedule, make_optimizer
-from rl_speed.update.state import TrainState, state_shardings
+from rl_speed.update.ragged import PieceShape, Ragged
+from rl_speed.update.state import state_shardings
+from rl_speed.update.step import row_lengths, stream_logprobs
 
 Array = jax.Array
 log = logging.getLogger(__name__)
 
 
-def loss_sum(
-    params: Any, batch: SFTBatch, model: ModelConfig, head_chunk: int | None = None
-) -> Array:
-    """Sum of -log p over the tokens to learn, in nats, f32 scalar.
+@dataclasses.dataclass(frozen=True)
+class Pieces:
+    """How the rows of a batch are computed: laid behind one another into pieces of about
+    `micro_tokens` tokens a shard (see `update.ragged.PieceShape`).
 
-    `head_chunk`: of `token_logprobs`.
+    Attributes:
+      head_chunk: of `token_logprobs`.
     """
-    if batch.segments is None:
-        fed, targets, learned = batch.tokens[:, :-1], batch.tokens[:, 1:], batch.mask[:, 1:]
-    else:
-        # All T positions are fed, and targets move instead: cuDNN's backward pass with a mask needs
-        # an even length. What packing costs is the mask of segments: bool[B, 1, T, T], and twice
-        # that again where cuDNN reads it as a bfloat16 bias (at T = 16,384, 0.25 and 0.5 GiB a
-        # row). Attention to other segments is computed, then masked, in T^2 time a row. jax.nn
-        # offers cuDNN sequence lengths, not segments. Hence, on accelerators, rows of moderate
-        # length, and few in a micro-batch. No segment begins with a token to learn (prompts are not
-        # empty), so that none is predicted from another example, and the token rolled in at the end
-        # is not learned either.
-        fed, (targets, learned) = (
-            batch.tokens,
-            (jnp.roll(x, -1, axis=1) for x in (batch.tokens, batch.mask)),
-        )
-    hidden_BxTxD = hidden_states(params, fed, model, batch.segments)
-    logprobs_BxT, _ = token_logprobs(params, hidden_BxTxD, targets, model, chunk=head_chunk)
-    return -jnp.sum(jnp.where(learned, logprobs_BxT, 0.0))
+
+    model: ModelConfig
+    mesh: Mesh
+    micro_tokens: int = 0
+    head_chunk: int | None = None
+
+    def shape(self, rows: int, length: int) -> PieceShape:
+        return PieceShape.of(rows // row_shards(self.mesh), length, self.micro_tokens)
+
+    def losses(self, batch: SFTBatch) -> tuple[Ragged, Callable[[Any, Array], Array]]:
+        """(the rows in pieces; (params, number) -> the sum of -log p over the tokens to learn of
+        piece `number`, in nats, f32 scalar)."""
+        # Of a row's first token nothing is said: there is none before it.
+        learned, shape = batch.mask[:, 1:], self.shape(*batch.tokens.shape)
+        ragged = Ragged(batch.tokens, row_lengths(learned), shape, self.mesh)
+        mask = ragged.split(learned)
+
+        def loss(params, number):
+            piece = ragged.piece(number)
+            stream, _ = stream_logprobs(
+                params, piece, shape, self.model, head_chunk=self.head_chunk
+            )
+            logprobs = ragged.rows(stream, piece, learned.shape[1])
+            mine = ragged.take(mask, piece) & piece.used.reshape(-1, 1)
+            return -jnp.sum(jnp.where(mine, logprobs, 0.0))
+
+        return ragged, loss
 
 
 def count_tokens(batch: SFTBatch) -> Array:
-    """Tokens to learn, i32 scalar; the first of a row has nothing before it to be
-    predicted from.
-    """
+    """Tokens to learn, i32 scalar."""
     return jnp.sum(batch.mask[:, 1:])
 
 
-def pieces(tree: Any, count: int) -> Any:
-    """[R, ...] leaves -> [count, R / count, ...].
-
-    Piece m holds rows m, m + count, ... so that each stays spread over the row shards.
-    """
-    split = lambda x: x.reshape(x.shape[0] // count, count, *x.shape[1:])
-    return jax.tree.map(lambda x: jnp.swapaxes(split(x), 0, 1), tree)
-
-
 def make_update(
-    model: ModelConfig,
-    optimizer: optax.GradientTransformation,
-    micro_batches: int = 1,
-    head_chunk: int | None = None,
-    shardings: TrainState | None = None,
+    pieces: Pieces, optimizer: optax.GradientTransformation
 ) -> Callable[[Any, Any, SFTBatch], tuple[Any, Any, dict[str, Array]]]:
-    """A jitted (params, opt_state, batch) -> (params, opt_state, metrics);
+    """A jitted (params, opt_state, batch) -> (params, opt_state, metrics) on the mesh;
     the first two are donated.
 
-    Args:
-      shardings: where params and opt_state stay (`state_shardings`); None leaves it to
-        the compiler.
-      micro_batches: `pieces` whose gradients are added up before the update. The loss
-        is the mean over the tokens of the whole batch, so it does not depend on their number, nor
-        on how examples are packed. A piece without a token to learn is not computed.
+    The loss is the mean over the tokens to learn of the whole batch, so that it depends neither on
+    pieces nor on shards. Metrics: "loss" (nats), "grad_norm" before clipping, "tokens" (to learn),
+    "input_tokens" (held, prompts included), "padding" (computed by held).
     """
 
     def update(params, opt_state, batch):
         tokens = jnp.maximum(count_tokens(batch), 1)
-
-        def add(total, piece):
-            loss, gradients = jax.value_and_grad(loss_sum)(params, piece, model, head_chunk)
-            return jax.tree.map(jnp.add, total, (loss, gradients))
-
-        def add_piece(total, piece):
-            if micro_batches > 1:
-                total = jax.lax.cond(jnp.any(piece.mask), add, lambda total, _: total, total, piece)
-                return total, None
-            return add(total, piece), None
-
-        if (rows := batch.tokens.shape[0]) % micro_batches:
-            raise ValueError(
-                f"a batch of {rows} rows cannot be split into {micro_batches} "
-                "micro-batches of equal size"
-            )
-        zero = (jnp.float32(0), jax.tree.map(jnp.zeros_like, params))
-        (loss, gradients), _ = jax.lax.scan(add_piece, zero, pieces(batch, micro_batches))
+        ragged, piece_loss = pieces.losses(batch)
+        value_and_grad = jax.value_and_grad(piece_loss)
+        loss, gradients = ragged.sum(
+            lambda number: value_and_grad(params, number),
+            lambda total, more: jax.tree.map(jnp.add, total, more),
+        )
         gradients = jax.tree.map(lambda g: g / tokens, gradients)
         updates, opt_state = optimizer.update(gradients, opt_state, params)
-        metrics = {"loss": loss / tokens, "grad_norm": optax.tree.norm(gradients), "tokens": tokens}
+        held = jnp.sum(row_lengths(batch.mask[:, 1:])).astype(jnp.float32)
+        metrics = {
+            "loss": loss / tokens,
+            "grad_norm": optax.tree.norm(gradients),
+            "tokens": tokens,
+            "input_tokens": held,
+            "padding": ragged.computed / jnp.maximum(held, 1.0),
+        }
         return optax.apply_updates(params, updates), opt_state, metrics
 
-    where = None if shardings is None else (shardings.params, shardings.opt_state, None)
-    return jax.jit(update, donate_argnums=(0, 1), out_shardings=where)
+    shardings = state_shardings(pieces.model, optimizer, pieces.mesh)
+    state = shardings.params, shardings.opt_state
+    return jax.jit(
+        update,
+        donate_argnums=(0, 1),
+        in_shardings=(*state, batch_sharding(pieces.mesh)),
+        out_shardings=(*state, None),
+    )
 
 
-def make_evaluate(
-    model: ModelConfig, mesh: Mesh, head_chunk: int | None = None
-) -> Callable[..., float | None]:
+def make_evaluate(pieces: Pieces) -> Callable[..., float | None]:
     """(params, batches, stop=never) -> mean -log p per token to learn, in nats,
     over all batches together; None where `stop`, which is asked before each batch, ended it.
     """
-    piece = jax.jit(
-        lambda params, batch: (loss_sum(params, batch, model, head_chunk), count_tokens(batch))
-    )
+
+    @jax.jit
+    def total(params, batch):
+        ragged, loss = pieces.losses(batch)
+        return ragged.sum(lambda number: loss(params, number), jnp.add), count_tokens(batch)
 
     def evaluate(params, batches, stop=lambda: False):
         sums = []
         for batch in batches:
             if stop():
                 return None
-            sums.append(piece(params, jax.device_put(batch, batch_sharding(mesh))))
+            sums.append(total(params, jax.device_put(batch, batch_sharding(pieces.mesh))))
             # One ahead, not all of them: those that are dispatched cannot be stopped.
             if len(sums) > 1:
                 jax.block_until_ready(sums[-2])
@@ -208,7 +203,10 @@ class SFTTrainer:
         out: str = "",
     ):
         self.parts, self.out, self._config, self._mesh = parts, out, config, mesh
-        optimizer, chunk = config.optimizer_of(parts.steps), config.model.head_chunk or None
+        optimizer = config.optimizer_of(parts.steps)
+        pieces = Pieces(
+            parts.model, mesh, config.training.micro_tokens, config.model.head_chunk or None
+        )
         transformation = make_optimizer(optimizer, parts.params)
         shardings = state_shardings(parts.model, transformation, mesh)
         self.params, parts.params = jax.device_put(parts.params, shardings.params), None
@@ -216,10 +214,7 @@ class SFTTrainer:
             self.params
         )
         self._rate = jax.jit(learning_rate_schedule(optimizer))
-        self._update = make_update(
-            parts.model, transformation, parts.layout.pieces, chunk, shardings
-        )
-        self._evaluate = make_evaluate(parts.model, mesh, chunk)
+        self._update, self._evaluate = make_update(pieces, transformation), make_evaluate(pieces)
         self.step, self.last = 0, {}
         self._untold: dict[str, float] = {}  # of the last update, whose evaluation was stopped
         self.workdir = None if workdir is None else Path(workdir)
@@ -268,9 +263,8 @@ class SFTTrainer:
         """Make the remaining updates; returns the new parameters.
 
         Args:
-          report: called once an update with {"step", "loss" (nats per token to learn), "grad_norm",
-            "tokens" (to learn), "learning_rate", what the data say, "time/step" (seconds),
-            "time/tokens_per_s"} and, after an evaluation, "eval/loss"; at step 0 with that alone.
+          report: called once an update with {"step", what `make_update` says, "learning_rate", what
+            the data say, "time/step" (seconds), "time/tokens_per_s" (held)} and, after an evaluation, "eval/loss"; at step 0 with that alone.
 
         Raises:
           NonFiniteLoss: the learning rate is too high, or weights are broken. The last checkpoint
@@ -318,7 +312,7 @@ class SFTTrainer:
                 "learning_rate": rate,
                 **counts,
                 "time/step": now - begin,
-                "time/tokens_per_s": counts.get("input_tokens", metrics["tokens"]) / (now - begin),
+                "time/tokens_per_s": metrics["input_tokens"] / (now - begin),
             }
             done = self.step == steps
             if done or (c.evaluation.every and self.step % c.evaluation.every == 0):

@@ -1,13 +1,14 @@
 """Rows of any length as a stream of tokens in pieces of one size:
 what an update costs follows the tokens that are held.
 
-The rows of a shard are sorted by length, longest first, and laid one behind the other into pieces
-of `tokens` tokens, whole rows each. A loop over the pieces that are needed runs one program on
-each; nothing is padded to the longest row. A piece's losses are read off as rows again, so that
-losses see whole rows.
+Rows are dealt to shards so that all have about as many tokens. Those of a shard are sorted by
+length, longest first, and laid one behind the other into pieces of `tokens` tokens, whole rows
+each. A loop over the pieces that are needed runs one program on each; nothing is padded to the
+longest row. A piece's losses are read off as rows again, so that losses see whole rows.
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -133,8 +134,17 @@ def rows_of(values_M: Array, piece: Piece, width: int) -> Array:
     return values_M[jnp.minimum(at, values_M.shape[0] - 1)]
 
 
+def deal(lengths: Array, shards: int) -> Array:
+    """i32[S, R / S]: which rows go to which shard, so that their tokens differ by no more than the
+    longest row. The longest go first, to and fro: 0, 1, 2, 2, 1, 0, 0, ...
+    """
+    sorted_rows = jnp.argsort(-lengths).astype(jnp.int32).reshape(-1, shards)
+    fro = jnp.arange(len(sorted_rows))[:, None] % 2 == 1
+    return jnp.where(fro, sorted_rows[:, ::-1], sorted_rows).T
+
+
 class Ragged:
-    """The rows of a batch that is spread over row shards, piece by piece.
+    """The rows of a batch, dealt to row shards by length, piece by piece.
 
     All arrays have shards on axis 0.
 
@@ -145,13 +155,41 @@ class Ragged:
 
     def __init__(self, tokens: Array, lengths: Array, shape: PieceShape, mesh: Mesh):
         self.shape, self._mesh, self._shards = shape, mesh, row_shards(mesh)
+        # One shard has them all, and is left alone.
+        self._dealt = deal(lengths, self._shards) if self._shards > 1 else None
         self.tokens = self.split(tokens)
         self._plan = self._map(lambda lengths: make_plan(lengths, shape), self.split(lengths))
         self.count = jnp.max(self._plan.count)
 
+    def sum(self, function: Callable[[Array], Any], merge: Callable[[Any, Any], Any]) -> Any:
+        """`function(number)` of every piece, taken together by `merge`; zeros where there is none.
+
+        One program, in a loop over as many pieces as the fullest shard needs.
+        """
+
+        def add(state):
+            number, total = state
+            return number + 1, merge(total, function(number))
+
+        zero = jax.tree.map(
+            lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(function, jnp.int32(0))
+        )
+        state = jnp.int32(0), zero
+        return jax.lax.while_loop(lambda state: state[0] < self.count, add, state)[1]
+
+    @property
+    def computed(self) -> Array:
+        """f32[]: tokens that the pieces in use have room for, over all shards."""
+        return (self.count * (self.shape.tokens * self._shards)).astype(jnp.float32)
+
     def split(self, x: Array) -> Array:
-        """[R, ...] -> [S, R / S, ...]."""
-        return x.reshape(self._shards, -1, *x.shape[1:])
+        """[R, ...] -> [S, R / S, ...], each row on the shard that it was dealt to."""
+        return x[None] if self._dealt is None else x[self._dealt]
+
+    def join(self, x: Array) -> Array:
+        """The inverse of `split`."""
+        whole = x.reshape(-1, *x.shape[2:])
+        return whole if self._dealt is None else whole[jnp.argsort(self._dealt.reshape(-1))]
 
     def piece(self, number: Array) -> Piece:
         """Number `number` of every shard; the window is that of the longest row of all of them."""

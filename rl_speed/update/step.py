@@ -68,12 +68,13 @@ def stream_logprobs(
     piece: Piece,
     shape: PieceShape,
     model: ModelConfig,
-    config: "UpdateConfig",
+    temperature: float = 1.0,
+    head_chunk: int | None = None,
     with_entropy: bool = False,
 ) -> tuple[Array, Array | None]:
     """Of each token [S, M] of a piece the log-prob of the next one, and the entropy there.
 
-    At a row's last token: anything.
+    At a row's last token: anything. The last two arguments but one are those of `UpdateConfig`.
     """
     attend = lambda q, k, v: stream_attention(
         q, k, v, piece.segment, piece.which, shape.windows, model
@@ -84,8 +85,8 @@ def stream_logprobs(
         hidden,
         jnp.roll(piece.tokens, -1, axis=1),
         model,
-        config.temperature,
-        config.head_chunk,
+        temperature,
+        head_chunk,
         with_entropy,
     )
 
@@ -106,13 +107,15 @@ def make_score(model: ModelConfig, mesh: Mesh, param_shardings: Any, config: Upd
         def one(state):
             number, out = state
             piece = ragged.piece(number)
-            stream = stream_logprobs(params, piece, shape, model, config)[0]
+            stream, _ = stream_logprobs(
+                params, piece, shape, model, config.temperature, config.head_chunk
+            )
             return number + 1, ragged.put(out, ragged.rows(stream, piece, width), piece)
 
         out = ragged.split(jnp.zeros((tokens.shape[0], width), jnp.float32))
         _, out = jax.lax.while_loop(lambda state: state[0] < ragged.count, one, (jnp.int32(0), out))
         held = jnp.arange(width) < row_lengths(mask)[:, None] - 1
-        return jnp.where(held, out.reshape(tokens.shape[0], width), 0.0)
+        return jnp.where(held, ragged.join(out), 0.0)
 
     rows = batch_sharding(mesh)
     return jax.jit(score, in_shardings=(param_shardings, rows, rows), out_shardings=rows)
@@ -195,7 +198,9 @@ def gradients(
     def loss(params, number):
         piece = ragged.piece(number)
         with jax.named_scope("policy"):
-            stream = stream_logprobs(params, piece, shape, model, config, with_entropy=True)
+            stream = stream_logprobs(
+                params, piece, shape, model, config.temperature, config.head_chunk, True
+            )
             logprobs, entropy = (ragged.rows(x, piece, width) for x in stream)
         with jax.named_scope("loss"):
             mine = {name: ragged.take(x, piece) for name, x in table.items()}
@@ -213,25 +218,15 @@ def gradients(
 
     value_and_grad = jax.value_and_grad(loss, has_aux=True)
 
-    def add(state):
-        number, grads, metrics = state
-        (_, more_metrics), more = value_and_grad(params, number)
-        return (
-            number + 1,
-            jax.tree.map(jnp.add, grads, more),
-            objectives.merge_metrics(metrics, more_metrics),
-        )
+    def merge(a, b):
+        ((_, a_metrics), a_grads), ((loss, b_metrics), b_grads) = a, b
+        metrics = objectives.merge_metrics(a_metrics, b_metrics)
+        return (loss, metrics), jax.tree.map(jnp.add, a_grads, b_grads)
 
-    (_, metrics), grads = jax.tree.map(
-        lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(value_and_grad, params, jnp.int32(0))
-    )
-    count, grads, metrics = jax.lax.while_loop(
-        lambda state: state[0] < ragged.count, add, (jnp.int32(0), grads, metrics)
-    )
-    computed = (count * (shape.tokens * row_shards(mesh))).astype(jnp.float32)
+    (_, metrics), grads = ragged.sum(lambda number: value_and_grad(params, number), merge)
     return grads, {
         **metrics,
-        "sum/computed": computed,
+        "sum/computed": ragged.computed,
         "sum/held": jnp.sum(lengths).astype(jnp.float32),
     }
 

@@ -1,12 +1,13 @@
 """The lengths that packing is measured on, and its table."""
 
 import numpy as np
+import pytest
 
-from rl_speed.studies.benchmark.packing import gsm8k_like, table
+from rl_speed.studies.benchmark import packing
 
 
 def test_lengths_are_those_of_gsm8k():
-    examples = gsm8k_like(4000, vocab_size=32)
+    examples = packing.gsm8k_like(4000, vocab_size=32)
     prompts, solutions = (
         np.array([len(getattr(e, name)) for e in examples]) for name in ("prompt", "response")
     )
@@ -18,27 +19,28 @@ def test_lengths_are_those_of_gsm8k():
     assert 0.45 < np.corrcoef(prompts, solutions)[0, 1] < 0.65
 
 
+@pytest.mark.usefixtures("quick_compiles")
+def test_both_kinds_train_on_the_same_loss():
+    numbers = packing.run(packing.SMALL, 1, lambda text: None)
+    assert all(packing.verdicts(numbers).values())
+    assert 1 <= numbers["kinds"]["pieces"]["padding"] < numbers["kinds"]["padded"]["padding"]
+
+
 def test_table():
-    kind = lambda rate: {
-        "rows": 4,
-        "length": 64,
-        "pieces": 1,
-        "use": 0.5,
-        "seconds": [0.1, 0.2, 0.3],
-        "tokens_per_s": rate,
-    }
-    text = table(
+    kind = lambda rate: {"padding": 1.5, "seconds": [0.1, 0.2, 0.3], "tokens_per_s": rate}
+    text = packing.table(
         {
             "workload": {
                 "batch": 4,
                 "parameters": 1e6,
                 "model": {"dtype": "float32"},
                 "piece": 256,
+                "longest": 64,
             },
-            "kinds": {"padded": kind(100.0), "packed": kind(250.0)},
+            "kinds": {"padded": kind(100.0), "pieces": kind(250.0)},
             "ratio": 2.5,
             "losses_apart": 0.0,
         }
     )
-    assert text.splitlines()[4].split() == ["packed", "4", "64", "1", "50.0%", "200", "250"]
-    assert "packed / padded: 2.50" in text
+    assert text.splitlines()[4].split() == ["pieces", "1.50", "200", "250"]
+    assert "pieces / padded: 2.50" in text

@@ -1711,8 +1711,17 @@ FAULTS = [
         "policy/transformer.py",
         "else (segment_ids[:, :, None] == segment_ids[:, None, :])[:, None]",
         "else (segment_ids[:, :, None] >= segment_ids[:, None, :])[:, None]",
-        TRANSFORMER + " training/test_training_sft.py",
+        TRANSFORMER,
         "Packed examples see those before them in their row.",
+    ),
+    Fault(
+        "sft",
+        "learns_one_too_early",
+        "sft/train.py",
+        "learned, shape = batch.mask[:, 1:], self",
+        "learned, shape = batch.mask[:, :-1], self",
+        "training/test_training_sft.py",
+        "Fine-tuning learns the end of the prompt, and not the end of the solution.",
     ),
     # Data order.
     Fault(

@@ -16,7 +16,7 @@ from rl_speed.policy import ModelConfig, init, sequence_logprobs
 from rl_speed.policy.packed import banded_attention, make_windows, stream_attention
 from rl_speed.policy.transformer import dense_attention
 from rl_speed.sampling import Batch
-from rl_speed.update.ragged import PieceShape, make_plan, piece_of
+from rl_speed.update.ragged import PieceShape, Ragged, deal, make_plan, piece_of
 from rl_speed.update.state import init_state, state_shardings
 from rl_speed.update.step import UpdateConfig, gradients, make_update, row_lengths
 
@@ -70,6 +70,38 @@ def test_every_row_is_in_one_piece_whole(rows, width, micro):
         total += int((np.asarray(piece.segment) >= 0).sum())
     assert set(seen) == set(np.flatnonzero(lengths)) and total == lengths.sum()
     assert not pieces(plan, tokens, int(plan.count), shape).used.any()
+
+
+@pytest.mark.parametrize("shards", [2, 4, 8])
+@pytest.mark.parametrize("kind", ["geometric", "one is long", "in order", "none"])
+def test_rows_are_dealt_so_that_shards_have_as_many_tokens(shards, kind):
+    lengths = lengths_of(3, 64, 200)
+    if kind == "in order":
+        lengths = np.sort(lengths)
+    if kind == "one is long":
+        lengths = np.where(np.arange(64) == 5, 200, 3)
+    if kind == "none":
+        lengths = np.zeros(64, np.int32)
+    dealt = np.asarray(deal(jnp.asarray(lengths, jnp.int32), shards))
+    assert sorted(dealt.reshape(-1)) == list(range(64)) and dealt.shape == (shards, 64 // shards)
+    sums = lengths[dealt].sum(1)
+    assert sums.max() - sums.min() <= lengths.max()
+    if kind == "in order":  # as they stand, the last shard has nearly all
+        assert lengths.reshape(shards, -1).sum(1).max() > 1.5 * sums.max()
+
+
+def test_what_is_dealt_comes_back():
+    lengths, mesh = jnp.asarray(lengths_of(3, 16, 30)), make_mesh(data=4)
+    tokens = jnp.arange(16 * 30, dtype=jnp.int32).reshape(16, 30)
+
+    @jax.jit
+    def both(tokens, lengths):
+        ragged = Ragged(tokens, lengths, PieceShape.of(4, 30), mesh)
+        return ragged.tokens, ragged.join(ragged.tokens)
+
+    split, joined = both(tokens, lengths)
+    np.testing.assert_array_equal(joined, tokens)
+    np.testing.assert_array_equal(split, tokens[deal(lengths, 4)])
 
 
 @pytest.mark.parametrize("which", [0, 1, 2, 6])

@@ -1,8 +1,7 @@
-"""Supervised training: loss on the solution only, independent of padding, packing,
-micro-batches and devices; and it learns.
+"""Supervised training: loss on the solution only, independent of padding, pieces and devices;
+and it learns.
 """
 
-import dataclasses
 import os
 import signal
 
@@ -18,8 +17,9 @@ from rl_speed.runtime.metrics import read_lines
 from rl_speed.runtime.signals import Stopped
 from rl_speed.sft import train as sft
 from rl_speed.sft.config import Checkpoints, Evaluation, Examples, Logging, Optimizer, SFTConfig
-from rl_speed.sft.data import Example, Layout, lay_out, spread_rows
-from rl_speed.sft.train import Parts, SFTTrainer
+from rl_speed.sft.data import Example, Layout
+from rl_speed.sft.train import Parts, Pieces, SFTTrainer
+from rl_speed.update.step import stream_logprobs
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 
@@ -48,14 +48,19 @@ def params():
     return jax.device_get(jax.jit(lambda: init(MODEL, jax.random.key(0)))())
 
 
+def total(params, batch, pieces=Pieces(MODEL, ONE, 8)):
+    ragged, loss = pieces.losses(batch)
+    return ragged.sum(lambda number: loss(params, number), jnp.add)
+
+
 @pytest.fixture(scope="module")
 def loss():
-    return jax.jit(lambda params, batch: sft.loss_sum(params, batch, MODEL))
+    return jax.jit(total)
 
 
 @pytest.fixture(scope="module")
 def logits():
-    return jax.jit(lambda params, tokens, segments: forward(params, tokens, MODEL, segments))
+    return jax.jit(lambda params, tokens: forward(params, tokens, MODEL))
 
 
 def by_hand(params, items, logits):
@@ -64,7 +69,7 @@ def by_hand(params, items, logits):
     for item in items:
         tokens = np.zeros(16, np.int32)  # attention is causal: what follows changes nothing
         tokens[: len(item)] = np.concatenate([item.prompt, item.response])
-        logprobs = jax.nn.log_softmax(logits(params, tokens[None], np.ones((1, 16), np.int32))[0])
+        logprobs = jax.nn.log_softmax(logits(params, tokens[None])[0])
         total -= sum(float(logprobs[t - 1, tokens[t]]) for t in range(len(item.prompt), len(item)))
     return total
 
@@ -74,105 +79,78 @@ def test_loss_is_that_of_the_solution_alone(params, loss, logits):
     # would lose.
     items = examples(5, low=0)
     expected = by_hand(params, items, logits)
-    np.testing.assert_allclose(loss(params, lay_out(items, 12, packed=False)), expected, rtol=1e-5)
-    np.testing.assert_allclose(loss(params, lay_out(items, 16, packed=True)), expected, rtol=1e-5)
+    np.testing.assert_allclose(loss(params, Layout(5, 12).batch(items)), expected, rtol=1e-5)
 
 
 def test_padding_changes_nothing(params, loss):
     items = examples(5)
     np.testing.assert_allclose(
-        loss(params, lay_out(items, 8, packed=False)),
-        loss(params, lay_out(items, 12, packed=False)),
-        rtol=1e-6,
+        loss(params, Layout(5, 8).batch(items)), loss(params, Layout(9, 12).batch(items)), rtol=1e-6
     )
 
 
-def test_an_example_does_not_see_its_neighbours(params, logits):
-    batch = lay_out(examples(8), 16, packed=True)
-    before = logits(params, batch.tokens, batch.segments)
+def test_an_example_does_not_see_its_neighbours(params):
+    pieces, batch = Pieces(MODEL, ONE, 64), Layout(8, 8).batch(examples(8))
+
+    @jax.jit
+    def rows(tokens):
+        ragged, _ = pieces.losses(batch.replace(tokens=tokens))
+        piece = ragged.piece(0)
+        stream, _ = stream_logprobs(params, piece, ragged.shape, MODEL)
+        return ragged.rows(stream, piece, 7), piece.row[0], piece.used[0]
+
+    before, row, used = rows(batch.tokens)
+    assert used.all() and sorted(row.tolist()) == list(range(8))  # all in one piece
     rng = np.random.default_rng(1)
-    for segment in range(int(batch.segments.max()) + 1):  # 0, padding, too
-        mine = batch.segments == segment
-        tokens = np.where(mine, batch.tokens, rng.integers(0, 11, batch.tokens.shape))
-        assert (tokens != batch.tokens).any()
-        after = logits(params, tokens, batch.segments)
-        np.testing.assert_array_equal(np.asarray(before)[mine], np.asarray(after)[mine])
-
-
-def run_once(params, batch, micro_batches):
-    optimizer = optax.sgd(1.0)  # the update is then the gradient itself
-    before = jax.device_get(params)  # donated below
-    new, _, metrics = sft.make_update(MODEL, optimizer, micro_batches)(
-        params, optimizer.init(params), batch
-    )
-    return jax.tree.map(lambda a, b: a - np.asarray(b), before, new), metrics
+    for place, mine in enumerate(row):
+        tokens = rng.integers(0, 11, batch.tokens.shape).astype(np.int32)
+        tokens[mine] = batch.tokens[mine]
+        held = int(batch.mask[mine].nonzero()[0].max())
+        after = rows(tokens)[0]
+        np.testing.assert_array_equal(before[place, :held], after[place, :held])
+        assert (np.asarray(before) != np.asarray(after)).any()
 
 
 @pytest.fixture(scope="module")
 def reference(params):
-    """Mean loss over the solutions' tokens and its gradient, each example in a row of its own,
-    in one piece.
+    """Mean loss over the solutions' tokens and its gradient, on padded rows with dense
+    attention.
     """
     items = examples(8)
-    batch, count = lay_out(items, 8, packed=False), sum(len(e.response) for e in items)
-    value, gradient = jax.jit(jax.value_and_grad(lambda p: sft.loss_sum(p, batch, MODEL) / count))(
-        params
-    )
-    return value, gradient, count
+    batch, count = Layout(8, 8).batch(items), sum(len(e.response) for e in items)
+
+    def mean(params):
+        logprobs = jax.nn.log_softmax(forward(params, batch.tokens[:, :-1], MODEL))
+        each = jnp.take_along_axis(logprobs, batch.tokens[:, 1:, None], axis=2)[..., 0]
+        return -jnp.sum(each * batch.mask[:, 1:]) / count
+
+    return *jax.jit(jax.value_and_grad(mean))(params), count
 
 
-PACKED = lay_out(examples(8), 16, packed=True, count=8)
-
-
-def test_packed_rows_are_several_and_some_are_empty():
-    # In four pieces of two rows, two are skipped.
-    assert (PACKED.segments > 0).any(1).tolist() == [True] * 3 + [
-        False
-    ] * 5 and PACKED.segments.max() > 2
-
-
-@pytest.mark.parametrize("pieces,devices", [(4, 1), (2, 4)])
-def test_gradients_do_not_depend_on_packing_micro_batches_or_devices(
-    params, reference, pieces, devices
-):
+@pytest.mark.parametrize("micro_tokens,devices", [(64, 1), (8, 1), (8, 4)])
+def test_gradients_do_not_depend_on_pieces_or_devices(params, reference, micro_tokens, devices):
     loss, gradient, count = reference
-    batch, weights = spread_rows(PACKED, pieces), params
-    if devices > 1:
-        mesh = make_mesh(data=2, fsdp=2)
-        batch = jax.device_put(batch, batch_sharding(mesh))
-        weights = jax.device_put(params, param_shardings(MODEL, mesh))
-    change, metrics = run_once(weights, batch, pieces)
-    for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(change), jax.tree.leaves(gradient)):
-        np.testing.assert_allclose(a, b, atol=2e-6, err_msg=jax.tree_util.keystr(path))
+    mesh = make_mesh(data=2, fsdp=2) if devices > 1 else ONE
+    optimizer = optax.sgd(1.0)  # the update is then the gradient itself
+    batch = jax.device_put(Layout(8, 8).batch(examples(8)), batch_sharding(mesh))
+    weights = jax.device_put(params, param_shardings(MODEL, mesh))
+    update = sft.make_update(Pieces(MODEL, mesh, micro_tokens), optimizer)
+    new, _, metrics = update(weights, optimizer.init(weights), batch)
+    for (path, b), a, old in zip(
+        jax.tree_util.tree_leaves_with_path(gradient), jax.tree.leaves(new), jax.tree.leaves(params)
+    ):
+        np.testing.assert_allclose(
+            old - np.asarray(a), b, atol=2e-6, err_msg=jax.tree_util.keystr(path)
+        )
     np.testing.assert_allclose(metrics["loss"], loss, rtol=1e-5)
-    assert int(metrics["tokens"]) == count
-
-
-def test_only_the_solutions_labels_count(params, reference, monkeypatch):
-    learned, original = np.roll(PACKED.mask, -1, axis=1), sft.token_logprobs
-
-    def loss(params, change):
-        def relabelled(params, hidden, targets, *args, **kwargs):
-            return original(
-                params, hidden, jnp.where(change, (targets + 3) % 11, targets), *args, **kwargs
-            )
-
-        monkeypatch.setattr(sft, "token_logprobs", relabelled)
-        return sft.loss_sum(params, PACKED, MODEL) / reference[2]
-
-    function = jax.jit(jax.value_and_grad(loss))
-    none, others, solutions = (
-        jax.tree.leaves(function(params, change)) for change in (learned & False, ~learned, learned)
-    )
-    for a, b, expected in zip(none, others, jax.tree.leaves(reference[:2])):
-        np.testing.assert_allclose(a, expected, atol=2e-6)
-        np.testing.assert_array_equal(a, b)
-    assert max(float(jnp.abs(a - b).max()) for a, b in zip(none, solutions)) > 1e-2
-
-
-def test_micro_batches_must_divide_the_batch(params):
-    with pytest.raises(ValueError, match="8 rows cannot be split into 3"):
-        run_once(params, lay_out(examples(8), 8, packed=False), 3)
+    held = sum(map(len, examples(8)))
+    assert (int(metrics["tokens"]), int(metrics["input_tokens"])) == (count, held)
+    shape = Pieces(MODEL, mesh, micro_tokens).shape(8, 8)
+    # Whole pieces on every shard.
+    computed = float(metrics["padding"]) * held
+    assert computed == pytest.approx(round(computed)) and computed >= held
+    assert round(computed) % (shape.tokens * devices) == 0
+    assert (round(computed) > shape.tokens * devices) == (micro_tokens == 8)
 
 
 # The response repeats the prompt's last token, then ends with 0.
@@ -181,7 +159,7 @@ MAPPING = [
     for a in range(1, 11)
     for b in range(1, 11)
 ]
-LAYOUT = Layout(length=20, rows=20, pieces=1, packed=True)
+LAYOUT = Layout(rows=100, length=4)
 FAST = Optimizer(
     learning_rate=2e-2, warmup_steps=5, schedule="constant", weight_decay=0.0, b2=0.999
 )
@@ -220,7 +198,7 @@ def test_training_learns_a_mapping_and_reports_the_held_out_loss(params):
     np.testing.assert_allclose(
         [seen[1]["learning_rate"], seen[-1]["learning_rate"]], [4e-3, 2e-2], rtol=1e-6
     )
-    assert sft.make_evaluate(MODEL, ONE)(new, LAYOUT.batches(MAPPING) * 2) == pytest.approx(
+    assert sft.make_evaluate(Pieces(MODEL, ONE))(new, LAYOUT.batches(MAPPING) * 2) == pytest.approx(
         run.last["eval/loss"], rel=1e-5
     )
 
@@ -299,10 +277,3 @@ def test_a_workdir_belongs_to_one_run(params, tmp_path):
     trainer(params, tmp_path, batch=4, out="b")
     with pytest.raises(ValueError, match="holds a run with config.examples.batch = 4, not 5"):
         trainer(params, tmp_path, batch=5)
-
-
-def test_layouts_of_unpacked_data_train_the_same(params, loss):
-    padded = dataclasses.replace(LAYOUT, length=8, rows=104, pieces=2, packed=False)
-    batch = padded.batch(MAPPING)
-    assert batch.tokens.shape == (104, 8) and batch.mask.sum() == 200
-    np.testing.assert_allclose(loss(params, batch), loss(params, LAYOUT.batch(MAPPING)), rtol=1e-5)

@@ -2,7 +2,6 @@
 nothing of the prompt learned.
 """
 
-import itertools
 import json
 import shutil
 
@@ -19,11 +18,8 @@ from rl_speed.sft.data import (
     Schedule,
     hold_out,
     keep_short,
-    lay_out,
     make_layout,
-    pack,
     read_examples,
-    spread_rows,
 )
 
 
@@ -34,17 +30,13 @@ def examples(count, seed=0, longest=9):
 
 
 def read_back(batch):
-    """The (prompt, response) pairs of a packed batch, from its segments and its mask."""
+    """The (prompt, response) pairs of a batch, from its mask."""
     found = []
-    for tokens, mask, segments in zip(batch.tokens, batch.mask, batch.segments):
-        assert not mask[segments == 0].any()
-        for segment in range(1, segments.max() + 1):
-            at = np.flatnonzero(segments == segment)
-            # contiguous: positions count from its start.
-            assert len(at) and (np.diff(at) == 1).all()
-            learn = mask[at]
-            assert (np.sort(learn) == learn).all()  # prompt, then response
-            found.append((tuple(tokens[at][~learn]), tuple(tokens[at][learn])))
+    for tokens, mask in zip(batch.tokens, batch.mask):
+        at = np.flatnonzero(mask)
+        if len(at):
+            assert (np.diff(at) == 1).all() and not tokens[at[-1] + 1 :].any()
+            found.append((tuple(tokens[: at[0]]), tuple(tokens[at])))
     return found
 
 
@@ -52,57 +44,20 @@ def pairs(items):
     return sorted((tuple(e.prompt), tuple(e.response)) for e in items)
 
 
-def naive_best_fit(lengths, capacity):
-    """Looks at every row for every item."""
-    rows = []
-    for item in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
-        left = [capacity - sum(lengths[i] for i in row) for row in rows]
-        fits = [(room, row) for row, room in enumerate(left) if room >= lengths[item]]
-        if fits:
-            rows[min(fits)[1]].append(item)
-        else:
-            rows.append([item])
-    return rows
-
-
-def test_packing_is_best_fit_decreasing():
-    rng = np.random.default_rng(0)
-    for count, capacity in itertools.product((0, 1, 7, 60), (10, 37)):
-        lengths = rng.integers(1, 11, count).tolist()
-        assert pack(lengths, capacity) == naive_best_fit(lengths, capacity)
-    assert pack([4, 6, 5, 5, 1], 10) == [[1, 0], [2, 3], [4]]
-    with pytest.raises(ValueError, match="11 tokens does not fit into 10"):
-        pack([3, 11], 10)
-
-
 def test_rows_hold_every_example_once_and_whole():
     items = examples(40)
-    batch = lay_out(items, 24, packed=True, count=30)
+    batch = Layout(43, 24).batch(items)
+    assert batch.tokens.shape == batch.mask.shape == (43, 24)
     assert sorted(read_back(batch)) == pairs(items)
-    assert sorted(read_back(spread_rows(batch, 5))) == pairs(items)
-    with pytest.raises(ValueError, match="more than 3"):
-        lay_out(items, 24, packed=True, count=3)
-
-
-def test_full_rows_come_in_the_first_pieces():
-    layout = Layout(length=24, rows=12, pieces=3, packed=True)
-    batch = layout.batch(examples(12))
-    held = (batch.segments > 0).any(1)
-    # Row r belongs to piece r mod 3, as make_update has it.
-    pieces = [held[piece::3].sum() for piece in range(3)]
-    assert pieces == sorted(pieces, reverse=True) and pieces[0] == 4 and pieces[2] == 0
-    use = layout.use(batch)
-    assert use["input_tokens"] == sum(map(len, examples(12)))
-    assert use["use"] == use["input_tokens"] / (24 * 8)  # the last piece is not computed
+    with pytest.raises(ValueError, match="40 examples do not fit into 30 rows"):
+        Layout(30, 24).batch(items)
 
 
 def test_every_epoch_shows_every_example_once_in_a_new_order():
     items = examples(23)
     schedule = Schedule(size=23, batch=5, seed=1, epochs=3)
     assert schedule.steps == 14
-    layout = make_layout(
-        [len(e) for e in items], lambda: map(schedule.indices, range(14)), 24, True, 2, 1
-    )
+    layout = make_layout(5, items, 1)
     drawn = [list(part) for part in map(schedule.indices, range(14))]
     assert [len(part) for part in drawn] == [5] * 13 + [4]
     flat = sum(drawn, [])
@@ -111,8 +66,8 @@ def test_every_epoch_shows_every_example_once_in_a_new_order():
         all(sorted(epoch) == list(range(23)) for epoch in epochs)
         and epochs[0] != epochs[1] != epochs[2]
     )
-    packed = [read_back(layout.batch([items[i] for i in part])) for part in drawn]
-    assert sorted(sum(packed, [])) == sorted(pairs(items) * 3)
+    rows = [read_back(layout.batch([items[i] for i in part])) for part in drawn]
+    assert sorted(sum(rows, [])) == sorted(pairs(items) * 3)
     # A function of the step alone: a resumed run asks for any of them first.
     assert list(Schedule(23, 5, 1).indices(9)) == drawn[9]
     assert list(Schedule(23, 5, 2).indices(9)) != drawn[9]
@@ -120,32 +75,17 @@ def test_every_epoch_shows_every_example_once_in_a_new_order():
 
 def test_one_shape_holds_all_batches_of_a_run():
     items = examples(50)
-    lengths = [len(e) for e in items]
-    schedule = Schedule(50, 8, 0, epochs=4)
-    batches = lambda: map(schedule.indices, range(schedule.steps))
-    needed = max(len(pack([lengths[i] for i in part], 32)) for part in batches())
-    assert make_layout(lengths, batches, 32, True, 0, 1) == Layout(32, needed, 1, True)
-    split = make_layout(lengths, batches, 32, True, 2, 2)
-    assert split.rows == -(-needed // 2) * 2 and split.pieces == split.rows // 2
-    assert make_layout(lengths, batches, 32, True, 0, 4).rows % 4 == 0
-    # Eight examples need no more.
-    assert make_layout(lengths, batches, 4096, True, 0, 1).length < 160
-    assert make_layout(lengths, batches, 32, False, 0, 1) == Layout(max(lengths), 8, 1, False)
-    with pytest.raises(
-        ValueError, match="config.examples.micro_rows=3 rows cannot be split over 2 devices"
-    ):
-        make_layout(lengths, batches, 32, True, 3, 2)
+    longest = max(map(len, items))
+    assert make_layout(8, items, 1) == Layout(8, longest)
+    assert make_layout(6, items, 4) == Layout(8, longest)  # over four shards
 
 
 def test_held_out_batches_hold_all_of_them():
     items = examples(41)
-    for packed in (True, False):
-        parts = Layout(24, 6, 2, packed).batches(items)
-        assert {part.tokens.shape for part in parts} == {(3, 24)}
-        assert sum(part.mask.sum() for part in parts) == sum(len(e.response) for e in items)
-    assert sorted(
-        sum((read_back(part) for part in Layout(24, 6, 2, True).batches(items)), [])
-    ) == pairs(items)
+    parts = Layout(6, 24).batches(items)
+    assert {part.tokens.shape for part in parts} == {(6, 24)} and len(parts) == 7
+    assert sorted(sum((read_back(part) for part in parts), [])) == pairs(items)
+    assert Layout(6, 24).batches([]) == []
 
 
 def test_held_out_questions_do_not_depend_on_order_or_company():
@@ -173,7 +113,7 @@ def test_what_is_too_long_is_dropped_and_counted_never_cut():
     ):
         keep_short(items, 1)
     with pytest.raises(ValueError, match="does not fit into 5"):
-        lay_out([e for e in items if len(e) > 5][:1], 5, packed=False)
+        Layout(1, 5).batch([e for e in items if len(e) > 5][:1])
 
 
 @pytest.fixture(scope="module")
@@ -222,12 +162,10 @@ def test_gsm8k_rows_become_a_chat_prompt_and_exactly_their_solution(qwen, real_d
     rows, _ = load_rows(tmp_path / "gsm8k.jsonl")
     items, skipped = read_examples(tmp_path / "gsm8k.jsonl", qwen, "chat", (qwen.eos_token_id,))
     assert (len(items), skipped) == (200, 0)
-    batch = lay_out(items, 1024, packed=True)
-    learned = {}
-    for tokens, mask, segments in zip(batch.tokens, batch.mask, batch.segments):
-        for segment in range(1, segments.max() + 1):
-            mine = segments == segment
-            learned[qwen.decode(tokens[mine & ~mask])] = qwen.decode(tokens[mine & mask])
+    learned = {
+        qwen.decode(prompt): qwen.decode(response)
+        for prompt, response in read_back(Layout(200, 1024).batch(items))
+    }
     assert learned == {
         qwen.decode(encode_prompt(qwen, row.question, "chat")): json.loads(line)["answer"]
         + "<|im_end|>"

@@ -61,7 +61,7 @@ def settings(rows):
         data__prompt="{question}=",
         examples__max_length=64,
         examples__batch=16,
-        examples__micro_rows=2,
+        training__micro_tokens=64,
         examples__eval_share=0.2,
         training__steps=24,
         optimizer__warmup_steps=2,
@@ -89,14 +89,14 @@ def lines(workdir):
     ]
 
 
-def test_the_held_out_loss_falls_and_rows_are_full(whole):
+def test_the_held_out_loss_falls_and_pieces_are_full(whole):
     run, made = whole
     record = lines(run.workdir)
     assert [line["step"] for line in record if "eval/loss" in line] == [0, 8, 16, 24]
     assert made["eval_loss"] == record[-1]["eval/loss"] < 0.8 * record[0]["eval/loss"]
     counts = run.parts.counts
     assert counts["examples"] + counts["held_out"] == 160 and 16 <= counts["held_out"] <= 48
-    assert np.mean([line["use"] for line in record[1:]]) > 0.6
+    assert 1 <= np.mean([line["padding"] for line in record[1:]]) < 1.6
     assert (run.workdir / "loss.png").stat().st_size > 5000
     assert (
         json.loads((run.workdir / "config.json").read_text())["optimizer"]["learning_rate"] == 2e-3
@@ -273,7 +273,8 @@ def test_every_flag_of_before_has_a_field_now():
         "dropped_long",
         "examples_sha256",
     }
-    assert {RENAMED[name] for name in old} == names - {
+    # All lengths are dense now, whatever the batch.
+    assert {RENAMED[name] for name in old - {"pack"}} == names - {
         "config.optimizer.b1",
         "config.optimizer.b2",
         "config.optimizer.eps",
@@ -288,7 +289,7 @@ def test_flags_of_before_are_refused_with_their_names_of_now(launch, tmp_path):
         "--learning_rate=1e-3",
         "--data",
         "rows.jsonl",
-        "--nopack",
+        "--micro_rows=2",
         "--preset=band",
         "--config=configs/sft.py",
         "--config.data.order=file",
@@ -296,7 +297,7 @@ def test_flags_of_before_are_refused_with_their_names_of_now(launch, tmp_path):
     assert done.returncode == 2 and done.stderr.splitlines() == [
         "error: --learning_rate is --config.optimizer.learning_rate now",
         "--data is --config.data.train now",
-        "--nopack is --noconfig.examples.pack now",
+        "--micro_rows is --config.training.micro_tokens now",
         "--preset is --config=configs/sft.py:NAME now",
         (
             "--config.data.order: there is no config.data.order; nearest: config.data.train, "
@@ -343,7 +344,10 @@ def test_bad_settings_and_bad_data_end_with_one_line(settings, tmp_path):
             {"optimizer__warmup_steps": 24},
             "config.optimizer.warmup_steps=24 leaves none of 24 updates",
         ),
-        ({"examples__micro_rows": 3}, "config.examples.micro_rows=3 rows cannot be split"),
+        (
+            {"training__micro_tokens": -1},
+            "config.training.micro_tokens must be at least 0; got -1",
+        ),
         ({"data__train": str(tmp_path / "no.jsonl")}, "no such file"),
     ):
         with pytest.raises((ValueError, OSError), match=message) as caught:
@@ -424,13 +428,13 @@ def test_accuracy_of_sampled_answers(whole, settings, tmp_path):
 def test_out_of_memory_names_the_flags_of_this_command(settings):
     error = RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 99 bytes\nmore")
     text = explain_out_of_memory(
-        changed(settings, evaluation__samples=4), error, layout=Layout(64, 12, 3, True)
+        changed(settings, evaluation__samples=4), error, layout=Layout(16, 12)
     )
     assert text.startswith(
         "a device ran out of memory: RESOURCE_EXHAUSTED: Out of memory allocating 99 bytes\n"
     )
     for part in (
-        "config.examples.micro_rows (2, now 4 of 64 tokens)",
+        "config.training.micro_tokens (64, now 64)",
         "config.examples.max_length (64)",
         "config.model.head_chunk (0)",
         "config.model.remat (now False)",
@@ -450,7 +454,7 @@ def test_out_of_memory_names_the_flags_of_this_command(settings):
     assert text.count(weights) == 4 and size_text(8 * num_params(model) + 8) in text
     embedded = explain_out_of_memory(SFTConfig(), error)
     assert (
-        "config.examples.micro_rows (0)" in embedded
+        "config.training.micro_tokens (0)" in embedded
         and "sampling answers" not in embedded
         and "goes on" not in embedded
     )
@@ -473,4 +477,4 @@ def test_the_command_ends_with_them(launch, tmp_path):
     assert done.returncode == 1 and done.stderr.startswith(
         "error: a device ran out of memory: RESOURCE_EXHAUSTED"
     ), done.stderr
-    assert "config.examples.micro_rows" in done.stderr and "Traceback" not in done.stderr
+    assert "config.training.micro_tokens" in done.stderr and "Traceback" not in done.stderr

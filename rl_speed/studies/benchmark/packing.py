@@ -1,4 +1,4 @@
-"""Supervised updates on packed rows against the same examples padded, one a row:
+"""Supervised updates in pieces against the same examples padded, one a row, with dense attention:
 solution tokens a second.
 
 Examples have the lengths of GSM8K's training rows as a chat, in Qwen2.5's tokens; what they say
@@ -11,13 +11,21 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
+import optax
 
 from rl_speed.mesh import batch_sharding, make_mesh
-from rl_speed.policy import ModelConfig, init, num_params, param_shardings
-from rl_speed.sft.data import Example, Layout, Schedule, SFTBatch, make_layout
-from rl_speed.sft.train import make_update
+from rl_speed.policy import (
+    ModelConfig,
+    hidden_states,
+    init,
+    num_params,
+    param_shardings,
+    token_logprobs,
+)
+from rl_speed.sft.data import Example, Schedule, SFTBatch, make_layout
+from rl_speed.sft.train import Pieces, make_update
 from rl_speed.studies.benchmark.decode import QWEN_1P5B
 from rl_speed.studies.benchmark.machine import is_cpu
 from rl_speed.studies.benchmark.step import clock
@@ -31,14 +39,11 @@ PROMPT, SOLUTION, CORRELATION = (4.458, 0.228, 41, 241), (4.722, 0.420, 30, 454)
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
-    """`examples` in batches of `batch`, rows of `length` tokens,
-    about `piece` positions at a time.
-    """
+    """`examples` in batches of `batch`, about `piece` tokens at a time."""
 
     model: ModelConfig
     examples: int
     batch: int
-    length: int
     piece: int
 
 
@@ -48,17 +53,15 @@ CPU = Workload(
     ),
     examples=512,
     batch=16,
-    length=1024,
     piece=2560,
 )
 ACCELERATOR = Workload(
-    dataclasses.replace(QWEN_1P5B, remat=True), examples=512, batch=64, length=1024, piece=16384
+    dataclasses.replace(QWEN_1P5B, remat=True), examples=512, batch=64, piece=16384
 )
 SMALL = Workload(
     ModelConfig(vocab_size=64, width=32, layers=1, heads=2, kv_heads=2, head_dim=16, mlp_width=64),
     examples=24,
     batch=4,
-    length=1024,
     piece=1024,
 )
 
@@ -82,102 +85,117 @@ def gsm8k_like(count: int, vocab_size: int) -> list[Example]:
     ]
 
 
+def padded_update(
+    model: ModelConfig, optimizer: optax.GradientTransformation, rows: int
+) -> Callable[..., Any]:
+    """What `sft.train.make_update` makes, on padded rows, `rows` of them at a time."""
+
+    def loss(params, part):
+        hidden = hidden_states(params, part.tokens[:, :-1], model)
+        logprobs, _ = token_logprobs(params, hidden, part.tokens[:, 1:], model)
+        return -jnp.sum(jnp.where(part.mask[:, 1:], logprobs, 0.0))
+
+    def update(params, opt_state, batch):
+        count = jnp.sum(batch.mask[:, 1:])
+        add = lambda total, part: (
+            jax.tree.map(jnp.add, total, jax.value_and_grad(loss)(params, part)),
+            None,
+        )
+        parts = jax.tree.map(lambda x: x.reshape(-1, rows, *x.shape[1:]), batch)
+        zero = jnp.float32(0), jax.tree.map(jnp.zeros_like, params)
+        (total, gradients), _ = jax.lax.scan(add, zero, parts)
+        gradients = jax.tree.map(lambda g: g / count, gradients)
+        updates, opt_state = optimizer.update(gradients, opt_state, params)
+        return optax.apply_updates(params, updates), opt_state, {"loss": total / count}
+
+    return jax.jit(update, donate_argnums=(0, 1))
+
+
 def ready(
-    model: ModelConfig, layout: Layout, batches: Sequence[SFTBatch], mesh: Mesh
-) -> tuple[Callable[[int], float], float]:
+    work: Workload, kind: str, batches: Sequence[SFTBatch]
+) -> tuple[Callable[[int], float], dict[str, float]]:
     """(an update on batch i, which returns its seconds;
-    the loss of the first batch under the starting weights).
+    what the first says of the starting weights).
     """
+    model, mesh = work.model, make_mesh()
     params = jax.jit(
         lambda: init(model, jax.random.key(0)), out_shardings=param_shardings(model, mesh)
     )()
     optimizer = make_optimizer(OptimizerConfig(), params)
     shardings = state_shardings(model, optimizer, mesh)
     state = [params, jax.jit(optimizer.init, out_shardings=shardings.opt_state)(params)]
-    update = make_update(model, optimizer, layout.pieces, shardings=shardings)
+    if kind == "pieces":
+        update = make_update(Pieces(model, mesh, work.piece), optimizer)
+    else:
+        rows, length = batches[0].tokens.shape
+        fit = max(1, work.piece // length)
+        update = padded_update(model, optimizer, max(n for n in range(1, fit + 1) if rows % n == 0))
     placed = jax.device_put(list(batches), batch_sharding(mesh))
 
     def step(i: int) -> dict[str, jax.Array]:
         *state[:], metrics = update(*state, placed[i])
         return metrics
 
-    return (lambda i: clock(lambda: step(i))[1]), float(step(0)["loss"])
+    first = {name: float(value) for name, value in step(0).items()}
+    return (lambda i: clock(lambda: step(i))[1]), first
 
 
 def run(work: Workload, repeats: int, say: Callable[[str], None]) -> dict[str, Any]:
-    """Seconds of updates on the same `repeats` batches, packed and padded in turn,
+    """Seconds of updates on the same `repeats` batches, in pieces and padded in turn,
     and how far the first losses are apart.
     """
-    examples, mesh = gsm8k_like(work.examples, work.model.vocab_size), make_mesh()
-    schedule = Schedule(len(examples), work.batch, seed=0)
-    steps = max(repeats, len(examples) // work.batch)  # the layout is that of an epoch
-    lengths, shown = [len(e) for e in examples], [schedule.indices(step) for step in range(repeats)]
+    examples = gsm8k_like(work.examples, work.model.vocab_size)
+    schedule, layout = (
+        Schedule(len(examples), work.batch, seed=0),
+        make_layout(work.batch, examples, 1),
+    )
+    shown = [[examples[i] for i in schedule.indices(step)] for step in range(repeats)]
+    batches = [layout.batch(part) for part in shown]
+    held = sum(map(len, shown[0]))
     kinds: dict[str, dict[str, Any]] = {}
     calls = {}
-    for name, packed in (("padded", False), ("packed", True)):
+    for name in ("padded", "pieces"):
         say(f"compiling: {name}")
-        longest = work.length if packed else max(lengths)
-        layout = make_layout(
-            lengths,
-            lambda: map(schedule.indices, range(steps)),
-            work.length,
-            packed,
-            max(1, work.piece // longest),
-            1,
-        )
-        batches = [layout.batch([examples[i] for i in part]) for part in shown]
-        calls[name], first_loss = ready(work.model, layout, batches, mesh)
-        # Pieces of padded rows have an example in each row; those of packed rows may be empty, and
-        # are then not computed.
-        use = (
-            np.mean([layout.use(batch)["use"] for batch in batches])
-            if packed
-            else sum(lengths[i] for part in shown for i in part)
-            / (repeats * layout.rows * layout.length)
-        )
-        kinds[name] = {
-            "rows": layout.rows,
-            "length": layout.length,
-            "pieces": layout.pieces,
-            "use": float(use),
-            "first_loss": first_loss,
-            "seconds": [],
-        }
+        calls[name], first = ready(work, name, batches)
+        padding = first.get("padding", layout.rows * layout.length / held)
+        kinds[name] = {"padding": padding, "first_loss": first["loss"], "seconds": []}
     for i in range(repeats):
         for name, call in calls.items():
             kinds[name]["seconds"].append(call(i))
-    solutions = [sum(len(examples[i].response) for i in part) for part in shown]
+    solutions = [sum(len(example.response) for example in part) for part in shown]
     for kind in kinds.values():
         kind["tokens_per_s"] = float(np.median(np.divide(solutions, kind["seconds"])))
     return {
-        "workload": {**dataclasses.asdict(work), "parameters": num_params(work.model)},
+        "workload": {
+            **dataclasses.asdict(work),
+            "parameters": num_params(work.model),
+            "longest": layout.length,
+        },
         "kinds": kinds,
-        "ratio": kinds["packed"]["tokens_per_s"] / kinds["padded"]["tokens_per_s"],
-        "losses_apart": abs(kinds["packed"]["first_loss"] - kinds["padded"]["first_loss"]),
+        "ratio": kinds["pieces"]["tokens_per_s"] / kinds["padded"]["tokens_per_s"],
+        "losses_apart": abs(kinds["pieces"]["first_loss"] - kinds["padded"]["first_loss"]),
     }
 
 
 def table(numbers: dict[str, Any]) -> str:
-    """Shapes, shares and rates."""
+    """Padding and rates."""
     w = numbers["workload"]
     lines = [
         (
-            f"updates of {w['batch']} examples as long as GSM8K's, {w['parameters'] / 1e6:,.1f} M "
-            f"parameters, {w['model']['dtype']}, about {w['piece']:,} positions a piece"
+            f"updates of {w['batch']} examples as long as GSM8K's, at most {w['longest']} tokens, "
+            f"{w['parameters'] / 1e6:,.1f} M parameters, {w['model']['dtype']}, about "
+            f"{w['piece']:,} tokens at a time"
         ),
         "",
-        (
-            f"{'':8}{'rows':>6}{'length':>8}{'pieces':>8}{'tokens in positions':>21}"
-            f"{'ms an update':>14}{'solution tokens/s':>19}"
-        ),
+        f"{'':8}{'tokens computed / held':>24}{'ms an update':>14}{'solution tokens/s':>19}",
     ]
     for name, k in numbers["kinds"].items():
         lines.append(
-            f"{name:8}{k['rows']:6}{k['length']:8}{k['pieces']:8}{k['use']:21.1%}"
-            f"{1e3 * np.median(k['seconds']):14,.0f}{k['tokens_per_s']:19,.0f}"
+            f"{name:8}{k['padding']:24.2f}{1e3 * np.median(k['seconds']):14,.0f}"
+            f"{k['tokens_per_s']:19,.0f}"
         )
     apart = f"first losses {numbers['losses_apart']:.1e} nats apart"
-    return "\n".join([*lines, "", f"packed / padded: {numbers['ratio']:.2f}; {apart}"])
+    return "\n".join([*lines, "", f"pieces / padded: {numbers['ratio']:.2f}; {apart}"])
 
 
 def verdicts(numbers: dict[str, Any]) -> dict[str, bool]:
