@@ -24,12 +24,16 @@
                                               room, batch, slots and samples of a prompt (fifteen)
     python experiments/bench.py scale         whole steps at the SPEED paper's scale, random
                                               weights: time by phase and peak memory
+    python experiments/bench.py peers         the same sampling and the same GRPO steps in
+                                              transformers, tunix and TRL (twenty); --install makes
+                                              their environments first
 
 Options: [--out=experiments/results/bench_NAME] [--repeats=5]. `decode`, `scale` and the MFU take a
 Qwen2.5-1.5B shape on an accelerator and a small one on a CPU, and say so. Each writes bench.json
 (with device, versions and command), table.txt and plot.png.
 """
 
+import dataclasses
 import importlib
 import json
 import os
@@ -50,6 +54,15 @@ _REPEATS = flags.DEFINE_integer(
     "repeats", 5, "Timed calls (end_to_end: seeds) of each; medians are reported.", lower_bound=1
 )
 _SMALL = flags.DEFINE_bool("small", False, "A tiny policy, to see that the benchmark works.")
+_ENVIRONMENTS = flags.DEFINE_string(
+    "environments",
+    "runs/peers",
+    "peers: folder of the peers' virtual environments, torch/ and tunix/, or links to yours. A "
+    "peer without one is named as absent.",
+)
+_INSTALL = flags.DEFINE_bool(
+    "install", False, "peers: make those environments that are not there, with pip."
+)
 KNOWN = (
     "sampler",
     "decode",
@@ -62,6 +75,7 @@ KNOWN = (
     "serving",
     "scaling",
     "scale",
+    "peers",
 )
 
 
@@ -75,6 +89,8 @@ def main(arguments):
 
     module = importlib.import_module(f"rl_speed.studies.benchmark.{name}")
     work = module.SMALL if _SMALL.value else module.standard()
+    if name == "peers":
+        work = dataclasses.replace(work, environments=_ENVIRONMENTS.value, install=_INSTALL.value)
     numbers = module.run(work, _REPEATS.value, lambda text: print(text, file=sys.stderr))
     out = Path(_OUT.value or f"experiments/results/bench_{name}")
     out.mkdir(parents=True, exist_ok=True)
