@@ -141,8 +141,8 @@ def prefill(
 ):
     """KV of every context token, and the hidden state and logits at each context's last token.
 
-    Returns (list of KV of C rows and L positions, f[C, D], f32[C, V]). What the caller leaves unused is
-    not computed.
+    Returns (list of KV of C rows and L positions, f[C, D], f32[C, V]). What the caller leaves
+    unused is not computed.
     """
     contexts, length = tokens_CxL.shape
     with full_precision(config):

@@ -35,7 +35,7 @@ from rl_speed.rollout.budgets import Budgets, pack_visits, unpack_visits
 from rl_speed.rollout.buffer import BufferFull, SamplingBuffer
 from rl_speed.rollout.call_plan import CallPlan
 from rl_speed.rollout.expected_lengths import ExpectedLengths
-from rl_speed.rollout.generate import GenerationStats, Generator, SampleRequest
+from rl_speed.rollout.generate import Generator, SampleRequest
 from rl_speed.rollout.in_flight import (
     ActivePrompt,
     PendingCall,

@@ -222,16 +222,7 @@ def from_files(config: SFTConfig, mesh: Mesh) -> Parts:
     if config.evaluation.samples:
         judged = build_answers(config, mesh, model, tokenizer, ends, held)
     return Parts(
-        params,
-        model,
-        steps,
-        layout,
-        batch,
-        layout.batches(held),
-        tokenizer,
-        ends,
-        counts,
-        *judged,
+        params, model, steps, layout, batch, layout.batches(held), tokenizer, ends, counts, *judged
     )
 
 

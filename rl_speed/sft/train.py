@@ -264,7 +264,8 @@ class SFTTrainer:
 
         Args:
           report: called once an update with {"step", what `make_update` says, "learning_rate", what
-            the data say, "time/step" (seconds), "time/tokens_per_s" (held)} and, after an evaluation, "eval/loss"; at step 0 with that alone.
+            the data say, "time/step" (seconds), "time/tokens_per_s" (held)} and, after an
+            evaluation, "eval/loss"; at step 0 with that alone.
 
         Raises:
           NonFiniteLoss: the learning rate is too high, or weights are broken. The last checkpoint

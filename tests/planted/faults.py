@@ -772,8 +772,8 @@ FAULTS = [
         "update",
         "score_at_temperature_one",
         "update/step.py",
-        "        model,\n        config.temperature,",
-        "        model,\n        1.0,",
+        "model, config.temperature, config.head_chunk\n",
+        "model, 1.0, config.head_chunk\n",
         UPDATE,
         (
             "Old and reference log-probs are of another distribution than those "
@@ -802,8 +802,8 @@ FAULTS = [
         "update",
         "last_piece_alone",
         "update/step.py",
-        "jax.tree.map(jnp.add, grads, more)",
-        "jax.tree.map(lambda _, new: new, grads, more)",
+        "return (loss, metrics), jax.tree.map(jnp.add, a_grads, b_grads)",
+        "return (loss, metrics), b_grads",
         STEP,
         "All pieces but the last are sampled for nothing.",
     ),

@@ -93,20 +93,20 @@ def test_an_example_does_not_see_its_neighbours(params):
     pieces, batch = Pieces(MODEL, ONE, 64), Layout(8, 8).batch(examples(8))
 
     @jax.jit
-    def rows(tokens):
+    def rows(params, tokens):
         ragged, _ = pieces.losses(batch.replace(tokens=tokens))
         piece = ragged.piece(0)
         stream, _ = stream_logprobs(params, piece, ragged.shape, MODEL)
         return ragged.rows(stream, piece, 7), piece.row[0], piece.used[0]
 
-    before, row, used = rows(batch.tokens)
+    before, row, used = rows(params, batch.tokens)
     assert used.all() and sorted(row.tolist()) == list(range(8))  # all in one piece
     rng = np.random.default_rng(1)
     for place, mine in enumerate(row):
         tokens = rng.integers(0, 11, batch.tokens.shape).astype(np.int32)
         tokens[mine] = batch.tokens[mine]
         held = int(batch.mask[mine].nonzero()[0].max())
-        after = rows(tokens)[0]
+        after = rows(params, tokens)[0]
         np.testing.assert_array_equal(before[place, :held], after[place, :held])
         assert (np.asarray(before) != np.asarray(after)).any()
 

@@ -344,10 +344,7 @@ def test_bad_settings_and_bad_data_end_with_one_line(settings, tmp_path):
             {"optimizer__warmup_steps": 24},
             "config.optimizer.warmup_steps=24 leaves none of 24 updates",
         ),
-        (
-            {"training__micro_tokens": -1},
-            "config.training.micro_tokens must be at least 0; got -1",
-        ),
+        ({"training__micro_tokens": -1}, "config.training.micro_tokens must be at least 0; got -1"),
         ({"data__train": str(tmp_path / "no.jsonl")}, "no such file"),
     ):
         with pytest.raises((ValueError, OSError), match=message) as caught:
