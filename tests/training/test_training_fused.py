@@ -63,7 +63,7 @@ def one_step(config, candidates=32):
     few(stream, candidates)
     step = build.build_fused_step(config, policy, mesh, optimizer, settings, stream)
     state, (rollouts, report, metrics) = step(state, 0, PhaseTimer())
-    return jax.device_get(state), rollouts, metrics, report, step
+    return jax.device_get(state), rollouts, metrics(), report, step
 
 
 def host_groups(config):

@@ -30,6 +30,8 @@ ENVIRONMENTS = {
     "torch": ("torch==2.13.0", "transformers==5.23.0", "trl==1.16.0", "accelerate", "datasets"),
     "tunix": ("google-tunix==0.1.7", "transformers==5.23.0", "safetensors"),
 }
+# Of a workload, what is of this machine alone.
+HERE = ("environments", "install", "patience")
 UPPER, LOWER = (bytes(range(first, first + 26)).decode() for first in b"Aa")
 
 
@@ -336,7 +338,10 @@ def run(work: Workload, repeats: int, say: Callable[[str], None]) -> dict[str, A
                     seconds = turns[peer][-1]["seconds"]
                     say(f"turn {turn} of {repeats}: {peer.kind}, {peer.name}: {seconds:.1f} s")
     return {
-        "workload": {**dataclasses.asdict(work), "parameters": num_params(work.model)},
+        "workload": {
+            **{name: x for name, x in dataclasses.asdict(work).items() if name not in HERE},
+            "parameters": num_params(work.model),
+        },
         "absent": absent,
         "peers": [
             {
