@@ -141,7 +141,8 @@ def pallas_part(q_SxGxQxK: Array, kv: KV, length_S: Array) -> Part:
         )
     splits = next(n for n in (16, 8, 4, 2, 1) if positions % (16 * n) == 0)
     block = next(n for n in (128, 64, 32, 16) if positions // splits % n == 0)
-    # No copy is made of what the kernel turns back.
+    # The kernel undoes it: no copy is made of values. Keys are turned, unless the compiler has laid
+    # the cache out that way.
     heads_last = lambda x: jnp.swapaxes(x, 1, 2)
     out, (total, top) = gqa(
         q_SxGxQxK.reshape(slots, groups * per_group, width).astype(kv.k.dtype),
