@@ -89,9 +89,10 @@ class SplitStep:
 
     def start_next(self, state: TrainState, version: int, timer: PhaseTimer) -> None:
         """The first generation call, which then waits for the update on the devices, not for what
-        the host does with the numbers of this one.
+        the host does with the numbers of this one. Its seconds are the update's, which runs
+        meanwhile: a CPU may get to what the host asks for when the update has ended.
         """
-        with timer.phase("generate"):
+        with timer.phase("update"):
             self.driver.start_next(state.params, version)
 
     def update(self, state: TrainState, rollouts: Rollouts) -> tuple[TrainState, dict[str, Any]]:
