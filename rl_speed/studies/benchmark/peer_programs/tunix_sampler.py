@@ -53,7 +53,7 @@ def main(turns: Turns) -> None:
         policy,
         Ids(),
         tunix_sampler.CacheConfig(
-            # Its cache holds a power of two of prompt tokens, and the response.
+            # With room to spare.
             cache_size=length + work["max_new"] + 64,
             num_layers=shape["layers"],
             num_kv_heads=shape["kv_heads"],
