@@ -45,8 +45,8 @@ def make_mesh(
     if need > len(devices):
         raise ValueError(
             f"mesh data={data} x fsdp={fsdp} x tensor={tensor} needs {need} devices, but only "
-            f"{len(devices)} are visible ({devices[0].platform}); lower an axis, or on a CPU set "
-            f"XLA_FLAGS=--xla_force_host_platform_device_count={need}"
+            f"{len(devices)} are visible ({devices[0].platform}); lower an axis, or on a CPU ask "
+            f'for more before JAX is used: jax.config.update("jax_num_cpu_devices", {need})'
         )
     types = (jax.sharding.AxisType.Auto,) * len(AXES)
     return jax.make_mesh(shape, AXES, axis_types=types, devices=devices[:need])

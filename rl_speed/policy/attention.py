@@ -6,9 +6,9 @@ up to rounding:
 
 - "dense" gathers each row's context and reads every position of the cache. The reference, and best
   where both are short.
-- "ragged" loops over blocks of tokens that are held: of the cache, blocks of the longest rows only
-  by those rows; of the contexts, each block once for several samples of it. Cost follows the tokens
-  held. Plain XLA.
+- "ragged" reads the first block of all rows as it lies, since every busy row holds some of it, and
+  loops over what else is held: of the cache, later blocks by the rows that have come so far; of the
+  contexts, each block once for several samples of it. Cost follows the tokens held. Plain XLA.
 - "pallas" is JAX's own GPU decode kernel, which reads each row up to its length. Contexts are
   gathered for it.
 
@@ -40,8 +40,8 @@ class DecodeAttention:
       kind: "dense", "ragged", "pallas", or "auto": on a CPU each part with room for AUTO_RAGGED
         tokens is ragged, all else is dense.
       block: tokens read at a time ("ragged").
-      rows: rows of the cache that are read together ("ragged"): the same whatever the number of
-        slots, so that a narrower batch draws the same tokens.
+      rows: rows of the cache that are read together behind the first block ("ragged"): the same
+        whatever the number of slots, so that a narrower batch draws the same tokens.
       samples: samples of one context that are attended together ("ragged"): a product costs by
         these, a loop by how few they are.
       cache_dtype: of keys and values; "" is the compute dtype. bfloat16 halves what is read and
@@ -71,6 +71,14 @@ class DecodeAttention:
             return self.kind
         return "ragged" if jax.default_backend() == "cpu" and positions >= AUTO_RAGGED else "dense"
 
+    def parts(self, room: int) -> tuple[int, ...]:
+        """Positions of each array that a row's cache of `room` positions is held in, one behind the
+        other. "ragged" has the first block in an array of its own: a piece of a larger one would be
+        copied before it is multiplied.
+        """
+        whole = self.way(room) != "ragged" or room <= self.block
+        return (room,) if whole else (self.block, room - self.block)
+
 
 class KV(NamedTuple):
     """Keys (rotated) and values of one layer: k [rows, G, K, positions], v [rows, G, positions, K].
@@ -81,6 +89,27 @@ class KV(NamedTuple):
 
     k: Array
     v: Array
+
+
+# One layer's keys and values of the rows, in `DecodeAttention.parts`.
+Cache = tuple[KV, ...]
+
+
+def write(cache: Cache, k_SxGxK: Array, v_SxGxK: Array, at_S: Array) -> Cache:
+    """The cache with one more token a row, at position `at_S`."""
+    row_S, start, written = jnp.arange(len(at_S)), 0, []
+    for part in cache:
+        size = part.v.shape[2]
+        # What belongs to another part falls outside of this one, and is dropped.
+        at = jnp.where(at_S >= start, at_S - start, size)
+        put = lambda place, new: place.set(
+            new.astype(part.v.dtype), mode="drop", unique_indices=True, indices_are_sorted=True
+        )
+        written.append(
+            KV(put(part.k.at[row_S, :, :, at], k_SxGxK), put(part.v.at[row_S, :, at], v_SxGxK))
+        )
+        start += size
+    return tuple(written)
 
 
 class Part(NamedTuple):
@@ -303,32 +332,41 @@ class Attend:
                 min(settings.block, length),
                 self._samples,
             )
-        if settings.way(room) == "ragged":
-            self._cache = plan_cache(
-                jnp.where(active_S, held_S, 0), room, min(settings.block, room), self._rows
-            )
+        self._way = settings.way(room)
+        first, *rest = settings.parts(room)
+        if rest:
+            behind = jnp.where(active_S, held_S - first, 0)
+            self._cache = plan_cache(behind, *rest, min(settings.block, *rest), self._rows)
 
-    def __call__(self, q_SxHxK: Array, context: KV, cache: KV) -> Array:
+    def __call__(self, q_SxHxK: Array, context: KV, cache: Cache) -> Array:
         """[S, H * K] in q's dtype, of rotated queries and one layer's KV: `context` of C rows and L
         positions, `cache` of S and M.
         """
         slots, _, width = q_SxHxK.shape
-        q = q_SxHxK.reshape(slots, cache.v.shape[1], -1, width) * width**-0.5
+        q = q_SxHxK.reshape(slots, context.v.shape[1], -1, width) * width**-0.5
         with jax.named_scope("context"):
-            before = self._part(q, context, shared=True)
+            before = self._before(q, context)
         with jax.named_scope("suffix"):
-            after = self._part(q, cache, shared=False)
+            after = self._after(q, *cache)
         both = combine(before, after)
         # A row that sees any token has a total of at least one; an idle row may see none.
         return (both.out / jnp.maximum(both.total, 1.0)).astype(q_SxHxK.dtype).reshape(slots, -1)
 
-    def _part(self, q: Array, kv: KV, shared: bool) -> Part:
-        way = self._s.way(kv.v.shape[2])
+    def _before(self, q: Array, context: KV) -> Part:
+        way = self._s.way(context.v.shape[2])
         if way == "ragged":
-            plan, tile = (self._contexts, self._samples) if shared else (self._cache, self._rows)
-            return ragged_part(q, kv, plan, self._s.block, tile, shared)
-        if shared:
-            kv, length = KV(kv.k[self._context_S], kv.v[self._context_S]), self._context_length_S
-        else:
-            length = self._held_S
-        return (pallas_part if way == "pallas" else dense_part)(q, kv, length)
+            return ragged_part(
+                q, context, self._contexts, self._s.block, self._samples, shared=True
+            )
+        gathered = KV(context.k[self._context_S], context.v[self._context_S])
+        return self._read(way, q, gathered, self._context_length_S)
+
+    def _after(self, q: Array, first: KV, *rest: KV) -> Part:
+        found = self._read(self._way, q, first, self._held_S)
+        for part in rest:
+            behind = ragged_part(q, part, self._cache, self._s.block, self._rows, shared=False)
+            found = combine(found, behind)
+        return found
+
+    def _read(self, way: str, q: Array, kv: KV, length_S: Array) -> Part:
+        return (pallas_part if way == "pallas" else dense_part)(q, kv, length_S)

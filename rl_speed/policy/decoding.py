@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rl_speed.policy.attention import KV, Attend, DecodeAttention
+from rl_speed.policy.attention import KV, Attend, Cache, DecodeAttention, write
 from rl_speed.policy.config import ModelConfig
 from rl_speed.policy.transformer import (
     attention_implementation,
@@ -169,20 +169,18 @@ def prefill(
 
 def init_cache(
     slots: int, max_new: int, config: ModelConfig, attention: DecodeAttention
-) -> list[KV]:
+) -> list[Cache]:
     """An empty cache of `max_new` positions a row, per layer."""
     dtype = jnp.dtype(attention.cache_dtype or config.dtype)
     zeros = lambda *shape: jnp.zeros((slots, config.kv_heads, *shape), dtype)
-    return [
-        KV(zeros(config.head_dim, max_new), zeros(max_new, config.head_dim))
-        for _ in range(config.layers)
-    ]
+    part = lambda size: KV(zeros(config.head_dim, size), zeros(size, config.head_dim))
+    return [tuple(map(part, attention.parts(max_new))) for _ in range(config.layers)]
 
 
 def decode(
     params: DecodeParams,
     context_kv: list[KV],
-    cache: list[KV],
+    cache: list[Cache],
     token_S: Array,
     context_index_S: Array,
     context_length_S: Array,
@@ -193,8 +191,8 @@ def decode(
 ):
     """One token a row; see `rl_speed.sampling.Decoder`. Returns (logits f32[S, V], cache)."""
     contexts, _, length, _ = context_kv[0].v.shape
-    slots, room = token_S.shape[0], cache[0].v.shape[2]
-    row_S, at_S = jnp.arange(slots), jnp.minimum(suffix_length_S, room - 1)
+    room = sum(part.v.shape[2] for part in cache[0])
+    at_S = jnp.minimum(suffix_length_S, room - 1)
     with full_precision(config):
         attend = Attend(
             attention, context_index_S, context_length_S, at_S + 1, active_S, contexts, length, room
@@ -205,10 +203,7 @@ def decode(
         updated = []
         for layer, context, rows in zip(params.layers, context_kv, cache):
             q, k, v = project(layer, x_SxD, rope, config)
-            put = lambda place, new: place.set(
-                new.astype(rows.v.dtype), unique_indices=True, indices_are_sorted=True
-            )
-            rows = KV(put(rows.k.at[row_S, :, :, at_S], k), put(rows.v.at[row_S, :, at_S], v))
+            rows = write(rows, k, v, at_S)
             updated.append(rows)
             x_SxD = x_SxD + attend(q, context, rows) @ layer["wo"].T
             x_SxD = x_SxD + feed_forward(layer, x_SxD, config)

@@ -47,7 +47,7 @@ def run(
                 if takes
                 else f"unexpected argument {argv[1]!r}: every setting is a --flag"
             )
-        setup_jax()
+        setup_jax(mesh_size())
         if not flags.FLAGS["verbosity"].present:
             logging.set_verbosity(logging.WARNING)  # Orbax tells every detail of every save
         try:
@@ -74,6 +74,12 @@ def run(
 
     parse = lambda argv: command.parse_flags(argv, config or command.Config, renamed, default)
     app.run(guarded, flags_parser=parse)
+
+
+def mesh_size() -> int:
+    """Devices that the mesh of `--config` wants; 1 where this program has no such flag."""
+    mesh = getattr(flags.FLAGS["config"].value, "mesh", None) if "config" in flags.FLAGS else None
+    return 1 if mesh is None else mesh.data * mesh.fsdp * mesh.tensor
 
 
 def numbers(flag: str, texts: Sequence[str], kind: type = int) -> list[Any]:

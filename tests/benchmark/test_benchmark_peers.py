@@ -123,15 +123,15 @@ def test_who_is_silent_is_given_up(programs, tmp_path):
 
 @pytest.mark.slow
 def test_our_own_programs_do_the_work(tmp_path):
-    work = dataclasses.replace(peers.SMALL, environments=str(tmp_path / "none"))
+    work = dataclasses.replace(peers.SMALL, environments=str(tmp_path / "none"), devices=2)
     numbers = peers.run(work, 2, lambda text: None)
     assert len(numbers["absent"]) == 4
     by_kind = {
         kind: [p for p in numbers["peers"] if p["kind"] == kind] for kind in ("sampling", "step")
     }
     for found in by_kind.values():
-        whole, narrow = ([turn["tokens"] for turn in peer["turns"]] for peer in found)
-        assert whole == narrow  # a narrower batch changes no token
+        one, whole, narrow = ([turn["tokens"] for turn in peer["turns"]] for peer in found)
+        assert one == whole == narrow  # neither devices nor a narrower batch change a token
         assert all(work.prompts * work.samples <= n for n in whole)
         assert all(n <= work.prompts * work.samples * work.max_new for n in whole)
     assert np.isfinite([turn["update"] for p in by_kind["step"] for turn in p["turns"]]).all()

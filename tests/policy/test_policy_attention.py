@@ -46,6 +46,7 @@ def inputs(length, room, per_group=2, seed=0):
 
 @functools.partial(jax.jit, static_argnames="settings")
 def attend(settings, q, context, cache, context_S, length_S, held_S, active_S):
+    room = cache.v.shape[2]
     step = Attend(
         settings,
         context_S,
@@ -54,9 +55,14 @@ def attend(settings, q, context, cache, context_S, length_S, held_S, active_S):
         active_S,
         context.v.shape[0],
         context.v.shape[2],
-        cache.v.shape[2],
+        room,
     )
-    return step(q, context, cache)
+    ends = np.cumsum(settings.parts(room))
+    parts = [
+        KV(cache.k[..., e - n : e], cache.v[:, :, e - n : e])
+        for e, n in zip(ends, settings.parts(room))
+    ]
+    return step(q, context, parts)
 
 
 def reference(q, context, cache, context_S, length_S, held_S, active_S):

@@ -22,6 +22,7 @@ import jax
 import numpy as np
 
 from rl_speed.policy import ModelConfig, init, num_params, save_hf
+from rl_speed.studies.benchmark.machine import is_cpu
 
 PROGRAMS = Path(__file__).parent / "peer_programs"
 # What an environment is made of. Give your own (a folder or a link of this name) to have other
@@ -64,7 +65,8 @@ class Workload:
 
     Attributes:
       prompts, samples: what a call of the samplers and a step have. stock: prompts that steps
-        draw from. slots: of our sampler; tails: narrower batches of its "narrow" form.
+        draw from. slots: of our sampler, in all; tails: narrower batches of its "narrow" form.
+      devices: that ours shares its slots out to, beside a form with one.
       rows: of one backward pass, in the second way of asking TRL.
       environments: folder of the peers' environments. install: make those that are not there.
       patience: seconds a turn may take.
@@ -79,6 +81,7 @@ class Workload:
     ends: int
     slots: int
     tails: tuple[int, ...]
+    devices: int
     rows: int
     environments: str = "runs/peers"
     install: bool = False
@@ -86,15 +89,16 @@ class Workload:
 
     def peers(self) -> tuple[Peer, ...]:
         """In the order of their turns; the first of a kind is what ratios are of."""
-        whole = {"slots": self.slots, "tail_slots": (), "tail": "whole"}
-        narrow = {"slots": self.slots, "tail_slots": self.tails, "tail": "narrow"}
+        whole = {"slots": self.slots, "tails": (), "tail": "whole", "devices": self.devices}
+        narrow = {**whole, "tails": self.tails, "tail": "narrow"}
+        ours = {"rl_speed": whole, "rl_speed, narrow tail": narrow}
+        if self.devices > 1:
+            ours = {"rl_speed, one device": {**whole, "devices": 1}, **ours}
         return (
-            Peer("rl_speed", "sampling", "our_sampler", options=whole),
-            Peer("rl_speed, narrow tail", "sampling", "our_sampler", options=narrow),
+            *(Peer(name, "sampling", "our_sampler", options=how) for name, how in ours.items()),
             Peer("transformers", "sampling", "transformers_sampler", "torch", "transformers"),
             Peer("tunix", "sampling", "tunix_sampler", "tunix", "google-tunix"),
-            Peer("rl_speed", "step", "our_trainer", options=whole),
-            Peer("rl_speed, narrow tail", "step", "our_trainer", options=narrow),
+            *(Peer(name, "step", "our_trainer", options=how) for name, how in ours.items()),
             Peer(
                 "TRL, as it comes",
                 "step",
@@ -126,6 +130,7 @@ STANDARD = Workload(
     ends=32,
     slots=64,
     tails=(32, 16),
+    devices=2,
     rows=32,
 )
 SMALL = Workload(
@@ -138,13 +143,14 @@ SMALL = Workload(
     ends=8,
     slots=4,
     tails=(2,),
+    devices=1,
     rows=4,
 )
 
 
 def standard() -> Workload:
-    """The same on every platform."""
-    return STANDARD
+    """The same work everywhere; on a CPU ours has a device for each of two cores."""
+    return STANDARD if is_cpu() else dataclasses.replace(STANDARD, devices=1)
 
 
 def vocabulary(size: int, ends: int) -> tuple[list[str], list[tuple[str, str]]]:

@@ -1,35 +1,52 @@
-"""`rl_speed.sampling.sample` on the peers' work."""
+"""`rl_speed.sampling.sample_sharded` on the peers' work."""
 
 import jax
 import numpy as np
 from turns import Turns
 
+from rl_speed.mesh import make_mesh
 from rl_speed.policy import decoder, load_hf
-from rl_speed.sampling import SamplerConfig, build_contexts, build_requests, sample
+from rl_speed.runtime.setup import share_processors
+from rl_speed.sampling import SamplerConfig, build_contexts, build_requests, sample_sharded
 
 
 def main(turns: Turns) -> None:
     work, options = turns.work, turns.work["options"]
-    params, model = load_hf(work["model"])
+    shards = options["devices"]
+    share_processors(shards)
+    mesh = make_mesh(data=shards)
+    params, model = load_hf(work["model"], mesh=mesh)
     prompts, samples, policy = np.array(work["prompts"]), work["samples"], decoder(model)
     contexts = build_contexts(list(prompts), *prompts.shape)
     owner = np.repeat(np.arange(len(prompts)), samples)
     index = np.tile(np.arange(samples), len(prompts))
     config = SamplerConfig(
-        options["slots"],
+        options["slots"] // shards,
         work["max_new"],
         end_tokens=tuple(range(work["ends"])),
-        tail_slots=tuple(options["tail_slots"]),
+        tail_slots=tuple(width // shards for width in options["tails"]),
     )
 
-    key = jax.random.key(0)
+    key, capacity = jax.random.key(0), -(-len(owner) // shards)
+    stack = lambda tables: jax.tree.map(lambda *x: np.stack(x), *tables)
+
+    def requests(turn: int, shard: int):
+        mine = owner[shard::shards]
+        return build_requests(
+            mine,
+            mine + turn * len(prompts),
+            index[shard::shards],
+            contexts,
+            capacity,
+            work["max_new"],
+        )
 
     def call(turn: int):
-        requests = build_requests(
-            owner, owner + turn * len(prompts), index, contexts, len(owner), work["max_new"]
-        )
-        drawn = jax.device_get(sample(policy, params, contexts, requests, key, config))
-        return {"tokens": int(drawn.lengths.sum()), "steps": int(drawn.decode_steps)}
+        tables = stack([requests(turn, shard) for shard in range(shards)])
+        pools = stack([contexts] * shards)
+        drawn = sample_sharded(policy, params, pools, tables, key, config, mesh)
+        drawn = jax.device_get(drawn)
+        return {"tokens": int(drawn.lengths.sum()), "steps": int(drawn.decode_steps.max())}
 
     turns.serve(call)
 

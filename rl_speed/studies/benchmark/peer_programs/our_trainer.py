@@ -27,7 +27,7 @@ def settings(work: dict[str, Any], folder: Path) -> Config:
     config.rule.n, config.driver.groups = work["samples"], work["groups"]
     config.driver.screen_prompts = config.driver.buffer_groups = work["groups"]
     config.sampler.max_new, config.sampler.slots = work["max_new"], work["options"]["slots"]
-    config.sampler.tail = work["options"]["tail"]
+    config.sampler.tail, config.mesh.data = work["options"]["tail"], work["options"]["devices"]
     config.reward.verifier = "rl_speed.studies.benchmark.peer_programs.coin:score"
     config.optimizer.learning_rate = 1e-6
     config.training.steps = 1_000_000
@@ -61,7 +61,7 @@ class InTurn(Trainer):
 
 
 def main(turns: Turns) -> None:
-    setup_jax()
+    setup_jax(turns.work["options"]["devices"])
     with tempfile.TemporaryDirectory() as folder:
         trainer = InTurn(turns, Path(folder))
         trainer.begin()
