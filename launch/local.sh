@@ -4,5 +4,7 @@
 # Other runs: CONFIG=configs/embedded.py:rloo WORKDIR=runs/rloo launch/local.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 prepare dev
+# Two cores of a CPU are busy with a device each; an accelerator is one.
+devices=$(python -c 'import os, jax; print(min(2, os.cpu_count()) if jax.default_backend() == "cpu" else 1)')
 exec python experiments/train.py --config="${CONFIG:-configs/embedded.py:speed_rloo}" \
-  --workdir="${WORKDIR:-runs/local}" "$@"
+  --workdir="${WORKDIR:-runs/local}" --config.mesh.data="$devices" "$@"

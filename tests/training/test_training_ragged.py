@@ -148,11 +148,12 @@ def params():
     return jax.jit(init, static_argnums=0)(MODEL, jax.random.key(0))
 
 
-@pytest.mark.parametrize(
-    "loss, aggregation",
-    [(loss, "token_mean") for loss in objectives.LOSSES]
-    + [("ppo", aggregation) for aggregation in AGGREGATIONS if aggregation != "token_mean"],
-)
+# Every loss, and every aggregation under one of them.
+FORMS = [(loss, "token_mean") for loss in objectives.LOSSES]
+FORMS += [("ppo", aggregation) for aggregation in AGGREGATIONS if aggregation != "token_mean"]
+
+
+@pytest.mark.parametrize("loss, aggregation", FORMS)
 def test_gradients_are_those_of_padded_rows(params, loss, aggregation):
     """Several windows, several pieces, rows without a token to train on."""
     batch, advantages = ragged_batch(width=140)
@@ -189,9 +190,18 @@ def test_gradients_are_those_of_padded_rows(params, loss, aggregation):
 
 
 @pytest.mark.parametrize("axes", [dict(data=2), dict(fsdp=2, tensor=2)], ids=str)
-def test_updates_on_a_mesh_are_those_of_one_device(params, axes):
+@pytest.mark.parametrize(
+    "loss, aggregation",
+    [
+        pytest.param(*form, marks=[pytest.mark.slow] * (form != ("ppo", "token_mean")))
+        for form in FORMS
+    ],
+)
+def test_updates_on_a_mesh_are_those_of_one_device(params, loss, aggregation, axes):
     batch, advantages = ragged_batch(width=200)
-    optimizer, config = optax.sgd(1.0), UpdateConfig(groups=4, micro_tokens=300)
+    objective = Objective(loss=loss, aggregation=aggregation, aggregation_constant=7.0)
+    optimizer = optax.sgd(1.0)
+    config = UpdateConfig(groups=4, micro_tokens=300, objective=objective)
     assert len(config.pieces(batch.tokens, make_mesh()).windows) == 3
 
     def moved(mesh):
