@@ -87,8 +87,13 @@ def main(arguments):
     import jaxlib
     import numpy as np
 
+    from rl_speed.mesh import platform_of
+
     module = importlib.import_module(f"rl_speed.studies.benchmark.{name}")
     work = module.SMALL if _SMALL.value else module.standard()
+    if hasattr(work, "model"):
+        model = dataclasses.replace(work.model, platform=platform_of(None))
+        work = dataclasses.replace(work, model=model)
     if name == "peers":
         work = dataclasses.replace(work, environments=_ENVIRONMENTS.value, install=_INSTALL.value)
     numbers = module.run(work, _REPEATS.value, lambda text: print(text, file=sys.stderr))

@@ -4,6 +4,9 @@
         [--config.section.field=value ...]
     python experiments/train.py --config=configs/gsm8k.py --config.mesh.fsdp=4 --dry_run
         (what it will need; starts nothing)
+    python experiments/train.py --config=configs/speed_qwen2p5_math_1p5b.py --config.mesh.fsdp=4
+        --config.model.path=MODEL/config.json --dry_run --target=v5p:2x2x1
+        (for chips that are not here)
     python experiments/train.py --config=configs/ada_qwen3_4b.py
         --config.model.path=MODEL/config.json --dry_run
         (no weights)
@@ -23,6 +26,7 @@ from ml_collections import config_flags
 
 from rl_speed.config import command
 from rl_speed.runtime import entry
+from rl_speed.targets import Target
 
 _CONFIG = config_flags.DEFINE_config_file(
     "config", None, "The experiment: a file in configs/.", lock_config=True
@@ -34,6 +38,12 @@ _RESUME = flags.DEFINE_enum(
 _DRY_RUN = flags.DEFINE_bool(
     "dry_run", False, "Compile everything without allocating; print memory, work and compile times."
 )
+_TARGET = flags.DEFINE_string(
+    "target",
+    None,
+    "--dry_run for chips that are not here, by their own compiler: v5e:2x2, v5p:2x2x1, v6e:4x4. "
+    "In an environment that launch/targets.sh makes.",
+)
 flags.mark_flag_as_required("config")
 
 RENAMED = {"config.training.micro_batch": "config.training.micro_tokens"}
@@ -43,7 +53,12 @@ def main(_):
     config = _CONFIG.value
     if _RESUME.value:
         config.checkpoints.resume = _RESUME.value
-    if _DRY_RUN.value:
+    if _TARGET.value and not _DRY_RUN.value:
+        command.fail("--target goes with --dry_run: for what is not here one can plan, not train")
+    target = Target.parse(_TARGET.value) if _TARGET.value else None
+    if target:
+        target.prepare()
+    elif _DRY_RUN.value:
         # A mesh can be planned on a machine that does not have it. XLA reads this when the first
         # device is asked for.
         devices = config.mesh.data * config.mesh.fsdp * config.mesh.tensor
@@ -59,7 +74,7 @@ def main(_):
     from rl_speed.training.loop import Trainer
 
     if _DRY_RUN.value:
-        print(dry_run(config).text())
+        print(dry_run(config, target).text())
         return
     if not _WORKDIR.value:
         command.fail("--workdir is missing: where should the run be written?")

@@ -52,6 +52,14 @@ def make_mesh(
     return jax.make_mesh(shape, AXES, axis_types=types, devices=devices[:need])
 
 
+def platform_of(mesh: Mesh | None) -> str:
+    """ "cpu", "gpu" or "tpu": what programs on the mesh are compiled for; without a mesh, those on
+    the default device.
+    """
+    device = jax.devices()[0] if mesh is None else mesh.devices.flat[0]
+    return {"cuda": "gpu", "rocm": "gpu"}.get(device.platform, device.platform)
+
+
 def partition_spec(
     mesh: Mesh,
     logical_axes: Sequence[str | None],

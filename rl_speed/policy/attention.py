@@ -65,18 +65,18 @@ class DecodeAttention:
         if min(self.block, self.rows, self.samples) < 1:
             raise ValueError(f"block, rows and samples must be at least 1; got {self}")
 
-    def way(self, positions: int) -> str:
+    def way(self, positions: int, platform: str) -> str:
         """ "dense", "ragged" or "pallas", for a part with room for so many tokens."""
         if self.kind != "auto":
             return self.kind
-        return "ragged" if jax.default_backend() == "cpu" and positions >= AUTO_RAGGED else "dense"
+        return "ragged" if platform == "cpu" and positions >= AUTO_RAGGED else "dense"
 
-    def parts(self, room: int) -> tuple[int, ...]:
+    def parts(self, room: int, platform: str) -> tuple[int, ...]:
         """Positions of each array that a row's cache of `room` positions is held in, one behind the
         other. "ragged" has the first block in an array of its own: a piece of a larger one would be
         copied before it is multiplied.
         """
-        whole = self.way(room) != "ragged" or room <= self.block
+        whole = self.way(room, platform) != "ragged" or room <= self.block
         return (room,) if whole else (self.block, room - self.block)
 
 
@@ -154,10 +154,10 @@ def dense_part(q_SxGxQxK: Array, kv: KV, length_S: Array) -> Part:
     )
 
 
-def pallas_part(q_SxGxQxK: Array, kv: KV, length_S: Array) -> Part:
+def pallas_part(q_SxGxQxK: Array, kv: KV, length_S: Array, platform: str) -> Part:
     """The same by JAX's decode kernel, which reads no position beyond the length.
 
-    Interpreted where there is no GPU.
+    Interpreted on any platform but a GPU.
     """
     from jax.experimental.pallas.ops.gpu.decode_attention import gqa
 
@@ -181,7 +181,7 @@ def pallas_part(q_SxGxQxK: Array, kv: KV, length_S: Array) -> Part:
         sm_scale=1.0,
         block_k=block,
         k_splits=splits,
-        interpret=jax.default_backend() != "gpu",
+        interpret=platform != "gpu",
         return_residuals=True,
         normalize_output=False,
     )
@@ -300,7 +300,7 @@ class Attend:
       settings: static. context_S, context_length_S: i32[S], the row of the context pool and how
         much of it counts.
       held_S: i32[S], tokens of the cache that count, the new one included. active_S: bool[S].
-      contexts, length, room: capacities C, L and M.
+      contexts, length, room: capacities C, L and M. platform: as in `ModelConfig`.
     """
 
     def __init__(
@@ -313,7 +313,9 @@ class Attend:
         contexts: int,
         length: int,
         room: int,
+        platform: str,
     ):
+        self._platform = platform
         self._s, self._context_S, self._context_length_S, self._held_S = (
             settings,
             context_S,
@@ -323,7 +325,7 @@ class Attend:
         slots = held_S.shape[0]
         self._rows = min(settings.rows, slots)
         self._samples = min(settings.samples, slots)
-        if settings.way(length) == "ragged":
+        if settings.way(length, platform) == "ragged":
             self._contexts = plan_contexts(
                 context_S,
                 context_length_S,
@@ -332,8 +334,8 @@ class Attend:
                 min(settings.block, length),
                 self._samples,
             )
-        self._way = settings.way(room)
-        first, *rest = settings.parts(room)
+        self._way = settings.way(room, platform)
+        first, *rest = settings.parts(room, platform)
         if rest:
             behind = jnp.where(active_S, held_S - first, 0)
             self._cache = plan_cache(behind, *rest, min(settings.block, *rest), self._rows)
@@ -353,7 +355,7 @@ class Attend:
         return (both.out / jnp.maximum(both.total, 1.0)).astype(q_SxHxK.dtype).reshape(slots, -1)
 
     def _before(self, q: Array, context: KV) -> Part:
-        way = self._s.way(context.v.shape[2])
+        way = self._s.way(context.v.shape[2], self._platform)
         if way == "ragged":
             return ragged_part(
                 q, context, self._contexts, self._s.block, self._samples, shared=True
@@ -369,4 +371,6 @@ class Attend:
         return found
 
     def _read(self, way: str, q: Array, kv: KV, length_S: Array) -> Part:
-        return (pallas_part if way == "pallas" else dense_part)(q, kv, length_S)
+        if way == "pallas":
+            return pallas_part(q, kv, length_S, self._platform)
+        return dense_part(q, kv, length_S)

@@ -59,6 +59,7 @@ HF_FIELDS: Mapping[str, str] = {
 }
 
 DTYPES = ("float32", "bfloat16")
+PLATFORMS = ("cpu", "gpu", "tpu")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,6 +131,8 @@ class ModelConfig:
       dtype: of activations and of matrix products ("float32" or "bfloat16"). Parameters are kept in
         float32; norms, rotary angles, softmax and logits are float32 either way.
       remat: recompute each layer in the backward pass instead of keeping its activations.
+      platform: what its programs are compiled for ("cpu", "gpu" or "tpu"), which may be another
+        than the one that they are traced on. It decides which kernels are taken.
     """
 
     vocab_size: int
@@ -148,6 +151,7 @@ class ModelConfig:
     max_position: int = 32768
     dtype: str = "float32"
     remat: bool = False
+    platform: str = "cpu"
 
     def __post_init__(self):
         for name in (
@@ -176,29 +180,37 @@ class ModelConfig:
             )
         if self.dtype not in DTYPES:
             raise ValueError(f"model.dtype must be one of {', '.join(DTYPES)}, got {self.dtype!r}")
+        if self.platform not in PLATFORMS:
+            raise ValueError(
+                f"model.platform must be one of {', '.join(PLATFORMS)}, got {self.platform!r}"
+            )
 
     @classmethod
     def from_hf(
-        cls, hf: Mapping[str, Any], dtype: str = "float32", remat: bool = False
+        cls,
+        hf: Mapping[str, Any],
+        dtype: str = "float32",
+        remat: bool = False,
+        platform: str = "cpu",
     ) -> "ModelConfig":
         """The config that computes what transformers computes for this config.json.
 
         Args:
           hf: the parsed config.json, as transformers 4 or 5 write it.
-          dtype, remat: as in the class.
+          dtype, remat, platform: as in the class.
 
         Raises:
           ValueError: for anything this policy would compute differently, with the reason.
         """
         try:
-            return cls._from_hf(hf, dtype, remat)
+            return cls._from_hf(hf, dtype=dtype, remat=remat, platform=platform)
         except (TypeError, AttributeError, ZeroDivisionError) as error:
             raise ValueError(
                 f"config.json has a field of a type or value that it cannot have ({error})"
             ) from None
 
     @classmethod
-    def _from_hf(cls, hf: Mapping[str, Any], dtype: str, remat: bool) -> "ModelConfig":
+    def _from_hf(cls, hf: Mapping[str, Any], **chosen: Any) -> "ModelConfig":
         refuse_unsupported(hf)
         family = FAMILIES[hf["model_type"]]
         missing = [
@@ -225,8 +237,7 @@ class ModelConfig:
             head_dim=head_dim,
             rope_theta=rope_theta(hf),
             rope_scaling=rope_scaling(hf),
-            dtype=dtype,
-            remat=remat,
+            **chosen,
             **family.switches,
         )
 

@@ -174,7 +174,9 @@ def init_cache(
     dtype = jnp.dtype(attention.cache_dtype or config.dtype)
     zeros = lambda *shape: jnp.zeros((slots, config.kv_heads, *shape), dtype)
     part = lambda size: KV(zeros(config.head_dim, size), zeros(size, config.head_dim))
-    return [tuple(map(part, attention.parts(max_new))) for _ in range(config.layers)]
+    return [
+        tuple(map(part, attention.parts(max_new, config.platform))) for _ in range(config.layers)
+    ]
 
 
 def decode(
@@ -195,7 +197,15 @@ def decode(
     at_S = jnp.minimum(suffix_length_S, room - 1)
     with full_precision(config):
         attend = Attend(
-            attention, context_index_S, context_length_S, at_S + 1, active_S, contexts, length, room
+            attention,
+            context_index_S,
+            context_length_S,
+            at_S + 1,
+            active_S,
+            contexts,
+            length,
+            room,
+            config.platform,
         )
         # Once a step: XLA would work out sines again for every layer and head.
         rope = jax.lax.optimization_barrier(rope_angles(context_length_S + suffix_length_S, config))

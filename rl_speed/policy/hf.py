@@ -21,7 +21,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from rl_speed.mesh import TRAIN_RULES
+from rl_speed.mesh import TRAIN_RULES, platform_of
 from rl_speed.policy.config import ModelConfig
 from rl_speed.policy.transformer import Weight, param_shardings, weights
 
@@ -293,8 +293,8 @@ def load_hf(
       directory: with config.json and model.safetensors, or shards with their index; float32,
         bfloat16 or float16.
       mesh: where to put the weights, by `rules`; None leaves them on the default device.
-      dtype, remat: of the returned config; weights are float32 always, and those of half precision
-        exactly what is stored.
+      dtype, remat: of the returned config, whose platform is the mesh's; weights are float32
+        always, and those of half precision exactly what is stored.
 
     Returns:
       (params, config).
@@ -308,7 +308,9 @@ def load_hf(
     directory = Path(directory)
     path = directory / "config.json"
     try:
-        config = ModelConfig.from_hf(read_json(path), dtype=dtype, remat=remat)
+        config = ModelConfig.from_hf(
+            read_json(path), dtype=dtype, remat=remat, platform=platform_of(mesh)
+        )
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
     shards, tree = Shards(directory), weights(config)

@@ -202,11 +202,7 @@ def attention_implementation(config: ModelConfig, masked: bool, length: int) -> 
     pass a mask (which it reads as a bias) needs an even length.
     """
     fits = config.dtype == "bfloat16" and config.head_dim <= 128 and config.head_dim % 8 == 0
-    return (
-        "cudnn"
-        if jax.default_backend() == "gpu" and fits and not (masked and length % 2)
-        else "xla"
-    )
+    return "cudnn" if config.platform == "gpu" and fits and not (masked and length % 2) else "xla"
 
 
 def segment_positions(segment_ids_BxT: Array) -> Array:

@@ -19,7 +19,7 @@ from rl_speed.data import DEFAULT_SPEC, chain
 from rl_speed.data.embedded_tokenizer import END_ID, VOCABULARY, save_tokenizer
 from rl_speed.data.prompts import Prompt
 from rl_speed.data.schemas import Fields
-from rl_speed.mesh import make_mesh, row_shards
+from rl_speed.mesh import make_mesh, platform_of, row_shards
 from rl_speed.policy import (
     ModelConfig,
     abstract_params,
@@ -84,7 +84,7 @@ def explain_out_of_memory(
     m, e = config.model, config.examples
     mesh = make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
     model = (
-        new_model(config)
+        new_model(config, mesh)
         if m.path == EMBEDDED
         else ModelConfig.from_hf(read_json(Path(m.path) / "config.json"))
     )
@@ -124,8 +124,8 @@ def explain_out_of_memory(
     return explain(error, parts, last if workdir or config.data.train else "")
 
 
-def new_model(config: SFTConfig) -> ModelConfig:
-    """The shape of a new embedded policy."""
+def new_model(config: SFTConfig, mesh: Mesh) -> ModelConfig:
+    """The shape of a new embedded policy on the mesh."""
     return ModelConfig(
         vocab_size=len(VOCABULARY),
         width=64,
@@ -137,12 +137,13 @@ def new_model(config: SFTConfig) -> ModelConfig:
         max_position=64,
         dtype=config.model.compute_dtype,
         remat=config.model.remat,
+        platform=platform_of(mesh),
     )
 
 
 def from_nothing(config: SFTConfig, mesh: Mesh) -> Parts:
     """A new policy on demonstrations of the embedded task: never the same one twice."""
-    model, spec, size = new_model(config), DEFAULT_SPEC, config.examples.batch
+    model, spec, size = new_model(config, mesh), DEFAULT_SPEC, config.examples.batch
     with tempfile.TemporaryDirectory() as directory:
         # Through the files, so that training encodes exactly as every later user of the directory.
         save_tokenizer(directory)

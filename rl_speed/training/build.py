@@ -29,7 +29,7 @@ from rl_speed.data.loaders import (
     rows_to_prompts,
 )
 from rl_speed.data.prompts import Prompt, PromptStream
-from rl_speed.mesh import make_mesh, row_shards
+from rl_speed.mesh import make_mesh, platform_of, row_shards
 from rl_speed.objectives import POOL_ADVANTAGES
 from rl_speed.policy import (
     DecodeAttention,
@@ -114,8 +114,9 @@ class Keys:
         return cls(train, evaluate)
 
 
-def build_mesh(config: Config) -> Mesh:
-    return make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
+def build_mesh(config: Config, devices: Sequence[jax.Device] | None = None) -> Mesh:
+    """The mesh that the configuration asks for, of the first of `devices` (None: those here)."""
+    return make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor, devices)
 
 
 def build_policy(config: Config, mesh: Mesh) -> Policy:
@@ -154,7 +155,10 @@ def abstract_policy(config: Config, mesh: Mesh) -> Policy:
     values = read_json(path)
     try:
         model = ModelConfig.from_hf(
-            values, dtype=config.model.compute_dtype, remat=config.model.remat
+            values,
+            dtype=config.model.compute_dtype,
+            remat=config.model.remat,
+            platform=platform_of(mesh),
         )
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None

@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 
 from rl_speed.config import Config
 from rl_speed.mesh import batch_sharding, row_shards
-from rl_speed.policy import num_params
+from rl_speed.policy import ModelConfig, num_params
 from rl_speed.rollout.call_plan import capacities
 from rl_speed.rollout.generate import Generator
 from rl_speed.runtime.out_of_memory import (
@@ -25,6 +25,7 @@ from rl_speed.runtime.out_of_memory import (
     update_parts,
 )
 from rl_speed.sampling import Batch, Prompts, SamplerConfig
+from rl_speed.targets import Chip, Collectives, Target, collectives
 from rl_speed.training import build
 from rl_speed.training.fused import FusedConfig, Table
 from rl_speed.training.split_step import trains_on_prefixes, uses_old_logprobs
@@ -66,6 +67,7 @@ class Program:
       total: XLA's own count of what must be there at once (arguments, outputs and temporaries,
         donated memory once).
       turn_down: fields of the configuration that make it smaller, most effective first.
+      collectives: what devices send each other, by kind.
     """
 
     name: str
@@ -73,6 +75,7 @@ class Program:
     total: int
     compile_s: float
     turn_down: tuple[str, ...]
+    collectives: list[Collectives]
 
     @property
     def rest(self) -> int:
@@ -90,6 +93,7 @@ class DryRun:
       vocabulary: of the policy. end_tokens: what ends a response. tokenizer: whether one was read.
       beside: part -> bytes per device that are held beside every program, in no program's total:
         those of a reference policy.
+      bounds: what -> seconds that it takes at least on the target; see `bounds`.
     """
 
     parameters: int
@@ -104,6 +108,7 @@ class DryRun:
     tokenizer: bool
     pieces: PieceShape
     padding: dict[str, float]
+    bounds: dict[str, float]
 
     def text(self) -> str:
         """The report that people read."""
@@ -125,6 +130,10 @@ class DryRun:
             f"{name:<21} {size_text(size)} per device, beside every program"
             for name, size in self.beside.items()
         ]
+        lines += [
+            f"{name:<21} at least {1e3 * seconds:,.1f} ms by the chip's limits; not measured"
+            for name, seconds in self.bounds.items()
+        ]
         beside = sum(self.beside.values())
         for p in self.programs:
             lines += [
@@ -134,6 +143,11 @@ class DryRun:
             lines += [
                 f"    {part:<30} {size_text(size)}"
                 for part, size in [*p.known.items(), ("activations, workspace", p.rest)]
+            ]
+            lines += [
+                f"    {c.kind:<30} {c.count} of {size_text(c.bytes)} together"
+                + (f", {c.looped} of them inside the decode loop" if c.looped else "")
+                for c in p.collectives
             ]
             if self.limit is not None and p.total + beside > self.limit:
                 lines.append(
@@ -258,9 +272,9 @@ def reference_parts(config: Config, policy: build.Policy) -> dict[str, int]:
     return {"reference policy": device_bytes(policy.params)} if config.objective.kl_coef > 0 else {}
 
 
-def dry_run(config: Config) -> DryRun:
+def dry_run(config: Config, target: Target | None = None) -> DryRun:
     """Compile every program of a run for abstract weights on the mesh that the
-    configuration asks for.
+    configuration asks for: of the devices that are here, or of the target's.
 
     Reads config.json and the tokenizer of the policy, or config.json alone if `config.model.path`
     is that file; neither weights nor data, and allocates nothing on the devices.
@@ -269,7 +283,7 @@ def dry_run(config: Config) -> DryRun:
       ValueError, FileNotFoundError: as the run itself would.
     """
     config = config.validate()
-    mesh = build.build_mesh(config)
+    mesh = build.build_mesh(config, None if target is None else target.devices())
     policy = build.abstract_policy(config, mesh)
     optimizer, settings = build.build_optimizer(config, policy.params), build.update_config(config)
     plan = plan_fused if config.driver.where == "in_loop" else plan_split
@@ -277,16 +291,16 @@ def dry_run(config: Config) -> DryRun:
     for name, lower, known, turn_down in plan(config, policy, mesh, optimizer, settings):
         begin = time.perf_counter()
         compiled = lower().compile()
-        programs.append(
-            Program(name, known, compiled_bytes(compiled), time.perf_counter() - begin, turn_down)
-        )
+        seconds = time.perf_counter() - begin
+        sent = collectives(compiled.as_text())
+        programs.append(Program(name, known, compiled_bytes(compiled), seconds, turn_down, sent))
     device, batch = mesh.devices.flat[0], abstract_batch(config, mesh)
     pieces = settings.pieces(batch.tokens, mesh)
     return DryRun(
         num_params(policy.model),
         mesh.size,
         device.device_kind,
-        (device.memory_stats() or {}).get("bytes_limit"),
+        (device.memory_stats() or {}).get("bytes_limit") if target is None else target.chip.memory,
         describe_work(config),
         programs,
         reference_parts(config, policy),
@@ -295,7 +309,32 @@ def dry_run(config: Config) -> DryRun:
         policy.tokenizer is not None,
         pieces,
         expected_padding(config, pieces, len(batch.rewards) // row_shards(mesh)),
+        {}
+        if target is None
+        else bounds(config, policy.model, programs[0].known, target.chip, mesh),
     )
+
+
+def bounds(
+    config: Config, model: ModelConfig, known: dict[str, int], chip: Chip, mesh: Mesh
+) -> dict[str, float]:
+    """Seconds that the chip's limits leave: of an update of full-length rows by its operations, of
+    a decode step by what it reads, the weights and half of the room for responses.
+
+    Args:
+      known: parts of the program that generates, bytes per device.
+    """
+    rows = config.driver.groups * config.rule.n
+    width = config.data.max_prompt_length + config.sampler.max_new
+    # A product costs two operations a weight and token, its gradients twice that, and what is
+    # computed anew once more. Of attention, scores and sums are products over half of the pairs.
+    times = 8 if model.remat else 6
+    attention = width * model.layers * model.heads * model.head_dim
+    looked_up = 0 if model.tie_embeddings else model.vocab_size * model.width
+    weights = num_params(model) - looked_up
+    operations = times * rows * width * (weights + attention)
+    read = known[f"weights for decoding ({model.dtype})"] + known["KV of responses"] / 2
+    return {"update": operations / (chip.flops * mesh.size), "decode step": read / chip.bandwidth}
 
 
 # Of each program: its name, what lowers it, its known parts, and what to turn down.

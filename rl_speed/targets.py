@@ -1,0 +1,143 @@
+"""Chips that are not here. Their compilers are ordinary packages, which compile for a described
+mesh of them without one: what a program holds there is XLA's own figure for that chip.
+
+`launch/targets.sh` makes an environment with such a compiler; `experiments/train.py --dry_run
+--target=...` asks it.
+"""
+
+import dataclasses
+import math
+import os
+import re
+from collections.abc import Sequence
+
+import jax
+
+
+@dataclasses.dataclass(frozen=True)
+class Chip:
+    """What a chip can do at most, as its maker says.
+
+    Attributes:
+      platform: as in `ModelConfig`. axes: of a topology.
+      flops: bfloat16 operations a second. bandwidth: of its memory, bytes a second. memory: bytes.
+      source: where these stand.
+    """
+
+    platform: str
+    axes: int
+    flops: float
+    bandwidth: float
+    memory: int
+    source: str
+
+
+GIB = 2**30
+CHIPS = {
+    "v5e": Chip("tpu", 2, 197e12, 819e9, 16 * GIB, "cloud.google.com/tpu/docs/v5e"),
+    "v5p": Chip("tpu", 3, 459e12, 2765e9, 95 * GIB, "cloud.google.com/tpu/docs/v5p"),
+    "v6e": Chip("tpu", 2, 918e12, 1640e9, 32 * GIB, "cloud.google.com/tpu/docs/v6e"),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """Chips of one kind in a topology: "v5p:2x2x1"."""
+
+    name: str
+    chip: Chip
+    shape: tuple[int, ...]
+
+    @classmethod
+    def parse(cls, text: str) -> "Target":
+        """Raises ValueError, with what there is."""
+        name, _, shape = text.removeprefix("tpu-").partition(":")
+        if name not in CHIPS:
+            raise ValueError(f"--target={text}: no such chip; there are {', '.join(CHIPS)}")
+        chip = CHIPS[name]
+        if not re.fullmatch("x".join([r"[1-9]\d*"] * chip.axes), shape):
+            example = "x".join("2" * chip.axes)
+            raise ValueError(
+                f"--target={text}: {name} wants {chip.axes} axes, such as {name}:{example}"
+            )
+        return cls(name, chip, tuple(map(int, shape.split("x"))))
+
+    @property
+    def size(self) -> int:
+        """Chips."""
+        return math.prod(self.shape)
+
+    def prepare(self) -> None:
+        """Have JAX and the compiler ask for no machine around them. Before JAX is used."""
+        jax.config.update("jax_platforms", "cpu")
+        os.environ["TPU_SKIP_MDS_QUERY"] = "1"
+        os.environ["TPU_ACCELERATOR_TYPE"] = "v5litepod-4"
+        os.environ["TPU_WORKER_HOSTNAMES"] = "localhost"
+
+    def devices(self) -> Sequence[jax.Device]:
+        """Described devices: programs compile for them, and nothing runs.
+
+        Raises ValueError: the compiler is not installed, or refuses the topology.
+        """
+        from jax.experimental import topologies
+
+        more = {}
+        if self.size == 1:  # else a host has four chips
+            more["chips_per_host_bounds"] = (1, 1, 1)
+        name = f"{self.name}:{'x'.join(map(str, self.shape))}"
+        try:
+            return topologies.get_topology_desc(name, self.chip.platform, **more).devices
+        except Exception as error:
+            said = str(error).strip().splitlines()[0]
+            raise ValueError(
+                f"--target={name}: its compiler cannot be asked here ({said}). "
+                f"`launch/targets.sh {self.chip.platform}` makes an environment that has it"
+            ) from None
+
+
+COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "collective-permute", "all-to-all")
+BITS = {"pred": 8, "bf16": 16, "f16": 16, "f32": 32, "f64": 64}
+_COLLECTIVE = re.compile(rf"= (\(.*?\)|\S+) ({'|'.join(COLLECTIVES)})(?:-start)?\(")
+_ARRAY = re.compile(r"\b([a-z]+\d*)\[([\d,]*)\]")
+
+
+@dataclasses.dataclass(frozen=True)
+class Collectives:
+    """Of one kind in a program's text, each counted once, however often its loop runs.
+
+    `bytes`: of their results, per device. `looped`: how many stand inside the decode loop.
+    """
+
+    kind: str
+    count: int
+    bytes: int
+    looped: int
+
+
+def collectives(text: str, loop: str = "_loop/while/body") -> list[Collectives]:
+    """What a compiled program's text has of them, largest first.
+
+    Args:
+      loop: part of the names of operations inside the decode loops.
+    """
+    found: dict[str, list[tuple[int, bool]]] = {}
+    for line in text.splitlines():
+        if match := _COLLECTIVE.search(line):
+            sizes = [
+                math.prod(map(int, filter(None, shape.split(",")))) * bits_of(kind) // 8
+                for kind, shape in _ARRAY.findall(match[1])
+            ]
+            # One that is started gives its operand beside its result.
+            found.setdefault(match[2], []).append((max(sizes, default=0), loop in line))
+    kinds = [
+        Collectives(
+            kind, len(each), sum(size for size, _ in each), sum(inside for _, inside in each)
+        )
+        for kind, each in found.items()
+    ]
+    return sorted(kinds, key=lambda c: -c.bytes)
+
+
+def bits_of(kind: str) -> int:
+    """Of a number of XLA's type: bf16, s32, f8e4m3."""
+    return BITS.get(kind) or int(re.search(r"\d+", kind)[0])

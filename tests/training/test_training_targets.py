@@ -1,0 +1,120 @@
+"""Dry runs for chips that are not here."""
+
+import dataclasses
+import importlib.util
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+from rl_speed.config import presets
+from rl_speed.mesh import make_mesh, platform_of
+from rl_speed.policy import ModelConfig, abstract_params
+from rl_speed.targets import CHIPS, Collectives, Target, collectives
+from rl_speed.training.dry_run import bounds, dry_run
+
+TEXT = """
+  %a = bf16[8,128]{1,0} all-gather(%x), metadata={op_name="jit(f)/policy/layers"}
+  %b = (f32[4]{0}, f32[16]{0}) all-gather-start(%y), metadata={op_name="decode_loop/while/body/h"}
+  %c = f32[16]{0} all-gather-done(%b), metadata={op_name="decode_loop/while/body/h"}
+  %d = pred[] all-reduce(%z), to_apply=%or
+  %e = f32[1,2]{1,0} add(%a, %all-reduce.1)
+"""
+
+
+def test_collectives_are_read_off_a_programs_text():
+    assert collectives(TEXT) == [
+        Collectives("all-gather", 2, 2 * 8 * 128 + 4 * 16, 1),
+        Collectives("all-reduce", 1, 1, 0),
+    ]
+
+
+def test_collectives_of_a_real_program():
+    mesh = make_mesh(data=2)
+    rows = NamedSharding(mesh, PartitionSpec("data"))
+    whole = NamedSharding(mesh, PartitionSpec())
+    total = jax.jit(lambda x: x.sum(0), in_shardings=rows, out_shardings=whole)
+    text = total.lower(jnp.ones((4, 3))).compile().as_text()
+    assert collectives(text) == [Collectives("all-reduce", 1, 12, 0)]
+
+
+def test_a_target_is_a_chip_and_its_topology():
+    target = Target.parse("tpu-v5p:2x2x1")
+    assert (target.name, target.shape, target.size) == ("v5p", (2, 2, 1), 4)
+    assert Target.parse("v6e:4x4").chip is CHIPS["v6e"]
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("v9:2x2", "no such chip; there are v5e, v5p, v6e"),
+        ("v5p:2x2", "v5p wants 3 axes, such as v5p:2x2x2"),
+        ("v5e:0x2", "v5e wants 2 axes"),
+        ("v5e", "v5e wants 2 axes"),
+    ],
+)
+def test_what_is_no_target_is_refused(text, message):
+    with pytest.raises(ValueError, match=message):
+        Target.parse(text)
+
+
+def test_a_model_says_what_it_is_compiled_for():
+    assert platform_of(make_mesh()) == "cpu" == platform_of(None)
+    shape = dict(vocab_size=4, width=4, layers=1, heads=1, kv_heads=1, head_dim=4, mlp_width=4)
+    with pytest.raises(ValueError, match="model.platform must be one of cpu, gpu, tpu"):
+        ModelConfig(**shape, platform="cuda")
+
+
+def test_bounds_are_operations_and_bytes_by_the_chips_limits():
+    config = presets.embedded("rloo")
+    config.data.max_prompt_length, config.sampler.max_new = 24, 40
+    model = ModelConfig(
+        vocab_size=8,
+        width=4,
+        layers=2,
+        heads=2,
+        kv_heads=1,
+        head_dim=2,
+        mlp_width=4,
+        tie_embeddings=False,
+    )
+    chip = dataclasses.replace(CHIPS["v5e"], flops=1e6, bandwidth=1e3)
+    known = {"weights for decoding (float32)": 3000, "KV of responses": 4000}
+    found = bounds(config, model, known, chip, make_mesh(data=2))
+    assert found["decode step"] == 5.0
+    # By hand: 6 operations a weight and token, and of attention 2 products (scores and sums) of
+    # 2 operations over half of the 64 x 64 pairs, heads x head_dim = 4 wide, in 2 layers, 3 times.
+    # Embeddings are looked up, not multiplied.
+    tokens, weights = 384 * 64, sum(x.size for x in jax.tree.leaves(abstract_params(model))) - 8 * 4
+    attention = 384 * 2 * (64 * 64 / 2) * 4 * 2 * 2 * 3
+    assert found["update"] == pytest.approx((6 * tokens * weights + attention) / 2e6)
+
+
+def test_a_dry_run_says_what_devices_send_each_other():
+    config = presets.tiny(presets.embedded("rloo"))
+    config.mesh.data = 2
+    text = dry_run(config).text()
+    assert "all-reduce" in text and "inside the decode loop" not in text
+    assert "a bound from the chip's limits" not in text
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("libtpu") is not None, reason="a TPU's compiler is installed here"
+)
+def test_a_compiler_that_is_not_there_is_named(launch):
+    done = launch(
+        "experiments/train.py",
+        "--config=configs/embedded.py",
+        "--dry_run",
+        "--target=v5p:2x2x1",
+        "--config.mesh.fsdp=4",
+    )
+    assert done.returncode == 2
+    assert "`launch/targets.sh tpu` makes an environment that has it" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_target_is_for_dry_runs(launch):
+    done = launch("experiments/train.py", "--config=configs/embedded.py", "--target=v5p:2x2x1")
+    assert done.returncode == 2 and "--target goes with --dry_run" in done.stderr
