@@ -4,7 +4,7 @@ nothing is allocated.
 
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -75,7 +75,7 @@ class Program:
     total: int
     compile_s: float
     turn_down: tuple[str, ...]
-    collectives: list[Collectives]
+    collectives: Sequence[Collectives] = ()
 
     @property
     def rest(self) -> int:
