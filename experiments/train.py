@@ -19,6 +19,7 @@ Hugging Face directory).
 """
 
 import os
+import sys
 from pathlib import Path
 
 from absl import flags
@@ -74,7 +75,7 @@ def main(_):
     from rl_speed.training.loop import Trainer
 
     if _DRY_RUN.value:
-        print(dry_run(config, target).text())
+        print(dry_run(config, target, lambda text: print(text, file=sys.stderr)).text())
         return
     if not _WORKDIR.value:
         command.fail("--workdir is missing: where should the run be written?")

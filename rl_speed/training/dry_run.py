@@ -272,12 +272,15 @@ def reference_parts(config: Config, policy: build.Policy) -> dict[str, int]:
     return {"reference policy": device_bytes(policy.params)} if config.objective.kl_coef > 0 else {}
 
 
-def dry_run(config: Config, target: Target | None = None) -> DryRun:
+def dry_run(
+    config: Config, target: Target | None = None, say: Callable[[str], Any] = lambda text: None
+) -> DryRun:
     """Compile every program of a run for abstract weights on the mesh that the
     configuration asks for: of the devices that are here, or of the target's.
 
     Reads config.json and the tokenizer of the policy, or config.json alone if `config.model.path`
-    is that file; neither weights nor data, and allocates nothing on the devices.
+    is that file; neither weights nor data, and allocates nothing on the devices. `say` is told what
+    is being compiled, which for an accelerator may take minutes.
 
     Raises:
       ValueError, FileNotFoundError: as the run itself would.
@@ -289,6 +292,7 @@ def dry_run(config: Config, target: Target | None = None) -> DryRun:
     plan = plan_fused if config.driver.where == "in_loop" else plan_split
     programs = []
     for name, lower, known, turn_down in plan(config, policy, mesh, optimizer, settings):
+        say(f"compiling {name}")
         begin = time.perf_counter()
         compiled = lower().compile()
         seconds = time.perf_counter() - begin
