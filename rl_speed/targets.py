@@ -99,6 +99,9 @@ COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "collective-permute
 BITS = {"pred": 8, "bf16": 16, "f16": 16, "f32": 32, "f64": 64}
 _COLLECTIVE = re.compile(rf"= (\(.*?\)|\S+) ({'|'.join(COLLECTIVES)})(?:-start)?\(")
 _ARRAY = re.compile(r"\b([a-z]+\d*)\[([\d,]*)\]")
+# A TPU's compiler has a reduce-scatter as a function in which an all-reduce is sliced.
+_FUNCTION = re.compile(r"^(?:ENTRY )?%(\S+) \(.*\) -> (.*) \{$")
+_SCATTER = "all-reduce-scatter"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,14 +124,20 @@ def collectives(text: str, loop: str = "_loop/while/body") -> list[Collectives]:
       loop: part of the names of operations inside the decode loops.
     """
     found: dict[str, list[tuple[int, bool]]] = {}
+    function, gives = "", ""
     for line in text.splitlines():
+        if match := _FUNCTION.match(line):
+            function, gives = match[1], match[2]
         if match := _COLLECTIVE.search(line):
+            result, kind = match[1], match[2]
+            if kind == "all-reduce" and function.startswith(_SCATTER):
+                result, kind = gives, "reduce-scatter"
             sizes = [
-                math.prod(map(int, filter(None, shape.split(",")))) * bits_of(kind) // 8
-                for kind, shape in _ARRAY.findall(match[1])
+                math.prod(map(int, filter(None, shape.split(",")))) * bits_of(number) // 8
+                for number, shape in _ARRAY.findall(result)
             ]
             # One that is started gives its operand beside its result.
-            found.setdefault(match[2], []).append((max(sizes, default=0), loop in line))
+            found.setdefault(kind, []).append((max(sizes, default=0), loop in line))
     kinds = [
         Collectives(
             kind, len(each), sum(size for size, _ in each), sum(inside for _, inside in each)

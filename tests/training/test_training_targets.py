@@ -15,6 +15,12 @@ from rl_speed.targets import CHIPS, Collectives, Target, collectives
 from rl_speed.training.dry_run import bounds, dry_run
 
 TEXT = """
+%all-reduce-scatter.1 (p: f32[64,4]) -> f32[16,4] {
+  %r = f32[64,4]{1,0} all-reduce(%p), to_apply=%add
+  ROOT %s = f32[16,4]{1,0} dynamic-slice(%r, %i, %j)
+}
+
+ENTRY %main (x: bf16[2,128]) -> f32[] {
   %a = bf16[8,128]{1,0} all-gather(%x), metadata={op_name="jit(f)/policy/layers"}
   %b = (f32[4]{0}, f32[16]{0}) all-gather-start(%y), metadata={op_name="decode_loop/while/body/h"}
   %c = f32[16]{0} all-gather-done(%b), metadata={op_name="decode_loop/while/body/h"}
@@ -26,6 +32,7 @@ TEXT = """
 def test_collectives_are_read_off_a_programs_text():
     assert collectives(TEXT) == [
         Collectives("all-gather", 2, 2 * 8 * 128 + 4 * 16, 1),
+        Collectives("reduce-scatter", 1, 4 * 16 * 4, 0),
         Collectives("all-reduce", 1, 1, 0),
     ]
 
