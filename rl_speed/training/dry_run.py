@@ -330,13 +330,12 @@ def bounds(
     """
     rows = config.driver.groups * config.rule.n
     width = config.data.max_prompt_length + config.sampler.max_new
-    # A product costs two operations a weight and token, its gradients twice that, and what is
-    # computed anew once more. Of attention, scores and sums are products over half of the pairs.
-    times = 8 if model.remat else 6
+    # A product costs two operations a weight and token, its gradients twice that; what is computed
+    # anew is our choice. Of attention, scores and sums are products over half of the pairs.
     attention = width * model.layers * model.heads * model.head_dim
     looked_up = 0 if model.tie_embeddings else model.vocab_size * model.width
     weights = num_params(model) - looked_up
-    operations = times * rows * width * (weights + attention)
+    operations = 6 * rows * width * (weights + attention)
     read = known[f"weights for decoding ({model.dtype})"] + known["KV of responses"] / 2
     return {"update": operations / (chip.flops * mesh.size), "decode step": read / chip.bandwidth}
 

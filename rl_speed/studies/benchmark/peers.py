@@ -422,12 +422,9 @@ def table(numbers: Mapping[str, Any]) -> str:
                 f"  {p['name']:34}{p['version']:>10}{p['seconds']:10.1f}{p['tokens_per_s']:11,.0f}"
                 f"{min(each):10,.0f}{max(each):10,.0f}{ours / p['tokens_per_s']:11.2f}x"
             )
-            if "update" in p["turns"][0]:
-                of = lambda key: float(np.median([t[key] for t in p["turns"]]))
-                lines.append(
-                    f"    of which generation {of('generation'):.1f} s, update "
-                    f"{of('update'):.1f} s; tokens computed / held {of('padding'):.2f}"
-                )
+            if "padding" in p["turns"][0]:
+                padding = float(np.median([t["padding"] for t in p["turns"]]))
+                lines.append(f"    tokens computed in an update / held {padding:.2f}")
         lines += [
             f"  {a['name']:34}absent: {a['why']}" for a in numbers["absent"] if a["kind"] == kind
         ]

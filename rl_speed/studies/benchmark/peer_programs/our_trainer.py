@@ -53,8 +53,6 @@ class InTurn(Trainer):
         self.turns.answer(
             seconds=time.perf_counter() - self.begun,
             tokens=int(record["generated_tokens"]),
-            update=record["time/update"],
-            generation=record["time/generate"],
             padding=record["padding"],
         )
         self.begin()
