@@ -4,7 +4,8 @@ Mesh axes: `data` (copies of the weights, different rows), `fsdp` (rows split, w
 gathered for use), `tensor` (weights split inside a layer).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -58,6 +59,45 @@ def platform_of(mesh: Mesh | None) -> str:
     """
     device = jax.devices()[0] if mesh is None else mesh.devices.flat[0]
     return {"cuda": "gpu", "rocm": "gpu"}.get(device.platform, device.platform)
+
+
+def own_axes(mesh: Mesh) -> set[str]:
+    """The axes of programs that each row shard runs for itself: `ROWS`, and `tensor` too where it
+    has one device. Where it has several it is left to the partitioner, and a kernel's caller takes
+    it by `over_tensor`: kernels, those of libraries included, run where every axis is a program's
+    own.
+    """
+    return set(AXES) if mesh.shape["tensor"] == 1 else set(ROWS)
+
+
+def over_tensor(function: Callable, split: Sequence[int | None], out: Any, *args: Any) -> Any:
+    """function(*args), run by each device of `tensor` for its part of the heads.
+
+    Outside of a program of row shards, and where `tensor` is no axis of the partitioner, the
+    function gets all of them.
+
+    Args:
+      split: for each argument, a pytree, the axis of its arrays' heads; None for what all devices
+        read whole. out: that of the result, or a tuple for each of several.
+
+    Heads that `tensor` does not divide are computed by every device.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or "tensor" not in mesh.auto_axes:
+        return function(*args)
+    size = mesh.shape["tensor"]
+    heads = [
+        x.shape[a] for arg, a in zip(args, split) if a is not None for x in jax.tree.leaves(arg)
+    ]
+    whole = any(n % size for n in heads)
+    spec = lambda a: PartitionSpec(*(() if whole or a is None else ([None] * a + ["tensor"])))
+    return jax.shard_map(
+        function,
+        in_specs=tuple(map(spec, split)),
+        out_specs=tuple(map(spec, out)) if isinstance(out, tuple) else spec(out),
+        axis_names={"tensor"},
+        check_vma=False,
+    )(*args)
 
 
 def partition_spec(

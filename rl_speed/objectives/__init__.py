@@ -18,7 +18,7 @@ from rl_speed.objectives.advantages import (
 )
 from rl_speed.objectives.batch_loss import AGGREGATIONS, CORRECTIONS, policy_loss, token_weights
 from rl_speed.objectives.divergences import KL_KINDS, kl
-from rl_speed.objectives.loss_metrics import merge_metrics, summarise_metrics
+from rl_speed.objectives.loss_metrics import merge_metrics, reduce_metrics, summarise_metrics
 from rl_speed.objectives.losses import (
     LOSSES,
     LossFn,
@@ -62,6 +62,7 @@ __all__ = [
     "kl",
     "kl_shaped_rewards",
     "merge_metrics",
+    "reduce_metrics",
     "overlong_penalty",
     "policy_loss",
     "pool_advantages",

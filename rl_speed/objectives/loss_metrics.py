@@ -1,5 +1,6 @@
 """Metrics of a loss that add up over micro-batches."""
 
+import jax
 import jax.numpy as jnp
 
 
@@ -22,6 +23,14 @@ def merge_metrics(first, *others):
             for name, value in first.items()
         }
     return first
+
+
+def reduce_metrics(metrics, axes):
+    """`merge_metrics` of those of all devices along mesh axes, inside of `jax.shard_map`."""
+    return {
+        name: (jax.lax.pmax if name.startswith("max/") else jax.lax.psum)(value, axes)
+        for name, value in metrics.items()
+    }
 
 
 def summarise_metrics(metrics):

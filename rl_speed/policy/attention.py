@@ -9,8 +9,9 @@ up to rounding:
 - "ragged" reads the first block of all rows as it lies, since every busy row holds some of it, and
   loops over what else is held: of the cache, later blocks by the rows that have come so far; of the
   contexts, each block once for several samples of it. Cost follows the tokens held. Plain XLA.
-- "pallas" is JAX's own GPU decode kernel, which reads each row up to its length. Contexts are
-  gathered for it.
+- "pallas" is a kernel that reads each row up to its length: on TPUs ours (`decode_kernel.py`),
+  which reads a context once for several samples of it; elsewhere JAX's own for GPUs, for which
+  contexts are gathered.
 
 Shape letters: S slots, H query heads, G key/value heads, Q = H / G, K head_dim, C contexts, L
 context tokens, M cache positions, W rows attended together, B tokens of a block.
@@ -22,11 +23,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from rl_speed.mesh import over_tensor
+from rl_speed.policy import decode_kernel
+from rl_speed.policy.config import ModelConfig
+from rl_speed.policy.decode_kernel import MASKED
+
 Array = jax.Array
 
-# Low enough to vanish from any softmax, and finite, so that a fully masked part gives zeros
-# and no NaN.
-MASKED = -1e30
 # From here on loops pay on a CPU (`bench.py decode`, `bench.py sampler`).
 AUTO_RAGGED = 64
 KINDS = ("auto", "dense", "ragged", "pallas")
@@ -65,38 +68,74 @@ class DecodeAttention:
         if min(self.block, self.rows, self.samples) < 1:
             raise ValueError(f"block, rows and samples must be at least 1; got {self}")
 
-    def way(self, positions: int, platform: str) -> str:
+    def way(self, positions: int, model: ModelConfig) -> str:
         """ "dense", "ragged" or "pallas", for a part with room for so many tokens."""
         if self.kind != "auto":
             return self.kind
-        return "ragged" if platform == "cpu" and positions >= AUTO_RAGGED else "dense"
+        if model.platform == "tpu" and decode_kernel.fits(model):
+            return "pallas"
+        return "ragged" if model.platform == "cpu" and positions >= AUTO_RAGGED else "dense"
 
-    def parts(self, room: int, platform: str) -> tuple[int, ...]:
+    def on_tpu(self, model: ModelConfig) -> bool:
+        """Whether it is the TPU's kernel that attends, to contexts and cache at once."""
+        return model.platform == "tpu" and self.way(0, model) == "pallas"
+
+    def parts(self, room: int, model: ModelConfig) -> tuple[int, ...]:
         """Positions of each array that a row's cache of `room` positions is held in, one behind the
         other. "ragged" has the first block in an array of its own: a piece of a larger one would be
         copied before it is multiplied.
         """
-        whole = self.way(room, platform) != "ragged" or room <= self.block
+        if self.on_tpu(model):
+            return (room + -room % decode_kernel.block_of(room),)
+        whole = self.way(room, model) != "ragged" or room <= self.block
         return (room,) if whole else (self.block, room - self.block)
+
+    def lay(self, k: Array, v: Array, model: ModelConfig) -> "KV":
+        """Keys and values [C, L, G, K] of whole contexts, as they are read from."""
+        contexts, length, *_ = k.shape
+        k, v = (x.astype(self.cache_dtype or x.dtype) for x in (k, v))
+        if self.on_tpu(model):
+            pad = (0, 0), (0, self.parts(length, model)[0] - length), (0, 0)
+            return KV(*(jnp.pad(x.reshape(contexts, length, -1), pad) for x in (k, v)))
+        turned = self.way(length, model) != "pallas"
+        return KV(k.transpose((0, 2, 3, 1) if turned else (0, 2, 1, 3)), v.transpose(0, 2, 1, 3))
+
+    def empty(self, slots: int, room: int, model: ModelConfig) -> "Cache":
+        """One layer's cache, of `room` positions a row."""
+        dtype = jnp.dtype(self.cache_dtype or model.dtype)
+        if self.on_tpu(model):
+            shape = slots, *self.parts(room, model), model.kv_heads * model.head_dim
+            return (KV(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)),)
+        zeros = lambda *shape: jnp.zeros((slots, model.kv_heads, *shape), dtype)
+        turned = self.way(room, model) != "pallas"
+        keys = lambda size: (model.head_dim, size) if turned else (size, model.head_dim)
+        return tuple(
+            KV(zeros(*keys(size)), zeros(size, model.head_dim)) for size in self.parts(room, model)
+        )
 
 
 class KV(NamedTuple):
     """Keys (rotated) and values of one layer: k [rows, G, K, positions], v [rows, G, positions, K].
 
     Each lies as its product wants it, scores over positions and sums over K: a CPU turns any other
-    matrix around before every product.
+    matrix around before every product. A kernel ("pallas") wants both alike: JAX's for GPUs as
+    [rows, G, positions, K], ours for TPUs as [rows, positions, G * K].
     """
 
     k: Array
     v: Array
+
+    @property
+    def positions(self) -> int:
+        return self.v.shape[-2]
 
 
 # One layer's keys and values of the rows, in `DecodeAttention.parts`.
 Cache = tuple[KV, ...]
 
 
-def write(cache: Cache, k_SxGxK: Array, v_SxGxK: Array, at_S: Array) -> Cache:
-    """The cache with one more token a row, at position `at_S`."""
+def write(cache: Cache, k_SxGxK: Array, v_SxGxK: Array, at_S: Array, turned: bool = True) -> Cache:
+    """The cache with one more token a row, at position `at_S`; `turned`: keys lie as `KV` says."""
     row_S, start, written = jnp.arange(len(at_S)), 0, []
     for part in cache:
         size = part.v.shape[2]
@@ -105,9 +144,8 @@ def write(cache: Cache, k_SxGxK: Array, v_SxGxK: Array, at_S: Array) -> Cache:
         put = lambda place, new: place.set(
             new.astype(part.v.dtype), mode="drop", unique_indices=True, indices_are_sorted=True
         )
-        written.append(
-            KV(put(part.k.at[row_S, :, :, at], k_SxGxK), put(part.v.at[row_S, :, at], v_SxGxK))
-        )
+        keys = part.k.at[row_S, :, :, at] if turned else part.k.at[row_S, :, at]
+        written.append(KV(put(keys, k_SxGxK), put(part.v.at[row_S, :, at], v_SxGxK)))
         start += size
     return tuple(written)
 
@@ -154,10 +192,10 @@ def dense_part(q_SxGxQxK: Array, kv: KV, length_S: Array) -> Part:
     )
 
 
-def pallas_part(q_SxGxQxK: Array, kv: KV, length_S: Array, platform: str) -> Part:
-    """The same by JAX's decode kernel, which reads no position beyond the length.
+def gpu_part(q_SxGxQxK: Array, kv: KV, length_S: Array, platform: str) -> Part:
+    """The same by JAX's decode kernel for GPUs, which reads no position beyond the length.
 
-    Interpreted on any platform but a GPU.
+    Interpreted on any other platform.
     """
     from jax.experimental.pallas.ops.gpu.decode_attention import gqa
 
@@ -170,12 +208,11 @@ def pallas_part(q_SxGxQxK: Array, kv: KV, length_S: Array, platform: str) -> Par
         )
     splits = next(n for n in (16, 8, 4, 2, 1) if positions % (16 * n) == 0)
     block = next(n for n in (128, 64, 32, 16) if positions // splits % n == 0)
-    # The kernel undoes it: no copy is made of values. Keys are turned, unless the compiler has laid
-    # the cache out that way.
+    # The kernel undoes it: no copy is made.
     heads_last = lambda x: jnp.swapaxes(x, 1, 2)
     out, (total, top) = gqa(
         q_SxGxQxK.reshape(slots, groups * per_group, width).astype(kv.k.dtype),
-        heads_last(jnp.swapaxes(kv.k, 2, 3)),
+        heads_last(kv.k),
         heads_last(kv.v),
         kv_seq_len=length_S,
         sm_scale=1.0,
@@ -297,80 +334,110 @@ class Attend:
     what depends on lengths alone is worked out once.
 
     Args:
-      settings: static. context_S, context_length_S: i32[S], the row of the context pool and how
-        much of it counts.
-      held_S: i32[S], tokens of the cache that count, the new one included. active_S: bool[S].
-      contexts, length, room: capacities C, L and M. platform: as in `ModelConfig`.
+      settings, model: static. context_S, context_length_S: i32[S], the row of the context pool and
+        how much of it counts.
+      at_S: i32[S], where in the cache the token goes that is decoded. active_S: bool[S].
+      contexts, length, room: capacities C, L and M.
     """
 
     def __init__(
         self,
         settings: DecodeAttention,
+        model: ModelConfig,
         context_S: Array,
         context_length_S: Array,
-        held_S: Array,
+        at_S: Array,
         active_S: Array,
         contexts: int,
         length: int,
         room: int,
-        platform: str,
     ):
-        self._platform = platform
-        self._s, self._context_S, self._context_length_S, self._held_S = (
-            settings,
-            context_S,
-            context_length_S,
-            held_S,
-        )
-        slots = held_S.shape[0]
-        self._rows = min(settings.rows, slots)
-        self._samples = min(settings.samples, slots)
-        if settings.way(length, platform) == "ragged":
-            self._contexts = plan_contexts(
+        self._s, self._model = settings, model
+        self._rows, self._samples = (min(n, len(at_S)) for n in (settings.rows, settings.samples))
+        self._context_way, self._way = settings.way(length, model), settings.way(room, model)
+        if settings.on_tpu(model):
+            self._plans = decode_kernel.make_items(
                 context_S,
                 context_length_S,
+                at_S + 1,
                 active_S,
                 contexts,
-                min(settings.block, length),
+                length,
+                room,
                 self._samples,
             )
-        self._way = settings.way(room, platform)
-        first, *rest = settings.parts(room, platform)
+            return
+        # What is read of contexts, of the cache's first part, and of the one behind it.
+        of_contexts, behind = (context_S, context_length_S), None
+        if self._context_way == "ragged":
+            block = min(settings.block, length)
+            of_contexts = plan_contexts(
+                context_S, context_length_S, active_S, contexts, block, self._samples
+            )
+        first, *rest = settings.parts(room, model)
         if rest:
-            behind = jnp.where(active_S, held_S - first, 0)
-            self._cache = plan_cache(behind, *rest, min(settings.block, *rest), self._rows)
+            held_S = jnp.where(active_S, at_S + 1 - first, 0)
+            behind = plan_cache(held_S, *rest, min(settings.block, *rest), self._rows)
+        self._plans = of_contexts, at_S, behind
 
-    def __call__(self, q_SxHxK: Array, context: KV, cache: Cache) -> Array:
-        """[S, H * K] in q's dtype, of rotated queries and one layer's KV: `context` of C rows and L
-        positions, `cache` of S and M.
+    def __call__(
+        self, q_SxHxK: Array, k_SxGxK: Array, v_SxGxK: Array, context: KV, cache: Cache
+    ) -> tuple[Array, Cache]:
+        """([S, H * K] in q's dtype, the cache with the new keys and values), of one layer.
+
+        Args:
+          q_SxHxK, k_SxGxK, v_SxGxK: of the token, rotated. context: of C rows and L positions.
+            cache: of S and M.
+
+        Heads are split over `tensor`.
         """
-        slots, _, width = q_SxHxK.shape
-        q = q_SxHxK.reshape(slots, context.v.shape[1], -1, width) * width**-0.5
+        tpu = self._s.on_tpu(self._model)
+        kv = 2 if tpu else 1
+        out, cache = over_tensor(
+            self._on_tpu if tpu else self._attend,
+            (1, 1, 1, kv, kv, None),
+            (1, kv),
+            q_SxHxK,
+            k_SxGxK,
+            v_SxGxK,
+            context,
+            cache,
+            self._plans,
+        )
+        return out.reshape(len(out), -1), cache
+
+    def _on_tpu(self, q, k, v, context, cache, items):
+        slots, heads, width = q.shape
+        q = q.reshape(slots, -1, heads // k.shape[1], width) * width**-0.5
+        (own,) = cache
+        out, own = decode_kernel.attend(q, k, v, context, own, items, self._model.interpret)
+        return out.reshape(slots, heads, width), (KV(*own),)
+
+    def _attend(self, q, k, v, context, cache, plans):
+        slots, heads, width = q.shape
+        q = q.reshape(slots, k.shape[1], -1, width) * width**-0.5
+        of_contexts, at_S, behind = plans
+        cache = write(cache, k, v, at_S, turned=self._way != "pallas")
         with jax.named_scope("context"):
-            before = self._before(q, context)
+            before = self._before(q, context, of_contexts)
         with jax.named_scope("suffix"):
-            after = self._after(q, *cache)
+            after = self._read(self._way, q, cache[0], at_S + 1)
+            for part in cache[1:]:
+                more = ragged_part(q, part, behind, self._s.block, self._rows, shared=False)
+                after = combine(after, more)
         both = combine(before, after)
         # A row that sees any token has a total of at least one; an idle row may see none.
-        return (both.out / jnp.maximum(both.total, 1.0)).astype(q_SxHxK.dtype).reshape(slots, -1)
+        out = both.out / jnp.maximum(both.total, 1.0)
+        return out.astype(k.dtype).reshape(slots, heads, width), cache
 
-    def _before(self, q: Array, context: KV) -> Part:
-        way = self._s.way(context.v.shape[2], self._platform)
-        if way == "ragged":
-            return ragged_part(
-                q, context, self._contexts, self._s.block, self._samples, shared=True
-            )
-        gathered = KV(context.k[self._context_S], context.v[self._context_S])
-        return self._read(way, q, gathered, self._context_length_S)
-
-    def _after(self, q: Array, first: KV, *rest: KV) -> Part:
-        found = self._read(self._way, q, first, self._held_S)
-        for part in rest:
-            behind = ragged_part(q, part, self._cache, self._s.block, self._rows, shared=False)
-            found = combine(found, behind)
-        return found
+    def _before(self, q: Array, context: KV, plan: Any) -> Part:
+        if self._context_way == "ragged":
+            return ragged_part(q, context, plan, self._s.block, self._samples, shared=True)
+        context_S, length_S = plan
+        gathered = KV(context.k[context_S], context.v[context_S])
+        return self._read(self._context_way, q, gathered, length_S)
 
     def _read(self, way: str, q: Array, kv: KV, length_S: Array) -> Part:
         if way == "pallas":
-            return pallas_part(q, kv, length_S, self._platform)
+            return gpu_part(q, kv, length_S, self._model.platform)
         return dense_part(q, kv, length_S)

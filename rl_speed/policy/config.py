@@ -133,6 +133,7 @@ class ModelConfig:
       remat: recompute each layer in the backward pass instead of keeping its activations.
       platform: what its programs are compiled for ("cpu", "gpu" or "tpu"), which may be another
         than the one that they are traced on. It decides which kernels are taken.
+      interpret: have XLA run a TPU's kernels as they stand, on any device: slow, to test them.
     """
 
     vocab_size: int
@@ -152,6 +153,7 @@ class ModelConfig:
     dtype: str = "float32"
     remat: bool = False
     platform: str = "cpu"
+    interpret: bool = False
 
     def __post_init__(self):
         for name in (

@@ -13,16 +13,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rl_speed.policy.attention import KV, Attend, Cache, DecodeAttention, write
+from rl_speed.policy.attention import KV, Attend, Cache, DecodeAttention
 from rl_speed.policy.config import ModelConfig
-from rl_speed.policy.transformer import (
-    attention_implementation,
-    full_precision,
-    output_head,
-    rms_norm,
-    rope_angles,
-    rotate,
-)
+from rl_speed.policy.packed import causal_attention
+from rl_speed.policy.transformer import full_precision, output_head, rms_norm, rope_angles, rotate
 from rl_speed.sampling.types import Array, Decoder
 
 
@@ -151,15 +145,8 @@ def prefill(
         pool = []
         for layer in params.layers:
             q, k, v = project(layer, x_CxLxD, rope, config)
-            held = lambda x, *axes: x.transpose(axes).astype(attention.cache_dtype or x.dtype)
-            pool.append(KV(held(k, 0, 2, 3, 1), held(v, 0, 2, 1, 3)))
-            out = jax.nn.dot_product_attention(
-                q,
-                k,
-                v,
-                is_causal=True,
-                implementation=attention_implementation(config, masked=False, length=length),
-            )
+            pool.append(attention.lay(k, v, config))
+            out = causal_attention(q, k, v, config)
             x_CxLxD = x_CxLxD + out.reshape(contexts, length, -1) @ layer["wo"].T
             x_CxLxD = x_CxLxD + feed_forward(layer, x_CxLxD, config)
         last_CxD = jnp.take_along_axis(x_CxLxD, (lengths_C - 1)[:, None, None], axis=1)[:, 0]
@@ -171,12 +158,7 @@ def init_cache(
     slots: int, max_new: int, config: ModelConfig, attention: DecodeAttention
 ) -> list[Cache]:
     """An empty cache of `max_new` positions a row, per layer."""
-    dtype = jnp.dtype(attention.cache_dtype or config.dtype)
-    zeros = lambda *shape: jnp.zeros((slots, config.kv_heads, *shape), dtype)
-    part = lambda size: KV(zeros(config.head_dim, size), zeros(size, config.head_dim))
-    return [
-        tuple(map(part, attention.parts(max_new, config.platform))) for _ in range(config.layers)
-    ]
+    return [attention.empty(slots, max_new, config) for _ in range(config.layers)]
 
 
 def decode(
@@ -192,20 +174,20 @@ def decode(
     attention: DecodeAttention,
 ):
     """One token a row; see `rl_speed.sampling.Decoder`. Returns (logits f32[S, V], cache)."""
-    contexts, _, length, _ = context_kv[0].v.shape
-    room = sum(part.v.shape[2] for part in cache[0])
+    contexts, length = len(context_kv[0].v), context_kv[0].positions
+    room = sum(part.positions for part in cache[0])
     at_S = jnp.minimum(suffix_length_S, room - 1)
     with full_precision(config):
         attend = Attend(
             attention,
+            config,
             context_index_S,
             context_length_S,
-            at_S + 1,
+            at_S,
             active_S,
             contexts,
             length,
             room,
-            config.platform,
         )
         # Once a step: XLA would work out sines again for every layer and head.
         rope = jax.lax.optimization_barrier(rope_angles(context_length_S + suffix_length_S, config))
@@ -213,9 +195,9 @@ def decode(
         updated = []
         for layer, context, rows in zip(params.layers, context_kv, cache):
             q, k, v = project(layer, x_SxD, rope, config)
-            rows = write(rows, k, v, at_S)
+            out, rows = attend(q, k, v, context, rows)
             updated.append(rows)
-            x_SxD = x_SxD + attend(q, context, rows) @ layer["wo"].T
+            x_SxD = x_SxD + out @ layer["wo"].T
             x_SxD = x_SxD + feed_forward(layer, x_SxD, config)
         x_SxD = rms_norm(x_SxD, params.final_norm, config.norm_eps)
     return output_head(params.head, x_SxD, config), updated

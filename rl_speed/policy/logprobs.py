@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from rl_speed.policy.config import ModelConfig
-from rl_speed.policy.transformer import Array, Params, hidden_states, output_head
+from rl_speed.policy.transformer import Array, Params, Weights, hidden_states, output_head
 
 # Logits computed together by default: 2^27 float32 numbers are 512 MiB over the whole batch.
 DEFAULT_LOGITS = 2**27
@@ -29,11 +29,12 @@ def logits_logprobs(
     # scatter, and it stays local when the vocabulary is sharded.
     vocabulary = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
     chosen = jnp.sum(jnp.where(vocabulary == targets[..., None], logits, 0.0), axis=-1)
-    normaliser = jnp.log(jnp.sum(jnp.exp(logits), axis=-1))
-    entropy = None
+    weights = jnp.exp(logits)
+    total = jnp.sum(weights, axis=-1)
+    normaliser, entropy = jnp.log(total), None
     if with_entropy:
-        probabilities = jnp.exp(logits - normaliser[..., None])
-        entropy = normaliser - jnp.sum(probabilities * logits, axis=-1)
+        # Both sums in one pass over the logits.
+        entropy = normaliser - jnp.sum(weights * logits, axis=-1) / total
     return chosen - normaliser, entropy
 
 
@@ -45,6 +46,7 @@ def token_logprobs(
     temperature: float | Array = 1.0,
     chunk: int | None = None,
     with_entropy: bool = False,
+    weights: Weights = Weights(),
 ) -> tuple[Array, Array | None]:
     """Log-softmax of logits / temperature at the targets,
     the output head applied in pieces of time.
@@ -62,6 +64,7 @@ def token_logprobs(
       chunk: tokens (over all rows) whose logits are held at a time; None holds about 2^27 logits.
       with_entropy: whether to compute the entropy of the tempered distribution, which costs another
         pass over logits.
+      weights: how the parameters are read.
 
     Returns:
       (logprobs f32 [B, T], entropy f32 [B, T] in nats, or None).
@@ -85,7 +88,8 @@ def token_logprobs(
         found = logits_logprobs(logits, targets.reshape(-1), with_entropy)
         return jax.tree.map(lambda x: x.reshape(targets.shape), found)
 
-    head = {name: params[name] for name in (("embed",) if config.tie_embeddings else ("lm_head",))}
+    name = "embed" if config.tie_embeddings else "lm_head"
+    head = {name: weights.table(name, params[name])}
     with jax.named_scope("token_logprobs"):
         if step >= length:
             return piece(head, hidden_BxTxD, targets_BxT)

@@ -11,8 +11,15 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from rl_speed.mesh import over_tensor
+from rl_speed.policy import splash
 from rl_speed.policy.config import ModelConfig
-from rl_speed.policy.transformer import Array, attention_implementation, full_precision
+from rl_speed.policy.transformer import (
+    Array,
+    attention_implementation,
+    attention_kernel,
+    full_precision,
+)
 
 # The smallest window worth a program of its own: below it attention is a small part of a layer.
 SMALLEST_WINDOW = 64
@@ -27,10 +34,15 @@ class Window(NamedTuple):
     block: int
 
 
-def make_windows(longest: int) -> tuple[Window, ...]:
-    """Ascending, each 3/2 or 4/3 of the one before; the last holds `longest` tokens,
-    and its block is a multiple of every other.
+def make_windows(longest: int, kernel: str = "xla") -> tuple[Window, ...]:
+    """Ascending; the last holds `longest` tokens, and its block is a multiple of every other.
+
+    Each is 3/2 or 4/3 of the one before. What compiles for minutes has fewer: "cudnn" has those
+    that double, and "splash" one: it leaves out blocks of other sequences by itself.
     """
+    if kernel == "splash":
+        block = splash.block_of(longest)
+        return (Window(-(-longest // block) * block, block),)
     doublings = max(0, (longest // SMALLEST_WINDOW).bit_length() - 1)
     unit = -(-longest // (8 << doublings)) * 8
     windows = []
@@ -38,7 +50,22 @@ def make_windows(longest: int) -> tuple[Window, ...]:
         # Small blocks waste little, large ones multiply faster.
         block = size // 2 if size < 8 * SMALLEST_WINDOW else size // 4
         windows += [Window(size, block), Window(size * 3 // 2, block)]
-    return tuple(windows[:-1])
+    return tuple(windows[:-1:2] if kernel == "cudnn" else windows[:-1])
+
+
+def causal_attention(q: Array, k: Array, v: Array, config: ModelConfig) -> Array:
+    """Of whole rows, q [B, T, H, K] over k, v [B, T, G, K] -> [B, T, H, K]; heads are split over
+    `tensor`.
+    """
+
+    def attend(q, k, v):
+        length = q.shape[1]
+        if attention_kernel(config) == "splash":
+            return splash.splash_attention(q, k, v, None, length, config)
+        implementation = attention_implementation(config, masked=False, length=length)
+        return jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation=implementation)
+
+    return over_tensor(attend, (2, 2, 2), 2, q, k, v)
 
 
 def banded_attention(
@@ -79,7 +106,6 @@ def banded_attention(
     return out.reshape(rows, length, heads, size)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(5, 6))
 def stream_attention(
     q: Array,
     k: Array,
@@ -89,9 +115,22 @@ def stream_attention(
     windows: tuple[Window, ...],
     config: ModelConfig,
 ) -> Array:
-    """`banded_attention` with `windows[which]`, i32[];
-    scores are computed anew in the backward pass.
+    """Causal attention within segments, the longest of which `windows[which]`, i32[], holds: by the
+    splash kernel or by `banded_attention`, whose scores are computed anew in the backward pass.
+
+    Args and result as there. Heads are split over `tensor`.
     """
+
+    def attend(q, k, v, segment_ids, which):
+        if attention_kernel(config) == "splash":
+            return splash.splash_attention(q, k, v, segment_ids, windows[-1].size, config)
+        return _switched(q, k, v, segment_ids, which, windows, config)
+
+    return over_tensor(attend, (2, 2, 2, None, None), 2, q, k, v, segment_ids, which)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(5, 6))
+def _switched(q, k, v, segment_ids, which, windows, config):
     branches = [
         functools.partial(banded_attention, window=window, config=config) for window in windows
     ]
@@ -99,7 +138,7 @@ def stream_attention(
 
 
 def _forward(q, k, v, segment_ids, which, windows, config):
-    out = stream_attention(q, k, v, segment_ids, which, windows, config)
+    out = _switched(q, k, v, segment_ids, which, windows, config)
     return out, (q, k, v, segment_ids, which)
 
 
@@ -122,4 +161,4 @@ def _backward(windows, config, saved, out_gradient):
     return *gradients, None, None
 
 
-stream_attention.defvjp(_forward, _backward)
+_switched.defvjp(_forward, _backward)

@@ -195,14 +195,43 @@ def rotate(x: Array, cos: Array, sin: Array) -> Array:
     ).astype(x.dtype)
 
 
-def attention_implementation(config: ModelConfig, masked: bool, length: int) -> str:
-    """ "cudnn" (flash attention) where cuDNN has a kernel for these shapes, else "xla".
+def attention_kernel(config: ModelConfig) -> str:
+    """What computes attention over whole rows: "cudnn" on GPUs, "splash" on TPUs, where there is a
+    kernel for this policy, else "xla", which holds scores in memory.
 
-    cuDNN takes bfloat16 with a head_dim of at most 128 that is a multiple of 8; in its backward
-    pass a mask (which it reads as a bias) needs an even length.
+    Both multiply bfloat16; cuDNN takes a head_dim of at most 128 that is a multiple of 8, splash
+    one that is a multiple of 64.
     """
-    fits = config.dtype == "bfloat16" and config.head_dim <= 128 and config.head_dim % 8 == 0
-    return "cudnn" if config.platform == "gpu" and fits and not (masked and length % 2) else "xla"
+    if config.dtype != "bfloat16":
+        return "xla"
+    if config.platform == "gpu" and config.head_dim <= 128 and config.head_dim % 8 == 0:
+        return "cudnn"
+    return "splash" if config.platform == "tpu" and config.head_dim % 64 == 0 else "xla"
+
+
+def attention_implementation(config: ModelConfig, masked: bool, length: int) -> str:
+    """What `jax.nn.dot_product_attention` takes for rows of `length` tokens: "cudnn" or "xla".
+
+    In cuDNN's backward pass a mask (which it reads as a bias) needs an even length.
+    """
+    fits = attention_kernel(config) == "cudnn" and not (masked and length % 2)
+    return "cudnn" if fits else "xla"
+
+
+class Weights:
+    """How weights are read: as they are. `policy.split.SplitWeights` has them split."""
+
+    def layer(self, layer: Params) -> Params:
+        """One layer's."""
+        return layer
+
+    def table(self, name: str, table: Array) -> Array:
+        """The embedding or the output head, to be multiplied with."""
+        return table
+
+    def embed(self, table: Array, tokens_N: Array, dtype: Any) -> Array:
+        """Rows of the embedding, [N, D]."""
+        return table[tokens_N].astype(dtype)
 
 
 def segment_positions(segment_ids_BxT: Array) -> Array:
@@ -282,6 +311,7 @@ def hidden_states(
     segment_ids: Array | None = None,
     positions: Array | None = None,
     attend: Callable[[Array, Array, Array], Array] | None = None,
+    weights: Weights = Weights(),
 ) -> Array:
     """The residual stream after the final norm: what the output head reads.
 
@@ -296,6 +326,7 @@ def hidden_states(
         the segment.
       attend: (q [B, T, H, K], k, v [B, T, N, K]) -> [B, T, H, K] in place of `dense_attention`;
         `segment_ids` are its own business then.
+      weights: how the parameters are read.
 
     Returns:
       [B, T, D] in config.dtype.
@@ -313,13 +344,14 @@ def hidden_states(
     # All tokens on one axis: of gradients over two, XLA on CPUs transposes the operands first,
     # which takes as long as the products.
     def layer_step(x_NxD, layer):
+        layer = weights.layer(layer)
         x_NxD = x_NxD + attention_block(layer, x_NxD, rope, attend, config)
         return x_NxD + mlp_block(layer, x_NxD, config), None
 
     with jax.named_scope("policy"), full_precision(config):
         rope = rope_angles(positions, config)
         with jax.named_scope("embed"):
-            x_NxD = params["embed"][tokens_BxT.reshape(-1)].astype(dtype)
+            x_NxD = weights.embed(params["embed"], tokens_BxT.reshape(-1), dtype)
         # Inside scan the loop itself keeps XLA from undoing the recomputation, so its costly
         # barriers are not needed.
         step = jax.checkpoint(layer_step, prevent_cse=False) if config.remat else layer_step

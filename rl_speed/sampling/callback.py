@@ -174,16 +174,12 @@ def check_one_process() -> None:
         )
 
 
-def manual_axes(verify: Any, mesh: Mesh) -> set[str]:
-    """The mesh axes that a sampler with this verifier handles itself;
-    the others are the partitioner's.
-
-    Raises:
-      ValueError: a `HostVerify` with an axis that must stay with the partitioner, or with
-        several processes.
+def check_mesh(verify: Any, mesh: Mesh) -> None:
+    """Raises ValueError: a `HostVerify` on a mesh with an axis that must stay with the partitioner,
+    or with several processes.
     """
     if not isinstance(verify, HostVerify):
-        return set(ROWS)
+        return
     check_one_process()
     rest = {name: size for name, size in mesh.shape.items() if name not in ROWS and size > 1}
     if rest:
@@ -193,7 +189,6 @@ def manual_axes(verify: Any, mesh: Mesh) -> set[str]:
             "these are the partitioner's. Use a JAX verifier (rewards.ExactMatch, "
             "rewards.IntegerMatch), or score on the host between calls"
         )
-    return set(mesh.axis_names)
 
 
 def raise_failure(verify: Any) -> None:

@@ -3,14 +3,13 @@ stops when it is done.
 """
 
 import functools
-from collections.abc import Collection
 
 import jax
 from jax.sharding import Mesh, PartitionSpec
 
-from rl_speed.mesh import ROWS
+from rl_speed.mesh import ROWS, own_axes
 from rl_speed.sampling.adaptive import Verify, sample_adaptive
-from rl_speed.sampling.callback import manual_axes, raising
+from rl_speed.sampling.callback import check_mesh, raising
 from rl_speed.sampling.contract import check_limits, check_prefixes, checked
 from rl_speed.sampling.rules import Rule
 from rl_speed.sampling.sampler import sample
@@ -27,12 +26,12 @@ from rl_speed.sampling.types import (
 )
 
 
-def per_shard(function, params, tables, key: Array, mesh: Mesh, axes: Collection[str] = ROWS):
+def per_shard(function, params, tables, key: Array, mesh: Mesh):
     """function(params, tables of one shard, key), run by each shard for itself;
     `tables` and results have shards on axis 0.
 
-    The loops' trip counts differ between shards, so nothing inside may communicate over the manual
-    axes, `axes`.
+    The loops' trip counts differ between shards, so nothing inside may communicate over the axes
+    that the program has as its own (`mesh.own_axes`).
     """
 
     def shard(params, tables, key):
@@ -46,7 +45,7 @@ def per_shard(function, params, tables, key: Array, mesh: Mesh, axes: Collection
         mesh=mesh,
         in_specs=(whole, rows, whole),
         out_specs=rows,
-        axis_names=set(axes),
+        axis_names=own_axes(mesh),
         check_vma=False,
     )(params, tables, key)
 
@@ -122,4 +121,5 @@ def sample_adaptive_sharded(
     draw = lambda params, prompts, key: sample_adaptive(
         decoder, params, prompts, rule, verify, target, key, config
     )
-    return per_shard(draw, params, prompts, key, mesh, manual_axes(verify, mesh))
+    check_mesh(verify, mesh)
+    return per_shard(draw, params, prompts, key, mesh)

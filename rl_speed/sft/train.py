@@ -16,10 +16,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import Mesh
+from jax.sharding import Mesh, PartitionSpec
 
-from rl_speed.mesh import batch_sharding, row_shards
+from rl_speed.mesh import ROWS, batch_sharding, row_shards
 from rl_speed.policy import ModelConfig, num_params, save_hf
+from rl_speed.policy.split import SplitWeights
+from rl_speed.policy.transformer import attention_kernel
 from rl_speed.runtime.checkpoint import Checkpointer
 from rl_speed.runtime.metrics import JsonLines, read_lines, read_object, write_atomically
 from rl_speed.runtime.plotting import plot_sft
@@ -29,7 +31,7 @@ from rl_speed.runtime.writers import TensorBoard
 from rl_speed.sft.config import SFTConfig, difference
 from rl_speed.sft.data import Layout, SFTBatch
 from rl_speed.update.optimizer import learning_rate_schedule, make_optimizer
-from rl_speed.update.ragged import PieceShape, Ragged
+from rl_speed.update.ragged import Deal, PieceShape, Ragged
 from rl_speed.update.state import state_shardings
 from rl_speed.update.step import row_lengths, stream_logprobs
 
@@ -52,26 +54,40 @@ class Pieces:
     head_chunk: int | None = None
 
     def shape(self, rows: int, length: int) -> PieceShape:
-        return PieceShape.of(rows // row_shards(self.mesh), length, self.micro_tokens)
+        kernel = attention_kernel(self.model)
+        return PieceShape.of(rows // row_shards(self.mesh), length, self.micro_tokens, kernel)
 
-    def losses(self, batch: SFTBatch) -> tuple[Ragged, Callable[[Any, Array], Array]]:
-        """(the rows in pieces; (params, number) -> the sum of -log p over the tokens to learn of
-        piece `number`, in nats, f32 scalar)."""
+    def loss(self, params: Any, batch: SFTBatch, gradient: bool) -> tuple[Array, Any, Array]:
+        """(the sum of -log p over the tokens to learn, in nats, f32[]; its gradient like params,
+        None unless asked for; tokens that the pieces have room for, f32[]).
+        """
         # Of a row's first token nothing is said: there is none before it.
         learned, shape = batch.mask[:, 1:], self.shape(*batch.tokens.shape)
-        ragged = Ragged(batch.tokens, row_lengths(learned), shape, self.mesh)
-        mask = ragged.split(learned)
+        weights, lengths = SplitWeights(self.model, self.mesh), row_lengths(learned)
 
-        def loss(params, number):
-            piece = ragged.piece(number)
-            stream, _ = stream_logprobs(
-                params, piece, shape, self.model, head_chunk=self.head_chunk
+        def shard(params, tokens, lengths, learned):
+            ragged = Ragged(tokens, lengths, shape)
+
+            def loss(params, number):
+                piece = ragged.piece(number)
+                stream, _ = stream_logprobs(
+                    params, piece, shape, self.model, head_chunk=self.head_chunk, weights=weights
+                )
+                mine = learned[piece.row] & piece.used[:, None]
+                return -jnp.sum(jnp.where(mine, ragged.rows(stream, piece), 0.0))
+
+            one = jax.value_and_grad(loss) if gradient else lambda *args: (loss(*args), None)
+            total, grads = ragged.sum(
+                lambda number: one(params, number), lambda a, b: jax.tree.map(jnp.add, a, b)
             )
-            logprobs = ragged.rows(stream, piece, learned.shape[1])
-            mine = ragged.take(mask, piece) & piece.used.reshape(-1, 1)
-            return -jnp.sum(jnp.where(mine, logprobs, 0.0))
+            total, computed = jax.lax.psum((total, ragged.computed), ROWS)
+            return total, weights.add_up(grads) if gradient else None, computed
 
-        return ragged, loss
+        deal, whole = Deal(lengths, row_shards(self.mesh)), PartitionSpec()
+        split = map(deal.split, (batch.tokens, lengths, learned))
+        return weights.run(
+            shard, (whole, weights.specs if gradient else None, whole), params, *split
+        )
 
 
 def count_tokens(batch: SFTBatch) -> Array:
@@ -92,12 +108,7 @@ def make_update(
 
     def update(params, opt_state, batch):
         tokens = jnp.maximum(count_tokens(batch), 1)
-        ragged, piece_loss = pieces.losses(batch)
-        value_and_grad = jax.value_and_grad(piece_loss)
-        loss, gradients = ragged.sum(
-            lambda number: value_and_grad(params, number),
-            lambda total, more: jax.tree.map(jnp.add, total, more),
-        )
+        loss, gradients, computed = pieces.loss(params, batch, gradient=True)
         gradients = jax.tree.map(lambda g: g / tokens, gradients)
         updates, opt_state = optimizer.update(gradients, opt_state, params)
         held = jnp.sum(row_lengths(batch.mask[:, 1:])).astype(jnp.float32)
@@ -106,7 +117,7 @@ def make_update(
             "grad_norm": optax.tree.norm(gradients),
             "tokens": tokens,
             "input_tokens": held,
-            "padding": ragged.computed / jnp.maximum(held, 1.0),
+            "padding": computed / jnp.maximum(held, 1.0),
         }
         return optax.apply_updates(params, updates), opt_state, metrics
 
@@ -127,8 +138,7 @@ def make_evaluate(pieces: Pieces) -> Callable[..., float | None]:
 
     @jax.jit
     def total(params, batch):
-        ragged, loss = pieces.losses(batch)
-        return ragged.sum(lambda number: loss(params, number), jnp.add), count_tokens(batch)
+        return pieces.loss(params, batch, gradient=False)[0], count_tokens(batch)
 
     def evaluate(params, batches, stop=lambda: False):
         sums = []

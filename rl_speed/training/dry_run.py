@@ -253,7 +253,9 @@ def sampling_parts(
     """
     model = policy.model
     split = mesh.shape["tensor"] if model.kv_heads % mesh.shape["tensor"] == 0 else 1
-    token = device_bytes(jax.eval_shape(lambda: policy.decoder.init_cache(1, 1))) // split
+    kv = lambda rows, positions: (
+        device_bytes(jax.eval_shape(lambda: policy.decoder.init_cache(rows, positions))) // split
+    )
     decode = jax.eval_shape(policy.decoder.prepare, policy.params)
     copy = device_bytes(decode.layers)
     # Else the tables around the layers are used as they are.
@@ -262,8 +264,8 @@ def sampling_parts(
     return {
         "weights (sharded, float32)": device_bytes(policy.params),
         f"weights for decoding ({model.dtype})": copy // mesh.shape["tensor"],
-        "KV of prompts": contexts * prompt_length * token,
-        "KV of responses": s.slots * s.max_new * token,
+        "KV of prompts": kv(contexts, prompt_length),
+        "KV of responses": kv(s.slots, s.max_new),
     }
 
 
@@ -299,7 +301,7 @@ def dry_run(
         sent = collectives(compiled.as_text())
         programs.append(Program(name, known, compiled_bytes(compiled), seconds, turn_down, sent))
     device, batch = mesh.devices.flat[0], abstract_batch(config, mesh)
-    pieces = settings.pieces(batch.tokens, mesh)
+    pieces = settings.pieces(batch.tokens, mesh, policy.model)
     return DryRun(
         num_params(policy.model),
         mesh.size,

@@ -13,9 +13,8 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, PartitionSpec
 
-from rl_speed.mesh import ROWS, row_shards
+from rl_speed.mesh import ROWS
 from rl_speed.policy.packed import Window, make_windows
 
 Array = jax.Array
@@ -28,28 +27,30 @@ class PieceShape:
     Attributes:
       tokens: of a piece. rows: in a piece at most. width: of the longest row there can
         be, in tokens.
+      kernel: of attention, as `policy.transformer.attention_kernel` names it.
       windows: of attention, ascending; see `policy.packed`.
     """
 
     tokens: int
     rows: int
     width: int
+    kernel: str = "xla"
 
     @property
     def windows(self) -> tuple[Window, ...]:
-        return make_windows(self.width)
+        return make_windows(self.width, self.kernel)
 
     @classmethod
-    def of(cls, rows: int, width: int, micro_tokens: int = 0) -> "PieceShape":
+    def of(cls, rows: int, width: int, micro_tokens: int = 0, kernel: str = "xla") -> "PieceShape":
         """Pieces of about `micro_tokens` tokens for a shard of `rows` rows; 0:
         a thirty-second of what they can hold.
 
         A piece holds the longest row at least, and has room for rows of a sixteenth of it.
         """
-        largest = make_windows(width)[-1]
+        largest = make_windows(width, kernel)[-1]
         tokens = max(micro_tokens or rows * width // 32, largest.size)
         tokens = -(-tokens // largest.block) * largest.block
-        return cls(tokens, min(rows, 16 * -(-tokens // width)), width)
+        return cls(tokens, min(rows, 16 * -(-tokens // width)), width, kernel)
 
 
 class Plan(NamedTuple):
@@ -144,27 +145,22 @@ def deal(lengths: Array, shards: int) -> Array:
 
 
 class Ragged:
-    """The rows of a batch, dealt to row shards by length, piece by piece.
-
-    All arrays have shards on axis 0.
+    """The rows of one row shard, piece by piece; inside of `SplitWeights.run`.
 
     Args:
-      tokens: i32[R, W], rows over the shards. lengths: i32[R], tokens of each row, 0 for
-        padding rows.
+      tokens: i32[R, W]. lengths: i32[R], tokens of each row, 0 for padding rows.
     """
 
-    def __init__(self, tokens: Array, lengths: Array, shape: PieceShape, mesh: Mesh):
-        self.shape, self._mesh, self._shards = shape, mesh, row_shards(mesh)
-        # One shard has them all, and is left alone.
-        self._dealt = deal(lengths, self._shards) if self._shards > 1 else None
-        self.tokens = self.split(tokens)
-        self._plan = self._map(lambda lengths: make_plan(lengths, shape), self.split(lengths))
-        self.count = jnp.max(self._plan.count)
+    def __init__(self, tokens: Array, lengths: Array, shape: PieceShape):
+        self.shape, self.tokens = shape, tokens
+        self._plan = make_plan(lengths, shape)
+        # As many as the fullest shard needs: layers of split weights are gathered by all together.
+        self.count = jax.lax.pmax(self._plan.count, ROWS)
 
     def sum(self, function: Callable[[Array], Any], merge: Callable[[Any, Any], Any]) -> Any:
         """`function(number)` of every piece, taken together by `merge`; zeros where there is none.
 
-        One program, in a loop over as many pieces as the fullest shard needs.
+        One program, in a loop.
         """
 
         def add(state):
@@ -179,8 +175,31 @@ class Ragged:
 
     @property
     def computed(self) -> Array:
-        """f32[]: tokens that the pieces in use have room for, over all shards."""
-        return (self.count * (self.shape.tokens * self._shards)).astype(jnp.float32)
+        """f32[]: tokens that the pieces in use have room for."""
+        return (self.count * self.shape.tokens).astype(jnp.float32)
+
+    def piece(self, number: Array) -> Piece:
+        return piece_of(self._plan, self.tokens, number, self.shape)
+
+    def rows(self, values_M: Array, piece: Piece) -> Array:
+        """[K, W - 1]: of each row of the piece, what stands at its tokens but the last."""
+        return rows_of(values_M, piece, self.tokens.shape[1] - 1)
+
+    def put(self, out: Array, values: Array, piece: Piece) -> Array:
+        """`out` [R, W - 1] with [K, W - 1] written to the rows of a piece."""
+        return out.at[jnp.where(piece.used, piece.row, len(out))].set(values, mode="drop")
+
+
+class Deal:
+    """Rows of a batch to row shards, so that all have about as many tokens, and back.
+
+    Args:
+      lengths: i32[R], as for `Ragged`. shards: how many; R is a multiple.
+    """
+
+    def __init__(self, lengths: Array, shards: int):
+        # One shard has them all, and is left alone.
+        self._dealt = deal(lengths, shards) if shards > 1 else None
 
     def split(self, x: Array) -> Array:
         """[R, ...] -> [S, R / S, ...], each row on the shard that it was dealt to."""
@@ -190,46 +209,3 @@ class Ragged:
         """The inverse of `split`."""
         whole = x.reshape(-1, *x.shape[2:])
         return whole if self._dealt is None else whole[jnp.argsort(self._dealt.reshape(-1))]
-
-    def piece(self, number: Array) -> Piece:
-        """Number `number` of every shard; the window is that of the longest row of all of them."""
-        piece = self._map(
-            lambda plan, tokens: piece_of(plan, tokens, number, self.shape), self._plan, self.tokens
-        )
-        return piece._replace(which=jnp.max(piece.which))
-
-    def take(self, x: Array, piece: Piece) -> Array:
-        """[S, R / S, ...] -> [S * K, ...]: what belongs to the rows of a piece."""
-        taken = self._map(lambda x, row: x[row], x, piece.row)
-        return taken.reshape(-1, *taken.shape[2:])
-
-    def rows(self, values: Array, piece: Piece, width: int) -> Array:
-        """[S, M] -> [S * K, width]; see `rows_of`."""
-        fields = piece._replace(which=jnp.zeros((self._shards,), jnp.int32))
-        return self._map(
-            lambda values, piece: rows_of(values, piece, width), values, fields
-        ).reshape(-1, width)
-
-    def put(self, out: Array, values: Array, piece: Piece) -> Array:
-        """`out` [S, R / S, W] with [S * K, W] written to the rows of a piece."""
-
-        def one(out, values, row, used):
-            return out.at[jnp.where(used, row, len(out))].set(values, mode="drop")
-
-        values = values.reshape(self._shards, -1, values.shape[-1])
-        return self._map(one, out, values, piece.row, piece.used)
-
-    def _map(self, function: Any, *trees: Any) -> Any:
-        """`function` of each shard's arrays, on the shard that has them."""
-        spec = PartitionSpec(ROWS)
-        one = lambda trees: jax.tree.map(
-            lambda x: x[None], function(*jax.tree.map(lambda x: x[0], trees))
-        )
-        return jax.shard_map(
-            one,
-            mesh=self._mesh,
-            in_specs=(spec,),
-            out_specs=spec,
-            axis_names=set(ROWS),
-            check_vma=False,
-        )(trees)

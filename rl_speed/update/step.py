@@ -12,17 +12,18 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import Mesh
+from jax.sharding import Mesh, PartitionSpec
 
 from rl_speed import objectives
 from rl_speed.config import Objective
-from rl_speed.mesh import batch_sharding, replicated, row_shards
+from rl_speed.mesh import ROWS, batch_sharding, replicated, row_shards
 from rl_speed.named import named
 from rl_speed.policy import ModelConfig, token_logprobs
 from rl_speed.policy.packed import stream_attention
-from rl_speed.policy.transformer import hidden_states
+from rl_speed.policy.split import SplitWeights
+from rl_speed.policy.transformer import Weights, attention_kernel, hidden_states
 from rl_speed.sampling import Batch
-from rl_speed.update.ragged import Piece, PieceShape, Ragged
+from rl_speed.update.ragged import Deal, Piece, PieceShape, Ragged
 from rl_speed.update.state import TrainState, state_shardings
 
 Array = jax.Array
@@ -49,11 +50,11 @@ class UpdateConfig:
     max_new: int = 0
     head_chunk: int | None = None
 
-    def pieces(self, tokens: Array, mesh: Mesh) -> PieceShape:
+    def pieces(self, tokens: Array, mesh: Mesh, model: ModelConfig) -> PieceShape:
         """For rows i32[R, W] over the shards of a mesh."""
-        return PieceShape.of(
-            tokens.shape[0] // row_shards(mesh), tokens.shape[1], self.micro_tokens
-        )
+        rows, width = tokens.shape
+        kernel = attention_kernel(model)
+        return PieceShape.of(rows // row_shards(mesh), width, self.micro_tokens, kernel)
 
 
 def row_lengths(mask: Array) -> Array:
@@ -71,24 +72,30 @@ def stream_logprobs(
     temperature: float = 1.0,
     head_chunk: int | None = None,
     with_entropy: bool = False,
+    weights: Weights = Weights(),
 ) -> tuple[Array, Array | None]:
-    """Of each token [S, M] of a piece the log-prob of the next one, and the entropy there.
+    """Of each token [M] of a piece the log-prob of the next one, and the entropy there.
 
-    At a row's last token: anything. The last two arguments but one are those of `UpdateConfig`.
+    At a row's last token: anything. Temperature and head_chunk are those of `UpdateConfig`.
     """
+    tokens = piece.tokens[None]
     attend = lambda q, k, v: stream_attention(
-        q, k, v, piece.segment, piece.which, shape.windows, model
+        q, k, v, piece.segment[None], piece.which, shape.windows, model
     )
-    hidden = hidden_states(params, piece.tokens, model, positions=piece.position, attend=attend)
-    return token_logprobs(
+    hidden = hidden_states(
+        params, tokens, model, positions=piece.position[None], attend=attend, weights=weights
+    )
+    found = token_logprobs(
         params,
         hidden,
-        jnp.roll(piece.tokens, -1, axis=1),
+        jnp.roll(tokens, -1, axis=1),
         model,
         temperature,
         head_chunk,
         with_entropy,
+        weights,
     )
+    return jax.tree.map(lambda x: x[0], found)
 
 
 def make_score(model: ModelConfig, mesh: Mesh, param_shardings: Any, config: UpdateConfig):
@@ -98,24 +105,36 @@ def make_score(model: ModelConfig, mesh: Mesh, param_shardings: Any, config: Upd
     For old log-probs (recompute) and those of a reference policy. 0 behind a row's last token
     in the mask.
     """
+    weights = SplitWeights(model, mesh)
 
     def score(params, tokens, mask):
-        shape = config.pieces(tokens, mesh)
-        ragged = Ragged(tokens, row_lengths(mask), shape, mesh)
-        width = tokens.shape[1] - 1
+        lengths, shape = row_lengths(mask), config.pieces(tokens, mesh, model)
+        deal = Deal(lengths, row_shards(mesh))
 
-        def one(state):
-            number, out = state
-            piece = ragged.piece(number)
-            stream, _ = stream_logprobs(
-                params, piece, shape, model, config.temperature, config.head_chunk
-            )
-            return number + 1, ragged.put(out, ragged.rows(stream, piece, width), piece)
+        def shard(params, tokens, lengths):
+            ragged = Ragged(tokens, lengths, shape)
 
-        out = ragged.split(jnp.zeros((tokens.shape[0], width), jnp.float32))
-        _, out = jax.lax.while_loop(lambda state: state[0] < ragged.count, one, (jnp.int32(0), out))
-        held = jnp.arange(width) < row_lengths(mask)[:, None] - 1
-        return jnp.where(held, ragged.join(out), 0.0)
+            def one(state):
+                number, out = state
+                piece = ragged.piece(number)
+                stream, _ = stream_logprobs(
+                    params,
+                    piece,
+                    shape,
+                    model,
+                    config.temperature,
+                    config.head_chunk,
+                    weights=weights,
+                )
+                return number + 1, ragged.put(out, ragged.rows(stream, piece), piece)
+
+            out = jnp.zeros((len(tokens), tokens.shape[1] - 1), jnp.float32)
+            state = jnp.int32(0), out
+            return jax.lax.while_loop(lambda state: state[0] < ragged.count, one, state)[1][None]
+
+        split = jax.tree.map(deal.split, (tokens, lengths))
+        out = deal.join(weights.run(shard, PartitionSpec(ROWS), params, *split))
+        return jnp.where(jnp.arange(out.shape[1]) < lengths[:, None] - 1, out, 0.0)
 
     rows = batch_sharding(mesh)
     return jax.jit(score, in_shardings=(param_shardings, rows, rows), out_shardings=rows)
@@ -168,7 +187,8 @@ def gradients(
         constant = (o.aggregation_constant or float(config.max_new)) * jnp.sum(
             jnp.any(batch.mask, axis=1)
         )
-    weights = objectives.token_weights(batch.mask, o.aggregation, constant)
+    token_weights = objectives.token_weights(batch.mask, o.aggregation, constant)
+    weights = SplitWeights(model, mesh)
     kl_in_loss = o.kl_coef > 0 and o.kl_in == "loss"
     policy_loss = functools.partial(
         objectives.policy_loss,
@@ -179,56 +199,62 @@ def gradients(
         kl_kind=o.kl_kind,
         entropy_coef=o.entropy_coef,
     )
-    shape, width, lengths = (
-        config.pieces(batch.tokens, mesh),
-        batch.mask.shape[1],
-        row_lengths(batch.mask),
-    )
-    ragged = Ragged(batch.tokens, lengths, shape, mesh)
+    shape, lengths = config.pieces(batch.tokens, mesh, model), row_lengths(batch.mask)
     table = {
         "mask": batch.mask,
         "behaviour": batch.behaviour_logprobs,
         "advantages": advantages,
-        "weights": weights,
+        "weights": token_weights,
         "old": old_logprobs,
         "ref": ref_logprobs,
     }
-    table = {name: ragged.split(x) for name, x in table.items() if x is not None}
+    table = {name: x for name, x in table.items() if x is not None}
 
-    def loss(params, number):
-        piece = ragged.piece(number)
-        with jax.named_scope("policy"):
-            stream = stream_logprobs(
-                params, piece, shape, model, config.temperature, config.head_chunk, True
-            )
-            logprobs, entropy = (ragged.rows(x, piece, width) for x in stream)
-        with jax.named_scope("loss"):
-            mine = {name: ragged.take(x, piece) for name, x in table.items()}
-            mask = mine["mask"] & piece.used.reshape(-1, 1)
-            return policy_loss(
-                logprobs,
-                mine["behaviour"],
-                mine["advantages"],
-                mask,
-                weights=mine["weights"],
-                old_logprobs=mine.get("old"),
-                ref_logprobs=mine.get("ref"),
-                entropy=entropy,
-            )
+    def shard(params, tokens, lengths, table):
+        ragged = Ragged(tokens, lengths, shape)
 
-    value_and_grad = jax.value_and_grad(loss, has_aux=True)
+        def loss(params, number):
+            piece = ragged.piece(number)
+            with jax.named_scope("policy"):
+                stream = stream_logprobs(
+                    params,
+                    piece,
+                    shape,
+                    model,
+                    config.temperature,
+                    config.head_chunk,
+                    True,
+                    weights,
+                )
+                logprobs, entropy = (ragged.rows(x, piece) for x in stream)
+            with jax.named_scope("loss"):
+                mine = {name: x[piece.row] for name, x in table.items()}
+                return policy_loss(
+                    logprobs,
+                    mine["behaviour"],
+                    mine["advantages"],
+                    mine["mask"] & piece.used[:, None],
+                    weights=mine["weights"],
+                    old_logprobs=mine.get("old"),
+                    ref_logprobs=mine.get("ref"),
+                    entropy=entropy,
+                )
 
-    def merge(a, b):
-        ((_, a_metrics), a_grads), ((loss, b_metrics), b_grads) = a, b
-        metrics = objectives.merge_metrics(a_metrics, b_metrics)
-        return (loss, metrics), jax.tree.map(jnp.add, a_grads, b_grads)
+        value_and_grad = jax.value_and_grad(loss, has_aux=True)
 
-    (_, metrics), grads = ragged.sum(lambda number: value_and_grad(params, number), merge)
-    return grads, {
-        **metrics,
-        "sum/computed": ragged.computed,
-        "sum/held": jnp.sum(lengths).astype(jnp.float32),
-    }
+        def merge(a, b):
+            ((_, a_metrics), a_grads), ((loss, b_metrics), b_grads) = a, b
+            metrics = objectives.merge_metrics(a_metrics, b_metrics)
+            return (loss, metrics), jax.tree.map(jnp.add, a_grads, b_grads)
+
+        (_, metrics), grads = ragged.sum(lambda number: value_and_grad(params, number), merge)
+        held = jnp.sum(lengths).astype(jnp.float32)
+        metrics = {**metrics, "sum/computed": ragged.computed, "sum/held": held}
+        return weights.add_up(grads), objectives.reduce_metrics(metrics, ROWS)
+
+    deal = Deal(lengths, row_shards(mesh))
+    split = jax.tree.map(deal.split, (batch.tokens, lengths, table))
+    return weights.run(shard, (weights.specs, PartitionSpec()), params, *split)
 
 
 def metrics_to_log(metrics: dict[str, Array], norm: Array, finite: Array) -> dict[str, Array]:

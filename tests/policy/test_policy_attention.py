@@ -2,7 +2,6 @@
 and rows keep to themselves, bit for bit.
 """
 
-import contextlib
 import dataclasses
 import functools
 
@@ -25,17 +24,18 @@ WAYS = {
     "auto": DecodeAttention(block=40),
     "whole": DecodeAttention("ragged", block=1000, rows=1, samples=1),
     "pallas": DecodeAttention("pallas"),
+    "tpu": DecodeAttention("pallas", samples=2),
 }
 
 
-def inputs(length, room, per_group=2, seed=0):
+def inputs(length, room, per_group=2, seed=0, width=WIDTH):
     rng = np.random.default_rng(seed)
     normal = lambda *shape: rng.standard_normal(shape).astype(np.float32)
     kv = lambda rows, positions: KV(
-        normal(rows, GROUPS, WIDTH, positions), normal(rows, GROUPS, positions, WIDTH)
+        normal(rows, GROUPS, width, positions), normal(rows, GROUPS, positions, width)
     )
     return dict(
-        q=normal(SLOTS, GROUPS * per_group, WIDTH),
+        q=normal(SLOTS, GROUPS * per_group, width),
         context=kv(CONTEXTS, length),
         cache=kv(SLOTS, room),
         context_S=rng.integers(0, CONTEXTS, SLOTS),
@@ -45,24 +45,51 @@ def inputs(length, room, per_group=2, seed=0):
     )
 
 
-@functools.partial(jax.jit, static_argnames="settings")
-def attend(settings, q, context, cache, context_S, length_S, held_S, active_S):
+@functools.partial(jax.jit, static_argnames="way")
+def attended(way, q, context, cache, context_S, length_S, held_S, active_S):
+    """What one layer gives, and by how much the cache is another when the newest token is written
+    where it was.
+    """
+    settings = WAYS[way] if isinstance(way, str) else way
+    groups, width = context.v.shape[1], context.v.shape[3]
+    model = dataclasses.replace(
+        MODEL,
+        heads=q.shape[1],
+        kv_heads=groups,
+        head_dim=width,
+        platform="tpu" if way == "tpu" else "cpu",
+        interpret=True,
+    )
     room = cache.v.shape[2]
+    # Keys and values as a forward pass makes them.
+    made = lambda kv: (kv.k.transpose(0, 3, 1, 2), kv.v.swapaxes(1, 2))
+    context = settings.lay(*made(context), model)
+    k, v = made(cache)
+    sizes = settings.parts(room, model)
+    pad = lambda x: jnp.pad(x, ((0, 0), (0, max(0, sum(sizes) - room)), (0, 0), (0, 0)))
+    cuts = np.cumsum(sizes)[:-1]
+    parts = [settings.lay(*kv, model) for kv in zip(*(jnp.split(pad(x), cuts, 1) for x in (k, v)))]
     step = Attend(
         settings,
+        model,
         context_S,
         length_S,
-        held_S,
+        held_S - 1,
         active_S,
-        context.v.shape[0],
-        context.v.shape[2],
-        room,
-        "cpu",
+        len(context.v),
+        context.positions,
+        sum(sizes),
     )
-    sizes = settings.parts(room, "cpu")
-    ends = np.cumsum(sizes)
-    parts = [KV(cache.k[..., e - n : e], cache.v[:, :, e - n : e]) for e, n in zip(ends, sizes)]
-    return step(q, context, parts)
+    # The newest token is where it will be written.
+    newest = lambda x: x[jnp.arange(SLOTS), held_S - 1]
+    out, after = step(q, newest(k), newest(v), context, tuple(parts))
+    return out, jax.tree.map(lambda a, b: jnp.max(jnp.abs(a - b)), after, tuple(parts))
+
+
+def attend(way, **case):
+    out, changed = attended(way, **case)
+    assert max(jax.tree.leaves(changed)) == 0 or np.isnan(jax.tree.leaves(changed)).any()
+    return out
 
 
 def reference(q, context, cache, context_S, length_S, held_S, active_S):
@@ -77,7 +104,7 @@ def reference(q, context, cache, context_S, length_S, held_S, active_S):
             ).astype(np.float64)
             keys = [np.swapaxes(x, 2, 3) for x in (context.k, cache.k)]
             k, v = join(*keys), join(context.v, cache.v)
-            scores = k @ q[s, h] / np.sqrt(WIDTH)
+            scores = k @ q[s, h] / np.sqrt(q.shape[2])
             weights = np.exp(scores - scores.max())
             out[s, h] = weights @ v / weights.sum()
     return out.reshape(SLOTS, -1)
@@ -92,14 +119,15 @@ def reference(q, context, cache, context_S, length_S, held_S, active_S):
     ],
 )
 def test_is_softmax_attention_to_what_is_held(way, length, room, per_group):
-    case = inputs(length, room, per_group)
-    np.testing.assert_allclose(attend(WAYS[way], **case), reference(**case), atol=2e-6)
+    case = inputs(length, room, per_group, width=128 if way == "tpu" else WIDTH)
+    np.testing.assert_allclose(attend(way, **case), reference(**case), atol=2e-6)
 
 
-@pytest.mark.parametrize("way", ["dense", "ragged", "uneven"])
+@pytest.mark.parametrize("way", ["dense", "ragged", "uneven", "tpu"])
 def test_rows_keep_to_themselves_bit_for_bit(way):
-    case = inputs(32, 48)
-    base = np.asarray(attend(WAYS[way], **case))
+    width = 128 if way == "tpu" else WIDTH
+    case = inputs(32, 48, width=width)
+    base = np.asarray(attend(way, **case))
     rng = np.random.default_rng(1)
     for trial in range(4):
         order = rng.permutation(SLOTS)  # of the rows
@@ -108,8 +136,8 @@ def test_rows_keep_to_themselves_bit_for_bit(way):
             "cache": KV(*(x[order] for x in case["cache"])),
             **{k: case[k][order] for k in ("q", "context_S", "length_S", "held_S")},
         }
-        np.testing.assert_array_equal(attend(WAYS[way], **moved), base[order])
-        other = inputs(32, 48, seed=10 + trial)
+        np.testing.assert_array_equal(attend(way, **moved), base[order])
+        other = inputs(32, 48, seed=10 + trial, width=width)
         keep = rng.random(SLOTS) < 0.4  # the rest does something else, or nothing
         mix = lambda a, b: np.where(keep.reshape(-1, *(1,) * (a.ndim - 1)), a, b)
         mixed = {
@@ -118,7 +146,7 @@ def test_rows_keep_to_themselves_bit_for_bit(way):
             "active_S": keep | (rng.random(SLOTS) < 0.5),
             **{k: mix(case[k], other[k]) for k in ("q", "context_S", "length_S", "held_S")},
         }
-        got = np.asarray(attend(WAYS[way], **mixed))
+        got = np.asarray(attend(way, **mixed))
         np.testing.assert_array_equal(got[keep], base[keep])
         assert np.isfinite(got).all()
 
@@ -126,13 +154,13 @@ def test_rows_keep_to_themselves_bit_for_bit(way):
 def test_ragged_reads_nothing_that_is_not_held():
     case = inputs(32, 48)
     case["length_S"], case["held_S"] = case["length_S"] // 2, np.minimum(case["held_S"], 20)
-    base = attend(WAYS["ragged"], **case)
+    base = attend("ragged", **case)
     # NaN there would spread if any of it were read.
     for name, beyond in (("context", 16), ("cache", 32)):
         k, v = case[name]
         lost = np.arange(v.shape[2]) >= beyond
         spoiled = KV(np.where(lost, np.nan, k), np.where(lost[:, None], np.nan, v))
-        np.testing.assert_array_equal(attend(WAYS["ragged"], **{**case, name: spoiled}), base)
+        np.testing.assert_array_equal(attend("ragged", **{**case, name: spoiled}), base)
 
 
 MODEL = ModelConfig(
@@ -216,11 +244,18 @@ def test_what_cannot_be_is_refused(settings, message):
 
 def test_pallas_names_the_room_it_cannot_take():
     with pytest.raises(ValueError, match="multiple of 16"):
-        attend(WAYS["pallas"], **inputs(16, 24))
+        attend("pallas", **inputs(16, 24))
 
 
 @pytest.mark.parametrize(
-    "way, platform", [("dense", "cuda"), ("ragged", "cuda"), ("ragged", "tpu"), ("pallas", "cuda")]
+    "way, platform",
+    [
+        ("dense", "cuda"),
+        ("ragged", "cuda"),
+        ("ragged", "tpu"),
+        ("pallas", "cuda"),
+        ("pallas", "tpu"),
+    ],
 )
 def test_lowers_for_accelerators_that_are_not_here(way, platform):
     """The kernel as itself, not interpreted. That it runs there is another matter."""
@@ -230,7 +265,7 @@ def test_lowers_for_accelerators_that_are_not_here(way, platform):
         layers=1,
         heads=4,
         kv_heads=2,
-        head_dim=64,
+        head_dim=128,
         mlp_width=128,
         dtype="bfloat16",
         platform="gpu" if platform == "cuda" else "tpu",
@@ -239,16 +274,22 @@ def test_lowers_for_accelerators_that_are_not_here(way, platform):
     index = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.int32)
     ready = jax.eval_shape(d.prepare, abstract_params(model))
     # Where there is no GPU, cuDNN cannot be asked, not even for shapes.
-    prefill = decoder(dataclasses.replace(model, platform="cpu")).prefill
+    here = dataclasses.replace(model, platform="cpu" if platform == "cuda" else "tpu")
+    prefill = decoder(here, attention=DecodeAttention(way)).prefill
     contexts = jax.eval_shape(prefill, ready, index(4, 128), index(4))[0]
     cache = jax.eval_shape(lambda: d.init_cache(16, 512))
     active = jax.ShapeDtypeStruct((16,), bool)
-    # Pallas asks which GPU it compiles for (since JAX 0.11), and takes the answer from the mesh.
-    gpu = jax.sharding.AbstractDevice("NVIDIA H100 80GB HBM3", num_cores=132, platform="gpu")
+    # Pallas asks which chip it compiles for, and takes the answer from the mesh.
+    chip = ("NVIDIA H100 80GB HBM3", 132, "gpu") if platform == "cuda" else ("TPU v5e", 1, "tpu")
     mesh = jax.sharding.AbstractMesh(
-        (1,), ("x",), (jax.sharding.AxisType.Auto,), abstract_device=gpu
+        (1,),
+        ("x",),
+        (jax.sharding.AxisType.Auto,),
+        abstract_device=jax.sharding.AbstractDevice(*chip),
     )
-    with jax.sharding.use_abstract_mesh(mesh) if platform == "cuda" else contextlib.nullcontext():
+    with jax.sharding.use_abstract_mesh(mesh):
         traced = jax.jit(d.decode).trace(ready, contexts, cache, *[index(16)] * 4, active)
         lowered = traced.lower(lowering_platforms=(platform,))
-    assert ("triton" in lowered.as_text()) == (way == "pallas")
+    text = lowered.as_text()
+    assert ("triton" in text) == (way == "pallas" and platform == "cuda")
+    assert ("tpu_custom_call" in text) == (way == "pallas" and platform == "tpu")

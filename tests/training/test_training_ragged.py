@@ -16,7 +16,7 @@ from rl_speed.policy import ModelConfig, init, sequence_logprobs
 from rl_speed.policy.packed import banded_attention, make_windows, stream_attention
 from rl_speed.policy.transformer import dense_attention
 from rl_speed.sampling import Batch
-from rl_speed.update.ragged import PieceShape, Ragged, deal, make_plan, piece_of
+from rl_speed.update.ragged import Deal, PieceShape, deal, make_plan, piece_of
 from rl_speed.update.state import init_state, state_shardings
 from rl_speed.update.step import UpdateConfig, gradients, make_update, row_lengths
 
@@ -91,15 +91,12 @@ def test_rows_are_dealt_so_that_shards_have_as_many_tokens(shards, kind):
 
 
 def test_what_is_dealt_comes_back():
-    lengths, mesh = jnp.asarray(lengths_of(3, 16, 30)), make_mesh(data=4)
+    lengths = jnp.asarray(lengths_of(3, 16, 30))
     tokens = jnp.arange(16 * 30, dtype=jnp.int32).reshape(16, 30)
 
-    @jax.jit
-    def both(tokens, lengths):
-        ragged = Ragged(tokens, lengths, PieceShape.of(4, 30), mesh)
-        return ragged.tokens, ragged.join(ragged.tokens)
-
-    split, joined = both(tokens, lengths)
+    dealt = Deal(lengths, 4)
+    split = dealt.split(tokens)
+    joined = dealt.join(split)
     np.testing.assert_array_equal(joined, tokens)
     np.testing.assert_array_equal(split, tokens[deal(lengths, 4)])
 
@@ -159,7 +156,7 @@ def test_gradients_are_those_of_padded_rows(params, loss, aggregation):
     batch, advantages = ragged_batch(width=140)
     objective = Objective(loss=loss, aggregation=aggregation, aggregation_constant=7.0)
     config = UpdateConfig(groups=4, micro_tokens=200, objective=objective)
-    assert len(config.pieces(batch.tokens, make_mesh()).windows) == 3
+    assert len(config.pieces(batch.tokens, make_mesh(), MODEL).windows) == 3
     got, metrics = jax.jit(
         lambda p: gradients(p, batch, advantages, None, None, MODEL, config, make_mesh())
     )(params)
@@ -202,7 +199,7 @@ def test_updates_on_a_mesh_are_those_of_one_device(params, loss, aggregation, ax
     objective = Objective(loss=loss, aggregation=aggregation, aggregation_constant=7.0)
     optimizer = optax.sgd(1.0)
     config = UpdateConfig(groups=4, micro_tokens=300, objective=objective)
-    assert len(config.pieces(batch.tokens, make_mesh()).windows) == 3
+    assert len(config.pieces(batch.tokens, make_mesh(), MODEL).windows) == 3
 
     def moved(mesh):
         state = init_state(params, optimizer, state_shardings(MODEL, optimizer, mesh))

@@ -10,16 +10,19 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.sharding import PartitionSpec
 
-from rl_speed.mesh import batch_sharding, make_mesh
+from rl_speed.mesh import ROWS, batch_sharding, make_mesh
 from rl_speed.policy import ModelConfig, forward, init, param_shardings
+from rl_speed.policy.split import SplitWeights
 from rl_speed.runtime.metrics import read_lines
 from rl_speed.runtime.signals import Stopped
 from rl_speed.sft import train as sft
 from rl_speed.sft.config import Checkpoints, Evaluation, Examples, Logging, Optimizer, SFTConfig
 from rl_speed.sft.data import Example, Layout
 from rl_speed.sft.train import Parts, Pieces, SFTTrainer
-from rl_speed.update.step import stream_logprobs
+from rl_speed.update.ragged import Ragged
+from rl_speed.update.step import row_lengths, stream_logprobs
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 
@@ -49,8 +52,7 @@ def params():
 
 
 def total(params, batch, pieces=Pieces(MODEL, ONE, 8)):
-    ragged, loss = pieces.losses(batch)
-    return ragged.sum(lambda number: loss(params, number), jnp.add)
+    return pieces.loss(params, batch, gradient=False)[0]
 
 
 @pytest.fixture(scope="module")
@@ -94,10 +96,19 @@ def test_an_example_does_not_see_its_neighbours(params):
 
     @jax.jit
     def rows(params, tokens):
-        ragged, _ = pieces.losses(batch.replace(tokens=tokens))
-        piece = ragged.piece(0)
-        stream, _ = stream_logprobs(params, piece, ragged.shape, MODEL)
-        return ragged.rows(stream, piece, 7), piece.row[0], piece.used[0]
+        shape = pieces.shape(*tokens.shape)
+
+        def shard(params, tokens, lengths):
+            ragged = Ragged(tokens, lengths, shape)
+            piece = ragged.piece(0)
+            stream, _ = stream_logprobs(params, piece, shape, MODEL)
+            return jax.tree.map(
+                lambda x: x[None], (ragged.rows(stream, piece), piece.row, piece.used)
+            )
+
+        tables = tokens[None], row_lengths(batch.mask[:, 1:])[None]
+        found = SplitWeights(MODEL, ONE).run(shard, PartitionSpec(ROWS), params, *tables)
+        return jax.tree.map(lambda x: x[0], found)
 
     before, row, used = rows(params, batch.tokens)
     assert used.all() and sorted(row.tolist()) == list(range(8))  # all in one piece

@@ -140,7 +140,7 @@ def run(work: Workload, repeats: int, say: Callable[[str], None]) -> dict[str, A
         "workload": {**dataclasses.asdict(work), "parameters": num_params(work.model)},
         "bandwidth": bandwidth,
         "rows": rows,
-        "auto": DecodeAttention().way(work.room, jax.default_backend()),
+        "auto": DecodeAttention().way(work.room, work.model),
     }
 
 

@@ -1,0 +1,113 @@
+"""Causal attention by JAX's splash kernel, for TPUs: scores never leave the chip, and blocks of
+keys that no query of a block may see are not computed.
+
+The kernel's mask is static: a query looks back over one window. What is known when the program runs
+is added here: blocks that lie in other segments are struck from the kernel's list.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
+from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
+
+from rl_speed.policy.config import ModelConfig
+
+Array = jax.Array
+
+# Queries and keys that are multiplied together; a chip's own memory holds the scores of one head.
+BLOCK = 512
+# The least that the kernel multiplies.
+LANES = 128
+
+
+def block_of(length: int) -> int:
+    """Tokens of a block, for rows of so many: rows are padded to a multiple."""
+    return min(BLOCK, -(-length // LANES) * LANES)
+
+
+@functools.lru_cache(maxsize=16)
+def make_kernel(length: int, window: int, heads: int, interpret: bool):
+    """The kernel for rows of `length` tokens, queries looking back over `window`, their own
+    included. Its arrays are NumPy's, so that no trace holds them.
+    """
+    size = block_of(length)
+    mask = masks.LocalMask((length, length), (window - 1, 0), 0)
+    with jax.ensure_compile_time_eval():
+        kernel = splash.make_splash_mha_single_device(
+            masks.MultiHeadMask([mask] * heads),
+            block_sizes=splash.BlockSizes(
+                block_q=size,
+                block_kv=size,
+                block_q_dkv=size,
+                block_kv_dkv=size,
+                block_q_dq=size,
+                block_kv_dq=size,
+            ),
+            interpret=interpret,
+        )
+    return jax.tree.map(np.asarray, kernel)
+
+
+def strike(kernel, segment_ids_T: Array):
+    """The kernel without the blocks of keys all of whose tokens are of other segments than all of a
+    block's queries.
+    """
+    changed = segment_ids_T[1:] != segment_ids_T[:-1]
+    place_T = jnp.pad(jnp.cumsum(changed, dtype=jnp.int32), (1, 0))  # ascends
+    size = block_of(len(segment_ids_T))
+    first, last = place_T[::size], place_T[size - 1 :: size]
+
+    def struck(info, rows_are_queries: bool):
+        if info.block_mask is None:
+            return info
+        # Entry [0, i, j] is block i or j of one side and block data_next of the other.
+        own = np.arange(info.block_mask.shape[1 if rows_are_queries else 2])
+        own = own[None, :, None] if rows_are_queries else own[None, None, :]
+        other = jnp.asarray(info.data_next, jnp.int32)
+        query, key = (own, other) if rows_are_queries else (other, own)
+        meet = first[query] <= last[key]
+        return info._replace(block_mask=jnp.where(meet, info.block_mask, 0))
+
+    return type(kernel)(
+        struck(kernel.fwd_mask_info, True),
+        struck(kernel.dq_mask_info, True),
+        struck(kernel.dkv_mask_info, False),
+        **kernel.kwargs,
+    )
+
+
+def splash_attention(
+    q: Array, k: Array, v: Array, segment_ids: Array | None, window: int, config: ModelConfig
+) -> Array:
+    """Causal attention over the last `window` tokens of a query's segment.
+
+    Args:
+      q: [B, T, H, K]. k, v: [B, T, G, K], G heads that H / G query heads share.
+      segment_ids: i32[B, T], a segment's tokens contiguous; None: a row is one segment.
+
+    Returns: [B, T, H, K].
+    """
+    length = q.shape[1]
+    pad = -length % block_of(length)
+    # Behind the last token nothing is looked at by what is before.
+    padded = lambda x: jnp.pad(x, ((0, 0), (0, pad)) + ((0, 0),) * (x.ndim - 2))
+    heads_first = lambda x: jnp.swapaxes(padded(x), 1, 2)
+    kernel = make_kernel(length + pad, window, q.shape[2], config.interpret)
+
+    def row(q, k, v, segment_ids):
+        if segment_ids is None:
+            return kernel(q, k, v)
+        ids = splash.SegmentIds(segment_ids, segment_ids)
+        return strike(kernel, segment_ids)(q, k, v, segment_ids=ids)
+
+    scaled = heads_first(q * config.head_dim**-0.5)
+    segments = None if segment_ids is None else padded(segment_ids)
+    rows = scaled, heads_first(k), heads_first(v), segments
+    if q.shape[0] == 1:  # a batch of one is no reason for a batched kernel
+        out = row(*jax.tree.map(lambda x: x[0], rows))[None]
+    else:
+        out = jax.vmap(row, in_axes=(0, 0, 0, None if segments is None else 0))(*rows)
+    return jnp.swapaxes(out, 1, 2)[:, :length].astype(q.dtype)

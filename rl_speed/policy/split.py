@@ -1,0 +1,93 @@
+"""How a policy's weights are read: whole, or split over `fsdp` and made whole where they are used.
+
+A program that each row shard runs for itself (`jax.shard_map` over `mesh.own_axes`) sees its own
+part of each weight. A layer is gathered when its turn comes, in the compute dtype, and again in the
+backward pass where the layer is computed anew. Gradients are added up over the shards in float32, a
+layer at a time, each part where its weight is kept.
+"""
+
+import functools
+from typing import Any
+
+import jax
+from jax.sharding import Mesh, PartitionSpec
+
+from rl_speed.mesh import ROWS, own_axes
+from rl_speed.policy.config import ModelConfig
+from rl_speed.policy.transformer import Array, Params, Weights, param_shardings
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def gather(part: Array, axis: int, dtype: str) -> Array:
+    """The whole of a weight that is split over `fsdp` along `axis`, as float32 with the values that
+    it has in `dtype`: so much is sent, and its gradient adds up in float32.
+    """
+    whole = jax.lax.all_gather(part.astype(dtype), "fsdp", axis=axis, tiled=True)
+    return whole.astype(part.dtype)
+
+
+def _scatter(axis, dtype, _, gradient):
+    return (jax.lax.psum_scatter(gradient, "fsdp", scatter_dimension=axis, tiled=True),)
+
+
+gather.defvjp(lambda part, axis, dtype: (gather(part, axis, dtype), None), _scatter)
+
+
+class SplitWeights(Weights):
+    """Weights of a policy on a mesh, as each row shard sees them.
+
+    Attributes:
+      specs: of the tree of weights, for `jax.shard_map`: where `fsdp` splits them. Over `tensor`
+        they stay with the partitioner.
+    """
+
+    def __init__(self, config: ModelConfig, mesh: Mesh):
+        self._dtype, self._mesh = config.dtype, mesh
+        several = mesh.shape["fsdp"] > 1
+        mine = lambda axis: axis if axis == "fsdp" and several else None
+        self.specs = jax.tree.map(
+            lambda sharding: PartitionSpec(*map(mine, sharding.spec)), param_shardings(config, mesh)
+        )
+
+    def _whole(self, part: Array, spec: PartitionSpec) -> Array:
+        return gather(part, spec.index("fsdp"), self._dtype) if "fsdp" in spec else part
+
+    def layer(self, layer: Params) -> Params:
+        # Those of the stacked layers, without the axis of layers.
+        specs = {name: PartitionSpec(*spec[1:]) for name, spec in self.specs["layers"].items()}
+        return {name: self._whole(part, specs[name]) for name, part in layer.items()}
+
+    def table(self, name: str, table: Array) -> Array:
+        return self._whole(table, self.specs[name])
+
+    def embed(self, table: Array, tokens_N: Array, dtype: Any) -> Array:
+        if "fsdp" not in self.specs["embed"]:
+            return super().embed(table, tokens_N, dtype)
+        # Each shard looks up its columns of the tokens of all shards, and gets all columns of its
+        # own tokens for it: what is sent are rows, not the table.
+        all_tokens = jax.lax.all_gather(tokens_N, "fsdp", tiled=True)
+        columns = table[all_tokens].astype(dtype)
+        return jax.lax.all_to_all(columns, "fsdp", split_axis=0, concat_axis=1, tiled=True)
+
+    def add_up(self, gradients: Params) -> Params:
+        """Gradients of all row shards' losses together, of each shard's own."""
+        axes = lambda spec: ("data",) if "fsdp" in spec else ROWS
+        return jax.tree.map(lambda g, spec: jax.lax.psum(g, axes(spec)), gradients, self.specs)
+
+    def run(self, function: Any, out_specs: Any, params: Params, *tables: Any) -> Any:
+        """function(params, *tables of one shard), run by each row shard for itself.
+
+        Args:
+          tables: pytrees with shards on axis 0, which the function does not see.
+          out_specs: of its result: `specs`, `PartitionSpec()` of what is the same on all shards, or
+            `PartitionSpec(ROWS)` of arrays to be stacked, whose function gives axis 0 of size 1.
+        """
+        mine = lambda tree: jax.tree.map(lambda x: x[0], tree)
+        return jax.shard_map(
+            lambda params, *tables: function(params, *map(mine, tables)),
+            mesh=self._mesh,
+            in_specs=(self.specs, *[PartitionSpec(ROWS)] * len(tables)),
+            out_specs=out_specs,
+            axis_names=own_axes(self._mesh),
+            check_vma=False,
+        )(params, *tables)
