@@ -36,6 +36,8 @@ setup(
     ],
     extras_require={
         "cuda": ["jax[cuda13]>=0.10.2,<0.13"],
+        "cuda12": ["jax[cuda12]>=0.10.2,<0.13"],
+        "cuda13": ["jax[cuda13]>=0.10.2,<0.13"],
         "tpu": ["jax[tpu]>=0.10.2,<0.13"],
         # Not the package called "jetstream", which is an unrelated tool. Brings TensorFlow (2 GB)
         # and a package "benchmarks".

@@ -6,6 +6,7 @@ mesh of them without one: what a program holds there is XLA's own figure for tha
 """
 
 import dataclasses
+import importlib.util
 import math
 import os
 import re
@@ -22,6 +23,9 @@ class Chip:
       platform: as in `ModelConfig`. axes: of a topology.
       flops: bfloat16 operations a second. bandwidth: of its memory, bytes a second. memory: bytes.
       source: where these stand.
+      clock: cycles a second in which a TPU's compiler counts; of the peak rate and the multipliers
+        of a core, since the maker does not say.
+      described: of a GPU, as XLA's GpuTargetConfigProto.
     """
 
     platform: str
@@ -30,19 +34,39 @@ class Chip:
     bandwidth: float
     memory: int
     source: str
+    clock: float = 0.0
+    described: str = ""
 
 
+# XLA compiles for a GPU by these; of a H200 memory and its bandwidth are others.
+_HOPPER = """
+gpu_device_info {
+  cuda_compute_capability { major: 9 }
+  core_count: 132 fpus_per_core: 128 clock_rate_ghz: 1.98
+  threads_per_warp: 32 threads_per_block_limit: 1024 threads_per_core_limit: 2048
+  block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
+  shared_memory_per_block: 49152 shared_memory_per_block_optin: 232448
+  shared_memory_per_core: 233472 registers_per_core_limit: 65536 registers_per_block_limit: 65536
+  l2_cache_size: 52428800 memory_bandwidth: %d device_memory_size: %d
+}
+platform_name: "CUDA" device_description_str: "NVIDIA %s"
+dnn_version_info { major: 9 minor: 8 } runtime_version { major: %d }
+"""
 GIB = 2**30
+TPU, NVIDIA = "docs.cloud.google.com/tpu/docs/", "www.nvidia.com/en-us/data-center/"
+_H100, _H200 = (3_350_000_000_000, 84_929_347_584), (4_800_000_000_000, 150_754_820_096)
 CHIPS = {
-    "v5e": Chip("tpu", 2, 197e12, 819e9, 16 * GIB, "cloud.google.com/tpu/docs/v5e"),
-    "v5p": Chip("tpu", 3, 459e12, 2765e9, 95 * GIB, "cloud.google.com/tpu/docs/v5p"),
-    "v6e": Chip("tpu", 2, 918e12, 1640e9, 32 * GIB, "cloud.google.com/tpu/docs/v6e"),
+    "v5e": Chip("tpu", 2, 197e12, 819e9, 16 * GIB, TPU + "v5e", 1.5e9),
+    "v5p": Chip("tpu", 3, 459e12, 2765e9, 95 * GIB, TPU + "v5p", 1.75e9),
+    "v6e": Chip("tpu", 2, 918e12, 1640e9, 32 * GIB, TPU + "v6e", 1.75e9),
+    "h100": Chip("gpu", 1, 989e12, *_H100, NVIDIA + "h100", described="H100 80GB HBM3"),
+    "h200": Chip("gpu", 1, 989e12, *_H200, NVIDIA + "h200", described="H200"),
 }
 
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """Chips of one kind in a topology: "v5p:2x2x1"."""
+    """Chips of one kind in a topology: "v5p:2x2x1", or "h100:8"."""
 
     name: str
     chip: Chip
@@ -56,9 +80,10 @@ class Target:
             raise ValueError(f"--target={text}: no such chip; there are {', '.join(CHIPS)}")
         chip = CHIPS[name]
         if not re.fullmatch("x".join([r"[1-9]\d*"] * chip.axes), shape):
-            example = "x".join("2" * chip.axes)
+            example = "x".join("2" * chip.axes) if chip.axes > 1 else "8"
+            axes = "axes" if chip.axes > 1 else "number"
             raise ValueError(
-                f"--target={text}: {name} wants {chip.axes} axes, such as {name}:{example}"
+                f"--target={text}: {name} wants {chip.axes} {axes}, such as {name}:{example}"
             )
         return cls(name, chip, tuple(map(int, shape.split("x"))))
 
@@ -73,26 +98,39 @@ class Target:
         os.environ["TPU_SKIP_MDS_QUERY"] = "1"
         os.environ["TPU_ACCELERATOR_TYPE"] = "v5litepod-4"
         os.environ["TPU_WORKER_HOSTNAMES"] = "localhost"
+        # Several may compile at the same time: none holds a device.
+        os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"
 
     def devices(self) -> Sequence[jax.Device]:
         """Described devices: programs compile for them, and nothing runs.
 
         Raises ValueError: the compiler is not installed, or refuses the topology.
         """
-        from jax.experimental import topologies
-
-        more = {}
-        if self.size == 1:  # else a host has four chips
-            more["chips_per_host_bounds"] = (1, 1, 1)
-        name = f"{self.name}:{'x'.join(map(str, self.shape))}"
         try:
-            return topologies.get_topology_desc(name, self.chip.platform, **more).devices
+            return self._describe().devices
         except Exception as error:
             said = str(error).strip().splitlines()[0]
+            environment = "tpu" if self.chip.platform == "tpu" else "cuda13"
             raise ValueError(
-                f"--target={name}: its compiler cannot be asked here ({said}). "
-                f"`launch/targets.sh {self.chip.platform}` makes an environment that has it"
+                f"--target={self.name}:{'x'.join(map(str, self.shape))}: its compiler cannot be "
+                f"asked here ({said}). `launch/targets.sh {environment}` makes an environment that "
+                "has it"
             ) from None
+
+    def _describe(self):
+        from jax.experimental import topologies
+
+        if self.chip.platform == "tpu":
+            more = {}
+            if self.size == 1:  # else a host has four chips
+                more["chips_per_host_bounds"] = (1, 1, 1)
+            name = f"{self.name}:{'x'.join(map(str, self.shape))}"
+            return topologies.get_topology_desc(name, "tpu", **more)
+        version = 12 if importlib.util.find_spec("jax_cuda12_plugin") else 13
+        limits = int(self.chip.bandwidth), self.chip.memory, self.chip.described, version
+        return topologies.get_topology_desc(
+            "", "cuda", target_config=_HOPPER % limits, topology=f"1x1x{self.size}"
+        )
 
 
 COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "collective-permute", "all-to-all")

@@ -16,12 +16,19 @@ import numpy as np
 from rl_speed.policy.attention import KV, Attend, Cache, DecodeAttention
 from rl_speed.policy.config import ModelConfig
 from rl_speed.policy.packed import causal_attention
-from rl_speed.policy.transformer import full_precision, output_head, rms_norm, rope_angles, rotate
+from rl_speed.policy.transformer import (
+    full_precision,
+    output_head,
+    rms_norm,
+    rope_angles,
+    rotate,
+    weights,
+)
 from rl_speed.sampling.types import Array, Decoder
 
 
 class DecodeParams(NamedTuple):
-    """Weights laid out for decoding: a list of layers, matrices as [out, in],
+    """Weights laid out for decoding: a list of layers, matrices as `times` takes them,
     projections fused or not, and the tables around them.
     """
 
@@ -40,27 +47,26 @@ def prepare(params: Any, config: ModelConfig, fuse: bool = True) -> DecodeParams
     """
     dtype = jnp.dtype(config.dtype)
     flat = lambda x: x.reshape(x.shape[0], -1)
-    # [out, in]: XLA on CPUs then multiplies a row alike in many rows and in 16 (where the policy is
+    # [out, in] on CPUs: XLA then multiplies a row alike in many rows and in 16 (where the policy is
     # 256 wide, not where it is 128). The barrier keeps it from undoing the transposition.
-    turned = lambda x: jax.lax.optimization_barrier(x.T)
+    cpu = config.platform == "cpu"
+    turn = lambda x: x.T if cpu else x
+    fixed = lambda x: jax.lax.optimization_barrier(x.T) if cpu else x
+    join = lambda parts: jnp.concatenate(parts, axis=0 if cpu else 1)
 
     def layer(i: int) -> dict[str, Any]:
         w = {name: value[i] for name, value in params["layers"].items()}
         out = {
             "attn_norm": w["attn_norm"],
             "mlp_norm": w["mlp_norm"],
-            "wo": turned(w["wo"].reshape(-1, config.width).astype(dtype)),
-            "w_down": turned(w["w_down"].astype(dtype)),
+            "wo": fixed(w["wo"].reshape(-1, config.width).astype(dtype)),
+            "w_down": fixed(w["w_down"].astype(dtype)),
         }
         qkv, up = (
-            [flat(w[n]).astype(dtype).T for n in ("wq", "wk", "wv")],
-            [w[n].astype(dtype).T for n in ("w_gate", "w_up")],
+            [turn(flat(w[n]).astype(dtype)) for n in ("wq", "wk", "wv")],
+            [turn(w[n].astype(dtype)) for n in ("w_gate", "w_up")],
         )
-        out |= (
-            {"qkv": [jnp.concatenate(qkv)], "up": [jnp.concatenate(up)]}
-            if fuse
-            else {"qkv": qkv, "up": up}
-        )
+        out |= {"qkv": [join(qkv)], "up": [join(up)]} if fuse else {"qkv": qkv, "up": up}
         if config.qkv_bias:
             bias = [w[n].reshape(-1).astype(dtype) for n in ("bq", "bk", "bv")]
             out["qkv_bias"] = [jnp.concatenate(bias)] if fuse else bias
@@ -82,12 +88,28 @@ def prepare(params: Any, config: ModelConfig, fuse: bool = True) -> DecodeParams
     )
 
 
+def narrow(params: Any, config: ModelConfig) -> Any:
+    """Weights in the compute dtype, save norms."""
+    dtype = jnp.dtype(config.dtype)
+    cast = lambda x, weight: x if "norm" in weight.logical_axes else x.astype(dtype)
+    return jax.tree.map(cast, params, weights(config))
+
+
+def times(x: Array, weight: Array, config: ModelConfig) -> Array:
+    """x [..., in] times a matrix of `DecodeParams`: [out, in] on CPUs, else [in, out]."""
+    if config.platform == "cpu":
+        return x @ weight.T
+    # Without a barrier a TPU's compiler works out again what x is, a norm say, for each part of the
+    # weights: by its estimate a quarter of the product's time.
+    return (jax.lax.optimization_barrier(x) if config.platform == "tpu" else x) @ weight
+
+
 def project(layer: dict[str, Any], x: Array, rope: tuple[Array, Array], config: ModelConfig):
     """Rotated queries [..., H, K], rotated keys [..., G, K] and values [..., G, K] of normed
     inputs [..., D].
     """
     normed = rms_norm(x, layer["attn_norm"], config.norm_eps)
-    parts = [normed @ w.T for w in layer["qkv"]]
+    parts = [times(normed, w, config) for w in layer["qkv"]]
     if config.qkv_bias:
         parts = [part + bias for part, bias in zip(parts, layer["qkv_bias"])]
     parts = [part.reshape(*x.shape[:-1], -1, config.head_dim) for part in parts]
@@ -99,7 +121,7 @@ def project(layer: dict[str, Any], x: Array, rope: tuple[Array, Array], config: 
                 rms_norm(part, scale, config.norm_eps)
                 for part, scale in zip(parts, layer["qk_norm"])
             ]
-        return [rotate(part, *rope) for part in parts]
+        return [rotate(part, *rope, config) for part in parts]
 
     if len(parts) == 3:
         q, k, v = parts
@@ -117,13 +139,13 @@ def project(layer: dict[str, Any], x: Array, rope: tuple[Array, Array], config: 
 def feed_forward(layer: dict[str, Any], x: Array, config: ModelConfig) -> Array:
     """SwiGLU, without the residual."""
     normed = rms_norm(x, layer["mlp_norm"], config.norm_eps)
-    parts = [normed @ w.T for w in layer["up"]]
+    parts = [times(normed, w, config) for w in layer["up"]]
     gate, up = (
         parts
         if len(parts) == 2
         else (parts[0][..., : config.mlp_width], parts[0][..., config.mlp_width :])
     )
-    return (jax.nn.silu(gate) * up) @ layer["w_down"].T
+    return times(jax.nn.silu(gate) * up, layer["w_down"], config)
 
 
 def prefill(
@@ -147,7 +169,7 @@ def prefill(
             q, k, v = project(layer, x_CxLxD, rope, config)
             pool.append(attention.lay(k, v, config))
             out = causal_attention(q, k, v, config)
-            x_CxLxD = x_CxLxD + out.reshape(contexts, length, -1) @ layer["wo"].T
+            x_CxLxD = x_CxLxD + times(out.reshape(contexts, length, -1), layer["wo"], config)
             x_CxLxD = x_CxLxD + feed_forward(layer, x_CxLxD, config)
         last_CxD = jnp.take_along_axis(x_CxLxD, (lengths_C - 1)[:, None, None], axis=1)[:, 0]
         last_CxD = rms_norm(last_CxD, params.final_norm, config.norm_eps)
@@ -197,7 +219,7 @@ def decode(
             q, k, v = project(layer, x_SxD, rope, config)
             out, rows = attend(q, k, v, context, rows)
             updated.append(rows)
-            x_SxD = x_SxD + out @ layer["wo"].T
+            x_SxD = x_SxD + times(out, layer["wo"], config)
             x_SxD = x_SxD + feed_forward(layer, x_SxD, config)
         x_SxD = rms_norm(x_SxD, params.final_norm, config.norm_eps)
     return output_head(params.head, x_SxD, config), updated
@@ -220,4 +242,5 @@ def decoder(
         init_cache=bind(init_cache, attention=attention),
         decode=bind(decode, attention=attention),
         prepare=bind(prepare, fuse=fuse),
+        narrow=bind(narrow),
     )

@@ -12,25 +12,30 @@ from typing import Any
 import jax
 from jax.sharding import Mesh, PartitionSpec
 
-from rl_speed.mesh import ROWS, own_axes
+from rl_speed.mesh import ROWS, over_tensor, own_axes
 from rl_speed.policy.config import ModelConfig
 from rl_speed.policy.transformer import Array, Params, Weights, param_shardings
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
-def gather(part: Array, axis: int, dtype: str) -> Array:
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
+def gather(part: Array, axis: int, tensor: int | None, dtype: str) -> Array:
     """The whole of a weight that is split over `fsdp` along `axis`, as float32 with the values that
     it has in `dtype`: so much is sent, and its gradient adds up in float32.
+
+    Args:
+      tensor: its axis that is split over `tensor`, too, and stays so: each device gathers its own
+        part. The partitioner would make it whole first.
     """
-    whole = jax.lax.all_gather(part.astype(dtype), "fsdp", axis=axis, tiled=True)
-    return whole.astype(part.dtype)
+    whole = lambda x: jax.lax.all_gather(x, "fsdp", axis=axis, tiled=True)
+    return over_tensor(whole, (tensor,), tensor, part.astype(dtype)).astype(part.dtype)
 
 
-def _scatter(axis, dtype, _, gradient):
-    return (jax.lax.psum_scatter(gradient, "fsdp", scatter_dimension=axis, tiled=True),)
+def _scatter(axis, tensor, dtype, _, gradient):
+    mine = lambda x: jax.lax.psum_scatter(x, "fsdp", scatter_dimension=axis, tiled=True)
+    return (over_tensor(mine, (tensor,), tensor, gradient),)
 
 
-gather.defvjp(lambda part, axis, dtype: (gather(part, axis, dtype), None), _scatter)
+gather.defvjp(lambda part, *settings: (gather(part, *settings), None), _scatter)
 
 
 class SplitWeights(Weights):
@@ -43,22 +48,25 @@ class SplitWeights(Weights):
 
     def __init__(self, config: ModelConfig, mesh: Mesh):
         self._dtype, self._mesh = config.dtype, mesh
+        shardings = param_shardings(config, mesh)
         several = mesh.shape["fsdp"] > 1
         mine = lambda axis: axis if axis == "fsdp" and several else None
-        self.specs = jax.tree.map(
-            lambda sharding: PartitionSpec(*map(mine, sharding.spec)), param_shardings(config, mesh)
-        )
+        self.specs = jax.tree.map(lambda s: PartitionSpec(*map(mine, s.spec)), shardings)
+        self._full = jax.tree.map(lambda s: s.spec, shardings)
 
     def _whole(self, part: Array, spec: PartitionSpec) -> Array:
-        return gather(part, spec.index("fsdp"), self._dtype) if "fsdp" in spec else part
+        if "fsdp" not in spec or self._mesh.shape["fsdp"] == 1:
+            return part
+        tensor = spec.index("tensor") if "tensor" in spec else None
+        return gather(part, spec.index("fsdp"), tensor, self._dtype)
 
     def layer(self, layer: Params) -> Params:
         # Those of the stacked layers, without the axis of layers.
-        specs = {name: PartitionSpec(*spec[1:]) for name, spec in self.specs["layers"].items()}
+        specs = {name: PartitionSpec(*spec[1:]) for name, spec in self._full["layers"].items()}
         return {name: self._whole(part, specs[name]) for name, part in layer.items()}
 
     def table(self, name: str, table: Array) -> Array:
-        return self._whole(table, self.specs[name])
+        return self._whole(table, self._full[name])
 
     def embed(self, table: Array, tokens_N: Array, dtype: Any) -> Array:
         if "fsdp" not in self.specs["embed"]:

@@ -25,6 +25,9 @@ Params = Mapping[str, Any]
 # So few layers are unrolled: they compile in no time, and nothing is copied into stacked arrays for
 # the backward pass.
 UNROLLED_LAYERS = 4
+# What is kept, and not computed anew, where `ModelConfig.remat` is set: what a kernel names so of
+# attention, [T, H * K] in a layer of many [T, F].
+KEPT = "attention"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,17 +185,25 @@ def rope_angles(positions: Array, config: ModelConfig) -> tuple[Array, Array]:
     return jnp.cos(angles), jnp.sin(angles)
 
 
-def rotate(x: Array, cos: Array, sin: Array) -> Array:
+def rotate(x: Array, cos: Array, sin: Array, config: ModelConfig) -> Array:
     """Rotary embedding in the half-split layout of Hugging Face: dimension i pairs with i + K / 2.
 
     Args:
       x: [..., heads, K]. cos, sin: float32 [..., K / 2], from `rope_angles`.
     """
-    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     cos, sin = cos[..., None, :], sin[..., None, :]
-    return jnp.concatenate(
-        [first * cos - second * sin, second * cos + first * sin], axis=-1
-    ).astype(x.dtype)
+    if config.platform != "tpu":
+        first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+        return jnp.concatenate(
+            [first * cos - second * sin, second * cos + first * sin], axis=-1
+        ).astype(x.dtype)
+    # A TPU takes longer to move halves of its lanes than to multiply with a matrix that swaps them,
+    # and negates the first: exact, of 0, 1 and -1.
+    half = np.eye(config.head_dim // 2)
+    swap = np.block([[0 * half, half], [-half, 0 * half]])
+    swapped = (x @ jnp.asarray(swap, x.dtype)).astype(jnp.float32)
+    twice = lambda x: jnp.concatenate([x, x], axis=-1)
+    return (x.astype(jnp.float32) * twice(cos) + swapped * twice(sin)).astype(x.dtype)
 
 
 def attention_kernel(config: ModelConfig) -> str:
@@ -272,7 +283,7 @@ def attention_block(
                 rms_norm(x, layer[name], config.norm_eps)
                 for x, name in ((q, "q_norm"), (k, "k_norm"))
             )
-        q, k = rotate(q, *rope), rotate(k, *rope)
+        q, k = rotate(q, *rope, config), rotate(k, *rope, config)
         weight = layer["wo"].astype(dtype)
         return attend(q, k, v).reshape(len(x_NxD), -1) @ weight.reshape(-1, weight.shape[-1])
 
@@ -354,7 +365,10 @@ def hidden_states(
             x_NxD = weights.embed(params["embed"], tokens_BxT.reshape(-1), dtype)
         # Inside scan the loop itself keeps XLA from undoing the recomputation, so its costly
         # barriers are not needed.
-        step = jax.checkpoint(layer_step, prevent_cse=False) if config.remat else layer_step
+        kept = jax.checkpoint_policies.save_only_these_names(KEPT)
+        step = layer_step
+        if config.remat:
+            step = jax.checkpoint(layer_step, prevent_cse=False, policy=kept)
         with jax.named_scope("layers"):
             x_NxD, _ = jax.lax.scan(
                 step,

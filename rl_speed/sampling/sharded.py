@@ -78,7 +78,7 @@ def sample_sharded(
     """
     return per_shard(
         lambda params, tables, key: sample(decoder, params, *tables, key, config),
-        params,
+        decoder.narrow(params),
         (contexts, requests),
         key,
         mesh,
@@ -122,4 +122,4 @@ def sample_adaptive_sharded(
         decoder, params, prompts, rule, verify, target, key, config
     )
     check_mesh(verify, mesh)
-    return per_shard(draw, params, prompts, key, mesh)
+    return per_shard(draw, decoder.narrow(params), prompts, key, mesh)

@@ -57,12 +57,15 @@ class Decoder:
         distribution: its request ends there (`Samples.nonfinite`).
       prepare: params -> whatever the three functions take as `params`; run once per call (cast,
         unstacked copies).
+      narrow: params -> params, before they are made whole on each shard of a mesh: a cast makes
+        less to send.
     """
 
     prefill: Callable[..., Any]
     init_cache: Callable[..., Any]
     decode: Callable[..., Any]
     prepare: Callable[..., Any] = lambda params: params
+    narrow: Callable[..., Any] = lambda params: params
 
 
 @dataclasses.dataclass(frozen=True)
