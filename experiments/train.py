@@ -18,6 +18,8 @@ rollouts.jsonl, tensorboard/, checkpoints/, plots/*.png, report.html, summary.js
 Hugging Face directory).
 """
 
+import dataclasses
+import json
 import os
 import sys
 from pathlib import Path
@@ -42,9 +44,11 @@ _DRY_RUN = flags.DEFINE_bool(
 _TARGET = flags.DEFINE_string(
     "target",
     None,
-    "--dry_run for chips that are not here, by their own compiler: v5e:2x2, v5p:2x2x1, v6e:4x4. "
+    "--dry_run for chips that are not here, by their own compiler: v5e:2x2, v5p:2x2x1, v6e:4x4, "
+    "h100:8, h200:8. "
     "In an environment that launch/targets.sh makes.",
 )
+_JSON = flags.DEFINE_string("json", None, "--dry_run writes what it found there, too.")
 flags.mark_flag_as_required("config")
 
 RENAMED = {"config.training.micro_batch": "config.training.micro_tokens"}
@@ -68,6 +72,7 @@ def main(_):
         )
 
     # Imported here, so that --help is quick.
+    from rl_speed.runtime.metrics import write_atomically
     from rl_speed.runtime.plotting import plot_run
     from rl_speed.runtime.report import closing_summary
     from rl_speed.studies.inspection import write_report
@@ -75,7 +80,11 @@ def main(_):
     from rl_speed.training.loop import Trainer
 
     if _DRY_RUN.value:
-        print(dry_run(config, target, lambda text: print(text, file=sys.stderr)).text())
+        found = dry_run(config, target, lambda text: print(text, file=sys.stderr))
+        print(found.text())
+        if _JSON.value:
+            record = {**dataclasses.asdict(found), "fits": found.fits}
+            write_atomically(Path(_JSON.value), json.dumps(record, indent=1) + "\n")
         return
     if not _WORKDIR.value:
         command.fail("--workdir is missing: where should the run be written?")

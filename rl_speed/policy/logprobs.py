@@ -8,33 +8,41 @@ import jax
 import jax.numpy as jnp
 
 from rl_speed.policy.config import ModelConfig
-from rl_speed.policy.transformer import Array, Params, Weights, hidden_states, output_head
+from rl_speed.policy.transformer import (
+    Array,
+    Params,
+    Vocabulary,
+    Weights,
+    hidden_states,
+    output_head,
+)
 
 # Logits computed together by default: 2^27 float32 numbers are 512 MiB over the whole batch.
 DEFAULT_LOGITS = 2**27
 
 
 def logits_logprobs(
-    logits: Array, targets: Array, with_entropy: bool = False
+    logits: Array, targets: Array, with_entropy: bool = False, vocabulary: Vocabulary = Vocabulary()
 ) -> tuple[Array, Array | None]:
     """Log-softmax of float32 logits [..., V] at targets [...],
-    and the entropy in nats if asked for.
+    and the entropy in nats if asked for; `vocabulary`: what of it the logits are of.
     """
     # Shifted to a maximum of zero first: the results are differences of logits, and rounding at the
     # size of the logits themselves (an entropy off by 1e-4 nats at logits around 40) would outgrow
     # what sampler and trainer may disagree by.
     logits = logits.astype(jnp.float32)
-    logits = logits - jax.lax.stop_gradient(jnp.max(logits, axis=-1, keepdims=True))
+    top = jax.lax.stop_gradient(jnp.max(logits, axis=-1, keepdims=True))
+    logits = logits - vocabulary.max(top)
     # A masked sum rather than a gather: its gradient is a fused select where a gather's is a
     # scatter, and it stays local when the vocabulary is sharded.
-    vocabulary = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
-    chosen = jnp.sum(jnp.where(vocabulary == targets[..., None], logits, 0.0), axis=-1)
+    chosen = jnp.where(vocabulary.ids(logits.shape) == targets[..., None], logits, 0.0)
+    chosen = vocabulary.sum(jnp.sum(chosen, axis=-1))
     weights = jnp.exp(logits)
-    total = jnp.sum(weights, axis=-1)
+    total = vocabulary.sum(jnp.sum(weights, axis=-1))
     normaliser, entropy = jnp.log(total), None
     if with_entropy:
         # Both sums in one pass over the logits.
-        entropy = normaliser - jnp.sum(weights * logits, axis=-1) / total
+        entropy = normaliser - vocabulary.sum(jnp.sum(weights * logits, axis=-1)) / total
     return chosen - normaliser, entropy
 
 
@@ -84,12 +92,15 @@ def token_logprobs(
 
     def piece(head, hidden, targets):
         # Tokens on one axis, as in `hidden_states`.
-        logits = output_head(head, hidden.reshape(-1, width), config) / temperature
-        found = logits_logprobs(logits, targets.reshape(-1), with_entropy)
-        return jax.tree.map(lambda x: x.reshape(targets.shape), found)
+        seen = vocabulary.tokens(hidden.reshape(-1, width))
+        logits = output_head(head, seen, config) / temperature
+        told = vocabulary.tokens(targets.reshape(-1))
+        found = logits_logprobs(logits, told, with_entropy, vocabulary)
+        return jax.tree.map(lambda x: vocabulary.mine(x).reshape(targets.shape), found)
 
     name = "embed" if config.tie_embeddings else "lm_head"
-    head = {name: weights.table(name, params[name])}
+    table, vocabulary = weights.head(name, params[name])
+    head = {name: table}
     with jax.named_scope("token_logprobs"):
         if step >= length:
             return piece(head, hidden_BxTxD, targets_BxT)

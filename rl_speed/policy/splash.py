@@ -14,7 +14,7 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ke
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
 from rl_speed.policy.config import ModelConfig
-from rl_speed.policy.transformer import KEPT, Array
+from rl_speed.policy.transformer import Array
 
 # Queries and keys that are multiplied together; a chip's own memory holds the scores of one head.
 BLOCK = 512
@@ -45,7 +45,6 @@ def make_kernel(length: int, window: int, heads: int, interpret: bool):
                 block_q_dq=size,
                 block_kv_dq=size,
             ),
-            residual_checkpoint_name=KEPT,
             interpret=interpret,
         )
     return jax.tree.map(np.asarray, kernel)

@@ -3,7 +3,8 @@
 A program that each row shard runs for itself (`jax.shard_map` over `mesh.own_axes`) sees its own
 part of each weight. A layer is gathered when its turn comes, in the compute dtype, and again in the
 backward pass where the layer is computed anew. Gradients are added up over the shards in float32, a
-layer at a time, each part where its weight is kept.
+layer at a time, each part where its weight is kept. Of the tables before and behind the layers
+nothing is gathered: tokens are sent to where their columns, or the words, are.
 """
 
 import functools
@@ -14,7 +15,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from rl_speed.mesh import ROWS, over_tensor, own_axes
 from rl_speed.policy.config import ModelConfig
-from rl_speed.policy.transformer import Array, Params, Weights, param_shardings
+from rl_speed.policy.transformer import Array, Params, Vocabulary, Weights, param_shardings
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
@@ -26,6 +27,8 @@ def gather(part: Array, axis: int, tensor: int | None, dtype: str) -> Array:
       tensor: its axis that is split over `tensor`, too, and stays so: each device gathers its own
         part. The partitioner would make it whole first.
     """
+    # Without a barrier XLA casts all layers ahead of the loop over them, and holds both.
+    part = jax.lax.optimization_barrier(part)
     whole = lambda x: jax.lax.all_gather(x, "fsdp", axis=axis, tiled=True)
     return over_tensor(whole, (tensor,), tensor, part.astype(dtype)).astype(part.dtype)
 
@@ -36,6 +39,23 @@ def _scatter(axis, tensor, dtype, _, gradient):
 
 
 gather.defvjp(lambda part, *settings: (gather(part, *settings), None), _scatter)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3, 4))
+def turn(part: Array, whole: int, split: int, tensor: int | None, dtype: str) -> Array:
+    """A weight that is split over `fsdp` along axis `whole`, split along `split` instead; numbers
+    and gradients as in `gather`.
+    """
+    send = lambda x: jax.lax.all_to_all(x, "fsdp", split, whole, tiled=True)
+    return over_tensor(send, (tensor,), tensor, part.astype(dtype)).astype(part.dtype)
+
+
+def _turn_back(whole, split, tensor, dtype, _, gradient):
+    send = lambda x: jax.lax.all_to_all(x, "fsdp", whole, split, tiled=True)
+    return (over_tensor(send, (tensor,), tensor, gradient),)
+
+
+turn.defvjp(lambda part, *settings: (turn(part, *settings), None), _turn_back)
 
 
 class SplitWeights(Weights):
@@ -65,8 +85,18 @@ class SplitWeights(Weights):
         specs = {name: PartitionSpec(*spec[1:]) for name, spec in self._full["layers"].items()}
         return {name: self._whole(part, specs[name]) for name, part in layer.items()}
 
-    def table(self, name: str, table: Array) -> Array:
-        return self._whole(table, self._full[name])
+    def head(self, name: str, table: Array) -> tuple[Array, Vocabulary]:
+        # Not gathered: each shard multiplies its words with the tokens of all. What is sent are
+        # tokens, not the table nor its gradient, and nobody holds them whole.
+        spec, shape = self._full[name], self._mesh.shape
+        whole, split = (1, 0) if name == "embed" else (0, 1)
+        tensor = spec[split] == "tensor"
+        blocks = shape["tensor"] if tensor else 1
+        size = table.shape[split]
+        if "fsdp" not in spec or shape["fsdp"] == 1 or size % (blocks * shape["fsdp"]):
+            return self._whole(table, spec), Vocabulary()
+        table = turn(table, whole, split, split if tensor else None, self._dtype)
+        return table, Vocabulary("fsdp", blocks, size)
 
     def embed(self, table: Array, tokens_N: Array, dtype: Any) -> Array:
         if "fsdp" not in self.specs["embed"]:

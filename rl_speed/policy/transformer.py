@@ -25,9 +25,6 @@ Params = Mapping[str, Any]
 # So few layers are unrolled: they compile in no time, and nothing is copied into stacked arrays for
 # the backward pass.
 UNROLLED_LAYERS = 4
-# What is kept, and not computed anew, where `ModelConfig.remat` is set: what a kernel names so of
-# attention, [T, H * K] in a layer of many [T, F].
-KEPT = "attention"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -236,13 +233,55 @@ class Weights:
         """One layer's."""
         return layer
 
-    def table(self, name: str, table: Array) -> Array:
-        """The embedding or the output head, to be multiplied with."""
-        return table
-
     def embed(self, table: Array, tokens_N: Array, dtype: Any) -> Array:
         """Rows of the embedding, [N, D]."""
         return table[tokens_N].astype(dtype)
+
+    def head(self, name: str, table: Array) -> tuple[Array, "Vocabulary"]:
+        """The table that hidden states are multiplied with, and what of the vocabulary it has."""
+        return table, Vocabulary()
+
+
+@dataclasses.dataclass(frozen=True)
+class Vocabulary:
+    """The part of the vocabulary that one of several shards has logits of, for all their tokens.
+
+    Attributes:
+      axis: of the mesh, along which the others have the rest; "": there is one part, the whole.
+      blocks: pieces that each part is made of, one of each piece of the whole; size: of the whole.
+    """
+
+    axis: str = ""
+    blocks: int = 1
+    size: int = 0
+
+    def tokens(self, x: Array) -> Array:
+        """[N, ...] of each shard -> [shards * N, ...]."""
+        return jax.lax.all_gather(x, self.axis, tiled=True) if self.axis else x
+
+    def mine(self, x: Array) -> Array:
+        """The inverse of `tokens`."""
+        if not self.axis:
+            return x
+        count = len(x) // jax.lax.axis_size(self.axis)
+        return jax.lax.dynamic_slice_in_dim(x, jax.lax.axis_index(self.axis) * count, count)
+
+    def ids(self, shape: tuple[int, ...]) -> Array:
+        """i32 `shape`: which word each logit on the last axis is of."""
+        place = jax.lax.broadcasted_iota(jnp.int32, shape, len(shape) - 1)
+        if not self.axis:
+            return place
+        each = shape[-1] // self.blocks
+        first = jax.lax.axis_index(self.axis) * each
+        return place // each * (self.size // self.blocks) + first + place % each
+
+    def sum(self, x: Array) -> Array:
+        """Of the parts' sums."""
+        return jax.lax.psum(x, self.axis) if self.axis else x
+
+    def max(self, x: Array) -> Array:
+        """Of the parts' largest."""
+        return jax.lax.pmax(x, self.axis) if self.axis else x
 
 
 def segment_positions(segment_ids_BxT: Array) -> Array:
@@ -365,10 +404,7 @@ def hidden_states(
             x_NxD = weights.embed(params["embed"], tokens_BxT.reshape(-1), dtype)
         # Inside scan the loop itself keeps XLA from undoing the recomputation, so its costly
         # barriers are not needed.
-        kept = jax.checkpoint_policies.save_only_these_names(KEPT)
-        step = layer_step
-        if config.remat:
-            step = jax.checkpoint(layer_step, prevent_cse=False, policy=kept)
+        step = jax.checkpoint(layer_step, prevent_cse=False) if config.remat else layer_step
         with jax.named_scope("layers"):
             x_NxD, _ = jax.lax.scan(
                 step,

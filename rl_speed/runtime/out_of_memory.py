@@ -72,12 +72,16 @@ def abstract_state(
     )
 
 
+# The part that is held beside programs which do not have it.
+WAITING = "optimizer"
+
+
 def update_parts(state: TrainState) -> dict[str, int]:
     """Bytes per device of what the update holds, by part."""
     weights = device_bytes(state.params)
     return {
         "weights (sharded, float32)": weights,
-        "optimizer": device_bytes(state.opt_state),
+        WAITING: device_bytes(state.opt_state),
         "gradients": weights,
     }
 

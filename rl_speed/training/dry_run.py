@@ -13,11 +13,15 @@ import numpy as np
 from jax.sharding import Mesh
 
 from rl_speed.config import Config
+from rl_speed.hlo import Collectives, Phases, collectives, phases
 from rl_speed.mesh import batch_sharding, row_shards
-from rl_speed.policy import ModelConfig, num_params
+from rl_speed.policy import DecodeAttention, ModelConfig, num_params
+from rl_speed.policy.splash import BLOCK
+from rl_speed.policy.transformer import attention_kernel
 from rl_speed.rollout.call_plan import capacities
 from rl_speed.rollout.generate import Generator
 from rl_speed.runtime.out_of_memory import (
+    WAITING,
     abstract_state,
     device_bytes,
     explain,
@@ -25,11 +29,11 @@ from rl_speed.runtime.out_of_memory import (
     update_parts,
 )
 from rl_speed.sampling import Batch, Prompts, SamplerConfig
-from rl_speed.targets import Chip, Collectives, Target, collectives
+from rl_speed.targets import Chip, Target
 from rl_speed.training import build
 from rl_speed.training.fused import FusedConfig, Table
 from rl_speed.training.split_step import trains_on_prefixes, uses_old_logprobs
-from rl_speed.update.ragged import PieceShape, make_plan
+from rl_speed.update.ragged import LOOP, PieceShape, make_plan
 from rl_speed.update.state import TrainState
 from rl_speed.update.step import UpdateConfig, make_score, make_update
 
@@ -55,6 +59,35 @@ FUSED_FIELDS = (
     "config.mesh.fsdp (up)",
 )
 
+# What kernels are assumed to reach of a chip's limits, since no compiler estimates them: of its
+# operations where they multiply, of its bandwidth where they read.
+KERNEL_FLOPS, KERNEL_BANDWIDTH = 0.6, 0.8
+
+
+@dataclasses.dataclass(frozen=True)
+class Estimate:
+    """How long a phase takes, in seconds; nothing of it is measured.
+
+    Attributes:
+      bound: what the chip's limits leave. compiler: by its cycles, without kernels; None where it
+        gives none. kernels: at the efficiency assumed above.
+    """
+
+    bound: float
+    compiler: float | None = None
+    kernels: float = 0.0
+
+    def text(self) -> str:
+        """One line."""
+        least = f"at least {1e3 * self.bound:,.1f} ms by the chip's limits"
+        if self.compiler is None:
+            return f"{least}; not measured"
+        total = self.compiler + self.kernels
+        return (
+            f"{1e3 * total:,.1f} ms, of which {1e3 * self.kernels:,.1f} ms kernels; {least}, "
+            f"{total / self.bound:.2f} times; estimated, not measured"
+        )
+
 
 @dataclasses.dataclass(frozen=True)
 class Program:
@@ -65,9 +98,10 @@ class Program:
         caches. Parts that are not there at the same time may share memory: the caches of a fused
         step with its gradients.
       total: XLA's own count of what must be there at once (arguments, outputs and temporaries,
-        donated memory once).
+        donated memory once), and the optimizer's state, which waits while others run.
       turn_down: fields of the configuration that make it smaller, most effective first.
-      collectives: what devices send each other, by kind.
+      collectives: what devices send each other, by kind. phases: by the compiler's estimate, where
+        it makes one.
     """
 
     name: str
@@ -76,6 +110,7 @@ class Program:
     compile_s: float
     turn_down: tuple[str, ...]
     collectives: Sequence[Collectives] = ()
+    phases: Phases | None = None
 
     @property
     def rest(self) -> int:
@@ -93,7 +128,7 @@ class DryRun:
       vocabulary: of the policy. end_tokens: what ends a response. tokenizer: whether one was read.
       beside: part -> bytes per device that are held beside every program, in no program's total:
         those of a reference policy.
-      bounds: what -> seconds that it takes at least on the target; see `bounds`.
+      estimates: of a step's phases on the target.
     """
 
     parameters: int
@@ -108,7 +143,13 @@ class DryRun:
     tokenizer: bool
     pieces: PieceShape
     padding: dict[str, float]
-    bounds: dict[str, float]
+    estimates: dict[str, Estimate]
+
+    @property
+    def fits(self) -> bool:
+        """Whether every program does; False where the platform does not say."""
+        beside = sum(self.beside.values())
+        return self.limit is not None and all(p.total + beside <= self.limit for p in self.programs)
 
     def text(self) -> str:
         """The report that people read."""
@@ -130,10 +171,7 @@ class DryRun:
             f"{name:<21} {size_text(size)} per device, beside every program"
             for name, size in self.beside.items()
         ]
-        lines += [
-            f"{name:<21} at least {1e3 * seconds:,.1f} ms by the chip's limits; not measured"
-            for name, seconds in self.bounds.items()
-        ]
+        lines += [f"{name:<21} {estimate.text()}" for name, estimate in self.estimates.items()]
         beside = sum(self.beside.values())
         for p in self.programs:
             lines += [
@@ -154,7 +192,7 @@ class DryRun:
                     f"    does not fit into {size_text(self.limit)}; turn down "
                     f"{', '.join(p.turn_down)}"
                 )
-        if self.limit is not None and all(p.total + beside <= self.limit for p in self.programs):
+        if self.fits:
             lines += ["", f"every program fits into the {size_text(self.limit)} of a device"]
         if self.limit is None:
             lines += ["", "this platform does not tell how much memory a device has"]
@@ -292,14 +330,19 @@ def dry_run(
     policy = build.abstract_policy(config, mesh)
     optimizer, settings = build.build_optimizer(config, policy.params), build.update_config(config)
     plan = plan_fused if config.driver.where == "in_loop" else plan_split
+    waiting = device_bytes(abstract_state(policy.model, policy.params, optimizer, mesh).opt_state)
     programs = []
     for name, lower, known, turn_down in plan(config, policy, mesh, optimizer, settings):
         say(f"compiling {name}")
         begin = time.perf_counter()
         compiled = lower().compile()
         seconds = time.perf_counter() - begin
-        sent = collectives(compiled.as_text())
-        programs.append(Program(name, known, compiled_bytes(compiled), seconds, turn_down, sent))
+        text = compiled.as_text()
+        held = compiled_bytes(compiled)
+        if WAITING not in known:
+            known, held = {**known, WAITING: waiting}, held + waiting
+        found = collectives(text), phases(text)
+        programs.append(Program(name, known, held, seconds, turn_down, *found))
     device, batch = mesh.devices.flat[0], abstract_batch(config, mesh)
     pieces = settings.pieces(batch.tokens, mesh, policy.model)
     return DryRun(
@@ -317,7 +360,7 @@ def dry_run(
         expected_padding(config, pieces, len(batch.rewards) // row_shards(mesh)),
         {}
         if target is None
-        else bounds(config, policy.model, programs[0].known, target.chip, mesh),
+        else estimates(config, policy.model, programs, pieces, target.chip, mesh),
     )
 
 
@@ -340,6 +383,46 @@ def bounds(
     operations = 6 * rows * width * (weights + attention)
     read = known[f"weights for decoding ({model.dtype})"] + known["KV of responses"] / 2
     return {"update": operations / (chip.flops * mesh.size), "decode step": read / chip.bandwidth}
+
+
+def estimates(
+    config: Config,
+    model: ModelConfig,
+    programs: Sequence[Program],
+    pieces: PieceShape,
+    chip: Chip,
+    mesh: Mesh,
+) -> dict[str, Estimate]:
+    """Of the phases in `bounds`: a TPU's by its compiler's cycles, too."""
+    least = bounds(config, model, programs[0].known, chip, mesh)
+    found = {p.name: p.phases for p in programs if p.phases is not None}
+    if not found or not chip.clock:
+        return {name: Estimate(seconds) for name, seconds in least.items()}
+    fused = "fused step" in found
+    width = config.data.max_prompt_length + config.sampler.max_new
+    tokens = config.driver.groups * config.rule.n * width / row_shards(mesh)
+    update = found["fused step" if fused else "update"]
+    draw = found["fused step" if fused else "generation"].loops
+    cycles = {
+        # The optimizer's part is not told apart from the rest of a fused step.
+        "update": (0 if fused else update.once) + update.loops[LOOP] * tokens / pieces.tokens,
+        "decode step": draw["adaptive_loop" if fused else "decode_loop"],
+    }
+    kernels = {"update": 0.0, "decode step": 0.0}
+    split = mesh.shape["tensor"] if model.kv_heads % mesh.shape["tensor"] == 0 else 1
+    if attention_kernel(model) == "splash":
+        # Two products a pair of query and key forward, again where a layer is computed anew, three
+        # and four in the kernels of gradients; blocks on the diagonal are computed whole.
+        forward = 2 * (1 + model.remat)
+        operations = 2 * (forward + 3 + 4) * model.layers * model.heads * model.head_dim / split
+        kernels["update"] = tokens * operations * (width + BLOCK) / 2 / chip.flops / KERNEL_FLOPS
+    if DecodeAttention(config.sampler.attention).on_tpu(model):
+        read = programs[0].known["KV of responses"] / 2
+        kernels["decode step"] = read / chip.bandwidth / KERNEL_BANDWIDTH
+    return {
+        name: Estimate(seconds, cycles[name] / chip.clock, kernels[name])
+        for name, seconds in least.items()
+    }
 
 
 # Of each program: its name, what lowers it, its known parts, and what to turn down.

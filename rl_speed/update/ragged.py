@@ -19,6 +19,9 @@ from rl_speed.policy.packed import Window, make_windows
 
 Array = jax.Array
 
+# The scope of the loop over pieces, in a program's text.
+LOOP = "pieces"
+
 
 @dataclasses.dataclass(frozen=True)
 class PieceShape:
@@ -163,15 +166,17 @@ class Ragged:
         One program, in a loop.
         """
 
-        def add(state):
-            number, total = state
-            return number + 1, merge(total, function(number))
-
         zero = jax.tree.map(
             lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(function, jnp.int32(0))
         )
-        state = jnp.int32(0), zero
-        return jax.lax.while_loop(lambda state: state[0] < self.count, add, state)[1]
+        return self.loop(lambda number, total: merge(total, function(number)), zero)
+
+    def loop(self, body: Callable[[Array, Any], Any], state: Any) -> Any:
+        """`body(number, state)` for every piece, one after the other."""
+        step = lambda pair: (pair[0] + 1, body(*pair))
+        with jax.named_scope(LOOP):
+            more = lambda pair: pair[0] < self.count
+            return jax.lax.while_loop(more, step, (jnp.int32(0), state))[1]
 
     @property
     def computed(self) -> Array:

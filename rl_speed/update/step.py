@@ -114,8 +114,7 @@ def make_score(model: ModelConfig, mesh: Mesh, param_shardings: Any, config: Upd
         def shard(params, tokens, lengths):
             ragged = Ragged(tokens, lengths, shape)
 
-            def one(state):
-                number, out = state
+            def one(number, out):
                 piece = ragged.piece(number)
                 stream, _ = stream_logprobs(
                     params,
@@ -126,11 +125,10 @@ def make_score(model: ModelConfig, mesh: Mesh, param_shardings: Any, config: Upd
                     config.head_chunk,
                     weights=weights,
                 )
-                return number + 1, ragged.put(out, ragged.rows(stream, piece), piece)
+                return ragged.put(out, ragged.rows(stream, piece), piece)
 
             out = jnp.zeros((len(tokens), tokens.shape[1] - 1), jnp.float32)
-            state = jnp.int32(0), out
-            return jax.lax.while_loop(lambda state: state[0] < ragged.count, one, state)[1][None]
+            return ragged.loop(one, out)[None]
 
         split = jax.tree.map(deal.split, (tokens, lengths))
         out = deal.join(weights.run(shard, PartitionSpec(ROWS), params, *split))

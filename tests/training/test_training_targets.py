@@ -9,9 +9,10 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from rl_speed.config import presets
+from rl_speed.hlo import Collectives, Phases, collectives, phases
 from rl_speed.mesh import make_mesh, platform_of
 from rl_speed.policy import ModelConfig, abstract_params
-from rl_speed.targets import CHIPS, Collectives, Target, collectives
+from rl_speed.targets import CHIPS, Target
 from rl_speed.training.dry_run import bounds, dry_run
 
 TEXT = """
@@ -37,6 +38,50 @@ def test_collectives_are_read_off_a_programs_text():
     ]
 
 
+CYCLES = """
+%add (a: f32[], b: f32[]) -> f32[] {
+  ROOT %s = f32[] add(%a, %b), backend_config={"estimated_cycles":"9"}
+}
+
+%layers_cond (p: (s32[], f32[4])) -> pred[] {
+  %constant.3 = s32[]{:T(128)} constant(28)
+  ROOT %lt = pred[] compare(%i, %constant.3), direction=LT
+}
+
+%layer (p: (s32[], f32[4])) -> (s32[], f32[4]) {
+  %f = f32[4] fusion(%p), backend_config={"estimated_cycles":"100"}
+  %never = f32[4] fusion(%p), backend_config={"estimated_cycles":"9223372036854775807"}
+}
+
+%cheap (p: f32[4]) -> f32[4] {
+  ROOT %c = f32[4] fusion(%p), backend_config={"estimated_cycles":"1"}
+}
+
+%dear (p: f32[4]) -> f32[4] {
+  ROOT %d = f32[4] fusion(%p), backend_config={"estimated_cycles":"50"}
+}
+
+%piece_cond (p: (s32[], s32[], f32[4])) -> pred[] {
+  ROOT %lt.2 = pred[] compare(%i, %count), direction=LT
+}
+
+%piece (p: (s32[], s32[], f32[4])) -> (s32[], s32[], f32[4]) {
+  %w = (s32[], f32[4]) while(%t), condition=%layers_cond, body=%layer, metadata={op_name="a/layers/while"}
+  %x = f32[4] conditional(%k, %y, %y), branch_computations={%cheap, %dear}
+}
+
+ENTRY %main (x: f32[4]) -> f32[4] {
+  %v = (s32[], s32[], f32[4]) while(%u), condition=%piece_cond, body=%piece, metadata={op_name="jit(update)/pieces/while"}
+  ROOT %z = f32[4] fusion(%v), backend_config={"estimated_cycles":"7"}
+}
+"""  # noqa: E501
+
+
+def test_cycles_are_added_up_over_loops_and_branches():
+    assert phases(CYCLES) == Phases(once=7, loops={"pieces": 28 * 100 + 50})
+    assert phases(TEXT) is None
+
+
 def test_collectives_of_a_real_program():
     mesh = make_mesh(data=2)
     rows = NamedSharding(mesh, PartitionSpec("data"))
@@ -50,15 +95,17 @@ def test_a_target_is_a_chip_and_its_topology():
     target = Target.parse("tpu-v5p:2x2x1")
     assert (target.name, target.shape, target.size) == ("v5p", (2, 2, 1), 4)
     assert Target.parse("v6e:4x4").chip is CHIPS["v6e"]
+    assert Target.parse("h100:8").size == 8
 
 
 @pytest.mark.parametrize(
     "text, message",
     [
-        ("v9:2x2", "no such chip; there are v5e, v5p, v6e"),
+        ("v9:2x2", "no such chip; there are v5e, v5p, v6e, h100, h200"),
         ("v5p:2x2", "v5p wants 3 axes, such as v5p:2x2x2"),
         ("v5e:0x2", "v5e wants 2 axes"),
         ("v5e", "v5e wants 2 axes"),
+        ("h100:2x2", "h100 wants 1 number, such as h100:8"),
     ],
 )
 def test_what_is_no_target_is_refused(text, message):

@@ -1,0 +1,54 @@
+"""Compile the papers' presets for chips that are not here, one dry run a row.
+
+    launch/targets.sh tpu; launch/targets.sh cuda13
+    python experiments/targets.py --models=FOLDER
+        every pair of driver, mesh and chip, SPEED's preset: covering.md, covering.png
+    python experiments/targets.py --set=presets --models=FOLDER
+        every paper's preset
+
+FOLDER has NAME.config.json of each model. A row takes one to ten minutes; what is compiled already
+is kept in --out, and an interrupted command goes on where it was. Ends with 1 where a row failed.
+"""
+
+import datetime
+import sys
+from pathlib import Path
+
+from absl import flags
+
+from rl_speed.config import command
+from rl_speed.runtime import entry
+
+_SET = flags.DEFINE_enum("set", "covering", ["covering", "presets"], "Which rows.")
+_MODELS = flags.DEFINE_string("models", None, "Folder with NAME.config.json of each model.")
+_OUT = flags.DEFINE_string("out", "experiments/results/targets", "Where the tables are written.")
+_JOBS = flags.DEFINE_integer("jobs", 2, "Dry runs at a time.", lower_bound=1)
+_ONLY = flags.DEFINE_string("only", "", "Only rows whose name contains this.")
+_TPU = flags.DEFINE_string("tpu", ".targets/tpu/bin/python", "Of the environment for TPUs.")
+_GPU = flags.DEFINE_string("gpu", ".targets/cuda13/bin/python", "Of the environment for GPUs.")
+flags.mark_flag_as_required("models")
+
+
+def main(_):
+    from rl_speed.studies import matrix
+
+    pythons = {"tpu": _TPU.value, "gpu": _GPU.value}
+    cells = [cell for cell in matrix.SETS[_SET.value]() if _ONLY.value in cell.name]
+    for platform, python in pythons.items():
+        used = any(matrix.Target.parse(c.target).chip.platform == platform for c in cells)
+        if used and not Path(python).exists():
+            name = {"tpu": "tpu", "gpu": "cuda13"}[platform]
+            command.fail(f"{python} is missing: `launch/targets.sh {name}` makes it")
+    out = Path(_OUT.value)
+    rows = matrix.compile_cells(
+        cells, out, Path(_MODELS.value), pythons, _JOBS.value, lambda text: print(text, flush=True)
+    )
+    date = datetime.date.today().isoformat()
+    matrix.report(rows, out, _SET.value, entry.shown_command(), date)
+    failed = [cell.name for cell, found in rows if "error" in found]
+    print(f"{len(rows)} rows in {out}", *([f"failed: {', '.join(failed)}"] if failed else []))
+    sys.exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    entry.run(main)

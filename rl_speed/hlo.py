@@ -1,0 +1,138 @@
+"""What the text of a compiled program says: what its devices send each other, and how long its
+compiler takes each part to be.
+"""
+
+import dataclasses
+import math
+import re
+from collections.abc import Iterator
+
+COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "collective-permute", "all-to-all")
+BITS = {"pred": 8, "bf16": 16, "f16": 16, "f32": 32, "f64": 64}
+_COLLECTIVE = re.compile(rf"= (\(.*?\)|\S+) ({'|'.join(COLLECTIVES)})(?:-start)?\(")
+_ARRAY = re.compile(r"\b([a-z]+\d*)\[([\d,]*)\]")
+# A TPU's compiler has a reduce-scatter as a function in which an all-reduce is sliced.
+_FUNCTION = re.compile(r"^(?:ENTRY )?%(\S+) \(.*\) -> (.*) \{$")
+_SCATTER = "all-reduce-scatter"
+
+
+@dataclasses.dataclass(frozen=True)
+class Collectives:
+    """Of one kind in a program's text, each counted once, however often its loop runs.
+
+    `bytes`: of their results, per device. `looped`: how many stand inside the decode loop.
+    """
+
+    kind: str
+    count: int
+    bytes: int
+    looped: int
+
+
+def collectives(text: str, loop: str = "_loop/while/body") -> list[Collectives]:
+    """What a compiled program's text has of them, largest first.
+
+    Args:
+      loop: part of the names of operations inside the decode loops.
+    """
+    found: dict[str, list[tuple[int, bool]]] = {}
+    function, gives = "", ""
+    for line in text.splitlines():
+        if match := _FUNCTION.match(line):
+            function, gives = match[1], match[2]
+        if match := _COLLECTIVE.search(line):
+            result, kind = match[1], match[2]
+            if kind == "all-reduce" and function.startswith(_SCATTER):
+                result, kind = gives, "reduce-scatter"
+            sizes = [
+                math.prod(map(int, filter(None, shape.split(",")))) * bits_of(number) // 8
+                for number, shape in _ARRAY.findall(result)
+            ]
+            # One that is started gives its operand beside its result.
+            found.setdefault(kind, []).append((max(sizes, default=0), loop in line))
+    kinds = [
+        Collectives(
+            kind, len(each), sum(size for size, _ in each), sum(inside for _, inside in each)
+        )
+        for kind, each in found.items()
+    ]
+    return sorted(kinds, key=lambda c: -c.bytes)
+
+
+def bits_of(kind: str) -> int:
+    """Of a number of XLA's type: bf16, s32, f8e4m3."""
+    return BITS.get(kind) or int(re.search(r"\d+", kind)[0])
+
+
+_CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
+_WHILE = re.compile(r" while\(.*condition=%?([^\s,]+), body=%?([^\s,]+)")
+_BRANCHES = re.compile(r" conditional\(.*branch_computations=\{([^}]*)\}")
+_COMPUTATION = re.compile(r"^(?:ENTRY )?%?([^\s(]+) \(.*\{$")
+_OP_NAME = re.compile(r'op_name="([^"]*)"')
+# What the compiler says of an operation that it cannot estimate.
+_UNKNOWN = 10**15
+
+
+@dataclasses.dataclass
+class Phases:
+    """Cycles by a TPU compiler's estimate; kernels of Pallas have none.
+
+    Attributes:
+      once: outside of loops of unknown length. loops: of one iteration of each of these, by the
+        scope that the loop stands in (the longest, where several do); what it contains of them
+        counts once.
+    """
+
+    once: int
+    loops: dict[str, int]
+
+
+def phases(text: str) -> Phases | None:
+    """None for a program without estimates: GPUs' and CPUs' have none.
+
+    Loops that count to a constant are multiplied out; of branches the longest counts.
+    """
+    bodies: dict[str, list[str]] = {}
+    entry = name = ""
+    for line in text.splitlines():
+        if match := _COMPUTATION.match(line):
+            name = match[1]
+            entry = name if line.startswith("ENTRY") else entry
+            bodies[name] = []
+        elif name:
+            bodies[name].append(line)
+    if not _CYCLES.search(text):
+        return None
+    loops: dict[str, int] = {}
+
+    def times(condition: str) -> int | None:
+        lines = bodies.get(condition, [])
+        constants = dict(_constants(lines))
+        root = next((line for line in lines if line.lstrip().startswith("ROOT")), "")
+        match = re.search(r"compare\(%?[^\s,]+, %?([^\s)]+)\), direction=LT", root)
+        return constants.get(match[1]) if match else None
+
+    def cost(name: str) -> int:
+        total = 0
+        for line in bodies.get(name, []):
+            if match := _WHILE.search(line):
+                count, body = times(match[1]), cost(match[2])
+                if count is None:
+                    path = (_OP_NAME.search(line) or ["", ""])[1].split("/")
+                    scope = path[-2] if len(path) > 1 else "loop"
+                    loops[scope] = max(loops.get(scope, 0), body)
+                    count = 1 if name != entry else 0
+                total += count * body
+            elif match := _BRANCHES.search(line):
+                total += max(cost(x.strip().lstrip("%")) for x in match[1].split(","))
+            elif match := _CYCLES.search(line):
+                total += int(match[1]) if int(match[1]) < _UNKNOWN else 0
+        return total
+
+    return Phases(cost(entry), loops)
+
+
+def _constants(lines: list[str]) -> Iterator[tuple[str, int]]:
+    for line in lines:
+        if match := re.match(r"\s*%?(\S+) = s32\[\]\S* constant\((\d+)\)", line):
+            yield match[1], int(match[2])
