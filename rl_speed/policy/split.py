@@ -109,8 +109,10 @@ class SplitWeights(Weights):
 
     def add_up(self, gradients: Params) -> Params:
         """Gradients of all row shards' losses together, of each shard's own."""
-        axes = lambda spec: ("data",) if "fsdp" in spec else ROWS
-        return jax.tree.map(lambda g, spec: jax.lax.psum(g, axes(spec)), gradients, self.specs)
+        several = lambda *axes: tuple(a for a in axes if self._mesh.shape[a] > 1)
+        axes = lambda spec: several("data") if "fsdp" in spec else several(*ROWS)
+        add = lambda g, spec: jax.lax.psum(g, axes(spec)) if axes(spec) else g
+        return jax.tree.map(add, gradients, self.specs)
 
     def run(self, function: Any, out_specs: Any, params: Params, *tables: Any) -> Any:
         """function(params, *tables of one shard), run by each row shard for itself.

@@ -3,6 +3,7 @@ nothing is allocated.
 """
 
 import dataclasses
+import re
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -102,6 +103,8 @@ class Program:
       turn_down: fields of the configuration that make it smaller, most effective first.
       collectives: what devices send each other, by kind. phases: by the compiler's estimate, where
         it makes one.
+      refused: what the compiler says where it does not compile what cannot fit; `total` is then at
+        least what it says.
     """
 
     name: str
@@ -111,6 +114,7 @@ class Program:
     turn_down: tuple[str, ...]
     collectives: Sequence[Collectives] = ()
     phases: Phases | None = None
+    refused: str = ""
 
     @property
     def rest(self) -> int:
@@ -187,6 +191,8 @@ class DryRun:
                 + (f", {c.looped} of them inside the decode loop" if c.looped else "")
                 for c in p.collectives
             ]
+            if p.refused:
+                lines.append(f"    not compiled: {p.refused}")
             if self.limit is not None and p.total + beside > self.limit:
                 lines.append(
                     f"    does not fit into {size_text(self.limit)}; turn down "
@@ -208,6 +214,17 @@ def compiled_bytes(compiled: jax.stages.Compiled) -> int:
         - m.alias_size_in_bytes
         + m.temp_size_in_bytes
     )
+
+
+def refused_bytes(message: str) -> int:
+    """The most that a compiler's message of exhausted memory speaks of; raises JaxRuntimeError with
+    it where it is none.
+    """
+    if "RESOURCE_EXHAUSTED" not in message:
+        raise jax.errors.JaxRuntimeError(message)
+    units = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+    sizes = re.findall(r"([\d.]+)([KMGT])\b", message)
+    return int(max((float(number) * units[unit] for number, unit in sizes), default=0))
 
 
 def abstract_batch(config: Config, mesh: Mesh) -> Batch:
@@ -335,14 +352,20 @@ def dry_run(
     for name, lower, known, turn_down in plan(config, policy, mesh, optimizer, settings):
         say(f"compiling {name}")
         begin = time.perf_counter()
-        compiled = lower().compile()
+        found, refused = (), ""
+        try:
+            compiled = lower().compile()
+            held, text = compiled_bytes(compiled), compiled.as_text()
+            found = collectives(text), phases(text)
+        except jax.errors.JaxRuntimeError as error:
+            # A TPU's compiler ends where a program cannot fit, and says how much it would take.
+            refused = str(error).strip().splitlines()[0]
+            held = max(refused_bytes(refused), sum(known.values()))
         seconds = time.perf_counter() - begin
-        text = compiled.as_text()
-        held = compiled_bytes(compiled)
         if WAITING not in known:
             known, held = {**known, WAITING: waiting}, held + waiting
-        found = collectives(text), phases(text)
-        programs.append(Program(name, known, held, seconds, turn_down, *found))
+        made = Program(name, known, held, seconds, turn_down, *found)
+        programs.append(dataclasses.replace(made, refused=refused))
     device, batch = mesh.devices.flat[0], abstract_batch(config, mesh)
     pieces = settings.pieces(batch.tokens, mesh, policy.model)
     return DryRun(
@@ -396,7 +419,7 @@ def estimates(
     """Of the phases in `bounds`: a TPU's by its compiler's cycles, too."""
     least = bounds(config, model, programs[0].known, chip, mesh)
     found = {p.name: p.phases for p in programs if p.phases is not None}
-    if not found or not chip.clock:
+    if not {"generation", "update"} <= set(found) and "fused step" not in found:
         return {name: Estimate(seconds) for name, seconds in least.items()}
     fused = "fused step" in found
     width = config.data.max_prompt_length + config.sampler.max_new

@@ -168,12 +168,16 @@ MODEL = ModelConfig(
 )
 
 
+# The TPU's kernel takes heads of whole lanes.
+WIDE = dataclasses.replace(MODEL, head_dim=128, layers=1)
+
+
 @functools.cache
-def weights():
-    return jax.jit(init, static_argnums=0)(MODEL, jax.random.key(0))
+def weights(model=MODEL):
+    return jax.jit(init, static_argnums=0)(model, jax.random.key(0))
 
 
-def drawn(settings, order=None):
+def drawn(settings, order=None, model=MODEL):
     """(tokens, logprobs) of 30 requests that cut their contexts anywhere, in 7 slots,
     in the order of the requests.
     """
@@ -192,8 +196,8 @@ def drawn(settings, order=None):
         context_length=cut[order],
     )
     got = sample(
-        decoder(MODEL, attention=settings),
-        weights(),
+        decoder(model, attention=settings),
+        weights(dataclasses.replace(model, platform="cpu", interpret=False)),
         contexts,
         requests,
         jax.random.key(2),
@@ -213,6 +217,18 @@ def test_the_sampler_draws_the_same_with_each_and_whatever_the_order():
         again, its = drawn(WAYS["ragged"], np.random.default_rng(trial).permutation(30))
         np.testing.assert_array_equal(again, tokens)
         np.testing.assert_array_equal(its, drawn(WAYS["ragged"])[1])
+
+
+@pytest.mark.slow
+def test_the_sampler_draws_the_same_with_the_kernel_for_tpus():
+    tokens, logprobs = drawn(DecodeAttention("dense"), model=WIDE)
+    tpu, settings = dataclasses.replace(WIDE, platform="tpu", interpret=True), WAYS["tpu"]
+    other, its = drawn(settings, model=tpu)
+    np.testing.assert_array_equal(other, tokens)  # no near-tie among these 30
+    np.testing.assert_allclose(its, logprobs, atol=1e-5)
+    again, those = drawn(settings, np.random.default_rng(0).permutation(30), model=tpu)
+    np.testing.assert_array_equal(again, tokens)
+    np.testing.assert_array_equal(those, its)
 
 
 def test_bfloat16_cache_under_float32_is_near():
