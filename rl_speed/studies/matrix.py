@@ -23,7 +23,9 @@ class Cell:
     Attributes:
       preset: a file in configs/, without its ending. target: as `--target` takes it.
       mesh: data, fsdp, tensor. driver: `config.driver.where`.
-      flags: more of them. instead: what fits, where this one does not.
+      flags: more of them. evaluates: whether evaluation's program is compiled, too, which is that
+        of generation for other numbers of rows.
+      instead: what fits, where this one does not.
     """
 
     preset: str
@@ -31,6 +33,7 @@ class Cell:
     mesh: tuple[int, int, int] = (1, 1, 1)
     driver: str = "host"
     flags: tuple[str, ...] = ()
+    evaluates: bool = False
     instead: "Cell | None" = None
 
     @property
@@ -56,6 +59,7 @@ class Cell:
             f"--config.mesh.tensor={tensor}",
             f"--config.driver.where={self.driver}",
             *(["--config.reward.verifier=exact"] if self.driver == "in_loop" else []),
+            *([] if self.evaluates else ["--config.evaluation.every=0"]),
             *self.flags,
         ]
 
@@ -120,7 +124,7 @@ def presets() -> list[Cell]:
     for preset, shards in meshes.items():
         tpu = {4: "v5p:2x2x1", 8: "v5p:2x2x2"}[shards]
         for target in (f"h100:{shards}", tpu):
-            cell = Cell(preset, target, (1, shards, 1))
+            cell = Cell(preset, target, (1, shards, 1), evaluates=True)
             cells.append(dataclasses.replace(cell, instead=dataclasses.replace(cell, flags=LESS)))
     return cells
 
