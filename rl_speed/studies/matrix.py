@@ -105,6 +105,8 @@ def covering() -> list[Cell]:
             small = chip in ("v5e", "v6e") and mesh in ("one", "data")
             other = split(chip, driver) if small else dataclasses.replace(cell, flags=LESS)
             cells.append(dataclasses.replace(cell, instead=other))
+    # Where memory is plenty nothing need be computed anew.
+    cells.append(Cell(SMALL, "v5p:2x2x1", (1, 4, 1), flags=("--config.model.remat=False",)))
     return cells
 
 
