@@ -1,5 +1,5 @@
-"""What the text of a compiled program says: what its devices send each other, and how long its
-compiler takes each part to be.
+"""What the text of a compiled program says: what its devices send each other, which kernels it
+calls, and how long its compiler takes each part to be.
 """
 
 import dataclasses
@@ -62,6 +62,25 @@ def collectives(text: str, loop: str = "_loop/while/body") -> list[Collectives]:
 def bits_of(kind: str) -> int:
     """Of a number of XLA's type: bf16, s32, f8e4m3."""
     return BITS.get(kind) or int(re.search(r"\d+", kind)[0])
+
+
+_KERNEL = re.compile(r'%?(\S+) = .* custom-call\(.*custom_call_target="([^"]*)"')
+
+
+def kernels(text: str) -> dict[str, int]:
+    """Names of the kernels that a program calls, with how many of its lines do: cuDNN's, and those
+    of Pallas.
+    """
+    found: dict[str, int] = {}
+    for line in text.splitlines():
+        if match := _KERNEL.search(line):
+            name, target = match.groups()
+            if target == "tpu_custom_call" or "triton" in target.lower():
+                target = re.sub(r"[.\d]+$", "", name)
+            elif not target.startswith("__cudnn"):
+                continue
+            found[target] = found.get(target, 0) + 1
+    return found
 
 
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')

@@ -14,7 +14,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from rl_speed.config import Config
-from rl_speed.hlo import Collectives, Phases, collectives, phases
+from rl_speed.hlo import Collectives, Phases, collectives, kernels, phases
 from rl_speed.mesh import batch_sharding, row_shards
 from rl_speed.policy import DecodeAttention, ModelConfig, num_params
 from rl_speed.policy.splash import BLOCK
@@ -102,7 +102,7 @@ class Program:
         donated memory once), and the optimizer's state, which waits while others run.
       turn_down: fields of the configuration that make it smaller, most effective first.
       collectives: what devices send each other, by kind. phases: by the compiler's estimate, where
-        it makes one.
+        it makes one. kernels: name -> lines of the program that call it.
       refused: what the compiler says where it does not compile what cannot fit; `total` is then at
         least what it says.
     """
@@ -114,6 +114,7 @@ class Program:
     turn_down: tuple[str, ...]
     collectives: Sequence[Collectives] = ()
     phases: Phases | None = None
+    kernels: dict[str, int] = dataclasses.field(default_factory=dict)
     refused: str = ""
 
     @property
@@ -191,6 +192,7 @@ class DryRun:
                 + (f", {c.looped} of them inside the decode loop" if c.looped else "")
                 for c in p.collectives
             ]
+            lines += [f"    {name:<30} called in {n} places" for name, n in p.kernels.items()]
             if p.refused:
                 lines.append(f"    not compiled: {p.refused}")
             if self.limit is not None and p.total + beside > self.limit:
@@ -356,7 +358,7 @@ def dry_run(
         try:
             compiled = lower().compile()
             held, text = compiled_bytes(compiled), compiled.as_text()
-            found = collectives(text), phases(text)
+            found = collectives(text), phases(text), kernels(text)
         except jax.errors.JaxRuntimeError as error:
             # A TPU's compiler ends where a program cannot fit, and says how much it would take.
             refused = str(error).strip().splitlines()[0]

@@ -10,7 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rl_speed.policy import DecodeAttention, ModelConfig, abstract_params, decoder, init
+from rl_speed.policy import (
+    DecodeAttention,
+    ModelConfig,
+    abstract_params,
+    decode_kernel,
+    decoder,
+    init,
+)
 from rl_speed.policy.attention import KV, Attend
 from rl_speed.sampling import SamplerConfig, build_contexts, build_requests, sample
 
@@ -161,6 +168,35 @@ def test_ragged_reads_nothing_that_is_not_held():
         lost = np.arange(v.shape[2]) >= beyond
         spoiled = KV(np.where(lost, np.nan, k), np.where(lost[:, None], np.nan, v))
         np.testing.assert_array_equal(attend("ragged", **{**case, name: spoiled}), base)
+
+
+@pytest.mark.parametrize("name, length, room", [("context", 600, 200), ("cache", 200, 600)])
+def test_the_kernel_for_tpus_reads_as_far_as_is_held(name, length, room):
+    """By blocks of 256 here."""
+    case = inputs(length, room, width=128)
+    case["length_S"], case["held_S"] = (np.minimum(case[n], 190) for n in ("length_S", "held_S"))
+    base = attend("tpu", **case)
+    k, v = case[name]
+    lost = np.arange(v.shape[2]) >= 256
+    spoiled = KV(np.where(lost, np.nan, k), np.where(lost[:, None], np.nan, v))
+    np.testing.assert_array_equal(attend("tpu", **{**case, name: spoiled}), base)
+
+
+@pytest.mark.parametrize("room", [512, 4096])
+def test_the_work_of_the_kernel_for_tpus_follows_what_is_held(room):
+    """Blocks that it reads: of contexts by tiles of rows, of rows by their tokens."""
+    context, before = jnp.array([0, 0, 0, 1, 1, 2]), jnp.array([100, 300, 20, 128, 0, 256])
+    held, active = jnp.array([1, 128, 129, 500, 7, 300]), jnp.array([1, 1, 1, 1, 1, 0], bool)
+    items = decode_kernel.make_items(context, before, held, active, 3, 512, room, 2)
+    size = 512
+    assert decode_kernel.block_of(room) == size
+    # Rows 0 and 1 share a tile, row 2 has the next, row 3 one; 4 sees nothing, 5 is idle.
+    assert items.count.tolist() == [3, 3 + 5]
+    assert items.seat.tolist()[:3] == [[0, 1], [2, 6], [3, 6]]
+    assert items.source.tolist()[:3] == [0, 0, 1]
+    assert items.owner.tolist()[:8] == [0, 1, 2, 0, 1, 2, 3, 4]
+    small = decode_kernel.make_items(context, before, held, active, 3, 128 * 3, 128, 2)
+    assert small.count.tolist() == [3 + 1 + 1, 5 + (1 + 1 + 2 + 4 + 1)]
 
 
 MODEL = ModelConfig(

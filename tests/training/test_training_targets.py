@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib.util
+import json
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +10,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from rl_speed.config import presets
-from rl_speed.hlo import Collectives, Phases, collectives, phases
+from rl_speed.hlo import Collectives, Phases, collectives, kernels, phases
 from rl_speed.mesh import make_mesh, platform_of
 from rl_speed.policy import ModelConfig, abstract_params
 from rl_speed.targets import CHIPS, Target
@@ -80,6 +81,16 @@ ENTRY %main (x: f32[4]) -> f32[4] {
 def test_cycles_are_added_up_over_loops_and_branches():
     assert phases(CYCLES) == Phases(once=7, loops={"pieces": 28 * 100 + 50})
     assert phases(TEXT) is None
+
+
+def test_kernels_are_named():
+    text = """
+  %decode_attention.3 = (bf16[2]{0}) custom-call(%a), custom_call_target="tpu_custom_call", x
+  %decode_attention = (bf16[2]{0}) custom-call(%a), custom_call_target="tpu_custom_call", x
+  ROOT %cudnn-fmha.1 = bf16[2]{0} custom-call(%a), custom_call_target="__cudnn$fmhaSoftmax"
+  %c = bf16[2]{0} custom-call(%a), custom_call_target="AllocateBuffer"
+"""
+    assert kernels(text) == {"decode_attention": 2, "__cudnn$fmhaSoftmax": 1}
 
 
 def test_collectives_of_a_real_program():
@@ -172,3 +183,71 @@ def test_a_compiler_that_is_not_there_is_named(launch):
 def test_a_target_is_for_dry_runs(launch):
     done = launch("experiments/train.py", "--config=configs/embedded.py", "--target=v5p:2x2x1")
     assert done.returncode == 2 and "--target goes with --dry_run" in done.stderr
+
+
+# What a run of the SPEED preset does, shrunken until its programs compile in seconds.
+SMALL = {
+    "vocab_size": 512,
+    "hidden_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 512,
+    "rope_theta": 10000.0,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": True,
+    "max_position_embeddings": 4096,
+    "model_type": "qwen2",
+    "eos_token_id": 1,
+}
+
+
+def small(tmp_path, mesh, driver="host"):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(SMALL))
+    config = presets.speed(str(path))
+    config.data.max_prompt_length, config.sampler.max_new = 128, 384
+    config.rule.n, config.rule.n_init, config.driver.groups = 8, 4, 4
+    config.driver.screen_prompts, config.sampler.slots = 8, 8
+    config.sampler.prefill_chunk, config.training.micro_tokens = 4, 1024
+    config.evaluation.every = 0
+    config.mesh.data, config.mesh.fsdp, config.mesh.tensor = mesh
+    config.driver.where = driver
+    if driver == "in_loop":
+        config.reward.verifier = "exact"
+    return config
+
+
+COMPILERS = {"tpu": "libtpu", "gpu": "jax_cuda13_plugin"}
+CASES = [
+    ("v5p:2x2x1", (1, 4, 1), "host"),
+    ("v5p:2x2x1", (1, 2, 2), "host"),
+    ("v5p:2x2x1", (1, 2, 2), "in_loop"),
+    ("v6e:1x1", (1, 1, 1), "in_loop"),
+    ("h100:1", (1, 1, 1), "host"),
+    ("h100:4", (1, 4, 1), "host"),
+    ("h100:4", (1, 2, 2), "in_loop"),
+    ("h100:8", (2, 4, 1), "host"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name, mesh, driver", CASES)
+def test_accelerators_compile_kernels_and_send_nothing_while_they_decode(
+    tmp_path, name, mesh, driver
+):
+    """In an environment with the compiler; skipped in others."""
+    target = Target.parse(name)
+    if importlib.util.find_spec(COMPILERS[target.chip.platform]) is None:
+        pytest.skip(f"the compiler for {name} is not installed")
+    target.prepare()
+    report = dry_run(small(tmp_path, mesh, driver), target)
+    assert report.fits
+    update, draw = report.programs[-1], report.programs[0]
+    names = {"tpu": ("splash_mha", "decode_attention"), "gpu": ("__cudnn$fmha", "__cudnn$fmha")}
+    for program, kernel in zip((update, draw), names[target.chip.platform]):
+        assert any(name.startswith(kernel) for name in program.kernels), program.kernels
+    looped = {c.kind for c in draw.collectives if c.looped}
+    assert looped <= ({"all-reduce", "all-gather"} if mesh[2] > 1 else set())
+    if target.chip.platform == "tpu":
+        assert all(e.compiler and e.kernels for e in report.estimates.values())
