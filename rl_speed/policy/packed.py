@@ -18,6 +18,7 @@ from rl_speed.policy.transformer import (
     Array,
     attention_implementation,
     attention_kernel,
+    dense_attention,
     full_precision,
 )
 
@@ -57,14 +58,9 @@ def causal_attention(q: Array, k: Array, v: Array, config: ModelConfig) -> Array
     """Of whole rows, q [B, T, H, K] over k, v [B, T, G, K] -> [B, T, H, K]; heads are split over
     `tensor`.
     """
-
-    def attend(q, k, v):
-        length = q.shape[1]
-        if attention_kernel(config) == "splash":
-            return splash.splash_attention(q, k, v, None, length, config)
-        implementation = attention_implementation(config, masked=False, length=length)
-        return jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation=implementation)
-
+    if attention_kernel(config) != "splash":
+        return dense_attention(q, k, v, None, config)
+    attend = lambda q, k, v: splash.splash_attention(q, k, v, None, q.shape[1], config)
     return over_tensor(attend, (2, 2, 2), 2, q, k, v)
 
 

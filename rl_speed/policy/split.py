@@ -27,8 +27,6 @@ def gather(part: Array, axis: int, tensor: int | None, dtype: str) -> Array:
       tensor: its axis that is split over `tensor`, too, and stays so: each device gathers its own
         part. The partitioner would make it whole first.
     """
-    # Without a barrier XLA casts all layers ahead of the loop over them, and holds both.
-    part = jax.lax.optimization_barrier(part)
     whole = lambda x: jax.lax.all_gather(x, "fsdp", axis=axis, tiled=True)
     return over_tensor(whole, (tensor,), tensor, part.astype(dtype)).astype(part.dtype)
 

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rl_speed.mesh import TRAIN_RULES, named_sharding, over_tensor
 from rl_speed.policy.config import ModelConfig
 
 Array = jax.Array
@@ -119,11 +120,9 @@ def param_shardings(
     """A NamedSharding per weight, from its logical axes (`rules` defaults to
     rl_speed.mesh.TRAIN_RULES).
     """
-    from rl_speed import mesh as mesh_lib
-
-    rules = mesh_lib.TRAIN_RULES if rules is None else rules
+    rules = TRAIN_RULES if rules is None else rules
     return jax.tree.map(
-        lambda w: mesh_lib.named_sharding(mesh, w.logical_axes, w.shape, rules), weights(config)
+        lambda w: named_sharding(mesh, w.logical_axes, w.shape, rules), weights(config)
     )
 
 
@@ -343,15 +342,17 @@ def dense_attention(
     """Causal attention of q [B, T, H, K] over k, v [B, T, N, K],
     within segments i32[B, T] where there are any.
     """
-    mask = (
-        None
-        if segment_ids is None
-        else (segment_ids[:, :, None] == segment_ids[:, None, :])[:, None]
-    )
-    implementation = attention_implementation(config, mask is not None, q.shape[1])
-    return jax.nn.dot_product_attention(
-        q, k, v, mask=mask, is_causal=True, implementation=implementation
-    )
+
+    def attend(q, k, v, segment_ids):
+        mask = None
+        if segment_ids is not None:
+            mask = (segment_ids[:, :, None] == segment_ids[:, None, :])[:, None]
+        implementation = attention_implementation(config, mask is not None, q.shape[1])
+        return jax.nn.dot_product_attention(
+            q, k, v, mask=mask, is_causal=True, implementation=implementation
+        )
+
+    return over_tensor(attend, (2, 2, 2, None), 2, q, k, v, segment_ids)
 
 
 def hidden_states(

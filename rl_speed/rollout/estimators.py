@@ -19,11 +19,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import struct
-from jax.sharding import Mesh
+from jax.sharding import Mesh, PartitionSpec
 
 from rl_speed.data.prompts import Prompt
-from rl_speed.mesh import TRAIN_RULES, batch_sharding, replicated, row_shards
+from rl_speed.mesh import ROWS, TRAIN_RULES, batch_sharding, replicated, row_shards
 from rl_speed.policy import ModelConfig, hidden_states, param_shardings
+from rl_speed.policy.split import SplitWeights
+from rl_speed.policy.transformer import Weights
 from rl_speed.rollout.counted import BetaEma, check_counts
 
 Array = jax.Array
@@ -152,7 +154,13 @@ class EmaEstimator:
         self._account.load_state_dict(state["account"])
 
 
-def prompt_features(params: Any, tokens_BxT: Array, lengths_B: Array, model: ModelConfig) -> Array:
+def prompt_features(
+    params: Any,
+    tokens_BxT: Array,
+    lengths_B: Array,
+    model: ModelConfig,
+    weights: Weights = Weights(),
+) -> Array:
     """What the value head reads: the policy's final hidden state at the last prompt token,
     scaled to length 1. f32[B, D].
 
@@ -160,8 +168,10 @@ def prompt_features(params: Any, tokens_BxT: Array, lengths_B: Array, model: Mod
 
     Args:
       tokens_BxT: i32[B, T], right-padded. lengths_B: i32[B], at least 1. model: static.
+      weights: how the parameters are read.
     """
-    hidden_BxTxD = hidden_states(jax.lax.stop_gradient(params), tokens_BxT, model)
+    still = jax.lax.stop_gradient(params)
+    hidden_BxTxD = hidden_states(still, tokens_BxT, model, weights=weights)
     last_BxD = jnp.take_along_axis(hidden_BxTxD, (lengths_B - 1)[:, None, None], axis=1)[
         :, 0
     ].astype(jnp.float32)
@@ -281,8 +291,16 @@ class ValueEstimator:
             return jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, old)
 
         on_mesh = lambda f: jax.jit(f, in_shardings=whole, out_shardings=whole)
+        weights = SplitWeights(model, mesh)
+
+        def features(params, *prompts):
+            shards = [x.reshape(row_shards(mesh), -1, *x.shape[1:]) for x in prompts]
+            mine = lambda params, *prompts: prompt_features(params, *prompts, model, weights)[None]
+            found = weights.run(mine, PartitionSpec(ROWS), params, *shards)
+            return found.reshape(-1, found.shape[-1])
+
         self._features = jax.jit(
-            lambda params, tokens, lengths: prompt_features(params, tokens, lengths, model),
+            features,
             in_shardings=(param_shardings(model, mesh, TRAIN_RULES), split, split),
             out_shardings=whole,
         )
