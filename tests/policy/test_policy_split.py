@@ -55,7 +55,7 @@ def split_gradients(model, mesh):
         pytest.param(48, True, (1, 2, 2), marks=pytest.mark.slow),
         pytest.param(48, False, (1, 4, 1), marks=pytest.mark.slow),
         pytest.param(46, False, (1, 2, 2), marks=pytest.mark.slow),
-        pytest.param(48, False, (2, 2, 1), marks=pytest.mark.slow),
+        (48, False, (2, 2, 1)),
     ],
 )
 def test_split_weights_give_the_gradients_of_whole_ones(vocabulary, tied, shape):
