@@ -81,10 +81,10 @@ def main(_):
 
     if _DRY_RUN.value:
         found = dry_run(config, target, lambda text: print(text, file=sys.stderr))
-        print(found.text())
         if _JSON.value:
             record = {**dataclasses.asdict(found), "fits": found.fits}
             write_atomically(Path(_JSON.value), json.dumps(record, indent=1) + "\n")
+        print(found.text())
         return
     if not _WORKDIR.value:
         command.fail("--workdir is missing: where should the run be written?")
