@@ -24,6 +24,7 @@ _MODELS = flags.DEFINE_string("models", None, "Folder with NAME.config.json of e
 _OUT = flags.DEFINE_string("out", "experiments/results/targets", "Where the tables are written.")
 _JOBS = flags.DEFINE_integer("jobs", 2, "Dry runs at a time.", lower_bound=1)
 _ONLY = flags.DEFINE_string("only", "", "Only rows whose name contains this.")
+_KNOWN = flags.DEFINE_bool("known", False, "Only rows that --out has: compile nothing.")
 _TPU = flags.DEFINE_string("tpu", ".targets/tpu/bin/python", "Of the environment for TPUs.")
 _GPU = flags.DEFINE_string("gpu", ".targets/cuda13/bin/python", "Of the environment for GPUs.")
 flags.mark_flag_as_required("models")
@@ -33,18 +34,21 @@ def main(_):
     from rl_speed.studies import matrix
 
     pythons = {"tpu": _TPU.value, "gpu": _GPU.value}
-    cells = [cell for cell in matrix.SETS[_SET.value]() if _ONLY.value in cell.name]
+    out, asked = Path(_OUT.value), matrix.SETS[_SET.value]()
+    cells = [cell for cell in asked if _ONLY.value in cell.name]
+    if _KNOWN.value:
+        cells = [matrix.known(cell, out) for cell in cells if matrix.path_of(cell, out).exists()]
     for platform, python in pythons.items():
         used = any(matrix.Target.parse(c.target).chip.platform == platform for c in cells)
-        if used and not Path(python).exists():
+        if used and not _KNOWN.value and not Path(python).exists():
             name = {"tpu": "tpu", "gpu": "cuda13"}[platform]
             command.fail(f"{python} is missing: `launch/targets.sh {name}` makes it")
-    out = Path(_OUT.value)
     rows = matrix.compile_cells(
         cells, out, Path(_MODELS.value), pythons, _JOBS.value, lambda text: print(text, flush=True)
     )
     date = datetime.date.today().isoformat()
-    matrix.report(rows, out, _SET.value, entry.shown_command(), date)
+    missing = len(asked) - len(cells)
+    matrix.report(rows, out, _SET.value, entry.shown_command(), date, missing)
     failed = [cell.name for cell, found in rows if "error" in found]
     print(f"{len(rows)} rows in {out}", *([f"failed: {', '.join(failed)}"] if failed else []))
     sys.exit(1 if failed else 0)

@@ -134,6 +134,18 @@ def presets() -> list[Cell]:
 SETS = {"covering": covering, "presets": presets}
 
 
+def path_of(cell: Cell, out: Path) -> Path:
+    """Where `out` has what a cell's dry run found."""
+    return out / "cells" / f"{cell.name}.json"
+
+
+def known(cell: Cell, out: Path) -> Cell:
+    """The cell, without what should fit instead where that is not compiled."""
+    other = cell.instead
+    there = other is not None and path_of(other, out).exists()
+    return cell if there else dataclasses.replace(cell, instead=None)
+
+
 def compile_cells(
     cells: Sequence[Cell],
     out: Path,
@@ -154,7 +166,7 @@ def compile_cells(
     (out / "cells").mkdir(parents=True, exist_ok=True)
 
     def compiled(cell: Cell) -> dict[str, Any]:
-        path = out / "cells" / f"{cell.name}.json"
+        path = path_of(cell, out)
         if path.exists():
             return json.loads(path.read_text(encoding="utf-8"))
         model = models / f"{model_of(cell.preset)}.config.json"
@@ -198,8 +210,10 @@ def looped(found: dict[str, Any]) -> str:
     return ", ".join(f"{c['looped']} {c['kind']}" for c in kinds) or "none"
 
 
-def markdown(rows: Sequence[tuple[Cell, dict[str, Any]]], command: str, date: str) -> str:
-    """The table, with what is estimated in it said to be so."""
+def markdown(
+    rows: Sequence[tuple[Cell, dict[str, Any]]], command: str, date: str, missing: int = 0
+) -> str:
+    """The table, with what is estimated in it said to be so; `missing`: rows not compiled yet."""
     lines = [
         "# Compiled for chips that are not here",
         "",
@@ -210,7 +224,8 @@ def markdown(rows: Sequence[tuple[Cell, dict[str, Any]]], command: str, date: st
         "cycles at an assumed clock, and its kernels, which it does not estimate, at an assumed "
         "share of the chip's limits (training/dry_run.py); in brackets how many times the bound "
         "of the chip's limits that is. Of GPUs there is the bound alone. Compile times are this "
-        "machine's, which compiled others meanwhile.",
+        "machine's, which did other work meanwhile."
+        + (f" {missing} rows of the set are not compiled yet." if missing else ""),
         "",
         "| preset | chips | mesh | driver | changed | memory of a device | fits | compiled in | "
         "in the decode loop | decode step | update |",
@@ -269,8 +284,13 @@ def draw(rows: Sequence[tuple[Cell, dict[str, Any]]], path: Path) -> None:
 
 
 def report(
-    rows: Sequence[tuple[Cell, dict[str, Any]]], out: Path, name: str, command: str, date: str
+    rows: Sequence[tuple[Cell, dict[str, Any]]],
+    out: Path,
+    name: str,
+    command: str,
+    date: str,
+    missing: int = 0,
 ) -> None:
     """`out`/NAME.md and NAME.png."""
-    write_atomically(out / f"{name}.md", markdown(rows, command, date))
+    write_atomically(out / f"{name}.md", markdown(rows, command, date, missing))
     draw(rows, out / f"{name}.png")
