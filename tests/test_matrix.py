@@ -1,5 +1,6 @@
 """Presets compiled for chips that are not here: which rows there are, and what is made of them."""
 
+import dataclasses
 import importlib.util
 import itertools
 import json
@@ -81,9 +82,7 @@ def stub(tmp_path):
 
 def test_what_does_not_fit_is_followed_by_what_does_and_nothing_is_compiled_twice(tmp_path, stub):
     cell = Cell(matrix.SMALL, "v5e:2x2", (1, 4, 1))
-    cell = matrix.dataclasses.replace(
-        cell, instead=matrix.dataclasses.replace(cell, flags=matrix.LESS)
-    )
+    cell = dataclasses.replace(cell, instead=dataclasses.replace(cell, flags=matrix.LESS))
     broken, said = Cell(matrix.SMALL, "v6e:2x2", (1, 4, 1)), []
     run = lambda: matrix.compile_cells(
         [cell, broken], tmp_path, tmp_path, {"tpu": str(stub), "gpu": "none"}, 2, said.append

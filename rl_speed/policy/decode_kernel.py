@@ -30,8 +30,8 @@ LANES = 128
 SUBLANES, PACKED = 8, 16
 # Tokens read together, at most.
 BLOCK = 512
-# Blocks on their way at a time, one of 512 tokens and a head of 128 being 128 KiB: memory answers
-# after a microsecond, in which it could have sent 1 to 3 MiB.
+# Blocks on their way at a time, one of 512 tokens and a head of 128 being 128 KiB: memory is
+# taken to answer after about a microsecond, in which it could have sent 1 to 3 MiB.
 DEPTH = 6
 
 

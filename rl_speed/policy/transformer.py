@@ -193,8 +193,8 @@ def rotate(x: Array, cos: Array, sin: Array, config: ModelConfig) -> Array:
         return jnp.concatenate(
             [first * cos - second * sin, second * cos + first * sin], axis=-1
         ).astype(x.dtype)
-    # A TPU takes longer to move halves of its lanes than to multiply with a matrix that swaps them,
-    # and negates the first: exact, of 0, 1 and -1.
+    # By its compiler's estimate a TPU takes longer to move halves of its lanes than to multiply
+    # with a matrix that swaps them, and negates the first: exact, of 0, 1 and -1.
     half = np.eye(config.head_dim // 2)
     swap = np.block([[0 * half, half], [-half, 0 * half]])
     swapped = (x @ jnp.asarray(swap, x.dtype)).astype(jnp.float32)
