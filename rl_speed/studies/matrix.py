@@ -45,6 +45,7 @@ class Cell:
             "x".join(map(str, self.mesh)),
             self.driver,
             *(flag.rpartition(".")[2] for flag in self.flags),
+            *(["evaluates"] if self.evaluates else []),
         )
         return "_".join(parts)
 

@@ -16,9 +16,7 @@ from jax.sharding import Mesh
 from rl_speed.config import Config
 from rl_speed.hlo import Collectives, Phases, collectives, kernels, phases
 from rl_speed.mesh import batch_sharding, row_shards
-from rl_speed.policy import DecodeAttention, ModelConfig, num_params
-from rl_speed.policy.splash import BLOCK
-from rl_speed.policy.transformer import attention_kernel
+from rl_speed.policy import ModelConfig, num_params
 from rl_speed.rollout.call_plan import capacities
 from rl_speed.rollout.generate import Generator
 from rl_speed.runtime.out_of_memory import (
@@ -32,9 +30,10 @@ from rl_speed.runtime.out_of_memory import (
 from rl_speed.sampling import Batch, Prompts, SamplerConfig
 from rl_speed.targets import Chip, Target
 from rl_speed.training import build
+from rl_speed.training.estimates import Estimate, Units, summary, units
 from rl_speed.training.fused import FusedConfig, Table
 from rl_speed.training.split_step import trains_on_prefixes, uses_old_logprobs
-from rl_speed.update.ragged import LOOP, PieceShape, make_plan
+from rl_speed.update.ragged import PieceShape, make_plan
 from rl_speed.update.state import TrainState
 from rl_speed.update.step import UpdateConfig, make_score, make_update
 
@@ -59,35 +58,6 @@ FUSED_FIELDS = (
     "config.model.remat=True",
     "config.mesh.fsdp (up)",
 )
-
-# What kernels are assumed to reach of a chip's limits, since no compiler estimates them: of its
-# operations where they multiply, of its bandwidth where they read.
-KERNEL_FLOPS, KERNEL_BANDWIDTH = 0.6, 0.8
-
-
-@dataclasses.dataclass(frozen=True)
-class Estimate:
-    """How long a phase takes, in seconds; nothing of it is measured.
-
-    Attributes:
-      bound: what the chip's limits leave. compiler: by its cycles, without kernels; None where it
-        gives none. kernels: at the efficiency assumed above.
-    """
-
-    bound: float
-    compiler: float | None = None
-    kernels: float = 0.0
-
-    def text(self) -> str:
-        """One line."""
-        least = f"at least {1e3 * self.bound:,.1f} ms by the chip's limits"
-        if self.compiler is None:
-            return f"{least}; not measured"
-        total = self.compiler + self.kernels
-        return (
-            f"{1e3 * total:,.1f} ms, of which {1e3 * self.kernels:,.1f} ms kernels; {least}, "
-            f"{total / self.bound:.2f} times; estimated, not measured"
-        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -385,69 +355,22 @@ def dry_run(
         expected_padding(config, pieces, len(batch.rewards) // row_shards(mesh)),
         {}
         if target is None
-        else estimates(config, policy.model, programs, pieces, target.chip, mesh),
+        else summary(config, pieces, made_of(config, policy.model, programs, pieces, target.chip)),
     )
 
 
-def bounds(
-    config: Config, model: ModelConfig, known: dict[str, int], chip: Chip, mesh: Mesh
-) -> dict[str, float]:
-    """Seconds that the chip's limits leave: of an update of full-length rows by its operations, of
-    a decode step by what it reads, the weights and half of the room for responses.
-
-    Args:
-      known: parts of the program that generates, bytes per device.
-    """
-    rows = config.driver.groups * config.rule.n
-    width = config.data.max_prompt_length + config.sampler.max_new
-    # A product costs two operations a weight and token, its gradients twice that; what is computed
-    # anew is our choice. Of attention, scores and sums are products over half of the pairs.
-    attention = width * model.layers * model.heads * model.head_dim
-    looked_up = 0 if model.tie_embeddings else model.vocab_size * model.width
-    weights = num_params(model) - looked_up
-    operations = 6 * rows * width * (weights + attention)
-    read = known[f"weights for decoding ({model.dtype})"] + known["KV of responses"] / 2
-    return {"update": operations / (chip.flops * mesh.size), "decode step": read / chip.bandwidth}
-
-
-def estimates(
+def made_of(
     config: Config,
     model: ModelConfig,
     programs: Sequence[Program],
     pieces: PieceShape,
     chip: Chip,
-    mesh: Mesh,
-) -> dict[str, Estimate]:
-    """Of the phases in `bounds`: a TPU's by its compiler's cycles, too."""
-    least = bounds(config, model, programs[0].known, chip, mesh)
+    row: float = 0.0,
+) -> Units:
+    """What a step of these programs is made of; `row`: see `estimates.units`."""
+    known = {p.name: p.known for p in programs}
     found = {p.name: p.phases for p in programs if p.phases is not None}
-    if not {"generation", "update"} <= set(found) and "fused step" not in found:
-        return {name: Estimate(seconds) for name, seconds in least.items()}
-    fused = "fused step" in found
-    width = config.data.max_prompt_length + config.sampler.max_new
-    tokens = config.driver.groups * config.rule.n * width / row_shards(mesh)
-    update = found["fused step" if fused else "update"]
-    draw = found["fused step" if fused else "generation"].loops
-    cycles = {
-        # The optimizer's part is not told apart from the rest of a fused step.
-        "update": (0 if fused else update.once) + update.loops[LOOP] * tokens / pieces.tokens,
-        "decode step": draw["adaptive_loop" if fused else "decode_loop"],
-    }
-    kernels = {"update": 0.0, "decode step": 0.0}
-    split = mesh.shape["tensor"] if model.kv_heads % mesh.shape["tensor"] == 0 else 1
-    if attention_kernel(model) == "splash":
-        # Two products a pair of query and key forward, again where a layer is computed anew, three
-        # and four in the kernels of gradients; blocks on the diagonal are computed whole.
-        forward = 2 * (1 + model.remat)
-        operations = 2 * (forward + 3 + 4) * model.layers * model.heads * model.head_dim / split
-        kernels["update"] = tokens * operations * (width + BLOCK) / 2 / chip.flops / KERNEL_FLOPS
-    if DecodeAttention(config.sampler.attention).on_tpu(model):
-        read = programs[0].known["KV of responses"] / 2
-        kernels["decode step"] = read / chip.bandwidth / KERNEL_BANDWIDTH
-    return {
-        name: Estimate(seconds, cycles[name] / chip.clock, kernels[name])
-        for name, seconds in least.items()
-    }
+    return units(config, model, known, found, pieces, chip, row)
 
 
 # Of each program: its name, what lowers it, its known parts, and what to turn down.

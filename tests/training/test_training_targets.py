@@ -14,7 +14,9 @@ from rl_speed.hlo import Collectives, Phases, collectives, kernels, phases
 from rl_speed.mesh import make_mesh, platform_of
 from rl_speed.policy import ModelConfig, abstract_params
 from rl_speed.targets import CHIPS, Target
-from rl_speed.training.dry_run import bounds, dry_run
+from rl_speed.training.dry_run import dry_run
+from rl_speed.training.estimates import summary, units
+from rl_speed.update.ragged import PieceShape
 
 TEXT = """
 %all-reduce-scatter.1 (p: f32[64,4]) -> f32[16,4] {
@@ -145,9 +147,17 @@ def test_bounds_are_operations_and_bytes_by_the_chips_limits():
         tie_embeddings=False,
     )
     chip = dataclasses.replace(CHIPS["v5e"], flops=1e6, bandwidth=1e3)
-    known = {"weights for decoding (float32)": 3000, "KV of responses": 4000}
-    found = bounds(config, model, known, chip, make_mesh(data=2))
-    assert found["decode step"] == 5.0
+    config.mesh.data, pieces = 2, PieceShape(64, 4, 64)
+    draw = {"weights for decoding (float32)": 3000, "KV of responses": 4000}
+    weights = {"weights (sharded, float32)": 4000}
+    known = {
+        "generation": draw | weights,
+        "update": {"optimizer": 8000, "gradients": 4000} | weights,
+    }
+    each = units(config, model, known, {}, pieces, chip)
+    found = {name: estimate.bound for name, estimate in summary(config, pieces, each).items()}
+    assert found["decode step"] == pytest.approx(5.0)
+    assert each.optimizer.bound == 2 * (4000 + 8000 + 4000) / 1e3 and each.call.bound == 7.0
     # By hand: 6 operations a weight and token, and of attention 2 products (scores and sums) of
     # 2 operations over half of the 64 x 64 pairs, heads x head_dim = 4 wide, in 2 layers, 3 times.
     # Embeddings are looked up, not multiplied.
