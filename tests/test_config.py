@@ -2,6 +2,7 @@
 and every shipped file is a valid one.
 """
 
+import dataclasses
 import importlib.util
 
 import pytest
@@ -60,6 +61,28 @@ def test_kernel_that_is_not_split_refuses_a_tensor_axis():
 def test_mesh_larger_than_the_devices_is_refused():
     with pytest.raises(ValueError, match=r"needs 8 devices, but only 4 are visible \(cpu\)"):
         make_mesh(data=8)
+
+
+@dataclasses.dataclass(frozen=True)
+class Chip:
+    """What JAX looks at of a device to lay a mesh."""
+
+    id: int
+    coords: tuple[int, int, int]
+    platform: str = "tpu"
+    device_kind: str = "TPU v6 lite"
+    core_on_chip: int = 0
+    slice_index: int = 0
+    process_index: int = 0
+
+
+def test_an_axis_is_laid_over_parts_of_a_torus():
+    """Sixteen TPUs, 4 x 4, as fsdp=8 x tensor=2: each pair of `tensor` are neighbours."""
+    mesh = make_mesh(fsdp=8, tensor=2, devices=[Chip(i, (i % 4, i // 4, 0)) for i in range(16)])
+    assert mesh.devices.shape == (1, 8, 2)
+    for a, b in mesh.devices[0]:
+        assert abs(a.coords[0] - b.coords[0]) + abs(a.coords[1] - b.coords[1]) == 1
+    assert sorted(d.id for d in mesh.devices.flat) == list(range(16))
 
 
 def test_every_method_is_valid():
