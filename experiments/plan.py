@@ -1,0 +1,141 @@
+"""What a run will take, before you spend hours on it: samples, seconds by phase, memory, hours.
+
+The run's own driver and rules, on samples that are drawn from measured pass rates; what they ask
+for is priced by the target's compiler, by its limits, or, for "cpu", by running the programs here.
+
+    python experiments/plan.py --config=configs/embedded.py --target=cpu
+        --pass_rates=experiments/results/embedded/pass_rates.json
+        --methods=speed_rloo,rloo,dapo,ada_seq_balance
+    python experiments/plan.py --config=configs/speed_qwen2p5_math_7b.py:deepscaler
+        --target=h100:8 --config.mesh.fsdp=8 --config.model.path=MODEL/config.json
+        --compiled=DRY_RUN.json --pass_rates=DATA/deepscaler/deepscaler_40k.jsonl.gz
+
+DRY_RUN.json is what `train.py --dry_run --target=... --json=DRY_RUN.json` wrote (minutes, in an
+environment of launch/targets.sh); without --compiled it is made, which needs that environment. One
+serves all methods. --against=FOLDER holds the plan against runs of `compare.py --workdir=FOLDER`.
+Writes plan.md, plan.json and plan.png to --out.
+"""
+
+import dataclasses
+import datetime
+import sys
+from pathlib import Path
+
+from absl import flags
+from ml_collections import config_flags
+
+from rl_speed.config import command
+from rl_speed.runtime import entry
+from rl_speed.targets import Target
+
+_CONFIG = config_flags.DEFINE_config_file(
+    "config", None, "What all methods share: a file in configs/.", lock_config=True
+)
+_TARGET = flags.DEFINE_string("target", "cpu", "cpu, measured here; or v5p:2x2x1, h100:8, ...")
+_COMPILED = flags.DEFINE_string("compiled", None, "What --dry_run --json wrote for the target.")
+_METHODS = flags.DEFINE_list(
+    "methods",
+    ["speed_rloo", "rloo", "dapo", "band_grpo", "ada_seq_balance", "ada_est_ema"],
+    "Methods to plan, as compare.py takes them: NAME or NAME@section.field=value.",
+)
+_PASS_RATES = flags.DEFINE_string(
+    "pass_rates", None, "Pass rates: .jsonl[.gz], a .json array of rows, or pass_rates.json."
+)
+_FIELD = flags.DEFINE_string("field", None, "Field of a row with its pass rate; see simulate.py.")
+_SCALE = flags.DEFINE_string("scale", None, "What it says of the pass rate; see simulate.py.")
+_LENGTH = flags.DEFINE_float(
+    "mean_length", 0.0, "Tokens of a response, where the file has none; 0: a quarter of the room."
+)
+_SPREAD = flags.DEFINE_float(
+    "length_spread", 0.6, "Standard deviation of the responses to one prompt by their mean."
+)
+_PROMPT = flags.DEFINE_integer(
+    "prompt_length", 0, "Tokens of a prompt; 0: a quarter of the room, all of it up to 40."
+)
+_JUDGE = flags.DEFINE_float(
+    "judge_ms",
+    12.0,
+    "Verifying one response in one worker, on other targets than cpu; 12 was measured for "
+    "math-verify on distinct responses (experiments/results/verifier).",
+)
+_OPERATIONS = flags.DEFINE_float(
+    "operations_reached", 0.4, "Share of a chip's operations, where no compiler says."
+)
+_BANDWIDTH = flags.DEFINE_float(
+    "bandwidth_reached", 0.6, "Share of a chip's bandwidth, where no compiler says."
+)
+_HELD_OUT = flags.DEFINE_integer("held_out", 500, "Prompts of an evaluation, unless configured.")
+_SIMULATED = flags.DEFINE_integer("simulated", 30, "Steps that are simulated.", lower_bound=1)
+_AGAINST = flags.DEFINE_string("against", None, "Workdir of compare.py with runs of the methods.")
+_OUT = flags.DEFINE_string("out", "plan", "Folder for plan.md, plan.json and plan.png.")
+flags.mark_flags_as_required(["config", "pass_rates"])
+
+
+def main(_):
+    config, cpu = _CONFIG.value, _TARGET.value == "cpu"
+    if cpu and _COMPILED.value:
+        command.fail("--compiled goes with a chip: for --target=cpu programs are run here")
+    target = None if cpu else Target.parse(_TARGET.value)
+    if target:
+        size = entry.mesh_size()
+        if size != target.size:
+            command.fail(
+                f"config.mesh has {size} devices and --target={_TARGET.value} {target.size}: set "
+                "config.mesh.data, config.mesh.fsdp and config.mesh.tensor"
+            )
+        target.prepare()
+
+    from rl_speed.studies.planning import predict, prices, report
+    from rl_speed.studies.planning.simulated import check
+    from rl_speed.training.dry_run import dry_run
+
+    say = lambda text: print(text, file=sys.stderr, flush=True)
+    check(config.validate())
+    outcomes, assumed = predict.outcomes_of(
+        config,
+        Path(_PASS_RATES.value),
+        _FIELD.value,
+        _SCALE.value,
+        _LENGTH.value,
+        _SPREAD.value,
+        _PROMPT.value,
+    )
+    if cpu:
+        pay = lambda mine, row: prices.measured(mine)
+    else:
+        if _COMPILED.value:
+            found = prices.read_dry_run(Path(_COMPILED.value))
+        else:
+            found = dataclasses.asdict(dry_run(config, target, say))
+        reached = {"operations": _OPERATIONS.value, "bandwidth": _BANDWIDTH.value}
+        pay = lambda mine, row: prices.of_chip(
+            mine, config, target, found, _JUDGE.value / 1e3, row, reached
+        )
+        assumed.append(
+            f"a response verified in {_JUDGE.value:g} ms by one of {config.reward.workers} workers"
+        )
+    held_out = config.data.eval_prompts or _HELD_OUT.value
+    measured = {}
+    if _AGAINST.value:
+        measured = predict.measured_steps(Path(_AGAINST.value), _METHODS.value, config.seed)
+    predictions = predict.predict(
+        config, _METHODS.value, outcomes, pay, _SIMULATED.value, held_out, say
+    )
+    where = "this machine" if cpu else _TARGET.value
+    about = f"{Path(config.model.path).name or 'the policy'} on {where}"
+    text = report.markdown(
+        predictions,
+        about,
+        entry.shown_command(),
+        datetime.date.today().isoformat(),
+        config.training.steps,
+        assumed,
+        measured,
+    )
+    report.write(Path(_OUT.value), predictions, measured, text, about)
+    print(text)
+    print(f"written to {_OUT.value}: plan.md, plan.json, plan.png")
+
+
+if __name__ == "__main__":
+    entry.run(main)

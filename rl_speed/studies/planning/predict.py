@@ -1,0 +1,247 @@
+"""Seconds, tokens and memory of a step of each method, from what a simulated run asks for and what
+a target charges for it.
+"""
+
+import copy
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rl_speed.config import Config
+from rl_speed.data.pass_rates import load_pass_rates
+from rl_speed.rollout.prompt_counts import StarvedError
+from rl_speed.studies.comparison import pass_rates
+from rl_speed.studies.comparison.runs import Variant, load_run
+from rl_speed.studies.planning.prices import Prices
+from rl_speed.studies.planning.simulated import (
+    Call,
+    Outcomes,
+    Step,
+    evaluation,
+    pieces_of,
+    simulate,
+)
+from rl_speed.training.split_step import trains_on_prefixes, uses_old_logprobs
+
+# Of a step's seconds, in their order; evaluation is shared over the steps between two.
+PHASES = ("prefill", "decode", "verify", "driver", "update", "evaluation")
+
+
+@dataclasses.dataclass(frozen=True)
+class Prediction:
+    """Of one method; everything but memory is a mean over simulated steps.
+
+    Attributes:
+      method: as `comparison.runs.Variant` takes it. refused: why there is none; "" where there is.
+      phases: seconds a step, by PHASES. seconds: of a step; with `driver.depth` less than their
+        sum.
+      samples, tokens, trained: a step: drawn, of these tokens, and tokens of rows trained on.
+      calls, decode_steps: a step. busy: share of slots that decode. accepted: share of prompts
+        screened. informative: groups with right and wrong answers, a step.
+      prices: what it was priced with.
+    """
+
+    method: str
+    refused: str = ""
+    phases: dict[str, float] = dataclasses.field(default_factory=dict)
+    seconds: float = 0.0
+    samples: float = 0.0
+    tokens: float = 0.0
+    trained: float = 0.0
+    calls: float = 0.0
+    decode_steps: float = 0.0
+    busy: float = 0.0
+    accepted: float = 0.0
+    groups: float = 0.0
+    informative: float = 0.0
+    prices: Prices | None = None
+
+    def hours(self, steps: int) -> float:
+        """Of so many steps."""
+        return steps * self.seconds / 3600
+
+    @property
+    def fits(self) -> bool | None:
+        """None where memory is not known."""
+        p = self.prices
+        return None if p is None or not p.limit else p.memory <= p.limit
+
+
+def outcomes_of(
+    config: Config,
+    path: Path,
+    field: str | None,
+    scale: str | None,
+    mean_length: float,
+    spread: float,
+    prompt_length: int,
+) -> tuple[Outcomes, list[str]]:
+    """(what samples come to, what was assumed for it) from a file of pass rates.
+
+    Args:
+      path, field, scale: see `load_pass_rates`. A pass_rates.json of experiments/pass_rates.py has
+        mean lengths, too.
+      mean_length: tokens of a response, where the file has none; 0: a quarter of the room.
+        prompt_length: tokens of a prompt; 0: a quarter of the room, 10 at most where that is less.
+
+    Raises DataError as `load_pass_rates`, ValueError for what cannot be.
+    """
+    if spread < 0 or mean_length < 0 or prompt_length < 0:
+        raise ValueError("lengths and their spread must be 0 or more")
+    found = load_pass_rates(path, field, scale)
+    ids = found.ids[: len(found.rates)] or tuple(map(str, range(len(found.rates))))
+    room, assumed = config.sampler.max_new, []
+    lengths = None
+    if path.name == "pass_rates.json":
+        lengths = pass_rates.load(path.parent).get("lengths")
+    if lengths is None:
+        mean = mean_length or room / 4
+        lengths = np.full(len(found.rates), mean)
+        assumed.append(f"responses of {mean:,.0f} tokens on average, of any prompt")
+    else:
+        assumed.append("responses of each prompt as long on average as the file says")
+    assumed.append(
+        f"their lengths log-normal around that, with a standard deviation of {spread:g} times the "
+        f"mean, cut at {room:,}, whether right or wrong"
+    )
+    longest = config.data.max_prompt_length
+    prompt = prompt_length or (longest if longest <= 40 else longest // 4)
+    if prompt > longest:
+        raise ValueError(
+            f"a prompt of {prompt} tokens exceeds config.data.max_prompt_length ({longest})"
+        )
+    assumed.append(f"prompts of {prompt:,} tokens")
+    assumed.append("pass rates stay what they are while the policy learns")
+    return Outcomes(ids, found.rates, lengths, spread, prompt, room, config.seed), assumed
+
+
+def predict(
+    config: Config,
+    methods: Sequence[str],
+    outcomes: Outcomes,
+    prices: Callable[[Config, float], Prices],
+    steps: int,
+    held_out: int,
+    say: Callable[[str], Any] = lambda text: None,
+) -> list[Prediction]:
+    """One for each method.
+
+    Args:
+      config: what they share. prices: (a method's configuration, mean tokens of a row that it
+        trains on) -> what it pays.
+      steps: simulated. held_out: prompts of an evaluation.
+    """
+    found = []
+    for method, mine in [(m, Variant(m).apply(copy.deepcopy(config))) for m in methods]:
+        say(f"{method}: {steps} steps, simulated")
+        try:
+            run = simulate(mine.validate(), outcomes, steps)
+            row = float(np.concatenate([s.rows for s in run]).mean())
+            pays = prices(mine, row)
+        except (StarvedError, ValueError) as error:
+            found.append(Prediction(method, str(error)))
+            continue
+        found.append(priced(method, mine, run, outcomes, pays, held_out))
+    return found
+
+
+def priced(
+    method: str,
+    config: Config,
+    run: Sequence[Step],
+    outcomes: Outcomes,
+    prices: Prices,
+    held_out: int,
+) -> Prediction:
+    """A simulated run at these prices."""
+    prefill, decode, verify, update = np.zeros((4, len(run)))
+    for i, step in enumerate(run):
+        for call in step.calls:
+            read, drawn = cost_of(call, prices)
+            prefill[i] += read
+            decode[i] += drawn
+            verify[i] += call.samples * prices.judge
+        pieces = pieces_of(config, step.rows, step.owner, prices.shape)
+        passes = (uses_old_logprobs(config) or trains_on_prefixes(config)) + (
+            config.objective.kl_coef > 0
+        )
+        each = prices.piece + passes * prices.score
+        update[i] = len(pieces) * prices.optimizer + sum(pieces) * each
+    every, held = config.evaluation.every, 0.0
+    if every and held_out:
+        calls = evaluation(config, outcomes, held_out)
+        held = sum(sum(cost_of(c, prices)) + c.samples * prices.judge for c in calls) / every
+    # Its first step compiles what decides.
+    driver = float(np.median([s.host for s in run]))
+    phases = dict(
+        zip(PHASES, (prefill.mean(), decode.mean(), verify.mean(), driver, update.mean(), held))
+    )
+    seconds = sum(phases.values())
+    if config.driver.depth:
+        # Calls are judged while the next is drawn.
+        draws, host = prefill.mean() + decode.mean(), verify.mean() + driver
+        seconds -= min(draws, host)
+    calls = [call for step in run for call in step.calls]
+    rooms = sum(w * n for c in calls for s in c.shards for w, n in s.iterations.items())
+    longest = sum(max(sum(s.iterations.values()) for s in c.shards) for c in calls)
+    mean = lambda values: float(np.mean(list(values)))
+    return Prediction(
+        method,
+        "",
+        {name: float(value) for name, value in phases.items()},
+        float(seconds),
+        samples=sum(c.samples for c in calls) / len(run),
+        tokens=sum(c.tokens for c in calls) / len(run),
+        trained=mean(s.rows.sum() for s in run),
+        calls=len(calls) / len(run),
+        decode_steps=longest / len(run),
+        busy=sum(c.tokens for c in calls) / max(rooms, 1),
+        accepted=sum(s.accepted for s in run) / max(sum(s.screened for s in run), 1),
+        groups=mean(s.groups for s in run),
+        informative=mean(s.informative for s in run),
+        prices=prices,
+    )
+
+
+def cost_of(call: Call, prices: Prices) -> tuple[float, float]:
+    """Seconds of a call, which waits for the shard that takes longest: (what it takes before it
+    draws, drawing).
+    """
+    both = []
+    for shard in call.shards:
+        read = prices.call + -(-shard.contexts // prices.chunk) * prices.prefill
+        drawn = sum(n * (prices.decode + w * prices.row) for w, n in shard.iterations.items())
+        both.append((read, drawn + shard.held * prices.held))
+    return max(both, key=sum)
+
+
+def measured_steps(folder: Path, methods: Sequence[str], seed: int) -> dict[str, dict[str, float]]:
+    """{method: means over the steps of its run in `folder`, which `compare.py` made}: seconds by
+    phase, "seconds" of all, samples, tokens, decode_steps; and how many "steps". Those in which
+    something was compiled are left out, as evaluation and checkpoints are from all.
+
+    Raises OSError, ValueError naming the run that is not there or cannot be read.
+    """
+    found = {}
+    for method in methods:
+        variant = Variant(method)
+        place = folder / variant.folder / f"seed{seed}"
+        records = [r for r in load_run(variant, seed, place).records if not r["time/compile"]]
+        if not records:
+            raise ValueError(f"{place}: something was compiled in every step")
+        mean = lambda name, records=records: float(np.mean([r.get(name, 0.0) for r in records]))
+        found[method] = {
+            "generation": mean("time/generate"),
+            "verify": mean("time/score"),
+            "update": mean("time/update"),
+            "other": mean("time/other"),
+            "seconds": mean("time/step"),
+            "samples": mean("generated_samples"),
+            "tokens": mean("generated_tokens"),
+            "decode_steps": mean("decode_steps"),
+            "steps": float(len(records)),
+        }
+    return found

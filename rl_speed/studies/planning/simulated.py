@@ -1,0 +1,334 @@
+"""A run without a policy: the run's own driver, rules, buffer and orders, with samples that are
+drawn from known pass rates and lengths.
+
+Only who is asked for what is simulated; which rows decode together follows from the lengths as it
+does in the compiled sampler (`serve`).
+"""
+
+import dataclasses
+import heapq
+import time
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+from scipy.special import ndtri
+
+from rl_speed.config import Config
+from rl_speed.data.prompts import Prompt
+from rl_speed.data.rollouts import Rollouts
+from rl_speed.replay.responses import CachedResponse
+from rl_speed.replay.source import PrefixSource
+from rl_speed.rollout.call_plan import capacities
+from rl_speed.rollout.evaluate import plan_calls
+from rl_speed.rollout.generate import PendingRollouts, SampleRequest, gather, serving_order
+from rl_speed.sampling import Samples, halved
+from rl_speed.training import build
+from rl_speed.training.stream import make_stream
+from rl_speed.update.ragged import PieceShape, deal, make_plan
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcomes:
+    """What samples of a prompt come to, keyed by its visit and their index.
+
+    A sample is right with its prompt's pass rate, and independent of that as long as a log-normal
+    draw says, at least one token and at most `longest`.
+
+    Attributes:
+      ids: P names. rates: f64[P]. lengths: f64[P], mean tokens of a response. spread: standard
+        deviation of the responses to one prompt by that mean. prompt_length: tokens of a prompt.
+    """
+
+    ids: tuple[str, ...]
+    rates: np.ndarray
+    lengths: np.ndarray
+    spread: float
+    prompt_length: int
+    longest: int
+    seed: int = 0
+
+    def draw(self, place: int, visit: int, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(right bool[k], tokens i64[k]) of the samples `index` i64[k] of a visit."""
+        u = np.random.default_rng([self.seed, visit]).random((int(index.max()) + 1, 2))[index]
+        sigma = np.sqrt(np.log1p(self.spread**2))
+        length = self.lengths[place] * np.exp(sigma * ndtri(u[:, 1]) - sigma**2 / 2)
+        return u[:, 0] < self.rates[place], np.clip(np.rint(length), 1, self.longest).astype(int)
+
+    def prompts(self) -> list[Prompt]:
+        """One for each pass rate; `meta["place"]` says which."""
+        tokens, none = np.zeros(self.prompt_length, np.int32), np.zeros(0, np.int32)
+        return [
+            Prompt(name, tokens, "", none, "", meta={"place": i}) for i, name in enumerate(self.ids)
+        ]
+
+
+@dataclasses.dataclass(frozen=True)
+class Served:
+    """What one shard does in a call.
+
+    Attributes:
+      contexts: read before it draws. iterations: rows that decode together -> iterations of the
+        decode loop with so many. held: tokens whose keys and values are read, summed over
+        iterations and rows.
+    """
+
+    contexts: int
+    iterations: dict[int, int]
+    held: float
+
+
+@dataclasses.dataclass
+class Call:
+    """A generation call: what each shard does; samples; tokens."""
+
+    shards: list[Served]
+    samples: int
+    tokens: int
+
+
+@dataclasses.dataclass
+class Step:
+    """An RL step.
+
+    Attributes:
+      calls: of generation. host: seconds that the driver itself took, on this machine. screened,
+        accepted, groups, informative: prompts. rows: i64[R], tokens of each row that is trained on.
+        owner: i64[R], which group it is of.
+    """
+
+    calls: list[Call]
+    host: float
+    screened: int
+    accepted: int
+    groups: int
+    informative: int
+    rows: np.ndarray
+    owner: np.ndarray
+
+
+def serve(
+    lengths: np.ndarray, slots: int, tail: Sequence[int] = ()
+) -> tuple[np.ndarray, dict[int, int]]:
+    """(i64[R] iteration at which each request begins, iterations by the rows that decode together)
+    where `slots` rows serve requests of `lengths` i64[R] in turn.
+
+    The sampler's own schedule: a slot whose request ended takes the next one, and once none waits
+    the batch is narrowed to the widths of `tail` as soon as no more are busy (`SamplerConfig`).
+    """
+    count, start = len(lengths), np.zeros(len(lengths), np.int64)
+    if not count:
+        return start, {}
+    free = [0] * min(slots, count)
+    for i, length in enumerate(lengths.tolist()):
+        start[i] = free[0]
+        heapq.heapreplace(free, free[0] + length)
+    ends = np.sort(start + lengths)[::-1]
+    at, last, iterations = 0, int(start.max()), {}
+    for width, narrower in zip((slots, *tail), (*tail, 0)):
+        until = max(at, last, int(ends[narrower]) if narrower < count else 0)
+        if until > at:
+            iterations[width] = until - at
+        at = until
+    return start, iterations
+
+
+class SimulatedGenerator:
+    """In the place of `Generator`: its samples are drawn from `outcomes`.
+
+    Attributes:
+      calls: those made since they were last looked at.
+    """
+
+    def __init__(self, config: Config, outcomes: Outcomes):
+        self._outcomes, self._max_new = outcomes, config.sampler.max_new
+        self.shards = config.mesh.data * config.mesh.fsdp
+        self.slots = max(1, config.sampler.slots // self.shards)
+        self.tail = halved(self.slots) if config.sampler.tail == "narrow" else ()
+        self.calls: list[Call] = []
+        self.seconds = 0.0
+
+    def dispatch(self, params: None, requests: Sequence[SampleRequest]) -> PendingRollouts:
+        """See `Generator.dispatch`. Everything happens at once."""
+        begin = time.perf_counter()
+        requests = list(requests)
+        drawn = [self._lengths(request) for request in requests]
+        order = serving_order(requests)
+        mine = [order[shard :: self.shards] for shard in range(self.shards)]
+        tables = [np.concatenate([drawn[i] for i in m] + [np.zeros(0, int)]) for m in mine]
+        room, zero = max(map(len, tables)), np.zeros(self.shards, np.int64)
+        lengths, starts = np.zeros((2, self.shards, room), np.int64)
+        steps, rooms, served = zero.copy(), zero.copy(), []
+        for shard, table in enumerate(tables):
+            start, iterations = serve(table, self.slots, self.tail)
+            lengths[shard, : len(table)], starts[shard, : len(table)] = table, start
+            steps[shard] = sum(iterations.values())
+            rooms[shard] = sum(width * n for width, n in iterations.items())
+            asked = [requests[i] for i in mine[shard]]
+            context = np.repeat(
+                [_context_length(r) for r in asked] or [0], [r.count for r in asked] or [0]
+            )
+            held = float((table * (table + 1) / 2 + table * context).sum())
+            served.append(Served(len(asked), iterations, held))
+        tokens = np.zeros((self.shards, room, self._max_new), np.int32)
+        no = np.zeros((self.shards, room), bool)
+        samples = Samples(
+            tokens=tokens,
+            lengths=lengths,
+            logprobs=tokens.astype(np.float32),
+            kept_logmass=None,
+            truncated=no,
+            nonfinite=no,
+            start_step=starts,
+            decode_steps=steps,
+            slot_steps=lengths.sum(1),
+            queue_steps=zero,
+            queue_slot_steps=zero,
+            room_steps=rooms,
+        )
+        self.calls.append(Call(served, sum(map(len, tables)), int(lengths.sum())))
+        result = gather(samples, requests)
+        self.seconds += time.perf_counter() - begin
+        return PendingRollouts(lambda: result)
+
+    def _lengths(self, request: SampleRequest) -> np.ndarray:
+        """Tokens that each sample of a request draws; of a replayed response its own go off."""
+        prompt, index = request.prompt, np.arange(request.first, request.first + request.count)
+        _, length = self._outcomes.draw(prompt.meta["place"], prompt.visit, index)
+        if request.replay is None:
+            return length
+        return np.clip(length - request.replay.prefix, 1, request.replay.max_new)
+
+    def score(self, rollouts: Rollouts) -> tuple[np.ndarray, np.ndarray]:
+        """(rewards f32[R], correct bool[R]), for `HostDriver`."""
+        right = np.zeros(len(rollouts), bool)
+        for place, prompt in enumerate(rollouts.prompts):
+            mine = rollouts.owner == place
+            index = rollouts.sample_index[mine]
+            right[mine] = self._outcomes.draw(prompt.meta["place"], prompt.visit, index)[0]
+        return right.astype(np.float32), right
+
+
+def _context_length(request: SampleRequest) -> int:
+    return len(request.prompt.tokens) + (
+        0 if request.replay is None else len(request.replay.tokens)
+    )
+
+
+def simulate(config: Config, outcomes: Outcomes, steps: int) -> list[Step]:
+    """`steps` RL steps of a run with the host driver, whose policy stays as it is.
+
+    Raises:
+      ValueError: what needs a policy: estimates by a value head, and the loop inside the program.
+      StarvedError: the rule refuses every prompt.
+    """
+    check(config)
+    prompts = outcomes.prompts()
+    generator = SimulatedGenerator(config, outcomes)
+    prefixes = build.build_prefixes(config, None, prompts)
+    if prefixes is not None:
+        _fill(prefixes, prompts, outcomes)
+    driver = build.build_driver(
+        config,
+        generator,
+        make_stream(config, prompts),
+        generator.score,
+        build.build_budgets(config, None, None),
+        prefixes,
+    )
+    select, found = build.build_selector(config), []
+    for version in range(steps):
+        generator.calls, generator.seconds, begin = [], 0.0, time.perf_counter()
+        rollouts, report = driver.next_groups(None, version)
+        host = time.perf_counter() - begin - generator.seconds
+        informative = int(((rollouts.right > 0) & (rollouts.right < rollouts.sizes)).sum())
+        groups = len(rollouts.prompts)
+        if prefixes is not None:
+            prefixes.remember(rollouts)
+        if select is not None:
+            rollouts, _ = select(rollouts)
+        found.append(
+            Step(
+                generator.calls,
+                host,
+                report.screened,
+                report.accepted,
+                groups,
+                informative,
+                outcomes.prompt_length + rollouts.lengths.astype(np.int64),
+                rollouts.owner.astype(np.int64),
+            )
+        )
+    return found
+
+
+def check(config: Config) -> None:
+    """Raises ValueError where a plan cannot be made of a configuration, with the field."""
+    if config.driver.where == "in_loop":
+        raise ValueError(
+            "config.driver.where='in_loop': a plan simulates the host driver; plan with 'host', "
+            "and see --dry_run for what the one program takes"
+        )
+    if config.estimate.kind == "value":
+        raise ValueError(
+            "config.estimate.kind='value' asks the policy's hidden state, and a plan has no "
+            "policy; plan with 'ema'"
+        )
+
+
+def evaluation(config: Config, outcomes: Outcomes, prompts: int) -> list[Call]:
+    """The calls of one held-out evaluation of so many prompts, like those that train."""
+    samples = config.evaluation.samples
+    generator = SimulatedGenerator(config, outcomes)
+    numbered = [
+        dataclasses.replace(p, visit=i)
+        for i, p in enumerate((outcomes.prompts() * (1 + prompts // len(outcomes.rates)))[:prompts])
+    ]
+    room = capacities(config.make_rule(), config.driver)
+    per_call = max(1, min(room[0], room[1] // samples))
+    for requests in plan_calls(numbered, samples, per_call, samples):
+        generator.dispatch(None, requests)
+    return generator.calls
+
+
+def pieces_of(config: Config, rows: np.ndarray, owner: np.ndarray, shape: PieceShape) -> list[int]:
+    """Pieces of the fullest shard in each optimizer step of an RL step on rows of `rows` i[R]
+    tokens, of the groups `owner` i[R].
+
+    They are dealt and laid as the update does; `minibatches` take groups in turn.
+    """
+    shards, parts = config.mesh.data * config.mesh.fsdp, config.training.minibatches
+    room = -(-config.driver.groups * config.rule.n // parts // shards) * shards
+    found = []
+    for part in range(parts):
+        mine, lengths = rows[owner % parts == part][:room], np.zeros(room, np.int32)
+        lengths[: len(mine)] = mine
+        found.append(int(_fullest(lengths, shape, shards)))
+    return found
+
+
+def _fullest(lengths: np.ndarray, shape: PieceShape, shards: int) -> int:
+    with jax.default_device(jax.local_devices(backend="cpu")[0]):
+        dealt = lengths[np.asarray(deal(lengths, shards))]
+        return max(int(_count(row, shape)) for row in dealt)
+
+
+_count = jax.jit(lambda lengths, shape: make_plan(lengths, shape).count, static_argnums=1)
+
+
+def _fill(prefixes: PrefixSource, prompts: Sequence[Prompt], outcomes: Outcomes) -> None:
+    """The start of a replay cache: a response to each prompt."""
+    for place, prompt in enumerate(prompts):
+        right, length = outcomes.draw(place, 2**31 + place, np.zeros(1, int))
+        prefixes.cache.put(
+            prompt.id,
+            CachedResponse(
+                tokens=np.zeros(length[0], np.int32),
+                version=0,
+                reward=float(right[0]),
+                correct=bool(right[0]),
+                truncated=False,
+                logprob=0.0,
+                shortest=int(length[0]),
+            ),
+        )
