@@ -72,6 +72,7 @@ class Cell:
 
 SMALL, LARGE = "speed_qwen2p5_math_1p5b", "speed_qwen2p5_math_7b"
 LESS = ("--config.training.micro_tokens=4096",)
+FEWER = ("--config.sampler.slots=256",)
 # Chips of each kind by their number: 1, 4, 16, 64.
 SHAPES = {
     "v5e": ("1x1", "2x2", "4x4", "8x8"),
@@ -103,10 +104,14 @@ def covering() -> list[Cell]:
         for chip, shapes in SHAPES.items():
             driver = "in_loop" if fused[mesh] == chip else "host"
             cell = Cell(preset, f"{chip}:{shapes[size]}", axes, driver)
-            small = chip in ("v5e", "v6e") and mesh in ("one", "data")
-            other = split(chip, driver) if small else dataclasses.replace(cell, flags=LESS)
+            other = dataclasses.replace(cell, flags=LESS)
+            if chip in ("v5e", "v6e") and mesh in ("one", "data"):
+                other = split(chip, driver)
+            elif (mesh, chip) == ("sixteen", "v5e"):
+                # Whole weights for decoding, in halves, and caches beside them: 15.2 GiB.
+                other = dataclasses.replace(other, mesh=(1, 4, 4), flags=(*LESS, *FEWER))
             cells.append(dataclasses.replace(cell, instead=other))
-    # Where memory is plenty nothing need be computed anew.
+    # Where memory is plenty nothing need be computed anew; is that faster?
     cells.append(Cell(SMALL, "v5p:2x2x1", (1, 4, 1), flags=("--config.model.remat=False",)))
     return cells
 
@@ -157,14 +162,15 @@ def compile_cells(
 ) -> list[tuple[Cell, dict[str, Any]]]:
     """Each cell with what its dry run found, and behind one that does not fit what fits instead.
 
-    What `out`/cells has is not compiled again. A run that fails is {"error": its last line}, and is
-    tried anew next time.
+    What `out`/cells has is not compiled again; each says which "code" made it. A run that fails is
+    {"error": its last line}, and is tried anew next time.
 
     Args:
       models: folder with NAME.config.json of each model that a preset names. pythons: platform ->
         the interpreter of an environment with its compiler. jobs: at a time.
     """
     (out / "cells").mkdir(parents=True, exist_ok=True)
+    code = commit()
 
     def compiled(cell: Cell) -> dict[str, Any]:
         path = path_of(cell, out)
@@ -180,7 +186,8 @@ def compile_cells(
             lines = done.stderr.strip().splitlines() or ["it said nothing"]
             say(f"{cell.name}: {lines[-1]}")
             return {"error": lines[-1]}
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = {**json.loads(path.read_text(encoding="utf-8")), "code": code}
+        write_atomically(path, json.dumps(found, indent=1) + "\n")
         say(f"{cell.name}: {'fits' if found['fits'] else 'does not fit'}")
         return found
 
@@ -193,6 +200,15 @@ def compile_cells(
 
     with ThreadPoolExecutor(jobs) as pool:
         return [row for rows in pool.map(with_other, cells) for row in rows]
+
+
+def commit() -> str:
+    """Of the code that runs, "" where git does not say."""
+    asked = ["git", "describe", "--always", "--dirty", "--abbrev=7"]
+    try:
+        return subprocess.run(asked, capture_output=True, text=True).stdout.strip()
+    except OSError:
+        return ""
 
 
 def model_of(preset: str) -> str:
@@ -229,8 +245,8 @@ def markdown(
         + (f" {missing} rows of the set are not compiled yet." if missing else ""),
         "",
         "| preset | chips | mesh | driver | changed | memory of a device | fits | compiled in | "
-        "in the decode loop | decode step | update |",
-        "|" + "---|" * 11,
+        "in the decode loop | decode step | update | code |",
+        "|" + "---|" * 12,
     ]
     for cell, found in rows:
         start = [cell.preset, cell.target, cell.mesh_text(), cell.driver]
@@ -243,7 +259,8 @@ def markdown(
         share = f"{size_text(held)} of {size_text(found['limit'])}"
         seconds = sum(p["compile_s"] for p in found["programs"])
         times = [_estimate(found["estimates"][name]) for name in ("decode step", "update")]
-        rest = [share, "yes" if found["fits"] else "no", f"{seconds:.0f} s", looped(found), *times]
+        fits, code = "yes" if found["fits"] else "no", found.get("code", "")
+        rest = [share, fits, f"{seconds:.0f} s", looped(found), *times, code]
         lines.append("| " + " | ".join([*start, *rest]) + " |")
     return "\n".join(lines) + "\n"
 
