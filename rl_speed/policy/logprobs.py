@@ -3,6 +3,7 @@
 """
 
 import functools
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ from rl_speed.policy.transformer import (
     Params,
     Vocabulary,
     Weights,
+    full_precision,
     hidden_states,
     output_head,
 )
@@ -21,18 +23,26 @@ from rl_speed.policy.transformer import (
 DEFAULT_LOGITS = 2**27
 
 
-def logits_logprobs(
-    logits: Array, targets: Array, with_entropy: bool = False, vocabulary: Vocabulary = Vocabulary()
-) -> tuple[Array, Array | None]:
-    """Log-softmax of float32 logits [..., V] at targets [...],
-    and the entropy in nats if asked for; `vocabulary`: what of it the logits are of.
+class _Statistics(NamedTuple):
+    """Of rows of logits, f32[...] each: what they are shifted by, the log of the sum of the
+    exponentials of shifted ones, the entropy or None.
     """
+
+    top: Array
+    normaliser: Array
+    entropy: Array | None
+
+
+def _statistics(
+    logits: Array, targets: Array, with_entropy: bool, vocabulary: Vocabulary
+) -> tuple[Array, _Statistics]:
+    """(log-probs f32[...] of the targets, what they are made of)."""
     # Shifted to a maximum of zero first: the results are differences of logits, and rounding at the
     # size of the logits themselves (an entropy off by 1e-4 nats at logits around 40) would outgrow
     # what sampler and trainer may disagree by.
     logits = logits.astype(jnp.float32)
-    top = jax.lax.stop_gradient(jnp.max(logits, axis=-1, keepdims=True))
-    logits = logits - vocabulary.max(top)
+    top = vocabulary.max(jax.lax.stop_gradient(jnp.max(logits, axis=-1)))
+    logits = logits - top[..., None]
     # A masked sum rather than a gather: its gradient is a fused select where a gather's is a
     # scatter, and it stays local when the vocabulary is sharded.
     chosen = jnp.where(vocabulary.ids(logits.shape) == targets[..., None], logits, 0.0)
@@ -43,7 +53,89 @@ def logits_logprobs(
     if with_entropy:
         # Both sums in one pass over the logits.
         entropy = normaliser - vocabulary.sum(jnp.sum(weights * logits, axis=-1)) / total
-    return chosen - normaliser, entropy
+    return chosen - normaliser, _Statistics(top, normaliser, entropy)
+
+
+def logits_logprobs(
+    logits: Array, targets: Array, with_entropy: bool = False, vocabulary: Vocabulary = Vocabulary()
+) -> tuple[Array, Array | None]:
+    """Log-softmax of float32 logits [..., V] at targets [...],
+    and the entropy in nats if asked for; `vocabulary`: what of it the logits are of.
+    """
+    logprobs, found = _statistics(logits, targets, with_entropy, vocabulary)
+    return logprobs, found.entropy
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5, 6))
+def _in_chunks(
+    table: Array,
+    hidden_CxNxD: Array,
+    targets_CxN: Array,
+    temperature: Array,
+    config: ModelConfig,
+    with_entropy: bool,
+    vocabulary: Vocabulary,
+) -> tuple[Array, Array | None]:
+    """(log-probs f32[C, N], entropies f32[C, N] or None), one chunk of tokens after the other.
+
+    No chunk's logits outlive it. The backward pass computes them again, and nothing else: their
+    sums are kept.
+    """
+    return _forward(
+        table, hidden_CxNxD, targets_CxN, temperature, config, with_entropy, vocabulary
+    )[0]
+
+
+def _logits(table: Array, hidden: Array, temperature: Array, config: ModelConfig) -> Array:
+    name = "embed" if config.tie_embeddings else "lm_head"
+    return output_head({name: table}, hidden, config) / temperature
+
+
+def _forward(table, hidden, targets, temperature, config, with_entropy, vocabulary):
+    def chunk(xs):
+        hidden, targets = map(vocabulary.tokens, xs)
+        logits = _logits(table, hidden, temperature, config)
+        logprobs, kept = _statistics(logits, targets, with_entropy, vocabulary)
+        return jax.tree.map(vocabulary.mine, (logprobs, kept.entropy)), kept
+
+    found, kept = jax.lax.map(chunk, (hidden, targets))
+    return found, (table, hidden, targets, temperature, kept)
+
+
+def _backward(config, with_entropy, vocabulary, saved, gradients):
+    table, hidden, targets, temperature, kept = saved
+    dtype = jnp.dtype(config.dtype)
+    product = functools.partial(jnp.matmul, preferred_element_type=jnp.float32)
+
+    def chunk(sums, xs):
+        hidden, targets, kept, gradients = xs
+        hidden, targets, gradients = jax.tree.map(vocabulary.tokens, (hidden, targets, gradients))
+        of_logprob, of_entropy = gradients
+        logits = _logits(table, hidden, temperature, config)
+        logprobs = logits - kept.top[:, None] - kept.normaliser[:, None]
+        chances = jnp.exp(logprobs)
+        told = vocabulary.ids(logits.shape) == targets[:, None]
+        change = of_logprob[:, None] * (told - chances)
+        if with_entropy:
+            change -= of_entropy[:, None] * chances * (logprobs + kept.entropy[:, None])
+        of_table, of_temperature = sums
+        of_temperature -= jnp.sum(change * logits) / temperature
+        # In the compute dtype, as the products are that it goes into.
+        change = (change / temperature).astype(dtype)
+        weight = table.astype(dtype)
+        if config.tie_embeddings:
+            of_hidden, more = product(change, weight), product(change.T, hidden)
+        else:
+            of_hidden, more = product(change, weight.T), product(hidden.T, change)
+        return (of_table + more, of_temperature), vocabulary.add_up(of_hidden.astype(dtype))
+
+    with jax.named_scope("token_logprobs"), full_precision(config):
+        zeros = jnp.zeros(table.shape, jnp.float32), jnp.zeros_like(temperature)
+        sums, of_hidden = jax.lax.scan(chunk, zeros, (hidden, targets, kept, gradients))
+    return sums[0].astype(table.dtype), of_hidden, None, sums[1]
+
+
+_in_chunks.defvjp(_forward, _backward)
 
 
 def token_logprobs(
@@ -90,35 +182,32 @@ def token_logprobs(
     chunk = max(1, DEFAULT_LOGITS // config.vocab_size) if chunk is None else chunk
     step = min(length, max(1, chunk // max(rows, 1)))
 
-    def piece(head, hidden, targets):
-        # Tokens on one axis, as in `hidden_states`.
-        seen = vocabulary.tokens(hidden.reshape(-1, width))
-        logits = output_head(head, seen, config) / temperature
-        told = vocabulary.tokens(targets.reshape(-1))
-        found = logits_logprobs(logits, told, with_entropy, vocabulary)
-        return jax.tree.map(lambda x: vocabulary.mine(x).reshape(targets.shape), found)
-
+    pieces = -(-length // step)
+    # Of one size, so that little of the last is padding; eight rows are a tile of a TPU.
+    step = min(step, -(-length // pieces // 8) * 8)
+    pad = pieces * step - length
+    # Tokens of a chunk on one axis, as in `hidden_states`.
+    split = lambda x: jnp.moveaxis(
+        jnp.pad(x, ((0, 0), (0, pad)) + ((0, 0),) * (x.ndim - 2)).reshape(
+            rows, pieces, step, *x.shape[2:]
+        ),
+        1,
+        0,
+    ).reshape(pieces, rows * step, *x.shape[2:])
+    join = lambda x: jnp.moveaxis(x.reshape(pieces, rows, step), 0, 1).reshape(rows, -1)[:, :length]
     name = "embed" if config.tie_embeddings else "lm_head"
-    table, vocabulary = weights.head(name, params[name])
-    head = {name: table}
     with jax.named_scope("token_logprobs"):
-        if step >= length:
-            return piece(head, hidden_BxTxD, targets_BxT)
-        pieces = -(-length // step)
-        pad = pieces * step - length
-        split = lambda x: jnp.moveaxis(
-            jnp.pad(x, ((0, 0), (0, pad)) + ((0, 0),) * (x.ndim - 2)).reshape(
-                rows, pieces, step, *x.shape[2:]
-            ),
-            1,
-            0,
+        table, vocabulary = weights.head(name, params[name])
+        found = _in_chunks(
+            table,
+            split(hidden_BxTxD),
+            split(targets_BxT),
+            jnp.asarray(temperature, jnp.float32),
+            config,
+            with_entropy,
+            vocabulary,
         )
-        recomputed = jax.checkpoint(functools.partial(piece, head), prevent_cse=False)
-        _, outputs = jax.lax.scan(
-            lambda _, xs: (None, recomputed(*xs)), None, (split(hidden_BxTxD), split(targets_BxT))
-        )
-        join = lambda x: jnp.moveaxis(x, 0, 1).reshape(rows, pieces * step)[:, :length]
-        return jax.tree.map(join, outputs)
+        return jax.tree.map(join, found)
 
 
 def sequence_logprobs(

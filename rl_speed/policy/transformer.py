@@ -18,14 +18,7 @@ import numpy as np
 
 from rl_speed.mesh import TRAIN_RULES, named_sharding, over_tensor
 from rl_speed.policy.config import ModelConfig
-
-Array = jax.Array
-Params = Mapping[str, Any]
-
-
-# So few layers are unrolled: they compile in no time, and nothing is copied into stacked arrays for
-# the backward pass.
-UNROLLED_LAYERS = 4
+from rl_speed.policy.layers import Array, Params, through_layers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -265,6 +258,10 @@ class Vocabulary:
         count = len(x) // jax.lax.axis_size(self.axis)
         return jax.lax.dynamic_slice_in_dim(x, jax.lax.axis_index(self.axis) * count, count)
 
+    def add_up(self, x: Array) -> Array:
+        """[shards * N, ...] of each shard -> [N, ...]: of its own tokens, over all shards."""
+        return jax.lax.psum_scatter(x, self.axis, tiled=True) if self.axis else x
+
     def ids(self, shape: tuple[int, ...]) -> Array:
         """i32 `shape`: which word each logit on the last axis is of."""
         place = jax.lax.broadcasted_iota(jnp.int32, shape, len(shape) - 1)
@@ -397,22 +394,14 @@ def hidden_states(
     def layer_step(x_NxD, layer):
         layer = weights.layer(layer)
         x_NxD = x_NxD + attention_block(layer, x_NxD, rope, attend, config)
-        return x_NxD + mlp_block(layer, x_NxD, config), None
+        return x_NxD + mlp_block(layer, x_NxD, config)
 
     with jax.named_scope("policy"), full_precision(config):
         rope = rope_angles(positions, config)
         with jax.named_scope("embed"):
             x_NxD = weights.embed(params["embed"], tokens_BxT.reshape(-1), dtype)
-        # Inside scan the loop itself keeps XLA from undoing the recomputation, so its costly
-        # barriers are not needed.
-        step = jax.checkpoint(layer_step, prevent_cse=False) if config.remat else layer_step
         with jax.named_scope("layers"):
-            x_NxD, _ = jax.lax.scan(
-                step,
-                x_NxD,
-                params["layers"],
-                unroll=config.layers if config.layers <= UNROLLED_LAYERS else 1,
-            )
+            x_NxD = through_layers(layer_step, x_NxD, params["layers"], config)
         with jax.named_scope("final_norm"):
             x_NxD = rms_norm(x_NxD, params["final_norm"], config.norm_eps)
         return x_NxD.reshape(*tokens_BxT.shape, -1)

@@ -74,12 +74,12 @@ class Pieces:
                     params, piece, shape, self.model, head_chunk=self.head_chunk, weights=weights
                 )
                 mine = learned[piece.row] & piece.used[:, None]
-                return -jnp.sum(jnp.where(mine, ragged.rows(stream, piece), 0.0))
+                return (-jnp.sum(jnp.where(mine, ragged.rows(stream, piece), 0.0)),) * 2
 
-            one = jax.value_and_grad(loss) if gradient else lambda *args: (loss(*args), None)
-            total, grads = ragged.sum(
-                lambda number: one(params, number), lambda a, b: jax.tree.map(jnp.add, a, b)
-            )
+            if gradient:
+                total, grads = ragged.gradients(loss, params, self.model, jnp.add)
+            else:
+                total, grads = ragged.sum(lambda number: loss(params, number)[0], jnp.add), None
             total, computed = jax.lax.psum((total, ragged.computed), ROWS)
             return total, weights.add_up(grads) if gradient else None, computed
 

@@ -15,6 +15,8 @@ import jax
 import jax.numpy as jnp
 
 from rl_speed.mesh import ROWS
+from rl_speed.policy import ModelConfig
+from rl_speed.policy.layers import adding
 from rl_speed.policy.packed import Window, make_windows
 
 Array = jax.Array
@@ -147,6 +149,10 @@ def deal(lengths: Array, shards: int) -> Array:
     return jnp.where(fro, sorted_rows[:, ::-1], sorted_rows).T
 
 
+def _zeros_like(shapes: Any) -> Any:
+    return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+
+
 class Ragged:
     """The rows of one row shard, piece by piece; inside of `SplitWeights.run`.
 
@@ -165,11 +171,36 @@ class Ragged:
 
         One program, in a loop.
         """
-
-        zero = jax.tree.map(
-            lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(function, jnp.int32(0))
-        )
+        zero = _zeros_like(jax.eval_shape(function, jnp.int32(0)))
         return self.loop(lambda number, total: merge(total, function(number)), zero)
+
+    def gradients(
+        self,
+        loss: Callable[[Any, Array], tuple[Array, Any]],
+        params: Any,
+        model: ModelConfig,
+        merge: Callable[[Any, Any], Any],
+    ) -> tuple[Any, Any]:
+        """(what `loss` gives beside its value, of every piece, taken together by `merge`; the sum
+        of the gradients, float32 like params).
+
+        Args:
+          loss: (params as `policy.layers.adding` gives them, number) -> (f32[], anything).
+        """
+
+        def piece(totals, number):
+            value = lambda totals: loss(adding(params, totals, model), number)
+            totals, found = jax.grad(value, has_aux=True)(totals)
+            return found, totals
+
+        def body(number, state):
+            total, totals = state
+            found, totals = piece(totals, number)
+            return merge(total, found), totals
+
+        totals = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params)
+        found, _ = jax.eval_shape(piece, totals, jnp.int32(0))
+        return self.loop(body, (_zeros_like(found), totals))
 
     def loop(self, body: Callable[[Array, Any], Any], state: Any) -> Any:
         """`body(number, state)` for every piece, one after the other."""

@@ -238,14 +238,7 @@ def gradients(
                     entropy=entropy,
                 )
 
-        value_and_grad = jax.value_and_grad(loss, has_aux=True)
-
-        def merge(a, b):
-            ((_, a_metrics), a_grads), ((loss, b_metrics), b_grads) = a, b
-            metrics = objectives.merge_metrics(a_metrics, b_metrics)
-            return (loss, metrics), jax.tree.map(jnp.add, a_grads, b_grads)
-
-        (_, metrics), grads = ragged.sum(lambda number: value_and_grad(params, number), merge)
+        metrics, grads = ragged.gradients(loss, params, model, objectives.merge_metrics)
         held = jnp.sum(lengths).astype(jnp.float32)
         metrics = {**metrics, "sum/computed": ragged.computed, "sum/held": held}
         return weights.add_up(grads), objectives.reduce_metrics(metrics, ROWS)

@@ -1,0 +1,94 @@
+"""Through the stacked layers and back: what is kept, what is computed anew, where gradients go."""
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+
+from rl_speed.policy.config import ModelConfig
+
+Array = jax.Array
+Params = Mapping[str, Any]
+
+# So few layers are unrolled: they compile in no time, and nothing is copied into stacked arrays for
+# the backward pass.
+UNROLLED_LAYERS = 4
+
+
+class Adding(NamedTuple):
+    """Stacked layers whose gradients are added to `totals`; see `adding`."""
+
+    weights: Params
+    totals: Params
+
+
+def adding(params: Params, totals: Params, config: ModelConfig) -> Params:
+    """Weights for `hidden_states` and `token_logprobs` such that the gradient with respect to
+    `totals` is `totals` plus their own; with respect to `params` it is none.
+
+    So nobody has a second tree of gradients: where layers are computed anew (`config.remat`) a
+    layer's is added in its place as soon as it is there.
+
+    Args:
+      params, totals: trees of `weights(config)`, the latter float32.
+    """
+    plain = {
+        name: jax.tree.map(_add_to, part, totals[name])
+        for name, part in params.items()
+        if name != "layers" or not config.remat
+    }
+    return {"layers": Adding(params["layers"], totals["layers"]), **plain}
+
+
+@jax.custom_vjp
+def _add_to(weight: Array, total: Array) -> Array:
+    return weight
+
+
+_add_to.defvjp(lambda weight, total: (weight, total), lambda total, g: (None, total + g))
+
+
+def through_layers(
+    step: Callable[[Array, Params], Array],
+    x_NxD: Array,
+    layers: Params | Adding,
+    config: ModelConfig,
+) -> Array:
+    """`step(x, layer)` of every layer in turn."""
+    if isinstance(layers, Adding):
+        return _through_adding(step, x_NxD, *layers)
+    # Inside scan the loop itself keeps XLA from undoing the recomputation, so its costly barriers
+    # are not needed.
+    step = jax.checkpoint(step, prevent_cse=False) if config.remat else step
+    unroll = config.layers if config.layers <= UNROLLED_LAYERS else 1
+    return jax.lax.scan(lambda x, layer: (step(x, layer), None), x_NxD, layers, unroll=unroll)[0]
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _through_adding(step, x_NxD, layers, totals):
+    return _forward(step, x_NxD, layers, totals)[0]
+
+
+def _forward(step, x_NxD, layers, totals):
+    x, inputs = jax.lax.scan(lambda x, layer: (step(x, layer), x), x_NxD, layers)
+    return x, (inputs, layers, totals)
+
+
+def _backward(step, saved, of_x):
+    inputs, layers, totals = saved
+    count = len(inputs)
+
+    def layer(done, state):
+        of_x, totals = state
+        at = count - 1 - done
+        mine = lambda x: jax.lax.dynamic_index_in_dim(x, at, keepdims=False)
+        _, pull = jax.vjp(step, mine(inputs), jax.tree.map(mine, layers))
+        of_x, gradient = pull(of_x)
+        return of_x, jax.tree.map(lambda total, g: total.at[at].add(g), totals, gradient)
+
+    of_x, totals = jax.lax.fori_loop(0, count, layer, (of_x, totals))
+    return of_x, None, totals
+
+
+_through_adding.defvjp(_forward, _backward)
