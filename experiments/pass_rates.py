@@ -29,9 +29,9 @@ flags.mark_flag_as_required("config")
 def main(_):
     from rl_speed.studies.comparison import pass_rates
 
-    result, ids = pass_rates.measure(_CONFIG.value, _SAMPLES.value, _SPLIT.value)
-    plot = pass_rates.save(result, ids, Path(_OUT.value), entry.shown_command())
-    n = pass_rates.describe(result)
+    measured = pass_rates.measure(_CONFIG.value, _SAMPLES.value, _SPLIT.value)
+    plot = pass_rates.save(measured, Path(_OUT.value), entry.shown_command())
+    n = pass_rates.describe(measured.evaluation)
     print(
         f"{n['prompts']} prompts, {n['samples']} samples each: mean {n['mean']:.3f}; nearly "
         f"always (0.9 or more) {n['nearly_always']:.3f}, nearly never (0.05 or less) "

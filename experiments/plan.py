@@ -47,7 +47,9 @@ _LENGTH = flags.DEFINE_float(
     "mean_length", 0.0, "Tokens of a response, where the file has none; 0: a quarter of the room."
 )
 _SPREAD = flags.DEFINE_float(
-    "length_spread", 0.6, "Standard deviation of the responses to one prompt by their mean."
+    "length_spread",
+    None,
+    "Standard deviation of the responses to one prompt by their mean; default: the file's, or 0.6.",
 )
 _PROMPT = flags.DEFINE_integer(
     "prompt_length", 0, "Tokens of a prompt; 0: a quarter of the room, all of it up to 40."

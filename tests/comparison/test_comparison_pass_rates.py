@@ -25,10 +25,11 @@ def test_the_table_of_training_prompts(tmp_path):
         str(tmp_path / "pass_rates.json"),
         0.1,
     )
-    result, ids = pass_rates.measure(config, 8, "train")
+    measured = pass_rates.measure(config, 8, "train")
+    result, ids, _ = measured
     stream, _ = build.build_data(small(), load_tokenizer(build.policy_directory(config)))
     assert ids == [p.id for p in stream.prompts]
-    pass_rates.save(result, ids, tmp_path, "command")
+    pass_rates.save(measured, tmp_path, "command")
     kept, table = curate(stream.prompts, str(tmp_path / "pass_rates.json"), 0.1, 1.0)
     assert [table[i] for i in ids] == pytest.approx(result.correct / 8)
     assert [p.id for p in kept] == [i for i, k in zip(ids, result.correct) if k >= 1] and 0 < len(

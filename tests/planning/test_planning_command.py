@@ -16,7 +16,8 @@ def rates(tmp_path):
     path = tmp_path / "pass_rates.json"
     values = np.random.default_rng(0).beta(0.5, 0.5, 60).round(3).tolist()
     ids = [f"q{i}" for i in range(60)]
-    path.write_text(json.dumps({"rates": values, "ids": ids, "lengths": [6.0] * 60}))
+    text = {"rates": values, "ids": ids, "lengths": [6.0] * 60, "length_spread": 0.25}
+    path.write_text(json.dumps(text))
     return path
 
 
@@ -65,12 +66,15 @@ def test_a_plan_for_a_chip_that_is_not_here(launch, rates, tmp_path):
 
 def test_lengths_come_from_the_file_or_are_said_to_be_assumed(rates, tmp_path):
     config = presets.embedded()
-    outcomes, assumed = predict.outcomes_of(config, rates, None, None, 0.0, 0.5, 0)
+    outcomes, assumed = predict.outcomes_of(config, rates, None, None, 0.0, None, 0)
+    assert outcomes.spread == 0.25 and "0.25 times the mean (the file's)" in assumed[1]
+    assert predict.outcomes_of(config, rates, None, None, 0.0, 0.5, 0)[0].spread == 0.5
     assert outcomes.lengths.tolist() == [6.0] * 60 and outcomes.ids[3] == "q3"
     assert outcomes.prompt_length == 10 and "as the file says" in assumed[0]
     bare = tmp_path / "bare.jsonl"
     bare.write_text('{"pass_rate": 0.25}\n{"pass_rate": null}\n{"pass_rate": 1.0}\n')
-    outcomes, assumed = predict.outcomes_of(config, bare, None, None, 0.0, 0.5, 0)
+    outcomes, assumed = predict.outcomes_of(config, bare, None, None, 0.0, None, 0)
+    assert outcomes.spread == predict.SPREAD
     assert outcomes.rates.tolist() == [0.25, 1.0] and outcomes.lengths.tolist() == [4.0, 4.0]
     assert "4 tokens on average" in assumed[0]
     with pytest.raises(ValueError, match="exceeds config.data.max_prompt_length"):
@@ -78,13 +82,13 @@ def test_lengths_come_from_the_file_or_are_said_to_be_assumed(rates, tmp_path):
 
 
 def test_prices_of_this_machine_are_of_its_programs():
-    """Longer responses cost more; no price is below nothing, and those that are paid are known."""
+    """How much they are is this machine's; none is below nothing, whatever else it does."""
     config = presets.tiny(presets.embedded("rloo"), groups=4, samples=8, screen=16, slots=16)
     found = prices.measured(config)
     assert found.source == "measured on this machine"
-    for name in ("call", "prefill", "row", "optimizer", "judge"):
-        assert getattr(found, name) >= 0, name
-    assert found.decode + 16 * found.row > 0 and found.piece > 0
+    for name in ("call", "prefill", "decode", "row", "optimizer", "piece"):
+        assert 0 <= getattr(found, name) < 60, name
+    assert found.judge > 0
     assert found.shape.width == 26
 
 
@@ -101,10 +105,7 @@ def test_a_plan_is_held_against_runs(tmp_path):
     (folder / "metrics.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
     (folder / "summary.json").write_text(json.dumps({"evaluations": [{"step": 0}]}))
     (folder / "config.json").write_text("{}")
-    with pytest.raises((OSError, ValueError), match="dapo"):
+    with pytest.raises(OSError, match="dapo"):
         predict.measured_steps(tmp_path, ["dapo"], 0)
-    try:
-        found = predict.measured_steps(tmp_path, ["rloo"], 0)
-    except ValueError as error:
-        pytest.fail(str(error))
+    found = predict.measured_steps(tmp_path, ["rloo"], 0)
     assert found["rloo"]["seconds"] == 3.75 and found["rloo"]["steps"] == 2

@@ -119,7 +119,7 @@ def make_files(config: Config, folder: Path, rate_samples: int) -> None:
         path = folder / f"pass_rates_{suffix}" / "pass_rates.json"
         if not path.exists():
             pass_rates.save(
-                *pass_rates.measure(plain, rate_samples, "train"),
+                pass_rates.measure(plain, rate_samples, "train"),
                 path.parent,
                 f"{rate_samples} samples a prompt",
             )

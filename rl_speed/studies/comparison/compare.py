@@ -44,7 +44,7 @@ def compare(
     if pass_rate_samples:
         if not (workdir / "pass_rates.json").exists():
             pass_rates.save(
-                *pass_rates.measure(copy.deepcopy(config), pass_rate_samples), workdir, command
+                pass_rates.measure(copy.deepcopy(config), pass_rate_samples), workdir, command
             )
         rates = pass_rates.load(workdir)["rates"]
     grouped = table.group_runs(done)

@@ -1,13 +1,13 @@
 """Pass rates of the starting policy, prompt by prompt: what decides how much screening can gain."""
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from rl_speed.config import Config
+from rl_speed.data.rollouts import Rollouts
 from rl_speed.evaluation import Evaluation, evaluate
 from rl_speed.runtime.metrics import read_object
 from rl_speed.runtime.progress import progress_bar
@@ -16,9 +16,22 @@ from rl_speed.training import build
 SPLITS = ("eval", "train")
 
 
-def measure(config: Config, samples: int, split: str = "eval") -> tuple[Evaluation, list[str]]:
-    """(`samples` responses to every held-out or training prompt, by the policy that
-    `config.model.path` names, at the sampler's temperature; the prompts' ids).
+class Measured(NamedTuple):
+    """What `measure` gives.
+
+    Attributes:
+      evaluation: of every prompt. ids: the prompts'. length_spread: standard deviation of the
+        lengths of the responses to one prompt (root mean square over prompts) by the mean length.
+    """
+
+    evaluation: Evaluation
+    ids: list[str]
+    length_spread: float
+
+
+def measure(config: Config, samples: int, split: str = "eval") -> Measured:
+    """`samples` responses to every held-out or training prompt, by the policy that
+    `config.model.path` names, at the sampler's temperature.
 
     Raises ValueError: `split` is neither, there are no held-out prompts, or the training prompts
     are endless.
@@ -51,11 +64,17 @@ def measure(config: Config, samples: int, split: str = "eval") -> tuple[Evaluati
         config, policy, build.longest_answer(prompts, config.sampler.max_new)
     )
     bar = progress_bar(len(prompts), "pass rates", enabled=config.logging.progress)
+    lengths = []
+
+    def judge(rollouts: Rollouts) -> np.ndarray:
+        lengths.append(rollouts.lengths)
+        return scorer.judge(rollouts)
+
     try:
-        result = evaluate(
-            generator, policy.params, prompts, samples, scorer.judge, per_call, bar.update
-        )
-        return result, [p.id for p in prompts]
+        result = evaluate(generator, policy.params, prompts, samples, judge, per_call, bar.update)
+        drawn = np.concatenate(lengths).reshape(-1, samples)
+        spread = float(np.sqrt(drawn.var(axis=1).mean()) / drawn.mean())
+        return Measured(result, [p.id for p in prompts], spread)
     finally:
         bar.close()
         scorer.close()
@@ -79,7 +98,7 @@ def describe(result: Evaluation) -> dict[str, Any]:
     return out
 
 
-def save(result: Evaluation, ids: Sequence[str], folder: Path, command: str) -> Path:
+def save(measured: Measured, folder: Path, command: str) -> Path:
     """Write pass_rates.json, which config.data.pass_rates takes, and pass_rates.png.
 
     Returns the latter's path.
@@ -87,10 +106,9 @@ def save(result: Evaluation, ids: Sequence[str], folder: Path, command: str) -> 
     from rl_speed.runtime.plotting import pyplot
 
     folder.mkdir(parents=True, exist_ok=True)
-    numbers = describe(result)
-    (folder / "pass_rates.json").write_text(
-        json.dumps({"command": command, **numbers, "ids": list(ids)}) + "\n"
-    )
+    result, numbers = measured.evaluation, describe(measured.evaluation)
+    numbers |= {"length_spread": round(measured.length_spread, 4), "ids": measured.ids}
+    (folder / "pass_rates.json").write_text(json.dumps({"command": command, **numbers}) + "\n")
     plt = pyplot()
     figure, axis = plt.subplots(figsize=(6.4, 3.6), constrained_layout=True)
     rates, classes = result.correct / result.samples, np.array(result.classes)
@@ -115,9 +133,9 @@ def save(result: Evaluation, ids: Sequence[str], folder: Path, command: str) -> 
     return folder / "pass_rates.png"
 
 
-def load(folder: Path) -> dict[str, np.ndarray | list[str]]:
-    """{"rates": f64[P], "ids": P of them, "lengths": f64[P], tokens of a sample} of what `save`
-    wrote, as far as it is there.
+def load(folder: Path) -> dict[str, Any]:
+    """{"rates": f64[P], "ids": P of them, "lengths": f64[P], tokens of a sample, "length_spread":
+    float} of what `save` wrote, as far as it is there.
 
     Raises ValueError that names the file and the field that cannot be read; OSError where
     there is none.
@@ -138,8 +156,12 @@ def load(folder: Path) -> dict[str, np.ndarray | list[str]]:
             raise ValueError(
                 f"{path} is damaged: {name} must be a list of {what}, one for each prompt; {advice}"
             )
-    return {
+    arrays = {
         name: found[name] if name == "ids" else np.array(found[name], np.float64)
         for name in ("rates", "ids", "lengths")
         if name in found
     }
+    spread = found.get("length_spread")
+    if spread is not None and (not isinstance(spread, (int, float)) or not spread >= 0):
+        raise ValueError(f"{path} is damaged: length_spread must be 0 or more; {advice}")
+    return arrays if spread is None else arrays | {"length_spread": spread}

@@ -26,6 +26,8 @@ from rl_speed.studies.planning.simulated import (
 )
 from rl_speed.training.split_step import trains_on_prefixes, uses_old_logprobs
 
+# Standard deviation of the responses to one prompt by their mean, where nobody measured it.
+SPREAD = 0.6
 # Of a step's seconds, in their order; evaluation is shared over the steps between two.
 PHASES = ("prefill", "decode", "verify", "driver", "update", "evaluation")
 
@@ -76,36 +78,39 @@ def outcomes_of(
     field: str | None,
     scale: str | None,
     mean_length: float,
-    spread: float,
+    spread: float | None,
     prompt_length: int,
 ) -> tuple[Outcomes, list[str]]:
     """(what samples come to, what was assumed for it) from a file of pass rates.
 
     Args:
       path, field, scale: see `load_pass_rates`. A pass_rates.json of experiments/pass_rates.py has
-        mean lengths, too.
-      mean_length: tokens of a response, where the file has none; 0: a quarter of the room.
-        prompt_length: tokens of a prompt; 0: a quarter of the room, 10 at most where that is less.
+        mean lengths, too, and their spread.
+      mean_length: tokens of a response, where the file has none; 0: a quarter of the room. spread:
+        of lengths; None: the file's, or SPREAD.
+      prompt_length: tokens of a prompt; 0: a quarter of the room, all of it where that is 40 or
+        less.
 
     Raises DataError as `load_pass_rates`, ValueError for what cannot be.
     """
-    if spread < 0 or mean_length < 0 or prompt_length < 0:
+    if (spread or 0) < 0 or mean_length < 0 or prompt_length < 0:
         raise ValueError("lengths and their spread must be 0 or more")
     found = load_pass_rates(path, field, scale)
     ids = found.ids[: len(found.rates)] or tuple(map(str, range(len(found.rates))))
     room, assumed = config.sampler.max_new, []
-    lengths = None
-    if path.name == "pass_rates.json":
-        lengths = pass_rates.load(path.parent).get("lengths")
+    measured = pass_rates.load(path.parent) if path.name == "pass_rates.json" else {}
+    lengths, given = measured.get("lengths"), spread
+    spread = measured.get("length_spread", SPREAD) if given is None else given
     if lengths is None:
         mean = mean_length or room / 4
         lengths = np.full(len(found.rates), mean)
         assumed.append(f"responses of {mean:,.0f} tokens on average, of any prompt")
     else:
         assumed.append("responses of each prompt as long on average as the file says")
+    told = " (the file's)" if given is None and "length_spread" in measured else ""
     assumed.append(
         f"their lengths log-normal around that, with a standard deviation of {spread:g} times the "
-        f"mean, cut at {room:,}, whether right or wrong"
+        f"mean{told}, cut at {room:,}, whether right or wrong"
     )
     longest = config.data.max_prompt_length
     prompt = prompt_length or (longest if longest <= 40 else longest // 4)

@@ -253,7 +253,7 @@ def _measure_generation(config, policy, mesh, train, stream) -> tuple[dict[str, 
     return {
         "call": max(0.0, first - iteration - pieces(few) * prefill),
         "prefill": prefill,
-        "decode": iteration - row * widest,
+        "decode": max(0.0, iteration - row * widest),
         "row": row,
     }, drawn
 
@@ -285,7 +285,7 @@ def _measure_update(config, policy, mesh, train, stream) -> dict[str, Any]:
         times.append(float(np.median(seconds[1:])))
         rows = np.array([len(p.tokens) for p in some])[rollouts.owner] + tokens
         counts.append(sum(pieces_of(config, rows, rollouts.owner, shape)))
-    piece = (times[1] - times[0]) / max(1, counts[1] - counts[0])
+    piece = max(0.0, times[1] - times[0]) / max(1, counts[1] - counts[0])
     return {
         "piece": piece,
         "optimizer": max(0.0, times[0] - counts[0] * piece) / parts,
