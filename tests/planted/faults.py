@@ -89,6 +89,8 @@ ATTENTION = "policy/test_policy_attention.py policy/test_policy_decoding.py"
 DECODING = "policy/test_policy_decoding.py policy/test_policy_attention.py"
 SPLIT = "policy/test_policy_split.py"
 LOGPROBS = "policy/test_policy_logprobs.py"
+LAYERS = "policy/test_policy_layers.py"
+PLANNED = "planning/test_planning_simulated.py planning/test_planning_prices.py"
 TRANSFORMER = "policy/test_policy_transformer.py policy/test_policy_decoding.py"
 
 FAULTS = [
@@ -802,10 +804,10 @@ FAULTS = [
     Fault(
         "update",
         "last_piece_alone",
-        "update/step.py",
-        "return (loss, metrics), jax.tree.map(jnp.add, a_grads, b_grads)",
-        "return (loss, metrics), b_grads",
-        STEP,
+        "policy/layers.py",
+        "lambda total, g: (None, total + g)",
+        "lambda total, g: (None, g)",
+        f"{LAYERS} training/test_training_ragged.py",
         "All pieces but the last are sampled for nothing.",
     ),
     Fault(
@@ -1746,10 +1748,37 @@ FAULTS = [
         "policy",
         "head_temperature",
         "policy/logprobs.py",
-        "output_head(head, seen, config) / temperature",
-        "output_head(head, seen, config) * temperature",
+        "output_head({name: table}, hidden, config) / temperature",
+        "output_head({name: table}, hidden, config) * temperature",
         LOGPROBS,
         "The trainer's log-probs are those of another temperature.",
+    ),
+    Fault(
+        "policy",
+        "layers_add_up_backwards",
+        "policy/layers.py",
+        "total.at[at].add(g)",
+        "total.at[done].add(g)",
+        LAYERS,
+        "Where layers are computed anew, each is trained with another's gradient.",
+    ),
+    Fault(
+        "policy",
+        "entropy_bonus_backwards",
+        "policy/logprobs.py",
+        "logprobs + kept.entropy[:, None]",
+        "logprobs - kept.entropy[:, None]",
+        LOGPROBS,
+        "An entropy bonus moves the policy in a direction of its own.",
+    ),
+    Fault(
+        "policy",
+        "head_hears_its_own_shard",
+        "policy/logprobs.py",
+        "vocabulary.add_up(of_hidden.astype(dtype))",
+        "vocabulary.mine(of_hidden.astype(dtype))",
+        SPLIT,
+        "Of a split head each shard's tokens learn from its own words alone.",
     ),
     Fault(
         "policy",
@@ -1935,6 +1964,61 @@ FAULTS = [
         "(rollouts.right > 0) | (rollouts.right < rollouts.sizes)",
         OUTER,
         "The share of informative groups is reported as 1.",
+    ),
+    # What a run will take.
+    Fault(
+        "planning",
+        "planned_slots_wait",
+        "studies/planning/simulated.py",
+        "heapq.heapreplace(free, free[0] + length)",
+        "heapq.heapreplace(free, free[-1] + length)",
+        PLANNED,
+        "A plan has more decode steps than the sampler.",
+    ),
+    Fault(
+        "planning",
+        "planned_tail_is_wide",
+        "studies/planning/simulated.py",
+        "int(ends[narrower]) if narrower < count else 0",
+        "int(ends[0])",
+        PLANNED,
+        "A plan narrows no batch.",
+    ),
+    Fault(
+        "planning",
+        "planned_prefixes_are_drawn",
+        "studies/planning/simulated.py",
+        "np.clip(length - request.replay.prefix, 1,",
+        "np.clip(length, 1,",
+        PLANNED,
+        "A plan charges RPO for tokens that are replayed.",
+    ),
+    Fault(
+        "planning",
+        "planned_workers_hinder",
+        "studies/planning/prices.py",
+        "judge=judge / config.reward.workers",
+        "judge=judge * config.reward.workers",
+        PLANNED,
+        "More workers make a plan slower.",
+    ),
+    Fault(
+        "planning",
+        "planned_calls_do_not_wait",
+        "studies/planning/predict.py",
+        "return max(both, key=sum)",
+        "return min(both, key=sum)",
+        PLANNED,
+        "A plan takes every call to end with its first shard.",
+    ),
+    Fault(
+        "planning",
+        "planned_once_for_all_minibatches",
+        "studies/planning/predict.py",
+        "len(pieces) * prices.optimizer",
+        "prices.optimizer",
+        PLANNED,
+        "A plan has one optimizer step, however many mini-batches there are.",
     ),
 ]
 

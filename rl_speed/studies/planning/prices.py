@@ -14,7 +14,7 @@ from rl_speed.config import Config
 from rl_speed.data.prompts import Prompt
 from rl_speed.data.rollouts import Rollouts
 from rl_speed.hlo import Phases
-from rl_speed.policy import ModelConfig
+from rl_speed.policy import DecodeAttention, ModelConfig
 from rl_speed.policy.hf import read_json
 from rl_speed.replay.cuts import Replay
 from rl_speed.rollout.call_plan import capacities
@@ -123,8 +123,16 @@ def of_chip(
         name: getattr(each, name).seconds(reached[LIMIT[name]] / again.get(name, 1.0))
         for name in LIMIT
     }
+    shards = config.mesh.data * config.mesh.fsdp
+    slots = max(1, config.sampler.slots // shards)
+    if DecodeAttention(config.sampler.attention).way(config.sampler.max_new, model) == "dense":
+        # Which reads all the room that there is, and contexts thrice: they are gathered.
+        room = config.sampler.max_new + 3 * config.data.max_prompt_length
+        seconds["decode"] += slots * room * seconds["held"]
+        seconds["held"] = 0.0
     draw = by_name["generation"]
-    context = _contexts(config) * (draw.known["KV of prompts"] / _compiled_contexts(found, config))
+    prompts = found["work"]["prompts a call"]
+    context = _contexts(config) * (draw.known["KV of prompts"] / _room(config, int(prompts)))
     largest = max(
         p.total + (int(context) - p.known["KV of prompts"] if p is draw else 0) for p in programs
     )
@@ -167,16 +175,12 @@ def read_dry_run(path: Path) -> dict[str, Any]:
 
 def _contexts(config: Config) -> int:
     """Room for contexts on a shard, as `Generator` has it."""
-    shards = config.mesh.data * config.mesh.fsdp
-    count = -(-capacities(config.make_rule(), config.driver)[0] // shards) + (shards > 1)
-    chunk = config.sampler.prefill_chunk
-    return -(-count // chunk) * chunk if chunk else count
+    return _room(config, capacities(config.make_rule(), config.driver)[0])
 
 
-def _compiled_contexts(found: dict[str, Any], config: Config) -> int:
-    shards = config.mesh.data * config.mesh.fsdp
-    count = -(-int(found["work"]["prompts a call"]) // shards) + (shards > 1)
-    chunk = config.sampler.prefill_chunk
+def _room(config: Config, prompts: int) -> int:
+    shards, chunk = config.mesh.data * config.mesh.fsdp, config.sampler.prefill_chunk
+    count = -(-prompts // shards) + (shards > 1)
     return -(-count // chunk) * chunk if chunk else count
 
 
