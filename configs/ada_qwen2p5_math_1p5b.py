@@ -3,8 +3,8 @@
 Launch:  python experiments/train.py --config=configs/ada_qwen2p5_math_1p5b.py --workdir=runs/ada
              --config.model.path=DIRECTORY
          python experiments/train.py --config=configs/ada_qwen2p5_math_1p5b.py:ada_seq_pos,paper ...
-Expect:  not run at this scale yet. --dry_run, on CPU devices, counts 33.3 GiB for generation and
-         45.3 GiB for the update on its one device.
+Expect:  not run at this scale yet; what it takes of an H100's or a TPU's memory stands in
+         experiments/results/targets/presets.md.
 
 Variants, two words with a comma between: ada_seq_balance (if none is named), ada_seq_pos,
 ada_seq_balance_paper (weight 1/p), ada_est_ema, ada_est_ema_released, ada_est_value, grpo; and

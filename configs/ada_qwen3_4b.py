@@ -3,8 +3,8 @@
 Launch:  python experiments/train.py --config=configs/ada_qwen3_4b.py --workdir=runs/ada
              --config.model.path=DIRECTORY
          python experiments/train.py --config=configs/ada_qwen3_4b.py:ada_seq_pos,paper ...
-Expect:  not run at this scale yet. --dry_run, on CPU devices, counts 67.5 GiB for generation and
-         45.7 GiB for the update on each of its 4 devices.
+Expect:  not run at this scale yet; what it takes of an H100's or a TPU's memory stands in
+         experiments/results/targets/presets.md.
 
 Variants: those of ada_qwen2p5_math_1p5b.py.
 """

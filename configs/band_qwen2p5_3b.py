@@ -3,9 +3,8 @@
 Launch:  python experiments/train.py --config=configs/band_qwen2p5_3b.py --workdir=runs/band
              --config.model.path=DIRECTORY
          python experiments/train.py --config=configs/band_qwen2p5_3b.py:30-70 ...
-Expect:  not run at this scale yet. --dry_run, on CPU devices, counts 35.7 GiB for generation and
-         70.1 GiB for the update on each of its 4 devices, and 2.9 GiB for the reference policy
-         beside them.
+Expect:  not run at this scale yet; what it takes of an H100's or a TPU's memory stands in
+         experiments/results/targets/presets.md.
 
 Variants, one word: a band of pass rates in percent, 20-80 (if none is named), 0-100, 10-90, 30-70,
 40-60, or skewed 20-100, 40-100, 0-80, 0-60; plain (GRPO, nothing filtered); curation (filtered once

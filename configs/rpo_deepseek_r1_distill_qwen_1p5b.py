@@ -4,8 +4,8 @@ Launch:  python experiments/train.py --config=configs/rpo_deepseek_r1_distill_qw
              --workdir=runs/rpo --config.model.path=DIRECTORY
          python experiments/train.py
              --config=configs/rpo_deepseek_r1_distill_qwen_1p5b.py:rpo_dapo,500,length_aware ...
-Expect:  not run at this scale yet. --dry_run, on CPU devices, counts 72.5 GiB for generation and
-         50.1 GiB for the update on each of its 2 devices.
+Expect:  not run at this scale yet; what it takes of an H100's or a TPU's memory stands in
+         experiments/results/targets/presets.md.
 
 Variants, up to three words with commas between: rpo_grpo (if none is named), rpo_dapo,
 rpo_grpo_released, grpo, dapo; how far back a rollout may start, half_min (if none is named), min,

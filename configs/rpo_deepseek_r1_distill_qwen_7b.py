@@ -4,8 +4,8 @@ Launch:  python experiments/train.py --config=configs/rpo_deepseek_r1_distill_qw
              --workdir=runs/rpo --config.model.path=DIRECTORY
          python experiments/train.py
              --config=configs/rpo_deepseek_r1_distill_qwen_7b.py:rpo_dapo,500,length_aware ...
-Expect:  not run at this scale yet. --dry_run, on CPU devices, counts 85.6 GiB for the update on
-         each of its 8 devices: more than cards of 80 GB hold.
+Expect:  not run at this scale yet; what it takes of an H100's or a TPU's memory stands in
+         experiments/results/targets/presets.md.
 
 Variants: those of rpo_deepseek_r1_distill_qwen_1p5b.py.
 """

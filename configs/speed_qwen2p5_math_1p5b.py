@@ -4,8 +4,8 @@ Launch:  python experiments/train.py --config=configs/speed_qwen2p5_math_1p5b.py
              --workdir=runs/speed --config.model.path=DIRECTORY
          python experiments/train.py
              --config=configs/speed_qwen2p5_math_1p5b.py:speed_dapo,deepscaler ...
-Expect:  not run at this scale yet. --dry_run, on CPU devices, counts 40.5 GiB for generation and
-         64.1 GiB for the update on its one device.
+Expect:  not run at this scale yet; what it takes of an H100's or a TPU's memory stands in
+         experiments/results/targets/presets.md.
 
 Variants, two words with a comma between: speed_rloo (the first is meant if none is named), rloo,
 speed_dapo, dapo; and the training set, numina (integer answers, no proofs), dapo17k (1,000

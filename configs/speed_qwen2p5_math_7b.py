@@ -4,8 +4,8 @@ Launch:  python experiments/train.py --config=configs/speed_qwen2p5_math_7b.py -
              --config.model.path=DIRECTORY
          python experiments/train.py
              --config=configs/speed_qwen2p5_math_7b.py:speed_dapo,deepscaler ...
-Expect:  not run at this scale yet. --dry_run, on CPU devices, counts 57.6 GiB for generation and
-         72.0 GiB for the update on each of its 8 devices.
+Expect:  not run at this scale yet; what it takes of an H100's or a TPU's memory stands in
+         experiments/results/targets/presets.md.
 
 Variants: those of speed_qwen2p5_math_1p5b.py.
 """

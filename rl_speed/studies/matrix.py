@@ -119,6 +119,7 @@ def covering() -> list[Cell]:
 def presets() -> list[Cell]:
     """Every paper's preset on a node of H100 and on as much memory of TPUs."""
     meshes = {
+        "ada_llama_3p2_3b": 4,
         "ada_qwen2p5_math_1p5b": 4,
         "ada_qwen3_4b": 8,
         "band_qwen2p5_3b": 8,

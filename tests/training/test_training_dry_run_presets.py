@@ -108,9 +108,7 @@ def test_parts_of_a_papers_run(directory, real_data, name, devices, paper):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_command_plans_every_real_model_from_its_config_json(launch, real_data, tmp_path, name):
-    """One of the papers' settings on four devices;
-    experiments/results/dry_run/table.md has their figures.
-    """
+    """One of the papers' settings on four devices."""
     path = real_data / "configs" / f"{name}.config.json"
     done = launch(
         "experiments/train.py",
