@@ -161,10 +161,11 @@ def draw(
             )
             left += p.phases[name]
         text = f" {p.informative:.1f} informative groups"
-        axis.text(left, place, text, va="center", fontsize=7)
-        if p.method in measured:
-            label = "measured" if not place else None
-            axis.plot(measured[p.method]["seconds"], place, "k|", ms=18, mew=2, label=label)
+        mark = measured.get(p.method, {}).get("seconds", 0.0)
+        axis.text(max(left, mark), place, text, va="center", fontsize=7)
+        if mark:
+            label = "measured, without evaluation" if not place else None
+            axis.plot(mark, place, "k|", ms=18, mew=2, label=label)
     axis.set_yticks(range(len(shown)), [p.method for p in shown])
     axis.invert_yaxis()
     axis.margins(x=0.2)
