@@ -103,7 +103,7 @@ def main(_):
         _PROMPT.value,
     )
     if cpu:
-        pay = lambda mine, row: prices.measured(mine)
+        pay = prices.measured
     else:
         if _COMPILED.value:
             found = prices.read_dry_run(Path(_COMPILED.value))

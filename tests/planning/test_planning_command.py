@@ -17,6 +17,7 @@ def rates(tmp_path):
     values = np.random.default_rng(0).beta(0.5, 0.5, 60).round(3).tolist()
     ids = [f"q{i}" for i in range(60)]
     text = {"rates": values, "ids": ids, "lengths": [6.0] * 60, "length_spread": 0.25}
+    text |= {"classes": ["a", "b"] * 30}
     path.write_text(json.dumps(text))
     return path
 
@@ -70,6 +71,7 @@ def test_lengths_come_from_the_file_or_are_said_to_be_assumed(rates, tmp_path):
     assert outcomes.spread == 0.25 and "0.25 times the mean (the file's)" in assumed[1]
     assert predict.outcomes_of(config, rates, None, None, 0.0, 0.5, 0)[0].spread == 0.5
     assert outcomes.lengths.tolist() == [6.0] * 60 and outcomes.ids[3] == "q3"
+    assert [p.meta["class"] for p in outcomes.prompts()[:2]] == ["a", "b"]
     assert outcomes.prompt_length == 10 and "as the file says" in assumed[0]
     bare = tmp_path / "bare.jsonl"
     bare.write_text('{"pass_rate": 0.25}\n{"pass_rate": null}\n{"pass_rate": 1.0}\n')
@@ -84,7 +86,7 @@ def test_lengths_come_from_the_file_or_are_said_to_be_assumed(rates, tmp_path):
 def test_prices_of_this_machine_are_of_its_programs():
     """How much they are is this machine's; none is below nothing, whatever else it does."""
     config = presets.tiny(presets.embedded("rloo"), groups=4, samples=8, screen=16, slots=16)
-    found = prices.measured(config)
+    found = prices.measured(config, 14.0)
     assert found.source == "measured on this machine"
     for name in ("call", "prefill", "decode", "row", "optimizer", "piece"):
         assert 0 <= getattr(found, name) < 60, name

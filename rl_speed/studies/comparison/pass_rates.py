@@ -134,8 +134,8 @@ def save(measured: Measured, folder: Path, command: str) -> Path:
 
 
 def load(folder: Path) -> dict[str, Any]:
-    """{"rates": f64[P], "ids": P of them, "lengths": f64[P], tokens of a sample, "length_spread":
-    float} of what `save` wrote, as far as it is there.
+    """{"rates": f64[P], "ids" and "classes": P of them, "lengths": f64[P], tokens of a sample,
+    "length_spread": float} of what `save` wrote, as far as it is there.
 
     Raises ValueError that names the file and the field that cannot be read; OSError where
     there is none.
@@ -143,22 +143,23 @@ def load(folder: Path) -> dict[str, Any]:
     path, advice = folder / "pass_rates.json", "restore it, or remove it to measure again"
     found = read_object(path, advice)
     rates = found.get("rates")
-    for name in ("rates", "ids", "lengths"):
+    texts = "ids", "classes"
+    for name in ("rates", "lengths", *texts):
         values = found.get(name, [] if name == "rates" else None)
-        kind = str if name == "ids" else (int, float)
+        kind = str if name in texts else (int, float)
         if values is not None and (
             not isinstance(values, list)
             or not values
             or not all(isinstance(x, kind) for x in values)
             or len(values) != len(rates)
         ):
-            what = "strings" if name == "ids" else "numbers"
+            what = "strings" if name in texts else "numbers"
             raise ValueError(
                 f"{path} is damaged: {name} must be a list of {what}, one for each prompt; {advice}"
             )
     arrays = {
-        name: found[name] if name == "ids" else np.array(found[name], np.float64)
-        for name in ("rates", "ids", "lengths")
+        name: found[name] if name in texts else np.array(found[name], np.float64)
+        for name in ("rates", "lengths", *texts)
         if name in found
     }
     spread = found.get("length_spread")

@@ -120,7 +120,8 @@ def outcomes_of(
         )
     assumed.append(f"prompts of {prompt:,} tokens")
     assumed.append("pass rates stay what they are while the policy learns")
-    return Outcomes(ids, found.rates, lengths, spread, prompt, room, config.seed), assumed
+    classes = tuple(measured.get("classes", ()))
+    return Outcomes(ids, found.rates, lengths, spread, prompt, room, config.seed, classes), assumed
 
 
 def predict(

@@ -46,8 +46,9 @@ SHAPES = (
     "mesh.fsdp",
     "mesh.tensor",
 )
-# Times that a program is run here; the median counts.
-REPEATS = 5
+# A program is run here at least so often, and more often where that takes less than so many
+# seconds; the median counts.
+REPEATS, ENOUGH = (5, 40), 2.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,9 +185,9 @@ def _room(config: Config, prompts: int) -> int:
     return -(-count // chunk) * chunk if chunk else count
 
 
-def measured(config: Config) -> Prices:
+def measured(config: Config, row: float) -> Prices:
     """By running the programs of `config` here, on tables of known size, policy and verifier
-    included; a few seconds beside compiling.
+    included; a few seconds beside compiling. `row`: mean tokens of a row that is trained on.
     """
     mesh = build.build_mesh(config)
     policy = build.build_policy(config, mesh)
@@ -201,7 +202,7 @@ def measured(config: Config) -> Prices:
     return Prices(
         source="measured on this machine",
         **generation,
-        **_measure_update(config, policy, mesh, train, stream),
+        **_measure_update(config, policy, mesh, stream, row),
         held=0.0,
         judge=judge,
         chunk=config.sampler.prefill_chunk or _contexts(config),
@@ -267,27 +268,28 @@ def _limited(count: int, tokens: int) -> Replay:
     return Replay(np.zeros(0, np.int32), np.zeros(count, int), np.full(count, tokens))
 
 
-def _measure_update(config, policy, mesh, train, stream) -> dict[str, Any]:
-    """Two optimizer steps that differ in how many pieces they hold."""
+def _measure_update(config, policy, mesh, stream, row) -> dict[str, Any]:
+    """RL steps on few groups and on all, of rows of one length: they differ in their pieces."""
     optimizer = build.build_optimizer(config, policy.params)
     settings = build.update_config(config)
     step = build.build_split_step(config, policy, mesh, optimizer, settings, None)
     state = init_state(policy.params, optimizer, state_shardings(policy.model, optimizer, mesh))
-    n, parts = config.rule.n, config.training.minibatches
-    some = stream.take(config.driver.groups)
-    width = config.data.max_prompt_length + config.sampler.max_new
+    n, parts, room = config.rule.n, config.training.minibatches, config.sampler.max_new
+    width = config.data.max_prompt_length + room
     whole = np.zeros((config.driver.groups * n // parts, width), np.int32)
     shape, counts, times = settings.pieces(whole, mesh, policy.model), [], []
-    for tokens in (1, config.sampler.max_new):
-        rollouts = Rollouts.concat([_answers(p, n, tokens, config.sampler.max_new) for p in some])
-        seconds = []
-        for _ in range(REPEATS + 1):
-            begin = time.perf_counter()
+    for groups in (max(1, config.driver.groups // 4), config.driver.groups):
+        some = stream.take(groups)
+        lengths = [min(room, max(1, round(row) - len(p.tokens))) for p in some]
+        rollouts = Rollouts.concat([_answers(p, n, k, room) for p, k in zip(some, lengths)])
+
+        def update(rollouts=rollouts):
+            nonlocal state
             state, metrics = step.update(state, rollouts)
             jax.block_until_ready(metrics)
-            seconds.append(time.perf_counter() - begin)
-        times.append(float(np.median(seconds[1:])))
-        rows = np.array([len(p.tokens) for p in some])[rollouts.owner] + tokens
+
+        times.append(_median(update))
+        rows = np.array([len(p.tokens) + k for p, k in zip(some, lengths)])[rollouts.owner]
         counts.append(sum(pieces_of(config, rows, rollouts.owner, shape)))
     piece = max(0.0, times[1] - times[0]) / max(1, counts[1] - counts[0])
     return {
@@ -316,9 +318,11 @@ def _answers(prompt: Prompt, count: int, tokens: int, room: int) -> Rollouts:
 
 
 def _median(function: Callable[[], Any]) -> float:
-    seconds = []
-    for _ in range(REPEATS + 1):
+    function()  # compiles
+    least, most = REPEATS
+    seconds: list[float] = []
+    while len(seconds) < least or (len(seconds) < most and sum(seconds) < ENOUGH):
         begin = time.perf_counter()
         function()
         seconds.append(time.perf_counter() - begin)
-    return float(np.median(seconds[1:]))  # the first compiles
+    return float(np.median(seconds))

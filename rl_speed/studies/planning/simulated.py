@@ -38,6 +38,7 @@ class Outcomes:
     Attributes:
       ids: P names. rates: f64[P]. lengths: f64[P], mean tokens of a response. spread: standard
         deviation of the responses to one prompt by that mean. prompt_length: tokens of a prompt.
+      classes: P, by which the driver expects lengths; (): one for all.
     """
 
     ids: tuple[str, ...]
@@ -47,6 +48,7 @@ class Outcomes:
     prompt_length: int
     longest: int
     seed: int = 0
+    classes: tuple[str, ...] = ()
 
     def draw(self, place: int, visit: int, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(right bool[k], tokens i64[k]) of the samples `index` i64[k] of a visit."""
@@ -58,8 +60,10 @@ class Outcomes:
     def prompts(self) -> list[Prompt]:
         """One for each pass rate; `meta["place"]` says which."""
         tokens, none = np.zeros(self.prompt_length, np.int32), np.zeros(0, np.int32)
+        classes = self.classes or ("",) * len(self.ids)
         return [
-            Prompt(name, tokens, "", none, "", meta={"place": i}) for i, name in enumerate(self.ids)
+            Prompt(name, tokens, "", none, "", meta={"place": i, "class": kind})
+            for i, (name, kind) in enumerate(zip(self.ids, classes))
         ]
 
 
