@@ -95,6 +95,8 @@ class Target:
     def prepare(self) -> None:
         """Have JAX and the compiler ask for no machine around them. Before JAX is used."""
         jax.config.update("jax_platforms", "cpu")
+        # What is compiled for an absent chip could be written there, and not be read again.
+        jax.config.update("jax_enable_compilation_cache", False)
         os.environ["TPU_SKIP_MDS_QUERY"] = "1"
         os.environ["TPU_ACCELERATOR_TYPE"] = "v5litepod-4"
         os.environ["TPU_WORKER_HOSTNAMES"] = "localhost"

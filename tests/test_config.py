@@ -51,13 +51,6 @@ def test_impossible_settings_name_the_field(path, value, message):
         config.validate()
 
 
-def test_kernel_that_is_not_split_refuses_a_tensor_axis():
-    config = Config()
-    config.sampler.attention, config.mesh.tensor = "pallas", 2
-    with pytest.raises(ValueError, match="attention='pallas' needs config.mesh.tensor=1"):
-        config.validate()
-
-
 def test_mesh_larger_than_the_devices_is_refused():
     with pytest.raises(ValueError, match=r"needs 8 devices, but only 4 are visible \(cpu\)"):
         make_mesh(data=8)

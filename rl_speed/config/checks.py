@@ -71,11 +71,6 @@ def check(c: "Config") -> None:
             f"config.training.minibatches) cannot be split over mesh data={c.mesh.data} x "
             f"fsdp={c.mesh.fsdp}; change config.driver.groups"
         )
-    if c.sampler.attention == "pallas" and c.mesh.tensor > 1:
-        raise ValueError(
-            f"config.sampler.attention='pallas' needs config.mesh.tensor=1; got {c.mesh.tensor}: "
-            "the kernel is not split over heads. 'dense' and 'ragged' run on any mesh"
-        )
     rule = c.make_rule()
     if rule.max_samples > c.rule.n and c.rule.name not in ("sequential", "allocated"):
         raise ValueError(

@@ -40,8 +40,8 @@ class DecodeAttention:
     """How decoding attends; static.
 
     Attributes:
-      kind: "dense", "ragged", "pallas", or "auto": on a CPU each part with room for AUTO_RAGGED
-        tokens is ragged, all else is dense.
+      kind: "dense", "ragged", "pallas", or "auto": the kernel on TPUs and GPUs, where it fits; on a
+        CPU each part with room for AUTO_RAGGED tokens is ragged, all else is dense.
       block: tokens read at a time ("ragged").
       rows: rows of the cache that are read together behind the first block ("ragged"): the same
         whatever the number of slots, so that a narrower batch draws the same tokens.
@@ -73,6 +73,8 @@ class DecodeAttention:
         if self.kind != "auto":
             return self.kind
         if model.platform == "tpu" and decode_kernel.fits(model):
+            return "pallas"
+        if model.platform == "gpu" and gpu_fits(positions, model):
             return "pallas"
         return "ragged" if model.platform == "cpu" and positions >= AUTO_RAGGED else "dense"
 
@@ -224,6 +226,16 @@ def gpu_part(q_SxGxQxK: Array, kv: KV, length_S: Array, platform: str) -> Part:
     )
     shape = lambda x: x.reshape(slots, groups, per_group, -1).astype(jnp.float32)
     return Part(shape(out), shape(top), shape(total))
+
+
+def gpu_fits(positions: int, model: ModelConfig) -> bool:
+    """Whether the GPU kernel takes a part of so many tokens: its blocks are powers of two, and it
+    multiplies bfloat16.
+    """
+    size = model.head_dim
+    return (
+        model.dtype == "bfloat16" and positions % 16 == 0 and size >= 16 and size & (size - 1) == 0
+    )
 
 
 class Plan(NamedTuple):

@@ -10,6 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from rl_speed.data.prompts import Prompt
+from rl_speed.mesh import make_mesh
 from rl_speed.policy import (
     DecodeAttention,
     ModelConfig,
@@ -17,8 +19,10 @@ from rl_speed.policy import (
     decode_kernel,
     decoder,
     init,
+    param_shardings,
 )
 from rl_speed.policy.attention import KV, Attend
+from rl_speed.rollout.generate import Generator, SampleRequest
 from rl_speed.sampling import SamplerConfig, build_contexts, build_requests, sample
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
@@ -294,6 +298,42 @@ def test_what_cannot_be_is_refused(settings, message):
         DecodeAttention(**settings)
 
 
+def test_heads_of_a_kernel_are_split_over_tensor():
+    """The same tokens on one device and on four."""
+    model = dataclasses.replace(MODEL, head_dim=16)
+    params = init(model, jax.random.key(0))
+    prompts = [
+        Prompt(str(i), np.arange(1, 5 + i % 7), "", np.zeros(0, np.int32), "", visit=i)
+        for i in range(6)
+    ]
+
+    def drawn(way, mesh):
+        generator = Generator(
+            decoder(model, fuse=False, attention=DecodeAttention(way)),
+            SamplerConfig(8, 32, end_tokens=(0,)),
+            mesh,
+            prompts=6,
+            samples=36,
+            per_prompt=6,
+            prompt_length=16,
+            key=jax.random.key(1),
+        )
+        mine = jax.device_put(params, param_shardings(model, mesh))
+        return generator(mine, [SampleRequest(p, 0, 6) for p in prompts])[0]
+
+    one, four = drawn("dense", make_mesh()), drawn("pallas", make_mesh(data=2, tensor=2))
+    np.testing.assert_array_equal(one.tokens, four.tokens)
+    np.testing.assert_allclose(one.logprobs, four.logprobs, atol=1e-5)
+
+
+def test_auto_takes_the_gpu_kernel_where_it_fits():
+    gpu = dataclasses.replace(MODEL, platform="gpu", dtype="bfloat16", head_dim=128)
+    auto = DecodeAttention()
+    assert auto.way(3072, gpu) == "pallas" and auto.way(3080, gpu) == "dense"
+    assert auto.way(3072, dataclasses.replace(gpu, dtype="float32")) == "dense"
+    assert auto.way(3072, dataclasses.replace(gpu, head_dim=80)) == "dense"
+
+
 def test_pallas_names_the_room_it_cannot_take():
     with pytest.raises(ValueError, match="multiple of 16"):
         attend("pallas", **inputs(16, 24))
@@ -302,6 +342,7 @@ def test_pallas_names_the_room_it_cannot_take():
 @pytest.mark.parametrize(
     "way, platform",
     [
+        ("auto", "cuda"),
         ("dense", "cuda"),
         ("ragged", "cuda"),
         ("ragged", "tpu"),
@@ -341,5 +382,5 @@ def test_lowers_for_accelerators_that_are_not_here(way, platform):
         traced = jax.jit(d.decode).trace(ready, contexts, cache, *[index(16)] * 4, active)
         lowered = traced.lower(lowering_platforms=(platform,))
     text = lowered.as_text()
-    assert ("triton" in text) == (way == "pallas" and platform == "cuda")
+    assert ("triton" in text) == (way in ("auto", "pallas") and platform == "cuda")
     assert ("tpu_custom_call" in text) == (way == "pallas" and platform == "tpu")

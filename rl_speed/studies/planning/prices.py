@@ -126,11 +126,14 @@ def of_chip(
     }
     shards = config.mesh.data * config.mesh.fsdp
     slots = max(1, config.sampler.slots // shards)
-    if DecodeAttention(config.sampler.attention).way(config.sampler.max_new, model) == "dense":
-        # Which reads all the room that there is, and contexts thrice: they are gathered.
-        room = config.sampler.max_new + 3 * config.data.max_prompt_length
+    if model.platform == "gpu":
+        # Contexts are gathered: read and written, all the room that there is.
+        room = 2 * config.data.max_prompt_length
+        way = DecodeAttention(config.sampler.attention).way(config.sampler.max_new, model)
+        if dense := way == "dense":
+            room += config.data.max_prompt_length + config.sampler.max_new
         seconds["decode"] += slots * room * seconds["held"]
-        seconds["held"] = 0.0
+        seconds["held"] *= not dense
     draw = by_name["generation"]
     prompts = found["work"]["prompts a call"]
     context = _contexts(config) * (draw.known["KV of prompts"] / _room(config, int(prompts)))
