@@ -124,7 +124,8 @@ def main(_):
         config, _METHODS.value, outcomes, pay, _SIMULATED.value, held_out, say
     )
     where = "this machine" if cpu else _TARGET.value
-    about = f"{Path(config.model.path).name or 'the policy'} on {where}"
+    preset = Path(config_flags.get_config_filename(flags.FLAGS["config"])).stem
+    about = f"{preset} on {where}"
     text = report.markdown(
         predictions,
         about,
