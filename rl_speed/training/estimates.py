@@ -143,7 +143,11 @@ def units(
         # What a fused step does once is told apart no further.
         "call": once,
         "prefill": loops.get("prefill", 0),
-        "decode": loops["adaptive_loop" if fused else "decode_loop"],
+        # A fused step reads contexts inside of its loop, in few of its iterations; of branches the
+        # longest is counted.
+        "decode": loops["adaptive_loop"] - loops.get("prefill", 0)
+        if fused
+        else loops["decode_loop"],
         "held": 0,
         "optimizer": 0 if fused else found[trains].once,
         "piece": found[trains].loops[LOOP],

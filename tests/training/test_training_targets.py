@@ -166,6 +166,26 @@ def test_bounds_are_operations_and_bytes_by_the_chips_limits():
     assert found["update"] == pytest.approx((6 * tokens * weights + attention) / 2e6)
 
 
+def test_a_fused_steps_decoding_is_without_the_prefill_inside_of_its_loop():
+    config, chip = presets.embedded("rloo"), CHIPS["v5e"]
+    sizes = ["weights (sharded, float32)", "weights for decoding (float32)", "KV of responses"]
+    known = {"fused step": dict.fromkeys([*sizes, "optimizer", "gradients"], 1000)}
+    model = ModelConfig(
+        vocab_size=8, width=4, layers=1, heads=1, kv_heads=1, head_dim=4, mlp_width=4
+    )
+    loops = {"adaptive_loop": 700, "prefill": 500, "pieces": 90}
+    of = lambda loops: units(
+        config, model, known, {"fused step": Phases(60, loops)}, PieceShape(64, 4, 64), chip
+    )
+    each = of(loops)
+    assert each.decode.compiler == pytest.approx(200 / chip.clock)
+    assert each.prefill.compiler == pytest.approx(500 / chip.clock)
+    assert each.optimizer.compiler == 0 and each.call.compiler == pytest.approx(60 / chip.clock)
+    # Where all contexts are read before the loop there is none inside.
+    del loops["prefill"]
+    assert of(loops).decode.compiler == pytest.approx(700 / chip.clock)
+
+
 def test_a_dry_run_says_what_devices_send_each_other():
     config = presets.tiny(presets.embedded("rloo"))
     config.mesh.data = 2
