@@ -34,10 +34,11 @@ _CONFIG = config_flags.DEFINE_config_file(
 _TARGET = flags.DEFINE_string("target", "cpu", "cpu, measured here; or v5p:2x2x1, h100:8, ...")
 _COMPILED = flags.DEFINE_string("compiled", None, "What --dry_run --json wrote for the target.")
 _METHODS = flags.DEFINE_list(
-    "methods",
+    "method",
     ["speed_rloo", "rloo", "dapo", "band_grpo", "ada_seq_balance", "ada_est_ema"],
     "Methods to plan, as compare.py takes them: NAME or NAME@section.field=value.",
 )
+flags.DEFINE_alias("methods", "method")
 _PASS_RATES = flags.DEFINE_string(
     "pass_rates", None, "Pass rates: .jsonl[.gz], a .json array of rows, or pass_rates.json."
 )
@@ -69,7 +70,7 @@ _BANDWIDTH = flags.DEFINE_float(
 _HELD_OUT = flags.DEFINE_integer("held_out", 500, "Prompts of an evaluation, unless configured.")
 _SIMULATED = flags.DEFINE_integer("simulated", 30, "Steps that are simulated.", lower_bound=1)
 _AGAINST = flags.DEFINE_string("against", None, "Workdir of compare.py with runs of the methods.")
-_OUT = flags.DEFINE_string("out", "plan", "Folder for plan.md, plan.json and plan.png.")
+_OUT = flags.DEFINE_string("out", "runs/planned", "Folder for plan.md, plan.json and plan.png.")
 flags.mark_flags_as_required(["config", "pass_rates"])
 
 
