@@ -160,7 +160,7 @@ def draw(
                 place, p.phases[name], 0.7, left, color=f"C{i}", label=name if not place else None
             )
             left += p.phases[name]
-        text = f" {p.informative:.1f} informative groups"
+        text = f" {p.informative:.1f} of {p.groups:.0f} groups informative"
         mark = measured.get(p.method, {}).get("seconds", 0.0)
         axis.text(max(left, mark), place, text, va="center", fontsize=7)
         if mark:
@@ -171,12 +171,7 @@ def draw(
     axis.margins(x=0.2)
     axis.set_xlabel("seconds a step, planned")
     axis.set_title(about, fontsize=9)
-    axis.legend(
-        fontsize=7,
-        ncols=4,
-        loc="upper center",
-        bbox_to_anchor=(0.5, -0.25 - 0.2 / len(shown or [0])),
-    )
+    figure.legend(fontsize=7, ncols=7, loc="outside lower center")
     figure.savefig(path)
     plt.close(figure)
 
