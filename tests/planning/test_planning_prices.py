@@ -143,6 +143,13 @@ def test_a_chips_prices_are_those_of_its_dry_run(qwen, repo):
     wide = dataclasses.replace(qwen.driver, screen_prompts=4096)
     more = prices.of_chip(dataclasses.replace(qwen, driver=wide), qwen, target, found, 0.016, 4096)
     assert more.memory > p.memory
+    # Replayed responses lie in the contexts: 4,096 tokens each in place of 1,024.
+    replaying = methods.apply(presets.speed("Qwen2.5-Math-1.5B", "rloo"), "rpo_grpo")
+    replaying.model.path, replaying.mesh.data = qwen.model.path, 4
+    held = next(x for x in found["programs"] if x["name"] == "generation")
+    wants = pay(replaying)
+    assert wants.prefill == pytest.approx(4 * p.prefill)
+    assert wants.memory > held["total"] + held["known"]["KV of prompts"]
 
 
 def test_limits_of_a_chip_without_a_compilers_word_are_taken_at_a_share(qwen, repo):

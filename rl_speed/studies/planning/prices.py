@@ -126,17 +126,22 @@ def of_chip(
     }
     shards = config.mesh.data * config.mesh.fsdp
     slots = max(1, config.sampler.slots // shards)
+    # Contexts have room for a replayed response where there may be one.
+    length = build.context_length(config)
+    longer = length / build.context_length(shared)
+    seconds["prefill"] *= longer
     if model.platform == "gpu":
         # Contexts are gathered: read and written, all the room that there is.
-        room = 2 * config.data.max_prompt_length
+        room = 2 * length
         way = DecodeAttention(config.sampler.attention).way(config.sampler.max_new, model)
         if dense := way == "dense":
-            room += config.data.max_prompt_length + config.sampler.max_new
+            room += length + config.sampler.max_new
         seconds["decode"] += slots * room * seconds["held"]
         seconds["held"] *= not dense
     draw = by_name["generation"]
     prompts = found["work"]["prompts a call"]
-    context = _contexts(config) * (draw.known["KV of prompts"] / _room(config, int(prompts)))
+    of_context = longer * draw.known["KV of prompts"] / _room(config, int(prompts))
+    context = _contexts(config) * of_context
     largest = max(
         p.total + (int(context) - p.known["KV of prompts"] if p is draw else 0) for p in programs
     )
