@@ -392,9 +392,10 @@ def hidden_states(
     # All tokens on one axis: of gradients over two, XLA on CPUs transposes the operands first,
     # which takes as long as the products.
     def layer_step(x_NxD, layer):
-        layer = weights.layer(layer)
-        x_NxD = x_NxD + attention_block(layer, x_NxD, rope, attend, config)
-        return x_NxD + mlp_block(layer, x_NxD, config)
+        with full_precision(config):  # here, too: a backward pass may trace it again
+            layer = weights.layer(layer)
+            x_NxD = x_NxD + attention_block(layer, x_NxD, rope, attend, config)
+            return x_NxD + mlp_block(layer, x_NxD, config)
 
     with jax.named_scope("policy"), full_precision(config):
         rope = rope_angles(positions, config)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rl_speed.policy import ModelConfig, forward, init
+from rl_speed.policy import ModelConfig, forward, hidden_states, init, token_logprobs
 from rl_speed.policy.layers import adding
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
@@ -31,6 +31,35 @@ def test_the_gradient_of_a_total_is_the_total_and_ones_own(remat, tied):
     np.testing.assert_allclose(value, plain, rtol=1e-5)
     jax.tree.map(lambda s, t, g: np.testing.assert_allclose(s, t + g, atol=2e-5), sums, totals, own)
     assert not any(np.any(x) for x in jax.tree.leaves(none))
+
+
+def products(jaxpr):
+    """Of a jaxpr and all inside of it: the precision that each product asks for."""
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "dot_general":
+            yield equation.params["precision"]
+        for inner in jax.tree.leaves(
+            list(equation.params.values()), is_leaf=lambda x: hasattr(x, "eqns")
+        ):
+            if hasattr(inner, "eqns"):
+                yield from products(inner)
+            elif hasattr(inner, "jaxpr"):
+                yield from products(inner.jaxpr)
+
+
+@pytest.mark.parametrize("remat", [True, False])
+def test_float32_means_float32_in_the_backward_pass_too(remat):
+    """Accelerators would otherwise multiply with 8 or 10 bits where layers are computed anew."""
+    config = dataclasses.replace(MODEL, remat=remat)
+    params = init(config, jax.random.key(0))
+
+    def loss(totals):
+        mine = adding(params, totals, config)
+        hidden = hidden_states(mine, TOKENS, config)
+        return jnp.sum(token_logprobs(mine, hidden, TOKENS, config, chunk=4)[0])
+
+    found = list(products(jax.make_jaxpr(jax.grad(loss))(params).jaxpr))
+    assert len(found) > 20 and set(found) == {(jax.lax.Precision.HIGHEST,) * 2}
 
 
 def test_a_loop_over_batches_holds_one_tree_of_gradients():

@@ -61,7 +61,7 @@ class Prices:
       decode: an iteration of the decode loop; row: of each row that decodes in it, more.
       judge: verifying one response, all workers together.
       shape: of the update's pieces. chunk: contexts that are read at once.
-      memory: part -> bytes of a device in the largest program; limit: of a device. 0: not known.
+      memory: bytes of a device that the largest program holds; limit: that it has. 0: not known.
     """
 
     source: str
