@@ -74,7 +74,8 @@ class Pieces:
                     params, piece, shape, self.model, head_chunk=self.head_chunk, weights=weights
                 )
                 mine = learned[piece.row] & piece.used[:, None]
-                return (-jnp.sum(jnp.where(mine, ragged.rows(stream, piece), 0.0)),) * 2
+                nats = -jnp.sum(jnp.where(mine, ragged.rows(stream, piece), 0.0))
+                return nats, nats
 
             if gradient:
                 total, grads = ragged.gradients(loss, params, self.model, jnp.add)
