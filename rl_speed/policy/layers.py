@@ -11,8 +11,9 @@ from rl_speed.policy.config import ModelConfig
 Array = jax.Array
 Params = Mapping[str, Any]
 
-# So few layers are unrolled: they compile in no time, and nothing is copied into stacked arrays for
-# the backward pass.
+# So few layers are unrolled on a CPU: they compile in no time, and nothing is copied into stacked
+# arrays for the backward pass. (A TPU's compiler ends in a failed check where unrolled layers are
+# gathered over fsdp and split over tensor.)
 UNROLLED_LAYERS = 4
 
 
@@ -61,7 +62,8 @@ def through_layers(
     # Inside scan the loop itself keeps XLA from undoing the recomputation, so its costly barriers
     # are not needed.
     step = jax.checkpoint(step, prevent_cse=False) if config.remat else step
-    unroll = config.layers if config.layers <= UNROLLED_LAYERS else 1
+    few = config.platform == "cpu" and config.layers <= UNROLLED_LAYERS
+    unroll = config.layers if few else 1
     return jax.lax.scan(lambda x, layer: (step(x, layer), None), x_NxD, layers, unroll=unroll)[0]
 
 

@@ -6,17 +6,22 @@ import json
 
 import jax
 import jax.numpy as jnp
+import optax
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from rl_speed.config import presets
 from rl_speed.hlo import Collectives, Phases, collectives, kernels, phases
-from rl_speed.mesh import make_mesh, platform_of
+from rl_speed.mesh import batch_sharding, make_mesh, platform_of
 from rl_speed.policy import ModelConfig, abstract_params
+from rl_speed.sft.data import SFTBatch
+from rl_speed.sft.train import Pieces, make_update
 from rl_speed.targets import CHIPS, Target
+from rl_speed.training import build
 from rl_speed.training.dry_run import dry_run
 from rl_speed.training.estimates import summary, units
 from rl_speed.update.ragged import PieceShape
+from rl_speed.update.state import state_shardings
 
 TEXT = """
 %all-reduce-scatter.1 (p: f32[64,4]) -> f32[16,4] {
@@ -218,7 +223,7 @@ def test_a_target_is_for_dry_runs(launch):
 # What a run of the SPEED preset does, shrunken until its programs compile in seconds.
 SMALL = {
     "vocab_size": 512,
-    "hidden_size": 256,
+    "hidden_size": 512,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
@@ -277,7 +282,41 @@ def test_accelerators_compile_kernels_and_send_nothing_while_they_decode(
     names = {"tpu": ("splash_mha", "decode_attention"), "gpu": ("__cudnn$fmha", "__cudnn$fmha")}
     for program, kernel in zip((update, draw), names[target.chip.platform]):
         assert any(name.startswith(kernel) for name in program.kernels), program.kernels
+    if target.chip.platform == "gpu":
+        assert "pallas_call" in draw.kernels  # of decoding, beside cuDNN's of prefill
     looped = {c.kind for c in draw.collectives if c.looped}
     assert looped <= ({"all-reduce", "all-gather"} if mesh[2] > 1 else set())
     if target.chip.platform == "tpu":
         assert all(e.compiler and e.kernels for e in report.estimates.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name, mesh", [("v5p:2x2x1", (1, 2, 2)), ("h100:4", (1, 4, 1))])
+def test_accelerators_compile_what_else_presets_run(tmp_path, name, mesh):
+    """Evaluation, scoring and supervised fine-tuning; skipped where there is no compiler."""
+    target = Target.parse(name)
+    if importlib.util.find_spec(COMPILERS[target.chip.platform]) is None:
+        pytest.skip(f"the compiler for {name} is not installed")
+    target.prepare()
+    kernel = {"tpu": "splash_mha", "gpu": "__cudnn$fmha"}[target.chip.platform]
+    config = small(tmp_path, mesh)
+    config.objective.kl_coef, config.evaluation.every = 0.01, 5
+    config.evaluation.temperature = 0.6
+    report = dry_run(config, target)
+    named = {p.name.split()[0]: p for p in report.programs}
+    assert set(named) == {"generation", "evaluation", "update", "scoring"} and report.fits
+    assert all(any(k.startswith(kernel) for k in p.kernels) for p in named.values())
+
+    devices = build.build_mesh(config, target.devices())
+    policy = build.abstract_policy(config, devices)
+    optimizer = optax.adamw(1e-5)
+    state = state_shardings(policy.model, optimizer, devices)
+    moments = jax.tree.map(
+        lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
+        jax.eval_shape(optimizer.init, policy.params),
+        state.opt_state,
+    )
+    rows = lambda dtype: jax.ShapeDtypeStruct((16, 512), dtype, sharding=batch_sharding(devices))
+    update = make_update(Pieces(policy.model, devices, 1024), optimizer)
+    lowered = update.lower(policy.params, moments, SFTBatch(rows(jnp.int32), rows(jnp.bool_)))
+    assert any(k.startswith(kernel) for k in kernels(lowered.compile().as_text()))
