@@ -28,7 +28,7 @@ from absl import flags
 from ml_collections import config_flags
 
 from rl_speed.config import command
-from rl_speed.runtime import entry
+from rl_speed.runtime import entry, hosts
 from rl_speed.targets import Target
 
 _CONFIG = config_flags.DEFINE_config_file(
@@ -50,6 +50,7 @@ _TARGET = flags.DEFINE_string(
 )
 _JSON = flags.DEFINE_string("json", None, "--dry_run writes what it found there, too.")
 flags.mark_flag_as_required("config")
+entry.define_process_flags()
 
 RENAMED = {"config.training.micro_batch": "config.training.micro_tokens"}
 
@@ -89,6 +90,8 @@ def main(_):
     if not _WORKDIR.value:
         command.fail("--workdir is missing: where should the run be written?")
     summary = Trainer(config, _WORKDIR.value).run()
+    if not hosts.here().writes:
+        return
     plots = [*plot_run(Path(_WORKDIR.value)), write_report(_WORKDIR.value)]
     print(closing_summary(summary, Path(_WORKDIR.value), plots))
 
@@ -101,4 +104,4 @@ def explain(error):
 
 
 if __name__ == "__main__":
-    entry.run(main, renamed=RENAMED, explain=explain)
+    entry.run(main, renamed=RENAMED, explain=explain, several=True)

@@ -4,6 +4,8 @@ Mesh axes: `data` (copies of the weights, different rows), `fsdp` (rows split, w
 gathered for use), `tensor` (weights split inside a layer).
 """
 
+import functools
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -35,7 +37,8 @@ def make_mesh(
 ) -> Mesh:
     """A mesh with axes ('data', 'fsdp', 'tensor') whose partitioning XLA decides (AxisType.Auto).
 
-    Raises ValueError, naming both numbers, when the mesh wants more devices than there are.
+    Raises ValueError, naming the numbers, when the mesh wants more devices than there are, or
+    unequally many of the processes that have them.
     """
     devices = jax.devices() if devices is None else list(devices)
     shape = (data, fsdp, tensor)
@@ -49,6 +52,15 @@ def make_mesh(
             f"mesh data={data} x fsdp={fsdp} x tensor={tensor} needs {need} devices, but only "
             f"{len(devices)} are visible ({devices[0].platform}); lower an axis, or on a CPU ask "
             f'for more before JAX is used: jax.config.update("jax_num_cpu_devices", {need})'
+        )
+    taken = Counter(device.process_index for device in devices[:need])
+    hosts = sorted({device.process_index for device in devices})
+    if len({taken[host] for host in hosts}) > 1:
+        raise ValueError(
+            f"mesh data={data} x fsdp={fsdp} x tensor={tensor} takes {need} of {len(devices)} "
+            f"devices, which {len(hosts)} processes have: of process {hosts[0]} it would take "
+            f"{taken[hosts[0]]}, of process {hosts[-1]} {taken[hosts[-1]]}. Take all of them, or "
+            "start fewer processes"
         )
     types = (jax.sharding.AxisType.Auto,) * len(AXES)
     # As `jax.make_mesh` lays them, which refuses an axis of 8 on a torus of 4 x 4: here it takes
@@ -149,3 +161,76 @@ def replicated(mesh: Mesh) -> NamedSharding:
 def row_shards(mesh: Mesh) -> int:
     """How many ways a batch is split."""
     return mesh.shape["data"] * mesh.shape["fsdp"]
+
+
+def own_row_shards(mesh: Mesh) -> list[int]:
+    """The row shards that this process has devices of; all of them where it is the only one."""
+    shards = mesh.devices.reshape(row_shards(mesh), -1)
+    mine = jax.process_index()
+    return [i for i, row in enumerate(shards) if any(d.process_index == mine for d in row)]
+
+
+def spans_processes(mesh: Mesh) -> bool:
+    """Whether other processes have devices of the mesh."""
+    return any(d.process_index != jax.process_index() for d in mesh.devices.flat)
+
+
+def place(tree: Any, sharding: NamedSharding) -> Any:
+    """Host arrays that every process has, as arrays of the mesh; each process puts its devices'
+    parts there.
+
+    Where this process has all devices they stay as they are: a jitted function places them.
+    """
+    if not spans_processes(sharding.mesh):
+        return tree
+
+    def one(x: Any) -> jax.Array:
+        if isinstance(x, jax.Array) and not x.is_fully_addressable:
+            return x
+        if isinstance(x, jax.Array) and jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
+            data = place(np.asarray(jax.random.key_data(x)), sharding)
+            return jax.random.wrap_key_data(data, impl=jax.random.key_impl(x))
+        host = np.asarray(x)
+        return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
+
+    return jax.tree.map(one, tree)
+
+
+def place_rows(shards: Mapping[int, Any], mesh: Mesh) -> Any:
+    """Trees of host arrays, one of each row shard of this process, stacked along a new axis 0 that
+    is split over the row shards.
+
+    Args:
+      shards: by the numbers of `own_row_shards`.
+    """
+    if not spans_processes(mesh):
+        return jax.tree.map(lambda *leaves: np.stack(leaves), *shards.values())
+    numbers, sharding = list(shards), batch_sharding(mesh)
+
+    def one(*leaves: Any) -> jax.Array:
+        host = dict(zip(numbers, map(np.asarray, leaves)))
+        shape = (row_shards(mesh), *host[numbers[0]].shape)
+        part = lambda index: np.stack([host[i] for i in range(*index[0].indices(shape[0]))])
+        return jax.make_array_from_callback(shape, sharding, part)
+
+    return jax.tree.map(one, *shards.values())
+
+
+@functools.lru_cache(maxsize=8)
+def _whole(mesh: Mesh) -> Callable[[Any], Any]:
+    return jax.jit(lambda tree: tree, out_shardings=replicated(mesh))
+
+
+def gathered(tree: Any, mesh: Mesh) -> Any:
+    """Arrays of the mesh, such that `jax.device_get` gives every process all of them: parts that
+    other processes hold are sent by the devices. Where there are any, all processes must call it,
+    in the same order as all that they compute on the mesh.
+    """
+    if not spans_processes(mesh):
+        return tree
+    there = lambda x: not isinstance(x, jax.Array) or x.is_fully_replicated
+    leaves, structure = jax.tree.flatten(tree)
+    split = [i for i, x in enumerate(leaves) if not there(x)]
+    for i, x in zip(split, _whole(mesh)([leaves[i] for i in split]) if split else []):
+        leaves[i] = x
+    return jax.tree.unflatten(structure, leaves)

@@ -8,6 +8,8 @@ visit was that is out.
 """
 
 import dataclasses
+import hashlib
+import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -39,6 +41,20 @@ class Prompt:
     text: str
     visit: int = -1
     meta: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+def digest(prompts: Sequence[Prompt]) -> str:
+    """Of questions as the policy sees them, and of their answers: 16 hexadecimal digits."""
+    whole = hashlib.sha256()
+    for p in prompts:
+        # Verifiers of one's own look at it.
+        known = json.dumps(p.meta, sort_keys=True, default=str)
+        whole.update(
+            f"{p.id}\0{p.answer}\0{known}\0".encode()
+            + np.asarray(p.tokens, np.int32).tobytes()
+            + b"\1"
+        )
+    return whole.hexdigest()[:16]
 
 
 class PromptStream:

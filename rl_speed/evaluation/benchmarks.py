@@ -1,8 +1,6 @@
 """Benchmarks: named sets of questions, encoded for one policy."""
 
 import dataclasses
-import hashlib
-import json
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,7 +10,7 @@ import numpy as np
 from rl_speed.data import chain
 from rl_speed.data.files import is_source
 from rl_speed.data.loaders import Fields, load_prompts
-from rl_speed.data.prompts import Prompt
+from rl_speed.data.prompts import Prompt, digest
 
 CHAIN = "chain"
 # Prompts are never dropped for their length unless a length was given.
@@ -38,17 +36,8 @@ class Benchmark:
     fields: str = ""
 
     def digest(self) -> str:
-        """Of the questions as the policy sees them, and of their answers."""
-        whole = hashlib.sha256()
-        for p in self.prompts:
-            # Verifiers of one's own look at it.
-            known = json.dumps(p.meta, sort_keys=True, default=str)
-            whole.update(
-                f"{p.id}\0{p.answer}\0{known}\0".encode()
-                + np.asarray(p.tokens, np.int32).tobytes()
-                + b"\1"
-            )
-        return whole.hexdigest()[:16]
+        """`prompts.digest` of its questions."""
+        return digest(self.prompts)
 
 
 def numbered(name: str, prompts: Sequence[Prompt], limit: int = 0) -> tuple[Prompt, ...]:

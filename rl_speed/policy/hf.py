@@ -21,7 +21,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from rl_speed.mesh import TRAIN_RULES, platform_of
+from rl_speed.mesh import TRAIN_RULES, gathered, platform_of
 from rl_speed.policy.config import ModelConfig
 from rl_speed.policy.transformer import Weight, param_shardings, weights
 
@@ -370,9 +370,10 @@ def stored_tensor(params: Mapping[str, Any], entry: Entry, dtype: str = "float32
     for key in entry.keys:
         value = value[key]
     # Layer by layer: an array that is fetched keeps its host copy for as long as it lives.
-    host = np.asarray(
-        jax.device_get(value if entry.layer is None else _layer(value, entry.layer)), np.float32
-    )
+    value = value if entry.layer is None else _layer(value, entry.layer)
+    if isinstance(value, jax.Array) and not value.is_fully_addressable:
+        value = gathered(value, value.sharding.mesh)
+    host = np.asarray(jax.device_get(value), np.float32)
     if (
         dtype == "float16"
         and np.abs(host[np.isfinite(host)]).max(initial=0) > np.finfo(np.float16).max
@@ -466,6 +467,7 @@ def save_hf(
     extra: Mapping[str, Mapping[str, Any]] | None = None,
     dtype: str = "float32",
     max_shard_bytes: int = 5_000_000_000,
+    write: bool = True,
 ) -> None:
     """Write a directory that transformers (and `load_hf`) opens.
 
@@ -478,6 +480,8 @@ def save_hf(
       dtype: of the stored weights, "float32", "bfloat16" or "float16".
       max_shard_bytes: a larger model is written as several files of at most so many bytes,
         with an index.
+      write: whether this process writes. Of several that hold the weights together one does, and
+        all must call this.
 
     Raises:
       ValueError: an unknown dtype, a size below 1, weights beyond the range of float16, a policy of
@@ -488,6 +492,10 @@ def save_hf(
         raise ValueError(f"dtype must be one of {', '.join(STORED_DTYPES)}, got {dtype!r}")
     if max_shard_bytes < 1:
         raise ValueError(f"max_shard_bytes must be at least 1, got {max_shard_bytes}")
+    if not write:
+        for entry in all_entries(config):
+            stored_tensor(params, entry, dtype)  # its part in it
+        return
     directory = require_replaceable(directory)
     directory.parent.mkdir(parents=True, exist_ok=True)
     fresh = Path(tempfile.mkdtemp(dir=directory.parent, prefix=f".{directory.name}-"))

@@ -260,6 +260,17 @@ class JaxScorer:
         return np.concatenate(correct)[:count]
 
 
+class Hosts(Protocol):
+    """Who shares the scoring: process `index` of `count`; `gather` gives the values of all, by
+    index; `rl_speed.runtime.hosts.Hosts` is one.
+    """
+
+    index: int
+    count: int
+
+    def gather(self, value: Any, what: str) -> list[Any]: ...
+
+
 class RewardScorer:
     """What the driver calls: the verifier's verdict, and the reward that is trained on.
 
@@ -269,12 +280,15 @@ class RewardScorer:
     correct: every filter looks at that. A response that non-finite logits ended is wrong
     and earns 0.
 
+    Several processes share the work: each decodes and scores the samples of every `count`th prompt
+    in worker processes of its own, and all get all verdicts.
+
     Args:
       verify: (rollouts, their texts or None) -> verdicts f32[R]. config: the section
         `config.reward`.
       max_new: the length limit of a response, in tokens.
       tokenizer, end_tokens: to decode with, once for all that read text. functions: what
-        `config.extra` names, in that order.
+        `config.extra` names, in that order. hosts: who shares the scoring; None: nobody.
     """
 
     def __init__(
@@ -285,8 +299,10 @@ class RewardScorer:
         tokenizer: Any,
         end_tokens: Sequence[int],
         functions: FunctionRewards | None = None,
+        hosts: Hosts | None = None,
     ):
         self.verify, self._config, self._max_new = verify, config, max_new
+        self._hosts = hosts
         self._functions, self._extra = functions, parse_extra(config.extra)
         self._tokenizer, self._end = tokenizer, tuple(end_tokens)
         self._sums: dict[str, float] = {}
@@ -294,19 +310,15 @@ class RewardScorer:
 
     def __call__(self, rollouts: Rollouts) -> tuple[np.ndarray, np.ndarray]:
         """(rewards f32[R] to train on, correct bool[R] to screen and to report with)."""
-        c = self._config
-        reads = c.format_weight > 0 or c.language_weight > 0 or self._functions is not None
-        texts = decode_responses(self._tokenizer, rollouts, self._end) if reads else None
-        verdict = self.verify(rollouts, texts)
+        parts = self._shared(rollouts, lambda mine: dict(self._parts(mine)), "scores")
+        verdict = parts["accuracy"]
         rewards = np.zeros(len(verdict), np.float32)
         self._scored += len(verdict)
-        for name, weight, part in [
-            ("accuracy", c.accuracy_weight, verdict),
-            *self._parts(rollouts, texts),
-        ]:
+        weights = self._weights()
+        for name, part in parts.items():
             # The policy broke down: what it said before earns nothing.
             part = np.where(rollouts.nonfinite, 0, part)
-            rewards += np.float32(weight) * part
+            rewards += np.float32(weights[name]) * part
             self._sums[name] = self._sums.get(name, 0.0) + float(part.sum(dtype=np.float64))
         return rewards, (verdict > 0.5) & ~rollouts.nonfinite
 
@@ -314,27 +326,63 @@ class RewardScorer:
         """correct bool[R] alone, of held-out responses:
         nothing is added to the means of `take_parts`.
         """
-        return (self.verify(rollouts) > 0.5) & ~rollouts.nonfinite
+        found = self._shared(
+            rollouts, lambda mine: {"accuracy": self.verify(mine)}, "held-out verdicts"
+        )
+        return (found["accuracy"] > 0.5) & ~rollouts.nonfinite
 
-    def _parts(
-        self, rollouts: Rollouts, texts: list[str] | None
-    ) -> Iterator[tuple[str, float, np.ndarray]]:
-        """(name, weight, reward f32[R]) of each part beside accuracy."""
+    def _shared(
+        self, rollouts: Rollouts, score: Callable[[Rollouts], dict[str, np.ndarray]], what: str
+    ) -> dict[str, np.ndarray]:
+        """`score` of all samples, each process having scored its own; so are causes counted."""
+        hosts = self._hosts
+        if hosts is None or hosts.count == 1:
+            return score(rollouts)
+        rows = [np.flatnonzero(rollouts.owner % hosts.count == i) for i in range(hosts.count)]
+        before = {name: Counter(workers.counts) for name, workers in self._workers().items()}
+        mine = score(rollouts.take(rows[hosts.index]))
+        counted = {
+            name: dict(workers.counts - before[name]) for name, workers in self._workers().items()
+        }
+        theirs = hosts.gather({"parts": mine, "counted": counted}, what)
+        for name, workers in self._workers().items():
+            workers.counts.clear()
+            workers.counts.update(sum((Counter(t["counted"][name]) for t in theirs), before[name]))
+        whole = {name: np.zeros(len(rollouts.lengths), x.dtype) for name, x in mine.items()}
+        for name, values in whole.items():
+            for at, found in zip(rows, theirs):
+                values[at] = found["parts"][name]
+        return whole
+
+    def _weights(self) -> dict[str, float]:
+        """Of each part that there can be, by name."""
         c = self._config
+        return {
+            "accuracy": c.accuracy_weight,
+            "format": c.format_weight,
+            "language": c.language_weight,
+            "overlong": 1.0,
+            **{extra.name: extra.weight for extra in self._extra},
+        }
+
+    def _parts(self, rollouts: Rollouts) -> Iterator[tuple[str, np.ndarray]]:
+        """(name, reward f32[R]) of each part, the verdict first."""
+        c = self._config
+        reads = c.format_weight > 0 or c.language_weight > 0 or self._functions is not None
+        texts = decode_responses(self._tokenizer, rollouts, self._end) if reads else None
+        yield "accuracy", self.verify(rollouts, texts)
         if c.format_weight > 0:
             opened = [c.think_open + text for text in texts] if c.think_in_prompt else texts
             ended = ended_rows(rollouts.tokens, rollouts.lengths, self._end)
             yield (
                 "format",
-                c.format_weight,
                 format_reward(opened, ended, think_open=c.think_open, think_close=c.think_close),
             )
         if c.language_weight > 0:
-            yield "language", c.language_weight, language_reward(texts)
+            yield "language", language_reward(texts)
         if c.overlong_buffer > 0:
             yield (
                 "overlong",
-                1.0,
                 np.asarray(
                     overlong_penalty(
                         rollouts.lengths, self._max_new, c.overlong_buffer, c.overlong_factor
@@ -344,7 +392,7 @@ class RewardScorer:
         if self._functions is not None:
             values = self._functions.score(known_samples(rollouts, texts, self._end))
             for extra, part in zip(self._extra, values, strict=True):
-                yield extra.name, extra.weight, part
+                yield extra.name, part
 
     def take_parts(self) -> dict[str, float]:
         """Means of the reward's parts, unweighted, accuracy among them, over the responses scored

@@ -22,7 +22,15 @@ from flax import struct
 from jax.sharding import Mesh, PartitionSpec
 
 from rl_speed.data.prompts import Prompt
-from rl_speed.mesh import ROWS, TRAIN_RULES, batch_sharding, replicated, row_shards
+from rl_speed.mesh import (
+    ROWS,
+    TRAIN_RULES,
+    batch_sharding,
+    place,
+    replicated,
+    row_shards,
+    spans_processes,
+)
 from rl_speed.policy import ModelConfig, hidden_states, param_shardings
 from rl_speed.policy.split import SplitWeights
 from rl_speed.policy.transformer import Weights
@@ -310,10 +318,11 @@ class ValueEstimator:
             on_mesh(apply),
         )
         head = init_head(model.width, hidden, seed)
-        place = lambda tree: jax.device_put(tree, whole)
-        self._place = place
-        self._state = place(HeadState(head, adam.init(head), np.int32(0), np.int32(0)))
-        self._nothing = place((np.float32(0), jax.tree.map(np.zeros_like, head)))
+        several = spans_processes(mesh)
+        self._place = lambda tree: (place if several else jax.device_put)(tree, whole)
+        self._split = split
+        self._state = self._place(HeadState(head, adam.init(head), np.int32(0), np.int32(0)))
+        self._nothing = self._place((np.float32(0), jax.tree.map(np.zeros_like, head)))
 
     def estimate(self, params: Any, prompts: Sequence[Prompt]) -> np.ndarray:
         """f64[n] in [floor, 1 - floor].
@@ -404,8 +413,9 @@ class ValueEstimator:
                     f"{self.prompt_length}"
                 )
             tokens[i, : len(prompt.tokens)], lengths[i] = prompt.tokens, len(prompt.tokens)
+        part = lambda x, at: place(x[at : at + self.rows], self._split)
         return [
-            self._features(params, tokens[at : at + self.rows], lengths[at : at + self.rows])
+            self._features(params, part(tokens, at), part(lengths, at))
             for at in range(0, size, self.rows)
         ]
 

@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 
 from rl_speed.data.prompts import Prompt
 from rl_speed.data.rollouts import Rollouts
-from rl_speed.mesh import row_shards
+from rl_speed.mesh import gathered, own_row_shards, place, place_rows, replicated, row_shards
 from rl_speed.replay.cuts import Replay
 from rl_speed.sampling import (
     Contexts,
@@ -188,7 +188,7 @@ class Generator:
         prompt_length: int,
         key: jax.Array,
     ):
-        self._decoder, self.config, self._mesh, self._key = decoder, config, mesh, key
+        self._decoder, self.config, self._mesh = decoder, config, mesh
         self.shards = row_shards(mesh)
         self._contexts = -(-prompts // self.shards) + (self.shards > 1)
         # Continuations are dealt before new prompts, and each of the two can leave a shard with
@@ -197,19 +197,23 @@ class Generator:
             samples if self.shards == 1 else -(-samples // self.shards) + 2 * per_prompt
         )
         self._prompt_length = prompt_length
+        self._key = place(key, replicated(mesh))
         # One thread, so that calls run in the order of their dispatch. It is not the caller's: a
         # loop whose length the data decide can hold the thread that launched it until it ends (the
         # host may have to look at its condition), and programs that one thread launches on a CPU
-        # device wait for each other.
+        # device wait for each other. All processes of a run launch in one order, since whoever has
+        # sent off an update or a call waits for it before anything else is sent from another thread
+        # (`SplitStep`).
         self._launcher = ThreadPoolExecutor(1, "generation")
 
     def tables(self, requests: Sequence[SampleRequest]) -> tuple[Contexts, Requests]:
-        """The stacked tables of one call; requests go to the shards in turn, in serving order.
+        """The stacked tables of one call; requests go to the shards in turn, in serving order. A
+        process makes those of its own shards.
 
         Raises ValueError when the requests exceed the capacities.
         """
-        shards, order = [], serving_order(requests)
-        for shard in range(self.shards):
+        shards, order = {}, serving_order(requests)
+        for shard in own_row_shards(self._mesh):
             mine = [requests[i] for i in order[shard :: self.shards]]
             contexts = build_contexts(
                 [_context(r) for r in mine], self._contexts, self._prompt_length
@@ -235,8 +239,8 @@ class Generator:
                 start,
                 self.config,
             )
-            shards.append((contexts, table))
-        return jax.tree.map(lambda *leaves: np.stack(leaves), *shards)
+            shards[shard] = contexts, table
+        return place_rows(shards, self._mesh)
 
     def lower(self, params: Any) -> jax.stages.Lowered:
         """The compiled call before compilation, for weights that may be abstract (with shardings):
@@ -262,16 +266,14 @@ class Generator:
         the call before. Raises ValueError when the requests exceed the capacities.
         """
         requests = list(requests)
-        launch = self._launcher.submit(
-            sample_sharded,
-            self._decoder,
-            params,
-            *self.tables(requests),
-            self._key,
-            self.config,
-            self._mesh,
-        )
+        launch = self._launcher.submit(self._launch, params, *self.tables(requests))
         return PendingRollouts(lambda: gather(jax.device_get(launch.result()), requests))
+
+    def _launch(self, params: Any, contexts: Contexts, requests: Requests) -> Samples:
+        samples = sample_sharded(
+            self._decoder, params, contexts, requests, self._key, self.config, self._mesh
+        )
+        return gathered(samples, self._mesh)
 
     def __call__(
         self, params: Any, requests: Sequence[SampleRequest]

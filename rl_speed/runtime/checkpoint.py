@@ -12,6 +12,8 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
+from rl_speed.runtime.hosts import Hosts
+
 log = logging.getLogger(__name__)
 
 SEPARATOR = "/"
@@ -85,22 +87,32 @@ class Checkpointer:
     finished is never listed. A save that fails is logged and counted and the run goes on; what was
     saved before stays.
 
+    Several processes each have one, and call the same of its methods: each writes what its devices
+    hold, process 0 the rest, and makes the directory a checkpoint once all have. A save has failed
+    where any process says so.
+
+    Args:
+      directory: one that all processes see. hosts: the processes; None: this one.
+
     Attributes:
       failures: saves that failed since this object was made. last_failure: what the latest said.
     """
 
-    def __init__(self, directory: str | Path, keep: int):
+    def __init__(self, directory: str | Path, keep: int, hosts: Hosts | None = None):
         self._directory, self._keep = Path(directory).resolve(), keep
+        self._hosts = hosts or Hosts()
         self.failures, self.last_failure = 0, ""
         self._manager = self._open()
 
     def _open(self) -> ocp.CheckpointManager:
-        for old in self._directory.glob(f"{_REPLACED}*"):  # a save in place of it was under way
-            step = self._directory / old.name.removeprefix(_REPLACED)
-            if step.exists():
-                shutil.rmtree(old)
-            else:
-                old.rename(step)
+        if self._hosts.writes:
+            for old in self._directory.glob(f"{_REPLACED}*"):  # a save in place of it was under way
+                step = self._directory / old.name.removeprefix(_REPLACED)
+                if step.exists():
+                    shutil.rmtree(old)
+                else:
+                    old.rename(step)
+        self._hosts.meet("the checkpoints' directory")
         return self._manager_of()
 
     def _manager_of(self) -> ocp.CheckpointManager:
@@ -139,13 +151,16 @@ class Checkpointer:
         try:
             if replaces:
                 self._manager.close()
-                (self._directory / str(step)).rename(self._directory / f"{_REPLACED}{step}")
+                self._move(step, self._directory / f"{_REPLACED}{step}")
                 self._manager = self._manager_of()
             self._manager.save(step, args=args)
         except Exception as error:  # noqa: BLE001 (whatever the file system or its client raises must not end the run)
-            self._failed(step, error)
+            problem = error
+        else:
+            problem = None
+        if not self._agreed(step, problem):
             return False
-        if replaces and (fine := self.wait() and fine):
+        if replaces and (fine := self.wait() and fine) and self._hosts.writes:
             shutil.rmtree(self._directory / f"{_REPLACED}{step}")
         return fine
 
@@ -154,15 +169,31 @@ class Checkpointer:
         try:
             self._manager.wait_until_finished()
         except Exception as error:  # noqa: BLE001 (as above)
-            self._failed(None, error)
-            return False
+            return self._agreed(None, error)
+        return self._agreed(None, None)
+
+    def _agreed(self, step: int | None, problem: Exception | None) -> bool:
+        """Whether no process has a problem with a save; else what follows from it."""
+        text = "" if problem is None else str(problem).strip() or repr(problem)
+        told = self._hosts.gather(text.splitlines()[0] if text else "", "whether a save went well")
+        for index, line in enumerate(told):
+            if line:
+                self._failed(
+                    step, line if self._hosts.count == 1 else _told(self._hosts, index, line)
+                )
+                return False
         return True
 
-    def _failed(self, step: int | None, error: Exception) -> None:
+    def _move(self, step: int, target: Path) -> None:
+        """Process 0 does; all wait for it."""
+        self._hosts.meet("the moving of a checkpoint")
+        if self._hosts.writes:
+            (self._directory / str(step)).rename(target)
+        self._hosts.meet("a checkpoint that was moved")
+
+    def _failed(self, step: int | None, problem: str) -> None:
         self.failures += 1
-        self.last_failure = (
-            str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
-        )
+        self.last_failure = problem
         what = "a checkpoint" if step is None else f"the checkpoint of step {step}"
         # A manager whose save failed keeps the error and half a directory; a new one
         # clears both up.
@@ -238,16 +269,16 @@ class Checkpointer:
         damaged: list[tuple[int, str]] = []
         for step in sorted(self._manager.all_steps(), reverse=True):
             try:
-                state, host = self.restore(step, like, reference)
+                found = self.restore(step, like, reference)
             except CheckpointError:
                 raise
             except Exception as error:  # noqa: BLE001 (damage takes any form: JSON, zarr, checksum, missing file)
-                damaged.append(
-                    (
-                        step,
-                        str(error).strip().splitlines()[0] if str(error).strip() else repr(error),
-                    )
-                )
+                text, found = str(error).strip() or repr(error), None
+            else:
+                text = ""
+            told = self._hosts.gather(text.splitlines()[0] if text else "", "what was restored")
+            if any(told):
+                damaged.append((step, next(filter(None, told))))
                 log.error(
                     "the checkpoint of step %d in %s is damaged: %s",
                     step,
@@ -257,7 +288,7 @@ class Checkpointer:
                 continue
             if damaged:
                 self._set_aside([step for step, _ in damaged])
-            return step, state, host
+            return step, *found
         if damaged:
             raise CheckpointError(
                 f"all {len(damaged)} checkpoints in {self._directory} are damaged; the newest, "
@@ -270,10 +301,11 @@ class Checkpointer:
         self._manager.close()
         for step in steps:
             target = self._directory.parent / "damaged" / str(step)
-            target.parent.mkdir(exist_ok=True)
-            if target.exists():
-                shutil.rmtree(target)
-            (self._directory / str(step)).rename(target)
+            if self._hosts.writes:
+                target.parent.mkdir(exist_ok=True)
+                if target.exists():
+                    shutil.rmtree(target)
+            self._move(step, target)
             log.error("moved it to %s", target)
         self._manager = self._open()
 
@@ -281,6 +313,10 @@ class Checkpointer:
         """Wait for the save under way, and let go of the directory."""
         self.wait()
         self._manager.close()
+
+
+def _told(hosts: Hosts, index: int, line: str) -> str:
+    return f"{hosts.name(index)}: {line}"
 
 
 def saved_steps(directory: str | Path) -> list[int]:

@@ -2,6 +2,7 @@
 JAX set up, errors told in one line.
 """
 
+import os
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -11,6 +12,7 @@ from typing import Any, NoReturn
 from absl import app, flags, logging
 
 from rl_speed.config import command
+from rl_speed.runtime import hosts as processes
 from rl_speed.runtime.out_of_memory import is_out_of_memory
 from rl_speed.runtime.setup import setup_jax
 from rl_speed.runtime.signals import Stopped
@@ -24,6 +26,7 @@ def run(
     renamed: Mapping[str, str] = {},
     default: str = "",
     explain: Callable[[Exception], str] | None = None,
+    several: bool = False,
 ) -> NoReturn:
     """Run `main(arguments that are no flags)`, and exit.
 
@@ -38,6 +41,7 @@ def run(
       config: the class of `--config`, whose overrides are checked; None: that of training.
       renamed, default: see `command.parse_flags`.
       explain: says of an out-of-memory error what was held and which settings to turn down.
+      several: whether this program runs as several processes, too (`define_process_flags`).
     """
 
     def guarded(argv: Sequence[str]) -> None:
@@ -47,16 +51,26 @@ def run(
                 if takes
                 else f"unexpected argument {argv[1]!r}: every setting is a --flag"
             )
-        setup_jax(mesh_size())
+        devices, count = mesh_size(), process_count() if several else 1
+        if devices % count:
+            command.fail(
+                f"a mesh of {devices} devices cannot be split over --processes={count}: each has "
+                "as many devices; change config.mesh.data, fsdp or tensor"
+            )
+        setup_jax(devices // count)
         if not flags.FLAGS["verbosity"].present:
             logging.set_verbosity(logging.WARNING)  # Orbax tells every detail of every save
         try:
+            if several:
+                connect()
             main(list(argv[1:]))
         except Stopped as stopped:
-            print(stopped)
+            if processes.here().writes:
+                print(stopped)
+            processes.here().close()
             sys.exit(stopped.exit_status)
         except KeyboardInterrupt:
-            command.fail(
+            end(
                 "interrupted at once; what was saved is whole, and the same command goes "
                 "on from there",
                 130,
@@ -64,16 +78,110 @@ def run(
         except Exception as error:
             logging.debug("%s", traceback.format_exc())
             if explain is not None and is_out_of_memory(error):
-                command.fail(explain(error), status=1)
+                end(explain(error), 1)
             status = getattr(
                 error, "exit_status", 2 if isinstance(error, (ValueError, OSError)) else None
             )
             if status is None:
-                raise
-            command.fail(str(error), status)
+                if processes.here().count == 1:
+                    raise
+                traceback.print_exc()
+                status = 1
+            end(str(error), status)
+        processes.here().close()
 
     parse = lambda argv: command.parse_flags(argv, config or command.Config, renamed, default)
     app.run(guarded, flags_parser=parse)
+
+
+def end(message: str, status: int) -> NoReturn:
+    """`command.fail`; other processes of the run are told, and end, too."""
+    hosts = processes.here()
+    hosts.alarm(message, status)
+    try:
+        command.fail(message, status)
+    finally:
+        hosts.end(status)
+
+
+def define_process_flags() -> None:
+    """The flags by which a process finds the others of its run."""
+    flags.DEFINE_string(
+        "coordinator",
+        None,
+        "host:port of process 0, where the run is several processes. Or $JAX_COORDINATOR_ADDRESS.",
+    )
+    flags.DEFINE_integer("processes", None, "How many there are. Or $JAX_NUM_PROCESSES.")
+    flags.DEFINE_integer("process", None, "Which this one is, from 0. Or $JAX_PROCESS_ID.")
+    flags.DEFINE_enum(
+        "cluster", None, ["auto"], "auto: JAX finds the three by itself, as on a TPU pod."
+    )
+    flags.DEFINE_integer(
+        "heartbeat_s",
+        processes.HEARTBEAT_S,
+        "Several processes: one that gives no sign of life for so long ends all.",
+        lower_bound=1,
+    )
+    flags.DEFINE_float(
+        "hang_s",
+        processes.HANG_S,
+        "Several processes: no progress for so long ends all. It must be longer than the longest "
+        "compilation, generation call, update or save.",
+        lower_bound=0,
+    )
+
+
+def _found(flag: str, variable: str) -> Any:
+    """A flag's value, or that of the environment; numbers as such."""
+    value = flags.FLAGS[flag].value
+    if value is not None or not os.environ.get(variable):
+        return value
+    if flag == "coordinator":
+        return os.environ[variable]
+    try:
+        return int(os.environ[variable])
+    except ValueError:
+        command.fail(f"${variable} must be a whole number, got {os.environ[variable]!r}")
+
+
+def process_count() -> int:
+    """Of the run, as far as flags and environment say; 1 where JAX is to find out."""
+    return _found("processes", "JAX_NUM_PROCESSES") or 1
+
+
+def connect() -> None:
+    """Join the other processes, where there are any.
+
+    Raises ValueError where flags and environment do not say all that is needed.
+    """
+    coordinator, process = (
+        _found("coordinator", "JAX_COORDINATOR_ADDRESS"),
+        _found("process", "JAX_PROCESS_ID"),
+    )
+    count, auto = _found("processes", "JAX_NUM_PROCESSES"), flags.FLAGS["cluster"].value == "auto"
+    given = {"coordinator": coordinator, "processes": count, "process": process}
+    if not auto and (count in (None, 1)) and coordinator is None and process in (None, 0):
+        return
+    if not auto:
+        if lacking := [f"--{name}" for name, value in given.items() if value is None]:
+            raise ValueError(
+                f"several processes need --coordinator, --processes and --process; "
+                f"{' and '.join(lacking)} is missing"
+            )
+        if count < 1 or not 0 <= process < count:
+            raise ValueError(
+                f"--process={process} of --processes={count}: processes are numbered from 0"
+            )
+    if coordinator is not None and not coordinator.rpartition(":")[2].isdigit():
+        raise ValueError(f"--coordinator must read host:port, got {coordinator!r}")
+    processes.connect(
+        coordinator or "",
+        count or 0,
+        -1 if process is None else process,
+        auto,
+        flags.FLAGS["heartbeat_s"].value,
+        flags.FLAGS["hang_s"].value,
+    )
 
 
 def mesh_size() -> int:

@@ -11,6 +11,8 @@ import sys
 import threading
 from collections.abc import Iterator
 
+from rl_speed.runtime.hosts import Hosts
+
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -19,14 +21,22 @@ class Stopped(Exception):
 
     Attributes:
       signal: which. step: steps made, all saved. workdir: where. inside: how much of what comes
-        next is made and saved, too.
+        next is made and saved, too. receiver: of several processes, the one that got it.
     """
 
-    def __init__(self, received: signal.Signals, step: int, workdir: object, inside: str = ""):
+    def __init__(
+        self,
+        received: signal.Signals,
+        step: int,
+        workdir: object,
+        inside: str = "",
+        receiver: str = "",
+    ):
         self.signal, self.step, self.workdir, self.inside = received, step, workdir, inside
         after = f"step {step} and {inside}" if inside else f"step {step}"
+        to = f" to {receiver}" if receiver else ""
         super().__init__(
-            f"stopped by {received.name} after {after}, saved in {workdir}: the same "
+            f"stopped by {received.name}{to} after {after}, saved in {workdir}: the same "
             "command goes on from there"
         )
 
@@ -37,24 +47,56 @@ class Stopped(Exception):
 
 
 class StopRequest:
-    """Whether a signal has asked for a stop. `received` is None until then."""
+    """Whether a signal has asked for a stop. `received` is None until then.
 
-    def __init__(self):
-        self.received: signal.Signals | None = None
+    Several processes stop together, whichever of them got the signal: what `ask` found last is the
+    answer until the next `ask`, which all must make at the same places.
+
+    Attributes:
+      receiver: of several processes, the one that got it.
+    """
+
+    def __init__(self, hosts: Hosts | None = None):
+        self._hosts, self.receiver = hosts or Hosts(), ""
+        self._mine: signal.Signals | None = None
+        self._agreed: signal.Signals | None = None
+
+    @property
+    def received(self) -> signal.Signals | None:
+        return self._mine if self._hosts.count == 1 else self._agreed
+
+    def note(self, received: signal.Signals) -> None:
+        """This process got a signal."""
+        self._mine = received
+
+    def ask(self) -> bool:
+        """Whether any process got a signal."""
+        if self._hosts.count > 1:
+            found = self._hosts.gather(int(self._mine or 0), "whether to stop")
+            if any(found) and self._agreed is None:
+                index = next(i for i, number in enumerate(found) if number)
+                self._agreed, self.receiver = (
+                    signal.Signals(found[index]),
+                    self._hosts.name(index),
+                )
+        return bool(self)
 
     def __bool__(self) -> bool:
         return self.received is not None
 
 
 @contextlib.contextmanager
-def stop_on_signals() -> Iterator[StopRequest]:
+def stop_on_signals(hosts: Hosts | None = None) -> Iterator[StopRequest]:
     """Within, the first SIGTERM or SIGINT is noted, not obeyed; a second one acts at once,
     as it would have without us.
 
     Off the main thread, where Python allows no handlers, nothing is installed and nothing is
     ever noted.
+
+    Args:
+      hosts: the processes that stop together; None: this one.
     """
-    request = StopRequest()
+    request = StopRequest(hosts)
     if threading.current_thread() is not threading.main_thread():
         yield request
         return
@@ -66,12 +108,12 @@ def stop_on_signals() -> Iterator[StopRequest]:
             signal.signal(which, signal.SIG_DFL if handler is None else handler)
 
     def handle(number: int, _) -> None:
-        request.received = signal.Signals(number)
+        request.note(signal.Signals(number))
         restore()
         # os.write and not print: a handler may interrupt a print.
         note = (
-            f"\n{request.received.name}: stopping and saving as soon as what is under way ends; "
-            "again to stop at once\n"
+            f"\n{signal.Signals(number).name}: stopping and saving as soon as what is under way "
+            "ends; again to stop at once\n"
         )
         os.write(sys.__stderr__.fileno(), note.encode())
 

@@ -235,6 +235,20 @@ class MetricsWriter:
             writer.close()
 
 
+class NoWriter:
+    """In place of a `MetricsWriter` where another process writes the run's files."""
+
+    failures = 0
+
+    def write(self, step: int, values: Mapping[str, Any]) -> None: ...
+
+    def show(self, step: int, values: Mapping[str, Any]) -> None: ...
+
+    def rollouts(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None: ...
+
+    def close(self) -> None: ...
+
+
 def _as_markdown(sample: Mapping[str, Any]) -> str:
     """Indented text is shown as it stands."""
     indented = lambda text: "\n".join("    " + line for line in text.splitlines()) or "    "

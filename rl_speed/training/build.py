@@ -64,6 +64,7 @@ from rl_speed.rollout.counted import BetaEma
 from rl_speed.rollout.estimators import EmaEstimator, ValueEstimator
 from rl_speed.rollout.generate import Generator
 from rl_speed.rollout.host_driver import HostDriver
+from rl_speed.runtime.hosts import Hosts
 from rl_speed.runtime.metrics import write_atomically
 from rl_speed.sampling import Decoder, HostVerify, SamplerConfig, halved
 from rl_speed.sampling.adaptive import Verify
@@ -326,8 +327,12 @@ def host_verifier(config: Config, policy: Policy) -> Verifier:
     return policy.judge
 
 
-def build_scorer(config: Config, policy: Policy, answer_length: int) -> RewardScorer:
-    """The verifier that the configuration names, with what is added to it for training."""
+def build_scorer(
+    config: Config, policy: Policy, answer_length: int, hosts: Hosts | None = None
+) -> RewardScorer:
+    """The verifier that the configuration names, with what is added to it for training; `hosts`
+    share the work.
+    """
     r = config.reward
     if r.verifier in JAX_VERIFIERS:
         verify = JaxScorer(*in_loop_verifier(config, policy, answer_length))
@@ -336,7 +341,7 @@ def build_scorer(config: Config, policy: Policy, answer_length: int) -> RewardSc
     functions = [extra.function for extra in parse_extra(r.extra)]
     extra = FunctionRewards(functions, r.workers, **limits(r)) if functions else None
     return RewardScorer(
-        verify, r, config.sampler.max_new, policy.tokenizer, policy.end_tokens, extra
+        verify, r, config.sampler.max_new, policy.tokenizer, policy.end_tokens, extra, hosts
     )
 
 
@@ -554,7 +559,7 @@ def build_fused_program(
         program,
         fused,
         Table(
-            shards,
+            mesh,
             -(-c.driver.screen_prompts // shards),
             context_length(c),
             encode,
@@ -609,6 +614,7 @@ def build_split_step(
         make_update(policy.model, optimizer, mesh, settings),
         make_advantages(mesh, settings),
         make_score(policy.model, mesh, shardings.params, settings),
+        mesh,
         reference,
     )
 

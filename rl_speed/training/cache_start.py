@@ -17,6 +17,7 @@ from rl_speed.replay.cache import ReplayCache
 from rl_speed.replay.responses import CachedResponse, load_responses
 from rl_speed.rollout.generate import Generator, PendingRollouts, SampleRequest
 from rl_speed.rollout.host_driver import Scorer
+from rl_speed.runtime.hosts import Hosts
 from rl_speed.runtime.progress import progress_bar
 from rl_speed.runtime.signals import stop_on_signals
 from rl_speed.training import build
@@ -272,6 +273,7 @@ def start_run(
     scorer: Scorer,
     cache: ReplayCache,
     stop: Callable[[], bool],
+    hosts: Hosts,
     write_every_s: float = 60.0,
 ) -> StartCost:
     """Fill the cache of a run before its first step:
@@ -292,8 +294,11 @@ def start_run(
         report = cache.load(path, policy.model.vocab_size, {p.id for p in prompts})
         _check_same(path, report.about, made_with)
         before = StartCost(**report.about["cost"])
+    hosts.meet("the reading of the replay cache")
 
     def write(cost: StartCost) -> None:
+        if not hosts.writes:
+            return
         try:
             cache.save(path, {"made_with": made_with, "cost": dataclasses.asdict(before + cost)})
         except OSError as error:
@@ -311,7 +316,7 @@ def start_run(
         scorer,
         write,
         write_every_s,
-        config.logging.progress,
+        config.logging.progress and hosts.writes,
         stop,
     )
 

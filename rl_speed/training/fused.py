@@ -21,7 +21,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from rl_speed.data.prompts import Prompt
 from rl_speed.data.rollouts import Rollouts
-from rl_speed.mesh import ROWS, batch_sharding, replicated, row_shards
+from rl_speed.mesh import ROWS, batch_sharding, own_row_shards, place_rows, replicated, row_shards
 from rl_speed.policy import ModelConfig
 from rl_speed.replay.cuts import Replay
 from rl_speed.sampling import (
@@ -247,22 +247,25 @@ class Table:
     """Candidates as tables of static shape, dealt to shards in turn.
 
     Args:
-      capacity: candidates per shard. length: of a context, in tokens. encode: prompts -> the pytree
-        that the verifier takes as their answers, a row each; may raise ValueError.
+      mesh: a process makes the tables of its own shards. capacity: candidates per shard. length:
+        of a context, in tokens.
+      encode: prompts -> the pytree that the verifier takes as their answers, a row each; may raise
+        ValueError.
       replayed: samples of a candidate, where they may start inside a response to it; 0: none does.
         max_new: of a sample that does not, in tokens.
     """
 
     def __init__(
         self,
-        shards: int,
+        mesh: Mesh,
         capacity: int,
         length: int,
         encode: Callable[[Sequence[Prompt]], Any],
         replayed: int = 0,
         max_new: int = 1,
     ):
-        self.shards, self.capacity, self._length, self._encode = shards, capacity, length, encode
+        self.mesh, self.shards = mesh, row_shards(mesh)
+        self.capacity, self._length, self._encode = capacity, length, encode
         self.replayed, self._max_new = replayed, max_new
 
     def build(
@@ -279,27 +282,25 @@ class Table:
           replays: of each prompt, where its samples start, None for one at its end; needs
             `replayed`.
         """
-        tables = []
-        for shard in range(self.shards):
+        tables = {}
+        for shard in own_row_shards(self.mesh):
             mine, starts = prompts[shard :: self.shards], replays[shard :: self.shards]
             estimate, budget = asked[shard] if asked else (None, None)
             contexts = [
                 p.tokens if r is None else np.concatenate([p.tokens, r.tokens])
                 for p, r in itertools.zip_longest(mine, starts)
             ]
-            tables.append(
-                build_prompts(
-                    contexts,
-                    np.array([p.visit for p in mine], np.int32),
-                    self._encode(mine),
-                    self.capacity,
-                    self._length,
-                    budget,
-                    estimate,
-                    self._prefixes(mine, starts) if self.replayed else None,
-                )
+            tables[shard] = build_prompts(
+                contexts,
+                np.array([p.visit for p in mine], np.int32),
+                self._encode(mine),
+                self.capacity,
+                self._length,
+                budget,
+                estimate,
+                self._prefixes(mine, starts) if self.replayed else None,
             )
-        return jax.tree.map(lambda *leaves: np.stack(leaves), *tables)
+        return place_rows(tables, self.mesh)
 
     def _prefixes(self, prompts: Sequence[Prompt], replays: Sequence[Replay | None]) -> Prefixes:
         column = lambda otherwise, values: np.stack([np.full(self.replayed, otherwise), *values])[

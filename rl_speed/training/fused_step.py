@@ -13,6 +13,7 @@ import numpy as np
 
 from rl_speed.data.prompts import Prompt, PromptStream
 from rl_speed.data.rollouts import Rollouts
+from rl_speed.mesh import gathered, place, replicated
 from rl_speed.replay.cuts import Replay
 from rl_speed.replay.source import PrefixSource
 from rl_speed.rollout.budgets import Budgets
@@ -62,7 +63,7 @@ class FusedStep:
             table,
             stream,
             fused.rule,
-            key,
+            place(key, replicated(table.mesh)),
         )
         self._groups, self._max_calls, self._verify, self._verify_s = (
             groups,
@@ -121,7 +122,7 @@ class FusedStep:
         state, *rest = self._program(
             state, self._table.build(prompts, asked, self._replays(prompts)), self._key
         )
-        metrics, drawn, facts, counts = jax.device_get(rest)
+        metrics, drawn, facts, counts = jax.device_get(gathered(rest, self._table.mesh))
         raise_failure(self._verify)
         consumed = [prompts[s::shards][: int(facts["consumed"][s])] for s in range(shards)]
         used = {prompt.visit for part in consumed for prompt in part}

@@ -16,12 +16,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from rl_speed.config import Config
+from rl_speed.config import Config, flatten
+from rl_speed.data.prompts import digest
 from rl_speed.data.rollouts import Rollouts, pack
 from rl_speed.policy import save_hf
 from rl_speed.rollout.generate import GenerationStats
 from rl_speed.rollout.prompt_counts import StepReport
 from rl_speed.runtime.checkpoint import Checkpointer, CheckpointError, saved_steps
+from rl_speed.runtime.hosts import DifferError, Hosts, code_digest, here, log_beside
 from rl_speed.runtime.metrics import (
     CompileCounter,
     PhaseTimer,
@@ -33,7 +35,7 @@ from rl_speed.runtime.metrics import (
 from rl_speed.runtime.progress import progress_bar
 from rl_speed.runtime.signals import Stopped, StopRequest, stop_on_signals
 from rl_speed.runtime.workdir import earlier_settings, note_changes
-from rl_speed.runtime.writers import MetricsWriter
+from rl_speed.runtime.writers import MetricsWriter, NoWriter
 from rl_speed.training import build
 from rl_speed.training.cache_start import start_cost, start_run
 from rl_speed.training.held_out import HeldOut, shown
@@ -73,7 +75,11 @@ class Totals:
 class Trainer:
     """A run: `Trainer(config, workdir).run()`.
 
-    Resumes from the newest checkpoint unless told otherwise.
+    Resumes from the newest checkpoint unless told otherwise. Several processes each make one, with
+    the same arguments, and call the same of its methods; process 0 writes the files.
+
+    Args:
+      hosts: the processes of the run; None: those of `hosts.connect`.
 
     Raises (constructor): ValueError for a configuration that cannot be or a damaged config.json of
     the run, FileNotFoundError where `resume="must"` finds nothing, FileExistsError where
@@ -81,19 +87,26 @@ class Trainer:
     OSError where the workdir cannot be written.
     """
 
-    def __init__(self, config: Config, workdir: str | Path):
+    def __init__(self, config: Config, workdir: str | Path, hosts: Hosts | None = None):
         self.config, self.workdir = config.validate(), Path(workdir)
+        self.hosts = hosts or here()
         _require_writable(self.workdir)
+        _require_shared(self.workdir, self.config, self.hosts)
+        log_beside(self.hosts, self.workdir)
         # First, and not beside its use: nothing is built or moved before a damaged file is told.
         self._earlier = earlier_settings(self.workdir) if _holds_run(self.workdir) else {}
         self.compiles, self.slow = CompileCounter(), SlowSteps()
         self.mesh = build.build_mesh(config)
         self.policy = build.build_policy(config, self.mesh)
         self.stream, held_out = build.build_data(
-            config, self.policy.tokenizer, self.workdir / "data.json"
+            config, self.policy.tokenizer, self.workdir / "data.json" if self.hosts.writes else None
+        )
+        self.hosts.require_same(
+            {"training prompts": digest(self.stream.prompts), "held-out prompts": digest(held_out)},
+            "all processes must read the same data",
         )
         self.scorer = build.build_scorer(
-            config, self.policy, build.longest_answer(held_out, config.sampler.max_new)
+            config, self.policy, build.longest_answer(held_out, config.sampler.max_new), self.hosts
         )
         self.generator, held_out_generator, per_call = build.build_generators(
             config, self.policy, self.mesh
@@ -148,7 +161,7 @@ class Trainer:
 
     def _open(self) -> None:
         c = self.config.checkpoints
-        self._checkpoints = Checkpointer(self.workdir / "checkpoints", c.keep)
+        self._checkpoints = Checkpointer(self.workdir / "checkpoints", c.keep, self.hosts)
         latest = self._checkpoints.latest()
         if c.resume == "must" and latest is None:
             raise FileNotFoundError(
@@ -161,15 +174,15 @@ class Trainer:
             )
         if latest is not None:
             self._restore()
-            note_changes(
-                self.workdir / "config.json", self._earlier, self.config.to_dict(), self.step
-            )
-        write_atomically(
-            self.workdir / "config.json", json.dumps(self.config.to_dict(), indent=2) + "\n"
-        )
-        self._writer = MetricsWriter(
-            self.workdir, self.config.logging, self.config.to_dict(), self.step
-        )
+        self.hosts.meet("the reading of the workdir")  # before anything there is written over
+        if not self.hosts.writes:
+            self._writer = NoWriter()
+            return
+        path, settings = self.workdir / "config.json", self.config.to_dict()
+        if latest is not None:
+            note_changes(path, self._earlier, settings, self.step)
+        write_atomically(path, json.dumps(settings, indent=2) + "\n")
+        self._writer = MetricsWriter(self.workdir, self.config.logging, settings, self.step)
         for point in self.held_out.points:
             # Of the policy as it is: made before the checkpoint, and cut off with what followed.
             if point["step"] >= self.step:
@@ -238,16 +251,16 @@ class Trainer:
             and everything saved, what there was of a step or of an evaluation too.
         """
         try:
-            with stop_on_signals() as stop:
+            with stop_on_signals(self.hosts) as stop:
                 self._start_replay(stop)
                 # Its own file has what was sampled; a checkpoint would say that it is over.
                 if stop:
-                    raise Stopped(stop.received, self.step, self.workdir)
+                    raise Stopped(stop.received, self.step, self.workdir, receiver=stop.receiver)
                 with progress_bar(
                     self.config.training.steps,
                     self.config.method,
                     self.step,
-                    self.config.logging.progress,
+                    self.config.logging.progress and self.hosts.writes,
                 ) as bar:
                     self._train(stop, bar)
         finally:
@@ -274,7 +287,8 @@ class Trainer:
             self.stream.prompts,
             self.scorer,
             self.rl_step.screening.prefixes.cache,
-            lambda: bool(stop),
+            stop.ask,
+            self.hosts,
         )
         self.scorer.take_parts()  # means of a step's rewards are not to include these
         self.totals.train_s += cost.seconds - (self.compiles.seconds - compiled)
@@ -282,7 +296,7 @@ class Trainer:
         self.totals.samples += cost.sampled
 
     def _train(self, stop: StopRequest, bar: Any) -> None:
-        c, asked, inside = self.config, lambda: bool(stop), ""
+        c, asked, inside = self.config, stop.ask, ""
         if self.held_out.under_way is not None or (
             self.step == 0 and c.evaluation.every and not self.held_out.points
         ):
@@ -290,7 +304,8 @@ class Trainer:
             if self.done or stop:
                 self.save()
         timer = PhaseTimer(self._spent)
-        while not self.done and not stop:
+        while not self.done and not stop.ask():
+            self.hosts.at(f"step {self.step}")
             compiled = self.compiles.seconds - self._spent.get("compile", 0.0)
             profiled = self.step == c.logging.profile_step
             with (
@@ -318,7 +333,11 @@ class Trainer:
                 self.rl_step.start_next(self.state, self.step + 1, timer)
             numbers, seconds = metrics(), timer.take()
             seconds["time/compile"] = self.compiles.seconds - compiled
-            self._account(report.generation, seconds["time/step"] - seconds["time/compile"])
+            # Who is done is a matter of process 0's clock.
+            spent = seconds["time/step"] - seconds["time/compile"]
+            self._account(
+                report.generation, self.hosts.first(spent, f"the time of step {self.step}")
+            )
             record |= {**self._so_far(), **numbers, **seconds}
             if slow := self.slow.see(
                 self.step, seconds, {"generation calls": record["calls"], **self.scorer.metrics()}
@@ -342,7 +361,7 @@ class Trainer:
                 "evaluation"
             )
         if stop and (inside or not self.done):
-            raise Stopped(stop.received, self.step, self.workdir, inside)
+            raise Stopped(stop.received, self.step, self.workdir, inside, stop.receiver)
 
     def _pauses(self, step: int) -> bool:
         """Whether something else than the next step follows `step` steps."""
@@ -361,11 +380,13 @@ class Trainer:
             is not None
         ):
             self._writer.show(self.step, shown(self.held_out.points[-1]))
-            self.held_out.write(self.workdir)
+            if self.hosts.writes:
+                self.held_out.write(self.workdir)
 
     def _keep_for_inspection(self, rollouts: Rollouts) -> Path:
         path = self.workdir / f"nonfinite_step{self.step}.npz"
-        np.savez(path, **pack(rollouts.groups()))
+        if self.hosts.writes:
+            np.savez(path, **pack(rollouts.groups()))
         return path
 
     def _require_finite(self, rollouts: Rollouts) -> None:
@@ -430,6 +451,8 @@ class Trainer:
         }
 
     def _log(self, record: dict[str, Any], rollouts: Rollouts) -> None:
+        if not self.hosts.writes:
+            return
         self._writer.write(self.step, record)
         shown = rollouts.groups()[: self.config.logging.rollouts]
         self._writer.rollouts(
@@ -461,10 +484,18 @@ class Trainer:
         }
 
     def _summarise(self) -> dict[str, Any]:
+        """Process 0 writes what it returns, to all."""
         if self.config.logging.export:
             save_hf(
-                self.workdir / "policy", self.state.params, self.policy.model, self.policy.tokenizer
+                self.workdir / "policy",
+                self.state.params,
+                self.policy.model,
+                self.policy.tokenizer,
+                write=self.hosts.writes,
             )
+        return self.hosts.first(self._summary() if self.hosts.writes else None, "the summary")
+
+    def _summary(self) -> dict[str, Any]:
         summary = {
             "method": self.config.method,
             "seed": self.config.seed,
@@ -488,6 +519,33 @@ class Trainer:
         }
         write_atomically(self.workdir / "summary.json", json.dumps(summary, indent=2) + "\n")
         return summary
+
+
+def _require_shared(workdir: Path, config: Config, hosts: Hosts) -> None:
+    """All processes were started alike, and see one workdir.
+
+    Raises DifferError otherwise.
+    """
+    if hosts.count == 1:
+        return
+    token = workdir / ".shared"
+    if hosts.writes:
+        write_atomically(token, hosts.name(0))
+    hosts.meet("the look at the workdir")
+    sees = token.exists() and token.read_text() == hosts.name(0)
+    blind = [hosts.name(i) for i, ok in enumerate(hosts.gather(sees, "the workdir")) if not ok]
+    if hosts.writes:
+        token.unlink()
+    if blind:
+        raise DifferError(
+            f"{workdir} must be one folder that all processes see; what process 0 wrote there "
+            f"{', '.join(blind)} does not see. Use a shared file system"
+        )
+    settings = {f"config.{name}": value for name, value in flatten(config.to_dict()).items()}
+    hosts.require_same(
+        {**settings, "jax": jax.__version__, "the code of rl_speed": code_digest()},
+        "start all processes with the same command and the same code",
+    )
 
 
 def _holds_run(workdir: Path) -> bool:

@@ -8,9 +8,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 from rl_speed.config import Config
 from rl_speed.data.rollouts import Rollouts
+from rl_speed.mesh import batch_sharding, gathered, place
 from rl_speed.rollout.host_driver import HostDriver
 from rl_speed.rollout.screening import Screening
 from rl_speed.runtime.metrics import PhaseTimer
@@ -28,8 +30,8 @@ class SplitStep:
     Args:
       driver: generates, scores and decides. select: which samples of a group are trained
         on; None: all.
-      update, advantages, score: as `update_step` makes them. reference: of a KL penalty, if
-        there is one.
+      update, advantages, score: as `update_step` makes them, on the mesh. reference: of a KL
+        penalty, if there is one.
     """
 
     def __init__(
@@ -40,9 +42,11 @@ class SplitStep:
         update: Callable,
         advantages: Callable,
         score: Callable,
+        mesh: Mesh,
         reference: Reference | None = None,
     ):
         self._config, self.driver, self.reference = config, driver, reference
+        self._mesh, self._rows = mesh, batch_sharding(mesh)
         self._select, self._update, self._advantages, self._score = (
             select,
             update,
@@ -112,6 +116,7 @@ class SplitStep:
             c.data.max_prompt_length + c.sampler.max_new,
             c.replay.mask_prefix,
         )
+        batch = place(batch, self._rows)
         uses_old, trains_prefix = uses_old_logprobs(c), trains_on_prefixes(c)
         old = (
             self._score(state.params, batch.tokens, batch.mask)
@@ -134,22 +139,25 @@ class SplitStep:
             )
         else:
             advantages = np.pad(advantages, (0, len(batch.rewards) - len(advantages)))
+            advantages = place(advantages, self._rows)
         if in_reward:
             ref = None
         if parts == 1:
             return self._update(state, batch, advantages, old, ref)
-        whole = jax.device_get((batch, advantages, old, ref))
+        whole = jax.device_get(gathered((batch, advantages, old, ref), self._mesh))
         padding, rows, history = (
-            np.flatnonzero(batch.group_ids < 0),
-            len(batch.group_ids) // parts,
+            np.flatnonzero(whole[0].group_ids < 0),
+            len(whole[0].group_ids) // parts,
             [],
         )
         # Groups in turn, so that no mini-batch is empty before another has two more.
         for part in range(parts):
-            index = np.flatnonzero((batch.group_ids >= 0) & (batch.group_ids % parts == part))
+            ids = whole[0].group_ids
+            index = np.flatnonzero((ids >= 0) & (ids % parts == part))
             spare, padding = padding[: rows - len(index)], padding[rows - len(index) :]
             index = np.concatenate([index, spare])
-            state, metrics = self._update(state, *jax.tree.map(lambda x: x[index], whole))
+            mine = place(jax.tree.map(lambda x: x[index], whole), self._rows)
+            state, metrics = self._update(state, *mine)
             history.append(metrics)
         return state, jax.tree.map(lambda *values: sum(values) / parts, *history)
 

@@ -1,0 +1,304 @@
+"""The processes of one run, seen from one of them.
+
+JAX's multi-controller runtime runs the same program in every process: control is replicated, the
+devices work together. What could differ between processes is agreed upon here: every process's
+word (`gather`), that of any (`any`), or that of process 0 (`first`). Small values only, over the
+coordination service that `jax.distributed` starts; samples and weights travel over the devices.
+
+Who dies is found by JAX's heartbeats, which end all other processes. Who fails says so before it
+ends (`alarm`), and the others end with it. Who stands still for longer than `hang_s` is found by a
+thread of its own, in every process: all end, and say where each of them was.
+"""
+
+import contextlib
+import faulthandler
+import hashlib
+import logging
+import os
+import socket
+import sys
+import threading
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+import jax
+from flax import serialization
+
+log = logging.getLogger(__name__)
+
+# Status of a process that another one ended, as sysexits.h has it for "try again".
+ENDED_BY_OTHER = 75
+# Of settings that cannot be: to start again would not help.
+BAD_SETTINGS = 2
+
+HEARTBEAT_S, HANG_S = 100, 1800
+_KEYS = "rl_speed"
+# How often a process looks for alarms; how long it gives itself to end on its own after one.
+_LOOK_S, _GRACE_S = 1.0, 4.0
+
+
+class OtherProcessError(RuntimeError):
+    """Another process of the run failed, stands still, or differs in what must be the same."""
+
+    exit_status = ENDED_BY_OTHER
+
+
+class DifferError(ValueError):
+    """Processes were started with different settings, data or code."""
+
+    exit_status = BAD_SETTINGS
+
+
+class Hosts:
+    """See the module's docstring. Without `connect` there is one process, and all of this is free.
+
+    Args:
+      client: of the coordination service. index, count: which process this is, of how many.
+      hang_s: seconds without progress after which all processes are ended.
+
+    Attributes:
+      writes: whether this process writes the files of the run. names: of all processes.
+    """
+
+    def __init__(self, client: Any = None, index: int = 0, count: int = 1, hang_s: float = HANG_S):
+        self.index, self.count, self.writes = index, count, index == 0
+        self._client, self._hang_s, self._serial = client, hang_s, 0
+        self._main, self._closed = threading.main_thread(), threading.Event()
+        self._ending = threading.Lock()
+        self._mark, self._waits_for = (time.monotonic(), "the start"), ""
+        self.names = [""]
+        if count > 1:
+            self.names = self.gather(f"{socket.gethostname()}, pid {os.getpid()}", "the start")
+            threading.Thread(target=self._watch, name="hosts", daemon=True).start()
+
+    def name(self, index: int) -> str:
+        """ "process 1 (node7, pid 4242)"."""
+        return (
+            f"process {index} ({self.names[index]})" if self.names[index:] else f"process {index}"
+        )
+
+    # What all know.
+
+    def gather(self, value: Any, what: str) -> list[Any]:
+        """The value of every process, by its index. All must call it, in the same order.
+
+        Args:
+          value: nested dicts and lists of numbers, strings and numpy arrays. what: for messages:
+            what for.
+        """
+        if self.count == 1:
+            return [value]
+        serial, self._serial = self._serial, self._serial + 1
+        key = lambda serial, index: f"{_KEYS}/{serial}/{index}"
+        self.at(what)
+        self._waits_for = what
+        self._client.key_value_set_bytes(
+            key(serial, self.index), serialization.msgpack_serialize({"value": value})
+        )
+        found = [self._get(key(serial, index), index) for index in range(self.count)]
+        self._waits_for = ""
+        self.at(f"what follows {what}")
+        if serial:
+            # Whoever has given this value has read all of those before.
+            self._client.key_value_delete(key(serial - 1, self.index))
+        return [serialization.msgpack_restore(value)["value"] for value in found]
+
+    def any(self, flag: bool, what: str) -> bool:
+        """Whether any process says so."""
+        return any(self.gather(bool(flag), what))
+
+    def first(self, value: Any, what: str) -> Any:
+        """The value of process 0: of its clock, or of its disk."""
+        return self.gather(value if self.index == 0 else None, what)[0]
+
+    def meet(self, what: str) -> None:
+        """Wait until all processes have come here."""
+        self.gather(None, what)
+
+    def require_same(self, values: dict[str, Any], advice: str) -> None:
+        """Raises DifferError, naming the first entry that is not the same in all processes."""
+        found = self.gather(values, "the comparison of settings")
+        for index, theirs in enumerate(found):
+            for name in {**found[0], **theirs}:
+                if found[0].get(name) != theirs.get(name):
+                    raise DifferError(
+                        f"{name} is {found[0].get(name)!r} in {self.name(0)} and "
+                        f"{theirs.get(name)!r} in {self.name(index)}; {advice}"
+                    )
+
+    def _get(self, key: str, index: int) -> bytes:
+        while True:
+            try:
+                return self._client.blocking_key_value_get_bytes(key, 10_000)
+            except jax.errors.JaxRuntimeError as error:
+                # Not there yet: alarms and `hang_s` are looked after by the thread.
+                if "DEADLINE_EXCEEDED" not in str(error):
+                    raise OtherProcessError(
+                        f"{self.name(0)}, which coordinates, does not answer: {_line(error)}"
+                    ) from None
+
+    # Faults.
+
+    def at(self, what: str) -> None:
+        """Progress: this process is at `what` now."""
+        self._mark = time.monotonic(), what
+
+    def alarm(self, message: str, status: int) -> None:
+        """Tell the other processes that this one ends, and why; they end, too."""
+        if self.count == 1 or self._closed.is_set():
+            return
+        text = f"{status} {self.name(self.index)}: {message}"
+        with contextlib.suppress(Exception):  # nobody may be left to be told
+            self._client.key_value_set(f"{_KEYS}/alarm/{self.index}", text)
+
+    def end(self, status: int) -> None:
+        """Leave at once: waiting for the others, as a process does that ends well, would be for
+        those that wait for this one. Does nothing where there is one process.
+        """
+        if self.count == 1 or self._closed.is_set():
+            return
+        sys.stdout.flush()
+        sys.stderr.flush()
+        if self.index == 0:
+            time.sleep(2 * _LOOK_S)  # it coordinates: the others would not hear the alarm
+        os._exit(status)
+
+    def close(self) -> None:
+        """End well, together with the others."""
+        if self.count > 1 and not self._closed.is_set():
+            self._closed.set()
+            jax.distributed.shutdown()
+
+    def _watch(self) -> None:
+        while not self._closed.wait(_LOOK_S):
+            try:
+                alarms = [text for _, text in self._client.key_value_dir_get(f"{_KEYS}/alarm")]
+            except Exception as error:  # noqa: BLE001 (of the service, in many kinds)
+                if not self._closed.wait(_GRACE_S):
+                    self._leave(f"{self.name(0)}, which coordinates, is gone: {_line(error)}")
+                return
+            since, what = self._mark
+            if alarms:
+                status, text = alarms[0].split(" ", 1)
+                # It may be about to raise the same error itself, and says it better then.
+                if not self._closed.wait(_GRACE_S):
+                    fatal = int(status) == BAD_SETTINGS
+                    self._leave(text, BAD_SETTINGS if fatal else ENDED_BY_OTHER)
+                return
+            if time.monotonic() - since > self._hang_s:
+                text = f"no progress for {self._hang_s:g} s at {what}; {self._where()}"
+                self.alarm(text, ENDED_BY_OTHER)
+                self._leave(f"{self.name(self.index)}: {text}", stacks=True)
+
+    def _where(self) -> str:
+        """What this process waits for, or where in our code it is."""
+        if self._waits_for:
+            missing = []
+            for index in range(self.count):
+                try:
+                    self._client.key_value_try_get_bytes(f"{_KEYS}/{self._serial - 1}/{index}")
+                except Exception:  # noqa: BLE001 (not there)
+                    missing.append(self.name(index))
+            return f"it waits for {' and '.join(missing) or 'nobody'}"
+        frames = traceback.extract_stack(sys._current_frames()[self._main.ident])
+        ours = [f for f in frames if "rl_speed" in f.filename] or frames
+        return f"it is in {Path(ours[-1].filename).name}:{ours[-1].lineno}, {ours[-1].name}"
+
+    def _leave(self, text: str, status: int = ENDED_BY_OTHER, stacks: bool = False) -> None:
+        with self._ending:
+            since, what = self._mark
+            text = (
+                f"{self.name(self.index)} ends, since {text}\n"
+                f"({self.name(self.index)} was at {what} for {time.monotonic() - since:.0f} s; "
+                f"{self._where()})"
+            )
+            log.error("%s", text)
+            print(text, file=sys.stderr, flush=True)
+            if stacks:
+                faulthandler.dump_traceback(all_threads=True)
+            self.end(status)
+
+
+_HERE = Hosts()
+
+
+def here() -> Hosts:
+    """The processes of this run."""
+    return _HERE
+
+
+def connect(
+    coordinator: str = "",
+    processes: int = 0,
+    process: int = -1,
+    cluster: bool = False,
+    heartbeat_s: int = HEARTBEAT_S,
+    hang_s: float = HANG_S,
+) -> Hosts:
+    """Join the other processes of the run, before JAX is used.
+
+    Args:
+      coordinator: "host:port" of process 0. processes, process: how many, and which this is.
+      cluster: JAX finds these three by itself, as on a TPU pod; what is given is kept.
+      heartbeat_s: after so many seconds without a sign of life a process is dead, and all end.
+      hang_s: see `Hosts`.
+
+    Raises ValueError where the processes do not come together.
+    """
+    global _HERE
+    # It would take SIGTERM for itself; here a run is asked to stop by `runtime.signals`.
+    jax.config.update("jax_enable_preemption_service", False)
+    try:
+        jax.distributed.initialize(
+            coordinator or None,
+            processes or None,
+            None if process < 0 else process,
+            cluster_detection_method=None if cluster else "deactivate",
+            heartbeat_timeout_seconds=heartbeat_s,
+        )
+    except Exception as error:
+        raise ValueError(
+            f"the processes of the run did not come together ({_line(error)}). "
+            + (
+                "--cluster=auto found no TPU pod; give --coordinator, --processes and --process"
+                if cluster
+                else f"Process 0 must run on the host of --coordinator={coordinator}, and every "
+                f"number below --processes={processes} must be started"
+            )
+        ) from error
+    # jax.distributed has no public name for its client; Orbax reads it there, too.
+    from jax._src import distributed
+
+    state = distributed.global_state
+    _HERE = Hosts(state.client, state.process_id, state.num_processes, hang_s)
+    return _HERE
+
+
+def log_beside(hosts: Hosts, workdir: Path) -> None:
+    """A process that does not write the run's files has a log of its own: logs/process_I.log."""
+    if hosts.writes:
+        return
+    path = workdir / "logs" / f"process_{hosts.index}.log"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handler = logging.FileHandler(path)
+    except OSError as error:
+        log.error("%s has no log of its own: %s", hosts.name(hosts.index), error)
+        return
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.getLogger().addHandler(handler)
+
+
+def code_digest() -> str:
+    """Of this package's modules: 16 hexadecimal digits."""
+    whole, root = hashlib.sha256(), Path(__file__).parents[1]
+    for path in sorted(root.rglob("*.py")):
+        whole.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
+    return whole.hexdigest()[:16]
+
+
+def _line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else repr(error)
