@@ -35,7 +35,7 @@ class ExpectedLengths:
         """The samples of one call."""
         self._sums = {name: (t * KEPT, n * KEPT) for name, (t, n) in self._sums.items()}
         new, classes = rollouts.lengths - rollouts.prefix, [_class(p) for p in rollouts.prompts]
-        for name in set(classes):
+        for name in dict.fromkeys(classes):
             mine = np.asarray([c == name for c in classes])[rollouts.owner]
             tokens, samples = self._sums.get(name, (0.0, 0.0))
             self._sums[name] = tokens + float(new[mine].sum()), samples + float(mine.sum())
