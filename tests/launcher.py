@@ -7,10 +7,12 @@ that is forked.
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -53,6 +55,20 @@ class Launcher:
 
         The exit status is minus the signal where one ended the script.
         """
+        (done,) = self.together([(script, *arguments)], [environment])
+        return done
+
+    def together(
+        self,
+        commands: Sequence[Sequence[object]],
+        environments: Sequence[Mapping[str, str]],
+        kill_after_s: float = 0,
+    ) -> list[subprocess.CompletedProcess]:
+        """Several (script, *arguments), each with its variables, at the same time.
+
+        `kill_after_s`: once one was ended by a signal that is not to be caught, the others have so
+        long to end; 0: for ever.
+        """
         if self._server is None:
             self._server = subprocess.Popen(
                 [sys.executable, __file__],
@@ -62,17 +78,27 @@ class Launcher:
                 stdout=subprocess.PIPE,
                 text=True,
             )
-        self._count += 1
-        folder, command = self._folder / str(self._count), [str(script), *map(str, arguments)]
-        folder.mkdir()
-        print(
-            json.dumps({"command": command, "environment": environment, "folder": str(folder)}),
-            file=self._server.stdin,
-            flush=True,
-        )
-        status = json.loads(self._server.stdout.readline())
-        read = lambda name: (folder / name).read_text(encoding="utf-8", errors="replace")
-        return subprocess.CompletedProcess(command, status, read("stdout"), read("stderr"))
+        tasks = []
+        for command, environment in zip(commands, environments, strict=True):
+            self._count += 1
+            folder = self._folder / str(self._count)
+            folder.mkdir()
+            tasks.append(
+                {
+                    "command": [str(word) for word in command],
+                    "environment": dict(environment),
+                    "folder": str(folder),
+                }
+            )
+        print(json.dumps([tasks, kill_after_s]), file=self._server.stdin, flush=True)
+        statuses = json.loads(self._server.stdout.readline())
+        read = lambda task, name: Path(task["folder"], name).read_text("utf-8", "replace")
+        return [
+            subprocess.CompletedProcess(
+                task["command"], status, read(task, "stdout"), read(task, "stderr")
+            )
+            for task, status in zip(tasks, statuses, strict=True)
+        ]
 
     def close(self) -> None:
         """End the process that is forked."""
@@ -90,12 +116,35 @@ def serve():
     for name in HEAVY:
         importlib.import_module(name)
     for line in sys.stdin:
-        with warnings.catch_warnings(action="ignore"):  # that threads may be under way: none are
-            pid = os.fork()
-        if pid == 0:
-            return json.loads(line)
-        print(json.dumps(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])), flush=True)
+        tasks, kill_after_s = json.loads(line)
+        pids: list[int] = []
+        for task in tasks:
+            # That threads may be under way: none are.
+            with warnings.catch_warnings(action="ignore"):
+                pid = os.fork()
+            if pid == 0:
+                return task
+            pids.append(pid)
+        print(json.dumps(wait(pids, kill_after_s)), flush=True)
     return None
+
+
+def wait(pids, kill_after_s):
+    """The exit statuses of children; see `Launcher.together`."""
+    statuses, deadline = {}, float("inf")
+    while len(statuses) < len(pids):
+        for pid in set(pids) - set(statuses):
+            found, status = os.waitpid(pid, os.WNOHANG if len(pids) > 1 else 0)
+            if found:
+                statuses[pid] = os.waitstatus_to_exitcode(status)
+                if kill_after_s and statuses[pid] == -signal.SIGKILL:
+                    deadline = min(deadline, time.monotonic() + kill_after_s)
+        if time.monotonic() > deadline:
+            for pid in set(pids) - set(statuses):
+                os.kill(pid, signal.SIGKILL)
+        if len(statuses) < len(pids):
+            time.sleep(0.02)
+    return [statuses[pid] for pid in pids]
 
 
 def run(command, environment, folder):

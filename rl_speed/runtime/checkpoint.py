@@ -12,7 +12,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from rl_speed.runtime.hosts import Hosts
+from rl_speed.runtime.hosts import Hosts, OtherProcessError
 
 log = logging.getLogger(__name__)
 
@@ -20,6 +20,8 @@ SEPARATOR = "/"
 # A checkpoint that another one of the same step is to replace is called this and its step until
 # that one is whole.
 _REPLACED = "replaced_"
+# What a process says whose part of a save was given up since others gave up theirs.
+_WITH_OTHERS = "it was given up"
 
 
 def split_host(
@@ -79,6 +81,12 @@ class CheckpointError(RuntimeError):
     exit_status = 2
 
 
+class SaveError(RuntimeError):
+    """One process of several could not begin a save that the others have begun."""
+
+    exit_status = 1
+
+
 class Checkpointer:
     """Saves and restores (train state, host state, perhaps a reference policy) by step,
     keeping the newest `keep`.
@@ -101,6 +109,7 @@ class Checkpointer:
     def __init__(self, directory: str | Path, keep: int, hosts: Hosts | None = None):
         self._directory, self._keep = Path(directory).resolve(), keep
         self._hosts = hosts or Hosts()
+        self._saves = 0  # begun, by which a failed one is told
         self.failures, self.last_failure = 0, ""
         self._manager = self._open()
 
@@ -112,14 +121,29 @@ class Checkpointer:
                     shutil.rmtree(old)
                 else:
                     old.rename(step)
-        self._hosts.meet("the checkpoints' directory")
         return self._manager_of()
 
     def _manager_of(self) -> ocp.CheckpointManager:
+        several, topic = self._hosts.count > 1, lambda: f"save {self._saves}"
+        if self._hosts.writes:
+            self._directory.mkdir(parents=True, exist_ok=True)
+        self._hosts.meet("the checkpoints' directory")
         options = ocp.CheckpointManagerOptions(
             preservation_policy=ocp.checkpoint_managers.LatestN(self._keep),
-            create=True,
+            create=False,
             enable_async_checkpointing=True,
+            # Named processes meet by the coordination service, and not in a program on the devices,
+            # which other programs would have to wait for in the same order everywhere.
+            multiprocessing_options=ocp.options.MultiprocessingOptions(
+                active_processes=set(range(self._hosts.count)) if several else None
+            ),
+            async_options=ocp.AsyncOptions(
+                barrier_sync_fn=lambda *, key, timeout_ms: self._hosts.barrier(
+                    key, timeout_ms / 1000, topic()
+                )
+            )
+            if several
+            else None,
         )
         return ocp.CheckpointManager(self._directory, options=options)
 
@@ -147,6 +171,7 @@ class Checkpointer:
             items["reference"] = ocp.args.StandardSave(reference)
         args = ocp.args.Composite(**items, host=ocp.args.JsonSave(values))
         fine = self.wait()
+        self._saves += 1
         replaces = step in self._manager.all_steps()
         try:
             if replaces:
@@ -155,10 +180,10 @@ class Checkpointer:
                 self._manager = self._manager_of()
             self._manager.save(step, args=args)
         except Exception as error:  # noqa: BLE001 (whatever the file system or its client raises must not end the run)
-            problem = error
-        else:
-            problem = None
-        if not self._agreed(step, problem):
+            if self._hosts.count > 1:
+                # The others wait for this process inside of the save.
+                raise SaveError(f"the checkpoint of step {step} was not begun: {error}") from error
+            self._failed(step, _first_line(error))
             return False
         if replaces and (fine := self.wait() and fine) and self._hosts.writes:
             shutil.rmtree(self._directory / f"{_REPLACED}{step}")
@@ -166,23 +191,24 @@ class Checkpointer:
 
     def wait(self) -> bool:
         """Wait for the save under way. False when it failed (logged and counted)."""
+        problem = ""
         try:
             self._manager.wait_until_finished()
         except Exception as error:  # noqa: BLE001 (as above)
-            return self._agreed(None, error)
-        return self._agreed(None, None)
-
-    def _agreed(self, step: int | None, problem: Exception | None) -> bool:
-        """Whether no process has a problem with a save; else what follows from it."""
-        text = "" if problem is None else str(problem).strip() or repr(problem)
-        told = self._hosts.gather(text.splitlines()[0] if text else "", "whether a save went well")
-        for index, line in enumerate(told):
-            if line:
-                self._failed(
-                    step, line if self._hosts.count == 1 else _told(self._hosts, index, line)
-                )
-                return False
-        return True
+            first = _first_of(error)
+            problem = _first_line(first)
+            self._hosts.note(f"save {self._saves}", problem)
+            if isinstance(first, OtherProcessError):
+                problem = _WITH_OTHERS
+        told = self._hosts.gather(problem, "whether a save went well")
+        own = [
+            line if self._hosts.count == 1 else f"{self._hosts.name(index)}: {line}"
+            for index, line in enumerate(told)
+            if line not in ("", _WITH_OTHERS)
+        ]
+        if any(told):
+            self._failed(None, "; ".join(own) or _WITH_OTHERS)
+        return not any(told)
 
     def _move(self, step: int, target: Path) -> None:
         """Process 0 does; all wait for it."""
@@ -273,10 +299,10 @@ class Checkpointer:
             except CheckpointError:
                 raise
             except Exception as error:  # noqa: BLE001 (damage takes any form: JSON, zarr, checksum, missing file)
-                text, found = str(error).strip() or repr(error), None
+                problem, found = _first_line(error), None
             else:
-                text = ""
-            told = self._hosts.gather(text.splitlines()[0] if text else "", "what was restored")
+                problem = ""
+            told = self._hosts.gather(problem, "what was restored")
             if any(told):
                 damaged.append((step, next(filter(None, told))))
                 log.error(
@@ -311,12 +337,21 @@ class Checkpointer:
 
     def close(self) -> None:
         """Wait for the save under way, and let go of the directory."""
+        if self._hosts.failed:  # nobody is there to finish it with
+            return
         self.wait()
         self._manager.close()
 
 
-def _told(hosts: Hosts, index: int, line: str) -> str:
-    return f"{hosts.name(index)}: {line}"
+def _first_of(error: BaseException) -> BaseException:
+    """What went wrong before anything else did, in consequence."""
+    while error.__context__ is not None:
+        error = error.__context__
+    return error
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
 
 
 def saved_steps(directory: str | Path) -> list[int]:

@@ -79,9 +79,7 @@ def run(
             logging.debug("%s", traceback.format_exc())
             if explain is not None and is_out_of_memory(error):
                 end(explain(error), 1)
-            status = getattr(
-                error, "exit_status", 2 if isinstance(error, (ValueError, OSError)) else None
-            )
+            status = processes.status_of(error)
             if status is None:
                 if processes.here().count == 1:
                     raise

@@ -15,11 +15,13 @@ import faulthandler
 import hashlib
 import logging
 import os
+import re
 import socket
 import sys
 import threading
 import time
 import traceback
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -60,13 +62,15 @@ class Hosts:
 
     Attributes:
       writes: whether this process writes the files of the run. names: of all processes.
+      failed: whether this process has told the others that it ends.
     """
 
     def __init__(self, client: Any = None, index: int = 0, count: int = 1, hang_s: float = HANG_S):
         self.index, self.count, self.writes = index, count, index == 0
         self._client, self._hang_s, self._serial = client, hang_s, 0
         self._main, self._closed = threading.main_thread(), threading.Event()
-        self._ending = threading.Lock()
+        self._ending, self.failed = threading.Lock(), False
+        self._barriers: Counter[str] = Counter()
         self._mark, self._waits_for = (time.monotonic(), "the start"), ""
         self.names = [""]
         if count > 1:
@@ -95,15 +99,24 @@ class Hosts:
         self.at(what)
         self._waits_for = what
         self._client.key_value_set_bytes(
-            key(serial, self.index), serialization.msgpack_serialize({"value": value})
+            key(serial, self.index), serialization.msgpack_serialize({"for": what, "value": value})
         )
-        found = [self._get(key(serial, index), index) for index in range(self.count)]
+        found = [
+            serialization.msgpack_restore(self._get(key(serial, index)))
+            for index in range(self.count)
+        ]
         self._waits_for = ""
+        for index, theirs in enumerate(found):
+            if theirs["for"] != what:
+                raise OtherProcessError(
+                    f"{self.name(index)} is at {theirs['for']}, and {self.name(self.index)} at "
+                    f"{what}: they no longer do the same"
+                )
         self.at(f"what follows {what}")
         if serial:
             # Whoever has given this value has read all of those before.
             self._client.key_value_delete(key(serial - 1, self.index))
-        return [serialization.msgpack_restore(value)["value"] for value in found]
+        return [theirs["value"] for theirs in found]
 
     def any(self, flag: bool, what: str) -> bool:
         """Whether any process says so."""
@@ -128,7 +141,53 @@ class Hosts:
                         f"{theirs.get(name)!r} in {self.name(index)}; {advice}"
                     )
 
-    def _get(self, key: str, index: int) -> bytes:
+    def barrier(self, key: str, timeout_s: float, topic: str) -> None:
+        """All processes come here, from whatever thread, beside `gather`. Those of a topic come
+        one after the other, and everywhere in the same order.
+
+        Raises OtherProcessError where another process is at another barrier of the topic, does not
+        come in time, or has noted (`note`) that it will not.
+        """
+        if self.count == 1:
+            return
+        self._barriers[topic] += 1
+        place = f"{_KEYS}/barrier/{topic}/{self._barriers[topic]}"
+        # Orbax numbers its barriers, each process for itself.
+        key, end = re.sub(r"\d+", "#", key), time.monotonic() + timeout_s
+        self._client.key_value_set(f"{place}/{self.index}", key)
+        for index in range(self.count):
+            while (theirs := self._look(f"{place}/{index}", 1000)) is None:
+                if told := self._client.key_value_dir_get(f"{_KEYS}/notes/{topic}"):
+                    raise OtherProcessError(told[0][1])
+                if time.monotonic() > end:
+                    raise OtherProcessError(
+                        f"{self.name(index)} did not come to {key} in {timeout_s:g} s"
+                    )
+            if theirs != key:
+                raise OtherProcessError(
+                    f"{self.name(index)} is at {theirs}, {self.name(self.index)} at {key}: one of "
+                    "them gave up"
+                )
+
+    def note(self, topic: str, text: str) -> None:
+        """Something that those who wait for this process at a `barrier` of the topic need to know.
+
+        The first note of a process on a topic stands.
+        """
+        if self.count > 1:
+            with contextlib.suppress(Exception):
+                text = f"{self.name(self.index)}: {text}"
+                self._client.key_value_set(f"{_KEYS}/notes/{topic}/{self.index}", text)
+
+    def _look(self, key: str, wait_ms: int) -> str | None:
+        try:
+            return self._client.blocking_key_value_get(key, wait_ms)
+        except jax.errors.JaxRuntimeError as error:
+            if "DEADLINE_EXCEEDED" not in str(error):
+                raise
+            return None
+
+    def _get(self, key: str) -> bytes:
         while True:
             try:
                 return self._client.blocking_key_value_get_bytes(key, 10_000)
@@ -147,8 +206,9 @@ class Hosts:
 
     def alarm(self, message: str, status: int) -> None:
         """Tell the other processes that this one ends, and why; they end, too."""
-        if self.count == 1 or self._closed.is_set():
+        if self.count == 1 or self.failed or self._closed.is_set():
             return
+        self.failed = True
         text = f"{status} {self.name(self.index)}: {message}"
         with contextlib.suppress(Exception):  # nobody may be left to be told
             self._client.key_value_set(f"{_KEYS}/alarm/{self.index}", text)
@@ -162,7 +222,8 @@ class Hosts:
         sys.stdout.flush()
         sys.stderr.flush()
         if self.index == 0:
-            time.sleep(2 * _LOOK_S)  # it coordinates: the others would not hear the alarm
+            # It coordinates: the others would not hear the alarm.
+            time.sleep(_LOOK_S + _GRACE_S + 1)
         os._exit(status)
 
     def close(self) -> None:
@@ -215,7 +276,6 @@ class Hosts:
                 f"{self._where()})"
             )
             log.error("%s", text)
-            print(text, file=sys.stderr, flush=True)
             if stacks:
                 faulthandler.dump_traceback(all_threads=True)
             self.end(status)
@@ -289,6 +349,12 @@ def log_beside(hosts: Hosts, workdir: Path) -> None:
         return
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.getLogger().addHandler(handler)
+
+
+def status_of(error: BaseException) -> int | None:
+    """The exit status of a process that an error ends; None: that of an error nobody expected."""
+    expected = 2 if isinstance(error, (ValueError, OSError)) else None
+    return getattr(error, "exit_status", expected)
 
 
 def code_digest() -> str:

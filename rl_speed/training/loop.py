@@ -23,7 +23,7 @@ from rl_speed.policy import save_hf
 from rl_speed.rollout.generate import GenerationStats
 from rl_speed.rollout.prompt_counts import StepReport
 from rl_speed.runtime.checkpoint import Checkpointer, CheckpointError, saved_steps
-from rl_speed.runtime.hosts import DifferError, Hosts, code_digest, here, log_beside
+from rl_speed.runtime.hosts import DifferError, Hosts, code_digest, here, log_beside, status_of
 from rl_speed.runtime.metrics import (
     CompileCounter,
     PhaseTimer,
@@ -263,6 +263,12 @@ class Trainer:
                     self.config.logging.progress and self.hosts.writes,
                 ) as bar:
                     self._train(stop, bar)
+        except Stopped:
+            raise
+        except BaseException as error:
+            # At once: the others wait for this process, which waits for nobody any more.
+            self.hosts.alarm(f"{type(error).__name__}: {error}", status_of(error) or 1)
+            raise
         finally:
             self._close()
         return self._summarise()

@@ -1,0 +1,75 @@
+"""experiments/train.py with a fault in one process of the run: python faulty.py FLAGS ...
+
+$FAULT reads KIND:PHASE:NTH[:DELAY_S]: at the NTH beginning of PHASE (generate, score, update,
+checkpoint) in this process, and DELAY_S later, it
+
+  kill       gets SIGKILL
+  term       gets SIGTERM
+  stop       gets SIGSTOP: it gives no sign of life any more
+  hang       stands still in Python, for ever
+  raise      fails
+  full       can write no file further than it is
+"""
+
+import os
+import resource
+import runpy
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+from rl_speed.training.loop import Trainer
+
+
+def fault(kind):
+    if kind in ("kill", "term", "stop"):
+        os.kill(os.getpid(), getattr(signal, f"SIG{kind.upper()}"))
+    elif kind == "hang":
+        time.sleep(10_000)
+    elif kind == "raise":
+        raise RuntimeError("the dog ate it")
+    elif kind == "full":
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))
+
+
+def plant(trainer, kind, phase, nth, delay_s="0"):
+    step = trainer.rl_step
+    where = {
+        "generate": lambda: (step.driver, "_generate"),
+        "score": lambda: (step.driver, "_score"),
+        "update": lambda: (step, "_update"),
+        "checkpoint": lambda: (trainer._checkpoints, "save"),
+        "fused": lambda: (step, "_attempt"),
+    }
+    thing, name = where[phase]()
+    original, seen = getattr(thing, name), [0]
+
+    def wrapped(*args, **kwargs):
+        seen[0] += 1
+        # A machine so fast that it began anew: no run goes on for longer than was meant.
+        if kind == "kill" and seen[0] > int(nth):
+            fault(kind)
+        if seen[0] == int(nth):
+            if float(delay_s):
+                threading.Timer(float(delay_s), fault, (kind,)).start()
+            else:
+                fault(kind)
+        return original(*args, **kwargs)
+
+    setattr(thing, name, wrapped)
+
+
+if __name__ == "__main__":
+    if os.environ.get("FAULT"):
+        make = Trainer.__init__
+
+        def faulty(self, *args, **kwargs):
+            make(self, *args, **kwargs)
+            plant(self, *os.environ["FAULT"].split(":"))
+
+        Trainer.__init__ = faulty
+    script = Path(__file__).parents[2] / "experiments" / "train.py"
+    sys.argv[0] = str(script)
+    runpy.run_path(str(script), run_name="__main__")

@@ -1,0 +1,119 @@
+"""Runs of several processes on this host: how they are started, and what they leave."""
+
+import functools
+import json
+import pathlib
+import socket
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+
+from rl_speed.config import flatten
+from rl_speed.config.presets import embedded, tiny
+from rl_speed.runtime.metrics import read_lines
+
+SCRIPT = pathlib.Path(__file__).with_name("faulty.py")
+# Two processes take turns on a core or two: seconds may pass without a sign of life.
+BOUNDS = ("--heartbeat_s=20", "--hang_s=120")
+# The flags with which Python starts are those of this process, with four devices each.
+DEVICES = {"XLA_FLAGS": "--xla_cpu_use_fusion_emitters=false"}
+
+
+def free_port():
+    with socket.socket() as found:
+        found.bind(("localhost", 0))
+        return found.getsockname()[1]
+
+
+def settings(method, steps, **more):
+    """Flags of a tiny run."""
+    base = embedded(method).to_dict()
+    config = tiny(embedded(method), steps, train_prompts=200, eval_prompts=16, evaluate_every=4)
+    changed = {**flatten(config.to_dict()), **more}
+    return [
+        f"--config.{name}={value}"
+        for name, value in changed.items()
+        if flatten(base).get(name) != value
+    ]
+
+
+def untimed(value):
+    """Without what is a time, or belongs to the process."""
+    if isinstance(value, dict):
+        return {
+            k: untimed(v)
+            for k, v in value.items()
+            if not k.startswith(("time/", "process/")) and not k.endswith("train_s")
+        }
+    return [untimed(v) for v in value] if isinstance(value, list) else value
+
+
+class Left:
+    """What a run left: metrics, sampled texts, and its last checkpoint."""
+
+    def __init__(self, workdir):
+        self.metrics = untimed(read_lines(workdir / "metrics.jsonl"))
+        self.rollouts = read_lines(workdir / "rollouts.jsonl")
+        folders = [p for p in (workdir / "checkpoints").iterdir() if p.name.isdigit()]
+        folder = max(folders, key=lambda p: int(p.name))
+        self.step, values = int(folder.name), json.loads((folder / "host/metadata").read_text())
+        values["evaluations"] = json.loads(values["evaluations"])
+        self.values, self.arrays = untimed(values), _read(folder / "arrays")
+        self.state = _read(folder / "state")
+
+
+def _read(folder):
+    """The arrays of a checkpoint by their path, on the host whatever devices they were saved on."""
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
+        tree = reader.metadata(folder).item_metadata.tree
+        wanted = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
+        found = reader.restore(folder, args=ocp.args.PyTreeRestore(restore_args=wanted))
+    return {jax.tree_util.keystr(path): x for path, x in jax.tree_util.tree_leaves_with_path(found)}
+
+
+def assert_same(one, other, exactly=True):
+    """Two runs did the same: bit for bit, or the same prompts, samples and decisions, with numbers
+    that rounding of sums over devices explains.
+    """
+    assert one.step == other.step and len(one.metrics) == len(other.metrics)
+    if exactly:
+        assert one.metrics == other.metrics and one.values == other.values
+    close = functools.partial(np.testing.assert_allclose, rtol=2e-4, atol=2e-5)
+    for mine, theirs in zip(one.metrics, other.metrics):
+        assert mine.keys() == theirs.keys()
+        for name, value in mine.items():
+            if isinstance(value, list) or name in COUNTED:
+                assert value == theirs[name], name
+            else:
+                close(value, theirs[name], err_msg=name)
+    assert one.rollouts == other.rollouts
+    for mine, theirs in ((one.arrays, other.arrays), (one.state, other.state)):
+        assert mine.keys() == theirs.keys()
+        for name, x in mine.items():
+            y = theirs[name]
+            if exactly or x.dtype.kind in "iub":
+                np.testing.assert_array_equal(x, y, err_msg=name)
+            else:
+                close(x, y, err_msg=name)
+
+
+# Metrics that decisions make: no rounding may change them.
+COUNTED = (
+    "step",
+    "reward",
+    "accuracy",
+    "length",
+    "truncated",
+    "informative_groups",
+    "groups",
+    "generated_tokens",
+    "generated_samples",
+    "calls",
+    "decode_steps",
+    "screened",
+    "accepted",
+    "rejected",
+    "first_accuracy",
+    "acceptance",
+)
