@@ -55,7 +55,7 @@ esac
 
 # json WORDS...: a list of strings, which YAML reads as one. Kubernetes would replace $(NAME) in them, and $$(NAME) stands for it.
 json() {
-  local word line="" slash='\' dollar='$'
+  local word line="" slash=$'\x5c' dollar='$'
   for word in "$@"; do
     word=${word//"$slash"/"$slash$slash"}
     word=${word//'"'/"$slash\""}
