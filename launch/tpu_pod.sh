@@ -44,7 +44,7 @@ do_it() {
 
 # Everything is in ~/rl_speed; what the run writes to its terminal in run.out, the shell that restarts it in run.pid.
 # shellcheck disable=SC2016
-alive='p=$(cat rl_speed/run.pid 2>/dev/null) && kill -0 "$p" 2>/dev/null'
+alive='p=$(cat rl_speed/run.pid 2>/dev/null) && grep -qs one_process "/proc/$p/cmdline"'
 if [ -z "$show" ]; then
   command -v gcloud > /dev/null || fail "there is no gcloud on this host: https://cloud.google.com/sdk/docs/install"
 fi
@@ -110,4 +110,4 @@ on all "mkdir -p rl_speed && tar -xzf rl_speed.tar.gz -C rl_speed && cd rl_speed
 run=$(quoted bash launch/one_process.sh --extras=tpu "--restarts=$restarts" "${flags[@]}" --cluster=auto)
 # setsid and nohup: the run does not end with the connection.
 on all "cd rl_speed && { setsid nohup $run >> run.out 2>&1 < /dev/null & echo \$! > run.pid; }"
-[ -n "$show" ] || say "started on $name: launch/tpu_pod.sh --name=$name ${where[*]} --logs shows it, --stop ends it"
+[ -n "$show" ] || say "started on $name: launch/tpu_pod.sh --name=$name${where[*]:+ ${where[*]}} --logs shows it, --stop ends it"

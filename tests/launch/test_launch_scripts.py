@@ -532,7 +532,7 @@ def test_tpu_pod_refuses(host):
     cloud(host, shared=False)
     status, _, error = host(*run)
     assert status == 2 and "not every worker sees /runs/a" in error
-    assert "one_process" not in host.read("gcloud")
+    assert "one_process.sh" not in host.read("gcloud")
 
 
 def test_tpu_pod_starts(host):
