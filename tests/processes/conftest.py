@@ -11,8 +11,9 @@ def run(launch):
     """
 
     def start(
-        workdir, method="speed_rloo", steps=6, processes=2, devices=4, faults={}, flags=(), **more
+        workdir, method="speed_rloo", steps=6, processes=2, devices=4, faults=None, flags=(), **more
     ):
+        faults = faults or {}
         mesh = {"mesh.data": devices, **more}
         command = [
             SCRIPT,
