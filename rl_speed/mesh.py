@@ -69,6 +69,37 @@ def make_mesh(
     return Mesh(laid, AXES, axis_types=types)
 
 
+def disjoint(
+    sizes: Sequence[int], devices: Sequence[jax.Device] | None = None
+) -> list[list[jax.Device]]:
+    """Sets of so many devices that share none, each with equally many of every process.
+
+    Raises ValueError, naming the numbers, when there are too few, or they do not go into the
+    processes.
+    """
+    devices = jax.devices() if devices is None else list(devices)
+    hosts: dict[int, list[jax.Device]] = {}
+    for device in devices:
+        hosts.setdefault(device.process_index, []).append(device)
+    if any(size % len(hosts) for size in sizes):
+        raise ValueError(
+            f"meshes of {' and '.join(map(str, sizes))} devices cannot be split over "
+            f"{len(hosts)} processes: each must have equally many devices of every mesh"
+        )
+    each, least = [size // len(hosts) for size in sizes], min(map(len, hosts.values()))
+    if sum(each) > least:
+        raise ValueError(
+            f"meshes of {' and '.join(map(str, sizes))} devices that share none need "
+            f"{sum(sizes)} devices, but only {least * len(hosts)} are visible "
+            f"({devices[0].platform})"
+        )
+    starts = [sum(each[:i]) for i in range(len(each))]
+    return [
+        [device for mine in hosts.values() for device in mine[start : start + size]]
+        for start, size in zip(starts, each)
+    ]
+
+
 def platform_of(mesh: Mesh | None) -> str:
     """ "cpu", "gpu" or "tpu": what programs on the mesh are compiled for; without a mesh, those on
     the default device.

@@ -56,6 +56,7 @@ def check(c: "Config") -> None:
             f"training batch (config.driver.groups = {c.driver.groups})"
         )
     _check_depth(c)
+    _check_generation_mesh(c)
     _check_rewards(c)
     _check_logging(c)
     if c.driver.groups % c.training.minibatches:
@@ -82,6 +83,37 @@ def check(c: "Config") -> None:
     _check_replay(c)
     if c.driver.where == "in_loop":
         _check_in_loop(c, shards)
+
+
+def _check_generation_mesh(c: "Config") -> None:
+    g, training = c.generation_mesh, c.mesh.data * c.mesh.fsdp * c.mesh.tensor
+    axes, lag = (g.data, g.fsdp, g.tensor), c.driver.lag
+    given = any(axes)
+    _require(c, ("driver.lag", lag in (0, 1), "0 or 1"))
+    if given and min(axes) < 1:
+        raise ValueError(
+            "config.generation_mesh needs all of data, fsdp and tensor (or none); got "
+            f"data={g.data}, fsdp={g.fsdp}, tensor={g.tensor}"
+        )
+    if given and g.devices == "shared" and math.prod(axes) != training:
+        raise ValueError(
+            f"config.generation_mesh of {math.prod(axes)} devices on the {training} devices of "
+            "config.mesh: with config.generation_mesh.devices='shared' both have as many"
+        )
+    if g.devices == "own" and not lag:
+        raise ValueError(
+            "config.generation_mesh.devices='own' needs config.driver.lag=1: with 0 half of the "
+            "devices would wait for the other half, whose policy they need"
+        )
+    if c.estimate.kind == "value" and (given or g.devices == "own"):
+        raise ValueError(
+            "config.estimate.kind='value' reads the weights where they are trained; "
+            "config.generation_mesh must be as config.mesh. 'ema' takes any"
+        )
+    if lag and 0 <= c.driver.max_age < lag:
+        raise ValueError(
+            f"config.driver.max_age={c.driver.max_age} drops all groups of config.driver.lag={lag}"
+        )
 
 
 def check_evaluation(c: "Config") -> None:
@@ -497,6 +529,19 @@ def _check_in_loop(c: "Config", shards: int) -> None:
         ),
         ("reward.extra", c.reward.extra, ("",), "rewards are the verifier's alone"),
         ("reward.length_alpha", c.reward.length_alpha, (0.0,), "rewards are the verifier's alone"),
+        ("driver.lag", c.driver.lag, (0,), "a step is one program"),
+        (
+            "generation_mesh.devices",
+            c.generation_mesh.devices,
+            ("shared",),
+            "a step is one program",
+        ),
+        (
+            "generation_mesh.data",
+            c.generation_mesh.data,
+            (0,),
+            "a step is one program, on one mesh",
+        ),
         ("training.minibatches", c.training.minibatches, (1,), "there is one update a program"),
         ("objective.kl_coef", c.objective.kl_coef, (0.0,), "no reference policy is held there"),
         (

@@ -8,6 +8,7 @@ policy updates.
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -173,6 +174,9 @@ class Driver:
     # strictly sequential. For verifiers that take time: with a call a step, samples are so many
     # updates older. The offset is fixed, so that runs repeat. Host only.
     depth: int = 0
+    # Updates that the policy which draws a step's groups lags behind, 0 or 1. With 1 they are drawn
+    # while the step before trains: of use where generation has devices of its own. Host only.
+    lag: int = 0
     buffer_groups: int = 64  # complete groups that may wait; screening stops while it is full
     buffer_order: str = one_of("fifo", "random")
     max_age: int = -1  # drop groups whose oldest sample is more updates old than this (-1: never)
@@ -373,6 +377,18 @@ class MeshConfig:
 
 
 @dataclass
+class GenerationMesh:
+    """Where responses are drawn. All axes 0: as `mesh`, where nothing needs to be sent."""
+
+    # "shared": the devices of `mesh`, laid out otherwise. "own": other devices, which draw the next
+    # step's groups while this step's are trained on; needs driver.lag=1.
+    devices: str = one_of("shared", "own")
+    data: int = 0
+    fsdp: int = 0
+    tensor: int = 0
+
+
+@dataclass
 class Evaluation:
     every: int = 20  # steps; 0: never
     samples: int = 2  # per held-out prompt
@@ -420,6 +436,7 @@ class Config:
     reward: Reward = field(default_factory=Reward)
     training: Training = field(default_factory=Training)
     mesh: MeshConfig = field(default_factory=MeshConfig)
+    generation_mesh: GenerationMesh = field(default_factory=GenerationMesh)
     evaluation: Evaluation = field(default_factory=Evaluation)
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
     logging: Logging = field(default_factory=Logging)
@@ -443,6 +460,20 @@ class Config:
         """
         check(self)
         return self
+
+    @property
+    def generation_axes(self) -> tuple[int, int, int]:
+        """(data, fsdp, tensor) of the mesh that generates."""
+        g = self.generation_mesh
+        mesh = g if any((g.data, g.fsdp, g.tensor)) else self.mesh
+        return mesh.data, mesh.fsdp, mesh.tensor
+
+    @property
+    def devices(self) -> int:
+        """That a run needs, over all processes."""
+        training = self.mesh.data * self.mesh.fsdp * self.mesh.tensor
+        own = self.generation_mesh.devices == "own"
+        return training + (math.prod(self.generation_axes) if own else 0)
 
     def make_rule(self) -> Rule:
         """The sampling rule that `rule` describes."""

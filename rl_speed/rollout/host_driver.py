@@ -126,7 +126,7 @@ class HostDriver:
         Args:
           params: the policy's weights; with `depth`, not to be donated before `wait` returned.
           version: policy updates made so far; stored with every sample whose call is
-            dispatched now.
+            dispatched now. The groups are trained on `config.lag` updates later.
           stop: asked before each generation call. Once it says so, no more is dispatched.
 
         Returns:
@@ -207,9 +207,10 @@ class HostDriver:
             call.pending.result()
 
     def _expire(self, version: int) -> None:
-        """Let go of what is older than the buffer's `max_age`: complete groups,
-        and prompts in flight that would become such.
+        """Let go of what is older than the buffer's `max_age`, when it is trained on: complete
+        groups, and prompts in flight that would become such.
         """
+        version += self.config.lag
         self.prompt_counts.expired += len(self.buffer.expire(version))
         if (limit := self.buffer.max_age) is not None:
             young = [a for a in self._active if version - a.group.oldest_version <= limit]

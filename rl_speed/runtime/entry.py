@@ -183,8 +183,11 @@ def connect() -> None:
 
 
 def mesh_size() -> int:
-    """Devices that the mesh of `--config` wants; 1 where this program has no such flag."""
-    mesh = getattr(flags.FLAGS["config"].value, "mesh", None) if "config" in flags.FLAGS else None
+    """Devices that the meshes of `--config` want; 1 where this program has no such flag."""
+    config = flags.FLAGS["config"].value if "config" in flags.FLAGS else None
+    if (found := getattr(config, "devices", None)) is not None:
+        return found
+    mesh = getattr(config, "mesh", None)
     return 1 if mesh is None else mesh.data * mesh.fsdp * mesh.tensor
 
 

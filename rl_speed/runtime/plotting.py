@@ -62,7 +62,8 @@ def _lines(
 
 
 def plot_run(workdir: Path) -> list[Path]:
-    """Draw plots/accuracy.png and plots/training.png of a finished (or running) workdir.
+    """Draw plots/accuracy.png and plots/training.png of a finished (or running) workdir, and
+    plots/devices.png where generation and update ran beside each other.
 
     Returns the files drawn.
     """
@@ -76,7 +77,26 @@ def plot_run(workdir: Path) -> list[Path]:
         drawn.append(_accuracy(plt, summary, out / "accuracy.png"))
     if records:
         drawn.append(_training(plt, records, summary, out / "training.png"))
+    if beside := [r for r in records if "process/update_s" in r]:
+        drawn.append(_devices(plt, beside, summary, out / "devices.png"))
     return drawn
+
+
+def _devices(plt: Any, records: list[dict], summary: dict, path: Path) -> Path:
+    """Of a run that draws the next groups while it trains: how much of a step each side worked."""
+    figure, axis = plt.subplots(figsize=(7, 3.6), constrained_layout=True)
+    steps = [r["step"] for r in records]
+    for name, label in (("generate", "generation"), ("update", "update")):
+        shares = [r[f"process/{name}_s"] / max(r["process/step_s"], 1e-9) for r in records]
+        (line,) = axis.plot(steps, shares, lw=0.6, alpha=0.4)
+        axis.plot(steps, running_median(shares), color=line.get_color(), label=label)
+    axis.set(xlabel="step", ylabel="share of the step's seconds", ylim=(0, 1.05))
+    axis.set_title("devices at work (running median)")
+    axis.legend()
+    figure.suptitle(f"{summary['method']}, seed {summary['seed']}")
+    figure.savefig(path)
+    plt.close(figure)
+    return path
 
 
 def _accuracy(plt: Any, summary: dict, path: Path) -> Path:

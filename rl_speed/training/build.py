@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import json
 import logging
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from rl_speed.data.loaders import (
     rows_to_prompts,
 )
 from rl_speed.data.prompts import Prompt, PromptStream
-from rl_speed.mesh import make_mesh, platform_of, row_shards
+from rl_speed.mesh import disjoint, make_mesh, platform_of, row_shards
 from rl_speed.objectives import POOL_ADVANTAGES
 from rl_speed.policy import (
     DecodeAttention,
@@ -43,6 +44,7 @@ from rl_speed.policy import (
     prompt_encoder,
 )
 from rl_speed.policy.hf import read_json
+from rl_speed.policy.transfer import Transfer
 from rl_speed.replay.cache import ReplayCache
 from rl_speed.replay.cuts import PrefixConfig
 from rl_speed.replay.source import PrefixSource
@@ -120,8 +122,23 @@ def build_mesh(config: Config, devices: Sequence[jax.Device] | None = None) -> M
     return make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor, devices)
 
 
-def build_policy(config: Config, mesh: Mesh) -> Policy:
-    """Read the Hugging Face directory `config.model.path` onto the mesh."""
+def build_meshes(config: Config, devices: Sequence[jax.Device] | None = None) -> tuple[Mesh, Mesh]:
+    """(the mesh that trains, the mesh that generates), of `devices` (None: those here); the same
+    one where the configuration does not tell them apart.
+    """
+    m, axes = config.mesh, config.generation_axes
+    if config.generation_mesh.devices == "own":
+        sizes = m.data * m.fsdp * m.tensor, math.prod(axes)
+        first, second = disjoint(sizes, devices)
+        return make_mesh(m.data, m.fsdp, m.tensor, first), make_mesh(*axes, second)
+    mesh = build_mesh(config, devices)
+    return mesh, mesh if axes == (m.data, m.fsdp, m.tensor) else make_mesh(*axes, devices)
+
+
+def build_policy(config: Config, mesh: Mesh, generation: Mesh | None = None) -> Policy:
+    """Read the Hugging Face directory `config.model.path` onto the mesh; its decoder is for the
+    mesh that generates.
+    """
     directory = policy_directory(config)
     if Path(directory).is_file():
         raise ValueError(
@@ -140,11 +157,11 @@ def build_policy(config: Config, mesh: Mesh) -> Policy:
         model,
         tokenizer,
         tuple(end_token_ids(directory, tokenizer)),
-        build_decoder(config, model, mesh),
+        build_decoder(config, model, generation or mesh),
     )
 
 
-def abstract_policy(config: Config, mesh: Mesh) -> Policy:
+def abstract_policy(config: Config, mesh: Mesh, generation: Mesh | None = None) -> Policy:
     """`build_policy` without reading weights: `params` are shapes with shardings.
 
     `config.model.path` may also be a config.json by any name: end tokens are its `eos_token_id`
@@ -180,7 +197,8 @@ def abstract_policy(config: Config, mesh: Mesh) -> Policy:
         tokenizer = load_tokenizer(directory)
         check_vocabulary(tokenizer, model, directory)
         ends = tuple(end_token_ids(directory, tokenizer))
-    return Policy(directory, params, model, tokenizer, ends, build_decoder(config, model, mesh))
+    decoder = build_decoder(config, model, generation or mesh)
+    return Policy(directory, params, model, tokenizer, ends, decoder)
 
 
 def warn_of_positions(config: Config, model: ModelConfig) -> None:
@@ -604,8 +622,9 @@ def build_split_step(
     settings: UpdateConfig,
     driver: HostDriver,
     reference: Reference | None = None,
+    transfer: Transfer | None = None,
 ) -> SplitStep:
-    """The step of generation calls and an update."""
+    """The step of generation calls and an update; `transfer` where they have two meshes."""
     shardings = state_shardings(policy.model, optimizer, mesh)
     return SplitStep(
         config,
@@ -616,6 +635,7 @@ def build_split_step(
         make_score(policy.model, mesh, shardings.params, settings),
         mesh,
         reference,
+        transfer,
     )
 
 

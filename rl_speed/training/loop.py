@@ -20,6 +20,7 @@ from rl_speed.config import Config, flatten
 from rl_speed.data.prompts import digest
 from rl_speed.data.rollouts import Rollouts, pack
 from rl_speed.policy import save_hf
+from rl_speed.policy.transfer import Transfer
 from rl_speed.rollout.generate import GenerationStats
 from rl_speed.rollout.prompt_counts import StepReport
 from rl_speed.runtime.checkpoint import Checkpointer, CheckpointError, saved_steps
@@ -96,8 +97,12 @@ class Trainer:
         # First, and not beside its use: nothing is built or moved before a damaged file is told.
         self._earlier = earlier_settings(self.workdir) if _holds_run(self.workdir) else {}
         self.compiles, self.slow = CompileCounter(), SlowSteps()
-        self.mesh = build.build_mesh(config)
-        self.policy = build.build_policy(config, self.mesh)
+        self.mesh, generation = build.build_meshes(config)
+        self.policy = build.build_policy(config, self.mesh, generation)
+        # None: what trains generates.
+        self.transfer = (
+            None if generation is self.mesh else Transfer(self.policy.model, self.mesh, generation)
+        )
         self.stream, held_out = build.build_data(
             config, self.policy.tokenizer, self.workdir / "data.json" if self.hosts.writes else None
         )
@@ -109,7 +114,7 @@ class Trainer:
             config, self.policy, build.longest_answer(held_out, config.sampler.max_new), self.hosts
         )
         self.generator, held_out_generator, per_call = build.build_generators(
-            config, self.policy, self.mesh
+            config, self.policy, generation
         )
         self.held_out = HeldOut(config, held_out, held_out_generator, per_call, self.scorer)
         self.optimizer = build.build_optimizer(config, self.policy.params)
@@ -148,6 +153,7 @@ class Trainer:
                 self.settings,
                 driver,
                 self.reference,
+                self.transfer,
             )
         self.state = init_state(self.policy.params, self.optimizer, shardings)
         self.policy.params = None
@@ -289,7 +295,7 @@ class Trainer:
             self.workdir,
             self.policy,
             self.generator,
-            self.state.params,
+            self.weights(),
             self.stream.prompts,
             self.scorer,
             self.rl_step.screening.prefixes.cache,
@@ -380,14 +386,17 @@ class Trainer:
         see `HeldOut.measure`.
         """
         if (
-            self.held_out.measure(
-                self.state.params, self.step, dataclasses.asdict(self.totals), stop
-            )
+            self.held_out.measure(self.weights(), self.step, dataclasses.asdict(self.totals), stop)
             is not None
         ):
             self._writer.show(self.step, shown(self.held_out.points[-1]))
             if self.hosts.writes:
                 self.held_out.write(self.workdir)
+
+    def weights(self) -> Any:
+        """The policy's, where it generates."""
+        params = self.state.params
+        return params if self.transfer is None else self.transfer(params)
 
     def _keep_for_inspection(self, rollouts: Rollouts) -> Path:
         path = self.workdir / f"nonfinite_step{self.step}.npz"

@@ -1,8 +1,16 @@
 """The split step: generation calls with the rule between them, on the host;
 then one update on complete groups, or several.
+
+With `driver.lag` the groups of the next step are drawn while this one's are trained on, by the
+policy from before that update: update s trains on what version s - 1 drew (the first on what
+version 0 drew). What is drawn when follows from counts alone, so that runs repeat, and resume, bit
+for bit; on which devices either happens changes nothing. The groups that wait are part of the
+state, so that a step begins with the policy that it is given, and nothing older is needed.
 """
 
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -11,9 +19,11 @@ import numpy as np
 from jax.sharding import Mesh
 
 from rl_speed.config import Config
-from rl_speed.data.rollouts import Rollouts
+from rl_speed.data.rollouts import Rollouts, pack, unpack
 from rl_speed.mesh import batch_sharding, gathered, place
+from rl_speed.policy.transfer import Transfer
 from rl_speed.rollout.host_driver import HostDriver
+from rl_speed.rollout.prompt_counts import StepReport
 from rl_speed.rollout.screening import Screening
 from rl_speed.runtime.metrics import PhaseTimer
 from rl_speed.training.steps import StepResult
@@ -31,7 +41,8 @@ class SplitStep:
       driver: generates, scores and decides. select: which samples of a group are trained
         on; None: all.
       update, advantages, score: as `update_step` makes them, on the mesh. reference: of a KL
-        penalty, if there is one.
+        penalty, if there is one. transfer: the weights to where they generate; None: there
+        they are.
     """
 
     def __init__(
@@ -44,8 +55,13 @@ class SplitStep:
         score: Callable,
         mesh: Mesh,
         reference: Reference | None = None,
+        transfer: Transfer | None = None,
     ):
         self._config, self.driver, self.reference = config, driver, reference
+        self._transfer, self._transfer_s = transfer, 0.0
+        # With `driver.lag`: groups to train on next.
+        self._ready: tuple[Rollouts, StepReport] | None = None
+        self._clock = ThreadPoolExecutor(1, "update clock")
         self._mesh, self._rows = mesh, batch_sharding(mesh)
         self._select, self._update, self._advantages, self._score = (
             select,
@@ -71,31 +87,81 @@ class SplitStep:
         run behind them on the devices and donates the weights they read; so they are waited for, as
         generation, and nothing is left to run during evaluation and checkpoints, which are excluded
         from the step's seconds.
+
+        With `driver.lag` a stop waits for the groups of the next step: the policy that draws them
+        is gone when the step ends.
         """
-        rollouts, report = self.driver.next_groups(state.params, version, stop)
-        if rollouts is None:
-            return state, StepResult(None, report)
-        timer.add("generate", report.generate_s)
-        timer.add("score", report.score_s)
-        with timer.phase("generate"):
-            self.driver.wait()
+        lag, begin = self._config.driver.lag, time.perf_counter()
+        weights = self._weights(state.params, timer) if lag or self._ready is None else None
+        if self._ready is None:
+            rollouts, report = self._draw(weights, version, timer, stop)
+            if rollouts is None:
+                return state, StepResult(None, report)
+        else:
+            (rollouts, report), self._ready = self._ready, None
         if rollouts.nonfinite.all():
             return state, StepResult(rollouts, report)
+        if weights is state.params:
+            # The update takes the state for its own.
+            weights = jax.tree.map(jnp.copy, weights) if lag else None
         with timer.phase("update"):
             rollouts = shape_rewards(rollouts, self._config)
+            launched = time.perf_counter()
             state, metrics = self.update(state, rollouts)
+        if lag:
+            done = self._clock.submit(lambda: (jax.block_until_ready(metrics), time.perf_counter()))
+            if self._transfer is None or self._transfer.same_devices:
+                with timer.phase("update"):
+                    done.result()
+            self._ready = self._draw(weights, version, timer)
 
         def finish() -> dict[str, float]:
             with timer.phase("update"):
-                return {name: float(value) for name, value in jax.device_get(metrics).items()}
+                found = {name: float(value) for name, value in jax.device_get(metrics).items()}
+            if lag:
+                found |= {
+                    "process/step_s": time.perf_counter() - begin,
+                    "process/update_s": done.result()[1] - launched,
+                    "process/generate_s": self._ready[1].generate_s,
+                }
+            return found
 
         return state, StepResult(rollouts, report, finish)
+
+    def _weights(self, params: Any, timer: PhaseTimer) -> Any:
+        """The policy's, where it generates."""
+        if self._transfer is None:
+            return params
+        begin = time.perf_counter()
+        with timer.phase("transfer"):
+            weights = jax.block_until_ready(self._transfer(params))
+        self._transfer_s = time.perf_counter() - begin
+        return weights
+
+    def _draw(
+        self,
+        weights: Any,
+        version: int,
+        timer: PhaseTimer,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> tuple[Rollouts | None, StepReport]:
+        rollouts, report = self.driver.next_groups(weights, version, stop)
+        if rollouts is not None:
+            timer.add("generate", report.generate_s)
+            timer.add("score", report.score_s)
+            with timer.phase("generate"):
+                self.driver.wait()
+        return rollouts, report
 
     def start_next(self, state: TrainState, version: int, timer: PhaseTimer) -> None:
         """The first generation call, which then waits for the update on the devices, not for what
         the host does with the numbers of this one. Its seconds are the update's, which runs
         meanwhile: a CPU may get to what the host asks for when the update has ended.
+
+        Nothing where the weights must be sent elsewhere first, or the groups are drawn already.
         """
+        if self._transfer is not None or self._config.driver.lag:
+            return
         with timer.phase("update"):
             self.driver.start_next(state.params, version)
 
@@ -162,15 +228,32 @@ class SplitStep:
         return state, jax.tree.map(lambda *values: sum(values) / parts, *history)
 
     def metrics(self, version: int) -> dict[str, float]:
-        """Those of the driver."""
-        return self.driver.metrics(version)
+        """Those of the driver, and of what was sent to where responses are drawn."""
+        sent = (
+            {}
+            if self._transfer is None
+            else {
+                "transfer_bytes": float(self._transfer.bytes),
+                "process/transfer_s": self._transfer_s,
+            }
+        )
+        return {**sent, **self.driver.metrics(version)}
 
     def state_dict(self) -> dict[str, Any]:
-        """The driver's."""
-        return self.driver.state_dict()
+        """The driver's, and the groups that are drawn for the next step."""
+        ready = {}
+        if self._ready is not None:
+            rollouts, report = self._ready
+            ready = {"ready": {"groups": pack(rollouts.groups()), "report": report.state_dict()}}
+        return {**ready, **self.driver.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue where the state was taken."""
+        """Continue where the state was taken; the lag may be another one now."""
+        self._ready = None
+        if "ready" in state:
+            groups = unpack(state["ready"]["groups"])
+            report = StepReport.from_state_dict(state["ready"]["report"])
+            self._ready = Rollouts.concat(groups), report
         self.driver.load_state_dict(state)
 
 
