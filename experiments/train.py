@@ -67,7 +67,7 @@ def main(_):
     elif _DRY_RUN.value:
         # A mesh can be planned on a machine that does not have it. XLA reads this when the first
         # device is asked for.
-        devices = config.mesh.data * config.mesh.fsdp * config.mesh.tensor
+        devices = config.devices
         os.environ["XLA_FLAGS"] = (
             f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
         )

@@ -15,8 +15,8 @@ from jax.sharding import Mesh
 
 from rl_speed.config import Config
 from rl_speed.hlo import Collectives, Phases, collectives, kernels, phases
-from rl_speed.mesh import batch_sharding, row_shards
-from rl_speed.policy import ModelConfig, num_params
+from rl_speed.mesh import GENERATE_RULES, batch_sharding, row_shards
+from rl_speed.policy import ModelConfig, num_params, param_shardings
 from rl_speed.rollout.call_plan import capacities
 from rl_speed.rollout.generate import Generator
 from rl_speed.runtime.out_of_memory import (
@@ -284,12 +284,13 @@ def sampling_parts(
         device_bytes(jax.eval_shape(lambda: policy.decoder.init_cache(rows, positions))) // split
     )
     decode = jax.eval_shape(policy.decoder.prepare, policy.params)
+    kept = jnp.dtype(policy.params["embed"].dtype).name
     copy = device_bytes(decode.layers)
     # Else the tables around the layers are used as they are.
     if model.dtype != "float32" or mesh.shape["fsdp"] > 1:
         copy += device_bytes((decode.embed, () if model.tie_embeddings else decode.head))
     return {
-        "weights (sharded, float32)": device_bytes(policy.params),
+        f"weights (sharded, {kept})": device_bytes(policy.params),
         f"weights for decoding ({model.dtype})": copy // mesh.shape["tensor"],
         "KV of prompts": kv(contexts, prompt_length),
         "KV of responses": kv(s.slots, s.max_new),
@@ -315,13 +316,18 @@ def dry_run(
       ValueError, FileNotFoundError: as the run itself would.
     """
     config = config.validate()
-    mesh = build.build_mesh(config, None if target is None else target.devices())
-    policy = build.abstract_policy(config, mesh)
+    mesh, generation = build.build_meshes(config, None if target is None else target.devices())
+    policy = build.abstract_policy(config, mesh, generation)
+    drawing = generating(policy, mesh, generation)
     optimizer, settings = build.build_optimizer(config, policy.params), build.update_config(config)
-    plan = plan_fused if config.driver.where == "in_loop" else plan_split
+    plan = (
+        plan_fused(config, policy, mesh, optimizer, settings)
+        if config.driver.where == "in_loop"
+        else plan_split(config, policy, drawing, mesh, generation, optimizer, settings)
+    )
     waiting = device_bytes(abstract_state(policy.model, policy.params, optimizer, mesh).opt_state)
     programs = []
-    for name, lower, known, turn_down in plan(config, policy, mesh, optimizer, settings):
+    for name, lower, known, turn_down in plan:
         say(f"compiling {name}")
         begin = time.perf_counter()
         found, refused = (), ""
@@ -335,14 +341,19 @@ def dry_run(
             held = max(refused_bytes(refused), sum(known.values()))
         seconds = time.perf_counter() - begin
         if WAITING not in known:
-            known, held = {**known, WAITING: waiting}, held + waiting
+            waits = waiting
+            if name in DRAWING and generation is not mesh:
+                # On the same devices the weights that train wait, too; on others nothing does.
+                shared = config.generation_mesh.devices == "shared"
+                waits = waiting + device_bytes(policy.params) if shared else 0
+            known, held = {**known, WAITING: waits}, held + waits
         made = Program(name, known, held, seconds, turn_down, *found)
         programs.append(dataclasses.replace(made, refused=refused))
     device, batch = mesh.devices.flat[0], abstract_batch(config, mesh)
     pieces = settings.pieces(batch.tokens, mesh, policy.model)
     return DryRun(
         num_params(policy.model),
-        mesh.size,
+        config.devices,
         device.device_kind,
         (device.memory_stats() or {}).get("bytes_limit") if target is None else target.chip.memory,
         describe_work(config),
@@ -354,7 +365,7 @@ def dry_run(
         pieces,
         expected_padding(config, pieces, len(batch.rewards) // row_shards(mesh)),
         {}
-        if target is None
+        if target is None or generation is not mesh
         else summary(config, pieces, made_of(config, policy.model, programs, pieces, target.chip)),
     )
 
@@ -377,11 +388,33 @@ def made_of(
 Plan = list[tuple[str, Callable[[], jax.stages.Lowered], dict[str, int], tuple[str, ...]]]
 
 
+# The programs that run on the mesh that generates.
+DRAWING = ("generation", "evaluation")
+
+
+def generating(policy: build.Policy, mesh: Mesh, generation: Mesh) -> build.Policy:
+    """The policy with the weights that generate: those that are trained, or what is sent of them to
+    another mesh.
+    """
+    if generation is mesh:
+        return policy
+    shapes = jax.eval_shape(policy.decoder.narrow, policy.params)
+    place = lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s)
+    shardings = param_shardings(policy.model, generation, GENERATE_RULES)
+    return dataclasses.replace(policy, params=jax.tree.map(place, shapes, shardings))
+
+
 def plan_split(
-    config: Config, policy: build.Policy, mesh: Mesh, optimizer: Any, settings: UpdateConfig
+    config: Config,
+    policy: build.Policy,
+    drawing: build.Policy,
+    mesh: Mesh,
+    generation: Mesh,
+    optimizer: Any,
+    settings: UpdateConfig,
 ) -> Plan:
-    """The programs of a run with the host driver."""
-    generator, held_out, _ = build.build_generators(config, policy, mesh)
+    """The programs of a run with the host driver; `drawing`: see `generating`."""
+    generator, held_out, _ = build.build_generators(config, drawing, generation)
     state, batch = (
         abstract_state(policy.model, policy.params, optimizer, mesh),
         abstract_batch(config, mesh),
@@ -396,8 +429,8 @@ def plan_split(
     plan = [
         (
             "generation",
-            lambda: generator.lower(policy.params),
-            generation_parts(policy, generator, mesh, length),
+            lambda: generator.lower(drawing.params),
+            generation_parts(drawing, generator, generation, length),
             GENERATION_FIELDS,
         ),
         (
@@ -414,7 +447,7 @@ def plan_split(
         ),
     ]
     if held_out.config != generator.config:
-        plan.insert(1, plan_evaluation(held_out, policy, mesh, length))
+        plan.insert(1, plan_evaluation(held_out, drawing, generation, length))
     if reference or uses_old_logprobs(config) or trains_on_prefixes(config):
         score = make_score(
             policy.model, mesh, jax.tree.map(lambda x: x.sharding, policy.params), settings
@@ -492,8 +525,9 @@ def explain_out_of_memory(config: Config, error: Exception) -> str:
     """What to say when a device ran out of memory: what the run holds there by part,
     and what to turn down.
     """
-    mesh = build.build_mesh(config)
-    policy = build.abstract_policy(config, mesh)
+    mesh, generation = build.build_meshes(config)
+    policy = build.abstract_policy(config, mesh, generation)
+    drawing = generating(policy, mesh, generation)
     optimizer, length = build.build_optimizer(config, policy.params), build.context_length(config)
     state = abstract_state(policy.model, policy.params, optimizer, mesh)
     sampling = (
@@ -520,9 +554,9 @@ def explain_out_of_memory(config: Config, error: Exception) -> str:
             )
         ]
     else:
-        generator, _, _ = build.build_generators(config, policy, mesh)
+        generator, _, _ = build.build_generators(config, drawing, generation)
         parts = [
-            ("generation", generation_parts(policy, generator, mesh, length), sampling),
+            ("generation", generation_parts(drawing, generator, generation, length), sampling),
             ("update", update_parts(state) | reference_parts(config, policy), update),
         ]
     return explain(

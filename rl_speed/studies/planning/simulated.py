@@ -278,6 +278,12 @@ def check(config: Config) -> None:
             "config.estimate.kind='value' asks the policy's hidden state, and a plan has no "
             "policy; plan with 'ema'"
         )
+    m = config.mesh
+    if config.driver.lag or config.generation_axes != (m.data, m.fsdp, m.tensor):
+        raise ValueError(
+            "config.driver.lag and config.generation_mesh: a plan prices one mesh, whose devices "
+            "generate and train in turn; plan without them, and see --dry_run for their memory"
+        )
 
 
 def evaluation(config: Config, outcomes: Outcomes, prompts: int) -> list[Call]:
