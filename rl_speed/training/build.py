@@ -30,7 +30,7 @@ from rl_speed.data.loaders import (
     rows_to_prompts,
 )
 from rl_speed.data.prompts import Prompt, PromptStream
-from rl_speed.mesh import disjoint, make_mesh, platform_of, row_shards
+from rl_speed.mesh import disjoint, gathered, make_mesh, place, platform_of, replicated, row_shards
 from rl_speed.objectives import POOL_ADVANTAGES
 from rl_speed.policy import (
     DecodeAttention,
@@ -77,7 +77,7 @@ from rl_speed.training.stream import make_stream
 from rl_speed.update.optimizer import OptimizerConfig, make_optimizer
 from rl_speed.update.pools import PoolConfig, PoolSelector
 from rl_speed.update.reference import Reference
-from rl_speed.update.state import state_shardings
+from rl_speed.update.state import TrainState, state_shardings
 from rl_speed.update.step import UpdateConfig, make_advantages, make_score, make_update
 
 log = logging.getLogger(__name__)
@@ -601,12 +601,17 @@ def build_fused_step(
     program, fused, table = build_fused_program(
         config, policy, mesh, optimizer, settings, stream.prompts
     )
+
+    def run(state: TrainState, prompts: Any, key: jax.Array) -> tuple:
+        state, *rest = program(state, prompts, key)
+        return state, *gathered(rest, mesh)
+
     return FusedStep(
-        program,
+        run,
         table,
         stream,
         fused,
-        Keys.of(config.seed).train,
+        place(Keys.of(config.seed).train, replicated(mesh)),
         config.driver.groups,
         config.driver.max_calls,
         budgets,

@@ -13,7 +13,6 @@ import numpy as np
 
 from rl_speed.data.prompts import Prompt, PromptStream
 from rl_speed.data.rollouts import Rollouts
-from rl_speed.mesh import gathered, place, replicated
 from rl_speed.replay.cuts import Replay
 from rl_speed.replay.source import PrefixSource
 from rl_speed.rollout.budgets import Budgets
@@ -63,7 +62,7 @@ class FusedStep:
             table,
             stream,
             fused.rule,
-            place(key, replicated(table.mesh)),
+            key,
         )
         self._groups, self._max_calls, self._verify, self._verify_s = (
             groups,
@@ -122,7 +121,7 @@ class FusedStep:
         state, *rest = self._program(
             state, self._table.build(prompts, asked, self._replays(prompts)), self._key
         )
-        metrics, drawn, facts, counts = jax.device_get(gathered(rest, self._table.mesh))
+        metrics, drawn, facts, counts = jax.device_get(rest)
         raise_failure(self._verify)
         consumed = [prompts[s::shards][: int(facts["consumed"][s])] for s in range(shards)]
         used = {prompt.visit for part in consumed for prompt in part}

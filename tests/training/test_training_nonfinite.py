@@ -18,6 +18,7 @@ from killable import small_config
 from rl_speed.config import Config
 from rl_speed.evaluation import evaluate
 from rl_speed.memory import ReplayCache
+from rl_speed.mesh import make_mesh
 from rl_speed.replay.cuts import Replay
 from rl_speed.rollout.generate import SampleRequest, gather
 from rl_speed.rollout.prompt_counts import StarvedError
@@ -206,7 +207,7 @@ def test_the_fused_batch_leaves_them_out():
         name: getattr(samples, name)[at] for name in SAMPLED if getattr(samples, name) is not None
     }
     rollouts = to_rollouts(
-        {"rows": rows, **drawn}, drivers.prompts(12), Table(1, 12, 0, None), 0, rule
+        {"rows": rows, **drawn}, drivers.prompts(12), Table(make_mesh(), 12, 0, None), 0, rule
     )
     np.testing.assert_array_equal(rollouts.nonfinite, broken[used])
 

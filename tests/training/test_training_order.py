@@ -13,6 +13,7 @@ from rl_speed.config import Driver
 from rl_speed.config.presets import embedded, tiny
 from rl_speed.data.orders import VisitOrder
 from rl_speed.data.prompts import Prompt, PromptStream
+from rl_speed.mesh import make_mesh
 from rl_speed.rollout.buffer import SamplingBuffer
 from rl_speed.rollout.call_plan import capacities
 from rl_speed.rollout.generate import GenerationStats
@@ -139,7 +140,7 @@ def test_the_fused_step_observes_what_it_consumed_and_hands_back_the_rest():
     fused = types.SimpleNamespace(rule=Speed(4, 8), verify=None)
     driver = FusedStep(
         step,
-        Table(shards, capacity, 2, lambda prompts: np.zeros((capacity, 1))),
+        Table(make_mesh(data=shards), capacity, 2, lambda prompts: np.zeros((capacity, 1))),
         stream,
         fused,
         None,
