@@ -90,6 +90,11 @@ def _check_generation_mesh(c: "Config") -> None:
     axes, lag = (g.data, g.fsdp, g.tensor), c.driver.lag
     given = any(axes)
     _require(c, ("driver.lag", lag in (0, 1), "0 or 1"))
+    if c.driver.where == "in_loop" and (lag or given or g.devices == "own"):
+        raise ValueError(
+            "config.driver.where='in_loop' is one program on one mesh: it takes neither "
+            "config.driver.lag nor config.generation_mesh. config.driver.where='host' takes both"
+        )
     if given and min(axes) < 1:
         raise ValueError(
             "config.generation_mesh needs all of data, fsdp and tensor (or none); got "
@@ -529,19 +534,6 @@ def _check_in_loop(c: "Config", shards: int) -> None:
         ),
         ("reward.extra", c.reward.extra, ("",), "rewards are the verifier's alone"),
         ("reward.length_alpha", c.reward.length_alpha, (0.0,), "rewards are the verifier's alone"),
-        ("driver.lag", c.driver.lag, (0,), "a step is one program"),
-        (
-            "generation_mesh.devices",
-            c.generation_mesh.devices,
-            ("shared",),
-            "a step is one program",
-        ),
-        (
-            "generation_mesh.data",
-            c.generation_mesh.data,
-            (0,),
-            "a step is one program, on one mesh",
-        ),
         ("training.minibatches", c.training.minibatches, (1,), "there is one update a program"),
         ("objective.kl_coef", c.objective.kl_coef, (0.0,), "no reference policy is held there"),
         (

@@ -5,6 +5,7 @@ in one atomic directory per step.
 import contextlib
 import logging
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -124,27 +125,10 @@ class Checkpointer:
         return self._manager_of()
 
     def _manager_of(self) -> ocp.CheckpointManager:
-        several, topic = self._hosts.count > 1, lambda: f"save {self._saves}"
         if self._hosts.writes:
             self._directory.mkdir(parents=True, exist_ok=True)
         self._hosts.meet("the checkpoints' directory")
-        options = ocp.CheckpointManagerOptions(
-            preservation_policy=ocp.checkpoint_managers.LatestN(self._keep),
-            create=False,
-            enable_async_checkpointing=True,
-            # Named processes meet by the coordination service, and not in a program on the devices,
-            # which other programs would have to wait for in the same order everywhere.
-            multiprocessing_options=ocp.options.MultiprocessingOptions(
-                active_processes=set(range(self._hosts.count)) if several else None
-            ),
-            async_options=ocp.AsyncOptions(
-                barrier_sync_fn=lambda *, key, timeout_ms: self._hosts.barrier(
-                    key, timeout_ms / 1000, topic()
-                )
-            )
-            if several
-            else None,
-        )
+        options = _options(self._keep, self._hosts, lambda: f"save {self._saves}")
         return ocp.CheckpointManager(self._directory, options=options)
 
     def latest(self) -> int | None:
@@ -352,6 +336,27 @@ def _first_of(error: BaseException) -> BaseException:
 
 def _first_line(error: BaseException) -> str:
     return str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
+
+
+def _options(keep: int, hosts: Hosts, topic: Callable[[], str]) -> ocp.CheckpointManagerOptions:
+    """Of the manager. The barriers of a save are of the topic."""
+    several = {}
+    if hosts.count > 1:
+        sync = lambda *, key, timeout_ms: hosts.barrier(key, timeout_ms / 1000, topic())
+        several = {
+            # Named processes meet by the coordination service, and not in a program on the devices,
+            # which other programs would have to wait for in the same order everywhere.
+            "multiprocessing_options": ocp.options.MultiprocessingOptions(
+                active_processes=set(range(hosts.count))
+            ),
+            "async_options": ocp.AsyncOptions(barrier_sync_fn=sync),
+        }
+    return ocp.CheckpointManagerOptions(
+        preservation_policy=ocp.checkpoint_managers.LatestN(keep),
+        create=False,
+        enable_async_checkpointing=True,
+        **several,
+    )
 
 
 def saved_steps(directory: str | Path) -> list[int]:

@@ -30,7 +30,16 @@ from rl_speed.data.loaders import (
     rows_to_prompts,
 )
 from rl_speed.data.prompts import Prompt, PromptStream
-from rl_speed.mesh import disjoint, gathered, make_mesh, place, platform_of, replicated, row_shards
+from rl_speed.mesh import (
+    disjoint,
+    gathered,
+    make_mesh,
+    place,
+    platform_of,
+    replicated,
+    row_shards,
+    spans_processes,
+)
 from rl_speed.objectives import POOL_ADVANTAGES
 from rl_speed.policy import (
     DecodeAttention,
@@ -607,7 +616,7 @@ def build_fused_step(
         return state, *gathered(rest, mesh)
 
     return FusedStep(
-        run,
+        run if spans_processes(mesh) else program,
         table,
         stream,
         fused,
