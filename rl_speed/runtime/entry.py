@@ -51,6 +51,11 @@ def run(
                 if takes
                 else f"unexpected argument {argv[1]!r}: every setting is a --flag"
             )
+        if not several and os.environ.get("JAX_NUM_PROCESSES", "1") not in ("", "1"):
+            command.fail(
+                f"$JAX_NUM_PROCESSES is {os.environ['JAX_NUM_PROCESSES']}, but this program is one "
+                "process; experiments/train.py alone runs as several. Unset it"
+            )
         devices, count = mesh_size(), process_count() if several else 1
         if devices % count:
             command.fail(

@@ -234,6 +234,8 @@ class Hosts:
 
     def _watch(self) -> None:
         while not self._closed.wait(_LOOK_S):
+            if self.failed:  # it ends on its own account
+                return
             try:
                 alarms = [text for _, text in self._client.key_value_dir_get(f"{_KEYS}/alarm")]
             except Exception as error:  # noqa: BLE001 (of the service, in many kinds)

@@ -79,6 +79,7 @@ from rl_speed.runtime.hosts import Hosts
 from rl_speed.runtime.metrics import write_atomically
 from rl_speed.sampling import Decoder, HostVerify, SamplerConfig, halved
 from rl_speed.sampling.adaptive import Verify
+from rl_speed.sampling.callback import check_mesh
 from rl_speed.training.fused import FusedConfig, FusedProgram, Table, make_fused_step
 from rl_speed.training.fused_step import FusedStep
 from rl_speed.training.split_step import SplitStep
@@ -571,6 +572,7 @@ def build_fused_program(
     )
     longest = c.data.max_prompt_length + c.sampler.max_new
     verify, encode = in_loop_verifier(config, policy, c.sampler.max_new, prompts)
+    check_mesh(verify, mesh)  # before anything is compiled
     fused = FusedConfig(
         rule=config.make_rule(),
         verify=verify,
