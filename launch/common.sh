@@ -101,21 +101,33 @@ flag_value() {
 # all DEVICES. An axis that is not named is 1, and passed so, since a config may have another number there. Leaves also the product
 # in `mesh_devices`, and all three numbers in `mesh_text`.
 set_mesh() {
-  local axis value named=""
+  local axis value named="" all=$2 own="" given=""
   mesh=() mesh_devices=1 mesh_text=""
+  # Devices that only generate are as many as those that train, or as config.generation_mesh says.
+  if [ "$(flag_value config.generation_mesh.devices "${flags[@]}")" = own ]; then
+    own=1
+    for axis in data fsdp tensor; do
+      if value=$(flag_value "config.generation_mesh.$axis" "${flags[@]}"); then given=1 own=$((own * value)); fi
+    done
+    all=$((given ? all - own : all / 2))
+  fi
   for axis in data fsdp tensor; do
     if flag_value "config.mesh.$axis" "${flags[@]}" > /dev/null; then named=1; fi
   done
   for axis in data fsdp tensor; do
     if ! value=$(flag_value "config.mesh.$axis" "${flags[@]}"); then
       value=1
-      if [ -z "$named" ] && [ "$axis" = "$1" ]; then value=$2; fi
+      if [ -z "$named" ] && [ "$axis" = "$1" ]; then value=$all; fi
       mesh+=("--config.mesh.$axis=$value")
     fi
     [[ $value =~ ^[1-9][0-9]*$ ]] || fail "--config.mesh.$axis must be a whole number above 0, got '$value'"
     mesh_devices=$((mesh_devices * value))
     mesh_text+="${mesh_text:+ x }$axis=$value"
   done
+  if [ -n "$own" ]; then
+    mesh_devices=$((mesh_devices + (given ? own : mesh_devices)))
+    mesh_text+=" with devices of its own for generation"
+  fi
 }
 
 # check_mesh DEVICES WHAT: refuses a mesh of another number.
