@@ -27,6 +27,9 @@
     python experiments/bench.py peers         the same sampling and the same GRPO steps in
                                               transformers, tunix and TRL (twenty); --install makes
                                               their environments first
+    python experiments/bench.py processes     scoring shared by two processes against one;
+                                              generation on devices of its own against shared ones
+                                              (six)
 
 Options: [--out=experiments/results/bench_NAME] [--repeats=5]. `decode`, `scale` and the MFU take a
 Qwen2.5-1.5B shape on an accelerator and a small one on a CPU, and say so. Each writes bench.json
@@ -76,6 +79,7 @@ KNOWN = (
     "scaling",
     "scale",
     "peers",
+    "processes",
 )
 
 

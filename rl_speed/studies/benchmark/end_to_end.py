@@ -16,7 +16,7 @@ from rl_speed.config.presets import embedded, tiny
 from rl_speed.studies.comparison.runs import Run, Variant, run_all
 
 REFERENCE = "speed_rloo"
-PHASES = ("generate", "score", "update", "fused", "other")
+PHASES = ("generate", "score", "update", "fused", "transfer", "other")
 # Title, key of a row, format.
 COLUMNS = (
     ("ms/step", "ms_per_step", ".1f"),
