@@ -330,7 +330,8 @@ def connect(
                 f"number below --processes={processes} must be started"
             )
         ) from error
-    # jax.distributed has no public name for its client; Orbax reads it there, too.
+    # jax.distributed has no public name for its client, which is the same from JAX 0.10.2 to
+    # 0.12.0.1; Orbax reads it there, too.
     from jax._src import distributed
 
     state = distributed.global_state
