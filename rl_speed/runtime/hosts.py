@@ -95,16 +95,24 @@ class Hosts:
         if self.count == 1:
             return [value]
         serial, self._serial = self._serial, self._serial + 1
-        key = lambda serial, index: f"{_KEYS}/{serial}/{index}"
+        place, mine = f"{_KEYS}/{serial}", {"for": what, "value": value}
         self.at(what)
         self._waits_for = what
-        self._client.key_value_set_bytes(
-            key(serial, self.index), serialization.msgpack_serialize({"for": what, "value": value})
-        )
-        found = [
-            serialization.msgpack_restore(self._get(key(serial, index)))
-            for index in range(self.count)
-        ]
+        # Process 0 puts all together: each of N processes asks for one value then, not for N.
+        if self.index == 0:
+            others = [self._get(f"{place}/{index}") for index in range(1, self.count)]
+            found = [mine, *map(serialization.msgpack_restore, others)]
+            whole = serialization.msgpack_serialize({str(i): x for i, x in enumerate(found)})
+            self._client.key_value_set_bytes(f"{place}/all", whole)
+            if serial:
+                # Whoever has given this value has read the ones before.
+                self._client.key_value_delete(f"{_KEYS}/{serial - 1}/")
+        else:
+            self._client.key_value_set_bytes(
+                f"{place}/{self.index}", serialization.msgpack_serialize(mine)
+            )
+            whole = serialization.msgpack_restore(self._get(f"{place}/all"))
+            found = [whole[str(index)] for index in range(self.count)]
         self._waits_for = ""
         for index, theirs in enumerate(found):
             if theirs["for"] != what:
@@ -113,9 +121,6 @@ class Hosts:
                     f"{what}: they no longer do the same"
                 )
         self.at(f"what follows {what}")
-        if serial:
-            # Whoever has given this value has read all of those before.
-            self._client.key_value_delete(key(serial - 1, self.index))
         return [theirs["value"] for theirs in found]
 
     def any(self, flag: bool, what: str) -> bool:
@@ -259,11 +264,13 @@ class Hosts:
         """What this process waits for, or where in our code it is."""
         if self._waits_for:
             missing = []
-            for index in range(self.count):
+            for index in range(1, self.count):
                 try:
                     self._client.key_value_try_get_bytes(f"{_KEYS}/{self._serial - 1}/{index}")
                 except Exception:  # noqa: BLE001 (not there)
                     missing.append(self.name(index))
+            if not missing and self.index:
+                missing = [self.name(0)]
             return f"it waits for {' and '.join(missing) or 'nobody'}"
         frames = traceback.extract_stack(sys._current_frames()[self._main.ident])
         ours = [f for f in frames if "rl_speed" in f.filename] or frames
