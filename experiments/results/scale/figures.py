@@ -110,7 +110,7 @@ def plan(files, chip, shape, data, fsdp, tensor, row="", batch=1, slots=1):
     rate = p.samples / total
     return {
         "chip": chip, "chips": target.size, "mesh": name, "rows": 384 * batch, "hosts": hosts,
-        "source": "compiled" if row else "limits", "memory": memory, **p.phases,
+        "source": "cycles" if row and chip == "v5p" else "limits", "memory": memory, **p.phases,
         "weights": weights, "small": small, "sums": update, "head": head, "total": total,
         "drawing": p.phases["decode"] + small, "training": p.phases["update"] + update,
         "calls": p.calls, "steps": p.decode_steps, "busy": p.busy, "pieces": pieces,
