@@ -38,9 +38,8 @@ SIZES = (
     (8, 64),
 )  # (times the preset's batch, row shards)
 PROCESSES = (2, 8, 32, 64)
-# Room for a response; bytes of each of its places in the gathered arrays: four of a token, its
-# log-prob, and the log of the mass that top-p kept.
-ROOM, PLACE = 3072, 12
+# Room for a response; bytes of each of its places in the gathered arrays: a token, its log-prob.
+ROOM, PLACE = 3072, 8
 
 
 def config_of(model, data, fsdp, tensor, batch, hosts):
