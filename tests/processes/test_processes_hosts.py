@@ -289,7 +289,8 @@ class Judge:
     fields = ("answer",)
 
     def __init__(self):
-        self.counts, self.seen = Counter(), 0
+        # Causes are named before there is any.
+        self.counts, self.seen = Counter(ok=0, no_answer=0, crash=0), 0
 
     def judge(self, samples):
         self.seen += len(samples)
@@ -380,5 +381,6 @@ def test_shared_counts_go_on_after_a_resume(two):
         s.load_state_dict({"ok": 40, "timeout": 2, "extra rewards": {"crash": 1}})
     one(rollouts)
     at_once(*(lambda s=s: s(rollouts) for s in both))
-    assert one.metrics()["verifier/timeout"] == 2 and one.metrics()["verifier/ok"] > 40
+    assert one.metrics()["verifier/timeout"] == 2 and one.metrics()["verifier/crash"] == 0
+    assert one.metrics()["verifier/ok"] > 40
     assert [s.metrics() for s in both] == [one.metrics()] * 2
