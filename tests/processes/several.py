@@ -3,6 +3,7 @@
 import functools
 import json
 import pathlib
+import signal
 import socket
 
 import jax
@@ -57,6 +58,14 @@ def said(done):
 
 def statuses(done):
     return [d.returncode for d in done]
+
+
+def assert_lost(done):
+    """A process whose other one is gone has ended by itself: by JAX's heartbeats, by our thread, or
+    by an error of the collective operation that it was in. Each is started again by launch/.
+    """
+    of_collective = done.returncode == 1 and "Gloo" in done.stderr
+    assert done.returncode in (-signal.SIGABRT, 75) or of_collective, said(done)[-3000:]
 
 
 class Left:

@@ -8,12 +8,11 @@ import random
 import signal
 
 import pytest
-from several import Left, assert_same, said, statuses
+from several import Left, assert_lost, assert_same, said, statuses
 
 pytestmark = pytest.mark.slow  # test_processes_same.py::test_what_goes_on_is_the_undisturbed_run
 
 STEPS = 8
-LOST = (-signal.SIGABRT, 75)
 
 
 def assert_goes_on(run, whole, folder, steps=STEPS, **settings):
@@ -39,7 +38,7 @@ def test_killed_ten_times(run, whole, tmp_path):
             tmp_path, steps=24, faults={index: fault}, flags=["--heartbeat_s=10"], kill_after_s=120
         )
         assert done[index].returncode == -signal.SIGKILL, (index, fault, said(done[index])[-3000:])
-        assert done[1 - index].returncode in LOST, (index, fault, said(done[1 - index])[-3000:])
+        assert_lost(done[1 - index])
     assert_goes_on(run, whole, tmp_path, 24)
 
 
@@ -88,6 +87,5 @@ def test_one_that_is_stopped_is_missed(run, whole, tmp_path, index):
         kill_after_s=10,
     )
     assert done[index].returncode == -signal.SIGKILL
-    other = done[1 - index]
-    assert other.returncode in LOST, said(other)[-3000:]
+    assert_lost(done[1 - index])
     assert_goes_on(run, whole, tmp_path)
