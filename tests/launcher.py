@@ -66,8 +66,7 @@ class Launcher:
     ) -> list[subprocess.CompletedProcess]:
         """Several (script, *arguments), each with its variables, at the same time.
 
-        `kill_after_s`: once one was ended by a signal that is not to be caught, the others have so
-        long to end; 0: for ever.
+        `kill_after_s`: once one has not ended well, the others have so long to end; 0: for ever.
         """
         if self._server is None:
             self._server = subprocess.Popen(
@@ -137,7 +136,7 @@ def wait(pids, kill_after_s):
             found, status = os.waitpid(pid, os.WNOHANG if len(pids) > 1 else 0)
             if found:
                 statuses[pid] = os.waitstatus_to_exitcode(status)
-                if kill_after_s and statuses[pid] == -signal.SIGKILL:
+                if kill_after_s and statuses[pid]:
                     deadline = min(deadline, time.monotonic() + kill_after_s)
         if time.monotonic() > deadline:
             for pid in set(pids) - set(statuses):

@@ -342,12 +342,16 @@ class RewardScorer:
         before = {name: Counter(workers.counts) for name, workers in self._workers().items()}
         mine = score(rollouts.take(rows[hosts.index]))
         counted = {
-            name: dict(workers.counts - before[name]) for name, workers in self._workers().items()
+            name: {cause: n - before[name][cause] for cause, n in workers.counts.items()}
+            for name, workers in self._workers().items()
         }
         theirs = hosts.gather({"parts": mine, "counted": counted}, what)
         for name, workers in self._workers().items():
+            # One after the other: a sum of Counters forgets what was never counted, which the
+            # metrics name, too.
             workers.counts.clear()
-            workers.counts.update(sum((Counter(t["counted"][name]) for t in theirs), before[name]))
+            for counts in (before[name], *(t["counted"][name] for t in theirs)):
+                workers.counts.update(counts)
         whole = {name: np.zeros(len(rollouts.lengths), x.dtype) for name, x in mine.items()}
         for name, values in whole.items():
             for at, found in zip(rows, theirs):

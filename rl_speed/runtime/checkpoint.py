@@ -21,6 +21,8 @@ SEPARATOR = "/"
 # A checkpoint that another one of the same step is to replace is called this and its step until
 # that one is whole.
 _REPLACED = "replaced_"
+# What Orbax calls a directory that is not whole yet.
+_HALF = "*.orbax-checkpoint-tmp"
 # What a process says whose part of a save was given up since others gave up theirs.
 _WITH_OTHERS = "it was given up"
 
@@ -122,6 +124,9 @@ class Checkpointer:
                     shutil.rmtree(old)
                 else:
                     old.rename(step)
+            # Of saves that failed, or were cut off: a full disk would stay full of them.
+            for half in self._directory.glob(_HALF):
+                shutil.rmtree(half, ignore_errors=True)
         return self._manager_of()
 
     def _manager_of(self) -> ocp.CheckpointManager:

@@ -8,7 +8,9 @@ checkpoint) in this process, and DELAY_S later, it
   stop       gets SIGSTOP: it gives no sign of life any more
   hang       stands still in Python, for ever
   raise      fails
-  full       can write no file further than it is
+  full       can write no file further than 20 kB
+  workers    goes on, while all worker processes of its verifier that judge something get SIGKILL;
+             PHASE is judge
 """
 
 import os
@@ -34,8 +36,32 @@ def fault(kind):
         resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))
 
 
+def plant_in_workers(pool, nth):
+    """None of those that are given items for the NTH time answers."""
+    assign, seen = pool._assign, [0]
+
+    def tell(workers, number):
+        for worker in workers:
+            os.kill(worker.process.pid, number)
+
+    def wrapped(call):
+        idle = [w for w in pool._workers if w.ready and w.item is None and not w.cold]
+        tell(idle, signal.SIGSTOP)
+        assign(call)
+        busy = [w for w in idle if w in pool._workers and w.item is not None]
+        seen[0] += bool(busy)
+        chosen = busy if busy and seen[0] == int(nth) else []
+        tell([w for w in idle if w in pool._workers and w not in chosen], signal.SIGCONT)
+        tell(chosen, signal.SIGKILL)
+
+    pool._assign = wrapped
+
+
 def plant(trainer, kind, phase, nth, delay_s="0"):
     step = trainer.rl_step
+    if kind == "workers":
+        plant_in_workers(trainer.scorer.verify.verifier._pool, nth)
+        return
     where = {
         "generate": lambda: (step.driver, "_generate"),
         "score": lambda: (step.driver, "_score"),

@@ -3,6 +3,7 @@
 import functools
 import json
 import pathlib
+import signal
 import socket
 
 import jax
@@ -11,6 +12,7 @@ import orbax.checkpoint as ocp
 
 from rl_speed.config import flatten
 from rl_speed.config.presets import embedded, tiny
+from rl_speed.runtime.checkpoint import saved_steps
 from rl_speed.runtime.metrics import read_lines
 
 SCRIPT = pathlib.Path(__file__).with_name("faulty.py")
@@ -49,15 +51,33 @@ def untimed(value):
     return [untimed(v) for v in value] if isinstance(value, list) else value
 
 
-class Left:
-    """What a run left: metrics, sampled texts, and its last checkpoint."""
+def said(done):
+    """What a process that ended said on stderr."""
+    return "\n".join(line for line in done.stderr.splitlines() if not line.startswith("  File "))
 
-    def __init__(self, workdir):
+
+def statuses(done):
+    return [d.returncode for d in done]
+
+
+def assert_lost(done):
+    """A process whose other one is gone has ended by itself: by JAX's heartbeats, by our thread, or
+    by an error of the collective operation that it was in. Each is started again by launch/.
+    """
+    of_collective = done.returncode == 1 and "Gloo" in done.stderr
+    assert done.returncode in (-signal.SIGABRT, 75) or of_collective, said(done)[-3000:]
+
+
+class Left:
+    """What a run left: metrics, sampled texts, and its last checkpoint, or that of a step."""
+
+    def __init__(self, workdir, step=None):
         self.metrics = untimed(read_lines(workdir / "metrics.jsonl"))
         self.rollouts = read_lines(workdir / "rollouts.jsonl")
-        folders = [p for p in (workdir / "checkpoints").iterdir() if p.name.isdigit()]
-        folder = max(folders, key=lambda p: int(p.name))
-        self.step, values = int(folder.name), json.loads((folder / "host/metadata").read_text())
+        self.saved = saved_steps(workdir / "checkpoints")
+        self.step = self.saved[-1] if step is None else step
+        folder = workdir / "checkpoints" / str(self.step)
+        values = json.loads((folder / "host/metadata").read_text())
         values["evaluations"] = json.loads(values["evaluations"])
         self.values, self.arrays = untimed(values), _read(folder / "arrays")
         self.state = _read(folder / "state")

@@ -1,11 +1,123 @@
-"""Several processes are one process with the same devices."""
+"""Several processes are one process with the same devices, and stay so whatever happens to one of
+them. Everything here shares its runs. More methods and meshes: test_processes_more.py; faults that
+take longer to find: test_processes_faults.py.
+"""
 
-from several import Left, assert_same
+import signal
+from types import SimpleNamespace
+
+import pytest
+from several import Left, assert_lost, assert_same, said, statuses
+
+from rl_speed.runtime.metrics import read_lines
+
+STEPS = 8
 
 
-def test_two(run, tmp_path):
-    for n in (2, 1):
-        done = run(tmp_path / str(n), processes=n)
-        assert [d.returncode for d in done] == [0] * n, [d.stderr[-3000:] for d in done]
-    two, one = Left(tmp_path / "2"), Left(tmp_path / "1")
+def test_the_same_devices(whole):
+    two, one = Left(whole(STEPS)), Left(whole(STEPS, processes=1))
     assert_same(two, one, exactly=False)
+    # Retention is the same: the newest two.
+    assert two.saved == one.saved == [STEPS - 2, STEPS]
+
+
+def test_the_same_devices_in_the_loop(whole):
+    fused = {"driver.where": "in_loop", "steps": 4}
+    two, one = Left(whole(**fused)), Left(whole(processes=1, **fused))
+    assert_same(two, one, exactly=False)
+
+
+@pytest.fixture(scope="module")
+def disturbed(run, tmp_path_factory):
+    """One run of two processes that meets one fault after the other: by name, how its processes
+    ended each time, and its `folder`.
+    """
+    found = SimpleNamespace(folder=tmp_path_factory.mktemp("disturbed"))
+    for name, faults, flags in (
+        # Inside of the first step, which takes two generation calls.
+        ("stopped", {1: "term:generate:1"}, ()),
+        # Steps since the last checkpoint are lost. Who is killed is missed by its heartbeat.
+        ("killed_1", {1: "kill:update:4:0.05"}, ("--heartbeat_s=10",)),
+        # Half a checkpoint.
+        ("killed_0", {0: "kill:checkpoint:1:0.02"}, ()),
+        ("failed", {1: "raise:update:1"}, ()),
+        ("last", {}, ()),
+    ):
+        setattr(found, name, run(found.folder, steps=STEPS, faults=faults, flags=flags))
+    return found
+
+
+def test_a_signal_to_one_stops_both(disturbed):
+    both = disturbed.stopped
+    assert statuses(both) == [128 + signal.SIGTERM] * 2, said(both[0])[-3000:]
+    for part in (
+        "stopped by SIGTERM to process 1 (",
+        "after step 0 and 1 generation calls of the next, saved in",
+    ):
+        assert part in both[0].stdout
+    assert "stopped by" not in both[1].stdout  # once is enough
+
+
+def test_one_killed_ends_the_other(disturbed):
+    """Process 0 misses the other's heartbeat; process 1 the service that process 0 gave."""
+    for index, done in ((1, disturbed.killed_1), (0, disturbed.killed_0)):
+        assert done[index].returncode == -signal.SIGKILL, said(done[index])[-3000:]
+        assert_lost(done[1 - index])
+
+
+def test_one_that_fails_ends_the_other_and_says_why(disturbed):
+    both = disturbed.failed
+    assert statuses(both)[1] == 1 and statuses(both)[0] in (1, 75)
+    assert "RuntimeError: the dog ate it" in both[1].stderr
+    assert "process 0 (" in both[0].stderr
+    for part in ("ends, since process 1 (", "): RuntimeError: the dog ate it"):
+        assert part in both[0].stderr
+
+
+def test_what_goes_on_is_the_undisturbed_run(disturbed, whole):
+    assert statuses(disturbed.last) == [0, 0], said(disturbed.last[0])[-3000:]
+    left = Left(disturbed.folder)
+    assert_same(left, Left(whole(STEPS)))
+    # Every step once, nothing of those that were lost.
+    assert [line["step"] for line in left.metrics] == list(range(STEPS))
+    points = read_lines(disturbed.folder / "evaluations.jsonl")
+    assert [point["step"] for point in points] == [0, 4, 8]
+    # Nothing half is left.
+    names = [path.name for path in (disturbed.folder / "checkpoints").iterdir()]
+    assert sorted(names) == [str(STEPS - 2), str(STEPS)]
+
+
+# Started differently.
+
+
+@pytest.mark.parametrize(
+    "own,parts",
+    [
+        (
+            lambda folder: ["--config.seed=7"],
+            ["config.seed is 0 in process 0 (", ") and 7 in process 1 (", "the same command"],
+        ),
+        (
+            lambda folder: [f"--workdir={folder}/other"],
+            ["must be one folder that all processes see", "process 1 (", "does not see"],
+        ),
+    ],
+    ids=["seed", "workdir"],
+)
+def test_processes_started_differently_are_refused(run, tmp_path, own, parts):
+    done = run(tmp_path / "run", steps=1, own={1: own(tmp_path)})
+    assert statuses(done) == [2, 2]
+    for each in done:
+        errors = [line for line in each.stderr.splitlines() if line.startswith("error: ")]
+        assert len(errors) == 1 and all(part in errors[0] for part in parts), said(each)
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+def test_a_process_without_its_number_is_refused(run, tmp_path):
+    flags = ["--coordinator=localhost:1", "--processes=2"]
+    (done,) = run(tmp_path, steps=1, processes=1, flags=flags)
+    assert done.returncode == 2
+    assert done.stderr.strip().splitlines()[-1] == (
+        "error: several processes need --coordinator, --processes and --process; --process is "
+        "missing"
+    )

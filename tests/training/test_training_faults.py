@@ -121,6 +121,8 @@ assert saver.save(3, state, {"at": 3}) and saver.wait() and saver.latest() == 3
 step, found, host = saver.restore_newest(state)
 assert step == 3 and host["at"] == 3
 saver.close()
+names = sorted(path.name for path in (folder / "checkpoints").iterdir())
+assert names == ["1", "3"], names
 """
 
 

@@ -1,0 +1,75 @@
+"""More of "several processes are one process with the same devices" than test_processes_same.py
+has: methods, meshes, verifiers in Python, checkpoints of other meshes.
+"""
+
+import pytest
+from several import Left, assert_same, said, statuses
+
+pytestmark = pytest.mark.slow  # test_processes_same.py::test_the_same_devices
+
+STEPS = 4
+MATH = {"reward.verifier": "math", "reward.mode": "free"}
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{"method": "rpo_grpo"}, {"method": "ada_seq_balance"}, {"devices": 2, "mesh.fsdp": 2}],
+    ids=["rpo", "ada", "fsdp"],
+)
+def test_the_same_devices(whole, more):
+    two, one = (Left(whole(STEPS, processes=n, **more)) for n in (2, 1))
+    assert_same(two, one, exactly=False)
+
+
+def causes(left):
+    """Of verdicts, over the run's steps."""
+    return [{k: v for k, v in line.items() if k.startswith("verifier/")} for line in left.metrics]
+
+
+def test_a_verifier_in_python_is_shared(whole):
+    """Each process judges its part in workers of its own, and counts are those of all."""
+    two, one = (Left(whole(STEPS, processes=n, **MATH)) for n in (2, 1))
+    assert_same(two, one, exactly=False)
+    assert causes(two) == causes(one)
+    assert causes(two)[-1]["verifier/ok"] > causes(two)[0]["verifier/ok"] > 0
+
+
+def test_workers_killed_on_one_host(run, whole, tmp_path):
+    """Their items are judged again: nothing is lost, and one line of the metrics says so."""
+    done = run(tmp_path, steps=STEPS, faults={1: "workers:judge:3"}, **MATH)
+    assert statuses(done) == [0, 0], said(done[1])[-3000:]
+    left, undisturbed = Left(tmp_path), Left(whole(STEPS, **MATH))
+    retried = [line["verifier/retried"] for line in left.metrics]
+    assert retried[-1] > 0 and causes(undisturbed)[-1]["verifier/retried"] == 0
+    for each in (left, undisturbed):
+        for line in each.metrics:
+            del line["verifier/retried"]
+        each.values.pop("scorer/retried")
+    assert_same(left, undisturbed)
+    assert causes(left)[-1]["verifier/crash"] == 0
+
+
+def test_a_run_moves_between_meshes(run, whole, tmp_path):
+    """Each part goes on from what another mesh saved: the same prompts wait in buffers and are in
+    flight, with the same samples, and the next losses are those of one device that did it all.
+
+    A sample is drawn by the key of its prompt and its place, not by its slot, so that tokens agree;
+    the slots of a mesh decide how long a call decodes, and at which of its iterations a sample
+    ends, which is not compared.
+    """
+    often = {"checkpoints.keep": 9, "evaluation.every": 2}
+    for steps, processes, devices in ((2, 1, 1), (4, 1, 4), (6, 2, 4), (8, 1, 1)):
+        done = run(tmp_path, steps=steps, processes=processes, devices=devices, **often)
+        assert statuses(done) == [0] * processes, said(done[0])[-3000:]
+    alone, waiting = whole(8, processes=1, devices=1, **often), 0
+    for step in (2, 4, 6, 8):
+        parts, one = Left(tmp_path, step), Left(alone, step)
+        for left in (parts, one):
+            for line in left.metrics:
+                assert line.pop("decode_steps") > 0 and line.pop("slot_use") > 0
+            for name in [name for name in left.arrays if "end_steps" in name]:
+                del left.arrays[name]
+        assert_same(parts, one, exactly=False)
+        waiting += len(one.arrays["['driver/flights/visits']"])
+    assert waiting > 0
+    assert [line["step"] for line in parts.metrics] == list(range(8))
