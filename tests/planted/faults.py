@@ -31,6 +31,8 @@ class Fault:
 
 
 # The tests of each room, by what they are about.
+PROCESSES = "processes/test_processes_hosts.py processes/test_processes_same.py"
+MESHES = "training/test_training_meshes.py"
 LOGITS = "sampling/test_sampling_logits.py sampling/test_sampling_sampler.py"
 SAMPLER = (
     "sampling/test_sampling_sampler.py sampling/test_sampling_own_policy.py "
@@ -1485,7 +1487,7 @@ FAULTS = [
         "rewards",
         "reward_weights_ignored",
         "rewards/scorer.py",
-        "rewards += np.float32(weight) * part",
+        "rewards += np.float32(weights[name]) * part",
         "rewards += part",
         SCORE,
         "The weights of rewards are ignored.",
@@ -2019,6 +2021,96 @@ FAULTS = [
         "prices.optimizer",
         PLANNED,
         "A plan has one optimizer step, however many mini-batches there are.",
+    ),
+    Fault(
+        "processes",
+        "signal_heard_by_one",
+        "runtime/signals.py",
+        'self._hosts.gather(int(self._mine or 0), "whether to stop")',
+        'self._hosts.gather(int(self._mine or 0) * self._hosts.writes, "whether to stop")',
+        PROCESSES,
+        "A signal to any process but the first is never obeyed.",
+    ),
+    Fault(
+        "processes",
+        "word_of_another_process",
+        "runtime/hosts.py",
+        "return self.gather(value if self.index == 0 else None, what)[0]",
+        "return self.gather(value, what)[self.index]",
+        PROCESSES,
+        "Each process goes by its own clock, and they part.",
+    ),
+    Fault(
+        "processes",
+        "barrier_takes_any_place_for_its_own",
+        "runtime/hosts.py",
+        "            if theirs != key:",
+        "            if False:",
+        PROCESSES,
+        "A process whose part of a save failed keeps the others waiting for twenty minutes.",
+    ),
+    Fault(
+        "processes",
+        "save_fails_in_one_process_only",
+        "runtime/checkpoint.py",
+        "        return not any(told)",
+        "        return not problem",
+        PROCESSES,
+        "Processes disagree on whether a checkpoint was saved.",
+    ),
+    Fault(
+        "processes",
+        "causes_of_others_not_counted",
+        "rewards/scorer.py",
+        'for counts in (before[name], *(t["counted"][name] for t in theirs)):',
+        "for counts in (before[name], counted[name]):",
+        PROCESSES,
+        "Counts of hung or crashed verifications are those of one host.",
+    ),
+    Fault(
+        "processes",
+        "bad_settings_are_a_fault",
+        "runtime/hosts.py",
+        "self._leave(text, BAD_SETTINGS if fatal else ENDED_BY_OTHER)",
+        "self._leave(text, ENDED_BY_OTHER)",
+        PROCESSES,
+        "A run that cannot be is started again and again.",
+    ),
+    Fault(
+        "meshes",
+        "lag_of_two",
+        "training/split_step.py",
+        "            self._ready = self._draw(weights, version, timer)",
+        "            self._ready = self._draw(weights, version - 1, timer)",
+        MESHES,
+        "Samples say they are older than they are, and are dropped for it.",
+    ),
+    Fault(
+        "meshes",
+        "drawn_ahead_is_forgotten",
+        "training/split_step.py",
+        '        if "ready" in state:',
+        '        if "already" in state:',
+        MESHES,
+        "A resumed run draws a batch again that was drawn.",
+    ),
+    Fault(
+        "meshes",
+        "generation_on_devices_that_train",
+        "mesh.py",
+        "    starts = [sum(each[:i]) for i in range(len(each))]",
+        "    starts = [0 for i in range(len(each))]",
+        MESHES,
+        "Generation and training share devices that were to be apart.",
+    ),
+    Fault(
+        "meshes",
+        "age_without_the_lag",
+        "rollout/host_driver.py",
+        "        version += self.config.lag",
+        "        version += 0",
+        MESHES,
+        "Groups are trained on that are older than the limit says.",
     ),
 ]
 

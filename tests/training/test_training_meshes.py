@@ -222,3 +222,10 @@ def test_the_copy_is_of_the_policy_that_draws(tmp_path):
     for weights in seen:
         jax.tree.map(np.testing.assert_array_equal, weights, before)
     assert not jnp.array_equal(trainer.state.params["embed"], before["embed"])
+
+
+def test_the_age_limit_is_that_of_training(tmp_path):
+    Trainer(small(driver__max_age=1, **OWN), tmp_path).run()
+    records = read_lines(tmp_path / "metrics.jsonl")
+    assert max(r["age_max"] for r in records) == 1
+    assert records[-1]["tally/dropped_stale"] + records[-1]["tally/expired"] > 0
