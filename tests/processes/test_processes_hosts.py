@@ -14,7 +14,7 @@ import pytest
 from fake_generation import rollouts_of
 from service import Service, Told, at_once, raised
 
-from rl_speed.config import Reward
+from rl_speed.config import Config, Reward
 from rl_speed.data.prompts import Prompt
 from rl_speed.rewards.scorer import RewardScorer, TextScorer
 from rl_speed.runtime import hosts as module
@@ -27,6 +27,7 @@ from rl_speed.runtime.hosts import (
     status_of,
 )
 from rl_speed.runtime.signals import StopRequest
+from rl_speed.training.loop import _require_shared
 
 FOREVER = 1e9
 
@@ -153,6 +154,20 @@ def test_differing_settings_are_named(two, theirs, name, text):
         with pytest.raises(DifferError, match=rf"^{name} is {text} .*; start them alike$"):
             raise problem
         assert status_of(problem) == BAD_SETTINGS
+
+
+def test_another_workdir_is_refused(two, tmp_path):
+    _, hosts = two()
+    look = lambda folders: at_once(
+        *(lambda h=h: raised(lambda: _require_shared(folders[h.index], Config(), h)) for h in hosts)
+    )
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    assert look([tmp_path / "a"] * 2) == [None, None]
+    for problem in look([tmp_path / "a", tmp_path / "b"]):
+        with pytest.raises(DifferError, match=r"must be one folder .* process 1 \(.*does not see"):
+            raise problem
+    assert not list(tmp_path.glob("*/*")) and not list(tmp_path.glob("*/.*"))
 
 
 def test_a_signal_to_one_stops_all(two):
