@@ -203,21 +203,28 @@ def test_barriers_of_a_topic_come_one_after_the_other(two):
         )
 
 
-def test_a_note_ends_the_wait_at_a_barrier(two):
-    _, hosts = two()
+def time_runs_out(service, clock):
+    """Once process 0 is at its first barrier of save 1."""
+    service.wait_for("rl_speed/barrier/save 1/1/0")
+    clock[0] = 1000.0
+
+
+def test_a_note_ends_the_wait_at_a_barrier(two, clock):
+    service, hosts = two()
     hosts[1].note("save 1", "File too large")
     hosts[1].note("save 1", "what followed from it")
     hosts[1].note("save 2", "another one")
     with pytest.raises(OtherProcessError, match=r"^process 1 \(.*\): File too large$"):
-        hosts[0].barrier("write", 600, "save 1")
+        at_once(
+            lambda: hosts[0].barrier("write", 600, "save 1"), lambda: time_runs_out(service, clock)
+        )
 
 
 def test_a_barrier_that_nobody_comes_to(two, clock):
     service, hosts = two()
     with pytest.raises(OtherProcessError, match=r"process 1 \(.*\) did not come to write in 5 s"):
         at_once(
-            lambda: hosts[0].barrier("write", 5, "save 1"),
-            lambda: (service.wait_for("rl_speed/barrier/save 1/1/0"), clock.__setitem__(0, 6.0)),
+            lambda: hosts[0].barrier("write", 5, "save 1"), lambda: time_runs_out(service, clock)
         )
 
 
