@@ -1485,7 +1485,7 @@ FAULTS = [
         "rewards",
         "reward_weights_ignored",
         "rewards/scorer.py",
-        "rewards += np.float32(weight) * part",
+        "rewards += np.float32(weights[name]) * part",
         "rewards += part",
         SCORE,
         "The weights of rewards are ignored.",
