@@ -131,6 +131,7 @@ def pytest_collection_modifyitems(items):
     --no-loadscope-reorder).
     """
     slow = (
+        "processes",
         "kill",
         "fused",
         "real_models",

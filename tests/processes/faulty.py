@@ -8,7 +8,7 @@ checkpoint) in this process, and DELAY_S later, it
   stop       gets SIGSTOP: it gives no sign of life any more
   hang       stands still in Python, for ever
   raise      fails
-  full       can write no file further than 20 kB
+  full       can write no file further than 100 kB
   workers    goes on, while all worker processes of its verifier that judge something get SIGKILL;
              PHASE is judge
 """
@@ -33,7 +33,7 @@ def fault(kind):
     elif kind == "raise":
         raise RuntimeError("the dog ate it")
     elif kind == "full":
-        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
 
 
 def plant_in_workers(pool, nth):

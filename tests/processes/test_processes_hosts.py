@@ -14,7 +14,7 @@ import pytest
 from fake_generation import rollouts_of
 from service import Service, Told, at_once, raised
 
-from rl_speed.config import Reward
+from rl_speed.config import Config, Reward
 from rl_speed.data.prompts import Prompt
 from rl_speed.rewards.scorer import RewardScorer, TextScorer
 from rl_speed.runtime import hosts as module
@@ -27,6 +27,7 @@ from rl_speed.runtime.hosts import (
     status_of,
 )
 from rl_speed.runtime.signals import StopRequest
+from rl_speed.training.loop import _require_shared
 
 FOREVER = 1e9
 
@@ -155,6 +156,20 @@ def test_differing_settings_are_named(two, theirs, name, text):
         assert status_of(problem) == BAD_SETTINGS
 
 
+def test_another_workdir_is_refused(two, tmp_path):
+    _, hosts = two()
+    look = lambda folders: at_once(
+        *(lambda h=h: raised(lambda: _require_shared(folders[h.index], Config(), h)) for h in hosts)
+    )
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    assert look([tmp_path / "a"] * 2) == [None, None]
+    for problem in look([tmp_path / "a", tmp_path / "b"]):
+        with pytest.raises(DifferError, match=r"must be one folder .* process 1 \(.*does not see"):
+            raise problem
+    assert not list(tmp_path.glob("*/*")) and not list(tmp_path.glob("*/.*"))
+
+
 def test_a_signal_to_one_stops_all(two):
     _, hosts = two()
     requests = [StopRequest(h) for h in hosts]
@@ -188,21 +203,28 @@ def test_barriers_of_a_topic_come_one_after_the_other(two):
         )
 
 
-def test_a_note_ends_the_wait_at_a_barrier(two):
-    _, hosts = two()
+def time_runs_out(service, clock):
+    """Once process 0 is at its first barrier of save 1."""
+    service.wait_for("rl_speed/barrier/save 1/1/0")
+    clock[0] = 1000.0
+
+
+def test_a_note_ends_the_wait_at_a_barrier(two, clock):
+    service, hosts = two()
     hosts[1].note("save 1", "File too large")
     hosts[1].note("save 1", "what followed from it")
     hosts[1].note("save 2", "another one")
     with pytest.raises(OtherProcessError, match=r"^process 1 \(.*\): File too large$"):
-        hosts[0].barrier("write", 600, "save 1")
+        at_once(
+            lambda: hosts[0].barrier("write", 600, "save 1"), lambda: time_runs_out(service, clock)
+        )
 
 
 def test_a_barrier_that_nobody_comes_to(two, clock):
     service, hosts = two()
     with pytest.raises(OtherProcessError, match=r"process 1 \(.*\) did not come to write in 5 s"):
         at_once(
-            lambda: hosts[0].barrier("write", 5, "save 1"),
-            lambda: (service.wait_for("rl_speed/barrier/save 1/1/0"), clock.__setitem__(0, 6.0)),
+            lambda: hosts[0].barrier("write", 5, "save 1"), lambda: time_runs_out(service, clock)
         )
 
 

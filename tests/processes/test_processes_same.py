@@ -11,7 +11,7 @@ from several import Left, assert_lost, assert_same, said, statuses
 
 from rl_speed.runtime.metrics import read_lines
 
-STEPS = 8
+STEPS = 6
 
 
 def test_the_same_devices(whole):
@@ -81,7 +81,7 @@ def test_what_goes_on_is_the_undisturbed_run(disturbed, whole):
     # Every step once, nothing of those that were lost.
     assert [line["step"] for line in left.metrics] == list(range(STEPS))
     points = read_lines(disturbed.folder / "evaluations.jsonl")
-    assert [point["step"] for point in points] == [0, 4, 8]
+    assert [point["step"] for point in points] == [0, 4, STEPS]
     # Nothing half is left.
     names = [path.name for path in (disturbed.folder / "checkpoints").iterdir()]
     assert sorted(names) == [str(STEPS - 2), str(STEPS)]
@@ -90,27 +90,24 @@ def test_what_goes_on_is_the_undisturbed_run(disturbed, whole):
 # Started differently.
 
 
-@pytest.mark.parametrize(
-    "own,parts",
-    [
-        (
-            lambda folder: ["--config.seed=7"],
-            ["config.seed is 0 in process 0 (", ") and 7 in process 1 (", "the same command"],
-        ),
-        (
-            lambda folder: [f"--workdir={folder}/other"],
-            ["must be one folder that all processes see", "process 1 (", "does not see"],
-        ),
-    ],
-    ids=["seed", "workdir"],
-)
-def test_processes_started_differently_are_refused(run, tmp_path, own, parts):
-    done = run(tmp_path / "run", steps=1, own={1: own(tmp_path)})
+def refused(run, folder, flags, parts):
+    done = run(folder, steps=1, own={1: flags})
     assert statuses(done) == [2, 2]
     for each in done:
         errors = [line for line in each.stderr.splitlines() if line.startswith("error: ")]
         assert len(errors) == 1 and all(part in errors[0] for part in parts), said(each)
-    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+    assert not (folder / "metrics.jsonl").exists()
+
+
+def test_another_seed_is_refused(run, tmp_path):
+    parts = ["config.seed is 0 in process 0 (", ") and 7 in process 1 (", "the same command"]
+    refused(run, tmp_path, ["--config.seed=7"], parts)
+
+
+@pytest.mark.slow  # test_processes_hosts.py::test_another_workdir_is_refused
+def test_another_workdir_is_refused(run, tmp_path):
+    parts = ["must be one folder that all processes see", "process 1 (", "does not see"]
+    refused(run, tmp_path / "run", [f"--workdir={tmp_path}/other"], parts)
 
 
 def test_a_process_without_its_number_is_refused(run, tmp_path):
