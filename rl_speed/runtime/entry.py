@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+import jax
 from absl import app, flags, logging
 
 from rl_speed.config import command
@@ -51,18 +52,7 @@ def run(
                 if takes
                 else f"unexpected argument {argv[1]!r}: every setting is a --flag"
             )
-        if not several and os.environ.get("JAX_NUM_PROCESSES", "1") not in ("", "1"):
-            command.fail(
-                f"$JAX_NUM_PROCESSES is {os.environ['JAX_NUM_PROCESSES']}, but this program is one "
-                "process; experiments/train.py alone runs as several. Unset it"
-            )
-        devices, count = mesh_size(), process_count() if several else 1
-        if devices % count:
-            command.fail(
-                f"a mesh of {devices} devices cannot be split over --processes={count}: each has "
-                "as many devices; change config.mesh.data, fsdp or tensor"
-            )
-        setup_jax(devices // count)
+        setup_jax(own_devices(several))
         if not flags.FLAGS["verbosity"].present:
             logging.set_verbosity(logging.WARNING)  # Orbax tells every detail of every save
         try:
@@ -84,17 +74,40 @@ def run(
             logging.debug("%s", traceback.format_exc())
             if explain is not None and is_out_of_memory(error):
                 end(explain(error), 1)
-            status = processes.status_of(error)
-            if status is None:
-                if processes.here().count == 1:
-                    raise
-                traceback.print_exc()
-                status = 1
-            end(str(error), status)
+            if (status := processes.status_of(error)) is not None:
+                end(str(error), status)
+            if processes.here().count == 1:
+                raise
+            traceback.print_exc()
+            if isinstance(error, jax.errors.JaxRuntimeError) and not is_out_of_memory(error):
+                # The network says so before a heartbeat is missed, and not whose it was.
+                text = f"another process is gone, or the way to it: {error}"
+                end(text, processes.ENDED_BY_OTHER)
+            end(str(error), 1)
         processes.here().close()
 
     parse = lambda argv: command.parse_flags(argv, config or command.Config, renamed, default)
     app.run(guarded, flags_parser=parse)
+
+
+def own_devices(several: bool) -> int:
+    """Of the meshes' devices, those that this process has.
+
+    Args:
+      several: whether this program runs as several processes, too.
+    """
+    if not several and os.environ.get("JAX_NUM_PROCESSES", "1") not in ("", "1"):
+        command.fail(
+            f"$JAX_NUM_PROCESSES is {os.environ['JAX_NUM_PROCESSES']}, but this program is one "
+            "process; experiments/train.py alone runs as several. Unset it"
+        )
+    devices, count = mesh_size(), process_count() if several else 1
+    if devices % count:
+        command.fail(
+            f"a mesh of {devices} devices cannot be split over --processes={count}: each has as "
+            "many devices; change config.mesh.data, fsdp or tensor"
+        )
+    return devices // count
 
 
 def end(message: str, status: int) -> NoReturn:

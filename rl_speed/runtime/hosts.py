@@ -72,7 +72,7 @@ class Hosts:
         self._ending, self.failed = threading.Lock(), False
         self._barriers: Counter[str] = Counter()
         self._mark, self._waits_for = (time.monotonic(), "the start"), ""
-        self.names = [""]
+        self.names = [f"{socket.gethostname()}, pid {os.getpid()}"] * (count == 1)
         if count > 1:
             self.names = self.gather(f"{socket.gethostname()}, pid {os.getpid()}", "the start")
             threading.Thread(target=self._watch, name="hosts", daemon=True).start()

@@ -313,10 +313,11 @@ class Trainer:
             self.step == 0 and c.evaluation.every and not self.held_out.points
         ):
             self.evaluate(asked)
-            if self.done or stop:
+            if stop.ask() or self.done:
                 self.save()
-        timer = PhaseTimer(self._spent)
-        while not self.done and not stop.ask():
+        # Looked at where there is something to save; a signal that comes later waits for that.
+        timer, stopping = PhaseTimer(self._spent), stop.ask()
+        while not self.done and not stopping:
             self.hosts.at(f"step {self.step}")
             compiled = self.compiles.seconds - self._spent.get("compile", 0.0)
             profiled = self.step == c.logging.profile_step
@@ -334,7 +335,7 @@ class Trainer:
                 seconds = {**timer.take(), "time/compile": self.compiles.seconds - compiled}
                 self._spent = {name.removeprefix("time/"): value for name, value in seconds.items()}
                 self.save()
-                inside = f"{report.generation.calls} generation calls of the next"
+                inside, stopping = f"{report.generation.calls} generation calls of the next", True
                 break
             self._spent = {}
             self._require_finite(rollouts)
@@ -364,7 +365,12 @@ class Trainer:
             bar.set_postfix_str(progress_text(record, self.held_out.points), refresh=False)
             if c.evaluation.every and (self.step % c.evaluation.every == 0 or self.done):
                 self.evaluate(asked)
-            if self.done or stop or (c.checkpoints.every and self.step % c.checkpoints.every == 0):
+            stopping = stop.ask()
+            if (
+                self.done
+                or stopping
+                or (c.checkpoints.every and self.step % c.checkpoints.every == 0)
+            ):
                 self.save()
             timer.take()  # evaluation and checkpoints are excluded from the next step's seconds
         if self.held_out.under_way is not None:
@@ -372,7 +378,7 @@ class Trainer:
                 f"{self.held_out.under_way.done} of {len(self.held_out.prompts)} questions of the "
                 "evaluation"
             )
-        if stop and (inside or not self.done):
+        if stopping and (inside or not self.done):
             raise Stopped(stop.received, self.step, self.workdir, inside, stop.receiver)
 
     def _pauses(self, step: int) -> bool:

@@ -16,11 +16,12 @@ class Service:
     """What `Hosts` uses of the coordination service's client. Time passes a hundred times faster.
 
     Attributes:
-      values: by key. gone: set where nobody answers any more.
+      values: by key. asked: keys that somebody has waited for. gone: set where nobody answers any
+        more.
     """
 
     def __init__(self):
-        self.values, self.gone, self._looks = {}, False, 0
+        self.values, self.asked, self.gone, self._looks = {}, set(), False, 0
         self._changed = threading.Condition()
 
     def leave(self):
@@ -42,6 +43,8 @@ class Service:
 
     def blocking_key_value_get_bytes(self, key, timeout_ms):
         with self._changed:
+            self.asked.add(key)
+            self._changed.notify_all()
             found = self._changed.wait_for(
                 lambda: self.gone or key in self.values, timeout_ms / 1000 / 100
             )
@@ -65,9 +68,11 @@ class Service:
             return [(k, v) for k, v in self.values.items() if k.startswith(f"{key}/")]
 
     def key_value_delete(self, key):
+        """Of a key that ends in /, all that is in that folder."""
         with self._changed:
             self._require()
-            self.values.pop(key, None)
+            for name in [k for k in self.values if k == key or k.startswith(key.rstrip("/") + "/")]:
+                del self.values[name]
 
     key_value_set = key_value_set_bytes
     blocking_key_value_get = blocking_key_value_get_bytes
@@ -76,6 +81,11 @@ class Service:
         """Until it is there."""
         with self._changed:
             assert self._changed.wait_for(lambda: key in self.values, 60)
+
+    def wait_until_asked(self, key):
+        """Until somebody waits for it."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: key in self.asked, 60)
 
     def wait_for_looks(self, count):
         """Until somebody has looked for alarms or notes so many times more."""

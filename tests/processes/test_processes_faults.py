@@ -5,6 +5,7 @@ more.
 
 import json
 import random
+import re
 import signal
 
 import pytest
@@ -88,4 +89,13 @@ def test_one_that_is_stopped_is_missed(run, whole, tmp_path, index):
     )
     assert done[index].returncode == -signal.SIGKILL
     assert_lost(done[1 - index])
+    assert_goes_on(run, whole, tmp_path)
+
+
+def test_a_signal_behind_the_last_call_of_a_step_waits_for_its_save(run, whole, tmp_path):
+    """What is said to be saved is."""
+    done = run(tmp_path, steps=STEPS, faults={1: "term:generate:2"})
+    assert statuses(done) == [128 + signal.SIGTERM] * 2, said(done[0])[-3000:]
+    step = int(re.search(r"after step (\d+)", done[0].stdout)[1])
+    assert Left(tmp_path).saved[-1] == step > 0
     assert_goes_on(run, whole, tmp_path)
