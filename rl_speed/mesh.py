@@ -227,6 +227,25 @@ def place(tree: Any, sharding: NamedSharding) -> Any:
     return jax.tree.map(one, tree)
 
 
+def place_parts(make: Callable[[slice], Any], rows: int, mesh: Mesh) -> Any:
+    """`make(slice(0, rows))`, a tree of host arrays with so many rows, split over the row shards;
+    each process makes the parts of its own.
+    """
+    if not spans_processes(mesh):
+        return make(slice(0, rows))
+    each = rows // row_shards(mesh)
+    mine = {i * each: make(slice(i * each, (i + 1) * each)) for i in own_row_shards(mesh)}
+    sharding, starts = batch_sharding(mesh), list(mine)
+
+    def one(*leaves: np.ndarray) -> jax.Array:
+        host = dict(zip(starts, leaves))
+        shape = (rows, *leaves[0].shape[1:])
+        part = lambda index: host[index[0].indices(rows)[0]]
+        return jax.make_array_from_callback(shape, sharding, part)
+
+    return jax.tree.map(one, *mine.values())
+
+
 def place_rows(shards: Mapping[int, Any], mesh: Mesh) -> Any:
     """Trees of host arrays, one of each row shard of this process, stacked along a new axis 0 that
     is split over the row shards.

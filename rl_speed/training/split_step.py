@@ -20,7 +20,7 @@ from jax.sharding import Mesh
 
 from rl_speed.config import Config
 from rl_speed.data.rollouts import Rollouts, pack, unpack
-from rl_speed.mesh import batch_sharding, gathered, place
+from rl_speed.mesh import batch_sharding, gathered, place, place_parts
 from rl_speed.policy.transfer import Transfer
 from rl_speed.rollout.host_driver import HostDriver
 from rl_speed.rollout.prompt_counts import StepReport
@@ -176,13 +176,9 @@ class SplitStep:
         if rollouts.nonfinite.any():
             rollouts = rollouts.take(np.flatnonzero(~rollouts.nonfinite))
         rollouts, advantages = (rollouts, None) if self._select is None else self._select(rollouts)
-        batch = build_batch(
-            rollouts,
-            c.driver.groups * c.rule.n,
-            c.data.max_prompt_length + c.sampler.max_new,
-            c.replay.mask_prefix,
-        )
-        batch = place(batch, self._rows)
+        rows, width = c.driver.groups * c.rule.n, c.data.max_prompt_length + c.sampler.max_new
+        make = lambda part: build_batch(rollouts, rows, width, c.replay.mask_prefix, part)
+        batch = place_parts(make, rows, self._mesh)
         uses_old, trains_prefix = uses_old_logprobs(c), trains_on_prefixes(c)
         old = (
             self._score(state.params, batch.tokens, batch.mask)

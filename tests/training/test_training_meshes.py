@@ -9,6 +9,8 @@ import pytest
 
 from rl_speed.config.presets import embedded, tiny
 from rl_speed.data.embedded_tokenizer import embedded_directory
+from rl_speed.data.prompts import Prompt
+from rl_speed.data.rollouts import Rollouts
 from rl_speed.mesh import GENERATE_RULES, disjoint, make_mesh
 from rl_speed.policy import load_hf, param_shardings
 from rl_speed.policy.decoding import narrow
@@ -17,6 +19,7 @@ from rl_speed.runtime.metrics import read_lines
 from rl_speed.training import build
 from rl_speed.training.dry_run import dry_run
 from rl_speed.training.loop import Trainer
+from rl_speed.update.batch import build_batch
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 
@@ -229,3 +232,25 @@ def test_the_age_limit_is_that_of_training(tmp_path):
     records = read_lines(tmp_path / "metrics.jsonl")
     assert max(r["age_max"] for r in records) == 1
     assert records[-1]["tally/dropped_stale"] + records[-1]["tally/expired"] > 0
+
+
+def test_parts_of_a_batch_are_those_of_the_whole():
+    prompt = lambda i, length: Prompt(str(i), np.arange(1, length + 1, dtype=np.int32), "", [], "")
+    rng = np.random.default_rng(0)
+    rollouts = Rollouts(
+        [prompt(0, 3), prompt(1, 5)],
+        np.array([0, 0, 0, 1, 1]),
+        rng.integers(1, 9, (5, 4), np.int32),
+        np.array([4, 1, 2, 3, 4]),
+        rng.random((5, 4), np.float32),
+        np.arange(5),
+        np.zeros(5, bool),
+        prefix=np.array([0, 0, 1, 2, 0]),
+        rewards=rng.random(5, np.float32),
+    )
+    for mask_prefix in (True, False):
+        whole = build_batch(rollouts, 12, 9, mask_prefix)
+        parts = [build_batch(rollouts, 12, 9, mask_prefix, slice(i, i + 3)) for i in (0, 3, 6, 9)]
+        jax.tree.map(
+            lambda x, *some: np.testing.assert_array_equal(x, np.concatenate(some)), whole, *parts
+        )
