@@ -543,9 +543,9 @@ class Trainer:
 
 
 def _require_shared(workdir: Path, config: Config, hosts: Hosts) -> None:
-    """All processes were started alike, and see one workdir.
+    """All processes were started alike, see one workdir, and can do what is asked of them together.
 
-    Raises DifferError otherwise.
+    Raises DifferError otherwise, or ValueError.
     """
     if hosts.count == 1:
         return
@@ -561,6 +561,12 @@ def _require_shared(workdir: Path, config: Config, hosts: Hosts) -> None:
         raise DifferError(
             f"{workdir} must be one folder that all processes see; what process 0 wrote there "
             f"{', '.join(blind)} does not see. Use a shared file system"
+        )
+    if config.estimate.kind == "value" and config.driver.depth:
+        raise ValueError(
+            "config.estimate.kind='value' with config.driver.depth above 0 sends programs to the "
+            "devices from two threads at a time, in an order that several processes do not share; "
+            "take depth 0, or config.estimate.kind='ema'"
         )
     settings = {f"config.{name}": value for name, value in flatten(config.to_dict()).items()}
     hosts.require_same(
