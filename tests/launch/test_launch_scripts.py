@@ -92,6 +92,8 @@ class Host:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            # Tests that run in the background have Ctrl-C ignored, and bash cannot undo that.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
 
     def __call__(self, script: str, *arguments: str, **environment: str):
