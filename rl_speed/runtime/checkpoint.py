@@ -138,7 +138,14 @@ class Checkpointer:
 
     def latest(self) -> int | None:
         """Newest finished step, or None."""
-        return self._manager.latest_step()
+        return max(self._steps(), default=None)
+
+    def _steps(self) -> list[int]:
+        """Of finished checkpoints, as process 0 sees them: a network file system may show another
+        host what was there a minute ago.
+        """
+        steps = sorted(map(int, self._manager.all_steps()))
+        return self._hosts.first(steps, "which checkpoints there are")
 
     def save(self, step: int, state: Any, host: dict[str, Any], reference: Any = None) -> bool:
         """`state`: a pytree of jax arrays, copied before this returns (the update may donate it).
@@ -161,7 +168,7 @@ class Checkpointer:
         args = ocp.args.Composite(**items, host=ocp.args.JsonSave(values))
         fine = self.wait()
         self._saves += 1
-        replaces = step in self._manager.all_steps()
+        replaces = step in self._steps()
         try:
             if replaces:
                 self._manager.close()
@@ -282,7 +289,7 @@ class Checkpointer:
             where they are).
         """
         damaged: list[tuple[int, str]] = []
-        for step in sorted(self._manager.all_steps(), reverse=True):
+        for step in reversed(self._steps()):
             try:
                 found = self.restore(step, like, reference)
             except CheckpointError:

@@ -36,6 +36,8 @@ ENDED_BY_OTHER = 75
 BAD_SETTINGS = 2
 
 HEARTBEAT_S, HANG_S = 100, 1800
+# For process 0 to be there.
+START_S = 300
 _KEYS = "rl_speed"
 # How often a process looks for alarms; how long it gives itself to end on its own after one.
 _LOOK_S, _GRACE_S = 1.0, 4.0
@@ -317,6 +319,8 @@ def connect(
     Raises ValueError where the processes do not come together.
     """
     global _HERE
+    if process > 0 and coordinator:
+        _reach(coordinator)
     # It would take SIGTERM for itself; here a run is asked to stop by `runtime.signals`.
     jax.config.update("jax_enable_preemption_service", False)
     try:
@@ -344,6 +348,23 @@ def connect(
     state = distributed.global_state
     _HERE = Hosts(state.client, state.process_id, state.num_processes, hang_s)
     return _HERE
+
+
+def _reach(coordinator: str) -> None:
+    """Wait until somebody listens there: JAX would end this process without a word that helps."""
+    host, _, port = coordinator.rpartition(":")
+    end = time.monotonic() + START_S
+    while True:
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), 5).close()
+            return
+        except OSError as error:
+            if time.monotonic() > end:
+                raise ValueError(
+                    f"nobody listens at --coordinator={coordinator} after {START_S} s ({error}). "
+                    "Process 0 must run on that host, and the port be open to the others"
+                ) from None
+        time.sleep(0.2)
 
 
 def log_beside(hosts: Hosts, workdir: Path) -> None:

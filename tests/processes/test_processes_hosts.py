@@ -4,6 +4,7 @@ in memory. Real ones: test_processes_same.py.
 
 import logging
 import signal
+import socket
 import threading
 import time
 from collections import Counter
@@ -18,6 +19,7 @@ from rl_speed.config import Config, Reward
 from rl_speed.data.prompts import Prompt
 from rl_speed.rewards.scorer import RewardScorer, TextScorer
 from rl_speed.runtime import hosts as module
+from rl_speed.runtime.checkpoint import Checkpointer
 from rl_speed.runtime.hosts import (
     BAD_SETTINGS,
     ENDED_BY_OTHER,
@@ -406,3 +408,51 @@ def test_shared_counts_go_on_after_a_resume(two):
     assert one.metrics()["verifier/timeout"] == 2 and one.metrics()["verifier/crash"] == 0
     assert one.metrics()["verifier/ok"] > 40
     assert [s.metrics() for s in both] == [one.metrics()] * 2
+
+
+def test_a_save_that_fails_in_one_process_has_failed_in_all(two, tmp_path, caplog):
+    _, hosts = two()
+    savers = []
+    for host in hosts:
+        # As `Checkpointer` is made, but for Orbax's manager, of which a process has one.
+        saver = Checkpointer.__new__(Checkpointer)
+        saver._directory, saver._hosts, saver._saves = tmp_path, host, 1
+        saver.failures, saver.last_failure = 0, ""
+        saver._manager = SimpleNamespace(
+            wait_until_finished=lambda: None, close=lambda: None, all_steps=lambda: [4]
+        )
+        saver._open = lambda saver=saver: saver._manager
+        savers.append(saver)
+    assert at_once(*(saver.wait for saver in savers)) == [True, True]
+
+    def full():
+        raise OSError(28, "No space left on device")
+
+    savers[1]._manager.wait_until_finished = full
+    assert at_once(*(saver.wait for saver in savers)) == [False, False]
+    for saver in savers:
+        assert saver.failures == 1
+        assert saver.last_failure == f"{hosts[0].name(1)}: [Errno 28] No space left on device"
+    assert "the newest checkpoint is that of step 4" in caplog.text
+
+
+def test_checkpoints_are_those_that_process_0_sees(two):
+    """A network file system may show another host what was there a minute ago."""
+    _, hosts = two()
+    savers = []
+    for host, seen in zip(hosts, ([2, 4, 6], [2, 4])):
+        saver = Checkpointer.__new__(Checkpointer)
+        saver._hosts, saver._manager = host, SimpleNamespace(all_steps=lambda seen=seen: seen)
+        savers.append(saver)
+    assert at_once(*(saver.latest for saver in savers)) == [6, 6]
+
+
+def test_a_coordinator_that_never_comes_is_named(monkeypatch):
+    monkeypatch.setattr(module, "START_S", 0)
+    with socket.socket() as found:  # a port that is free, and closed again
+        found.bind(("localhost", 0))
+        port = found.getsockname()[1]
+    with pytest.raises(
+        ValueError, match=f"nobody listens at --coordinator=localhost:{port} after 0 s"
+    ):
+        module.connect(f"localhost:{port}", 2, 1)
