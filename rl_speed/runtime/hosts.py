@@ -2,8 +2,8 @@
 
 JAX's multi-controller runtime runs the same program in every process: control is replicated, the
 devices work together. What could differ between processes is agreed upon here: every process's
-word (`gather`), that of any (`any`), or that of process 0 (`first`). Small values only, over the
-coordination service that `jax.distributed` starts; samples and weights travel over the devices.
+word (`gather`), or that of process 0 (`first`). Small values only, over the coordination service
+that `jax.distributed` starts; samples and weights travel over the devices.
 
 Who dies is found by JAX's heartbeats, which end all other processes. Who fails says so before it
 ends (`alarm`), and the others end with it. Who stands still for longer than `hang_s` is found by a
@@ -74,9 +74,10 @@ class Hosts:
         self._ending, self.failed = threading.Lock(), False
         self._barriers: Counter[str] = Counter()
         self._mark, self._waits_for = (time.monotonic(), "the start"), ""
-        self.names = [f"{socket.gethostname()}, pid {os.getpid()}"] * (count == 1)
+        mine = f"{socket.gethostname()}, pid {os.getpid()}"
+        self.names = [] if count > 1 else [mine]
         if count > 1:
-            self.names = self.gather(f"{socket.gethostname()}, pid {os.getpid()}", "the start")
+            self.names = self.gather(mine, "the start")
             threading.Thread(target=self._watch, name="hosts", daemon=True).start()
 
     def name(self, index: int) -> str:
@@ -124,10 +125,6 @@ class Hosts:
                 )
         self.at(f"what follows {what}")
         return [theirs["value"] for theirs in found]
-
-    def any(self, flag: bool, what: str) -> bool:
-        """Whether any process says so."""
-        return any(self.gather(bool(flag), what))
 
     def first(self, value: Any, what: str) -> Any:
         """The value of process 0: of its clock, or of its disk."""

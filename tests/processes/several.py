@@ -9,6 +9,7 @@ import socket
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+from untimed import untimed
 
 from rl_speed.config import flatten
 from rl_speed.config.presets import embedded, tiny
@@ -38,17 +39,6 @@ def settings(method, steps, **more):
         for name, value in changed.items()
         if flatten(base).get(name) != value
     ]
-
-
-def untimed(value):
-    """Without what is a time, or belongs to the process."""
-    if isinstance(value, dict):
-        return {
-            k: untimed(v)
-            for k, v in value.items()
-            if not k.startswith(("time/", "process/")) and not k.endswith("train_s")
-        }
-    return [untimed(v) for v in value] if isinstance(value, list) else value
 
 
 def said(done):

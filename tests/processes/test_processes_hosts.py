@@ -66,7 +66,6 @@ def two(clock):
 def test_one_process_asks_nobody():
     one = Hosts()
     assert one.writes and one.gather({"a": 1}, "x") == [{"a": 1}] and one.first(3, "x") == 3
-    assert one.any(True, "x") and not one.any(False, "x")
     for nothing in (
         lambda: one.meet("x"),
         lambda: one.require_same({"seed": 1}, ""),
@@ -97,13 +96,11 @@ def test_every_process_has_the_values_of_all_in_order(two):
                 assert theirs[name].dtype == value(i)[name].dtype
 
 
-def test_any_first_meet(two):
+def test_first_and_meet(two):
     _, hosts = two()
     ask = lambda name, values: at_once(
         *(lambda h=h: getattr(h, name)(values[h.index], "question") for h in hosts)
     )
-    assert ask("any", [False, True]) == [True, True] and ask("any", [False, False]) == [False] * 2
-    assert ask("any", [np.bool_(True), False]) == [True, True]
     assert ask("first", ["of 0", "of 1"]) == ["of 0"] * 2
     assert ask("first", [None, 7]) == [None, None]
     at_once(*(lambda h=h: h.meet("here") for h in hosts))

@@ -13,21 +13,11 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from untimed import untimed
 
 from rl_speed.runtime.metrics import read_lines
 
 SCRIPT = pathlib.Path(__file__).with_name("killable.py")
-
-
-def untimed(value):
-    """Without what is a time or belongs to the process."""
-    if isinstance(value, dict):
-        return {
-            k: untimed(v)
-            for k, v in value.items()
-            if not k.startswith(("time/", "process/")) and not k.endswith("train_s")
-        }
-    return [untimed(v) for v in value] if isinstance(value, list) else value
 
 
 def everything(workdir):
