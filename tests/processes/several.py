@@ -50,6 +50,10 @@ def statuses(done):
     return [d.returncode for d in done]
 
 
+# Its client's last words: jaxlib's client.h.
+BY_JAX = "Terminating process because the JAX distributed service detected fatal errors"
+
+
 def assert_lost(done):
     """A process whose other one is gone has ended by itself: by JAX's heartbeats, by our thread, or
     by an error of the collective operation that it was in. Each is started again by launch/.
