@@ -60,11 +60,11 @@ it: `methods.METHODS[NAME]` (rl_speed/config/methods.py) lists the fields that m
 more of them.
 """  # noqa: E501
 
-from rl_speed.config import Config, methods, presets
+from rl_speed.config import Config, presets
 
 VARIANTS = presets.EMBEDDED
 
 
 def get_config(variant: str = "") -> Config:
-    (method,) = presets.choose(variant, VARIANTS)
-    return methods.apply(presets.embedded(), method)
+    method, task = presets.choose(variant, VARIANTS)
+    return presets.embedded(method, task)

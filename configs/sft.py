@@ -25,13 +25,17 @@ band      the cold start of Bae et al. (arXiv 2504.03380) on 1.1k distilled solu
 from rl_speed.config import presets
 from rl_speed.sft.config import SFTConfig
 
-VARIANTS = (("embedded", "files", "band"),)
+VARIANTS = (("embedded", "scratchpad", "files", "band"),)
 
 
 def get_config(variant: str = "") -> SFTConfig:
     (name,) = presets.choose(variant, VARIANTS)
     config = SFTConfig()
-    if name != "embedded":
+    if name == "scratchpad":
+        config.model.path = name
+        # Attention within a piece is dense: small ones stay in the processor's cache.
+        config.training.micro_tokens = 768
+    elif name != "embedded":
         config.model.path, config.data.train = "MODEL", "rows.jsonl"
     if name == "band":
         config.model.path, config.data.train = "Qwen2.5-3B", "distilled.jsonl"

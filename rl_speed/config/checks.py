@@ -9,6 +9,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from rl_speed.data.schemas import keep_names, question_parts
+from rl_speed.data.tasks import POLICIES, TASKS
 from rl_speed.named import is_function, load_function, named, options_of
 from rl_speed.objectives import LOSSES, POOL_ADVANTAGES, check_advantage, check_loss
 from rl_speed.policy.prompt_formats import PROMPTS, prompt_format
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from rl_speed.config import Config, Reward
 
 # Verifiers that are JAX functions: they can judge inside the compiled loop on any mesh.
-JAX_VERIFIERS = ("exact", "integer")
+JAX_VERIFIERS = ("exact", "integer", "scratchpad")
 # Parts of the reward, as they are logged.
 REWARD_PARTS = ("accuracy", "format", "language", "overlong")
 
@@ -222,7 +223,13 @@ def _check_files(c: "Config") -> None:
         question_parts(getattr(d, name), f"config.data.{name}")
     form = prompt_format(d.prompt)
     _require(c, ("data.hold_out", d.hold_out >= 0, "0 (none) or more"))
-    if d.task == "chain":
+    policy = POLICIES.get(c.model.path)
+    if d.task in TASKS:
+        if policy and policy.name != d.task:
+            raise ValueError(
+                f"config.model.path={c.model.path!r} reads the {policy.name} task's vocabulary, "
+                f"not that of config.data.task={d.task!r}"
+            )
         for name in (
             "hold_out",
             "decontaminate",
@@ -234,7 +241,7 @@ def _check_files(c: "Config") -> None:
         ):
             if getattr(d, name):
                 raise ValueError(
-                    f"config.data.{name} is for config.data.task='jsonl': the chain "
+                    f"config.data.{name} is for config.data.task='jsonl': the {d.task} "
                     "task makes its questions"
                 )
     if d.eval_question_field and not (d.eval or d.decontaminate):
@@ -283,11 +290,11 @@ def _check_order(c: "Config") -> None:
             "config.data.pass_rates is used by config.data.order='schedule' and by "
             "config.data.keep_low/keep_high, and neither is set"
         )
-    if d.task == "chain" and not d.train_prompts and (d.order != "shuffle" or needs_table):
+    if d.task in TASKS and not d.train_prompts and (d.order != "shuffle" or needs_table):
         raise ValueError(
             f"config.data.order={d.order!r} with config.data.keep_low={d.keep_low:g}, "
             f"keep_high={d.keep_high:g} needs a finite training set: with "
-            "config.data.train_prompts=0 the chain task never repeats a prompt. Set "
+            f"config.data.train_prompts=0 the {d.task} task never repeats a prompt. Set "
             "config.data.train_prompts"
         )
 
@@ -466,7 +473,7 @@ def _check_replay(c: "Config") -> None:
                 "nothing would be replayed"
             )
         return
-    if c.data.task == "chain" and not c.data.train_prompts:
+    if c.data.task in TASKS and not c.data.train_prompts:
         raise ValueError(
             "config.replay.window needs a finite data set, as responses are cached by question: "
             "set config.data.train_prompts"

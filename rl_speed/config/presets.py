@@ -9,12 +9,16 @@ import os
 from collections.abc import Iterator
 
 from rl_speed.config import Config, methods
+from rl_speed.data.tasks import POLICIES, TASKS
 from rl_speed.policy.prompt_formats import BOX
 
 # What a preset comes in: of each tuple one word may be named, the first is meant otherwise.
 Words = tuple[tuple[str, ...], ...]
 
-EMBEDDED: Words = (("speed_rloo", *(name for name in methods.METHODS if name != "speed_rloo")),)
+EMBEDDED: Words = (
+    ("speed_rloo", *(name for name in methods.METHODS if name != "speed_rloo")),
+    tuple(TASKS),
+)
 SPEED: Words = (("speed_rloo", "rloo", "speed_dapo", "dapo"), ("numina", "dapo17k", "deepscaler"))
 BAND: Words = (
     (
@@ -50,7 +54,7 @@ RPO: Words = (
     ("plain", "length_aware"),
 )
 # How a policy is asked and judged: as the embedded task is, as any model, or as a paper does.
-EVALUATION: Words = (("embedded", "chat", "speed", "band", "ada", "rpo"),)
+EVALUATION: Words = (("embedded", "scratchpad", "chat", "speed", "band", "ada", "rpo"),)
 
 # Files of questions, below the folder that the run is launched from.
 TRAIN = {
@@ -85,13 +89,15 @@ def variants(words: Words) -> Iterator[str]:
     yield from (word for group in words for word in group[1:])
 
 
-def embedded(method: str = "") -> Config:
-    """The embedded task on two CPU cores: what every method there shares,
+def embedded(method: str = "", task: str = "chain") -> Config:
+    """An embedded task on two CPU cores: what every method there shares,
     and a method of `methods.METHODS` if one is named.
     """
     config = Config()
-    config.data.max_prompt_length = 10
-    config.sampler.max_new = 16
+    made = TASKS[task]
+    config.data.task, config.model.path, config.reward.verifier = task, made.policy, made.verifier
+    config.data.max_prompt_length = made.max_prompt_tokens
+    config.sampler.max_new = made.max_response_tokens
     config.sampler.slots = 256
     config.sampler.prefill_chunk = 32
     # About one prompt in seven passes screening: so many must be screened to fill a batch of 16
@@ -328,8 +334,8 @@ def evaluation(variant: str = "") -> Config:
     if name == "chat":
         config = language_model("MODEL", "numina", name, max_prompt=0, max_new=4096, devices=1)
         config.data.instruction = "\n" + BOX
-    elif name == "embedded":
-        config = embedded()
+    elif name in POLICIES:
+        config = embedded(task=POLICIES[name].name)
     else:
         config = {"speed": speed, "band": band, "ada": ada, "rpo": rpo}[name]("MODEL", devices=1)
     # Bae et al. and Xiong et al. train with shorter responses.

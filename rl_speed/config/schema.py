@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rl_speed.config.checks import check
+from rl_speed.data.tasks import TASKS
 from rl_speed.named import named, one_of
 from rl_speed.objectives import (
     ADVANTAGES,
@@ -62,7 +63,9 @@ RULES: dict[str, Callable[["RuleConfig"], Rule]] = {
 
 @dataclass
 class Model:
-    path: str = EMBEDDED  # a Hugging Face directory, or "embedded"
+    # A Hugging Face directory, or the policy that ships with an embedded task: "embedded" of
+    # "chain", "scratchpad" of "scratchpad".
+    path: str = EMBEDDED
     compute_dtype: str = one_of("float32", "bfloat16")  # master weights are always float32
     remat: bool = False  # recompute each layer in the backward pass
     head_chunk: int = 0  # tokens whose logits exist at once in the trainer (0: about 2^27 logits)
@@ -71,7 +74,7 @@ class Model:
 @dataclass
 class Data:
     # Embedded and generated; or questions and answers from files, of any kind.
-    task: str = one_of("chain", "jsonl")
+    task: str = one_of(*TASKS, "jsonl")
     # For jsonl: .jsonl[.gz], .json[.gz] or .parquet, or a data set of the Hugging Face hub,
     # OWNER/NAME[:CONFIG][@SPLIT].
     train: str = ""
@@ -98,7 +101,7 @@ class Data:
     system: str = ""
     instruction: str = ""  # put after every question, before the prompt's template
     max_prompt_length: int = 24  # tokens; longer prompts are dropped and counted
-    train_prompts: int = 0  # use only so many (0: all; for chain: an unbounded stream)
+    train_prompts: int = 0  # use only so many (0: all; of an embedded task: without end)
     eval_prompts: int = 512  # 0: all
     on_bad_row: str = one_of("error", "skip")  # skipped rows are counted
     # Which prompt of a finite training set goes next: "shuffle" (anew each epoch), "file" (as they
@@ -317,9 +320,10 @@ class Optimizer:
 
 @dataclass
 class Reward:
-    # "exact" (token ids) and "integer" (the last boxed or last integer), both in JAX; in worker
-    # processes "math" (math-verify), or a function of your own, "module:function"
-    # (rewards/custom.py says what it takes): correct is what it values above 0.5.
+    # In JAX "exact" (token ids), "integer" (the last boxed or last integer) and "scratchpad" (the
+    # results of steps written out, for that task); in worker processes "math" (math-verify), or a
+    # function of your own, "module:function" (rewards/custom.py says what it takes): correct is
+    # what it values above 0.5.
     verifier: str = "exact"
     mode: str = one_of("boxed", "free")  # math and integer; free: the last integer in the text
     workers: int = 2

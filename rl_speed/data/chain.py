@@ -201,7 +201,7 @@ def question(spec: ChainSpec, split: str, seed: int, index: int) -> ChainQuestio
     """Question `index` of an endless split: its class by weight,
     its length and digits uniformly.
     """
-    generator = _generator(split, seed, index)
+    generator = generator_of(split, seed, index)
     return _question(
         generator, spec, _pick(generator, [c.weight for c in spec.classes]), split, seed, index
     )
@@ -217,18 +217,11 @@ def questions(spec: ChainSpec, split: str, seed: int, size: int) -> list[ChainQu
     Raises:
       ValueError: the classes do not hold that many distinct questions.
     """
-    weights = np.array([c.weight for c in spec.classes], np.float64)
-    exact = weights / weights.sum() * size
-    counts = np.floor(exact).astype(int)
-    for row in np.argsort(counts - exact, kind="stable")[: size - counts.sum()]:
-        counts[row] += 1
-    order = np.random.default_rng([_seed(split), seed]).permutation(
-        np.repeat(np.arange(len(counts)), counts)
-    )
+    counts = exact_shares(np.array([c.weight for c in spec.classes], np.float64), size)
     seen: set[str] = set()
     result = []
-    for index, row in enumerate(order):
-        generator = _generator(split, seed, index)
+    for index, row in enumerate(set_order(split, seed, counts)):
+        generator = generator_of(split, seed, index)
         for _ in range(1000):
             item = _question(generator, spec, row, split, seed, index)
             if item.text not in seen:
@@ -251,7 +244,7 @@ def demonstration(
 
     Split "demo" shares the training side of the questions, "demo_eval" is held out.
     """
-    generator = _generator(split, seed, index)
+    generator = generator_of(split, seed, index)
     cls = spec.classes[_pick(generator, [c.demonstrated for c in spec.classes])]
     text = _text(generator, cls, spec.width, held=SPLITS[split][1])
     if cls.rambles:
@@ -317,8 +310,23 @@ def _seed(split: str) -> int:
     return SPLITS[split][0]
 
 
-def _generator(split: str, seed: int, index: int) -> np.random.Generator:
+def generator_of(split: str, seed: int, index: int) -> np.random.Generator:
+    """The randomness of question or demonstration `index`."""
     return np.random.default_rng([_seed(split), seed, index, 1])
+
+
+def set_order(split: str, seed: int, counts: np.ndarray) -> np.ndarray:
+    """The rows of a finite set, `counts[row]` of each, in mixed order."""
+    order = np.random.default_rng([_seed(split), seed])
+    return order.permutation(np.repeat(np.arange(len(counts)), counts))
+
+
+def exact_shares(weights: np.ndarray, size: int) -> np.ndarray:
+    """`size` things shared out in proportion to weights [K], to one: int[K]."""
+    exact = weights / weights.sum() * size
+    counts = np.floor(exact).astype(int)
+    counts[np.argsort(counts - exact, kind="stable")[: size - counts.sum()]] += 1
+    return counts
 
 
 def _pick(generator: np.random.Generator, weights: list[float]) -> int:

@@ -7,12 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
-from rl_speed.data import chain
 from rl_speed.data.files import is_source
 from rl_speed.data.loaders import Fields, load_prompts
 from rl_speed.data.prompts import Prompt, digest
+from rl_speed.data.tasks import EmbeddedTask
 
-CHAIN = "chain"
 # Prompts are never dropped for their length unless a length was given.
 UNBOUNDED = 2**30
 
@@ -24,7 +23,7 @@ class Benchmark:
     Attributes:
       prompts: with visits, which key the randomness of their responses: by the benchmark's name and
         the place in its file, so that neither other benchmarks nor a limit change a question's
-        responses. too_long, bad: rows left out. path: "" for the chain task. fields: which fields
+        responses. too_long, bad: rows left out. path: "" for an embedded task. fields: which fields
         the questions were made of, and which were not read, for people.
     """
 
@@ -49,15 +48,21 @@ def numbered(name: str, prompts: Sequence[Prompt], limit: int = 0) -> tuple[Prom
     )
 
 
-def chain_benchmark(
+def task_benchmarks(
+    task: EmbeddedTask,
     encode: Callable[[str], list[int]],
     encode_bare: Callable[[str], list[int]],
     size: int = 512,
     limit: int = 0,
-) -> Benchmark:
-    """The embedded task's held-out questions: those that training is evaluated on."""
-    prompts = chain.chain_prompts(chain.DEFAULT_SPEC, "eval", 0, size, encode, encode_bare)
-    return Benchmark(CHAIN, numbered(CHAIN, prompts, limit))
+) -> list[Benchmark]:
+    """An embedded task's held-out questions, those that training is evaluated on: `size` in all."""
+    prompts = task.prompts("eval", 0, size, encode, encode_bare)
+    if not task.benchmarks:
+        return [Benchmark(task.name, numbered(task.name, prompts, limit))]
+    return [
+        Benchmark(name, numbered(name, [p for p in prompts if p.meta["class"] == name], limit))
+        for name in task.benchmarks
+    ]
 
 
 def file_name(source: str) -> str:

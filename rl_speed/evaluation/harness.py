@@ -13,17 +13,18 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from rl_speed.config import EMBEDDED, Config
+from rl_speed.config import Config
 from rl_speed.data.loaders import Fields
+from rl_speed.data.tasks import POLICIES, TASKS
 from rl_speed.evaluation import report
 from rl_speed.evaluation.benchmarks import (
     Benchmark,
-    chain_benchmark,
     file_benchmark,
     file_name,
     longest_prompt,
     numbered,
     parse_specs,
+    task_benchmarks,
 )
 from rl_speed.evaluation.measures import summarise
 from rl_speed.evaluation.responses import ResponseFile, identity_of, model_facts
@@ -54,7 +55,8 @@ class Interrupted(Stopped):
 def load_benchmarks(
     files: dict[str, str], config: Config, tokenizer: Any, source: Source, limit: int = 0
 ) -> list[Benchmark]:
-    """Those of `files`; else the held-out questions of the policy's run, or of the chain task.
+    """Those of `files`; else the held-out questions of the policy's run, or of the task it
+    ships with.
 
     Args:
       config: of `settings.resolve`. It says how `files` are read; a run reads its own questions.
@@ -70,14 +72,16 @@ def load_benchmarks(
     if files:
         fields = Fields(asked.question_field, required=False)
         return [read(*item, asked.on_bad_row, limit, fields) for item in files.items()]
-    if source.config is None and source.directory != EMBEDDED:
+    if source.config is None and source.directory not in POLICIES:
         raise ValueError(
             "--data is missing: which questions? (A run's own held-out questions are "
             "asked with --checkpoint=WORKDIR)"
         )
     data = Config().data if source.config is None else source.config.data
-    if data.task == "chain":
-        return [chain_benchmark(encode, bare, data.eval_prompts or 512, limit)]
+    if source.config is None:
+        data.task = POLICIES[source.directory].name
+    if data.task in TASKS:
+        return task_benchmarks(TASKS[data.task], encode, bare, data.eval_prompts or 512, limit)
     limit, fields = limit or data.eval_prompts, build.evaluation_fields(data)
     if data.eval:
         return [read(file_name(data.eval), data.eval, data.on_bad_row, limit, fields)]
@@ -173,8 +177,8 @@ def run(
 
 def describe_source(source: Source, step: int | None) -> str:
     """For people."""
-    if source.directory == EMBEDDED and source.checkpoints is None:
-        return "the embedded policy"
+    if source.directory in POLICIES and source.checkpoints is None:
+        return f"the policy of the {POLICIES[source.directory].name} task"
     return (
         source.directory
         if source.checkpoints is None

@@ -3,9 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rl_speed.config import EMBEDDED, Config, presets
+from rl_speed.config import Config, presets
 from rl_speed.config.checks import check_evaluation
 from rl_speed.config.command import nearest
+from rl_speed.data.tasks import POLICIES
 from rl_speed.policy.prompt_formats import PROMPTS
 
 # Of a run's policy these are the run's: what its machine has room and time for, and, unless a file
@@ -57,7 +58,8 @@ def resolve(
     are read are never the run's.
 
     Args:
-      directory: of the policy, or EMBEDDED. run: what made it. given: the file of `--config`.
+      directory: of the policy, or a key of POLICIES. run: what made it. given: the file of
+        `--config`.
       overrides: values by "section.field". A prompt among them drops the system turn, and, where it
         brings its own instruction along, the instruction; but not what is among them too.
 
@@ -73,7 +75,7 @@ def resolve(
                 else "rl_speed/evaluation/settings.py lists what it looks at"
             )
         )
-    base = given or presets.evaluation(EMBEDDED if directory == EMBEDDED else "chat")
+    base = given or presets.evaluation(directory if directory in POLICIES else "chat")
     of_run = [] if run is None else MACHINE if given else MACHINE + ASKED
     values = {path: (run if path in of_run else base).get(path) for path in FIELDS}
     if (prompt := overrides.get("data.prompt")) is not None:

@@ -14,6 +14,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from rl_speed.config import EMBEDDED, Config
+from rl_speed.data.tasks import POLICIES
 from rl_speed.policy.hf import INDEX, SINGLE
 from rl_speed.runtime.checkpoint import CheckpointError, restore_params, saved_steps
 from rl_speed.runtime.workdir import config_of, is_supervised, read_settings
@@ -27,8 +28,8 @@ class Source:
     """Where a policy comes from.
 
     Attributes:
-      directory: Hugging Face directory (or EMBEDDED) of its architecture and tokenizer; without
-        `checkpoints`, of its weights.
+      directory: Hugging Face directory (or a key of POLICIES) of its architecture and tokenizer;
+        without `checkpoints`, of its weights.
       config: of the run that made it; None where there was none. checkpoints: folder of
         checkpoints by step.
       step: the one to take; None: the newest that can be read.
@@ -62,8 +63,8 @@ def find_source(model: str = "", checkpoint: str = "", step: int | None = None) 
     if not checkpoint:
         if step is not None:
             raise ValueError("--step chooses among the checkpoints of a run: it needs --checkpoint")
-        if not model or model == EMBEDDED:
-            return Source(EMBEDDED, Path("runs/evaluate/embedded"))
+        if not model or model in POLICIES:
+            return Source(model or EMBEDDED, Path("runs/evaluate") / (model or EMBEDDED))
         if not Path(model).is_dir():
             raise FileNotFoundError(f"config.model.path: {model}: no such directory")
         return Source(model, _home(Path(model)))
@@ -103,7 +104,7 @@ def find_source(model: str = "", checkpoint: str = "", step: int | None = None) 
         )
     directory = config.model.path
     # The run's starting policy says the architecture; its export, if there is one, says the same.
-    if directory != EMBEDDED and not Path(directory).is_dir() and is_model(at / "policy"):
+    if directory not in POLICIES and not Path(directory).is_dir() and is_model(at / "policy"):
         directory = str(at / "policy")
     return Source(directory, at / "evaluation", config, at / "checkpoints", step)
 

@@ -4,6 +4,7 @@
     WorkerPool         the same workers for a scoring function of your own (host)
     FunctionRewards    functions of your own by name, as `config.reward` names them (host)
     exact_match, ExactMatch token equality, jittable; the same as a verifier for the in-loop driver
+    scratchpad_match, ScratchpadMatch the results that written-out steps let stand, jittable
     IntegerMatch       last boxed or last integer over token ids, for the in-loop driver;
                        token_bytes and encode_answers make its tables
     format_reward, language_reward, length_aware_reward    shaping
@@ -21,11 +22,13 @@ _HOME = {
     "pad_answers": "exact",
     "token_bytes": "integer",
     "MathVerifier": "math_verify",
+    "ScratchpadMatch": "scratchpad",
     "WorkerPool": "pool",
     "exact_match": "exact",
     "format_reward": "format",
     "language_reward": "format",
     "length_aware_reward": "format",
+    "scratchpad_match": "scratchpad",
 }
 
 __all__ = list(_HOME)

@@ -5,7 +5,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from rl_speed.config import EMBEDDED, Config
+from rl_speed.config import Config
+from rl_speed.data.tasks import POLICIES
 from rl_speed.evaluation import source as sources
 from rl_speed.mesh import make_mesh
 from rl_speed.policy import ModelConfig
@@ -39,7 +40,7 @@ def load_policy(path: str | os.PathLike, compute_dtype: str = "float32") -> Serv
         we know; all name the file.
     """
     at = Path(path)
-    if str(path) != EMBEDDED and not at.is_dir():
+    if str(path) not in POLICIES and not at.is_dir():
         raise FileNotFoundError(f"{at}: no such directory")
     if (at / "policy" / "config.json").exists():
         at = at / "policy"

@@ -14,11 +14,11 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from rl_speed.config import EMBEDDED, Reward
-from rl_speed.data import DEFAULT_SPEC, chain
-from rl_speed.data.embedded_tokenizer import END_ID, VOCABULARY, save_tokenizer
+from rl_speed.config import Reward
+from rl_speed.data.embedded_tokenizer import END_ID
 from rl_speed.data.prompts import Prompt
 from rl_speed.data.schemas import Fields
+from rl_speed.data.tasks import POLICIES
 from rl_speed.mesh import make_mesh, platform_of, row_shards
 from rl_speed.policy import (
     ModelConfig,
@@ -85,7 +85,7 @@ def explain_out_of_memory(
     mesh = make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
     model = (
         new_model(config, mesh)
-        if m.path == EMBEDDED
+        if m.path in POLICIES
         else ModelConfig.from_hf(read_json(Path(m.path) / "config.json"))
     )
     params = abstract_params(model)
@@ -126,15 +126,13 @@ def explain_out_of_memory(
 
 def new_model(config: SFTConfig, mesh: Mesh) -> ModelConfig:
     """The shape of a new embedded policy on the mesh."""
+    task = POLICIES[config.model.path]
     return ModelConfig(
-        vocab_size=len(VOCABULARY),
-        width=64,
-        layers=2,
+        vocab_size=len(task.vocabulary),
         heads=4,
         kv_heads=2,
         head_dim=16,
-        mlp_width=192,
-        max_position=64,
+        **task.shape,
         dtype=config.model.compute_dtype,
         remat=config.model.remat,
         platform=platform_of(mesh),
@@ -142,17 +140,17 @@ def new_model(config: SFTConfig, mesh: Mesh) -> ModelConfig:
 
 
 def from_nothing(config: SFTConfig, mesh: Mesh) -> Parts:
-    """A new policy on demonstrations of the embedded task: never the same one twice."""
-    model, spec, size = new_model(config, mesh), DEFAULT_SPEC, config.examples.batch
+    """A new policy on demonstrations of its task: never the same one twice."""
+    task, model, size = POLICIES[config.model.path], new_model(config, mesh), config.examples.batch
     with tempfile.TemporaryDirectory() as directory:
         # Through the files, so that training encodes exactly as every later user of the directory.
-        save_tokenizer(directory)
+        task.save_tokenizer(directory)
         (Path(directory) / "config.json").write_text(json.dumps(model.to_hf()))
         tokenizer = load_tokenizer(directory)
     encode = prompt_encoder(tokenizer, config.data.prompt or "{question}=")
 
     def shown(split: str, first: int, count: int) -> list[Example]:
-        made = (chain.demonstration(spec, config.seed, first + i, split) for i in range(count))
+        made = (task.demonstration(config.seed, first + i, split) for i in range(count))
         return [
             Example(
                 np.asarray(encode(question), np.int32),
@@ -161,12 +159,12 @@ def from_nothing(config: SFTConfig, mesh: Mesh) -> Parts:
             for question, text, ended in made
         ]
 
-    length, shards = spec.max_prompt_tokens + spec.max_response_tokens, row_shards(mesh)
+    length, shards = task.max_prompt_tokens + task.max_response_tokens, row_shards(mesh)
     layout = Layout(-(-size // shards) * shards, length)
     return Parts(
         init(model, jax.random.key(config.seed)),
         model,
-        config.training.steps or 2600,
+        config.training.steps or task.updates,
         layout,
         lambda step: (layout.batch(shown("demo", step * size, size)), {}),
         layout.batches(shown("demo_eval", 0, 512)),

@@ -13,13 +13,14 @@ from typing import Any
 from rl_speed.config import EMBEDDED, MeshConfig, Model, flatten, schema
 from rl_speed.config.checks import check_options, check_types
 from rl_speed.data.schemas import question_parts
+from rl_speed.data.tasks import POLICIES
 from rl_speed.named import one_of
 from rl_speed.update.optimizer import OptimizerConfig
 
 
 @dataclass
 class Data:
-    # Questions with solutions, in files as training reads them; "": demonstrations of the embedded
+    # Questions with solutions, in files as training reads them; "": demonstrations of an embedded
     # task, for a new policy.
     train: str = ""
     eval: str = ""  # held-out rows, likewise ("": examples.eval_share of train)
@@ -48,7 +49,7 @@ class Optimizer(schema.Optimizer):
 
 @dataclass
 class Training:
-    steps: int = 0  # updates (0: by examples.epochs; 2600 for the embedded task)
+    steps: int = 0  # updates (0: by examples.epochs; an embedded task's own number)
     micro_tokens: int = 0  # as in training
 
 
@@ -72,7 +73,8 @@ class Logging:
 
 @dataclass
 class SFTConfig:
-    """What a supervised run is made of. `model.path` EMBEDDED (or "") is a new policy."""
+    """What a supervised run is made of. `model.path` EMBEDDED (or "") or "scratchpad" is a
+    new policy for that task."""
 
     seed: int = 0  # of new weights and of the order of examples
     model: Model = field(default_factory=Model)
@@ -94,7 +96,7 @@ class SFTConfig:
         for name, value in now.items():
             if not isinstance(value, str) and not value >= (least := _LEAST.get(name, 0)):
                 raise ValueError(f"config.{name} must be at least {least}; got {value!r}")
-        d, e, given = self.data, self.examples, self.model.path != EMBEDDED
+        d, e, given = self.data, self.examples, self.model.path not in POLICIES
         of_files = [
             name
             for name in now
@@ -133,7 +135,7 @@ class SFTConfig:
 
     def optimizer_of(self, steps: int) -> OptimizerConfig:
         """That of a run of so many updates. Raises ValueError where it cannot be."""
-        o, rate = self.optimizer, 3e-3 if self.model.path == EMBEDDED else 1e-5
+        o, rate = self.optimizer, 3e-3 if self.model.path in POLICIES else 1e-5
         warmup = min(100, steps // 10) if o.warmup_steps == -1 else o.warmup_steps
         if warmup >= steps and o.schedule != "constant":
             raise ValueError(

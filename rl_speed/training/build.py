@@ -17,9 +17,9 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
-from rl_speed.config import EMBEDDED, Config, Data, Reward
+from rl_speed.config import Config, Data, Reward
 from rl_speed.config.checks import JAX_VERIFIERS
-from rl_speed.data import chain
+from rl_speed.data import scratchpad
 from rl_speed.data.embedded_tokenizer import embedded_directory
 from rl_speed.data.loaders import (
     Fields,
@@ -30,6 +30,7 @@ from rl_speed.data.loaders import (
     rows_to_prompts,
 )
 from rl_speed.data.prompts import Prompt, PromptStream
+from rl_speed.data.tasks import POLICIES, TASKS
 from rl_speed.mesh import (
     disjoint,
     gathered,
@@ -57,7 +58,14 @@ from rl_speed.policy.transfer import Transfer
 from rl_speed.replay.cache import ReplayCache
 from rl_speed.replay.cuts import PrefixConfig
 from rl_speed.replay.source import PrefixSource
-from rl_speed.rewards import ExactMatch, FunctionRewards, IntegerMatch, MathVerifier, token_bytes
+from rl_speed.rewards import (
+    ExactMatch,
+    FunctionRewards,
+    IntegerMatch,
+    MathVerifier,
+    ScratchpadMatch,
+    token_bytes,
+)
 from rl_speed.rewards.custom import parse_extra
 from rl_speed.rewards.scorer import (
     JaxScorer,
@@ -233,7 +241,8 @@ def build_decoder(config: Config, model: ModelConfig, mesh: Mesh) -> Decoder:
 
 def policy_directory(config: Config) -> str:
     """Where the policy is read from."""
-    return str(embedded_directory()) if config.model.path == EMBEDDED else config.model.path
+    path = config.model.path
+    return str(embedded_directory(path)) if path in POLICIES else path
 
 
 def check_vocabulary(tokenizer: Any, model: ModelConfig, directory: str) -> None:
@@ -256,17 +265,17 @@ def build_data(
     data = config.data
     form = prompt_encoder(tokenizer, data.prompt, data.system)
     encode = lambda question: form(question + data.instruction)
-    if data.task == "chain":
+    if data.task in TASKS:
         bare = lambda text: tokenizer.encode(text, add_special_tokens=False)
-        spec, seed = chain.DEFAULT_SPEC, config.seed
+        task, seed = TASKS[data.task], config.seed
         if data.train_prompts:
             stream = make_stream(
-                config, chain.chain_prompts(spec, "train", seed, data.train_prompts, encode, bare)
+                config, task.prompts("train", seed, data.train_prompts, encode, bare)
             )
         else:
-            stream = PromptStream(chain.chain_source(spec, "train", seed, encode, bare), seed=seed)
+            stream = PromptStream(task.source("train", seed, encode, bare), seed=seed)
         # The held-out questions are the same for every seed: runs are compared on them.
-        return stream, chain.chain_prompts(spec, "eval", 0, data.eval_prompts or 512, encode, bare)
+        return stream, task.prompts("eval", 0, data.eval_prompts or 512, encode, bare)
     train, held_out, reports = read_data(data, encode)
     for split, found in reports.items():
         (log.info if found.kept == found.rows else log.warning)(
@@ -380,8 +389,8 @@ def in_loop_verifier(
     what encodes the answers for it).
 
     Args:
-      answer_length: room for an answer in tokens, for "exact". prompts: for verifiers in Python,
-        all that are known: what the verifier needs of them must fit.
+      answer_length: room for an answer in tokens, for "exact" and "scratchpad". prompts: for
+        verifiers in Python, all that are known: what the verifier needs of them must fit.
     """
     if config.reward.verifier not in JAX_VERIFIERS:
         judge = TextJudge(policy.tokenizer, policy.end_tokens, host_verifier(config, policy))
@@ -392,6 +401,10 @@ def in_loop_verifier(
         return ExactMatch(policy.end_tokens), functools.partial(
             exact_answers, capacity=answer_length
         )
+    if config.reward.verifier == "scratchpad":
+        ids = TASKS["scratchpad"].vocabulary.index
+        verify = ScratchpadMatch(policy.end_tokens, ids(scratchpad.EQUALS), ids(scratchpad.BACK))
+        return verify, functools.partial(exact_answers, capacity=answer_length)
     if policy.tokenizer is None:
         raise ValueError(
             "config.reward.verifier='integer' in the loop reads the tokenizer: config.model.path "

@@ -5,7 +5,8 @@ import pytest
 
 from rl_speed.data import chain
 from rl_speed.data.chain import ChainClass, ChainSpec
-from rl_speed.data.embedded_tokenizer import TEMPLATE, build_tokenizer
+from rl_speed.data.embedded_tokenizer import TEMPLATE
+from rl_speed.data.tasks import TASKS
 
 SPEC = ChainSpec(
     (
@@ -181,7 +182,7 @@ def test_rambling_fills_its_length_without_an_end():
 
 
 def test_prompts_fit_the_stated_lengths_and_carry_the_answer():
-    tokenizer = build_tokenizer()
+    tokenizer = TASKS["chain"].build_tokenizer()
     bare = lambda text: tokenizer(text).input_ids
     prompts = chain.chain_prompts(
         SPEC, "train", 0, 60, lambda q: bare(TEMPLATE.format(question=q)), bare

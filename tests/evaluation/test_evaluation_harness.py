@@ -20,8 +20,9 @@ from rl_speed.config.presets import embedded, evaluation
 from rl_speed.data import chain
 from rl_speed.data.embedded_tokenizer import embedded_directory
 from rl_speed.data.prompts import Prompt
+from rl_speed.data.tasks import TASKS
 from rl_speed.evaluation import harness, report
-from rl_speed.evaluation.benchmarks import chain_benchmark, file_benchmark, parse_specs
+from rl_speed.evaluation.benchmarks import file_benchmark, parse_specs, task_benchmarks
 from rl_speed.evaluation.intervals import same_questions
 from rl_speed.evaluation.responses import OtherEvaluation, ResponseFile
 from rl_speed.evaluation.settings import resolve
@@ -504,9 +505,8 @@ def test_average_matches_the_measured_pass_rates(policy, mesh, repo, tmp_path):
     samples, other random numbers and room for longer responses (which are never right).
     """
     encode = lambda q: encode_prompt(policy.tokenizer, q, SETTINGS.data.prompt)
-    benchmark = chain_benchmark(
-        encode, lambda t: policy.tokenizer.encode(t, add_special_tokens=False), limit=64
-    )
+    bare = lambda t: policy.tokenizer.encode(t, add_special_tokens=False)
+    (benchmark,) = task_benchmarks(TASKS["chain"], encode, bare, limit=64)
     measured = json.loads(
         (repo / "experiments" / "results" / "embedded" / "pass_rates.json").read_text()
     )

@@ -9,7 +9,8 @@ import unicodedata
 
 import pytest
 
-from rl_speed.data.embedded_tokenizer import END_ID, save_tokenizer
+from rl_speed.data.embedded_tokenizer import END_ID
+from rl_speed.data.tasks import TASKS
 from rl_speed.policy import encode_prompt, end_token_ids, load_tokenizer, prompt_encoder
 from rl_speed.policy.prompt_formats import BOX, PROMPTS, prompt_format
 from rl_speed.policy.tokenizer import added_before
@@ -258,7 +259,7 @@ def test_missing_tokenizer_is_said(tmp_path):
 
 
 def test_templates_without_a_chat_template(tmp_path):
-    save_tokenizer(tmp_path)
+    TASKS["chain"].save_tokenizer(tmp_path)
     tokenizer = load_tokenizer(tmp_path)
     assert encode_prompt(tokenizer, "+34", "plain") == tokenizer.encode("+34")
     assert tokenizer.decode(encode_prompt(tokenizer, "+34", "{question}=")) == "+34="
@@ -275,7 +276,7 @@ def test_templates_without_a_chat_template(tmp_path):
 
 
 def test_end_tokens_without_generation_config(tmp_path):
-    save_tokenizer(tmp_path)
+    TASKS["chain"].save_tokenizer(tmp_path)
     tokenizer = load_tokenizer(tmp_path)
     assert end_token_ids(tmp_path, tokenizer) == (END_ID,)
     for value, want in ((5, (5, END_ID)), ([END_ID, 5, END_ID], (END_ID, 5))):  # each once

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rl_speed.data.embedded_tokenizer import build_tokenizer
+from rl_speed.data.tasks import TASKS
 from rl_speed.rewards import IntegerMatch, MathVerifier, encode_answers, token_bytes
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
@@ -240,7 +240,7 @@ def test_a_number_that_the_window_cuts_is_not_taken_for_a_shorter_one():
 
 
 def test_table_of_a_tokenizer_that_is_not_byte_level():
-    tokenizer = build_tokenizer()
+    tokenizer = TASKS["chain"].build_tokenizer()
     table = token_bytes(tokenizer, len(tokenizer))
     ids = tokenizer.encode("7", add_special_tokens=False)
     assert bytes(table[ids[0]]).rstrip(b"\0") == b"7"

@@ -9,7 +9,8 @@ import jax
 import numpy as np
 import pytest
 
-from rl_speed.data.embedded_tokenizer import embedded_directory, save_tokenizer
+from rl_speed.data.embedded_tokenizer import embedded_directory
+from rl_speed.data.tasks import TASKS
 from rl_speed.policy import ModelConfig, init
 from rl_speed.serving import load_policy
 
@@ -37,7 +38,7 @@ def test_newest_checkpoint_of_an_unfinished_run(tmp_path):
     from rl_speed.runtime.checkpoint import Checkpointer
 
     start = tmp_path / "start"
-    save_tokenizer(start)
+    TASKS["chain"].save_tokenizer(start)
     model = ModelConfig(
         vocab_size=20, width=8, layers=1, heads=2, kv_heads=1, head_dim=4, mlp_width=8
     )

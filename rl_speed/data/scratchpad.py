@@ -1,0 +1,258 @@
+"""The second embedded task: running totals modulo 10 with every step written out (a scratchpad, Nye
+et al., arXiv 2112.00114), and of a difficulty as continuous as that of a real data set.
+
+A question is a digit and steps, each a letter, an operator and a digit: "3a+4b~5c^9". A response is
+a line for each step, "a3+4=7b7~5=8c8^9=3": its letter, the total so far, operator, digit, "=", the
+new total (`chain.TABLES`, modulo 10). "!" takes the line before it back, and the line is written
+again: "a3+4=9!a3+4=7". The answer is the totals that stand, "783", and a response is right where
+all of them are (`rewards/scratchpad.py`). Each operator is a bijection of the total, and all totals
+count: nothing wrong ends well by luck.
+
+What the policy knows comes from the demonstrations of the cold start. Each entry of a table,
+(operator, total, digit), has a rate of its own at which demonstrations write its *misconception*
+(`chain.misconception`) instead of what is right: `error_rate`, fixed for ever by a hash, and higher
+for some operators than for others. Behind a wrong total a demonstration takes the line back with
+probability `REPAIR` and writes it anew, as likely wrong as before. A policy that has learnt the
+demonstrations solves a question with a probability that `pass_rate` knows: the product over its
+steps of (1 - e) + e REPAIR (1 - e), where e is the error rate of the step's entry.
+
+- Questions are drawn to have given pass rates: those that DeepScaleR's questions have for
+  Qwen2.5-Math-7B (`PASS_RATES`). Difficulty is continuous; what can be read off a question, its
+  length and its operators, says something of it, and not all.
+- A question that is hardly ever solved needs entries that are seldom right, and each of these
+  occurs in questions of middling pass rates, too. As entries are learnt there, questions come into
+  reach that were not: the frontier moves.
+- An error can be repaired, though at the start it seldom is: a response that goes on from a prefix
+  with an error in it is not lost.
+
+Every question is a pure function of (split, seed, index); training and held-out questions are told
+apart by a hash of their text, as in `chain`.
+"""
+
+import bisect
+import functools
+import hashlib
+import math
+
+import numpy as np
+
+from rl_speed.data.chain import (
+    SPLITS,
+    TABLES,
+    ChainQuestion,
+    exact_shares,
+    generator_of,
+    held_out,
+    misconception,
+    set_order,
+)
+
+MIN_STEPS, MAX_STEPS = 4, 12
+LABELS = "abcdefghijkl"
+EQUALS, BACK = "=", "!"
+
+# Operator -> its entries' error rates, spread evenly from the first number to the second; 0 where
+# that is negative.
+OPERATORS = {"+": (-0.30, 0.30), "-": (-0.20, 0.50), "~": (0.00, 0.70), "^": (0.10, 0.80)}
+REPAIR = 0.06
+
+# (from, below, share): pass rates of Qwen2.5-Math-7B on the 29,688 questions of DeepScaleR for
+# which AdaRFT (arXiv 2504.05520) published them, 128 samples each. In the first row no sample was
+# right; its lower end is ours.
+PASS_RATES = (
+    (0.0005, 0.004, 0.2076),
+    (0.004, 0.05, 0.1226),
+    (0.05, 0.10, 0.0378),
+    (0.10, 0.15, 0.0358),
+    (0.15, 0.20, 0.0262),
+    (0.20, 0.25, 0.0239),
+    (0.25, 0.30, 0.0260),
+    (0.30, 0.35, 0.0216),
+    (0.35, 0.40, 0.0252),
+    (0.40, 0.45, 0.0199),
+    (0.45, 0.50, 0.0199),
+    (0.50, 0.55, 0.0249),
+    (0.55, 0.60, 0.0226),
+    (0.60, 0.65, 0.0261),
+    (0.65, 0.70, 0.0232),
+    (0.70, 0.75, 0.0239),
+    (0.75, 0.80, 0.0294),
+    (0.80, 0.85, 0.0286),
+    (0.85, 0.90, 0.0615),
+    (0.90, 0.95, 0.0637),
+    (0.95, 1.01, 0.1298),
+)
+# A question's class, by its pass rate at the start: at least so much.
+LEVELS = {"easy": 0.8, "middle": 0.05, "hard": 0.0}
+
+MAX_PROMPT_TOKENS = 1 + 3 * MAX_STEPS + 1
+# The longest right response with room for one line more, "!" and its end.
+MAX_RESPONSE_TOKENS = 6 * MAX_STEPS + 7 + 1
+
+_TRIES = 10_000
+# Of the drawing of steps: how strongly it prefers entries of low cost, in all useful degrees.
+_TILTS = np.concatenate([-np.geomspace(8, 0.05, 30), [0.0], np.geomspace(0.05, 60, 50)])
+_CHOICES = [(operator, digit) for operator in OPERATORS for digit in range(10)]
+
+
+@functools.cache
+def error_rate(operator: str, total: int, digit: int) -> float:
+    """How often a demonstration gets one entry wrong: a hash spreads it over its operator's
+    range.
+    """
+    low, high = OPERATORS[operator]
+    name = f"error{operator}{total}{digit}".encode()
+    at = int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "big") / 2**64
+    return max(0.0, low + (high - low) * at)
+
+
+def pass_rate(text: str) -> float:
+    """How probable a demonstration of a question is right."""
+    total, steps = parse(text)
+    rate = 1.0
+    for operator, digit in steps:
+        rate *= _step_rate(operator, total, digit)
+        total = TABLES[operator](total, digit) % 10
+    return rate
+
+
+def parse(text: str) -> tuple[int, list[tuple[str, int]]]:
+    """(first total, [(operator, digit) of each step]); raises ValueError where it is none."""
+    steps = [text[at : at + 3] for at in range(1, len(text), 3)]
+    if (
+        not text[:1].isdigit()
+        or not 0 < len(steps) <= MAX_STEPS
+        or any(
+            len(step) < 3
+            or step[0] != label
+            or step[1] not in OPERATORS
+            or step[2] not in "0123456789"
+            for step, label in zip(steps, LABELS)
+        )
+    ):
+        raise ValueError(
+            f"not a question, a digit and up to {MAX_STEPS} steps such as 'a+4' (operators "
+            f"{' '.join(OPERATORS)}), their letters in order: {text!r}"
+        )
+    return int(text[0]), [(step[1], int(step[2])) for step in steps]
+
+
+def answer(text: str) -> str:
+    """The right totals, one digit a step."""
+    total, steps = parse(text)
+    written = []
+    for operator, digit in steps:
+        total = TABLES[operator](total, digit) % 10
+        written.append(str(total))
+    return "".join(written)
+
+
+def level(rate: float) -> str:
+    """The class of a question of this pass rate at the start."""
+    return next(name for name, least in LEVELS.items() if rate >= least)
+
+
+def question(split: str, seed: int, index: int) -> ChainQuestion:
+    """Question `index` of an endless split."""
+    generator = generator_of(split, seed, index)
+    text = _draw(generator, _row(generator), SPLITS[split][1])
+    return _question(text, split, seed, index)
+
+
+def questions(split: str, seed: int, size: int) -> list[ChainQuestion]:
+    """A finite set of `size` distinct questions in which each row of `PASS_RATES` has its exact
+    share (to one question), in mixed order.
+    """
+    counts = exact_shares(np.array([share for *_, share in PASS_RATES]), size)
+    seen: set[str] = set()
+    result = []
+    for index, row in enumerate(set_order(split, seed, counts)):
+        generator = generator_of(split, seed, index)
+        while (text := _draw(generator, row, SPLITS[split][1])) in seen:  # seldom
+            pass
+        seen.add(text)
+        result.append(_question(text, split, seed, index))
+    return result
+
+
+def demonstration(seed: int, index: int, split: str = "demo") -> tuple[str, str, bool]:
+    """Demonstration `index`: a question, what is written, and that an end token follows it.
+
+    None is longer than a response may be.
+    """
+    generator = generator_of(split, seed, index)
+    while True:
+        text = _draw(generator, _row(generator), SPLITS[split][1])
+        written = _demonstrate(generator, text)
+        if len(written) < MAX_RESPONSE_TOKENS:
+            return text, written, True
+
+
+def _row(generator: np.random.Generator) -> int:
+    """A row of `PASS_RATES`, by its share."""
+    shares = np.cumsum([share for *_, share in PASS_RATES])
+    return int(np.searchsorted(shares, generator.random() * shares[-1], side="right"))
+
+
+def _demonstrate(generator: np.random.Generator, text: str) -> str:
+    total, steps = parse(text)
+    lines = []
+    for label, (operator, digit) in zip(LABELS, steps):
+        while True:
+            right = TABLES[operator](total, digit) % 10
+            wrong = generator.random() < error_rate(operator, total, digit)
+            new = misconception(operator, total, digit) if wrong else right
+            lines.append(f"{label}{total}{operator}{digit}{EQUALS}{new}")
+            if not wrong or generator.random() >= REPAIR:
+                break
+            lines.append(BACK)
+        total = new
+    return "".join(lines)
+
+
+def _step_rate(operator: str, total: int, digit: int) -> float:
+    right = 1 - error_rate(operator, total, digit)
+    return right + (1 - right) * REPAIR * right
+
+
+@functools.cache
+def _drawing() -> tuple[np.ndarray, list[list[list[float]]]]:
+    """(mean cost of a step at each tilt, [tilt][total] cumulative probabilities of `_CHOICES`).
+
+    A step's cost is the negative logarithm of its rate; at a tilt t it is drawn with probability
+    proportional to exp(-t cost).
+    """
+    cost = -np.log([[_step_rate(o, total, d) for o, d in _CHOICES] for total in range(10)])
+    weights = np.exp(-_TILTS[:, None, None] * cost)
+    weights /= weights.sum(axis=2, keepdims=True)
+    means = (weights * cost).sum(axis=2).mean(axis=1)
+    return means, np.cumsum(weights, axis=2).tolist()
+
+
+def _draw(generator: np.random.Generator, row: int, held: bool) -> str:
+    """A question whose pass rate lies in a row of `PASS_RATES`, on its side of the hash.
+
+    Longer ones are harder: 5 steps on average at a pass rate of 1, 10 at 0, two more or less.
+    """
+    low, high, _ = PASS_RATES[row]
+    means, cumulative = _drawing()
+    for _ in range(_TRIES):
+        rate = math.exp(generator.uniform(math.log(low), math.log(min(high, 1.0))))
+        steps = round(generator.uniform(-2.5, 2.5) + 5 + 5 * (1 - rate))
+        steps = min(max(steps, MIN_STEPS), MAX_STEPS)
+        tilt = cumulative[int(np.argmin(np.abs(means + math.log(rate) / steps)))]
+        total = int(generator.integers(10))
+        text = str(total)
+        for label, at in zip(LABELS, generator.random(steps)):
+            choice = min(bisect.bisect_right(tilt[total], at), len(_CHOICES) - 1)
+            operator, digit = _CHOICES[choice]
+            text += f"{label}{operator}{digit}"
+            total = TABLES[operator](total, digit) % 10
+        if low <= pass_rate(text) < high and held_out(text) == held:
+            return text
+    raise AssertionError(f"no question has a pass rate in [{low:g}, {high:g})")
+
+
+def _question(text: str, split: str, seed: int, index: int) -> ChainQuestion:
+    name = f"scratchpad-{split}-{seed}-{index}"
+    return ChainQuestion(name, text, answer(text), level(pass_rate(text)))
