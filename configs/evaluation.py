@@ -1,25 +1,26 @@
-"""How experiments/evaluate.py asks and judges: the embedded task's way, any model's, the papers'.
+"""How experiments/evaluate.py asks and judges: the embedded tasks' way, any model's, the papers'.
 
 Launch:  python experiments/evaluate.py --config=configs/evaluation.py:NAME \\
              --config.model.path=MODEL --data=math500.jsonl
          python experiments/evaluate.py --config=configs/evaluation.py:NAME --checkpoint=WORKDIR
-Expect:  a table of average@32 and pass@k. The embedded task takes half a minute on two CPU cores.
+Expect:  a table of average@32 and pass@k. The embedded tasks take half a minute on two CPU cores.
          The others have not been run with real weights.
 
-NAME      whose it is                            temperature  top-p  tokens  prompt         verifier
---------  -------------------------------------  -----------  -----  ------  -------------  --------
-embedded  the embedded policy's without --config      1        1         16  {question}=    exact
-chat      any model's without --config                1        1      4,096  chat           math
-speed     Zhang et al. (arXiv 2506.09016)             1        1      3,072  qwen_math_cot  math
-band      Bae et al. (arXiv 2504.03380)               0.6      0.95   8,192  r1_zero_boxed  math
-ada       Xiong et al., Reinforce-Ada                 1        1      4,096  qwen_math_cot  math
-rpo       Yi et al., RPO                              0.7      1      4,096  open_rs        math
+NAME        whose it is                            temperature  top-p  tokens  prompt         verifier
+----------  -------------------------------------  -----------  -----  ------  -------------  ----------
+embedded    the chain task's policy's                   1        1         16  {question}=    exact
+scratchpad  the scratchpad task's policy's              1        1         80  {question}=    scratchpad
+chat        any model's without --config                1        1      4,096  chat           math
+speed       Zhang et al. (arXiv 2506.09016)             1        1      3,072  qwen_math_cot  math
+band        Bae et al. (arXiv 2504.03380)               0.6      0.95   8,192  r1_zero_boxed  math
+ada         Xiong et al., Reinforce-Ada                 1        1      4,096  qwen_math_cot  math
+rpo         Yi et al., RPO                              0.7      1      4,096  open_rs        math
 
 Temperature, top-p and tokens are the papers'. Xiong et al. draw 32 samples; for the others that
 number is ours. Prompts are those of the papers' training presets, and
 rl_speed/policy/prompt_formats.py says whose they are. With --checkpoint=WORKDIR the machine's share
 is the run's (MACHINE in rl_speed/evaluation/settings.py).
-"""
+"""  # noqa: E501
 
 from rl_speed.config import Config, presets
 

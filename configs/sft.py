@@ -12,14 +12,16 @@ Launch:  python experiments/sft.py --config=configs/sft.py --out=runs/sft
 Expect:  of `embedded` a held-out loss of 0.825 nats a token, after about three minutes on two
          cores; the others have not been run at their scale, for which no weights could be had.
 
-NAME      what it is
---------  ----------------------------------------------------------------------------------------
-embedded  a new policy of 0.1 M parameters on demonstrations of the embedded task: 2600 updates at a
-          rate of 3e-3; so it is without a name, too, and rl_speed/assets/embedded was made by it
-files     rows of one's own: 3 epochs at a rate of 1e-5, questions put as a chat; config.model.path
-          and config.data.train must be given
-band      the cold start of Bae et al. (arXiv 2504.03380) on 1.1k distilled solutions: 5 epochs at a
-          rate of 5e-6; of the numbers below those above "ours" are the paper's
+NAME        what it is
+----------  ----------------------------------------------------------------------------------------
+embedded    a new policy of 0.1 M parameters on demonstrations of the chain task: 2600 updates at a
+            rate of 3e-3; so it is without a name, too, and rl_speed/assets/embedded was made by it
+scratchpad  a new policy of 0.15 M parameters on demonstrations of the scratchpad task: 2000 updates
+            at a rate of 3e-3; rl_speed/assets/scratchpad was made by it
+files       rows of one's own: 3 epochs at a rate of 1e-5, questions put as a chat;
+            config.model.path and config.data.train must be given
+band        the cold start of Bae et al. (arXiv 2504.03380) on 1.1k distilled solutions: 5 epochs at
+            a rate of 5e-6; of the numbers below those above "ours" are the paper's
 """
 
 from rl_speed.config import presets

@@ -100,11 +100,19 @@ def embedded(method: str = "", task: str = "chain") -> Config:
     config.sampler.max_new = made.max_response_tokens
     config.sampler.slots = 256
     config.sampler.prefill_chunk = 32
-    # About one prompt in seven passes screening: so many must be screened to fill a batch of 16
-    # in one call.
-    config.driver.screen_prompts = 320
-    config.driver.margin = 2.5
-    config.driver.buffer_groups = 192
+    if task == "chain":
+        # About one prompt in seven passes screening: so many must be screened to fill a batch of 16
+        # in one call.
+        config.driver.screen_prompts = 320
+        config.driver.margin = 2.5
+        config.driver.buffer_groups = 192
+        config.evaluation.every, config.evaluation.samples = 5, 4
+    else:
+        # Nearly one in two.
+        config.driver.screen_prompts = 96
+        config.driver.margin = 1.5
+        config.driver.buffer_groups = 64
+        config.evaluation.every, config.evaluation.samples = 10, 2
     # A finite set, encoded once: making questions on the fly would cost as much as generating
     # answers to them.
     config.data.train_prompts = 4096
@@ -117,8 +125,6 @@ def embedded(method: str = "", task: str = "chain") -> Config:
     config.optimizer.max_grad_norm = 0.1
     config.optimizer.warmup_steps = 5
     config.training.steps = 120
-    config.evaluation.every = 5
-    config.evaluation.samples = 4
     return methods.apply(config, method) if method else config
 
 

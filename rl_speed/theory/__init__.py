@@ -6,6 +6,7 @@ it climbs, how to share a budget, and the KL of the optimal policy.
 """
 
 from rl_speed.theory.allocation import allocate
+from rl_speed.theory.budget import Shares, best_shares, progress
 from rl_speed.theory.kl import kl_optimal, kl_second_order
 from rl_speed.theory.sequential import Exit, SequentialCost, sequential_cost, sequential_exits
 from rl_speed.theory.snr import snr_bound, snr_bound_exact_advantage, snr_bound_simple
@@ -32,10 +33,12 @@ __all__ = [
     "Exit",
     "Expectation",
     "SequentialCost",
+    "Shares",
     "acceptance",
     "allocate",
     "allocated_weight",
     "balanced_weight",
+    "best_shares",
     "expected_speedup",
     "group_moments",
     "kept_classes",
@@ -45,6 +48,7 @@ __all__ = [
     "objective_weight",
     "phi",
     "phi_prime",
+    "progress",
     "screened_weight",
     "sequential_cost",
     "sequential_exits",

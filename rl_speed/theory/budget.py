@@ -1,0 +1,100 @@
+"""The best that samples can be shared out, for a rule that knows every pass rate.
+
+The measure is SPEED's: one step of gradient ascent on an objective with 1-Lipschitz gradients gains
+at least |g|^2 / 2 (1 - 1/SNR) (arXiv 2506.09016, Fact 1). Of a prompt with pass rate p and n
+samples, under a policy that has a logit of its own for each prompt, that is a number: g = p(1-p),
+and the SNR is the bound of theorem 3.1, which this policy attains.
+"""
+
+import dataclasses
+
+import numpy as np
+
+from rl_speed.theory import _check
+
+
+def progress(p, n):
+    """Expected gain in pass rate of one unit step along the RLOO gradient of one group.
+
+    h(p, n) = 1/2 [ s^2 (1 + (4n-6) / (n(n-1))) - s/n ],  s = p(1-p)
+
+    It is negative where a group says less than its noise costs: below about 1/(4s) samples.
+
+    Args:
+      p: pass rates in [0, 1]. n: samples a group, integers of at least 2; both broadcast.
+
+    Returns: f64 of the broadcast shape.
+
+    Raises: ValueError for p outside [0, 1] or n < 2.
+
+    Source: arXiv 2506.09016, Fact 1 with theorem 3.1's bound.
+    """
+    p = _check.probability(p)
+    n = np.asarray(n)
+    if n.dtype.kind not in "iu" or np.any(n < 2):
+        raise ValueError(f"n must be integers of at least 2; got {n!r}.")
+    s = p * (1 - p)
+    return ((s**2 * (1 + (4 * n - 6) / (n * (n - 1))) - s / n) / 2)[()]
+
+
+@dataclasses.dataclass(frozen=True)
+class Shares:
+    """Samples for each prompt.
+
+    Attributes:
+      samples: i64[P]; 0 or at least 2. spent: tokens. progress: the sum of `progress`.
+      bound: no allocation of the budget has more.
+    """
+
+    samples: np.ndarray
+    spent: float
+    progress: float
+    bound: float
+
+
+def best_shares(p, cost, budget: float, n_max: int) -> Shares:
+    """Share out a budget of tokens so that the sum of `progress` is largest.
+
+    A group's first samples bring nothing: the first that pays is the n with the most progress a
+    token. From there on each prompt's progress is concave, so that taking the best slope first,
+    over all prompts, is optimal for what it spends (Everett 1963); what is left in the end is less
+    than one group, and goes to whoever still fits.
+
+    Args:
+      p: pass rates, f[P]. cost: expected tokens of a sample, above 0, [P] or one number. budget:
+        tokens. n_max: samples of one prompt at most, at least 2.
+
+    Raises: ValueError for rates, costs, a budget or an n_max that cannot be.
+    """
+    p = _check.probability(p)
+    if p.ndim != 1:
+        raise ValueError(f"p must be one pass rate for each prompt, [P]; got shape {p.shape}")
+    cost = np.broadcast_to(np.asarray(cost, np.float64), p.shape)
+    if not np.all(cost > 0) or not budget >= 0:
+        raise ValueError(f"cost must be positive and budget at least 0; got {cost!r}, {budget!r}")
+    counts = np.arange(2, _check.count(n_max, "n_max", 2) + 1)
+    gains_PxN = progress(p[:, None], counts)
+    # Where the best progress a sample is; behind it the marginal ones fall.
+    first_P = np.argmax(gains_PxN / counts, axis=1)
+    best_P = gains_PxN[np.arange(len(p)), first_P]
+    pieces = []  # (slope, prompt, samples up to and with it)
+    for prompt in np.flatnonzero(best_P > 0):
+        start = first_P[prompt]
+        pieces.append((best_P[prompt] / counts[start] / cost[prompt], prompt, counts[start]))
+        for at in range(start + 1, len(counts)):
+            slope = (gains_PxN[prompt, at] - gains_PxN[prompt, at - 1]) / cost[prompt]
+            if slope <= 0:
+                break
+            pieces.append((slope, prompt, counts[at]))
+    pieces.sort(key=lambda piece: (-piece[0], piece[1], piece[2]))
+    samples, spent, gained, bound = np.zeros(len(p), np.int64), 0.0, 0.0, None
+    for slope, prompt, until in pieces:
+        price = (until - samples[prompt]) * cost[prompt]
+        if spent + price > budget:
+            if bound is None:
+                bound = gained + slope * (budget - spent)
+            continue
+        if samples[prompt] + 1 < until and samples[prompt]:
+            continue  # a piece before it did not fit
+        samples[prompt], spent, gained = until, spent + price, gained + slope * price
+    return Shares(samples, spent, gained, gained if bound is None else bound)
