@@ -129,8 +129,8 @@ class RuleConfig:
     # speed: continue where low < pass rate < high, strictly; band: keep what lies between.
     low: float = 0.0
     high: float = 1.0
-    # band: which of low and high are inside. Bae et al. have both in section 4.4, in Table 1 neither
-    # of balanced bands and one of skewed ones.
+    # band: which of low and high are inside. Bae et al. have both in section 4.4; in Table 1
+    # neither for balanced bands, and one for skewed ones.
     inclusive: str = one_of(*ENDS)
     m: int = 8  # sequential: samples a round
     rounds: int = 4  # sequential: at most

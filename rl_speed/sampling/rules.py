@@ -69,8 +69,10 @@ def count_bounds(low: float, high: float, n: int, inclusive: str = "neither") ->
     empty if first > last.
 
     Integers, so that no rounding of k/n decides at a threshold. `inclusive`, one of `ENDS`, says
-    which thresholds are themselves inside.
+    which thresholds are themselves inside. Raises ValueError: it is none of them.
     """
+    if inclusive not in ENDS:
+        raise ValueError(f"inclusive must be one of {', '.join(ENDS)}; got {inclusive!r}")
     if math.isinf(low):
         first = 0 if low < 0 else n + 1
     else:
