@@ -1,12 +1,14 @@
-"""Reinforce-Ada's settings for Qwen3-4B (Xiong et al.).
+"""Reinforce-Ada's settings for Qwen3-4B-Instruct-2507 (Xiong et al.: "Qwen3-4B-Instruct"; the date
+is that of their release).
 
 Launch:  python experiments/train.py --config=configs/ada_qwen3_4b.py --workdir=runs/ada
              --config.model.path=DIRECTORY
-         python experiments/train.py --config=configs/ada_qwen3_4b.py:ada_seq_pos,paper ...
+         python experiments/train.py --config=configs/ada_qwen3_4b.py:ada_seq_pos,released ...
 Expect:  not run at this scale yet; what it takes of an H100's or a TPU's memory stands in
          experiments/results/targets/presets.md.
 
-Variants: those of ada_qwen2p5_math_1p5b.py.
+Variants: those of ada_qwen2p5_math_1p5b.py, which also says how pass rates are measured first; a
+model has its own.
 """
 
 from rl_speed.config import Config, presets
@@ -15,4 +17,4 @@ VARIANTS = presets.ADA
 
 
 def get_config(variant: str = "") -> Config:
-    return presets.ada("Qwen3-4B", variant, devices=4)
+    return presets.ada("Qwen3-4B-Instruct-2507", variant, devices=4)

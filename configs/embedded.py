@@ -17,9 +17,13 @@ NAME                   what it is, and its paper                                
 speed_rloo             SPEED (Zhang et al., arXiv 2506.09016) with RLOO; rule.n_init 4 of 24                         0.569
 speed_dapo             SPEED with DAPO's objective (the same paper)                                                  0.569
 speed_grpo             SPEED with GRPO's objective
+speed_dr_grpo          SPEED with Dr. GRPO's objective
 speed_reinforce        SPEED with REINFORCE
+speed_reinforce_pp     SPEED with REINFORCE++
 rloo                   RLOO (Ahmadian et al., arXiv 2402.14740)                                                      0.560
 grpo                   GRPO (DeepSeekMath, arXiv 2402.03300)                                 0.497, 0.42 M, 138 s    0.555
+grpo_dapo_loss         GRPO's sampling with DAPO's loss: token mean, clip 0.2 and 0.28
+grpo_ada_loss          GRPO's sampling with Reinforce-Ada's loss: that, without the std
 dr_grpo                Dr. GRPO (arXiv 2503.20783)
 gspo                   GSPO, ratios of whole samples (Zheng et al., arXiv 2507.18071)
 cispo                  CISPO, clipped weights (MiniMax-M1, arXiv 2506.13585)
@@ -28,14 +32,20 @@ reinforce_pp           REINFORCE++ (Hu et al., arXiv 2501.03262)                
 dapo                   DAPO (arXiv 2503.14476)                                                                       0.569
 band_grpo              GRPO on pass rates of 0.2 to 0.8 (Bae et al., arXiv 2504.03380)                               0.555
 ada_seq_pos            Reinforce-Ada-Seq (Xiong et al.): until one answer is right           0.560, 2.76 M,  71 s    0.562
+ada_seq_pos_paper      as that, with the weight 1/p of the paper's section 3.2
 ada_seq_balance        Reinforce-Ada-Seq: until two are right and two wrong                  0.563, 3.28 M,  78 s    0.564
-ada_seq_balance_paper  as that, with the paper's weight 1/p and entropy bonus                0.563, 3.28 M, 115 s
-ada_est_ema            Reinforce-Ada-Est: budgets from decayed counts, the paper's hybrid    0.547, 0.46 M,  84 s    0.563
-ada_est_ema_released   as that, as released: gamma 1, no weight                              0.540, 0.48 M,  66 s
-ada_est_value          Reinforce-Ada-Est: budgets from a value head on the hidden state      0.475, 0.65 M,  88 s    0.529
+ada_seq_balance_paper  as that, with the weight 1/p of the paper's section 3.2
+ada_seq_dapo           until one is right and one wrong, replaced if never (section 3.3)
+ada_est_ema            Reinforce-Ada-Est: budgets from decayed counts; our weight           0.547, 0.46 M,  84 s    0.563
+ada_est_ema_paper      as that, with Algorithm 1's weight, of the samples just collected
+ada_est_ema_released   as released: gamma 1, no weight                                       0.540, 0.48 M,  66 s
+ada_est_value          Reinforce-Ada-Est: budgets from a value head; our weight             0.475, 0.65 M,  88 s    0.529
+ada_est_value_paper    as that, with Algorithm 1's weight, of the samples just collected
 rpo_grpo               RPO (Yi et al.) with GRPO: samples start inside a cached response     0.425, 0.26 M,  16 s    0.466
-rpo_grpo_released      as that, as released: prefixes trained on, suffixes as long as cut
+rpo_grpo_paper         as that, as the paper: prefixes trained on
+rpo_grpo_released      as released: that, and eps 0.5, suffixes as long as what was cut
 rpo_dapo               RPO with DAPO (117 steps, not 120)                                    0.564, 3.51 M,  40 s    0.563
+rpo_dapo_paper         as that, as the paper: prefixes trained on
 rpo_speed_rloo         RPO under SPEED's screening (80 steps, not 120)                       0.551, 0.79 M,  25 s
 
 What all methods share stands in `presets.embedded` (rl_speed/config/presets.py), each number with

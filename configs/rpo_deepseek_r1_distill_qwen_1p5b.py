@@ -7,10 +7,13 @@ Launch:  python experiments/train.py --config=configs/rpo_deepseek_r1_distill_qw
 Expect:  not run at this scale yet; what it takes of an H100's or a TPU's memory stands in
          experiments/results/targets/presets.md.
 
-Variants, up to three words with commas between: rpo_grpo (if none is named), rpo_dapo,
-rpo_grpo_released, grpo, dapo; how far back a rollout may start, half_min (if none is named), min,
-or 300, 500, 800 tokens; length_aware, the paper's shaped reward. Training questions are the 7,000
-of open-rs.
+Variants, up to four words with commas between. The method: rpo_grpo_paper (if none is named) and
+rpo_dapo_paper, which train on the replayed prefix too, rpo_grpo and rpo_dapo, which do not (ours),
+rpo_grpo_released, grpo, dapo. How far back a rollout may start: half_min, as in the paper's section
+4.2 (if none is named; rpo_grpo_released: 299 tokens), min, or 300, 500, 800 tokens. plain (if none
+is named) or length_aware, the paper's shaped reward, which it recommends with RPO. any (if none is
+named) or only_correct, which keeps wrong responses from replacing right ones. Training questions
+are the 7,000 of open-rs.
 """
 
 from rl_speed.config import Config, presets

@@ -7,11 +7,12 @@ Launch:  python experiments/train.py --config=configs/speed_qwen2p5_math_1p5b.py
 Expect:  not run at this scale yet; what it takes of an H100's or a TPU's memory stands in
          experiments/results/targets/presets.md.
 
-Variants, two words with a comma between: speed_rloo (the first is meant if none is named), rloo,
-speed_dapo, dapo; and the training set, numina (integer answers, no proofs), dapo17k (1,000
-questions held out, as in the paper, and evaluated on) or deepscaler. The paper's other N_init:
---config.rule.n_init=4 and 6. It screens 64 prompts a call whatever is needed;
---config.driver.screening=missing screens what is missing.
+Variants, up to three words with commas between: speed_rloo (the first is meant if none is named),
+rloo, speed_dapo, dapo; the training set, numina (integer answers, no proofs), dapo17k (1,000
+questions held out, as in the paper, and evaluated on) or deepscaler; and paper or released, whose
+updates `presets.speed` compares. N_init is 4, which is released; the paper compares it with
+--config.rule.n_init=6 and 8. SPEED screens 64 prompts a call whatever is needed, as the paper does;
+--config.driver.screening=missing screens what is missing. Baselines are on-policy.
 """
 
 from rl_speed.config import Config, presets

@@ -28,7 +28,8 @@ from rl_speed.studies.comparison.runs import Variant
         ("rule.n_init", 30, "config.rule.n_init must be between 1 and config.rule.n"),
         ("sampler.top_p", 0.9, "cut the distribution that training samples from"),
         ("driver.buffer_groups", 4, "config.driver.buffer_groups"),
-        ("training.minibatches", 3, "config.training.minibatches .3. must divide"),
+        ("training.minibatches", 5, "config.training.minibatches .5. must divide the 384 samples"),
+        ("rule.inclusive", "left", "config.rule.inclusive must be one of both, low, high, neither"),
         (
             "mesh.data",
             5,
@@ -156,89 +157,312 @@ def test_variants_of_a_preset_are_words_of_their_own():
         presets.speed("model", "speed_dap")
     with pytest.raises(ValueError, match="is 'd' or 'e', not both"):
         presets.choose("d,e", words)
-    with pytest.raises(ValueError, match="'grpo' replays nothing, and has no window '300'"):
+    with pytest.raises(ValueError, match="'grpo' replays nothing, and has no '300'"):
         presets.rpo("model", "300,grpo")
+    with pytest.raises(ValueError, match="'dapo' replays nothing, and has no 'only_correct'"):
+        presets.rpo("model", "dapo,only_correct")
+    with pytest.raises(ValueError, match="no variant 'grpo'; nearest: .*grpo_ada_loss"):
+        presets.ada("model", "grpo")  # whose loss differs from that of every ada_*
 
 
-def test_papers_scale_as_the_papers_have_it():
-    """Numbers of methods.md, written down once more: batch, samples, lengths, steps,
-    and what makes each variant.
-    """
-    speed, dapo = presets.speed("m"), presets.speed("m", "deepscaler,speed_dapo")
-    assert (speed.driver.groups, speed.driver.screening, speed.driver.screen_prompts) == (
-        16,
-        "fixed",
-        64,
-    )
-    assert (speed.rule.n, speed.rule.n_init, speed.rule.low, speed.rule.high) == (24, 8, 0.0, 1.0)
-    assert (speed.data.max_prompt_length, speed.sampler.max_new, speed.sampler.temperature) == (
-        1024,
-        3072,
-        1.0,
-    )
-    assert (
-        speed.optimizer.learning_rate,
-        speed.optimizer.warmup_steps,
-        speed.optimizer.weight_decay,
-    ) == (1e-6, 10, 0.1)
-    assert (dapo.objective.clip_low, dapo.objective.clip_high, "deepscaler" in dapo.data.train) == (
-        0.2,
-        0.28,
-        True,
-    )
-    band = presets.band("m", "30-70")
-    assert (band.driver.groups, band.rule.n, band.training.steps, band.data.order) == (
-        16,
-        16,
-        256,
-        "visits",
-    )
-    assert (band.rule.low, band.rule.high, band.rule.inclusive, band.evaluation.temperature) == (
-        0.3,
-        0.7,
-        True,
-        0.6,
-    )
-    assert (
-        band.reward.format_weight == band.reward.language_weight == 1
-        and band.objective.reference_every > 0
-    )
-    assert (
-        not presets.band("m", "0-100").rule.inclusive
-        and presets.band("m", "plain").rule.name == "uniform"
-    )
-    ada = presets.ada("m", "ada_seq_pos")
-    assert (ada.driver.groups, ada.rule.n, ada.rule.m, ada.rule.rounds, ada.sampler.max_new) == (
-        512,
-        4,
-        8,
-        4,
-        2048,
-    )
-    assert (ada.rule.k_pos, ada.rule.k_neg, ada.objective.entropy_coef, ada.training.steps) == (
-        1,
-        0,
-        0.0,
-        600,
-    )
-    assert (
-        presets.ada("m", "paper").objective.entropy_coef == 1e-4
-        and presets.ada("m", "grpo").driver.groups == 512
-    )
-    rpo = presets.rpo("m", "800,length_aware")
-    assert (
-        rpo.driver.groups * rpo.rule.n,
-        rpo.rule.n,
-        rpo.sampler.temperature,
-        rpo.sampler.max_new,
-    ) == (576, 6, 0.7, 4096)
-    assert (rpo.replay.window, rpo.replay.length, rpo.replay.eps, rpo.reward.length_alpha) == (
-        "fixed",
-        800,
-        0.1,
-        0.01,
-    )
+# What the sources say, once more: (preset, variant, {field: value}, where).
+SOURCES = [
+    (
+        presets.speed,
+        "",
+        {
+            "driver.groups": 16,
+            "driver.screening": "fixed",
+            "driver.screen_prompts": 64,
+            "rule.n": 24,
+            "rule.low": 0.0,
+            "rule.high": 1.0,
+            "optimizer.learning_rate": 1e-6,
+            "optimizer.warmup_steps": 10,
+            "optimizer.weight_decay": 0.1,
+            "data.train": "numina/train.jsonl",
+            "data.keep": "no_proof,integer",
+        },
+        "Zhang et al., section 5.1",
+    ),
+    (presets.speed, "speed_dapo,dapo17k", {"data.hold_out": 1000}, "Zhang et al., section 5.1"),
+    *(
+        (
+            presets.speed,
+            f"{method},deepscaler",
+            {"objective.clip_low": 0.2, "objective.clip_high": 0.28},
+            "Zhang et al., section 5.1",
+        )
+        for method in ("speed_dapo", "dapo")
+    ),
+    # "The generation batch size is 64 for SPEED variants": not for these.
+    *(
+        (
+            presets.speed,
+            method,
+            {"driver.screening": "missing", "driver.max_age": 0, "rule.n": 24, "driver.groups": 16},
+            "Zhang et al., section 5.1; run_rloo_7b.sh",
+        )
+        for method in ("rloo", "dapo")
+    ),
+    (
+        presets.speed,
+        "released",
+        {
+            "rule.n_init": 4,
+            "data.max_prompt_length": 1024,
+            "sampler.max_new": 3072,
+            "sampler.temperature": 1.0,
+            "objective.loss": "ppo",
+            "objective.clip_high": 0.2,
+            "objective.dual_clip": 10.0,
+            "objective.old_logprobs": "recompute",
+            "training.minibatches": 6,
+        },
+        "run_fast_rloo_7b.sh",
+    ),
+    (
+        presets.speed,
+        "released,rloo",
+        {"training.minibatches": 1, "objective.loss": "ppo"},
+        "run_rloo_7b.sh",
+    ),
+    (
+        presets.band,
+        "30-70",
+        {
+            "data.train": "numina/train.jsonl",
+            "data.hold_out": 1024,
+            "data.eval": "",
+            "driver.groups": 16,
+            "rule.n": 16,
+        },
+        "Bae et al., section 5.1",
+    ),
+    (
+        presets.band,
+        "30-70",
+        {
+            "training.steps": 256,
+            "training.minibatches": 1,
+            "reward.accuracy_weight": 1.0,
+            "reward.format_weight": 1.0,
+            "reward.language_weight": 1.0,
+        },
+        "Bae et al., appendix C",
+    ),
+    (
+        presets.band,
+        "30-70",
+        {"data.order": "visits", "driver.accept": "launch", "driver.max_age": 0},
+        "Bae et al., Algorithm 1",
+    ),
+    *(
+        (
+            presets.band,
+            word,
+            {"rule.low": low, "rule.high": high, "rule.inclusive": inside},
+            "Bae et al., Table 1",
+        )
+        for word, low, high, inside in (
+            ("over-0", 0.0, 1.0, "high"),
+            ("over-20", 0.2, 1.0, "high"),
+            ("over-40", 0.4, 1.0, "high"),
+            ("under-100", 0.0, 1.0, "low"),
+            ("under-80", 0.0, 0.8, "low"),
+            ("under-60", 0.0, 0.6, "low"),
+            ("0-100", 0.0, 1.0, "neither"),
+            ("10-90", 0.1, 0.9, "neither"),
+            ("20-80", 0.2, 0.8, "neither"),
+            ("30-70", 0.3, 0.7, "neither"),
+            ("40-60", 0.4, 0.6, "neither"),
+        )
+    ),
+    (presets.band, "plain", {"rule.name": "uniform"}, "Bae et al., Table 1"),
+    *(
+        (
+            presets.band,
+            word,
+            {"data.keep_low": 0.2, "data.keep_high": 0.8, "data.order": order},
+            "Bae et al., section 6.2",
+        )
+        for word, order in (("curation", "shuffle"), ("schedule", "schedule"))
+    ),
+    (
+        presets.ada,
+        "",
+        {
+            "data.train": "openr1/train.jsonl",
+            "data.unique": True,
+            "data.keep_low": 1 / 16,
+            "data.keep_high": 0.375,
+            "driver.groups": 512,
+            "optimizer.learning_rate": 1e-6,
+            "optimizer.schedule": "constant",
+            "optimizer.warmup_steps": 10,
+            "objective.entropy_coef": 1e-4,
+            "objective.kl_coef": 0.0,
+            "objective.clip_low": 0.2,
+            "objective.clip_high": 0.28,
+            "training.steps": 600,
+            "rule.n": 4,
+            "evaluation.samples": 32,
+        },
+        "Xiong et al., section 4.1",
+    ),
+    (presets.ada, "hard", {"data.keep_low": 1 / 16, "data.keep_high": 2 / 16}, "appendix C.1"),
+    (
+        presets.ada,
+        "released",
+        {
+            "data.max_prompt_length": 1024,
+            "sampler.max_new": 2048,
+            "data.keep_high": 0.313,
+            "optimizer.weight_decay": 0.0,
+            "training.minibatches": 4,
+            "training.steps": 400,
+            "objective.dual_clip": 10.0,
+            "objective.entropy_coef": 0.0,
+            "objective.aggregation": "token_mean",
+            "objective.weight": "none",
+            "rule.k_pos": 2,
+            "rule.k_neg": 2,
+            "rule.m": 8,
+            "rule.rounds": 4,
+        },
+        "run_reinforce_ada.sh, prompt_selection.py",
+    ),
+    *(
+        (presets.ada, word, {"objective.weight": "inv_p"}, "Xiong et al., section 3.2")
+        for word in ("ada_seq_pos_paper", "ada_seq_balance_paper")
+    ),
+    (presets.ada, "ada_seq_pos", {"rule.k_pos": 1, "rule.k_neg": 0}, "released"),
+    (
+        presets.ada,
+        "ada_est_ema_paper",
+        {
+            "objective.weight": "inv_sqrt_p",
+            "objective.weight_from": "pool",
+            "objective.singleton": "zero",
+            "estimate.gamma": 0.5,
+            "rule.n": 8,
+            "training.minibatches": 4,
+        },
+        "Xiong et al., Algorithm 1; section 4.1",
+    ),
+    (
+        presets.ada,
+        "grpo_dapo_loss",
+        {"rule.n": 4, "driver.groups": 512, "objective.advantage": "grpo"},
+        "Xiong et al., equation 2; run_grpo.sh",
+    ),
+    (
+        presets.rpo,
+        "",
+        {
+            "replay.window": "half_min",
+            "replay.mask_prefix": False,
+            "replay.eps": 0.1,
+            "replay.start": "sample",
+        },
+        "Yi et al., equations 1, 3 and 5, section 4.2, Table 8",
+    ),
+    (
+        presets.rpo,
+        "800,length_aware,only_correct",
+        {
+            "rule.n": 6,
+            "driver.groups": 96,
+            "sampler.temperature": 0.7,
+            "sampler.max_new": 4096,
+            "replay.window": "fixed",
+            "replay.length": 800,
+            "replay.only_correct": True,
+            "reward.length_alpha": 0.01,
+            "reward.length_low": 0.5,
+            "reward.length_high": 1.0,
+        },
+        "Yi et al., section 4.1",
+    ),
+    (
+        presets.rpo,
+        "rpo_grpo_released",
+        {
+            "replay.window": "fixed",
+            "replay.length": 299,
+            "replay.eps": 0.5,
+            "replay.max_new": -1,
+            "replay.mask_prefix": False,
+            "optimizer.schedule": "cosine",
+            "optimizer.final_rate": 0.1,
+            "optimizer.warmup_steps": 29,
+        },
+        "RPO as released",
+    ),
+    (presets.rpo, "grpo", {"replay.window": "none"}, "Yi et al., Table 1"),
+    *(
+        (
+            presets.evaluation,
+            name,
+            {
+                "evaluation.temperature": temperature,
+                "evaluation.top_p": top_p,
+                "sampler.max_new": tokens,
+            },
+            where,
+        )
+        for name, temperature, top_p, tokens, where in (
+            ("speed", 1.0, 1.0, 3072, "the training of run_fast_rloo_7b.sh"),
+            ("band", 0.6, 0.95, 8192, "Bae et al., appendix D"),
+            ("ada", 1.0, 1.0, 4096, "Xiong et al., section 4.1"),
+            ("rpo", 0.6, 0.95, 32768, "eval_model.sh"),
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    "preset,variant,said,where",
+    SOURCES,
+    ids=[f"{preset.__name__}-{variant}-{where}" for preset, variant, _, where in SOURCES],
+)
+def test_papers_scale_as_the_sources_have_it(preset, variant, said, where):
+    config = preset(variant) if preset is presets.evaluation else preset("m", variant)
+    assert {field: config.get(field) for field in said} == said, where
+
+
+def test_epochs_of_rpo_and_the_groups_of_fixed_batches():
+    rpo = presets.rpo("m")
+    assert rpo.driver.groups * rpo.rule.n == 576  # read as samples
     assert round(rpo.training.steps * rpo.driver.groups / 7000, 2) == 4.0
+    # Of every method of Reinforce-Ada a batch has 512 prompts.
+    assert {presets.ada("m", word).driver.groups for word in presets.ADA[0]} == {512}
+
+
+def test_cold_start_as_the_paper_has_it(repo):
+    """Bae et al., appendix C."""
+    band = load(repo / "configs" / "sft.py").get_config("band").validate()
+    assert (band.optimizer.learning_rate, band.optimizer.warmup_steps) == (5e-6, 25)
+    assert (band.optimizer.schedule, band.examples.epochs, band.examples.batch) == ("linear", 5, 21)
+
+
+# What a method may have else than its baseline besides how it samples; all of it is in its name.
+OF_THE_METHOD = ("objective.weight", "objective.weight_from", "objective.singleton")
+
+
+def test_methods_that_differ_in_sampling_have_the_same_loss(repo):
+    """And README.md's table has each pair."""
+    text = (repo / "rl_speed" / "config" / "README.md").read_text()
+    rows = [[x.strip() for x in line.split("|")] for line in text.splitlines() if line[:3] == "| `"]
+    assert {row[1].strip("`"): row[4].strip("`") for row in rows} == methods.BASELINES
+    for method, baseline in methods.BASELINES.items():
+        mine, other = methods.METHODS[method], methods.METHODS[baseline]
+        differ = {path for path in {**mine, **other} if mine.get(path) != other.get(path)}
+        loss = {path for path in differ if path.startswith(("objective.", "reward."))}
+        weighted = method.startswith("ada_est") or method.endswith("_paper")
+        assert differ - loss and loss <= set(OF_THE_METHOD if weighted else ()), method
+    left = set(methods.METHODS) - set(methods.BASELINES)
+    assert all(methods.METHODS[method]["rule.name"] == "uniform" for method in left)
 
 
 def test_variants_change_fields_and_name_mistakes():

@@ -60,12 +60,13 @@ def check(c: "Config") -> None:
     _check_generation_mesh(c)
     _check_rewards(c)
     _check_logging(c)
-    if c.driver.groups % c.training.minibatches:
+    samples = c.driver.groups * c.rule.n
+    if samples % c.training.minibatches:
         raise ValueError(
-            f"config.training.minibatches ({c.training.minibatches}) must divide "
-            f"config.driver.groups ({c.driver.groups}): groups are not split"
+            f"config.training.minibatches ({c.training.minibatches}) must divide the {samples} "
+            "samples of a batch (config.driver.groups x config.rule.n)"
         )
-    rows = c.driver.groups * c.rule.n // c.training.minibatches
+    rows = samples // c.training.minibatches
     shards = c.mesh.data * c.mesh.fsdp
     if rows % shards:
         raise ValueError(

@@ -1,6 +1,11 @@
 """The named methods: which rule and which objective each is.
 
-A config picks one; `compare` runs several from one start.
+A config picks one; `compare` runs several from one start. A name without an ending is our default;
+`_paper` and `_released` are that method as its paper, or its authors' code, has it. `BASELINES`
+says what to compare a method with.
+
+Proximal policy optimisation with a critic, which the SPEED paper names among its base algorithms,
+is not here: only its clipped loss is (`objective.loss="ppo"`), with advantages from groups.
 """
 
 from rl_speed.config import Config
@@ -17,6 +22,7 @@ _GRPO = {
     "objective.clip_low": 0.2,
     "objective.clip_high": 0.2,
 }
+# The loss of DAPO, and of GRPO where verl's defaults make it, as Reinforce-Ada's baseline.
 _DAPO = {
     "objective.advantage": "grpo",
     "objective.loss": "ppo",
@@ -46,12 +52,15 @@ _UNIFORM, _DYNAMIC, _SPEED = (
     {"rule.name": "dynamic"},
     {"rule.name": "speed"},
 )
-# One of the balanced bands of Bae et al.; rule.low, rule.high and rule.inclusive make the others.
-_BAND = {"rule.name": "band", "rule.low": 0.2, "rule.high": 0.8}
+# A balanced band of Bae et al., ends inside; rule.low, rule.high, rule.inclusive make the others.
+_BAND = {"rule.name": "band", "rule.low": 0.2, "rule.high": 0.8, "rule.inclusive": "both"}
 
-# Reinforce-Ada: pools of up to 4 rounds of 8 samples, of which 4 are trained on; a batch is decided
-# before the next begins.
-_ADA = {**_DAPO, "objective.advantage": "pool", "driver.prefetch": False}
+# Reinforce-Ada: the advantage is r - the mean of all samples of the prompt (Algorithms 1 and 2),
+# over no standard deviation; so it is released, too (norm_adv_by_std_in_grpo=False).
+_ADA_LOSS = {**_DAPO, "objective.advantage": "pool"}
+# A batch is decided before the next begins. Pools of up to 4 rounds of 8 samples, of which 4 are
+# trained on.
+_ADA = {**_ADA_LOSS, "driver.prefetch": False}
 _SEQUENTIAL = {
     **_ADA,
     "rule.name": "sequential",
@@ -62,8 +71,15 @@ _SEQUENTIAL = {
 }
 _POS = {**_SEQUENTIAL, "rule.k_pos": 1, "rule.k_neg": 0}
 _BALANCE = {**_SEQUENTIAL, "rule.k_pos": 2, "rule.k_neg": 2}
-# Budgets of 8 samples on average; gamma 1/2 with the weight 1/sqrt(p) for the rest is the
-# paper's hybrid.
+# Section 3.2 multiplies the gradient by 1/p_hat; Algorithm 2 and the released code do not.
+_SEQ_PAPER = {"objective.weight": "inv_p"}
+# Section 3.3 says that DAPO's refilling can be combined with it, not how. Ours: a prompt is sampled
+# until one answer is right and one wrong, and replaced if it never is.
+_SEQ_DAPO = {**_BALANCE, "rule.k_pos": 1, "rule.k_neg": 1, "rule.on_unresolved": "drop"}
+# Budgets of 8 samples on average, in proportion to 1/sqrt(p_hat), and the weight 1/sqrt(p) for the
+# rest: the hybrid of section 3.1. Ours: at most 32 samples a prompt, where the paper leaves N_max
+# open; the weight is of the estimate from before the visit, which knows nothing of the rewards that
+# it multiplies; a single sample is measured against that estimate.
 _ESTIMATED = {
     **_ADA,
     "rule.name": "allocated",
@@ -75,15 +91,27 @@ _ESTIMATED = {
     "objective.weight_from": "estimate",
     "objective.singleton": "estimate",
 }
+# Algorithm 1, lines 14 to 16: weight and baseline are of the samples just collected. That weight is
+# correlated with the advantage that it multiplies: of N samples it is sqrt(N) at most, and its mean
+# effect (theory.sequential_weight) at p = 0.1 and N = 8 is 2.1, where 1/sqrt(p) is 3.2.
+_EST_PAPER = {**_ESTIMATED, "objective.weight_from": "pool", "objective.singleton": "zero"}
+# Released: budgets in proportion to 1/p_hat, no weight. There they are 1 + a share of the rest,
+# without bound; here rule.n_max bounds them.
+_EST_RELEASED = {**_EST_PAPER, "estimate.gamma": 1.0, "objective.weight": "none"}
 
 # RPO: rollouts start inside a cached response. L = the group's shortest response fits any scale,
-# and lets a rollout undo whatever went wrong; 300, 500 and 800 tokens are the paper's fixed ones.
+# and lets a rollout undo whatever went wrong; half of it, and 300, 500 and 800 tokens are the
+# paper's. Replayed tokens are not trained on, which is ours: they were sampled by another policy.
 _RPO = {"replay.window": "min", "replay.eps": 0.1, "replay.start": "sample"}
-_RPO_RELEASED = {**_RPO, "replay.eps": 0.5, "replay.mask_prefix": False, "replay.max_new": -1}
+# Equations 3 and 5: o is prefix and suffix, and the loss goes over all of it.
+_RPO_PAPER = {**_RPO, "replay.mask_prefix": False}
+_RPO_RELEASED = {**_RPO_PAPER, "replay.eps": 0.5, "replay.max_new": -1}
 
 METHODS: dict[str, dict[str, object]] = {
     "rloo": _UNIFORM | _RLOO,
     "grpo": _UNIFORM | _GRPO,
+    "grpo_dapo_loss": _UNIFORM | _DAPO,
+    "grpo_ada_loss": _UNIFORM | _ADA_LOSS,
     "dr_grpo": _UNIFORM | _DR_GRPO,
     "gspo": _UNIFORM | _GSPO,
     "cispo": _UNIFORM | _CISPO,
@@ -94,28 +122,41 @@ METHODS: dict[str, dict[str, object]] = {
     "speed_rloo": _SPEED | _RLOO,
     "speed_grpo": _SPEED | _GRPO,
     "speed_dapo": _SPEED | _DAPO,
+    "speed_dr_grpo": _SPEED | _DR_GRPO,
     "speed_reinforce": _SPEED | _REINFORCE,
+    "speed_reinforce_pp": _SPEED | _REINFORCE_PP,
     "ada_seq_pos": _POS,
+    "ada_seq_pos_paper": _POS | _SEQ_PAPER,
     "ada_seq_balance": _BALANCE,
-    "ada_seq_balance_paper": {
-        **_BALANCE,
-        "objective.weight": "inv_p",
-        "objective.entropy_coef": 1e-4,
-    },
-    "ada_est_ema": {**_ESTIMATED, "estimate.kind": "ema"},
-    "ada_est_ema_released": {
-        **_ESTIMATED,
-        "estimate.kind": "ema",
-        "estimate.gamma": 1.0,
-        "objective.weight": "none",
-        "objective.weight_from": "pool",
-        "objective.singleton": "zero",
-    },
+    "ada_seq_balance_paper": _BALANCE | _SEQ_PAPER,
+    "ada_seq_dapo": _SEQ_DAPO,
+    "ada_est_ema": _ESTIMATED | {"estimate.kind": "ema"},
+    "ada_est_ema_paper": _EST_PAPER | {"estimate.kind": "ema"},
+    "ada_est_ema_released": _EST_RELEASED | {"estimate.kind": "ema"},
+    "ada_est_value": _ESTIMATED | {"estimate.kind": "value"},
+    "ada_est_value_paper": _EST_PAPER | {"estimate.kind": "value"},
     "rpo_grpo": _UNIFORM | _GRPO | _RPO,
+    "rpo_grpo_paper": _UNIFORM | _GRPO | _RPO_PAPER,
     "rpo_grpo_released": _UNIFORM | _GRPO | _RPO_RELEASED,
     "rpo_dapo": _DYNAMIC | _DAPO | _RPO,
+    "rpo_dapo_paper": _DYNAMIC | _DAPO | _RPO_PAPER,
     "rpo_speed_rloo": _SPEED | _RLOO | _RPO,
-    "ada_est_value": {**_ESTIMATED, "estimate.kind": "value"},
+}
+
+# The method with the same loss that samples plainly: what a claim about sampling is to be held
+# against. What else of the objective a method changes (weights of prompts, training on prefixes) is
+# a part of the method; README.md has the table.
+BASELINES: dict[str, str] = {
+    "speed_rloo": "rloo",
+    **{name: "grpo" for name in ("speed_grpo", "band_grpo")},
+    **{name: "grpo" for name in METHODS if name.startswith("rpo_grpo")},
+    **{name: "grpo_dapo_loss" for name in ("dapo", "speed_dapo")},
+    **{name: "dapo" for name in METHODS if name.startswith("rpo_dapo")},
+    **{name: "grpo_ada_loss" for name in METHODS if name.startswith("ada_")},
+    "speed_dr_grpo": "dr_grpo",
+    "speed_reinforce": "reinforce",
+    "speed_reinforce_pp": "reinforce_pp",
+    "rpo_speed_rloo": "speed_rloo",
 }
 
 

@@ -19,41 +19,61 @@ EMBEDDED: Words = (
     ("speed_rloo", *(name for name in methods.METHODS if name != "speed_rloo")),
     tuple(TASKS),
 )
-SPEED: Words = (("speed_rloo", "rloo", "speed_dapo", "dapo"), ("numina", "dapo17k", "deepscaler"))
-BAND: Words = (
-    (
-        "20-80",
-        "plain",
-        "0-100",
-        "10-90",
-        "30-70",
-        "40-60",
-        "20-100",
-        "40-100",
-        "0-80",
-        "0-60",
-        "curation",
-        "schedule",
-    ),
+SPEED: Words = (
+    ("speed_rloo", "rloo", "speed_dapo", "dapo"),
+    ("numina", "dapo17k", "deepscaler"),
+    ("paper", "released"),
 )
+# Table 1 of Bae et al.: thresholds, and which of them are inside.
+BANDS = {
+    "20-80": (0.2, 0.8, "neither"),
+    "0-100": (0.0, 1.0, "neither"),
+    "10-90": (0.1, 0.9, "neither"),
+    "30-70": (0.3, 0.7, "neither"),
+    "40-60": (0.4, 0.6, "neither"),
+    "over-0": (0.0, 1.0, "high"),
+    "over-20": (0.2, 1.0, "high"),
+    "over-40": (0.4, 1.0, "high"),
+    "under-100": (0.0, 1.0, "low"),
+    "under-80": (0.0, 0.8, "low"),
+    "under-60": (0.0, 0.6, "low"),
+}
+BAND: Words = ((*BANDS, "plain", "curation", "schedule"),)
 ADA: Words = (
     (
         "ada_seq_balance",
-        "ada_seq_pos",
         "ada_seq_balance_paper",
+        "ada_seq_pos",
+        "ada_seq_pos_paper",
+        "ada_seq_dapo",
         "ada_est_ema",
+        "ada_est_ema_paper",
         "ada_est_ema_released",
         "ada_est_value",
-        "grpo",
+        "ada_est_value_paper",
+        "grpo_dapo_loss",
+        "grpo_ada_loss",
+        "dapo",
     ),
-    ("released", "paper"),
+    ("paper", "released"),
+    ("moderate", "hard"),
 )
+# A window that is not named is the method's: half_min, or as released up to 299 tokens.
 RPO: Words = (
-    ("rpo_grpo", "rpo_dapo", "rpo_grpo_released", "grpo", "dapo"),
-    ("half_min", "min", "300", "500", "800"),
+    (
+        "rpo_grpo_paper",
+        "rpo_dapo_paper",
+        "rpo_grpo",
+        "rpo_dapo",
+        "rpo_grpo_released",
+        "grpo",
+        "dapo",
+    ),
+    ("", "half_min", "min", "300", "500", "800"),
     ("plain", "length_aware"),
+    ("any", "only_correct"),
 )
-# How a policy is asked and judged: as the embedded task is, as any model, or as a paper does.
+# How a policy is asked and judged: as an embedded task is, as any model, or for a paper.
 EVALUATION: Words = (("embedded", "scratchpad", "chat", "speed", "band", "ada", "rpo"),)
 
 # Files of questions, below the folder that the run is launched from.
@@ -61,17 +81,18 @@ TRAIN = {
     "numina": "numina/train.jsonl",
     "dapo17k": "dapo17k/dapo_math_17k.jsonl.gz",
     "deepscaler": "deepscaler/deepscaler_40k.jsonl.gz",
+    "openr1": "openr1/train.jsonl",
     "open_rs": "open_rs/train.jsonl",
 }
 
 
 def choose(variant: str, words: Words) -> list[str]:
     """One word of each tuple: those that `variant` names,
-    in any order with commas between them, else the first.
+    in any order with commas between them, else the first, which may be empty.
 
     Raises ValueError: a word that is in none, or two from one.
     """
-    chosen, known = [""] * len(words), [word for group in words for word in group]
+    chosen, known = [""] * len(words), [word for group in words for word in group if word]
     for word in filter(None, variant.split(",")):
         where = next((i for i, group in enumerate(words) if word in group), None)
         if where is None:
@@ -212,23 +233,48 @@ def language_model(
 def speed(path: str, variant: str = "", devices: int = 1) -> Config:
     """Zhang et al. (arXiv 2506.09016), section 5: SPEED-RLOO, SPEED-DAPO and their baselines.
 
-    `variant`: see `choose`, SPEED.
-    """
-    method, data = choose(variant, SPEED)
+    `variant`: see `choose`, SPEED. "paper" and "released" differ in what the update does:
+
+    | | paper | released (run_fast_rloo_7b.sh, run_rloo_7b.sh) |
+    |---|---|---|
+    | log-probs that ratios are taken against | as sampled (ours: the paper does not say) | recomputed: stale samples count as on-policy |
+    | RLOO's loss | policy gradient | clipped, 0.2 and 0.2 |
+    | dual clip | none | 10 |
+    | optimizer steps a step | 1 (ours) | 6 for SPEED (its mini-batch is scaled by N_init), 1 for baselines |
+
+    Baselines sample 16 prompts of 24 for each step, from the policy that it updates. Neither is the
+    paper's Algorithm 2 to the letter: accepted prompts wait here until a step needs them, as section
+    4.3 says, and there they are continued in the next call. DeepScaleR has 40 thousand questions;
+    the paper writes 400 thousand. Nothing compares what `data.keep` leaves of NuminaMath with the
+    paper's 220 thousand: data.json of the workdir tells the count.
+    """  # noqa: E501
+    method, data, source = choose(variant, SPEED)
+    # Temperature and the limits of prompt and response: as released, the paper has none.
     config = language_model(
         path, data, "qwen_math_cot", max_prompt=1024, max_new=3072, devices=devices
     )
+    config.sampler.temperature = 1.0
     methods.apply(config, method)
     # As in the paper, NuminaMath's whole answers; and of DAPO-17k, 1,000 questions that never
     # train: it is evaluated on them.
     config.data.keep = "no_proof,integer" if data == "numina" else ""
     if data == "dapo17k":
         config.data.hold_out, config.data.eval = 1000, ""
-    config.rule.n, config.rule.n_init = 24, 8  # the paper's other N_init: 4 and 6
+    # Of N_init the paper compares 4, 6 and 8 (Figure 5, which favours 4) and names none as its own;
+    # 4 is released.
+    config.rule.n, config.rule.n_init = 24, 4
     config.driver.groups = 16
-    config.driver.screening, config.driver.screen_prompts = "fixed", 64
+    screens = method.startswith("speed")
+    if screens:  # "the generation batch size is 64 for SPEED variants"
+        config.driver.screening, config.driver.screen_prompts = "fixed", 64
+    else:
+        # On-policy: what DAPO's refilling completes beyond the batch is dropped, as in verl.
+        config.driver.screening, config.driver.max_age = "missing", 0
     config.optimizer.warmup_steps, config.optimizer.weight_decay = 10, 0.1
-    config.sampler.temperature = 1.0
+    if source == "released":
+        config.objective.loss, config.objective.old_logprobs = "ppo", "recompute"
+        config.objective.dual_clip = 10.0
+        config.training.minibatches = 6 if screens else 1
     config.training.steps = 500  # ours
     return config
 
@@ -236,26 +282,36 @@ def speed(path: str, variant: str = "", devices: int = 1) -> Config:
 def band(path: str, variant: str = "", devices: int = 4) -> Config:
     """Bae et al. (arXiv 2504.03380): GRPO on a band of pass rates, and the baselines.
 
-    `variant`: see `choose`, BAND.
-
-    "LOW-HIGH" is the band in percent, both ends in, except in "0-100", which would keep everything.
+    `variant`: see `choose`, BAND. BANDS has the rows of the paper's Table 1: "LOW-HIGH" is a
+    balanced band in percent, "over-20" is 0.2 < p <= 1, "under-80" is 0 <= p < 0.8. With 16
+    rollouts no rate lies on 0.1 to 0.9, so that there `rule.inclusive` decides at 0 and 1 alone.
     "plain" is GRPO; "curation" filters once by a proxy's pass rates, "schedule" also orders easy to
     hard by them.
+
+    Where this is not Algorithm 1: C_max is the most prompts of a call, not refilled while it runs
+    (driver.accept="completion" takes groups as they end); a prompt that completes after the batch
+    is full counts as visited and is dropped, where the paper cancels it and its count stays. The
+    prompt ends with the opening think tag (ours), so that the first of the five checks of format
+    always holds.
     """
     (strategy,) = choose(variant, BAND)
+    # The limits of prompt and response are ours.
     config = language_model(
-        path, "deepscaler", "r1_zero_boxed", max_prompt=1024, max_new=4096, devices=devices
+        path, "numina", "r1_zero_boxed", max_prompt=1024, max_new=4096, devices=devices
     )
+    # "We leave out 1,024 problems as a validation set" (section 5.1). A proof has no answer to
+    # verify: ours.
+    config.data.hold_out, config.data.eval, config.data.keep = 1024, "", "no_proof"
     config.rule.n, config.driver.groups, config.training.steps = 16, 16, 256
-    methods.apply(config, "band_grpo" if "-" in strategy else "grpo")
-    if "-" in strategy:
-        config.rule.low, config.rule.high = (int(end) / 100 for end in strategy.split("-"))
-        config.rule.inclusive = strategy != "0-100"
+    methods.apply(config, "band_grpo" if strategy in BANDS else "grpo")
+    if strategy in BANDS:
+        config.rule.low, config.rule.high, config.rule.inclusive = BANDS[strategy]
     config.data.order = "visits" if strategy not in ("curation", "schedule") else "shuffle"
     if strategy in ("curation", "schedule"):
-        # Of the training prompts, from experiments/pass_rates.py --split=train.
+        # Of the training prompts, from experiments/pass_rates.py --split=train. Thresholds: section
+        # 6.2.
         config.data.pass_rates = "pass_rates.json"
-        config.data.keep_low, config.data.keep_high = 0.2, 0.8  # ours
+        config.data.keep_low, config.data.keep_high = 0.2, 0.8
         config.data.order = "schedule" if strategy == "schedule" else "shuffle"
     # Accuracy alone filters; format and language are trained on beside it, a reward in [0, 3].
     config.reward.format_weight = config.reward.language_weight = 1.0
@@ -270,26 +326,55 @@ def band(path: str, variant: str = "", devices: int = 4) -> Config:
 
 
 def ada(path: str, variant: str = "", devices: int = 1) -> Config:
-    """Xiong et al., Reinforce-Ada, as released, or with the paper's entropy bonus.
+    """Xiong et al., Reinforce-Ada (section 4.1), or their released runs.
 
-    `variant`: see `choose`, ADA.
+    `variant`: see `choose`, ADA. "paper" and "released" (run_reinforce_ada.sh) differ:
+
+    | | paper | released |
+    |---|---|---|
+    | entropy bonus | 1e-4 | none |
+    | steps | 600 | 400 |
+    | moderate: pass rate over 16 samples | above 0, to 0.375 | above 0, to 0.313 |
+
+    What the paper leaves open is as released in both: prompts of 1,024 tokens, no weight decay, 4
+    optimizer steps a step (mini-batches of 128 prompts of 512), dual clip 10.
+
+    Both filter OpenR1-Math-220k by the starting policy's pass rates. They are in the file
+    `data.pass_rates`, measured first:
+
+        python experiments/pass_rates.py --config=configs/ada_MODEL.py --config.model.path=DIRECTORY
+            --split=train --samples=16 --out=FOLDER
+
+    and then named by --config.data.pass_rates=FOLDER/pass_rates.json. "hard" keeps those of which 1
+    or 2 of the 16 are right (appendix C.1). Baselines: "grpo_dapo_loss" is GRPO as the paper
+    compares with (token mean, clip 0.2 and 0.28, advantages over their standard deviation; 8 and 16
+    samples by rule.n), "grpo_ada_loss" differs from the ada_* in sampling alone.
     """
-    method, entropy = choose(variant, ADA)
+    method, source, difficulty = choose(variant, ADA)
+    paper = source == "paper"
     config = language_model(
-        path, "deepscaler", "qwen_math_cot", max_prompt=512, max_new=2048, devices=devices
+        path, "openr1", "qwen_math_cot", max_prompt=1024, max_new=2048, devices=devices
     )
+    # Duplicates leave by `data.unique`. Which "reference solutions fail verification" is ours:
+    # those that the publisher marks as not valid, and golds that cannot be read.
+    config.data.keep = "no_proof,valid"
+    config.data.pass_rates = "pass_rates.json"
+    most = 2 / 16 if difficulty == "hard" else 0.375 if paper else 0.313
+    config.data.keep_low, config.data.keep_high = 1 / 16, most
     config.rule.n = 4
-    # 4 rounds of 8, of which 4 are kept; budgets are 8 samples on average (ours).
+    # 4 rounds of 8, of which 4 are kept; budgets are 8 samples on average.
     methods.apply(config, method)
     config.driver.groups = config.driver.buffer_groups = 512
     # Ours: a batch is gathered in several calls, so that its prompts' KV fits; budgets are shared
     # out among those of one call.
     config.driver.screen_prompts = 512 if config.rule.name == "allocated" else 128
     config.objective.clip_low, config.objective.clip_high = 0.2, 0.28
-    if entropy == "paper":
-        config.objective.entropy_coef = 1e-4
+    config.objective.dual_clip = 10.0
+    config.objective.entropy_coef = 1e-4 if paper else 0.0
+    config.optimizer.warmup_steps, config.optimizer.weight_decay = 10, 0.0
+    config.training.minibatches = 4
     config.sampler.temperature = 1.0
-    config.training.steps = 600
+    config.training.steps = 600 if paper else 400
     config.evaluation.samples = 32
     config.evaluation.every = 100  # ours
     return config
@@ -298,27 +383,46 @@ def ada(path: str, variant: str = "", devices: int = 1) -> Config:
 def rpo(path: str, variant: str = "", devices: int = 1) -> Config:
     """Yi et al., RPO: GRPO or DAPO from cached responses, and without.
 
-    `variant`: see `choose`, RPO.
+    `variant`: see `choose`, RPO. A number is L in tokens. "rpo_grpo_paper" and "rpo_dapo_paper"
+    train on the replayed prefix too (equations 3 and 5), "rpo_grpo" and "rpo_dapo" on what was
+    sampled alone, which is ours. "length_aware" is the paper's shaped reward with alpha 0.01, in
+    [0.5, 1], wrong answers at 0; section 4.2 recommends it with RPO, and against it without: Table
+    1 has all eight. "only_correct" keeps wrong responses from replacing right ones in the cache
+    (section 1: "the reasoning path that leads to the correct answer"; section 3.3 replaces any).
 
-    A number is L in tokens. "length_aware" is the paper's shaped reward with alpha 0.01, in
-    [0.5, 1], wrong answers at 0.
+    The paper's batch of 576 is read as samples, 96 questions of 6; "4 epochs" of 7,000 questions
+    are then 292 steps. The learning rate, weight decay, and a KL coefficient of 0 (equation 5 has a
+    beta and section 4.1 no number for it) are ours.
+
+    "rpo_grpo_released" has the released run's window (1 to 299 tokens, and the suffix as long as
+    what was cut off), eps 0.5, cosine schedule to a tenth of the peak and warm-up over a tenth of
+    the steps. It lacks that run's rewards for format and its cosine reward; and its length-aware
+    reward, which counts words, with alpha 0.1, and not tokens.
     """
-    method, window, reward = choose(variant, RPO)
+    method, window, reward, replaces = choose(variant, RPO)
     config = language_model(
         path, "open_rs", "open_rs", max_prompt=512, max_new=4096, devices=devices
     )
     config.rule.n = 6
     methods.apply(config, method)
-    config.driver.groups = 96  # 576 samples
+    config.driver.groups = 96
     config.driver.screen_prompts, config.driver.buffer_groups = 96, 192  # ours
     # Contexts are a prompt and a replayed response, and take the room of the others.
     config.sampler.slots = max(128, 32 * devices)
-    if config.replay.window != "none":
+    config.training.steps = 292
+    if config.replay.window == "none":
+        if window or replaces == "only_correct":
+            raise ValueError(f"{method!r} replays nothing, and has no {window or replaces!r}")
+    else:
+        # "half of the minimum response length" (section 4.2).
+        window = window or ("299" if method == "rpo_grpo_released" else "half_min")
         config.replay.window, config.replay.length = (
             ("fixed", int(window)) if window.isdigit() else (window, config.replay.length)
         )
-    elif window != RPO[1][0]:
-        raise ValueError(f"{method!r} replays nothing, and has no window {window!r}")
+        config.replay.only_correct = replaces == "only_correct"
+    if method == "rpo_grpo_released":
+        config.optimizer.schedule, config.optimizer.final_rate = "cosine", 0.1
+        config.optimizer.warmup_steps = config.training.steps // 10
     if reward == "length_aware":
         config.reward.length_alpha, config.reward.length_low, config.reward.length_high = (
             0.01,
@@ -326,15 +430,14 @@ def rpo(path: str, variant: str = "", devices: int = 1) -> Config:
             1.0,
         )
     config.sampler.temperature = config.evaluation.temperature = 0.7
-    config.training.steps = 292  # 4 epochs of 7,000 questions
     return config
 
 
 def evaluation(variant: str = "") -> Config:
     """How experiments/evaluate.py asks and judges. `variant`: see `choose`, EVALUATION.
 
-    A paper's are temperature, top-p, prompt, verifier and the limit of a response; the rest is
-    ours.
+    Temperature, top-p and the limit of a response come from whom configs/evaluation.py names; the
+    rest is ours.
     """
     (name,) = choose(variant, EVALUATION)
     if name == "chat":
@@ -344,8 +447,13 @@ def evaluation(variant: str = "") -> Config:
         config = embedded(task=POLICIES[name].name)
     else:
         config = {"speed": speed, "band": band, "ada": ada, "rpo": rpo}[name]("MODEL", devices=1)
-    # Bae et al. and Xiong et al. train with shorter responses.
-    config.sampler.max_new = {"band": 8192, "ada": 4096}.get(name, config.sampler.max_new)
+    # Bae et al. (appendix D) and Xiong et al. (section 4.1) train with shorter responses. Yi et al.
+    # evaluate with lighteval and say no more: their eval_model.sh.
+    config.sampler.max_new = {"band": 8192, "ada": 4096, "rpo": 32768}.get(
+        name, config.sampler.max_new
+    )
+    if name == "rpo":
+        config.evaluation.temperature, config.evaluation.top_p = 0.6, 0.95
     config.model.compute_dtype, config.data.on_bad_row = "float32", "error"
     config.data.max_prompt_length = 0  # as the longest needs
     config.reward.workers = min(16, os.cpu_count() or 1)

@@ -24,7 +24,7 @@ from rl_speed.objectives import (
     POOL_ADVANTAGES,
     settings_of,
 )
-from rl_speed.sampling.rules import Allocated, Band, Dynamic, Rule, Sequential, Speed, Uniform
+from rl_speed.sampling.rules import ENDS, Allocated, Band, Dynamic, Rule, Sequential, Speed, Uniform
 
 # Directory of the policy that ships with the package.
 EMBEDDED = "embedded"
@@ -132,7 +132,9 @@ class RuleConfig:
     # speed: continue where low < pass rate < high, strictly; band: keep what lies between.
     low: float = 0.0
     high: float = 1.0
-    inclusive: bool = True  # band: low and high themselves count
+    # band: which of low and high are inside. Bae et al. have both in section 4.4; in Table 1
+    # neither for balanced bands, and one for skewed ones.
+    inclusive: str = one_of(*ENDS)
     m: int = 8  # sequential: samples a round
     rounds: int = 4  # sequential: at most
     k_pos: int = 1  # sequential: right samples that a prompt waits for
@@ -202,8 +204,8 @@ class Replay:
     per_sample: bool = False  # every sample draws its own cut; otherwise a group shares one
     # Tokens of a suffix at most (0: sampler.max_new; -1: as many as were cut off, as released).
     max_new: int = 0
-    # Train on the suffix alone; otherwise on the replayed tokens too, taken as on-policy
-    # (as released).
+    # Train on the suffix alone (ours); otherwise on the replayed tokens too, taken as on-policy
+    # (equations 3 and 5 of the paper, and its release).
     mask_prefix: bool = True
     # The response kept of a group: with this probability the one of highest reward, else any other
     # (-1: the first stays for ever).
@@ -248,7 +250,8 @@ class Objective:
     weight: str = one_of("none", "inv_p", "inv_sqrt_p", "power")
     weight_power: float = 0.5
     weight_cap: float = 0.0  # largest weight (0: no bound)
-    # p of the weight: the pool's, or as estimated before the visit.
+    # p of the weight: the pool's (Reinforce-Ada, Algorithm 1: biased, since the same rewards are in
+    # the advantage), or as estimated before the visit (ours: unbiased for the weight's own p).
     weight_from: str = one_of("pool", "estimate")
     # pool: advantage of an only sample: 0, or r - the estimate.
     singleton: str = one_of("zero", "estimate")
@@ -311,6 +314,7 @@ class Optimizer:
     learning_rate: float = 1e-4
     warmup_steps: int = 10
     schedule: str = one_of("constant", "linear", "cosine")
+    final_rate: float = 0.0  # linear, cosine: share of learning_rate that is left at the end
     weight_decay: float = 0.1
     b1: float = 0.9
     b2: float = 0.999
@@ -369,7 +373,9 @@ class Training:
     # many (0: a thirty-second of the longest rows that a batch can have). A piece holds one row of
     # any length at least.
     micro_tokens: int = 0
-    minibatches: int = 1  # optimizer steps per RL step
+    # Optimizer steps per RL step, each on as many samples; groups stay whole where all are of
+    # one size and their number is divisible.
+    minibatches: int = 1
     max_skipped: int = 5  # stop after so many non-finite updates in a row
 
 

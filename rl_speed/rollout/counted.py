@@ -29,7 +29,7 @@ class BetaEma:
     estimate used at a step is then the one from before it. Released settings: Beta(1,
     16), decay 0.9.
 
-    Source: Reinforce-Ada, section 3.3; methods.md section 3.
+    Source: Reinforce-Ada, section 3.1; methods.md section 3.
 
     Args:
       a, b: the prior, positive. decay: in (0, 1]; 1 keeps everything.

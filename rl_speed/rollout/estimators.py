@@ -6,7 +6,7 @@ used at a step is so the one from before it. `EmaEstimator` remembers each promp
 `ValueEstimator` reads the policy's hidden state, and so has an opinion on prompts that were
 never visited.
 
-Source: Reinforce-Ada (Xiong et al.), section 3.3; methods.md section 3.
+Source: Reinforce-Ada (Xiong et al.), section 3.1; methods.md section 3.
 """
 
 import contextlib

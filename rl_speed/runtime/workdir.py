@@ -32,6 +32,7 @@ def read_settings(path: Path, advice: str, supervised: bool = False) -> dict[str
     """
     values = read_object(path, advice)
     if not (supervised and is_supervised(values)):
+        _translate(values)
         _check(values, Config(), path, advice, "")
     return values
 
@@ -39,6 +40,13 @@ def read_settings(path: Path, advice: str, supervised: bool = False) -> dict[str
 def is_supervised(values: Mapping[str, Any]) -> bool:
     """Whether these are the settings of supervised fine-tuning."""
     return "out" in values
+
+
+def _translate(values: dict[str, Any]) -> None:
+    """Give fields that had values of another type what these are called now."""
+    rule = values.get("rule")
+    if isinstance(rule, dict) and isinstance(rule.get("inclusive"), bool):
+        rule["inclusive"] = "both" if rule["inclusive"] else "neither"
 
 
 def _check(values: Mapping[str, Any], section: Any, path: Path, advice: str, prefix: str) -> None:

@@ -34,6 +34,9 @@ from rl_speed.sampling.types import (
     RuleState,
 )
 
+# Which ends of a band of pass rates are inside it.
+ENDS = ("both", "low", "high", "neither")
+
 
 class Rule(Protocol):
     """What drivers need of a rule."""
@@ -61,23 +64,25 @@ def _exact(rate: float) -> Fraction:
     return Fraction(repr(float(rate)))
 
 
-def count_bounds(low: float, high: float, n: int, inclusive: bool = False) -> tuple[int, int]:
+def count_bounds(low: float, high: float, n: int, inclusive: str = "neither") -> tuple[int, int]:
     """The counts k of n (a range, both ends in) whose rate k/n lies between `low` and `high`;
     empty if first > last.
 
-    Integers, so that no rounding of k/n decides at a threshold. Strict on both sides unless
-    `inclusive`.
+    Integers, so that no rounding of k/n decides at a threshold. `inclusive`, one of `ENDS`, says
+    which thresholds are themselves inside. Raises ValueError: it is none of them.
     """
+    if inclusive not in ENDS:
+        raise ValueError(f"inclusive must be one of {', '.join(ENDS)}; got {inclusive!r}")
     if math.isinf(low):
         first = 0 if low < 0 else n + 1
     else:
         edge = _exact(low) * n
-        first = math.ceil(edge) if inclusive else math.floor(edge) + 1
+        first = math.ceil(edge) if inclusive in ("both", "low") else math.floor(edge) + 1
     if math.isinf(high):
         last = n if high > 0 else -1
     else:
         edge = _exact(high) * n
-        last = math.floor(edge) if inclusive else math.ceil(edge) - 1
+        last = math.floor(edge) if inclusive in ("both", "high") else math.ceil(edge) - 1
     return max(first, 0), min(last, n)
 
 
@@ -216,25 +221,32 @@ class Speed:
 @dataclasses.dataclass(frozen=True)
 class Band:
     """Balanced online difficulty filtering: `n` samples,
-    kept where the pass rate lies in [low, high].
+    kept where the pass rate lies between `low` and `high`.
 
-    Both ends count unless `inclusive` is False. `low=0` or `high=1` alone are the skewed bands
-    of the paper.
-    Source: Bae et al. (arXiv 2504.03380), Algorithm 1, which is inclusive; its table of
-    results is strict.
+    `inclusive` says which of the two are inside: "both", "low" alone (low <= p < high), "high"
+    alone (low < p <= high), or "neither"; True and False are "both" and "neither".
+    Source: Bae et al. (arXiv 2504.03380), section 4.4: both are inside. Its Table 1 has balanced
+    bands with neither, and skewed ones that are open only at the end that they filter by:
+    0.2 < p <= 1, 0 <= p < 0.8.
     """
 
     n: int
     low: float = 0.2
     high: float = 0.8
-    inclusive: bool = True
+    inclusive: str = "both"
 
     def __post_init__(self):
         _positive_int(self, "n")
+        if isinstance(self.inclusive, bool):
+            object.__setattr__(self, "inclusive", "both" if self.inclusive else "neither")
+        if self.inclusive not in ENDS:
+            raise ValueError(
+                f"Band.inclusive must be one of {', '.join(ENDS)}; got {self.inclusive!r}"
+            )
         first, last = self.accepted_counts
         if first > last:
             raise ValueError(
-                f"Band(n={self.n}, low={self.low}, high={self.high}, inclusive={self.inclusive}) "
+                f"Band(n={self.n}, low={self.low}, high={self.high}, inclusive={self.inclusive!r}) "
                 f"can accept no prompt: no count k of {self.n} has a rate k/{self.n} inside. "
                 "Raise n or widen the band."
             )
@@ -270,8 +282,8 @@ class Sequential:
     `k_neg=0` is the paper's "pos", both positive its "balance". All samples drawn belong to the
     group. A prompt that used up its rounds is complete all the same (`on_unresolved="keep"`: its
     group may be constant, and then has no advantage), or rejected ("drop").
-    Source: Reinforce-Ada (Xiong et al.), Algorithm 1; released m=8, rounds=4, pos k_pos=1,
-    balance 2 and 2.
+    Source: Reinforce-Ada (Xiong et al.), section 3.2 and Algorithm 2; released m=8, rounds=4, pos
+    k_pos=1, balance 2 and 2.
     """
 
     m: int = 8
@@ -329,7 +341,7 @@ class Allocated:
 
     `init` takes the budgets, i32[P], from an estimate of the pass rate (`theory.allocate`), and
     keeps them within [n_min, n_max]; without them every prompt gets `n_max`.
-    Source: Reinforce-Ada (Xiong et al.), section 3.3.
+    Source: Reinforce-Ada (Xiong et al.), section 3.1 and Algorithm 1.
     """
 
     n_max: int

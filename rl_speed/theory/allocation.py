@@ -36,7 +36,8 @@ def allocate(
       ValueError: an estimate that is 0 (or outside [0, 1]), bounds that cross, or a budget that
         they cannot meet.
 
-    Source: Reinforce-Ada, section 3.3; bounds and rounding are ours.
+    Source: Reinforce-Ada, section 3.1 and Algorithm 1, "variance" appendix B.1; how bounds and
+    rounding are met is ours.
     """
     p_hat = _check.probability(p_hat, "p_hat")
     if p_hat.ndim != 1 or not p_hat.size:

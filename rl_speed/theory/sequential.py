@@ -99,7 +99,7 @@ def sequential_cost(p, m: int, rounds: int, k_pos: int, k_neg: int = 0) -> Seque
     Raises:
       ValueError: p outside [0, 1], or as `sequential_exits`.
 
-    Source: Reinforce-Ada, Algorithm 1 and Figure 10; the dynamic programme is ours.
+    Source: Reinforce-Ada, Algorithm 2 and appendix D (Figure 10); the dynamic programme is ours.
     """
     p = _check.probability(p)
     samples, resolved, pass_rate, exits = (

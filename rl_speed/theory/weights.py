@@ -35,6 +35,7 @@ ADVANTAGES = ("rloo", "dr_grpo", "grpo")
 WEIGHTS = ("none", "inv_p", "inv_sqrt_p", "power")
 DOWNSAMPLE_CORRECTIONS = ("none", "importance")
 ON_UNRESOLVED = ("keep", "drop")
+ENDS = ("both", "low", "high", "neither")
 
 
 def objective(p, kind: str, alpha: float | None = None):
@@ -101,7 +102,7 @@ def screened_weight(
     low=0,
     high=1,
     *,
-    inclusive: bool = False,
+    inclusive: str = "neither",
     advantage: str = "rloo",
     eps: float = 1e-6,
 ):
@@ -118,8 +119,8 @@ def screened_weight(
 
     Args:
       p: pass rate(s) in [0, 1], any shape; the ends are limits.
-      n_init, n_cont: samples, N at least 2. low, high: thresholds on the rate of the first n_init;
-        both ends count if `inclusive`.
+      n_init, n_cont: samples, N at least 2. low, high: thresholds on the rate of the first n_init.
+      inclusive: which of the two are themselves accepted: "both", "low", "high" or "neither".
       advantage, eps: as in `uniform_weight`.
 
     Returns: float64 of p's shape, per prompt screened; over `acceptance` it is that per prompt
@@ -139,9 +140,11 @@ def screened_weight(
     )
     n = _check.count(n_init + n_cont, "n_init + n_cont", 2)
     _one_of(advantage, "advantage", ADVANTAGES)
+    _one_of(inclusive, "inclusive", ENDS)
     # Correctly rounded, as thresholds are: 3/10 is not above 0.3.
-    rates = [k / n_init for k in range(n_init + 1)]
-    accepted = np.array([low <= x <= high if inclusive else low < x < high for x in rates])
+    rates = np.array([k / n_init for k in range(n_init + 1)])
+    above = rates >= low if inclusive in ("both", "low") else rates > low
+    accepted = above & (rates <= high if inclusive in ("both", "high") else rates < high)
     if not accepted.any():
         raise ValueError(
             f"no prompt can ever qualify: no count of n_init={n_init} lies between {low} and {high}"
@@ -188,7 +191,7 @@ def allocated_weight(
         above, an estimate of 0 that is to be weighted by, or names and numbers as in
         `sequential_weight`.
 
-    Source: Reinforce-Ada, section 3.3.
+    Source: Reinforce-Ada, section 3.1 and Algorithm 1.
     """
     p, p_hat = _check.probability(p), _check.probability(p if p_hat is None else p_hat, "p_hat")
     budgets = np.asarray(budgets)

@@ -207,17 +207,11 @@ class SplitStep:
         if parts == 1:
             return self._update(state, batch, advantages, old, ref)
         whole = jax.device_get(gathered((batch, advantages, old, ref), self._mesh))
-        padding, rows, history = (
-            np.flatnonzero(whole[0].group_ids < 0),
-            len(whole[0].group_ids) // parts,
-            [],
-        )
-        # Groups in turn, so that no mini-batch is empty before another has two more.
-        for part in range(parts):
-            ids = whole[0].group_ids
-            index = np.flatnonzero((ids >= 0) & (ids % parts == part))
-            spare, padding = padding[: rows - len(index)], padding[rows - len(index) :]
-            index = np.concatenate([index, spare])
+        ids, history = whole[0].group_ids, []
+        padding = np.flatnonzero(ids < 0)
+        for index in deal_minibatches(ids, parts):
+            spare = len(ids) // parts - len(index)
+            index, padding = np.concatenate([index, padding[:spare]]), padding[spare:]
             mine = place(jax.tree.map(lambda x: x[index], whole), self._rows)
             state, metrics = self._update(state, *mine)
             history.append(metrics)
@@ -251,6 +245,19 @@ class SplitStep:
             report = StepReport.from_state_dict(state["ready"]["report"])
             self._ready = Rollouts.concat(groups), report
         self.driver.load_state_dict(state)
+
+
+def deal_minibatches(group_ids: np.ndarray, parts: int) -> list[np.ndarray]:
+    """The rows of each of `parts` mini-batches, as many in all of them up to one: i[...] each.
+
+    Groups go to them in turn. Where they are of one size and `parts` divides their number, all
+    stay whole; else some are split, which no loss minds: advantages are of the whole batch.
+
+    Args:
+      group_ids: i[R], negative for rows of padding, which are dealt to nobody.
+    """
+    rows = np.flatnonzero(group_ids >= 0)
+    return np.array_split(rows[np.argsort(group_ids[rows] % parts, kind="stable")], parts)
 
 
 def trains_on_prefixes(config: Config) -> bool:

@@ -25,7 +25,9 @@ class OptimizerConfig:
       learning_rate: after warm-up.
       warmup_steps: updates of linear warm-up; update k of them (from 1) has k / warmup_steps
         of the peak.
-      schedule: after warm-up, "constant", or "linear" or "cosine" down to 0 at `total_steps`.
+      schedule: after warm-up, "constant", or "linear" or "cosine" down to `final_rate` of the peak
+        at `total_steps`.
+      final_rate: in [0, 1].
       total_steps: updates in all, warm-up included; needed by "linear" and "cosine".
       weight_decay: decoupled, multiplied with the learning rate (AdamW).
       b1, b2, eps: Adam's.
@@ -35,6 +37,7 @@ class OptimizerConfig:
     learning_rate: float = 1e-6
     warmup_steps: int = 10
     schedule: str = "constant"
+    final_rate: float = 0.0
     total_steps: int = 0
     weight_decay: float = 0.1
     b1: float = 0.9
@@ -48,6 +51,7 @@ class OptimizerConfig:
             ("learning_rate", self.learning_rate >= 0, "0 or more"),
             ("warmup_steps", self.warmup_steps >= 0, "0 or more"),
             ("schedule", self.schedule in SCHEDULES, f"one of {SCHEDULES}"),
+            ("final_rate", 0 <= self.final_rate <= 1, "in [0, 1]"),
             (
                 "total_steps",
                 not decays or self.total_steps > self.warmup_steps,
@@ -66,11 +70,13 @@ class OptimizerConfig:
 
 def learning_rate_schedule(config: OptimizerConfig) -> optax.Schedule:
     """Updates made so far (i32 scalar) -> learning rate of the next one (f32 scalar)."""
-    left = config.total_steps - config.warmup_steps
+    left, final = config.total_steps - config.warmup_steps, config.final_rate
     after = {
         "constant": lambda: optax.constant_schedule(config.learning_rate),
-        "linear": lambda: optax.linear_schedule(config.learning_rate, 0.0, left),
-        "cosine": lambda: optax.cosine_decay_schedule(config.learning_rate, left),
+        "linear": lambda: optax.linear_schedule(
+            config.learning_rate, final * config.learning_rate, left
+        ),
+        "cosine": lambda: optax.cosine_decay_schedule(config.learning_rate, left, final),
     }[config.schedule]()
     if not config.warmup_steps:
         return after

@@ -132,7 +132,7 @@ def test_what_an_evaluation_is_has_the_names_of_before():
         ("speed", 1.0, 1.0, 3072),
         ("band", 0.6, 0.95, 8192),
         ("ada", 1.0, 1.0, 4096),
-        ("rpo", 0.7, 1.0, 4096),
+        ("rpo", 0.6, 0.95, 32768),
     ],
 )
 def test_the_papers_settings(preset, temperature, top_p, max_new):

@@ -71,7 +71,9 @@ ONE_PHASE = [
     (Band(N, 0.2, 0.8), lambda k: 2 <= k <= 4),
     (Band(N, 0.5, 0.5), lambda k: k == 3),
     (Band(N, 0.0, 0.5), lambda k: k <= 3),
-    (Band(N, 0.5, 1.0, inclusive=False), lambda k: 3 < k < 6),
+    (Band(N, 0.5, 1.0, "neither"), lambda k: 3 < k < 6),
+    (Band(N, 0.5, 1.0, "high"), lambda k: 3 < k <= 6),
+    (Band(N, 0.0, 0.5, "low"), lambda k: 0 <= k < 3),
 ]
 
 
@@ -336,7 +338,7 @@ MONTE_CARLO = [
     (
         Band(16, 0.2, 0.8),
         "grpo",
-        lambda p: theory.screened_weight(p, 16, 0, 0.2, 0.8, inclusive=True, advantage="grpo"),
+        lambda p: theory.screened_weight(p, 16, 0, 0.2, 0.8, inclusive="both", advantage="grpo"),
     ),
     (Sequential(8, 4, 2, 2), {}, lambda p: theory.sequential_weight(p, 8, 4, 2, 2)),
     (

@@ -22,6 +22,8 @@ from rl_speed.studies.planning.simulated import (
     serve,
     simulate,
 )
+from rl_speed.training import build
+from rl_speed.training.stream import make_stream
 from rl_speed.update.ragged import PieceShape
 
 ROOM = 24
@@ -140,6 +142,23 @@ def test_other_methods_run_too(method):
         plain = simulate(small("grpo"), outcomes(np.linspace(0, 1, 60)), 6)
         drawn = lambda run: sum(c.tokens for s in run for c in s.calls)
         assert drawn(steps) < 0.95 * drawn(plain)
+
+
+@pytest.mark.parametrize("method", ["rloo", "dapo", "speed_rloo"])
+def test_speeds_baselines_train_on_samples_of_the_policy_that_they_update(method):
+    """At the paper's scale: none of theirs is stale, while SPEED's surplus waits."""
+    config = presets.speed("no model", f"{method},deepscaler").validate()
+    config.sampler.slots, config.sampler.max_new = 64, ROOM
+    o = outcomes(np.random.default_rng(1).beta(0.5, 0.5, 400))
+    generator = SimulatedGenerator(config, o)
+    stream = make_stream(config, o.prompts())
+    driver = build.build_driver(config, generator, stream, generator.score, None, None)
+    ages = []
+    for version in range(10):
+        rollouts, _ = driver.next_groups(None, version)
+        assert len(rollouts.prompts) == 16 and len(rollouts) == 16 * 24
+        ages += [version - int(rollouts.versions.min())]
+    assert (max(ages) > 0) == (method == "speed_rloo")
 
 
 def test_what_needs_a_policy_is_refused():

@@ -101,7 +101,8 @@ def algorithm(rule, right, visit):
     if isinstance(rule, Band):
         rate = Fraction(int(sum(right[: rule.n])), rule.n)
         low, high = Fraction(str(rule.low)), Fraction(str(rule.high))
-        inside = low <= rate <= high if rule.inclusive else low < rate < high
+        inside = low < rate < high or rate == {"low": low, "high": high}.get(rule.inclusive)
+        inside |= rule.inclusive == "both" and rate in (low, high)
         return rule.n, COMPLETE if inside else REJECTED
     if isinstance(rule, Sequential):
         for drawn in range(rule.m, rule.m * rule.rounds + 1, rule.m):
@@ -135,7 +136,7 @@ CASES = [
 OTHERS = [
     (Speed(4, 0), 2, {}),
     (Uniform(5), 4, {}),
-    (Band(5, 0.2, 0.8, inclusive=False), 2, {"context_pool": 4}),
+    (Band(5, 0.2, 0.8, "high"), 2, {"context_pool": 4}),
     (Speed(3, 3), 4, {"context_pool": 4, "prefill_chunk": 2}),
     (Speed(4, 3, 0.25, 0.75), 0, {"context_pool": 3}),
     (Speed(4, 0, -np.inf, np.inf), 5, {"prefill_chunk": 4}),

@@ -184,7 +184,7 @@ def test_thresholds_mean_the_decimals_that_were_written(n):
         assert list(range(first, last + 1)) == [
             k for k in range(n + 1) if strictly_between("0", k, n, low)
         ], low
-        first, last = count_bounds(float(low), 1.0, n, inclusive=True)
+        first, last = count_bounds(float(low), 1.0, n, inclusive="both")
         assert list(range(first, last + 1)) == [
             k for k in range(n + 1) if Fraction(low) <= Fraction(k, n) <= 1
         ], low

@@ -84,9 +84,9 @@ def test_sequential_draws_whole_rounds_until_resolved(m, rounds, k_pos, k_neg, o
 
 
 @pytest.mark.parametrize("low, high", [("0.2", "0.8"), ("0", "0.6"), ("0.4", "1"), ("0.3", "0.3")])
-@pytest.mark.parametrize("inclusive", [True, False])
+@pytest.mark.parametrize("inclusive", ["both", "low", "high", "neither"])
 def test_band_ends_count_or_not(low, high, inclusive):
-    if not inclusive and low == high:
+    if inclusive != "both" and low == high:
         with pytest.raises(ValueError, match="can accept no prompt"):
             Band(10, float(low), float(high), inclusive)
         return
@@ -95,12 +95,15 @@ def test_band_ends_count_or_not(low, high, inclusive):
     assert (drawn == 10).all()
     for i in range(PROMPTS):
         rate = Fraction(int(right[i].sum()), 10)
-        inside = (
-            Fraction(low) <= rate <= Fraction(high)
-            if inclusive
-            else Fraction(low) < rate < Fraction(high)
-        )
+        inside = Fraction(low) < rate < Fraction(high)
+        inside |= rate == Fraction(low) and inclusive in ("both", "low")
+        inside |= rate == Fraction(high) and inclusive in ("both", "high")
         assert status[i] == (COMPLETE if inside else REJECTED), rate
+
+
+def test_band_takes_true_and_false_for_both_and_neither():
+    assert Band(10, inclusive=True) == Band(10, inclusive="both") == Band(10)
+    assert Band(10, inclusive=False) == Band(10, inclusive="neither") != Band(10)
 
 
 def test_allocated_gives_each_prompt_its_budget_within_bounds():
@@ -116,6 +119,7 @@ def test_allocated_gives_each_prompt_its_budget_within_bounds():
     [
         (lambda: Band(0), "Band.n must be"),
         (lambda: Band(4, 0.3, 0.4), "can accept no prompt"),
+        (lambda: Band(4, inclusive="left"), "Band.inclusive must be one of both, low, high"),
         (lambda: Sequential(m=0), "Sequential.m must be"),
         (lambda: Sequential(2, 2, 0, 0), "between 1 and 4 samples"),
         (lambda: Sequential(2, 2, 3, 2), "between 1 and 4 samples"),

@@ -17,7 +17,7 @@ RULES = [
     Speed(3, 9, 0.2, 0.8),
     Speed(4, 4, low=-1.0),
     Band(12, 0.25, 0.75),
-    Band(12, 0.25, 0.75, inclusive=False),
+    Band(12, 0.25, 0.75, "neither"),
     Band(8, 0.0, 0.5),
     Sequential(4, 3),
     Sequential(4, 3, k_pos=2, k_neg=2),

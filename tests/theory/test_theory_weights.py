@@ -179,13 +179,18 @@ def test_screened_by_hand():
     # Half of the answers right, and no others: one count, C(4, 2) of Bin(4, p) but C(2, 1)
     # of Bin(2, p).
     np.testing.assert_allclose(
-        theory.screened_weight(p, 4, 0, 0.5, 0.5, inclusive=True), 2 * p * (1 - p), rtol=1e-12
+        theory.screened_weight(p, 4, 0, 0.5, 0.5, inclusive="both"), 2 * p * (1 - p), rtol=1e-12
     )
     for advantage in weights.ADVANTAGES:
-        all_of_them = theory.screened_weight(p, 7, 0, 0, 1, inclusive=True, advantage=advantage)
+        all_of_them = theory.screened_weight(p, 7, 0, 0, 1, inclusive="both", advantage=advantage)
         np.testing.assert_allclose(all_of_them, theory.uniform_weight(p, 7, advantage), rtol=1e-9)
-    # Between 3/10 and 7/10 lie three counts if the ends do not count, five if they do.
-    for inclusive, counts in ((False, (4, 5, 6)), (True, (3, 4, 5, 6, 7))):
+    # Between 3/10 and 7/10 lie three counts, and two more at the ends.
+    for inclusive, counts in (
+        ("neither", (4, 5, 6)),
+        ("low", (3, 4, 5, 6)),
+        ("high", (4, 5, 6, 7)),
+        ("both", (3, 4, 5, 6, 7)),
+    ):
         want = sum(weights.pmf(p, 8)[:, k - 1] for k in counts)
         np.testing.assert_allclose(
             theory.screened_weight(p, 10, 0, 0.3, 0.7, inclusive=inclusive), want, rtol=1e-12

@@ -93,7 +93,7 @@ def host_driver(config):
 
 
 def check_pool(group, config):
-    """That the rule stopped where Algorithm 1 stops."""
+    """That the rule stopped where Algorithm 2 stops."""
     rule, right = config.rule, group.correct
     for drawn in range(rule.m, len(group) + 1, rule.m):
         enough = right[:drawn].sum() >= rule.k_pos and (~right[:drawn]).sum() >= rule.k_neg

@@ -97,7 +97,7 @@ def test_parts_of_a_papers_run(directory, real_data, name, devices, paper):
     work = describe_work(config)
     samples, width = {
         "speed": (384, 4096),
-        "ada": (2048, 2560),
+        "ada": (2048, 3072),
         "rpo": (576, 4608),
         "band": (256, 5120),
     }[paper]

@@ -15,6 +15,7 @@ from rl_speed.runtime.metrics import read_lines
 from rl_speed.runtime.plotting import plot_run
 from rl_speed.runtime.report import closing_summary
 from rl_speed.training.loop import NonFiniteError, Trainer
+from rl_speed.training.split_step import deal_minibatches
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 
@@ -138,6 +139,15 @@ def test_trainer_and_sampler_agree_on_every_token(finished, tmp_path):
     for record in read_lines(tmp_path / "metrics.jsonl"):
         assert record["age_max"] == 0
         assert 0 < record["behaviour_gap_max"] < 1e-5
+
+
+def test_mini_batches_are_of_one_size_and_of_whole_groups_where_they_can_be():
+    whole = np.repeat([0, 1, 2, 3, -1], [3, 3, 3, 3, 4])
+    assert [sorted(set(whole[part])) for part in deal_minibatches(whole, 2)] == [[0, 2], [1, 3]]
+    budgets = np.repeat([0, 1, 2, 3, -1], [1, 8, 2, 5, 2])
+    parts = deal_minibatches(budgets, 4)
+    assert [len(part) for part in parts] == [4, 4, 4, 4]
+    np.testing.assert_array_equal(np.sort(np.concatenate(parts)), np.arange(16))
 
 
 def test_mini_batches_recomputation_and_reference(tmp_path):

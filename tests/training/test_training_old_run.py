@@ -16,7 +16,6 @@ stream are all in the checkpoint. It was made there by
         --config.logging.tensorboard=false --config.logging.progress=false
 """
 
-import json
 import pathlib
 import tarfile
 
@@ -24,6 +23,7 @@ import pytest
 
 from rl_speed.config import Config
 from rl_speed.runtime.metrics import read_lines
+from rl_speed.runtime.workdir import read_settings
 from rl_speed.training.loop import Trainer
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
@@ -61,7 +61,7 @@ def settings(path):
     those that went are left out.
     """
     config = Config()
-    for section, values in json.loads(path.read_text(encoding="utf-8")).items():
+    for section, values in read_settings(path, "").items():
         if not isinstance(values, dict):
             setattr(config, section, values)
             continue

@@ -86,12 +86,13 @@ def test_warm_up_starts_above_zero_and_ends_at_the_peak():
     )
 
 
-@pytest.mark.parametrize("schedule, middle", [("linear", 0.5), ("cosine", 0.5)])
-def test_decay_reaches_zero_at_total_steps(schedule, middle):
+@pytest.mark.parametrize("final", [0.0, 0.1])
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+def test_decay_reaches_its_end_at_total_steps(schedule, final):
     rate = learning_rate_schedule(
-        OptimizerConfig(learning_rate=1.0, warmup_steps=4, schedule=schedule, total_steps=24)
+        OptimizerConfig(2.0, warmup_steps=4, schedule=schedule, final_rate=final, total_steps=24)
     )
-    np.testing.assert_allclose([rate(3), rate(14), rate(24)], [1, middle, 0], atol=1e-6)
+    np.testing.assert_allclose([rate(3), rate(14), rate(24)], [2, 1 + final, 2 * final], atol=1e-6)
     assert rate(9) > rate(14) > rate(19)
 
 

@@ -278,6 +278,7 @@ def test_every_flag_of_before_has_a_field_now():
         "config.optimizer.b1",
         "config.optimizer.b2",
         "config.optimizer.eps",
+        "config.optimizer.final_rate",
         "config.logging.progress",
     }
 

@@ -24,6 +24,7 @@ from rl_speed.rollout.evaluate import plan_calls
 from rl_speed.rollout.generate import PendingRollouts, SampleRequest, gather, serving_order
 from rl_speed.sampling import Samples, halved
 from rl_speed.training import build
+from rl_speed.training.split_step import deal_minibatches
 from rl_speed.training.stream import make_stream
 from rl_speed.update.ragged import PieceShape, deal, make_plan
 
@@ -305,14 +306,14 @@ def pieces_of(config: Config, rows: np.ndarray, owner: np.ndarray, shape: PieceS
     """Pieces of the fullest shard in each optimizer step of an RL step on rows of `rows` i[R]
     tokens, of the groups `owner` i[R].
 
-    They are dealt and laid as the update does; `minibatches` take groups in turn.
+    They are dealt and laid as the update does.
     """
     shards, parts = config.mesh.data * config.mesh.fsdp, config.training.minibatches
     room = -(-config.driver.groups * config.rule.n // parts // shards) * shards
     found = []
-    for part in range(parts):
-        mine, lengths = rows[owner % parts == part][:room], np.zeros(room, np.int32)
-        lengths[: len(mine)] = mine
+    for mine in deal_minibatches(owner, parts):
+        lengths = np.zeros(room, np.int32)
+        lengths[: len(mine)] = rows[mine]
         found.append(int(_fullest(lengths, shape, shards)))
     return found
 
