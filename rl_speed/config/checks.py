@@ -73,6 +73,12 @@ def check(c: "Config") -> None:
             f"fsdp={c.mesh.fsdp}; change config.driver.groups"
         )
     rule = c.make_rule()
+    if c.rule.metric == "reward" and (c.rule.name != "dynamic" or c.data.order == "memory"):
+        raise ValueError(
+            "config.rule.metric='reward' is for config.rule.name='dynamic', and no order of "
+            "prompts that learns from verdicts whom the rule accepts; got "
+            f"config.rule.name={c.rule.name!r}, config.data.order={c.data.order!r}"
+        )
     if rule.max_samples > c.rule.n and c.rule.name not in ("sequential", "allocated"):
         raise ValueError(
             f"config.rule.name={c.rule.name!r}: a prompt may get {rule.max_samples} samples, and "
@@ -534,6 +540,7 @@ def _check_in_loop(c: "Config", shards: int) -> None:
         ),
         ("reward.extra", c.reward.extra, ("",), "rewards are the verifier's alone"),
         ("reward.length_alpha", c.reward.length_alpha, (0.0,), "rewards are the verifier's alone"),
+        ("rule.metric", c.rule.metric, ("accuracy",), "rules see verdicts there, no rewards"),
         ("training.minibatches", c.training.minibatches, (1,), "there is one update a program"),
         ("objective.kl_coef", c.objective.kl_coef, (0.0,), "no reference policy is held there"),
         (

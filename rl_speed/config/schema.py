@@ -23,7 +23,16 @@ from rl_speed.objectives import (
     POOL_ADVANTAGES,
     settings_of,
 )
-from rl_speed.sampling.rules import Allocated, Band, Dynamic, Rule, Sequential, Speed, Uniform
+from rl_speed.sampling.rules import (
+    METRICS,
+    Allocated,
+    Band,
+    Dynamic,
+    Rule,
+    Sequential,
+    Speed,
+    Uniform,
+)
 
 # Directory of the policy that ships with the package.
 EMBEDDED = "embedded"
@@ -50,7 +59,7 @@ def _allocated(rule: "RuleConfig") -> Allocated:
 # A new rule is one line here and a class in rl_speed/sampling/rules.py.
 RULES: dict[str, Callable[["RuleConfig"], Rule]] = {
     "uniform": lambda rule: Uniform(rule.n),
-    "dynamic": lambda rule: Dynamic(rule.n),
+    "dynamic": lambda rule: Dynamic(rule.n, rule.metric),
     "band": lambda rule: Band(rule.n, rule.low, rule.high, rule.inclusive),
     "speed": _speed,
     "sequential": lambda rule: Sequential(
@@ -130,6 +139,9 @@ class RuleConfig:
     low: float = 0.0
     high: float = 1.0
     inclusive: bool = True  # band: low and high themselves count
+    # dynamic: what must differ within a group: verdicts (DAPO), or the rewards that are trained on,
+    # so that length-aware ones keep groups of right answers. Host only.
+    metric: str = one_of(*METRICS)
     m: int = 8  # sequential: samples a round
     rounds: int = 4  # sequential: at most
     k_pos: int = 1  # sequential: right samples that a prompt waits for
@@ -346,7 +358,8 @@ class Reward:
     # stands; 0: only logged). Host only.
     extra: str = ""
     # RPO's length-aware reward of complete groups, clip(r / (1 + exp(-alpha (l_ref - length))),
-    # low, high). Host only.
+    # low, high). Host only. Rules look at verdicts: dynamic drops groups of right answers alone,
+    # for whose sake it was proposed (Yi et al., section 3.4), unless rule.metric is "reward".
     length_alpha: float = 0.0  # per token (0: off; the paper's 0.01)
     length_low: float = 0.5
     length_high: float = 1.0

@@ -40,7 +40,8 @@ class CacheReport:
 class ReplayCache:
     """Holds one response per prompt id.
 
-    After each step every group that was trained on may replace that of its prompt.
+    Of every visit that is over, whether its group is trained on or a rule rejected it, one response
+    may replace that of its prompt (Algorithm 1 updates the cache for all questions).
 
     With probability `eps` the response of highest reward is taken, ties by highest summed log-prob
     of what was sampled, then by lot; else a uniformly random other one. A group of one has no

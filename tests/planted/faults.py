@@ -1221,6 +1221,24 @@ FAULTS = [
         PREFIXES,
         "The longest cut of the window is never made.",
     ),
+    Fault(
+        "memory",
+        "cache_learns_of_what_is_trained_on",
+        "rollout/host_driver.py",
+        "self.screening.remember(self._as_trained(groups))",
+        "self.screening.remember(self._as_trained([g for g in groups if g.correct.any()]))",
+        "training/test_training_replay.py",
+        "The replay cache keeps the response to a question that a rule rejected.",
+    ),
+    Fault(
+        "memory",
+        "cache_sees_scores_not_rewards",
+        "rollout/host_driver.py",
+        "return self._shape(Rollouts.concat(groups)).groups()",
+        "return groups",
+        "training/test_training_replay.py",
+        "The replay cache and the rules do not see the length-aware reward.",
+    ),
     # Rewards.
     Fault(
         "rewards",
