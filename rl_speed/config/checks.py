@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 # Verifiers that are JAX functions: they can judge inside the compiled loop on any mesh.
 JAX_VERIFIERS = ("exact", "integer")
+# Aggregations that divide by tokens of rows.
+OVER_LENGTHS = ("token_mean", "seq_mean_token_mean")
 # Parts of the reward, as they are logged.
 REWARD_PARTS = ("accuracy", "format", "language", "overlong")
 
@@ -471,7 +473,13 @@ def _check_replay(c: "Config") -> None:
                 "config.replay.cache is given, but config.replay.window is 'none': "
                 "nothing would be replayed"
             )
+        _require(c, ("replay.normaliser", r.normaliser == "trained", "'trained' without replay"))
         return
+    if r.normaliser == "response" and c.objective.aggregation not in OVER_LENGTHS:
+        raise ValueError(
+            "config.replay.normaliser='response' needs config.objective.aggregation to be one of "
+            f"{', '.join(OVER_LENGTHS)}: {c.objective.aggregation!r} divides by no lengths"
+        )
     if c.data.task == "chain" and not c.data.train_prompts:
         raise ValueError(
             "config.replay.window needs a finite data set, as responses are cached by question: "

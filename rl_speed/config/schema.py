@@ -214,6 +214,10 @@ class Replay:
     # Train on the suffix alone; otherwise on the replayed tokens too, taken as on-policy
     # (as released).
     mask_prefix: bool = True
+    # Tokens that the loss's means divide by, |o| of 1/|o|: those trained on, or those of whole
+    # responses, of which a masked prefix is a part: each suffix token then has the scale that it
+    # has in the paper, which trains on prefixes, as does the released code (mask_prefix=False).
+    normaliser: str = one_of("trained", "response")
     # The response kept of a group: with this probability the one of highest reward, else any other
     # (-1: the first stays for ever).
     eps: float = 0.1

@@ -673,6 +673,7 @@ def update_config(config: Config) -> UpdateConfig:
         groups=config.driver.groups,
         micro_tokens=config.training.micro_tokens,
         objective=dataclasses.replace(config.objective),
+        whole_responses=config.replay.normaliser == "response",
         temperature=config.sampler.temperature,
         max_new=config.sampler.max_new,
         head_chunk=config.model.head_chunk or None,

@@ -1231,6 +1231,15 @@ FAULTS = [
         "The replay cache keeps the response to a question that a rule rejected.",
     ),
     Fault(
+        "update",
+        "whole_responses_are_suffixes",
+        "update/step.py",
+        "lengths = batch.lengths if config.whole_responses else None",
+        "lengths = None",
+        "training/test_training_replay.py",
+        "With replay.normaliser=response the loss's means divide by suffixes.",
+    ),
+    Fault(
         "memory",
         "cache_sees_scores_not_rewards",
         "rollout/host_driver.py",

@@ -107,9 +107,10 @@ def test_masked_prefix_contributes_exactly_nothing(drawn):
     settings = build.update_config(config)
     settings = type(settings)(**{**vars(settings), "groups": 6})
     of = jax.jit(
-        lambda batch: gradients(
+        lambda batch, settings=settings: gradients(
             policy.params, batch, advantages, None, None, policy.model, settings, make_mesh()
-        )[0]
+        )[0],
+        static_argnums=1,
     )
 
     def by_hand(params):
@@ -125,6 +126,12 @@ def test_masked_prefix_contributes_exactly_nothing(drawn):
     mine, reference = of(batch), jax.jit(jax.grad(by_hand))(policy.params)
     for a, b in zip(jax.tree.leaves(mine), jax.tree.leaves(reference)):
         np.testing.assert_allclose(a, b, atol=1e-6)
+    # Divided by whole responses, prefixes included, it is as much smaller, and otherwise the same.
+    whole = of(batch, dataclasses.replace(settings, whole_responses=True))
+    share = suffix / rollouts.lengths.sum()
+    assert share < 0.9
+    for a, b in zip(jax.tree.leaves(whole), jax.tree.leaves(mine)):
+        np.testing.assert_allclose(a, share * b, rtol=1e-4, atol=1e-7)
     unmasked = build_batch(rollouts, 48, 26, mask_prefix=False)
     assert unmasked.mask.sum() == rollouts.lengths.sum()
     assert np.isnan(unmasked.behaviour_logprobs).sum() == rollouts.prefix.sum()
@@ -351,6 +358,7 @@ def test_resume_is_exact_with_a_cache(method, changes, tmp_path):
             "config.replay.max_new .17. must not exceed config.sampler.max_new .16.",
         ),
         ("data.train_prompts", 0, "config.replay.window needs a finite data set"),
+        ("replay.normaliser", "suffix", "config.replay.normaliser must be one of trained, resp"),
         ("rule.metric", "reward", "config.rule.metric='reward' is for config.rule.name='dynamic'"),
         ("replay.window", "half", "config.replay.window must be one of none, fixed, half_min, min"),
     ],
@@ -370,6 +378,8 @@ def test_fused_step_replays_as_the_host_does(mesh):
     """
     config = small()
     config.driver.where, config.replay.per_sample = "in_loop", True
+    config.replay.normaliser, config.objective.aggregation = "response", "seq_mean_token_mean"
+    config.validate()
     for axis, size in mesh.items():
         setattr(config.mesh, axis, size)
     device_mesh = build.build_mesh(config)
@@ -419,6 +429,8 @@ def test_fused_step_replays_as_the_host_does(mesh):
     np.testing.assert_array_equal(rollouts.correct, scorer(drawn)[1])
     np.testing.assert_allclose(rollouts.logprobs, drawn.logprobs, atol=1e-5)
     batch = build_batch(rollouts, 32, 26)
+    assert batch.lengths[: len(rollouts)].tolist() == rollouts.lengths.tolist()
+    assert batch.lengths[len(rollouts) :].sum() == 0
     advantages = make_advantages(device_mesh, settings)(batch, None)
     separate, other = make_update(policy.model, optimizer, device_mesh, settings)(
         fresh(), batch, advantages, None, None
