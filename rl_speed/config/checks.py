@@ -311,6 +311,14 @@ def _check_depth(c: "Config") -> None:
             f"config.driver.depth={d.depth}: what is cancelled must not have been judged, or "
             "continued, before"
         )
+    two_phase = d.where == "host" and rule.first_samples < rule.max_samples
+    least = d.groups + d.screen_prompts
+    if two_phase and d.continuation == "at_once" and d.buffer_groups < least:
+        raise ValueError(
+            f"config.driver.buffer_groups ({d.buffer_groups}) must be at least {least} for "
+            "config.driver.continuation='at_once', config.driver.groups + "
+            "config.driver.screen_prompts: all that a call accepts completes in the next"
+        )
     _require(c, ("driver.depth", d.depth >= 0, "0 (no call generated ahead of scoring) or more"))
     if d.buffer_groups < d.groups * (1 + d.depth):
         raise ValueError(

@@ -174,6 +174,10 @@ class Driver:
     groups: int = 16  # complete groups a training step takes (B)
     # Prompts screened per call: what is lacking, or always as many.
     screening: str = one_of("missing", "fixed")
+    # When prompts that passed their screening get their last samples: when a step needs their
+    # groups ("needed"), so that the policy that trains on them draws them; or all in the next call
+    # ("at_once": with "fixed" screening this is SPEED's Algorithm 2).
+    continuation: str = one_of("needed", "at_once")
     # The generation batch: at most, or with "fixed" exactly, so many prompts a call (in_loop: a
     # step). For rules of one phase this bounds the prompts in flight (C_max of Bae et al.);
     # in_loop, sampler.context_pool does.

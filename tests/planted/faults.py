@@ -1231,6 +1231,15 @@ FAULTS = [
         "The replay cache keeps the response to a question that a rule rejected.",
     ),
     Fault(
+        "driver",
+        "at_once_waits",
+        "rollout/call_plan.py",
+        'or config.continuation == "at_once"',
+        'or config.continuation == "at once"',
+        DRIVER,
+        "Algorithm 2 holds accepted prompts back.",
+    ),
+    Fault(
         "update",
         "whole_responses_are_suffixes",
         "update/step.py",
