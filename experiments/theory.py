@@ -1,5 +1,5 @@
 """Draw what theory says: SNR, Phi, sampling cost, bias, allocations, objectives,
-effective weights, optimal KL (a few seconds).
+effective weights, replayed prefixes, optimal KL (a few seconds).
 
 python experiments/theory.py [--out=experiments/results/theory]
     a PNG each, and table.md, which names them

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 # Verifiers that are JAX functions: they can judge inside the compiled loop on any mesh.
 JAX_VERIFIERS = ("exact", "integer", "scratchpad")
+# Aggregations that divide by tokens of rows.
+OVER_LENGTHS = ("token_mean", "seq_mean_token_mean")
 # Parts of the reward, as they are logged.
 REWARD_PARTS = ("accuracy", "format", "language", "overlong")
 
@@ -75,6 +77,12 @@ def check(c: "Config") -> None:
             f"fsdp={c.mesh.fsdp}; change config.driver.groups"
         )
     rule = c.make_rule()
+    if c.rule.metric == "reward" and (c.rule.name != "dynamic" or c.data.order == "memory"):
+        raise ValueError(
+            "config.rule.metric='reward' is for config.rule.name='dynamic', and no order of "
+            "prompts that learns from verdicts whom the rule accepts; got "
+            f"config.rule.name={c.rule.name!r}, config.data.order={c.data.order!r}"
+        )
     if rule.max_samples > c.rule.n and c.rule.name not in ("sequential", "allocated"):
         raise ValueError(
             f"config.rule.name={c.rule.name!r}: a prompt may get {rule.max_samples} samples, and "
@@ -311,6 +319,14 @@ def _check_depth(c: "Config") -> None:
             f"config.driver.depth={d.depth}: what is cancelled must not have been judged, or "
             "continued, before"
         )
+    two_phase = d.where == "host" and rule.first_samples < rule.max_samples
+    least = d.groups + d.screen_prompts
+    if two_phase and d.continuation == "at_once" and d.buffer_groups < least:
+        raise ValueError(
+            f"config.driver.buffer_groups ({d.buffer_groups}) must be at least {least} for "
+            "config.driver.continuation='at_once', config.driver.groups + "
+            "config.driver.screen_prompts: all that a call accepts completes in the next"
+        )
     _require(c, ("driver.depth", d.depth >= 0, "0 (no call generated ahead of scoring) or more"))
     if d.buffer_groups < d.groups * (1 + d.depth):
         raise ValueError(
@@ -473,7 +489,13 @@ def _check_replay(c: "Config") -> None:
                 "config.replay.cache is given, but config.replay.window is 'none': "
                 "nothing would be replayed"
             )
+        _require(c, ("replay.normaliser", r.normaliser == "trained", "'trained' without replay"))
         return
+    if r.normaliser == "response" and c.objective.aggregation not in OVER_LENGTHS:
+        raise ValueError(
+            "config.replay.normaliser='response' needs config.objective.aggregation to be one of "
+            f"{', '.join(OVER_LENGTHS)}: {c.objective.aggregation!r} divides by no lengths"
+        )
     if c.data.task in TASKS and not c.data.train_prompts:
         raise ValueError(
             "config.replay.window needs a finite data set, as responses are cached by question: "
@@ -542,6 +564,7 @@ def _check_in_loop(c: "Config", shards: int) -> None:
         ),
         ("reward.extra", c.reward.extra, ("",), "rewards are the verifier's alone"),
         ("reward.length_alpha", c.reward.length_alpha, (0.0,), "rewards are the verifier's alone"),
+        ("rule.metric", c.rule.metric, ("accuracy",), "rules see verdicts there, no rewards"),
         ("training.minibatches", c.training.minibatches, (1,), "there is one update a program"),
         ("objective.kl_coef", c.objective.kl_coef, (0.0,), "no reference policy is held there"),
         (

@@ -24,7 +24,17 @@ from rl_speed.objectives import (
     POOL_ADVANTAGES,
     settings_of,
 )
-from rl_speed.sampling.rules import ENDS, Allocated, Band, Dynamic, Rule, Sequential, Speed, Uniform
+from rl_speed.sampling.rules import (
+    ENDS,
+    METRICS,
+    Allocated,
+    Band,
+    Dynamic,
+    Rule,
+    Sequential,
+    Speed,
+    Uniform,
+)
 
 # Directory of the policy that ships with the package.
 EMBEDDED = "embedded"
@@ -51,7 +61,7 @@ def _allocated(rule: "RuleConfig") -> Allocated:
 # A new rule is one line here and a class in rl_speed/sampling/rules.py.
 RULES: dict[str, Callable[["RuleConfig"], Rule]] = {
     "uniform": lambda rule: Uniform(rule.n),
-    "dynamic": lambda rule: Dynamic(rule.n),
+    "dynamic": lambda rule: Dynamic(rule.n, rule.metric),
     "band": lambda rule: Band(rule.n, rule.low, rule.high, rule.inclusive),
     "speed": _speed,
     "sequential": lambda rule: Sequential(
@@ -135,6 +145,9 @@ class RuleConfig:
     # band: which of low and high are inside. Bae et al. have both in section 4.4; in Table 1
     # neither for balanced bands, and one for skewed ones.
     inclusive: str = one_of(*ENDS)
+    # dynamic: what must differ within a group: verdicts (DAPO), or the rewards that are trained on,
+    # so that length-aware ones keep groups of right answers. Host only.
+    metric: str = one_of(*METRICS)
     m: int = 8  # sequential: samples a round
     rounds: int = 4  # sequential: at most
     k_pos: int = 1  # sequential: right samples that a prompt waits for
@@ -167,6 +180,10 @@ class Driver:
     groups: int = 16  # complete groups a training step takes (B)
     # Prompts screened per call: what is lacking, or always as many.
     screening: str = one_of("missing", "fixed")
+    # When prompts that passed their screening get their last samples: when a step needs their
+    # groups ("needed"), so that the policy that trains on them draws them; or all in the next call
+    # ("at_once": with "fixed" screening this is SPEED's Algorithm 2).
+    continuation: str = one_of("needed", "at_once")
     # The generation batch: at most, or with "fixed" exactly, so many prompts a call (in_loop: a
     # step). For rules of one phase this bounds the prompts in flight (C_max of Bae et al.);
     # in_loop, sampler.context_pool does.
@@ -207,6 +224,10 @@ class Replay:
     # Train on the suffix alone (ours); otherwise on the replayed tokens too, taken as on-policy
     # (equations 3 and 5 of the paper, and its release).
     mask_prefix: bool = True
+    # Tokens that the loss's means divide by, |o| of 1/|o|: those trained on, or those of whole
+    # responses, of which a masked prefix is a part: each suffix token then has the scale that it
+    # has in the paper, which trains on prefixes, as does the released code (mask_prefix=False).
+    normaliser: str = one_of("trained", "response")
     # The response kept of a group: with this probability the one of highest reward, else any other
     # (-1: the first stays for ever).
     eps: float = 0.1
@@ -354,7 +375,8 @@ class Reward:
     # stands; 0: only logged). Host only.
     extra: str = ""
     # RPO's length-aware reward of complete groups, clip(r / (1 + exp(-alpha (l_ref - length))),
-    # low, high). Host only.
+    # low, high). Host only. Rules look at verdicts: dynamic drops groups of right answers alone,
+    # for whose sake it was proposed (Yi et al., section 3.4), unless rule.metric is "reward".
     length_alpha: float = 0.0  # per token (0: off; the paper's 0.01)
     length_low: float = 0.5
     length_high: float = 1.0

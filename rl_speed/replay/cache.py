@@ -40,11 +40,15 @@ class CacheReport:
 class ReplayCache:
     """Holds one response per prompt id.
 
-    After each step every group that was trained on may replace that of its prompt.
+    Of every visit that is over, whether its group is trained on or a rule rejected it, one response
+    may replace that of its prompt (Algorithm 1 updates the cache for all questions).
 
-    With probability `eps` the response of highest reward is taken, ties by highest summed log-prob
-    of what was sampled, then by lot; else a uniformly random other one. A group of one has no
-    other. Draws are keyed by (seed, visit of the prompt): they depend on neither the order of
+    With probability `eps` the response of highest reward is taken, ties by lot; else a uniformly
+    random other one. A group of one has no other. The paper leaves ties open, and nearly every
+    group has them where rewards are 0 or 1. A log-prob would settle them in favour of short
+    suffixes: summed it has fewer terms there, more so where samples keep different shares of the
+    cached response; a mean over few tokens, most of them almost certain, is more often close to 0.
+    Draws are keyed by (seed, visit of the prompt): they depend on neither the order of
     updates nor their number.
 
     Args:
@@ -247,20 +251,13 @@ class ReplayCache:
 
 
 def best_sample(group: Rollouts, rows: np.ndarray, lot: float) -> int:
-    """Of samples `rows`, that of highest reward; of these, that of highest summed log-prob;
-    of these, by `lot` in [0, 1).
-    """
-    rows = rows[_highest(group.rewards[rows])]
-    rows = rows[_highest(np.array([_summed_logprob(group, row) for row in rows]))]
-    return int(rows[int(lot * len(rows))])
+    """Of samples `rows`, that of highest reward; of these, by `lot` in [0, 1)."""
+    # A sample of a policy that diverged is nobody's best.
+    rewards = np.where(np.isnan(group.rewards[rows]), -np.inf, group.rewards[rows])
+    best = rows[rewards == rewards.max()]
+    return int(best[int(lot * len(best))])
 
 
 def _summed_logprob(group: Rollouts, row: int) -> float:
     # Only the response's own tokens: NumPy's sum would round differently with another padding.
     return float(group.logprobs[row, : group.lengths[row]].sum(dtype=np.float64))
-
-
-def _highest(values: np.ndarray) -> np.ndarray:
-    # A sample of a policy that diverged is nobody's best.
-    values = np.where(np.isnan(values), -np.inf, values)
-    return values == values.max()

@@ -70,9 +70,13 @@ def cuts(
     m ~ U{0..L}, clipped to what may be kept.
 
     What may be kept never includes the end token that closed the response, and leaves room for one
-    new token at least within `max_response`. The draw of a sample is keyed by (seed, visit, its
-    index) and is the same in whatever call it is asked for; so is the cut, as long as the prompt's
-    cached response is the same: a visit must keep the one it began with.
+    new token at least within `max_response`. So m = 0 and m = 1 make the same cut in a response
+    that ended: all but its end token is kept with probability 2 / (L + 1), for L of at least 1.
+    Ours: the paper's m = 0 leaves nothing to sample.
+
+    The draw of a sample is keyed by (seed, visit, its index) and is the same in whatever call it is
+    asked for; so is the cut, as long as the prompt's cached response is the same: a visit must keep
+    the one it began with.
 
     Returns: i32[count]; zeros without a cached response.
     Raises ValueError where visit, count_first or count is negative.

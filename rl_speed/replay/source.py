@@ -1,6 +1,7 @@
 """The prefix source of RPO: where a sample starts, composed with any sampling rule."""
 
 import dataclasses
+from collections.abc import Iterable
 
 from rl_speed.data.rollouts import Rollouts
 from rl_speed.replay.cache import ReplayCache
@@ -18,9 +19,11 @@ class PrefixSource:
     cache: ReplayCache
     config: PrefixConfig
 
-    def remember(self, rollouts: Rollouts) -> None:
-        """Let the cache have the groups of a step, with the rewards that they were trained on."""
-        for group in rollouts.groups():
+    def remember(self, groups: Iterable[Rollouts]) -> None:
+        """Let the cache have all samples of visits that are over, with the rewards that they are,
+        or would be, trained on.
+        """
+        for group in groups:
             self.cache.update(group)
 
     def replay(self, cached: CachedResponse, visit: int, first: int, count: int) -> Replay:

@@ -44,8 +44,8 @@ class CallPlan:
 
         A prompt whose next samples are its last goes only if its group is needed: drawn earlier,
         they would be more off-policy than they must be by the time they are trained on. With
-        `depth`, every call under way should bring one batch. What completes must find room in
-        the buffer.
+        `depth`, every call under way should bring one batch. With `continuation="at_once"` all go.
+        What completes must find room in the buffer.
         """
         config = self._config
         room = min(self.room(pending, buffer), self.capacity - config.screen_prompts)
@@ -56,7 +56,7 @@ class CallPlan:
         going, waiting = [], []
         for prompt in active:
             last = prompt.want >= self._last
-            if len(going) < room and (needed > 0 or not last):
+            if len(going) < room and (needed > 0 or not last or config.continuation == "at_once"):
                 needed -= last
                 going.append(prompt)
             else:

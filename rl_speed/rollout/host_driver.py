@@ -65,6 +65,8 @@ from rl_speed.sampling import (
 
 # rollouts -> (rewards f32[R], correct bool[R])
 Scorer = Callable[[Rollouts], tuple[np.ndarray, np.ndarray]]
+# Whole groups -> the same with the rewards that they are trained on (update/shaping.py).
+Shape = Callable[[Rollouts], Rollouts]
 
 
 class HostDriver:
@@ -76,6 +78,9 @@ class HostDriver:
       score: the verifier. buffer: complete groups wait here. config: how many to screen,
         pre-fetch, limits.
       budgets, prefixes: as of `Screening`.
+      shape: what rewards a group would be trained on, where that takes the whole of it: rules and
+        the replay cache look at these. What is trained on is returned as it was scored. None: as
+        scored.
 
     Attributes:
       screening: what became of prompts, and what is known of those to come.
@@ -91,8 +96,9 @@ class HostDriver:
         config: DriverConfig,
         budgets: Budgets | None = None,
         prefixes: PrefixSource | None = None,
+        shape: Shape | None = None,
     ):
-        self.screening = Screening(stream, budgets, prefixes)
+        self.screening, self._shape = Screening(stream, budgets, prefixes), shape
         # A step that was stopped: the tally before it, what it did so far.
         self._begun: tuple[PromptCounts, StepReport] | None = None
         self.rule, self.stream, self.buffer, self.config = rule, stream, buffer, config
@@ -311,6 +317,9 @@ class HostDriver:
         column = lambda values: np.pad(np.asarray(values, np.int32), (0, size - len(prompts)))
         launched = column([a.launched for a in prompts])
         positive = column([0 if a.group is None else int(a.group.correct.sum()) for a in prompts])
+        groups = self._as_trained([a.group for a in prompts if a.group is not None])
+        varied = {g.prompt.visit: bool((g.rewards != g.rewards[0]).any()) for g in groups}
+        varied = column([varied.get(a.prompt.visit, False) for a in prompts]) > 0
         with self._beside_generation():
             if first:
                 state = self.rule.init(size, None if budgets is None else column(budgets))
@@ -322,7 +331,7 @@ class HostDriver:
                     )
                 )
             decision, state = self._decide(
-                Counts(launched=launched, done=launched, positive=positive), state
+                Counts(launched=launched, done=launched, positive=positive, varied=varied), state
             )
             want, status, phase, rounds, budget = map(
                 np.asarray, (decision.want, decision.status, state.phase, state.round, state.budget)
@@ -391,12 +400,20 @@ class HostDriver:
         return accepted, {prompt.visit for prompt in cancelled}
 
     def _observe(self, groups: Sequence[Rollouts]) -> None:
-        """Note what became of prompts that this driver is done with."""
+        """Note what became of prompts that this driver is done with, and what they said."""
         self.screening.observe(
             [g.prompt for g in groups],
             [int(g.correct.sum()) for g in groups],
             [len(g) for g in groups],
         )
+        if self.screening.prefixes is not None:
+            self.screening.remember(self._as_trained(groups))
+
+    def _as_trained(self, groups: Sequence[Rollouts]) -> Sequence[Rollouts]:
+        """With the rewards that they would be trained on."""
+        if self._shape is None or not groups:
+            return groups
+        return self._shape(Rollouts.concat(groups)).groups()
 
     def metrics(self, version: int) -> dict[str, float]:
         """Those of the buffer and of the estimates, and how many calls are generated,

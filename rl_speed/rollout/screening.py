@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from rl_speed.data.prompts import Prompt, PromptStream
+from rl_speed.data.rollouts import Rollouts
 from rl_speed.replay.cuts import Replay
 from rl_speed.replay.responses import CachedResponse
 from rl_speed.replay.source import PrefixSource
@@ -72,6 +73,11 @@ class Screening:
         self.stream.observe(prompts, right, drawn)
         if self.budgets is not None:
             self.news += zip(prompts, right, drawn)
+
+    def remember(self, groups: Iterable[Rollouts]) -> None:
+        """Let the replay cache have the samples of visits that are over, trained on or rejected."""
+        if self.prefixes is not None:
+            self.prefixes.remember(groups)
 
     def tell_estimates(self, params: Any) -> None:
         """Let the estimates have the news."""

@@ -24,6 +24,8 @@ class Batch:
         trained on.
       behaviour_logprobs: f32[R, W - 1], by the policy that sampled, 0 elsewhere.
       rewards: f32[R]. group_ids: i32[R].
+      lengths: i32[R], tokens of the whole response, what was replayed of it included; 0 for rows of
+        padding. None: nobody asks for them.
     """
 
     tokens: Array
@@ -31,6 +33,7 @@ class Batch:
     behaviour_logprobs: Array
     rewards: Array
     group_ids: Array
+    lengths: Array | None = None
 
 
 def select(samples: AdaptiveSamples, counts: Counts, target: int) -> Array:
@@ -92,6 +95,7 @@ def to_batch(
         behaviour_logprobs=jnp.where(is_response, from_response(samples.logprobs), 0.0)[:, 1:],
         rewards=jnp.where(used, samples.rewards[rows], 0.0),
         group_ids=group_ids,
+        lengths=jnp.where(used, samples.lengths[rows], 0),
     )
 
 

@@ -36,6 +36,8 @@ from rl_speed.sampling.types import (
 
 # Which ends of a band of pass rates are inside it.
 ENDS = ("both", "low", "high", "neither")
+# What has to differ within a group for `Dynamic` to keep it.
+METRICS = ("accuracy", "reward")
 
 
 class Rule(Protocol):
@@ -132,13 +134,24 @@ class Dynamic:
     """DAPO's dynamic sampling: `n` samples, and a group whose answers are all right or all wrong
     is dropped.
 
-    Source: DAPO (arXiv 2503.14476), equation 11; methods.md section 5.
+    That is `metric="accuracy"`, the paper's. "reward" drops a group whose rewards are all the same
+    instead: where rewards say more than the verdict does, as RPO's length-aware ones, a group of
+    right answers that differ in length is trained on. It needs `Counts.varied`.
+
+    Raises (decide): ValueError, `metric="reward"` where nobody knows the rewards.
+    Source: DAPO (arXiv 2503.14476), equation 11; methods.md section 5. "reward": ours, for Yi et
+    al., section 3.4, who want differences "even when all responses are correct".
     """
 
     n: int
+    metric: str = "accuracy"
 
     def __post_init__(self):
         _positive_int(self, "n")
+        if self.metric not in METRICS:
+            raise ValueError(
+                f"Dynamic.metric must be one of {', '.join(METRICS)}; got {self.metric!r}"
+            )
 
     @property
     def max_samples(self) -> int:
@@ -153,6 +166,13 @@ class Dynamic:
 
     def decide(self, counts: Counts, state: RuleState) -> tuple[Decision, RuleState]:
         informative = (counts.positive > 0) & (counts.positive < counts.done)
+        if self.metric == "reward":
+            if counts.varied is None:
+                raise ValueError(
+                    'Dynamic.metric="reward" asks whether rewards differ (Counts.varied), which '
+                    "the host driver alone knows"
+                )
+            informative = counts.varied
         status = jnp.where(counts.done < self.n, OPEN, jnp.where(informative, COMPLETE, REJECTED))
         return _close(jnp.full_like(counts.done, self.n), status, state)
 

@@ -303,11 +303,14 @@ class Counts:
     Attributes:
       launched: samples started. done: samples finished and scored. positive: of those,
         correct ones.
+      varied: bool[P], whether the rewards of those done, as they would be trained on, are not all
+        the same. None where nobody knows: inside the compiled loop, and in simulations of verdicts.
     """
 
     launched: Array
     done: Array
     positive: Array
+    varied: Array | None = None
 
 
 # Values of Decision.status.

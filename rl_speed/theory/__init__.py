@@ -2,14 +2,30 @@
 
 Signal-to-noise of a group's gradient, what SPEED's screening does to the
 objective and to the cost, what sequential stopping costs and which objective
-it climbs, how to share a budget, and the KL of the optimal policy.
+it climbs, how to share a budget, the KL of the optimal policy, and what
+replayed prefixes do to the gradient.
 """
 
 from rl_speed.theory.allocation import allocate
 from rl_speed.theory.budget import Shares, best_shares, progress
 from rl_speed.theory.kl import kl_optimal, kl_second_order
+from rl_speed.theory.replay import (
+    GradientError,
+    GradientMoments,
+    kept_tokens,
+    length_aware_error,
+    replay_moments,
+    tabular_policy,
+)
 from rl_speed.theory.sequential import Exit, SequentialCost, sequential_cost, sequential_exits
-from rl_speed.theory.snr import snr_bound, snr_bound_exact_advantage, snr_bound_simple
+from rl_speed.theory.snr import (
+    SnrEstimate,
+    empirical_snr,
+    improvement_bound,
+    snr_bound,
+    snr_bound_exact_advantage,
+    snr_bound_simple,
+)
 from rl_speed.theory.speed import (
     Expectation,
     acceptance,
@@ -32,23 +48,31 @@ from rl_speed.theory.weights import (
 __all__ = [
     "Exit",
     "Expectation",
+    "GradientError",
+    "GradientMoments",
     "SequentialCost",
     "Shares",
+    "SnrEstimate",
     "acceptance",
     "allocate",
     "allocated_weight",
     "balanced_weight",
     "best_shares",
+    "empirical_snr",
     "expected_speedup",
     "group_moments",
+    "improvement_bound",
     "kept_classes",
+    "kept_tokens",
     "kl_optimal",
     "kl_second_order",
+    "length_aware_error",
     "objective",
     "objective_weight",
     "phi",
     "phi_prime",
     "progress",
+    "replay_moments",
     "screened_weight",
     "sequential_cost",
     "sequential_exits",
@@ -56,5 +80,6 @@ __all__ = [
     "snr_bound",
     "snr_bound_exact_advantage",
     "snr_bound_simple",
+    "tabular_policy",
     "uniform_weight",
 ]

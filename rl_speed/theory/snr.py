@@ -2,8 +2,10 @@
 
 SNR = |E g|^2 / E|g - E g|^2 for the gradient estimate g of one prompt with
 pass rate p. It vanishes at p = 0 and p = 1: such prompts cost samples and teach
-nothing.
+nothing. Fact 1 says what it is good for (`improvement_bound`).
 """
+
+from typing import NamedTuple
 
 import numpy as np
 
@@ -58,3 +60,79 @@ def snr_bound_exact_advantage(p):
     p = _check.probability(p)
     with np.errstate(divide="ignore"):
         return (p * (1 - p) / np.square(1 - 2 * p))[()]
+
+
+def improvement_bound(gradient_squared, snr, step=1.0, smoothness=1.0):
+    """Lower bound on E[J(theta + step * g)] - J(theta) for an unbiased gradient estimate g.
+
+    step |grad J|^2 (1 - step * smoothness / 2 * (1 + 1 / SNR)). With both 1, as in the paper, it is
+    |grad J|^2 / 2 (1 - 1 / SNR); attained where J is a quadratic of that curvature everywhere. It
+    is positive for steps below 2 / (smoothness (1 + 1 / SNR)) alone.
+
+    Args:
+      gradient_squared: |grad J|^2, any shape, 0 or more. snr: that of g, broadcast against it;
+        at 0, where the bound has no limit of its own, -infinity, or 0 where there is no gradient.
+      step: learning rate, positive. smoothness: bound on the curvature of J, L in
+        |grad J(a) - grad J(b)| <= L |a - b|, positive.
+
+    Returns: float64.
+
+    Raises: ValueError for a negative square or SNR, or a step or smoothness that is not positive.
+
+    Source: arXiv 2506.09016, fact 1 (step and smoothness 1); the general form is the same lemma.
+    """
+    squared, snr = np.asarray(gradient_squared, np.float64), np.asarray(snr, np.float64)
+    for name, value in (("gradient_squared", squared), ("snr", snr)):
+        if not np.all(value >= 0):
+            raise ValueError(f"{name} must be 0 or more; got {value!r}.")
+    for name, value in (("step", step), ("smoothness", smoothness)):
+        if not value > 0:
+            raise ValueError(f"{name} must be positive; got {value!r}.")
+    squared, snr = np.broadcast_arrays(squared, snr)
+    noise = np.divide(squared, snr, out=np.where(squared > 0, np.inf, 0.0), where=snr > 0)
+    return (step * squared - step**2 * smoothness / 2 * (squared + noise))[()]
+
+
+class SnrEstimate(NamedTuple):
+    """Of independent estimates of one gradient. Both are unbiased; their ratio is not.
+
+    `signal`: of |E g|^2; it can be negative where noise is all there is. `noise`: of E|g - E g|^2.
+    """
+
+    signal: float
+    noise: float
+
+    @property
+    def snr(self) -> float:
+        """signal / noise; infinite without noise, NaN with neither."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return float(np.float64(self.signal) / self.noise)
+
+
+def empirical_snr(mean_square: float, square_of_mean: float, count: int) -> SnrEstimate:
+    """The SNR of a gradient estimate, from norms of several independent ones g_1 ... g_count.
+
+    Norms are enough, so that no gradient needs to be held: one backward pass for each g_k, and that
+    of their mean. The g_k must estimate the same gradient: groups of one prompt (for its SNR), or
+    batches (for that of a batch), drawn by one policy. One group alone will not do: rewards of a
+    group say nothing of the scores that they multiply, and an ordinary step takes one backward pass
+    for all of its groups, each of another prompt. So no run logs it; `snr_bound` of a pass rate
+    needs the rewards alone.
+
+    Args:
+      mean_square: (|g_1|^2 + ... + |g_count|^2) / count. square_of_mean: |g_1 + ... + g_count|^2 /
+        count^2. count: at least 2.
+
+    Raises: ValueError for a count below 2, or squares that no gradients have
+      (0 <= square_of_mean <= mean_square, but for rounding).
+
+    Source: ours; the sample variance, as in McCandlish et al. (arXiv 1812.06162), appendix A.
+    """
+    count = _check.count(count, "count", 2)
+    if not 0 <= square_of_mean <= mean_square * (1 + 1e-6):
+        raise ValueError(
+            "square_of_mean must lie between 0 and mean_square; got "
+            f"{square_of_mean!r} and {mean_square!r}."
+        )
+    noise = max(mean_square - square_of_mean, 0.0) * count / (count - 1)
+    return SnrEstimate(float(square_of_mean - noise / count), float(noise))

@@ -95,6 +95,7 @@ from rl_speed.training.stream import make_stream
 from rl_speed.update.optimizer import OptimizerConfig, make_optimizer
 from rl_speed.update.pools import PoolConfig, PoolSelector
 from rl_speed.update.reference import Reference
+from rl_speed.update.shaping import shape_rewards
 from rl_speed.update.state import TrainState, state_shardings
 from rl_speed.update.step import UpdateConfig, make_advantages, make_score, make_update
 
@@ -558,7 +559,10 @@ def build_driver(
     buffer = SamplingBuffer(
         d.buffer_groups, d.buffer_order, None if d.max_age < 0 else d.max_age, config.seed
     )
-    return HostDriver(config.make_rule(), stream, generator, scorer, buffer, d, budgets, prefixes)
+    shape = functools.partial(shape_rewards, config=config) if config.reward.length_alpha else None
+    return HostDriver(
+        config.make_rule(), stream, generator, scorer, buffer, d, budgets, prefixes, shape
+    )
 
 
 def build_fused_program(
@@ -594,6 +598,7 @@ def build_fused_program(
         width=longest,
         rows=c.rule.n,
         pool=pool_config(c),
+        rejected=c.replay.window != "none" and c.replay.eps >= 0,
     )
     program = make_fused_step(policy.model, policy.decoder, optimizer, mesh, settings, fused)
     replayed = fused.rule.max_samples if c.replay.window != "none" else 0
@@ -681,6 +686,7 @@ def update_config(config: Config) -> UpdateConfig:
         groups=config.driver.groups,
         micro_tokens=config.training.micro_tokens,
         objective=dataclasses.replace(config.objective),
+        whole_responses=config.replay.normaliser == "response",
         temperature=config.sampler.temperature,
         max_new=config.sampler.max_new,
         head_chunk=config.model.head_chunk or None,

@@ -210,6 +210,7 @@ def abstract_batch(config: Config, mesh: Mesh) -> Batch:
         behaviour_logprobs=leaf((rows, width - 1), jnp.float32),
         rewards=leaf((rows,), jnp.float32),
         group_ids=leaf((rows,), jnp.int32),
+        lengths=leaf((rows,), jnp.int32),
     )
 
 

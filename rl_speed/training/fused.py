@@ -25,6 +25,7 @@ from rl_speed.mesh import ROWS, batch_sharding, own_row_shards, place_rows, repl
 from rl_speed.policy import ModelConfig
 from rl_speed.replay.cuts import Replay
 from rl_speed.sampling import (
+    REJECTED,
     AdaptiveSamples,
     Counts,
     Decoder,
@@ -64,6 +65,8 @@ class FusedConfig:
       rows: samples trained on, per group on average; 0: as many as the rule can draw.
       pool: which of a group's samples are trained on, and whether its pool says their advantages;
         None trains on every sample, with ordinary advantages.
+      rejected: whether the samples of candidates that the rule rejected come back to the host, too.
+        The replay cache learns of them.
     """
 
     rule: Rule
@@ -73,6 +76,7 @@ class FusedConfig:
     width: int
     rows: int = 0
     pool: PoolConfig | None = None
+    rejected: bool = False
 
     @property
     def batch_rows(self) -> int:
@@ -110,6 +114,27 @@ def choose_samples(
     return chosen, None if advantages is None else jnp.append(advantages, 0.0)[chosen]
 
 
+def sampled(samples: AdaptiveSamples, rows: Array) -> dict[str, Array]:
+    """What goes to the host of `rows` of one shard's samples, as `to_rollouts` takes it."""
+    at = jnp.minimum(rows, len(samples.lengths) - 1)
+    fields = {name: getattr(samples, name) for name in SAMPLED}
+    return {"rows": rows, **{name: x[at] for name, x in fields.items() if x is not None}}
+
+
+def rejected_samples(samples: AdaptiveSamples, counts: Counts, mesh: Mesh) -> dict[str, Array]:
+    """`sampled` of all that the rule rejected, over all shards."""
+
+    def shard(tree):
+        samples, counts = jax.tree.map(lambda x: x[0], tree)
+        rejected = samples.replace(selected=samples.status == REJECTED)
+        return sampled(samples, select(rejected, counts, len(samples.status)))
+
+    rows = PartitionSpec(ROWS)
+    return jax.shard_map(
+        shard, mesh=mesh, in_specs=(rows,), out_specs=rows, axis_names=set(ROWS), check_vma=False
+    )((samples, counts))
+
+
 def make_batch(
     samples: AdaptiveSamples,
     counts: Counts,
@@ -128,11 +153,7 @@ def make_batch(
     def shard(tree, key):
         samples, counts, prompts = jax.tree.map(lambda x: x[0], tree)
         rows = select(samples, counts, config.target)
-        drawn = {
-            name: getattr(samples, name)[jnp.minimum(rows, len(samples.lengths) - 1)]
-            for name in SAMPLED
-            if getattr(samples, name) is not None
-        }
+        drawn = sampled(samples, rows)
         ids, advantages, trained = place_ids(samples, rows)[0], None, rows
         if config.pool is not None:
             chosen, advantages = choose_samples(
@@ -142,11 +163,7 @@ def make_batch(
                 jnp.append(ids, -1)[chosen],
                 jnp.append(rows, len(samples.lengths))[chosen],
             )
-        return (
-            to_batch(samples, prompts, trained, ids, config.width),
-            {"rows": rows, **drawn},
-            advantages,
-        )
+        return (to_batch(samples, prompts, trained, ids, config.width), drawn, advantages)
 
     rows = PartitionSpec(ROWS)
     batch, drawn, advantages = jax.shard_map(
@@ -179,7 +196,8 @@ def make_fused_step(
     """The jitted step (state, prompts, key) -> (state, metrics, drawn, samples' bookkeeping,
     counts); donates the state.
 
-    `prompts` have shards on axis 0. Metrics are f32 scalars as those of `step.make_update`.
+    `prompts` have shards on axis 0. "rejected" in the bookkeeping is what `rejected_samples` gives,
+    or None. Metrics are f32 scalars as those of `step.make_update`.
     """
     shardings, rows, whole = (
         state_shardings(model, optimizer, mesh),
@@ -232,6 +250,7 @@ def make_fused_step(
         )
         first = samples.rewards.reshape(*counts.done.shape, -1)[..., : config.rule.first_samples]
         facts["nonfinite"] = jnp.sum(samples.nonfinite, axis=1, dtype=jnp.int32)
+        facts["rejected"] = rejected_samples(samples, counts, mesh) if config.rejected else None
         facts["first_right"] = jnp.sum(first > 0.5, axis=-1, dtype=jnp.int32)
         return state, metrics, drawn, facts, counts
 
@@ -327,7 +346,8 @@ def to_rollouts(
     rule: Rule,
     asked: Sequence[tuple[np.ndarray, np.ndarray | None]] = (),
 ) -> Rollouts | None:
-    """What a step drew to train on, shard by shard in launch order; None where that is nothing.
+    """What a step drew to train on (or what was rejected), shard by shard in launch order; None
+    where that is nothing.
 
     Args:
       drawn: `SAMPLED` of the samples, and the rows of their shard's table that they were. prompts:

@@ -130,6 +130,11 @@ class FusedStep:
             screening.observe(part, counts.positive[s, : len(part)], counts.done[s, : len(part)])
         screening.tell_estimates(state.params)
         rollouts = to_rollouts(drawn, prompts, self._table, version, self.rule, asked)
+        if rollouts is not None:
+            screening.remember(rollouts.groups())
+        if (rejected := facts.get("rejected")) is not None:
+            rejected = to_rollouts(rejected, prompts, self._table, version, self.rule, asked)
+            screening.remember([] if rejected is None else rejected.groups())
         self._account(
             facts, counts, len(used), 0 if rollouts is None else rollouts.sampled_tokens, report
         )

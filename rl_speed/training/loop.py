@@ -339,8 +339,6 @@ class Trainer:
                 break
             self._spent = {}
             self._require_finite(rollouts)
-            if (prefixes := self.rl_step.screening.prefixes) is not None:
-                prefixes.remember(rollouts)
             record = self._record(rollouts, report)
             if not (stop or self._pauses(self.step + 1)):
                 self.rl_step.start_next(self.state, self.step + 1, timer)

@@ -51,4 +51,5 @@ def build_batch(
         behaviour_logprobs=pad(np.where(response, logprobs, np.float32(0)))[:, 1:],
         rewards=pad(rollouts.rewards[here]),
         group_ids=pad(owner, -1),
+        lengths=pad(rollouts.lengths[here]),
     )

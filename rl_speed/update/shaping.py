@@ -1,5 +1,6 @@
-"""Rewards that depend on all samples of a prompt: known when its group is complete,
-just before it is trained on.
+"""Rewards that depend on all samples of a prompt: known when its group is whole.
+
+The step shapes what it trains on, just before; the driver what rules and the replay cache look at.
 """
 
 import dataclasses
@@ -7,7 +8,7 @@ import dataclasses
 import jax
 import numpy as np
 
-from rl_speed.config import Config
+from rl_speed.config import Config, Reward
 from rl_speed.data.rollouts import Rollouts
 from rl_speed.rewards import length_aware_reward
 
@@ -28,32 +29,42 @@ def shape_rewards(rollouts: Rollouts, config: Config) -> Rollouts:
     as they are. Samples that are `nonfinite` take no part, and keep their reward.
 
     Args:
-      rollouts: complete groups, at most `config.driver.groups`; lengths are tokens of the
-        whole response.
+      rollouts: whole groups, any number; lengths are tokens of the whole response.
 
     Source: Yi et al. (methods.md, section 4).
     """
-    r = config.reward
+    r, groups = config.reward, config.driver.groups
     if not r.length_alpha:
         return rollouts
-    # Padded to the most there can be, so that it compiles once.
-    padding = (0, max(config.driver.groups * config.make_rule().max_samples - len(rollouts), 0))
     correct = rollouts.correct.astype(np.float32)
-    ids = np.where(rollouts.nonfinite, -1, rollouts.owner)
-    shaped = np.asarray(
-        _length_aware(
-            np.pad(correct, padding),
-            np.pad(rollouts.lengths, padding),
-            np.pad(ids, padding, constant_values=-1),
-            config.driver.groups,
-            alpha=r.length_alpha,
-            low=r.length_low,
-            high=r.length_high,
-            reference=r.length_reference,
-            literal=r.length_literal,
-        )
-    )[: len(rollouts)]
-    weight = np.float32(r.accuracy_weight)
+    # Blocks of so many groups, padded to the most samples there can be: it compiles once.
+    firsts = np.searchsorted(rollouts.owner, np.arange(0, len(rollouts.prompts), groups))
+    room = groups * config.make_rule().max_samples
+    ids = np.where(rollouts.nonfinite, -1, rollouts.owner % groups)
+    blocks = [
+        _block(correct[part], rollouts.lengths[part], ids[part], groups, room, r)
+        for part in map(slice, firsts, [*firsts[1:], len(rollouts)])
+    ]
+    weight, shaped = np.float32(r.accuracy_weight), np.concatenate(blocks)
     return dataclasses.replace(
         rollouts, rewards=weight * shaped + (rollouts.rewards - weight * correct)
     )
+
+
+def _block(
+    correct: np.ndarray, lengths: np.ndarray, ids: np.ndarray, groups: int, room: int, r: Reward
+) -> np.ndarray:
+    """f32[R] of at most `groups` groups."""
+    padding = (0, max(room - len(correct), 0))
+    shaped = _length_aware(
+        np.pad(correct, padding),
+        np.pad(lengths, padding),
+        np.pad(ids, padding, constant_values=-1),
+        groups,
+        alpha=r.length_alpha,
+        low=r.length_low,
+        high=r.length_high,
+        reference=r.length_reference,
+        literal=r.length_literal,
+    )
+    return np.asarray(shaped)[: len(correct)]

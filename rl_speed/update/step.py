@@ -38,6 +38,8 @@ class UpdateConfig:
       micro_tokens: tokens of a shard's gradient piece, about; 0: see `PieceShape.of`.
       objective: which advantage and which loss, with their numbers. It is hashed by value: nobody
         may change it any more.
+      whole_responses: means over tokens divide by those of whole responses, replayed prefixes
+        included, trained on or not; needs `Batch.lengths`.
       temperature: of the sampler; the trainer's log-probs are those of the same distribution.
         max_new: its limit, in tokens.
       head_chunk: tokens whose logits exist at once; None: as many as `token_logprobs` chooses.
@@ -46,6 +48,7 @@ class UpdateConfig:
     groups: int
     micro_tokens: int = 0
     objective: Objective = Objective()
+    whole_responses: bool = False
     temperature: float = 1.0
     max_new: int = 0
     head_chunk: int | None = None
@@ -185,7 +188,10 @@ def gradients(
         constant = (o.aggregation_constant or float(config.max_new)) * jnp.sum(
             jnp.any(batch.mask, axis=1)
         )
-    token_weights = objectives.token_weights(batch.mask, o.aggregation, constant)
+    lengths = batch.lengths if config.whole_responses else None
+    if config.whole_responses and lengths is None:
+        raise ValueError("UpdateConfig.whole_responses needs Batch.lengths, which are None")
+    token_weights = objectives.token_weights(batch.mask, o.aggregation, constant, lengths=lengths)
     weights = SplitWeights(model, mesh)
     kl_in_loss = o.kl_coef > 0 and o.kl_in == "loss"
     policy_loss = functools.partial(

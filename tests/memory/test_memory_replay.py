@@ -79,16 +79,13 @@ def same_caches(a, b):
 # Rewards, log-probs per token (two tokens each), and the probability of each sample by the
 # definition.
 OTHERS = (1 - EPS) / 3
+TIED = (EPS + 2 * OTHERS) / 3
 LAWS = {
     "one best": ([0, 1, 0, 0.5], [-1, -9, -1, -1], [OTHERS, EPS, OTHERS, OTHERS]),
-    "ties by log-prob": ([1, 1, 0, 1], [-3, -1, 0, -2], [OTHERS, EPS, OTHERS, OTHERS]),
-    "all wrong": ([0, 0, 0, 0], [-2, -4, -1, -3], [OTHERS, OTHERS, EPS, OTHERS]),
-    # A lot picks one of the two; the other is then one of the three others.
-    "by lot": (
-        [1, 0, 1, 0],
-        [-1, 0, -1, 0],
-        [EPS / 2 + OTHERS / 2, OTHERS, EPS / 2 + OTHERS / 2, OTHERS],
-    ),
+    # A lot picks one of the best, whatever its log-prob; the others of them are then among the
+    # three others.
+    "three best": ([1, 1, 0, 1], [-3, -1, 0, -2], [TIED, TIED, OTHERS, TIED]),
+    "all wrong": ([0, 0, 0, 0], [-2, -4, -1, -3], [0.25] * 4),
     "two": ([0, 1], [-1, -1], [1 - EPS, EPS]),
     "a single one": ([0], [-1], [1]),
 }
@@ -119,18 +116,17 @@ def test_the_ends_of_eps(eps):
     assert seen == {None: {9}, 0.0: {0, 1, 3}, 1.0: {2}}[eps]
 
 
-def test_ties_take_what_was_sampled_summed_over_the_whole_response():
-    """Per token the long one is likelier, as a whole the short one: -1.5 against -2.
-
-    Forced tokens, log-prob 0, count nothing.
-    """
-    cache = ReplayCache(1.0)
-    cache.update(make([1, 1], [-0.5, -1.5], lengths=[4, 1]))
-    assert chosen(cache) == 1 and cache.get("p").logprob == -1.5 and cache.get("p").shortest == 1
-    group = make([1, 1], [-0.5, -1.5], lengths=[4, 1], visit=1)
-    group.logprobs[0, :2] = 0
-    cache.update(group)
-    assert chosen(cache) == 0 and cache.get("p").logprob == -1.0
+def test_ties_favour_no_length():
+    """Neither the short one nor what has more forced tokens, of log-prob 0, is preferred."""
+    cache, long = ReplayCache(1.0), 0
+    for visit in range(400):
+        group = make([1, 1], [-0.5, -1.5], lengths=[4, 1], visit=visit)
+        group.logprobs[0, :2] = 0
+        cache.update(group)
+        long += chosen(cache) == 0
+        assert cache.get("p").logprob == [-1.0, -1.5][chosen(cache)]
+        assert cache.get("p").shortest == 1
+    assert abs(long - 200) < 4 * 10
 
 
 def test_draws_depend_on_seed_and_visit_alone():

@@ -257,6 +257,7 @@ def test_initial_state_and_equality():
     [
         (lambda: Uniform(0), "Uniform.n must be an integer of at least 1, got 0"),
         (lambda: Uniform(2.0), r"Uniform.n must be an integer of at least 1, got 2\.0"),
+        (lambda: Dynamic(4, "length"), "Dynamic.metric must be one of accuracy, reward"),
         (lambda: Dynamic(-3), "Dynamic.n must be an integer of at least 1, got -3"),
         (lambda: Speed(0, 4), "Speed.n_init must be an integer of at least 1, got 0"),
         (lambda: Speed(4, -1), "Speed.n_cont must be an integer of at least 0, got -1"),
@@ -273,3 +274,11 @@ def test_initial_state_and_equality():
 def test_impossible_settings_are_named(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_dynamic_by_reward_keeps_what_varies():
+    rule, done = Dynamic(4, "reward"), jnp.full((3,), 4)
+    counts = Counts(done, done, jnp.array([4, 2, 0]), jnp.array([True, False, False]))
+    assert rule.decide(counts, rule.init(3))[0].status.tolist() == [COMPLETE, REJECTED, REJECTED]
+    with pytest.raises(ValueError, match="asks whether rewards differ"):
+        rule.decide(counts.replace(varied=None), rule.init(3))

@@ -1,11 +1,18 @@
 """The SNR bound against exact enumeration of every outcome of a group."""
 
 import itertools
+import math
 
 import numpy as np
 import pytest
 
-from rl_speed.theory import snr_bound, snr_bound_exact_advantage, snr_bound_simple
+from rl_speed.theory import (
+    empirical_snr,
+    improvement_bound,
+    snr_bound,
+    snr_bound_exact_advantage,
+    snr_bound_simple,
+)
 
 
 def enumerate_snr(scores, probabilities, rewards, n):
@@ -70,3 +77,58 @@ def test_ends_and_errors():
         snr_bound(0.5, 1)
     with pytest.raises(TypeError, match="n must be an integer"):
         snr_bound(0.5, 2.5)
+
+
+STEEPEST = 1 / (6 * np.sqrt(3))  # largest |d^2 p / d theta^2| of a sigmoid
+
+
+@pytest.mark.parametrize("step, smoothness", [(1, 1), (0.5, 1), (1, STEEPEST), (8, STEEPEST)])
+@pytest.mark.parametrize("n", [2, 4, 8])
+@pytest.mark.parametrize("p", [0.02, 0.2, 0.5, 0.8, 0.98])
+def test_a_step_improves_by_the_bound_at_least(p, n, step, smoothness):
+    """Every group of the one-logit policy, whose RLOO gradient is the variance of its rewards."""
+    theta, right = np.log(p / (1 - p)), np.arange(n + 1)
+    chance = np.array([math.comb(n, k) for k in right]) * p**right * (1 - p) ** (n - right)
+    g = right * (n - right) / (n * (n - 1))
+    gain = chance @ (1 / (1 + np.exp(-theta - step * g))) - p
+    bound = improvement_bound((p * (1 - p)) ** 2, snr_bound(p, n), step, smoothness)
+    assert gain >= bound
+    if (step, smoothness) == (1, 1):
+        expected = (p * (1 - p)) ** 2 / 2 * (1 - 1 / snr_bound(p, n))
+        np.testing.assert_allclose(bound, expected, rtol=1e-9)
+
+
+def test_a_quadratic_attains_the_bound():
+    curvature, theta, step = 3.0, 0.7, 0.2
+    g = -curvature * theta + np.array([-1.0, 1.0, 2.5, -2.5])  # unbiased
+    gain = np.mean(-curvature / 2 * (theta + step * g) ** 2) + curvature / 2 * theta**2
+    snr = (curvature * theta) ** 2 / np.var(g)
+    np.testing.assert_allclose(
+        gain, improvement_bound((curvature * theta) ** 2, snr, step, curvature), rtol=1e-12
+    )
+    assert improvement_bound([0.0, 1.0], 0.0).tolist() == [0, -np.inf]
+    for wrong in (dict(snr=-1), dict(snr=1, step=0), dict(snr=1, smoothness=-1)):
+        with pytest.raises(ValueError, match="snr must|step must|smoothness must"):
+            improvement_bound(1.0, **wrong)
+
+
+def test_the_empirical_snr_is_unbiased_in_both_parts():
+    """Over every draw of three groups of two samples."""
+    probabilities, scores = np.array([0.2, 0.5, 0.3]), np.eye(3) - [0.2, 0.5, 0.3]
+    rewards, signal, noise, count = np.array([1.0, 0.0, 1.0]), 0.0, 0.0, 3
+    pairs = list(itertools.product(range(3), repeat=2))
+    of = {(i, j): (rewards[i] - rewards[j]) * (scores[i] - scores[j]) / 2 for i, j in pairs}
+    for draw in itertools.product(pairs, repeat=count):
+        g = np.array([of[pair] for pair in draw])
+        chance = np.prod(probabilities[np.array(draw)])
+        found = empirical_snr(np.mean(np.sum(g**2, 1)), np.sum(np.mean(g, 0) ** 2), count)
+        signal, noise = signal + chance * found.signal, noise + chance * found.noise
+    exact = enumerate_snr(scores, probabilities, rewards, 2)
+    np.testing.assert_allclose(signal / noise, exact, rtol=1e-9)
+    gradient = probabilities * (rewards - probabilities @ rewards)
+    np.testing.assert_allclose(signal, gradient @ gradient, rtol=1e-9)
+    assert empirical_snr(2.0, 2.0, 4).snr == np.inf
+    with pytest.raises(ValueError, match="square_of_mean must lie between 0 and mean_square"):
+        empirical_snr(1.0, 2.0, 4)
+    with pytest.raises(ValueError, match="count must be at least 2"):
+        empirical_snr(2.0, 1.0, 1)

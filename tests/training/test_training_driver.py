@@ -90,8 +90,13 @@ RULES = [
 @pytest.mark.parametrize("rule", RULES, ids=str)
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"screening": "fixed"}, {"prefetch": False}],
-    ids=["missing", "fixed", "no_prefetch"],
+    [
+        {},
+        {"screening": "fixed"},
+        {"prefetch": False},
+        {"screening": "fixed", "continuation": "at_once", "buffer_groups": 20},
+    ],
+    ids=["missing", "fixed", "no_prefetch", "at_once"],
 )
 def test_every_prompt_ends_trained_rejected_or_held(rule, changes):
     driver, generator = make(rule, **changes)
@@ -219,6 +224,81 @@ def test_continuation_and_screening_share_a_call_and_age_is_recorded():
     assert len(late) > 10 and all(
         g.versions[g.phases == 0].max() < g.versions[g.phases == 1].min() for g in late
     )
+
+
+def literal_algorithm_2(rule, groups, size, steps):
+    """Pages of SPEED-RL's Algorithm 2 as they stand, but that what was sent is no longer accepted:
+    of each step the visits trained on, and the versions of screening and continuation of each.
+    """
+    buffer, accepted, taken, visit = [], [], [], 0
+    first, last = rule.accepted_counts
+    for version in range(steps):
+        while len(buffer) < groups:
+            buffer += [(v, screened, version) for v, screened in accepted]
+            new = range(visit, visit + size)
+            visit += size
+            right = {v: sum(outcome(v, i) for i in range(rule.n_init)) for v in new}
+            accepted = [(v, version) for v in new if first <= right[v] <= last]
+        taken.append(buffer[:groups])
+        buffer = buffer[groups:]
+    return taken
+
+
+def test_fixed_screening_continued_at_once_is_algorithm_2():
+    """The same prompts in the same steps, drawn at the same versions, by the same calls."""
+    rule, steps = Speed(4, 8), 40
+    driver, generator = make(
+        rule,
+        size=4000,
+        screening="fixed",
+        continuation="at_once",
+        groups=4,
+        screen_prompts=16,
+        buffer_groups=20,
+    )
+    for step, expected in enumerate(literal_algorithm_2(rule, 4, 16, steps)):
+        groups, _ = take(driver, step)
+        assert [
+            (g.prompt.visit, g.versions[g.phases == 0].max(), g.versions[g.phases == 1].min())
+            for g in groups
+        ] == expected
+    assert all(sum(first == 0 for _, first, _ in call) == 16 for call in generator.calls)
+
+
+def test_schedules_trade_age_for_calls(capsys):
+    """The table of rl_speed/rollout/README.md: the settings of SPEED's section 5, made-up pass
+    rates (`outcome`).
+    """
+    at_once = {"screening": "fixed", "continuation": "at_once", "buffer_groups": 80}
+    schedules = {
+        "`missing`, `needed`": {},
+        "`fixed`, `needed`": {"screening": "fixed"},
+        "`fixed`, `at_once`": at_once,
+    }
+    rows, found = [], {}
+    for name, changes in schedules.items():
+        driver, generator = make(
+            Speed(8, 16),
+            size=9000,
+            **dict(groups=16, screen_prompts=64, buffer_groups=64) | changes,
+        )
+        ages, calls = ([], []), 0
+        for step in range(80):
+            groups, report = take(driver, step)
+            if step < 20:
+                continue
+            calls += report.generation.calls
+            for g in groups:
+                for phase in (0, 1):
+                    ages[phase].extend(step - g.versions[g.phases == phase])
+        found[name] = [*(f(a) for a in ages for f in (np.mean, max)), calls / 60]
+        rows.append(f"| {name} | " + " | ".join(f"{value:.2g}" for value in found[name]) + " |")
+    with capsys.disabled():
+        print("", *rows, sep="\n")
+    missing, held_back, at_once = found.values()
+    assert missing[2:4] == held_back[2:4] == [0, 0] and 0 < at_once[2]
+    assert missing[0] < at_once[0] < held_back[0] and at_once[1] < held_back[1]
+    assert at_once[4] < held_back[4] <= 1 <= missing[4]
 
 
 def test_without_prefetch_nothing_is_screened_for_later():

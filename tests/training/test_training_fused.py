@@ -243,10 +243,11 @@ def test_candidates_that_run_out_leave_a_short_batch():
         ("objective.kl_coef", 0.1, "no reference policy"),
         ("reward.overlong_buffer", 4, "rewards are the verifier's alone"),
         ("objective.old_logprobs", "recompute", "on-policy already"),
+        ("rule.metric", "reward", "rules see verdicts there"),
     ],
 )
 def test_what_the_fused_step_cannot_do_is_refused(path, value, reason):
-    config = small()
+    config = small("dapo" if path == "rule.metric" else "speed_rloo")
     section, leaf = path.split(".")
     setattr(getattr(config, section), leaf, value)
     with pytest.raises(ValueError, match=f"needs config.{path}=.*{reason}"):

@@ -25,11 +25,12 @@ pytestmark = pytest.mark.usefixtures("quick_compiles")
 CHANGES = [
     {},
     {"screening": "fixed"},
+    {"screening": "fixed", "continuation": "at_once"},
     {"prefetch": False},
     {"buffer_groups": 12, "screen_prompts": 7},
     {"max_age": 2},
 ]
-NAMES = ["missing", "fixed", "no_prefetch", "tight", "max_age"]
+NAMES = ["missing", "fixed", "at_once", "no_prefetch", "tight", "max_age"]
 
 
 def pipeline(rule, depth, **changes):
@@ -367,6 +368,10 @@ def test_time_blocked_is_generation_and_the_rest_scoring(timed):
         (
             {"depth": 2, "max_age": 1},
             r"config.driver.max_age \(1\) must be -1 or at least config.driver.depth \(2\)",
+        ),
+        (
+            {"continuation": "at_once"},
+            r"config.driver.buffer_groups \(64\) must be at least 80 for .*'at_once'",
         ),
         (
             {"depth": 1, "where": "in_loop"},

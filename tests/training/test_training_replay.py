@@ -20,12 +20,14 @@ from rl_speed.replay.cuts import Replay
 from rl_speed.replay.source import PrefixSource
 from rl_speed.rollout.generate import GenerationStats, SampleRequest
 from rl_speed.rollout.host_driver import HostDriver
+from rl_speed.rollout.prompt_counts import StarvedError
 from rl_speed.runtime.metrics import PhaseTimer, read_lines
-from rl_speed.sampling import Speed
+from rl_speed.sampling import Dynamic, Speed
 from rl_speed.training import build
 from rl_speed.training.cache_start import start_cache
 from rl_speed.training.loop import Trainer
 from rl_speed.update.batch import build_batch
+from rl_speed.update.shaping import shape_rewards
 from rl_speed.update.state import init_state, state_shardings
 from rl_speed.update.step import gradients, make_advantages, make_update
 
@@ -105,9 +107,10 @@ def test_masked_prefix_contributes_exactly_nothing(drawn):
     settings = build.update_config(config)
     settings = type(settings)(**{**vars(settings), "groups": 6})
     of = jax.jit(
-        lambda batch: gradients(
+        lambda batch, settings=settings: gradients(
             policy.params, batch, advantages, None, None, policy.model, settings, make_mesh()
-        )[0]
+        )[0],
+        static_argnums=1,
     )
 
     def by_hand(params):
@@ -123,6 +126,12 @@ def test_masked_prefix_contributes_exactly_nothing(drawn):
     mine, reference = of(batch), jax.jit(jax.grad(by_hand))(policy.params)
     for a, b in zip(jax.tree.leaves(mine), jax.tree.leaves(reference)):
         np.testing.assert_allclose(a, b, atol=1e-6)
+    # Divided by whole responses, prefixes included, it is as much smaller, and otherwise the same.
+    whole = of(batch, dataclasses.replace(settings, whole_responses=True))
+    share = suffix / rollouts.lengths.sum()
+    assert share < 0.9
+    for a, b in zip(jax.tree.leaves(whole), jax.tree.leaves(mine)):
+        np.testing.assert_allclose(a, share * b, rtol=1e-4, atol=1e-7)
     unmasked = build_batch(rollouts, 48, 26, mask_prefix=False)
     assert unmasked.mask.sum() == rollouts.lengths.sum()
     assert np.isnan(unmasked.behaviour_logprobs).sum() == rollouts.prefix.sum()
@@ -182,8 +191,117 @@ def test_visit_keeps_the_response_it_began_with():
     group, _ = driver.next_groups(None, 0)
     assert len(group.prompts) == 1 and len(group) == 6 and len(set(group.prefix.tolist())) > 1
     assert all((group.tokens[i, : group.prefix[i]] == 7).all() for i in range(6))
+    learned = cache.get("a").tokens.tolist()
+    assert 5 in learned and learned in [t[:n].tolist() for t, n in zip(group.tokens, group.lengths)]
+    driver.screening.replay = seen
+    begun = len(generator.requests)
     driver.next_groups(None, 1)
-    assert set(generator.requests[-1].replay.tokens.tolist()) <= {8}
+    again = generator.requests[begun].replay.tokens.tolist()
+    assert again == learned[: len(again)] and len(again) > 0
+
+
+def remembered(cache):
+    """Groups that a cache is told of from now on, in that order."""
+    groups, update = [], cache.update
+
+    def note(group):
+        groups.append(group)
+        update(group)
+
+    cache.update = note
+    return groups
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("rule", [Dynamic(4), Speed(2, 2)], ids=str)
+def test_cache_learns_of_every_visit_that_is_over(rule, depth):
+    """Once, with all its samples, whatever the rule made of it;
+    of what grew too old while it waited, too.
+    """
+    data = [
+        Prompt(f"p{i}", np.array([2, 3], np.int32), "1", np.array([1], np.int32), "?")
+        for i in range(12)
+    ]
+    right = lambda p, i: np.random.default_rng([p.visit, i]).random() < [0, 0.5, 1][p.visit % 3]
+
+    def score(rollouts):
+        correct = np.array(
+            [
+                right(rollouts.prompts[o], i)
+                for o, i in zip(rollouts.owner, rollouts.sample_index, strict=True)
+            ]
+        )
+        return correct.astype(np.float32), correct
+
+    cache = ReplayCache()
+    source = PrefixSource(cache, PrefixConfig("min", 0, True, max_response=16, max_new=13))
+    config, generator = (
+        Driver(groups=2, screen_prompts=6, buffer_groups=8, depth=depth),
+        Recorder(),
+    )
+    driver = HostDriver(
+        rule,
+        PromptStream(data),
+        generator,
+        score,
+        SamplingBuffer(8, max_age=2),
+        config,
+        prefixes=source,
+    )
+    told, trained = remembered(cache), []
+    for step in (0, 1, 2, 3, 20, 21, 22):
+        trained += driver.next_groups(None, step)[0].groups()
+    t = driver.prompt_counts
+    visits = [g.prompt.visit for g in told]
+    assert len(set(visits)) == len(visits) == t.rejected + t.completed + t.dropped_stale
+    assert t.rejected > 5 and {g.prompt.visit for g in trained} < set(visits)
+    if isinstance(rule, Speed):
+        assert t.dropped_stale > 0
+    for group in told:
+        asked = [r.count for r in generator.requests if r.prompt.visit == group.prompt.visit]
+        assert len(group) == sum(asked)
+    last = {g.prompt.id: g for g in told}
+    for name, group in last.items():
+        responses = [x[:n].tolist() for x, n in zip(group.tokens, group.lengths)]
+        assert cache.get(name).tokens.tolist() in responses
+
+
+def test_cache_sees_rewards_as_they_would_be_trained_on():
+    """Of right answers, all of them, the best is the one that shaping prefers."""
+    data = [Prompt("a", np.array([2], np.int32), "1", np.array([1], np.int32), "?")]
+
+    class Lengths:
+        def dispatch(self, params, requests):
+            return finished(answer(requests, lambda r, i: [5] * (4 - i) + [1]), GenerationStats(1))
+
+    config = embedded("rpo_dapo")
+    config.reward.length_alpha = 0.1
+    cache = ReplayCache(eps=1.0)
+    source = PrefixSource(cache, PrefixConfig("min", 0, True, max_response=16, max_new=13))
+    for metric, shape in (
+        ("accuracy", lambda rollouts: shape_rewards(rollouts, config)),
+        ("reward", lambda rollouts: shape_rewards(rollouts, config)),
+        ("reward", None),
+    ):
+        driver = HostDriver(
+            Dynamic(4, metric),
+            PromptStream(data),
+            Lengths(),
+            lambda rollouts: (np.ones(len(rollouts), np.float32), np.ones(len(rollouts), bool)),
+            SamplingBuffer(4),
+            Driver(groups=1, screen_prompts=1, buffer_groups=4, max_calls=1),
+            prefixes=source,
+            shape=shape,
+        )
+        if metric == "reward" and shape is not None:
+            # The group has nothing but right answers, and a signal in their lengths.
+            assert driver.next_groups(None, 0)[0].rewards.tolist() == [1, 1, 1, 1]
+        else:
+            with pytest.raises(StarvedError):
+                driver.next_groups(None, 0)
+            assert driver.prompt_counts.solved == 1
+        if shape is not None:
+            assert len(cache.get("a").tokens) == 2
 
 
 def clean(record):
@@ -240,6 +358,8 @@ def test_resume_is_exact_with_a_cache(method, changes, tmp_path):
             "config.replay.max_new .17. must not exceed config.sampler.max_new .16.",
         ),
         ("data.train_prompts", 0, "config.replay.window needs a finite data set"),
+        ("replay.normaliser", "suffix", "config.replay.normaliser must be one of trained, resp"),
+        ("rule.metric", "reward", "config.rule.metric='reward' is for config.rule.name='dynamic'"),
         ("replay.window", "half", "config.replay.window must be one of none, fixed, half_min, min"),
     ],
 )
@@ -253,11 +373,13 @@ def test_impossible_settings_name_the_field(path, value, message):
 
 @pytest.mark.parametrize("mesh", [{}, pytest.param({"data": 2}, marks=pytest.mark.slow)], ids=str)
 def test_fused_step_replays_as_the_host_does(mesh):
-    """From one cache the same responses, cut at the same places;
-    and the update is that of their suffixes.
+    """From one cache the same responses, cut at the same places; the update is that of their
+    suffixes, and the cache learns of what was rejected, too.
     """
     config = small()
     config.driver.where, config.replay.per_sample = "in_loop", True
+    config.replay.normaliser, config.objective.aggregation = "response", "seq_mean_token_mean"
+    config.validate()
     for axis, size in mesh.items():
         setattr(config.mesh, axis, size)
     device_mesh = build.build_mesh(config)
@@ -274,6 +396,8 @@ def test_fused_step_replays_as_the_host_does(mesh):
     step = build.build_fused_step(
         config, policy, device_mesh, optimizer, settings, stream, prefixes=prefixes
     )
+    begun_with = {p.id: prefixes.cache.get(p.id) for p in stream.prompts}
+    told = remembered(prefixes.cache)
     state, (rollouts, report, metrics) = step(fresh(), 0, PhaseTimer())
     assert len(rollouts.prompts) >= 3 and rollouts.prefix.any()
     t = step.screening.prompt_counts
@@ -281,17 +405,32 @@ def test_fused_step_replays_as_the_host_does(mesh):
         report.generation.tokens == rollouts.sampled_tokens + t.rejected_tokens + step.wasted_tokens
     )
 
-    start = lambda p: (
-        None if (c := prefixes.cache.get(p.id)) is None else prefixes.replay(c, p.visit, 0, 8)
+    start = lambda p, count: (
+        None if (c := begun_with[p.id]) is None else prefixes.replay(c, p.visit, 0, count)
     )
-    drawn, _ = generator(
-        policy.params, [SampleRequest(p, 0, 8, start(p)) for p in rollouts.prompts]
-    )
+    draw = lambda prompts, count: generator(
+        policy.params, [SampleRequest(p, 0, count, start(p, count)) for p in prompts]
+    )[0]
+    rejected = told[len(rollouts.prompts) :]
+    assert len(rejected) == t.rejected > 0
+    assert {g.prompt.visit for g in told[: len(rollouts.prompts)]} == {
+        p.visit for p in rollouts.prompts
+    }
+    again = draw([g.prompt for g in rejected], config.rule.n_init).groups()
+    for group, same in zip(rejected, again, strict=True):
+        assert len(group) == config.rule.n_init
+        for name in ("tokens", "prefix", "sample_index", "lengths", "truncated"):
+            np.testing.assert_array_equal(getattr(group, name), getattr(same, name))
+        np.testing.assert_array_equal(group.correct, scorer(same)[1])
+        assert prefixes.cache.get(group.prompt.id) is not begun_with[group.prompt.id]
+    drawn = draw(rollouts.prompts, 8)
     for name in ("owner", "tokens", "prefix", "sample_index"):
         np.testing.assert_array_equal(getattr(rollouts, name), getattr(drawn, name))
     np.testing.assert_array_equal(rollouts.correct, scorer(drawn)[1])
     np.testing.assert_allclose(rollouts.logprobs, drawn.logprobs, atol=1e-5)
     batch = build_batch(rollouts, 32, 26)
+    assert batch.lengths[: len(rollouts)].tolist() == rollouts.lengths.tolist()
+    assert batch.lengths[len(rollouts) :].sum() == 0
     advantages = make_advantages(device_mesh, settings)(batch, None)
     separate, other = make_update(policy.model, optimizer, device_mesh, settings)(
         fresh(), batch, advantages, None, None

@@ -83,25 +83,27 @@ def phi(plt: Any) -> Any:
 
 
 def sampling_cost(plt: Any) -> Any:
-    """Samples until a stopping rule lets a prompt go: Figure 10 of Reinforce-Ada."""
+    """Samples until a stopping rule lets a prompt go: Figure 10 of Reinforce-Ada, whose rounds are
+    an eighth of the most samples (appendix D); it simulates them.
+    """
     figure, axes = plt.subplots(2, 3, figsize=(12, 6.6), constrained_layout=True, sharex=True)
     for column, most in enumerate((32, 64, 128)):
         for row, (kind, needs) in enumerate((("pos", (1, 2, 4, 8)), ("balance", (1, 2, 4)))):
             axis = axes[row, column]
             for k, colour in zip(needs, _shades(plt, 4)):
-                cost = theory.sequential_cost(RATES, 8, most // 8, k, k if kind == "balance" else 0)
+                cost = theory.sequential_cost(RATES, most // 8, 8, k, k if kind == "balance" else 0)
                 label = f"{k} right" if kind == "pos" else f"{k} right, {k} wrong"
                 axis.plot(RATES, cost.samples, color=colour, label=label)
             axis.set_ylim(0, most * 1.05)
             axis.set_yticks(np.arange(0, most + 1, most // 4))
             _finish(
                 axis,
-                f"{kind}, at most {most} samples",
+                f"{kind}, at most {most} samples, {most // 8} a round",
                 "expected samples" if not column else "",
                 PASS_RATE if row else "",
                 loc="upper center" if row else "upper right",
             )
-    figure.suptitle("Samples a prompt is expected to cost, rounds of 8")
+    figure.suptitle("Samples a prompt is expected to cost, at most 8 rounds")
     return figure
 
 
@@ -269,6 +271,60 @@ def kl(plt: Any) -> Any:
     return figure
 
 
+def replay(plt: Any) -> Any:
+    """Variance of RPO's gradient beside that of whole responses, and its length-aware error."""
+    figure, axes = plt.subplots(1, 3, figsize=(13.2, 4), constrained_layout=True)
+    rewards, rates = np.array([0.0, 1.0, 0.0, 1.0]), INNER[::6]
+    whole, half = theory.kept_tokens(2, -1), np.array([0.0, 1.0, 0.0])
+    # A first token that leads to a right second one at 0.7, another that does at 0.02.
+    row = lambda p: [np.log(1 - p), np.log(p)]
+    policies = [([row(p)], [row(0.02), row(0.7)]) for p in rates]
+    own = [theory.tabular_policy(logits)[0] for logits in policies]
+    right = [p * rewards / (p @ rewards) for p in own]
+    found = {
+        "the prompt": (own, whole, True),
+        "the policy's own prefixes": (own, half, True),
+        "prefixes of right responses": (right, half, True),
+        "these, trained on too (Eq. 5)": (right, half, False),
+    }
+    found = {
+        label: [
+            theory.replay_moments(logits, rewards, cache, kept, mask)
+            for logits, cache in zip(policies, caches)
+        ]
+        for label, (caches, kept, mask) in found.items()
+    }
+    at = [m.pass_rate for m in found["the prompt"]]
+    for i, (label, moments) in enumerate(found.items()):
+        if i < 3:
+            spread = [m.reward_variance for m in moments]
+            axes[0].plot(at, spread, color=f"C{i}", label=f"from {label}")
+        for group, style in ((1, "-"), (6, ":")) if i else ():
+            ratio = [
+                m.variance(group) / o.variance(group) for m, o in zip(moments, found["the prompt"])
+            ]
+            axes[1].plot(at, ratio, style, color=f"C{i}", label=label if group == 1 else None)
+    axes[1].plot([], [], ":", color="0.3", label="groups of 6 that share a start")
+    axes[1].axhline(1, color="0.5", ls="--", lw=1, label="claimed bound (Eq. 9)")
+    axes[1].set(yscale="log", ylim=(0.1, 60))
+    axes[0].set_ylim(0, 0.36)
+    _finish(axes[0], "the reward", "variance given the start", "pass rate from the prompt")
+    _finish(axes[1], "the gradient", "variance / that from the prompt", "pass rate from the prompt")
+    alphas, lengths = np.linspace(0, 0.5, 51), [1, 3, 3]
+    for label, policy, behaviour, correct in (
+        ("the short is right", [0.5, 0.05, 0.45], [0.7, 0.02, 0.28], [1, 1, 0]),
+        ("a long is right", [0.3, 0.5, 0.2], [0.6, 0.25, 0.15], [0, 1, 0]),
+    ):
+        error = [
+            theory.length_aware_error(policy, correct, lengths, alpha, behaviour, 1.5).total
+            for alpha in alphas
+        ]
+        axes[2].plot(alphas, np.array(error) / error[0], label=label)
+    axes[2].axhline(1, color="0.5", ls="--", lw=1)
+    _finish(axes[2], "length-aware reward", "squared error / that of no shaping", r"$\alpha$")
+    return figure
+
+
 FIGURES: dict[str, tuple[Callable, str]] = {
     "snr": (
         snr,
@@ -283,12 +339,22 @@ FIGURES: dict[str, tuple[Callable, str]] = {
     ),
     "sampling_cost": (
         sampling_cost,
-        "Expected samples per prompt under sequential stopping (Reinforce-Ada, Figure 10)",
+        (
+            "Expected samples per prompt under sequential stopping, at most 8 rounds of an eighth "
+            "of the most samples (Reinforce-Ada, Figure 10)"
+        ),
     ),
     "bias": (bias, "Bias of the pool's pass rate under optional stopping"),
     "allocation": (allocation, "Shares of one budget by pass rate (Reinforce-Ada, Figure 7)"),
     "objectives": (objectives, "Objectives f(p) and their weights f'(p) (Reinforce-Ada, Figure 3)"),
     "weights": (weights, "Effective prompt weights of Reinforce-Ada's variants"),
+    "replay": (
+        replay,
+        (
+            "Variance of a gradient that starts inside a response: a two-token policy, where RPO's "
+            "Eq. 9 holds and where not; error with its length-aware reward (appendix B)"
+        ),
+    ),
     "kl": (
         kl,
         (

@@ -248,8 +248,6 @@ def simulate(config: Config, outcomes: Outcomes, steps: int) -> list[Step]:
         host = time.perf_counter() - begin - generator.seconds
         informative = int(((rollouts.right > 0) & (rollouts.right < rollouts.sizes)).sum())
         groups = len(rollouts.prompts)
-        if prefixes is not None:
-            prefixes.remember(rollouts)
         if select is not None:
             rollouts, _ = select(rollouts)
         found.append(

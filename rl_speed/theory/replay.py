@@ -1,0 +1,218 @@
+"""What replayed prefixes do to a policy gradient (RPO, section 3.2 and appendices A and B),
+computed on policies small enough to enumerate.
+
+The paper claims that starting inside a cached response never makes the gradient noisier, Var |grad
+RPO| <= Var |grad ALL| (Eq. 9), for every policy and cache. `replay_moments` computes both sides;
+the claim holds for some policies and caches and not for others. Step by step:
+
+- (B-1, B-2) Averaged over starts, what is drawn from there varies less than what is drawn from the
+  prompt. Of the reward this is true where the starts are the policy's own prefixes: the law of
+  total variance. A cache holds prefixes of older policies, chosen by reward. And the gradient is
+  another random variable on the two sides: its advantage is against the pass rate from the start,
+  its score that of the tokens behind it. It may vary more even from the policy's own prefixes.
+- (B-3) drops the average over starts. From a question that is seldom solved, the prefix of a right
+  response leads to pass rates nearer 1/2, where the reward varies most.
+- (B-7) identifies the variance of a probability with |grad pi|^2 by "E[pi^2] = mu(pi)^2", which
+  says that there is no variance, and by a covariance of the parameters of I. So (B-8), that no
+  start has a longer gradient than the prompt, does not follow.
+- (B-30) takes both gradients to be "of zero mean": there is nothing to learn where that holds.
+
+What the start decides does not average out over a group either: samples of one group share it, so
+that `variance(group)` falls to `between`, not to 0. And the mean is another gradient: that of the
+pass rate from the starts, with no regard to how prefixes came about. Training on the prefix too, as
+in (5), leaves that mean as it is (the advantage is of mean 0 given the start) and adds variance.
+
+Appendix B claims that a small length-aware shaping lowers the mean squared error of the gradient,
+for RPO, wherever longer responses vary more. `length_aware_error` computes it. The proof takes the
+squared bias to be of second order in alpha; it is of first order, as the estimate is biased without
+shaping already (half of every reward is what alpha = 0 leaves), and (C-9) has the covariance with
+the wrong sign. tests/theory/test_theory_replay.py has policies for which any shaping raises the
+error.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from rl_speed.theory import _check
+
+
+class GradientMoments(NamedTuple):
+    """Of one sample's policy gradient, (r - V(start)) grad log pi, over starts and continuations.
+
+    Attributes:
+      mean: f64[D]. within: E over starts of the trace of its covariance there. between: trace of
+        the covariance over starts of its mean there. norm_variance: Var |g|, what Eq. 9 is about.
+      reward_variance: E over starts of Var(r | start). pass_rate: E[r].
+    """
+
+    mean: np.ndarray
+    within: float
+    between: float
+    norm_variance: float
+    reward_variance: float
+    pass_rate: float
+
+    def variance(self, group: int = 1) -> float:
+        """Trace of the covariance of the mean over `group` samples that share a start."""
+        return self.within / _check.count(group, "group", 1) + self.between
+
+
+def tabular_policy(logits: Sequence) -> tuple[np.ndarray, np.ndarray]:
+    """A policy that has logits of its own behind every prefix.
+
+    Args:
+      logits: for each of T tokens f64[V^t, V], a row for each prefix of t tokens: prefixes and
+        responses are numbers of base V, the first token being the highest digit.
+
+    Returns: (probability of each response f64[V^T], scores f64[V^T, T, D]: the gradient of the
+      log-prob of each of its tokens; D is the number of logits).
+
+    Raises: ValueError for shapes that do not fit.
+    """
+    logits = [np.asarray(x, np.float64) for x in logits]
+    length, vocab = len(logits), logits[0].shape[-1] if logits else 0
+    if [x.shape for x in logits] != [(vocab**t, vocab) for t in range(length)] or vocab < 2:
+        raise ValueError(
+            "logits must have shapes (1, V), (V, V), (V^2, V), ... with V at least 2; got "
+            f"{[x.shape for x in logits]}."
+        )
+    responses = np.arange(vocab**length)
+    probabilities = np.ones(len(responses))
+    scores = np.zeros((len(responses), length, sum(x.size for x in logits)))
+    first = 0
+    for t, x in enumerate(logits):
+        exp = np.exp(x - x.max(-1, keepdims=True))
+        rates = exp / exp.sum(-1, keepdims=True)
+        prefix, token = responses // vocab ** (length - t), responses // vocab ** (length - t - 1)
+        token = token % vocab
+        probabilities *= rates[prefix, token]
+        columns = first + prefix[:, None] * vocab + np.arange(vocab)
+        scores[responses[:, None], t, columns] = np.eye(vocab)[token] - rates[prefix]
+        first += x.size
+    return probabilities, scores
+
+
+def kept_tokens(length: int, window: int) -> np.ndarray:
+    """f64[length + 1], the probability that so many of a response's tokens are kept: length - m,
+    m uniform in 0..window, at least 0 (Eq. 3). A window of -1 keeps nothing: no replay.
+    """
+    length, window = _check.count(length, "length", 1), _check.count(window, "window", -1)
+    if window < 0:
+        return np.eye(length + 1)[0]
+    kept = np.maximum(length - np.arange(window + 1), 0)
+    return np.bincount(kept, minlength=length + 1) / (window + 1)
+
+
+def replay_moments(
+    logits: Sequence, rewards, cache, kept, mask_prefix: bool = True
+) -> GradientMoments:
+    """Moments of a sample's gradient that starts inside a cached response.
+
+    The baseline is the exact pass rate from the start: that of a large group.
+
+    Args:
+      logits: as `tabular_policy` takes them. rewards: f64[V^T]. cache: f64[V^T], the probability of
+        each response to be the cached one. kept: f64[T + 1], the probability that so many of its
+        tokens are kept, as `kept_tokens` gives it; all of it at 0 is full-path optimization.
+      mask_prefix: trained on are the tokens that were sampled; otherwise all.
+
+    Raises: ValueError for shapes that do not fit, or probabilities that are none.
+
+    Source: Yi et al. (RPO), Eq. 3, 5, 9.
+    """
+    probabilities, scores = tabular_policy(logits)
+    count, length, size = scores.shape
+    vocab = round(count ** (1 / length))
+    rewards = np.asarray(rewards, np.float64)
+    cache, kept = _check.probability(cache, "cache"), _check.probability(kept, "kept")
+    for name, x, shape in (
+        ("rewards", rewards, (count,)),
+        ("cache", cache, (count,)),
+        ("kept", kept, (length + 1,)),
+    ):
+        if x.shape != shape:
+            raise ValueError(f"{name} must have shape {shape}; got {x.shape}.")
+        if name != "rewards" and not np.isclose(x.sum(), 1):
+            raise ValueError(f"{name} must sum to 1; got {x.sum()!r}.")
+    starts, means, squares, norms, spreads, rates = [], [], [], [], [], []
+    for k in np.flatnonzero(kept):
+        width = vocab ** (length - k)
+        by_start = lambda x: x.reshape(-1, width, *x.shape[1:])
+        chance = by_start(probabilities) / by_start(probabilities).sum(1, keepdims=True)
+        rate = (chance * by_start(rewards)).sum(1)
+        advantages = by_start(rewards) - rate[:, None]
+        of_tokens = scores[:, k if mask_prefix else 0 :].sum(1)
+        g = advantages[..., None] * by_start(of_tokens)
+        lengths = np.linalg.norm(g, axis=-1)
+        starts.append(kept[k] * by_start(cache).sum(1))
+        means.append((chance[..., None] * g).sum(1))
+        squares.append((chance * lengths**2).sum(1))
+        norms.append((chance * lengths).sum(1))
+        spreads.append((chance * advantages**2).sum(1))
+        rates.append(rate)
+    weight = np.concatenate(starts)
+    means, squares, norms, spreads, rates = map(
+        np.concatenate, (means, squares, norms, spreads, rates)
+    )
+    mean, of_means = weight @ means, np.sum(means**2, -1)
+    return GradientMoments(
+        mean.reshape(size),
+        float(weight @ (squares - of_means)),
+        float(weight @ of_means - mean @ mean),
+        float(weight @ squares - (weight @ norms) ** 2),
+        float(weight @ spreads),
+        float(weight @ rates),
+    )
+
+
+class GradientError(NamedTuple):
+    """Mean squared error of an estimate of a gradient: `bias_squared` + `variance`."""
+
+    bias_squared: float
+    variance: float
+
+    @property
+    def total(self) -> float:
+        return self.bias_squared + self.variance
+
+
+def length_aware_error(
+    policy, rewards, lengths, alpha: float, behaviour=None, c=1.0, low=-np.inf, high=np.inf
+) -> GradientError:
+    """Error of one sample's gradient with the length-aware reward, a softmax over few responses.
+
+    The estimate is (C-1) without its KL: rho (R_alpha - E[R_alpha]) grad log pi / length, the
+    response being drawn by `behaviour` and rho = min(c, pi / behaviour). R_alpha = clip(r sigmoid(
+    alpha (l_ref - length)), low, high), l_ref the mean length. The gradient that it is held against
+    is its own mean without shaping, clipping and truncation: policy, E[(r - E r) grad log pi /
+    length].
+
+    Args:
+      policy: f64[K], probabilities. rewards: f64[K]. lengths: f64[K], tokens, positive. alpha: 0 or
+        more, per token; 0 halves every reward. behaviour: f64[K], positive; None: the policy
+        ("ALL", where nothing is truncated). c: at least 1. low, high: clipping bounds, none by
+        default, as the paper's expansion (C-3) has none.
+
+    Raises: ValueError for arguments outside these.
+
+    Source: Yi et al. (RPO), appendix B.
+    """
+    policy = _check.probability(policy, "policy")
+    behaviour = policy if behaviour is None else _check.probability(behaviour, "behaviour")
+    rewards, lengths = np.asarray(rewards, np.float64), np.asarray(lengths, np.float64)
+    if not np.all(behaviour > 0) or not np.all(lengths > 0) or alpha < 0 or c < 1:
+        raise ValueError(
+            "behaviour and lengths must be positive, alpha 0 or more and c at least 1; got "
+            f"{behaviour!r}, {lengths!r}, {alpha!r} and {c!r}."
+        )
+    scores = (np.eye(len(policy)) - policy) / lengths[:, None]
+    target = (policy * (rewards - policy @ rewards)) @ scores
+    shaped = rewards / (1 + np.exp(-alpha * (behaviour @ lengths - lengths)))
+    shaped = np.clip(shaped, low, high)
+    rho = np.minimum(c, policy / behaviour)
+    g = (rho * (shaped - behaviour @ shaped))[:, None] * scores
+    mean = behaviour @ g
+    bias = mean - target
+    return GradientError(float(bias @ bias), float(behaviour @ np.sum(g**2, -1) - mean @ mean))
