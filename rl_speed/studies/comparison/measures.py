@@ -3,7 +3,7 @@ a number a run (`Column`), or a curve a run (`Curve`).
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -21,6 +21,11 @@ CLOCKS = {
 }
 
 Value = Callable[[Run], float | None]
+# Of a run beside that of another variant with the same seed.
+Against = Callable[[Run, Run], float | None]
+
+# Classes of the held-out questions of each task, easiest first.
+CLASSES = {"chain": ("easy", "middle", "long", "beyond"), "scratchpad": ("easy", "middle", "hard")}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,12 +33,42 @@ class Column:
     """A column of a table.
 
     `title` names the unit; `value` is None where a run has no such number (a target it
-    never reached).
+    never reached). With `against`, the label of a variant, it is given that one's run, too.
     """
 
     title: str
-    value: Value
+    value: Value | Against
     digits: int = 3
+    against: str = ""
+
+    def of(self, run: Run, others: Mapping[str, Run]) -> float | None:
+        """Its number of a run; `others` are the runs of all variants with the same seed. None where
+        that to compare with is not among them.
+        """
+        if not self.against:
+            return self.value(run)
+        other = others.get(self.against)
+        return None if other is None else self.value(run, other)
+
+
+@dataclasses.dataclass(frozen=True)
+class PerClass:
+    """Stands for a column for each class of the task's held-out questions: of `name`, a number of
+    the evaluations. A class is one of a single set's, or a set of its own.
+    """
+
+    name: str = "accuracy"
+
+    def columns(self, task: str) -> tuple[Column, ...]:
+        """Those of one task."""
+        return tuple(Column(c, self._of(c)) for c in CLASSES[task])
+
+    def _of(self, name: str) -> Value:
+        def value(run: Run) -> float | None:
+            last = run.summary["evaluations"][-1]
+            return last.get(f"eval/{self.name}_{name}", last.get(f"eval/{name}/{self.name}"))
+
+        return value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +80,17 @@ class Curve:
     title: str
     x: str
     points: Callable[[Run], tuple[np.ndarray, np.ndarray]]
+    log_x: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Lines:
+    """A panel of one variant, `of`, with a line for each of several curves of its run."""
+
+    title: str
+    x: str
+    of: str
+    lines: Mapping[str, Callable[[Run], tuple[np.ndarray, np.ndarray]]]
     log_x: bool = False
 
 
@@ -70,14 +116,68 @@ def total(name: str, scale: float = 1.0) -> Value:
     return lambda run: run.summary[name] / scale
 
 
-def reaches(target: float, clock: str, scale: float = 1.0) -> Value:
-    """Where held-out accuracy first reaches the target, None if it does not."""
+def surpasses(clock: str, scale: float = 1.0) -> Against:
+    """Where held-out accuracy first reaches the best that the other run had, if it does."""
 
-    def value(run: Run) -> float | None:
-        at = run.reaches(target, clock)
+    def value(run: Run, other: Run) -> float | None:
+        at = run.reaches(float(other.curve("step")[1].max()), clock)
         return None if at is None else at / scale
 
     return value
+
+
+def relative(value: Value) -> Against:
+    """A number by that of the other run; None where either has none."""
+
+    def both(run: Run, other: Run) -> float | None:
+        mine, theirs = value(run), value(other)
+        return None if mine is None or not theirs else mine / theirs
+
+    return both
+
+
+def probe(name: str, *path: str) -> Value:
+    """A number that was measured with the run's policy: of the probe `name`, by its keys."""
+
+    def value(run: Run) -> float | None:
+        found = run.probes.get(name)
+        for key in path:
+            found = None if found is None else found.get(key)
+        return found
+
+    return value
+
+
+def probe_lines(
+    name: str, title: str, x: str, label: str, lines: Mapping[str, Sequence[str]], of: str
+) -> "Lines":
+    """Lists that were measured with the policy of one variant, by the keys that lead to each in the
+    probe's result, over the list under `x`.
+    """
+
+    def line(keys: Sequence[str]) -> Callable[[Run], tuple[np.ndarray, np.ndarray]]:
+        def points(run: Run) -> tuple[np.ndarray, np.ndarray]:
+            found = run.probes[name]
+            values = found
+            for key in keys:
+                values = values[key]
+            return np.array(found[x], float), np.array(values, float)
+
+        return points
+
+    return Lines(title, label, of, {key: line(keys) for key, keys in lines.items()})
+
+
+def start_cost(name: str, scale: float = 1.0) -> Value:
+    """A field of `training.cache_start.StartCost` of the cache that a run filled before its first
+    step, divided by `scale`; 0 for a run without one.
+    """
+    return lambda run: float(run.summary.get("replay_start", {}).get(name, 0.0)) / scale
+
+
+def distance(name: str, point: float) -> Value:
+    """Mean over the settled steps of |a number in metrics.jsonl - point|."""
+    return lambda run: float(np.mean([abs(record[name] - point) for record in _settled(run)]))
 
 
 def per_step(name: str, scale: float = 1.0) -> Value:
@@ -156,25 +256,37 @@ def pass_at(k: int, share: float = 1.0) -> Value:
     return lambda run: evaluation_at(run, share).get(_pass_name(k))
 
 
-def pass_at_curve(share: float, title: str) -> Curve:
-    """pass@k over k = 1, 2, 4, ..., of the evaluation at `share` of the run."""
+def pass_at_curve(share: float, title: str, kind: str = "pass") -> Curve:
+    """pass@k over k = 1, 2, 4, ..., of the evaluation at `share` of the run; with kind "all" the
+    share of groups of k that are all right.
+    """
 
     def points(run: Run) -> tuple[np.ndarray, np.ndarray]:
         found = evaluation_at(run, share)
-        ks = [k for k in (2**i for i in range(20)) if _pass_name(k) in found]
-        return np.array(ks, float), np.array([found[_pass_name(k)] for k in ks])
+        ks = [k for k in (2**i for i in range(20)) if _pass_name(k, kind) in found]
+        return np.array(ks, float), np.array([found[_pass_name(k, kind)] for k in ks])
 
     return Curve(title, "k", points, log_x=True)
 
 
-def _pass_name(k: int) -> str:
-    return "eval/accuracy" if k == 1 else f"eval/pass_at_{k}"
+def _pass_name(k: int, kind: str = "pass") -> str:
+    return "eval/accuracy" if k == 1 else f"eval/{kind}_at_{k}"
 
 
 ACCURACY = Column("final accuracy", final())
 SAMPLES = Column("samples (thousands)", total("samples", 1e3), 0)
 TOKENS = Column("tokens (thousands)", total("tokens", 1e3), 0)
 SECONDS = Column("training (s)", total("train_s"), 1)
-BY_CLASS = tuple(
-    Column(name, final(f"eval/accuracy_{name}")) for name in ("easy", "middle", "long", "beyond")
+BY_CLASS = PerClass()
+TOKENS_A_SAMPLE = Column(
+    "sampled tokens a sample", ratio("generated_tokens", "generated_samples"), 2
+)
+# Of every ablation: what its runs took.
+COST = (
+    Column("wall-clock, all in all (s)", lambda run: run.wall_s, 0),
+    Column("training (s)", total("train_s"), 1),
+    Column("compilation (s)", total("compile_s"), 1),
+    Column("sampled tokens (thousands)", total("tokens", 1e3), 0),
+    Column("samples (thousands)", total("samples", 1e3), 1),
+    Column("optimizer steps", total("optimizer_steps"), 0),
 )
