@@ -50,21 +50,19 @@ def seeds() -> list[int]:
     return entry.numbers("seeds", _SEEDS.value)
 
 
-def home() -> Path:
-    """The folder of TASK/NAME."""
-    return Path("runs/ablations/smoke" if _SMOKE.value else "runs/ablations")
-
-
 def start(
-    ablation: Ablation, numbers: list[int], over: Callable[[], bool], folder: Path | None = None
+    ablation: Ablation, numbers: list[int], over: Callable[[], bool], alone: bool = False
 ) -> Written:
     """Run one ablation under the flags, as far as time allows, and say where it stands.
 
-    `folder`: of its runs and tables; None: that of TASK/NAME in `home`.
+    `alone`: `--workdir` is its own folder, and not that of TASK/NAME.
     """
     ablation = ablation.on_task(_TASK.value or ablation.task)
-    command = " ".join(["python", f"experiments/ablations/{ablation.name}.py", *sys.argv[1:]])
-    folder = folder or home() / ablation.task / ablation.name
+    script = f"experiments/ablations/{Path(sys.argv[0]).name}"
+    command = " ".join(["python", script, *sys.argv[1:]])
+    default = Path("runs/ablations/smoke" if _SMOKE.value else "runs/ablations")
+    home = Path(_WORKDIR.value) if _WORKDIR.value else default
+    folder = home if alone and _WORKDIR.value else home / ablation.task / ablation.name
     written = run(ablation, numbers, folder, command, _STEPS.value, _SMOKE.value, over)
     if written.done < written.of:
         print(
@@ -80,8 +78,7 @@ def main(ablation: Ablation) -> None:
     """Parse the flags, run the ablation, print its table and where it was written."""
 
     def begin(_):
-        folder = Path(_WORKDIR.value) if _WORKDIR.value else None
-        written = start(ablation, seeds(), clock(), folder)
+        written = start(ablation, seeds(), clock(), alone=True)
         if written.files:
             print(written.files[0].read_text())
 

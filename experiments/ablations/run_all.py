@@ -13,6 +13,7 @@ copied, with table.json and plot.png, to experiments/results/ablations/TASK/NAME
 import importlib
 import json
 import re
+import traceback
 from pathlib import Path
 
 import _main
@@ -20,6 +21,7 @@ from absl import flags
 
 from rl_speed.runtime import entry
 from rl_speed.runtime.metrics import write_atomically
+from rl_speed.runtime.signals import Stopped
 from rl_speed.studies.comparison.ablation import Ablation, found
 from rl_speed.studies.comparison.measures import CLASSES
 
@@ -70,7 +72,8 @@ def result(name: str, task: str) -> str:
     path = RESULTS / task / name / "table.json"
     if not path.exists():
         return ""
-    return f"{found(json.loads(path.read_text()))} ([table](../results/ablations/{task}/{name}/table.md))"
+    link = f"../results/ablations/{task}/{name}/table.md"
+    return f"{found(json.loads(path.read_text()))} ([table]({link}))"
 
 
 def readme_table() -> str:
@@ -112,11 +115,21 @@ def main(_):
         return
     names, over, numbers = _ONLY.value or ORDER, _main.clock(), _main.seeds()
     ablations = [load(name) for name in names]
+    failed: dict[str, str] = {}
     for count in range(1, len(numbers) + 1):
         for ablation in ablations:
-            if not over():
+            if over() or ablation.name in failed:
+                continue
+            try:
                 _main.start(ablation, numbers[:count], over)
-    print("the time is over; the same command goes on from there" if over() else "all are finished")
+            except Stopped:
+                raise
+            except Exception as error:  # the others are run all the same
+                traceback.print_exc()
+                failed[ablation.name] = f"{type(error).__name__}: {error}"
+    print("the time is over; the same command goes on from there" if over() else "nothing is left")
+    if failed:
+        raise ValueError("; ".join(f"{name} failed: {why}" for name, why in failed.items()))
 
 
 if __name__ == "__main__":

@@ -20,8 +20,9 @@ from rl_speed.config import Config, Data, Replay
 from rl_speed.config.presets import embedded, tiny
 from rl_speed.runtime.plotting import pyplot
 from rl_speed.runtime.signals import Stopped
-from rl_speed.studies.comparison import pass_rates, probes
+from rl_speed.studies.comparison import pass_rates
 from rl_speed.studies.comparison.measures import CLASSES, COST, Bars, Column, Curve, Lines, PerClass
+from rl_speed.studies.comparison.probes import Finished, Probe, measure, probe_file
 from rl_speed.studies.comparison.runs import Run, Variant, is_over, run_all, train
 from rl_speed.training.cache_start import write_cache
 
@@ -85,7 +86,7 @@ class Ablation:
     steps: int = 120
     headline: str = "final accuracy"
     rate_samples: int = 32
-    probes: Mapping[str, probes.Probe] = dataclasses.field(default_factory=dict)
+    probes: Mapping[str, Probe] = dataclasses.field(default_factory=dict)
     external: str = "speed_rloo"
     external_steps: int = 0
     task: str = "chain"
@@ -249,7 +250,10 @@ def table_rows(
     return [
         {
             "variant": label,
-            **{c.title: summarise([c.of(run, beside[run.seed]) for run in runs]) for c in columns},
+            **{
+                c.title: summarise([c.of(label, run, beside[run.seed]) for run in runs])
+                for c in columns
+            },
         }
         for label, runs in grouped.items()
     ]
@@ -482,14 +486,14 @@ def _measured(
     done = []
     for run in trained:
         folder = workdir / run.variant.folder / f"seed{run.seed}"
-        left = [n for n in ablation.probes if not probes.probe_file(folder, n).exists()]
+        left = [n for n in ablation.probes if not probe_file(folder, n).exists()]
         if left and files.over():
             continue
         config = run.variant.apply(make())
         config.seed = run.seed
         try:
             files.prepare(config)
-            seen = probes.Finished(
+            seen = Finished(
                 config,
                 str(folder / "policy"),
                 folder,
@@ -497,7 +501,7 @@ def _measured(
                 files.external_policy,
                 4 if files.smoke else 2**30,
             )
-            done.append(dataclasses.replace(run, probes=probes.measure(ablation.probes, seen)))
+            done.append(dataclasses.replace(run, probes=measure(ablation.probes, seen)))
         except Stopped as stopped:
             if not is_over(stopped):
                 raise

@@ -3,7 +3,9 @@ a number a run (`Column`), or a curve a run (`Curve`).
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -33,21 +35,23 @@ class Column:
     """A column of a table.
 
     `title` names the unit; `value` is None where a run has no such number (a target it
-    never reached). With `against`, the label of a variant, it is given that one's run, too.
+    never reached). With `against`, the label of a variant, or of one for each variant, it is given
+    that one's run, too.
     """
 
     title: str
     value: Value | Against
     digits: int = 3
-    against: str = ""
+    against: str | Mapping[str, str] = ""
 
-    def of(self, run: Run, others: Mapping[str, Run]) -> float | None:
-        """Its number of a run; `others` are the runs of all variants with the same seed. None where
-        that to compare with is not among them.
+    def of(self, label: str, run: Run, others: Mapping[str, Run]) -> float | None:
+        """Its number of a variant's run; `others` are the runs of all variants with the same seed.
+        None where that to compare with is not among them.
         """
         if not self.against:
             return self.value(run)
-        other = others.get(self.against)
+        against = self.against if isinstance(self.against, str) else self.against.get(label, "")
+        other = others.get(against)
         return None if other is None else self.value(run, other)
 
 
@@ -116,11 +120,16 @@ def total(name: str, scale: float = 1.0) -> Value:
     return lambda run: run.summary[name] / scale
 
 
+def at_best(run: Run) -> float:
+    """The best held-out accuracy that a run had."""
+    return float(run.curve("step")[1].max())
+
+
 def surpasses(clock: str, scale: float = 1.0) -> Against:
     """Where held-out accuracy first reaches the best that the other run had, if it does."""
 
     def value(run: Run, other: Run) -> float | None:
-        at = run.reaches(float(other.curve("step")[1].max()), clock)
+        at = run.reaches(at_best(other), clock)
         return None if at is None else at / scale
 
     return value
@@ -148,24 +157,49 @@ def probe(name: str, *path: str) -> Value:
     return value
 
 
+def probe_trend(name: str, key: str, rise: bool = False) -> Value:
+    """Of a list that a probe found over the run: its mean over the last quarter; or what that is
+    above its mean over the first.
+    """
+
+    def value(run: Run) -> float:
+        values = run.probes[name][key]
+        quarter = max(1, len(values) // 4)
+        late = float(np.mean(values[-quarter:]))
+        return late - float(np.mean(values[:quarter])) * rise
+
+    return value
+
+
+def _found(run: Run, name: str, keys: Sequence[str]) -> Any:
+    return functools.reduce(lambda values, key: values[key], keys, run.probes[name])
+
+
+def probe_at(name: str, keys: Sequence[str], place: int) -> Value:
+    """An entry of a list that a probe found, by the keys that lead to the list."""
+    return lambda run: _found(run, name, keys)[place]
+
+
 def probe_lines(
-    name: str, title: str, x: str, label: str, lines: Mapping[str, Sequence[str]], of: str
-) -> "Lines":
+    name: str,
+    title: str,
+    x: str,
+    label: str,
+    lines: Mapping[str, Sequence[str]],
+    of: str,
+    log_x: bool = False,
+) -> Lines:
     """Lists that were measured with the policy of one variant, by the keys that lead to each in the
     probe's result, over the list under `x`.
     """
 
     def line(keys: Sequence[str]) -> Callable[[Run], tuple[np.ndarray, np.ndarray]]:
-        def points(run: Run) -> tuple[np.ndarray, np.ndarray]:
-            found = run.probes[name]
-            values = found
-            for key in keys:
-                values = values[key]
-            return np.array(found[x], float), np.array(values, float)
+        return lambda run: (
+            np.array(_found(run, name, (x,)), float),
+            np.array(_found(run, name, keys), float),
+        )
 
-        return points
-
-    return Lines(title, label, of, {key: line(keys) for key, keys in lines.items()})
+    return Lines(title, label, of, {key: line(keys) for key, keys in lines.items()}, log_x)
 
 
 def start_cost(name: str, scale: float = 1.0) -> Value:
@@ -200,6 +234,17 @@ def ratio(above: str, below: str) -> Value:
     def value(run: Run) -> float | None:
         bottom = sum(record[below] for record in _settled(run))
         return sum(record[above] for record in _settled(run)) / bottom if bottom else None
+
+    return value
+
+
+def share_of_groups(name: str) -> Value:
+    """Of a count of prompts in metrics.jsonl, by the groups trained on; None where runs of its rule
+    count no such thing.
+    """
+
+    def value(run: Run) -> float | None:
+        return ratio(name, "groups")(run) if name in run.records[-1] else None
 
     return value
 
