@@ -220,10 +220,13 @@ def per_step(name: str, scale: float = 1.0) -> Value:
 
 
 def last_steps(name: str, share: float = 0.25) -> Value:
-    """Mean over the last `share` of the steps."""
-    return lambda run: float(
-        np.mean([r[name] for r in run.records[-max(1, round(share * len(run.records))) :]])
-    )
+    """Mean over the last `share` of the steps; None where a run has no such number."""
+
+    def value(run: Run) -> float | None:
+        late = run.records[-max(1, round(share * len(run.records))) :]
+        return float(np.mean([r[name] for r in late])) if name in late[-1] else None
+
+    return value
 
 
 def ratio(above: str, below: str) -> Value:
@@ -331,7 +334,7 @@ COST = (
     Column("wall-clock, all in all (s)", lambda run: run.wall_s, 0),
     Column("training (s)", total("train_s"), 1),
     Column("compilation (s)", total("compile_s"), 1),
-    Column("sampled tokens (thousands)", total("tokens", 1e3), 0),
+    Column("sampled tokens (thousands)", total("tokens", 1e3), 1),
     Column("samples (thousands)", total("samples", 1e3), 1),
     Column("optimizer steps", total("optimizer_steps"), 0),
 )
