@@ -177,7 +177,7 @@ class Files:
                 pass_rates.save(
                     pass_rates.measure(
                         self._plain(config, config.data.pass_rates),
-                        min(self.ablation.rate_samples, 4 if self.smoke else 2**30),
+                        self.ablation.rate_samples,
                         "train",
                     ),
                     path.parent,
