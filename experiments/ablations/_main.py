@@ -51,11 +51,13 @@ def seeds() -> list[int]:
 
 
 def start(
-    ablation: Ablation, numbers: list[int], over: Callable[[], bool], alone: bool = False
+    ablation: Ablation, over: Callable[[], bool], first: int | None = None, alone: bool = False
 ) -> Written:
     """Run one ablation under the flags, as far as time allows, and say where it stands.
 
-    `alone`: `--workdir` is its own folder, and not that of TASK/NAME.
+    Args:
+      first: so many of the seeds alone are trained now (None: all).
+      alone: `--workdir` is its own folder, and not that of TASK/NAME.
     """
     ablation = ablation.on_task(_TASK.value or ablation.task)
     script = f"experiments/ablations/{Path(sys.argv[0]).name}"
@@ -63,12 +65,8 @@ def start(
     default = Path("runs/ablations/smoke" if _SMOKE.value else "runs/ablations")
     home = Path(_WORKDIR.value) if _WORKDIR.value else default
     folder = home if alone and _WORKDIR.value else home / ablation.task / ablation.name
-    written = run(ablation, numbers, folder, command, _STEPS.value, _SMOKE.value, over)
-    if written.done < written.of:
-        print(
-            f"{ablation.name}: {written.done} of {written.of} runs are finished; the time is over, "
-            "and the same command goes on from there"
-        )
+    written = run(ablation, seeds(), folder, command, _STEPS.value, _SMOKE.value, over, first)
+    print(f"{ablation.name}: {written.done} of {written.of} runs are finished")
     if written.files:
         print("written to", *written.files)
     return written
@@ -78,8 +76,10 @@ def main(ablation: Ablation) -> None:
     """Parse the flags, run the ablation, print its table and where it was written."""
 
     def begin(_):
-        written = start(ablation, seeds(), clock(), alone=True)
+        written = start(ablation, clock(), alone=True)
         if written.files:
             print(written.files[0].read_text())
+        if written.done < written.of:
+            print("the time is over; the same command goes on from there")
 
     entry.run(begin)

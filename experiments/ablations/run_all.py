@@ -113,15 +113,15 @@ def main(_):
         path = HERE / "README.md"
         write_atomically(path, page(path.read_text()))
         return
-    names, over, numbers = _ONLY.value or ORDER, _main.clock(), _main.seeds()
+    names, over = _ONLY.value or ORDER, _main.clock()
     ablations = [load(name) for name in names]
     failed: dict[str, str] = {}
-    for count in range(1, len(numbers) + 1):
+    for first in range(1, len(_main.seeds()) + 1):
         for ablation in ablations:
             if over() or ablation.name in failed:
                 continue
             try:
-                _main.start(ablation, numbers[:count], over)
+                _main.start(ablation, over, first)
             except Stopped:
                 raise
             except Exception as error:  # the others are run all the same

@@ -397,6 +397,14 @@ def test_slices_of_time_go_on_where_the_last_one_ended(tmp_path, clock):
     assert wall["seconds"] >= 0
 
 
+def test_seeds_of_later_are_in_the_table_and_not_trained(tmp_path, clock):
+    ablation.run(OURS, [0, 1], tmp_path, "c", over=clock(15))
+    assert FakeTrainer.now == 15  # seed 0, and half of seed 1
+    written = ablation.run(OURS, [0, 1], tmp_path, "c", first=1)
+    assert (written.done, written.of) == (3, 4) and FakeTrainer.now == 15
+    assert ablation.run(OURS, [0, 1], tmp_path, "c", first=2).done == 4
+
+
 def test_a_signal_ends_more_than_a_run(tmp_path, monkeypatch):
     class Signalled(FakeTrainer):
         def run(self, over):

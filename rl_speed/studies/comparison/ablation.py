@@ -431,6 +431,7 @@ def run(
     steps: int = 0,
     smoke: bool = False,
     over: Callable[[], bool] = lambda: False,
+    first: int | None = None,
 ) -> Written:
     """Train and measure what is missing in `workdir`, and write table.md, table.json and plot.png
     of the runs that are finished there.
@@ -438,6 +439,8 @@ def run(
     Args:
       steps: of a run (0: those of the ablation). smoke: `shrink` every run.
       over: once it says so, what is under way is saved and left for the next time.
+      first: so many of the seeds alone are trained now (None: all); the tables have what is
+        finished of all.
 
     Raises:
       ValueError: a variant cannot be, named before anything runs; or a finished run in `workdir` is
@@ -446,7 +449,11 @@ def run(
     files = Files(ablation, workdir / "files", steps, smoke, over)
     variants = {Variant(spec): label for label, spec in ablation.variants.items()}
     make = lambda: ablation.config(steps)
-    trained = run_all(make, list(variants), seeds, workdir, prepare=files.prepare, over=over)
+    trained = run_all(
+        make, list(variants), seeds[:first], workdir, prepare=files.prepare, over=over
+    )
+    if first is not None:
+        trained += run_all(make, list(variants), seeds[first:], workdir, over=lambda: True)
     _require_same(trained, make(), 2 if smoke else 0, workdir)
     done = _measured(ablation, trained, make, files, workdir)
     count = len(variants) * len(seeds)
