@@ -5,8 +5,10 @@ Replayed tokens are trained on, as in equations 3 and 5 of the paper.
 
 # Tokens of a sample without replay, about; the paper's 1.5B has 2,690 (Table 2).
 LENGTH = {"chain": 9, "scratchpad": 45}
-# The paper's alpha of 0.01 a token, for responses of that length.
-ALPHA = {task: round(0.01 * 2690 / tokens, 1) for task, tokens in LENGTH.items()}
+# The paper's alpha of 0.01 a token, for responses of that length. None on "chain": a question's
+# right answer has one length there, so that all right ones of a group get one reward, and
+# advantages, which are divided by the group's std, are what they are without.
+ALPHA = {"scratchpad": round(0.01 * 2690 / LENGTH["scratchpad"], 1)}
 # For the paper's L of 300, 500 and 800 tokens, in tokens. On "scratchpad" an eighth, a quarter and
 # a half of a response.
 FIXED = {"chain": (2, 4, 8), "scratchpad": (6, 12, 24)}
@@ -27,5 +29,7 @@ def rpo(base: str, task: str, window: str | int | None = None) -> str:
 
 
 def rewarded(spec: str, task: str, times: float = 1.0) -> str:
-    """With the length-aware reward, alpha so many `times` that of the paper."""
-    return f"{spec}@reward.length_alpha={times * ALPHA[task]:g}"
+    """With the length-aware reward, alpha so many `times` that of the paper; on a task where it
+    changes nothing, without.
+    """
+    return f"{spec}@reward.length_alpha={times * ALPHA[task]:g}" if task in ALPHA else spec

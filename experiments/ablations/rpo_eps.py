@@ -4,7 +4,8 @@
         (about 19 minutes on two cores, computed from seconds per step)
 
 eps is the probability that the response of highest reward is cached; otherwise it is a random other
-one of the group. "no update" keeps the first response for ever. All have the length-aware reward.
+one of the group. "no update" keeps the first response for ever. All have the length-aware reward
+(on "chain" it changes nothing).
 
 Paper, appendix E, Table 8 (1.5B, average): 50.0, 52.6, 49.0 and 50.1 with eps = 0, 0.1, 0.5 and 0.9
 (the text names 1 for the last), 49.2 without updates: "the best performance is achieved when

@@ -16,9 +16,11 @@ Paper, section 1: "the initial tokens of correct answers play a crucial role in 
 toward correct solutions, and longer prefix lengths are positively correlated with higher generation
 accuracy". Section 5: without updates of the cache "RPO demonstrates lower exploration ability
 compared to GRPO, and the gap between the two methods gradually widens as max_length increases".
-Expect: accuracy rises with the prefix of a right response and falls with that of a wrong one; the
-mean over all is the pass rate at either end, as the last cut leaves the first response's own
-verdict. So pass@N from long prefixes is little above pass@1.
+Expect: accuracy rises with the prefix of a right response and falls with that of a wrong one. The
+mean over all first responses is the pass rate at every cut, by the law of total expectation: they
+are the policy's own, and what follows a prefix of them is drawn as they were. So Figure 1 can rise
+only over responses chosen for being right, or by another limit of length. pass@N from long prefixes
+is little above pass@1.
 """
 
 import functools

@@ -102,12 +102,7 @@ def test_passes_from_the_cache_and_from_the_prompt(fakes, seen):
     found = probes.pass_from_cache(seen, "fixed", 2)
     assert found["n"] == [1, 2, 4, 8] and found["full"][0] == np.mean(RATES["start"])
     assert found["full"][-1] == 0.75  # three of four prompts have a right one
-    assert set(found) - {"n"} == {
-        "full",
-        "replayed",
-        "full, half limit",
-        "replayed, half limit",
-    }
+    assert set(found) - {"n"} == {"full", "replayed", "full, half limit", "replayed, half limit"}
     full, replayed, half, cut_half = [replays for _, replays in fakes[0].asked]
     assert all(not r.prefix.any() and (r.max_new == 9).all() for r in full)
     assert all((r.max_new == 4).all() for r in half)
