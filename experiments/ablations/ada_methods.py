@@ -148,6 +148,8 @@ ABLATION = Ablation(
     },
     steps=200,
     probes={"levels": accuracy_by_level},
+    # Responses are long, and 32 of each question take long.
+    on={"scratchpad": {"settings": {"evaluation.every": 50}}},
 )
 
 if __name__ == "__main__":

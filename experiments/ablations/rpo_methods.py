@@ -61,7 +61,8 @@ ABLATION = Ablation(
     paper="pass@N of RPO is behind GRPO's after one epoch and comparable to it after "
     "four (Figure 8)",
     variants=variants("chain"),
-    on={"scratchpad": {"variants": variants("scratchpad")}},
+    # Responses are long, and 32 of each question take long.
+    on={"scratchpad": {"variants": variants("scratchpad"), "settings": {"evaluation.every": 64}}},
     tables=(
         Table(
             "Accuracy and cost",

@@ -105,7 +105,7 @@ class Ablation:
 
     def config(self, steps: int = 0) -> Config:
         """What all variants share, of `steps` steps (0: those of the ablation)."""
-        config = embedded() if self.task == "chain" else embedded(self.task)
+        config = embedded() if self.task == "chain" else embedded(task=self.task)
         for path, value in self.settings.items():
             section, leaf = path.split(".")
             if not hasattr(getattr(config, section), leaf):
@@ -130,8 +130,10 @@ class Written:
 def shrink(config: Config) -> None:
     """To a size that shows whether it runs, in seconds: 16 rows a batch, 2 steps.
 
-    The numbers mean nothing.
+    The numbers mean nothing. Responses may be as long as they were: cut ones are never right, and
+    rules that filter would starve.
     """
+    most = config.sampler.max_new
     tiny(
         config,
         2,
@@ -144,6 +146,7 @@ def shrink(config: Config) -> None:
         evaluate_every=1,
         export=config.logging.export,
     )
+    config.sampler.max_new = most
     config.rule.n_max, config.rule.m, config.rule.rounds = 8, 4, 2
     config.driver.buffer_groups = 32
     config.evaluation.samples = min(config.evaluation.samples, 4)
