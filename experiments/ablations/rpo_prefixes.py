@@ -9,8 +9,8 @@ one first response a question, 32 completions (the paper's 256) from each cut; b
 mean over all questions, those whose first response was right, and wrong. The paper's two models are
 here the policy before and after training with GRPO. Figure 7: pass@N of the policy before training,
 from prefixes of its own responses with the shortest window, and from the prompt, each with the
-usual limit of a response and with half of it. The similarity of prefixes (Figure 1, bottom), which
-the paper measures with BERT, is not measured.
+usual limit of a response and with half of it. Figure 1, bottom, how alike responses to one question
+begin: by the share of equal tokens, where the paper compares BERT's embeddings (ours).
 
 Paper, section 1: "the initial tokens of correct answers play a crucial role in guiding the model
 toward correct solutions, and longer prefix lengths are positively correlated with higher generation
@@ -80,6 +80,14 @@ ABLATION = Ablation(
             "kept",
             "share of the response that is kept",
             KINDS,
+            POLICY,
+        ),
+        probe_lines(
+            "cuts",
+            "equal tokens of two responses",
+            "segment",
+            "share of the response that is looked at",
+            {name: (name, "agreement") for name in ("start", "end")},
             POLICY,
         ),
         probe_lines(

@@ -5,6 +5,7 @@ import json
 
 import numpy as np
 import pytest
+from fake_generation import rollouts_of
 
 from rl_speed.config.presets import embedded
 from rl_speed.data.prompts import Prompt
@@ -43,7 +44,9 @@ class Fake:
             for p, ok in zip(PROMPTS, right)
         ]
 
-    def right(self, prompts, replays=None):
+    def right(self, prompts, replays=None, watch=None):
+        if watch is not None:
+            watch(rollouts_of(PROMPTS, [[1, 2, 3]] * 8, np.repeat(np.arange(4), 2)))
         self.asked.append((prompts, replays))
         found = []
         for place, p in enumerate(prompts):
@@ -81,6 +84,7 @@ def seen(tmp_path):
 def test_completions_are_told_apart_by_whether_the_first_response_was_right(fakes, seen):
     found = probes.completions_of_cut_responses(seen)
     kept = found["kept"]
+    assert found["start"]["agreement"] == [1.0] * 8 and found["segment"] == kept[1:]
     assert kept[0] == 0 and kept[-1] == 1
     start = found["start"]
     # Nothing kept: the pass rates. A half and more: see `Fake`.
@@ -91,6 +95,18 @@ def test_completions_are_told_apart_by_whether_the_first_response_was_right(fake
     assert found["end"]["wrong"][0] == 0.25
     cuts = [int(replays[0].prefix[0]) for _, replays in fakes[0].asked]
     assert cuts == [0, 1, 2, 3, 4, 5, 6, 7, 8]  # of nine tokens, never the end token
+
+
+def test_beginnings_agree_as_far_as_their_tokens_do():
+    # Median length 4. Prompt 0: of three long ones two agree at the second token, none behind it.
+    # Prompt 1 has one long response.
+    responses = [[1, 2, 3, 4], [1, 2, 4, 5, 6], [1, 3, 5, 6], [9], [7, 7, 7, 7], [8]]
+    drawn = rollouts_of(PROMPTS[:2], responses, [0, 0, 0, 0, 1, 1])
+    found = probes.prefix_agreement([drawn])
+    at = [1, 1 / 3, 0, 0]
+    assert found == pytest.approx([np.mean(at[: max(1, round(i / 2))]) for i in range(1, 9)])
+    alone = rollouts_of(PROMPTS[:2], [[1], [1]])
+    assert probes.prefix_agreement([alone]) == [None] * 8
 
 
 def test_a_kind_without_a_response_has_no_number(fakes, seen, monkeypatch):

@@ -80,16 +80,26 @@ class Tested:
     max_new: int
 
     def right(
-        self, prompts: Sequence[Prompt], replays: Sequence[Cut | None] | None = None
+        self,
+        prompts: Sequence[Prompt],
+        replays: Sequence[Cut | None] | None = None,
+        watch: Callable[[Rollouts], None] = lambda rollouts: None,
     ) -> np.ndarray:
-        """i64[P], right ones among `samples` responses to each prompt."""
+        """i64[P], right ones among `samples` responses to each prompt; `watch` is shown them call
+        by call.
+        """
+
+        def judge(rollouts: Rollouts) -> np.ndarray:
+            watch(rollouts)
+            return self.judge(rollouts)
+
         return right_from_prefixes(
             self.generator,
             self.params,
             prompts,
             replays or [None] * len(prompts),
             self.samples,
-            self.judge,
+            judge,
         )
 
     def first_responses(self) -> list[tuple[Prompt, CachedResponse]]:
@@ -135,25 +145,49 @@ def tested(config: Config, path: str, samples: int) -> Iterator[Tested]:
 def completions_of_cut_responses(seen: Finished, samples: int = 32) -> dict[str, Any]:
     """Accuracy of what is completed from a truncated response over the share of it that is kept:
     one first response to each held-out prompt, then `samples` completions at each cut (RPO,
-    Figure 1, top: 256 of them).
+    Figure 1, top: 256 of them). And how alike the beginnings of whole responses are (bottom).
 
-    Returns {"kept": shares, "start": {...}, "end": {...}}, with of either policy "all", "right" and
-    "wrong": mean accuracy over prompts whose first response was so (None where there is none).
+    Returns {"kept": shares, "segment": shares, "start": {...}, "end": {...}}, with of either policy
+    "all", "right" and "wrong": mean accuracy over prompts whose first response was so (None where
+    there is none), and "agreement": see `prefix_agreement`.
     """
     samples, found = min(samples, seen.most_samples), {}
     for name, path in (("start", seen.config.model.path), ("end", seen.policy)):
         with tested(seen.config, path, samples) as t:
             pairs = t.first_responses()
             right = np.array([response.correct for _, response in pairs])
-            by_cut = []
+            by_cut, whole = [], []
             for share in SHARES:
                 cuts = [cut_at_share(r, share, samples, t.max_new) for _, r in pairs]
-                by_cut.append(t.right([p for p, _ in pairs], cuts) / samples)
-            found[name] = {
+                watch = whole.append if share == 0 else lambda rollouts: None
+                by_cut.append(t.right([p for p, _ in pairs], cuts, watch) / samples)
+            found[name] = {"agreement": prefix_agreement(whole)} | {
                 kind: [float(rates[rows].mean()) if rows.any() else None for rates in by_cut]
                 for kind, rows in (("all", right | True), ("right", right), ("wrong", ~right))
             }
-    return {"kept": list(SHARES), **found}
+    return {"kept": list(SHARES), "segment": list(SHARES[1:]), **found}
+
+
+def prefix_agreement(parts: Sequence[Rollouts]) -> list[float | None]:
+    """How alike the first tokens of responses to one prompt are, over the share of a response that
+    is looked at (`SHARES` but 0).
+
+    Of responses of the median length at least, as the paper selects those beyond 2,048 tokens: the
+    share of positions at which two of them have the same token, mean over pairs and prompts. Tokens
+    are compared, where RPO's Figure 1 compares BERT's embeddings (ours). None: no prompt has two
+    such responses.
+    """
+    length = int(np.median(np.concatenate([part.lengths for part in parts])))
+    by_prompt = []
+    for group in (group for part in parts for group in part.groups()):
+        tokens = group.tokens[group.lengths >= length, :length]
+        if (n := len(tokens)) > 1:
+            same = (tokens[:, None] == tokens[None]).sum((0, 1)) - n
+            by_prompt.append(same / (n * (n - 1)))
+    if not by_prompt:
+        return [None] * len(SHARES[1:])
+    at = np.mean(by_prompt, axis=0)
+    return [float(at[: max(1, round(share * length))].mean()) for share in SHARES[1:]]
 
 
 def pass_from_cache(
