@@ -25,6 +25,8 @@ Training reward is that of first rounds, before any rule stops or chooses. Entro
 held-out prompts: on those trained on it tells which prompts a method picks.
 """
 
+import math
+
 from _main import main
 
 from rl_speed.studies.comparison.ablation import Ablation, Table
@@ -53,6 +55,12 @@ from rl_speed.studies.comparison.probes import LEVELS, accuracy_by_level
 
 GRPO = "grpo@objective.aggregation=token_mean@objective.clip_high=0.28"
 PLAIN = "GRPO-4"
+
+
+def of_groups(name):
+    """A count of prompts of a step, by its groups; of Seq alone."""
+    return lambda record: record.get(name, math.nan) / record["groups"]
+
 
 ABLATION = Ablation(
     name="ada_methods",
@@ -119,18 +127,12 @@ ABLATION = Ablation(
         training("informative_groups", "informative groups (share)"),
         training(lambda r: r["generated_samples"] / r["groups"], "samples a trained prompt"),
         training(pass_rate_share(0), "prompts with no right first-round sample (share)"),
+        training(of_groups("round/active_2"), "prompts active after round 1 (share)"),
         training(
-            lambda r: r.get("round/active_2", 0.0) / r["groups"],
-            "prompts active after round 1 (share)",
-        ),
-        training(
-            lambda r: 1 - r["round/resolved_4"] / r["groups"] if "round/resolved_4" in r else 0.0,
+            lambda r: 1 - of_groups("round/resolved_4")(r),
             "prompts active after all rounds (share)",
         ),
-        training(
-            lambda r: r.get("round/resolved_2", 0.0) / r["groups"],
-            "prompts resolved in two rounds (share)",
-        ),
+        training(of_groups("round/resolved_2"), "prompts resolved in two rounds (share)"),
         held_out("step", "eval/entropy", "held-out entropy (nats a token)"),
         held_out("eval/entropy"),
         pass_at_curve(1.0, "pass@k at the end"),

@@ -128,7 +128,8 @@ def test_script_gives_a_row_of_numbers_for_every_variant(name, load, trained, tm
         assert list(drawn) == list(panel.lines if lines else ours.variants)
         for entry in drawn.values():
             values = np.array(entry["mean"], float)
-            assert values.size and (np.isfinite(values).all() or lines)
+            # Of rounds, Seq's runs alone have any.
+            assert values.size and (np.isfinite(values).all() or lines or np.isnan(values).all())
 
 
 def test_every_script_is_run_by_run_all_and_the_page_is_what_it_makes(load):
