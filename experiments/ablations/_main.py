@@ -1,34 +1,85 @@
 """The command line that all scripts here share."""
 
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 from absl import flags
 
 from rl_speed.runtime import entry
-from rl_speed.studies.comparison.ablation import Ablation, run
+from rl_speed.studies.comparison.ablation import Ablation, Written, run
+from rl_speed.studies.comparison.measures import CLASSES
 
+_TASK = flags.DEFINE_enum(
+    "task", None, sorted(CLASSES), "The embedded task; without it, the ablation's own."
+)
 _SEEDS = flags.DEFINE_list("seeds", ["0", "1", "2"], "Seeds, each used by every variant.")
 _STEPS = flags.DEFINE_integer(
     "steps", 0, "RL steps of a run; 0: the ablation's own.", lower_bound=0
 )
 _WORKDIR = flags.DEFINE_string(
-    "workdir", "", "Runs, table.md, table.json and plot.png; default runs/ablations/NAME."
+    "workdir",
+    "",
+    "Runs, table.md, table.json and plot.png; default runs/ablations/TASK/NAME. "
+    "run_all.py: the folder of TASK/NAME.",
 )
 _SMOKE = flags.DEFINE_bool(
-    "smoke", False, "A tiny run of each variant: does it work at all? The numbers mean nothing."
+    "smoke",
+    False,
+    "A tiny run of each variant, in runs/ablations/smoke/TASK/NAME: does it work at all? The "
+    "numbers mean nothing.",
 )
+_BUDGET_S = flags.DEFINE_float(
+    "budget_s",
+    0.0,
+    "Stop after so many seconds, with everything saved; the same command goes on from there. 0: no "
+    "limit.",
+    lower_bound=0,
+)
+
+
+def clock() -> Callable[[], bool]:
+    """Whether `--budget_s` is spent, counted from now."""
+    begin = time.monotonic()
+    return lambda: 0 < _BUDGET_S.value <= time.monotonic() - begin
+
+
+def seeds() -> list[int]:
+    """Those of `--seeds`."""
+    return entry.numbers("seeds", _SEEDS.value)
+
+
+def start(
+    ablation: Ablation, over: Callable[[], bool], first: int | None = None, alone: bool = False
+) -> Written:
+    """Run one ablation under the flags, as far as time allows, and say where it stands.
+
+    Args:
+      first: so many of the seeds alone are trained now (None: all).
+      alone: `--workdir` is its own folder, and not that of TASK/NAME.
+    """
+    ablation = ablation.on_task(_TASK.value or ablation.task)
+    script = f"experiments/ablations/{Path(sys.argv[0]).name}"
+    command = " ".join(["python", script, *sys.argv[1:]])
+    default = Path("runs/ablations/smoke" if _SMOKE.value else "runs/ablations")
+    home = Path(_WORKDIR.value) if _WORKDIR.value else default
+    folder = home if alone and _WORKDIR.value else home / ablation.task / ablation.name
+    written = run(ablation, seeds(), folder, command, _STEPS.value, _SMOKE.value, over, first)
+    print(f"{ablation.name}: {written.done} of {written.of} runs are finished")
+    if written.files:
+        print("written to", *written.files)
+    return written
 
 
 def main(ablation: Ablation) -> None:
     """Parse the flags, run the ablation, print its table and where it was written."""
 
-    def start(_):
-        command = " ".join(["python", f"experiments/ablations/{ablation.name}.py", *sys.argv[1:]])
-        workdir = Path(_WORKDIR.value or f"runs/ablations/{ablation.name}")
-        seeds = entry.numbers("seeds", _SEEDS.value)
-        written = run(ablation, seeds, workdir, command, _STEPS.value, _SMOKE.value)
-        print(written[0].read_text())
-        print("written to", *written)
+    def begin(_):
+        written = start(ablation, clock(), alone=True)
+        if written.files:
+            print(written.files[0].read_text())
+        if written.done < written.of:
+            print("the time is over; the same command goes on from there")
 
-    entry.run(start)
+    entry.run(begin)

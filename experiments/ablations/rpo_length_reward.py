@@ -1,23 +1,30 @@
 """RPO: the window L with the length-aware reward's alpha (Figure 6 of the paper).
 
     python experiments/ablations/rpo_length_reward.py
-        (about 11 minutes on two cores, computed from seconds per step)
+        (about 12 minutes on two cores, computed from seconds per step)
 
-R = clip(r / (1 + exp(-alpha (l_ref - length))), 0.5, 1), right answers alone. The paper's alpha is
-0.01 a token at thousands of tokens; lengths here are a hundredth of that, so that alpha = 1
-corresponds to it.
+R = clip(r / (1 + exp(-alpha (l_ref - length))), 0.5, 1), right answers alone. The paper's alphas
+are 0, 0.01, 0.1 and 1 a token, its windows L = 300, half of the group's shortest response and all
+of it; `_rpo.py` has both at the scale of each task, alphas as multiples of what 0.01 is there. On
+"chain", where the reward changes nothing (`_rpo.py` says why), there are the windows alone, and one
+of them with an alpha, which is to come out the same but for rounding.
 
-Paper: alpha = 0.01, to shorten responses without loss of accuracy.
-Expect: little to shorten. A right answer has one length here, and wrong ones earn nothing either
-way; the reward of right answers falls below 1 where they are longer than the group's mean. It is
-the ramblers that lengthen l_ref, so right answers are rewarded more there.
+Paper, section 5: "under a fixed L, performance first improves as alpha increases and then
+declines" (1.5B, two epochs). The reward is not there to shorten responses but to keep "reasonable
+reward differences [...] within the group, even when all responses are correct" (section 3.4), which
+replayed prefixes make alike.
+Expect: groups of right answers alone become informative where their lengths differ. A large alpha
+makes right answers longer than the mean worth half: length decides, not correctness.
 """
 
 from _main import main
+from _rpo import ALPHA, FIXED, rewarded, rpo
 
 from rl_speed.studies.comparison.ablation import Ablation, Table
 from rl_speed.studies.comparison.measures import (
     ACCURACY,
+    BY_CLASS,
+    Bars,
     Column,
     final,
     held_out,
@@ -25,26 +32,42 @@ from rl_speed.studies.comparison.measures import (
     training,
 )
 
+# Of the paper's 0.01.
+TIMES = {"0": 0.0, "0.01": 1.0, "0.1": 10.0, "1": 100.0}
+
+
+def variants(task: str) -> dict[str, str]:
+    """The cells of the heat map; alphas by their names in the paper."""
+    windows = (FIXED[task][0], "half_min", "min")
+    if task not in ALPHA:
+        found = {f"L = {w}, alpha 0": rpo("grpo", task, w) for w in windows}
+        return found | {"L = min, alpha 3": rpo("grpo", task) + "@reward.length_alpha=3"}
+    return {
+        f"L = {window}, alpha as {name}": rewarded(rpo("grpo", task, window), task, times)
+        for window in windows
+        for name, times in TIMES.items()
+    }
+
+
 ABLATION = Ablation(
     name="rpo_length_reward",
     title="RPO: window L and length-aware reward",
     source="RPO, Figure 6",
-    variants={
-        f"L = {n}, alpha = {alpha:g}": (
-            f"rpo_grpo@replay.window=fixed@replay.length={n}@reward.length_alpha={alpha:g}"
-        )
-        for n in (4, 8)
-        for alpha in (0, 0.1, 1)
-    },
+    paper='accuracy "first improves as alpha increases and then declines", for L = 300, l/2 and l '
+    "(section 5)",
+    variants=variants("chain"),
+    on={"scratchpad": {"variants": variants("scratchpad")}},
     tables=(
         Table(
             "Accuracy and length",
             (
                 ACCURACY,
+                BY_CLASS,
                 Column("held-out length (tokens)", final("eval/length"), 2),
                 Column("held-out responses cut off", final("eval/truncated")),
                 Column("length trained on (tokens)", per_step("length"), 2),
                 Column("reward", per_step("reward")),
+                Column("groups of right answers alone", per_step("all_right")),
             ),
         ),
     ),
@@ -52,8 +75,11 @@ ABLATION = Ablation(
         held_out("step"),
         held_out("step", "eval/length", "held-out length (tokens)"),
         training("reward", "reward"),
+        Bars("final held-out accuracy", final()),
     ),
+    # Two epochs, as in the paper.
     settings={"data.train_prompts": 1024},
+    steps=128,
 )
 
 if __name__ == "__main__":

@@ -102,6 +102,26 @@ def cuts(
     return np.clip(length - m, 0, usable).astype(np.int32)
 
 
+def cut_at_share(cached: CachedResponse, share: float, count: int, max_response: int) -> Replay:
+    """`count` samples that start with the first `share` of a response, rounded down to tokens.
+
+    The whole of it, share 1, is all but the end token that closed it; there is room for one new
+    token at least within `max_response`. For the accuracy of what is completed from a truncated
+    response (RPO, Figure 1).
+
+    Raises ValueError: `share` outside [0, 1].
+    """
+    if not 0 <= share <= 1:
+        raise ValueError(f"share must be in [0, 1]; got {share!r}")
+    usable = min(len(cached.tokens) - (not cached.truncated), max_response - 1)
+    kept = int(share * usable)
+    return Replay(
+        cached.tokens[:kept],
+        np.full((count,), kept, np.int32),
+        np.full((count,), max_response - kept, np.int32),
+    )
+
+
 def suffix_budget(
     config: PrefixConfig, prefix: np.ndarray | int, cached: CachedResponse | None = None
 ) -> np.ndarray:

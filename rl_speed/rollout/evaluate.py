@@ -10,7 +10,7 @@ import numpy as np
 from rl_speed.data.prompts import Prompt
 from rl_speed.data.rollouts import Rollouts
 from rl_speed.rollout.generate import GenerationStats, Generator, SampleRequest
-from rl_speed.theory.pass_at_k import pass_at_k
+from rl_speed.theory.pass_at_k import all_at_k, pass_at_k
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +52,8 @@ class Evaluation:
 
     def metrics(self) -> dict[str, float]:
         """Scalars to log; accuracy and entropy by class where prompts have classes;
-        pass@k for k = 2, 4, 8, ... up to `samples`.
+        pass@k, and the probability that k responses are all right, for k = 2, 4, 8, ... up to
+        `samples`.
         """
         out = {
             "eval/accuracy": self.accuracy,
@@ -63,6 +64,7 @@ class Evaluation:
         }
         for k in (2**i for i in range(1, self.samples.bit_length())):
             out[f"eval/pass_at_{k}"] = float(pass_at_k(self.correct, self.samples, k).mean())
+            out[f"eval/all_at_{k}"] = float(all_at_k(self.correct, self.samples, k).mean())
         for name in sorted(set(self.classes) - {""}):
             rows = np.array([c == name for c in self.classes])
             out[f"eval/accuracy_{name}"] = float(self.correct[rows].mean() / self.samples)

@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from rl_speed.runtime.hosts import Hosts
 
@@ -47,17 +47,20 @@ class Stopped(Exception):
 
 
 class StopRequest:
-    """Whether a signal has asked for a stop. `received` is None until then.
+    """Whether a signal has asked for a stop, or the time is over. `received` is None until then.
 
     Several processes stop together, whichever of them got the signal: what `ask` found last is the
     answer until the next `ask`, which all must make at the same places.
+
+    Args:
+      over: asked by `ask`; True is as if SIGALRM had come, the signal of a clock that ran out.
 
     Attributes:
       receiver: of several processes, the one that got it.
     """
 
-    def __init__(self, hosts: Hosts | None = None):
-        self._hosts, self.receiver = hosts or Hosts(), ""
+    def __init__(self, hosts: Hosts | None = None, over: Callable[[], bool] = lambda: False):
+        self._hosts, self.receiver, self._over = hosts or Hosts(), "", over
         self._mine: signal.Signals | None = None
         self._agreed: signal.Signals | None = None
 
@@ -70,7 +73,9 @@ class StopRequest:
         self._mine = received
 
     def ask(self) -> bool:
-        """Whether any process got a signal."""
+        """Whether any process got a signal, or its time is over."""
+        if self._mine is None and self._over():
+            self._mine = signal.SIGALRM
         if self._hosts.count > 1:
             found = self._hosts.gather(int(self._mine or 0), "whether to stop")
             if any(found) and self._agreed is None:
@@ -86,17 +91,20 @@ class StopRequest:
 
 
 @contextlib.contextmanager
-def stop_on_signals(hosts: Hosts | None = None) -> Iterator[StopRequest]:
+def stop_on_signals(
+    hosts: Hosts | None = None, over: Callable[[], bool] = lambda: False
+) -> Iterator[StopRequest]:
     """Within, the first SIGTERM or SIGINT is noted, not obeyed; a second one acts at once,
     as it would have without us.
 
-    Off the main thread, where Python allows no handlers, nothing is installed and nothing is
+    Off the main thread, where Python allows no handlers, nothing is installed and no signal is
     ever noted.
 
     Args:
       hosts: the processes that stop together; None: this one.
+      over: as of `StopRequest`.
     """
-    request = StopRequest(hosts)
+    request = StopRequest(hosts, over)
     if threading.current_thread() is not threading.main_thread():
         yield request
         return

@@ -1,4 +1,4 @@
-"""The unbiased estimator of pass@k."""
+"""Unbiased estimators of what k samples of a prompt hold: a right one, or none but right ones."""
 
 import numpy as np
 
@@ -31,3 +31,14 @@ def pass_at_k(num_correct: np.ndarray, num_samples: np.ndarray, k: int) -> np.nd
     i = np.arange(k)
     wrong = np.clip((n - c)[..., None] - i, 0, None) / (n[..., None] - i)
     return 1.0 - np.prod(wrong, axis=-1)
+
+
+def all_at_k(num_correct: np.ndarray, num_samples: np.ndarray, k: int) -> np.ndarray:
+    """Probability that all of k samples are correct, estimated from c correct ones among n:
+    C(c, k) / C(n, k). Of how many groups of k nothing can be learnt because all are right
+    (Reinforce-Ada, Figure 2, right).
+
+    Arguments, result and errors: those of `pass_at_k`.
+    """
+    n = np.asarray(num_samples, np.int64)
+    return 1.0 - pass_at_k(n - np.asarray(num_correct, np.int64), n, k)

@@ -40,7 +40,7 @@ from rl_speed.runtime.writers import MetricsWriter, NoWriter
 from rl_speed.training import build
 from rl_speed.training.cache_start import start_cost, start_run
 from rl_speed.training.held_out import HeldOut, shown
-from rl_speed.training.records import describe, progress_text, rollout_record
+from rl_speed.training.records import by_round, describe, progress_text, rollout_record
 from rl_speed.training.steps import Step
 from rl_speed.update.reference import Reference
 from rl_speed.update.state import init_state, make_snapshot, state_shardings
@@ -157,7 +157,7 @@ class Trainer:
             )
         self.state = init_state(self.policy.params, self.optimizer, shardings)
         self.policy.params = None
-        self.totals, self.step = Totals(), 0
+        self.totals, self.step, self._rule = Totals(), 0, config.make_rule()
         # Seconds by phase of a step that was stopped after `step` steps.
         self._spent: dict[str, float] = {}
         self._resumed = False
@@ -245,19 +245,24 @@ class Trainer:
         limit = self.config.training.max_seconds
         return self.step >= self.config.training.steps or 0 < limit <= self.totals.train_s
 
-    def run(self) -> dict[str, Any]:
+    def run(self, over: Callable[[], bool] = lambda: False) -> dict[str, Any]:
         """Train to the last step, or until `training.max_seconds` are spent;
         returns (and writes) the summary.
+
+        Args:
+          over: asked wherever a signal would be looked at; once it says so, the run stops as it
+            does for SIGALRM, and the same call goes on with it later.
 
         Raises:
           NonFiniteError: after `training.max_skipped` non-finite updates in a row, or where
             non-finite logits ended every response of a step; the batch of the last is in
             the workdir.
-          Stopped: SIGTERM or SIGINT came; the generation call or the update under way was finished
-            and everything saved, what there was of a step or of an evaluation too.
+          Stopped: SIGTERM or SIGINT came, or `over` said so; the generation call or the update
+            under way was finished and everything saved, what there was of a step or of an
+            evaluation too.
         """
         try:
-            with stop_on_signals(self.hosts) as stop:
+            with stop_on_signals(self.hosts, over) as stop:
                 self._start_replay(stop)
                 # Its own file has what was sampled; a checkpoint would say that it is over.
                 if stop:
@@ -443,6 +448,7 @@ class Trainer:
         screening = self.rl_step.screening
         return {
             **describe(self.step, rollouts, report),
+            **by_round(rollouts, self._rule),
             "acceptance": screening.acceptance,
             **{
                 f"tally/{name}": float(value)

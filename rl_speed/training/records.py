@@ -11,15 +11,24 @@ from rl_speed.data.rollouts import Rollouts
 from rl_speed.rewards.scorer import decode_responses
 from rl_speed.rollout.prompt_counts import StepReport
 from rl_speed.runtime.metrics import pass_rate_histogram
+from rl_speed.sampling import Rule, Sequential
 
 
 def describe(step: int, rollouts: Rollouts, report: StepReport) -> dict[str, Any]:
-    """Numbers of a step after `step` updates."""
+    """Numbers of a step after `step` updates.
+
+    Of the groups trained on, `accuracy` is the mean over samples (Reinforce-Ada's batch-level
+    reward) and `accuracy_prompts` the mean over prompts (its prompt-level one). By its appendix C.2
+    (accuracy - accuracy_prompts) times the number of samples is the sum over prompts of
+    (N_x - mean N) (r_x - mean r): below 0 where prompts that fail get most samples.
+    """
     g, ages = report.generation, step - rollouts.versions
     mixed = (rollouts.right > 0) & (rollouts.right < rollouts.sizes)
     return {
         "reward": float(rollouts.rewards.mean()),
         "accuracy": float(rollouts.correct.mean()),
+        "accuracy_prompts": float((rollouts.right / rollouts.sizes).mean()),
+        "all_right": float((rollouts.right == rollouts.sizes).mean()),
         "length": float(rollouts.lengths.mean()),
         "truncated": float(rollouts.truncated.mean()),
         "informative_groups": float(mixed.mean()),
@@ -41,6 +50,24 @@ def describe(step: int, rollouts: Rollouts, report: StepReport) -> dict[str, Any
         # Of the first samples of each prompt, before any rule stopped or chose: the unbiased one.
         "first_accuracy": float(np.mean(report.pass_rates)) if report.pass_rates else 0.0,
     }
+
+
+def by_round(rollouts: Rollouts, rule: Rule) -> dict[str, float]:
+    """What sequential sampling did, round by round (Reinforce-Ada, Figure 5, lower row); {} for
+    other rules.
+
+    Of the groups trained on, which with `on_unresolved="keep"` are all that were sampled:
+    "round/active_t" had samples in round t, "round/resolved_t" had what they wait for by its end.
+    """
+    if not isinstance(rule, Sequential):
+        return {}
+    drawn, right = rollouts.sizes, rollouts.right
+    resolved = (right >= rule.k_pos) & (drawn - right >= rule.k_neg)
+    counts = {}
+    for t in range(1, rule.rounds + 1):
+        counts[f"round/active_{t}"] = float((drawn > rule.m * (t - 1)).sum())
+        counts[f"round/resolved_{t}"] = float((resolved & (drawn <= rule.m * t)).sum())
+    return counts
 
 
 def rollout_record(

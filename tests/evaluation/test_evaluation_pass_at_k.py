@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from rl_speed.evaluation import pass_at_k
+from rl_speed.theory.pass_at_k import all_at_k
 
 
 def by_enumeration(correct, samples, k):
@@ -23,6 +24,13 @@ def test_equals_enumeration_of_all_subsets(samples):
         np.testing.assert_allclose(
             pass_at_k(correct, np.full(samples + 1, samples), k), want, rtol=1e-12, atol=1e-15
         )
+
+
+def test_all_right_equals_enumeration_too():
+    for k in (1, 3, 5):
+        picks = [itertools.combinations([True] * c + [False] * (5 - c), k) for c in range(6)]
+        want = [np.mean([all(pick) for pick in of]) for of in picks]
+        np.testing.assert_allclose(all_at_k(np.arange(6), np.full(6, 5), k), want, atol=1e-15)
 
 
 def test_prompts_may_have_different_numbers_of_samples():

@@ -1,6 +1,6 @@
-"""SIGTERM and SIGINT between the generation calls of a step or of an evaluation: nothing that was
-drawn is lost, nothing is drawn twice, and the run that goes on is bit for bit the one that was
-never stopped.
+"""SIGTERM and SIGINT between the generation calls of a step or of an evaluation, and a time that is
+over: nothing that was drawn is lost, nothing is drawn twice, and the run that goes on is bit for
+bit the one that was never stopped.
 """
 
 import dataclasses
@@ -320,6 +320,12 @@ def raise_in(thing, name, which, when=lambda: True):
 def test_stopped_inside_a_step_and_inside_an_evaluation(tmp_path):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     assert Trainer(config_of(), whole).run()["steps"] == 4
+
+    # The caller's time is over: as if its clock had sent a signal.
+    trainer = Trainer(config_of(), parts)
+    with pytest.raises(Stopped, match="stopped by SIGALRM after step 1, saved in") as stop:
+        trainer.run(lambda: trainer.step == 1)
+    assert stop.value.signal == signal.SIGALRM and len(read_lines(parts / "metrics.jsonl")) == 1
 
     trainer = Trainer(config_of(), parts)
     before = {which: signal.getsignal(which) for which in (signal.SIGTERM, signal.SIGINT)}

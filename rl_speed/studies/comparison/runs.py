@@ -1,6 +1,9 @@
 """Which runs a comparison is made of, and running them."""
 
 import dataclasses
+import json
+import signal
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,8 +11,12 @@ from typing import Any
 import numpy as np
 
 from rl_speed.config import Config, methods
-from rl_speed.runtime.metrics import read_steps
+from rl_speed.runtime.metrics import read_object, read_steps, write_atomically
+from rl_speed.runtime.signals import Stopped
 from rl_speed.runtime.workdir import read_settings, read_summary
+
+# In a run's folder: seconds of wall-clock that it took, over all its slices.
+COST_FILE = "wall_clock.json"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +64,8 @@ class Variant:
 @dataclasses.dataclass
 class Run:
     """A finished run: its summary (with the held-out curve), its metrics, a dict a step,
-    and the configuration it ran with.
+    the configuration it ran with, what was measured with its policy afterwards by name of the
+    probe, and its seconds of wall-clock, evaluation and compilation included (None: nobody noted).
     """
 
     variant: Variant
@@ -65,6 +73,8 @@ class Run:
     summary: dict[str, Any]
     records: list[dict[str, Any]]
     config: dict[str, Any] = dataclasses.field(default_factory=dict)
+    probes: dict[str, Any] = dataclasses.field(default_factory=dict)
+    wall_s: float | None = None
 
     def curve(self, x: str) -> tuple[np.ndarray, np.ndarray]:
         """(x, held-out accuracy) with x one of "train_s", "tokens", "optimizer_steps",
@@ -106,7 +116,40 @@ def load_run(variant: Variant, seed: int, folder: Path) -> Run:
         summary,
         read_steps(folder / "metrics.jsonl"),
         read_settings(folder / "config.json", advice),
+        wall_s=_wall_seconds(folder, advice),
     )
+
+
+def _wall_seconds(folder: Path, advice: str = "remove it") -> float | None:
+    path = folder / COST_FILE
+    return float(read_object(path, advice)["seconds"]) if path.exists() else None
+
+
+def is_over(stopped: Stopped) -> bool:
+    """Whether a run was stopped because its caller's time is over, and by nobody's signal."""
+    return stopped.signal == signal.SIGALRM
+
+
+def train(config: Config, folder: Path, over: Callable[[], bool] = lambda: False) -> bool:
+    """Train, or go on training, in `folder`; add the seconds to those of the slices before.
+
+    Returns whether the run is finished: False where `over` said that the time is over. Raises what
+    `Trainer` does, Stopped for a signal alone.
+    """
+    from rl_speed.training.loop import Trainer
+
+    begin, before = time.perf_counter(), _wall_seconds(folder) or 0.0
+    try:
+        Trainer(config, folder).run(over)
+        return True
+    except Stopped as stopped:
+        if not is_over(stopped):
+            raise
+        return False
+    finally:
+        if folder.is_dir():
+            seconds = before + time.perf_counter() - begin
+            write_atomically(folder / COST_FILE, json.dumps({"seconds": round(seconds, 2)}) + "\n")
 
 
 def run_all(
@@ -116,28 +159,42 @@ def run_all(
     workdir: Path,
     say: Callable[[str], None] = print,
     prepare: Callable[[Config], None] = lambda config: None,
+    over: Callable[[], bool] = lambda: False,
 ) -> list[Run]:
     """Run every variant with every seed, seed by seed so that a machine that slows down slows all
     methods alike.
 
     Finished runs in the workdir are taken as they are, interrupted ones are resumed. `prepare` is
-    given each configuration, its seed set, just before it runs, and may change it.
+    given each configuration, its seed set, just before it runs, and may change it; Stopped for the
+    end of the time, raised there, is taken as `over`.
+
+    Args:
+      over: asked before each run, and inside of it; once it says so nothing more is trained, what
+        is under way is saved, and the finished runs are returned.
     """
     # Every configuration is checked before the first of them runs.
     for variant in variants:
         variant.apply(make_config()).validate()
-    done = []
+    done, stopped = [], False
     for seed in seeds:
         for variant in variants:
             folder = workdir / variant.folder / f"seed{seed}"
             if not (folder / "summary.json").exists():
+                if stopped := stopped or over():
+                    continue
                 say(f"{variant.label}, seed {seed}")
-                from rl_speed.training.loop import Trainer
-
                 config = variant.apply(make_config())
                 config.seed = seed
                 config.logging.export = False
-                prepare(config)
-                Trainer(config, folder).run()
+                try:
+                    prepare(config)
+                except Stopped as error:
+                    if not is_over(error):
+                        raise
+                    stopped = True
+                    continue
+                if not train(config, folder, over):
+                    stopped = True
+                    continue
             done.append(load_run(variant, seed, folder))
     return done

@@ -1,0 +1,110 @@
+"""RPO's premises: what is completed from a truncated response, and pass@N from cached prefixes
+(Figures 1 and 7 of the paper).
+
+    python experiments/ablations/rpo_prefixes.py
+        (about 8 minutes on two cores, computed from seconds per step)
+
+Measured on held-out questions with finished policies; nothing is replayed in training. Figure 1:
+one first response a question, 32 completions (the paper's 256) from each cut; beside the paper's
+mean over all questions, those whose first response was right, and wrong. The paper's two models are
+here the policy before and after training with GRPO. Figure 7: pass@N of the policy before training,
+from prefixes of its own responses with the shortest window, and from the prompt, each with the
+usual limit of a response and with half of it. Figure 1, bottom, how alike responses to one question
+begin: by the share of equal tokens, where the paper compares BERT's embeddings (ours).
+
+Paper, section 1: "the initial tokens of correct answers play a crucial role in guiding the model
+toward correct solutions, and longer prefix lengths are positively correlated with higher generation
+accuracy". Section 5: without updates of the cache "RPO demonstrates lower exploration ability
+compared to GRPO, and the gap between the two methods gradually widens as max_length increases".
+Expect: accuracy rises with the prefix of a right response and falls with that of a wrong one. The
+mean over all first responses is the pass rate at every cut, by the law of total expectation: they
+are the policy's own, and what follows a prefix of them is drawn as they were. So Figure 1 can rise
+only over responses chosen for being right, or by another limit of length. pass@N from long prefixes
+is little above pass@1. On "chain" right answers need less than half of the limit.
+"""
+
+import functools
+
+from _main import main
+from _rpo import FIXED
+
+from rl_speed.studies.comparison.ablation import Ablation, Table
+from rl_speed.studies.comparison.measures import ACCURACY, Column, held_out, probe_at, probe_lines
+from rl_speed.studies.comparison.probes import completions_of_cut_responses, pass_from_cache
+
+POLICY = "GRPO"
+KINDS = {
+    f"{name}, first response {kind}" if kind != "all" else name: (name, kind)
+    for name in ("start", "end")
+    for kind in ("all", "right", "wrong")
+}
+FROM = ("full", "replayed", "full, half limit", "replayed, half limit")
+
+
+def probes(task: str) -> dict:
+    """Figure 1, and Figure 7 with the shortest window."""
+    window = functools.partial(pass_from_cache, window="fixed", length=FIXED[task][0])
+    return {"cuts": completions_of_cut_responses, "passes": window}
+
+
+ABLATION = Ablation(
+    name="rpo_prefixes",
+    title="RPO: completions of truncated responses, pass@N from cached prefixes",
+    source="RPO, Figures 1 and 7",
+    paper="accuracy rises with the length of the prefix (Figure 1); pass@N from cached prefixes is "
+    "below that from the prompt, the more so the longer responses may be (Figure 7)",
+    variants={POLICY: "grpo"},
+    tables=(
+        Table(
+            "Accuracy of completions, by the share of the response that is kept (Figure 1)",
+            tuple(
+                Column(f"{label}: {share:g}", probe_at("cuts", keys, i))
+                for label, keys in KINDS.items()
+                for i, share in ((0, 0), (4, 0.5), (8, 1))
+            ),
+        ),
+        Table(
+            "pass@N of the starting policy (Figure 7)",
+            tuple(
+                Column(f"{kind}: {name}", probe_at("passes", (kind,), i))
+                for kind in FROM
+                for name, i in (("pass@1", 0), ("pass@32", -1))
+            ),
+        ),
+        Table("The run", (ACCURACY,)),
+    ),
+    panels=(
+        probe_lines(
+            "cuts",
+            "accuracy of completions",
+            "kept",
+            "share of the response that is kept",
+            KINDS,
+            POLICY,
+        ),
+        probe_lines(
+            "cuts",
+            "equal tokens of two responses",
+            "segment",
+            "share of the response that is looked at",
+            {name: (name, "agreement") for name in ("start", "end")},
+            POLICY,
+        ),
+        probe_lines(
+            "passes",
+            "pass@N of the starting policy",
+            "n",
+            "N",
+            {kind: (kind,) for kind in FROM},
+            POLICY,
+            log_x=True,
+        ),
+        held_out("step"),
+    ),
+    steps=120,
+    probes=probes("chain"),
+    on={"scratchpad": {"probes": probes("scratchpad")}},
+)
+
+if __name__ == "__main__":
+    main(ABLATION)

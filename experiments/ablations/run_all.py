@@ -1,0 +1,136 @@
+"""Every ablation, one after the other, under one budget of time.
+
+    python experiments/ablations/run_all.py --task=chain --budget_s=3600 [--only=rpo_eps,ada_sets]
+    python experiments/ablations/run_all.py --readme
+        (no runs: README.md here, from experiments/results/ablations/TASK/NAME/table.json)
+
+The same command goes on where the budget of the last one ended. All ablations are run with the
+first seed, then with the second too, and so on, so that there are tables of everything early; each
+table is written as soon as there is a finished run for it. Tables that are to be in README.md are
+copied, with table.json and plot.png, to experiments/results/ablations/TASK/NAME.
+"""
+
+import importlib
+import json
+import re
+import traceback
+from pathlib import Path
+
+import _main
+from absl import flags
+
+from rl_speed.runtime import entry
+from rl_speed.runtime.metrics import write_atomically
+from rl_speed.runtime.signals import Stopped
+from rl_speed.studies.comparison.ablation import Ablation, found
+from rl_speed.studies.comparison.measures import CLASSES
+
+# What says most comes first.
+ORDER = (
+    "speed_n_init",
+    "band_thresholds",
+    "ada_methods",
+    "rpo_main",
+    "rpo_window",
+    "band_curation",
+    "band_batches",
+    "ada_sets",
+    "ada_hybrid",
+    "rpo_methods",
+    "rpo_prefixes",
+    "rpo_length_reward",
+    "rpo_eps",
+    "rpo_cache_start",
+    "rpo_other_cache",
+    "rpo_stability",
+)
+HERE = Path(__file__).resolve().parent
+RESULTS = HERE.parent / "results" / "ablations"
+BEGIN, END = "<!-- made by run_all.py --readme -->", "<!-- end -->"
+
+_ONLY = flags.DEFINE_list("only", [], "Names of ablations, in this order; none: all of them.")
+_README = flags.DEFINE_bool("readme", False, "Write the table of README.md here, and run nothing.")
+
+
+def load(name: str) -> Ablation:
+    """The ablation of a script here.
+
+    Raises ValueError: there is no such script.
+    """
+    if name not in ORDER:
+        raise ValueError(f"--only: there is no ablation {name!r}; they are {', '.join(ORDER)}")
+    return importlib.import_module(name).ABLATION
+
+
+def minutes(name: str) -> str:
+    """What a script's docstring says that it takes."""
+    return re.search(r"about ([\d,]+) minutes", (HERE / f"{name}.py").read_text())[1]
+
+
+def result(name: str, task: str) -> str:
+    """What came out, with a link to the table; "" where there is none."""
+    path = RESULTS / task / name / "table.json"
+    if not path.exists():
+        return ""
+    link = f"../results/ablations/{task}/{name}/table.md"
+    return f"{found(json.loads(path.read_text()))} ([table]({link}))"
+
+
+def readme_table() -> str:
+    """The rows of README.md: what each paper found, and what was found here."""
+    lines = [
+        "| script | paper | paper found | minutes | "
+        + " | ".join(f"we found, {task}" for task in CLASSES)
+        + " |",
+        "|---" * (4 + len(CLASSES)) + "|",
+    ]
+    for name in ORDER:
+        ablation = load(name)
+        cells = [
+            f"[{name}.py]({name}.py)",
+            ablation.source,
+            ablation.paper,
+            minutes(name),
+            *(result(name, task) for task in CLASSES),
+        ]
+        lines.append("| " + " | ".join(text.replace("|", "\\|") for text in cells) + " |")
+    return "\n".join(lines)
+
+
+def page(text: str) -> str:
+    """README.md with the table as it should be.
+
+    Raises ValueError: `text` lacks the marks between which it stands.
+    """
+    if text.count(BEGIN) != 1 or text.count(END) != 1:
+        raise ValueError(f"README.md must have one line {BEGIN!r} and one {END!r}")
+    head, _, rest = text.partition(BEGIN)
+    return f"{head}{BEGIN}\n{readme_table()}\n{END}{rest.partition(END)[2]}"
+
+
+def main(_):
+    if _README.value:
+        path = HERE / "README.md"
+        write_atomically(path, page(path.read_text()))
+        return
+    names, over = _ONLY.value or ORDER, _main.clock()
+    ablations = [load(name) for name in names]
+    failed: dict[str, str] = {}
+    for first in range(1, len(_main.seeds()) + 1):
+        for ablation in ablations:
+            if over() or ablation.name in failed:
+                continue
+            try:
+                _main.start(ablation, over, first)
+            except Stopped:
+                raise
+            except Exception as error:  # the others are run all the same
+                traceback.print_exc()
+                failed[ablation.name] = f"{type(error).__name__}: {error}"
+    print("the time is over; the same command goes on from there" if over() else "nothing is left")
+    if failed:
+        raise ValueError("; ".join(f"{name} failed: {why}" for name, why in failed.items()))
+
+
+if __name__ == "__main__":
+    entry.run(main)

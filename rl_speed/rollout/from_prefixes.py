@@ -1,0 +1,53 @@
+"""A policy measured on completions of responses that are there already."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from rl_speed.data.prompts import Prompt
+from rl_speed.data.rollouts import Rollouts
+from rl_speed.replay.cuts import Replay
+from rl_speed.rollout.evaluate import draw_in_calls
+from rl_speed.rollout.generate import Generator, SampleRequest
+
+
+def right_from_prefixes(
+    generator: Generator,
+    params: Any,
+    prompts: Sequence[Prompt],
+    replays: Sequence[Replay | None],
+    samples: int,
+    correct: Callable[[Rollouts], np.ndarray],
+) -> np.ndarray:
+    """i64[P], right ones among `samples` responses to each prompt that start inside of a response
+    to it, or at the prompt where there is none.
+
+    A sample's randomness is keyed by the place of its prompt in `prompts` and its number, as in
+    `evaluate`: two kinds of prefixes are compared on the same random numbers.
+
+    Args:
+      generator: with room for prompts with their prefixes, and for `samples` of one prompt.
+        params: the policy's weights.
+      replays: P of them, of `samples` samples each.
+      correct: rollouts, prefixes included -> bool[R]. What non-finite logits ended is wrong anyway.
+
+    Raises ValueError: there are more or fewer replays than prompts, or a call has no room for the
+    samples of one prompt.
+    """
+    if len(replays) != len(prompts):
+        raise ValueError(f"{len(prompts)} prompts have {len(replays)} replays")
+    room, most = generator.capacity
+    if (per_call := min(room, most // samples)) < 1:
+        raise ValueError(f"{samples} samples of a prompt, and a call has room for {most}")
+    requests = [
+        SampleRequest(dataclasses.replace(prompt, visit=place), 0, samples, replay)
+        for place, (prompt, replay) in enumerate(zip(prompts, replays))
+    ]
+    calls = [requests[at : at + per_call] for at in range(0, len(requests), per_call)]
+    right = [
+        np.where(rollouts.nonfinite, False, correct(rollouts)).reshape(-1, samples).sum(1)
+        for rollouts, _ in draw_in_calls(generator, params, calls)
+    ]
+    return np.concatenate([np.zeros(0), *right]).astype(np.int64)
