@@ -21,7 +21,7 @@ from rl_speed.data import chain
 from rl_speed.data.embedded_tokenizer import embedded_directory
 from rl_speed.data.prompts import Prompt
 from rl_speed.evaluation import harness, report
-from rl_speed.evaluation.benchmarks import chain_benchmark, file_benchmark, parse_specs
+from rl_speed.evaluation.benchmarks import file_benchmark, parse_specs
 from rl_speed.evaluation.intervals import same_questions
 from rl_speed.evaluation.responses import OtherEvaluation, ResponseFile
 from rl_speed.evaluation.settings import resolve
@@ -503,10 +503,7 @@ def test_average_matches_the_measured_pass_rates(policy, mesh, repo, tmp_path):
     """On the first questions of the embedded test set, whose pass rates were measured with 50
     samples, other random numbers and room for longer responses (which are never right).
     """
-    encode = lambda q: encode_prompt(policy.tokenizer, q, SETTINGS.data.prompt)
-    benchmark = chain_benchmark(
-        encode, lambda t: policy.tokenizer.encode(t, add_special_tokens=False), limit=64
-    )
+    (benchmark,) = harness.load_benchmarks({}, SETTINGS, policy.tokenizer, find_source(), 64)
     measured = json.loads(
         (repo / "experiments" / "results" / "embedded" / "pass_rates.json").read_text()
     )
@@ -603,7 +600,7 @@ def test_questions_that_a_run_held_out_are_its_benchmark(tmp_path):
     source = Source(EMBEDDED, tmp_path, config=config)
     (one,) = harness.load_benchmarks({}, SETTINGS, tokenizer, source)
     _, held, _ = build.read_data(config.data, lambda question: [1])
-    assert [p.text for p in one.prompts] == [p.text for p in held] and len(one.prompts) == 5
+    assert [p.text for p in one.prompts] == [p.text for p in held[""]] and len(one.prompts) == 5
     assert parse_specs(["open-r1/DAPO-Math-17k-Processed:en@train"]) == {
         "DAPO-Math-17k-Processed": "open-r1/DAPO-Math-17k-Processed:en@train"
     }
