@@ -559,7 +559,7 @@ def test_evaluation_files_have_a_flag_of_their_own(tmp_path):
     data.eval_question_field = "context+question"
     again = file_benchmark("eval", data.eval, encode, encode, fields=evaluation_fields(data))
     assert (
-        again.prompts[0].text == held[0].text
+        again.prompts[0].text == held[""][0].text
         and again.fields == "questions are context+question; fields not used: none"
     )
 
