@@ -16,6 +16,7 @@ from rl_speed.runtime.plotting import plot_run
 from rl_speed.runtime.report import closing_summary
 from rl_speed.runtime.signals import Stopped
 from rl_speed.sampling import sample_sharded
+from rl_speed.studies.comparison.runs import Variant, load_run
 from rl_speed.studies.inspection.page import page
 from rl_speed.studies.inspection.read import read_run
 from rl_speed.training import build
@@ -96,6 +97,15 @@ def test_people_see_each_set(finished):
     assert (workdir / "plots" / "accuracy.png") in plot_run(workdir)
     html = page(read_run(workdir))
     assert "Held-out accuracy by set" in html and f"few {last['eval/few/accuracy']:.3f}" in html
+
+
+def test_a_comparison_reads_the_sets_of_a_run(finished):
+    run = load_run(Variant("rloo"), 0, finished[1])
+    assert run.held_out == list(SIZES)
+    at, accuracy = run.curve("tokens", "few")
+    assert at[0] == 0 and accuracy.tolist() == [
+        p["eval/few/accuracy"] for p in finished[2]["evaluations"]
+    ]
 
 
 def test_the_workdir_says_what_was_read_of_each_set(finished):
