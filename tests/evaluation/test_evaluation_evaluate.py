@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from fake_generation import answer, finished
 
-from rl_speed.data.held_out import HeldOutSet
+from rl_speed.data.held_out import HeldOutSet, numbered
 from rl_speed.data.prompts import Prompt
 from rl_speed.evaluation import Evaluation, Evaluations, evaluate
 from rl_speed.rollout.evaluate import EvaluationSoFar, draw_in_calls, fill_calls, plan_calls
@@ -142,7 +142,9 @@ class Drawing:
 
     def dispatch(self, params, requests):
         self.calls.append([(r.prompt.id, r.count) for r in requests])
-        drawn = answer(requests, lambda r, i: [int(r.prompt.answer), i] + [0] * r.prompt.visit)
+        drawn = answer(
+            requests, lambda r, i: [int(r.prompt.answer), i] + [0] * (r.prompt.visit % 5)
+        )
         return finished(drawn, GenerationStats(1, len(drawn), len(drawn), 1, 1))
 
 
@@ -150,16 +152,13 @@ def right_of(rollouts):
     return rollouts.tokens[:, 1] <= rollouts.tokens[:, 0]
 
 
-def of_two_sets(monkeypatch):
-    """A large set of one sample, a small one of four; their visits are small numbers here."""
-    import rl_speed.data.held_out as module
-
-    monkeypatch.setattr(module.zlib, "crc32", len)
+def two_sets():
+    """A large set of one sample, a small one of four."""
     return {"large": a_set("large", 9, 1), "few": a_set("few", 3, 4)}
 
 
-def test_sets_share_calls_and_keep_their_own_samples(monkeypatch):
-    sets, drawing = of_two_sets(monkeypatch), Drawing()
+def test_sets_share_calls_and_keep_their_own_samples():
+    sets, drawing = two_sets(), Drawing()
     result = evaluate(drawing, None, sets, right_of, (6, 8))
     # Those of most samples first; a call holds six questions and eight samples at most.
     assert [len(call) for call in drawing.calls] == [2, 5, 5]
@@ -167,13 +166,14 @@ def test_sets_share_calls_and_keep_their_own_samples(monkeypatch):
     assert list(result.sets) == ["large", "few"] and result.stats.samples == 21
     assert result.sets["large"].correct.tolist() == [1] * 9
     assert result.sets["few"].correct.tolist() == [1, 2, 3] and result.sets["few"].samples == 4
-    # Responses are as long as their question's visit says: the set's number and the place in it.
-    assert result.sets["large"].lengths.tolist() == [2 + 5 + i for i in range(9)]
-    assert result.sets["few"].lengths.tolist() == [2 + 3 + i for i in range(3)]
+    # Randomness, here their length, is keyed by the name of the set and the place in it.
+    for name, of in sets.items():
+        lengths = [2 + p.visit % 5 for p in numbered(name, of.prompts)]
+        assert result.sets[name].lengths.tolist() == lengths
 
 
-def test_a_question_counts_once_whatever_its_set(monkeypatch):
-    sets = of_two_sets(monkeypatch)
+def test_a_question_counts_once_whatever_its_set():
+    sets = two_sets()
     result = evaluate(Drawing(), None, sets, right_of, (6, 8))
     metrics = result.metrics()
     assert metrics["eval/large/accuracy"] == 1 and metrics["eval/few/accuracy"] == 0.5
@@ -194,8 +194,8 @@ def test_a_question_counts_once_whatever_its_set(monkeypatch):
     )
 
 
-def test_an_evaluation_of_sets_goes_on_where_it_was_stopped(monkeypatch):
-    sets, whole = of_two_sets(monkeypatch), Drawing()
+def test_an_evaluation_of_sets_goes_on_where_it_was_stopped():
+    sets, whole = two_sets(), Drawing()
     expected = evaluate(whole, None, sets, right_of, (6, 8)).metrics()
     first, so_far, done = Drawing(), EvaluationSoFar(), []
     stop = lambda: len(first.calls) == 2
@@ -207,7 +207,7 @@ def test_an_evaluation_of_sets_goes_on_where_it_was_stopped(monkeypatch):
     assert rest.calls == whole.calls[2:]
 
 
-def test_calls_hold_what_fits_and_ask_for_ever_less(monkeypatch):
+def test_calls_hold_what_fits_and_ask_for_ever_less():
     drawing = Drawing()
     sets = {"b": a_set("b", 5, 2), "a": a_set("a", 4, 3), "c": a_set("c", 5, 1)}
     evaluate(drawing, None, sets, right_of, (4, 7))
