@@ -1878,7 +1878,7 @@ FAULTS = [
         "    return sorted(sets, key=lambda name: -sets[name].samples)",
         "    return sorted(sets, key=lambda name: sets[name].samples)",
         HELD_OUT,
-        "A stopped evaluation goes on with other questions than those that are left.",
+        "A device may be dealt more samples of an evaluation than it has room for.",
     ),
     Fault(
         "held_out",
