@@ -38,7 +38,9 @@ def get_config() -> Config:
     config.data.train = "questions.jsonl"
     # The field that holds the question, where it is not found by itself; answer_field likewise.
     config.data.question_field = ""
-    config.data.eval = ""  # a file of held-out questions, where you have one
+    # A file of held-out questions, where you have one; several: math500=FILE,aime24:16=FILE, where
+    # a question of aime24 gets 16 responses.
+    config.data.eval = ""
     # Without one: so many questions of the training file never train, and are evaluated on.
     config.data.hold_out = 200
     # Held-out questions of an evaluation: its standard error is at most 0.5 / sqrt(this).

@@ -7,6 +7,12 @@ and tabulate the time to a target accuracy.
     python experiments/compare.py --config=configs/embedded.py --workdir=runs/n_init \
         --methods=speed_rloo@rule.n_init=4,speed_rloo@rule.n_init=6,speed_rloo@rule.n_init=8,rloo
             (Figure 5)
+    python experiments/compare.py --config=configs/speed_qwen2p5_math_1p5b.py:dapo17k \
+        --methods=speed_rloo,rloo --target=dapo1k=0.3,math500=0.7,amc23=0.4,aime24=0.1
+        --workdir=runs/table1
+            (one block of Table 1, Figures 1 right, 3 and 6, at the paper's scale; not run)
+
+With several held-out sets (config.data.eval) there is also a table of each, and benchmarks.png.
 
 A method may carry changes of its own: NAME@section.field=value. Writes table.md, table.json,
 accuracy.png, training.png and pass_rates.* to --workdir, a folder per run beside them. Interrupted
@@ -27,11 +33,12 @@ _METHODS = flags.DEFINE_list(
     "methods", ["speed_rloo", "rloo"], "Methods to run; see rl_speed/config/methods.py."
 )
 _SEEDS = flags.DEFINE_list("seeds", ["0"], "Seeds, each used by every method.")
-_TARGET = flags.DEFINE_float(
+_TARGET = flags.DEFINE_list(
     "target",
-    0.0,
-    "Held-out accuracy; 0 takes nine tenths of the way from the start to the best "
-    "mean final accuracy among the methods that do not screen.",
+    [],
+    "Held-out accuracy, or NAME=ACCURACY for each of several held-out sets. Default: nine tenths "
+    "of the way from the start to the best mean final accuracy among the methods that do not "
+    "screen.",
 )
 _SAMPLES = flags.DEFINE_integer(
     "pass_rate_samples", 50, "Samples per held-out prompt for the starting histogram; 0: none."
@@ -41,7 +48,7 @@ flags.mark_flag_as_required("config")
 
 
 def main(_):
-    from rl_speed.studies.comparison import compare
+    from rl_speed.studies.comparison import benchmarks, compare
 
     print(
         *compare.compare(
@@ -49,7 +56,7 @@ def main(_):
             _METHODS.value,
             entry.numbers("seeds", _SEEDS.value),
             Path(_WORKDIR.value),
-            _TARGET.value,
+            benchmarks.parse_targets(_TARGET.value),
             _SAMPLES.value,
             entry.shown_command(),
         ),

@@ -62,6 +62,12 @@ _UNIQUE = flags.DEFINE_bool("unique", True, "With --write, as config.data.unique
 _HOLD_OUT = flags.DEFINE_integer(
     "hold_out", 0, "With --write, as config.data.hold_out: these are left out.", lower_bound=0
 )
+_WRITE_HELD_OUT = flags.DEFINE_string(
+    "write_held_out",
+    None,
+    "With --write and --hold_out: JSON lines file for the questions held out, to evaluate runs on "
+    "that train on another file.",
+)
 _DECONTAMINATE = flags.DEFINE_list(
     "decontaminate", [], "With --write: evaluation files whose questions are left out."
 )
@@ -87,8 +93,10 @@ def main(files):
         )
         encode = lambda question: encode_prompt(question + _INSTRUCTION.value)
     report = data_report.DataReport(fields, of_evaluation, _KEEP.value, encode, _LIMIT.value)
+    if _WRITE_HELD_OUT.value and not (_WRITE.value and _HOLD_OUT.value):
+        raise ValueError("--write_held_out needs --write and --hold_out")
     if _WRITE.value:
-        report.require_one_file(files, _WRITE.value)
+        report.require_one_file(files, *filter(None, (_WRITE.value, _WRITE_HELD_OUT.value)))
     print(report.read(files, _AGAINST.value, _WORKERS.value if _CHECK.value else 0))
     if _OUT.value:
         report.save(_OUT.value, entry.shown_command())
@@ -97,6 +105,7 @@ def main(files):
             report.write_training_rows(
                 _WRITE.value,
                 files[0],
+                _WRITE_HELD_OUT.value,
                 held_out=_HOLD_OUT.value,
                 decontaminate=_DECONTAMINATE.value,
                 unique=_UNIQUE.value,

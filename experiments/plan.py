@@ -67,7 +67,12 @@ _OPERATIONS = flags.DEFINE_float(
 _BANDWIDTH = flags.DEFINE_float(
     "bandwidth_reached", 0.6, "Share of a chip's bandwidth, where no compiler says."
 )
-_HELD_OUT = flags.DEFINE_integer("held_out", 500, "Prompts of an evaluation, unless configured.")
+_HELD_OUT = flags.DEFINE_list(
+    "held_out",
+    [],
+    "Prompts of an evaluation, or NAME=PROMPTS for each held-out set, unless configured. "
+    "Default: 500.",
+)
 _SIMULATED = flags.DEFINE_integer("simulated", 30, "Steps that are simulated.", lower_bound=1)
 _AGAINST = flags.DEFINE_string("against", None, "Workdir of compare.py with runs of the methods.")
 _OUT = flags.DEFINE_string("out", "runs/planned", "Folder for plan.md, plan.json and plan.png.")
@@ -117,7 +122,7 @@ def main(_):
         assumed.append(
             f"a response verified in {_JUDGE.value:g} ms by one of {config.reward.workers} workers"
         )
-    held_out = config.data.eval_prompts or _HELD_OUT.value
+    held_out = predict.held_out_sizes(config, _HELD_OUT.value)
     measured = {}
     if _AGAINST.value:
         measured = predict.measured_steps(Path(_AGAINST.value), _METHODS.value, config.seed)

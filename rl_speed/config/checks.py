@@ -8,6 +8,7 @@ import importlib.util
 import math
 from typing import TYPE_CHECKING, Any
 
+from rl_speed.data.held_out import EVALUATION_FILES, HELD_OUT_OF_TRAIN
 from rl_speed.data.schemas import keep_names, question_parts
 from rl_speed.data.tasks import POLICIES, TASKS
 from rl_speed.named import is_function, load_function, named, options_of
@@ -253,6 +254,18 @@ def _check_files(c: "Config") -> None:
                     f"config.data.{name} is for config.data.task='jsonl': the {d.task} "
                     "task makes its questions"
                 )
+    files = [one.file for one in d.held_out_files()]
+    if HELD_OUT_OF_TRAIN in files and not d.hold_out:
+        raise ValueError(
+            f"config.data.eval={d.eval!r} names the questions held out of training "
+            f"({HELD_OUT_OF_TRAIN!r}), and config.data.hold_out is 0: none are"
+        )
+    words = [word.strip() for word in d.decontaminate.split(",")]
+    if EVALUATION_FILES in words and set(files) <= {HELD_OUT_OF_TRAIN}:
+        raise ValueError(
+            f"config.data.decontaminate={d.decontaminate!r} names the files of config.data.eval "
+            f"({EVALUATION_FILES!r}), and config.data.eval names no file"
+        )
     if d.eval_question_field and not (d.eval or d.decontaminate):
         raise ValueError(
             "config.data.eval_question_field is for config.data.eval and "

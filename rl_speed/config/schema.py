@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rl_speed.config.checks import check
+from rl_speed.data.held_out import EVALUATION_FILES, HELD_OUT_OF_TRAIN, NamedFile, parse_files
 from rl_speed.data.tasks import TASKS
 from rl_speed.named import named, one_of
 from rl_speed.objectives import (
@@ -88,11 +89,15 @@ class Data:
     # For jsonl: .jsonl[.gz], .json[.gz] or .parquet, or a data set of the Hugging Face hub,
     # OWNER/NAME[:CONFIG][@SPLIT].
     train: str = ""
-    eval: str = ""  # held-out questions, likewise; "" with hold_out: those
+    # Held-out questions, likewise. Several sets with commas between them, each
+    # NAME[:SAMPLES]=FILE: with responses to a question of its own (else evaluation.samples), and
+    # accuracy under its name. The word hold_out, in place of a file, is the questions held out.
+    eval: str = ""
     # Questions of train, those of lowest hash, that never train; the evaluation set where
     # eval is empty.
     hold_out: int = 0
-    # Evaluation files, with commas between them, whose questions are taken out of train.
+    # Evaluation files, with commas between them, whose questions are taken out of train; the word
+    # eval is all files of eval.
     decontaminate: str = ""
     # Of rows of train with the same question (but for case and white space) only the first trains.
     unique: bool = True
@@ -112,7 +117,8 @@ class Data:
     instruction: str = ""  # put after every question, before the prompt's template
     max_prompt_length: int = 24  # tokens; longer prompts are dropped and counted
     train_prompts: int = 0  # use only so many (0: all; of an embedded task: without end)
-    eval_prompts: int = 512  # 0: all
+    # The first ones of each held-out file (0: all); of an embedded task, of all its held-out sets.
+    eval_prompts: int = 512
     on_bad_row: str = one_of("error", "skip")  # skipped rows are counted
     # Which prompt of a finite training set goes next: "shuffle" (anew each epoch), "file" (as they
     # stand), "visits" (least visited first), "schedule" (easy to hard by pass_rates), "memory"
@@ -129,6 +135,23 @@ class Data:
     max_unseen: float = 4.0
     rest: float = 0.5  # memory: epochs before a prompt may go again
     memory_decay: float = 0.9  # memory: of what is known of a prompt, kept at its next visit
+
+    def held_out_files(self) -> list[NamedFile]:
+        """Where each held-out set is read, in the order of `eval`; none for a generated task.
+
+        Raises ValueError: `eval` does not read as sets.
+        """
+        if self.task != "jsonl":
+            return []
+        found = parse_files(self.eval, "config.data.eval")
+        return found or [NamedFile("", HELD_OUT_OF_TRAIN)] * (self.hold_out > 0)
+
+    def decontamination_files(self) -> list[str]:
+        """The files of `decontaminate`, each once, its word "eval" resolved."""
+        words = list(filter(None, map(str.strip, self.decontaminate.split(","))))
+        of_eval = [f.file for f in self.held_out_files() if f.file != HELD_OUT_OF_TRAIN]
+        resolved = (of_eval if word == EVALUATION_FILES else [word] for word in words)
+        return list(dict.fromkeys(file for files in resolved for file in files))
 
 
 @dataclass
@@ -423,7 +446,7 @@ class GenerationMesh:
 @dataclass
 class Evaluation:
     every: int = 20  # steps; 0: never
-    samples: int = 2  # per held-out prompt
+    samples: int = 2  # per held-out prompt, where data.eval does not say its own
     temperature: float = 1.0
     top_p: float = 1.0
 
@@ -431,6 +454,8 @@ class Evaluation:
 @dataclass
 class Checkpoints:
     every: int = 100  # steps; 0: only the last
+    # Newest ones. One that is kept can be evaluated later, on any questions, with
+    # experiments/evaluate.py --step.
     keep: int = 2
     resume: str = one_of("auto", "never", "must")
 
@@ -506,6 +531,12 @@ class Config:
         training = self.mesh.data * self.mesh.fsdp * self.mesh.tensor
         own = self.generation_mesh.devices == "own"
         return training + (math.prod(self.generation_axes) if own else 0)
+
+    @property
+    def most_evaluation_samples(self) -> int:
+        """Responses to a held-out question, in the set where a question gets most of them."""
+        usual = self.evaluation.samples
+        return max((one.samples or usual for one in self.data.held_out_files()), default=usual)
 
     def make_rule(self) -> Rule:
         """The sampling rule that `rule` describes."""

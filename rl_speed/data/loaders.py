@@ -51,6 +51,7 @@ class LoadReport:
       duplicates: rows whose question had come before, `conflicting` of them with another answer.
       held_out: rows whose question is held out of training.
       contaminated: rows whose question is in an evaluation file, by file.
+      in_training: of an evaluation file, rows whose question is among those that train.
       questions: usable rows by the fields of which their question was made ("body+question").
       unused: usable rows that hold something in a field that was not read, by field, as published.
       left_out: those unused fields that look like a part of the question in most rows
@@ -66,6 +67,7 @@ class LoadReport:
     conflicting: int = 0
     held_out: int = 0
     contaminated: dict[str, int] = dataclasses.field(default_factory=dict)
+    in_training: int = 0
     questions: dict[str, int] = dataclasses.field(default_factory=dict)
     unused: dict[str, int] = dataclasses.field(default_factory=dict)
     left_out: tuple[str, ...] = ()

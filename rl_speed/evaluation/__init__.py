@@ -1,6 +1,6 @@
 """How good a policy is: accuracy over samples, pass@k."""
 
-from rl_speed.rollout.evaluate import Evaluation, EvaluationSoFar, evaluate
+from rl_speed.rollout.evaluate import Evaluation, Evaluations, EvaluationSoFar, evaluate
 from rl_speed.theory.pass_at_k import pass_at_k
 
-__all__ = ["Evaluation", "EvaluationSoFar", "evaluate", "pass_at_k"]
+__all__ = ["Evaluation", "EvaluationSoFar", "Evaluations", "evaluate", "pass_at_k"]

@@ -1,16 +1,14 @@
 """Benchmarks: named sets of questions, encoded for one policy."""
 
 import dataclasses
-import zlib
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import numpy as np
 
 from rl_speed.data.files import is_source
+from rl_speed.data.held_out import file_name, numbered, parse_files
 from rl_speed.data.loaders import Fields, load_prompts
 from rl_speed.data.prompts import Prompt, digest
-from rl_speed.data.tasks import EmbeddedTask
 
 # Prompts are never dropped for their length unless a length was given.
 UNBOUNDED = 2**30
@@ -39,60 +37,32 @@ class Benchmark:
         return digest(self.prompts)
 
 
-def numbered(name: str, prompts: Sequence[Prompt], limit: int = 0) -> tuple[Prompt, ...]:
-    """The first `limit` prompts (0: all) with the visits that this benchmark gives them."""
-    start = zlib.crc32(name.encode())
-    return tuple(
-        dataclasses.replace(p, visit=(start + i) % 2**31)
-        for i, p in enumerate(prompts[: limit or None])
-    )
-
-
-def task_benchmarks(
-    task: EmbeddedTask,
-    encode: Callable[[str], list[int]],
-    encode_bare: Callable[[str], list[int]],
-    size: int = 512,
-    limit: int = 0,
-) -> list[Benchmark]:
-    """An embedded task's held-out questions, those that training is evaluated on: `size` in all."""
-    prompts = task.prompts("eval", 0, size, encode, encode_bare)
-    if not task.benchmarks:
-        return [Benchmark(task.name, numbered(task.name, prompts, limit))]
-    return [
-        Benchmark(name, numbered(name, [p for p in prompts if p.meta["class"] == name], limit))
-        for name in task.benchmarks
-    ]
-
-
-def file_name(source: str) -> str:
-    """What a benchmark is called where nobody named it: as its file, without what follows the first
-    dot; as a data set of the hub, without owner, configuration and split.
-    """
-    return Path(source).name.split(".")[0].partition(":")[0].partition("@")[0]
-
-
 def parse_specs(specs: Sequence[str]) -> dict[str, str]:
     """{name: file} of "FILE" and "NAME=FILE", each of which may be several with commas between
-    them. FILE is anything that `data.files.read_items` takes; see `file_name`.
+    them. FILE is anything that `data.files.read_items` takes; see `held_out.parse_files`.
 
-    Raises ValueError: two benchmarks of one name, an empty one, or no such file.
+    Raises ValueError: two benchmarks of one name, an empty one, one with samples of its own, or no
+    such file.
     """
     found: dict[str, str] = {}
-    for spec in filter(None, (part.strip() for whole in specs for part in whole.split(","))):
-        name, equals, file = spec.partition("=")
-        if not equals or "/" in name:
-            name, file = file_name(spec), spec
-        if not name or not file:
-            raise ValueError(f"--data is FILE or NAME=FILE; got {spec!r}")
+    for one in (one for whole in specs for one in parse_files(whole, "--data")):
+        name = one.name or file_name(one.file)
+        if one.samples:
+            raise ValueError(
+                f"--data: {name}:{one.samples}: every benchmark gets as many responses to a "
+                "question as config.evaluation.samples says; samples by benchmark are for "
+                "config.data.eval"
+            )
+        if not name:
+            raise ValueError(f"--data is FILE or NAME=FILE; got {one.file!r}")
         if name in found:
             raise ValueError(
-                f"--data names two benchmarks {name!r} ({found[name]} and {file}): "
+                f"--data names two benchmarks {name!r} ({found[name]} and {one.file}): "
                 "call one of them NAME=FILE"
             )
-        if not is_source(file):
-            raise ValueError(f"--data: {file}: no such file")
-        found[name] = file
+        if not is_source(one.file):
+            raise ValueError(f"--data: {one.file}: no such file")
+        found[name] = one.file
     return found
 
 

@@ -14,18 +14,11 @@ import jax
 from jax.sharding import Mesh
 
 from rl_speed.config import Config
+from rl_speed.data.held_out import HELD_OUT_OF_TRAIN, file_name, numbered
 from rl_speed.data.loaders import Fields
 from rl_speed.data.tasks import POLICIES, TASKS
 from rl_speed.evaluation import report
-from rl_speed.evaluation.benchmarks import (
-    Benchmark,
-    file_benchmark,
-    file_name,
-    longest_prompt,
-    numbered,
-    parse_specs,
-    task_benchmarks,
-)
+from rl_speed.evaluation.benchmarks import Benchmark, file_benchmark, longest_prompt, parse_specs
 from rl_speed.evaluation.measures import summarise
 from rl_speed.evaluation.responses import ResponseFile, identity_of, model_facts
 from rl_speed.evaluation.settings import capacities, fingerprint, parse_k, resolve
@@ -55,8 +48,7 @@ class Interrupted(Stopped):
 def load_benchmarks(
     files: dict[str, str], config: Config, tokenizer: Any, source: Source, limit: int = 0
 ) -> list[Benchmark]:
-    """Those of `files`; else the held-out questions of the policy's run, or of the task it
-    ships with.
+    """Those of `files`; else the held-out sets of the policy's run, or of the task it ships with.
 
     Args:
       config: of `settings.resolve`. It says how `files` are read; a run reads its own questions.
@@ -77,21 +69,31 @@ def load_benchmarks(
             "--data is missing: which questions? (A run's own held-out questions are "
             "asked with --checkpoint=WORKDIR)"
         )
-    data = Config().data if source.config is None else source.config.data
+    own = source.config or Config()
     if source.config is None:
-        data.task = POLICIES[source.directory].name
+        own.data.task = POLICIES[source.directory].name
+    data, limit = own.data, limit or own.data.eval_prompts
     if data.task in TASKS:
-        return task_benchmarks(TASKS[data.task], encode, bare, data.eval_prompts or 512, limit)
-    limit, fields = limit or data.eval_prompts, build.evaluation_fields(data)
-    if data.eval:
-        return [read(file_name(data.eval), data.eval, data.on_bad_row, limit, fields)]
-    if not data.hold_out:
+        sets = build.generated_sets(own, encode, bare)
+        return [
+            Benchmark(name or data.task, numbered(name or data.task, prompts, limit))
+            for name, prompts in sets.items()
+        ]
+    if not (files := data.held_out_files()):
         raise ValueError(
             "--data is missing: the run that made this policy had no held-out questions of its own"
         )
-    data = dataclasses.replace(data, max_prompt_length=longest or data.max_prompt_length)
-    _, held_out, _ = build.read_data(data, encode)
-    return [Benchmark("held_out", numbered("held_out", held_out, limit), data.train)]
+    found, fields = [], build.evaluation_fields(data)
+    for one in files:
+        if one.file != HELD_OUT_OF_TRAIN:
+            name = one.name or file_name(one.file)
+            found.append(read(name, one.file, data.on_bad_row, limit, fields))
+            continue
+        name, room = one.name or "held_out", longest or data.max_prompt_length
+        alone = dataclasses.replace(data, eval="", max_prompt_length=room)
+        (held_out,) = build.read_data(alone, encode)[1].values()
+        found.append(Benchmark(name, numbered(name, held_out, limit), data.train))
+    return found
 
 
 def run(

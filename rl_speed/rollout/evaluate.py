@@ -2,11 +2,12 @@
 
 import dataclasses
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from rl_speed.data.held_out import HeldOutSet, numbered
 from rl_speed.data.prompts import Prompt
 from rl_speed.data.rollouts import Rollouts
 from rl_speed.rollout.generate import GenerationStats, Generator, SampleRequest
@@ -15,7 +16,7 @@ from rl_speed.theory.pass_at_k import all_at_k, pass_at_k
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-    """Results per prompt, host arrays.
+    """Results on one set of questions: host arrays, a place for each prompt.
 
     Attributes:
       correct: i64[P], right responses out of `samples` each. lengths: f64[P], mean response
@@ -23,7 +24,6 @@ class Evaluation:
       truncated: f64[P], share of responses that hit the limit. entropy: f64[P], mean of -log-prob
         over a response's tokens, in nats, an estimate of the policy's entropy a token. classes:
         each prompt's class, "" where it has none.
-      stats: what generating them cost, and how many of them non-finite logits ended.
     """
 
     samples: int
@@ -32,7 +32,6 @@ class Evaluation:
     truncated: np.ndarray
     entropy: np.ndarray
     classes: tuple[str, ...]
-    stats: GenerationStats
 
     @property
     def accuracy(self) -> float:
@@ -50,25 +49,82 @@ class Evaluation:
             p = np.full_like(p, p.mean())
         return float(np.sqrt((p * (1 - p)).sum() / max(self.samples - 1, 1)) / len(p))
 
-    def metrics(self) -> dict[str, float]:
-        """Scalars to log; accuracy and entropy by class where prompts have classes;
-        pass@k, and the probability that k responses are all right, for k = 2, 4, 8, ... up to
-        `samples`.
+    def means(self) -> dict[str, float]:
+        """Means over the prompts; pass@k, and the probability that k responses are all right, for
+        k = 2, 4, 8, ... up to `samples`.
         """
         out = {
-            "eval/accuracy": self.accuracy,
-            "eval/length": float(self.lengths.mean()),
-            "eval/truncated": float(self.truncated.mean()),
-            "eval/entropy": float(self.entropy.mean()),
-            "eval/nonfinite": float(self.stats.nonfinite),
+            "accuracy": self.accuracy,
+            "length": float(self.lengths.mean()),
+            "truncated": float(self.truncated.mean()),
+            "entropy": float(self.entropy.mean()),
         }
         for k in (2**i for i in range(1, self.samples.bit_length())):
-            out[f"eval/pass_at_{k}"] = float(pass_at_k(self.correct, self.samples, k).mean())
-            out[f"eval/all_at_{k}"] = float(all_at_k(self.correct, self.samples, k).mean())
+            out[f"pass_at_{k}"] = float(pass_at_k(self.correct, self.samples, k).mean())
+            out[f"all_at_{k}"] = float(all_at_k(self.correct, self.samples, k).mean())
+        return out
+
+    def by_class(self) -> dict[str, float]:
+        """Accuracy and entropy by class, where prompts have classes."""
+        out = {}
         for name in sorted(set(self.classes) - {""}):
             rows = np.array([c == name for c in self.classes])
-            out[f"eval/accuracy_{name}"] = float(self.correct[rows].mean() / self.samples)
-            out[f"eval/entropy_{name}"] = float(self.entropy[rows].mean())
+            out[f"accuracy_{name}"] = float(self.correct[rows].mean() / self.samples)
+            out[f"entropy_{name}"] = float(self.entropy[rows].mean())
+        return out
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluations:
+    """Results on all held-out sets, by name; an only set may have the name "".
+
+    Attributes:
+      stats: what generating all of them cost, and how many responses non-finite logits ended.
+    """
+
+    sets: dict[str, Evaluation]
+    stats: GenerationStats
+
+    def over_questions(self, values: Sequence[float]) -> float:
+        """The mean over the questions of all sets of numbers that are means over those of one."""
+        if len(self.sets) == 1:
+            return values[0]
+        return float(np.average(values, weights=[len(e.correct) for e in self.sets.values()]))
+
+    @property
+    def accuracy(self) -> float:
+        """Mean pass rate over the questions of all sets: a question counts once, whatever set it is
+        of and however many responses it gets.
+        """
+        return self.over_questions([e.accuracy for e in self.sets.values()])
+
+    @property
+    def standard_error(self) -> float:
+        """Of `accuracy`, as `Evaluation.standard_error` says; sets are independent."""
+        found = list(self.sets.values())
+        if len(found) == 1:
+            return found[0].standard_error
+        sizes = np.array([len(e.correct) for e in found])
+        errors = np.array([e.standard_error for e in found])
+        return float(np.sqrt(((sizes * errors) ** 2).sum()) / sizes.sum())
+
+    def metrics(self) -> dict[str, float]:
+        """Scalars to log: over the questions of all sets "eval/accuracy" and the like (pass@k as
+        far as every set has k samples), and of each set that has a name "eval/NAME/accuracy".
+        """
+        each = [e.means() for e in self.sets.values()]
+        common = [name for name in each[0] if all(name in means for means in each)]
+        pooled = {
+            f"eval/{name}": self.over_questions([means[name] for means in each]) for name in common
+        }
+        out = pooled | {
+            "eval/nonfinite": float(self.stats.nonfinite),
+            "eval/standard_error": self.standard_error,
+        }
+        for name, found in self.sets.items():
+            prefix = f"eval/{name}/" if name else "eval/"
+            own = found.means() | {"standard_error": found.standard_error} if name else {}
+            out |= {prefix + key: value for key, value in (own | found.by_class()).items()}
         return out
 
 
@@ -77,8 +133,8 @@ class EvaluationSoFar:
     """An evaluation that was stopped between two calls.
 
     Attributes:
-      table: f64[4, P]: for each prompt that is done, right responses, mean length, share truncated,
-        mean surprise.
+      table: f64[4, P]: for each prompt that is done, in the order of `drawing_order`, right
+        responses, mean length, share truncated, mean surprise.
       stats: what generating them cost.
     """
 
@@ -147,26 +203,63 @@ def draw_in_calls(
         yield pending.popleft().result()
 
 
+def drawing_order(sets: Mapping[str, HeldOutSet]) -> list[str]:
+    """Names of sets, those with most samples to a question first. Requests that follow each other
+    ask for ever less then, so that shards, to which they are dealt in turn, differ by one request
+    at most.
+    """
+    return sorted(sets, key=lambda name: -sets[name].samples)
+
+
+def plan_requests(sets: Mapping[str, HeldOutSet]) -> list[SampleRequest]:
+    """A request for all responses to each question, in `drawing_order`. A question's randomness is
+    keyed by the name of its set and its place there: other sets do not change it.
+    """
+    return [
+        SampleRequest(prompt, 0, sets[name].samples)
+        for name in drawing_order(sets)
+        for prompt in numbered(name, sets[name].prompts)
+    ]
+
+
+def fill_calls(
+    requests: Sequence[SampleRequest], room: tuple[int, int]
+) -> list[list[SampleRequest]]:
+    """Whole requests in calls, in their order, as many as fit.
+
+    Args:
+      room: requests and samples that a call holds.
+    """
+    calls: list[list[SampleRequest]] = []
+    left = 0
+    for request in requests:
+        if not calls or len(calls[-1]) == room[0] or request.count > left:
+            calls.append([])
+            left = room[1]
+        calls[-1].append(request)
+        left -= request.count
+    return calls
+
+
 def evaluate(
     generator: Generator,
     params: Any,
-    prompts: Sequence[Prompt],
-    samples: int,
+    sets: Mapping[str, HeldOutSet],
     correct: Callable[[Rollouts], np.ndarray],
-    prompts_per_call: int,
+    room: tuple[int, int],
     progress: Callable[[int], None] | None = None,
     so_far: EvaluationSoFar | None = None,
     stop: Callable[[], bool] = lambda: False,
-) -> Evaluation | None:
-    """`samples` responses to each prompt, scored.
+) -> Evaluations | None:
+    """Responses to every prompt of every set, scored; calls hold questions of several sets.
 
-    A prompt's randomness is keyed by its place in `prompts` under the generator's own root key, so
-    that two evaluations of one policy agree and two policies are compared on the same
+    A prompt's randomness is keyed by its set and its place there under the generator's own root
+    key, so that two evaluations of one policy agree and two policies are compared on the same
     random numbers.
 
     Args:
-      generator: with room for `prompts_per_call` prompts times `samples`. params: the
-        policy's weights.
+      generator: with the capacity `room`: prompts and samples of a call. params: the policy's
+        weights.
       correct: rollouts -> bool[R] or f32[R] in {0, 1}. What non-finite logits ended is
         wrong anyway.
       progress: called with the number of prompts done after each call.
@@ -176,33 +269,47 @@ def evaluate(
     Returns None where `stop` ended it before the last call; `so_far` has what was drawn.
     """
     so_far = EvaluationSoFar() if so_far is None else so_far
-    numbered = [dataclasses.replace(prompt, visit=i) for i, prompt in enumerate(prompts)]
-    calls = plan_calls(numbered, samples, prompts_per_call, samples, so_far.done * samples)
+    requests = plan_requests(sets)
+    calls = fill_calls(requests[so_far.done :], room)
     for rollouts, more in draw_in_calls(generator, params, calls, stop):
-        by_prompt = lambda x: np.asarray(x, np.float64).reshape(-1, samples)
-        right = by_prompt(np.where(rollouts.nonfinite, 0, correct(rollouts)))
+        right = np.where(rollouts.nonfinite, 0, correct(rollouts))
         surprise = -rollouts.logprobs.sum(1, dtype=np.float64) / np.maximum(rollouts.lengths, 1)
-        columns = np.stack(
-            [
-                right.sum(1),
-                *(by_prompt(x).mean(1) for x in (rollouts.lengths, rollouts.truncated, surprise)),
-            ]
-        )
+        columns = _by_prompt(rollouts, right, surprise)
         so_far.table, so_far.stats = (
             np.concatenate([so_far.table, columns], axis=1),
             so_far.stats + more,
         )
         if progress is not None:
-            progress(len(right))
-    if so_far.done < len(prompts):
+            progress(columns.shape[1])
+    if so_far.done < len(requests):
         return None
-    table = so_far.table
-    return Evaluation(
-        samples=samples,
-        correct=table[0].astype(np.int64),
-        lengths=table[1],
-        truncated=table[2],
-        entropy=table[3],
-        classes=tuple(str(p.meta.get("class", "")) for p in prompts),
-        stats=so_far.stats,
-    )
+    return Evaluations(_by_set(sets, so_far.table), so_far.stats)
+
+
+def _by_prompt(rollouts: Rollouts, right: np.ndarray, surprise: np.ndarray) -> np.ndarray:
+    """f64[4, prompts]: the columns of a call in `EvaluationSoFar.table`."""
+    ends = np.cumsum(rollouts.sizes)[:-1]
+    pieces = lambda x: np.split(np.asarray(x, np.float64), ends)
+    means = [
+        [piece.mean() for piece in pieces(x)]
+        for x in (rollouts.lengths, rollouts.truncated, surprise)
+    ]
+    return np.array([[piece.sum() for piece in pieces(right)], *means])
+
+
+def _by_set(sets: Mapping[str, HeldOutSet], table: np.ndarray) -> dict[str, Evaluation]:
+    """What a whole table says of each set, in the order of `sets`."""
+    order = drawing_order(sets)
+    ends = np.cumsum([len(sets[name].prompts) for name in order])[:-1]
+    tables = dict(zip(order, np.split(table, ends, axis=1)))
+    return {
+        name: Evaluation(
+            samples=of.samples,
+            correct=tables[name][0].astype(np.int64),
+            lengths=tables[name][1],
+            truncated=tables[name][2],
+            entropy=tables[name][3],
+            classes=tuple(str(p.meta.get("class", "")) for p in of.prompts),
+        )
+        for name, of in sets.items()
+    }

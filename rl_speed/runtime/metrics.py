@@ -6,6 +6,7 @@ import contextlib
 import errno
 import json
 import logging
+import re
 import statistics
 import time
 from collections import deque
@@ -175,6 +176,14 @@ def read_steps(path: Path) -> list[dict[str, Any]]:
 
 # Upper edges of `pass_rate_histogram`: each bin holds what is above the edge before it.
 PASS_RATE_EDGES = (0.0, *(k / 10 for k in range(1, 10)), 1 - 1e-6, 1.0)
+
+
+def held_out_names(point: Mapping[str, Any]) -> list[str]:
+    """Names of the held-out sets that a point of evaluations.jsonl tells apart, in their order:
+    NAME of each "eval/NAME/accuracy". None where the run has one set without a name.
+    """
+    found = (re.fullmatch("eval/([^/]+)/accuracy", key) for key in point)
+    return [match[1] for match in found if match]
 
 
 def pass_rate_histogram(rates: Sequence[float]) -> list[int]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from rl_speed.runtime.metrics import read_lines
+from rl_speed.runtime.metrics import held_out_names, read_lines
 from rl_speed.runtime.workdir import read_summary
 
 
@@ -101,10 +101,15 @@ def _devices(plt: Any, records: list[dict], summary: dict, path: Path) -> Path:
 
 def _accuracy(plt: Any, summary: dict, path: Path) -> Path:
     points = summary["evaluations"]
-    classes = sorted(name for name in points[0] if name.startswith("eval/accuracy_"))
-    figure, axes = plt.subplots(
-        1, 3 + bool(classes), figsize=(4.2 * (3 + bool(classes)), 3.4), constrained_layout=True
-    )
+    last = points[-1]
+    # By class, or by held-out set where there are several.
+    parts = {name: f"eval/{name}/accuracy" for name in held_out_names(last)} or {
+        name.removeprefix("eval/accuracy_"): name
+        for name in sorted(last)
+        if name.startswith("eval/accuracy_")
+    }
+    panels = 3 + bool(parts)
+    figure, axes = plt.subplots(1, panels, figsize=(4.2 * panels, 3.4), constrained_layout=True)
     accuracy = np.array([p["eval/accuracy"] for p in points])
     error = np.array([p["eval/standard_error"] for p in points])
     clocks = (
@@ -118,14 +123,14 @@ def _accuracy(plt: Any, summary: dict, path: Path) -> Path:
         axis.fill_between(x, accuracy - 2 * error, accuracy + 2 * error, alpha=0.2)
         axis.set_xlabel(label)
         axis.set_ylabel("held-out accuracy")
-    if classes:
-        for name in classes:
+    if parts:
+        for label, name in parts.items():
             axes[3].plot(
                 [p["step"] for p in points],
-                [p[name] for p in points],
+                [p.get(name, np.nan) for p in points],
                 marker="o",
                 ms=3,
-                label=name.removeprefix("eval/accuracy_"),
+                label=label,
             )
         axes[3].set_xlabel("step")
         axes[3].set_ylabel("held-out accuracy")

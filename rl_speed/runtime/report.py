@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from rl_speed.rewards.pool import UNGRADED
-from rl_speed.runtime.metrics import read_lines
+from rl_speed.runtime.metrics import held_out_names, read_lines
 
 
 def closing_summary(summary: dict[str, Any], workdir: Path, plots: list[Path]) -> str:
@@ -26,11 +26,14 @@ def closing_summary(summary: dict[str, Any], workdir: Path, plots: list[Path]) -
             f"  held-out accuracy   {first['eval/accuracy']:.3f} -> {last['eval/accuracy']:.3f}   "
             f"({gain:+.3f}; standard error {last['eval/standard_error']:.3f})"
         )
-        for name in sorted(n for n in last if n.startswith("eval/accuracy_")):
+        lines += _by_class(first, last, "eval/", "    ")
+        for name in held_out_names(last):
+            key = f"eval/{name}/"
             lines.append(
-                f"    {name.removeprefix('eval/accuracy_'):<17} {first[name]:.3f} -> "
-                f"{last[name]:.3f}"
+                _change(f"    {name}", first, last, key + "accuracy")
+                + f"   (standard error {last[key + 'standard_error']:.3f})"
             )
+            lines += _by_class(first, last, key, "      ")
     lines.append(
         f"  prompts             {prompts['screened']} screened, {prompts['completed']} completed, "
         f"{prompts['rejected']} rejected ({prompts['failed']} never solved, "
@@ -82,3 +85,16 @@ def closing_summary(summary: dict[str, Any], workdir: Path, plots: list[Path]) -
     )
     lines += [f"  look at             {path}" for path in plots]
     return "\n".join(lines)
+
+
+def _change(label: str, first: dict[str, Any], last: dict[str, Any], key: str) -> str:
+    # A run that was resumed with other held-out sets began without this one.
+    before = f"{first[key]:.3f}" if key in first else "unknown"
+    return f"{label:<21} {before} -> {last[key]:.3f}"
+
+
+def _by_class(first: dict[str, Any], last: dict[str, Any], prefix: str, indent: str) -> list[str]:
+    keys = sorted(key for key in last if key.startswith(f"{prefix}accuracy_"))
+    return [
+        _change(indent + key.removeprefix(f"{prefix}accuracy_"), first, last, key) for key in keys
+    ]

@@ -16,6 +16,7 @@ from jax.sharding import Mesh
 
 from rl_speed.config import Reward
 from rl_speed.data.embedded_tokenizer import END_ID
+from rl_speed.data.held_out import HeldOutSet
 from rl_speed.data.prompts import Prompt
 from rl_speed.data.schemas import Fields
 from rl_speed.data.tasks import POLICIES
@@ -326,7 +327,8 @@ def build_answers(
     judge = TextScorer(tokenizer, ends, verifier)
 
     def answers(params: Any, stop: Callable[[], bool]) -> dict[str, float] | None:
-        result = evaluate(generator, params, prompts, samples, judge, per_call, stop=stop)
+        sets, room = {"": HeldOutSet(prompts, samples)}, (per_call, per_call * samples)
+        result = evaluate(generator, params, sets, judge, room, stop=stop)
         return None if result is None else result.metrics()
 
     return answers, verifier.close

@@ -44,11 +44,12 @@ class DataReport:
         )
         self._surveys, self._text = [], ""
 
-    def require_one_file(self, files: Sequence[str], target: str) -> None:
+    def require_one_file(self, files: Sequence[str], *targets: str) -> None:
         """Raises ValueError where the rows that would train are not those of one file,
-        or would replace it.
+        or they or the questions held out would replace it, or each other.
         """
-        if len(files) > 1 or Path(target).resolve() == Path(files[0]).resolve():
+        paths = {Path(name).resolve() for name in (*files, *targets)}
+        if len(files) > 1 or len(paths) <= len(targets):
             raise ValueError("--write takes one FILE, and writes another")
 
     def read(self, files: Sequence[str], against: Sequence[str], workers: int) -> str:
@@ -105,16 +106,22 @@ class DataReport:
         if any(s.lengths.size for s in self._surveys):
             draw_lengths(self._surveys, self._limit, out / "lengths.png")
 
-    def write_training_rows(self, target: str, source: str, **settings: Any) -> str:
-        """Write what would train, by `load_training_rows` with its `settings`;
-        a line that says what became of the rows.
+    def write_training_rows(
+        self, target: str, source: str, held_out_target: str | None = None, **settings: Any
+    ) -> str:
+        """Write what would train, by `load_training_rows` with its `settings`, and, where there is
+        a file for them, the questions held out; a line that says what became of the rows.
         """
-        rows, _, report = load_training_rows(
+        rows, held, report = load_training_rows(
             source, "skip", self._fields, self._keep, of_evaluation=self._of_evaluation, **settings
         )
         if self._encode:
             rows = [row for row in rows if len(self._encode(row.question)) <= self._limit]
         write_rows(Path(target), rows)
+        if held_out_target is not None:
+            write_rows(Path(held_out_target), held)
         longer = report.kept - len(rows)
         too_long = f"; {longer} prompts longer than {self._limit} tokens" if longer else ""
-        return f"{target}: {len(rows)} rows; {report.text()}{too_long}"
+        return f"{target}: {len(rows)} rows; {report.text()}{too_long}" + (
+            f"\n{held_out_target}: {len(held)} questions held out" if held_out_target else ""
+        )

@@ -8,7 +8,7 @@ import functools
 import json
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from rl_speed.config import Config, Data, Reward
 from rl_speed.config.checks import JAX_VERIFIERS
 from rl_speed.data import scratchpad
 from rl_speed.data.embedded_tokenizer import embedded_directory
+from rl_speed.data.held_out import HELD_OUT_OF_TRAIN, HeldOutSet
 from rl_speed.data.loaders import (
     Fields,
     LoadReport,
@@ -30,6 +31,7 @@ from rl_speed.data.loaders import (
     rows_to_prompts,
 )
 from rl_speed.data.prompts import Prompt, PromptStream
+from rl_speed.data.select import contaminated
 from rl_speed.data.tasks import POLICIES, TASKS
 from rl_speed.mesh import (
     disjoint,
@@ -101,6 +103,8 @@ from rl_speed.update.step import UpdateConfig, make_advantages, make_score, make
 
 log = logging.getLogger(__name__)
 
+# Text -> token ids.
+Encoder = Callable[[str], list[int]]
 # Room for a gold answer inside the compiled loop, at least: nearly all are shorter, so that the
 # program seldom depends on the data.
 GOLD_BYTES = 256
@@ -258,39 +262,74 @@ def check_vocabulary(tokenizer: Any, model: ModelConfig, directory: str) -> None
 
 def build_data(
     config: Config, tokenizer: Any, report: Path | None = None
-) -> tuple[PromptStream, list[Prompt]]:
-    """(the training stream, the held-out prompts).
+) -> tuple[PromptStream, dict[str, HeldOutSet]]:
+    """(the training stream, the held-out sets by name, whatever the task); an only set may have
+    the name "".
 
     What was left out while loading is counted, logged, and written to `report`.
     """
     data = config.data
     form = prompt_encoder(tokenizer, data.prompt, data.system)
     encode = lambda question: form(question + data.instruction)
-    if data.task in TASKS:
+    if data.task == "jsonl":
+        train, held_out, reports = read_data(data, encode)
+        _tell(reports, report)
+        stream = make_stream(config, train)
+    else:
         bare = lambda text: tokenizer.encode(text, add_special_tokens=False)
-        task, seed = TASKS[data.task], config.seed
-        if data.train_prompts:
-            stream = make_stream(
-                config, task.prompts("train", seed, data.train_prompts, encode, bare)
-            )
-        else:
-            stream = PromptStream(task.source("train", seed, encode, bare), seed=seed)
-        # The held-out questions are the same for every seed: runs are compared on them.
-        return stream, task.prompts("eval", 0, data.eval_prompts or 512, encode, bare)
-    train, held_out, reports = read_data(data, encode)
+        stream = generated_stream(config, encode, bare)
+        held_out = generated_sets(config, encode, bare)
+    own = {one.name: one.samples for one in data.held_out_files()}
+    return stream, {
+        name: HeldOutSet(prompts, own.get(name) or config.evaluation.samples)
+        for name, prompts in held_out.items()
+    }
+
+
+def generated_stream(config: Config, encode: Encoder, bare: Encoder) -> PromptStream:
+    """The training prompts of a task that makes its questions.
+
+    Args:
+      encode: question -> tokens of its prompt. bare: answer -> its tokens.
+    """
+    task, size = TASKS[config.data.task], config.data.train_prompts
+    if size:
+        return make_stream(config, task.prompts("train", config.seed, size, encode, bare))
+    return PromptStream(task.source("train", config.seed, encode, bare), seed=config.seed)
+
+
+def generated_sets(config: Config, encode: Encoder, bare: Encoder) -> dict[str, list[Prompt]]:
+    """The held-out prompts of a task that makes its questions, by the name of their set. They are
+    the same for every seed: runs are compared on them.
+    """
+    task = TASKS[config.data.task]
+    prompts = task.prompts("eval", 0, config.data.eval_prompts or 512, encode, bare)
+    if not task.benchmarks:
+        return {"": prompts}
+    return {name: [p for p in prompts if p.meta["class"] == name] for name in task.benchmarks}
+
+
+def _tell(reports: Mapping[str, LoadReport], path: Path | None) -> None:
+    """What was left out of the data: to the log and, where there is a path, to a file."""
     for split, found in reports.items():
         (log.info if found.kept == found.rows else log.warning)(
             "%s questions: %s", split, found.text()
         )
         if found.questions:
             log.info("%s %s", split, found.fields_text())
-    if report is not None:
+        if found.in_training:
+            log.warning(
+                "%d questions of %s are among those that train; "
+                "config.data.decontaminate=eval takes them out there",
+                found.in_training,
+                split,
+            )
+    if path is not None:
         written = {
             split: dataclasses.asdict(found) | {"rows": found.rows}
             for split, found in reports.items()
         }
-        write_atomically(report, json.dumps(written, indent=2) + "\n")
-    return make_stream(config, train), held_out
+        write_atomically(path, json.dumps(written, indent=2) + "\n")
 
 
 def evaluation_fields(data: Data) -> Fields:
@@ -305,38 +344,41 @@ def evaluation_fields(data: Data) -> Fields:
 
 
 def read_data(
-    data: Data, encode: Callable[[str], list[int]]
-) -> tuple[list[Prompt], list[Prompt], dict[str, LoadReport]]:
-    """(training prompts, held-out prompts, reports by split) of question and answer files."""
+    data: Data, encode: Encoder
+) -> tuple[list[Prompt], dict[str, list[Prompt]], dict[str, LoadReport]]:
+    """(training prompts, held-out prompts by the name of their set, reports) of question and answer
+    files. Reports are those of "train", and of "eval" or, of a set with a name, "eval/NAME".
+    """
     fields = Fields(data.question_field, data.answer_field, data.solution_field)
-    of_evaluation = evaluation_fields(data)
-    others = tuple(filter(None, (name.strip() for name in data.decontaminate.split(","))))
+    of_evaluation, files = evaluation_fields(data), data.held_out_files()
     rows, held, report = load_training_rows(
         data.train,
         data.on_bad_row,
         fields,
         data.keep,
         held_out=data.hold_out,
-        decontaminate=others,
+        decontaminate=data.decontamination_files(),
         unique=data.unique,
         of_evaluation=of_evaluation,
     )
-    reports = {"train": report}
-    if data.eval:
-        held, reports["eval"] = load_rows(data.eval, data.on_bad_row, of_evaluation)
-    elif held:
-        reports["eval"] = LoadReport(kept=len(held))
+    sets, reports = {}, {}
 
-    def prompts(split: str, rows: list[Row], limit: int) -> list[Prompt]:
+    def encoded(split: str, rows: list[Row], report: LoadReport, limit: int) -> list[Prompt]:
         made, too_long = rows_to_prompts(rows, encode, data.max_prompt_length)
-        reports[split] = dataclasses.replace(reports[split], kept=len(made), too_long=too_long)
+        reports[split] = dataclasses.replace(report, kept=len(made), too_long=too_long)
         return made[:limit] if limit else made
 
-    return (
-        prompts("train", rows, data.train_prompts),
-        prompts("eval", held, data.eval_prompts) if held else [],
-        reports,
-    )
+    train = encoded("train", rows, report, data.train_prompts)
+    questions = [row.question for row in rows]
+    for one in files:
+        if one.file == HELD_OUT_OF_TRAIN:
+            found, report = held, LoadReport(kept=len(held))
+        else:
+            found, report = load_rows(one.file, data.on_bad_row, of_evaluation)
+        report = dataclasses.replace(report, in_training=len(contaminated(found, questions)))
+        split = f"eval/{one.name}" if one.name else "eval"
+        sets[one.name] = encoded(split, found, report, data.eval_prompts)
+    return train, sets, reports
 
 
 def limits(reward: Reward) -> dict[str, float | int | None]:
@@ -427,14 +469,15 @@ def context_length(config: Config) -> int:
 
 def build_generators(
     config: Config, policy: Policy, mesh: Mesh
-) -> tuple[Generator, Generator, int]:
-    """(training generator, evaluation generator, prompts per evaluation call).
+) -> tuple[Generator, Generator, tuple[int, int]]:
+    """(training generator, evaluation generator, prompts and samples of an evaluation call).
 
     Both have the same capacities, so with equal sampler settings they are one compiled program.
     """
     keys, rule, s = Keys.of(config.seed), config.make_rule(), config.sampler
     prompts, samples = capacities(rule, config.driver)
-    per_prompt = max(rule.max_samples, config.evaluation.samples)
+    most = config.most_evaluation_samples
+    per_prompt = max(rule.max_samples, most)
     slots = max(1, s.slots // row_shards(mesh))
     train = SamplerConfig(
         slots=slots,
@@ -450,13 +493,13 @@ def build_generators(
     make = lambda sampler, key: Generator(
         policy.decoder, sampler, mesh, prompts, samples, per_prompt, context_length(config), key
     )
-    per_call = min(prompts, samples // config.evaluation.samples)
-    if per_call < 1:
+    if most > samples:
+        field = "evaluation.samples" if most == config.evaluation.samples else "data.eval"
         raise ValueError(
-            f"config.evaluation.samples ({config.evaluation.samples}) exceeds the {samples} "
-            "samples of one generation call; lower it or raise config.driver.screen_prompts"
+            f"config.{field} ({most} samples to a question) exceeds the {samples} samples of one "
+            "generation call; lower it or raise config.driver.screen_prompts"
         )
-    return make(train, keys.train), make(held_out, keys.evaluate), per_call
+    return make(train, keys.train), make(held_out, keys.evaluate), (prompts, samples)
 
 
 def pool_config(config: Config) -> PoolConfig | None:

@@ -1,18 +1,19 @@
-"""The held-out evaluation of a run: its accuracies by step, and what there is of one that was
-stopped between two calls.
+"""The held-out evaluation of a run, on one set of questions or on several: its accuracies by step,
+and what there is of one that was stopped between two calls.
 """
 
 import dataclasses
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from rl_speed.config import Config
+from rl_speed.data.held_out import HeldOutSet
 from rl_speed.data.prompts import Prompt
 from rl_speed.rewards.scorer import RewardScorer
-from rl_speed.rollout.evaluate import Evaluation, EvaluationSoFar, evaluate
+from rl_speed.rollout.evaluate import Evaluations, EvaluationSoFar, evaluate
 from rl_speed.rollout.generate import Generator
 from rl_speed.runtime.metrics import write_atomically
 
@@ -23,63 +24,62 @@ class HeldOut:
     """Evaluates one policy after the other on the same questions with the same random numbers.
 
     Args:
-      generator: with room for `per_call` prompts times `config.evaluation.samples`.
+      sets: by name; see `build.build_data`. generator: of capacity `room`, prompts and samples of a
+        call.
       scorer: whose `judge` says what is correct.
 
     Attributes:
-      points: what each evaluation found, with the step and the totals it was made at.
+      points: what each evaluation found, with the step and the totals it was made at; see
+        `Evaluations.metrics`.
       under_way: of the evaluation that `stop` ended, what was drawn.
     """
 
     def __init__(
         self,
         config: Config,
-        prompts: Sequence[Prompt],
+        sets: Mapping[str, HeldOutSet],
         generator: Generator,
-        per_call: int,
+        room: tuple[int, int],
         scorer: RewardScorer,
     ):
-        self._config, self.prompts, self.generator, self.per_call, self._scorer = (
+        self._config, self.sets, self.generator, self.room, self._scorer = (
             config,
-            prompts,
+            sets,
             generator,
-            per_call,
+            room,
             scorer,
         )
         self.points: list[dict[str, Any]] = []
         self.under_way: EvaluationSoFar | None = None
 
+    @property
+    def prompts(self) -> list[Prompt]:
+        """The questions of all sets."""
+        return [prompt for of in self.sets.values() for prompt in of.prompts]
+
     def measure(
         self, params: Any, step: int, totals: dict[str, float], stop: Callable[[], bool]
-    ) -> Evaluation | None:
+    ) -> Evaluations | None:
         """A new point.
 
         None where there are no questions, or where `stop` ended it between two calls: it is gone
         on with then.
         """
-        if not self.prompts:
+        if not self.sets:
             return None
         self.under_way = self.under_way or EvaluationSoFar()
         result = evaluate(
             self.generator,
             params,
-            self.prompts,
-            self._config.evaluation.samples,
+            self.sets,
             self._scorer.judge,
-            self.per_call,
+            self.room,
             so_far=self.under_way,
             stop=stop,
         )
         if result is not None:
             self.under_way = None
-            self.points.append(
-                {
-                    "step": step,
-                    **totals,
-                    **result.metrics(),
-                    "eval/standard_error": result.standard_error,
-                }
-            )
+            self.points.append({"step": step, **totals, **result.metrics()})
         return result
 
     def write(self, workdir: Path) -> None:
@@ -110,7 +110,7 @@ class HeldOut:
         Under other settings what was under way begins anew.
         """
         self.points = json.loads(state["evaluations"])
-        if "evaluating" in state and self.prompts:
+        if "evaluating" in state and self.sets:
             same = state["evaluating"]["of"] == self._settings()
             self.under_way = (
                 EvaluationSoFar.from_state_dict(state["evaluating"]) if same else EvaluationSoFar()
@@ -121,7 +121,7 @@ class HeldOut:
         c = self._config
         return json.dumps(
             [dataclasses.asdict(part) for part in (c.evaluation, c.data, c.sampler, c.reward)]
-            + [len(self.prompts)]
+            + [len(of.prompts) for of in self.sets.values()]
         )
 
 

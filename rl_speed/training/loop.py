@@ -103,9 +103,10 @@ class Trainer:
         self.transfer = (
             None if generation is self.mesh else Transfer(self.policy.model, self.mesh, generation)
         )
-        self.stream, held_out = build.build_data(
+        self.stream, sets = build.build_data(
             config, self.policy.tokenizer, self.workdir / "data.json" if self.hosts.writes else None
         )
+        held_out = [prompt for of in sets.values() for prompt in of.prompts]
         self.hosts.require_same(
             {"training prompts": digest(self.stream.prompts), "held-out prompts": digest(held_out)},
             "all processes must read the same data",
@@ -113,10 +114,10 @@ class Trainer:
         self.scorer = build.build_scorer(
             config, self.policy, build.longest_answer(held_out, config.sampler.max_new), self.hosts
         )
-        self.generator, held_out_generator, per_call = build.build_generators(
+        self.generator, held_out_generator, room = build.build_generators(
             config, self.policy, generation
         )
-        self.held_out = HeldOut(config, held_out, held_out_generator, per_call, self.scorer)
+        self.held_out = HeldOut(config, sets, held_out_generator, room, self.scorer)
         self.optimizer = build.build_optimizer(config, self.policy.params)
         self.settings = build.update_config(config)
         budgets = build.build_budgets(config, self.policy, self.mesh)

@@ -10,7 +10,7 @@ import numpy as np
 from rl_speed.data.rollouts import Rollouts
 from rl_speed.rewards.scorer import decode_responses
 from rl_speed.rollout.prompt_counts import StepReport
-from rl_speed.runtime.metrics import pass_rate_histogram
+from rl_speed.runtime.metrics import held_out_names, pass_rate_histogram
 from rl_speed.sampling import Rule, Sequential
 
 
@@ -94,7 +94,12 @@ def rollout_record(
 
 def progress_text(record: Mapping[str, Any], points: Sequence[Mapping[str, Any]]) -> str:
     """Of the latest step, and of the latest held-out evaluation."""
-    held = f"held-out {points[-1]['eval/accuracy']:.3f}  " if points else ""
+    held = ""
+    if points:
+        last = points[-1]
+        sets = [f"{name} {last[f'eval/{name}/accuracy']:.3f}" for name in held_out_names(last)]
+        each = f"({', '.join(sets)})  " if len(sets) > 1 else ""
+        held = f"held-out {last['eval/accuracy']:.3f}  {each}"
     seconds = record.get("time/generate", record["time/step"])
     return (
         f"{held}train {record['accuracy']:.2f}  accept {record['acceptance']:.2f}  "

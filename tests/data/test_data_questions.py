@@ -530,11 +530,11 @@ def test_evaluation_files_have_a_flag_of_their_own(tmp_path):
     encode = lambda text: list(text.encode())
     _, held, reports = read_data(data, encode)
     # As named, and said.
-    assert reports["eval"].unused == {"context": 4} and held[0].text == "Find $a$."
+    assert reports["eval"].unused == {"context": 4} and held[""][0].text == "Find $a$."
     data.eval_question_field = "context+question"
     config.validate()
     train, held, reports = read_data(data, encode)
-    assert [p.text for p in held] == [f"Let $a={i}$.\nFind $a$." for i in range(4)] and train[
+    assert [p.text for p in held[""]] == [f"Let $a={i}$.\nFind $a$." for i in range(4)] and train[
         0
     ].text == SPLIT[0]["question"]
     assert reports["train"].questions == {"question": 8} and reports["eval"].questions == {
@@ -559,7 +559,7 @@ def test_evaluation_files_have_a_flag_of_their_own(tmp_path):
     data.eval_question_field = "context+question"
     again = file_benchmark("eval", data.eval, encode, encode, fields=evaluation_fields(data))
     assert (
-        again.prompts[0].text == held[0].text
+        again.prompts[0].text == held[""][0].text
         and again.fields == "questions are context+question; fields not used: none"
     )
 

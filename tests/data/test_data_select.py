@@ -167,7 +167,8 @@ def test_a_run_holds_out_what_it_evaluates_on_and_writes_what_it_left_out(tmp_pa
     )
     config.validate()
     tokenizer = load_tokenizer(embedded_directory())
-    stream, held = build_data(config, tokenizer, tmp_path / "data.json")
+    stream, sets = build_data(config, tokenizer, tmp_path / "data.json")
+    held = sets[""].prompts
     train = {prompt.text for prompt in stream.prompts}
     assert (
         len(train) == len(stream.prompts) == 50
@@ -188,8 +189,8 @@ def test_a_run_holds_out_what_it_evaluates_on_and_writes_what_it_left_out(tmp_pa
     # With a file to evaluate on, they are out of training all the same; its fields may be another
     # publisher's.
     data.eval = write(tmp_path / "eval.jsonl", [{"problem": "+11", "answer": "2"}])
-    stream, held = build_data(config, tokenizer)
-    assert [prompt.text for prompt in held] == ["+11"] and len(stream.prompts) == 50
+    stream, sets = build_data(config, tokenizer)
+    assert [prompt.text for prompt in sets[""].prompts] == ["+11"] and len(stream.prompts) == 50
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,8 @@ import json
 import numpy as np
 import pytest
 
-from rl_speed.data.loaders import load_rows
+from rl_speed.data.loaders import Fields, load_rows
+from rl_speed.data.select import hold_out
 from rl_speed.data.survey import (
     against_table,
     check_gold,
@@ -18,6 +19,7 @@ from rl_speed.data.survey import (
     write_rows,
 )
 from rl_speed.rewards import MathVerifier
+from rl_speed.studies.data_report import DataReport
 
 ROWS = [
     {"id": "a", "question": "q1", "answer": "1", "type": "x", "solution": "s"},
@@ -131,3 +133,20 @@ def test_the_entry_point(repo, launch, path, tmp_path):
         f"error: {tmp_path}/eval.jsonl: the "
     )
     assert "--eval_question_field=story+question joins" in failed.stderr
+
+
+def test_questions_held_out_are_written_for_other_runs(tmp_path):
+    names = "train", "clean", "held"
+    train, clean, held = (str(tmp_path / f"{name}.jsonl") for name in names)
+    rows = [{"question": f"What is {i} + 1?", "answer": str(i + 1)} for i in range(20)]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    report = DataReport(Fields(), Fields(required=False), "", None, 99)
+    said = report.write_training_rows(clean, train, held, held_out=6)
+    assert said.endswith(f"{held}: 6 questions held out")
+    kept, out = ({row.question for row in load_rows(path)[0]} for path in (clean, held))
+    assert len(kept) == 14 and len(out) == 6 and not kept & out
+    assert out == {row.question for row in hold_out(load_rows(train)[0], 6)[1]}
+    report.require_one_file([train], clean, held)
+    for targets in ((train,), (clean, clean), (clean, train)):
+        with pytest.raises(ValueError, match="takes one FILE, and writes another"):
+            report.require_one_file([train], *targets)

@@ -19,10 +19,10 @@ from rl_speed.config import EMBEDDED
 from rl_speed.config.presets import embedded, evaluation
 from rl_speed.data import chain
 from rl_speed.data.embedded_tokenizer import embedded_directory
+from rl_speed.data.held_out import numbered
 from rl_speed.data.prompts import Prompt
-from rl_speed.data.tasks import TASKS
 from rl_speed.evaluation import harness, report
-from rl_speed.evaluation.benchmarks import file_benchmark, parse_specs, task_benchmarks
+from rl_speed.evaluation.benchmarks import file_benchmark, parse_specs
 from rl_speed.evaluation.intervals import same_questions
 from rl_speed.evaluation.responses import OtherEvaluation, ResponseFile
 from rl_speed.evaluation.settings import resolve
@@ -504,9 +504,7 @@ def test_average_matches_the_measured_pass_rates(policy, mesh, repo, tmp_path):
     """On the first questions of the embedded test set, whose pass rates were measured with 50
     samples, other random numbers and room for longer responses (which are never right).
     """
-    encode = lambda q: encode_prompt(policy.tokenizer, q, SETTINGS.data.prompt)
-    bare = lambda t: policy.tokenizer.encode(t, add_special_tokens=False)
-    (benchmark,) = task_benchmarks(TASKS["chain"], encode, bare, limit=64)
+    (benchmark,) = harness.load_benchmarks({}, SETTINGS, policy.tokenizer, find_source(), 64)
     measured = json.loads(
         (repo / "experiments" / "results" / "embedded" / "pass_rates.json").read_text()
     )
@@ -603,10 +601,39 @@ def test_questions_that_a_run_held_out_are_its_benchmark(tmp_path):
     source = Source(EMBEDDED, tmp_path, config=config)
     (one,) = harness.load_benchmarks({}, SETTINGS, tokenizer, source)
     _, held, _ = build.read_data(config.data, lambda question: [1])
-    assert [p.text for p in one.prompts] == [p.text for p in held] and len(one.prompts) == 5
+    assert [p.text for p in one.prompts] == [p.text for p in held[""]] and len(one.prompts) == 5
     assert parse_specs(["open-r1/DAPO-Math-17k-Processed:en@train"]) == {
         "DAPO-Math-17k-Processed": "open-r1/DAPO-Math-17k-Processed:en@train"
     }
+
+
+def test_the_held_out_sets_of_a_run_are_its_benchmarks(tmp_path):
+    tokenizer = load_tokenizer(embedded_directory())
+    for name, first, count in (("train", 0, 40), ("a", 40, 6), ("b", 50, 4)):
+        rows = [{"question": f"+{first + i:04d}=", "answer": "1"} for i in range(count)]
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = embedded()
+    data = config.data
+    data.task, data.train, data.hold_out = "jsonl", str(tmp_path / "train.jsonl"), 5
+    data.eval = f"{tmp_path}/a.jsonl,second:16={tmp_path}/b.jsonl,own=hold_out"
+    source = Source(EMBEDDED, tmp_path, config=config)
+    found = harness.load_benchmarks({}, SETTINGS, tokenizer, source, limit=4)
+    assert [(b.name, len(b.prompts), b.path) for b in found] == [
+        ("a", 4, str(tmp_path / "a.jsonl")),
+        ("second", 4, str(tmp_path / "b.jsonl")),
+        ("own", 4, data.train),
+    ]
+    # Under the visits that these questions have while training.
+    held_out = build.build_data(config, tokenizer)[1]
+    for b in found:
+        mine = numbered(b.name, held_out[b.name].prompts, 4)
+        assert [(p.text, p.visit) for p in b.prompts] == [(p.text, p.visit) for p in mine]
+
+
+def test_samples_by_benchmark_are_for_training(tmp_path):
+    (tmp_path / "a.jsonl").write_text("")
+    with pytest.raises(ValueError, match="--data: a:8: .* config.evaluation.samples says"):
+        parse_specs([f"a:8={tmp_path}/a.jsonl"])
 
 
 def test_a_verifier_of_ones_own_judges(policy, tmp_path, monkeypatch):

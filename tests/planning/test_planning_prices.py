@@ -93,7 +93,7 @@ def test_scoring_passes_minibatches_depth_and_evaluation_are_charged():
         np.full(8, 20),
         np.repeat([0, 1], 4),
     )
-    of = lambda c, held=0: priced("rloo", c, [step], OUTCOMES, PRICES, held)
+    of = lambda c, held=0: priced("rloo", c, [step], OUTCOMES, PRICES, {"": held})
     plain = of(config)
     scored = methods.apply(step_config(), "grpo")
     scored.objective.old_logprobs, scored.objective.kl_coef = "recompute", 0.01

@@ -13,6 +13,7 @@ from rl_speed.mesh import make_mesh
 from rl_speed.replay.cuts import Replay
 from rl_speed.rollout.generate import Generator, SampleRequest
 from rl_speed.sampling import Decoder, SamplerConfig, halved
+from rl_speed.studies.planning.predict import held_out_sizes
 from rl_speed.studies.planning.simulated import (
     Outcomes,
     SimulatedGenerator,
@@ -181,5 +182,15 @@ def test_pieces_are_the_fullest_shards_and_each_optimizer_steps():
 
 def test_an_evaluation_asks_every_prompt_as_often_as_configured():
     config = small(evaluation__samples=3)
-    calls = evaluation(config, outcomes([0.1, 0.9]), 200)
+    calls = evaluation(config, outcomes([0.1, 0.9]), {"": 200})
     assert sum(c.samples for c in calls) == 600 and len(calls) > 1
+    config.data.task, config.data.eval = "jsonl", "math=a.jsonl,aime:8=b.jsonl,own=hold_out"
+    config.data.eval_prompts, config.data.hold_out = 0, 40
+    sizes = held_out_sizes(config, ["200", "aime=30"])
+    assert sizes == {"math": 200, "aime": 30, "own": 40}
+    assert sum(c.samples for c in evaluation(config, outcomes([0.1, 0.9]), sizes)) == 960
+    config.data.eval_prompts = 35
+    assert held_out_sizes(config, ["aime=30"]) == {"math": 35, "aime": 30, "own": 35}
+    for text in ("x=3", "aime=", "many"):
+        with pytest.raises(ValueError, match="the held-out sets math, aime, own; got"):
+            held_out_sizes(config, [text])

@@ -45,6 +45,7 @@ ADAPTIVE = (
 PREFIXED = "sampling/test_sampling_adaptive.py training/test_training_replay.py"
 TAIL = "sampling/test_sampling_tail.py"
 GENERATE = "sampling/test_sampling_generate.py"
+HELD_OUT = "evaluation/test_evaluation_evaluate.py training/test_training_held_out.py"
 DOOR = "sampling/test_sampling_door.py sampling/test_sampling_logits.py"
 NONFINITE = "training/test_training_nonfinite.py"
 RULES = "sampling/test_sampling_rules.py sampling/test_sampling_rules_ada.py"
@@ -1914,6 +1915,78 @@ FAULTS = [
             "Handed-back prompts leave in another order than documented, and fused "
             "steps sample other groups."
         ),
+    ),
+    Fault(
+        "held_out",
+        "few_samples_first",
+        "rollout/evaluate.py",
+        "    return sorted(sets, key=lambda name: -sets[name].samples)",
+        "    return sorted(sets, key=lambda name: sets[name].samples)",
+        HELD_OUT,
+        "A device may be dealt more samples of an evaluation than it has room for.",
+    ),
+    Fault(
+        "held_out",
+        "sets_weigh_alike",
+        "rollout/evaluate.py",
+        "weights=[len(e.correct) for e in self.sets.values()]",
+        "weights=[1 for e in self.sets.values()]",
+        HELD_OUT,
+        "Accuracy over all questions is the mean over benchmarks, and is not said to be.",
+    ),
+    Fault(
+        "held_out",
+        "pass_at_k_of_some_sets",
+        "rollout/evaluate.py",
+        "if all(name in means for means in each)]",
+        "if any(name in means for means in each)]",
+        HELD_OUT,
+        "An evaluation ends in an error where one set has fewer samples than another.",
+    ),
+    Fault(
+        "held_out",
+        "call_too_full",
+        "rollout/evaluate.py",
+        "or request.count > left:",
+        "or left < 0:",
+        HELD_OUT,
+        "A call is asked for more samples than it holds.",
+    ),
+    Fault(
+        "held_out",
+        "visits_without_the_sets_name",
+        "data/held_out.py",
+        "    start = zlib.crc32(name.encode())",
+        "    start = 0",
+        "data/test_data_held_out.py " + HELD_OUT,
+        "Questions of two benchmarks share their random numbers.",
+    ),
+    Fault(
+        "held_out",
+        "samples_of_a_set_ignored",
+        "training/build.py",
+        "own.get(name) or config.evaluation.samples",
+        "config.evaluation.samples",
+        HELD_OUT,
+        "Every benchmark gets as many samples, whatever was asked.",
+    ),
+    Fault(
+        "held_out",
+        "decontaminated_of_the_last_file",
+        "config/schema.py",
+        "of_eval if word == EVALUATION_FILES else [word]",
+        "of_eval[-1:] if word == EVALUATION_FILES else [word]",
+        "data/test_data_held_out.py",
+        "Questions of all benchmarks but one stay in training.",
+    ),
+    Fault(
+        "held_out",
+        "speedup_from_the_start",
+        "studies/comparison/table.py",
+        "if b is not None and value]",
+        "if b is not None and value is not None]",
+        "comparison/test_comparison_benchmarks.py",
+        "A comparison ends in a division by zero where a run begins at the target.",
     ),
     # Drivers and their accounts.
     Fault(

@@ -194,19 +194,17 @@ def test_mesh_draws_the_same_samples(finished, tmp_path, axes):
     a = evaluate(
         one.held_out.generator,
         policy,
-        one.held_out.prompts,
-        2,
+        one.held_out.sets,
         lambda rollouts: one.scorer(rollouts)[1],
-        12,
-    )
+        (12, 24),
+    ).sets[""]
     b = evaluate(
         four.held_out.generator,
         four.state.params,
-        four.held_out.prompts,
-        2,
+        four.held_out.sets,
         lambda rollouts: four.scorer(rollouts)[1],
-        12,
-    )
+        (12, 24),
+    ).sets[""]
     # Other shapes round differently; a near-tie may fall to the neighbour now and then.
     assert np.mean(a.correct == b.correct) > 0.95 and np.mean(a.lengths == b.lengths) > 0.95
 

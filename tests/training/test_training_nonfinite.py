@@ -16,6 +16,7 @@ from fake_generation import finished, rollouts_of
 from killable import small_config
 
 from rl_speed.config import Config
+from rl_speed.data.held_out import HeldOutSet
 from rl_speed.evaluation import evaluate
 from rl_speed.memory import ReplayCache
 from rl_speed.mesh import make_mesh
@@ -279,10 +280,11 @@ def test_evaluation_counts_them_as_wrong():
     )
     generator.dispatch = break_some(generator.dispatch, lambda prompt, i: i == 1)
     right = lambda rollouts: np.ones(len(rollouts), bool)
-    result = evaluate(generator, None, drivers.prompts(6), 4, right, 3)
+    sets = {"": HeldOutSet(drivers.prompts(6), 4)}
+    result = evaluate(generator, None, sets, right, (3, 12))
     assert (
-        result.correct.tolist() == [3] * 6
+        result.sets[""].correct.tolist() == [3] * 6
         and result.stats.nonfinite == 6
         and result.metrics()["eval/nonfinite"] == 6
     )
-    assert np.isfinite(result.entropy).all()
+    assert np.isfinite(result.sets[""].entropy).all()

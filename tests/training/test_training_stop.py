@@ -343,7 +343,7 @@ def test_stopped_inside_a_step_and_inside_an_evaluation(tmp_path):
 
     trainer = Trainer(config_of(), parts)
     assert trainer.step == 2 and trainer.rl_step.driver._begun is not None
-    trainer.held_out.per_call = 8  # three calls
+    trainer.held_out.room = (8, trainer.held_out.room[1])  # three calls
     raise_in(trainer.scorer, "judge", signal.SIGINT)
     with pytest.raises(
         Stopped,

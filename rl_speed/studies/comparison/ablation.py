@@ -105,7 +105,7 @@ class Ablation:
 
     def config(self, steps: int = 0) -> Config:
         """What all variants share, of `steps` steps (0: those of the ablation)."""
-        config = embedded() if self.task == "chain" else embedded(task=self.task)
+        config = embedded(task=self.task)
         for path, value in self.settings.items():
             section, leaf = path.split(".")
             if not hasattr(getattr(config, section), leaf):

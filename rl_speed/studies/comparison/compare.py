@@ -6,14 +6,13 @@ import copy
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import jax
-import numpy as np
 
 from rl_speed.config import Config
-from rl_speed.studies.comparison import budgets, pass_rates, plots, runs, table
+from rl_speed.studies.comparison import benchmarks, budgets, pass_rates, plots, runs, table
 
 
 def compare(
@@ -21,7 +20,7 @@ def compare(
     methods: Sequence[str],
     seeds: Sequence[int],
     workdir: Path,
-    target: float = 0.0,
+    targets: Mapping[str, float] = {},
     pass_rate_samples: int = 50,
     command: str = "",
 ) -> tuple[str, str]:
@@ -31,13 +30,15 @@ def compare(
 
     Args:
       config: what all methods share. methods: as `runs.Variant` takes them.
-      target: held-out accuracy; 0 takes nine tenths of the way from the start to the best of the
-        methods that do not screen.
+      targets: held-out accuracy by held-out set, that of "" over all questions; without one, or
+        with 0, nine tenths of the way from the start to the best of the methods that do not screen.
       pass_rate_samples: of each held-out prompt, by the starting policy; 0: none. command: what the
         tables say made them.
 
     Raises ValueError, FileNotFoundError: a method, a setting or a file that cannot be.
     """
+    if (known := benchmarks.names_in(config)) is not None:
+        benchmarks.check_names(targets, known)
     variants = [runs.Variant(spec) for spec in methods]
     done = runs.run_all(lambda: copy.deepcopy(config), variants, seeds, workdir)
     rates = None
@@ -48,11 +49,13 @@ def compare(
             )
         rates = pass_rates.load(workdir)["rates"]
     grouped = table.group_runs(done)
-    start = float(np.mean([run.curve("step")[1][0] for run in done]))
-    if not target:
-        plain = [v for v in grouped if v.baseline is None] or list(grouped)
-        best = max(np.mean([run.curve("step")[1][-1] for run in grouped[v]]) for v in plain)
-        target = round(start + 0.9 * (float(best) - start), 3)
+    sets = benchmarks.common_sets(done)
+    benchmarks.check_names(targets, sets)
+    # All questions are those of an only set.
+    given = targets.get("") or (targets.get(sets[0]) if len(sets) == 1 else 0.0)
+    start = table.start_of(done)
+    target = given or table.default_target(done) or round(start, 3)
+    by_benchmark = benchmarks.by_benchmark(done, targets) if len(sets) > 1 else {}
     rows = table.time_to_target(done, target)
     rules = {
         v.spec: (c.rule.n_init, c.rule.n - c.rule.n_init)
@@ -70,6 +73,7 @@ def compare(
     text = "\n".join(
         [
             table.markdown(rows, target, start, predicted, phase_rows, command, machine),
+            *([benchmarks.markdown(by_benchmark)] if by_benchmark else []),
             budgets.markdown(limits, budget_rows),
         ]
     )
@@ -85,6 +89,7 @@ def compare(
                 "target": target,
                 "start": start,
                 "rows": rows,
+                **({"benchmarks": by_benchmark} if by_benchmark else {}),
                 "predictions": predicted,
                 "phases": phase_rows,
                 "budgets": {"limits": limits, "rows": budget_rows},
@@ -99,6 +104,8 @@ def compare(
         plots.plot_training(done, workdir / "training.png"),
         budgets.plot_budgets(limits, budget_rows, start, workdir / "budgets.png"),
     ]
+    if by_benchmark:
+        drawn.append(benchmarks.plot(done, by_benchmark, workdir / "benchmarks.png"))
     if any(v.baseline in {w.spec for w in grouped} for v in grouped):
         drawn.append(plots.plot_speedup(done, start, target, workdir / "speedup.png"))
     (workdir / "table.md").write_text(text)

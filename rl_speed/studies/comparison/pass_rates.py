@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rl_speed.config import Config
+from rl_speed.data.held_out import HeldOutSet
 from rl_speed.data.rollouts import Rollouts
 from rl_speed.evaluation import Evaluation, evaluate
 from rl_speed.runtime.metrics import read_object
@@ -30,7 +31,7 @@ class Measured(NamedTuple):
 
 
 def measure(config: Config, samples: int, split: str = "eval") -> Measured:
-    """`samples` responses to every held-out or training prompt, by the policy that
+    """`samples` responses to every held-out (of all sets) or training prompt, by the policy that
     `config.model.path` names, at the sampler's temperature.
 
     Raises ValueError: `split` is neither, there are no held-out prompts, or the training prompts
@@ -49,7 +50,8 @@ def measure(config: Config, samples: int, split: str = "eval") -> Measured:
     config.validate()
     mesh = build.build_mesh(config)
     policy = build.build_policy(config, mesh)
-    stream, prompts = build.build_data(config, policy.tokenizer)
+    stream, sets = build.build_data(config, policy.tokenizer)
+    prompts = [prompt for of in sets.values() for prompt in of.prompts]
     if split == "train" and not (prompts := list(stream.prompts)):
         raise ValueError(
             "config.data.train_prompts=0 makes the chain task's training prompts endless: set it "
@@ -59,7 +61,7 @@ def measure(config: Config, samples: int, split: str = "eval") -> Measured:
         raise ValueError("config.data.eval names no held-out prompts")
     config.evaluation.samples = samples
     config.evaluation.temperature = config.sampler.temperature
-    _, generator, per_call = build.build_generators(config, policy, mesh)
+    _, generator, room = build.build_generators(config, policy, mesh)
     scorer = build.build_scorer(
         config, policy, build.longest_answer(prompts, config.sampler.max_new)
     )
@@ -71,7 +73,8 @@ def measure(config: Config, samples: int, split: str = "eval") -> Measured:
         return scorer.judge(rollouts)
 
     try:
-        result = evaluate(generator, policy.params, prompts, samples, judge, per_call, bar.update)
+        asked = {"": HeldOutSet(prompts, samples)}
+        result = evaluate(generator, policy.params, asked, judge, room, bar.update).sets[""]
         drawn = np.concatenate(lengths).reshape(-1, samples)
         spread = float(np.sqrt(drawn.var(axis=1).mean()) / drawn.mean())
         return Measured(result, [p.id for p in prompts], spread)

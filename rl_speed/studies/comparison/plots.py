@@ -18,10 +18,12 @@ def colour(i: int) -> tuple[float, ...]:
 
 
 def mean_curve(
-    runs: Sequence[Run], axis: str, points: int = 200
+    runs: Sequence[Run], axis: str, points: int = 200, name: str = ""
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """(x, mean, smallest, largest) over seeds, on the range that all seeds cover."""
-    curves = [run.curve(axis) for run in runs]
+    """(x, mean, smallest, largest) over seeds, on the range that all seeds cover; `name` as in
+    `Run.curve`.
+    """
+    curves = [run.curve(axis, name) for run in runs]
     x = np.linspace(0, min(at[-1] for at, _ in curves), points)
     values = np.stack([np.interp(x, at, accuracy) for at, accuracy in curves])
     return x, values.mean(0), values.min(0), values.max(0)

@@ -123,7 +123,8 @@ def tested(config: Config, path: str, samples: int) -> Iterator[Tested]:
     c.data.order, c.data.pass_rates, c.data.keep_low, c.data.keep_high = "file", "", 0.0, 1.0
     mesh = build.build_mesh(c)
     policy = build.build_policy(c, mesh)
-    stream, held_out = build.build_data(c, policy.tokenizer)
+    stream, sets = build.build_data(c, policy.tokenizer)
+    held_out = [prompt for one in sets.values() for prompt in one.prompts]
     _, generator, _ = build.build_generators(c, policy, mesh)
     longest = build.longest_answer([*held_out, *stream.prompts], c.sampler.max_new)
     scorer = build.build_scorer(c, policy, longest)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from rl_speed.config import Config, methods
-from rl_speed.runtime.metrics import read_object, read_steps, write_atomically
+from rl_speed.runtime.metrics import held_out_names, read_object, read_steps, write_atomically
 from rl_speed.runtime.signals import Stopped
 from rl_speed.runtime.workdir import read_settings, read_summary
 
@@ -76,20 +76,27 @@ class Run:
     probes: dict[str, Any] = dataclasses.field(default_factory=dict)
     wall_s: float | None = None
 
-    def curve(self, x: str) -> tuple[np.ndarray, np.ndarray]:
-        """(x, held-out accuracy) with x one of "train_s", "tokens", "optimizer_steps",
-        "samples", "step".
+    @property
+    def held_out(self) -> list[str]:
+        """Names of the held-out sets that every evaluation was made on; none where there is one
+        set without a name.
+        """
+        first, *others = self.summary["evaluations"]
+        return [n for n in held_out_names(first) if all(n in held_out_names(p) for p in others)]
+
+    def curve(self, x: str, name: str = "") -> tuple[np.ndarray, np.ndarray]:
+        """(x, accuracy on a held-out set, or with "" over all questions) with x one of "train_s",
+        "tokens", "optimizer_steps", "samples", "step".
         """
         points = self.summary["evaluations"]
-        return np.array([p[x] for p in points], float), np.array(
-            [p["eval/accuracy"] for p in points]
-        )
+        key = f"eval/{name}/accuracy" if name else "eval/accuracy"
+        return np.array([p[x] for p in points], float), np.array([p[key] for p in points])
 
-    def reaches(self, target: float, x: str) -> float | None:
+    def reaches(self, target: float, x: str, name: str = "") -> float | None:
         """Where the held-out curve first crosses the target, by linear interpolation;
         None if it does not.
         """
-        at, accuracy = self.curve(x)
+        at, accuracy = self.curve(x, name)
         above = np.flatnonzero(accuracy >= target)
         if not above.size:
             return None

@@ -28,11 +28,31 @@ def group_runs(runs: Sequence[Run]) -> dict[Variant, list[Run]]:
     return grouped
 
 
-def time_to_target(runs: Sequence[Run], target: float) -> list[dict[str, Any]]:
+def start_of(runs: Sequence[Run], name: str = "") -> float:
+    """Mean accuracy of the first evaluations; `name` as in `Run.curve`."""
+    return float(np.mean([run.curve("step", name)[1][0] for run in runs]))
+
+
+def default_target(runs: Sequence[Run], name: str = "") -> float | None:
+    """Nine tenths of the way from the start to the best mean final accuracy among the methods that
+    do not screen (of all, where all screen); None where these gain nothing.
+    """
+    grouped, start = group_runs(runs), start_of(runs, name)
+    plain = [v for v in grouped if v.baseline is None] or list(grouped)
+    best = max(np.mean([run.curve("step", name)[1][-1] for run in grouped[v]]) for v in plain)
+    return round(start + 0.9 * (float(best) - start), 3) if best > start else None
+
+
+def time_to_target(
+    runs: Sequence[Run], target: float | None, name: str = ""
+) -> list[dict[str, Any]]:
     """A row per variant: per axis the values of all seeds, their mean (None unless every seed got
     there), and the speed-up over its baseline, seed by seed (mean, smallest, largest), where both
-    are present.
+    are present. Nobody reaches a target of None; who begins at the target has no speed-up.
+
+    `name` as in `Run.curve`.
     """
+    reached = lambda run, axis: None if target is None else run.reaches(target, axis, name)
     grouped = group_runs(runs)
     by_method = {variant.spec: members for variant, members in grouped.items()}
     rows = []
@@ -41,10 +61,10 @@ def time_to_target(runs: Sequence[Run], target: float) -> list[dict[str, Any]]:
             "method": variant.label,
             "spec": variant.spec,
             "seeds": len(members),
-            "final_accuracy": float(np.mean([r.curve("step")[1][-1] for r in members])),
+            "final_accuracy": float(np.mean([r.curve("step", name)[1][-1] for r in members])),
         }
         for axis in AXES:
-            values = [run.reaches(target, axis) for run in members]
+            values = [reached(run, axis) for run in members]
             row[axis] = {
                 "values": values,
                 "mean": float(np.mean(values)) if None not in values else None,
@@ -52,8 +72,8 @@ def time_to_target(runs: Sequence[Run], target: float) -> list[dict[str, Any]]:
             base = by_method.get(variant.baseline or "")
             if base is None:
                 continue
-            pairs = [(b.reaches(target, axis), value) for b, value in zip(base, values)]
-            ratios = [b / value for b, value in pairs if b is not None and value is not None]
+            pairs = [(reached(b, axis), value) for b, value in zip(base, values)]
+            ratios = [b / value for b, value in pairs if b is not None and value]
             if ratios:
                 row[axis]["speedup"] = {
                     "mean": float(np.mean(ratios)),
@@ -149,6 +169,18 @@ def number(value: float | None) -> str:
     return "not reached" if value is None else f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
 
 
+def speedup_text(row: dict[str, Any], axis: str) -> str:
+    """Of a row of `time_to_target`; "" where it has no speed-up."""
+    speedup = row[axis].get("speedup")
+    return (
+        ""
+        if speedup is None
+        else f"**{speedup['mean']:.2f}x** ({speedup['min']:.2f} to {speedup['max']:.2f}"
+        + (f", {speedup['seeds']} seeds" if speedup["seeds"] < row["seeds"] else "")
+        + ")"
+    )
+
+
 def markdown(
     rows: Sequence[dict],
     target: float,
@@ -179,20 +211,13 @@ def markdown(
     for row in rows:
         cells = []
         for axis in AXES:
-            speedup = row[axis].get("speedup")
             got = sum(v is not None for v in row[axis]["values"])
             cells.append(
                 number(row[axis]["mean"])
                 if row[axis]["mean"] is not None
                 else f"{got} of {row['seeds']} seeds"
             )
-            cells.append(
-                ""
-                if speedup is None
-                else f"**{speedup['mean']:.2f}x** ({speedup['min']:.2f} to {speedup['max']:.2f}"
-                + (f", {speedup['seeds']} seeds" if speedup["seeds"] < row["seeds"] else "")
-                + ")"
-            )
+            cells.append(speedup_text(row, axis))
         lines.append(
             f"| {row['method']} | " + " | ".join(cells) + f" | {row['final_accuracy']:.3f} |"
         )

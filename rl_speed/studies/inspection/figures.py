@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from rl_speed.runtime.metrics import held_out_names
 from rl_speed.runtime.plotting import smooth
 from rl_speed.studies.inspection.charts import (
     Series,
@@ -44,7 +45,7 @@ def card(kind: str, title: str, chart: str, keys: str = "", note: str = "") -> s
 
 
 def held_out(run: Run) -> list[str]:
-    """Accuracy over three clocks, and by class."""
+    """Accuracy over three clocks, by held-out set, and by class."""
     accuracy, error = _evaluated(run, "eval/accuracy"), _evaluated(run, "eval/standard_error")
     if accuracy is None:
         return []
@@ -79,20 +80,33 @@ def held_out(run: Run) -> list[str]:
                 "held-out", title, chart, note="" if error is None else "Band: two standard errors."
             )
         )
-    classes = sorted(
-        {name for e in run.evaluations for name in e if name.startswith("eval/accuracy_")}
-    )
+    sets = list(dict.fromkeys(name for e in run.evaluations for name in held_out_names(e)))
+    if sets:
+        cards += _parts(run, "by set", {name: f"eval/{name}/accuracy" for name in sets})
+    for prefix, where in [("", ""), *((f"{name}/", f" in {name}") for name in sets)]:
+        start = f"eval/{prefix}accuracy_"
+        names = sorted({name for e in run.evaluations for name in e if name.startswith(start)})
+        classes = {name.removeprefix(start): name for name in names}
+        cards += _parts(run, f"by class{where}", classes)
+    return cards
+
+
+def _parts(run: Run, what: str, names: Mapping[str, str]) -> list[str]:
+    """A card with a curve of held-out accuracy over steps for each label, which has its name in the
+    points.
+    """
+    steps = _evaluated(run, "step")
     curves = [
-        Series(name.removeprefix("eval/accuracy_"), steps, values)
-        for name in classes
+        Series(label, steps, values)
+        for label, name in names.items()
         if (values := _evaluated(run, name)) is not None
     ]
-    if curves:
-        title = "Held-out accuracy by class"
-        chart = line_chart(curves, "step", "held-out accuracy", _in_words(title, curves, "step"))
-        latest = [f"{c.label} {c.y[np.isfinite(c.y)][-1]:.3f}" for c in curves]
-        cards.append(card("held-out", title, chart, legend(latest)))
-    return cards
+    if not curves:
+        return []
+    title = f"Held-out accuracy {what}"
+    chart = line_chart(curves, "step", "held-out accuracy", _in_words(title, curves, "step"))
+    latest = [f"{c.label} {c.y[np.isfinite(c.y)][-1]:.3f}" for c in curves]
+    return [card("held-out", title, chart, legend(latest))]
 
 
 def pass_rates(run: Run) -> list[str]:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from rl_speed.config import Config, flatten
+from rl_speed.runtime.metrics import held_out_names
 from rl_speed.studies.inspection.figures import figures, window
 from rl_speed.studies.inspection.read import Run
 from rl_speed.studies.inspection.rollouts import rollouts_section
@@ -161,6 +162,9 @@ def _accuracy(run: Run) -> str:
     if (error := points[-1].get("eval/standard_error")) is not None:
         detail.append(f"standard error {error:.3f}")
     detail.append(f"steps {points[0]['step']:,} and {points[-1]['step']:,}")
+    for name in held_out_names(points[-1]):
+        before, now = (points[i].get(f"eval/{name}/accuracy") for i in (0, -1))
+        detail.append(f"{name} {now:.3f}" if before is None else f"{name} {before:.3f} → {now:.3f}")
     return _cell("held-out accuracy", f"{first:.3f} → {last:.3f}", "; ".join(detail), "wide")
 
 

@@ -4,13 +4,14 @@ a target charges for it.
 
 import copy
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from rl_speed.config import Config
+from rl_speed.data.held_out import HELD_OUT_OF_TRAIN
 from rl_speed.data.pass_rates import load_pass_rates
 from rl_speed.rollout.prompt_counts import StarvedError
 from rl_speed.studies.comparison import pass_rates
@@ -28,6 +29,8 @@ from rl_speed.training.split_step import trains_on_prefixes, uses_old_logprobs
 
 # Standard deviation of the responses to one prompt by their mean, where nobody measured it.
 SPREAD = 0.6
+# Prompts of a held-out set, where nobody said how many there are.
+DEFAULT_SIZE = 500
 # Of a step's seconds, in their order; evaluation is shared over the steps between two.
 PHASES = ("prefill", "decode", "verify", "driver", "update", "evaluation")
 
@@ -124,13 +127,40 @@ def outcomes_of(
     return Outcomes(ids, found.rates, lengths, spread, prompt, room, config.seed, classes), assumed
 
 
+def held_out_sizes(config: Config, texts: Sequence[str]) -> dict[str, int]:
+    """Prompts of each held-out set of "NUMBER" (of any) and "NAME=NUMBER"; what the configuration
+    says, `data.eval_prompts` at most and `data.hold_out`, goes before a number of any.
+
+    Raises ValueError: a text that does not read so, or no set of that name.
+    """
+    files = {one.name: one.file for one in config.data.held_out_files()} or {"": ""}
+    given = {}
+    for text in texts:
+        name, _, number = (part.strip() for part in text.rpartition("="))
+        if not number.isdecimal() or name not in (*files, ""):
+            raise ValueError(
+                "--held_out is a number of prompts or NAME=NUMBER, of the held-out sets "
+                f"{', '.join(filter(None, files)) or '(none has a name)'}; got {text!r}"
+            )
+        given[name] = int(number)
+    known = {name: size for name, size in given.items() if name}
+    for name, file in files.items():
+        if file == HELD_OUT_OF_TRAIN:
+            known[name] = config.data.hold_out
+    most, otherwise = config.data.eval_prompts, given.get("", DEFAULT_SIZE)
+    return {
+        name: min(known[name], most or known[name]) if name in known else most or otherwise
+        for name in files
+    }
+
+
 def predict(
     config: Config,
     methods: Sequence[str],
     outcomes: Outcomes,
     prices: Callable[[Config, float], Prices],
     steps: int,
-    held_out: int,
+    held_out: Mapping[str, int],
     say: Callable[[str], Any] = lambda text: None,
 ) -> list[Prediction]:
     """One for each method.
@@ -138,7 +168,7 @@ def predict(
     Args:
       config: what they share. prices: (a method's configuration, mean tokens of a row that it
         trains on) -> what it pays.
-      steps: simulated. held_out: prompts of an evaluation.
+      steps: simulated. held_out: prompts of each held-out set.
     """
     found = []
     for method, mine in [(m, Variant(m).apply(copy.deepcopy(config))) for m in methods]:
@@ -160,7 +190,7 @@ def priced(
     run: Sequence[Step],
     outcomes: Outcomes,
     prices: Prices,
-    held_out: int,
+    held_out: Mapping[str, int],
 ) -> Prediction:
     """A simulated run at these prices."""
     prefill, decode, verify, update = np.zeros((4, len(run)))
@@ -177,7 +207,7 @@ def priced(
         each = prices.piece + passes * prices.score
         update[i] = len(pieces) * prices.optimizer + sum(pieces) * each
     every, held = config.evaluation.every, 0.0
-    if every and held_out:
+    if every and any(held_out.values()):
         calls = evaluation(config, outcomes, held_out)
         held = sum(sum(cost_of(c, prices)) + c.samples * prices.judge for c in calls) / every
     # Its first step compiles what decides.

@@ -221,7 +221,7 @@ def _measure_generation(config, policy, mesh, train, stream) -> tuple[dict[str, 
     """Calls whose samples all take so many tokens: no token ends a response."""
     rule = config.make_rule()
     prompts, samples = capacities(rule, config.driver)
-    per_prompt = max(rule.max_samples, config.evaluation.samples)
+    per_prompt = max(rule.max_samples, config.most_evaluation_samples)
     generator = Generator(
         policy.decoder,
         dataclasses.replace(train.config, end_tokens=()),

@@ -8,19 +8,20 @@ does in the compiled sampler (`serve`).
 import dataclasses
 import heapq
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import jax
 import numpy as np
 from scipy.special import ndtri
 
 from rl_speed.config import Config
+from rl_speed.data.held_out import HeldOutSet
 from rl_speed.data.prompts import Prompt
 from rl_speed.data.rollouts import Rollouts
 from rl_speed.replay.responses import CachedResponse
 from rl_speed.replay.source import PrefixSource
 from rl_speed.rollout.call_plan import capacities
-from rl_speed.rollout.evaluate import plan_calls
+from rl_speed.rollout.evaluate import fill_calls, plan_requests
 from rl_speed.rollout.generate import PendingRollouts, SampleRequest, gather, serving_order
 from rl_speed.sampling import Samples, halved
 from rl_speed.training import build
@@ -285,17 +286,21 @@ def check(config: Config) -> None:
         )
 
 
-def evaluation(config: Config, outcomes: Outcomes, prompts: int) -> list[Call]:
-    """The calls of one held-out evaluation of so many prompts, like those that train."""
-    samples = config.evaluation.samples
+def evaluation(config: Config, outcomes: Outcomes, held_out: Mapping[str, int]) -> list[Call]:
+    """The calls of one evaluation, on so many prompts of each held-out set, like those that
+    train.
+    """
     generator = SimulatedGenerator(config, outcomes)
-    numbered = [
-        dataclasses.replace(p, visit=i)
-        for i, p in enumerate((outcomes.prompts() * (1 + prompts // len(outcomes.rates)))[:prompts])
-    ]
+    own = {one.name: one.samples for one in config.data.held_out_files()}
+    sets = {
+        name: HeldOutSet(
+            (outcomes.prompts() * (1 + prompts // len(outcomes.rates)))[:prompts],
+            own.get(name) or config.evaluation.samples,
+        )
+        for name, prompts in held_out.items()
+    }
     room = capacities(config.make_rule(), config.driver)
-    per_call = max(1, min(room[0], room[1] // samples))
-    for requests in plan_calls(numbered, samples, per_call, samples):
+    for requests in fill_calls(plan_requests(sets), room):
         generator.dispatch(None, requests)
     return generator.calls
 
