@@ -5,6 +5,7 @@ Where a paper leaves a field open, the value is ours, and the line says so with 
 """
 
 import difflib
+import math
 import os
 from collections.abc import Iterator
 
@@ -184,6 +185,7 @@ def tiny(
         screen,
     )
     config.rule.n, config.rule.n_init = samples, min(config.rule.n_init, max(2, samples // 2))
+    config.training.minibatches = math.gcd(config.training.minibatches, groups * samples)
     config.sampler.slots, config.sampler.prefill_chunk = slots or groups * samples, prefill
     config.sampler.max_new = min(config.sampler.max_new, 16)
     config.mesh.data = config.mesh.fsdp = config.mesh.tensor = 1
