@@ -93,7 +93,8 @@ def test_targets_are_read_and_names_that_are_not_there_are_told():
     with pytest.raises(ValueError, match="gives a two targets"):
         benchmarks.parse_targets(["a=0.1", "a=0.2"])
     config = Config()
-    assert benchmarks.names_in(config) is None
+    assert benchmarks.names_in(config) == []
+    assert benchmarks.names_in(embedded(task="scratchpad")) == ["easy", "middle", "hard"]
     config.data.task, config.data.train, config.data.eval = (
         "jsonl",
         "t.jsonl",

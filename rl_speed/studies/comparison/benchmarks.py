@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from rl_speed.config import Config
+from rl_speed.data.tasks import TASKS
 from rl_speed.runtime.plotting import pyplot
 from rl_speed.studies.comparison.plots import colour, mean_curve
 from rl_speed.studies.comparison.runs import Run
@@ -60,12 +61,10 @@ def check_names(targets: Mapping[str, float], known: Sequence[str]) -> None:
         )
 
 
-def names_in(config: Config) -> list[str] | None:
-    """Names of the held-out sets, as far as the configuration says them: None where a task that
-    makes its questions does.
-    """
-    if config.data.task != "jsonl":
-        return None
+def names_in(config: Config) -> list[str]:
+    """Names of the held-out sets; none of an embedded task that has one set."""
+    if config.data.task in TASKS:
+        return list(TASKS[config.data.task].benchmarks)
     return [one.name for one in config.data.held_out_files()]
 
 

@@ -37,8 +37,7 @@ def compare(
 
     Raises ValueError, FileNotFoundError: a method, a setting or a file that cannot be.
     """
-    if (known := benchmarks.names_in(config)) is not None:
-        benchmarks.check_names(targets, known)
+    benchmarks.check_names(targets, benchmarks.names_in(config))
     variants = [runs.Variant(spec) for spec in methods]
     done = runs.run_all(lambda: copy.deepcopy(config), variants, seeds, workdir)
     rates = None
