@@ -446,6 +446,7 @@ class HostDriver:
             "lengths": self._lengths.state_dict(),
             **self.screening.state_dict(),
             **({} if self.screening.prefixes is None else {"cached": pack_cached(self._active)}),
+            "told_when_decided": True,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -468,6 +469,9 @@ class HostDriver:
                 "the saved groups and those that the saved generation calls may complete"
             )
         self.screening.load_state_dict(state)
+        if "told_when_decided" not in state:
+            # Of code that told the replay cache of a group when it was trained on.
+            self.screening.remember(self._as_trained(unpack(state["buffer"]["groups"])))
         self._lengths.load_state_dict(state.get("lengths", {}))
         self._begun = None
         if "begun" in state:

@@ -266,6 +266,36 @@ def test_cache_learns_of_every_visit_that_is_over(rule, depth):
         assert cache.get(name).tokens.tolist() in responses
 
 
+def test_old_checkpoint_tells_the_cache_of_groups_that_wait():
+    """Code that told it of a group when it was trained on left those in the buffer untold."""
+    data = [
+        Prompt(f"p{i}", np.array([2, 3], np.int32), "1", np.array([1], np.int32), "?")
+        for i in range(8)
+    ]
+
+    def make():
+        cache = ReplayCache()
+        source = PrefixSource(cache, PrefixConfig("min", 0, True, max_response=16, max_new=13))
+        score = lambda rollouts: (np.zeros(len(rollouts)), np.arange(len(rollouts)) % 2 == 0)
+        config = Driver(groups=2, screen_prompts=6, buffer_groups=8, screening="fixed")
+        buffer = SamplingBuffer(8)
+        stream = PromptStream(data)
+        return HostDriver(
+            Dynamic(4), stream, Recorder(), score, buffer, config, prefixes=source
+        ), remembered(cache)
+
+    driver, told = make()
+    driver.next_groups(None, 0)
+    state = driver.state_dict()
+    assert len(told) == 6 and len(driver.buffer) == 4
+    for old, expected in ((False, []), (True, [g.prompt.visit for g in told[2:]])):
+        if old:
+            del state["told_when_decided"]
+        again, heard = make()
+        again.load_state_dict(state)
+        assert [g.prompt.visit for g in heard] == expected
+
+
 def test_cache_sees_rewards_as_they_would_be_trained_on():
     """Of right answers, all of them, the best is the one that shaping prefers."""
     data = [Prompt("a", np.array([2], np.int32), "1", np.array([1], np.int32), "?")]
