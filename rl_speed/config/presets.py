@@ -244,9 +244,9 @@ def speed(path: str, variant: str = "", devices: int = 1) -> Config:
     | dual clip | none | 10 |
     | optimizer steps a step | 1 (ours) | 6 for SPEED (its mini-batch is scaled by N_init), 1 for baselines |
 
-    Baselines sample 16 prompts of 24 for each step, from the policy that it updates. Neither is the
-    paper's Algorithm 2 to the letter: accepted prompts wait here until a step needs them, as section
-    4.3 says, and there they are continued in the next call. DeepScaleR has 40 thousand questions;
+    Baselines sample 16 prompts of 24 for each step, from the policy that it updates. SPEED is
+    Algorithm 2 to the letter: every prompt that one call accepts is continued in the next.
+    DeepScaleR has 40 thousand questions;
     the paper writes 400 thousand. Nothing compares what `data.keep` leaves of NuminaMath with the
     paper's 220 thousand: data.json of the workdir tells the count.
     """  # noqa: E501
@@ -276,6 +276,7 @@ def speed(path: str, variant: str = "", devices: int = 1) -> Config:
     screens = method.startswith("speed")
     if screens:  # "the generation batch size is 64 for SPEED variants"
         config.driver.screening, config.driver.screen_prompts = "fixed", 64
+        config.driver.continuation, config.driver.buffer_groups = "at_once", 80
     else:
         # On-policy: what DAPO's refilling completes beyond the batch is dropped, as in verl.
         config.driver.screening, config.driver.max_age = "missing", 0
@@ -433,6 +434,9 @@ def rpo(path: str, variant: str = "", devices: int = 1) -> Config:
         config.optimizer.schedule, config.optimizer.final_rate = "cosine", 0.1
         config.optimizer.warmup_steps = config.training.steps // 10
     if reward == "length_aware":
+        if config.rule.name == "dynamic":
+            # So that groups of right answers keep the signal that section 3.4 wants it for.
+            config.rule.metric = "reward"
         config.reward.length_alpha, config.reward.length_low, config.reward.length_high = (
             0.01,
             0.5,

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from rl_speed.config import Config
+from rl_speed.config.presets import embedded
 from rl_speed.studies.comparison import benchmarks, compare, table
 from rl_speed.studies.comparison.runs import Run, Variant
 
