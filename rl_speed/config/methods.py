@@ -92,8 +92,8 @@ _ESTIMATED = {
     "objective.singleton": "estimate",
 }
 # Algorithm 1, lines 14 to 16: weight and baseline are of the samples just collected. That weight is
-# correlated with the advantage that it multiplies: of N samples it is sqrt(N) at most, and its mean
-# effect (theory.sequential_weight) at p = 0.1 and N = 8 is 2.1, where 1/sqrt(p) is 3.2.
+# correlated with the advantage that it multiplies: of N samples it is sqrt(N) at most, and of 8
+# samples at p = 0.1 makes 2.1 on average (theory.sequential_weight), where 1/sqrt(p) makes 2.8.
 _EST_PAPER = {**_ESTIMATED, "objective.weight_from": "pool", "objective.singleton": "zero"}
 # Released: budgets in proportion to 1/p_hat, no weight. There they are 1 + a share of the rest,
 # without bound; here rule.n_max bounds them.

@@ -4,6 +4,7 @@ on every sequence of answers, and by hand.
 
 import functools
 import itertools
+import math
 
 import bernoulli
 import jax
@@ -198,6 +199,20 @@ def test_screened_by_hand():
     # p -> 0 leaves groups with one right answer, which must be one of the four that were screened
     # with, of eight.
     assert theory.screened_weight(0.0, 4, 4) == pytest.approx(1 / 2)
+
+
+def test_the_weight_of_the_samples_just_collected_is_not_that_of_the_prompt():
+    """Reinforce-Ada, Algorithm 1: 1/sqrt of the mean that the advantages are taken from, too. By
+    hand, over how many of the six others are right.
+    """
+    p, n, others = 0.1, 8, np.arange(7)
+    chances = np.array([math.comb(6, k) * p**k * (1 - p) ** (6 - k) for k in others])
+    want = (n - 1) / n * (chances * np.sqrt(n / (others + 1))).sum()
+    got = theory.sequential_weight(p, n, 1, 1, n=n, weight="inv_sqrt_p")
+    assert got == pytest.approx(want) == pytest.approx(2.1, abs=0.01)
+    # Of the prompt's own rate, or of an estimate that knows nothing of these samples.
+    unbiased = theory.uniform_weight(p, n, "dr_grpo") / p**0.5
+    assert unbiased == pytest.approx(7 / 8 * 10**0.5)
 
 
 def test_allocated_by_hand():
