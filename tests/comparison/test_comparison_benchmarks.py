@@ -107,7 +107,9 @@ def test_targets_are_read_and_names_that_are_not_there_are_told():
 
 def compared(runs, tmp_path, monkeypatch, targets):
     monkeypatch.setattr(compare.runs, "run_all", lambda *args: runs)
-    compare.compare(Config(), ["speed_rloo", "rloo"], [0, 1], tmp_path, targets, 0, "command")
+    config = Config()
+    config.data.task, config.data.eval = "jsonl", "math500=m.jsonl,aime24=a.jsonl,hard=h.jsonl"
+    compare.compare(config, ["speed_rloo", "rloo"], [0, 1], tmp_path, targets, 0, "command")
     return SimpleNamespace(
         json=json.loads((tmp_path / "table.json").read_text()),
         text=(tmp_path / "table.md").read_text(),

@@ -167,7 +167,7 @@ def test_the_papers_settings(preset, temperature, top_p, max_new):
         (
             {"reward.verifier": "maths"},
             (
-                "config.reward.verifier must be one of exact, integer, math, or a function of "
+                "config.reward.verifier must be one of exact, integer, scratchpad, math, or a function of "
                 "yours, 'module:fun"
             ),
         ),

@@ -193,13 +193,13 @@ def test_a_method_that_cannot_be_is_a_row_that_says_why():
     config = presets.embedded("rloo")
     config.driver.screening = "fixed"
     found = predict.predict(
-        config, ["rloo", "ada_est_ema", "dapo"], OUTCOMES, lambda *a: PRICES, 2, 0
+        config, ["rloo", "ada_est_ema", "dapo"], OUTCOMES, lambda *a: PRICES, 2, {}
     )
     assert [bool(p.refused) for p in found] == [False, True, False]
     text = markdown(found, "x", "plan", "today", 10, ["nothing"], {})
     assert "| ada_est_ema | config.rule.name='allocated' needs" in text and "made up" in text
     with pytest.raises(ValueError, match="unknown method"):
-        predict.predict(config, ["rlo"], OUTCOMES, lambda *a: PRICES, 2, 0)
+        predict.predict(config, ["rlo"], OUTCOMES, lambda *a: PRICES, 2, {})
 
 
 def test_what_does_not_fit_is_said():
