@@ -5,7 +5,8 @@ and draw the histogram (under a minute, embedded).
         --out=experiments/results/embedded
 
 With --split=train, on each training prompt: OUT/pass_rates.json is then what config.data.pass_rates
-takes, for curation (keep_low, keep_high) and order="schedule".
+takes, for curation (keep_low, keep_high) and order="schedule". With --reference=FILE the histogram
+is held against pass rates of another policy on other questions, as simulate.py reads them.
 """
 
 from pathlib import Path
@@ -23,20 +24,27 @@ _SPLIT = flags.DEFINE_enum("split", "eval", ["eval", "train"], "Held-out or trai
 _OUT = flags.DEFINE_string(
     "out", None, "Folder for pass_rates.json and pass_rates.png.", required=True
 )
+_REFERENCE = flags.DEFINE_string("reference", "", "File of pass rates to compare with.")
 flags.mark_flag_as_required("config")
 
 
 def main(_):
+    from rl_speed.data.pass_rates import load_pass_rates
     from rl_speed.studies.comparison import pass_rates
 
+    reference = load_pass_rates(_REFERENCE.value) if _REFERENCE.value else None
     measured = pass_rates.measure(_CONFIG.value, _SAMPLES.value, _SPLIT.value)
-    plot = pass_rates.save(measured, Path(_OUT.value), entry.shown_command())
+    plot = pass_rates.save(measured, Path(_OUT.value), entry.shown_command(), reference)
     n = pass_rates.describe(measured.evaluation)
     print(
         f"{n['prompts']} prompts, {n['samples']} samples each: mean {n['mean']:.3f}; nearly "
         f"always (0.9 or more) {n['nearly_always']:.3f}, nearly never (0.05 or less) "
         f"{n['nearly_never']:.3f}, between {n['between']:.3f}"
     )
+    if reference is not None:
+        rates = measured.evaluation.correct / measured.evaluation.samples
+        distance = pass_rates.total_variation(rates, reference.rates)
+        print(f"total variation to {reference.source}: {distance:.3f}")
     print(f"plot: {plot}")
 
 

@@ -4,9 +4,11 @@ the latter as a table that curation takes.
 
 import json
 
+import numpy as np
 import pytest
 
 from rl_speed.config.presets import embedded, tiny
+from rl_speed.data.pass_rates import PassRates
 from rl_speed.policy import load_tokenizer
 from rl_speed.studies.comparison import pass_rates
 from rl_speed.training import build
@@ -29,7 +31,8 @@ def test_the_table_of_training_prompts(tmp_path):
     result, ids, _ = measured
     stream, _ = build.build_data(small(), load_tokenizer(build.policy_directory(config)))
     assert ids == [p.id for p in stream.prompts]
-    pass_rates.save(measured, tmp_path, "command")
+    reference = PassRates(np.array([0.0, 1.0]), "coins")
+    pass_rates.save(measured, tmp_path, "command", reference)
     kept, table = curate(stream.prompts, str(tmp_path / "pass_rates.json"), 0.1, 1.0)
     assert [table[i] for i in ids] == pytest.approx(result.correct / 8)
     assert [p.id for p in kept] == [i for i, k in zip(ids, result.correct) if k >= 1] and 0 < len(
@@ -41,14 +44,25 @@ def test_the_table_of_training_prompts(tmp_path):
         and saved["prompts"] == 20
         and len(saved["rates"]) == len(saved["classes"]) == 20
     )
+    # The first and the last of twenty bins; all else the reference lacks.
+    rates = np.array(saved["rates"])
+    ends = np.mean(rates < 0.05), np.mean(rates >= 0.95)
+    alike = min(ends[0], 0.5) + min(ends[1], 0.5)
+    assert saved["reference"] == "coins"
+    assert saved["total_variation"] == pytest.approx(1 - alike, abs=1e-4)
+
+
+def test_total_variation():
+    a = np.array([0.01, 0.02, 0.5, 0.99])
+    assert pass_rates.total_variation(a, a) == 0 and pass_rates.total_variation(a, a[:1]) == 0.5
+    assert pass_rates.total_variation(a[:1], a[3:]) == 1
 
 
 def test_what_cannot_be_measured():
     config = small()
     config.data.train_prompts = 0
     with pytest.raises(
-        ValueError,
-        match="config.data.train_prompts=0 makes the chain task's training prompts endless",
+        ValueError, match="config.data.train_prompts=0 makes the training prompts endless"
     ):
         pass_rates.measure(config, 2, "train")
     with pytest.raises(ValueError, match="split must be one of eval, train; got 'test'"):

@@ -167,8 +167,8 @@ def test_the_papers_settings(preset, temperature, top_p, max_new):
         (
             {"reward.verifier": "maths"},
             (
-                "config.reward.verifier must be one of exact, integer, scratchpad, math, or a function of "
-                "yours, 'module:fun"
+                "config.reward.verifier must be one of exact, integer, scratchpad, math, or a "
+                "function of yours, 'module:fun"
             ),
         ),
         ({"reward.mode": "box"}, "config.reward.mode must be one of boxed, free; got 'box'"),

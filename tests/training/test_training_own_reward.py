@@ -158,6 +158,7 @@ def test_names_that_are_neither(verifier):
     config.reward.verifier = verifier
     with pytest.raises(
         ValueError,
-        match="config.reward.verifier must be one of exact, integer, scratchpad, math, or a function of yours",
+        match="config.reward.verifier must be one of exact, integer, scratchpad, math, or a "
+        "function of yours",
     ):
         config.validate()

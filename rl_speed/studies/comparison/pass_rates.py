@@ -8,6 +8,7 @@ import numpy as np
 
 from rl_speed.config import Config
 from rl_speed.data.held_out import HeldOutSet
+from rl_speed.data.pass_rates import PassRates
 from rl_speed.data.rollouts import Rollouts
 from rl_speed.evaluation import Evaluation, evaluate
 from rl_speed.runtime.metrics import read_object
@@ -15,6 +16,7 @@ from rl_speed.runtime.progress import progress_bar
 from rl_speed.training import build
 
 SPLITS = ("eval", "train")
+BINS = 20  # of histograms
 
 
 class Measured(NamedTuple):
@@ -54,8 +56,8 @@ def measure(config: Config, samples: int, split: str = "eval") -> Measured:
     prompts = [prompt for of in sets.values() for prompt in of.prompts]
     if split == "train" and not (prompts := list(stream.prompts)):
         raise ValueError(
-            "config.data.train_prompts=0 makes the chain task's training prompts endless: set it "
-            "to measure so many"
+            "config.data.train_prompts=0 makes the training prompts endless: set it to measure so "
+            "many"
         )
     if not prompts:
         raise ValueError("config.data.eval names no held-out prompts")
@@ -101,16 +103,33 @@ def describe(result: Evaluation) -> dict[str, Any]:
     return out
 
 
-def save(measured: Measured, folder: Path, command: str) -> Path:
+def total_variation(a: np.ndarray, b: np.ndarray, bins: int = BINS) -> float:
+    """Half the sum of differences between two histograms over [0, 1], as shares: 0 where they are
+    alike, 1 where they share no bin.
+    """
+    one, other = (np.histogram(x, bins, (0.0, 1.0))[0] / len(x) for x in (a, b))
+    return float(np.abs(one - other).sum() / 2)
+
+
+def save(
+    measured: Measured, folder: Path, command: str, reference: PassRates | None = None
+) -> Path:
     """Write pass_rates.json, which config.data.pass_rates takes, and pass_rates.png.
 
-    Returns the latter's path.
+    Args:
+      reference: pass rates to hold these against: their histogram is drawn over that of the
+        prompts, and the total variation between both is told.
+
+    Returns the picture's path.
     """
     from rl_speed.runtime.plotting import pyplot
 
     folder.mkdir(parents=True, exist_ok=True)
     result, numbers = measured.evaluation, describe(measured.evaluation)
     numbers |= {"length_spread": round(measured.length_spread, 4), "ids": measured.ids}
+    if reference is not None:
+        distance = total_variation(np.array(numbers["rates"]), reference.rates)
+        numbers |= {"reference": reference.source, "total_variation": round(distance, 4)}
     (folder / "pass_rates.json").write_text(json.dumps({"command": command, **numbers}) + "\n")
     plt = pyplot()
     figure, axis = plt.subplots(figsize=(6.4, 3.6), constrained_layout=True)
@@ -119,10 +138,15 @@ def save(measured: Measured, folder: Path, command: str) -> Path:
     names.sort(key=lambda name: -rates[classes == name].mean())
     axis.hist(
         [rates[classes == name] for name in names],
-        bins=np.linspace(0, 1, 26),
+        bins=np.linspace(0, 1, BINS + 1),
         stacked=True,
         label=[name or "prompts" for name in names],
     )
+    if reference is not None:
+        counts, edges = np.histogram(reference.rates, BINS, (0.0, 1.0))
+        scaled = counts * len(rates) / len(reference.rates)
+        label = f"{reference.source}\ntotal variation {numbers['total_variation']:.3f}"
+        axis.stairs(scaled, edges, color="black", lw=1.6, label=label)
     axis.set_xlabel(f"pass rate over {result.samples} samples")
     axis.set_ylabel("prompts")
     axis.set_title(
