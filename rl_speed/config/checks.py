@@ -300,6 +300,7 @@ def _check_order(c: "Config") -> None:
         ("data.rest", 0 <= d.rest < 1, "in [0, 1)"),
         ("data.memory_decay", 0 < d.memory_decay <= 1, "in (0, 1]"),
     )
+    _check_oracle(c)
     needs_table = d.order == "schedule" or (d.keep_low, d.keep_high) != (0.0, 1.0)
     if needs_table and not d.pass_rates:
         raise ValueError(
@@ -318,6 +319,29 @@ def _check_order(c: "Config") -> None:
             f"keep_high={d.keep_high:g} needs a finite training set: with "
             f"config.data.train_prompts=0 the {d.task} task never repeats a prompt. Set "
             "config.data.train_prompts"
+        )
+
+
+def _check_oracle(c: "Config") -> None:
+    """What measuring pass rates beside the run needs."""
+    d, most = c.data, max(c.make_rule().max_samples, c.most_evaluation_samples)
+    _require(
+        c,
+        ("data.oracle_every", d.oracle_every > 0, "1 or more"),
+        ("data.oracle_prompts", d.oracle_prompts > 0, "1 or more"),
+        ("data.oracle_samples", d.oracle_samples > 0, "1 or more"),
+    )
+    if d.order != "oracle":
+        return
+    if d.oracle_samples > most:
+        raise ValueError(
+            f"config.data.oracle_samples={d.oracle_samples} are more than the {most} that a "
+            "call draws for a prompt: lower it, or raise config.evaluation.samples"
+        )
+    if c.driver.lag or c.driver.depth:
+        raise ValueError(
+            "config.data.order='oracle' measures between two steps: config.driver.lag and "
+            f"config.driver.depth must be 0; got {c.driver.lag} and {c.driver.depth}"
         )
 
 

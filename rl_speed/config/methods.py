@@ -107,6 +107,9 @@ _RPO = {"replay.window": "min", "replay.eps": 0.1, "replay.start": "sample"}
 _RPO_PAPER = {**_RPO, "replay.mask_prefix": False}
 _RPO_RELEASED = {**_RPO_PAPER, "replay.eps": 0.5, "replay.max_new": -1}
 
+# What the rules could do at best, knowing every pass rate: ours, and no way to train.
+_ORACLE = {"rule.name": "uniform", "data.order": "oracle"}
+
 METHODS: dict[str, dict[str, object]] = {
     "rloo": _UNIFORM | _RLOO,
     "grpo": _UNIFORM | _GRPO,
@@ -141,6 +144,8 @@ METHODS: dict[str, dict[str, object]] = {
     "rpo_dapo": _DYNAMIC | _DAPO | _RPO,
     "rpo_dapo_paper": _DYNAMIC | _DAPO | _RPO_PAPER,
     "rpo_speed_rloo": _SPEED | _RLOO | _RPO,
+    "oracle_rloo": _ORACLE | _RLOO,
+    "oracle_dapo": _ORACLE | _DAPO,
 }
 
 # The method with the same loss that samples plainly: what a claim about sampling is to be held
@@ -157,6 +162,8 @@ BASELINES: dict[str, str] = {
     "speed_reinforce": "reinforce",
     "speed_reinforce_pp": "reinforce_pp",
     "rpo_speed_rloo": "speed_rloo",
+    "oracle_rloo": "rloo",
+    "oracle_dapo": "grpo_dapo_loss",
 }
 
 

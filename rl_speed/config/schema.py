@@ -123,7 +123,12 @@ class Data:
     # Which prompt of a finite training set goes next: "shuffle" (anew each epoch), "file" (as they
     # stand), "visits" (least visited first), "schedule" (easy to hard by pass_rates), "memory"
     # (those that will probably qualify, by what earlier visits found).
-    order: str = one_of("shuffle", "file", "visits", "schedule", "memory")
+    # "oracle": those worth most, by pass rates measured beside the run, whose samples and
+    # seconds are charged to nobody: a limit to hold methods against.
+    order: str = one_of("shuffle", "file", "visits", "schedule", "memory", "oracle")
+    oracle_every: int = 10  # steps between two measurements
+    oracle_prompts: int = 1024  # measured each time
+    oracle_samples: int = 16  # of each
     # File of pass rates by prompt id, measured by a proxy: for "schedule", and for keep_low
     # and keep_high.
     pass_rates: str = ""

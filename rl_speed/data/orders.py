@@ -124,6 +124,68 @@ class VisitOrder:
         self._visits = np.array(state["visits"], np.int64)
 
 
+class OracleOrder:
+    """The prompts that teach most for a token, by pass rates that somebody measures beside the run:
+    what a rule could do at best that knew them. Not from a paper, and no way to train.
+
+    A prompt of pass rate p whose samples have c tokens is worth p (1-p) / c: the signal that a
+    group of a given size keeps (theory.expected_speedup), a token. Between two measurements none
+    goes twice, until all that were measured have gone.
+
+    Args:
+      size: prompts. seed: of which are measured.
+
+    Attributes:
+      at: the step of the latest measurement; -1 before the first.
+    """
+
+    name = "oracle"
+
+    def __init__(self, size: int, seed: int):
+        self._seed, self.at, self._count = seed, -1, 0
+        self._value = np.full(size, np.nan)
+        self._gone = np.zeros(size, bool)
+
+    def pool(self, n: int) -> tuple[str, np.ndarray]:
+        """(a name of their own for the next measurement, indices of the prompts to measure)."""
+        rng = np.random.default_rng([KEY, self._seed, self._count])
+        return f"oracle {self._count}", np.sort(rng.permutation(len(self._value))[:n])
+
+    def learn(self, step: int, index: np.ndarray, rates: np.ndarray, tokens: np.ndarray) -> None:
+        """Pass rates f64[n] and mean lengths f64[n] of these prompts at a step; what was measured
+        before is forgotten.
+        """
+        self._value[:], self._gone[:] = np.nan, False
+        self._value[index] = rates * (1 - rates) / tokens
+        self.at, self._count = step, self._count + 1
+
+    def pick(self, n: int, serial: int, out: np.ndarray) -> np.ndarray:
+        del serial
+        # Those that were measured and have not gone; then those that have; then all others.
+        last = np.where(np.isnan(self._value), 2, self._gone.astype(int))
+        order = np.lexsort((-np.nan_to_num(self._value), last))
+        chosen = order[~out[order]][:n]
+        self._gone[chosen] = True
+        return chosen
+
+    def observe(self, index: Sequence[int], positive: Sequence[int], total: Sequence[int]) -> None:
+        del index, positive, total
+
+    def metrics(self, serial: int) -> dict[str, float]:
+        """Share of what was measured that has gone."""
+        del serial
+        known = ~np.isnan(self._value)
+        return {"prompts/oracle_gone": float(self._gone[known].mean()) if known.any() else 0.0}
+
+    def state_dict(self) -> dict[str, Any]:
+        value, gone = self._value.copy(), self._gone.copy()
+        return {"value": value, "gone": gone, "at": self.at, "count": self._count}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._value, self._gone = np.array(state["value"], float), np.array(state["gone"], bool)
+        self.at, self._count = int(state["at"]), int(state["count"])
+
+
 class Acceptance(Protocol):
     """What `MemoryOrder` needs to know of prompts; `memory.Acceptance` is it."""
 

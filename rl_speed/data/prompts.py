@@ -168,6 +168,11 @@ class PromptStream:
         return () if self._size is None else self._source
 
     @property
+    def order(self) -> EpochOrder | AdaptiveOrder | None:
+        """That of the finite data set."""
+        return self._order
+
+    @property
     def epoch(self) -> int:
         """Epoch of the next fresh prompt, from 0; always 0 for an endless source."""
         return 0 if self._size is None else self._serial // self._size

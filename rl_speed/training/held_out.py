@@ -42,7 +42,7 @@ class HeldOut:
         room: tuple[int, int],
         scorer: RewardScorer,
     ):
-        self._config, self.sets, self.generator, self.room, self._scorer = (
+        self._config, self.sets, self.generator, self.room, self.scorer = (
             config,
             sets,
             generator,
@@ -72,7 +72,7 @@ class HeldOut:
             self.generator,
             params,
             self.sets,
-            self._scorer.judge,
+            self.scorer.judge,
             self.room,
             so_far=self.under_way,
             stop=stop,

@@ -17,6 +17,7 @@ import jax
 import numpy as np
 
 from rl_speed.config import Config, flatten
+from rl_speed.data.orders import OracleOrder
 from rl_speed.data.prompts import digest
 from rl_speed.data.rollouts import Rollouts, pack
 from rl_speed.policy import save_hf
@@ -40,6 +41,7 @@ from rl_speed.runtime.writers import MetricsWriter, NoWriter
 from rl_speed.training import build
 from rl_speed.training.cache_start import start_cost, start_run
 from rl_speed.training.held_out import HeldOut, shown
+from rl_speed.training.oracle import Oracle
 from rl_speed.training.records import by_round, describe, progress_text, rollout_record
 from rl_speed.training.steps import Step
 from rl_speed.update.reference import Reference
@@ -118,6 +120,12 @@ class Trainer:
             config, self.policy, generation
         )
         self.held_out = HeldOut(config, sets, held_out_generator, room, self.scorer)
+        order = self.stream.order
+        self.oracle = (
+            Oracle(config.data, order, self.stream.prompts, self.held_out)
+            if isinstance(order, OracleOrder)
+            else None
+        )
         self.optimizer = build.build_optimizer(config, self.policy.params)
         self.settings = build.update_config(config)
         budgets = build.build_budgets(config, self.policy, self.mesh)
@@ -325,6 +333,12 @@ class Trainer:
         timer, stopping = PhaseTimer(self._spent), stop.ask()
         while not self.done and not stopping:
             self.hosts.at(f"step {self.step}")
+            if self.oracle is not None and self.oracle.due(self.step):
+                if not self.oracle.measure(self.weights(), self.step, asked):
+                    self.save()
+                    inside, stopping = "a measurement of pass rates", True
+                    break
+                timer.take()  # its seconds are charged to nobody
             compiled = self.compiles.seconds - self._spent.get("compile", 0.0)
             profiled = self.step == c.logging.profile_step
             with (
@@ -389,7 +403,12 @@ class Trainer:
         """Whether something else than the next step follows `step` steps."""
         c = self.config
         due = lambda every: every and step % every == 0
-        return step >= c.training.steps or due(c.evaluation.every) or due(c.checkpoints.every)
+        return (
+            step >= c.training.steps
+            or due(c.evaluation.every)
+            or due(c.checkpoints.every)
+            or (self.oracle is not None and due(c.data.oracle_every))
+        )
 
     def evaluate(self, stop: Callable[[], bool] = lambda: False) -> None:
         """Held-out accuracy of the policy as it is, kept with the totals it was reached at;

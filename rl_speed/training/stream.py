@@ -10,6 +10,7 @@ from rl_speed.data.orders import (
     AdaptiveOrder,
     EpochOrder,
     MemoryOrder,
+    OracleOrder,
     VisitOrder,
     easy_to_hard,
     in_file_order,
@@ -57,6 +58,7 @@ def make_order(
         "shuffle": lambda: shuffled(size, seed),
         "file": lambda: in_file_order(size),
         "visits": lambda: VisitOrder(size, seed),
+        "oracle": lambda: OracleOrder(size, seed),
         "schedule": lambda: easy_to_hard([table[p.id] for p in prompts], seed),
     }[d.order]()
 

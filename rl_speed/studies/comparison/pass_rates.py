@@ -145,7 +145,8 @@ def save(
     if reference is not None:
         counts, edges = np.histogram(reference.rates, BINS, (0.0, 1.0))
         scaled = counts * len(rates) / len(reference.rates)
-        label = f"{reference.source}\ntotal variation {numbers['total_variation']:.3f}"
+        source = "\n".join(reference.source.split(", "))
+        label = f"{source}\ntotal variation {numbers['total_variation']:.3f}"
         axis.stairs(scaled, edges, color="black", lw=1.6, label=label)
     axis.set_xlabel(f"pass rate over {result.samples} samples")
     axis.set_ylabel("prompts")
@@ -154,7 +155,7 @@ def save(
         f"{numbers['nearly_never']:.0%} nearly never, {numbers['between']:.0%} between",
         fontsize=10,
     )
-    axis.legend()
+    axis.legend(loc="upper center", fontsize=8)
     figure.savefig(folder / "pass_rates.png")
     plt.close(figure)
     return folder / "pass_rates.png"
