@@ -179,15 +179,16 @@ def tiny(
         questions (0: all).
       evaluate_every: steps (0: never). export: write the final policy.
     """
-    config.driver.groups, config.driver.screen_prompts, config.driver.buffer_groups = (
-        groups,
-        screen,
-        screen,
-    )
+    config.driver.groups, config.driver.screen_prompts = groups, screen
+    at_once = config.driver.continuation == "at_once"
+    config.driver.buffer_groups = screen + groups if at_once else screen
+    if config.optimizer.schedule != "constant":
+        config.optimizer.warmup_steps = min(config.optimizer.warmup_steps, steps - 1)
     config.rule.n, config.rule.n_init = samples, min(config.rule.n_init, max(2, samples // 2))
     config.training.minibatches = math.gcd(config.training.minibatches, groups * samples)
     config.sampler.slots, config.sampler.prefill_chunk = slots or groups * samples, prefill
-    config.sampler.max_new = min(config.sampler.max_new, 16)
+    if config.data.task not in TASKS:  # whose answers need what they need
+        config.sampler.max_new = min(config.sampler.max_new, 16)
     config.mesh.data = config.mesh.fsdp = config.mesh.tensor = 1
     config.data.eval_prompts, config.evaluation.every = eval_prompts, evaluate_every
     if train_prompts is not None:

@@ -17,7 +17,6 @@ import jax
 import numpy as np
 
 from rl_speed.config import Config, flatten
-from rl_speed.data.orders import OracleOrder
 from rl_speed.data.prompts import digest
 from rl_speed.data.rollouts import Rollouts, pack
 from rl_speed.policy import save_hf
@@ -41,7 +40,7 @@ from rl_speed.runtime.writers import MetricsWriter, NoWriter
 from rl_speed.training import build
 from rl_speed.training.cache_start import start_cost, start_run
 from rl_speed.training.held_out import HeldOut, shown
-from rl_speed.training.oracle import Oracle
+from rl_speed.training.oracle import make_oracle
 from rl_speed.training.records import by_round, describe, progress_text, rollout_record
 from rl_speed.training.steps import Step
 from rl_speed.update.reference import Reference
@@ -120,12 +119,7 @@ class Trainer:
             config, self.policy, generation
         )
         self.held_out = HeldOut(config, sets, held_out_generator, room, self.scorer)
-        order = self.stream.order
-        self.oracle = (
-            Oracle(config.data, order, self.stream.prompts, self.held_out)
-            if isinstance(order, OracleOrder)
-            else None
-        )
+        self.oracle = make_oracle(config.data, self.stream, self.held_out)
         self.optimizer = build.build_optimizer(config, self.policy.params)
         self.settings = build.update_config(config)
         budgets = build.build_budgets(config, self.policy, self.mesh)

@@ -6,7 +6,7 @@ from typing import Any
 from rl_speed.config import Data
 from rl_speed.data.held_out import HeldOutSet
 from rl_speed.data.orders import OracleOrder
-from rl_speed.data.prompts import Prompt
+from rl_speed.data.prompts import Prompt, PromptStream
 from rl_speed.rollout.evaluate import evaluate
 from rl_speed.training.held_out import HeldOut
 
@@ -42,3 +42,10 @@ class Oracle:
         one = found.sets[name]
         self._order.learn(step, index, one.correct / samples, one.lengths)
         return True
+
+
+def make_oracle(data: Data, stream: PromptStream, held_out: HeldOut) -> Oracle | None:
+    """The one that a stream's order waits for, if it does."""
+    if not isinstance(stream.order, OracleOrder):
+        return None
+    return Oracle(data, stream.order, stream.prompts, held_out)

@@ -53,10 +53,10 @@ def shrink(config: Config, folder: pathlib.Path) -> Config:
         c.data.train, c.data.eval = str(folder / "train.jsonl"), str(folder / "eval.jsonl")
         # math-verify: tests/training/test_training_real_models.py
         c.reward.verifier, c.reward.mode = "integer", "free"
+        c.data.max_prompt_length = 10
         c.data.hold_out = min(c.data.hold_out, 2)
         c.data.pass_rates = c.data.pass_rates and str(folder / "pass_rates.json")
     c.model.compute_dtype, c.model.remat, c.model.head_chunk = "float32", False, 0
-    c.data.max_prompt_length = 10
     rule, samples = c.rule, 4 if c.rule.name in ("sequential", "allocated") else 8
     presets.tiny(
         c,
