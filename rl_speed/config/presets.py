@@ -131,7 +131,7 @@ def embedded(method: str = "", task: str = "chain") -> Config:
         config.optimizer.learning_rate = 1e-3
         config.evaluation.every, config.evaluation.samples = 5, 4
     else:
-        # Nearly one in two.
+        # About one in three.
         config.driver.screen_prompts = 96
         config.driver.margin = 1.5
         config.driver.buffer_groups = 64
