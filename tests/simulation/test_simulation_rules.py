@@ -176,3 +176,34 @@ def test_real_pass_rates(real_data):
     for row in rows:
         for name, value in row["exact"].items():
             assert abs(row["measured"][name] - value) <= 4 * row["error"][name] + 1e-9
+
+
+def test_the_limit_draws_as_much_and_learns_more():
+    speed = Speed(4, 8)
+    rows = simulation.survey(
+        {
+            "Uniform": Uniform(12),
+            "SPEED": speed,
+            "limit": simulation.Limit(speed),
+            "a tenth": simulation.Limit(speed, 0.1),
+        },
+        RATES,
+        n=12,
+        repeats=400,
+    )
+    signal = [row["measured"]["signal_per_sample"] for row in rows]
+    assert signal == sorted(signal) and len(set(signal)) == 4
+    per_pass = [
+        row["measured"]["accepted"] * row["measured"]["samples_per_trained"] for row in rows
+    ]
+    # Beyond 12 samples of each prompt that pays, the limit wants no more.
+    assert 0.8 * per_pass[1] < per_pass[2] <= per_pass[1]
+    assert per_pass[3] == pytest.approx(0.1 * per_pass[1], rel=0.02)
+    # It is one of the shares of theory, which nothing but rates decide.
+    shares = simulation.Limit(speed).shares(RATES)
+    assert rows[2]["exact"]["accepted"] == pytest.approx(np.mean(shares > 0))
+    assert 0 < np.mean(shares > 0) < 1 and shares.max() <= 12
+    for row in rows:
+        for name in ("signal_per_sample", "samples_per_trained"):
+            value, error = row["measured"][name], row["error"][name]
+            assert abs(value - row["exact"][name]) <= 5 * error + 1e-9

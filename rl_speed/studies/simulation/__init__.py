@@ -13,6 +13,7 @@ from rl_speed.data.pass_rates import (
 from rl_speed.studies.simulation.orders import Memory, survey_orders
 from rl_speed.studies.simulation.simulate import (
     Draws,
+    Limit,
     draw,
     epochs,
     exact,
@@ -24,6 +25,7 @@ from rl_speed.studies.simulation.simulate import (
 
 __all__ = [
     "Draws",
+    "Limit",
     "Memory",
     "PassRates",
     "draw",

@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 
 from rl_speed.data.pass_rates import PassRates, load_epochs, moving_average
+from rl_speed.sampling import Speed
 from rl_speed.studies.simulation import plots, table
 from rl_speed.studies.simulation.orders import survey_orders
-from rl_speed.studies.simulation.simulate import epochs, standard_rules, survey
+from rl_speed.studies.simulation.simulate import Limit, epochs, standard_rules, survey
 
 # Fixed pass rates are visited so often, and only so many of them: more change no ratio by as much
 # as its error.
@@ -51,7 +52,12 @@ def compare_rules(
     """
     start, found, curves, drift = time.perf_counter(), sources.fixed, sources.curves, None
     rules = standard_rules(n, tuple(n_inits))
-    rows = survey(rules, found.rates, n, groups, seed, repeats)
+    first = next(rule for rule in rules.values() if isinstance(rule, Speed))
+    limits = {
+        f"limit, {what} of SPEED {first.n_init}+{first.n_cont}": Limit(first, part)
+        for what, part in (("samples", 1.0), ("a tenth of those", 0.1))
+    }
+    rows = survey({**rules, **limits}, found.rates, n, groups, seed, repeats)
     out.mkdir(parents=True, exist_ok=True)
     if curves is not None:
         drift = epochs(rules, curves, n, seed, repeats)

@@ -66,6 +66,25 @@ class Draws:
     rounds: np.ndarray
 
 
+@dataclasses.dataclass(frozen=True)
+class Limit:
+    """A row for what no rule can do: who knows every pass rate shares out a part of the samples
+    that `like` would draw from the same prompts, by `theory.best_shares`, up to as many a prompt.
+    The smaller the part, the more can be passed over.
+    """
+
+    like: Speed
+    part: float = 1.0
+
+    def shares(self, rates: np.ndarray) -> np.ndarray:
+        """i64[P]: samples of each prompt, 0 for most."""
+        n_init, n_cont = self.like.n_init, self.like.n_cont
+        low, high = (edge / n_init for edge in _between(*self.like.accepted_counts))
+        drawn = n_init + n_cont * theory.acceptance(rates, n_init, low, high)
+        budget = self.part * float(drawn.sum())
+        return theory.best_shares(rates, 1.0, budget, n_init + n_cont).samples
+
+
 def standard_rules(n: int = 24, n_inits: tuple[int, ...] = (4, 6, 8)) -> dict[str, Rule]:
     """Every rule at (at most, or for Allocated on average) n samples a prompt,
     by the name that tables give it.
@@ -262,6 +281,11 @@ def exact(rule: Rule, rates: np.ndarray, budgets: np.ndarray | None = None) -> d
     }
 
 
+def _between(first: int, last: int) -> tuple[float, float]:
+    """Counts just outside: no count lies on these thresholds."""
+    return first - 0.5, last + 0.5
+
+
 def _group_sums(
     p: np.ndarray, n_init: int, n_cont: int, first: int, last: int
 ) -> dict[str, np.ndarray]:
@@ -269,7 +293,7 @@ def _group_sums(
     accepted counts are first..last.
     """
     n = n_init + n_cont
-    low, high = (first - 0.5) / n_init, (last + 0.5) / n_init  # no count lies on these thresholds
+    low, high = (edge / n_init for edge in _between(first, last))
     accepted = theory.acceptance(p, n_init, low, high)
     # A single sample has no leave-one-out baseline, hence no gradient.
     gradient = (
@@ -306,7 +330,7 @@ def _rng(seed: int, name: str, *more: int) -> np.random.Generator:
 
 
 def survey(
-    rules: Mapping[str, Rule],
+    rules: Mapping[str, Rule | Limit],
     rates: np.ndarray,
     n: int = 24,
     groups: int = 16,
@@ -317,7 +341,7 @@ def survey(
     are what the others are compared with.
 
     Allocated takes its budgets from one earlier visit of n samples to each prompt, which is not
-    charged to it.
+    charged to it; `Limit` from the pass rates themselves.
 
     Returns: rows with rule, measured {name: value}, error {name: standard error}, exact {name:
       value}, batch (samples to fill a batch of `groups` informative groups: mean, and 5 and 95
@@ -329,24 +353,34 @@ def survey(
     for name, value in (("groups", groups), ("repeats", repeats)):
         if value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}")
-    rates = np.asarray(rates, float)
+    everyone = np.asarray(rates, float)
     rows = []
     for name, rule in rules.items():
-        rng, budgets = _rng(seed, name), None
-        if isinstance(rule, Allocated):
+        rng, budgets, rates = _rng(seed, name), None, everyone
+        if isinstance(rule, Limit):
+            shares = rule.shares(everyone)
+            rates, budgets = everyone[shares > 0], shares[shares > 0]
+            budgets = np.broadcast_to(budgets, (repeats, len(rates)))
+            rule = Allocated(int(shares.max(initial=2)), 2)
+        elif isinstance(rule, Allocated):
             seen = np.full((repeats, len(rates)), n)
             budgets = allocated_budgets(rule, n, seen, rng.binomial(seen, rates))
         draws = draw(rule, rates, rng, repeats, budgets)
         found, sums = measure(draws), _sums(draws)
         order = rng.permutation(draws.samples.size)
         filled = fill(draws.samples.ravel()[order], sums["informative"].ravel()[order], groups)
+        known = exact(rule, rates, budgets)
+        # Of all prompts, not of those that were chosen.
+        asked = len(rates) / len(everyone)
+        found["accepted"] = tuple(asked * x for x in found["accepted"])
+        known["accepted"] = asked * known["accepted"]
         rows.append(
             {
                 "rule": name,
                 "definition": str(rule),
                 "measured": {k: v for k, (v, _) in found.items()},
                 "error": {k: e for k, (_, e) in found.items()},
-                "exact": exact(rule, rates, budgets),
+                "exact": known,
                 "batch": {
                     "mean": groups * found["samples_per_informative"][0],
                     "p5": float(np.quantile(filled, 0.05)),

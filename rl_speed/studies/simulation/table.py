@@ -10,7 +10,9 @@ HOW = """Standard errors (±) are of the answers alone, the prompts and their pa
 as given; "theory" is exact (acceptance, phi_prime, sequential_cost; for Allocated given its
 budgets, which come from an earlier visit that is not charged). An informative group has right and
 wrong answers. A batch is {groups} informative groups, mean and 5 to 95 percent of batches;
-candidates that complete beyond the batch are taken to wait for the next one."""
+candidates that complete beyond the batch are taken to wait for the next one. A limit knows every
+pass rate and screens nobody: it shares out as many samples as SPEED draws, or a tenth, so that
+steps gain most (theory.best_shares)."""
 ORDERS = """Plain SPEED (a new shuffle each epoch) against SPEED with memory
 (config.data.order="memory"), else the same, N = {n}, over the same training: the curves' clock is
 the groups trained on, an epoch of theirs lasting as long as one shuffled pass. That another choice
