@@ -6,7 +6,9 @@ and draw the histogram (under a minute, embedded).
 
 With --split=train, on each training prompt: OUT/pass_rates.json is then what config.data.pass_rates
 takes, for curation (keep_low, keep_high) and order="schedule". With --reference=FILE the histogram
-is held against pass rates of another policy on other questions, as simulate.py reads them.
+is held against pass rates of another policy on other questions, as simulate.py reads them. With
+--later=LABEL=runs/NAME/policy,... policies that training made are measured on the same prompts, and
+OUT/frontier.png shows what came into reach.
 """
 
 from pathlib import Path
@@ -25,6 +27,7 @@ _OUT = flags.DEFINE_string(
     "out", None, "Folder for pass_rates.json and pass_rates.png.", required=True
 )
 _REFERENCE = flags.DEFINE_string("reference", "", "File of pass rates to compare with.")
+_LATER = flags.DEFINE_list("later", [], "Trained policies, LABEL=DIRECTORY of each.")
 flags.mark_flag_as_required("config")
 
 
@@ -32,6 +35,11 @@ def main(_):
     from rl_speed.data.pass_rates import load_pass_rates
     from rl_speed.studies.comparison import pass_rates
 
+    trained = {}
+    for spec in _LATER.value:
+        label, _, trained[label] = spec.partition("=")
+        if not Path(trained[label], "config.json").is_file():
+            raise ValueError(f"--later is LABEL=DIRECTORY of a policy; got {spec!r}")
     reference = load_pass_rates(_REFERENCE.value) if _REFERENCE.value else None
     measured = pass_rates.measure(_CONFIG.value, _SAMPLES.value, _SPLIT.value)
     plot = pass_rates.save(measured, Path(_OUT.value), entry.shown_command(), reference)
@@ -46,6 +54,12 @@ def main(_):
         distance = pass_rates.total_variation(rates, reference.rates)
         print(f"total variation to {reference.source}: {distance:.3f}")
     print(f"plot: {plot}")
+    later = {}
+    for label, directory in trained.items():
+        _CONFIG.value.model.path = directory
+        later[label] = pass_rates.measure(_CONFIG.value, _SAMPLES.value, _SPLIT.value)
+    if later:
+        print(f"plot: {pass_rates.save_frontier(measured, later, Path(_OUT.value))}")
 
 
 if __name__ == "__main__":

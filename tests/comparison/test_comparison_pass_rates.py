@@ -2,6 +2,7 @@
 the latter as a table that curation takes.
 """
 
+import dataclasses
 import json
 
 import numpy as np
@@ -50,6 +51,19 @@ def test_the_table_of_training_prompts(tmp_path):
     alike = min(ends[0], 0.5) + min(ends[1], 0.5)
     assert saved["reference"] == "coins"
     assert saved["total_variation"] == pytest.approx(1 - alike, abs=1e-4)
+
+
+def test_what_came_into_reach(tmp_path):
+    start = pass_rates.measure(small(), 2)
+    right = dataclasses.replace(start.evaluation, correct=np.full_like(start.evaluation.correct, 2))
+    better = start._replace(evaluation=right)
+    plot = pass_rates.save_frontier(start, {"trained": better}, tmp_path)
+    saved = json.loads((tmp_path / "frontier.json").read_text())
+    assert plot.stat().st_size > 10_000 and saved["ids"] == start.ids
+    assert set(saved["rates"]["trained"]) == {1.0} != set(saved["rates"]["start"])
+    with pytest.raises(ValueError, match="other was not measured on the prompts of the start"):
+        other = start._replace(ids=start.ids[::-1])
+        pass_rates.save_frontier(start, {"other": other}, tmp_path)
 
 
 def test_total_variation():

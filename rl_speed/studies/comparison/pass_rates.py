@@ -1,6 +1,7 @@
 """Pass rates of the starting policy, prompt by prompt: what decides how much screening can gain."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +18,8 @@ from rl_speed.training import build
 
 SPLITS = ("eval", "train")
 BINS = 20  # of histograms
+# Prompts whose rates at the start lie between the same two are one point of a curve.
+START_EDGES = (0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.99)
 
 
 class Measured(NamedTuple):
@@ -159,6 +162,48 @@ def save(
     figure.savefig(folder / "pass_rates.png")
     plt.close(figure)
     return folder / "pass_rates.png"
+
+
+def save_frontier(first: Measured, later: Mapping[str, Measured], folder: Path) -> Path:
+    """Draw frontier.png: pass rates of policies that training made of the starting one, on the same
+    prompts, and write them to frontier.json.
+
+    Args:
+      later: by label. On the left how many prompts have which rate; on the right the mean rate
+        later of prompts that had the same rate at the start.
+
+    Raises ValueError: another one's prompts are not the first one's.
+    """
+    from rl_speed.runtime.plotting import pyplot
+
+    if other := [label for label, measured in later.items() if measured.ids != first.ids]:
+        raise ValueError(f"{other[0]} was not measured on the prompts of the start")
+    rates = {
+        label: measured.evaluation.correct / measured.evaluation.samples
+        for label, measured in {"start": first, **later}.items()
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    kept = {label: np.round(values, 4).tolist() for label, values in rates.items()}
+    (folder / "frontier.json").write_text(json.dumps({"ids": first.ids, "rates": kept}) + "\n")
+    plt = pyplot()
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9.6, 3.6), constrained_layout=True)
+    group = np.searchsorted(START_EDGES, rates["start"], side="right")
+    for label, values in rates.items():
+        counts, edges = np.histogram(values, BINS, (0.0, 1.0))
+        left.stairs(counts, edges, label=f"{label}, mean {values.mean():.2f}", lw=1.6)
+        groups = [values[group == g] for g in np.unique(group)]
+        middles = [rates["start"][group == g].mean() for g in np.unique(group)]
+        error = [x.std() / max(len(x), 1) ** 0.5 for x in groups]
+        right.errorbar(middles, [x.mean() for x in groups], error, marker="o", ms=3, label=label)
+    left.set_xlabel("pass rate")
+    left.set_ylabel("prompts")
+    left.legend(fontsize=8)
+    right.set_xlabel("pass rate at the start")
+    right.set_ylabel("mean pass rate")
+    right.legend(fontsize=8)
+    figure.savefig(folder / "frontier.png")
+    plt.close(figure)
+    return folder / "frontier.png"
 
 
 def load(folder: Path) -> dict[str, Any]:
