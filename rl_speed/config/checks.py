@@ -15,6 +15,7 @@ from rl_speed.named import is_function, load_function, named, options_of
 from rl_speed.objectives import LOSSES, POOL_ADVANTAGES, check_advantage, check_loss
 from rl_speed.policy.prompt_formats import PROMPTS, prompt_format
 from rl_speed.rewards.custom import check_functions, parse_extra
+from rl_speed.sampling.rules import two_phase
 
 if TYPE_CHECKING:
     from rl_speed.config import Config, Reward
@@ -298,6 +299,8 @@ def _check_order(c: "Config") -> None:
         ("data.keep_high", d.keep_low <= d.keep_high <= 1, "between config.data.keep_low and 1"),
         ("data.explore", 0 <= d.explore <= 1, "in [0, 1]"),
         ("data.rest", 0 <= d.rest < 1, "in [0, 1)"),
+        ("data.worth_power", 0 < d.worth_power <= 1, "in (0, 1]"),
+        ("data.forecast_buckets", 1 <= d.forecast_buckets <= 4096, "between 1 and 4096"),
         ("data.memory_decay", 0 < d.memory_decay <= 1, "in (0, 1]"),
     )
     _check_oracle(c)
@@ -349,16 +352,16 @@ def _check_depth(c: "Config") -> None:
     """What a pipeline of so many calls needs, and taking groups as they complete."""
     d = c.driver
     rule = c.make_rule()
-    if d.accept == "completion" and (d.depth or rule.first_samples < rule.max_samples):
+    if d.accept == "completion" and (d.depth or two_phase(rule)):
         raise ValueError(
             "config.driver.accept='completion' needs a rule of one phase (uniform, dynamic, band, "
             f"allocated) and config.driver.depth=0; got config.rule.name={c.rule.name!r}, "
             f"config.driver.depth={d.depth}: what is cancelled must not have been judged, or "
             "continued, before"
         )
-    two_phase = d.where == "host" and rule.first_samples < rule.max_samples
+    on_host = d.where == "host" and two_phase(rule)
     least = d.groups + d.screen_prompts
-    if two_phase and d.continuation == "at_once" and d.buffer_groups < least:
+    if on_host and d.continuation == "at_once" and d.buffer_groups < least:
         raise ValueError(
             f"config.driver.buffer_groups ({d.buffer_groups}) must be at least {least} for "
             "config.driver.continuation='at_once', config.driver.groups + "

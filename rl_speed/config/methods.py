@@ -107,6 +107,11 @@ _RPO = {"replay.window": "min", "replay.eps": 0.1, "replay.start": "sample"}
 _RPO_PAPER = {**_RPO, "replay.mask_prefix": False}
 _RPO_RELEASED = {**_RPO_PAPER, "replay.eps": 0.5, "replay.max_new": -1}
 
+# Ours. Prompts in the order of what a token of them is worth, by a forecast of pass rates that is
+# learnt while training; each screened with as many samples as its forecast leaves in doubt, which
+# is none for most. Nobody waits screened for the next step.
+_FORECAST = {"rule.name": "adaptive_speed", "data.order": "forecast", "driver.prefetch": False}
+
 # What the rules could do at best, knowing every pass rate: ours, and no way to train.
 _ORACLE = {"rule.name": "uniform", "data.order": "oracle"}
 
@@ -144,6 +149,8 @@ METHODS: dict[str, dict[str, object]] = {
     "rpo_dapo": _DYNAMIC | _DAPO | _RPO,
     "rpo_dapo_paper": _DYNAMIC | _DAPO | _RPO_PAPER,
     "rpo_speed_rloo": _SPEED | _RLOO | _RPO,
+    "forecast_rloo": _FORECAST | _RLOO,
+    "forecast_dapo": _FORECAST | _DAPO,
     "oracle_rloo": _ORACLE | _RLOO,
     "oracle_dapo": _ORACLE | _DAPO,
 }
@@ -162,6 +169,8 @@ BASELINES: dict[str, str] = {
     "speed_reinforce": "reinforce",
     "speed_reinforce_pp": "reinforce_pp",
     "rpo_speed_rloo": "speed_rloo",
+    "forecast_rloo": "rloo",
+    "forecast_dapo": "grpo_dapo_loss",
     "oracle_rloo": "rloo",
     "oracle_dapo": "grpo_dapo_loss",
 }

@@ -28,6 +28,7 @@ from rl_speed.objectives import (
 from rl_speed.sampling.rules import (
     ENDS,
     METRICS,
+    AdaptiveSpeed,
     Allocated,
     Band,
     Dynamic,
@@ -65,6 +66,7 @@ RULES: dict[str, Callable[["RuleConfig"], Rule]] = {
     "dynamic": lambda rule: Dynamic(rule.n, rule.metric),
     "band": lambda rule: Band(rule.n, rule.low, rule.high, rule.inclusive),
     "speed": _speed,
+    "adaptive_speed": lambda rule: AdaptiveSpeed(rule.n, rule.n_init),
     "sequential": lambda rule: Sequential(
         rule.m, rule.rounds, rule.k_pos, rule.k_neg, rule.on_unresolved
     ),
@@ -122,10 +124,11 @@ class Data:
     on_bad_row: str = one_of("error", "skip")  # skipped rows are counted
     # Which prompt of a finite training set goes next: "shuffle" (anew each epoch), "file" (as they
     # stand), "visits" (least visited first), "schedule" (easy to hard by pass_rates), "memory"
-    # (those that will probably qualify, by what earlier visits found).
+    # (those that will probably qualify, by what earlier visits found), "forecast" (those worth most
+    # by what they say, and by earlier visits).
     # "oracle": those worth most, by pass rates measured beside the run, whose samples and
     # seconds are charged to nobody: a limit to hold methods against.
-    order: str = one_of("shuffle", "file", "visits", "schedule", "memory", "oracle")
+    order: str = one_of("shuffle", "file", "visits", "schedule", "memory", "forecast", "oracle")
     oracle_every: int = 10  # steps between two measurements
     oracle_prompts: int = 1024  # measured each time
     oracle_samples: int = 16  # of each
@@ -135,11 +138,20 @@ class Data:
     # Offline curation: keep prompts whose rate in pass_rates lies in [keep_low, keep_high].
     keep_low: float = 0.0
     keep_high: float = 1.0
-    explore: float = 0.05  # memory: share drawn from the prompts seen least recently
+    forecast_buckets: int = 256  # forecast: features, of tokens and of pairs of them
+    # forecast, oracle: a prompt of pass rate p is worth p^worth_power (1-p); 1: SPEED's signal, less:
+    # the more are prompts worth that are seldom solved.
+    worth_power: float = 0.25
+    worth_of: str = one_of("sample", "token")  # forecast, oracle: of what prompts are worth most
+    # Share drawn whatever is known: memory: from the prompts seen least recently; forecast: from
+    # all that rested.
+    explore: float = 0.05
     # memory: no prompt goes unseen for more than so many epochs (visits / size).
     max_unseen: float = 4.0
-    rest: float = 0.5  # memory: epochs before a prompt may go again
-    memory_decay: float = 0.9  # memory: of what is known of a prompt, kept at its next visit
+    rest: float = 0.5  # memory, forecast: epochs before a prompt may go again
+    memory_decay: float = (
+        0.9  # memory, forecast: of what is known of a prompt, kept at its next visit
+    )
 
     def held_out_files(self) -> list[NamedFile]:
         """Where each held-out set is read, in the order of `eval`; none for a generated task.
@@ -166,7 +178,7 @@ class RuleConfig:
     # Samples of a group that are trained on: all of a complete group; of a sequential pool, those
     # that are kept; allocated: on average. A batch has so many rows for each of driver.groups.
     n: int = 24
-    n_init: int = 4  # speed: screening samples
+    n_init: int = 4  # speed: screening samples; adaptive_speed: of prompts without a forecast
     # speed: continue where low < pass rate < high, strictly; band: keep what lies between.
     low: float = 0.0
     high: float = 1.0

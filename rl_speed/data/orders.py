@@ -73,8 +73,16 @@ class AdaptiveOrder(Protocol):
         or as many as are not `out` (bool[size]).
         """
 
-    def observe(self, index: Sequence[int], positive: Sequence[int], total: Sequence[int]) -> None:
-        """These prompts are back: of `total` samples each, `positive` were right."""
+    def observe(
+        self,
+        index: Sequence[int],
+        positive: Sequence[int],
+        total: Sequence[int],
+        tokens: Sequence[float],
+    ) -> None:
+        """These prompts are back: of `total` samples each, `positive` were right; mean tokens of a
+        sample, NaN where nobody knows.
+        """
 
     def metrics(self, serial: int) -> dict[str, float]: ...
     def state_dict(self) -> dict[str, Any]: ...
@@ -105,8 +113,14 @@ class VisitOrder:
                 break
         return np.concatenate(chosen)
 
-    def observe(self, index: Sequence[int], positive: Sequence[int], total: Sequence[int]) -> None:
-        del positive, total
+    def observe(
+        self,
+        index: Sequence[int],
+        positive: Sequence[int],
+        total: Sequence[int],
+        tokens: Sequence[float] = (),
+    ) -> None:
+        del positive, total, tokens
         np.add.at(self._visits, np.asarray(index, np.int64), 1)
 
     def metrics(self, serial: int) -> dict[str, float]:
@@ -125,15 +139,17 @@ class VisitOrder:
 
 
 class OracleOrder:
-    """The prompts that teach most for a token, by pass rates that somebody measures beside the run:
-    what a rule could do at best that knew them. Not from a paper, and no way to train.
+    """The prompts that teach most, by pass rates that somebody measures beside the run: what a rule
+    could do at best that knew them. Not from a paper, and no way to train.
 
-    A prompt of pass rate p whose samples have c tokens is worth p (1-p) / c: the signal that a
-    group of a given size keeps (theory.expected_speedup), a token. Between two measurements none
-    goes twice, until all that were measured have gone.
+    A prompt of pass rate p is worth p^power (1-p): what a sample of it says about the gradient of
+    p^power. With a power of 1 that is the signal that SPEED screens for (theory.expected_speedup);
+    the smaller it is, the more are rates worth that are low and not zero. Between two
+    measurements none goes twice, until all that were measured have gone.
 
     Args:
-      size: prompts. seed: of which are measured.
+      size: prompts. seed: of which are measured, and of ties. power: in (0, 1]. by_tokens: whether
+        worth is that of a token, or of a sample.
 
     Attributes:
       at: the step of the latest measurement; -1 before the first.
@@ -141,8 +157,9 @@ class OracleOrder:
 
     name = "oracle"
 
-    def __init__(self, size: int, seed: int):
+    def __init__(self, size: int, seed: int, power: float = 1.0, by_tokens: bool = False):
         self._seed, self.at, self._count = seed, -1, 0
+        self._power, self._by_tokens = power, by_tokens
         self._value = np.full(size, np.nan)
         self._gone = np.zeros(size, bool)
 
@@ -156,7 +173,12 @@ class OracleOrder:
         before is forgotten.
         """
         self._value[:], self._gone[:] = np.nan, False
-        self._value[index] = rates * (1 - rates) / tokens
+        worth = np.power(rates, self._power) * (1 - rates)
+        if self._by_tokens:
+            worth = worth / tokens
+        # Rates of few samples are often the same: by lot.
+        lot = np.random.default_rng([KEY, self._seed, self._count, 1]).permutation(len(index))
+        self._value[index] = worth + 1e-9 * lot
         self.at, self._count = step, self._count + 1
 
     def pick(self, n: int, serial: int, out: np.ndarray) -> np.ndarray:
@@ -168,8 +190,14 @@ class OracleOrder:
         self._gone[chosen] = True
         return chosen
 
-    def observe(self, index: Sequence[int], positive: Sequence[int], total: Sequence[int]) -> None:
-        del index, positive, total
+    def observe(
+        self,
+        index: Sequence[int],
+        positive: Sequence[int],
+        total: Sequence[int],
+        tokens: Sequence[float] = (),
+    ) -> None:
+        del index, positive, total, tokens
 
     def metrics(self, serial: int) -> dict[str, float]:
         """Share of what was measured that has gone."""
@@ -286,7 +314,14 @@ class MemoryOrder:
         self._last[chosen] = serial + np.arange(len(chosen))
         return chosen
 
-    def observe(self, index: Sequence[int], positive: Sequence[int], total: Sequence[int]) -> None:
+    def observe(
+        self,
+        index: Sequence[int],
+        positive: Sequence[int],
+        total: Sequence[int],
+        tokens: Sequence[float] = (),
+    ) -> None:
+        del tokens
         ids = [self._ids[i] for i in index]
         self._acceptance.update(ids, positive, total)
         index = np.asarray(index, np.int64)
@@ -309,3 +344,89 @@ class MemoryOrder:
         self._last = np.array(state["last"], np.int64)
         self._acceptance.load_state_dict(state["acceptance"])
         self._estimate, self._class = self._acceptance.look(self._ids)
+
+
+class Forecast(Protocol):
+    """What `ForecastOrder` needs to know of prompts; `rollout.forecast.Forecast` is it."""
+
+    def screening(self) -> tuple[np.ndarray, np.ndarray]: ...
+    def update(
+        self,
+        index: Sequence[int],
+        positive: Sequence[int],
+        total: Sequence[int],
+        tokens: Sequence[float],
+    ) -> None: ...
+    def metrics(self) -> dict[str, float]: ...
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+class ForecastOrder:
+    """The prompts that teach most by a forecast of their pass rates, which needs no visit. Not from
+    a paper.
+
+    Of n prompts to pick a share `explore` (a coin for each) is drawn uniformly; the rest are worth
+    most by `forecast.screening`, ties by lot. None goes again before `rest` x size visits; where
+    too few have rested, those that left least recently go.
+
+    Args:
+      size: prompts. forecast: of all of them; this order tells it what came back, and saves it.
+      seed: of all draws, each keyed by the visit at which it is made. explore: in [0, 1].
+        rest: in epochs, in [0, 1).
+
+    Raises ValueError naming the argument that is out of range.
+    """
+
+    name = "forecast"
+
+    def __init__(self, size: int, forecast: Forecast, seed: int, explore: float, rest: float):
+        for name, value, ok, say in (
+            ("explore", explore, 0 <= explore <= 1, "in [0, 1]"),
+            ("rest", rest, 0 <= rest < 1, "in [0, 1)"),
+        ):
+            if not ok:
+                raise ValueError(f"ForecastOrder.{name} must be {say}; got {value!r}")
+        self.forecast, self._seed, self._explore, self._rest = forecast, seed, explore, rest * size
+        self._last = np.full(size, -size, np.int64)  # visit of the latest departure
+
+    def pick(self, n: int, serial: int, out: np.ndarray) -> np.ndarray:
+        rng = np.random.default_rng([KEY, self._seed, serial])
+        free = rng.permutation(np.flatnonzero(~out))
+        ready = serial - self._last[free] >= self._rest
+        if ready.sum() < n:
+            ready = np.argsort(np.argsort(self._last[free], kind="stable")) < n
+        free = free[ready]
+        n = min(n, len(free))
+        explored = rng.binomial(n, self._explore)
+        tried, free = free[:explored], free[explored:]
+        worth = self.forecast.screening()[1][free]
+        best = free[np.argsort(-worth, kind="stable")[: n - explored]]
+        chosen = rng.permutation(np.concatenate([tried, best]))
+        self._last[chosen] = serial + np.arange(len(chosen))
+        return chosen
+
+    def observe(
+        self,
+        index: Sequence[int],
+        positive: Sequence[int],
+        total: Sequence[int],
+        tokens: Sequence[float],
+    ) -> None:
+        self.forecast.update(index, positive, total, tokens)
+
+    def metrics(self, serial: int) -> dict[str, float]:
+        """Share of the prompts that went within the last epoch; and what the forecast says."""
+        recent = self._last > serial - len(self._last)
+        return {
+            "prompts/went": float((recent & (self._last >= 0)).mean()),
+            **self.forecast.metrics(),
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Departures i64[size], and the forecast."""
+        return {"last": self._last.copy(), "forecast": self.forecast.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._last = np.array(state["last"], np.int64)
+        self.forecast.load_state_dict(state["forecast"])

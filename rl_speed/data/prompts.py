@@ -139,10 +139,15 @@ class PromptStream:
         self._returned = sorted(visits + self._returned)
 
     def observe(
-        self, prompts: Sequence[Prompt], positive: Sequence[int], total: Sequence[int]
+        self,
+        prompts: Sequence[Prompt],
+        positive: Sequence[int],
+        total: Sequence[int],
+        tokens: Sequence[float] | None = None,
     ) -> None:
-        """What became of prompts that are done with, each once: of `total` samples,
-        `positive` were right. Only orders that depend on results look at it.
+        """What became of prompts that are done with, each once: of `total` samples, `positive` were
+        right, and they had `tokens` sampled tokens on average (NaN, None: not known). Only orders
+        that depend on results look at it.
 
         Raises:
           ValueError: such an order is told of a prompt that is not out (never left, was put back,
@@ -153,7 +158,9 @@ class PromptStream:
         self._check_out(prompts, "observed")
         if back := set(self._returned).intersection(prompt.visit for prompt in prompts):
             raise ValueError(f"visits {sorted(back)} were observed, but had been put back")
-        self._adaptive.observe([self._out.pop(prompt.visit) for prompt in prompts], positive, total)
+        tokens = [np.nan] * len(prompts) if tokens is None else tokens
+        index = [self._out.pop(prompt.visit) for prompt in prompts]
+        self._adaptive.observe(index, positive, total, tokens)
 
     def _check_out(self, prompts: Sequence[Prompt], what: str) -> None:
         for prompt in prompts:

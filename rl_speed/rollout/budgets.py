@@ -3,7 +3,7 @@ and what its samples then say.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -37,6 +37,18 @@ def unpack_visits(packed: Mapping[str, Any]) -> list[Visit]:
         (prompt, right, drawn)
         for prompt, (right, drawn) in zip(unpack_prompts(packed), counts, strict=True)
     ]
+
+
+class Allocation(Protocol):
+    """What `Screening` asks before a visit, and tells after it."""
+
+    def allocate(
+        self, params: Any, prompts: Sequence[Prompt]
+    ) -> tuple[np.ndarray, np.ndarray | None]: ...
+    def observe(self, params: Any, visits: Sequence[Visit]) -> None: ...
+    def metrics(self) -> dict[str, float]: ...
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
 class Budgets:

@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from rl_speed.config import Driver as DriverConfig
 from rl_speed.rollout.buffer import SamplingBuffer
 from rl_speed.rollout.in_flight import ActivePrompt, PendingCall
-from rl_speed.sampling import Rule
+from rl_speed.sampling import Rule, two_phase
 
 
 class CallPlan:
@@ -26,7 +26,7 @@ class CallPlan:
             config,
             capacities(rule, config)[0],
         )
-        self._two_phase = rule.first_samples < rule.max_samples
+        self._two_phase = two_phase(rule)
 
     def room(self, pending: Collection[PendingCall], buffer: SamplingBuffer) -> int:
         """Groups that still fit into the buffer when all that can complete in pending calls has."""
@@ -110,12 +110,8 @@ def capacities(rule: Rule, config: DriverConfig) -> tuple[int, int]:
     earlier call's screening; none are where the first samples are all there is. Prompts beyond
     these numbers wait.
     """
-    in_flight = (
-        0
-        if rule.first_samples == rule.max_samples
-        else min(config.buffer_groups, config.screen_prompts)
-    )
+    in_flight = min(config.buffer_groups, config.screen_prompts) if two_phase(rule) else 0
     prompts = in_flight + config.screen_prompts
-    return prompts, in_flight * (
-        rule.max_samples - rule.first_samples
-    ) + config.screen_prompts * rule.first_samples
+    least = getattr(rule, "least_first_samples", rule.first_samples)
+    samples = in_flight * (rule.max_samples - least) + config.screen_prompts * rule.first_samples
+    return prompts, samples

@@ -31,7 +31,7 @@ from rl_speed.config import Driver as DriverConfig
 from rl_speed.data.prompts import PromptStream
 from rl_speed.data.rollouts import Rollouts, pack, unpack
 from rl_speed.replay.source import PrefixSource
-from rl_speed.rollout.budgets import Budgets, pack_visits, unpack_visits
+from rl_speed.rollout.budgets import Allocation, pack_visits, unpack_visits
 from rl_speed.rollout.buffer import BufferFull, SamplingBuffer
 from rl_speed.rollout.call_plan import CallPlan
 from rl_speed.rollout.expected_lengths import ExpectedLengths
@@ -94,7 +94,7 @@ class HostDriver:
         score: Scorer,
         buffer: SamplingBuffer,
         config: DriverConfig,
-        budgets: Budgets | None = None,
+        budgets: Allocation | None = None,
         prefixes: PrefixSource | None = None,
         shape: Shape | None = None,
     ):
@@ -405,6 +405,7 @@ class HostDriver:
             [g.prompt for g in groups],
             [int(g.correct.sum()) for g in groups],
             [len(g) for g in groups],
+            [g.sampled_tokens / len(g) for g in groups],
         )
         if self.screening.prefixes is not None:
             self.screening.remember(self._as_trained(groups))

@@ -13,7 +13,7 @@ from rl_speed.data.rollouts import Rollouts
 from rl_speed.replay.cuts import Replay
 from rl_speed.replay.responses import CachedResponse
 from rl_speed.replay.source import PrefixSource
-from rl_speed.rollout.budgets import Budgets, Visit
+from rl_speed.rollout.budgets import Allocation, Visit
 from rl_speed.rollout.prompt_counts import FORGET, PromptCounts, load_counts
 
 
@@ -34,7 +34,7 @@ class Screening:
     def __init__(
         self,
         stream: PromptStream,
-        budgets: Budgets | None = None,
+        budgets: Allocation | None = None,
         prefixes: PrefixSource | None = None,
     ):
         self.stream, self.budgets, self.prefixes = stream, budgets, prefixes
@@ -65,12 +65,17 @@ class Screening:
         return None if self.budgets is None else self.budgets.allocate(params, prompts)
 
     def observe(
-        self, prompts: Sequence[Prompt], right: Sequence[int], drawn: Sequence[int]
+        self,
+        prompts: Sequence[Prompt],
+        right: Sequence[int],
+        drawn: Sequence[int],
+        tokens: Sequence[float],
     ) -> None:
         """What became of prompts that are done with: the stream is told,
         and those who estimate pass rates with the next `tell_estimates`.
+        `tokens`: sampled ones, the mean over a prompt's samples.
         """
-        self.stream.observe(prompts, right, drawn)
+        self.stream.observe(prompts, right, drawn, tokens)
         if self.budgets is not None:
             self.news += zip(prompts, right, drawn)
 

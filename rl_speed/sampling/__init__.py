@@ -10,6 +10,7 @@ from rl_speed.sampling.callback import HostVerify, VerifierError
 from rl_speed.sampling.checker import DecoderFault, check_decoder
 from rl_speed.sampling.lockstep import sample_lockstep
 from rl_speed.sampling.rules import (
+    AdaptiveSpeed,
     Allocated,
     Band,
     Dynamic,
@@ -18,6 +19,7 @@ from rl_speed.sampling.rules import (
     Speed,
     Uniform,
     compiled_decide,
+    two_phase,
 )
 from rl_speed.sampling.sampler import sample
 from rl_speed.sampling.sharded import sample_adaptive_sharded, sample_sharded
@@ -51,6 +53,7 @@ __all__ = [
     "REJECTED",
     "SCREENING",
     "AdaptiveSamples",
+    "AdaptiveSpeed",
     "Allocated",
     "Band",
     "Batch",
@@ -78,6 +81,7 @@ __all__ = [
     "halved",
     "check_decoder",
     "compiled_decide",
+    "two_phase",
     "decoder_from_cached_model",
     "sample",
     "sample_adaptive",

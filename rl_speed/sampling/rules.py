@@ -9,7 +9,8 @@ compiled sampler and between its calls:
 A rule is asked about a prompt only when everything launched for it is done; what it answers about
 prompts with samples still running is not looked at. How many prompts are in flight, in which order
 groups are accepted, and when to stop are the driver's business. `max_samples` bounds what one
-prompt can receive; `first_samples` is what an unseen prompt gets.
+prompt can receive; `first_samples` is what an unseen prompt gets, at most where rules give each its
+own: such a rule says with `least_first_samples` how few they may be.
 """
 
 import dataclasses
@@ -49,6 +50,11 @@ class Rule(Protocol):
     def first_samples(self) -> int: ...
     def init(self, num_prompts: int, budgets: Array | None = None) -> RuleState: ...
     def decide(self, counts: Counts, state: RuleState) -> tuple[Decision, RuleState]: ...
+
+
+def two_phase(rule: Rule) -> bool:
+    """Whether a prompt may get fewer samples first than it gets in all."""
+    return getattr(rule, "least_first_samples", rule.first_samples) < rule.max_samples
 
 
 def init_state(num_prompts: int, budget: Array | int) -> RuleState:
@@ -235,6 +241,57 @@ class Speed:
             jnp.where(accepted & (counts.done >= self.max_samples), COMPLETE, OPEN),
         )
         want = jnp.where(accepted, self.max_samples, self.n_init)
+        return _close(want, status, state.replace(phase=phase))
+
+
+@dataclasses.dataclass(frozen=True)
+class AdaptiveSpeed:
+    """SPEED with an n_init of each prompt's own.
+
+    `init` takes them as budgets, i32[P], from a forecast of the pass rate (`theory.best_screening`):
+    a prompt with a budget of m < n is screened with m samples and gets n where these are not all
+    alike. A budget of n or more says that there is nothing to screen: all n samples are
+    drawn at once, and the group is complete whatever they are. Without budgets every prompt is
+    screened with `n_init`, which is `Speed(n_init, n - n_init)`. Budgets below 2 count as 2.
+    Not from a paper.
+    """
+
+    n: int
+    n_init: int = 4
+
+    def __post_init__(self):
+        _positive_int(self, "n", "n_init")
+        if not 2 <= self.n_init <= self.n:
+            raise ValueError(
+                f"AdaptiveSpeed.n_init must be between 2 and n ({self.n}), got {self.n_init}"
+            )
+
+    @property
+    def max_samples(self) -> int:
+        return self.n
+
+    @property
+    def first_samples(self) -> int:
+        return self.n
+
+    @property
+    def least_first_samples(self) -> int:
+        return min(2, self.n)
+
+    def init(self, num_prompts: int, budgets: Array | None = None) -> RuleState:
+        screened = self.n_init if budgets is None else jnp.clip(budgets, 2, self.n)
+        return init_state(num_prompts, screened)
+
+    def decide(self, counts: Counts, state: RuleState) -> tuple[Decision, RuleState]:
+        screened = (state.phase == SCREENING) & (counts.done >= state.budget)
+        mixed = (counts.positive > 0) & (counts.positive < counts.done)
+        qualifies = mixed | (state.budget >= self.n)
+        phase = jnp.where(screened & qualifies, ACCEPTED, state.phase)
+        accepted, rejected = phase == ACCEPTED, screened & ~qualifies
+        status = jnp.where(
+            rejected, REJECTED, jnp.where(accepted & (counts.done >= self.n), COMPLETE, OPEN)
+        )
+        want = jnp.where(accepted, self.n, state.budget)
         return _close(want, status, state.replace(phase=phase))
 
 

@@ -8,6 +8,7 @@ replayed prefixes do to the gradient.
 
 from rl_speed.theory.allocation import allocate
 from rl_speed.theory.budget import Shares, best_shares, progress
+from rl_speed.theory.forecast import best_screening, group_value
 from rl_speed.theory.kl import kl_optimal, kl_second_order
 from rl_speed.theory.replay import (
     GradientError,
@@ -57,10 +58,12 @@ __all__ = [
     "allocate",
     "allocated_weight",
     "balanced_weight",
+    "best_screening",
     "best_shares",
     "empirical_snr",
     "expected_speedup",
     "group_moments",
+    "group_value",
     "improvement_bound",
     "kept_classes",
     "kept_tokens",

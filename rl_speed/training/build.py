@@ -30,6 +30,7 @@ from rl_speed.data.loaders import (
     load_training_rows,
     rows_to_prompts,
 )
+from rl_speed.data.orders import ForecastOrder
 from rl_speed.data.prompts import Prompt, PromptStream
 from rl_speed.data.select import contaminated
 from rl_speed.data.tasks import POLICIES, TASKS
@@ -78,11 +79,12 @@ from rl_speed.rewards.scorer import (
     exact_answers,
     integer_answers,
 )
-from rl_speed.rollout.budgets import Budgets
+from rl_speed.rollout.budgets import Allocation, Budgets
 from rl_speed.rollout.buffer import SamplingBuffer
 from rl_speed.rollout.call_plan import capacities
 from rl_speed.rollout.counted import BetaEma
 from rl_speed.rollout.estimators import EmaEstimator, ValueEstimator
+from rl_speed.rollout.forecast import ForecastScreening
 from rl_speed.rollout.generate import Generator
 from rl_speed.rollout.host_driver import HostDriver
 from rl_speed.runtime.hosts import Hosts
@@ -535,9 +537,13 @@ def build_selector(config: Config) -> PoolSelector | None:
     )
 
 
-def build_budgets(config: Config, policy: Policy, mesh: Mesh) -> Budgets | None:
-    """Estimates of pass rates, if any are asked for."""
+def build_budgets(
+    config: Config, policy: Policy, mesh: Mesh, stream: PromptStream
+) -> Allocation | None:
+    """Estimates of pass rates, if any are asked for; or what the stream's forecast says."""
     e = config.estimate
+    if isinstance(stream.order, ForecastOrder) and e.kind == "none":
+        return ForecastScreening(stream.order.forecast)
     if e.kind == "none":
         return None
     if e.kind == "ema":
@@ -595,7 +601,7 @@ def build_driver(
     generator: Generator,
     stream: PromptStream,
     scorer: RewardScorer,
-    budgets: Budgets | None = None,
+    budgets: Allocation | None = None,
     prefixes: PrefixSource | None = None,
 ) -> HostDriver:
     d = config.driver
@@ -666,7 +672,7 @@ def build_fused_step(
     optimizer: optax.GradientTransformation,
     settings: UpdateConfig,
     stream: PromptStream,
-    budgets: Budgets | None = None,
+    budgets: Allocation | None = None,
     prefixes: PrefixSource | None = None,
 ) -> FusedStep:
     """The step that is one program."""

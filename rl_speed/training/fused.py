@@ -245,9 +245,10 @@ def make_fused_step(
                 "head_of_line_steps",
             )
         }
-        facts["tokens"] = jnp.sum(
-            samples.lengths if samples.prefix is None else samples.lengths - samples.prefix, axis=1
+        drawn_tokens = (
+            samples.lengths if samples.prefix is None else samples.lengths - samples.prefix
         )
+        facts["tokens"] = jnp.sum(drawn_tokens.reshape(*counts.done.shape, -1), axis=-1)
         first = samples.rewards.reshape(*counts.done.shape, -1)[..., : config.rule.first_samples]
         facts["nonfinite"] = jnp.sum(samples.nonfinite, axis=1, dtype=jnp.int32)
         facts["rejected"] = rejected_samples(samples, counts, mesh) if config.rejected else None
@@ -367,6 +368,13 @@ def to_rollouts(
         if asked
         else None
     )
+    # What each prompt got first: where it has a budget of its own, so many.
+    first = [
+        rule.first_samples
+        if not asked or asked[shard][1] is None
+        else min(rule.first_samples, int(asked[shard][1][candidate]))
+        for shard, candidate in owners
+    ]
     fields = {name: value[there] for name, value in drawn.items() if name != "rows"}
     return Rollouts(
         [prompts[candidate * table.shards + shard] for shard, candidate in owners],
@@ -374,7 +382,7 @@ def to_rollouts(
         **fields,
         sample_index=index[there],
         versions=np.full(len(there), version),
-        phases=index[there] >= rule.first_samples,
+        phases=index[there] >= np.array(first)[owner],
         estimates=estimates,
     )
 

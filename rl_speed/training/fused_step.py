@@ -15,7 +15,7 @@ from rl_speed.data.prompts import Prompt, PromptStream
 from rl_speed.data.rollouts import Rollouts
 from rl_speed.replay.cuts import Replay
 from rl_speed.replay.source import PrefixSource
-from rl_speed.rollout.budgets import Budgets
+from rl_speed.rollout.budgets import Allocation
 from rl_speed.rollout.generate import GenerationStats
 from rl_speed.rollout.prompt_counts import StarvedError, StepReport, broken_samples
 from rl_speed.rollout.screening import Screening
@@ -53,7 +53,7 @@ class FusedStep:
         key: jax.Array,
         groups: int,
         max_calls: int,
-        budgets: Budgets | None = None,
+        budgets: Allocation | None = None,
         prefixes: PrefixSource | None = None,
     ):
         self.screening = Screening(stream, budgets, prefixes)
@@ -127,7 +127,9 @@ class FusedStep:
         used = {prompt.visit for part in consumed for prompt in part}
         self.stream.put_back([prompt for prompt in prompts if prompt.visit not in used])
         for s, part in enumerate(consumed):  # all that is consumed is decided
-            screening.observe(part, counts.positive[s, : len(part)], counts.done[s, : len(part)])
+            right, done = counts.positive[s, : len(part)], counts.done[s, : len(part)]
+            mean_tokens = facts["tokens"][s, : len(part)] / np.maximum(done, 1)
+            screening.observe(part, right, done, mean_tokens)
         screening.tell_estimates(state.params)
         rollouts = to_rollouts(drawn, prompts, self._table, version, self.rule, asked)
         if rollouts is not None:

@@ -122,7 +122,7 @@ class Trainer:
         self.oracle = make_oracle(config.data, self.stream, self.held_out)
         self.optimizer = build.build_optimizer(config, self.policy.params)
         self.settings = build.update_config(config)
-        budgets = build.build_budgets(config, self.policy, self.mesh)
+        budgets = build.build_budgets(config, self.policy, self.mesh, self.stream)
         prefixes = build.build_prefixes(config, self.policy, self.stream.prompts)
         shardings = state_shardings(self.policy.model, self.optimizer, self.mesh)
         # The policy it starts from is the first reference, if one is needed; otherwise its

@@ -9,6 +9,7 @@ from rl_speed.config import Config
 from rl_speed.data.orders import (
     AdaptiveOrder,
     EpochOrder,
+    ForecastOrder,
     MemoryOrder,
     OracleOrder,
     VisitOrder,
@@ -20,6 +21,7 @@ from rl_speed.data.pass_rates import load_pass_rate_table
 from rl_speed.data.prompts import Prompt, PromptStream
 from rl_speed.rollout.acceptance import Acceptance
 from rl_speed.rollout.counted import BetaEma
+from rl_speed.rollout.forecast import Forecast
 
 log = logging.getLogger(__name__)
 
@@ -54,11 +56,21 @@ def make_order(
         return MemoryOrder(
             [p.id for p in prompts], acceptance, seed, d.explore, d.max_unseen, d.rest
         )
+    if d.order == "forecast":
+        forecast = Forecast(
+            prompts,
+            config.rule.n,
+            buckets=d.forecast_buckets,
+            decay=d.memory_decay,
+            power=d.worth_power,
+            by_tokens=d.worth_of == "token",
+        )
+        return ForecastOrder(size, forecast, seed, d.explore, d.rest)
     return {
         "shuffle": lambda: shuffled(size, seed),
         "file": lambda: in_file_order(size),
         "visits": lambda: VisitOrder(size, seed),
-        "oracle": lambda: OracleOrder(size, seed),
+        "oracle": lambda: OracleOrder(size, seed, d.worth_power, d.worth_of == "token"),
         "schedule": lambda: easy_to_hard([table[p.id] for p in prompts], seed),
     }[d.order]()
 

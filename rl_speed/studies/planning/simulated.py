@@ -234,12 +234,13 @@ def simulate(config: Config, outcomes: Outcomes, steps: int) -> list[Step]:
     prefixes = build.build_prefixes(config, None, prompts)
     if prefixes is not None:
         _fill(prefixes, prompts, outcomes)
+    stream = make_stream(config, prompts)
     driver = build.build_driver(
         config,
         generator,
-        make_stream(config, prompts),
+        stream,
         generator.score,
-        build.build_budgets(config, None, None),
+        build.build_budgets(config, None, None, stream),
         prefixes,
     )
     select, found = build.build_selector(config), []
