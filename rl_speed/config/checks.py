@@ -299,11 +299,13 @@ def _check_order(c: "Config") -> None:
         ("data.keep_high", d.keep_low <= d.keep_high <= 1, "between config.data.keep_low and 1"),
         ("data.explore", 0 <= d.explore <= 1, "in [0, 1]"),
         ("data.rest", 0 <= d.rest < 1, "in [0, 1)"),
+        ("data.forecast_memory", d.forecast_memory >= 1, "1 or more"),
         ("data.worth_power", 0 < d.worth_power <= 1, "in (0, 1]"),
         ("data.forecast_buckets", 1 <= d.forecast_buckets <= 4096, "between 1 and 4096"),
         ("data.memory_decay", 0 < d.memory_decay <= 1, "in (0, 1]"),
     )
     _check_oracle(c)
+    _check_forecast(c)
     needs_table = d.order == "schedule" or (d.keep_low, d.keep_high) != (0.0, 1.0)
     if needs_table and not d.pass_rates:
         raise ValueError(
@@ -322,6 +324,23 @@ def _check_order(c: "Config") -> None:
             f"keep_high={d.keep_high:g} needs a finite training set: with "
             f"config.data.train_prompts=0 the {d.task} task never repeats a prompt. Set "
             "config.data.train_prompts"
+        )
+
+
+def _check_forecast(c: "Config") -> None:
+    """Who tells the rule how to screen each prompt."""
+    if c.rule.name != "adaptive_speed":
+        return
+    if c.data.order != "forecast" or c.estimate.kind != "none":
+        raise ValueError(
+            "config.rule.name='adaptive_speed' screens each prompt as its forecast says: it needs "
+            "config.data.order='forecast' and config.estimate.kind='none'; got "
+            f"{c.data.order!r} and {c.estimate.kind!r}"
+        )
+    if c.driver.screening != "missing":
+        raise ValueError(
+            "config.rule.name='adaptive_speed' needs config.driver.screening='missing': a call "
+            "that draws whole groups of more prompts than a step takes would have them wait"
         )
 
 

@@ -139,8 +139,11 @@ class Data:
     keep_low: float = 0.0
     keep_high: float = 1.0
     forecast_buckets: int = 256  # forecast: features, of tokens and of pairs of them
-    # forecast, oracle: a prompt of pass rate p is worth p^worth_power (1-p); 1: SPEED's signal, less:
-    # the more are prompts worth that are seldom solved.
+    # forecast: visits that it remembers. Where forecasts lag behind the policy (the metric
+    # forecast/mean below forecast/pass_rate) fewer are better.
+    forecast_memory: int = 64
+    # forecast, oracle: a prompt of pass rate p is worth p^worth_power (1-p). 1: SPEED's signal; the
+    # less, the more are prompts worth that are seldom solved.
     worth_power: float = 0.25
     worth_of: str = one_of("sample", "token")  # forecast, oracle: of what prompts are worth most
     # Share drawn whatever is known: memory: from the prompts seen least recently; forecast: from

@@ -17,9 +17,7 @@ from rl_speed.data.prompts import Prompt
 from rl_speed.rollout.counted import check_counts
 from rl_speed.rollout.estimators import calibration
 
-# Of what is known of the weights, kept at each visit: about 500 visits. The policy moves.
-FORGET = 0.998
-# Of how forecasts fared: about 100 visits.
+# Of how forecasts fared, kept at each visit: about 100 visits.
 FORGET_STRENGTH = 0.99
 # Precision of the weights before anything is seen, in features of mean length 1.
 RIDGE = 0.1
@@ -64,8 +62,8 @@ class Forecast:
     Three parts, all learnt from the samples that training draws anyway:
 
     - what prompts say: a logistic regression of pass rates on `prompt_features`, one Gaussian over
-      its weights that each visit sharpens and time blurs (`FORGET`). A visit's samples are of one
-      prompt, and count as fewer by what prompts differ beyond their features.
+      its weights that each visit sharpens and time blurs, since the policy moves. A visit's samples
+      are of one prompt, and count as fewer by what prompts differ beyond their features.
     - how far that is to be trusted: the number of samples that a forecast is worth, by the
       beta-binomial likelihood of what came in after it was made. Forecasts for prompts that were
       not visited are tested by every visit.
@@ -75,7 +73,8 @@ class Forecast:
 
     Args:
       prompts: the data set, in its order. n: samples of a group. n_init: how many samples a prompt
-        may be screened with. buckets: of the features. decay: of a prompt's own counts, at each
+        may be screened with. buckets: of the features. memory: visits that the regressions
+        remember, at least 1. decay: of a prompt's own counts, at each
         further visit, in (0, 1]. power: a prompt of pass rate p is worth p^power (1-p)
         (`theory.group_value`). by_tokens: whether worth is that of a token, or of a sample.
 
@@ -88,12 +87,14 @@ class Forecast:
         n: int,
         n_init: Sequence[int] = (2, 4, 8),
         buckets: int = 256,
+        memory: float = 64.0,
         decay: float = 0.9,
         power: float = 1.0,
         by_tokens: bool = False,
     ):
         for name, value, ok, want in (
             ("buckets", buckets, buckets >= 1, "at least 1"),
+            ("memory", memory, memory >= 1, "at least 1"),
             ("decay", decay, 0 < decay <= 1, "in (0, 1]"),
             ("power", power, 0 < power <= 1, "in (0, 1]"),
         ):
@@ -103,6 +104,7 @@ class Forecast:
         self._ids = [p.id for p in prompts]
         # Where all choices are worth the same, as before anything is known, prompts are screened.
         self._choices = [*(m for m in n_init if 2 <= m < n), n]
+        self._keep = 1 - 1 / memory
         self._n, self._decay, self._power, self._by_tokens = n, decay, power, by_tokens
         features = prompt_features([p.tokens for p in prompts], buckets)
         self._features = np.hstack([features, np.ones((len(prompts), 1), np.float32)])
@@ -170,7 +172,7 @@ class Forecast:
             return
         a, b = self.belief(index)
         self._latest = calibration(a / (a + b), k, n)
-        keep = FORGET ** len(index)
+        keep = self._keep ** len(index)
         rate = np.clip(special.expit(self._logits(index)), 1e-4, 1 - 1e-4)
         s = STRENGTHS[:, None]
         likelihood = special.betaln(k + s * rate, n - k + s * (1 - rate)) - special.betaln(

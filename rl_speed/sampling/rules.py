@@ -248,11 +248,12 @@ class Speed:
 class AdaptiveSpeed:
     """SPEED with an n_init of each prompt's own.
 
-    `init` takes them as budgets, i32[P], from a forecast of the pass rate (`theory.best_screening`):
-    a prompt with a budget of m < n is screened with m samples and gets n where these are not all
-    alike. A budget of n or more says that there is nothing to screen: all n samples are
-    drawn at once, and the group is complete whatever they are. Without budgets every prompt is
-    screened with `n_init`, which is `Speed(n_init, n - n_init)`. Budgets below 2 count as 2.
+    `init` takes them as budgets, i32[P], from a forecast of the pass rate
+    (`theory.best_screening`): a prompt with a budget of m < n is screened with m samples and gets n
+    where these are not all alike. A budget of n or more says that there is nothing to screen: all n
+    samples are drawn at once, and the group is complete whatever they are. Without budgets every
+    prompt is screened with `n_init`, which is `Speed(n_init, n - n_init)`. Budgets below 2 count
+    as 2.
     Not from a paper.
     """
 

@@ -2,9 +2,9 @@
 Beta distribution: none at all, where the belief is sharp enough.
 
 A group of n samples is worth n p^c (1-p), what its samples say about the gradient of p^c / c. With
-c = 1 that is n p (1-p), the signal of SPEED's theorem 3.1 (arXiv 2506.09016); with c towards 0, that
-of log p, prompts that are seldom solved are worth most. What is screened and rejected costs its
-screening samples and brings nothing.
+c = 1 that is n p (1-p), the signal of SPEED's theorem 3.1 (arXiv 2506.09016); with c towards 0,
+that of log p, prompts that are seldom solved are worth most. What is screened and rejected costs
+its screening samples and brings nothing.
 """
 
 from collections.abc import Sequence

@@ -61,6 +61,7 @@ def make_order(
             prompts,
             config.rule.n,
             buckets=d.forecast_buckets,
+            memory=d.forecast_memory,
             decay=d.memory_decay,
             power=d.worth_power,
             by_tokens=d.worth_of == "token",

@@ -2,6 +2,7 @@
 and after a resume.
 """
 
+import dataclasses
 import json
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from rl_speed.config import Config
 from rl_speed.data.chain import DEFAULT_SPEC, chain_prompts
 from rl_speed.data.loaders import DataError
-from rl_speed.data.orders import KEY, MemoryOrder, VisitOrder, easy_to_hard
+from rl_speed.data.orders import KEY, ForecastOrder, MemoryOrder, VisitOrder, easy_to_hard
 from rl_speed.data.prompts import Prompt, PromptStream
 from rl_speed.memory import Acceptance, BetaEma
 from rl_speed.runtime.checkpoint import join_host, split_host
@@ -18,6 +19,28 @@ from rl_speed.sampling import Speed
 from rl_speed.training.stream import curate, make_stream
 
 RULE = Speed(4, 20)
+
+
+class Known:
+    """A forecast that knows what prompts are worth, and forgets nothing that it was told."""
+
+    def __init__(self, worth):
+        self.worth, self.told = np.asarray(worth, float), []
+
+    def screening(self):
+        return np.full(len(self.worth), 4), self.worth
+
+    def update(self, index, positive, total, tokens):
+        self.told += zip(index, positive, total, tokens)
+
+    def metrics(self):
+        return {}
+
+    def state_dict(self):
+        return {"worth": self.worth.copy()}
+
+    def load_state_dict(self, state):
+        self.worth = np.array(state["worth"])
 
 
 def make(i):
@@ -41,6 +64,9 @@ def stream_of(name, size=30, seed=0, explore=0.2, max_unseen=3.0, rest=0.5, deca
             max_unseen,
             rest,
         )
+    elif name == "forecast":
+        worth = np.random.default_rng(seed).random(size)
+        order = ForecastOrder(size, Known(worth), seed, explore, rest)
     else:
         order = VisitOrder(size, seed)
     return PromptStream(data, seed=seed, order=order)
@@ -110,7 +136,7 @@ def test_the_schedule_is_easy_to_hard_every_epoch_with_ties_shuffled():
     assert len({tuple(epoch) for epoch in epochs}) > 1
 
 
-@pytest.mark.parametrize("name", ["visits", "memory"])
+@pytest.mark.parametrize("name", ["visits", "memory", "forecast"])
 @pytest.mark.parametrize("seed", range(3))
 def test_no_prompt_is_out_twice_and_every_visit_is_somewhere(name, seed):
     stream, rng, rates = (
@@ -134,7 +160,55 @@ def test_no_prompt_is_out_twice_and_every_visit_is_somewhere(name, seed):
     assert len(told) > 100
 
 
-@pytest.mark.parametrize("name", ["visits", "memory"])
+def test_the_forecast_sends_those_worth_most_unless_they_rest_or_are_out():
+    """Without exploring: a sort, prompt by prompt; whoever is back rests, unless all others are out
+    or rest, too.
+    """
+    size, rest = 20, 0.5
+    stream = stream_of("forecast", size, seed=4, explore=0.0, rest=rest)
+    worth, last, busy, rng = stream.order.forecast.worth, {}, set(), np.random.default_rng(0)
+    serial, repeats = 0, 0
+    for _ in range(80):
+        n = int(rng.integers(1, 6))
+        free = [i for i in range(size) if i not in busy]
+        left = lambda i: serial - last.get(i, -size)
+        ready = [i for i in free if left(i) >= rest * size]
+        if len(ready) < n:
+            ready = sorted(free, key=left, reverse=True)[:n]
+        expected = sorted(ready, key=lambda i: -worth[i])[:n]
+        taken = stream.take(n)
+        assert {p.id for p in taken} == {f"p{i}" for i in expected}
+        for p in taken:
+            i = int(p.id[1:])
+            repeats, last[i] = repeats + (i in last), p.visit
+            busy.add(i)
+        serial += len(taken)
+        back = rng.permutation(sorted(busy))[: len(busy) // 2 + 1]
+        done = [make(int(i)) for i in back]
+        done = [dataclasses.replace(p, visit=last[int(p.id[1:])]) for p in done]
+        stream.observe(done, [1] * len(done), [4] * len(done), [7.0] * len(done))
+        busy -= set(back.tolist())
+    assert repeats > 20
+    told = stream.order.forecast.told
+    assert told and all(t[1:] == (1, 4, 7.0) for t in told)
+
+
+def test_the_forecast_explores_its_share_and_breaks_ties_by_lot():
+    stream = stream_of("forecast", 400, seed=1, explore=0.25, rest=0.0)
+    worth, drawn = stream.order.forecast.worth, 0
+    for _ in range(60):
+        taken = stream.take(8)
+        best = np.sort(worth)[-8:].min()
+        drawn += sum(worth[int(p.id[1:])] < best for p in taken)
+        stream.observe(taken, [0] * 8, [4] * 8)
+    assert 0.18 < drawn / 480 < 0.32
+    stream = stream_of("forecast", 50, seed=1, explore=0.0, rest=0.0)
+    stream.order.forecast.worth[:] = 1.0
+    first = [p.id for p in stream.take(50)]
+    assert sorted(first) != first and len(set(first)) == 50
+
+
+@pytest.mark.parametrize("name", ["visits", "memory", "forecast"])
 def test_a_stream_with_all_prompts_out_has_no_more(name):
     stream = stream_of(name, 10)
     first = stream.take(7)

@@ -15,12 +15,14 @@ from rl_speed.sampling import (
     OPEN,
     REJECTED,
     SCREENING,
+    AdaptiveSpeed,
     Counts,
     Dynamic,
     RuleState,
     Speed,
     Uniform,
     compiled_decide,
+    two_phase,
 )
 from rl_speed.sampling.rules import count_bounds
 
@@ -159,6 +161,51 @@ def test_speed_equals_the_slow_rule_step_by_step(n_init, n_cont, low, high):
     assert all(int(phase) == CLOSED for phase in state.phase)
     for i, status in closed.items():
         assert done[i] == (rule.max_samples if status == COMPLETE else rule.first_samples)
+
+
+def test_adaptive_speed_is_speed_with_each_prompts_own_n_init():
+    """Served as a driver serves them, prompts end as under `Speed` with their own n_init; one whose
+    n_init is the whole group is drawn at once, and complete whatever it says.
+    """
+    n, prompts, rng = 12, 200, np.random.default_rng(0)
+    budgets = rng.choice([0, 2, 4, 6, 12, 15], prompts)
+    answers = rng.random((prompts, n)) < rng.choice([0, 0.2, 0.5, 1], (prompts, 1))
+    rule = AdaptiveSpeed(n)
+    slow = [
+        SlowSpeed(max(2, b), n - max(2, b), "0", "1") if b < n else SlowSpeed(n, 0, "-inf", "inf")
+        for b in budgets.tolist()
+    ]
+    done, state, closed = np.zeros(prompts, int), rule.init(prompts, jnp.asarray(budgets)), {}
+    for _ in range(4):
+        positive = np.array([answers[i, :k].sum() for i, k in enumerate(done)])
+        decision, state = compiled_decide(rule)(
+            Counts(*(jnp.asarray(x) for x in (done, done, positive))), state
+        )
+        for i in set(range(prompts)) - set(closed):
+            want, status = slow[i].decide(done[i], positive[i])
+            assert (int(decision.want[i]), int(decision.status[i])) == (want, status), i
+            if status == OPEN:
+                done[i] = want
+            else:
+                closed[i] = status
+    assert len(closed) == prompts
+    constant = [not 0 < answers[i].sum() < n for i in range(prompts)]
+    whole = [i for i in range(prompts) if budgets[i] >= n]
+    assert {closed[i] for i in whole} == {COMPLETE} and any(constant[i] for i in whole)
+    assert {closed[i] for i in range(prompts) if constant[i] and i not in whole} == {REJECTED}
+
+
+def test_adaptive_speed_without_budgets_is_speed():
+    counts = random_counts(np.random.default_rng(1), 200, 4)
+    mine, theirs = (
+        compiled_decide(r)(counts, r.init(200)) for r in (AdaptiveSpeed(9), Speed(4, 5))
+    )
+    np.testing.assert_array_equal(mine[0].want, theirs[0].want)
+    np.testing.assert_array_equal(mine[0].status, theirs[0].status)
+    np.testing.assert_array_equal(mine[1].phase, theirs[1].phase)
+    assert two_phase(AdaptiveSpeed(9)) and two_phase(Speed(4, 5)) and not two_phase(Uniform(4))
+    with pytest.raises(ValueError, match="n_init must be between 2 and n"):
+        AdaptiveSpeed(4, 5)
 
 
 def test_partial_batches_are_left_open():

@@ -1,0 +1,96 @@
+"""A forecast that orders prompts and says how they are screened, in runs."""
+
+import numpy as np
+import pytest
+
+from rl_speed.config.presets import embedded, tiny
+from rl_speed.rollout.forecast import Forecast
+from rl_speed.runtime.metrics import read_lines
+from rl_speed.runtime.signals import Stopped
+from rl_speed.training.loop import Trainer
+
+SAME = ("step", "reward", "accuracy", "generated_tokens", "screened", "forecast/strength", "loss")
+
+
+def config_of(where):
+    config = tiny(embedded("forecast_rloo"), 4, train_prompts=60, eval_prompts=8)
+    config.driver.where = where
+    config.data.forecast_buckets, config.data.explore = 16, 0.2
+    return config
+
+
+@pytest.fixture(scope="module", params=["host", "in_loop"])
+def run(request, tmp_path_factory):
+    """(config, a whole run's lines, its trainer, what the forecast was told). Every third prompt is
+    not screened, whatever the forecast says.
+    """
+    config, folder = config_of(request.param), tmp_path_factory.mktemp("forecast")
+    told = []
+    with pytest.MonkeyPatch.context() as patch:
+        update = Forecast.update
+
+        def noted(self, index, positive, total, tokens):
+            told.append([list(map(float, x)) for x in (index, positive, total, tokens)])
+            return update(self, index, positive, total, tokens)
+
+        screening = Forecast.screening
+
+        def mixed(self, index=slice(None)):
+            n_init = np.resize([2, 4, config.rule.n], len(self))[index]
+            return n_init, screening(self, index)[1]
+
+        patch.setattr(Forecast, "update", noted)
+        patch.setattr(Forecast, "screening", mixed)
+        trainer = Trainer(config, folder)
+        trainer.run()
+        yield config, read_lines(folder / "metrics.jsonl"), trainer, told
+
+
+def test_every_visit_is_told_with_its_counts_and_lengths(run):
+    config, lines, trainer, told = run
+    index, positive, total, tokens = (np.concatenate([t[i] for t in told]) for i in range(4))
+    counts = trainer.rl_step.screening.prompt_counts
+    held = counts.screened - counts.rejected - counts.completed
+    assert len(index) == counts.screened - held > 15
+    # Some were screened with 2, some with 4, and some were not.
+    whole = total == config.rule.n
+    assert set(total[~whole].tolist()) <= {2.0, 4.0} and np.any(~whole)
+    unscreened = index % 3 == 2
+    assert np.any(unscreened) and np.all(whole[unscreened])
+    assert np.all(positive <= total) and np.all((tokens >= 1) & (tokens <= config.sampler.max_new))
+    # With nothing waiting, what was told is what was drawn.
+    if not held and config.driver.where == "host":
+        assert (total * tokens).sum() == pytest.approx(lines[-1]["total/tokens"])
+    assert np.all((positive[~whole] == 0) | (positive[~whole] == total[~whole]))
+    assert all("forecast/strength" in line for line in lines)
+
+
+def test_it_resumes_exactly(run, tmp_path):
+    config, lines, _, _ = run
+    cut, steps = Trainer(config, tmp_path), []
+    with pytest.raises(Stopped):
+        cut.run(lambda: steps.append(cut.step) or cut.step >= 2)
+    again = Trainer(config, tmp_path)
+    again.run()
+    for mine, theirs in zip(read_lines(tmp_path / "metrics.jsonl"), lines, strict=True):
+        for name in SAME:
+            assert mine[name] == theirs[name], name
+
+
+@pytest.mark.parametrize(
+    "field, value, said",
+    [
+        ("data.order", "shuffle", "needs config.data.order='forecast'"),
+        ("estimate.kind", "ema", "config.estimate.kind='none'"),
+        ("driver.screening", "fixed", "needs config.driver.screening='missing'"),
+        ("data.worth_power", 0.0, r"config.data.worth_power must be in \(0, 1\]"),
+        ("data.forecast_memory", 0, "config.data.forecast_memory must be 1 or more"),
+        ("data.forecast_buckets", 0, "config.data.forecast_buckets must be between 1 and 4096"),
+        ("data.train_prompts", 0, "needs a finite training set"),
+    ],
+)
+def test_what_cannot_be_is_refused(field, value, said):
+    config = config_of("host")
+    config.set(field, value)
+    with pytest.raises(ValueError, match=said):
+        config.validate()
