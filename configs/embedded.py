@@ -52,6 +52,8 @@ rpo_grpo_released      as released: that, and eps 0.5, suffixes as long as what 
 rpo_dapo               RPO with DAPO (117 steps, not 120)                                    0.564, 3.51 M,  40 s    0.563
 rpo_dapo_paper         as that, as the paper: prefixes trained on
 rpo_speed_rloo         RPO under SPEED's screening (80 steps, not 120)                       0.551, 0.79 M,  25 s
+forecast_rloo          ours: RLOO on the prompts worth most by a forecast learnt while training, screened where it is in doubt
+forecast_dapo          the same with DAPO's loss
 oracle_rloo            RLOO on the prompts worth most, by pass rates measured beside the run (a limit, no way to train)
 oracle_dapo            the same with DAPO's loss
 

@@ -20,8 +20,8 @@ from rl_speed.studies.comparison.runs import Variant
             "rule.name",
             "sped",
             (
-                "config.rule.name must be one of uniform, dynamic, band, speed, sequential, "
-                "allocated, or a function of yours, 'module:function'; got 'sped'"
+                "config.rule.name must be one of uniform, dynamic, band, speed, adaptive_speed, "
+                "sequential, allocated, or a function of yours, 'module:function'; got 'sped'"
             ),
         ),
         ("rule.n_init", 1, "can accept no prompt"),

@@ -285,8 +285,8 @@ class AdaptiveSpeed:
 
     def decide(self, counts: Counts, state: RuleState) -> tuple[Decision, RuleState]:
         screened = (state.phase == SCREENING) & (counts.done >= state.budget)
-        mixed = (counts.positive > 0) & (counts.positive < counts.done)
-        qualifies = mixed | (state.budget >= self.n)
+        alike = (counts.positive == 0) | (counts.positive == counts.done)
+        qualifies = ~alike | (state.budget >= self.n)
         phase = jnp.where(screened & qualifies, ACCEPTED, state.phase)
         accepted, rejected = phase == ACCEPTED, screened & ~qualifies
         status = jnp.where(

@@ -49,6 +49,7 @@ HELD_OUT = "evaluation/test_evaluation_evaluate.py training/test_training_held_o
 DOOR = "sampling/test_sampling_door.py sampling/test_sampling_logits.py"
 NONFINITE = "training/test_training_nonfinite.py"
 RULES = "sampling/test_sampling_rules.py sampling/test_sampling_rules_ada.py"
+FORECAST = "memory/test_memory_forecast.py"
 CALLBACK = "sampling/test_sampling_callback.py"
 DRIVER = "training/test_training_driver.py training/test_training_pipeline.py"
 ADVANTAGES = (
@@ -98,6 +99,60 @@ TRANSFORMER = "policy/test_policy_transformer.py policy/test_policy_decoding.py"
 
 FAULTS = [
     # Sampling: draws.
+    Fault(
+        "sampling",
+        "whole_groups_are_screened",
+        "sampling/rules.py",
+        "qualifies = ~alike | (state.budget >= self.n)",
+        "qualifies = ~alike",
+        RULES,
+        "Prompts that a forecast says not to screen are refused where all samples are alike.",
+    ),
+    Fault(
+        "memory",
+        "counts_stay_where_they_were",
+        "rollout/forecast.py",
+        "own = special.expit(own + logits - self._then[index])",
+        "own = special.expit(own)",
+        FORECAST,
+        "What was counted of a prompt long ago is held against a policy that moved on.",
+    ),
+    Fault(
+        "memory",
+        "a_prompts_samples_count_in_full",
+        "rollout/forecast.py",
+        "fewer = (self.strength + 1) / (self.strength + n)",
+        "fewer = np.ones_like(n)",
+        FORECAST,
+        "24 samples of one prompt teach the forecast as much as one of 24 prompts.",
+    ),
+    Fault(
+        "memory",
+        "worth_by_sample_whatever_is_asked",
+        "rollout/forecast.py",
+        "return chosen, worth / self.lengths(index)",
+        "return chosen, worth",
+        FORECAST,
+        "Prompts of long responses are picked as if their tokens were free.",
+    ),
+    Fault(
+        "data",
+        "forecasts_prompts_do_not_rest",
+        "data/orders.py",
+        "ready = serial - self._last[free] >= self._rest",
+        "ready = serial - self._last[free] >= 0",
+        "data/test_data_orders.py",
+        "The few best prompts are trained on again and again.",
+    ),
+    Fault(
+        "memory",
+        "rejected_prompts_are_worth_something",
+        "theory/forecast.py",
+        "worth = worth - wrong * _worth(a, b + m, power) - right * _worth(a + m, b, power)",
+        "worth = worth - wrong * _worth(a, b + m, power)",
+        "theory/test_theory_forecast.py",
+        "Screening seems to pay where it refuses what is always solved.",
+    ),
     Fault(
         "sampling",
         "keys_added",
@@ -973,8 +1028,8 @@ FAULTS = [
         "update",
         "screening_counts_one_more",
         "training/fused.py",
-        "index[there] >= rule.first_samples",
-        "index[there] > rule.first_samples",
+        "index[there] >= np.array(first)[owner]",
+        "index[there] > np.array(first)[owner]",
         FUSED,
         "A continuation sample is tagged as one of the screening.",
     ),

@@ -24,7 +24,7 @@ reported is what training would use all the same. Source: methods.md, sections 1
 
 import dataclasses
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -392,6 +392,12 @@ def survey(
                 "noise": float(sums["noise"].sum() / max(sums["trained"].sum(), 1)),
             }
         )
+    _compare(rows)
+    return rows
+
+
+def _compare(rows: Sequence[dict[str, Any]]) -> None:
+    """Add to each row how it stands beside the first two."""
     for row in rows:
         at, base = row["measured"], rows[0]["measured"]
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -409,7 +415,6 @@ def survey(
                 "sgd": float(sgd / cost),
                 "noisy": float(sgd / np.sqrt(np.divide(row["noise"], rows[0]["noise"])) / cost),
             }
-    return rows
 
 
 def epochs(
