@@ -82,7 +82,7 @@ def host_parts(config):
     mesh = build.build_mesh(config)
     policy = build.build_policy(config, mesh)
     stream, _ = build.build_data(config, policy.tokenizer)
-    return mesh, policy, stream, build.build_budgets(config, policy, mesh)
+    return mesh, policy, stream, build.build_budgets(config, policy, mesh, stream)
 
 
 def host_driver(config):

@@ -1,0 +1,46 @@
+"""What can be gained by choosing prompts: a comparison on the scratchpad task beside what a policy
+that is a table predicts, and every method's share of what an oracle gains (a minute, CPU).
+
+    python experiments/compare.py --config=configs/embedded.py:rloo,scratchpad \
+        --methods=rloo,speed_rloo,forecast_rloo,oracle_rloo --seeds=0,1,2 --workdir=runs/scratchpad
+    python experiments/limit.py --comparison=runs/scratchpad/table.json --out=runs/limit
+
+Writes table.md, table.json and limit.png to --out.
+"""
+
+from pathlib import Path
+
+from absl import flags
+
+from rl_speed.runtime import entry
+
+_COMPARISON = flags.DEFINE_string(
+    "comparison",
+    "experiments/results/scratchpad/compare/table.json",
+    "table.json of experiments/compare.py on the scratchpad task, with rloo among the methods.",
+)
+_TARGETS = flags.DEFINE_list(
+    "targets", ["0.5", "0.6", "0.7", "0.8"], "Held-out accuracies to reach."
+)
+_OUT = flags.DEFINE_string(
+    "out", "experiments/results/limit", "Folder for the table and the picture."
+)
+
+
+def main(_):
+    from rl_speed.studies import limit
+
+    try:
+        targets = [float(text) for text in _TARGETS.value]
+    except ValueError:
+        raise ValueError(
+            f"targets must be numbers with commas between, got {','.join(_TARGETS.value)!r}"
+        ) from None
+    print(
+        *limit.compare(Path(_COMPARISON.value), targets, Path(_OUT.value), entry.shown_command()),
+        sep="\n",
+    )
+
+
+if __name__ == "__main__":
+    entry.run(main)

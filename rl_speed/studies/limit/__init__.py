@@ -1,0 +1,27 @@
+"""What choosing prompts can gain at best: predicted with a policy that is a table, and measured."""
+
+from rl_speed.studies.limit.report import compare
+from rl_speed.studies.limit.tabular import (
+    Choice,
+    Curve,
+    Questions,
+    fit_rate,
+    pass_rates,
+    questions_of,
+    sample,
+    start,
+    train,
+)
+
+__all__ = [
+    "Choice",
+    "Curve",
+    "Questions",
+    "compare",
+    "fit_rate",
+    "pass_rates",
+    "questions_of",
+    "sample",
+    "start",
+    "train",
+]

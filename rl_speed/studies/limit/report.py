@@ -1,0 +1,205 @@
+"""A comparison on the scratchpad task beside what a table of logits predicts; and every method's
+share of what an oracle gains.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rl_speed.data import scratchpad
+from rl_speed.runtime.metrics import read_object, write_atomically
+from rl_speed.runtime.plotting import pyplot
+from rl_speed.studies.limit.tabular import Choice, Curve, Questions, fit_rate, questions_of, train
+
+# Learning rates of the table's Adam that the fit may choose from.
+RATES = np.geomspace(0.05, 0.4, 13)
+# Of predictions: their mean is what is compared.
+SEEDS = (0, 1, 2, 3, 4)
+TRAIN_PROMPTS, EVAL_PROMPTS = 4096, 512
+
+
+def choice_of(label: str) -> Choice | None:
+    """Which prompts a method of RLOO's loss trains on, by its label in a comparison; None where the
+    table has no such choice.
+    """
+    method, *changes = label.split(" ")
+    fields = dict(change.split("=") for change in changes)
+    if method == "oracle_rloo" and set(fields) <= {"worth_power", "worth_of"}:
+        power = float(fields.get("worth_power", 0.25))
+        return Choice(power=power, by_tokens=fields.get("worth_of") == "token")
+    if method == "speed_rloo" and set(fields) <= {"n_init"}:
+        return Choice(screen=int(fields.get("n_init", 4)))
+    return Choice() if method == "rloo" and not fields else None
+
+
+def measured_curves(path: Path) -> dict[str, list[Curve]]:
+    """By label the runs of a comparison's table.json.
+
+    Raises ValueError: it is damaged, or has no curves.
+    """
+    found: dict[str, list[Curve]] = {}
+    for run in read_object(path, "make it with experiments/compare.py").get("curves", []):
+        at = run["evaluations"]
+        column = lambda name: np.array([point[name] for point in at], float)
+        curve = Curve(column("optimizer_steps"), column("tokens"), column("eval/accuracy"))
+        found.setdefault(run["method"], []).append(curve)
+    if "rloo" not in found:
+        raise ValueError(f"{path} has no runs of rloo, which predictions are fitted to")
+    return found
+
+
+def tokens_to(curves: Sequence[Curve], target: float) -> float | None:
+    """Mean tokens to an accuracy, over runs; None unless all reach it."""
+    found = [curve.reaches(target) for curve in curves]
+    return None if None in found else float(np.mean(found))
+
+
+def baseline_of(label: str, labels: Sequence[str]) -> tuple[str | None, str | None]:
+    """(the method that chooses nothing, the oracle) of the same loss, as far as they were run."""
+    loss = "rloo" if label.split(" ")[0].endswith("rloo") else "dapo"
+    plain = ("rloo",) if loss == "rloo" else ("grpo_dapo_loss", "dapo")
+    oracle = f"oracle_{loss}"
+    return next((m for m in plain if m in labels), None), oracle if oracle in labels else None
+
+
+def shares(
+    curves: Mapping[str, Sequence[Curve]], targets: Sequence[float]
+) -> dict[str, list[dict[str, float | None]]]:
+    """By label and target: tokens, how many times fewer than the plain method of the same loss, and
+    the share of the oracle's gain; None where something was not reached or gains nothing.
+    """
+    found: dict[str, list[dict[str, float | None]]] = {}
+    for label, runs in curves.items():
+        if not label.split(" ")[0].endswith(("rloo", "dapo")):
+            continue
+        plain, oracle = baseline_of(label, list(curves))
+        found[label] = []
+        for target in targets:
+            mine = tokens_to(runs, target)
+            base = tokens_to(curves[plain], target) if plain else None
+            best = tokens_to(curves[oracle], target) if oracle else None
+            ratio = base / mine if base and mine else None
+            limit = base / best if base and best else None
+            share = (ratio - 1) / (limit - 1) if ratio and limit and limit > 1 else None
+            found[label].append({"target": target, "tokens": mine, "ratio": ratio, "share": share})
+    return found
+
+
+def predict(
+    labels: Sequence[str], rate: float, steps: int, training: Questions, held_out: Questions
+) -> dict[str, list[Curve]]:
+    """The table's curves of every label that it has a choice for."""
+    choices = {label: choice_of(label) for label in labels}
+    return {
+        label: [train(choice, training, held_out, rate, seed, steps) for seed in SEEDS]
+        for label, choice in choices.items()
+        if choice is not None
+    }
+
+
+def compare(comparison: Path, targets: Sequence[float], out: Path, command: str) -> tuple[str, str]:
+    """(the page as text, a line that names the files); writes table.md, table.json, limit.png.
+
+    Args:
+      comparison: table.json of experiments/compare.py on the scratchpad task. targets: held-out
+        accuracies.
+
+    Raises ValueError, FileNotFoundError: the comparison cannot be read, or lacks plain RLOO.
+    """
+    curves = measured_curves(comparison)
+    texts = lambda split, size: [q.text for q in scratchpad.questions(split, 0, size)]
+    training = questions_of(texts("train", TRAIN_PROMPTS))
+    held_out = questions_of(texts("eval", EVAL_PROMPTS))
+    fitted = [(run.steps, run.accuracy) for run in curves["rloo"]]
+    rate, left = fit_rate(fitted, training, held_out, RATES)
+    longest = int(max(run.steps.max() for runs in curves.values() for run in runs))
+    predicted = predict(list(curves), rate, longest, training, held_out)
+    rows = [
+        {"method": label, **row}
+        for label in predicted
+        if label != "rloo"
+        for row in _rows(label, predicted, curves, targets)
+    ]
+    found = shares(curves, targets)
+    numbers = {"command": command, "rate": rate, "left": left, "predictions": rows, "shares": found}
+    text = _markdown(numbers, targets)
+    out.mkdir(parents=True, exist_ok=True)
+    write_atomically(out / "table.json", json.dumps(numbers, indent=1) + "\n")
+    write_atomically(out / "table.md", text)
+    _plot(predicted, curves, out / "limit.png")
+    return text, f"written to {out / 'table.md'} {out / 'table.json'} {out / 'limit.png'}"
+
+
+def _rows(label, predicted, curves, targets) -> list[dict[str, Any]]:
+    rows = []
+    for target in targets:
+        ratio = []
+        for of in (predicted, curves):
+            base, mine = tokens_to(of["rloo"], target), tokens_to(of[label], target)
+            ratio.append(base / mine if base and mine else None)
+        off = ratio[0] / ratio[1] - 1 if None not in ratio else None
+        rows.append({"target": target, "predicted": ratio[0], "measured": ratio[1], "off": off})
+    return rows
+
+
+def _markdown(numbers: Mapping[str, Any], targets: Sequence[float]) -> str:
+    show = lambda x, form: "-" if x is None else format(x, form)
+    head = " | ".join(f"{target:g}" for target in targets)
+    lines = [
+        "# What choosing prompts can gain\n",
+        f"`{numbers['command']}`\n",
+        "Tokens to a held-out accuracy, as how many times fewer than plain RLOO takes: predicted "
+        "with a policy that is a table of logits (one for each entry that it may get wrong), whose "
+        f"Adam has the rate {numbers['rate']:.3f} that fits RLOO's own measured curve best (root "
+        f"mean square {numbers['left']:.3f} of accuracy), and nothing else fitted; then measured; "
+        "then the prediction over what was measured, less one.\n",
+        "| method | held-out accuracy | predicted | measured | off by |",
+        "|---|---|---|---|---|",
+    ]
+    for row in numbers["predictions"]:
+        lines.append(
+            f"| {row['method']} | {row['target']:g} | {show(row['predicted'], '.2f')} | "
+            f"{show(row['measured'], '.2f')} | {show(row['off'], '+.0%')} |"
+        )
+    lines += [
+        "\nMeasured: thousands of tokens to each accuracy, mean over seeds, where all reach it; "
+        "times fewer than the method of the same loss that chooses none (rloo; grpo_dapo_loss "
+        "where it was run, else dapo); share of the oracle's gain.\n",
+        f"| method | {head} |",
+        "|---|" + "---|" * len(targets),
+    ]
+    for label, cells in numbers["shares"].items():
+        texts = [
+            "-"
+            if cell["tokens"] is None
+            else f"{cell['tokens'] / 1000:,.0f}"
+            + (f", {cell['ratio']:.2f}x" if cell["ratio"] else "")
+            + (f", {cell['share']:.0%}" if cell["share"] is not None else "")
+            for cell in cells
+        ]
+        lines.append(f"| {label} | {' | '.join(texts)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _plot(predicted, curves, path: Path) -> Path:
+    plt = pyplot()
+    figure, axes = plt.subplots(
+        1, 2, figsize=(12, 4.2), constrained_layout=True, sharex=True, sharey=True
+    )
+    for axis, of, title in zip(axes, (curves, predicted), ("measured", "predicted by the table")):
+        for i, label in enumerate(predicted):
+            end = min(run.tokens.max() for run in of[label])
+            at = np.linspace(0, end, 100)
+            mean = np.mean([np.interp(at, run.tokens, run.accuracy) for run in of[label]], axis=0)
+            axis.plot(at / 1e6, mean, color=f"C{i}", label=label)
+        axis.set_title(title, fontsize=10)
+        axis.set_xlabel("sampled tokens, millions")
+    axes[0].set_xlim(0, max(run.tokens.max() for runs in curves.values() for run in runs) / 1e6)
+    axes[0].set_ylabel("held-out accuracy")
+    axes[0].legend(fontsize=8)
+    figure.savefig(path)
+    plt.close(figure)
+    return path

@@ -1,0 +1,260 @@
+"""The scratchpad task with a policy that is a table: a logit for each entry that it may get right
+or wrong, as the demonstrations of the cold start have it.
+
+Its pass rates are exact (`data.scratchpad.pass_rate`), a step costs a millisecond, and RLOO with
+Adam trains it as it trains a transformer: each sample moves the logits of the entries that it
+used. Nothing is shared between entries, so that what a choice of prompts gains here it gains by
+what the prompts are about, and by what Adam makes of gradients of any size.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+
+import numpy as np
+
+from rl_speed.data import scratchpad
+from rl_speed.data.chain import TABLES, misconception
+
+_OPERATORS = list(scratchpad.OPERATORS)
+ENTRIES = len(_OPERATORS) * 100
+# Adam's, as in rl_speed/update/optimizer.py.
+BETAS, EPS = (0.9, 0.999), 1e-8
+# As `data.oracle_every`, `oracle_prompts` and `oracle_samples`.
+EVERY, MEASURED, SAMPLES = 10, 1024, 16
+
+
+@dataclasses.dataclass(frozen=True)
+class Questions:
+    """Questions as arrays: first total i64[P], operators and digits i64[P, K], steps i64[P]."""
+
+    first: np.ndarray
+    operators: np.ndarray
+    digits: np.ndarray
+    steps: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.first)
+
+    def take(self, index: np.ndarray) -> "Questions":
+        return Questions(*(x[index] for x in dataclasses.astuple(self)))
+
+    @property
+    def tokens(self) -> np.ndarray:
+        """Of a response without a line taken back, its end included: f64[P]."""
+        return 6.0 * self.steps + 1.0
+
+
+def questions_of(texts: Sequence[str]) -> Questions:
+    """Raises ValueError naming a text that is no question of the task."""
+    parsed = [scratchpad.parse(text) for text in texts]
+    size = len(parsed), max(len(steps) for _, steps in parsed)
+    operators, digits = np.zeros(size, np.int64), np.zeros(size, np.int64)
+    for i, (_, steps) in enumerate(parsed):
+        operators[i, : len(steps)] = [_OPERATORS.index(o) for o, _ in steps]
+        digits[i, : len(steps)] = [d for _, d in steps]
+    first = np.array([total for total, _ in parsed], np.int64)
+    return Questions(first, operators, digits, np.array([len(s) for _, s in parsed], np.int64))
+
+
+@functools.cache
+def _tables() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """By entry: the right next total, the misconception, the error rate at the start."""
+    every = [(o, t, d) for o in _OPERATORS for t in range(10) for d in range(10)]
+    right = np.array([TABLES[o](t, d) % 10 for o, t, d in every])
+    wrong = np.array([misconception(o, t, d) for o, t, d in every])
+    return right, wrong, np.array([scratchpad.error_rate(o, t, d) for o, t, d in every])
+
+
+def start(least: float = 1e-3) -> np.ndarray:
+    """Logits f64[ENTRIES] of being right, as demonstrated; no error rate below `least`."""
+    error = np.clip(_tables()[2], least, None)
+    return np.log((1 - error) / error)
+
+
+def _error(logits: np.ndarray) -> np.ndarray:
+    return 1 / (1 + np.exp(logits))
+
+
+def _entry(operators, totals, digits):
+    return (operators * 10 + totals) * 10 + digits
+
+
+def pass_rates(logits: np.ndarray, questions: Questions) -> np.ndarray:
+    """f64[P], exact: the product over steps of (1 - e) + e REPAIR (1 - e)."""
+    error, right = _error(logits), _tables()[0]
+    totals, rates = questions.first.copy(), np.ones(len(questions))
+    for j in range(questions.operators.shape[1]):
+        on = j < questions.steps
+        entry = _entry(questions.operators[:, j], totals, questions.digits[:, j])
+        e = error[entry]
+        rates = np.where(on, rates * ((1 - e) + e * scratchpad.REPAIR * (1 - e)), rates)
+        totals = np.where(on, right[entry], totals)
+    return rates
+
+
+def sample(
+    logits: np.ndarray, questions: Questions, n: int, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(right bool[P, n], entries used i64[P, n, K], the score of each use f64[P, n, K]).
+
+    The score is d log(probability) / d logit. After a mistake that stands a response goes on from
+    the wrong total; a line that is taken back uses its entry twice.
+    """
+    error, (following, wrong_total, _) = _error(logits), _tables()
+    size = (len(questions), n)
+    totals = np.repeat(questions.first[:, None], n, 1)
+    right = np.ones(size, bool)
+    entries = np.zeros((*size, questions.operators.shape[1]), np.int64)
+    scores = np.zeros(entries.shape)
+    for j in range(entries.shape[2]):
+        on = (j < questions.steps)[:, None]
+        columns = questions.operators[:, j, None], totals, questions.digits[:, j, None]
+        entry = _entry(*columns)
+        e = error[entry]
+        wrong = rng.random(size) < e
+        again = wrong & (rng.random(size) < scratchpad.REPAIR)
+        stands = np.where(again, rng.random(size) < e, wrong)
+        score = np.where(wrong, e - 1, e) + again * np.where(stands, e - 1, e)
+        entries[:, :, j], scores[:, :, j] = entry, np.where(on, score, 0.0)
+        right &= ~(stands & on)
+        moved = np.where(stands, wrong_total[entry], following[entry])
+        totals = np.where(on, moved, totals)
+    return right, entries, scores
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """Which prompts are trained on.
+
+    Attributes:
+      screen: samples to screen with (SPEED), 0: none.
+      power: of an oracle's worth p^power (1-p), 0: no oracle, prompts as they come.
+      by_tokens: whether the oracle's worth is a token's.
+    """
+
+    screen: int = 0
+    power: float = 0.0
+    by_tokens: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Curve:
+    """Accuracy f64[T] on the held-out questions after so many steps and sampled tokens, f64[T]."""
+
+    steps: np.ndarray
+    tokens: np.ndarray
+    accuracy: np.ndarray
+
+    def reaches(self, target: float) -> float | None:
+        """Tokens at which the accuracy first crosses the target; None if it does not."""
+        above = np.flatnonzero(self.accuracy >= target)
+        if not above.size:
+            return None
+        i = int(above[0])
+        if i == 0:
+            return float(self.tokens[0])
+        at, x = self.accuracy[i - 1 : i + 1], self.tokens[i - 1 : i + 1]
+        return float(np.interp(target, at, x))
+
+
+def train(
+    choice: Choice,
+    training: Questions,
+    held_out: Questions,
+    rate: float,
+    seed: int,
+    steps: int,
+    groups: int = 16,
+    n: int = 24,
+    warmup: int = 5,
+) -> Curve:
+    """RLOO with Adam on the table, one update a step.
+
+    Args:
+      rate: Adam's learning rate, after `warmup` steps of a linear rise. groups, n: of a batch.
+    """
+    rng, logits = np.random.default_rng(seed), start()
+    moments, tokens, found = np.zeros((2, ENTRIES)), 0.0, []
+    stream = _Stream(choice, training, rng)
+    for step in range(steps + 1):
+        found.append((step, tokens, pass_rates(logits, held_out).mean()))
+        index, paid = stream.next(logits, step, groups, n)
+        chosen = training.take(index)
+        right, entries, scores = sample(logits, chosen, n, rng)
+        tokens += paid + n * chosen.tokens.sum()
+        rewards = right.astype(float)
+        advantages = (rewards - rewards.mean(axis=1, keepdims=True)) * n / (n - 1)
+        pushed = (scores * advantages[:, :, None]).ravel()
+        slope = np.bincount(entries.ravel(), pushed, ENTRIES) / (n * chosen.tokens.sum())
+        powers = np.stack([slope, slope**2])
+        decay = np.array(BETAS)[:, None]
+        moments = decay * moments + (1 - decay) * powers
+        mean, square = moments / (1 - decay ** (step + 1))
+        logits = logits + rate * min(1.0, (step + 1) / warmup) * mean / (np.sqrt(square) + EPS)
+    return Curve(*map(np.array, zip(*found)))
+
+
+class _Stream:
+    """Prompts in the order of a shuffle, screened or not; or by an oracle's worth."""
+
+    def __init__(self, choice: Choice, training: Questions, rng: np.random.Generator):
+        self._choice, self._training, self._rng = choice, training, rng
+        self._order, self._at = rng.permutation(len(training)), 0
+
+    def next(self, logits, step: int, groups: int, n: int) -> tuple[np.ndarray, float]:
+        """(indices of the next batch, tokens paid for those that were refused)."""
+        if self._choice.power and step % EVERY == 0:
+            self._measure(logits)
+        if not self._choice.screen:
+            return self._take(groups), 0.0
+        chosen, paid = [], 0.0
+        while len(chosen) < groups:
+            index = self._take(1)
+            one = self._training.take(index)
+            right, _, _ = sample(logits, one, self._choice.screen, self._rng)
+            if 0 < right.sum() < self._choice.screen:
+                chosen.append(int(index[0]))
+            else:
+                paid += self._choice.screen * float(one.tokens[0])
+        return np.array(chosen), paid
+
+    def _take(self, count: int) -> np.ndarray:
+        index = self._order[np.arange(self._at, self._at + count) % len(self._order)]
+        self._at += count
+        return index
+
+    def _measure(self, logits) -> None:
+        pool = self._rng.permutation(len(self._training))[:MEASURED]
+        asked = self._training.take(pool)
+        rates = self._rng.binomial(SAMPLES, pass_rates(logits, asked)) / SAMPLES
+        worth = rates**self._choice.power * (1 - rates)
+        if self._choice.by_tokens:
+            worth = worth / asked.tokens
+        # The pool is in a random order, and the sort keeps it among equals.
+        self._order, self._at = pool[np.argsort(-worth, kind="stable")], 0
+
+
+def fit_rate(
+    measured: Sequence[tuple[np.ndarray, np.ndarray]],
+    training: Questions,
+    held_out: Questions,
+    rates: Sequence[float],
+    seeds: Sequence[int] = (0, 1, 2),
+) -> tuple[float, float]:
+    """(the rate with which plain RLOO on the table is nearest to the measured curves, root mean
+    square of what is left between the mean curve and theirs).
+
+    Args:
+      measured: of each run of plain RLOO, (optimizer steps, accuracy).
+      rates: to choose from.
+    """
+    steps = int(max(at.max() for at, _ in measured))
+    found = []
+    for rate in rates:
+        curves = [train(Choice(), training, held_out, rate, seed, steps) for seed in seeds]
+        mean = np.mean([c.accuracy for c in curves], axis=0)
+        left = np.concatenate([np.interp(at, np.arange(steps + 1), mean) - y for at, y in measured])
+        found.append(float(np.sqrt(np.mean(left**2))))
+    best = int(np.argmin(found))
+    return float(rates[best]), found[best]

@@ -1,0 +1,140 @@
+"""A policy that is a table: exact rates against the task's own and against samples, the gradient
+against differences, and what choices of prompts it is trained on.
+"""
+
+import json
+
+import numpy as np
+import pytest
+
+from rl_speed.data import scratchpad
+from rl_speed.studies import limit
+from rl_speed.studies.limit import Choice, Curve, questions_of
+from rl_speed.studies.limit.report import choice_of, shares, tokens_to
+from rl_speed.studies.limit.tabular import _Stream
+
+
+@pytest.fixture(scope="module")
+def training():
+    return questions_of([q.text for q in scratchpad.questions("train", 0, 300)])
+
+
+def test_rates_at_the_start_are_the_demonstrations():
+    texts = [q.text for q in scratchpad.questions("eval", 0, 100)]
+    mine = limit.pass_rates(limit.start(1e-12), questions_of(texts))
+    np.testing.assert_allclose(mine, [scratchpad.pass_rate(t) for t in texts], atol=1e-9)
+
+
+def test_samples_have_the_exact_rates(training):
+    rng = np.random.default_rng(0)
+    logits = limit.start() + rng.normal(0, 1, limit.start().shape)
+    chosen, n = training.take(np.arange(60)), 4000
+    right, entries, scores = limit.sample(logits, chosen, n, rng)
+    exact = limit.pass_rates(logits, chosen)
+    error = np.sqrt(np.maximum(exact * (1 - exact), 1e-3) / n)
+    assert np.all(np.abs(right.mean(axis=1) - exact) < 5 * error)
+    assert entries.shape == scores.shape == (60, n, training.operators.shape[1])
+
+
+def test_scores_make_the_gradient():
+    """E[right x score], summed by entry, is the gradient of the exact rate by differences."""
+    questions, rng, n = questions_of(["3a+4b~5c^9d-2"]), np.random.default_rng(1), 200_000
+    logits = limit.start(0.05) - 0.5
+    right, entries, scores = limit.sample(logits, questions, n, rng)
+    terms = scores[0] * right[0][:, None]
+    mean = np.bincount(entries[0].ravel(), terms.ravel(), len(logits)) / n
+    used = np.flatnonzero(np.bincount(entries[0].ravel(), minlength=len(logits)))
+    assert len(used) > 4
+    for entry in used:
+        step = np.zeros_like(logits)
+        step[entry] = 1e-5
+        up, down = (limit.pass_rates(logits + s * step, questions)[0] for s in (1, -1))
+        slope = (up - down) / 2e-5
+        spread = np.sqrt(np.sum((terms * (entries[0] == entry)).sum(axis=1) ** 2)) / n
+        assert abs(mean[entry] - slope) < 5 * max(spread, 1e-9), entry
+
+
+def test_the_oracle_takes_those_worth_most_and_screening_pays_for_what_it_refuses(training):
+    logits, rng = limit.start(), np.random.default_rng(2)
+    rates = limit.pass_rates(logits, training)
+    for power, by_tokens in ((1.0, False), (0.25, False), (1.0, True)):
+        stream = _Stream(Choice(power=power, by_tokens=by_tokens), training, rng)
+        index, paid = stream.next(logits, 0, 16, 24)
+        worth = rates**power * (1 - rates) / (training.tokens if by_tokens else 1)
+        assert paid == 0 and len(set(index.tolist())) == 16
+        # Measured with 16 samples: not the very best, and far from any.
+        assert worth[index].mean() > 0.8 * np.sort(worth)[-16:].mean() > 1.5 * worth.mean()
+    index, paid = _Stream(Choice(screen=4), training, rng).next(logits, 0, 16, 24)
+    assert len(index) == 16 and paid > 0 and paid % 4 == 0
+    assert np.mean(rates[index] * (1 - rates[index])) > 1.3 * np.mean(rates * (1 - rates))
+
+
+def test_training_repeats_and_lifts_accuracy(training):
+    run = lambda seed: limit.train(Choice(), training, training, 0.2, seed, 12)
+    one, two, other = run(0), run(0), run(1)
+    np.testing.assert_array_equal(one.accuracy, two.accuracy)
+    assert np.any(one.accuracy != other.accuracy)
+    assert one.accuracy[-1] > one.accuracy[0] + 0.02
+    assert one.tokens[0] == 0 and np.all(np.diff(one.tokens) > 16 * 24 * 25)
+
+
+def test_the_rate_that_made_a_curve_is_found(training):
+    true = [limit.train(Choice(), training, training, 0.2, seed, 15) for seed in (7, 8, 9)]
+    measured = [(c.steps, c.accuracy) for c in true]
+    rate, left = limit.fit_rate(measured, training, training, [0.1, 0.2, 0.4], seeds=(0, 1))
+    assert rate == 0.2 and left < 0.02
+
+
+def test_labels_are_choices():
+    assert choice_of("rloo") == Choice() and choice_of("speed_rloo n_init=8") == Choice(screen=8)
+    assert choice_of("oracle_rloo worth_power=1.0 worth_of=token") == Choice(0, 1.0, True)
+    assert choice_of("oracle_rloo") == Choice(power=0.25)
+    for label in ("dapo", "forecast_rloo", "rloo learning_rate=0.1", "speed_rloo where=in_loop"):
+        assert choice_of(label) is None
+
+
+def line(*tokens):
+    """Accuracy 0, 0.5, 1.0 at these tokens."""
+    return Curve(np.arange(3.0), np.array(tokens, float), np.array([0.0, 0.5, 1.0]))
+
+
+def test_shares_of_the_limit_by_hand():
+    curves = {
+        "rloo": [line(0, 100, 200), line(0, 140, 280)],
+        "oracle_rloo": [line(0, 60, 120)],
+        "forecast_rloo": [line(0, 80, 160)],
+        "dapo": [line(0, 50, 100)],
+        "speed_dapo": [line(0, 50, 200)],
+    }
+    found = shares(curves, [0.5, 0.75])
+    assert [cell["tokens"] for cell in found["rloo"]] == [120, 180]
+    assert found["forecast_rloo"][0] == pytest.approx(
+        {"target": 0.5, "tokens": 80, "ratio": 1.5, "share": 0.5}
+    )
+    assert found["oracle_rloo"][1]["share"] == 1 and found["rloo"][0]["share"] == 0
+    assert found["speed_dapo"][1]["ratio"] == 0.6 and found["speed_dapo"][1]["share"] is None
+    assert tokens_to([line(0, 1, 2), Curve(*(np.zeros(2),) * 3)], 0.5) is None
+
+
+def test_a_page_of_a_comparison(tmp_path, monkeypatch):
+    """From table.json to a page whose ratios are those of the curves in it."""
+    points = lambda tokens: [
+        {"optimizer_steps": s, "tokens": t, "eval/accuracy": a}
+        for s, t, a in zip((0, 5, 10), tokens, (0.42, 0.44, 0.46))
+    ]
+    curves = [
+        {"method": m, "seed": 0, "evaluations": points(tokens)}
+        for m, tokens in (("rloo", (0, 100, 200)), ("speed_rloo", (0, 200, 400)))
+    ]
+    monkeypatch.setattr("rl_speed.studies.limit.report.RATES", [0.1, 0.2])
+    monkeypatch.setattr("rl_speed.studies.limit.report.SEEDS", [0])
+    (tmp_path / "table.json").write_text(json.dumps({"curves": curves}))
+    text, names = limit.compare(tmp_path / "table.json", [0.45], tmp_path / "out", "as typed")
+    assert "`as typed`" in text and "limit.png" in names and (tmp_path / "out/limit.png").exists()
+    written = json.loads((tmp_path / "out/table.json").read_text())
+    (row,) = written["predictions"]
+    assert row["measured"] == 0.5 and 0.4 < row["predicted"] < 1.5
+    assert row["off"] == pytest.approx(row["predicted"] / 0.5 - 1)
+    (tmp_path / "table.json").write_text(json.dumps({"curves": curves[1:]}))
+    with pytest.raises(ValueError, match="has no runs of rloo"):
+        limit.compare(tmp_path / "table.json", [0.45], tmp_path / "out", "")
