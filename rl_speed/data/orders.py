@@ -349,6 +349,8 @@ class MemoryOrder:
 class Forecast(Protocol):
     """What `ForecastOrder` needs to know of prompts; `rollout.forecast.Forecast` is it."""
 
+    @property
+    def readiness(self) -> float: ...
     def screening(self) -> tuple[np.ndarray, np.ndarray]: ...
     def update(
         self,
@@ -367,8 +369,10 @@ class ForecastOrder:
     a paper.
 
     Of n prompts to pick a share `explore` (a coin for each) is drawn uniformly; the rest are worth
-    most by `forecast.screening`, ties by lot. None goes again before `rest` x size visits; where
-    too few have rested, those that left least recently go.
+    most by `forecast.screening`, ties by lot. Until `forecast.readiness` is 1 the share is larger,
+    at first everyone: what was picked by a forecast that knows nothing is all alike, and teaches
+    neither forecast nor policy. None goes again before `rest` x size visits; where too few have
+    rested, those that left least recently go.
 
     Args:
       size: prompts. forecast: of all of them; this order tells it what came back, and saves it.
@@ -398,7 +402,7 @@ class ForecastOrder:
             ready = np.argsort(np.argsort(self._last[free], kind="stable")) < n
         free = free[ready]
         n = min(n, len(free))
-        explored = rng.binomial(n, self._explore)
+        explored = rng.binomial(n, max(self._explore, 1 - self.forecast.readiness))
         tried, free = free[:explored], free[explored:]
         worth = self.forecast.screening()[1][free]
         best = free[np.argsort(-worth, kind="stable")[: n - explored]]

@@ -116,10 +116,15 @@ class Forecast:
         self._likelihood = -np.square(np.log(STRENGTHS / FIRST_STRENGTH)) / 2
         # Of each prompt: right and all samples, and the forecast's logit when they were counted.
         self._right, self._drawn, self._then = (np.zeros(size) for _ in range(3))
-        self._latest: dict[str, float] = {}
+        self._visits, self._latest = np.zeros(()), {}
 
     def __len__(self) -> int:
         return len(self._ids)
+
+    @property
+    def readiness(self) -> float:
+        """Visits so far as a share of those that the regressions remember, at most 1."""
+        return min(1.0, float(self._visits) * (1 - self._keep))
 
     @property
     def strength(self) -> float:
@@ -179,6 +184,7 @@ class Forecast:
             s * rate, s * (1 - rate)
         )
         self._likelihood = FORGET_STRENGTH ** len(index) * self._likelihood + likelihood.sum(axis=1)
+        self._visits = self._visits + len(index)
         self._learn_rates(index, k, n, keep)
         self._learn_lengths(index, tokens, keep)
         now = self._logits(index)
@@ -265,6 +271,7 @@ _SAVED = (
     "right",
     "drawn",
     "then",
+    "visits",
 )
 
 

@@ -25,7 +25,7 @@ class Known:
     """A forecast that knows what prompts are worth, and forgets nothing that it was told."""
 
     def __init__(self, worth):
-        self.worth, self.told = np.asarray(worth, float), []
+        self.worth, self.told, self.readiness = np.asarray(worth, float), [], 1.0
 
     def screening(self):
         return np.full(len(self.worth), 4), self.worth
@@ -202,6 +202,15 @@ def test_the_forecast_explores_its_share_and_breaks_ties_by_lot():
         drawn += sum(worth[int(p.id[1:])] < best for p in taken)
         stream.observe(taken, [0] * 8, [4] * 8)
     assert 0.18 < drawn / 480 < 0.32
+    # One that is not ready yet: half of them.
+    stream = stream_of("forecast", 400, seed=1, explore=0.25, rest=0.0)
+    stream.order.forecast.readiness, worth, drawn = 0.5, stream.order.forecast.worth, 0
+    for _ in range(60):
+        taken = stream.take(8)
+        best = np.sort(worth)[-8:].min()
+        drawn += sum(worth[int(p.id[1:])] < best for p in taken)
+        stream.observe(taken, [0] * 8, [4] * 8)
+    assert 0.4 < drawn / 480 < 0.6
     stream = stream_of("forecast", 50, seed=1, explore=0.0, rest=0.0)
     stream.order.forecast.worth[:] = 1.0
     first = [p.id for p in stream.take(50)]

@@ -58,13 +58,13 @@ def test_the_oracle_takes_those_worth_most_and_screening_pays_for_what_it_refuse
     logits, rng = limit.start(), np.random.default_rng(2)
     rates = limit.pass_rates(logits, training)
     for power, by_tokens in ((1.0, False), (0.25, False), (1.0, True)):
-        stream = _Stream(Choice(power=power, by_tokens=by_tokens), training, rng)
-        index, paid = stream.next(logits, 0, 16, 24)
+        stream = _Stream(Choice(power=power, by_tokens=by_tokens), training, rng, 24)
+        index, paid = stream.next(logits, 0, 16)
         worth = rates**power * (1 - rates) / (training.tokens if by_tokens else 1)
         assert paid == 0 and len(set(index.tolist())) == 16
         # Measured with 16 samples: not the very best, and far from any.
         assert worth[index].mean() > 0.8 * np.sort(worth)[-16:].mean() > 1.5 * worth.mean()
-    index, paid = _Stream(Choice(screen=4), training, rng).next(logits, 0, 16, 24)
+    index, paid = _Stream(Choice(screen=4), training, rng, 24).next(logits, 0, 16)
     assert len(index) == 16 and paid > 0 and paid % 4 == 0
     assert np.mean(rates[index] * (1 - rates[index])) > 1.3 * np.mean(rates * (1 - rates))
 

@@ -59,6 +59,7 @@ def test_rates_of_prompts_that_were_never_visited_are_forecast():
     a, b = forecast.belief()
     np.testing.assert_allclose(a / (a + b), 0.5)
     np.testing.assert_allclose(a + b, FIRST_STRENGTH)
+    assert forecast.readiness == 0
     for step in range(10):
         visit(forecast, rates, rng, np.arange(step * 20, step * 20 + 20))
     unseen = slice(200, None)
@@ -135,6 +136,7 @@ def test_a_forecast_goes_on_from_its_state():
     for a, b in zip(first.belief(), second.belief()):
         np.testing.assert_array_equal(a, b)
     assert first.metrics() == second.metrics()
+    assert first.readiness == second.readiness == pytest.approx(50 / 64)
     with pytest.raises(ValueError, match="the saved forecast is another one: weights is"):
         Forecast(prompts, 8, buckets=17).load_state_dict(first.state_dict())
 

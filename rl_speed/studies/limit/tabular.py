@@ -13,8 +13,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from rl_speed.config import Data
 from rl_speed.data import scratchpad
 from rl_speed.data.chain import TABLES, misconception
+from rl_speed.data.orders import ForecastOrder
+from rl_speed.data.prompts import Prompt
+from rl_speed.rollout.forecast import Forecast
 
 _OPERATORS = list(scratchpad.OPERATORS)
 ENTRIES = len(_OPERATORS) * 100
@@ -130,12 +134,15 @@ class Choice:
     Attributes:
       screen: samples to screen with (SPEED), 0: none.
       power: of an oracle's worth p^power (1-p), 0: no oracle, prompts as they come.
-      by_tokens: whether the oracle's worth is a token's.
+      by_tokens: whether worth is a token's.
+      forecast: prompts worth most by a forecast that learns from what is drawn (`ForecastOrder`),
+        each screened as it says.
     """
 
     screen: int = 0
     power: float = 0.0
     by_tokens: bool = False
+    forecast: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,12 +183,14 @@ def train(
     """
     rng, logits = np.random.default_rng(seed), start()
     moments, tokens, found = np.zeros((2, ENTRIES)), 0.0, []
-    stream = _Stream(choice, training, rng)
+    stream = (_Forecast if choice.forecast else _Stream)(choice, training, rng, n)
     for step in range(steps + 1):
         found.append((step, tokens, pass_rates(logits, held_out).mean()))
-        index, paid = stream.next(logits, step, groups, n)
+        index, paid = stream.next(logits, step, groups)
         chosen = training.take(index)
+        # Those that were screened draw their first samples anew, and pay for them once.
         right, entries, scores = sample(logits, chosen, n, rng)
+        stream.learn(index, right)
         tokens += paid + n * chosen.tokens.sum()
         rewards = right.astype(float)
         advantages = (rewards - rewards.mean(axis=1, keepdims=True)) * n / (n - 1)
@@ -198,11 +207,11 @@ def train(
 class _Stream:
     """Prompts in the order of a shuffle, screened or not; or by an oracle's worth."""
 
-    def __init__(self, choice: Choice, training: Questions, rng: np.random.Generator):
-        self._choice, self._training, self._rng = choice, training, rng
+    def __init__(self, choice: Choice, training: Questions, rng: np.random.Generator, n: int):
+        self._choice, self._training, self._rng, self._n = choice, training, rng, n
         self._order, self._at = rng.permutation(len(training)), 0
 
-    def next(self, logits, step: int, groups: int, n: int) -> tuple[np.ndarray, float]:
+    def next(self, logits, step: int, groups: int) -> tuple[np.ndarray, float]:
         """(indices of the next batch, tokens paid for those that were refused)."""
         if self._choice.power and step % EVERY == 0:
             self._measure(logits)
@@ -219,6 +228,9 @@ class _Stream:
                 paid += self._choice.screen * float(one.tokens[0])
         return np.array(chosen), paid
 
+    def learn(self, index: np.ndarray, right: np.ndarray) -> None:
+        """Nothing."""
+
     def _take(self, count: int) -> np.ndarray:
         index = self._order[np.arange(self._at, self._at + count) % len(self._order)]
         self._at += count
@@ -233,6 +245,52 @@ class _Stream:
             worth = worth / asked.tokens
         # The pool is in a random order, and the sort keeps it among equals.
         self._order, self._at = pool[np.argsort(-worth, kind="stable")], 0
+
+
+class _Forecast:
+    """Prompts in the order of `ForecastOrder`, with its forecast of their pass rates."""
+
+    def __init__(self, choice: Choice, training: Questions, rng: np.random.Generator, n: int):
+        self._training, self._rng, self._n = training, rng, n
+        forecast = Forecast(_prompts(training), n, power=choice.power, by_tokens=choice.by_tokens)
+        d = Data()
+        self._order = ForecastOrder(
+            len(training), forecast, int(rng.integers(2**31)), d.explore, d.rest
+        )
+        self._serial, self._nobody = 0, np.zeros(len(training), bool)
+
+    def next(self, logits, step: int, groups: int) -> tuple[np.ndarray, float]:
+        """(indices of the next batch, tokens paid for those that were refused)."""
+        chosen, paid = [], 0.0
+        while len(chosen) < groups:
+            picked = self._order.pick(groups - len(chosen), self._serial, self._nobody)
+            self._serial += len(picked)
+            screens = self._order.forecast.screening(picked)[0]
+            for i, m in zip(picked.tolist(), screens.tolist()):
+                one = self._training.take(np.array([i]))
+                right = 0 if m == self._n else sample(logits, one, m, self._rng)[0].sum()
+                if m == self._n or 0 < right < m:
+                    chosen.append(i)
+                else:
+                    paid += m * float(one.tokens[0])
+                    self._order.observe([i], [int(right)], [m], [float(one.tokens[0])])
+        return np.array(chosen), paid
+
+    def learn(self, index: np.ndarray, right: np.ndarray) -> None:
+        """What a batch's groups said."""
+        tokens = self._training.take(index).tokens
+        self._order.observe(index, right.sum(axis=1), [self._n] * len(index), tokens)
+
+
+def _prompts(questions: Questions) -> list[Prompt]:
+    """Questions as tokens: digits, then letters, then operators."""
+    found = []
+    for i in range(len(questions)):
+        steps = range(questions.steps[i])
+        step = lambda j: (10 + j, 30 + questions.operators[i, j], questions.digits[i, j])
+        tokens = np.array([questions.first[i], *(x for j in steps for x in step(j))], np.int32)
+        found.append(Prompt(str(i), tokens, "", np.zeros(0, np.int32), ""))
+    return found
 
 
 def fit_rate(
