@@ -1,5 +1,5 @@
 """What can be gained by choosing prompts: a comparison on the scratchpad task beside what a policy
-that is a table predicts, and every method's share of what an oracle gains (a minute, CPU).
+that is a table predicts, and every method's share of what an oracle gains (minutes, CPU).
 
     python experiments/compare.py --config=configs/embedded.py:rloo,scratchpad \
         --methods=rloo,speed_rloo,forecast_rloo,oracle_rloo --seeds=0,1,2 --workdir=runs/scratchpad

@@ -11,7 +11,7 @@ from rl_speed.data import scratchpad
 from rl_speed.studies import limit
 from rl_speed.studies.limit import Choice, Curve, questions_of
 from rl_speed.studies.limit.report import choice_of, shares, tokens_to
-from rl_speed.studies.limit.tabular import _Stream
+from rl_speed.studies.limit.tabular import _Forecast, _Stream
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +69,22 @@ def test_the_oracle_takes_those_worth_most_and_screening_pays_for_what_it_refuse
     assert np.mean(rates[index] * (1 - rates[index])) > 1.3 * np.mean(rates * (1 - rates))
 
 
+def test_a_forecast_on_the_table_learns_whom_to_pick(training):
+    """After some batches it picks prompts worth more than those of a shuffle, without an oracle."""
+    rng, logits = np.random.default_rng(3), limit.start()
+    worth = limit.pass_rates(logits, training)
+    worth = worth**0.25 * (1 - worth)
+    stream = _Forecast(Choice(power=0.25, forecast=True), training, rng, 24)
+    picked = []
+    for _ in range(9):
+        index, paid = stream.next(logits, 0, 8)
+        right, _, _ = limit.sample(logits, training.take(index), 24, rng)
+        stream.learn(index, right)
+        picked.append(worth[index].mean())
+        assert len(index) == 8 and paid >= 0
+    assert np.mean(picked[-4:]) > 1.2 * worth.mean()
+
+
 def test_training_repeats_and_lifts_accuracy(training):
     run = lambda seed: limit.train(Choice(), training, training, 0.2, seed, 12)
     one, two, other = run(0), run(0), run(1)
@@ -89,7 +105,8 @@ def test_labels_are_choices():
     assert choice_of("rloo") == Choice() and choice_of("speed_rloo n_init=8") == Choice(screen=8)
     assert choice_of("oracle_rloo worth_power=1.0 worth_of=token") == Choice(0, 1.0, True)
     assert choice_of("oracle_rloo") == Choice(power=0.25)
-    for label in ("dapo", "forecast_rloo", "rloo learning_rate=0.1", "speed_rloo where=in_loop"):
+    assert choice_of("forecast_rloo") == Choice(power=0.25, forecast=True)
+    for label in ("dapo", "forecast_dapo", "rloo learning_rate=0.1", "speed_rloo where=in_loop"):
         assert choice_of(label) is None
 
 
@@ -128,6 +145,7 @@ def test_a_page_of_a_comparison(tmp_path, monkeypatch):
     ]
     monkeypatch.setattr("rl_speed.studies.limit.report.RATES", [0.1, 0.2])
     monkeypatch.setattr("rl_speed.studies.limit.report.SEEDS", [0])
+    monkeypatch.setattr("rl_speed.studies.limit.report.ALSO", ())
     (tmp_path / "table.json").write_text(json.dumps({"curves": curves}))
     text, names = limit.compare(tmp_path / "table.json", [0.45], tmp_path / "out", "as typed")
     assert "`as typed`" in text and "limit.png" in names and (tmp_path / "out/limit.png").exists()

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from rl_speed.config import Data
 from rl_speed.data import scratchpad
 from rl_speed.runtime.metrics import read_object, write_atomically
 from rl_speed.runtime.plotting import pyplot
@@ -17,7 +18,9 @@ from rl_speed.studies.limit.tabular import Choice, Curve, Questions, fit_rate, q
 # Learning rates of the table's Adam that the fit may choose from.
 RATES = np.geomspace(0.05, 0.4, 13)
 # Of predictions: their mean is what is compared.
-SEEDS = (0, 1, 2, 3, 4)
+SEEDS = (0, 1, 2)
+# Predicted whether they were run or not: what an oracle should look for.
+ALSO = tuple(f"oracle_rloo worth_power={power}" for power in (1.0, 0.5, 0.1))
 TRAIN_PROMPTS, EVAL_PROMPTS = 4096, 512
 
 
@@ -27,9 +30,10 @@ def choice_of(label: str) -> Choice | None:
     """
     method, *changes = label.split(" ")
     fields = dict(change.split("=") for change in changes)
-    if method == "oracle_rloo" and set(fields) <= {"worth_power", "worth_of"}:
-        power = float(fields.get("worth_power", 0.25))
-        return Choice(power=power, by_tokens=fields.get("worth_of") == "token")
+    if method in ("oracle_rloo", "forecast_rloo") and set(fields) <= {"worth_power", "worth_of"}:
+        power = float(fields.get("worth_power", Data().worth_power))
+        tokens = fields.get("worth_of", Data().worth_of) == "token"
+        return Choice(power=power, by_tokens=tokens, forecast=method == "forecast_rloo")
     if method == "speed_rloo" and set(fields) <= {"n_init"}:
         return Choice(screen=int(fields.get("n_init", 4)))
     return Choice() if method == "rloo" and not fields else None
@@ -54,7 +58,7 @@ def measured_curves(path: Path) -> dict[str, list[Curve]]:
 def tokens_to(curves: Sequence[Curve], target: float) -> float | None:
     """Mean tokens to an accuracy, over runs; None unless all reach it."""
     found = [curve.reaches(target) for curve in curves]
-    return None if None in found else float(np.mean(found))
+    return None if not found or None in found else float(np.mean(found))
 
 
 def baseline_of(label: str, labels: Sequence[str]) -> tuple[str | None, str | None]:
@@ -116,7 +120,9 @@ def compare(comparison: Path, targets: Sequence[float], out: Path, command: str)
     fitted = [(run.steps, run.accuracy) for run in curves["rloo"]]
     rate, left = fit_rate(fitted, training, held_out, RATES)
     longest = int(max(run.steps.max() for runs in curves.values() for run in runs))
-    predicted = predict(list(curves), rate, longest, training, held_out)
+    predicted = predict(
+        [*curves, *(a for a in ALSO if a not in curves)], rate, longest, training, held_out
+    )
     rows = [
         {"method": label, **row}
         for label in predicted
@@ -138,7 +144,7 @@ def _rows(label, predicted, curves, targets) -> list[dict[str, Any]]:
     for target in targets:
         ratio = []
         for of in (predicted, curves):
-            base, mine = tokens_to(of["rloo"], target), tokens_to(of[label], target)
+            base, mine = tokens_to(of["rloo"], target), tokens_to(of.get(label, []), target)
             ratio.append(base / mine if base and mine else None)
         off = ratio[0] / ratio[1] - 1 if None not in ratio else None
         rows.append({"target": target, "predicted": ratio[0], "measured": ratio[1], "off": off})
@@ -189,15 +195,16 @@ def _plot(predicted, curves, path: Path) -> Path:
     figure, axes = plt.subplots(
         1, 2, figsize=(12, 4.2), constrained_layout=True, sharex=True, sharey=True
     )
+    longest = max(run.tokens.max() for label in predicted for run in curves.get(label, []))
     for axis, of, title in zip(axes, (curves, predicted), ("measured", "predicted by the table")):
         for i, label in enumerate(predicted):
-            end = min(run.tokens.max() for run in of[label])
-            at = np.linspace(0, end, 100)
+            if label not in curves:
+                continue
+            at = np.linspace(0, min(longest, *(run.tokens.max() for run in of[label])), 100)
             mean = np.mean([np.interp(at, run.tokens, run.accuracy) for run in of[label]], axis=0)
             axis.plot(at / 1e6, mean, color=f"C{i}", label=label)
         axis.set_title(title, fontsize=10)
         axis.set_xlabel("sampled tokens, millions")
-    axes[0].set_xlim(0, max(run.tokens.max() for runs in curves.values() for run in runs) / 1e6)
     axes[0].set_ylabel("held-out accuracy")
     axes[0].legend(fontsize=8)
     figure.savefig(path)
