@@ -13,11 +13,12 @@ experiments/compare.py makes Table 1 of them. eval/dapo1k.jsonl, for runs on oth
              --write=dapo17k/train.jsonl --write_held_out=eval/dapo1k.jsonl
 
 Variants, up to three words with commas between: speed_rloo (the first is meant if none is named),
-rloo, speed_dapo, dapo; the training set, numina (integer answers, no proofs), dapo17k (1,000
-questions held out, as in the paper, and evaluated on) or deepscaler; and paper or released, whose
-updates `presets.speed` compares. N_init is 4, which is released; the paper compares it with
---config.rule.n_init=6 and 8. SPEED screens 64 prompts a call whatever is needed, as the paper does;
---config.driver.screening=missing screens what is missing. Baselines are on-policy.
+rloo, speed_dapo, dapo, forecast_rloo, forecast_dapo (ours); the training set, numina (integer
+answers, no proofs), dapo17k (1,000 questions held out, as in the paper, and evaluated on) or
+deepscaler; and paper or released, whose updates `presets.speed` compares. N_init is 4, which is
+released; the paper compares it with --config.rule.n_init=6 and 8. SPEED screens 64 prompts a call
+whatever is needed, as the paper does; --config.driver.screening=missing screens what is missing.
+Baselines are on-policy.
 """
 
 from rl_speed.config import Config, presets

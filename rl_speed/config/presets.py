@@ -21,7 +21,7 @@ EMBEDDED: Words = (
     tuple(TASKS),
 )
 SPEED: Words = (
-    ("speed_rloo", "rloo", "speed_dapo", "dapo"),
+    ("speed_rloo", "rloo", "speed_dapo", "dapo", "forecast_rloo", "forecast_dapo"),
     ("numina", "dapo17k", "deepscaler"),
     ("paper", "released"),
 )
@@ -247,6 +247,8 @@ def speed(path: str, variant: str = "", devices: int = 1) -> Config:
     | dual clip | none | 10 |
     | optimizer steps a step | 1 (ours) | 6 for SPEED (its mini-batch is scaled by N_init), 1 for baselines |
 
+    "forecast_rloo" and "forecast_dapo" are ours, in SPEED's place.
+
     Baselines sample 16 prompts of 24 for each step, from the policy that it updates. SPEED is
     Algorithm 2 to the letter: every prompt that one call accepts is continued in the next.
     DeepScaleR has 40 thousand questions;
@@ -283,6 +285,9 @@ def speed(path: str, variant: str = "", devices: int = 1) -> Config:
     else:
         # On-policy: what DAPO's refilling completes beyond the batch is dropped, as in verl.
         config.driver.screening, config.driver.max_age = "missing", 0
+    if method.startswith("forecast"):
+        # Ours: a policy of this size moves little in 64 steps.
+        config.data.forecast_memory, config.driver.max_age = 1024, -1
     config.optimizer.warmup_steps, config.optimizer.weight_decay = 10, 0.1
     if source == "released":
         config.objective.loss, config.objective.old_logprobs = "ppo", "recompute"

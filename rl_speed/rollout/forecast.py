@@ -16,6 +16,7 @@ from rl_speed import theory
 from rl_speed.data.prompts import Prompt
 from rl_speed.rollout.counted import check_counts
 from rl_speed.rollout.estimators import calibration
+from rl_speed.sampling import AdaptiveSpeed, Rule
 
 # Of how forecasts fared, kept at each visit: about 100 visits.
 FORGET_STRENGTH = 0.99
@@ -277,19 +278,21 @@ _SAVED = (
 
 class ForecastScreening:
     """What `Screening` asks before a visit, answered by the forecast that also orders prompts: the
-    estimate, and the prompt's own n_init. The order tells the forecast what came back, and saves
-    it.
+    estimate and, where the rule is `AdaptiveSpeed`, the prompt's own n_init. The order tells the
+    forecast what came back, and saves it.
     """
 
-    def __init__(self, forecast: Forecast):
-        self._forecast = forecast
+    def __init__(self, forecast: Forecast, rule: Rule):
+        self._forecast, self._each = forecast, isinstance(rule, AdaptiveSpeed)
 
-    def allocate(self, params: Any, prompts: Sequence[Prompt]) -> tuple[np.ndarray, np.ndarray]:
-        """(estimates f64[P], samples to screen with i64[P])."""
+    def allocate(
+        self, params: Any, prompts: Sequence[Prompt]
+    ) -> tuple[np.ndarray, np.ndarray | None]:
+        """(estimates f64[P], samples to screen with i64[P], or None where the rule takes none)."""
         del params
         index = np.array([self._forecast.place[p.id] for p in prompts], np.int64)
         a, b = self._forecast.belief(index)
-        return a / (a + b), self._forecast.screening(index)[0]
+        return a / (a + b), self._forecast.screening(index)[0] if self._each else None
 
     def observe(self, params: Any, visits: Sequence[Any]) -> None:
         """Nothing: the order does."""

@@ -543,7 +543,7 @@ def build_budgets(
     """Estimates of pass rates, if any are asked for; or what the stream's forecast says."""
     e = config.estimate
     if isinstance(stream.order, ForecastOrder) and e.kind == "none":
-        return ForecastScreening(stream.order.forecast)
+        return ForecastScreening(stream.order.forecast, config.make_rule())
     if e.kind == "none":
         return None
     if e.kind == "ema":

@@ -238,8 +238,10 @@ def expected_padding(config: Config, shape: PieceShape, rows: int) -> dict[str, 
 
 def abstract_table(table: Table, mesh: Mesh, config: Config) -> Prompts:
     """The candidates of one fused step, as shapes with shardings."""
-    budgets = np.zeros(0, np.int64) if config.rule.name == "allocated" else None
-    asked = [] if config.estimate.kind == "none" else [(np.zeros(0), budgets)] * table.shards
+    given = config.rule.name in ("allocated", "adaptive_speed")
+    budgets = np.zeros(0, np.int64) if given else None
+    estimates = config.estimate.kind != "none" or config.data.order == "forecast"
+    asked = [(np.zeros(0), budgets)] * table.shards if estimates else []
     return jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=batch_sharding(mesh)),
         table.build([], asked),

@@ -14,6 +14,7 @@ from rl_speed.rollout.forecast import (
     ForecastScreening,
     prompt_features,
 )
+from rl_speed.sampling import AdaptiveSpeed, Uniform
 from rl_speed.theory import best_screening
 
 
@@ -171,8 +172,9 @@ def test_screening_is_told_each_prompts_own():
     forecast = Forecast(prompts, 24, buckets=16)
     visit(forecast, rates, rng, np.arange(40))
     asked = [prompts[i] for i in (50, 3, 17)]
-    estimates, budgets = ForecastScreening(forecast).allocate(None, asked)
+    estimates, budgets = ForecastScreening(forecast, AdaptiveSpeed(24)).allocate(None, asked)
     a, b = forecast.belief(np.array([50, 3, 17]))
     np.testing.assert_array_equal(estimates, a / (a + b))
     np.testing.assert_array_equal(budgets, forecast.screening(np.array([50, 3, 17]))[0])
+    assert ForecastScreening(forecast, Uniform(24)).allocate(None, asked)[1] is None
     assert STRENGTHS[0] < FIRST_STRENGTH < STRENGTHS[-1]
