@@ -118,6 +118,8 @@ class Forecast:
         # Of each prompt: right and all samples, and the forecast's logit when they were counted.
         self._right, self._drawn, self._then = (np.zeros(size) for _ in range(3))
         self._visits, self._latest = np.zeros(()), {}
+        # Of all prompts, until something is learnt: it is asked for several times a step.
+        self._screening: tuple[np.ndarray, np.ndarray] | None = None
 
     def __len__(self) -> int:
         return len(self._ids)
@@ -144,10 +146,13 @@ class Forecast:
         """(n_init i64, worth f64): with how many samples each prompt should be screened (as many as
         a group has: with none), and what a sample, or a token, of it is worth then.
         """
-        chosen, worth = theory.best_screening(
-            *self.belief(index), self._n, self._choices, self._power
-        )
-        return chosen, worth / self.lengths(index)
+        if self._screening is None:
+            chosen, worth = theory.best_screening(
+                *self.belief(), self._n, self._choices, self._power
+            )
+            self._screening = chosen, worth / self.lengths()
+        chosen, worth = self._screening
+        return chosen[index], worth[index]
 
     def lengths(self, index: np.ndarray | slice = slice(None)) -> np.ndarray:
         """f64: expected tokens of a response, or 1 where worth is by samples."""
@@ -185,7 +190,7 @@ class Forecast:
             s * rate, s * (1 - rate)
         )
         self._likelihood = FORGET_STRENGTH ** len(index) * self._likelihood + likelihood.sum(axis=1)
-        self._visits = self._visits + len(index)
+        self._visits, self._screening = self._visits + len(index), None
         self._learn_rates(index, k, n, keep)
         self._learn_lengths(index, tokens, keep)
         now = self._logits(index)
@@ -261,6 +266,7 @@ class Forecast:
                 )
             setattr(self, f"_{name}", saved)
         self._latest = {name: float(x) for name, x in state["latest"].items()}
+        self._screening = None
 
 
 _SAVED = (

@@ -74,6 +74,9 @@ def test_rates_of_prompts_that_were_never_visited_are_forecast():
     theirs = best_screening(a, b, 24, [2, 4, 8, 24])
     np.testing.assert_array_equal(chosen, theirs[0])
     np.testing.assert_allclose(worth, theirs[1])
+    before = forecast.screening()[1].copy()
+    visit(forecast, rates, rng, np.arange(5))
+    assert np.any(forecast.screening()[1] != before)
 
 
 def test_where_prompts_say_nothing_forecasts_are_not_trusted():
@@ -131,7 +134,9 @@ def test_a_forecast_goes_on_from_its_state():
     prompts, rates = prompts_of(rng, 60)
     first, second = (Forecast(prompts, 8, buckets=16) for _ in range(2))
     visit(first, rates, np.random.default_rng(0), np.arange(20))
+    assert len(second.screening()[0]) == 60  # of before, to be forgotten
     second.load_state_dict(first.state_dict())
+    np.testing.assert_array_equal(second.screening()[1], first.screening()[1])
     for forecast in (first, second):
         visit(forecast, rates, np.random.default_rng(1), np.arange(10, 40))
     for a, b in zip(first.belief(), second.belief()):
