@@ -61,6 +61,7 @@ def compare(
         for v in variants
         if v.baseline
         for c in [v.apply(copy.deepcopy(config))]
+        if c.rule.name == "speed"
     }
     predicted = table.predictions(grouped, rates, rules, target) if rates is not None else []
     phase_rows = {v.label: table.phases(members, target) for v, members in grouped.items()}

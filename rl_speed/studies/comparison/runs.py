@@ -42,8 +42,9 @@ class Variant:
 
     @property
     def baseline(self) -> str | None:
-        """The method that this one adds screening to: rloo for speed_rloo."""
-        return self.method.removeprefix("speed_") if self.method.startswith("speed_") else None
+        """The method that this one chooses prompts for: rloo for speed_rloo, and likewise."""
+        way, _, method = self.method.partition("_")
+        return method if way in ("speed", "forecast", "oracle") else None
 
     def apply(self, config: Config) -> Config:
         """Set the fields. Raises ValueError naming the method or the field that does not exist."""
