@@ -60,11 +60,12 @@ def recorded(size):
     stream, told = PromptStream(data, order=VisitOrder(size, 0)), {}
     observe = stream.observe
 
-    def note(prompts, positive, total):
+    def note(prompts, positive, total, tokens):
         for prompt, k, n in zip(prompts, positive, total, strict=True):
             assert prompt.visit not in told
+            assert len(tokens) == len(prompts) and min(tokens, default=1) > 0
             told[prompt.visit] = int(k), int(n)
-        observe(prompts, positive, total)
+        observe(prompts, positive, total, tokens)
 
     stream.observe = note
     return stream, told
@@ -126,7 +127,7 @@ def test_the_fused_step_observes_what_it_consumed_and_hands_back_the_rest():
         book = {
             "consumed": consumed,
             "status": status,
-            "tokens": done.sum(1),
+            "tokens": 7 * done,
             "wasted_tokens": np.zeros(2, int),
             "decode_steps": np.zeros(2, int),
             "slot_steps": np.zeros(2, int),
