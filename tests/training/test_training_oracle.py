@@ -11,7 +11,7 @@ from rl_speed.training.loop import Trainer
 
 
 def test_worth_most_first_each_once_until_all_have_gone():
-    order = OracleOrder(6, seed=0)
+    order = OracleOrder(6, seed=0, by_tokens=True)
     free = np.zeros(6, bool)
     assert len(set(order.pick(3, 0, free).tolist())) == 3  # anything, before it knows
     # p (1-p) / tokens: 0.25 / 10, 0.25 / 20, 0 and 0.09 / 2.
@@ -22,10 +22,19 @@ def test_worth_most_first_each_once_until_all_have_gone():
     out[2] = True
     # What is out cannot go; those that have gone follow, before what was never measured.
     assert order.pick(2, 2, out).tolist() == [4, 5]
-    again = OracleOrder(6, seed=0)
+    again = OracleOrder(6, seed=0, by_tokens=True)
     again.load_state_dict(order.state_dict())
     assert again.pick(6, 4, free).tolist() == order.pick(6, 4, free).tolist()
     assert again.at == 0 and again.pool(3)[0] == order.pool(3)[0] == "oracle 1"
+
+
+def test_worth_is_of_samples_and_prefers_what_is_seldom_solved_where_asked():
+    free, rates = np.zeros(4, bool), np.array([0.0, 0.1, 0.5, 0.9])
+    for power, best in ((1.0, [2]), (0.25, [1])):
+        order = OracleOrder(4, seed=0, power=power)
+        order.learn(0, np.arange(4), rates, np.array([1.0, 9.0, 9.0, 1.0]))
+        worth = rates**power * (1 - rates)
+        assert order.pick(1, 0, free).tolist() == best == [int(np.argmax(worth))]
 
 
 def test_every_measurement_has_prompts_of_its_own():
