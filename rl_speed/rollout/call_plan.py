@@ -27,11 +27,13 @@ class CallPlan:
             capacities(rule, config)[0],
         )
         self._two_phase = two_phase(rule)
+        # Whether new prompts may complete in their first call.
+        self._at_once = rule.first_samples >= rule.max_samples
 
     def room(self, pending: Collection[PendingCall], buffer: SamplingBuffer) -> int:
         """Groups that still fit into the buffer when all that can complete in pending calls has."""
         return buffer.free - sum(
-            len(call.continued if self._two_phase else call.active) for call in pending
+            len(call.active if self._at_once else call.continued) for call in pending
         )
 
     def to_continue(
@@ -80,11 +82,11 @@ class CallPlan:
         # expected of those being screened.
         coming = len(active) + sum(len(call.continued) + rate * len(call.fresh) for call in pending)
         # What passes a first phase can wait in flight, so that any room at all allows a whole
-        # screening; what a single phase completes must fit at once.
+        # screening; what a single phase completes must fit at once, beside what goes on.
         room = (
-            config.screen_prompts * (buffer.free - coming > 0)
-            if self._two_phase
-            else self.room(pending, buffer)
+            self.room(pending, buffer) - len(active)
+            if self._at_once
+            else config.screen_prompts * (buffer.free - coming > 0)
         )
         room = max(0, min(config.screen_prompts, room))
         if config.screening == "fixed":

@@ -75,11 +75,11 @@ class Forecast:
     Args:
       prompts: the data set, in its order. n: samples of a group. n_init: how many samples a prompt
         may be screened with. buckets: of the features. memory: visits that the regressions
-        remember, at least 1. decay: of a prompt's own counts, at each
-        further visit, in (0, 1]. power: a prompt of pass rate p is worth p^power (1-p)
-        (`theory.group_value`). by_tokens: whether worth is that of a token, or of a sample.
+        remember, at least 1. decay: of a prompt's own counts, at each further visit, in (0, 1].
+        power: a prompt of pass rate p is worth p^power (1-p) (`theory.group_value`). by_tokens:
+        whether worth is that of a token, or of a sample.
 
-    Raises ValueError naming the argument that is out of range.
+    Raises ValueError naming the argument that is out of range, or the id that two prompts share.
     """
 
     def __init__(
@@ -103,6 +103,9 @@ class Forecast:
                 raise ValueError(f"Forecast.{name} must be {want}; got {value!r}")
         self.place = {p.id: i for i, p in enumerate(prompts)}
         self._ids = [p.id for p in prompts]
+        if len(self.place) < len(prompts):
+            twice = next(p.id for i, p in enumerate(prompts) if self.place[p.id] != i)
+            raise ValueError(f"forecasts are of prompts by id, and two have the id {twice!r}")
         # Where all choices are worth the same, as before anything is known, prompts are screened.
         self._choices = [*(m for m in n_init if 2 <= m < n), n]
         self._keep = 1 - 1 / memory

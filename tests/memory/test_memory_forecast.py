@@ -171,6 +171,12 @@ def test_what_cannot_be_is_refused(field, value):
         Forecast(prompts_of(np.random.default_rng(0), 5)[0], 8, **{field: value})
 
 
+def test_two_prompts_of_one_id_are_refused():
+    prompts, _ = prompts_of(np.random.default_rng(0), 5)
+    with pytest.raises(ValueError, match="two have the id 'q1'"):
+        Forecast([*prompts, prompts[1]], 8, buckets=4)
+
+
 def test_screening_is_told_each_prompts_own():
     rng = np.random.default_rng(7)
     prompts, rates = prompts_of(rng, 60)

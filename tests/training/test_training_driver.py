@@ -14,7 +14,7 @@ from rl_speed.rollout.buffer import SamplingBuffer
 from rl_speed.rollout.call_plan import capacities
 from rl_speed.rollout.generate import GenerationStats
 from rl_speed.rollout.host_driver import HostDriver
-from rl_speed.sampling import Band, Dynamic, Sequential, Speed, Uniform
+from rl_speed.sampling import AdaptiveSpeed, Band, Dynamic, Sequential, Speed, Uniform
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 
@@ -85,6 +85,47 @@ RULES = [
     Speed(6, 0),
     Speed(6, 0, -np.inf, np.inf),
 ]
+
+
+class InTurns:
+    """n_init of each prompt's own: of forty visits the first thirty are screened with two samples,
+    and the others not at all.
+    """
+
+    def allocate(self, params, prompts):
+        own = [2 if p.visit % 40 < 30 else 12 for p in prompts]
+        return np.full(len(own), 0.5), np.array(own, np.int64)
+
+    def observe(self, params, visits):
+        pass
+
+    def metrics(self):
+        return {}
+
+    state_dict = metrics
+
+
+@pytest.mark.parametrize("prefetch", [True, False])
+def test_each_prompts_own_screening_fits_the_buffer(prefetch):
+    """However few of the prompts before passed: those that are not screened all complete, and have
+    their room.
+    """
+    driver, generator = make(
+        AdaptiveSpeed(12), prefetch=prefetch, buffer_groups=6, screen_prompts=24, size=400
+    )
+    driver.screening.budgets = InTurns()
+    trained, whole = [], 0
+    for step in range(60):
+        groups, report = take(driver, step)
+        assert len(groups) == 4 and report.short == 0
+        trained += [g.prompt.visit for g in groups]
+        assert all(len(g) == 12 for g in groups)
+        whole += sum(g.prompt.visit % 40 >= 30 for g in groups)
+        t = driver.prompt_counts
+        assert t.screened == t.rejected + t.completed + held(driver)
+    assert len(set(trained)) == len(trained) and 0 < whole < len(trained)
+    first = {visit: count for call in generator.calls for visit, at, count in call if not at}
+    assert all(count == (2 if visit % 40 < 30 else 12) for visit, count in first.items())
 
 
 @pytest.mark.parametrize("rule", RULES, ids=str)
