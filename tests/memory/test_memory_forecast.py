@@ -7,13 +7,7 @@ import pytest
 from scipy import special
 
 from rl_speed.data.prompts import Prompt
-from rl_speed.rollout.forecast import (
-    FIRST_STRENGTH,
-    STRENGTHS,
-    Forecast,
-    ForecastScreening,
-    prompt_features,
-)
+from rl_speed.rollout.forecast import FIRST_STRENGTH, Forecast, ForecastScreening, prompt_features
 from rl_speed.sampling import AdaptiveSpeed, Uniform
 from rl_speed.theory import best_screening
 
@@ -188,4 +182,3 @@ def test_screening_is_told_each_prompts_own():
     np.testing.assert_array_equal(estimates, a / (a + b))
     np.testing.assert_array_equal(budgets, forecast.screening(np.array([50, 3, 17]))[0])
     assert ForecastScreening(forecast, Uniform(24)).allocate(None, asked)[1] is None
-    assert STRENGTHS[0] < FIRST_STRENGTH < STRENGTHS[-1]
