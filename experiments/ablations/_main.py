@@ -65,7 +65,10 @@ def start(
     default = Path("runs/ablations/smoke" if _SMOKE.value else "runs/ablations")
     home = Path(_WORKDIR.value) if _WORKDIR.value else default
     folder = home if alone and _WORKDIR.value else home / ablation.task / ablation.name
-    written = run(ablation, seeds(), folder, command, _STEPS.value, _SMOKE.value, over, first)
+    shared = None if alone and _WORKDIR.value else home / ablation.task
+    written = run(
+        ablation, seeds(), folder, command, _STEPS.value, _SMOKE.value, over, first, shared
+    )
     print(f"{ablation.name}: {written.done} of {written.of} runs are finished")
     if written.files:
         print("written to", *written.files)

@@ -4,7 +4,7 @@ Replayed tokens are trained on, as in equations 3 and 5 of the paper.
 """
 
 # Tokens of a sample without replay, about; the paper's 1.5B has 2,690 (Table 2).
-LENGTH = {"chain": 9, "scratchpad": 45}
+LENGTH = {"chain": 9, "scratchpad": 49}
 # The paper's alpha of 0.01 a token, for responses of that length. None on "chain": a question's
 # right answer has one length there, so that all right ones of a group get one reward, and
 # advantages, which are divided by the group's std, are what they are without.
@@ -16,6 +16,17 @@ FIXED = {"chain": (2, 4, 8), "scratchpad": (6, 12, 24)}
 # answer of one or two digits alone to be sampled, and no group would be informative: ours, all of
 # it.
 WINDOW = {"chain": "min", "scratchpad": "half_min"}
+
+# On "scratchpad", where a step takes ten times as long: four epochs of fewer questions.
+SMALLER = {
+    "steps": 48,
+    "settings": {
+        "data.train_prompts": 192,
+        "data.eval_prompts": 256,
+        "evaluation.samples": 16,
+        "evaluation.every": 16,
+    },
+}
 
 
 def rpo(base: str, task: str, window: str | int | None = None) -> str:

@@ -95,6 +95,16 @@ ABLATION = Ablation(
     ),
     settings={"rule.n": 8, "driver.groups": 48, "data.train_prompts": 2048, "evaluation.every": 10},
     steps=200,
+    on={
+        "scratchpad": {
+            "steps": 40,
+            "settings": {
+                "data.train_prompts": 480,
+                "data.eval_prompts": 256,
+                "evaluation.samples": 16,
+            },
+        }
+    },
 )
 
 if __name__ == "__main__":

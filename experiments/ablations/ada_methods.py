@@ -150,8 +150,13 @@ ABLATION = Ablation(
     },
     steps=200,
     probes={"levels": accuracy_by_level},
-    # Responses are long, and 32 of each question take long.
-    on={"scratchpad": {"settings": {"evaluation.every": 50}}},
+    # Where a step takes ten times as long: four epochs of fewer questions.
+    on={
+        "scratchpad": {
+            "steps": 40,
+            "settings": {"data.train_prompts": 480, "data.eval_prompts": 256},
+        }
+    },
 )
 
 if __name__ == "__main__":

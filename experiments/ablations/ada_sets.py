@@ -71,6 +71,16 @@ ABLATION = Ablation(
     ),
     settings={"rule.n": 4, "driver.groups": 48, "data.train_prompts": 8192, "evaluation.every": 10},
     rate_samples=16,
+    on={
+        "scratchpad": {
+            "steps": 40,
+            "settings": {
+                "data.train_prompts": 2048,
+                "data.eval_prompts": 256,
+                "evaluation.samples": 16,
+            },
+        }
+    },
 )
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ saves nothing within one epoch: every question is seen for the first time.
 """
 
 from _main import main
-from _rpo import rpo
+from _rpo import SMALLER, rpo
 
 from rl_speed.studies.comparison.ablation import Ablation, Table
 from rl_speed.studies.comparison.measures import (
@@ -49,7 +49,13 @@ ABLATION = Ablation(
     paper="one epoch with the start of the cache takes 35% of GRPO's time (Table 10: 14.45 h "
     "against 40.98 h; 7B 39.64 against 114.50)",
     variants=variants("chain"),
-    on={"scratchpad": {"variants": variants("scratchpad")}},
+    on={
+        "scratchpad": {
+            **SMALLER,
+            "variants": variants("scratchpad"),
+            "settings": {**SMALLER["settings"], "data.train_prompts": 768},
+        }
+    },
     tables=(
         Table(
             "The start (Table 9)",

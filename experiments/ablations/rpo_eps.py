@@ -16,7 +16,7 @@ itself, its group constant, and teaches nothing.
 """
 
 from _main import main
-from _rpo import rewarded, rpo
+from _rpo import SMALLER, rewarded, rpo
 
 from rl_speed.studies.comparison.ablation import Ablation, Table
 from rl_speed.studies.comparison.measures import (
@@ -35,7 +35,9 @@ def variants(task: str) -> dict[str, str]:
     """The rows of Table 8."""
     spec = rewarded(rpo("grpo", task), task)
     return {
-        **{f"eps = {eps:g}": f"{spec}@replay.eps={eps:g}" for eps in (0.0, 0.1, 0.5, 0.9)},
+        "eps = 0": f"{spec}@replay.eps=0",
+        "eps = 0.1": spec,
+        **{f"eps = {eps:g}": f"{spec}@replay.eps={eps:g}" for eps in (0.5, 0.9)},
         "no update": f"{spec}@replay.eps=-1",
     }
 
@@ -46,7 +48,7 @@ ABLATION = Ablation(
     source="RPO, Table 8",
     paper="50.0, 52.6, 49.0, 50.1 with eps 0, 0.1, 0.5, 0.9; 49.2 without updates (Table 8)",
     variants=variants("chain"),
-    on={"scratchpad": {"variants": variants("scratchpad")}},
+    on={"scratchpad": {"variants": variants("scratchpad"), **SMALLER}},
     tables=(
         Table(
             "Held-out accuracy, and the cache",

@@ -18,7 +18,7 @@ makes right answers longer than the mean worth half: length decides, not correct
 """
 
 from _main import main
-from _rpo import ALPHA, FIXED, rewarded, rpo
+from _rpo import ALPHA, FIXED, SMALLER, rewarded, rpo
 
 from rl_speed.studies.comparison.ablation import Ablation, Table
 from rl_speed.studies.comparison.measures import (
@@ -56,7 +56,7 @@ ABLATION = Ablation(
     paper='accuracy "first improves as alpha increases and then declines", for L = 300, l/2 and l '
     "(section 5)",
     variants=variants("chain"),
-    on={"scratchpad": {"variants": variants("scratchpad")}},
+    on={"scratchpad": {"variants": variants("scratchpad"), **SMALLER}},
     tables=(
         Table(
             "Accuracy and length",

@@ -20,7 +20,7 @@ unequal length a gradient. On "chain" replay alone is compared.
 """
 
 from _main import main
-from _rpo import ALPHA, rewarded, rpo
+from _rpo import ALPHA, SMALLER, rewarded, rpo
 
 from rl_speed.studies.comparison.ablation import Ablation, Table
 from rl_speed.studies.comparison.measures import (
@@ -58,7 +58,7 @@ ABLATION = Ablation(
     paper="RPO on GRPO -1.6 without and +3.9 with the length-aware reward, on DAPO -0.3 and +2.5 "
     "(1.5B); the reward alone costs GRPO 1.3 and DAPO 1.0 (Table 1)",
     variants=variants("chain"),
-    on={"scratchpad": {"variants": variants("scratchpad")}},
+    on={"scratchpad": {"variants": variants("scratchpad"), **SMALLER}},
     tables=(
         Table(
             "Accuracy (Table 1) and cost",

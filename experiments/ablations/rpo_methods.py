@@ -16,7 +16,7 @@ the gradient is small: a group shares it, and its advantages sum to 0.
 """
 
 from _main import main
-from _rpo import rewarded, rpo
+from _rpo import SMALLER, rewarded, rpo
 
 from rl_speed.studies.comparison.ablation import Ablation, Table
 from rl_speed.studies.comparison.measures import (
@@ -37,7 +37,7 @@ from rl_speed.studies.comparison.measures import (
 
 # Of the run: one of its four epochs.
 EPOCH = 0.25
-NS = (1, 4, 16, 32)
+NS = (1, 4, 16)
 
 
 def variants(task: str) -> dict[str, str]:
@@ -62,7 +62,7 @@ ABLATION = Ablation(
     "four (Figure 8)",
     variants=variants("chain"),
     # Responses are long, and 32 of each question take long.
-    on={"scratchpad": {"variants": variants("scratchpad"), "settings": {"evaluation.every": 64}}},
+    on={"scratchpad": {"variants": variants("scratchpad"), **SMALLER}},
     tables=(
         Table(
             "Accuracy and cost",
@@ -99,7 +99,7 @@ ABLATION = Ablation(
         training("accuracy", "training accuracy"),
     ),
     # Four epochs of 64 steps.
-    settings={"data.train_prompts": 1024, "evaluation.samples": 32, "evaluation.every": 16},
+    settings={"data.train_prompts": 1024, "evaluation.samples": 16, "evaluation.every": 16},
     steps=256,
 )
 

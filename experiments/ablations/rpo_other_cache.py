@@ -15,7 +15,7 @@ constant. Its responses are replaced by the run's own as questions come back.
 """
 
 from _main import main
-from _rpo import rewarded, rpo
+from _rpo import SMALLER, rewarded, rpo
 
 from rl_speed.studies.comparison.ablation import Ablation, Table
 from rl_speed.studies.comparison.measures import (
@@ -47,7 +47,7 @@ ABLATION = Ablation(
     source="RPO, Table 5 and appendix C",
     paper='a 7B\'s cache "did not significantly improve" the 1.5B (appendix C; Table 5: 53.1)',
     variants=variants("chain"),
-    on={"scratchpad": {"variants": variants("scratchpad")}},
+    on={"scratchpad": {"variants": variants("scratchpad"), **SMALLER}},
     tables=(
         Table(
             "Held-out accuracy, and the cache",

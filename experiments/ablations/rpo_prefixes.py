@@ -26,7 +26,7 @@ is little above pass@1. On "chain" right answers need less than half of the limi
 import functools
 
 from _main import main
-from _rpo import FIXED
+from _rpo import FIXED, SMALLER
 
 from rl_speed.studies.comparison.ablation import Ablation, Table
 from rl_speed.studies.comparison.measures import ACCURACY, Column, held_out, probe_at, probe_lines
@@ -103,7 +103,13 @@ ABLATION = Ablation(
     ),
     steps=120,
     probes=probes("chain"),
-    on={"scratchpad": {"probes": probes("scratchpad")}},
+    on={
+        "scratchpad": {
+            **SMALLER,
+            "probes": probes("scratchpad"),
+            "settings": {**SMALLER["settings"], "data.eval_prompts": 128},
+        }
+    },
 )
 
 if __name__ == "__main__":

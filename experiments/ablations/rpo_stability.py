@@ -51,7 +51,13 @@ ABLATION = Ablation(
     paper="batches of 18: GRPO falls from 43.4 to 34.8 and its lengths collapse near step 200, RPO "
     "rises to 48.8 (Table 4, 1.5B)",
     variants=variants("chain"),
-    on={"scratchpad": {"variants": variants("scratchpad")}},
+    on={
+        "scratchpad": {
+            "variants": variants("scratchpad"),
+            "steps": 384,
+            "settings": {"data.train_prompts": 288, "data.eval_prompts": 256},
+        }
+    },
     tables=(
         Table(
             "Lengths and accuracy",

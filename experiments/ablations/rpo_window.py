@@ -17,7 +17,7 @@ than tokens. The update reads whole responses, prefixes included: it takes what 
 """
 
 from _main import main
-from _rpo import FIXED, rpo
+from _rpo import FIXED, SMALLER, rpo
 
 from rl_speed.studies.comparison.ablation import Ablation, Table
 from rl_speed.studies.comparison.measures import (
@@ -98,7 +98,14 @@ ABLATION = Ablation(
     "with L = 800 (Table 3), 7.4% with L = 300 and G = 6 (section 4.3; 1.5B)",
     variants=variants("chain"),
     tables=tables("chain"),
-    on={"scratchpad": {"variants": variants("scratchpad"), "tables": tables("scratchpad")}},
+    on={
+        "scratchpad": {
+            **SMALLER,
+            "variants": variants("scratchpad"),
+            "tables": tables("scratchpad"),
+            "steps": 24,
+        }
+    },
     panels=(
         Bars("sampled tokens a sample", tokens_a_sample),
         Bars("s a step", step_seconds),

@@ -406,6 +406,22 @@ def test_seeds_of_later_are_in_the_table_and_not_trained(tmp_path, clock):
     assert ablation.run(OURS, [0, 1], tmp_path, "c", first=2).done == 4
 
 
+def test_a_run_of_another_ablation_is_taken_where_it_is_the_same(tmp_path, clock):
+    ablation.run(OURS, [0], tmp_path / "x", "c", home=tmp_path)
+    made = FakeTrainer.now
+    theirs = dataclasses.replace(OURS, name="y", variants={"c": "grpo"})
+    written = ablation.run(theirs, [0], tmp_path / "y", "c", home=tmp_path)
+    assert (written.done, FakeTrainer.now) == (1, made)
+    taken, own = tmp_path / "y/grpo/seed0", tmp_path / "x/grpo/seed0"
+    assert taken.is_symlink() and taken.resolve() == own.resolve()
+    # Not with other settings, not with another seed, and not from elsewhere.
+    other = dataclasses.replace(theirs, name="z", settings={"rule.n": 6})
+    for which, seed, home in ((other, 0, tmp_path), (theirs, 1, tmp_path), (theirs, 0, None)):
+        before, folder = FakeTrainer.now, tmp_path / f"z{seed}{home is None}"
+        assert ablation.run(which, [seed], folder, "c", home=home).done == 1
+        assert FakeTrainer.now > before and not (folder / f"grpo/seed{seed}").is_symlink()
+
+
 def test_a_signal_ends_more_than_a_run(tmp_path, monkeypatch):
     class Signalled(FakeTrainer):
         def run(self, over):

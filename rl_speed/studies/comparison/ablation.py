@@ -435,6 +435,7 @@ def run(
     smoke: bool = False,
     over: Callable[[], bool] = lambda: False,
     first: int | None = None,
+    home: Path | None = None,
 ) -> Written:
     """Train and measure what is missing in `workdir`, and write table.md, table.json and plot.png
     of the runs that are finished there.
@@ -444,6 +445,7 @@ def run(
       over: once it says so, what is under way is saved and left for the next time.
       first: so many of the seeds alone are trained now (None: all); the tables have what is
         finished of all.
+      home: see `run_all`.
 
     Raises:
       ValueError: a variant cannot be, named before anything runs; or a finished run in `workdir` is
@@ -453,7 +455,7 @@ def run(
     variants = {Variant(spec): label for label, spec in ablation.variants.items()}
     make = lambda: ablation.config(steps)
     trained = run_all(
-        make, list(variants), seeds[:first], workdir, prepare=files.prepare, over=over
+        make, list(variants), seeds[:first], workdir, prepare=files.prepare, over=over, home=home
     )
     if first is not None:
         trained += run_all(make, list(variants), seeds[first:], workdir, over=lambda: True)

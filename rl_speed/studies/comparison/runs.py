@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -160,6 +161,17 @@ def train(config: Config, folder: Path, over: Callable[[], bool] = lambda: False
             write_atomically(folder / COST_FILE, json.dumps({"seconds": round(seconds, 2)}) + "\n")
 
 
+def twin(config: Config, folder: Path, home: Path) -> Path | None:
+    """A finished run of another comparison in `home`, with the same settings, of the variant and
+    the seed that `folder` (VARIANT/seedN) is named for; None if there is none.
+    """
+    for other in sorted(home.glob(f"*/{folder.parent.name}/{folder.name}")):
+        same = other != folder and not other.is_symlink() and (other / "summary.json").exists()
+        if same and read_settings(other / "config.json", "remove the folder") == config.to_dict():
+            return other
+    return None
+
+
 def run_all(
     make_config: Callable[[], Config],
     variants: Sequence[Variant],
@@ -168,6 +180,7 @@ def run_all(
     say: Callable[[str], None] = print,
     prepare: Callable[[Config], None] = lambda config: None,
     over: Callable[[], bool] = lambda: False,
+    home: Path | None = None,
 ) -> list[Run]:
     """Run every variant with every seed, seed by seed so that a machine that slows down slows all
     methods alike.
@@ -179,6 +192,8 @@ def run_all(
     Args:
       over: asked before each run, and inside of it; once it says so nothing more is trained, what
         is under way is saved, and the finished runs are returned.
+      home: folder of this comparison and others: a run that one of them has finished with the same
+        settings is not made again, but linked to.
     """
     # Every configuration is checked before the first of them runs.
     for variant in variants:
@@ -201,7 +216,10 @@ def run_all(
                         raise
                     stopped = True
                     continue
-                if not train(config, folder, over):
+                if home and not folder.exists() and (found := twin(config, folder, home)):
+                    folder.parent.mkdir(parents=True, exist_ok=True)
+                    folder.symlink_to(os.path.relpath(found, folder.parent))
+                elif not train(config, folder, over):
                     stopped = True
                     continue
             done.append(load_run(variant, seed, folder))
