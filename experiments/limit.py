@@ -1,4 +1,4 @@
-"""What can be gained by choosing prompts: a comparison on the scratchpad task beside what a policy
+"""What can be gained by choosing prompts: a comparison on an embedded task beside what a policy
 that is a table predicts, and every method's share of what an oracle gains (minutes, CPU).
 
     python experiments/compare.py --config=configs/embedded.py:rloo,scratchpad \
@@ -17,7 +17,7 @@ from rl_speed.runtime import entry
 _COMPARISON = flags.DEFINE_string(
     "comparison",
     "experiments/results/scratchpad/compare/table.json",
-    "table.json of experiments/compare.py on the scratchpad task, with rloo among the methods.",
+    "table.json of experiments/compare.py on an embedded task, with rloo among the methods.",
 )
 _TARGETS = flags.DEFINE_list(
     "targets", ["0.5", "0.6", "0.7", "0.8"], "Held-out accuracies to reach."

@@ -7,39 +7,72 @@ import json
 import numpy as np
 import pytest
 
-from rl_speed.data import scratchpad
+from rl_speed.data import chain, scratchpad
+from rl_speed.data.tasks import TASKS
 from rl_speed.studies import limit
 from rl_speed.studies.limit import Choice, Curve, questions_of
 from rl_speed.studies.limit.report import choice_of, shares, tokens_to
 from rl_speed.studies.limit.tabular import _Forecast, _Stream
 
 
+def of_task(task):
+    return questions_of(task, [q.text for q in TASKS[task].questions("train", 0, 300)])
+
+
 @pytest.fixture(scope="module")
 def training():
-    return questions_of([q.text for q in scratchpad.questions("train", 0, 300)])
+    return of_task("scratchpad")
 
 
 def test_rates_at_the_start_are_the_demonstrations():
     texts = [q.text for q in scratchpad.questions("eval", 0, 100)]
-    mine = limit.pass_rates(limit.start(1e-12), questions_of(texts))
+    mine = limit.pass_rates(
+        limit.table("scratchpad").start(1e-12), questions_of("scratchpad", texts)
+    )
     np.testing.assert_allclose(mine, [scratchpad.pass_rate(t) for t in texts], atol=1e-9)
 
 
-def test_samples_have_the_exact_rates(training):
+def test_a_table_of_the_first_task():
+    """Copies are right, entries of the four tables are at even odds, what rambles is never right
+    and as long as may be; a wrong entry writes its misconception, and nothing is taken back.
+    """
+    texts = [">3512....", "+34......", "-345.....", "^12345...", "*12345..."]
+    questions = questions_of("chain", texts)
+    rates = limit.pass_rates(questions.table.start(1e-12), questions)
+    np.testing.assert_allclose(rates, [1, 0.5, 0.25, 0.0625, 0], atol=1e-9)
+    assert questions.tokens.tolist() == [4, 2, 3, 5, chain.DEFAULT_SPEC.max_response_tokens]
+    assert (questions.table.operators, questions.table.repair) == (">+-~^*", 0)
+    assert limit.table("chain").wrong[1 * 100 + 3 * 10 + 4] == chain.misconception("+", 3, 4)
+    # After a misconception the chain goes on from it.
+    logits = np.full(600, -50.0)
+    _, entries, _ = limit.sample(logits, questions, 1, np.random.default_rng(0))
+    assert entries[2, 0, 1] == 2 * 100 + chain.misconception("-", 3, 4) * 10 + 5
+    for bad, task, match in (("3+4", "chain", "3\\+4"), ("+34......", "jsonl", "no table")):
+        with pytest.raises(ValueError, match=match):
+            questions_of(task, [bad])
+
+
+@pytest.mark.parametrize("task", ["chain", "scratchpad"])
+def test_samples_have_the_exact_rates(task):
     rng = np.random.default_rng(0)
-    logits = limit.start() + rng.normal(0, 1, limit.start().shape)
-    chosen, n = training.take(np.arange(60)), 4000
+    chosen, n = of_task(task).take(np.arange(60)), 4000
+    start = chosen.table.start()
+    logits = start + rng.normal(0, 1, start.shape)
     right, entries, scores = limit.sample(logits, chosen, n, rng)
     exact = limit.pass_rates(logits, chosen)
     error = np.sqrt(np.maximum(exact * (1 - exact), 1e-3) / n)
     assert np.all(np.abs(right.mean(axis=1) - exact) < 5 * error)
-    assert entries.shape == scores.shape == (60, n, training.operators.shape[1])
+    assert entries.shape == scores.shape == (60, n, chosen.operators.shape[1])
 
 
 def test_scores_make_the_gradient():
     """E[right x score], summed by entry, is the gradient of the exact rate by differences."""
-    questions, rng, n = questions_of(["3a+4b~5c^9d-2"]), np.random.default_rng(1), 200_000
-    logits = limit.start(0.05) - 0.5
+    questions, rng, n = (
+        questions_of("scratchpad", ["3a+4b~5c^9d-2"]),
+        np.random.default_rng(1),
+        200_000,
+    )
+    logits = limit.table("scratchpad").start(0.05) - 0.5
     right, entries, scores = limit.sample(logits, questions, n, rng)
     terms = scores[0] * right[0][:, None]
     mean = np.bincount(entries[0].ravel(), terms.ravel(), len(logits)) / n
@@ -55,7 +88,7 @@ def test_scores_make_the_gradient():
 
 
 def test_the_oracle_takes_those_worth_most_and_screening_pays_for_what_it_refuses(training):
-    logits, rng = limit.start(), np.random.default_rng(2)
+    logits, rng = limit.table("scratchpad").start(), np.random.default_rng(2)
     rates = limit.pass_rates(logits, training)
     for power, by_tokens in ((1.0, False), (0.25, False), (1.0, True)):
         stream = _Stream(Choice(power=power, by_tokens=by_tokens), training, rng, 24)
@@ -71,7 +104,7 @@ def test_the_oracle_takes_those_worth_most_and_screening_pays_for_what_it_refuse
 
 def test_a_forecast_on_the_table_learns_whom_to_pick(training):
     """After some batches it picks prompts worth more than those of a shuffle, without an oracle."""
-    rng, logits = np.random.default_rng(3), limit.start()
+    rng, logits = np.random.default_rng(3), limit.table("scratchpad").start()
     worth = limit.pass_rates(logits, training)
     worth = worth**0.25 * (1 - worth)
     stream = _Forecast(Choice(power=0.25, forecast=True), training, rng, 24)
@@ -153,6 +186,10 @@ def test_a_page_of_a_comparison(tmp_path, monkeypatch):
     (row,) = written["predictions"]
     assert row["measured"] == 0.5 and 0.4 < row["predicted"] < 1.5
     assert row["off"] == pytest.approx(row["predicted"] / 0.5 - 1)
+    assert written["task"] == "scratchpad"  # a table from before tasks were named
+    (tmp_path / "table.json").write_text(json.dumps({"task": "jsonl", "curves": curves}))
+    with pytest.raises(ValueError, match="of the task 'jsonl', and not of chain or scratchpad"):
+        limit.compare(tmp_path / "table.json", [0.45], tmp_path / "out", "")
     (tmp_path / "table.json").write_text(json.dumps({"curves": curves[1:]}))
     with pytest.raises(ValueError, match="has no runs of rloo"):
         limit.compare(tmp_path / "table.json", [0.45], tmp_path / "out", "")

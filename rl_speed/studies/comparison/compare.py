@@ -85,6 +85,7 @@ def compare(
         json.dumps(
             {
                 "command": command,
+                "task": config.data.task,
                 "machine": machine,
                 "target": target,
                 "start": start,

@@ -9,7 +9,7 @@ from rl_speed.studies.limit.tabular import (
     pass_rates,
     questions_of,
     sample,
-    start,
+    table,
     train,
 )
 
@@ -22,6 +22,6 @@ __all__ = [
     "pass_rates",
     "questions_of",
     "sample",
-    "start",
+    "table",
     "train",
 ]

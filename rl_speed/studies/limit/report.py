@@ -1,5 +1,5 @@
-"""A comparison on the scratchpad task beside what a table of logits predicts; and every method's
-share of what an oracle gains.
+"""A comparison on an embedded task beside what a table of logits predicts; and every method's share
+of what an oracle gains.
 """
 
 import json
@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 
 from rl_speed.config import Data
-from rl_speed.data import scratchpad
+from rl_speed.data.tasks import TASKS
 from rl_speed.runtime.metrics import read_object, write_atomically
 from rl_speed.runtime.plotting import pyplot
 from rl_speed.studies.limit.tabular import Choice, Curve, Questions, fit_rate, questions_of, train
 
 # Learning rates of the table's Adam that the fit may choose from.
-RATES = np.geomspace(0.05, 0.4, 13)
+RATES = np.geomspace(0.05, 1.6, 21)
 # Of predictions: their mean is what is compared.
 SEEDS = (0, 1, 2)
 # Predicted whether they were run or not: what an oracle should look for.
@@ -39,20 +39,24 @@ def choice_of(label: str) -> Choice | None:
     return Choice() if method == "rloo" and not fields else None
 
 
-def measured_curves(path: Path) -> dict[str, list[Curve]]:
-    """By label the runs of a comparison's table.json.
+def measured_curves(path: Path) -> tuple[str, dict[str, list[Curve]]]:
+    """(the task, by label the runs) of a comparison's table.json; one that names no task is from
+    before it did, and of the second.
 
-    Raises ValueError: it is damaged, or has no curves.
+    Raises ValueError: it is damaged, has no curves, or is of a task that is no embedded one.
     """
     found: dict[str, list[Curve]] = {}
-    for run in read_object(path, "make it with experiments/compare.py").get("curves", []):
+    told = read_object(path, "make it with experiments/compare.py")
+    if (task := told.get("task", "scratchpad")) not in TASKS:
+        raise ValueError(f"{path} is of the task {task!r}, and not of {' or '.join(TASKS)}")
+    for run in told.get("curves", []):
         at = run["evaluations"]
         column = lambda name: np.array([point[name] for point in at], float)
         curve = Curve(column("optimizer_steps"), column("tokens"), column("eval/accuracy"))
         found.setdefault(run["method"], []).append(curve)
     if "rloo" not in found:
         raise ValueError(f"{path} has no runs of rloo, which predictions are fitted to")
-    return found
+    return task, found
 
 
 def tokens_to(curves: Sequence[Curve], target: float) -> float | None:
@@ -108,15 +112,15 @@ def compare(comparison: Path, targets: Sequence[float], out: Path, command: str)
     """(the page as text, a line that names the files); writes table.md, table.json, limit.png.
 
     Args:
-      comparison: table.json of experiments/compare.py on the scratchpad task. targets: held-out
+      comparison: table.json of experiments/compare.py on an embedded task. targets: held-out
         accuracies.
 
     Raises ValueError, FileNotFoundError: the comparison cannot be read, or lacks plain RLOO.
     """
-    curves = measured_curves(comparison)
-    texts = lambda split, size: [q.text for q in scratchpad.questions(split, 0, size)]
-    training = questions_of(texts("train", TRAIN_PROMPTS))
-    held_out = questions_of(texts("eval", EVAL_PROMPTS))
+    task, curves = measured_curves(comparison)
+    texts = lambda split, size: [q.text for q in TASKS[task].questions(split, 0, size)]
+    training = questions_of(task, texts("train", TRAIN_PROMPTS))
+    held_out = questions_of(task, texts("eval", EVAL_PROMPTS))
     fitted = [(run.steps, run.accuracy) for run in curves["rloo"]]
     rate, left = fit_rate(fitted, training, held_out, RATES)
     longest = int(max(run.steps.max() for runs in curves.values() for run in runs))
@@ -130,7 +134,14 @@ def compare(comparison: Path, targets: Sequence[float], out: Path, command: str)
         for row in _rows(label, predicted, curves, targets)
     ]
     found = shares(curves, targets)
-    numbers = {"command": command, "rate": rate, "left": left, "predictions": rows, "shares": found}
+    numbers = {
+        "command": command,
+        "task": task,
+        "rate": rate,
+        "left": left,
+        "predictions": rows,
+        "shares": found,
+    }
     text = _markdown(numbers, targets)
     out.mkdir(parents=True, exist_ok=True)
     write_atomically(out / "table.json", json.dumps(numbers, indent=1) + "\n")

@@ -1,10 +1,10 @@
-"""The scratchpad task with a policy that is a table: a logit for each entry that it may get right
-or wrong, as the demonstrations of the cold start have it.
+"""An embedded task with a policy that is a table: a logit for each entry that it may get right or
+wrong, as the demonstrations of the cold start have it.
 
-Its pass rates are exact (`data.scratchpad.pass_rate`), a step costs a millisecond, and RLOO with
-Adam trains it as it trains a transformer: each sample moves the logits of the entries that it
-used. Nothing is shared between entries, so that what a choice of prompts gains here it gains by
-what the prompts are about, and by what Adam makes of gradients of any size.
+Its pass rates are exact, a step costs a millisecond, and RLOO with Adam trains it as it trains a
+transformer: each sample moves the logits of the entries that it used. Nothing is shared between
+entries, so that what a choice of prompts gains here it gains by what the prompts are about, and by
+what Adam makes of gradients of any size.
 """
 
 import dataclasses
@@ -14,86 +14,139 @@ from collections.abc import Sequence
 import numpy as np
 
 from rl_speed.config import Data
-from rl_speed.data import scratchpad
-from rl_speed.data.chain import TABLES, misconception
+from rl_speed.data import chain, scratchpad
 from rl_speed.data.orders import ForecastOrder
 from rl_speed.data.prompts import Prompt
 from rl_speed.rollout.forecast import Forecast
 
-_OPERATORS = list(scratchpad.OPERATORS)
-ENTRIES = len(_OPERATORS) * 100
 # Adam's, as in rl_speed/update/optimizer.py.
 BETAS, EPS = (0.9, 0.999), 1e-8
 # As `data.oracle_every`, `oracle_prompts` and `oracle_samples`.
 EVERY, MEASURED, SAMPLES = 10, 1024, 16
 
 
-@dataclasses.dataclass(frozen=True)
-class Questions:
-    """Questions as arrays: first total i64[P], operators and digits i64[P, K], steps i64[P]."""
+@dataclasses.dataclass(frozen=True, eq=False)
+class Table:
+    """What a task has to be known by heart: for each operator, total and digit the next total.
 
+    Attributes:
+      operators: in the order of the entries, 100 each.
+      right, wrong: i64[E], by entry the next total, and the misconception in its place.
+      error: f64[E], how often it is wrong at the start.
+      repair: how often a wrong line is taken back and written anew.
+    """
+
+    operators: str
+    right: np.ndarray
+    wrong: np.ndarray
+    error: np.ndarray
+    repair: float
+
+    def start(self, least: float = 1e-3) -> np.ndarray:
+        """Logits f64[E] of being right, as demonstrated; no error rate below `least`. What is never
+        right is so once in a million times, and not learnt.
+        """
+        error = np.clip(self.error, least, 1 - 1e-6)
+        return np.log((1 - error) / error)
+
+    def entry(self, operators, totals, digits):
+        """Which entry a step uses."""
+        return (operators * 10 + totals) * 10 + digits
+
+
+@functools.cache
+def table(task: str) -> Table:
+    """The table of an embedded task. What a class of `chain` rambles about is never right.
+
+    Raises ValueError: there is no such task.
+    """
+    if task == "scratchpad":
+        operators, repair, rate = "".join(scratchpad.OPERATORS), scratchpad.REPAIR, None
+    elif task == "chain":
+        noise = {
+            operator: 1.0 if cls.rambles else cls.noise
+            for cls in chain.DEFAULT_SPEC.classes
+            for operator in cls.operator
+        }
+        operators, repair, rate = "".join(noise), 0.0, noise
+    else:
+        raise ValueError(f"the task {task!r} has no table; chain and scratchpad have one")
+    every = [(o, t, d) for o in operators for t in range(10) for d in range(10)]
+    return Table(
+        operators,
+        np.array([chain.TABLES[o](t, d) % 10 for o, t, d in every]),
+        np.array([chain.misconception(o, t, d) for o, t, d in every]),
+        np.array([rate[o] if rate else scratchpad.error_rate(o, t, d) for o, t, d in every]),
+        repair,
+    )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Questions:
+    """Questions as arrays.
+
+    Attributes:
+      table: of their task. texts: str[P].
+      first: i64[P], first totals. operators, digits: i64[P, K]. steps: i64[P].
+      tokens: f64[P], of a response without a line taken back, its end included.
+    """
+
+    table: Table
+    texts: np.ndarray
     first: np.ndarray
     operators: np.ndarray
     digits: np.ndarray
     steps: np.ndarray
+    tokens: np.ndarray
 
     def __len__(self) -> int:
         return len(self.first)
 
     def take(self, index: np.ndarray) -> "Questions":
-        return Questions(*(x[index] for x in dataclasses.astuple(self)))
-
-    @property
-    def tokens(self) -> np.ndarray:
-        """Of a response without a line taken back, its end included: f64[P]."""
-        return 6.0 * self.steps + 1.0
+        names = [field.name for field in dataclasses.fields(self) if field.name != "table"]
+        return dataclasses.replace(self, **{name: getattr(self, name)[index] for name in names})
 
 
-def questions_of(texts: Sequence[str]) -> Questions:
-    """Raises ValueError naming a text that is no question of the task."""
-    parsed = [scratchpad.parse(text) for text in texts]
+def questions_of(task: str, texts: Sequence[str]) -> Questions:
+    """Raises ValueError naming a text that is no question of the task, or a task without a
+    table.
+    """
+    known = table(task)
+    parsed = [(scratchpad.parse if task == "scratchpad" else _parse_chain)(t) for t in texts]
     size = len(parsed), max(len(steps) for _, steps in parsed)
     operators, digits = np.zeros(size, np.int64), np.zeros(size, np.int64)
     for i, (_, steps) in enumerate(parsed):
-        operators[i, : len(steps)] = [_OPERATORS.index(o) for o, _ in steps]
+        operators[i, : len(steps)] = [known.operators.index(o) for o, _ in steps]
         digits[i, : len(steps)] = [d for _, d in steps]
     first = np.array([total for total, _ in parsed], np.int64)
-    return Questions(first, operators, digits, np.array([len(s) for _, s in parsed], np.int64))
+    steps = np.array([len(steps) for _, steps in parsed], np.int64)
+    if task == "scratchpad":
+        tokens = 6.0 * steps + 1
+    else:  # where it rambles, as long as a response may be
+        hopeless = known.error[operators[:, 0] * 100] == 1
+        tokens = np.where(hopeless, chain.DEFAULT_SPEC.max_response_tokens, steps + 1.0)
+    return Questions(known, np.array(texts), first, operators, digits, steps, tokens)
 
 
-@functools.cache
-def _tables() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """By entry: the right next total, the misconception, the error rate at the start."""
-    every = [(o, t, d) for o in _OPERATORS for t in range(10) for d in range(10)]
-    right = np.array([TABLES[o](t, d) % 10 for o, t, d in every])
-    wrong = np.array([misconception(o, t, d) for o, t, d in every])
-    return right, wrong, np.array([scratchpad.error_rate(o, t, d) for o, t, d in every])
-
-
-def start(least: float = 1e-3) -> np.ndarray:
-    """Logits f64[ENTRIES] of being right, as demonstrated; no error rate below `least`."""
-    error = np.clip(_tables()[2], least, None)
-    return np.log((1 - error) / error)
+def _parse_chain(text: str) -> tuple[int, list[tuple[str, int]]]:
+    operator, (first, *digits) = chain.digits_of(text)
+    return first, [(operator, digit) for digit in digits]
 
 
 def _error(logits: np.ndarray) -> np.ndarray:
     return 1 / (1 + np.exp(logits))
 
 
-def _entry(operators, totals, digits):
-    return (operators * 10 + totals) * 10 + digits
-
-
 def pass_rates(logits: np.ndarray, questions: Questions) -> np.ndarray:
     """f64[P], exact: the product over steps of (1 - e) + e REPAIR (1 - e)."""
-    error, right = _error(logits), _tables()[0]
+    error, known = _error(logits), questions.table
     totals, rates = questions.first.copy(), np.ones(len(questions))
     for j in range(questions.operators.shape[1]):
         on = j < questions.steps
-        entry = _entry(questions.operators[:, j], totals, questions.digits[:, j])
+        entry = known.entry(questions.operators[:, j], totals, questions.digits[:, j])
         e = error[entry]
-        rates = np.where(on, rates * ((1 - e) + e * scratchpad.REPAIR * (1 - e)), rates)
-        totals = np.where(on, right[entry], totals)
+        rates = np.where(on, rates * ((1 - e) + e * known.repair * (1 - e)), rates)
+        totals = np.where(on, known.right[entry], totals)
     return rates
 
 
@@ -105,7 +158,7 @@ def sample(
     The score is d log(probability) / d logit. After a mistake that stands a response goes on from
     the wrong total; a line that is taken back uses its entry twice.
     """
-    error, (following, wrong_total, _) = _error(logits), _tables()
+    error, known = _error(logits), questions.table
     size = (len(questions), n)
     totals = np.repeat(questions.first[:, None], n, 1)
     right = np.ones(size, bool)
@@ -114,15 +167,15 @@ def sample(
     for j in range(entries.shape[2]):
         on = (j < questions.steps)[:, None]
         columns = questions.operators[:, j, None], totals, questions.digits[:, j, None]
-        entry = _entry(*columns)
+        entry = known.entry(*columns)
         e = error[entry]
         wrong = rng.random(size) < e
-        again = wrong & (rng.random(size) < scratchpad.REPAIR)
+        again = wrong & (rng.random(size) < known.repair)
         stands = np.where(again, rng.random(size) < e, wrong)
         score = np.where(wrong, e - 1, e) + again * np.where(stands, e - 1, e)
         entries[:, :, j], scores[:, :, j] = entry, np.where(on, score, 0.0)
         right &= ~(stands & on)
-        moved = np.where(stands, wrong_total[entry], following[entry])
+        moved = np.where(stands, known.wrong[entry], known.right[entry])
         totals = np.where(on, moved, totals)
     return right, entries, scores
 
@@ -181,8 +234,8 @@ def train(
     Args:
       rate: Adam's learning rate, after `warmup` steps of a linear rise. groups, n: of a batch.
     """
-    rng, logits = np.random.default_rng(seed), start()
-    moments, tokens, found = np.zeros((2, ENTRIES)), 0.0, []
+    rng, logits = np.random.default_rng(seed), training.table.start()
+    moments, tokens, found = np.zeros((2, len(logits))), 0.0, []
     stream = (_Forecast if choice.forecast else _Stream)(choice, training, rng, n)
     for step in range(steps + 1):
         found.append((step, tokens, pass_rates(logits, held_out).mean()))
@@ -195,7 +248,7 @@ def train(
         rewards = right.astype(float)
         advantages = (rewards - rewards.mean(axis=1, keepdims=True)) * n / (n - 1)
         pushed = (scores * advantages[:, :, None]).ravel()
-        slope = np.bincount(entries.ravel(), pushed, ENTRIES) / (n * chosen.tokens.sum())
+        slope = np.bincount(entries.ravel(), pushed, len(logits)) / (n * chosen.tokens.sum())
         powers = np.stack([slope, slope**2])
         decay = np.array(BETAS)[:, None]
         moments = decay * moments + (1 - decay) * powers
@@ -283,14 +336,10 @@ class _Forecast:
 
 
 def _prompts(questions: Questions) -> list[Prompt]:
-    """Questions as tokens: digits, then letters, then operators."""
-    found = []
-    for i in range(len(questions)):
-        steps = range(questions.steps[i])
-        step = lambda j: (10 + j, 30 + questions.operators[i, j], questions.digits[i, j])
-        tokens = np.array([questions.first[i], *(x for j in steps for x in step(j))], np.int32)
-        found.append(Prompt(str(i), tokens, "", np.zeros(0, np.int32), ""))
-    return found
+    """Questions as tokens, one a character."""
+    tokens = lambda text: np.array([ord(c) for c in text], np.int32)
+    none = np.zeros(0, np.int32)
+    return [Prompt(str(i), tokens(q), "", none, "") for i, q in enumerate(questions.texts.tolist())]
 
 
 def fit_rate(
