@@ -16,15 +16,13 @@ from rl_speed.runtime import entry
 
 _COMPARISON = flags.DEFINE_string(
     "comparison",
-    "experiments/results/scratchpad/compare/table.json",
+    "experiments/results/scratchpad/all/table.json",
     "table.json of experiments/compare.py on an embedded task, with rloo among the methods.",
 )
 _TARGETS = flags.DEFINE_list(
     "targets", ["0.5", "0.6", "0.7", "0.8"], "Held-out accuracies to reach."
 )
-_OUT = flags.DEFINE_string(
-    "out", "experiments/results/limit", "Folder for the table and the picture."
-)
+_OUT = flags.DEFINE_string("out", "runs/limit", "Folder for the table and the picture.")
 
 
 def main(_):

@@ -87,35 +87,56 @@ def test_scores_make_the_gradient():
         assert abs(mean[entry] - slope) < 5 * max(spread, 1e-9), entry
 
 
-def test_the_oracle_takes_those_worth_most_and_screening_pays_for_what_it_refuses(training):
-    logits, rng = limit.table("scratchpad").start(), np.random.default_rng(2)
+def test_the_oracle_takes_those_worth_most(training):
+    logits, rng = training.table.start(), np.random.default_rng(2)
     rates = limit.pass_rates(logits, training)
     for power, by_tokens in ((1.0, False), (0.25, False), (1.0, True)):
         stream = _Stream(Choice(power=power, by_tokens=by_tokens), training, rng, 24)
-        index, paid = stream.next(logits, 0, 16)
+        batch = stream.next(logits, 0, 16)
         worth = rates**power * (1 - rates) / (training.tokens if by_tokens else 1)
-        assert paid == 0 and len(set(index.tolist())) == 16
+        assert batch.paid == 24 * training.tokens[batch.index].sum()
+        assert len(set(batch.index.tolist())) == 16 == len(batch.right)
         # Measured with 16 samples: not the very best, and far from any.
-        assert worth[index].mean() > 0.8 * np.sort(worth)[-16:].mean() > 1.5 * worth.mean()
-    index, paid = _Stream(Choice(screen=4), training, rng, 24).next(logits, 0, 16)
-    assert len(index) == 16 and paid > 0 and paid % 4 == 0
-    assert np.mean(rates[index] * (1 - rates[index])) > 1.3 * np.mean(rates * (1 - rates))
+        assert worth[batch.index].mean() > 0.8 * np.sort(worth)[-16:].mean() > 1.5 * worth.mean()
+
+
+@pytest.mark.parametrize("screen", [4, 24])
+def test_screening_pays_for_what_it_refuses(training, screen):
+    """A group is accepted by its own first samples, all of them where the filter is DAPO's."""
+    logits, rng = training.table.start(), np.random.default_rng(2)
+    rates = limit.pass_rates(logits, training)
+    batch = _Stream(Choice(screen=screen), training, rng, 24).next(logits, 0, 16)
+    first = batch.right[:, :screen].sum(axis=1)
+    assert np.all((0 < first) & (first < screen)) and batch.right.shape == (16, 24)
+    refused = batch.paid - 24 * training.tokens[batch.index].sum()
+    assert refused > 0 and refused % screen == 0
+    if screen == 4:
+        worth = rates * (1 - rates)
+        assert worth[batch.index].mean() > 1.3 * worth.mean()
 
 
 def test_a_forecast_on_the_table_learns_whom_to_pick(training):
     """After some batches it picks prompts worth more than those of a shuffle, without an oracle."""
-    rng, logits = np.random.default_rng(3), limit.table("scratchpad").start()
+    rng, logits = np.random.default_rng(3), training.table.start()
     worth = limit.pass_rates(logits, training)
     worth = worth**0.25 * (1 - worth)
     stream = _Forecast(Choice(power=0.25, forecast=True), training, rng, 24)
     picked = []
     for _ in range(9):
-        index, paid = stream.next(logits, 0, 8)
-        right, _, _ = limit.sample(logits, training.take(index), 24, rng)
-        stream.learn(index, right)
-        picked.append(worth[index].mean())
-        assert len(index) == 8 and paid >= 0
+        batch = stream.next(logits, 0, 8)
+        picked.append(worth[batch.index].mean())
+        assert len(batch.index) == 8 and batch.paid >= 24 * training.tokens[batch.index].sum()
     assert np.mean(picked[-4:]) > 1.2 * worth.mean()
+
+
+def test_losses_on_the_table(training):
+    """Divided by the deviation, a group of one right answer weighs as one of half; a mean over
+    samples gives short questions what a mean over tokens gives long ones.
+    """
+    run = lambda **loss: limit.train(Choice(**loss), training, training, 0.2, 0, 6).accuracy
+    rloo, dapo, grpo = run(), run(normalise=True), run(normalise=True, by_sample=True)
+    assert np.all(rloo[:1] == dapo[:1]) and len({rloo[-1], dapo[-1], grpo[-1]}) == 3
+    assert min(rloo[-1], dapo[-1], grpo[-1]) > rloo[0]
 
 
 def test_training_repeats_and_lifts_accuracy(training):
@@ -139,7 +160,11 @@ def test_labels_are_choices():
     assert choice_of("oracle_rloo worth_power=1.0 worth_of=token") == Choice(0, 1.0, True)
     assert choice_of("oracle_rloo") == Choice(power=0.25)
     assert choice_of("forecast_rloo") == Choice(power=0.25, forecast=True)
-    for label in ("dapo", "forecast_dapo", "rloo learning_rate=0.1", "speed_rloo where=in_loop"):
+    assert choice_of("dapo") == Choice(screen=24, normalise=True)
+    assert choice_of("oracle_dapo") == Choice(power=0.25, normalise=True)
+    assert choice_of("forecast_dapo") == Choice(power=0.25, forecast=True, normalise=True)
+    assert choice_of("grpo") == Choice(normalise=True, by_sample=True)
+    for label in ("band_grpo", "rpo_dapo", "rloo learning_rate=0.1", "speed_rloo where=in_loop"):
         assert choice_of(label) is None
 
 

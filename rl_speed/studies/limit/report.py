@@ -13,7 +13,15 @@ from rl_speed.config import Data
 from rl_speed.data.tasks import TASKS
 from rl_speed.runtime.metrics import read_object, write_atomically
 from rl_speed.runtime.plotting import pyplot
-from rl_speed.studies.limit.tabular import Choice, Curve, Questions, fit_rate, questions_of, train
+from rl_speed.studies.limit.tabular import (
+    GROUP,
+    Choice,
+    Curve,
+    Questions,
+    fit_rate,
+    questions_of,
+    train,
+)
 
 # Learning rates of the table's Adam that the fit may choose from.
 RATES = np.geomspace(0.05, 1.6, 21)
@@ -25,18 +33,28 @@ TRAIN_PROMPTS, EVAL_PROMPTS = 4096, 512
 
 
 def choice_of(label: str) -> Choice | None:
-    """Which prompts a method of RLOO's loss trains on, by its label in a comparison; None where the
+    """Which prompts a method trains on, and its loss, by its label in a comparison; None where the
     table has no such choice.
     """
     method, *changes = label.split(" ")
     fields = dict(change.split("=") for change in changes)
-    if method in ("oracle_rloo", "forecast_rloo") and set(fields) <= {"worth_power", "worth_of"}:
+    way, _, loss = method.rpartition("_")
+    normalise = loss == "dapo"
+    if way in ("oracle", "forecast") and set(fields) <= {"worth_power", "worth_of"}:
         power = float(fields.get("worth_power", Data().worth_power))
         tokens = fields.get("worth_of", Data().worth_of) == "token"
-        return Choice(power=power, by_tokens=tokens, forecast=method == "forecast_rloo")
-    if method == "speed_rloo" and set(fields) <= {"n_init"}:
-        return Choice(screen=int(fields.get("n_init", 4)))
-    return Choice() if method == "rloo" and not fields else None
+        return Choice(0, power, tokens, way == "forecast", normalise)
+    if way == "speed" and loss in ("rloo", "dapo") and set(fields) <= {"n_init"}:
+        return Choice(screen=int(fields.get("n_init", 4)), normalise=normalise)
+    # grpo_ada_loss is RLOO's loss but for a constant, which Adam does not see.
+    plain = {
+        "rloo": Choice(),
+        "grpo_ada_loss": Choice(),
+        "grpo": Choice(normalise=True, by_sample=True),
+        "grpo_dapo_loss": Choice(normalise=True),
+        "dapo": Choice(screen=GROUP, normalise=True),
+    }
+    return None if fields else plain.get(method)
 
 
 def measured_curves(path: Path) -> tuple[str, dict[str, list[Curve]]]:
@@ -213,7 +231,9 @@ def _plot(predicted, curves, path: Path) -> Path:
                 continue
             at = np.linspace(0, min(longest, *(run.tokens.max() for run in of[label])), 100)
             mean = np.mean([np.interp(at, run.tokens, run.accuracy) for run in of[label]], axis=0)
-            axis.plot(at / 1e6, mean, color=f"C{i}", label=label)
+            # Ten colours, then again with another line.
+            style = {"color": f"C{i % 10}", "ls": "-" if i < 10 else "--"}
+            axis.plot(at / 1e6, mean, label=label, **style)
         axis.set_title(title, fontsize=10)
         axis.set_xlabel("sampled tokens, millions")
     axes[0].set_ylabel("held-out accuracy")

@@ -23,6 +23,8 @@ from rl_speed.rollout.forecast import Forecast
 BETAS, EPS = (0.9, 0.999), 1e-8
 # As `data.oracle_every`, `oracle_prompts` and `oracle_samples`.
 EVERY, MEASURED, SAMPLES = 10, 1024, 16
+# Samples of a group, as config.rule.n.
+GROUP = 24
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -182,20 +184,24 @@ def sample(
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """Which prompts are trained on.
+    """Which prompts are trained on, and with which loss.
 
     Attributes:
-      screen: samples to screen with (SPEED), 0: none.
+      screen: samples to screen with (SPEED; those of a whole group are DAPO's filter), 0: none.
       power: of an oracle's worth p^power (1-p), 0: no oracle, prompts as they come.
       by_tokens: whether worth is a token's.
       forecast: prompts worth most by a forecast that learns from what is drawn (`ForecastOrder`),
         each screened as it says.
+      normalise: whether advantages are divided by the group's standard deviation (GRPO, DAPO).
+      by_sample: whether the loss is a mean over samples (GRPO), or over tokens.
     """
 
     screen: int = 0
     power: float = 0.0
     by_tokens: bool = False
     forecast: bool = False
+    normalise: bool = False
+    by_sample: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -226,10 +232,10 @@ def train(
     seed: int,
     steps: int,
     groups: int = 16,
-    n: int = 24,
+    n: int = GROUP,
     warmup: int = 5,
 ) -> Curve:
-    """RLOO with Adam on the table, one update a step.
+    """RLOO, or GRPO's and DAPO's losses, with Adam on the table, one update a step.
 
     Args:
       rate: Adam's learning rate, after `warmup` steps of a linear rise. groups, n: of a batch.
@@ -239,22 +245,35 @@ def train(
     stream = (_Forecast if choice.forecast else _Stream)(choice, training, rng, n)
     for step in range(steps + 1):
         found.append((step, tokens, pass_rates(logits, held_out).mean()))
-        index, paid = stream.next(logits, step, groups)
-        chosen = training.take(index)
-        # Those that were screened draw their first samples anew, and pay for them once.
-        right, entries, scores = sample(logits, chosen, n, rng)
-        stream.learn(index, right)
-        tokens += paid + n * chosen.tokens.sum()
-        rewards = right.astype(float)
-        advantages = (rewards - rewards.mean(axis=1, keepdims=True)) * n / (n - 1)
-        pushed = (scores * advantages[:, :, None]).ravel()
-        slope = np.bincount(entries.ravel(), pushed, len(logits)) / (n * chosen.tokens.sum())
+        batch = stream.next(logits, step, groups)
+        tokens += batch.paid
+        rewards = batch.right.astype(float)
+        advantages = rewards - rewards.mean(axis=1, keepdims=True)
+        if choice.normalise:
+            advantages = advantages / (rewards.std(axis=1, keepdims=True) + 1e-6)
+        length = training.tokens[batch.index][:, None]
+        advantages = advantages / (length if choice.by_sample else length.mean()) / rewards.size
+        pushed = (batch.scores * advantages[:, :, None]).ravel()
+        slope = np.bincount(batch.entries.ravel(), pushed, len(logits))
         powers = np.stack([slope, slope**2])
         decay = np.array(BETAS)[:, None]
         moments = decay * moments + (1 - decay) * powers
         mean, square = moments / (1 - decay ** (step + 1))
         logits = logits + rate * min(1.0, (step + 1) / warmup) * mean / (np.sqrt(square) + EPS)
     return Curve(*map(np.array, zip(*found)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    """Groups to train on: prompts i64[G] and, as `sample` has them, right, entries and scores;
+    tokens paid for them and for those that were refused.
+    """
+
+    index: np.ndarray
+    right: np.ndarray
+    entries: np.ndarray
+    scores: np.ndarray
+    paid: float
 
 
 class _Stream:
@@ -264,75 +283,69 @@ class _Stream:
         self._choice, self._training, self._rng, self._n = choice, training, rng, n
         self._order, self._at = rng.permutation(len(training)), 0
 
-    def next(self, logits, step: int, groups: int) -> tuple[np.ndarray, float]:
-        """(indices of the next batch, tokens paid for those that were refused)."""
+    def next(self, logits: np.ndarray, step: int, groups: int) -> Batch:
+        """The next batch; a prompt is accepted where its first samples, those of its screening, are
+        not all alike.
+        """
+        self._begin(logits, step)
+        parts, missing, paid = [], groups, 0.0
+        while missing:
+            index, screen = self._candidates(missing)
+            drawn = sample(logits, self._training.take(index), self._n, self._rng)
+            positive = (drawn[0] & (np.arange(self._n) < screen[:, None])).sum(axis=1)
+            kept = (screen == 0) | ((0 < positive) & (positive < screen))
+            tokens, count = self._training.tokens[index], np.where(kept, self._n, screen)
+            paid += float((count * tokens).sum())
+            seen = np.where(kept, drawn[0].sum(axis=1), positive)
+            self._learn(index, seen, count, tokens)
+            parts.append([x[kept] for x in (index, *drawn)])
+            missing -= int(kept.sum())
+        return Batch(*map(np.concatenate, zip(*parts)), paid)
+
+    def _begin(self, logits: np.ndarray, step: int) -> None:
         if self._choice.power and step % EVERY == 0:
-            self._measure(logits)
-        if not self._choice.screen:
-            return self._take(groups), 0.0
-        chosen, paid = [], 0.0
-        while len(chosen) < groups:
-            index = self._take(1)
-            one = self._training.take(index)
-            right, _, _ = sample(logits, one, self._choice.screen, self._rng)
-            if 0 < right.sum() < self._choice.screen:
-                chosen.append(int(index[0]))
-            else:
-                paid += self._choice.screen * float(one.tokens[0])
-        return np.array(chosen), paid
+            pool = self._rng.permutation(len(self._training))[:MEASURED]
+            asked = self._training.take(pool)
+            rates = self._rng.binomial(SAMPLES, pass_rates(logits, asked)) / SAMPLES
+            worth = rates**self._choice.power * (1 - rates)
+            if self._choice.by_tokens:
+                worth = worth / asked.tokens
+            # The pool is in a random order, and the sort keeps it among equals.
+            self._order, self._at = pool[np.argsort(-worth, kind="stable")], 0
 
-    def learn(self, index: np.ndarray, right: np.ndarray) -> None:
-        """Nothing."""
-
-    def _take(self, count: int) -> np.ndarray:
+    def _candidates(self, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """(i64[count] the next prompts, i64[count] samples to screen each with)."""
         index = self._order[np.arange(self._at, self._at + count) % len(self._order)]
         self._at += count
-        return index
+        return index, np.full(count, self._choice.screen)
 
-    def _measure(self, logits) -> None:
-        pool = self._rng.permutation(len(self._training))[:MEASURED]
-        asked = self._training.take(pool)
-        rates = self._rng.binomial(SAMPLES, pass_rates(logits, asked)) / SAMPLES
-        worth = rates**self._choice.power * (1 - rates)
-        if self._choice.by_tokens:
-            worth = worth / asked.tokens
-        # The pool is in a random order, and the sort keeps it among equals.
-        self._order, self._at = pool[np.argsort(-worth, kind="stable")], 0
+    def _learn(self, index, positive, total, tokens) -> None:
+        """Nothing."""
 
 
-class _Forecast:
+class _Forecast(_Stream):
     """Prompts in the order of `ForecastOrder`, with its forecast of their pass rates."""
 
     def __init__(self, choice: Choice, training: Questions, rng: np.random.Generator, n: int):
-        self._training, self._rng, self._n = training, rng, n
+        super().__init__(choice, training, rng, n)
         forecast = Forecast(_prompts(training), n, power=choice.power, by_tokens=choice.by_tokens)
         d = Data()
-        self._order = ForecastOrder(
+        self._forecasts = ForecastOrder(
             len(training), forecast, int(rng.integers(2**31)), d.explore, d.rest
         )
         self._serial, self._nobody = 0, np.zeros(len(training), bool)
 
-    def next(self, logits, step: int, groups: int) -> tuple[np.ndarray, float]:
-        """(indices of the next batch, tokens paid for those that were refused)."""
-        chosen, paid = [], 0.0
-        while len(chosen) < groups:
-            picked = self._order.pick(groups - len(chosen), self._serial, self._nobody)
-            self._serial += len(picked)
-            screens = self._order.forecast.screening(picked)[0]
-            for i, m in zip(picked.tolist(), screens.tolist()):
-                one = self._training.take(np.array([i]))
-                right = 0 if m == self._n else sample(logits, one, m, self._rng)[0].sum()
-                if m == self._n or 0 < right < m:
-                    chosen.append(i)
-                else:
-                    paid += m * float(one.tokens[0])
-                    self._order.observe([i], [int(right)], [m], [float(one.tokens[0])])
-        return np.array(chosen), paid
+    def _begin(self, logits: np.ndarray, step: int) -> None:
+        """Nobody measures anything."""
 
-    def learn(self, index: np.ndarray, right: np.ndarray) -> None:
-        """What a batch's groups said."""
-        tokens = self._training.take(index).tokens
-        self._order.observe(index, right.sum(axis=1), [self._n] * len(index), tokens)
+    def _candidates(self, count: int) -> tuple[np.ndarray, np.ndarray]:
+        index = self._forecasts.pick(count, self._serial, self._nobody)
+        self._serial += len(index)
+        screen = self._forecasts.forecast.screening(index)[0]
+        return index, np.where(screen == self._n, 0, screen)
+
+    def _learn(self, index, positive, total, tokens) -> None:
+        self._forecasts.observe(index, positive.tolist(), total.tolist(), tokens.tolist())
 
 
 def _prompts(questions: Questions) -> list[Prompt]:
