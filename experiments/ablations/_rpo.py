@@ -17,11 +17,14 @@ FIXED = {"chain": (2, 4, 8), "scratchpad": (6, 12, 24)}
 # it.
 WINDOW = {"chain": "min", "scratchpad": "half_min"}
 
-# On "scratchpad", where a step takes ten times as long: four epochs of fewer questions.
+# On "scratchpad", where a step takes ten times as long: half of a batch, groups nearer to the
+# paper's 6, four epochs of fewer questions.
 SMALLER = {
     "steps": 48,
     "settings": {
-        "data.train_prompts": 192,
+        "rule.n": 8,
+        "driver.groups": 24,
+        "data.train_prompts": 288,
         "data.eval_prompts": 256,
         "evaluation.samples": 16,
         "evaluation.every": 16,

@@ -99,7 +99,8 @@ ABLATION = Ablation(
         "scratchpad": {
             "steps": 40,
             "settings": {
-                "data.train_prompts": 480,
+                "driver.groups": 24,
+                "data.train_prompts": 240,
                 "data.eval_prompts": 256,
                 "evaluation.samples": 16,
             },

@@ -53,7 +53,7 @@ ABLATION = Ablation(
         "scratchpad": {
             **SMALLER,
             "variants": variants("scratchpad"),
-            "settings": {**SMALLER["settings"], "data.train_prompts": 768},
+            "settings": {**SMALLER["settings"], "data.train_prompts": 1152},
         }
     },
     tables=(

@@ -5,7 +5,7 @@ paper).
         (about 18 minutes on two cores, computed from seconds per step)
 
 `_rpo.py` says what stands for the paper's L of 300, 500 and 800 tokens. A batch has 384 samples
-whatever G is.
+whatever G is ("scratchpad": 192).
 
 Paper, Table 2 (1.5B): 146, 158 and 382 sampled tokens a sample with L = 300, 500 and 800, and 2,690
 with GRPO: 5.4% at the shortest, 14% at the longest. Table 3: four epochs with L = 800 take 8.37 h
@@ -35,12 +35,12 @@ from rl_speed.studies.comparison.measures import (
 )
 
 GROUPS = (6, 8, 16)
-ROWS = 384
+ROWS = {"chain": 384, "scratchpad": 192}
 
 
-def group(size: int) -> str:
+def group(size: int, task: str) -> str:
     """Groups of so many samples, in a batch of `ROWS`."""
-    return f"@rule.n={size}@driver.groups={ROWS // size}"
+    return f"@rule.n={size}@driver.groups={ROWS[task] // size}"
 
 
 def variants(task: str) -> dict[str, str]:
@@ -48,10 +48,10 @@ def variants(task: str) -> dict[str, str]:
     short, *longer = FIXED[task]
     found = {}
     for size in GROUPS:
-        found[f"GRPO, G = {size}"] = "grpo" + group(size)
-        found[f"L = {short}, G = {size}"] = rpo("grpo", task, short) + group(size)
+        found[f"GRPO, G = {size}"] = "grpo" + group(size, task)
+        found[f"L = {short}, G = {size}"] = rpo("grpo", task, short) + group(size, task)
     for window in (*longer, "half_min", "min"):
-        found[f"L = {window}, G = 6"] = rpo("grpo", task, window) + group(6)
+        found[f"L = {window}, G = 6"] = rpo("grpo", task, window) + group(6, task)
     return found
 
 
