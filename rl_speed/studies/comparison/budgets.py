@@ -1,5 +1,5 @@
-"""Methods at equal budgets: held-out accuracy once so many seconds are trained,
-or so many tokens generated.
+"""Methods at equal budgets: held-out accuracy once so many seconds are trained, so many tokens
+generated, or so many optimizer steps made.
 """
 
 from collections.abc import Sequence
@@ -12,8 +12,12 @@ from rl_speed.runtime.plotting import pyplot
 from rl_speed.studies.comparison.runs import Run
 from rl_speed.studies.comparison.table import AXES, group_runs
 
-# The clocks that users pay by.
-BUDGETS = ("tokens", "train_s")
+# The clocks that users pay by, and the one that does not depend on the machine; with their words.
+BUDGETS = {
+    "tokens": "generated tokens",
+    "optimizer_steps": "optimizer steps",
+    "train_s": "s of training",
+}
 
 
 def at_budgets(
@@ -49,20 +53,17 @@ def at_budgets(
 
 def markdown(limits: dict[str, float], rows: Sequence[dict[str, Any]]) -> str:
     """A section of table.md."""
-    heads = [
-        f"at {limits[axis]:,.0f} {'generated tokens' if axis == 'tokens' else 's of training'}"
-        for axis in BUDGETS
-    ]
+    heads = [f"at {limits[axis]:,.0f} {words}" for axis, words in BUDGETS.items()]
     lines = [
         "## Held-out accuracy at equal budgets",
         "",
         (
-            "Mean over seeds (smallest to largest): at as many generated tokens, and at as much "
-            "wall-clock, as every run reached."
+            "Mean over seeds (smallest to largest): at as many generated tokens, as many optimizer "
+            "steps, and as much wall-clock, as every run reached."
         ),
         "",
         "| method | " + " | ".join(heads) + " |",
-        "|---" * 3 + "|",
+        "|---" * (1 + len(BUDGETS)) + "|",
     ]
     for row in rows:
         cells = [
@@ -83,7 +84,7 @@ def plot_budgets(
     """
     plt = pyplot()
     figure, axes = plt.subplots(
-        1, 2, figsize=(11, 1.2 + 0.32 * len(rows)), constrained_layout=True, sharey=True
+        1, len(BUDGETS), figsize=(14, 1.2 + 0.32 * len(rows)), constrained_layout=True, sharey=True
     )
     at = np.arange(len(rows))[::-1]
     for axis, panel in zip(BUDGETS, axes):

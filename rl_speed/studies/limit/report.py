@@ -222,7 +222,7 @@ def _markdown(numbers: Mapping[str, Any], targets: Sequence[float]) -> str:
 def _plot(predicted, curves, path: Path) -> Path:
     plt = pyplot()
     figure, axes = plt.subplots(
-        1, 2, figsize=(12, 4.2), constrained_layout=True, sharex=True, sharey=True
+        1, 2, figsize=(12, 5), constrained_layout=True, sharex=True, sharey=True
     )
     longest = max(run.tokens.max() for label in predicted for run in curves.get(label, []))
     for axis, of, title in zip(axes, (curves, predicted), ("measured", "predicted by the table")):
@@ -237,7 +237,8 @@ def _plot(predicted, curves, path: Path) -> Path:
         axis.set_title(title, fontsize=10)
         axis.set_xlabel("sampled tokens, millions")
     axes[0].set_ylabel("held-out accuracy")
-    axes[0].legend(fontsize=8)
+    handles = axes[0].get_legend_handles_labels()
+    figure.legend(*handles, loc="outside lower center", ncols=4, fontsize=8)
     figure.savefig(path)
     plt.close(figure)
     return path
