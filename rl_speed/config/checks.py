@@ -300,7 +300,11 @@ def _check_order(c: "Config") -> None:
         ("data.explore", 0 <= d.explore <= 1, "in [0, 1]"),
         ("data.rest", 0 <= d.rest < 1, "in [0, 1)"),
         ("data.forecast_memory", d.forecast_memory >= 1, "1 or more"),
-        ("data.worth_power", 0 < d.worth_power <= 1, "in (0, 1]"),
+        (
+            "data.worth_power",
+            0 <= d.worth_power <= 1 and (d.worth_power or d.order != "oracle"),
+            "in [0, 1], and not 0 with config.data.order=oracle",
+        ),
         ("data.forecast_buckets", 1 <= d.forecast_buckets <= 4096, "between 1 and 4096"),
         ("data.memory_decay", 0 < d.memory_decay <= 1, "in (0, 1]"),
     )

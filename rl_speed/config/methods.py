@@ -110,7 +110,12 @@ _RPO_RELEASED = {**_RPO_PAPER, "replay.eps": 0.5, "replay.max_new": -1}
 # Ours. Prompts in the order of what a token of them is worth, by a forecast of pass rates that is
 # learnt while training; each screened with as many samples as its forecast leaves in doubt, which
 # is none for most. Nobody waits screened for the next step.
-_FORECAST = {"rule.name": "adaptive_speed", "data.order": "forecast", "driver.prefetch": False}
+_FORECAST = {
+    "rule.name": "adaptive_speed",
+    "data.order": "forecast",
+    "data.worth_power": 0.0,
+    "driver.prefetch": False,
+}
 
 # What the rules could do at best, knowing every pass rate: ours, and no way to train.
 _ORACLE = {"rule.name": "uniform", "data.order": "oracle"}

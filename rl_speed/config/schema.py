@@ -142,8 +142,9 @@ class Data:
     # forecast: visits that it remembers. Where forecasts lag behind the policy (the metric
     # forecast/mean below forecast/pass_rate) fewer are better.
     forecast_memory: int = 64
-    # forecast, oracle: a prompt of pass rate p is worth p^worth_power (1-p). 1: SPEED's signal; the
-    # less, the more are prompts worth that are seldom solved.
+    # forecast, oracle: a prompt of pass rate p is worth p^worth_power (1-p); a forecast counts what
+    # a group loses by being all alike, too. 1: SPEED's signal; the less, the more are prompts worth
+    # that are seldom solved; 0, of a forecast alone: the signal of log p.
     worth_power: float = 0.25
     worth_of: str = one_of("sample", "token")  # forecast, oracle: of what prompts are worth most
     # Share drawn whatever is known: memory: from the prompts seen least recently; forecast: from

@@ -76,7 +76,8 @@ class Forecast:
       prompts: the data set, in its order. n: samples of a group. n_init: how many samples a prompt
         may be screened with. buckets: of the features. memory: visits that the regressions
         remember, at least 1. decay: of a prompt's own counts, at each further visit, in (0, 1].
-        power: a prompt of pass rate p is worth p^power (1-p) (`theory.group_value`). by_tokens:
+        power: a group of a prompt of pass rate p is worth p^power (1-p) a sample, if not all of
+        them are alike (`theory.group_value`). by_tokens:
         whether worth is that of a token, or of a sample.
 
     Raises ValueError naming the argument that is out of range, or the id that two prompts share.
@@ -97,7 +98,7 @@ class Forecast:
             ("buckets", buckets, buckets >= 1, "at least 1"),
             ("memory", memory, memory >= 1, "at least 1"),
             ("decay", decay, 0 < decay <= 1, "in (0, 1]"),
-            ("power", power, 0 < power <= 1, "in (0, 1]"),
+            ("power", power, 0 <= power <= 1, "in [0, 1]"),
         ):
             if not ok:
                 raise ValueError(f"Forecast.{name} must be {want}; got {value!r}")

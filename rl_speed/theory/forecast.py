@@ -1,10 +1,10 @@
 """How many samples a prompt should be screened with, where its pass rate is believed to follow a
 Beta distribution: none at all, where the belief is sharp enough.
 
-A group of n samples is worth n p^c (1-p), what its samples say about the gradient of p^c / c. With
-c = 1 that is n p (1-p), the signal of SPEED's theorem 3.1 (arXiv 2506.09016); with c towards 0,
-that of log p, prompts that are seldom solved are worth most. What is screened and rejected costs
-its screening samples and brings nothing.
+A group of n samples is worth n p^c (1-p), what its samples say about the gradient of p^c / c, if
+they are not all alike, and else nothing. With c = 1 that is n p (1-p), the signal of SPEED's
+theorem 3.1 (arXiv 2506.09016); with c = 0, that of log p, prompts that are seldom solved are worth
+most. What is screened and rejected costs its screening samples and brings nothing.
 """
 
 from collections.abc import Sequence
@@ -19,14 +19,14 @@ def group_value(a, b, n: int, n_init: int, power: float = 1.0):
     """(worth, samples) expected of one prompt whose pass rate is Beta(a, b).
 
     It is screened with `n_init` samples, and gets the rest of `n` where these are not all alike;
-    with n_init = n all are drawn at once, and the group is kept whatever they are.
+    with n_init = n all are drawn at once, and are worth something where they are not all alike.
 
-      worth = n (v(a, b) - P(all wrong) v(a, b + m) - P(all right) v(a + m, b)),  m = n_init < n,
+      worth = n (v(a, b) - P(all wrong) v(a, b + m) - P(all right) v(a + m, b)),  m = n_init,
       v(a, b) = E[p^c (1-p)] = B(a + c, b + 1) / B(a, b)
 
     Args:
       a, b: f64, positive, of any shapes that broadcast. n: samples of a whole group, at least 2.
-      n_init: 2 to n. power: c, in (0, 1].
+      n_init: 2 to n. power: c, in [0, 1].
 
     Returns: two f64 of the broadcast shape.
 
@@ -37,16 +37,13 @@ def group_value(a, b, n: int, n_init: int, power: float = 1.0):
     a, b = np.broadcast_arrays(np.asarray(a, np.float64), np.asarray(b, np.float64))
     if not (np.all(a > 0) and np.all(b > 0) and np.all(np.isfinite(a + b))):
         raise ValueError(f"a and b must be positive and finite; got {a!r}, {b!r}")
-    if not 0 < power <= 1:
-        raise ValueError(f"power must be in (0, 1]; got {power!r}")
+    if not 0 <= power <= 1:
+        raise ValueError(f"power must be in [0, 1]; got {power!r}")
     n, m = _check.count(n, "n", 2), _check.count(n_init, "n_init", 2)
     if m > n:
         raise ValueError(f"n_init must be at most n = {n}; got {m}")
-    worth = _worth(a, b, power)
-    if m == n:
-        return (n * worth)[()], np.full(a.shape, float(n))[()]
     wrong, right = _all_alike(a, b, m), _all_alike(b, a, m)
-    worth = worth - wrong * _worth(a, b + m, power) - right * _worth(a + m, b, power)
+    worth = _worth(a, b, power) - wrong * _worth(a, b + m, power) - right * _worth(a + m, b, power)
     return (n * worth)[()], (m + (n - m) * (1 - wrong - right))[()]
 
 

@@ -159,10 +159,10 @@ def test_labels_are_choices():
     assert choice_of("rloo") == Choice() and choice_of("speed_rloo n_init=8") == Choice(screen=8)
     assert choice_of("oracle_rloo worth_power=1.0 worth_of=token") == Choice(0, 1.0, True)
     assert choice_of("oracle_rloo") == Choice(power=0.25)
-    assert choice_of("forecast_rloo") == Choice(power=0.25, forecast=True)
+    assert choice_of("forecast_rloo") == Choice(power=0.0, forecast=True)
     assert choice_of("dapo") == Choice(screen=24, normalise=True)
     assert choice_of("oracle_dapo") == Choice(power=0.25, normalise=True)
-    assert choice_of("forecast_dapo") == Choice(power=0.25, forecast=True, normalise=True)
+    assert choice_of("forecast_dapo") == Choice(power=0.0, forecast=True, normalise=True)
     assert choice_of("grpo") == Choice(normalise=True, by_sample=True)
     for label in ("band_grpo", "rpo_dapo", "rloo learning_rate=0.1", "speed_rloo where=in_loop"):
         assert choice_of(label) is None

@@ -10,7 +10,7 @@ from rl_speed.theory import acceptance, best_screening, group_value
 def enumerated(a, b, n, m, c=1.0):
     """Worth and samples by the sum over screening counts of an integral over the belief."""
     belief, worth, samples = stats.beta(a, b), 0.0, 0.0
-    kept = range(m + 1) if m == n else range(1, m)
+    kept = range(1, m)
     for k in range(m + 1):
         at = lambda f: integrate.quad(
             lambda p: f(p) * stats.binom.pmf(k, m, p) * belief.pdf(p), 0, 1, limit=200
@@ -22,7 +22,9 @@ def enumerated(a, b, n, m, c=1.0):
 
 
 @pytest.mark.parametrize("a, b", [(1.0, 1.0), (1.5, 4.0), (6.0, 2.5)])
-@pytest.mark.parametrize("n, m, c", [(6, 2, 1.0), (12, 4, 1.0), (12, 4, 0.25), (12, 12, 0.5)])
+@pytest.mark.parametrize(
+    "n, m, c", [(6, 2, 1.0), (12, 4, 1.0), (12, 4, 0.25), (12, 12, 0.5), (12, 12, 0.0)]
+)
 def test_value_is_the_sum_over_counts(a, b, n, m, c):
     np.testing.assert_allclose(group_value(a, b, n, m, c), enumerated(a, b, n, m, c), rtol=1e-6)
 
@@ -54,7 +56,7 @@ def test_what_cannot_be_is_refused():
         (1.0, np.inf, 4, 2),
         (1.0, 1.0, 4, 5),
         (1.0, 1.0, 4, 1),
-        (1.0, 1.0, 4, 2, 0.0),
+        (1.0, 1.0, 4, 2, -0.1),
     ):
         with pytest.raises(ValueError):
             group_value(*arguments)

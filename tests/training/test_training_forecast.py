@@ -84,7 +84,7 @@ def test_it_resumes_exactly(run, tmp_path):
         ("data.order", "shuffle", "needs config.data.order='forecast'"),
         ("estimate.kind", "ema", "config.estimate.kind='none'"),
         ("driver.screening", "fixed", "needs config.driver.screening='missing'"),
-        ("data.worth_power", 0.0, r"config.data.worth_power must be in \(0, 1\]"),
+        ("data.worth_power", -0.1, r"config.data.worth_power must be in \[0, 1\]"),
         ("data.forecast_memory", 0, "config.data.forecast_memory must be 1 or more"),
         ("data.forecast_buckets", 0, "config.data.forecast_buckets must be between 1 and 4096"),
         ("data.train_prompts", 0, "needs a finite training set"),

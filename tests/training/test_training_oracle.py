@@ -93,3 +93,10 @@ def test_what_cannot_be_measured_is_refused(field, value, said):
     config.set(field, value)
     with pytest.raises(ValueError, match=said):
         config.validate()
+
+
+def test_an_oracle_that_values_what_is_never_solved_is_refused():
+    config = tiny(embedded("oracle_rloo"), 4, train_prompts=40, eval_prompts=8)
+    config.data.worth_power = 0.0
+    with pytest.raises(ValueError, match="not 0 with config.data.order=oracle"):
+        config.validate()

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from rl_speed.config import Data
+from rl_speed.config.methods import METHODS
 from rl_speed.data.tasks import TASKS
 from rl_speed.runtime.metrics import read_object, write_atomically
 from rl_speed.runtime.plotting import pyplot
@@ -40,8 +41,13 @@ def choice_of(label: str) -> Choice | None:
     fields = dict(change.split("=") for change in changes)
     way, _, loss = method.rpartition("_")
     normalise = loss == "dapo"
-    if way in ("oracle", "forecast") and set(fields) <= {"worth_power", "worth_of"}:
-        power = float(fields.get("worth_power", Data().worth_power))
+    if (
+        way in ("oracle", "forecast")
+        and method in METHODS
+        and set(fields) <= {"worth_power", "worth_of"}
+    ):
+        own = METHODS[method].get("data.worth_power", Data().worth_power)
+        power = float(fields.get("worth_power", own))
         tokens = fields.get("worth_of", Data().worth_of) == "token"
         return Choice(0, power, tokens, way == "forecast", normalise)
     if way == "speed" and loss in ("rloo", "dapo") and set(fields) <= {"n_init"}:
