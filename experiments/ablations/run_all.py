@@ -2,12 +2,14 @@
 
     python experiments/ablations/run_all.py --task=chain --budget_s=3600 [--only=rpo_eps,ada_sets]
     python experiments/ablations/run_all.py --readme
-        (no runs: README.md here, from experiments/results/ablations/TASK/NAME/table.json)
+        (no runs: README.md here, from experiments/results/ablations/TASK/NAME)
 
 The same command goes on where the budget of the last one ended. All ablations are run with the
 first seed, then with the second too, and so on, so that there are tables of everything early; each
 table is written as soon as there is a finished run for it. Tables that are to be in README.md are
-copied, with table.json and plot.png, to experiments/results/ablations/TASK/NAME.
+copied, with table.json and plot.png, to experiments/results/ablations/TASK/NAME, and whoever read
+them writes beside them, in verdict.txt, whether what the paper found holds: a line that begins with
+one of `VERDICTS`.
 """
 
 import importlib
@@ -44,6 +46,7 @@ ORDER = (
     "rpo_other_cache",
     "rpo_stability",
 )
+VERDICTS = ("Holds", "Holds in part", "Does not hold", "Open")
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE.parent / "results" / "ablations"
 BEGIN, END = "<!-- made by run_all.py --readme -->", "<!-- end -->"
@@ -68,22 +71,28 @@ def minutes(name: str) -> str:
 
 
 def result(name: str, task: str) -> str:
-    """What came out, with a link to the table; "" where there is none."""
+    """What came out: the verdict, the headline and a link to the table; "" where there is none.
+
+    Raises ValueError: there is a table without a verdict, or with another than one of `VERDICTS`.
+    """
     path = RESULTS / task / name / "table.json"
     if not path.exists():
         return ""
+    told = path.with_name("verdict.txt")
+    verdict = told.read_text().strip() if told.exists() else ""
+    word, colon, why = verdict.partition(": ")
+    if word not in VERDICTS or not colon or "\n" in verdict:
+        raise ValueError(
+            f"{told} must be one line, {' or '.join(repr(v + ': ') for v in VERDICTS)} and why"
+        )
     link = f"../results/ablations/{task}/{name}/table.md"
-    return f"{found(json.loads(path.read_text()))} ([table]({link}))"
+    numbers = found(json.loads(path.read_text()))
+    return f"**{word}** ({task}): {why} *{numbers}* ([table]({link}))"
 
 
 def readme_table() -> str:
     """The rows of README.md: what each paper found, and what was found here."""
-    lines = [
-        "| script | paper | paper found | minutes | "
-        + " | ".join(f"we found, {task}" for task in CLASSES)
-        + " |",
-        "|---" * (4 + len(CLASSES)) + "|",
-    ]
+    lines = ["| script | paper | paper found | minutes | we found |", "|---" * 5 + "|"]
     for name in ORDER:
         ablation = load(name)
         cells = [
@@ -91,7 +100,7 @@ def readme_table() -> str:
             ablation.source,
             ablation.paper,
             minutes(name),
-            *(result(name, task) for task in CLASSES),
+            "<br>".join(filter(None, (result(name, task) for task in CLASSES))),
         ]
         lines.append("| " + " | ".join(text.replace("|", "\\|") for text in cells) + " |")
     return "\n".join(lines)

@@ -156,9 +156,18 @@ def test_the_page_tells_what_was_found(load, tmp_path, monkeypatch):
     }
     (tmp_path / "chain" / "rpo_eps").mkdir(parents=True)
     (tmp_path / "chain" / "rpo_eps" / "table.json").write_text(json.dumps(numbers))
+    for told in (None, "It holds.", "Holds", "Holds: a\nb"):
+        if told:
+            (tmp_path / "chain" / "rpo_eps" / "verdict.txt").write_text(told)
+        with pytest.raises(ValueError, match="verdict.txt must be one line, 'Holds: '"):
+            everything.result("rpo_eps", "chain")
+    (tmp_path / "chain" / "rpo_eps" / "verdict.txt").write_text("Holds in part: a is best.\n")
     link = "[table](../results/ablations/chain/rpo_eps/table.md)"
     found = everything.result("rpo_eps", "chain")
-    assert found == f"3 of 6 runs, final accuracy: a 0.500 ({link})"
+    wanted = (
+        f"**Holds in part** (chain): a is best. *3 of 6 runs, final accuracy: a 0.500* ({link})"
+    )
+    assert found == wanted and wanted in everything.readme_table()
 
 
 def test_variants_are_all_different_and_can_be_on_the_first_task(load):
