@@ -25,8 +25,9 @@ RIDGE = 0.1
 # How many samples a forecast may be worth; and the belief in each before there are any.
 STRENGTHS = np.geomspace(0.25, 64.0, 17)
 FIRST_STRENGTH = 1.0
-# Newton steps at each update: the likelihood is concave, and the weights are near.
+# Newton steps at each update, since the weights are near; and how often one may be halved.
 NEWTON = 4
+HALVINGS = 20
 # Prompts whose features are made at once.
 _CHUNK = 4096
 
@@ -201,17 +202,31 @@ class Forecast:
         self._remember(index, k, n, now)
 
     def _learn_rates(self, index: np.ndarray, k: np.ndarray, n: np.ndarray, keep: float) -> None:
-        """Newton's method from where the weights are, on what came in and what is remembered."""
+        """Newton's method from where the weights are, on what came in and what is remembered.
+
+        The objective is concave, but flat where forecasts are sure and wrong: a whole step from
+        there lands as far on the other side. So a step is halved until it climbs.
+        """
         x = self._features[index].astype(np.float64)
         fewer = (self.strength + 1) / (self.strength + n)  # n_eff / n under a beta-binomial
         k, n = k * fewer, n * fewer
         prior = keep * self._precision + (1 - keep) * self._ridge
         weights, before = self._weights, self._weights
+
+        def objective(weights: np.ndarray) -> float:
+            logits, moved = x @ weights, weights - before
+            return k @ logits - n @ np.logaddexp(0, logits) - moved @ prior @ moved / 2
+
         for _ in range(NEWTON):
             rate = special.expit(x @ weights)
             precision = prior + (x.T * (n * rate * (1 - rate))) @ x
             slope = x.T @ (k - n * rate) - prior @ (weights - before)
-            weights = weights + np.linalg.solve(precision, slope)
+            step, now = np.linalg.solve(precision, slope), objective(weights)
+            for _ in range(HALVINGS):
+                if objective(weights + step) >= now:
+                    weights = weights + step
+                    break
+                step = step / 2
         rate = special.expit(x @ weights)
         self._weights = weights
         self._precision = prior + (x.T * (n * rate * (1 - rate))) @ x
