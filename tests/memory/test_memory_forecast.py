@@ -47,6 +47,24 @@ def test_features_count_tokens_and_neighbours():
     np.testing.assert_allclose(found.mean(axis=0), 0, atol=1e-6)
 
 
+@pytest.mark.parametrize("solved", [True, False])
+def test_a_first_visit_that_misleads_is_forgotten(solved):
+    """A few prompts all right, or all wrong, make a forecast sure of what is wrong for the others:
+    it is the likelihood's, not Newton's, how fast that goes.
+    """
+    rng = np.random.default_rng(5)
+    prompts, rates = prompts_of(rng)
+    for trial in range(20):
+        forecast = Forecast(prompts, n=24, buckets=64)
+        extreme = np.argsort(rates if solved else -rates, kind="stable")[-3 - trial % 3 :]
+        drawn = np.full(len(extreme), 4)
+        forecast.update(extreme, drawn * solved, drawn, np.full(len(extreme), np.nan))
+        for _ in range(3):
+            visit(forecast, rates, rng, rng.permutation(len(prompts))[: 8 + trial], n=4)
+        a, b = forecast.belief()
+        assert abs((a / (a + b)).mean() - rates.mean()) < 0.2, trial
+
+
 def test_rates_of_prompts_that_were_never_visited_are_forecast():
     rng = np.random.default_rng(1)
     prompts, rates = prompts_of(rng)

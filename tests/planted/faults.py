@@ -146,6 +146,15 @@ FAULTS = [
     ),
     Fault(
         "memory",
+        "newton_jumps",
+        "rollout/forecast.py",
+        "if objective(weights + step) >= now:",
+        "if objective(weights + step) < np.inf:",
+        "memory/test_memory_forecast.py",
+        "A forecast that was sure and wrong lands on the other side, and stays there.",
+    ),
+    Fault(
+        "memory",
         "rejected_prompts_are_worth_something",
         "theory/forecast.py",
         "_worth(a, b, power) - wrong * _worth(a, b + m, power) - right * _worth(a + m, b, power)",
