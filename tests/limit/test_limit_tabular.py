@@ -146,6 +146,11 @@ def test_training_repeats_and_lifts_accuracy(training):
     assert np.any(one.accuracy != other.accuracy)
     assert one.accuracy[-1] > one.accuracy[0] + 0.02
     assert one.tokens[0] == 0 and np.all(np.diff(one.tokens) > 16 * 24 * 25)
+    # It may end with an accuracy: what came before is the same.
+    until = float(one.accuracy[5])
+    short = limit.train(Choice(), training, training, 0.2, 0, 12, until=until)
+    assert short.accuracy[-1] >= until > short.accuracy[:-1].max(initial=0)
+    np.testing.assert_array_equal(short.tokens, one.tokens[: len(short.tokens)])
 
 
 def test_the_rate_that_made_a_curve_is_found(training):

@@ -31,6 +31,8 @@ SEEDS = (0, 1, 2)
 # Predicted whether they were run or not: what an oracle should look for.
 ALSO = tuple(f"oracle_rloo worth_power={power}" for power in (1.0, 0.5, 0.1))
 TRAIN_PROMPTS, EVAL_PROMPTS = 4096, 512
+# Predictions are made so far beyond the last accuracy that is asked for.
+BEYOND = 0.005
 
 
 def choice_of(label: str) -> Choice | None:
@@ -121,12 +123,17 @@ def shares(
 
 
 def predict(
-    labels: Sequence[str], rate: float, steps: int, training: Questions, held_out: Questions
+    steps: Mapping[str, int], until: float, rate: float, training: Questions, held_out: Questions
 ) -> dict[str, list[Curve]]:
-    """The table's curves of every label that it has a choice for."""
-    choices = {label: choice_of(label) for label in labels}
+    """The table's curves, of so many steps or up to an accuracy, of every label that it has a
+    choice for.
+    """
+    choices = {label: choice_of(label) for label in steps}
     return {
-        label: [train(choice, training, held_out, rate, seed, steps) for seed in SEEDS]
+        label: [
+            train(choice, training, held_out, rate, seed, steps[label], until=until)
+            for seed in SEEDS
+        ]
         for label, choice in choices.items()
         if choice is not None
     }
@@ -147,10 +154,10 @@ def compare(comparison: Path, targets: Sequence[float], out: Path, command: str)
     held_out = questions_of(task, texts("eval", EVAL_PROMPTS))
     fitted = [(run.steps, run.accuracy) for run in curves["rloo"]]
     rate, left = fit_rate(fitted, training, held_out, RATES)
-    longest = int(max(run.steps.max() for runs in curves.values() for run in runs))
-    predicted = predict(
-        [*curves, *(a for a in ALSO if a not in curves)], rate, longest, training, held_out
-    )
+    # No further: who screens looks ever longer for what is left to learn.
+    steps = {label: int(max(run.steps.max() for run in runs)) for label, runs in curves.items()}
+    also = {label: steps["rloo"] for label in ALSO if label not in curves}
+    predicted = predict(steps | also, max(targets) + BEYOND, rate, training, held_out)
     rows = [
         {"method": label, **row}
         for label in predicted

@@ -234,17 +234,21 @@ def train(
     groups: int = 16,
     n: int = GROUP,
     warmup: int = 5,
+    until: float = 1.0,
 ) -> Curve:
     """RLOO, or GRPO's and DAPO's losses, with Adam on the table, one update a step.
 
     Args:
       rate: Adam's learning rate, after `warmup` steps of a linear rise. groups, n: of a batch.
+      until: the held-out accuracy with which it ends, before `steps` if need be.
     """
     rng, logits = np.random.default_rng(seed), training.table.start()
     moments, tokens, found = np.zeros((2, len(logits))), 0.0, []
     stream = (_Forecast if choice.forecast else _Stream)(choice, training, rng, n)
     for step in range(steps + 1):
         found.append((step, tokens, pass_rates(logits, held_out).mean()))
+        if found[-1][2] >= until:
+            break
         batch = stream.next(logits, step, groups)
         tokens += batch.paid
         rewards = batch.right.astype(float)
