@@ -249,6 +249,8 @@ def _plot(predicted, curves, path: Path) -> Path:
             axis.plot(at / 1e6, mean, label=label, **style)
         axis.set_title(title, fontsize=10)
         axis.set_xlabel("sampled tokens, millions")
+    # Both as far as what was predicted goes, and a little beyond.
+    axes[0].set_xlim(0, 1.2e-6 * max(r.tokens.max() for runs in predicted.values() for r in runs))
     axes[0].set_ylabel("held-out accuracy")
     handles = axes[0].get_legend_handles_labels()
     figure.legend(*handles, loc="outside lower center", ncols=4, fontsize=8)
