@@ -107,9 +107,9 @@ _RPO = {"replay.window": "min", "replay.eps": 0.1, "replay.start": "sample"}
 _RPO_PAPER = {**_RPO, "replay.mask_prefix": False}
 _RPO_RELEASED = {**_RPO_PAPER, "replay.eps": 0.5, "replay.max_new": -1}
 
-# Ours. Prompts in the order of what a token of them is worth, by a forecast of pass rates that is
+# Ours. Prompts in the order of what a sample of them is worth, by a forecast of pass rates that is
 # learnt while training; each screened with as many samples as its forecast leaves in doubt, which
-# is none for most. Nobody waits screened for the next step.
+# is none for some. Nobody waits screened for the next step.
 _FORECAST = {
     "rule.name": "adaptive_speed",
     "data.order": "forecast",

@@ -78,8 +78,8 @@ class Forecast:
         may be screened with. buckets: of the features. memory: visits that the regressions
         remember, at least 1. decay: of a prompt's own counts, at each further visit, in (0, 1].
         power: a group of a prompt of pass rate p is worth p^power (1-p) a sample, if not all of
-        them are alike (`theory.group_value`). by_tokens:
-        whether worth is that of a token, or of a sample.
+        them are alike (`theory.group_value`). by_tokens: whether worth is that of a token, or of a
+        sample.
 
     Raises ValueError naming the argument that is out of range, or the id that two prompts share.
     """

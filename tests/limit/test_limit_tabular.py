@@ -130,9 +130,7 @@ def test_a_forecast_on_the_table_learns_whom_to_pick(training):
 
 
 def test_losses_on_the_table(training):
-    """Divided by the deviation, a group of one right answer weighs as one of half; a mean over
-    samples gives short questions what a mean over tokens gives long ones.
-    """
+    """Each of the three takes a course of its own from the same start, and learns."""
     run = lambda **loss: limit.train(Choice(**loss), training, training, 0.2, 0, 6).accuracy
     rloo, dapo, grpo = run(), run(normalise=True), run(normalise=True, by_sample=True)
     assert np.all(rloo[:1] == dapo[:1]) and len({rloo[-1], dapo[-1], grpo[-1]}) == 3
