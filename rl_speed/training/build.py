@@ -94,7 +94,7 @@ from rl_speed.sampling.adaptive import Verify
 from rl_speed.sampling.callback import check_mesh
 from rl_speed.training.fused import FusedConfig, FusedProgram, Table, make_fused_step
 from rl_speed.training.fused_step import FusedStep
-from rl_speed.training.split_step import SplitStep
+from rl_speed.training.split_step import SplitStep, trains_on_prefixes
 from rl_speed.training.stream import make_stream
 from rl_speed.update.optimizer import OptimizerConfig, make_optimizer
 from rl_speed.update.pools import PoolConfig, PoolSelector
@@ -736,6 +736,7 @@ def update_config(config: Config) -> UpdateConfig:
         micro_tokens=config.training.micro_tokens,
         objective=dataclasses.replace(config.objective),
         whole_responses=config.replay.normaliser == "response",
+        replayed=trains_on_prefixes(config),
         temperature=config.sampler.temperature,
         max_new=config.sampler.max_new,
         head_chunk=config.model.head_chunk or None,

@@ -32,7 +32,7 @@ from rl_speed.targets import Chip, Target
 from rl_speed.training import build
 from rl_speed.training.estimates import Estimate, Units, summary, units
 from rl_speed.training.fused import FusedConfig, Table
-from rl_speed.training.split_step import trains_on_prefixes, uses_old_logprobs
+from rl_speed.training.split_step import scores_batch, uses_old_logprobs
 from rl_speed.update.ragged import PieceShape, make_plan
 from rl_speed.update.state import TrainState
 from rl_speed.update.step import UpdateConfig, make_score, make_update
@@ -451,7 +451,7 @@ def plan_split(
     ]
     if held_out.config != generator.config:
         plan.insert(1, plan_evaluation(held_out, drawing, generation, length))
-    if reference or uses_old_logprobs(config) or trains_on_prefixes(config):
+    if reference or scores_batch(config):
         score = make_score(
             policy.model, mesh, jax.tree.map(lambda x: x.sharding, policy.params), settings
         )

@@ -179,16 +179,12 @@ class SplitStep:
         rows, width = c.driver.groups * c.rule.n, c.data.max_prompt_length + c.sampler.max_new
         make = lambda part: build_batch(rollouts, rows, width, c.replay.mask_prefix, part)
         batch = place_parts(make, rows, self._mesh)
-        uses_old, trains_prefix = uses_old_logprobs(c), trains_on_prefixes(c)
-        old = (
-            self._score(state.params, batch.tokens, batch.mask)
-            if uses_old or trains_prefix
-            else None
-        )
-        if trains_prefix:
+        old = self._score(state.params, batch.tokens, batch.mask) if scores_batch(c) else None
+        if trains_on_prefixes(c) and old is not None:
             sampled = batch.behaviour_logprobs
             batch = batch.replace(behaviour_logprobs=jnp.where(jnp.isnan(sampled), old, sampled))
-            old = old if uses_old else None
+        if not uses_old_logprobs(c):
+            old = None
         ref = (
             None
             if self.reference is None
@@ -269,7 +265,18 @@ def trains_on_prefixes(config: Config) -> bool:
 
 
 def uses_old_logprobs(config: Config) -> bool:
-    """Whether the step recomputes the log-probs of its batch first."""
+    """Whether the loss needs the log-probs of the policy before the step."""
     o = config.objective
     # Plain policy gradient has no ratio, so that nothing needs to be recomputed for it.
     return o.old_logprobs != "behaviour" and not (o.loss == "pg" and o.old_logprobs == "recompute")
+
+
+def scores_batch(config: Config) -> bool:
+    """Whether the step computes the log-probs of its batch first, a forward pass over all of it.
+
+    For tokens that were replayed the update's own forward pass has them, unless it changes the
+    policy several times or the reward needs them before.
+    """
+    o = config.objective
+    early = config.training.minibatches > 1 or (o.kl_coef > 0 and o.kl_in == "reward")
+    return uses_old_logprobs(config) or (trains_on_prefixes(config) and early)

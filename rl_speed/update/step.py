@@ -40,6 +40,8 @@ class UpdateConfig:
         may change it any more.
       whole_responses: means over tokens divide by those of whole responses, replayed prefixes
         included, trained on or not; needs `Batch.lengths`.
+      replayed: tokens of the mask whose behaviour log-probs are NaN were replayed and not sampled:
+        the present policy's stand for them. Otherwise a NaN makes the update non-finite.
       temperature: of the sampler; the trainer's log-probs are those of the same distribution.
         max_new: its limit, in tokens.
       head_chunk: tokens whose logits exist at once; None: as many as `token_logprobs` chooses.
@@ -49,6 +51,7 @@ class UpdateConfig:
     micro_tokens: int = 0
     objective: Objective = Objective()
     whole_responses: bool = False
+    replayed: bool = False
     temperature: float = 1.0
     max_new: int = 0
     head_chunk: int | None = None
@@ -233,9 +236,13 @@ def gradients(
                 logprobs, entropy = (ragged.rows(x, piece) for x in stream)
             with jax.named_scope("loss"):
                 mine = {name: x[piece.row] for name, x in table.items()}
+                behaviour = mine["behaviour"]
+                if config.replayed:
+                    now = jax.lax.stop_gradient(logprobs)
+                    behaviour = jnp.where(jnp.isnan(behaviour), now, behaviour)
                 return policy_loss(
                     logprobs,
-                    mine["behaviour"],
+                    behaviour,
                     mine["advantages"],
                     mine["mask"] & piece.used[:, None],
                     weights=mine["weights"],

@@ -981,6 +981,15 @@ FAULTS = [
     ),
     Fault(
         "update",
+        "prefixes_are_scored_by_a_policy_that_has_changed",
+        "training/split_step.py",
+        "early = config.training.minibatches > 1 or (",
+        "early = (",
+        "training/test_training_replay.py",
+        "With mini-batches a replayed token's ratio is 1 whatever the policy has become.",
+    ),
+    Fault(
+        "update",
         "ref_gap_of_the_wrong_sign",
         "training/split_step.py",
         "batch.behaviour_logprobs - ref if in_reward",

@@ -26,6 +26,7 @@ from rl_speed.sampling import Dynamic, Speed
 from rl_speed.training import build
 from rl_speed.training.cache_start import start_cache
 from rl_speed.training.loop import Trainer
+from rl_speed.training.split_step import scores_batch
 from rl_speed.update.batch import build_batch
 from rl_speed.update.shaping import shape_rewards
 from rl_speed.update.state import init_state, state_shardings
@@ -140,6 +141,67 @@ def test_masked_prefix_contributes_exactly_nothing(drawn):
         behaviour_logprobs=np.where(batch.mask, batch.behaviour_logprobs, -7.0).astype(np.float32)
     )
     jax.tree.map(np.testing.assert_array_equal, of(noisy), mine)
+
+
+def test_trained_prefix_is_on_policy_without_a_pass_of_its_own(drawn):
+    """What nobody sampled has the present policy as its behaviour, in the update itself: gradient
+    and metrics are those of log-probs that were computed before. Elsewhere a NaN is an error.
+    """
+    config, policy, _, _, again, _, _ = drawn
+    rollouts = dataclasses.replace(
+        again, rewards=np.random.default_rng(0).integers(0, 2, 48), correct=None
+    )
+    batch = build_batch(rollouts, 48, 26, mask_prefix=False)
+    # The suffixes are stale, so that their ratio is not 1.
+    behaviour = batch.behaviour_logprobs + np.where(batch.mask, np.float32(0.1), 0)
+    advantages = np.random.default_rng(1).normal(size=48).astype(np.float32)
+    objective = dataclasses.replace(config.objective, loss="ppo")
+    settings = dataclasses.replace(build.update_config(config), groups=6, objective=objective)
+
+    def of(behaviour, **changes):
+        loss = lambda batch: gradients(
+            policy.params,
+            batch,
+            advantages,
+            None,
+            None,
+            policy.model,
+            dataclasses.replace(settings, **changes),
+            make_mesh(),
+        )
+        return jax.jit(loss)(batch.replace(behaviour_logprobs=behaviour))
+
+    scores = sequence_logprobs(policy.params, jnp.asarray(batch.tokens), policy.model, 1.0, None)
+    missing = np.isnan(behaviour)
+    assert missing.sum() == rollouts.prefix.sum() > 0
+    scored = np.where(missing, np.asarray(scores[0]), behaviour)
+    (mine, metrics), (reference, expected) = of(behaviour, replayed=True), of(scored)
+    for a, b in zip(jax.tree.leaves(mine), jax.tree.leaves(reference)):
+        np.testing.assert_allclose(a, b, atol=1e-6)
+    assert metrics.keys() == expected.keys()
+    for name in metrics:
+        np.testing.assert_allclose(metrics[name], expected[name], rtol=1e-4, atol=1e-5)
+    assert all(np.isnan(x).any() for x in jax.tree.leaves(of(behaviour)[0]))
+
+
+@pytest.mark.parametrize(
+    "changes, passes",
+    [
+        ({}, False),
+        ({"replay.mask_prefix": True, "training.minibatches": 2}, False),
+        ({"training.minibatches": 2}, True),
+        ({"objective.kl_coef": 0.1, "objective.kl_in": "reward"}, True),
+        ({"objective.kl_coef": 0.1, "objective.kl_in": "loss"}, False),
+        ({"objective.old_logprobs": "recompute"}, True),
+    ],
+)
+def test_prefixes_are_scored_before_the_update_only_where_it_comes_too_late(changes, passes):
+    config = embedded("rpo_grpo_paper")
+    config.objective.old_logprobs = "behaviour"
+    for name, value in changes.items():
+        room, field = name.split(".")
+        setattr(getattr(config, room), field, value)
+    assert scores_batch(config) == passes
 
 
 class Recorder:

@@ -25,7 +25,7 @@ from rl_speed.studies.planning.simulated import (
     pieces_of,
     simulate,
 )
-from rl_speed.training.split_step import trains_on_prefixes, uses_old_logprobs
+from rl_speed.training.split_step import scores_batch
 
 # Standard deviation of the responses to one prompt by their mean, where nobody measured it.
 SPREAD = 0.6
@@ -201,9 +201,7 @@ def priced(
             decode[i] += drawn
             verify[i] += call.samples * prices.judge
         pieces = pieces_of(config, step.rows, step.owner, prices.shape)
-        passes = (uses_old_logprobs(config) or trains_on_prefixes(config)) + (
-            config.objective.kl_coef > 0
-        )
+        passes = scores_batch(config) + (config.objective.kl_coef > 0)
         each = prices.piece + passes * prices.score
         update[i] = len(pieces) * prices.optimizer + sum(pieces) * each
     every, held = config.evaluation.every, 0.0
