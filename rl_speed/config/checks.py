@@ -631,12 +631,6 @@ def _check_in_loop(c: "Config", shards: int) -> None:
         ("training.minibatches", c.training.minibatches, (1,), "there is one update a program"),
         ("objective.kl_coef", c.objective.kl_coef, (0.0,), "no reference policy is held there"),
         (
-            "replay.mask_prefix",
-            c.replay.mask_prefix,
-            (True,),
-            "log-probs of replayed tokens are not recomputed there",
-        ),
-        (
             "objective.old_logprobs",
             c.objective.old_logprobs,
             ("behaviour",),

@@ -54,13 +54,20 @@ def select(samples: AdaptiveSamples, counts: Counts, target: int) -> Array:
 
 
 def to_batch(
-    samples: AdaptiveSamples, prompts: Prompts, rows: Array, group_ids: Array, width: int
+    samples: AdaptiveSamples,
+    prompts: Prompts,
+    rows: Array,
+    group_ids: Array,
+    width: int,
+    mask_prefix: bool = True,
 ) -> Batch:
     """Lay samples of one shard out as whole rows, prompt then response; see `Batch`.
 
     Args:
       rows: i32[K], rows of `samples`. group_ids: i32[K], -1 for a row of padding, whatever its
         place in `rows`.
+      mask_prefix: replayed tokens are no part of the mask. Otherwise they are, with behaviour
+        log-probs NaN: nobody sampled them.
     """
     per_prompt, room = samples.lengths.shape[0] // prompts.lengths.shape[0], samples.tokens.shape[1]
     rows, used = jnp.minimum(rows, samples.lengths.shape[0] - 1), group_ids >= 0
@@ -84,15 +91,17 @@ def to_batch(
         from_response(samples.tokens),
         jnp.where((at < start) & used[:, None], from_context, 0),
     )
-    is_sampled = (
-        is_response
-        if samples.prefix is None
-        else is_response & (at >= start + samples.prefix[rows][:, None])
-    )
+    mask, behaviour = is_response, jnp.where(is_response, from_response(samples.logprobs), 0.0)
+    if samples.prefix is not None:
+        replayed = is_response & (at < start + samples.prefix[rows][:, None])
+        if mask_prefix:
+            mask = mask & ~replayed
+        else:
+            behaviour = jnp.where(replayed, jnp.nan, behaviour)
     return Batch(
         tokens=tokens,
-        mask=is_sampled[:, 1:],
-        behaviour_logprobs=jnp.where(is_response, from_response(samples.logprobs), 0.0)[:, 1:],
+        mask=mask[:, 1:],
+        behaviour_logprobs=behaviour[:, 1:],
         rewards=jnp.where(used, samples.rewards[rows], 0.0),
         group_ids=group_ids,
         lengths=jnp.where(used, samples.lengths[rows], 0),

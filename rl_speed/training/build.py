@@ -648,6 +648,7 @@ def build_fused_program(
         rows=c.rule.n,
         pool=pool_config(c),
         rejected=c.replay.window != "none" and c.replay.eps >= 0,
+        mask_prefix=c.replay.mask_prefix,
     )
     program = make_fused_step(policy.model, policy.decoder, optimizer, mesh, settings, fused)
     replayed = fused.rule.max_samples if c.replay.window != "none" else 0

@@ -67,6 +67,7 @@ class FusedConfig:
         None trains on every sample, with ordinary advantages.
       rejected: whether the samples of candidates that the rule rejected come back to the host, too.
         The replay cache learns of them.
+      mask_prefix: as `to_batch` takes it; without, the update needs `UpdateConfig.replayed`.
     """
 
     rule: Rule
@@ -77,6 +78,7 @@ class FusedConfig:
     rows: int = 0
     pool: PoolConfig | None = None
     rejected: bool = False
+    mask_prefix: bool = True
 
     @property
     def batch_rows(self) -> int:
@@ -163,7 +165,8 @@ def make_batch(
                 jnp.append(ids, -1)[chosen],
                 jnp.append(rows, len(samples.lengths))[chosen],
             )
-        return (to_batch(samples, prompts, trained, ids, config.width), drawn, advantages)
+        batch = to_batch(samples, prompts, trained, ids, config.width, config.mask_prefix)
+        return batch, drawn, advantages
 
     rows = PartitionSpec(ROWS)
     batch, drawn, advantages = jax.shard_map(
