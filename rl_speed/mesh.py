@@ -202,8 +202,12 @@ def own_row_shards(mesh: Mesh) -> list[int]:
 
 
 def spans_processes(mesh: Mesh) -> bool:
-    """Whether other processes have devices of the mesh."""
-    return any(d.process_index != jax.process_index() for d in mesh.devices.flat)
+    """Whether other processes of this run have devices of the mesh.
+
+    Chips that are compiled for and not here (`targets`) belong to hosts that do not run.
+    """
+    others = (d.process_index != jax.process_index() for d in mesh.devices.flat)
+    return jax.process_count() > 1 and any(others)
 
 
 def place(tree: Any, sharding: NamedSharding) -> Any:

@@ -2342,6 +2342,15 @@ FAULTS = [
     ),
     Fault(
         "meshes",
+        "hosts_that_do_not_run_are_waited_for",
+        "mesh.py",
+        "return jax.process_count() > 1 and any(others)",
+        "return any(others)",
+        MESHES,
+        "A slice of several TPU hosts cannot be compiled for: devices that are not here hold nothing.",
+    ),
+    Fault(
+        "meshes",
         "generation_on_devices_that_train",
         "mesh.py",
         "    starts = [sum(each[:i]) for i in range(len(each))]",
