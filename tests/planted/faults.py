@@ -2347,7 +2347,7 @@ FAULTS = [
         "return jax.process_count() > 1 and any(others)",
         "return any(others)",
         MESHES,
-        "A slice of several TPU hosts cannot be compiled for: devices that are not here hold nothing.",
+        "A slice of several TPU hosts cannot be compiled for: absent devices hold no arrays.",
     ),
     Fault(
         "meshes",
