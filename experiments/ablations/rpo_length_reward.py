@@ -77,7 +77,7 @@ ABLATION = Ablation(
         training("reward", "reward"),
         Bars("final held-out accuracy", final()),
     ),
-    # Two epochs, as in the paper.
+    # Two epochs, as in the paper; on "scratchpad" four (`_rpo.SMALLER`).
     settings={"data.train_prompts": 1024},
     steps=128,
 )

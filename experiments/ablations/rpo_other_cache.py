@@ -66,7 +66,7 @@ ABLATION = Ablation(
         training("accuracy", "training accuracy"),
         training("informative_groups", "informative groups (share)"),
     ),
-    # Two epochs, as in the paper.
+    # Two epochs, as in the paper; on "scratchpad" four (`_rpo.SMALLER`).
     settings={"data.train_prompts": 1024},
     steps=128,
 )

@@ -74,8 +74,8 @@ class Forecast:
     A second regression on the same features says how long responses are.
 
     Args:
-      prompts: the data set, in its order. n: samples of a group. n_init: how many samples a prompt
-        may be screened with. buckets: of the features. memory: visits that the regressions
+      prompts: the data set, in its order. n: samples of a group, at least 2. n_init: how many
+        samples a prompt may be screened with; what is not in [2, n) is left out. buckets: of the features. memory: visits that the regressions
         remember, at least 1. decay: of a prompt's own counts, at each further visit, in (0, 1].
         power: a group of a prompt of pass rate p is worth p^power (1-p) a sample, if not all of
         them are alike (`theory.group_value`). by_tokens: whether worth is that of a token, or of a
@@ -96,6 +96,7 @@ class Forecast:
         by_tokens: bool = False,
     ):
         for name, value, ok, want in (
+            ("n", n, n >= 2, "at least 2"),
             ("buckets", buckets, buckets >= 1, "at least 1"),
             ("memory", memory, memory >= 1, "at least 1"),
             ("decay", decay, 0 < decay <= 1, "in (0, 1]"),

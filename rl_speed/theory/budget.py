@@ -18,7 +18,7 @@ def progress(p, n):
 
     h(p, n) = 1/2 [ s^2 (1 + (4n-6) / (n(n-1))) - s/n ],  s = p(1-p)
 
-    It is negative where a group says less than its noise costs: below about 1/(4s) samples.
+    It is negative where a group says less than its noise costs: below about 1/s - 4 samples.
 
     Args:
       p: pass rates in [0, 1]. n: samples a group, integers of at least 2; both broadcast.
@@ -64,7 +64,8 @@ def best_shares(p, cost, budget: float, n_max: int) -> Shares:
       p: pass rates, f[P]. cost: expected tokens of a sample, above 0, [P] or one number. budget:
         tokens. n_max: samples of one prompt at most, at least 2.
 
-    Raises: ValueError for rates, costs, a budget or an n_max that cannot be.
+    Raises: ValueError for rates, costs, a budget or an n_max that cannot be; TypeError for an n_max
+      that is no integer.
     """
     p = _check.probability(p)
     if p.ndim != 1:

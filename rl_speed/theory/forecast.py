@@ -30,7 +30,8 @@ def group_value(a, b, n: int, n_init: int, power: float = 1.0):
 
     Returns: two f64 of the broadcast shape.
 
-    Raises: ValueError for a or b that is not positive, or an n, n_init or power out of range.
+    Raises: ValueError for a or b that is not positive, or an n, n_init or power out of range;
+      TypeError for an n or n_init that is no integer.
 
     Source: ours; with a point for a belief it is SPEED's screening.
     """

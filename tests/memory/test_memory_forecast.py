@@ -176,11 +176,11 @@ def test_visits_without_samples_say_nothing_and_bad_counts_change_nothing():
 
 
 @pytest.mark.parametrize(
-    "field, value", [("buckets", 0), ("memory", 0.5), ("decay", 0.0), ("power", 1.5)]
+    "field, value", [("n", 1), ("buckets", 0), ("memory", 0.5), ("decay", 0.0), ("power", 1.5)]
 )
 def test_what_cannot_be_is_refused(field, value):
     with pytest.raises(ValueError, match=f"Forecast.{field} must be"):
-        Forecast(prompts_of(np.random.default_rng(0), 5)[0], 8, **{field: value})
+        Forecast(prompts_of(np.random.default_rng(0), 5)[0], **{"n": 8, field: value})
 
 
 def test_two_prompts_of_one_id_are_refused():

@@ -1,4 +1,4 @@
-"""What choosing prompts can gain at best: predicted with a policy that is a table, and measured."""
+"""What choosing prompts can gain: predicted with a policy that is a table, and measured."""
 
 from rl_speed.studies.limit.report import compare
 from rl_speed.studies.limit.tabular import (

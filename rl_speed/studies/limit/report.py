@@ -69,7 +69,8 @@ def measured_curves(path: Path) -> tuple[str, dict[str, list[Curve]]]:
     """(the task, by label the runs) of a comparison's table.json; one that names no task is from
     before it did, and of the second.
 
-    Raises ValueError: it is damaged, has no curves, or is of a task that is no embedded one.
+    Raises ValueError: it is damaged, has no curve of plain RLOO, or is of a task that is no embedded
+      one. OSError: it cannot be read.
     """
     found: dict[str, list[Curve]] = {}
     told = read_object(path, "make it with experiments/compare.py")
@@ -146,7 +147,7 @@ def compare(comparison: Path, targets: Sequence[float], out: Path, command: str)
       comparison: table.json of experiments/compare.py on an embedded task. targets: held-out
         accuracies.
 
-    Raises ValueError, FileNotFoundError: the comparison cannot be read, or lacks plain RLOO.
+    Raises ValueError, OSError: the comparison cannot be read, or lacks plain RLOO.
     """
     task, curves = measured_curves(comparison)
     texts = lambda split, size: [q.text for q in TASKS[task].questions(split, 0, size)]

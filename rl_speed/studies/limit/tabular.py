@@ -188,7 +188,8 @@ class Choice:
 
     Attributes:
       screen: samples to screen with (SPEED; those of a whole group are DAPO's filter), 0: none.
-      power: of an oracle's worth p^power (1-p), 0: no oracle, prompts as they come.
+      power: of worth p^power (1-p). An oracle's; 0: no oracle, prompts as they come. With
+        `forecast`, that of its `Forecast`, where 0 is the signal of log p.
       by_tokens: whether worth is a token's.
       forecast: prompts worth most by a forecast that learns from what is drawn (`ForecastOrder`),
         each screened as it says.
