@@ -75,8 +75,9 @@ class Forecast:
 
     Args:
       prompts: the data set, in its order. n: samples of a group, at least 2. n_init: how many
-        samples a prompt may be screened with; what is not in [2, n) is left out. buckets: of the features. memory: visits that the regressions
-        remember, at least 1. decay: of a prompt's own counts, at each further visit, in (0, 1].
+        samples a prompt may be screened with; what is not in [2, n) is left out. buckets: of the
+        features. memory: visits that the regressions remember, at least 1. decay: of a prompt's
+        own counts, at each further visit, in (0, 1].
         power: a group of a prompt of pass rate p is worth p^power (1-p) a sample, if not all of
         them are alike (`theory.group_value`). by_tokens: whether worth is that of a token, or of a
         sample.

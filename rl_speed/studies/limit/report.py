@@ -69,8 +69,8 @@ def measured_curves(path: Path) -> tuple[str, dict[str, list[Curve]]]:
     """(the task, by label the runs) of a comparison's table.json; one that names no task is from
     before it did, and of the second.
 
-    Raises ValueError: it is damaged, has no curve of plain RLOO, or is of a task that is no embedded
-      one. OSError: it cannot be read.
+    Raises ValueError: it is damaged, has no curve of plain RLOO, or is of a task that is none of
+      ours. OSError: it cannot be read.
     """
     found: dict[str, list[Curve]] = {}
     told = read_object(path, "make it with experiments/compare.py")
