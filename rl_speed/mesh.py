@@ -196,6 +196,8 @@ def row_shards(mesh: Mesh) -> int:
 
 def own_row_shards(mesh: Mesh) -> list[int]:
     """The row shards that this process has devices of; all of them where it is the only one."""
+    if not spans_processes(mesh):
+        return list(range(row_shards(mesh)))
     shards = mesh.devices.reshape(row_shards(mesh), -1)
     mine = jax.process_index()
     return [i for i, row in enumerate(shards) if any(d.process_index == mine for d in row)]

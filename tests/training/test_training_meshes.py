@@ -11,7 +11,7 @@ from rl_speed.config.presets import embedded, tiny
 from rl_speed.data.embedded_tokenizer import embedded_directory
 from rl_speed.data.prompts import Prompt
 from rl_speed.data.rollouts import Rollouts
-from rl_speed.mesh import GENERATE_RULES, disjoint, make_mesh, spans_processes
+from rl_speed.mesh import GENERATE_RULES, disjoint, make_mesh, own_row_shards, spans_processes
 from rl_speed.policy import load_hf, param_shardings
 from rl_speed.policy.decoding import narrow
 from rl_speed.policy.transfer import Transfer
@@ -181,8 +181,11 @@ def test_disjoint_devices_have_equally_many_of_every_process():
 
 def test_hosts_that_do_not_run_are_no_processes():
     """Chips that are compiled for have hosts, too: nothing is sent to them, or asked of them."""
-    chips = types.SimpleNamespace(devices=np.array(devices(2, 2)))
+    chips = types.SimpleNamespace(
+        devices=np.array(devices(2, 2)), shape={"data": 2, "fsdp": 2, "tensor": 1}
+    )
     assert not spans_processes(chips)
+    assert own_row_shards(chips) == [0, 1, 2, 3]
 
 
 def test_a_mesh_takes_equally_many_devices_of_every_process():
