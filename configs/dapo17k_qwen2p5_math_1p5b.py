@@ -7,8 +7,9 @@ Launch:  python experiments/train.py --config=configs/dapo17k_qwen2p5_math_1p5b.
          .parquet or .jsonl, in any form that is published, or the name of a data set of the hub:
          open-r1/DAPO-Math-17k-Processed:en.
 Expect:  not run at this scale yet; the whole of it runs on a shrunken random model
-         (tests/training/test_training_real_models.py). Settings and memory are those of
-         speed_qwen2p5_math_1p5b.py:dapo17k.
+         (tests/training/test_training_real_models.py). Settings are those of
+         speed_qwen2p5_math_1p5b.py:dapo17k; what it takes of an H100's or a TPU's memory stands
+         in experiments/results/targets/presets.md.
 After:   python experiments/evaluate.py --checkpoint=runs/dapo17k
              --config=configs/evaluation.py:speed
              --data=eval/math500.jsonl,eval/amc23.jsonl,eval/aime24.jsonl

@@ -6,6 +6,7 @@ import itertools
 import json
 import stat
 import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -41,6 +42,15 @@ def test_every_pair_of_driver_mesh_and_chip_is_there():
         assert {(f[first], f[second]) for f in seen} == set(itertools.product(*values))
     assert len(set(seen)) >= 24 and len({f[1] for f in seen}) == 6
     assert len({cell.name for cell in cells}) == len(cells)
+
+
+def test_every_preset_that_names_the_table_has_its_rows():
+    naming = {
+        path.stem
+        for path in Path("configs").glob("*.py")
+        if "targets/presets.md" in path.read_text(encoding="utf-8")
+    }
+    assert naming == {cell.preset for cell in matrix.presets()}
 
 
 @pytest.mark.parametrize("rows", sorted(matrix.SETS))

@@ -121,6 +121,7 @@ def presets() -> list[Cell]:
     meshes = {
         "ada_llama_3p2_3b": 4,
         "ada_qwen2p5_math_1p5b": 4,
+        "ada_qwen2p5_math_7b": 8,
         "ada_qwen3_4b": 8,
         "band_qwen2p5_3b": 8,
         "dapo17k_qwen2p5_math_1p5b": 4,
