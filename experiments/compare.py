@@ -14,9 +14,14 @@ and tabulate the time to a target accuracy.
 
 With several held-out sets (config.data.eval) there is also a table of each, and benchmarks.png.
 
-A method may carry changes of its own: NAME@section.field=value. Writes table.md, table.json,
-accuracy.png, training.png and pass_rates.* to --workdir, a folder per run beside them. Interrupted
-comparisons continue where they stopped.
+A method has the settings of its variant of the preset, where that has one, as the paper's baselines
+have a driver of their own; any other those of the variant that samples most like it, with its own
+fields. It may carry changes: NAME@section.field=value. A speed-up is that of speed_X, forecast_X or
+oracle_X over X; others have none.
+
+Writes table.md, table.json, accuracy.png, training.png, budgets.png, speedup.png (where there is a
+baseline) and pass_rates.* to --workdir, a folder per run beside them, without the policy in the
+hub's format. Interrupted comparisons continue where they stopped.
 """
 
 from pathlib import Path
@@ -24,6 +29,7 @@ from pathlib import Path
 from absl import flags
 from ml_collections import config_flags
 
+from rl_speed.config import command
 from rl_speed.runtime import entry
 
 _CONFIG = config_flags.DEFINE_config_file(
@@ -59,6 +65,7 @@ def main(_):
             benchmarks.parse_targets(_TARGET.value),
             _SAMPLES.value,
             entry.shown_command(),
+            command.of_method(),
         ),
         sep="\n",
     )

@@ -127,7 +127,7 @@ def main(_):
     if _AGAINST.value:
         measured = predict.measured_steps(Path(_AGAINST.value), _METHODS.value, config.seed)
     predictions = predict.predict(
-        config, _METHODS.value, outcomes, pay, _SIMULATED.value, held_out, say
+        config, _METHODS.value, outcomes, pay, _SIMULATED.value, held_out, say, command.of_method()
     )
     where = "this machine" if cpu else _TARGET.value
     preset = Path(config_flags.get_config_filename(flags.FLAGS["config"])).stem

@@ -1,9 +1,17 @@
 """The command line: what cannot be is named with the nearest that can, before anything is built."""
 
 import pytest
+from absl import flags
+from ml_collections import config_flags
 
-from rl_speed.config import Config
-from rl_speed.config.command import check_config_file, check_overrides, check_renamed
+from rl_speed.config import Config, methods, presets
+from rl_speed.config.command import (
+    check_config_file,
+    check_overrides,
+    check_renamed,
+    load_config_file,
+    of_method,
+)
 from rl_speed.runtime import entry
 
 
@@ -174,3 +182,55 @@ def test_a_list_of_numbers_is_refused_by_the_name_of_its_flag():
     assert entry.numbers("targets", ["0.5"], float) == [0.5]
     with pytest.raises(ValueError, match="--seeds must be whole numbers .* got '1,b'"):
         entry.numbers("seeds", ["1", "b"])
+
+
+def settings_of_methods(repo, *arguments):
+    """`of_method` for these arguments, the first of which is "FILE:VARIANT" in configs/."""
+    values = flags.FlagValues()
+    first, *others = arguments
+    written = ["compare.py", f"--config={repo / 'configs' / first}", *others]
+    config_flags.DEFINE_config_file("config", flag_values=values, sys_argv=written)
+    values(written)
+    return of_method(values=values), values["config"].value
+
+
+@pytest.mark.parametrize(
+    "file, variant, words",
+    [
+        ("speed_qwen2p5_math_1p5b.py", "deepscaler,released", presets.SPEED),
+        ("speed_qwen2p5_math_1p5b.py", "dapo,deepscaler", presets.SPEED),
+        ("ada_qwen3_4b.py", "hard", presets.ADA),
+        ("rpo_deepseek_r1_distill_qwen_1p5b.py", "length_aware", presets.RPO),
+        ("embedded.py", "grpo,scratchpad", presets.EMBEDDED),
+    ],
+)
+def test_a_compared_method_is_the_presets_own(repo, file, variant, words):
+    """Baselines have a driver of their own, and replay nothing, whatever --config's method has."""
+    of, _ = settings_of_methods(repo, f"{file}:{variant}", "--config.training.steps=77")
+    rest = [word for word in variant.split(",") if word not in words[0]]
+    module = load_config_file(str(repo / "configs" / file))
+    for method in filter(None, words[0]):
+        config = module.get_config(",".join([method, *rest]))
+        config.training.steps = 77
+        assert of(method) == config
+    if file.startswith("speed"):
+        assert (of("rloo").driver.screening, of("rloo").driver.max_age) == ("missing", 0)
+
+
+def test_a_method_that_the_preset_does_not_know_is_like_one_that_it_knows(repo):
+    of, _ = settings_of_methods(repo, "speed_qwen2p5_math_1p5b.py:released")
+    plain, screened = of("grpo"), of("speed_grpo")
+    assert plain.driver == of("rloo").driver and plain.training.minibatches == 1
+    assert screened.driver == of("speed_rloo").driver and screened.training.minibatches == 6
+    assert plain.objective.advantage == screened.objective.advantage == "grpo"
+    assert of("band_grpo").driver == of("rloo").driver
+    of, _ = settings_of_methods(repo, "rpo_deepseek_r1_distill_qwen_1p5b.py")
+    assert (of("gspo").replay.window, of("gspo").objective.loss) == ("none", "gspo")
+    # Of a preset without methods among its words: its own, with the method's fields.
+    of, base = settings_of_methods(repo, "band_qwen2p5_3b.py:30-70")
+    assert of("grpo") == methods.of(base)("grpo") and of("grpo") != base
+    with pytest.raises(ValueError, match="unknown method 'rlo'"):
+        of("rlo")
+    of, _ = settings_of_methods(repo, "rpo_deepseek_r1_distill_qwen_1p5b.py:300")
+    with pytest.raises(ValueError, match="'grpo' replays nothing, and has no '300'"):
+        of("grpo")

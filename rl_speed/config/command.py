@@ -3,8 +3,10 @@ overrides that cannot be, are named with the nearest that can; a flag that was r
 its new name.
 """
 
+import copy
 import dataclasses
 import difflib
+import importlib.util
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -144,6 +146,46 @@ def check_overrides(
             except (ValueError, TypeError):
                 problems.append(f"--{name}: {flag}.{path} must be {_article(kind)}, got {value!r}")
     return problems
+
+
+def of_method(flag: str = "config", values: flags.FlagValues = flags.FLAGS) -> methods.OfMethod:
+    """The settings of each method by `--config=FILE[:VARIANT]` and what overrides it.
+
+    Where the file's `VARIANTS` have methods, they are those of the variant for the method, or for
+    the nearest (`methods.nearest`) with the method's fields set: a preset may give a baseline
+    another driver than the method that chooses prompts, or replay to one of two. Elsewhere they are
+    those of `--config` with the method's fields set.
+
+    Raises, when called, ValueError: the method or the variant cannot be.
+    """
+    given = values[flag]
+    path, _, variant = given.config_filename.partition(":")
+    module = load_config_file(path)
+    groups = [list(group) for group in getattr(module, "VARIANTS", ())]
+    here = next((g for g in groups if any(word in methods.METHODS for word in g)), [])
+    known = [word for word in here if word in methods.METHODS]
+    kept = [word for word in variant.split(",") if word and word not in here]
+
+    def of(name: str) -> Config:
+        like = methods.nearest(name, known) if name in methods.METHODS else None
+        if like is None:
+            return methods.apply(copy.deepcopy(given.value), name)
+        config = module.get_config(",".join([like, *kept]))
+        if like != name:
+            methods.apply(config, name)
+        for field, value in given.override_values.items():
+            config.set(field, value)
+        return config
+
+    return of
+
+
+def load_config_file(path: str) -> Any:
+    """The module of a configuration file."""
+    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def _file(config: Any) -> str:

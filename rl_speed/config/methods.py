@@ -8,7 +8,13 @@ Proximal policy optimisation with a critic, which the SPEED paper names among it
 is not here: only its clipped loss is (`objective.loss="ppo"`), with advantages from groups.
 """
 
+import copy
+from collections.abc import Callable, Sequence
+
 from rl_speed.config import Config
+
+# A method's name -> its settings: a configuration of its own.
+OfMethod = Callable[[str], Config]
 
 _RLOO = {
     "objective.advantage": "rloo",
@@ -201,3 +207,28 @@ def apply(config: Config, name: str) -> Config:
         driver.screen_prompts = max(driver.screen_prompts, driver.groups)
     config.method = name
     return config
+
+
+def of(config: Config) -> OfMethod:
+    """`config` with the fields of each method set."""
+    return lambda name: apply(copy.deepcopy(config), name)
+
+
+def nearest(name: str, known: Sequence[str]) -> str | None:
+    """Of the methods in `known` the one whose sampling is like that of the method `name`, itself
+    first; else one that samples plainly; else None.
+    """
+    way = lambda fields: tuple(
+        fields.get(field, otherwise)
+        for field, otherwise in (
+            ("rule.name", ""),
+            ("replay.window", "none"),
+            ("data.order", ""),
+            ("estimate.kind", "none"),
+        )
+    )
+    for wanted in (METHODS[name], _UNIFORM):
+        alike = [other for other in known if way(METHODS[other]) == way(wanted)]
+        if alike:
+            return name if name in alike else alike[0]
+    return None

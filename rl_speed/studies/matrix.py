@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from rl_speed.config.command import load_config_file
 from rl_speed.runtime.metrics import write_atomically
 from rl_speed.runtime.out_of_memory import size_text
 from rl_speed.runtime.plotting import pyplot
@@ -215,12 +216,7 @@ def commit() -> str:
 
 def model_of(preset: str) -> str:
     """The model's name in a preset's `config.model.path`."""
-    import importlib.util
-
-    spec = importlib.util.spec_from_file_location(preset, f"configs/{preset}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return Path(module.get_config().model.path).name
+    return Path(load_config_file(f"configs/{preset}.py").get_config().model.path).name
 
 
 def looped(found: dict[str, Any]) -> str:

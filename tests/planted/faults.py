@@ -2341,6 +2341,15 @@ FAULTS = [
         "A resumed run draws a batch again that was drawn.",
     ),
     Fault(
+        "config",
+        "baselines_keep_the_driver_of_what_they_are_compared_with",
+        "config/command.py",
+        'module.get_config(",".join([like, *kept]))',
+        "copy.deepcopy(given.value)",
+        "test_command.py",
+        "With a paper's preset compare.py runs RLOO off-policy, and GRPO with replay.",
+    ),
+    Fault(
         "meshes",
         "hosts_that_do_not_run_are_waited_for",
         "mesh.py",

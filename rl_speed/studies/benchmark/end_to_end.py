@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from rl_speed.config import Config
+from rl_speed.config import Config, methods
 from rl_speed.config.presets import embedded, tiny
 from rl_speed.studies.comparison.runs import Run, Variant, run_all
 
@@ -101,7 +101,13 @@ def run(work: Workload, repeats: int, say: Callable[[str], None]) -> dict[str, A
     """
     variants = [Variant(spec) for spec in work.variants]
     with tempfile.TemporaryDirectory() as folder:
-        runs = run_all(work.config, variants, range(repeats), Path(folder), say)
+        runs = run_all(
+            lambda name: methods.apply(work.config(), name),
+            variants,
+            range(repeats),
+            Path(folder),
+            say,
+        )
     rows = []
     for variant in variants:
         each = [figures(r, work.skip) for r in runs if r.variant == variant]

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from rl_speed.config import Config, Data, Replay
+from rl_speed.config import Config, Data, Replay, methods
 from rl_speed.config.presets import embedded, tiny
 from rl_speed.runtime.plotting import pyplot
 from rl_speed.runtime.signals import Stopped
@@ -454,11 +454,18 @@ def run(
     files = Files(ablation, workdir / "files", steps, smoke, over)
     variants = {Variant(spec): label for label, spec in ablation.variants.items()}
     make = lambda: ablation.config(steps)
+    of_method = lambda name: methods.apply(make(), name)
     trained = run_all(
-        make, list(variants), seeds[:first], workdir, prepare=files.prepare, over=over, home=home
+        of_method,
+        list(variants),
+        seeds[:first],
+        workdir,
+        prepare=files.prepare,
+        over=over,
+        home=home,
     )
     if first is not None:
-        trained += run_all(make, list(variants), seeds[first:], workdir, over=lambda: True)
+        trained += run_all(of_method, list(variants), seeds[first:], workdir, over=lambda: True)
     _require_same(trained, make(), 2 if smoke else 0, workdir)
     done = _measured(ablation, trained, make, files, workdir)
     count = len(variants) * len(seeds)

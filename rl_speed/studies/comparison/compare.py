@@ -12,6 +12,7 @@ from pathlib import Path
 import jax
 
 from rl_speed.config import Config
+from rl_speed.config.methods import OfMethod, of
 from rl_speed.studies.comparison import benchmarks, budgets, pass_rates, plots, runs, table
 
 
@@ -23,13 +24,15 @@ def compare(
     targets: Mapping[str, float] = {},
     pass_rate_samples: int = 50,
     command: str = "",
+    of_method: OfMethod | None = None,
 ) -> tuple[str, str]:
     """(the tables as text, a line that names the files).
 
     What is in `workdir` already is not run again.
 
     Args:
-      config: what all methods share. methods: as `runs.Variant` takes them.
+      config: what all methods share. methods: as `runs.Variant` takes them. of_method: the settings
+        of each; None: `config` with its fields set.
       targets: held-out accuracy by held-out set, that of "" over all questions; without one, or
         with 0, nine tenths of the way from the start to the best of the methods that do not screen.
       pass_rate_samples: of each held-out prompt, by the starting policy; 0: none. command: what the
@@ -39,7 +42,8 @@ def compare(
     """
     benchmarks.check_names(targets, benchmarks.names_in(config))
     variants = [runs.Variant(spec) for spec in methods]
-    done = runs.run_all(lambda: copy.deepcopy(config), variants, seeds, workdir)
+    of_method = of_method or of(config)
+    done = runs.run_all(of_method, variants, seeds, workdir)
     rates = None
     if pass_rate_samples:
         if not (workdir / "pass_rates.json").exists():
@@ -60,7 +64,7 @@ def compare(
         v.spec: (c.rule.n_init, c.rule.n - c.rule.n_init)
         for v in variants
         if v.baseline
-        for c in [v.apply(copy.deepcopy(config))]
+        for c in [v.of(of_method)]
         if c.rule.name == "speed"
     }
     predicted = table.predictions(grouped, rates, rules, target) if rates is not None else []

@@ -49,7 +49,11 @@ class Variant:
 
     def apply(self, config: Config) -> Config:
         """Set the fields. Raises ValueError naming the method or the field that does not exist."""
-        methods.apply(config, self.method)
+        return self.of(lambda name: methods.apply(config, name))
+
+    def of(self, of_method: methods.OfMethod) -> Config:
+        """The method's settings with the changes. Raises as `apply`."""
+        config = of_method(self.method)
         for change in self.spec.split("@")[1:]:
             path, equals, text = change.partition("=")
             section, _, leaf = path.partition(".")
@@ -173,7 +177,7 @@ def twin(config: Config, folder: Path, home: Path) -> Path | None:
 
 
 def run_all(
-    make_config: Callable[[], Config],
+    of_method: methods.OfMethod,
     variants: Sequence[Variant],
     seeds: Sequence[int],
     workdir: Path,
@@ -190,6 +194,7 @@ def run_all(
     end of the time, raised there, is taken as `over`.
 
     Args:
+      of_method: the settings of each method.
       over: asked before each run, and inside of it; once it says so nothing more is trained, what
         is under way is saved, and the finished runs are returned.
       home: folder of this comparison and others: a run that one of them has finished with the same
@@ -197,7 +202,7 @@ def run_all(
     """
     # Every configuration is checked before the first of them runs.
     for variant in variants:
-        variant.apply(make_config()).validate()
+        variant.of(of_method).validate()
     done, stopped = [], False
     for seed in seeds:
         for variant in variants:
@@ -206,7 +211,7 @@ def run_all(
                 if stopped := stopped or over():
                     continue
                 say(f"{variant.label}, seed {seed}")
-                config = variant.apply(make_config())
+                config = variant.of(of_method)
                 config.seed = seed
                 config.logging.export = False
                 try:

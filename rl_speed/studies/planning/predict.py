@@ -2,7 +2,6 @@
 a target charges for it.
 """
 
-import copy
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from rl_speed.config import Config
+from rl_speed.config.methods import OfMethod, of
 from rl_speed.data.held_out import HELD_OUT_OF_TRAIN
 from rl_speed.data.pass_rates import load_pass_rates
 from rl_speed.rollout.prompt_counts import StarvedError
@@ -162,16 +162,17 @@ def predict(
     steps: int,
     held_out: Mapping[str, int],
     say: Callable[[str], Any] = lambda text: None,
+    of_method: OfMethod | None = None,
 ) -> list[Prediction]:
     """One for each method.
 
     Args:
-      config: what they share. prices: (a method's configuration, mean tokens of a row that it
-        trains on) -> what it pays.
+      config: what they share. of_method: as `compare.compare` takes it.
+      prices: (a method's configuration, mean tokens of a row that it trains on) -> what it pays.
       steps: simulated. held_out: prompts of each held-out set.
     """
     found = []
-    for method, mine in [(m, Variant(m).apply(copy.deepcopy(config))) for m in methods]:
+    for method, mine in [(m, Variant(m).of(of_method or of(config))) for m in methods]:
         say(f"{method}: {steps} steps, simulated")
         try:
             run = simulate(mine.validate(), outcomes, steps)
