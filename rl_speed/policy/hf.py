@@ -445,18 +445,27 @@ def write_tensors(
 def require_replaceable(directory: str | os.PathLike) -> Path:
     """Where `save_hf` would write, links followed.
 
-    Raises ValueError where that is a file, or a folder that holds something else than a model: it
-    would be replaced as a whole.
+    Raises ValueError where that is a file, or a folder that holds something else than a model, like
+    a run's workdir or a folder with others in it: it would be replaced as a whole.
     """
     path = Path(directory).resolve()
     if path.exists() and not path.is_dir():
         raise ValueError(f"{directory} is a file; a model is saved as a directory")
-    if path.is_dir() and any(path.iterdir()) and not (path / "config.json").exists():
+    if path.is_dir() and any(path.iterdir()) and not _is_a_model_alone(path):
         raise ValueError(
             f"{directory} holds other things than a model, which saving one there would delete; "
             "name a new directory"
         )
     return path
+
+
+def _is_a_model_alone(path: Path) -> bool:
+    try:
+        told = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    alone = not any(inside.is_dir() for inside in path.iterdir())
+    return alone and isinstance(told, dict) and "model_type" in told
 
 
 def save_hf(

@@ -2341,6 +2341,15 @@ FAULTS = [
         "A resumed run draws a batch again that was drawn.",
     ),
     Fault(
+        "policy",
+        "a_workdir_is_taken_for_a_model",
+        "policy/hf.py",
+        'isinstance(told, dict) and "model_type" in told',
+        "isinstance(told, dict)",
+        "policy/test_policy_hf.py",
+        "sft.py --out=runs/dapo deletes that run.",
+    ),
+    Fault(
         "config",
         "baselines_keep_the_driver_of_what_they_are_compared_with",
         "config/command.py",

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import pathlib
+import shutil
 
 import jax
 import ml_dtypes
@@ -11,6 +12,7 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
+from rl_speed.config import Config
 from rl_speed.mesh import TRAIN_RULES, make_mesh
 from rl_speed.policy import ModelConfig, init, load_hf, param_shardings, save_hf
 from rl_speed.policy.hf import TENSORS, Shards
@@ -355,6 +357,16 @@ def test_nothing_but_a_model_is_replaced(params, saved, tmp_path):
     assert (thesis / "a.txt").read_text() == "years of work"
     with pytest.raises(ValueError, match="a.txt is a file"):
         save_hf(thesis / "a.txt", params, config)
+    # The workdir of a run has a config.json, too; and a model's folder may have others in it.
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.json").write_text(json.dumps(Config().to_dict()))
+    shutil.copytree(saved, tmp_path / "trained")
+    (tmp_path / "trained" / "checkpoint-500").mkdir()
+    for folder in ("run", "trained"):
+        before = sorted(tmp_path.glob(f"{folder}/**/*"))
+        with pytest.raises(ValueError, match=f"{folder} holds other things than a model"):
+            save_hf(tmp_path / folder, params, config)
+        assert sorted(tmp_path.glob(f"{folder}/**/*")) == before
     link = tmp_path / "link"
     link.symlink_to(saved)
     save_hf(link, params, config)
