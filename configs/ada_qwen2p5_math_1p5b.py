@@ -6,7 +6,7 @@ Launch:  python experiments/pass_rates.py --config=configs/ada_qwen2p5_math_1p5b
              --config.model.path=DIRECTORY --config.data.pass_rates=runs/rates/pass_rates.json
          python experiments/train.py
              --config=configs/ada_qwen2p5_math_1p5b.py:ada_seq_pos,released,hard ...
-Expect:  not run at this scale yet; what it takes of an H100's or a TPU's memory stands in
+Expect:  not run at this scale yet; what it takes of four or eight H100 or v5p stands in
          experiments/results/targets/presets.md.
 
 Variants, up to three words with commas between. The method: ada_seq_balance (if none is named) and

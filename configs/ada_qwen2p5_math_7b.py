@@ -3,7 +3,7 @@
 Launch:  python experiments/train.py --config=configs/ada_qwen2p5_math_7b.py --workdir=runs/ada
              --config.model.path=DIRECTORY
          python experiments/train.py --config=configs/ada_qwen2p5_math_7b.py:ada_est_value ...
-Expect:  not run at this scale yet; what it takes of an H100's or a TPU's memory stands in
+Expect:  not run at this scale yet; what it takes of four or eight H100 or v5p stands in
          experiments/results/targets/presets.md.
 
 Variants: those of ada_qwen2p5_math_1p5b.py, which also says how pass rates are measured first; a

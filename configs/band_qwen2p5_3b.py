@@ -3,7 +3,7 @@
 Launch:  python experiments/train.py --config=configs/band_qwen2p5_3b.py --workdir=runs/band
              --config.model.path=DIRECTORY
          python experiments/train.py --config=configs/band_qwen2p5_3b.py:30-70 ...
-Expect:  not run at this scale yet; what it takes of an H100's or a TPU's memory stands in
+Expect:  not run at this scale yet; what it takes of four or eight H100 or v5p stands in
          experiments/results/targets/presets.md.
 
 Variants, one word, of the rows of the paper's Table 1: a balanced band of pass rates in percent

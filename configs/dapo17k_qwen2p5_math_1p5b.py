@@ -8,7 +8,7 @@ Launch:  python experiments/train.py --config=configs/dapo17k_qwen2p5_math_1p5b.
          open-r1/DAPO-Math-17k-Processed:en.
 Expect:  not run at this scale yet; the whole of it runs on a shrunken random model
          (tests/training/test_training_real_models.py). Settings are those of
-         speed_qwen2p5_math_1p5b.py:dapo17k; what it takes of an H100's or a TPU's memory stands
+         speed_qwen2p5_math_1p5b.py:dapo17k; what it takes of four or eight H100 or v5p stands
          in experiments/results/targets/presets.md.
 After:   python experiments/evaluate.py --checkpoint=runs/dapo17k
              --config=configs/evaluation.py:speed

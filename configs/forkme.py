@@ -84,7 +84,7 @@ def get_config() -> Config:
     # The update.
     # What papers use for models of billions of weights; small models bear more.
     config.optimizer.learning_rate = 1e-6
-    # Steps over which it rises from 0: Adam's first steps know little of the gradient's size.
+    # Steps over which it rises to that: Adam's first steps know little of the gradient's size.
     config.optimizer.warmup_steps = 10
     config.training.steps = 300  # the length of a run; config.training.max_seconds ends it earlier
     # Tokens whose activations a device holds at a time: fewer take less memory.
@@ -96,7 +96,7 @@ def get_config() -> Config:
     config.evaluation.samples = 1  # responses to each held-out question
     # Steps that a crash can cost at most; the same command goes on from the newest.
     config.checkpoints.every = 50
-    # A project of Weights & Biases; TensorBoard files are written in any case.
+    # A project of Weights & Biases; TensorBoard files are written by default.
     config.logging.wandb = ""
     # Of samples and of the order of questions: another one is another run, the same one
     # the same run.

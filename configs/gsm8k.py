@@ -4,7 +4,8 @@ and math-verify rewards.
 Launch:  python experiments/train.py --config=configs/gsm8k.py --workdir=runs/gsm8k
              --config.model.path=QWEN_DIR --config.data.train=gsm8k/train.jsonl
              --config.data.eval=gsm8k/test.jsonl
-Expect:  settings of the SPEED paper (section 5) at GSM8K's lengths. Written for Qwen2.5-Math-1.5B
+Expect:  batch, N and N_init of the SPEED paper (section 5) at GSM8K's lengths; which prompts a call
+         screens is ours. Written for Qwen2.5-Math-1.5B
          on one 80 GB GPU. It has been run here on a shrunken, randomly initialised model only
          (tests/training/test_training_real_models.py).
 """

@@ -4,7 +4,7 @@ Launch:  python experiments/train.py --config=configs/rpo_deepseek_r1_distill_qw
              --workdir=runs/rpo --config.model.path=DIRECTORY
          python experiments/train.py
              --config=configs/rpo_deepseek_r1_distill_qwen_7b.py:rpo_dapo,500,length_aware ...
-Expect:  not run at this scale yet; what it takes of an H100's or a TPU's memory stands in
+Expect:  not run at this scale yet; what it takes of four or eight H100 or v5p stands in
          experiments/results/targets/presets.md.
 
 Variants: those of rpo_deepseek_r1_distill_qwen_1p5b.py.

@@ -4,7 +4,7 @@ Launch:  python experiments/train.py --config=configs/speed_qwen2p5_math_1p5b.py
              --workdir=runs/speed --config.model.path=DIRECTORY
          python experiments/train.py
              --config=configs/speed_qwen2p5_math_1p5b.py:speed_dapo,deepscaler ...
-Expect:  not run at this scale yet; what it takes of an H100's or a TPU's memory stands in
+Expect:  not run at this scale yet; what it takes of four or eight H100 or v5p stands in
          experiments/results/targets/presets.md.
 
 Evaluated on DAPO-1k, MATH500, AMC 2023 and AIME 2024 (config.data.eval), each a curve of its own;

@@ -4,7 +4,7 @@ Launch:  python experiments/train.py --config=configs/speed_qwen2p5_math_7b.py -
              --config.model.path=DIRECTORY
          python experiments/train.py
              --config=configs/speed_qwen2p5_math_7b.py:speed_dapo,deepscaler ...
-Expect:  not run at this scale yet; what it takes of an H100's or a TPU's memory stands in
+Expect:  not run at this scale yet; what it takes of four or eight H100 or v5p stands in
          experiments/results/targets/presets.md.
 
 Variants: those of speed_qwen2p5_math_1p5b.py.

@@ -32,7 +32,10 @@ _INSTRUCTION = flags.DEFINE_string(
     "instruction", "", "As config.data.instruction: put after every question."
 )
 _LIMIT = flags.DEFINE_integer(
-    "max_prompt_length", 1024, "Tokens; with --write, longer prompts are left out.", lower_bound=1
+    "max_prompt_length",
+    1024,
+    "Tokens; with --tokenizer and --write, longer prompts are left out.",
+    lower_bound=1,
 )
 _KEEP = flags.DEFINE_string(
     "keep",

@@ -7,8 +7,8 @@
         [--config.evaluation.samples=8 --config.evaluation.temperature=0.6 ...]
 
 --checkpoint is the workdir of a run, finished or under way (its newest whole checkpoint, asked as
-the run asks), a checkpoint in it, or a policy that it exported. --config says how to ask and judge
-instead. A question gets 32 responses where neither --config nor --config.evaluation.samples says
+the run asks; ways of decoding and the verifier's memory limit are the defaults), a checkpoint in
+it, or a policy that it exported. --config says how to ask and judge instead. A question gets 32 responses where neither --config nor --config.evaluation.samples says
 else, however many the run's own evaluations draw.
 
 The same command again goes on where it was interrupted, with the very responses it would have

@@ -13,7 +13,9 @@ for is priced by the target's compiler, by its limits, or, for "cpu", by running
 DRY_RUN.json is what `train.py --dry_run --target=... --json=DRY_RUN.json` wrote (minutes, in an
 environment of launch/targets.sh); without --compiled it is made, which needs that environment. One
 serves all methods. --against=FOLDER holds the plan against runs of `compare.py --workdir=FOLDER`.
-Writes plan.md, plan.json and plan.png to --out.
+Writes plan.md, plan.json and plan.png to --out. Not planned: the fused step, estimates by a value
+head, orders that learn from what is drawn by more than pass rates (forecast, oracle), a version lag
+and a generation mesh of its own.
 """
 
 import dataclasses

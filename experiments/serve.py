@@ -21,7 +21,7 @@ import threading
 from absl import app, flags, logging
 
 _MODEL = flags.DEFINE_string(
-    "model", "embedded", "Hugging Face directory, workdir of a run, or 'embedded'."
+    "model", "embedded", "Hugging Face directory, workdir of a run, 'embedded' or 'scratchpad'."
 )
 _HOST = flags.DEFINE_string(
     "host", "localhost", "Address to listen on, or to ask; [::] listens on all interfaces."
@@ -59,7 +59,7 @@ _PROMPT = flags.DEFINE_string(
     "prompt",
     "plain",
     "How a text becomes a prompt: 'plain', 'chat' (the tokenizer's template, one user "
-    "turn) or a format with {question}.",
+    "turn), another name of policy/prompt_formats.py or a format with {question}.",
 )
 _DTYPE = flags.DEFINE_enum(
     "compute_dtype", "float32", ["float32", "bfloat16"], "Of activations and the KV cache."

@@ -13,7 +13,8 @@ itself alone: what is learned is the same, up to rounding, in pieces of any size
 
 OUT is at the end a directory that transformers opens. The run itself is in --workdir:
 metrics.jsonl, tensorboard/, config.json, loss.png, checkpoints/. The same command again goes on
-where it stopped, with the same numbers; SIGTERM and Ctrl-C save first.
+where it stopped, with the same numbers; SIGTERM and Ctrl-C save first. (The embedded policies' runs
+leave nothing beside OUT, unless --workdir names a folder.)
 """
 
 from absl import flags

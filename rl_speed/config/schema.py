@@ -119,7 +119,8 @@ class Data:
     instruction: str = ""  # put after every question, before the prompt's template
     max_prompt_length: int = 24  # tokens; longer prompts are dropped and counted
     train_prompts: int = 0  # use only so many (0: all; of an embedded task: without end)
-    # The first ones of each held-out file (0: all); of an embedded task, of all its held-out sets.
+    # The first ones of each held-out file (0: all); of an embedded task, of all its held-out sets
+    # (0: 512).
     eval_prompts: int = 512
     on_bad_row: str = one_of("error", "skip")  # skipped rows are counted
     # Which prompt of a finite training set goes next: "shuffle" (anew each epoch), "file" (as they
@@ -244,7 +245,7 @@ class Driver:
     # while the step before trains: of use where generation has devices of its own. Host only.
     lag: int = 0
     buffer_groups: int = 64  # complete groups that may wait; screening stops while it is full
-    buffer_order: str = one_of("fifo", "random")
+    buffer_order: str = one_of("fifo", "random")  # of waiting groups, which are trained on first
     max_age: int = -1  # drop groups whose oldest sample is more updates old than this (-1: never)
     # Which groups fill a batch: those launched first ("launch"), or those that complete first
     # ("completion"), the others being cancelled and begun anew later: as published for bands, and
@@ -286,17 +287,18 @@ class Replay:
 
 @dataclass
 class Sampler:
-    slots: int = 64
+    slots: int = 64  # responses that decode at once, over all devices
     max_new: int = 16  # tokens of a response, the end token included
     temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    prefill_chunk: int = 0
+    top_k: int = 0  # evaluation and serving alone; 0: off
+    top_p: float = 1.0  # likewise; 1: off
+    prefill_chunk: int = 0  # prompts read at once (0: all)
     # Host driver: with fewer samples left than slots, narrow goes on in a half of them, a quarter,
     # ...: for CPUs, where a step costs by its rows. A token is then the same in any call up to
     # rounding.
     tail: str = one_of("whole", "narrow")
-    # How decoding reads keys and values: all of them, blocks that are held, or by a GPU kernel.
+    # How decoding reads keys and values: all of them, blocks that are held, or by a kernel (JAX's
+    # on GPUs, ours on TPUs).
     attention: str = one_of("auto", "dense", "ragged", "pallas")
     # Of keys and values: "" as computed; bfloat16 has half the size of float32.
     cache_dtype: str = one_of("", "float32", "bfloat16")
@@ -329,11 +331,11 @@ class Objective:
     # (clip_low, ...) have its value.
     loss_settings: str = ""
     aggregation: str = one_of(*AGGREGATIONS)
-    aggregation_constant: float = 0.0  # token_sum_constant: the constant (0: max_new)
+    aggregation_constant: float = 0.0  # token_sum_constant: the constant a sample (0: max_new)
     clip_low: float = 0.2
     clip_high: float = 0.2
     dual_clip: float = 0.0  # 0: off; else the bound c > 1 for negative advantages
-    truncation: float = 2.0  # tis: largest importance weight
+    truncation: float = 2.0  # tis, and old_logprobs="corrected": largest importance weight
     # What ratios are taken against: "behaviour" (as sampled), "recompute" (just before the update:
     # stale samples count as on-policy), or "corrected" (recomputed, and the loss weighted by the
     # truncated ratio to the behaviour policy).
@@ -342,7 +344,7 @@ class Objective:
     # Steps after which the current policy becomes the reference (outer iterations); 0: the
     # first stays.
     reference_every: int = 0
-    kl_kind: str = one_of(*KL_KINDS, default="k3")
+    kl_kind: str = one_of(*KL_KINDS, default="k3")  # in the loss; in the reward it is k1
     kl_in: str = one_of("loss", "reward")
     entropy_coef: float = 0.0
 
@@ -377,14 +379,14 @@ class Objective:
 @dataclass
 class Optimizer:
     learning_rate: float = 1e-4
-    warmup_steps: int = 10
+    warmup_steps: int = 10  # optimizer steps, of which an RL step has training.minibatches
     schedule: str = one_of("constant", "linear", "cosine")
     final_rate: float = 0.0  # linear, cosine: share of learning_rate that is left at the end
     weight_decay: float = 0.1
     b1: float = 0.9
     b2: float = 0.999
     eps: float = 1e-8
-    max_grad_norm: float = 1.0
+    max_grad_norm: float = 1.0  # larger gradients are scaled down to it; 0: off
 
 
 @dataclass
@@ -395,7 +397,7 @@ class Reward:
     # what it values above 0.5.
     verifier: str = "exact"
     mode: str = one_of("boxed", "free")  # math and integer; free: the last integer in the text
-    workers: int = 2
+    workers: int = 2  # processes that verify, of each process of a run
     # Per response and function. The first is a limit in seconds of processor time, its child
     # processes' included, so that a verdict does not depend on how busy the machine is ("timeout").
     # What sleeps uses none: it is given up after so many seconds of wall-clock time ("stalled"; 0:
@@ -404,7 +406,7 @@ class Reward:
     stall_s: float = 0.0
     memory_limit_mb: int = 1024  # address space of a worker in MiB (0: no limit)
     overlong_buffer: int = 0  # DAPO's overlong shaping over the last so many tokens (0: off)
-    overlong_factor: float = 1.0
+    overlong_factor: float = 1.0  # the penalty at the limit
     accuracy_weight: float = 1.0  # of the verifier's value, in what is trained on
     # Trained on beside accuracy, which alone decides what is filtered and reported as correct (Bae
     # et al.). Host only.
@@ -478,6 +480,8 @@ class Checkpoints:
     # Newest ones. One that is kept can be evaluated later, on any questions, with
     # experiments/evaluate.py --step.
     keep: int = 2
+    # auto: go on from the newest checkpoint, if there is one; must: refuse to begin anew; never:
+    # refuse where there is a run.
     resume: str = one_of("auto", "never", "must")
 
 

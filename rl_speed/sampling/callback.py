@@ -38,8 +38,8 @@ class HostVerify:
 
     Cost: about 0.5 ms a call on two CPU cores beside the function's own time, and nothing is
     decoded meanwhile. On the embedded task, with 256 slots and 35 ended samples a call, the sampler
-    takes 1.3 times as long with exact match in NumPy as with the same in JAX, and 7 times as long
-    with math-verify in two workers, 11 ms a call (`experiments/bench.py verifiers`). It pays where
+    takes 1.35 times as long with exact match in NumPy as with the same in JAX, and 6.4 times as
+    long with math-verify in two workers, 11 ms a call (`experiments/bench.py verifiers`). It pays where
     decode steps are long beside judging what ends in them: with large policies and long responses.
 
     Exactly-once: the function sees every sample that ends in the loop once, samples whose prompt
@@ -57,7 +57,7 @@ class HostVerify:
     program is done; whoever jits around them calls `raise_error` after the result is there.
 
     Needs one process, and `tensor` of size 1: JAX calls back only where all axes of the mesh are
-    manual. Programs that call back are not kept in the persistent compilation cache.
+    manual. With JAX 0.10 programs that call back are not kept in the persistent compilation cache.
 
     Args:
       score: (tokens i32[n, T], lengths i32[n], answer: the pytree of NumPy arrays [n, ...]) -> n
