@@ -39,8 +39,9 @@ class HostVerify:
     Cost: about 0.5 ms a call on two CPU cores beside the function's own time, and nothing is
     decoded meanwhile. On the embedded task, with 256 slots and 35 ended samples a call, the sampler
     takes 1.35 times as long with exact match in NumPy as with the same in JAX, and 6.4 times as
-    long with math-verify in two workers, 11 ms a call (`experiments/bench.py verifiers`). It pays where
-    decode steps are long beside judging what ends in them: with large policies and long responses.
+    long with math-verify in two workers, 11 ms a call (`experiments/bench.py verifiers`).
+    It pays where decode steps are long beside judging what ends in them: with large policies and
+    long responses.
 
     Exactly-once: the function sees every sample that ends in the loop once, samples whose prompt
     turns out not to be needed included. `io_callback` may be neither dropped nor repeated, and the
