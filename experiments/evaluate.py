@@ -9,7 +9,8 @@
 --checkpoint is the workdir of a run, finished or under way (its newest whole checkpoint, asked as
 the run asks; ways of decoding and the verifier's memory limit are the defaults), a checkpoint in
 it, or a policy that it exported. --config says how to ask and judge instead. A question gets 32
-responses where neither --config nor --config.evaluation.samples says else, however many the run's own evaluations draw.
+responses where neither --config nor --config.evaluation.samples says else, however many the run's
+own evaluations draw.
 
 The same command again goes on where it was interrupted, with the very responses it would have
 drawn. Writes responses.jsonl (every response with its verdict), evaluation.json, summary.json,
