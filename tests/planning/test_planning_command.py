@@ -43,7 +43,7 @@ def test_a_plan_for_a_chip_that_is_not_here(launch, rates, tmp_path):
         f"--config.model.path={tmp_path / 'config.json'}",
         f"--pass_rates={rates}",
         f"--compiled={CELL}",
-        "--methods=speed_rloo,ada_est_ema",
+        "--methods=speed_rloo,ada_est_value",
         "--simulated=2",
         f"--out={tmp_path / 'out'}",
     ]
@@ -52,7 +52,7 @@ def test_a_plan_for_a_chip_that_is_not_here(launch, rates, tmp_path):
     text = (tmp_path / "out" / "plan.md").read_text()
     assert text in done.stdout and "are assumed to be reached" in text
     assert "Nothing of this ran" in text and "| speed_rloo |" in text
-    assert "| ada_est_ema | config.rule.name='allocated' needs" in text
+    assert "| ada_est_value | config.estimate.kind='value' asks" in text
     assert (tmp_path / "out" / "plan.png").stat().st_size > 1000
     record = json.loads((tmp_path / "out" / "plan.json").read_text())
     assert record["predicted"][0]["prices"]["limit"] > 2**36 and not record["measured"]
