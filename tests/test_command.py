@@ -217,6 +217,24 @@ def test_a_compared_method_is_the_presets_own(repo, file, variant, words):
         assert (of("rloo").driver.screening, of("rloo").driver.max_age) == ("missing", 0)
 
 
+def test_overrides_are_of_all_methods_but_what_makes_them(repo):
+    """With groups of its own size a method still trains on a batch of the size that was given."""
+    written = {
+        "training.steps": 5,
+        "rule.n": 12,
+        "driver.groups": 20,
+        "objective.clip_high": 0.5,
+        "driver.prefetch": False,
+    }
+    of, base = settings_of_methods(
+        repo, "embedded.py", *(f"--config.{name}={value}" for name, value in written.items())
+    )
+    for name in methods.METHODS:
+        assert of(name) == methods.of(base)(name), name
+    assert of("ada_seq_pos").rule.n == 4 and of("ada_seq_pos").driver.groups == 60
+    assert of("rloo").objective.clip_high == 0.5 and of("dapo").objective.clip_high == 0.28
+
+
 def test_a_method_that_the_preset_does_not_know_is_like_one_that_it_knows(repo):
     of, _ = settings_of_methods(repo, "speed_qwen2p5_math_1p5b.py:released")
     plain, screened = of("grpo"), of("speed_grpo")

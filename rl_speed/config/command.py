@@ -154,7 +154,8 @@ def of_method(flag: str = "config", values: flags.FlagValues = flags.FLAGS) -> m
     Where the file's `VARIANTS` have methods, they are those of the variant for the method, or for
     the nearest (`methods.nearest`) with the method's fields set: a preset may give a baseline
     another driver than the method that chooses prompts, or replay to one of two. Elsewhere they are
-    those of `--config` with the method's fields set.
+    those of `--config` with the method's fields set. What makes the method is not overridden, and
+    with groups of a size of its own it has as many as make a batch of that size.
 
     Raises, when called, ValueError: the method or the variant cannot be.
     """
@@ -173,8 +174,11 @@ def of_method(flag: str = "config", values: flags.FlagValues = flags.FLAGS) -> m
         config = module.get_config(",".join([like, *kept]))
         if like != name:
             methods.apply(config, name)
-        for field, value in given.override_values.items():
-            config.set(field, value)
+        overrides, own = given.override_values, methods.METHODS[name]
+        for field in overrides.keys() - own.keys():
+            config.set(field, overrides[field])
+        if "rule.n" in own and overrides.keys() & {"rule.n", "driver.groups"}:
+            methods.keep_batch(config, given.value.driver.groups * given.value.rule.n)
         return config
 
     return of

@@ -200,13 +200,20 @@ def apply(config: Config, name: str) -> Config:
     samples = config.rule.n
     for path, value in METHODS[name].items():
         config.set(path, value)
-    driver = config.driver
     if config.rule.n != samples:
-        driver.groups = max(1, driver.groups * samples // config.rule.n)
-        driver.buffer_groups = max(driver.buffer_groups, driver.groups)
-        driver.screen_prompts = max(driver.screen_prompts, driver.groups)
+        keep_batch(config, config.driver.groups * samples)
     config.method = name
     return config
+
+
+def keep_batch(config: Config, samples: int) -> None:
+    """As many groups of `config.rule.n` as make a batch of so many samples; buffer and screening
+    hold them.
+    """
+    driver = config.driver
+    driver.groups = max(1, samples // config.rule.n)
+    driver.buffer_groups = max(driver.buffer_groups, driver.groups)
+    driver.screen_prompts = max(driver.screen_prompts, driver.groups)
 
 
 def of(config: Config) -> OfMethod:
