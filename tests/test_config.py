@@ -3,12 +3,12 @@ and every shipped file is a valid one.
 """
 
 import dataclasses
-import importlib.util
 
 import pytest
 
 from rl_speed.config import Config, methods, presets
 from rl_speed.config.checks import check_evaluation
+from rl_speed.config.command import load_config_file
 from rl_speed.mesh import make_mesh
 from rl_speed.studies.comparison.runs import Variant
 
@@ -88,13 +88,6 @@ def test_every_method_is_valid():
         methods.apply(Config(), "rlo")
 
 
-def load(path):
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_every_config_file_is_valid(repo):
     """With every word that it may be asked for; the docstring says how it is launched,
     and knows the words. What is for evaluations alone is checked as they check it.
@@ -102,7 +95,7 @@ def test_every_config_file_is_valid(repo):
     made = set()
     for path in sorted((repo / "configs").glob("*.py")):
         module, check = (
-            load(path),
+            load_config_file(path),
             check_evaluation if path.stem == "evaluation" else lambda config: config.validate(),
         )
         check(module.get_config())
@@ -125,7 +118,10 @@ def test_embedded_document(repo):
     method and no other; it names every field in which what all methods share differs from
     the defaults.
     """
-    document, plain = load(repo / "configs" / "embedded.py"), presets.embedded().to_dict()
+    document, plain = (
+        load_config_file(repo / "configs" / "embedded.py"),
+        presets.embedded().to_dict(),
+    )
     assert (
         document.get_config()
         == document.get_config("speed_rloo")
@@ -441,7 +437,7 @@ def test_epochs_of_rpo_and_the_groups_of_fixed_batches():
 
 def test_cold_start_as_the_paper_has_it(repo):
     """Bae et al., appendix C."""
-    band = load(repo / "configs" / "sft.py").get_config("band").validate()
+    band = load_config_file(repo / "configs" / "sft.py").get_config("band").validate()
     assert (band.optimizer.learning_rate, band.optimizer.warmup_steps) == (5e-6, 25)
     assert (band.optimizer.schedule, band.examples.epochs, band.examples.batch) == ("linear", 5, 21)
 

@@ -1,7 +1,6 @@
 """Presets compiled for chips that are not here: which rows there are, and what is made of them."""
 
 import dataclasses
-import importlib.util
 import itertools
 import json
 import stat
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from rl_speed.config.command import load_config_file
 from rl_speed.studies import matrix
 from rl_speed.studies.matrix import Cell
 from rl_speed.targets import Target
@@ -57,10 +57,7 @@ def test_every_preset_that_names_the_table_has_its_rows():
 def test_every_row_is_a_run_that_the_preset_allows(rows):
     for cell in matrix.SETS[rows]():
         for each in filter(None, (cell, cell.instead)):
-            spec = importlib.util.spec_from_file_location("p", f"configs/{each.preset}.py")
-            module = importlib.util.module_from_spec(spec)
-            spec.loader.exec_module(module)
-            config = module.get_config()
+            config = load_config_file(f"configs/{each.preset}.py").get_config()
             config.mesh.data, config.mesh.fsdp, config.mesh.tensor = each.mesh
             config.driver.where = each.driver
             if each.driver == "in_loop":

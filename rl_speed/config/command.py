@@ -184,7 +184,7 @@ def of_method(flag: str = "config", values: flags.FlagValues = flags.FLAGS) -> m
     return of
 
 
-def load_config_file(path: str) -> Any:
+def load_config_file(path: str | Path) -> Any:
     """The module of a configuration file."""
     spec = importlib.util.spec_from_file_location(Path(path).stem, path)
     module = importlib.util.module_from_spec(spec)

@@ -3,7 +3,6 @@ the third step is the same, number by number.
 """
 
 import functools
-import importlib.util
 import json
 import pathlib
 import shutil
@@ -11,6 +10,7 @@ import shutil
 import pytest
 
 from rl_speed.config import Config, presets
+from rl_speed.config.command import load_config_file
 from rl_speed.data import chain
 from rl_speed.data.embedded_tokenizer import embedded_directory
 from rl_speed.runtime.metrics import read_lines
@@ -22,10 +22,7 @@ CONFIGS = pathlib.Path(__file__).resolve().parents[2] / "configs"
 
 @functools.cache
 def load(name):
-    spec = importlib.util.spec_from_file_location(name, CONFIGS / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_config_file(CONFIGS / f"{name}.py")
 
 
 def all_presets():

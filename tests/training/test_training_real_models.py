@@ -4,9 +4,7 @@ with fewer and narrower layers and random weights.
 """
 
 import dataclasses
-import functools
 import gzip
-import importlib.util
 import itertools
 import json
 import shutil
@@ -15,6 +13,7 @@ import numpy as np
 import pytest
 from fake_generation import rollouts_of
 
+from rl_speed.config.command import load_config_file
 from rl_speed.runtime.metrics import read_lines
 from rl_speed.training.loop import Trainer
 
@@ -80,17 +79,9 @@ def questions(real_data, tmp_path_factory):
     return folder
 
 
-@functools.cache
-def preset(path):
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def make_config(repo, questions, directory, name, steps):
     """The preset, at a size of seconds; both of one size, so that they share their programs."""
-    config = preset(repo / "configs" / f"{name}.py").get_config()
+    config = load_config_file(repo / "configs" / f"{name}.py").get_config()
     config.model.path, config.model.compute_dtype = str(directory), "float32"
     if name == "gsm8k":
         config.data.train, config.data.eval = (

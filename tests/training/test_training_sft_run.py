@@ -4,7 +4,6 @@ and what it saves opens in transformers.
 
 import copy
 import dataclasses
-import importlib.util
 import json
 import os
 import signal
@@ -14,6 +13,7 @@ import numpy as np
 import pytest
 
 from rl_speed.config import flatten
+from rl_speed.config.command import load_config_file
 from rl_speed.data import DEFAULT_SPEC, chain
 from rl_speed.data.embedded_tokenizer import embedded_directory
 from rl_speed.policy import forward, load_hf, num_params
@@ -356,10 +356,7 @@ def test_bad_settings_and_bad_data_end_with_one_line(settings, tmp_path):
 
 
 def test_a_paper_preset_sets_what_the_paper_says(repo):
-    spec = importlib.util.spec_from_file_location("sft", repo / "configs" / "sft.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    band = module.get_config("band").validate()
+    band = load_config_file(repo / "configs" / "sft.py").get_config("band").validate()
     optimizer = band.optimizer_of(steps=-(-1100 * band.examples.epochs // band.examples.batch))
     assert (
         optimizer.learning_rate,
