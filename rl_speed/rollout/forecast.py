@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from scipy import special
+from scipy import linalg, special
 
 from rl_speed import theory
 from rl_speed.data.prompts import Prompt
@@ -165,7 +165,7 @@ class Forecast:
         """f64: expected tokens of a response, or 1 where worth is by samples."""
         if not self._by_tokens:
             return np.ones(len(self._ids))[index]
-        logs = self._features[index] @ self._length_weights
+        logs = self._times(index, self._length_weights)
         return np.exp(np.clip(logs, 0.0, 20.0))
 
     def update(
@@ -207,30 +207,32 @@ class Forecast:
         """Newton's method from where the weights are, on what came in and what is remembered.
 
         The objective is concave, but flat where forecasts are sure and wrong: a whole step from
-        there lands as far on the other side. So a step is halved until it climbs.
+        there lands as far on the other side. So a step is halved until it climbs. The weights move
+        by `reach` times a number for each visit, and steps are taken in these: one factorization,
+        of what is remembered, is all that is as large as the features.
         """
         x = self._features[index].astype(np.float64)
         fewer = (self.strength + 1) / (self.strength + n)  # n_eff / n under a beta-binomial
         k, n = k * fewer, n * fewer
         prior = keep * self._precision + (1 - keep) * self._ridge
-        weights, before = self._weights, self._weights
+        reach = linalg.cho_solve(linalg.cho_factor(prior), x.T)  # prior^-1 x^T
+        start, kernel, moved = x @ self._weights, x @ reach, np.zeros(len(index))
 
-        def objective(weights: np.ndarray) -> float:
-            logits, moved = x @ weights, weights - before
-            return k @ logits - n @ np.logaddexp(0, logits) - moved @ prior @ moved / 2
+        def objective(moved: np.ndarray) -> float:
+            logits = start + kernel @ moved
+            return k @ logits - n @ np.logaddexp(0, logits) - moved @ kernel @ moved / 2
 
         for _ in range(NEWTON):
-            rate = special.expit(x @ weights)
-            precision = prior + (x.T * (n * rate * (1 - rate))) @ x
-            slope = x.T @ (k - n * rate) - prior @ (weights - before)
-            step, now = np.linalg.solve(precision, slope), objective(weights)
+            rate = special.expit(start + kernel @ moved)
+            curved = np.eye(len(index)) + (n * rate * (1 - rate))[:, None] * kernel
+            step, now = np.linalg.solve(curved, k - n * rate - moved), objective(moved)
             for _ in range(HALVINGS):
-                if objective(weights + step) >= now:
-                    weights = weights + step
+                if objective(moved + step) >= now:
+                    moved = moved + step
                     break
                 step = step / 2
-        rate = special.expit(x @ weights)
-        self._weights = weights
+        rate = special.expit(start + kernel @ moved)
+        self._weights = self._weights + reach @ moved
         self._precision = prior + (x.T * (n * rate * (1 - rate))) @ x
 
     def _learn_lengths(self, index: np.ndarray, tokens: np.ndarray, keep: float) -> None:
@@ -242,7 +244,8 @@ class Forecast:
         # Lengths scatter about their forecast by a third or so: ten times the weight of a sample.
         self._length_precision = prior + 10 * x.T @ x
         slope = 10 * x.T @ (logs - x @ self._length_weights)
-        self._length_weights = self._length_weights + np.linalg.solve(self._length_precision, slope)
+        step = linalg.cho_solve(linalg.cho_factor(self._length_precision), slope)
+        self._length_weights = self._length_weights + step
 
     def _remember(self, index: np.ndarray, k: np.ndarray, n: np.ndarray, now: np.ndarray) -> None:
         """Add to the prompts' own counts, after moving what they had to where the forecast is."""
@@ -254,7 +257,11 @@ class Forecast:
         self._then[index] = now
 
     def _logits(self, index: np.ndarray | slice) -> np.ndarray:
-        return np.clip(self._features[index] @ self._weights, -9.0, 9.0)
+        return np.clip(self._times(index, self._weights), -9.0, 9.0)
+
+    def _times(self, index: np.ndarray | slice, weights: np.ndarray) -> np.ndarray:
+        """f64: features of these prompts times weights, in float32: no copy of all features."""
+        return (self._features[index] @ weights.astype(np.float32)).astype(np.float64)
 
     def metrics(self) -> dict[str, float]:
         """How the latest update's forecasts fared (`calibration`), their strength, and the share of

@@ -21,7 +21,8 @@ def group_value(a, b, n: int, n_init: int, power: float = 1.0):
     It is screened with `n_init` samples, and gets the rest of `n` where these are not all alike;
     with n_init = n all are drawn at once, and are worth something where they are not all alike.
 
-      worth = n (v(a, b) - P(all wrong) v(a, b + m) - P(all right) v(a + m, b)),  m = n_init,
+      worth = n v(a, b) (1 - P(all wrong) - P(all right)),  of m = n_init samples of a prompt whose
+      pass rate is Beta(a + c, b + 1), the belief weighed by worth,
       v(a, b) = E[p^c (1-p)] = B(a + c, b + 1) / B(a, b)
 
     Args:
@@ -43,9 +44,9 @@ def group_value(a, b, n: int, n_init: int, power: float = 1.0):
     n, m = _check.count(n, "n", 2), _check.count(n_init, "n_init", 2)
     if m > n:
         raise ValueError(f"n_init must be at most n = {n}; got {m}")
-    wrong, right = _all_alike(a, b, m), _all_alike(b, a, m)
-    worth = _worth(a, b, power) - wrong * _worth(a, b + m, power) - right * _worth(a + m, b, power)
-    return (n * worth)[()], (m + (n - m) * (1 - wrong - right))[()]
+    worth = b * special.poch(a, power) / special.poch(a + b, power + 1)
+    differ = _not_alike(a + power, b + 1, m)
+    return (n * worth * differ)[()], (m + (n - m) * _not_alike(a, b, m))[()]
 
 
 def best_screening(a, b, n: int, choices: Sequence[int], power: float = 1.0):
@@ -65,11 +66,8 @@ def best_screening(a, b, n: int, choices: Sequence[int], power: float = 1.0):
     return np.asarray(choices, np.int64)[best], np.take_along_axis(rates, best[None], axis=0)[0]
 
 
-def _worth(a, b, power: float):
-    return np.exp(special.betaln(a + power, b + 1) - special.betaln(a, b))
-
-
-def _all_alike(a, b, m: int):
-    """Probability that m samples are all wrong."""
+def _not_alike(a, b, m: int):
+    """Probability that m samples are neither all wrong nor all right."""
     j = np.arange(m).reshape(-1, *[1] * np.ndim(a))
-    return np.prod((b + j) / (a + b + j), axis=0)
+    all_of = lambda some: np.prod((some + j) / (a + b + j), axis=0)
+    return 1 - all_of(a) - all_of(b)

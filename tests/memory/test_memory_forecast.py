@@ -65,6 +65,30 @@ def test_a_first_visit_that_misleads_is_forgotten(solved):
         assert abs((a / (a + b)).mean() - rates.mean()) < 0.2, trial
 
 
+def test_weights_are_the_most_probable_ones_and_precision_the_curvature_there():
+    """In the weights themselves, where the code takes its steps in one number for each visit."""
+    rng = np.random.default_rng(7)
+    prompts, rates = prompts_of(rng)
+    forecast = Forecast(prompts, n=24, buckets=32, memory=30)
+    x = np.hstack([prompt_features([p.tokens for p in prompts], 32), np.ones((len(prompts), 1))])
+    ridge = forecast.state_dict()["precision"]
+    for visits in (5, 40, 90, 12):  # fewer than features and more, one prompt twice
+        before = forecast.state_dict()
+        index = np.append(rng.permutation(len(prompts))[: visits - 1], 0)
+        index[0], n = 0, 24.0
+        right = rng.binomial(24, rates[index])
+        forecast.update(index, right, np.full(visits, 24), np.full(visits, np.nan))
+        after, fewer = forecast.state_dict(), (forecast.strength + 1) / (forecast.strength + n)
+        keep, rows = (1 - 1 / 30) ** visits, x[index]
+        prior = keep * before["precision"] + (1 - keep) * ridge
+        rate = special.expit(rows @ after["weights"])
+        slope = rows.T @ (right - n * rate) * fewer
+        slope -= prior @ (after["weights"] - before["weights"])
+        assert np.abs(slope).max() < 1e-3 * np.abs(rows.T @ right).max()
+        curved = prior + fewer * n * (rows.T * (rate * (1 - rate))) @ rows
+        np.testing.assert_allclose(after["precision"], curved, rtol=1e-6, atol=1e-8)
+
+
 def test_rates_of_prompts_that_were_never_visited_are_forecast():
     rng = np.random.default_rng(1)
     prompts, rates = prompts_of(rng)
