@@ -57,9 +57,14 @@ BY_JAX = "Terminating process because the JAX distributed service detected fatal
 def assert_lost(done):
     """A process whose other one is gone has ended by itself: by JAX's heartbeats, by our thread, or
     by an error of the collective operation that it was in. Each is started again by launch/.
+
+    JAX aborts. Then faulthandler, which absl switches on, prints the stacks of threads that go on
+    running meanwhile, and may fault itself: JAX's words say who ended it.
     """
+    by_jax = done.returncode in (-signal.SIGABRT, -signal.SIGSEGV) and BY_JAX in done.stderr
     of_collective = done.returncode == 1 and "Gloo" in done.stderr
-    assert done.returncode in (-signal.SIGABRT, 75) or of_collective, said(done)[-3000:]
+    ended = by_jax or of_collective or done.returncode == 75
+    assert ended, f"status {done.returncode}: {said(done)[-3000:]}"
 
 
 class Left:
