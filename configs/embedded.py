@@ -1,7 +1,7 @@
 """The embedded tasks, each with a policy of 0.1 M parameters: every method, on two CPU cores, in
 minutes.
 
-chain       running totals modulo 10; without a word it is meant. Half of its prompts are hardly ever
+chain       running totals modulo 10; without a word it is meant. Two fifths of its prompts are never
             solved, whatever a policy is trained on (rl_speed/data/chain.py).
 scratchpad  the same with every step written out, in 25 to 80 tokens, and pass rates at the start as
             a real data set has them (rl_speed/data/scratchpad.py): configs/embedded.py:NAME,scratchpad

@@ -144,7 +144,7 @@ def embedded(method: str = "", task: str = "chain") -> Config:
     # Activations of a piece stay in the processor's cache.
     config.training.micro_tokens = 1024
     config.model.remat = False
-    # RLOO's gradients are a tenth of SPEED's: a bound that spares it its outliers is one that
+    # RLOO's gradients are a quarter of SPEED's: a bound that spares it its outliers is one that
     # normalises the other's.
     config.optimizer.max_grad_norm = 0.1
     config.optimizer.warmup_steps = 5
