@@ -31,9 +31,12 @@ def main(_):
     try:
         targets = [float(text) for text in _TARGETS.value]
     except ValueError:
+        targets = []
+    if not targets or not all(0 < target <= 1 for target in targets):
         raise ValueError(
-            f"targets must be numbers with commas between, got {','.join(_TARGETS.value)!r}"
-        ) from None
+            "targets must be accuracies above 0 and up to 1, with commas between, got "
+            f"{','.join(_TARGETS.value)!r}"
+        )
     print(
         *limit.compare(Path(_COMPARISON.value), targets, Path(_OUT.value), entry.shown_command()),
         sep="\n",

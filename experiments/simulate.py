@@ -72,6 +72,13 @@ def main(_):
         _OVER_TRAINING.value,
         _WINDOW.value,
     )
+    named = ((sources.fixed.source, sources.fixed.rates), (sources.name, sources.curves))
+    for name, rates in named if _ORDERS.value else ():
+        if rates is not None and not ((rates > 0) & (rates < 1)).any():
+            raise ValueError(
+                f"{name}: every pass rate is 0 or 1, so that SPEED accepts no prompt and there is "
+                "nothing to compare orders by"
+            )
     study = report.compare_orders if _ORDERS.value else report.compare_rules
     try:
         print(

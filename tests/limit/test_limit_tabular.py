@@ -3,15 +3,17 @@ against differences, and what choices of prompts it is trained on.
 """
 
 import json
+import re
 
 import numpy as np
 import pytest
 
+from rl_speed.config import flatten, presets
 from rl_speed.data import chain, scratchpad
 from rl_speed.data.tasks import TASKS
 from rl_speed.studies import limit
 from rl_speed.studies.limit import Choice, Curve, questions_of
-from rl_speed.studies.limit.report import choice_of, shares, tokens_to
+from rl_speed.studies.limit.report import assumed, choice_of, measured_curves, shares, tokens_to
 from rl_speed.studies.limit.tabular import _Forecast, _Stream
 
 
@@ -167,8 +169,23 @@ def test_labels_are_choices():
     assert choice_of("oracle_dapo") == Choice(power=0.25, normalise=True)
     assert choice_of("forecast_dapo") == Choice(power=0.0, forecast=True, normalise=True)
     assert choice_of("grpo") == Choice(normalise=True, by_sample=True)
-    for label in ("band_grpo", "rpo_dapo", "rloo learning_rate=0.1", "speed_rloo where=in_loop"):
+    others = ("band_grpo", "rpo_dapo", "rloo learning_rate=0.1", "speed_rloo where=in_loop")
+    for label in (*others, "rloo path=a=b", "rloo train=my file", "speed_rloo train=my n_init=0"):
         assert choice_of(label) is None
+
+
+@pytest.mark.parametrize(
+    "label,field",
+    [
+        *((f"speed_rloo n_init={value}", "n_init") for value in ("x", "0", "1", "24", "")),
+        *((f"oracle_rloo worth_power={value}", "worth_power") for value in ("abc", "0.0", "nan")),
+        ("forecast_dapo worth_power=1.5", "worth_power"),
+        ("oracle_dapo worth_of=word", "worth_of"),
+    ],
+)
+def test_labels_that_cannot_be(label, field):
+    with pytest.raises(ValueError, match=f"'{label}': {field} must be"):
+        choice_of(label)
 
 
 def line(*tokens):
@@ -221,3 +238,102 @@ def test_a_page_of_a_comparison(tmp_path, monkeypatch):
     (tmp_path / "table.json").write_text(json.dumps({"curves": curves[1:]}))
     with pytest.raises(ValueError, match="has no runs of rloo"):
         limit.compare(tmp_path / "table.json", [0.45], tmp_path / "out", "")
+
+
+def table_of(tmp_path, **changes):
+    """A table.json of one run of plain RLOO, with other top-level fields."""
+    points = [{"optimizer_steps": s, "tokens": 9 * s, "eval/accuracy": 0.4} for s in (0, 5)]
+    told = {"task": "chain", "curves": [{"method": "rloo", "evaluations": points}]}
+    path = tmp_path / "table.json"
+    path.write_text(json.dumps(told | changes))
+    return path
+
+
+POINT = {"optimizer_steps": 1, "tokens": 1, "eval/accuracy": 0.5}
+
+
+@pytest.mark.parametrize(
+    "changes,message",
+    [
+        ({"task": ["chain"]}, r"is of the task \['chain'\]"),
+        ({"curves": "none"}, "curves must be a list, and is a string"),
+        ({"curves": [None]}, r"curves\[0\]: it must be an object, and is null"),
+        ({"curves": [{"evaluations": [POINT]}]}, r"curves\[0\]: method must be a string"),
+        (
+            {"curves": [{"method": 3, "evaluations": [POINT]}]},
+            r"curves\[0\]: method must be a string, and is a number; make it with experiments/comp",
+        ),
+        ({"curves": [{"method": "rloo"}]}, r"curves\[0\]: evaluations must be a list"),
+        ({"curves": [{"method": "rloo", "evaluations": []}]}, r"curves\[0\]: evaluations must be"),
+        *(
+            (
+                {"curves": [{"method": "rloo", "evaluations": [POINT, POINT | bad]}]},
+                rf"curves\[0\]: evaluations\[1\] must have a number .* as '{name}'",
+            )
+            for name, value in (
+                ("eval/accuracy", "abc"),
+                ("eval/accuracy", None),
+                ("eval/accuracy", float("nan")),
+                ("eval/accuracy", 1.5),
+                ("tokens", None),
+                ("tokens", [1]),
+                ("optimizer_steps", True),
+            )
+            for bad in [{name: value}]
+        ),
+        ({"curves": [{"method": "rloo", "evaluations": [7]}]}, r"evaluations\[0\] must have"),
+        (
+            {"curves": [{"method": "speed_rloo n_init=0", "evaluations": [POINT]}]},
+            r"curves\[0\]: 'speed_rloo n_init=0': n_init must be .*make it with experiments/comp",
+        ),
+        (
+            {"curves": [{"method": "rloo", "evaluations": [POINT | {"optimizer_steps": 0}]}]},
+            "no runs of rloo that trained",
+        ),
+        ({"settings": []}, "settings must be an object, and is a list"),
+        ({"settings": {"rloo": 1}}, r"settings\['rloo'\] must be an object"),
+    ],
+)
+def test_damaged_tables_are_named(tmp_path, changes, message):
+    path = table_of(tmp_path, **changes)
+    with pytest.raises(ValueError, match=message) as told:
+        measured_curves(path)
+    assert str(path) in str(told.value)
+
+
+@pytest.mark.parametrize("task", ["chain", "scratchpad"])
+@pytest.mark.parametrize("method", ["rloo", "grpo", "dapo", "speed_dapo", "forecast_rloo"])
+def test_settings_of_the_preset_are_those_assumed(task, method):
+    settings = flatten(presets.embedded(method, task).to_dict())
+    wanted = assumed(choice_of(method))
+    assert wanted == {name: settings[name] for name in wanted}
+
+
+def test_settings_that_predictions_are_not_for(tmp_path):
+    told = flatten(presets.embedded("rloo").to_dict())
+    settings = {"rloo": told | {"data.eval_prompts": 0}, "band_grpo": {"rule.n": 7}}
+    assert measured_curves(table_of(tmp_path, settings=settings))[0] == "chain"
+    path = table_of(tmp_path, settings={"rloo": told | {"data.train_prompts": 200}})
+    message = f"config.data.train_prompts=200 for 'rloo' in {path}, and this predicts for 4096"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        measured_curves(path)
+    for method, field in (
+        ("oracle_rloo", "data.oracle_every"),
+        ("oracle_rloo", "data.worth_power"),
+        ("forecast_rloo", "data.explore"),
+        ("speed_rloo", "rule.n_init"),
+    ):
+        mine = flatten(presets.embedded(method).to_dict())
+        assert mine.items() >= assumed(choice_of(method)).items()
+        curves = [{"method": method, "evaluations": [POINT]}]
+        path = table_of(tmp_path, curves=curves, settings={method: mine | {field: 0.375}})
+        with pytest.raises(ValueError, match=f"config.{field}=0.375 for '{method}'"):
+            measured_curves(path)
+
+
+@pytest.mark.parametrize("targets", ["nan", "-1", "0", "", "0.5,x", "1.5"])
+def test_the_command_refuses_targets(launch, tmp_path, targets):
+    done = launch("experiments/limit.py", f"--targets={targets}", f"--out={tmp_path / 'out'}")
+    last = done.stderr.strip().splitlines()[-1]
+    assert done.returncode == 2 and last.startswith("error: targets must be accuracies above 0")
+    assert last.endswith(repr(targets)) and not (tmp_path / "out").exists()

@@ -227,9 +227,15 @@ def test_the_command(launch, tmp_path):
         (["--pass_rates=none.jsonl"], "error: none.jsonl: no such file"),
         (["--n_init=4,x"], "error: n_init must be whole numbers with commas between, got '4,x'"),
         (["more"], "error: unexpected argument 'more'"),
+        (["--orders", "--pass_rates=CONSTANT"], "error: rates.json, field rates, 4 prompts: every"),
+        (["--orders", "--window=1", "--over_training=EPOCHS"], "error: epochs.json: every pass"),
     ],
 )
 def test_the_command_refuses(launch, tmp_path, arguments, message):
+    (tmp_path / "rates.json").write_text('{"rates": [0, 0, 0, 1]}')
+    (tmp_path / "epochs.json").write_text('{"a": [0, 0], "b": [1, 1]}')
+    for name, file in (("CONSTANT", "rates.json"), ("EPOCHS", "epochs.json")):
+        arguments = [text.replace(name, str(tmp_path / file)) for text in arguments]
     done = launch("experiments/simulate.py", *arguments, f"--out={tmp_path / 'out'}")
     assert done.returncode == 2 and done.stderr.strip().splitlines()[-1].startswith(message)
     assert not (tmp_path / "out").exists()

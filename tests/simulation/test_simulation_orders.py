@@ -129,6 +129,11 @@ def test_courses_repeat_and_errors_need_repeats():
         compare(curves, RULE, [Memory()], repeats=1)
 
 
+def test_so_few_prompts_that_all_are_out_are_refused():
+    with pytest.raises(ValueError, match="all 2 prompts are out at once: 64 leave at a time"):
+        follow(np.full((2, 1), 0.5), Speed(4, 4), Memory(), ends=np.array([100]))
+
+
 def test_the_command(launch, tmp_path):
     rates, epochs, out = tmp_path / "rates.jsonl", tmp_path / "epochs.json", tmp_path / "out"
     rates.write_text("".join(json.dumps({"pass_rate": k / 80}) + "\n" for k in range(81)))

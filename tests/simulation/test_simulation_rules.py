@@ -136,6 +136,16 @@ def test_nothing_to_learn_is_said_not_raised():
     )
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("rates,part", [([0, 0, 0, 1], 1.0), ([0, 0], 1.0), ([0.5], 0.1)])
+def test_a_limit_with_nothing_to_share_draws_nothing(rates, part):
+    speed = Speed(4, 20)
+    rules = {"Uniform": Uniform(24), "SPEED": speed, "limit": simulation.Limit(speed, part)}
+    row = simulation.survey(rules, np.array(rates, float), repeats=2)[2]
+    assert np.isnan([*row["measured"].values(), *row["exact"].values()]).all()
+    assert row["batch"] is None and row["rounds"] == {"mean": 0.0, "most": 0}
+
+
 def test_epochs_follow_the_pass_rates():
     curves = np.repeat([[0.5, 0.5, 0.0]], 60, axis=0)
     found = simulation.epochs({"SPEED": Speed(4, 8), "Allocated": Allocated(24, 4)}, curves, n=12)

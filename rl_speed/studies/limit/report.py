@@ -3,19 +3,24 @@ of what an oracle gains.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from rl_speed.config import Data
+from rl_speed.config import Data, RuleConfig
 from rl_speed.config.methods import METHODS
 from rl_speed.data.tasks import TASKS
-from rl_speed.runtime.metrics import read_object, write_atomically
+from rl_speed.runtime.metrics import kind_of, read_object, write_atomically
 from rl_speed.runtime.plotting import pyplot
 from rl_speed.studies.limit.tabular import (
+    EVERY,
     GROUP,
+    GROUPS,
+    MEASURED,
+    SAMPLES,
     Choice,
     Curve,
     Questions,
@@ -33,14 +38,20 @@ ALSO = tuple(f"oracle_rloo worth_power={power}" for power in (1.0, 0.5, 0.1))
 TRAIN_PROMPTS, EVAL_PROMPTS = 4096, 512
 # Predictions are made so far beyond the last accuracy that is asked for.
 BEYOND = 0.005
+# What is read of a point of a measured curve, each from 0 to this.
+POINT = {"optimizer_steps": 2**53, "tokens": 2**53, "eval/accuracy": 1}
+_ADVICE = "make it with experiments/compare.py"
 
 
 def choice_of(label: str) -> Choice | None:
     """Which prompts a method trains on, and its loss, by its label in a comparison; None where the
     table has no such choice.
+
+    Raises ValueError: a change that it knows is to what cannot be.
     """
     method, *changes = label.split(" ")
-    fields = dict(change.split("=") for change in changes)
+    # A value may have further "=" in it, and spaces, behind which are no fields of ours.
+    fields = dict(change.partition("=")[::2] for change in changes)
     way, _, loss = method.rpartition("_")
     normalise = loss == "dapo"
     if (
@@ -49,11 +60,20 @@ def choice_of(label: str) -> Choice | None:
         and set(fields) <= {"worth_power", "worth_of"}
     ):
         own = METHODS[method].get("data.worth_power", Data().worth_power)
-        power = float(fields.get("worth_power", own))
-        tokens = fields.get("worth_of", Data().worth_of) == "token"
-        return Choice(0, power, tokens, way == "forecast", normalise)
+        power = _number(float, fields.get("worth_power", own))
+        if not 0 <= power <= 1 or (way == "oracle" and not power):
+            raise ValueError(f"{label!r}: worth_power must be in [0, 1], and not 0 of an oracle")
+        of = fields.get("worth_of", Data().worth_of)
+        if of not in ("sample", "token"):
+            raise ValueError(f"{label!r}: worth_of must be sample or token")
+        return Choice(0, power, of == "token", way == "forecast", normalise)
     if way == "speed" and loss in ("rloo", "dapo") and set(fields) <= {"n_init"}:
-        return Choice(screen=int(fields.get("n_init", 4)), normalise=normalise)
+        screen = _number(int, fields.get("n_init", RuleConfig().n_init))
+        if not 2 <= screen < GROUP:
+            raise ValueError(
+                f"{label!r}: n_init must be an integer from 2 to {GROUP - 1}, of {GROUP} samples"
+            )
+        return Choice(screen=screen, normalise=normalise)
     # grpo_ada_loss is RLOO's loss but for a constant, which Adam does not see.
     plain = {
         "rloo": Choice(),
@@ -65,25 +85,107 @@ def choice_of(label: str) -> Choice | None:
     return None if fields else plain.get(method)
 
 
+def _number(kind: Callable[[Any], float], text: Any) -> float:
+    """NaN where it is none, which lies between no bounds."""
+    try:
+        return kind(text)
+    except ValueError:
+        return math.nan
+
+
+def assumed(choice: Choice) -> dict[str, Any]:
+    """The settings that a prediction is for, by field."""
+    order = "forecast" if choice.forecast else "oracle" if choice.power else "shuffle"
+    fields = {
+        "data.train_prompts": TRAIN_PROMPTS,
+        "data.eval_prompts": EVAL_PROMPTS,
+        "data.order": order,
+        "data.keep_low": 0.0,
+        "data.keep_high": 1.0,
+        "rule.n": GROUP,
+        "driver.groups": GROUPS,
+    }
+    if order != "shuffle":
+        of = "token" if choice.by_tokens else "sample"
+        fields |= {"data.worth_power": choice.power, "data.worth_of": of}
+    if order == "oracle":
+        pool = {"every": EVERY, "prompts": MEASURED, "samples": SAMPLES}
+        fields |= {f"data.oracle_{name}": value for name, value in pool.items()}
+    if order == "forecast":
+        names = ("explore", "rest", "forecast_memory", "memory_decay", "forecast_buckets")
+        fields |= {f"data.{name}": getattr(Data(), name) for name in names}
+    if 0 < choice.screen < GROUP:
+        fields |= {"rule.n_init": choice.screen, "rule.low": 0.0, "rule.high": 1.0}
+    return fields
+
+
 def measured_curves(path: Path) -> tuple[str, dict[str, list[Curve]]]:
     """(the task, by label the runs) of a comparison's table.json; one that names no task is from
     before it did, and of the second.
 
-    Raises ValueError: it is damaged, has no curve of plain RLOO, or is of a task that is none of
-      ours. OSError: it cannot be read.
+    Raises ValueError: it is damaged, has no curve of plain RLOO, is of a task that is none of ours,
+      or of other settings than predictions are for, where it tells any. OSError: it cannot be read.
     """
     found: dict[str, list[Curve]] = {}
-    told = read_object(path, "make it with experiments/compare.py")
-    if (task := told.get("task", "scratchpad")) not in TASKS:
+    told = read_object(path, _ADVICE)
+    if (task := told.get("task", "scratchpad")) not in list(TASKS):
         raise ValueError(f"{path} is of the task {task!r}, and not of {' or '.join(TASKS)}")
-    for run in told.get("curves", []):
-        at = run["evaluations"]
-        column = lambda name: np.array([point[name] for point in at], float)
-        curve = Curve(column("optimizer_steps"), column("tokens"), column("eval/accuracy"))
-        found.setdefault(run["method"], []).append(curve)
-    if "rloo" not in found:
-        raise ValueError(f"{path} has no runs of rloo, which predictions are fitted to")
+    for name, kind in (("curves", list), ("settings", dict)):
+        if not isinstance(part := told.get(name, kind()), kind):
+            want = "a list" if kind is list else "an object"
+            raise ValueError(
+                f"{path} is damaged: {name} must be {want}, and is {kind_of(part)}; {_ADVICE}"
+            )
+    for place, run in enumerate(told.get("curves", [])):
+        try:
+            label, curve = _curve(run)
+            choice = choice_of(label)
+        except ValueError as error:
+            raise ValueError(f"{path}: curves[{place}]: {error}; {_ADVICE}") from None
+        found.setdefault(label, []).append(curve)
+        if choice is not None:
+            _check_settings(path, label, told.get("settings", {}).get(label, {}), assumed(choice))
+    if not any(run.steps.max() > 0 for run in found.get("rloo", [])):
+        raise ValueError(
+            f"{path} has no runs of rloo that trained, which predictions are fitted to"
+        )
     return task, found
+
+
+def _curve(run: Any) -> tuple[str, Curve]:
+    """(its label, the curve) of one of `curves`. Raises ValueError saying what it lacks."""
+    if not isinstance(run, dict):
+        raise ValueError(f"it must be an object, and is {kind_of(run)}")
+    label, points = run.get("method"), run.get("evaluations")
+    if not isinstance(label, str):
+        raise ValueError(f"method must be a string, and is {kind_of(label)}")
+    if not isinstance(points, list) or not points:
+        raise ValueError("evaluations must be a list that is not empty")
+    for place, point in enumerate(points):
+        for name, most in POINT.items():
+            value = point.get(name) if isinstance(point, dict) else None
+            if type(value) not in (int, float) or not 0 <= value <= most:
+                raise ValueError(
+                    f"evaluations[{place}] must have a number from 0 to {most} as {name!r}, and "
+                    f"has {value!r:.60}"
+                )
+    return label, Curve(*(np.array([point[name] for point in points], float) for name in POINT))
+
+
+def _check_settings(path: Path, label: str, told: Any, wanted: Mapping[str, Any]) -> None:
+    """Raises ValueError naming the first setting that is told and other than wanted."""
+    if not isinstance(told, dict):
+        raise ValueError(
+            f"{path} is damaged: settings[{label!r}] must be an object, and is {kind_of(told)}; "
+            f"{_ADVICE}"
+        )
+    if told.get("data.eval_prompts") == 0:  # of an embedded task the same as 512
+        told = told | {"data.eval_prompts": EVAL_PROMPTS}
+    for name, value in wanted.items():
+        if (mine := told.get(name, value)) != value:
+            raise ValueError(
+                f"config.{name}={mine} for {label!r} in {path}, and this predicts for {value}"
+            )
 
 
 def tokens_to(curves: Sequence[Curve], target: float) -> float | None:

@@ -23,8 +23,8 @@ from rl_speed.rollout.forecast import Forecast
 BETAS, EPS = (0.9, 0.999), 1e-8
 # As `data.oracle_every`, `oracle_prompts` and `oracle_samples`.
 EVERY, MEASURED, SAMPLES = 10, 1024, 16
-# Samples of a group, as config.rule.n.
-GROUP = 24
+# Samples of a group and groups of a step, as config.rule.n and config.driver.groups.
+GROUP, GROUPS = 24, 16
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -232,7 +232,7 @@ def train(
     rate: float,
     seed: int,
     steps: int,
-    groups: int = 16,
+    groups: int = GROUPS,
     n: int = GROUP,
     warmup: int = 5,
     until: float = 1.0,
@@ -333,8 +333,16 @@ class _Forecast(_Stream):
 
     def __init__(self, choice: Choice, training: Questions, rng: np.random.Generator, n: int):
         super().__init__(choice, training, rng, n)
-        forecast = Forecast(_prompts(training), n, power=choice.power, by_tokens=choice.by_tokens)
         d = Data()
+        forecast = Forecast(
+            _prompts(training),
+            n,
+            buckets=d.forecast_buckets,
+            memory=d.forecast_memory,
+            decay=d.memory_decay,
+            power=choice.power,
+            by_tokens=choice.by_tokens,
+        )
         self._forecasts = ForecastOrder(
             len(training), forecast, int(rng.integers(2**31)), d.explore, d.rest
         )

@@ -101,6 +101,8 @@ def follow(
       ends: f64[E], groups trained on by the end of each curve epoch, where that is known; else see
         the module.
       lengths: f64[P, E], mean tokens of a sample.
+
+    Raises ValueError: so few prompts that all of them are out.
     """
     size, epochs = curves.shape
     ends = np.cumsum(qualifying(rule)(curves).sum(axis=0)) if ends is None else ends
@@ -116,7 +118,11 @@ def follow(
     (low, high), n, done = rule.accepted_counts, rule.max_samples, 0
     waiting = ([], nothing)
     while (epoch := int(np.searchsorted(ends, done, side="right"))) < epochs:
-        prompts = stream.take(call)
+        if not (prompts := stream.take(call)):
+            raise ValueError(
+                f"all {size} prompts are out at once: {call} leave at a time, and with memory none "
+                "is out twice; give pass rates of more prompts"
+            )
         index, visits = (np.array(x) for x in zip(*((int(p.id), p.visit) for p in prompts)))
         unseen = max(unseen, int((visits - last[index]).max()) - 1)
         last[index] = visits

@@ -239,7 +239,9 @@ def exact(rule: Rule, rates: np.ndarray, budgets: np.ndarray | None = None) -> d
             else np.clip(budgets, rule.n_min, rule.n_max)
         )
         tiled = np.broadcast_to(p, given.shape)
-        parts = [_group_sums(tiled[given == n], int(n), 0, 0, int(n)) for n in np.unique(given)]
+        # Where there are no prompts all sums are 0.
+        sizes = np.unique(given) if given.size else [rule.n_min]
+        parts = [_group_sums(tiled[given == n], int(n), 0, 0, int(n)) for n in sizes]
         sums = {name: sum(part[name].sum() for part in parts) for name in parts[0]}
     elif isinstance(rule, Sequential):
         cost = theory.sequential_cost(p, rule.m, rule.rounds, rule.k_pos, rule.k_neg)
@@ -341,7 +343,7 @@ def survey(
     are what the others are compared with.
 
     Allocated takes its budgets from one earlier visit of n samples to each prompt, which is not
-    charged to it; `Limit` from the pass rates themselves.
+    charged to it; `Limit` from the pass rates themselves: where none pays, nothing is drawn.
 
     Returns: rows with rule, measured {name: value}, error {name: standard error}, exact {name:
       value}, batch (samples to fill a batch of `groups` informative groups: mean, and 5 and 95
@@ -388,7 +390,10 @@ def survey(
                 }
                 if len(filled)
                 else None,
-                "rounds": {"mean": float(draws.rounds.mean()), "most": int(draws.rounds.max())},
+                "rounds": {
+                    "mean": float(draws.rounds.mean()) if draws.rounds.size else 0.0,
+                    "most": int(draws.rounds.max(initial=0)),
+                },
                 "noise": float(sums["noise"].sum() / max(sums["trained"].sum(), 1)),
             }
         )
