@@ -11,6 +11,7 @@ is held against pass rates of another policy on other questions, as simulate.py 
 OUT/frontier.png shows what came into reach.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from absl import flags
@@ -31,15 +32,31 @@ _LATER = flags.DEFINE_list("later", [], "Trained policies, LABEL=DIRECTORY of ea
 flags.mark_flag_as_required("config")
 
 
+def policies(specs: Sequence[str]) -> dict[str, str]:
+    """Directories of `--later` by label.
+
+    Raises ValueError: a label that cannot be, or that is there twice, or no policy.
+    """
+    found = {}
+    for spec in specs:
+        label, _, directory = spec.partition("=")
+        if not Path(directory, "config.json").is_file():
+            raise ValueError(f"--later is LABEL=DIRECTORY of a policy; got {spec!r}")
+        if not label.strip():
+            raise ValueError(f"--later: {spec!r} has an empty label")
+        if label == "start":
+            raise ValueError(f"--later: {label!r} is the label of the policy of --config")
+        if label in found:
+            raise ValueError(f"--later names {label!r} twice: {found[label]} and {directory}")
+        found[label] = directory
+    return found
+
+
 def main(_):
     from rl_speed.data.pass_rates import load_pass_rates
     from rl_speed.studies.comparison import pass_rates
 
-    trained = {}
-    for spec in _LATER.value:
-        label, _, trained[label] = spec.partition("=")
-        if not Path(trained[label], "config.json").is_file():
-            raise ValueError(f"--later is LABEL=DIRECTORY of a policy; got {spec!r}")
+    trained = policies(_LATER.value)
     reference = load_pass_rates(_REFERENCE.value) if _REFERENCE.value else None
     measured = pass_rates.measure(_CONFIG.value, _SAMPLES.value, _SPLIT.value)
     plot = pass_rates.save(measured, Path(_OUT.value), entry.shown_command(), reference)

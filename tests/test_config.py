@@ -52,6 +52,25 @@ def test_impossible_settings_name_the_field(path, value, message):
         config.validate()
 
 
+@pytest.mark.parametrize("seed", [-1, 2**32])
+def test_seeds_that_make_no_key_of_their_own_are_refused(seed):
+    message = rf"config.seed must be 0 or more, and less than 2\*\*32; got {seed}"
+    with pytest.raises(ValueError, match=message):
+        Config(seed=seed).validate()
+    with pytest.raises(ValueError, match=message):
+        check_evaluation(Config(seed=seed))
+    Config(seed=2**32 - 1).validate()
+
+
+def test_a_forecast_is_of_groups():
+    config = Config()
+    config.data.order, config.data.train_prompts = "forecast", 64
+    config.validate()
+    config.rule.name, config.rule.n = "uniform", 1
+    with pytest.raises(ValueError, match="rule.n must be at least 2 for config.data.order='forec"):
+        config.validate()
+
+
 def test_mesh_larger_than_the_devices_is_refused():
     with pytest.raises(ValueError, match=r"needs 8 devices, but only 4 are visible \(cpu\)"):
         make_mesh(data=8)

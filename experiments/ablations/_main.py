@@ -46,8 +46,14 @@ def clock() -> Callable[[], bool]:
 
 
 def seeds() -> list[int]:
-    """Those of `--seeds`."""
-    return entry.numbers("seeds", _SEEDS.value)
+    """Those of `--seeds`. Raises ValueError where these cannot be."""
+    found = entry.numbers("seeds", _SEEDS.value)
+    if not found or len(set(found)) < len(found) or min(found) < 0:
+        raise ValueError(
+            "--seeds must be different numbers, one at least, each 0 or more; got "
+            f"{','.join(_SEEDS.value)!r}"
+        )
+    return found
 
 
 def start(

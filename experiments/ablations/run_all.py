@@ -13,7 +13,6 @@ one of `VERDICTS`.
 """
 
 import importlib
-import json
 import re
 import traceback
 from pathlib import Path
@@ -22,7 +21,7 @@ import _main
 from absl import flags
 
 from rl_speed.runtime import entry
-from rl_speed.runtime.metrics import write_atomically
+from rl_speed.runtime.metrics import read_object, write_atomically
 from rl_speed.runtime.signals import Stopped
 from rl_speed.studies.comparison.ablation import Ablation, found
 from rl_speed.studies.comparison.measures import CLASSES
@@ -73,20 +72,28 @@ def minutes(name: str) -> str:
 def result(name: str, task: str) -> str:
     """What came out: the verdict, the headline and a link to the table; "" where there is none.
 
-    Raises ValueError: there is a table without a verdict, or with another than one of `VERDICTS`.
+    Raises ValueError: there is a table without a verdict, or with another than one of `VERDICTS`,
+    or one of the two files is damaged.
     """
     path = RESULTS / task / name / "table.json"
     if not path.exists():
         return ""
     told = path.with_name("verdict.txt")
-    verdict = told.read_text().strip() if told.exists() else ""
+    try:
+        verdict = told.read_text(encoding="utf-8").strip() if told.exists() else ""
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{told} is damaged: no UTF-8 text ({error})") from None
     word, colon, why = verdict.partition(": ")
     if word not in VERDICTS or not colon or "\n" in verdict:
         raise ValueError(
             f"{told} must be one line, {' or '.join(repr(v + ': ') for v in VERDICTS)} and why"
         )
     link = f"../results/ablations/{task}/{name}/table.md"
-    numbers = found(json.loads(path.read_text()))
+    table = read_object(path, "restore it, or remove its folder")
+    try:
+        numbers = found(table)
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged: {error}") from None
     return f"**{word}** ({task}): {why} *{numbers}* ([table]({link}))"
 
 

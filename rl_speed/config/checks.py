@@ -154,6 +154,8 @@ def check_evaluation(c: "Config") -> None:
         ("evaluation.top_p", 0 < e.top_p <= 1, "in (0, 1]"),
         ("sampler.top_k", c.sampler.top_k >= 0, "0 (off) or more"),
         ("data.max_prompt_length", longest >= 0, "0 (as the longest needs) or more"),
+        # The keys of a larger one would be those of another.
+        ("seed", 0 <= c.seed < 2**32, "0 or more, and less than 2**32"),
     )
     if r.verifier not in (*JAX_VERIFIERS, "math") and not is_function(r.verifier):
         raise ValueError(
@@ -332,7 +334,9 @@ def _check_order(c: "Config") -> None:
 
 
 def _check_forecast(c: "Config") -> None:
-    """Who tells the rule how to screen each prompt."""
+    """Who tells the rule how to screen each prompt, and what a forecast is of."""
+    if c.data.order == "forecast":
+        _require(c, ("rule.n", c.rule.n >= 2, "at least 2 for config.data.order='forecast'"))
     if c.rule.name != "adaptive_speed":
         return
     if c.data.order != "forecast" or c.estimate.kind != "none":

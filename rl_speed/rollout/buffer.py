@@ -59,6 +59,11 @@ class SamplingBuffer:
         """Whether nothing more fits."""
         return self.free == 0
 
+    @property
+    def largest(self) -> int:
+        """Samples of the largest group held; 0 when empty."""
+        return max(map(len, self._groups), default=0)
+
     def add(self, groups: Sequence[Rollouts]) -> None:
         """Adds groups behind those that wait.
 

@@ -57,14 +57,21 @@ from rl_speed.sampling import (
     COMPLETE,
     REJECTED,
     SCREENING,
+    AdaptiveSpeed,
+    Band,
     Counts,
+    Dynamic,
     Rule,
     RuleState,
+    Speed,
+    Uniform,
     compiled_decide,
 )
 
 # rollouts -> (rewards f32[R], correct bool[R])
 Scorer = Callable[[Rollouts], tuple[np.ndarray, np.ndarray]]
+# Rules whose groups all have `max_samples`, as many as a batch has room for: config.rule.n.
+OF_ONE_SIZE = (Uniform, Dynamic, Band, Speed, AdaptiveSpeed)
 # Whole groups -> the same with the rewards that they are trained on (update/shaping.py).
 Shape = Callable[[Rollouts], Rollouts]
 
@@ -456,6 +463,7 @@ class HostDriver:
         Raises:
           BufferFull: the buffer is smaller now, and has no room for what it held, or for what
             pending calls may complete.
+          ValueError: a group there is, or will be, larger than the rule's are now.
         """
         # A state from before there was a depth has none.
         groups, pending = unpack(state["flights"]), state.get("pending", {})
@@ -464,6 +472,7 @@ class HostDriver:
             PendingCall.from_state_dict(pending[str(i)]) for i in range(len(pending))
         )
         self.buffer.load_state_dict(state["buffer"])
+        self._check_sizes()
         if (room := self._plan.room(self._pending, self.buffer)) < 0:
             raise BufferFull(
                 f"config.driver.buffer_groups ({self.buffer.capacity}) is {-room} too small for "
@@ -483,3 +492,17 @@ class HostDriver:
             self.screening.news = unpack_visits(state["begun"]["news"])
         if self.screening.prefixes is not None and "cached" in state:
             unpack_cached(self._active, state["cached"])
+
+    def _check_sizes(self) -> None:
+        """Raises ValueError where a batch has no room for groups of the checkpoint."""
+        # With an age of 0 complete groups, and prompts in flight, expire before the next step.
+        if not isinstance(self.rule, OF_ONE_SIZE) or self.buffer.max_age == 0:
+            return
+        coming = [*self._active, *(a for call in self._pending for a in call.active)]
+        largest = max(self.buffer.largest, *(a.want for a in coming), 0)
+        if largest > self.rule.max_samples:
+            raise ValueError(
+                f"the checkpoint's waiting groups have {largest} samples, and config.rule.n is "
+                f"{self.rule.max_samples}: a batch has no room for them. Resume with the "
+                "config.rule.n of the saved run"
+            )

@@ -3,6 +3,7 @@ and the orders of `rl_speed.data.orders`.
 """
 
 import logging
+from collections import Counter
 from collections.abc import Sequence
 
 from rl_speed.config import Config
@@ -28,20 +29,36 @@ log = logging.getLogger(__name__)
 # Beta prior of a prompt's pass rate, for screening with memory: few are in the middle. This, and
 # the defaults in config.Data, were chosen with `experiments/simulate.py --orders`.
 PRIOR = (0.5, 0.5)
+# Orders that keep what came back by prompt id.
+BY_ID = ("memory", "forecast")
 
 
 def make_stream(config: Config, prompts: Sequence[Prompt]) -> PromptStream:
     """A finite training set as a stream, curated and in the order that `config.data` describes.
 
-    Raises ValueError: a prompt is missing from the table of pass rates, no prompt is kept, or two
-    share an id where results are kept by id.
+    Raises ValueError: a prompt is missing from the table of pass rates, no prompt is kept, two
+    share an id where results are kept by id, or there are fewer than a step in the loop takes.
     """
-    table = {}
-    if config.data.pass_rates:
-        prompts, table = curate(
-            prompts, config.data.pass_rates, config.data.keep_low, config.data.keep_high
+    d, table = config.data, {}
+    if d.pass_rates:
+        prompts, table = curate(prompts, d.pass_rates, d.keep_low, d.keep_high)
+    ids = Counter(p.id for p in prompts)
+    if d.order in BY_ID and len(ids) < len(prompts):
+        (twice, count), *_ = ids.most_common(1)
+        where = f" of config.data.train ({d.train})" if d.task == "jsonl" else ""
+        raise ValueError(
+            f"config.data.order={d.order!r} keeps results by prompt id, and {count} "
+            f"prompts{where} have the id {twice!r}"
         )
-    return PromptStream(prompts, seed=config.seed, order=make_order(config, prompts, table))
+    order = make_order(config, prompts, table)
+    groups, adaptive = config.driver.groups, not isinstance(order, EpochOrder)
+    if config.driver.where == "in_loop" and adaptive and len(prompts) < groups:
+        raise ValueError(
+            f"config.driver.groups ({groups}) must not exceed the {len(prompts)} training prompts "
+            f"where config.driver.where='in_loop' and config.data.order={d.order!r}, by which a "
+            "step takes no prompt twice: each would be short"
+        )
+    return PromptStream(prompts, seed=config.seed, order=order)
 
 
 def make_order(

@@ -22,7 +22,10 @@ def build_batch(
       ValueError: too many samples, or a row longer than `width`.
     """
     if len(rollouts) > rows:
-        raise ValueError(f"{len(rollouts)} samples do not fit into a batch of {rows} rows")
+        raise ValueError(
+            f"{len(rollouts)} samples do not fit into a batch of {rows} rows (config.driver.groups "
+            "x config.rule.n). Where the groups are of a checkpoint, resume with both of its run"
+        )
     prompts = [prompt.tokens for prompt in rollouts.prompts]
     start = np.array([len(tokens) for tokens in prompts], int)[rollouts.owner]
     longest = int((start + rollouts.lengths).max(initial=2))

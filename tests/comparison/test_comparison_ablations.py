@@ -12,6 +12,7 @@ import math
 import re
 import shutil
 import signal
+import types
 from fractions import Fraction
 from pathlib import Path
 
@@ -168,6 +169,53 @@ def test_the_page_tells_what_was_found(load, tmp_path, monkeypatch):
         f"**Holds in part** (chain): a is best. *3 of 6 runs, final accuracy: a 0.500* ({link})"
     )
     assert found == wanted and wanted in everything.readme_table()
+
+
+@pytest.mark.parametrize(
+    "file, content, message",
+    [
+        ("table.json", b'{"headline": "final', "table.json is damaged: no JSON"),
+        ("table.json", b"[]", "table.json is damaged: it must hold a JSON object"),
+        ("table.json", b"{}", "table.json is damaged: it lacks 'headline'"),
+        (
+            "table.json",
+            b'{"headline": "x", "done": 1, "of": 1, "tables": {"t": [{"y": 1}], "u": []}}',
+            "table.json is damaged: no table has a column 'x', its headline",
+        ),
+        (
+            "table.json",
+            b'{"headline": "x", "done": 1, "of": 1, "tables": {"t": [{"x": {"mean": 1}}]}}',
+            "table.json is damaged: it lacks 'variant'",
+        ),
+        (
+            "table.json",
+            b'{"headline": "x", "done": 1, "of": 1, "tables": [1]}',
+            "table.json is damaged: its headline or its tables are not as `run` writes them",
+        ),
+        ("verdict.txt", b"Holds: \xff", "verdict.txt is damaged: no UTF-8 text"),
+    ],
+)
+def test_damaged_results_are_named(load, tmp_path, monkeypatch, file, content, message):
+    everything = load("run_all")
+    monkeypatch.setattr(everything, "RESULTS", tmp_path)
+    folder = tmp_path / "chain" / "rpo_eps"
+    folder.mkdir(parents=True)
+    (folder / "table.json").write_text("{}")
+    (folder / "verdict.txt").write_text("Holds: it does.")
+    (folder / file).write_bytes(content)
+    with pytest.raises(ValueError, match=f"^{re.escape(f'{folder}/{message}')}"):
+        everything.readme_table()
+
+
+@pytest.mark.parametrize("given", ["", "0,0", "-1", "0,1,-2"])
+def test_seeds_that_cannot_be_are_refused(load, monkeypatch, given):
+    main = load("_main")
+    flag = types.SimpleNamespace(value=["2", "0"])
+    monkeypatch.setattr(main, "_SEEDS", flag)
+    assert main.seeds() == [2, 0]
+    flag.value = given.split(",") if given else []
+    with pytest.raises(ValueError, match=f"--seeds must be different .* 0 or more; got '{given}'"):
+        main.seeds()
 
 
 def test_variants_are_all_different_and_can_be_on_the_first_task(load):

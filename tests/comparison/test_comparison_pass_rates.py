@@ -72,6 +72,21 @@ def test_total_variation():
     assert pass_rates.total_variation(a[:1], a[3:]) == 1
 
 
+def test_labels_of_later_policies_are_all_different(launch, tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    script = ("experiments/pass_rates.py", "--config=configs/embedded.py", f"--out={tmp_path}/out")
+    cases = {
+        f"start={tmp_path}": "--later: 'start' is the label of the policy of --config",
+        f"a={tmp_path},a={tmp_path}": f"--later names 'a' twice: {tmp_path} and {tmp_path}",
+        f"={tmp_path}": f"--later: '={tmp_path}' has an empty label",
+        "a=nowhere": "--later is LABEL=DIRECTORY of a policy; got 'a=nowhere'",
+    }
+    commands = [(*script, f"--later={later}") for later in cases]
+    done = launch.together(commands, [{}] * len(commands))
+    for one, message in zip(done, cases.values(), strict=True):
+        assert (one.returncode, one.stderr.splitlines()[-1]) == (2, f"error: {message}")
+
+
 def test_what_cannot_be_measured():
     config = small()
     config.data.train_prompts = 0

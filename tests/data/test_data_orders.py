@@ -514,3 +514,31 @@ def test_tables_that_cannot_be_used(tmp_path):
 def test_settings_that_cannot_be_name_the_field(data, message):
     with pytest.raises(ValueError, match=message):
         config(**data).validate()
+
+
+@pytest.mark.parametrize("order", ["memory", "forecast"])
+def test_two_prompts_of_one_id_are_refused_by_field_and_file(order):
+    c, data = config(order=order), [make(i) for i in (3, 1, 3, 2)]
+    message = f"config.data.order='{order}' keeps results by prompt id, and 2 prompts"
+    with pytest.raises(ValueError, match=f"^{message} have the id 'p3'$"):
+        make_stream(c, data)
+    c.data.task, c.data.train = "jsonl", "questions.jsonl"
+    where = r" of config.data.train \(questions.jsonl\) have the id 'p3'$"
+    with pytest.raises(ValueError, match=message + where):
+        make_stream(c, data)
+    make_stream(c, data[1:])
+
+
+@pytest.mark.parametrize("order", ["memory", "forecast", "visits", "oracle"])
+def test_a_step_in_the_loop_needs_a_prompt_for_each_group(order):
+    c, data = config(order=order), [make(i) for i in range(4)]
+    c.driver.where, c.driver.groups = "in_loop", 4
+    make_stream(c, data)
+    message = r"config.driver.groups \(4\) must not exceed the 3 training prompts .*'in_loop' and "
+    with pytest.raises(ValueError, match=f"{message}config.data.order='{order}'"):
+        make_stream(c, data[1:])
+    for path, value in (("driver.where", "host"), ("data.order", "shuffle")):
+        before = c.get(path)
+        c.set(path, value)
+        make_stream(c, data[1:])
+        c.set(path, before)

@@ -394,6 +394,48 @@ def test_state_round_trip_continues_exactly():
     assert a.prompt_counts == b.prompt_counts
 
 
+def saved(rule, max_age=None, screening="fixed", ahead=False):
+    driver, _ = make(rule, seed=3, max_age=max_age, screening=screening)
+    driver.next_groups(None, 0)
+    if ahead:
+        driver.start_next(None, 1)
+    return driver.state_dict()
+
+
+@pytest.mark.parametrize(
+    "before, now, changes",
+    [
+        (Dynamic(6), Dynamic(4), {}),  # complete groups
+        (Dynamic(6), Dynamic(4), {"screening": "missing", "ahead": True}),  # of a pending call
+        (Speed(4, 8), Speed(4, 4), {}),  # prompts that passed their screening
+    ],
+    ids=str,
+)
+def test_groups_of_a_checkpoint_that_no_batch_has_room_for_are_refused(before, now, changes):
+    n, fewer = before.max_samples, now.max_samples
+    state, (driver, _) = saved(before, **changes), make(now, seed=3)
+    with pytest.raises(ValueError, match=f"waiting groups have {n} samples, .*rule.n is {fewer}:"):
+        driver.load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    "before, now, age",
+    [
+        (Dynamic(4), Dynamic(6), None),  # fewer rows than a batch has
+        (Dynamic(6), Dynamic(4), 0),  # they expire
+        (Speed(4, 8), Speed(2, 10), None),
+        (Sequential(2, 4, 2, 1), Sequential(2, 3, 2, 1), None),  # pools are of any size
+    ],
+    ids=str,
+)
+def test_other_groups_of_a_checkpoint_are_trained_on_or_expire(before, now, age):
+    state = saved(before, age)
+    driver, _ = make(now, seed=3, max_age=age)
+    driver.stream.take(60)  # those of the saved run
+    driver.load_state_dict(state)
+    assert take(driver, 1)[0]
+
+
 def test_call_limit_trains_on_what_there_is_and_says_so():
     driver, _ = make(Dynamic(6), max_calls=1, screen_prompts=4)
     groups, report = take(driver, 0)

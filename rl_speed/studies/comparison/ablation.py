@@ -23,7 +23,7 @@ from rl_speed.runtime.signals import Stopped
 from rl_speed.studies.comparison import pass_rates
 from rl_speed.studies.comparison.measures import CLASSES, COST, Bars, Column, Curve, Lines, PerClass
 from rl_speed.studies.comparison.probes import Finished, Probe, measure, probe_file
-from rl_speed.studies.comparison.runs import Run, Variant, is_over, run_all, train
+from rl_speed.studies.comparison.runs import Run, Variant, folder_of, is_over, run_all, train
 from rl_speed.training.cache_start import write_cache
 
 # As the value of data.pass_rates: a file that the ablation makes first, one a seed, with the
@@ -357,17 +357,27 @@ def markdown(
 
 
 def found(numbers: Mapping[str, Any]) -> str:
-    """What came out in short, of a table.json: the headline of each variant."""
-    title = numbers["headline"]
-    rows = next(rows for rows in numbers["tables"].values() if title in rows[0])
-    shown = "; ".join(
-        f"{row['variant']} {row[title]['mean']:.3f}"
-        for row in rows
-        if row[title]["mean"] is not None
-    )
-    partly = (
-        "" if numbers["done"] == numbers["of"] else f"{numbers['done']} of {numbers['of']} runs, "
-    )
+    """What came out in short, of a table.json: the headline of each variant.
+
+    Raises ValueError: none of its tables has the headline, or it is not as `run` writes it.
+    """
+    try:
+        title, done, of = (numbers[name] for name in ("headline", "done", "of"))
+        tables = [rows for rows in numbers["tables"].values() if rows and title in rows[0]]
+        if not tables:
+            raise ValueError(f"no table has a column {title!r}, its headline")
+        shown = "; ".join(
+            f"{row['variant']} {row[title]['mean']:.3f}"
+            for row in tables[0]
+            if row[title]["mean"] is not None
+        )
+    except KeyError as error:
+        raise ValueError(f"it lacks {error}") from None
+    except (AttributeError, TypeError) as error:
+        raise ValueError(
+            f"its headline or its tables are not as `run` writes them ({error})"
+        ) from None
+    partly = "" if done == of else f"{done} of {of} runs, "
     return f"{partly}{title}: {shown}"
 
 
@@ -504,7 +514,7 @@ def _measured(
         return list(trained)
     done = []
     for run in trained:
-        folder = workdir / run.variant.folder / f"seed{run.seed}"
+        folder = folder_of(workdir, run.variant, run.seed)
         left = [n for n in ablation.probes if not probe_file(folder, n).exists()]
         if left and files.over():
             continue
