@@ -21,7 +21,8 @@ oracle_X over X; others have none.
 
 Writes table.md, table.json, accuracy.png, training.png, budgets.png, speedup.png (where there is a
 baseline) and pass_rates.* to --workdir, a folder per run beside them, without the policy in the
-hub's format. Interrupted comparisons continue where they stopped.
+hub's format. Interrupted comparisons continue where they stopped; runs that were finished under
+other settings are taken as they are, and named in table.md.
 """
 
 from pathlib import Path

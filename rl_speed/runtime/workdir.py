@@ -16,6 +16,11 @@ log = logging.getLogger(__name__)
 _TYPES = {bool: "true or false", int: "an integer", float: "a number", str: "a string"}
 
 
+def wanted(kind: type) -> str:
+    """In words, what a field of this type takes."""
+    return _TYPES[kind]
+
+
 def read_settings(path: Path, advice: str, supervised: bool = False) -> dict[str, Any]:
     """A run's config.json.
 

@@ -103,12 +103,22 @@ def test_targets_are_read_and_names_that_are_not_there_are_told():
     )
     with pytest.raises(ValueError, match="no held-out set 'c'; .* are a, b"):
         compare.compare(config, ["rloo"], [0], None, {"c": 0.5})  # before anything runs
+    for methods, seeds, message in (
+        (["rloo", "dapo", "rloo"], [0], "--methods names rloo twice"),
+        (["rloo"], [0, 0], "--seeds names 0 twice"),
+        ([], [0], "--methods names none"),
+        (["rloo"], [], "--seeds names none"),
+        (["rloo"], [-1], "config.seed must be 0 or more"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            compare.compare(config, methods, seeds, None)
 
 
 def compared(runs, tmp_path, monkeypatch, targets):
     monkeypatch.setattr(compare.runs, "run_all", lambda *args: runs)
     config = Config()
-    config.data.task, config.data.eval = "jsonl", "math500=m.jsonl,aime24=a.jsonl,hard=h.jsonl"
+    config.data.task, config.data.train = "jsonl", "t.jsonl"
+    config.data.eval = "math500=m.jsonl,aime24=a.jsonl,hard=h.jsonl"
     compare.compare(config, ["speed_rloo", "rloo"], [0, 1], tmp_path, targets, 0, "command")
     return SimpleNamespace(
         json=json.loads((tmp_path / "table.json").read_text()),

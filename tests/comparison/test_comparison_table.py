@@ -2,12 +2,15 @@
 on runs whose numbers are known.
 """
 
+import dataclasses
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from rl_speed.config.presets import embedded
 from rl_speed.studies.comparison import budgets, plots, table
-from rl_speed.studies.comparison.runs import Run, Variant
+from rl_speed.studies.comparison.runs import Run, Variant, check_whole
 from rl_speed.theory import expected_speedup
 
 
@@ -66,6 +69,13 @@ def test_speed_ups_are_ratios_seed_by_seed(runs):
         {"mean": (1 + 140 / 16) / 2, "min": 1, "max": 140 / 16, "seeds": 2}
     )
     assert "speedup" not in base["train_s"]
+
+
+def test_ratios_are_of_the_same_seed_in_whatever_order(runs):
+    ours = table.time_to_target([runs[2], runs[0], runs[3], runs[1]], 0.46)[0]
+    assert ours["optimizer_steps"]["speedup"]["mean"] == pytest.approx((16 / 8 + 32 / 8) / 2)
+    alone = table.time_to_target([runs[2], runs[1], runs[3]], 0.46)[0]
+    assert alone["optimizer_steps"]["speedup"]["mean"] == pytest.approx(32 / 8)
 
 
 def test_a_seed_that_does_not_arrive_is_not_averaged_away(runs):
@@ -133,6 +143,52 @@ def test_variants_change_fields_and_name_what_does_not_exist():
             Variant(spec).apply(embedded())
     with pytest.raises(ValueError, match="unknown method 'sped'.*rloo"):
         Variant("sped").apply(embedded())
+    assert not Variant("rloo@model.remat=FALSE").apply(embedded()).model.remat
+    for change, want in (
+        ("rule.n=four", "config.rule.n must be an integer, got 'four'"),
+        ("model.remat=maybe", "config.model.remat must be true or false, got 'maybe'"),
+    ):
+        with pytest.raises(ValueError, match=f"'rloo@{change}': {want}"):
+            Variant(f"rloo@{change}").apply(embedded())
+    for change in ("rule.__class__=3", "seed=3", "rule=3"):
+        with pytest.raises(ValueError, match="is not section.field=value"):
+            Variant(f"rloo@{change}").apply(embedded())
+
+
+@pytest.mark.parametrize(
+    "damage, message",
+    [
+        (lambda run: run.records.pop(), "metrics.jsonl is damaged: it has 39 lines, of 40 steps"),
+        (
+            lambda run: run.records[1].pop("accuracy"),
+            "metrics.jsonl:2 is damaged: it has no 'accuracy'",
+        ),
+        (
+            lambda run: run.summary["evaluations"][2].update({"eval/accuracy": None}),
+            r"summary.json is damaged: evaluations\[2\] has no 'eval/accuracy'",
+        ),
+    ],
+)
+def test_a_run_that_lost_something_is_refused(damage, message):
+    one = run("rloo", 0, 0.01, 1.0)
+    one.summary["steps"] = 40
+    check_whole(one, Path("runs/rloo/seed0"))
+    damage(one)
+    with pytest.raises(ValueError, match=f"runs/rloo/seed0/{message}"):
+        check_whole(one, Path("runs/rloo/seed0"))
+
+
+def test_a_run_of_other_settings_says_which():
+    config = embedded("rloo")
+    one = dataclasses.replace(run("rloo", 0, 0.01, 1.0), config=config.to_dict())
+    assert one.unlike(config) == []
+    config.training.steps, config.logging.progress = 7, not config.logging.progress
+    assert one.unlike(config) == [f"training.steps={embedded('rloo').training.steps}, not 7"]
+
+
+def test_phases_of_a_run_that_is_short():
+    short = run("rloo", 0, 0.01, 1.0, steps=2)
+    assert table.phases([short])["samples"] == 100 and table.phases([short], 0.3)["calls"] == 1
 
 
 def test_equal_budgets_are_those_that_every_run_reached(runs, tmp_path):

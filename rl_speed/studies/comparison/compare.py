@@ -11,9 +11,20 @@ from pathlib import Path
 
 import jax
 
-from rl_speed.config import Config
+from rl_speed.config import Config, flatten
 from rl_speed.config.methods import OfMethod, of
 from rl_speed.studies.comparison import benchmarks, budgets, pass_rates, plots, runs, table
+
+
+def made_otherwise(done: Sequence[runs.Run], of_method: OfMethod) -> list[str]:
+    """Of runs that are in the workdir with other settings than they would get now: which, and what
+    is other.
+    """
+    found = []
+    for run in done:
+        if other := run.unlike(runs.configured(of_method, run.variant, run.seed)):
+            found.append(f"{run.variant.label}, seed {run.seed}: {'; '.join(other)}")
+    return found
 
 
 def compare(
@@ -40,10 +51,17 @@ def compare(
 
     Raises ValueError, FileNotFoundError: a method, a setting or a file that cannot be.
     """
+    for flag, given in (("methods", list(methods)), ("seeds", list(seeds))):
+        if not given:
+            raise ValueError(f"--{flag} names none")
+        if twice := [one for one in given if given.count(one) > 1]:
+            raise ValueError(f"--{flag} names {twice[0]} twice")
     benchmarks.check_names(targets, benchmarks.names_in(config))
     variants = [runs.Variant(spec) for spec in methods]
     of_method = of_method or of(config)
-    done = runs.run_all(of_method, variants, seeds, workdir)
+    for variant in variants:
+        for seed in seeds:
+            runs.configured(of_method, variant, seed).validate()
     rates = None
     if pass_rate_samples:
         if not (workdir / "pass_rates.json").exists():
@@ -51,6 +69,9 @@ def compare(
                 pass_rates.measure(copy.deepcopy(config), pass_rate_samples), workdir, command
             )
         rates = pass_rates.load(workdir)["rates"]
+    done = runs.run_all(of_method, variants, seeds, workdir)
+    for run in done:
+        runs.check_whole(run, runs.folder_of(workdir, run.variant, run.seed))
     grouped = table.group_runs(done)
     sets = benchmarks.common_sets(done)
     benchmarks.check_names(targets, sets)
@@ -73,6 +94,8 @@ def compare(
         f"{time.strftime('%Y-%m-%d')}, {jax.devices()[0].device_kind}, {os.cpu_count()} "
         f"processors, JAX {jax.__version__}, seeds {', '.join(map(str, seeds))}."
     )
+    if others := made_otherwise(done, of_method):
+        machine += f"\n\n**Runs of other settings than the command's**: {'; '.join(others)}."
     limits, budget_rows = budgets.at_budgets(done)
     text = "\n".join(
         [
@@ -98,6 +121,14 @@ def compare(
                 "predictions": predicted,
                 "phases": phase_rows,
                 "budgets": {"limits": limits, "rows": budget_rows},
+                "settings": {
+                    v.label: {
+                        name: value
+                        for name, value in flatten(members[0].config).items()
+                        if name.startswith(("data.", "rule.", "driver."))
+                    }
+                    for v, members in grouped.items()
+                },
                 "curves": curves,
             },
             indent=1,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rl_speed.config import presets
 from rl_speed.studies.comparison import orders
-from rl_speed.studies.comparison.runs import Variant, load_run
+from rl_speed.studies.comparison.runs import Variant, folder_of, load_run
 from rl_speed.studies.simulation import Memory
 from rl_speed.studies.simulation.table import to_json
 
@@ -38,9 +38,7 @@ def compare(
     """
     variants = [Variant(spec) for spec in methods]
     configs = [variant.apply(presets.embedded()) for variant in variants]
-    plain, *others = (
-        [load_run(v, s, workdir / v.folder / f"seed{s}") for s in seeds] for v in variants
-    )
+    plain, *others = ([load_run(v, s, folder_of(workdir, v, s)) for s in seeds] for v in variants)
     settings = [
         Memory(d.explore, d.max_unseen, d.rest, d.memory_decay)
         for d in (c.data for c in configs[1:])

@@ -52,6 +52,8 @@ def measure(config: Config, samples: int, split: str = "eval") -> Measured:
         0.0,
         1.0,
     )
+    if config.rule.name == "adaptive_speed":
+        config.rule.name = "uniform"  # it needs a forecast's order, and no rule is asked here
     config.validate()
     mesh = build.build_mesh(config)
     policy = build.build_policy(config, mesh)
@@ -235,6 +237,8 @@ def load(folder: Path) -> dict[str, Any]:
         for name in ("rates", "lengths", *texts)
         if name in found
     }
+    if not ((arrays["rates"] >= 0) & (arrays["rates"] <= 1)).all():
+        raise ValueError(f"{path} is damaged: rates must be between 0 and 1; {advice}")
     spread = found.get("length_spread")
     if spread is not None and (not isinstance(spread, (int, float)) or not spread >= 0):
         raise ValueError(f"{path} is damaged: length_spread must be 0 or more; {advice}")

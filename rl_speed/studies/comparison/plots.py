@@ -67,9 +67,9 @@ def plot_training(runs: Sequence[Run], path: Path) -> Path:
     for i, (variant, members) in enumerate(group_runs(runs).items()):
         steps = min(len(run.records) for run in members)
         for axis, (name, title) in zip(axes, panels):
-            values = np.mean(
-                [[record[name] for record in run.records[:steps]] for run in members], axis=0
-            )
+            # Null, which a number that is none is written as, becomes NaN again.
+            rows = [[record[name] for record in run.records[:steps]] for run in members]
+            values = np.mean(np.array(rows, float), axis=0)
             axis.plot(
                 smooth(values),
                 label=variant.label,

@@ -11,11 +11,18 @@ from typing import Any
 
 import numpy as np
 
-from rl_speed.config import Config, methods
+from rl_speed.config import Config, flatten, methods
 from rl_speed.runtime.metrics import held_out_names, read_object, read_steps, write_atomically
 from rl_speed.runtime.signals import Stopped
-from rl_speed.runtime.workdir import read_settings, read_summary
+from rl_speed.runtime.workdir import read_settings, read_summary, wanted
 
+# What tables and pictures read of an evaluation and of a step; the rest may be missing.
+POINT = ("step", "train_s", "tokens", "optimizer_steps", "eval/accuracy")
+RECORD = ("accuracy", "grad_norm", "informative_groups")
+# Settings that change nothing of what a comparison reads.
+ASIDE = ("logging.", "checkpoints.")
+_ADVICE = "restore it, or remove the folder to run it again"
+_BOOLS = {"true": True, "1": True, "false": False, "0": False}
 # In a run's folder: seconds of wall-clock that it took, over all its slices.
 COST_FILE = "wall_clock.json"
 
@@ -57,13 +64,19 @@ class Variant:
         for change in self.spec.split("@")[1:]:
             path, equals, text = change.partition("=")
             section, _, leaf = path.partition(".")
-            if not equals or not hasattr(getattr(config, section, None), leaf):
+            if not equals or not leaf or path not in flatten(config.to_dict()):
                 raise ValueError(
                     f"{self.spec!r}: {change!r} is not section.field=value of a configuration"
                 )
-            kind = type(getattr(getattr(config, section), leaf))
-            value = text in ("True", "true", "1") if kind is bool else kind(text)
-            setattr(getattr(config, section), leaf, value)
+            part = getattr(config, section)
+            kind = type(getattr(part, leaf))
+            try:
+                value = _BOOLS[text.lower()] if kind is bool else kind(text)
+            except (KeyError, ValueError):
+                raise ValueError(
+                    f"{self.spec!r}: config.{path} must be {wanted(kind)}, got {text!r}"
+                ) from None
+            setattr(part, leaf, value)
         return config
 
 
@@ -81,6 +94,15 @@ class Run:
     config: dict[str, Any] = dataclasses.field(default_factory=dict)
     probes: dict[str, Any] = dataclasses.field(default_factory=dict)
     wall_s: float | None = None
+
+    def unlike(self, config: Config) -> list[str]:
+        """What this run's settings have that `config` has otherwise: "training.steps=2, not 3"."""
+        mine = flatten(self.config)
+        return [
+            f"{name}={mine[name]!r}, not {value!r}"
+            for name, value in flatten(config.to_dict()).items()
+            if name in mine and mine[name] != value and not name.startswith(ASIDE)
+        ]
 
     @property
     def held_out(self) -> list[str]:
@@ -119,7 +141,7 @@ def load_run(variant: Variant, seed: int, folder: Path) -> Run:
     Raises ValueError naming a file that is damaged, and what in it; OSError for one that
     is not there.
     """
-    advice = "restore it, or remove the folder to run it again"
+    advice = _ADVICE
     summary = read_summary(folder / "summary.json", advice)
     if not summary.get("evaluations"):
         raise ValueError(f"{folder / 'summary.json'} has no evaluations to compare; {advice}")
@@ -133,9 +155,46 @@ def load_run(variant: Variant, seed: int, folder: Path) -> Run:
     )
 
 
+def check_whole(run: Run, folder: Path) -> None:
+    """Raises ValueError naming the file and the place where a finished run lacks what tables and
+    pictures read: a step, or a number of a step or an evaluation.
+    """
+    path = folder / "summary.json"
+    for place, point in enumerate(run.summary["evaluations"]):
+        if missing := [name for name in POINT if point.get(name) is None]:
+            raise ValueError(
+                f"{path} is damaged: evaluations[{place}] has no {missing[0]!r}; {_ADVICE}"
+            )
+    path, steps = folder / "metrics.jsonl", run.summary.get("steps")
+    if not run.records or steps not in (None, len(run.records)):
+        raise ValueError(
+            f"{path} is damaged: it has {len(run.records)} lines, of {steps} steps; {_ADVICE}"
+        )
+    for number, record in enumerate(run.records, 1):
+        if missing := [name for name in RECORD if name not in record]:
+            raise ValueError(f"{path}:{number} is damaged: it has no {missing[0]!r}; {_ADVICE}")
+
+
 def _wall_seconds(folder: Path, advice: str = "remove it") -> float | None:
     path = folder / COST_FILE
-    return float(read_object(path, advice)["seconds"]) if path.exists() else None
+    if not path.exists():
+        return None
+    seconds = read_object(path, advice).get("seconds")
+    if not isinstance(seconds, (int, float)):
+        raise ValueError(f"{path} is damaged: seconds must be a number; {advice}")
+    return float(seconds)
+
+
+def configured(of_method: methods.OfMethod, variant: Variant, seed: int) -> Config:
+    """The settings of one run of a comparison."""
+    config = variant.of(of_method)
+    config.seed = seed
+    return config
+
+
+def folder_of(workdir: Path, variant: Variant, seed: int) -> Path:
+    """The workdir of one run of a comparison."""
+    return workdir / variant.folder / f"seed{seed}"
 
 
 def is_over(stopped: Stopped) -> bool:
@@ -202,17 +261,17 @@ def run_all(
     """
     # Every configuration is checked before the first of them runs.
     for variant in variants:
-        variant.of(of_method).validate()
+        for seed in seeds:
+            configured(of_method, variant, seed).validate()
     done, stopped = [], False
     for seed in seeds:
         for variant in variants:
-            folder = workdir / variant.folder / f"seed{seed}"
+            folder = folder_of(workdir, variant, seed)
             if not (folder / "summary.json").exists():
                 if stopped := stopped or over():
                     continue
                 say(f"{variant.label}, seed {seed}")
-                config = variant.of(of_method)
-                config.seed = seed
+                config = configured(of_method, variant, seed)
                 config.logging.export = False
                 try:
                     prepare(config)

@@ -72,7 +72,8 @@ def time_to_target(
             base = by_method.get(variant.baseline or "")
             if base is None:
                 continue
-            pairs = [(reached(b, axis), value) for b, value in zip(base, values)]
+            of_seed = {b.seed: reached(b, axis) for b in base}
+            pairs = [(of_seed.get(run.seed), value) for run, value in zip(members, values)]
             ratios = [b / value for b, value in pairs if b is not None and value]
             if ratios:
                 row[axis]["speedup"] = {
@@ -94,8 +95,9 @@ def phases(runs: Sequence[Run], target: float | None = None) -> dict[str, float]
     records = []
     for run in runs:
         end = run.reaches(target, "step") if target is not None else None
-        # The first steps of a run compile and fill the buffer.
-        records += run.records[3 : None if end is None else max(4, math.ceil(end))]
+        # The first steps of a run compile and fill the buffer, unless there are no others.
+        warm = min(3, len(run.records) - 1)
+        records += run.records[warm : None if end is None else max(warm + 1, math.ceil(end))]
     mean = lambda name: float(np.mean([record.get(name, 0.0) for record in records]))
     out = {name: mean(f"time/{name}") for name in (*PHASES, "step", "compile")}
     out["step"] -= out.pop("compile")

@@ -15,7 +15,7 @@ from rl_speed.data.held_out import HELD_OUT_OF_TRAIN
 from rl_speed.data.pass_rates import load_pass_rates
 from rl_speed.rollout.prompt_counts import StarvedError
 from rl_speed.studies.comparison import pass_rates
-from rl_speed.studies.comparison.runs import Variant, load_run
+from rl_speed.studies.comparison.runs import Variant, folder_of, load_run
 from rl_speed.studies.planning.prices import Prices
 from rl_speed.studies.planning.simulated import (
     Call,
@@ -263,8 +263,8 @@ def measured_steps(folder: Path, methods: Sequence[str], seed: int) -> dict[str,
     found = {}
     for method in methods:
         variant = Variant(method)
-        place = folder / variant.folder / f"seed{seed}"
-        records = [r for r in load_run(variant, seed, place).records if not r["time/compile"]]
+        place = folder_of(folder, variant, seed)
+        records = [r for r in load_run(variant, seed, place).records if not r.get("time/compile")]
         if not records:
             raise ValueError(f"{place}: something was compiled in every step")
         mean = lambda name, records=records: float(np.mean([r.get(name, 0.0) for r in records]))

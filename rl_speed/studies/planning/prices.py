@@ -179,6 +179,11 @@ def read_dry_run(path: Path) -> dict[str, Any]:
     for name in ("programs", "pieces", "devices", "limit", "beside", "work"):
         if name not in found:
             raise ValueError(f"{path}: no field {name!r}; train.py --dry_run --json writes it")
+    programs = found["programs"]
+    if not isinstance(programs, list) or not all(isinstance(p, dict) for p in programs):
+        raise ValueError(
+            f"{path}: programs must be a list of objects; train.py --dry_run --json writes it"
+        )
     return found
 
 
