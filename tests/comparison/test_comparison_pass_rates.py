@@ -66,6 +66,18 @@ def test_what_came_into_reach(tmp_path):
         pass_rates.save_frontier(start, {"other": other}, tmp_path)
 
 
+def test_a_preset_whose_rule_needs_a_forecast_is_measured(tmp_path):
+    config = tiny(embedded("forecast_rloo"), train_prompts=20, eval_prompts=8)
+    config.logging.progress = False
+    measured = pass_rates.measure(config, 2)
+    assert len(measured.ids) == 8 and measured.evaluation.samples == 2
+    pass_rates.save(measured, tmp_path, "")
+    path = tmp_path / "pass_rates.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "rates": [2.5] * 8}))
+    with pytest.raises(ValueError, match="pass_rates.json is damaged: rates must be between 0 an"):
+        pass_rates.load(tmp_path)
+
+
 def test_total_variation():
     a = np.array([0.01, 0.02, 0.5, 0.99])
     assert pass_rates.total_variation(a, a) == 0 and pass_rates.total_variation(a, a[:1]) == 0.5

@@ -3,6 +3,7 @@ on runs whose numbers are known.
 """
 
 import dataclasses
+import json
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 
 from rl_speed.config.presets import embedded
 from rl_speed.studies.comparison import budgets, plots, table
-from rl_speed.studies.comparison.runs import Run, Variant, check_whole
+from rl_speed.studies.comparison.runs import Run, Variant, check_whole, load_run
 from rl_speed.theory import expected_speedup
 
 
@@ -176,6 +177,17 @@ def test_a_run_that_lost_something_is_refused(damage, message):
     damage(one)
     with pytest.raises(ValueError, match=f"runs/rloo/seed0/{message}"):
         check_whole(one, Path("runs/rloo/seed0"))
+
+
+@pytest.mark.parametrize("damaged", [{}, {"seconds": "x"}])
+def test_a_clock_that_lost_its_seconds_is_named(tmp_path, damaged):
+    (tmp_path / "summary.json").write_text('{"evaluations": [{"step": 0}]}')
+    (tmp_path / "metrics.jsonl").write_text('{"step": 0}\n')
+    (tmp_path / "config.json").write_text("{}")
+    assert load_run(Variant("rloo"), 0, tmp_path).wall_s is None
+    (tmp_path / "wall_clock.json").write_text(json.dumps(damaged))
+    with pytest.raises(ValueError, match="wall_clock.json is damaged: seconds must be a number"):
+        load_run(Variant("rloo"), 0, tmp_path)
 
 
 def test_a_run_of_other_settings_says_which():

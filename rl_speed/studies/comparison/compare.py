@@ -59,9 +59,7 @@ def compare(
     benchmarks.check_names(targets, benchmarks.names_in(config))
     variants = [runs.Variant(spec) for spec in methods]
     of_method = of_method or of(config)
-    for variant in variants:
-        for seed in seeds:
-            runs.configured(of_method, variant, seed).validate()
+    runs.check_settings(of_method, variants, seeds)  # before pass rates are measured, too
     rates = None
     if pass_rate_samples:
         if not (workdir / "pass_rates.json").exists():

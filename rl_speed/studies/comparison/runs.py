@@ -141,17 +141,16 @@ def load_run(variant: Variant, seed: int, folder: Path) -> Run:
     Raises ValueError naming a file that is damaged, and what in it; OSError for one that
     is not there.
     """
-    advice = _ADVICE
-    summary = read_summary(folder / "summary.json", advice)
+    summary = read_summary(folder / "summary.json", _ADVICE)
     if not summary.get("evaluations"):
-        raise ValueError(f"{folder / 'summary.json'} has no evaluations to compare; {advice}")
+        raise ValueError(f"{folder / 'summary.json'} has no evaluations to compare; {_ADVICE}")
     return Run(
         variant,
         seed,
         summary,
         read_steps(folder / "metrics.jsonl"),
-        read_settings(folder / "config.json", advice),
-        wall_s=_wall_seconds(folder, advice),
+        read_settings(folder / "config.json", _ADVICE),
+        wall_s=_wall_seconds(folder, _ADVICE),
     )
 
 
@@ -190,6 +189,15 @@ def configured(of_method: methods.OfMethod, variant: Variant, seed: int) -> Conf
     config = variant.of(of_method)
     config.seed = seed
     return config
+
+
+def check_settings(
+    of_method: methods.OfMethod, variants: Sequence[Variant], seeds: Sequence[int]
+) -> None:
+    """Every run's, before the first of them. Raises ValueError naming what cannot be."""
+    for variant in variants:
+        for seed in seeds:
+            configured(of_method, variant, seed).validate()
 
 
 def folder_of(workdir: Path, variant: Variant, seed: int) -> Path:
@@ -259,10 +267,7 @@ def run_all(
       home: folder of this comparison and others: a run that one of them has finished with the same
         settings is not made again, but linked to.
     """
-    # Every configuration is checked before the first of them runs.
-    for variant in variants:
-        for seed in seeds:
-            configured(of_method, variant, seed).validate()
+    check_settings(of_method, variants, seeds)
     done, stopped = [], False
     for seed in seeds:
         for variant in variants:
