@@ -13,7 +13,8 @@ from rl_speed.data.chain import DEFAULT_SPEC, chain_prompts
 from rl_speed.data.loaders import DataError
 from rl_speed.data.orders import KEY, ForecastOrder, MemoryOrder, VisitOrder, easy_to_hard
 from rl_speed.data.prompts import Prompt, PromptStream
-from rl_speed.memory import Acceptance, BetaEma
+from rl_speed.rollout.acceptance import Acceptance
+from rl_speed.rollout.counted import BetaEma
 from rl_speed.runtime.checkpoint import join_host, split_host
 from rl_speed.sampling import Speed
 from rl_speed.training.stream import curate, make_stream

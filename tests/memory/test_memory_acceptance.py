@@ -5,8 +5,8 @@ what is learned.
 import numpy as np
 import pytest
 
-from rl_speed.memory import Acceptance, BetaEma, qualified, qualifying
-from rl_speed.rollout.acceptance import EDGES, FORGET, WEIGHT
+from rl_speed.rollout.acceptance import EDGES, FORGET, WEIGHT, Acceptance, qualified, qualifying
+from rl_speed.rollout.counted import BetaEma
 from rl_speed.sampling import Band, Dynamic, Speed, Uniform
 
 RULE = Speed(4, 20)

@@ -8,7 +8,7 @@ import pytest
 
 from rl_speed.data.prompts import Prompt
 from rl_speed.data.rollouts import SAMPLE_FIELDS, TOKEN_FIELDS, Rollouts, pack, unpack
-from rl_speed.memory import BufferFull, Group, SamplingBuffer
+from rl_speed.rollout.buffer import BufferFull, SamplingBuffer
 from rl_speed.sampling import ACCEPTED, SCREENING
 
 FIELDS = {**TOKEN_FIELDS, **SAMPLE_FIELDS}
@@ -27,7 +27,7 @@ def make(visit, version=0, samples=3, width=5, answer_tokens=(1, 2)):
         visit=visit,
         meta={"class": "easy"},
     )
-    return Group(
+    return Rollouts.group(
         prompt=prompt,
         tokens=rng.integers(1, 9, valid.shape) * valid,
         lengths=lengths,

@@ -8,8 +8,8 @@ import math
 import numpy as np
 import pytest
 
-from rl_speed.memory import CachedResponse, PrefixConfig, cuts, suffix_budget
-from rl_speed.replay.cuts import cut_at_share
+from rl_speed.replay.cuts import PrefixConfig, cut_at_share, cuts, suffix_budget
+from rl_speed.replay.responses import CachedResponse
 
 
 def cached(n, truncated=False, shortest=None):

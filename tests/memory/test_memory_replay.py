@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from rl_speed.data.prompts import Prompt
-from rl_speed.memory import CachedResponse, Group, ReplayCache
+from rl_speed.data.rollouts import Rollouts
+from rl_speed.replay.cache import ReplayCache
+from rl_speed.replay.responses import CachedResponse
 from rl_speed.runtime.checkpoint import Checkpointer
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
@@ -25,7 +27,7 @@ def make(
     lengths = np.full(n, 2) if lengths is None else np.array(lengths)
     valid = np.arange(max(lengths)) < lengths[:, None]
     logprobs = np.full(n, -1.0) if logprobs is None else np.array(logprobs)
-    return Group(
+    return Rollouts.group(
         prompt=Prompt(
             name, np.array([1], np.int32), "1", np.array([1], np.int32), "?", visit=visit
         ),

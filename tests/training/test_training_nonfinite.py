@@ -18,8 +18,8 @@ from killable import small_config
 from rl_speed.config import Config
 from rl_speed.data.held_out import HeldOutSet
 from rl_speed.evaluation import evaluate
-from rl_speed.memory import ReplayCache
 from rl_speed.mesh import make_mesh
+from rl_speed.replay.cache import ReplayCache
 from rl_speed.replay.cuts import Replay
 from rl_speed.rollout.generate import SampleRequest, gather
 from rl_speed.rollout.prompt_counts import StarvedError

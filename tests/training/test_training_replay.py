@@ -13,11 +13,13 @@ from fake_generation import answer, finished
 from rl_speed.config import Driver
 from rl_speed.config.presets import embedded, tiny
 from rl_speed.data.prompts import Prompt, PromptStream
-from rl_speed.memory import CachedResponse, PrefixConfig, ReplayCache, SamplingBuffer
 from rl_speed.mesh import make_mesh
 from rl_speed.policy import sequence_logprobs
-from rl_speed.replay.cuts import Replay
+from rl_speed.replay.cache import ReplayCache
+from rl_speed.replay.cuts import PrefixConfig, Replay
+from rl_speed.replay.responses import CachedResponse
 from rl_speed.replay.source import PrefixSource
+from rl_speed.rollout.buffer import SamplingBuffer
 from rl_speed.rollout.generate import GenerationStats, SampleRequest
 from rl_speed.rollout.host_driver import HostDriver
 from rl_speed.rollout.prompt_counts import StarvedError
