@@ -25,6 +25,7 @@ from rl_speed.objectives import (
     POOL_ADVANTAGES,
     settings_of,
 )
+from rl_speed.policy.hf import AS_READ, STORED_DTYPES
 from rl_speed.sampling.rules import (
     ENDS,
     METRICS,
@@ -76,9 +77,13 @@ RULES: dict[str, Callable[["RuleConfig"], Rule]] = {
 
 @dataclass
 class Model:
-    # A Hugging Face directory, or the policy that ships with an embedded task: "embedded" of
-    # "chain", "scratchpad" of "scratchpad".
+    # A Hugging Face directory; a model of the hub, OWNER/NAME[@REVISION], which is downloaded; or
+    # the policy that ships with an embedded task: "embedded" of "chain", "scratchpad" of
+    # "scratchpad".
     path: str = EMBEDDED
+    # Tokens that end a response beside those that the model's files name, with commas between them:
+    # <|im_end|>.
+    end_tokens: str = ""
     compute_dtype: str = one_of("float32", "bfloat16")  # master weights are always float32
     remat: bool = False  # recompute each layer in the backward pass
     head_chunk: int = 0  # tokens whose logits exist at once in the trainer (0: about 2^27 logits)
@@ -491,6 +496,8 @@ class Logging:
     profile_step: int = -1  # trace this step with jax.profiler (-1: none)
     progress: bool = True
     export: bool = True  # write the final policy as a Hugging Face directory
+    # Of its weights; as_read: that of model.path.
+    export_dtype: str = one_of(AS_READ, *STORED_DTYPES)
     tensorboard: bool = True  # event files in workdir/tensorboard
     wandb: str = ""  # a project of Weights & Biases, where wandb is installed ("": none)
     # Steps between decoded samples shown as text in TensorBoard and W&B (0: none).

@@ -219,7 +219,7 @@ def evaluate_policy(
     if of_files and not files:
         raise ValueError(f"config.{of_files[0]} is for the files of --data")
     asked = parse_k(k, config.evaluation.samples)
-    tokenizer = load_tokenizer(build.policy_directory(config))
+    tokenizer = load_tokenizer(build.policy_directory(config, weights=False))
     sets = load_benchmarks(files, config, tokenizer, source, limit)
     mesh = build.build_mesh(config)
     policy, at = load_policy(source, config, mesh)

@@ -17,7 +17,7 @@ MACHINE = (
 ).split()
 ASKED = (
     "evaluation.temperature evaluation.top_p sampler.max_new data.prompt data.instruction "
-    "data.system reward.verifier reward.mode"
+    "data.system model.end_tokens reward.verifier reward.mode"
 ).split()
 # Questions and weights have an identity of their own; who verifies changes no verdict.
 NO_MATTER = (

@@ -16,6 +16,7 @@ from jax.sharding import Mesh
 from rl_speed.config import EMBEDDED, Config
 from rl_speed.data.tasks import POLICIES
 from rl_speed.policy.hf import INDEX, SINGLE
+from rl_speed.policy.hub import is_hub_name
 from rl_speed.runtime.checkpoint import CheckpointError, restore_params, saved_steps
 from rl_speed.runtime.workdir import config_of, is_supervised, read_settings
 from rl_speed.training import build
@@ -28,8 +29,8 @@ class Source:
     """Where a policy comes from.
 
     Attributes:
-      directory: Hugging Face directory (or a key of POLICIES) of its architecture and tokenizer;
-        without `checkpoints`, of its weights.
+      directory: Hugging Face directory (or its name on the hub, or a key of POLICIES) of its
+        architecture and tokenizer; without `checkpoints`, of its weights.
       config: of the run that made it; None where there was none. checkpoints: folder of
         checkpoints by step.
       step: the one to take; None: the newest that can be read.
@@ -65,6 +66,8 @@ def find_source(model: str = "", checkpoint: str = "", step: int | None = None) 
             raise ValueError("--step chooses among the checkpoints of a run: it needs --checkpoint")
         if not model or model in POLICIES:
             return Source(model or EMBEDDED, Path("runs/evaluate") / (model or EMBEDDED))
+        if is_hub_name(model):
+            return Source(model, Path("runs/evaluate") / model.replace("/", "--"))
         if not Path(model).is_dir():
             raise FileNotFoundError(f"config.model.path: {model}: no such directory")
         return Source(model, _home(Path(model)))

@@ -5,9 +5,15 @@ its tokenizer.
 from rl_speed.policy.attention import DecodeAttention
 from rl_speed.policy.config import ModelConfig
 from rl_speed.policy.decoding import decoder
-from rl_speed.policy.hf import load_hf, save_hf
+from rl_speed.policy.hf import ModelFiles, load_hf, save_hf
 from rl_speed.policy.logprobs import logits_logprobs, sequence_logprobs, token_logprobs
-from rl_speed.policy.tokenizer import encode_prompt, end_token_ids, load_tokenizer, prompt_encoder
+from rl_speed.policy.tokenizer import (
+    encode_prompt,
+    end_token_ids,
+    fit_vocabulary,
+    load_tokenizer,
+    prompt_encoder,
+)
 from rl_speed.policy.transformer import (
     abstract_params,
     forward,
@@ -22,10 +28,12 @@ from rl_speed.policy.transformer import (
 __all__ = [
     "DecodeAttention",
     "ModelConfig",
+    "ModelFiles",
     "abstract_params",
     "decoder",
     "encode_prompt",
     "end_token_ids",
+    "fit_vocabulary",
     "forward",
     "hidden_states",
     "init",

@@ -133,6 +133,9 @@ class ModelConfig:
       remat: recompute each layer in the backward pass instead of keeping its activations.
       platform: what its programs are compiled for ("cpu", "gpu" or "tpu"), which may be another
         than the one that they are traced on. It decides which kernels are taken.
+      unused_ids: ranges (first, one past the last) of ids that are no token of the tokenizer, as
+        where an embedding was padded to a round size. Their logits are a constant so low that they
+        have no probability, in generation and in training alike.
       interpret: have XLA run a TPU's kernels as they stand, on any device: slow, to test them.
     """
 
@@ -153,6 +156,7 @@ class ModelConfig:
     dtype: str = "float32"
     remat: bool = False
     platform: str = "cpu"
+    unused_ids: tuple[tuple[int, int], ...] = ()
     interpret: bool = False
 
     def __post_init__(self):
@@ -186,6 +190,12 @@ class ModelConfig:
             raise ValueError(
                 f"model.platform must be one of {', '.join(PLATFORMS)}, got {self.platform!r}"
             )
+
+    @property
+    def ids(self) -> int:
+        """One past the last id that is a token."""
+        padded = self.unused_ids and self.unused_ids[-1][1] == self.vocab_size
+        return self.unused_ids[-1][0] if padded else self.vocab_size
 
     @classmethod
     def from_hf(

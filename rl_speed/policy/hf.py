@@ -11,7 +11,7 @@ import math
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 STORED_DTYPES = ("float32", "bfloat16", "float16")
+AS_READ = "as_read"  # the dtype of the directory that a policy was read from
 _READABLE = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}  # safetensors' names
 
 # For each axis of our array, where it begins and ends.
@@ -177,7 +178,9 @@ class Shards:
 
     def __init__(self, directory: Path):
         self._directory, self._open = directory, {}
-        if (directory / INDEX).exists():
+        if (directory / SINGLE).exists():
+            self._files = {name: SINGLE for name in self._handle(SINGLE).keys()}
+        elif (directory / INDEX).exists():
             index = read_json(directory / INDEX)
             if "weight_map" not in index:
                 raise ValueError(
@@ -190,8 +193,6 @@ class Shards:
                     f"{directory / INDEX} names {', '.join(missing)}, which is not there: the "
                     "download is incomplete"
                 )
-        elif (directory / SINGLE).exists():
-            self._files = {name: SINGLE for name in self._handle(SINGLE).keys()}
         else:
             raise FileNotFoundError(f"{directory} holds neither {SINGLE} nor {INDEX}")
 
@@ -240,6 +241,11 @@ class Shards:
                 f"supported; supported: {', '.join(_READABLE.values())}"
             )
 
+    def dtype(self, names: Iterable[str]) -> str:
+        """The dtype that holds these tensors exactly, one of STORED_DTYPES."""
+        found = {_READABLE.get(self._slice(name).get_dtype(), "float32") for name in names}
+        return found.pop() if len(found) == 1 else "float32"
+
     def read(self, name: str, index: tuple[slice, ...]) -> np.ndarray:
         """A part of a tensor, in its own dtype."""
         with jax.default_device(jax.local_devices(backend="cpu")[0]):
@@ -280,6 +286,66 @@ def read_weight(
     return jax.make_array_from_single_device_arrays(weight.shape, sharding, placed)
 
 
+@dataclasses.dataclass(frozen=True)
+class ModelFiles:
+    """What a model directory says beside its weights, to be written back with them.
+
+    Attributes:
+      config: its config.json. generation: its generation_config.json, None where there is none.
+      dtype: of its weights.
+    """
+
+    config: Mapping[str, Any]
+    generation: Mapping[str, Any] | None
+    dtype: str
+
+    @classmethod
+    def read(cls, directory: str | os.PathLike) -> "ModelFiles":
+        """Raises FileNotFoundError or ValueError, which name the file."""
+        directory = Path(directory)
+        config, generation = read_json(directory / "config.json"), None
+        if (path := directory / "generation_config.json").exists():
+            generation = read_json(path)
+        names = (entry.name for entry in all_entries(ModelConfig.from_hf(config)))
+        return cls(config, generation, Shards(directory).dtype(names))
+
+    def written_config(self, model: ModelConfig, dtype: str) -> dict[str, Any]:
+        """config.json as it was read, but for the dtype.
+
+        Raises ValueError where `model` is another than it describes.
+        """
+        described = ModelConfig.from_hf(self.config, model.dtype, model.remat, model.platform)
+        settings = {"interpret": model.interpret, "unused_ids": model.unused_ids}
+        if dataclasses.replace(described, **settings) != model:
+            raise ValueError(
+                "the policy has another shape than the config.json that it was read from"
+            )
+        names = [name for name in ("torch_dtype", "dtype") if name in self.config]
+        return {**self.config, **dict.fromkeys(names or ["torch_dtype"], dtype)}
+
+
+def generation_config(
+    source: ModelFiles | None, tokenizer: Any, end_tokens: Sequence[int]
+) -> dict[str, Any]:
+    """generation_config.json of a saved policy: as it was read, with all end tokens; where there
+    was none, what config.json and the tokenizer say, {} without an end token.
+    """
+    if source is not None and source.generation is not None:
+        values = dict(source.generation)
+    else:
+        said = {} if source is None else source.config
+        values = {name: said[name] for name in ("bos_token_id", "pad_token_id") if name in said}
+        if tokenizer is not None:
+            values.setdefault("pad_token_id", tokenizer.pad_token_id)
+            values["eos_token_id"] = tokenizer.eos_token_id
+    known = values.get("eos_token_id")
+    known = known if isinstance(known, list) else [] if known is None else [known]
+    if not set(end_tokens) <= set(known):
+        known = list(dict.fromkeys([*known, *end_tokens]))
+        values["eos_token_id"] = known[0] if len(known) == 1 else known
+    return values if known or (source is not None and source.generation is not None) else {}
+
+
 def load_hf(
     directory: str | os.PathLike,
     mesh: jax.sharding.Mesh | None = None,
@@ -313,6 +379,14 @@ def load_hf(
         )
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
+    if (directory / SINGLE).exists() and (directory / INDEX).exists():
+        log.warning(
+            "%s holds %s and %s: the former is read, as transformers does. Delete the one of an "
+            "earlier save",
+            directory,
+            SINGLE,
+            INDEX,
+        )
     shards, tree = Shards(directory), weights(config)
     for entry in all_entries(config):
         shards.check(entry.name, entry.tensor.stored_shape(entry.shape))
@@ -379,8 +453,8 @@ def stored_tensor(params: Mapping[str, Any], entry: Entry, dtype: str = "float32
         and np.abs(host[np.isfinite(host)]).max(initial=0) > np.finfo(np.float16).max
     ):
         raise ValueError(
-            f"tensor {entry.name} has values beyond the range of float16; save "
-            "as bfloat16 or float32"
+            f"tensor {entry.name} has values beyond the range of float16; save as bfloat16 or "
+            "float32 (config.logging.export_dtype)"
         )
     return np.ascontiguousarray(entry.tensor.store(host.astype(jnp.dtype(dtype))))
 
@@ -474,9 +548,11 @@ def save_hf(
     config: ModelConfig,
     tokenizer: Any = None,
     extra: Mapping[str, Mapping[str, Any]] | None = None,
-    dtype: str = "float32",
+    dtype: str = AS_READ,
     max_shard_bytes: int = 5_000_000_000,
     write: bool = True,
+    source: ModelFiles | None = None,
+    end_tokens: Sequence[int] = (),
 ) -> None:
     """Write a directory that transformers (and `load_hf`) opens.
 
@@ -484,19 +560,26 @@ def save_hf(
     model directory is replaced.
 
     Args:
-      tokenizer: saved along, with its end token in generation_config.json.
-      extra: further JSON files, {"generation_config.json": {...}}.
-      dtype: of the stored weights, "float32", "bfloat16" or "float16".
+      tokenizer: saved along.
+      extra: further JSON files, {"made_by.json": {...}}.
+      dtype: of the stored weights, "float32", "bfloat16" or "float16"; AS_READ takes that of
+        `source`, or float32 without one.
       max_shard_bytes: a larger model is written as several files of at most so many bytes,
         with an index.
       write: whether this process writes. Of several that hold the weights together one does, and
         all must call this.
+      source: what the directory that the policy was read from says. Its config.json and
+        generation_config.json are written back: end tokens, sampling defaults and all fields that
+        are not known here.
+      end_tokens: ids that end a response of this policy; generation_config.json names all of them.
 
     Raises:
       ValueError: an unknown dtype, a size below 1, weights beyond the range of float16, a policy of
         no known family, or something else than a model directory stands there (see
         `require_replaceable`).
     """
+    if dtype == AS_READ:
+        dtype = "float32" if source is None else source.dtype
     if dtype not in STORED_DTYPES:
         raise ValueError(f"dtype must be one of {', '.join(STORED_DTYPES)}, got {dtype!r}")
     if max_shard_bytes < 1:
@@ -509,14 +592,15 @@ def save_hf(
     directory.parent.mkdir(parents=True, exist_ok=True)
     fresh = Path(tempfile.mkdtemp(dir=directory.parent, prefix=f".{directory.name}-"))
     try:
-        files: dict[str, Any] = {"config.json": config.to_hf(dtype)}
+        files: dict[str, Any] = {
+            "config.json": config.to_hf(dtype)
+            if source is None
+            else source.written_config(config, dtype)
+        }
         if tokenizer is not None:
             tokenizer.save_pretrained(fresh)
-            if tokenizer.eos_token_id is not None:
-                files["generation_config.json"] = {
-                    "eos_token_id": tokenizer.eos_token_id,
-                    "pad_token_id": tokenizer.pad_token_id,
-                }
+        if generation := generation_config(source, tokenizer, end_tokens):
+            files["generation_config.json"] = generation
         write_tensors(fresh, params, config, dtype, max_shard_bytes)
         for name, value in {**files, **(extra or {})}.items():
             (fresh / name).write_text(json.dumps(value, indent=2) + "\n")

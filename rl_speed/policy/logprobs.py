@@ -86,15 +86,17 @@ def _in_chunks(
     )[0]
 
 
-def _logits(table: Array, hidden: Array, temperature: Array, config: ModelConfig) -> Array:
+def _logits(
+    table: Array, hidden: Array, temperature: Array, config: ModelConfig, vocabulary: Vocabulary
+) -> Array:
     name = "embed" if config.tie_embeddings else "lm_head"
-    return output_head({name: table}, hidden, config) / temperature
+    return output_head({name: table}, hidden, config, vocabulary) / temperature
 
 
 def _forward(table, hidden, targets, temperature, config, with_entropy, vocabulary):
     def chunk(xs):
         hidden, targets = map(vocabulary.tokens, xs)
-        logits = _logits(table, hidden, temperature, config)
+        logits = _logits(table, hidden, temperature, config, vocabulary)
         logprobs, kept = _statistics(logits, targets, with_entropy, vocabulary)
         return jax.tree.map(vocabulary.mine, (logprobs, kept.entropy)), kept
 
@@ -111,7 +113,7 @@ def _backward(config, with_entropy, vocabulary, saved, gradients):
         hidden, targets, kept, gradients = xs
         hidden, targets, gradients = jax.tree.map(vocabulary.tokens, (hidden, targets, gradients))
         of_logprob, of_entropy = gradients
-        logits = _logits(table, hidden, temperature, config)
+        logits = _logits(table, hidden, temperature, config, vocabulary)
         logprobs = logits - kept.top[:, None] - kept.normaliser[:, None]
         chances = jnp.exp(logprobs)
         told = vocabulary.ids(logits.shape) == targets[:, None]

@@ -2,18 +2,30 @@
 the only place that speaks to transformers' tokenizers.
 """
 
+import dataclasses
 import datetime
+import itertools
+import logging
 import os
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from rl_speed.policy.config import ModelConfig
 from rl_speed.policy.hf import read_json
 from rl_speed.policy.prompt_formats import prompt_format
+
+log = logging.getLogger(__name__)
 
 # What chat templates that write today's date into a prompt (Llama 3) get instead, the day that
 # Llama's falls back to: the same question must be the same prompt tomorrow.
 DATE = datetime.datetime(2024, 7, 26)
+# Stands for text while a template is rendered around it: a private-use character, which no template
+# changes.
+MARK = "\ue000"
 
 
 def load_tokenizer(directory: str | os.PathLike) -> Any:
@@ -41,52 +53,163 @@ def load_tokenizer(directory: str | os.PathLike) -> Any:
     return transformers.AutoTokenizer.from_pretrained(str(directory), local_files_only=True)
 
 
-def prompt_encoder(tokenizer: Any, template: str, system: str = "") -> Callable[[str], list[int]]:
-    """What turns a question into the token ids that the policy is to see.
+class TextGuard:
+    """Encodes text that others bring (questions, turns) without making certain tokens of it.
+
+    `protect` replaces the spellings of these tokens by marks, before a template is rendered around
+    the text. `encode` encodes what was rendered, the spellings as ordinary text. Text without them
+    is encoded in one piece, as transformers does it.
+
+    Args:
+      tokens: ids of these tokens; those that are no added tokens are not looked for.
+
+    Attributes:
+      found: number of texts that held one. pattern: a regular expression of the spellings.
+    """
+
+    def __init__(self, tokenizer: Any, tokens: Iterable[int]):
+        self._tokenizer, self.found = tokenizer, 0
+        added, special = tokenizer.added_tokens_decoder, special_ids(tokenizer)
+        spelling = {id: added[id].content for id in tokens if id in added}
+        self._spellings = [MARK, *sorted(set(spelling.values()), key=len, reverse=True)]
+        self.pattern = _any_of(self._spellings[1:])
+        self._marks = re.compile(f"{MARK}(\\d+){MARK}")
+        # Tokens that are not marked as special: the tokenizer cannot be told to leave them alone.
+        self._ordinary = _any_of(
+            [text for id, text in spelling.items() if id not in special and len(text) > 1]
+        )
+
+    def protect(self, text: str) -> str:
+        """The text with marks in place of the spellings."""
+        held = re.search(self.pattern, text)
+        if held and not self.found:
+            log.warning(
+                "a text holds %r, a token of this tokenizer: here and elsewhere it is encoded as "
+                "text, so that it cannot end a turn or begin one",
+                held[0],
+            )
+        self.found += held is not None
+        return re.sub(
+            f"{MARK}|{self.pattern}",
+            lambda found: f"{MARK}{self._spellings.index(found[0])}{MARK}",
+            text,
+        )
+
+    def encode(self, rendered: str) -> list[int]:
+        """Token ids of rendered text whose parts went through `protect`."""
+        if MARK not in rendered:
+            return self._bare(rendered)
+        # As the tokenizer works: added tokens part the text, and what lies between two of them is
+        # encoded by itself.
+        ids, run = [], ""
+        for part in re.split(f"({self.pattern})", rendered):
+            if MARK in part:
+                ids += self._bare(run)
+                ids += self._as_text(
+                    self._marks.sub(lambda found: self._spellings[int(found[1])], part)
+                )
+                run = ""
+            else:
+                run += part
+        return ids + self._bare(run)
+
+    def _bare(self, text: str, **settings: Any) -> list[int]:
+        if not text:
+            return []
+        return list(self._tokenizer.encode(text, add_special_tokens=False, **settings))
+
+    def _as_text(self, text: str) -> list[int]:
+        cuts = [found.start() + 1 for found in re.finditer(self._ordinary, text)]
+        edges = itertools.pairwise([0, *cuts, len(text)])
+        parts = (self._bare(text[a:b], split_special_tokens=True) for a, b in edges)
+        return [token for part in parts for token in part]
+
+
+def _any_of(spellings: Sequence[str]) -> str:
+    """A regular expression without groups."""
+    return "|".join(map(re.escape, spellings)) or "(?!)"
+
+
+class PromptEncoder:
+    """Turns a question into the token ids that the policy is to see.
 
     Chat templates bring their special tokens along, BOS included: their text is encoded as it is.
     Other prompts get what the tokenizer puts before a text (Llama's BOS), unless they begin with it
-    already, and never what it would put behind: a prompt has not ended.
+    already, and never what it would put behind: a prompt has not ended. Special tokens in a
+    question are encoded as text, so that it can neither close its turn nor forge another; so are
+    other added tokens that the prompt itself has around the question.
 
     Args:
       template: a name of `prompt_formats.PROMPTS` ("chat", "plain", "qwen_math_cot", ...), or a
         format string with {question}, in which other braces are doubled.
-      system: the system turn, instead of the format's own.
+      system: the system turn, instead of the format's own. It is trusted, as the template is.
+
+    Attributes:
+      guard: its `found` is the number of questions that held such tokens.
 
     Raises:
       ValueError: no chat template, one that takes no system turn, a system turn without a chat
         template, or a format without {question}.
     """
-    form = prompt_format(template)
-    system = system or form.system or ""
-    if form.chat and not tokenizer.chat_template:
-        raise ValueError(
-            f"config.data.prompt is {template!r}, but this tokenizer has no chat template; use a "
-            "format string such as 'Question: {question}\\nAnswer:'"
-        )
-    if system and not form.chat:
-        raise ValueError(
-            "config.data.system needs a prompt that goes through the chat template; "
-            f"config.data.prompt={template!r} does not: write the text into it"
-        )
-    bare = lambda text: list(tokenizer.encode(text, add_special_tokens=False))
-    before = [] if form.chat else added_before(tokenizer)
 
-    def encode(question: str) -> list[int]:
-        text = form.user.replace("{question}", question)
-        if form.chat:
-            text = _chat(tokenizer, text, system, template)
-        if form.opening and not text.rstrip().endswith(form.opening.rstrip()):
-            text += form.opening
-        ids = bare(text)
+    def __init__(self, tokenizer: Any, template: str, system: str = ""):
+        self._tokenizer, self._template = tokenizer, template
+        self._form = form = prompt_format(template)
+        system = system or form.system or ""
+        if form.chat and not tokenizer.chat_template:
+            raise ValueError(
+                f"config.data.prompt is {template!r}, but this tokenizer has no chat template; use "
+                "a format string such as 'Question: {question}\\nAnswer:'"
+            )
+        if system and not form.chat:
+            raise ValueError(
+                "config.data.system needs a prompt that goes through the chat template; "
+                f"config.data.prompt={template!r} does not: write the text into it"
+            )
+        self._turns = [{"role": "system", "content": system}] if system else []
+        self._before = [] if form.chat else added_before(tokenizer)
+        self.guard = TextGuard(tokenizer, special_ids(tokenizer) | self._around())
+
+    def _around(self) -> set[int]:
+        """Ids in the prompt of a harmless question."""
+        try:
+            rendered = self._render("1")
+        except ValueError:  # which the first question will say
+            return set()
+        return set(self._tokenizer.encode(rendered, add_special_tokens=False))
+
+    def _render(self, question: str) -> str:
+        text = self._form.user.replace("{question}", question)
+        if self._form.chat:
+            turns = [*self._turns, {"role": "user", "content": text}]
+            text = render_chat(
+                self._tokenizer, turns, generation=True, of=f"config.data.prompt={self._template!r}"
+            )
+        opening = self._form.opening
+        if opening and not text.rstrip().endswith(opening.rstrip()):
+            text += opening
+        return text
+
+    def __call__(self, question: str) -> list[int]:
+        ids = self.guard.encode(self._render(self.guard.protect(question)))
+        before = self._before
         return ids if ids[: len(before)] == before else before + ids
 
-    return encode
+
+def prompt_encoder(tokenizer: Any, template: str, system: str = "") -> PromptEncoder:
+    """A function from a question to the token ids of its prompt; see `PromptEncoder`."""
+    return PromptEncoder(tokenizer, template, system)
 
 
 def encode_prompt(tokenizer: Any, question: str, template: str, system: str = "") -> list[int]:
     """`prompt_encoder` for one question."""
     return prompt_encoder(tokenizer, template, system)(question)
+
+
+def special_ids(tokenizer: Any) -> set[int]:
+    """Ids of the tokens that a tokenizer marks as special."""
+    marked = {id for id, token in tokenizer.added_tokens_decoder.items() if token.special}
+    return marked | set(tokenizer.all_special_ids)
 
 
 def added_before(tokenizer: Any) -> list[int]:
@@ -99,52 +222,156 @@ def added_before(tokenizer: Any) -> list[int]:
     return full[:start]
 
 
-def _chat(tokenizer: Any, user: str, system: str, template: str) -> str:
+def render_chat(
+    tokenizer: Any, turns: Sequence[Mapping[str, str]], generation: bool, of: str = ""
+) -> str:
+    """Text of a conversation by the chat template.
+
+    Args:
+      turns: each with "role" and "content". generation: whether an assistant's turn is opened
+        behind them.
+      of: the setting that asks for it, for errors.
+
+    Raises:
+      ValueError: the template refuses these turns.
+    """
     import jinja2
 
-    turns = [{"role": "system", "content": system}] if system else []
     try:
-        # As text: of token ids, transformers 4 returns a list and transformers 5 a mapping.
         return tokenizer.apply_chat_template(
-            [*turns, {"role": "user", "content": user}],
-            add_generation_prompt=True,
+            list(turns),
+            add_generation_prompt=generation,
             tokenize=False,
             date_string=DATE.strftime("%d %b %Y"),
             strftime_now=DATE.strftime,
         )
     except (jinja2.TemplateError, TypeError) as error:
         raise ValueError(
-            "this tokenizer's chat template refuses a prompt of "
-            f"{[t['role'] for t in turns] + ['user']} turns (config.data.prompt={template!r}): "
-            f"{error}"
+            f"this tokenizer's chat template refuses a prompt of {[t['role'] for t in turns]} turns"
+            f"{of and f' ({of})'}: {error}"
         ) from None
 
 
-def end_token_ids(directory: str | os.PathLike, tokenizer: Any) -> tuple[int, ...]:
-    """Ids that end a response: those of generation_config.json (one or a list) and the tokenizer's
-    own end token.
+def turn_end(tokenizer: Any) -> tuple[int, ...]:
+    """Token ids that the chat template puts behind an assistant's content; empty where there is no
+    chat template, or it refuses a question with its answer.
+    """
+    if not tokenizer.chat_template:
+        return ()
+    turns = [{"role": "user", "content": "1"}, {"role": "assistant", "content": MARK}]
+    try:
+        rendered = render_chat(tokenizer, turns, generation=False)
+    except ValueError:
+        return ()
+    _, mark, behind = rendered.rpartition(MARK)
+    if not mark or not behind:
+        return ()
+    return tuple(tokenizer.encode(behind, add_special_tokens=False))
+
+
+def response_end(tokenizer: Any) -> tuple[int, ...]:
+    """`turn_end` up to its first added token, where the sampler stops: Qwen's writes a line's end
+    behind it. Empty where there is none.
+    """
+    ids = turn_end(tokenizer)
+    tokens = {*special_ids(tokenizer), *tokenizer.added_tokens_decoder}
+    first = next((i for i, token in enumerate(ids) if token in tokens), -1)
+    return ids[: first + 1]
+
+
+def end_token_ids(
+    directory: str | os.PathLike, tokenizer: Any = None, more: str = ""
+) -> tuple[int, ...]:
+    """Ids that end a response, each once: those of generation_config.json, of config.json, the
+    tokenizer's own, and those of `more`.
+
+    Args:
+      directory: of the model; a config.json by any name stands for one that has nothing else.
+      more: tokens by their text, with commas between them (config.model.end_tokens).
 
     Raises:
-      ValueError: there is none.
+      ValueError: there is none, a file names something else than ids, or the tokenizer has no token
+        of that text.
     """
-    ends: list[int] = []
-    path = Path(directory) / "generation_config.json"
-    if path.exists():
-        found: int | Sequence[int] | None = read_json(path).get("eos_token_id")
-        if not (
-            found is None
-            or isinstance(found, int)
-            or isinstance(found, list)
-            and all(isinstance(t, int) for t in found)
-        ):
-            raise ValueError(
-                f"{path}: eos_token_id must be a token id or a list of them, got {found!r}"
-            )
-        ends += [] if found is None else [found] if isinstance(found, int) else list(found)
-    if tokenizer.eos_token_id is not None:
-        ends.append(tokenizer.eos_token_id)
+    directory = Path(directory)
+    names = ("generation_config.json", "config.json")
+    paths = [directory] if directory.is_file() else [directory / name for name in names]
+    ends = [token for path in paths if path.exists() for token in file_end_tokens(path)]
+    if tokenizer is not None:
+        ends += [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+        ends += named_tokens(tokenizer, more)
+    if not ends and tokenizer is None:
+        raise ValueError(
+            f"{directory}: no eos_token_id, and no tokenizer beside config.json is read to tell "
+            "the end tokens"
+        )
     if not ends:
         raise ValueError(
-            f"{directory}: neither generation_config.json nor the tokenizer names an end token"
+            f"{directory}: neither generation_config.json nor the tokenizer names an end token, "
+            "and config.json has none; config.model.end_tokens may name one"
         )
-    return tuple(dict.fromkeys(int(t) for t in ends))
+    return tuple(dict.fromkeys(ends))
+
+
+def file_end_tokens(path: Path) -> list[int]:
+    """`eos_token_id` of a JSON file, one id or a list of them; none where it is absent or null."""
+    found = read_json(path).get("eos_token_id")
+    ids = [] if found is None else found if isinstance(found, list) else [found]
+    if not all(type(token) is int and token >= 0 for token in ids):
+        raise ValueError(
+            f"{path}: eos_token_id must be a token id or a list of them, got {found!r}"
+        )
+    return ids
+
+
+def named_tokens(tokenizer: Any, names: str) -> list[int]:
+    """Ids of config.model.end_tokens. Raises ValueError where the tokenizer has no such token."""
+    vocabulary, ids = tokenizer.get_vocab() if names else {}, []
+    for name in filter(None, map(str.strip, names.split(","))):
+        if name not in vocabulary:
+            special = [str(tokenizer.convert_ids_to_tokens(t)) for t in special_ids(tokenizer)]
+            raise ValueError(
+                f"config.model.end_tokens names {name!r}, which is no token of this tokenizer; "
+                f"its special tokens are {', '.join(sorted(special))}"
+            )
+        ids.append(vocabulary[name])
+    return ids
+
+
+def warn_of_turn_end(tokenizer: Any, ends: Sequence[int], directory: str) -> None:
+    """Logs a warning where the chat template closes turns with a token that ends no response."""
+    closing = response_end(tokenizer)
+    if closing and closing[-1] not in ends:
+        token = tokenizer.convert_ids_to_tokens(closing[-1])
+        log.warning(
+            "%s: the chat template closes a turn with %s (id %d), which is not among the end "
+            "tokens (ids %s): a response goes on behind it. config.model.end_tokens='%s' adds it",
+            directory,
+            token,
+            closing[-1],
+            ", ".join(map(str, ends)),
+            token,
+        )
+
+
+def fit_vocabulary(
+    model: ModelConfig, tokenizer: Any, ends: Sequence[int], directory: str
+) -> ModelConfig:
+    """The model with `unused_ids`: those that are neither a token of the tokenizer nor among
+    `ends`, as files may name an end token that the tokenizer does not know.
+
+    Raises:
+      ValueError: the tokenizer has ids that the embedding has no row for.
+    """
+    tokens = np.fromiter(tokenizer.get_vocab().values(), np.int64)
+    used = np.union1d(tokens, [end for end in ends if end < model.vocab_size]).astype(np.int64)
+    if used[-1] >= model.vocab_size:
+        raise ValueError(
+            f"{directory}: the tokenizer has {used[-1] + 1} ids, the embedding only "
+            f"{model.vocab_size} rows. Tokens were added without resizing the model, or the "
+            "tokenizer is another model's"
+        )
+    edges = np.array([-1, *used, model.vocab_size])
+    starts = np.flatnonzero(np.diff(edges) > 1)
+    unused = tuple((int(edges[i]) + 1, int(edges[i + 1])) for i in starts)
+    return dataclasses.replace(model, unused_ids=unused)

@@ -20,6 +20,9 @@ from rl_speed.mesh import TRAIN_RULES, named_sharding, over_tensor
 from rl_speed.policy.config import ModelConfig
 from rl_speed.policy.layers import Array, Params, through_layers
 
+# Finite: its probability is exactly 0, and 0 times it is 0, which it would not be for -inf.
+UNUSED_LOGIT = -1e30
+
 
 @dataclasses.dataclass(frozen=True)
 class Weight:
@@ -408,8 +411,12 @@ def hidden_states(
         return x_NxD.reshape(*tokens_BxT.shape, -1)
 
 
-def output_head(params: Params, hidden: Array, config: ModelConfig) -> Array:
-    """Logits, float32 [..., V], of hidden states [..., D]."""
+def output_head(
+    params: Params, hidden: Array, config: ModelConfig, vocabulary: Vocabulary = Vocabulary()
+) -> Array:
+    """Logits, float32 [..., V], of hidden states [..., D]; `vocabulary`: the part that the head
+    has. Those of `config.unused_ids` are `UNUSED_LOGIT`.
+    """
     dtype = jnp.dtype(config.dtype)
     with jax.named_scope("head"), full_precision(config):
         weight = params["embed"].T if config.tie_embeddings else params["lm_head"]
@@ -418,6 +425,10 @@ def output_head(params: Params, hidden: Array, config: ModelConfig) -> Array:
             weight.astype(dtype),
             preferred_element_type=jnp.float32,
         )
+        if config.unused_ids:
+            ids = vocabulary.ids(logits.shape)
+            unused = [(first <= ids) & (ids < end) for first, end in config.unused_ids]
+            logits = jnp.where(functools.reduce(jnp.logical_or, unused), UNUSED_LOGIT, logits)
         return logits.reshape(*hidden.shape[:-1], -1)
 
 

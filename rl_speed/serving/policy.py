@@ -10,6 +10,7 @@ from rl_speed.data.tasks import POLICIES
 from rl_speed.evaluation import source as sources
 from rl_speed.mesh import make_mesh
 from rl_speed.policy import ModelConfig
+from rl_speed.policy.hub import model_directory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,7 +19,8 @@ class ServedPolicy:
 
     Attributes:
       directory: with the tokenizer. params: float32. source: where the weights are from, in words.
-      end_tokens: ids that end a response: those of generation_config.json and the tokenizer's own.
+      end_tokens: ids that end a response: those of generation_config.json, config.json and the
+        tokenizer, and those that the run had beside them.
     """
 
     directory: Path
@@ -32,14 +34,15 @@ def load_policy(path: str | os.PathLike, compute_dtype: str = "float32") -> Serv
     """The policy to serve.
 
     Args:
-      path: a Hugging Face directory, "embedded", or the workdir of a run: its `policy` directory
-        where the run is over, the newest checkpoint that can be read where it is not.
+      path: a Hugging Face directory or its name on the hub, "embedded", or the workdir of a run:
+        its `policy` directory where the run is over, the newest checkpoint that can be read where
+        it is not.
 
     Raises:
       FileNotFoundError, ValueError, CheckpointError: it is none of these, is damaged, or no model
         we know; all name the file.
     """
-    at = Path(path)
+    at = Path(model_directory(str(path), field="--model"))
     if str(path) not in POLICIES and not at.is_dir():
         raise FileNotFoundError(f"{at}: no such directory")
     if (at / "policy" / "config.json").exists():
@@ -50,6 +53,8 @@ def load_policy(path: str | os.PathLike, compute_dtype: str = "float32") -> Serv
     )
     config = Config()
     config.model.path, config.model.compute_dtype = source.directory, compute_dtype
+    if source.config is not None:
+        config.model.end_tokens = source.config.model.end_tokens
     policy, step = sources.load_policy(source, config, make_mesh())
     where = str(at) if step is None else f"{source.checkpoints / str(step)} (step {step})"
     return ServedPolicy(

@@ -23,15 +23,20 @@ from rl_speed.data.tasks import POLICIES
 from rl_speed.mesh import make_mesh, platform_of, row_shards
 from rl_speed.policy import (
     ModelConfig,
+    ModelFiles,
     abstract_params,
     decoder,
     end_token_ids,
+    fit_vocabulary,
     init,
     load_hf,
     load_tokenizer,
     prompt_encoder,
 )
 from rl_speed.policy.hf import read_json, require_replaceable
+from rl_speed.policy.hub import model_directory
+from rl_speed.policy.prompt_formats import prompt_format
+from rl_speed.policy.tokenizer import response_end
 from rl_speed.rewards import MathVerifier
 from rl_speed.rewards.scorer import TextScorer
 from rl_speed.rollout.evaluate import evaluate
@@ -49,7 +54,7 @@ from rl_speed.sft.data import (
     read_examples,
 )
 from rl_speed.sft.train import Parts, Pieces, SFTTrainer
-from rl_speed.training.build import check_vocabulary, limits
+from rl_speed.training.build import limits
 from rl_speed.update.optimizer import make_optimizer
 
 log = logging.getLogger(__name__)
@@ -87,7 +92,9 @@ def explain_out_of_memory(
     model = (
         new_model(config, mesh)
         if m.path in POLICIES
-        else ModelConfig.from_hf(read_json(Path(m.path) / "config.json"))
+        else ModelConfig.from_hf(
+            read_json(Path(model_directory(m.path, weights=False)) / "config.json")
+        )
     )
     params = abstract_params(model)
     optimizer = make_optimizer(config.optimizer_of(config.training.steps or 10**9), params)
@@ -176,18 +183,16 @@ def from_nothing(config: SFTConfig, mesh: Mesh) -> Parts:
 
 def from_files(config: SFTConfig, mesh: Mesh) -> Parts:
     """A policy from a Hugging Face directory on the rows of a file."""
-    path, e, steps = config.model.path, config.examples, config.training.steps
+    e, steps = config.examples, config.training.steps
+    path = model_directory(config.model.path)
     tokenizer = load_tokenizer(path)
-    # What the tokenizer calls its end closes a solution; a generation config may list others, which
-    # stop the sampler, too.
-    ends = dict.fromkeys([tokenizer.eos_token_id, *end_token_ids(path, tokenizer)])
-    ends = tuple(end for end in ends if end is not None)
+    ends = learned_ends(config, tokenizer, path)
     examples, held, counts = read_data(config, tokenizer, ends)
     # Data first: weights take minutes to read where a row can be wrong in the first second.
     params, model = load_hf(
         path, mesh=mesh, dtype=config.model.compute_dtype, remat=config.model.remat
     )
-    check_vocabulary(tokenizer, model, path)
+    model = fit_vocabulary(model, tokenizer, ends, path)
     if (longest := max(map(len, examples + held))) > model.max_position:
         raise ValueError(
             f"an example has {longest} tokens, and {path} was made for "
@@ -221,9 +226,39 @@ def from_files(config: SFTConfig, mesh: Mesh) -> Parts:
     judged = ()
     if config.evaluation.samples:
         judged = build_answers(config, mesh, model, tokenizer, ends, held)
+    files = ModelFiles.read(path)
     return Parts(
-        params, model, steps, layout, batch, layout.batches(held), tokenizer, ends, counts, *judged
+        params,
+        model,
+        steps,
+        layout,
+        batch,
+        layout.batches(held),
+        tokenizer,
+        ends,
+        counts,
+        *judged,
+        files=files,
     )
+
+
+def learned_ends(config: SFTConfig, tokenizer: Any, path: str) -> tuple[int, ...]:
+    """Ids that end a response, the one that closes a solution first: what the chat template puts
+    behind an assistant's turn; for other prompts the tokenizer's end token.
+    """
+    chat = prompt_format(config.data.prompt or "chat").chat
+    closing = response_end(tokenizer)[-1:] if chat else ()
+    own = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
+    ends = end_token_ids(path, tokenizer, config.model.end_tokens)
+    if closing and closing[0] not in ends:
+        log.warning(
+            "%s: solutions end with %s (id %d), as the chat template closes a turn; it becomes an "
+            "end token of the policy",
+            path,
+            tokenizer.convert_ids_to_tokens(closing[0]),
+            closing[0],
+        )
+    return tuple(dict.fromkeys([*closing, *own, *ends]))
 
 
 def read_data(

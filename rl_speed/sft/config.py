@@ -15,6 +15,7 @@ from rl_speed.config.checks import check_options, check_types
 from rl_speed.data.schemas import question_parts
 from rl_speed.data.tasks import POLICIES
 from rl_speed.named import one_of
+from rl_speed.policy.hf import AS_READ, STORED_DTYPES
 from rl_speed.update.optimizer import OptimizerConfig
 
 
@@ -69,6 +70,7 @@ class Checkpoints:
 class Logging:
     progress: bool = True
     tensorboard: bool = True  # event files in workdir/tensorboard
+    export_dtype: str = one_of(AS_READ, *STORED_DTYPES)  # of the weights in --out, as in training
 
 
 @dataclass

@@ -7,6 +7,7 @@ resumed run sees what it would have seen.
 import dataclasses
 import hashlib
 import logging
+import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ from rl_speed.data import load_rows
 from rl_speed.data.loaders import DataError, Fields, Row
 from rl_speed.data.select import duplicate_key
 from rl_speed.policy import prompt_encoder
+from rl_speed.policy.prompt_formats import prompt_format
+from rl_speed.policy.tokenizer import TextGuard, response_end
 
 Array = jax.Array
 log = logging.getLogger(__name__)
@@ -71,8 +74,9 @@ def read_examples(
     how many were skipped.
 
     Args:
-      template: of `prompt_encoder`. ends: ids that end a response; the first is put behind a
-        solution that has none of them there.
+      template: of `prompt_encoder`. ends: ids that end a response. A solution is closed as the chat
+        template closes an assistant's turn; without one, by the end token that it brings along, or
+        the first of `ends`.
       on_bad_row: "error", or "skip" to count rows that are bad or have no solution. fields: as of
         `load_rows`.
 
@@ -93,19 +97,26 @@ def read_examples(
     if len(lacking) == len(rows):
         raise DataError(f"{path}: none of {len(rows)} rows has a solution to learn from")
     encode = prompt_encoder(tokenizer, template)
+    closing = response_end(tokenizer) if prompt_format(template).chat else ()
+    ends = [*closing[-1:], *ends]
+    inside = TextGuard(tokenizer, ends)
     return [
-        encode_example(row, tokenizer, encode, ends) for row in rows if row.solution
+        encode_example(row, encode, inside, ends, closing=closing) for row in rows if row.solution
     ], report.bad + len(lacking)
 
 
 def encode_example(
-    row: Row, tokenizer: Any, encode: Callable[[str], list[int]], ends: Sequence[int]
+    row: Row,
+    encode: Callable[[str], list[int]],
+    inside: TextGuard,
+    ends: Sequence[int],
+    *,
+    closing: Sequence[int] = (),
 ) -> Example:
-    """A row as token ids: the prompt as the sampler will see it,
-    the solution closed by one end token.
+    """A row as token ids: the prompt as the sampler will see it, the solution closed once.
 
-    A solution that was sampled may bring its end token as text (perhaps several): one of
-    them stays.
+    A solution that was sampled may bring end tokens behind it as text: `closing` takes their place,
+    or without it one of them stays. Before its end they are encoded as text (`inside`).
     """
     prompt = np.asarray(encode(row.question), np.int32)
     if not len(prompt):
@@ -113,11 +124,13 @@ def encode_example(
             f"row {row.id!r}: its prompt has no token, so that nothing predicts "
             "the first of the solution"
         )
-    solution = [int(token) for token in tokenizer.encode(row.solution, add_special_tokens=False)]
-    end = ends[0]
+    behind = re.search(f"(?:{inside.pattern})*\\Z", row.solution).start()
+    text, last = row.solution[:behind], row.solution[behind:]
+    solution, end = inside.encode(inside.protect(text) + last), list(ends[:1])
     while solution and solution[-1] in ends:
-        end = solution.pop()
-    return Example(prompt, np.asarray([*solution, end], np.int32), row.id, row.question, row.answer)
+        end = [solution.pop()]
+    response = np.asarray([*solution, *(closing or end)], np.int32)
+    return Example(prompt, response, row.id, row.question, row.answer)
 
 
 def keep_short(examples: Sequence[Example], max_length: int) -> tuple[list[Example], int]:

@@ -19,7 +19,7 @@ import optax
 from jax.sharding import Mesh, PartitionSpec
 
 from rl_speed.mesh import ROWS, batch_sharding, row_shards
-from rl_speed.policy import ModelConfig, num_params, save_hf
+from rl_speed.policy import ModelConfig, ModelFiles, num_params, save_hf
 from rl_speed.policy.split import SplitWeights
 from rl_speed.policy.transformer import attention_kernel
 from rl_speed.runtime.checkpoint import Checkpointer
@@ -175,6 +175,7 @@ class Parts:
       answers: (parameters, stop) -> metrics of sampled answers, None where `stop`, asked between
         generation calls, ended it.
       close: called when the run ends.
+      files: what the directory says that the policy was read from; None for a new one.
     """
 
     params: Any
@@ -188,6 +189,7 @@ class Parts:
     counts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     answers: Callable[[Any, Callable[[], bool]], dict[str, float] | None] = lambda params, stop: {}
     close: Callable[[], None] = lambda: None
+    files: ModelFiles | None = None
 
 
 class SFTTrainer:
@@ -389,16 +391,15 @@ class SFTTrainer:
             **parts.counts,
             "jax": jax.__version__,
         }
-        ends = {
-            "eos_token_id": parts.ends[0] if len(parts.ends) == 1 else list(parts.ends),
-            "pad_token_id": parts.tokenizer.pad_token_id,
-        }
         save_hf(
             self.out,
             self.params,
             parts.model,
             parts.tokenizer,
-            {"generation_config.json": ends, "made_by.json": made},
+            {"made_by.json": made},
+            dtype=self.config.logging.export_dtype,
+            source=parts.files,
+            end_tokens=parts.ends,
         )
         if self.workdir is not None:
             plot_sft(self.workdir)

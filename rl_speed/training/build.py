@@ -48,15 +48,20 @@ from rl_speed.objectives import POOL_ADVANTAGES
 from rl_speed.policy import (
     DecodeAttention,
     ModelConfig,
+    ModelFiles,
     abstract_params,
     decoder,
     end_token_ids,
+    fit_vocabulary,
     load_hf,
     load_tokenizer,
     param_shardings,
     prompt_encoder,
 )
 from rl_speed.policy.hf import read_json
+from rl_speed.policy.hub import model_directory
+from rl_speed.policy.prompt_formats import prompt_format
+from rl_speed.policy.tokenizer import warn_of_turn_end
 from rl_speed.policy.transfer import Transfer
 from rl_speed.replay.cache import ReplayCache
 from rl_speed.replay.cuts import PrefixConfig
@@ -117,7 +122,8 @@ class Policy:
     """A policy on the mesh, with what is needed to talk to it.
 
     `tokenizer` is None where a dry run was given config.json alone. `judge` scores its responses in
-    worker processes, made by `host_verifier`: one pool for training and evaluation.
+    worker processes, made by `host_verifier`: one pool for training and evaluation. `files`: what
+    its directory says beside the weights; None where weights were not read.
     """
 
     directory: str
@@ -127,6 +133,7 @@ class Policy:
     end_tokens: tuple[int, ...]
     decoder: Decoder
     judge: Verifier | None = None
+    files: ModelFiles | None = None
 
 
 @dataclasses.dataclass
@@ -173,17 +180,29 @@ def build_policy(config: Config, mesh: Mesh, generation: Mesh | None = None) -> 
     params, model = load_hf(
         directory, mesh=mesh, dtype=config.model.compute_dtype, remat=config.model.remat
     )
-    tokenizer = load_tokenizer(directory)
-    check_vocabulary(tokenizer, model, directory)
+    tokenizer, ends, model = read_tokenizer(config, directory, model)
     warn_of_positions(config, model)
     return Policy(
         directory,
         params,
         model,
         tokenizer,
-        tuple(end_token_ids(directory, tokenizer)),
+        ends,
         build_decoder(config, model, generation or mesh),
+        files=ModelFiles.read(directory),
     )
+
+
+def read_tokenizer(
+    config: Config, directory: str, model: ModelConfig
+) -> tuple[Any, tuple[int, ...], ModelConfig]:
+    """(the tokenizer, the end tokens, the model with the ids that are no token)."""
+    tokenizer = load_tokenizer(directory)
+    ends = end_token_ids(directory, tokenizer, config.model.end_tokens)
+    model = fit_vocabulary(model, tokenizer, ends, directory)
+    if prompt_format(config.data.prompt).chat:
+        warn_of_turn_end(tokenizer, ends, directory)
+    return tokenizer, ends, model
 
 
 def abstract_policy(config: Config, mesh: Mesh, generation: Mesh | None = None) -> Policy:
@@ -192,7 +211,7 @@ def abstract_policy(config: Config, mesh: Mesh, generation: Mesh | None = None) 
     `config.model.path` may also be a config.json by any name: end tokens are its `eos_token_id`
     then, and there is no tokenizer.
     """
-    directory = policy_directory(config)
+    directory = policy_directory(config, weights=False)
     alone = Path(directory).is_file()
     path = Path(directory) if alone else Path(directory) / "config.json"
     values = read_json(path)
@@ -211,17 +230,9 @@ def abstract_policy(config: Config, mesh: Mesh, generation: Mesh | None = None) 
         param_shardings(model, mesh),
     )
     if alone:
-        tokenizer, ends = None, values.get("eos_token_id")
-        if ends is None:
-            raise ValueError(
-                f"{path}: no eos_token_id, and no tokenizer beside config.json is read "
-                "to tell the end tokens"
-            )
-        ends = tuple(ends) if isinstance(ends, list) else (ends,)
+        tokenizer, ends = None, end_token_ids(path)
     else:
-        tokenizer = load_tokenizer(directory)
-        check_vocabulary(tokenizer, model, directory)
-        ends = tuple(end_token_ids(directory, tokenizer))
+        tokenizer, ends, model = read_tokenizer(config, directory, model)
     decoder = build_decoder(config, model, generation or mesh)
     return Policy(directory, params, model, tokenizer, ends, decoder)
 
@@ -246,20 +257,10 @@ def build_decoder(config: Config, model: ModelConfig, mesh: Mesh) -> Decoder:
     return decoder(model, fuse=mesh.shape["tensor"] == 1, attention=attention)
 
 
-def policy_directory(config: Config) -> str:
-    """Where the policy is read from."""
+def policy_directory(config: Config, weights: bool = True) -> str:
+    """Where the policy is read from. A model of the hub is downloaded, `weights` or not."""
     path = config.model.path
-    return str(embedded_directory(path)) if path in POLICIES else path
-
-
-def check_vocabulary(tokenizer: Any, model: ModelConfig, directory: str) -> None:
-    """Raises ValueError where the tokenizer has ids that the embedding has no row for."""
-    if (size := len(tokenizer)) > model.vocab_size:
-        raise ValueError(
-            f"{directory}: the tokenizer has {size} ids, the embedding only {model.vocab_size} "
-            "rows. Tokens were added without resizing the model, or the "
-            "tokenizer is another model's"
-        )
+    return str(embedded_directory(path)) if path in POLICIES else model_directory(path, weights)
 
 
 def build_data(
@@ -573,7 +574,7 @@ def build_prefixes(
         None if r.eps < 0 else r.eps, r.only_correct, r.max_tokens or None, config.seed
     )
     if r.cache:
-        found = cache.load(r.cache, policy.model.vocab_size, [p.id for p in prompts])
+        found = cache.load(r.cache, policy.model.ids, [p.id for p in prompts])
         log.warning(
             "%s: %d responses; %d to unknown questions left out, %d questions without one",
             r.cache,

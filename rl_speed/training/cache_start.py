@@ -208,7 +208,7 @@ def write_cache(
             "config.data.train_prompts"
         )
     made_with = _made_with(config, policy, source)
-    cache, vocabulary, ids = ReplayCache(eps=None), policy.model.vocab_size, {p.id for p in prompts}
+    cache, vocabulary, ids = ReplayCache(eps=None), policy.model.ids, {p.id for p in prompts}
     resumed = taken = unknown = 0
     before = StartCost()
     if out.exists():
@@ -291,7 +291,7 @@ def start_run(
         StartCost(),
     )
     if path.exists():
-        report = cache.load(path, policy.model.vocab_size, {p.id for p in prompts})
+        report = cache.load(path, policy.model.ids, {p.id for p in prompts})
         _check_same(path, report.about, made_with)
         before = StartCost(**report.about["cost"])
     hosts.meet("the reading of the replay cache")

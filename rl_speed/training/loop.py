@@ -530,7 +530,10 @@ class Trainer:
                 self.state.params,
                 self.policy.model,
                 self.policy.tokenizer,
+                dtype=self.config.logging.export_dtype,
                 write=self.hosts.writes,
+                source=self.policy.files,
+                end_tokens=self.policy.end_tokens,
             )
         return self.hosts.first(self._summary() if self.hosts.writes else None, "the summary")
 

@@ -164,7 +164,7 @@ def of_chip(
 
 def model_of(config: Config, platform: str) -> ModelConfig:
     """The policy's, of config.json alone."""
-    path = Path(build.policy_directory(config))
+    path = Path(build.policy_directory(config, weights=False))
     return ModelConfig.from_hf(
         read_json(path if path.is_file() else path / "config.json"),
         dtype=config.model.compute_dtype,

@@ -1,0 +1,89 @@
+"""Models by their name on the Hugging Face hub: OWNER/NAME, or OWNER/NAME@REVISION."""
+
+import functools
+import logging
+import pathlib
+import re
+
+log = logging.getLogger(__name__)
+
+_NAME = re.compile(r"(?P<repo>\w[\w.-]*/\w[\w.-]*)(?:@(?P<revision>[\w./-]+))?")
+DESCRIPTION = ("*.json", "*.jinja", "*.model", "merges.txt", "tokenizer*")
+WEIGHTS = ("*.safetensors",)
+# Folders hold the same weights in other formats, and "consolidated" files are Mistral's own format.
+IGNORED = ("*/*", "consolidated*")
+
+
+def is_hub_name(name: str) -> bool:
+    """Whether `name` is no path that exists and has the form of a model's name on the hub."""
+    return (
+        not pathlib.Path(name).exists()
+        and not name.endswith(".json")
+        and _NAME.fullmatch(name) is not None
+    )
+
+
+def model_directory(name: str, weights: bool = True, field: str = "config.model.path") -> str:
+    """The local directory of a model: `name` itself, or the snapshot that the hub has under it.
+
+    Args:
+      name: a path, or OWNER/NAME[@REVISION]. What exists as a path is a path.
+      weights: False downloads config.json and the tokenizer alone.
+      field: the setting that has the name, for errors.
+
+    Raises:
+      FileNotFoundError: no such path, and the hub has no such model, refuses it or cannot be
+        reached; the message says which, and what to do.
+    """
+    return _snapshot(name, weights, field) if is_hub_name(name) else name
+
+
+@functools.lru_cache(maxsize=16)
+def _snapshot(name: str, weights: bool, field: str) -> str:
+    import huggingface_hub
+
+    found = _NAME.fullmatch(name)
+    try:
+        directory = huggingface_hub.snapshot_download(
+            found["repo"],
+            revision=found["revision"],
+            allow_patterns=[*DESCRIPTION, *(WEIGHTS if weights else ())],
+            ignore_patterns=list(IGNORED),
+        )
+    # The library lets through what its HTTP client raises.
+    except Exception as error:
+        raise FileNotFoundError(
+            f"{field}: {name}: no such directory, and not read from the Hugging Face hub: "
+            f"{_reason(error, found['repo'])}"
+        ) from None
+    if weights and not any(pathlib.Path(directory).glob("*.safetensors")):
+        raise FileNotFoundError(
+            f"{field}: {name}: {directory}, its snapshot of the Hugging Face hub, holds no "
+            ".safetensors file: the model keeps its weights in another format, or the machine is "
+            "offline and they were never downloaded (hf download " + found["repo"] + ")"
+        )
+    log.info("%s: the snapshot %s", name, directory)
+    return directory
+
+
+def _reason(error: Exception, repo: str) -> str:
+    """What went wrong and what to do, in a line."""
+    from huggingface_hub import errors
+
+    if isinstance(error, errors.GatedRepoError):
+        return (
+            f"access to it is granted to accounts alone; ask at https://huggingface.co/{repo}, and "
+            "log in with `hf auth login` or set HF_TOKEN"
+        )
+    if isinstance(error, errors.RevisionNotFoundError):
+        return "it has no such revision; leave out @REVISION, or name a branch, tag or commit"
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return (
+            "there is no such model, or it is private; check the name, or log in with "
+            "`hf auth login` or set HF_TOKEN"
+        )
+    first = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return (
+        f"{first} ({type(error).__name__}). Without a network give a local directory, made with "
+        f"`hf download {repo} --local-dir DIRECTORY` where there is one"
+    )
