@@ -334,7 +334,7 @@ def generation_config(
         values = dict(source.generation)
     else:
         said = {} if source is None else source.config
-        values = {name: said[name] for name in ("bos_token_id", "pad_token_id") if name in said}
+        values = {n: said[n] for n in ("bos_token_id", "pad_token_id") if said.get(n) is not None}
         if tokenizer is not None:
             values.setdefault("pad_token_id", tokenizer.pad_token_id)
             values["eos_token_id"] = tokenizer.eos_token_id

@@ -397,7 +397,7 @@ class SFTTrainer:
             parts.model,
             parts.tokenizer,
             {"made_by.json": made},
-            dtype=self.config.logging.export_dtype,
+            dtype=self._config.logging.export_dtype,
             source=parts.files,
             end_tokens=parts.ends,
         )

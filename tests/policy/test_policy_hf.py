@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 
 from rl_speed.config import Config
 from rl_speed.mesh import TRAIN_RULES, make_mesh
-from rl_speed.policy import ModelConfig, init, load_hf, param_shardings, save_hf
+from rl_speed.policy import ModelConfig, ModelFiles, init, load_hf, param_shardings, save_hf
 from rl_speed.policy.hf import TENSORS, Shards
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
@@ -391,3 +391,114 @@ def test_config_json_of_another_shape_is_named(saved):
     (saved / "config.json").write_text("[]")
     with pytest.raises(ValueError, match="config.json: expected a JSON object, got list"):
         load_hf(saved)
+
+
+GENERATION = {
+    "bos_token_id": 1,
+    "do_sample": True,
+    "eos_token_id": [2, 0],
+    "pad_token_id": 0,
+    "repetition_penalty": 1.05,
+    "temperature": 0.7,
+    "top_k": 20,
+    "top_p": 0.8,
+    "transformers_version": "4.37.0",
+}
+
+
+def written(directory, name="generation_config.json"):
+    path = directory / name
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_what_was_read_is_written_back(params, tmp_path, dtype):
+    config = {
+        **MODEL.to_hf(dtype),
+        "bos_token_id": 1,
+        "eos_token_id": [2, 3],
+        "pad_token_id": None,
+        "initializer_range": 0.02,
+        "max_window_layers": 28,
+        "transformers_version": "4.40.1",
+        "_name_or_path": "owner/base",
+    }
+    first, second = tmp_path / "first", tmp_path / "second"
+    extra = {"config.json": config, "generation_config.json": GENERATION}
+    save_hf(first, params, MODEL, dtype=dtype, extra=extra)
+    files, (loaded, model) = ModelFiles.read(first), load_hf(first)
+    # Also where ids without a token are known, and it computes otherwise.
+    model = dataclasses.replace(model, unused_ids=((5, 6),), dtype="bfloat16", remat=True)
+    save_hf(second, loaded, model, source=files, end_tokens=(2, 0))
+    assert written(second) == GENERATION and written(second, "config.json") == config
+    assert (second / "model.safetensors").stat().st_size == (
+        first / "model.safetensors"
+    ).stat().st_size
+    same(load_hf(second)[0], loaded)
+    # Another dtype is a setting; config.json agrees, under either of its names.
+    for names in (["torch_dtype"], ["dtype"], ["torch_dtype", "dtype"], []):
+        said = {k: v for k, v in config.items() if k != "torch_dtype"}
+        files = dataclasses.replace(files, config=said | dict.fromkeys(names, dtype))
+        save_hf(second, loaded, model, dtype="float32", source=files)
+        assert written(second, "config.json") == said | dict.fromkeys(
+            names or ["torch_dtype"], "float32"
+        )
+        assert ModelFiles.read(second).dtype == "float32"
+    with pytest.raises(ValueError, match="another shape than the config.json"):
+        save_hf(second, loaded, dataclasses.replace(model, max_position=7), source=files)
+
+
+@pytest.mark.parametrize(
+    "generation, ends, want",
+    [
+        ({"eos_token_id": 2}, (2,), {"eos_token_id": 2}),
+        ({"eos_token_id": [2]}, (2,), {"eos_token_id": [2]}),
+        ({"eos_token_id": 2, "top_p": 0.8}, (2, 0), {"eos_token_id": [2, 0], "top_p": 0.8}),
+        ({"eos_token_id": [2, 0]}, (0, 9), {"eos_token_id": [2, 0, 9]}),
+        ({"eos_token_id": None}, (4,), {"eos_token_id": 4}),
+        ({"temperature": 0.6}, (), {"temperature": 0.6}),
+        # Without the file config.json is what transformers would take.
+        (None, (2, 3), {"bos_token_id": 1, "eos_token_id": [2, 3], "pad_token_id": 7}),
+        (None, (), None),
+    ],
+)
+def test_the_exported_generation_config_names_every_end_token(
+    params, tmp_path, generation, ends, want
+):
+    config = {**MODEL.to_hf(), "bos_token_id": 1, "eos_token_id": [2, 3], "pad_token_id": 7}
+    files = ModelFiles(config, generation, "float32")
+    save_hf(tmp_path / "m", params, MODEL, source=files, end_tokens=ends)
+    assert written(tmp_path / "m") == want
+    assert written(tmp_path / "m", "config.json") == config
+
+
+def test_of_several_dtypes_the_one_that_holds_all_is_written(params, tmp_path):
+    save_hf(tmp_path / "m", params, MODEL, dtype="bfloat16")
+    path = tmp_path / "m" / "model.safetensors"
+    tensors = load_file(path)
+    more = {"model.layers.0.self_attn.rotary_emb.inv_freq": np.ones(4, np.float32)}
+    save_file(tensors | more, path)  # not a weight of ours
+    assert ModelFiles.read(tmp_path / "m").dtype == "bfloat16"
+    name = "model.norm.weight"
+    save_file(tensors | {name: tensors[name].astype(np.float32)}, path)
+    assert ModelFiles.read(tmp_path / "m").dtype == "float32"
+
+
+def test_model_safetensors_goes_before_an_index_as_in_transformers(params, tmp_path, caplog):
+    newer = jax.tree.map(lambda x: x + 1, params)
+    save_hf(tmp_path / "shards", params, MODEL, max_shard_bytes=4000)
+    save_hf(tmp_path / "one", newer, MODEL)
+    for path in (tmp_path / "shards").glob("model*"):
+        shutil.copy(path, tmp_path / "one")
+    same(load_hf(tmp_path / "one")[0], newer)
+    assert "holds model.safetensors and model.safetensors.index.json" in caplog.text
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("torch")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "one").state_dict()
+    np.testing.assert_array_equal(theirs["model.embed_tokens.weight"], newer["embed"])
+    # A tensor that the single file lacks is named, though a shard has it.
+    tensors = load_file(tmp_path / "one" / "model.safetensors")
+    del tensors["model.norm.weight"]
+    save_file(tensors, tmp_path / "one" / "model.safetensors")
+    with pytest.raises(ValueError, match="tensor model.norm.weight is missing"):
+        load_hf(tmp_path / "one")
