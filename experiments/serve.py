@@ -6,11 +6,11 @@
     python experiments/serve.py --ask='>3459....='    from another terminal: 459
     python experiments/serve.py --model=DIR --prompt=chat --slots=32 --temperature=0.7 --top_p=0.9
 
-DIR is a Hugging Face directory, or the workdir of a run: its exported policy, or its newest
-checkpoint while it has none. Requests are those of JetStream's service (`Decode`: text or token
-ids, and max_tokens; `HealthCheck`), answered as tokens are drawn. What cannot be served is refused
-with INVALID_ARGUMENT and the reason. SIGINT or SIGTERM ends it: no new requests, those
-under way end.
+DIR is a Hugging Face directory, OWNER/NAME of the hub, or the workdir of a run: its exported
+policy, or its newest checkpoint while it has none. Requests are those of JetStream's service
+(`Decode`: text or token ids, and max_tokens; `HealthCheck`), answered as tokens are drawn. What
+cannot be served is refused with INVALID_ARGUMENT and the reason. SIGINT or SIGTERM ends it: no new
+requests, those under way end.
 """
 
 import importlib
@@ -61,6 +61,12 @@ _PROMPT = flags.DEFINE_string(
     "How a text becomes a prompt: 'plain', 'chat' (the tokenizer's template, one user "
     "turn), another name of policy/prompt_formats.py or a format with {question}.",
 )
+_END_TOKENS = flags.DEFINE_string(
+    "end_tokens",
+    "",
+    "Tokens that end a response beside those that the model's files name, with commas between "
+    "them: <|im_end|>.",
+)
 _DTYPE = flags.DEFINE_enum(
     "compute_dtype", "float32", ["float32", "bfloat16"], "Of activations and the KV cache."
 )
@@ -106,7 +112,7 @@ def build_engine():
     except OSError as error:
         raise OSError(f"cannot listen on {_HOST.value}:{_PORT.value}: {error.strerror}") from None
     setup_jax()
-    policy = load_policy(_MODEL.value, _DTYPE.value)
+    policy = load_policy(_MODEL.value, _DTYPE.value, _END_TOKENS.value)
     encode_prompt(load_tokenizer(policy.directory), "0", _PROMPT.value)
     from rl_speed.serving import PolicyEngine
 

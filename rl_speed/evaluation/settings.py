@@ -9,19 +9,20 @@ from rl_speed.config.command import nearest
 from rl_speed.data.tasks import POLICIES
 from rl_speed.policy.prompt_formats import PROMPTS
 
-# Of a run's policy these are the run's: what its machine has room and time for, and, unless a file
-# says it, how the policy is asked.
+# Of a run's policy these are the run's: its end tokens, what its machine has room and time for,
+# and, unless a file says it, how the policy is asked.
 MACHINE = (
-    "sampler.slots model.compute_dtype mesh.data mesh.fsdp mesh.tensor reward.timeout_s "
-    "reward.stall_s reward.workers"
+    "model.end_tokens sampler.slots model.compute_dtype mesh.data mesh.fsdp mesh.tensor "
+    "reward.timeout_s reward.stall_s reward.workers"
 ).split()
 ASKED = (
     "evaluation.temperature evaluation.top_p sampler.max_new data.prompt data.instruction "
-    "data.system model.end_tokens reward.verifier reward.mode"
+    "data.system reward.verifier reward.mode"
 ).split()
-# Questions and weights have an identity of their own; who verifies changes no verdict.
+# Questions, weights and end tokens have an identity of their own (`responses.model_facts`); who
+# verifies changes no verdict.
 NO_MATTER = (
-    "data.max_prompt_length data.question_field data.on_bad_row model.path "
+    "data.max_prompt_length data.question_field data.on_bad_row model.path model.end_tokens "
     "reward.stall_s reward.workers"
 ).split()
 OWN = ["evaluation.samples", "sampler.top_k", "seed"]
@@ -37,7 +38,7 @@ RENAMED = {
     **{
         _leaf(path): f"config.{path}"
         for path in FIELDS
-        if path != "model.path" and not path.startswith("mesh.")
+        if path not in ("model.path", "model.end_tokens") and not path.startswith("mesh.")
     },
     "model": "config.model.path",
     "preset": "config=configs/evaluation.py:NAME",

@@ -30,13 +30,16 @@ class ServedPolicy:
     source: str
 
 
-def load_policy(path: str | os.PathLike, compute_dtype: str = "float32") -> ServedPolicy:
+def load_policy(
+    path: str | os.PathLike, compute_dtype: str = "float32", end_tokens: str = ""
+) -> ServedPolicy:
     """The policy to serve.
 
     Args:
       path: a Hugging Face directory or its name on the hub, "embedded", or the workdir of a run:
         its `policy` directory where the run is over, the newest checkpoint that can be read where
         it is not.
+      end_tokens: tokens that end a response beside those, as config.model.end_tokens.
 
     Raises:
       FileNotFoundError, ValueError, CheckpointError: it is none of these, is damaged, or no model
@@ -53,8 +56,8 @@ def load_policy(path: str | os.PathLike, compute_dtype: str = "float32") -> Serv
     )
     config = Config()
     config.model.path, config.model.compute_dtype = source.directory, compute_dtype
-    if source.config is not None:
-        config.model.end_tokens = source.config.model.end_tokens
+    of_run = "" if source.config is None else source.config.model.end_tokens
+    config.model.end_tokens = f"{of_run},{end_tokens}"
     policy, step = sources.load_policy(source, config, make_mesh())
     where = str(at) if step is None else f"{source.checkpoints / str(step)} (step {step})"
     return ServedPolicy(

@@ -174,12 +174,13 @@ FREE = (
     "checkpoints.",
     "logging.",
 )
+_NEW = ("model.end_tokens", "logging.export_dtype")  # since there are sections
 # What flags of experiments/sft.py, and the names in config.json, were before there were sections: a
 # field's name alone, but for these.
 RENAMED = {
     old: f"config.{name}"
     for old, name in (
-        {name.rpartition(".")[2]: name for name in _DEFAULTS}
+        {name.rpartition(".")[2]: name for name in _DEFAULTS if name not in _NEW}
         | {
             "model": "model.path",
             "dtype": "model.compute_dtype",

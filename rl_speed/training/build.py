@@ -277,6 +277,11 @@ def build_data(
     if data.task == "jsonl":
         train, held_out, reports = read_data(data, encode)
         _tell(reports, report)
+        if form.guard.found:
+            log.warning(
+                "%d questions hold special tokens of this tokenizer, encoded as text",
+                form.guard.found,
+            )
         stream = make_stream(config, train)
     else:
         bare = lambda text: tokenizer.encode(text, add_special_tokens=False)

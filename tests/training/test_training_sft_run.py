@@ -280,6 +280,8 @@ def test_every_flag_of_before_has_a_field_now():
         "config.optimizer.eps",
         "config.optimizer.final_rate",
         "config.logging.progress",
+        "config.logging.export_dtype",
+        "config.model.end_tokens",
     }
 
 
