@@ -161,7 +161,8 @@ def read_json(path: Path) -> dict[str, Any]:
         value = json.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise FileNotFoundError(
-            f"{path}: no such file; is {path.parent} a Hugging Face model directory?"
+            f"{path}: no such file; is {path.parent} a Hugging Face model directory? (A model of "
+            "the hub is named OWNER/NAME)"
         ) from None
     except json.JSONDecodeError as error:
         raise ValueError(f"{path}: not valid JSON: {error}") from None

@@ -184,11 +184,12 @@ def from_nothing(config: SFTConfig, mesh: Mesh) -> Parts:
 def from_files(config: SFTConfig, mesh: Mesh) -> Parts:
     """A policy from a Hugging Face directory on the rows of a file."""
     e, steps = config.examples, config.training.steps
-    path = model_directory(config.model.path)
+    path = model_directory(config.model.path, weights=False)
     tokenizer = load_tokenizer(path)
     ends = learned_ends(config, tokenizer, path)
     examples, held, counts = read_data(config, tokenizer, ends)
     # Data first: weights take minutes to read where a row can be wrong in the first second.
+    path = model_directory(config.model.path)
     params, model = load_hf(
         path, mesh=mesh, dtype=config.model.compute_dtype, remat=config.model.remat
     )

@@ -165,6 +165,7 @@ def test_a_hub_name_is_taken_wherever_a_policy_is(folder, trained, monkeypatch):
         (name, False, "config.model.path"),
         (name, True, "config.model.path"),
         (name, True, "--model"),
+        (name, False, "config.model.path"),  # the rows are read before weights are downloaded
         (name, True, "config.model.path"),
     ]
 
