@@ -177,7 +177,9 @@ def test_messages_name_the_command_that_was_started(monkeypatch):
     assert in_words_of_program(text) == (
         "see rl-speed data and rl-speed train, not rl_speed/sft/train.py"
     )
-    assert in_words_of_program("experiments/limit.py") == "experiments/limit.py"
+    assert in_words_of_program("run experiments/limit.py --out=x") == (
+        "run experiments/limit.py (in the repository) --out=x"
+    )
 
 
 def test_no_docstring_swallows_the_end_of_a_line(repo):

@@ -305,12 +305,13 @@ def program() -> str:
 
 def in_words_of_program(text: str) -> str:
     """The text, with commands as who started `rl-speed` has them: "python experiments/train.py" is
-    "rl-speed train" there.
+    "rl-speed train" there, and a program that a wheel does not hold is in the repository.
     """
     if not sys.argv[0].startswith("rl-speed "):
         return text
     commands = "|".join(COMMANDS)
-    return re.sub(rf"(?<![\w/])(?:python )?experiments/({commands})\.py\b", r"rl-speed \1", text)
+    text = re.sub(rf"(?<![\w/])(?:python )?experiments/({commands})\.py\b", r"rl-speed \1", text)
+    return re.sub(r"(?<![\w/])(experiments/\w+\.py)\b", r"\1 (in the repository)", text)
 
 
 def fail(message: str, status: int = 2) -> NoReturn:
