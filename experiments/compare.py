@@ -1,4 +1,4 @@
-"""Run several methods from the same start with the same seeds,
+r"""Run several methods from the same start with the same seeds,
 and tabulate the time to a target accuracy.
 
     python experiments/compare.py --config=configs/embedded.py \

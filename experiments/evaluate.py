@@ -1,7 +1,7 @@
-"""Evaluate a policy: average@n and pass@k with intervals, by benchmark and by class.
+r"""Evaluate a policy: average@n and pass@k with intervals, by benchmark and by class.
 
     python experiments/evaluate.py                     (the embedded policy; half a minute)
-    python experiments/evaluate.py --config=configs/evaluation.py:speed \\
+    python experiments/evaluate.py --config=configs/evaluation.py:speed \
         --config.model.path=HF_DIR --data=math500.jsonl,aime24.jsonl
     python experiments/evaluate.py --checkpoint=WORKDIR [--step=40] [--data=NAME=FILE --data=FILE]
         [--config.evaluation.samples=8 --config.evaluation.temperature=0.6 ...]
@@ -22,7 +22,7 @@ from pathlib import Path
 from absl import flags
 from ml_collections import config_flags
 
-from rl_speed.evaluation.settings import RENAMED
+from rl_speed.evaluation.settings import FIELDS
 from rl_speed.runtime import entry
 
 _CONFIG = config_flags.DEFINE_config_file(
@@ -88,6 +88,15 @@ def main(_):
     evaluate_policy(*given, config.override_values, **{flag.name: flag.value for flag in _FLAGS})
 
 
+def resolved():
+    """What an evaluation with these flags looks at."""
+    from rl_speed.evaluation.harness import settings_of
+
+    config, values = flags.FLAGS["config"], {flag.name: flag.value for flag in _FLAGS}
+    given = config.value if config.present else None
+    return settings_of(given, config.override_values, values["checkpoint"], values["step"])[1]
+
+
 def explain(error):
     """Which settings to turn down when a device is full."""
     from rl_speed.runtime import out_of_memory
@@ -104,9 +113,4 @@ def explain(error):
 
 
 if __name__ == "__main__":
-    entry.run(
-        main,
-        explain=explain,
-        renamed=RENAMED,
-        default=f"{Path(__file__).parents[1]}/configs/evaluation.py",
-    )
+    entry.run(main, explain=explain, fields=FIELDS, default="evaluation", resolved=resolved)

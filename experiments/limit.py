@@ -1,4 +1,4 @@
-"""What can be gained by choosing prompts: a comparison on an embedded task beside what a policy
+r"""What can be gained by choosing prompts: a comparison on an embedded task beside what a policy
 that is a table predicts, and every method's share of what an oracle gains (minutes, CPU).
 
     python experiments/compare.py --config=configs/embedded.py:rloo,scratchpad \

@@ -1,4 +1,4 @@
-"""Does screening with memory save what the simulation says?
+r"""Does screening with memory save what the simulation says?
 
 Runs with and without it, and pass rates measured along one of them.
 

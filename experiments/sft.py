@@ -21,7 +21,7 @@ from absl import flags
 from ml_collections import config_flags
 
 from rl_speed.runtime import entry
-from rl_speed.sft.config import RENAMED, SFTConfig
+from rl_speed.sft.config import SFTConfig
 
 _CONFIG = config_flags.DEFINE_config_file(
     "config", None, "The settings; by default configs/sft.py.", lock_config=True
@@ -58,4 +58,4 @@ def explain(error):
 
 
 if __name__ == "__main__":
-    entry.run(main, config=SFTConfig, renamed=RENAMED, default="configs/sft.py", explain=explain)
+    entry.run(main, config=SFTConfig, default="sft", explain=explain)

@@ -1,4 +1,4 @@
-"""What would each sampling rule cost on your prompts?
+r"""What would each sampling rule cost on your prompts?
 
 Every rule on measured pass rates, before a policy runs (seconds, CPU).
 

@@ -52,8 +52,6 @@ _JSON = flags.DEFINE_string("json", None, "--dry_run writes what it found there,
 flags.mark_flag_as_required("config")
 entry.define_process_flags()
 
-RENAMED = {"config.training.micro_batch": "config.training.micro_tokens"}
-
 
 def main(_):
     config = _CONFIG.value
@@ -104,4 +102,4 @@ def explain(error):
 
 
 if __name__ == "__main__":
-    entry.run(main, renamed=RENAMED, explain=explain, several=True)
+    entry.run(main, explain=explain, several=True)

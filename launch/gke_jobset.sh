@@ -29,7 +29,7 @@ for word in "$@"; do
 done
 [[ $name =~ ^[a-z]([a-z0-9-]{0,38}[a-z0-9])?$ ]] ||
   fail "--name must be up to 40 small letters, digits and dashes, a letter first, got '$name'"
-[ -n "$image" ] || fail "--image is missing: launch/README.md has a Dockerfile for one"
+[ -n "$image" ] || fail "--image is missing: launch/README.md says how one is made"
 [ -n "$accelerator" ] || fail "--accelerator is missing: such as tpu-v5-lite-podslice, tpu-v5p-slice, tpu-v6e-slice"
 [[ $topology =~ ^[1-9][0-9]*x[1-9][0-9]*(x[1-9][0-9]*)?$ ]] || fail "--topology must be like 4x4 or 2x2x4, got '$topology'"
 [ -n "$claim" ] || fail "--claim is missing: a persistent volume claim that all hosts can write (ReadWriteMany)"

@@ -8,9 +8,10 @@ from rl_speed.config import Config, methods, presets
 from rl_speed.config.command import (
     check_config_file,
     check_overrides,
-    check_renamed,
+    find_config,
     load_config_file,
     of_method,
+    with_config_path,
 )
 from rl_speed.runtime import entry
 
@@ -68,17 +69,6 @@ def test_possible_overrides_pass():
 @pytest.mark.parametrize(
     "name,message",
     [
-        (
-            "embedded_dapo.py",
-            (
-                "--config={0}/embedded_dapo.py: there is no file {0}/embedded_dapo.py; methods are "
-                "variants of one file now: --config={0}/embedded.py:dapo"
-            ),
-        ),
-        (
-            "embedded_ada_est_ema.py:x",
-            "; methods are variants of one file now: --config={0}/embedded.py:ada_est_ema",
-        ),
         ("embeded.py:dapo", "there is no file {0}/embeded.py; nearest: {0}/embedded.py"),
         ("zzz.py", "--config={0}/zzz.py: there is no file {0}/zzz.py"),
     ],
@@ -101,33 +91,35 @@ def test_config_files_that_are_there_pass(repo):
         assert check_config_file([word.format(repo / "configs") for word in words]) == []
 
 
-@pytest.mark.parametrize("script", ["train", "compare", "pass_rates", "replay_cache"])
-def test_every_entry_point_names_the_new_form_of_a_methods_file(launch, tmp_path, script):
-    done = launch(
-        f"experiments/{script}.py",
-        "--config=configs/embedded_dapo.py",
-        f"--workdir={tmp_path / 'run'}",
-        f"--out={tmp_path / 'out'}",
-    )
-    assert done.returncode == 2 and not list(tmp_path.iterdir())
-    assert done.stderr.strip().splitlines()[-1].endswith("now: --config=configs/embedded.py:dapo")
+def test_a_bare_name_is_a_local_file_or_a_configuration_that_ships(repo, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shipped = str(repo / "configs/embedded.py")
+    assert find_config("embedded") == shipped and find_config("embedded.py") == shipped
+    assert find_config("embedded:dapo,scratchpad") == f"{shipped}:dapo,scratchpad"
+    assert find_config("configs/embedded.py:dapo") == "configs/embedded.py:dapo"  # not a bare name
+    (tmp_path / "embedded.py").write_text("")
+    assert find_config("embedded:dapo") == "embedded.py:dapo"
+    words = ["--config", "sft:files", "--config.seed=1", "--", "--config=sft"]
+    assert with_config_path(words) == [words[0], f"{repo / 'configs/sft.py'}:files", *words[2:]]
+    assert with_config_path(["-config=sft", "--config"]) == [
+        f"-config={repo / 'configs/sft.py'}",
+        "--config",
+    ]
 
 
 @pytest.mark.parametrize(
-    "arguments,messages",
+    "value, message",
     [
-        (["--lr=1"], ["--lr is --config.optimizer.learning_rate now"]),
-        (["-lr", "1"], ["--lr is --config.optimizer.learning_rate now"]),
-        (
-            ["--remat", "--noremat"],
-            ["--remat is --config.model.remat now", "--noremat is --noconfig.model.remat now"],
-        ),
-        (["--note", "--config.model.remat", "lr=1", "--lrs=1", "--", "--lr=1"], []),
+        ("embeded:dapo", "no configuration of that name ships with the package; nearest: embedded"),
+        ("zzz", "no configuration of that name ships with the package; there are ada_llama_3p2_3b"),
+        ("configs/embedded.py:dapo", "; one ships with the package: --config=embedded:dapo"),
+        ("other/zzz.py", "--config=other/zzz.py: there is no file other/zzz.py"),
     ],
 )
-def test_a_flag_of_before_is_told_its_name_of_now(arguments, messages):
-    renamed = {"lr": "config.optimizer.learning_rate", "remat": "config.model.remat"}
-    assert check_renamed(["--workdir=x", *arguments], renamed) == messages
+def test_a_configuration_that_is_nowhere(tmp_path, monkeypatch, value, message):
+    monkeypatch.chdir(tmp_path)
+    (problem,) = check_config_file(with_config_path([f"--config={value}"]))
+    assert message in problem
 
 
 def test_every_problem_is_told_at_once():

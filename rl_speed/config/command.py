@@ -1,20 +1,22 @@
 """The command line, checked before anything is built: a configuration file that is not there, and
-overrides that cannot be, are named with the nearest that can; a flag that was renamed is named with
-its new name.
+overrides that cannot be, are named with the nearest that can.
 """
 
 import copy
 import dataclasses
 import difflib
 import importlib.util
+import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+import textwrap
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from absl import flags
 
-from rl_speed.config import Config, flatten, methods
+from rl_speed.config import Config, describe, flatten, methods
+from rl_speed.shipped import COMMANDS, folder
 
 _PARSERS = {bool: flags.BooleanParser(), int: flags.IntegerParser(), float: flags.FloatParser()}
 
@@ -52,18 +54,35 @@ def written_flags(arguments: Sequence[str]) -> Iterator[tuple[str, str, str]]:
             yield name, equals, value if equals else "".join(arguments[i + 1 : i + 2])
 
 
-def check_renamed(arguments: Sequence[str], renamed: Mapping[str, str]) -> list[str]:
-    """A message for each flag that has another name now; a switch may be written --noNAME.
+def with_config_path(arguments: Sequence[str], flag: str = "config") -> list[str]:
+    """The arguments, with the file of `--config=NAME[:VARIANT]` in place of a bare name."""
+    found = list(arguments)
+    for i, argument in enumerate(found):
+        if argument == "--":
+            break
+        name, equals, value = argument.partition("=")
+        if name in (f"--{flag}", f"-{flag}"):
+            if equals:
+                found[i] = f"{name}={find_config(value)}"
+            elif i + 1 < len(found):
+                found[i + 1] = find_config(found[i + 1])
+    return found
 
-    Args:
-      renamed: {name of before: name of now}, neither with its dashes.
+
+def find_config(value: str) -> str:
+    """FILE[:VARIANT] of NAME[:VARIANT]: a local file, NAME or NAME.py, or else the configuration of
+    that name that ships with the package. What is neither comes back as it is.
     """
-    problems = []
-    for name, _, _ in written_flags(arguments):
-        no = "no" * (name not in renamed and name.startswith("no"))
-        if new := renamed.get(name.removeprefix(no)):
-            problems.append(f"--{name} is --{no}{new} now")
-    return problems
+    name, colon, variant = value.partition(":")
+    places = [Path(name), Path(f"{name}.py")]
+    if is_bare(name):
+        places.append(folder("configs") / f"{name.removesuffix('.py')}.py")
+    return next((f"{path}{colon}{variant}" for path in places if path.is_file()), value)
+
+
+def is_bare(name: str) -> bool:
+    """Whether a configuration is given by its name alone, without a folder."""
+    return Path(name).name == name
 
 
 def check_config_file(arguments: Sequence[str], flag: str = "config") -> list[str]:
@@ -73,29 +92,24 @@ def check_config_file(arguments: Sequence[str], flag: str = "config") -> list[st
     for name, _, value in written_flags(arguments):
         if name != flag:
             continue
-        path = Path(value.partition(":")[0])
+        file, colon, variant = value.partition(":")
+        path = Path(file)
         if path.is_file():
             continue
-        problem, method = (
-            f"--{flag}={value}: there is no file {path}",
-            path.stem.removeprefix("embedded_"),
-        )
-        if path.stem.startswith("embedded_") and method in methods.METHODS:
+        problem = f"--{flag}={value}: there is no file {path}"
+        shipped = sorted(f.stem for f in folder("configs").glob("*.py"))
+        if is_bare(file):
+            close = difflib.get_close_matches(path.stem, shipped)
             return [
-                f"{problem}; methods are variants of one file now: "
-                f"--{flag}={path.with_name('embedded.py')}:{method}"
+                f"{problem}, and no configuration of that name ships with the package; "
+                + (f"nearest: {', '.join(close)}" if close else f"there are {', '.join(shipped)}")
             ]
-        close = difflib.get_close_matches(
-            path.name, sorted(file.name for file in path.parent.glob("*.py"))
-        )
-        return [
-            problem
-            + (
-                f"; nearest: {', '.join(str(path.with_name(file)) for file in close)}"
-                if close
-                else ""
-            )
-        ]
+        files = sorted(f.name for f in path.parent.glob("*.py"))
+        if close := difflib.get_close_matches(path.name, files):
+            return [f"{problem}; nearest: {', '.join(str(path.with_name(f)) for f in close)}"]
+        if path.stem in shipped:
+            return [f"{problem}; one ships with the package: --{flag}={path.stem}{colon}{variant}"]
+        return [problem]
     return []
 
 
@@ -205,26 +219,36 @@ def _article(kind: type) -> str:
 
 
 def parse_flags(
-    arguments: Sequence[str],
-    config: Any = Config,
-    renamed: Mapping[str, str] = {},
-    default: str = "",
+    arguments: Sequence[str], config: Any = Config, fields: Collection[str] = (), default: str = ""
 ) -> list[str]:
-    """The arguments that are no flags. Exits with status 2 and what is wrong, a line each.
+    """The arguments that are no flags. Exits with status 2 and what is wrong, a line each; with
+    status 0 after --help.
 
     Args:
-      config: the class of `--config`. renamed: see `check_renamed`.
-      default: the file of `--config` where none is given.
+      config: the class of `--config`. fields: those of its fields that the command looks at; empty:
+        all.
+      default: `--config` where none is given, a name or a file.
     """
-    given = arguments[1:]
-    unnamed = default and all(name != "config" for name, _, _ in written_flags(given))
-    file = check_config_file([f"--config={default}"] if unnamed else given)
-    if problems := check_renamed(given, renamed) + file + check_overrides(given, config):
-        fail("\n".join(problems))
     try:
-        if unnamed:
+        given = with_config_path(flags.FLAGS.read_flags_from_files(list(arguments[1:]), False))
+    except flags.Error as error:
+        fail(str(error))
+    names = {name for name, _, _ in written_flags(given)}
+    default = find_config(default) if default and "config" not in names else ""
+    asked_help = bool(names & {"help", "h", "helpshort"})
+    if asked_help:
+        given = [word for word in given if word.lstrip("-") not in ("help", "h", "helpshort")]
+    file = check_config_file([f"--config={default}"] if default else given)
+    if problems := file + check_overrides(given, config):
+        fail("\n".join(problems))
+    if asked_help or "print_config" in names:
+        for name in flags.FLAGS:  # nothing runs, so that --workdir and the like are not required
+            if asked_help or name != "config":
+                flags.FLAGS[name].validators.clear()
+    try:
+        if default:
             flags.FLAGS.set_default("config", default)
-        left = flags.FLAGS(list(arguments))
+        left = flags.FLAGS([arguments[0], *given])
     except flags.Error as error:
         told, _, trace = str(error).partition("Error whilst parsing config file:")
         # What a configuration file raised comes with its traceback, whose last line says it.
@@ -235,10 +259,62 @@ def parse_flags(
             "--config: these are settings of another command: fields of "
             f"{_file(made)}, not of {_file(config)}"
         )
+    if asked_help:
+        print(in_words_of_program(help_text(made or config(), fields)))
+        sys.exit(0)
     return left
+
+
+def help_text(config: Any, fields: Collection[str] = ()) -> str:
+    """What the main module says of itself, its flags, and the fields of `--config`, if it has
+    that flag.
+    """
+    own = (sys.argv[0], "rl_speed.runtime.entry")
+    by_module = flags.FLAGS.flags_by_module_dict()
+    found = [flag for module in own for flag in by_module.get(module, ())]
+    # Names of configurations hold everywhere, their files in a checkout alone.
+    text = re.sub(
+        r"--config=configs/(\w+)\.py\b", r"--config=\1", sys.modules["__main__"].__doc__ or ""
+    )
+    blocks = [text.strip(), "", "Flags:"]
+    for flag in found:
+        shown = "" if flag.name == "config" else flag.default
+        shown = ",".join(map(str, shown)) if isinstance(shown, list) else shown
+        shown = "" if shown is None else shown
+        blocks.append(describe.entry_text(flag.name, shown, flag.flag_type(), flag.help))
+    blocks.append("  --helpfull\n      The flags of libraries, too.")
+    if "config" in flags.FLAGS:
+        shipped = sorted(file.stem for file in folder("configs").glob("*.py"))
+        blocks += [
+            "",
+            f"Configurations that ship, --config=NAME[:VARIANT], in {folder('configs')}:",
+            textwrap.fill(", ".join(shipped), 96, initial_indent="  ", subsequent_indent="  "),
+            "",
+            f"Fields of --config, from {_file(config)}, with their values:",
+            describe.fields_text(config, fields),
+        ]
+    return "\n".join(blocks)
+
+
+def program() -> str:
+    """The command that this process runs: "rl-speed train", or "python experiments/train.py"."""
+    written = sys.argv[0]
+    by_name = written.startswith("rl-speed ")
+    return written if by_name else f"python experiments/{Path(written).name}"
+
+
+def in_words_of_program(text: str) -> str:
+    """The text, with commands as who started `rl-speed` has them: "python experiments/train.py" is
+    "rl-speed train" there, and a program that a wheel does not hold is in the repository.
+    """
+    if not sys.argv[0].startswith("rl-speed "):
+        return text
+    commands = "|".join(COMMANDS)
+    text = re.sub(rf"(?<![\w/])(?:python )?experiments/({commands})\.py\b", r"rl-speed \1", text)
+    return re.sub(r"(?<![\w/])(experiments/\w+\.py)\b", r"\1 (in the repository)", text)
 
 
 def fail(message: str, status: int = 2) -> NoReturn:
     """Say what is wrong and exit. Status 2: nothing was started; 1: a run ended."""
-    print(f"error: {message}", file=sys.stderr)
+    print(f"error: {in_words_of_program(message)}", file=sys.stderr)
     sys.exit(status)

@@ -188,6 +188,15 @@ def describe_source(source: Source, step: int | None) -> str:
     )
 
 
+def settings_of(
+    given: Config | None, overrides: Mapping[str, Any], checkpoint: str, step: int | None
+) -> tuple[Source, Config]:
+    """(the policy, what an evaluation of it looks at); see `evaluate_policy`."""
+    model = overrides.get("model.path", given.model.path if given and not checkpoint else "")
+    source = find_source(model, checkpoint, step)
+    return source, resolve(source.directory, source.config, given, overrides)
+
+
 def evaluate_policy(
     given: Config | None,
     label: str,
@@ -212,9 +221,8 @@ def evaluate_policy(
     Raises: ValueError, OSError: what the user can mend. CheckpointError: no checkpoint can be read.
       Interrupted: by a signal.
     """
-    model = overrides.get("model.path", given.model.path if given and not checkpoint else "")
-    source, files = find_source(model, checkpoint, step), parse_specs(data)
-    config = resolve(source.directory, source.config, given, overrides)
+    files = parse_specs(data)
+    source, config = settings_of(given, overrides, checkpoint, step)
     of_files = [f for f in ("data.question_field", "data.on_bad_row") if f in overrides]
     if of_files and not files:
         raise ValueError(f"config.{of_files[0]} is for the files of --data")

@@ -33,19 +33,6 @@ def _leaf(path: str) -> str:
     return path.rpartition(".")[2]
 
 
-# Flags of before. --data is another flag than config.mesh.data.
-RENAMED = {
-    **{
-        _leaf(path): f"config.{path}"
-        for path in FIELDS
-        if path not in ("model.path", "model.end_tokens") and not path.startswith("mesh.")
-    },
-    "model": "config.model.path",
-    "preset": "config=configs/evaluation.py:NAME",
-    "mesh": "config.mesh.data=N, --config.mesh.fsdp=N, --config.mesh.tensor=N",
-}
-
-
 def resolve(
     directory: str,
     run: Config | None = None,

@@ -5,18 +5,18 @@ JAX set up, errors told in one line.
 import os
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NoReturn
 
 import jax
 from absl import app, flags, logging
 
-from rl_speed.config import command
+from rl_speed.config import command, describe
 from rl_speed.runtime import hosts as processes
 from rl_speed.runtime.out_of_memory import is_out_of_memory
 from rl_speed.runtime.setup import setup_jax
 from rl_speed.runtime.signals import Stopped
+from rl_speed.shipped import folder
 
 
 def run(
@@ -24,8 +24,9 @@ def run(
     *,
     takes: str = "",
     config: Any = None,
-    renamed: Mapping[str, str] = {},
+    fields: Collection[str] = (),
     default: str = "",
+    resolved: Callable[[], Any] | None = None,
     explain: Callable[[Exception], str] | None = None,
     several: bool = False,
 ) -> NoReturn:
@@ -40,7 +41,8 @@ def run(
       takes: what stands for the arguments in a usage line, such as "WORKDIR ..."; "": there are
         none, and any is refused.
       config: the class of `--config`, whose overrides are checked; None: that of training.
-      renamed, default: see `command.parse_flags`.
+      fields, default: see `command.parse_flags`.
+      resolved: for --print_config, what this program makes of `--config`; None: its value.
       explain: says of an out-of-memory error what was held and which settings to turn down.
       several: whether this program runs as several processes, too (`define_process_flags`).
     """
@@ -48,10 +50,13 @@ def run(
     def guarded(argv: Sequence[str]) -> None:
         if bool(argv[1:]) != bool(takes):
             command.fail(
-                f"usage: python {argv[0]} {takes} [--flag=value ...]"
+                f"usage: {command.program()} {takes} [--flag=value ...]"
                 if takes
                 else f"unexpected argument {argv[1]!r}: every setting is a --flag"
             )
+        if has_config and flags.FLAGS["print_config"].value:
+            print_config(resolved, fields)
+            return
         setup_jax(own_devices(several))
         if not flags.FLAGS["verbosity"].present:
             logging.set_verbosity(logging.WARNING)  # Orbax tells every detail of every save
@@ -86,8 +91,27 @@ def run(
             end(str(error), 1)
         processes.here().close()
 
-    parse = lambda argv: command.parse_flags(argv, config or command.Config, renamed, default)
+    has_config = "config" in flags.FLAGS
+    if has_config:
+        flags.DEFINE_bool(
+            "print_config",
+            False,
+            "Print every field of --config with its value, as a file for --flagfile, and end.",
+        )
+    parse = lambda argv: command.parse_flags(argv, config or command.Config, fields, default)
     app.run(guarded, flags_parser=parse)
+
+
+def print_config(resolved: Callable[[], Any] | None, fields: Collection[str]) -> None:
+    """Print the settings after variant and overrides. Ends with status 2 where they cannot be."""
+    flag = flags.FLAGS["config"]
+    try:
+        config = flag.value.validate() if resolved is None else resolved()
+    except (ValueError, OSError) as error:
+        command.fail(str(error))
+    # A configuration that ships by its name, so that the text holds on other machines, too.
+    file = flag.config_filename.removeprefix(f"{folder('configs')}{os.sep}")
+    print(describe.resolved_text(config, file, fields))
 
 
 def own_devices(several: bool) -> int:
@@ -222,4 +246,4 @@ def numbers(flag: str, texts: Sequence[str], kind: type = int) -> list[Any]:
 
 def shown_command() -> str:
     """The command line of this process, as tables and reports repeat it."""
-    return " ".join([f"python experiments/{Path(sys.argv[0]).name}", *sys.argv[1:]])
+    return " ".join([command.program(), *sys.argv[1:]])

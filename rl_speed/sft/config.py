@@ -174,45 +174,13 @@ FREE = (
     "checkpoints.",
     "logging.",
 )
-_NEW = ("model.end_tokens", "logging.export_dtype")  # since there are sections
-# What flags of experiments/sft.py, and the names in config.json, were before there were sections: a
-# field's name alone, but for these.
-RENAMED = {
-    old: f"config.{name}"
-    for old, name in (
-        {name.rpartition(".")[2]: name for name in _DEFAULTS if name not in _NEW}
-        | {
-            "model": "model.path",
-            "dtype": "model.compute_dtype",
-            "data": "data.train",
-            "eval_data": "data.eval",
-            "eval_every": "evaluation.every",
-            "eval_samples": "evaluation.samples",
-            "eval_temperature": "evaluation.temperature",
-            "checkpoint_every": "checkpoints.every",
-            "mesh_data": "mesh.data",
-            "mesh_fsdp": "mesh.fsdp",
-            "mesh_tensor": "mesh.tensor",
-            "micro_rows": "training.micro_tokens",
-            "config.examples.micro_rows": "training.micro_tokens",
-        }
-    ).items()
-} | {"preset": "config=configs/sft.py:NAME"}
 
 
 def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """The first difference between two config.json that makes them different runs; "" for none.
 
-    Args:
-      before: may be of before there were sections, with null or "" for defaults. What it lacks has
-        its default.
+    What `before` lacks has its default.
     """
-    if not isinstance(before.get("model"), dict):
-        before = {
-            RENAMED.get(name, f"config.counts.{name}").removeprefix("config."): value
-            for name, value in before.items()
-            if value not in (None, "")
-        }
     known = _DEFAULTS | flatten(before)
     found = (
         f"config.{name} = {known.get(name)!r}, not {value!r}".removeprefix("config.counts.")

@@ -21,7 +21,7 @@ from rl_speed.runtime.metrics import read_lines
 from rl_speed.runtime.out_of_memory import size_text
 from rl_speed.runtime.signals import Stopped
 from rl_speed.sft.build import build, explain_out_of_memory
-from rl_speed.sft.config import RENAMED, SFTConfig
+from rl_speed.sft.config import SFTConfig
 from rl_speed.sft.data import Layout
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
@@ -187,127 +187,6 @@ def test_other_settings_are_refused(whole, settings):
     ):
         with pytest.raises(ValueError, match=message):
             build(changed(settings, **change), whole[0].out)
-
-
-# config.json of a run from when settings were flags: each of them, and what the data came to.
-OF_FLAGS = {
-    "out": "policy",
-    "workdir": "",
-    "model": "M",
-    "data": "D",
-    "prompt": "{question}=",
-    "on_bad_row": "error",
-    "question_field": "",
-    "eval_question_field": "",
-    "max_length": 64,
-    "pack": True,
-    "eval_data": "",
-    "eval_share": 0.2,
-    "eval_every": 8,
-    "eval_samples": 0,
-    "eval_temperature": 0.0,
-    "steps": 24,
-    "epochs": None,
-    "batch": 16,
-    "learning_rate": 0.002,
-    "warmup_steps": 2,
-    "schedule": "cosine",
-    "weight_decay": 0.01,
-    "max_grad_norm": 1.0,
-    "seed": 0,
-    "checkpoint_every": 5,
-    "tensorboard": True,
-    "dtype": "float32",
-    "remat": False,
-    "micro_rows": 2,
-    "head_chunk": 0,
-    "mesh_data": 2,
-    "mesh_fsdp": 1,
-    "mesh_tensor": 1,
-    "examples": 128,
-    "held_out": 32,
-    "skipped_rows": 0,
-    "dropped_long": 0,
-    "examples_sha256": "S",
-}
-
-
-def test_a_run_of_before_there_were_sections_goes_on(whole, settings):
-    """With its settings alone, of which null was a default that depends on others."""
-    path = whole[0].workdir / "config.json"
-    now = path.read_text()
-    old = OF_FLAGS | {
-        "model": settings.model.path,
-        "data": settings.data.train,
-        "examples_sha256": json.loads(now)["counts"]["examples_sha256"],
-    }
-    try:
-        path.write_text(json.dumps(old))
-        again = build(settings, whole[0].out)
-        assert (
-            again.step == 24
-            and again.last["eval/loss"] == whole[1]["eval_loss"]
-            and path.read_text() == now
-        )
-        for change, message in (
-            ({"learning_rate": None}, "config.optimizer.learning_rate = -1.0, not 0.002"),
-            ({"dtype": "bfloat16"}, "config.model.compute_dtype = 'bfloat16', not 'float32'"),
-            ({"data": "other.jsonl"}, "config.data.train = 'other.jsonl', not "),
-            ({"examples": 127}, "holds a run with examples = 127, not "),
-        ):
-            path.write_text(json.dumps(old | change))
-            with pytest.raises(ValueError, match=message):
-                build(settings, whole[0].out)
-    finally:
-        path.write_text(now)
-
-
-def test_every_flag_of_before_has_a_field_now():
-    names = {f"config.{name}" for name in flatten(dataclasses.asdict(SFTConfig()))}
-    old = set(OF_FLAGS) - {
-        "out",
-        "workdir",
-        "examples",
-        "held_out",
-        "skipped_rows",
-        "dropped_long",
-        "examples_sha256",
-    }
-    # All lengths are dense now, whatever the batch.
-    assert {RENAMED[name] for name in old - {"pack"}} == names - {
-        "config.optimizer.b1",
-        "config.optimizer.b2",
-        "config.optimizer.eps",
-        "config.optimizer.final_rate",
-        "config.logging.progress",
-        "config.logging.export_dtype",
-        "config.model.end_tokens",
-    }
-
-
-def test_flags_of_before_are_refused_with_their_names_of_now(launch, tmp_path):
-    done = launch(
-        "experiments/sft.py",
-        f"--out={tmp_path / 'policy'}",
-        "--learning_rate=1e-3",
-        "--data",
-        "rows.jsonl",
-        "--micro_rows=2",
-        "--preset=band",
-        "--config=configs/sft.py",
-        "--config.data.order=file",
-    )
-    assert done.returncode == 2 and done.stderr.splitlines() == [
-        "error: --learning_rate is --config.optimizer.learning_rate now",
-        "--data is --config.data.train now",
-        "--micro_rows is --config.training.micro_tokens now",
-        "--preset is --config=configs/sft.py:NAME now",
-        (
-            "--config.data.order: there is no config.data.order; nearest: config.data.train, "
-            "config.data.eval, config.data.prompt, config.data.on_bad_row, "
-            "config.data.question_field, config.data.eval_question_field"
-        ),
-    ]
 
 
 def test_bad_settings_and_bad_data_end_with_one_line(settings, tmp_path):

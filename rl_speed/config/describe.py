@@ -1,0 +1,133 @@
+"""Settings as text: what each field is, for --help, and what each one is now, for --print_config.
+
+A field's description is the comment above its declaration, or beside it.
+"""
+
+import ast
+import dataclasses
+import functools
+import inspect
+import io
+import textwrap
+import tokenize
+from collections.abc import Collection, Iterator
+from typing import Any
+
+from rl_speed.named import options_of
+
+_KINDS = {bool: "true or false", int: "integer", float: "number", str: "text"}
+
+
+def entry_text(name: str, value: Any, kind: str, text: str) -> str:
+    """One flag or field: its name with a value, its type, and below it what it is."""
+    lines = [f"  --{name}={_written(value)}  ({kind})"]
+    for paragraph in filter(None, text.split("\n")):
+        lines += textwrap.wrap(paragraph, 94, initial_indent=" " * 6, subsequent_indent=" " * 6)
+    return "\n".join(lines)
+
+
+def fields_text(config: Any, fields: Collection[str] = ()) -> str:
+    """Every field by section: value, type, options and comment; the default where it differs.
+
+    Args:
+      config: an instance of a configuration; of a class the defaults are shown by an instance.
+      fields: dotted names of those to show; empty: all.
+    """
+    blocks, section = [], None
+    for holder, path, declared, default in _walk(config, fields):
+        here = path.rpartition(".")[0]
+        if here != section:
+            section = here
+            blocks.append(f"config.{here}:" if here else "config:")
+            if here and (intro := _own_doc(type(holder))):
+                blocks.append(textwrap.indent(textwrap.fill(intro, 96), "  "))
+        value, kind = getattr(holder, declared.name), _KINDS.get(declared.type, "text")
+        if options := options_of(declared):
+            kind = f"one of: {', '.join(options)}"
+            kind += "; or module:function" * bool(declared.metadata.get("function"))
+        if value != default:
+            kind += f"; default: {_written(default) or 'none'}"
+        text = comments(type(holder)).get(declared.name, "")
+        blocks.append(entry_text(f"config.{path}", value, kind, text))
+    return "\n".join(blocks)
+
+
+def resolved_text(config: Any, file: str, fields: Collection[str] = ()) -> str:
+    """Every field as `--config.section.field=value`, which `--flagfile` reads again.
+
+    A comment before a field that differs from its default says the default. A flag file cannot hold
+    a value with a line break, or with a space at its end: such a field is a comment.
+
+    Args:
+      config: an instance. file: of `--config`. fields: as in `fields_text`.
+    """
+    lines, differing, count = [], 0, 0
+    for holder, path, declared, default in _walk(config, fields):
+        value = getattr(holder, declared.name)
+        line, count = f"--config.{path}={_written(value)}", count + 1
+        if value != default:
+            differing += 1
+            shown = repr(default) if isinstance(default, str) else _written(default)
+            lines.append(f"# default: {shown}")
+        if line.splitlines() != [line.rstrip()]:
+            line = f"# a flag file cannot hold this value: --config.{path}={value!r}"
+        lines.append(line)
+    source = f"{type(config).__module__.replace('.', '/')}.py"
+    head = f"# {differing} of {count} fields differ from their defaults in {source}."
+    return "\n".join([head, *([f"--config={file}"] if file else []), *lines])
+
+
+@functools.cache
+def comments(kind: type) -> dict[str, str]:
+    """{field: comment} of a dataclass; of its bases' where a field is declared there alone."""
+    found: dict[str, str] = {}
+    for base in reversed(kind.__mro__):
+        if dataclasses.is_dataclass(base):
+            found |= _declared_comments(base)
+    return found
+
+
+def _declared_comments(kind: type) -> dict[str, str]:
+    source = textwrap.dedent(inspect.getsource(kind))
+    above: dict[int, str] = {}
+    beside: dict[int, str] = {}
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            alone = token.line.lstrip().startswith("#")
+            (above if alone else beside)[token.start[0]] = token.string.lstrip("#").strip()
+    found = {}
+    (declaration,) = ast.parse(source).body
+    assert isinstance(declaration, ast.ClassDef)
+    for node in declaration.body:
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            first = node.lineno
+            while first - 1 in above:
+                first -= 1
+            lines = range(first, (node.end_lineno or node.lineno) + 1)
+            found[node.target.id] = " ".join(
+                (above | beside)[n] for n in lines if n in above or n in beside
+            )
+    return found
+
+
+def _walk(
+    config: Any, fields: Collection[str] = (), prefix: str = ""
+) -> Iterator[tuple[Any, str, dataclasses.Field, Any]]:
+    """(section, dotted name, declaration, default) of each field, those of no section first."""
+    declared = dataclasses.fields(config)
+    inner = [f for f in declared if dataclasses.is_dataclass(getattr(config, f.name))]
+    for f in declared:
+        if f not in inner and (not fields or prefix + f.name in fields):
+            yield config, prefix + f.name, f, f.default
+    for f in inner:
+        yield from _walk(getattr(config, f.name), fields, f"{prefix}{f.name}.")
+
+
+def _own_doc(kind: type) -> str:
+    """A section's docstring, but for the signature that `dataclass` makes where there is none."""
+    doc = kind.__doc__ or ""
+    return "" if doc.startswith(f"{kind.__name__}(") else " ".join(doc.split())
+
+
+def _written(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

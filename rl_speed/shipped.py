@@ -1,0 +1,15 @@
+"""Commands and configurations that ship with the package. Standard library only."""
+
+from pathlib import Path
+
+# Files of experiments/ that are commands of rl-speed, and that a wheel holds.
+COMMANDS = ("train", "evaluate", "sft", "serve", "data", "report", "compare")
+
+
+def folder(name: str) -> Path:
+    """The folder "configs" or "experiments": inside the package in a wheel, beside it in a
+    checkout.
+    """
+    package = Path(__file__).resolve().parent
+    inside = package / name
+    return inside if inside.is_dir() else package.parent / name
