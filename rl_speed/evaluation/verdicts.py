@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from rl_speed.answers import last_box
 from rl_speed.config import Config
 from rl_speed.config.checks import JAX_VERIFIERS
 from rl_speed.data.prompts import Prompt
@@ -94,13 +95,7 @@ class Judge:
             ended = ended_rows(rollouts.tokens, rollouts.lengths, self._end)
             return [text if end else None for text, end in zip(texts, ended)]
         if self._mode == "boxed":
-            from rl_speed.rewards.grading import last_box  # brings the Math-Verify library along
-
-            boxes = map(last_box, texts)
-            return [
-                None if box is None else box.removeprefix("\\boxed{").removesuffix("}")
-                for box in boxes
-            ]
+            return [last_box(text) for text in texts]
         if self._kind == "integer":
             return [next(iter(re.findall(r"[-+]?\d[\d,]*", text)[-1:]), None) for text in texts]
         return [None] * len(texts)  # math-verify searches the whole text
