@@ -148,24 +148,20 @@ def _too_large(value):
 
 
 def _digits(value):
-    """About how many digits a power or a factorial has."""
+    """A bound on the digits of an absolute value, generous where there are names or functions."""
+    if value.is_Rational:
+        return math.log10(max(abs(value.p), 1))
+    if value.is_Pow:
+        return _whole_number(value.exp) * max(1.0, _digits(value.base))
     if isinstance(value, sympy.factorial):
-        n = _magnitude(value.args[0])
-        return n * math.log10(max(n, 10.0))
-    return _magnitude(value.exp) * math.log10(max(_magnitude(value.base), 10.0))
+        return _whole_number(value.args[0]) * max(1.0, _digits(value.args[0]))
+    parts = [_digits(x) for x in value.args if isinstance(x, sympy.Expr)]
+    return sum(parts) if value.is_Mul else max([0.0, *parts]) + 1
 
 
-def _magnitude(value):
-    """A bound on an absolute value, generous where there are names or functions."""
-    if value.is_Number:
-        return min(abs(float(value)), math.inf) if abs(value) < 10**300 else math.inf
-    if isinstance(value, (sympy.Pow, sympy.factorial)):
-        digits = _digits(value)
-        return 10.0**digits if digits < 300 else math.inf
-    parts = [_magnitude(x) for x in value.args if isinstance(x, sympy.Expr)]
-    if value.is_Mul:
-        return math.prod(parts)
-    return sum(parts) if value.is_Add else max([10.0, *parts])
+def _whole_number(value):
+    digits = _digits(value)
+    return 10**digits if digits < 15 else math.inf
 
 
 @functools.lru_cache(maxsize=4096)  # a group's samples share one gold answer
@@ -336,7 +332,7 @@ def _numbers_equal(gold, answer, float_rounding, numeric_precision):
 def _close(a, b, float_rounding):
     decimal = a.has(sympy.Float) or b.has(sympy.Float)
     a, b = _exact(a), _exact(b)
-    if a.is_Rational and b.is_Rational and not decimal:
+    if a.is_infinite or b.is_infinite or (a.is_Rational and b.is_Rational and not decimal):
         return a == b
     a, b = (x if x.is_Rational else x.evalf(_PRECISE) for x in (a, b))
     difference, size = abs(a - b), max(abs(a), abs(b))

@@ -43,8 +43,8 @@ class MathVerifier:
 
     Attributes:
       counts: Counter of items by cause over the verifier's life: those of `WorkerPool`, and
-        "no_answer" (nothing to compare in the response), "unread" (its answer cannot be read, or only
-        in part) and "gold_unparsable".
+        "no_answer" (nothing to compare in the response), "unread" (its answer cannot be read, or
+        only in part) and "gold_unparsable".
       last_message: the latest detail seen for a cause.
       unparsable_golds: the distinct gold answers that could not be parsed.
 

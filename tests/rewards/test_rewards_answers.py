@@ -229,6 +229,9 @@ def test_the_same_either_way_round(one, other):
         ("5 ft 6 in", "6 ft 5 in"),
         ("north", "thorn"),
         ("2x=3", "2y=3"),
+        (r"(-\infty,\infty)", r"(-\infty,7)"),
+        (r"\infty", r"-\infty"),
+        ("1 / 2004!", "2 / 2004!"),
         (r"10\%", r"1000\%"),
     ],
 )
