@@ -161,6 +161,15 @@ def test_an_endless_comparison_costs_only_itself_off_the_main_thread():
         assert verifier.score(responses[:1], golds[:1]).tolist() == [1]
 
 
+def test_four_endless_comparisons_in_a_cold_pool_cost_the_limit_each():
+    with MathVerifier(2, timeout_s=0.5) as verifier:
+        values, causes = verifier.score_detailed([r"\boxed{2}"] * 4, [ENDLESS] * 4)
+        assert values.tolist() == [0] * 4 and causes == ["timeout"] * 4
+        assert "the limit is 0.5 s" in verifier.last_message["timeout"]
+        tower = r"\boxed{9^{9^{9^{9^{9}}}}}"  # refused before it is worked out
+        assert verifier.score_detailed([tower], ["2"])[1] == ["unread"]
+
+
 @pytest.mark.parametrize(
     "responses, golds, error, said",
     [
