@@ -15,7 +15,13 @@ from rl_speed.config import Config, Driver, Reward
 from rl_speed.data.prompts import Prompt, PromptStream
 from rl_speed.data.rollouts import Rollouts
 from rl_speed.rewards import ExactMatch, IntegerMatch, MathVerifier
-from rl_speed.rewards.scorer import JaxScorer, RewardScorer, TextScorer, exact_answers
+from rl_speed.rewards.scorer import (
+    JaxScorer,
+    RewardScorer,
+    TextScorer,
+    exact_answers,
+    integer_answers,
+)
 from rl_speed.rollout.buffer import SamplingBuffer
 from rl_speed.rollout.generate import GenerationStats
 from rl_speed.rollout.host_driver import HostDriver
@@ -105,8 +111,8 @@ def english_by_hand(text):
 
 
 def test_answers_that_the_integer_verifier_cannot_see_are_counted():
-    table = np.zeros((END + 1, 1), np.uint8)
-    table[:128, 0] = np.arange(128)
+    table = np.zeros((128, 1), np.uint8)
+    table[:, 0] = np.arange(128)
     verify = IntegerMatch(table, (END,), "boxed", window=16)
     texts = [
         r"\boxed{4}. And that is a sentence.",
