@@ -230,9 +230,8 @@ def thousands(text: str) -> str:
     text = re.sub(r"^([-+]?0),(?=\d{3}$)", r"\1.", text)
     joined = re.sub(r"(?<![\d.,])[1-9]\d{0,2}(?:,\d{3})+(?!,?\d)", _joined, text)
     left = re.findall(r"[,;]\s?", joined)
-    if all(mark == ", " for mark in left) if left else not re.search(r"[(\[]|\\\{", joined):
-        return joined
-    return text
+    listed = re.search(r"[(\[]|\\\{", joined) or any(mark != ", " for mark in left)
+    return text if listed else joined
 
 
 def arguments(text: str) -> str:
@@ -342,6 +341,28 @@ STAGES = (
     mixed_numbers,
     percent_of_fraction,
 )
+
+
+# Names of one unit each, the first of which stands for it.
+_SAME_UNITS = (
+    "mm millimeter millimeters, cm centimeter centimeters, m meter meters metre metres, "
+    "km kilometer kilometers, in inch inches, ft foot feet, yd yard yards, mi mile miles, mg, "
+    "g gram grams, kg kilogram kilograms, lb lbs pound pounds, oz ounce ounces, "
+    "s sec secs second seconds, min mins minute minutes, h hr hrs hour hours, day days, "
+    "week weeks, month months, year years, cent cents, dollar dollars"
+)
+_UNIT_OF = {word: g.split()[0] for g in _SAME_UNITS.split(", ") for word in g.split()}
+_LAST_UNIT = re.compile(rf"(?:\\text\{{\s*([A-Za-z]+)\s*\}}|[\d}}]\s*([A-Za-z]{{2,}})){_POWER}$")
+
+
+def unit(text: str) -> str | None:
+    """The unit at the end of an answer, by one of its names; None where there is none we know.
+    Powers are not looked at.
+    """
+    for stage in STAGES[: STAGES.index(units)]:
+        text = stage(text)
+    found = _LAST_UNIT.search(text.strip())
+    return _UNIT_OF.get(found[1] or found[2]) if found else None
 
 
 def normalise(text: str) -> str:

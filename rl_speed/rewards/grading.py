@@ -23,7 +23,7 @@ from sympy import MatrixBase, UnevaluatedExpr
 from sympy.core.basic import Basic
 from sympy.core.function import AppliedUndef
 
-from rl_speed.answers import bare, last_box, normalise, partial
+from rl_speed.answers import bare, last_box, normalise, partial, unit
 
 # The library warns in every process that its own time limit is off, which is the point here.
 logging.getLogger("math_verify").setLevel(logging.ERROR)
@@ -208,11 +208,14 @@ def _without_label(answer, label):
 
 def _contradicts(answer, gold):
     """Whether the gold answer is a maximum by its label and the answer a minimum by its own, or the
-    other way round, or both are numbers in different bases: the library compares the rest. An
-    answer without a label, or with both, contradicts nothing.
+    other way round, or both have units or bases and these differ: the rest is compared without
+    them. An answer without a label, a unit or a base contradicts nothing.
     """
     wanted, found = _kinds(gold), _kinds(answer)
     if len(wanted) == 1 and found and not found & wanted:
+        return True
+    units = {unit(answer), unit(gold)}
+    if len(units - {None}) == 2:
         return True
     bases = [_BASE.search(normalise(text)) for text in (answer, gold)]
     return all(bases) and bases[0][1] != bases[1][1]
