@@ -208,17 +208,28 @@ def _without_label(answer, label):
 
 def _contradicts(answer, gold):
     """Whether the gold answer is a maximum by its label and the answer a minimum by its own, or the
-    other way round, or both have units or bases and these differ: the rest is compared without
-    them. An answer without a label, a unit or a base contradicts nothing.
+    other way round, or both have units or bases and these differ, or one is a bare list and one a
+    point or an interval: the library compares the rest. An answer without a label, a unit or a base
+    contradicts nothing.
     """
     wanted, found = _kinds(gold), _kinds(answer)
     if len(wanted) == 1 and found and not found & wanted:
+        return True
+    if {_bracketed(answer), _bracketed(gold)} == {True, False}:
         return True
     units = {unit(answer), unit(gold)}
     if len(units - {None}) == 2:
         return True
     bases = [_BASE.search(normalise(text)) for text in (answer, gold)]
     return all(bases) and bases[0][1] != bases[1][1]
+
+
+def _bracketed(text):
+    """Whether a list stands in parentheses, as a point or an interval; None for what is no list."""
+    text = normalise(text)
+    if re.fullmatch(r"\([^()]*,[^()]*\)", text):
+        return True
+    return False if re.fullmatch(r"[^()\[\]{},]+(?:,[^()\[\]{},]+)+", text) else None
 
 
 def _kinds(text):

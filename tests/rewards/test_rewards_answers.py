@@ -236,6 +236,7 @@ def test_the_same_either_way_round(one, other):
         (r"\infty", r"-\infty"),
         (r"5 \text{ cm}", r"5 \text{ m}"),
         ("5 minutes", r"5 \text{ hours}"),
+        ("(-2,1)", "-2,1"),
         ("1 / 2004!", "2 / 2004!"),
         (r"10\%", r"1000\%"),
     ],

@@ -224,6 +224,7 @@ PROBES = [
     ("forms", r"\sqrt{8}", r"2\sqrt{2}"),
     ("forms", "x^2 = -2", "x^2 = -1"),
     ("brackets", "[1, 2]", "(1, 2)"),
+    ("brackets", "1, 2", "(1, 2)"),
     ("inequality", "1 < x < 2", "(1, 2)"),
     ("text", r"\text{Evelyn}", "Evelyn"),
     ("text", "evelyn", "Evelyn"),
