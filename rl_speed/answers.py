@@ -124,7 +124,7 @@ def layout(text: str) -> str:
         text = re.sub(r"\\\\(?=[A-Za-z])", r"\\", text)
     text = re.sub(r"\\[dtc]frac(?![A-Za-z])", r"\\frac", _LAYOUT.sub("", text))
     text = _UPRIGHT.sub(r"\\text{", _SPACE.sub(" ", text))
-    text = re.sub(r"\\text\{\s*([-+]?[\d.,/]+)\s*\}", r"\1", text)  # an upright number
+    text = re.sub(r"\\text\{\s*([-+]?(?:\\?\$)?[\d.,/]+)\s*\}", r"\1", text)  # an upright number
     text = re.sub(r"\\text\{\s*([-+]?\$?[\d.,]*\d)\s+", r"\1 \\text{", text)  # \text{12 cm}
     text = re.sub(r"(?<=\d)(and|or)(?=[A-Z\d\\(])", r" \1 ", text)
     return " ".join(re.sub(r"\\text\{\s*\}", "", text).split())
