@@ -1,10 +1,15 @@
 """Hold math-verify, as we ask it, against what the authors of graders expect of theirs.
 
     python experiments/verifier_cases.py --cases=DATA/verifier_cases/cases.jsonl
+    python experiments/verifier_cases.py --golds=DATA/eval/math500.jsonl,DATA/gsm8k/test.jsonl
+    python experiments/verifier_cases.py --probes
 
-Prints agreement by source and by kind and every disagreement with its reason, and writes it to
-OUT/README.md (half a minute). A case is a line with pred, gold, expected, kind, source and perhaps
-config; rl_speed/studies/benchmark/verifier_cases.py says how each kind is asked.
+--cases prints agreement by source and by kind and every disagreement with its reason, and writes
+it to OUT/README.md (half a minute). A case is a line with pred, gold, expected, kind, source and
+perhaps config; rl_speed/studies/benchmark/verifier_cases.py says how each kind is asked. --golds
+judges the gold answers of question files for themselves, in other spellings and against each other,
+and writes OUT/golds.md (minutes; golds.py beside it says how). --probes writes the table of what is
+accepted for what into rl_speed/rewards/README.md.
 """
 
 import importlib.metadata
@@ -16,8 +21,13 @@ from absl import flags
 
 from rl_speed.runtime import entry
 
-_CASES = flags.DEFINE_string("cases", None, "JSON lines of cases.", required=True)
-_OUT = flags.DEFINE_string("out", "experiments/results/verifier", "Folder for README.md.")
+_CASES = flags.DEFINE_string("cases", None, "JSON lines of cases.")
+_GOLDS = flags.DEFINE_list("golds", None, "Question files whose gold answers are judged.")
+_PROBES = flags.DEFINE_bool("probes", None, "Write the table of rewards/README.md.")
+_SAMPLE = flags.DEFINE_integer("sample", 300, "Golds of a file that others are tried for.")
+_OTHERS = flags.DEFINE_integer("others", 50, "Other golds that are tried for each.")
+flags.mark_flags_as_mutual_exclusive(["cases", "golds", "probes"], required=True)
+_OUT = flags.DEFINE_string("out", "experiments/results/verifier", "Folder for what is written.")
 _WORKERS = flags.DEFINE_integer("workers", 2, "Worker processes.", lower_bound=1)
 _TIMEOUT = flags.DEFINE_float(
     "timeout_s", 20.0, "Seconds of processor time for a case.", lower_bound=0.1
@@ -25,6 +35,36 @@ _TIMEOUT = flags.DEFINE_float(
 
 
 def main(_):
+    if _PROBES.value:
+        write_probes()
+    elif _GOLDS.value:
+        write_golds()
+    else:
+        write_cases()
+
+
+def write_probes():
+    from rl_speed.studies.benchmark import verifier_cases
+
+    page = Path(__file__).parents[1] / "rl_speed" / "rewards" / "README.md"
+    table = verifier_cases.probe_table(_WORKERS.value)
+    text = verifier_cases.with_probe_table(page.read_text(encoding="utf-8"), table)
+    page.write_text(text, encoding="utf-8")
+    print(f"written to {page}", file=sys.stderr)
+
+
+def write_golds():
+    from rl_speed.studies.benchmark import golds
+
+    outcomes = [golds.measure(path, _SAMPLE.value, _OTHERS.value) for path in _GOLDS.value]
+    text = "# Gold answers, judged\n\n" + golds.__doc__.strip() + "\n\n" + golds.document(outcomes)
+    out = Path(_OUT.value)
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "golds.md").write_text(text, encoding="utf-8")
+    print(text)
+
+
+def write_cases():
     from rl_speed.studies.benchmark import verifier_cases
 
     cases = verifier_cases.read_cases(_CASES.value)
@@ -45,14 +85,7 @@ def main(_):
             rule,
             "",
             verifier_cases.document(outcomes),
-            "## What graders differ on, as we have it",
-            "",
-            (
-                'Asked in mode "boxed". The library drops units and percent signs, so that 10% is '
-                "taken for 10 and for 0.1: a verifier does not know what the question asked for."
-            ),
-            "",
-            verifier_cases.probe_table(_WORKERS.value),
+            "What is accepted for what: rl_speed/rewards/README.md.",
             "",
         ]
     )

@@ -402,6 +402,9 @@ class Reward:
     # what it values above 0.5.
     verifier: str = "exact"
     mode: str = one_of("boxed", "free")  # math and integer; free: the last integer in the text
+    # Tokens at the end of a response in which "integer" looks for its answer. Wrong responses that
+    # have one before them alone are counted on the host ("beyond_window").
+    integer_window: int = 64
     workers: int = 2  # processes that verify, of each process of a run
     # Per response and function. The first is a limit in seconds of processor time, its child
     # processes' included, so that a verdict does not depend on how busy the machine is ("timeout").

@@ -5,16 +5,20 @@ Nothing here judges mathematics.
 
 import math
 import re
+from decimal import Decimal
 from typing import Any
 
-from rl_speed.data.files import DataError
-from rl_speed.latex import braced_fractions, closing_brace
-
-_BOX = re.compile(r"\\(?:boxed|fbox)\s*(\{|\s\S)")
-_BETWEEN_BOXES = re.compile(
-    r"(?:[\s$,;&.]|\\[\\,;:!()]|\\q?quad|\\text\{\s*(?:and|or)\s*\}|and|or)*"
+from rl_speed.answers import (
+    arguments,
+    braced_fractions,
+    closing_brace,
+    last_box,
+    layout,
+    separators,
+    thousands,
 )
-_THOUSANDS = re.compile(r"[-+]?\d{1,3}(_\d{3})+(\.\d+)?")
+from rl_speed.data.files import DataError
+
 _INTEGER = re.compile(r"[-+]?\d+|[-+]?\d{1,3}(,\d{3})+|[-+]?\d+\.0+")
 # What may stand between the formulas of an answer that is a list of formulas.
 _LIST = re.compile(r"(?:[\s,;.]|and|or)*")
@@ -45,7 +49,8 @@ def answer_text(value: Any, field: str) -> str:
         or (isinstance(value, float) and not math.isfinite(value))
     ):
         raise DataError(f"{field!r} must be text, a number or a list of these, got {value!r:.60}")
-    text = str(value).strip()
+    # 2e-07 in a JSON file means 0.0000002.
+    text = (f"{Decimal(repr(value)):f}" if isinstance(value, float) else str(value)).strip()
     if text.lower() in ("", *NO_ANSWER):
         raise DataError(
             f"{field!r} holds no answer but {text!r}" if text else f"{field!r} is empty"
@@ -68,14 +73,9 @@ def plain(text: str) -> str:
         text = re.sub(r"^[A-Za-z]_(?:\\(?:max|min)|\{\s*\\(?:max|min)\s*\})\s*=", "", text).strip()
     text = re.sub(r"^\\approx(?![A-Za-z])|(?<!\\)[\s,;]+$", "", text).strip()
     text = re.sub(r"(?<=[\d})])\.$", "", text)
-    text = re.sub(r"(?<=\d),\\!(?=\d{3})", "", text)
-    # In an argument a comma can only separate thousands: \frac{1}{21,000}. A set has \{.
-    text = re.sub(
-        r"(?<=[A-Za-z}]\{)\d{1,3}(?:,\d{3})+(?=\})", lambda m: m[0].replace(",", ""), text
-    )
-    text = braced_fractions(text)
-    if _THOUSANDS.fullmatch(text):
-        text = text.replace("_", "")
+    text = braced_fractions(arguments(separators(text)))
+    if re.fullmatch(r"[-+]?\d+", number := thousands(layout(text))) and "," not in text:
+        text = number
     if re.fullmatch(r"-?0+\d+", text):
         text = re.sub(r"^(-?)0+(?=\d)", r"\1", text)
     return re.sub(r"^([-+]?\d+)\.0+$", r"\1", text)
@@ -93,32 +93,6 @@ def _without_dollars(text: str) -> str:
     if len(pieces) == 2 and pieces[0].strip() not in ("", "-", "+") and pieces[1].strip():
         return text
     return "".join(pieces).strip().rstrip(".").strip()
-
-
-def last_box(text: str) -> str | None:
-    r"""What the last \boxed{...}, \fbox{...} or \boxed 7 of a text holds;
-    None where there is none that is closed.
-
-    Boxes with nothing between them but commas or "and" are one answer of several parts,
-    joined by commas.
-    """
-    parts: list[str] = []
-    later = None
-    for box in reversed(list(_BOX.finditer(text))):
-        if box[1] == "{":
-            end = closing_brace(text, box.end())
-            if end is None:
-                if later is None:
-                    return None
-                break
-            content, after = text[box.end() : end], end + 1
-        else:
-            content, after = box[1], box.end()
-        if later is not None and not _BETWEEN_BOXES.fullmatch(text, after, later):
-            break
-        parts.append(content.strip())
-        later = box.start()
-    return ",".join(dict.fromkeys(reversed(parts))) if parts else None
 
 
 def without_unit(answer: str) -> str:

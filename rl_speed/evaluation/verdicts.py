@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from rl_speed.answers import last_box
 from rl_speed.config import Config
 from rl_speed.config.checks import JAX_VERIFIERS
 from rl_speed.data.prompts import Prompt
@@ -38,8 +39,9 @@ class Judge:
 
     Causes are those of `MathVerifier` and of `FunctionRewards`; of the verifiers in JAX,
     "no_answer" where there is nothing to compare (exact: the response did not end; integer: no box,
-    or with mode "free" no digit), else "ok". Whatever the verifier says, a response that non-finite
-    logits ended is wrong, with the cause "nonfinite".
+    or with mode "free" no digit) and "beyond_window" where a wrong response has an answer before
+    the tokens that "integer" looks at, else "ok". Whatever the verifier says, a response that
+    non-finite logits ended is wrong, with the cause "nonfinite".
 
     Args:
       prompts: all that will be asked about. An answer that the verifier cannot take raises
@@ -80,10 +82,12 @@ class Judge:
         if self._host is not None:
             values, causes = self._host.detailed(rollouts, texts)
             return Verdicts(values > 0.5, causes, texts, answers)
-        correct = self._jax(rollouts) > 0.5
+        values = self._jax(rollouts)
+        correct = values > 0.5
+        beyond = self._jax.beyond_window(rollouts, values)
         causes = [
-            NO_ANSWER if answer is None and not right else "ok"
-            for answer, right in zip(answers, correct)
+            NO_ANSWER if answer is None and not right else "beyond_window" if hidden else "ok"
+            for answer, right, hidden in zip(answers, correct, beyond)
         ]
         return Verdicts(correct, causes, texts, answers)
 
@@ -94,13 +98,7 @@ class Judge:
             ended = ended_rows(rollouts.tokens, rollouts.lengths, self._end)
             return [text if end else None for text, end in zip(texts, ended)]
         if self._mode == "boxed":
-            from rl_speed.rewards.grading import last_box  # brings the Math-Verify library along
-
-            boxes = map(last_box, texts)
-            return [
-                None if box is None else box.removeprefix("\\boxed{").removesuffix("}")
-                for box in boxes
-            ]
+            return [last_box(text) for text in texts]
         if self._kind == "integer":
             return [next(iter(re.findall(r"[-+]?\d[\d,]*", text)[-1:]), None) for text in texts]
         return [None] * len(texts)  # math-verify searches the whole text

@@ -6,18 +6,28 @@ no item's time limit has to pay for the import.
 
 import functools
 import logging
+import math
 import re
 
-from math_verify import parse, verify
+import sympy
+from latex2sympy2_extended.latex2sympy2 import (
+    ConversionConfig,
+    NormalizationConfig,
+    latex2sympy,
+    normalize_latex,
+)
+from math_verify import ExprExtractionConfig, LatexExtractionConfig, grader, verify
+from math_verify.grader import should_treat_as_complex
+from math_verify.parser import get_extraction_regexes, get_last_eq
+from sympy import MatrixBase, UnevaluatedExpr
+from sympy.core.basic import Basic
+from sympy.core.function import AppliedUndef
 
-from rl_speed.latex import braced_fractions, closing_brace
+from rl_speed.answers import bare, last_box, normalise, partial, unit
 
 # The library warns in every process that its own time limit is off, which is the point here.
 logging.getLogger("math_verify").setLevel(logging.ERROR)
 
-# What makes the library look inside a text for LaTeX; anything else is taken as one expression.
-_MARKUP = re.compile(r"\$[^$]+\$|(?<!\\)\\[(\[]|\\boxed|\\fbox")
-_BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 _UPRIGHT = re.compile(r"_\s*\{\s*\\(?:mathrm|text|textrm|rm)\s*\{\s*(\w+)\s*\}\s*\}")
 # A name, perhaps with subscripts, perhaps applied to something, and an equals sign.
 _LABEL = re.compile(
@@ -34,9 +44,16 @@ _KIND = re.compile(
     r"|(?<![A-Za-z])(max|min)im(?:um|al)(?![A-Za-z])",
     re.IGNORECASE,
 )
-_BETWEEN_PARTS = re.compile(
-    r"(?:[\s$,;&]|\\[\\,;:!()]|\\q?quad|\\text\{\s*(?:and|or)\s*\}|and|or)*"
-)
+# A gold answer that is a solution with its answer in it.
+_IN_PROSE = re.compile(r"\\fbox|answer\s+is|answer\s*:", re.IGNORECASE)
+_BASE = re.compile(r"\d_\s*\{?\s*(\d+)\s*\}?$")  # of a number in another base than ten
+# Units are our own stage: the library takes a letter at the end for one.
+_NORMALIZATION = NormalizationConfig(units=False, malformed_operators=True, boxed="none")
+_CONVERSION = ConversionConfig(lowercase_symbols=False)
+_SEARCH = get_extraction_regexes([LatexExtractionConfig(), ExprExtractionConfig()])
+_PERCENT = UnevaluatedExpr(sympy.Rational(1, 100))
+_MAX_DIGITS = 10_000  # of a number that is worked out
+_PRECISE = 60  # digits to which constants without decimals are compared
 
 
 def warm_up():
@@ -59,165 +76,300 @@ def grade(
     response: str, gold: str, mode: str, float_rounding: int, strict: bool, allow_set_relation: bool
 ):
     """Grades one response. Returns its value, or (value, cause); see `MathVerifier`."""
-    options = (gold, mode, float_rounding, strict, allow_set_relation)
-    if mode == "free":
-        return _judge(response, *options)
-    return _judge_again(last_box(response), *options)
+    answer = find_answer(response) if mode == "free" else last_box(response)
+    return _judge(answer, gold, float_rounding, strict, allow_set_relation)
 
 
-def _judge(answer, gold, mode, float_rounding, strict, allow_set_relation):
-    gold_parsed, gold_is_mathematics, label = _parse_gold(gold)
-    if answer is not None and _contradicts(answer, gold, mode):
-        return 0.0
-    if (
-        answer is not None
-        and (extreme := _extreme(answer))
-        and label in ("", _plain(extreme.group(1)))
-    ):
-        answer = rf"\boxed{{{_bare(answer)[extreme.end() :]}}}"
-    elif label and answer is not None:
-        answer = _without_label(answer, label)
-    parsed = _parse(answer) if answer is not None else []
-    equal = bool(parsed) and verify(
-        gold_parsed,
-        parsed,
-        float_rounding=float_rounding,
-        strict=strict,
-        allow_set_relation_comp=allow_set_relation,
-        timeout_seconds=None,
+# Samples of a prompt often end in the same answer. What is kept is what was found: a time-out, a
+# crash or a lack of memory is not.
+@functools.lru_cache(maxsize=4096)
+def _judge(answer, gold, float_rounding, strict, allow_set_relation):
+    wanted, label = read_gold(gold)
+    unknown = wanted is None
+    if not (answer or "").strip():
+        return 0.0, "gold_unparsable" if unknown else "no_answer"
+    if _contradicts(answer, gold):
+        return 0.0, "gold_unparsable" if unknown else "ok"
+    same = bool(_plain(gold)) and _plain(gold) == _plain(answer)
+    if same or unknown:
+        return float(same), "gold_unparsable" if unknown else "ok"
+    answer = _without_label(answer, label)
+    found = read(answer)
+    if found is None and not label and re.fullmatch(r"[^=,;]*=[^=,;]*", answer):
+        found = read(answer.partition("=")[2])  # what stands before is a name that cannot be read
+    if found is None:
+        return 0.0, "unread"
+    found = _same_argument(found, wanted)
+    return float(
+        verify(
+            [wanted],
+            [found],
+            float_rounding=float_rounding,
+            strict=strict,
+            allow_set_relation_comp=allow_set_relation,
+            timeout_seconds=None,
+        )
     )
-    if not gold_is_mathematics:
-        # The library compares what it could read of both, which may be their beginnings.
-        found, wanted = _plain(answer or ""), _plain(gold)
-        same = equal and wanted in found if mode == "free" else bool(wanted) and wanted == found
-        return float(same), "gold_unparsable"
-    if not parsed:
-        return 0.0, "no_answer"
-    return float(equal)
 
 
-# Samples of a prompt often end in the same box. What is kept is what was found: a time-out, a crash
-# or a lack of memory is not.
-_judge_again = functools.lru_cache(maxsize=4096)(_judge)
+# Reading: from text to a SymPy object, whole or not at all.
 
 
-def last_box(text: str) -> str | None:
-    r"""The last \boxed{...} or \fbox{...} of a text, as "\boxed{content}"; None if there is none.
-
-    Boxes with nothing between them but a comma, "and" or the like are one answer of several parts;
-    a box and its correction ("\boxed{1}, no: \boxed{2}") are not, though the library would join
-    them. An open last box means that the response was cut inside its answer: an earlier box is
-    then not what it meant to say.
-    """
-    contents, later_start = [], None
-    for box in reversed(list(_BOX.finditer(text))):
-        end = closing_brace(text, box.end())
-        if later_start is None and end is None:
-            return None
-        if later_start is not None and (
-            end is None or not _BETWEEN_PARTS.fullmatch(text, end + 1, later_start)
-        ):
-            break
-        contents.append(text[box.end() : end].strip())
-        later_start = box.start()
-    if not contents:
+@functools.lru_cache(maxsize=4096)
+def read(text):
+    """The SymPy object that all of a text says; None where it cannot be read, or only in part."""
+    text = normalise(text)
+    if partial(text):
         return None
-    return rf"\boxed{{{','.join(dict.fromkeys(reversed(contents)))}}}"
+    if re.fullmatch(r"[A-Za-z]{4,}", text):
+        text = rf"\text{{{text}}}"  # a word, and no product of its letters
+    # Upright subscripts are subscripts; the library cuts such a name in two.
+    latex = normalize_latex(_UPRIGHT.sub(r"_{\1}", text), _NORMALIZATION)
+    for part in dict.fromkeys((latex, get_last_eq(latex))):
+        try:
+            value = latex2sympy(
+                part,
+                is_real=not should_treat_as_complex(part),
+                convert_degrees=False,
+                normalization_config=None,
+                conversion_config=_CONVERSION,
+            )
+            return None if _too_large(value) else value
+        except MemoryError:
+            raise
+        except Exception:
+            continue
+    return None
+
+
+def _too_large(value):
+    """Whether a power or a factorial in it has more digits than anybody should work out."""
+    return any(_digits(x) > _MAX_DIGITS for x in value.atoms(sympy.Pow, sympy.factorial))
+
+
+def _digits(value):
+    """A bound on the digits of an absolute value, generous where there are names or functions."""
+    if value.is_Rational:
+        return math.log10(max(abs(value.p), 1))
+    if value.is_Pow:
+        return _whole_number(value.exp) * max(1.0, _digits(value.base))
+    if isinstance(value, sympy.factorial):
+        return _whole_number(value.args[0]) * max(1.0, _digits(value.args[0]))
+    parts = [_digits(x) for x in value.args if isinstance(x, sympy.Expr)]
+    return sum(parts) if value.is_Mul else max([0.0, *parts]) + 1
+
+
+def _whole_number(value):
+    digits = _digits(value)
+    return 10**digits if digits < 15 else math.inf
 
 
 @functools.lru_cache(maxsize=4096)  # a group's samples share one gold answer
-def _parse_gold(gold):
-    r"""Returns (candidates, whether any of them is a mathematical object rather than a string, the
-    label left out or "").
+def read_gold(gold):
+    r"""(SymPy object or None, the label left out or "").
 
     A label is the name of a quantity before an equals sign, "I_{\max} = ". The library drops those
     of one letter itself; where a gold answer cannot be read with its label, it is read without.
     """
-    if extreme := _extreme(gold):
-        without = _parse_gold_text(_bare(gold)[extreme.end() :])
-        if _is_mathematics(without):
-            return without, True, _plain(extreme.group(1))
-    parsed = _parse_gold_text(gold)
-    if _bare(gold).count("=") > 1 and _EXTREME.search(_bare(gold)):
-        return parsed, False, ""  # of a maximum and a minimum the library would read one
-    label = _LABEL.match(_bare(gold))
-    if label and not _is_mathematics(parsed):
-        without = _parse_gold_text(_bare(gold)[label.end() :])
-        if _is_mathematics(without):
-            return without, True, _plain(label.group(1))
-    return parsed, _is_mathematics(parsed), ""
+    text = bare(gold)
+    if re.match(r"\\+boxed\s*\{", text) and last_box(text) is None:
+        text = text.partition("{")[2]  # a brace that was forgotten, since nobody cut a gold answer
+    elif "\\boxed" in text or (_IN_PROSE.search(text) and read(text) is None):
+        text = find_answer(text) or ""
+    if extreme := _extreme(text):
+        if (without := read(text[extreme.end() :])) is not None:
+            return without, _plain(extreme.group(1))
+    if text.count("=") > 1 and _EXTREME.search(text):
+        return None, ""  # of a maximum and a minimum the library would read one
+    value = read(text)
+    if value is None and (label := _LABEL.match(text)):
+        if (value := read(text[label.end() :])) is not None:
+            return value, _plain(label.group(1))
+    return value, ""
 
 
 def _extreme(text):
     r"""The label of a maximum or minimum, as in S_{\triangle,\max} = 2\sqrt{3}:
     the library cannot read it, and takes a number out of the rest for the answer.
     """
-    bare = _bare(text)
-    return _EXTREME.match(bare) if bare.count("=") == 1 else None
+    return _EXTREME.match(text) if text.count("=") == 1 else None
 
 
-def _contradicts(answer, gold, mode):
-    """Whether the gold answer is a maximum by its label and the answer a minimum by its own, or the
-    other way round: the library compares what stands behind the labels. An answer without a label,
-    or with both, contradicts nothing.
+def _without_label(answer, label):
+    """The answer without the label that the gold answer was read without,
+    or without that of a maximum or minimum where the gold answer has none.
     """
-    wanted = _kinds(gold)
-    # Reasoning speaks of many quantities.
-    if len(wanted) != 1 or (mode == "free" and not _EXTREME.match(_bare(answer))):
-        return False
-    found = _kinds(answer)
-    return bool(found) and not found & wanted
+    text = bare(answer)
+    if extreme := _extreme(text):
+        return text[extreme.end() :] if label in ("", _plain(extreme.group(1))) else text
+    found = _LABEL.match(text) if label else None
+    return text[found.end() :] if found and _plain(found.group(1)) == label else text
+
+
+def _contradicts(answer, gold):
+    """Whether the gold answer is a maximum by its label and the answer a minimum by its own, or the
+    other way round, or both have units or bases and these differ, or one is a bare list and one a
+    point or an interval: the library compares the rest. An answer without a label, a unit or a base
+    contradicts nothing.
+    """
+    wanted, found = _kinds(gold), _kinds(answer)
+    if len(wanted) == 1 and found and not found & wanted:
+        return True
+    if {_bracketed(answer), _bracketed(gold)} == {True, False}:
+        return True
+    units = {unit(answer), unit(gold)}
+    if len(units - {None}) == 2:
+        return True
+    bases = [_BASE.search(normalise(text)) for text in (answer, gold)]
+    return all(bases) and bases[0][1] != bases[1][1]
+
+
+def _bracketed(text):
+    """Whether a list stands in parentheses, as a point or an interval; None for what is no list."""
+    text = normalise(text)
+    if re.fullmatch(r"\([^()]*,[^()]*\)", text):
+        return True
+    return False if re.fullmatch(r"[^()\[\]{},]+(?:,[^()\[\]{},]+)+", text) else None
 
 
 def _kinds(text):
     """Which of "max" and "min" the labels of a text name."""
-    labels = _bare(text).rpartition("=")[0]
+    labels = bare(text).rpartition("=")[0]
     return {found.group(found.lastindex).lower() for found in _KIND.finditer(labels)}
-
-
-def _without_label(answer, label):
-    """The answer without that label, where it has it."""
-    found = _LABEL.match(_bare(answer))
-    return (
-        rf"\boxed{{{_bare(answer)[found.end() :]}}}"
-        if found and _plain(found.group(1)) == label
-        else answer
-    )
-
-
-def _bare(text):
-    r"""What stands inside a box, dollars, \( \) or \[ \] that are all there is."""
-    before = None
-    while text != before:
-        before, text = text, text.strip().strip("$").strip()
-        box = _BOX.match(text)
-        if box and closing_brace(text, box.end()) == len(text) - 1:
-            text = text[box.end() : -1]
-        elif text[:2] in ("\\(", "\\[") and text[-2:] == {"(": "\\)", "[": "\\]"}[text[1]]:
-            text = text[2:-2]
-    return text
 
 
 def _plain(text):
     """For a comparison of texts: without what is layout alone."""
-    return re.sub(
-        r"\\(?:text|mathrm|textbf|left|right)(?![A-Za-z])|\\[,;:! ]|[\s${}]", "", _bare(text)
-    ).rstrip(".")
+    return re.sub(r"\\text(?![A-Za-z])|[\s{}]", "", normalise(text))
 
 
-def _is_mathematics(parsed):
-    return any(not isinstance(candidate, str) for candidate in parsed)
+def _same_argument(answer, gold):
+    """The answer with the gold's letter for a function's argument: f(t) = 3t is f(x) = 3x."""
+    used, wanted = (
+        {x for call in value.atoms(AppliedUndef) for x in [call.args]} for value in (answer, gold)
+    )
+    if len(used) != 1 or len(wanted) != 1 or not (answer.atoms(sympy.Eq) and gold.atoms(sympy.Eq)):
+        return answer
+    (have,), (want,) = used, wanted
+    if len(have) != 1 or len(want) != 1 or not (have[0].is_Symbol and want[0].is_Symbol):
+        return answer
+    return answer if want[0] in answer.free_symbols else answer.xreplace({have[0]: want[0]})
 
 
-def _parse_gold_text(gold):
-    if not _MARKUP.search(gold):
-        # Left plain, "3\sqrt{13}" would be searched for a number and found to be 3. The library's
-        # inline pattern does not cross lines; what dollar sign is left is a currency.
-        gold = f"${' '.join(gold.replace('$', ' ').split())}$" if gold.strip() else ""
-    return _parse(gold)
+# Finding: which piece of a text without a box is its answer (mode "free").
+
+_MARKER = re.compile(r"answer\s*(?:is)?\s*:[\s*]*(\S.*)", re.IGNORECASE)
+_ATOM = r"(?:\\[A-Za-z]+|\d+(?:[.,]\d+)*|[!^_(){}\[\]]|(?<![A-Za-z])[A-Za-z](?![A-Za-z]))"
+_JOIN = r"(?:\s*(?:[-+*/=<>,;:]|(?:and|or)\b)\s*|)"
+_BEHIND = re.compile(rf"(?:{_JOIN}{_ATOM})*")
+_BEFORE = re.compile(rf"(?:{_ATOM}+(?:\s*[-+*/<>,]\s*|\s+(?:and|or)\s+|))+$")
+_AREA = re.compile(r"\s*[A-Za-z]{1,2}[²³]")
 
 
-def _parse(text):
-    # Upright subscripts are subscripts; the library takes one at the end for a unit, and cuts the
-    # name in two.
-    return parse(_UPRIGHT.sub(r"_{\1}", braced_fractions(text)), parsing_timeout=None)
+def find_answer(text):
+    """The text of the answer as the library would find it; None where it finds nothing.
+
+    What follows a last "final answer is" counts before all else, then a last box. Then what
+    follows "answer:" on its line, where all of it can be read; then what the library searches for,
+    with all that it is a part of.
+    """
+    box = max(text.rfind("\\boxed"), text.rfind("\\fbox"))
+    final = text.lower().rfind("final answer is")
+    if box > final:
+        return last_box(text)
+    text = text[max(0, final) :]
+    text = re.sub(r"\*\*(?!\w)|(?<!\w)\*\*", " ", text)  # bold
+    for marker in list(_MARKER.finditer(text))[-1:]:
+        if read(marker[1]) is not None:
+            return marker[1]
+        text = text[marker.start() :]
+    if "=" in text and len(text) < 200 and read(text) is not None:
+        return text  # an equation, or several
+    by_priority = {}
+    for patterns, _ in _SEARCH:
+        for pattern, priority in patterns:
+            by_priority.setdefault(priority, []).extend(pattern.finditer(text))
+    for priority in sorted(by_priority):
+        if found := max(by_priority[priority], key=_rank, default=None):
+            return _whole(text, found)
+    return None
+
+
+def _rank(found):
+    """The library takes the match that ends last, and of these the longest."""
+    return found.end(), -found.start()
+
+
+def _whole(text, found):
+    """What a match of the library says, with what it is a part of."""
+    groups = found.groupdict()
+    formulas = [v for name, v in groups.items() if "_latex" in name and v]
+    if formulas:
+        percent = [v for name, v in groups.items() if name.endswith("percent") and v]
+        return ", ".join(formulas) + (r"\%" if percent else "")
+    names = [name for name in groups if groups[name] and name != "percent"]
+    start, end = min(found.start(n) for n in names), max(found.end(n) for n in names)
+    if groups.get("percent"):
+        end = found.end("percent")
+    before = _BEFORE.search(text, max(0, start - 100), start)
+    first = before.start() if before else start
+    last = end if _AREA.match(text, end) else _BEHIND.match(text, end).end()
+    if (first, last) == (start, end) and groups.get("decimal2"):  # a decimal comma
+        return groups["integer2"] + groups["decimal2"].replace(",", ".") + (groups["percent"] or "")
+    return text[first:last].strip()
+
+
+# Comparing numbers: in place of the library's own rule, which compares all to six decimals.
+
+
+def _numbers_equal(gold, answer, float_rounding, numeric_precision):
+    """Exact where both sides are exact. Where one has a decimal, to `float_rounding` decimals, and
+    to as many digits less one: .0000672 is not .0000673.
+    """
+    if isinstance(gold, MatrixBase) and isinstance(answer, MatrixBase):
+        return gold.shape == answer.shape and all(
+            _numbers_equal(*pair, float_rounding, numeric_precision)
+            for pair in zip(gold.flat(), answer.flat())
+        )
+    if not (isinstance(gold, Basic) and isinstance(answer, Basic)):
+        return False
+    if gold.free_symbols | answer.free_symbols:
+        return gold == answer  # else left to the library's symbolic rule
+    pairs = [(gold, answer)]
+    if gold.has(_PERCENT) != answer.has(_PERCENT):  # 10% is taken for 10, too
+        pairs.append(
+            (gold.xreplace({_PERCENT: sympy.S.One}), answer.xreplace({_PERCENT: sympy.S.One}))
+        )
+    return any(_close(*pair, float_rounding) for pair in pairs)
+
+
+def _close(a, b, float_rounding):
+    decimal = a.has(sympy.Float) or b.has(sympy.Float)
+    a, b = _exact(a), _exact(b)
+    if a.is_infinite or b.is_infinite or (a.is_Rational and b.is_Rational and not decimal):
+        return a == b
+    a, b = (x if x.is_Rational else x.evalf(_PRECISE) for x in (a, b))
+    difference, size = abs(a - b), max(abs(a), abs(b))
+    if not decimal:
+        return bool(difference <= size * sympy.Rational(1, 10 ** (_PRECISE - 20)))
+    return bool(
+        2 * difference <= sympy.Rational(1, 10**float_rounding)
+        and difference <= size * sympy.Rational(10, 10**float_rounding)
+    )
+
+
+def _exact(value):
+    """With decimals as the fractions that they are written as, worked out."""
+    return value.xreplace({x: sympy.Rational(str(x)) for x in value.atoms(sympy.Float)}).doit()
+
+
+_library_solves = grader.sympy_solve_and_compare
+
+
+def _solutions_equal(gold, answer, *settings):
+    """Equations without solutions are not equal for that: x^2 = -1 is not x^2 = -2."""
+    return bool(sympy.solve(gold, gold.free_symbols)) and _library_solves(gold, answer, *settings)
+
+
+grader.sympy_numeric_eq = _numbers_equal
+grader.sympy_solve_and_compare = _solutions_equal

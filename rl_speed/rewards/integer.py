@@ -3,12 +3,14 @@ whatever their tokenization.
 
 A table holds the bytes of every token, so that "1,234", "12 34" cut into any tokens, or a digit
 that shares its token with a bracket read the same. Only the last `window` tokens of a response are
-looked at, where its answer stands. What these verifiers call right is a plain integer: anything
-they do not understand is wrong, so that they may miss a right answer written in an unusual way, and
-never grant a wrong one (tests/rewards/test_rewards_integer.py holds them against math-verify).
+looked at, where its answer stands; the host counts answers before them (`beyond_window`). What
+these verifiers call right is a plain integer: anything they do not understand is wrong, so that
+they may miss a right answer written in an unusual way, and never grant a wrong one
+(tests/rewards/test_rewards_integer.py holds them against math-verify).
 """
 
 import dataclasses
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -16,9 +18,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rl_speed import answers
+
 Array = jax.Array
 
-BOX = b"\\boxed{"
+BOXES = (b"\\boxed", b"\\fbox")
+# Between boxes that are parts of one answer: these, "and" and "or".
+_GAP = b" \n\t$,;&+andor"
 MODES = ("boxed", "last")
 
 
@@ -84,7 +90,8 @@ class IntegerMatch:
 
     Attributes:
       table: of `token_bytes`. end_ids: tokens that end a response and are no part of its text.
-      mode: "boxed", the content of the last \\boxed{}, or "last", the last integer in the text.
+      mode: "boxed", the content of the last \\boxed{} or \\boxed 7, or "last", the last integer in
+        the text.
       window: tokens at the end of a response that are looked at.
     """
 
@@ -106,6 +113,25 @@ class IntegerMatch:
         found &= (start > 0) | (lengths <= self.window)
         return (found & same_integer(text, start, end, answer)).astype(jnp.float32)
 
+    def beyond_window(self, tokens: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+        """bool[S], on the host: the response has an answer, and none of it in the window."""
+        found = np.zeros(len(lengths), bool)
+        for row in np.flatnonzero(lengths > self.window):
+            ids = tokens[row, : lengths[row]]
+            ids = np.where(np.isin(ids, self.end_ids), 0, np.clip(ids, 0, len(self.table) - 1))
+            pieces = self.table[ids] * ~np.isin(tokens[row, : lengths[row]], self.end_ids)[:, None]
+            whole, seen = (
+                part[part > 0].tobytes().decode("utf-8", "replace")
+                for part in (pieces, pieces[-self.window :])
+            )
+            found[row] = self._has_answer(whole) and not self._has_answer(seen)
+        return found
+
+    def _has_answer(self, text: str) -> bool:
+        return bool(
+            re.search(r"\d", text) if self.mode == "last" else answers.last_box(text) is not None
+        )
+
 
 def last_text(
     tokens: Array, lengths: Array, table: Array, end_ids: tuple[int, ...], window: int
@@ -124,14 +150,41 @@ def last_text(
 
 
 def last_box(text: Array, used: Array) -> tuple[Array, Array, Array]:
-    """(start, end, found) of what the last \\boxed{ holds, up to the first closing brace."""
-    count = text.shape[1]
-    at = jnp.arange(count)
+    """(start, end, found) of what the last \\boxed{} or \\fbox{} holds, up to the first closing
+    brace, or of the number behind one without braces. An open last box is not found, and neither is
+    one of several that are parts of one answer: `rl_speed.answers.last_box` joins them.
+    """
+    at = jnp.arange(text.shape[1])
     ahead = lambda i: jnp.pad(text[:, i:], ((0, 0), (0, i)))
-    opens = jnp.all(jnp.stack([ahead(i) == byte for i, byte in enumerate(BOX)]), axis=0)
-    first = jnp.max(jnp.where(opens, at + len(BOX), 0), axis=1)
-    closes = (text == ord("}")) & (at >= first[:, None]) & (at < used[:, None])
-    return first, jnp.argmax(closes, axis=1), (first > 0) & jnp.any(closes, axis=1)
+    is_letter = lambda x: ((x | 32) >= ord("a")) & ((x | 32) <= ord("z"))
+    behind, opens = jnp.zeros(text.shape[0], jnp.int32), jnp.zeros(text.shape, bool)
+    for box in BOXES:
+        here = jnp.all(jnp.stack([ahead(i) == byte for i, byte in enumerate(box)]), axis=0)
+        here &= ~is_letter(ahead(len(box)))
+        opens |= here
+        behind = jnp.maximum(behind, jnp.max(jnp.where(here, at + len(box), 0), axis=1))
+    command = jnp.max(jnp.where(opens, at, -1), axis=1)
+    inside = at < used[:, None]
+    first_of = lambda mask: jnp.where(jnp.any(mask, axis=1), jnp.argmax(mask, axis=1), used)
+    spaces = jnp.isin(text, jnp.asarray([*b" \n\t"], text.dtype))
+    start = first_of(inside & (at >= behind[:, None]) & ~spaces)
+    byte_at = lambda i: jnp.take_along_axis(text, jnp.clip(i, 0)[:, None], axis=1)[:, 0]
+    braced = byte_at(start) == ord("{")
+    closes = inside & (text == ord("}")) & (at > start[:, None])
+    digits = (text >= ord("0")) & (text <= ord("9"))
+    number = digits | jnp.isin(text, jnp.asarray([*b"+-.,/"], text.dtype))
+    stop = first_of(inside & ~number & (at >= start[:, None]))
+    stop = jnp.max(jnp.where(digits & (at < stop[:, None]), at + 1, 0), axis=1)
+    before = at < command[:, None]
+    gap = jnp.isin(text, jnp.asarray([*_GAP], text.dtype))
+    previous = jnp.max(jnp.where(before & ~gap, at, -1), axis=1)
+    one_of_several = jnp.any(opens & before, axis=1) & (byte_at(previous) == ord("}"))
+    found = (command >= 0) & (start < used) & ~one_of_several & (~braced | jnp.any(closes, axis=1))
+    return (
+        jnp.where(braced, start + 1, start),
+        jnp.where(braced, jnp.argmax(closes, axis=1), stop),
+        found,
+    )
 
 
 def last_number(text: Array, used: Array) -> tuple[Array, Array, Array]:

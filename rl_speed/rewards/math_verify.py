@@ -26,12 +26,16 @@ class MathVerifier:
     crashes or exhausts memory, which costs that item alone.
 
     Modes:
-      "boxed": the answer is the response's last \boxed{...} (neighbouring boxes, as in
-        \boxed{1} and \boxed{2}, count as one set). No box, or a box that a truncated response
-        leaves open, is wrong.
+      "boxed": the answer is the response's last box, \boxed{...} or \boxed 7 (neighbouring boxes,
+        as in \boxed{1} and \boxed{2}, count as one set). No box, or a last box that a truncated
+        response leaves open, is wrong.
       "free": the answer is searched for in the whole text as the library does: "final answer is",
-        a box, "answer:", then the last LaTeX or plain number. Generous: for evaluation of models
-        that were not told to box. A response without an answer then often gets its last number.
+        a box, "answer:", then the last LaTeX or plain number, with all that it is a part of.
+        Generous: for evaluation of models that were not told to box. A response without an answer
+        then often gets its last number.
+
+    Gold answer and answer are brought into one normal form (`rl_speed.answers`), and are read whole
+    or not at all: what says more than the parser would read is refused, or matched word for word.
 
     Gold answers may be plain ("42", "\frac{3}{7}", "(1, 2)"), in dollars, in a box, or a text that
     contains one of these. A gold answer that cannot be parsed as mathematics can only be matched
@@ -39,7 +43,8 @@ class MathVerifier:
 
     Attributes:
       counts: Counter of items by cause over the verifier's life: those of `WorkerPool`, and
-        "no_answer" (nothing to compare in the response) and "gold_unparsable".
+        "no_answer" (nothing to compare in the response), "unread" (its answer cannot be read, or
+        only in part) and "gold_unparsable".
       last_message: the latest detail seen for a cause.
       unparsable_golds: the distinct gold answers that could not be parsed.
 
@@ -69,7 +74,8 @@ class MathVerifier:
         timeout_s, stall_s: seconds of processor time for one item, parsing included, and the
           wall-clock backstop, as in `WorkerPool`.
         mode: "boxed" or "free", see above.
-        float_rounding: decimals to which decimal numbers are compared.
+        float_rounding: decimals to which a decimal number is compared, and one more than the
+          digits to which it is; numbers without decimals are compared exactly.
         strict: variables keep their names: f(x) is not f(y), and a set is not a tuple.
         allow_set_relation: an inequality may answer a set (1 < x < 2 for (1, 2)); off by default
           because it also accepts the problem's own inequality, unsolved.
@@ -86,6 +92,7 @@ class MathVerifier:
             memory_limit_mb=memory_limit_mb,
             recycle_after=recycle_after,
             warm_up=(("rl_speed.rewards.grading:warm_up", ()),),
+            rehearsal=(r"\boxed{1}", "1", *self._options),
         )
         self.unparsable_golds: set[str] = set()
 

@@ -104,6 +104,7 @@ class WorkerPool:
         recycle_after: int | None = None,
         start_timeout_s: float = 60.0,
         warm_up: tuple[tuple[str, tuple], ...] = (),
+        rehearsal: tuple | None = None,
     ):
         """Starts nothing yet: workers start at the first call, or at `start()`.
 
@@ -118,11 +119,13 @@ class WorkerPool:
           memory_limit_mb: address space of one worker (RLIMIT_AS) in MiB, or None for no limit.
           recycle_after: a worker is replaced after this many items; None for never.
           start_timeout_s: seconds of processor time that a worker may use to import the function,
-            and for `warm_up` (and `STALL_FACTOR` times as many asleep). While no item of the pool
-            has succeeded, a worker's first item may use so many more, too: it may have to compile.
-            Later workers replay an item that succeeded as they start.
+            and for `warm_up` (and `STALL_FACTOR` times as many asleep).
           warm_up: ("module:function", arguments) that each worker calls once when it starts, in no
             item's time.
+          rehearsal: an item of the pool's owner that each worker runs as it starts, so that no item
+            pays for what the function compiles or imports when it is first called. None: the first
+            item that succeeds is replayed by the workers after it. Until then one first item of a
+            worker at a time may use `start_timeout_s` more; where one uses up even that, none does.
         """
         if workers < 1 or not timeout_s > 0 or (recycle_after is not None and recycle_after < 1):
             raise ValueError(
@@ -149,7 +152,8 @@ class WorkerPool:
         self._recycle_after = recycle_after
         self._start_timeout_s = start_timeout_s
         self._warm_up = warm_up
-        self._known_good: tuple | None = None  # an item that succeeded, for new workers to replay
+        self._known_good = rehearsal  # an item for new workers to replay
+        self._head_start_s = start_timeout_s if rehearsal is None else 0.0  # of a cold worker
         self._wanted = 0  # grows with the calls up to `workers`: ten items need no sixty workers
         self._failed_starts = 0
         self._closed = False
@@ -281,6 +285,12 @@ class WorkerPool:
             if worker.cold and self._known_good is not None:
                 self._rehearse(worker)
                 continue
+            if (
+                self._head_start_s
+                and worker.cold
+                and any(w.cold and w.item is not None for w in self._workers)
+            ):
+                continue  # that item may be the one to replay
             alone = not call.pending
             if alone and (not call.again or any(w.item is not None for w in self._workers)):
                 return
@@ -309,7 +319,7 @@ class WorkerPool:
         """Has the worker begin an item; False where it died while it was idle,
         of which the item is not guilty.
         """
-        worker.limit_s = self._timeout_s + (self._start_timeout_s if worker.cold else 0.0)
+        worker.limit_s = self._timeout_s + (self._head_start_s if worker.cold else 0.0)
         worker.stall_s = self._stall_s
         try:
             worker.connection.send((_PATIENCE * self._stall_s + _ALARM_S, item))
@@ -365,6 +375,8 @@ class WorkerPool:
             self._lost_idle(worker, f"not ready: {said}")
             return
         self._discard(worker)
+        if worker.cold:
+            self._head_start_s = 0.0  # what took so long was not compiling
         its_own = not haunted if over else not (late or unknown or to_sleep > 0)
         (self._fail if its_own else self._excuse)(
             call, index, "timeout" if over else "stalled", said

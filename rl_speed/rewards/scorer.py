@@ -236,10 +236,16 @@ class JaxScorer:
     Args:
       verify: (tokens, lengths, answer) -> rewards. encode: prompts -> the answer's pytree, a row
         each. block: samples per call.
+
+    Attributes:
+      verifier: the counts of a verifier that does not look at all of a response (`IntegerMatch`):
+        "beyond_window" where a wrong one has an answer that it could not see, else "ok"; or None.
     """
 
     def __init__(self, verify: Verify, encode: Callable[[Sequence[Prompt]], Any], block: int = 512):
         self._verify, self._encode, self._block = jax.jit(verify), encode, block
+        self._beyond = getattr(verify, "beyond_window", None)
+        self.verifier = None if self._beyond is None else _Counted()
 
     def __call__(self, rollouts: Rollouts, texts: Sequence[str] | None = None) -> np.ndarray:
         """f32[R]. `texts` is for verifiers that read text."""
@@ -257,7 +263,28 @@ class JaxScorer:
                     )
                 )
             )
-        return np.concatenate(correct)[:count]
+        values = np.concatenate(correct)[:count]
+        if self.verifier is not None:
+            beyond = int(self.beyond_window(rollouts, values).sum())
+            self.verifier.counts.update({"ok": count - beyond, "beyond_window": beyond})
+        return values
+
+    def beyond_window(self, rollouts: Rollouts, values: np.ndarray) -> np.ndarray:
+        """bool[R]: the response is wrong, and has an answer that the verifier could not see."""
+        found = np.zeros(len(values), bool)
+        wrong = np.flatnonzero(values <= 0.5)
+        if self._beyond is not None and wrong.size:
+            found[wrong] = self._beyond(rollouts.tokens[wrong], rollouts.lengths[wrong])
+        return found
+
+
+class _Counted:
+    """Counts by cause of a verifier that has no processes to close."""
+
+    def __init__(self):
+        self.counts: Counter[str] = Counter(ok=0, beyond_window=0)
+
+    def close(self) -> None: ...
 
 
 class Hosts(Protocol):

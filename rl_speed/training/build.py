@@ -463,7 +463,8 @@ def in_loop_verifier(
         )
     table = token_bytes(policy.tokenizer, policy.model.vocab_size)
     mode = "boxed" if config.reward.mode == "boxed" else "last"
-    return IntegerMatch(table, policy.end_tokens, mode), integer_answers
+    window = config.reward.integer_window
+    return IntegerMatch(table, policy.end_tokens, mode, window), integer_answers
 
 
 def context_length(config: Config) -> int:

@@ -37,17 +37,9 @@ BENCHMARKS = [name for name in FILES if name.startswith("eval/")] + [
     "math/math_test.jsonl.gz",
 ]
 USUAL = ("eval/aime24.jsonl", "eval/math500.jsonl")  # the others with `-m slow`
-# Where a wrong answer passes, and why.
+# Gold answers that can only be matched word for word, and why. No wrong answer passes.
 KNOWN = {
-    "math500.jsonl:177": (
-        "0.0000672: math-verify compares decimals to six places, and so do .0000672 and .0000673"
-    ),
-    "math_test.jsonl.gz:2855": "1/2004!: as a number it is 0 to any number of places, like 2/2004!",
-    "dsr_sub.jsonl:75": "1/2004!, again",
-    "olympiadbench.jsonl:123": (
-        "N=n: math-verify takes N and n for one variable, and n = n for true "
-        "whatever the other side"
-    ),
+    "olympiadbench.jsonl:74": "prose with three conditions: no parser reads it, and words match it"
 }
 
 
@@ -153,14 +145,14 @@ def judge(verifier, path):
 )
 def test_gold_answers_of_benchmarks_can_be_earned(real_data, verifier, name):
     missed, passed, unparsable = judge(verifier, real_data / name)
-    assert not missed and not unparsable and passed <= set(KNOWN)
+    assert not missed and not passed and unparsable <= set(KNOWN)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in FILES if name not in BENCHMARKS])
 def test_gold_answers_of_other_files_can_be_earned(real_data, verifier, name):
     missed, passed, unparsable = judge(verifier, real_data / name)
-    assert not missed and not unparsable and passed <= set(KNOWN)
+    assert not missed and not passed and unparsable <= set(KNOWN)
 
 
 def test_the_verifier_sees_several_answers_and_units(real_data, verifier):

@@ -35,6 +35,11 @@ FORMS = {
     "paren": "\\( \\boxed{{{g}}} \\)",
     "long": "Let us see. " * 40 + "Therefore $n = 12$ and $\\boxed{{{g}}}$",
     "sentence": "The answer is \\boxed{{{g}}}, as desired.",
+    "no braces": "The answer is $\\boxed {g}$.",
+    "no braces, full stop": "The answer is \\boxed {g}.",
+    "spaced braces": "$\\boxed {{{g}}}$",
+    "fbox": "\\fbox{{{g}}}",
+    "corrected": "\\boxed{{{w}}}. No: \\boxed {g}",
 }
 # Ways to be wrong, or to be right in a way that the loop's verifier need not understand.
 OTHERS = [
@@ -59,6 +64,13 @@ OTHERS = [
     "\\boxed{{\\text{{{g}}}}}",
     "$\\boxed{{{g}e1}}$",
     "$\\boxed{{{g}^2}}$",
+    "$\\boxed{{{w}}}$ and $\\boxed{{{g}}}$",
+    "\\boxed{{{w}}}, \\boxed{{{g}}}",
+    "$\\boxed{{{g}}}$. No: $\\boxed {w}$",
+    "$\\boxed{{{g}}}$. No: $\\fbox{{{w}}}$",
+    "$\\boxed{{{g}}}$. No: $\\boxed$",
+    "$\\boxed {g}/2$",
+    "$\\boxed {g}.5$",
 ]
 
 
@@ -210,6 +222,15 @@ def test_the_last_box_is_the_answer():
         (r"\boxed{12} or \boxed{7", 0),
         (r"\boxed{ 12 }", 1),
         (r"\boxed{}", 0),
+        (r"\boxed 12", 1),
+        (r"\boxed{12}. No: \boxed 7", 0),
+        (r"\boxed{7}. No: \boxed 12.", 1),
+        (r"\boxed{12}. No: \fbox{7}", 0),
+        (r"\boxed{12}. No: \boxed", 0),
+        (r"\boxed{7} and \boxed{12}", 0),
+        (r"\boxed 12.5", 0),
+        (r"\boxed 12x", 1),
+        (r"\boxedx{12}", 0),
     ]
     table = np.zeros((256, 1), np.uint8)
     table[:, 0] = np.arange(256)
@@ -237,6 +258,25 @@ def test_a_number_that_the_window_cuts_is_not_taken_for_a_shorter_one():
     )
     assert verdict(64, "1234") == verdict(11, "1234") == 1
     assert verdict(8, "34") == verdict(8, "1234") == verdict(10, "1234") == 0
+
+
+@pytest.mark.parametrize(
+    "mode,text,beyond",
+    [
+        ("boxed", r"\boxed{12}, and here is a sentence behind it", True),
+        ("boxed", r"and here is a sentence before it, \boxed{12}", False),
+        ("boxed", "a long sentence that has no answer whatever", False),
+        ("boxed", r"\boxed{12}", False),
+        ("last", "it is 12, and here is a sentence behind it", True),
+        ("last", "and here is a sentence before 12", False),
+    ],
+)
+def test_answers_that_lie_before_the_window_are_known_on_the_host(mode, text, beyond):
+    table = np.zeros((256, 1), np.uint8)
+    table[:, 0] = np.arange(256)
+    row = [*text.encode(), 0]
+    verify = IntegerMatch(table, (0,), mode, window=24)
+    assert verify.beyond_window(np.asarray([row]), np.asarray([len(row)])).tolist() == [beyond]
 
 
 def test_table_of_a_tokenizer_that_is_not_byte_level():

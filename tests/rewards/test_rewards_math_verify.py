@@ -14,7 +14,7 @@ import pytest
 
 from rl_speed.rewards import MathVerifier, WorkerPool
 
-TOWER = "10^{10^{10^{10}}}"  # parsing it is quick; comparing it with anything never ends
+ENDLESS = r"\sum_{n=1}^{1000000000} \sin n"  # parsing it is quick; working it out never ends
 
 
 @pytest.fixture(scope="module")
@@ -139,13 +139,14 @@ def test_a_gold_that_is_no_mathematics_is_counted_and_reported(boxed, caplog):
     assert len([r for r in caplog.records if repr(gold) in r.getMessage()]) == 1
     assert boxed.score_detailed([r"\boxed{1}"], [""])[1] == ["gold_unparsable"]
     # Word for word, and no word more.
-    values, causes = boxed.score_detailed([r"\boxed{north}", r"\boxed{north south}"], ["north"] * 2)
-    assert (values.tolist(), causes) == ([1, 0], ["gold_unparsable"] * 2)
+    answers = ["north", r"\text{north}", "north south", "thorn"]
+    values, causes = boxed.score_detailed([rf"\boxed{{{a}}}" for a in answers], ["north"] * 4)
+    assert (values.tolist(), causes) == ([1, 1, 0, 0], ["ok", "ok", "unread", "ok"])
 
 
 def test_an_endless_comparison_costs_only_itself_off_the_main_thread():
     responses = [r"\boxed{1}", r"\boxed{10^{10}}", r"\boxed{3}", r"\boxed{4}"]
-    golds = ["1", TOWER, "3", "5"]
+    golds = ["1", ENDLESS, "3", "5"]
     found = []
     with MathVerifier(1, timeout_s=1.0) as verifier:
         call = threading.Thread(
@@ -158,6 +159,15 @@ def test_an_endless_comparison_costs_only_itself_off_the_main_thread():
         assert causes == ["ok", "timeout", "ok", "ok"]
         assert verifier.counts["timeout"] == 1
         assert verifier.score(responses[:1], golds[:1]).tolist() == [1]
+
+
+def test_four_endless_comparisons_in_a_cold_pool_cost_the_limit_each():
+    with MathVerifier(2, timeout_s=0.5) as verifier:
+        values, causes = verifier.score_detailed([r"\boxed{2}"] * 4, [ENDLESS] * 4)
+        assert values.tolist() == [0] * 4 and causes == ["timeout"] * 4
+        assert "the limit is 0.5 s" in verifier.last_message["timeout"]
+        tower = r"\boxed{9^{9^{9^{9^{9}}}}}"  # refused before it is worked out
+        assert verifier.score_detailed([tower], ["2"])[1] == ["unread"]
 
 
 @pytest.mark.parametrize(

@@ -247,6 +247,38 @@ def test_a_worker_that_was_idle_until_now_is_as_warm_as_the_others(targets_impor
         assert "the limit is 0.3 s" in pool.last_message["timeout"] and pool.counts["retried"] == 0
 
 
+def limits(pool, monkeypatch):
+    """Those that `pool` names when it gives up an item, in order."""
+    said, fail = [], pool._fail
+
+    def record(call, index, cause, message):
+        said.append(float(message.rpartition("the limit is ")[2].split()[0]))
+        fail(call, index, cause, message)
+
+    monkeypatch.setattr(pool, "_fail", record)
+    return said
+
+
+def test_only_one_first_item_may_use_a_start_s_time(targets_importable, monkeypatch):
+    with WorkerPool(ACT, 2, timeout_s=0.3, stall_s=60.0, start_timeout_s=20.0) as pool:
+        assert pool.score([("raise",)] * 2).tolist() == [0, 0]  # every worker is warm, or waits
+    with WorkerPool(ACT, 2, timeout_s=0.3, stall_s=60.0, start_timeout_s=2.0) as pool:
+        found = limits(pool, monkeypatch)
+        values, causes = pool.score_detailed([("hang",)] * 4 + [("value", 1)] * 2)
+        assert causes == ["timeout"] * 4 + ["ok"] * 2 and values.tolist() == [0] * 4 + [1] * 2
+        assert found == [2.3, 0.3, 0.3, 0.3]
+
+
+def test_hanging_first_items_of_a_rehearsed_pool_have_the_limit_of_an_item(
+    targets_importable, monkeypatch
+):
+    with WorkerPool(ACT, 2, timeout_s=0.3, stall_s=60.0, rehearsal=("compiles", 1)) as pool:
+        found = limits(pool, monkeypatch)
+        values, causes = pool.score_detailed([("hang",)] * 4 + [("compiles", 1)] * 2)
+        assert causes == ["timeout"] * 4 + ["ok"] * 2 and values.tolist() == [0] * 4 + [1] * 2
+        assert found == [0.3] * 4
+
+
 def test_compiling_is_charged_to_nobody(targets_importable):
     """Not to a worker's first item while nothing else is known, and not to the first item of a
     worker that replaces another.

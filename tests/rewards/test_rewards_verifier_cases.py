@@ -7,6 +7,7 @@ import json
 import pytest
 
 from rl_speed.rewards import MathVerifier
+from rl_speed.studies.benchmark import golds
 from rl_speed.studies.benchmark import verifier_cases as vc
 
 CASES = [
@@ -79,6 +80,31 @@ def test_cases_that_are_none(tmp_path, change, said):
     (tmp_path / "cases.jsonl").write_text(json.dumps(CASES[0]) + "\n" + json.dumps(bad) + "\n")
     with pytest.raises(ValueError, match=said):
         vc.read_cases(tmp_path / "cases.jsonl")
+
+
+def test_the_table_of_what_is_accepted_is_what_the_code_says(repo):
+    page = (repo / "rl_speed" / "rewards" / "README.md").read_text(encoding="utf-8")
+    assert page == vc.with_probe_table(page, vc.probe_table(1))
+
+
+@pytest.mark.parametrize(
+    "gold,found",
+    [
+        ("7", {"itself": "7", "spaces": "~7~", "units": r"7~\text{cm}", "dollars": r"\$7"}),
+        ("(1,234)", {"itself": "(1,234)", "spaces": "~(1,234)~", "dollars": "$(1,234)$"}),
+        ("1,2", {"itself": "1,2", "spaces": "~1,~2~", "dollars": "$1,2$"}),
+    ],
+)
+def test_spellings_of_a_gold(gold, found):
+    assert golds.spellings(gold) == found
+
+
+@pytest.mark.slow
+def test_golds_are_accepted_for_themselves_and_for_no_other(real_data):
+    outcome = golds.measure(real_data / "eval" / "math500.jsonl", 20, 20)
+    assert all(right == asked for right, asked in outcome.spelt.values())
+    assert outcome.pairs > 350 and not [pair for pair, equal in outcome.accepted if not equal]
+    assert "| math500.jsonl | 300 | 300 of 300 | 300 of 300 |" in golds.document([outcome])
 
 
 def test_reasons_are_words():

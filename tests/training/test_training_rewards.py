@@ -14,8 +14,14 @@ from fake_generation import answer, finished, rollouts_of
 from rl_speed.config import Config, Driver, Reward
 from rl_speed.data.prompts import Prompt, PromptStream
 from rl_speed.data.rollouts import Rollouts
-from rl_speed.rewards import ExactMatch, MathVerifier
-from rl_speed.rewards.scorer import JaxScorer, RewardScorer, TextScorer, exact_answers
+from rl_speed.rewards import ExactMatch, IntegerMatch, MathVerifier
+from rl_speed.rewards.scorer import (
+    JaxScorer,
+    RewardScorer,
+    TextScorer,
+    exact_answers,
+    integer_answers,
+)
 from rl_speed.rollout.buffer import SamplingBuffer
 from rl_speed.rollout.generate import GenerationStats
 from rl_speed.rollout.host_driver import HostDriver
@@ -102,6 +108,29 @@ def english_by_hand(text):
         if c.isspace() or "a" <= c.lower() <= "z" or unicodedata.category(c)[0] in "NPS"
     ]
     return len(fine) / len(text) if text else 0.0
+
+
+def test_answers_that_the_integer_verifier_cannot_see_are_counted():
+    table = np.zeros((128, 1), np.uint8)
+    table[:, 0] = np.arange(128)
+    verify = IntegerMatch(table, (END,), "boxed", window=16)
+    texts = [
+        r"\boxed{4}. And that is a sentence.",
+        r"a sentence, then \boxed{4}",
+        "a sentence alone",
+    ]
+    rollouts = said([prompt()], texts, [0] * 3, [True] * 3)
+    scorer = RewardScorer(
+        JaxScorer(verify, integer_answers, block=4),
+        Reward(verifier="integer", integer_window=16),
+        MAX_NEW,
+        Characters(),
+        (END,),
+    )
+    assert scorer(rollouts)[1].tolist() == [False, True, False]
+    assert scorer.metrics() == {"verifier/ok": 2.0, "verifier/beyond_window": 1.0}
+    saved = scorer.state_dict()
+    assert saved["beyond_window"] == 1
 
 
 @pytest.mark.parametrize(

@@ -34,10 +34,7 @@ WHY = {
         "That test switches off a way of finding answers, or asks for a form, that we do not; the "
         "answer is right."
     ),
-    "close": (
-        "Decimals that agree to few digits, or stand beside roots or powers of ten: we compare "
-        "plain numbers, to 6 decimals."
-    ),
+    "close": ("Decimals that agree to few digits only: we compare to 6 decimals, and to 5 digits."),
     "order": (
         "A bare list is a set to us, since most golds are solutions in no order; "
         "brackets make order count."
@@ -50,7 +47,6 @@ WHY = {
         "Notation that the library cannot read, or reads otherwise (i is a name; doubled or "
         "trailing backslashes)."
     ),
-    "several": "Several boxes with words between them: we take the last, that grader all.",
     "hard": "A comparison that does not end within the time limit.",
 }
 
@@ -182,17 +178,30 @@ def document(outcomes: list[Outcome]) -> str:
     return "\n".join(lines)
 
 
-# Pairs on which graders differ, asked in mode "boxed" for the document: (what is at stake, what
-# stands in the box, gold).
+# What is accepted for what, in mode "boxed": (what is at stake, what stands in the box, gold). The
+# table in rewards/README.md is made of these.
 PROBES = [
     ("percent", r"10\%", "10"),
     ("percent", r"10\%", "0.1"),
     ("percent", "10", r"10\%"),
+    ("percent", r"37.5\%", "37.5"),
+    ("percent", r"\frac{200}{3}", r"66\frac23\%"),
+    ("percent", r"1000\%", r"10\%"),
     ("units", r"5 \text{ cm}", "5"),
+    ("units", "5 cm", "5"),
+    ("units", r"\text{5 cm}", "5"),
+    ("units", "5 apples", "5"),
+    ("units", "5t", "5"),
     ("units", r"5 \text{ cm}", r"5 \text{ m}"),
-    ("units", r"90^\circ", "90"),
+    ("degrees", r"90^\circ", "90"),
+    ("degrees", "90°", "90"),
+    ("degrees", r"\sin 30^\circ", r"\frac{1}{2}"),
     ("currency", r"\$18", "18"),
+    ("currency", "€18", "18"),
     ("thousands", "1,080", "1080"),
+    ("thousands", r"1\,080", "1080"),
+    ("thousands", "1{,}080", "1080"),
+    ("thousands", "(1,080)", "1080"),
     ("assignment", "x = 5", "5"),
     ("assignment", "y = 5", "x = 5"),
     ("order", "(1, 2)", "(2, 1)"),
@@ -201,11 +210,21 @@ PROBES = [
     ("decimals", "0.333", r"\frac{1}{3}"),
     ("decimals", "0.333333", r"\frac{1}{3}"),
     ("decimals", "3.14", r"\pi"),
+    ("decimals", "3.141593", r"\pi"),
     ("decimals", "0.5", r"\frac{1}{2}"),
-    ("forms", r"3\frac{1}{2}", "3.5"),
+    ("decimals", ".0000673", ".0000672"),
+    ("decimals", r"0.\overline{3}", r"\frac{1}{3}"),
+    ("decimals", "0.333...", r"\frac{1}{3}"),
+    ("exact", r"\frac{1}{2^{97}}", r"\frac{1}{2^{98}}"),
+    ("E notation", r"6.2\times10^{15}", "6.2e15"),
+    ("E notation", "8e3", "3e8"),
+    ("mixed numbers", r"3\frac{1}{2}", "3.5"),
+    ("mixed numbers", "3 1/2", r"\frac{7}{2}"),
     ("forms", "(x+1)^2", "x^2+2x+1"),
     ("forms", r"\sqrt{8}", r"2\sqrt{2}"),
+    ("forms", "x^2 = -2", "x^2 = -1"),
     ("brackets", "[1, 2]", "(1, 2)"),
+    ("brackets", "1, 2", "(1, 2)"),
     ("inequality", "1 < x < 2", "(1, 2)"),
     ("text", r"\text{Evelyn}", "Evelyn"),
     ("text", "evelyn", "Evelyn"),
@@ -213,8 +232,24 @@ PROBES = [
     ("options", "B", r"\text{(B)}"),
     ("connectives", r"P \text{ and } Q", r"P \text{ or } Q"),
     ("names", r"k_{\mathrm{A}}", r"k_{\mathrm{B}}"),
+    ("names", "r", "R"),
+    ("names", "f(t) = 3t", "f(x) = 3x"),
+    ("primes", "f(x)", "f'(x)"),
+    ("bases", "101", "101_2"),
+    ("bases", "101_3", "101_2"),
     ("several", r"1 \text{ or } 2", "2"),
+    ("in part", r"1, 3, \ldots, 2n-1", r"1, 2, \ldots, n"),
+    ("in part", r"1,2,\ldots ,n", r"1, 2, \ldots, n"),
+    ("in part", "5 6", "11"),
+    ("too large", "9^{9^{9^{9}}}", "3"),
 ]
+_MARKS = "<!-- accepted: experiments/verifier_cases.py -->\n", "<!-- /accepted -->"
+
+
+def with_probe_table(page: str, table: str) -> str:
+    """A page with `table` between its two marks."""
+    head, _, rest = page.partition(_MARKS[0])
+    return f"{head}{_MARKS[0]}\n{table}\n\n{_MARKS[1]}{rest.partition(_MARKS[1])[2]}"
 
 
 def probe_table(workers: int = 2) -> str:
@@ -256,11 +291,10 @@ _JUDGED = {
     "unmarked": "5b53b1da 63dde33f f3dc612d",
     "brackets": "e83431c3 da8878ca 0962ccbf",
     "configured": "81d3763f 3ca358af",
-    "close": "17f67b6c 54e3c776 cd1ed722 cd471c5e a48c9b49 683be714",
+    "close": "17f67b6c 54e3c776 cd1ed722 cd471c5e a48c9b49",
     "order": "3e7f9993",
     "names": "ea10ef5a 6aae187c",
     "notation": "6c25b83e bd26294c b56c83ce 4a1a8b19 f291db82",
-    "several": "95611062",
     "hard": "e43dbf1d",
 }
 REASONS = {case: reason for reason, cases in _JUDGED.items() for case in cases.split()}

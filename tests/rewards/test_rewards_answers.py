@@ -1,0 +1,291 @@
+r"""How an answer is read: the last box, the stages of its normal form, whole or not at all; and the
+verdicts that rest on them, gold answer and response alike.
+"""
+
+import pytest
+
+from rl_speed import answers
+from rl_speed.rewards.grading import find_answer, grade, read
+
+
+def verdict(answer, gold, mode="boxed"):
+    response = rf"so \boxed{{{answer}}}." if mode == "boxed" else answer
+    found = grade(response, gold, mode, 6, True, False)
+    return found[0] if isinstance(found, tuple) else found
+
+
+@pytest.mark.parametrize(
+    "text,want",
+    [
+        (r"\boxed{1}, so \boxed{\frac{1}{2}}", r"\frac{1}{2}"),
+        (r"\boxed{14}. No: \boxed 7", "7"),
+        (r"\boxed 7.", "7"),
+        (r"\boxed7", "7"),
+        (r"\boxed -12 m", "-12"),
+        (r"\boxed\frac{1}{2}", r"\frac{1}{2}"),
+        (r"\boxed {7}", "7"),
+        (r"\\boxed{7}", "7"),
+        (r"\fbox{3}", "3"),
+        (r"\boxed{1} then \boxed{2", None),
+        (r"\boxed{14} then \boxed", None),
+        (r"\boxed{14} then \boxed{\frac{1}{2}", None),
+        (r"\boxedsomething{3}", None),
+        ("no", None),
+        (r"$\boxed{1}$ and $\boxed{2}$.", "1,2"),
+        (r"\boxed{1} papers and \boxed{2} bins", "1,2"),
+        (r"\boxed{1}, no: \boxed{2}", "2"),
+    ],
+)
+def test_the_last_box(text, want):
+    assert answers.last_box(text) == want
+
+
+@pytest.mark.parametrize(
+    "stage,text,want",
+    [
+        ("bare", r"$\boxed{5}$", "5"),
+        ("bare", r"\(\frac{1}{2}\)", r"\frac{1}{2}"),
+        ("bare", r"18\$", r"18\$"),
+        ("characters", "3½", r"3\frac{1}{2}"),
+        ("characters", "x² − 40°", r"x^2 - 40^\circ "),
+        ("characters", "f'(x)", r"f^{\prime}(x)"),
+        ("characters", "（１，２）", "(1,2)"),
+        ("separators", r"5,\!525", "5525"),
+        ("separators", "1{,}234", "1234"),
+        ("separators", "3{,}5", "3.5"),
+        ("separators", "3_828", "3828"),
+        ("separators", "12_3", "12_3"),
+        ("layout", r"(3,~4)", "(3, 4)"),
+        ("layout", r"12~\mathrm{cm}", r"12 \text{cm}"),
+        ("layout", r"\text{12 cm}", r"12 \text{cm}"),
+        ("layout", r"\left( \dfrac{1}{2} \right)", r"( \frac{1}{2} )"),
+        ("layout", r"\begin{pmatrix} 1 \\ 2\end{pmatrix}", r"\begin{pmatrix} 1 \\ 2\end{pmatrix}"),
+        ("sentence", "12.", "12"),
+        ("sentence", "1, 2, ...", "1, 2, ..."),
+        ("sentence", r"\approx 3.2", "3.2"),
+        ("currency", "€12", "12"),
+        ("currency", r"-\$3.50", "-3.50"),
+        ("currency", r"US\$5", "5"),
+        ("degrees", r"40^{\circ}", "40"),
+        ("degrees", r"20^\circ C", "20"),
+        ("degrees", r"\sin 40^\circ", r"\sin \frac{40\pi}{180}"),
+        ("percent_words", "10 percent", r"10\%"),
+        ("units", r"5 \text{ cm}^2", "5"),
+        ("units", "5 square meters", "5"),
+        ("units", "12 apples", "12"),
+        ("units", r"5 \text{ m}/\text{s}", "5"),
+        ("units", r"12 \frac{\text{m}}{\text{s}}", "12"),
+        ("units", r"5\text{ cm}, 6\text{ cm}", "5, 6"),
+        ("units", r"n \text{ is even}", r"n \text{ is even}"),
+        ("units", "3t", "3t"),
+        ("units", "2 xy", "2 xy"),
+        ("units", r"5 \text{ if } x=2", r"5 \text{ if } x=2"),
+        ("thousands", "48 250", "48250"),
+        ("thousands", "1 234 567", "1234567"),
+        ("thousands", "1,234", "1234"),
+        ("thousands", "(1,234)", "(1,234)"),
+        ("thousands", "1,234, 5,678", "1234, 5678"),
+        ("thousands", "1,2", "1,2"),
+        ("thousands", "(2, 12) (12,102)", "(2, 12) (12,102)"),
+        ("thousands", "3 125/200", "3 125/200"),
+        ("thousands", "3.141 592 65", "3.14159265"),
+        ("e_notation", "6.2e15", "6200000000000000"),
+        ("e_notation", r"6.2\times10^{15}", "6200000000000000"),
+        ("e_notation", "2e-07", "0.0000002"),
+        ("e_notation", r"-6.2 \cdot 10^{-3}", "-0.0062"),
+        ("e_notation", r"2^3\times10^5", r"2^3\times10^5"),
+        ("e_notation", "3e^2", "3e^2"),
+        ("repeating_decimals", r"0.\overline{3}", r"\frac{1}{3}"),
+        ("repeating_decimals", r"2.1\overline{36}", r"\frac{47}{22}"),
+        ("repeating_decimals", "0.(142857)", r"\frac{1}{7}"),
+        ("repeating_decimals", r"0.\dot{3}", r"\frac{1}{3}"),
+        ("fractions", r"\frac23", r"\frac{2}{3}"),
+        ("fractions", r"\frac \pi4", r"\frac{\pi}{4}"),
+        ("mixed_numbers", "3 1/2", r"\frac{7}{2}"),
+        ("mixed_numbers", r"-3\frac{1}{2}", r"-\frac{7}{2}"),
+        ("mixed_numbers", r"x^2\frac{1}{2}", r"x^2\frac{1}{2}"),
+        ("mixed_numbers", r"2\frac{5}{3}", r"2\frac{5}{3}"),
+        ("mixed_numbers", "31/2", "31/2"),
+        ("percent_of_fraction", r"\frac{200}{3}\%", r"\frac{200}{3} \cdot 1\%"),
+    ],
+)
+def test_each_stage(stage, text, want):
+    assert stage in {s.__name__ for s in answers.STAGES}
+    assert getattr(answers, stage)(text) == want
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "3 1/2",
+        r"66\frac23\%",
+        "6.2e15",
+        r"0.\overline{3}",
+        r"12~\text{cm}",
+        "€12",
+        r"\sin 40^\circ",
+    ],
+)
+def test_a_normal_form_stays_as_it_is(text):
+    once = answers.normalise(text)
+    assert answers.normalise(once) == once
+
+
+@pytest.mark.parametrize(
+    "text,why",
+    [
+        (r"1, 2, \ldots, n", "dots"),
+        ("0.333...", "dots"),
+        (r"1 + 2 + \cdots + n", "dots"),
+        ("5 6", "side by side"),
+        ("1.234.567", "side by side"),
+        ("5 ft 6 in", "words"),
+        ("all real numbers", "words"),
+        (r"f(n)=n \text{ for all } n", "words"),
+        (r"5 \text{x} 3", "text within"),
+        ("", "nothing"),
+    ],
+)
+def test_what_would_be_read_in_part_is_not_read(text, why):
+    assert why in answers.partial(answers.normalise(text)) and read(text) is None
+
+
+@pytest.mark.parametrize("text", ["2^6 3^5", r"1 \text{ or } 2", "x = 5", r"\frac{1}{2} \cdot 1\%"])
+def test_what_can_be_read_whole(text):
+    assert answers.partial(answers.normalise(text)) is None and read(text) is not None
+
+
+SAME = [
+    ("3.5", "3 1/2"),
+    (r"\frac72", r"3\frac12"),
+    (r"-\frac72", "-3 1/2"),
+    ("37.5", r"37.5\%"),
+    ("0.375", r"37.5\%"),
+    (r"\frac{200}{3}", r"66\frac23\%"),
+    (r"66\frac23\%", r"\frac{2}{3}"),
+    (r"0.\overline{3}", r"\frac13"),
+    (r"0.1\overline{6}", r"\frac16"),
+    ("48250", r"48\,250"),
+    ("1234567.5", "1 234 567.5"),
+    ("6.2e15", r"6.2\times10^{15}"),
+    ("2e-07", r"2 \cdot 10^{-7}"),
+    ("12", r"12~\text{cm}"),
+    ("12", "12 cm"),
+    ("12", r"\text{12 cm}"),
+    ("12", "12."),
+    ("12", "€12"),
+    ("12", "£12"),
+    ("3.50", r"\text{\$3.50}"),
+    ("2500", "2\u202f500"),
+    ("6.02e23", r"6.02\times10^{23}"),
+    ("40", "40°"),
+    ("(3,4)", "(3,~4)"),
+    (r"\sin 30^\circ", r"\frac12"),
+    (r"1, 2, \ldots, n", r"1,2,\ldots ,n"),
+    (r"9^{9^{9^{9^{9}}}}", r"9^{9^{9^{9^{9}}}}"),
+    ("101_2", "101"),
+    (r"2^{98}", "316912650057057350374175801344"),
+    (r"\frac13", "0.333333"),
+    (r"\pi", "3.141593"),
+    ("f(x)=3x-9", "f(t)=3t-9"),
+    ("1,2", "2 and 1"),
+    (r"5 \text{ cm}", "5 centimeters"),
+    ("5 feet", r"5\text{ ft}"),
+    ("5", "x = 5"),
+    (r"\sqrt{3+2\sqrt{2}}", r"1+\sqrt{2}"),
+]
+
+
+@pytest.mark.parametrize("one,other", SAME)
+def test_the_same_either_way_round(one, other):
+    if other != "x = 5":
+        assert verdict(one, other) == 1
+    assert verdict(other, one) == 1
+
+
+@pytest.mark.parametrize(
+    "one,other",
+    [
+        (r"\frac{1}{2^{98}}", r"\frac{1}{2^{97}}"),
+        (r"\frac{\pi}{2^{98}}", r"\frac{\pi}{2^{97}}"),
+        (".0000672", ".0000673"),
+        ("0", "0.0000001"),
+        ("1000000000000000", "1000000000000001"),
+        (r"\frac{1}{2004!}", r"\frac{2}{2004!}"),
+        ("1234567.25", "1234567.75"),
+        (r"1, 2, \ldots, n", r"1, 3, 5, \ldots, 2n-1"),
+        (r"0.\overline{3}", "0"),
+        (r"0.\overline{3}", "0.3"),
+        ("0.(3)", "0"),
+        (r"48\,250", "298"),
+        ("3e8", "8e3"),
+        (r"66\frac23\%", "66"),
+        ("3 1/2", "2"),
+        ("3 1/2", r"\frac32"),
+        ("R", "r"),
+        (r"\frac{R}{r}", "1"),
+        ("3t", "3"),
+        ("f'(x)", "f(x)"),
+        ("101_2", "101_3"),
+        (r"n \text{ is even}", r"n \text{ is odd}"),
+        ("x^2=-1", "x^2=-2"),
+        (r"\sin 40^\circ", r"\sin 40"),
+        ("9^{9^{9^{9^{9}}}}", "9^{9^{9^{9}}}"),
+        (r"\frac13", "0.333"),
+        ("5 ft 6 in", "6 ft 5 in"),
+        ("north", "thorn"),
+        ("2x=3", "2y=3"),
+        (r"(-\infty,\infty)", r"(-\infty,7)"),
+        (r"\infty", r"-\infty"),
+        (r"5 \text{ cm}", r"5 \text{ m}"),
+        ("5 minutes", r"5 \text{ hours}"),
+        ("3:30 pm", "3:30 am"),
+        ("5 days and 3 hours", "5"),
+        ("x+10^{-20}", "x"),
+        (r"\sqrt{2}+10^{20}", r"\sqrt{3}+10^{20}"),
+        ("e^{-50}", "0"),
+        ("(-2,1)", "-2,1"),
+        ("1 / 2004!", "2 / 2004!"),
+        (r"10\%", r"1000\%"),
+    ],
+)
+def test_not_the_same_either_way_round(one, other):
+    assert verdict(one, other) == 0 and verdict(other, one) == 0
+    assert verdict(one, one) == verdict(other, other) == 1
+
+
+@pytest.mark.parametrize(
+    "response,gold,right",
+    [
+        (r"Answer: 5\sqrt{3}", "5", 0),
+        (r"Answer: 5\sqrt{3}", r"5\sqrt{3}", 1),
+        ("Answer: 8!", "8", 0),
+        ("Answer: 8!", "40320", 1),
+        ("Answer: 9 or 10", "9", 0),
+        ("Answer: 9 or 10", "10, 9", 1),
+        ("so it is 9 or 10", "10", 0),
+        ("so it is 9, 10", "9", 0),
+        ("the result is 5x", "5", 0),
+        ("it is 5/7", "5", 0),
+        ("the answer is 3^2", "3", 0),
+        (r"We try 3. Answer: \sqrt{3}", "3", 0),
+        (r"Answer: 2\pi", "2", 0),
+        ("Answer: $12", "12", 1),
+        ("Answer: 12 cm", "12", 1),
+        ("**Answer:** 42", "42", 1),
+        ("Answer: **42**", "42", 1),
+        ("The answer is 42, as we said", "42", 1),
+        ("2+3=5", "5", 1),
+        (r"\boxed{14}. No: \boxed 7", "14", 0),
+        (r"\boxed{14} but \boxed{7", "14", 0),
+    ],
+)
+def test_the_answer_of_a_text_without_a_box_is_all_that_it_says(response, gold, right):
+    assert verdict(response, gold, "free") == right, find_answer(response)
+
+
+def test_a_tower_of_powers_is_refused_before_it_is_worked_out():
+    tower = r"\boxed{9^{9^{9^{9^{9}}}}}"
+    assert grade(tower, "3", "boxed", 6, True, False) == (0.0, "unread")
+    assert read("(10^{9})!") is None and read("x^{3^{3^{3}}}") is None
+    assert read("2^{2008}") is not None and read("2004!") is not None
