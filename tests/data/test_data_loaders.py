@@ -83,7 +83,7 @@ def test_files_that_cannot_be_used(tmp_path):
     with pytest.raises(DataError, match="no such file"):
         load_rows(tmp_path / "absent.jsonl")
     with pytest.raises(DataError, match="expected a name ending"):
-        load_rows(write(tmp_path / "d.csv", ["q,a"]))
+        load_rows(write(tmp_path / "d.txt", ["q,a"]))
     with pytest.raises(DataError, match="it is empty"):
         load_rows(write(tmp_path / "e.jsonl", []))
     with pytest.raises(DataError, match=r"no usable row; first of 1 bad ones: .*b\.jsonl:1"):
