@@ -175,6 +175,7 @@ def load_rows(
     max_reasons: int = 5,
     answers: bool = True,
     refuse: bool = True,
+    read: Callable[..., tuple[Row, dict[str, str]]] = read_row,
 ) -> tuple[list[Row], LoadReport]:
     """All usable rows of files or a data set. An id that rows of several files have gets the file's
     name before it.
@@ -191,6 +192,7 @@ def load_rows(
         and the answer is empty.
       refuse: where a field looks like a part of the question that is left out, and
         `fields.question` does not settle it, raise; otherwise the report has it.
+      read: what makes a row of an item, as `schemas.read_row`.
 
     Raises:
       DataError: no such file, not readable as what its name says, a bad row, no row that can be
@@ -212,7 +214,7 @@ def load_rows(
                 None,
             )
             if not lost:
-                row, left = read_row(item, place.where, fields, answers)
+                row, left = read(item, place.where, fields, answers)
                 lost = next(
                     (k for k in wanted if k in KEEP_ANSWER and not KEEP_ANSWER[k](row.answer)), None
                 )
