@@ -108,6 +108,16 @@ def read_examples(
             first = first or error
             if on_bad_row == "error" or row is rows[-1] and not examples:
                 raise first from None
+    unended = [e for e in examples if e.learned is not None and e.response[-1] not in ends]
+    if unended:
+        log.warning(
+            "%s: %d of %d conversations end with %r, which is no end token of this model: samplers "
+            "will not stop there unless generation_config.json has it as an eos_token_id",
+            path,
+            len(unended),
+            len(examples),
+            tokenizer.decode([unended[0].response[-1]]),
+        )
     return examples, report.bad + len(rows) - len(examples)
 
 

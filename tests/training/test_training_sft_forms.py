@@ -163,6 +163,15 @@ def test_questions_with_solutions_go_before_other_forms(qwen, tmp_path):
     assert learned(qwen, said)[1] == ["So 4.<|im_end|>"]
 
 
+def test_a_turn_that_is_closed_by_no_end_token_is_told(qwen, template, tmp_path, caplog):
+    template(UNMARKED)
+    read(tmp_path, qwen, {"messages": [USER, FOUR]})
+    assert not caplog.text
+    template(UNMARKED.replace("<|im_end|>", "<|endoftext|>"))
+    read(tmp_path, qwen, {"messages": [USER, FOUR]})
+    assert "1 of 1 conversations end with '<|endoftext|>', which is no end token" in caplog.text
+
+
 @pytest.mark.parametrize(
     "row,message",
     [
