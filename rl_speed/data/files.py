@@ -83,6 +83,8 @@ def _json_lines(data: bytes) -> Iterator[tuple[int, Any]]:
 
 
 def _json(path: pathlib.Path, data: bytes) -> Iterator[tuple[int, Any]]:
+    if not data.strip():
+        return iter(())
     whole = _parse(data)
     if isinstance(whole, DataError):
         first, _, rest = data.strip().partition(b"\n")

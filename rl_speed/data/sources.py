@@ -162,11 +162,7 @@ def _folder(folder: Path, split: str) -> list[Path]:
         if path.is_file() and format_of(path.name) and path.name not in _NO_DATA and not hidden:
             by_split[_split_of(inside)].append(path)
     if not by_split:
-        held = sorted(path.name for path in folder.iterdir())
-        shown = ", ".join(held[:5]) + (f" and {len(held) - 5} more" if len(held) > 5 else "")
-        raise DataError(
-            f"{folder}: a folder without data files ({ENDINGS}); it holds {shown or 'nothing'}"
-        )
+        raise DataError(f"{folder}: a folder without data files ({ENDINGS}); {_holds(folder)}")
     no_split = by_split.pop("", [])
     if no_split and by_split and not split:
         raise DataError(
@@ -180,6 +176,12 @@ def _folder(folder: Path, split: str) -> list[Path]:
     if by_split or split:
         return _one_set(folder, by_split[_choose(folder, list(by_split), split)])
     return _one_set(folder, no_split)
+
+
+def _holds(folder: Path) -> str:
+    held = sorted(path.name for path in folder.iterdir())
+    shown = ", ".join(held[:5]) + (f" and {len(held) - 5} more" if len(held) > 5 else "")
+    return f"it holds {shown or 'nothing'}"
 
 
 def _split_of(inside: Path) -> str:
@@ -265,11 +267,14 @@ def _short_names(parts: Sequence[Path | HubName]) -> list[str]:
 
 
 def _hub(source: HubName) -> Iterator[tuple[int, Any]]:
+    folder = Path(source.name).parent
+    near = f" ({folder} is a folder here; {_holds(folder)})" if folder.is_dir() else ""
+    absent = f"no such file{near}"
     try:
         import datasets
     except ImportError:
         raise DataError(
-            f"{source}: no such file; to read it as a data set of the Hugging Face hub, install "
+            f"{source}: {absent}; to read it as a data set of the Hugging Face hub, install "
             "the library `datasets` (pip install -e '.[hub]' in the checkout)"
         ) from None
     try:
@@ -279,7 +284,7 @@ def _hub(source: HubName) -> Iterator[tuple[int, Any]]:
     except Exception as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise DataError(
-            f"{source}: no such file, and not read as a data set of the Hugging Face hub (split "
+            f"{source}: {absent}, and not read as a data set of the Hugging Face hub (split "
             f"{source.split!r}): {reason}"
         ) from None
     return enumerate(iter(rows), start=1)

@@ -171,6 +171,12 @@ def test_a_local_path_is_refused_for_what_it_is(here, files, source, message):
     assert "hub" not in str(error.value)
 
 
+def test_a_name_beside_local_files_is_told_what_is_there(here):
+    write(here / "trl/data/train.jsonl", "a")
+    with pytest.raises(DataError, match=r"^trl/dat: no such file \(trl is a folder here; it holds"):
+        questions("trl/dat")
+
+
 def test_sets_of_several_files_are_folders_or_patterns(here):
     write(here / "d/test-1.jsonl", "a")
     write(here / "d/test-2.jsonl", "b")
