@@ -18,7 +18,8 @@ embedded    a new policy of 0.1 M parameters on demonstrations of the chain task
             rate of 3e-3; so it is without a name, too, and rl_speed/assets/embedded was made by it
 scratchpad  a new policy of 0.15 M parameters on demonstrations of the scratchpad task: 2000 updates
             at a rate of 3e-3; rl_speed/assets/scratchpad was made by it
-files       rows of one's own: 3 epochs at a rate of 1e-5, questions put as a chat;
+files       rows of one's own (questions with solutions, messages, prompt with completion, text; see
+            rl_speed/sft/README.md): 3 epochs at a rate of 1e-5, questions put as a chat;
             config.model.path and config.data.train must be given
 band        the cold start of Bae et al. (arXiv 2504.03380) on 1.1k distilled solutions: 5 epochs at
             a rate of 5e-6; of the numbers below those above "ours" are the paper's

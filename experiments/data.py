@@ -1,6 +1,6 @@
 """Look at data sets before training on them; clean one.
 
-    python experiments/data.py train.jsonl eval.parquet owner/name@train
+    python experiments/data.py train.jsonl FOLDER@test 'train-*.parquet' owner/name@train
     python experiments/data.py train.jsonl.gz --tokenizer=DIRECTORY --prompt=chat
         --max_prompt_length=1024
     python experiments/data.py train.jsonl.gz --against=math500.jsonl,aime24.jsonl --check_gold

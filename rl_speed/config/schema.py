@@ -93,12 +93,14 @@ class Model:
 class Data:
     # Embedded and generated; or questions and answers from files, of any kind.
     task: str = one_of(*TASKS, "jsonl")
-    # For jsonl: .jsonl[.gz], .json[.gz] or .parquet, or a data set of the Hugging Face hub,
-    # OWNER/NAME[:CONFIG][@SPLIT].
+    # For jsonl: FILE (.jsonl, .json, .csv, .tsv, .parquet, .arrow), a pattern (train-*.parquet),
+    # FOLDER[@SPLIT], or a data set of the Hugging Face hub, OWNER/NAME[:CONFIG][@SPLIT]; or several
+    # of these with commas between them, read one behind the other.
     train: str = ""
-    # Held-out questions, likewise. Several sets with commas between them, each
-    # NAME[:SAMPLES]=FILE: with responses to a question of its own (else evaluation.samples), and
-    # accuracy under its name. The word hold_out, in place of a file, is the questions held out.
+    # Held-out questions, likewise, but a comma begins the next set (a set of several files is a
+    # folder or a pattern). Each may be NAME[:SAMPLES]=FILE: with responses to a question of its own
+    # (else evaluation.samples), and accuracy under its name. The word hold_out, in place of a file,
+    # is the questions held out.
     eval: str = ""
     # Questions of train, those of lowest hash, that never train; the evaluation set where
     # eval is empty.

@@ -1,80 +1,95 @@
-"""Rows of a data set as they stand: JSON lines, JSON, Parquet, or a data set of the Hugging Face
-hub. What fields mean is not known here.
+"""Rows of one file as they stand: JSON lines, JSON, CSV, Parquet or Arrow. What fields mean is not
+known here.
 """
 
-import gzip
+import csv
+import io
 import json
 import pathlib
-import re
-import zlib
 from collections.abc import Iterator
 from typing import Any
 
-ENDINGS = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet")
-# OWNER/NAME[:CONFIG][@SPLIT]
-_HUB_NAME = re.compile(
-    r"(?P<name>[\w.-]+/[\w.-]+)(?::(?P<config>[\w.-]+))?(?:@(?P<split>[\w.\[\]:%+-]+))?"
-)
+_TEXT = (".jsonl", ".json", ".csv", ".tsv")
+_BINARY = (".parquet", ".arrow")
+_COMPRESSED = (".gz", ".zst", ".bz2")
+ENDINGS = f"{', '.join(_TEXT)} (also with {', '.join(_COMPRESSED)}), {' or '.join(_BINARY)}"
+_ARROW_FILE = b"ARROW1"  # how a file of the IPC file format begins; others are streams
+_END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 
 
 class DataError(ValueError):
     """A data file or a row of it that cannot be used; the message names file and line."""
 
 
-def read_items(source: str | pathlib.Path) -> Iterator[tuple[int, Any]]:
-    """Line number and value (or the DataError that the line gave) of each row of `source`.
+def format_of(name: str) -> str:
+    """The format that the name of a file says (".jsonl", ...); "" for one that is not read."""
+    name = name.lower()
+    if name.endswith(_BINARY):
+        return pathlib.PurePath(name).suffix
+    for ending in _COMPRESSED:
+        name = name.removesuffix(ending)
+    return next((ending for ending in _TEXT if name.endswith(ending)), "")
 
-    Args:
-      source: one of
-        .jsonl[.gz]: a value a line;
-        .json[.gz]: an array; an object of columns, each an array, or an object {row: value} as
-          pandas writes it; or an object that holds nothing but one array of objects, as {"data":
-          [...]}. "Line" is then the row's number, from 1;
-        .parquet: read a row group at a time; nested columns become dicts and lists. "Line" is the
-          row's number;
-        OWNER/NAME[:CONFIG][@SPLIT]: a data set of the Hugging Face hub, @train where nothing is
-          said, through the library `datasets` (pip install -e '.[hub]' in the checkout) and its
-          cache. What exists as a path is a path. A directory is read by that library too:
-          DIRECTORY[@SPLIT].
+
+def read_file(path: pathlib.Path) -> Iterator[tuple[int, Any]]:
+    """Line number and value (or the DataError that the line gave) of each row of a file.
+
+    - .jsonl: a value a line.
+    - .json: an array; an object of columns, each an array, or an object {row: value} as pandas
+      writes it; an object that holds nothing but one array of objects, as {"data": [...]}; or a
+      value a line. "Line" is the row's number, from 1, but for the last.
+    - .csv, .tsv: the first line names the columns. Cells are text; an empty one is None. "Line" is
+      the first line of a row.
+    - .parquet, .arrow (both IPC formats): read a batch at a time; nested columns become dicts and
+      lists. "Line" is the row's number.
 
     Raises:
-      DataError: no such file, not readable as what its name says, or the hub has no such data set
-        or cannot be reached.
+      DataError: the name says no format, or the file is not readable as what its name says.
     """
-    path = pathlib.Path(source)
-    if path.is_file():
-        if path.name.endswith(".parquet"):
-            return _parquet(path)
-        if path.name.endswith(ENDINGS):
-            return _json(path)
-        raise DataError(f"{path}: expected a name ending in {', '.join(ENDINGS)}")
-    directory, _, split = str(source).rpartition("@")
-    if path.is_dir() or (directory and pathlib.Path(directory).is_dir()):
-        return _hub(str(source), *((str(source), "train") if path.is_dir() else (directory, split)))
-    found = _HUB_NAME.fullmatch(str(source))
-    if found and not str(source).endswith(ENDINGS):
-        return _hub(str(source), found["name"], found["split"] or "train", found["config"])
-    raise DataError(f"{source}: no such file")
+    form = format_of(path.name)
+    if not form:
+        raise DataError(f"{path}: expected a name ending in {ENDINGS}")
+    if form in _BINARY:
+        return _arrow(path)
+    data = _bytes(path)
+    if form in (".csv", ".tsv"):
+        return _table(path, data, "," if form == ".csv" else "\t")
+    return _json_lines(data) if form == ".jsonl" else _json(path, data)
 
 
-def is_source(name: str) -> bool:
-    """Whether `name` exists as a path, or has the form of a hub's data set."""
-    path = pathlib.Path(name)
-    return path.exists() or (_HUB_NAME.fullmatch(name) is not None and not name.endswith(ENDINGS))
+def _bytes(path: pathlib.Path) -> bytes:
+    """The content of a file, decompressed as its name says."""
+    import pyarrow
 
-
-def _json(path: pathlib.Path) -> Iterator[tuple[int, Any]]:
+    if path.stat().st_size == 0:
+        return b""
     try:
-        data = (
-            gzip.decompress(path.read_bytes()) if path.name.endswith(".gz") else path.read_bytes()
-        )
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise DataError(f"{path}: not a whole gzip file ({error})") from None
-    if path.name.removesuffix(".gz").endswith(".jsonl"):
-        lines = enumerate(data.split(b"\n"), start=1)
-        return ((line, _parse(raw)) for line, raw in lines if raw.strip())
+        with pyarrow.input_stream(str(path)) as stream:
+            return stream.read()
+    except OSError as error:
+        if not path.name.lower().endswith(_COMPRESSED):
+            raise
+        form = path.suffix[1:].replace("gz", "gzip")
+        raise DataError(f"{path}: not a whole {form} file ({error})") from None
+
+
+# JSON.
+
+
+def _json_lines(data: bytes) -> Iterator[tuple[int, Any]]:
+    # At "\n" alone: other line separators may stand inside of JSON strings.
+    lines = enumerate(data.split(b"\n"), start=1)
+    return ((line, _parse(raw)) for line, raw in lines if raw.strip())
+
+
+def _json(path: pathlib.Path, data: bytes) -> Iterator[tuple[int, Any]]:
+    if not data.strip():
+        return iter(())
     whole = _parse(data)
     if isinstance(whole, DataError):
+        first, _, rest = data.strip().partition(b"\n")
+        if rest and isinstance(_parse(first), dict):
+            return _json_lines(data)
         raise DataError(f"{path}: {whole}")
     return enumerate(_rows(whole, path), start=1)
 
@@ -105,7 +120,9 @@ def _rows(whole: Any, path: pathlib.Path) -> list[Any]:
 
 def _parse(raw: bytes) -> Any:
     try:
-        return json.loads(raw.decode("utf-8-sig"))
+        return json.loads(raw.decode("utf-8-sig"), object_pairs_hook=_object)
+    except DataError as error:
+        return error
     except UnicodeDecodeError as error:
         return DataError(f"not UTF-8 ({error.reason} at byte {error.start})")
     except json.JSONDecodeError as error:
@@ -115,42 +132,79 @@ def _parse(raw: bytes) -> Any:
         return DataError(f"not read as JSON ({str(error).splitlines()[0]})")
 
 
-def _parquet(path: pathlib.Path) -> Iterator[tuple[int, Any]]:
-    import pyarrow
-    import pyarrow.parquet
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    _require_different([name for name, _ in pairs])
+    return dict(pairs)
 
+
+def _require_different(names: list[str], where: str = "") -> None:
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise DataError(f"{where}the field {twice!r} is there twice")
+
+
+# Tables.
+
+
+def _table(path: pathlib.Path, data: bytes, delimiter: str) -> Iterator[tuple[int, Any]]:
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise DataError(f"{path}:{line}: not UTF-8 ({error.reason})") from None
+    csv.field_size_limit(2**31 - 1)
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    names: list[str] = []
+    line = 1
+    try:
+        for cells in reader:
+            if not names:
+                names = [cell.strip() for cell in cells]
+                _require_different(names, f"{path}:{line}: ")
+            elif cells and len(cells) != len(names):
+                yield line, DataError(f"{len(cells)} cells, and the first line names {len(names)}")
+            elif cells:
+                yield line, {name: cell or None for name, cell in zip(names, cells)}
+            line = reader.line_num + 1
+    except csv.Error as error:
+        raise DataError(f"{path}:{line}: not read as CSV ({error})") from None
+
+
+def _arrow(path: pathlib.Path) -> Iterator[tuple[int, Any]]:
+    import pyarrow
+
+    form = "Parquet" if format_of(path.name) == ".parquet" else "Arrow"
     line = 0
     try:
-        with pyarrow.parquet.ParquetFile(path) as file:
-            for group in range(file.num_row_groups):
-                for batch in file.iter_batches(batch_size=1024, row_groups=[group]):
-                    for row in batch.to_pylist():
-                        line += 1
-                        yield line, row
+        for batch in _parquet_batches(path) if form == "Parquet" else _arrow_batches(path):
+            _require_different(batch.schema.names, f"{path}: ")
+            for row in batch.to_pylist():
+                line += 1
+                yield line, row
     except (pyarrow.ArrowException, OSError) as error:
         raise DataError(
-            f"{path}: not a whole Parquet file (after row {line}: {str(error).splitlines()[0]})"
+            f"{path}: not a whole {form} file (after row {line}: {str(error).splitlines()[0]})"
         ) from None
 
 
-def _hub(
-    source: str, name: str, split: str, config: str | None = None
-) -> Iterator[tuple[int, Any]]:
-    try:
-        import datasets
-    except ImportError:
-        raise DataError(
-            f"{source}: no such file; to read it as a data set of the Hugging Face hub, install "
-            "the library `datasets` (pip install -e '.[hub]' in the checkout)"
-        ) from None
-    try:
-        rows = datasets.load_dataset(name, config, split=split)
-    # The library lets through what its back ends raise: requests, httpx, fsspec, pyarrow, and
-    # errors of its own.
-    except Exception as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise DataError(
-            f"{source}: no such file, and not read as a data set of the Hugging Face hub (split "
-            f"{split!r}): {reason}"
-        ) from None
-    return enumerate(iter(rows), start=1)
+def _parquet_batches(path: pathlib.Path) -> Iterator[Any]:
+    import pyarrow.parquet
+
+    with pyarrow.parquet.ParquetFile(path) as file:
+        for group in range(file.num_row_groups):
+            yield from file.iter_batches(batch_size=1024, row_groups=[group])
+
+
+def _arrow_batches(path: pathlib.Path) -> Iterator[Any]:
+    import pyarrow
+
+    with pyarrow.memory_map(str(path)) as file:
+        if file.read(len(_ARROW_FILE)) == _ARROW_FILE:
+            reader = pyarrow.ipc.open_file(file)
+            yield from map(reader.get_batch, range(reader.num_record_batches))
+            return
+        file.seek(max(0, file.size() - len(_END_OF_STREAM)))
+        if file.read() != _END_OF_STREAM:
+            raise OSError("the stream does not end")
+        file.seek(0)
+        yield from pyarrow.ipc.open_stream(file)

@@ -27,7 +27,7 @@ class NamedFile(NamedTuple):
     """Where a held-out set is read.
 
     Attributes:
-      name: "" for the only one, where nobody named it. file: anything that `files.read_items`
+      name: "" for the only one, where nobody named it. file: anything that `sources.read_items`
         takes, or HELD_OUT_OF_TRAIN. samples: to a question; 0 says nothing of them.
     """
 
@@ -37,18 +37,21 @@ class NamedFile(NamedTuple):
 
 
 def file_name(source: str) -> str:
-    """What a set is called where nobody named it: as its file, without what follows the first dot;
-    as a data set of the hub, without owner, configuration and split.
+    """What a set is called where nobody named it: as its file or folder, without what follows the
+    first dot, or as the files of a pattern, without it; as a data set of the hub, without owner,
+    configuration and split.
     """
-    return Path(source).name.split(".")[0].partition(":")[0].partition("@")[0]
+    plain = re.sub(r"\[.*?\]|[*?]", "", Path(source).name.partition(":")[0].partition("@")[0])
+    return plain.split(".")[0].strip("-_") or Path(source).parent.name
 
 
 def parse_files(text: str, field: str) -> list[NamedFile]:
     """The sets of "FILE", or of several with commas between them, each "[NAME[:SAMPLES]=]FILE".
 
-    The samples stand beside the name, since the name of a data set of the hub may have a ":" of its
-    own. What exists as a path is a path, whatever is in it. A set without a name has that of
-    `file_name`, unless it is the only one: then it has none.
+    A comma begins the next set: a set of several files is a folder or a pattern
+    ("NAME=FOLDER@test,test-*.parquet"). The samples stand beside the name, since the name of a data
+    set of the hub may have a ":" of its own. What exists as a path is a path, whatever is in it. A
+    set without a name has that of `file_name`, unless it is the only one: then it has none.
 
     Args:
       field: what errors call the text.
@@ -65,7 +68,7 @@ def parse_files(text: str, field: str) -> list[NamedFile]:
         if one.name in found:
             raise ValueError(
                 f"{field} names two sets {one.name!r} ({found[one.name].file} and {one.file}): "
-                "call one of them NAME=FILE"
+                "call one of them NAME=FILE; a set of several files is a folder or a pattern"
             )
         found[one.name] = one
     return list(found.values())

@@ -1,4 +1,4 @@
-"""Questions with gold answers, from any file or data set that `data.files` reads,
+"""Questions with gold answers, from any files or data set that `data.sources` reads,
 in any schema that `data.schemas` knows.
 """
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from rl_speed.data.files import DataError, read_items
+from rl_speed.data.files import DataError
 from rl_speed.data.prompts import Prompt
 from rl_speed.data.schemas import (
     KEEP_ANSWER,
@@ -23,6 +23,7 @@ from rl_speed.data.schemas import (
     row_id,
 )
 from rl_speed.data.select import contaminated, deduplicate, hold_out
+from rl_speed.data.sources import distinct_ids, read_items
 
 __all__ = [
     "DataError",
@@ -174,11 +175,13 @@ def load_rows(
     max_reasons: int = 5,
     answers: bool = True,
     refuse: bool = True,
+    read: Callable[..., tuple[Row, dict[str, str]]] = read_row,
 ) -> tuple[list[Row], LoadReport]:
-    """All usable rows of a file or data set.
+    """All usable rows of files or a data set. An id that rows of several files have gets the file's
+    name before it.
 
     Args:
-      path: see `data.files.read_items`.
+      path: see `data.sources.read_items`.
       on_bad_row: "error" raises at the first bad row, "skip" counts it and goes on.
       fields: where question, answer and solution are, where they are not to be found.
       keep: filters with commas between them; what does not pass is counted, not bad. "integer":
@@ -189,6 +192,7 @@ def load_rows(
         and the answer is empty.
       refuse: where a field looks like a part of the question that is left out, and
         `fields.question` does not settle it, raise; otherwise the report has it.
+      read: what makes a row of an item, as `schemas.read_row`.
 
     Raises:
       DataError: no such file, not readable as what its name says, a bad row, no row that can be
@@ -198,9 +202,8 @@ def load_rows(
     if on_bad_row not in ("error", "skip"):
         raise ValueError(f'on_bad_row must be "error" or "skip", got {on_bad_row!r}')
     wanted = keep_names(keep)
-    name = pathlib.Path(path).name
-    rows, bad, reasons, filtered, search = [], 0, [], Counter(), PartSearch()
-    for line, item in read_items(path):
+    rows, files, bad, reasons, filtered, search = [], [], 0, [], Counter(), PartSearch()
+    for place, item in read_items(path):
         try:
             lost = next(
                 (
@@ -211,12 +214,12 @@ def load_rows(
                 None,
             )
             if not lost:
-                row, left = read_row(item, f"{name}:{line}", fields, answers)
+                row, left = read(item, place.where, fields, answers)
                 lost = next(
                     (k for k in wanted if k in KEEP_ANSWER and not KEEP_ANSWER[k](row.answer)), None
                 )
         except DataError as error:
-            message = f"{path}:{line}: {error}"
+            message = f"{place}: {error}"
             if on_bad_row == "error":
                 raise DataError(f'{message} (on_bad_row="skip" would count it and go on)') from None
             bad += 1
@@ -227,6 +230,7 @@ def load_rows(
             filtered[lost] += 1
         else:
             rows.append(row)
+            files.append(place.name)
             search.add(item, row, left)
     if not rows:
         without = (
@@ -240,6 +244,8 @@ def load_rows(
                 else without or ", it is empty"
             )
         )
+    ids = distinct_ids([row.id for row in rows], files)
+    rows = [row if row.id == i else dataclasses.replace(row, id=i) for row, i in zip(rows, ids)]
     questions = dict(Counter(row.made_of for row in rows).most_common())
     if refuse and search.found():
         raise search.refusal(path, questions, fields.flag)

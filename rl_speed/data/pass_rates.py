@@ -1,5 +1,6 @@
 """Pass rates of prompts: measured ones from files, or a stated mixture."""
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -9,7 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from rl_speed.data.loaders import DataError, read_items, row_id
+from rl_speed.data.files import format_of
+from rl_speed.data.loaders import DataError, row_id
+from rl_speed.data.sources import Place, distinct_ids, read_items
 
 # What a number under a field says of the pass rate, and the largest that it can be.
 SCALES = {
@@ -66,7 +69,7 @@ def load_pass_rates(
     """Pass rates of a file's rows.
 
     Args:
-      path: .jsonl[.gz], a JSON array of objects (.json[.gz]), an object with "rates" and perhaps
+      path: what `sources.read_items` reads, or a .json file with an object with "rates" and perhaps
         "ids" (what experiments/pass_rates.py writes), or an object {id: pass rate}.
       field: where a row has its number; None: the one of `KNOWN_FIELDS` that the first row has.
         Rows with null there have no measured pass rate: left out and counted.
@@ -81,15 +84,19 @@ def load_pass_rates(
     path = Path(path)
     if scale is not None and scale not in SCALES:
         raise DataError(f"scale must be one of {', '.join(SCALES)}, got {scale!r}")
-    rows = _rates_object(path, field) if path.name.endswith(".json") else None
+    whole = path.name.endswith(".json") and path.is_file()
+    rows = _rates_object(path, field) if whole else None
     if rows is not None:
         field, scale, named = "rates", scale or "rate", all(name is not None for name, _ in rows)
-        rows = [(i, {"id": name, "rates": value}) for i, (name, value) in enumerate(rows, start=1)]
+        rows = [
+            (Place(str(path), path.name, i), {"id": name, "rates": value})
+            for i, (name, value) in enumerate(rows, start=1)
+        ]
     else:
         named = True
-    values, lines, ids, unmeasured = [], [], [], []
-    for line, item in read_items(path) if rows is None else rows:
-        where = f"{path}:{line}"
+    values, measured, missing = [], [], []
+    for place, item in read_items(path) if rows is None else rows:
+        where = str(place)
         if isinstance(item, DataError):
             raise DataError(f"{where}: {item}")
         if not isinstance(item, dict):
@@ -100,15 +107,18 @@ def load_pass_rates(
             raise DataError(
                 f"{where}: no field {field!r}; it has {', '.join(sorted(item)) or 'none'}"
             )
-        name = row_id(item, f"{path.name}:{line}")
+        row = place, row_id(item, place.where)
         if item[field] is None:
-            unmeasured.append(name)
+            missing.append(row)
             continue
-        values.append(_number(item[field], f"{where}: {field}"))
-        lines.append(line)
-        ids.append(name)
+        number = item[field]
+        if format_of(place.file) in (".csv", ".tsv"):  # cells are text
+            with contextlib.suppress(ValueError):
+                number = float(number)
+        values.append(_number(number, f"{where}: {field}"))
+        measured.append(row)
     if not values:
-        why = f": {field!r} is null in all {len(unmeasured)}" if unmeasured else ", it is empty"
+        why = f": {field!r} is null in all {len(missing)}" if missing else ", it is empty"
         raise DataError(f"{path}: no row has a pass rate{why}")
     given = scale
     scale = scale or _known(field)
@@ -122,7 +132,7 @@ def load_pass_rates(
     outside = np.flatnonzero(~((numbers >= 0) & (numbers <= largest)))
     if len(outside):
         raise DataError(
-            f"{path}:{lines[outside[0]]}: {field} must lie in [0, {largest:g}] (scale {scale!r}), "
+            f"{measured[outside[0]][0]}: {field} must lie in [0, {largest:g}] (scale {scale!r}), "
             f"got {numbers[outside[0]]:g}"
         )
     if given is None and largest > 1 and 0 < numbers.max() <= 1:
@@ -131,11 +141,13 @@ def load_pass_rates(
             f"{path}: {field!r} is read as {scale!r}, 0 to 100, but no value exceeds 1; say which "
             f"it is with scale = {other!r} (0 to 1) or {scale!r}"
         )
+    rows = measured + missing
+    ids = distinct_ids([name for _, name in rows], [place.name for place, _ in rows])
     return PassRates(
         convert(numbers),
         f"{path.name}, field {field}, {len(numbers):,} prompts",
-        len(unmeasured),
-        tuple(ids + unmeasured) if named else (),
+        len(missing),
+        tuple(ids) if named else (),
     )
 
 

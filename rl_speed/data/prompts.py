@@ -8,6 +8,7 @@ visit was that is out.
 """
 
 import dataclasses
+import functools
 import hashlib
 import json
 from collections.abc import Callable, Sequence
@@ -212,6 +213,7 @@ class PromptStream:
             "size": -1 if self._size is None else self._size,
             "shuffle": int(self._shuffle),
             "order": self._order_name,
+            "data": self._digest,
         }
         if self._adaptive:
             state |= {
@@ -224,7 +226,8 @@ class PromptStream:
         """Continues where the state was taken.
 
         Raises:
-          ValueError: the state belongs to a stream with another seed, order or data set size.
+          ValueError: the state belongs to a stream with another seed, order or data set: other
+            prompts, or the same in another order.
         """
         mine = self.state_dict()
         saved = {name: int(state[name]) for name in ("seed", "size", "shuffle")}
@@ -232,6 +235,7 @@ class PromptStream:
         saved["order"] = state.get(
             "order", "source" if saved["size"] < 0 else "shuffle" if saved["shuffle"] else "file"
         )
+        saved["data"] = state.get("data", mine["data"])  # older states do not say
         for name, value in saved.items():
             if value != mine[name]:
                 raise ValueError(
@@ -246,6 +250,10 @@ class PromptStream:
                 int(visit): int(index) for visit, index in np.asarray(state["out"]).reshape(-1, 2)
             }
             self._adaptive.load_state_dict(state["of_order"])
+
+    @functools.cached_property
+    def _digest(self) -> str:
+        return digest(self.prompts)
 
     @property
     def _order_name(self) -> str:

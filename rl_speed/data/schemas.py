@@ -41,6 +41,7 @@ from typing import Any
 
 from rl_speed.data import gold
 from rl_speed.data.files import DataError
+from rl_speed.data.turns import as_python, parsed, read_literal, read_turns
 
 QUESTIONS = ("question", "problem", "prompt", "extra_info.question", "query", "input")
 ANSWERS = (
@@ -106,6 +107,8 @@ _NO_PART = frozenset(
     ).split()
 )
 _NAME_WORD = re.compile(r"[a-z]+|[A-Z]+(?![a-z])|[A-Z][a-z]*")
+# Fields of verl's rows that hold objects, or JSON text of them.
+_OBJECTS = ("reward_model", "extra_info")
 # What counts as a word: two letters next to each other between spaces, or each character of a
 # script that has no spaces.
 _TOKEN, _WORD, _CHARACTER = (
@@ -264,6 +267,8 @@ def _plain(value: Any) -> Any:
 def _require_unicode(name: str, text: str) -> None:
     try:
         text.encode()
+        if "\0" in text:
+            raise DataError(f"{name!r} holds a NUL character, at {text.index(chr(0))}")
     except UnicodeEncodeError as error:  # JSON may hold half a character, which no tokenizer takes
         raise DataError(
             f"{name!r} is not Unicode text ({error.reason} at character {error.start})"
@@ -337,6 +342,9 @@ def _flat(item: dict[str, Any]) -> dict[str, Any]:
     """
     flat: dict[str, Any] = {}
     for name, value in item.items():
+        value = as_python(value)
+        if str(name).lower() in _OBJECTS and isinstance(value, str) and value.lstrip()[:1] == "{":
+            value = read_literal(value, str(name))
         flat.setdefault(str(name).lower(), value)
         if isinstance(value, dict):
             flat |= {f"{name}.{inner}".lower(): v for inner, v in value.items()}
@@ -443,6 +451,7 @@ def _question_text(value: Any, name: str, item: dict[str, Any]) -> tuple[str, st
     that of verl's raw question where `value` was made of it).
     """
     read = name.lower()
+    value = parsed(value, name)
     if isinstance(value, (list, tuple)):
         value = _user_turn(value, name)
         raw = item.get("extra_info.question")
@@ -538,17 +547,13 @@ def _wordy(text: str) -> bool:
 
 
 def _user_turn(messages: Any, name: str) -> str:
-    turns = [m for m in messages if isinstance(m, dict) and m.get("role") != "system"]
-    if (
-        len(turns) != 1
-        or turns[0].get("role") != "user"
-        or not isinstance(turns[0].get("content"), str)
-    ):
-        roles = [m.get("role") if isinstance(m, dict) else type(m).__name__ for m in messages]
+    turns = read_turns(messages, name)
+    roles = [turn["role"] for turn in turns]
+    if [role for role in roles if role != "system"] != ["user"]:
         raise DataError(
             f"{name!r} must hold one user turn, and perhaps a system turn; it holds {roles}"
         )
-    return turns[0]["content"]
+    return turns[roles.index("user")]["content"]
 
 
 def _unwrapped(text: str) -> str:

@@ -3,12 +3,63 @@
 Order is never changed.
 """
 
+import functools
 import hashlib
+import re
+import unicodedata
 from collections.abc import Iterable, Sequence
 
 from rl_speed.data.schemas import Row
 
-_OTHER = bytes(sorted(set(range(128)) - set(b"abcdefghijklmnopqrstuvwxyz0123456789")))
+# How one formula is written differently, in either script: what NFKC does not know.
+_SYMBOLS = str.maketrans(
+    {
+        "×": r"\times ",
+        "÷": r"\div ",
+        "·": r"\cdot ",
+        "⋅": r"\cdot ",
+        "≤": r"\le ",
+        "≥": r"\ge ",
+        "≠": r"\ne ",
+        "π": r"\pi ",
+        "√": r"\sqrt ",
+        "−": "-",
+        "–": "-",
+        "⁄": "/",
+        "′": "'",
+        "°": r"^\circ ",
+    }
+)
+_RAISED = re.compile("[⁰¹²³⁴-ⁿⁱ]+")
+_WORD = r"[^\W\d_]{3}"  # the end or beginning of a word; shorter ones may be variables
+# Applied in this order. What is left of "…" and "·" was put there: NFKC and _SYMBOLS take both out.
+_MARKUP = tuple(
+    (re.compile(pattern), replacement)
+    for pattern, replacement in (
+        # Separators of thousands.
+        (r"(?<=\d)(?:,|\{,\}|\\[,! ])(?=\d{3}(?!\d))", ""),
+        # A formula's first group, which is no argument; delimiters, with the "!" of a sentence that
+        # ends in a formula; empty groups.
+        (r"(?:\$|\\[(\[])\s*\{(\w+)\}", r"\1"),
+        (r"(?:\$|\\[)\]])!|\$|\\[()\[\]]|[_^]?\{\s*\}", ""),
+        # A space behind a command, whose name is no word; spaces; bullets.
+        (r"(\\[^\W\d_]+)", r"\1 "),
+        (r"\\[!,;:> ]|~|(?m:^\s*[-*](?=\s))", " "),
+        # Hyphens, dashes, emphasis and exclamations beside a word; a lone "^" or "!".
+        (rf"(?<={_WORD})(?:[-!]|\*+)(?!\d)|(?<=\w)-(?={_WORD})|(?<={_WORD} )-(?= )|-{{2,}}", " "),
+        (rf"\*+(?={_WORD})|\*\*|\^(?!\s*[\w{{(\\+-])|(?<!\w )(?<!\S)!", " "),
+        # Apostrophes, not the primes of derivatives.
+        (r"(?<![\w)}])'|(?<=[^\W\d_]{2})'|'(?=[^\W\d_])", ""),
+        # Braces around one letter, number or command.
+        (r"\{\s*(\\?[^\W\d_](?:_\w)?|\d+|\\[^\W\d_]+)\s*\}", r" \1 "),
+        # Decimal points; what stands between two numbers.
+        (r"\.(?=\d)", "·"),
+        (r"(?<=\d)[\s,;:&\\]+(?=\d)", "…"),
+        (r"\{", "("),
+        (r"\}", ")"),
+    )
+)
+_OPERATORS = frozenset("+-*/^%!'()·…")
 
 
 def duplicate_key(question: str) -> str:
@@ -16,11 +67,25 @@ def duplicate_key(question: str) -> str:
     return " ".join(question.split()).lower()
 
 
+@functools.lru_cache(1 << 17)
 def contamination_key(question: str) -> str:
-    """Equal for questions that differ in nothing but case and in what is not a-z and 0-9:
-    generous, to find a copy in other markup. Empty where nothing is left; an empty key is no match.
+    """Equal for questions that differ in case, white space, punctuation and markup only: generous,
+    to find a copy from another publisher. Letters, digits and marks of every script count, and so
+    do operators, brackets and the bounds of numbers: x+1 is not x-1, and 1/23 is not 12/3. Empty
+    where no letter or digit is left; an empty key is no match.
     """
-    return question.lower().encode("ascii", "ignore").translate(None, _OTHER).decode()
+    text = _RAISED.sub(lambda found: f"^{{{unicodedata.normalize('NFKC', found[0])}}}", question)
+    text = unicodedata.normalize("NFKC", text.translate(_SYMBOLS)).translate(_SYMBOLS).casefold()
+    for pattern, replacement in _MARKUP:
+        text = pattern.sub(replacement, text)
+    text = text.translate({ord(letter): None for letter in set(text) if not _counts(letter)})
+    return text if any(map(str.isalnum, text)) else ""
+
+
+@functools.cache
+def _counts(character: str) -> bool:
+    category = unicodedata.category(character)
+    return category[0] in "LMN" or category in ("Sm", "So", "Sc") or character in _OPERATORS
 
 
 def deduplicate(rows: Sequence[Row]) -> tuple[list[Row], list[tuple[Row, Row]]]:

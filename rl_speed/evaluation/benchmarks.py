@@ -5,10 +5,11 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from rl_speed.data.files import is_source
+from rl_speed.data.files import DataError
 from rl_speed.data.held_out import file_name, numbered, parse_files
 from rl_speed.data.loaders import Fields, load_prompts
 from rl_speed.data.prompts import Prompt, digest
+from rl_speed.data.sources import resolve
 
 # Prompts are never dropped for their length unless a length was given.
 UNBOUNDED = 2**30
@@ -39,7 +40,8 @@ class Benchmark:
 
 def parse_specs(specs: Sequence[str]) -> dict[str, str]:
     """{name: file} of "FILE" and "NAME=FILE", each of which may be several with commas between
-    them. FILE is anything that `data.files.read_items` takes; see `held_out.parse_files`.
+    them. FILE is anything that `data.sources.resolve` takes, but without a comma; see
+    `held_out.parse_files`.
 
     Raises ValueError: two benchmarks of one name, an empty one, one with samples of its own, or no
     such file.
@@ -60,8 +62,10 @@ def parse_specs(specs: Sequence[str]) -> dict[str, str]:
                 f"--data names two benchmarks {name!r} ({found[name]} and {one.file}): "
                 "call one of them NAME=FILE"
             )
-        if not is_source(one.file):
-            raise ValueError(f"--data: {one.file}: no such file")
+        try:
+            resolve(one.file)
+        except DataError as error:
+            raise ValueError(f"--data: {error}") from None
         found[name] = one.file
     return found
 

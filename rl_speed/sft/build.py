@@ -44,15 +44,8 @@ from rl_speed.rollout.generate import Generator
 from rl_speed.runtime.out_of_memory import abstract_state, device_bytes, explain, update_parts
 from rl_speed.sampling import SamplerConfig
 from rl_speed.sft.config import SFTConfig
-from rl_speed.sft.data import (
-    Example,
-    Layout,
-    Schedule,
-    hold_out,
-    keep_short,
-    make_layout,
-    read_examples,
-)
+from rl_speed.sft.data import Example, Layout, Schedule, hold_out, keep_short, make_layout
+from rl_speed.sft.forms import read_examples
 from rl_speed.sft.train import Parts, Pieces, SFTTrainer
 from rl_speed.training.build import limits
 from rl_speed.update.optimizer import make_optimizer
@@ -271,7 +264,7 @@ def read_data(
 
     def read(path: str, fields: Fields, of: str = "") -> list[Example]:
         found, counts[f"{of}skipped_rows"] = read_examples(
-            path, tokenizer, d.prompt or "chat", ends, d.on_bad_row, fields
+            path, tokenizer, d.prompt, ends, d.on_bad_row, fields
         )
         found, counts[f"{of}dropped_long"] = keep_short(found, config.examples.max_length)
         return found
@@ -295,6 +288,8 @@ def read_data(
     for example in examples:
         digest.update(f"{len(example.prompt)},{len(example.response)}:".encode())
         digest.update(np.concatenate([example.prompt, example.response]).tobytes())
+        if example.learned is not None:
+            digest.update(example.learned.tobytes())
     return (
         examples,
         held,

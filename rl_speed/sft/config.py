@@ -21,12 +21,15 @@ from rl_speed.update.optimizer import OptimizerConfig
 
 @dataclass
 class Data:
-    # Questions with solutions, in files as training reads them; "": demonstrations of an embedded
-    # task, for a new policy.
+    # What to learn, in any form of sft/forms.py and in files as training reads them (a folder, a
+    # pattern, or several with commas between); "": demonstrations of an embedded task, for a new
+    # policy.
     train: str = ""
     eval: str = ""  # held-out rows, likewise ("": examples.eval_share of train)
-    prompt: str = ""  # as in training ("": chat, or {question}= for the embedded task)
-    on_bad_row: str = one_of("error", "skip")  # bad is a row without a solution, too
+    # As in training ("": chat, or {question}= for the embedded task; a text `prompt` with its
+    # `completion` as it stands). Turns go through the chat template as they are.
+    prompt: str = ""
+    on_bad_row: str = one_of("error", "skip")  # bad is a row with nothing to learn, too
     question_field: str = ""  # as in training
     eval_question_field: str = ""
 

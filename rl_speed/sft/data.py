@@ -1,4 +1,4 @@
-"""Supervised examples: from files to token ids, held out by question, laid into rows.
+"""Supervised examples: questions with solutions as token ids, held out by question, laid into rows.
 
 The data of an update are a function of (examples, seed, step): there is no state to save, and a
 resumed run sees what it would have seen.
@@ -6,31 +6,27 @@ resumed run sees what it would have seen.
 
 import dataclasses
 import hashlib
-import logging
 import re
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
 from flax import struct
 
-from rl_speed.data import load_rows
-from rl_speed.data.loaders import DataError, Fields, Row
+from rl_speed.data.loaders import Row
 from rl_speed.data.select import duplicate_key
-from rl_speed.policy import prompt_encoder
-from rl_speed.policy.prompt_formats import prompt_format
-from rl_speed.policy.tokenizer import TextGuard, response_end
+from rl_speed.policy.tokenizer import TextGuard
 
 Array = jax.Array
-log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Example:
-    """A prompt (i32[P]) with the response to learn (i32[R], end token included);
-    its question and answer as text.
+    """A prompt (i32[P]) with the response to learn (i32[R], end token included); its question and
+    answer as text.
+
+    Attributes:
+      learned: bool[R], where other turns are part of the response: False on these. True at the end.
     """
 
     prompt: np.ndarray
@@ -38,6 +34,7 @@ class Example:
     id: str = ""
     question: str = ""
     answer: str = ""
+    learned: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.prompt) + len(self.response)
@@ -59,50 +56,7 @@ class SFTBatch:
     mask: Array
 
 
-# Files.
-
-
-def read_examples(
-    path: str | Path,
-    tokenizer: Any,
-    template: str,
-    ends: Sequence[int],
-    on_bad_row: str = "error",
-    fields: Fields = Fields(),
-) -> tuple[list[Example], int]:
-    """The rows of a file as `rl_speed.data.load_rows` understands them, each with its solution;
-    how many were skipped.
-
-    Args:
-      template: of `prompt_encoder`. ends: ids that end a response. A solution is closed as the chat
-        template closes an assistant's turn; without one, by the end token that it brings along, or
-        the first of `ends`.
-      on_bad_row: "error", or "skip" to count rows that are bad or have no solution. fields: as of
-        `load_rows`.
-
-    Raises:
-      DataError: as `load_rows`; a row without a solution (file and line are named), or no row
-        that has one.
-      ValueError: the template, or a prompt without tokens.
-    """
-    rows, report = load_rows(path, on_bad_row, fields, answers=False)
-    log.info("%s: %s", path, report.fields_text())
-    lacking = [row for row in rows if not row.solution]
-    if lacking and on_bad_row == "error":
-        raise DataError(
-            f'{Path(path).parent / lacking[0].where}: no "solution", and "answer" is '
-            f'none as in GSM8K (text that ends in "#### 42"); so are {len(lacking)} of '
-            f"{len(rows)} rows (config.data.on_bad_row=skip would count them)"
-        )
-    if len(lacking) == len(rows):
-        raise DataError(f"{path}: none of {len(rows)} rows has a solution to learn from")
-    encode = prompt_encoder(tokenizer, template)
-    closing = response_end(tokenizer) if prompt_format(template).chat else ()
-    ends = [*closing[-1:], *ends]
-    inside = TextGuard(tokenizer, ends)
-    return [
-        encode_example(row, encode, inside, ends, closing=closing) for row in rows if row.solution
-    ], report.bad + len(lacking)
+# Examples.
 
 
 def encode_example(
@@ -235,7 +189,7 @@ class Layout:
                 example.prompt,
                 example.response,
             )
-            batch.mask[row, start:end] = True
+            batch.mask[row, start:end] = True if example.learned is None else example.learned
         return batch
 
     def batches(self, examples: Sequence[Example]) -> list[SFTBatch]:

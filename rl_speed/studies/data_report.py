@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rl_speed.data.loaders import Fields, load_rows, load_training_rows
+from rl_speed.data.sources import resolve
 from rl_speed.data.survey import (
     against_table,
     check_gold,
@@ -45,11 +46,12 @@ class DataReport:
         self._surveys, self._text = [], ""
 
     def require_one_file(self, files: Sequence[str], *targets: str) -> None:
-        """Raises ValueError where the rows that would train are not those of one file,
-        or they or the questions held out would replace it, or each other.
+        """Raises ValueError where the rows that would train are not those of one source, or they or
+        the questions held out would replace a file of it, or each other.
         """
-        paths = {Path(name).resolve() for name in (*files, *targets)}
-        if len(files) > 1 or len(paths) <= len(targets):
+        written = {Path(name).resolve() for name in targets}
+        read = {Path(str(part)).resolve() for name in files for part in resolve(name)}
+        if len(files) > 1 or written & read or len(written) < len(targets):
             raise ValueError("--write takes one FILE, and writes another")
 
     def read(self, files: Sequence[str], against: Sequence[str], workers: int) -> str:

@@ -83,9 +83,11 @@ def test_files_that_cannot_be_used(tmp_path):
     with pytest.raises(DataError, match="no such file"):
         load_rows(tmp_path / "absent.jsonl")
     with pytest.raises(DataError, match="expected a name ending"):
-        load_rows(write(tmp_path / "d.csv", ["q,a"]))
-    with pytest.raises(DataError, match="it is empty"):
-        load_rows(write(tmp_path / "e.jsonl", []))
+        load_rows(write(tmp_path / "d.txt", ["q,a"]))
+    for name in ("e.jsonl", "e.json", "e.csv", "e.jsonl.gz"):
+        (tmp_path / name).write_bytes(b"")
+        with pytest.raises(DataError, match="it is empty"):
+            load_rows(tmp_path / name)
     with pytest.raises(DataError, match=r"no usable row; first of 1 bad ones: .*b\.jsonl:1"):
         load_rows(write(tmp_path / "b.jsonl", ["x"]), on_bad_row="skip")
     cut = tmp_path / "cut.jsonl.gz"

@@ -92,9 +92,13 @@ def test_resume_with_other_data_or_seed_is_refused():
         PromptStream(DATA, seed=6),
         PromptStream(make, seed=5),
         PromptStream(DATA, seed=5, shuffle=False),
+        PromptStream(DATA[::-1], seed=5),
+        PromptStream([*DATA[:-1], make(99)], seed=5),
     ):
         with pytest.raises(ValueError, match="saved prompt stream"):
             other.load_state_dict(state)
+    del state["data"]  # a state of before it said so
+    PromptStream(DATA, seed=5).load_state_dict(state)
 
 
 def test_metrics_count_epochs_and_returned():

@@ -13,7 +13,7 @@ from rl_speed.data.loaders import LoadReport, load_rows, load_training_rows
 from rl_speed.data.schemas import Fields, possible_part, question_parts, to_row
 from rl_speed.data.survey import details, survey
 from rl_speed.evaluation.benchmarks import file_benchmark
-from rl_speed.sft.data import read_examples
+from rl_speed.sft.forms import read_examples
 from rl_speed.training.build import evaluation_fields, read_data
 
 BODY = "Tom had 12 marbles. If he gave {} of them to Ann"

@@ -5,6 +5,9 @@ the gold answers that come out, and what is refused.
 import datetime
 import json
 
+import numpy as np
+import pyarrow
+import pyarrow.parquet
 import pytest
 
 from rl_speed.data.files import DataError
@@ -392,11 +395,63 @@ def test_fields_that_are_named():
             r"must hold one user turn, and perhaps a system turn; it holds \['user', 'assistant'\]",
         ),
         ({"prompt": [], "answer": "1"}, "must hold one user turn"),
+        ({"prompt": '[{"role": "user"', "answer": "1"}, "'prompt' looks like JSON, and is not"),
+        (
+            {
+                "prompt": [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}],
+                "answer": "1",
+            },
+            r"'prompt': turn 1 \(user\) has a part of type 'image_url'",
+        ),
+        ({"prompt": [{"content": "a"}], "answer": "1"}, "'prompt': turn 1 has no role"),
+        ({"prompt": ["a", "b"], "answer": "1"}, "turn 1 is no object with role and content"),
+        ({"question": "a\0b", "answer": "1"}, "'question' holds a NUL character, at 1"),
+        ({"prompt": "q", "reward_model": '{"ground_truth": '}, "'reward_model' looks like JSON"),
     ],
 )
 def test_rows_that_cannot_be_used(item, reason):
     with pytest.raises(DataError, match=reason):
         to_row(item, "f:1")
+
+
+TURNS = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2+2?"}]
+PARTS = [
+    {"role": "user", "content": [{"type": "text", "text": "2+"}, {"type": "text", "text": "2?"}]}
+]
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        TURNS,
+        json.dumps(TURNS),
+        json.dumps(TURNS, indent=1),
+        str(TURNS),  # what pandas writes into CSV files
+        np.array(TURNS, dtype=object),
+        pyarrow.scalar(TURNS),
+        PARTS,
+        json.dumps(PARTS),
+        [{"role": "user", "content": np.array(PARTS[0]["content"], dtype=object)}],
+        TURNS[1],
+        [{"from": "human", "value": "2+2?"}],
+    ],
+    ids=lambda prompt: type(prompt).__name__,
+)
+def test_a_prompt_of_turns_however_it_is_written(prompt):
+    for gold in ({"ground_truth": "4", "style": "rule"}, '{"ground_truth": "4"}'):
+        row = to_row({"prompt": prompt, "reward_model": gold}, "f:1")
+        assert (row.question, row.answer) == ("2+2?", "4")
+
+
+def test_text_that_is_no_turns_stays_text():
+    text = "[{2, 3}, 4]: which role has 'role'?"
+    assert to_row({"prompt": text, "answer": "4"}, "f:1").question == text
+
+
+def test_turns_from_parquet(tmp_path):
+    rows = [{"prompt": prompt, "answer": "4"} for prompt in (TURNS, TURNS)]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "d.parquet")
+    assert [row.question for row in load_rows(tmp_path / "d.parquet")[0]] == ["2+2?"] * 2
 
 
 def test_filters_are_counted_and_are_not_bad_rows(tmp_path):

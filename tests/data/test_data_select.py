@@ -47,8 +47,15 @@ def test_only_white_space_and_case_make_duplicates():
     kept, dropped = deduplicate(given)
     assert [row.id for row in kept] == ["0", "2", "3", "4"]
     assert [(row.id, first.id) for row, first in dropped] == [("1", "0"), ("5", "0")]
-    # Which is why that key is for evaluation files only.
-    assert len({contamination_key(row.question) for row in given}) == 1
+    # The key for evaluation files takes more for one, but no other formula.
+    assert [contamination_key(row.question) for row in given] == [
+        "whatis2+3",
+        "whatis2+3",
+        "whatis2-3",
+        "whatis2+3",
+        "whatis23",
+        "whatis2+3",
+    ]
 
 
 def test_duplicate_key_against_every_pair_compared_by_hand():
@@ -100,8 +107,57 @@ def test_a_held_out_split_must_leave_something(count):
 
 
 def test_contamination_sees_through_markup_and_never_matches_nothing():
-    given = rows("Find $x^2$.", "Find \\(x^{2}\\)!", "Find x", "¿¡", "…")
-    assert [r.id for r in contaminated(given, ["FIND X2", "?", ""])] == ["0", "1"]
+    given = rows("Find $x^2$.", "Find \\(x^{2}\\)!", "Find x", "¿¡", "…", "+", "Find x²")
+    found = contaminated(given, ["FIND X^2", "?", "", "-"])
+    assert [r.id for r in found] == ["0", "1", "6"]
+
+
+@pytest.mark.parametrize(
+    "one,other",
+    [
+        (r"$3 \times 4$", "3×4"),
+        (r"\(\pi r^{2}\)", "π r²"),
+        ("a well-known **sum** of 1{,}000", "A well known sum of 1,000"),
+        ("John’s x − 1", "Johns $x-1$"),
+        ("求　ｘ＋１　的值。", "求x+1的值"),
+        ("e\u0301tude", "Étude"),
+        (r"$\overline{r_1}$", r"$\overline{r}_1$"),
+        ("The 8-ounce cup - half full -- holds", "The 8 ounce cup half full holds"),
+        ("30°", r"$30^\circ$"),
+    ],
+)
+def test_one_question_in_two_markups_has_one_contamination_key(one, other):
+    assert contamination_key(one) == contamination_key(other) != ""
+
+
+@pytest.mark.parametrize(
+    "one,other",
+    [
+        ("甲有3个苹果，乙有5个，共有几个？", "长3宽5的矩形面积是多少？"),
+        ("Сколько будет 2 и 3?", "Найдите 2 из 3."),
+        ("हिन्दी 1", "हन्द 1"),
+        ("x+1", "x-1"),
+        ("What is -5+3?", "What is 5+3?"),
+        (r"\frac{a}{b}", r"\frac{b}{a}"),
+        (r"\frac{1}{23}", r"\frac{12}{3}"),
+        (r"\frac{ab}{c}", r"\frac{a}{bc}"),
+        (r"\alpha-\beta", r"\alpha\beta"),
+        (r"\sqrt{2}x", r"\sqrt{2x}"),
+        ("(a+b)c", "a+bc"),
+        ("x^2", "x_2"),
+        ("x²", "x2"),
+        ("3×4", "34"),
+        ("1.5", "15"),
+        ("(1,2)", "(12)"),
+        ("n!", "n"),
+        ("f'(x)", "f(x)"),
+        ("a ≤ b", "a ≥ b"),
+        ("a ☆ b", "a △ b"),
+        ("|x|", "x"),
+    ],
+)
+def test_other_questions_have_other_contamination_keys(one, other):
+    assert contamination_key(one) != contamination_key(other)
 
 
 def test_reports_add_up(tmp_path):
@@ -244,9 +300,32 @@ EVALUATION = {
 }
 
 
+# Rows of contamination.json, which was made of a-z and 0-9 alone, whose formula is another one
+# (z^4 - z^2 + 1 for z^4 + z^2 + 1, tan 225 for tan 22.5): found by reading all 17 differences.
+OTHER_FORMULA = set(
+    """
+    dapo-9029
+    dapo-9454
+    deepscaler-L1-35814
+    deepscaler-L1-36093
+    deepscaler-L1-36763
+    deepscaler-L1-36860
+    deepscaler-L3-36570
+    math-train-2865
+    math-train-3152
+    math-train-3648
+    math-train-3846
+    math-train-3946
+    math-train-7163
+""".split()
+)
+
+
 @pytest.mark.slow
 def test_contamination_of_real_sets_is_what_is_known_of_them(real_data):
-    """Exactly the ids of contamination.json, made without this code; none where it has none."""
+    """The ids of contamination.json, made without this code, whose formulas are the same; none
+    where it has none.
+    """
     known = json.loads((real_data / "contamination.json").read_text())
     evaluation = {
         name: [r.question for r in load_rows(real_data / path, "skip")[0]]
@@ -255,9 +334,8 @@ def test_contamination_of_real_sets_is_what_is_known_of_them(real_data):
     for name, path in TRAINING.items():
         train = load_rows(real_data / path, "skip")[0]
         for other, questions in evaluation.items():
-            assert [row.id for row in contaminated(train, questions)] == known[name].get(
-                other, []
-            ), (name, other)
+            expected = [i for i in known[name].get(other, []) if i not in OTHER_FORMULA]
+            assert [row.id for row in contaminated(train, questions)] == expected, (name, other)
     assert sum(len(ids) for found in known.values() for ids in found.values()) > 1000
 
 

@@ -24,7 +24,7 @@ from rl_speed.studies.data_report import DataReport
 ROWS = [
     {"id": "a", "question": "q1", "answer": "1", "type": "x", "solution": "s"},
     {"id": "b", "question": "Q1", "answer": "2", "type": "y"},
-    {"id": "b", "question": "q3!", "answer": "1/2", "type": "x"},
+    {"id": "b", "question": "q3.", "answer": "1/2", "type": "x"},
     {"id": "c", "question": "", "answer": "1"},
     {"id": "d", "question": "q5 is 1234567890", "answer": "\\frac{2 k n", "type": "x"},
     {"id": "e", "question": "q 6", "answer": "proof"},
@@ -99,7 +99,7 @@ def test_the_entry_point(repo, launch, path, tmp_path):
     (tmp_path / "eval.jsonl").write_text(
         "".join(
             json.dumps({"story": story + str(len(q)), "question": q, "answer": "1"}) + "\n"
-            for q in ("Q-3?", "Q-10?")
+            for q in ("$Q3$?", "Q10?")
         )
     )
 

@@ -2,6 +2,7 @@
 and it learns.
 """
 
+import dataclasses
 import os
 import signal
 
@@ -72,7 +73,11 @@ def by_hand(params, items, logits):
         tokens = np.zeros(16, np.int32)  # attention is causal: what follows changes nothing
         tokens[: len(item)] = np.concatenate([item.prompt, item.response])
         logprobs = jax.nn.log_softmax(logits(params, tokens[None])[0])
-        total -= sum(float(logprobs[t - 1, tokens[t]]) for t in range(len(item.prompt), len(item)))
+        flags = np.ones(len(item.response)) if item.learned is None else item.learned
+        start = len(item.prompt)
+        total -= sum(
+            float(logprobs[t - 1, tokens[t]]) * flags[t - start] for t in range(start, len(item))
+        )
     return total
 
 
@@ -80,6 +85,16 @@ def test_loss_is_that_of_the_solution_alone(params, loss, logits):
     # low=0: the padding id occurs as a real token, which a mask made from `token != pad`
     # would lose.
     items = examples(5, low=0)
+    expected = by_hand(params, items, logits)
+    np.testing.assert_allclose(loss(params, Layout(5, 12).batch(items)), expected, rtol=1e-5)
+
+
+def test_of_a_conversation_the_assistants_turns_alone_are_learned(params, loss, logits):
+    items = [
+        dataclasses.replace(e, learned=np.arange(len(e.response))[::-1] % 3 != 1)
+        for e in examples(5, seed=3)
+    ]
+    assert any(not e.learned.all() for e in items) and all(e.learned[-1] for e in items)
     expected = by_hand(params, items, logits)
     np.testing.assert_allclose(loss(params, Layout(5, 12).batch(items)), expected, rtol=1e-5)
 

@@ -12,15 +12,8 @@ from rl_speed.data import load_rows
 from rl_speed.data.embedded_tokenizer import END_ID, embedded_directory
 from rl_speed.data.loaders import DataError
 from rl_speed.policy import encode_prompt, load_tokenizer
-from rl_speed.sft.data import (
-    Example,
-    Layout,
-    Schedule,
-    hold_out,
-    keep_short,
-    make_layout,
-    read_examples,
-)
+from rl_speed.sft.data import Example, Layout, Schedule, hold_out, keep_short, make_layout
+from rl_speed.sft.forms import read_examples
 
 
 def examples(count, seed=0, longest=9):
@@ -132,11 +125,13 @@ def test_a_row_without_a_solution_is_named(tokenizer, tmp_path):
         {"id": "b", "question": "+13", "answer": "4"},
     ]
     path = write(tmp_path / "rows.jsonl", rows[:1] * 2 + rows)
-    with pytest.raises(DataError, match=r'rows.jsonl:4: no "solution".* 1 of 4 rows'):
+    with pytest.raises(DataError, match=r"rows.jsonl:4: no \"solution\".*; nor has it 'messages'"):
         read_examples(path, tokenizer, "{question}=", (1,))
     assert [len(read_examples(path, tokenizer, "{question}=", (1,), "skip")[0])] == [3]
     assert read_examples(path, tokenizer, "{question}=", (1,), "skip")[1] == 1
-    with pytest.raises(DataError, match="none of 1 rows has a solution"):
+    with pytest.raises(
+        DataError, match=r"no usable row; first of 1 bad ones: .*none\.jsonl:1: no \"solution\""
+    ):
         read_examples(
             write(tmp_path / "none.jsonl", rows[1:]), tokenizer, "{question}=", (1,), "skip"
         )

@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import json
 import os
+import shutil
 import signal
 
 import jax
@@ -354,3 +355,38 @@ def test_the_command_ends_with_them(launch, tmp_path):
         "error: a device ran out of memory: RESOURCE_EXHAUSTED"
     ), done.stderr
     assert "config.training.micro_tokens" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_folder_of_conversations_trains_and_is_known_again(settings, tmp_path):
+    model, data = tmp_path / "model", tmp_path / "data"
+    shutil.copytree(embedded_directory(), model)
+    config = json.loads((model / "tokenizer_config.json").read_text())
+    config["chat_template"] = (
+        "{% for m in messages %}{{ m['content'] }}"
+        "{{ '=' if m['role'] == 'user' else '<|end|>' }}{% endfor %}"
+    )
+    (model / "tokenizer_config.json").write_text(json.dumps(config))
+    data.mkdir()
+    turn = lambda role, text: {"role": role, "content": text}
+    for shard, start in enumerate((0, 20)):
+        rows = [
+            {"messages": [turn("user", f"+{i}"), turn("assistant", str(i))] * 2}
+            for i in range(start, start + 20)
+        ]
+        path = data / f"train-0000{shard}-of-00002.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    chat = changed(
+        settings, model__path=str(model), data__train=str(data), data__prompt="", training__steps=4
+    )
+    run = build(chat, str(tmp_path / "out"))
+    run.run()
+    counts = run.parts.counts
+    assert counts["examples"] + counts["held_out"] == 40
+    # Both turns of a row of +7=7<|end|>+7=7<|end|> are learned: 2 tokens each, or 3 from 10 on.
+    tokens = [line["tokens"] for line in lines(run.workdir)[1:]]
+    assert len(tokens) == 4 and all(4 * 16 <= n <= 6 * 16 and n % 2 == 0 for n in tokens)
+    # Another order of the shards is other data.
+    names = sorted(data.iterdir())
+    chat.data.train = ",".join(map(str, reversed(names)))
+    with pytest.raises(ValueError, match="examples_sha256|data.train"):
+        build(chat, str(tmp_path / "out"))

@@ -1,0 +1,290 @@
+"""What a text that names data stands for: files, folders of them, patterns, several of these, or a
+data set of the Hugging Face hub; and all rows of it.
+"""
+
+import glob
+import json
+import os
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rl_speed.data.files import ENDINGS, DataError, format_of, read_file
+
+# OWNER/NAME[:CONFIG][@SPLIT]
+_HUB_NAME = re.compile(
+    r"(?P<name>[\w.-]+/[\w.-]+)(?::(?P<config>[\w.-]+))?(?:@(?P<split>[\w.\[\]:%+-]+))?"
+)
+# SPLIT-00000-of-00002.parquet
+_SHARD = re.compile(r"(?P<split>.+)-(?P<number>\d+)-of-(?P<count>\d+)(?:-\w+)?\.")
+# Words in the names of files and folders, and the split that they say.
+_SPLITS = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("validation", "valid", "val", "dev"), "validation"),
+    **dict.fromkeys(("test", "testing"), "test"),
+}
+# What stands beside the data in folders of the library `datasets`.
+_SPLITS_OF_SAVED, _STATE_OF_SAVED = "dataset_dict.json", "state.json"
+_NO_DATA = ("dataset_info.json", "dataset_infos.json", _STATE_OF_SAVED, _SPLITS_OF_SAVED)
+
+
+class HubName(NamedTuple):
+    """A data set of the Hugging Face hub."""
+
+    text: str
+    name: str
+    config: str | None
+    split: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class Place(NamedTuple):
+    """Where a row stands.
+
+    Attributes:
+      file: as given. name: short, and different from that of every other file that is read with it.
+      line: from 1.
+    """
+
+    file: str
+    name: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}"
+
+    @property
+    def where(self) -> str:
+        """NAME:LINE, the id of a row that has none."""
+        return f"{self.name}:{self.line}"
+
+
+def read_items(source: str | os.PathLike) -> Iterator[tuple[Place, Any]]:
+    """Place and value (or the DataError that its line gave) of each row of `source`.
+
+    Args:
+      source: one of the following, or several with commas between them, whose rows follow one
+        another. What exists as a path is a path.
+        FILE: see `files.read_file`.
+        PATTERN: files by a pattern with *, ? or [..] (`train-*.parquet`), shard 2 before shard 10.
+        FOLDER[@SPLIT]: the data files below a folder that the names of files or folders put into
+        this split, @train where nothing is said; all of them where no name says a split. A folder
+        that `datasets` saved (save_to_disk) likewise.
+        OWNER/NAME[:CONFIG][@SPLIT]: a data set of the hub, through the library `datasets` and its
+        cache (pip install -e '.[hub]' in the checkout); @train where nothing is said.
+
+    Raises:
+      DataError: as `resolve`; a file is not readable as what its name says, or the hub has no such
+        data set or cannot be reached.
+    """
+    parts = resolve(source)
+    for part, name in zip(parts, _short_names(parts)):
+        rows = _hub(part) if isinstance(part, HubName) else read_file(part)
+        for line, item in rows:
+            yield Place(str(part), name, line), item
+
+
+def resolve(source: str | os.PathLike) -> list[Path | HubName]:
+    """The files and data sets that `source` names, in the order in which they are read.
+
+    Raises:
+      DataError: no such file or folder, a pattern without a match, a folder of which it cannot be
+        told what is meant, or a file named twice.
+    """
+    text = os.fspath(source).strip()
+    several = not Path(text).exists() and "," in text
+    entries = [entry.strip() for entry in text.split(",")] if several else [text]
+    found = [part for entry in entries if entry for part in _resolve(entry)]
+    if not found:
+        raise DataError(f"{text!r} names no file")
+    known = [part if isinstance(part, HubName) else part.resolve() for part in found]
+    for part, place in zip(found, known):
+        if known.count(place) > 1:
+            raise DataError(f"{text} names {part} twice")
+    return found
+
+
+def distinct_ids(ids: Sequence[str], files: Sequence[str]) -> list[str]:
+    """`ids`, those that rows of several files have with the file's name before them: FILE:ID."""
+    holders = defaultdict(set)
+    for row_id, file in zip(ids, files):
+        holders[row_id].add(file)
+    return [f"{file}:{i}" if len(holders[i]) > 1 else i for i, file in zip(ids, files)]
+
+
+def _resolve(entry: str) -> Sequence[Path | HubName]:
+    path = Path(entry)
+    if path.is_file():
+        return [path]
+    if path.is_dir():
+        return _folder(path, "")
+    folder, _, split = entry.rpartition("@")
+    if folder and Path(folder).is_dir():
+        return _folder(Path(folder), split)
+    found = _HUB_NAME.fullmatch(entry)
+    if found and not format_of(entry):
+        return [HubName(entry, found["name"], found["config"], found["split"] or "train")]
+    if glob.has_magic(entry):
+        matches = _in_order(Path(name) for name in glob.glob(entry, recursive=True))
+        if files := [match for match in matches if match.is_file()]:
+            return files
+        raise DataError(f"{entry}: no file matches this pattern")
+    raise DataError(f"{entry}: no such file")
+
+
+def _in_order(paths: Iterable[Path]) -> list[Path]:
+    """By name, in which numbers are compared as numbers."""
+    parts = lambda path: [
+        (0, int(part), "") if part.isdecimal() else (1, 0, part)
+        for part in re.split(r"(\d+)", str(path))
+    ]
+    return sorted(paths, key=parts)
+
+
+# Folders.
+
+
+def _folder(folder: Path, split: str) -> list[Path]:
+    """The files of a split of a folder ("": train, or all where no name says a split)."""
+    if (folder / _SPLITS_OF_SAVED).is_file():
+        names = _read_object(folder / _SPLITS_OF_SAVED).get("splits") or []
+        return _saved(folder / _choose(folder, names, split), "")
+    if (folder / _STATE_OF_SAVED).is_file():
+        return _saved(folder, split)
+    by_split: dict[str, list[Path]] = defaultdict(list)
+    for path in _in_order(folder.rglob("*")):
+        inside = path.relative_to(folder)
+        hidden = any(part.startswith(".") for part in inside.parts)
+        if path.is_file() and format_of(path.name) and path.name not in _NO_DATA and not hidden:
+            by_split[_split_of(inside)].append(path)
+    if not by_split:
+        raise DataError(f"{folder}: a folder without data files ({ENDINGS}); {_holds(folder)}")
+    no_split = by_split.pop("", [])
+    if no_split and by_split and not split:
+        raise DataError(
+            f"{folder}: {no_split[0].relative_to(folder)} lies beside files of the splits "
+            f"{', '.join(by_split)}: name FOLDER@SPLIT, or the files (a pattern will do)"
+        )
+    # The only shards there are, as part-00000-of-00002.parquet: their name says no split.
+    if not split and len(by_split) == 1 and not _split_of(Path(*by_split)):
+        (no_split,) = by_split.values()
+        return _one_set(folder, no_split)
+    if by_split or split:
+        return _one_set(folder, by_split[_choose(folder, list(by_split), split)])
+    return _one_set(folder, no_split)
+
+
+def _holds(folder: Path) -> str:
+    held = sorted(path.name for path in folder.iterdir())
+    shown = ", ".join(held[:5]) + (f" and {len(held) - 5} more" if len(held) > 5 else "")
+    return f"it holds {shown or 'nothing'}"
+
+
+def _split_of(inside: Path) -> str:
+    """The split that the name of a file, or of a folder around it, says; "" for none."""
+    if shard := _SHARD.match(inside.name):
+        return shard["split"]
+    for part in reversed(inside.parts):
+        for word in re.findall("[a-z]+", part.lower()):
+            if word in _SPLITS:
+                return _SPLITS[word]
+    return ""
+
+
+def _choose(folder: Path, names: Sequence[str], split: str) -> str:
+    for name in (split, _SPLITS.get(split), "" if split else "train"):
+        if name and name in names:
+            return name
+    wrong = f"no split {split!r}" if split else "no split 'train'"
+    raise DataError(
+        f"{folder}: {wrong}; "
+        + (f"it has {', '.join(names)} (FOLDER@SPLIT names one)" if names else "no name says one")
+    )
+
+
+def _one_set(folder: Path, files: list[Path]) -> list[Path]:
+    """`files`, which must be parts of one data set: in one folder, of one format, none missing."""
+    folders = {path.parent.relative_to(folder).as_posix() for path in files}
+    if len(folders) > 1:
+        raise DataError(
+            f"{folder}: its files lie in several folders ({', '.join(sorted(folders))}): name one"
+        )
+    formats = {format_of(path.name) for path in files}
+    if len(formats) > 1:
+        raise DataError(
+            f"{folder}: files of several formats ({', '.join(sorted(formats))}), perhaps the same "
+            f"rows twice: name those of one, as {folder}/*{min(formats)}"
+        )
+    shards = [found for path in files if (found := _SHARD.match(path.name))]
+    for count in {int(shard["count"]) for shard in shards}:
+        there = {int(shard["number"]) for shard in shards if int(shard["count"]) == count}
+        if absent := sorted(set(range(count)) - there):
+            raise DataError(
+                f"{folder}: {len(absent)} of {count} shards are not there, the first of them "
+                f"number {absent[0]} (from 0); a pattern reads those that are"
+            )
+    return files
+
+
+def _saved(folder: Path, split: str) -> list[Path]:
+    """The files of a data set that `datasets` saved to disk."""
+    state = _read_object(folder / _STATE_OF_SAVED)
+    if split and split != state.get("_split"):
+        raise DataError(f"{folder}: it holds the split {state.get('_split')!r}, not {split!r}")
+    names = [file.get("filename", "") for file in state.get("_data_files") or []]
+    for name in names:
+        if not (folder / name).is_file():
+            raise DataError(f"{folder}: {name!r}, which {_STATE_OF_SAVED} names, is not there")
+    if not names:
+        raise DataError(f"{folder / _STATE_OF_SAVED} names no data files")
+    return [folder / name for name in names]
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: not read as JSON ({error})") from None
+    if not isinstance(found, dict):
+        raise DataError(f"{path}: expected an object, got {type(found).__name__}")
+    return found
+
+
+def _short_names(parts: Sequence[Path | HubName]) -> list[str]:
+    """The names of the files, with as much of their folders as tells them apart."""
+    if len({Path(str(part)).name for part in parts}) == len(parts):
+        return [Path(str(part)).name for part in parts]
+    paths = [os.path.abspath(str(part)) for part in parts]
+    base = os.path.commonpath([os.path.dirname(path) for path in paths])
+    return [Path(os.path.relpath(path, base)).as_posix() for path in paths]
+
+
+# The hub.
+
+
+def _hub(source: HubName) -> Iterator[tuple[int, Any]]:
+    folder = Path(source.name).parent
+    near = f" ({folder} is a folder here; {_holds(folder)})" if folder.is_dir() else ""
+    absent = f"no such file{near}"
+    try:
+        import datasets
+    except ImportError:
+        raise DataError(
+            f"{source}: {absent}; to read it as a data set of the Hugging Face hub, install "
+            "the library `datasets` (pip install -e '.[hub]' in the checkout)"
+        ) from None
+    try:
+        rows = datasets.load_dataset(source.name, source.config, split=source.split)
+    # The library lets through what its back ends raise: requests, httpx, fsspec, pyarrow, and
+    # errors of its own.
+    except Exception as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise DataError(
+            f"{source}: {absent}, and not read as a data set of the Hugging Face hub (split "
+            f"{source.split!r}): {reason}"
+        ) from None
+    return enumerate(iter(rows), start=1)

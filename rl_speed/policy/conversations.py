@@ -1,0 +1,130 @@
+"""Conversations as token ids, by the tokenizer's chat template, and which of them the assistant
+wrote.
+"""
+
+import functools
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from rl_speed.policy.tokenizer import DATE
+
+# How a template marks what the assistant writes, for transformers.
+_GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
+
+
+def encode_conversation(
+    tokenizer: Any, turns: Sequence[dict[str, Any]], first: int = 0
+) -> tuple[list[int], list[bool]]:
+    """(token ids, True on those that the assistant wrote), up to the last one of these.
+
+    The token that closes a turn of the assistant is among what it wrote, line breaks that the
+    template puts behind it are not. A template that marks the assistant's text ({% generation %})
+    is taken at its word. With others, the turns up to one of the assistant's must be rendered as
+    they are in the whole conversation: what comes between is what the assistant wrote. Each part is
+    encoded by itself, as the sampler's prompts and responses are.
+
+    Args:
+      turns: {"role", "content", ...}; first: the place of the first turn that counts.
+
+    Raises:
+      ValueError: no chat template; one that refuses these turns, or that renders the turns before
+        one of the assistant's in another way where more follow; the text of a special token in a
+        turn; or no turn of the assistant.
+    """
+    template = tokenizer.chat_template and tokenizer.get_chat_template()
+    if not template:
+        raise ValueError("turns go through a chat template, and this tokenizer has none")
+    _require_plain(tokenizer, turns)
+    if _GENERATION.search(template) and tokenizer.is_fast:
+        parts = _marked_parts(tokenizer, turns, first)
+    else:
+        parts = _parts(tokenizer, turns, first)
+    ids = [token for part, _ in parts for token in part]
+    learned = [flag for part, flag in parts for _ in part]
+    if not any(learned):
+        raise ValueError("there is no turn of the assistant to learn")
+    end = len(learned) - learned[::-1].index(True)
+    return ids[:end], learned[:end]
+
+
+Parts = list[tuple[list[int], bool]]
+
+
+def _marked_parts(tokenizer: Any, turns: Sequence[dict[str, Any]], first: int) -> Parts:
+    whole = _render(
+        tokenizer, turns, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
+    )
+    before = len(_encode(tokenizer, _render(tokenizer, turns[:first]))) if first else 0
+    flags = zip(whole["input_ids"], whole["assistant_masks"])
+    return [([token], bool(flag) and i >= before) for i, (token, flag) in enumerate(flags)]
+
+
+def _parts(tokenizer: Any, turns: Sequence[dict[str, Any]], first: int) -> Parts:
+    whole, parts, at = _render(tokenizer, turns), [], 0
+    for i, turn in enumerate(turns):
+        if turn["role"] != "assistant" or i < first:
+            continue
+        start = _render(tokenizer, turns[:i], add_generation_prompt=True) if i else ""
+        end = _render(tokenizer, turns[: i + 1]) if i + 1 < len(turns) else whole
+        if not (i and whole.startswith(end) and end.startswith(start)):
+            raise ValueError(
+                f"turn {i + 1}: this tokenizer's chat template does not put a response behind its "
+                "prompt, or writes earlier turns in another way where more follow, so that what "
+                "the assistant wrote cannot be told; mark it in the template with "
+                "{% generation %}, or give conversations that end in their only such turn"
+                if i
+                else "turn 1 is the assistant's: there is no prompt before it"
+            )
+        written, behind = _up_to_its_end(tokenizer, _encode(tokenizer, end[len(start) :]))
+        parts += [(_encode(tokenizer, whole[at : len(start)]), False), (written, True)]
+        parts += [(behind, False)]
+        at = len(end)
+    return parts
+
+
+def _up_to_its_end(tokenizer: Any, ids: list[int]) -> tuple[list[int], list[int]]:
+    """(up to the token that closes the turn, white space behind it)."""
+    special = _special_tokens(tokenizer)
+    ends = [i for i, token in enumerate(ids) if token in special]
+    if not ends or tokenizer.decode(ids[ends[-1] + 1 :]).strip():
+        return ids, []
+    return ids[: ends[-1] + 1], ids[ends[-1] + 1 :]
+
+
+def _require_plain(tokenizer: Any, turns: Sequence[dict[str, Any]]) -> None:
+    for number, turn in enumerate(turns, start=1):
+        for text in _special_tokens(tokenizer).values():
+            if text in turn["content"]:
+                raise ValueError(
+                    f"turn {number} ({turn['role']}) holds the text of the special token {text!r}, "
+                    "with which a turn would end or begin where none does"
+                )
+
+
+@functools.lru_cache(8)
+def _special_tokens(tokenizer: Any) -> dict[int, str]:
+    added = tokenizer.added_tokens_decoder.items()
+    return {
+        **dict(zip(tokenizer.all_special_ids, tokenizer.all_special_tokens)),
+        **{number: token.content for number, token in added if token.special},
+    }
+
+
+def _encode(tokenizer: Any, text: str) -> list[int]:
+    return list(tokenizer.encode(text, add_special_tokens=False))
+
+
+def _render(tokenizer: Any, turns: Sequence[dict[str, Any]], **options: Any) -> Any:
+    import jinja2
+
+    try:
+        return tokenizer.apply_chat_template(
+            list(turns),
+            **{"tokenize": False, **options},
+            date_string=DATE.strftime("%d %b %Y"),
+            strftime_now=DATE.strftime,
+        )
+    except (jinja2.TemplateError, TypeError) as error:
+        roles = [turn["role"] for turn in turns]
+        raise ValueError(f"this tokenizer's chat template refuses {roles} turns: {error}") from None

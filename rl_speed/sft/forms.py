@@ -1,0 +1,262 @@
+"""The forms in which rows hold what a policy is to learn, read and encoded."""
+
+import functools
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rl_speed.data.loaders import DataError, Fields, Row, load_rows
+from rl_speed.data.schemas import read_row, row_id
+from rl_speed.data.turns import parsed, read_turns
+from rl_speed.policy import prompt_encoder
+from rl_speed.policy.conversations import encode_conversation
+from rl_speed.policy.prompt_formats import prompt_format
+from rl_speed.policy.tokenizer import TextGuard, added_before, response_end
+from rl_speed.sft.data import Example, encode_example
+
+log = logging.getLogger(__name__)
+_CONVERSATIONS = ("messages", "conversations")
+
+
+@dataclass(frozen=True)
+class Conversation(Row):
+    """A row of turns, of which the assistant's from place `first` on are learned."""
+
+    turns: tuple[dict[str, Any], ...] = ()
+    first: int = 0
+
+
+@dataclass(frozen=True)
+class Text(Row):
+    """A row of text as it stands: `solution` behind `prompt`, or without one."""
+
+    prompt: str = ""
+
+
+def read_form(
+    item: Any, where: str, fields: Fields = Fields(), answers: bool = False
+) -> tuple[Row, dict[str, str]]:
+    """As `schemas.read_row`, of a row in the first of these forms that it has:
+
+    - a question with a solution;
+    - `messages` (or `conversations`): turns, of which the assistant's are learned;
+    - `prompt` and `completion`, both turns or both text: the completion is learned;
+    - `text`: all of it is learned.
+
+    A field of turns that `fields.question` names goes first.
+
+    Raises:
+      DataError: it has none of these forms, or one in which there is nothing to learn.
+    """
+    values = {str(n).lower(): v for n, v in item.items()} if isinstance(item, dict) else {}
+    if values.get("tools"):
+        raise DataError("'tools' are not read: conversations with tools cannot be learned")
+    named = fields.question.lower()
+    if named in values and _has_assistant(parsed(values[named], named)):
+        return _conversation(item, values, where, (named,))
+    try:
+        row, left = read_row(item, where, fields, answers=False)
+        if row.solution:
+            return row, left
+        error = DataError('no "solution", and "answer" is none as in GSM8K (ends in "#### 42")')
+    except DataError as found:
+        error = found
+    if name := next((name for name in _CONVERSATIONS if values.get(name) is not None), ""):
+        return _conversation(item, values, where, (name,))
+    if values.get("prompt") is not None and values.get("completion") is not None:
+        pair = "prompt", "completion"
+        prompt, completion = (parsed(values[name], name) for name in pair)
+        if not isinstance(prompt, str) and not isinstance(completion, str):
+            return _conversation(item, values, where, pair)
+        if not (isinstance(prompt, str) and isinstance(completion, str)):
+            raise DataError("'prompt' and 'completion' must both be turns, or both text")
+        return _text(item, where, pair, prompt, completion)
+    if isinstance(values.get("text"), str):
+        return _text(item, where, ("text",), "", values["text"])
+    raise DataError(f"{error}; nor has it 'messages', 'prompt' with 'completion', or 'text'")
+
+
+def read_examples(
+    path: str | Path,
+    tokenizer: Any,
+    template: str,
+    ends: Sequence[int],
+    on_bad_row: str = "error",
+    fields: Fields = Fields(),
+) -> tuple[list[Example], int]:
+    """The rows of `data.load_rows`, in any form of `read_form`; how many were skipped.
+
+    Args:
+      template, ends: of `RowEncoder`. on_bad_row: "error", or "skip" to count rows that are bad or
+        hold nothing to learn. fields: as of `load_rows`.
+
+    Raises:
+      DataError: as `load_rows`; a row with nothing to learn or that cannot be encoded (its file and
+        line are named), or no other row.
+      ValueError: the template, or a prompt without tokens.
+    """
+    rows, report = load_rows(path, on_bad_row, fields, answers=False, read=read_form)
+    log.info("%s: %s", path, report.fields_text())
+    encode, examples, first = RowEncoder(tokenizer, template, ends), [], None
+    for row in rows:
+        try:
+            examples.append(encode(row))
+        except DataError as error:
+            first = first or error
+            if on_bad_row == "error" or row is rows[-1] and not examples:
+                raise first from None
+    unended = [e for e in examples if e.learned is not None and e.response[-1] not in ends]
+    if unended:
+        log.warning(
+            "%s: %d of %d conversations end with %r, which is no end token of this model: samplers "
+            "will not stop there unless generation_config.json has it as an eos_token_id",
+            path,
+            len(unended),
+            len(examples),
+            tokenizer.decode([unended[0].response[-1]]),
+        )
+    return examples, report.bad + len(rows) - len(examples)
+
+
+class RowEncoder:
+    """Turns rows into examples.
+
+    Args:
+      template: of `prompt_encoder`, for questions and for a prompt with a completion; "": chat, and
+        such a prompt as it stands.
+      ends: ids that end a response.
+    """
+
+    def __init__(self, tokenizer: Any, template: str, ends: Sequence[int]):
+        self._tokenizer, self._template, self._ends = tokenizer, template, ends
+
+    def __call__(self, row: Row) -> Example:
+        """Raises:
+        DataError: the row cannot be encoded. ValueError: no row can, with this template.
+        """
+        if isinstance(row, Conversation):
+            return self._of_turns(row)
+        if isinstance(row, Text) and not (row.prompt and self._template):
+            return self._of_text(row)
+        return encode_example(
+            row,
+            self._question,
+            self._guard,
+            [*self._closing[-1:], *self._ends],
+            closing=self._closing,
+        )
+
+    @functools.cached_property
+    def _closing(self) -> tuple[int, ...]:
+        """Token ids that close a solution, where questions go through the chat template."""
+        chat = prompt_format(self._template or "chat").chat
+        return response_end(self._tokenizer) if chat else ()
+
+    @functools.cached_property
+    def _guard(self) -> TextGuard:
+        """Encodes solutions; end tokens inside of them are text."""
+        return TextGuard(self._tokenizer, [*self._closing[-1:], *self._ends])
+
+    @functools.cached_property
+    def _question(self) -> Any:
+        return prompt_encoder(self._tokenizer, self._template or "chat")
+
+    def _of_turns(self, row: Conversation) -> Example:
+        if self._template not in ("", "chat"):
+            raise ValueError(
+                f"{row.where}: its turns go through the chat template as they are; set "
+                f"config.data.prompt='', not {self._template!r}"
+            )
+        if not self._tokenizer.chat_template:
+            raise ValueError(f"{row.where}: its turns need a chat template; the tokenizer has none")
+        try:
+            ids, learned = encode_conversation(self._tokenizer, row.turns, row.first)
+        except ValueError as error:
+            raise DataError(f"{row.where}: {error}") from None
+        start = learned.index(True)
+        return Example(
+            np.asarray(ids[:start], np.int32),
+            np.asarray(ids[start:], np.int32),
+            row.id,
+            row.question,
+            row.answer,
+            learned=np.asarray(learned[start:]),
+        )
+
+    def _of_text(self, row: Text) -> Example:
+        """Closed by the tokenizer's own end token: a text has no turns."""
+        own = self._tokenizer.eos_token_id
+        ends = self._ends if own is None else (own, *self._ends)
+        before = added_before(self._tokenizer)
+        encode = functools.partial(self._tokenizer.encode, add_special_tokens=False)
+        if row.prompt:
+            guard = TextGuard(self._tokenizer, ends)
+            return encode_example(row, lambda _: before + encode(row.prompt), guard, ends)
+        ids = encode(row.solution)
+        ids += [ends[0]] * (not ids or ids[-1] not in ends)
+        return Example(
+            np.asarray(before, np.int32), np.asarray(ids, np.int32), row.id, row.question
+        )
+
+
+def _has_assistant(turns: Any) -> bool:
+    return isinstance(turns, list | tuple) and any(
+        isinstance(turn, dict) and "assistant" in (turn.get("role"), turn.get("from"))
+        for turn in turns
+    )
+
+
+def _conversation(
+    item: dict, values: dict[str, Any], where: str, names: tuple[str, ...]
+) -> tuple[Row, dict[str, str]]:
+    *prompt, learned = (_turns(values[name], name) for name in names)
+    before = [turn for turns in prompt for turn in turns]
+    turns = before + learned
+    written = [
+        i for i, turn in enumerate(turns) if turn["role"] == "assistant" and i >= len(before)
+    ]
+    if not written:
+        raise DataError(f"{names[-1]!r} has no turn of the assistant to learn")
+    for i in written:
+        if not turns[i]["content"].strip():
+            raise DataError(f"{names[-1]!r}: turn {i + 1 - len(before)} (assistant) is empty")
+    asked = [turn["content"] for turn in turns[: written[0]] if turn["role"] != "system"]
+    row, left = _base(item, where, names, "\n".join(asked).strip())
+    return Conversation(**vars(row), turns=tuple(turns), first=len(before)), left
+
+
+def _turns(value: Any, name: str) -> list[dict[str, Any]]:
+    turns = parsed(value, name)
+    if not isinstance(turns, list | tuple):
+        raise DataError(f"{name!r} must hold a list of turns, not {turns!r:.40}")
+    return read_turns(turns, name)
+
+
+def _text(
+    item: dict, where: str, names: tuple[str, ...], prompt: str, learned: str
+) -> tuple[Row, dict[str, str]]:
+    if not learned.strip():
+        raise DataError(f"{names[-1]!r} is empty: there is nothing to learn")
+    row, left = _base(item, where, names, (prompt or learned).strip())
+    return Text(**vars(row) | {"solution": learned}, prompt=prompt), left
+
+
+def _base(
+    item: dict, where: str, names: tuple[str, ...], question: str
+) -> tuple[Row, dict[str, str]]:
+    """(a row with its gold answer, where it has one; the fields that were not read)."""
+    try:
+        answer = read_row({**item, "question": question}, where)[0].answer
+    except DataError:
+        answer = ""
+    left = {
+        str(name): ""
+        for name, value in item.items()
+        if str(name).lower() not in names and value not in (None, "", [], {})
+    }
+    row = Row(row_id(item, where), question, answer, where=where, made_of="+".join(names))
+    return row, left
