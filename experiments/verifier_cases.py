@@ -17,7 +17,7 @@ from absl import flags
 from rl_speed.runtime import entry
 
 _CASES = flags.DEFINE_string("cases", None, "JSON lines of cases.", required=True)
-_OUT = flags.DEFINE_string("out", "experiments/results/verifier", "Folder for README.md.")
+_OUT = flags.DEFINE_string("out", "runs/verifier_cases", "Folder for README.md.")
 _WORKERS = flags.DEFINE_integer("workers", 2, "Worker processes.", lower_bound=1)
 _TIMEOUT = flags.DEFINE_float(
     "timeout_s", 20.0, "Seconds of processor time for a case.", lower_bound=0.1
