@@ -31,7 +31,7 @@
                                               generation on devices of its own against shared ones
                                               (six)
 
-Options: [--out=experiments/results/bench_NAME] [--repeats=5]. `decode`, `scale` and the MFU take a
+Options: [--out=runs/bench_NAME] [--repeats=5]. `decode`, `scale` and the MFU take a
 Qwen2.5-1.5B shape on an accelerator and a small one on a CPU, and say so. Each writes bench.json
 (with device, versions and command), table.txt and plot.png.
 """
@@ -50,9 +50,7 @@ from absl import flags
 from rl_speed.config import command
 from rl_speed.runtime import entry
 
-_OUT = flags.DEFINE_string(
-    "out", None, "Folder for the results; by default experiments/results/bench_NAME."
-)
+_OUT = flags.DEFINE_string("out", None, "Folder for the results; by default runs/bench_NAME.")
 _REPEATS = flags.DEFINE_integer(
     "repeats", 5, "Timed calls (end_to_end: seeds) of each; medians are reported.", lower_bound=1
 )
@@ -101,7 +99,7 @@ def main(arguments):
     if name == "peers":
         work = dataclasses.replace(work, environments=_ENVIRONMENTS.value, install=_INSTALL.value)
     numbers = module.run(work, _REPEATS.value, lambda text: print(text, file=sys.stderr))
-    out = Path(_OUT.value or f"experiments/results/bench_{name}")
+    out = Path(_OUT.value or f"runs/bench_{name}")
     out.mkdir(parents=True, exist_ok=True)
     where = {
         "command": entry.shown_command(),

@@ -41,9 +41,8 @@ _TARGETS = flags.DEFINE_list(
 _EVERY = flags.DEFINE_integer(
     "every", 20, "Steps between the rows of the second table.", lower_bound=1
 )
-_OUT = flags.DEFINE_string(
-    "out", "experiments/results/memory", "Folder for the table and the picture."
-)
+# Not runs/memory: that is the comparison's workdir above, which has a table.md of its own.
+_OUT = flags.DEFINE_string("out", "runs/memory_table", "Folder for the table and the picture.")
 
 
 def main(_):

@@ -53,7 +53,10 @@ _REPEATS = flags.DEFINE_integer(
 )
 _ORDERS = flags.DEFINE_bool("orders", False, "Compare orders of prompts instead of rules.")
 _OUT = flags.DEFINE_string(
-    "out", "experiments/results/simulate", "Folder for the table and the pictures."
+    "out",
+    None,
+    "Folder for the table and the pictures; by default runs/simulate, and runs/simulate_orders "
+    "with --orders.",
 )
 
 
@@ -79,6 +82,7 @@ def main(_):
                 f"{name}: every pass rate is 0 or 1, so that SPEED accepts no prompt and there is "
                 "nothing to compare orders by"
             )
+    default = "runs/simulate_orders" if _ORDERS.value else "runs/simulate"
     study = report.compare_orders if _ORDERS.value else report.compare_rules
     try:
         print(
@@ -89,7 +93,7 @@ def main(_):
                 _GROUPS.value,
                 _SEED.value,
                 _REPEATS.value,
-                Path(_OUT.value),
+                Path(_OUT.value or default),
                 table.shown_command("experiments/simulate.py", sys.argv[1:]),
             ),
             sep="\n",

@@ -21,7 +21,7 @@ from rl_speed.runtime import entry
 
 _SET = flags.DEFINE_enum("set", "covering", ["covering", "presets"], "Which rows.")
 _MODELS = flags.DEFINE_string("models", None, "Folder with NAME.config.json of each model.")
-_OUT = flags.DEFINE_string("out", "experiments/results/targets", "Where the tables are written.")
+_OUT = flags.DEFINE_string("out", "runs/targets", "Where the tables are written.")
 _JOBS = flags.DEFINE_integer("jobs", 2, "Dry runs at a time.", lower_bound=1)
 _ONLY = flags.DEFINE_string("only", "", "Only rows whose name contains this.")
 _KNOWN = flags.DEFINE_bool("known", False, "Only rows that --out has: compile nothing.")

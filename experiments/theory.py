@@ -1,7 +1,7 @@
 """Draw what theory says: SNR, Phi, sampling cost, bias, allocations, objectives,
 effective weights, replayed prefixes, optimal KL (a few seconds).
 
-python experiments/theory.py [--out=experiments/results/theory]
+python experiments/theory.py [--out=runs/theory]
     a PNG each, and table.md, which names them
 """
 
@@ -11,9 +11,7 @@ from absl import flags
 
 from rl_speed.runtime import entry
 
-_OUT = flags.DEFINE_string(
-    "out", "experiments/results/theory", "Folder for the pictures and table.md."
-)
+_OUT = flags.DEFINE_string("out", "runs/theory", "Folder for the pictures and table.md.")
 
 
 def main(_):

@@ -27,7 +27,7 @@ _PROBES = flags.DEFINE_bool("probes", None, "Write the table of rewards/README.m
 _SAMPLE = flags.DEFINE_integer("sample", 300, "Golds of a file that others are tried for.")
 _OTHERS = flags.DEFINE_integer("others", 50, "Other golds that are tried for each.")
 flags.mark_flags_as_mutual_exclusive(["cases", "golds", "probes"], required=True)
-_OUT = flags.DEFINE_string("out", "experiments/results/verifier", "Folder for what is written.")
+_OUT = flags.DEFINE_string("out", "runs/verifier_cases", "Folder for what is written.")
 _WORKERS = flags.DEFINE_integer("workers", 2, "Worker processes.", lower_bound=1)
 _TIMEOUT = flags.DEFINE_float(
     "timeout_s", 20.0, "Seconds of processor time for a case.", lower_bound=0.1

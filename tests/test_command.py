@@ -1,5 +1,10 @@
 """The command line: what cannot be is named with the nearest that can, before anything is built."""
 
+import ast
+import os
+import subprocess
+import sys
+
 import pytest
 from absl import flags
 from ml_collections import config_flags
@@ -244,3 +249,28 @@ def test_a_method_that_the_preset_does_not_know_is_like_one_that_it_knows(repo):
     of, _ = settings_of_methods(repo, "rpo_deepseek_r1_distill_qwen_1p5b.py:300")
     with pytest.raises(ValueError, match="'grpo' replays nothing, and has no '300'"):
         of("grpo")
+
+
+def test_no_command_writes_among_the_committed_results_unless_told(repo):
+    """Strings of the scripts that name a committed result name one that is read."""
+    found = {
+        (script.name, node.value)
+        for script in (repo / "experiments").rglob("*.py")
+        for node in ast.walk(ast.parse(script.read_text()))
+        if isinstance(node, ast.Constant)
+        and str(node.value).startswith("experiments/results")
+        and "\n" not in node.value
+    }
+    assert found == {("limit.py", "experiments/results/scratchpad/all/table.json")}
+
+
+def test_results_go_to_runs_by_default(repo, tmp_path):
+    done = subprocess.run(
+        [sys.executable, repo / "experiments" / "simulate.py", "--n_init=4", "--repeats=2"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(repo)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "runs" / "simulate" / "table.json").is_file()

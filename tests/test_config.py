@@ -10,6 +10,7 @@ from rl_speed.config import Config, methods, presets
 from rl_speed.config.checks import check_evaluation
 from rl_speed.config.command import load_config_file
 from rl_speed.mesh import make_mesh
+from rl_speed.sft.config import SFTConfig
 from rl_speed.studies.comparison.runs import Variant
 
 
@@ -60,6 +61,48 @@ def test_seeds_that_make_no_key_of_their_own_are_refused(seed):
     with pytest.raises(ValueError, match=message):
         check_evaluation(Config(seed=seed))
     Config(seed=2**32 - 1).validate()
+
+
+@pytest.mark.parametrize(
+    "settings, cause",
+    [
+        ({"evaluation.temperature": 0.0}, "config.evaluation.temperature=0"),
+        ({"sampler.top_k": 1}, "config.sampler.top_k=1"),
+        ({"evaluation.top_p": 1e-7}, "config.evaluation.top_p=1e-07"),
+    ],
+)
+def test_several_greedy_samples_of_a_question_are_refused(settings, cause):
+    """They would all be one response. A single one may be greedy."""
+    config = Config()
+    for name, value in settings.items():
+        config.set(name, value)
+    config.evaluation.samples = 8
+    with pytest.raises(ValueError, match=f"config.evaluation.samples asks for 8 .*{cause}"):
+        check_evaluation(config)
+    config.evaluation.samples = 1
+    check_evaluation(config)
+    config.data.task, config.data.train = "jsonl", "train.jsonl"
+    config.data.eval = "aime=aime.jsonl, math500:8=math500.jsonl"
+    with pytest.raises(ValueError, match=f"config.data.eval asks for 8 .*{cause}"):
+        check_evaluation(config)
+    config.data.eval = "aime=aime.jsonl, math500:1=math500.jsonl"
+    check_evaluation(config)
+
+
+def test_a_sampler_that_keeps_two_tokens_may_draw_several():
+    config = Config()
+    config.evaluation.samples, config.sampler.top_k, config.evaluation.top_p = 8, 2, 0.01
+    check_evaluation(config)
+
+
+def test_supervised_evaluation_refuses_several_greedy_samples():
+    config = SFTConfig()
+    config.model.path, config.data.train = "MODEL", "rows.jsonl"
+    config.evaluation.samples, config.evaluation.temperature = 4, 0.0
+    with pytest.raises(ValueError, match="config.evaluation.samples asks for 4 .*temperature=0"):
+        config.validate()
+    config.evaluation.temperature = 0.7
+    config.validate()
 
 
 def test_a_forecast_is_of_groups():

@@ -38,13 +38,6 @@ EXAMPLES = {
 # They import nothing of ours; everyone may import them.
 LOOSE = {"answers", "hlo", "mesh", "named", "shipped", "targets"}
     "answers",
-    "hlo",
-    "mesh",
-    "named",
-    "shipped",
-    "targets",
-}  # of nothing of ours; for everyone
-
 
 @pytest.fixture(scope="module")
 def imports(repo):

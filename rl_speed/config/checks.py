@@ -133,6 +133,32 @@ def _check_generation_mesh(c: "Config") -> None:
         )
 
 
+# A top-p of at most one over the largest vocabulary keeps one token.
+_GREEDY_TOP_P = 1e-6
+
+
+def require_distinct_draws(
+    field: str, samples: int, temperature: float, *, top_k: int = 0, top_p: float = 1.0
+) -> None:
+    """Raises ValueError where a question gets several samples that are all the same.
+
+    Args:
+      field: the setting that says how many.
+    """
+    greedy = {
+        f"config.evaluation.temperature={temperature:g}": temperature == 0,
+        f"config.sampler.top_k={top_k}": top_k == 1,
+        f"config.evaluation.top_p={top_p:g}": top_p <= _GREEDY_TOP_P,
+    }
+    causes = [name for name, keeps_one in greedy.items() if keeps_one]
+    if samples > 1 and causes:
+        raise ValueError(
+            f"config.{field} asks for {samples} samples of a question, and with {causes[0]} "
+            "decoding is greedy: all of them would be the same response, and pass@k and intervals "
+            "would count it as if drawn anew. Ask for 1 sample, or raise the temperature"
+        )
+
+
 def check_evaluation(c: "Config") -> None:
     """`check` without what is for training alone: what asking and judging a policy needs."""
     check_types(c)
@@ -158,6 +184,9 @@ def check_evaluation(c: "Config") -> None:
         # The keys of a larger one would be those of another.
         ("seed", 0 <= c.seed < 2**32, "0 or more, and less than 2**32"),
     )
+    most = c.most_evaluation_samples
+    field = "evaluation.samples" if most == e.samples else "data.eval"
+    require_distinct_draws(field, most, e.temperature, top_k=c.sampler.top_k, top_p=e.top_p)
     if r.verifier not in (*JAX_VERIFIERS, "math") and not is_function(r.verifier):
         raise ValueError(
             f"config.reward.verifier must be one of {', '.join(JAX_VERIFIERS)}, math, or "

@@ -18,6 +18,10 @@ context tokens, M cache positions, W rows attended together, B tokens of a block
 """
 
 import dataclasses
+import functools
+import logging
+import warnings
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -29,6 +33,7 @@ from rl_speed.policy.config import ModelConfig
 from rl_speed.policy.decode_kernel import MASKED
 
 Array = jax.Array
+log = logging.getLogger(__name__)
 
 # From here on loops pay on a CPU (`bench.py decode`, `bench.py sampler`).
 AUTO_RAGGED = 64
@@ -70,11 +75,13 @@ class DecodeAttention:
 
     def way(self, positions: int, model: ModelConfig) -> str:
         """ "dense", "ragged" or "pallas", for a part with room for so many tokens."""
+        if self.kind == "pallas" and model.platform != "tpu" and gpu_kernel() is None:
+            return "dense"
         if self.kind != "auto":
             return self.kind
         if model.platform == "tpu" and decode_kernel.fits(model):
             return "pallas"
-        if model.platform == "gpu" and gpu_fits(positions, model):
+        if model.platform == "gpu" and gpu_fits(positions, model) and gpu_kernel() is not None:
             return "pallas"
         return "ragged" if model.platform == "cpu" and positions >= AUTO_RAGGED else "dense"
 
@@ -194,13 +201,34 @@ def dense_part(q_SxGxQxK: Array, kv: KV, length_S: Array) -> Part:
     )
 
 
+@functools.cache
+def gpu_kernel() -> Callable | None:
+    """JAX's decode kernel for GPUs; None, with one warning, where this JAX has none.
+
+    It is experimental and deprecated since JAX 0.11, so a later release may lack it. Nothing here
+    can act on the deprecation, which is not shown.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            from jax.experimental.pallas.ops.gpu.decode_attention import gqa
+    except Exception as error:  # a module that is gone, or one that fails while it is imported
+        log.warning(
+            'attention "pallas" is not available with JAX %s (%s: %s): decoding takes "dense", '
+            "which reads every position of the cache",
+            jax.__version__,
+            type(error).__name__,
+            error,
+        )
+        return None
+    return gqa
+
+
 def gpu_part(q_SxGxQxK: Array, kv: KV, length_S: Array, platform: str) -> Part:
     """The same by JAX's decode kernel for GPUs, which reads no position beyond the length.
 
     Interpreted on any other platform.
     """
-    from jax.experimental.pallas.ops.gpu.decode_attention import gqa
-
     slots, groups, per_group, width = q_SxGxQxK.shape
     positions = kv.v.shape[2]
     if positions % 16:
@@ -212,7 +240,7 @@ def gpu_part(q_SxGxQxK: Array, kv: KV, length_S: Array, platform: str) -> Part:
     block = next(n for n in (128, 64, 32, 16) if positions // splits % n == 0)
     # The kernel undoes it: no copy is made.
     heads_last = lambda x: jnp.swapaxes(x, 1, 2)
-    out, (total, top) = gqa(
+    out, (total, top) = gpu_kernel()(
         q_SxGxQxK.reshape(slots, groups * per_group, width).astype(kv.k.dtype),
         heads_last(kv.k),
         heads_last(kv.v),

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rl_speed.config import EMBEDDED, MeshConfig, Model, flatten, schema
-from rl_speed.config.checks import check_options, check_types
+from rl_speed.config.checks import check_options, check_types, require_distinct_draws
 from rl_speed.data.schemas import question_parts
 from rl_speed.data.tasks import POLICIES
 from rl_speed.named import one_of
@@ -101,6 +101,8 @@ class SFTConfig:
         for name, value in now.items():
             if not isinstance(value, str) and not value >= (least := _LEAST.get(name, 0)):
                 raise ValueError(f"config.{name} must be at least {least}; got {value!r}")
+        drawn = self.evaluation
+        require_distinct_draws("evaluation.samples", drawn.samples, drawn.temperature)
         d, e, given = self.data, self.examples, self.model.path not in POLICIES
         of_files = [
             name

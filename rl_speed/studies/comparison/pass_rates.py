@@ -54,6 +54,8 @@ def measure(config: Config, samples: int, split: str = "eval") -> Measured:
     )
     if config.rule.name == "adaptive_speed":
         config.rule.name = "uniform"  # it needs a forecast's order, and no rule is asked here
+    config.evaluation.samples = samples
+    config.evaluation.temperature = config.sampler.temperature
     config.validate()
     mesh = build.build_mesh(config)
     policy = build.build_policy(config, mesh)
@@ -66,8 +68,6 @@ def measure(config: Config, samples: int, split: str = "eval") -> Measured:
         )
     if not prompts:
         raise ValueError("config.data.eval names no held-out prompts")
-    config.evaluation.samples = samples
-    config.evaluation.temperature = config.sampler.temperature
     _, generator, room = build.build_generators(config, policy, mesh)
     scorer = build.build_scorer(
         config, policy, build.longest_answer(prompts, config.sampler.max_new)
