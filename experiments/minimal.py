@@ -14,6 +14,7 @@ import argparse
 import time
 
 import jax
+import jax.numpy as jnp
 import optax
 
 from rl_speed import policy, sampling
@@ -65,8 +66,13 @@ def train(steps: int, seed: int = 0, held_out: int = 512) -> list[float]:
                 logprobs, batch.behaviour_logprobs, advantages, batch.mask, loss="pg"
             )[0]
 
-        updates, opt_state = optimizer.update(jax.grad(loss)(params), opt_state, params)
-        return optax.apply_updates(params, updates), opt_state, samples.consumed, samples.missing
+        updates, moved = optimizer.update(jax.grad(loss)(params), opt_state, params)
+        new = optax.apply_updates(params, updates), moved
+        # Without any group there is no step, not even one of momentum.
+        params, opt_state = jax.tree.map(
+            lambda a, b: jnp.where(batch.mask.any(), a, b), new, (params, opt_state)
+        )
+        return params, opt_state, samples.consumed, samples.missing
 
     contexts = sampling.build_contexts([p.tokens for p in evaluation], held_out, PROMPT)
     requests = sampling.build_requests(

@@ -212,8 +212,13 @@ def connect() -> None:
             raise ValueError(
                 f"--process={process} of --processes={count}: processes are numbered from 0"
             )
-    if coordinator is not None and not coordinator.rpartition(":")[2].isdigit():
-        raise ValueError(f"--coordinator must read host:port, got {coordinator!r}")
+    if coordinator is not None:
+        port = coordinator.rpartition(":")[2]
+        if not (port.isdecimal() and 0 < int(port) < 2**16):
+            raise ValueError(
+                "--coordinator must read host:port, with a port from 1 to 65535; got "
+                f"{coordinator!r}"
+            )
     processes.connect(
         coordinator or "",
         count or 0,

@@ -38,6 +38,8 @@ BAD_SETTINGS = 2
 HEARTBEAT_S, HANG_S = 100, 1800
 # For process 0 to be there.
 START_S = 300
+# With what a client of gRPC, which is HTTP/2, begins: the preface, and an empty SETTINGS frame.
+_HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
 _KEYS = "rl_speed"
 # How often a process looks for alarms; how long it gives itself to end on its own after one.
 _LOOK_S, _GRACE_S = 1.0, 4.0
@@ -316,8 +318,8 @@ def connect(
     Raises ValueError where the processes do not come together.
     """
     global _HERE
-    if process > 0 and coordinator:
-        _reach(coordinator)
+    if coordinator:
+        (_reach if process > 0 else _require_free)(coordinator)
     # It would take SIGTERM for itself; here a run is asked to stop by `runtime.signals`.
     jax.config.update("jax_enable_preemption_service", False)
     try:
@@ -347,21 +349,51 @@ def connect(
     return _HERE
 
 
+def _require_free(coordinator: str) -> None:
+    """Fails where process 0 cannot listen at its port: JAX would end it by a segmentation fault, or
+    share the port with a run that it does not belong to.
+    """
+    port = int(coordinator.rpartition(":")[2])
+    try:
+        with socket.socket(socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET) as it:
+            # Connections of an earlier run that are still closing do no harm.
+            it.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if it.family == socket.AF_INET6:
+                it.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+            it.bind(("", port))
+            it.listen()
+    except OSError as error:
+        raise ValueError(
+            f"process 0 cannot listen at port {port} of --coordinator={coordinator} (or "
+            f"$JAX_COORDINATOR_ADDRESS): {error.strerror}. Another program has the port, or an "
+            "earlier run that has not ended: end that, or give all processes another port"
+        ) from None
+
+
 def _reach(coordinator: str) -> None:
-    """Wait until somebody listens there: JAX would end this process without a word that helps."""
+    """Wait until process 0 listens there: JAX would end this process without a word that helps."""
     host, _, port = coordinator.rpartition(":")
-    end = time.monotonic() + START_S
-    while True:
+    end, answer = time.monotonic() + START_S, b""
+    while not answer:
         try:
-            socket.create_connection((host.strip("[]"), int(port)), 5).close()
-            return
+            with socket.create_connection((host.strip("[]"), int(port)), 5) as it:
+                it.sendall(_HTTP2)
+                answer = it.recv(9)
         except OSError as error:
-            if time.monotonic() > end:
-                raise ValueError(
-                    f"nobody listens at --coordinator={coordinator} after {START_S} s ({error}). "
-                    "Process 0 must run on that host, and the port be open to the others"
-                ) from None
+            problem = f"nobody answers after {START_S} s ({error})"
+        else:
+            # Of a frame's header, the fourth byte is its type: a server begins with SETTINGS.
+            if answer[3:4] == b"\x04":
+                return
+            problem = "another program listens there"
+        if time.monotonic() > end:
+            break
         time.sleep(0.2)
+    raise ValueError(
+        f"process 0 is not at --coordinator={coordinator} (or $JAX_COORDINATOR_ADDRESS): "
+        f"{problem}. Process 0 must run on that host, and the port be free there, and open to the "
+        "others"
+    )
 
 
 def log_beside(hosts: Hosts, workdir: Path) -> None:

@@ -105,22 +105,30 @@ def make_update(
     The loss is the mean over the tokens to learn of the whole batch, so that it depends neither on
     pieces nor on shards. Metrics: "loss" (nats), "grad_norm" before clipping, "tokens" (to learn),
     "input_tokens" (held, prompts included), "padding" (computed by held).
+
+    A batch without tokens to learn changes nothing, not even the optimizer's momentum; its "tokens"
+    are 0.
     """
 
     def update(params, opt_state, batch):
-        tokens = jnp.maximum(count_tokens(batch), 1)
+        learned = count_tokens(batch)
+        tokens = jnp.maximum(learned, 1)
         loss, gradients, computed = pieces.loss(params, batch, gradient=True)
         gradients = jax.tree.map(lambda g: g / tokens, gradients)
-        updates, opt_state = optimizer.update(gradients, opt_state, params)
+        updates, moved = optimizer.update(gradients, opt_state, params)
+        new = optax.apply_updates(params, updates), moved
+        params, opt_state = jax.tree.map(
+            lambda a, b: jnp.where(learned > 0, a, b), new, (params, opt_state)
+        )
         held = jnp.sum(row_lengths(batch.mask[:, 1:])).astype(jnp.float32)
         metrics = {
             "loss": loss / tokens,
             "grad_norm": optax.tree.norm(gradients),
-            "tokens": tokens,
+            "tokens": learned,
             "input_tokens": held,
             "padding": computed / jnp.maximum(held, 1.0),
         }
-        return optax.apply_updates(params, updates), opt_state, metrics
+        return params, opt_state, metrics
 
     shardings = state_shardings(pieces.model, optimizer, pieces.mesh)
     state = shardings.params, shardings.opt_state

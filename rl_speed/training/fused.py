@@ -228,12 +228,10 @@ def make_fused_step(
                 advantages = batch_advantages(update, batch)
         grads, metrics = gradients(state.params, batch, advantages, None, None, model, update, mesh)
         with jax.named_scope("optimizer"):
-            updated, norm, finite = apply_gradients(state, grads, metrics["loss/total"], optimizer)
-            # With no group at all there is no update either, not even one of momentum.
-            state = jax.tree.map(
-                lambda new, old: jnp.where(jnp.any(batch.mask), new, old), updated, state
+            state, norm, finite = apply_gradients(
+                state, grads, metrics["loss/total"], optimizer, mask=batch.mask
             )
-        metrics = metrics_to_log(metrics, norm, finite)
+        metrics = metrics_to_log(metrics, norm, finite, mask=batch.mask)
         # The rows themselves are in `drawn`; what is left of the samples is their bookkeeping.
         facts = {
             name: getattr(samples, name)

@@ -361,7 +361,9 @@ class Trainer:
             # Who is done is a matter of process 0's clock.
             spent = seconds["time/step"] - seconds["time/compile"]
             self._account(
-                report.generation, self.hosts.first(spent, f"the time of step {self.step}")
+                report.generation,
+                self.hosts.first(spent, f"the time of step {self.step}"),
+                int(numbers["empty_minibatches"]),
             )
             record |= {**self._so_far(), **numbers, **seconds}
             if slow := self.slow.see(
@@ -450,12 +452,12 @@ class Trainer:
                 "or look at metrics.jsonl for where it began"
             )
 
-    def _account(self, stats: GenerationStats, seconds: float) -> None:
+    def _account(self, stats: GenerationStats, seconds: float, empty_minibatches: int) -> None:
         t = self.totals
         t.train_s += seconds
         t.tokens += stats.tokens
         t.samples += stats.samples
-        t.optimizer_steps += self.config.training.minibatches
+        t.optimizer_steps += self.config.training.minibatches - empty_minibatches
 
     def _record(self, rollouts: Rollouts, report: StepReport) -> dict[str, Any]:
         """The step's numbers that are known on the host when its update is on its way."""

@@ -166,7 +166,8 @@ class SplitStep:
             self.driver.start_next(state.params, version)
 
     def update(self, state: TrainState, rollouts: Rollouts) -> tuple[TrainState, dict[str, Any]]:
-        """All optimizer steps of one RL step on these groups; metrics are the mean over them.
+        """All optimizer steps of one RL step on these groups; metrics are the mean over them, but
+        `empty_minibatches`, which counts those without samples: they are no optimizer step.
 
         Samples that non-finite logits ended are left out: what the policy computes of them would
         likely spoil the whole update, and no reward of theirs says anything about the
@@ -204,14 +205,17 @@ class SplitStep:
             return self._update(state, batch, advantages, old, ref)
         whole = jax.device_get(gathered((batch, advantages, old, ref), self._mesh))
         ids, history = whole[0].group_ids, []
-        padding = np.flatnonzero(ids < 0)
-        for index in deal_minibatches(ids, parts):
+        padding, dealt = np.flatnonzero(ids < 0), deal_minibatches(ids, parts)
+        # One remains, so that there are metrics.
+        for index in [index for index in dealt if len(index)] or dealt[:1]:
             spare = len(ids) // parts - len(index)
             index, padding = np.concatenate([index, padding[:spare]]), padding[spare:]
             mine = place(jax.tree.map(lambda x: x[index], whole), self._rows)
             state, metrics = self._update(state, *mine)
             history.append(metrics)
-        return state, jax.tree.map(lambda *values: sum(values) / parts, *history)
+        empty = sum(metrics["empty_minibatches"] for metrics in history) + parts - len(history)
+        mean = jax.tree.map(lambda *values: sum(values) / len(values), *history)
+        return state, {**mean, "empty_minibatches": empty}
 
     def metrics(self, version: int) -> dict[str, float]:
         """Those of the driver, and of what was sent to where responses are drawn."""

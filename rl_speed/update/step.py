@@ -261,9 +261,12 @@ def gradients(
     return weights.run(shard, (weights.specs, PartitionSpec()), params, *split)
 
 
-def metrics_to_log(metrics: dict[str, Array], norm: Array, finite: Array) -> dict[str, Array]:
-    """Of `gradients`, with the norm before clipping, whether the update was skipped,
-    and `padding`: tokens computed by tokens held.
+def metrics_to_log(
+    metrics: dict[str, Array], norm: Array, finite: Array, mask: Array
+) -> dict[str, Array]:
+    """Metrics to log: those of `gradients`, the norm before clipping, `skipped` (the loss or the
+    gradient was not finite), `empty_minibatches` (1 where no token was trained on), and `padding`:
+    tokens computed by tokens held.
     """
     sums = {
         name: value for name, value in metrics.items() if name not in ("sum/computed", "sum/held")
@@ -273,29 +276,37 @@ def metrics_to_log(metrics: dict[str, Array], norm: Array, finite: Array) -> dic
         "padding": metrics["sum/computed"] / jnp.maximum(metrics["sum/held"], 1.0),
         "grad_norm": norm,
         "skipped": 1.0 - finite.astype(jnp.float32),
+        "empty_minibatches": 1.0 - jnp.any(mask).astype(jnp.float32),
     }
 
 
 def apply_gradients(
-    state: TrainState, grads: Any, loss: Array, optimizer: optax.GradientTransformation
+    state: TrainState,
+    grads: Any,
+    loss: Array,
+    optimizer: optax.GradientTransformation,
+    mask: Array,
 ):
-    """One optimizer step, or none where the loss or the gradient is not finite.
+    """One optimizer step; none where the loss or the gradient is not finite, and none where `mask`,
+    of the batch, has no token: without samples, momentum, decay and schedule stand still.
 
     Returns (state, norm, finite).
     """
     norm = optax.tree.norm(grads)
-    finite = jnp.isfinite(norm) & jnp.isfinite(loss)
+    finite, some = jnp.isfinite(norm) & jnp.isfinite(loss), jnp.any(mask)
     updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
-    keep = lambda new, old: jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, old)
+    made = finite & some
+    keep = lambda new, old: jax.tree.map(lambda a, b: jnp.where(made, a, b), new, old)
     skipped = (~finite).astype(jnp.int32)
+    in_row = jnp.where(some, (state.skipped_in_row + 1) * skipped, state.skipped_in_row)
     return (
         TrainState(
             params=keep(params, state.params),
             opt_state=keep(opt_state, state.opt_state),
-            step=state.step + 1 - skipped,
-            skipped=state.skipped + skipped,
-            skipped_in_row=(state.skipped_in_row + 1) * skipped,
+            step=state.step + made.astype(jnp.int32),
+            skipped=state.skipped + skipped * some,
+            skipped_in_row=in_row,
         ),
         norm,
         finite,
@@ -310,7 +321,7 @@ def make_update(
     donates the state.
 
     `old_logprobs` and `ref_logprobs` are f32[R, W - 1] or None. Metrics are f32 scalars: those of
-    `policy_loss`, gradient norm before clipping, update skipped or not.
+    `policy_loss`, and those of `metrics_to_log`.
     """
     shardings = state_shardings(model, optimizer, mesh)
     rows, whole = batch_sharding(mesh), replicated(mesh)
@@ -320,8 +331,10 @@ def make_update(
             state.params, batch, advantages, old_logprobs, ref_logprobs, model, config, mesh
         )
         with jax.named_scope("optimizer"):
-            state, norm, finite = apply_gradients(state, grads, metrics["loss/total"], optimizer)
-        return state, metrics_to_log(metrics, norm, finite)
+            state, norm, finite = apply_gradients(
+                state, grads, metrics["loss/total"], optimizer, mask=batch.mask
+            )
+        return state, metrics_to_log(metrics, norm, finite, mask=batch.mask)
 
     return jax.jit(
         update,

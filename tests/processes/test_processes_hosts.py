@@ -450,6 +450,44 @@ def test_a_coordinator_that_never_comes_is_named(monkeypatch):
         found.bind(("localhost", 0))
         port = found.getsockname()[1]
     with pytest.raises(
-        ValueError, match=f"nobody listens at --coordinator=localhost:{port} after 0 s"
+        ValueError,
+        match=rf"process 0 is not at --coordinator=localhost:{port} .*nobody answers after 0 s",
     ):
         module.connect(f"localhost:{port}", 2, 1)
+
+
+@pytest.mark.parametrize("family,address", [("AF_INET", "127.0.0.1"), ("AF_INET6", "::")])
+@pytest.mark.parametrize("shared", [False, True], ids=["alone", "shared"])
+def test_a_port_that_is_taken_is_named(family, address, shared):
+    """By process 0, whichever address of this host the other program listens at, and whether it
+    shares the port, as gRPC does.
+    """
+    with socket.socket(getattr(socket, family)) as taken:
+        if shared:
+            taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        taken.bind((address, 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(ValueError) as error:
+            module.connect(f"localhost:{port}", 2, 0)
+    for part in (f"port {port} of --coordinator", "already in use", "$JAX_COORDINATOR_ADDRESS"):
+        assert part in str(error.value)
+    module._require_free(f"localhost:{port}")  # it is given back, and so is ours
+
+
+@pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"SSH-2.0-x\r\n", b""])
+def test_the_others_do_not_join_what_is_no_coordinator(monkeypatch, answer):
+    monkeypatch.setattr(module, "START_S", 0)
+    with socket.create_server(("localhost", 0)) as other:
+        port = other.getsockname()[1]
+
+        def serve():
+            with other.accept()[0] as connection:
+                connection.recv(64)
+                connection.sendall(answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        with pytest.raises(ValueError, match="another program listens there"):
+            module.connect(f"localhost:{port}", 2, 1)
+        thread.join()

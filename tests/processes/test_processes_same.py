@@ -4,6 +4,7 @@ take longer to find: test_processes_faults.py.
 """
 
 import signal
+import socket
 from types import SimpleNamespace
 
 import pytest
@@ -118,3 +119,23 @@ def test_a_process_without_its_number_is_refused(run, tmp_path):
         "error: several processes need --coordinator, --processes and --process; --process is "
         "missing"
     )
+
+
+def test_a_taken_port_ends_all_with_what_to_do(run, tmp_path):
+    """A program without manners has it: it accepts, and answers nothing a coordinator would."""
+    with socket.create_server(("", 0)) as taken:
+        port = taken.getsockname()[1]
+        flags = [f"--coordinator=localhost:{port}", "--processes=2", "--process=0"]
+        (done,) = run(tmp_path, steps=1, processes=1, flags=flags)
+    assert done.returncode == 2, said(done)
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith(f"error: process 0 cannot listen at port {port}") and (
+        "give all processes another port" in last
+    )
+
+
+@pytest.mark.parametrize("port", ["0", "65536", "http"])
+def test_a_port_that_cannot_be(run, tmp_path, port):
+    flags = [f"--coordinator=localhost:{port}", "--processes=2", "--process=0"]
+    (done,) = run(tmp_path, steps=1, processes=1, flags=flags)
+    assert done.returncode == 2 and "with a port from 1 to 65535" in done.stderr

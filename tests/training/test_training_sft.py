@@ -303,3 +303,17 @@ def test_a_workdir_belongs_to_one_run(params, tmp_path):
     trainer(params, tmp_path, batch=4, out="b")
     with pytest.raises(ValueError, match="holds a run with config.examples.batch = 4, not 5"):
         trainer(params, tmp_path, batch=5)
+
+
+def test_a_batch_without_tokens_to_learn_changes_nothing(params):
+    optimizer = optax.adamw(1e-2)
+    pieces, layout = Pieces(MODEL, ONE, 8), Layout(rows=4, length=16)
+    update = sft.make_update(pieces, optimizer)
+    batch = layout.batch(examples(4))
+    state = jax.tree.map(jnp.asarray, params), optimizer.init(params)
+    *state, metrics = update(*state, batch)
+    assert metrics["tokens"] > 0
+    before = jax.device_get(state)
+    *state, metrics = update(*state, batch.replace(mask=np.zeros_like(batch.mask)))
+    assert metrics["tokens"] == 0 and metrics["loss"] == 0
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(state), before)

@@ -12,10 +12,12 @@ import optax
 import pytest
 
 from rl_speed import objectives
+from rl_speed.config import Config
 from rl_speed.data.prompts import Prompt
 from rl_speed.data.rollouts import Rollouts
 from rl_speed.mesh import make_mesh
 from rl_speed.policy import ModelConfig, forward, init
+from rl_speed.training.split_step import SplitStep
 from rl_speed.update.batch import build_batch
 from rl_speed.update.state import TrainState, init_state, state_shardings
 from rl_speed.update.step import (
@@ -270,6 +272,53 @@ def test_non_finite_update_is_skipped_and_counted(params):
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(jax.device_get(state)))
 
 
+@pytest.mark.parametrize("advantage", [1.0, np.nan])
+def test_a_batch_without_samples_is_no_optimizer_step(params, advantage):
+    """Momentum, decay, schedule and the counts of skipped updates stand still."""
+    mesh = make_mesh()
+    optimizer = optax.adamw(optax.linear_schedule(1e-2, 0.0, 10), weight_decay=0.1)
+    update = make_update(MODEL, optimizer, mesh, CONFIG)
+    state = init_state(params, optimizer, state_shardings(MODEL, optimizer, mesh))
+    batch = batch_of(make_groups())
+    state, metrics = update(state, batch, make_advantages(mesh, CONFIG)(batch, None), None, None)
+    assert metrics["empty_minibatches"] == 0
+    before = jax.device_get(state)
+    empty = batch.replace(mask=np.zeros_like(batch.mask), group_ids=np.full(16, -1))
+    state, metrics = update(state, empty, np.full(16, advantage, np.float32), None, None)
+    assert metrics["empty_minibatches"] == 1
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(state), before)
+    assert int(state.step) == 1
+
+
+def test_mini_batches_without_samples_are_left_out_and_counted(params):
+    """Three samples in four mini-batches: three optimizer steps, and the mean is over these."""
+    config, mesh, optimizer = Config(), make_mesh(), optax.adam(1e-2)
+    config.driver.groups, config.rule.n, config.training.minibatches = 4, 4, 4
+    config.data.max_prompt_length, config.sampler.max_new = 7, WIDTH - 7
+    step = SplitStep(
+        config,
+        driver=None,
+        select=None,
+        update=make_update(MODEL, optimizer, mesh, CONFIG),
+        advantages=make_advantages(mesh, CONFIG),
+        score=None,
+        mesh=mesh,
+    )
+    (group,) = make_groups(groups=1)
+    three = group.take(np.arange(3))
+    new = lambda: init_state(params, optimizer, state_shardings(MODEL, optimizer, mesh))
+    state, metrics = step.update(new(), three)
+    assert int(state.step) == 3 and int(metrics["empty_minibatches"]) == 1
+    config.training.minibatches = 3
+    config.rule.n = 3
+    expected, of_three = step.update(new(), three)
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(state), jax.device_get(expected))
+    assert float(metrics["grad_norm"]) == float(of_three["grad_norm"]) > 0
+    config.training.minibatches, config.rule.n = 4, 4
+    state, metrics = step.update(new(), group.take(np.arange(0)))
+    assert int(state.step) == 0 and int(metrics["empty_minibatches"]) == 4
+
+
 def test_batch_rows_are_prompt_then_response():
     group = make_groups(groups=1)[0]
     batch = build_batch(group, 6, WIDTH)
@@ -317,7 +366,9 @@ def test_loss_and_gradient_must_both_be_finite(loss, gradient, applied):
         skipped_in_row=zero,
     )
     gradients = {"a": jnp.asarray([0.0, gradient, 0.0]), "b": jnp.zeros((2, 2))}
-    after, _, finite = apply_gradients(state, gradients, jnp.float32(loss), optimizer)
+    after, _, finite = apply_gradients(
+        state, gradients, jnp.float32(loss), optimizer, mask=jnp.ones((1, 1), bool)
+    )
     assert bool(finite) is applied
     assert (int(after.step), int(after.skipped), int(after.skipped_in_row)) == (
         (1, 0, 0) if applied else (0, 1, 1)
