@@ -90,7 +90,7 @@ _LAYOUT = re.compile(
     r"|\\(?:left|right|[bB]igg?[lrm]?|displaystyle|textstyle|limits)(?![A-Za-z])"
 )
 _UPRIGHT = re.compile(
-    r"\\(?:text|math)(?:bf|it|rm|sf|normal|up)?\s*\{|\\(?:mbox|textnormal|operatorname)\s*\{"
+    r"\\(?:text|math)(?:bf|it|rm|sf|normal|up)?\s*\{|\\(?:mbox|textnormal)\s*\{"
     r"|\{\s*\\(?:rm|bf|it)\s"
 )
 
@@ -191,7 +191,8 @@ _WORDS = r"[A-Za-zμ][A-Za-zμ .,/^\-()]*(?:\^?[23])?"
 _UNIT = re.compile(
     # \text{cm}^2, perhaps behind a slash; \frac{\text{m}}{\text{s}}; words without \text
     rf"(?:(?:\s|/|\\cdot|\\times)*\\text\{{\s*(?P<upright>{_WORDS})\s*\}}{_POWER}"
-    rf"|\s*\\frac\{{\s*\\text\{{(?P<above>{_WORDS})\}}{_POWER}\s*\}}\{{\s*\\text\{{(?P<below>{_WORDS})\}}{_POWER}\s*\}}"
+    rf"|\s*\\frac\{{\s*\\text\{{(?P<above>{_WORDS})\}}{_POWER}\s*\}}"
+    rf"\{{\s*\\text\{{(?P<below>{_WORDS})\}}{_POWER}\s*\}}"
     rf"|(?<=[\d}}])(?P<words>\s*[A-Za-zμ]+(?:[ /]+[A-Za-zμ]+)*){_POWER})"
     r"(?=\s*(?:$|[,;)=<>/]|\\text\{|\\le|\\ge|\\cdot))"
 )
@@ -244,8 +245,10 @@ def _joined(found: re.Match) -> str:
 
 
 _E_NOTATION = re.compile(
-    r"(?<![\w.^_/}\\])(\d+(?:\.\d+)?|\.\d+)"
-    r"(?:[eE]([-+]?\d{1,3})|\s*(?:\\times|\\cdot|\*|x)\s*10\s*\^\s*(?:\{\s*([-+]?\d{1,3})\s*\}|([-+]?\d{1,3})))"
+    r"(?<![\w.^_/}\\])(\d+(?:\.\d+)?|\.\d+)"  # a number that is not part of another, or of a power
+    r"(?:[eE]([-+]?\d{1,3})"  # e15
+    r"|\s*(?:\\times|\\cdot|\*|x)\s*10\s*\^\s*"  # \times 10^
+    r"(?:\{\s*([-+]?\d{1,3})\s*\}|([-+]?\d{1,3})))"  # {15} or 15
     r"(?![\w.!^])"
 )
 
@@ -265,7 +268,11 @@ def _shifted(mantissa: str, exponent: int) -> str:
 
 
 _REPEATING = re.compile(
-    r"(?<![\w.])(\d*)\.(\d*)(?:\\(?:overline|bar)\s*(?:\{(\d+)\}|(\d))|\\dot\s*(?:\{(\d)\}|(\d))|\((\d+)\))(?![\d.\\])"
+    r"(?<![\w.])(\d*)\.(\d*)"  # what stands before the period
+    r"(?:\\(?:overline|bar)\s*(?:\{(\d+)\}|(\d))"  # \overline{3}, \bar 3
+    r"|\\dot\s*(?:\{(\d)\}|(\d))"  # \dot{3}
+    r"|\((\d+)\))"  # (3)
+    r"(?![\d.\\])"
 )
 
 
@@ -273,6 +280,8 @@ def repeating_decimals(text: str) -> str:
     r"""0.\overline{3}, 0.\dot{3} and 0.(3) as \frac{1}{3}."""
 
     def fraction(m: re.Match) -> str:
+        if m[7] and int(m[1] or "0"):
+            return m[0]  # 1.5(2) may be a product
         fixed, period = m[2], next(filter(None, m.groups()[2:]))
         value = Fraction(int((m[1] or "0") + fixed), 10 ** len(fixed))
         value += Fraction(int(period), (10 ** len(period) - 1) * 10 ** len(fixed))
@@ -302,7 +311,10 @@ def fractions(text: str) -> str:
 
 
 _MIXED = re.compile(
-    r"(?<![\w.^_})/\\])(\d+)\s*(?:\s\s*(\d+)\s*/\s*(\d+)|\\frac\s*\{\s*(\d+)\s*\}\s*\{\s*(\d+)\s*\})(?![\d./^!])"
+    r"(?<![\w.^_})/\\])(\d+)\s*"  # a whole number that is not part of another, or of a power
+    r"(?:\s\s*(\d+)\s*/\s*(\d+)"  # 1/2
+    r"|\\frac\s*\{\s*(\d+)\s*\}\s*\{\s*(\d+)\s*\})"  # \frac{1}{2}
+    r"(?![\d./^!])"
 )
 
 

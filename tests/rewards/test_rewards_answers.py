@@ -99,6 +99,7 @@ def test_the_last_box(text, want):
         ("repeating_decimals", r"2.1\overline{36}", r"\frac{47}{22}"),
         ("repeating_decimals", "0.(142857)", r"\frac{1}{7}"),
         ("repeating_decimals", r"0.\dot{3}", r"\frac{1}{3}"),
+        ("repeating_decimals", "1.5(2)", "1.5(2)"),
         ("fractions", r"\frac23", r"\frac{2}{3}"),
         ("fractions", r"\frac \pi4", r"\frac{\pi}{4}"),
         ("mixed_numbers", "3 1/2", r"\frac{7}{2}"),
@@ -282,6 +283,15 @@ def test_not_the_same_either_way_round(one, other):
 )
 def test_the_answer_of_a_text_without_a_box_is_all_that_it_says(response, gold, right):
     assert verdict(response, gold, "free") == right, find_answer(response)
+
+
+@pytest.mark.parametrize("text", ["(" * 5000, "1 " * 5000, "x, " * 5000, "\\text{a}" * 2000])
+def test_a_long_text_is_read_once(text):
+    """A pattern that backtracks would not end."""
+    answers.normalise(text)
+    answers.partial(text)
+    answers.last_box(rf"\boxed{{{text}}} \boxed{{1}}")
+    find_answer(f"it is {text} 5")
 
 
 def test_a_tower_of_powers_is_refused_before_it_is_worked_out():
