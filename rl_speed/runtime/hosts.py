@@ -355,7 +355,9 @@ def _require_free(coordinator: str) -> None:
     """
     port = int(coordinator.rpartition(":")[2])
     try:
-        with socket.socket(socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET) as it:
+        with socket.socket(
+            socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
+        ) as it:
             # Connections of an earlier run that are still closing do no harm.
             it.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if it.family == socket.AF_INET6:
