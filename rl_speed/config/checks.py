@@ -143,6 +143,7 @@ def check_evaluation(c: "Config") -> None:
         "sampler.slots",
         "sampler.max_new",
         "reward.workers",
+        "reward.batch_size",
         "mesh.data",
         "mesh.fsdp",
         "mesh.tensor",

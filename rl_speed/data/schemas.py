@@ -149,6 +149,8 @@ class Fields:
       required: where false, a row that lacks a named field is looked through like any other:
         evaluation files have other publishers.
       flag: what `question` is set by, for messages.
+      columns: columns of the row to keep as published, in `meta["row"]`, for reward functions that
+        name them; None: all.
     """
 
     question: str = ""
@@ -156,6 +158,7 @@ class Fields:
     solution: str = ""
     required: bool = True
     flag: str = "config.data.question_field"
+    columns: tuple[str, ...] | None = ()
 
     def __post_init__(self):
         question_parts(self.question, self.flag)
@@ -244,11 +247,21 @@ def read_row(
             raise
         answer = ""
     meta = {name: _plain(item[name]) for name in _META if item.get(name) not in (None, "")}
+    if fields.columns is None or fields.columns:
+        asked = published if fields.columns is None else fields.columns
+        meta["row"] = {str(c): _plain(published[c]) for c in asked if c in published}
     row = Row(row_id(item, where), question, answer, solution, meta, where, "+".join(made_of))
     for name, text in (("id", row.id), ("answer", answer), ("solution", solution)):
         _require_unicode(name, text)
     id_name = next((name for name in IDS if item.get(name) is not None), "")
-    used = {*made_of, *read, *meta, id_name, answer_name.lower(), solution_name.lower()}
+    used = {
+        *made_of,
+        *read,
+        *(meta.keys() - {"row"}),
+        id_name,
+        answer_name.lower(),
+        solution_name.lower(),
+    }
     # A question that was composed of numbers lacks no text.
     return row, _left(published, item, used, row, bool(parts) or "nums" in made_of)
 

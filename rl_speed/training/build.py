@@ -44,6 +44,7 @@ from rl_speed.mesh import (
     row_shards,
     spans_processes,
 )
+from rl_speed.named import is_function
 from rl_speed.objectives import POOL_ADVANTAGES
 from rl_speed.policy import (
     DecodeAttention,
@@ -69,7 +70,7 @@ from rl_speed.rewards import (
     ScratchpadMatch,
     token_bytes,
 )
-from rl_speed.rewards.custom import parse_extra
+from rl_speed.rewards.custom import check_functions, parse_extra, row_columns
 from rl_speed.rewards.scorer import (
     JaxScorer,
     RewardScorer,
@@ -274,7 +275,7 @@ def build_data(
     form = prompt_encoder(tokenizer, data.prompt, data.system)
     encode = lambda question: form(question + data.instruction)
     if data.task == "jsonl":
-        train, held_out, reports = read_data(data, encode)
+        train, held_out, reports = read_data(data, encode, reward_columns(config.reward))
         _tell(reports, report)
         stream = make_stream(config, train)
     else:
@@ -334,7 +335,15 @@ def _tell(reports: Mapping[str, LoadReport], path: Path | None) -> None:
         write_atomically(path, json.dumps(written, indent=2) + "\n")
 
 
-def evaluation_fields(data: Data) -> Fields:
+def reward_columns(reward: Reward) -> tuple[str, ...] | None:
+    """Columns of the data that reward functions of the user's own look at; None: all."""
+    functions = [extra.function for extra in parse_extra(reward.extra)]
+    if is_function(reward.verifier):
+        functions.append(reward.verifier)
+    return row_columns(check_functions(functions, reward.memory_limit_mb or None))
+
+
+def evaluation_fields(data: Data, columns: tuple[str, ...] | None = ()) -> Fields:
     """What is named of evaluation files, which may have other publishers than the training file."""
     return Fields(
         data.eval_question_field or data.question_field,
@@ -342,17 +351,21 @@ def evaluation_fields(data: Data) -> Fields:
         data.solution_field,
         required=False,
         flag="config.data.eval_question_field",
+        columns=columns,
     )
 
 
 def read_data(
-    data: Data, encode: Encoder
+    data: Data, encode: Encoder, columns: tuple[str, ...] | None = ()
 ) -> tuple[list[Prompt], dict[str, list[Prompt]], dict[str, LoadReport]]:
     """(training prompts, held-out prompts by the name of their set, reports) of question and answer
     files. Reports are those of "train", and of "eval" or, of a set with a name, "eval/NAME".
+
+    Args:
+      columns: of each row, to keep as published; see `Fields`.
     """
-    fields = Fields(data.question_field, data.answer_field, data.solution_field)
-    of_evaluation, files = evaluation_fields(data), data.held_out_files()
+    fields = Fields(data.question_field, data.answer_field, data.solution_field, columns=columns)
+    of_evaluation, files = evaluation_fields(data, columns), data.held_out_files()
     rows, held, report = load_training_rows(
         data.train,
         data.on_bad_row,
@@ -404,7 +417,7 @@ def host_verifier(config: Config, policy: Policy) -> Verifier:
         policy.judge = (
             MathVerifier(r.workers, mode=r.mode, **limits(r))
             if r.verifier == "math"
-            else FunctionRewards([r.verifier], r.workers, **limits(r))
+            else FunctionRewards([r.verifier], r.workers, batch_size=r.batch_size, **limits(r))
         )
     return policy.judge
 
@@ -421,7 +434,9 @@ def build_scorer(
     else:
         verify = TextScorer(policy.tokenizer, policy.end_tokens, host_verifier(config, policy))
     functions = [extra.function for extra in parse_extra(r.extra)]
-    extra = FunctionRewards(functions, r.workers, **limits(r)) if functions else None
+    extra = None
+    if functions:
+        extra = FunctionRewards(functions, r.workers, batch_size=r.batch_size, **limits(r))
     return RewardScorer(
         verify, r, config.sampler.max_new, policy.tokenizer, policy.end_tokens, extra, hosts
     )
@@ -438,7 +453,12 @@ def in_loop_verifier(
         verifiers in Python, all that are known: what the verifier needs of them must fit.
     """
     if config.reward.verifier not in JAX_VERIFIERS:
-        judge = TextJudge(policy.tokenizer, policy.end_tokens, host_verifier(config, policy))
+        judge = TextJudge(
+            policy.tokenizer,
+            policy.end_tokens,
+            host_verifier(config, policy),
+            f"config.reward.verifier={config.reward.verifier}",
+        )
         room = max([GOLD_BYTES] + [len(judge.text(p)) for p in prompts])
         name = "math-verify" if config.reward.verifier == "math" else config.reward.verifier
         return HostVerify(judge, name), functools.partial(judge.encode, capacity=room)

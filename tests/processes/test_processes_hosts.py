@@ -318,7 +318,7 @@ class Judge:
         causes = ["ok" if s["response"] else "no_answer" for s in samples]
         self.counts.update(causes)
         values = [float(s["answer"] in s["response"]) for s in samples]
-        return np.asarray(values, np.float32), causes
+        return Judged(np.asarray(values, np.float32), causes)
 
     def close(self):
         pass

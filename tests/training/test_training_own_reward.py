@@ -13,6 +13,7 @@ from rl_speed.config import Config
 from rl_speed.config.command import check_overrides
 from rl_speed.data.prompts import Prompt
 from rl_speed.rewards import FunctionRewards
+from rl_speed.rewards.judged import Judged
 from rl_speed.rewards.scorer import TextJudge
 from rl_speed.runtime.metrics import read_lines
 from rl_speed.sampling import HostVerify
@@ -116,9 +117,10 @@ def test_own_verifier_as_the_compiled_loop_calls_it(own):
 
         def judge(self, samples):
             seen.extend(samples)
-            return np.zeros(len(samples), np.float32), ["ok"] * len(samples)
+            return Judged(np.zeros(len(samples), np.float32), ["ok"] * len(samples))
 
     TextJudge(Characters(), (ord("."),), Spy())(tokens, np.array([2, 3, 3], np.int32), rows)
+    assert seen[0].pop("tokens").tolist() == [ord(c) for c in "42"]
     assert seen[0] == {
         "response": "42",
         "answer": "42",
