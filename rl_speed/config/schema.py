@@ -393,8 +393,8 @@ class Optimizer:
 class Reward:
     # In JAX "exact" (token ids), "integer" (the last boxed or last integer) and "scratchpad" (the
     # results of steps written out, for that task); in worker processes "math" (math-verify), or a
-    # function of your own, "module:function" (rewards/custom.py says what it takes; verl's and TRL's
-    # are taken as they are): correct is what it values above 0.5.
+    # function of your own, "module:function" (rewards/custom.py says what it takes; those of verl
+    # and TRL run as they are): correct is what it values above 0.5.
     verifier: str = "exact"
     mode: str = one_of("boxed", "free")  # math and integer; free: the last integer in the text
     workers: int = 2  # processes that verify, of each process of a run

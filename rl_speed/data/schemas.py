@@ -247,21 +247,14 @@ def read_row(
             raise
         answer = ""
     meta = {name: _plain(item[name]) for name in _META if item.get(name) not in (None, "")}
-    if fields.columns is None or fields.columns:
-        asked = published if fields.columns is None else fields.columns
-        meta["row"] = {str(c): _plain(published[c]) for c in asked if c in published}
-    row = Row(row_id(item, where), question, answer, solution, meta, where, "+".join(made_of))
+    asked = published if fields.columns is None else fields.columns
+    kept = {str(name): _plain(published[name]) for name in asked if name in published}
+    about = {**meta, "row": kept} if kept else meta
+    row = Row(row_id(item, where), question, answer, solution, about, where, "+".join(made_of))
     for name, text in (("id", row.id), ("answer", answer), ("solution", solution)):
         _require_unicode(name, text)
     id_name = next((name for name in IDS if item.get(name) is not None), "")
-    used = {
-        *made_of,
-        *read,
-        *(meta.keys() - {"row"}),
-        id_name,
-        answer_name.lower(),
-        solution_name.lower(),
-    }
+    used = {*made_of, *read, *meta, id_name, answer_name.lower(), solution_name.lower()}
     # A question that was composed of numbers lacks no text.
     return row, _left(published, item, used, row, bool(parts) or "nums" in made_of)
 
