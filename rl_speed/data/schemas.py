@@ -151,6 +151,7 @@ class Fields:
       flag: what `question` is set by, for messages.
       columns: columns of the row to keep as published, in `meta["row"]`, for reward functions that
         name them; None: all.
+      answered: whether a row needs a gold answer; reward functions may not look at any.
     """
 
     question: str = ""
@@ -159,6 +160,7 @@ class Fields:
     required: bool = True
     flag: str = "config.data.question_field"
     columns: tuple[str, ...] | None = ()
+    answered: bool = True
 
     def __post_init__(self):
         question_parts(self.question, self.flag)
@@ -243,7 +245,7 @@ def read_row(
             item, names[0], solution, fields.flag.replace("question", "answer")
         )
     except DataError:
-        if answers or not solution:
+        if fields.answered and (answers or not solution):
             raise
         answer = ""
     meta = {name: _plain(item[name]) for name in _META if item.get(name) not in (None, "")}

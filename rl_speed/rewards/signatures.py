@@ -162,6 +162,12 @@ class Signature:
             return None
         return ("prompt", *(name for name in self.names if name not in (*style.names, *_LOGS)))
 
+    @property
+    def reads_answer(self) -> bool:
+        """Whether it is given the gold answer."""
+        golds = {"answer", "answers", "ground_truth", "ground_truths"}
+        return bool(golds & set(self.names)) or (self.anything and not self.convention.open)
+
     def arguments(self, sample: Mapping[str, Any], chat: bool) -> dict[str, Any]:
         """Its arguments for one response, by name; of a function of a list, each list's element.
 

@@ -275,7 +275,7 @@ def build_data(
     form = prompt_encoder(tokenizer, data.prompt, data.system)
     encode = lambda question: form(question + data.instruction)
     if data.task == "jsonl":
-        train, held_out, reports = read_data(data, encode, reward_columns(config.reward))
+        train, held_out, reports = read_data(data, encode, reward_fields(config.reward))
         _tell(reports, report)
         stream = make_stream(config, train)
     else:
@@ -335,37 +335,43 @@ def _tell(reports: Mapping[str, LoadReport], path: Path | None) -> None:
         write_atomically(path, json.dumps(written, indent=2) + "\n")
 
 
-def reward_columns(reward: Reward) -> tuple[str, ...] | None:
-    """Columns of the data that reward functions of the user's own look at; None: all."""
-    functions = [extra.function for extra in parse_extra(reward.extra)]
-    if is_function(reward.verifier):
-        functions.append(reward.verifier)
-    return row_columns(check_functions(functions, reward.memory_limit_mb or None))
+def reward_fields(reward: Reward) -> dict[str, Any]:
+    """What reward functions of the user's own need of a row, as arguments of `Fields`."""
+    own = is_function(reward.verifier)
+    functions = [reward.verifier] if own else []
+    functions += [extra.function for extra in parse_extra(reward.extra)]
+    signatures = check_functions(functions, reward.memory_limit_mb or None)
+    return {
+        "columns": row_columns(signatures),
+        "answered": not own or any(signature.reads_answer for signature in signatures),
+    }
 
 
-def evaluation_fields(data: Data, columns: tuple[str, ...] | None = ()) -> Fields:
-    """What is named of evaluation files, which may have other publishers than the training file."""
+def evaluation_fields(data: Data, needed: Mapping[str, Any] = {}) -> Fields:
+    """What is named of evaluation files, which may have other publishers than the training file;
+    `needed` as of `reward_fields`.
+    """
     return Fields(
         data.eval_question_field or data.question_field,
         data.answer_field,
         data.solution_field,
         required=False,
         flag="config.data.eval_question_field",
-        columns=columns,
+        **needed,
     )
 
 
 def read_data(
-    data: Data, encode: Encoder, columns: tuple[str, ...] | None = ()
+    data: Data, encode: Encoder, needed: Mapping[str, Any] = {}
 ) -> tuple[list[Prompt], dict[str, list[Prompt]], dict[str, LoadReport]]:
     """(training prompts, held-out prompts by the name of their set, reports) of question and answer
     files. Reports are those of "train", and of "eval" or, of a set with a name, "eval/NAME".
 
     Args:
-      columns: of each row, to keep as published; see `Fields`.
+      needed: of rows, by reward functions; see `reward_fields`.
     """
-    fields = Fields(data.question_field, data.answer_field, data.solution_field, columns=columns)
-    of_evaluation, files = evaluation_fields(data, columns), data.held_out_files()
+    fields = Fields(data.question_field, data.answer_field, data.solution_field, **needed)
+    of_evaluation, files = evaluation_fields(data, needed), data.held_out_files()
     rows, held, report = load_training_rows(
         data.train,
         data.on_bad_row,

@@ -394,11 +394,8 @@ def test_shared_scoring_is_that_of_one(two, prompts):
         assert [s.metrics() for s in both] == [one.metrics()] * 2
         assert [s.state_dict() for s in both] == [one.state_dict()] * 2
     means = one.take_parts()
-    assert (
-        len(means) == 7
-        and means["reward/length/half"] > 0
-        and [s.take_parts() for s in both] == [means] * 2
-    )
+    assert len(means) == 7 and means["reward/length/half"] > 0
+    assert [s.take_parts() for s in both] == [means] * 2
     # Nobody judged what the other did: shared, not done twice.
     seen = [s.verify.verifier.seen for s in both]
     assert sum(seen) == one.verify.verifier.seen
