@@ -233,10 +233,10 @@ class FunctionRewards:
                     f"the data does not have; it has {', '.join(dict.fromkeys(there))}"
                 )
             samples = [sample] * (2 if signature.convention.batched else 1)
-            judged = self._evaluate([function], samples)[0]
+            judged = self._evaluate([function], samples, halve=False)[0]
             if judged.failed.any() and signature.convention.open and not row.get("prompt"):
                 self._chat.add(function)
-                as_chat = self._evaluate([function], samples)[0]
+                as_chat = self._evaluate([function], samples, halve=False)[0]
                 if as_chat.failed.any():
                     self._chat.remove(function)
                 else:
@@ -290,8 +290,9 @@ class FunctionRewards:
         return found
 
     def _evaluate(
-        self, functions: Sequence[str], samples: Sequence[dict[str, Any]]
+        self, functions: Sequence[str], samples: Sequence[dict[str, Any]], halve: bool = True
     ) -> list[Judged]:
+        """As `evaluate`, uncounted. Without `halve` a failure is one of all responses of its call."""
         size = len(samples)
         rows = {
             function: [
@@ -306,7 +307,19 @@ class FunctionRewards:
         ]
         slow: list[tuple[str, range]] = []
         while tasks:
-            tasks = self._round(tasks, rows, outcomes, slow)
+            failed = self._round(tasks, rows, outcomes)
+            tasks = []
+            for function, places, cause, text in failed:
+                if len(places) == 1 or not halve:
+                    outcomes[function][places.start : places.stop] = [
+                        (0.0, cause, text, {}) for _ in places
+                    ]
+                    continue
+                middle = len(places) // 2
+                tasks += [(function, places[:middle]), (function, places[middle:])]
+                self._pool.counts["retried"] += len(places)
+                if cause in ("timeout", "memory"):
+                    slow.append((function, places))
         for function, places in slow:
             if not any(outcomes[function][place][1] in UNGRADED for place in places):
                 # Each of them has a value: together they were too many for one call's limits.
@@ -325,30 +338,18 @@ class FunctionRewards:
         tasks: Sequence[tuple[str, range]],
         rows: Mapping[str, Sequence[dict[str, Any]]],
         outcomes: dict[str, list[Any]],
-        slow: list[tuple[str, range]],
-    ) -> list[tuple[str, range]]:
-        """Makes these calls; returns the halves of those of several responses that failed.
-
-        Adds to `slow` those that had not time or memory enough.
-        """
+    ) -> list[tuple[str, range, str, str]]:
+        """Makes these calls; returns those that failed, with cause and message."""
         _, causes, texts = self._pool.replies(
             [(f, [rows[f][place] for place in places], self._wait_s) for f, places in tasks]
         )
-        again = []
+        failed = []
         for (function, places), cause, text in zip(tasks, causes, texts):
             if cause == "ok":
-                found = json.loads(text)
-            elif len(places) == 1:
-                found = [(0.0, cause, text, {})]
+                outcomes[function][places.start : places.stop] = json.loads(text)
             else:
-                middle = len(places) // 2
-                again += [(function, places[:middle]), (function, places[middle:])]
-                self._pool.counts["retried"] += len(places)
-                if cause in ("timeout", "memory"):
-                    slow.append((function, places))
-                continue
-            outcomes[function][places.start : places.stop] = found
-        return again
+                failed.append((function, places, cause, text))
+        return failed
 
     def _judged(self, outcomes: Sequence[Any]) -> Judged:
         values, causes, messages, numbers = zip(*outcomes) if outcomes else ((), (), (), ())
