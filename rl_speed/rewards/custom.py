@@ -234,17 +234,19 @@ class FunctionRewards:
                 )
             samples = [sample] * (2 if signature.convention.batched else 1)
             judged = self._evaluate([function], samples, halve=False)[0]
+            reason = judged.message
             if judged.failed.any() and signature.convention.open and not row.get("prompt"):
                 self._chat.add(function)
                 as_chat = self._evaluate([function], samples, halve=False)[0]
                 if as_chat.failed.any():
                     self._chat.remove(function)
+                    reason += f" (with texts; with conversations: {as_chat.message})"
                 else:
                     judged = as_chat
             if judged.failed.any():
                 raise ValueError(
-                    f"the function {function!r} ({signature.style} by its parameters) fails for a "
-                    f"made-up response: {judged.message}. It was called for the response "
+                    f"the function {function!r} (by its parameters {signature.style}) fails for a "
+                    f"made-up response: {reason}. It was called for the response "
                     f"{sample['response']!r:.200} to the question {known['question']!r:.200}, "
                     f"whose answer is {known['answer']!r:.60}"
                 )
@@ -292,7 +294,7 @@ class FunctionRewards:
     def _evaluate(
         self, functions: Sequence[str], samples: Sequence[dict[str, Any]], halve: bool = True
     ) -> list[Judged]:
-        """As `evaluate`, uncounted. Without `halve` a failure is one of all responses of its call."""
+        """As `evaluate`, uncounted. Without `halve` a call that fails does so for all it has."""
         size = len(samples)
         rows = {
             function: [

@@ -16,11 +16,8 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kw
         raise NotImplementedError(f"no reward for {data_source=}")
     found = re.search(r"#### (-?[0-9.,]+)", solution_str)
     right = found is not None and found.group(1).replace(",", "") == ground_truth
-    return {
-        "score": float(right),
-        "format": found is not None,
-        "index": extra_info.get("index", -1),
-    }
+    index = extra_info.get("index", -1)
+    return {"score": float(right), "format": found is not None, "index": index}
 
 
 def of_gsm8k(solution_str, ground_truth, method="strict", format_score=0.0, score=1.0):
