@@ -170,6 +170,7 @@ def check_evaluation(c: "Config") -> None:
         "sampler.max_new",
         "reward.workers",
         "reward.integer_window",
+        "reward.batch_size",
         "mesh.data",
         "mesh.fsdp",
         "mesh.tensor",

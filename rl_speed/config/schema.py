@@ -400,8 +400,8 @@ class Optimizer:
 class Reward:
     # In JAX "exact" (token ids), "integer" (the last boxed or last integer) and "scratchpad" (the
     # results of steps written out, for that task); in worker processes "math" (math-verify), or a
-    # function of your own, "module:function" (rewards/custom.py says what it takes): correct is
-    # what it values above 0.5.
+    # function of your own, "module:function" (rewards/custom.py says what it takes; those of verl
+    # and TRL run as they are): correct is what it values above 0.5.
     verifier: str = "exact"
     mode: str = one_of("boxed", "free")  # math and integer; free: the last integer in the text
     # Tokens at the end of a response in which "integer" looks for its answer. Wrong responses that
@@ -414,6 +414,9 @@ class Reward:
     # six times timeout_s).
     timeout_s: float = 5.0
     stall_s: float = 0.0
+    # Responses that a call of a function of a list has (TRL's, for example), and calls of an async
+    # function that a worker waits for at once. The limits above are then those of one call.
+    batch_size: int = 32
     memory_limit_mb: int = 1024  # address space of a worker in MiB (0: no limit)
     overlong_buffer: int = 0  # DAPO's overlong shaping over the last so many tokens (0: off)
     overlong_factor: float = 1.0  # the penalty at the limit

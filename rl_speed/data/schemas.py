@@ -152,6 +152,9 @@ class Fields:
       required: where false, a row that lacks a named field is looked through like any other:
         evaluation files have other publishers.
       flag: what `question` is set by, for messages.
+      columns: columns of the row to keep as published, in `meta["row"]`, for reward functions that
+        name them; None: all.
+      answered: whether a row needs a gold answer; reward functions may not look at any.
     """
 
     question: str = ""
@@ -159,6 +162,8 @@ class Fields:
     solution: str = ""
     required: bool = True
     flag: str = "config.data.question_field"
+    columns: tuple[str, ...] | None = ()
+    answered: bool = True
 
     def __post_init__(self):
         question_parts(self.question, self.flag)
@@ -243,11 +248,14 @@ def read_row(
             item, names[0], solution, fields.flag.replace("question", "answer")
         )
     except DataError:
-        if answers or not solution:
+        if fields.answered and (answers or not solution):
             raise
         answer = ""
     meta = {name: _plain(item[name]) for name in _META if item.get(name) not in (None, "")}
-    row = Row(row_id(item, where), question, answer, solution, meta, where, "+".join(made_of))
+    asked = published if fields.columns is None else fields.columns
+    kept = {str(name): _plain(published[name]) for name in asked if name in published}
+    about = {**meta, "row": kept} if kept else meta
+    row = Row(row_id(item, where), question, answer, solution, about, where, "+".join(made_of))
     for name, text in (("id", row.id), ("answer", answer), ("solution", solution)):
         _require_unicode(name, text)
     id_name = next((name for name in IDS if item.get(name) is not None), "")

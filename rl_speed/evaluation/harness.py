@@ -61,8 +61,9 @@ def load_benchmarks(
     encode = lambda question: form(question + asked.instruction)
     bare = lambda text: tokenizer.encode(text, add_special_tokens=False)
     read = lambda name, path, *how: file_benchmark(name, path, encode, bare, longest, *how)
+    needed = build.reward_fields(config.reward)
     if files:
-        fields = Fields(asked.question_field, required=False)
+        fields = Fields(asked.question_field, required=False, **needed)
         return [read(*item, asked.on_bad_row, limit, fields) for item in files.items()]
     if source.config is None and source.directory not in POLICIES:
         raise ValueError(
@@ -83,7 +84,7 @@ def load_benchmarks(
         raise ValueError(
             "--data is missing: the run that made this policy had no held-out questions of its own"
         )
-    found, fields = [], build.evaluation_fields(data)
+    found, fields = [], build.evaluation_fields(data, needed)
     for one in files:
         if one.file != HELD_OUT_OF_TRAIN:
             name = one.name or file_name(one.file)
@@ -91,7 +92,7 @@ def load_benchmarks(
             continue
         name, room = one.name or "held_out", longest or data.max_prompt_length
         alone = dataclasses.replace(data, eval="", max_prompt_length=room)
-        (held_out,) = build.read_data(alone, encode)[1].values()
+        (held_out,) = build.read_data(alone, encode, needed)[1].values()
         found.append(Benchmark(name, numbered(name, held_out, limit), data.train))
     return found
 

@@ -13,7 +13,7 @@ from rl_speed.policy.prompt_formats import PROMPTS
 # and, unless a file says it, how the policy is asked.
 MACHINE = (
     "model.end_tokens sampler.slots model.compute_dtype mesh.data mesh.fsdp mesh.tensor "
-    "reward.timeout_s reward.stall_s reward.workers"
+    "reward.timeout_s reward.stall_s reward.workers reward.batch_size"
 ).split()
 ASKED = (
     "evaluation.temperature evaluation.top_p sampler.max_new data.prompt data.instruction "
@@ -23,7 +23,7 @@ ASKED = (
 # verifies changes no verdict.
 NO_MATTER = (
     "data.max_prompt_length data.question_field data.on_bad_row model.path model.end_tokens "
-    "reward.stall_s reward.workers"
+    "reward.stall_s reward.workers reward.batch_size"
 ).split()
 OWN = ["evaluation.samples", "sampler.top_k", "seed"]
 FIELDS = [*dict.fromkeys(MACHINE + ASKED + OWN + NO_MATTER)]

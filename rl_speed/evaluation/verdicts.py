@@ -13,8 +13,15 @@ from rl_speed.config.checks import JAX_VERIFIERS
 from rl_speed.data.prompts import Prompt
 from rl_speed.data.rollouts import Rollouts
 from rl_speed.evaluation.measures import NO_ANSWER
-from rl_speed.rewards.custom import check_functions
-from rl_speed.rewards.scorer import JaxScorer, TextScorer, decode_responses, ended_rows
+from rl_speed.rewards import FunctionRewards
+from rl_speed.rewards.judged import FailureWatch
+from rl_speed.rewards.scorer import (
+    JaxScorer,
+    TextScorer,
+    decode_responses,
+    ended_rows,
+    known_fields,
+)
 from rl_speed.training import build
 
 # The cause of a response that logits without a distribution ended (`Samples.nonfinite`).
@@ -52,13 +59,14 @@ class Judge:
         self._kind, self._mode = config.reward.verifier, config.reward.mode
         self._tokenizer, self._end = policy.tokenizer, policy.end_tokens
         self._host: TextScorer | None = None
+        self._watch = FailureWatch()
         self._jax: JaxScorer | None = None
         if self._kind not in JAX_VERIFIERS:
-            if self._kind != "math":
-                check_functions([self._kind], config.reward.memory_limit_mb or None)
-            self._host = TextScorer(
-                policy.tokenizer, policy.end_tokens, build.host_verifier(config, policy)
-            )
+            verifier = build.host_verifier(config, policy)
+            if isinstance(verifier, FunctionRewards):
+                for prompt in prompts[:1]:
+                    verifier.try_out(known_fields(prompt))
+            self._host = TextScorer(policy.tokenizer, policy.end_tokens, verifier)
         else:
             verify, encode = build.in_loop_verifier(
                 config, policy, build.longest_answer(list(prompts), config.sampler.max_new)
@@ -80,8 +88,11 @@ class Judge:
         texts = decode_responses(self._tokenizer, rollouts, self._end)
         answers = self._read(texts, rollouts)
         if self._host is not None:
-            values, causes = self._host.detailed(rollouts, texts)
-            return Verdicts(values > 0.5, causes, texts, answers)
+            judged = self._host.detailed(rollouts, texts)
+            asked = [rollouts.prompts[place].id for place in rollouts.owner]
+            field = f"config.reward.verifier={self._kind}"
+            self._watch.see(field, judged.failed, asked, judged.message)
+            return Verdicts(judged.values > 0.5, judged.causes, texts, answers)
         values = self._jax(rollouts)
         correct = values > 0.5
         beyond = self._jax.beyond_window(rollouts, values)

@@ -1,53 +1,201 @@
-"""Calling a reward function of the user's own, by name:
-what `rl_speed.rewards.custom`'s workers run.
+"""Calling a reward function of the user's own: what `rl_speed.rewards.custom`'s workers run.
 
 Standard library only, as all that workers import.
 """
 
+import dataclasses
 import functools
 import importlib
 import inspect
+import json
 import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
 
-FIELDS = ("response", "answer", "question", "meta", "length", "ended")
+from rl_speed.rewards.signatures import Signature, Style, signature_of
 
-
-def call(function: str, fields: dict):
-    """The function's value for one response; it gets the fields that it names."""
-    target, names = _load(function)
-    value = target(**(fields if names is None else {name: fields[name] for name in names}))
-    # A cause becomes part of a metric's name.
-    return (value[0], re.sub(r"[^\w.-]", "_", str(value[1]))) if isinstance(value, tuple) else value
-
-
-def problem(function: str) -> tuple[float, str]:
-    """(0, why the function cannot be used, or "ok")."""
-    try:
-        _load(function)
-    except BaseException as error:  # a module may raise anything, or exit
-        text = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-        return 0.0, text[:500] or type(error).__name__
-    return 0.0, "ok"
+# The cause of a response that a function of a list gave None for.
+NOT_APPLICABLE = "not_applicable"
+_LARGEST = 3.4e38  # of float32, nearly
 
 
 @functools.cache
-def _load(function):
-    """(the function, the names of the fields it takes; None where it takes any)."""
+def _load(function: str) -> tuple[Callable[..., Any], Signature]:
     module, _, attribute = function.partition(":")
     target = functools.reduce(getattr, attribute.split("."), importlib.import_module(module))
     if not callable(target):
         raise ValueError(f"it is {target!r}, which cannot be called")
-    names = []
-    for name, p in inspect.signature(target).parameters.items():
-        if p.kind is p.VAR_KEYWORD:
-            return target, None
-        if p.kind in (p.VAR_POSITIONAL, p.POSITIONAL_ONLY) or (
-            name not in FIELDS and p.default is p.empty
-        ):
-            raise ValueError(
-                f"its parameter {name!r} would get no value; what it may ask for, by name: "
-                f"{', '.join(FIELDS)}"
+    return target, signature_of(target)
+
+
+def describe(function: str) -> tuple[float, str, str]:
+    """(0, "ok", its signature as JSON), or (0, "refused", why the function cannot be used)."""
+    try:
+        return 0.0, "ok", json.dumps(dataclasses.asdict(_load(function)[1]))
+    except BaseException as error:  # a module may raise anything, or exit
+        text = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+        return 0.0, "refused", text[:500] or type(error).__name__
+
+
+# What a call brings for a response: value, cause, message, numbers by name.
+Outcome = tuple[float, str, str, dict[str, float]]
+
+
+def call(
+    function: str, rows: Sequence[dict[str, Any]] | None = None, wait_s: float | None = None
+) -> tuple[float, str, str]:
+    """(0, "ok", the outcomes as JSON) of a function for responses; `describe` without any.
+
+    Args:
+      rows: arguments by name, for each response. More than one only where the function takes lists
+        or is asynchronous.
+      wait_s: wall-clock seconds after which an asynchronous call is given up, alone.
+    """
+    if rows is None:
+        return describe(function)
+    target, signature = _load(function)
+    if signature.convention.batched:
+        outcomes = _call_with_lists(target, signature, rows)
+    elif signature.asynchronous:
+        outcomes = _loop().run_until_complete(_together(target, signature, rows, wait_s))
+    else:
+        outcomes = [_outcome(target(**row), signature.convention) for row in rows]
+    return 0.0, "ok", json.dumps(outcomes)
+
+
+def _call_with_lists(
+    target: Callable[..., Any], signature: Signature, rows: Sequence[dict[str, Any]]
+) -> list[Outcome]:
+    style = signature.convention
+    names = dict.fromkeys(name for row in rows for name in row)
+    # A row may lack a column that others have.
+    arguments: dict[str, Any] = {name: [row.get(name) for row in rows] for name in names}
+    log = _Log(len(rows))
+    if style.open:
+        given = {"log_extra": log.extra, "log_metric": log.metric}
+        arguments |= {n: f for n, f in given.items() if signature.anything or n in signature.names}
+    result = target(**arguments)
+    if signature.asynchronous:
+        result = _loop().run_until_complete(result)
+    _require_result(result)
+    if isinstance(result, (str, bytes, Mapping)) or not hasattr(result, "__len__"):
+        raise TypeError(f"it returned {result!r:.60} for {len(rows)} responses, not a list")
+    if len(result) != len(rows):
+        raise ValueError(f"it returned {len(result)} values for {len(rows)} responses")
+    outcomes = [_outcome(value, style) for value in result]
+    return [
+        (value, cause, message, {**numbers, **more})
+        for (value, cause, message, numbers), more in zip(outcomes, log.by_response)
+    ]
+
+
+class _Log:
+    """TRL's two ways to log from a reward function: numbers are kept, a response each."""
+
+    def __init__(self, size: int):
+        self.by_response: list[dict[str, float]] = [{} for _ in range(size)]
+
+    def extra(self, column: str, values: Sequence[Any]) -> None:
+        for numbers, value in zip(self.by_response, values):
+            numbers |= _numbers({column: value})
+
+    def metric(self, name: str, value: Any) -> None:
+        for numbers in self.by_response:
+            numbers |= _numbers({name: value})
+
+
+@functools.cache
+def _loop() -> Any:
+    """The worker's event loop: a client that a module keeps open belongs to it."""
+    import asyncio
+
+    return asyncio.new_event_loop()
+
+
+async def _together(
+    target: Callable[..., Any],
+    signature: Signature,
+    rows: Sequence[dict[str, Any]],
+    wait_s: float | None,
+) -> list[Outcome]:
+    """Asks about all responses at once; what one of them ends with costs no other."""
+    import asyncio
+
+    tasks = [asyncio.ensure_future(target(**row)) for row in rows]
+    _, late = await asyncio.wait(tasks, timeout=wait_s)
+    for task in late:
+        task.cancel()
+    if late:
+        await asyncio.wait(late, timeout=1.0)
+    outcomes: list[Outcome] = []
+    for task in tasks:
+        if task in late:
+            outcomes.append((0.0, "stalled", f"no answer within {wait_s:g} s", {}))
+        elif task.cancelled() or (error := task.exception()) is None:
+            outcomes.append(
+                (0.0, "exception", "CancelledError", {})
+                if task.cancelled()
+                else _outcome(task.result(), signature.convention)
             )
-        if name in FIELDS:
-            names.append(name)
-    return target, tuple(names)
+        else:
+            cause = "memory" if isinstance(error, MemoryError) else "exception"
+            outcomes.append((0.0, cause, f"{type(error).__name__}: {error}"[:500], {}))
+    return outcomes
+
+
+def _require_result(result: Any) -> None:
+    """Raises TypeError for what is still to be awaited."""
+    if isinstance(result, Awaitable):
+        if inspect.iscoroutine(result):
+            result.close()
+        raise TypeError(
+            f"it returned a {type(result).__name__}, but is no `async def`: declare it so, or "
+            "return the value"
+        )
+
+
+def _outcome(result: Any, style: Style) -> Outcome:
+    """A function's result for one response; what is none becomes an exception with its reason."""
+    try:
+        _require_result(result)
+        if result is None and style.batched:
+            return 0.0, NOT_APPLICABLE, "", {}
+        cause, numbers = "ok", {}
+        if isinstance(result, Mapping):
+            if "score" not in result:
+                raise TypeError(f"it returned a dict without 'score': {sorted(map(str, result))}")
+            numbers = _numbers({k: v for k, v in result.items() if k != "score"})
+            result = result["score"]
+        elif isinstance(result, tuple) and result and style.label.startswith("verl"):
+            result = result[0]  # what follows is for people
+        elif isinstance(result, tuple) and len(result) == 2:
+            result, cause = result
+        value = _number(result)
+        if value is None:
+            raise TypeError(f"it returned {result!r:.60}, not a number")
+        if not abs(value) <= _LARGEST:  # rewards are float32; a NaN is not smaller either
+            raise ValueError(f"it returned {value}")
+    except (TypeError, ValueError) as error:
+        return 0.0, "exception", str(error), {}
+    return value, _metric_name(cause), "", numbers
+
+
+def _number(value: Any) -> float | None:
+    """A number of any kind (of an array or a tensor, too); None for what is none."""
+    if isinstance(value, (str, bytes)) or not hasattr(value, "__float__"):
+        return None
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError, OverflowError):  # an array of several
+        return None
+
+
+def _numbers(found: Mapping[Any, Any]) -> dict[str, float]:
+    """The finite numbers among named values."""
+    numbers = {_metric_name(name): _number(value) for name, value in found.items()}
+    return {n: v for n, v in numbers.items() if v is not None and abs(v) <= _LARGEST}
+
+
+def _metric_name(name: Any) -> str:
+    """A cause or a key as a part of a metric's name."""
+    return re.sub(r"[^\w.-]", "_", str(name))

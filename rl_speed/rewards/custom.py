@@ -3,8 +3,15 @@
     def brevity(response: str, length: int) -> float:
         return -length / 1000
 
-A function takes any of these by name, and returns a finite number (or (number, cause), to be
-counted under a cause of its own):
+The names of its parameters say how a function is called (`rl_speed.rewards.signatures.STYLES`):
+
+| convention | parameters, any of them | a call has |
+|---|---|---|
+| ours | response, answer, question, meta, length, ended | one response |
+| ours, of a list | responses, answers, questions, metas, lengths, ended | many |
+| verl's | data_source, solution_str, ground_truth, extra_info | one response |
+| verl's, of a list | data_sources, solution_strs, ground_truths, extra_infos | many |
+| TRL's | prompts, completions, completion_ids, columns of the data, log_extra, log_metric | many |
 
     response: str      the text, without the end token
     question: str      as the data has it
@@ -13,28 +20,55 @@ counted under a cause of its own):
     length: int        tokens, the end token included
     ended: bool        whether there was an end token
 
-It runs in killable workers (`WorkerPool`), one response at a time: a hang, a crash, an exception or
-running out of memory costs that response its value, which is then 0, and is counted. Its limit is
-one of processor time; a function that waits for others, a server for example, is ended by the
-wall-clock backstop alone, `config.reward.stall_s`. It may be called twice for a response. Its
-module is found where Python finds modules, and in the working directory. It should not import JAX:
-a worker that holds it is slow to start and large.
+verl's names have what the row has, `ground_truth` that of its `reward_model`; without these fields
+the gold answer, {} and "unknown". TRL's columns are those of the row as published; `question`,
+`answer` and `ground_truth` are there in any case. Completions are texts where the row's `prompt` is
+text, and lists with one message where it is a conversation; of a row without a `prompt` both are
+tried, once, on the made-up response. `log_extra` and `log_metric` keep numbers, no texts. A
+function with **kwargs gets all that its convention has, TRL's all columns: rows are then held in
+memory as a whole. TRL's `trainer_state` and `environments` do not exist here.
+
+Each response's value is a finite number; or, in the conventions of a single response, (number,
+cause), to be counted under a cause of its own; in verl's a tuple's first element; or a dict with
+"score", whose other numbers are logged as means (`NAME/KEY` behind the reward's own mean). A
+function of a list returns as many, and None for a response that it does not apply to: worth 0, and
+counted as "not_applicable". The value must not depend on what else is in the list.
+
+Any of them may be an `async def`: a worker then asks about `batch_size` responses at once, in one
+event loop for all its life. Functions of a list get lists of as many at most.
+
+It runs in killable workers (`WorkerPool`): a hang, a crash, an exception or running out of memory
+costs that response its value, which is then 0, and is counted. A list that fails is halved until
+the responses are found that it fails for. The limit is one of processor time, for a call; a
+function that waits for others, a server for example, is ended by the wall-clock backstop alone,
+`config.reward.stall_s`: an async call is then given up by itself, anything else with its worker. A
+function may be called more than once for a response. Its module is found where Python finds
+modules, and in the working directory. It should not import JAX: a worker that holds it is slow to
+start and large.
 """
 
 import dataclasses
+import json
 import logging
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from rl_speed.named import is_function
-from rl_speed.rewards.call import FIELDS
-from rl_speed.rewards.pool import CAUSES, UNGRADED, WorkerPool
+from rl_speed.rewards.judged import Judged
+from rl_speed.rewards.pool import CAUSES, STALL_FACTOR, UNGRADED, WorkerPool
+from rl_speed.rewards.signatures import FIELDS, ROW, Signature
 
 _log = logging.getLogger(__name__)
 _CALL = "rl_speed.rewards.call:call"
+# A worker is given this much longer than what it waits for: it gives up one response, its end all.
+_GRACE = 1.1
+# What a function is tried on: a response in the formats that reward functions look for.
+_MADE_UP = "<think>\nLet us see.\n</think>\nThe answer is \\boxed{{{answer}}}.\n#### {answer}"
+_MADE_UP_TOKENS = (1, 2, 3, 4, 5, 6, 7, 8)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,31 +113,41 @@ def parse_extra(text: str) -> list[Extra]:
 
 def check_functions(
     functions: Sequence[str], memory_limit_mb: int | None = 1024, timeout_s: float = 60.0
-) -> None:
-    """Raises ValueError naming the first function that cannot be used, and why;
-    tried in a worker, as they will run.
+) -> list[Signature]:
+    """How to call each function; imported in a worker, as it will run.
+
+    Raises ValueError naming the first function that cannot be used, and why.
     """
     with WorkerPool(
-        "rl_speed.rewards.call:problem",
-        1,
-        timeout_s,
-        memory_limit_mb=memory_limit_mb,
-        start_timeout_s=timeout_s,
+        _CALL, 1, timeout_s, memory_limit_mb=memory_limit_mb, start_timeout_s=timeout_s
     ) as pool:
-        for function in functions:
-            (_,), (found,) = pool.score_detailed([(function,)])
-            if found != "ok":
-                if found in CAUSES:
-                    found = f"importing it ended with: {found} ({pool.last_message.get(found, '')})"
-                raise ValueError(f"the function {function!r} cannot be used: {found}")
+        return [_signature(pool, function) for function in functions]
+
+
+def _signature(pool: WorkerPool, function: str) -> Signature:
+    _, (cause,), (text,) = pool.replies([(function,)])
+    if cause != "ok":
+        if cause in CAUSES:
+            text = f"importing it ended with: {cause} ({text})"
+        raise ValueError(f"the function {function!r} cannot be used: {text}")
+    found = json.loads(text)
+    return Signature(**{name: tuple(v) if isinstance(v, list) else v for name, v in found.items()})
+
+
+def row_columns(signatures: Sequence[Signature]) -> tuple[str, ...] | None:
+    """Columns of a prompt's row that functions may look at; None: all."""
+    columns = [signature.columns for signature in signatures]
+    if None in columns:
+        return None
+    return tuple(dict.fromkeys(name for of in columns for name in of))
 
 
 class FunctionRewards:
     """Values of "module:function" for responses, from killable workers; a context manager.
 
     Attributes:
-      counts: Counter of items by cause, as of `WorkerPool`. last_message: the latest detail seen
-        for a cause.
+      counts: Counter of responses by cause, as of `WorkerPool`; "not_applicable" is None from a
+        function of a list. last_message: the latest detail seen for a cause.
     """
 
     fields = ("answer", "question", "meta")
@@ -115,23 +159,36 @@ class FunctionRewards:
         timeout_s: float = 5.0,
         memory_limit_mb: int | None = 1024,
         stall_s: float | None = None,
+        batch_size: int = 32,
     ):
         """Starts nothing yet.
 
-        Args: as of `WorkerPool`; timeout_s and stall_s are for one response and one function.
+        Args: as of `WorkerPool`; timeout_s and stall_s are for one call of one function.
+          batch_size: responses that a call of a function of a list has, and calls of an async
+            function that a worker waits for at once.
         """
         for function in functions:
             if not is_function(function):
                 raise ValueError(f'a reward function is named "module:function", got {function!r}')
+        if batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
         self.functions = tuple(functions)
+        self.counts = Counter(dict.fromkeys((*CAUSES, "retried"), 0))
+        self.last_message: dict[str, str] = {}
+        self._workers = workers
+        self._sizes = dict.fromkeys(self.functions, batch_size)
+        self._known: dict[str, Signature] = {}
+        # Functions that take conversations where a row has no prompt.
+        self._chat: set[str] = set()
+        self._wait_s = STALL_FACTOR * timeout_s if stall_s is None else stall_s
         # Modules may take longer to import than a response may take to judge.
         self._pool = WorkerPool(
             _CALL,
             workers,
             timeout_s,
-            stall_s=stall_s,
+            stall_s=_GRACE * self._wait_s,
             memory_limit_mb=memory_limit_mb,
-            warm_up=tuple(("rl_speed.rewards.call:problem", (function,)) for function in functions),
+            warm_up=tuple((_CALL, (function,)) for function in functions),
         )
 
     def __enter__(self):
@@ -140,52 +197,174 @@ class FunctionRewards:
     def __exit__(self, *exception):
         self.close()
 
-    @property
-    def counts(self):
-        return self._pool.counts
-
-    @property
-    def last_message(self):
-        return self._pool.last_message
-
     def close(self):
         """Ends the workers."""
         self._pool.close()
+
+    def signature(self, function: str) -> Signature:
+        """How one of the functions is called. Raises ValueError where it cannot be used."""
+        if function not in self._known:
+            self._known[function] = _signature(self._pool, function)
+        return self._known[function]
+
+    def try_out(self, known: Mapping[str, Any]) -> None:
+        """Calls each function for a made-up response to a prompt; one that takes a list for two.
+
+        Args:
+          known: the prompt's "answer", "question" and "meta".
+
+        Raises:
+          ValueError: a function gave no value, with its reason and with what it was called for.
+        """
+        sample = {
+            **known,
+            "response": _MADE_UP.format(answer=known["answer"]),
+            "length": len(_MADE_UP_TOKENS),
+            "ended": True,
+            "tokens": _MADE_UP_TOKENS,
+        }
+        row = known["meta"].get(ROW, {})
+        for function in self.functions:
+            signature = self.signature(function)
+            if lacking := signature.lacks(signature.arguments(sample, chat=False)):
+                there = [*row, "question", "answer", "ground_truth"]
+                raise ValueError(
+                    f"the function {function!r} asks for {', '.join(map(repr, lacking))}, which "
+                    f"the data does not have; it has {', '.join(dict.fromkeys(there))}"
+                )
+            samples = [sample] * (2 if signature.convention.batched else 1)
+            judged = self._evaluate([function], samples, halve=False)[0]
+            reason = judged.message
+            if judged.failed.any() and signature.convention.open and not row.get("prompt"):
+                self._chat.add(function)
+                as_chat = self._evaluate([function], samples, halve=False)[0]
+                if as_chat.failed.any():
+                    self._chat.remove(function)
+                    reason += f" (with texts; with conversations: {as_chat.message})"
+                else:
+                    judged = as_chat
+            if judged.failed.any():
+                raise ValueError(
+                    f"the function {function!r} (by its parameters {signature.style}) fails for a "
+                    f"made-up response: {reason}. It was called for the response "
+                    f"{sample['response']!r:.200} to the question {known['question']!r:.200}, "
+                    f"whose answer is {known['answer']!r:.60}"
+                )
+        self._pool.counts.clear()
 
     def score(self, samples: Sequence[dict[str, Any]]) -> np.ndarray:
         """f32[functions, R]: every function's value of R responses, given by the fields above.
 
         What failed is 0, and counted.
         """
-        return self.score_detailed(samples)[0]
+        return np.stack([judged.values for judged in self.evaluate(samples)])
 
     def score_detailed(
         self, samples: Sequence[dict[str, Any]]
     ) -> tuple[np.ndarray, list[list[str]]]:
         """As `score`, with the causes: (f32[functions, R], for each function R strings)."""
+        found = self.evaluate(samples)
+        return np.stack([j.values for j in found]), [j.causes for j in found]
+
+    def judge(self, samples: Sequence[dict[str, Any]]) -> Judged:
+        """The first function, as the verifier (`rl_speed.rewards.scorer.Verifier`)."""
+        return self.evaluate(samples)[0]
+
+    def evaluate(self, samples: Sequence[dict[str, Any]]) -> list[Judged]:
+        """What every function gives for R responses; counted, and failures logged."""
         for sample in samples:
             if missing := set(FIELDS) - set(sample):
                 raise ValueError(f"a response without {', '.join(sorted(missing))}")
-        values, causes = self._pool.score_detailed(
-            [(function, sample) for function in self.functions for sample in samples]
-        )
-        size, by_function = len(samples), []
-        for row, function in enumerate(self.functions):
-            by_function.append(causes[row * size : (row + 1) * size])
-            lost = {cause: n for cause in UNGRADED if (n := by_function[-1].count(cause))}
+        found = self._evaluate(self.functions, samples)
+        self.counts["retried"] += self._pool.counts["retried"]
+        self._pool.counts.clear()
+        for function, judged in zip(self.functions, found):
+            self.counts.update(judged.causes)
+            lost = {cause: n for cause in UNGRADED if (n := judged.causes.count(cause))}
             if lost:
                 _log.warning(
                     "%s: %s of %d responses, which get 0; the latest: %s",
                     function,
                     ", ".join(f"{n} ({cause})" for cause, n in lost.items()),
-                    size,
-                    "; ".join(self.last_message.get(cause, "") for cause in lost),
+                    len(samples),
+                    judged.message,
                 )
-        return values.reshape(len(self.functions), size), by_function
+        return found
 
-    def judge(self, samples: Sequence[dict[str, Any]]) -> tuple[np.ndarray, list[str]]:
-        """(values f32[R], causes) of the first function, as the verifier
-        (`rl_speed.rewards.scorer.Verifier`).
-        """
-        values, causes = self.score_detailed(samples)
-        return values[0], causes[0]
+    def _evaluate(
+        self, functions: Sequence[str], samples: Sequence[dict[str, Any]], halve: bool = True
+    ) -> list[Judged]:
+        """As `evaluate`, uncounted. Without `halve` a call that fails does so for all it has."""
+        size = len(samples)
+        rows = {
+            function: [
+                self.signature(function).arguments(sample, function in self._chat)
+                for sample in samples
+            ]
+            for function in functions
+        }
+        outcomes: dict[str, list[Any]] = {function: [None] * size for function in functions}
+        tasks = [
+            (function, places) for function in functions for places in self._split(function, size)
+        ]
+        slow: list[tuple[str, range]] = []
+        while tasks:
+            failed = self._round(tasks, rows, outcomes)
+            tasks = []
+            for function, places, cause, text in failed:
+                if len(places) == 1 or not halve:
+                    outcomes[function][places.start : places.stop] = [
+                        (0.0, cause, text, {}) for _ in places
+                    ]
+                    continue
+                middle = len(places) // 2
+                tasks += [(function, places[:middle]), (function, places[middle:])]
+                self._pool.counts["retried"] += len(places)
+                if cause in ("timeout", "memory"):
+                    slow.append((function, places))
+        for function, places in slow:
+            if not any(outcomes[function][place][1] in UNGRADED for place in places):
+                # Each of them has a value: together they were too many for one call's limits.
+                self._sizes[function] = min(self._sizes[function], max(1, len(places) // 2))
+        return [self._judged(outcomes[function]) for function in functions]
+
+    def _split(self, function: str, size: int) -> list[range]:
+        """Which responses each call has: one, or a share of them where more are allowed."""
+        signature, most = self.signature(function), 1
+        if signature.convention.batched or signature.asynchronous:
+            most = max(1, min(self._sizes[function], -(-size // self._workers)))
+        return [range(first, min(first + most, size)) for first in range(0, size, most)]
+
+    def _round(
+        self,
+        tasks: Sequence[tuple[str, range]],
+        rows: Mapping[str, Sequence[dict[str, Any]]],
+        outcomes: dict[str, list[Any]],
+    ) -> list[tuple[str, range, str, str]]:
+        """Makes these calls; returns those that failed, with cause and message."""
+        _, causes, texts = self._pool.replies(
+            [(f, [rows[f][place] for place in places], self._wait_s) for f, places in tasks]
+        )
+        failed = []
+        for (function, places), cause, text in zip(tasks, causes, texts):
+            if cause == "ok":
+                outcomes[function][places.start : places.stop] = json.loads(text)
+            else:
+                failed.append((function, places, cause, text))
+        return failed
+
+    def _judged(self, outcomes: Sequence[Any]) -> Judged:
+        values, causes, messages, numbers = zip(*outcomes) if outcomes else ((), (), (), ())
+        for cause, message in zip(causes, messages):
+            if message:
+                self.last_message[cause] = message
+        names = dict.fromkeys(name for of in numbers for name in of)
+        return Judged(
+            np.asarray(values, np.float32),
+            list(causes),
+            {
+                name: np.array([of.get(name, np.nan) for of in numbers], np.float32)
+                for name in names
+            },
+            next((message for message in reversed(messages) if message), ""),
+        )

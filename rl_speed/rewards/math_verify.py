@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from rl_speed.rewards.judged import Judged
 from rl_speed.rewards.pool import UNGRADED, WorkerPool
 
 MODES = ("boxed", "free")
@@ -151,8 +152,12 @@ class MathVerifier:
         self.unparsable_golds |= unparsable
         return values, causes
 
-    def judge(self, samples: Sequence[dict[str, Any]]) -> tuple[np.ndarray, list[str]]:
+    def judge(self, samples: Sequence[dict[str, Any]]) -> Judged:
         """`score_detailed` of samples with "response" and "answer"
         (`rl_speed.rewards.scorer.Verifier`).
         """
-        return self.score_detailed([s["response"] for s in samples], [s["answer"] for s in samples])
+        values, causes = self.score_detailed(
+            [s["response"] for s in samples], [s["answer"] for s in samples]
+        )
+        lost = next((cause for cause in reversed(causes) if cause in UNGRADED), "")
+        return Judged(values, causes, message=self.last_message.get(lost, ""))

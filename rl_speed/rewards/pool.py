@@ -78,7 +78,8 @@ class WorkerPool:
 
     The function is imported by the workers, which get the caller's `sys.path` and working
     directory. It takes an item's fields as arguments and returns a number, or (number, cause) to
-    have the item counted under a cause of its own choosing. Everything is picklable builtins. Its
+    have the item counted under a cause of its own choosing, or (number, cause, message) to say more
+    (`replies`). Everything is picklable builtins. Its
     module should not import JAX. It should have no side effects: an item may run more than once.
 
     A call may come from any thread; calls from several threads take turns.
@@ -194,6 +195,10 @@ class WorkerPool:
 
         Raises RuntimeError when workers cannot be started, with what they said.
         """
+        return self.replies(items)[:2]
+
+    def replies(self, items) -> tuple[np.ndarray, list[str], list[str]]:
+        """As `score_detailed`, with each item's message: the function's own, or why it failed."""
         with self._lock:
             self._require_open()
             call = _Call(list(items))
@@ -208,14 +213,15 @@ class WorkerPool:
                 # An interrupted call must leave no replies behind for the next one to read.
                 for worker in [w for w in self._workers if w.item is not None]:
                     self._discard(worker)
-        return call.values, call.causes
+        return call.values, call.causes, call.messages
 
     def _record(self, call, index, value, cause, message=""):
         call.unscored -= 1
         call.values[index] = value
         call.causes[index] = cause
+        call.messages[index] = message
         self.counts[cause] += 1
-        if message:
+        if message and cause != "ok":
             self.last_message[cause] = message
 
     def _fail(self, call, index, cause, message):
@@ -463,6 +469,7 @@ class _Call:
         self.items = items
         self.values = np.zeros(len(items), np.float32)
         self.causes = [""] * len(items)
+        self.messages = [""] * len(items)
         self.unscored = len(items)
         self.pending = collections.deque(range(len(items)))
         self.again: collections.deque[int] = collections.deque()  # to run once more, alone

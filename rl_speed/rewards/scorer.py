@@ -23,6 +23,7 @@ from rl_speed.rewards import (
     pad_answers,
 )
 from rl_speed.rewards.custom import parse_extra
+from rl_speed.rewards.judged import FailureWatch, Judged
 from rl_speed.sampling.adaptive import Verify
 
 
@@ -51,6 +52,8 @@ class Rollouts(Protocol):
 # Where the state has the counts of extra rewards, and the sums of a step under way, beside causes:
 # no cause has a space.
 _EXTRA, _PARTS = "extra rewards", "parts so far"
+# Before the name of a part, where the scores have which responses it failed for.
+_FAILED = "failed "
 
 
 def decode_responses(tokenizer: Any, rollouts: Rollouts, end_tokens: Sequence[int]) -> list[str]:
@@ -116,9 +119,9 @@ class Verifier(Protocol):
     fields: tuple[str, ...]
     counts: Counter
 
-    def judge(self, samples: Sequence[dict[str, Any]]) -> tuple[np.ndarray, list[str]]:
-        """(values f32[n], right above one half; the cause that each is counted under) of samples
-        with the fields of `call.FIELDS`.
+    def judge(self, samples: Sequence[dict[str, Any]]) -> Judged:
+        """Values of samples with the fields of `signatures.FIELDS` and "tokens"; right is what is
+        above one half.
         """
 
     def close(self) -> None: ...
@@ -139,8 +142,14 @@ def samples_of(
     """The samples that a `Verifier` judges; `known` is what it knows of the prompt of each."""
     ended = ended_rows(tokens, lengths, end_tokens)
     return [
-        {**about, "response": text, "length": int(length), "ended": bool(end)}
-        for about, text, length, end in zip(known, texts, lengths, ended, strict=True)
+        {
+            **about,
+            "response": text,
+            "length": int(length),
+            "ended": bool(end),
+            "tokens": row[:length],
+        }
+        for about, text, row, length, end in zip(known, texts, tokens, lengths, ended, strict=True)
     ]
 
 
@@ -166,12 +175,10 @@ class TextScorer:
 
     def __call__(self, rollouts: Rollouts, texts: list[str] | None = None) -> np.ndarray:
         """f32[R]. `texts`: the responses, where somebody has decoded them already."""
-        return self.detailed(rollouts, texts)[0]
+        return self.detailed(rollouts, texts).values
 
-    def detailed(
-        self, rollouts: Rollouts, texts: list[str] | None = None
-    ) -> tuple[np.ndarray, list[str]]:
-        """(values f32[R], their causes)."""
+    def detailed(self, rollouts: Rollouts, texts: list[str] | None = None) -> Judged:
+        """Values with their causes, and what else the verifier gave."""
         texts = decode_responses(self._tokenizer, rollouts, self._end) if texts is None else texts
         return self.verifier.judge(known_samples(rollouts, texts, self._end))
 
@@ -184,8 +191,12 @@ class TextJudge:
     restore; the workers and their counts are the verifier's.
     """
 
-    def __init__(self, tokenizer: Any, end_tokens: Sequence[int], verifier: Verifier):
+    def __init__(
+        self, tokenizer: Any, end_tokens: Sequence[int], verifier: Verifier, name: str = "verifier"
+    ):
         self._tokenizer, self._end, self._verifier = tokenizer, tuple(end_tokens), verifier
+        self._name = name
+        self._watch = FailureWatch()
 
     def __call__(self, tokens: np.ndarray, lengths: np.ndarray, answer: np.ndarray) -> np.ndarray:
         known = [
@@ -193,7 +204,10 @@ class TextJudge:
             for row in answer
         ]
         texts = decode_rows(self._tokenizer, tokens, lengths, self._end)
-        return self._verifier.judge(samples_of(known, texts, tokens, lengths, self._end))[0]
+        judged = self._verifier.judge(samples_of(known, texts, tokens, lengths, self._end))
+        about = [row.tobytes() for row in answer]
+        self._watch.see(self._name, judged.failed, about, judged.message)
+        return judged.values
 
     def text(self, prompt: Prompt) -> bytes:
         """What the verifier has to know of a prompt, as JSON.
@@ -334,19 +348,46 @@ class RewardScorer:
         self._tokenizer, self._end = tokenizer, tuple(end_tokens)
         self._sums: dict[str, float] = {}
         self._scored = 0
+        # Numbers that functions gave beside their values: (sum, how many did).
+        self._numbers: dict[str, tuple[float, int]] = {}
+        # Why the latest failures failed, by part.
+        self._messages: dict[str, str] = {}
+        self._watch = FailureWatch()
+
+    def try_out(self, prompt: Prompt, held_out: Sequence[Prompt] = ()) -> None:
+        """Calls functions of the user's own for a made-up response to the prompt; the verifier for
+        one to each of `held_out`, too.
+
+        Raises ValueError naming field and function where one gives no value.
+        """
+        for name, workers in self._workers().items():
+            if not isinstance(workers, FunctionRewards):
+                continue
+            for about in (prompt, *(held_out if name == "verifier" else ())):
+                try:
+                    workers.try_out(known_fields(about))
+                except ValueError as error:
+                    raise ValueError(f"config.reward.{name}: {error}") from None
 
     def __call__(self, rollouts: Rollouts) -> tuple[np.ndarray, np.ndarray]:
         """(rewards f32[R] to train on, correct bool[R] to screen and to report with)."""
-        parts = self._shared(rollouts, lambda mine: dict(self._parts(mine)), "scores")
-        verdict = parts["accuracy"]
+        found = self._shared(rollouts, lambda mine: dict(self._parts(mine)), "scores")
+        self._require_values(found, rollouts)
+        verdict = found["accuracy"]
         rewards = np.zeros(len(verdict), np.float32)
         self._scored += len(verdict)
-        weights = self._weights()
-        for name, part in parts.items():
-            # The policy broke down: what it said before earns nothing.
-            part = np.where(rollouts.nonfinite, 0, part)
-            rewards += np.float32(weights[name]) * part
-            self._sums[name] = self._sums.get(name, 0.0) + float(part.sum(dtype=np.float64))
+        for name, weight in self._weights().items():
+            if name in found:
+                # The policy broke down: what it said before earns nothing.
+                part = np.where(rollouts.nonfinite, 0, found[name])
+                rewards += np.float32(weight) * part
+                self._sums[name] = self._sums.get(name, 0.0) + float(part.sum(dtype=np.float64))
+        for name, numbers in found.items():
+            if "/" in name:
+                given = numbers[np.isfinite(numbers) & ~rollouts.nonfinite]
+                total, count = self._numbers.get(name, (0.0, 0))
+                total += float(given.sum(dtype=np.float64))
+                self._numbers[name] = (total, count + given.size)
         return rewards, (verdict > 0.5) & ~rollouts.nonfinite
 
     def judge(self, rollouts: Rollouts) -> np.ndarray:
@@ -354,8 +395,9 @@ class RewardScorer:
         nothing is added to the means of `take_parts`.
         """
         found = self._shared(
-            rollouts, lambda mine: {"accuracy": self.verify(mine)}, "held-out verdicts"
+            rollouts, lambda mine: dict(self._verdict(mine, None)), "held-out verdicts"
         )
+        self._require_values(found, rollouts)
         return (found["accuracy"] > 0.5) & ~rollouts.nonfinite
 
     def _shared(
@@ -372,18 +414,35 @@ class RewardScorer:
             name: {cause: n - before[name][cause] for cause, n in workers.counts.items()}
             for name, workers in self._workers().items()
         }
-        theirs = hosts.gather({"parts": mine, "counted": counted}, what)
+        theirs = hosts.gather({"parts": mine, "counted": counted, "why": self._messages}, what)
+        self._messages = {name: why for t in theirs for name, why in t["why"].items() if why}
         for name, workers in self._workers().items():
             # One after the other: a sum of Counters forgets what was never counted, which the
             # metrics name, too.
             workers.counts.clear()
             for counts in (before[name], *(t["counted"][name] for t in theirs)):
                 workers.counts.update(counts)
-        whole = {name: np.zeros(len(rollouts.lengths), x.dtype) for name, x in mine.items()}
-        for name, values in whole.items():
-            for at, found in zip(rows, theirs):
-                values[at] = found["parts"][name]
+        whole: dict[str, np.ndarray] = {}
+        for at, found in zip(rows, theirs):
+            for name, values in found["parts"].items():
+                # Of some responses alone there may be numbers beside the values.
+                empty = np.nan if "/" in name else 0
+                whole.setdefault(name, np.full(len(rollouts.lengths), empty, values.dtype))
+                whole[name][at] = values
         return whole
+
+    def _require_values(self, found: dict[str, np.ndarray], rollouts: Rollouts) -> None:
+        """Raises RewardError where the verifier or a function has been failing for all responses;
+        every process of a run finds the same.
+        """
+        fields = {
+            "accuracy": f"config.reward.verifier={self._config.verifier}",
+            **{extra.name: f"config.reward.extra={extra.function}" for extra in self._extra},
+        }
+        for name, field in fields.items():
+            if (failed := found.get(_FAILED + name)) is not None:
+                asked = [rollouts.prompts[place].id for place in rollouts.owner]
+                self._watch.see(field, failed, asked, self._messages.get(name, ""))
 
     def _weights(self) -> dict[str, float]:
         """Of each part that there can be, by name."""
@@ -396,12 +455,30 @@ class RewardScorer:
             **{extra.name: extra.weight for extra in self._extra},
         }
 
+    def _judged(self, name: str, judged: Judged) -> Iterator[tuple[str, np.ndarray]]:
+        """A part, what came beside its values, and which responses have none."""
+        yield name, judged.values
+        for key, numbers in judged.numbers.items():
+            yield f"{name}/{key}", numbers
+        yield _FAILED + name, judged.failed
+        self._messages[name] = judged.message
+
+    def _verdict(
+        self, rollouts: Rollouts, texts: list[str] | None
+    ) -> Iterator[tuple[str, np.ndarray]]:
+        if isinstance(self.verify, TextScorer):
+            yield from self._judged("accuracy", self.verify.detailed(rollouts, texts))
+        else:
+            yield "accuracy", self.verify(rollouts, texts)
+
     def _parts(self, rollouts: Rollouts) -> Iterator[tuple[str, np.ndarray]]:
-        """(name, reward f32[R]) of each part, the verdict first."""
+        """(name, reward f32[R]) of each part, the verdict first; beside the parts of text
+        verifiers and functions what `_judged` adds.
+        """
         c = self._config
         reads = c.format_weight > 0 or c.language_weight > 0 or self._functions is not None
         texts = decode_responses(self._tokenizer, rollouts, self._end) if reads else None
-        yield "accuracy", self.verify(rollouts, texts)
+        yield from self._verdict(rollouts, texts)
         if c.format_weight > 0:
             opened = [c.think_open + text for text in texts] if c.think_in_prompt else texts
             ended = ended_rows(rollouts.tokens, rollouts.lengths, self._end)
@@ -421,20 +498,26 @@ class RewardScorer:
                 ),
             )
         if self._functions is not None:
-            values = self._functions.score(known_samples(rollouts, texts, self._end))
-            for extra, part in zip(self._extra, values, strict=True):
-                yield extra.name, part
+            values = self._functions.evaluate(known_samples(rollouts, texts, self._end))
+            for extra, judged in zip(self._extra, values, strict=True):
+                yield from self._judged(extra.name, judged)
 
     def take_parts(self) -> dict[str, float]:
         """Means of the reward's parts, unweighted, accuracy among them, over the responses scored
-        since the last call (the step's, rejected prompts included). Empty where nothing was.
+        since the last call (the step's, rejected prompts included); and of numbers that functions
+        gave beside their values, over the responses that have them. Empty where nothing was.
         """
         means = {
             f"reward/{name}": total / self._scored
             for name, total in self._sums.items()
             if self._scored
         }
-        self._sums, self._scored = {}, 0
+        means |= {
+            f"reward/{name}": total / count
+            for name, (total, count) in self._numbers.items()
+            if count
+        }
+        self._sums, self._scored, self._numbers = {}, 0, {}
         return means
 
     def _workers(self) -> dict[str, Any]:
@@ -461,7 +544,11 @@ class RewardScorer:
         return {
             **found.get("verifier", {}),
             **({_EXTRA: found["extra"]} if "extra" in found else {}),
-            **({_PARTS: json.dumps([self._scored, self._sums])} if self._scored else {}),
+            **(
+                {_PARTS: json.dumps([self._scored, self._sums, self._numbers])}
+                if self._scored
+                else {}
+            ),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -473,7 +560,9 @@ class RewardScorer:
                 else {c: n for c, n in state.items() if c not in (_EXTRA, _PARTS)}
             )
             workers.counts.update({cause: int(n) for cause, n in counts.items()})
-        self._scored, self._sums = json.loads(state[_PARTS]) if _PARTS in state else (0, {})
+        # Checkpoints of before have no numbers.
+        self._scored, self._sums, *rest = json.loads(state.get(_PARTS, "[0, {}]"))
+        self._numbers = {name: (total, count) for of in rest for name, (total, count) in of.items()}
 
     def close(self) -> None:
         """End the processes, if there are any."""

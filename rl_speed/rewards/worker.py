@@ -55,11 +55,13 @@ def evaluate(function, arguments):
     """Calls the function on one item. Returns (value, cause, message) and never raises."""
     try:
         result = function(*arguments)
-        value, cause = result if isinstance(result, tuple) else (result, "ok")
+        value, cause, message = (
+            (*result, "")[:3] if isinstance(result, tuple) else (result, "ok", "")
+        )
         value = float(value)
         if not abs(value) <= _LARGEST:  # rewards are float32; a NaN is not smaller either
             return 0.0, "exception", f"returned {value}"
-        return value, cause, ""
+        return value, cause, message
     except MemoryError:
         return _OUT_OF_MEMORY
     except BaseException as error:  # SystemExit and the like must not end the worker either

@@ -282,13 +282,15 @@ class HostDriver:
 
     def _collect(self, version: int, report: StepReport) -> None:
         """Score and judge the oldest pending call."""
-        call = self._pending.popleft()
+        call = self._pending[0]
         begin = time.perf_counter()
         rollouts, stats = call.result()
         fresh = call.fresh
         middle = time.perf_counter()
         with self._beside_generation():
             self._take_in(call.active, rollouts)
+        # Where scoring raised, the call is pending still, and saved as such.
+        self._pending.popleft()
         report.generation += stats
         self.prompt_counts.nonfinite += stats.nonfinite
         report.generate_s += middle - begin
@@ -349,8 +351,8 @@ class HostDriver:
 
     def _take_in(self, active: Sequence[ActivePrompt], rollouts: Rollouts) -> None:
         """Score what came back, in one go, and add it to the prompts' groups."""
-        self._lengths.observe(rollouts)
         rewards, correct = self._score(rollouts)
+        self._lengths.observe(rollouts)
         # What was said before the policy broke down earns nothing, whatever the scorer makes of it.
         broken = rollouts.nonfinite
         rollouts = dataclasses.replace(

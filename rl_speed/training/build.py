@@ -44,6 +44,7 @@ from rl_speed.mesh import (
     row_shards,
     spans_processes,
 )
+from rl_speed.named import is_function
 from rl_speed.objectives import POOL_ADVANTAGES
 from rl_speed.policy import (
     DecodeAttention,
@@ -74,7 +75,7 @@ from rl_speed.rewards import (
     ScratchpadMatch,
     token_bytes,
 )
-from rl_speed.rewards.custom import parse_extra
+from rl_speed.rewards.custom import check_functions, parse_extra, row_columns
 from rl_speed.rewards.scorer import (
     JaxScorer,
     RewardScorer,
@@ -275,7 +276,7 @@ def build_data(
     form = prompt_encoder(tokenizer, data.prompt, data.system)
     encode = lambda question: form(question + data.instruction)
     if data.task == "jsonl":
-        train, held_out, reports = read_data(data, encode)
+        train, held_out, reports = read_data(data, encode, reward_fields(config.reward))
         _tell(reports, report)
         if form.guard.found:
             log.warning(
@@ -340,25 +341,43 @@ def _tell(reports: Mapping[str, LoadReport], path: Path | None) -> None:
         write_atomically(path, json.dumps(written, indent=2) + "\n")
 
 
-def evaluation_fields(data: Data) -> Fields:
-    """What is named of evaluation files, which may have other publishers than the training file."""
+def reward_fields(reward: Reward) -> dict[str, Any]:
+    """What reward functions of the user's own need of a row, as arguments of `Fields`."""
+    own = is_function(reward.verifier)
+    functions = [reward.verifier] if own else []
+    functions += [extra.function for extra in parse_extra(reward.extra)]
+    signatures = check_functions(functions, reward.memory_limit_mb or None)
+    return {
+        "columns": row_columns(signatures),
+        "answered": not own or any(signature.reads_answer for signature in signatures),
+    }
+
+
+def evaluation_fields(data: Data, needed: Mapping[str, Any] = {}) -> Fields:
+    """What is named of evaluation files, which may have other publishers than the training file;
+    `needed` as of `reward_fields`.
+    """
     return Fields(
         data.eval_question_field or data.question_field,
         data.answer_field,
         data.solution_field,
         required=False,
         flag="config.data.eval_question_field",
+        **needed,
     )
 
 
 def read_data(
-    data: Data, encode: Encoder
+    data: Data, encode: Encoder, needed: Mapping[str, Any] = {}
 ) -> tuple[list[Prompt], dict[str, list[Prompt]], dict[str, LoadReport]]:
     """(training prompts, held-out prompts by the name of their set, reports) of question and answer
     files. Reports are those of "train", and of "eval" or, of a set with a name, "eval/NAME".
+
+    Args:
+      needed: of rows, by reward functions; see `reward_fields`.
     """
-    fields = Fields(data.question_field, data.answer_field, data.solution_field)
-    of_evaluation, files = evaluation_fields(data), data.held_out_files()
+    fields = Fields(data.question_field, data.answer_field, data.solution_field, **needed)
+    of_evaluation, files = evaluation_fields(data, needed), data.held_out_files()
     rows, held, report = load_training_rows(
         data.train,
         data.on_bad_row,
@@ -410,7 +429,7 @@ def host_verifier(config: Config, policy: Policy) -> Verifier:
         policy.judge = (
             MathVerifier(r.workers, mode=r.mode, **limits(r))
             if r.verifier == "math"
-            else FunctionRewards([r.verifier], r.workers, **limits(r))
+            else FunctionRewards([r.verifier], r.workers, batch_size=r.batch_size, **limits(r))
         )
     return policy.judge
 
@@ -427,7 +446,9 @@ def build_scorer(
     else:
         verify = TextScorer(policy.tokenizer, policy.end_tokens, host_verifier(config, policy))
     functions = [extra.function for extra in parse_extra(r.extra)]
-    extra = FunctionRewards(functions, r.workers, **limits(r)) if functions else None
+    extra = None
+    if functions:
+        extra = FunctionRewards(functions, r.workers, batch_size=r.batch_size, **limits(r))
     return RewardScorer(
         verify, r, config.sampler.max_new, policy.tokenizer, policy.end_tokens, extra, hosts
     )
@@ -444,7 +465,12 @@ def in_loop_verifier(
         verifiers in Python, all that are known: what the verifier needs of them must fit.
     """
     if config.reward.verifier not in JAX_VERIFIERS:
-        judge = TextJudge(policy.tokenizer, policy.end_tokens, host_verifier(config, policy))
+        judge = TextJudge(
+            policy.tokenizer,
+            policy.end_tokens,
+            host_verifier(config, policy),
+            f"config.reward.verifier={config.reward.verifier}",
+        )
         room = max([GOLD_BYTES] + [len(judge.text(p)) for p in prompts])
         name = "math-verify" if config.reward.verifier == "math" else config.reward.verifier
         return HostVerify(judge, name), functools.partial(judge.encode, capacity=room)

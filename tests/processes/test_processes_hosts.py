@@ -17,6 +17,7 @@ from service import Service, Told, at_once, raised
 
 from rl_speed.config import Config, Reward
 from rl_speed.data.prompts import Prompt
+from rl_speed.rewards.judged import Judged
 from rl_speed.rewards.scorer import RewardScorer, TextScorer
 from rl_speed.runtime import hosts as module
 from rl_speed.runtime.checkpoint import Checkpointer
@@ -318,7 +319,7 @@ class Judge:
         causes = ["ok" if s["response"] else "no_answer" for s in samples]
         self.counts.update(causes)
         values = [float(s["answer"] in s["response"]) for s in samples]
-        return np.asarray(values, np.float32), causes
+        return Judged(np.asarray(values, np.float32), causes)
 
     def close(self):
         pass
@@ -327,10 +328,15 @@ class Judge:
 class Functions(Judge):
     """Two rewards of the user's own."""
 
-    def score(self, samples):
+    def evaluate(self, samples):
         self.counts.update(["ok"] * 2 * len(samples))
-        found = [[s["length"] / 7 for s in samples], [float(s["ended"]) for s in samples]]
-        return np.asarray(found, np.float32).reshape(2, len(samples))
+        causes = ["ok"] * len(samples)
+        lengths = np.asarray([s["length"] for s in samples], np.float32)
+        ended = np.asarray([s["ended"] for s in samples], np.float32)
+        # Not all responses have this number, and perhaps not those of all processes.
+        half = np.where(ended > 0, lengths / 2, np.nan).astype(np.float32)
+        numbers = {"half": half} if np.isfinite(half).any() else {}
+        return [Judged(lengths / 7, causes, numbers), Judged(ended, causes)]
 
 
 def scorer(hosts=None):
@@ -388,7 +394,8 @@ def test_shared_scoring_is_that_of_one(two, prompts):
         assert [s.metrics() for s in both] == [one.metrics()] * 2
         assert [s.state_dict() for s in both] == [one.state_dict()] * 2
     means = one.take_parts()
-    assert len(means) == 6 and [s.take_parts() for s in both] == [means] * 2
+    assert len(means) == 7 and means["reward/length/half"] > 0
+    assert [s.take_parts() for s in both] == [means] * 2
     # Nobody judged what the other did: shared, not done twice.
     seen = [s.verify.verifier.seen for s in both]
     assert sum(seen) == one.verify.verifier.seen

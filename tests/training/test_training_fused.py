@@ -7,6 +7,7 @@ import pytest
 from rl_speed.config.presets import embedded, tiny
 from rl_speed.data.prompts import Prompt
 from rl_speed.data.rollouts import Rollouts
+from rl_speed.rewards.judged import Judged
 from rl_speed.rewards.scorer import TextJudge
 from rl_speed.rollout.generate import GenerationStats
 from rl_speed.rollout.host_driver import HostDriver
@@ -345,4 +346,4 @@ class Grader:
 
     def judge(self, samples):
         self.seen += [(s["response"], s["answer"]) for s in samples]
-        return np.ones(len(samples)), ["ok"] * len(samples)
+        return Judged(np.ones(len(samples)), ["ok"] * len(samples))

@@ -13,9 +13,10 @@ from rl_speed.config import Config
 from rl_speed.config.command import check_overrides
 from rl_speed.data.prompts import Prompt
 from rl_speed.rewards import FunctionRewards
+from rl_speed.rewards.judged import Judged, RewardError
 from rl_speed.rewards.scorer import TextJudge
 from rl_speed.runtime.metrics import read_lines
-from rl_speed.sampling import HostVerify
+from rl_speed.sampling import HostVerify, VerifierError
 from rl_speed.studies.inspection import write_report
 from rl_speed.training import build
 from rl_speed.training.loop import Trainer
@@ -29,7 +30,7 @@ def own(repo, tmp_path, monkeypatch):
     the module lies in the working directory.
     """
     text = (repo / "rl_speed/rewards/README.md").read_text(encoding="utf-8")
-    (section,) = re.findall(r"## How to add: a reward\n(.*)", text, re.S)
+    (section,) = re.findall(r"## How to add: a reward\n(.*?)(?=\n## )", text, re.S)
     (block,) = re.findall(r"```python\n(.*?)```", section, re.S)
     (command,) = re.findall(r"    (python experiments/train.py .*?)\n\n", section, re.S)
     words = shlex.split(command.replace("\\\n", " "))
@@ -42,6 +43,35 @@ def own(repo, tmp_path, monkeypatch):
         for word in words
         if word.startswith(f"--config.reward.{name}=")
     }
+
+
+def test_ported_rewards_train(repo, tmp_path, monkeypatch):
+    """The section on functions of verl, of TRL and asynchronous ones, followed literally."""
+    text = (repo / "rl_speed/rewards/README.md").read_text(encoding="utf-8")
+    (section,) = re.findall(r"## How to use: reward functions of verl .*?\n(.*)", text, re.S)
+    (block,) = re.findall(r"```python\n(.*?)```", section, re.S)
+    (command,) = re.findall(r"    (python experiments/train.py .*?)\n\n", section, re.S)
+    words = shlex.split(command.replace("\\\n", " "))
+    assert check_overrides(words) == []
+    (tmp_path / "ported_rewards.py").write_text(block)
+    monkeypatch.chdir(tmp_path)
+    given = dict(word.split("=", 1) for word in words if word.startswith("--config.reward."))
+    config = small_config(steps=1)
+    config.reward.verifier = given["--config.reward.verifier"]
+    config.reward.extra = given["--config.reward.extra"]
+    config.reward.batch_size = int(given["--config.reward.batch_size"])
+    config.evaluation.every, config.logging.rollouts = 0, 4
+    summary = Trainer(config, tmp_path / "run").run()
+    (record,) = read_lines(tmp_path / "run" / "metrics.jsonl")
+    samples = read_lines(tmp_path / "run" / "rollouts.jsonl")
+    assert any(s["correct"] for s in samples)
+    for s in samples:
+        assert s["correct"] == s["response"].strip().endswith(s["answer"])
+    assert record["reward/accuracy/words"] > 0 and 0 < record["reward/short_reward"] <= 1
+    assert record["reward/judge"] >= record["reward/accuracy"] > 0
+    counts = summary["verifier"]
+    assert counts["verifier/ok"] == summary["samples"]
+    assert counts["extra/ok"] + counts.get("extra/not_applicable", 0) == 2 * summary["samples"]
 
 
 def test_own_rewards_train(own, tmp_path):
@@ -116,9 +146,10 @@ def test_own_verifier_as_the_compiled_loop_calls_it(own):
 
         def judge(self, samples):
             seen.extend(samples)
-            return np.zeros(len(samples), np.float32), ["ok"] * len(samples)
+            return Judged(np.zeros(len(samples), np.float32), ["ok"] * len(samples))
 
     TextJudge(Characters(), (ord("."),), Spy())(tokens, np.array([2, 3, 3], np.int32), rows)
+    assert seen[0].pop("tokens").tolist() == [ord(c) for c in "42"]
     assert seen[0] == {
         "response": "42",
         "answer": "42",
@@ -162,3 +193,86 @@ def test_names_that_are_neither(verifier):
         "function of yours",
     ):
         config.validate()
+
+
+ONLY_THE_MADE_UP = """
+def score(response):
+    if "boxed" not in response:
+        raise KeyError("no table for this response")
+    return {"score": 1.0, "size": len(response)}
+
+def gives_none(response):
+    return None
+
+async def sized(responses, ended):
+    return [{"score": e / 2, "size": len(r)} for r, e in zip(responses, ended)]
+"""
+
+
+@pytest.fixture()
+def failing(tmp_path, monkeypatch):
+    (tmp_path / "failing_rewards.py").write_text(ONLY_THE_MADE_UP)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize("field", ["verifier", "extra"])
+def test_a_function_that_fails_on_everything_ends_the_run(failing, tmp_path, field):
+    """With its own words, and not as data that is too hard; where it does so before there is
+    anything to lose, before there is a run.
+    """
+    config = small_config(steps=2)
+    config.evaluation.every = 0
+    setattr(config.reward, field, "failing_rewards:score")
+    trainer = Trainer(config, tmp_path / "run")
+    with pytest.raises(
+        RewardError,
+        match=rf"config.reward.{field}=failing_rewards:score: every call failed for the last "
+        r"\d+ responses.*; the latest: KeyError: 'no table for this response'",
+    ):
+        trainer.run()
+    # The call is still to be scored: no prompt is lost.
+    step = trainer.rl_step
+    assert step.driver.in_flight == step.screening.prompt_counts.screened > 0
+    setattr(config.reward, field, "failing_rewards:gives_none")
+    with pytest.raises(
+        ValueError,
+        match=rf"config.reward.{field}: the function 'failing_rewards:gives_none' .* it returned "
+        "None, not a number",
+    ):
+        Trainer(config, tmp_path / "another")
+
+
+def test_a_function_that_fails_on_held_out_questions_ends_the_run(failing, tmp_path):
+    config = small_config(steps=2)
+    config.reward.verifier = "failing_rewards:score"
+    with pytest.raises(RewardError, match="KeyError: 'no table for this response'"):
+        Trainer(config, tmp_path / "run").run()
+
+
+def test_a_function_that_fails_on_everything_ends_the_fused_step(failing, tmp_path):
+    config = small_config(steps=2)
+    config.evaluation.every, config.driver.prefetch = 0, False
+    config.driver.where, config.reward.verifier = "in_loop", "failing_rewards:score"
+    trainer = Trainer(config, tmp_path / "run")
+    with pytest.raises(
+        VerifierError, match="failing_rewards:score.*every call failed.*KeyError: 'no table for"
+    ):
+        trainer.run()
+
+
+def test_numbers_beside_a_value_are_logged(failing, tmp_path):
+    config = small_config(steps=2)
+    config.evaluation.every = 0
+    config.reward.extra = "failing_rewards:sized=0"
+    trainer = Trainer(config, tmp_path / "run")
+    summary = trainer.run()
+    for record in read_lines(tmp_path / "run" / "metrics.jsonl"):
+        assert record["reward/sized/size"] > 0 and 0 <= record["reward/sized"] <= 0.5
+    assert summary["verifier"]["extra/ok"] == summary["samples"]
+    # They are part of a step that was stopped, as the values' sums are.
+    scorer = trainer.scorer
+    scorer._scored, scorer._sums, scorer._numbers = 4, {"sized": 1.0}, {"sized/size": (9.0, 3)}
+    state = scorer.state_dict()
+    assert scorer.take_parts() == {"reward/sized": 0.25, "reward/sized/size": 3.0}
+    scorer.load_state_dict(state)
+    assert scorer.take_parts() == {"reward/sized": 0.25, "reward/sized/size": 3.0}

@@ -7,11 +7,11 @@ import dataclasses
 import gzip
 import itertools
 import json
-import shutil
 
 import numpy as np
 import pytest
 from fake_generation import rollouts_of
+from real_models import add_tokenizer, narrow_qwen
 
 from rl_speed.config.command import load_config_file
 from rl_speed.runtime.metrics import read_lines
@@ -23,43 +23,12 @@ pytestmark = pytest.mark.usefixtures("quick_compiles")
 BOX = "Please reason step by step, and put your final answer within \\boxed{}."
 
 
-def add_tokenizer(real_data, directory):
-    for name in ("vocab.json", "merges.txt"):
-        shutil.copy(real_data / "tokenizer" / "qwen2.5" / name, directory)
-    shutil.copy(
-        real_data / "tokenizer" / "qwen2.5" / "tokenizer_config.qwen2.5-math-base.json",
-        directory / "tokenizer_config.json",
-    )
-
-
 @pytest.fixture(scope="module")
 def qwen_directory(real_data, tmp_path_factory):
     """Qwen2.5-Math-1.5B's files: config.json as published but for its sizes,
     weights in three shards.
     """
-    import jax
-
-    from rl_speed.policy import ModelConfig, init, save_hf
-
-    directory = tmp_path_factory.mktemp("qwen") / "model"
-    real = json.loads((real_data / "configs" / "Qwen2.5-Math-1.5B.config.json").read_text())
-    small = {
-        **real,
-        "hidden_size": 16,
-        "intermediate_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-    }
-    config = ModelConfig.from_hf(small)
-    save_hf(
-        directory,
-        init(config, jax.random.key(0)),
-        config,
-        extra={"config.json": small, "generation_config.json": {"eos_token_id": 151643}},
-    )
-    add_tokenizer(real_data, directory)
-    return directory
+    return narrow_qwen(real_data, tmp_path_factory.mktemp("qwen") / "model")
 
 
 @pytest.fixture(scope="module")

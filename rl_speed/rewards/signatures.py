@@ -1,0 +1,234 @@
+"""Conventions for the parameters of reward functions: which one a function follows, and what its
+arguments are for a response.
+
+`STYLES` has a row for each; `rl_speed.rewards.custom` describes them for users. Standard library
+only, as all that workers import.
+"""
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+# What a response is given by, and what a function of our own convention may name.
+FIELDS = ("response", "answer", "question", "meta", "length", "ended")
+# The key of `Prompt.meta` that holds the columns of the prompt's row, as published.
+ROW = "row"
+# What TRL does not pass on from a row.
+_NOT_COLUMNS = ("prompt", "completion", "completion_ids")
+# What TRL hands over for logging; made in the worker.
+_LOGS = ("log_extra", "log_metric")
+
+
+@dataclasses.dataclass(frozen=True)
+class Style:
+    """A convention for the parameters of reward functions.
+
+    Attributes:
+      label: its name in messages.
+      names: parameters that have a meaning of their own, with the sample's value for each:
+        (sample, chat) -> value.
+      marks: a function with one of these parameters follows this convention; (): any of `names`.
+      reads: columns of a row that a parameter's value is taken from, where it has one.
+      batched: whether a function gets lists, one value a response.
+      open: whether other parameters name columns of the row.
+      absent: parameters of the convention that have no value here, and why.
+    """
+
+    label: str
+    names: Mapping[str, Callable[[Mapping[str, Any], bool], Any]]
+    marks: tuple[str, ...] = ()
+    reads: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    batched: bool = False
+    open: bool = False
+    absent: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+
+def _row(sample: Mapping[str, Any]) -> Mapping[str, Any]:
+    return sample["meta"].get(ROW, {})
+
+
+def _field(name: str) -> Callable[[Mapping[str, Any], bool], Any]:
+    def value(sample: Mapping[str, Any], chat: bool) -> Any:
+        return sample[name]
+
+    return value
+
+
+def _ground_truth(sample: Mapping[str, Any], chat: bool) -> Any:
+    """As the row has it, so that a function sees what it sees in verl; else the gold answer."""
+    model = _row(sample).get("reward_model")
+    known = isinstance(model, Mapping) and model.get("ground_truth") is not None
+    return model["ground_truth"] if known else sample["answer"]
+
+
+def _data_source(sample: Mapping[str, Any], chat: bool) -> Any:
+    return _row(sample).get("data_source", "unknown")  # as verl calls it in its metrics
+
+
+def _extra_info(sample: Mapping[str, Any], chat: bool) -> Any:
+    return _row(sample).get("extra_info") or {}
+
+
+def _prompt(sample: Mapping[str, Any], chat: bool) -> Any:
+    question = sample["question"]
+    default = [{"role": "user", "content": question}] if chat else question
+    return _row(sample).get("prompt") or default
+
+
+def _completion(sample: Mapping[str, Any], chat: bool) -> Any:
+    """Text to a text prompt, a conversation's next turn to a conversation."""
+    prompt = _prompt(sample, chat)
+    response = sample["response"]
+    return [{"role": "assistant", "content": response}] if isinstance(prompt, list) else response
+
+
+def _completion_ids(sample: Mapping[str, Any], chat: bool) -> list[int]:
+    return [int(token) for token in sample.get("tokens", ())]
+
+
+_VERL = {
+    "data_source": _data_source,
+    "solution_str": _field("response"),
+    "ground_truth": _ground_truth,
+    "extra_info": _extra_info,
+}
+_VERL_READS = {
+    "data_source": "data_source",
+    "ground_truth": "reward_model",
+    "extra_info": "extra_info",
+}
+_OWN = {name: _field(name) for name in FIELDS}
+# The first that a function's parameters fit; the last takes what fits none.
+STYLES = (
+    Style(
+        "TRL's, of a list",
+        {"prompts": _prompt, "completions": _completion, "completion_ids": _completion_ids},
+        batched=True,
+        open=True,
+        absent={
+            "trainer_state": "rewards that change with the step could not be resumed exactly",
+            "environments": "responses have one turn",
+        },
+    ),
+    Style(
+        "verl's, of a list",
+        {f"{name}s": value for name, value in _VERL.items()},
+        reads={f"{name}s": column for name, column in _VERL_READS.items()},
+        batched=True,
+    ),
+    Style("verl's", _VERL, reads=_VERL_READS),
+    Style(
+        "ours, of a list",
+        {name if name == "ended" else f"{name}s": value for name, value in _OWN.items()},
+        marks=("responses", "answers", "questions", "metas", "lengths"),
+        batched=True,
+    ),
+    Style("ours", _OWN),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Signature:
+    """How a function is called.
+
+    Attributes:
+      style: the label of its row of `STYLES`.
+      names: parameters that it gets, by name.
+      required: those of them that have no default.
+      anything: whether it has **kwargs.
+      asynchronous: whether it is an `async def`.
+    """
+
+    style: str
+    names: tuple[str, ...]
+    required: tuple[str, ...]
+    anything: bool
+    asynchronous: bool
+
+    @property
+    def convention(self) -> Style:
+        """Its row of `STYLES`."""
+        return next(style for style in STYLES if style.label == self.style)
+
+    @property
+    def columns(self) -> tuple[str, ...] | None:
+        """Columns of a prompt's row that it may look at; None: all."""
+        style = self.convention
+        if not style.open:
+            named = style.names if self.anything else self.names
+            return tuple(style.reads[name] for name in named if name in style.reads)
+        if self.anything:
+            return None
+        return ("prompt", *(name for name in self.names if name not in (*style.names, *_LOGS)))
+
+    @property
+    def reads_answer(self) -> bool:
+        """Whether it is given the gold answer."""
+        golds = {"answer", "answers", "ground_truth", "ground_truths"}
+        return bool(golds & set(self.names)) or (self.anything and not self.convention.open)
+
+    def arguments(self, sample: Mapping[str, Any], chat: bool) -> dict[str, Any]:
+        """Its arguments for one response, by name; of a function of a list, each list's element.
+
+        Args:
+          sample: the fields above and, for `completion_ids`, "tokens".
+          chat: whether a prompt without a row is a conversation.
+        """
+        style = self.convention
+        known: dict[str, Any] = {}
+        if style.open:
+            # Under their usual names, where the row does not have them.
+            known = {
+                "question": sample["question"],
+                "answer": sample["answer"],
+                "ground_truth": _ground_truth(sample, chat),
+            }
+            known |= {k: v for k, v in _row(sample).items() if k not in _NOT_COLUMNS}
+        wanted = [n for n in style.names if self.anything or n in self.names]
+        if not self.anything:
+            known = {name: value for name, value in known.items() if name in self.names}
+        return {**known, **{name: style.names[name](sample, chat) for name in wanted}}
+
+    def lacks(self, arguments: Mapping[str, Any]) -> list[str]:
+        """Required parameters that these arguments do not have."""
+        return [n for n in self.required if n not in arguments and n not in _LOGS]
+
+
+def signature_of(target: Callable[..., Any]) -> Signature:
+    """How to call a function, from its parameters.
+
+    Raises ValueError naming a parameter that would get no value.
+    """
+    parameters = inspect.signature(target).parameters
+    style = _style(parameters)
+    names, required, anything = [], [], False
+    for name, p in parameters.items():
+        if p.kind is p.VAR_KEYWORD:
+            anything = True
+            continue
+        by_name = p.kind not in (p.VAR_POSITIONAL, p.POSITIONAL_ONLY)
+        known = name in style.names or (style.open and name not in style.absent)
+        if by_name and known:
+            names.append(name)
+            if p.default is p.empty:
+                required.append(name)
+        elif not by_name or p.default is p.empty:
+            reason = f": {style.absent[name]}" if name in style.absent else ""
+            what = [*style.names, *(["columns of the data"] if style.open else [])]
+            raise ValueError(
+                f"its parameter {name!r} would get no value{reason}; what it may ask for, by name: "
+                f"{', '.join(what)}"
+            )
+    # An object with an `async def __call__` is no coroutine function itself.
+    asynchronous = inspect.iscoroutinefunction(target) or inspect.iscoroutinefunction(
+        getattr(target, "__call__", None)  # noqa: B004
+    )
+    return Signature(style.label, tuple(names), tuple(required), anything, asynchronous)
+
+
+def _style(parameters: Mapping[str, Any]) -> Style:
+    for style in STYLES:
+        if set(style.marks or style.names) & set(parameters):
+            return style
+    return STYLES[-1]
