@@ -1,0 +1,208 @@
+"""First light: what the first accelerator has to tell, in one command and a few minutes.
+
+    python experiments/first_light.py --out=DIR [--minutes=9] [--only=right,sampling] [--smol=DIR]
+
+Parts run one after the other, each a process of its own with a share of the time: `chip` (name,
+memory, measured ceilings), `right` (is it correct here), `sampling` and `update` (speed at
+Qwen2.5-1.5B's shape, beside transformers and torch), `method` (SPEED-RLOO and RLOO on the embedded
+tasks; on SmolLM2-135M where --smol names its directory), `honest` (memory and seconds beside the
+plans). A part that fails, hangs or finds a wrong number stops no other. Written after every part:
+DIR/NAME.json, DIR/NAME.log, DIR/first_light.json, first_light.md and first_light.png. On a CPU, or
+with --small, shapes are tiny: everything runs, and no figure means anything.
+
+Status: 0 where every part is ok, else 1.
+"""
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+# Part -> its share of the time. What one leaves over, those behind it have.
+PARTS = {"chip": 1, "right": 4, "sampling": 4, "update": 4, "method": 4, "honest": 3}
+
+
+def run_part(
+    name: str, folder: Path, out: Path, arguments: list[str], limit_s: float
+) -> dict[str, Any]:
+    """Run one part as a process: its result, with `status` "ok", "wrong", "failed" or "timeout"."""
+    record, log = out / f"{name}.json", out / f"{name}.log"
+    record.unlink(missing_ok=True)
+    command = [sys.executable, str(folder / f"{name}.py"), "--write", str(record), *arguments]
+    environment = os.environ | {"PYTHONPATH": path_of(folder)}
+    begin = time.monotonic()
+    with log.open("w") as file:
+        process = subprocess.Popen(
+            command, stdout=file, stderr=subprocess.STDOUT, env=environment, start_new_session=True
+        )
+        try:
+            status = process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            status = None
+        finally:
+            try:
+                os.killpg(process.pid, signal.SIGKILL)  # programs that it started, too
+            except ProcessLookupError:
+                pass
+            process.wait()
+    found: dict[str, Any] = {"figures": {}, "checks": [], "why": ""}
+    if record.is_file():
+        found |= json.loads(record.read_text())
+    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    if status is None:
+        found |= {"status": "timeout", "why": f"ended after its {limit_s:.0f} s"}
+    elif status != 0 or not record.is_file():
+        last = lines[-1] if lines else "it printed nothing"
+        found |= {"status": "failed", "why": f"status {status}: {last[:300]}"}
+    else:
+        wrong = [check for check in found["checks"] if not check["ok"]]
+        told = (f"{c['name']}: {c['value']}, wanted {c['wanted']}" for c in wrong)
+        found |= {"status": "wrong" if wrong else "ok", "why": "; ".join(told)}
+    found["seconds"] = time.monotonic() - begin
+    record.write_text(json.dumps(found, indent=1) + "\n")
+    return found
+
+
+def path_of(folder: Path) -> str:
+    """PYTHONPATH of a part: its own folder and this checkout before what there is."""
+    checkout = str(Path(__file__).resolve().parents[1])
+    return os.pathsep.join(filter(None, [str(folder), checkout, os.environ.get("PYTHONPATH", "")]))
+
+
+def about() -> dict[str, Any]:
+    """Where and of what these figures are."""
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"],
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parent,
+    ).stdout.strip()
+    return {
+        "date": datetime.datetime.now().astimezone().isoformat(timespec="minutes"),
+        "commit": commit or "not a git checkout",
+        "python": platform.python_version(),
+        "command": " ".join(["python", *sys.argv]),
+    }
+
+
+def shown(value: Any) -> str:
+    """A figure with three significant digits and separators of thousands."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return str(value).replace("|", "/").replace("\n", " ")
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def table(record: dict[str, Any]) -> str:
+    """The page: a line a part, what was wrong, every figure and check."""
+    where = ", ".join(f"{name} {value}" for name, value in record["about"].items())
+    lines = [
+        "# First light",
+        "",
+        where,
+        "",
+        "| part | status | seconds | why |",
+        "|---|---|---|---|",
+    ]
+    for name, part in record["parts"].items():
+        why = shown(part["why"])
+        lines.append(f"| {name} | {part['status']} | {part['seconds']:.0f} | {why} |")
+    for name, part in record["parts"].items():
+        lines += ["", f"## {name}", "", "| figure | value |", "|---|---|"]
+        lines += [f"| {key} | {shown(value)} |" for key, value in part["figures"].items()]
+        if part["checks"]:
+            lines += ["", "| check | value | wanted | |", "|---|---|---|---|"]
+        for check in part["checks"]:
+            verdict = "ok" if check["ok"] else "**wrong**"
+            value = shown(check["value"])
+            lines.append(f"| {check['name']} | {value} | {check['wanted']} | {verdict} |")
+    return "\n".join(lines) + "\n"
+
+
+def draw(record: dict[str, Any], path: Path) -> None:
+    """Tokens a second of sampling and update, ours and the references'."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(1, 2, figsize=(9, 2.6), constrained_layout=True)
+    for axis, name in zip(axes, ("sampling", "update")):
+        figures = record["parts"].get(name, {}).get("figures", {})
+        bars = {
+            key.removesuffix("tokens/s").rstrip(": ") or "ours": value
+            for key, value in figures.items()
+            if key.endswith("tokens/s")
+        }
+        axis.barh(list(bars), list(bars.values()))
+        axis.set(xlabel="tokens/s", title=name)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def write(record: dict[str, Any], out: Path) -> None:
+    (out / "first_light.json").write_text(json.dumps(record, indent=1) + "\n")
+    (out / "first_light.md").write_text(table(record))
+    try:
+        draw(record, out / "first_light.png")
+    except Exception as error:  # a picture is no reason to lose a lease
+        print(f"no picture: {error}", file=sys.stderr)
+
+
+def is_cpu() -> bool:
+    """Whether JAX finds no accelerator; asked in a process of its own, which gives it back."""
+    code = "import jax; print(jax.default_backend())"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    return found.stdout.strip() == "cpu"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, required=True, help="folder of the results")
+    parser.add_argument("--minutes", type=float, default=9.0, help="for all parts (default: 9)")
+    parser.add_argument("--only", default="", help=f"some of {','.join(PARTS)}")
+    parser.add_argument("--smol", default="", help="directory of SmolLM2-135M-Instruct")
+    parser.add_argument("--small", action="store_true", help="tiny shapes, as on a CPU")
+    parser.add_argument(
+        "--parts", type=Path, default=Path(__file__).with_name("light"), help="folder of the parts"
+    )
+    parser.add_argument("--least_s", type=float, default=20.0, help="of each part, at least")
+    given = parser.parse_args()
+    chosen = [name for name in given.only.split(",") if name] or list(PARTS)
+    if unknown := [name for name in chosen if name not in PARTS]:
+        parser.error(f"--only: no part {', '.join(unknown)}; there are {', '.join(PARTS)}")
+    if given.smol and not (Path(given.smol) / "config.json").is_file():
+        parser.error(f"--smol={given.smol}: no config.json there")
+    given.out.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(prefix="first_light_"))
+    arguments = ["--scratch", str(scratch)]
+    arguments += ["--smol", given.smol] if given.smol else []
+    arguments += ["--small"] if given.small or is_cpu() else []
+    record: dict[str, Any] = {"about": about(), "parts": {}}
+    ends = time.monotonic() + 60 * given.minutes
+    try:
+        for place, name in enumerate(chosen):
+            shares = sum(PARTS[other] for other in chosen[place:])
+            limit_s = max(given.least_s, (ends - time.monotonic()) * PARTS[name] / shares)
+            print(f"{name}: up to {limit_s:.0f} s", flush=True)
+            part = run_part(name, given.parts.resolve(), given.out, arguments, limit_s)
+            record["parts"][name] = part
+            print(f"  {part['status']} in {part['seconds']:.0f} s {part['why']}", flush=True)
+            write(record, given.out)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return int(any(part["status"] != "ok" for part in record["parts"].values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
