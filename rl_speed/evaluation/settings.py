@@ -37,7 +37,7 @@ RENAMED = {
     **{
         _leaf(path): f"config.{path}"
         for path in FIELDS
-        if path != "model.path" and not path.startswith("mesh.")
+        if path not in ("model.path", "reward.batch_size") and not path.startswith("mesh.")
     },
     "model": "config.model.path",
     "preset": "config=configs/evaluation.py:NAME",

@@ -30,7 +30,7 @@ def own(repo, tmp_path, monkeypatch):
     the module lies in the working directory.
     """
     text = (repo / "rl_speed/rewards/README.md").read_text(encoding="utf-8")
-    (section,) = re.findall(r"## How to add: a reward\n(.*)", text, re.S)
+    (section,) = re.findall(r"## How to add: a reward\n(.*?)(?=\n## )", text, re.S)
     (block,) = re.findall(r"```python\n(.*?)```", section, re.S)
     (command,) = re.findall(r"    (python experiments/train.py .*?)\n\n", section, re.S)
     words = shlex.split(command.replace("\\\n", " "))
@@ -43,6 +43,35 @@ def own(repo, tmp_path, monkeypatch):
         for word in words
         if word.startswith(f"--config.reward.{name}=")
     }
+
+
+def test_ported_rewards_train(repo, tmp_path, monkeypatch):
+    """The section on functions of verl, of TRL and asynchronous ones, followed literally."""
+    text = (repo / "rl_speed/rewards/README.md").read_text(encoding="utf-8")
+    (section,) = re.findall(r"## How to use: reward functions of verl .*?\n(.*)", text, re.S)
+    (block,) = re.findall(r"```python\n(.*?)```", section, re.S)
+    (command,) = re.findall(r"    (python experiments/train.py .*?)\n\n", section, re.S)
+    words = shlex.split(command.replace("\\\n", " "))
+    assert check_overrides(words) == []
+    (tmp_path / "ported_rewards.py").write_text(block)
+    monkeypatch.chdir(tmp_path)
+    given = dict(word.split("=", 1) for word in words if word.startswith("--config.reward."))
+    config = small_config(steps=1)
+    config.reward.verifier = given["--config.reward.verifier"]
+    config.reward.extra = given["--config.reward.extra"]
+    config.reward.batch_size = int(given["--config.reward.batch_size"])
+    config.evaluation.every, config.logging.rollouts = 0, 4
+    summary = Trainer(config, tmp_path / "run").run()
+    (record,) = read_lines(tmp_path / "run" / "metrics.jsonl")
+    samples = read_lines(tmp_path / "run" / "rollouts.jsonl")
+    assert any(s["correct"] for s in samples)
+    for s in samples:
+        assert s["correct"] == s["response"].strip().endswith(s["answer"])
+    assert record["reward/accuracy/words"] > 0 and 0 < record["reward/short_reward"] <= 1
+    assert record["reward/judge"] >= record["reward/accuracy"] > 0
+    counts = summary["verifier"]
+    assert counts["verifier/ok"] == summary["samples"]
+    assert counts["extra/ok"] + counts.get("extra/not_applicable", 0) == 2 * summary["samples"]
 
 
 def test_own_rewards_train(own, tmp_path):
