@@ -32,6 +32,7 @@ EXAMPLES = {
     "my_losses.py",
     "my_advantages.py",
     "my_rewards.py",
+    "ported_rewards.py",
     "configs/FILE.py",
     "rl_speed/compat.py",
 }
