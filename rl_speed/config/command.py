@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 from absl import flags
 
 from rl_speed.config import Config, flatten, methods
+from rl_speed.config.paths import check_paths
 
 _PARSERS = {bool: flags.BooleanParser(), int: flags.IntegerParser(), float: flags.FloatParser()}
 
@@ -217,6 +218,9 @@ def parse_flags(
       default: the file of `--config` where none is given.
     """
     given = arguments[1:]
+    named = [(f"--{name}", v) for name, _, v in written_flags(given) if not v.startswith("-")]
+    if problems := list(check_paths(named)):
+        fail("\n".join(problems))
     unnamed = default and all(name != "config" for name, _, _ in written_flags(given))
     file = check_config_file([f"--config={default}"] if unnamed else given)
     if problems := check_renamed(given, renamed) + file + check_overrides(given, config):
@@ -229,6 +233,8 @@ def parse_flags(
         told, _, trace = str(error).partition("Error whilst parsing config file:")
         # What a configuration file raised comes with its traceback, whose last line says it.
         fail(" ".join((told + trace.strip().rpartition("\n")[2]).split()))
+    if problems := list(check_paths([("argument", word) for word in left[1:]])):
+        fail("\n".join(problems))
     made = flags.FLAGS["config"].value if "config" in flags.FLAGS else None
     if made is not None and not isinstance(made, config):
         fail(

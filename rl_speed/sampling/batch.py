@@ -130,7 +130,8 @@ def training_batch(
 
     Where candidates ran out, the last `samples.missing` groups are padding: with no group at all
     the loss is 0 and so is its gradient, but an optimizer with momentum would still move: skip its
-    step where `jnp.any(batch.mask)` is False. Samples that logits without a distribution ended (`nonfinite`) are padding, too.
+    step where `jnp.any(batch.mask)` is False. Samples that logits without a distribution ended
+    (`nonfinite`) are padding, too.
 
     Args:
       samples, counts, prompts: what `sample_adaptive` returned, and the candidates that it took.

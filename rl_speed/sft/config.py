@@ -63,6 +63,7 @@ class Evaluation:
 @dataclass
 class Checkpoints:
     every: int = 200  # updates; 0: only the last
+    dir: str = ""  # as in training
 
 
 @dataclass

@@ -281,11 +281,7 @@ def metrics_to_log(
 
 
 def apply_gradients(
-    state: TrainState,
-    grads: Any,
-    loss: Array,
-    optimizer: optax.GradientTransformation,
-    mask: Array,
+    state: TrainState, grads: Any, loss: Array, optimizer: optax.GradientTransformation, mask: Array
 ):
     """One optimizer step; none where the loss or the gradient is not finite, and none where `mask`,
     of the batch, has no token: without samples, momentum, decay and schedule stand still.
