@@ -458,9 +458,10 @@ class Trainer:
             # Who is done is a matter of process 0's clock.
             spent = seconds["time/step"] - seconds["time/compile"]
             self._account(
-                report.generation,
-                self.hosts.first(spent, f"the time of step {self.step}"),
-                int(numbers["empty_minibatches"]),
+                report.generation, self.hosts.first(spent, f"the time of step {self.step}")
+            )
+            self.totals.optimizer_steps += c.training.minibatches - int(
+                numbers["empty_minibatches"]
             )
             record |= {**self._so_far(), **numbers, **seconds}
             if slow := self.slow.see(
@@ -554,12 +555,11 @@ class Trainer:
                 "or look at metrics.jsonl for where it began"
             )
 
-    def _account(self, stats: GenerationStats, seconds: float, empty_minibatches: int) -> None:
+    def _account(self, stats: GenerationStats, seconds: float) -> None:
         t = self.totals
         t.train_s += seconds
         t.tokens += stats.tokens
         t.samples += stats.samples
-        t.optimizer_steps += self.config.training.minibatches - empty_minibatches
 
     def _record(self, rollouts: Rollouts, report: StepReport) -> dict[str, Any]:
         """The step's numbers that are known on the host when its update is on its way."""
