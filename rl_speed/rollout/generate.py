@@ -3,6 +3,7 @@ whatever the mesh.
 """
 
 import dataclasses
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -11,9 +12,18 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from rl_speed.activity import activity
 from rl_speed.data.prompts import Prompt
 from rl_speed.data.rollouts import Rollouts
-from rl_speed.mesh import gathered, own_row_shards, place, place_rows, replicated, row_shards
+from rl_speed.mesh import (
+    gathered,
+    own_row_shards,
+    place,
+    place_rows,
+    replicated,
+    row_shards,
+    spans_processes,
+)
 from rl_speed.replay.cuts import Replay
 from rl_speed.sampling import (
     Contexts,
@@ -25,6 +35,8 @@ from rl_speed.sampling import (
     build_requests,
     sample_sharded,
 )
+from rl_speed.sampling.sampler import samples_of
+from rl_speed.sampling.sharded import advance_sharded, begin_sharded
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,6 +82,12 @@ class GenerationStats:
         )
 
 
+class CallStopped(Exception):
+    """A generation call was ended by its `stop`: its samples are gone, and the same call would draw
+    them again.
+    """
+
+
 class PendingRollouts:
     """A generation call that was dispatched.
 
@@ -84,7 +102,7 @@ class PendingRollouts:
         self._finished: tuple[Rollouts, GenerationStats] | None = None
 
     def result(self) -> tuple[Rollouts, GenerationStats]:
-        """Blocks the first time; raises what the call raised."""
+        """Blocks the first time; raises what the call raised, `CallStopped` among it."""
         if self._finished is None:
             self._finished = self._fetch()
             self._fetch = None  # the devices need not hold the samples any longer
@@ -163,8 +181,32 @@ def _replayed(request: SampleRequest, name: str, otherwise: int) -> np.ndarray:
     )
 
 
+class Pace:
+    """How many decode steps a host leaves a call alone for: about half a second of them.
+
+    Doubled or halved by what the last ones took, so that looking costs next to nothing whatever the
+    policy. Nothing that is drawn depends on it.
+    """
+
+    _SECONDS, _LEAST, _MOST = 0.5, 8, 2**16
+
+    def __init__(self):
+        self.steps = 2 * self._LEAST
+
+    def took(self, seconds: float) -> None:
+        """What the last `steps` took, or as many as there were."""
+        if seconds < self._SECONDS / 2:
+            self.steps = min(2 * self.steps, self._MOST)
+        elif seconds > 2 * self._SECONDS:
+            self.steps = max(self.steps // 2, self._LEAST)
+
+
 class Generator:
     """`sample_sharded` with static capacities, fed with prompts.
+
+    A call is made a number of decode steps at a time, so that the host can say how far it is and
+    end it, unless its mesh has devices of other processes, which would have to agree on that, or
+    several on `tensor`: there it is one program. Both draw the same samples.
 
     Args:
       decoder, config: the policy's functions and the sampler's settings; `config.slots`
@@ -205,6 +247,8 @@ class Generator:
         # sent off an update or a call waits for it before anything else is sent from another thread
         # (`SplitStep`).
         self._launcher = ThreadPoolExecutor(1, "generation")
+        self._in_one = spans_processes(mesh) or mesh.shape["tensor"] > 1
+        self._pace = Pace()
 
     def tables(self, requests: Sequence[SampleRequest]) -> tuple[Contexts, Requests]:
         """The stacked tables of one call; requests go to the shards in turn, in serving order. A
@@ -243,8 +287,8 @@ class Generator:
         return place_rows(shards, self._mesh)
 
     def lower(self, params: Any) -> jax.stages.Lowered:
-        """The compiled call before compilation, for weights that may be abstract (with shardings):
-        allocates nothing there.
+        """A whole call as one program, before compilation, for weights that may be abstract (with
+        shardings): allocates nothing there.
         """
         contexts, requests = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), self.tables([])
@@ -259,22 +303,59 @@ class Generator:
         """(prompts, samples) that one call can hold, over all shards."""
         return self._contexts * self.shards, self._requests * self.shards
 
-    def dispatch(self, params: Any, requests: Sequence[SampleRequest]) -> PendingRollouts:
-        """Begin to draw the samples of every request, in one compiled call; does not wait for them.
+    def dispatch(
+        self,
+        params: Any,
+        requests: Sequence[SampleRequest],
+        stop: Callable[[], bool] = lambda: False,
+    ) -> PendingRollouts:
+        """Begin to draw the samples of every request, in one call; does not wait for them.
 
         `params` must not be donated before the result is there: the launch may still be waiting for
         the call before. Raises ValueError when the requests exceed the capacities.
+
+        Args:
+          stop: asked from another thread while the call is made, where it is made in parts. Once it
+            says so, the call is given up: its result is `CallStopped`.
         """
         requests = list(requests)
-        launch = self._launcher.submit(self._launch, params, *self.tables(requests))
+        total = sum(r.count for r in requests)
+        launch = self._launcher.submit(self._launch, params, *self.tables(requests), total, stop)
         return PendingRollouts(lambda: gather(jax.device_get(launch.result()), requests))
 
-    def _launch(self, params: Any, contexts: Contexts, requests: Requests) -> Samples:
-        samples = sample_sharded(
-            self._decoder, params, contexts, requests, self._key, self.config, self._mesh
-        )
+    def _launch(
+        self,
+        params: Any,
+        contexts: Contexts,
+        requests: Requests,
+        total: int,
+        stop: Callable[[], bool],
+    ) -> Samples:
+        call = (self._decoder, params, contexts, requests, self._key, self.config, self._mesh)
+        samples = sample_sharded(*call) if self._in_one else self._in_parts(call, total, stop)
         # The host has no use for a third of it.
         return gathered(samples.replace(kept_logmass=None), self._mesh)
+
+    def _in_parts(self, call: tuple, total: int, stop: Callable[[], bool]) -> Samples:
+        """`sample_sharded(*call)`, looking at it between decode steps."""
+        if stop():
+            raise CallStopped
+        activity.count(0, total)
+        fixed, state = begin_sharded(*call)
+        # What runs before this call on the devices is none of its pace.
+        jax.block_until_ready(state.queue_next)
+        done = 0
+        while done < total:
+            if stop():
+                raise CallStopped
+            begin, steps = time.perf_counter(), self._pace.steps
+            state, ended = advance_sharded(
+                self._decoder, fixed, state, np.int32(steps), self.config, self._mesh
+            )
+            done = int(np.sum(ended))
+            self._pace.took(time.perf_counter() - begin)
+            activity.count(done, total)
+        return samples_of(state)
 
     def __call__(
         self, params: Any, requests: Sequence[SampleRequest]

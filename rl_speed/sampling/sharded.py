@@ -12,7 +12,7 @@ from rl_speed.sampling.adaptive import Verify, sample_adaptive
 from rl_speed.sampling.callback import check_mesh, raising
 from rl_speed.sampling.contract import check_limits, check_prefixes, checked
 from rl_speed.sampling.rules import Rule
-from rl_speed.sampling.sampler import sample
+from rl_speed.sampling.sampler import Decoding, Fixed, begin, decode_steps, finished, sample
 from rl_speed.sampling.types import (
     AdaptiveSamples,
     Array,
@@ -26,28 +26,28 @@ from rl_speed.sampling.types import (
 )
 
 
-def per_shard(function, params, tables, key: Array, mesh: Mesh):
-    """function(params, tables of one shard, key), run by each shard for itself;
-    `tables` and results have shards on axis 0.
+def per_shard(function, whole, tables, mesh: Mesh):
+    """function(*whole, tables of one shard), run by each shard for itself; `tables` and results
+    have shards on axis 0.
 
     The loops' trip counts differ between shards, so nothing inside may communicate over the axes
     that the program has as its own (`mesh.own_axes`).
     """
 
-    def shard(params, tables, key):
+    def shard(whole, tables):
         return jax.tree.map(
-            lambda x: x[None], function(params, jax.tree.map(lambda x: x[0], tables), key)
+            lambda x: x[None], function(*whole, jax.tree.map(lambda x: x[0], tables))
         )
 
-    rows, whole = PartitionSpec(ROWS), PartitionSpec()
+    rows = PartitionSpec(ROWS)
     return jax.shard_map(
         shard,
         mesh=mesh,
-        in_specs=(whole, rows, whole),
+        in_specs=(PartitionSpec(), rows),
         out_specs=rows,
         axis_names=own_axes(mesh),
         check_vma=False,
-    )(params, tables, key)
+    )(whole, tables)
 
 
 @checked(check_limits)
@@ -76,13 +76,47 @@ def sample_sharded(
 
     Raises ValueError and TypeError as `sample`.
     """
-    return per_shard(
-        lambda params, tables, key: sample(decoder, params, *tables, key, config),
-        decoder.narrow(params),
-        (contexts, requests),
-        key,
-        mesh,
-    )
+    draw = lambda params, key, tables: sample(decoder, params, *tables, key, config)
+    return per_shard(draw, (decoder.narrow(params), key), (contexts, requests), mesh)
+
+
+@checked(check_limits)
+@functools.partial(jax.jit, static_argnames=("decoder", "config", "mesh"))
+def begin_sharded(
+    decoder: Decoder,
+    params,
+    contexts: Contexts,
+    requests: Requests,
+    key: Array,
+    config: SamplerConfig,
+    mesh: Mesh,
+) -> tuple[Fixed, Decoding]:
+    """`sample_sharded` up to its first decode step, for a host that looks at a call on its way:
+    `advance_sharded` makes the steps, and `samples_of` the same samples, bit for bit.
+
+    Not for a mesh with several devices on `tensor`: nothing here says how the partitioner splits
+    an empty cache over them.
+    """
+    start = lambda params, key, tables: begin(decoder, params, *tables, key, config=config)
+    return per_shard(start, (decoder.narrow(params), key), (contexts, requests), mesh)
+
+
+@functools.partial(
+    jax.jit, static_argnames=("decoder", "config", "mesh"), donate_argnames=("state",)
+)
+def advance_sharded(
+    decoder: Decoder, fixed: Fixed, state: Decoding, steps: Array, config: SamplerConfig, mesh: Mesh
+) -> tuple[Decoding, Array]:
+    """(state after at most `steps` decode steps of each shard, requests that have ended i32[
+    shards]). Takes `state` for its own. Compiles once, whatever `steps` is.
+    """
+
+    def go(steps, tables):
+        fixed, state = tables
+        state = decode_steps(decoder, fixed, state, config=config, limit=steps)
+        return state, finished(state, fixed.requests.context.shape[0])
+
+    return per_shard(go, (steps,), (fixed, state), mesh)
 
 
 @checked(check_prefixes)
@@ -118,8 +152,8 @@ def sample_adaptive_sharded(
         `sample_adaptive`.
         VerifierError: a `HostVerify` failed.
     """
-    draw = lambda params, prompts, key: sample_adaptive(
+    draw = lambda params, key, prompts: sample_adaptive(
         decoder, params, prompts, rule, verify, target, key, config
     )
     check_mesh(verify, mesh)
-    return per_shard(draw, decoder.narrow(params), prompts, key, mesh)
+    return per_shard(draw, (decoder.narrow(params), key), prompts, mesh)
