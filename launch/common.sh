@@ -136,10 +136,11 @@ check_mesh() {
     fail "the mesh $mesh_text is of $mesh_devices devices, but $2 $1: make the --config.mesh flags multiply to $1"
 }
 
-# newest_checkpoint WORKDIR: its step, or nothing.
+# newest_checkpoint WORKDIR: its step, or nothing; of checkpoints in a bucket always nothing.
 newest_checkpoint() {
-  local path step newest=""
-  for path in "$1"/checkpoints/*/; do
+  local path step newest="" folder
+  folder=$(flag_value config.checkpoints.dir "${flags[@]}") || folder=$1/checkpoints
+  for path in "$folder"/*/; do
     step=${path%/} step=${step##*/}
     [[ $step =~ ^[0-9]+$ ]] || continue
     if [ -z "$newest" ] || ((10#$step > 10#$newest)); then newest=$step; fi

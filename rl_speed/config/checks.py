@@ -8,6 +8,7 @@ import importlib.util
 import math
 from typing import TYPE_CHECKING, Any
 
+from rl_speed.config.paths import check_path
 from rl_speed.data.held_out import EVALUATION_FILES, HELD_OUT_OF_TRAIN
 from rl_speed.data.schemas import keep_names, question_parts
 from rl_speed.data.tasks import POLICIES, TASKS
@@ -693,7 +694,7 @@ def _check_in_loop(c: "Config", shards: int) -> None:
 
 def check_types(c: Any) -> None:
     """Of any configuration: fields that a file in configs/ invented (a dataclass takes them
-    silently) or gave another type."""
+    silently) or gave another type, and paths that are of no file system here."""
     for path, section in [
         ("", c),
         *(
@@ -716,3 +717,5 @@ def check_types(c: Any) -> None:
                 setattr(section, name, float(value))
             elif kind in (bool, int, float, str) and type(value) is not kind:
                 raise ValueError(f"config.{path}{name} must be {kind.__name__}, got {value!r}")
+            if kind is str:
+                check_path(f"config.{path}{name}", value)

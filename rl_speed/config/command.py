@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 from absl import flags
 
 from rl_speed.config import Config, describe, flatten, methods
+from rl_speed.config.paths import check_paths
 from rl_speed.shipped import COMMANDS, folder
 
 _PARSERS = {bool: flags.BooleanParser(), int: flags.IntegerParser(), float: flags.FloatParser()}
@@ -233,6 +234,9 @@ def parse_flags(
         given = with_config_path(flags.FLAGS.read_flags_from_files(list(arguments[1:]), False))
     except flags.Error as error:
         fail(str(error))
+    named = [(f"--{name}", v) for name, _, v in written_flags(given) if not v.startswith("-")]
+    if problems := list(check_paths(named)):
+        fail("\n".join(problems))
     names = {name for name, _, _ in written_flags(given)}
     default = find_config(default) if default and "config" not in names else ""
     asked_help = bool(names & {"help", "h", "helpshort"})
@@ -253,6 +257,8 @@ def parse_flags(
         told, _, trace = str(error).partition("Error whilst parsing config file:")
         # What a configuration file raised comes with its traceback, whose last line says it.
         fail(" ".join((told + trace.strip().rpartition("\n")[2]).split()))
+    if problems := list(check_paths([("argument", word) for word in left[1:]])):
+        fail("\n".join(problems))
     made = flags.FLAGS["config"].value if "config" in flags.FLAGS else None
     if made is not None and not isinstance(made, config):
         fail(

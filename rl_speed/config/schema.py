@@ -490,6 +490,9 @@ class Evaluation:
 @dataclass
 class Checkpoints:
     every: int = 100  # steps; 0: only the last
+    # Where they are written: a folder, or gs://BUCKET/FOLDER ("": checkpoints/ in the workdir). One
+    # folder is for one run.
+    dir: str = ""
     # Newest ones. One that is kept can be evaluated later, on any questions, with
     # experiments/evaluate.py --step.
     keep: int = 2

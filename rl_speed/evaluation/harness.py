@@ -182,11 +182,7 @@ def describe_source(source: Source, step: int | None) -> str:
     """For people."""
     if source.directory in POLICIES and source.checkpoints is None:
         return f"the policy of the {POLICIES[source.directory].name} task"
-    return (
-        source.directory
-        if source.checkpoints is None
-        else f"{source.checkpoints.parent}, step {step}"
-    )
+    return source.directory if source.checkpoints is None else f"{source.home.parent}, step {step}"
 
 
 def settings_of(

@@ -11,13 +11,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from etils import epath
 from jax.sharding import Mesh
 
 from rl_speed.config import EMBEDDED, Config
 from rl_speed.data.tasks import POLICIES
 from rl_speed.policy.hf import INDEX, SINGLE
 from rl_speed.policy.hub import is_hub_name
-from rl_speed.runtime.checkpoint import CheckpointError, restore_params, saved_steps
+from rl_speed.runtime.checkpoint import CheckpointError, restore_params
+from rl_speed.runtime.checkpoint_folder import checkpoint_folder, saved_steps
 from rl_speed.runtime.workdir import config_of, is_supervised, read_settings
 from rl_speed.training import build
 
@@ -40,13 +42,18 @@ class Source:
     directory: str
     home: Path
     config: Config | None = None
-    checkpoints: Path | None = None
+    checkpoints: epath.Path | None = None
     step: int | None = None
 
 
 def is_model(directory: Path) -> bool:
     """Whether a directory holds weights as Hugging Face keeps them."""
     return any((directory / name).exists() for name in (SINGLE, INDEX))
+
+
+def is_run(directory: Path) -> bool:
+    """Whether a directory is the workdir of a run; its checkpoints may lie elsewhere."""
+    return (directory / "checkpoints").is_dir() or (directory / "metrics.jsonl").is_file()
 
 
 def _home(model: Path) -> Path:
@@ -84,11 +91,12 @@ def find_source(model: str = "", checkpoint: str = "", step: int | None = None) 
         at, step = at.resolve().parent.parent, int(at.resolve().name)
     elif at.resolve().name == "checkpoints":
         at = at.resolve().parent
-    if not (at / "config.json").exists() or not (at / "checkpoints").is_dir():
+    if not (at / "config.json").exists() or not is_run(at):
         raise FileNotFoundError(
             f"--checkpoint: {checkpoint} is neither the workdir of a run (config.json and "
             "checkpoints/), nor a checkpoint inside one, nor an exported policy (config.json and "
-            "model.safetensors)"
+            "model.safetensors). Where a run's checkpoints lie outside of its workdir, give the "
+            "workdir, and --step"
         )
     advice = "restore it, or give --checkpoint an exported policy"
     values = read_settings(at / "config.json", advice, supervised=True)
@@ -98,18 +106,19 @@ def find_source(model: str = "", checkpoint: str = "", step: int | None = None) 
             f"writes its policy to --out, here {values['out']}: config.model.path takes that"
         )
     config = config_of(values)
-    steps = saved_steps(at / "checkpoints")
+    folder = checkpoint_folder(at, config.checkpoints.dir)
+    steps = saved_steps(folder)
     if not steps:
-        raise FileNotFoundError(f"--checkpoint: {at}/checkpoints holds no whole checkpoint (yet)")
+        raise FileNotFoundError(f"--checkpoint: {folder} holds no whole checkpoint (yet)")
     if step is not None and step not in steps:
         raise FileNotFoundError(
-            f"--step={step}: {at}/checkpoints holds the steps {', '.join(map(str, steps))}"
+            f"--step={step}: {folder} holds the steps {', '.join(map(str, steps))}"
         )
     directory = config.model.path
     # The run's starting policy says the architecture; its export, if there is one, says the same.
     if directory not in POLICIES and not Path(directory).is_dir() and is_model(at / "policy"):
         directory = str(at / "policy")
-    return Source(directory, at / "evaluation", config, at / "checkpoints", step)
+    return Source(directory, at / "evaluation", config, folder, step)
 
 
 def load_policy(source: Source, config: Config, mesh: Mesh) -> tuple[build.Policy, int | None]:

@@ -21,7 +21,7 @@ import contextlib
 import dataclasses
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -35,7 +35,7 @@ from rl_speed.rollout.budgets import Allocation, pack_visits, unpack_visits
 from rl_speed.rollout.buffer import BufferFull, SamplingBuffer
 from rl_speed.rollout.call_plan import CallPlan
 from rl_speed.rollout.expected_lengths import ExpectedLengths
-from rl_speed.rollout.generate import Generator, SampleRequest
+from rl_speed.rollout.generate import GenerationStats, Generator, SampleRequest
 from rl_speed.rollout.in_flight import (
     ActivePrompt,
     PendingCall,
@@ -91,6 +91,7 @@ class HostDriver:
 
     Attributes:
       screening: what became of prompts, and what is known of those to come.
+      whole: False where an error left the state half changed: it cannot be saved then.
     """
 
     def __init__(
@@ -111,6 +112,7 @@ class HostDriver:
         self.rule, self.stream, self.buffer, self.config = rule, stream, buffer, config
         self._generate, self._score, self._decide = generator.dispatch, score, compiled_decide(rule)
         self._plan, self._lengths = CallPlan(rule, config), ExpectedLengths()
+        self.whole = True
         self._active: list[ActivePrompt] = []  # with all that was launched for them scored
         self._pending: deque[PendingCall] = deque()  # in order of dispatch
 
@@ -166,6 +168,8 @@ class HostDriver:
             self._collect_late(version, report)
         self._begun = None
         count = min(self.config.groups, len(self.buffer))
+        with self._changing():
+            self.screening.tell_estimates(params)
         if count == 0:
             raise StarvedError(
                 f"no prompt completed in {report.generation.calls} generation calls "
@@ -180,8 +184,14 @@ class HostDriver:
         report.short = self.config.groups - count
         report.screened = self.prompt_counts.screened - start.screened
         report.rejected = self.prompt_counts.rejected - start.rejected
-        self.screening.tell_estimates(params)
         return Rollouts.concat(self.buffer.take(count)), report
+
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[None]:
+        """Within, an error leaves the state half changed."""
+        self.whole = False
+        yield
+        self.whole = True
 
     def start_next(self, params: Any, version: int) -> None:
         """Send off the first generation call of the next step, before `next_groups` is asked for
@@ -246,13 +256,26 @@ class HostDriver:
         ]
         if not (active := going + fresh):
             return False
-        self._begin(fresh, params)
+        try:
+            self._begin(fresh, params)
+            call = PendingCall(active, version, self._generate(params, self._requests(active)))
+        except BaseException:
+            self.stream.put_back([a.prompt for a in fresh])  # as if they had never left it
+            raise
+        self._pending.append(call)
+        report.generate_s += time.perf_counter() - begin
+        self.prompt_counts.screened += len(fresh)
+        self._active = waiting
+        return True
+
+    def _requests(self, active: Sequence[ActivePrompt]) -> list[SampleRequest]:
+        """What a generation call is asked for: the next samples of each prompt."""
         replay = lambda a: self.screening.replay(
             a.cached, a.prompt, a.launched, a.want - a.launched
         )
         # Who is served first decides who completes first.
         by_length = self.config.accept != "completion"
-        requests = [
+        return [
             SampleRequest(
                 a.prompt,
                 a.launched,
@@ -262,11 +285,6 @@ class HostDriver:
             )
             for a in active
         ]
-        self._pending.append(PendingCall(active, version, self._generate(params, requests)))
-        report.generate_s += time.perf_counter() - begin
-        self.prompt_counts.screened += len(fresh)
-        self._active = waiting
-        return True
 
     def _begin(self, fresh: Sequence[ActivePrompt], params: Any) -> None:
         """Give new prompts their budgets, what the rule wants of them first,
@@ -281,20 +299,35 @@ class HostDriver:
             prompt.budget, prompt.cached = budget, self.screening.cached(prompt.prompt)
 
     def _collect(self, version: int, report: StepReport) -> None:
-        """Score and judge the oldest pending call."""
+        """Score and judge the oldest pending call, which stays pending where scoring fails."""
         call = self._pending[0]
         begin = time.perf_counter()
         rollouts, stats = call.result()
-        fresh = call.fresh
         middle = time.perf_counter()
         with self._beside_generation():
-            self._take_in(call.active, rollouts)
-        # Where scoring raised, the call is pending still, and saved as such.
-        self._pending.popleft()
-        report.generation += stats
-        self.prompt_counts.nonfinite += stats.nonfinite
+            scored = self._scored(rollouts)
+        with self._changing():
+            self._pending.popleft()
+            self._take_in(call, scored, stats, version, report)
         report.generate_s += middle - begin
         report.score_s += time.perf_counter() - middle
+
+    def _take_in(
+        self,
+        call: PendingCall,
+        rollouts: Rollouts,
+        stats: GenerationStats,
+        version: int,
+        report: StepReport,
+    ) -> None:
+        """Add a call's scored samples to its prompts' groups, and judge these."""
+        fresh = call.fresh
+        self._lengths.observe(rollouts)
+        for prompt, group in zip(call.active, rollouts.groups(), strict=True):
+            prompt.finished = int(group.end_steps.max())
+            prompt.group = group if prompt.group is None else Rollouts.concat([prompt.group, group])
+        report.generation += stats
+        self.prompt_counts.nonfinite += stats.nonfinite
         rates = {a.prompt.visit: float(a.group.correct.mean()) for a in fresh}
         accepted, cancelled = self._judge(call.active)
         report.accepted += accepted
@@ -349,20 +382,16 @@ class HostDriver:
             prompt.want, prompt.phase, prompt.round = int(want[i]), int(phase[i]), int(rounds[i])
         return (budget if first else status)[: len(prompts)].tolist()
 
-    def _take_in(self, active: Sequence[ActivePrompt], rollouts: Rollouts) -> None:
-        """Score what came back, in one go, and add it to the prompts' groups."""
+    def _scored(self, rollouts: Rollouts) -> Rollouts:
+        """The same with rewards and verdicts, all in one go."""
         rewards, correct = self._score(rollouts)
-        self._lengths.observe(rollouts)
         # What was said before the policy broke down earns nothing, whatever the scorer makes of it.
         broken = rollouts.nonfinite
-        rollouts = dataclasses.replace(
+        return dataclasses.replace(
             rollouts,
             rewards=np.where(broken, 0, rewards),
             correct=np.asarray(correct, bool) & ~broken,
         )
-        for prompt, group in zip(active, rollouts.groups(), strict=True):
-            prompt.finished = int(group.end_steps.max())
-            prompt.group = group if prompt.group is None else Rollouts.concat([prompt.group, group])
 
     def _judge(self, active: Sequence[ActivePrompt]) -> tuple[int, set[int]]:
         """Ask the rule about prompts whose samples are all in; sort them into complete,

@@ -73,9 +73,11 @@ class StepReport:
 
 
 class StarvedError(RuntimeError):
-    """The rule refuses every prompt: there is nothing to train on."""
+    """The rule refuses every prompt: there is nothing to train on. All processes of a run find it
+    at the same place.
+    """
 
-    exit_status = 1
+    exit_status, everywhere = 1, True
 
 
 def broken_samples(stats: GenerationStats) -> str:

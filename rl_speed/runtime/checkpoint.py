@@ -1,18 +1,20 @@
 """Checkpoints: the train state as sharded arrays, everything on the host beside it,
-in one atomic directory per step.
+in one atomic directory per step, in a local folder or in a bucket of Google Cloud Storage.
 """
 
 import contextlib
 import logging
+import os
 import shutil
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+from etils import epath
 
+from rl_speed.runtime.checkpoint_folder import REMOTE, Owner
 from rl_speed.runtime.hosts import Hosts, OtherProcessError
 
 log = logging.getLogger(__name__)
@@ -21,7 +23,8 @@ SEPARATOR = "/"
 # A checkpoint that another one of the same step is to replace is called this and its step until
 # that one is whole.
 _REPLACED = "replaced_"
-# What Orbax calls a directory that is not whole yet.
+# What Orbax calls a local directory that is not whole yet; in a bucket it has its own name, and
+# lacks a file.
 _HALF = "*.orbax-checkpoint-tmp"
 # What a process says whose part of a save was given up since others gave up theirs.
 _WITH_OTHERS = "it was given up"
@@ -85,7 +88,9 @@ class CheckpointError(RuntimeError):
 
 
 class SaveError(RuntimeError):
-    """One process of several could not begin a save that the others have begun."""
+    """What a run made last could not be saved; or one process of several could not begin a save
+    that the others have begun.
+    """
 
     exit_status = 1
 
@@ -93,6 +98,9 @@ class SaveError(RuntimeError):
 class Checkpointer:
     """Saves and restores (train state, host state, perhaps a reference policy) by step,
     keeping the newest `keep`.
+
+    In a bucket nothing can be renamed at once, so that a checkpoint there is never replaced by one
+    of the same step: the first stays.
 
     Saving is asynchronous: `close` (or the next save) waits for it. A directory that was not
     finished is never listed. A save that fails is logged and counted and the run goes on; what was
@@ -103,17 +111,29 @@ class Checkpointer:
     where any process says so.
 
     Args:
-      directory: one that all processes see. hosts: the processes; None: this one.
+      directory: one that all processes see, local or of `checkpoint_folder`. hosts: the processes;
+        None: this one. owner: this run, which has claimed the directory; None: nobody looks.
 
     Attributes:
       failures: saves that failed since this object was made. last_failure: what the latest said.
+      lost: whether the latest save failed, as far as `wait` knows.
     """
 
-    def __init__(self, directory: str | Path, keep: int, hosts: Hosts | None = None):
-        self._directory, self._keep = Path(directory).resolve(), keep
+    def __init__(
+        self,
+        directory: str | os.PathLike,
+        keep: int,
+        hosts: Hosts | None = None,
+        owner: Owner | None = None,
+    ):
+        self._directory, self._keep = epath.Path(directory), keep
+        self._remote = str(directory).startswith(REMOTE)
+        if not self._remote:
+            self._directory = self._directory.resolve()
         self._hosts = hosts or Hosts()
+        self._owner = owner
         self._saves = 0  # begun, by which a failed one is told
-        self.failures, self.last_failure = 0, ""
+        self.failures, self.last_failure, self.lost = 0, "", False
         self._manager = self._open()
 
     def _open(self) -> ocp.CheckpointManager:
@@ -121,12 +141,16 @@ class Checkpointer:
             for old in self._directory.glob(f"{_REPLACED}*"):  # a save in place of it was under way
                 step = self._directory / old.name.removeprefix(_REPLACED)
                 if step.exists():
-                    shutil.rmtree(old)
+                    old.rmtree()
                 else:
                     old.rename(step)
             # Of saves that failed, or were cut off: a full disk would stay full of them.
             for half in self._directory.glob(_HALF):
                 shutil.rmtree(half, ignore_errors=True)
+            if self._remote and self._directory.exists():
+                for path in self._directory.iterdir():
+                    if path.name.isdigit() and not ocp.utils.is_checkpoint_finalized(path):
+                        path.rmtree()
         return self._manager_of()
 
     def _manager_of(self) -> ocp.CheckpointManager:
@@ -154,8 +178,14 @@ class Checkpointer:
         file has them. False when this save, or the one before that was still under way, failed.
 
         A checkpoint of this step that is there already (a run was stopped inside the step after it)
-        is replaced once this one is whole, which is waited for then.
+        is replaced once this one is whole, which is waited for then; in a bucket it stays.
+
+        Raises:
+          TakenError: the folder is another run's by now. SaveError: of several processes, one could
+            not begin.
         """
+        if self._owner is not None:
+            self._owner.require()
         values, arrays = split_host(host)
         values["layout"] = describe_tree(state)
         # Orbax refuses an empty tree; the marker also tells a checkpoint without host arrays from a
@@ -167,8 +197,10 @@ class Checkpointer:
             items["reference"] = ocp.args.StandardSave(reference)
         args = ocp.args.Composite(**items, host=ocp.args.JsonSave(values))
         fine = self.wait()
-        self._saves += 1
         replaces = step in self._steps()
+        if replaces and self._remote:
+            return fine
+        self._saves, self.lost = self._saves + 1, False
         try:
             if replaces:
                 self._manager.close()
@@ -182,8 +214,12 @@ class Checkpointer:
             self._failed(step, _first_line(error))
             return False
         if replaces and (fine := self.wait() and fine) and self._hosts.writes:
-            shutil.rmtree(self._directory / f"{_REPLACED}{step}")
+            (self._directory / f"{_REPLACED}{step}").rmtree()
         return fine
+
+    def keeps(self, step: int) -> bool:
+        """Whether a checkpoint of this step would stay: it is there, and is in a bucket."""
+        return self._remote and step in self._steps()
 
     def wait(self) -> bool:
         """Wait for the save under way. False when it failed (logged and counted)."""
@@ -206,7 +242,7 @@ class Checkpointer:
             self._failed(None, "; ".join(own) or _WITH_OTHERS)
         return not any(told)
 
-    def _move(self, step: int, target: Path) -> None:
+    def _move(self, step: int, target: epath.Path) -> None:
         """Process 0 does; all wait for it."""
         self._hosts.meet("the moving of a checkpoint")
         if self._hosts.writes:
@@ -215,7 +251,7 @@ class Checkpointer:
 
     def _failed(self, step: int | None, problem: str) -> None:
         self.failures += 1
-        self.last_failure = problem
+        self.last_failure, self.lost = problem, True
         what = "a checkpoint" if step is None else f"the checkpoint of step {step}"
         # A manager whose save failed keeps the error and half a directory; a new one
         # clears both up.
@@ -281,7 +317,7 @@ class Checkpointer:
         """(step, state, host state) of the newest checkpoint that can be read,
         as `restore` has them; None where there is none.
 
-        A damaged one is logged, moved out of the way (to damaged/ beside the directory; nothing is
+        A damaged one is logged, moved out of the way (to damaged/ in the directory; nothing is
         deleted) and the one before it tried.
 
         Raises:
@@ -322,11 +358,11 @@ class Checkpointer:
     def _set_aside(self, steps: list[int]) -> None:
         self._manager.close()
         for step in steps:
-            target = self._directory.parent / "damaged" / str(step)
+            target = self._directory / "damaged" / str(step)
             if self._hosts.writes:
                 target.parent.mkdir(exist_ok=True)
                 if target.exists():
-                    shutil.rmtree(target)
+                    target.rmtree()
             self._move(step, target)
             log.error("moved it to %s", target)
         self._manager = self._open()
@@ -371,18 +407,7 @@ def _options(keep: int, hosts: Hosts, topic: Callable[[], str]) -> ocp.Checkpoin
     )
 
 
-def saved_steps(directory: str | Path) -> list[int]:
-    """Steps of the finished checkpoints in a folder, in order; nothing there is opened or cleared
-    up, so that the run may go on.
-    """
-    return sorted(
-        int(path.name)
-        for path in Path(directory).iterdir()
-        if path.name.isdigit() and (path / "state").is_dir()
-    )
-
-
-def restore_params(directory: str | Path, like: Any) -> Any:
+def restore_params(directory: str | os.PathLike, like: Any) -> Any:
     """The parameters of one checkpoint, and nothing else of it,
     with the shapes and shardings of `like`.
 
@@ -393,7 +418,9 @@ def restore_params(directory: str | Path, like: Any) -> Any:
       CheckpointError: it belongs to another model; says which array differs and how.
       Exception: whatever reading a damaged directory raises.
     """
-    directory = Path(directory).resolve()
+    directory = epath.Path(directory)
+    if not str(directory).startswith(REMOTE):
+        directory = directory.resolve()
     with ocp.Checkpointer(ocp.JsonCheckpointHandler()) as reader:
         layout = reader.restore(directory / "host", args=ocp.args.JsonRestore())["layout"]
     # A state is a dataclass, or with supervised fine-tuning a dictionary.

@@ -355,15 +355,10 @@ def _require_free(coordinator: str) -> None:
     """
     port = int(coordinator.rpartition(":")[2])
     try:
-        with socket.socket(
-            socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
-        ) as it:
-            # Connections of an earlier run that are still closing do no harm.
-            it.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if it.family == socket.AF_INET6:
-                it.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-            it.bind(("", port))
-            it.listen()
+        # It sets SO_REUSEADDR: an earlier run's connections that are still closing do no harm.
+        both = socket.has_dualstack_ipv6()
+        family = socket.AF_INET6 if both else socket.AF_INET
+        socket.create_server(("", port), family=family, dualstack_ipv6=both).close()
     except OSError as error:
         raise ValueError(
             f"process 0 cannot listen at port {port} of --coordinator={coordinator} (or "

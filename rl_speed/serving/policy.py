@@ -50,7 +50,7 @@ def load_policy(
         raise FileNotFoundError(f"{at}: no such directory")
     if (at / "policy" / "config.json").exists():
         at = at / "policy"
-    running = (at / "checkpoints").is_dir() and not sources.is_model(at)
+    running = sources.is_run(at) and not sources.is_model(at)
     source = (
         sources.find_source(checkpoint=str(at)) if running else sources.find_source(model=str(at))
     )

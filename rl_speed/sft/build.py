@@ -15,6 +15,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from rl_speed.config import Reward
+from rl_speed.config.paths import check_path
 from rl_speed.data.embedded_tokenizer import END_ID
 from rl_speed.data.held_out import HeldOutSet
 from rl_speed.data.prompts import Prompt
@@ -64,12 +65,25 @@ def build(config: SFTConfig, out: str, workdir: str = "") -> SFTTrainer:
     """
     config.validate()
     require_replaceable(out)
+    check_path("--out", out)
+    check_path("--workdir", workdir)
     workdir = workdir or (f"{out.rstrip('/')}.run" if config.data.train else "")
     if workdir and Path(out).resolve() in (inside := Path(workdir).resolve(), *inside.parents):
         raise ValueError(
             f"--workdir={workdir} must not be --out or in it, which is replaced as a "
             "whole at the end"
         )
+    if folder := config.checkpoints.dir:
+        if not workdir:
+            raise ValueError(
+                f"config.checkpoints.dir={folder!r} needs --workdir: this run keeps no checkpoints"
+            )
+        local = Path(folder).resolve()
+        if Path(out).resolve() in (local, *local.parents):
+            raise ValueError(
+                f"config.checkpoints.dir={folder!r} must not be --out or in it, which is replaced "
+                "as a whole at the end"
+            )
     mesh = make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
     parts = (from_files if config.data.train else from_nothing)(config, mesh)
     return SFTTrainer(config, parts, mesh, workdir or None, out)

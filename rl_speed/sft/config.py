@@ -67,6 +67,7 @@ class Evaluation:
 @dataclass
 class Checkpoints:
     every: int = 200  # updates; 0: only the last
+    dir: str = ""  # as in training
 
 
 @dataclass

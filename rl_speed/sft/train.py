@@ -22,7 +22,9 @@ from rl_speed.mesh import ROWS, batch_sharding, row_shards
 from rl_speed.policy import ModelConfig, ModelFiles, num_params, save_hf
 from rl_speed.policy.split import SplitWeights
 from rl_speed.policy.transformer import attention_kernel
-from rl_speed.runtime.checkpoint import Checkpointer
+from rl_speed.runtime.checkpoint import Checkpointer, SaveError
+from rl_speed.runtime.checkpoint_folder import Owner, checkpoint_folder, require_moved
+from rl_speed.runtime.hosts import Hosts
 from rl_speed.runtime.metrics import JsonLines, read_lines, read_object, write_atomically
 from rl_speed.runtime.plotting import plot_sft
 from rl_speed.runtime.progress import progress_bar
@@ -239,11 +241,15 @@ class SFTTrainer:
         self.step, self.last = 0, {}
         self._untold: dict[str, float] = {}  # of the last update, whose evaluation was stopped
         self.workdir = None if workdir is None else Path(workdir)
-        self._checkpoints, self._writers = None, []
+        self._checkpoints, self._writers, self._problem = None, [], ""
         if self.workdir is not None:
-            self._open({**dataclasses.asdict(config), "out": out, "counts": dict(parts.counts)})
+            settings = {**dataclasses.asdict(config), "out": out, "counts": dict(parts.counts)}
+            folder = checkpoint_folder(self.workdir, config.checkpoints.dir)
+            if config.checkpoints.dir:
+                settings["checkpoints"]["dir"] = str(folder)
+            self._open(settings, folder)
 
-    def _open(self, settings: dict[str, Any]) -> None:
+    def _open(self, settings: dict[str, Any], folder: Any) -> None:
         self.workdir.mkdir(parents=True, exist_ok=True)
         path, metrics = self.workdir / "config.json", self.workdir / "metrics.jsonl"
         if path.exists():
@@ -253,7 +259,13 @@ class SFTTrainer:
                     f"{self.workdir} holds a run with {other}: give the settings of "
                     "that run to go on with it, or another --workdir"
                 )
-        self._checkpoints = Checkpointer(self.workdir / "checkpoints", keep=2)
+            of_checkpoints = before.get("checkpoints")
+            if isinstance(of_checkpoints, dict):
+                require_moved(self.workdir, of_checkpoints.get("dir", ""), folder)
+        owner = Owner(folder, self.workdir, settings, Hosts())
+        owner.check(goes_on=path.exists() or not self._config.checkpoints.dir)
+        owner.claim()
+        self._checkpoints = Checkpointer(folder, keep=2, owner=owner)
         found = self._checkpoints.restore_newest(
             {"params": self.params, "opt_state": self._opt_state}
         )
@@ -280,6 +292,23 @@ class SFTTrainer:
                 {"step": self.step, "untold": json.dumps(self._untold)},
             )
 
+    def _unsaved(self) -> str:
+        """Wait for the last save, and try once more where it failed. What is wrong if it failed
+        again; else "".
+        """
+        saver = self._checkpoints
+        if saver is None:
+            return ""
+        saver.wait()
+        if saver.lost:
+            self.save()
+            saver.wait()
+        return (
+            f"the last checkpoint, of step {self.step}, could not be written: {saver.last_failure}"
+            if saver.lost
+            else ""
+        )
+
     def run(self, report: Callable[[dict[str, float]], Any] = lambda record: None) -> Any:
         """Make the remaining updates; returns the new parameters.
 
@@ -302,6 +331,7 @@ class SFTTrainer:
                 none if self.workdir is None else stop_on_signals() as stop,
             ):
                 self._train(stop, lambda record: (self._log(record, bar), report(record)))
+            self._problem = self._unsaved()
         finally:
             for part in filter(None, (self.parts, self._checkpoints, *self._writers)):
                 part.close()
@@ -349,6 +379,8 @@ class SFTTrainer:
             # Evaluation and checkpoints are excluded from the step's seconds.
             begin = time.perf_counter()
         if stop and (self._untold or self.step < steps):
+            if problem := self._unsaved():
+                raise SaveError(f"stopped by {stop.received.name}, but {problem}")
             raise Stopped(stop.received, self.step, self.workdir)
 
     def _next_batch(self) -> tuple[SFTBatch, dict[str, float]] | None:
@@ -386,7 +418,10 @@ class SFTTrainer:
 
     def export(self, command: str) -> dict[str, Any]:
         """Write the Hugging Face directory `out`, with made_by.json, which is returned; and the
-        plot of the workdir."""
+        plot of the workdir.
+
+        Raises SaveError, when that is written, where the run's last checkpoint could not be.
+        """
         parts, last = self.parts, self.last
         accuracy = {"eval_accuracy": last["eval/accuracy"]} if "eval/accuracy" in last else {}
         made = {
@@ -411,6 +446,8 @@ class SFTTrainer:
         )
         if self.workdir is not None:
             plot_sft(self.workdir)
+        if self._problem:
+            raise SaveError(f"the policy is in {self.out}, but {self._problem}")
         return made
 
     def _log(self, record: dict[str, float], bar: Any) -> None:

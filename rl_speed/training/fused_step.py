@@ -42,6 +42,7 @@ class FusedStep:
     Attributes:
       screening: what became of prompts; `screened = rejected + completed` always.
       wasted_tokens: drawn for candidates that were then not needed, since the run began.
+      whole: see `Step`.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class FusedStep:
             fused.verify,
             0.0,
         )
-        self.wasted_tokens = 0
+        self.wasted_tokens, self.whole = 0, True
         self._begun: StepReport | None = None  # what a step that was stopped did so far
 
     def __call__(
@@ -84,7 +85,7 @@ class FusedStep:
 
         Raises:
           StarvedError: nothing was accepted in `max_calls` attempts.
-          VerifierError: a Python verifier failed inside the step; the state it was given is gone.
+          VerifierError: a Python verifier failed inside the step.
         """
         begin = getattr(self._verify, "seconds", 0.0)
         report = self._begun = self._begun or StepReport.empty()
@@ -99,12 +100,14 @@ class FusedStep:
                     numbers = {name: float(value) for name, value in metrics.items()}
                     return state, StepResult(rollouts, report, lambda: numbers)
         self._begun = None
-        raise StarvedError(
+        starved = StarvedError(
             f"none of {report.screened} candidates was accepted in {self._max_calls} attempts: "
             "the data is too hard or too easy for this policy and rule. Widen "
             "config.rule.low/high, raise config.rule.n_init or config.driver.screen_prompts, or "
             f"change the data{broken_samples(report.generation)}"
         )
+        starved.state = state
+        raise starved
 
     def _attempt(
         self, state: TrainState, version: int, report: StepReport
@@ -113,16 +116,21 @@ class FusedStep:
         prompts = self.stream.take(
             self._groups if isinstance(self.rule, Allocated) else shards * capacity
         )
-        asked = (
-            []
-            if screening.budgets is None
-            else [screening.allocate(state.params, prompts[s::shards]) for s in range(shards)]
-        )
-        state, *rest = self._program(
-            state, self._table.build(prompts, asked, self._replays(prompts)), self._key
-        )
-        metrics, drawn, facts, counts = jax.device_get(rest)
-        raise_failure(self._verify)
+        try:
+            asked = (
+                []
+                if screening.budgets is None
+                else [screening.allocate(state.params, prompts[s::shards]) for s in range(shards)]
+            )
+            table = self._table.build(prompts, asked, self._replays(prompts))
+            state, *rest = self._program(state, table, self._key)
+            metrics, drawn, facts, counts = jax.device_get(rest)
+            raise_failure(self._verify)
+        except BaseException as error:
+            self.stream.put_back(prompts)  # as if they had never left it
+            error.state = state
+            raise
+        self.whole = False  # until all of it is taken in
         consumed = [prompts[s::shards][: int(facts["consumed"][s])] for s in range(shards)]
         used = {prompt.visit for part in consumed for prompt in part}
         self.stream.put_back([prompt for prompt in prompts if prompt.visit not in used])
@@ -140,6 +148,7 @@ class FusedStep:
         self._account(
             facts, counts, len(used), 0 if rollouts is None else rollouts.sampled_tokens, report
         )
+        self.whole = True
         return state, metrics, rollouts
 
     def _replays(self, prompts: Sequence[Prompt]) -> list[Replay | None]:

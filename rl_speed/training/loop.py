@@ -17,13 +17,21 @@ import jax
 import numpy as np
 
 from rl_speed.config import Config, flatten
+from rl_speed.config.paths import check_path
 from rl_speed.data.prompts import digest
 from rl_speed.data.rollouts import Rollouts, pack
 from rl_speed.policy import save_hf
 from rl_speed.policy.transfer import Transfer
 from rl_speed.rollout.generate import GenerationStats
 from rl_speed.rollout.prompt_counts import StepReport
-from rl_speed.runtime.checkpoint import Checkpointer, CheckpointError, saved_steps
+from rl_speed.runtime.checkpoint import Checkpointer, CheckpointError, SaveError
+from rl_speed.runtime.checkpoint_folder import (
+    Owner,
+    TakenError,
+    checkpoint_folder,
+    require_moved,
+    saved_steps,
+)
 from rl_speed.runtime.hosts import DifferError, Hosts, code_digest, here, log_beside, status_of
 from rl_speed.runtime.metrics import (
     CompileCounter,
@@ -44,7 +52,7 @@ from rl_speed.training.oracle import make_oracle
 from rl_speed.training.records import by_round, describe, progress_text, rollout_record
 from rl_speed.training.steps import Step
 from rl_speed.update.reference import Reference
-from rl_speed.update.state import init_state, make_snapshot, state_shardings
+from rl_speed.update.state import init_state, is_sound, make_snapshot, state_shardings
 
 log = logging.getLogger(__name__)
 
@@ -55,10 +63,10 @@ FORMAT = 2
 
 class NonFiniteError(RuntimeError):
     """Too many updates in a row had a non-finite loss or gradient,
-    or the policy's logits end every response.
+    or the policy's logits end every response. All processes of a run find it at the same place.
     """
 
-    exit_status = 1
+    exit_status, everywhere = 1, True
 
 
 @dataclasses.dataclass
@@ -90,13 +98,20 @@ class Trainer:
     """
 
     def __init__(self, config: Config, workdir: str | Path, hosts: Hosts | None = None):
+        check_path("--workdir", str(workdir))
         self.config, self.workdir = config.validate(), Path(workdir)
         self.hosts = hosts or here()
+        self._folder = checkpoint_folder(self.workdir, config.checkpoints.dir)
         _require_writable(self.workdir)
         _require_shared(self.workdir, self.config, self.hosts)
         log_beside(self.hosts, self.workdir)
+        self._settings = self.config.to_dict()
+        if config.checkpoints.dir:
+            # Whoever reads the file may be in another folder.
+            self._settings["checkpoints"]["dir"] = str(self._folder)
+        self._owner = Owner(self._folder, self.workdir, self._settings, self.hosts)
         # First, and not beside its use: nothing is built or moved before a damaged file is told.
-        self._earlier = earlier_settings(self.workdir) if _holds_run(self.workdir) else {}
+        self._earlier = self._find_run()
         self.compiles, self.slow = CompileCounter(), SlowSteps()
         self.mesh, generation = build.build_meshes(config)
         self.policy = build.build_policy(config, self.mesh, generation)
@@ -167,30 +182,56 @@ class Trainer:
         # Seconds by phase of a step that was stopped after `step` steps.
         self._spent: dict[str, float] = {}
         self._resumed = False
+        # Whether what is held is that of a step that is made, or of one between generation calls.
+        self._whole = True
         self._open()
 
     # Files and resume.
 
-    def _open(self) -> None:
-        c = self.config.checkpoints
-        self._checkpoints = Checkpointer(self.workdir / "checkpoints", c.keep, self.hosts)
-        latest = self._checkpoints.latest()
-        if c.resume == "must" and latest is None:
+    def _find_run(self) -> dict[str, Any]:
+        """The settings of the run that is gone on with; empty where there is none, or none is told.
+
+        Raises, before anything is built, what the constructor does where it cannot be.
+        """
+        c, earlier, damage = self.config.checkpoints, {}, None
+        try:
+            earlier = earlier_settings(self.workdir)
+        except ValueError as error:
+            damage = error
+        before = earlier.get("checkpoints", {}).get("dir", "")
+        moved = bool(earlier) and before != self._settings["checkpoints"]["dir"]
+        # Checkpoints in another folder than the workdir's may be another run's.
+        self._owner.check(goes_on=not c.dir or c.resume == "must" or bool(earlier) and not moved)
+        steps = saved_steps(self._folder) if self.hosts.writes else []
+        steps = self.hosts.first(steps, "which checkpoints are there")
+        if steps and damage:
+            raise damage
+        if moved and not steps:
+            require_moved(self.workdir, before, self._folder)
+        if c.resume == "must" and not steps:
             raise FileNotFoundError(
-                f"config.checkpoints.resume is 'must', but {self.workdir}/checkpoints holds none"
+                f"config.checkpoints.resume is 'must', but {self._folder} holds none"
             )
-        if c.resume == "never" and latest is not None:
+        if c.resume == "never" and steps:
             raise FileExistsError(
-                f"{self.workdir} already holds a run (step {latest}); choose another --workdir, "
-                "or set config.checkpoints.resume=auto to continue it"
+                f"{self._folder} already holds a run (step {steps[-1]}); choose another --workdir "
+                "(or config.checkpoints.dir), or set config.checkpoints.resume=auto to continue it"
             )
+        return earlier if steps else {}
+
+    def _open(self) -> None:
+        self._owner.claim()
+        self._checkpoints = Checkpointer(
+            self._folder, self.config.checkpoints.keep, self.hosts, owner=self._owner
+        )
+        latest = self._checkpoints.latest()
         if latest is not None:
             self._restore()
         self.hosts.meet("the reading of the workdir")  # before anything there is written over
         if not self.hosts.writes:
             self._writer = NoWriter()
             return
-        path, settings = self.workdir / "config.json", self.config.to_dict()
+        path, settings = self.workdir / "config.json", self._settings
         if latest is not None:
             note_changes(path, self._earlier, settings, self.step)
         write_atomically(path, json.dumps(settings, indent=2) + "\n")
@@ -206,7 +247,7 @@ class Trainer:
         self.step, self.state, host = self._checkpoints.restore_newest(self.state, reference)
         if (written := host.get("format", 1)) > FORMAT:
             raise CheckpointError(
-                f"the checkpoint of step {self.step} in {self.workdir} has format {written}, of a "
+                f"the checkpoint of step {self.step} in {self._folder} has format {written}, of a "
                 f"newer version of this code, which reads up to {FORMAT}"
             )
         if self.reference is not None:
@@ -221,12 +262,17 @@ class Trainer:
         self._spent, self._resumed = host.get("spent", {}), True
         log.warning("resumed %s at step %d", self.workdir, self.step)
 
-    def save(self) -> None:
+    def save(self) -> bool:
         """Checkpoint everything the next step depends on, and what there is of it where a stop came
         between its generation calls. The reference policy is part of it only where it is neither
         the one that the run started from nor the one that is saved here.
+
+        False where a checkpoint of this step stays in place of this one: what there is of the next
+        step is then made again.
         """
         reference = self.reference
+        if self._checkpoints.keeps(self.step):
+            return False
         self._checkpoints.save(
             self.step,
             self.state,
@@ -242,6 +288,52 @@ class Trainer:
             },
             None if reference is None else reference.to_save(self.step),
         )
+        return True
+
+    def _unsaved(self) -> str:
+        """Wait for the last save, and try once more where it failed. What is wrong if it failed
+        again; else "".
+        """
+        self._checkpoints.wait()
+        if self._checkpoints.lost:
+            self.save()
+            self._checkpoints.wait()
+        if not self._checkpoints.lost:
+            return ""
+        newest = self._checkpoints.latest()
+        return (
+            f"the last checkpoint, of step {self.step}, could not be written to {self._folder}: "
+            f"{self._checkpoints.last_failure}. "
+            + ("There is none" if newest is None else f"The newest there is that of step {newest}")
+        )
+
+    def _save_before(self, error: BaseException) -> None:
+        """Save what was made until `error` ended the run, and the policy, where they are whole."""
+        if self.step == 0 or isinstance(error, (TakenError, SaveError)):
+            return
+        if self.hosts.count > 1 and not getattr(error, "everywhere", False):
+            problem = "one of several processes cannot save alone"
+        elif not (self._whole and self.rl_step.whole):
+            problem = "it came inside a step, with only a part of it done"
+        elif not is_sound(state := getattr(error, "state", self.state)):
+            problem = "the weights are not finite, or were lost in the update that failed"
+        else:
+            self.state = state
+            try:
+                self.save()
+                if not (problem := self._unsaved()) and isinstance(error, Exception):
+                    self._export()
+            except Exception as second:  # noqa: BLE001 (the first error is the one to tell)
+                problem = f"{type(second).__name__}: {second}"
+        if problem:
+            log.error(
+                "%s ended the run, and what was made since the last checkpoint is not saved: %s. "
+                "The same command goes on from the newest checkpoint",
+                type(error).__name__,
+                problem,
+            )
+        else:
+            log.warning("saved step %d in %s before the error", self.step, self._folder)
 
     # The loop.
 
@@ -280,15 +372,20 @@ class Trainer:
                     self.config.logging.progress and self.hosts.writes,
                 ) as bar:
                     self._train(stop, bar)
+            problem = self._unsaved()
         except Stopped:
             raise
         except BaseException as error:
+            self._save_before(error)
             # At once: the others wait for this process, which waits for nobody any more.
             self.hosts.alarm(f"{type(error).__name__}: {error}", status_of(error) or 1)
             raise
         finally:
             self._close()
-        return self._summarise()
+        summary = self._summarise()
+        if problem:
+            raise SaveError(f"all {self.step} steps are made, but {problem}")
+        return summary
 
     def _start_replay(self, stop: StopRequest) -> None:
         """Sample a response to every question before the first step, where replay starts so;
@@ -319,20 +416,20 @@ class Trainer:
         self.totals.samples += cost.sampled
 
     def _train(self, stop: StopRequest, bar: Any) -> None:
-        c, asked, inside = self.config, stop.ask, ""
+        c, asked, inside, saved = self.config, stop.ask, "", True
         if self.held_out.under_way is not None or (
             self.step == 0 and c.evaluation.every and not self.held_out.points
         ):
             self.evaluate(asked)
             if stop.ask() or self.done:
-                self.save()
+                saved = self.save()
         # Looked at where there is something to save; a signal that comes later waits for that.
         timer, stopping = PhaseTimer(self._spent), stop.ask()
         while not self.done and not stopping:
             self.hosts.at(f"step {self.step}")
             if self.oracle is not None and self.oracle.due(self.step):
                 if not self.oracle.measure(self.weights(), self.step, asked):
-                    self.save()
+                    saved = self.save()
                     inside, stopping = "a measurement of pass rates", True
                     break
                 timer.take()  # its seconds are charged to nobody
@@ -351,10 +448,10 @@ class Trainer:
             if rollouts is None:
                 seconds = {**timer.take(), "time/compile": self.compiles.seconds - compiled}
                 self._spent = {name.removeprefix("time/"): value for name, value in seconds.items()}
-                self.save()
+                saved = self.save()
                 inside, stopping = f"{report.generation.calls} generation calls of the next", True
                 break
-            self._spent = {}
+            self._spent, self._whole = {}, False
             self._require_finite(rollouts)
             record = self._record(rollouts, report)
             if not (stop or self._pauses(self.step + 1)):
@@ -364,9 +461,10 @@ class Trainer:
             # Who is done is a matter of process 0's clock.
             spent = seconds["time/step"] - seconds["time/compile"]
             self._account(
-                report.generation,
-                self.hosts.first(spent, f"the time of step {self.step}"),
-                int(numbers["empty_minibatches"]),
+                report.generation, self.hosts.first(spent, f"the time of step {self.step}")
+            )
+            self.totals.optimizer_steps += c.training.minibatches - int(
+                numbers["empty_minibatches"]
             )
             record |= {**self._so_far(), **numbers, **seconds}
             if slow := self.slow.see(
@@ -374,7 +472,7 @@ class Trainer:
             ):
                 log.warning("%s", slow)
             self._log(record, rollouts)
-            self.step += 1
+            self.step, self._whole = self.step + 1, True
             self._check_finite(rollouts)
             if self.reference is not None:
                 self.reference.refresh(self.step, self.state.params)
@@ -388,7 +486,7 @@ class Trainer:
                 or stopping
                 or (c.checkpoints.every and self.step % c.checkpoints.every == 0)
             ):
-                self.save()
+                saved = self.save()
             timer.take()  # evaluation and checkpoints are excluded from the next step's seconds
         if self.held_out.under_way is not None:
             inside = (
@@ -396,7 +494,12 @@ class Trainer:
                 "evaluation"
             )
         if stopping and (inside or not self.done):
-            raise Stopped(stop.received, self.step, self.workdir, inside, stop.receiver)
+            stopped = Stopped(
+                stop.received, self.step, self.workdir, inside if saved else "", stop.receiver
+            )
+            if problem := self._unsaved():
+                raise SaveError(f"stopped by {stop.received.name}, but {problem}")
+            raise stopped
 
     def _pauses(self, step: int) -> bool:
         """Whether something else than the next step follows `step` steps."""
@@ -455,12 +558,11 @@ class Trainer:
                 "or look at metrics.jsonl for where it began"
             )
 
-    def _account(self, stats: GenerationStats, seconds: float, empty_minibatches: int) -> None:
+    def _account(self, stats: GenerationStats, seconds: float) -> None:
         t = self.totals
         t.train_s += seconds
         t.tokens += stats.tokens
         t.samples += stats.samples
-        t.optimizer_steps += self.config.training.minibatches - empty_minibatches
 
     def _record(self, rollouts: Rollouts, report: StepReport) -> dict[str, Any]:
         """The step's numbers that are known on the host when its update is on its way."""
@@ -529,6 +631,10 @@ class Trainer:
 
     def _summarise(self) -> dict[str, Any]:
         """Process 0 writes what it returns, to all."""
+        self._export()
+        return self.hosts.first(self._summary() if self.hosts.writes else None, "the summary")
+
+    def _export(self) -> None:
         if self.config.logging.export:
             save_hf(
                 self.workdir / "policy",
@@ -540,7 +646,6 @@ class Trainer:
                 source=self.policy.files,
                 end_tokens=self.policy.end_tokens,
             )
-        return self.hosts.first(self._summary() if self.hosts.writes else None, "the summary")
 
     def _summary(self) -> dict[str, Any]:
         summary = {
@@ -599,11 +704,6 @@ def _require_shared(workdir: Path, config: Config, hosts: Hosts) -> None:
         {**settings, "jax": jax.__version__, "the code of rl_speed": code_digest()},
         "start all processes with the same command and the same code",
     )
-
-
-def _holds_run(workdir: Path) -> bool:
-    folder = workdir / "checkpoints"
-    return folder.is_dir() and bool(saved_steps(folder))
 
 
 def _require_writable(workdir: Path) -> None:

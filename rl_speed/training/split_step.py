@@ -61,6 +61,8 @@ class SplitStep:
         self._transfer, self._transfer_s = transfer, 0.0
         # With `driver.lag`: groups to train on next.
         self._ready: tuple[Rollouts, StepReport] | None = None
+        # With `driver.lag`: why the next step's groups could not be drawn, which that step raises.
+        self._failure: Exception | None = None
         self._clock = ThreadPoolExecutor(1, "update clock")
         self._mesh, self._rows = mesh, batch_sharding(mesh)
         self._select, self._update, self._advantages, self._score = (
@@ -73,6 +75,10 @@ class SplitStep:
     @property
     def screening(self) -> Screening:
         return self.driver.screening
+
+    @property
+    def whole(self) -> bool:
+        return self.driver.whole
 
     def __call__(
         self,
@@ -91,6 +97,8 @@ class SplitStep:
         With `driver.lag` a stop waits for the groups of the next step: the policy that draws them
         is gone when the step ends.
         """
+        if self._failure is not None:
+            raise self._failure
         lag, begin = self._config.driver.lag, time.perf_counter()
         weights = self._weights(state.params, timer) if lag or self._ready is None else None
         if self._ready is None:
@@ -104,16 +112,28 @@ class SplitStep:
         if weights is state.params:
             # The update takes the state for its own.
             weights = jax.tree.map(jnp.copy, weights) if lag else None
-        with timer.phase("update"):
-            rollouts = shape_rewards(rollouts, self._config)
-            launched = time.perf_counter()
-            state, metrics = self.update(state, rollouts)
+        drawn = rollouts, report
+        try:
+            with timer.phase("update"):
+                rollouts = shape_rewards(rollouts, self._config)
+                launched = time.perf_counter()
+                state, metrics = self.update(state, rollouts)
+        except BaseException:
+            self._ready = drawn  # they are trained on once there can be an update
+            raise
         if lag:
             done = self._clock.submit(lambda: (jax.block_until_ready(metrics), time.perf_counter()))
             if self._transfer is None or self._transfer.same_devices:
                 with timer.phase("update"):
                     done.result()
-            self._ready = self._draw(weights, version, timer)
+            try:
+                self._ready = self._draw(weights, version, timer)
+            except Exception as error:
+                if not self.whole:
+                    raise
+                self._failure = error  # this step is made, and can be saved
+
+        drawn_next = self._ready
 
         def finish() -> dict[str, float]:
             with timer.phase("update"):
@@ -122,7 +142,7 @@ class SplitStep:
                 found |= {
                     "process/step_s": time.perf_counter() - begin,
                     "process/update_s": done.result()[1] - launched,
-                    "process/generate_s": self._ready[1].generate_s,
+                    "process/generate_s": 0.0 if drawn_next is None else drawn_next[1].generate_s,
                 }
             return found
 

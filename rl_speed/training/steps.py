@@ -32,9 +32,11 @@ class Step(Protocol):
 
     Attributes:
       screening: what became of prompts, and what is known of those to come.
+      whole: False where an error came while the state on the host was half changed.
     """
 
     screening: Screening
+    whole: bool
 
     def __call__(
         self,
@@ -51,6 +53,10 @@ class Step(Protocol):
 
         Args:
           version: policy updates made so far; stored with every sample drawn now.
+
+        Raises: what goes wrong in generation, scoring or update. Unless it is not `whole`, the step
+        is then as it was between two generation calls, and `state_dict` can be saved. The error has
+        the train state as its attribute `state` where it is not the one that was given.
         """
 
     def start_next(self, state: TrainState, version: int, timer: PhaseTimer) -> None:

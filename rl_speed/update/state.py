@@ -77,3 +77,16 @@ def make_snapshot(shardings: TrainState):
     which stays when the update donates the state.
     """
     return jax.jit(lambda params: jax.tree.map(jnp.copy, params), out_shardings=shardings.params)
+
+
+def is_sound(state: TrainState) -> bool:
+    """Whether a state is there, its computation having gone well, with weights that are finite."""
+    leaves = jax.tree.leaves(state.params)
+    if any(leaf.is_deleted() for leaf in jax.tree.leaves(state)):
+        return False
+    try:
+        return bool(
+            jax.jit(lambda xs: jnp.stack([jnp.isfinite(x).all() for x in xs]).all())(leaves)
+        )
+    except jax.errors.JaxRuntimeError:
+        return False

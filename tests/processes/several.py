@@ -13,7 +13,7 @@ from untimed import untimed
 
 from rl_speed.config import flatten
 from rl_speed.config.presets import embedded, tiny
-from rl_speed.runtime.checkpoint import saved_steps
+from rl_speed.runtime.checkpoint_folder import saved_steps
 from rl_speed.runtime.metrics import read_lines
 
 SCRIPT = pathlib.Path(__file__).with_name("faulty.py")

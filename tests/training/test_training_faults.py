@@ -61,7 +61,7 @@ def test_damaged_checkpoint_is_skipped_for_the_one_before(tmp_path, caplog, dama
         and state["w"].tolist() == list(range(2, 10))
     )
     assert "the checkpoint of step 4" in caplog.text and "is damaged" in caplog.text
-    assert (tmp_path / "damaged" / "4").is_dir() and again.latest() == 2
+    assert (tmp_path / "checkpoints" / "damaged" / "4").is_dir() and again.latest() == 2
     assert again.save(4, STATE, {"at": 4})  # its place is free again
     again.close()
 

@@ -98,7 +98,7 @@ def test_supervised_runs_and_evaluations_say_it_too(tmp_path, text, message):
     trainer = object.__new__(SFTTrainer)
     trainer.workdir = tmp_path
     with pytest.raises(ValueError, match=message) as error:
-        trainer._open({"examples": {"batch": 4}})
+        trainer._open({"examples": {"batch": 4}}, tmp_path / "checkpoints")
     assert str(path) in str(error.value) and "give another --workdir" in str(error.value)
     (tmp_path / "checkpoints" / "4" / "state").mkdir(parents=True)
     with pytest.raises(ValueError, match=message) as error:

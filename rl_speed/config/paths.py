@@ -1,0 +1,55 @@
+"""Paths among settings and flags: all are of this machine's file systems, but for
+`checkpoints.dir`, which may be in a bucket of Google Cloud Storage.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+
+CHECKPOINTS = "checkpoints.dir"
+# What is written for a policy to read, and holds no path.
+_TEXTS = ("prompt", "system", "instruction", "think_open", "think_close", "ask")
+# Where a path may begin: at the start, behind NAME=, and behind a comma. One letter before a colon
+# is a drive of Windows.
+_URL = re.compile(r"(?:^|[,=])\s*([A-Za-z][A-Za-z0-9+.-]+):/")
+_HOME = re.compile(r"(?:^|[,=])\s*~")
+_BUCKET = re.compile(r"gs://[a-z0-9][a-z0-9._-]+/+[^/\s]\S*")
+
+
+def check_path(name: str, value: str) -> None:
+    """Raises ValueError where the value of a setting or a flag is, or has among others, a URL or a
+    path that begins with ~. Any of them would become a folder of that name.
+
+    Args:
+      name: as the user writes it: "config.data.train", "--workdir".
+    """
+    if name.lstrip("-").rpartition(".")[2] in _TEXTS:
+        return
+    if name.endswith(CHECKPOINTS) and value.startswith("gs:"):
+        if not _BUCKET.fullmatch(value):
+            raise ValueError(f"{name} must read gs://BUCKET/FOLDER; got {value!r}")
+        return
+    if found := _URL.search(value):
+        scheme = found[1]
+        advice = (
+            f"write the path without {scheme}://"
+            if scheme.lower() == "file"
+            else "copy it to this machine, or mount the store as a folder"
+        )
+        raise ValueError(
+            f"{name}={value!r}: {scheme}:// is no folder of this machine, where all files are read "
+            f"and written: {advice}. Checkpoints alone may lie in a bucket: "
+            f"config.{CHECKPOINTS}=gs://BUCKET/FOLDER"
+        )
+    if _HOME.search(value):
+        raise ValueError(
+            f"{name}={value!r}: the shell did not replace ~ there; write $HOME in its place"
+        )
+
+
+def check_paths(values: Sequence[tuple[str, str]]) -> Iterator[str]:
+    """What is wrong with each (name, value) that `check_path` refuses."""
+    for name, value in values:
+        try:
+            check_path(name, value)
+        except ValueError as error:
+            yield str(error)

@@ -1,0 +1,188 @@
+"""The folder of a run's checkpoints: where it is, what it holds, and whose it is."""
+
+import importlib.util
+import json
+import os
+import secrets
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import orbax.checkpoint as ocp
+from etils import epath
+
+from rl_speed.config import flatten
+from rl_speed.runtime.hosts import Hosts
+
+REMOTE = "gs://"
+# Who writes into a folder of checkpoints, and under which settings.
+_OWNER = "run.json"
+# Settings under which a run goes on as the same one, where its workdir is lost.
+_FREE = ("checkpoints.", "logging.", "mesh.", "generation_mesh.", "training.steps")
+
+
+def checkpoint_folder(workdir: str | Path, directory: str = "") -> epath.Path:
+    """The folder of a run's checkpoints, absolute: `directory`, local or gs://BUCKET/FOLDER; "" is
+    checkpoints/ in the workdir.
+
+    Raises ValueError where it cannot be: packages are missing that reach a bucket, or the folder is
+    the workdir itself, or in the policy's, which is written anew.
+    """
+    if directory.startswith(REMOTE):
+        lacking = [p for p in ("gcsfs", "google.cloud.storage") if not _installed(p)]
+        if lacking:
+            raise ValueError(
+                f"config.checkpoints.dir={directory!r} needs packages that are not installed: pip "
+                "install 'rl_speed[gcs]', or gcsfs and google-cloud-storage"
+            )
+        return epath.Path(directory.rstrip("/"))
+    home = Path(workdir).resolve()
+    folder = Path(directory).resolve() if directory else home / "checkpoints"
+    if folder == home or home / "policy" in (folder, *folder.parents):
+        raise ValueError(
+            f"config.checkpoints.dir={directory!r} is the workdir itself, or in its policy/, which "
+            "is written anew; name another folder, which may be in the workdir"
+        )
+    return epath.Path(folder)
+
+
+def _installed(package: str) -> bool:
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ModuleNotFoundError:  # the package that it is in
+        return False
+
+
+def saved_steps(directory: str | os.PathLike) -> list[int]:
+    """Steps of the finished checkpoints in a folder, in order, none where it is not there; nothing
+    is opened or cleared up, so that the run may go on.
+    """
+    folder = epath.Path(directory)
+    return sorted(
+        int(path.name)
+        for path in (folder.iterdir() if folder.exists() else ())
+        if path.name.isdigit()
+        and (path / "state").is_dir()
+        and ocp.utils.is_checkpoint_finalized(path)
+    )
+
+
+def require_moved(workdir: Path, before: str, folder: epath.Path) -> None:
+    """Fails where a run would begin anew since its checkpoints are still in another folder.
+
+    Args:
+      before: `checkpoints.dir` as config.json has it. folder: where they are looked for now.
+
+    Raises FileNotFoundError: there are some there, and none here.
+    """
+    there = checkpoint_folder(workdir, before)
+    if there != folder and not saved_steps(folder) and (found := saved_steps(there)):
+        raise FileNotFoundError(
+            f"{workdir} holds a run whose checkpoints are in {there} (step {found[-1]}), and "
+            f"{folder} holds none: move them there, or set config.checkpoints.dir={before!r}; to "
+            "begin anew, choose another --workdir"
+        )
+
+
+class TakenError(RuntimeError):
+    """Another run writes into the folder of checkpoints."""
+
+    exit_status = 2
+
+
+class Owner:
+    """Which run writes into a folder of checkpoints: run.json there says.
+
+    Args:
+      folder: of the checkpoints. workdir, settings: of this run. hosts: its processes.
+    """
+
+    def __init__(
+        self, folder: epath.Path, workdir: Path, settings: Mapping[str, Any], hosts: Hosts
+    ):
+        self._folder, self._workdir, self._settings = folder, workdir.resolve(), settings
+        self._hosts, self._mark = hosts, ""
+
+    def check(self, goes_on: bool) -> None:
+        """Find out, before anything is built, whether this run may write there.
+
+        Args:
+          goes_on: whether it is known that checkpoints there are this run's. Otherwise they are
+            taken for such under the same settings: its workdir is lost.
+
+        Raises ValueError: there are checkpoints of a run with other settings, or nothing can be
+        written.
+        """
+        problem = ""
+        if self._hosts.writes:
+            try:
+                probe = self._folder / ".writable"
+                self._folder.mkdir(parents=True, exist_ok=True)
+                probe.write_text("")
+                probe.unlink()
+                owner = {} if goes_on or not saved_steps(self._folder) else self.read()
+                if other := _difference(owner, self._settings):
+                    problem = (
+                        f"{self._folder} holds the checkpoints of another run, of the workdir "
+                        f"{owner['workdir']}, with {other}. Give this run another "
+                        "config.checkpoints.dir; or set config.checkpoints.resume=must to go on "
+                        "from what is there"
+                    )
+            except Exception as error:  # noqa: BLE001 (what a store's client raises, too)
+                text = getattr(error, "strerror", None) or str(error).strip() or repr(error)
+                problem = (
+                    f"cannot write checkpoints to {self._folder} ({text.splitlines()[0]}); choose "
+                    "a folder or a bucket that you may write to"
+                )
+        if problem := self._hosts.first(problem, "the folder of checkpoints"):
+            raise ValueError(problem)
+
+    def claim(self) -> None:
+        """Make the folder this run's: whoever had it before finds out with its next save."""
+        if not self._hosts.writes:
+            return
+        self._mark = secrets.token_hex(8)
+        made = {
+            "mark": self._mark,
+            "workdir": str(self._workdir),
+            "opened": f"{time.strftime('%Y-%m-%d %H:%M:%S')} by {self._hosts.name(0)}",
+            "settings": self._settings,
+        }
+        (self._folder / _OWNER).write_text(json.dumps(made, indent=2) + "\n")
+
+    def read(self) -> dict[str, Any]:
+        """What `claim` wrote last; empty where nothing readable is there."""
+        try:
+            found = json.loads((self._folder / _OWNER).read_text())
+        except Exception:  # noqa: BLE001 (of another version, half written, out of reach)
+            return {}
+        return found if isinstance(found, dict) and "workdir" in found else {}
+
+    def require(self) -> None:
+        """Raises TakenError where another run has claimed the folder since."""
+        owner = self.read() if self._mark else {}
+        other = "" if owner.get("mark", self._mark) == self._mark else json.dumps(owner)
+        if other := self._hosts.first(other, "whose checkpoints these are"):
+            owner = json.loads(other)
+            raise TakenError(
+                f"another run writes its checkpoints into {self._folder} since "
+                f"{owner.get('opened')} (workdir {owner['workdir']}): nothing is saved there any "
+                "more. End one of the two, or give one of them another --workdir or "
+                "config.checkpoints.dir"
+            )
+
+
+def _difference(owner: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
+    """The first setting in which the owner of a folder is another run; "" for none, or where
+    nothing is known of it.
+    """
+    before, now = flatten(owner.get("settings", {})), flatten(settings)
+    return next(
+        (
+            f"config.{name} = {before[name]!r}, not {now[name]!r}"
+            for name in before.keys() & now.keys()
+            if not name.startswith(_FREE) and before[name] != now[name]
+        ),
+        "",
+    )
