@@ -52,6 +52,7 @@ setup(
         "transformers>=5,<6",
         "jinja2>=3.1",  # chat templates; transformers does not require it
         "tokenizers>=0.22",
+        "huggingface_hub>=1",  # models by name; transformers brings it along
         "numpy>=2",
         "scipy>=1.13",  # jax brings it along
         # Verdicts depend on both. math-verify 0.9 pins the release of its parser, 1.11.0.
