@@ -361,6 +361,7 @@ class Checkpointer:
             target = self._directory / "damaged" / str(step)
             if self._hosts.writes:
                 target.parent.mkdir(exist_ok=True)
+                (target.parent / ".keep").write_text("")  # in a bucket no empty folder exists
                 if target.exists():
                     target.rmtree()
             self._move(step, target)
