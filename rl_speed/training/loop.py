@@ -464,7 +464,7 @@ class Trainer:
                 report.generation, self.hosts.first(spent, f"the time of step {self.step}")
             )
             self.totals.optimizer_steps += c.training.minibatches - int(
-                numbers["empty_minibatches"]
+                numbers["train/empty_minibatches"]
             )
             record |= {**self._so_far(), **numbers, **seconds}
             if slow := self.slow.see(
