@@ -130,7 +130,7 @@ class Trainer:
         self.scorer = build.build_scorer(
             config, self.policy, build.longest_answer(held_out, config.sampler.max_new), self.hosts
         )
-        first = [of.prompts[0] for of in sets.values()]
+        first = [of.prompts[0] for of in sets.values() if of.prompts]
         # Before anything is compiled.
         self.scorer.try_out(next(iter([*self.stream.prompts[:1], *first])), first)
         self.generator, held_out_generator, room = build.build_generators(
