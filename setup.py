@@ -32,9 +32,14 @@ setup(
         "Topic :: Scientific/Engineering :: Artificial Intelligence",
         "Typing :: Typed",
     ],
-    # A wheel holds configs/ and the commands of rl-speed inside the package (rl_speed/shipped.py);
-    # a checkout, installed with -e or on PYTHONPATH, has them beside it.
-    packages=[*find_packages(include=["rl_speed", "rl_speed.*"]), "rl_speed.configs"],
+    # A wheel holds configs/ and the commands of rl-speed inside the package (rl_speed/shipped.py)
+    # with what these take of the laboratory; a checkout, installed with -e or on PYTHONPATH, has
+    # them beside it.
+    packages=[
+        *find_packages(include=["rl_speed", "rl_speed.*"]),
+        "rl_speed.configs",
+        *(f"rl_speed.experiments.{name}" for name in ("lab", "lab.comparison", "lab.inspection")),
+    ],
     py_modules=[f"rl_speed.experiments.{name}" for name in COMMANDS],
     package_dir={"rl_speed.configs": "configs", "rl_speed.experiments": "experiments"},
     package_data={"rl_speed": ["py.typed", "assets/**/*"]},

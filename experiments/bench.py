@@ -91,7 +91,7 @@ def main(arguments):
 
     from rl_speed.mesh import platform_of
 
-    module = importlib.import_module(f"rl_speed.studies.benchmark.{name}")
+    module = importlib.import_module(f"lab.benchmark.{name}")
     work = module.SMALL if _SMALL.value else module.standard()
     if hasattr(work, "model"):
         model = dataclasses.replace(work.model, platform=platform_of(None))

@@ -55,7 +55,7 @@ flags.mark_flag_as_required("config")
 
 
 def main(_):
-    from rl_speed.studies.comparison import benchmarks, compare
+    from lab.comparison import benchmarks, compare
 
     print(
         *compare.compare(

@@ -26,7 +26,7 @@ _OUT = flags.DEFINE_string("out", "runs/limit", "Folder for the table and the pi
 
 
 def main(_):
-    from rl_speed.studies import limit
+    from lab import limit
 
     try:
         targets = [float(text) for text in _TARGETS.value]

@@ -46,7 +46,7 @@ _OUT = flags.DEFINE_string("out", "runs/memory_table", "Folder for the table and
 
 
 def main(_):
-    from rl_speed.studies.comparison import memory
+    from lab.comparison import memory
 
     print(
         *memory.compare(

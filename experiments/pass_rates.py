@@ -53,8 +53,8 @@ def policies(specs: Sequence[str]) -> dict[str, str]:
 
 
 def main(_):
+    from lab.comparison import pass_rates
     from rl_speed.data.pass_rates import load_pass_rates
-    from rl_speed.studies.comparison import pass_rates
 
     trained = policies(_LATER.value)
     reference = load_pass_rates(_REFERENCE.value) if _REFERENCE.value else None

@@ -95,8 +95,8 @@ def main(_):
             )
         target.prepare()
 
-    from rl_speed.studies.planning import predict, prices, report
-    from rl_speed.studies.planning.simulated import check
+    from lab.planning import predict, prices, report
+    from lab.planning.simulated import check
     from rl_speed.training.dry_run import dry_run
 
     say = lambda text: print(text, file=sys.stderr, flush=True)

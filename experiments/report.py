@@ -12,7 +12,7 @@ _OUT = flags.DEFINE_string("out", None, "The HTML file; default: report.html in 
 
 
 def main(arguments):
-    from rl_speed.studies.inspection import write_report
+    from lab.inspection import write_report
 
     (workdir,) = arguments
     try:

@@ -61,8 +61,8 @@ _OUT = flags.DEFINE_string(
 
 
 def main(_):
-    from rl_speed.studies import simulation
-    from rl_speed.studies.simulation import report, table
+    from lab import simulation
+    from lab.simulation import report, table
 
     if not _N_INIT.value or not all(k.strip().isdecimal() for k in _N_INIT.value):
         raise ValueError(

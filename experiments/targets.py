@@ -31,7 +31,7 @@ flags.mark_flag_as_required("models")
 
 
 def main(_):
-    from rl_speed.studies import matrix
+    from lab import matrix
 
     pythons = {"tpu": _TPU.value, "gpu": _GPU.value}
     out, asked = Path(_OUT.value), matrix.SETS[_SET.value]()

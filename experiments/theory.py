@@ -15,7 +15,7 @@ _OUT = flags.DEFINE_string("out", "runs/theory", "Folder for the pictures and ta
 
 
 def main(_):
-    from rl_speed.studies.comparison import theory_figures
+    from lab.comparison import theory_figures
 
     try:
         print("written to", *theory_figures.draw(Path(_OUT.value), entry.shown_command()))

@@ -71,10 +71,10 @@ def main(_):
         )
 
     # Imported here, so that --help is quick.
+    from lab.inspection import write_report
     from rl_speed.runtime.metrics import write_atomically
     from rl_speed.runtime.plotting import plot_run
     from rl_speed.runtime.report import closing_summary
-    from rl_speed.studies.inspection import write_report
     from rl_speed.training.dry_run import dry_run
     from rl_speed.training.loop import Trainer
 

@@ -6,7 +6,7 @@
 
 --cases prints agreement by source and by kind and every disagreement with its reason, and writes
 it to OUT/README.md (half a minute). A case is a line with pred, gold, expected, kind, source and
-perhaps config; rl_speed/studies/benchmark/verifier_cases.py says how each kind is asked. --golds
+perhaps config; experiments/lab/benchmark/verifier_cases.py says how each kind is asked. --golds
 judges the gold answers of question files for themselves, in other spellings and against each other,
 and writes OUT/golds.md (minutes; golds.py beside it says how). --probes writes the table of what is
 accepted for what into rl_speed/rewards/README.md.
@@ -44,7 +44,7 @@ def main(_):
 
 
 def write_probes():
-    from rl_speed.studies.benchmark import verifier_cases
+    from lab.benchmark import verifier_cases
 
     page = Path(__file__).parents[1] / "rl_speed" / "rewards" / "README.md"
     table = verifier_cases.probe_table(_WORKERS.value)
@@ -54,7 +54,7 @@ def write_probes():
 
 
 def write_golds():
-    from rl_speed.studies.benchmark import golds
+    from lab.benchmark import golds
 
     outcomes = [golds.measure(path, _SAMPLE.value, _OTHERS.value) for path in _GOLDS.value]
     text = "# Gold answers, judged\n\n" + golds.__doc__.strip() + "\n\n" + golds.document(outcomes)
@@ -65,7 +65,7 @@ def write_golds():
 
 
 def write_cases():
-    from rl_speed.studies.benchmark import verifier_cases
+    from lab.benchmark import verifier_cases
 
     cases = verifier_cases.read_cases(_CASES.value)
     outcomes = verifier_cases.judge(cases, _WORKERS.value, _TIMEOUT.value)

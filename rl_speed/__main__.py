@@ -44,6 +44,7 @@ def execute(command: str, arguments: list[str]) -> None:
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules["__main__"] = module
+    sys.path.insert(0, str(path.parent))  # as `python experiments/COMMAND.py`: for `lab`
     sys.argv = [f"rl-speed {command}", *arguments]
     spec.loader.exec_module(module)
 

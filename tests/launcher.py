@@ -21,10 +21,10 @@ ROOT = Path(__file__).resolve().parent.parent
 HEAVY = (
     "matplotlib.pyplot",
     "ml_collections.config_flags",
-    "rl_speed.studies.comparison.orders",
+    "lab.comparison.orders",
     "rl_speed.evaluation.harness",
-    "rl_speed.studies.inspection",
-    "rl_speed.studies.simulation",
+    "lab.inspection",
+    "lab.simulation",
     "rl_speed.training.dry_run",
     "rl_speed.training.loop",
     "rl_speed.runtime.plotting",
@@ -112,6 +112,7 @@ def serve():
     """
     import importlib
 
+    sys.path.insert(1, str(ROOT / "experiments"))
     for name in HEAVY:
         importlib.import_module(name)
     for line in sys.stdin:

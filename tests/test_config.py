@@ -6,12 +6,12 @@ import dataclasses
 
 import pytest
 
+from lab.comparison.runs import Variant
 from rl_speed.config import Config, methods, presets
 from rl_speed.config.checks import check_evaluation
 from rl_speed.config.command import load_config_file
 from rl_speed.mesh import make_mesh
 from rl_speed.sft.config import SFTConfig
-from rl_speed.studies.comparison.runs import Variant
 
 
 @pytest.mark.parametrize(

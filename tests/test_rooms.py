@@ -24,7 +24,6 @@ ORDER = [
     "sft",
     "evaluation",
     "serving",
-    "studies",
 ]
 # Files that documents have the reader write.
 EXAMPLES = {
@@ -146,7 +145,7 @@ def test_every_room_has_a_page_and_pages_name_files_that_exist(repo):
                 and (
                     list((repo / "tests").rglob(name))
                     or list((repo / "rl_speed").rglob(name))
-                    or list((repo / "experiments").glob(name))
+                    or list((repo / "experiments").rglob(name))
                 )
             )
             seen += 1

@@ -7,9 +7,11 @@ from pathlib import Path
 
 from absl import flags
 
-from rl_speed.runtime import entry
-from rl_speed.studies.comparison.ablation import Ablation, Written, run
-from rl_speed.studies.comparison.measures import CLASSES
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for `lab`
+
+from lab.comparison.ablation import Ablation, Written, run
+from lab.comparison.measures import CLASSES
+from rl_speed.runtime import entry  # noqa: E402
 
 _TASK = flags.DEFINE_enum(
     "task", None, sorted(CLASSES), "The embedded task; without it, the ablation's own."

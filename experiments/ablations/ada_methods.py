@@ -29,8 +29,8 @@ import math
 
 from _main import main
 
-from rl_speed.studies.comparison.ablation import Ablation, Table
-from rl_speed.studies.comparison.measures import (
+from lab.comparison.ablation import Ablation, Table
+from lab.comparison.measures import (
     ACCURACY,
     BY_CLASS,
     SAMPLES,
@@ -51,7 +51,7 @@ from rl_speed.studies.comparison.measures import (
     step_seconds,
     training,
 )
-from rl_speed.studies.comparison.probes import LEVELS, accuracy_by_level
+from lab.comparison.probes import LEVELS, accuracy_by_level
 
 GRPO = "grpo@objective.aggregation=token_mean@objective.clip_high=0.28"
 PLAIN = "GRPO-4"

@@ -16,8 +16,8 @@ the fewest; Seq finds a right answer for most prompts, at several times the samp
 
 from _main import main
 
-from rl_speed.studies.comparison.ablation import Ablation, Table
-from rl_speed.studies.comparison.measures import (
+from lab.comparison.ablation import Ablation, Table
+from lab.comparison.measures import (
     ACCURACY,
     BY_CLASS,
     SAMPLES,

@@ -18,8 +18,8 @@ as they come: flat before and after, falling during.
 
 from _main import main
 
-from rl_speed.studies.comparison.ablation import Ablation, Table
-from rl_speed.studies.comparison.measures import (
+from lab.comparison.ablation import Ablation, Table
+from lab.comparison.measures import (
     ACCURACY,
     Column,
     held_out,
@@ -28,7 +28,7 @@ from rl_speed.studies.comparison.measures import (
     probe_trend,
     training,
 )
-from rl_speed.studies.comparison.probes import difficulty_of_batches
+from lab.comparison.probes import difficulty_of_batches
 
 SEEN = ("before", "during", "after", "external")
 BAND, PLAIN = "band, 0.2 to 0.8", "grpo"

@@ -21,8 +21,8 @@ stronger proxy leaves in what will come into reach, and leaves out what is easy 
 
 from _main import main
 
-from rl_speed.studies.comparison.ablation import Ablation, Table
-from rl_speed.studies.comparison.measures import (
+from lab.comparison.ablation import Ablation, Table
+from lab.comparison.measures import (
     ACCURACY,
     BY_CLASS,
     SAMPLES,

@@ -21,8 +21,8 @@ that a step draws double every five steps from the fiftieth on, so that these tw
 
 from _main import main
 
-from rl_speed.studies.comparison.ablation import Ablation, Table
-from rl_speed.studies.comparison.measures import (
+from lab.comparison.ablation import Ablation, Table
+from lab.comparison.measures import (
     ACCURACY,
     BY_CLASS,
     SAMPLES,

@@ -17,8 +17,8 @@ saves nothing within one epoch: every question is seen for the first time.
 from _main import main
 from _rpo import SMALLER, rpo
 
-from rl_speed.studies.comparison.ablation import Ablation, Table
-from rl_speed.studies.comparison.measures import (
+from lab.comparison.ablation import Ablation, Table
+from lab.comparison.measures import (
     ACCURACY,
     SAMPLES,
     SECONDS,

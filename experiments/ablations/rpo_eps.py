@@ -18,8 +18,8 @@ itself, its group constant, and teaches nothing.
 from _main import main
 from _rpo import SMALLER, rewarded, rpo
 
-from rl_speed.studies.comparison.ablation import Ablation, Table
-from rl_speed.studies.comparison.measures import (
+from lab.comparison.ablation import Ablation, Table
+from lab.comparison.measures import (
     ACCURACY,
     BY_CLASS,
     TOKENS_A_SAMPLE,

@@ -20,8 +20,8 @@ makes right answers longer than the mean worth half: length decides, not correct
 from _main import main
 from _rpo import ALPHA, FIXED, SMALLER, rewarded, rpo
 
-from rl_speed.studies.comparison.ablation import Ablation, Table
-from rl_speed.studies.comparison.measures import (
+from lab.comparison.ablation import Ablation, Table
+from lab.comparison.measures import (
     ACCURACY,
     BY_CLASS,
     Bars,

@@ -22,8 +22,8 @@ unequal length a gradient. On "chain" replay alone is compared.
 from _main import main
 from _rpo import ALPHA, SMALLER, rewarded, rpo
 
-from rl_speed.studies.comparison.ablation import Ablation, Table
-from rl_speed.studies.comparison.measures import (
+from lab.comparison.ablation import Ablation, Table
+from lab.comparison.measures import (
     ACCURACY,
     BY_CLASS,
     SECONDS,

@@ -18,8 +18,8 @@ the gradient is small: a group shares it, and its advantages sum to 0.
 from _main import main
 from _rpo import SMALLER, rewarded, rpo
 
-from rl_speed.studies.comparison.ablation import Ablation, Table
-from rl_speed.studies.comparison.measures import (
+from lab.comparison.ablation import Ablation, Table
+from lab.comparison.measures import (
     ACCURACY,
     BY_CLASS,
     SECONDS,

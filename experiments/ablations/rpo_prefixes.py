@@ -28,9 +28,9 @@ import functools
 from _main import main
 from _rpo import FIXED, SMALLER
 
-from rl_speed.studies.comparison.ablation import Ablation, Table
-from rl_speed.studies.comparison.measures import ACCURACY, Column, held_out, probe_at, probe_lines
-from rl_speed.studies.comparison.probes import completions_of_cut_responses, pass_from_cache
+from lab.comparison.ablation import Ablation, Table
+from lab.comparison.measures import ACCURACY, Column, held_out, probe_at, probe_lines
+from lab.comparison.probes import completions_of_cut_responses, pass_from_cache
 
 POLICY = "GRPO"
 KINDS = {

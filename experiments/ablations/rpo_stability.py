@@ -18,8 +18,8 @@ lengths shrink step by step, and responses that were cut too short stay wrong.
 from _main import main
 from _rpo import ALPHA, rewarded, rpo
 
-from rl_speed.studies.comparison.ablation import Ablation, Table
-from rl_speed.studies.comparison.measures import (
+from lab.comparison.ablation import Ablation, Table
+from lab.comparison.measures import (
     ACCURACY,
     BY_CLASS,
     Column,

@@ -19,8 +19,8 @@ than tokens. The update reads whole responses, prefixes included: it takes what 
 from _main import main
 from _rpo import FIXED, SMALLER, rpo
 
-from rl_speed.studies.comparison.ablation import Ablation, Table
-from rl_speed.studies.comparison.measures import (
+from lab.comparison.ablation import Ablation, Table
+from lab.comparison.measures import (
     ACCURACY,
     SECONDS,
     TOKENS_A_SAMPLE,

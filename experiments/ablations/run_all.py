@@ -20,11 +20,11 @@ from pathlib import Path
 import _main
 from absl import flags
 
+from lab.comparison.ablation import Ablation, found
+from lab.comparison.measures import CLASSES
 from rl_speed.runtime import entry
 from rl_speed.runtime.metrics import read_object, write_atomically
 from rl_speed.runtime.signals import Stopped
-from rl_speed.studies.comparison.ablation import Ablation, found
-from rl_speed.studies.comparison.measures import CLASSES
 
 # What says most comes first.
 ORDER = (

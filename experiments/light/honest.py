@@ -9,7 +9,7 @@ import chip
 import common
 import jax
 
-from rl_speed.studies.benchmark import scale
+from lab.benchmark import scale
 from rl_speed.targets import CHIPS
 from rl_speed.training.dry_run import dry_run, made_of
 from rl_speed.training.estimates import summary

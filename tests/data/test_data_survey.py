@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 
+from lab.data_report import DataReport
 from rl_speed.data.loaders import Fields, load_rows
 from rl_speed.data.select import hold_out
 from rl_speed.data.survey import (
@@ -19,7 +20,6 @@ from rl_speed.data.survey import (
     write_rows,
 )
 from rl_speed.rewards import MathVerifier
-from rl_speed.studies.data_report import DataReport
 
 ROWS = [
     {"id": "a", "question": "q1", "answer": "1", "type": "x", "solution": "s"},

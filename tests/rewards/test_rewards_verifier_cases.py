@@ -6,9 +6,9 @@ import json
 
 import pytest
 
+from lab.benchmark import golds
+from lab.benchmark import verifier_cases as vc
 from rl_speed.rewards import MathVerifier
-from rl_speed.studies.benchmark import golds
-from rl_speed.studies.benchmark import verifier_cases as vc
 
 CASES = [
     {"pred": "1/2", "gold": "0.5", "expected": True, "kind": "answer", "source": "a/b/c.py"},

@@ -7,6 +7,9 @@ import numpy as np
 import pytest
 from test_training_stop import raise_in
 
+from lab.comparison.runs import Variant, load_run
+from lab.inspection.page import page
+from lab.inspection.read import read_run
 from rl_speed.config.presets import embedded, tiny
 from rl_speed.data import chain
 from rl_speed.data.embedded_tokenizer import embedded_directory
@@ -16,9 +19,6 @@ from rl_speed.runtime.plotting import plot_run
 from rl_speed.runtime.report import closing_summary
 from rl_speed.runtime.signals import Stopped
 from rl_speed.sampling import sample_sharded
-from rl_speed.studies.comparison.runs import Variant, load_run
-from rl_speed.studies.inspection.page import page
-from rl_speed.studies.inspection.read import read_run
 from rl_speed.training import build
 from rl_speed.training.held_out import shown
 from rl_speed.training.loop import Trainer

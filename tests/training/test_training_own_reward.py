@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from killable import small_config
 
+from lab.inspection import write_report
 from rl_speed.config import Config
 from rl_speed.config.command import check_overrides
 from rl_speed.data.prompts import Prompt
@@ -17,7 +18,6 @@ from rl_speed.rewards.judged import Judged, RewardError
 from rl_speed.rewards.scorer import TextJudge
 from rl_speed.runtime.metrics import read_lines
 from rl_speed.sampling import HostVerify, VerifierError
-from rl_speed.studies.inspection import write_report
 from rl_speed.training import build
 from rl_speed.training.loop import Trainer
 

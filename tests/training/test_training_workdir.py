@@ -7,13 +7,13 @@ import json
 import pytest
 from killable import small_config
 
+from lab.comparison import pass_rates
+from lab.comparison.runs import Variant, load_run
 from rl_speed.config import Config
 from rl_speed.evaluation.source import find_source
 from rl_speed.runtime.metrics import JsonLines, read_lines
 from rl_speed.runtime.workdir import config_of, note_changes, read_settings, read_summary
 from rl_speed.sft.train import SFTTrainer
-from rl_speed.studies.comparison import pass_rates
-from rl_speed.studies.comparison.runs import Variant, load_run
 from rl_speed.training.loop import Trainer
 
 # Text of a config.json, and what is said of it.

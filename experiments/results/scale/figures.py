@@ -1,6 +1,6 @@
 r"""The figures of README.md beside this file: Qwen2.5-Math-7B, SPEED's preset, on 8 to 256 chips.
 
-    python experiments/results/scale/figures.py MODEL/config.json \
+    PYTHONPATH=experiments python experiments/results/scale/figures.py MODEL/config.json \
         DATA/deepscaler/deepscaler_40k.jsonl.gz
 
 Simulated is who is asked for what: the run's own driver on measured pass rates, as in plan.py but
@@ -20,10 +20,10 @@ import numpy as np
 from host import PLACE, ROOM, config_of, room_of, table
 from network import KV, NETWORK, PARAMS, sends
 
+from lab.planning import predict, prices
+from lab.planning.simulated import simulate
 from rl_speed.mesh import AXES
 from rl_speed.rollout.call_plan import capacities
-from rl_speed.studies.planning import predict, prices
-from rl_speed.studies.planning.simulated import simulate
 from rl_speed.targets import Target
 from rl_speed.update.ragged import PieceShape
 

@@ -1,0 +1,451 @@
+"""The same work in transformers, tunix and TRL: sampling, and whole GRPO steps.
+
+Each is a process of its own, held until it is its turn (`peer_programs/`), so that a busy machine
+slows all of them alike. Peers need an environment each, which is made or given; one that is not
+there is named as absent.
+"""
+
+import contextlib
+import dataclasses
+import json
+import os
+import select
+import subprocess
+import sys
+import tempfile
+import venv
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from lab.benchmark.machine import is_cpu
+from rl_speed.policy import ModelConfig, init, num_params, save_hf
+
+PROGRAMS = Path(__file__).parent / "peer_programs"
+# What an environment is made of. Give your own (a folder or a link of this name) to have other
+# versions.
+ENVIRONMENTS = {
+    "torch": ("torch==2.13.0", "transformers==5.23.0", "trl==1.16.0", "accelerate", "datasets"),
+    "tunix": ("google-tunix==0.1.7", "transformers==5.23.0", "safetensors"),
+}
+# Of a workload, what is of this machine alone.
+HERE = ("environments", "install", "patience")
+UPPER, LOWER = (bytes(range(first, first + 26)).decode() for first in b"Aa")
+
+
+class PeerFailed(RuntimeError):
+    """A peer's process ended, or did not answer; its last words."""
+
+    exit_status = 2
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Peer:
+    """Who is measured, and how.
+
+    Attributes:
+      kind: "sampling" or "step". program: in peer_programs/. environment: of `ENVIRONMENTS`; ""
+        is ours. package: whose version is told. options: what the program is told of itself.
+    """
+
+    name: str
+    kind: str
+    program: str
+    environment: str = ""
+    package: str = "rl_speed"
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Workload:
+    """Random prompts, a random Qwen2-shaped policy; `ends` of the vocabulary end a response.
+
+    Attributes:
+      prompts, samples: what a call of the samplers and a step have. stock: prompts that steps
+        draw from. slots: of our sampler, in all; tails: narrower batches of its "narrow" form.
+      devices: that ours shares its slots out to, beside a form with one.
+      rows: of one backward pass, in the second way of asking TRL.
+      environments: folder of the peers' environments. install: make those that are not there.
+      patience: seconds a turn may take.
+    """
+
+    model: ModelConfig
+    prompts: int
+    prompt_length: int
+    samples: int
+    stock: int
+    max_new: int
+    ends: int
+    slots: int
+    tails: tuple[int, ...]
+    devices: int
+    rows: int
+    environments: str = "runs/peers"
+    install: bool = False
+    patience: float = 3600.0
+
+    def peers(self) -> tuple[Peer, ...]:
+        """In the order of their turns; the first of a kind is what ratios are of."""
+        whole = {"slots": self.slots, "tails": (), "tail": "whole", "devices": self.devices}
+        narrow = {**whole, "tails": self.tails, "tail": "narrow"}
+        ours = {"rl_speed": whole, "rl_speed, narrow tail": narrow}
+        if self.devices > 1:
+            ours = {"rl_speed, one device": {**whole, "devices": 1}, **ours}
+        return (
+            *(Peer(name, "sampling", "our_sampler", options=how) for name, how in ours.items()),
+            Peer("transformers", "sampling", "transformers_sampler", "torch", "transformers"),
+            Peer("tunix", "sampling", "tunix_sampler", "tunix", "google-tunix"),
+            *(Peer(name, "step", "our_trainer", options=how) for name, how in ours.items()),
+            Peer(
+                "TRL, as it comes",
+                "step",
+                "trl_trainer",
+                "torch",
+                "trl",
+                {"rows": 0, "recompute": True},
+            ),
+            Peer(
+                f"TRL, {self.rows} rows at once",
+                "step",
+                "trl_trainer",
+                "torch",
+                "trl",
+                {"rows": self.rows, "recompute": False},
+            ),
+        )
+
+
+STANDARD = Workload(
+    ModelConfig(
+        vocab_size=2048, width=256, layers=4, heads=4, kv_heads=2, head_dim=64, mlp_width=768
+    ),
+    prompts=16,
+    prompt_length=64,
+    samples=16,
+    stock=64,
+    max_new=256,
+    ends=32,
+    slots=64,
+    tails=(32, 16),
+    devices=2,
+    rows=32,
+)
+SMALL = Workload(
+    ModelConfig(vocab_size=128, width=32, layers=1, heads=2, kv_heads=1, head_dim=16, mlp_width=64),
+    prompts=2,
+    prompt_length=6,
+    samples=4,
+    stock=8,
+    max_new=16,
+    ends=8,
+    slots=4,
+    tails=(2,),
+    devices=1,
+    rows=4,
+)
+
+
+def standard() -> Workload:
+    """The same work everywhere; on a CPU ours has a device for each of two cores."""
+    return STANDARD if is_cpu() else dataclasses.replace(STANDARD, devices=1)
+
+
+def vocabulary(size: int, ends: int) -> tuple[list[str], list[tuple[str, str]]]:
+    """(the token of every id, merges) of a byte-level BPE in which a prompt of random ids is
+    text that reads as the same ids.
+
+    transformers 5 opens every "qwen2" directory as such a BPE, whatever the directory says. Ids
+    below `ends` are ends and padding; then letters; then a capital and a small letter, which merge,
+    as many as there is room for; the rest no text has.
+
+    Raises ValueError: no room for letters and a pair.
+    """
+    pairs = [(a, b) for a in UPPER for b in LOWER][: size - ends - 52]
+    if not pairs:
+        raise ValueError(f"a vocabulary of {size} has no room for {ends} ends, letters and pairs")
+    tokens = [f"<|{i}|>" for i in range(ends)] + [*UPPER, *LOWER] + ["".join(p) for p in pairs]
+    return [*tokens, *(f"<|{i}|>" for i in range(len(tokens), size))], pairs
+
+
+def write_model(work: Workload, folder: Path) -> tuple[list[list[int]], list[str]]:
+    """A Hugging Face directory with a random policy and its tokenizer.
+
+    Returns: (`stock` prompts of `prompt_length` ids; the same as text).
+    """
+    import tokenizers
+    import transformers
+
+    tokens, pairs = vocabulary(work.model.vocab_size, work.ends)
+    core = tokenizers.Tokenizer(
+        tokenizers.models.BPE(vocab={t: i for i, t in enumerate(tokens)}, merges=pairs)
+    )
+    core.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(
+        add_prefix_space=False, use_regex=False
+    )
+    core.decoder = tokenizers.decoders.ByteLevel()
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=core, pad_token=tokens[0], eos_token=tokens[0]
+    )
+    ends = {"eos_token_id": list(range(work.ends)), "pad_token_id": 0}
+    params = init(work.model, jax.random.key(0))
+    save_hf(folder, params, work.model, tokenizer, {"generation_config.json": ends})
+    path = folder / "tokenizer_config.json"
+    settings = json.loads(path.read_text()) | {
+        "tokenizer_class": "Qwen2Tokenizer",
+        "bos_token": None,
+        "unk_token": tokens[0],
+    }
+    path.write_text(json.dumps(settings))
+    first = work.ends + 52
+    prompts = np.random.default_rng(0).integers(
+        first, first + len(pairs), (work.stock, work.prompt_length)
+    )
+    return prompts.tolist(), ["".join(tokens[i] for i in row) for row in prompts]
+
+
+class Process:
+    """A peer's process. `ask` gives it a turn.
+
+    Raises (ask): PeerFailed, with the last lines of what it said, where it ended or was silent
+    for `patience` seconds.
+    """
+
+    def __init__(self, python: str, program: str, work: Path, said: Path, patience: float):
+        self._said, self._patience = said, patience
+        with said.open("wb") as errors:
+            self._process = subprocess.Popen(
+                [python, str(PROGRAMS / f"{program}.py"), str(work)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                env={**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"},
+            )
+
+    def ask(self, turn: int) -> dict[str, Any]:
+        try:
+            self._process.stdin.write(f"{turn}\n".encode())
+            self._process.stdin.flush()
+        except OSError:
+            raise PeerFailed(self._last_words()) from None
+        ready, _, _ = select.select([self._process.stdout], [], [], self._patience)
+        if not ready:
+            raise PeerFailed(f"no answer within {self._patience:,.0f} s")
+        line = self._process.stdout.readline()
+        if not line:
+            raise PeerFailed(self._last_words())
+        return json.loads(line)
+
+    def _last_words(self) -> str:
+        lines = self._said.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        return lines[-1] if lines else f"ended with status {self._process.wait()}"
+
+    def close(self) -> None:
+        """Let it end by itself, or end it."""
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process.stdout.close()
+
+
+def interpreter(work: Workload, environment: str) -> Path:
+    """Python of an environment; ours where it has no name."""
+    if not environment:
+        return Path(sys.executable)
+    return Path(work.environments) / environment / "bin" / "python"
+
+
+def make_environments(work: Workload, say: Callable[[str], None]) -> None:
+    """Make those that are not there.
+
+    Raises subprocess.CalledProcessError: pip could not.
+    """
+    for name, packages in ENVIRONMENTS.items():
+        folder = Path(work.environments) / name
+        if not interpreter(work, name).exists():
+            say(f"making {folder}: {' '.join(packages)}")
+            venv.create(folder, with_pip=True)
+            command = [str(interpreter(work, name)), "-m", "pip", "install", "-q", *packages]
+            subprocess.run(command, check=True)
+
+
+def version(python: Path, package: str) -> str:
+    """Of an installed package, as `python` has it; "" where it has none."""
+    code = f"import importlib.metadata as m; print(m.version({package!r}))"
+    done = subprocess.run([str(python), "-c", code], capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+@contextlib.contextmanager
+def started(
+    work: Workload, folder: Path, say: Callable[[str], None]
+) -> Iterator[tuple[dict[Peer, Process], list[dict[str, str]]]]:
+    """The processes of all peers that there are, warm, and those that are absent with why."""
+    prompts, texts = write_model(work, folder / "model")
+    common = {
+        "model": str(folder / "model"),
+        "prompts": prompts[: work.prompts],
+        "texts": texts,
+        "groups": work.prompts,
+        "samples": work.samples,
+        "max_new": work.max_new,
+        "ends": work.ends,
+        "processors": os.cpu_count(),
+        "shape": dataclasses.asdict(work.model),
+    }
+    processes: dict[Peer, Process] = {}
+    absent = []
+    try:
+        for place, peer in enumerate(work.peers()):
+            python = interpreter(work, peer.environment)
+            if not python.exists():
+                why = f"no environment {Path(work.environments) / peer.environment}"
+                absent.append({"name": peer.name, "kind": peer.kind, "why": why})
+                continue
+            path = folder / f"{place}.json"
+            path.write_text(json.dumps({**common, "options": dict(peer.options)}))
+            process = Process(
+                str(python), peer.program, path, folder / f"{place}.txt", work.patience
+            )
+            processes[peer] = process
+            say(f"warming up: {peer.kind}, {peer.name}")
+            try:
+                process.ask(0)
+            except PeerFailed as failed:
+                absent.append({"name": peer.name, "kind": peer.kind, "why": str(failed)})
+                processes.pop(peer).close()
+        yield processes, absent
+    finally:
+        for process in processes.values():
+            process.close()
+
+
+def run(work: Workload, repeats: int, say: Callable[[str], None]) -> dict[str, Any]:
+    """Seconds and tokens of each peer's turns, in turns; the first turn of each is not timed.
+
+    Raises PeerFailed: one of ours, or one that had been there, failed.
+    """
+    if work.install:
+        make_environments(work, say)
+    with tempfile.TemporaryDirectory() as folder:
+        with started(work, Path(folder), say) as (processes, absent):
+            if lost := [a for a in absent if a["name"].startswith("rl_speed")]:
+                raise PeerFailed(f"{lost[0]['name']} ({lost[0]['kind']}): {lost[0]['why']}")
+            turns: dict[Peer, list[dict[str, Any]]] = {peer: [] for peer in processes}
+            for turn in range(1, repeats + 1):
+                for peer, process in processes.items():
+                    turns[peer].append(process.ask(turn))
+                    seconds = turns[peer][-1]["seconds"]
+                    say(f"turn {turn} of {repeats}: {peer.kind}, {peer.name}: {seconds:.1f} s")
+    return {
+        "workload": {
+            **{name: x for name, x in dataclasses.asdict(work).items() if name not in HERE},
+            "parameters": num_params(work.model),
+        },
+        "absent": absent,
+        "peers": [
+            {
+                "name": peer.name,
+                "kind": peer.kind,
+                "package": peer.package,
+                "version": version(interpreter(work, peer.environment), peer.package),
+                "turns": found,
+                "tokens_per_s": float(np.median([t["tokens"] / t["seconds"] for t in found])),
+                "seconds": float(np.median([t["seconds"] for t in found])),
+            }
+            for peer, found in turns.items()
+        ],
+    }
+
+
+# (kind, whose of others, at least so many times as fast), as issue H asks.
+TARGETS = (
+    ("sampling", "transformers", 6.0),
+    ("sampling", "tunix", 9.0),
+    ("step", "TRL, as it comes", 4.0),
+)
+
+
+def ratio(numbers: Mapping[str, Any], kind: str, other: str) -> float | None:
+    """Tokens a second of our fastest by those of the fastest of the peers whose names begin so,
+    for sampling and for whole steps alike; None where there is none.
+    """
+    best = lambda name: max(
+        (
+            p["tokens_per_s"]
+            for p in numbers["peers"]
+            if p["kind"] == kind and p["name"].startswith(name)
+        ),
+        default=None,
+    )
+    theirs = best(other)
+    return None if theirs is None else best("rl_speed") / theirs
+
+
+def verdicts(numbers: Mapping[str, Any]) -> dict[str, bool | None]:
+    """Which targets are met; None where the peer is absent."""
+    found = {}
+    for kind, other, least in TARGETS:
+        value = ratio(numbers, kind, other)
+        found[f"{kind}: at least {least:g} times {other}"] = (
+            None if value is None else value >= least
+        )
+    return found
+
+
+def table(numbers: Mapping[str, Any]) -> str:
+    """Text table."""
+    w = numbers["workload"]
+    lines = [
+        f"{w['parameters'] / 1e6:,.1f} M parameters, float32; {w['prompts']} prompts of "
+        f"{w['prompt_length']} tokens, {w['samples']} samples each, at most {w['max_new']} tokens, "
+        f"lengths geometric with mean about {w['model']['vocab_size'] // w['ends']}; "
+        f"{w['slots']} slots"
+    ]
+    for kind, title in (("sampling", "sampling"), ("step", "whole GRPO steps")):
+        peers = [p for p in numbers["peers"] if p["kind"] == kind]
+        lines += [
+            "",
+            f"{title:36}{'version':>10}{'seconds':>10}{'tokens/s':>11}{'smallest':>10}"
+            f"{'largest':>10}{'ours by it':>12}",
+        ]
+        ours = max(p["tokens_per_s"] for p in peers if p["name"].startswith("rl_speed"))
+        for p in peers:
+            each = [t["tokens"] / t["seconds"] for t in p["turns"]]
+            lines.append(
+                f"  {p['name']:34}{p['version']:>10}{p['seconds']:10.1f}{p['tokens_per_s']:11,.0f}"
+                f"{min(each):10,.0f}{max(each):10,.0f}{ours / p['tokens_per_s']:11.2f}x"
+            )
+            if "padding" in p["turns"][0]:
+                padding = float(np.median([t["padding"] for t in p["turns"]]))
+                lines.append(f"    tokens computed in an update / held {padding:.2f}")
+        lines += [
+            f"  {a['name']:34}absent: {a['why']}" for a in numbers["absent"] if a["kind"] == kind
+        ]
+    says = {True: "yes", False: "NO", None: "not known"}
+    lines += ["", *(f"{name}: {says[met]}" for name, met in verdicts(numbers).items())]
+    return "\n".join(lines)
+
+
+def plot(numbers: Mapping[str, Any], path: Path) -> None:
+    """Tokens a second of everyone, with the smallest and the largest of the turns."""
+    from rl_speed.runtime.plotting import pyplot
+
+    plt = pyplot()
+    figure, axes = plt.subplots(1, 2, figsize=(11, 2.8), constrained_layout=True)
+    for axis, kind, title in zip(axes, ("sampling", "step"), ("sampling", "whole GRPO steps")):
+        peers = [p for p in numbers["peers"] if p["kind"] == kind][::-1]
+        middle = np.array([p["tokens_per_s"] for p in peers])
+        each = [[t["tokens"] / t["seconds"] for t in p["turns"]] for p in peers]
+        reach = np.array([[m - min(e), max(e) - m] for m, e in zip(middle, each)]).T
+        colours = ["C0" if p["name"].startswith("rl_speed") else "0.6" for p in peers]
+        axis.barh([p["name"] for p in peers], middle, xerr=reach, color=colours)
+        axis.set(xlabel="generated tokens per second", title=title)
+    figure.savefig(path)
+    plt.close(figure)

@@ -1,0 +1,139 @@
+"""The update at full length against the machine's rate of matrix products:
+model FLOP/s utilisation (MFU).
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lab.benchmark.decode import CPU as CPU_DECODE
+from lab.benchmark.decode import QWEN_1P5B
+from lab.benchmark.machine import best_time, is_cpu, matmul_rate, nominal_rate
+from rl_speed.mesh import make_mesh
+from rl_speed.policy import ModelConfig, init, num_params, param_shardings
+from rl_speed.sampling import Batch
+from rl_speed.update.optimizer import OptimizerConfig, make_optimizer
+from rl_speed.update.state import init_state, state_shardings
+from rl_speed.update.step import UpdateConfig, make_update
+
+
+@dataclasses.dataclass(frozen=True)
+class Workload:
+    """A full batch of random tokens: `rows` of `width` tokens,
+    every one but the first `prompt` trained on.
+    """
+
+    model: ModelConfig
+    rows: int
+    width: int
+    micro_tokens: int
+    prompt: int = 64
+
+
+ACCELERATOR = Workload(
+    dataclasses.replace(QWEN_1P5B, remat=True), rows=8, width=4096, micro_tokens=8192
+)
+CPU = Workload(CPU_DECODE.model, rows=8, width=512, micro_tokens=2048)
+SMALL = Workload(
+    ModelConfig(vocab_size=64, width=32, layers=2, heads=4, kv_heads=2, head_dim=8, mlp_width=64),
+    rows=4,
+    width=64,
+    micro_tokens=128,
+    prompt=8,
+)
+
+
+def standard() -> Workload:
+    """That of this platform."""
+    return CPU if is_cpu() else ACCELERATOR
+
+
+def flops_per_token(model: ModelConfig, width: int) -> float:
+    """Floating-point operations that training on one token takes at least,
+    forward and backward, nothing recomputed.
+
+    6 for each weight that enters a matrix product (the embedding does as the head), and causal
+    attention: scores and mix are 4 H K operations a pair, of T / 2 pairs a token, three times
+    (Kaplan et al. 2020, table 1; PaLM, appendix B).
+    """
+    in_products = num_params(model) - model.width * (2 * model.layers + 1)
+    if not model.tie_embeddings:
+        in_products -= model.vocab_size * model.width
+    return 6 * in_products + 3 * 2 * model.layers * model.heads * model.head_dim * width
+
+
+def random_batch(work: Workload) -> Batch:
+    """Groups of two, rewards of both kinds in each, behaviour log-probs of a uniform policy."""
+    rng = np.random.default_rng(0)
+    shape = (work.rows, work.width)
+    mask = np.zeros((work.rows, work.width - 1), bool)
+    mask[:, work.prompt :] = True
+    return Batch(
+        tokens=rng.integers(1, work.model.vocab_size, shape).astype(np.int32),
+        mask=mask,
+        behaviour_logprobs=np.where(mask, -np.log(work.model.vocab_size), 0).astype(np.float32),
+        rewards=(np.arange(work.rows) % 2).astype(np.float32),
+        group_ids=(np.arange(work.rows) // 2).astype(np.int32),
+    )
+
+
+def run(work: Workload, repeats: int) -> dict[str, Any]:
+    """Seconds of an update, tokens per second, and its share of the measured and of the
+    published peak.
+    """
+    mesh = make_mesh()
+    settings = UpdateConfig(groups=work.rows // 2, micro_tokens=work.micro_tokens)
+    shardings = param_shardings(work.model, mesh)
+    params = jax.jit(lambda key: init(work.model, key), out_shardings=shardings)(jax.random.key(0))
+    optimizer = make_optimizer(OptimizerConfig(total_steps=1000), params)
+    state = [init_state(params, optimizer, state_shardings(work.model, optimizer, mesh))]
+    del params
+    update, batch = make_update(work.model, optimizer, mesh, settings), random_batch(work)
+    advantages = jnp.asarray(np.where(np.arange(work.rows) % 2, 1.0, -1.0), jnp.float32)
+
+    def call():
+        state[0], metrics = update(state[0], batch, advantages, None, None)
+        return metrics["grad_norm"]
+
+    seconds = best_time(call, repeats)
+    tokens = work.rows * work.width
+    rate = flops_per_token(work.model, work.width) * tokens / seconds
+    measured, nominal = matmul_rate(work.model.dtype), nominal_rate()
+    return {
+        "workload": {**dataclasses.asdict(work), "parameters": num_params(work.model)},
+        "seconds": seconds,
+        "tokens_per_s": tokens / seconds,
+        "flops_per_s": rate,
+        "matmul_flops_per_s": measured,
+        "mfu_of_matmul": rate / measured,
+        "nominal_flops_per_s": nominal,
+        "mfu": None if nominal is None else rate / nominal,
+    }
+
+
+def text(numbers: dict[str, Any]) -> list[str]:
+    """Lines for the table."""
+    w = numbers["workload"]
+    lines = [
+        (
+            f"update: {w['rows']} rows of {w['width']} tokens, {w['parameters'] / 1e6:,.1f} M "
+            f"parameters, {w['model']['dtype']}, {w['micro_tokens']} tokens a piece"
+        )
+        + (", layers recomputed" if w["model"]["remat"] else ""),
+        (
+            f"  {1e3 * numbers['seconds']:,.0f} ms, {numbers['tokens_per_s']:,.0f} tokens/s, "
+            f"{numbers['flops_per_s'] / 1e9:,.1f} GFLOP/s: {numbers['mfu_of_matmul']:.1%} of a "
+            f"large matrix product in this run ({numbers['matmul_flops_per_s'] / 1e9:,.1f})"
+        ),
+    ]
+    if numbers["mfu"] is not None:
+        lines.append(
+            f"  MFU {numbers['mfu']:.1%} of the published peak "
+            f"({numbers['nominal_flops_per_s'] / 1e12:,.0f} TFLOP/s)"
+        )
+    elif is_cpu():
+        lines.append("  no accelerator here: a CPU shape")
+    return lines

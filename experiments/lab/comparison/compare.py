@@ -1,0 +1,146 @@
+"""Several methods with the same seeds: run what is missing, then tables,
+predictions and pictures of all of it.
+"""
+
+import copy
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import jax
+
+from lab.comparison import benchmarks, budgets, pass_rates, plots, runs, table
+from rl_speed.config import Config, flatten
+from rl_speed.config.methods import OfMethod, of
+
+
+def made_otherwise(done: Sequence[runs.Run], of_method: OfMethod) -> list[str]:
+    """Of runs that are in the workdir with other settings than they would get now: which, and what
+    is other.
+    """
+    found = []
+    for run in done:
+        if other := run.unlike(runs.configured(of_method, run.variant, run.seed)):
+            found.append(f"{run.variant.label}, seed {run.seed}: {'; '.join(other)}")
+    return found
+
+
+def compare(
+    config: Config,
+    methods: Sequence[str],
+    seeds: Sequence[int],
+    workdir: Path,
+    targets: Mapping[str, float] = {},
+    pass_rate_samples: int = 50,
+    command: str = "",
+    of_method: OfMethod | None = None,
+) -> tuple[str, str]:
+    """(the tables as text, a line that names the files).
+
+    What is in `workdir` already is not run again.
+
+    Args:
+      config: what all methods share. methods: as `runs.Variant` takes them. of_method: the settings
+        of each; None: `config` with its fields set.
+      targets: held-out accuracy by held-out set, that of "" over all questions; without one, or
+        with 0, nine tenths of the way from the start to the best of the methods that do not screen.
+      pass_rate_samples: of each held-out prompt, by the starting policy; 0: none. command: what the
+        tables say made them.
+
+    Raises ValueError, FileNotFoundError: a method, a setting or a file that cannot be.
+    """
+    for flag, given in (("methods", list(methods)), ("seeds", list(seeds))):
+        if not given:
+            raise ValueError(f"--{flag} names none")
+        if twice := [one for one in given if given.count(one) > 1]:
+            raise ValueError(f"--{flag} names {twice[0]} twice")
+    benchmarks.check_names(targets, benchmarks.names_in(config))
+    variants = [runs.Variant(spec) for spec in methods]
+    of_method = of_method or of(config)
+    runs.check_settings(of_method, variants, seeds)  # before pass rates are measured, too
+    rates = None
+    if pass_rate_samples:
+        if not (workdir / "pass_rates.json").exists():
+            pass_rates.save(
+                pass_rates.measure(copy.deepcopy(config), pass_rate_samples), workdir, command
+            )
+        rates = pass_rates.load(workdir)["rates"]
+    done = runs.run_all(of_method, variants, seeds, workdir)
+    for run in done:
+        runs.check_whole(run, runs.folder_of(workdir, run.variant, run.seed))
+    grouped = table.group_runs(done)
+    sets = benchmarks.common_sets(done)
+    benchmarks.check_names(targets, sets)
+    # All questions are those of an only set.
+    given = targets.get("") or (targets.get(sets[0]) if len(sets) == 1 else 0.0)
+    start = table.start_of(done)
+    target = given or table.default_target(done) or round(start, 3)
+    by_benchmark = benchmarks.by_benchmark(done, targets) if len(sets) > 1 else {}
+    rows = table.time_to_target(done, target)
+    rules = {
+        v.spec: (c.rule.n_init, c.rule.n - c.rule.n_init)
+        for v in variants
+        if v.baseline
+        for c in [v.of(of_method)]
+        if c.rule.name == "speed"
+    }
+    predicted = table.predictions(grouped, rates, rules, target) if rates is not None else []
+    phase_rows = {v.label: table.phases(members, target) for v, members in grouped.items()}
+    machine = (
+        f"{time.strftime('%Y-%m-%d')}, {jax.devices()[0].device_kind}, {os.cpu_count()} "
+        f"processors, JAX {jax.__version__}, seeds {', '.join(map(str, seeds))}."
+    )
+    if others := made_otherwise(done, of_method):
+        machine += f"\n\n**Runs of other settings than the command's**: {'; '.join(others)}."
+    limits, budget_rows = budgets.at_budgets(done)
+    text = "\n".join(
+        [
+            table.markdown(rows, target, start, predicted, phase_rows, command, machine),
+            *([benchmarks.markdown(by_benchmark)] if by_benchmark else []),
+            budgets.markdown(limits, budget_rows),
+        ]
+    )
+    curves = [
+        {"method": run.variant.label, "seed": run.seed, "evaluations": run.summary["evaluations"]}
+        for run in done
+    ]
+    (workdir / "table.json").write_text(
+        json.dumps(
+            {
+                "command": command,
+                "task": config.data.task,
+                "machine": machine,
+                "target": target,
+                "start": start,
+                "rows": rows,
+                **({"benchmarks": by_benchmark} if by_benchmark else {}),
+                "predictions": predicted,
+                "phases": phase_rows,
+                "budgets": {"limits": limits, "rows": budget_rows},
+                "settings": {
+                    v.label: {
+                        name: value
+                        for name, value in flatten(members[0].config).items()
+                        if name.startswith(("data.", "rule.", "driver."))
+                    }
+                    for v, members in grouped.items()
+                },
+                "curves": curves,
+            },
+            indent=1,
+        )
+        + "\n"
+    )
+    drawn = [
+        plots.plot_accuracy(done, target, workdir / "accuracy.png"),
+        plots.plot_training(done, workdir / "training.png"),
+        budgets.plot_budgets(limits, budget_rows, start, workdir / "budgets.png"),
+    ]
+    if by_benchmark:
+        drawn.append(benchmarks.plot(done, by_benchmark, workdir / "benchmarks.png"))
+    if any(v.baseline in {w.spec for w in grouped} for v in grouped):
+        drawn.append(plots.plot_speedup(done, start, target, workdir / "speedup.png"))
+    (workdir / "table.md").write_text(text)
+    return text, f"written to {' '.join(map(str, [workdir / 'table.md', *drawn]))}"

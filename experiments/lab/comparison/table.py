@@ -1,0 +1,274 @@
+"""Time to target, in the form of Table 1 of the SPEED paper,
+with what theory predicts beside it.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from lab.comparison.runs import Run, Variant
+from rl_speed.theory import expected_speedup
+
+# "fused" is the whole step where it is one program.
+PHASES = ("generate", "score", "update", "fused", "other")
+AXES = {
+    "train_s": "wall-clock (s)",
+    "tokens": "generated tokens",
+    "optimizer_steps": "optimizer steps",
+}
+
+
+def group_runs(runs: Sequence[Run]) -> dict[Variant, list[Run]]:
+    """Runs by variant, in order of appearance."""
+    grouped: dict[Variant, list[Run]] = {}
+    for run in runs:
+        grouped.setdefault(run.variant, []).append(run)
+    return grouped
+
+
+def start_of(runs: Sequence[Run], name: str = "") -> float:
+    """Mean accuracy of the first evaluations; `name` as in `Run.curve`."""
+    return float(np.mean([run.curve("step", name)[1][0] for run in runs]))
+
+
+def default_target(runs: Sequence[Run], name: str = "") -> float | None:
+    """Nine tenths of the way from the start to the best mean final accuracy among the methods that
+    do not screen (of all, where all screen); None where these gain nothing.
+    """
+    grouped, start = group_runs(runs), start_of(runs, name)
+    plain = [v for v in grouped if v.baseline is None] or list(grouped)
+    best = max(np.mean([run.curve("step", name)[1][-1] for run in grouped[v]]) for v in plain)
+    return round(start + 0.9 * (float(best) - start), 3) if best > start else None
+
+
+def time_to_target(
+    runs: Sequence[Run], target: float | None, name: str = ""
+) -> list[dict[str, Any]]:
+    """A row per variant: per axis the values of all seeds, their mean (None unless every seed got
+    there), and the speed-up over its baseline, seed by seed (mean, smallest, largest), where both
+    are present. Nobody reaches a target of None; who begins at the target has no speed-up.
+
+    `name` as in `Run.curve`.
+    """
+    reached = lambda run, axis: None if target is None else run.reaches(target, axis, name)
+    grouped = group_runs(runs)
+    by_method = {variant.spec: members for variant, members in grouped.items()}
+    rows = []
+    for variant, members in grouped.items():
+        row: dict[str, Any] = {
+            "method": variant.label,
+            "spec": variant.spec,
+            "seeds": len(members),
+            "final_accuracy": float(np.mean([r.curve("step", name)[1][-1] for r in members])),
+        }
+        for axis in AXES:
+            values = [reached(run, axis) for run in members]
+            row[axis] = {
+                "values": values,
+                "mean": float(np.mean(values)) if None not in values else None,
+            }
+            base = by_method.get(variant.baseline or "")
+            if base is None:
+                continue
+            of_seed = {b.seed: reached(b, axis) for b in base}
+            pairs = [(of_seed.get(run.seed), value) for run, value in zip(members, values)]
+            ratios = [b / value for b, value in pairs if b is not None and value]
+            if ratios:
+                row[axis]["speedup"] = {
+                    "mean": float(np.mean(ratios)),
+                    "min": min(ratios),
+                    "max": max(ratios),
+                    "seeds": len(ratios),
+                }
+        rows.append(row)
+    return rows
+
+
+def phases(runs: Sequence[Run], target: float | None = None) -> dict[str, float]:
+    """Mean seconds a step by phase, compilation left out, and samples, tokens and calls a step.
+
+    With a target, over the steps before a run reaches it: later ones, where little is left to
+    learn, screen more.
+    """
+    records = []
+    for run in runs:
+        end = run.reaches(target, "step") if target is not None else None
+        # The first steps of a run compile and fill the buffer, unless there are no others.
+        warm = min(3, len(run.records) - 1)
+        records += run.records[warm : None if end is None else max(warm + 1, math.ceil(end))]
+    mean = lambda name: float(np.mean([record.get(name, 0.0) for record in records]))
+    out = {name: mean(f"time/{name}") for name in (*PHASES, "step", "compile")}
+    out["step"] -= out.pop("compile")
+    return {
+        **out,
+        "samples": mean("rollout/generated_samples"),
+        "tokens": mean("rollout/generated_tokens"),
+        "calls": mean("rollout/calls"),
+    }
+
+
+def predictions(
+    grouped: dict[Variant, list[Run]],
+    pass_rates: np.ndarray,
+    rules: dict[str, tuple[int, int]],
+    target: float | None = None,
+) -> list[dict]:
+    """What theory says of each screening variant against its baseline,
+    from the starting policy's pass rates.
+
+    Theory gives the progress per optimizer step in two limits (see `theory.expected_speedup`) and
+    the samples per trained group. With the baseline's measured seconds per sample, and the measured
+    seconds of the rest of a step of each (rows have other lengths), it gives the wall-clock ratio.
+
+    Args:
+      pass_rates: f64[P]. rules: variant.spec -> (n_init, n_cont). target: what is measured is
+        measured up to it.
+    """
+    by_spec = {variant.spec: members for variant, members in grouped.items()}
+    rows = []
+    for variant, members in grouped.items():
+        base = by_spec.get(variant.baseline or "")
+        if base is None or variant.spec not in rules:
+            continue
+        n_init, n_cont = rules[variant.spec]
+        expected = expected_speedup(pass_rates, n_init, n_cont)
+        mine, reference = (
+            expected["speed"],
+            expected["dapo" if variant.baseline == "dapo" else "uniform"],
+        )
+        ours, theirs = phases(members, target), phases(base, target)
+        samples = mine.samples_per_group / reference.samples_per_group
+        step = (theirs["generate"] * samples + ours["step"] - ours["generate"]) / theirs["step"]
+        rows.append(
+            {
+                "method": variant.label,
+                "baseline": variant.baseline,
+                "acceptance": mine.acceptance,
+                "samples_ratio": {
+                    "predicted": samples,
+                    "measured": ours["samples"] / theirs["samples"],
+                },
+                "step_seconds_ratio": {
+                    "predicted": step,
+                    "measured": ours["step"] / theirs["step"],
+                },
+                "progress_per_step": {
+                    name: getattr(mine, name) / getattr(reference, name)
+                    for name in ("sgd", "adam_wide")
+                },
+                "wall_clock": {
+                    name: getattr(mine, name) / getattr(reference, name) / step
+                    for name in ("sgd", "adam_wide")
+                },
+            }
+        )
+    return rows
+
+
+def number(value: float | None) -> str:
+    return "not reached" if value is None else f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
+
+
+def speedup_text(row: dict[str, Any], axis: str) -> str:
+    """Of a row of `time_to_target`; "" where it has no speed-up."""
+    speedup = row[axis].get("speedup")
+    return (
+        ""
+        if speedup is None
+        else f"**{speedup['mean']:.2f}x** ({speedup['min']:.2f} to {speedup['max']:.2f}"
+        + (f", {speedup['seeds']} seeds" if speedup["seeds"] < row["seeds"] else "")
+        + ")"
+    )
+
+
+def markdown(
+    rows: Sequence[dict],
+    target: float,
+    start: float,
+    predicted: Sequence[dict],
+    phase_rows: dict[str, dict],
+    command: str,
+    machine: str,
+) -> str:
+    """The whole table.md."""
+    lines = [
+        f"# Time to a held-out accuracy of {target:.2f}, from {start:.3f}",
+        "",
+        f"`{command}`",
+        "",
+        machine,
+        "",
+        (
+            "Mean over seeds; a speed-up is the mean of the ratios seed by seed (smallest to "
+            "largest). Wall-clock is without evaluation, checkpoints and compilation."
+        ),
+        "",
+        "| method | "
+        + " | ".join(f"{label} | speed-up" for label in AXES.values())
+        + " | final accuracy |",
+        "|---" * (2 + 2 * len(AXES)) + "|",
+    ]
+    for row in rows:
+        cells = []
+        for axis in AXES:
+            got = sum(v is not None for v in row[axis]["values"])
+            cells.append(
+                number(row[axis]["mean"])
+                if row[axis]["mean"] is not None
+                else f"{got} of {row['seeds']} seeds"
+            )
+            cells.append(speedup_text(row, axis))
+        lines.append(
+            f"| {row['method']} | " + " | ".join(cells) + f" | {row['final_accuracy']:.3f} |"
+        )
+    lines += [
+        "",
+        "## Seconds a step by phase, and work a step",
+        "",
+        "Means over the steps up to the target.",
+        "",
+        "| method | " + " | ".join(PHASES) + " | samples | tokens | calls |",
+        "|---" * (4 + len(PHASES)) + "|",
+    ]
+    for label, p in phase_rows.items():
+        lines.append(
+            f"| {label} | "
+            + " | ".join(f"{p[name]:.3f}" for name in PHASES)
+            + f" | {p['samples']:,.0f} | {p['tokens']:,.0f} | {p['calls']:.2f} |"
+        )
+    if predicted:
+        lines += [
+            "",
+            "## What theory predicts from the starting policy's pass rates",
+            "",
+            (
+                "Progress per step relative to the baseline: `noise-limited` where Adam's steps "
+                "are mostly noise (theory.expected_speedup, adam_wide), `SGD` for a plain gradient "
+                "step. With no noise at all it is 1."
+            ),
+            "",
+            (
+                "| method over baseline | acceptance | samples a step, predicted / measured | "
+                "seconds a step, predicted / measured | steps, noise-limited / SGD / measured | "
+                "wall-clock, noise-limited / SGD / measured |"
+            ),
+            "|---" * 6 + "|",
+        ]
+        measured = {row["method"]: row for row in rows}
+        for p in predicted:
+            pair = lambda name: f"{p[name]['predicted']:.2f} / {p[name]['measured']:.2f}"
+            cells = []
+            for name, axis in (("progress_per_step", "optimizer_steps"), ("wall_clock", "train_s")):
+                got = measured[p["method"]][axis].get("speedup")
+                cells.append(
+                    f"{p[name]['adam_wide']:.2f} / {p[name]['sgd']:.2f} / "
+                    + (f"{got['mean']:.2f}" if got else "not reached")
+                )
+            lines.append(
+                f"| {p['method']} / {p['baseline']} | {p['acceptance']:.3f} | "
+                f"{pair('samples_ratio')} | {pair('step_seconds_ratio')} | "
+                f"{cells[0]} | {cells[1]} |"
+            )
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,341 @@
+"""What the parts of a step take on a target: measured here, or estimated for a chip."""
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from lab.planning.simulated import pieces_of
+from rl_speed.config import Config
+from rl_speed.data.prompts import Prompt
+from rl_speed.data.rollouts import Rollouts
+from rl_speed.hlo import Phases
+from rl_speed.policy import DecodeAttention, ModelConfig
+from rl_speed.policy.hf import read_json
+from rl_speed.replay.cuts import Replay
+from rl_speed.rollout.call_plan import capacities
+from rl_speed.rollout.generate import Generator, SampleRequest
+from rl_speed.runtime.metrics import read_object
+from rl_speed.targets import Target
+from rl_speed.training import build
+from rl_speed.training.dry_run import Program, made_of
+from rl_speed.training.estimates import LIMIT
+from rl_speed.update.ragged import PieceShape
+from rl_speed.update.state import init_state, state_shardings
+
+# What is taken to be reached of a chip's limits where no compiler says: of its operations in
+# updates and prefill, of its bandwidth in decoding. Common of tuned programs on H100s.
+REACHED = {"operations": 0.4, "bandwidth": 0.6}
+# What a program's shape, and so its price, depends on beside the rule.
+SHAPES = (
+    "model.path",
+    "model.compute_dtype",
+    "model.remat",
+    "data.max_prompt_length",
+    "sampler.max_new",
+    "sampler.slots",
+    "sampler.prefill_chunk",
+    "sampler.cache_dtype",
+    "training.micro_tokens",
+    "mesh.data",
+    "mesh.fsdp",
+    "mesh.tensor",
+)
+# A program is run here at least so often, and more often where that takes less than so many
+# seconds; the median counts.
+REPEATS, ENOUGH = (5, 40), 2.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Prices:
+    """Seconds.
+
+    Attributes:
+      source: what they are made of, for people.
+      call, prefill, held, optimizer, piece, score: as of `training.estimates.Units`.
+      decode: an iteration of the decode loop; row: of each row that decodes in it, more.
+      judge: verifying one response, all workers together.
+      shape: of the update's pieces. chunk: contexts that are read at once.
+      memory: bytes of a device that the largest program holds; limit: that it has. 0: not known.
+    """
+
+    source: str
+    call: float
+    prefill: float
+    decode: float
+    row: float
+    held: float
+    optimizer: float
+    piece: float
+    score: float
+    judge: float
+    shape: PieceShape
+    chunk: int
+    memory: int = 0
+    limit: int = 0
+
+
+def of_chip(
+    config: Config,
+    shared: Config,
+    target: Target,
+    found: dict[str, Any],
+    judge: float,
+    row: float,
+    reached: dict[str, float] = REACHED,
+) -> Prices:
+    """By a dry run.
+
+    Args:
+      config: a method's. shared: that of the dry run, from which methods differ in what their
+        programs are asked, not in their shapes.
+      found: what `--dry_run --json` wrote of a run with the same policy, mesh, slots and rows; its
+        rule and loss may be others. judge: seconds of one response in one worker. row: mean tokens
+        of a row that is trained on.
+
+    Raises ValueError: it has no split step's programs, or not of such a mesh, or the method has
+    other shapes.
+    """
+    for name in SHAPES:
+        if config.get(name) != shared.get(name):
+            raise ValueError(
+                f"config.{name} is {config.get(name)} and was {shared.get(name)} in what was "
+                "compiled; plan it by itself, with a dry run of its own"
+            )
+    programs = [
+        Program(**{**p, "phases": None if p["phases"] is None else Phases(**p["phases"])})
+        for p in found["programs"]
+    ]
+    by_name = {p.name: p for p in programs}
+    if not {"generation", "update"} <= set(by_name):
+        raise ValueError("the dry run is of a step with driver.where='in_loop'; make one of 'host'")
+    if found["devices"] != target.size:
+        raise ValueError(f"the dry run is of {found['devices']} devices, not of {target.size}")
+    model, shape = model_of(config, target.chip.platform), PieceShape(**found["pieces"])
+    each = made_of(config, model, programs, shape, target.chip, row)
+    # What is computed anew in the backward pass is in no bound.
+    again = {"piece": (3 + config.model.remat) / 3}
+    seconds = {
+        name: getattr(each, name).seconds(reached[LIMIT[name]] / again.get(name, 1.0))
+        for name in LIMIT
+    }
+    shards = config.mesh.data * config.mesh.fsdp
+    slots = max(1, config.sampler.slots // shards)
+    # Contexts have room for a replayed response where there may be one.
+    length = build.context_length(config)
+    longer = length / build.context_length(shared)
+    seconds["prefill"] *= longer
+    if model.platform == "gpu":
+        # Contexts are gathered: read and written, all the room that there is.
+        room = 2 * length
+        way = DecodeAttention(config.sampler.attention).way(config.sampler.max_new, model)
+        if dense := way == "dense":
+            room += length + config.sampler.max_new
+        seconds["decode"] += slots * room * seconds["held"]
+        seconds["held"] *= not dense
+    draw = by_name["generation"]
+    prompts = found["work"]["prompts a call"]
+    of_context = longer * draw.known["KV of prompts"] / _room(config, int(prompts))
+    context = _contexts(config) * of_context
+    largest = max(
+        p.total + (int(context) - p.known["KV of prompts"] if p is draw else 0) for p in programs
+    )
+    told = each.piece.compiler is not None
+    return Prices(
+        source="its compiler's cycles and its kernels at an assumed share of the chip's limits"
+        if told
+        else f"the chip's limits, of which {reached['operations']:.0%} (operations) and "
+        f"{reached['bandwidth']:.0%} (bandwidth) are assumed to be reached; what devices send "
+        "each other is not counted",
+        **seconds,
+        row=0.0,
+        judge=judge / config.reward.workers,
+        shape=shape,
+        chunk=config.sampler.prefill_chunk or _contexts(config),
+        memory=largest + sum(found["beside"].values()),
+        limit=found["limit"],
+    )
+
+
+def model_of(config: Config, platform: str) -> ModelConfig:
+    """The policy's, of config.json alone."""
+    path = Path(build.policy_directory(config, weights=False))
+    return ModelConfig.from_hf(
+        read_json(path if path.is_file() else path / "config.json"),
+        dtype=config.model.compute_dtype,
+        remat=config.model.remat,
+        platform=platform,
+    )
+
+
+def read_dry_run(path: Path) -> dict[str, Any]:
+    """Raises ValueError naming the file where `--dry_run --json` did not write it."""
+    found = read_object(path, "make it again with train.py --dry_run --json")
+    for name in ("programs", "pieces", "devices", "limit", "beside", "work"):
+        if name not in found:
+            raise ValueError(f"{path}: no field {name!r}; train.py --dry_run --json writes it")
+    programs = found["programs"]
+    if not isinstance(programs, list) or not all(isinstance(p, dict) for p in programs):
+        raise ValueError(
+            f"{path}: programs must be a list of objects; train.py --dry_run --json writes it"
+        )
+    return found
+
+
+def _contexts(config: Config) -> int:
+    """Room for contexts on a shard, as `Generator` has it."""
+    return _room(config, capacities(config.make_rule(), config.driver)[0])
+
+
+def _room(config: Config, prompts: int) -> int:
+    shards, chunk = config.mesh.data * config.mesh.fsdp, config.sampler.prefill_chunk
+    count = -(-prompts // shards) + (shards > 1)
+    return -(-count // chunk) * chunk if chunk else count
+
+
+def measured(config: Config, row: float) -> Prices:
+    """By running the programs of `config` here, on tables of known size, policy and verifier
+    included; a few seconds beside compiling. `row`: mean tokens of a row that is trained on.
+    """
+    mesh = build.build_mesh(config)
+    policy = build.build_policy(config, mesh)
+    stream, _ = build.build_data(config, policy.tokenizer)
+    train, _, _ = build.build_generators(config, policy, mesh)
+    generation, rollouts = _measure_generation(config, policy, mesh, train, stream)
+    scorer = build.build_scorer(config, policy, config.sampler.max_new)
+    try:
+        judge = _median(lambda: scorer.judge(rollouts)) / len(rollouts)
+    finally:
+        scorer.close()
+    return Prices(
+        source="measured on this machine",
+        **generation,
+        **_measure_update(config, policy, mesh, stream, row),
+        held=0.0,
+        judge=judge,
+        chunk=config.sampler.prefill_chunk or _contexts(config),
+    )
+
+
+def _measure_generation(config, policy, mesh, train, stream) -> tuple[dict[str, float], Rollouts]:
+    """Calls whose samples all take so many tokens: no token ends a response."""
+    rule = config.make_rule()
+    prompts, samples = capacities(rule, config.driver)
+    per_prompt = max(rule.max_samples, config.most_evaluation_samples)
+    generator = Generator(
+        policy.decoder,
+        dataclasses.replace(train.config, end_tokens=()),
+        mesh,
+        prompts,
+        samples,
+        per_prompt,
+        build.context_length(config),
+        jax.random.key(0),
+    )
+    longest, shards = config.sampler.max_new, generator.shards
+    most, room = generator.capacity[0] - 2 * shards, train.config.slots * shards
+    some = stream.take(most)
+    last: list[Rollouts] = []
+
+    def seconds(contexts: int, requests: int, tokens: int) -> float:
+        counts = np.diff(np.linspace(0, requests, contexts + 1).astype(int))
+        asked = [
+            SampleRequest(p, 0, int(n), _limited(int(n), tokens))
+            for p, n in zip(some[:contexts], counts)
+        ]
+
+        def call():
+            last[:] = [generator(policy.params, asked)[0]]
+
+        return _median(call)
+
+    few = max(1, min(most // 2, -(-room // rule.max_samples)))
+    rows = min(room, few * rule.max_samples)
+    first, wide = seconds(few, rows, 1), seconds(few, rows, longest)
+    drawn = last[0]
+    more = seconds(most, min(rows, most), 1) if most <= rows else first
+    # Each shard has a row, and the narrowest batch there is.
+    lone, lone_first = seconds(shards, shards, longest), seconds(shards, shards, 1)
+    narrowest = (train.config.tail_slots or (train.config.slots,))[-1]
+    widest, steps = train.config.slots, longest - 1
+    iteration, least = (wide - first) / steps, (lone - lone_first) / steps
+    chunk = config.sampler.prefill_chunk
+    pieces = lambda n: math.ceil(n / shards / chunk) if chunk else 1
+    prefill = max(0.0, (more - first) / max(1, pieces(most) - pieces(few)))
+    row = max(0.0, (iteration - least) / (widest - narrowest)) if widest > narrowest else 0.0
+    return {
+        "call": max(0.0, first - iteration - pieces(few) * prefill),
+        "prefill": prefill,
+        "decode": max(0.0, iteration - row * widest),
+        "row": row,
+    }, drawn
+
+
+def _limited(count: int, tokens: int) -> Replay:
+    """Nothing is replayed; so many tokens and no more."""
+    return Replay(np.zeros(0, np.int32), np.zeros(count, int), np.full(count, tokens))
+
+
+def _measure_update(config, policy, mesh, stream, row) -> dict[str, Any]:
+    """RL steps on few groups and on all, of rows of one length: they differ in their pieces."""
+    optimizer = build.build_optimizer(config, policy.params)
+    settings = build.update_config(config)
+    step = build.build_split_step(config, policy, mesh, optimizer, settings, None)
+    state = init_state(policy.params, optimizer, state_shardings(policy.model, optimizer, mesh))
+    n, parts, room = config.rule.n, config.training.minibatches, config.sampler.max_new
+    width = config.data.max_prompt_length + room
+    whole = np.zeros((config.driver.groups * n // parts, width), np.int32)
+    shape, counts, times = settings.pieces(whole, mesh, policy.model), [], []
+    for groups in (max(1, config.driver.groups // 4), config.driver.groups):
+        some = stream.take(groups)
+        lengths = [min(room, max(1, round(row) - len(p.tokens))) for p in some]
+        rollouts = Rollouts.concat([_answers(p, n, k, room) for p, k in zip(some, lengths)])
+
+        def update(rollouts=rollouts):
+            nonlocal state
+            state, metrics = step.update(state, rollouts)
+            jax.block_until_ready(metrics)
+
+        times.append(_median(update))
+        rows = np.array([len(p.tokens) + k for p, k in zip(some, lengths)])[rollouts.owner]
+        counts.append(sum(pieces_of(config, rows, rollouts.owner, shape)))
+    piece = max(0.0, times[1] - times[0]) / max(1, counts[1] - counts[0])
+    return {
+        "piece": piece,
+        "optimizer": max(0.0, times[0] - counts[0] * piece) / parts,
+        # Scoring is in the update here, where a method asks for it.
+        "score": 0.0,
+        "shape": shape,
+    }
+
+
+def _answers(prompt: Prompt, count: int, tokens: int, room: int) -> Rollouts:
+    """A group of so many tokens each, half of it right."""
+    blank = np.zeros((count, room))
+    return Rollouts.group(
+        prompt,
+        tokens=blank,
+        lengths=np.full(count, tokens),
+        logprobs=blank - np.log(2) * (np.arange(room) < tokens),
+        rewards=np.arange(count) % 2,
+        versions=np.zeros(count),
+        phases=np.zeros(count),
+        sample_index=np.arange(count),
+        truncated=np.zeros(count, bool),
+    )
+
+
+def _median(function: Callable[[], Any]) -> float:
+    function()  # compiles
+    least, most = REPEATS
+    seconds: list[float] = []
+    while len(seconds) < least or (len(seconds) < most and sum(seconds) < ENOUGH):
+        begin = time.perf_counter()
+        function()
+        seconds.append(time.perf_counter() - begin)
+    return float(np.median(seconds))

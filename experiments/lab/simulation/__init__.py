@@ -1,0 +1,44 @@
+"""What each sampling rule would cost on known pass rates, before any policy runs:
+pass rates in, tables and pictures out.
+"""
+
+from lab.simulation.orders import Memory, survey_orders
+from lab.simulation.simulate import (
+    Draws,
+    Limit,
+    draw,
+    epochs,
+    exact,
+    fill,
+    measure,
+    standard_rules,
+    survey,
+)
+from rl_speed.data.pass_rates import (
+    PassRates,
+    load_epochs,
+    load_pass_rate_table,
+    load_pass_rates,
+    mixture,
+    moving_average,
+)
+
+__all__ = [
+    "Draws",
+    "Limit",
+    "Memory",
+    "PassRates",
+    "draw",
+    "epochs",
+    "exact",
+    "fill",
+    "load_epochs",
+    "load_pass_rate_table",
+    "load_pass_rates",
+    "measure",
+    "mixture",
+    "moving_average",
+    "standard_rules",
+    "survey",
+    "survey_orders",
+]

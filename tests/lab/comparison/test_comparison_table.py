@@ -1,0 +1,223 @@
+"""Time to target, phases up to it, predictions beside what was measured:
+on runs whose numbers are known.
+"""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lab.comparison import budgets, plots, table
+from lab.comparison.runs import Run, Variant, check_whole, load_run
+from rl_speed.config.presets import embedded
+from rl_speed.theory import expected_speedup
+
+
+def run(spec, seed, gain, step_s, generate_s=0.0, samples=100, steps=40):
+    """Accuracy rises by `gain` a step from 0.3; a step takes `step_s` seconds,
+    ten times that after step 20.
+    """
+    seconds = np.cumsum([0.0] + [step_s * (10 if i >= 20 else 1) for i in range(steps)])
+    evaluations = [
+        {
+            "step": i,
+            "train_s": float(seconds[i]),
+            "tokens": 1000 * i,
+            "optimizer_steps": i,
+            "eval/accuracy": min(0.3 + gain * i, 0.9),
+        }
+        for i in range(0, steps + 1, 4)
+    ]
+    records = [
+        {
+            "time/step": step_s * (10 if i >= 20 else 1) + 0.5,
+            "time/compile": 0.5,
+            "time/generate": generate_s,
+            "rollout/generated_samples": samples * (10 if i >= 20 else 1),
+            "rollout/generated_tokens": 1000,
+            "rollout/calls": 1,
+            "train/accuracy": 0.5,
+            "train/grad_norm": 1.0,
+            "train/informative_groups": 1.0,
+        }
+        for i in range(steps)
+    ]
+    return Run(Variant(spec), seed, {"evaluations": evaluations}, records)
+
+
+@pytest.fixture
+def runs():
+    # 0.46 after 8 and 16 steps with seed 0, 8 and 32 with seed 1.
+    return [
+        run("speed_rloo", 0, 0.02, 2.0, 1.0, 200),
+        run("rloo", 0, 0.01, 1.0, 0.25),
+        run("speed_rloo", 1, 0.02, 2.0, 1.0, 200),
+        run("rloo", 1, 0.005, 1.0, 0.25),
+    ]
+
+
+def test_speed_ups_are_ratios_seed_by_seed(runs):
+    ours, base = table.time_to_target(runs, 0.46)
+    assert ours["optimizer_steps"]["values"] == pytest.approx([8, 8])
+    assert base["optimizer_steps"]["values"] == pytest.approx([16, 32])
+    assert base["train_s"]["values"] == pytest.approx([16, 20 + 120])
+    assert ours["optimizer_steps"]["speedup"] == pytest.approx(
+        {"mean": 3, "min": 2, "max": 4, "seeds": 2}
+    )
+    assert ours["train_s"]["speedup"] == pytest.approx(
+        {"mean": (1 + 140 / 16) / 2, "min": 1, "max": 140 / 16, "seeds": 2}
+    )
+    assert "speedup" not in base["train_s"]
+
+
+def test_ratios_are_of_the_same_seed_in_whatever_order(runs):
+    ours = table.time_to_target([runs[2], runs[0], runs[3], runs[1]], 0.46)[0]
+    assert ours["optimizer_steps"]["speedup"]["mean"] == pytest.approx((16 / 8 + 32 / 8) / 2)
+    alone = table.time_to_target([runs[2], runs[1], runs[3]], 0.46)[0]
+    assert alone["optimizer_steps"]["speedup"]["mean"] == pytest.approx(32 / 8)
+
+
+def test_a_seed_that_does_not_arrive_is_not_averaged_away(runs):
+    ours, base = table.time_to_target(runs, 0.6)
+    assert base["train_s"]["mean"] is None and base["train_s"]["values"][1] is None
+    assert ours["train_s"]["speedup"]["seeds"] == 1
+    text = table.markdown([ours, base], 0.6, 0.3, [], {}, "command", "machine")
+    assert "1 of 2 seeds" in text and ", 1 seeds)" in text
+
+
+def test_phases_count_the_steps_up_to_the_target(runs):
+    assert table.phases(runs[:1], 0.46) == pytest.approx(
+        {
+            "generate": 1,
+            "score": 0,
+            "update": 0,
+            "fused": 0,
+            "other": 0,
+            "step": 2,
+            "samples": 200,
+            "tokens": 1000,
+            "calls": 1,
+        }
+    )
+    assert table.phases(runs[:1])["step"] > 8
+    assert table.phases(runs[1:2], 0.95) == table.phases(runs[1:2])  # never reached: the whole run
+
+
+def test_predictions_use_the_baselines_phases_and_theory(runs):
+    rates = np.linspace(0, 1, 30)
+    (row,) = table.predictions(table.group_runs(runs), rates, {"speed_rloo": (6, 18)}, 0.46)
+    theory = expected_speedup(rates, 6, 18)
+    samples = theory["speed"].samples_per_group / 24
+    assert row["samples_ratio"]["predicted"] == pytest.approx(samples)
+    # rloo's second seed reaches 0.46 at step 32, after its slow steps began: measured is the mean
+    # over both seeds' steps.
+    base = table.phases(runs[1::2], 0.46)
+    assert row["samples_ratio"]["measured"] == pytest.approx(200 / base["samples"])
+    # Its own seconds apart from generation (2 - 1), the baseline's seconds per sample.
+    assert row["step_seconds_ratio"]["predicted"] == pytest.approx(
+        (base["generate"] * samples + 1) / base["step"]
+    )
+    text = table.markdown(
+        table.time_to_target(runs, 0.46), 0.46, 0.3, [row], {}, "command", "machine"
+    )
+    assert f"{theory['speed'].sgd / theory['uniform'].sgd:.2f} / 3.00 |" in text
+    assert row["wall_clock"]["sgd"] == pytest.approx(
+        row["progress_per_step"]["sgd"] / row["step_seconds_ratio"]["predicted"]
+    )
+
+
+def test_pictures_are_drawn_of_every_panel(runs, tmp_path):
+    assert plots.plot_speedup(runs, 0.3, 0.46, tmp_path / "a.png").stat().st_size > 10_000
+    assert plots.plot_accuracy(runs, 0.46, tmp_path / "b.png").stat().st_size > 10_000
+
+
+def test_variants_change_fields_and_name_what_does_not_exist():
+    config = Variant(
+        "speed_rloo@rule.n_init=4@model.remat=True@optimizer.learning_rate=2e-4"
+    ).apply(embedded())
+    assert (config.rule.name, config.rule.n_init, config.model.remat) == ("speed", 4, True)
+    assert config.optimizer.learning_rate == 2e-4
+    for spec in ("speed_rloo@rule.n_inti=4", "speed_rloo@n_init=4", "speed_rloo@rule.n_init"):
+        with pytest.raises(ValueError, match="is not section.field=value"):
+            Variant(spec).apply(embedded())
+    with pytest.raises(ValueError, match="unknown method 'sped'.*rloo"):
+        Variant("sped").apply(embedded())
+    assert not Variant("rloo@model.remat=FALSE").apply(embedded()).model.remat
+    for change, want in (
+        ("rule.n=four", "config.rule.n must be an integer, got 'four'"),
+        ("model.remat=maybe", "config.model.remat must be true or false, got 'maybe'"),
+    ):
+        with pytest.raises(ValueError, match=f"'rloo@{change}': {want}"):
+            Variant(f"rloo@{change}").apply(embedded())
+    for change in ("rule.__class__=3", "seed=3", "rule=3"):
+        with pytest.raises(ValueError, match="is not section.field=value"):
+            Variant(f"rloo@{change}").apply(embedded())
+
+
+@pytest.mark.parametrize(
+    "damage, message",
+    [
+        (lambda run: run.records.pop(), "metrics.jsonl is damaged: it has 39 lines, of 40 steps"),
+        (
+            lambda run: run.records[1].pop("train/accuracy"),
+            "metrics.jsonl:2 is damaged: it has no 'train/accuracy'",
+        ),
+        (
+            lambda run: run.summary["evaluations"][2].update({"eval/accuracy": None}),
+            r"summary.json is damaged: evaluations\[2\] has no 'eval/accuracy'",
+        ),
+    ],
+)
+def test_a_run_that_lost_something_is_refused(damage, message):
+    one = run("rloo", 0, 0.01, 1.0)
+    one.summary["steps"] = 40
+    check_whole(one, Path("runs/rloo/seed0"))
+    damage(one)
+    with pytest.raises(ValueError, match=f"runs/rloo/seed0/{message}"):
+        check_whole(one, Path("runs/rloo/seed0"))
+
+
+@pytest.mark.parametrize("damaged", [{}, {"seconds": "x"}])
+def test_a_clock_that_lost_its_seconds_is_named(tmp_path, damaged):
+    (tmp_path / "summary.json").write_text('{"evaluations": [{"step": 0}]}')
+    (tmp_path / "metrics.jsonl").write_text('{"step": 0}\n')
+    (tmp_path / "config.json").write_text("{}")
+    assert load_run(Variant("rloo"), 0, tmp_path).wall_s is None
+    (tmp_path / "wall_clock.json").write_text(json.dumps(damaged))
+    with pytest.raises(ValueError, match="wall_clock.json is damaged: seconds must be a number"):
+        load_run(Variant("rloo"), 0, tmp_path)
+
+
+def test_a_run_of_other_settings_says_which():
+    config = embedded("rloo")
+    one = dataclasses.replace(run("rloo", 0, 0.01, 1.0), config=config.to_dict())
+    assert one.unlike(config) == []
+    config.training.steps, config.logging.progress = 7, not config.logging.progress
+    assert one.unlike(config) == [f"training.steps={embedded('rloo').training.steps}, not 7"]
+
+
+def test_phases_of_a_run_that_is_short():
+    short = run("rloo", 0, 0.01, 1.0, steps=2)
+    assert table.phases([short])["samples"] == 100 and table.phases([short], 0.3)["calls"] == 1
+
+
+def test_equal_budgets_are_those_that_every_run_reached(runs, tmp_path):
+    limits, rows = budgets.at_budgets(runs)
+    # All generate 40,000 tokens; the cheaper steps end after 220 s, when the dearer are between the
+    # evaluations of steps 28 and 32.
+    assert limits == {"tokens": 40000, "optimizer_steps": 40, "train_s": 220}
+    assert [row["method"] for row in rows] == ["speed_rloo", "rloo"]
+    assert rows[0]["train_s"]["values"] == pytest.approx(
+        [0.86 + (0.9 - 0.86) * (220 - 200) / (280 - 200)] * 2
+    )
+    assert rows[0]["tokens"]["values"] == pytest.approx([0.9, 0.9])
+    assert rows[1]["tokens"]["mean"] == pytest.approx((0.7 + 0.5) / 2)
+    limits, early = budgets.at_budgets(runs, {"tokens": 4000, "train_s": 300})
+    assert early[0]["tokens"]["values"] == pytest.approx([0.38, 0.38])
+    assert {row["method"]: row["train_s"]["mean"] for row in early}["rloo"] is None
+    assert "| rloo | 0.600 (0.500 to 0.700) | 0.600 (0.500 to 0.700) |" in budgets.markdown(
+        *budgets.at_budgets(runs)
+    )
+    assert budgets.plot_budgets(limits, rows, 0.3, tmp_path / "budgets.png").stat().st_size > 5000
