@@ -54,8 +54,6 @@ rpo_dapo_paper         as that, as the paper: prefixes trained on
 rpo_speed_rloo         RPO under SPEED's screening (80 steps, not 120)                       0.551, 0.79 M,  25 s
 forecast_rloo          ours: RLOO on the prompts worth most by a forecast learnt while training, screened where it is in doubt
 forecast_dapo          the same with DAPO's loss
-oracle_rloo            RLOO on the prompts worth most, by pass rates measured beside the run (a limit, no way to train)
-oracle_dapo            the same with DAPO's loss
 
 What all methods share stands in `presets.embedded` (rl_speed/config/presets.py), each number with
 its reason:

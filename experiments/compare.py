@@ -16,8 +16,8 @@ With several held-out sets (config.data.eval) there is also a table of each, and
 
 A method has the settings of its variant of the preset, where that has one, as the paper's baselines
 have a driver of their own; any other those of the variant that samples most like it, with its own
-fields. It may carry changes: NAME@section.field=value. A speed-up is that of speed_X, forecast_X or
-oracle_X over X; others have none.
+fields. It may carry changes: NAME@section.field=value. A speed-up is that of speed_X or forecast_X
+over X; others have none.
 
 Writes table.md, table.json, accuracy.png, training.png, budgets.png, speedup.png (where there is a
 baseline) and pass_rates.* to --workdir, a folder per run beside them, without the policy in the

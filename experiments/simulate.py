@@ -6,15 +6,8 @@ Every rule on measured pass rates, before a policy runs (seconds, CPU).
     python experiments/simulate.py --pass_rates=DATA/deepscaler/deepscaler_40k.jsonl.gz \
         --over_training=DATA/deepscaler/acc_step_500.json
 
-With --orders: what screening with memory (config.data.order="memory") saves over a shuffle (half a
-minute), on the pass rates over training and on the fixed ones.
-
-    python experiments/simulate.py --orders --pass_rates=DATA/deepscaler/deepscaler_40k.jsonl.gz \
-        --over_training=DATA/deepscaler/acc_step_500.json --out=experiments/results/simulate_memory
-
 Writes table.md, table.json, cost.png, signal.png and, with --over_training, epochs.png to --out.
-Takes what experiments/pass_rates.py measured (pass_rates.json) as well. With --orders: table.md,
-table.json, orders.png.
+Takes what experiments/pass_rates.py measured (pass_rates.json) as well.
 """
 
 import sys
@@ -51,13 +44,7 @@ _SEED = flags.DEFINE_integer("seed", 0, "Seed; the same one gives the same numbe
 _REPEATS = flags.DEFINE_integer(
     "repeats", 4, "Times that every prompt is simulated; at least 2 for standard errors."
 )
-_ORDERS = flags.DEFINE_bool("orders", False, "Compare orders of prompts instead of rules.")
-_OUT = flags.DEFINE_string(
-    "out",
-    None,
-    "Folder for the table and the pictures; by default runs/simulate, and runs/simulate_orders "
-    "with --orders.",
-)
+_OUT = flags.DEFINE_string("out", "runs/simulate", "Folder for the table and the pictures.")
 
 
 def main(_):
@@ -75,25 +62,16 @@ def main(_):
         _OVER_TRAINING.value,
         _WINDOW.value,
     )
-    named = ((sources.fixed.source, sources.fixed.rates), (sources.name, sources.curves))
-    for name, rates in named if _ORDERS.value else ():
-        if rates is not None and not ((rates > 0) & (rates < 1)).any():
-            raise ValueError(
-                f"{name}: every pass rate is 0 or 1, so that SPEED accepts no prompt and there is "
-                "nothing to compare orders by"
-            )
-    default = "runs/simulate_orders" if _ORDERS.value else "runs/simulate"
-    study = report.compare_orders if _ORDERS.value else report.compare_rules
     try:
         print(
-            *study(
+            *report.compare_rules(
                 sources,
                 _N.value,
                 [int(k) for k in _N_INIT.value],
                 _GROUPS.value,
                 _SEED.value,
                 _REPEATS.value,
-                Path(_OUT.value or default),
+                Path(_OUT.value),
                 table.shown_command("experiments/simulate.py", sys.argv[1:]),
             ),
             sep="\n",

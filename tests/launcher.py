@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 HEAVY = (
     "matplotlib.pyplot",
     "ml_collections.config_flags",
-    "lab.comparison.orders",
+    "lab.comparison.compare",
     "rl_speed.evaluation.harness",
     "lab.inspection",
     "lab.simulation",

@@ -35,7 +35,7 @@ def test_commands_are_listed_with_one_line_each(launch):
         (["print_config"], "no command 'print_config'; nearest: print-config"),
         (["zzz", "--config=embedded"], "no command 'zzz'; rl-speed --help lists the commands"),
         (["print-config", "tarin", "--config=embedded"], "no command 'tarin'; nearest: train"),
-        (["limit"], "no command 'limit'"),  # of a checkout, as python experiments/limit.py
+        (["theory"], "no command 'theory'"),  # of a checkout, as python experiments/theory.py
     ],
 )
 def test_an_unknown_command_is_refused(launch, words, message):
@@ -177,8 +177,8 @@ def test_messages_name_the_command_that_was_started(monkeypatch):
     assert in_words_of_program(text) == (
         "see rl-speed data and rl-speed train, not rl_speed/sft/train.py"
     )
-    assert in_words_of_program("run experiments/limit.py --out=x") == (
-        "run experiments/limit.py (in the repository) --out=x"
+    assert in_words_of_program("run experiments/theory.py --out=x") == (
+        "run experiments/theory.py (in the repository) --out=x"
     )
 
 

@@ -80,11 +80,10 @@ def check(c: "Config") -> None:
             f"fsdp={c.mesh.fsdp}; change config.driver.groups"
         )
     rule = c.make_rule()
-    if c.rule.metric == "reward" and (c.rule.name != "dynamic" or c.data.order == "memory"):
+    if c.rule.metric == "reward" and c.rule.name != "dynamic":
         raise ValueError(
-            "config.rule.metric='reward' is for config.rule.name='dynamic', and no order of "
-            "prompts that learns from verdicts whom the rule accepts; got "
-            f"config.rule.name={c.rule.name!r}, config.data.order={c.data.order!r}"
+            "config.rule.metric='reward' is for config.rule.name='dynamic'; got "
+            f"config.rule.name={c.rule.name!r}"
         )
     if rule.max_samples > c.rule.n and c.rule.name not in ("sequential", "allocated"):
         raise ValueError(
@@ -326,7 +325,6 @@ def _check_files(c: "Config") -> None:
 def _check_order(c: "Config") -> None:
     """Orders and curation of the training prompts."""
     d = c.data
-    _require_one(c, "data.max_unseen")
     _require(
         c,
         ("data.keep_low", 0 <= d.keep_low <= 1, "in [0, 1]"),
@@ -334,15 +332,10 @@ def _check_order(c: "Config") -> None:
         ("data.explore", 0 <= d.explore <= 1, "in [0, 1]"),
         ("data.rest", 0 <= d.rest < 1, "in [0, 1)"),
         ("data.forecast_memory", d.forecast_memory >= 1, "1 or more"),
-        (
-            "data.worth_power",
-            0 <= d.worth_power <= 1 and (d.worth_power or d.order != "oracle"),
-            "in [0, 1], and not 0 with config.data.order=oracle",
-        ),
+        ("data.worth_power", 0 <= d.worth_power <= 1, "in [0, 1]"),
         ("data.forecast_buckets", 1 <= d.forecast_buckets <= 4096, "between 1 and 4096"),
-        ("data.memory_decay", 0 < d.memory_decay <= 1, "in (0, 1]"),
+        ("data.forecast_decay", 0 < d.forecast_decay <= 1, "in (0, 1]"),
     )
-    _check_oracle(c)
     _check_forecast(c)
     needs_table = d.order == "schedule" or (d.keep_low, d.keep_high) != (0.0, 1.0)
     if needs_table and not d.pass_rates:
@@ -381,29 +374,6 @@ def _check_forecast(c: "Config") -> None:
         raise ValueError(
             "config.rule.name='adaptive_speed' needs config.driver.screening='missing': a call "
             "that draws whole groups of more prompts than a step takes would have them wait"
-        )
-
-
-def _check_oracle(c: "Config") -> None:
-    """What measuring pass rates beside the run needs."""
-    d, most = c.data, max(c.make_rule().max_samples, c.most_evaluation_samples)
-    _require(
-        c,
-        ("data.oracle_every", d.oracle_every > 0, "1 or more"),
-        ("data.oracle_prompts", d.oracle_prompts > 0, "1 or more"),
-        ("data.oracle_samples", d.oracle_samples > 0, "1 or more"),
-    )
-    if d.order != "oracle":
-        return
-    if d.oracle_samples > most:
-        raise ValueError(
-            f"config.data.oracle_samples={d.oracle_samples} are more than the {most} that a "
-            "call draws for a prompt: lower it, or raise config.evaluation.samples"
-        )
-    if c.driver.lag or c.driver.depth:
-        raise ValueError(
-            "config.data.order='oracle' measures between two steps: config.driver.lag and "
-            f"config.driver.depth must be 0; got {c.driver.lag} and {c.driver.depth}"
         )
 
 

@@ -123,9 +123,6 @@ _FORECAST = {
     "driver.prefetch": False,
 }
 
-# What the rules could do at best, knowing every pass rate: ours, and no way to train.
-_ORACLE = {"rule.name": "uniform", "data.order": "oracle"}
-
 METHODS: dict[str, dict[str, object]] = {
     "rloo": _UNIFORM | _RLOO,
     "grpo": _UNIFORM | _GRPO,
@@ -162,8 +159,6 @@ METHODS: dict[str, dict[str, object]] = {
     "rpo_speed_rloo": _SPEED | _RLOO | _RPO,
     "forecast_rloo": _FORECAST | _RLOO,
     "forecast_dapo": _FORECAST | _DAPO,
-    "oracle_rloo": _ORACLE | _RLOO,
-    "oracle_dapo": _ORACLE | _DAPO,
 }
 
 # The method with the same loss that samples plainly: what a claim about sampling is to be held
@@ -182,8 +177,6 @@ BASELINES: dict[str, str] = {
     "rpo_speed_rloo": "speed_rloo",
     "forecast_rloo": "rloo",
     "forecast_dapo": "grpo_dapo_loss",
-    "oracle_rloo": "rloo",
-    "oracle_dapo": "grpo_dapo_loss",
 }
 
 

@@ -131,15 +131,9 @@ class Data:
     eval_prompts: int = 512
     on_bad_row: str = one_of("error", "skip")  # skipped rows are counted
     # Which prompt of a finite training set goes next: "shuffle" (anew each epoch), "file" (as they
-    # stand), "visits" (least visited first), "schedule" (easy to hard by pass_rates), "memory"
-    # (those that will probably qualify, by what earlier visits found), "forecast" (those worth most
-    # by what they say, and by earlier visits).
-    # "oracle": those worth most, by pass rates measured beside the run, whose samples and
-    # seconds are charged to nobody: a limit to hold methods against.
-    order: str = one_of("shuffle", "file", "visits", "schedule", "memory", "forecast", "oracle")
-    oracle_every: int = 10  # steps between two measurements
-    oracle_prompts: int = 1024  # measured each time
-    oracle_samples: int = 16  # of each
+    # stand), "visits" (least visited first), "schedule" (easy to hard by pass_rates),
+    # "forecast" (those worth most by what they say, and by earlier visits).
+    order: str = one_of("shuffle", "file", "visits", "schedule", "forecast")
     # File of pass rates by prompt id, measured by a proxy: for "schedule", and for keep_low
     # and keep_high.
     pass_rates: str = ""
@@ -150,20 +144,14 @@ class Data:
     # forecast: visits that it remembers. Where forecasts lag behind the policy (the metric
     # forecast/mean below forecast/pass_rate) fewer are better.
     forecast_memory: int = 64
-    # forecast, oracle: a prompt of pass rate p is worth p^worth_power (1-p); a forecast counts what
-    # a group loses by being all alike, too. 1: SPEED's signal; the less, the more are prompts worth
-    # that are seldom solved; 0, of a forecast alone: the signal of log p.
+    # forecast: a prompt of pass rate p is worth p^worth_power (1-p), less what a group loses by
+    # being all alike. 1: SPEED's signal; the less, the more are prompts worth that are seldom
+    # solved; 0: the signal of log p.
     worth_power: float = 0.25
-    worth_of: str = one_of("sample", "token")  # forecast, oracle: of what prompts are worth most
-    # Share drawn whatever is known: memory: from the prompts seen least recently; forecast: from
-    # all that rested.
-    explore: float = 0.05
-    # memory: no prompt goes unseen for more than so many epochs (visits / size).
-    max_unseen: float = 4.0
-    rest: float = 0.5  # memory, forecast: epochs before a prompt may go again
-    memory_decay: float = (
-        0.9  # memory, forecast: of what is known of a prompt, kept at its next visit
-    )
+    worth_of: str = one_of("sample", "token")  # forecast: of what prompts are worth most
+    explore: float = 0.05  # forecast: share drawn uniformly from all that rested
+    rest: float = 0.5  # forecast: epochs (visits / size) before a prompt may go again
+    forecast_decay: float = 0.9  # share of what is known of a prompt, kept at its next visit
 
     def held_out_files(self) -> list[NamedFile]:
         """Where each held-out set is read, in the order of `eval`; none for a generated task.

@@ -11,7 +11,7 @@ from rl_speed.data.loaders import (
     load_training_rows,
     rows_to_prompts,
 )
-from rl_speed.data.orders import EpochOrder, MemoryOrder, VisitOrder, easy_to_hard
+from rl_speed.data.orders import EpochOrder, VisitOrder, easy_to_hard
 from rl_speed.data.prompts import Prompt, PromptStream
 from rl_speed.data.rollouts import Rollouts
 
@@ -23,7 +23,6 @@ __all__ = [
     "EpochOrder",
     "Fields",
     "LoadReport",
-    "MemoryOrder",
     "Prompt",
     "PromptStream",
     "Rollouts",

@@ -48,7 +48,6 @@ from rl_speed.runtime.writers import MetricsWriter, NoWriter
 from rl_speed.training import build
 from rl_speed.training.cache_start import start_cost, start_run
 from rl_speed.training.held_out import HeldOut, shown
-from rl_speed.training.oracle import make_oracle
 from rl_speed.training.records import by_round, describe, progress_text, rollout_record
 from rl_speed.training.steps import Step
 from rl_speed.update.reference import Reference
@@ -137,7 +136,6 @@ class Trainer:
             config, self.policy, generation
         )
         self.held_out = HeldOut(config, sets, held_out_generator, room, self.scorer)
-        self.oracle = make_oracle(config.data, self.stream, self.held_out)
         self.optimizer = build.build_optimizer(config, self.policy.params)
         self.settings = build.update_config(config)
         budgets = build.build_budgets(config, self.policy, self.mesh, self.stream)
@@ -427,12 +425,6 @@ class Trainer:
         timer, stopping = PhaseTimer(self._spent), stop.ask()
         while not self.done and not stopping:
             self.hosts.at(f"step {self.step}")
-            if self.oracle is not None and self.oracle.due(self.step):
-                if not self.oracle.measure(self.weights(), self.step, asked):
-                    saved = self.save()
-                    inside, stopping = "a measurement of pass rates", True
-                    break
-                timer.take()  # its seconds are charged to nobody
             compiled = self.compiles.seconds - self._spent.get("compile", 0.0)
             profiled = self.step == c.logging.profile_step
             with (
@@ -507,12 +499,7 @@ class Trainer:
         """Whether something else than the next step follows `step` steps."""
         c = self.config
         due = lambda every: every and step % every == 0
-        return (
-            step >= c.training.steps
-            or due(c.evaluation.every)
-            or due(c.checkpoints.every)
-            or (self.oracle is not None and due(c.data.oracle_every))
-        )
+        return step >= c.training.steps or due(c.evaluation.every) or due(c.checkpoints.every)
 
     def evaluate(self, stop: Callable[[], bool] = lambda: False) -> None:
         """Held-out accuracy of the policy as it is, kept with the totals it was reached at;

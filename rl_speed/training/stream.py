@@ -11,8 +11,6 @@ from rl_speed.data.orders import (
     AdaptiveOrder,
     EpochOrder,
     ForecastOrder,
-    MemoryOrder,
-    OracleOrder,
     VisitOrder,
     easy_to_hard,
     in_file_order,
@@ -20,17 +18,9 @@ from rl_speed.data.orders import (
 )
 from rl_speed.data.pass_rates import load_pass_rate_table
 from rl_speed.data.prompts import Prompt, PromptStream
-from rl_speed.rollout.acceptance import Acceptance
-from rl_speed.rollout.counted import BetaEma
 from rl_speed.rollout.forecast import Forecast
 
 log = logging.getLogger(__name__)
-
-# Beta prior of a prompt's pass rate, for screening with memory: few are in the middle. This, and
-# the defaults in config.Data, were chosen with `experiments/simulate.py --orders`.
-PRIOR = (0.5, 0.5)
-# Orders that keep what came back by prompt id.
-BY_ID = ("memory", "forecast")
 
 
 def make_stream(config: Config, prompts: Sequence[Prompt]) -> PromptStream:
@@ -43,7 +33,7 @@ def make_stream(config: Config, prompts: Sequence[Prompt]) -> PromptStream:
     if d.pass_rates:
         prompts, table = curate(prompts, d.pass_rates, d.keep_low, d.keep_high)
     ids = Counter(p.id for p in prompts)
-    if d.order in BY_ID and len(ids) < len(prompts):
+    if d.order == "forecast" and len(ids) < len(prompts):
         (twice, count), *_ = ids.most_common(1)
         where = f" of config.data.train ({d.train})" if d.task == "jsonl" else ""
         raise ValueError(
@@ -68,18 +58,13 @@ def make_order(
     for "schedule".
     """
     d, size, seed = config.data, len(prompts), config.seed
-    if d.order == "memory":
-        acceptance = Acceptance(config.make_rule(), BetaEma(*PRIOR, decay=d.memory_decay))
-        return MemoryOrder(
-            [p.id for p in prompts], acceptance, seed, d.explore, d.max_unseen, d.rest
-        )
     if d.order == "forecast":
         forecast = Forecast(
             prompts,
             config.rule.n,
             buckets=d.forecast_buckets,
             memory=d.forecast_memory,
-            decay=d.memory_decay,
+            decay=d.forecast_decay,
             power=d.worth_power,
             by_tokens=d.worth_of == "token",
         )
@@ -88,7 +73,6 @@ def make_order(
         "shuffle": lambda: shuffled(size, seed),
         "file": lambda: in_file_order(size),
         "visits": lambda: VisitOrder(size, seed),
-        "oracle": lambda: OracleOrder(size, seed, d.worth_power, d.worth_of == "token"),
         "schedule": lambda: easy_to_hard([table[p.id] for p in prompts], seed),
     }[d.order]()
 

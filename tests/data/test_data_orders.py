@@ -11,15 +11,10 @@ import pytest
 from rl_speed.config import Config
 from rl_speed.data.chain import DEFAULT_SPEC, chain_prompts
 from rl_speed.data.loaders import DataError
-from rl_speed.data.orders import KEY, ForecastOrder, MemoryOrder, VisitOrder, easy_to_hard
+from rl_speed.data.orders import ForecastOrder, VisitOrder, easy_to_hard
 from rl_speed.data.prompts import Prompt, PromptStream
-from rl_speed.rollout.acceptance import Acceptance
-from rl_speed.rollout.counted import BetaEma
 from rl_speed.runtime.checkpoint import join_host, split_host
-from rl_speed.sampling import Speed
 from rl_speed.training.stream import curate, make_stream
-
-RULE = Speed(4, 20)
 
 
 class Known:
@@ -54,18 +49,9 @@ def make(i):
     )
 
 
-def stream_of(name, size=30, seed=0, explore=0.2, max_unseen=3.0, rest=0.5, decay=0.8):
+def stream_of(name, size=30, seed=0, explore=0.2, rest=0.5):
     data = [make(i) for i in range(size)]
-    if name == "memory":
-        order = MemoryOrder(
-            [p.id for p in data],
-            Acceptance(RULE, BetaEma(1, 1, decay)),
-            seed,
-            explore,
-            max_unseen,
-            rest,
-        )
-    elif name == "forecast":
+    if name == "forecast":
         worth = np.random.default_rng(seed).random(size)
         order = ForecastOrder(size, Known(worth), seed, explore, rest)
     else:
@@ -137,7 +123,7 @@ def test_the_schedule_is_easy_to_hard_every_epoch_with_ties_shuffled():
     assert len({tuple(epoch) for epoch in epochs}) > 1
 
 
-@pytest.mark.parametrize("name", ["visits", "memory", "forecast"])
+@pytest.mark.parametrize("name", ["visits", "forecast"])
 @pytest.mark.parametrize("seed", range(3))
 def test_no_prompt_is_out_twice_and_every_visit_is_somewhere(name, seed):
     stream, rng, rates = (
@@ -218,7 +204,7 @@ def test_the_forecast_explores_its_share_and_breaks_ties_by_lot():
     assert sorted(first) != first and len(set(first)) == 50
 
 
-@pytest.mark.parametrize("name", ["visits", "memory", "forecast"])
+@pytest.mark.parametrize("name", ["visits", "forecast"])
 def test_a_stream_with_all_prompts_out_has_no_more(name):
     stream = stream_of(name, 10)
     first = stream.take(7)
@@ -233,7 +219,7 @@ def test_a_stream_with_all_prompts_out_has_no_more(name):
     assert {p.id for p in stream.take(5)} == {p.id for p in first[:2]}
 
 
-@pytest.mark.parametrize("name", ["visits", "memory"])
+@pytest.mark.parametrize("name", ["visits", "forecast"])
 def test_put_back_leaves_first_with_its_old_visit(name):
     stream, rates = stream_of(name), np.full(30, 0.5)
     tell(stream, stream.take(12), rates)
@@ -247,7 +233,7 @@ def test_put_back_leaves_first_with_its_old_visit(name):
     assert [p.visit for p in again[3:]] == [18, 19]
 
 
-@pytest.mark.parametrize("name", ["visits", "memory"])
+@pytest.mark.parametrize("name", ["visits", "forecast"])
 def test_results_of_what_is_not_out_are_refused(name):
     stream = stream_of(name)
     taken = stream.take(4)
@@ -265,7 +251,7 @@ def test_results_of_what_is_not_out_are_refused(name):
         stream.put_back(taken[1:2])
 
 
-@pytest.mark.parametrize("name", ["visits", "memory"])
+@pytest.mark.parametrize("name", ["visits", "forecast"])
 @pytest.mark.parametrize("turns", [0, 25])
 def test_resume_gives_the_same_next_ten_takes(name, turns):
     rates, rng = np.linspace(0, 1, 30), np.random.default_rng(4)
@@ -291,7 +277,7 @@ def test_resume_gives_the_same_next_ten_takes(name, turns):
 def test_resume_with_another_order_is_refused():
     data = [make(i) for i in range(30)]
     for mine, other in (
-        (stream_of("visits"), stream_of("memory")),
+        (stream_of("visits"), stream_of("forecast")),
         (PromptStream(data), stream_of("visits")),
         (PromptStream(data, order=easy_to_hard([0.5] * 30, 0)), PromptStream(data)),
     ):
@@ -306,126 +292,23 @@ def test_resume_with_another_order_is_refused():
         PromptStream(make, order=VisitOrder(3, 0))
 
 
-def gaps(visits_of, serial):
-    """Longest time unseen: from the start, between departures, and up to now."""
-    return max(int(np.diff(np.array([-1, *visits, serial])).max()) - 1 for visits in visits_of)
-
-
-@pytest.mark.parametrize(
-    "max_unseen,explore", [(1.0, 0.0), (1.5, 0.0), (2.0, 0.3), (4.0, 0.0), (4.0, 0.2)]
-)
-@pytest.mark.parametrize("size", [1, 20])
-def test_no_prompt_is_unseen_for_longer_than_the_bound(size, max_unseen, explore):
-    """Also where all but a few prompts are hopeless,
-    and where every prompt turns hopeless at once.
-    """
-    stream, rng = (
-        stream_of("memory", size, 2, explore, max_unseen, rest=0.0),
-        np.random.default_rng(0),
-    )
-    rates, visits = np.zeros(size), [[] for _ in range(size)]
-    rates[:2] = 0.5
-    longest = 0
-    for turn in range(500):
-        if turn == 250:
-            rates[:] = 0.0
-        taken = stream.take(int(rng.integers(1, 5)))
-        for prompt in taken:
-            visits[int(prompt.id[1:])].append(prompt.visit)
-        tell(stream, taken, rates)
-        longest = max(longest, gaps(visits, stream.state_dict()["serial"]))
-    assert longest <= max_unseen * size
-    if size > 1 and max_unseen == 4 and explore == 0:
-        # Hopeless prompts are indeed left alone until then.
-        assert longest > (max_unseen - 0.3) * size
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_the_bound_holds_with_prompts_out_and_handed_back(seed):
-    size, max_unseen = 24, 3.0
-    stream, rng = stream_of("memory", size, seed, 0.0, max_unseen, 0.0), np.random.default_rng(seed)
-    rates, visits = np.where(np.arange(size) < 3, 0.5, 0.0), [[] for _ in range(size)]
-    for fresh, _ in churn(stream, rates, rng, 600, most=6, back=0.2):
-        for prompt in fresh:
-            visits[int(prompt.id[1:])].append(prompt.visit)
-    serial = stream.state_dict()["serial"]
-    assert serial > 500 and gaps(visits, serial) <= max_unseen * size
-
-
-def test_memory_prefers_what_will_qualify_and_lets_it_rest():
-    size, rest = 40, 0.4
-    rates = np.where(np.arange(size) % 4 == 0, 0.5, np.where(np.arange(size) % 4 == 1, 1.0, 0.0))
-    stream = stream_of("memory", size, explore=0.1, max_unseen=5.0, rest=rest)
-    last, informative, total = {}, 0, 0
-    for turn in range(400):
-        taken = stream.take(4)
-        for p in taken:
-            # Of 10 good prompts at most 5 are needed in 16 visits, so that a resting one is
-            # never taken.
-            assert p.visit - last.get(p.id, -size) >= rest * size - 4
-            last[p.id] = p.visit
-        if turn >= 100:
-            informative, total = (
-                informative + sum(rates[int(p.id[1:])] == 0.5 for p in taken),
-                total + len(taken),
-            )
-        tell(stream, taken, rates)
-    assert informative / total > 0.45  # a quarter under a shuffle
-
-
-def test_thompson_sampling_takes_the_highest_draws():
-    """With nothing due, explored or resting: the reference sorts by the same draws,
-    one for each prompt, oldest first.
-    """
-    size = 25
-    stream, acceptance = (
-        stream_of("memory", size, 7, 0.0, 100.0, 0.0, 0.5),
-        Acceptance(RULE, BetaEma(1, 1, 0.5)),
-    )
-    rng, shuffle = np.random.default_rng(0), np.random.default_rng([KEY, 7, 0]).permutation(size)
-    last = {i: -1 - int(k) for i, k in enumerate(shuffle)}
-    for _ in range(12):
-        serial = stream.state_dict()["serial"]
-        taken = stream.take(5)
-        by_age = sorted(range(size), key=last.get)
-        draw = np.random.default_rng([KEY, 7, serial + 1])
-        draw.choice(np.arange(9), draw.binomial(5, 0.0), replace=False)
-        chance = dict(
-            zip(by_age, acceptance.draw(acceptance.look([f"p{i}" for i in by_age])[1], draw))
-        )
-        assert [int(p.id[1:]) for p in taken] == sorted(by_age, key=lambda i: -chance[i])[:5]
-        right, total = rng.integers(0, 5, 5).tolist(), [4, 4, 24, 4, 24]
-        stream.observe(taken, right, total)
-        acceptance.update([p.id for p in taken], right, total)
-        last |= {int(p.id[1:]): p.visit for p in taken}
-
-
 @pytest.mark.parametrize("seed", [0, 1])
 def test_the_first_pass_over_the_chain_task_is_mixed(seed):
     """Its data are mixed by a permutation of their own: an order that starts with the same one
     would sort them by class.
     """
     data = chain_prompts(DEFAULT_SPEC, "train", seed, 1024, lambda text: [0], lambda text: [0])
-    ids = [p.id for p in data]
     stream = PromptStream(
-        data, seed, order=MemoryOrder(ids, Acceptance(RULE, BetaEma(1, 1)), seed, 0.05, 4.0, 0.5)
+        data, seed, order=ForecastOrder(1024, Known(np.ones(1024)), seed, 0.05, 0.5)
     )
     hopeless = np.array([p.meta["class"] == "beyond" for p in stream.take(512)])
     assert abs(hopeless.mean() - 0.43) < 4 * np.sqrt(0.43 * 0.57 / 512)
 
 
-def test_memory_refuses_what_cannot_be():
-    make_order = lambda ids=("a", "b"), **changes: MemoryOrder(
-        ids,
-        Acceptance(RULE, BetaEma()),
-        0,
-        **(dict(explore=0.1, max_unseen=4.0, rest=0.5) | changes),
-    )
-    for name, value in (("explore", 1.1), ("max_unseen", 0.9), ("rest", 1.0)):
-        with pytest.raises(ValueError, match=f"MemoryOrder.{name} must be"):
-            make_order(**{name: value})
-    with pytest.raises(ValueError, match="two prompts have the id 'a'"):
-        make_order(("b", "a", "a"))
+def test_the_forecast_refuses_what_cannot_be():
+    for name, value in (("explore", 1.1), ("rest", 1.0)):
+        with pytest.raises(ValueError, match=f"ForecastOrder.{name} must be"):
+            ForecastOrder(2, Known([1, 1]), 0, **(dict(explore=0.1, rest=0.5) | {name: value}))
 
 
 def config(**data):
@@ -436,7 +319,7 @@ def config(**data):
     return c
 
 
-@pytest.mark.parametrize("order", ["shuffle", "file", "visits", "schedule", "memory"])
+@pytest.mark.parametrize("order", ["shuffle", "file", "visits", "schedule", "forecast"])
 @pytest.mark.parametrize("form", ["object", "rows", "lists"])
 def test_curation_composes_with_every_order(tmp_path, order, form):
     path = tmp_path / f"rates.json{'l' if form == 'rows' else ''}"
@@ -489,7 +372,7 @@ def test_tables_that_cannot_be_used(tmp_path):
     [
         (
             dict(order="best"),
-            "config.data.order must be one of shuffle, file, visits, schedule, memory",
+            "config.data.order must be one of shuffle, file, visits, schedule, forecast",
         ),
         (dict(order="schedule"), "need config.data.pass_rates"),
         (dict(keep_low=0.1), "need config.data.pass_rates"),
@@ -499,12 +382,11 @@ def test_tables_that_cannot_be_used(tmp_path):
             "config.data.keep_high must be between config.data.keep_low and 1; got 0.4",
         ),
         (dict(explore=-0.1), "config.data.explore must be in"),
-        (dict(max_unseen=0.5), "config.data.max_unseen must be at least 1"),
         (dict(rest=1.0), "config.data.rest must be in"),
-        (dict(memory_decay=0.0), "config.data.memory_decay must be in"),
+        (dict(forecast_decay=0.0), "config.data.forecast_decay must be in"),
         (
-            dict(order="memory", train_prompts=0),
-            r"config.data.order='memory' .* config.data.train_prompts=0",
+            dict(order="visits", train_prompts=0),
+            r"config.data.order='visits' .* config.data.train_prompts=0",
         ),
         (
             dict(keep_high=0.9, pass_rates="x.json", train_prompts=0),
@@ -517,7 +399,7 @@ def test_settings_that_cannot_be_name_the_field(data, message):
         config(**data).validate()
 
 
-@pytest.mark.parametrize("order", ["memory", "forecast"])
+@pytest.mark.parametrize("order", ["forecast"])
 def test_two_prompts_of_one_id_are_refused_by_field_and_file(order):
     c, data = config(order=order), [make(i) for i in (3, 1, 3, 2)]
     message = f"config.data.order='{order}' keeps results by prompt id, and 2 prompts"
@@ -530,7 +412,7 @@ def test_two_prompts_of_one_id_are_refused_by_field_and_file(order):
     make_stream(c, data[1:])
 
 
-@pytest.mark.parametrize("order", ["memory", "forecast", "visits", "oracle"])
+@pytest.mark.parametrize("order", ["forecast", "visits"])
 def test_a_step_in_the_loop_needs_a_prompt_for_each_group(order):
     c, data = config(order=order), [make(i) for i in range(4)]
     c.driver.where, c.driver.groups = "in_loop", 4

@@ -72,7 +72,6 @@ def shrink(config: Config, folder: pathlib.Path) -> Config:
         # out alike, and none would be kept.
         c.replay.window = "min"
     c.objective.reference_every = min(c.objective.reference_every, 2)
-    c.data.oracle_samples, c.data.oracle_prompts = 4, min(c.data.oracle_prompts, 48)
     c.logging.rollouts = 0
     return c
 

@@ -52,7 +52,7 @@ class Variant:
     def baseline(self) -> str | None:
         """The method that this one chooses prompts for: rloo for speed_rloo, and likewise."""
         way, _, method = self.method.partition("_")
-        return method if way in ("speed", "forecast", "oracle") else None
+        return method if way in ("speed", "forecast") else None
 
     def apply(self, config: Config) -> Config:
         """Set the fields. Raises ValueError naming the method or the field that does not exist."""

@@ -279,11 +279,10 @@ def check(config: Config) -> None:
             "config.estimate.kind='value' asks the policy's hidden state, and a plan has no "
             "policy; plan with 'ema'"
         )
-    if config.data.order in ("forecast", "oracle"):
+    if config.data.order == "forecast":
         raise ValueError(
-            f"config.data.order={config.data.order!r} chooses by what questions say, or by what is "
-            "measured of a policy, and a plan has neither; plan the method of the same loss that "
-            "chooses nothing"
+            "config.data.order='forecast' chooses by what questions say, which a plan does not "
+            "have; plan the method of the same loss that chooses nothing"
         )
     m = config.mesh
     if config.driver.lag or config.generation_axes != (m.data, m.fsdp, m.tensor):

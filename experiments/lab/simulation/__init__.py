@@ -2,7 +2,6 @@
 pass rates in, tables and pictures out.
 """
 
-from lab.simulation.orders import Memory, survey_orders
 from lab.simulation.simulate import (
     Draws,
     Limit,
@@ -26,7 +25,6 @@ from rl_speed.data.pass_rates import (
 __all__ = [
     "Draws",
     "Limit",
-    "Memory",
     "PassRates",
     "draw",
     "epochs",
@@ -40,5 +38,4 @@ __all__ = [
     "moving_average",
     "standard_rules",
     "survey",
-    "survey_orders",
 ]

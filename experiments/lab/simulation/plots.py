@@ -2,7 +2,6 @@
 cost over training.
 """
 
-import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -101,60 +100,6 @@ def plot_epochs(drift: Mapping[str, Mapping[str, Any]], curves: np.ndarray, path
     handles, labels = axes[0, 0].get_legend_handles_labels()
     more = axis.get_legend_handles_labels()
     figure.legend(handles + more[0], labels + more[1], loc="outside right center", fontsize=9)
-    figure.savefig(path)
-    plt.close(figure)
-    return path
-
-
-def plot_orders(found: Sequence[Mapping[str, Any]], path: Path) -> Path:
-    """Samples per group over training, shuffle and memory, for each source of `survey_orders`;
-    and what the settings trade.
-    """
-    plt = pyplot()
-    sources = list(dict.fromkeys(case["source"] for case in found))
-    panels = len(sources) + 1
-    figure, axes = plt.subplots(
-        1, panels, figsize=(4.3 * panels, 4.0), constrained_layout=True, squeeze=False
-    )
-    for axis, source in zip(axes[0], sources):
-        for i, case in enumerate(case for case in found if case["source"] == source):
-            x = np.arange(1, case["epochs"] + 1)
-            axis.plot(x, case["shuffle"]["by_epoch"], color=f"C{i}", lw=1.2, ls="--")
-            axis.plot(
-                x,
-                case["memory"][0]["by_epoch"],
-                color=f"C{i}",
-                lw=1.6,
-                label=f"n_init {case['n_init']}",
-            )
-        axis.plot([], [], color="0.4", ls="--", label="shuffle")
-        axis.plot([], [], color="0.4", label="with memory")
-        axis.set_title(textwrap.fill(source, 56), fontsize=9)
-        axis.set_xlabel("epoch of the shuffled run")
-        axis.set_ylabel("samples drawn per group")
-        axis.xaxis.get_major_locator().set_params(integer=True)
-        axis.legend(fontsize=8)
-    axis = axes[0, -1]
-    case = max(found, key=lambda case: len(case["memory"]))
-    for row in case["memory"]:
-        main = row["label"] == "default"
-        axis.plot(
-            row["prompts_ratio"], row["ratio"], "o" if main else ".", color="C3" if main else "0.3"
-        )
-    for row in case["memory"]:
-        # The others lie on the default.
-        if row["label"].split()[0] in ("default", "rest", "max_unseen"):
-            axis.annotate(
-                row["label"],
-                (row["prompts_ratio"], row["ratio"]),
-                fontsize=8,
-                xytext=(4, 3),
-                textcoords="offset points",
-            )
-    axis.set_xlabel("effective number of prompts, memory / shuffle")
-    axis.set_ylabel("samples per group, shuffle / memory")
-    axis.set_title(f"settings, n_init {case['n_init']}", fontsize=9)
-    axis.margins(x=0.25)
     figure.savefig(path)
     plt.close(figure)
     return path

@@ -1,23 +1,13 @@
-"""Tables and pictures of what rules, or orders of prompts, cost on known pass rates."""
+"""Tables and pictures of what rules cost on known pass rates."""
 
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-
 from lab.simulation import plots, table
-from lab.simulation.orders import survey_orders
 from lab.simulation.simulate import Limit, epochs, standard_rules, survey
 from rl_speed.data.pass_rates import PassRates, load_epochs, moving_average
 from rl_speed.sampling import Speed
-
-# Fixed pass rates are visited so often, and only so many of them: more change no ratio by as much
-# as its error.
-STATIC_PROMPTS, STATIC_EPOCHS = 4096, 4
-# Pass rates over training are also taken as those of a policy that learns so many times faster:
-# memory is then older.
-FASTER = 10
 
 
 class Sources:
@@ -99,44 +89,6 @@ def compare_rules(
     if drift is not None:
         drawn.append(plots.plot_epochs(drift, curves, out / "epochs.png"))
     return _written(text, out, drawn, start)
-
-
-def compare_orders(
-    sources: Sources,
-    n: int,
-    n_inits: Sequence[int],
-    groups: int,
-    seed: int,
-    repeats: int,
-    out: Path,
-    command: str,
-) -> tuple[str, str]:
-    """The other table: a shuffle against screening with memory. `groups` is not looked at."""
-    start, found, curves, named = time.perf_counter(), sources.fixed, sources.curves, {}
-    some = np.random.default_rng(seed).permutation(found.rates)[:STATIC_PROMPTS]
-    if curves is not None:
-        prompts, count = curves.shape
-        named[
-            f"{sources.name}: {prompts:,} prompts over {count} epochs of training (means over "
-            f"{sources.window})"
-        ] = curves
-        if count > FASTER:
-            named[f"{sources.name}, every {FASTER}th epoch: learning {FASTER} times faster"] = (
-                curves[:, ::FASTER]
-            )
-    named[f"{len(some):,} of {found.source}, fixed, {STATIC_EPOCHS} epochs"] = np.tile(
-        some[:, None], (1, STATIC_EPOCHS)
-    )
-    cases = survey_orders(named, n, tuple(dict.fromkeys(n_inits)), seed, repeats)
-    out.mkdir(parents=True, exist_ok=True)
-    made = f"{time.strftime('%Y-%m-%d')}, seed {seed}; simulated on a CPU, no policy."
-    text = table.orders_markdown(cases, n, repeats, command, made)
-    (out / "table.json").write_text(
-        table.to_json(
-            {"command": command, "made": made, "n": n, "repeats": repeats, "cases": cases}
-        )
-    )
-    return _written(text, out, [plots.plot_orders(cases, out / "orders.png")], start)
 
 
 def _written(text: str, out: Path, drawn: Sequence[Path], start: float) -> tuple[str, str]:

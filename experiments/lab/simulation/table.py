@@ -13,14 +13,6 @@ wrong answers. A batch is {groups} informative groups, mean and 5 to 95 percent 
 candidates that complete beyond the batch are taken to wait for the next one. A limit knows every
 pass rate and screens nobody: it shares out as many samples as SPEED draws, or a tenth, so that
 steps gain most (theory.best_shares)."""
-ORDERS = """Plain SPEED (a new shuffle each epoch) against SPEED with memory
-(config.data.order="memory"), else the same, N = {n}, over the same training: the curves' clock is
-the groups trained on, an epoch of theirs lasting as long as one shuffled pass. That another choice
-of prompts may train another policy is left out. Ratios are shuffle over memory, so that 1.2 means a
-fifth more samples without memory; ± is the standard error over {repeats} repeats. Signal per sample
-is memory over shuffle, as in the table of rules; prompts trained on, likewise, compares effective
-numbers, (sum g)² / sum g² of the groups g of each prompt. Unseen is the most visits that any prompt
-went unseen in any repeat, in epochs (visits / prompts), beside its bound."""
 SIGNAL = """Signal per sample: the sum over trained groups of (N-1) s², s² the sample variance of a
 group's 0/1 rewards, over all samples drawn. It is the Fisher information N p (1-p) about a prompt's
 logit that training keeps (times (N-1)/N: the leave-one-out baseline), and to first order the SNR of
@@ -165,82 +157,6 @@ def markdown(
             + "\n"
         )
     return text + f"## The rules\n\n{rules}"
-
-
-def orders_markdown(
-    found: Sequence[Mapping[str, Any]], n: int, repeats: int, command: str, made: str
-) -> str:
-    """The whole table.md of `orders.survey_orders`."""
-    both = lambda name, row, case: f"{_number(case['shuffle'][name], 2)} / {_number(row[name], 2)}"
-    gains = lambda row: [
-        f"{row['ratio']:.3f} ± {row['ratio_error']:.3f}",
-        f"{row['screening_ratio']:.2f} ± {row['screening_ratio_error']:.2f}",
-    ]
-    rest = lambda row: [
-        f"{row['unseen']:.2f} of {row['settings']['max_unseen']:g}",
-        _number(row["signal_ratio"], 2),
-        _number(row["prompts_ratio"], 2),
-    ]
-    text = (
-        f"# What screening with memory saves\n\n`{command}`\n\n{made}\n\n"
-        f"{ORDERS.format(n=n, repeats=repeats)}\n\n"
-    )
-    for source in dict.fromkeys(case["source"] for case in found):
-        cases = [case for case in found if case["source"] == source]
-        text += (
-            f"## {source}\n\n"
-            + _table(
-                [
-                    "n_init",
-                    "samples per group, shuffle / memory",
-                    "ratio",
-                    "screening samples per group",
-                    "ratio",
-                    "prompts accepted",
-                    "unseen",
-                    "signal per sample",
-                    "prompts trained on",
-                ],
-                [
-                    [
-                        str(case["n_init"]),
-                        both("samples", row, case),
-                        gains(row)[0],
-                        both("screening", row, case),
-                        gains(row)[1],
-                        both("accepted", row, case),
-                        *rest(row),
-                    ]
-                    for case in cases
-                    for row in case["memory"][:1]
-                ],
-            )
-            + "\n"
-        )
-        for case in cases:
-            if len(case["memory"]) > 1:
-                text += (
-                    f"Settings, one changed at a time, n_init = {case['n_init']}:\n\n"
-                    + _table(
-                        [
-                            "setting",
-                            "ratio of samples",
-                            "ratio of screening samples",
-                            "unseen",
-                            "signal per sample",
-                            "prompts trained on",
-                        ],
-                        [[row["label"], *gains(row), *rest(row)] for row in case["memory"]],
-                    )
-                    + "\n"
-                )
-    defaults = found[0]["memory"][0]["settings"]
-    return (
-        text
-        + "Default settings: "
-        + ", ".join(f"{name} {value}" for name, value in defaults.items())
-        + ".\n"
-    )
 
 
 def _drift_rows(drift: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:

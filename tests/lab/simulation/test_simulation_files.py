@@ -227,8 +227,6 @@ def test_the_command(launch, tmp_path):
         (["--pass_rates=none.jsonl"], "error: none.jsonl: no such file"),
         (["--n_init=4,x"], "error: n_init must be whole numbers with commas between, got '4,x'"),
         (["more"], "error: unexpected argument 'more'"),
-        (["--orders", "--pass_rates=CONSTANT"], "error: rates.json, field rates, 4 prompts: every"),
-        (["--orders", "--window=1", "--over_training=EPOCHS"], "error: epochs.json: every pass"),
     ],
 )
 def test_the_command_refuses(launch, tmp_path, arguments, message):
