@@ -25,7 +25,7 @@ from rl_speed.policy.transformer import attention_kernel
 from rl_speed.runtime.checkpoint import Checkpointer, SaveError
 from rl_speed.runtime.checkpoint_folder import Owner, checkpoint_folder, require_moved
 from rl_speed.runtime.hosts import Hosts
-from rl_speed.runtime.metrics import JsonLines, read_metrics, read_object, write_atomically
+from rl_speed.runtime.metrics import JsonLines, read_object, read_steps, write_atomically
 from rl_speed.runtime.plotting import plot_sft
 from rl_speed.runtime.progress import progress_bar
 from rl_speed.runtime.signals import Stopped, StopRequest, stop_on_signals
@@ -280,7 +280,7 @@ class SFTTrainer:
         self._writers = [JsonLines(metrics, next_step)]
         if self._config.logging.tensorboard:
             self._writers.append(TensorBoard(self.workdir / "tensorboard", next_step))
-        for record in read_metrics(metrics):
+        for record in read_steps(metrics):
             self.last.update(record)
 
     def save(self) -> None:

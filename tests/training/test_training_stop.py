@@ -198,7 +198,7 @@ def test_a_fused_step_stops_between_attempts():
     assert (
         state == 4
         and len(rollouts.prompts) == 4
-        and metrics() == {"loss": 1.0}
+        and metrics() == {"train/loss": 1.0}
         and "begun" not in again.state_dict()
     )
     assert (
