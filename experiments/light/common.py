@@ -29,10 +29,14 @@ class Setting:
     smol: str
     scratch: Path
 
+    @property
+    def shape(self) -> ModelConfig:
+        """The policy's, for no platform: nothing is asked of a device."""
+        return decode.SMALL.model if self.small else decode.QWEN_1P5B
+
     def model(self, **changes: Any) -> ModelConfig:
         """The policy's shape, for this platform."""
-        shape = decode.SMALL.model if self.small else decode.QWEN_1P5B
-        return dataclasses.replace(shape, platform=platform_of(None), **changes)
+        return dataclasses.replace(self.shape, platform=platform_of(None), **changes)
 
 
 @dataclasses.dataclass

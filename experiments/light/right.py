@@ -2,6 +2,7 @@
 against the trainer's, tokens over orders of requests, a split and a fused step, kill and resume.
 """
 
+import dataclasses
 import json
 import signal
 import subprocess
@@ -20,8 +21,8 @@ from rl_speed.studies.benchmark import decode
 TRAIN = Path(__file__).resolve().parents[1] / "train.py"
 # Largest difference of a log-prob (nats).
 LIMITS = {"float32": 1e-3, "bfloat16": 0.25}
-# Requests, their slots, prompts, the longest prompt, tokens of a response.
-ROWS, SLOTS, PROMPTS, LONGEST, ROOM = 32, 16, 8, 40, 64
+# Requests, their slots, prompts, the longest prompt, tokens of a response, and those of a block.
+ROWS, SLOTS, PROMPTS, LONGEST, ROOM, BLOCK = 32, 16, 8, 40, 64, 16
 SAMPLER = sampling.SamplerConfig(slots=SLOTS, max_new=ROOM, end_tokens=tuple(range(8)))
 # A run of seconds on the embedded task.
 FIELDS = {
@@ -76,6 +77,7 @@ def policies(setting: common.Setting, found: common.Result) -> None:
     for dtype, limit in LIMITS.items():
         model = shape(dtype, platform_of(None))
         for kind, attention in decode.ways(model).items():
+            attention = dataclasses.replace(attention, block=BLOCK)
             with found.attempt(f"{dtype}, {kind}"):
                 decoder, key, drawn = (
                     policy.decoder(model, attention=attention),

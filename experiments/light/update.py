@@ -4,19 +4,19 @@ of the tokens held, beside torch (sdpa, bfloat16 autocast; padded and packed) on
 
 import common
 
+from rl_speed.policy import ModelConfig
 from rl_speed.studies.benchmark import scale, train
 
 
-def workload(setting: common.Setting) -> train.Workload:
+def workload(model: ModelConfig, small: bool) -> train.Workload:
     """Rows of up to 4,096 tokens (in small 64), uniform from an eighth of it."""
-    if setting.small:
-        return train.Workload(setting.model(), 8, 64, micro_tokens=128, prompt=4, shortest=8)
-    model = setting.model(remat=True)
+    if small:
+        return train.Workload(model, 8, 64, micro_tokens=128, prompt=4, shortest=8)
     return train.Workload(model, 32, 4096, micro_tokens=16384, prompt=256, shortest=512)
 
 
 def ours(setting: common.Setting, found: common.Result) -> None:
-    numbers = train.run(workload(setting), 2)
+    numbers = train.run(workload(setting.model(remat=True), setting.small), 2)
     found.figures |= {
         "tokens held": numbers["tokens"],
         "tokens/s": numbers["tokens_per_s"],
@@ -30,7 +30,7 @@ def ours(setting: common.Setting, found: common.Result) -> None:
 
 
 def theirs(setting: common.Setting, found: common.Result) -> None:
-    work = workload(setting)
+    work = workload(setting.shape, setting.small)  # no device: torch needs its memory
     batch = train.random_batch(work)
     rows = [row[: work.prompt + n] for row, n in zip(batch.tokens, batch.lengths)]
     for kind in ("padded", "packed"):
