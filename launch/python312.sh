@@ -10,6 +10,10 @@ while (($#)); do
   case "$1" in
     --fresh) fresh=--clear ;;
     --) shift && break ;;
+    --help)
+      usage
+      exit
+      ;;
     [0-9]*) versions+=("$1") ;;
     *)
       usage >&2

@@ -10,18 +10,21 @@ HAS=(jax==0.11.2 flax optax orbax-checkpoint "transformers>=5.17,<6" tokenizers 
 HAS+=(sympy jinja2) # which torch brings along
 LACKS=("math-verify>=0.9,<0.10" "latex2sympy2_extended>=1.11,<1.12" antlr4-python3-runtime==4.13.2 "ml_collections>=1")
 MOST_MIB=64
-check=""
-if [ "${1:-}" = "--check" ]; then
-  check=1
-  shift
-fi
-case "$#${1:-}" in
-  0 | 1[!-]*) folder=${1:-.wheelhouse} ;;
-  *)
-    usage >&2
-    exit 2
-    ;;
-esac
+check="" folder=.wheelhouse
+for word in "$@"; do
+  case "$word" in
+    --check) check=1 ;;
+    --help)
+      usage
+      exit
+      ;;
+    -*)
+      usage >&2
+      exit 2
+      ;;
+    *) folder=$word ;;
+  esac
+done
 python=$(find_python 3.12)
 mkdir -p "$folder"
 rm -f "$folder"/*.whl

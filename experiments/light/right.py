@@ -22,11 +22,11 @@ TRAIN = Path(__file__).resolve().parents[1] / "train.py"
 # Largest difference of a log-prob (nats).
 LIMITS = {"float32": 1e-3, "bfloat16": 0.25}
 # Requests, their slots, prompts, the longest prompt, tokens of a response, and those of a block.
-ROWS, SLOTS, PROMPTS, LONGEST, ROOM, BLOCK = 32, 16, 8, 40, 64, 16
+ROWS, SLOTS, PROMPTS, LONGEST, ROOM, BLOCK = 16, 8, 4, 48, 48, 16
 SAMPLER = sampling.SamplerConfig(slots=SLOTS, max_new=ROOM, end_tokens=tuple(range(8)))
 # A run of seconds on the embedded task.
 FIELDS = {
-    "training.steps": 3,
+    "training.steps": 2,
     "checkpoints.every": 1,
     "evaluation.every": 0,
     "data.eval_prompts": 16,
@@ -42,7 +42,7 @@ score = jax.jit(policy.sequence_logprobs, static_argnums=2)
 
 def shape(dtype: str, platform: str) -> policy.ModelConfig:
     """A policy that is small, and whose heads every kernel accepts."""
-    sizes = {"width": 256, "layers": 2, "heads": 4, "kv_heads": 2, "head_dim": 128}
+    sizes = {"width": 256, "layers": 2, "heads": 2, "kv_heads": 1, "head_dim": 128}
     return policy.ModelConfig(1024, **sizes, mlp_width=512, dtype=dtype, platform=platform)
 
 
