@@ -19,7 +19,7 @@ from rl_speed.mesh import platform_of
 from rl_speed.studies.benchmark import decode
 
 TRAIN = Path(__file__).resolve().parents[1] / "train.py"
-# Largest difference of a log-prob (nats).
+# Largest difference of a log-prob (nats). float32 products are asked for in full precision.
 LIMITS = {"float32": 1e-3, "bfloat16": 0.25}
 # Requests, their slots, prompts, the longest prompt, tokens of a response, and those of a block.
 ROWS, SLOTS, PROMPTS, LONGEST, ROOM, BLOCK = 16, 8, 4, 48, 48, 16
