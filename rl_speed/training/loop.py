@@ -43,7 +43,7 @@ from rl_speed.runtime.metrics import (
 )
 from rl_speed.runtime.progress import progress_bar
 from rl_speed.runtime.signals import Stopped, StopRequest, stop_on_signals
-from rl_speed.runtime.workdir import earlier_settings, note_changes
+from rl_speed.runtime.workdir import earlier_settings, note_changes, note_environment
 from rl_speed.runtime.writers import MetricsWriter, NoWriter
 from rl_speed.training import build
 from rl_speed.training.cache_start import start_cost, start_run
@@ -235,6 +235,7 @@ class Trainer:
         if latest is not None:
             note_changes(path, self._earlier, settings, self.step)
         write_atomically(path, json.dumps(settings, indent=2) + "\n")
+        note_environment(self.workdir, self.step)
         self._writer = MetricsWriter(self.workdir, self.config.logging, settings, self.step)
         for point in self.held_out.points:
             # Of the policy as it is: made before the checkpoint, and cut off with what followed.
