@@ -151,7 +151,6 @@ def run(
         prompt_length,
         build.Keys.of(config.seed).evaluate,
     )
-    generator.stop = stop
     calls = plan_calls(prompts, samples, pieces, piece, file.done)
     cost, begin = GenerationStats(), time.perf_counter()
     bar = progress_bar(file.total, "responses", file.done, progress)
