@@ -16,6 +16,8 @@ from typing import Any
 
 import jax
 
+from rl_speed.activity import activity
+
 log = logging.getLogger(__name__)
 
 
@@ -198,6 +200,10 @@ def pass_rate_histogram(rates: Sequence[float]) -> list[int]:
     return [sum(rate == 0 for rate in rates), *counts, sum(rate == 1 for rate in rates)]
 
 
+# Phases of a step, as people are told of them.
+_PHASES = {"update": "updating", "transfer": "sending weights", "fused": "fused step"}
+
+
 class PhaseTimer:
     """Seconds by phase since the last `take`.
 
@@ -215,7 +221,8 @@ class PhaseTimer:
     def phase(self, name: str) -> Iterator[None]:
         begin = time.perf_counter()
         try:
-            yield
+            with activity.phase(_PHASES.get(name, name)):
+                yield
         finally:
             self.add(name, time.perf_counter() - begin)
 
