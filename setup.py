@@ -85,6 +85,7 @@ setup(
         # Checkpoints in a bucket: config.checkpoints.dir=gs://BUCKET/RUN.
         "gcs": ["gcsfs>=2024.2", "google-cloud-storage>=2.14"],
         "wandb": ["wandb>=0.19"],
+        "trackio": ["trackio"],
         "dev": [
             "pytest>=8",
             "pytest-xdist>=3",

@@ -7,13 +7,13 @@ memory, measured ceilings), `right` (is it correct here), `sampling` and `update
 Qwen2.5-1.5B's shape, beside transformers and torch), `method` (SPEED-RLOO and RLOO on the embedded
 tasks; on SmolLM2-135M where --smol names its directory), `honest` (memory and seconds beside the
 plans). A part that fails, hangs or finds a wrong number stops no other. Written after every part:
-DIR/NAME.json, DIR/NAME.log, DIR/first_light.json, first_light.md and first_light.png. On a CPU, or
-with --small, shapes are tiny: everything runs, and no figure means anything.
-
-Status: 0 where every part is ok, else 1.
+DIR/NAME.json, DIR/NAME.log, DIR/first_light.json and first_light.md; at the end first_light.png. On
+a CPU, or with --small, shapes are tiny: everything runs, and no figure means anything. Status: 0
+where every part is ok, else 1.
 """
 
 import argparse
+import contextlib
 import datetime
 import json
 import os
@@ -29,63 +29,53 @@ from typing import Any
 
 # Part -> its share of the time. What one leaves over, those behind it have.
 PARTS = {"chip": 1, "right": 4, "sampling": 4, "update": 4, "method": 4, "honest": 3}
+ROOT = Path(__file__).resolve().parents[1]
 
 
-def run_part(
-    name: str, folder: Path, out: Path, arguments: list[str], limit_s: float
-) -> dict[str, Any]:
+def run_part(program: Path, out: Path, arguments: list[str], limit_s: float) -> dict[str, Any]:
     """Run one part as a process: its result, with `status` "ok", "wrong", "failed" or "timeout"."""
-    record, log = out / f"{name}.json", out / f"{name}.log"
+    record, log = (out / f"{program.stem}.{ending}" for ending in ("json", "log"))
     record.unlink(missing_ok=True)
-    command = [sys.executable, str(folder / f"{name}.py"), "--write", str(record), *arguments]
-    environment = os.environ | {"PYTHONPATH": path_of(folder)}
     begin = time.monotonic()
     with log.open("w") as file:
         process = subprocess.Popen(
-            command, stdout=file, stderr=subprocess.STDOUT, env=environment, start_new_session=True
+            [sys.executable, str(program), "--write", str(record), *arguments],
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
         try:
             status = process.wait(limit_s)
         except subprocess.TimeoutExpired:
             status = None
         finally:
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)  # programs that it started, too
-            except ProcessLookupError:
-                pass
             process.wait()
-    found: dict[str, Any] = {"figures": {}, "checks": [], "why": ""}
+    found: dict[str, Any] = {"figures": {}, "checks": []}
     if record.is_file():
         found |= json.loads(record.read_text())
     lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    wrong = [c for c in found["checks"] if not c["ok"]]
+    why = [f"{c['name']}: {shown(c['value'])}, wanted {c['wanted']}" for c in wrong]
     if status is None:
-        found |= {"status": "timeout", "why": f"ended after its {limit_s:.0f} s"}
+        verdict, why = "timeout", [f"ended after its {limit_s:.0f} s", *why]
     elif status != 0 or not record.is_file():
-        last = lines[-1] if lines else "it printed nothing"
-        found |= {"status": "failed", "why": f"status {status}: {last[:300]}"}
+        verdict, why = (
+            "failed",
+            [f"status {status}: {lines[-1][:300] if lines else 'silent'}", *why],
+        )
     else:
-        wrong = [check for check in found["checks"] if not check["ok"]]
-        told = (f"{c['name']}: {c['value']}, wanted {c['wanted']}" for c in wrong)
-        found |= {"status": "wrong" if wrong else "ok", "why": "; ".join(told)}
-    found["seconds"] = time.monotonic() - begin
+        verdict = "wrong" if wrong else "ok"
+    found |= {"status": verdict, "why": "; ".join(why), "seconds": time.monotonic() - begin}
     record.write_text(json.dumps(found, indent=1) + "\n")
     return found
 
 
-def path_of(folder: Path) -> str:
-    """PYTHONPATH of a part: its own folder and this checkout before what there is."""
-    checkout = str(Path(__file__).resolve().parents[1])
-    return os.pathsep.join(filter(None, [str(folder), checkout, os.environ.get("PYTHONPATH", "")]))
-
-
-def about() -> dict[str, Any]:
-    """Where and of what these figures are."""
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"],
-        capture_output=True,
-        text=True,
-        cwd=Path(__file__).parent,
-    ).stdout.strip()
+def about() -> dict[str, str]:
+    """When, with what and from which commit these figures come."""
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
+    commit = subprocess.run(command, capture_output=True, text=True).stdout.strip()
     return {
         "date": datetime.datetime.now().astimezone().isoformat(timespec="minutes"),
         "commit": commit or "not a git checkout",
@@ -113,16 +103,15 @@ def table(record: dict[str, Any]) -> str:
         "|---|---|---|---|",
     ]
     for name, part in record["parts"].items():
-        why = shown(part["why"])
-        lines.append(f"| {name} | {part['status']} | {part['seconds']:.0f} | {why} |")
+        lines.append(
+            f"| {name} | {part['status']} | {part['seconds']:.0f} | {shown(part['why'])} |"
+        )
     for name, part in record["parts"].items():
         lines += ["", f"## {name}", "", "| figure | value |", "|---|---|"]
         lines += [f"| {key} | {shown(value)} |" for key, value in part["figures"].items()]
-        if part["checks"]:
-            lines += ["", "| check | value | wanted | |", "|---|---|---|---|"]
+        lines += ["", "| check | value | wanted | |", "|---|---|---|---|"] if part["checks"] else []
         for check in part["checks"]:
-            verdict = "ok" if check["ok"] else "**wrong**"
-            value = shown(check["value"])
+            verdict, value = "ok" if check["ok"] else "**wrong**", shown(check["value"])
             lines.append(f"| {check['name']} | {value} | {check['wanted']} | {verdict} |")
     return "\n".join(lines) + "\n"
 
@@ -132,29 +121,22 @@ def draw(record: dict[str, Any], path: Path) -> None:
     import matplotlib
 
     matplotlib.use("agg")
-    import matplotlib.pyplot as plt
+    from matplotlib import pyplot
 
-    figure, axes = plt.subplots(1, 2, figsize=(9, 2.6), constrained_layout=True)
+    figure, axes = pyplot.subplots(1, 2, figsize=(9, 2.6), constrained_layout=True)
     for axis, name in zip(axes, ("sampling", "update")):
         figures = record["parts"].get(name, {}).get("figures", {})
         bars = {
-            key.removesuffix("tokens/s").rstrip(": ") or "ours": value
-            for key, value in figures.items()
-            if key.endswith("tokens/s")
+            k.rpartition(": ")[0] or "ours": v for k, v in figures.items() if k.endswith("tokens/s")
         }
         axis.barh(list(bars), list(bars.values()))
         axis.set(xlabel="tokens/s", title=name)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    figure.savefig(path)
 
 
 def write(record: dict[str, Any], out: Path) -> None:
     (out / "first_light.json").write_text(json.dumps(record, indent=1) + "\n")
     (out / "first_light.md").write_text(table(record))
-    try:
-        draw(record, out / "first_light.png")
-    except Exception as error:  # a picture is no reason to lose a lease
-        print(f"no picture: {error}", file=sys.stderr)
 
 
 def is_cpu() -> bool:
@@ -164,7 +146,8 @@ def is_cpu() -> bool:
     return found.stdout.strip() == "cpu"
 
 
-def main() -> int:
+def parse() -> tuple[argparse.Namespace, list[str]]:
+    """(the flags, the parts that are asked for)."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -173,9 +156,8 @@ def main() -> int:
     parser.add_argument("--only", default="", help=f"some of {','.join(PARTS)}")
     parser.add_argument("--smol", default="", help="directory of SmolLM2-135M-Instruct")
     parser.add_argument("--small", action="store_true", help="tiny shapes, as on a CPU")
-    parser.add_argument(
-        "--parts", type=Path, default=Path(__file__).with_name("light"), help="folder of the parts"
-    )
+    folder = Path(__file__).with_name("light")
+    parser.add_argument("--parts", type=Path, default=folder, help="folder of the parts")
     parser.add_argument("--least_s", type=float, default=20.0, help="of each part, at least")
     given = parser.parse_args()
     chosen = [name for name in given.only.split(",") if name] or list(PARTS)
@@ -183,11 +165,26 @@ def main() -> int:
         parser.error(f"--only: no part {', '.join(unknown)}; there are {', '.join(PARTS)}")
     if given.smol and not (Path(given.smol) / "config.json").is_file():
         parser.error(f"--smol={given.smol}: no config.json there")
+    return given, chosen
+
+
+def main() -> int:
+    given, chosen = parse()
     given.out.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix="first_light_"))
+    paths = [str(ROOT), str(ROOT / "experiments"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    os.environ["PYTHONPATH"] = os.pathsep.join(paths)
+    # Empty at first. Programs that several parts and runs share are compiled once.
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(scratch / "compiled")
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.3"
+    # The plan of `honest` takes 62 of an H100's 79 GiB; JAX would have three quarters of them.
+    os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.92")
     arguments = ["--scratch", str(scratch)]
     arguments += ["--smol", given.smol] if given.smol else []
-    arguments += ["--small"] if given.small or is_cpu() else []
+    cpu = is_cpu()
+    arguments += ["--small"] if given.small or cpu else []
+    if cpu:  # compiling is nearly all that tiny shapes cost there
+        os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
     record: dict[str, Any] = {"about": about(), "parts": {}}
     ends = time.monotonic() + 60 * given.minutes
     try:
@@ -195,12 +192,13 @@ def main() -> int:
             shares = sum(PARTS[other] for other in chosen[place:])
             limit_s = max(given.least_s, (ends - time.monotonic()) * PARTS[name] / shares)
             print(f"{name}: up to {limit_s:.0f} s", flush=True)
-            part = run_part(name, given.parts.resolve(), given.out, arguments, limit_s)
-            record["parts"][name] = part
+            program = given.parts.resolve() / f"{name}.py"
+            part = record["parts"][name] = run_part(program, given.out, arguments, limit_s)
             print(f"  {part['status']} in {part['seconds']:.0f} s {part['why']}", flush=True)
             write(record, given.out)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+    draw(record, given.out / "first_light.png")
     return int(any(part["status"] != "ok" for part in record["parts"].values()))
 
 

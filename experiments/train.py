@@ -12,7 +12,7 @@
         (no weights)
 
 Every field of rl_speed/config/schema.py is a flag. The same command again resumes from the newest
-checkpoint (--resume=never|auto|must). SIGTERM and Ctrl-C finish the generation call or the update
+checkpoint (--resume=never|auto|must). SIGTERM and Ctrl-C end a generation call, finish an update
 under way, save and stop. The workdir then holds config.json, data.json (of files), metrics.jsonl,
 evaluations.jsonl, rollouts.jsonl, replay_cache.npz (RPO), tensorboard/, checkpoints/, plots/*.png,
 report.html, summary.json and policy/ (a Hugging Face directory).

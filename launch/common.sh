@@ -3,16 +3,22 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
+# find_python [VERSION]: a Python of that version, such as 3.12; any that is new enough where none is said. PYTHON comes first.
 find_python() {
-  local candidate
-  for candidate in "${PYTHON:-}" python3.12 python3.11 python3.13 python3; do
-    if [ -n "$candidate" ] && "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+  local wanted="${1:-}" candidate test="sys.version_info >= (3, 11)" names=(python3.12 python3.11 python3.13 python3)
+  if [ -n "$wanted" ]; then
+    test="'%d.%d' % sys.version_info[:2] == '$wanted'"
+    names=("python$wanted" "${PYENV_ROOT:-$HOME/.pyenv}/versions/$wanted".*/bin/python python3)
+  fi
+  for candidate in "${PYTHON:-}" "${names[@]}"; do
+    if [ -n "$candidate" ] && "$candidate" -c "import sys; sys.exit(not ($test))" 2>/dev/null; then
       echo "$candidate"
       return
     fi
   done
-  echo "rl_speed needs Python 3.11 or newer, and none was found. Install it (on Debian or Ubuntu: apt-get install python3.11" >&2
-  echo "python3.11-venv), or point PYTHON to it." >&2
+  wanted="${wanted:-3.11 or newer}"
+  echo "Python $wanted is needed, and none was found on PATH or among pyenv's versions. Install it (on Debian or Ubuntu: apt-get" >&2
+  echo "install python${wanted%% *} python${wanted%% *}-venv), or point PYTHON to it." >&2
   exit 1
 }
 

@@ -1,35 +1,19 @@
-"""What all parts of the first light share: a result with figures and checks, shapes, timing."""
+"""What the parts share: a setting, a result with figures and checks, stages in processes."""
 
 import argparse
 import contextlib
 import dataclasses
 import json
 import math
-import time
-from collections.abc import Callable
+import multiprocessing
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import jax
-import numpy as np
-
+from lab.benchmark import decode
+from rl_speed.mesh import platform_of
 from rl_speed.policy import ModelConfig
-
-QWEN_1P5B = ModelConfig(
-    vocab_size=151936,
-    width=1536,
-    layers=28,
-    heads=12,
-    kv_heads=2,
-    head_dim=128,
-    mlp_width=8960,
-    rope_theta=1e6,
-    dtype="bfloat16",
-)
-# For a CPU, where the program is tried: everything runs, and no figure means anything.
-TINY = ModelConfig(
-    vocab_size=512, width=64, layers=2, heads=4, kv_heads=2, head_dim=16, mlp_width=128
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,17 +29,21 @@ class Setting:
     smol: str
     scratch: Path
 
+    @property
+    def shape(self) -> ModelConfig:
+        """The policy's, for no platform: nothing is asked of a device."""
+        return decode.SMALL.model if self.small else decode.QWEN_1P5B
+
     def model(self, **changes: Any) -> ModelConfig:
         """The policy's shape, for this platform."""
-        shape = TINY if self.small else QWEN_1P5B
-        return dataclasses.replace(shape, platform=jax.default_backend(), **changes)
+        return dataclasses.replace(self.shape, platform=platform_of(None), **changes)
 
 
 @dataclasses.dataclass
 class Result:
-    """What a part found: figures to read, and checks that pass or fail."""
+    """What a part found: figures to read, and checks that pass or fail. Kept at `path`."""
 
-    path: Path | None = None  # written there after every check, for a part that is ended early
+    path: Path
     figures: dict[str, Any] = dataclasses.field(default_factory=dict)
     checks: list[dict[str, Any]] = dataclasses.field(default_factory=list)
 
@@ -67,56 +55,58 @@ class Result:
         """Record a check that fails where `value` is below `limit`, or NaN."""
         self._check(name, value, f"at least {limit:g}", value >= limit)
 
-    def _check(self, name: str, value: float, wanted: str, ok: bool) -> None:
-        shown = float(value) if math.isfinite(value) else str(value)
+    def _check(self, name: str, value: Any, wanted: str, ok: bool) -> None:
+        finite = not isinstance(value, str) and math.isfinite(value)
+        shown = float(value) if finite else str(value)
         self.checks.append({"name": name, "value": shown, "wanted": wanted, "ok": bool(ok)})
         self.write()
 
-    def write(self) -> None:
-        """Write what was found so far."""
-        if self.path is not None:
-            found = {"figures": self.figures, "checks": self.checks}
-            self.path.write_text(json.dumps(found, indent=1) + "\n")
-
     @contextlib.contextmanager
-    def attempt(self, name: str):
-        """Record what the block raises as a failed check, and go on behind it."""
+    def attempt(self, name: str, needs: str = "") -> Iterator[None]:
+        """Record what the block raises as a failed check, and go on behind it. Where the package
+        `needs` is not installed, the block is skipped, and the figure `name` says so.
+        """
         try:
             yield
         except Exception as error:  # a failure is a result
-            text = f"{type(error).__name__}: {str(error).strip()}"[:600]
-            self.checks.append({"name": name, "value": text, "wanted": "no error", "ok": False})
-            self.write()
+            if needs and isinstance(error, ModuleNotFoundError) and error.name == needs:
+                self.figures[name] = f"skipped: {needs} is not installed (pip install {needs})"
+            else:
+                said = f"{type(error).__name__}: {str(error).strip()}"[:600]
+                self._check(name, said, "no error", False)
+        self.write()
+
+    def write(self) -> None:
+        """Write what was found so far, for a part that is ended early."""
+        found = {"figures": self.figures, "checks": self.checks}
+        self.path.write_text(json.dumps(found, indent=1) + "\n")
 
 
-def seconds_of(call: Callable[[], Any], repeats: int = 3) -> tuple[float, float]:
-    """(median seconds of `repeats` calls, seconds of a first call, which compiles)."""
-    found = []
-    for _ in range(repeats + 1):
-        begin = time.perf_counter()
-        jax.block_until_ready(call())
-        found.append(time.perf_counter() - begin)
-    return float(np.median(found[1:])), found[0]
+Stage = Callable[[Setting, Result], None]
 
 
-def memory_limit() -> int | None:
-    """Bytes of a device that JAX may use; None where the platform does not tell."""
-    return (jax.devices()[0].memory_stats() or {}).get("bytes_limit")
+def run_stage(stage: Stage, setting: Setting, path: Path) -> None:
+    """Run one stage, which adds to what those before it found."""
+    found = Result(path, **json.loads(path.read_text())) if path.is_file() else Result(path)
+    stage(setting, found)
+    found.write()
 
 
-def peak_memory() -> int | None:
-    """Largest number of bytes held on a device so far; None where the platform does not tell."""
-    return (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
-
-
-def main(run: Callable[[Setting, Result], None]) -> None:
-    """Run a part as a program of its own: writes its result to --write."""
+def main(*stages: Stage) -> None:
+    """Run a part as a program. A stage's process ends before the next one needs its memory."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--write", type=Path, required=True)
     parser.add_argument("--scratch", type=Path, required=True)
     parser.add_argument("--smol", default="")
     parser.add_argument("--small", action="store_true")
     given = parser.parse_args()
-    found = Result(given.write)
-    run(Setting(given.small, given.smol, given.scratch), found)
-    found.write()
+    setting = Setting(given.small, given.smol, given.scratch)
+    for stage in stages[:-1]:
+        process = multiprocessing.get_context("spawn").Process(
+            target=run_stage, args=(stage, setting, given.write)
+        )
+        process.start()
+        process.join()
+        if process.exitcode:
+            sys.exit(1)  # it has printed why
+    run_stage(stages[-1], setting, given.write)

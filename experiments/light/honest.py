@@ -1,67 +1,69 @@
-"""Are the plans honest? Memory beside `--dry_run`'s figure and seconds beside its estimates, of
-whole SPEED-RLOO steps at Qwen2.5-1.5B's shape with random weights.
+"""Are the plans honest? Memory beside `--dry_run`'s figure and seconds beside its estimates, of a
+whole SPEED-RLOO step at Qwen2.5-1.5B's shape with random weights.
 """
 
 import dataclasses
 import json
+from pathlib import Path
 
 import chip
 import common
-import jax
 
 from lab.benchmark import scale
-from rl_speed.targets import CHIPS
+from rl_speed.config import Config
+from rl_speed.mesh import platform_of
 from rl_speed.training.dry_run import dry_run, made_of
 from rl_speed.training.estimates import summary
 
-# Memory planned and measured, and seconds planned and measured, agree within these factors.
+# Planned and measured memory, and planned and measured seconds, agree within these factors.
 MEMORY, SECONDS = 1.25, 4.0
 
 
-def nearest_chip():
-    """The listed chip that this device is; None where it is none of them."""
-    limits = chip.published()
-    return next((c for c in CHIPS.values() if limits == (c.bandwidth, c.flops)), None)
+def workload(small: bool) -> scale.Workload:
+    work = scale.SMALL if small else scale.ACCELERATOR
+    model = dataclasses.replace(work.model, platform=platform_of(None))
+    return dataclasses.replace(work, model=model, steps=1)
+
+
+def planned(work: scale.Workload, folder: Path) -> Config:
+    """The settings whose dry run plans the workload."""
+    config = work.config()
+    folder.mkdir(parents=True, exist_ok=True)
+    config.model.path = str(folder / "config.json")
+    Path(config.model.path).write_text(json.dumps({**work.model.to_hf(), "eos_token_id": 0}))
+    config.model.compute_dtype, config.model.remat = work.model.dtype, work.model.remat
+    config.evaluation.every = 0
+    return config
 
 
 def run(setting: common.Setting, found: common.Result) -> None:
-    work = scale.SMALL if setting.small else scale.ACCELERATOR
-    work = dataclasses.replace(
-        work, model=dataclasses.replace(work.model, platform=jax.default_backend()), steps=1
-    )
-    config = work.config()
-    folder = setting.scratch / "plan"
-    folder.mkdir(parents=True, exist_ok=True)
-    shape = {**work.model.to_hf(), "eos_token_id": 0}
-    (folder / "config.json").write_text(json.dumps(shape))
-    config.model.path = str(folder / "config.json")
-    config.model.compute_dtype, config.model.remat = work.model.dtype, work.model.remat
-    planned = dry_run(config)
-    by_name = {program.name: program for program in planned.programs}
+    work = workload(setting.small)
+    config = planned(work, setting.scratch / "plan")
+    plan = dry_run(config)
+    programs = {program.name: program for program in plan.programs}
     measured = scale.run(work, 1, lambda text: print(text, flush=True))["steps"][-1]
-    for phase, program in (("generate", "generation"), ("update", "update")):
-        held, plan = measured["memory"][phase], by_name[program].total
-        found.figures[f"{program}: planned memory (bytes)"] = plan
-        if held is None:
-            found.figures[f"{program}: peak memory (bytes)"] = "this platform does not tell"
-            continue
-        found.figures[f"{program}: peak memory (bytes)"] = held
-        found.at_most(f"{program}: peak / planned memory", held / plan, MEMORY)
-    found.figures |= {f"seconds, {name}": s for name, s in measured["seconds"].items()}
-    listed = nearest_chip()
+    for phase, name in (("generate", "generation"), ("update", "update")):
+        held = measured["memory"][phase]
+        found.figures |= {
+            f"{name}: planned memory (bytes)": programs[name].total,
+            f"{name}: peak memory (bytes)": held or "this platform does not tell",
+            f"{phase} (s)": measured["seconds"][phase],
+        }
+        if held:
+            found.at_most(f"{name}: peak / planned memory", held / programs[name].total, MEMORY)
+    listed = chip.listed()
     if listed is None:
         found.figures["estimates"] = "none: this device is not in targets.CHIPS"
         return
-    units = made_of(config, work.model, planned.programs, planned.pieces, listed)
-    estimates = summary(config, planned.pieces, units)
-    decode = estimates["decode step"].bound * measured["decode_steps"]
-    for name, seconds, bound in (
-        ("decoding", measured["seconds"]["generate"], decode),
-        ("update", measured["seconds"]["update"], estimates["update"].bound),
-    ):
-        found.figures[f"{name}: bound by the chip's limits (s)"] = bound
-        found.at_most(f"{name}: measured / bound", seconds / bound, SECONDS)
-        found.at_least(f"{name}: measured / bound", seconds / bound, 0.9)
+    units = made_of(config, work.model, plan.programs, plan.pieces, listed)
+    spent = {
+        "decode step": measured["seconds"]["generate"] / measured["decode_steps"],
+        "update": measured["seconds"]["update"],
+    }
+    for name, estimate in summary(config, plan.pieces, units).items():
+        found.figures[f"{name}: bound by the chip's limits (s)"] = estimate.bound
+        found.at_most(f"{name}: measured / bound", spent[name] / estimate.bound, SECONDS)
+        found.at_least(f"{name}: measured / bound", spent[name] / estimate.bound, 0.9)
 
 
 if __name__ == "__main__":

@@ -1,51 +1,53 @@
-"""The same work in torch, as a program of its own: `generate`, and a training step on padded or on
-packed rows (sdpa, bfloat16 autocast, gradient checkpointing on a GPU).
-
-    python torch_reference.py generate|padded|packed MODEL TASK.npz OUT.json
+"""The same work in torch: `generate` of transformers, and a training step on padded or packed rows
+(sdpa, bfloat16 autocast, on a GPU layers computed again). Tokens a second of each.
 """
 
 import json
-import sys
 import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 import transformers
 
+from rl_speed.policy import ModelConfig
+
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+LOADING = {"attn_implementation": "sdpa"}
 
 
-def wait() -> None:
-    if DEVICE == "cuda":
-        torch.cuda.synchronize()
-
-
-def median_seconds(call, repeats: int = 3) -> float:
-    """Median of `repeats` calls behind one that warms up."""
-    found = []
-    for _ in range(repeats + 1):
-        wait()
+def seconds_of(call: Callable[[], Any]) -> float:
+    """Seconds of the second call: the first warms up."""
+    for _ in range(2):
         begin = time.perf_counter()
         call()
-        wait()
-        found.append(time.perf_counter() - begin)
-    return float(np.median(found[1:]))
+        if DEVICE == "cuda":
+            torch.cuda.synchronize()
+    return time.perf_counter() - begin
 
 
-def load(folder: str, dtype: torch.dtype):
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        folder, dtype=dtype, attn_implementation="sdpa"
-    )
-    return model.to(DEVICE)
+def load(folder: Path) -> Any:
+    """The model in a Hugging Face directory, as it is there."""
+    load = transformers.AutoModelForCausalLM.from_pretrained
+    return load(folder, dtype="auto", **LOADING).to(DEVICE).eval()
 
 
-def generate(folder: str, task) -> dict[str, float]:
-    """Batches of as many rows as we have slots; each batch runs to its longest response."""
-    model = load(folder, torch.bfloat16 if DEVICE == "cuda" else torch.float32).eval()
-    rows, lengths, batch = task["rows"], task["lengths"], int(task["batch"])
+def made(shape: ModelConfig, folder: Path) -> Any:
+    """A random float32 model of a shape, to be trained."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(shape.to_hf()))
+    config = transformers.AutoConfig.from_pretrained(folder)
+    make = transformers.AutoModelForCausalLM.from_config
+    return make(config, dtype=torch.float32, **LOADING).to(DEVICE).train()
 
-    @torch.no_grad()
-    def call():
+
+@torch.no_grad()
+def generated(model: Any, rows: np.ndarray, lengths: np.ndarray, batch: int) -> float:
+    """Batches of rows; each batch runs to its longest response."""
+
+    def call() -> None:
         for first in range(0, len(rows), batch):
             part = torch.as_tensor(rows[first : first + batch].astype(np.int64), device=DEVICE)
             longest = int(lengths[first : first + batch].max())
@@ -59,62 +61,49 @@ def generate(folder: str, task) -> dict[str, float]:
             )
             model.generate(part, attention_mask=torch.ones_like(part), generation_config=settings)
 
-    seconds = median_seconds(call, 1)
-    return {"tokens/s": float(lengths.sum()) / seconds, "seconds": seconds}
+    return float(lengths.sum()) / seconds_of(call)
 
 
-def train(folder: str, task, packed: bool) -> dict[str, float]:
-    """A step of plain policy gradient with AdamW; tokens held a second."""
-    model = load(folder, torch.float32).train()
+def pieces(rows: list[np.ndarray], packed: bool, budget: int) -> Iterator[dict[str, torch.Tensor]]:
+    """Micro-batches of at most `budget` tokens: rows behind one another, or padded, by length."""
+    piece: list[np.ndarray] = []
+    for row in sorted(rows, key=len):
+        size = sum(map(len, [*piece, row])) if packed else len(row) * (len(piece) + 1)
+        if piece and size > budget:
+            yield laid(piece, packed)
+            piece = []
+        piece.append(row)
+    yield laid(piece, packed)
+
+
+def laid(piece: list[np.ndarray], packed: bool) -> dict[str, torch.Tensor]:
+    """Arguments of the model; -100 in `labels` is no target, as transformers has it."""
+    if packed:
+        ids = np.concatenate(piece)[None]
+        positions = np.concatenate([np.arange(len(row)) for row in piece])[None]
+        labels, more = np.where(positions == 0, -100, ids), {"position_ids": positions}
+    else:
+        width = max(map(len, piece))
+        ids = np.stack([np.pad(row, (0, width - len(row))) for row in piece])
+        mask = np.arange(width) < np.array([len(row) for row in piece])[:, None]
+        labels, more = np.where(mask, ids, -100), {"attention_mask": mask}
+    arrays = {"input_ids": ids, "labels": labels, **more}
+    return {name: torch.as_tensor(x.astype(np.int64), device=DEVICE) for name, x in arrays.items()}
+
+
+def trained(model: Any, rows: list[np.ndarray], packed: bool, budget: int) -> float:
+    """A step of plain policy gradient with AdamW, on the tokens held."""
     if DEVICE == "cuda":
         model.gradient_checkpointing_enable()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, fused=DEVICE == "cuda")
-    rows, lengths = task["rows"].astype(np.int64), task["lengths"]
-    budget = 16384 if DEVICE == "cuda" else 256
+    tokens = sum(map(len, rows))
 
-    def pieces():
-        """Micro-batches: packed rows behind one another, or padded rows sorted by length."""
-        order, piece = np.argsort(lengths), []
-        for row in order:
-            held = [lengths[i] for i in [*piece, row]]
-            size = sum(held) if packed else max(held) * len(held)
-            if piece and size > budget:
-                yield piece
-                piece = []
-            piece.append(row)
-        yield piece
-
-    def call():
+    def call() -> None:
         optimizer.zero_grad(set_to_none=True)
-        for piece in pieces():
-            parts = [rows[i, : lengths[i]] for i in piece]
-            if packed:
-                ids = torch.as_tensor(np.concatenate(parts))[None]
-                positions = torch.as_tensor(np.concatenate([np.arange(len(p)) for p in parts]))
-                given = {"position_ids": positions[None].to(DEVICE)}
-            else:
-                width = max(map(len, parts))
-                ids = torch.as_tensor(np.stack([np.pad(p, (0, width - len(p))) for p in parts]))
-                mask = np.stack([np.arange(width) < len(p) for p in parts])
-                given = {"attention_mask": torch.as_tensor(mask.astype(np.int64)).to(DEVICE)}
-            ids = ids.to(DEVICE)
+        for piece in pieces(rows, packed, budget):
             with torch.autocast(DEVICE, torch.bfloat16):
-                logits = model(ids, **given, use_cache=False).logits[:, :-1]
-            loss = torch.nn.functional.cross_entropy(
-                logits.flatten(0, 1).float(), ids[:, 1:].flatten(), reduction="sum"
-            )
-            (loss / float(lengths.sum())).backward()
+                model(**piece, use_cache=False, num_items_in_batch=tokens).loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
 
-    seconds = median_seconds(call, 2)
-    return {"tokens/s": float(lengths.sum()) / seconds, "seconds": seconds}
-
-
-if __name__ == "__main__":
-    kind, folder, task, out = sys.argv[1:]
-    task = np.load(task)
-    found = generate(folder, task) if kind == "generate" else train(folder, task, kind == "packed")
-    found["torch"] = torch.__version__
-    with open(out, "w") as file:
-        json.dump(found, file)
+    return tokens / seconds_of(call)

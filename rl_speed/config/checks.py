@@ -473,8 +473,9 @@ def _check_functions(r: "Reward") -> None:
 def _check_logging(c: "Config") -> None:
     """What the writers need."""
     _require(c, ("logging.text_every", c.logging.text_every >= 0, "0 (none) or more"))
-    if c.logging.wandb:
-        require_package("wandb", "config.logging.wandb is set")
+    for name in ("wandb", "trackio"):
+        if getattr(c.logging, name):
+            require_package(name, f"config.logging.{name} is set")
 
 
 def require_package(name: str, why: str) -> None:

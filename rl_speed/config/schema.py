@@ -499,7 +499,8 @@ class Logging:
     export_dtype: str = one_of(AS_READ, *STORED_DTYPES)
     tensorboard: bool = True  # event files in workdir/tensorboard
     wandb: str = ""  # a project of Weights & Biases, where wandb is installed ("": none)
-    # Steps between decoded samples shown as text in TensorBoard and W&B (0: none).
+    trackio: str = ""  # a project of Trackio, where trackio is installed ("": none)
+    # Steps between decoded samples shown as text by the writers above (0: none).
     text_every: int = 20
 
 

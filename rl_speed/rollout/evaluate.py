@@ -1,5 +1,6 @@
 """Draw responses to prompts, call by call, and measure a policy on them."""
 
+import contextlib
 import dataclasses
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,7 +11,7 @@ import numpy as np
 from rl_speed.data.held_out import HeldOutSet, numbered
 from rl_speed.data.prompts import Prompt
 from rl_speed.data.rollouts import Rollouts
-from rl_speed.rollout.generate import GenerationStats, Generator, SampleRequest
+from rl_speed.rollout.generate import CallStopped, GenerationStats, Generator, SampleRequest
 from rl_speed.theory.pass_at_k import all_at_k, pass_at_k
 
 
@@ -189,18 +190,20 @@ def draw_in_calls(
 
     Calls share one compiled program whatever they hold. The next call is dispatched before a result
     is handed out, so that scoring on the host runs beside generation. Once `stop` says so nothing
-    more is dispatched, and what was is still handed out. Randomness is keyed by (prompt's visit,
-    sample): how requests are cut into calls changes nothing.
+    more is dispatched, and what was is still handed out, unless `generator.stop` ended it.
+    Randomness is keyed by (prompt's visit, sample): how requests are cut into calls changes
+    nothing.
     """
     pending: deque = deque()
-    for call in calls:
-        if stop():
-            break
-        pending.append(generator.dispatch(params, call))
-        if len(pending) > 1:
+    with contextlib.suppress(CallStopped):
+        for call in calls:
+            if stop():
+                break
+            pending.append(generator.dispatch(params, call))
+            if len(pending) > 1:
+                yield pending.popleft().result()
+        while pending:
             yield pending.popleft().result()
-    while pending:
-        yield pending.popleft().result()
 
 
 def drawing_order(sets: Mapping[str, HeldOutSet]) -> list[str]:

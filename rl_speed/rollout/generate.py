@@ -3,6 +3,7 @@ whatever the mesh.
 """
 
 import dataclasses
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -11,6 +12,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from rl_speed.activity import activity
 from rl_speed.data.prompts import Prompt
 from rl_speed.data.rollouts import Rollouts
 from rl_speed.mesh import gathered, own_row_shards, place, place_rows, replicated, row_shards
@@ -25,6 +27,11 @@ from rl_speed.sampling import (
     build_requests,
     sample_sharded,
 )
+from rl_speed.sampling.sampler import samples_of
+from rl_speed.sampling.sharded import advance_sharded, begin_sharded
+
+# Seconds of a part of a call, between which the host looks at it.
+_PART_S = (0.5, 2.0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,6 +77,10 @@ class GenerationStats:
         )
 
 
+class CallStopped(Exception):
+    """`Generator.stop` ended a generation call. The same call again draws what it would have."""
+
+
 class PendingRollouts:
     """A generation call that was dispatched.
 
@@ -84,7 +95,7 @@ class PendingRollouts:
         self._finished: tuple[Rollouts, GenerationStats] | None = None
 
     def result(self) -> tuple[Rollouts, GenerationStats]:
-        """Blocks the first time; raises what the call raised."""
+        """Blocks the first time; raises what the call raised, `CallStopped` too."""
         if self._finished is None:
             self._finished = self._fetch()
             self._fetch = None  # the devices need not hold the samples any longer
@@ -175,6 +186,13 @@ class Generator:
       per_prompt: most samples of one request; a shard can be dealt so many more than the average.
       prompt_length: capacity of a prompt in tokens; with replayed responses, of both together.
       key: the typed root key of all randomness of this generator.
+
+    Attributes:
+      stop: None: a call is one program. A function: a call is made in parts of a second or so, and
+        `activity` knows how far it is. Asked before each part, from another thread; True ends this
+        call and those behind it (`CallStopped`). The samples are the same, bit for bit. Not with
+        several processes, which cannot agree there; with several devices on `tensor` a call is one
+        program anyway.
     """
 
     def __init__(
@@ -205,6 +223,8 @@ class Generator:
         # sent off an update or a call waits for it before anything else is sent from another thread
         # (`SplitStep`).
         self._launcher = ThreadPoolExecutor(1, "generation")
+        self.stop: Callable[[], bool] | None = None
+        self._part_steps = 16
 
     def tables(self, requests: Sequence[SampleRequest]) -> tuple[Contexts, Requests]:
         """The stacked tables of one call; requests go to the shards in turn, in serving order. A
@@ -243,8 +263,8 @@ class Generator:
         return place_rows(shards, self._mesh)
 
     def lower(self, params: Any) -> jax.stages.Lowered:
-        """The compiled call before compilation, for weights that may be abstract (with shardings):
-        allocates nothing there.
+        """A call as one program, before compilation, for weights that may be abstract (with
+        shardings): allocates nothing there.
         """
         contexts, requests = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), self.tables([])
@@ -260,21 +280,50 @@ class Generator:
         return self._contexts * self.shards, self._requests * self.shards
 
     def dispatch(self, params: Any, requests: Sequence[SampleRequest]) -> PendingRollouts:
-        """Begin to draw the samples of every request, in one compiled call; does not wait for them.
+        """Begin to draw the samples of every request, in one call; does not wait for them.
 
         `params` must not be donated before the result is there: the launch may still be waiting for
         the call before. Raises ValueError when the requests exceed the capacities.
         """
         requests = list(requests)
-        launch = self._launcher.submit(self._launch, params, *self.tables(requests))
+        launch = self._launcher.submit(
+            self._launch, params, *self.tables(requests), sum(r.count for r in requests)
+        )
         return PendingRollouts(lambda: gather(jax.device_get(launch.result()), requests))
 
-    def _launch(self, params: Any, contexts: Contexts, requests: Requests) -> Samples:
-        samples = sample_sharded(
-            self._decoder, params, contexts, requests, self._key, self.config, self._mesh
-        )
+    def _launch(self, params: Any, contexts: Contexts, requests: Requests, total: int) -> Samples:
+        call = (self._decoder, params, contexts, requests, self._key, self.config, self._mesh)
+        in_one = self.stop is None or self._mesh.shape["tensor"] > 1
+        samples = sample_sharded(*call) if in_one else self._in_parts(call, total)
         # The host has no use for a third of it.
         return gathered(samples.replace(kept_logmass=None), self._mesh)
+
+    def _in_parts(self, call: tuple, total: int) -> Samples:
+        """`sample_sharded(*call)`, with a look at it between decode steps."""
+        decoder, *_, config, mesh = call
+        ended = 0
+        activity.count(ended, total)
+        self._look()
+        fixed, state = begin_sharded(*call)
+        # Programs that the devices run before this call do not count for its pace.
+        jax.block_until_ready(state.queue_next)
+        while ended < total:
+            self._look()
+            begin = time.perf_counter()
+            steps = np.int32(self._part_steps)
+            state, ended_by_shard = advance_sharded(decoder, fixed, state, steps, config, mesh)
+            ended = int(np.sum(ended_by_shard))
+            activity.count(ended, total)
+            seconds = time.perf_counter() - begin
+            if seconds < _PART_S[0] and self._part_steps < 2**20:
+                self._part_steps *= 2
+            elif seconds > _PART_S[1] and self._part_steps > 1:
+                self._part_steps //= 2
+        return samples_of(state)
+
+    def _look(self) -> None:
+        if self.stop is not None and self.stop():
+            raise CallStopped
 
     def __call__(
         self, params: Any, requests: Sequence[SampleRequest]

@@ -27,6 +27,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from rl_speed.activity import activity
 from rl_speed.config import Driver as DriverConfig
 from rl_speed.data.prompts import PromptStream
 from rl_speed.data.rollouts import Rollouts, pack, unpack
@@ -35,7 +36,7 @@ from rl_speed.rollout.budgets import Allocation, pack_visits, unpack_visits
 from rl_speed.rollout.buffer import BufferFull, SamplingBuffer
 from rl_speed.rollout.call_plan import CallPlan
 from rl_speed.rollout.expected_lengths import ExpectedLengths
-from rl_speed.rollout.generate import GenerationStats, Generator, SampleRequest
+from rl_speed.rollout.generate import CallStopped, GenerationStats, Generator, SampleRequest
 from rl_speed.rollout.in_flight import (
     ActivePrompt,
     PendingCall,
@@ -139,10 +140,11 @@ class HostDriver:
         A step that `stop` ended goes on.
 
         Args:
-          params: the policy's weights; with `depth`, not to be donated before `wait` returned.
+          params: the policy's weights.
           version: policy updates made so far; stored with every sample whose call is
             dispatched now. The groups are trained on `config.lag` updates later.
-          stop: asked before each generation call. Once it says so, no more is dispatched.
+          stop: asked before each generation call. Once it says so, no more is dispatched. Where
+            `Generator.stop` ended a call, the step is stopped, too, and makes that call again.
 
         Returns:
           The groups (fewer, and `short` says by how many, when `max_calls` calls did not suffice)
@@ -154,18 +156,19 @@ class HostDriver:
         """
         self._begin_step(version)
         start, report = self._begun
-        self._collect_late(version, report)
-        while self._lacks(report):
-            if stop():
+        for call in self._pending:
+            if call.pending is None:
+                call.pending = self._generate(params, self._requests(call.active, call.expected))
+        try:
+            if not self._fill(params, version, report, stop):
                 return None, report
-            if not self._dispatch(params, version, report):
-                if not self._pending:
-                    raise RuntimeError(
-                        "the sampling buffer is full and nothing is in flight: "
-                        "config.driver.buffer_groups is too small"
-                    )
-                self._collect(version, report)
-            self._collect_late(version, report)
+            # The update donates the weights, and a stopped call is made again by the same ones.
+            self._wait(report)
+        except CallStopped:
+            for call in self._pending:
+                with contextlib.suppress(CallStopped):
+                    call.result()
+            return None, report
         self._begun = None
         count = min(self.config.groups, len(self.buffer))
         with self._changing():
@@ -185,6 +188,24 @@ class HostDriver:
         report.screened = self.prompt_counts.screened - start.screened
         report.rejected = self.prompt_counts.rejected - start.rejected
         return Rollouts.concat(self.buffer.take(count)), report
+
+    def _fill(
+        self, params: Any, version: int, report: StepReport, stop: Callable[[], bool]
+    ) -> bool:
+        """Generate until the step's groups are complete. False where `stop` ended it."""
+        self._collect_late(version, report)
+        while self._lacks(report):
+            if stop():
+                return False
+            if not self._dispatch(params, version, report):
+                if not self._pending:
+                    raise RuntimeError(
+                        "the sampling buffer is full and nothing is in flight: "
+                        "config.driver.buffer_groups is too small"
+                    )
+                self._collect(version, report)
+            self._collect_late(version, report)
+        return True
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[None]:
@@ -224,10 +245,13 @@ class HostDriver:
         while len(self._pending) > self.config.depth:
             self._collect(version, report)
 
-    def wait(self) -> None:
+    def _wait(self, report: StepReport) -> None:
         """Block until the samples of all pending calls are on the host. Scores nothing."""
-        for call in self._pending:
-            call.pending.result()
+        begin = time.perf_counter()
+        with activity.phase("generating"):
+            for call in self._pending:
+                call.result()
+        report.generate_s += time.perf_counter() - begin
 
     def _expire(self, version: int) -> None:
         """Let go of what is older than the buffer's `max_age`, when it is trained on: complete
@@ -258,7 +282,9 @@ class HostDriver:
             return False
         try:
             self._begin(fresh, params)
-            call = PendingCall(active, version, self._generate(params, self._requests(active)))
+            requests = self._requests(active)
+            expected = [request.expected for request in requests]
+            call = PendingCall(active, version, self._generate(params, requests), expected)
         except BaseException:
             self.stream.put_back([a.prompt for a in fresh])  # as if they had never left it
             raise
@@ -268,22 +294,24 @@ class HostDriver:
         self._active = waiting
         return True
 
-    def _requests(self, active: Sequence[ActivePrompt]) -> list[SampleRequest]:
-        """What a generation call is asked for: the next samples of each prompt."""
+    def _requests(
+        self, active: Sequence[ActivePrompt], expected: Sequence[float] | None = None
+    ) -> list[SampleRequest]:
+        """What a generation call is asked for: the next samples of each prompt.
+
+        Args:
+          expected: lengths that were expected when the call was first made; None: now.
+        """
         replay = lambda a: self.screening.replay(
             a.cached, a.prompt, a.launched, a.want - a.launched
         )
         # Who is served first decides who completes first.
         by_length = self.config.accept != "completion"
+        if expected is None:
+            expected = [self._lengths.of(a.prompt, a.group) if by_length else 0.0 for a in active]
         return [
-            SampleRequest(
-                a.prompt,
-                a.launched,
-                a.want - a.launched,
-                replay(a),
-                self._lengths.of(a.prompt, a.group) if by_length else 0.0,
-            )
-            for a in active
+            SampleRequest(a.prompt, a.launched, a.want - a.launched, replay(a), tokens)
+            for a, tokens in zip(active, expected, strict=True)
         ]
 
     def _begin(self, fresh: Sequence[ActivePrompt], params: Any) -> None:
@@ -302,9 +330,10 @@ class HostDriver:
         """Score and judge the oldest pending call, which stays pending where scoring fails."""
         call = self._pending[0]
         begin = time.perf_counter()
-        rollouts, stats = call.result()
+        with activity.phase(f"generating, call {report.generation.calls + 1}"):
+            rollouts, stats = call.result()
         middle = time.perf_counter()
-        with self._beside_generation():
+        with activity.phase("scoring"), self._beside_generation():
             scored = self._scored(rollouts)
         with self._changing():
             self._pending.popleft()

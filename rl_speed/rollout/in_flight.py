@@ -11,7 +11,7 @@ import numpy as np
 from rl_speed.data.prompts import Prompt
 from rl_speed.data.rollouts import Rollouts, pack, unpack
 from rl_speed.replay.responses import CachedResponse, pack_responses, unpack_responses
-from rl_speed.rollout.generate import GenerationStats, PendingRollouts
+from rl_speed.rollout.generate import CallStopped, GenerationStats, PendingRollouts
 
 
 @dataclasses.dataclass
@@ -74,12 +74,14 @@ class PendingCall:
       active: whom it draws for, in the order of its requests: continuations, then `fresh` prompts,
         which have no group yet.
       version: policy updates made when it was dispatched. pending: its samples, when
-        they are there.
+        they are there; None: `Generator.stop` ended it, and it is to be made again, by the same
+        weights. expected: of its requests (`SampleRequest`).
     """
 
     active: list[ActivePrompt]
     version: int
-    pending: PendingRollouts
+    pending: PendingRollouts | None
+    expected: list[float] = dataclasses.field(default_factory=list)
 
     @property
     def fresh(self) -> list[ActivePrompt]:
@@ -94,9 +96,15 @@ class PendingCall:
     def result(self) -> tuple[Rollouts, GenerationStats]:
         """The samples with what the call knows of them, which nobody has scored.
 
-        Blocks until they are there.
+        Blocks until they are there. Raises CallStopped where the call is to be made again.
         """
-        rollouts, stats = self.pending.result()
+        if self.pending is None:
+            raise CallStopped
+        try:
+            rollouts, stats = self.pending.result()
+        except CallStopped:
+            self.pending = None
+            raise
         column = lambda values: np.asarray(values)[rollouts.owner]
         return dataclasses.replace(
             rollouts,
@@ -108,10 +116,29 @@ class PendingCall:
     def state_dict(self) -> dict[str, Any]:
         """Prompts and samples, the latter as groups that nobody has scored.
 
-        Blocks until the samples are there.
+        Blocks until the samples are there. Of a call to be made again, samples without tokens stand
+        for the prompts.
         """
-        rollouts, stats = self.result()
+        again = {}
+        try:
+            rollouts, stats = self.result()
+        except CallStopped:
+            count = len(self.active)
+            tokens = np.zeros((count, 1))
+            rollouts = Rollouts(
+                [a.prompt for a in self.active],
+                np.arange(count),
+                tokens,
+                lengths=np.zeros(count),
+                logprobs=tokens,
+                sample_index=np.zeros(count),
+                truncated=np.zeros(count),
+                estimates=np.array([a.estimate for a in self.active]),
+            )
+            stats = GenerationStats()
+            again = {"again": np.asarray(self.expected, np.float64)}
         return {
+            **again,
             "groups": pack([a.group for a in self.continued]),
             "drawn": pack(rollouts.groups()),
             "rule": rule_columns(self.active),
@@ -122,7 +149,7 @@ class PendingCall:
 
     @classmethod
     def from_state_dict(cls, state: dict[str, Any]) -> "PendingCall":
-        """The inverse; its samples are there already."""
+        """The inverse; its samples are there already, or are to be drawn again."""
         groups, unscored = unpack(state["groups"]), unpack(state["drawn"])
         active = make_active(
             [g.prompt for g in unscored],
@@ -133,5 +160,7 @@ class PendingCall:
             prompt.estimate = float(group.estimates[0])
         unpack_cached(active, state.get("cached", {}))
         stats = GenerationStats(**{name: int(value) for name, value in state["stats"].items()})
+        if "again" in state:
+            return cls(active, int(state["version"]), None, state["again"].tolist())
         finished = Rollouts.concat(unscored), stats
         return cls(active, int(state["version"]), PendingRollouts(lambda: finished))

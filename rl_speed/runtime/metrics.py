@@ -16,6 +16,8 @@ from typing import Any
 
 import jax
 
+from rl_speed.activity import activity
+
 log = logging.getLogger(__name__)
 
 
@@ -174,30 +176,6 @@ def read_steps(path: Path) -> list[dict[str, Any]]:
     return lines
 
 
-# Names of before there were sections: those of generation; all others are of the update.
-_OF_GENERATION = frozenset(
-    "generated_tokens generated_samples calls nonfinite_samples decode_steps slot_use screened "
-    "accepted rejected pass_rates first_accuracy acceptance pending_calls wasted_tokens "
-    "transfer_bytes".split()
-)
-
-
-def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The records of a metrics.jsonl, as `read_steps` reads them.
-
-    A run that began before names had sections has lines without: they are read under the names of
-    today.
-    """
-    return [{in_section(name): value for name, value in line.items()} for line in read_steps(path)]
-
-
-def in_section(name: str) -> str:
-    """A name of before there were sections as it is called today."""
-    if "/" in name or name == "step":
-        return name
-    return f"rollout/{name}" if name in _OF_GENERATION else f"train/{name}"
-
-
 # Upper edges of `pass_rate_histogram`: each bin holds what is above the edge before it.
 PASS_RATE_EDGES = (0.0, *(k / 10 for k in range(1, 10)), 1 - 1e-6, 1.0)
 
@@ -222,6 +200,10 @@ def pass_rate_histogram(rates: Sequence[float]) -> list[int]:
     return [sum(rate == 0 for rate in rates), *counts, sum(rate == 1 for rate in rates)]
 
 
+# Phases of a step, as people are told of them.
+_PHASES = {"update": "updating", "transfer": "sending weights", "fused": "fused step"}
+
+
 class PhaseTimer:
     """Seconds by phase since the last `take`.
 
@@ -239,7 +221,8 @@ class PhaseTimer:
     def phase(self, name: str) -> Iterator[None]:
         begin = time.perf_counter()
         try:
-            yield
+            with activity.phase(_PHASES.get(name, name)):
+                yield
         finally:
             self.add(name, time.perf_counter() - begin)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from rl_speed.runtime.metrics import held_out_names, read_metrics
+from rl_speed.runtime.metrics import held_out_names, read_steps
 from rl_speed.runtime.workdir import read_summary
 
 
@@ -70,7 +70,7 @@ def plot_run(workdir: Path) -> list[Path]:
     plt = pyplot()
     out = workdir / "plots"
     out.mkdir(exist_ok=True)
-    records = read_metrics(workdir / "metrics.jsonl")
+    records = read_steps(workdir / "metrics.jsonl")
     summary = read_summary(workdir / "summary.json", "the run writes it anew at its end")
     drawn = []
     if summary["evaluations"]:
@@ -193,7 +193,7 @@ def plot_sft(workdir: Path) -> Path:
     """Draw loss.png of a supervised run's workdir: loss of each update, held-out loss,
     accuracy where answers were sampled.
     """
-    records = read_metrics(workdir / "metrics.jsonl")
+    records = read_steps(workdir / "metrics.jsonl")
     plt = pyplot()
     figure, axis = plt.subplots(figsize=(7, 4), constrained_layout=True)
     updates = [r for r in records if "train/loss" in r]

@@ -1,9 +1,21 @@
-"""Progress bars that suit a terminal and stay short in a log file."""
+"""Progress bars that suit a terminal and stay short in a log file, and the phase under way."""
 
+import contextlib
+import logging
 import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from tqdm.auto import tqdm
+
+from rl_speed.activity import activity
+
+log = logging.getLogger(__name__)
+
+# Seconds between two looks at the phase under way, and of a phase that the log tells first.
+_LOOK_S, _LONG_S = 1.0, 10.0
 
 
 def progress_bar(total: int, label: str, initial: int = 0, enabled: bool = True) -> Any:
@@ -20,3 +32,53 @@ def progress_bar(total: int, label: str, initial: int = 0, enabled: bool = True)
         miniters=None if terminal else 1,
         ascii=not terminal,
     )
+
+
+class ActivityDisplay:
+    """Shows in `bar` what the process waits for; where `bar` is None, in the log.
+
+    The log has a line where a phase takes 10 s, 20 s, 40 s and so on, and for each kind of phase
+    (the text before its first "," or ":") only where it takes longer than it ever did.
+    """
+
+    def __init__(self, bar: Any, label: str, clock: Callable[[], float] = time.monotonic):
+        self._bar, self._label, self._clock = bar, label, clock
+        self._due: dict[str, float] = {}
+
+    def look(self) -> None:
+        """Called every second or so."""
+        text, since = activity.now()
+        seconds = self._clock() - since
+        shown = f"{text} ({seconds:.0f} s)"
+        if self._bar is not None:
+            waits = bool(text) and seconds >= _LOOK_S
+            self._bar.set_description_str(f"{self._label}, {shown}" if waits else self._label)
+        elif text:
+            kind = text.replace(":", ",").split(",")[0]
+            due = self._due.get(kind, _LONG_S)
+            if seconds >= due:
+                log.warning("%s: %s", self._label, shown)
+                while due <= seconds:
+                    due *= 2
+                self._due[kind] = due
+
+
+@contextlib.contextmanager
+def show_activity(bar: Any, label: str) -> Iterator[None]:
+    """Within, a thread shows `activity`: in the bar on a terminal, else in the log."""
+    live = sys.stderr.isatty() and not bar.disable
+    display, over = ActivityDisplay(bar if live else None, label), threading.Event()
+
+    def watch() -> None:
+        while not over.wait(_LOOK_S):
+            display.look()
+
+    thread = threading.Thread(target=watch, name="activity", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+        if live:
+            bar.set_description_str(label)

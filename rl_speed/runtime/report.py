@@ -4,13 +4,13 @@ from pathlib import Path
 from typing import Any
 
 from rl_speed.rewards.pool import UNGRADED
-from rl_speed.runtime.metrics import held_out_names, read_metrics
+from rl_speed.runtime.metrics import held_out_names, read_steps
 
 
 def closing_summary(summary: dict[str, Any], workdir: Path, plots: list[Path]) -> str:
     """The text printed at the end of a run."""
     records, points, prompts = (
-        read_metrics(workdir / "metrics.jsonl"),
+        read_steps(workdir / "metrics.jsonl"),
         summary["evaluations"],
         summary["prompts"],
     )

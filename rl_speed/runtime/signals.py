@@ -1,7 +1,8 @@
 """SIGTERM and SIGINT ask a run to save and stop; it says so and does.
 
 At scale a step takes minutes, and whoever sends a signal waits for less; so the request is looked
-at between generation calls too, of steps and of evaluations. What is saved then has their samples.
+at between generation calls too, of steps and of evaluations, and between parts of a call. What is
+saved then has the samples of whole calls.
 """
 
 import contextlib

@@ -3,12 +3,22 @@ the field and what to do.
 """
 
 import dataclasses
+import importlib.metadata
+import json
 import logging
+import shlex
+import subprocess
+import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import jax
+
+import rl_speed
 from rl_speed.config import Config, flatten
+from rl_speed.runtime.hosts import code_digest
 from rl_speed.runtime.metrics import kind_of, read_object, write_atomically
 
 log = logging.getLogger(__name__)
@@ -154,3 +164,67 @@ def note_changes(path: Path, before: Mapping[str, Any], now: Mapping[str, Any], 
     if before and changed:
         write_atomically(path.with_name(f"config_before_step_{step}.json"), path.read_bytes())
         log.warning("settings changed at step %d: %s", step, "; ".join(changed))
+
+
+def note_environment(workdir: Path, step: int) -> None:
+    """Append to environment.json how and where the run is started or resumed at `step`.
+
+    The file is a list with one entry a start: versions may differ between them.
+
+    Raises ValueError where the file is damaged.
+    """
+    path, advice = workdir / "environment.json", "restore it, or move it away"
+    try:
+        entries = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is damaged: no JSON ({error}); {advice}") from None
+    if not isinstance(entries, list):
+        raise ValueError(f"{path} is damaged: it must hold a list; {advice}")
+    device = jax.devices()[0]
+    entry = {
+        "step": step,
+        "started": time.strftime("%Y-%m-%d %H:%M:%S"),
+        "command": shlex.join(sys.argv),
+        "commit": _commit(),
+        "code": code_digest(),
+        "versions": {
+            "python": sys.version.split()[0],
+            "rl_speed": rl_speed.__version__,
+            **{name: _version(name) for name in _PACKAGES},
+        },
+        "device": device.device_kind,
+        "platform": device.client.platform_version,
+        "devices": jax.device_count(),
+        "processes": jax.process_count(),
+    }
+    write_atomically(path, json.dumps([*entries, entry], indent=2) + "\n")
+
+
+# What numbers of a run may depend on.
+_PACKAGES = (
+    "jax jaxlib flax optax orbax-checkpoint numpy transformers tokenizers math-verify".split()
+)
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def _commit() -> str:
+    """The commit of this package's checkout, "-dirty" behind it where files differ; "" where the
+    package is no checkout (an installed wheel inside another repository is none).
+    """
+    checkout = ["git", "-C", str(Path(rl_speed.__file__).parent)]
+    tracked = [*checkout, "ls-files", "--error-unmatch", "__init__.py"]
+    describe = [*checkout, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        for command in (tracked, describe):
+            found = subprocess.run(
+                command, capture_output=True, text=True, timeout=20, check=True
+            ).stdout
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return found.strip()

@@ -1,5 +1,5 @@
 """Where the numbers of a run go: metrics.jsonl and rollouts.jsonl always,
-TensorBoard and Weights & Biases behind one interface.
+TensorBoard, Weights & Biases and Trackio behind one interface.
 
 A writer never ends a run: what it cannot write is counted (`failures`) and logged. On resume a
 writer forgets what it was told of steps that are made again, so that nothing is shown twice.
@@ -170,7 +170,13 @@ class WandB:
             self._run.log(values, step=step)
         except Exception as error:  # W&B has errors of many kinds, and none is worth a run
             self.failures += 1
-            log.error("W&B did not take step %d (%s: %s)", step, type(error).__name__, error)
+            log.error(
+                "%s did not take step %d (%s: %s)",
+                type(self).__name__,
+                step,
+                type(error).__name__,
+                error,
+            )
 
     def close(self) -> None:
         try:
@@ -178,10 +184,36 @@ class WandB:
         except Exception as error:
             self.failures += 1
             log.error(
-                "W&B did not finish (%s: %s); `wandb sync` can upload the run from the workdir",
+                "%s did not finish (%s: %s)%s",
+                type(self).__name__,
                 type(error).__name__,
                 error,
+                "; `wandb sync` can upload the run from the workdir" * (type(self) is WandB),
             )
+
+
+class Trackio(WandB):
+    """Trackio, which takes W&B's calls and keeps runs in files of its own (TRACKIO_DIR).
+
+    A resumed run goes on under its name. Steps that are made again are there twice, with the same
+    values.
+
+    Raises ValueError where the package is missing.
+    """
+
+    def __init__(self, project: str, workdir: Path, config: Mapping[str, Any]):
+        require_package("trackio", "config.logging.trackio is set")
+        import trackio
+
+        self._wandb, self.failures = trackio, 0
+        path = workdir / "trackio_run_name"
+        if not path.exists():
+            write_atomically(path, f"{workdir.name}-{uuid.uuid4().hex[:6]}")
+        name = path.read_text().strip()
+        self._run = trackio.init(project, name=name, resume="allow", config=dict(config))
+
+    def text(self, step: int, name: str, text: str) -> None:
+        self._log(step, {name: self._wandb.Markdown(text)})
 
 
 class MetricsWriter:
@@ -204,6 +236,8 @@ class MetricsWriter:
             self._writers.append(TensorBoard(workdir / "tensorboard", next_step))
         if logging.wandb:
             self._writers.append(WandB(logging.wandb, workdir, config))
+        if logging.trackio:
+            self._writers.append(Trackio(logging.trackio, workdir, config))
 
     @property
     def failures(self) -> int:

@@ -12,7 +12,7 @@ but their context's KV.
 """
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -74,6 +74,26 @@ class LoopCounts(NamedTuple):
     queue_steps: Array
     queue_slot_steps: Array
     room_steps: Array
+
+
+class Fixed(NamedTuple):
+    """Inputs of a call's decode steps; `params` are prepared."""
+
+    params: Any
+    context_kv: Any
+    requests: Requests
+    keys_R: Array
+    first_token_R: Array
+
+
+class Decoding(NamedTuple):
+    """State of a call's decode steps. `queue_next` i32[] is the next request without a slot."""
+
+    slots: Slots
+    queue_next: Array
+    cache: Any
+    output: Output
+    counts: LoopCounts
 
 
 def prefill_pool(decoder: Decoder, params, contexts: Contexts, chunk: int):
@@ -284,62 +304,111 @@ def sample(
       ValueError: shapes disagree, or a request's `max_new` is above the config's.
       TypeError: one of the decoder's functions returns what it must not, or the key is none.
     """
+    fixed, state = begin(decoder, params, contexts, requests, key, config=config)
+    return samples_of(decode_steps(decoder, fixed, state, config=config))
+
+
+def begin(
+    decoder: Decoder,
+    params,
+    contexts: Contexts,
+    requests: Requests,
+    key: Array,
+    *,
+    config: SamplerConfig,
+) -> tuple[Fixed, Decoding]:
+    """Prepares weights, prefills contexts and fills slots: `sample` up to its first decode step.
+
+    Args, raises: those of `sample`.
+    """
     requests = check_tables(contexts, requests, key, config)
     capacity = requests.context.shape[0]
     params = decoder.prepare(params)
     with jax.named_scope("prefill"):
         context_kv = prefill_pool(decoder, params, contexts, config.prefill_chunk)
-    keys_R = request_keys(key, requests.visit, requests.sample_index)
     first_token_R = contexts.tokens[requests.context, jnp.maximum(requests.context_length - 1, 0)]
     slots, queue_next, _ = refill(
         idle_slots(config.slots, capacity), jnp.int32(0), requests, first_token_R
     )
-    zero = jnp.int32(0)
+    return Fixed(
+        params=params,
+        context_kv=context_kv,
+        requests=requests,
+        keys_R=request_keys(key, requests.visit, requests.sample_index),
+        first_token_R=first_token_R,
+    ), Decoding(
+        slots=slots,
+        queue_next=queue_next,
+        cache=call_init_cache(decoder, config.slots, config.max_new),
+        output=empty_output(capacity, config.max_new),
+        counts=LoopCounts(*(jnp.int32(0),) * 5),
+    )
 
-    def body(state):
-        slots, queue_next, cache, output, stats = state
-        width = len(slots.request)
-        busy = jnp.sum(slots.request < capacity, dtype=jnp.int32)
-        waiting = queue_next < requests.count
+
+def decode_steps(
+    decoder: Decoder,
+    fixed: Fixed,
+    state: Decoding,
+    *,
+    config: SamplerConfig,
+    limit: Array | None = None,
+) -> Decoding:
+    """Makes at most `limit` decode steps, or all (None). Their number changes no token."""
+    requests, capacity = fixed.requests, fixed.requests.context.shape[0]
+
+    def body(state: Decoding) -> Decoding:
+        counts, width = state.counts, len(state.slots.request)
+        busy = jnp.sum(state.slots.request < capacity, dtype=jnp.int32)
+        waiting = state.queue_next < requests.count
         slots, cache, output, _ = decode_one(
             decoder,
-            params,
-            context_kv,
-            cache,
-            slots,
-            output,
-            requests_of(slots, requests, keys_R),
+            fixed.params,
+            fixed.context_kv,
+            state.cache,
+            state.slots,
+            state.output,
+            requests_of(state.slots, requests, fixed.keys_R),
             config,
         )
-        slots, queue_next, taken = refill(slots, queue_next, requests, first_token_R)
+        slots, queue_next, taken = refill(slots, state.queue_next, requests, fixed.first_token_R)
         start = output.start_step.at[jnp.where(taken, slots.request, capacity)].set(
-            stats.decode_steps + 1, mode="drop"
+            counts.decode_steps + 1, mode="drop"
         )
         more = LoopCounts(1, busy, waiting, busy * waiting, width)
-        stats = jax.tree.map(jnp.add, stats, more)
-        return slots, queue_next, cache, output._replace(start_step=start), stats
+        return Decoding(
+            slots=slots,
+            queue_next=queue_next,
+            cache=cache,
+            output=output._replace(start_step=start),
+            counts=jax.tree.map(jnp.add, counts, more),
+        )
 
-    state = (
-        slots,
-        queue_next,
-        call_init_cache(decoder, config.slots, config.max_new),
-        empty_output(capacity, config.max_new),
-        LoopCounts(*(zero,) * 5),
-    )
+    until = None if limit is None else state.counts.decode_steps + limit
+    wider: list[tuple[Decoding, Array]] = []
     with jax.named_scope("decode_loop"):
         for narrower in (*config.tail_slots, 0):
 
-            def busy_enough(state, narrower=narrower):
-                slots, queue_next, *_ = state
-                busy = jnp.sum(slots.request < capacity)
-                return (busy > narrower) | ((busy > 0) & (queue_next < requests.count))
+            def goes_on(state: Decoding, narrower=narrower) -> Array:
+                busy = jnp.sum(state.slots.request < capacity)
+                enough = (busy > narrower) | ((busy > 0) & (state.queue_next < requests.count))
+                return enough if until is None else enough & (state.counts.decode_steps < until)
 
-            state = jax.lax.while_loop(busy_enough, body, state)
+            state = jax.lax.while_loop(goes_on, body, state)
             if narrower:
-                slots, queue_next, cache, output, stats = state
-                row = jnp.argsort(slots.request == capacity)[:narrower]
+                row = jnp.argsort(state.slots.request == capacity)[:narrower]
+                wider.append((state, row))
                 take = lambda x, row=row: x[row]
-                slots, cache = jax.tree.map(take, (slots, cache))
-                state = slots, queue_next, cache, output, stats
-        *_, output, stats = state
-    return Samples(**output._asdict(), **stats._asdict())
+                slots, cache = jax.tree.map(take, (state.slots, state.cache))
+                state = state._replace(slots=slots, cache=cache)
+    if until is None:
+        return state
+    for whole, row in reversed(wider):
+        put = lambda old, new, row=row: old.at[row].set(new)
+        slots, cache = jax.tree.map(put, (whole.slots, whole.cache), (state.slots, state.cache))
+        state = state._replace(slots=slots, cache=cache)
+    return state
+
+
+def samples_of(state: Decoding) -> Samples:
+    """Returns the samples of a call, all of whose requests have ended."""
+    return Samples(**state.output._asdict(), **state.counts._asdict())

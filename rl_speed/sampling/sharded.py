@@ -5,6 +5,7 @@ stops when it is done.
 import functools
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
 from rl_speed.mesh import ROWS, own_axes
@@ -12,7 +13,7 @@ from rl_speed.sampling.adaptive import Verify, sample_adaptive
 from rl_speed.sampling.callback import check_mesh, raising
 from rl_speed.sampling.contract import check_limits, check_prefixes, checked
 from rl_speed.sampling.rules import Rule
-from rl_speed.sampling.sampler import sample
+from rl_speed.sampling.sampler import Decoding, Fixed, begin, decode_steps, sample
 from rl_speed.sampling.types import (
     AdaptiveSamples,
     Array,
@@ -83,6 +84,51 @@ def sample_sharded(
         key,
         mesh,
     )
+
+
+@checked(check_limits)
+@functools.partial(jax.jit, static_argnames=("decoder", "config", "mesh"))
+def begin_sharded(
+    decoder: Decoder,
+    params,
+    contexts: Contexts,
+    requests: Requests,
+    key: Array,
+    config: SamplerConfig,
+    mesh: Mesh,
+) -> tuple[Fixed, Decoding]:
+    """`sample_sharded` up to its first decode step, for a host that looks at the call between
+    parts: `advance_sharded` makes decode steps, and `samples_of` gives the same samples, bit
+    for bit.
+
+    Not for several devices on `tensor`: nothing here says how the partitioner splits an empty
+    cache over them.
+    """
+
+    def start(params, tables, key):
+        return begin(decoder, params, *tables, key, config=config)
+
+    return per_shard(start, decoder.narrow(params), (contexts, requests), key, mesh)
+
+
+@functools.partial(
+    jax.jit, static_argnames=("decoder", "config", "mesh"), donate_argnames=("state",)
+)
+def advance_sharded(
+    decoder: Decoder, fixed: Fixed, state: Decoding, steps: Array, config: SamplerConfig, mesh: Mesh
+) -> tuple[Decoding, Array]:
+    """Makes at most `steps` decode steps in each shard, whatever `steps` is by one program.
+
+    Returns (state, requests that have ended i32[shards]). Donates `state`.
+    """
+
+    def advance(_, tables, steps):
+        fixed, state = tables
+        state = decode_steps(decoder, fixed, state, config=config, limit=steps)
+        busy = jnp.sum(state.slots.request < len(fixed.requests.context), dtype=jnp.int32)
+        return state, state.queue_next - busy
+
+    return per_shard(advance, (), (fixed, state), steps, mesh)
 
 
 @checked(check_prefixes)

@@ -373,6 +373,7 @@ def build_answers(
 
     def answers(params: Any, stop: Callable[[], bool]) -> dict[str, float] | None:
         sets, room = {"": HeldOutSet(prompts, samples)}, (per_call, per_call * samples)
+        generator.stop = stop
         result = evaluate(generator, params, sets, judge, room, stop=stop)
         return None if result is None else result.metrics()
 

@@ -25,10 +25,11 @@ from rl_speed.policy.transformer import attention_kernel
 from rl_speed.runtime.checkpoint import Checkpointer, SaveError
 from rl_speed.runtime.checkpoint_folder import Owner, checkpoint_folder, require_moved
 from rl_speed.runtime.hosts import Hosts
-from rl_speed.runtime.metrics import JsonLines, read_metrics, read_object, write_atomically
+from rl_speed.runtime.metrics import JsonLines, read_object, read_steps, write_atomically
 from rl_speed.runtime.plotting import plot_sft
 from rl_speed.runtime.progress import progress_bar
 from rl_speed.runtime.signals import Stopped, StopRequest, stop_on_signals
+from rl_speed.runtime.workdir import note_environment
 from rl_speed.runtime.writers import TensorBoard
 from rl_speed.sft.config import SFTConfig, difference
 from rl_speed.sft.data import Layout, SFTBatch
@@ -275,12 +276,13 @@ class SFTTrainer:
             self.params, self._opt_state = state["params"], state["opt_state"]
             log.warning("resumed %s after step %d", self.workdir, self.step)
         write_atomically(path, json.dumps(settings, indent=2) + "\n")
+        note_environment(self.workdir, self.step)
         # Without a checkpoint all is made again, the evaluation before the first update included.
         next_step = self.step + 1 if found is not None and not self._untold else self.step
         self._writers = [JsonLines(metrics, next_step)]
         if self._config.logging.tensorboard:
             self._writers.append(TensorBoard(self.workdir / "tensorboard", next_step))
-        for record in read_metrics(metrics):
+        for record in read_steps(metrics):
             self.last.update(record)
 
     def save(self) -> None:

@@ -15,7 +15,7 @@ from rl_speed.config import Config
 from rl_speed.data.prompts import Prompt
 from rl_speed.replay.cache import ReplayCache
 from rl_speed.replay.responses import CachedResponse, load_responses
-from rl_speed.rollout.generate import Generator, PendingRollouts, SampleRequest
+from rl_speed.rollout.generate import CallStopped, Generator, PendingRollouts, SampleRequest
 from rl_speed.rollout.host_driver import Scorer
 from rl_speed.runtime.hosts import Hosts
 from rl_speed.runtime.progress import progress_bar
@@ -75,7 +75,8 @@ def start_cache(
       version: policy updates made so far, stored with every response.
       after_call: called with the responses that a call brought and the cost so far, once they are
         in the cache.
-      stop: asked before each call; True ends the start with what was dispatched.
+      stop: asked before each call; True ends the start with what was dispatched, unless
+        `generator.stop` ended that.
     """
     first: dict[str, int] = {}
     for place, prompt in enumerate(prompts):
@@ -88,7 +89,10 @@ def start_cache(
     per_call, begin, cost = min(generator.capacity), time.perf_counter(), StartCost()
 
     def finish(pending: PendingRollouts) -> None:
-        rollouts, stats = pending.result()
+        try:
+            rollouts, stats = pending.result()
+        except CallStopped:
+            return  # the next start makes it again
         before = time.perf_counter()
         rewards, correct = score(rollouts)
         cost.score_seconds += time.perf_counter() - before

@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from rl_speed.activity import activity
 from rl_speed.config import Config, flatten
 from rl_speed.config.paths import check_path
 from rl_speed.data.prompts import digest
@@ -41,9 +42,9 @@ from rl_speed.runtime.metrics import (
     read_lines,
     write_atomically,
 )
-from rl_speed.runtime.progress import progress_bar
+from rl_speed.runtime.progress import progress_bar, show_activity
 from rl_speed.runtime.signals import Stopped, StopRequest, stop_on_signals
-from rl_speed.runtime.workdir import earlier_settings, note_changes
+from rl_speed.runtime.workdir import earlier_settings, note_changes, note_environment
 from rl_speed.runtime.writers import MetricsWriter, NoWriter
 from rl_speed.training import build
 from rl_speed.training.cache_start import start_cost, start_run
@@ -233,6 +234,7 @@ class Trainer:
         if latest is not None:
             note_changes(path, self._earlier, settings, self.step)
         write_atomically(path, json.dumps(settings, indent=2) + "\n")
+        note_environment(self.workdir, self.step)
         self._writer = MetricsWriter(self.workdir, self.config.logging, settings, self.step)
         for point in self.held_out.points:
             # Of the policy as it is: made before the checkpoint, and cut off with what followed.
@@ -353,22 +355,27 @@ class Trainer:
           NonFiniteError: after `training.max_skipped` non-finite updates in a row, or where
             non-finite logits ended every response of a step; the batch of the last is in
             the workdir.
-          Stopped: SIGTERM or SIGINT came, or `over` said so; the generation call or the update
-            under way was finished and everything saved, what there was of a step or of an
-            evaluation too.
+          Stopped: SIGTERM or SIGINT came, or `over` said so; the update under way was finished,
+            a generation call ended (of several processes, or with a lag: finished), and everything
+            saved, what there was of a step or of an evaluation too. A call that was ended is made
+            again.
         """
         try:
             with stop_on_signals(self.hosts, over) as stop:
+                self._watch_calls(stop)
                 self._start_replay(stop)
                 # Its own file has what was sampled; a checkpoint would say that it is over.
                 if stop:
                     raise Stopped(stop.received, self.step, self.workdir, receiver=stop.receiver)
-                with progress_bar(
-                    self.config.training.steps,
-                    self.config.method,
-                    self.step,
-                    self.config.logging.progress and self.hosts.writes,
-                ) as bar:
+                with (
+                    progress_bar(
+                        self.config.training.steps,
+                        self.config.method,
+                        self.step,
+                        self.config.logging.progress and self.hosts.writes,
+                    ) as bar,
+                    show_activity(bar, self.config.method),
+                ):
                     self._train(stop, bar)
             problem = self._unsaved()
         except Stopped:
@@ -384,6 +391,15 @@ class Trainer:
         if problem:
             raise SaveError(f"all {self.step} steps are made, but {problem}")
         return summary
+
+    def _watch_calls(self, stop: StopRequest) -> None:
+        """Have generation calls made in parts, with a look at `stop` between them. Several
+        processes cannot agree there, and stop between calls.
+        """
+        if self.hosts.count == 1:
+            # With a lag, the weights that would make a stopped call again are gone.
+            self.generator.stop = (lambda: False) if self.config.driver.lag else stop.ask
+            self.held_out.generator.stop = stop.ask
 
     def _start_replay(self, stop: StopRequest) -> None:
         """Sample a response to every question before the first step, where replay starts so;
@@ -505,10 +521,10 @@ class Trainer:
         """Held-out accuracy of the policy as it is, kept with the totals it was reached at;
         see `HeldOut.measure`.
         """
-        if (
-            self.held_out.measure(self.weights(), self.step, dataclasses.asdict(self.totals), stop)
-            is not None
-        ):
+        with activity.phase("evaluating"):
+            totals = dataclasses.asdict(self.totals)
+            found = self.held_out.measure(self.weights(), self.step, totals, stop)
+        if found is not None:
             self._writer.show(self.step, shown(self.held_out.points[-1]))
             if self.hosts.writes:
                 self.held_out.write(self.workdir)

@@ -169,8 +169,6 @@ class SplitStep:
         if rollouts is not None:
             timer.add("generate", report.generate_s)
             timer.add("score", report.score_s)
-            with timer.phase("generate"):
-                self.driver.wait()
         return rollouts, report
 
     def start_next(self, state: TrainState, version: int, timer: PhaseTimer) -> None:

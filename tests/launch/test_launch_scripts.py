@@ -654,3 +654,39 @@ def alive(pid: int) -> bool:
         return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
     except OSError:
         return False
+
+
+# --- Python 3.12 wherever it is: python312.sh, wheelhouse.sh
+
+
+@pytest.mark.parametrize("script", ["python312.sh", "wheelhouse.sh"])
+def test_a_script_for_python_3_12_refuses_others_and_makes_nothing(host, script):
+    for name in ("python3.12", "python3", "python3.13"):
+        host.stub(name, "exit 1")  # what `test version == 3.12` says
+    status, out, error = host(script, PYTHON=str(host.bin / "python3.13"))
+    assert (status, out) == (1, "") and "Python 3.12 is needed, and none was found" in error
+    assert "point PYTHON to it" in error
+    status, _, error = host(script, "--unknown")
+    assert status == 2 and f"launch/{script}" in error
+
+
+def test_a_python_3_12_is_found_by_variable_path_and_pyenv(repo, host):
+    ours = "the python that is meant"
+    find = f'source "{repo}/launch/common.sh"; find_python 3.12'
+
+    def found(**environment: str) -> str:
+        command = ["bash", "-c", find, str(repo / "launch" / "x.sh")]
+        done = subprocess.run(
+            command, env=host.environment | environment, capture_output=True, text=True
+        )
+        return done.stdout.strip() or done.stderr
+
+    assert "none was found" in found()
+    versions = host.folder / ".pyenv" / "versions" / "3.12.7" / "bin"
+    versions.mkdir(parents=True)
+    (versions / "python").symlink_to(host.stub("pyenvs", f"exit 0 # {ours}"))
+    assert found() == str(versions / "python")
+    host.stub("python3.12", "exit 0")
+    assert found() == "python3.12"
+    named = host.stub("mine", "exit 0")
+    assert found(PYTHON=str(named)) == str(named)

@@ -94,7 +94,7 @@ def test_ids_that_are_no_token_are_neither_drawn_nor_given_probability(folder, t
     # Without the mask most draws of this model are such ids, which decode to nothing.
     texts = [r["response"] for r in read_lines(folder / "run" / "rollouts.jsonl")]
     assert texts and all(texts)
-    assert records[0]["behaviour_gap"] < 1e-4
+    assert records[0]["train/behaviour_gap"] < 1e-4
 
 
 def test_an_evaluation_of_the_export_reads_the_same_end_tokens(folder, trained):

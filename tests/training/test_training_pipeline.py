@@ -350,7 +350,7 @@ def test_time_blocked_is_generation_and_the_rest_scoring(timed):
     # Drawn while the call before was scored.
     assert (report.generate_s, report.score_s) == (0.0, 2.0)
     before = clock.now
-    driver.wait()
+    driver._wait(report)
     assert clock.now == before and len(driver._pending) == 1
 
 

@@ -169,7 +169,7 @@ def train(repo, folder, name, **settings):
     assert done.returncode == 0, done.stderr[-3000:]
     summary = json.loads((folder / name / "summary.json").read_text())
     (record,) = read_lines(folder / name / "metrics.jsonl")
-    assert summary["steps"] == 1 and record["skipped"] == 0 and record["groups"] == 2
+    assert summary["steps"] == 1 and record["train/skipped"] == 0 and record["train/groups"] == 2
     return summary, record
 
 

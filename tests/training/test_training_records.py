@@ -1,14 +1,11 @@
 """Numbers of a step: rewards by sample and by prompt, and what sequential sampling did by round."""
 
-import json
-
 import numpy as np
 import pytest
 from fake_generation import rollouts_of
 
 from rl_speed.data.prompts import Prompt
 from rl_speed.rollout.prompt_counts import StepReport
-from rl_speed.runtime.metrics import in_section, read_metrics
 from rl_speed.sampling import Sequential, Uniform
 from rl_speed.training.records import by_round, describe
 
@@ -54,22 +51,7 @@ def test_prompts_by_round_of_sequential_sampling():
     assert by_round(rollouts(groups), Uniform(4)) == {}
 
 
-def test_lines_of_before_names_had_sections_are_read_under_those_of_today(tmp_path):
-    old = {"step": 0, "accuracy": 0.5, "generated_tokens": 7, "grad_norm": 1.5, "eval/accuracy": 1}
-    (tmp_path / "metrics.jsonl").write_text(json.dumps(old) + "\n")
-    (found,) = read_metrics(tmp_path / "metrics.jsonl")
-    assert found == {
-        "step": 0,
-        "train/accuracy": 0.5,
-        "rollout/generated_tokens": 7,
-        "train/grad_norm": 1.5,
-        "eval/accuracy": 1,
-    }
-
-
 def test_every_number_of_a_step_has_a_section():
-    """What `describe` names is what an older run's line is translated to."""
     names = describe(0, rollouts([(2, 1), (2, 0)]), StepReport.empty())
     for name in names:
-        section, _, leaf = name.partition("/")
-        assert section in ("train", "rollout") and in_section(leaf) == name
+        assert name.partition("/")[0] in ("train", "rollout") and name.count("/") >= 1

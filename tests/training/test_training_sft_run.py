@@ -383,7 +383,7 @@ def test_a_folder_of_conversations_trains_and_is_known_again(settings, tmp_path)
     counts = run.parts.counts
     assert counts["examples"] + counts["held_out"] == 40
     # Both turns of a row of +7=7<|end|>+7=7<|end|> are learned: 2 tokens each, or 3 from 10 on.
-    tokens = [line["tokens"] for line in lines(run.workdir)[1:]]
+    tokens = [line["train/tokens"] for line in lines(run.workdir)[1:]]
     assert len(tokens) == 4 and all(4 * 16 <= n <= 6 * 16 and n % 2 == 0 for n in tokens)
     # Another order of the shards is other data.
     names = sorted(data.iterdir())

@@ -3,6 +3,9 @@ and what to do; nothing is written over.
 """
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 from killable import small_config
@@ -11,8 +14,15 @@ from lab.comparison import pass_rates
 from lab.comparison.runs import Variant, load_run
 from rl_speed.config import Config
 from rl_speed.evaluation.source import find_source
+from rl_speed.runtime import workdir
 from rl_speed.runtime.metrics import JsonLines, read_lines
-from rl_speed.runtime.workdir import config_of, note_changes, read_settings, read_summary
+from rl_speed.runtime.workdir import (
+    config_of,
+    note_changes,
+    note_environment,
+    read_settings,
+    read_summary,
+)
 from rl_speed.sft.train import SFTTrainer
 from rl_speed.training.loop import Trainer
 
@@ -209,3 +219,53 @@ def test_lines_that_are_no_records(tmp_path, text, message):
         JsonLines(path, next_step=3)
     assert path.read_bytes() == before
     assert read_lines(put(tmp_path / "torn.jsonl", '{"step": 0}\n{"st')) == [{"step": 0}]
+
+
+def test_every_start_is_an_entry_of_environment_json(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["train.py", "--config.data.train=my file.jsonl"])
+    note_environment(tmp_path, 0)
+    monkeypatch.setattr(workdir, "_version", lambda name: "9.9" if name == "jax" else "")
+    note_environment(tmp_path, 4)
+    first, second = json.loads((tmp_path / "environment.json").read_text())
+    assert (first["step"], second["step"]) == (0, 4)
+    assert first["command"] == "train.py '--config.data.train=my file.jsonl'"
+    assert first["versions"]["python"] == ".".join(map(str, sys.version_info[:3]))
+    assert first["versions"]["jax"] != second["versions"]["jax"] == "9.9"
+    assert first["versions"]["orbax-checkpoint"] and first["device"] and first["devices"] >= 1
+    assert len(first["code"]) == 16 and first["code"] == second["code"]
+
+
+def test_the_commit_is_that_of_the_package_and_of_no_other_repository(tmp_path, monkeypatch):
+    def git(*arguments):
+        environment = {**os.environ, "GIT_CONFIG_GLOBAL": os.devnull}
+        names = ["-c", "user.name=n", "-c", "user.email=e@example.org"]
+        command = ["git", "-C", str(tmp_path), *names, *arguments]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    package = tmp_path / "package" / "__init__.py"
+    package.parent.mkdir()
+    package.write_text("")
+    (tmp_path / "other").write_text("")
+    monkeypatch.setattr(workdir.rl_speed, "__file__", str(package))
+    assert workdir._commit() == ""  # no repository
+    git("init", "-q")
+    git("add", "other")
+    git("commit", "-q", "-m", "other")
+    assert workdir._commit() == ""  # another project's, with the package installed inside
+    git("add", "package")
+    git("commit", "-q", "-m", "ours")
+    assert workdir._commit() == git("rev-parse", "HEAD")
+    package.write_text("changed = True")
+    assert workdir._commit() == git("rev-parse", "HEAD") + "-dirty"
+    monkeypatch.setenv("PATH", "")  # no git
+    assert workdir._commit() == ""
+
+
+@pytest.mark.parametrize("text", ["{}", "[1", "", b"\xff", "[" * 100_000])
+def test_a_damaged_environment_json_is_not_written_over(tmp_path, text):
+    path = put(tmp_path / "environment.json", text)
+    before = path.read_bytes()
+    with pytest.raises(ValueError, match="environment.json is damaged: .*; restore it, or move it"):
+        note_environment(tmp_path, 0)
+    assert path.read_bytes() == before

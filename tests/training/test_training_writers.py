@@ -252,6 +252,40 @@ def test_wandb_gets_the_same_and_a_resumed_run_keeps_its_id(tmp_path, wandb):
     assert [c[0] for c in wandb.calls].count("finish") == 2
 
 
+def test_trackio_gets_the_same_under_one_name(tmp_path, monkeypatch):
+    (tmp_path / "trackio.py").write_text(
+        STAND_IN.replace("class Table", "Markdown = str\nclass Table")
+        .replace("def init(**settings)", "def init(project, **settings)")
+        .replace('settings["project"]', "project")
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "trackio", raising=False)
+    import trackio
+
+    workdir = tmp_path / "run"
+    workdir.mkdir()
+    for steps in (range(3), range(3, 5)):
+        writer = MetricsWriter(
+            workdir, Logging(trackio="rl_speed", text_every=2), {"seed": 7}, next_step=steps[0]
+        )
+        for step in steps:
+            writer.write(step, record_of(step))
+            writer.rollouts(step, [SAMPLE])
+        # The stand-in takes nothing of step 2: a record and a text.
+        assert writer.failures == (2 if steps[0] == 0 else 0)
+        writer.close()
+    (_, first), (_, second) = [call for call in trackio.calls if call[0] == "init"]
+    assert first == second == {"name": first["name"], "resume": "allow", "config": {"seed": 7}}
+    assert first["name"].startswith("run-")
+    logged = [(step, values) for kind, step, values in (c for c in trackio.calls if len(c) == 3)]
+    assert [(s, v["train/reward"]) for s, v in logged if "train/reward" in v] == [
+        (step, step / 8) for step in (0, 1, 3, 4)
+    ]
+    texts = [(step, values["rollouts/0"]) for step, values in logged if "rollouts/0" in values]
+    assert [step for step, _ in texts] == [0, 4] and "    2 + 2?" in texts[0][1]
+    sys.modules.pop("trackio")
+
+
 def test_wandb_that_cannot_begin_or_is_missing(tmp_path, wandb, monkeypatch):
     with pytest.raises(
         ValueError,

@@ -73,16 +73,15 @@ def standard() -> Workload:
     return CPU if is_cpu() else ACCELERATOR
 
 
-def ways() -> dict[str, DecodeAttention]:
-    """What is compared here.
-
-    The kernel is for GPUs alone; a bfloat16 cache under float32 is only a gain where it is native.
-    """
+def ways(model: ModelConfig) -> dict[str, DecodeAttention]:
+    """What is compared on the model's platform: the kernels are for accelerators and bfloat16."""
+    on_cpu = model.platform == "cpu"
     found = {
         "dense": DecodeAttention("dense"),
-        "ragged": DecodeAttention("ragged", block=128 if is_cpu() else 512),
+        "ragged": DecodeAttention("ragged", block=128 if on_cpu else 512),
     }
-    return found | ({"pallas": DecodeAttention("pallas")} if jax.default_backend() == "gpu" else {})
+    kernel = not on_cpu and model.dtype == "bfloat16"
+    return found | ({"pallas": DecodeAttention("pallas")} if kernel else {})
 
 
 def bytes_per_step(
@@ -118,7 +117,7 @@ def run(work: Workload, repeats: int, say: Callable[[str], None]) -> dict[str, A
         cuts = rng.integers(work.prompt // 3, work.prompt + 1, contexts)
         held = rng.integers(1, work.room + 1, slots)
         index = np.minimum(np.arange(slots) // work.samples, contexts - 1)
-        for name, attention in ways().items():
+        for name, attention in ways(work.model).items():
             seconds, weights = time_way(work, params, attention, slots, index, cuts, held, repeats)
             itemsize = jnp.dtype(attention.cache_dtype or work.model.dtype).itemsize
             parts = bytes_per_step(work, weights, held, cuts, itemsize)

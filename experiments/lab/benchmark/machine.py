@@ -20,15 +20,21 @@ NOMINAL = {
 }
 
 
-def best_time(call: Callable[[], Any], repeats: int) -> float:
-    """Seconds of the fastest of `repeats` calls, after one that may compile. Blocks."""
-    jax.block_until_ready(call())
+def times(call: Callable[[], Any], repeats: int) -> tuple[float, float]:
+    """(seconds of the fastest of `repeats` calls, seconds of one before, which may compile).
+    Blocks.
+    """
     seconds = []
-    for _ in range(repeats):
+    for _ in range(1 + repeats):
         begin = time.perf_counter()
         jax.block_until_ready(call())
         seconds.append(time.perf_counter() - begin)
-    return min(seconds)
+    return min(seconds[1:]), seconds[0]
+
+
+def best_time(call: Callable[[], Any], repeats: int) -> float:
+    """Seconds of the fastest of `repeats` calls, after one that may compile. Blocks."""
+    return times(call, repeats)[0]
 
 
 def is_cpu() -> bool:
@@ -46,10 +52,23 @@ def _total(x: jax.Array) -> jax.Array:
     return jnp.sum(x)
 
 
+def copy_bandwidth(repeats: int = 5) -> float:
+    """Bytes per second that a large copy reads and writes together."""
+    x = jnp.ones((2**24 if is_cpu() else 2**30,), jnp.float32)
+    return 2 * x.nbytes / best_time(lambda: _copied(x), repeats)
+
+
+@jax.jit
+def _copied(x: jax.Array) -> jax.Array:
+    return x + 1
+
+
 def matmul_rate(dtype: str, repeats: int = 5) -> float:
-    """FLOP/s of a large square matrix product in `dtype`."""
+    """FLOP/s of a large square product in `dtype`, of random numbers: with equal ones a chip needs
+    less power, and keeps a higher clock than it has at work.
+    """
     size = 2048 if is_cpu() else 8192
-    x = jnp.ones((size, size), dtype)
+    x = jax.random.normal(jax.random.key(0), (size, size), dtype)
     return 2 * size**3 / best_time(lambda: _product(x), repeats)
 
 

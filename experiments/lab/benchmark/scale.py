@@ -144,7 +144,6 @@ def run(work: Workload, repeats: int, say: Callable[[str], None]) -> dict[str, A
     for step in range(work.steps + 1):
         begin = time.perf_counter()
         rollouts, report = driver.next_groups(state.params, step)
-        driver.wait()
         seconds = {
             "generate": time.perf_counter() - begin - report.score_s,
             "score": report.score_s,

@@ -11,7 +11,7 @@ import numpy as np
 
 from lab.benchmark.decode import CPU as CPU_DECODE
 from lab.benchmark.decode import QWEN_1P5B
-from lab.benchmark.machine import best_time, is_cpu, matmul_rate, nominal_rate
+from lab.benchmark.machine import is_cpu, matmul_rate, nominal_rate, times
 from rl_speed.mesh import make_mesh
 from rl_speed.policy import ModelConfig, init, num_params, param_shardings
 from rl_speed.sampling import Batch
@@ -22,8 +22,11 @@ from rl_speed.update.step import UpdateConfig, make_update
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
-    """A full batch of random tokens: `rows` of `width` tokens,
-    every one but the first `prompt` trained on.
+    """A batch of random tokens: `rows` of at most `width` tokens, every one but the first `prompt`
+    trained on.
+
+    Attributes:
+      shortest: lengths of rows are uniform from it; 0: all have full length.
     """
 
     model: ModelConfig
@@ -31,6 +34,7 @@ class Workload:
     width: int
     micro_tokens: int
     prompt: int = 64
+    shortest: int = 0
 
 
 ACCELERATOR = Workload(
@@ -69,20 +73,22 @@ def random_batch(work: Workload) -> Batch:
     """Groups of two, rewards of both kinds in each, behaviour log-probs of a uniform policy."""
     rng = np.random.default_rng(0)
     shape = (work.rows, work.width)
-    mask = np.zeros((work.rows, work.width - 1), bool)
-    mask[:, work.prompt :] = True
+    column = np.arange(1, work.width)
+    lengths = rng.integers(work.shortest or work.width, work.width + 1, work.rows)
+    mask = (column > work.prompt) & (column < lengths[:, None])
     return Batch(
         tokens=rng.integers(1, work.model.vocab_size, shape).astype(np.int32),
         mask=mask,
         behaviour_logprobs=np.where(mask, -np.log(work.model.vocab_size), 0).astype(np.float32),
         rewards=(np.arange(work.rows) % 2).astype(np.float32),
         group_ids=(np.arange(work.rows) // 2).astype(np.int32),
+        lengths=lengths.astype(np.int32) - work.prompt,
     )
 
 
 def run(work: Workload, repeats: int) -> dict[str, Any]:
-    """Seconds of an update, tokens per second, and its share of the measured and of the
-    published peak.
+    """Seconds of an update, tokens held per second, and its share of the measured and of the
+    published peak; the last norm of the gradient, and the seconds of the call that compiled.
     """
     mesh = make_mesh()
     settings = UpdateConfig(groups=work.rows // 2, micro_tokens=work.micro_tokens)
@@ -96,15 +102,21 @@ def run(work: Workload, repeats: int) -> dict[str, Any]:
 
     def call():
         state[0], metrics = update(state[0], batch, advantages, None, None)
-        return metrics["grad_norm"]
+        norms.append(metrics["grad_norm"])
+        return norms[-1]
 
-    seconds = best_time(call, repeats)
-    tokens = work.rows * work.width
-    rate = flops_per_token(work.model, work.width) * tokens / seconds
+    norms: list[jax.Array] = []
+    seconds, first = times(call, repeats)
+    held = batch.lengths.astype(np.int64) + work.prompt
+    tokens = int(held.sum())
+    rate = sum(n * flops_per_token(work.model, n) for n in held.tolist()) / seconds
     measured, nominal = matmul_rate(work.model.dtype), nominal_rate()
     return {
         "workload": {**dataclasses.asdict(work), "parameters": num_params(work.model)},
         "seconds": seconds,
+        "first_s": first,
+        "grad_norm": float(norms[-1]),
+        "tokens": tokens,
         "tokens_per_s": tokens / seconds,
         "flops_per_s": rate,
         "matmul_flops_per_s": measured,

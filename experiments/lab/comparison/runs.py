@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from rl_speed.config import Config, flatten, methods
-from rl_speed.runtime.metrics import held_out_names, read_metrics, read_object, write_atomically
+from rl_speed.runtime.metrics import held_out_names, read_object, read_steps, write_atomically
 from rl_speed.runtime.signals import Stopped
 from rl_speed.runtime.workdir import read_settings, read_summary, wanted
 
@@ -148,7 +148,7 @@ def load_run(variant: Variant, seed: int, folder: Path) -> Run:
         variant,
         seed,
         summary,
-        read_metrics(folder / "metrics.jsonl"),
+        read_steps(folder / "metrics.jsonl"),
         read_settings(folder / "config.json", _ADVICE),
         wall_s=_wall_seconds(folder, _ADVICE),
     )

@@ -1,0 +1,71 @@
+"""The phase that this process is in, in words, for the progress bar and the log.
+
+There is one for the process, like the root logger: code that begins a long phase names it and need
+not know who shows it. No result depends on it.
+"""
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+
+_COMPILE = "/jax/core/compile/backend_compile_duration"
+_SAMPLERS = ("sample_sharded", "begin_sharded", "advance_sharded")
+
+
+class Activity:
+    """The innermost phase, the responses of its generation call, and compilation in any thread."""
+
+    def __init__(self):
+        self._phase = ("", 0.0)
+        self._counts = ""
+        self._compiling: list[tuple[str, float]] = []
+        self._lock = threading.Lock()
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """The phase within, such as "generating, call 1"; the one around it afterwards."""
+        around = self._phase
+        self._phase = (name, time.monotonic())
+        try:
+            yield
+        finally:
+            self._phase = around
+
+    def count(self, ended: int, total: int) -> None:
+        """Responses of the present generation call that have ended, and all of them."""
+        self._counts = f": {ended:,} of {total:,} responses"
+
+    def now(self) -> tuple[str, float]:
+        """("generating, call 1: 140 of 384 responses", `time.monotonic` when the phase began), or
+        ("compiling generation", ...); ("", 0.0) between phases.
+        """
+        with self._lock:
+            if self._compiling:
+                return self._compiling[0]
+        name, since = self._phase
+        generates = name.startswith(("generating", "evaluating"))
+        return name + self._counts * generates, since
+
+    def watch_compilation(self) -> None:
+        """Notice from now on what JAX compiles. Once a process: JAX keeps its listeners."""
+        jax.monitoring.register_scalar_listener(self._begins)
+        jax.monitoring.register_event_duration_secs_listener(self._ends)
+
+    def _begins(self, event: str, value: float, fun_name: str = "", **_: Any) -> None:
+        if event == _COMPILE:
+            name = "generation" if any(s in fun_name for s in _SAMPLERS) else fun_name
+            with self._lock:
+                self._compiling.append((f"compiling {name}", time.monotonic()))
+
+    def _ends(self, event: str, duration: float, **_: Any) -> None:
+        with self._lock:
+            if event == _COMPILE and self._compiling:
+                self._compiling.pop()
+
+
+activity = Activity()
+activity.watch_compilation()

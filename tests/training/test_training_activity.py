@@ -1,0 +1,100 @@
+"""What bar and log say while something takes long, by a clock of the test's own."""
+
+import logging
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from rl_speed import activity as module
+from rl_speed.activity import Activity
+from rl_speed.runtime import progress
+from rl_speed.runtime.progress import ActivityDisplay
+
+
+@pytest.fixture
+def clocked(monkeypatch):
+    """(the activity, its clock: `now` is the time)"""
+    clock, mine = SimpleNamespace(now=100.0), Activity()
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr(progress, "activity", mine)
+    return mine, clock
+
+
+class Bar:
+    def __init__(self):
+        self.text = ""
+
+    def set_description_str(self, text):
+        self.text = text
+
+
+def test_the_bar_says_what_is_waited_for(clocked):
+    activity, clock = clocked
+    bar = Bar()
+    display = ActivityDisplay(bar, "speed_rloo", lambda: clock.now)
+
+    def shown(seconds):
+        clock.now += seconds
+        display.look()
+        return bar.text
+
+    assert shown(50) == "speed_rloo"
+    with activity.phase("generating, call 1"):
+        activity._begins(module._COMPILE, 0.0, fun_name="jit(begin_sharded)")
+        assert shown(12) == "speed_rloo, compiling generation (12 s)"
+        activity._ends(module._COMPILE, 12.0)
+        activity.count(140, 1384)
+        assert shown(3) == "speed_rloo, generating, call 1: 140 of 1,384 responses (15 s)"
+        with activity.phase("scoring"):
+            assert shown(0.5) == "speed_rloo"  # too short to be told
+            assert shown(2) == "speed_rloo, scoring (2 s)"
+        assert shown(0) == "speed_rloo, generating, call 1: 140 of 1,384 responses (18 s)"
+    with activity.phase("evaluating"):
+        assert shown(4) == "speed_rloo, evaluating: 140 of 1,384 responses (4 s)"
+    assert shown(9) == "speed_rloo"
+
+
+def test_the_log_stays_short(clocked, caplog):
+    """At 10, 20, 40 s, and of a kind of phase only what takes longer than before."""
+    activity, clock = clocked
+    display = ActivityDisplay(None, "speed_rloo", lambda: clock.now)
+
+    def lines(name, seconds):
+        caplog.clear()
+        with caplog.at_level(logging.WARNING), activity.phase(name):
+            for _ in range(seconds):
+                clock.now += 1
+                display.look()
+        return caplog.messages
+
+    assert lines("updating", 9) == []
+    assert lines("updating", 45) == [f"speed_rloo: updating ({s} s)" for s in (10, 20, 40)]
+    assert lines("updating", 79) == []
+    activity.count(3, 4)
+    assert lines("generating, call 1", 15) == [
+        "speed_rloo: generating, call 1: 3 of 4 responses (10 s)"
+    ]
+    assert lines("generating, call 2", 15) == []
+    assert lines("updating", 85) == ["speed_rloo: updating (80 s)"]
+
+
+def test_compilation_is_noticed_where_jax_compiles(monkeypatch):
+    """By JAX's own events; none is left under way, of programs that cannot be compiled either."""
+    mine, seen = Activity(), []
+    begins = mine._begins
+
+    def noted(event, value, **facts):
+        begins(event, value, **facts)
+        if event == module._COMPILE:
+            seen.append(mine.now()[0])
+
+    monkeypatch.setattr(mine, "_begins", noted)
+    mine.watch_compilation()
+
+    def sample_sharded(x):
+        return x * 3 + 1
+
+    jax.jit(sample_sharded)(jnp.ones(7))
+    assert "compiling generation" in seen and mine.now() == ("", 0.0)
