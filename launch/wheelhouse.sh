@@ -50,7 +50,7 @@ import importlib, pkgutil, sys
 import jax, rl_speed
 
 # What each needs beside: a package of an optional extra, or that it be run as a program.
-APART = ("rl_speed.serving", "lab.benchmark.peer_programs", "rl_speed.__main__")
+APART = ("rl_speed.serving", "rl_speed.__main__")
 names = [m.name for m in pkgutil.walk_packages(rl_speed.__path__, "rl_speed.") if not m.name.startswith(APART)]
 for name in names:
     importlib.import_module(name)
