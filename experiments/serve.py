@@ -13,7 +13,7 @@ request may have. What cannot be served gets a status 4xx and the reason. SIGINT
 no new requests, those under way end.
 
     python experiments/serve.py --protocol=jetstream --temperature=0
-    python experiments/serve.py --protocol=jetstream --ask='>3459....='     from another terminal: 459
+    python experiments/serve.py --protocol=jetstream --ask='>3459....='     elsewhere: 459
 
 serves with JetStream over gRPC instead (pip install 'rl_speed[jetstream]', the package
 google-jetstream 0.2.2, with TensorFlow, 2 GB). JetStream was archived by its authors.
@@ -174,7 +174,7 @@ def openai_server(on_crash):
     engine = Engine(policy, config, longest)
     engine.warm_up()
     name = _NAME.value or _MODEL.value
-    app = App(
+    served = App(
         engine,
         policy.directory,
         name,
@@ -184,7 +184,7 @@ def openai_server(on_crash):
         queue=_QUEUE.value,
         on_crash=on_crash,
     )
-    server = Server(app, _HOST.value, _PORT.value)
+    server = Server(served, _HOST.value, _PORT.value)
     return server, f"serving {name!r} on http://{_HOST.value}:{server.port}/v1"
 
 
