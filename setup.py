@@ -77,6 +77,8 @@ setup(
         "jetstream": ["google-jetstream==0.2.2", "grpcio>=1.60"],
         # Questions by name from the Hugging Face hub: config.data.train=OWNER/NAME.
         "hub": ["datasets>=3"],
+        # Checkpoints in a bucket: config.checkpoints.dir=gs://BUCKET/RUN.
+        "gcs": ["gcsfs>=2024.2", "google-cloud-storage>=2.14"],
         "wandb": ["wandb>=0.19"],
         "dev": [
             "pytest>=8",

@@ -14,7 +14,6 @@ import argparse
 import time
 
 import jax
-import jax.numpy as jnp
 import optax
 
 from rl_speed import policy, sampling
@@ -70,7 +69,7 @@ def train(steps: int, seed: int = 0, held_out: int = 512) -> list[float]:
         new = optax.apply_updates(params, updates), moved
         # Without any group there is no step, not even one of momentum.
         params, opt_state = jax.tree.map(
-            lambda a, b: jnp.where(batch.mask.any(), a, b), new, (params, opt_state)
+            lambda a, b: jax.numpy.where(batch.mask.any(), a, b), new, (params, opt_state)
         )
         return params, opt_state, samples.consumed, samples.missing
 

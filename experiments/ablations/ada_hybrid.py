@@ -43,12 +43,12 @@ APPENDIX_B = "estimate.form=variance@objective.advantage=pool_std@objective.sing
 
 def gap(record: dict) -> float:
     """r_batch - r_prompt of a step."""
-    return record["accuracy"] - record["accuracy_prompts"]
+    return record["train/accuracy"] - record["train/accuracy_prompts"]
 
 
 def covariance(run) -> float:
     """Mean over steps of the sum over prompts of (N_x - mean N) (r_x - mean r)."""
-    return sum(gap(r) * r["generated_samples"] for r in run.records) / len(run.records)
+    return sum(gap(r) * r["rollout/generated_samples"] for r in run.records) / len(run.records)
 
 
 ABLATION = Ablation(
@@ -72,26 +72,26 @@ ABLATION = Ablation(
                 ACCURACY,
                 BY_CLASS,
                 SAMPLES,
-                Column("gradient norm", per_step("grad_norm"), 4),
-                Column("informative groups", per_step("informative_groups")),
+                Column("gradient norm", per_step("train/grad_norm"), 4),
+                Column("informative groups", per_step("train/informative_groups")),
             ),
         ),
         Table(
             "Reward of the last quarter of the steps (Figure 9)",
             (
-                Column("prompt level", last_steps("accuracy_prompts")),
-                Column("batch level", last_steps("accuracy")),
+                Column("prompt level", last_steps("train/accuracy_prompts")),
+                Column("batch level", last_steps("train/accuracy")),
                 Column("covariance of budget and reward, whole run", covariance, 1),
             ),
         ),
     ),
     panels=(
-        training("accuracy_prompts", "training reward, prompt level"),
-        training("accuracy", "training reward, batch level"),
+        training("train/accuracy_prompts", "training reward, prompt level"),
+        training("train/accuracy", "training reward, batch level"),
         training(gap, "batch level - prompt level"),
         held_out("samples"),
         held_out("step"),
-        training("grad_norm", "gradient norm before clipping"),
+        training("train/grad_norm", "gradient norm before clipping"),
     ),
     settings={"rule.n": 8, "driver.groups": 48, "data.train_prompts": 2048, "evaluation.every": 10},
     steps=200,

@@ -59,7 +59,7 @@ PLAIN = "GRPO-4"
 
 def of_groups(name):
     """A count of prompts of a step, by its groups; of Seq alone."""
-    return lambda record: record.get(name, math.nan) / record["groups"]
+    return lambda record: record.get(name, math.nan) / record["train/groups"]
 
 
 ABLATION = Ablation(
@@ -94,13 +94,17 @@ ABLATION = Ablation(
         Table(
             "Sampling dynamics (Figures 4 and 5), per step",
             (
-                Column("samples a trained prompt", ratio("generated_samples", "groups"), 1),
+                Column(
+                    "samples a trained prompt",
+                    ratio("rollout/generated_samples", "train/groups"),
+                    1,
+                ),
                 Column("active after round 1 (share)", share_of_groups("round/active_2")),
                 Column("resolved in 2 rounds (share)", share_of_groups("round/resolved_2")),
                 Column("resolved at all (share)", share_of_groups("round/resolved_4")),
-                Column("informative groups", per_step("informative_groups")),
-                Column("all right (share)", per_step("all_right")),
-                Column("first-round accuracy, end", last_steps("first_accuracy")),
+                Column("informative groups", per_step("train/informative_groups")),
+                Column("all right (share)", per_step("train/all_right")),
+                Column("first-round accuracy, end", last_steps("rollout/first_accuracy")),
             ),
         ),
         Table(
@@ -123,9 +127,11 @@ ABLATION = Ablation(
     panels=(
         held_out("samples"),
         held_out("step"),
-        training("first_accuracy", "training reward, first rounds"),
-        training("informative_groups", "informative groups (share)"),
-        training(lambda r: r["generated_samples"] / r["groups"], "samples a trained prompt"),
+        training("rollout/first_accuracy", "training reward, first rounds"),
+        training("train/informative_groups", "informative groups (share)"),
+        training(
+            lambda r: r["rollout/generated_samples"] / r["train/groups"], "samples a trained prompt"
+        ),
         training(pass_rate_share(0), "prompts with no right first-round sample (share)"),
         training(of_groups("round/active_2"), "prompts active after round 1 (share)"),
         training(

@@ -61,9 +61,17 @@ ABLATION = Ablation(
             "What it rose by since the first quarter",
             tuple(Column(f"{name}, rise", probe_trend("batches", name, True)) for name in SEEN),
         ),
-        Table("The runs", (ACCURACY, Column("informative groups", per_step("informative_groups")))),
+        Table(
+            "The runs",
+            (ACCURACY, Column("informative groups", per_step("train/informative_groups"))),
+        ),
     ),
-    panels=(panel(BAND), panel(PLAIN), held_out("step"), training("accuracy", "training accuracy")),
+    panels=(
+        panel(BAND),
+        panel(PLAIN),
+        held_out("step"),
+        training("train/accuracy", "training accuracy"),
+    ),
     # A sample of every group is written: which prompts each batch had.
     settings={"logging.rollouts": 16},
     steps=200,

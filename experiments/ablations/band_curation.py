@@ -60,7 +60,7 @@ ABLATION = Ablation(
                 BY_CLASS,
                 SAMPLES,
                 SECONDS,
-                Column("informative groups", per_step("informative_groups")),
+                Column("informative groups", per_step("train/informative_groups")),
             ),
         ),
     ),
@@ -68,7 +68,7 @@ ABLATION = Ablation(
         held_out("step"),
         held_out("samples"),
         held_out("train_s"),
-        training("informative_groups", "informative groups (share)"),
+        training("train/informative_groups", "informative groups (share)"),
     ),
     external_steps=60,
 )

@@ -82,7 +82,7 @@ ABLATION = Ablation(
     panels=(
         held_out("train_s"),
         held_out("tokens"),
-        training("prefix", "replayed tokens a trained sample"),
+        training("train/prefix", "replayed tokens a trained sample"),
     ),
     headline="share of GRPO's time",
     # One epoch.

@@ -56,15 +56,15 @@ ABLATION = Ablation(
                 ACCURACY,
                 BY_CLASS,
                 Column("cached and right, end", last_steps("replay/correct")),
-                Column("training accuracy, end", last_steps("accuracy")),
-                Column("informative groups", per_step("informative_groups")),
+                Column("training accuracy, end", last_steps("train/accuracy")),
+                Column("informative groups", per_step("train/informative_groups")),
                 TOKENS_A_SAMPLE,
             ),
         ),
     ),
     panels=(
         held_out("step"),
-        training("accuracy", "training accuracy"),
+        training("train/accuracy", "training accuracy"),
         training("replay/correct", "cached and right (share)"),
     ),
     # Few enough that prompts come back: seven visits in a run.

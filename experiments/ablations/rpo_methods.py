@@ -70,7 +70,7 @@ ABLATION = Ablation(
                 ACCURACY,
                 BY_CLASS,
                 TOKENS_A_SAMPLE,
-                Column("replayed tokens a trained sample", per_step("prefix"), 2),
+                Column("replayed tokens a trained sample", per_step("train/prefix"), 2),
                 TOKENS,
                 SECONDS,
                 Column("s a step", step_seconds),
@@ -90,13 +90,14 @@ ABLATION = Ablation(
         held_out("step"),
         held_out("tokens"),
         training(
-            lambda r: r["generated_tokens"] / r["generated_samples"], "sampled tokens a sample"
+            lambda r: r["rollout/generated_tokens"] / r["rollout/generated_samples"],
+            "sampled tokens a sample",
         ),
         pass_at_curve(EPOCH, "pass@k after one epoch"),
         pass_at_curve(1.0, "pass@k after four epochs"),
-        training("length", "length trained on (tokens)"),
+        training("train/length", "length trained on (tokens)"),
         held_out("step", "eval/length", "held-out length (tokens)"),
-        training("accuracy", "training accuracy"),
+        training("train/accuracy", "training accuracy"),
     ),
     # Four epochs of 64 steps.
     settings={"data.train_prompts": 1024, "evaluation.samples": 16, "evaluation.every": 16},

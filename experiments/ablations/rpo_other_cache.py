@@ -54,8 +54,8 @@ ABLATION = Ablation(
             (
                 ACCURACY,
                 BY_CLASS,
-                Column("training accuracy", per_step("accuracy")),
-                Column("informative groups", per_step("informative_groups")),
+                Column("training accuracy", per_step("train/accuracy")),
+                Column("informative groups", per_step("train/informative_groups")),
                 Column("cached and right, end", last_steps("replay/correct")),
                 TOKENS_A_SAMPLE,
             ),
@@ -63,8 +63,8 @@ ABLATION = Ablation(
     ),
     panels=(
         held_out("step"),
-        training("accuracy", "training accuracy"),
-        training("informative_groups", "informative groups (share)"),
+        training("train/accuracy", "training accuracy"),
+        training("train/informative_groups", "informative groups (share)"),
     ),
     # Two epochs, as in the paper; on "scratchpad" four (`_rpo.SMALLER`).
     settings={"data.train_prompts": 1024},

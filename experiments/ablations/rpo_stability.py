@@ -67,7 +67,7 @@ ABLATION = Ablation(
                 BY_CLASS,
                 Column("held-out length (tokens)", final("eval/length"), 2),
                 Column("held-out responses cut off", final("eval/truncated")),
-                Column("length trained on, end", last_steps("length"), 2),
+                Column("length trained on, end", last_steps("train/length"), 2),
                 Column("held-out entropy (nats)", final("eval/entropy")),
             ),
         ),
@@ -75,8 +75,8 @@ ABLATION = Ablation(
     panels=(
         held_out("step"),
         held_out("step", "eval/length", "held-out length (tokens)"),
-        training("length", "length trained on (tokens)"),
-        training("grad_norm", "gradient norm before clipping"),
+        training("train/length", "length trained on (tokens)"),
+        training("train/grad_norm", "gradient norm before clipping"),
     ),
     # Four epochs of 256 steps.
     settings={

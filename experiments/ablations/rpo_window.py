@@ -60,7 +60,7 @@ def of_grpo(task: str) -> dict[str, str]:
     return {label: f"GRPO, G = {label.rpartition(' ')[2]}" for label in variants(task)}
 
 
-tokens_a_sample = ratio("generated_tokens", "generated_samples")
+tokens_a_sample = ratio("rollout/generated_tokens", "rollout/generated_samples")
 
 
 def tables(task: str) -> tuple[Table, ...]:
@@ -83,8 +83,8 @@ def tables(task: str) -> tuple[Table, ...]:
                 Column("s a step", step_seconds),
                 Column("generation (ms)", per_step("time/generate", 1e-3), 1),
                 Column("update (ms)", per_step("time/update", 1e-3), 1),
-                Column("decode steps", per_step("decode_steps"), 0),
-                Column("informative groups", per_step("informative_groups")),
+                Column("decode steps", per_step("rollout/decode_steps"), 0),
+                Column("informative groups", per_step("train/informative_groups")),
             ),
         ),
     )

@@ -459,7 +459,7 @@ class HostDriver:
         or being generated, and not yet scored.
         """
         return {
-            "pending_calls": float(len(self._pending)),
+            "rollout/pending_calls": float(len(self._pending)),
             **self.buffer.metrics(version),
             **self.screening.metrics(version),
         }

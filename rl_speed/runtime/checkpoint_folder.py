@@ -36,6 +36,11 @@ def checkpoint_folder(workdir: str | Path, directory: str = "") -> epath.Path:
                 f"config.checkpoints.dir={directory!r} needs packages that are not installed: pip "
                 "install 'rl_speed[gcs]', or gcsfs and google-cloud-storage"
             )
+        import fsspec
+
+        # Else a file that another process wrote would still be what it was when first looked at.
+        for protocol in ("gcs", "gs"):
+            fsspec.config.conf.setdefault(protocol, {})["use_listings_cache"] = False
         return epath.Path(directory.rstrip("/"))
     home = Path(workdir).resolve()
     folder = Path(directory).resolve() if directory else home / "checkpoints"

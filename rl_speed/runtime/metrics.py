@@ -174,6 +174,30 @@ def read_steps(path: Path) -> list[dict[str, Any]]:
     return lines
 
 
+# Names of before there were sections: those of generation; all others are of the update.
+_OF_GENERATION = frozenset(
+    "generated_tokens generated_samples calls nonfinite_samples decode_steps slot_use screened "
+    "accepted rejected pass_rates first_accuracy acceptance pending_calls wasted_tokens "
+    "transfer_bytes".split()
+)
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The records of a metrics.jsonl, as `read_steps` reads them.
+
+    A run that began before names had sections has lines without: they are read under the names of
+    today.
+    """
+    return [{in_section(name): value for name, value in line.items()} for line in read_steps(path)]
+
+
+def in_section(name: str) -> str:
+    """A name of before there were sections as it is called today."""
+    if "/" in name or name == "step":
+        return name
+    return f"rollout/{name}" if name in _OF_GENERATION else f"train/{name}"
+
+
 # Upper edges of `pass_rate_histogram`: each bin holds what is above the edge before it.
 PASS_RATE_EDGES = (0.0, *(k / 10 for k in range(1, 10)), 1 - 1e-6, 1.0)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from rl_speed.runtime.metrics import held_out_names, read_lines
+from rl_speed.runtime.metrics import held_out_names, read_metrics
 from rl_speed.runtime.workdir import read_summary
 
 
@@ -70,7 +70,7 @@ def plot_run(workdir: Path) -> list[Path]:
     plt = pyplot()
     out = workdir / "plots"
     out.mkdir(exist_ok=True)
-    records = read_lines(workdir / "metrics.jsonl")
+    records = read_metrics(workdir / "metrics.jsonl")
     summary = read_summary(workdir / "summary.json", "the run writes it anew at its end")
     drawn = []
     if summary["evaluations"]:
@@ -152,23 +152,29 @@ def _training(plt: Any, records: list[dict], summary: dict, path: Path) -> Path:
         flat[0],
         steps,
         records,
-        {"accuracy": "accuracy", "informative_groups": "informative groups"},
+        {"train/accuracy": "accuracy", "train/informative_groups": "informative groups"},
         "groups trained on",
     )
-    _lines(flat[1], steps, records, {"grad_norm": "norm"}, "gradient norm before clipping")
+    _lines(flat[1], steps, records, {"train/grad_norm": "norm"}, "gradient norm before clipping")
     _lines(
-        flat[2], steps, records, {"acceptance": "acceptance"}, "share of screened prompts accepted"
+        flat[2],
+        steps,
+        records,
+        {"rollout/acceptance": "acceptance"},
+        "share of screened prompts accepted",
     )
     _lines(
         flat[3],
         steps,
         records,
-        {"age_mean": "mean", "age_max": "largest", "buffer/size": "groups waiting"},
+        {"train/age_mean": "mean", "train/age_max": "largest", "buffer/size": "groups waiting"},
         "sample age (updates) and buffer",
     )
-    _lines(flat[4], steps, records, {"length": "tokens"}, "response length")
-    _lines(flat[5], steps, records, {"entropy": "nats"}, "policy entropy per token")
-    _lines(flat[6], steps, records, {"generated_tokens": "tokens"}, "generated tokens per step")
+    _lines(flat[4], steps, records, {"train/length": "tokens"}, "response length")
+    _lines(flat[5], steps, records, {"train/entropy": "nats"}, "policy entropy per token")
+    _lines(
+        flat[6], steps, records, {"rollout/generated_tokens": "tokens"}, "generated tokens per step"
+    )
     phases = ["generate", "score", "update", "fused", "other"]
     seconds = [running_median([r.get(f"time/{name}", 0.0) for r in records]) for name in phases]
     flat[7].stackplot(steps, seconds, labels=phases, alpha=0.8)
@@ -187,12 +193,15 @@ def plot_sft(workdir: Path) -> Path:
     """Draw loss.png of a supervised run's workdir: loss of each update, held-out loss,
     accuracy where answers were sampled.
     """
-    records = read_lines(workdir / "metrics.jsonl")
+    records = read_metrics(workdir / "metrics.jsonl")
     plt = pyplot()
     figure, axis = plt.subplots(figsize=(7, 4), constrained_layout=True)
-    updates = [r for r in records if "loss" in r]
+    updates = [r for r in records if "train/loss" in r]
     axis.plot(
-        [r["step"] for r in updates], [r["loss"] for r in updates], lw=0.8, label="training batch"
+        [r["step"] for r in updates],
+        [r["train/loss"] for r in updates],
+        lw=0.8,
+        label="training batch",
     )
     series = lambda name: (
         [r["step"] for r in records if name in r],

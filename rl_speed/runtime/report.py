@@ -4,13 +4,13 @@ from pathlib import Path
 from typing import Any
 
 from rl_speed.rewards.pool import UNGRADED
-from rl_speed.runtime.metrics import held_out_names, read_lines
+from rl_speed.runtime.metrics import held_out_names, read_metrics
 
 
 def closing_summary(summary: dict[str, Any], workdir: Path, plots: list[Path]) -> str:
     """The text printed at the end of a run."""
     records, points, prompts = (
-        read_lines(workdir / "metrics.jsonl"),
+        read_metrics(workdir / "metrics.jsonl"),
         summary["evaluations"],
         summary["prompts"],
     )
@@ -53,7 +53,7 @@ def closing_summary(summary: dict[str, Any], workdir: Path, plots: list[Path]) -
             name: sum(r.get(f"time/{name}", 0.0) for r in records) / whole
             for name in ("generate", "score", "update", "fused", "other")
         }
-        if waste := [r["padding"] for r in records if "padding" in r]:
+        if waste := [r["train/padding"] for r in records if "train/padding" in r]:
             lines.append(
                 f"  padding             {sum(waste) / len(waste):.2f} tokens computed in an update "
                 "for each that is held"

@@ -25,7 +25,7 @@ from rl_speed.policy.transformer import attention_kernel
 from rl_speed.runtime.checkpoint import Checkpointer, SaveError
 from rl_speed.runtime.checkpoint_folder import Owner, checkpoint_folder, require_moved
 from rl_speed.runtime.hosts import Hosts
-from rl_speed.runtime.metrics import JsonLines, read_lines, read_object, write_atomically
+from rl_speed.runtime.metrics import JsonLines, read_metrics, read_object, write_atomically
 from rl_speed.runtime.plotting import plot_sft
 from rl_speed.runtime.progress import progress_bar
 from rl_speed.runtime.signals import Stopped, StopRequest, stop_on_signals
@@ -280,7 +280,7 @@ class SFTTrainer:
         self._writers = [JsonLines(metrics, next_step)]
         if self._config.logging.tensorboard:
             self._writers.append(TensorBoard(self.workdir / "tensorboard", next_step))
-        for record in read_lines(metrics):
+        for record in read_metrics(metrics):
             self.last.update(record)
 
     def save(self) -> None:
@@ -313,9 +313,9 @@ class SFTTrainer:
         """Make the remaining updates; returns the new parameters.
 
         Args:
-          report: called once an update with {"step", what `make_update` says, "learning_rate", what
-            the data say, "time/step" (seconds), "time/tokens_per_s" (held)} and, after an
-            evaluation, "eval/loss"; at step 0 with that alone.
+          report: called once an update with {"step", what `make_update` and the data say and the
+            learning rate as "train/NAME", "time/step" (seconds), "time/tokens_per_s" (held)} and,
+            after an evaluation, "eval/loss"; at step 0 with that alone.
 
         Raises:
           NonFiniteLoss: the learning rate is too high, or weights are broken. The last checkpoint
@@ -355,16 +355,16 @@ class SFTTrainer:
             )
             self.step += 1
             batch = self._next_batch()  # while the devices work
-            metrics = {name: float(value) for name, value in metrics.items()}
+            metrics = {f"train/{name}": float(value) for name, value in metrics.items()}
             self._require_finite(metrics)
             now = time.perf_counter()
             record = {
                 "step": self.step,
                 **metrics,
-                "learning_rate": rate,
-                **counts,
+                "train/learning_rate": rate,
+                **{f"train/{name}": value for name, value in counts.items()},
                 "time/step": now - begin,
-                "time/tokens_per_s": metrics["input_tokens"] / (now - begin),
+                "time/tokens_per_s": metrics["train/input_tokens"] / (now - begin),
             }
             done = self.step == steps
             if done or (c.evaluation.every and self.step % c.evaluation.every == 0):
@@ -390,14 +390,14 @@ class SFTTrainer:
         return jax.device_put(batch, batch_sharding(self._mesh)), counts
 
     def _require_finite(self, metrics: dict[str, float]) -> None:
-        if not np.isfinite(metrics["loss"] + metrics["grad_norm"]):
+        if not np.isfinite(metrics["train/loss"] + metrics["train/grad_norm"]):
             kept = None
             if self._checkpoints is not None:
                 self._checkpoints.wait()
                 kept = self._checkpoints.latest()
             raise NonFiniteLoss(
-                f"SFT step {self.step}: loss {metrics['loss']}, gradient norm "
-                f"{metrics['grad_norm']}; lower config.optimizer.learning_rate or check the "
+                f"SFT step {self.step}: loss {metrics['train/loss']}, gradient norm "
+                f"{metrics['train/grad_norm']}; lower config.optimizer.learning_rate or check the "
                 "starting weights; "
                 + (
                     "nothing was saved"
@@ -427,7 +427,7 @@ class SFTTrainer:
         made = {
             "command": command,
             "parameters": num_params(parts.model),
-            "loss": last["loss"],
+            "loss": last["train/loss"],
             "eval_loss": last.get("eval/loss"),
             **accuracy,
             "steps": self.step,
@@ -457,7 +457,7 @@ class SFTTrainer:
         if record["step"]:
             bar.update()
         shown = {
-            "loss": "loss {:.3f}",
+            "train/loss": "loss {:.3f}",
             "eval/loss": "held out {:.3f}",
             "eval/accuracy": "right {:.3f}",
             "time/tokens_per_s": "{:,.0f} tok/s",

@@ -23,7 +23,7 @@ from rl_speed.runtime.metrics import PhaseTimer
 from rl_speed.sampling import COMPLETE, REJECTED, Allocated, HostVerify
 from rl_speed.sampling.callback import raise_failure
 from rl_speed.training.fused import FusedConfig, FusedProgram, Table, to_rollouts
-from rl_speed.training.steps import StepResult
+from rl_speed.training.steps import StepResult, under_train
 from rl_speed.update.state import TrainState
 
 
@@ -97,7 +97,7 @@ class FusedStep:
                 if rollouts is not None:
                     self._verify_s = getattr(self._verify, "seconds", 0.0) - begin
                     report.short, self._begun = self._groups - len(rollouts.prompts), None
-                    numbers = {name: float(value) for name, value in metrics.items()}
+                    numbers = under_train(metrics)
                     return state, StepResult(rollouts, report, lambda: numbers)
         self._begun = None
         starved = StarvedError(
@@ -212,7 +212,7 @@ class FusedStep:
         """
         waited = {"time/verify": self._verify_s} if isinstance(self._verify, HostVerify) else {}
         return {
-            "wasted_tokens": float(self.wasted_tokens),
+            "rollout/wasted_tokens": float(self.wasted_tokens),
             **waited,
             **self.screening.metrics(version),
         }

@@ -464,11 +464,13 @@ class Trainer:
                 report.generation, self.hosts.first(spent, f"the time of step {self.step}")
             )
             self.totals.optimizer_steps += c.training.minibatches - int(
-                numbers["empty_minibatches"]
+                numbers["train/empty_minibatches"]
             )
             record |= {**self._so_far(), **numbers, **seconds}
             if slow := self.slow.see(
-                self.step, seconds, {"generation calls": record["calls"], **self.scorer.metrics()}
+                self.step,
+                seconds,
+                {"generation calls": record["rollout/calls"], **self.scorer.metrics()},
             ):
                 log.warning("%s", slow)
             self._log(record, rollouts)
@@ -570,7 +572,7 @@ class Trainer:
         return {
             **describe(self.step, rollouts, report),
             **by_round(rollouts, self._rule),
-            "acceptance": screening.acceptance,
+            "rollout/acceptance": screening.acceptance,
             **{
                 f"tally/{name}": float(value)
                 for name, value in dataclasses.asdict(screening.prompt_counts).items()

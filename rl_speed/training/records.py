@@ -17,38 +17,38 @@ from rl_speed.sampling import Rule, Sequential
 def describe(step: int, rollouts: Rollouts, report: StepReport) -> dict[str, Any]:
     """Numbers of a step after `step` updates.
 
-    Of the groups trained on, `accuracy` is the mean over samples (Reinforce-Ada's batch-level
-    reward) and `accuracy_prompts` the mean over prompts (its prompt-level one). By its appendix C.2
-    (accuracy - accuracy_prompts) times the number of samples is the sum over prompts of
-    (N_x - mean N) (r_x - mean r): below 0 where prompts that fail get most samples.
+    Of the groups trained on, `train/accuracy` is the mean over samples (Reinforce-Ada's batch-level
+    reward) and `train/accuracy_prompts` the mean over prompts (its prompt-level one). By its
+    appendix C.2 (accuracy - accuracy_prompts) times the number of samples is the sum over prompts
+    of (N_x - mean N) (r_x - mean r): below 0 where prompts that fail get most samples.
     """
     g, ages = report.generation, step - rollouts.versions
     mixed = (rollouts.right > 0) & (rollouts.right < rollouts.sizes)
     return {
-        "reward": float(rollouts.rewards.mean()),
-        "accuracy": float(rollouts.correct.mean()),
-        "accuracy_prompts": float((rollouts.right / rollouts.sizes).mean()),
-        "all_right": float((rollouts.right == rollouts.sizes).mean()),
-        "length": float(rollouts.lengths.mean()),
-        "truncated": float(rollouts.truncated.mean()),
-        "informative_groups": float(mixed.mean()),
-        "prefix": float(rollouts.prefix.mean()),
-        "age_mean": float(ages.mean()),
-        "age_max": float(ages.max()),
-        "groups": float(len(rollouts.prompts)),
-        "groups_short": float(report.short),
-        "generated_tokens": float(g.tokens),
-        "generated_samples": float(g.samples),
-        "calls": float(g.calls),
-        "nonfinite_samples": float(g.nonfinite),
-        "decode_steps": float(g.decode_steps),
-        "slot_use": g.slot_use,
-        "screened": float(report.screened),
-        "accepted": float(report.accepted),
-        "rejected": float(report.rejected),
-        "pass_rates": pass_rate_histogram(report.pass_rates),
+        "train/reward": float(rollouts.rewards.mean()),
+        "train/accuracy": float(rollouts.correct.mean()),
+        "train/accuracy_prompts": float((rollouts.right / rollouts.sizes).mean()),
+        "train/all_right": float((rollouts.right == rollouts.sizes).mean()),
+        "train/length": float(rollouts.lengths.mean()),
+        "train/truncated": float(rollouts.truncated.mean()),
+        "train/informative_groups": float(mixed.mean()),
+        "train/prefix": float(rollouts.prefix.mean()),
+        "train/age_mean": float(ages.mean()),
+        "train/age_max": float(ages.max()),
+        "train/groups": float(len(rollouts.prompts)),
+        "train/groups_short": float(report.short),
+        "rollout/generated_tokens": float(g.tokens),
+        "rollout/generated_samples": float(g.samples),
+        "rollout/calls": float(g.calls),
+        "rollout/nonfinite_samples": float(g.nonfinite),
+        "rollout/decode_steps": float(g.decode_steps),
+        "rollout/slot_use": g.slot_use,
+        "rollout/screened": float(report.screened),
+        "rollout/accepted": float(report.accepted),
+        "rollout/rejected": float(report.rejected),
+        "rollout/pass_rates": pass_rate_histogram(report.pass_rates),
         # Of the first samples of each prompt, before any rule stopped or chose: the unbiased one.
-        "first_accuracy": float(np.mean(report.pass_rates)) if report.pass_rates else 0.0,
+        "rollout/first_accuracy": float(np.mean(report.pass_rates)) if report.pass_rates else 0.0,
     }
 
 
@@ -102,7 +102,7 @@ def progress_text(record: Mapping[str, Any], points: Sequence[Mapping[str, Any]]
         held = f"held-out {last['eval/accuracy']:.3f}  {each}"
     seconds = record.get("time/generate", record["time/step"])
     return (
-        f"{held}train {record['accuracy']:.2f}  accept {record['acceptance']:.2f}  "
-        f"{record['generated_tokens'] / max(seconds, 1e-9):,.0f} tok/s  age "
-        f"{record['age_mean']:.1f}"
+        f"{held}train {record['train/accuracy']:.2f}  accept {record['rollout/acceptance']:.2f}  "
+        f"{record['rollout/generated_tokens'] / max(seconds, 1e-9):,.0f} tok/s  age "
+        f"{record['train/age_mean']:.1f}"
     )

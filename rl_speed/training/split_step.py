@@ -26,7 +26,7 @@ from rl_speed.rollout.host_driver import HostDriver
 from rl_speed.rollout.prompt_counts import StepReport
 from rl_speed.rollout.screening import Screening
 from rl_speed.runtime.metrics import PhaseTimer
-from rl_speed.training.steps import StepResult
+from rl_speed.training.steps import StepResult, under_train
 from rl_speed.update.batch import build_batch
 from rl_speed.update.pools import PoolSelector
 from rl_speed.update.reference import Reference
@@ -137,7 +137,7 @@ class SplitStep:
 
         def finish() -> dict[str, float]:
             with timer.phase("update"):
-                found = {name: float(value) for name, value in jax.device_get(metrics).items()}
+                found = under_train(jax.device_get(metrics))
             if lag:
                 found |= {
                     "process/step_s": time.perf_counter() - begin,
@@ -243,7 +243,7 @@ class SplitStep:
             {}
             if self._transfer is None
             else {
-                "transfer_bytes": float(self._transfer.bytes),
+                "rollout/transfer_bytes": float(self._transfer.bytes),
                 "process/transfer_s": self._transfer_s,
             }
         )

@@ -2,7 +2,7 @@
 program (`fused_step.py`).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
 from rl_speed.data.rollouts import Rollouts
@@ -25,6 +25,11 @@ class StepResult(NamedTuple):
     rollouts: Rollouts | None
     report: StepReport
     metrics: Callable[[], dict[str, float]] = dict
+
+
+def under_train(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """Numbers of an update as they are logged: "train/NAME" of each, on the host."""
+    return {f"train/{name}": float(value) for name, value in metrics.items()}
 
 
 class Step(Protocol):

@@ -115,11 +115,11 @@ def test_figures_leave_out_the_first_steps_and_those_that_compiled():
         "time/compile": compiled,
         "time/update": 0.05,
         "time/other": 0.0,
-        "generated_tokens": 10.0 * step,
-        "wasted_tokens": 3.0 * step,
-        "decode_steps": 5.0,
-        "slot_use": 0.5,
-        "age_mean": 1.0,
+        "rollout/generated_tokens": 10.0 * step,
+        "rollout/wasted_tokens": 3.0 * step,
+        "rollout/decode_steps": 5.0,
+        "rollout/slot_use": 0.5,
+        "train/age_mean": 1.0,
     }
     run = Run(
         Variant("rloo"),

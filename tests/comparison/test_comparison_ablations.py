@@ -285,10 +285,10 @@ def fake(seed, accuracy, seconds=1.0, spec="rloo"):
             "step": i,
             "time/step": 2.0 + i,
             "time/compile": 1.0,
-            "generated_tokens": 30.0 * (i + 1),
-            "generated_samples": 10.0,
-            "entropy": float(i),
-            "pass_rates": [3] + [0] * 10 + [1],
+            "rollout/generated_tokens": 30.0 * (i + 1),
+            "rollout/generated_samples": 10.0,
+            "train/entropy": float(i),
+            "rollout/pass_rates": [3] + [0] * 10 + [1],
         }
         for i in range(len(accuracy) - 1)
     ]
@@ -309,11 +309,12 @@ def test_measures_of_a_run_whose_numbers_are_known():
     )
     # Steps 0 to 2 compile: step 3 alone is left.
     assert (
-        measures.step_seconds(run) == 4.0 and measures.per_step("generated_tokens", 10)(run) == 12.0
+        measures.step_seconds(run) == 4.0
+        and measures.per_step("rollout/generated_tokens", 10)(run) == 12.0
     )
     assert (
-        measures.ratio("generated_tokens", "generated_samples")(run) == 12.0
-        and measures.last_steps("entropy", 0.5)(run) == 2.5
+        measures.ratio("rollout/generated_tokens", "rollout/generated_samples")(run) == 12.0
+        and measures.last_steps("train/entropy", 0.5)(run) == 2.5
     )
     assert measures.pass_at(2)(run) == pytest.approx(0.7) and measures.pass_at(2, 0.5)(
         run
@@ -324,7 +325,7 @@ def test_measures_of_a_run_whose_numbers_are_known():
         measures.pass_rate_share(0)(run.records[0]) == 0.75
         and measures.pass_rate_share(-1)(run.records[0]) == 0.25
     )
-    x, y = measures.training("entropy", "").points(run)
+    x, y = measures.training("train/entropy", "").points(run)
     assert x.tolist() == [0, 1, 2, 3] and y.tolist() == [0, 0.5, 1, 1.5]
     x, y = measures.held_out("samples", "eval/pass_at_2").points(run)
     assert x.tolist() == [0, 10, 20, 30, 40] and y[0] == pytest.approx(0.3)

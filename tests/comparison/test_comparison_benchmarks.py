@@ -25,7 +25,12 @@ def run(spec, seed, gains, step_s=1.0):
         for i in range(0, 41, 4)
     ]
     records = [
-        {"time/step": 1.0, "accuracy": 0.5, "grad_norm": 1.0, "informative_groups": 1.0}
+        {
+            "time/step": 1.0,
+            "train/accuracy": 0.5,
+            "train/grad_norm": 1.0,
+            "train/informative_groups": 1.0,
+        }
         for _ in range(40)
     ]
     return Run(Variant(spec), seed, {"evaluations": evaluations}, records)

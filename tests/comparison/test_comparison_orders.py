@@ -23,9 +23,9 @@ def run(spec, seed, tokens, unseen=0.0):
             "total/tokens": tokens * i,
             "total/samples": tokens * i / 2,
             "prompts/unseen_max": unseen * i,
-            "accepted": i,
-            "screened": 4 * i,
-            "sequences": 2,
+            "rollout/accepted": i,
+            "rollout/screened": 4 * i,
+            "train/sequences": 2,
             "prompts/epoch": tokens * i / 10,
         }
         for i in range(1, 5)

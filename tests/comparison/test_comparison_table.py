@@ -35,12 +35,12 @@ def run(spec, seed, gain, step_s, generate_s=0.0, samples=100, steps=40):
             "time/step": step_s * (10 if i >= 20 else 1) + 0.5,
             "time/compile": 0.5,
             "time/generate": generate_s,
-            "generated_samples": samples * (10 if i >= 20 else 1),
-            "generated_tokens": 1000,
-            "calls": 1,
-            "accuracy": 0.5,
-            "grad_norm": 1.0,
-            "informative_groups": 1.0,
+            "rollout/generated_samples": samples * (10 if i >= 20 else 1),
+            "rollout/generated_tokens": 1000,
+            "rollout/calls": 1,
+            "train/accuracy": 0.5,
+            "train/grad_norm": 1.0,
+            "train/informative_groups": 1.0,
         }
         for i in range(steps)
     ]
@@ -161,8 +161,8 @@ def test_variants_change_fields_and_name_what_does_not_exist():
     [
         (lambda run: run.records.pop(), "metrics.jsonl is damaged: it has 39 lines, of 40 steps"),
         (
-            lambda run: run.records[1].pop("accuracy"),
-            "metrics.jsonl:2 is damaged: it has no 'accuracy'",
+            lambda run: run.records[1].pop("train/accuracy"),
+            "metrics.jsonl:2 is damaged: it has no 'train/accuracy'",
         ),
         (
             lambda run: run.summary["evaluations"][2].update({"eval/accuracy": None}),

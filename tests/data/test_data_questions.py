@@ -568,6 +568,8 @@ class Letters:
     """A tokenizer of bytes."""
 
     chat_template = None
+    added_tokens_decoder = {}
+    all_special_ids = ()
 
     def encode(self, text, add_special_tokens=False):
         return list(text.encode())

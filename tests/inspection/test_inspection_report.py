@@ -48,33 +48,33 @@ def record(step):
     """
     return {
         "step": step,
-        "reward": 0.5,
-        "accuracy": 0.5,
-        "length": 5.0,
-        "truncated": 0.25,
-        "informative_groups": 1.0,
-        "age_mean": 0.5,
-        "age_max": 1.0,
-        "groups_short": 0.0,
-        "generated_tokens": 1000.0,
-        "slot_use": 0.75,
-        "padding": 1.25,
-        "screened": 100.0,
-        "accepted": 20.0,
-        "rejected": 80.0,
-        "acceptance": 0.2,
+        "train/reward": 0.5,
+        "train/accuracy": 0.5,
+        "train/length": 5.0,
+        "train/truncated": 0.25,
+        "train/informative_groups": 1.0,
+        "train/age_mean": 0.5,
+        "train/age_max": 1.0,
+        "train/groups_short": 0.0,
+        "rollout/generated_tokens": 1000.0,
+        "rollout/slot_use": 0.75,
+        "train/padding": 1.25,
+        "rollout/screened": 100.0,
+        "rollout/accepted": 20.0,
+        "rollout/rejected": 80.0,
+        "rollout/acceptance": 0.2,
         "total/train_s": 2.0 * (step + 1),
         "total/tokens": 1000.0 * (step + 1),
         "total/samples": 200.0 * (step + 1),
-        "skipped": 0.0,
-        "pass_rates": [50, 0, 0, 10, 0, 0, 10, 0, 0, 0, 0, 30],
+        "train/skipped": 0.0,
+        "rollout/pass_rates": [50, 0, 0, 10, 0, 0, 10, 0, 0, 0, 0, 30],
         "buffer/size": 3.0,
         "buffer/expired": 0.0,
         "process/slow_steps": 0.0,
         "process/failed_checkpoints": 0.0,
         "process/failed_writes": 0.0,
-        "entropy": 0.4,
-        "grad_norm": 0.3,
+        "train/entropy": 0.4,
+        "train/grad_norm": 0.3,
         "time/generate": 1.0,
         "time/score": 0.25,
         "time/update": 0.5,
@@ -380,7 +380,7 @@ def test_faults_are_counted_over_restarts_and_stand_out(tmp_path):
             "process/slow_steps": float(n),
             "verifier/timeout": float(step),
             "verifier/ok": 9.0,
-            "groups_short": float(step == 3),
+            "train/groups_short": float(step == 3),
         }
         for step, n in enumerate(slow)
     ]
@@ -413,7 +413,7 @@ def test_faults_are_counted_over_restarts_and_stand_out(tmp_path):
     config = json.loads((workdir / "config.json").read_text())
     config["training"]["minibatches"] = 4
     (workdir / "config.json").write_text(json.dumps(config))
-    records[2]["skipped"], records[3]["skipped"] = 0.5, 1.0
+    records[2]["train/skipped"], records[3]["train/skipped"] = 0.5, 1.0
     write(workdir, records, summary=None, config=False)
     assert faults(read_run(workdir)) == {
         "skipped update": 6,
@@ -426,7 +426,13 @@ def test_faults_are_counted_over_restarts_and_stand_out(tmp_path):
 
 
 def test_fields_that_an_older_run_lacks_are_named_and_nothing_else_suffers(tmp_path):
-    lacking = ("pass_rates", "entropy", "skipped", "slot_use", "padding")
+    lacking = (
+        "rollout/pass_rates",
+        "train/entropy",
+        "train/skipped",
+        "rollout/slot_use",
+        "train/padding",
+    )
     lacking += ("buffer/size", "time/compile")
     records = [
         {
@@ -478,12 +484,16 @@ def test_numbers_that_are_not_finite_leave_gaps(tmp_path):
     records = [
         {
             **record(step),
-            "grad_norm": float("nan") if step in (4, 5) else float("inf") if step == 9 else 0.3,
+            "train/grad_norm": float("nan")
+            if step in (4, 5)
+            else float("inf")
+            if step == 9
+            else 0.3,
         }
         for step in range(STEPS)
     ]
     workdir = write(tmp_path / "run", records)
-    column = read_run(workdir).column("grad_norm")
+    column = read_run(workdir).column("train/grad_norm")
     assert np.flatnonzero(np.isnan(column)).tolist() == [4, 5, 9]
     html = write_report(workdir).read_text()
     drawn = re.findall(r' (?:d|cx|cy|x|y|height|fill-opacity)="([^"]*)"', html)
@@ -569,14 +579,16 @@ def test_time_by_phase_is_not_flattened_by_compilation(tmp_path):
 
 
 def test_rare_spikes_are_told_and_not_drawn_to_scale(tmp_path):
-    records = [{**record(step), "grad_norm": 90.0 if step == 40 else 0.3} for step in range(100)]
+    records = [
+        {**record(step), "train/grad_norm": 90.0 if step == 40 else 0.3} for step in range(100)
+    ]
     page = report(write(tmp_path / "run", records, summary=None))
     assert "Beyond the chart: the largest, 90 at step 40." in page.text
 
 
 def test_heat_map_shades_are_shares_of_the_prompts(tmp_path):
     records = [record(step) for step in range(STEPS)]
-    records[5]["pass_rates"] = [0] * 12  # nothing screened
+    records[5]["rollout/pass_rates"] = [0] * 12  # nothing screened
     html = write_report(write(tmp_path / "run", records)).read_text()
     cells = re.findall(
         r'fill-opacity="([\d.]+)"><title>step (\d+): ([^:]*): ([\d.]+)% of (\d+) prompts', html

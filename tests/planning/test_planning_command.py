@@ -98,7 +98,11 @@ def test_a_plan_is_held_against_runs(tmp_path):
     folder = tmp_path / "rloo" / "seed0"
     folder.mkdir(parents=True)
     times = {"time/generate": 2.0, "time/score": 0.5, "time/update": 1.0, "time/other": 0.25}
-    record = {"generated_samples": 384.0, "generated_tokens": 1000.0, "decode_steps": 20.0}
+    record = {
+        "rollout/generated_samples": 384.0,
+        "rollout/generated_tokens": 1000.0,
+        "rollout/decode_steps": 20.0,
+    }
     lines = [
         {"step": 1, **times, **record, "time/step": 30.0, "time/compile": 27.0},
         {"step": 2, **times, **record, "time/step": 3.5, "time/compile": 0.0},

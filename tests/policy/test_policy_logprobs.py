@@ -66,7 +66,10 @@ def test_values_and_gradients_equal_the_definition_for_every_chunk(tied, tempera
         for mine, theirs in zip(got, want):
             assert mine.dtype == jnp.float32 and mine.shape == (ROWS, LENGTH)
             np.testing.assert_allclose(mine, theirs, atol=1e-5)
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), grad, want_grad)
+        # Gradients reach 170, where float32 resolves 1.5e-5.
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-6, atol=1e-4), grad, want_grad
+        )
 
 
 @pytest.mark.parametrize("offset", [0.0, 40.0, -200.0])

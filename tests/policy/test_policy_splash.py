@@ -43,7 +43,8 @@ def test_it_is_attention_within_segments(length):
 
     ours = both(lambda *qkv: splash_attention(*qkv, segments, 300, MODEL))
     theirs = both(lambda *qkv: dense(*qkv, segments))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), ours, theirs)
+    # Values reach 12, where float32 resolves 1e-6.
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-6, atol=1e-5), ours, theirs)
 
 
 def test_blocks_of_other_segments_are_struck():

@@ -66,7 +66,7 @@ def test_a_run_moves_between_meshes(run, whole, tmp_path):
         parts, one = Left(tmp_path, step), Left(alone, step)
         for left in (parts, one):
             for line in left.metrics:
-                assert line.pop("decode_steps") > 0 and line.pop("slot_use") > 0
+                assert line.pop("rollout/decode_steps") > 0 and line.pop("rollout/slot_use") > 0
             for name in [name for name in left.arrays if "end_steps" in name]:
                 del left.arrays[name]
         assert_same(parts, one, exactly=False)

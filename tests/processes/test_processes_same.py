@@ -83,9 +83,9 @@ def test_what_goes_on_is_the_undisturbed_run(disturbed, whole):
     assert [line["step"] for line in left.metrics] == list(range(STEPS))
     points = read_lines(disturbed.folder / "evaluations.jsonl")
     assert [point["step"] for point in points] == [0, 4, STEPS]
-    # Nothing half is left.
+    # Nothing half is left; run.json says whose folder it is.
     names = [path.name for path in (disturbed.folder / "checkpoints").iterdir()]
-    assert sorted(names) == [str(STEPS - 2), str(STEPS)]
+    assert sorted(names) == [str(STEPS - 2), str(STEPS), "run.json"]
 
 
 # Started differently.

@@ -164,8 +164,8 @@ def test_fused_step_is_the_host_path(method, mesh):
     update = make_update(policy.model, optimizer, device_mesh, settings)
     separate, other = update(fresh(), batch, np.pad(by_hand, (0, rows - len(by_hand))), None, None)
     assert (
-        metrics()["grad_norm"] == pytest.approx(float(other["grad_norm"]), rel=1e-4)
-        and metrics()["grad_norm"] > 0
+        metrics()["train/grad_norm"] == pytest.approx(float(other["grad_norm"]), rel=1e-4)
+        and metrics()["train/grad_norm"] > 0
     )
     for a, b in zip(
         jax.tree.leaves(jax.device_get(state.params)),
@@ -213,7 +213,7 @@ def test_fused_resume_is_exact(tmp_path):
         list(map(clean, read_lines(tmp_path / name / "metrics.jsonl")))
         for name in ("whole", "parts")
     )
-    assert whole == parts and len(whole) == 4 and all(r["skipped"] == 0 for r in whole)
+    assert whole == parts and len(whole) == 4 and all(r["train/skipped"] == 0 for r in whole)
 
 
 def test_lots_are_not_drawn_with_the_random_numbers_of_the_samples():

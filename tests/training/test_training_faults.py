@@ -175,7 +175,12 @@ def test_nan_batch_is_kept_for_inspection(tmp_path):
             {name: file[name] if file[name].ndim else file[name].item() for name in file}
         )
     assert len(groups) == 4 and np.isnan(groups[0].rewards).any() and groups[0].prompt.text
-    assert [line["skipped"] for line in read_lines(tmp_path / "metrics.jsonl")] == [0, 0, 1, 1]
+    assert [line["train/skipped"] for line in read_lines(tmp_path / "metrics.jsonl")] == [
+        0,
+        0,
+        1,
+        1,
+    ]
 
 
 def test_a_slow_step_is_reported_with_what_it_did(tmp_path, caplog, monkeypatch):

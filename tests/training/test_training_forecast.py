@@ -9,7 +9,15 @@ from rl_speed.runtime.metrics import read_lines
 from rl_speed.runtime.signals import Stopped
 from rl_speed.training.loop import Trainer
 
-SAME = ("step", "reward", "accuracy", "generated_tokens", "screened", "forecast/strength", "loss")
+SAME = (
+    "step",
+    "train/reward",
+    "train/accuracy",
+    "rollout/generated_tokens",
+    "rollout/screened",
+    "forecast/strength",
+    "train/loss",
+)
 
 
 def config_of(where):

@@ -115,8 +115,11 @@ def test_equals_the_pieces_run_one_by_one():
     separate, separate_metrics = make_update(policy.model, optimizer, mesh, settings)(
         fresh, batch, advantages, None, None
     )
-    assert metrics["grad_norm"] == pytest.approx(float(separate_metrics["grad_norm"]), rel=1e-4)
-    assert metrics["behaviour_gap"] < 1e-5 and metrics.keys() == separate_metrics.keys()
+    assert metrics["train/grad_norm"] == pytest.approx(
+        float(separate_metrics["grad_norm"]), rel=1e-4
+    )
+    assert metrics["train/behaviour_gap"] < 1e-5
+    assert metrics.keys() == {f"train/{name}" for name in separate_metrics}
     for (path, a), b in zip(
         jax.tree_util.tree_leaves_with_path(state.params),
         jax.tree.leaves(jax.device_get(separate.params)),
@@ -151,8 +154,8 @@ def test_meshes_train_on_groups_of_the_algorithm(mesh, attention):
         fresh, batch, make_advantages(device_mesh, settings)(batch, None), None, None
     )
     assert (
-        metrics["grad_norm"] == pytest.approx(float(other["grad_norm"]), rel=1e-4)
-        and metrics["behaviour_gap"] < 1e-5
+        metrics["train/grad_norm"] == pytest.approx(float(other["grad_norm"]), rel=1e-4)
+        and metrics["train/behaviour_gap"] < 1e-5
     )
     for a, b in zip(
         jax.tree.leaves(state.params), jax.tree.leaves(jax.device_get(separate.params))
@@ -205,12 +208,12 @@ def test_whole_job_resumes_exactly_and_compiles_once(tmp_path):
     assert list(map(clean, records)) == list(
         map(clean, read_lines(tmp_path / "parts" / "metrics.jsonl"))
     )
-    assert all(r["age_max"] == 0 and r["behaviour_gap"] < 1e-5 for r in records)
+    assert all(r["train/age_max"] == 0 and r["train/behaviour_gap"] < 1e-5 for r in records)
     # Evaluation at step 2 compiles nothing new but its own.
     assert len({r["process/compilations"] for r in records[1:]}) <= 2
     assert whole.rl_step._program._cache_size() == 1
-    assert summary["prompts"]["completed"] == sum(r["groups"] for r in records) >= 22
-    assert sum(records[-1]["pass_rates"]) == records[-1]["screened"]
+    assert summary["prompts"]["completed"] == sum(r["train/groups"] for r in records) >= 22
+    assert sum(records[-1]["rollout/pass_rates"]) == records[-1]["rollout/screened"]
 
 
 def test_nothing_accepted_changes_nothing_and_is_told():
@@ -234,7 +237,7 @@ def test_nothing_accepted_changes_nothing_and_is_told():
 def test_candidates_that_run_out_leave_a_short_batch():
     _, rollouts, metrics, report, _ = one_step(small(), candidates=8)
     assert report.short == 4 - len(rollouts.prompts) > 0 and report.screened == 8
-    assert np.isfinite(metrics["grad_norm"]) and metrics["skipped"] == 0
+    assert np.isfinite(metrics["train/grad_norm"]) and metrics["train/skipped"] == 0
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ def finished(files, tmp_path_factory):
 def test_all_sets_are_evaluated_in_the_program_that_trains(finished):
     trainer, workdir, summary, programs = finished
     # None where tests before have compiled the same one.
-    assert programs <= 1 == read_lines(workdir / "metrics.jsonl")[-1]["calls"]
+    assert programs <= 1 == read_lines(workdir / "metrics.jsonl")[-1]["rollout/calls"]
     assert {name: len(of.prompts) for name, of in trainer.held_out.sets.items()} == SIZES
     assert {name: of.samples for name, of in trainer.held_out.sets.items()} == SAMPLES
     points = read_lines(workdir / "evaluations.jsonl")

@@ -45,7 +45,8 @@ def shown(workdir):
     events = EventAccumulator(str(workdir / "tensorboard"), size_guidance={"scalars": 0})
     events.Reload()
     return [
-        [(e.step, e.value) for e in events.Scalars(name)] for name in ("accuracy", "eval/accuracy")
+        [(e.step, e.value) for e in events.Scalars(name)]
+        for name in ("train/accuracy", "eval/accuracy")
     ]
 
 

@@ -46,11 +46,11 @@ def test_workdir_holds_what_it_should(finished):
     for name in (
         "time/generate",
         "time/update",
-        "generated_tokens",
-        "acceptance",
-        "age_mean",
-        "grad_norm",
-        "behaviour_gap",
+        "rollout/generated_tokens",
+        "rollout/acceptance",
+        "train/age_mean",
+        "train/grad_norm",
+        "train/behaviour_gap",
         "total/optimizer_steps",
         "tally/rejected_tokens",
     ):
@@ -125,7 +125,15 @@ def test_nothing_compiles_after_warm_up(finished):
     """Steps screen and continue changing numbers of prompts; none of it is a new shape."""
     _, _, workdir = finished
     records = read_lines(workdir / "metrics.jsonl")
-    assert len({(r["screened"], r["accepted"], r["generated_samples"]) for r in records[2:]}) > 2
+    assert (
+        len(
+            {
+                (r["rollout/screened"], r["rollout/accepted"], r["rollout/generated_samples"])
+                for r in records[2:]
+            }
+        )
+        > 2
+    )
     assert len({r["process/compilations"] for r in records[2:]}) == 1
 
 
@@ -137,8 +145,8 @@ def test_trainer_and_sampler_agree_on_every_token(finished, tmp_path):
     config.sampler.temperature, config.logging.export = 0.9, False
     Trainer(config, tmp_path).run()
     for record in read_lines(tmp_path / "metrics.jsonl"):
-        assert record["age_max"] == 0
-        assert 0 < record["behaviour_gap_max"] < 1e-5
+        assert record["train/age_max"] == 0
+        assert 0 < record["train/behaviour_gap_max"] < 1e-5
 
 
 def test_mini_batches_are_of_one_size_and_of_whole_groups_where_they_can_be():
@@ -158,8 +166,8 @@ def test_mini_batches_recomputation_and_reference(tmp_path):
     Trainer(config, tmp_path).run()
     records = read_lines(tmp_path / "metrics.jsonl")
     assert records[-1]["total/optimizer_steps"] == 4
-    assert records[0]["kl_ref"] < 1e-3 and records[1]["kl_ref"] > 0
-    assert records[0]["correction"] == pytest.approx(1, abs=1e-3)
+    assert records[0]["train/kl_ref"] < 1e-3 and records[1]["train/kl_ref"] > 0
+    assert records[0]["train/correction"] == pytest.approx(1, abs=1e-3)
 
 
 def test_non_finite_updates_stop_the_run(tmp_path):

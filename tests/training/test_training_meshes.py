@@ -41,7 +41,7 @@ def clean(record):
         name: value
         for name, value in record.items()
         if not name.startswith(("time/", "process/"))
-        and name not in ("total/train_s", "transfer_bytes")
+        and name not in ("total/train_s", "rollout/transfer_bytes")
     }
 
 
@@ -67,7 +67,7 @@ def test_devices_of_its_own_draw_what_shared_ones_draw_at_the_same_lag(tmp_path,
     assert left(workdir) == left(tmp_path)
     jax.tree.map(np.testing.assert_array_equal, state, jax.device_get(shared.state))
     records = read_lines(workdir / "metrics.jsonl")
-    assert all(r["transfer_bytes"] > 0 for r in records)
+    assert all(r["rollout/transfer_bytes"] > 0 for r in records)
     assert all(
         {"process/update_s", "process/generate_s", "process/step_s"} <= r.keys() for r in records
     )
@@ -105,7 +105,7 @@ def test_a_lag_of_none_after_one_trains_first_on_what_is_drawn(tmp_path):
     again = Trainer(small(steps=4, driver__lag=0), tmp_path)
     assert again.rl_step._ready is not None
     again.run()
-    ages = [r["age_mean"] for r in read_lines(tmp_path / "metrics.jsonl")]
+    ages = [r["train/age_mean"] for r in read_lines(tmp_path / "metrics.jsonl")]
     assert ages[2] >= 1 and again.rl_step._ready is None
 
 
@@ -239,7 +239,7 @@ def test_the_copy_is_of_the_policy_that_draws(tmp_path):
 def test_the_age_limit_is_that_of_training(tmp_path):
     Trainer(small(driver__max_age=1, **OWN), tmp_path).run()
     records = read_lines(tmp_path / "metrics.jsonl")
-    assert max(r["age_max"] for r in records) == 1
+    assert max(r["train/age_max"] for r in records) == 1
     assert records[-1]["tally/dropped_stale"] + records[-1]["tally/expired"] > 0
 
 

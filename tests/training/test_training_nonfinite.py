@@ -140,12 +140,12 @@ def test_a_run_trains_on_the_others_and_stops_where_there_are_none(tmp_path):
         trainer.run()
     records = read_lines(tmp_path / "metrics.jsonl")
     # At step 2 there are samples of the step before, and an update that is not finite.
-    assert [r["skipped"] for r in records] == [0, 0, 1]
+    assert [r["train/skipped"] for r in records] == [0, 0, 1]
     assert (
-        all(0 < r["nonfinite_samples"] for r in records)
+        all(0 < r["rollout/nonfinite_samples"] for r in records)
         and records[1]["tally/nonfinite"] > records[0]["tally/nonfinite"]
     )
-    assert records[0]["nonfinite_samples"] < records[0]["generated_samples"] / 4
+    assert records[0]["rollout/nonfinite_samples"] < records[0]["rollout/generated_samples"] / 4
     for batch in batches[:2]:
         # Four groups of seven; the other rows are padding, without a token of what broke off.
         assert (np.bincount(batch.group_ids + 1) == [4, 7, 7, 7, 7]).all()

@@ -32,25 +32,25 @@ ARCHIVE = pathlib.Path(__file__).parent / "runs" / "968f100.tar.gz"
 # --config.training.steps=3.
 NEXT = {
     "step": 2,
-    "groups": 4,
-    "generated_tokens": 121,
-    "generated_samples": 16,
-    "decode_steps": 19,
-    "length": 14.125,
-    "prefix": 4.75,
-    "age_mean": 1.5,
-    "age_max": 2,
-    "accepted": 4,
+    "train/groups": 4,
+    "rollout/generated_tokens": 121,
+    "rollout/generated_samples": 16,
+    "rollout/decode_steps": 19,
+    "train/length": 14.125,
+    "train/prefix": 4.75,
+    "train/age_mean": 1.5,
+    "train/age_max": 2,
+    "rollout/accepted": 4,
     "total/tokens": 858,
     "total/samples": 96,
     "tally/screened": 24,
     "tally/completed": 12,
-    "pending_calls": 1,
+    "rollout/pending_calls": 1,
     # 412 there: it settled ties between equal rewards by log-prob, and today a lot does.
     "replay/tokens": 422,
     "replay/age_mean": 1.90625,
     "prompts/visits": 24,
-    "tokens": 150,
+    "train/tokens": 150,
 }
 
 # What the update costs and does not change.

@@ -59,7 +59,7 @@ def test_a_run_is_charged_for_its_own_samples_and_resumes_exactly(config, tmp_pa
     whole.run()
     lines = read_lines(tmp_path / "whole" / "metrics.jsonl")
     rows = config.driver.groups * config.rule.n
-    assert [line["generated_samples"] for line in lines] == [rows] * 4
+    assert [line["rollout/generated_samples"] for line in lines] == [rows] * 4
     assert whole.stream.order.at == 2
 
     cut = Trainer(config, tmp_path / "cut")
@@ -76,7 +76,14 @@ def test_a_run_is_charged_for_its_own_samples_and_resumes_exactly(config, tmp_pa
     again.run()
     resumed = read_lines(tmp_path / "cut" / "metrics.jsonl")
     for mine, theirs in zip(resumed, lines, strict=True):
-        for name in ("step", "reward", "accuracy", "generated_tokens", "loss", "grad_norm"):
+        for name in (
+            "step",
+            "train/reward",
+            "train/accuracy",
+            "rollout/generated_tokens",
+            "train/loss",
+            "train/grad_norm",
+        ):
             assert mine[name] == theirs[name], name
 
 

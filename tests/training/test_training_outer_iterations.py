@@ -87,7 +87,7 @@ def test_kl_is_to_the_policy_of_the_last_refresh(whole):
         d = now - ref
         per_token = np.exp(-d) + d - 1
         kls.append(per_token[batch.mask].mean())
-        assert records[step]["kl_ref"] == pytest.approx(kls[-1], rel=1e-3, abs=1e-7)
+        assert records[step]["train/kl_ref"] == pytest.approx(kls[-1], rel=1e-3, abs=1e-7)
     assert max(kls[0], kls[3], kls[6]) < 1e-9 < 1e-5 < min(kls[i] for i in (1, 2, 4, 5, 7))
 
 
@@ -99,16 +99,16 @@ def test_reward_that_is_logged_is_the_one_trained_on(whole):
     records = read_lines(workdir / "metrics.jsonl")
     for record, (_, rollouts) in zip(records, seen, strict=True):
         rewards, correct = rollouts.rewards, rollouts.correct
-        assert record["reward"] == pytest.approx(rewards.mean()) and record[
-            "accuracy"
+        assert record["train/reward"] == pytest.approx(rewards.mean()) and record[
+            "train/accuracy"
         ] == pytest.approx(correct.mean())
         # Digits alone are English mathematics; of the five checks, none but the end's
         # can be passed.
         assert record["reward/language"] > 0.5 and record["reward/format"] == pytest.approx(
-            0.2 * (1 - record["truncated"])
+            0.2 * (1 - record["train/truncated"])
         )
-        assert record["truncated"] == np.mean(rollouts.truncated)
-        assert record["informative_groups"] == np.mean(
+        assert record["train/truncated"] == np.mean(rollouts.truncated)
+        assert record["train/informative_groups"] == np.mean(
             [0 < g.correct.mean() < 1 for g in rollouts.groups()]
         )
         extra = 1.0 + 0.5 * 0.2

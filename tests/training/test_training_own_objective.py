@@ -70,14 +70,16 @@ def train(tmp_path, method, settings):
 def test_own_losses_train_as_those_that_were_kept(own, tmp_path, name):
     shipped, mine = train(tmp_path, name, {}), train(tmp_path, name, own[f"my_losses:{name}"])
     assert mine == shipped
-    assert any(line["clip_low"] + line["clip_high"] > 0 for line in shipped) and any(
-        line["grad_norm"] > 0 for line in shipped
+    assert any(line["train/clip_low"] + line["train/clip_high"] > 0 for line in shipped) and any(
+        line["train/grad_norm"] > 0 for line in shipped
     )
 
 
 def test_own_advantage_trains(own, tmp_path):
     lines = train(tmp_path, "speed_rloo", own["my_advantages:rare"])
-    assert len(lines) == 3 and all(line["grad_norm"] > 0 and line["skipped"] == 0 for line in lines)
+    assert len(lines) == 3 and all(
+        line["train/grad_norm"] > 0 and line["train/skipped"] == 0 for line in lines
+    )
     import my_advantages
 
     rewards, ids = np.array([1, 0, 0, 1, 1, 0, 7], np.float32), np.array([0, 0, 0, 1, 1, 2, -1])

@@ -94,7 +94,7 @@ def test_own_rewards_train(own, tmp_path):
         assert (
             0 < record["reward/accuracy"] < 1
             and 0 < record["reward/brevity"] < 1
-            and record["skipped"] == 0
+            and record["train/skipped"] == 0
         )
     # Every sample of the run was scored once by each.
     scored = summary["samples"]

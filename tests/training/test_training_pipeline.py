@@ -108,7 +108,7 @@ def test_nothing_is_lost_and_groups_are_those_of_the_definition(rule, changes, d
             == t.rejected + t.completed + t.dropped_stale + driver.in_flight
         )
         assert t.completed == len(trained) + len(driver.buffer) + t.expired
-        assert driver.metrics(step)["pending_calls"] == len(driver._pending) <= depth
+        assert driver.metrics(step)["rollout/pending_calls"] == len(driver._pending) <= depth
         if "max_age" in changes:
             assert all(step - g.oldest_version <= 2 for g in groups)
         dropped_stale = t.dropped_stale + t.expired > 0
@@ -426,15 +426,15 @@ def test_a_real_run_repeats_and_resumes_with_a_pending_call(tmp_path):
         jax.tree.map(
             np.testing.assert_array_equal, other.rl_step.state_dict(), whole.rl_step.state_dict()
         )
-    assert [line["pending_calls"] for line in lines[1:]] == [1.0] * 5 and max(
-        line["age_mean"] for line in lines
+    assert [line["rollout/pending_calls"] for line in lines[1:]] == [1.0] * 5 and max(
+        line["train/age_mean"] for line in lines
     ) >= 1
     # Once each, when scored.
-    assert sum(line["generated_tokens"] for line in lines) == whole.totals.tokens
-    assert all(line["skipped"] == 0 and line["grad_norm"] > 0 for line in lines)
+    assert sum(line["rollout/generated_tokens"] for line in lines) == whole.totals.tokens
+    assert all(line["train/skipped"] == 0 and line["train/grad_norm"] > 0 for line in lines)
     # Samples hold what the policy that drew them gave them: the first update trains on the starting
     # policy's own.
-    assert lines[0]["behaviour_gap_max"] < 1e-5
+    assert lines[0]["train/behaviour_gap_max"] < 1e-5
 
 
 def test_a_launch_leaves_the_caller_free(tmp_path):

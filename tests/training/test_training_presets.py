@@ -154,15 +154,17 @@ def test_three_steps_a_checkpoint_and_the_third_again(preset, folder, tmp_path):
     Trainer(shrink(make(name, variant), folder), tmp_path).run()
     made = read_lines(tmp_path / "metrics.jsonl")
     assert [record["step"] for record in made] == [0, 1, 2]
-    assert all(record["skipped"] == 0 and record["groups"] > 0 for record in made)
-    assert all(record["grad_norm"] > 0 for record in made if record["informative_groups"] > 0)
+    assert all(record["train/skipped"] == 0 and record["train/groups"] > 0 for record in made)
+    assert all(
+        record["train/grad_norm"] > 0 for record in made if record["train/informative_groups"] > 0
+    )
     config = make(name, variant)
     if (
         config.rule.name in ("dynamic", "speed")
         or config.rule.name == "band"
         and config.rule.inclusive == "neither"
     ):
-        assert all(record["informative_groups"] == 1 for record in made)
+        assert all(record["train/informative_groups"] == 1 for record in made)
     shutil.rmtree(tmp_path / "checkpoints" / "3")
     config = shrink(make(name, variant), folder)
     config.checkpoints.resume = "must"

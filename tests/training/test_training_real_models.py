@@ -94,7 +94,10 @@ def test_trains_checkpoints_resumes_evaluates_and_exports(
         summary, steps = second.run(), 3
     records = read_lines(tmp_path / "metrics.jsonl")
     assert [r["step"] for r in records] == list(range(steps))
-    assert all(r["skipped"] == 0 and r["reward"] == 0 and r["groups"] == 2 for r in records)
+    assert all(
+        r["train/skipped"] == 0 and r["train/reward"] == 0 and r["train/groups"] == 2
+        for r in records
+    )
     assert records[-1]["verifier/ok"] + records[-1].get("verifier/no_answer", 0) > 0
     assert [e["step"] for e in summary["evaluations"]] == ([0, 2, 3] if name == "gsm8k" else [0, 2])
     rollout = read_lines(tmp_path / "rollouts.jsonl")[0]
@@ -153,7 +156,10 @@ def test_whole_step_in_one_program_with_integer_answers(repo, questions, qwen_di
     summary = Trainer(config, tmp_path).run()
     records = read_lines(tmp_path / "metrics.jsonl")
     assert all(
-        r["skipped"] == 0 and r["groups"] == 2 and r["age_max"] == 0 and r["behaviour_gap"] < 1e-5
+        r["train/skipped"] == 0
+        and r["train/groups"] == 2
+        and r["train/age_max"] == 0
+        and r["train/behaviour_gap"] < 1e-5
         for r in records
     )
     assert summary["prompts"]["completed"] == 4

@@ -1,11 +1,14 @@
 """Numbers of a step: rewards by sample and by prompt, and what sequential sampling did by round."""
 
+import json
+
 import numpy as np
 import pytest
 from fake_generation import rollouts_of
 
 from rl_speed.data.prompts import Prompt
 from rl_speed.rollout.prompt_counts import StepReport
+from rl_speed.runtime.metrics import in_section, read_metrics
 from rl_speed.sampling import Sequential, Uniform
 from rl_speed.training.records import by_round, describe
 
@@ -23,11 +26,13 @@ def test_batch_level_and_prompt_level_rewards_differ_by_the_covariance_with_the_
     groups = [(8, 0), (2, 2), (4, 1), (2, 1)]
     found = describe(0, rollouts(groups), StepReport.empty())
     n, r = np.array([g[0] for g in groups]), np.array([k / g for g, k in groups])
-    assert found["accuracy_prompts"] == pytest.approx(1.75 / 4)
-    assert found["accuracy"] == 4 / 16 and found["all_right"] == 0.25
+    assert found["train/accuracy_prompts"] == pytest.approx(1.75 / 4)
+    assert found["train/accuracy"] == 4 / 16 and found["train/all_right"] == 0.25
     # Reinforce-Ada, appendix C.2; its Cov is a sum over prompts.
     covariance = ((n - n.mean()) * (r - r.mean())).sum()
-    assert (found["accuracy"] - found["accuracy_prompts"]) * n.sum() == pytest.approx(covariance)
+    assert (found["train/accuracy"] - found["train/accuracy_prompts"]) * n.sum() == pytest.approx(
+        covariance
+    )
     assert covariance < 0
 
 
@@ -47,3 +52,24 @@ def test_prompts_by_round_of_sequential_sampling():
     positive = by_round(rollouts([(4, 4), (12, 0)]), Sequential(m=4, rounds=3, k_pos=1, k_neg=0))
     assert positive["round/resolved_1"] == positive["round/resolved_3"] == 1
     assert by_round(rollouts(groups), Uniform(4)) == {}
+
+
+def test_lines_of_before_names_had_sections_are_read_under_those_of_today(tmp_path):
+    old = {"step": 0, "accuracy": 0.5, "generated_tokens": 7, "grad_norm": 1.5, "eval/accuracy": 1}
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(old) + "\n")
+    (found,) = read_metrics(tmp_path / "metrics.jsonl")
+    assert found == {
+        "step": 0,
+        "train/accuracy": 0.5,
+        "rollout/generated_tokens": 7,
+        "train/grad_norm": 1.5,
+        "eval/accuracy": 1,
+    }
+
+
+def test_every_number_of_a_step_has_a_section():
+    """What `describe` names is what an older run's line is translated to."""
+    names = describe(0, rollouts([(2, 1), (2, 0)]), StepReport.empty())
+    for name in names:
+        section, _, leaf = name.partition("/")
+        assert section in ("train", "rollout") and in_section(leaf) == name

@@ -434,8 +434,8 @@ def test_resume_is_exact_with_a_cache(method, changes, tmp_path):
         for name in ("whole", "parts")
     )
     assert records == again and len(records) == 6
-    assert all(r["skipped"] == 0 for r in records)
-    assert any(r["prefix"] > 0 for r in records) and records[-1]["replay/size"] > 0
+    assert all(r["train/skipped"] == 0 for r in records)
+    assert any(r["train/prefix"] > 0 for r in records) and records[-1]["replay/size"] > 0
     t = whole.rl_step.screening.prompt_counts
     assert t.screened == t.rejected + t.completed + t.dropped_stale + getattr(
         getattr(whole.rl_step, "driver", None), "in_flight", 0
@@ -536,7 +536,7 @@ def test_fused_step_replays_as_the_host_does(mask_prefix, mesh):
     )
     assert float(other["skipped"]) == 0
     for name in ("grad_norm", "tokens", "behaviour_gap"):
-        assert metrics()[name] == pytest.approx(float(other[name]), rel=1e-4, abs=1e-6)
+        assert metrics()[f"train/{name}"] == pytest.approx(float(other[name]), rel=1e-4, abs=1e-6)
     for a, b in zip(
         jax.tree.leaves(jax.device_get(state.params)),
         jax.tree.leaves(jax.device_get(separate.params)),

@@ -218,11 +218,11 @@ def test_training_learns_a_mapping_and_reports_the_held_out_loss(params):
     new = run.run(seen.append)
     assert [m["step"] for m in seen] == list(range(61))
     assert [m["step"] for m in seen if "eval/loss" in m] == [0, 30, 60]
-    assert run.last["eval/loss"] < 0.3 < 1.0 < seen[1]["loss"]
+    assert run.last["eval/loss"] < 0.3 < 1.0 < seen[1]["train/loss"]
     # The same examples, before any update.
-    np.testing.assert_allclose(seen[0]["eval/loss"], seen[1]["loss"], rtol=1e-5)
+    np.testing.assert_allclose(seen[0]["eval/loss"], seen[1]["train/loss"], rtol=1e-5)
     np.testing.assert_allclose(
-        [seen[1]["learning_rate"], seen[-1]["learning_rate"]], [4e-3, 2e-2], rtol=1e-6
+        [seen[1]["train/learning_rate"], seen[-1]["train/learning_rate"]], [4e-3, 2e-2], rtol=1e-6
     )
     assert sft.make_evaluate(Pieces(MODEL, ONE))(new, LAYOUT.batches(MAPPING) * 2) == pytest.approx(
         run.last["eval/loss"], rel=1e-5

@@ -97,7 +97,7 @@ def test_the_held_out_loss_falls_and_pieces_are_full(whole):
     assert made["eval_loss"] == record[-1]["eval/loss"] < 0.8 * record[0]["eval/loss"]
     counts = run.parts.counts
     assert counts["examples"] + counts["held_out"] == 160 and 16 <= counts["held_out"] <= 48
-    assert 1 <= np.mean([line["padding"] for line in record[1:]]) < 1.6
+    assert 1 <= np.mean([line["train/padding"] for line in record[1:]]) < 1.6
     assert (run.workdir / "loss.png").stat().st_size > 5000
     assert (
         json.loads((run.workdir / "config.json").read_text())["optimizer"]["learning_rate"] == 2e-3

@@ -46,10 +46,10 @@ def events(folder):
 
 def record_of(step, salt=0):
     return {
-        "reward": step / 8 + salt,
+        "train/reward": step / 8 + salt,
         "reward/accuracy": 0.5,
-        "groups": 4,
-        "pass_rates": pass_rate_histogram([0, 0.25, 0.25, 1]),
+        "train/groups": 4,
+        "rollout/pass_rates": pass_rate_histogram([0, 0.25, 0.25, 1]),
     }
 
 
@@ -62,13 +62,13 @@ def test_tensorboard_reads_what_metrics_hold(tmp_path):
     writer.close()
     scalars, texts, histograms = events(tmp_path / "tensorboard")
     lines = read_lines(tmp_path / "metrics.jsonl")
-    for name in ("reward", "reward/accuracy", "groups"):
+    for name in ("train/reward", "reward/accuracy", "train/groups"):
         assert scalars[name] == [(line["step"], line[name]) for line in lines]
     assert (
         scalars["eval/accuracy"] == [(step, 0.75) for step in range(5)]
         and "eval/accuracy" not in lines[0]
     )
-    assert set(scalars) == {"reward", "reward/accuracy", "groups", "eval/accuracy"}
+    assert set(scalars) == {"train/reward", "reward/accuracy", "train/groups", "eval/accuracy"}
     # Every second step, indented, so that Markdown leaves it as it stands.
     assert [step for step, _ in texts["rollouts/0"]] == [0, 2, 4] and len(
         read_lines(tmp_path / "rollouts.jsonl")
@@ -76,7 +76,7 @@ def test_tensorboard_reads_what_metrics_hold(tmp_path):
     text = texts["rollouts/0"][0][1]
     assert "    # four\n    **4**" in text and "    2 + 2?" in text and "reward 1.0" in text
     assert "    5" in texts["rollouts/1"][0][1]
-    step, histogram = histograms["pass_rates"][3]
+    step, histogram = histograms["rollout/pass_rates"][3]
     assert (
         step == 3
         and tuple(histogram.bucket_limit) == PASS_RATE_EDGES
@@ -112,8 +112,8 @@ def test_steps_that_are_made_again_are_there_once(tmp_path):
         + [(s, s / 8 + 2) for s in range(5, 8)]
     )
     scalars, _, histograms = events(tmp_path / "events")
-    assert scalars["reward"] == expected
-    assert [step for step, _ in histograms["pass_rates"]] == list(range(8))
+    assert scalars["train/reward"] == expected
+    assert [step for step, _ in histograms["rollout/pass_rates"]] == list(range(8))
     assert [(r["step"], r["salt"]) for r in read_lines(tmp_path / "metrics.jsonl")] == [
         (s, round(x - s / 8)) for s, x in expected
     ]
@@ -141,11 +141,11 @@ def test_a_full_disk_is_counted_and_waited_for(tmp_path):
         writer.write(step, record_of(step))
     assert writer.failures == 3 and len(read_lines(tmp_path / "metrics.jsonl")) == 5
     # No half records.
-    assert events(tmp_path / "tensorboard")[0]["reward"] == [(s, s / 8) for s in range(2)]
+    assert events(tmp_path / "tensorboard")[0]["train/reward"] == [(s, s / 8) for s in range(2)]
     appended._file = appended._file.file
     writer.write(5, record_of(5))
     writer.close()
-    assert writer.failures == 3 and events(tmp_path / "tensorboard")[0]["reward"] == [
+    assert writer.failures == 3 and events(tmp_path / "tensorboard")[0]["train/reward"] == [
         (s, s / 8) for s in range(6)
     ]
 
@@ -232,12 +232,12 @@ def test_wandb_gets_the_same_and_a_resumed_run_keeps_its_id(tmp_path, wandb):
     numbers = [
         (step, values)
         for kind, step, values in (c for c in wandb.calls if c[0] == "log")
-        if "reward" in values
+        if "train/reward" in values
     ]
-    assert [(step, v["reward"]) for step, v in numbers] == [
+    assert [(step, v["train/reward"]) for step, v in numbers] == [
         (s, s / 8) for s in (0, 1, 3, 3, 4, 5, 6)
     ]
-    histogram = numbers[0][1]["pass_rates"]
+    histogram = numbers[0][1]["rollout/pass_rates"]
     assert (
         len(histogram.edges) == len(histogram.counts) + 1
         and np.all(np.diff(histogram.edges) > 0)

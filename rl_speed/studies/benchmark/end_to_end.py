@@ -80,16 +80,16 @@ def figures(run: Run, skip: int) -> dict[str, float]:
     """
     records = [r for r in run.records[skip:] if not r["time/compile"]]
     mean = lambda key: float(np.mean([r.get(key, 0.0) for r in records]))
-    wasted = [r.get("wasted_tokens", 0.0) for r in run.records]
+    wasted = [r.get("rollout/wasted_tokens", 0.0) for r in run.records]
     phases = {name: 1e3 * mean(f"time/{name}") for name in PHASES}
     return {
         "ms_per_step": 1e3 * mean("time/step"),
         **phases,
-        "tokens": mean("generated_tokens"),
+        "tokens": mean("rollout/generated_tokens"),
         "wasted_tokens": (wasted[-1] - wasted[skip - 1]) / (len(wasted) - skip),
-        "decode_steps": mean("decode_steps"),
-        "slot_use": mean("slot_use"),
-        "age": mean("age_mean"),
+        "decode_steps": mean("rollout/decode_steps"),
+        "slot_use": mean("rollout/slot_use"),
+        "age": mean("train/age_mean"),
         "accuracy": run.summary["evaluations"][-1]["eval/accuracy"],
         "compilations": run.summary["compilations"],
     }

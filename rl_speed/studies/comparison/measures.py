@@ -230,8 +230,8 @@ def last_steps(name: str, share: float = 0.25) -> Value:
 
 
 def ratio(above: str, below: str) -> Value:
-    """Of two sums over steps: "generated_tokens" by "generated_samples" are sampled tokens a
-    sample. None over 0.
+    """Ratio of two sums over steps: "rollout/generated_tokens" by "rollout/generated_samples" are
+    sampled tokens a sample. None over 0.
     """
 
     def value(run: Run) -> float | None:
@@ -247,7 +247,7 @@ def share_of_groups(name: str) -> Value:
     """
 
     def value(run: Run) -> float | None:
-        return ratio(name, "groups")(run) if name in run.records[-1] else None
+        return ratio(name, "train/groups")(run) if name in run.records[-1] else None
 
     return value
 
@@ -263,7 +263,9 @@ def pass_rate_share(bin: int) -> Callable[[dict], float]:
     """Of one step: share of its judged prompts in a bin of the histogram of first-round pass rates,
     0: never right, -1: always.
     """
-    return lambda record: record["pass_rates"][bin] / max(sum(record["pass_rates"]), 1)
+    return lambda record: (
+        record["rollout/pass_rates"][bin] / max(sum(record["rollout/pass_rates"]), 1)
+    )
 
 
 def held_out(clock: str, name: str = "eval/accuracy", title: str = "held-out accuracy") -> Curve:
@@ -327,7 +329,7 @@ TOKENS = Column("tokens (thousands)", total("tokens", 1e3), 0)
 SECONDS = Column("training (s)", total("train_s"), 1)
 BY_CLASS = PerClass()
 TOKENS_A_SAMPLE = Column(
-    "sampled tokens a sample", ratio("generated_tokens", "generated_samples"), 2
+    "sampled tokens a sample", ratio("rollout/generated_tokens", "rollout/generated_samples"), 2
 )
 # Of every ablation: what its runs took.
 COST = (

@@ -130,11 +130,20 @@ def screened(runs: Sequence[Run], step: int, since: int) -> dict[str, float]:
         "epochs": float(np.mean([run.records[step - 1]["prompts/epoch"] for run in runs])),
         "accepted": float(
             np.mean(
-                [count(r, "accepted", since) / max(count(r, "screened", since), 1) for r in runs]
+                [
+                    count(r, "rollout/accepted", since)
+                    / max(count(r, "rollout/screened", since), 1)
+                    for r in runs
+                ]
             )
         ),
         "most": float(
-            np.mean([r.records[step - 1]["total/samples"] / count(r, "sequences", 0) for r in runs])
+            np.mean(
+                [
+                    r.records[step - 1]["total/samples"] / count(r, "train/sequences", 0)
+                    for r in runs
+                ]
+            )
         ),
     }
 

@@ -60,9 +60,9 @@ def plot_training(runs: Sequence[Run], path: Path) -> Path:
     plt = pyplot()
     figure, axes = plt.subplots(1, 3, figsize=(13.5, 3.8), constrained_layout=True)
     panels = (
-        ("accuracy", "training accuracy of trained groups"),
-        ("grad_norm", "gradient norm before clipping"),
-        ("informative_groups", "share of trained groups with both right and wrong"),
+        ("train/accuracy", "training accuracy of trained groups"),
+        ("train/grad_norm", "gradient norm before clipping"),
+        ("train/informative_groups", "share of trained groups with both right and wrong"),
     )
     for i, (variant, members) in enumerate(group_runs(runs).items()):
         steps = min(len(run.records) for run in members)

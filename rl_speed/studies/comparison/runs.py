@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 
 from rl_speed.config import Config, flatten, methods
-from rl_speed.runtime.metrics import held_out_names, read_object, read_steps, write_atomically
+from rl_speed.runtime.metrics import held_out_names, read_metrics, read_object, write_atomically
 from rl_speed.runtime.signals import Stopped
 from rl_speed.runtime.workdir import read_settings, read_summary, wanted
 
 # What tables and pictures read of an evaluation and of a step; the rest may be missing.
 POINT = ("step", "train_s", "tokens", "optimizer_steps", "eval/accuracy")
-RECORD = ("accuracy", "grad_norm", "informative_groups")
+RECORD = ("train/accuracy", "train/grad_norm", "train/informative_groups")
 # Settings that change nothing of what a comparison reads.
 ASIDE = ("logging.", "checkpoints.")
 _ADVICE = "restore it, or remove the folder to run it again"
@@ -148,7 +148,7 @@ def load_run(variant: Variant, seed: int, folder: Path) -> Run:
         variant,
         seed,
         summary,
-        read_steps(folder / "metrics.jsonl"),
+        read_metrics(folder / "metrics.jsonl"),
         read_settings(folder / "config.json", _ADVICE),
         wall_s=_wall_seconds(folder, _ADVICE),
     )

@@ -103,9 +103,9 @@ def phases(runs: Sequence[Run], target: float | None = None) -> dict[str, float]
     out["step"] -= out.pop("compile")
     return {
         **out,
-        "samples": mean("generated_samples"),
-        "tokens": mean("generated_tokens"),
-        "calls": mean("calls"),
+        "samples": mean("rollout/generated_samples"),
+        "tokens": mean("rollout/generated_tokens"),
+        "calls": mean("rollout/calls"),
     }
 
 

@@ -112,9 +112,9 @@ def _parts(run: Run, what: str, names: Mapping[str, str]) -> list[str]:
 def pass_rates(run: Run) -> list[str]:
     """What screening saw: the heat map."""
     rows = [
-        (r["step"], r["pass_rates"])
+        (r["step"], r["rollout/pass_rates"])
         for r in run.records
-        if isinstance(r.get("pass_rates"), list) and len(r["pass_rates"]) == 12
+        if isinstance(r.get("rollout/pass_rates"), list) and len(r["rollout/pass_rates"]) == 12
     ]
     if not sum(sum(counts) for _, counts in rows):
         return []
@@ -147,7 +147,7 @@ def _thirds(counts: np.ndarray) -> str:
 def acceptance(run: Run) -> list[str]:
     """The driver's running estimate, over each step's own share."""
     estimate, accepted, screened = (
-        run.column(name) for name in ("acceptance", "accepted", "screened")
+        run.column(name) for name in ("rollout/acceptance", "rollout/accepted", "rollout/screened")
     )
     if estimate is None:
         return []
@@ -177,7 +177,7 @@ def screening(run: Run) -> list[str]:
         "screening",
         "Prompts per step",
         "prompts",
-        {"screened": "screened", "accepted": "accepted"},
+        {"rollout/screened": "screened", "rollout/accepted": "accepted"},
     )
 
 
@@ -185,12 +185,16 @@ def training_accuracy(run: Run) -> list[str]:
     """Of the groups trained on; the reward too where it is something else,
     and what it is made of.
     """
-    names, reward, accuracy = {"accuracy": "accuracy"}, run.column("reward"), run.column("accuracy")
-    names["informative_groups"] = "informative groups"
+    names, reward, accuracy = (
+        {"train/accuracy": "accuracy"},
+        run.column("train/reward"),
+        run.column("train/accuracy"),
+    )
+    names["train/informative_groups"] = "informative groups"
     if reward is not None and (
         accuracy is None or np.nanmax(np.abs(reward - accuracy), initial=0) > 1e-3
     ):
-        names["reward"] = "mean reward"
+        names["train/reward"] = "mean reward"
     parts = {
         name: name.removeprefix("reward/")
         for record in run.records
@@ -223,7 +227,7 @@ def training_accuracy(run: Run) -> list[str]:
 
 def ages(run: Run) -> list[str]:
     """How stale the samples were that were trained on."""
-    names = {"age_mean": "mean", "age_max": "largest"}
+    names = {"train/age_mean": "mean", "train/age_max": "largest"}
     return _curves(
         run, "training", "Sample age", "policy updates since sampling", names, whole_y=True
     )
@@ -250,7 +254,7 @@ def lengths(run: Run) -> list[str]:
         "responses",
         "Response length",
         "tokens",
-        {"length": "trained on"},
+        {"train/length": "trained on"},
         more=_beside(run, "eval/length"),
     )
 
@@ -262,7 +266,7 @@ def truncation(run: Run) -> list[str]:
         "responses",
         "Responses cut off at the limit",
         "share of responses",
-        {"truncated": "trained on"},
+        {"train/truncated": "trained on"},
         more=_beside(run, "eval/truncated"),
         shares=True,
     )
@@ -276,7 +280,7 @@ def gradient_norm(run: Run) -> list[str]:
         "update",
         "Gradient norm",
         "norm before clipping",
-        {"grad_norm": "norm"},
+        {"train/grad_norm": "norm"},
         f"Clipped to {limit:g} (thin line)." if limit else "",
         reference=limit,
     )
@@ -284,19 +288,19 @@ def gradient_norm(run: Run) -> list[str]:
 
 def entropy(run: Run) -> list[str]:
     """Of the policy, on the tokens trained on."""
-    return _curves(run, "update", "Policy entropy", "nats per token", {"entropy": "entropy"})
+    return _curves(run, "update", "Policy entropy", "nats per token", {"train/entropy": "entropy"})
 
 
 def tokens(run: Run) -> list[str]:
     """What each step generated."""
     return _curves(
-        run, "time", "Generated tokens per step", "tokens", {"generated_tokens": "tokens"}
+        run, "time", "Generated tokens per step", "tokens", {"rollout/generated_tokens": "tokens"}
     )
 
 
 def generation_speed(run: Run) -> list[str]:
     """Tokens over the time of the generation phase."""
-    made, seconds = run.column("generated_tokens"), run.column("time/generate")
+    made, seconds = run.column("rollout/generated_tokens"), run.column("time/generate")
     if made is None or seconds is None:
         return []
     speed = _ratio(made, seconds)
@@ -313,7 +317,12 @@ def generation_speed(run: Run) -> list[str]:
 def slot_use(run: Run) -> list[str]:
     """How full the sampler ran."""
     return _curves(
-        run, "time", "Decode slots in use", "share of slots", {"slot_use": "slots"}, shares=True
+        run,
+        "time",
+        "Decode slots in use",
+        "share of slots",
+        {"rollout/slot_use": "slots"},
+        shares=True,
     )
 
 
@@ -324,7 +333,7 @@ def padding(run: Run) -> list[str]:
         "time",
         "Padding of the update",
         "tokens computed by tokens held",
-        {"padding": "padding"},
+        {"train/padding": "padding"},
     )
 
 

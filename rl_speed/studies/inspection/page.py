@@ -182,7 +182,7 @@ def prompt_tally(run: Run) -> dict[str, int]:
     """
     if run.finished and isinstance(run.summary.get("prompts"), dict):
         return run.summary["prompts"]
-    columns = {name: run.column(name) for name in ("screened", "rejected")}
+    columns = {name: run.column(f"rollout/{name}") for name in ("screened", "rejected")}
     return {
         name: round(np.nansum(values)) for name, values in columns.items() if values is not None
     }
@@ -195,7 +195,7 @@ def faults(run: Run) -> dict[str, int]:
     found: dict[str, int | None] = {}
     if run.finished and "skipped_updates" in run.summary:
         found["skipped update"] = int(run.summary["skipped_updates"])
-    elif (skipped := run.column("skipped")) is not None:
+    elif (skipped := run.column("train/skipped")) is not None:
         # A step's metrics are the mean over its optimizer steps.
         found["skipped update"] = round(
             np.nansum(skipped) * (run.setting("training.minibatches") or 1)
@@ -207,7 +207,7 @@ def faults(run: Run) -> dict[str, int]:
     for cause, name in _OF_VERIFIER.items():
         value = at_end.get(cause, run.latest(cause))
         found[name] = None if value is None else int(value)
-    if (short := run.column("groups_short")) is not None:
+    if (short := run.column("train/groups_short")) is not None:
         found["missing training group"] = round(np.nansum(short))
     return {name: count for name, count in found.items() if count is not None}
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from rl_speed.runtime.metrics import counted_over_restarts, read_steps
+from rl_speed.runtime.metrics import counted_over_restarts, read_metrics, read_steps
 from rl_speed.runtime.workdir import read_settings, read_summary
 
 
@@ -114,7 +114,7 @@ def read_run(workdir: Path) -> Run:
         )
     if not (workdir / "metrics.jsonl").is_file():
         raise NotARun(_what_is_missing(workdir))
-    records, rollouts = _lines(workdir / "metrics.jsonl"), _lines(workdir / "rollouts.jsonl")
+    records, rollouts = read_metrics(workdir / "metrics.jsonl"), _lines(workdir / "rollouts.jsonl")
     advice = "restore it, or move it away to be told the rest"
     settings, summary = workdir / "config.json", workdir / "summary.json"
     config = read_settings(settings, advice, supervised=True) if settings.is_file() else {}

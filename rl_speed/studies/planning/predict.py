@@ -274,9 +274,9 @@ def measured_steps(folder: Path, methods: Sequence[str], seed: int) -> dict[str,
             "update": mean("time/update"),
             "other": mean("time/other"),
             "seconds": mean("time/step"),
-            "samples": mean("generated_samples"),
-            "tokens": mean("generated_tokens"),
-            "decode_steps": mean("decode_steps"),
+            "samples": mean("rollout/generated_samples"),
+            "tokens": mean("rollout/generated_tokens"),
+            "decode_steps": mean("rollout/decode_steps"),
             "steps": float(len(records)),
         }
     return found

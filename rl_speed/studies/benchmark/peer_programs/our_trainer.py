@@ -52,8 +52,8 @@ class InTurn(Trainer):
         super()._log(record, rollouts)
         self.turns.answer(
             seconds=time.perf_counter() - self.begun,
-            tokens=int(record["generated_tokens"]),
-            padding=record["padding"],
+            tokens=int(record["rollout/generated_tokens"]),
+            padding=record["train/padding"],
         )
         self.begin()
 
