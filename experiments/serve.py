@@ -22,10 +22,13 @@ google-jetstream 0.2.2, with TensorFlow, 2 GB). JetStream was archived by its au
 import importlib
 import signal
 import socket
-import sys
 import threading
+import time
 
-from absl import app, flags, logging
+from absl import flags
+
+from rl_speed.config import command
+from rl_speed.runtime import entry
 
 _PROTOCOL = flags.DEFINE_enum(
     "protocol", "openai", ["openai", "jetstream"], "OpenAI's API over HTTP, or JetStream's gRPC."
@@ -107,7 +110,6 @@ _GRACE = flags.DEFINE_float(
 
 def ask_server():
     """Print a response as it comes; several samples once they are whole."""
-    from rl_speed.config.command import fail
     from rl_speed.serving.jetstream.client import Refusal, ask
 
     whole = []
@@ -117,36 +119,36 @@ def ask_server():
             if len(pieces) == 1:
                 print(pieces[0], end="", flush=True)
     except Refusal as refusal:
-        fail(str(refusal))
+        command.fail(str(refusal))
     print() if len(whole) == 1 else print(
         "\n".join(f"[{i}] {text}" for i, text in enumerate(whole))
     )
 
 
-def load():
-    """The policy, how it is sampled, and its prompt format.
+def listen():
+    """A socket at --host and --port; clients that connect before the server runs wait."""
+    host = _HOST.value.strip("[]")
+    ipv6 = ":" in host
+    family = socket.AF_INET6 if ipv6 else socket.AF_INET
+    try:
+        return socket.create_server((host, _PORT.value), family=family, dualstack_ipv6=ipv6)
+    except OSError as error:
+        raise OSError(
+            f"cannot listen on {_HOST.value}:{_PORT.value}: {error.strerror}; --host and --port "
+            "name another address"
+        ) from None
 
-    What takes long comes after what may be wrong: the extra, the port, the model, the template.
-    """
+
+def load():
+    """The policy, how it is sampled, tokens of the longest prompt, and the prompt format."""
     from rl_speed.policy import encode_prompt, load_tokenizer
-    from rl_speed.runtime.setup import setup_jax
     from rl_speed.sampling import SamplerConfig
     from rl_speed.serving import load_policy
 
-    home = {"openai": "http", "jetstream": "jetstream.client"}[_PROTOCOL.value]
-    importlib.import_module(f"rl_speed.serving.{home}")
-    host = _HOST.value.strip("[]")
-    try:
-        socket.create_server(
-            (host, _PORT.value), family=socket.AF_INET6 if ":" in host else socket.AF_INET
-        ).close()
-    except OSError as error:
-        raise OSError(f"cannot listen on {_HOST.value}:{_PORT.value}: {error.strerror}") from None
-    setup_jax()
     policy = load_policy(_MODEL.value, _DTYPE.value, _END_TOKENS.value)
     tokenizer = load_tokenizer(policy.directory)
     prompt = _PROMPT.value or ("chat" if tokenizer.chat_template else "plain")
-    encode_prompt(tokenizer, "0", prompt)
+    encode_prompt(tokenizer, "0", prompt)  # a format that cannot be fails before compiling
     half = min(1024, policy.model.max_position // 2)
     samples = _SAMPLES.value if _PROTOCOL.value == "jetstream" else 1
     config = SamplerConfig(
@@ -165,37 +167,51 @@ def load():
     return policy, config, longest, prompt
 
 
-def openai_server(on_crash):
-    """The HTTP server, and what to print of it."""
+def warm_up(engine):
+    """Compile, and print how long it took."""
+    begin = time.perf_counter()
+    engine.warm_up()
+    print(f"compiled in {time.perf_counter() - begin:.0f} s", flush=True)
+
+
+def serve_openai():
+    """Serve HTTP until a signal. Ends with status 1 where decoding failed."""
     from rl_speed.serving import Engine
+    from rl_speed.serving.batcher import Stopped
     from rl_speed.serving.http import App, Server
 
-    policy, config, longest, prompt = load()
-    engine = Engine(policy, config, longest)
-    engine.warm_up()
-    name = _NAME.value or _MODEL.value
-    served = App(
-        engine,
-        policy.directory,
-        name,
-        prompt=prompt,
-        temperature=config.temperature,
-        top_p=config.top_p,
-        queue=_QUEUE.value,
-        on_crash=on_crash,
-    )
-    server = Server(served, _HOST.value, _PORT.value)
-    return server, f"serving {name!r} on http://{_HOST.value}:{server.port}/v1"
+    with listen() as listening:
+        policy, config, longest, prompt = load()
+        engine = Engine(policy, config, longest)
+        warm_up(engine)
+        app = App(
+            engine,
+            policy.directory,
+            _NAME.value or _MODEL.value,
+            prompt=prompt,
+            temperature=config.temperature,
+            top_p=config.top_p,
+            queue=_QUEUE.value,
+        )
+        # uvicorn, which catches both while it serves, raises them once more at its end.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: None)
+        print(f"serving {app.name!r} on http://{_HOST.value}:{_PORT.value}/v1", flush=True)
+        Server(app, _GRACE.value).run(sockets=[listening])
+    if not isinstance(app.batcher.ended, Stopped):
+        command.fail(str(app.batcher.ended), status=1)
+    print("stopped", flush=True)
 
 
-def jetstream_server():
-    """JetStream's server, and what to print of it."""
+def serve_jetstream():
+    """Serve gRPC until a signal."""
     import jax
 
-    policy, config, longest, prompt = load()
     from rl_speed.serving.jetstream.engine import PolicyEngine
     from rl_speed.serving.jetstream.server import Server
 
+    listen().close()  # a port that is taken fails before compiling
+    policy, config, longest, prompt = load()
     engine = PolicyEngine(
         policy,
         config,
@@ -204,54 +220,36 @@ def jetstream_server():
         prompt=prompt,
         key=jax.random.key(_SEED.value),
     )
-    engine.warm_up()
+    warm_up(engine)
+    done = threading.Event()
     server = Server(engine, _HOST.value, _PORT.value)
-    where = "" if _HOST.value == "localhost" else f" --host={_HOST.value}"
-    return server, (
-        f"serving on {_HOST.value}:{server.port}; ask it with: python experiments/serve.py "
-        f"--protocol=jetstream{where} --port={server.port} --ask=TEXT "
-        f"--max_new={min(32, config.max_new)}"
-    )
-
-
-def serve():
-    """Serve until a signal says to stop; exit status 1 where decoding failed."""
-    done, crashed = threading.Event(), threading.Event()
-
-    def stop(*_):
-        done.set()
-        for number in (signal.SIGINT, signal.SIGTERM):  # the next one ends the process at once
-            signal.signal(number, signal.SIG_DFL)
-
-    def crash():
-        crashed.set()
-        done.set()
-
-    openai = _PROTOCOL.value == "openai"
-    server, said = openai_server(crash) if openai else jetstream_server()
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, stop)
-    print(said, flush=True)
+        signal.signal(number, lambda *_: done.set())
+    where = "" if _HOST.value == "localhost" else f" --host={_HOST.value}"
+    print(
+        f"serving on {_HOST.value}:{server.port}; ask it with: {command.program()} "
+        f"--protocol=jetstream{where} --port={server.port} --ask=TEXT "
+        f"--max_new={min(32, config.max_new)}",
+        flush=True,
+    )
     done.wait()
-    print("stopping", flush=True)
     server.stop(_GRACE.value)
     print("stopped", flush=True)
-    if crashed.is_set():
-        sys.exit(1)
 
 
 def main(_):
-    from rl_speed.config.command import fail
-    from rl_speed.runtime.checkpoint import CheckpointError
-
-    logging.set_verbosity(logging.WARNING)
+    openai = _PROTOCOL.value == "openai"
+    if openai and _ASK.value is not None:
+        command.fail("--ask needs --protocol=jetstream; an OpenAI server is asked with curl")
     try:
-        if _ASK.value is not None and _PROTOCOL.value != "jetstream":
-            fail("--ask needs --protocol=jetstream; an OpenAI server is asked with curl")
-        serve() if _ASK.value is None else ask_server()
-    except (ValueError, OSError, ImportError, CheckpointError) as error:
-        fail(str(error))
+        importlib.import_module(f"rl_speed.serving.{'http' if openai else 'jetstream.client'}")
+    except ImportError as error:
+        command.fail(str(error))
+    if _ASK.value is not None:
+        ask_server()
+    else:
+        serve_openai() if openai else serve_jetstream()
 
 
 if __name__ == "__main__":
-    app.run(main)
+    entry.run(main)

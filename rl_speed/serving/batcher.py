@@ -79,22 +79,18 @@ class Batcher:
       deliver: called from the thread with the events of a step. A response's last event is a
         token with `finish`, or an exception.
       room: responses that may wait for a slot.
-      on_crash: called after an error in the thread, once all responses have been told.
+
+    Attributes:
+      ended: why no more responses are drawn: Stopped, or the error that ended the thread; None
+        while they are.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        deliver: Callable[[Events], None],
-        room: int,
-        on_crash: Callable[[], None] = lambda: None,
-    ):
+    def __init__(self, engine: Engine, deliver: Callable[[Events], None], room: int):
         self._engine, self._deliver, self.room = engine, deliver, room
-        self._on_crash = on_crash
         self._waiting: collections.deque[Response] = collections.deque()
         self._tenants: dict[int, Response] = {}
         self._changed = threading.Condition()
-        self._ended: Exception | None = None  # why no more responses are drawn
+        self.ended: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="batcher", daemon=True)
         self._thread.start()
 
@@ -103,18 +99,14 @@ class Batcher:
         """(responses in slots, responses that wait)."""
         return len(self._tenants), len(self._waiting)
 
-    def check(self) -> None:
-        """Raises the error that ended the thread, or Stopped."""
-        if self._ended is not None:
-            raise self._ended
-
     def submit(self, responses: Sequence[Response]) -> None:
         """Queue responses, all or none.
 
         Raises Full; Stopped; the error that ended the thread.
         """
         with self._changed:
-            self.check()
+            if self.ended is not None:
+                raise self.ended
             waiting = sum(not response.cancelled for response in self._waiting)
             if waiting + len(responses) > self.room:
                 raise Full(
@@ -131,7 +123,7 @@ class Batcher:
     def stop(self) -> None:
         """End the thread; responses under way end with Stopped."""
         with self._changed:
-            self._ended = self._ended or Stopped("the server is shutting down")
+            self.ended = self.ended or Stopped("the server is shutting down")
             self._changed.notify()
         self._thread.join()
 
@@ -140,14 +132,12 @@ class Batcher:
             self._serve()
         except Exception as error:
             _LOG.exception("decoding failed; the server takes no more requests")
-            self._ended = RuntimeError(f"decoding failed: {type(error).__name__}: {error}")
+            self.ended = RuntimeError(f"decoding failed: {type(error).__name__}: {error}")
         with self._changed:
             left = [*self._tenants.values(), *self._waiting]
             self._tenants.clear()
             self._waiting.clear()
-        self._send([(r, self._ended) for r in left if not r.cancelled])
-        if not isinstance(self._ended, Stopped):
-            self._on_crash()
+        self._send([(r, self.ended) for r in left if not r.cancelled])
 
     def _serve(self) -> None:
         engine, tenants = self._engine, self._tenants
@@ -155,7 +145,7 @@ class Batcher:
         under_way: tuple[Step, dict[int, Response]] | None = None
         while True:
             admitted = self._admit(idle=under_way is None)
-            if self._ended is not None:
+            if self.ended is not None:
                 return
             for slot, response in admitted:
                 if response.prompt is not prompt:
@@ -190,7 +180,7 @@ class Batcher:
                     if self._waiting:
                         self._tenants[slot] = self._waiting.popleft()
                         admitted.append((slot, self._tenants[slot]))
-                if self._tenants or not idle or self._ended is not None:
+                if self._tenants or not idle or self.ended is not None:
                     return admitted
                 self._changed.wait()
 

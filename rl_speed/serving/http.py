@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import secrets
 import socket
-import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
@@ -44,7 +43,6 @@ class App:
       prompt: how messages become a prompt. "chat" is the tokenizer's template, with any turns;
         other formats of `policy.prompt_encoder` take one user turn.
       temperature, top_p: for requests that name none. queue: responses that may wait.
-      on_crash: see `Batcher`.
 
     Attributes:
       asgi: the ASGI application. batcher: what draws the responses; its owner stops it.
@@ -62,7 +60,6 @@ class App:
         temperature: float = 1.0,
         top_p: float = 1.0,
         queue: int = 256,
-        on_crash: Callable[[], None] = lambda: None,
     ):
         self._engine, self.name, self._prompt = engine, name, prompt
         self._temperature, self._top_p = temperature, top_p
@@ -72,7 +69,7 @@ class App:
         self._encode_plain = prompt_encoder(self._tokenizer, "plain")
         self._created = int(time.time())
         self._loop: asyncio.AbstractEventLoop | None = None
-        self.batcher = Batcher(engine, self._deliver, queue, on_crash)
+        self.batcher = Batcher(engine, self._deliver, queue)
         self.asgi = Starlette(
             routes=[
                 Route("/v1/chat/completions", self.chat, methods=["POST"]),
@@ -101,12 +98,9 @@ class App:
     async def health(self, http: HTTPRequest) -> JSONResponse:
         """GET /health: status 200, or 503 where no more requests are served; how busy it is."""
         running, waiting = self.batcher.busy
-        found = {"status": "ok", "running": running, "waiting": waiting}
-        try:
-            self.batcher.check()
-        except RuntimeError as error:
-            return JSONResponse(found | {"status": str(error)}, status_code=503)
-        return JSONResponse(found)
+        ended = self.batcher.ended
+        found = {"status": str(ended or "ok"), "running": running, "waiting": waiting}
+        return JSONResponse(found, status_code=503 if ended else 200)
 
     async def chat(self, http: HTTPRequest) -> JSONResponse | StreamingResponse:
         """POST /v1/chat/completions."""
@@ -306,49 +300,30 @@ async def _unless_left(http: HTTPRequest, answering: Coroutine) -> JSONResponse:
             task.cancel()
 
 
-class Server:
-    """The application behind an HTTP server in a thread of its own, listening once it is made.
+class Server(uvicorn.Server):
+    """HTTP server of an application: `run(sockets=[...])` serves until SIGINT, SIGTERM, or an error
+    that ends the batcher.
+
+    Then no request is accepted, those under way have `grace` seconds to end, and the rest get
+    status 503.
 
     Args:
-      app: what to serve; its batcher ends with the server. host, port: where to listen; port 0
-        takes a free one.
-
-    Attributes:
-      port: where it listens.
-
-    Raises:
-      OSError: the address cannot be had; nothing is left running.
+      app: what to serve; its batcher ends with the server.
     """
 
-    def __init__(self, app: App, host: str = "localhost", port: int = 0):
-        self._batcher, bare = app.batcher, host.strip("[]")
-        try:
-            family = socket.AF_INET6 if ":" in bare else socket.AF_INET
-            listening = socket.create_server((bare, port), family=family)
-        except OSError as error:
-            self._batcher.stop()
-            raise OSError(f"cannot listen on {host}:{port}: {error.strerror}") from None
-        self.port = listening.getsockname()[1]
-        config = uvicorn.Config(app.asgi, log_config=None, access_log=False, lifespan="off")
-        self._server = uvicorn.Server(config)
-        self._thread = threading.Thread(
-            target=self._server.run, args=([listening],), name="http", daemon=True
+    def __init__(self, app: App, grace: float = 10.0):
+        super().__init__(
+            uvicorn.Config(app.asgi, log_config=None, access_log=False, lifespan="off")
         )
-        self._thread.start()
-        while not self._server.started and self._thread.is_alive():
-            time.sleep(0.01)
+        self._batcher, self._grace = app.batcher, grace
 
-    def stop(self, grace: float = 10.0) -> None:
-        """Take no more requests, give those under way `grace` seconds to end, and end the rest
-        with an error of their own.
-        """
-        self._server.should_exit = True
-        self._thread.join(grace)
+    async def on_tick(self, counter: int) -> bool:
+        """Whether to end; uvicorn asks ten times a second."""
+        return await super().on_tick(counter) or self._batcher.ended is not None
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """End as the class says."""
+        stop = asyncio.get_running_loop().call_later(self._grace, self._batcher.stop)
+        await super().shutdown(sockets)
+        stop.cancel()
         self._batcher.stop()
-        self._thread.join(5)
-
-    def __enter__(self) -> "Server":
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self.stop()

@@ -74,7 +74,9 @@ class StoppedText:
         return self._add(self._stream.push([token]))
 
     def end(self) -> str:
-        """The text that was held back."""
+        """The text that was held back; none behind a stop string."""
+        if self.stopped:
+            return ""
         piece = self._add(self._stream.end())
         rest, self._held = self._held, ""
         return piece + rest
