@@ -1,14 +1,19 @@
-"""A random Qwen2-shaped policy over bytes, with ChatML turns, for tests of serving."""
+"""A random Qwen2-shaped policy over bytes, with ChatML turns, and a server of it, for tests."""
 
+import contextlib
 import json
+import socket
+import threading
+import time
 
 import jax
 import tokenizers
 import transformers
 
 from rl_speed.policy import ModelConfig, init, save_hf
+from rl_speed.serving.http import App, Server
 
-TURN, END = "<|im_start|>", "<|im_end|>"
+END, TURN, PAD = "<|im_end|>", "<|im_start|>", "<|endoftext|>"  # of Qwen2Tokenizer
 TEMPLATE = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
@@ -17,7 +22,7 @@ TEMPLATE = (
 
 def save_policy(directory, key=3):
     """Writes the policy as a Hugging Face directory; `directory`."""
-    vocabulary = [END, TURN, *sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())]
+    vocabulary = [END, TURN, PAD, *sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())]
     core = tokenizers.Tokenizer(
         tokenizers.models.BPE(vocab={t: i for i, t in enumerate(vocabulary)}, merges=[])
     )
@@ -25,11 +30,11 @@ def save_policy(directory, key=3):
         add_prefix_space=False, use_regex=False
     )
     core.decoder = tokenizers.decoders.ByteLevel()
-    core.add_special_tokens([END, TURN])
+    core.add_special_tokens([END, TURN, PAD])
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=core, eos_token=END)
     tokenizer.chat_template = TEMPLATE
     model = ModelConfig(
-        vocab_size=258,
+        vocab_size=259,
         width=32,
         layers=2,
         heads=4,
@@ -47,3 +52,48 @@ def save_policy(directory, key=3):
     config = json.loads(path.read_text()) if path.exists() else {}
     path.write_text(json.dumps(config | {"eos_token_id": [0, vocabulary.index(".")]}))
     return directory
+
+
+class Gate:
+    """Lets an engine's decode steps through; `close` holds them until `open`.
+
+    Attributes:
+      steps: how many were asked for. error: raised by the next ones, where it is one.
+    """
+
+    def __init__(self, engine):
+        self._engine, self._open, self.steps, self.error = engine, threading.Event(), 0, None
+        self.open, self.close = self._open.set, self._open.clear
+        self.open()
+
+    def __getattr__(self, name):
+        return getattr(self._engine, name)
+
+    def generate(self, *arguments):
+        self.steps += 1
+        self._open.wait()
+        if self.error is not None:
+            raise self.error
+        return self._engine.generate(*arguments)
+
+
+@contextlib.contextmanager
+def running(engine, directory, grace=10.0, **settings):
+    """(the application "tiny" behind a server in a thread, its URL, its server)."""
+    app = App(engine, directory, "tiny", **settings)
+    server = Server(app, grace)
+    listening = socket.create_server(("localhost", 0))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+    thread.start()
+    try:
+        yield app, f"http://localhost:{listening.getsockname()[1]}", server
+    finally:
+        server.should_exit = True
+        thread.join()
+        listening.close()
+
+
+def until(condition):
+    """Wait until it holds."""
+    while not condition():
+        time.sleep(0.005)
