@@ -67,6 +67,10 @@ class App:
         self._encode = prompt_encoder(self._tokenizer, prompt)
         self._encode("0")  # a template that fails does so now
         self._encode_plain = prompt_encoder(self._tokenizer, "plain")
+        # Longer texts are too many tokens for certain (normalization may compose characters), and
+        # would keep the tokenizer busy.
+        piece = max(map(len, self._tokenizer.get_vocab()))
+        self._characters = 4 * piece * engine.max_prefill_length
         self._created = int(time.time())
         self._loop: asyncio.AbstractEventLoop | None = None
         self.batcher = Batcher(engine, self._deliver, queue)
@@ -176,17 +180,26 @@ class App:
         """Prompts as token ids. Raises Invalid for what this server cannot hold."""
         if asked.model != self.name:
             raise self._unknown(asked.model)
-        field = "messages" if isinstance(asked, ChatRequest) else "prompt"
+        chat = isinstance(asked, ChatRequest)
+        field = "messages" if chat else "prompt"
+        longest, ids = self._engine.max_prefill_length, self._engine.model.ids
+        turns = [message.turn for message in asked.messages] if chat else []
+        texts = [turn["content"] for turn in turns] if chat else asked.prompts
+        count = max((len(text) for text in texts if isinstance(text, str)), default=0)
+        if count > self._characters:
+            raise Invalid(
+                f"the prompt has {count} characters or more; this server takes 1 to {longest} "
+                "tokens",
+                field,
+                code="context_length_exceeded",
+            )
         try:
-            if isinstance(asked, ChatRequest):
-                prompts = [self._chat_ids([message.turn for message in asked.messages])]
+            if chat:
+                prompts = [self._chat_ids(turns)]
             else:
-                prompts = [
-                    self._encode_plain(p) if isinstance(p, str) else p for p in asked.prompts
-                ]
+                prompts = [self._encode_plain(p) if isinstance(p, str) else p for p in texts]
         except ValueError as error:
             raise Invalid(str(error), field) from None
-        longest, ids = self._engine.max_prefill_length, self._engine.model.ids
         for prompt in prompts:
             if not 1 <= len(prompt) <= longest:
                 raise Invalid(

@@ -86,7 +86,8 @@ class Request(_Object):
         return [s for s in ([self.stop] if isinstance(self.stop, str) else self.stop) if s]
 
 
-Ids = Annotated[list[int], pydantic.Field(min_length=1)]
+Some = pydantic.Field(min_length=1)
+Ids = Annotated[list[int], Some]
 
 
 class CompletionRequest(Request):
@@ -94,7 +95,7 @@ class CompletionRequest(Request):
 
     default_tokens = 16
 
-    prompt: str | Ids | Annotated[list[str] | list[Ids], pydantic.Field(min_length=1)]
+    prompt: str | Ids | Annotated[list[str], Some] | Annotated[list[Ids], Some]
     logprobs: int | None = pydantic.Field(None, ge=0, le=5)
 
     @property
@@ -144,8 +145,13 @@ class ChatRequest(Request):
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
+def _place(error: Any) -> list[str]:
+    """Field names and indices, without pydantic's names for the forms that a field may have."""
+    return [part for part in map(str, error["loc"]) if part != "str" and "[" not in part]
+
+
 def _depth(error: Any) -> int:
-    return len(error["loc"])
+    return len(_place(error))
 
 
 def parse(kind: type[Request], body: bytes) -> Request:
@@ -173,12 +179,11 @@ def parse(kind: type[Request], body: bytes) -> Request:
     except pydantic.ValidationError as error:
         # Of the forms that a field may have, the one that the value fits furthest.
         first = max(error.errors(include_url=False, include_input=False), key=_depth)
-        place = [str(x) for x in first["loc"] if str(x).isalnum() or "_" in str(x)]
-        param, field = ".".join(x for x in place if x != "str"), place[0] if place else None
+        place = _place(first)
         unknown = first["type"] == "extra_forbidden"
         raise Invalid(
-            f"{param}: " + ("unknown parameter" if unknown else first["msg"]),
-            field,
+            f"{'.'.join(place)}: " + ("unknown parameter" if unknown else first["msg"]),
+            place[0] if place else None,
             code="unknown_parameter" if unknown else "invalid_value",
         ) from None
     if isinstance(request, ChatRequest):

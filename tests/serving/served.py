@@ -94,6 +94,8 @@ def running(engine, directory, grace=10.0, **settings):
 
 
 def until(condition):
-    """Wait until it holds."""
+    """Wait until it holds. Raises AssertionError where it does not within two minutes."""
+    end = time.monotonic() + 120
     while not condition():
+        assert time.monotonic() < end
         time.sleep(0.005)

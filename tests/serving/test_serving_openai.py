@@ -21,7 +21,14 @@ from rl_speed.sampling import SamplerConfig, build_contexts, build_requests, sam
 from rl_speed.serving import Engine, load_policy  # noqa: E402
 
 SLOTS, LONGEST, NEW = 8, 64, 24
-PROMPTS = ["x", "1+1=", "Once upon", "\u4f60\u597d, caf\u00e9", "the answer of it all is", "  a " * 12]
+PROMPTS = [
+    "x",
+    "1+1=",
+    "Once upon",
+    "\u4f60\u597d, caf\u00e9",
+    "the answer of it all is",
+    "  a " * 12,
+]
 CHAT = [
     [{"role": "user", "content": "Hello"}],
     [{"role": "system", "content": "Brief."}, {"role": "user", "content": "hm"}],
@@ -204,10 +211,14 @@ def test_stop_strings_end_the_text_before_them(client, prompt, stream):
     text = whole.text[0]
     for at in range(1, len(text) - 3, 3):
         for stop in (text[at : at + 3], ["none of it", text[at : at + 2]]):
-            found = min(text.find(s) for s in ([stop] if isinstance(stop, str) else stop) if s in text)
+            found = min(
+                text.find(s) for s in ([stop] if isinstance(stop, str) else stop) if s in text
+            )
             said = ask(client, prompt, stream, stop=stop)
             assert (said.text, said.finish) == ([text[:found]], ["stop"])
-            assert said.ids[0] == whole.ids[0][: len(said.ids[0])] and said.usage[1] == len(said.ids[0])
+            assert said.ids[0] == whole.ids[0][: len(said.ids[0])] and said.usage[1] == len(
+                said.ids[0]
+            )
     assert ask(client, prompt, stream, stop="none of it").text == [text]
 
 
@@ -216,7 +227,7 @@ def test_logprobs_are_those_of_the_forward_pass(client, policy, tokenizer, sampl
         (ids,) = sampled([prompt])
         start = ids_of(tokenizer, prompt)
         tokens = np.array([start + ids], np.int32)
-        logits = forward(policy.params, tokens, np.ones_like(tokens), policy.model)
+        logits = forward(policy.params, tokens, policy.model)
         logp = np.asarray(jax.nn.log_softmax(logits[0, len(start) - 1 : -1]))
         shown = ids[:-1] if ids[-1] in policy.end_tokens else ids
         values = logp[np.arange(len(shown)), shown]
@@ -228,9 +239,9 @@ def test_logprobs_are_those_of_the_forward_pass(client, policy, tokenizer, sampl
                 tokens, found, top = chat_logprobs(client, prompt, stream)
             assert tokens == [tokenizer.decode([i]) for i in shown]
             np.testing.assert_allclose(found, values, atol=2e-4)
-            for row, want in zip(top, best):
-                assert set(row) <= {float(x) for x in row} and len(row) <= 3
-                np.testing.assert_allclose(max(row), want[0], atol=2e-4)
+            np.testing.assert_allclose([row[0] for row in top], best[:, 0], atol=2e-4)
+            if not isinstance(prompt, str):  # by text, bytes that are no characters fall together
+                np.testing.assert_allclose(top, best, atol=2e-4)
 
 
 def completion_logprobs(client, prompt, stream):
@@ -316,7 +327,12 @@ def test_a_chat_where_the_prompt_format_takes_one_turn(engine, directory, tokeni
 PROMPT, MESSAGES = {"prompt": "a"}, {"messages": CHAT[0]}
 REFUSED = [
     ({"prompt": "a" * 65}, 400, "prompt", "the prompt has 65 tokens; this server takes 1 to 64"),
-    ({"prompt": "a" * 2_000_000}, 400, "prompt", "has 2000000 tokens"),
+    (
+        {"prompt": "a" * 2_000_000},
+        400,
+        "prompt",
+        "2000000 characters or more; this server takes 1 to 64",
+    ),
     ({"prompt": ""}, 400, "prompt", "the prompt has 0 tokens"),
     ({"prompt": []}, 400, "prompt", "prompt"),
     ({"prompt": [3, 259]}, 400, "prompt", "token id 259 is none of 0 to 258"),
@@ -398,7 +414,7 @@ def test_other_ways_and_methods(url):
 def test_openai_fields_that_ask_for_nothing_are_taken(client, sampled):
     answer = client.chat.completions.create(
         model="tiny",
-        messages=[CHAT[0][0] | {"name": "Ann"}] if False else CHAT[0],
+        messages=CHAT[0],
         temperature=0,
         max_tokens=NEW,
         n=None,
@@ -490,7 +506,7 @@ def test_an_error_of_the_engine_ends_the_server_and_is_told(engine, directory):
             with pytest.raises(openai.APIError, match="FloatingPointError: the device is gone"):
                 one.result()
         assert asked[0].exception().status_code == asked[2].exception().status_code == 500
-        until(lambda: server.should_exit or server.started)
+        until(lambda: refuses(url))  # by itself
     assert "the device is gone" in str(app.batcher.ended)
 
 
@@ -501,7 +517,7 @@ def test_the_end_lets_requests_end(engine, directory):
         gate.close()
         try:
             asked = [pool.submit(ask, client, "a", stream) for stream in (False, True)]
-            until(lambda: app.batcher.busy == (2, 0))
+            until(lambda: sum(app.batcher.busy) == 2)
             server.should_exit = True
             until(lambda: refuses(url))
         finally:
