@@ -8,7 +8,7 @@ from typing import Any
 
 from rl_speed.serving.batcher import Full, Response, Stopped, Token
 from rl_speed.serving.requests import ChatRequest, Invalid, Request
-from rl_speed.serving.text import StoppedText
+from rl_speed.serving.text import REPLACEMENT, StoppedText
 
 Added = dict[str, Any]
 
@@ -58,6 +58,9 @@ class Choice:
     def _logprobs(self, tokens: list[Token]) -> dict[str, Any]:
         def entry(token: int, value: float) -> dict[str, Any]:
             word = self._tokenizer.decode([token])
+            if REPLACEMENT in word:  # a part of a character
+                word = self._tokenizer.convert_ids_to_tokens(token)
+                return {"token": word, "logprob": value, "bytes": None}
             return {"token": word, "logprob": value, "bytes": list(word.encode())}
 
         tops = [[entry(*x) for x in token.top[: self._asked.top]] for token in tokens]
@@ -65,7 +68,7 @@ class Choice:
         if isinstance(self._asked, ChatRequest):
             content = [word | {"top_logprobs": top} for word, top in zip(words, tops)]
             return {"content": content, "refusal": None}
-        lengths = [len(word["token"]) for word in words]
+        lengths = [0 if word["bytes"] is None else len(word["token"]) for word in words]
         return {
             "tokens": [word["token"] for word in words],
             "token_logprobs": [word["logprob"] for word in words],

@@ -11,8 +11,8 @@ import os
 from collections.abc import Iterator
 
 MISSING = (
-    "protocol jetstream needs JetStream: pip install -e '.[jetstream]' in the checkout (the "
-    "package google-jetstream; the one called jetstream on PyPI is another tool)"
+    "protocol jetstream needs JetStream: pip install 'rl_speed[jetstream]' (the package "
+    "google-jetstream; the one called jetstream on PyPI is another tool)"
 )
 
 
