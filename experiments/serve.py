@@ -21,7 +21,6 @@ google-jetstream 0.2.2, with TensorFlow, 2 GB). JetStream was archived by its au
 
 import importlib
 import signal
-import socket
 import threading
 import time
 
@@ -125,20 +124,6 @@ def ask_server():
     )
 
 
-def listen():
-    """A socket at --host and --port; clients that connect before the server runs wait."""
-    host = _HOST.value.strip("[]")
-    ipv6 = ":" in host
-    family = socket.AF_INET6 if ipv6 else socket.AF_INET
-    try:
-        return socket.create_server((host, _PORT.value), family=family, dualstack_ipv6=ipv6)
-    except OSError as error:
-        raise OSError(
-            f"cannot listen on {_HOST.value}:{_PORT.value}: {error.strerror}; --host and --port "
-            "name another address"
-        ) from None
-
-
 def load():
     """The policy, how it is sampled, tokens of the longest prompt, and the prompt format."""
     from rl_speed.policy import encode_prompt, load_tokenizer
@@ -178,9 +163,9 @@ def serve_openai():
     """Serve HTTP until a signal. Ends with status 1 where decoding failed."""
     from rl_speed.serving import Engine
     from rl_speed.serving.batcher import Stopped
-    from rl_speed.serving.http import App, Server
+    from rl_speed.serving.http import App, Server, listen
 
-    with listen() as listening:
+    with listen(_HOST.value, _PORT.value) as listening:
         policy, config, longest, prompt = load()
         engine = Engine(policy, config, longest)
         warm_up(engine)
@@ -210,7 +195,6 @@ def serve_jetstream():
     from rl_speed.serving.jetstream.engine import PolicyEngine
     from rl_speed.serving.jetstream.server import Server
 
-    listen().close()  # a port that is taken fails before compiling
     policy, config, longest, prompt = load()
     engine = PolicyEngine(
         policy,

@@ -313,6 +313,23 @@ async def _unless_left(http: HTTPRequest, answering: Coroutine) -> JSONResponse:
             task.cancel()
 
 
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket; clients that connect before the server runs wait. Port 0 is a free one.
+
+    Raises OSError where the address cannot be had.
+    """
+    bare = host.strip("[]")
+    ipv6 = ":" in bare
+    family = socket.AF_INET6 if ipv6 else socket.AF_INET
+    try:
+        return socket.create_server((bare, port), family=family, dualstack_ipv6=ipv6)
+    except OSError as error:
+        raise OSError(
+            f"cannot listen on {host}:{port}: {error.strerror}; --host and --port name another "
+            "address"
+        ) from None
+
+
 class Server(uvicorn.Server):
     """HTTP server of an application: `run(sockets=[...])` serves until SIGINT, SIGTERM, or an error
     that ends the batcher.

@@ -603,6 +603,7 @@ def test_the_command_serves_until_a_signal(repo, directory, client):
         server.kill()
 
 
+@pytest.mark.slow  # in one process: test_an_error_of_the_engine_ends_the_server_and_is_told
 def test_the_command_ends_with_status_1_where_decoding_fails(repo, directory):
     broken = (
         "import runpy, sys, rl_speed.serving.engine as e; "
