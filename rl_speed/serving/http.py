@@ -7,7 +7,7 @@ import contextlib
 import secrets
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from rl_speed.serving.engine import Engine
 try:
     import uvicorn
     from starlette.applications import Starlette
+    from starlette.background import BackgroundTask
     from starlette.exceptions import HTTPException
     from starlette.requests import ClientDisconnect
     from starlette.requests import Request as HTTPRequest
@@ -132,18 +133,23 @@ class App:
         answer = Answer(asked, self.name, choices, prompt_tokens=sum(map(len, prompts)))
         events = self._events(queue, choices)
 
-        def release() -> None:
+        async def release() -> None:
             for response in responses:
                 self.batcher.cancel(response)
 
         if asked.stream:
-            return _Stream(answer.stream(events), release)
+            return StreamingResponse(
+                answer.stream(events),
+                media_type="text/event-stream",
+                headers={"Cache-Control": "no-cache"},
+                background=BackgroundTask(release),  # also where the client has left
+            )
         try:
             return await _unless_left(http, answer.whole(events))
         except RuntimeError as error:
             return _error(error)
         finally:
-            release()
+            await release()
 
     async def _events(
         self, queue: asyncio.Queue, choices: list[Choice]
@@ -252,22 +258,6 @@ class App:
             )
             for i, prompt in enumerate(p for p in prompts for _ in range(asked.n))
         ]
-
-
-class _Stream(StreamingResponse):
-    """Server-sent events; calls `release` when they are over, or the client has left."""
-
-    def __init__(self, events: AsyncIterator[str], release: Callable[[], None]):
-        super().__init__(
-            events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"}
-        )
-        self._release = release
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            self._release()
 
 
 def _error(error: Exception) -> JSONResponse:
