@@ -77,6 +77,8 @@ setup(
         "cuda12": ["jax[cuda12]>=0.10.2,<0.13"],
         "cuda13": ["jax[cuda13]>=0.10.2,<0.13"],
         "tpu": ["jax[tpu]>=0.10.2,<0.13"],
+        # The OpenAI-compatible server of rl-speed serve.
+        "serve": ["starlette>=0.40", "uvicorn>=0.30", "pydantic>=2.7"],
         # Not the package called "jetstream", which is an unrelated tool. Brings TensorFlow (2 GB)
         # and a package "benchmarks".
         "jetstream": ["google-jetstream==0.2.2", "grpcio>=1.60"],
@@ -94,6 +96,12 @@ setup(
             # Tests build a wheel, and type-check a program that uses it.
             "setuptools>=77",
             "mypy>=1.15",
+            # Tests ask the server of the extra "serve" with OpenAI's client.
+            "starlette>=0.40",
+            "uvicorn>=0.30",
+            "pydantic>=2.7",
+            "openai>=1.50",
+            "httpx>=0.27",
         ],
         # An independent reference for a few tests, which skip without it. Apart from "dev", since
         # the default wheel of torch brings gigabytes of CUDA along.

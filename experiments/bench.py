@@ -18,8 +18,8 @@
                                               rows (one)
     python experiments/bench.py end_to_end    training with the rule in the loop against host-driven
                                               training (three)
-    python experiments/bench.py serving       the sampler against JetStream's server, same requests
-                                              (one; the extra "jetstream")
+    python experiments/bench.py serving       the HTTP server against the sampler, requests at once
+                                              against one at a time (two; the extra "serve")
     python experiments/bench.py scaling       how the cost of updates and of sampling grows with
                                               room, batch, slots and samples of a prompt (fifteen)
     python experiments/bench.py scale         whole steps at the SPEED paper's scale, random

@@ -1,39 +1,61 @@
-"""Serve a policy with JetStream, over gRPC; and ask a server.
+"""Serve a policy over HTTP, as OpenAI's API.
 
-    pip install -e '.[jetstream]'                     the package google-jetstream 0.2.2, with
-                                                      TensorFlow (2 GB)
-    python experiments/serve.py                       the embedded policy, on localhost:9000
-    python experiments/serve.py --ask='>3459....='    from another terminal: 459
-    python experiments/serve.py --model=DIR --prompt=chat --slots=32 --temperature=0.7 --top_p=0.9
+    pip install 'rl_speed[serve]'                     starlette, uvicorn, pydantic
+    python experiments/serve.py                       the embedded policy, on localhost:8000
+    curl localhost:8000/v1/completions -d \\
+        '{"model": "embedded", "prompt": ">3459....=", "temperature": 0}'
+    python experiments/serve.py --model=DIR --prompt=chat --slots=32 --max_prefill_length=2048
 
 DIR is a Hugging Face directory, OWNER/NAME of the hub, or the workdir of a run: its exported
-policy, or its newest checkpoint while it has none. Requests are those of JetStream's service
-(`Decode`: text or token ids, and max_tokens; `HealthCheck`), answered as tokens are drawn. What
-cannot be served is refused with INVALID_ARGUMENT and the reason. SIGINT or SIGTERM ends it: no new
-requests, those under way end.
+policy, or its newest checkpoint while it has none. The server answers /v1/chat/completions,
+/v1/completions (both stream), /v1/models and /health; rl_speed/serving/README.md lists what a
+request may have. What cannot be served gets a status 4xx and the reason. SIGINT or SIGTERM ends it:
+no new requests, those under way end.
+
+    python experiments/serve.py --protocol=jetstream --temperature=0
+    python experiments/serve.py --protocol=jetstream --ask='>3459....='     elsewhere: 459
+
+serves with JetStream over gRPC instead (pip install 'rl_speed[jetstream]', the package
+google-jetstream 0.2.2, with TensorFlow, 2 GB). JetStream was archived by its authors.
 """
 
 import importlib
 import signal
-import socket
 import threading
+import time
 
-from absl import app, flags, logging
+from absl import flags
 
+from rl_speed.config import command
+from rl_speed.runtime import entry
+
+_PROTOCOL = flags.DEFINE_enum(
+    "protocol", "openai", ["openai", "jetstream"], "OpenAI's API over HTTP, or JetStream's gRPC."
+)
 _MODEL = flags.DEFINE_string(
     "model", "embedded", "Hugging Face directory, workdir of a run, 'embedded' or 'scratchpad'."
+)
+_NAME = flags.DEFINE_string(
+    "name", None, "openai: what requests call the model. Default: --model, as it is given."
 )
 _HOST = flags.DEFINE_string(
     "host", "localhost", "Address to listen on, or to ask; [::] listens on all interfaces."
 )
 _PORT = flags.DEFINE_integer(
-    "port", 9000, "Port to listen on, or to ask.", lower_bound=1, upper_bound=65535
+    "port", 8000, "Port to listen on, or to ask.", lower_bound=1, upper_bound=65535
 )
 _ASK = flags.DEFINE_string(
-    "ask", None, "Do not serve: ask the server at --host and --port to go on from this text."
+    "ask",
+    None,
+    "jetstream: do not serve; ask the server at --host and --port to go on from this text.",
 )
-_SLOTS = flags.DEFINE_integer("slots", 16, "Prompts that decode together.", lower_bound=1)
-_SAMPLES = flags.DEFINE_integer("samples", 1, "Responses to each prompt.", lower_bound=1)
+_SLOTS = flags.DEFINE_integer("slots", 16, "Responses that decode together.", lower_bound=1)
+_QUEUE = flags.DEFINE_integer(
+    "queue", 256, "openai: responses that may wait for a slot; beyond, status 429.", lower_bound=1
+)
+_SAMPLES = flags.DEFINE_integer(
+    "samples", 1, "jetstream: responses to each prompt, of --slots prompts.", lower_bound=1
+)
 _PREFILL = flags.DEFINE_integer(
     "max_prefill_length",
     None,
@@ -47,19 +69,29 @@ _NEW = flags.DEFINE_integer(
     "--max_prefill_length.",
     lower_bound=1,
 )
-_TEMPERATURE = flags.DEFINE_float("temperature", 0.0, "Of the softmax; 0 is greedy.", lower_bound=0)
+_TEMPERATURE = flags.DEFINE_float(
+    "temperature",
+    1.0,
+    "Temperature of the softmax, 0 is greedy; openai: of requests that name none.",
+    lower_bound=0,
+)
 _TOP_K = flags.DEFINE_integer(
     "top_k", 0, "Keep the k likeliest tokens; 0 keeps all.", lower_bound=0
 )
 _TOP_P = flags.DEFINE_float(
-    "top_p", 1.0, "Keep the likeliest tokens of this mass together.", lower_bound=0, upper_bound=1
+    "top_p",
+    1.0,
+    "Keep the likeliest tokens of this mass together; openai: of requests that name none.",
+    lower_bound=0,
+    upper_bound=1,
 )
-_SEED = flags.DEFINE_integer("seed", 0, "Of all draws.")
+_SEED = flags.DEFINE_integer("seed", 0, "jetstream: seed of all draws.")
 _PROMPT = flags.DEFINE_string(
     "prompt",
-    "plain",
-    "How a text becomes a prompt: 'plain', 'chat' (the tokenizer's template, one user "
-    "turn), another name of policy/prompt_formats.py or a format with {question}.",
+    None,
+    "How a chat, or with jetstream a text, becomes a prompt: 'chat' (the tokenizer's template), "
+    "'plain', another name of policy/prompt_formats.py or a format with {question}. Default: "
+    "'chat' where the tokenizer has a template, else 'plain'.",
 )
 _END_TOKENS = flags.DEFINE_string(
     "end_tokens",
@@ -77,8 +109,7 @@ _GRACE = flags.DEFINE_float(
 
 def ask_server():
     """Print a response as it comes; several samples once they are whole."""
-    from rl_speed.config.command import fail
-    from rl_speed.serving import Refusal, ask
+    from rl_speed.serving.jetstream.client import Refusal, ask
 
     whole = []
     try:
@@ -87,97 +118,122 @@ def ask_server():
             if len(pieces) == 1:
                 print(pieces[0], end="", flush=True)
     except Refusal as refusal:
-        fail(str(refusal))
+        command.fail(str(refusal))
     print() if len(whole) == 1 else print(
         "\n".join(f"[{i}] {text}" for i, text in enumerate(whole))
     )
 
 
-def build_engine():
-    """The engine, compiled."""
-    import jax
-
+def load():
+    """The policy, how it is sampled, tokens of the longest prompt, and the prompt format."""
     from rl_speed.policy import encode_prompt, load_tokenizer
-    from rl_speed.runtime.setup import setup_jax
     from rl_speed.sampling import SamplerConfig
     from rl_speed.serving import load_policy
 
-    # What takes long comes after what may be wrong: the extra, the port, the model, the template.
-    importlib.import_module("rl_speed.serving.client")
-    host = _HOST.value.strip("[]")
-    try:
-        socket.create_server(
-            (host, _PORT.value), family=socket.AF_INET6 if ":" in host else socket.AF_INET
-        ).close()
-    except OSError as error:
-        raise OSError(f"cannot listen on {_HOST.value}:{_PORT.value}: {error.strerror}") from None
-    setup_jax()
     policy = load_policy(_MODEL.value, _DTYPE.value, _END_TOKENS.value)
-    encode_prompt(load_tokenizer(policy.directory), "0", _PROMPT.value)
-    from rl_speed.serving import PolicyEngine
-
+    tokenizer = load_tokenizer(policy.directory)
+    prompt = _PROMPT.value or ("chat" if tokenizer.chat_template else "plain")
+    encode_prompt(tokenizer, "0", prompt)  # a format that cannot be fails before compiling
     half = min(1024, policy.model.max_position // 2)
+    samples = _SAMPLES.value if _PROTOCOL.value == "jetstream" else 1
     config = SamplerConfig(
-        slots=_SLOTS.value * _SAMPLES.value,
+        slots=_SLOTS.value * samples,
         max_new=_NEW.value or half,
         temperature=_TEMPERATURE.value,
         top_k=_TOP_K.value,
         top_p=_TOP_P.value,
     )
+    longest = _PREFILL.value or half
+    print(
+        f"{policy.source}: compiling for {_SLOTS.value} slots, prompts up to {longest} and "
+        f"responses up to {config.max_new} tokens, prompts written as {prompt!r}",
+        flush=True,
+    )
+    return policy, config, longest, prompt
+
+
+def warm_up(engine):
+    """Compile, and print how long it took."""
+    begin = time.perf_counter()
+    engine.warm_up()
+    print(f"compiled in {time.perf_counter() - begin:.0f} s", flush=True)
+
+
+def serve_openai():
+    """Serve HTTP until a signal. Ends with status 1 where decoding failed."""
+    from rl_speed.serving import Engine
+    from rl_speed.serving.batcher import Stopped
+    from rl_speed.serving.http import App, Server, listen
+
+    with listen(_HOST.value, _PORT.value) as listening:
+        policy, config, longest, prompt = load()
+        engine = Engine(policy, config, longest)
+        warm_up(engine)
+        app = App(
+            engine,
+            policy.directory,
+            _NAME.value or _MODEL.value,
+            prompt=prompt,
+            temperature=config.temperature,
+            top_p=config.top_p,
+            queue=_QUEUE.value,
+        )
+        # uvicorn, which catches both while it serves, raises them once more at its end.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: None)
+        print(f"serving {app.name!r} on http://{_HOST.value}:{_PORT.value}/v1", flush=True)
+        Server(app, _GRACE.value).run(sockets=[listening])
+    if not isinstance(app.batcher.ended, Stopped):
+        command.fail(str(app.batcher.ended), status=1)
+    print("stopped", flush=True)
+
+
+def serve_jetstream():
+    """Serve gRPC until a signal."""
+    import jax
+
+    from rl_speed.serving.jetstream.engine import PolicyEngine
+    from rl_speed.serving.jetstream.server import Server
+
+    policy, config, longest, prompt = load()
     engine = PolicyEngine(
         policy,
         config,
-        _PREFILL.value or half,
-        _SAMPLES.value,
-        _PROMPT.value,
-        jax.random.key(_SEED.value),
+        longest,
+        samples_per_slot=_SAMPLES.value,
+        prompt=prompt,
+        key=jax.random.key(_SEED.value),
     )
-    print(
-        f"{policy.source}: compiling for {_SLOTS.value} slots, prompts up to "
-        f"{engine.max_prefill_length} and responses up to {config.max_new} tokens",
-        flush=True,
-    )
-    engine.warm_up()
-    return engine
-
-
-def serve():
-    """Serve until a signal says to stop."""
+    warm_up(engine)
     done = threading.Event()
-
-    def stop(*_):
-        done.set()
-        for number in (signal.SIGINT, signal.SIGTERM):  # the next one ends the process at once
-            signal.signal(number, signal.SIG_DFL)
-
-    engine = build_engine()
-    from rl_speed.serving import Server
-
     server = Server(engine, _HOST.value, _PORT.value)
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, stop)
+        signal.signal(number, lambda *_: done.set())
     where = "" if _HOST.value == "localhost" else f" --host={_HOST.value}"
     print(
-        f"serving on {_HOST.value}:{server.port}; ask it with: python experiments/serve.py{where} "
-        f"--port={server.port} --ask=TEXT --max_new={min(32, engine.config.max_new)}",
+        f"serving on {_HOST.value}:{server.port}; ask it with: {command.program()} "
+        f"--protocol=jetstream{where} --port={server.port} --ask=TEXT "
+        f"--max_new={min(32, config.max_new)}",
         flush=True,
     )
     done.wait()
-    print("stopping", flush=True)
     server.stop(_GRACE.value)
     print("stopped", flush=True)
 
 
 def main(_):
-    from rl_speed.config.command import fail
-    from rl_speed.runtime.checkpoint import CheckpointError
-
-    logging.set_verbosity(logging.WARNING)
+    openai = _PROTOCOL.value == "openai"
+    if openai and _ASK.value is not None:
+        command.fail("--ask needs --protocol=jetstream; an OpenAI server is asked with curl")
     try:
-        serve() if _ASK.value is None else ask_server()
-    except (ValueError, OSError, ImportError, CheckpointError) as error:
-        fail(str(error))
+        importlib.import_module(f"rl_speed.serving.{'http' if openai else 'jetstream.client'}")
+    except ImportError as error:
+        command.fail(str(error))
+    if _ASK.value is not None:
+        ask_server()
+    else:
+        serve_openai() if openai else serve_jetstream()
 
 
 if __name__ == "__main__":
-    app.run(main)
+    entry.run(main)

@@ -41,14 +41,20 @@ def keep_mask(logits_SxV: Array, top_k: int, top_p: float) -> Array:
         kth = jax.lax.top_k(logits_SxV, top_k)[0][:, -1:]
         keep = logits_SxV >= kth
     if top_p < 1:
-        masked = jnp.where(keep, logits_SxV, -jnp.inf)
-        descending = -jnp.sort(-masked, axis=-1)
-        probs = jax.nn.softmax(descending, axis=-1)
-        # A token stays if the mass before it has not reached top_p.
-        before = jnp.cumsum(probs, axis=-1) - probs
-        last = jnp.maximum(jnp.sum(before < top_p, axis=-1, keepdims=True) - 1, 0)
-        keep &= logits_SxV >= jnp.take_along_axis(descending, last, axis=-1)
+        keep &= nucleus_mask(jnp.where(keep, logits_SxV, -jnp.inf), top_p)
     return keep
+
+
+def nucleus_mask(logits_SxV: Array, top_p: float | Array) -> Array:
+    """bool[S, V]: the smallest set of likeliest tokens whose mass reaches `top_p`, a number below 1
+    or one a row, f32[S, 1]. Keeps ties at the edge.
+    """
+    descending = -jnp.sort(-logits_SxV, axis=-1)
+    probs = jax.nn.softmax(descending, axis=-1)
+    # A token stays if the mass before it has not reached top_p.
+    before = jnp.cumsum(probs, axis=-1) - probs
+    last = jnp.maximum(jnp.sum(before < top_p, axis=-1, keepdims=True) - 1, 0)
+    return logits_SxV >= jnp.take_along_axis(descending, last, axis=-1)
 
 
 def _first_above(cdf: Array, weights: Array, target: Array) -> Array:

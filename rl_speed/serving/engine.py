@@ -1,18 +1,15 @@
-"""A JetStream engine over the policy's pure functions: what the sampler does in its loop,
+"""Prefill, insert and generate over the policy's pure functions: what the sampler does in its loop,
 one step at a time.
 
 Each slot has a row of the context pool and `samples_per_slot` rows of the cache. Prefill computes a
 prompt's KV; insert copies it into the slot's row; generate feeds every row one token. As in the
 sampler, a row starts by feeding the last token of its context again, so that the first token comes
-from the same decode step as the others.
-
-JetStream has no call that frees a slot: a row that has ended stays, draws nothing, and says that
-its tokens are not valid.
+from the same decode step as the others. A row that has ended stays and draws nothing until its slot
+gets the next prompt.
 """
 
 import dataclasses
 import functools
-import itertools
 from typing import Any
 
 import jax
@@ -21,26 +18,38 @@ import numpy as np
 from flax import struct
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from rl_speed.policy import DecodeAttention, ModelConfig, decoder, load_tokenizer
+from rl_speed.policy import DecodeAttention, ModelConfig, decoder
 from rl_speed.sampling import Decoder, SamplerConfig
-from rl_speed.sampling.logits import draw, request_keys, uniforms
-from rl_speed.serving.package import engine_api, tokenizer_pb2
+from rl_speed.sampling.logits import draw, keep_mask, nucleus_mask, uniforms
 from rl_speed.serving.policy import ServedPolicy
-from rl_speed.serving.tokenizer import PolicyTokenizer, pad, prefill_lengths
 
 Array = jax.Array
+
+SHORTEST = 16  # tokens of the smallest prefill
+MAX_TOP = 20  # alternatives to a token whose log-probs are returned, where the vocabulary has them
 
 
 @struct.dataclass
 class Prefix:
-    """A prompt after prefill: `kv` as of one context; i32[] each: `token`, its last,
-    `length`, tokens in use, `visit`.
+    """A prompt after prefill: `kv` as of one context; i32[] each: `token`, its last, and `length`,
+    tokens in use.
     """
 
     kv: Any
     token: Array
     length: Array
-    visit: Array
+
+
+@struct.dataclass
+class Draws:
+    """How tokens are drawn, for one slot or an array of all: a typed `key`, `temperature` (0 is
+    greedy) and `top_p`, f32, and `limit`, i32, tokens of the longest response.
+    """
+
+    key: Any
+    temperature: Any
+    top_p: Any
+    limit: Any
 
 
 @struct.dataclass
@@ -57,14 +66,30 @@ class Rows:
 
 @struct.dataclass
 class DecodeState:
-    """`context_kv` as of N contexts, one a slot; `context_length` and `visit`, i32[N] each,
-    of the slots' tenants; `rows`.
+    """`context_kv` as of N contexts, one a slot; `context_length` i32[N]; `draws` of N slots;
+    `rows`.
     """
 
     context_kv: Any
     context_length: Array
-    visit: Array
+    draws: Draws
     rows: Rows
+
+
+@struct.dataclass
+class Step:
+    """One token a row.
+
+    Attributes:
+      data: i32[R, 3]: token, whether it is one, length of the response so far.
+      logprob: f32[R], of the distribution at temperature 1. top_tokens: i32[R, K] and
+        top_logprobs: f32[R, K], the likeliest tokens, descending. All zero unless asked for.
+    """
+
+    data: Array
+    logprob: Array
+    top_tokens: Array
+    top_logprobs: Array
 
 
 @functools.partial(jax.jit, static_argnames="policy")
@@ -72,11 +97,10 @@ def _prefill(policy: Decoder, params: Any, tokens_L: Array, length: Array) -> An
     return policy.prefill(params, tokens_L[None], length[None])[0]
 
 
-@functools.partial(jax.jit, static_argnames=("policy", "config", "samples", "longest"))
+@functools.partial(jax.jit, static_argnames=("policy", "config", "slots", "longest"))
 def _init(
-    policy: Decoder, params: Any, config: SamplerConfig, samples: int, longest: int
+    policy: Decoder, params: Any, config: SamplerConfig, slots: int, longest: int
 ) -> DecodeState:
-    slots = config.slots // samples
     one = jax.eval_shape(
         policy.prefill,
         params,
@@ -87,7 +111,12 @@ def _init(
     return DecodeState(
         jax.tree.map(lambda x: jnp.zeros((slots, *x.shape[1:]), x.dtype), one),
         jnp.ones((slots,), jnp.int32),
-        jnp.zeros((slots,), jnp.int32),
+        Draws(
+            jax.random.split(jax.random.key(0), slots),
+            jnp.zeros((slots,)),
+            jnp.ones((slots,)),
+            jnp.ones((slots,), jnp.int32),
+        ),
         Rows(
             policy.init_cache(config.slots, config.max_new),
             rows,
@@ -98,7 +127,9 @@ def _init(
 
 
 @functools.partial(jax.jit, static_argnames="samples", donate_argnames="state")
-def _insert(state: DecodeState, prefix: Prefix, slot: Array, samples: int) -> DecodeState:
+def _insert(
+    state: DecodeState, prefix: Prefix, draws: Draws, slot: Array, samples: int
+) -> DecodeState:
     # What the row's last tenant left behind is masked: behind its context's length, and
     # in its cache.
     put = lambda pool, new: jax.lax.dynamic_update_slice(pool, new, (slot, *[0] * (pool.ndim - 1)))
@@ -106,7 +137,7 @@ def _insert(state: DecodeState, prefix: Prefix, slot: Array, samples: int) -> De
     return DecodeState(
         jax.tree.map(put, state.context_kv, prefix.kv),
         state.context_length.at[slot].set(prefix.length),
-        state.visit.at[slot].set(prefix.visit),
+        jax.tree.map(lambda pool, new: pool.at[slot].set(new), state.draws, draws),
         state.rows.replace(
             token=jnp.where(rows, prefix.token, state.rows.token),
             suffix_length=jnp.where(rows, 0, state.rows.suffix_length),
@@ -115,19 +146,61 @@ def _insert(state: DecodeState, prefix: Prefix, slot: Array, samples: int) -> De
     )
 
 
+def draw_rows(
+    logits_RxV: Array, u_R: Array, temperature_R: Array, top_p_R: Array, config: SamplerConfig
+) -> tuple[Array, Array]:
+    """`draw` with a temperature and a top_p of each row; top_k is that of `config`.
+
+    Returns (token i32[R], finite bool[R]).
+    """
+    greedy_R = temperature_R == 0
+    exact = dataclasses.replace(config, temperature=0.0, top_k=0, top_p=1.0)
+    best_R, _, _, finite_R = draw(logits_RxV, u_R, exact)
+
+    def cut(scaled: Array) -> Array:
+        keep = nucleus_mask(scaled, top_p_R[:, None]) | (top_p_R[:, None] >= 1)
+        return jnp.where(keep, scaled, -jnp.inf)
+
+    def drawn() -> Array:
+        scaled = logits_RxV.astype(jnp.float32) / jnp.where(greedy_R, 1, temperature_R)[:, None]
+        scaled = jnp.where(keep_mask(scaled, config.top_k, 1.0), scaled, -jnp.inf)
+        # Sorting the vocabulary is left out where no row asks for it.
+        scaled = jax.lax.cond(jnp.any(top_p_R < 1), cut, lambda x: x, scaled)
+        return draw(scaled, u_R, dataclasses.replace(exact, temperature=1.0))[0]
+
+    return jnp.where(
+        greedy_R, best_R, jax.lax.cond(jnp.all(greedy_R), lambda: best_R, drawn)
+    ), finite_R
+
+
+def _logprobs(logits_RxV: Array, token_R: Array, wanted: Array) -> tuple[Array, Array, Array]:
+    rows, vocab = logits_RxV.shape
+    top = min(MAX_TOP, vocab)
+
+    def compute() -> tuple[Array, Array, Array]:
+        # As OpenAI's least: JSON has no infinity.
+        logp = jnp.maximum(jax.nn.log_softmax(logits_RxV.astype(jnp.float32)), -9999.0)
+        top_logprobs, top_tokens = jax.lax.top_k(logp, top)
+        return jnp.take_along_axis(logp, token_R[:, None], axis=1)[:, 0], top_tokens, top_logprobs
+
+    def nothing() -> tuple[Array, Array, Array]:
+        return jnp.zeros((rows,)), jnp.zeros((rows, top), jnp.int32), jnp.zeros((rows, top))
+
+    return jax.lax.cond(wanted, compute, nothing)
+
+
 @functools.partial(jax.jit, static_argnames=("policy", "config", "samples"), donate_argnames="rows")
 def _generate(
     policy: Decoder,
     params: Any,
     context_kv: Any,
     context_length: Array,
-    visit: Array,
+    draws: Draws,
     rows: Rows,
-    key: Array,
+    logprobs: Array,
     config: SamplerConfig,
     samples: int,
-) -> tuple[Rows, Array]:
-    """Returns (rows, i32[R, 3]: token, whether it is one, length of the response so far)."""
+) -> tuple[Rows, Step]:
     row = jnp.arange(config.slots)
     slot = row // samples
     logits, cache = policy.decode(
@@ -140,8 +213,13 @@ def _generate(
         rows.suffix_length,
         rows.active,
     )
-    keys = request_keys(key, visit[slot], row % samples)
-    drawn, _, _, finite = draw(logits, uniforms(keys, rows.suffix_length), config)
+    keys = jax.vmap(jax.random.fold_in)(draws.key[slot], row % samples)
+    # The last prompt of a free slot must not decide what is computed for the others.
+    temperature = jnp.where(rows.active, draws.temperature[slot], 0.0)
+    top_p = jnp.where(rows.active, draws.top_p[slot], 1.0)
+    drawn, finite = draw_rows(
+        logits, uniforms(keys, rows.suffix_length), temperature, top_p, config=config
+    )
     # Where logits leave no distribution the response ends, as behind its last token: with a row
     # that is not valid.
     valid = rows.active & finite
@@ -150,33 +228,59 @@ def _generate(
     for end in config.end_tokens:
         is_end |= token == end
     length = rows.suffix_length + valid
-    going = valid & ~is_end & (length < config.max_new)
-    return Rows(cache, token, length, going), jnp.stack(
-        [token, valid.astype(jnp.int32), length], axis=1
-    )
+    going = valid & ~is_end & (length < draws.limit[slot])
+    data = jnp.stack([token, valid.astype(jnp.int32), length], axis=1)
+    return Rows(cache, token, length, going), Step(data, *_logprobs(logits, token, logprobs))
 
 
-class PolicyEngine(engine_api.Engine):
-    """Prefill and continuous batching of one policy on one device.
+@jax.jit
+def _seed_key(low: Array, high: Array, index: Array) -> Array:
+    return jax.random.fold_in(jax.random.fold_in(jax.random.key(low), high), index)
+
+
+def seed_key(seed: int, index: int) -> Array:
+    """The typed key of a request's response `index`; all 64 bits of the seed count."""
+    words = [np.uint32((seed >> shift) & 0xFFFFFFFF) for shift in (0, 32)]
+    return _seed_key(*words, np.uint32(index))
+
+
+def prefill_lengths(longest: int) -> list[int]:
+    """Lengths that prompts are padded to: powers of two from 16, below `longest`, and `longest`.
+
+    A program each.
+    """
+    lengths = [SHORTEST * 2**i for i in range(longest.bit_length()) if SHORTEST * 2**i < longest]
+    return [*lengths, longest]
+
+
+def pad(ids: np.ndarray | list[int], longest: int) -> np.ndarray:
+    """i32[L] with L the shortest of `prefill_lengths(longest)` that holds the ids.
+
+    Raises ValueError where there are none, or more than `longest`.
+    """
+    if not 1 <= len(ids) <= longest:
+        raise ValueError(f"the prompt has {len(ids)} tokens; it must have between 1 and {longest}")
+    length = next(n for n in prefill_lengths(longest) if n >= len(ids))
+    return np.pad(np.asarray(ids, np.int32), (0, length - len(ids)))
+
+
+class Engine:
+    """Prefill and decoding in slots of one policy on one device.
 
     With equal `config.slots`, weights and precision, a response has the tokens that `sample` draws
-    for the same prompt, `key`, visit and sample index; prompts are given visits 0, 1, ... in the
-    order in which they are prefilled.
+    for the same prompt, key, sample index and settings.
 
     Args:
       policy: what to serve; its weights are laid out for decoding here, once.
-      config: `slots` rows that decode together, `max_new` the longest response, how tokens are
-        drawn. End tokens are the policy's.
+      config: `slots` rows that decode together, `max_new` the longest response, `top_k` of all
+        draws. Temperature and top_p come with each prompt, end tokens with the policy.
       max_prefill_length: tokens of the longest prompt.
       samples_per_slot: responses to each prompt; divides `config.slots`.
-      prompt: how a text becomes a prompt, see `policy.encode_prompt`.
-      key: typed PRNG key of all draws. attention: how decoding reads keys and values.
-      device: where it runs; by default the first.
+      attention: how decoding reads keys and values. device: where it runs; by default the first.
 
     Raises:
       ValueError: a size is out of range, or prompt and response may be longer than the
         policy's positions.
-      FileNotFoundError: the policy's directory holds no tokenizer.
     """
 
     def __init__(
@@ -185,8 +289,6 @@ class PolicyEngine(engine_api.Engine):
         config: SamplerConfig,
         max_prefill_length: int,
         samples_per_slot: int = 1,
-        prompt: str = "plain",
-        key: Array | None = None,
         attention: DecodeAttention = DecodeAttention(),
         device: jax.Device | None = None,
     ):
@@ -204,156 +306,66 @@ class PolicyEngine(engine_api.Engine):
                 f"exceed the policy's {self.model.max_position} positions"
             )
         self.config = dataclasses.replace(config, end_tokens=policy.end_tokens)
-        self._samples, self._longest, self._prompt = samples_per_slot, max_prefill_length, prompt
-        self._directory, self._visits = policy.directory, itertools.count()
-        # JetStream's threads, in which no error may happen, build their own: what is wrong with the
-        # directory is said here. They do so at the same time, while transformers' lazy import is
-        # not made for several threads: it is over by then.
-        self.build_tokenizer(self.get_tokenizer())
+        self.samples_per_slot = samples_per_slot
+        self.slots = config.slots // samples_per_slot
+        self.max_prefill_length = max_prefill_length
         self._decoder = decoder(self.model, attention=attention)
-        self._mesh = Mesh(np.array([device or jax.devices()[0]]), ("x",))
-        place = self.get_prefix_destination_sharding()
-        self._key = jax.device_put(jax.random.key(0) if key is None else key, place)
-        self._params = jax.jit(self._decoder.prepare)(jax.device_put(policy.params, place))
+        self.mesh = Mesh(np.array([device or jax.devices()[0]]), ("x",))
+        self.sharding = NamedSharding(self.mesh, PartitionSpec())
+        self.params = jax.jit(self._decoder.prepare)(jax.device_put(policy.params, self.sharding))
 
-    def load_params(self, *args: Any, **kwargs: Any) -> Any:
-        """The weights as `prefill` and `generate` take them."""
-        return self._params
+    def prefill(self, ids: np.ndarray | list[int]) -> Prefix:
+        """KV of a prompt of token ids. Raises ValueError where they are none or too many."""
+        place = lambda x: jax.device_put(np.asarray(x, np.int32), self.sharding)
+        tokens, length = place(pad(ids, self.max_prefill_length)), place(len(ids))
+        return Prefix(_prefill(self._decoder, self.params, tokens, length), place(ids[-1]), length)
 
-    def prefill(
-        self,
-        *,
-        params: Any,
-        existing_prefix: Prefix | None = None,
-        padded_tokens: Any,
-        true_length: int,
-    ) -> Prefix:
-        """KV of a prompt.
+    def insert(self, state: DecodeState, prefix: Prefix, slot: int, draws: Draws) -> DecodeState:
+        """The state (donated) with a prompt in `slot`, whose rows start afresh.
 
         Args:
-          padded_tokens: i32[L] of which the first `true_length` count; a program is compiled
-            for each L.
-
-        Raises ValueError for a length that is none, and NotImplementedError for `existing_prefix`.
+          draws: of this slot; row i of the slot draws with `fold_in(draws.key, i)`.
         """
-        if existing_prefix is not None:
-            raise NotImplementedError("a prefix cannot be continued: give the whole prompt")
-        tokens = np.asarray(padded_tokens, np.int32)
-        if tokens.ndim != 1 or not 1 <= true_length <= len(tokens) <= self._longest:
+        if not 0 <= slot < self.slots:
+            raise ValueError(f"slot {slot} is none of 0 to {self.slots - 1}")
+        if not 1 <= draws.limit <= self.config.max_new:
             raise ValueError(
-                f"prefill of {true_length} tokens of an array of shape {tokens.shape}; there must "
-                f"be at least one, and room for at most {self._longest}"
+                f"a response of {draws.limit} tokens; it must have 1 to {self.config.max_new}"
             )
-        place = lambda x: jax.device_put(
-            np.asarray(x, np.int32), self.get_prefix_destination_sharding()
+        draws = Draws(
+            draws.key, np.float32(draws.temperature), np.float32(draws.top_p), np.int32(draws.limit)
         )
-        length = place(true_length)
-        return Prefix(
-            _prefill(self._decoder, params, place(tokens), length),
-            place(tokens[true_length - 1]),
-            length,
-            place(next(self._visits)),
-        )
+        return _insert(state, prefix, draws, np.int32(slot), samples=self.samples_per_slot)
 
-    def insert(self, prefix: Prefix, decode_state: DecodeState, slot: int) -> DecodeState:
-        """The state (donated) with a prompt in `slot`, whose rows start afresh."""
-        if not 0 <= slot < self.max_concurrent_decodes:
-            raise ValueError(f"slot {slot} is none of 0 to {self.max_concurrent_decodes - 1}")
-        return _insert(decode_state, prefix, np.int32(slot), self._samples)
-
-    def generate(
-        self, params: Any, decode_state: DecodeState
-    ) -> tuple[DecodeState, engine_api.ResultTokens]:
+    def generate(self, state: DecodeState, logprobs: bool = False) -> tuple[DecodeState, Step]:
         """One token in every row that goes on. The state is donated.
 
-        A row ends with an end token, which is still valid, or with its token number `max_new`.
+        A row ends with an end token, which is still valid, or with the token that its limit allows.
         """
-        s = decode_state
-        rows, data = _generate(
+        rows, step = _generate(
             self._decoder,
-            params,
-            s.context_kv,
-            s.context_length,
-            s.visit,
-            s.rows,
-            self._key,
-            self.config,
-            self._samples,
+            self.params,
+            state.context_kv,
+            state.context_length,
+            state.draws,
+            state.rows,
+            np.bool_(logprobs),
+            config=self.config,
+            samples=self.samples_per_slot,
         )
-        return s.replace(rows=rows), engine_api.ResultTokens(
-            data=data,
-            tokens_idx=(0, 1),
-            valid_idx=(1, 2),
-            length_idx=(2, 3),
-            samples_per_slot=self._samples,
-        )
+        return state.replace(rows=rows), step
 
-    def init_decode_state(self, *args: Any, **kwargs: Any) -> DecodeState:
+    def init_state(self) -> DecodeState:
         """All slots free."""
-        return _init(self._decoder, self._params, self.config, self._samples, self._longest)
+        return _init(
+            self._decoder, self.params, self.config, self.slots, longest=self.max_prefill_length
+        )
 
     def warm_up(self) -> None:
         """Compile everything that requests will need:
         prefill and insert at each length, generate.
         """
-        state = self.init_decode_state()
-        for length in prefill_lengths(self._longest):
-            prefix = Prefix(
-                _prefill(
-                    self._decoder,
-                    self._params,
-                    *jax.device_put(
-                        (np.zeros((length,), np.int32), np.int32(length)),
-                        self.get_prefix_destination_sharding(),
-                    ),
-                ),
-                *jax.device_put(
-                    (np.int32(0), np.int32(length), np.int32(0)),
-                    self.get_prefix_destination_sharding(),
-                ),
-            )
-            state = self.insert(prefix, state, 0)
-        jax.block_until_ready(self.generate(self._params, state)[1].data)
-
-    def pad(self, ids: list[int]) -> np.ndarray:
-        """`tokenizer.pad` to this engine's lengths."""
-        return pad(ids, self._longest)
-
-    def get_prefix_destination_sharding(self) -> NamedSharding:
-        """Whole, on this engine's device."""
-        return NamedSharding(self._mesh, PartitionSpec())
-
-    def get_tokenizer(self) -> tokenizer_pb2.TokenizerParameters:
-        """Names the policy's directory."""
-        return tokenizer_pb2.TokenizerParameters(path=str(self._directory))
-
-    def build_tokenizer(self, metadata: tokenizer_pb2.TokenizerParameters) -> PolicyTokenizer:
-        """A tokenizer of the directory; each call a new one, for a thread of its own."""
-        return PolicyTokenizer(
-            load_tokenizer(metadata.path), self.config.end_tokens, self._prompt, self._longest
-        )
-
-    @property
-    def max_concurrent_decodes(self) -> int:
-        """Slots: prompts that decode together."""
-        return self.config.slots // self._samples
-
-    @property
-    def samples_per_slot(self) -> int:
-        """Responses to each prompt."""
-        return self._samples
-
-    @property
-    def max_prefill_length(self) -> int:
-        """Tokens of the longest prompt."""
-        return self._longest
-
-    @property
-    def mesh(self) -> Mesh:
-        """Of one device."""
-        return self._mesh
-
-    @property
-    def colocated_cpus(self) -> None:
-        """None are used."""
-        return None
+        state, draws = self.init_state(), Draws(seed_key(0, 0), 0.0, 1.0, 1)
+        for length in prefill_lengths(self.max_prefill_length):
+            state = self.insert(state, self.prefill([0] * length), 0, draws)
+        jax.block_until_ready(self.generate(state)[1])

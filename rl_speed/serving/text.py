@@ -1,6 +1,6 @@
 """Text of a response while it is generated."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 # What decoders put in place of bytes that are no character, or not yet.
 REPLACEMENT = "\ufffd"
@@ -53,3 +53,49 @@ class TextStream:
         return (
             text[len(said) :] if text.startswith(said) else self._decode(self._window[self._said :])
         )
+
+
+class StoppedText:
+    """Text of a response up to the first of its stop strings, which is not part of it.
+
+    Text that may be the beginning of a stop string is held back until it is known not to be.
+
+    Args:
+      decode: token ids -> text. stops: strings that end the response.
+    """
+
+    def __init__(self, decode: Callable[[list[int]], str], stops: Sequence[str] = ()):
+        self._stream, self._stops = TextStream(decode), stops
+        self._held = ""
+        self.stopped = False
+
+    def push(self, token: int) -> str:
+        """The text that a token adds; sets `stopped` where it completes a stop string."""
+        return self._add(self._stream.push([token]))
+
+    def end(self) -> str:
+        """The text that was held back; none behind a stop string."""
+        if self.stopped:
+            return ""
+        piece = self._add(self._stream.end())
+        rest, self._held = self._held, ""
+        return piece + rest
+
+    def _add(self, piece: str) -> str:
+        text = self._held + piece
+        found = [at for at in map(text.find, self._stops) if at >= 0]
+        if found:
+            self._held, self.stopped = "", True
+            return text[: min(found)]
+        keep = max(
+            (
+                n
+                for stop in self._stops
+                for n in range(min(len(stop) - 1, len(text)), 0, -1)
+                if text.endswith(stop[:n])
+            ),
+            default=0,
+        )
+        cut = len(text) - keep
+        self._held = text[cut:]
+        return text[:cut]

@@ -28,8 +28,16 @@ from rl_speed.data import DEFAULT_SPEC, chain  # noqa: E402
 from rl_speed.data.embedded_tokenizer import END, PAD  # noqa: E402
 from rl_speed.policy import ModelConfig, decoder, init, load_tokenizer, save_hf  # noqa: E402
 from rl_speed.sampling import SamplerConfig, build_contexts, build_requests, sample  # noqa: E402
-from rl_speed.serving import PolicyEngine, Refusal, Server, ask, load_policy  # noqa: E402
-from rl_speed.serving.package import jetstream_pb2, jetstream_pb2_grpc, orchestrator, server_lib  # noqa: E402
+from rl_speed.serving import load_policy  # noqa: E402
+from rl_speed.serving.jetstream.client import Refusal, ask  # noqa: E402
+from rl_speed.serving.jetstream.engine import PolicyEngine  # noqa: E402
+from rl_speed.serving.jetstream.package import (  # noqa: E402
+    jetstream_pb2,
+    jetstream_pb2_grpc,
+    orchestrator,
+    server_lib,
+)
+from rl_speed.serving.jetstream.server import Server  # noqa: E402
 
 SLOTS, LONGEST, NEW = 8, 32, 12
 # Ragged: operators and numbers without their dots, from two characters on.
@@ -382,12 +390,12 @@ def test_driver_outlives_the_race_for_the_last_slot(policy, tokenizer, greedy, m
 
 def test_serve_and_ask(repo, tokenizer, greedy):
     port = free_port()
-    command = [sys.executable, "experiments/serve.py", f"--port={port}"]
+    command = [sys.executable, "experiments/serve.py", "--protocol=jetstream", f"--port={port}"]
     run = lambda *more: subprocess.run(
         [*command, *more], cwd=repo, capture_output=True, text=True, timeout=120
     )
     server = subprocess.Popen(
-        [*command, "--slots=2", "--max_prefill_length=32"],
+        [*command, "--slots=2", "--max_prefill_length=32", "--temperature=0"],
         cwd=repo,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -407,7 +415,7 @@ def test_serve_and_ask(repo, tokenizer, greedy):
         )
         taken = run()
         assert taken.returncode == 2 and taken.stderr.splitlines()[-1].startswith(
-            f"error: cannot listen on localhost:{port}: Address already in use"
+            f"error: cannot listen on localhost:{port}: the port is in use"
         )
         server.send_signal(signal.SIGTERM)
         assert server.wait(60) == 0 and list(lines)[-1] == "stopped\n"

@@ -1,7 +1,4 @@
-"""Policies to serve: directories and workdirs.
-
-Reading them needs no JetStream, serving them does, so the tests skip together.
-"""
+"""Policies to serve: directories and workdirs."""
 
 import json
 
@@ -13,8 +10,6 @@ from rl_speed.data.embedded_tokenizer import embedded_directory
 from rl_speed.data.tasks import TASKS
 from rl_speed.policy import ModelConfig, init
 from rl_speed.serving import load_policy
-
-pytest.importorskip("jetstream", reason="the extra rl_speed[jetstream] is not installed")
 
 
 def test_policies_to_serve(tmp_path):

@@ -1,6 +1,4 @@
-"""What of serving needs no JetStream: text in pieces,
-and what is said where JetStream is missing.
-"""
+"""Text in pieces, stop strings, and what is said where JetStream is missing."""
 
 import importlib
 import random
@@ -9,9 +7,8 @@ import sys
 import pytest
 import tokenizers
 
-import rl_speed.serving
 from rl_speed.serving import TextStream
-from rl_speed.serving.text import REPLACEMENT
+from rl_speed.serving.text import REPLACEMENT, StoppedText
 
 TEXTS = (
     "caf\u00e9 na\u00efve",
@@ -121,31 +118,54 @@ def test_whole_characters_come_at_once_and_halves_never():
     assert stream.end() == REPLACEMENT and stream.end() == ""
 
 
+def test_text_ends_before_the_first_stop_string():
+    """Against str.find on the whole text, for every cut of it into pieces that tokens make."""
+    core, draw = byte_level(), random.Random(2)
+    for _ in range(300):
+        text = "".join(draw.choice("aab\u4f60") for _ in range(draw.randrange(1, 12)))
+        stops = ["".join(draw.choice("ab\u4f60") for _ in range(draw.randrange(1, 4)))]
+        stops += ["aba"] * draw.randrange(2)
+        stream, said = StoppedText(core.decode, stops), ""
+        for token in core.encode(text).ids:
+            said += stream.push(token)
+            assert not any(stop in said for stop in stops)
+            if stream.stopped:
+                break
+        said += stream.end()
+        # The first that is whole ends it: of those, the one that begins first.
+        end = min((text.find(s) + len(s) for s in stops if s in text), default=None)
+        seen = text if end is None else text[:end]
+        cut = min((seen.find(s) for s in stops if s in seen), default=len(seen))
+        assert said == text[:cut] and stream.stopped == (end is not None)
+
+
 def test_missing_jetstream_is_said_when_it_is_needed(monkeypatch):
-    for name in [
-        n
-        for n in sys.modules
-        if n.split(".")[0] == "jetstream" or n.startswith("rl_speed.serving.")
-    ]:
+    for name in [n for n in sys.modules if n.startswith(("jetstream", "rl_speed.serving.jet"))]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "jetstream", None)
-    importlib.import_module("rl_speed.serving.policy")  # does without
-    for name in ("PolicyEngine", "Server", "ask"):
-        with pytest.raises(ImportError, match=r"pip install -e '.\[jetstream\]'.*is another tool"):
-            getattr(rl_speed.serving, name)
-    with pytest.raises(AttributeError, match="no attribute 'Engine'"):
-        _ = rl_speed.serving.Engine
+    for name in ("client", "engine", "server"):
+        with pytest.raises(ImportError, match=r"pip install 'rl_speed\[jetstream\]'.*another tool"):
+            importlib.import_module(f"rl_speed.serving.jetstream.{name}")
 
 
-def test_jetstream_is_imported_by_serving_alone(repo):
+def test_optional_packages_are_imported_by_their_modules_alone(repo):
     users = {
-        str(path.relative_to(repo))
+        (name, str(path.relative_to(repo)))
         for folder in ("rl_speed", "experiments")
         for path in (repo / folder).rglob("*.py")
-        if any(
-            line.split()[:1] in (["import"], ["from"])
-            and line.split()[1].split(".")[0] in ("jetstream", "grpc")
-            for line in path.read_text().splitlines()
-        )
+        for line in path.read_text().splitlines()
+        if line.split()[:1] in (["import"], ["from"])
+        for name in [line.split()[1].split(".")[0]]
+        if name in ("jetstream", "grpc", "starlette", "uvicorn", "pydantic", "pydantic_core")
     }
-    assert users == {f"rl_speed/serving/{name}.py" for name in ("client", "package", "server")}
+    home = "rl_speed/serving"
+    assert users == {
+        ("grpc", f"{home}/jetstream/client.py"),
+        ("grpc", f"{home}/jetstream/server.py"),
+        ("jetstream", f"{home}/jetstream/client.py"),
+        ("jetstream", f"{home}/jetstream/package.py"),
+        ("pydantic", f"{home}/requests.py"),
+        ("pydantic_core", f"{home}/requests.py"),
+        ("starlette", f"{home}/http.py"),
+        ("uvicorn", f"{home}/http.py"),
+    }

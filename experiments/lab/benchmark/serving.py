@@ -1,27 +1,34 @@
-"""The same requests through JetStream's server, through the engine alone,
-and through the sampler: what serving costs.
+"""Cost of serving: the same requests through the HTTP server (at once, and one at a time), through
+the engine alone, and through the sampler.
 
-Greedy responses of set, ragged lengths, so that all three do the same work, token for token. The
-clients are a process apart.
+Greedy responses of set, ragged lengths, so that all do the same work, token for token. The clients
+are a process apart, and read streams.
 """
 
-import asyncio
 import dataclasses
+import http.client
+import json
 import multiprocessing
+import tempfile
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
+import tokenizers
+import transformers
 
-from rl_speed.data.embedded_tokenizer import embedded_directory
 from rl_speed.policy import ModelConfig, decoder, init, num_params
 from rl_speed.sampling import SamplerConfig, build_contexts, build_requests, sample
-from rl_speed.serving import ServedPolicy
+from rl_speed.serving import Engine, ServedPolicy
+from rl_speed.serving.engine import Draws, seed_key
 
-WAYS = ("sampler", "engine", "jetstream")
+WAYS = ("sampler", "engine", "server", "one_at_a_time")
+FEW = slice(None, None, 8)  # of the requests, those that are asked one at a time
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,46 +63,40 @@ def standard() -> Workload:
     return STANDARD
 
 
-def ask_all(address: str, prompts: list[list[int]], limits: list[int]) -> list[list[int]]:
-    """Every request at once, from one thread; token ids of the responses."""
-    from rl_speed.serving.client import grpc, jetstream_pb2, jetstream_pb2_grpc
+def ask_all(
+    port: int, prompts: list[list[int]], limits: list[int], clients: int
+) -> list[list[int]]:
+    """Token ids of the responses; so many requests are under way at once."""
 
-    request = jetstream_pb2.DecodeRequest
-
-    async def one(stub: Any, prompt: list[int], limit: int) -> list[int]:
-        asked = request(max_tokens=limit, token_content=request.TokenContent(token_ids=prompt))
-        return [
-            t
-            async for reply in stub.Decode(asked)
-            for t in reply.stream_content.samples[0].token_ids
+    def one(prompt: list[int], limit: int) -> list[int]:
+        asked = {"model": "random", "prompt": prompt, "max_tokens": limit, "temperature": 0}
+        asked |= {"stream": True, "return_token_ids": True}
+        connection = http.client.HTTPConnection("localhost", port)
+        connection.request("POST", "/v1/completions", json.dumps(asked))
+        chunks = [
+            json.loads(line.removeprefix(b"data: "))
+            for line in connection.getresponse()
+            if line.startswith(b"data: {")
         ]
+        connection.close()
+        return [token for chunk in chunks for token in chunk["choices"][0]["token_ids"]]
 
-    async def every() -> list[list[int]]:
-        async with grpc.aio.insecure_channel(address) as channel:
-            stub = jetstream_pb2_grpc.OrchestratorStub(channel)
-            return await asyncio.gather(*(one(stub, p, n) for p, n in zip(prompts, limits)))
-
-    return asyncio.run(every())
+    with ThreadPoolExecutor(clients) as pool:
+        return list(pool.map(one, prompts, limits))
 
 
-def drive(engine: Any, prompts: list[list[int]], limits: list[int]) -> list[list[int]]:
+def drive(engine: Engine, prompts: list[list[int]], limits: list[int]) -> list[list[int]]:
     """The same by the engine in a plain loop, each step's tokens fetched before the next."""
-    params, state, waiting = (
-        engine.load_params(),
-        engine.init_decode_state(),
-        list(enumerate(prompts))[::-1],
-    )
+    state, waiting = engine.init_state(), list(enumerate(prompts))[::-1]
     tenants, found = {}, [[] for _ in prompts]
     while waiting or tenants:
-        for slot in range(engine.max_concurrent_decodes):
+        for slot in range(engine.slots):
             if slot not in tenants and waiting:
                 tenants[slot], ids = waiting.pop()
-                prefix = engine.prefill(
-                    params=params, padded_tokens=engine.pad(ids), true_length=len(ids)
-                )
-                state = engine.insert(prefix, state, slot)
-        state, result = engine.generate(params, state)
-        data = np.asarray(result.data)
+                draws = Draws(seed_key(0, 0), 0.0, 1.0, limits[tenants[slot]])
+                state = engine.insert(state, engine.prefill(ids), slot, draws=draws)
+        state, step = engine.generate(state)
+        data = np.asarray(step.data)
         for slot, i in list(tenants.items()):
             found[i].append(int(data[slot, 0]))
             if len(found[i]) == limits[i]:
@@ -103,13 +104,21 @@ def drive(engine: Any, prompts: list[list[int]], limits: list[int]) -> list[list
     return found
 
 
+def save_tokenizer(directory: str, ids: int) -> None:
+    """Writes a tokenizer in which each id is a word."""
+    core = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({f"w{i}": i for i in range(ids)}, unk_token="w0")
+    )
+    transformers.PreTrainedTokenizerFast(tokenizer_object=core).save_pretrained(directory)
+
+
 def run(work: Workload, repeats: int, say: Callable[[str], None]) -> dict[str, Any]:
-    """Measure. The three take turns, after a turn that compiles and connects; medians are reported.
+    """Measure. The ways take turns, after a turn that compiles; medians are reported.
 
     Processor seconds are this process's, all threads together: without the clients, and little
     moved by other jobs on the machine.
     """
-    from rl_speed.serving import PolicyEngine, Server
+    from rl_speed.serving.http import App, Server, listen
 
     rng = np.random.default_rng(0)
     params, longest, count = init(work.model, jax.random.key(0)), work.prompt_length, work.requests
@@ -118,11 +127,12 @@ def run(work: Workload, repeats: int, say: Callable[[str], None]) -> dict[str, A
         for n in rng.integers(1, longest + 1, count)
     ]
     limits = rng.integers(1, work.max_new + 1, count).tolist()
+    folder = tempfile.TemporaryDirectory()
+    save_tokenizer(folder.name, work.model.vocab_size)
     # The end token is none of the vocabulary, so that lengths are as asked for.
-    policy = ServedPolicy(
-        embedded_directory(), params, work.model, (work.model.vocab_size,), "random"
-    )
-    engine = PolicyEngine(policy, SamplerConfig(work.slots, work.max_new, temperature=0.0), longest)
+    ends = (work.model.vocab_size,)
+    policy = ServedPolicy(Path(folder.name), params, work.model, end_tokens=ends, source="random")
+    engine = Engine(policy, SamplerConfig(work.slots, work.max_new, temperature=0.0), longest)
     engine.warm_up()
     contexts = build_contexts([np.array(p) for p in prompts], count, longest)
     requests = build_requests(range(count), range(count), [0] * count, contexts, count, limits)
@@ -138,13 +148,17 @@ def run(work: Workload, repeats: int, say: Callable[[str], None]) -> dict[str, A
     say("compiling")
     seconds: dict[str, list[float]] = {name: [] for name in WAYS}
     processor: dict[str, list[float]] = {name: [] for name in WAYS}
-    with Server(engine) as server, multiprocessing.get_context("spawn").Pool(1) as client:
+    listening = listen("localhost", 0)
+    port = listening.getsockname()[1]
+    server = Server(App(engine, policy.directory, "random", prompt="plain", queue=count))
+    thread = threading.Thread(target=server.run, args=([listening],))
+    thread.start()
+    with multiprocessing.get_context("spawn").Pool(1) as client:
         ways = {
             "sampler": sampler,
             "engine": lambda: drive(engine, prompts, limits),
-            "jetstream": lambda: client.apply(
-                ask_all, (f"localhost:{server.port}", prompts, limits)
-            ),
+            "server": lambda: client.apply(ask_all, (port, prompts, limits, count)),
+            "one_at_a_time": lambda: client.apply(ask_all, (port, prompts[FEW], limits[FEW], 1)),
         }
         found = {name: way() for name, way in ways.items()}
         for turn in range(repeats):
@@ -154,64 +168,60 @@ def run(work: Workload, repeats: int, say: Callable[[str], None]) -> dict[str, A
                 seconds[name].append(time.perf_counter() - begin)
                 processor[name].append(time.process_time() - busy)
             say(f"repeat {turn + 1} of {repeats}")
-    tokens = sum(limits)
-    speed = {name: tokens / float(np.median(values)) for name, values in seconds.items()}
-    same = {name: sum(a == b for a, b in zip(found[name], found["sampler"])) for name in WAYS}
+    server.should_exit = True
+    thread.join()
+    folder.cleanup()
+    tokens = {name: sum(map(len, found[name])) for name in WAYS}
+    speed = {name: tokens[name] / float(np.median(values)) for name, values in seconds.items()}
+    want = {name: found["sampler"] for name in WAYS} | {"one_at_a_time": found["sampler"][FEW]}
+    same = {name: found[name] == want[name] for name in WAYS}
     return {
         "workload": {**dataclasses.asdict(work), "parameters": num_params(work.model)},
         "tokens": tokens,
         "seconds": seconds,
         "processor_seconds": processor,
         "tokens_per_s": speed,
-        "same_responses": same,
-        "complete": list(map(len, found["jetstream"])) == limits,
-        "ratio": speed["jetstream"] / speed["sampler"],
+        "same_tokens": same,
+        "complete": list(map(len, found["server"])) == limits,
+        "ratio": speed["server"] / speed["sampler"],
+        "together": speed["server"] / speed["one_at_a_time"],
     }
 
 
 def verdicts(numbers: dict[str, Any]) -> dict[str, bool]:
     """Whether every response came, whole, and is the sampler's."""
-    return {
-        "complete": numbers["complete"],
-        "same_tokens": len(set(numbers["same_responses"].values())) == 1,
-    }
+    return {"complete": numbers["complete"], "same_tokens": all(numbers["same_tokens"].values())}
 
 
 def table(numbers: dict[str, Any]) -> str:
-    """Text table of the three."""
-    work = numbers["workload"]
+    """Text table of the ways."""
+    work, tokens, speed = numbers["workload"], numbers["tokens"], numbers["tokens_per_s"]
+    busy = {
+        name: float(np.median(values)) / tokens[name]
+        for name, values in numbers["processor_seconds"].items()
+    }
     lines = [
-        (
-            f"{work['requests']} requests at once, prompts of 1 to {work['prompt_length']} tokens, "
-            f"responses of 1 to {work['max_new']}, {numbers['tokens']:,} tokens, {work['slots']} "
-            f"slots, {work['parameters'] / 1e6:.1f} M parameters"
-        ),
+        f"{work['requests']} requests at once, prompts of 1 to {work['prompt_length']} tokens, "
+        f"responses of 1 to {work['max_new']}, {tokens['sampler']:,} tokens, {work['slots']} "
+        f"slots, {work['parameters'] / 1e6:.1f} M parameters; every eighth one at a time",
         "",
-        f"  {'':12}{'wall clock':>24}{'processor':>24}{'same':>12}",
-        (
-            f"  {'':12}{'seconds':>12}{'of sampler':>12}{'seconds':>12}{'of sampler':>12}"
-            f"{'responses':>12}"
-        ),
-    ]
-    clocks = [
-        {name: float(np.median(values)) for name, values in numbers[key].items()}
-        for key in ("seconds", "processor_seconds")
+        f"  {'':14}{'tokens/s':>12}{'of sampler':>12}{'processor':>12}{'same tokens':>14}",
     ]
     for name in WAYS:
-        times = "".join(
-            f"{clock[name]:12.2f}{clock[name] / clock['sampler']:12.2f}" for clock in clocks
+        lines.append(
+            f"  {name:14}{speed[name]:12.0f}{speed[name] / speed['sampler']:12.2f}"
+            f"{busy[name] / busy['sampler']:12.2f}{str(numbers['same_tokens'][name]):>14}"
         )
-        lines.append(f"  {name:12}{times}{numbers['same_responses'][name]:12d}")
     lines += [
         "",
-        f"tokens per second of jetstream / sampler: {numbers['ratio']:.2f}; per processor second "
-        f"{clocks[1]['sampler'] / clocks[1]['jetstream']:.2f}, its clients not counted",
+        "processor: seconds a token against the sampler's, clients not counted",
+        f"tokens per second of requests at once / one at a time: {numbers['together']:.2f}",
     ]
     return "\n".join(lines)
 
 
 def plot(numbers: dict[str, Any], path: Path) -> None:
-    """Tokens per second of the three."""
+    """Tokens per second of the ways."""
     from rl_speed.runtime.plotting import pyplot
 
     plt = pyplot()

@@ -11,29 +11,8 @@ from typing import Any
 import numpy as np
 
 from rl_speed.policy import encode_prompt
-from rl_speed.serving.package import tokenizer_api
-
-SHORTEST = 16  # tokens of the smallest prefill
-
-
-def prefill_lengths(longest: int) -> list[int]:
-    """Lengths that prompts are padded to: powers of two from 16, below `longest`, and `longest`.
-
-    A program each.
-    """
-    lengths = [SHORTEST * 2**i for i in range(longest.bit_length()) if SHORTEST * 2**i < longest]
-    return [*lengths, longest]
-
-
-def pad(ids: np.ndarray | list[int], longest: int) -> np.ndarray:
-    """i32[L] with L the shortest of `prefill_lengths(longest)` that holds the ids.
-
-    Raises ValueError where there are none, or more than `longest`.
-    """
-    if not 1 <= len(ids) <= longest:
-        raise ValueError(f"the prompt has {len(ids)} tokens; it must have between 1 and {longest}")
-    length = next(n for n in prefill_lengths(longest) if n >= len(ids))
-    return np.pad(np.asarray(ids, np.int32), (0, length - len(ids)))
+from rl_speed.serving.engine import pad
+from rl_speed.serving.jetstream.package import tokenizer_api
 
 
 class PolicyTokenizer(tokenizer_api.Tokenizer):

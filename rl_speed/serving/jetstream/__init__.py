@@ -1,4 +1,9 @@
-"""What is said where JetStream is not installed."""
+"""Serving with JetStream, which its authors archived: an engine behind its interface,
+its orchestrator and gRPC server. See README.md of serving.
+
+JetStream is the package `google-jetstream`, which comes with the extra `rl_speed[jetstream]`. The
+modules here import it; nothing else does.
+"""
 
 import contextlib
 import logging
@@ -6,7 +11,7 @@ import os
 from collections.abc import Iterator
 
 MISSING = (
-    "serving needs JetStream: pip install -e '.[jetstream]' in the checkout (the package "
+    "protocol jetstream needs JetStream: pip install 'rl_speed[jetstream]' (the package "
     "google-jetstream; the one called jetstream on PyPI is another tool)"
 )
 

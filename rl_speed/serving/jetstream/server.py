@@ -16,8 +16,13 @@ from typing import Any
 import grpc
 import numpy as np
 
-from rl_speed.serving.engine import PolicyEngine
-from rl_speed.serving.package import jetstream_pb2, jetstream_pb2_grpc, orchestrator, server_lib
+from rl_speed.serving.jetstream.engine import PolicyEngine
+from rl_speed.serving.jetstream.package import (
+    jetstream_pb2,
+    jetstream_pb2_grpc,
+    orchestrator,
+    server_lib,
+)
 from rl_speed.serving.text import TextStream
 
 Request, Response = jetstream_pb2.DecodeRequest, jetstream_pb2.DecodeResponse

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from rl_speed.serving.missing import importing
+from rl_speed.serving.jetstream import importing
 
 with importing():
     import grpc

@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-from rl_speed.serving.missing import importing
+from rl_speed.serving.jetstream import importing
 
 
 def _delete(tree: Any) -> None:

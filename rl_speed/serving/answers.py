@@ -1,0 +1,182 @@
+"""Answers of OpenAI's completions and chat completions: whole or as a stream of events; errors."""
+
+import json
+import time
+import uuid
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from rl_speed.serving.batcher import Full, Response, Stopped, Token
+from rl_speed.serving.requests import ChatRequest, Invalid, Request
+from rl_speed.serving.text import REPLACEMENT, StoppedText
+
+Added = dict[str, Any]
+
+
+class Choice:
+    """One response of a request, as text.
+
+    Args:
+      tokenizer: of transformers. asked: the request. response: what the batcher draws.
+
+    Attributes:
+      index: of the choice. count: tokens so far. finish: finish_reason once it has ended.
+    """
+
+    def __init__(self, tokenizer: Any, asked: Request, response: Response, index: int):
+        self._tokenizer, self._asked, self.response = tokenizer, asked, response
+        self._text = StoppedText(self._decode, asked.stops)
+        self.index, self.count = index, 0
+        self.finish: str | None = None
+        self._waiting: list[Token] = []  # tokens whose text was not returned
+        self._offset = 0  # characters that were returned
+
+    def _decode(self, ids: list[int]) -> str:
+        return self._tokenizer.decode(ids, skip_special_tokens=True)
+
+    def push(self, token: Token) -> Added | None:
+        """What a token adds: "text" and "logprobs", with "token_ids" where asked for; None where
+        its text is held back.
+        """
+        self.count += 1
+        self._waiting.append(token)
+        piece = "" if token.finish == "stop" else self._text.push(token.id)
+        if token.finish:
+            piece += self._text.end()
+        self.finish = "stop" if self._text.stopped else token.finish
+        if not piece and not self.finish:
+            return None
+        tokens, self._waiting = self._waiting, []
+        added: Added = {"text": piece, "logprobs": None}
+        if self._asked.top is not None:
+            added["logprobs"] = self._logprobs([t for t in tokens if t.finish != "stop"])
+        if self._asked.return_token_ids:
+            added["token_ids"] = [t.id for t in tokens]
+        self._offset += len(piece)
+        return added
+
+    def _logprobs(self, tokens: list[Token]) -> dict[str, Any]:
+        def entry(token: int, value: float) -> dict[str, Any]:
+            word = self._tokenizer.decode([token])
+            if REPLACEMENT in word:  # a part of a character
+                word = self._tokenizer.convert_ids_to_tokens(token)
+                return {"token": word, "logprob": value, "bytes": None}
+            return {"token": word, "logprob": value, "bytes": list(word.encode())}
+
+        tops = [[entry(*x) for x in token.top[: self._asked.top]] for token in tokens]
+        words = [entry(token.id, token.logprob) for token in tokens]
+        if isinstance(self._asked, ChatRequest):
+            content = [word | {"top_logprobs": top} for word, top in zip(words, tops)]
+            return {"content": content, "refusal": None}
+        lengths = [0 if word["bytes"] is None else len(word["token"]) for word in words]
+        return {
+            "tokens": [word["token"] for word in words],
+            "token_logprobs": [word["logprob"] for word in words],
+            "top_logprobs": [{word["token"]: word["logprob"] for word in top} for top in tops],
+            "text_offset": [self._offset + sum(lengths[:i]) for i in range(len(words))],
+        }
+
+
+class Answer:
+    """The answer to a request.
+
+    Args:
+      asked: the request. model: its name. prompt_tokens: of all its prompts.
+    """
+
+    def __init__(self, asked: Request, model: str, choices: Sequence[Choice], prompt_tokens: int):
+        self._asked, self._choices, self._prompt_tokens = asked, choices, prompt_tokens
+        self._chat = isinstance(asked, ChatRequest)
+        self._head = {
+            "id": f"{'chatcmpl' if self._chat else 'cmpl'}-{uuid.uuid4().hex}",
+            "created": int(time.time()),
+            "model": model,
+        }
+
+    def _usage(self) -> dict[str, int]:
+        drawn = sum(choice.count for choice in self._choices)
+        return {
+            "prompt_tokens": self._prompt_tokens,
+            "completion_tokens": drawn,
+            "total_tokens": self._prompt_tokens + drawn,
+        }
+
+    async def whole(self, events: AsyncIterator[tuple[Choice, Added]]) -> dict[str, Any]:
+        """The answer once all choices have ended."""
+        pieces: list[list[Added]] = [[] for _ in self._choices]
+        async for choice, added in events:
+            pieces[choice.index].append(added)
+        return self._head | {
+            "object": "chat.completion" if self._chat else "text_completion",
+            "choices": [self._choice(*each) for each in zip(self._choices, pieces)],
+            "usage": self._usage(),
+        }
+
+    def _choice(self, choice: Choice, pieces: list[Added]) -> dict[str, Any]:
+        made = {"index": choice.index, "finish_reason": choice.finish, "logprobs": None}
+        text = "".join(piece["text"] for piece in pieces)
+        if self._asked.top is not None:
+            made["logprobs"] = {
+                name: None if first is None else [x for p in pieces for x in p["logprobs"][name]]
+                for name, first in pieces[0]["logprobs"].items()
+            }
+        if self._asked.return_token_ids:
+            made["token_ids"] = [i for piece in pieces for i in piece["token_ids"]]
+        said = {"role": "assistant", "content": text, "refusal": None}
+        return made | ({"message": said} if self._chat else {"text": text})
+
+    async def stream(self, events: AsyncIterator[tuple[Choice, Added]]) -> AsyncIterator[str]:
+        """Server-sent events: what is added to choices as it comes; the error that ended one, if
+        any; [DONE].
+        """
+        counts = self._asked.stream_options and self._asked.stream_options.include_usage
+        kind = "chat.completion.chunk" if self._chat else "text_completion"
+
+        def chunk(choices: list[dict[str, Any]], usage: dict[str, int] | None = None) -> str:
+            body = self._head | {"object": kind, "choices": choices}
+            return _event(body | ({"usage": usage} if counts else {}))
+
+        if self._chat:
+            first = {"role": "assistant", "content": ""}
+            for choice in self._choices:
+                yield chunk([{"index": choice.index, "delta": first, "finish_reason": None}])
+        try:
+            async for choice, added in events:
+                text = added.pop("text")
+                said = (
+                    {"delta": {"content": text} if text else {}} if self._chat else {"text": text}
+                )
+                yield chunk(
+                    [{"index": choice.index, "finish_reason": choice.finish} | said | added]
+                )
+        except RuntimeError as error:
+            yield _event(error_body(error))
+        else:
+            if counts:
+                yield chunk([], self._usage())
+        yield "data: [DONE]\n\n"
+
+
+def _event(body: dict[str, Any]) -> str:
+    return f"data: {json.dumps(body, ensure_ascii=False, separators=(',', ':'))}\n\n"
+
+
+def error_status(error: Exception) -> int:
+    """The HTTP status of an error."""
+    if isinstance(error, Invalid):
+        return error.status
+    return {Full: 429, Stopped: 503}.get(type(error), 500)
+
+
+def error_body(error: Exception) -> dict[str, Any]:
+    """OpenAI's form of an error."""
+    refused = isinstance(error, Invalid)
+    kind = {400: "invalid_request_error", 429: "rate_limit_error"}
+    return {
+        "error": {
+            "message": str(error),
+            "type": kind.get(400 if refused else error_status(error), "server_error"),
+            "param": error.param if refused else None,
+            "code": error.code if refused else None,
+        }
+    }

@@ -1,0 +1,189 @@
+"""The engine as JetStream's orchestrator calls it.
+
+JetStream has no call that frees a slot: a row that has ended stays, draws nothing, and says that
+its tokens are not valid.
+"""
+
+import itertools
+from typing import Any
+
+import jax
+import numpy as np
+from flax import struct
+from jax.sharding import Mesh, NamedSharding
+
+from rl_speed.policy import DecodeAttention, ModelConfig, load_tokenizer
+from rl_speed.sampling import SamplerConfig
+from rl_speed.serving.engine import DecodeState, Draws, Engine, Prefix, pad
+from rl_speed.serving.jetstream.package import engine_api, tokenizer_pb2
+from rl_speed.serving.jetstream.tokenizer import PolicyTokenizer
+from rl_speed.serving.policy import ServedPolicy
+
+Array = jax.Array
+
+
+@struct.dataclass
+class NumberedPrefix:
+    """A `prefix` with the `visit` number, i32[], that its draws are keyed by."""
+
+    prefix: Prefix
+    visit: Array
+
+
+class PolicyEngine(engine_api.Engine):
+    """`Engine` behind JetStream's interface.
+
+    With equal `config.slots`, weights and precision, a response has the tokens that `sample` draws
+    for the same prompt, `key`, visit and sample index; prompts are given visits 0, 1, ... in the
+    order in which they are prefilled.
+
+    Args:
+      policy, max_prefill_length, samples_per_slot, attention, device: see `Engine`.
+      config: `slots` rows that decode together, `max_new` the longest response, how tokens are
+        drawn. End tokens are the policy's.
+      prompt: how a text becomes a prompt, see `policy.encode_prompt`.
+      key: typed PRNG key of all draws.
+
+    Raises:
+      ValueError: see `Engine`.
+      FileNotFoundError: the policy's directory holds no tokenizer.
+    """
+
+    def __init__(
+        self,
+        policy: ServedPolicy,
+        config: SamplerConfig,
+        max_prefill_length: int,
+        samples_per_slot: int = 1,
+        prompt: str = "plain",
+        key: Array | None = None,
+        attention: DecodeAttention = DecodeAttention(),
+        device: jax.Device | None = None,
+    ):
+        self._core = Engine(
+            policy,
+            config,
+            max_prefill_length,
+            samples_per_slot=samples_per_slot,
+            attention=attention,
+            device=device,
+        )
+        self.model: ModelConfig = policy.model
+        self.config = self._core.config
+        self._prompt, self._directory = prompt, policy.directory
+        self._visits = itertools.count()
+        self._key = jax.random.key(0) if key is None else key
+        # JetStream's threads, in which no error may happen, build their own: what is wrong with the
+        # directory is said here. They do so at the same time, while transformers' lazy import is
+        # not made for several threads: it is over by then.
+        self.build_tokenizer(self.get_tokenizer())
+
+    def load_params(self, *args: Any, **kwargs: Any) -> Any:
+        """The weights; `prefill` and `generate` use them whatever is passed."""
+        return self._core.params
+
+    def prefill(
+        self,
+        *,
+        params: Any,
+        existing_prefix: NumberedPrefix | None = None,
+        padded_tokens: Any,
+        true_length: int,
+    ) -> NumberedPrefix:
+        """KV of a prompt.
+
+        Args:
+          padded_tokens: i32[L] of which the first `true_length` count.
+
+        Raises ValueError for a length that is none, and NotImplementedError for `existing_prefix`.
+        """
+        if existing_prefix is not None:
+            raise NotImplementedError("a prefix cannot be continued: give the whole prompt")
+        tokens, longest = np.asarray(padded_tokens, np.int32), self.max_prefill_length
+        if tokens.ndim != 1 or not 1 <= true_length <= len(tokens) <= longest:
+            raise ValueError(
+                f"prefill of {true_length} tokens of an array of shape {tokens.shape}; there must "
+                f"be at least one, and room for at most {longest}"
+            )
+        visit = jax.device_put(np.int32(next(self._visits)), self._core.sharding)
+        return NumberedPrefix(self._core.prefill(tokens[:true_length]), visit)
+
+    def insert(self, prefix: NumberedPrefix, decode_state: DecodeState, slot: int) -> DecodeState:
+        """The state (donated) with a prompt in `slot`, whose rows start afresh."""
+        draws = Draws(
+            jax.random.fold_in(self._key, prefix.visit),
+            self.config.temperature,
+            self.config.top_p,
+            self.config.max_new,
+        )
+        return self._core.insert(decode_state, prefix.prefix, slot, draws=draws)
+
+    def generate(
+        self, params: Any, decode_state: DecodeState
+    ) -> tuple[DecodeState, engine_api.ResultTokens]:
+        """One token in every row that goes on. The state is donated.
+
+        A row ends with an end token, which is still valid, or with its token number `max_new`.
+        """
+        state, step = self._core.generate(decode_state)
+        return state, engine_api.ResultTokens(
+            data=step.data,
+            tokens_idx=(0, 1),
+            valid_idx=(1, 2),
+            length_idx=(2, 3),
+            samples_per_slot=self.samples_per_slot,
+        )
+
+    def init_decode_state(self, *args: Any, **kwargs: Any) -> DecodeState:
+        """All slots free."""
+        return self._core.init_state()
+
+    def warm_up(self) -> None:
+        """See `Engine.warm_up`."""
+        self._core.warm_up()
+
+    def pad(self, ids: list[int]) -> np.ndarray:
+        """`engine.pad` to this engine's lengths."""
+        return pad(ids, self.max_prefill_length)
+
+    def get_prefix_destination_sharding(self) -> NamedSharding:
+        """Whole, on this engine's device."""
+        return self._core.sharding
+
+    def get_tokenizer(self) -> tokenizer_pb2.TokenizerParameters:
+        """Names the policy's directory."""
+        return tokenizer_pb2.TokenizerParameters(path=str(self._directory))
+
+    def build_tokenizer(self, metadata: tokenizer_pb2.TokenizerParameters) -> PolicyTokenizer:
+        """A tokenizer of the directory; each call a new one, for a thread of its own."""
+        return PolicyTokenizer(
+            load_tokenizer(metadata.path),
+            self.config.end_tokens,
+            self._prompt,
+            longest=self.max_prefill_length,
+        )
+
+    @property
+    def max_concurrent_decodes(self) -> int:
+        """Slots: prompts that decode together."""
+        return self._core.slots
+
+    @property
+    def samples_per_slot(self) -> int:
+        """Responses to each prompt."""
+        return self._core.samples_per_slot
+
+    @property
+    def max_prefill_length(self) -> int:
+        """Tokens of the longest prompt."""
+        return self._core.max_prefill_length
+
+    @property
+    def mesh(self) -> Mesh:
+        """Of one device."""
+        return self._core.mesh
+
+    @property
+    def colocated_cpus(self) -> None:
+        """None are used."""
+        return None

@@ -1,0 +1,202 @@
+"""Requests of OpenAI's completions and chat completions: fields, and what is wrong with one."""
+
+from typing import Annotated, Any, ClassVar, Literal
+
+import pydantic
+import pydantic_core
+
+# Fields that change no answer.
+IGNORED = ("user", "metadata", "safety_identifier", "prompt_cache_key", "service_tier")
+# Fields that are known and not supported, with the value that asks for nothing.
+NEUTRAL = {
+    "audio": None,
+    "best_of": 1,
+    "echo": False,
+    "frequency_penalty": 0,
+    "function_call": "none",
+    "functions": [],
+    "logit_bias": {},
+    "modalities": ["text"],
+    "parallel_tool_calls": True,
+    "prediction": None,
+    "presence_penalty": 0,
+    "reasoning_effort": None,
+    "response_format": {"type": "text"},
+    "store": False,
+    "suffix": "",
+    "tool_choice": "none",
+    "tools": [],
+    "verbosity": None,
+    "web_search_options": None,
+}
+
+
+class Invalid(ValueError):
+    """A request that is not served: the reason, the field, OpenAI's code, the HTTP status."""
+
+    def __init__(
+        self, message: str, param: str | None, code: str = "invalid_value", status: int = 400
+    ):
+        super().__init__(message)
+        self.param, self.code, self.status = param, code, status
+
+
+def _without_nulls(data: Any) -> Any:
+    return {k: v for k, v in data.items() if v is not None} if isinstance(data, dict) else data
+
+
+class _Object(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+    # To OpenAI's clients a field that is null is one that is absent.
+    _nulls = pydantic.model_validator(mode="before")(_without_nulls)
+
+
+class StreamOptions(_Object):
+    """`include_usage`: a last chunk with the counts of tokens."""
+
+    include_usage: bool = False
+    include_obfuscation: Literal[False] = False
+
+
+class Request(_Object):
+    """Fields of both endpoints. `return_token_ids` is vLLM's: choices bring their `token_ids`."""
+
+    # Tokens of a response where the request does not say.
+    default_tokens: ClassVar[int | None] = None
+
+    model: str
+    max_tokens: int | None = pydantic.Field(None, ge=1)
+    temperature: float | None = pydantic.Field(None, ge=0, le=2)
+    top_p: float | None = pydantic.Field(None, gt=0, le=1)
+    n: int = pydantic.Field(1, ge=1)
+    seed: int | None = pydantic.Field(None, ge=-(2**63), lt=2**63)
+    stop: (
+        str
+        | Annotated[
+            list[Annotated[str, pydantic.Field(min_length=1)]], pydantic.Field(max_length=16)
+        ]
+    ) = []
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    return_token_ids: bool = False
+
+    @property
+    def stops(self) -> list[str]:
+        """The stop strings; an empty one is none."""
+        return [s for s in ([self.stop] if isinstance(self.stop, str) else self.stop) if s]
+
+
+Some = pydantic.Field(min_length=1)
+Ids = Annotated[list[int], Some]
+
+
+class CompletionRequest(Request):
+    """A body of /v1/completions."""
+
+    default_tokens = 16
+
+    prompt: str | Ids | Annotated[list[str], Some] | Annotated[list[Ids], Some]
+    logprobs: int | None = pydantic.Field(None, ge=0, le=5)
+
+    @property
+    def top(self) -> int | None:
+        """Alternatives to each token; None: no log-probs."""
+        return self.logprobs
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """Each prompt, text or token ids."""
+        one = isinstance(self.prompt, str) or isinstance(self.prompt[0], int)
+        return [self.prompt] if one else self.prompt
+
+
+class TextPart(_Object):
+    """A piece of a message."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Message(_Object):
+    """A turn of a chat."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[TextPart]
+
+    @property
+    def turn(self) -> dict[str, str]:
+        """As chat templates take it."""
+        parts = self.content
+        text = parts if isinstance(parts, str) else "".join(part.text for part in parts)
+        return {"role": "system" if self.role == "developer" else self.role, "content": text}
+
+
+class ChatRequest(Request):
+    """A body of /v1/chat/completions."""
+
+    messages: list[Message] = pydantic.Field(min_length=1)
+    max_completion_tokens: int | None = pydantic.Field(None, ge=1)
+    logprobs: bool = False
+    top_logprobs: int | None = pydantic.Field(None, ge=0, le=20)
+
+    @property
+    def top(self) -> int | None:
+        """Alternatives to each token; None: no log-probs."""
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+
+def _place(error: Any) -> list[str]:
+    """Field names and indices, without pydantic's names for the forms that a field may have."""
+    return [part for part in map(str, error["loc"]) if part != "str" and "[" not in part]
+
+
+def _depth(error: Any) -> int:
+    return len(_place(error))
+
+
+def parse(kind: type[Request], body: bytes) -> Request:
+    """The request in a body.
+
+    Raises Invalid: no JSON, a field that is missing, unknown, not supported, of the wrong type or
+    out of range.
+    """
+    try:
+        data = pydantic_core.from_json(body, allow_inf_nan=False)
+    except ValueError as error:
+        raise Invalid(f"the body is not JSON: {error}", None, code="invalid_json") from None
+    if not isinstance(data, dict):
+        raise Invalid("the body must be a JSON object", None, code="invalid_json")
+    data = {k: v for k, v in _without_nulls(data).items() if k not in IGNORED}
+    for name in [name for name in data if name in NEUTRAL]:
+        if data.pop(name) != NEUTRAL[name]:
+            raise Invalid(
+                f"{name} is not supported by this server; leave it out",
+                name,
+                code="unsupported_parameter",
+            )
+    try:
+        request = kind.model_validate(data)
+    except pydantic.ValidationError as error:
+        # Of the forms that a field may have, the one that the value fits furthest.
+        first = max(error.errors(include_url=False, include_input=False), key=_depth)
+        place = _place(first)
+        unknown = first["type"] == "extra_forbidden"
+        raise Invalid(
+            f"{'.'.join(place)}: " + ("unknown parameter" if unknown else first["msg"]),
+            place[0] if place else None,
+            code="unknown_parameter" if unknown else "invalid_value",
+        ) from None
+    if isinstance(request, ChatRequest):
+        if request.top_logprobs is not None and not request.logprobs:
+            raise Invalid("top_logprobs needs logprobs: true", "top_logprobs")
+        if request.max_completion_tokens is not None:
+            if request.max_tokens not in (None, request.max_completion_tokens):
+                raise Invalid(
+                    "max_tokens and max_completion_tokens differ; give one of them", "max_tokens"
+                )
+            request.max_tokens = request.max_completion_tokens
+    if request.temperature is not None and 0 < request.temperature < 0.01:
+        raise Invalid("temperature must be 0 (greedy) or from 0.01 to 2", "temperature")
+    if request.stream_options and not request.stream:
+        raise Invalid("stream_options needs stream: true", "stream_options")
+    return request
