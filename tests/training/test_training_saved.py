@@ -23,6 +23,7 @@ def small(where, steps=4):
     config = tiny(embedded("speed_rloo"), steps, screen=32, prefill=4, train_prompts=48)
     config.driver.where, config.sampler.context_pool, config.optimizer.eps = where, 16, 1e-3
     config.checkpoints.every = 100  # no checkpoint but the one that the error leaves
+    config.logging.export = True
     return config
 
 
