@@ -94,7 +94,10 @@ def main(files):
         encode_prompt = prompt_encoder(
             load_tokenizer(_TOKENIZER.value), _PROMPT.value, _SYSTEM.value
         )
-        encode = lambda question: encode_prompt(question + _INSTRUCTION.value)
+
+        def encode(question):
+            return encode_prompt(question + _INSTRUCTION.value)
+
     report = data_report.DataReport(fields, of_evaluation, _KEEP.value, encode, _LIMIT.value)
     if _WRITE_HELD_OUT.value and not (_WRITE.value and _HOLD_OUT.value):
         raise ValueError("--write_held_out needs --write and --hold_out")

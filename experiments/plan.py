@@ -99,7 +99,9 @@ def main(_):
     from lab.planning.simulated import check
     from rl_speed.training.dry_run import dry_run
 
-    say = lambda text: print(text, file=sys.stderr, flush=True)
+    def say(text):
+        return print(text, file=sys.stderr, flush=True)
+
     check(config.validate())
     outcomes, assumed = predict.outcomes_of(
         config,
@@ -118,9 +120,10 @@ def main(_):
         else:
             found = dataclasses.asdict(dry_run(config, target, say))
         reached = {"operations": _OPERATIONS.value, "bandwidth": _BANDWIDTH.value}
-        pay = lambda mine, row: prices.of_chip(
-            mine, config, target, found, _JUDGE.value / 1e3, row, reached
-        )
+
+        def pay(mine, row):
+            return prices.of_chip(mine, config, target, found, _JUDGE.value / 1e3, row, reached)
+
         assumed.append(
             f"a response verified in {_JUDGE.value:g} ms by one of {config.reward.workers} workers"
         )

@@ -137,7 +137,10 @@ def over_tensor(function: Callable, split: Sequence[int | None], out: Any, *args
         x.shape[a] for arg, a in zip(args, split) if a is not None for x in jax.tree.leaves(arg)
     ]
     whole = any(n % size for n in heads)
-    spec = lambda a: PartitionSpec(*(() if whole or a is None else ([None] * a + ["tensor"])))
+
+    def spec(a):
+        return PartitionSpec(*(() if whole or a is None else ([None] * a + ["tensor"])))
+
     return jax.shard_map(
         function,
         in_specs=tuple(map(spec, split)),
@@ -246,7 +249,10 @@ def place_parts(make: Callable[[slice], Any], rows: int, mesh: Mesh) -> Any:
     def one(*leaves: np.ndarray) -> jax.Array:
         host = dict(zip(starts, leaves))
         shape = (rows, *leaves[0].shape[1:])
-        part = lambda index: host[index[0].indices(rows)[0]]
+
+        def part(index):
+            return host[index[0].indices(rows)[0]]
+
         return jax.make_array_from_callback(shape, sharding, part)
 
     return jax.tree.map(one, *mine.values())
@@ -266,7 +272,10 @@ def place_rows(shards: Mapping[int, Any], mesh: Mesh) -> Any:
     def one(*leaves: Any) -> jax.Array:
         host = dict(zip(numbers, map(np.asarray, leaves)))
         shape = (row_shards(mesh), *host[numbers[0]].shape)
-        part = lambda index: np.stack([host[i] for i in range(*index[0].indices(shape[0]))])
+
+        def part(index):
+            return np.stack([host[i] for i in range(*index[0].indices(shape[0]))])
+
         return jax.make_array_from_callback(shape, sharding, part)
 
     return jax.tree.map(one, *shards.values())
@@ -284,7 +293,10 @@ def gathered(tree: Any, mesh: Mesh) -> Any:
     """
     if not spans_processes(mesh):
         return tree
-    there = lambda x: not isinstance(x, jax.Array) or x.is_fully_replicated
+
+    def there(x):
+        return not isinstance(x, jax.Array) or x.is_fully_replicated
+
     leaves, structure = jax.tree.flatten(tree)
     split = [i for i, x in enumerate(leaves) if not there(x)]
     for i, x in zip(split, _whole(mesh)([leaves[i] for i in split]) if split else []):

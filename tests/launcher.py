@@ -91,7 +91,10 @@ class Launcher:
             )
         print(json.dumps([tasks, kill_after_s]), file=self._server.stdin, flush=True)
         statuses = json.loads(self._server.stdout.readline())
-        read = lambda task, name: Path(task["folder"], name).read_text("utf-8", "replace")
+
+        def read(task, name):
+            return Path(task["folder"], name).read_text("utf-8", "replace")
+
         return [
             subprocess.CompletedProcess(
                 task["command"], status, read(task, "stdout"), read(task, "stderr")

@@ -40,9 +40,12 @@ def test_what_libraries_cause_among_themselves_is_not(module, message):
 
 def test_subprocesses_inherit_errors_about_our_modules():
     code = "import warnings; warnings.warn_explicit('old', DeprecationWarning, 'a.py', 1, {!r})"
-    run = lambda module: subprocess.run(
-        [sys.executable, "-c", code.format(module)], capture_output=True, text=True
-    )
+
+    def run(module):
+        return subprocess.run(
+            [sys.executable, "-c", code.format(module)], capture_output=True, text=True
+        )
+
     assert "DeprecationWarning: old" in run("rl_speed.update.step").stderr
     assert run("flax.core.scope").returncode == 0
     assert (

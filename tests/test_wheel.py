@@ -64,9 +64,14 @@ def test_what_it_holds(wheel, repo):
         names = file.namelist()
         (metadata,) = (n for n in names if n.endswith(".dist-info/METADATA"))
         text = file.read(metadata).decode()
-    stems = lambda folder: {
-        n.split("/")[2] for n in names if n.startswith(f"rl_speed/{folder}/") and n.count("/") == 2
-    }
+
+    def stems(folder):
+        return {
+            n.split("/")[2]
+            for n in names
+            if n.startswith(f"rl_speed/{folder}/") and n.count("/") == 2
+        }
+
     assert stems("experiments") == {f"{name}.py" for name in shipped.COMMANDS}
     assert stems("configs") == {path.name for path in (repo / "configs").glob("*.py")}
     assert "rl_speed/py.typed" in names and not any(n.startswith("tests") for n in names)

@@ -65,7 +65,10 @@ tokens_a_sample = ratio("rollout/generated_tokens", "rollout/generated_samples")
 
 def tables(task: str) -> tuple[Table, ...]:
     """Shares are of GRPO with the same group size."""
-    share = lambda title, value: Column(title, relative(value), 3, of_grpo(task))
+
+    def share(title, value):
+        return Column(title, relative(value), 3, of_grpo(task))
+
     return (
         Table(
             "Tokens (Table 2) and time (Table 3, Figure 3)",

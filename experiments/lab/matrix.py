@@ -97,9 +97,12 @@ def covering() -> list[Cell]:
     }
     fused = {"one": "h100", "data": "v6e", "fsdp": "v5p", "both": "v5e", "sixteen": "h100"}
     fused["pod"] = "v6e"
+
     # What a chip of less memory needs: float32 weights, moments and gradients of 1.5B take 23 GiB,
     # so that they have to be split. In the loop the verifier is "exact", which needs no tokenizer.
-    split = lambda chip, driver: Cell(SMALL, f"{chip}:{SHAPES[chip][1]}", (1, 4, 1), driver)
+    def split(chip, driver):
+        return Cell(SMALL, f"{chip}:{SHAPES[chip][1]}", (1, 4, 1), driver)
+
     cells = []
     for mesh, (preset, size, axes) in meshes.items():
         for chip, shapes in SHAPES.items():
@@ -264,7 +267,9 @@ def markdown(
 
 
 def _estimate(e: dict[str, Any]) -> str:
-    unit = lambda s: f"{s:.1f} s" if s >= 1 else f"{1e3 * s:.1f} ms"
+    def unit(s):
+        return f"{s:.1f} s" if s >= 1 else f"{1e3 * s:.1f} ms"
+
     if e["compiler"] is None:
         return f"at least {unit(e['bound'])}"
     total = e["compiler"] + e["kernels"]
@@ -284,10 +289,12 @@ def draw(rows: Sequence[tuple[Cell, dict[str, Any]]], path: Path) -> None:
                 place + 0.35 * shift - 0.2, held / found["limit"], 0.33, color=colours[p["name"]]
             )
     axis.axvline(1, color="k", lw=1)
-    label = lambda cell: (
-        f"{cell.preset}, {cell.target}, {cell.mesh_text()}, {cell.driver}"
-        + (" *" if cell.flags else "")
-    )
+
+    def label(cell):
+        return f"{cell.preset}, {cell.target}, {cell.mesh_text()}, {cell.driver}" + (
+            " *" if cell.flags else ""
+        )
+
     axis.set_yticks(range(len(rows)), [label(cell) for cell, _ in rows], fontsize=6)
     axis.set_ylim(len(rows) - 0.4, -0.6)
     axis.set_xlabel("share of a chip's memory, as XLA counts it (* changed so that it fits)")

@@ -119,7 +119,10 @@ def numbers(folder: Path) -> list[dict]:
     """Metrics of each step so far, without those of the clock and of the process."""
     path = folder / "metrics.jsonl"
     steps = [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
-    clock = lambda name: name.startswith(("time/", "process/")) or name.endswith("train_s")
+
+    def clock(name):
+        return name.startswith(("time/", "process/")) or name.endswith("train_s")
+
     return [{name: x for name, x in step.items() if not clock(name)} for step in steps]
 
 

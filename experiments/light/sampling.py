@@ -66,7 +66,10 @@ def ours(setting: common.Setting, found: common.Result) -> None:
     for kind, attention in decode.ways(model).items():
         with found.attempt(f"sampling, {kind}"):
             decoder, drawn = policy.decoder(model, attention=attention), []
-            call = lambda: drawn.append(sampling.sample(decoder, params, *arguments)) or drawn[-1]
+
+            def call():
+                return drawn.append(sampling.sample(decoder, params, *arguments)) or drawn[-1]
+
             seconds, first = machine.times(call, 2)
             steps = int(drawn[-1].decode_steps)
             least = work.least_bytes(policy.num_params(model) * itemsize, steps, token) / bandwidth

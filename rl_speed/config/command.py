@@ -35,7 +35,10 @@ def nearest(name: str, known: Sequence[str], count: int = 3) -> list[str]:
     then with a last part like it.
     """
     section, _, leaf = name.rpartition(".")
-    parts = lambda index: {k.rpartition(".")[index] for k in known}
+
+    def parts(index):
+        return {k.rpartition(".")[index] for k in known}
+
     sections = difflib.get_close_matches(section, parts(0), 1, 0.7) if section else []
     leaves = difflib.get_close_matches(leaf, parts(2), count, 0.7)
     alike = [k for close in leaves for k in known if k.rpartition(".")[2] == close]

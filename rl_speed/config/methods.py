@@ -218,15 +218,18 @@ def nearest(name: str, known: Sequence[str]) -> str | None:
     """Of the methods in `known` the one whose sampling is like that of the method `name`, itself
     first; else one that samples plainly; else None.
     """
-    way = lambda fields: tuple(
-        fields.get(field, otherwise)
-        for field, otherwise in (
-            ("rule.name", ""),
-            ("replay.window", "none"),
-            ("data.order", ""),
-            ("estimate.kind", "none"),
+
+    def way(fields):
+        return tuple(
+            fields.get(field, otherwise)
+            for field, otherwise in (
+                ("rule.name", ""),
+                ("replay.window", "none"),
+                ("data.order", ""),
+                ("estimate.kind", "none"),
+            )
         )
-    )
+
     for wanted in (METHODS[name], _UNIFORM):
         alike = [other for other in known if way(METHODS[other]) == way(wanted)]
         if alike:

@@ -122,7 +122,10 @@ def unsqueezed(answer: str, solution: str) -> str:
     box = last_box(solution)
     if box and closing_brace(answer + "}", 0) != len(answer):
         return plain(box)
-    squeeze = lambda text: re.sub(
-        r"\\(?:left|right|text|mbox|,|!|;|:)|[\s\\{}]", "", text.replace("dfrac", "frac")
-    )
+
+    def squeeze(text):
+        return re.sub(
+            r"\\(?:left|right|text|mbox|,|!|;|:)|[\s\\{}]", "", text.replace("dfrac", "frac")
+        )
+
     return plain(box) if box and squeeze(box) == squeeze(answer) else answer

@@ -152,7 +152,10 @@ class PartSearch:
         names, made = self.found(), max(questions, key=questions.get)
         # As they stand in the row, where that can be told.
         order = [name.lower() for name in self._order[names[0]]]
-        place = lambda name: (order + [top := name.partition(".")[0].lower()]).index(top)
+
+        def place(name):
+            return (order + [top := name.partition(".")[0].lower()]).index(top)
+
         first = min(map(place, made.split("+")))
         joined = "+".join(
             [*(n for n in names if place(n) < first), made, *(n for n in names if place(n) > first)]

@@ -138,10 +138,13 @@ def _resolve(entry: str) -> Sequence[Path | HubName]:
 
 def _in_order(paths: Iterable[Path]) -> list[Path]:
     """By name, in which numbers are compared as numbers."""
-    parts = lambda path: [
-        (0, int(part), "") if part.isdecimal() else (1, 0, part)
-        for part in re.split(r"(\d+)", str(path))
-    ]
+
+    def parts(path):
+        return [
+            (0, int(part), "") if part.isdecimal() else (1, 0, part)
+            for part in re.split(r"(\d+)", str(path))
+        ]
+
     return sorted(paths, key=parts)
 
 

@@ -229,9 +229,12 @@ def details(surveys: Sequence[Survey], shown: int = 12) -> str:
     parts = []
     for s in surveys:
         part = [f"## {s.source}\n"]
-        counted = lambda fields: ", ".join(
-            f"{name} ({n} rows)" if n < s.usable else name for name, n in fields.items()
-        )
+
+        def counted(fields):
+            return ", ".join(
+                f"{name} ({n} rows)" if n < s.usable else name for name, n in fields.items()
+            )
+
         part.append(
             f"Questions are {counted(s.questions)}. Fields not used: "
             f"{counted(s.unused) or 'none'}.\n"

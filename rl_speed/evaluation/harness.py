@@ -58,9 +58,16 @@ def load_benchmarks(
     """
     asked = config.data
     form, longest = prompt_encoder(tokenizer, asked.prompt, asked.system), asked.max_prompt_length
-    encode = lambda question: form(question + asked.instruction)
-    bare = lambda text: tokenizer.encode(text, add_special_tokens=False)
-    read = lambda name, path, *how: file_benchmark(name, path, encode, bare, longest, *how)
+
+    def encode(question):
+        return form(question + asked.instruction)
+
+    def bare(text):
+        return tokenizer.encode(text, add_special_tokens=False)
+
+    def read(name, path, *how):
+        return file_benchmark(name, path, encode, bare, longest, *how)
+
     needed = build.reward_fields(config.reward)
     if files:
         fields = Fields(asked.question_field, required=False, **needed)

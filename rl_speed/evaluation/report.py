@@ -36,7 +36,10 @@ def _pass_rows(
     rows = []
     for j in sorted({1, *k}):
         cell, first = table[str(j)], not rows
-        interval = lambda kind: "{:.4f} to {:.4f}".format(*cell[kind])
+
+        def interval(kind):
+            return "{:.4f} to {:.4f}".format(*cell[kind])
+
         rows.append(
             [
                 name if first else "",

@@ -247,7 +247,10 @@ def check_advantage(advantage: AdvantageFn) -> None:
     Raises ValueError: it does not take what `AdvantageFn` says, or does not return an f32 for
     each sample.
     """
-    column = lambda dtype: jax.ShapeDtypeStruct((6,), dtype)
+
+    def column(dtype):
+        return jax.ShapeDtypeStruct((6,), dtype)
+
     try:
         got = jax.eval_shape(
             lambda r, ids, n: advantage(r, ids, 2, n),

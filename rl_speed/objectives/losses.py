@@ -209,7 +209,10 @@ def call_loss(loss: LossFn, tokens: Tokens, settings: Mapping[str, Any]):
         raise ValueError(
             f"a loss logs {', '.join(sorted(taken))}, which is a metric of every loss already."
         )
-    whole = lambda x: jnp.broadcast_to(x, shape)
+
+    def whole(x):
+        return jnp.broadcast_to(x, shape)
+
     return whole(per_token), {name: whole(x) for name, x in logged.items()}
 
 

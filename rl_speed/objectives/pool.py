@@ -321,5 +321,7 @@ def _count(flags, group_ids, num_groups) -> jax.Array:
 
 
 def _lots(key, name_R, index):
-    draw = lambda name, at: jax.random.bits(jax.random.fold_in(jax.random.fold_in(key, name), at))
+    def draw(name, at):
+        return jax.random.bits(jax.random.fold_in(jax.random.fold_in(key, name), at))
+
     return jax.vmap(draw)(name_R, index)

@@ -115,9 +115,15 @@ class DecodeAttention:
         if self.on_tpu(model):
             shape = slots, *self.parts(room, model), model.kv_heads * model.head_dim
             return (KV(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)),)
-        zeros = lambda *shape: jnp.zeros((slots, model.kv_heads, *shape), dtype)
+
+        def zeros(*shape):
+            return jnp.zeros((slots, model.kv_heads, *shape), dtype)
+
         turned = self.way(room, model) != "pallas"
-        keys = lambda size: (model.head_dim, size) if turned else (size, model.head_dim)
+
+        def keys(size):
+            return (model.head_dim, size) if turned else (size, model.head_dim)
+
         return tuple(
             KV(zeros(*keys(size)), zeros(size, model.head_dim)) for size in self.parts(room, model)
         )
@@ -150,9 +156,12 @@ def write(cache: Cache, k_SxGxK: Array, v_SxGxK: Array, at_S: Array, turned: boo
         size = part.v.shape[2]
         # What belongs to another part falls outside of this one, and is dropped.
         at = jnp.where(at_S >= start, at_S - start, size)
-        put = lambda place, new: place.set(
-            new.astype(part.v.dtype), mode="drop", unique_indices=True, indices_are_sorted=True
-        )
+
+        def put(place, new):
+            return place.set(
+                new.astype(part.v.dtype), mode="drop", unique_indices=True, indices_are_sorted=True
+            )
+
         keys = part.k.at[row_S, :, :, at] if turned else part.k.at[row_S, :, at]
         written.append(KV(put(keys, k_SxGxK), put(part.v.at[row_S, :, at], v_SxGxK)))
         start += size
@@ -238,8 +247,11 @@ def gpu_part(q_SxGxQxK: Array, kv: KV, length_S: Array, platform: str) -> Part:
         )
     splits = next(n for n in (16, 8, 4, 2, 1) if positions % (16 * n) == 0)
     block = next(n for n in (128, 64, 32, 16) if positions // splits % n == 0)
+
     # The kernel undoes it: no copy is made.
-    heads_last = lambda x: jnp.swapaxes(x, 1, 2)
+    def heads_last(x):
+        return jnp.swapaxes(x, 1, 2)
+
     out, (total, top) = gpu_kernel()(
         q_SxGxQxK.reshape(slots, groups * per_group, width).astype(kv.k.dtype),
         heads_last(kv.k),
@@ -252,7 +264,10 @@ def gpu_part(q_SxGxQxK: Array, kv: KV, length_S: Array, platform: str) -> Part:
         return_residuals=True,
         normalize_output=False,
     )
-    shape = lambda x: x.reshape(slots, groups, per_group, -1).astype(jnp.float32)
+
+    def shape(x):
+        return x.reshape(slots, groups, per_group, -1).astype(jnp.float32)
+
     return Part(shape(out), shape(top), shape(total))
 
 
@@ -321,7 +336,9 @@ def ragged_part(q_SxGxQxK: Array, kv: KV, plan: Plan, block: int, tile: int, sha
     slots, groups, per_group, width = q_SxGxQxK.shape
     positions = kv.v.shape[2]
     block = min(block, positions)
-    empty = lambda fill, size: jnp.full((slots, groups, per_group, size), fill, jnp.float32)
+
+    def empty(fill, size):
+        return jnp.full((slots, groups, per_group, size), fill, jnp.float32)
 
     def body(i: Array, part: Part) -> Part:
         g = jnp.sum(plan.end <= i, dtype=jnp.int32)
@@ -339,28 +356,46 @@ def ragged_part(q_SxGxQxK: Array, kv: KV, plan: Plan, block: int, tile: int, sha
         mask = ((at >= wanted) & (at < plan.length_S[row][:, None]))[:, None, None]
         q = q_SxGxQxK[row]
         if shared:
-            cut = lambda x, at, size: jax.lax.dynamic_slice(x, (g, 0, *at), (1, groups, *size))[0]
+
+            def cut(x, at, size):
+                return jax.lax.dynamic_slice(x, (g, 0, *at), (1, groups, *size))[0]
+
             # All rows of the tile meet the same keys: one matrix product a key/value head.
-            fold = lambda x: jnp.swapaxes(x, 0, 1).reshape(groups, tile * per_group, -1)
-            unfold = lambda x: jnp.swapaxes(x.reshape(groups, tile, per_group, -1), 0, 1)
+            def fold(x):
+                return jnp.swapaxes(x, 0, 1).reshape(groups, tile * per_group, -1)
+
+            def unfold(x):
+                return jnp.swapaxes(x.reshape(groups, tile, per_group, -1), 0, 1)
+
             k, v = cut(kv.k, (0, start), (width, block)), cut(kv.v, (start, 0), (block, width))
             scores = unfold(
                 jnp.einsum("grk,gkt->grt", fold(q), k, preferred_element_type=jnp.float32)
             )
-            mix = lambda w: unfold(
-                jnp.einsum(
-                    "grt,gtk->grk", fold(w).astype(q.dtype), v, preferred_element_type=jnp.float32
+
+            def mix(w):
+                return unfold(
+                    jnp.einsum(
+                        "grt,gtk->grk",
+                        fold(w).astype(q.dtype),
+                        v,
+                        preferred_element_type=jnp.float32,
+                    )
                 )
-            )
         else:
-            cut = lambda x, at, size: jax.vmap(
-                lambda r: jax.lax.dynamic_slice(x, (r, 0, *at), (1, groups, *size))[0]
-            )(row)
+
+            def cut(x, at, size):
+                return jax.vmap(
+                    lambda r: jax.lax.dynamic_slice(x, (r, 0, *at), (1, groups, *size))[0]
+                )(row)
+
             k, v = cut(kv.k, (0, start), (width, block)), cut(kv.v, (start, 0), (block, width))
             scores = jnp.einsum("wgqk,wgkt->wgqt", q, k, preferred_element_type=jnp.float32)
-            mix = lambda w: jnp.einsum(
-                "wgqt,wgtk->wgqk", w.astype(q.dtype), v, preferred_element_type=jnp.float32
-            )
+
+            def mix(w):
+                return jnp.einsum(
+                    "wgqt,wgtk->wgqk", w.astype(q.dtype), v, preferred_element_type=jnp.float32
+                )
+
         new = combine(jax.tree.map(lambda x: x[row], part), weigh(scores, mask, mix))
         return jax.tree.map(lambda x, y: x.at[put_at].set(y, mode="drop"), part, new)
 

@@ -116,7 +116,9 @@ def _kernel(*refs, size: int, width: int):
     slots, heads, samples = q.shape[0], q.shape[1], seat.shape[1]
     lanes = pl.ds(pl.multiple_of(pl.program_id(0) * heads * width, LANES), heads * width)
     own_out, own_top, own_total = own
-    part_of = lambda o: tuple(x.at[o] for x in own)
+
+    def part_of(o):
+        return tuple(x.at[o] for x in own)
 
     def empty(state):
         for x, fill in zip(state, (0.0, MASKED, 0.0)):
@@ -161,8 +163,12 @@ def _kernel(*refs, size: int, width: int):
 
     def one_of_context(item, place, o, at):
         rows = [seat[o, j] for j in range(samples)]
-        span = lambda j: slice(j * SUBLANES, (j + 1) * SUBLANES)
-        row = lambda j: jnp.minimum(rows[j], slots - 1)
+
+        def span(j):
+            return slice(j * SUBLANES, (j + 1) * SUBLANES)
+
+        def row(j):
+            return jnp.minimum(rows[j], slots - 1)
 
         @pl.when(block[item] == 0)
         def _():
@@ -280,15 +286,19 @@ def attend(
     programs = 2 if groups % 2 == 0 else 1
     heads, samples, dtype = groups // programs, items.seat.shape[1], cache[0].dtype
     padded = jnp.pad(q, ((0, 0), (0, 0), (0, SUBLANES - per_group), (0, 0))).astype(jnp.float32)
-    flat = lambda x: x.reshape(slots, 1, groups * width).astype(dtype)
+
+    def flat(x):
+        return x.reshape(slots, 1, groups * width).astype(dtype)
+
     anywhere = pl.BlockSpec(memory_space=pl.ANY)
     vectors = pl.BlockSpec((slots, heads, SUBLANES, width), lambda p, *_: (0, p, 0, 0))
     token = pl.BlockSpec((slots, 1, heads * width), lambda p, *_: (0, 0, p))
     buffer = pltpu.VMEM((DEPTH, size, heads * width), dtype)
     ends = pltpu.VMEM((slots, PACKED, heads * width), dtype)
-    state = lambda *shape: [
-        pltpu.VMEM((*shape, last), jnp.float32) for last in (width, LANES, LANES)
-    ]
+
+    def state(*shape):
+        return [pltpu.VMEM((*shape, last), jnp.float32) for last in (width, LANES, LANES)]
+
     first = len(items) + 5  # of the cache among the arguments
     out, *cache = pl.pallas_call(
         functools.partial(_kernel, size=size, width=width),

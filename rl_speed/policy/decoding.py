@@ -46,13 +46,22 @@ def prepare(params: Any, config: ModelConfig, fuse: bool = True) -> DecodeParams
     decode loop at different times.
     """
     dtype = jnp.dtype(config.dtype)
-    flat = lambda x: x.reshape(x.shape[0], -1)
+
+    def flat(x):
+        return x.reshape(x.shape[0], -1)
+
     # [out, in] on CPUs: XLA then multiplies a row alike in many rows and in 16 (where the policy is
     # 256 wide, not where it is 128). The barrier keeps it from undoing the transposition.
     cpu = config.platform == "cpu"
-    turn = lambda x: x.T if cpu else x
-    fixed = lambda x: jax.lax.optimization_barrier(x.T) if cpu else x
-    join = lambda parts: jnp.concatenate(parts, axis=0 if cpu else 1)
+
+    def turn(x):
+        return x.T if cpu else x
+
+    def fixed(x):
+        return jax.lax.optimization_barrier(x.T) if cpu else x
+
+    def join(parts):
+        return jnp.concatenate(parts, axis=0 if cpu else 1)
 
     def layer(i: int) -> dict[str, Any]:
         w = {name: value[i] for name, value in params["layers"].items()}
@@ -91,7 +100,10 @@ def prepare(params: Any, config: ModelConfig, fuse: bool = True) -> DecodeParams
 def narrow(params: Any, config: ModelConfig) -> Any:
     """Weights in the compute dtype, save norms."""
     dtype = jnp.dtype(config.dtype)
-    cast = lambda x, weight: x if "norm" in weight.logical_axes else x.astype(dtype)
+
+    def cast(x, weight):
+        return x if "norm" in weight.logical_axes else x.astype(dtype)
+
     return jax.tree.map(cast, params, weights(config))
 
 
@@ -236,7 +248,10 @@ def decoder(
         see `prepare`.
       attention: how decoding reads keys and values, and their dtype.
     """
-    bind = lambda function, **more: functools.partial(function, config=config, **more)
+
+    def bind(function, **more):
+        return functools.partial(function, config=config, **more)
+
     return Decoder(
         prefill=bind(prefill, attention=attention),
         init_cache=bind(init_cache, attention=attention),

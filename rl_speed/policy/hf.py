@@ -408,9 +408,10 @@ def load_hf(
     shardings = (
         jax.tree.map(lambda _: None, tree) if mesh is None else param_shardings(config, mesh, rules)
     )
-    place = lambda path, weight, sharding: read_weight(
-        shards, tuple(key.key for key in path), weight, sharding
-    )
+
+    def place(path, weight, sharding):
+        return read_weight(shards, tuple(key.key for key in path), weight, sharding)
+
     return jax.tree_util.tree_map_with_path(place, tree, shardings), config
 
 

@@ -84,7 +84,10 @@ def _backward(step, saved, of_x):
     def layer(done, state):
         of_x, totals = state
         at = count - 1 - done
-        mine = lambda x: jax.lax.dynamic_index_in_dim(x, at, keepdims=False)
+
+        def mine(x):
+            return jax.lax.dynamic_index_in_dim(x, at, keepdims=False)
+
         _, pull = jax.vjp(step, mine(inputs), jax.tree.map(mine, layers))
         of_x, gradient = pull(of_x)
         return of_x, jax.tree.map(lambda total, g: total.at[at].add(g), totals, gradient)

@@ -188,15 +188,20 @@ def token_logprobs(
     # Of one size, so that little of the last is padding; eight rows are a tile of a TPU.
     step = min(step, -(-length // pieces // 8) * 8)
     pad = pieces * step - length
+
     # Tokens of a chunk on one axis, as in `hidden_states`.
-    split = lambda x: jnp.moveaxis(
-        jnp.pad(x, ((0, 0), (0, pad)) + ((0, 0),) * (x.ndim - 2)).reshape(
-            rows, pieces, step, *x.shape[2:]
-        ),
-        1,
-        0,
-    ).reshape(pieces, rows * step, *x.shape[2:])
-    join = lambda x: jnp.moveaxis(x.reshape(pieces, rows, step), 0, 1).reshape(rows, -1)[:, :length]
+    def split(x):
+        return jnp.moveaxis(
+            jnp.pad(x, ((0, 0), (0, pad)) + ((0, 0),) * (x.ndim - 2)).reshape(
+                rows, pieces, step, *x.shape[2:]
+            ),
+            1,
+            0,
+        ).reshape(pieces, rows * step, *x.shape[2:])
+
+    def join(x):
+        return jnp.moveaxis(x.reshape(pieces, rows, step), 0, 1).reshape(rows, -1)[:, :length]
+
     name = "embed" if config.tie_embeddings else "lm_head"
     with jax.named_scope("token_logprobs"):
         table, vocabulary = weights.head(name, params[name])

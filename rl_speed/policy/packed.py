@@ -60,7 +60,10 @@ def causal_attention(q: Array, k: Array, v: Array, config: ModelConfig) -> Array
     """
     if attention_kernel(config) != "splash":
         return dense_attention(q, k, v, None, config)
-    attend = lambda q, k, v: splash.splash_attention(q, k, v, None, q.shape[1], config)
+
+    def attend(q, k, v):
+        return splash.splash_attention(q, k, v, None, q.shape[1], config)
+
     return over_tensor(attend, (2, 2, 2), 2, q, k, v)
 
 
@@ -91,7 +94,9 @@ def banded_attention(
         seen = jnp.concatenate([x[:, i : i + count] for i in range(before + 1)], axis=2)
         return seen.reshape(rows * count, (before + 1) * block, *x.shape[3:])
 
-    queries = lambda x: x.reshape(rows * count, block, *x.shape[2:])
+    def queries(x):
+        return x.reshape(rows * count, block, *x.shape[2:])
+
     place_Q, place_K = jnp.arange(block) + before * block, jnp.arange((before + 1) * block)
     same = queries(segment_ids)[:, :, None] == keys(segment_ids, fill=-2)[:, None, :]
     mask = (same & (place_K <= place_Q[:, None]))[:, None]
@@ -145,7 +150,9 @@ def _backward(windows, config, saved, out_gradient):
 
     def branch(window):
         def gradients(q, k, v, out_gradient):
-            attend = lambda q, k, v: banded_attention(q, k, v, segment_ids, window, config)
+            def attend(q, k, v):
+                return banded_attention(q, k, v, segment_ids, window, config)
+
             return jax.vjp(attend, q, k, v)[1](out_gradient)
 
         return gradients

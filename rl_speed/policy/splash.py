@@ -91,9 +91,14 @@ def splash_attention(
     """
     length = q.shape[1]
     pad = -length % block_of(length)
+
     # Behind the last token nothing is looked at by what is before.
-    padded = lambda x: jnp.pad(x, ((0, 0), (0, pad)) + ((0, 0),) * (x.ndim - 2))
-    heads_first = lambda x: jnp.swapaxes(padded(x), 1, 2)
+    def padded(x):
+        return jnp.pad(x, ((0, 0), (0, pad)) + ((0, 0),) * (x.ndim - 2))
+
+    def heads_first(x):
+        return jnp.swapaxes(padded(x), 1, 2)
+
     kernel = make_kernel(length + pad, window, q.shape[2], config.interpret)
 
     def row(q, k, v, segment_ids):

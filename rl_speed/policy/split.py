@@ -27,12 +27,17 @@ def gather(part: Array, axis: int, tensor: int | None, dtype: str) -> Array:
       tensor: its axis that is split over `tensor`, too, and stays so: each device gathers its own
         part. The partitioner would make it whole first.
     """
-    whole = lambda x: jax.lax.all_gather(x, "fsdp", axis=axis, tiled=True)
+
+    def whole(x):
+        return jax.lax.all_gather(x, "fsdp", axis=axis, tiled=True)
+
     return over_tensor(whole, (tensor,), tensor, part.astype(dtype)).astype(part.dtype)
 
 
 def _scatter(axis, tensor, dtype, _, gradient):
-    mine = lambda x: jax.lax.psum_scatter(x, "fsdp", scatter_dimension=axis, tiled=True)
+    def mine(x):
+        return jax.lax.psum_scatter(x, "fsdp", scatter_dimension=axis, tiled=True)
+
     return (over_tensor(mine, (tensor,), tensor, gradient),)
 
 
@@ -44,12 +49,17 @@ def turn(part: Array, whole: int, split: int, tensor: int | None, dtype: str) ->
     """A weight that is split over `fsdp` along axis `whole`, split along `split` instead; numbers
     and gradients as in `gather`.
     """
-    send = lambda x: jax.lax.all_to_all(x, "fsdp", split, whole, tiled=True)
+
+    def send(x):
+        return jax.lax.all_to_all(x, "fsdp", split, whole, tiled=True)
+
     return over_tensor(send, (tensor,), tensor, part.astype(dtype)).astype(part.dtype)
 
 
 def _turn_back(whole, split, tensor, dtype, _, gradient):
-    send = lambda x: jax.lax.all_to_all(x, "fsdp", whole, split, tiled=True)
+    def send(x):
+        return jax.lax.all_to_all(x, "fsdp", whole, split, tiled=True)
+
     return (over_tensor(send, (tensor,), tensor, gradient),)
 
 
@@ -68,7 +78,10 @@ class SplitWeights(Weights):
         self._dtype, self._mesh = config.dtype, mesh
         shardings = param_shardings(config, mesh)
         several = mesh.shape["fsdp"] > 1
-        mine = lambda axis: axis if axis == "fsdp" and several else None
+
+        def mine(axis):
+            return axis if axis == "fsdp" and several else None
+
         self.specs = jax.tree.map(lambda s: PartitionSpec(*map(mine, s.spec)), shardings)
         self._full = jax.tree.map(lambda s: s.spec, shardings)
 
@@ -107,9 +120,16 @@ class SplitWeights(Weights):
 
     def add_up(self, gradients: Params) -> Params:
         """Gradients of all row shards' losses together, of each shard's own."""
-        several = lambda *axes: tuple(a for a in axes if self._mesh.shape[a] > 1)
-        axes = lambda spec: several("data") if "fsdp" in spec else several(*ROWS)
-        add = lambda g, spec: jax.lax.psum(g, axes(spec)) if axes(spec) else g
+
+        def several(*axes):
+            return tuple(a for a in axes if self._mesh.shape[a] > 1)
+
+        def axes(spec):
+            return several("data") if "fsdp" in spec else several(*ROWS)
+
+        def add(g, spec):
+            return jax.lax.psum(g, axes(spec)) if axes(spec) else g
+
         return jax.tree.map(add, gradients, self.specs)
 
     def run(self, function: Any, out_specs: Any, params: Params, *tables: Any) -> Any:
@@ -120,7 +140,10 @@ class SplitWeights(Weights):
           out_specs: of its result: `specs`, `PartitionSpec()` of what is the same on all shards, or
             `PartitionSpec(ROWS)` of arrays to be stacked, whose function gives axis 0 of size 1.
         """
-        mine = lambda tree: jax.tree.map(lambda x: x[0], tree)
+
+        def mine(tree):
+            return jax.tree.map(lambda x: x[0], tree)
+
         return jax.shard_map(
             lambda params, *tables: function(params, *map(mine, tables)),
             mesh=self._mesh,

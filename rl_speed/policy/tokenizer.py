@@ -43,7 +43,10 @@ def load_tokenizer(directory: str | os.PathLike) -> Any:
         raise FileNotFoundError(
             f"{directory}: no such directory (a tokenizer is read from a local directory)"
         )
-    has = lambda name: (directory / name).exists()
+
+    def has(name):
+        return (directory / name).exists()
+
     if not (
         has("tokenizer.json") or has("tokenizer.model") or (has("vocab.json") and has("merges.txt"))
     ):

@@ -32,7 +32,10 @@ class Transfer:
         self._narrow = jax.jit(lambda params: narrow(params, model))
         self._gather = jax.jit(lambda x: x, out_shardings=replicated(training))
         shapes = jax.eval_shape(functools.partial(narrow, config=model), abstract_params(model))
-        part = lambda x, sharding: math.prod(sharding.shard_shape(x.shape)) * x.dtype.itemsize
+
+        def part(x, sharding):
+            return math.prod(sharding.shard_shape(x.shape)) * x.dtype.itemsize
+
         sizes = jax.tree.leaves(jax.tree.map(part, shapes, self._shardings))
         self.bytes = sum(sizes) * generation.devices.size
 

@@ -194,7 +194,10 @@ def rotate(x: Array, cos: Array, sin: Array, config: ModelConfig) -> Array:
     half = np.eye(config.head_dim // 2)
     swap = np.block([[0 * half, half], [-half, 0 * half]])
     swapped = (x @ jnp.asarray(swap, x.dtype)).astype(jnp.float32)
-    twice = lambda x: jnp.concatenate([x, x], axis=-1)
+
+    def twice(x):
+        return jnp.concatenate([x, x], axis=-1)
+
     return (x.astype(jnp.float32) * twice(cos) + swapped * twice(sin)).astype(x.dtype)
 
 

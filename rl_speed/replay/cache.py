@@ -163,7 +163,10 @@ class ReplayCache:
         tokens of those held (0 when empty).
         """
         held = list(self._held.values())
-        mean = lambda values: float(np.mean(values)) if held else 0.0
+
+        def mean(values):
+            return float(np.mean(values)) if held else 0.0
+
         return {
             "replay/size": float(len(held)),
             "replay/tokens": float(self._tokens),

@@ -155,8 +155,13 @@ def last_box(text: Array, used: Array) -> tuple[Array, Array, Array]:
     one of several that are parts of one answer: `rl_speed.answers.last_box` joins them.
     """
     at = jnp.arange(text.shape[1])
-    ahead = lambda i: jnp.pad(text[:, i:], ((0, 0), (0, i)))
-    is_letter = lambda x: ((x | 32) >= ord("a")) & ((x | 32) <= ord("z"))
+
+    def ahead(i):
+        return jnp.pad(text[:, i:], ((0, 0), (0, i)))
+
+    def is_letter(x):
+        return ((x | 32) >= ord("a")) & ((x | 32) <= ord("z"))
+
     behind, opens = jnp.zeros(text.shape[0], jnp.int32), jnp.zeros(text.shape, bool)
     for box in BOXES:
         here = jnp.all(jnp.stack([ahead(i) == byte for i, byte in enumerate(box)]), axis=0)
@@ -165,10 +170,16 @@ def last_box(text: Array, used: Array) -> tuple[Array, Array, Array]:
         behind = jnp.maximum(behind, jnp.max(jnp.where(here, at + len(box), 0), axis=1))
     command = jnp.max(jnp.where(opens, at, -1), axis=1)
     inside = at < used[:, None]
-    first_of = lambda mask: jnp.where(jnp.any(mask, axis=1), jnp.argmax(mask, axis=1), used)
+
+    def first_of(mask):
+        return jnp.where(jnp.any(mask, axis=1), jnp.argmax(mask, axis=1), used)
+
     spaces = jnp.isin(text, jnp.asarray([*b" \n\t"], text.dtype))
     start = first_of(inside & (at >= behind[:, None]) & ~spaces)
-    byte_at = lambda i: jnp.take_along_axis(text, jnp.clip(i, 0)[:, None], axis=1)[:, 0]
+
+    def byte_at(i):
+        return jnp.take_along_axis(text, jnp.clip(i, 0)[:, None], axis=1)[:, 0]
+
     braced = byte_at(start) == ord("{")
     closes = inside & (text == ord("}")) & (at > start[:, None])
     digits = (text >= ord("0")) & (text <= ord("9"))

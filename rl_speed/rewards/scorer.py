@@ -267,9 +267,12 @@ class JaxScorer:
         count, correct = len(rollouts.lengths), [np.zeros((0,), np.float32)]
         for first in range(0, count, self._block):
             rows = slice(first, first + self._block)
-            fill = lambda x: np.pad(
-                x[rows], ((0, max(0, first + self._block - count)),) + ((0, 0),) * (x.ndim - 1)
-            )
+
+            def fill(x):
+                return np.pad(
+                    x[rows], ((0, max(0, first + self._block - count)),) + ((0, 0),) * (x.ndim - 1)
+                )
+
             correct.append(
                 np.asarray(
                     self._verify(
@@ -539,7 +542,10 @@ class RewardScorer:
         """The counts, which go on over a resumed run;
         and the sums of a step that was stopped before its `take_parts`.
         """
-        count = lambda workers: {cause: int(n) for cause, n in workers.counts.items()}
+
+        def count(workers):
+            return {cause: int(n) for cause, n in workers.counts.items()}
+
         found = {name: count(workers) for name, workers in self._workers().items()}
         return {
             **found.get("verifier", {}),

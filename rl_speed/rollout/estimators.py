@@ -83,7 +83,10 @@ def calibration(
     if not (samples := float(n.sum())):
         return {}
     rate = float(k.sum()) / samples
-    cost = lambda p: -float(k @ np.log(p) + (n - k) @ np.log1p(-p)) / samples
+
+    def cost(p):
+        return -float(k @ np.log(p) + (n - k) @ np.log1p(-p)) / samples
+
     return {
         "bce": cost(estimates),
         "bce_constant": cost(np.full(len(n), rate)) if 0 < rate < 1 else 0.0,
@@ -298,12 +301,17 @@ class ValueEstimator:
             old = state.replace(skipped=state.skipped + 1)
             return jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, old)
 
-        on_mesh = lambda f: jax.jit(f, in_shardings=whole, out_shardings=whole)
+        def on_mesh(f):
+            return jax.jit(f, in_shardings=whole, out_shardings=whole)
+
         weights = SplitWeights(model, mesh)
 
         def features(params, *prompts):
             shards = [x.reshape(row_shards(mesh), -1, *x.shape[1:]) for x in prompts]
-            mine = lambda params, *prompts: prompt_features(params, *prompts, model, weights)[None]
+
+            def mine(params, *prompts):
+                return prompt_features(params, *prompts, model, weights)[None]
+
             found = weights.run(mine, PartitionSpec(ROWS), params, *shards)
             return found.reshape(-1, found.shape[-1])
 
@@ -387,7 +395,10 @@ class ValueEstimator:
             _by_path(self._state),
             {name: np.asarray(x) for name, x in state["head"].items()},
         )
-        shapes = lambda tree: {name: x.shape for name, x in tree.items()}
+
+        def shapes(tree):
+            return {name: x.shape for name, x in tree.items()}
+
         if shapes(mine) != shapes(saved):
             name = next(n for n in {**mine, **saved} if shapes(mine).get(n) != shapes(saved).get(n))
             raise ValueError(
@@ -413,7 +424,10 @@ class ValueEstimator:
                     f"{self.prompt_length}"
                 )
             tokens[i, : len(prompt.tokens)], lengths[i] = prompt.tokens, len(prompt.tokens)
-        part = lambda x, at: place(x[at : at + self.rows], self._split)
+
+        def part(x, at):
+            return place(x[at : at + self.rows], self._split)
+
         return [
             self._features(params, part(tokens, at), part(lengths, at))
             for at in range(0, size, self.rows)

@@ -292,7 +292,10 @@ def evaluate(
 def _by_prompt(rollouts: Rollouts, right: np.ndarray, surprise: np.ndarray) -> np.ndarray:
     """f64[4, prompts]: the columns of a call in `EvaluationSoFar.table`."""
     ends = np.cumsum(rollouts.sizes)[:-1]
-    pieces = lambda x: np.split(np.asarray(x, np.float64), ends)
+
+    def pieces(x):
+        return np.split(np.asarray(x, np.float64), ends)
+
     means = [
         [piece.mean() for piece in pieces(x)]
         for x in (rollouts.lengths, rollouts.truncated, surprise)

@@ -38,7 +38,10 @@ def prompt_features(tokens: Sequence[np.ndarray], buckets: int) -> np.ndarray:
     Both are hashed into `buckets`; ends of the prompt are neighbours, too. Counts are over the mean
     length of all prompts, so that a longer prompt has more of them, and centred.
     """
-    mix = lambda x, by: (x.astype(np.uint64) * np.uint64(by) >> np.uint64(33)) % np.uint64(buckets)
+
+    def mix(x, by):
+        return (x.astype(np.uint64) * np.uint64(by) >> np.uint64(33)) % np.uint64(buckets)
+
     found = np.zeros((len(tokens), 2 * buckets), np.float32)
     for start in range(0, len(tokens), _CHUNK):
         part = tokens[start : start + _CHUNK]

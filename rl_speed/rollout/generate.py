@@ -121,7 +121,10 @@ def gather(samples: Samples, requests: Sequence[SampleRequest]) -> tuple[Rollout
         shard_of[mine], row_of[mine] = shard, np.cumsum(counts[mine]) - counts[mine]
     owner = np.repeat(np.arange(len(requests)), counts)
     row = row_of[owner] + np.arange(len(owner)) - (np.cumsum(counts) - counts)[owner]
-    take = lambda x: x[shard_of[owner], row]
+
+    def take(x):
+        return x[shard_of[owner], row]
+
     tokens, logprobs, lengths = map(take, (samples.tokens, samples.logprobs, samples.lengths))
     prefix = np.zeros(len(owner), np.int32)
     if any(r.replay is not None for r in requests):
@@ -131,7 +134,10 @@ def gather(samples: Samples, requests: Sequence[SampleRequest]) -> tuple[Rollout
             if request.replay is not None:
                 prefix[owner == i] = request.replay.prefix
                 replayed[owner == i, : len(request.replay.tokens)] = request.replay.tokens
-        shift = lambda x: np.take_along_axis(x, np.maximum(at - prefix[:, None], 0), axis=1)
+
+        def shift(x):
+            return np.take_along_axis(x, np.maximum(at - prefix[:, None], 0), axis=1)
+
         is_replayed = at < prefix[:, None]
         tokens, logprobs = (
             np.where(is_replayed, replayed, shift(tokens)),
@@ -238,8 +244,13 @@ class Generator:
             contexts = build_contexts(
                 [_context(r) for r in mine], self._contexts, self._prompt_length
             )
-            repeat = lambda values: np.repeat(np.asarray(values, np.int64), [r.count for r in mine])
-            of_samples = lambda values: np.concatenate([np.zeros(0, np.int64), *values])
+
+            def repeat(values):
+                return np.repeat(np.asarray(values, np.int64), [r.count for r in mine])
+
+            def of_samples(values):
+                return np.concatenate([np.zeros(0, np.int64), *values])
+
             start = repeat([len(r.prompt.tokens) for r in mine]) + of_samples(
                 [_replayed(r, "prefix", 0) for r in mine]
             )

@@ -302,9 +302,10 @@ class HostDriver:
         Args:
           expected: lengths that were expected when the call was first made; None: now.
         """
-        replay = lambda a: self.screening.replay(
-            a.cached, a.prompt, a.launched, a.want - a.launched
-        )
+
+        def replay(a):
+            return self.screening.replay(a.cached, a.prompt, a.launched, a.want - a.launched)
+
         # Who is served first decides who completes first.
         by_length = self.config.accept != "completion"
         if expected is None:
@@ -385,7 +386,10 @@ class HostDriver:
         """
         # A call from a checkpoint may be larger than those of today.
         size = max(self._plan.capacity, len(prompts))
-        column = lambda values: np.pad(np.asarray(values, np.int32), (0, size - len(prompts)))
+
+        def column(values):
+            return np.pad(np.asarray(values, np.int32), (0, size - len(prompts)))
+
         launched = column([a.launched for a in prompts])
         positive = column([0 if a.group is None else int(a.group.correct.sum()) for a in prompts])
         groups = self._as_trained([a.group for a in prompts if a.group is not None])

@@ -105,7 +105,10 @@ class PendingCall:
         except CallStopped:
             self.pending = None
             raise
-        column = lambda values: np.asarray(values)[rollouts.owner]
+
+        def column(values):
+            return np.asarray(values)[rollouts.owner]
+
         return dataclasses.replace(
             rollouts,
             versions=np.full(len(rollouts), self.version),

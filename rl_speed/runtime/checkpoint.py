@@ -391,7 +391,10 @@ def _options(keep: int, hosts: Hosts, topic: Callable[[], str]) -> ocp.Checkpoin
     """Of the manager. The barriers of a save are of the topic."""
     several = {}
     if hosts.count > 1:
-        sync = lambda *, key, timeout_ms: hosts.barrier(key, timeout_ms / 1000, topic())
+
+        def sync(*, key, timeout_ms):
+            return hosts.barrier(key, timeout_ms / 1000, topic())
+
         several = {
             # Named processes meet by the coordination service, and not in a program on the devices,
             # which other programs would have to wait for in the same order everywhere.

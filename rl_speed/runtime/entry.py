@@ -98,7 +98,10 @@ def run(
             False,
             "Print every field of --config with its value, as a file for --flagfile, and end.",
         )
-    parse = lambda argv: command.parse_flags(argv, config or command.Config, fields, default)
+
+    def parse(argv):
+        return command.parse_flags(argv, config or command.Config, fields, default)
+
     app.run(guarded, flags_parser=parse)
 
 

@@ -203,10 +203,10 @@ def plot_sft(workdir: Path) -> Path:
         lw=0.8,
         label="training batch",
     )
-    series = lambda name: (
-        [r["step"] for r in records if name in r],
-        [r[name] for r in records if name in r],
-    )
+
+    def series(name):
+        return ([r["step"] for r in records if name in r], [r[name] for r in records if name in r])
+
     steps, losses = series("eval/loss")
     axis.plot(steps, losses, "o-", ms=4, label="held out")
     axis.set(xlabel="update", ylabel="nats per solution token", ylim=(0, None))

@@ -285,7 +285,10 @@ class NoWriter:
 
 def _as_markdown(sample: Mapping[str, Any]) -> str:
     """Indented text is shown as it stands."""
-    indented = lambda text: "\n".join("    " + line for line in text.splitlines()) or "    "
+
+    def indented(text):
+        return "\n".join("    " + line for line in text.splitlines()) or "    "
+
     facts = {
         name: value
         for name, value in sample.items()

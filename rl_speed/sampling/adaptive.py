@@ -205,7 +205,10 @@ def judge(
 ) -> CandidateState:
     """Count the samples that ended, and ask the rule about candidates whose samples are all in."""
     candidates = known.status.shape[0]
-    add = lambda x, which: x.at[jnp.where(which, prompt, candidates)].add(1, mode="drop")
+
+    def add(x, which):
+        return x.at[jnp.where(which, prompt, candidates)].add(1, mode="drop")
+
     counts = known.counts.replace(
         done=add(known.counts.done, ended), positive=add(known.counts.positive, ended & right)
     )
@@ -216,7 +219,10 @@ def judge(
         & (counts.launched == known.want)
     )
     decision, rule_state = rule.decide(counts, known.rule)
-    keep = lambda new, old: jax.tree.map(lambda a, b: jnp.where(asked, a, b), new, old)
+
+    def keep(new, old):
+        return jax.tree.map(lambda a, b: jnp.where(asked, a, b), new, old)
+
     return CandidateState(
         counts,
         keep(decision.want, known.want),
@@ -528,9 +534,10 @@ def finish(
     wasted = jnp.sum(jnp.where(kept_R, 0, output.lengths))
     rewards, status, counts = state.rewards, known.status, known.counts
     if surplus == "discard":
-        clear = lambda x, keep: jnp.where(
-            keep.reshape(-1, *(1,) * (x.ndim - 1)), x, jnp.zeros((), x.dtype)
-        )
+
+        def clear(x, keep):
+            return jnp.where(keep.reshape(-1, *(1,) * (x.ndim - 1)), x, jnp.zeros((), x.dtype))
+
         output, rewards = jax.tree.map(lambda x: clear(x, kept_R), (output, rewards))
         counts, status = jax.tree.map(lambda x: clear(x, kept), (counts, status))
     prefix = None

@@ -82,9 +82,10 @@ def to_batch(
     from_context = jnp.take_along_axis(
         context, jnp.broadcast_to(jnp.minimum(at, context.shape[1] - 1), (len(rows), width)), axis=1
     )
-    from_response = lambda x: jnp.take_along_axis(
-        x[rows], jnp.clip(at - start, 0, room - 1), axis=1
-    )
+
+    def from_response(x):
+        return jnp.take_along_axis(x[rows], jnp.clip(at - start, 0, room - 1), axis=1)
+
     is_response = (at >= start) & (at < start + length) & used[:, None]
     tokens = jnp.where(
         is_response,

@@ -158,7 +158,10 @@ def join(
 ) -> list[np.ndarray]:
     """The arrays that `split` took apart."""
     left = iter(pieces)
-    take = lambda count: [np.asarray(next(left)) for _ in range(count)]
+
+    def take(count):
+        return [np.asarray(next(left)) for _ in range(count)]
+
     return [
         np.concatenate([p.reshape(-1) for p in take(count)]).reshape(shape)
         for count, shape in zip(counts, shapes)

@@ -79,7 +79,10 @@ class Replay(NamedTuple):
                 fed[t.context, t.cut - 1] if k == 0 else t.tokens[k - 1]
                 for t, k in zip(mine, suffix)
             ]
-            column = lambda values: np.asarray(values, np.int32)
+
+            def column(values):
+                return np.asarray(values, np.int32)
+
             logits, cache = self.decode(
                 self.params,
                 kv,
@@ -257,7 +260,10 @@ def _diagnose(
     rng: np.random.Generator,
 ) -> tuple[str, str]:
     """(kind, what is wrong and what to do): what a row sees is found by changing it."""
-    feeds = lambda: rng.integers(0, vocab, STEPS - 1, dtype=np.int32)
+
+    def feeds():
+        return rng.integers(0, vocab, STEPS - 1, dtype=np.int32)
+
     # In row 0, of a context that is not number 0.
     own, cut = 1, 3
     mine, others, before = (
@@ -278,7 +284,10 @@ def _diagnose(
         return pool
 
     base = logits([mine, *others])
-    gap = lambda x: float(distance(base, x).max())
+
+    def gap(x):
+        return float(distance(base, x).max())
+
     if not np.isfinite(base).any(axis=-1).all() or np.isnan(base).any() or np.isposinf(base).any():
         return "other", "decode returns logits that are not finite."
     if (found := gap(logits([*before, mine, *others], at=slots))) > atol:

@@ -116,7 +116,10 @@ def call_decode(
             else ""
         )
         raise TypeError(want + describe(result) + hint)
-    shapes = lambda tree: (jax.tree.structure(tree), [jnp.shape(x) for x in jax.tree.leaves(tree)])
+
+    def shapes(tree):
+        return (jax.tree.structure(tree), [jnp.shape(x) for x in jax.tree.leaves(tree)])
+
     if shapes(new) != shapes(cache):
         raise TypeError(
             "decode must return the cache with the structure and shapes that init_cache gave it, "

@@ -86,7 +86,10 @@ def inverse_cdf(weights_SxV: Array, u_S: Array) -> Array:
     cdf_SxB = jnp.cumsum(mass_SxB, axis=-1)
     target_S = u_S * cdf_SxB[:, -1]
     pick_S = _first_above(cdf_SxB, mass_SxB, target_S)
-    at = lambda x: jnp.take_along_axis(x, pick_S[:, None], axis=1)[:, 0]
+
+    def at(x):
+        return jnp.take_along_axis(x, pick_S[:, None], axis=1)[:, 0]
+
     rest_S = target_S - (at(cdf_SxB) - at(mass_SxB))
     inner_SxK = jnp.take_along_axis(padded, pick_S[:, None, None], axis=1)[:, 0]
     # Where no weight is positive (NaN) the last entry of the padding is picked.

@@ -110,7 +110,9 @@ def prefill_pool(decoder: Decoder, params, contexts: Contexts, chunk: int):
     lengths = jnp.pad(contexts.lengths, (0, pad), constant_values=1)
 
     def piece(i):
-        take = lambda x: jax.lax.dynamic_slice_in_dim(x, i * chunk, chunk)
+        def take(x):
+            return jax.lax.dynamic_slice_in_dim(x, i * chunk, chunk)
+
         return call_prefill(decoder, params, take(tokens), take(lengths))
 
     pool = jax.tree.map(
@@ -119,7 +121,10 @@ def prefill_pool(decoder: Decoder, params, contexts: Contexts, chunk: int):
 
     def body(state):
         i, pool = state
-        put = lambda old, new: jax.lax.dynamic_update_slice_in_dim(old, new, i * chunk, 0)
+
+        def put(old, new):
+            return jax.lax.dynamic_update_slice_in_dim(old, new, i * chunk, 0)
+
         return i + 1, jax.tree.map(put, pool, piece(i))
 
     return jax.lax.while_loop(lambda s: s[0] * chunk < contexts.count, body, (jnp.int32(0), pool))[
@@ -219,9 +224,12 @@ def decode_one(
         is_end |= finite & (token == end)
     length = slots.suffix_length + finite
     ended = active & (is_end | ~finite | (length >= mine.max_new))
+
     # Idle slots, and tokens that were not drawn, point at row `capacity`, which "drop" ignores. No
     # two slots hold the same request.
-    put = lambda x, at, value: x.at[at].set(value, mode="drop")
+    def put(x, at, value):
+        return x.at[at].set(value, mode="drop")
+
     cell = (jnp.where(finite, slots.request, capacity), slots.suffix_length)
     output = output._replace(
         tokens=put(output.tokens, cell, token),
@@ -397,13 +405,19 @@ def decode_steps(
             if narrower:
                 row = jnp.argsort(state.slots.request == capacity)[:narrower]
                 wider.append((state, row))
-                take = lambda x, row=row: x[row]
+
+                def take(x, row=row):
+                    return x[row]
+
                 slots, cache = jax.tree.map(take, (state.slots, state.cache))
                 state = state._replace(slots=slots, cache=cache)
     if until is None:
         return state
     for whole, row in reversed(wider):
-        put = lambda old, new, row=row: old.at[row].set(new)
+
+        def put(old, new, row=row):
+            return old.at[row].set(new)
+
         slots, cache = jax.tree.map(put, (whole.slots, whole.cache), (state.slots, state.cache))
         state = state._replace(slots=slots, cache=cache)
     return state

@@ -164,8 +164,9 @@ def sample_adaptive_sharded(
         `sample_adaptive`.
         VerifierError: a `HostVerify` failed.
     """
-    draw = lambda params, prompts, key: sample_adaptive(
-        decoder, params, prompts, rule, verify, target, key, config
-    )
+
+    def draw(params, prompts, key):
+        return sample_adaptive(decoder, params, prompts, rule, verify, target, key, config)
+
     check_mesh(verify, mesh)
     return per_shard(draw, decoder.narrow(params), prompts, key, mesh)

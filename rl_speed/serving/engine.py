@@ -132,7 +132,9 @@ def _insert(
 ) -> DecodeState:
     # What the row's last tenant left behind is masked: behind its context's length, and
     # in its cache.
-    put = lambda pool, new: jax.lax.dynamic_update_slice(pool, new, (slot, *[0] * (pool.ndim - 1)))
+    def put(pool, new):
+        return jax.lax.dynamic_update_slice(pool, new, (slot, *[0] * (pool.ndim - 1)))
+
     rows = jnp.arange(state.rows.token.shape[0]) // samples == slot
     return DecodeState(
         jax.tree.map(put, state.context_kv, prefix.kv),
@@ -316,7 +318,10 @@ class Engine:
 
     def prefill(self, ids: np.ndarray | list[int]) -> Prefix:
         """KV of a prompt of token ids. Raises ValueError where they are none or too many."""
-        place = lambda x: jax.device_put(np.asarray(x, np.int32), self.sharding)
+
+        def place(x):
+            return jax.device_put(np.asarray(x, np.int32), self.sharding)
+
         tokens, length = place(pad(ids, self.max_prefill_length)), place(len(ids))
         return Prefix(_prefill(self._decoder, self.params, tokens, length), place(ids[-1]), length)
 

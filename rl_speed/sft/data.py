@@ -117,7 +117,10 @@ def hold_out(examples: Sequence[Example], share: float) -> tuple[list[Example], 
     if share > 0 and len(place) > 1:
         count = min(max(count, 1), len(place) - 1)
     held = set(sorted(place, key=place.get)[:count])
-    side = lambda out: [e for e, key in zip(examples, keys) if (key in held) == out]
+
+    def side(out):
+        return [e for e, key in zip(examples, keys) if (key in held) == out]
+
     return side(False), side(True)
 
 

@@ -83,7 +83,10 @@ def within_bounds(wish: np.ndarray, budget: float, n_min: float, n_max: float) -
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
         corners = np.unique(np.concatenate([n_min / wish, n_max / wish]))
     corners = corners[np.isfinite(corners)]
-    at = lambda scale: np.clip(scale * wish, n_min, n_max)
+
+    def at(scale):
+        return np.clip(scale * wish, n_min, n_max)
+
     totals = np.array([at(scale).sum() for scale in corners])
     above = int(np.searchsorted(totals, budget))
     if above == len(corners):  # only reachable where a wish of zero holds a prompt at its least

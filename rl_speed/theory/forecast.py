@@ -69,5 +69,8 @@ def best_screening(a, b, n: int, choices: Sequence[int], power: float = 1.0):
 def _not_alike(a, b, m: int):
     """Probability that m samples are neither all wrong nor all right."""
     j = np.arange(m).reshape(-1, *[1] * np.ndim(a))
-    all_of = lambda some: np.prod((some + j) / (a + b + j), axis=0)
+
+    def all_of(some):
+        return np.prod((some + j) / (a + b + j), axis=0)
+
     return 1 - all_of(a) - all_of(b)

@@ -139,7 +139,10 @@ def replay_moments(
     starts, means, squares, norms, spreads, rates = [], [], [], [], [], []
     for k in np.flatnonzero(kept):
         width = vocab ** (length - k)
-        by_start = lambda x: x.reshape(-1, width, *x.shape[1:])
+
+        def by_start(x):
+            return x.reshape(-1, width, *x.shape[1:])
+
         chance = by_start(probabilities) / by_start(probabilities).sum(1, keepdims=True)
         rate = (chance * by_start(rewards)).sum(1)
         advantages = by_start(rewards) - rate[:, None]

@@ -274,7 +274,10 @@ def build_data(
     """
     data = config.data
     form = prompt_encoder(tokenizer, data.prompt, data.system)
-    encode = lambda question: form(question + data.instruction)
+
+    def encode(question):
+        return form(question + data.instruction)
+
     if data.task == "jsonl":
         train, held_out, reports = read_data(data, encode, reward_fields(config.reward))
         _tell(reports, report)
@@ -285,7 +288,10 @@ def build_data(
             )
         stream = make_stream(config, train)
     else:
-        bare = lambda text: tokenizer.encode(text, add_special_tokens=False)
+
+        def bare(text):
+            return tokenizer.encode(text, add_special_tokens=False)
+
         stream = generated_stream(config, encode, bare)
         held_out = generated_sets(config, encode, bare)
     own = {one.name: one.samples for one in data.held_out_files()}
@@ -525,9 +531,12 @@ def build_generators(
     held_out = dataclasses.replace(
         train, temperature=config.evaluation.temperature, top_p=config.evaluation.top_p
     )
-    make = lambda sampler, key: Generator(
-        policy.decoder, sampler, mesh, prompts, samples, per_prompt, context_length(config), key
-    )
+
+    def make(sampler, key):
+        return Generator(
+            policy.decoder, sampler, mesh, prompts, samples, per_prompt, context_length(config), key
+        )
+
     if most > samples:
         field = "evaluation.samples" if most == config.evaluation.samples else "data.eval"
         raise ValueError(

@@ -250,7 +250,10 @@ def write_cache(
     finally:
         scorer.close()
     held = [cache.get(name) for name in ids if name in cache]
-    mean = lambda values: float(np.mean(values)) if held else 0.0
+
+    def mean(values):
+        return float(np.mean(values)) if held else 0.0
+
     return CacheFile(
         path=out,
         prompts=len(ids),

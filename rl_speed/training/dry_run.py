@@ -203,7 +203,10 @@ def abstract_batch(config: Config, mesh: Mesh) -> Batch:
     """The widest batch of one optimizer step, as shapes with shardings."""
     rows = config.driver.groups * config.rule.n // config.training.minibatches
     width = config.data.max_prompt_length + config.sampler.max_new
-    leaf = lambda shape, dtype: jax.ShapeDtypeStruct(shape, dtype, sharding=batch_sharding(mesh))
+
+    def leaf(shape, dtype):
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=batch_sharding(mesh))
+
     return Batch(
         tokens=leaf((rows, width), jnp.int32),
         mask=leaf((rows, width - 1), jnp.bool_),
@@ -283,9 +286,13 @@ def sampling_parts(
     """
     model = policy.model
     split = mesh.shape["tensor"] if model.kv_heads % mesh.shape["tensor"] == 0 else 1
-    kv = lambda rows, positions: (
-        device_bytes(jax.eval_shape(lambda: policy.decoder.init_cache(rows, positions))) // split
-    )
+
+    def kv(rows, positions):
+        return (
+            device_bytes(jax.eval_shape(lambda: policy.decoder.init_cache(rows, positions)))
+            // split
+        )
+
     decode = jax.eval_shape(policy.decoder.prepare, policy.params)
     kept = jnp.dtype(policy.params["embed"].dtype).name
     copy = device_bytes(decode.layers)
@@ -402,7 +409,10 @@ def generating(policy: build.Policy, mesh: Mesh, generation: Mesh) -> build.Poli
     if generation is mesh:
         return policy
     shapes = jax.eval_shape(policy.decoder.narrow, policy.params)
-    place = lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s)
+
+    def place(x, s):
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s)
+
     shardings = param_shardings(policy.model, generation, GENERATE_RULES)
     return dataclasses.replace(policy, params=jax.tree.map(place, shapes, shardings))
 

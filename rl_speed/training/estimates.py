@@ -117,9 +117,10 @@ def units(
     looked_up = 0 if model.tie_embeddings else model.vocab_size * model.width
     weights = num_params(model) - looked_up
     head = model.vocab_size * model.width
-    forward = lambda tokens, length, weights: (
-        2 * tokens * (weights + length * per_pair) / (chip.flops * mesh.tensor)
-    )
+
+    def forward(tokens, length, weights):
+        return 2 * tokens * (weights + length * per_pair) / (chip.flops * mesh.tensor)
+
     copy = draw[f"weights for decoding ({model.dtype})"]
     whole, shards = draw["weights (sharded, float32)"], mesh.data * mesh.fsdp
     slots = max(1, config.sampler.slots // shards)
@@ -159,8 +160,13 @@ def units(
         # Two products a pair of query and key forward, again where a layer is computed anew, three
         # and four in the kernels of gradients; blocks on the diagonal are computed whole.
         split = mesh.tensor if model.kv_heads % mesh.tensor == 0 else 1
-        pairs = lambda tokens, row: tokens * (row + BLOCK) / 2 * per_pair / split
-        product = lambda tokens, row: 2 * pairs(tokens, row) / chip.flops / KERNEL_FLOPS
+
+        def pairs(tokens, row):
+            return tokens * (row + BLOCK) / 2 * per_pair / split
+
+        def product(tokens, row):
+            return 2 * pairs(tokens, row) / chip.flops / KERNEL_FLOPS
+
         kernels["piece"] = (2 * (1 + model.remat) + 3 + 4) * product(pieces.tokens, row)
         kernels["score"] = 2 * product(pieces.tokens, row)
         kernels["prefill"] = 2 * product(contexts * prompt, prompt)

@@ -324,9 +324,9 @@ class Table:
         return place_rows(tables, self.mesh)
 
     def _prefixes(self, prompts: Sequence[Prompt], replays: Sequence[Replay | None]) -> Prefixes:
-        column = lambda otherwise, values: np.stack([np.full(self.replayed, otherwise), *values])[
-            1:
-        ]
+        def column(otherwise, values):
+            return np.stack([np.full(self.replayed, otherwise), *values])[1:]
+
         known = [
             Replay(np.zeros(0), np.zeros(self.replayed), np.full(self.replayed, self._max_new))
             if r is None

@@ -514,7 +514,10 @@ class Trainer:
     def _pauses(self, step: int) -> bool:
         """Whether something else than the next step follows `step` steps."""
         c = self.config
-        due = lambda every: every and step % every == 0
+
+        def due(every):
+            return every and step % every == 0
+
         return step >= c.training.steps or due(c.evaluation.every) or due(c.checkpoints.every)
 
     def evaluate(self, stop: Callable[[], bool] = lambda: False) -> None:

@@ -196,7 +196,10 @@ class SplitStep:
             rollouts = rollouts.take(np.flatnonzero(~rollouts.nonfinite))
         rollouts, advantages = (rollouts, None) if self._select is None else self._select(rollouts)
         rows, width = c.driver.groups * c.rule.n, c.data.max_prompt_length + c.sampler.max_new
-        make = lambda part: build_batch(rollouts, rows, width, c.replay.mask_prefix, part)
+
+        def make(part):
+            return build_batch(rollouts, rows, width, c.replay.mask_prefix, part)
+
         batch = place_parts(make, rows, self._mesh)
         old = self._score(state.params, batch.tokens, batch.mask) if scores_batch(c) else None
         if trains_on_prefixes(c) and old is not None:

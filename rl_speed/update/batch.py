@@ -38,14 +38,20 @@ def build_batch(
     at, context = np.arange(width), np.zeros((len(owner), width), np.int32)
     for row, tokens in enumerate(prompts[i] for i in owner):
         context[row, : len(tokens)] = tokens
-    shift = lambda x: np.take_along_axis(x, np.clip(at - start, 0, x.shape[1] - 1), axis=1)
+
+    def shift(x):
+        return np.take_along_axis(x, np.clip(at - start, 0, x.shape[1] - 1), axis=1)
+
     response, replayed = ((at >= start) & (at < end), (at >= start) & (at < start + prefix))
     logprobs = np.where(
         replayed, np.float32(0.0 if mask_prefix else np.nan), shift(rollouts.logprobs[here])
     )
-    pad = lambda x, otherwise=0: np.pad(
-        x, ((0, rows - len(x)),) + ((0, 0),) * (x.ndim - 1), constant_values=otherwise
-    )
+
+    def pad(x, otherwise=0):
+        return np.pad(
+            x, ((0, rows - len(x)),) + ((0, 0),) * (x.ndim - 1), constant_values=otherwise
+        )
+
     return Batch(
         tokens=pad(
             np.where(response, shift(rollouts.tokens[here]), np.where(at < start, context, 0))

@@ -110,12 +110,17 @@ class PoolSelector:
 
     def __call__(self, rollouts: Rollouts) -> tuple[Rollouts, np.ndarray | None]:
         """The kept samples only, and their advantages f32[R], or None."""
-        column = lambda values, otherwise=0: np.pad(
-            values, (0, self._rows - len(rollouts)), constant_values=otherwise
-        )
-        per_group = lambda values, dtype: np.pad(
-            np.asarray(values, dtype), (0, self._groups - len(rollouts.prompts)), constant_values=1
-        )
+
+        def column(values, otherwise=0):
+            return np.pad(values, (0, self._rows - len(rollouts)), constant_values=otherwise)
+
+        def per_group(values, dtype):
+            return np.pad(
+                np.asarray(values, dtype),
+                (0, self._groups - len(rollouts.prompts)),
+                constant_values=1,
+            )
+
         visits = [prompt.visit for prompt in rollouts.prompts]
         estimates = rollouts.estimates[np.searchsorted(rollouts.owner, np.arange(len(visits)))]
         kept, advantages = jax.device_get(

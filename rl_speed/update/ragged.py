@@ -189,7 +189,9 @@ class Ragged:
         """
 
         def piece(totals, number):
-            value = lambda totals: loss(adding(params, totals, model), number)
+            def value(totals):
+                return loss(adding(params, totals, model), number)
+
             totals, found = jax.grad(value, has_aux=True)(totals)
             return found, totals
 
@@ -204,9 +206,15 @@ class Ragged:
 
     def loop(self, body: Callable[[Array, Any], Any], state: Any) -> Any:
         """`body(number, state)` for every piece, one after the other."""
-        step = lambda pair: (pair[0] + 1, body(*pair))
+
+        def step(pair):
+            return (pair[0] + 1, body(*pair))
+
         with jax.named_scope(LOOP):
-            more = lambda pair: pair[0] < self.count
+
+            def more(pair):
+                return pair[0] < self.count
+
             return jax.lax.while_loop(more, step, (jnp.int32(0), state))[1]
 
     @property

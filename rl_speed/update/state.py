@@ -58,7 +58,9 @@ def init_state(
 
     `params` are copied: the update may donate the state.
     """
-    zero = lambda: jnp.zeros((), jnp.int32)
+
+    def zero():
+        return jnp.zeros((), jnp.int32)
 
     def build(params):
         return TrainState(

@@ -85,9 +85,10 @@ def stream_logprobs(
     At a row's last token: anything. Temperature and head_chunk are those of `UpdateConfig`.
     """
     tokens = piece.tokens[None]
-    attend = lambda q, k, v: stream_attention(
-        q, k, v, piece.segment[None], piece.which, shape.windows, model
-    )
+
+    def attend(q, k, v):
+        return stream_attention(q, k, v, piece.segment[None], piece.which, shape.windows, model)
+
     hidden = hidden_states(
         params, tokens, model, positions=piece.position[None], attend=attend, weights=weights
     )
@@ -293,7 +294,10 @@ def apply_gradients(
     updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
     made = finite & some
-    keep = lambda new, old: jax.tree.map(lambda a, b: jnp.where(made, a, b), new, old)
+
+    def keep(new, old):
+        return jax.tree.map(lambda a, b: jnp.where(made, a, b), new, old)
+
     skipped = (~finite).astype(jnp.int32)
     in_row = jnp.where(some, (state.skipped_in_row + 1) * skipped, state.skipped_in_row)
     return (

@@ -69,7 +69,9 @@ def test_a_class_with_several_operators_takes_each_of_them():
 
 
 def test_same_seed_same_questions_other_seed_others():
-    draw = lambda seed: [chain.question(SPEC, "train", seed, i).text for i in range(30)]
+    def draw(seed):
+        return [chain.question(SPEC, "train", seed, i).text for i in range(30)]
+
     assert draw(1) == draw(1) != draw(2)
     assert chain.questions(SPEC, "eval", 3, 40) == chain.questions(SPEC, "eval", 3, 40)
     assert chain.demonstration(SPEC, 5, 7) == chain.demonstration(SPEC, 5, 7)
@@ -183,7 +185,10 @@ def test_rambling_fills_its_length_without_an_end():
 
 def test_prompts_fit_the_stated_lengths_and_carry_the_answer():
     tokenizer = TASKS["chain"].build_tokenizer()
-    bare = lambda text: tokenizer(text).input_ids
+
+    def bare(text):
+        return tokenizer(text).input_ids
+
     prompts = chain.chain_prompts(
         SPEC, "train", 0, 60, lambda q: bare(TEMPLATE.format(question=q)), bare
     )

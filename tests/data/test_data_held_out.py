@@ -100,7 +100,10 @@ def test_the_configuration_refuses_words_without_a_meaning(fields, message):
 
 def test_a_questions_visit_depends_on_its_set_alone():
     prompts = [Prompt(str(i), np.zeros(1, int), "", np.zeros(0, int), "") for i in range(3)]
-    visits = lambda name, *how: [p.visit for p in numbered(name, prompts, *how)]
+
+    def visits(name, *how):
+        return [p.visit for p in numbered(name, prompts, *how)]
+
     assert visits("") == [0, 1, 2] and visits("", 2) == [0, 1]
     assert visits("math500") == [visits("math500", 1)[0] + i for i in range(3)]
     assert not set(visits("math500")) & set(visits("aime24"))

@@ -91,9 +91,12 @@ def churn(stream, rates, rng, turns, most=9, back=0.3):
 def test_visits_are_least_visited_first(size):
     """A dictionary of counts and a sort, prompt by prompt, give the same order."""
     stream, rng = stream_of("visits", size, seed=3), np.random.default_rng(0)
-    rank = lambda count: {
-        i: r for r, i in enumerate(np.random.default_rng([3, count]).permutation(size).tolist())
-    }
+
+    def rank(count):
+        return {
+            i: r for r, i in enumerate(np.random.default_rng([3, count]).permutation(size).tolist())
+        }
+
     counts, out = dict.fromkeys(range(size), 0), []
     for _ in range(60):
         taken = stream.take(int(rng.integers(0, 6)))
@@ -158,7 +161,10 @@ def test_the_forecast_sends_those_worth_most_unless_they_rest_or_are_out():
     for _ in range(80):
         n = int(rng.integers(1, 6))
         free = [i for i in range(size) if i not in busy]
-        left = lambda i: serial - last.get(i, -size)
+
+        def left(i):
+            return serial - last.get(i, -size)
+
         ready = [i for i in free if left(i) >= rest * size]
         if len(ready) < n:
             ready = sorted(free, key=left, reverse=True)[:n]

@@ -235,14 +235,16 @@ def test_published_form(tmp_path, name):
 
 
 def test_a_thousand_rows_of_few_question_texts_are_no_duplicates(tmp_path):
-    item = lambda i: {
-        "ID": f"chal-{i}",
-        "Body": BODY.format(i),
-        "Question": f"How many are left of {max(i, 400)}?",
-        "Answer": i,
-        "Equation": f"( {i} )",
-        "Type": "Subtraction",
-    }
+    def item(i):
+        return {
+            "ID": f"chal-{i}",
+            "Body": BODY.format(i),
+            "Question": f"How many are left of {max(i, 400)}?",
+            "Answer": i,
+            "Equation": f"( {i} )",
+            "Type": "Subtraction",
+        }
+
     path = write(tmp_path / "svamp.jsonl", [item(i) for i in range(1000)])
     rows, _, report = load_training_rows(path)
     assert len({r["Question"] for r in map(item, range(1000))}) == 600
@@ -442,12 +444,15 @@ def test_a_prompt_that_has_more_than_the_question_in_it(tmp_path):
     """An instruction around the question is the same in every row;
     the body of its problem is not.
     """
-    item = lambda i, body: {
-        "prompt": f"Answer in one word or with a number, please. {body} How many are left?",
-        "answer": str(i),
-        "question": "How many are left?",
-        "response": f"{i} are left, as everyone can see.",
-    }
+
+    def item(i, body):
+        return {
+            "prompt": f"Answer in one word or with a number, please. {body} How many are left?",
+            "answer": str(i),
+            "question": "How many are left?",
+            "response": f"{i} are left, as everyone can see.",
+        }
+
     rows = [item(i, "") for i in range(9)]
     assert load_rows(write(tmp_path / "d.jsonl", rows))[1].unused == {"prompt": 9, "response": 9}
     rows = [row | {"chat": f"Question: {row['prompt']} Answer: {row['response']}"} for row in rows]
@@ -527,7 +532,10 @@ def test_evaluation_files_have_a_flag_of_their_own(tmp_path):
         tmp_path / "eval.jsonl",
         [{"context": f"Let $a={i}$.", "question": "Find $a$.", "answer": str(i)} for i in range(4)],
     )
-    encode = lambda text: list(text.encode())
+
+    def encode(text):
+        return list(text.encode())
+
     _, held, reports = read_data(data, encode)
     # As named, and said.
     assert reports["eval"].unused == {"context": 4} and held[""][0].text == "Find $a$."

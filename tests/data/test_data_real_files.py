@@ -67,7 +67,10 @@ def test_every_row_has_question_and_gold(real_data, name):
         assert name.startswith("gsm8k") or all(is_integer(row.answer) for row in rows)
     if name.startswith("countdown"):
         assert all(str(n) in row.question for row in rows for n in [*row.meta["nums"], row.answer])
-        used = lambda row: sorted(int(n) for n in re.findall(r"\d+", row.solution))
+
+        def used(row):
+            return sorted(int(n) for n in re.findall(r"\d+", row.solution))
+
         assert all(
             used(row) == sorted(row.meta["nums"])
             and abs(eval(row.solution) - int(row.answer)) < 1e-9
@@ -128,10 +131,16 @@ def judge(verifier, path):
     rows = load_rows(path, "skip")[0]
     rows = random.Random(0).sample(rows, min(200, len(rows)))
     golds = [row.answer for row in rows]
-    box = lambda text: f"So the answer is $\\boxed{{{text}}}$."
+
+    def box(text):
+        return f"So the answer is $\\boxed{{{text}}}$."
+
     right, causes = verifier.score_detailed([box(gold) for gold in golds], golds)
     wrong = verifier.score([box(perturbed(gold)) for gold in golds], golds)
-    where = lambda mask: {row.where for row, bad in zip(rows, mask) if bad}
+
+    def where(mask):
+        return {row.where for row, bad in zip(rows, mask) if bad}
+
     return (
         where(right != 1),
         where(wrong != 0),

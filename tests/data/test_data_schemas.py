@@ -555,11 +555,11 @@ def test_boxes():
 
 
 def test_answers_that_a_copy_of_math_squeezed_come_from_the_box():
-    row = lambda answer, box: (
-        to_row(
+    def row(answer, box):
+        return to_row(
             {"question": "q", "answer": answer, "solution": f"so ${{\\boxed{{{box}}}}}$"}, "f:1"
         ).answer
-    )
+
     matrix = "\\begin{pmatrix} 1 \\\\ -2 \\\\ -1 \\end{pmatrix}"
     assert row("\\begin{pmatrix}1\\-2\\-1\\end{pmatrix}", matrix) == matrix
     assert row("-80\\leqg(x)\\leq82", "-80\\leq g(x)\\leq 82") == "-80\\leq g(x)\\leq 82"

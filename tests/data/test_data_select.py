@@ -63,7 +63,10 @@ def test_duplicate_key_against_every_pair_compared_by_hand():
     texts = [
         "".join(letters) for n in (1, 2, 3) for letters in itertools.product(alphabet, repeat=n)
     ]
-    same = lambda a, b: a.lower().split() == b.lower().split()
+
+    def same(a, b):
+        return a.lower().split() == b.lower().split()
+
     for a, b in random.Random(0).sample(list(itertools.product(texts, texts)), 5000):
         assert (duplicate_key(a) == duplicate_key(b)) == same(a, b), (a, b)
 
@@ -161,7 +164,9 @@ def test_other_questions_have_other_contamination_keys(one, other):
 
 
 def test_reports_add_up(tmp_path):
-    item = lambda question, answer="1": {"question": question, "answer": answer}
+    def item(question, answer="1"):
+        return {"question": question, "answer": answer}
+
     train = write(
         tmp_path / "train.jsonl",
         [

@@ -90,7 +90,10 @@ def test_written_rows_are_read_as_they_were(path, tmp_path):
     rows, _ = load_rows(path, "skip")
     write_rows(tmp_path / "clean.jsonl", rows)
     again, report = load_rows(tmp_path / "clean.jsonl")
-    fields = lambda row: (row.id, row.question, row.answer, row.solution, row.meta)
+
+    def fields(row):
+        return (row.id, row.question, row.answer, row.solution, row.meta)
+
     assert list(map(fields, again)) == list(map(fields, rows)) and report.bad == 0
 
 
@@ -103,7 +106,9 @@ def test_the_entry_point(repo, launch, path, tmp_path):
         )
     )
 
-    run = lambda *arguments: launch("experiments/data.py", *arguments)
+    def run(*arguments):
+        return launch("experiments/data.py", *arguments)
+
     out, clean = tmp_path / "out", tmp_path / "clean.jsonl"
     done = run(
         path,

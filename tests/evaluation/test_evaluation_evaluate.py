@@ -70,7 +70,9 @@ def test_results_do_not_depend_on_how_prompts_are_cut_into_calls(prompts_per_cal
         return finished(drawn, GenerationStats(1, len(drawn), len(drawn), 1, 1))
 
     # Sample i of prompt v is right where v + i is even.
-    right = lambda rollouts: (rollouts.tokens[:, 0] // 10 + rollouts.tokens[:, 0] % 10) % 2 == 0
+    def right(rollouts):
+        return (rollouts.tokens[:, 0] // 10 + rollouts.tokens[:, 0] % 10) % 2 == 0
+
     room = (prompts_per_call, 3 * prompts_per_call)
     sets = {"": HeldOutSet(prompts, 3)}
     whole = evaluate(SimpleNamespace(dispatch=draw), None, sets, right, room)
@@ -108,7 +110,10 @@ def test_what_is_dispatched_is_handed_out_also_when_stopped():
     prompts = [
         Prompt(name, np.array([1], np.int32), "1", np.array([1], np.int32), "?") for name in "abcd"
     ]
-    stop = lambda: len(events) >= 4
+
+    def stop():
+        return len(events) >= 4
+
     for rollouts, _ in draw_in_calls(
         SimpleNamespace(dispatch=dispatch), None, plan_calls(prompts, 2, 1, 2), stop
     ):
@@ -198,7 +203,10 @@ def test_an_evaluation_of_sets_goes_on_where_it_was_stopped():
     sets, whole = two_sets(), Drawing()
     expected = evaluate(whole, None, sets, right_of, (6, 8)).metrics()
     first, so_far, done = Drawing(), EvaluationSoFar(), []
-    stop = lambda: len(first.calls) == 2
+
+    def stop():
+        return len(first.calls) == 2
+
     part = evaluate(first, None, sets, right_of, (6, 8), done.append, so_far, stop)
     assert part is None and done == [2, 5] and so_far.done == 7
     again = EvaluationSoFar.from_state_dict(so_far.state_dict())

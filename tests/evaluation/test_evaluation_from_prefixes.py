@@ -27,11 +27,16 @@ def test_samples_start_where_they_are_told_and_count_for_their_prompt(capacity):
 
     def draw(params, requests):
         calls.append([(r.prompt.visit, r.first, r.count) for r in requests])
-        kept = lambda r: 0 if r.replay is None else len(r.replay.tokens)
+
+        def kept(r):
+            return 0 if r.replay is None else len(r.replay.tokens)
+
         # Two numbers for the scorer to look at.
         return finished(answer(requests, lambda r, i: [i, kept(r)]))
 
-    right = lambda rollouts: rollouts.tokens[:, 0] < rollouts.tokens[:, 1]
+    def right(rollouts):
+        return rollouts.tokens[:, 0] < rollouts.tokens[:, 1]
+
     found = right_from_prefixes(
         SimpleNamespace(dispatch=draw, capacity=capacity),
         None,
@@ -59,5 +64,8 @@ def test_a_policy_that_breaks_down_is_wrong():
         return finished(answer(requests, lambda r, i: [i], nonfinite=np.array([True, False])))
 
     generator = SimpleNamespace(dispatch=draw, capacity=(4, 8))
-    always = lambda rollouts: np.ones(len(rollouts), bool)
+
+    def always(rollouts):
+        return np.ones(len(rollouts), bool)
+
     assert right_from_prefixes(generator, None, prompts(1), [None], 2, always).tolist() == [1]

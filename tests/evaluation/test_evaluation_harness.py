@@ -316,8 +316,13 @@ def test_the_company_changes_nothing(finished, policy, benchmarks, mesh, tmp_pat
         mesh,
     )
     assert alone["benchmarks"]["set3"] == summary["benchmarks"]["set3"]
-    low = lambda line: line["benchmark"] == "set14" and line["question"] < 9
-    of = lambda path: [line for line in read_lines(path / "responses.jsonl") if low(line)]
+
+    def low(line):
+        return line["benchmark"] == "set14" and line["question"] < 9
+
+    def of(path):
+        return [line for line in read_lines(path / "responses.jsonl") if low(line)]
+
     assert of(tmp_path) == of(folder)
 
 
@@ -564,7 +569,10 @@ def test_questions_left_out_are_told(policy, tmp_path):
         + json.dumps({"question": "+" + "1" * 40, "answer": "1"})
         + "\n"
     )
-    encode = lambda q: encode_prompt(policy.tokenizer, q, SETTINGS.data.prompt)
+
+    def encode(q):
+        return encode_prompt(policy.tokenizer, q, SETTINGS.data.prompt)
+
     found = file_benchmark("few", file, encode, lambda t: policy.tokenizer.encode(t), 20, "skip")
     assert (len(found.prompts), found.too_long, found.bad) == (5, 1, 1)
     with pytest.raises(ValueError, match="few.jsonl:6: "):
@@ -576,9 +584,10 @@ def test_questions_left_out_are_told(policy, tmp_path):
 def test_a_prompt_that_brings_its_instruction_gets_no_other():
     run = embedded()
     run.data.system, run.data.prompt = "of the run", "chat"
-    asked = lambda *base, **values: (
-        resolve("m", *base, {f"data.{name}": value for name, value in values.items()}).data
-    )
+
+    def asked(*base, **values):
+        return resolve("m", *base, {f"data.{name}": value for name, value in values.items()}).data
+
     assert asked(None, None, prompt="qwen_math_cot").instruction == ""
     assert asked(None, None, prompt="chat").instruction == evaluation("chat").data.instruction != ""
     assert asked(run, None, prompt="dapo", instruction="!").instruction == "!"

@@ -18,13 +18,22 @@ from rl_speed.evaluation.intervals import (
     variance_at,
 )
 
-NEVER_OR_ALWAYS = lambda rng, q: np.where(np.arange(q) % 5 < 3, 0.0, 1.0)
+
+def NEVER_OR_ALWAYS(rng, q):
+    return np.where(np.arange(q) % 5 < 3, 0.0, 1.0)
+
+
 # Pass rates as of the embedded task's test set: nearly never, nearly always, and a fifth between.
-MIXED = lambda rng, q: np.where(
-    (u := np.arange(q) / q) < 0.45, 0.004, np.where(u < 0.8, 0.99, rng.random(q))
-)
-HARD = lambda rng, q: rng.beta(0.3, 3, q)
-EVEN = lambda rng, q: rng.random(q)
+def MIXED(rng, q):
+    return np.where((u := np.arange(q) / q) < 0.45, 0.004, np.where(u < 0.8, 0.99, rng.random(q)))
+
+
+def HARD(rng, q):
+    return rng.beta(0.3, 3, q)
+
+
+def EVEN(rng, q):
+    return rng.random(q)
 
 
 @pytest.mark.parametrize("n,k", [(2, 1), (5, 2), (8, 4), (8, 1)])
@@ -144,7 +153,10 @@ def test_all_right_is_not_certain():
 def test_more_responses_narrow_the_one_more_questions_the_other():
     rng = np.random.default_rng(1)
     p = EVEN(rng, 50)
-    width = lambda interval: interval[1] - interval[0]
+
+    def width(interval):
+        return interval[1] - interval[0]
+
     few, many = rng.binomial(8, p), rng.binomial(128, p)
     assert width(same_questions(many, 128, 1)) < 0.35 * width(same_questions(few, 8, 1))
     assert width(other_questions(many, 128, 1)) > 0.8 * width(other_questions(few, 8, 1))

@@ -57,9 +57,10 @@ def of_the_clock(field: str) -> bool:
 
 def lines_of(workdir: Path) -> dict[str, list[dict[str, Any]]]:
     """{file: its lines, each without what may differ}, of a run."""
-    read = lambda line: {
-        RENAMED.get(k, k): v for k, v in json.loads(line).items() if not of_the_clock(k)
-    }
+
+    def read(line):
+        return {RENAMED.get(k, k): v for k, v in json.loads(line).items() if not of_the_clock(k)}
+
     return {
         name: [read(line) for line in (workdir / name).read_text(encoding="utf-8").splitlines()]
         for name in FILES

@@ -35,7 +35,10 @@ FOUND = {
 
 def test_every_pair_of_driver_mesh_and_chip_is_there():
     cells = matrix.covering()
-    facts = lambda c: (c.driver, (c.preset, c.mesh), c.target.partition(":")[0])
+
+    def facts(c):
+        return (c.driver, (c.preset, c.mesh), c.target.partition(":")[0])
+
     seen = [facts(cell) for cell in cells]
     for first, second in itertools.combinations(range(3), 2):
         values = [{f[i] for f in seen} for i in (first, second)]
@@ -91,9 +94,12 @@ def test_what_does_not_fit_is_followed_by_what_does_and_nothing_is_compiled_twic
     cell = Cell(matrix.SMALL, "v5e:2x2", (1, 4, 1))
     cell = dataclasses.replace(cell, instead=dataclasses.replace(cell, flags=matrix.LESS))
     broken, said = Cell(matrix.SMALL, "v6e:2x2", (1, 4, 1)), []
-    run = lambda: matrix.compile_cells(
-        [cell, broken], tmp_path, tmp_path, {"tpu": str(stub), "gpu": "none"}, 2, said.append
-    )
+
+    def run():
+        return matrix.compile_cells(
+            [cell, broken], tmp_path, tmp_path, {"tpu": str(stub), "gpu": "none"}, 2, said.append
+        )
+
     rows = run()
     assert [(c.flags, found.get("fits")) for c, found in rows] == [
         ((), False),

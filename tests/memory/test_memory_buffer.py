@@ -267,9 +267,12 @@ def test_concat_keeps_visits_apart():
     """Another visit of the same prompt is another group;
     prompts that never left a stream are told apart as objects.
     """
-    again = lambda visit: dataclasses.replace(
-        make(3), prompts=[dataclasses.replace(make(3).prompt, visit=visit)]
-    )
+
+    def again(visit):
+        return dataclasses.replace(
+            make(3), prompts=[dataclasses.replace(make(3).prompt, visit=visit)]
+        )
+
     assert [p.visit for p in Rollouts.concat([again(3), again(8), again(3)]).prompts] == [3, 8]
     unvisited = again(-1)
     assert Rollouts.concat([unvisited, again(-1), unvisited]).owner.tolist() == [0] * 6 + [1] * 3

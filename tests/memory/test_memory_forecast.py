@@ -17,7 +17,10 @@ def prompts_of(rng, size=400, vocabulary=9):
     prices = rng.permutation(np.resize([0.0, 0.02, 0.6], vocabulary))
     texts = [rng.integers(0, vocabulary, rng.integers(4, 10)) for _ in range(size)]
     rates = np.array([np.exp(-prices[t].sum()) for t in texts])
-    make = lambda i, t: Prompt(f"q{i}", t.astype(np.int32), "", np.zeros(0, np.int32), "")
+
+    def make(i, t):
+        return Prompt(f"q{i}", t.astype(np.int32), "", np.zeros(0, np.int32), "")
+
     return [make(i, t) for i, t in enumerate(texts)], rates
 
 

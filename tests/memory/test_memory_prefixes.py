@@ -96,9 +96,11 @@ def test_whatever_call_draws_a_sample_its_cut_is_the_same(per_sample, length):
 
 
 def test_seeds_and_visits_differ():
-    draw = lambda seed, visit: cuts(
-        config(seed=seed, length=10**6, max_response=10**7), cached(10**6, True), visit, 0, 1
-    )[0]
+    def draw(seed, visit):
+        return cuts(
+            config(seed=seed, length=10**6, max_response=10**7), cached(10**6, True), visit, 0, 1
+        )[0]
+
     assert len({draw(seed, visit) for seed in range(5) for visit in range(5)}) == 25
 
 

@@ -57,7 +57,10 @@ def by_counts(n, accepted, value):
     return np.array(out)
 
 
-SAMPLE_STD = lambda k: math.sqrt(k * (N - k) / (N * (N - 1)))
+def SAMPLE_STD(k):
+    return math.sqrt(k * (N - k) / (N * (N - 1)))
+
+
 VALUES = {
     "rloo": lambda k: N / (N - 1),
     "dr_grpo": lambda k: 1.0,

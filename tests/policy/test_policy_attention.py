@@ -42,10 +42,13 @@ WAYS = {
 
 def inputs(length, room, per_group=2, seed=0, width=WIDTH):
     rng = np.random.default_rng(seed)
-    normal = lambda *shape: rng.standard_normal(shape).astype(np.float32)
-    kv = lambda rows, positions: KV(
-        normal(rows, GROUPS, width, positions), normal(rows, GROUPS, positions, width)
-    )
+
+    def normal(*shape):
+        return rng.standard_normal(shape).astype(np.float32)
+
+    def kv(rows, positions):
+        return KV(normal(rows, GROUPS, width, positions), normal(rows, GROUPS, positions, width))
+
     return dict(
         q=normal(SLOTS, GROUPS * per_group, width),
         context=kv(CONTEXTS, length),
@@ -73,12 +76,18 @@ def attended(way, q, context, cache, context_S, length_S, held_S, active_S):
         interpret=True,
     )
     room = cache.v.shape[2]
+
     # Keys and values as a forward pass makes them.
-    made = lambda kv: (kv.k.transpose(0, 3, 1, 2), kv.v.swapaxes(1, 2))
+    def made(kv):
+        return (kv.k.transpose(0, 3, 1, 2), kv.v.swapaxes(1, 2))
+
     context = settings.lay(*made(context), model)
     k, v = made(cache)
     sizes = settings.parts(room, model)
-    pad = lambda x: jnp.pad(x, ((0, 0), (0, max(0, sum(sizes) - room)), (0, 0), (0, 0)))
+
+    def pad(x):
+        return jnp.pad(x, ((0, 0), (0, max(0, sum(sizes) - room)), (0, 0), (0, 0)))
+
     cuts = np.cumsum(sizes)[:-1]
     parts = [settings.lay(*kv, model) for kv in zip(*(jnp.split(pad(x), cuts, 1) for x in (k, v)))]
     step = Attend(
@@ -92,8 +101,11 @@ def attended(way, q, context, cache, context_S, length_S, held_S, active_S):
         context.positions,
         sum(sizes),
     )
+
     # The newest token is where it will be written.
-    newest = lambda x: x[jnp.arange(SLOTS), held_S - 1]
+    def newest(x):
+        return x[jnp.arange(SLOTS), held_S - 1]
+
     out, after = step(q, newest(k), newest(v), context, tuple(parts))
     return out, jax.tree.map(lambda a, b: jnp.max(jnp.abs(a - b)), after, tuple(parts))
 
@@ -111,9 +123,12 @@ def reference(q, context, cache, context_S, length_S, held_S, active_S):
     for s in range(SLOTS):
         for h in range(q.shape[1]):
             g = h // per_group
-            join = lambda x, y: np.concatenate(
-                [x[context_S[s], g, : length_S[s]], y[s, g, : held_S[s]]]
-            ).astype(np.float64)
+
+            def join(x, y):
+                return np.concatenate(
+                    [x[context_S[s], g, : length_S[s]], y[s, g, : held_S[s]]]
+                ).astype(np.float64)
+
             keys = [np.swapaxes(x, 2, 3) for x in (context.k, cache.k)]
             k, v = join(*keys), join(context.v, cache.v)
             scores = k @ q[s, h] / np.sqrt(q.shape[2])
@@ -151,7 +166,10 @@ def test_rows_keep_to_themselves_bit_for_bit(way):
         np.testing.assert_array_equal(attend(way, **moved), base[order])
         other = inputs(32, 48, seed=10 + trial, width=width)
         keep = rng.random(SLOTS) < 0.4  # the rest does something else, or nothing
-        mix = lambda a, b: np.where(keep.reshape(-1, *(1,) * (a.ndim - 1)), a, b)
+
+        def mix(a, b):
+            return np.where(keep.reshape(-1, *(1,) * (a.ndim - 1)), a, b)
+
         mixed = {
             **case,
             "cache": KV(*map(mix, case["cache"], other["cache"])),
@@ -390,9 +408,15 @@ def test_lowers_for_accelerators_that_are_not_here(way, platform):
         platform="gpu" if platform == "cuda" else "tpu",
     )
     d = decoder(model, attention=DecodeAttention(way))
-    index = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.int32)
+
+    def index(*shape):
+        return jax.ShapeDtypeStruct(shape, jnp.int32)
+
     ready = jax.eval_shape(d.prepare, abstract_params(model))
-    kv = lambda: jnp.zeros((4, 128, model.kv_heads, model.head_dim), model.dtype)
+
+    def kv():
+        return jnp.zeros((4, 128, model.kv_heads, model.head_dim), model.dtype)
+
     contexts = jax.eval_shape(lambda: [DecodeAttention(way).lay(kv(), kv(), model)])
     cache = jax.eval_shape(lambda: d.init_cache(16, 512))
     active = jax.ShapeDtypeStruct((16,), bool)

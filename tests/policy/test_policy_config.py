@@ -141,7 +141,9 @@ def test_transformers_opens_and_writes_the_same_config(tmp_path, family):
 
 
 def test_defaults_that_config_json_leaves_out():
-    without = lambda *names: {name: value for name, value in TINY.items() if name not in names}
+    def without(*names):
+        return {name: value for name, value in TINY.items() if name not in names}
+
     assert ModelConfig.from_hf(TINY).head_dim == 8
     assert ModelConfig.from_hf(without("num_key_value_heads")).kv_heads == 4
     assert ModelConfig.from_hf(without("tie_word_embeddings")).tie_embeddings is False

@@ -113,7 +113,10 @@ def test_decode_equals_forward_with_contexts_cut_anywhere_and_a_stale_cache(
 def test_a_row_does_not_depend_on_the_others(params, compiled):
     base = feed(params, compiled, FED)
     other = np.where(np.arange(SLOTS)[:, None] == 2, FED, 29 - FED)
-    change = lambda x, y: np.where(np.arange(SLOTS) == 2, x, y)
+
+    def change(x, y):
+        return np.where(np.arange(SLOTS) == 2, x, y)
+
     got = feed(
         params,
         compiled,

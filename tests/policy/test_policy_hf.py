@@ -308,7 +308,10 @@ def test_damaged_indices_and_shards_are_named(saved, tmp_path):
     index = json.loads((saved / "model.safetensors.index.json").read_text())
     name = "model.norm.weight"
     wrong = next(f for f in index["weight_map"].values() if f != index["weight_map"][name])
-    write = lambda value: (saved / "model.safetensors.index.json").write_text(json.dumps(value))
+
+    def write(value):
+        return (saved / "model.safetensors.index.json").write_text(json.dumps(value))
+
     write({"weight_map": {**index["weight_map"], name: wrong}})
     with pytest.raises(ValueError, match=f"{wrong}: cannot read tensor {name}"):
         load_hf(saved)

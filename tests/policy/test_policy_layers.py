@@ -24,8 +24,13 @@ def test_the_gradient_of_a_total_is_the_total_and_ones_own(remat, tied):
     config = dataclasses.replace(MODEL, remat=remat, tie_embeddings=tied)
     params = init(config, jax.random.key(0))
     totals = init(config, jax.random.key(1))
-    loss = lambda params: jnp.sum(jnp.sin(forward(params, TOKENS, config)))
-    added = lambda params, totals: loss(adding(params, totals, config))
+
+    def loss(params):
+        return jnp.sum(jnp.sin(forward(params, TOKENS, config)))
+
+    def added(params, totals):
+        return loss(adding(params, totals, config))
+
     value, (none, sums) = jax.jit(jax.value_and_grad(added, argnums=(0, 1)))(params, totals)
     plain, own = jax.jit(jax.value_and_grad(loss))(params)
     np.testing.assert_allclose(value, plain, rtol=1e-5)
@@ -69,20 +74,28 @@ def test_a_loop_over_batches_holds_one_tree_of_gradients():
     config = dataclasses.replace(MODEL, layers=16, width=64, mlp_width=512, remat=True)
     params = jax.eval_shape(lambda: init(config, jax.random.key(0)))
     tree = sum(4 * x.size for x in jax.tree.leaves(params))
-    loss = lambda params, number: jnp.sum(forward(params, TOKENS + number, config))
+
+    def loss(params, number):
+        return jnp.sum(forward(params, TOKENS + number, config))
 
     def summed(params):
         totals = jax.tree.map(jnp.zeros_like, params)
-        more = lambda number, totals: jax.grad(
-            lambda totals: loss(adding(params, totals, config), number)
-        )(totals)
+
+        def more(number, totals):
+            return jax.grad(lambda totals: loss(adding(params, totals, config), number))(totals)
+
         return jax.lax.fori_loop(0, 3, more, totals)
 
     def plain(params):
         totals = jax.tree.map(jnp.zeros_like, params)
-        more = lambda number, totals: jax.tree.map(jnp.add, totals, jax.grad(loss)(params, number))
+
+        def more(number, totals):
+            return jax.tree.map(jnp.add, totals, jax.grad(loss)(params, number))
+
         return jax.lax.fori_loop(0, 3, more, totals)
 
-    held = lambda f: jax.jit(f).lower(params).compile().memory_analysis().temp_size_in_bytes
+    def held(f):
+        return jax.jit(f).lower(params).compile().memory_analysis().temp_size_in_bytes
+
     print(held(summed) / tree, held(plain) / tree)
     assert held(summed) < 0.5 * tree < tree < held(plain)

@@ -117,14 +117,19 @@ def test_chunks_keep_the_logits_of_the_whole_batch_out_of_memory():
     config = dataclasses.replace(MODEL, vocab_size=4000, width=8)
     params = jax.jit(init, static_argnums=0)(config, jax.random.key(0))
     hidden, targets = jnp.ones((4, 64, 8)), jnp.zeros((4, 64), jnp.int32)
-    loss = lambda p, h, chunk: token_logprobs(p, h, targets, config, chunk=chunk)[0].sum()
-    needs = lambda chunk: (
-        jax.jit(jax.grad(loss, argnums=(0, 1)), static_argnums=2)
-        .lower(params, hidden, chunk)
-        .compile()
-        .memory_analysis()
-        .temp_size_in_bytes
-    )
+
+    def loss(p, h, chunk):
+        return token_logprobs(p, h, targets, config, chunk=chunk)[0].sum()
+
+    def needs(chunk):
+        return (
+            jax.jit(jax.grad(loss, argnums=(0, 1)), static_argnums=2)
+            .lower(params, hidden, chunk)
+            .compile()
+            .memory_analysis()
+            .temp_size_in_bytes
+        )
+
     logits_bytes = 4 * 64 * 4000 * 4
     assert needs(None) >= logits_bytes and needs(16) < logits_bytes / 4
 

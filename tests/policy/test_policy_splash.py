@@ -19,7 +19,10 @@ MODEL = ModelConfig(
 
 def inputs(length, seed=0):
     rng = np.random.default_rng(seed)
-    normal = lambda n: jnp.asarray(rng.standard_normal((1, length, n, 64)), jnp.float32)
+
+    def normal(n):
+        return jnp.asarray(rng.standard_normal((1, length, n, 64)), jnp.float32)
+
     ends = np.cumsum(rng.integers(1, 300, 40))
     segments = np.searchsorted(ends, np.arange(length), side="right")
     segments = np.where(np.arange(length) > length - 90, -1, segments)  # behind the last row
@@ -38,7 +41,9 @@ def test_it_is_attention_within_segments(length):
     held = (segments >= 0)[..., None, None]
 
     def both(attend):
-        loss = lambda q, k, v: jnp.sum(jnp.sin(attend(q, k, v)) * held)
+        def loss(q, k, v):
+            return jnp.sum(jnp.sin(attend(q, k, v)) * held)
+
         return jax.jit(jax.grad(loss, argnums=(0, 1, 2)))(q, k, v), attend(q, k, v) * held
 
     ours = both(lambda *qkv: splash_attention(*qkv, segments, 300, MODEL))
@@ -65,7 +70,10 @@ def test_blocks_of_other_segments_are_struck():
 def test_contexts_are_rows_of_one_segment():
     tpu = dataclasses.replace(MODEL, platform="tpu", dtype="bfloat16")
     q, k, v, _ = (x.astype(jnp.bfloat16) for x in inputs(200))
-    rows = lambda x: jnp.concatenate([x, x[:, ::-1]])
+
+    def rows(x):
+        return jnp.concatenate([x, x[:, ::-1]])
+
     ours = causal_attention(rows(q), rows(k), rows(v), tpu)
     theirs = jax.nn.dot_product_attention(rows(q), rows(k), rows(v), is_causal=True)
     np.testing.assert_allclose(ours.astype(jnp.float32), theirs.astype(jnp.float32), atol=0.03)

@@ -362,7 +362,10 @@ def test_a_question_makes_no_special_token_and_keeps_its_text(tmp_path, caplog, 
     tiny_model.save_tokenizer(tmp_path)
     tokenizer = load_tokenizer(tmp_path)
     encode = prompt_encoder(tokenizer, prompt)
-    markers = lambda ids: [t for t in ids if t >= 256 and (t != 259 or prompt != "plain")]
+
+    def markers(ids):
+        return [t for t in ids if t >= 256 and (t != 259 or prompt != "plain")]
+
     want = markers(encode("1+1?"))
     assert not encode.guard.found and bool(want) == (prompt != "plain")
     for question in FORGED:

@@ -110,8 +110,11 @@ def test_a_tokenizer_s_gaps_are_found_and_a_full_one_changes_nothing(tmp_path):
 def test_without_gaps_the_program_has_no_mask():
     config = ModelConfig(**SHAPE)
     abstract = jax.eval_shape(lambda: init(config, jax.random.key(0)))
-    lowered = lambda config: jax.jit(forward, static_argnums=2).lower(
-        abstract, jax.ShapeDtypeStruct((1, 4), jnp.int32), config
-    )
+
+    def lowered(config):
+        return jax.jit(forward, static_argnums=2).lower(
+            abstract, jax.ShapeDtypeStruct((1, 4), jnp.int32), config
+        )
+
     assert "-1.000000e+30" in lowered(dataclasses.replace(config, unused_ids=UNUSED)).as_text()
     assert "-1.000000e+30" not in lowered(config).as_text()

@@ -84,11 +84,14 @@ def test_every_process_has_the_values_of_all_in_order(two):
     _, hosts = two()
     assert [h.writes for h in hosts] == [True, False]
     assert hosts[0].names == hosts[1].names and "pid" in hosts[0].name(1)
-    value = lambda i: {
-        "ids": np.arange(i + 2, dtype=np.int32),
-        "nothing": np.zeros((0, 3), np.float32),
-        "nested": {"seconds": 0.1 * i, "text": f"ü{i}", "list": [i, None, True]},
-    }
+
+    def value(i):
+        return {
+            "ids": np.arange(i + 2, dtype=np.int32),
+            "nothing": np.zeros((0, 3), np.float32),
+            "nested": {"seconds": 0.1 * i, "text": f"ü{i}", "list": [i, None, True]},
+        }
+
     for mine in at_once(*(lambda h=h: h.gather(value(h.index), "values") for h in hosts)):
         for i, theirs in enumerate(mine):
             assert theirs["nested"] == value(i)["nested"]
@@ -99,9 +102,10 @@ def test_every_process_has_the_values_of_all_in_order(two):
 
 def test_first_and_meet(two):
     _, hosts = two()
-    ask = lambda name, values: at_once(
-        *(lambda h=h: getattr(h, name)(values[h.index], "question") for h in hosts)
-    )
+
+    def ask(name, values):
+        return at_once(*(lambda h=h: getattr(h, name)(values[h.index], "question") for h in hosts))
+
     assert ask("first", ["of 0", "of 1"]) == ["of 0"] * 2
     assert ask("first", [None, 7]) == [None, None]
     at_once(*(lambda h=h: h.meet("here") for h in hosts))
@@ -145,10 +149,13 @@ def test_processes_at_different_places_say_so(two):
 def test_differing_settings_are_named(two, theirs, name, text):
     _, hosts = two()
     mine = {"config.seed": 0, "config.method": "rloo"}
-    both = lambda other: at_once(
-        lambda: raised(lambda: hosts[0].require_same(mine, "start them alike")),
-        lambda: raised(lambda: hosts[1].require_same(other, "start them alike")),
-    )
+
+    def both(other):
+        return at_once(
+            lambda: raised(lambda: hosts[0].require_same(mine, "start them alike")),
+            lambda: raised(lambda: hosts[1].require_same(other, "start them alike")),
+        )
+
     assert both(dict(mine)) == [None, None]
     for problem in both(theirs):
         with pytest.raises(DifferError, match=rf"^{name} is {text} .*; start them alike$"):
@@ -158,9 +165,15 @@ def test_differing_settings_are_named(two, theirs, name, text):
 
 def test_another_workdir_is_refused(two, tmp_path):
     _, hosts = two()
-    look = lambda folders: at_once(
-        *(lambda h=h: raised(lambda: _require_shared(folders[h.index], Config(), h)) for h in hosts)
-    )
+
+    def look(folders):
+        return at_once(
+            *(
+                lambda h=h: raised(lambda: _require_shared(folders[h.index], Config(), h))
+                for h in hosts
+            )
+        )
+
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
     assert look([tmp_path / "a"] * 2) == [None, None]
@@ -173,7 +186,10 @@ def test_another_workdir_is_refused(two, tmp_path):
 def test_a_signal_to_one_stops_all(two):
     _, hosts = two()
     requests = [StopRequest(h) for h in hosts]
-    ask = lambda: at_once(*(r.ask for r in requests))
+
+    def ask():
+        return at_once(*(r.ask for r in requests))
+
     assert ask() == [False, False]
     requests[1].note(signal.SIGTERM)
     # Not before all have been asked: one of them would stop alone.
@@ -188,9 +204,12 @@ def test_a_signal_to_one_stops_all(two):
 
 def test_barriers_of_a_topic_come_one_after_the_other(two):
     _, hosts = two()
-    come = lambda keys: at_once(
-        *(lambda h=h: raised(lambda: h.barrier(keys[h.index], 60, "save 1")) for h in hosts)
-    )
+
+    def come(keys):
+        return at_once(
+            *(lambda h=h: raised(lambda: h.barrier(keys[h.index], 60, "save 1")) for h in hosts)
+        )
+
     # Numbers are Orbax's own, each process counts for itself.
     assert come(["begin_3.1", "begin_7.12"]) == [None, None]
     assert come(["begin_3.1", "begin_3.1"]) == [None, None]

@@ -49,14 +49,17 @@ def test_killed_and_started_again_by_the_script(repo, tmp_path, launch):
         "RL_SPEED_PYTHON": sys.executable,
         "RL_SPEED_RESTART_PAUSE": "0",
     }
-    run = lambda workdir: subprocess.Popen(
-        command(repo, workdir),
-        cwd=repo,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+
+    def run(workdir):
+        return subprocess.Popen(
+            command(repo, workdir),
+            cwd=repo,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
     whole = run(tmp_path / "whole")
     assert whole.communicate()[0] and whole.returncode == 0
     disturbed, killed = run(tmp_path / "killed"), None

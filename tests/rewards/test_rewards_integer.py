@@ -166,7 +166,10 @@ def test_any_tokenization_of_the_digits(qwen):
     """One byte a token, pairs, and the tokenizer's own: the same verdicts."""
     verify = IntegerMatch(token_bytes(qwen, len(qwen)), (qwen.eos_token_id,))
     single = {qwen.convert_ids_to_tokens(i): i for i in range(256)}
-    bytewise = lambda text: [single[c] for c in text.replace(" ", "Ġ").replace("\n", "Ċ")]
+
+    def bytewise(text):
+        return [single[c] for c in text.replace(" ", "Ġ").replace("\n", "Ċ")]
+
     texts = [
         write(form, gold)
         for gold in ("7", "-12", "1234567", "0")
@@ -253,9 +256,10 @@ def test_a_number_that_the_window_cuts_is_not_taken_for_a_shorter_one():
     verify = {
         window: jax.jit(IntegerMatch(table, (0,), "last", window)) for window in (8, 10, 11, 64)
     }
-    verdict = lambda window, gold: float(
-        verify[window](tokens, lengths, jnp.asarray(encode_answers([gold])))[0]
-    )
+
+    def verdict(window, gold):
+        return float(verify[window](tokens, lengths, jnp.asarray(encode_answers([gold])))[0])
+
     assert verdict(64, "1234") == verdict(11, "1234") == 1
     assert verdict(8, "34") == verdict(8, "1234") == verdict(10, "1234") == 0
 

@@ -336,7 +336,9 @@ def test_responses_under_fire_from_a_background_thread(targets_importable, count
 
 @pytest.mark.slow
 def test_responses_under_fire_with_math_verify(targets_importable):
-    good = lambda i: ("grade", f"so it is $\\boxed{{{i % 3}}}$", str(i % 2))
+    def good(i):
+        return ("grade", f"so it is $\\boxed{{{i % 3}}}$", str(i % 2))
+
     items, causes = under_fire(400, good, lambda kind: (kind, "", ""))
     with WorkerPool(
         "rewards_pool_targets:grade_or", 2, timeout_s=1.0, memory_limit_mb=1024

@@ -73,7 +73,10 @@ def all_samples(case, per_prompt):
     tokens, visits, answers = case
     contexts = build_contexts(tokens, PROMPTS, LENGTH)
     assert per_prompt <= MOST  # all are drawn, whoever asks: one program
-    repeat = lambda x: np.repeat(x, MOST)
+
+    def repeat(x):
+        return np.repeat(x, MOST)
+
     requests = build_requests(
         repeat(np.arange(len(tokens))),
         repeat(visits),
@@ -90,7 +93,10 @@ def all_samples(case, per_prompt):
             np.pad(repeat(answers), (0, (PROMPTS - len(tokens)) * MOST)),
         )
     )
-    shape = lambda x: x.reshape(PROMPTS, MOST, *x.shape[1:])[: len(tokens), :per_prompt]
+
+    def shape(x):
+        return x.reshape(PROMPTS, MOST, *x.shape[1:])[: len(tokens), :per_prompt]
+
     return shape(drawn.tokens), shape(drawn.lengths), shape(drawn.logprobs), shape(right) > 0.5
 
 
@@ -219,9 +225,12 @@ def test_result_does_not_depend_on_slots(most):
 
 def test_surplus_can_be_kept():
     rule, case = Speed(4, 3), make_case(0, 12)
-    run = lambda surplus: sample_adaptive(
-        toy.DECODER, toy.params(), prompts_of(case), rule, verify, 3, KEY, CONFIG, surplus
-    )
+
+    def run(surplus):
+        return sample_adaptive(
+            toy.DECODER, toy.params(), prompts_of(case), rule, verify, 3, KEY, CONFIG, surplus
+        )
+
     (kept, kept_counts), (gone, _) = run("keep"), run("discard")
     cut = int(gone.consumed)
     assert cut == int(kept.consumed) and np.array_equal(kept.selected, gone.selected)
@@ -240,7 +249,10 @@ def test_nothing_starts_once_enough_earlier_groups_are_accepted():
         got, counts = sample_adaptive(
             toy.DECODER, toy.params(), prompts_of(case), rule, verify, target, KEY, CONFIG, "keep"
         )
-        table = lambda x: np.asarray(x).reshape(PROMPTS, rule.max_samples, *x.shape[1:])
+
+        def table(x):
+            return np.asarray(x).reshape(PROMPTS, rule.max_samples, *x.shape[1:])
+
         start, length, tokens, rewards = (
             table(x) for x in (got.start_step, got.lengths, got.tokens, got.rewards)
         )
@@ -259,9 +271,12 @@ def test_nothing_starts_once_enough_earlier_groups_are_accepted():
 
 def test_nothing_is_compiled_again_when_candidates_change():
     rule = Speed(4, 3)
-    run = lambda case: sample_adaptive(
-        toy.DECODER, toy.params(), prompts_of(case), rule, verify, 3, KEY, CONFIG
-    )
+
+    def run(case):
+        return sample_adaptive(
+            toy.DECODER, toy.params(), prompts_of(case), rule, verify, 3, KEY, CONFIG
+        )
+
     run(make_case(0, 12))
     before = sample_adaptive._cache_size()
     for seed in range(3):

@@ -42,7 +42,9 @@ def weights():
 
 
 def empty_cache(rows, places):
-    kv = lambda: jnp.zeros((rows, places, HEADS, SIZE))
+    def kv():
+        return jnp.zeros((rows, places, HEADS, SIZE))
+
     return {"layer_0": {"k": kv(), "v": kv(), "end_index": jnp.zeros((rows,), jnp.int32)}}
 
 
@@ -56,8 +58,13 @@ def set_index(cache, index):
 def apply(p, tokens, positions, cache, mask):
     """As ports do it: the whole batch is written where its first row ends."""
     x, layer = p["embed"][tokens] + p["at"][positions], cache["layer_0"]
-    split = lambda y: y.reshape(*y.shape[:-1], HEADS, SIZE)
-    put = lambda old, new: jax.lax.dynamic_update_slice(old, new, (0, layer["end_index"][0], 0, 0))
+
+    def split(y):
+        return y.reshape(*y.shape[:-1], HEADS, SIZE)
+
+    def put(old, new):
+        return jax.lax.dynamic_update_slice(old, new, (0, layer["end_index"][0], 0, 0))
+
     k, v = put(layer["k"], split(x @ p["key"])), put(layer["v"], split(x @ p["value"]))
     scores = jnp.einsum("bnhd,bshd->bhns", split(x @ p["query"]), k)
     seen = jax.nn.softmax(jnp.where(mask[:, None], scores, -jnp.inf))
@@ -74,7 +81,9 @@ def forward(p, tokens):
 
 
 def test_the_checker_passes_it_and_finds_what_is_wrong():
-    made = lambda set_index: decoder_from_cached_model(apply, empty_cache, set_index, 6)
+    def made(set_index):
+        return decoder_from_cached_model(apply, empty_cache, set_index, 6)
+
     assert check_decoder(made(set_index), weights(), forward, VOCAB) < 1e-5
     with pytest.raises(DecoderFault):  # never moves on: every token is written over the first
         check_decoder(made(lambda cache, index: set_index(cache, 0)), weights(), forward, VOCAB)

@@ -84,9 +84,12 @@ def assert_same(got, expected):
 def test_groups_are_those_of_the_jax_verifier(target, changes):
     config, function = SamplerConfig(**{**vars(CONFIG), **changes}), NumpyExact()
     host = HostVerify(function)
-    run = lambda verify, seed: sample_adaptive(
-        toy.DECODER, toy.params(), prompts_of(seed), RULE, verify, target, KEY, config
-    )
+
+    def run(verify, seed):
+        return sample_adaptive(
+            toy.DECODER, toy.params(), prompts_of(seed), RULE, verify, target, KEY, config
+        )
+
     accepted = 0
     for seed in range(4):
         function.asked.clear()
@@ -114,9 +117,12 @@ def stacked(shards):
 def test_meshes(mesh):
     mesh = make_mesh(**mesh)
     host, shards = HostVerify(NumpyExact()), mesh.size
-    run = lambda verify: sample_adaptive_sharded(
-        toy.DECODER, toy.params(), stacked(shards), RULE, verify, 2, KEY, CONFIG, mesh
-    )
+
+    def run(verify):
+        return sample_adaptive_sharded(
+            toy.DECODER, toy.params(), stacked(shards), RULE, verify, 2, KEY, CONFIG, mesh
+        )
+
     got, expected = run(host), run(EXACT)
     assert_same(got, expected)
     assert host.rows >= int(got[1].done.sum())
@@ -124,9 +130,12 @@ def test_meshes(mesh):
 
 def test_what_cannot_be_is_refused(monkeypatch):
     host = HostVerify(NumpyExact())
-    run = lambda mesh: sample_adaptive_sharded(
-        toy.DECODER, toy.params(), stacked(2), RULE, host, 2, KEY, CONFIG, mesh
-    )
+
+    def run(mesh):
+        return sample_adaptive_sharded(
+            toy.DECODER, toy.params(), stacked(2), RULE, host, 2, KEY, CONFIG, mesh
+        )
+
     with pytest.raises(
         ValueError, match="needs tensor=1, but the mesh is .*every mesh axis is manual"
     ):

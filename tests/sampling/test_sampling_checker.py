@@ -103,12 +103,14 @@ FAULTS = {
 
 @pytest.mark.parametrize("fault", [None, *FAULTS])
 def test_planted_faults_are_named(fault):
-    check = lambda: check_decoder(
-        Decoder(prefill, init_cache, functools.partial(decode, fault=fault)),
-        weights(),
-        whole,
-        VOCAB,
-    )
+    def check():
+        return check_decoder(
+            Decoder(prefill, init_cache, functools.partial(decode, fault=fault)),
+            weights(),
+            whole,
+            VOCAB,
+        )
+
     if fault is None:
         assert check() < 1e-5
         return

@@ -262,9 +262,10 @@ def test_results_two_and_three_of_prefill_may_be_none():
     bare = dataclasses.replace(toy.DECODER, prefill=lambda *a: (prefill(*a)[0], None, None))
     _, contexts, columns = plain.make_case(0, 3)
     requests = plain.requests_of(contexts, columns)
-    draw = lambda decoder: sample(
-        decoder, toy.params(), contexts, requests, plain.KEY, plain.CONFIG
-    )
+
+    def draw(decoder):
+        return sample(decoder, toy.params(), contexts, requests, plain.KEY, plain.CONFIG)
+
     np.testing.assert_array_equal(draw(bare).tokens, draw(toy.DECODER).tokens)
     lower_adaptive(decoder=bare, config=dataclasses.replace(adaptive.CONFIG, prefill_chunk=4))
 
@@ -276,14 +277,17 @@ def test_limits_above_the_tables_are_refused_or_clamped(sampler):
     requests = plain.requests_of(contexts, columns)
     many = requests.max_new.copy()
     many[3], many[7] = plain.MAX_NEW + 1, 99  # row 7 is not in use
-    draw = lambda limits: sampler(
-        toy.DECODER,
-        toy.params(),
-        contexts,
-        requests.replace(max_new=limits),
-        plain.KEY,
-        plain.CONFIG,
-    )
+
+    def draw(limits):
+        return sampler(
+            toy.DECODER,
+            toy.params(),
+            contexts,
+            requests.replace(max_new=limits),
+            plain.KEY,
+            plain.CONFIG,
+        )
+
     with pytest.raises(ValueError, match="request 3 has max_new=10; sampler.max_new allows 9"):
         draw(many)
     got, want = draw(jnp.full(plain.REQUESTS, 16)), draw(requests.max_new)
@@ -305,16 +309,19 @@ def test_replayed_tokens_count_against_the_limit():
     late = dataclasses.replace(
         prefixes, length=np.where(np.arange(adaptive.PROMPTS)[:, None] == 1, 2, 0) * ones
     )
-    run = lambda of: sample_adaptive(
-        toy.DECODER,
-        toy.params(),
-        base.replace(prefixes=of),
-        Uniform(2),
-        adaptive.verify,
-        0,
-        adaptive.KEY,
-        adaptive.CONFIG,
-    )[0]
+
+    def run(of):
+        return sample_adaptive(
+            toy.DECODER,
+            toy.params(),
+            base.replace(prefixes=of),
+            Uniform(2),
+            adaptive.verify,
+            0,
+            adaptive.KEY,
+            adaptive.CONFIG,
+        )[0]
+
     with pytest.raises(
         ValueError,
         match=(

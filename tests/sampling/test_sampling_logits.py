@@ -73,7 +73,10 @@ def test_each_visit_sample_and_position_has_its_own_random_number_and_it_is_the_
 
 def test_top_k_and_top_p_keep_what_they_say():
     logits = jnp.log(jnp.array([[0.5, 0.3, 0.15, 0.05]]))
-    mask = lambda k, p: np.asarray(keep_mask(logits, k, p))[0].tolist()
+
+    def mask(k, p):
+        return np.asarray(keep_mask(logits, k, p))[0].tolist()
+
     assert mask(2, 1.0) == [True, True, False, False]
     assert mask(0, 0.5) == [True, False, False, False]  # the first alone reaches one half
     assert mask(0, 0.51) == [True, True, False, False]
@@ -109,10 +112,11 @@ def test_bfloat16_logits_are_drawn_from_like_others(vocab, bin_size):
     """
     count = 2**16
     logits = jnp.asarray(np.random.default_rng(1).normal(size=vocab), jnp.bfloat16)
+
     # Mapped over the uniforms alone: the sums over the vocabulary are made once.
-    one = lambda logits, u: [
-        x[0] for x in draw(logits[None], u[None], SamplerConfig(slots=1, max_new=1))
-    ]
+    def one(logits, u):
+        return [x[0] for x in draw(logits[None], u[None], SamplerConfig(slots=1, max_new=1))]
+
     u = jax.random.uniform(jax.random.key(0), (count,))
     token, logprob, _, finite = jax.jit(jax.vmap(one, in_axes=(None, 0)))(logits, u)
     exact = np.asarray(logits.astype(jnp.float32), np.float64)

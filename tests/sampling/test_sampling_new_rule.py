@@ -47,7 +47,10 @@ def inside(right, wrong, low, high):
     P(p < x) = P(Binomial(n + 1, x) > right).
     """
     n = right + wrong + 1
-    below = lambda x: sum(comb(n, i) * x**i * (1 - x) ** (n - i) for i in range(right + 1, n + 1))
+
+    def below(x):
+        return sum(comb(n, i) * x**i * (1 - x) ** (n - i) for i in range(right + 1, n + 1))
+
     return below(high) - below(low)
 
 

@@ -121,7 +121,9 @@ def test_check_decoder_passes_it(example):
     model = example["model"]
 
     def forward(params, tokens):
-        step = lambda state, token: model.apply(params, state, token)
+        def step(state, token):
+            return model.apply(params, state, token)
+
         return jax.lax.scan(step, jnp.zeros((len(tokens), model.width)), tokens.T)[1].swapaxes(0, 1)
 
     assert check_decoder(example["decoder"], example["params"], forward, 12) < 1e-5

@@ -248,9 +248,10 @@ def test_thresholds_where_floating_point_would_decide_wrongly():
 def test_the_verdict_is_frozen_after_the_continuation(n_init, n_cont):
     rule = Speed(n_init, n_cont)
     total = n_init + n_cont
-    as_counts = lambda done, positive: Counts(
-        *(jnp.array(x, jnp.int32) for x in (done, done, positive))
-    )
+
+    def as_counts(done, positive):
+        return Counts(*(jnp.array(x, jnp.int32) for x in (done, done, positive)))
+
     # One prompt qualifies, one is too hard, one is too easy.
     decision, state = rule.decide(as_counts([n_init] * 3, [2, 0, n_init]), rule.init(3))
     assert decision.status.tolist() == [OPEN, REJECTED, REJECTED] and state.phase.tolist() == [

@@ -33,12 +33,15 @@ def serve(rule, right, budgets=None):
         np.zeros(PROMPTS, int),
     )
     decide = compiled_decide(rule)
-    counts = lambda: Counts(
-        *(
-            jnp.asarray(x, jnp.int32)
-            for x in (done, done, [right[i, :n].sum() for i, n in enumerate(done)])
+
+    def counts():
+        return Counts(
+            *(
+                jnp.asarray(x, jnp.int32)
+                for x in (done, done, [right[i, :n].sum() for i, n in enumerate(done)])
+            )
         )
-    )
+
     for _ in range(20):
         decision, after = decide(counts(), state)
         want, verdict = np.asarray(decision.want), np.asarray(decision.status)

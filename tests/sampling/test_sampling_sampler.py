@@ -109,16 +109,19 @@ def test_order_and_company_change_nothing():
 
 def test_visits_and_sample_indices_draw_different_samples():
     table = build_contexts([np.array([1, 2, 3])], CONTEXTS, LENGTH)
-    draw_with = lambda visit, index: np.asarray(
-        sample(
-            toy.DECODER,
-            toy.params(),
-            table,
-            build_requests([0] * 8, visit, index, table, REQUESTS, MAX_NEW),
-            KEY,
-            CONFIG,
-        ).tokens[:8]
-    )
+
+    def draw_with(visit, index):
+        return np.asarray(
+            sample(
+                toy.DECODER,
+                toy.params(),
+                table,
+                build_requests([0] * 8, visit, index, table, REQUESTS, MAX_NEW),
+                KEY,
+                CONFIG,
+            ).tokens[:8]
+        )
+
     same = draw_with([4] * 8, [0] * 8)
     assert (same == same[0]).all()
     assert len(np.unique(draw_with([4] * 8, range(8)), axis=0)) > 3

@@ -88,16 +88,19 @@ def test_a_narrower_batch_draws_the_same_tokens():
     contexts = build_contexts([np.arange(5) + i for i in range(8)], 8, 8)
     owner = np.repeat(np.arange(8), 12)
     requests = build_requests(owner, owner, np.tile(np.arange(12), 8), contexts, count, 96)
-    draw = lambda tail: jax.device_get(
-        sample(
-            decoder(model),
-            params,
-            contexts,
-            requests,
-            jax.random.key(1),
-            SamplerConfig(SLOTS, 96, end_tokens=tuple(range(8)), tail_slots=tail),
+
+    def draw(tail):
+        return jax.device_get(
+            sample(
+                decoder(model),
+                params,
+                contexts,
+                requests,
+                jax.random.key(1),
+                SamplerConfig(SLOTS, 96, end_tokens=tuple(range(8)), tail_slots=tail),
+            )
         )
-    )
+
     wide, narrow = draw(()), draw((32, 16))
     assert narrow.room_steps < wide.room_steps == SLOTS * wide.decode_steps
     for name in ("tokens", "lengths", "truncated", "start_step", "decode_steps", "slot_steps"):

@@ -371,8 +371,11 @@ def test_driver_outlives_the_race_for_the_last_slot(policy, tokenizer, greedy, m
             return super().init_decode_state()
 
     engine = Counting(policy, SamplerConfig(2, NEW, temperature=0.0), LONGEST)
+
     # No other queue has room for two.
-    make = lambda size=0: LateSlots(size) if size == 2 else queue.Queue(size)
+    def make(size=0):
+        return LateSlots(size) if size == 2 else queue.Queue(size)
+
     monkeypatch.setattr(
         orchestrator, "queue", types.SimpleNamespace(Queue=make, Empty=queue.Empty, Full=queue.Full)
     )
@@ -391,9 +394,12 @@ def test_driver_outlives_the_race_for_the_last_slot(policy, tokenizer, greedy, m
 def test_serve_and_ask(repo, tokenizer, greedy):
     port = free_port()
     command = [sys.executable, "experiments/serve.py", "--protocol=jetstream", f"--port={port}"]
-    run = lambda *more: subprocess.run(
-        [*command, *more], cwd=repo, capture_output=True, text=True, timeout=120
-    )
+
+    def run(*more):
+        return subprocess.run(
+            [*command, *more], cwd=repo, capture_output=True, text=True, timeout=120
+        )
+
     server = subprocess.Popen(
         [*command, "--slots=2", "--max_prefill_length=32", "--temperature=0"],
         cwd=repo,

@@ -62,7 +62,10 @@ def test_variance_form():
 def test_no_other_allocation_has_less_variance():
     """Var of the estimate of sum log p: (1 - p) / (p n) each."""
     p = np.array([0.05, 0.3, 0.6])
-    variance = lambda n: ((1 - p) / (p * n)).sum()
+
+    def variance(n):
+        return ((1 - p) / (p * n)).sum()
+
     best = min(
         (variance(np.array([a, b, 60 - a - b])), (a, b, 60 - a - b))
         for a in range(1, 59)

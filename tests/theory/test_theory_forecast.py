@@ -12,9 +12,12 @@ def enumerated(a, b, n, m, c=1.0):
     belief, worth, samples = stats.beta(a, b), 0.0, 0.0
     kept = range(1, m)
     for k in range(m + 1):
-        at = lambda f: integrate.quad(
-            lambda p: f(p) * stats.binom.pmf(k, m, p) * belief.pdf(p), 0, 1, limit=200
-        )[0]
+
+        def at(f):
+            return integrate.quad(
+                lambda p: f(p) * stats.binom.pmf(k, m, p) * belief.pdf(p), 0, 1, limit=200
+            )[0]
+
         if k in kept:
             worth += n * at(lambda p: p**c * (1 - p))
         samples += (n if k in kept else m) * at(lambda p: 1.0)

@@ -9,7 +9,11 @@ import pytest
 
 from rl_speed.theory import kept_tokens, length_aware_error, replay_moments, tabular_policy
 
-ROW = lambda p: [np.log(1 - p), np.log(p)]
+
+def ROW(p):
+    return [np.log(1 - p), np.log(p)]
+
+
 WHOLE, HALF = kept_tokens(2, -1), np.array([0.0, 1.0, 0.0])
 SECOND = np.array([0.0, 1.0, 0.0, 1.0])  # right where the second token is 1
 
@@ -159,9 +163,12 @@ def test_length_aware_error_is_that_of_the_enumeration(
     policy, rewards, behaviour, alpha, low, high
 ):
     policy, rewards, error, mean = np.array(policy), np.array(rewards), 0.0, 0.0
-    reward = lambda o: np.clip(
-        rewards[o] / (1 + np.exp(-alpha * (np.dot(behaviour, LENGTHS) - LENGTHS[o]))), low, high
-    )
+
+    def reward(o):
+        return np.clip(
+            rewards[o] / (1 + np.exp(-alpha * (np.dot(behaviour, LENGTHS) - LENGTHS[o]))), low, high
+        )
+
     base = sum(mu * reward(o) for o, mu in enumerate(behaviour))
     score = [(np.eye(3)[o] - policy) / LENGTHS[o] for o in range(3)]
     target = sum(p * (rewards[o] - policy @ rewards) * score[o] for o, p in enumerate(policy))

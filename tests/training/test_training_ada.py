@@ -136,9 +136,12 @@ def test_fused_step_is_the_host_path(method, mesh):
     config = small(method, "in_loop", **mesh)
     device_mesh, policy, stream, budgets = host_parts(config)
     optimizer, settings = build.build_optimizer(config, policy.params), build.update_config(config)
-    fresh = lambda: init_state(
-        policy.params, optimizer, state_shardings(policy.model, optimizer, device_mesh)
-    )
+
+    def fresh():
+        return init_state(
+            policy.params, optimizer, state_shardings(policy.model, optimizer, device_mesh)
+        )
+
     step = build.build_fused_step(config, policy, device_mesh, optimizer, settings, stream, budgets)
     state, (rollouts, _, metrics) = step(fresh(), 0, PhaseTimer())
     groups = rollouts.groups()
@@ -204,11 +207,14 @@ def test_fused_resume_is_exact(tmp_path):
     """On the host: test_training_presets.py, for every method."""
     for steps, name in ((4, "whole"), (2, "parts"), (4, "parts")):
         Trainer(small("ada_est_ema", "in_loop", steps=steps), tmp_path / name).run()
-    clean = lambda r: {
-        k: v
-        for k, v in r.items()
-        if not k.startswith(("time/", "process/")) and k != "total/train_s"
-    }
+
+    def clean(r):
+        return {
+            k: v
+            for k, v in r.items()
+            if not k.startswith(("time/", "process/")) and k != "total/train_s"
+        }
+
     whole, parts = (
         list(map(clean, read_lines(tmp_path / name / "metrics.jsonl")))
         for name in ("whole", "parts")

@@ -33,9 +33,10 @@ class FakeGenerator:
     def dispatch(self, params, requests):
         assert len(requests) <= 7
         self.requests += requests
-        tokens = lambda visit, i: np.random.default_rng([visit, i]).integers(1, 50, 5)[
-            : 1 + visit % 5
-        ]
+
+        def tokens(visit, i):
+            return np.random.default_rng([visit, i]).integers(1, 50, 5)[: 1 + visit % 5]
+
         drawn = answer(requests, lambda request, i: tokens(request.prompt.visit, i))
         drawn = dataclasses.replace(drawn, logprobs=-drawn.tokens / 8, truncated=drawn.lengths == 5)
         return finished(drawn, GenerationStats(1, len(requests), drawn.sampled_tokens, 5, 5))

@@ -496,7 +496,10 @@ def test_completion_order_takes_what_ends_first_and_gives_the_rest_back():
     """
     rule = Band(6, 0.2, 0.8)
     driver, generator = make(rule, screening="fixed", accept="completion", buffer_groups=64)
-    ends = lambda visit: np.random.default_rng([visit, 11]).integers(1, 50, 6)
+
+    def ends(visit):
+        return np.random.default_rng([visit, 11]).integers(1, 50, 6)
+
     dispatch = generator.dispatch
 
     def timed(params, requests):

@@ -132,7 +132,10 @@ def test_command_plans_every_real_model_from_its_config_json(launch, real_data, 
         for line in done.stdout.splitlines()
         if line.startswith("    ")
     }
-    gib = lambda part: float(sizes[part][0]) / {"GiB": 1, "MiB": 1024}[sizes[part][1]]
+
+    def gib(part):
+        return float(sizes[part][0]) / {"GiB": 1, "MiB": 1024}[sizes[part][1]]
+
     assert gib("optimizer") == pytest.approx(8 * PARAMETERS[name] / 4 / 2**30, rel=0.02)
     head = values.get("head_dim") or values["hidden_size"] // values["num_attention_heads"]
     token = 2 * 2 * values["num_hidden_layers"] * values["num_key_value_heads"] * head

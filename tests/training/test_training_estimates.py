@@ -28,7 +28,10 @@ def policy():
 @pytest.fixture(scope="module")
 def prompts():
     tokenizer = load_tokenizer(embedded_directory())
-    encode = lambda text: tokenizer.encode(text, add_special_tokens=False)
+
+    def encode(text):
+        return tokenizer.encode(text, add_special_tokens=False)
+
     return chain_prompts(DEFAULT_SPEC, "train", 0, 1600, lambda text: encode(text + "="), encode)
 
 

@@ -214,11 +214,10 @@ def test_a_slow_step_is_reported_with_what_it_did(tmp_path, caplog, monkeypatch)
 
 def test_what_is_slow_is_judged_without_compilation():
     watch = SlowSteps()
-    times = lambda step, compile=0.0: {
-        "time/step": step,
-        "time/compile": compile,
-        "time/update": step,
-    }
+
+    def times(step, compile=0.0):
+        return {"time/step": step, "time/compile": compile, "time/update": step}
+
     assert all(watch.see(i, times(0.2), {}) is None for i in range(6))
     assert watch.see(6, times(9.0, 8.8), {}) is None  # it compiled
     # Below the floor of a second, ten times the median or not.

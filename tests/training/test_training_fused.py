@@ -199,11 +199,14 @@ def test_whole_job_resumes_exactly_and_compiles_once(tmp_path):
     jax.tree.map(
         np.testing.assert_array_equal, jax.device_get(again.state), jax.device_get(whole.state)
     )
-    clean = lambda r: {
-        k: v
-        for k, v in r.items()
-        if not k.startswith(("time/", "process/")) and k != "total/train_s"
-    }
+
+    def clean(r):
+        return {
+            k: v
+            for k, v in r.items()
+            if not k.startswith(("time/", "process/")) and k != "total/train_s"
+        }
+
     records = read_lines(tmp_path / "whole" / "metrics.jsonl")
     assert list(map(clean, records)) == list(
         map(clean, read_lines(tmp_path / "parts" / "metrics.jsonl"))
@@ -292,7 +295,10 @@ def test_math_verify_inside_the_loop(tmp_path):
         and 0 < np.mean([g.rewards.mean() for g in rollouts.groups()]) < 1
     )
     np.testing.assert_array_equal(rollouts.rewards, scorer(rollouts)[0])
-    visits = lambda rollouts: {prompt.visit for prompt in rollouts.prompts}
+
+    def visits(rollouts):
+        return {prompt.visit for prompt in rollouts.prompts}
+
     assert visits(seen[0].rollouts) == visits(one_step(exact)[1])
     # All that was drawn is counted, and what evaluation drew.
     records, evaluations = (

@@ -29,7 +29,10 @@ def everything(workdir):
     values = json.loads((folder / "host" / "metadata").read_text())
     values["evaluations"] = json.loads(values["evaluations"])
     reader = ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
-    read = lambda path: reader.restore(path, args=ocp.args.PyTreeRestore())
+
+    def read(path):
+        return reader.restore(path, args=ocp.args.PyTreeRestore())
+
     return (
         untimed(read_lines(workdir / "metrics.jsonl")),
         read_lines(workdir / "rollouts.jsonl"),

@@ -244,7 +244,9 @@ def test_the_age_limit_is_that_of_training(tmp_path):
 
 
 def test_parts_of_a_batch_are_those_of_the_whole():
-    prompt = lambda i, length: Prompt(str(i), np.arange(1, length + 1, dtype=np.int32), "", [], "")
+    def prompt(i, length):
+        return Prompt(str(i), np.arange(1, length + 1, dtype=np.int32), "", [], "")
+
     rng = np.random.default_rng(0)
     rollouts = Rollouts(
         [prompt(0, 3), prompt(1, 5)],

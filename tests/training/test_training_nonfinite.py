@@ -51,7 +51,10 @@ def break_some(dispatch, which):
             for place, i in zip(drawn.owner, drawn.sample_index.tolist())
         ]
         bad = drawn.nonfinite | np.array(named)
-        clear = lambda x: np.where(bad.reshape(-1, *(1,) * (x.ndim - 1)), 0, x).astype(x.dtype)
+
+        def clear(x):
+            return np.where(bad.reshape(-1, *(1,) * (x.ndim - 1)), 0, x).astype(x.dtype)
+
         cleared = {
             name: clear(getattr(drawn, name))
             for name in ("tokens", "logprobs", "lengths", "truncated")
@@ -238,7 +241,10 @@ def test_replay_and_shaped_rewards_pass_them_over():
     without = shape_rewards(group([4, 6], [1, 1], [False, False]), config)
     np.testing.assert_array_equal(whole.rewards, [without.rewards[0], 0, without.rewards[1]])
     replay = Replay(np.array([7, 8]), np.array([2, 1]), np.array([4, 4]))
-    of_shard = lambda *values: np.array([values])
+
+    def of_shard(*values):
+        return np.array([values])
+
     none = np.zeros((1, 2, 6), np.int32)
     samples = Samples(
         tokens=none,
@@ -279,7 +285,10 @@ def test_evaluation_counts_them_as_wrong():
         Uniform(4), drivers.Driver(groups=4, screen_prompts=8, buffer_groups=8)
     )
     generator.dispatch = break_some(generator.dispatch, lambda prompt, i: i == 1)
-    right = lambda rollouts: np.ones(len(rollouts), bool)
+
+    def right(rollouts):
+        return np.ones(len(rollouts), bool)
+
     sets = {"": HeldOutSet(drivers.prompts(6), 4)}
     result = evaluate(generator, None, sets, right, (3, 12))
     assert (

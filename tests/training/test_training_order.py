@@ -179,11 +179,14 @@ def test_whole_runs_resume_exactly(tmp_path, order, where):
     jax.tree.map(
         np.testing.assert_array_equal, jax.device_get(again.state), jax.device_get(whole.state)
     )
-    clean = lambda r: {
-        k: v
-        for k, v in r.items()
-        if not k.startswith(("time/", "process/")) and k != "total/train_s"
-    }
+
+    def clean(r):
+        return {
+            k: v
+            for k, v in r.items()
+            if not k.startswith(("time/", "process/")) and k != "total/train_s"
+        }
+
     records = [
         list(map(clean, read_lines(tmp_path / name / "metrics.jsonl")))
         for name in ("whole", "parts")

@@ -162,9 +162,10 @@ def test_resume_across_refreshes_is_exact(whole, tmp_path):
     assert untimed(read_lines(tmp_path / "metrics.jsonl")) == untimed(
         read_lines(workdir / "metrics.jsonl")
     )
-    same = lambda a, b: jax.tree.map(
-        np.testing.assert_array_equal, jax.device_get(a), jax.device_get(b)
-    )
+
+    def same(a, b):
+        return jax.tree.map(np.testing.assert_array_equal, jax.device_get(a), jax.device_get(b))
+
     same(resumed.state, trainer.state)
     same(resumed.reference.params, trainer.reference.params)
     assert resumed.reference.since == trainer.reference.since == 6

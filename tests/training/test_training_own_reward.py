@@ -124,7 +124,10 @@ def test_own_verifier_as_the_compiled_loop_calls_it(own):
     """What a prompt is known by goes there as bytes, and comes back the same;
     the scorer on the host says the same.
     """
-    meta = lambda i: {"nums": [i, 2.5], "√": None}
+
+    def meta(i):
+        return {"nums": [i, 2.5], "√": None}
+
     prompts = [
         Prompt(
             f"p{i}", np.zeros(1, np.int32), answer, np.zeros(0, np.int32), "wie groß?", meta=meta(i)

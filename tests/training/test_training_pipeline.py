@@ -464,8 +464,9 @@ def test_a_launch_leaves_the_caller_free(tmp_path):
             break
     assert under_way and stats.calls == 1
     assert pending.result()[0] is rollouts and rollouts.prompts == expected.prompts
-    arrays = lambda rollouts: {
-        name: value for name, value in vars(rollouts).items() if name != "prompts"
-    }
+
+    def arrays(rollouts):
+        return {name: value for name, value in vars(rollouts).items() if name != "prompts"}
+
     jax.tree.map(np.testing.assert_array_equal, arrays(rollouts), arrays(expected))
     trainer._close()

@@ -241,7 +241,10 @@ def test_what_is_computed_follows_the_tokens_held(params):
     computed = []
     for width in (90, 720):
         batch, advantages = ragged_batch(width=90)
-        wide = lambda x, width=width: jnp.pad(x, ((0, 0), (0, width - 90)))
+
+        def wide(x, width=width):
+            return jnp.pad(x, ((0, 0), (0, width - 90)))
+
         batch = batch.replace(
             tokens=wide(batch.tokens),
             mask=wide(batch.mask),

@@ -161,16 +161,18 @@ def test_trained_prefix_is_on_policy_without_a_pass_of_its_own(drawn):
     settings = dataclasses.replace(build.update_config(config), groups=6, objective=objective)
 
     def of(behaviour, **changes):
-        loss = lambda batch: gradients(
-            policy.params,
-            batch,
-            advantages,
-            None,
-            None,
-            policy.model,
-            dataclasses.replace(settings, **changes),
-            make_mesh(),
-        )
+        def loss(batch):
+            return gradients(
+                policy.params,
+                batch,
+                advantages,
+                None,
+                None,
+                policy.model,
+                dataclasses.replace(settings, **changes),
+                make_mesh(),
+            )
+
         return jax.jit(loss)(batch.replace(behaviour_logprobs=behaviour))
 
     scores = sequence_logprobs(policy.params, jnp.asarray(batch.tokens), policy.model, 1.0, None)
@@ -214,8 +216,13 @@ class Recorder:
 
     def dispatch(self, params, requests):
         self.requests += requests
-        prefix = lambda r: np.zeros(r.count, int) if r.replay is None else r.replay.prefix
-        replayed = lambda r, i: r.replay.tokens[: prefix(r)[i - r.first]] if r.replay else []
+
+        def prefix(r):
+            return np.zeros(r.count, int) if r.replay is None else r.replay.prefix
+
+        def replayed(r, i):
+            return r.replay.tokens[: prefix(r)[i - r.first]] if r.replay else []
+
         rollouts = answer(
             requests,
             lambda r, i: [*replayed(r, i), 5, 6, 1],
@@ -230,12 +237,16 @@ def test_visit_keeps_the_response_it_began_with():
     """
     prompt = Prompt("a", np.array([2, 3], np.int32), "1", np.array([1], np.int32), "?")
     cache, generator = ReplayCache(), Recorder()
-    response = lambda *tokens: CachedResponse(
-        np.array(tokens, np.int32), 0, 1.0, True, True, -1.0, len(tokens)
-    )
+
+    def response(*tokens):
+        return CachedResponse(np.array(tokens, np.int32), 0, 1.0, True, True, -1.0, len(tokens))
+
     cache.put("a", response(7, 7, 7, 7, 7, 7))
     source = PrefixSource(cache, PrefixConfig("min", 0, True, max_response=16, max_new=13, seed=3))
-    score = lambda rollouts: (np.arange(len(rollouts)) % 2 == 0, np.arange(len(rollouts)) % 2 == 0)
+
+    def score(rollouts):
+        return (np.arange(len(rollouts)) % 2 == 0, np.arange(len(rollouts)) % 2 == 0)
+
     driver = HostDriver(
         Speed(2, 4),
         PromptStream([prompt]),
@@ -286,7 +297,9 @@ def test_cache_learns_of_every_visit_that_is_over(rule, depth):
         Prompt(f"p{i}", np.array([2, 3], np.int32), "1", np.array([1], np.int32), "?")
         for i in range(12)
     ]
-    right = lambda p, i: np.random.default_rng([p.visit, i]).random() < [0, 0.5, 1][p.visit % 3]
+
+    def right(p, i):
+        return np.random.default_rng([p.visit, i]).random() < [0, 0.5, 1][p.visit % 3]
 
     def score(rollouts):
         correct = np.array(
@@ -340,7 +353,10 @@ def test_old_checkpoint_tells_the_cache_of_groups_that_wait():
     def make():
         cache = ReplayCache()
         source = PrefixSource(cache, PrefixConfig("min", 0, True, max_response=16, max_new=13))
-        score = lambda rollouts: (np.zeros(len(rollouts)), np.arange(len(rollouts)) % 2 == 0)
+
+        def score(rollouts):
+            return (np.zeros(len(rollouts)), np.arange(len(rollouts)) % 2 == 0)
+
         config = Driver(groups=2, screen_prompts=6, buffer_groups=8, screening="fixed")
         buffer = SamplingBuffer(8)
         stream = PromptStream(data)
@@ -489,9 +505,12 @@ def test_fused_step_replays_as_the_host_does(mask_prefix, mesh):
     prefixes = build.build_prefixes(config, policy, stream.prompts)
     start_cache(generator, policy.params, stream.prompts[::2], scorer, prefixes.cache)
     optimizer, settings = build.build_optimizer(config, policy.params), build.update_config(config)
-    fresh = lambda: init_state(
-        policy.params, optimizer, state_shardings(policy.model, optimizer, device_mesh)
-    )
+
+    def fresh():
+        return init_state(
+            policy.params, optimizer, state_shardings(policy.model, optimizer, device_mesh)
+        )
+
     step = build.build_fused_step(
         config, policy, device_mesh, optimizer, settings, stream, prefixes=prefixes
     )
@@ -504,12 +523,14 @@ def test_fused_step_replays_as_the_host_does(mask_prefix, mesh):
         report.generation.tokens == rollouts.sampled_tokens + t.rejected_tokens + step.wasted_tokens
     )
 
-    start = lambda p, count: (
-        None if (c := begun_with[p.id]) is None else prefixes.replay(c, p.visit, 0, count)
-    )
-    draw = lambda prompts, count: generator(
-        policy.params, [SampleRequest(p, 0, count, start(p, count)) for p in prompts]
-    )[0]
+    def start(p, count):
+        return None if (c := begun_with[p.id]) is None else prefixes.replay(c, p.visit, 0, count)
+
+    def draw(prompts, count):
+        return generator(
+            policy.params, [SampleRequest(p, 0, count, start(p, count)) for p in prompts]
+        )[0]
+
     rejected = told[len(rollouts.prompts) :]
     assert len(rejected) == t.rejected > 0
     assert {g.prompt.visit for g in told[: len(rollouts.prompts)]} == {

@@ -229,13 +229,16 @@ def test_filters_look_at_accuracy_alone():
         "mixed": ["4", good + "5", "答4", "5"],
     }
     prompts = [dataclasses.replace(prompt(), id=name) for name in script]
-    last_character = lambda rollouts, texts: np.array(
-        [
-            row[n - 2] == ord(rollouts.prompts[place].answer)
-            for place, row, n in zip(rollouts.owner, rollouts.tokens, rollouts.lengths)
-        ],
-        np.float32,
-    )
+
+    def last_character(rollouts, texts):
+        return np.array(
+            [
+                row[n - 2] == ord(rollouts.prompts[place].answer)
+                for place, row, n in zip(rollouts.owner, rollouts.tokens, rollouts.lengths)
+            ],
+            np.float32,
+        )
+
     scorer = RewardScorer(
         last_character,
         Reward(format_weight=1.0, language_weight=1.0),

@@ -42,7 +42,10 @@ ONE = make_mesh()
 
 def examples(count, seed=0, low=1):
     rng = np.random.default_rng(seed)
-    draw = lambda: rng.integers(low, 11, rng.integers(1, 5)).astype(np.int32)
+
+    def draw():
+        return rng.integers(low, 11, rng.integers(1, 5)).astype(np.int32)
+
     return [Example(draw(), draw()) for _ in range(count)]
 
 
@@ -274,10 +277,12 @@ def test_a_signal_inside_an_evaluation_stops_it_there(params, tmp_path):
         run._evaluate = told
         return run, seen
 
-    lines = lambda workdir: [
-        {k: v for k, v in line.items() if not k.startswith("time/")}
-        for line in read_lines(workdir / "metrics.jsonl")
-    ]
+    def lines(workdir):
+        return [
+            {k: v for k, v in line.items() if not k.startswith("time/")}
+            for line in read_lines(workdir / "metrics.jsonl")
+        ]
+
     whole, _ = run_of(tmp_path / "whole")
     whole.run()
     for which, written in ((2, [0, 1]), (4, [0, 1, 2, 3])):

@@ -18,7 +18,10 @@ from rl_speed.sft.forms import read_examples
 
 def examples(count, seed=0, longest=9):
     rng = np.random.default_rng(seed)
-    draw = lambda: rng.integers(0, 50, rng.integers(1, longest)).astype(np.int32)
+
+    def draw():
+        return rng.integers(0, 50, rng.integers(1, longest)).astype(np.int32)
+
     return [Example(draw(), draw(), question=f"question {i}") for i in range(count)]
 
 

@@ -367,7 +367,10 @@ def test_a_folder_of_conversations_trains_and_is_known_again(settings, tmp_path)
     )
     (model / "tokenizer_config.json").write_text(json.dumps(config))
     data.mkdir()
-    turn = lambda role, text: {"role": role, "content": text}
+
+    def turn(role, text):
+        return {"role": role, "content": text}
+
     for shard, start in enumerate((0, 20)):
         rows = [
             {"messages": [turn("user", f"+{i}"), turn("assistant", str(i))] * 2}

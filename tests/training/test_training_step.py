@@ -306,7 +306,10 @@ def test_mini_batches_without_samples_are_left_out_and_counted(params):
     )
     (group,) = make_groups(groups=1)
     three = group.take(np.arange(3))
-    new = lambda: init_state(params, optimizer, state_shardings(MODEL, optimizer, mesh))
+
+    def new():
+        return init_state(params, optimizer, state_shardings(MODEL, optimizer, mesh))
+
     state, metrics = step.update(new(), three)
     assert int(state.step) == 3 and int(metrics["empty_minibatches"]) == 1
     config.training.minibatches = 3

@@ -203,7 +203,10 @@ def test_a_stop_before_the_first_call_draws_nothing():
 
 def test_a_stop_does_not_starve_a_step_later():
     """Calls before a stop count for `max_calls`."""
-    make_one = lambda: make(Dynamic(6), max_calls=2, screen_prompts=1, groups=4)[0]
+
+    def make_one():
+        return make(Dynamic(6), max_calls=2, screen_prompts=1, groups=4)[0]
+
     whole = make_one()
     expected = len(take(whole, 0)[0])
     part = make_one()
@@ -486,7 +489,10 @@ def test_the_next_call_is_sent_while_the_update_runs(tmp_path, monkeypatch):
         def told(state, version, *rest):
             state, result = step(state, version, *rest)
             events.append(f"update {version}")
-            finish = lambda: events.append(f"numbers {version}") or result.metrics()
+
+            def finish():
+                return events.append(f"numbers {version}") or result.metrics()
+
             return state, result._replace(metrics=finish)
 
         step.driver._generate = lambda *args: events.append("call") or dispatch(*args)

@@ -179,9 +179,12 @@ def test_a_fused_steps_decoding_is_without_the_prefill_inside_of_its_loop():
         vocab_size=8, width=4, layers=1, heads=1, kv_heads=1, head_dim=4, mlp_width=4
     )
     loops = {"adaptive_loop": 700, "prefill": 500, "pieces": 90}
-    of = lambda loops: units(
-        config, model, known, {"fused step": Phases(60, loops)}, PieceShape(64, 4, 64), chip
-    )
+
+    def of(loops):
+        return units(
+            config, model, known, {"fused step": Phases(60, loops)}, PieceShape(64, 4, 64), chip
+        )
+
     each = of(loops)
     assert each.decode.compiler == pytest.approx(200 / chip.clock)
     assert each.prefill.compiler == pytest.approx(500 / chip.clock)
@@ -317,7 +320,10 @@ def test_accelerators_compile_what_else_presets_run(tmp_path, name, mesh):
         jax.eval_shape(optimizer.init, policy.params),
         state.opt_state,
     )
-    rows = lambda dtype: jax.ShapeDtypeStruct((16, 512), dtype, sharding=batch_sharding(devices))
+
+    def rows(dtype):
+        return jax.ShapeDtypeStruct((16, 512), dtype, sharding=batch_sharding(devices))
+
     update = make_update(Pieces(policy.model, devices, 1024), optimizer)
     lowered = update.lower(policy.params, moments, SFTBatch(rows(jnp.int32), rows(jnp.bool_)))
     assert any(k.startswith(kernel) for k in kernels(lowered.compile().as_text()))

@@ -79,7 +79,10 @@ def figures(run: Run, skip: int) -> dict[str, float]:
     Steps in which anything was compiled are left out.
     """
     records = [r for r in run.records[skip:] if not r["time/compile"]]
-    mean = lambda key: float(np.mean([r.get(key, 0.0) for r in records]))
+
+    def mean(key):
+        return float(np.mean([r.get(key, 0.0) for r in records]))
+
     wasted = [r.get("rollout/wasted_tokens", 0.0) for r in run.records]
     phases = {name: 1e3 * mean(f"time/{name}") for name in PHASES}
     return {

@@ -78,7 +78,10 @@ def measure(
         for answer in drawn.sample(golds, min(others + 1, len(golds)))
         if answer != gold
     ]
-    box = lambda answers: [rf"So it is \boxed{{{answer}}}." for answer in answers]
+
+    def box(answers):
+        return [rf"So it is \boxed{{{answer}}}." for answer in answers]
+
     spelt, unread = {}, 0
     with MathVerifier(1, timeout_s) as verifier:
         for name in SPELLINGS:
@@ -97,7 +100,10 @@ def measure(
 
 def document(outcomes: Sequence[Outcome]) -> str:
     """Markdown: a row for each file, and each accepted pair that nothing here knows to be equal."""
-    share = lambda counts: f"{counts[0]} of {counts[1]}"
+
+    def share(counts):
+        return f"{counts[0]} of {counts[1]}"
+
     lines = [
         "| file | golds | "
         + " | ".join(SPELLINGS)

@@ -97,10 +97,10 @@ def padded_update(
 
     def update(params, opt_state, batch):
         count = jnp.sum(batch.mask[:, 1:])
-        add = lambda total, part: (
-            jax.tree.map(jnp.add, total, jax.value_and_grad(loss)(params, part)),
-            None,
-        )
+
+        def add(total, part):
+            return (jax.tree.map(jnp.add, total, jax.value_and_grad(loss)(params, part)), None)
+
         parts = jax.tree.map(lambda x: x.reshape(-1, rows, *x.shape[1:]), batch)
         zero = jnp.float32(0), jax.tree.map(jnp.zeros_like, params)
         (total, gradients), _ = jax.lax.scan(add, zero, parts)

@@ -376,14 +376,17 @@ def ratio(numbers: Mapping[str, Any], kind: str, other: str) -> float | None:
     """Tokens a second of our fastest by those of the fastest of the peers whose names begin so,
     for sampling and for whole steps alike; None where there is none.
     """
-    best = lambda name: max(
-        (
-            p["tokens_per_s"]
-            for p in numbers["peers"]
-            if p["kind"] == kind and p["name"].startswith(name)
-        ),
-        default=None,
-    )
+
+    def best(name):
+        return max(
+            (
+                p["tokens_per_s"]
+                for p in numbers["peers"]
+                if p["kind"] == kind and p["name"].startswith(name)
+            ),
+            default=None,
+        )
+
     theirs = best(other)
     return None if theirs is None else best("rl_speed") / theirs
 

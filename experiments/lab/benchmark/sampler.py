@@ -153,7 +153,10 @@ def run(work: Workload, repeats: int, say: Callable[[str], None]) -> dict[str, A
     )
     policy, key = decoder(work.model), jax.random.key(1)
     count = work.slots * work.requests_per_slot
-    call = lambda sampler, requests: sampler(policy, params, contexts, requests, key, config)
+
+    def call(sampler, requests):
+        return sampler(policy, params, contexts, requests, key, config)
+
     contexts, requests = tables(work, count)
     say("compiling")
     samplers = {"ours": sample, "lockstep": sample_lockstep}

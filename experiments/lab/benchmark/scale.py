@@ -199,7 +199,10 @@ def verdicts(numbers: dict[str, Any]) -> dict[str, bool]:
 def table(numbers: dict[str, Any]) -> str:
     """Text table: a row a step."""
     w = numbers["workload"]
-    gib = lambda size: "not told" if size is None else f"{size / 2**30:.1f} GiB"
+
+    def gib(size):
+        return "not told" if size is None else f"{size / 2**30:.1f} GiB"
+
     lines = [
         (
             f"SPEED-RLOO steps of a random policy: {w['parameters'] / 1e6:,.1f} M parameters, "

@@ -56,7 +56,10 @@ class Workload:
     def points(self, name: str) -> list[tuple[int, int, int, int]]:
         """(room, rows, slots, samples) of a sweep."""
         place = tuple(LABELS).index(name)
-        put = lambda x: (*self.base[:place], x, *self.base[place + 1 :])
+
+        def put(x):
+            return (*self.base[:place], x, *self.base[place + 1 :])
+
         return [put(x) for x in getattr(self, name)]
 
 

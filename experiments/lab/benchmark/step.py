@@ -87,18 +87,23 @@ def run(work: Workload, repeats: int, say: Callable[[str], None]) -> dict[str, A
     batch_of = jax.jit(
         lambda samples, counts, prompts: make_batch(samples, counts, prompts, sizes, mesh, key)[:2]
     )
-    copy = lambda: jax.tree.map(jnp.copy, fresh)
-    arguments = lambda state: (
-        policy.decoder,
-        state.params,
-        prompts,
-        sizes.rule,
-        sizes.verify,
-        sizes.target,
-        key,
-        sizes.sampler,
-        mesh,
-    )
+
+    def copy():
+        return jax.tree.map(jnp.copy, fresh)
+
+    def arguments(state):
+        return (
+            policy.decoder,
+            state.params,
+            prompts,
+            sizes.rule,
+            sizes.verify,
+            sizes.target,
+            key,
+            sizes.sampler,
+            mesh,
+        )
+
     say("compiling")
     seconds: dict[str, list[float]] = {name: [] for name in ("fused", *PIECES)}
     for turn in range(repeats + 1):

@@ -100,7 +100,10 @@ def question(
         "allow_set_relation_comp": "allow_set_relation",
     }
     options = tuple(sorted((names[name], value) for name, value in config.items() if name in names))
-    several = lambda value: value if isinstance(value, list) else [value]
+
+    def several(value):
+        return value if isinstance(value, list) else [value]
+
     wrap = (lambda text: rf"\boxed{{{text}}}") if mode == "boxed" else str
     return (
         mode,
@@ -138,10 +141,13 @@ def agreement(outcomes: list[Outcome], of: str) -> dict[str, tuple[int, int]]:
 
 def document(outcomes: list[Outcome]) -> str:
     """Markdown: agreement by source and by kind, then every disagreement under its reason."""
-    rows = lambda of: [
-        f"| {name} | {right} of {total} | {right / total:.1%} |"
-        for name, (right, total) in agreement(outcomes, of).items()
-    ]
+
+    def rows(of):
+        return [
+            f"| {name} | {right} of {total} | {right / total:.1%} |"
+            for name, (right, total) in agreement(outcomes, of).items()
+        ]
+
     own = [o for o in outcomes if o.case["source"].startswith("huggingface/Math-Verify/")]
     lines = [
         "## Agreement",
@@ -258,7 +264,10 @@ def probe_table(workers: int = 2) -> str:
         values, causes = verifier.score_detailed(
             [rf"\boxed{{{answer}}}" for _, answer, _ in PROBES], [gold for *_, gold in PROBES]
         )
-    shown = lambda text: "`" + text.replace("|", "\\|") + "`"
+
+    def shown(text):
+        return "`" + text.replace("|", "\\|") + "`"
+
     return "\n".join(
         [
             "| what | answer | gold | we |",

@@ -283,8 +283,11 @@ def _over_seeds(
     shortest = min(len(x) for x, _ in curves)
     x, y = (np.stack([curve[i][:shortest] for curve in curves]) for i in (0, 1))
     lists = {"x": x.mean(0), "mean": y.mean(0), "min": y.min(0), "max": y.max(0)}
+
     # What a run has no number of is null.
-    number = lambda value: None if np.isnan(value) else float(f"{value:.5g}")
+    def number(value):
+        return None if np.isnan(value) else float(f"{value:.5g}")
+
     return {name: [number(value) for value in values] for name, values in lists.items()}
 
 
@@ -292,7 +295,10 @@ def cell(entry: Mapping[str, Any], digits: int) -> str:
     """ "0.561 (0.550 to 0.570)": mean, smallest and largest of the seeds;
     the mean alone for one seed; else how many have it.
     """
-    show = lambda value: f"{value:,.{digits}f}"
+
+    def show(value):
+        return f"{value:,.{digits}f}"
+
     if entry["mean"] is None:
         return f"{sum(v is not None for v in entry['values'])} of {len(entry['values'])} seeds"
     return show(entry["mean"]) + (
@@ -463,8 +469,13 @@ def run(
     """
     files = Files(ablation, workdir / "files", steps, smoke, over)
     variants = {Variant(spec): label for label, spec in ablation.variants.items()}
-    make = lambda: ablation.config(steps)
-    of_method = lambda name: methods.apply(make(), name)
+
+    def make():
+        return ablation.config(steps)
+
+    def of_method(name):
+        return methods.apply(make(), name)
+
     trained = run_all(
         of_method,
         list(variants),

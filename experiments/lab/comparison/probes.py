@@ -255,7 +255,10 @@ def difficulty_of_batches(seen: Finished, samples: int = 16, window: int = 10) -
         of = dict(zip([p.id for p in prompts], right))
         rates[name] = np.array([of[i] for i in ids])
     place = steps // window
-    means = lambda values: [float(values[place == k].mean()) for k in np.unique(place)]
+
+    def means(values):
+        return [float(values[place == k].mean()) for k in np.unique(place)]
+
     return {
         "step": means(steps.astype(float)),
         **{name: [1 - mean for mean in means(values)] for name, values in rates.items()},
@@ -282,7 +285,10 @@ def accuracy_by_level(seen: Finished, samples: int = 16, prompts: int = 1024) ->
     start, end = np.array(json.loads(kept.read_text())), rates(seen.policy)
     rows = {name: (start > low) & (start <= high) for name, (low, high) in LEVELS.items()}
     rows["overall"] = np.ones(len(start), bool)
-    mean = lambda values, row: float(values[row].mean()) if row.any() else None
+
+    def mean(values, row):
+        return float(values[row].mean()) if row.any() else None
+
     return {
         "accuracy": {name: mean(end, row) for name, row in rows.items()},
         "start": {name: mean(start, row) for name, row in rows.items()},

@@ -52,7 +52,10 @@ def time_to_target(
 
     `name` as in `Run.curve`.
     """
-    reached = lambda run, axis: None if target is None else run.reaches(target, axis, name)
+
+    def reached(run, axis):
+        return None if target is None else run.reaches(target, axis, name)
+
     grouped = group_runs(runs)
     by_method = {variant.spec: members for variant, members in grouped.items()}
     rows = []
@@ -98,7 +101,10 @@ def phases(runs: Sequence[Run], target: float | None = None) -> dict[str, float]
         # The first steps of a run compile and fill the buffer, unless there are no others.
         warm = min(3, len(run.records) - 1)
         records += run.records[warm : None if end is None else max(warm + 1, math.ceil(end))]
-    mean = lambda name: float(np.mean([record.get(name, 0.0) for record in records]))
+
+    def mean(name):
+        return float(np.mean([record.get(name, 0.0) for record in records]))
+
     out = {name: mean(f"time/{name}") for name in (*PHASES, "step", "compile")}
     out["step"] -= out.pop("compile")
     return {
@@ -258,7 +264,10 @@ def markdown(
         ]
         measured = {row["method"]: row for row in rows}
         for p in predicted:
-            pair = lambda name: f"{p[name]['predicted']:.2f} / {p[name]['measured']:.2f}"
+
+            def pair(name):
+                return f"{p[name]['predicted']:.2f} / {p[name]['measured']:.2f}"
+
             cells = []
             for name, axis in (("progress_per_step", "optimizer_steps"), ("wall_clock", "train_s")):
                 got = measured[p["method"]][axis].get("speedup")

@@ -183,9 +183,10 @@ def weights(plt: Any) -> Any:
     """Effective prompt weights of Reinforce-Ada-Seq, 4 rounds of 8 and 4 rows kept."""
     figure, axes = plt.subplots(1, 3, figsize=(13.2, 4.3), constrained_layout=True, sharey=True)
     rates = np.concatenate([np.geomspace(1e-3, 0.02, 60), INNER[INNER > 0.02]])
-    at = lambda k_pos, k_neg, **change: theory.sequential_weight(
-        rates, **RELEASED, k_pos=k_pos, k_neg=k_neg, **change
-    )
+
+    def at(k_pos, k_neg, **change):
+        return theory.sequential_weight(rates, **RELEASED, k_pos=k_pos, k_neg=k_neg, **change)
+
     inv_p, importance = dict(weight="inv_p"), dict(downsample_correction="importance")
     panels = {
         "stopping and selection alone": {
@@ -276,8 +277,11 @@ def replay(plt: Any) -> Any:
     figure, axes = plt.subplots(1, 3, figsize=(13.2, 4), constrained_layout=True)
     rewards, rates = np.array([0.0, 1.0, 0.0, 1.0]), INNER[::6]
     whole, half = theory.kept_tokens(2, -1), np.array([0.0, 1.0, 0.0])
+
     # A first token that leads to a right second one at 0.7, another that does at 0.02.
-    row = lambda p: [np.log(1 - p), np.log(p)]
+    def row(p):
+        return [np.log(1 - p), np.log(p)]
+
     policies = [([row(p)], [row(0.02), row(0.7)]) for p in rates]
     own = [theory.tabular_policy(logits)[0] for logits in policies]
     right = [p * rewards / (p @ rewards) for p in own]

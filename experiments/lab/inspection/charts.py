@@ -155,9 +155,10 @@ def heat_map(
     # The two ends are single values and not bins: they stand a little apart.
     apart = 3
     height = (plot.y(0) - plot.y(12) - 2 * apart) / 12
-    bottom = lambda row: (
-        plot.y(0) - row * height - (apart if row >= 1 else 0) - (apart if row >= 11 else 0)
-    )
+
+    def bottom(row):
+        return plot.y(0) - row * height - (apart if row >= 1 else 0) - (apart if row >= 11 else 0)
+
     cells = []
     for first in range(0, len(steps), per_column):
         column = counts[first : first + per_column].sum(0)
@@ -296,7 +297,10 @@ def _means(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     if len(x) <= MAX_POINTS:
         return x, y
     pieces = np.array_split(np.arange(len(x)), MAX_POINTS)
-    mean = lambda values: values.mean() if len(values) else np.nan
+
+    def mean(values):
+        return values.mean() if len(values) else np.nan
+
     return np.array([x[p].mean() for p in pieces]), np.array(
         [mean(y[p][np.isfinite(y[p])]) for p in pieces]
     )

@@ -215,7 +215,10 @@ def priced(
     calls = [call for step in run for call in step.calls]
     rooms = sum(w * n for c in calls for s in c.shards for w, n in s.iterations.items())
     longest = sum(max(sum(s.iterations.values()) for s in c.shards) for c in calls)
-    mean = lambda values: float(np.mean(list(values)))
+
+    def mean(values):
+        return float(np.mean(list(values)))
+
     return Prediction(
         method,
         "",
@@ -260,7 +263,10 @@ def measured_steps(folder: Path, methods: Sequence[str], seed: int) -> dict[str,
         records = [r for r in load_run(variant, seed, place).records if not r.get("time/compile")]
         if not records:
             raise ValueError(f"{place}: something was compiled in every step")
-        mean = lambda name, records=records: float(np.mean([r.get(name, 0.0) for r in records]))
+
+        def mean(name, records=records):
+            return float(np.mean([r.get(name, 0.0) for r in records]))
+
         found[method] = {
             "generation": mean("time/generate"),
             "verify": mean("time/score"),

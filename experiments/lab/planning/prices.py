@@ -265,7 +265,10 @@ def _measure_generation(config, policy, mesh, train, stream) -> tuple[dict[str, 
     widest, steps = train.config.slots, longest - 1
     iteration, least = (wide - first) / steps, (lone - lone_first) / steps
     chunk = config.sampler.prefill_chunk
-    pieces = lambda n: math.ceil(n / shards / chunk) if chunk else 1
+
+    def pieces(n):
+        return math.ceil(n / shards / chunk) if chunk else 1
+
     prefill = max(0.0, (more - first) / max(1, pieces(most) - pieces(few)))
     row = max(0.0, (iteration - least) / (widest - narrowest)) if widest > narrowest else 0.0
     return {

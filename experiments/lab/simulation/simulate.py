@@ -246,9 +246,12 @@ def exact(rule: Rule, rates: np.ndarray, budgets: np.ndarray | None = None) -> d
     elif isinstance(rule, Sequential):
         cost = theory.sequential_cost(p, rule.m, rule.rounds, rule.k_pos, rule.k_neg)
         keep = rule.on_unresolved == "keep"
+
         # A constant group leaves resolved where the rule asks nothing of the other class,
         # unresolved otherwise.
-        rounds = lambda k: rule.m * -(-k // rule.m)
+        def rounds(k):
+            return rule.m * -(-k // rule.m)
+
         right = p ** rounds(rule.k_pos) if rule.k_neg == 0 else p**rule.max_samples * keep
         wrong = (
             (1 - p) ** rounds(rule.k_neg) if rule.k_pos == 0 else (1 - p) ** rule.max_samples * keep
@@ -271,11 +274,14 @@ def exact(rule: Rule, rates: np.ndarray, budgets: np.ndarray | None = None) -> d
         )
         sums = _group_sums(p, n_init, n_cont, first, last)
     total = {name: float(values.sum()) for name, values in sums.items()}
-    ratio = lambda top, bottom: (
-        total[top] / total[bottom]
-        if total[bottom]
-        else (float("inf") if total[top] else float("nan"))
-    )
+
+    def ratio(top, bottom):
+        return (
+            total[top] / total[bottom]
+            if total[bottom]
+            else (float("inf") if total[top] else float("nan"))
+        )
+
     return {
         name: factor * ratio(top, bottom)
         for name, (top, bottom, factor) in RATIOS.items()

@@ -65,7 +65,10 @@ class Programs:
     def shapes(self, tree: object) -> object:
         """Arrays or shapes, as shapes on the device."""
         whole = NamedSharding(self.mesh, PartitionSpec())
-        there = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=whole)
+
+        def there(x):
+            return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=whole)
+
         return jax.tree.map(there, tree)
 
     def params(self, model: ModelConfig) -> object:
@@ -81,12 +84,16 @@ class Programs:
             yield f"sampler, {model.dtype}, {kind}", partial(lower, *self.shapes(arrays), config)
 
     def chip(self) -> Iterator[Program]:
-        array = lambda shape, dtype: self.shapes(jax.ShapeDtypeStruct(shape, dtype))
+        def array(shape, dtype):
+            return self.shapes(jax.ShapeDtypeStruct(shape, dtype))
+
         yield "copy", lambda: machine._copied.lower(array((2**30,), jnp.float32))
         yield "product", lambda: machine._product.lower(array((8192, 8192), jnp.bfloat16))
 
     def right(self) -> Iterator[Program]:
-        tables = lambda: (*right.tables(np.arange(right.ROWS)), jax.random.key(2), right.SAMPLER)
+        def tables():
+            return (*right.tables(np.arange(right.ROWS)), jax.random.key(2), right.SAMPLER)
+
         rows = self.shapes(np.zeros((right.ROWS, right.LONGEST + right.ROOM), np.int32))
         for dtype in right.LIMITS:
             model = right.shape(dtype, self.platform)

@@ -96,7 +96,10 @@ def plan(files, chip, shape, data, fsdp, tensor, row="", batch=1, slots=1):
     found, known = found_of(c, target, row)
     outcomes, _ = predict.outcomes_of(c, Path(files[1]), None, None, 0.0, None, 0)
     shares = SHARES[f"{chip} tensor" if f"{chip} tensor" in SHARES and tensor > 1 else chip]
-    pay = lambda mine, length: prices.of_chip(mine, c, target, found, 0.012, length, shares)
+
+    def pay(mine, length):
+        return prices.of_chip(mine, c, target, found, 0.012, length, shares)
+
     run = simulate(c.validate(), outcomes, STEPS[batch])[5:]  # until then the buffer fills
     pays = pay(c, float(np.concatenate([s.rows for s in run]).mean()))
     p = predict.priced("speed_rloo", c, run, outcomes, pays, 500)

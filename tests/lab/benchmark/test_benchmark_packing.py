@@ -27,7 +27,9 @@ def test_both_kinds_train_on_the_same_loss():
 
 
 def test_table():
-    kind = lambda rate: {"padding": 1.5, "seconds": [0.1, 0.2, 0.3], "tokens_per_s": rate}
+    def kind(rate):
+        return {"padding": 1.5, "seconds": [0.1, 0.2, 0.3], "tokens_per_s": rate}
+
     text = packing.table(
         {
             "workload": {

@@ -14,7 +14,9 @@ from rl_speed.policy import ModelConfig
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 
-QUIET = lambda text: None
+
+def QUIET(text):
+    return None
 
 
 def test_bytes_of_a_decode_step_by_hand():
@@ -68,7 +70,10 @@ def test_flops_count_what_is_multiplied(dtype):
         dtype=dtype,
     )
     tokens = np.ones((4, 64), np.int32)
-    loss = lambda p: forward(p, tokens, model).sum()
+
+    def loss(p):
+        return forward(p, tokens, model).sum()
+
     cost = jax.jit(jax.grad(loss)).lower(init(model, jax.random.key(0))).compile().cost_analysis()
     ours = train.flops_per_token(model, 64) * tokens.size
     # XLA multiplies masked pairs too, which are half of all.
@@ -110,17 +115,19 @@ def test_decoding_ways_are_timed_on_the_same_work(tmp_path):
 
 
 def test_figures_leave_out_the_first_steps_and_those_that_compiled():
-    record = lambda step, compiled=0.0: {
-        "time/step": 0.1 * step,
-        "time/compile": compiled,
-        "time/update": 0.05,
-        "time/other": 0.0,
-        "rollout/generated_tokens": 10.0 * step,
-        "rollout/wasted_tokens": 3.0 * step,
-        "rollout/decode_steps": 5.0,
-        "rollout/slot_use": 0.5,
-        "train/age_mean": 1.0,
-    }
+    def record(step, compiled=0.0):
+        return {
+            "time/step": 0.1 * step,
+            "time/compile": compiled,
+            "time/update": 0.05,
+            "time/other": 0.0,
+            "rollout/generated_tokens": 10.0 * step,
+            "rollout/wasted_tokens": 3.0 * step,
+            "rollout/decode_steps": 5.0,
+            "rollout/slot_use": 0.5,
+            "train/age_mean": 1.0,
+        }
+
     run = Run(
         Variant("rloo"),
         0,

@@ -148,7 +148,10 @@ def test_the_page_tells_what_was_found(load, tmp_path, monkeypatch):
     everything = load("run_all")
     monkeypatch.setattr(everything, "RESULTS", tmp_path)
     assert everything.result("rpo_eps", "chain") == ""
-    row = lambda name, mean: {"variant": name, "final accuracy": {"mean": mean}}
+
+    def row(name, mean):
+        return {"variant": name, "final accuracy": {"mean": mean}}
+
     numbers = {
         "headline": "final accuracy",
         "tables": {"cost": [{"variant": "a"}], "t": [row("a", 0.5), row("b", None)]},
@@ -365,7 +368,9 @@ def test_settings_are_checked_by_name():
 
 
 def test_classes_are_the_tasks_and_may_be_sets_of_their_own():
-    names = lambda task: [c.title for c in ablation.Table("t", (measures.BY_CLASS,)).on(task)]
+    def names(task):
+        return [c.title for c in ablation.Table("t", (measures.BY_CLASS,)).on(task)]
+
     assert names("chain") == ["easy", "middle", "long", "beyond"]
     assert names("scratchpad") == ["easy", "middle", "hard"]
     run = fake(0, [0.2])
@@ -437,9 +442,9 @@ OURS = ablation.Ablation(
 
 
 def test_slices_of_time_go_on_where_the_last_one_ended(tmp_path, clock):
-    slice_of = lambda units: ablation.run(
-        OURS, [0, 1], tmp_path, "c", over=clock(FakeTrainer.now + units)
-    )
+    def slice_of(units):
+        return ablation.run(OURS, [0, 1], tmp_path, "c", over=clock(FakeTrainer.now + units))
+
     written = slice_of(0)
     assert written == ablation.Written((), 0, 4) and not (tmp_path / "table.md").exists()
     # The second run is stopped inside.

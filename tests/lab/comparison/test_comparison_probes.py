@@ -170,6 +170,9 @@ def test_levels_are_of_the_policy_before_training(fakes, seen):
 
 def test_a_probe_is_measured_once(seen):
     counted = []
-    probe = lambda of: counted.append(of) or {"value": len(counted)}
+
+    def probe(of):
+        return counted.append(of) or {"value": len(counted)}
+
     assert probes.measure({"mine": probe}, seen) == {"mine": {"value": 1}}
     assert probes.measure({"mine": probe}, seen) == {"mine": {"value": 1}} and len(counted) == 1

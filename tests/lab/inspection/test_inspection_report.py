@@ -547,7 +547,9 @@ def test_a_damaged_file_is_named(tmp_path, name, text):
 
 
 def test_command_says_where_it_wrote_and_fails_in_one_line(launch, tmp_path):
-    run = lambda *arguments: launch("experiments/report.py", *arguments)
+    def run(*arguments):
+        return launch("experiments/report.py", *arguments)
+
     out = tmp_path / "deep" / "page.html"
     done = run(write(tmp_path / "run"), f"--out={out}")
     assert (

@@ -93,7 +93,10 @@ def test_scoring_passes_minibatches_depth_and_evaluation_are_charged():
         np.full(8, 20),
         np.repeat([0, 1], 4),
     )
-    of = lambda c, held=0: priced("rloo", c, [step], OUTCOMES, PRICES, {"": held})
+
+    def of(c, held=0):
+        return priced("rloo", c, [step], OUTCOMES, PRICES, {"": held})
+
     plain = of(config)
     scored = methods.apply(step_config(), "grpo")
     scored.objective.old_logprobs, scored.objective.kl_coef = "recompute", 0.01
@@ -124,7 +127,10 @@ def qwen(tmp_path):
 def test_a_chips_prices_are_those_of_its_dry_run(qwen, repo):
     found = prices.read_dry_run(repo / CELL.format("v5p-2x2x1_4x1x1_host"))
     target = Target.parse("v5p:2x2x1")
-    pay = lambda config: prices.of_chip(config, qwen, target, found, 0.016, 4096)
+
+    def pay(config):
+        return prices.of_chip(config, qwen, target, found, 0.016, 4096)
+
     p = pay(qwen)
     loops = {x["name"]: x["phases"]["loops"] for x in found["programs"]}
     assert p.decode == pytest.approx(loops["generation"]["decode_loop"] / 1.75e9)
@@ -154,9 +160,12 @@ def test_a_chips_prices_are_those_of_its_dry_run(qwen, repo):
 
 def test_limits_of_a_chip_without_a_compilers_word_are_taken_at_a_share(qwen, repo):
     found = prices.read_dry_run(repo / CELL.format("h100-4_4x1x1_host"))
-    pay = lambda **reached: prices.of_chip(
-        qwen, qwen, Target.parse("h100:4"), found, 0.016, 4096, prices.REACHED | reached
-    )
+
+    def pay(**reached):
+        return prices.of_chip(
+            qwen, qwen, Target.parse("h100:4"), found, 0.016, 4096, prices.REACHED | reached
+        )
+
     p = pay()
     least = found["estimates"]["update"]["bound"]
     tokens = found["work"]["tokens a step"] / 4

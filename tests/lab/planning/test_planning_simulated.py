@@ -141,7 +141,10 @@ def test_other_methods_run_too(method):
     assert len(steps) == 6 and all(s.calls and len(s.rows) for s in steps)
     if method == "rpo_grpo":  # what is replayed is not drawn
         plain = simulate(small("grpo"), outcomes(np.linspace(0, 1, 60)), 6)
-        drawn = lambda run: sum(c.tokens for s in run for c in s.calls)
+
+        def drawn(run):
+            return sum(c.tokens for s in run for c in s.calls)
+
         assert drawn(steps) < 0.95 * drawn(plain)
 
 

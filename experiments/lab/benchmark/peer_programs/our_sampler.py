@@ -28,7 +28,9 @@ def main(turns: Turns) -> None:
     )
 
     key, capacity = jax.random.key(0), -(-len(owner) // shards)
-    stack = lambda tables: jax.tree.map(lambda *x: np.stack(x), *tables)
+
+    def stack(tables):
+        return jax.tree.map(lambda *x: np.stack(x), *tables)
 
     def requests(turn: int, shard: int):
         mine = owner[shard::shards]
