@@ -82,7 +82,8 @@ KNOWN = (
 
 
 def main(arguments):
-    name, load = arguments[0], os.getloadavg()[0]
+    name = arguments[0]
+    load = os.getloadavg()[0]
     if len(arguments) > 1 or name not in KNOWN:
         command.fail(f"unknown benchmark: {' '.join(arguments)}; there are {', '.join(KNOWN)}")
     import jax

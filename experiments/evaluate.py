@@ -92,7 +92,8 @@ def resolved():
     """What an evaluation with these flags looks at."""
     from rl_speed.evaluation.harness import settings_of
 
-    config, values = flags.FLAGS["config"], {flag.name: flag.value for flag in _FLAGS}
+    config = flags.FLAGS["config"]
+    values = {flag.name: flag.value for flag in _FLAGS}
     given = config.value if config.present else None
     return settings_of(given, config.override_values, values["checkpoint"], values["step"])[1]
 

@@ -59,12 +59,11 @@ def run_part(program: Path, out: Path, arguments: list[str], limit_s: float) -> 
     wrong = [c for c in found["checks"] if not c["ok"]]
     why = [f"{c['name']}: {shown(c['value'])}, wanted {c['wanted']}" for c in wrong]
     if status is None:
-        verdict, why = "timeout", [f"ended after its {limit_s:.0f} s", *why]
+        verdict = "timeout"
+        why = [f"ended after its {limit_s:.0f} s", *why]
     elif status != 0 or not record.is_file():
-        verdict, why = (
-            "failed",
-            [f"status {status}: {lines[-1][:300] if lines else 'silent'}", *why],
-        )
+        verdict = "failed"
+        why = [f"status {status}: {lines[-1][:300] if lines else 'silent'}", *why]
     else:
         verdict = "wrong" if wrong else "ok"
     found |= {"status": verdict, "why": "; ".join(why), "seconds": time.monotonic() - begin}
@@ -111,7 +110,8 @@ def table(record: dict[str, Any]) -> str:
         lines += [f"| {key} | {shown(value)} |" for key, value in part["figures"].items()]
         lines += ["", "| check | value | wanted | |", "|---|---|---|---|"] if part["checks"] else []
         for check in part["checks"]:
-            verdict, value = "ok" if check["ok"] else "**wrong**", shown(check["value"])
+            verdict = "ok" if check["ok"] else "**wrong**"
+            value = shown(check["value"])
             lines.append(f"| {check['name']} | {value} | {check['wanted']} | {verdict} |")
     return "\n".join(lines) + "\n"
 

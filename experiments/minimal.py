@@ -4,10 +4,9 @@
 
 A step is one compiled program. It screens candidates with 4 samples each, draws 20 more of those
 that were neither always nor never solved, and makes one RLOO update on the first 16 such groups.
-Held-out accuracy is printed every ten steps. This is SPEED's Algorithm 1. What experiments/train.py
-adds: other methods and settings, a mesh, checkpoints, metrics, evaluation, export, and, as its
-default, Algorithm 2: the rule on the host between generation calls, with pre-fetch and a buffer
-(rl_speed/rollout/host_driver.py).
+Held-out accuracy is printed every ten steps. This is SPEED's Algorithm 1. experiments/train.py adds
+methods, meshes, checkpoints, metrics and export, and by default runs Algorithm 2: the rule on the
+host between generation calls, with pre-fetch and a buffer (rl_speed/rollout/host_driver.py).
 """
 
 import argparse
@@ -24,11 +23,11 @@ from rl_speed.rewards import ExactMatch, pad_answers
 from rl_speed.runtime.setup import setup_jax
 from rl_speed.sampling import SamplerConfig, Speed, sample_adaptive, training_batch
 
-# Groups a step trains on; prompts it may screen to find them, of which about one in seven passes.
-GROUPS, CANDIDATES = 16, 320
+GROUPS = 16  # that a step trains on
+CANDIDATES = 320  # that it may screen to find them; about one in seven passes
 RULE = Speed(n_init=4, n_cont=20)
-# Tokens at most.
-PROMPT, RESPONSE = DEFAULT_SPEC.max_prompt_tokens, DEFAULT_SPEC.max_response_tokens
+PROMPT = DEFAULT_SPEC.max_prompt_tokens
+RESPONSE = DEFAULT_SPEC.max_response_tokens
 
 
 def train(steps: int, seed: int = 0, held_out: int = 512) -> list[float]:
@@ -61,9 +60,8 @@ def train(steps: int, seed: int = 0, held_out: int = 512) -> list[float]:
 
         def loss(params):
             logprobs, _ = policy.sequence_logprobs(params, batch.tokens, model)
-            return policy_loss(
-                logprobs, batch.behaviour_logprobs, advantages, batch.mask, loss="pg"
-            )[0]
+            old = batch.behaviour_logprobs
+            return policy_loss(logprobs, old, advantages, batch.mask, loss="pg")[0]
 
         updates, moved = optimizer.update(jax.grad(loss)(params), opt_state, params)
         new = optax.apply_updates(params, updates), moved
@@ -84,7 +82,9 @@ def train(steps: int, seed: int = 0, held_out: int = 512) -> list[float]:
         samples = sampling.sample(decoder, params, contexts, requests, jax.random.key(1), sampler)
         return verify(samples.tokens, samples.lengths, answers).mean()
 
-    opt_state, history, screened = optimizer.init(params), [float(accuracy(params))], 0
+    opt_state = optimizer.init(params)
+    history = [float(accuracy(params))]
+    screened = 0
     started = time.perf_counter()
     print(f"step   0  held-out accuracy {history[0]:.3f}")
     for number in range(1, steps + 1):

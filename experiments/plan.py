@@ -82,7 +82,8 @@ flags.mark_flags_as_required(["config", "pass_rates"])
 
 
 def main(_):
-    config, cpu = _CONFIG.value, _TARGET.value == "cpu"
+    config = _CONFIG.value
+    cpu = _TARGET.value == "cpu"
     if cpu and _COMPILED.value:
         command.fail("--compiled goes with a chip: for --target=cpu programs are run here")
     target = None if cpu else Target.parse(_TARGET.value)

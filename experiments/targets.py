@@ -34,7 +34,8 @@ def main(_):
     from lab import matrix
 
     pythons = {"tpu": _TPU.value, "gpu": _GPU.value}
-    out, asked = Path(_OUT.value), matrix.SETS[_SET.value]()
+    out = Path(_OUT.value)
+    asked = matrix.SETS[_SET.value]()
     cells = [cell for cell in asked if _ONLY.value in cell.name]
     if _KNOWN.value:
         cells = [matrix.known(cell, out) for cell in cells if matrix.path_of(cell, out).exists()]

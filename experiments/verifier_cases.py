@@ -69,7 +69,8 @@ def write_cases():
 
     cases = verifier_cases.read_cases(_CASES.value)
     outcomes = verifier_cases.judge(cases, _WORKERS.value, _TIMEOUT.value)
-    version, rule = importlib.metadata.version, verifier_cases.__doc__.partition("\n\n")[2].strip()
+    version = importlib.metadata.version
+    rule = verifier_cases.__doc__.partition("\n\n")[2].strip()
     text = "\n".join(
         [
             "# Our verifier beside other graders",

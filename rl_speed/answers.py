@@ -61,7 +61,8 @@ def bare(text: str) -> str:
     r"""What stands inside a box, dollars, \( \) or \[ \] that are all there is."""
     before = None
     while text != before:
-        before, text = text, re.sub(r"^[\s$]+|\s*(?<!\\)\$+\s*$", "", text).strip()
+        before = text
+        text = re.sub(r"^[\s$]+|\s*(?<!\\)\$+\s*$", "", text).strip()
         box = _BOX.match(text)
         if box and text[box.end() :][:1] == "{":
             if closing_brace(text, box.end() + 1) == len(text) - 1:
@@ -202,7 +203,8 @@ def units(text: str) -> str:
     r"""Units and other counted things behind a number go: 5 \text{ cm}^2, 5 cm, 12 apples."""
     before = None
     while text != before:
-        before, text = text, _UNIT.sub(_without_unit, text).strip()
+        before = text
+        text = _UNIT.sub(_without_unit, text).strip()
     return text
 
 
@@ -260,10 +262,13 @@ def e_notation(text: str) -> str:
 
 def _shifted(mantissa: str, exponent: int) -> str:
     whole, _, part = mantissa.partition(".")
-    digits, point = whole + part, len(whole) + exponent
-    digits, point = "0" * max(0, 1 - point) + digits, max(point, 1)
+    digits = whole + part
+    point = len(whole) + exponent
+    digits = "0" * max(0, 1 - point) + digits
+    point = max(point, 1)
     digits = digits.ljust(point, "0")
-    whole, part = digits[:point].lstrip("0") or "0", digits[point:].rstrip("0")
+    whole = digits[:point].lstrip("0") or "0"
+    part = digits[point:].rstrip("0")
     return f"{whole}.{part}" if part else whole
 
 
@@ -282,7 +287,8 @@ def repeating_decimals(text: str) -> str:
     def fraction(m: re.Match) -> str:
         if m[7] and int(m[1] or "0"):
             return m[0]  # 1.5(2) may be a product
-        fixed, period = m[2], next(filter(None, m.groups()[2:]))
+        fixed = m[2]
+        period = next(filter(None, m.groups()[2:]))
         value = Fraction(int((m[1] or "0") + fixed), 10 ** len(fixed))
         value += Fraction(int(period), (10 ** len(period) - 1) * 10 ** len(fixed))
         return rf"\frac{{{value.numerator}}}{{{value.denominator}}}"
@@ -322,7 +328,9 @@ def mixed_numbers(text: str) -> str:
     r"""3 1/2 and 3\frac{1}{2} as \frac{7}{2}, where the fraction is below 1."""
 
     def fraction(m: re.Match) -> str:
-        whole, above, below = int(m[1]), int(m[2] or m[4]), int(m[3] or m[5])
+        whole = int(m[1])
+        above = int(m[2] or m[4])
+        below = int(m[3] or m[5])
         proper = 0 < above < below
         return rf"\frac{{{whole * below + above}}}{{{below}}}" if proper else m[0]
 

@@ -36,14 +36,18 @@ def collectives(text: str, loop: str = "_loop/while/body") -> list[Collectives]:
       loop: part of the names of operations inside the decode loops.
     """
     found: dict[str, list[tuple[int, bool]]] = {}
-    function, gives = "", ""
+    function = ""
+    gives = ""
     for line in text.splitlines():
         if match := _FUNCTION.match(line):
-            function, gives = match[1], match[2]
+            function = match[1]
+            gives = match[2]
         if match := _COLLECTIVE.search(line):
-            result, kind = match[1], match[2]
+            result = match[1]
+            kind = match[2]
             if kind == "all-reduce" and function.startswith(_SCATTER):
-                result, kind = gives, "reduce-scatter"
+                result = gives
+                kind = "reduce-scatter"
             sizes = [
                 math.prod(map(int, filter(None, shape.split(",")))) * bits_of(number) // 8
                 for number, shape in _ARRAY.findall(result)
@@ -135,7 +139,8 @@ def phases(text: str) -> Phases | None:
         total = 0
         for line in bodies.get(name, []):
             if match := _WHILE.search(line):
-                count, body = times(match[1]), cost(match[2])
+                count = times(match[1])
+                body = cost(match[2])
                 if count is None:
                     path = (_OP_NAME.search(line) or ["", ""])[1].split("/")
                     scope = path[-2] if len(path) > 1 else "loop"

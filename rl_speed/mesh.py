@@ -86,7 +86,8 @@ def disjoint(
             f"meshes of {' and '.join(map(str, sizes))} devices cannot be split over "
             f"{len(hosts)} processes: each must have equally many devices of every mesh"
         )
-    each, least = [size // len(hosts) for size in sizes], min(map(len, hosts.values()))
+    each = [size // len(hosts) for size in sizes]
+    least = min(map(len, hosts.values()))
     if sum(each) > least:
         raise ValueError(
             f"meshes of {' and '.join(map(str, sizes))} devices that share none need "
@@ -244,7 +245,8 @@ def place_parts(make: Callable[[slice], Any], rows: int, mesh: Mesh) -> Any:
         return make(slice(0, rows))
     each = rows // row_shards(mesh)
     mine = {i * each: make(slice(i * each, (i + 1) * each)) for i in own_row_shards(mesh)}
-    sharding, starts = batch_sharding(mesh), list(mine)
+    sharding = batch_sharding(mesh)
+    starts = list(mine)
 
     def one(*leaves: np.ndarray) -> jax.Array:
         host = dict(zip(starts, leaves))
@@ -267,7 +269,8 @@ def place_rows(shards: Mapping[int, Any], mesh: Mesh) -> Any:
     """
     if not spans_processes(mesh):
         return jax.tree.map(lambda *leaves: np.stack(leaves), *shards.values())
-    numbers, sharding = list(shards), batch_sharding(mesh)
+    numbers = list(shards)
+    sharding = batch_sharding(mesh)
 
     def one(*leaves: Any) -> jax.Array:
         host = dict(zip(numbers, map(np.asarray, leaves)))

@@ -53,8 +53,10 @@ platform_name: "CUDA" device_description_str: "NVIDIA %s"
 dnn_version_info { major: 9 minor: 8 } runtime_version { major: %d }
 """
 GIB = 2**30
-TPU, NVIDIA = "docs.cloud.google.com/tpu/docs/", "www.nvidia.com/en-us/data-center/"
-_H100, _H200 = (3_350_000_000_000, 84_929_347_584), (4_800_000_000_000, 150_754_820_096)
+TPU = "docs.cloud.google.com/tpu/docs/"
+NVIDIA = "www.nvidia.com/en-us/data-center/"
+_H100 = (3_350_000_000_000, 84_929_347_584)
+_H200 = (4_800_000_000_000, 150_754_820_096)
 CHIPS = {
     "v5e": Chip("tpu", 2, 197e12, 819e9, 16 * GIB, TPU + "v5e", 1.5e9),
     "v5p": Chip("tpu", 3, 459e12, 2765e9, 95 * GIB, TPU + "v5p", 1.75e9),

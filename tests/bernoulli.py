@@ -17,7 +17,8 @@ def sequences(draws):
 
 def chances(p, answers):
     """Probability of each sequence i[S, N] at pass rates p[P], f64[P, S]."""
-    p, positives = np.asarray(p, np.float64)[:, None], answers.sum(-1)
+    p = np.asarray(p, np.float64)[:, None]
+    positives = answers.sum(-1)
     return p**positives * (1 - p) ** (answers.shape[-1] - positives)
 
 
@@ -39,8 +40,11 @@ def walk(rule, answers, budgets=None):
     """A prompt for each sequence, served by the rule until it is closed:
     (samples drawn i[S], complete bool[S]).
     """
-    size, decide = len(answers), compiled_decide(rule)
-    state, drawn, status = rule.init(size, budgets), np.zeros(size, np.int32), np.full(size, OPEN)
+    size = len(answers)
+    decide = compiled_decide(rule)
+    state = rule.init(size, budgets)
+    drawn = np.zeros(size, np.int32)
+    status = np.full(size, OPEN)
     while (status == OPEN).any():
         right = np.where(np.arange(answers.shape[1]) < drawn[:, None], answers, 0).sum(1)
         decision, state = decide(

@@ -40,12 +40,10 @@ class Launcher:
     """
 
     def __init__(self, folder: Path, environment: Mapping[str, str]):
-        self._folder, self._environment, self._server, self._count = (
-            folder,
-            {**os.environ, **environment},
-            None,
-            0,
-        )
+        self._folder = folder
+        self._environment = {**os.environ, **environment}
+        self._server = None
+        self._count = 0
 
     def __call__(
         self, script: str | Path, *arguments: object, **environment: str
@@ -134,7 +132,8 @@ def serve():
 
 def wait(pids, kill_after_s):
     """The exit statuses of children; see `Launcher.together`."""
-    statuses, deadline = {}, float("inf")
+    statuses = {}
+    deadline = float("inf")
     while len(statuses) < len(pids):
         for pid in set(pids) - set(statuses):
             found, status = os.waitpid(pid, os.WNOHANG if len(pids) > 1 else 0)
@@ -160,7 +159,8 @@ def run(command, environment, folder):
         os.close(opened)
     sys.stdin = open(0, closefd=False)
     os.environ.update(environment)
-    sys.argv, sys.path[0] = command, str((ROOT / command[0]).parent)
+    sys.argv = command
+    sys.path[0] = str((ROOT / command[0]).parent)
     runpy.run_path(command[0], run_name="__main__")
 
 

@@ -234,7 +234,8 @@ def test_overrides_are_of_all_methods_but_what_makes_them(repo):
 
 def test_a_method_that_the_preset_does_not_know_is_like_one_that_it_knows(repo):
     of, _ = settings_of_methods(repo, "speed_qwen2p5_math_1p5b.py:released")
-    plain, screened = of("grpo"), of("speed_grpo")
+    plain = of("grpo")
+    screened = of("speed_grpo")
     assert plain.driver == of("rloo").driver and plain.training.minibatches == 1
     assert screened.driver == of("speed_rloo").driver and screened.training.minibatches == 6
     assert plain.objective.advantage == screened.objective.advantage == "grpo"

@@ -81,7 +81,8 @@ def test_several_greedy_samples_of_a_question_are_refused(settings, cause):
         check_evaluation(config)
     config.evaluation.samples = 1
     check_evaluation(config)
-    config.data.task, config.data.train = "jsonl", "train.jsonl"
+    config.data.task = "jsonl"
+    config.data.train = "train.jsonl"
     config.data.eval = "aime=aime.jsonl, math500:8=math500.jsonl"
     with pytest.raises(ValueError, match=f"config.data.eval asks for 8 .*{cause}"):
         check_evaluation(config)
@@ -91,14 +92,18 @@ def test_several_greedy_samples_of_a_question_are_refused(settings, cause):
 
 def test_a_sampler_that_keeps_two_tokens_may_draw_several():
     config = Config()
-    config.evaluation.samples, config.sampler.top_k, config.evaluation.top_p = 8, 2, 0.01
+    config.evaluation.samples = 8
+    config.sampler.top_k = 2
+    config.evaluation.top_p = 0.01
     check_evaluation(config)
 
 
 def test_supervised_evaluation_refuses_several_greedy_samples():
     config = SFTConfig()
-    config.model.path, config.data.train = "MODEL", "rows.jsonl"
-    config.evaluation.samples, config.evaluation.temperature = 4, 0.0
+    config.model.path = "MODEL"
+    config.data.train = "rows.jsonl"
+    config.evaluation.samples = 4
+    config.evaluation.temperature = 0.0
     with pytest.raises(ValueError, match="config.evaluation.samples asks for 4 .*temperature=0"):
         config.validate()
     config.evaluation.temperature = 0.7
@@ -107,9 +112,11 @@ def test_supervised_evaluation_refuses_several_greedy_samples():
 
 def test_a_forecast_is_of_groups():
     config = Config()
-    config.data.order, config.data.train_prompts = "forecast", 64
+    config.data.order = "forecast"
+    config.data.train_prompts = 64
     config.validate()
-    config.rule.name, config.rule.n = "uniform", 1
+    config.rule.name = "uniform"
+    config.rule.n = 1
     with pytest.raises(ValueError, match="rule.n must be at least 2 for config.data.order='forec"):
         config.validate()
 
@@ -156,10 +163,8 @@ def test_every_config_file_is_valid(repo):
     """
     made = set()
     for path in sorted((repo / "configs").glob("*.py")):
-        module, check = (
-            load_config_file(path),
-            check_evaluation if path.stem == "evaluation" else lambda config: config.validate(),
-        )
+        module = load_config_file(path)
+        check = check_evaluation if path.stem == "evaluation" else lambda config: config.validate()
         check(module.get_config())
         assert f"configs/{path.name}" in module.__doc__, (
             f"{path.name} does not say how it is launched"
@@ -180,10 +185,8 @@ def test_embedded_document(repo):
     method and no other; it names every field in which what all methods share differs from
     the defaults.
     """
-    document, plain = (
-        load_config_file(repo / "configs" / "embedded.py"),
-        presets.embedded().to_dict(),
-    )
+    document = load_config_file(repo / "configs" / "embedded.py")
+    plain = presets.embedded().to_dict()
     assert (
         document.get_config()
         == document.get_config("speed_rloo")
@@ -514,7 +517,8 @@ def test_methods_that_differ_in_sampling_have_the_same_loss(repo):
     rows = [[x.strip() for x in line.split("|")] for line in text.splitlines() if line[:3] == "| `"]
     assert {row[1].strip("`"): row[4].strip("`") for row in rows} == methods.BASELINES
     for method, baseline in methods.BASELINES.items():
-        mine, other = methods.METHODS[method], methods.METHODS[baseline]
+        mine = methods.METHODS[method]
+        other = methods.METHODS[baseline]
         differ = {path for path in {**mine, **other} if mine.get(path) != other.get(path)}
         loss = {path for path in differ if path.startswith(("objective.", "reward."))}
         weighted = method.startswith("ada_est") or method.endswith("_paper")

@@ -44,7 +44,8 @@ def imports(repo):
     """{module: modules of ours that it imports, inside functions too}, dotted,
     without "rl_speed.".
     """
-    root, sources = repo / "rl_speed", {}
+    root = repo / "rl_speed"
+    sources = {}
     for path in root.rglob("*.py"):
         parts = path.relative_to(root).with_suffix("").parts
         sources[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = ast.parse(
@@ -102,7 +103,8 @@ def test_no_import_against_the_order(imports):
 
 
 def test_no_circle(imports):
-    done, under_way = set(), []
+    done = set()
+    under_way = []
 
     def visit(module):
         if module in under_way:
@@ -128,7 +130,8 @@ def test_every_room_has_a_page_and_pages_name_files_that_exist(repo):
         repo / "launch/README.md",
         *(repo / "rl_speed" / name / "README.md" for name in ORDER),
     ]
-    gone, seen = [], 0
+    gone = []
+    seen = 0
     for page in pages:
         for name in re.findall(
             r"(?<![\w/.])[\w/]+\.(?:py|sh|md)\b", page.read_text(encoding="utf-8")

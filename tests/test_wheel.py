@@ -26,7 +26,8 @@ def run(*command, cwd, **variables):
 def wheel(repo, tmp_path_factory):
     """Built from a copy of what git knows, and of what it does not ignore."""
     pytest.importorskip("setuptools")
-    source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
+    source = tmp_path_factory.mktemp("source")
+    out = tmp_path_factory.mktemp("wheel")
     listed = run("git", "ls-files", "-co", "--exclude-standard", cwd=repo)
     if listed.returncode:
         pytest.skip("no git checkout")

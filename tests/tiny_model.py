@@ -8,7 +8,9 @@ import jax
 
 from rl_speed.policy import ModelConfig, init, save_hf
 
-END_OF_TEXT, TURN, END_OF_TURN = "<|endoftext|>", "<|turn|>", "<|end_of_turn|>"
+END_OF_TEXT = "<|endoftext|>"
+TURN = "<|turn|>"
+END_OF_TURN = "<|end_of_turn|>"
 # An added token that is not marked as special, such as DeepSeek's <|User|>.
 ROLE = "<|role|>"
 TEMPLATE = (

@@ -31,7 +31,8 @@ from lab.comparison.measures import (
 from lab.comparison.probes import difficulty_of_batches
 
 SEEN = ("before", "during", "after", "external")
-BAND, PLAIN = "band, 0.2 to 0.8", "grpo"
+BAND = "band, 0.2 to 0.8"
+PLAIN = "grpo"
 
 
 def panel(of: str):

@@ -48,7 +48,8 @@ ORDER = (
 VERDICTS = ("Holds", "Holds in part", "Does not hold", "Open")
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE.parent / "results" / "ablations"
-BEGIN, END = "<!-- made by run_all.py --readme -->", "<!-- end -->"
+BEGIN = "<!-- made by run_all.py --readme -->"
+END = "<!-- end -->"
 
 _ONLY = flags.DEFINE_list("only", [], "Names of ablations, in this order; none: all of them.")
 _README = flags.DEFINE_bool("readme", False, "Write the table of README.md here, and run nothing.")
@@ -129,7 +130,8 @@ def main(_):
         path = HERE / "README.md"
         write_atomically(path, page(path.read_text()))
         return
-    names, over = _ONLY.value or ORDER, _main.clock()
+    names = _ONLY.value or ORDER
+    over = _main.clock()
     ablations = [load(name) for name in names]
     failed: dict[str, str] = {}
     for first in range(1, len(_main.seeds()) + 1):

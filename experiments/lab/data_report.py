@@ -36,14 +36,13 @@ class DataReport:
     def __init__(
         self, fields: Fields, of_evaluation: Fields, keep: str, encode: Callable | None, limit: int
     ):
-        self._fields, self._of_evaluation, self._keep, self._encode, self._limit = (
-            fields,
-            of_evaluation,
-            keep,
-            encode,
-            limit,
-        )
-        self._surveys, self._text = [], ""
+        self._fields = fields
+        self._of_evaluation = of_evaluation
+        self._keep = keep
+        self._encode = encode
+        self._limit = limit
+        self._surveys = []
+        self._text = ""
 
     def require_one_file(self, files: Sequence[str], *targets: str) -> None:
         """Raises ValueError where the rows that would train are not those of one source, or they or

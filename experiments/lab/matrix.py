@@ -71,7 +71,8 @@ class Cell:
         return " ".join(f"{name}={size}" for name, size in axes if size > 1) or "-"
 
 
-SMALL, LARGE = "speed_qwen2p5_math_1p5b", "speed_qwen2p5_math_7b"
+SMALL = "speed_qwen2p5_math_1p5b"
+LARGE = "speed_qwen2p5_math_7b"
 LESS = ("--config.training.micro_tokens=4096",)
 FEWER = ("--config.sampler.slots=256",)
 # Chips of each kind by their number: 1, 4, 16, 64.
@@ -260,7 +261,8 @@ def markdown(
         share = f"{size_text(held)} of {size_text(found['limit'])}"
         seconds = sum(p["compile_s"] for p in found["programs"])
         times = [_estimate(found["estimates"][name]) for name in ("decode step", "update")]
-        fits, code = "yes" if found["fits"] else "no", found.get("code", "")
+        fits = "yes" if found["fits"] else "no"
+        code = found.get("code", "")
         rest = [share, fits, f"{seconds:.0f} s", looped(found), *times, code]
         lines.append("| " + " | ".join([*start, *rest]) + " |")
     return "\n".join(lines) + "\n"

@@ -16,7 +16,8 @@ from rl_speed.training.dry_run import dry_run, made_of
 from rl_speed.training.estimates import summary
 
 # Planned and measured memory, and planned and measured seconds, agree within these factors.
-MEMORY, SECONDS = 1.25, 4.0
+MEMORY = 1.25
+SECONDS = 4.0
 
 
 def workload(small: bool) -> scale.Workload:
@@ -31,7 +32,8 @@ def planned(work: scale.Workload, folder: Path) -> Config:
     folder.mkdir(parents=True, exist_ok=True)
     config.model.path = str(folder / "config.json")
     Path(config.model.path).write_text(json.dumps({**work.model.to_hf(), "eos_token_id": 0}))
-    config.model.compute_dtype, config.model.remat = work.model.dtype, work.model.remat
+    config.model.compute_dtype = work.model.dtype
+    config.model.remat = work.model.remat
     config.evaluation.every = 0
     return config
 

@@ -19,7 +19,8 @@ UNKNOWN = 0.05  # above the start, where no target is known
 
 def embedded(task: str, small: bool) -> Config:
     config = presets.embedded(task=task)
-    config.training.steps, config.evaluation.every = 150, 5
+    config.training.steps = 150
+    config.evaluation.every = 5
     return presets.tiny(config, steps=2, evaluate_every=1, train_prompts=64) if small else config
 
 
@@ -42,8 +43,10 @@ def smollm2(path: str, scratch: Path, small: bool) -> Config:
     config = presets.language_model(path, "numina", "chat", max_prompt=64, max_new=24, devices=1)
     config.data.train = arithmetic(scratch / "train.jsonl", 1200, seed=0)
     config.data.eval = arithmetic(scratch / "held_out.jsonl", 160, seed=1)
-    config.reward.verifier, config.reward.mode = "integer", "free"
-    config.training.steps, config.evaluation.every = 20, 5
+    config.reward.verifier = "integer"
+    config.reward.mode = "free"
+    config.training.steps = 20
+    config.evaluation.every = 5
     return presets.tiny(config, steps=1, evaluate_every=1) if small else config
 
 
@@ -52,7 +55,8 @@ def compare(found: common.Result, setting: common.Setting, task: str, config: Co
     for method in METHODS:
         name = f"{task}, {method}"
         with found.attempt(name):
-            variant, folder = runs.Variant(method), setting.scratch / "method" / task / method
+            variant = runs.Variant(method)
+            folder = setting.scratch / "method" / task / method
             one = methods.of(config)(method)
             one.logging.export = one.logging.tensorboard = False
             runs.train(one, folder)

@@ -22,7 +22,12 @@ TRAIN = Path(__file__).resolve().parents[1] / "train.py"
 # Largest difference of a log-prob (nats). float32 products are asked for in full precision.
 LIMITS = {"float32": 1e-3, "bfloat16": 0.25}
 # Requests, their slots, prompts, the longest prompt, tokens of a response, and those of a block.
-ROWS, SLOTS, PROMPTS, LONGEST, ROOM, BLOCK = 16, 8, 4, 48, 48, 16
+ROWS = 16
+SLOTS = 8
+PROMPTS = 4
+LONGEST = 48
+ROOM = 48
+BLOCK = 16
 SAMPLER = sampling.SamplerConfig(slots=SLOTS, max_new=ROOM, end_tokens=tuple(range(8)))
 # A run of seconds on the embedded task.
 FIELDS = {
@@ -71,7 +76,8 @@ def as_rows(contexts: sampling.Contexts, samples: sampling.Samples):
 
 def policies(setting: common.Setting, found: common.Result) -> None:
     """Forward passes and the sampler, in both dtypes and with each attention."""
-    here, cpu = jax.devices()[0], jax.local_devices(backend="cpu")[0]
+    here = jax.devices()[0]
+    cpu = jax.local_devices(backend="cpu")[0]
     start = jax.jit(policy.init, static_argnums=0)(shape("float32", "cpu"), jax.random.key(0))
     orders = np.arange(ROWS), np.random.default_rng(3).permutation(ROWS)
     for dtype, limit in LIMITS.items():
@@ -79,11 +85,9 @@ def policies(setting: common.Setting, found: common.Result) -> None:
         for kind, attention in decode.ways(model).items():
             attention = dataclasses.replace(attention, block=BLOCK)
             with found.attempt(f"{dtype}, {kind}"):
-                decoder, key, drawn = (
-                    policy.decoder(model, attention=attention),
-                    jax.random.key(2),
-                    [],
-                )
+                decoder = policy.decoder(model, attention=attention)
+                key = jax.random.key(2)
+                drawn = []
                 for order in orders:
                     contexts, requests = tables(order)
                     drawn.append(sampling.sample(decoder, start, contexts, requests, key, SAMPLER))

@@ -33,7 +33,8 @@ class Workload:
 
     def arguments(self, vocabulary: int):
         """(contexts, requests, key, config) of `sampling.sample`."""
-        prompts, lengths = self.prompts(vocabulary), self.lengths()
+        prompts = self.prompts(vocabulary)
+        lengths = self.lengths()
         contexts = sampling.build_contexts(list(prompts), *prompts.shape)
         context, index = np.divmod(np.arange(len(lengths)), self.samples)
         requests = sampling.build_requests(
@@ -57,15 +58,19 @@ def workload(small: bool) -> Workload:
 
 
 def ours(setting: common.Setting, found: common.Result) -> None:
-    work, model = workload(setting.small), setting.model()
+    work = workload(setting.small)
+    model = setting.model()
     params = jax.jit(lambda key: policy.init(model, key))(jax.random.key(0))
     policy.save_hf(setting.scratch / "qwen", params, model, dtype=model.dtype)
-    arguments, bandwidth = work.arguments(model.vocab_size), machine.memory_bandwidth()
-    itemsize, tokens = np.dtype(model.dtype).itemsize, int(work.lengths().sum())
+    arguments = work.arguments(model.vocab_size)
+    bandwidth = machine.memory_bandwidth()
+    itemsize = np.dtype(model.dtype).itemsize
+    tokens = int(work.lengths().sum())
     token = 2 * model.layers * model.kv_heads * model.head_dim * itemsize
     for kind, attention in decode.ways(model).items():
         with found.attempt(f"sampling, {kind}"):
-            decoder, drawn = policy.decoder(model, attention=attention), []
+            decoder = policy.decoder(model, attention=attention)
+            drawn = []
 
             def call():
                 return drawn.append(sampling.sample(decoder, params, *arguments)) or drawn[-1]
@@ -86,7 +91,8 @@ def ours(setting: common.Setting, found: common.Result) -> None:
 
 
 def theirs(setting: common.Setting, found: common.Result) -> None:
-    work, rates = workload(setting.small), [x for k, x in found.figures.items() if "tokens/s" in k]
+    work = workload(setting.small)
+    rates = [x for k, x in found.figures.items() if "tokens/s" in k]
     with found.attempt("transformers", needs="torch"):
         import torch_reference
 

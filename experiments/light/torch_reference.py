@@ -81,12 +81,14 @@ def laid(piece: list[np.ndarray], packed: bool) -> dict[str, torch.Tensor]:
     if packed:
         ids = np.concatenate(piece)[None]
         positions = np.concatenate([np.arange(len(row)) for row in piece])[None]
-        labels, more = np.where(positions == 0, -100, ids), {"position_ids": positions}
+        labels = np.where(positions == 0, -100, ids)
+        more = {"position_ids": positions}
     else:
         width = max(map(len, piece))
         ids = np.stack([np.pad(row, (0, width - len(row))) for row in piece])
         mask = np.arange(width) < np.array([len(row) for row in piece])[:, None]
-        labels, more = np.where(mask, ids, -100), {"attention_mask": mask}
+        labels = np.where(mask, ids, -100)
+        more = {"attention_mask": mask}
     arrays = {"input_ids": ids, "labels": labels, **more}
     return {name: torch.as_tensor(x.astype(np.int64), device=DEVICE) for name, x in arrays.items()}
 

@@ -98,8 +98,10 @@ def check(c: "Config") -> None:
 
 
 def _check_generation_mesh(c: "Config") -> None:
-    g, training = c.generation_mesh, c.mesh.data * c.mesh.fsdp * c.mesh.tensor
-    axes, lag = (g.data, g.fsdp, g.tensor), c.driver.lag
+    g = c.generation_mesh
+    training = c.mesh.data * c.mesh.fsdp * c.mesh.tensor
+    axes = (g.data, g.fsdp, g.tensor)
+    lag = c.driver.lag
     given = any(axes)
     _require(c, ("driver.lag", lag in (0, 1), "0 or 1"))
     if c.driver.where == "in_loop" and (lag or given or g.devices == "own"):
@@ -175,7 +177,9 @@ def check_evaluation(c: "Config") -> None:
         "mesh.fsdp",
         "mesh.tensor",
     )
-    e, r, longest = c.evaluation, c.reward, c.data.max_prompt_length
+    e = c.evaluation
+    r = c.reward
+    longest = c.data.max_prompt_length
     _require(
         c,
         ("evaluation.temperature", e.temperature >= 0, "0 (greedy) or more"),
@@ -224,7 +228,8 @@ def check_options(c: Any) -> None:
         f.name for f in dataclasses.fields(c) if dataclasses.is_dataclass(getattr(c, f.name))
     ):
         for f in dataclasses.fields(getattr(c, section)):
-            value, words = getattr(getattr(c, section), f.name), options_of(f)
+            value = getattr(getattr(c, section), f.name)
+            words = options_of(f)
             if not words or value in words:
                 continue
             own = f.metadata["function"]
@@ -414,7 +419,8 @@ def _check_depth(c: "Config") -> None:
 
 def _check_rewards(c: "Config") -> None:
     """Weights and bounds of what is added to accuracy, and the reference policy's turns."""
-    r, o = c.reward, c.objective
+    r = c.reward
+    o = c.objective
     _check_functions(r)
     _require(
         c,
@@ -489,7 +495,8 @@ def require_package(name: str, why: str) -> None:
 
 def _check_pools(c: "Config") -> None:
     """What advantages from pools, and estimates, need."""
-    o, rule = c.objective, c.rule
+    o = c.objective
+    rule = c.rule
     if o.advantage in POOL_ADVANTAGES:
         if o.kl_coef > 0 and o.kl_in == "reward":
             raise ValueError(
@@ -683,7 +690,8 @@ def check_types(c: Any) -> None:
                     + ", ".join(f"config.{path}{k}" for k in close)
                 )
         for name, f in known.items():
-            value, kind = getattr(section, name), f.type
+            value = getattr(section, name)
+            kind = f.type
             if kind is float and type(value) is int:
                 setattr(section, name, float(value))
             elif kind in (bool, int, float, str) and type(value) is not kind:

@@ -192,7 +192,8 @@ def of_method(flag: str = "config", values: flags.FlagValues = flags.FLAGS) -> m
         config = module.get_config(",".join([like, *kept]))
         if like != name:
             methods.apply(config, name)
-        overrides, own = given.override_values, methods.METHODS[name]
+        overrides = given.override_values
+        own = methods.METHODS[name]
         for field in overrides.keys() - own.keys():
             config.set(field, overrides[field])
         if "rule.n" in own and overrides.keys() & {"rule.n", "driver.groups"}:

@@ -33,7 +33,8 @@ def fields_text(config: Any, fields: Collection[str] = ()) -> str:
       config: an instance of a configuration; of a class the defaults are shown by an instance.
       fields: dotted names of those to show; empty: all.
     """
-    blocks, section = [], None
+    blocks = []
+    section = None
     for holder, path, declared, default in _walk(config, fields):
         here = path.rpartition(".")[0]
         if here != section:
@@ -41,7 +42,8 @@ def fields_text(config: Any, fields: Collection[str] = ()) -> str:
             blocks.append(f"config.{here}:" if here else "config:")
             if here and (intro := _own_doc(type(holder))):
                 blocks.append(textwrap.indent(textwrap.fill(intro, 96), "  "))
-        value, kind = getattr(holder, declared.name), _KINDS.get(declared.type, "text")
+        value = getattr(holder, declared.name)
+        kind = _KINDS.get(declared.type, "text")
         if options := options_of(declared):
             kind = f"one of: {', '.join(options)}"
             kind += "; or module:function" * bool(declared.metadata.get("function"))
@@ -61,10 +63,13 @@ def resolved_text(config: Any, file: str, fields: Collection[str] = ()) -> str:
     Args:
       config: an instance. file: of `--config`. fields: as in `fields_text`.
     """
-    lines, differing, count = [], 0, 0
+    lines = []
+    differing = 0
+    count = 0
     for holder, path, declared, default in _walk(config, fields):
         value = getattr(holder, declared.name)
-        line, count = f"--config.{path}={_written(value)}", count + 1
+        line = f"--config.{path}={_written(value)}"
+        count = count + 1
         if value != default:
             differing += 1
             shown = repr(default) if isinstance(default, str) else _written(default)

@@ -53,11 +53,9 @@ _DR_GRPO = {
     "objective.aggregation": "token_sum_constant",
 }
 
-_UNIFORM, _DYNAMIC, _SPEED = (
-    {"rule.name": "uniform"},
-    {"rule.name": "dynamic"},
-    {"rule.name": "speed"},
-)
+_UNIFORM = {"rule.name": "uniform"}
+_DYNAMIC = {"rule.name": "dynamic"}
+_SPEED = {"rule.name": "speed"}
 # A balanced band of Bae et al., ends inside; rule.low, rule.high, rule.inclusive make the others.
 _BAND = {"rule.name": "band", "rule.low": 0.2, "rule.high": 0.8, "rule.inclusive": "both"}
 

@@ -93,7 +93,8 @@ def choose(variant: str, words: Words) -> list[str]:
 
     Raises ValueError: a word that is in none, or two from one.
     """
-    chosen, known = [""] * len(words), [word for group in words for word in group if word]
+    chosen = [""] * len(words)
+    known = [word for group in words for word in group if word]
     for word in filter(None, variant.split(",")):
         where = next((i for i, group in enumerate(words) if word in group), None)
         if where is None:
@@ -117,7 +118,9 @@ def embedded(method: str = "", task: str = "chain") -> Config:
     """
     config = Config()
     made = TASKS[task]
-    config.data.task, config.model.path, config.reward.verifier = task, made.policy, made.verifier
+    config.data.task = task
+    config.model.path = made.policy
+    config.reward.verifier = made.verifier
     config.data.max_prompt_length = made.max_prompt_tokens
     config.sampler.max_new = made.max_response_tokens
     config.sampler.slots = 256
@@ -129,7 +132,8 @@ def embedded(method: str = "", task: str = "chain") -> Config:
         config.driver.margin = 2.5
         config.driver.buffer_groups = 192
         config.optimizer.learning_rate = 1e-3
-        config.evaluation.every, config.evaluation.samples = 5, 4
+        config.evaluation.every = 5
+        config.evaluation.samples = 4
     else:
         # About one in three.
         config.driver.screen_prompts = 96
@@ -137,7 +141,8 @@ def embedded(method: str = "", task: str = "chain") -> Config:
         config.driver.buffer_groups = 64
         # Of 2e-4, 4e-4 and 1e-3 the best for plain RLOO; with the last it diverges.
         config.optimizer.learning_rate = 4e-4
-        config.evaluation.every, config.evaluation.samples = 10, 2
+        config.evaluation.every = 10
+        config.evaluation.samples = 2
     # A finite set, encoded once: making questions on the fly would cost as much as generating
     # answers to them.
     config.data.train_prompts = 4096
@@ -181,22 +186,28 @@ def tiny(
         questions (0: all).
       evaluate_every: steps (0: never). export: write the final policy.
     """
-    config.driver.groups, config.driver.screen_prompts = groups, screen
+    config.driver.groups = groups
+    config.driver.screen_prompts = screen
     at_once = config.driver.continuation == "at_once"
     config.driver.buffer_groups = screen + groups if at_once else screen
     if config.optimizer.schedule != "constant":
         config.optimizer.warmup_steps = min(config.optimizer.warmup_steps, steps - 1)
     config.rule.n, config.rule.n_init = samples, min(config.rule.n_init, max(2, samples // 2))
     config.training.minibatches = math.gcd(config.training.minibatches, groups * samples)
-    config.sampler.slots, config.sampler.prefill_chunk = slots or groups * samples, prefill
+    config.sampler.slots = slots or groups * samples
+    config.sampler.prefill_chunk = prefill
     if config.data.task not in TASKS:  # whose answers need what they need
         config.sampler.max_new = min(config.sampler.max_new, 16)
     config.mesh.data = config.mesh.fsdp = config.mesh.tensor = 1
-    config.data.eval_prompts, config.evaluation.every = eval_prompts, evaluate_every
+    config.data.eval_prompts = eval_prompts
+    config.evaluation.every = evaluate_every
     if train_prompts is not None:
         config.data.train_prompts = train_prompts
-    config.training.steps, config.training.micro_tokens, config.checkpoints.every = steps, 0, 2
-    config.logging.progress, config.logging.export = False, export
+    config.training.steps = steps
+    config.training.micro_tokens = 0
+    config.checkpoints.every = 2
+    config.logging.progress = False
+    config.logging.export = export
     return config
 
 
@@ -276,21 +287,28 @@ def speed(path: str, variant: str = "", devices: int = 1) -> Config:
     )
     # Of N_init the paper compares 4, 6 and 8 (Figure 5, which favours 4) and names none as its own;
     # 4 is released.
-    config.rule.n, config.rule.n_init = 24, 4
+    config.rule.n = 24
+    config.rule.n_init = 4
     config.driver.groups = 16
     screens = method.startswith("speed")
     if screens:  # "the generation batch size is 64 for SPEED variants"
-        config.driver.screening, config.driver.screen_prompts = "fixed", 64
-        config.driver.continuation, config.driver.buffer_groups = "at_once", 80
+        config.driver.screening = "fixed"
+        config.driver.screen_prompts = 64
+        config.driver.continuation = "at_once"
+        config.driver.buffer_groups = 80
     else:
         # On-policy: what DAPO's refilling completes beyond the batch is dropped, as in verl.
-        config.driver.screening, config.driver.max_age = "missing", 0
+        config.driver.screening = "missing"
+        config.driver.max_age = 0
     if method.startswith("forecast"):
         # Ours: a policy of this size moves little in 64 steps.
-        config.data.forecast_memory, config.driver.max_age = 1024, -1
-    config.optimizer.warmup_steps, config.optimizer.weight_decay = 10, 0.1
+        config.data.forecast_memory = 1024
+        config.driver.max_age = -1
+    config.optimizer.warmup_steps = 10
+    config.optimizer.weight_decay = 0.1
     if source == "released":
-        config.objective.loss, config.objective.old_logprobs = "ppo", "recompute"
+        config.objective.loss = "ppo"
+        config.objective.old_logprobs = "recompute"
         config.objective.dual_clip = 10.0
         config.training.minibatches = 6 if screens else 1
     config.training.steps = 500  # ours
@@ -319,8 +337,12 @@ def band(path: str, variant: str = "", devices: int = 4) -> Config:
     )
     # "We leave out 1,024 problems as a validation set" (section 5.1). A proof has no answer to
     # verify: ours.
-    config.data.hold_out, config.data.eval, config.data.keep = 1024, "", "no_proof"
-    config.rule.n, config.driver.groups, config.training.steps = 16, 16, 256
+    config.data.hold_out = 1024
+    config.data.eval = ""
+    config.data.keep = "no_proof"
+    config.rule.n = 16
+    config.driver.groups = 16
+    config.training.steps = 256
     methods.apply(config, "band_grpo" if strategy in BANDS else "grpo")
     if strategy in BANDS:
         config.rule.low, config.rule.high, config.rule.inclusive = BANDS[strategy]
@@ -329,17 +351,21 @@ def band(path: str, variant: str = "", devices: int = 4) -> Config:
         # Of the training prompts, from experiments/pass_rates.py --split=train. Thresholds: section
         # 6.2.
         config.data.pass_rates = "pass_rates.json"
-        config.data.keep_low, config.data.keep_high = 0.2, 0.8
+        config.data.keep_low = 0.2
+        config.data.keep_high = 0.8
         config.data.order = "schedule" if strategy == "schedule" else "shuffle"
     # Accuracy alone filters; format and language are trained on beside it, a reward in [0, 3].
     config.reward.format_weight = config.reward.language_weight = 1.0
     config.reward.think_in_prompt = True
     # A new reference at each outer iteration; its length and the coefficient are ours.
-    config.objective.reference_every, config.objective.kl_coef = 64, 1e-3
+    config.objective.reference_every = 64
+    config.objective.kl_coef = 1e-3
     # C_max, the most prompts in flight, is ours. What is left over when a batch is full is dropped,
     # as the paper cancels it.
-    config.driver.screen_prompts, config.driver.max_age = 64, 0
-    config.evaluation.temperature, config.evaluation.top_p = 0.6, 0.95
+    config.driver.screen_prompts = 64
+    config.driver.max_age = 0
+    config.evaluation.temperature = 0.6
+    config.evaluation.top_p = 0.95
     return config
 
 
@@ -378,7 +404,8 @@ def ada(path: str, variant: str = "", devices: int = 1) -> Config:
     config.data.keep = "no_proof,valid"
     config.data.pass_rates = "pass_rates.json"
     most = 2 / 16 if difficulty == "hard" else 0.375 if paper else 0.313
-    config.data.keep_low, config.data.keep_high = 1 / 16, most
+    config.data.keep_low = 1 / 16
+    config.data.keep_high = most
     config.rule.n = 4
     # 4 rounds of 8, of which 4 are kept; budgets are 8 samples on average.
     methods.apply(config, method)
@@ -386,10 +413,12 @@ def ada(path: str, variant: str = "", devices: int = 1) -> Config:
     # Ours: a batch is gathered in several calls, so that its prompts' KV fits; budgets are shared
     # out among those of one call.
     config.driver.screen_prompts = 512 if config.rule.name == "allocated" else 128
-    config.objective.clip_low, config.objective.clip_high = 0.2, 0.28
+    config.objective.clip_low = 0.2
+    config.objective.clip_high = 0.28
     config.objective.dual_clip = 10.0
     config.objective.entropy_coef = 1e-4 if paper else 0.0
-    config.optimizer.warmup_steps, config.optimizer.weight_decay = 10, 0.0
+    config.optimizer.warmup_steps = 10
+    config.optimizer.weight_decay = 0.0
     config.training.minibatches = 4
     config.sampler.temperature = 1.0
     config.training.steps = 600 if paper else 400
@@ -439,17 +468,16 @@ def rpo(path: str, variant: str = "", devices: int = 1) -> Config:
         )
         config.replay.only_correct = replaces == "only_correct"
     if method == "rpo_grpo_released":
-        config.optimizer.schedule, config.optimizer.final_rate = "cosine", 0.1
+        config.optimizer.schedule = "cosine"
+        config.optimizer.final_rate = 0.1
         config.optimizer.warmup_steps = config.training.steps // 10
     if reward == "length_aware":
         if config.rule.name == "dynamic":
             # So that groups of right answers keep the signal that section 3.4 wants it for.
             config.rule.metric = "reward"
-        config.reward.length_alpha, config.reward.length_low, config.reward.length_high = (
-            0.01,
-            0.5,
-            1.0,
-        )
+        config.reward.length_alpha = 0.01
+        config.reward.length_low = 0.5
+        config.reward.length_high = 1.0
     config.sampler.temperature = config.evaluation.temperature = 0.7
     return config
 
@@ -474,8 +502,10 @@ def evaluation(variant: str = "") -> Config:
         name, config.sampler.max_new
     )
     if name == "rpo":
-        config.evaluation.temperature, config.evaluation.top_p = 0.6, 0.95
-    config.model.compute_dtype, config.data.on_bad_row = "float32", "error"
+        config.evaluation.temperature = 0.6
+        config.evaluation.top_p = 0.95
+    config.model.compute_dtype = "float32"
+    config.data.on_bad_row = "error"
     config.data.max_prompt_length = 0  # as the longest needs
     config.reward.workers = min(16, os.cpu_count() or 1)
     config.evaluation.samples = 32  # Xiong et al.; of the others it is ours

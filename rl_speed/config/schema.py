@@ -350,7 +350,8 @@ class Objective:
         Raises ValueError: `loss_settings` does not read name=number, or the loss takes no
         such number.
         """
-        takes, found = settings_of(named(self.loss, LOSSES)), {}
+        takes = settings_of(named(self.loss, LOSSES))
+        found = {}
         for part in filter(None, map(str.strip, self.loss_settings.split(","))):
             name, _, number = (piece.strip() for piece in part.partition("="))
             try:

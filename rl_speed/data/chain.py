@@ -174,7 +174,8 @@ def misconception(operator: str, total: int, digit: int) -> int:
 
 def digits_of(text: str) -> tuple[str, list[int]]:
     """(operator, digits) of a question; raises ValueError for text that is not one."""
-    operator, digits = text[:1], text[1:].rstrip(FILL)
+    operator = text[:1]
+    digits = text[1:].rstrip(FILL)
     if operator not in TABLES or len(digits) < 2 or not set(digits) <= set("0123456789"):
         raise ValueError(
             f"not a question, an operator of {' '.join(TABLES)}, digits, then dots: {text!r}"

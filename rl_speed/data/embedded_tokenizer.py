@@ -8,9 +8,11 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
-PAD, END = "<|pad|>", "<|end|>"
+PAD = "<|pad|>"
+END = "<|end|>"
 # They come first in every vocabulary.
-PAD_ID, END_ID = 0, 1
+PAD_ID = 0
+END_ID = 1
 
 # How a question becomes a prompt: there is no chat template.
 TEMPLATE = "{question}="

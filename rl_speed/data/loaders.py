@@ -149,7 +149,8 @@ class PartSearch:
 
     def refusal(self, path: str | pathlib.Path, questions: dict[str, int], flag: str) -> DataError:
         """What to say of those that were found."""
-        names, made = self.found(), max(questions, key=questions.get)
+        names = self.found()
+        made = max(questions, key=questions.get)
         # As they stand in the row, where that can be told.
         order = [name.lower() for name in self._order[names[0]]]
 
@@ -205,7 +206,12 @@ def load_rows(
     if on_bad_row not in ("error", "skip"):
         raise ValueError(f'on_bad_row must be "error" or "skip", got {on_bad_row!r}')
     wanted = keep_names(keep)
-    rows, files, bad, reasons, filtered, search = [], [], 0, [], Counter(), PartSearch()
+    rows = []
+    files = []
+    bad = 0
+    reasons = []
+    filtered = Counter()
+    search = PartSearch()
     for place, item in read_items(path):
         try:
             lost = next(
@@ -308,7 +314,8 @@ def load_training_rows(
         before = len(rows)
         rows, held = hold_out(rows, held_out)
         report = dataclasses.replace(report, held_out=before - len(rows))
-    found, lenient = {}, dataclasses.replace(of_evaluation or fields, required=False)
+    found = {}
+    lenient = dataclasses.replace(of_evaluation or fields, required=False)
     for source in decontaminate:
         known = {
             row.where

@@ -97,11 +97,13 @@ class VisitOrder:
     name = "visits"
 
     def __init__(self, size: int, seed: int):
-        self._seed, self._visits = seed, np.zeros(size, np.int64)
+        self._seed = seed
+        self._visits = np.zeros(size, np.int64)
 
     def pick(self, n: int, serial: int, out: np.ndarray) -> np.ndarray:
         del serial
-        chosen, missing = [np.zeros(0, np.int64)], n
+        chosen = [np.zeros(0, np.int64)]
+        missing = n
         for count in np.unique(self._visits[~out]):
             shuffle = np.random.default_rng([self._seed, count]).permutation(len(out))
             chosen.append(shuffle[(self._visits[shuffle] == count) & ~out[shuffle]][:missing])
@@ -180,7 +182,10 @@ class ForecastOrder:
         ):
             if not ok:
                 raise ValueError(f"ForecastOrder.{name} must be {say}; got {value!r}")
-        self.forecast, self._seed, self._explore, self._rest = forecast, seed, explore, rest * size
+        self.forecast = forecast
+        self._seed = seed
+        self._explore = explore
+        self._rest = rest * size
         self._last = np.full(size, -size, np.int64)  # visit of the latest departure
 
     def pick(self, n: int, serial: int, out: np.ndarray) -> np.ndarray:
@@ -192,7 +197,8 @@ class ForecastOrder:
         free = free[ready]
         n = min(n, len(free))
         explored = rng.binomial(n, max(self._explore, 1 - self.forecast.readiness))
-        tried, free = free[:explored], free[explored:]
+        tried = free[:explored]
+        free = free[explored:]
         worth = self.forecast.screening()[1][free]
         best = free[np.argsort(-worth, kind="stable")[: n - explored]]
         chosen = rng.permutation(np.concatenate([tried, best]))

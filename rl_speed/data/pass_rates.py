@@ -87,14 +87,18 @@ def load_pass_rates(
     whole = path.name.endswith(".json") and path.is_file()
     rows = _rates_object(path, field) if whole else None
     if rows is not None:
-        field, scale, named = "rates", scale or "rate", all(name is not None for name, _ in rows)
+        field = "rates"
+        scale = scale or "rate"
+        named = all(name is not None for name, _ in rows)
         rows = [
             (Place(str(path), path.name, i), {"id": name, "rates": value})
             for i, (name, value) in enumerate(rows, start=1)
         ]
     else:
         named = True
-    values, measured, missing = [], [], []
+    values = []
+    measured = []
+    missing = []
     for place, item in read_items(path) if rows is None else rows:
         where = str(place)
         if isinstance(item, DataError):
@@ -282,7 +286,8 @@ def _rates_object(path: Path, field: str | None) -> list[tuple[str | None, Any]]
             f"{path}: expected an array of rows, an object {{id: pass rate}}, or an object with a "
             f"list under {name!r}; it has {', '.join(sorted(whole)) or 'nothing'}"
         )
-    rates, ids = whole[name], whole.get("ids", [None] * len(whole[name]))
+    rates = whole[name]
+    ids = whole.get("ids", [None] * len(whole[name]))
     if not isinstance(ids, list) or len(ids) != len(rates):
         raise DataError(f"{path}: 'ids' must be a list as long as {name!r}, {len(rates)}")
     return list(zip(ids, rates))

@@ -89,7 +89,9 @@ class PromptStream:
             )
         if self._size is not None and order is None:
             order = shuffled(self._size, seed) if shuffle else in_file_order(self._size)
-        self._seed, self._shuffle, self._order = seed, shuffle, order
+        self._seed = seed
+        self._shuffle = shuffle
+        self._order = order
         self._adaptive = None if isinstance(order, EpochOrder) else order
         self._serial = 0
         self._returned: list[int] = []
@@ -105,7 +107,8 @@ class PromptStream:
         """
         if n < 0:
             raise ValueError(f"cannot take {n} prompts")
-        visits, self._returned = self._returned[:n], self._returned[n:]
+        visits = self._returned[:n]
+        self._returned = self._returned[n:]
         fresh = n - len(visits)
         if self._adaptive and fresh:
             out = np.zeros(self._size, bool)

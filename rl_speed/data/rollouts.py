@@ -128,7 +128,8 @@ class Rollouts:
         of the parts.
         """
         places: dict[Any, int] = {}
-        prompts, owner = [], []
+        prompts = []
+        owner = []
         for prompt in (p for part in parts for p in part.prompts):
             key = (prompt.id, prompt.visit) if prompt.visit >= 0 else id(prompt)
             if places.setdefault(key, len(prompts)) == len(prompts):
@@ -232,7 +233,8 @@ def unpack(packed: Mapping[str, Any]) -> list[Rollouts]:
     """The inverse of `pack`."""
     if not packed:
         return []
-    sizes, widths = np.asarray(packed["group_sizes"]), np.asarray(packed["widths"])
+    sizes = np.asarray(packed["group_sizes"])
+    widths = np.asarray(packed["widths"])
     # What was saved before a field existed gets its default.
     flat = {
         name: np.split(np.asarray(packed[name]), np.cumsum(sizes)[:-1])

@@ -111,11 +111,9 @@ _NAME_WORD = re.compile(r"[a-z]+|[A-Z]+(?![a-z])|[A-Z][a-z]*")
 _OBJECTS = ("reward_model", "extra_info")
 # What counts as a word: two letters next to each other between spaces, or each character of a
 # script that has no spaces.
-_TOKEN, _WORD, _CHARACTER = (
-    re.compile(r"\S+"),
-    re.compile(r"[^\W\d_]{2}"),
-    re.compile(r"[\u3040-\u30ff\u3400-\u9fff]"),
-)
+_TOKEN = re.compile(r"\S+")
+_WORD = re.compile(r"[^\W\d_]{2}")
+_CHARACTER = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]")
 _WORDS_OF_A_PART = 5
 _MISSING = object()
 
@@ -229,7 +227,8 @@ def read_row(
         raise item
     if not isinstance(item, dict):
         raise DataError(f"expected an object, got {type(item).__name__}")
-    published, item = item, _flat(item)
+    published = item
+    item = _flat(item)
     parts = question_parts(fields.question, fields.flag)
     if not fields.required:
         values = [_walk(item, part, _MISSING) for part in parts]
@@ -465,7 +464,8 @@ def _question_text(value: Any, name: str, item: dict[str, Any]) -> tuple[str, st
         raw = item.get("extra_info.question")
         # verl's examples keep the question beside the prompt that was made of it.
         if isinstance(raw, str) and raw.strip() and raw.strip() in value:
-            value, read = raw, "extra_info.question"
+            value = raw
+            read = "extra_info.question"
         else:
             value = _unwrapped(value)
     elif isinstance(value, str) and read == "prompt":
@@ -502,7 +502,8 @@ def _left(
     """Fields that hold something and were not read,
     each with its text where that may be a part of the question, else "".
     """
-    left, seen = {}, set()
+    left = {}
+    seen = set()
     for name, _ in _leaves(published):
         lower = name.lower()
         if lower in seen:  # in another case: the first was looked at
@@ -534,7 +535,8 @@ def possible_part(name: str, item: dict[Any, Any], row: Row) -> str:
         word.lower() for word in _NAME_WORD.findall(last)
     }:
         return ""
-    text, question = _squeezed(_text(dict(_leaves(item))[name])), _squeezed(row.question)
+    text = _squeezed(_text(dict(_leaves(item))[name]))
+    question = _squeezed(row.question)
     if not _wordy(text) or text in question or text in _squeezed(row.solution):
         return ""
     if question in text:
@@ -584,7 +586,8 @@ def _solution(item: dict[str, Any], given: str, flag: str) -> tuple[str, str]:
 def _answer(item: dict[str, Any], given: str, solution: str, flag: str) -> tuple[str, str, str]:
     """(gold answer, solution, the field that the answer is from)."""
     if given:
-        value, name = _given(item, given, flag), given
+        value = _given(item, given, flag)
+        name = given
     else:
         name = next((name for name in ANSWERS if item.get(name) is not None), None)
         if name is None:

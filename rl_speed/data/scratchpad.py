@@ -47,9 +47,11 @@ from rl_speed.data.chain import (
     set_order,
 )
 
-MIN_STEPS, MAX_STEPS = 4, 12
+MIN_STEPS = 4
+MAX_STEPS = 12
 LABELS = "abcdefghijkl"
-EQUALS, BACK = "=", "!"
+EQUALS = "="
+BACK = "!"
 
 # Operator -> its entries' error rates, spread evenly from the first number to the second; 0 where
 # that is negative.

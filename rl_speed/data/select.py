@@ -91,7 +91,8 @@ def _counts(character: str) -> bool:
 def deduplicate(rows: Sequence[Row]) -> tuple[list[Row], list[tuple[Row, Row]]]:
     """(the first row of each question, the others, each with the one that was kept)."""
     first: dict[str, Row] = {}
-    kept, dropped = [], []
+    kept = []
+    dropped = []
     for row in rows:
         key = duplicate_key(row.question)
         if key in first:

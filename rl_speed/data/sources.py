@@ -26,7 +26,8 @@ _SPLITS = {
     **dict.fromkeys(("test", "testing"), "test"),
 }
 # What stands beside the data in folders of the library `datasets`.
-_SPLITS_OF_SAVED, _STATE_OF_SAVED = "dataset_dict.json", "state.json"
+_SPLITS_OF_SAVED = "dataset_dict.json"
+_STATE_OF_SAVED = "state.json"
 _NO_DATA = ("dataset_info.json", "dataset_infos.json", _STATE_OF_SAVED, _SPLITS_OF_SAVED)
 
 

@@ -169,7 +169,8 @@ def write_rows(path: Path, rows: Sequence[Row]) -> None:
 
 def table(surveys: Sequence[Survey], limit: int) -> str:
     """A Markdown table, a row a file."""
-    lengths, gold = any(s.lengths.size for s in surveys), any(s.gold is not None for s in surveys)
+    lengths = any(s.lengths.size for s in surveys)
+    gold = any(s.gold is not None for s in surveys)
     head = [
         "file",
         "rows",

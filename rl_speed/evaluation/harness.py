@@ -57,7 +57,8 @@ def load_benchmarks(
     Raises ValueError that names what cannot be used.
     """
     asked = config.data
-    form, longest = prompt_encoder(tokenizer, asked.prompt, asked.system), asked.max_prompt_length
+    form = prompt_encoder(tokenizer, asked.prompt, asked.system)
+    longest = asked.max_prompt_length
 
     def encode(question):
         return form(question + asked.instruction)
@@ -80,7 +81,8 @@ def load_benchmarks(
     own = source.config or Config()
     if source.config is None:
         own.data.task = POLICIES[source.directory].name
-    data, limit = own.data, limit or own.data.eval_prompts
+    data = own.data
+    limit = limit or own.data.eval_prompts
     if data.task in TASKS:
         sets = build.generated_sets(own, encode, bare)
         return [
@@ -91,13 +93,15 @@ def load_benchmarks(
         raise ValueError(
             "--data is missing: the run that made this policy had no held-out questions of its own"
         )
-    found, fields = [], build.evaluation_fields(data, needed)
+    found = []
+    fields = build.evaluation_fields(data, needed)
     for one in files:
         if one.file != HELD_OUT_OF_TRAIN:
             name = one.name or file_name(one.file)
             found.append(read(name, one.file, data.on_bad_row, limit, fields))
             continue
-        name, room = one.name or "held_out", longest or data.max_prompt_length
+        name = one.name or "held_out"
+        room = longest or data.max_prompt_length
         alone = dataclasses.replace(data, eval="", max_prompt_length=room)
         (held_out,) = build.read_data(alone, encode, needed)[1].values()
         found.append(Benchmark(name, numbered(name, held_out, limit), data.train))
@@ -132,8 +136,10 @@ def run(
     Raises: OtherEvaluation, ValueError as `ResponseFile`; Interrupted once `stop` said so and what
       was under way is saved.
     """
-    prompts, prompt_length = [p for b in benchmarks for p in b.prompts], longest_prompt(benchmarks)
-    e, samples = config.evaluation, config.evaluation.samples
+    prompts = [p for b in benchmarks for p in b.prompts]
+    prompt_length = longest_prompt(benchmarks)
+    e = config.evaluation
+    samples = config.evaluation.samples
     asked = {**fingerprint(config, questions_per_call), "platform": jax.default_backend()}
     made = model_facts(policy.model, digest(policy.params), policy.end_tokens)
     identity = identity_of(asked, made, benchmarks, prompt_length)
@@ -159,7 +165,8 @@ def run(
         build.Keys.of(config.seed).evaluate,
     )
     calls = plan_calls(prompts, samples, pieces, piece, file.done)
-    cost, begin = GenerationStats(), time.perf_counter()
+    cost = GenerationStats()
+    begin = time.perf_counter()
     bar = progress_bar(file.total, "responses", file.done, progress)
     try:
         for rollouts, stats in draw_in_calls(generator, policy.params, calls, stop):
@@ -236,7 +243,10 @@ def evaluate_policy(
     mesh = build.build_mesh(config)
     policy, at = load_policy(source, config, mesh)
     folder = Path(out) if out else source.home / (label if at is None else f"{label}_step_{at}")
-    name, e, d, r = describe_source(source, at), config.evaluation, config.data, config.reward
+    name = describe_source(source, at)
+    e = config.evaluation
+    d = config.data
+    r = config.reward
     facts = {
         "command": shown_command(),
         "date": time.strftime("%Y-%m-%d"),

@@ -45,10 +45,8 @@ def variance_at(rates: np.ndarray, n: int, k: int) -> np.ndarray:
     """Variance of the estimate of pass@k from n responses to a question of pass rate p,
     for each p of `rates`, f64.
     """
-    fail, probability = (
-        failure(n, k),
-        stats.binom.pmf(np.arange(n + 1), n, np.asarray(rates)[..., None]),
-    )
+    fail = failure(n, k)
+    probability = stats.binom.pmf(np.arange(n + 1), n, np.asarray(rates)[..., None])
     return np.maximum(probability @ fail**2 - (probability @ fail) ** 2, 0.0)
 
 
@@ -132,13 +130,17 @@ def other_questions(correct: np.ndarray, n: int, k: int) -> tuple[float, float]:
     The spread between questions holds both sources of chance; with Student's t, since it is
     itself estimated.
     """
-    values, questions = 1 - failure(n, k)[correct], len(correct)
-    mean, trials, z = float(values.mean()), float(questions), Z
+    values = 1 - failure(n, k)[correct]
+    questions = len(correct)
+    mean = float(values.mean())
+    trials = float(questions)
+    z = Z
     variance = float(values.var(ddof=1)) / questions if questions > 1 else 0.0
     # Values of [0, 1] vary no more than coin tosses, whose interval needs no estimate of
     # their variance.
     if variance > 0 and (found := mean * (1 - mean) / variance) > trials:
-        trials, z = found, float(special.stdtrit(questions - 1, 0.975))
+        trials = found
+        z = float(special.stdtrit(questions - 1, 0.975))
     return adjusted(mean, trials, z)
 
 
@@ -148,7 +150,8 @@ def combine(means: np.ndarray, intervals: np.ndarray, weights: np.ndarray) -> tu
 
     Source: Zou and Donner (2008), the method of variance estimates recovery.
     """
-    means, weights = np.asarray(means), np.asarray(weights)
+    means = np.asarray(means)
+    weights = np.asarray(weights)
     low, high = np.asarray(intervals).T
     centre = float(weights @ means)
     return (

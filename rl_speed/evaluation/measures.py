@@ -43,7 +43,8 @@ def pass_table(correct: np.ndarray, k: Sequence[int]) -> dict[str, dict[str, Any
     Args:
       correct: bool[Q, n].
     """
-    counts, n = correct.sum(1), correct.shape[1]
+    counts = correct.sum(1)
+    n = correct.shape[1]
     return {
         str(j): {
             "value": float(pass_at_k(counts, n, j).mean()),
@@ -64,7 +65,8 @@ def pass_rate_bins(correct: np.ndarray) -> dict[str, int]:
 
     No intervals: a question's bin is made of the very responses that would be counted.
     """
-    right, n = correct.sum(1), correct.shape[1]
+    right = correct.sum(1)
+    n = correct.shape[1]
     counts = np.bincount(np.where(right == n, 6, -(-5 * right // n)), minlength=len(BINS))
     return dict(zip(BINS, counts.tolist()))
 
@@ -92,7 +94,8 @@ def measure(
     Args:
       meta: of each question. k: for pass@k; average@n, which is pass@1, comes in any case.
     """
-    samples, classes = outcomes.correct.shape[1], {}
+    samples = outcomes.correct.shape[1]
+    classes = {}
     for field in CLASS_FIELDS:
         values = np.array([str(m.get(field, "")) for m in meta])
         if len(names := sorted(set(values.tolist()))) > 1:
@@ -121,7 +124,9 @@ def average(
 
     Same form as `pass_table`.
     """
-    tables, weights, out = [b["pass_at"] for b in benchmarks.values()], np.asarray(weights), {}
+    tables = [b["pass_at"] for b in benchmarks.values()]
+    weights = np.asarray(weights)
+    out = {}
     for k in tables[0]:
         means = np.array([t[k]["value"] for t in tables])
         intervals = {

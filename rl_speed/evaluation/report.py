@@ -11,7 +11,8 @@ from rl_speed.evaluation.measures import BINS
 from rl_speed.runtime.metrics import write_atomically
 from rl_speed.runtime.plotting import pyplot
 
-SAME, OTHER = "95%: same questions, other responses", "95%: other questions like these"
+SAME = "95%: same questions, other responses"
+OTHER = "95%: other questions like these"
 AVERAGES = {"macro_average": "average of benchmarks", "weighted_average": "average of questions"}
 
 
@@ -35,7 +36,8 @@ def _pass_rows(
 ) -> list[list[str]]:
     rows = []
     for j in sorted({1, *k}):
-        cell, first = table[str(j)], not rows
+        cell = table[str(j)]
+        first = not rows
 
         def interval(kind):
             return "{:.4f} to {:.4f}".format(*cell[kind])
@@ -64,7 +66,8 @@ def _responses_row(name: str, b: Mapping[str, Any]) -> list[str]:
 
 def tables(summary: Mapping[str, Any]) -> str:
     """Accuracy; responses; pass rates; classes. Without a heading."""
-    k, benchmarks = summary["k"], summary["benchmarks"]
+    k = summary["k"]
+    benchmarks = summary["benchmarks"]
     samples = next(iter(benchmarks.values()))["samples"]
     rows = [["benchmark", "questions", "measure", "value", SAME, OTHER]]
     for name, b in benchmarks.items():
@@ -125,7 +128,8 @@ def plot(summary: Mapping[str, Any], path: Path) -> Path:
     """pass@k over k by benchmark, and accuracy by class (of the first field that a benchmark has),
     both with intervals.
     """
-    plt, benchmarks = pyplot(), summary["benchmarks"]
+    plt = pyplot()
+    benchmarks = summary["benchmarks"]
     with_classes = {
         name: next(iter(b["classes"].items())) for name, b in benchmarks.items() if b["classes"]
     }
@@ -156,7 +160,8 @@ def plot(summary: Mapping[str, Any], path: Path) -> Path:
     axes[0].set_ylabel("pass@k")
     axes[0].set_title("dark: same questions, other responses; light: other questions", fontsize=9)
     axes[0].legend(fontsize=8)
-    ticks, at = [], 0
+    ticks = []
+    at = 0
     for i, name in enumerate(benchmarks):
         if name not in with_classes:
             continue

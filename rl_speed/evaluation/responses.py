@@ -18,7 +18,8 @@ from rl_speed.evaluation.measures import Outcomes
 from rl_speed.evaluation.verdicts import Verdicts
 from rl_speed.runtime.metrics import kind_of, read_object, write_atomically
 
-RESPONSES, IDENTITY = "responses.jsonl", "evaluation.json"
+RESPONSES = "responses.jsonl"
+IDENTITY = "evaluation.json"
 
 
 class OtherEvaluation(ValueError):
@@ -29,7 +30,8 @@ def differences(there: Mapping[str, Any], here: Mapping[str, Any], prefix: str =
     """ "settings.top_p: 1.0 there, 0.95 here", for whatever differs."""
     found = []
     for name in [*here, *(n for n in there if n not in here)]:
-        a, b = there.get(name, "absent"), here.get(name, "absent")
+        a = there.get(name, "absent")
+        b = here.get(name, "absent")
         if isinstance(a, dict) and isinstance(b, dict):
             found += differences(a, b, f"{prefix}{name}.")
         elif a != b:
@@ -66,15 +68,19 @@ class ResponseFile:
         samples: int,
         overwrite: bool = False,
     ):
-        self.folder, self._benchmarks, self._samples = folder, benchmarks, samples
+        self.folder = folder
+        self._benchmarks = benchmarks
+        self._samples = samples
         self._questions = [
             (b.name, place, p.id) for b in benchmarks for place, p in enumerate(b.prompts)
         ]
         self.done, self.total = 0, len(self._questions) * samples
         self._correct, self._truncated = np.zeros(self.total, bool), np.zeros(self.total, bool)
-        self._tokens, self._causes = np.zeros(self.total, np.int64), [""] * self.total
+        self._tokens = np.zeros(self.total, np.int64)
+        self._causes = [""] * self.total
         folder.mkdir(parents=True, exist_ok=True)
-        identity, path = json.loads(json.dumps(identity)), folder / RESPONSES
+        identity = json.loads(json.dumps(identity))
+        path = folder / RESPONSES
         if overwrite:
             path.unlink(missing_ok=True)
             (folder / IDENTITY).unlink(missing_ok=True)
@@ -133,13 +139,12 @@ class ResponseFile:
         self._file.truncate(good)
 
     def _note(self, correct: bool, tokens: int, truncated: bool, cause: str) -> None:
-        row, self.done = self.done, self.done + 1
-        self._correct[row], self._tokens[row], self._truncated[row], self._causes[row] = (
-            correct,
-            tokens,
-            truncated,
-            cause,
-        )
+        row = self.done
+        self.done = self.done + 1
+        self._correct[row] = correct
+        self._tokens[row] = tokens
+        self._truncated[row] = truncated
+        self._causes[row] = cause
 
     @property
     def accuracy(self) -> float:
@@ -153,7 +158,8 @@ class ResponseFile:
         Raises OSError where they cannot be written (a full disk): what went out by halves is taken
         back, so that the file is the beginning that it was.
         """
-        lines, noted = [], []
+        lines = []
+        noted = []
         for i in range(len(rollouts)):
             question, sample = divmod(self.done + i, self._samples)
             name, place, identifier = self._questions[question]
@@ -176,7 +182,8 @@ class ResponseFile:
             self._note(*values)
 
     def _write(self, content: bytes) -> None:
-        good, at = self._file.seek(0, os.SEEK_END), 0
+        good = self._file.seek(0, os.SEEK_END)
+        at = 0
         try:
             # An unbuffered write may be a part of it; what is left then says why.
             while at < len(content):
@@ -201,7 +208,8 @@ class ResponseFile:
                 for x in (self._correct, self._tokens, self._truncated, self._causes)
             )
         )
-        found, at = {}, 0
+        found = {}
+        at = 0
         for b in self._benchmarks:
             found[b.name] = table[np.arange(at, at + len(b.prompts))]
             at += len(b.prompts)

@@ -90,7 +90,8 @@ def capacities(config: Config, questions: int, questions_per_call: int = 0) -> t
     work items a slot, whose contexts are held; never more than there is. A question's samples that
     exceed it are drawn in several calls.
     """
-    samples, slots = config.evaluation.samples, config.sampler.slots
+    samples = config.evaluation.samples
+    slots = config.sampler.slots
     piece = min(samples, 8 * slots)
     items = questions_per_call or max(1, min(8 * slots // piece, 2 * slots))
     return min(items, questions * -(-samples // piece)), piece

@@ -56,8 +56,10 @@ class Judge:
     """
 
     def __init__(self, config: Config, policy: build.Policy, prompts: Sequence[Prompt]):
-        self._kind, self._mode = config.reward.verifier, config.reward.mode
-        self._tokenizer, self._end = policy.tokenizer, policy.end_tokens
+        self._kind = config.reward.verifier
+        self._mode = config.reward.mode
+        self._tokenizer = policy.tokenizer
+        self._end = policy.end_tokens
         self._host: TextScorer | None = None
         self._watch = FailureWatch()
         self._jax: JaxScorer | None = None

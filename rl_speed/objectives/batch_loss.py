@@ -227,13 +227,12 @@ def policy_loss(
         masked(logprobs), anchor_RxT, behaviour_RxT, constant_of(advantages), mask, log_ratio_clamp
     )
 
-    truncated, correction_RxT = jnp.zeros_like(mask), jnp.ones_like(tokens.logprobs)
+    truncated = jnp.zeros_like(mask)
+    correction_RxT = jnp.ones_like(tokens.logprobs)
     if old_logprobs is not None and correction == "behaviour":
         importance_RxT = ratio_of(anchor_RxT, behaviour_RxT, log_ratio_clamp)
-        truncated, correction_RxT = (
-            importance_RxT > truncation,
-            jnp.minimum(importance_RxT, truncation),
-        )
+        truncated = importance_RxT > truncation
+        correction_RxT = jnp.minimum(importance_RxT, truncation)
 
     policy_RxT, of_loss = call_loss(loss, tokens, {"truncation": truncation, **settings})
     parts = {"policy": jnp.sum(weights_RxT * correction_RxT * policy_RxT)}

@@ -80,7 +80,8 @@ def ppo(tokens: Tokens, *, clip_low=0.2, clip_high=0.2, dual_clip=None):
     Ye et al. (arXiv 1912.09729).
     """
     _require_bounds(clip_low, clip_high)
-    ratio_RxT, advantage_RxT = tokens.ratio, tokens.advantages
+    ratio_RxT = tokens.ratio
+    advantage_RxT = tokens.advantages
     bounded_RxT, held = clip_where_ppo_does(ratio_RxT, advantage_RxT, clip_low, clip_high)
     if dual_clip is not None and not is_zero(dual_clip):
         if isinstance(dual_clip, (int, float)) and dual_clip <= 1:
@@ -186,7 +187,8 @@ def check_loss(loss: LossFn, settings: Mapping[str, Any]) -> None:
 
 def call_loss(loss: LossFn, tokens: Tokens, settings: Mapping[str, Any]):
     """The loss with those of `settings` that it takes, its results checked."""
-    takes, shape = settings_of(loss), tokens.mask.shape
+    takes = settings_of(loss)
+    shape = tokens.mask.shape
     known = set(takes).union(*map(settings_of, LOSSES.values()))
     if unknown := set(settings) - known:
         raise TypeError(

@@ -304,7 +304,8 @@ def pool_advantages(
 
 
 def _flat(flags, group_ids, num_groups):
-    flags, group_ids = jnp.asarray(flags), jnp.asarray(group_ids)
+    flags = jnp.asarray(flags)
+    group_ids = jnp.asarray(group_ids)
     if group_ids.ndim != 1 or flags.shape != group_ids.shape:
         raise ValueError(
             f"rows must come as flat arrays of one length; got shapes {flags.shape} and "

@@ -151,7 +151,9 @@ Cache = tuple[KV, ...]
 
 def write(cache: Cache, k_SxGxK: Array, v_SxGxK: Array, at_S: Array, turned: bool = True) -> Cache:
     """The cache with one more token a row, at position `at_S`; `turned`: keys lie as `KV` says."""
-    row_S, start, written = jnp.arange(len(at_S)), 0, []
+    row_S = jnp.arange(len(at_S))
+    start = 0
+    written = []
     for part in cache:
         size = part.v.shape[2]
         # What belongs to another part falls outside of this one, and is dropped.
@@ -183,7 +185,8 @@ class Part(NamedTuple):
 def combine(a: Part, b: Part) -> Part:
     """Attention to the tokens of both."""
     top = jnp.maximum(a.top, b.top)
-    of_a, of_b = jnp.exp(a.top - top), jnp.exp(b.top - top)
+    of_a = jnp.exp(a.top - top)
+    of_b = jnp.exp(b.top - top)
     return Part(a.out * of_a + b.out * of_b, top, a.total * of_a + b.total * of_b)
 
 
@@ -298,7 +301,8 @@ class Plan(NamedTuple):
 
 def plan_cache(length_S: Array, positions: int, block: int, tile: int) -> Plan:
     """Group b holds the rows with a token in block b: rows are sorted, longest first."""
-    slots, count = length_S.shape[0], -(-positions // block)
+    slots = length_S.shape[0]
+    count = -(-positions // block)
     order = jnp.concatenate([jnp.argsort(-length_S), jnp.full((tile,), slots)]).astype(jnp.int32)
     size = jnp.sum(length_S[None] > jnp.arange(count)[:, None] * block, axis=1, dtype=jnp.int32)
     zeros = jnp.zeros((count,), jnp.int32)
@@ -343,7 +347,8 @@ def ragged_part(q_SxGxQxK: Array, kv: KV, plan: Plan, block: int, tile: int, sha
     def body(i: Array, part: Part) -> Part:
         g = jnp.sum(plan.end <= i, dtype=jnp.int32)
         item = i - jnp.where(g > 0, plan.end[g - 1], 0)
-        t, b = item // plan.blocks[g], item % plan.blocks[g]
+        t = item // plan.blocks[g]
+        b = item % plan.blocks[g]
         place = t * tile + jnp.arange(tile)
         row = jax.lax.dynamic_slice_in_dim(plan.order_S, plan.first[g] + t * tile, tile)
         # Rows of the next group are left as they are.
@@ -367,7 +372,8 @@ def ragged_part(q_SxGxQxK: Array, kv: KV, plan: Plan, block: int, tile: int, sha
             def unfold(x):
                 return jnp.swapaxes(x.reshape(groups, tile, per_group, -1), 0, 1)
 
-            k, v = cut(kv.k, (0, start), (width, block)), cut(kv.v, (start, 0), (block, width))
+            k = cut(kv.k, (0, start), (width, block))
+            v = cut(kv.v, (start, 0), (block, width))
             scores = unfold(
                 jnp.einsum("grk,gkt->grt", fold(q), k, preferred_element_type=jnp.float32)
             )
@@ -388,7 +394,8 @@ def ragged_part(q_SxGxQxK: Array, kv: KV, plan: Plan, block: int, tile: int, sha
                     lambda r: jax.lax.dynamic_slice(x, (r, 0, *at), (1, groups, *size))[0]
                 )(row)
 
-            k, v = cut(kv.k, (0, start), (width, block)), cut(kv.v, (start, 0), (block, width))
+            k = cut(kv.k, (0, start), (width, block))
+            v = cut(kv.v, (start, 0), (block, width))
             scores = jnp.einsum("wgqk,wgkt->wgqt", q, k, preferred_element_type=jnp.float32)
 
             def mix(w):
@@ -427,9 +434,11 @@ class Attend:
         length: int,
         room: int,
     ):
-        self._s, self._model = settings, model
+        self._s = settings
+        self._model = model
         self._rows, self._samples = (min(n, len(at_S)) for n in (settings.rows, settings.samples))
-        self._context_way, self._way = settings.way(length, model), settings.way(room, model)
+        self._context_way = settings.way(length, model)
+        self._way = settings.way(room, model)
         if settings.on_tpu(model):
             self._plans = decode_kernel.make_items(
                 context_S,
@@ -443,7 +452,8 @@ class Attend:
             )
             return
         # What is read of contexts, of the cache's first part, and of the one behind it.
-        of_contexts, behind = (context_S, context_length_S), None
+        of_contexts = (context_S, context_length_S)
+        behind = None
         if self._context_way == "ragged":
             block = min(settings.block, length)
             of_contexts = plan_contexts(

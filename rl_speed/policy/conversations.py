@@ -61,7 +61,9 @@ def _marked_parts(tokenizer: Any, turns: Sequence[dict[str, Any]], first: int) -
 
 
 def _parts(tokenizer: Any, turns: Sequence[dict[str, Any]], first: int) -> Parts:
-    whole, parts, at = _render(tokenizer, turns), [], 0
+    whole = _render(tokenizer, turns)
+    parts = []
+    at = 0
     for i, turn in enumerate(turns):
         if turn["role"] != "assistant" or i < first:
             continue

@@ -27,7 +27,8 @@ Array = jax.Array
 MASKED = -1e30
 LANES = 128
 # Vectors that lie together, of float32 and of bfloat16.
-SUBLANES, PACKED = 8, 16
+SUBLANES = 8
+PACKED = 16
 # Tokens read together, at most.
 BLOCK = 512
 # Blocks on their way at a time, one of 512 tokens and a head of 128 being 128 KiB: memory is
@@ -83,9 +84,11 @@ def make_items(
       context_S, before_S: i32[S], a row's context and how much of it it sees. held_S, active_S:
         i32[S], bool[S]. contexts, length, room: C, L, M. samples: N.
     """
-    slots, size = len(held_S), min(block_of(length), block_of(room))
+    slots = len(held_S)
+    size = min(block_of(length), block_of(room))
     tiles = min(slots, contexts + slots // samples)
-    before_S, held_S = jnp.where(active_S, before_S, 0), jnp.where(active_S, held_S, 0)
+    before_S = jnp.where(active_S, before_S, 0)
+    held_S = jnp.where(active_S, held_S, 0)
     context_S = jnp.where(before_S > 0, context_S, contexts)
     # Rows of one context sit together, in their order.
     earlier = jnp.arange(slots)[:, None] > jnp.arange(slots)
@@ -113,7 +116,9 @@ def _kernel(*refs, size: int, width: int):
     owner, block, count, source, seat, before, held, *refs = refs
     q, new_k, new_v, context_k, context_v, _, _, out, k, v, *refs = refs
     k_at, v_at, k_end, v_end, arrived, sent, own, seated, asked = refs
-    slots, heads, samples = q.shape[0], q.shape[1], seat.shape[1]
+    slots = q.shape[0]
+    heads = q.shape[1]
+    samples = seat.shape[1]
     lanes = pl.ds(pl.multiple_of(pl.program_id(0) * heads * width, LANES), heads * width)
     own_out, own_top, own_total = own
 
@@ -125,7 +130,8 @@ def _kernel(*refs, size: int, width: int):
             x[...] = jnp.full(x.shape, fill, x.dtype)
 
     def copies(item, of_context):
-        place, at = jax.lax.rem(item, DEPTH), pl.ds(pl.multiple_of(block[item] * size, size), size)
+        place = jax.lax.rem(item, DEPTH)
+        at = pl.ds(pl.multiple_of(block[item] * size, size), size)
         row = source[owner[item]] if of_context else owner[item]
         arrays = (context_k, context_v) if of_context else (k, v)
         return [
@@ -145,7 +151,8 @@ def _kernel(*refs, size: int, width: int):
         """The block's part under the softmax of `state`: sums, largest scores and totals."""
         for g in range(heads):  # few
             mine = slice(g * width, (g + 1) * width)
-            keys, values = k_at[place, :, mine], v_at[place, :, mine]
+            keys = k_at[place, :, mine]
+            values = v_at[place, :, mine]
             mixed, top, total = (x.at[g] for x in state)
             across = (((1,), (1,)), ((), ()))
             scores = jax.lax.dot_general(
@@ -154,7 +161,8 @@ def _kernel(*refs, size: int, width: int):
             scores = jnp.where(mask, scores, MASKED)
             # Lanes hold one number a query.
             now = jnp.maximum(top[...], jnp.max(scores, axis=1, keepdims=True))
-            shrink, weights = jnp.exp(top[...] - now), jnp.exp(scores - now[:, :1])
+            shrink = jnp.exp(top[...] - now)
+            weights = jnp.exp(scores - now[:, :1])
             total[...] = total[...] * shrink + jnp.sum(weights, axis=1, keepdims=True)
             mixed[...] = mixed[...] * shrink[:, :1] + jnp.dot(
                 weights.astype(values.dtype), values, preferred_element_type=jnp.float32
@@ -221,7 +229,8 @@ def _kernel(*refs, size: int, width: int):
 
     def one(item, _):
         start(item + DEPTH - 1)
-        place, o = jax.lax.rem(item, DEPTH), owner[item]
+        place = jax.lax.rem(item, DEPTH)
+        o = owner[item]
         at = block[item] * size + jax.lax.broadcasted_iota(jnp.int32, (1, size), 1)
         for of_context, visit in ((True, one_of_context), (False, one_of_own)):
 
@@ -284,7 +293,9 @@ def attend(
     size = min(block_of(context[0].shape[1]), block_of(cache[0].shape[1]))
     # A v5p has two cores behind one device, each with heads of its own.
     programs = 2 if groups % 2 == 0 else 1
-    heads, samples, dtype = groups // programs, items.seat.shape[1], cache[0].dtype
+    heads = groups // programs
+    samples = items.seat.shape[1]
+    dtype = cache[0].dtype
     padded = jnp.pad(q, ((0, 0), (0, 0), (0, SUBLANES - per_group), (0, 0))).astype(jnp.float32)
 
     def flat(x):

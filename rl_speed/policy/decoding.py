@@ -71,10 +71,8 @@ def prepare(params: Any, config: ModelConfig, fuse: bool = True) -> DecodeParams
             "wo": fixed(w["wo"].reshape(-1, config.width).astype(dtype)),
             "w_down": fixed(w["w_down"].astype(dtype)),
         }
-        qkv, up = (
-            [turn(flat(w[n]).astype(dtype)) for n in ("wq", "wk", "wv")],
-            [turn(w[n].astype(dtype)) for n in ("w_gate", "w_up")],
-        )
+        qkv = [turn(flat(w[n]).astype(dtype)) for n in ("wq", "wk", "wv")]
+        up = [turn(w[n].astype(dtype)) for n in ("w_gate", "w_up")]
         out |= {"qkv": [join(qkv)], "up": [join(up)]} if fuse else {"qkv": qkv, "up": up}
         if config.qkv_bias:
             bias = [w[n].reshape(-1).astype(dtype) for n in ("bq", "bk", "bv")]
@@ -208,7 +206,8 @@ def decode(
     attention: DecodeAttention,
 ):
     """One token a row; see `rl_speed.sampling.Decoder`. Returns (logits f32[S, V], cache)."""
-    contexts, length = len(context_kv[0].v), context_kv[0].positions
+    contexts = len(context_kv[0].v)
+    length = context_kv[0].positions
     room = sum(part.positions for part in cache[0])
     at_S = jnp.minimum(suffix_length_S, room - 1)
     with full_precision(config):

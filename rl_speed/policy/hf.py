@@ -27,7 +27,8 @@ from rl_speed.policy.transformer import Weight, param_shardings, weights
 
 log = logging.getLogger(__name__)
 
-INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
 STORED_DTYPES = ("float32", "bfloat16", "float16")
 AS_READ = "as_read"  # the dtype of the directory that a policy was read from
 _READABLE = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}  # safetensors' names
@@ -87,14 +88,12 @@ class Tensor:
 
 
 # torch's Linear keeps [out, in]; ours is [in, *out] or [*in, out].
-_VECTOR, _TABLE, _LINEAR, _TO_HEADS, _FROM_HEADS, _BIAS = (
-    ((0,),),
-    ((0,), (1,)),
-    ((1,), (0,)),
-    ((1, 2), (0,)),
-    ((2,), (0, 1)),
-    ((0, 1),),
-)
+_VECTOR = ((0,),)
+_TABLE = ((0,), (1,))
+_LINEAR = ((1,), (0,))
+_TO_HEADS = ((1, 2), (0,))
+_FROM_HEADS = ((2,), (0, 1))
+_BIAS = ((0, 1),)
 
 TENSORS: Mapping[str, Tensor] = {
     "embed": Tensor("model.embed_tokens.weight", _TABLE),
@@ -178,7 +177,8 @@ class Shards:
     """
 
     def __init__(self, directory: Path):
-        self._directory, self._open = directory, {}
+        self._directory = directory
+        self._open = {}
         if (directory / SINGLE).exists():
             self._files = {name: SINGLE for name in self._handle(SINGLE).keys()}
         elif (directory / INDEX).exists():
@@ -304,7 +304,8 @@ class ModelFiles:
     def read(cls, directory: str | os.PathLike) -> "ModelFiles":
         """Raises FileNotFoundError or ValueError, which name the file."""
         directory = Path(directory)
-        config, generation = read_json(directory / "config.json"), None
+        config = read_json(directory / "config.json")
+        generation = None
         if (path := directory / "generation_config.json").exists():
             generation = read_json(path)
         names = (entry.name for entry in all_entries(ModelConfig.from_hf(config)))
@@ -388,7 +389,8 @@ def load_hf(
             SINGLE,
             INDEX,
         )
-    shards, tree = Shards(directory), weights(config)
+    shards = Shards(directory)
+    tree = weights(config)
     for entry in all_entries(config):
         shards.check(entry.name, entry.tensor.stored_shape(entry.shape))
     if config.tie_embeddings and "lm_head.weight" in shards:
@@ -473,7 +475,8 @@ def plan_files(config: ModelConfig, dtype: str, max_shard_bytes: int) -> dict[st
     """File name -> what is stored there: one file, or several of at most `max_shard_bytes` (a
     larger tensor has its own).
     """
-    files, size = [[]], 0
+    files = [[]]
+    size = 0
     for entry in all_entries(config):
         more = math.prod(entry.shape) * jnp.dtype(dtype).itemsize
         if files[-1] and size + more > max_shard_bytes:

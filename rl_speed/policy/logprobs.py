@@ -49,7 +49,8 @@ def _statistics(
     chosen = vocabulary.sum(jnp.sum(chosen, axis=-1))
     weights = jnp.exp(logits)
     total = vocabulary.sum(jnp.sum(weights, axis=-1))
-    normaliser, entropy = jnp.log(total), None
+    normaliser = jnp.log(total)
+    entropy = None
     if with_entropy:
         # Both sums in one pass over the logits.
         entropy = normaliser - vocabulary.sum(jnp.sum(weights * logits, axis=-1)) / total
@@ -126,9 +127,11 @@ def _backward(config, with_entropy, vocabulary, saved, gradients):
         change = (change / temperature).astype(dtype)
         weight = table.astype(dtype)
         if config.tie_embeddings:
-            of_hidden, more = product(change, weight), product(change.T, hidden)
+            of_hidden = product(change, weight)
+            more = product(change.T, hidden)
         else:
-            of_hidden, more = product(change, weight.T), product(hidden.T, change)
+            of_hidden = product(change, weight.T)
+            more = product(hidden.T, change)
         return (of_table + more, of_temperature), vocabulary.add_up(of_hidden.astype(dtype))
 
     with jax.named_scope("token_logprobs"), full_precision(config):

@@ -97,7 +97,8 @@ def banded_attention(
     def queries(x):
         return x.reshape(rows * count, block, *x.shape[2:])
 
-    place_Q, place_K = jnp.arange(block) + before * block, jnp.arange((before + 1) * block)
+    place_Q = jnp.arange(block) + before * block
+    place_K = jnp.arange((before + 1) * block)
     same = queries(segment_ids)[:, :, None] == keys(segment_ids, fill=-2)[:, None, :]
     mask = (same & (place_K <= place_Q[:, None]))[:, None]
     implementation = attention_implementation(config, True, block)

@@ -57,7 +57,8 @@ def strike(kernel, segment_ids_T: Array):
     changed = segment_ids_T[1:] != segment_ids_T[:-1]
     place_T = jnp.pad(jnp.cumsum(changed, dtype=jnp.int32), (1, 0))  # ascends
     size = block_of(len(segment_ids_T))
-    first, last = place_T[::size], place_T[size - 1 :: size]
+    first = place_T[::size]
+    last = place_T[size - 1 :: size]
 
     def struck(info, rows_are_queries: bool):
         if info.block_mask is None:

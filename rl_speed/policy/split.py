@@ -75,7 +75,8 @@ class SplitWeights(Weights):
     """
 
     def __init__(self, config: ModelConfig, mesh: Mesh):
-        self._dtype, self._mesh = config.dtype, mesh
+        self._dtype = config.dtype
+        self._mesh = mesh
         shardings = param_shardings(config, mesh)
         several = mesh.shape["fsdp"] > 1
 
@@ -99,7 +100,8 @@ class SplitWeights(Weights):
     def head(self, name: str, table: Array) -> tuple[Array, Vocabulary]:
         # Not gathered: each shard multiplies its words with the tokens of all. What is sent are
         # tokens, not the table nor its gradient, and nobody holds them whole.
-        spec, shape = self._full[name], self._mesh.shape
+        spec = self._full[name]
+        shape = self._mesh.shape
         whole, split = (1, 0) if name == "embed" else (0, 1)
         tensor = spec[split] == "tensor"
         blocks = shape["tensor"] if tensor else 1

@@ -71,8 +71,10 @@ class TextGuard:
     """
 
     def __init__(self, tokenizer: Any, tokens: Iterable[int]):
-        self._tokenizer, self.found = tokenizer, 0
-        added, special = tokenizer.added_tokens_decoder, special_ids(tokenizer)
+        self._tokenizer = tokenizer
+        self.found = 0
+        added = tokenizer.added_tokens_decoder
+        special = special_ids(tokenizer)
         spelling = {id: added[id].content for id in tokens if id in added}
         self._spellings = [MARK, *sorted(set(spelling.values()), key=len, reverse=True)]
         self.pattern = _any_of(self._spellings[1:])
@@ -104,7 +106,8 @@ class TextGuard:
             return self._bare(rendered)
         # As the tokenizer works: added tokens part the text, and what lies between two of them is
         # encoded by itself.
-        ids, run = [], ""
+        ids = []
+        run = ""
         for part in re.split(f"({self.pattern})", rendered):
             if MARK in part:
                 ids += self._bare(run)
@@ -156,7 +159,8 @@ class PromptEncoder:
     """
 
     def __init__(self, tokenizer: Any, template: str, system: str = ""):
-        self._tokenizer, self._template = tokenizer, template
+        self._tokenizer = tokenizer
+        self._template = template
         self._form = form = prompt_format(template)
         system = system or form.system or ""
         if form.chat and not tokenizer.chat_template:
@@ -329,7 +333,8 @@ def file_end_tokens(path: Path) -> list[int]:
 
 def named_tokens(tokenizer: Any, names: str) -> list[int]:
     """Ids of config.model.end_tokens. Raises ValueError where the tokenizer has no such token."""
-    vocabulary, ids = tokenizer.get_vocab() if names else {}, []
+    vocabulary = tokenizer.get_vocab() if names else {}
+    ids = []
     for name in filter(None, map(str.strip, names.split(","))):
         if name not in vocabulary:
             special = [str(tokenizer.convert_ids_to_tokens(t)) for t in special_ids(tokenizer)]

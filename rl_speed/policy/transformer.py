@@ -49,16 +49,15 @@ def weights(config: ModelConfig) -> dict[str, Any]:
     Matrices start with variance 1 / fan_in, and those that write to the residual stream with 1 / (2
     N) of that, which keeps its variance independent of depth (GPT-2, section 2.3).
     """
-    n, d, h, g, k, f, v = (
-        config.layers,
-        config.width,
-        config.heads,
-        config.kv_heads,
-        config.head_dim,
-        config.mlp_width,
-        config.vocab_size,
-    )
-    into, out = d**-0.5, (2 * n) ** -0.5
+    n = config.layers
+    d = config.width
+    h = config.heads
+    g = config.kv_heads
+    k = config.head_dim
+    f = config.mlp_width
+    v = config.vocab_size
+    into = d**-0.5
+    out = (2 * n) ** -0.5
     layers = {
         "attn_norm": Weight((n, d), ("layers", "norm"), None),
         "wq": Weight((n, d, h, k), ("layers", "embed", "heads", "head_dim"), into),
@@ -183,7 +182,8 @@ def rotate(x: Array, cos: Array, sin: Array, config: ModelConfig) -> Array:
     Args:
       x: [..., heads, K]. cos, sin: float32 [..., K / 2], from `rope_angles`.
     """
-    cos, sin = cos[..., None, :], sin[..., None, :]
+    cos = cos[..., None, :]
+    sin = sin[..., None, :]
     if config.platform != "tpu":
         first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
         return jnp.concatenate(
@@ -306,7 +306,8 @@ def attention_block(
 
     `rope` has the angles of [B, T] positions.
     """
-    dtype, length = x_NxD.dtype, rope[0].shape[1]
+    dtype = x_NxD.dtype
+    length = rope[0].shape[1]
     with jax.named_scope("attention"):
         h_NxD = rms_norm(x_NxD, layer["attn_norm"], config.norm_eps)
 
@@ -318,13 +319,16 @@ def attention_block(
                 out = out + layer["b" + name].astype(dtype).reshape(-1)
             return out.reshape(-1, length, *weight.shape[1:])
 
-        q, k, v = project("q"), project("k"), project("v")
+        q = project("q")
+        k = project("k")
+        v = project("v")
         if config.qk_norm:
             q, k = (
                 rms_norm(x, layer[name], config.norm_eps)
                 for x, name in ((q, "q_norm"), (k, "k_norm"))
             )
-        q, k = rotate(q, *rope, config), rotate(k, *rope, config)
+        q = rotate(q, *rope, config)
+        k = rotate(k, *rope, config)
         weight = layer["wo"].astype(dtype)
         return attend(q, k, v).reshape(len(x_NxD), -1) @ weight.reshape(-1, weight.shape[-1])
 

@@ -78,12 +78,10 @@ class ReplayCache:
             )
         if seed < 0:
             raise ValueError(f"replay.seed must be 0 or more; got {seed!r}")
-        self.eps, self.only_correct, self.max_tokens, self._seed = (
-            eps,
-            only_correct,
-            max_tokens,
-            seed,
-        )
+        self.eps = eps
+        self.only_correct = only_correct
+        self.max_tokens = max_tokens
+        self._seed = seed
         self._held: dict[str, CachedResponse] = {}  # updated longest ago first
         self._tokens = self._evicted = self._kept_right = 0
 
@@ -140,7 +138,8 @@ class ReplayCache:
         if take_best >= self.eps and len(rows) > 1:
             others = rows[rows != best]
             row = int(others[int(other * len(others))])
-        held, length = self.get(group.prompt.id), group.lengths[row]
+        held = self.get(group.prompt.id)
+        length = group.lengths[row]
         if self.only_correct and held is not None and held.correct and not group.correct[row]:
             self._kept_right += 1
             return
@@ -244,7 +243,10 @@ class ReplayCache:
         )
 
     def _replace(self, held: dict[str, CachedResponse], evicted: int, kept_right: int) -> None:
-        self._held, self._tokens, self._evicted, self._kept_right = {}, 0, evicted, kept_right
+        self._held = {}
+        self._tokens = 0
+        self._evicted = evicted
+        self._kept_right = kept_right
         for name, response in held.items():
             self.put(name, response)
 

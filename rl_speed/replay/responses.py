@@ -101,7 +101,8 @@ def unpack_responses(packed: Mapping[str, Any]) -> dict[str, CachedResponse]:
         return {}
     if missing := [name for name in ("ids", "lengths", "tokens", *FIELDS) if name not in packed]:
         raise ValueError(f"field {missing[0]!r} is missing")
-    ids, columns = json.loads(str(packed["ids"])), {}
+    ids = json.loads(str(packed["ids"]))
+    columns = {}
     if not isinstance(ids, list) or not all(isinstance(name, str) for name in ids):
         raise ValueError("field 'ids' must be a list of strings")
     for name, dtype in {"lengths": np.int32, "tokens": np.int32, **FIELDS}.items():
@@ -113,7 +114,8 @@ def unpack_responses(packed: Mapping[str, Any]) -> dict[str, CachedResponse]:
                 f"field {name!r} has shape {list(value.shape)}; there are {len(ids)} prompt ids"
             )
         columns[name] = value.astype(dtype)
-    lengths, tokens = columns.pop("lengths"), columns.pop("tokens")
+    lengths = columns.pop("lengths")
+    tokens = columns.pop("tokens")
     if lengths.min(initial=1) < 1 or int(lengths.sum(dtype=np.int64)) != len(tokens):
         raise ValueError(
             f"field 'lengths' must be 1 or more each and add up to the {len(tokens)} tokens"
@@ -189,7 +191,8 @@ def load_responses(
     ) as error:
         raise ValueError(f"{path}: not a whole file of cached responses ({error})") from None
     try:
-        version, about = fields.pop("format", None), fields.pop("about", None)
+        version = fields.pop("format", None)
+        about = fields.pop("about", None)
         if version is None or about is None:
             raise ValueError(f"field {'format' if version is None else 'about'!r} is missing")
         if version != FORMAT:

@@ -160,7 +160,8 @@ def _outcome(result: Any, style: Style) -> Outcome:
         _require_result(result)
         if result is None and style.batched:
             return 0.0, NOT_APPLICABLE, "", {}
-        cause, numbers = "ok", {}
+        cause = "ok"
+        numbers = {}
         if isinstance(result, Mapping):
             if "score" not in result:
                 raise TypeError(f"it returned a dict without 'score': {sorted(map(str, result))}")

@@ -47,7 +47,8 @@ def score(response: str, answer: str, meta: dict) -> float:
 
     Raises KeyError where `meta` has no "nums", ValueError where the target is no integer.
     """
-    numbers, target = [int(n) for n in meta["nums"]], int(meta.get("target", answer))
+    numbers = [int(n) for n in meta["nums"]]
+    target = int(meta.get("target", answer))
     expression = extract(response)
     if expression is None:
         return 0.0
@@ -70,7 +71,8 @@ def extract(response: str) -> str | None:
     start = response.rfind(r"\boxed{")
     if start < 0:
         return None
-    depth, at = 1, start + len(r"\boxed{")
+    depth = 1
+    at = start + len(r"\boxed{")
     for end in range(at, len(response)):
         depth += {"{": 1, "}": -1}.get(response[end], 0)
         if depth == 0:

@@ -330,7 +330,8 @@ class FunctionRewards:
 
     def _split(self, function: str, size: int) -> list[range]:
         """Which responses each call has: one, or a share of them where more are allowed."""
-        signature, most = self.signature(function), 1
+        signature = self.signature(function)
+        most = 1
         if signature.convention.batched or signature.asynchronous:
             most = max(1, min(self._sizes[function], -(-size // self._workers)))
         return [range(first, min(first + most, size)) for first in range(0, size, most)]

@@ -72,7 +72,8 @@ def exact_match(
     """
     if not end_ids:
         raise ValueError("end_ids is empty; a response is complete only with an end token")
-    num_tokens, num_answer = tokens.shape[1], answers.shape[1]
+    num_tokens = tokens.shape[1]
+    num_answer = answers.shape[1]
     position_T = jnp.arange(num_tokens)
     is_end_RxT = jnp.isin(tokens, jnp.asarray(end_ids, tokens.dtype))
     is_end_RxT &= position_T < lengths[:, None]

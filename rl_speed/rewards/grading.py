@@ -212,7 +212,8 @@ def _contradicts(answer, gold):
     point or an interval: the library compares the rest. An answer without a label, a unit or a base
     contradicts nothing.
     """
-    wanted, found = _kinds(gold), _kinds(answer)
+    wanted = _kinds(gold)
+    found = _kinds(answer)
     if len(wanted) == 1 and found and not found & wanted:
         return True
     if {_bracketed(answer), _bracketed(gold)} == {True, False}:
@@ -309,7 +310,8 @@ def _whole(text, found):
         percent = [v for name, v in groups.items() if name.endswith("percent") and v]
         return ", ".join(formulas) + (r"\%" if percent else "")
     names = [name for name in groups if groups[name] and name != "percent"]
-    start, end = min(found.start(n) for n in names), max(found.end(n) for n in names)
+    start = min(found.start(n) for n in names)
+    end = max(found.end(n) for n in names)
     if groups.get("percent"):
         end = found.end("percent")
     before = _BEFORE.search(text, max(0, start - 100), start)
@@ -349,11 +351,13 @@ def _numbers_equal(gold, answer, float_rounding, numeric_precision):
 
 def _close(a, b, float_rounding):
     decimal = a.has(sympy.Float) or b.has(sympy.Float)
-    a, b = _exact(a), _exact(b)
+    a = _exact(a)
+    b = _exact(b)
     if a.is_infinite or b.is_infinite or (a.is_Rational and b.is_Rational and not decimal):
         return a == b
     a, b = (x if x.is_Rational else x.evalf(_PRECISE) for x in (a, b))
-    difference, size = abs(a - b), max(abs(a), abs(b))
+    difference = abs(a - b)
+    size = max(abs(a), abs(b))
     if not decimal:
         return bool(difference <= size * sympy.Rational(1, 10 ** (_PRECISE - 20)))
     return bool(

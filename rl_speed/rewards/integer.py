@@ -35,7 +35,8 @@ def token_bytes(tokenizer: Any, vocab_size: int, width: int = 16) -> np.ndarray:
     is more than white space: what is cut can then hide, but not make, an integer or a box.
     """
     table = np.zeros((vocab_size, width), np.uint8)
-    special, count = set(tokenizer.all_special_ids), min(vocab_size, len(tokenizer))
+    special = set(tokenizer.all_special_ids)
+    count = min(vocab_size, len(tokenizer))
     decoder = {c: b for b, c in _byte_alphabet().items()}
     for token, piece in enumerate(tokenizer.convert_ids_to_tokens(list(range(count)))):
         if token in special or piece is None:
@@ -162,7 +163,8 @@ def last_box(text: Array, used: Array) -> tuple[Array, Array, Array]:
     def is_letter(x):
         return ((x | 32) >= ord("a")) & ((x | 32) <= ord("z"))
 
-    behind, opens = jnp.zeros(text.shape[0], jnp.int32), jnp.zeros(text.shape, bool)
+    behind = jnp.zeros(text.shape[0], jnp.int32)
+    opens = jnp.zeros(text.shape, bool)
     for box in BOXES:
         here = jnp.all(jnp.stack([ahead(i) == byte for i, byte in enumerate(box)]), axis=0)
         here &= ~is_letter(ahead(len(box)))
@@ -223,11 +225,13 @@ def last_number(text: Array, used: Array) -> tuple[Array, Array, Array]:
 
 def same_integer(text: Array, start: Array, end: Array, answer: Array) -> Array:
     """bool[S]: the bytes from `start` to `end` are a plain integer, and it is the answer."""
-    count, room = text.shape[1], answer.shape[1] - 2
+    count = text.shape[1]
+    room = answer.shape[1] - 2
     at = jnp.arange(count)
     inside = (at >= start[:, None]) & (at < end[:, None])
     digit = (text >= ord("0")) & (text <= ord("9")) & inside
-    space, comma = (text == ord(" ")) & inside, (text == ord(",")) & inside
+    space = (text == ord(" ")) & inside
+    comma = (text == ord(",")) & inside
     sign = ((text == ord("-")) | (text == ord("+"))) & inside
     first = jnp.argmax(digit, axis=1)
     last = count - 1 - jnp.argmax(digit[:, ::-1], axis=1)

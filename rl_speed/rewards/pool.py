@@ -271,7 +271,8 @@ class WorkerPool:
                     [*self._warm_up, *replay],
                 )
             )
-        now, limit = time.monotonic(), self._start_timeout_s
+        now = time.monotonic()
+        limit = self._start_timeout_s
         return _Worker(
             process,
             ours,
@@ -313,8 +314,11 @@ class WorkerPool:
         """Has a worker that was started before any item succeeded replay one that did since,
         as later ones do when they start.
         """
-        limit, worker.ready = self._start_timeout_s, False
-        worker.limit_s, worker.stall_s, worker.begun = limit, STALL_FACTOR * limit, time.monotonic()
+        limit = self._start_timeout_s
+        worker.ready = False
+        worker.limit_s = limit
+        worker.stall_s = STALL_FACTOR * limit
+        worker.begun = time.monotonic()
         worker.look = worker.begun + limit
         try:
             worker.connection.send((_PATIENCE * worker.stall_s + _ALARM_S, self._known_good))
@@ -356,16 +360,19 @@ class WorkerPool:
 
     def _look(self, worker, call, late):
         """Reads the worker's clocks, and ends it where they say so."""
-        used, wall = session_use(worker.process.pid) - worker.used, time.monotonic() - worker.begun
+        used = session_use(worker.process.pid) - worker.used
+        wall = time.monotonic() - worker.begun
         over = used.processor_s - worker.limit_s >= _CLOCK_GRAIN_S
-        slept, unknown = wall - used.processor_s - used.queued_s, math.isnan(used.queued_s)
+        slept = wall - used.processor_s - used.queued_s
+        unknown = math.isnan(used.queued_s)
         to_sleep = worker.stall_s - (wall if unknown else slept)
         if not over and to_sleep > 0 and wall < _PATIENCE * worker.stall_s:
             worker.look = time.monotonic() + max(
                 _CLOCK_GRAIN_S, min(worker.limit_s - used.processor_s, to_sleep)
             )
             return
-        index, haunted = worker.item, worker.haunted
+        index = worker.item
+        haunted = worker.haunted
         said = (
             (
                 f"killed after {used.processor_s:.3g} s of processor time; the limit is "
@@ -407,18 +414,27 @@ class WorkerPool:
             return
         if not worker.ready:
             if len(message) == len(_REPLY):  # to a rehearsal
-                worker.cold, worker.haunted = False, message[-1]
-                state, clocks = "ready", message[-2]
+                worker.cold = False
+                worker.haunted = message[-1]
+                state = "ready"
+                clocks = message[-2]
             else:
                 state, detail, clocks = message
             if state == "failed":
                 self._discard(worker)
                 raise RuntimeError(f"a worker could not load {self._function}:\n{detail}")
-            worker.ready, worker.look, worker.used = True, float("inf"), Used(*clocks)
+            worker.ready = True
+            worker.look = float("inf")
+            worker.used = Used(*clocks)
             return
         value, cause, detail, used_s, clocks, haunted = message  # _REPLY
-        index, worker.item, worker.look = worker.item, None, float("inf")
-        cold, was_haunted, worker.cold, worker.haunted = worker.cold, worker.haunted, False, haunted
+        index = worker.item
+        worker.item = None
+        worker.look = float("inf")
+        cold = worker.cold
+        was_haunted = worker.haunted
+        worker.cold = False
+        worker.haunted = haunted
         worker.used = Used(*clocks)
         worker.served += 1
         self._failed_starts = 0

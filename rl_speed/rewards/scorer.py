@@ -51,7 +51,8 @@ class Rollouts(Protocol):
 
 # Where the state has the counts of extra rewards, and the sums of a step under way, beside causes:
 # no cause has a space.
-_EXTRA, _PARTS = "extra rewards", "parts so far"
+_EXTRA = "extra rewards"
+_PARTS = "parts so far"
 # Before the name of a part, where the scores have which responses it failed for.
 _FAILED = "failed "
 
@@ -171,7 +172,9 @@ class TextScorer:
     """A `Verifier` as the scorer of samples on the host."""
 
     def __init__(self, tokenizer: Any, end_tokens: Sequence[int], verifier: Verifier):
-        self._tokenizer, self._end, self.verifier = tokenizer, tuple(end_tokens), verifier
+        self._tokenizer = tokenizer
+        self._end = tuple(end_tokens)
+        self.verifier = verifier
 
     def __call__(self, rollouts: Rollouts, texts: list[str] | None = None) -> np.ndarray:
         """f32[R]. `texts`: the responses, where somebody has decoded them already."""
@@ -194,7 +197,9 @@ class TextJudge:
     def __init__(
         self, tokenizer: Any, end_tokens: Sequence[int], verifier: Verifier, name: str = "verifier"
     ):
-        self._tokenizer, self._end, self._verifier = tokenizer, tuple(end_tokens), verifier
+        self._tokenizer = tokenizer
+        self._end = tuple(end_tokens)
+        self._verifier = verifier
         self._name = name
         self._watch = FailureWatch()
 
@@ -257,14 +262,17 @@ class JaxScorer:
     """
 
     def __init__(self, verify: Verify, encode: Callable[[Sequence[Prompt]], Any], block: int = 512):
-        self._verify, self._encode, self._block = jax.jit(verify), encode, block
+        self._verify = jax.jit(verify)
+        self._encode = encode
+        self._block = block
         self._beyond = getattr(verify, "beyond_window", None)
         self.verifier = None if self._beyond is None else _Counted()
 
     def __call__(self, rollouts: Rollouts, texts: Sequence[str] | None = None) -> np.ndarray:
         """f32[R]. `texts` is for verifiers that read text."""
         answers = jax.tree.map(lambda x: x[rollouts.owner], self._encode(rollouts.prompts))
-        count, correct = len(rollouts.lengths), [np.zeros((0,), np.float32)]
+        count = len(rollouts.lengths)
+        correct = [np.zeros((0,), np.float32)]
         for first in range(0, count, self._block):
             rows = slice(first, first + self._block)
 
@@ -345,10 +353,14 @@ class RewardScorer:
         functions: FunctionRewards | None = None,
         hosts: Hosts | None = None,
     ):
-        self.verify, self._config, self._max_new = verify, config, max_new
+        self.verify = verify
+        self._config = config
+        self._max_new = max_new
         self._hosts = hosts
-        self._functions, self._extra = functions, parse_extra(config.extra)
-        self._tokenizer, self._end = tokenizer, tuple(end_tokens)
+        self._functions = functions
+        self._extra = parse_extra(config.extra)
+        self._tokenizer = tokenizer
+        self._end = tuple(end_tokens)
         self._sums: dict[str, float] = {}
         self._scored = 0
         # Numbers that functions gave beside their values: (sum, how many did).
@@ -520,7 +532,9 @@ class RewardScorer:
             for name, (total, count) in self._numbers.items()
             if count
         }
-        self._sums, self._scored, self._numbers = {}, 0, {}
+        self._sums = {}
+        self._scored = 0
+        self._numbers = {}
         return means
 
     def _workers(self) -> dict[str, Any]:

@@ -202,7 +202,9 @@ def signature_of(target: Callable[..., Any]) -> Signature:
     """
     parameters = inspect.signature(target).parameters
     style = _style(parameters)
-    names, required, anything = [], [], False
+    names = []
+    required = []
+    anything = False
     for name, p in parameters.items():
         if p.kind is p.VAR_KEYWORD:
             anything = True

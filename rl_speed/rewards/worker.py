@@ -71,10 +71,8 @@ def evaluate(function, arguments):
 
 def processor_seconds():
     """Of this process and of those that it started and waited for."""
-    own, waited_for = (
-        resource.getrusage(resource.RUSAGE_SELF),
-        resource.getrusage(resource.RUSAGE_CHILDREN),
-    )
+    own = resource.getrusage(resource.RUSAGE_SELF)
+    waited_for = resource.getrusage(resource.RUSAGE_CHILDREN)
     return own.ru_utime + own.ru_stime + waited_for.ru_utime + waited_for.ru_stime
 
 

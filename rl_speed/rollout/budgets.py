@@ -62,7 +62,10 @@ class Budgets:
     """
 
     def __init__(self, estimator: Estimator, rule: Rule, n: int, config: Estimate):
-        self._estimator, self._rule, self._n, self._config = estimator, rule, n, config
+        self._estimator = estimator
+        self._rule = rule
+        self._n = n
+        self._config = config
 
     def allocate(
         self, params: Any, prompts: Sequence[Prompt]

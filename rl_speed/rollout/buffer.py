@@ -42,7 +42,10 @@ class SamplingBuffer:
             raise ValueError(f"buffer.order must be one of {ORDERS}, got {order!r}")
         if max_age is not None and max_age < 0:
             raise ValueError(f"buffer.max_age must be 0 or more, or None, got {max_age}")
-        self.capacity, self.order, self.max_age, self._seed = capacity, order, max_age, seed
+        self.capacity = capacity
+        self.order = order
+        self.max_age = max_age
+        self._seed = seed
         self._groups: list[Rollouts] = []
         self._draws = self._expired = 0
 
@@ -93,7 +96,8 @@ class SamplingBuffer:
                 np.random.default_rng([self._seed, self._draws]).permutation(len(self))[:n].tolist()
             )
             self._draws += 1
-        taken, gone = [self._groups[row] for row in rows], set(rows)
+        taken = [self._groups[row] for row in rows]
+        gone = set(rows)
         self._groups = [group for row, group in enumerate(self._groups) if row not in gone]
         return taken
 
@@ -152,11 +156,9 @@ class SamplingBuffer:
             raise BufferFull(
                 f"{len(groups)} saved groups do not fit into buffer.capacity = {self.capacity}"
             )
-        self._groups, self._draws, self._expired = (
-            groups,
-            int(state["draws"]),
-            int(state["expired"]),
-        )
+        self._groups = groups
+        self._draws = int(state["draws"])
+        self._expired = int(state["expired"])
 
     def _age(self, group: Rollouts, now: int) -> int:
         return now - group.oldest_version

@@ -21,11 +21,9 @@ class CallPlan:
     """
 
     def __init__(self, rule: Rule, config: DriverConfig):
-        self._last, self._config, self.capacity = (
-            rule.max_samples,
-            config,
-            capacities(rule, config)[0],
-        )
+        self._last = rule.max_samples
+        self._config = config
+        self.capacity = capacities(rule, config)[0]
         self._two_phase = two_phase(rule)
         # Whether new prompts may complete in their first call.
         self._at_once = rule.first_samples >= rule.max_samples
@@ -55,7 +53,8 @@ class CallPlan:
         # At most a batch a call: if the first took all there is, those after it would have nothing
         # to generate while it is scored.
         needed = min(config.groups, config.groups * (1 + config.depth) - len(buffer) - coming)
-        going, waiting = [], []
+        going = []
+        waiting = []
         for prompt in active:
             last = prompt.want >= self._last
             if len(going) < room and (needed > 0 or not last or config.continuation == "at_once"):

@@ -44,7 +44,9 @@ class BetaEma:
                     f"BetaEma.{name} must be "
                     f"{'in (0, 1]' if name == 'decay' else 'positive'}; got {value!r}"
                 )
-        self.a, self.b, self.decay = float(a), float(b), float(decay)
+        self.a = float(a)
+        self.b = float(b)
+        self.decay = float(decay)
         self._counts: dict[str, tuple[float, float]] = {}  # id -> (positive, total)
 
     def __len__(self) -> int:

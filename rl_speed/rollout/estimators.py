@@ -79,7 +79,8 @@ def calibration(
         stays below it. brier: (estimate - reward)^2. mean: of the estimates. pass_rate: of the
         samples; `mean` should be near it. Empty where there are no samples.
     """
-    k, n = np.asarray(positive, np.float64), np.asarray(total, np.float64)
+    k = np.asarray(positive, np.float64)
+    n = np.asarray(total, np.float64)
     if not (samples := float(n.sum())):
         return {}
     rate = float(k.sum()) / samples
@@ -100,7 +101,8 @@ class _Account:
     """Seconds spent, and the latest calibration."""
 
     def __init__(self):
-        self.seconds, self.latest = 0.0, {}
+        self.seconds = 0.0
+        self.latest = {}
 
     @contextlib.contextmanager
     def timed(self) -> Iterator[None]:
@@ -134,7 +136,8 @@ class EmaEstimator:
     """
 
     def __init__(self, memory: BetaEma):
-        self.memory, self._account = memory, _Account()
+        self.memory = memory
+        self._account = _Account()
 
     def estimate(self, params: Any, prompts: Sequence[Prompt]) -> np.ndarray:
         """f64[n], the posterior means."""
@@ -279,9 +282,14 @@ class ValueEstimator:
         ):
             if not ok:
                 raise ValueError(f"ValueEstimator.{name} must be {want}; got {value!r}")
-        self.prompt_length, self.rows, self.steps, self.floor = prompt_length, rows, steps, floor
-        self._account, self._nonfinite = _Account(), 0
-        whole, split = replicated(mesh), batch_sharding(mesh)
+        self.prompt_length = prompt_length
+        self.rows = rows
+        self.steps = steps
+        self.floor = floor
+        self._account = _Account()
+        self._nonfinite = 0
+        whole = replicated(mesh)
+        split = batch_sharding(mesh)
         adam = optax.adam(learning_rate)
 
         def add(state: HeadState, features, positive, total, carry):
@@ -320,11 +328,9 @@ class ValueEstimator:
             in_shardings=(param_shardings(model, mesh, TRAIN_RULES), split, split),
             out_shardings=whole,
         )
-        self._logits, self._add, self._apply = (
-            on_mesh(lambda state, x: head_logits(state.head, x)),
-            on_mesh(add),
-            on_mesh(apply),
-        )
+        self._logits = on_mesh(lambda state, x: head_logits(state.head, x))
+        self._add = on_mesh(add)
+        self._apply = on_mesh(apply)
         head = init_head(model.width, hidden, seed)
         several = spans_processes(mesh)
         self._place = lambda tree: (place if several else jax.device_put)(tree, whole)
@@ -391,10 +397,8 @@ class ValueEstimator:
 
         Raises ValueError: it belongs to a head of another form or width.
         """
-        mine, saved = (
-            _by_path(self._state),
-            {name: np.asarray(x) for name, x in state["head"].items()},
-        )
+        mine = _by_path(self._state)
+        saved = {name: np.asarray(x) for name, x in state["head"].items()}
 
         def shapes(tree):
             return {name: x.shape for name, x in tree.items()}
@@ -416,7 +420,8 @@ class ValueEstimator:
     def _read(self, params: Any, prompts: Sequence[Prompt]) -> list[Array]:
         """Features f32[rows, D] of each chunk."""
         size = -(-len(prompts) // self.rows) * self.rows
-        tokens, lengths = np.zeros((size, self.prompt_length), np.int32), np.ones(size, np.int32)
+        tokens = np.zeros((size, self.prompt_length), np.int32)
+        lengths = np.ones(size, np.int32)
         for i, prompt in enumerate(prompts):
             if not 1 <= len(prompt.tokens) <= self.prompt_length:
                 raise ValueError(

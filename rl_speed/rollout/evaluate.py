@@ -170,7 +170,8 @@ def plan_calls(
       samples: of each prompt. pieces: requests that fit into a call. piece: samples of one request
         at most; a prompt that asks for more is spread over several.
     """
-    requests, at = [], first
+    requests = []
+    at = first
     while at < len(prompts) * samples:
         prompt, sample = divmod(at, samples)
         requests.append(
@@ -278,10 +279,8 @@ def evaluate(
         right = np.where(rollouts.nonfinite, 0, correct(rollouts))
         surprise = -rollouts.logprobs.sum(1, dtype=np.float64) / np.maximum(rollouts.lengths, 1)
         columns = _by_prompt(rollouts, right, surprise)
-        so_far.table, so_far.stats = (
-            np.concatenate([so_far.table, columns], axis=1),
-            so_far.stats + more,
-        )
+        so_far.table = np.concatenate([so_far.table, columns], axis=1)
+        so_far.stats = so_far.stats + more
         if progress is not None:
             progress(columns.shape[1])
     if so_far.done < len(requests):

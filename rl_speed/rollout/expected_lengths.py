@@ -34,7 +34,8 @@ class ExpectedLengths:
     def observe(self, rollouts: Rollouts) -> None:
         """The samples of one call."""
         self._sums = {name: (t * KEPT, n * KEPT) for name, (t, n) in self._sums.items()}
-        new, classes = rollouts.lengths - rollouts.prefix, [_class(p) for p in rollouts.prompts]
+        new = rollouts.lengths - rollouts.prefix
+        classes = [_class(p) for p in rollouts.prompts]
         for name in dict.fromkeys(classes):
             mine = np.asarray([c == name for c in classes])[rollouts.owner]
             tokens, samples = self._sums.get(name, (0.0, 0.0))
@@ -48,7 +49,8 @@ class ExpectedLengths:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """The inverse of `state_dict`."""
-        names, sums = json.loads(state.get("classes", "[]")), np.asarray(state.get("sums", []))
+        names = json.loads(state.get("classes", "[]"))
+        sums = np.asarray(state.get("sums", []))
         self._sums = dict(zip(names, map(tuple, sums.tolist()), strict=True))
 
 

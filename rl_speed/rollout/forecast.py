@@ -116,10 +116,14 @@ class Forecast:
         # Where all choices are worth the same, as before anything is known, prompts are screened.
         self._choices = [*(m for m in n_init if 2 <= m < n), n]
         self._keep = 1 - 1 / memory
-        self._n, self._decay, self._power, self._by_tokens = n, decay, power, by_tokens
+        self._n = n
+        self._decay = decay
+        self._power = power
+        self._by_tokens = by_tokens
         features = prompt_features([p.tokens for p in prompts], buckets)
         self._features = np.hstack([features, np.ones((len(prompts), 1), np.float32)])
-        width, size = self._features.shape[1], len(prompts)
+        width = self._features.shape[1]
+        size = len(prompts)
         self._ridge = np.eye(width) * RIDGE
         self._ridge[-1, -1] = 1e-2
         self._weights, self._precision = np.zeros(width), self._ridge.copy()
@@ -127,7 +131,8 @@ class Forecast:
         self._likelihood = -np.square(np.log(STRENGTHS / FIRST_STRENGTH)) / 2
         # Of each prompt: right and all samples, and the forecast's logit when they were counted.
         self._right, self._drawn, self._then = (np.zeros(size) for _ in range(3))
-        self._visits, self._latest = np.zeros(()), {}
+        self._visits = np.zeros(())
+        self._latest = {}
         # Of all prompts, until something is learnt: it is asked for several times a step.
         self._screening: tuple[np.ndarray, np.ndarray] | None = None
 
@@ -146,7 +151,8 @@ class Forecast:
 
     def belief(self, index: np.ndarray | slice = slice(None)) -> tuple[np.ndarray, np.ndarray]:
         """(a, b), f64 of these prompts (default: all)."""
-        logits, drawn = self._logits(index), self._drawn[index]
+        logits = self._logits(index)
+        drawn = self._drawn[index]
         own = special.logit((self._right[index] + 0.5) / (drawn + 1.0))
         own = special.expit(own + logits - self._then[index])
         rate = special.expit(logits)
@@ -187,8 +193,12 @@ class Forecast:
         """
         check_counts([self._ids[i] for i in index], positive, total)
         index, k, n = (np.asarray(x, np.float64) for x in (index, positive, total))
-        tokens, seen = np.asarray(tokens, np.float64), n > 0
-        index, k, n, tokens = index[seen].astype(np.int64), k[seen], n[seen], tokens[seen]
+        tokens = np.asarray(tokens, np.float64)
+        seen = n > 0
+        index = index[seen].astype(np.int64)
+        k = k[seen]
+        n = n[seen]
+        tokens = tokens[seen]
         if not len(index):
             return
         a, b = self.belief(index)
@@ -200,7 +210,8 @@ class Forecast:
             s * rate, s * (1 - rate)
         )
         self._likelihood = FORGET_STRENGTH ** len(index) * self._likelihood + likelihood.sum(axis=1)
-        self._visits, self._screening = self._visits + len(index), None
+        self._visits = self._visits + len(index)
+        self._screening = None
         self._learn_rates(index, k, n, keep)
         self._learn_lengths(index, tokens, keep)
         now = self._logits(index)
@@ -216,10 +227,13 @@ class Forecast:
         """
         x = self._features[index].astype(np.float64)
         fewer = (self.strength + 1) / (self.strength + n)  # n_eff / n under a beta-binomial
-        k, n = k * fewer, n * fewer
+        k = k * fewer
+        n = n * fewer
         prior = keep * self._precision + (1 - keep) * self._ridge
         reach = linalg.cho_solve(linalg.cho_factor(prior), x.T)  # prior^-1 x^T
-        start, kernel, moved = x @ self._weights, x @ reach, np.zeros(len(index))
+        start = x @ self._weights
+        kernel = x @ reach
+        moved = np.zeros(len(index))
 
         def objective(moved: np.ndarray) -> float:
             logits = start + kernel @ moved
@@ -228,7 +242,8 @@ class Forecast:
         for _ in range(NEWTON):
             rate = special.expit(start + kernel @ moved)
             curved = np.eye(len(index)) + (n * rate * (1 - rate))[:, None] * kernel
-            step, now = np.linalg.solve(curved, k - n * rate - moved), objective(moved)
+            step = np.linalg.solve(curved, k - n * rate - moved)
+            now = objective(moved)
             for _ in range(HALVINGS):
                 if objective(moved + step) >= now:
                     moved = moved + step
@@ -242,7 +257,8 @@ class Forecast:
         known = np.isfinite(tokens)
         if not self._by_tokens or not known.any():
             return
-        x, logs = self._features[index[known]].astype(np.float64), np.log(tokens[known].clip(1.0))
+        x = self._features[index[known]].astype(np.float64)
+        logs = np.log(tokens[known].clip(1.0))
         prior = keep * self._length_precision + (1 - keep) * self._ridge
         # Lengths scatter about their forecast by a third or so: ten times the weight of a sample.
         self._length_precision = prior + 10 * x.T @ x
@@ -288,7 +304,8 @@ class Forecast:
         Raises ValueError: it is of a forecast with other features or prompts.
         """
         for name in _SAVED:
-            mine, saved = getattr(self, f"_{name}"), np.array(state[name], np.float64)
+            mine = getattr(self, f"_{name}")
+            saved = np.array(state[name], np.float64)
             if saved.shape != mine.shape:
                 raise ValueError(
                     f"the saved forecast is another one: {name} is {saved.shape} there, "
@@ -320,7 +337,8 @@ class ForecastScreening:
     """
 
     def __init__(self, forecast: Forecast, rule: Rule):
-        self._forecast, self._each = forecast, isinstance(rule, AdaptiveSpeed)
+        self._forecast = forecast
+        self._each = isinstance(rule, AdaptiveSpeed)
 
     def allocate(
         self, params: Any, prompts: Sequence[Prompt]

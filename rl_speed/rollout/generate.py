@@ -114,11 +114,13 @@ def gather(samples: Samples, requests: Sequence[SampleRequest]) -> tuple[Rollout
     Args:
       samples: host arrays of the call; every leaf has shards on axis 0.
     """
-    shards, counts = len(samples.lengths), np.asarray([r.count for r in requests], int)
+    shards = len(samples.lengths)
+    counts = np.asarray([r.count for r in requests], int)
     order, (shard_of, row_of) = serving_order(requests), np.zeros((2, len(requests)), int)
     for shard in range(shards):
         mine = order[shard::shards]
-        shard_of[mine], row_of[mine] = shard, np.cumsum(counts[mine]) - counts[mine]
+        shard_of[mine] = shard
+        row_of[mine] = np.cumsum(counts[mine]) - counts[mine]
     owner = np.repeat(np.arange(len(requests)), counts)
     row = row_of[owner] + np.arange(len(owner)) - (np.cumsum(counts) - counts)[owner]
 
@@ -129,7 +131,8 @@ def gather(samples: Samples, requests: Sequence[SampleRequest]) -> tuple[Rollout
     prefix = np.zeros(len(owner), np.int32)
     if any(r.replay is not None for r in requests):
         # Whole responses, at the same width: the sampler allows no longer ones.
-        replayed, at = np.zeros_like(tokens), np.arange(tokens.shape[1])
+        replayed = np.zeros_like(tokens)
+        at = np.arange(tokens.shape[1])
         for i, request in enumerate(requests):
             if request.replay is not None:
                 prefix[owner == i] = request.replay.prefix
@@ -139,10 +142,8 @@ def gather(samples: Samples, requests: Sequence[SampleRequest]) -> tuple[Rollout
             return np.take_along_axis(x, np.maximum(at - prefix[:, None], 0), axis=1)
 
         is_replayed = at < prefix[:, None]
-        tokens, logprobs = (
-            np.where(is_replayed, replayed, shift(tokens)),
-            np.where(is_replayed, np.float32(0), shift(logprobs)),
-        )
+        tokens = np.where(is_replayed, replayed, shift(tokens))
+        logprobs = np.where(is_replayed, np.float32(0), shift(logprobs))
     index = np.concatenate([np.arange(r.first, r.first + r.count) for r in requests])
     rollouts = Rollouts(
         [r.prompt for r in requests],
@@ -168,7 +169,8 @@ def gather(samples: Samples, requests: Sequence[SampleRequest]) -> tuple[Rollout
 
 
 def _context(request: SampleRequest) -> np.ndarray:
-    own, replay = request.prompt.tokens, request.replay
+    own = request.prompt.tokens
+    replay = request.replay
     return own if replay is None else np.concatenate([own, replay.tokens])
 
 
@@ -212,7 +214,9 @@ class Generator:
         prompt_length: int,
         key: jax.Array,
     ):
-        self._decoder, self.config, self._mesh = decoder, config, mesh
+        self._decoder = decoder
+        self.config = config
+        self._mesh = mesh
         self.shards = row_shards(mesh)
         self._contexts = -(-prompts // self.shards) + (self.shards > 1)
         # Continuations are dealt before new prompts, and each of the two can leave a shard with
@@ -238,7 +242,8 @@ class Generator:
 
         Raises ValueError when the requests exceed the capacities.
         """
-        shards, order = {}, serving_order(requests)
+        shards = {}
+        order = serving_order(requests)
         for shard in own_row_shards(self._mesh):
             mine = [requests[i] for i in order[shard :: self.shards]]
             contexts = build_contexts(

@@ -107,12 +107,19 @@ class HostDriver:
         prefixes: PrefixSource | None = None,
         shape: Shape | None = None,
     ):
-        self.screening, self._shape = Screening(stream, budgets, prefixes), shape
+        self.screening = Screening(stream, budgets, prefixes)
+        self._shape = shape
         # A step that was stopped: the tally before it, what it did so far.
         self._begun: tuple[PromptCounts, StepReport] | None = None
-        self.rule, self.stream, self.buffer, self.config = rule, stream, buffer, config
-        self._generate, self._score, self._decide = generator.dispatch, score, compiled_decide(rule)
-        self._plan, self._lengths = CallPlan(rule, config), ExpectedLengths()
+        self.rule = rule
+        self.stream = stream
+        self.buffer = buffer
+        self.config = config
+        self._generate = generator.dispatch
+        self._score = score
+        self._decide = compiled_decide(rule)
+        self._plan = CallPlan(rule, config)
+        self._lengths = ExpectedLengths()
         self.whole = True
         self._active: list[ActivePrompt] = []  # with all that was launched for them scored
         self._pending: deque[PendingCall] = deque()  # in order of dispatch
@@ -272,7 +279,8 @@ class HostDriver:
 
         False where there is nothing to do for it.
         """
-        begin, held = time.perf_counter(), (self._active, self._pending, self.buffer)
+        begin = time.perf_counter()
+        held = (self._active, self._pending, self.buffer)
         going, waiting = self._plan.to_continue(*held)
         fresh = [
             ActivePrompt(p, None, SCREENING, 0, 0, 0)
@@ -412,7 +420,9 @@ class HostDriver:
                 np.asarray, (decision.want, decision.status, state.phase, state.round, state.budget)
             )
         for i, prompt in enumerate(prompts):
-            prompt.want, prompt.phase, prompt.round = int(want[i]), int(phase[i]), int(rounds[i])
+            prompt.want = int(want[i])
+            prompt.phase = int(phase[i])
+            prompt.round = int(rounds[i])
         return (budget if first else status)[: len(prompts)].tolist()
 
     def _scored(self, rollouts: Rollouts) -> Rollouts:
@@ -436,12 +446,13 @@ class HostDriver:
         """
         room = len(active)
         if self.config.accept == "completion":
-            active, room = (
-                sorted(active, key=lambda a: a.finished),
-                self.config.groups - len(self.buffer),
-            )
+            active = sorted(active, key=lambda a: a.finished)
+            room = self.config.groups - len(self.buffer)
         before = [a.phase for a in active]
-        complete, decided, cancelled, accepted = [], [], [], 0
+        complete = []
+        decided = []
+        cancelled = []
+        accepted = 0
         for prompt, phase, status in zip(active, before, self._ask(active)):
             if len(complete) == room:
                 cancelled.append(prompt.prompt)
@@ -530,7 +541,8 @@ class HostDriver:
           ValueError: a group there is, or will be, larger than the rule's are now.
         """
         # A state from before there was a depth has none.
-        groups, pending = unpack(state["flights"]), state.get("pending", {})
+        groups = unpack(state["flights"])
+        pending = state.get("pending", {})
         self._active = make_active([g.prompt for g in groups], groups, state["rule"])
         self._pending = deque(
             PendingCall.from_state_dict(pending[str(i)]) for i in range(len(pending))

@@ -153,7 +153,8 @@ class PendingCall:
     @classmethod
     def from_state_dict(cls, state: dict[str, Any]) -> "PendingCall":
         """The inverse; its samples are there already, or are to be drawn again."""
-        groups, unscored = unpack(state["groups"]), unpack(state["drawn"])
+        groups = unpack(state["groups"])
+        unscored = unpack(state["drawn"])
         active = make_active(
             [g.prompt for g in unscored],
             groups + [None] * (len(unscored) - len(groups)),

@@ -77,7 +77,8 @@ class StarvedError(RuntimeError):
     at the same place.
     """
 
-    exit_status, everywhere = 1, True
+    exit_status = 1
+    everywhere = True
 
 
 def broken_samples(stats: GenerationStats) -> str:

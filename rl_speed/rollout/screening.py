@@ -37,13 +37,16 @@ class Screening:
         budgets: Allocation | None = None,
         prefixes: PrefixSource | None = None,
     ):
-        self.stream, self.budgets, self.prefixes = stream, budgets, prefixes
+        self.stream = stream
+        self.budgets = budgets
+        self.prefixes = prefixes
         self.prompt_counts = PromptCounts()
         self.news: list[Visit] = []
         # Acceptance so far, exponentially forgotten. It starts at one: a rule that refuses nothing
         # is then never given more prompts than it needs, and one that does learns its rate from the
         # first call.
-        self._accepted, self._decided = 1.0, 1.0
+        self._accepted = 1.0
+        self._decided = 1.0
 
     @property
     def acceptance(self) -> float:
@@ -121,8 +124,10 @@ class Screening:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where the state was taken; other entries of it are not looked at."""
-        self.prompt_counts, self.news = load_counts(state["tally"]), []
-        self._accepted, self._decided = float(state["accepted"]), float(state["decided"])
+        self.prompt_counts = load_counts(state["tally"])
+        self.news = []
+        self._accepted = float(state["accepted"])
+        self._decided = float(state["decided"])
         if self.budgets is not None and "estimates" in state:
             self.budgets.load_state_dict(state["estimates"])
         if self.prefixes is not None and "replay" in state:

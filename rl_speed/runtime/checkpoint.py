@@ -39,7 +39,8 @@ def split_host(
     Empty dicts keep their place (a path that ends in the separator); empty arrays, which Orbax
     refuses, travel as their dtype and shape.
     """
-    values, arrays = {}, {}
+    values = {}
+    arrays = {}
     for name, value in tree.items():
         if SEPARATOR in name:
             raise ValueError(f"state key {name!r} must not contain {SEPARATOR!r}")
@@ -126,14 +127,17 @@ class Checkpointer:
         hosts: Hosts | None = None,
         owner: Owner | None = None,
     ):
-        self._directory, self._keep = epath.Path(directory), keep
+        self._directory = epath.Path(directory)
+        self._keep = keep
         self._remote = str(directory).startswith(REMOTE)
         if not self._remote:
             self._directory = self._directory.resolve()
         self._hosts = hosts or Hosts()
         self._owner = owner
         self._saves = 0  # begun, by which a failed one is told
-        self.failures, self.last_failure, self.lost = 0, "", False
+        self.failures = 0
+        self.last_failure = ""
+        self.lost = False
         self._manager = self._open()
 
     def _open(self) -> ocp.CheckpointManager:
@@ -200,7 +204,8 @@ class Checkpointer:
         replaces = step in self._steps()
         if replaces and self._remote:
             return fine
-        self._saves, self.lost = self._saves + 1, False
+        self._saves = self._saves + 1
+        self.lost = False
         try:
             if replaces:
                 self._manager.close()
@@ -251,7 +256,8 @@ class Checkpointer:
 
     def _failed(self, step: int | None, problem: str) -> None:
         self.failures += 1
-        self.last_failure, self.lost = problem, True
+        self.last_failure = problem
+        self.lost = True
         what = "a checkpoint" if step is None else f"the checkpoint of step {step}"
         # A manager whose save failed keeps the error and half a directory; a new one
         # clears both up.
@@ -281,7 +287,8 @@ class Checkpointer:
         values = self._manager.restore(step, args=ocp.args.Composite(host=ocp.args.JsonRestore()))[
             "host"
         ]
-        saved, mine = values.pop("layout"), describe_tree(like)
+        saved = values.pop("layout")
+        mine = describe_tree(like)
         has_reference = values.pop("has_reference", False) and reference is not None
         if saved != mine:
             different = [name for name in {**mine, **saved} if saved.get(name) != mine.get(name)]
@@ -331,7 +338,8 @@ class Checkpointer:
             except CheckpointError:
                 raise
             except Exception as error:  # noqa: BLE001 (damage takes any form: JSON, zarr, checksum, missing file)
-                problem, found = _first_line(error), None
+                problem = _first_line(error)
+                found = None
             else:
                 problem = ""
             told = self._hosts.gather(problem, "what was restored")

@@ -106,8 +106,11 @@ class Owner:
     def __init__(
         self, folder: epath.Path, workdir: Path, settings: Mapping[str, Any], hosts: Hosts
     ):
-        self._folder, self._workdir, self._settings = folder, workdir.resolve(), settings
-        self._hosts, self._mark = hosts, ""
+        self._folder = folder
+        self._workdir = workdir.resolve()
+        self._settings = settings
+        self._hosts = hosts
+        self._mark = ""
 
     def check(self, goes_on: bool) -> None:
         """Find out, before anything is built, whether this run may write there.
@@ -182,7 +185,8 @@ def _difference(owner: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
     """The first setting in which the owner of a folder is another run; "" for none, or where
     nothing is known of it.
     """
-    before, now = flatten(owner.get("settings", {})), flatten(settings)
+    before = flatten(owner.get("settings", {}))
+    now = flatten(settings)
     return next(
         (
             f"config.{name} = {before[name]!r}, not {now[name]!r}"

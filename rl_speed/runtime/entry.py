@@ -128,7 +128,8 @@ def own_devices(several: bool) -> int:
             f"$JAX_NUM_PROCESSES is {os.environ['JAX_NUM_PROCESSES']}, but this program is one "
             "process; experiments/train.py alone runs as several. Unset it"
         )
-    devices, count = mesh_size(), process_count() if several else 1
+    devices = mesh_size()
+    count = process_count() if several else 1
     if devices % count:
         command.fail(
             f"a mesh of {devices} devices cannot be split over --processes={count}: each has as "
@@ -197,11 +198,10 @@ def connect() -> None:
 
     Raises ValueError where flags and environment do not say all that is needed.
     """
-    coordinator, process = (
-        _found("coordinator", "JAX_COORDINATOR_ADDRESS"),
-        _found("process", "JAX_PROCESS_ID"),
-    )
-    count, auto = _found("processes", "JAX_NUM_PROCESSES"), flags.FLAGS["cluster"].value == "auto"
+    coordinator = _found("coordinator", "JAX_COORDINATOR_ADDRESS")
+    process = _found("process", "JAX_PROCESS_ID")
+    count = _found("processes", "JAX_NUM_PROCESSES")
+    auto = flags.FLAGS["cluster"].value == "auto"
     given = {"coordinator": coordinator, "processes": count, "process": process}
     if not auto and (count in (None, 1)) and coordinator is None and process in (None, 0):
         return

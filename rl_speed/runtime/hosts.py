@@ -35,14 +35,16 @@ ENDED_BY_OTHER = 75
 # Of settings that cannot be: to start again would not help.
 BAD_SETTINGS = 2
 
-HEARTBEAT_S, HANG_S = 100, 1800
+HEARTBEAT_S = 100
+HANG_S = 1800
 # For process 0 to be there.
 START_S = 300
 # With what a client of gRPC, which is HTTP/2, begins: the preface, and an empty SETTINGS frame.
 _HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
 _KEYS = "rl_speed"
 # How often a process looks for alarms; how long it gives itself to end on its own after one.
-_LOOK_S, _GRACE_S = 1.0, 4.0
+_LOOK_S = 1.0
+_GRACE_S = 4.0
 
 
 class OtherProcessError(RuntimeError):
@@ -70,12 +72,19 @@ class Hosts:
     """
 
     def __init__(self, client: Any = None, index: int = 0, count: int = 1, hang_s: float = HANG_S):
-        self.index, self.count, self.writes = index, count, index == 0
-        self._client, self._hang_s, self._serial = client, hang_s, 0
-        self._main, self._closed = threading.main_thread(), threading.Event()
-        self._ending, self.failed = threading.Lock(), False
+        self.index = index
+        self.count = count
+        self.writes = index == 0
+        self._client = client
+        self._hang_s = hang_s
+        self._serial = 0
+        self._main = threading.main_thread()
+        self._closed = threading.Event()
+        self._ending = threading.Lock()
+        self.failed = False
         self._barriers: Counter[str] = Counter()
-        self._mark, self._waits_for = (time.monotonic(), "the start"), ""
+        self._mark = (time.monotonic(), "the start")
+        self._waits_for = ""
         mine = f"{socket.gethostname()}, pid {os.getpid()}"
         self.names = [] if count > 1 else [mine]
         if count > 1:
@@ -99,8 +108,10 @@ class Hosts:
         """
         if self.count == 1:
             return [value]
-        serial, self._serial = self._serial, self._serial + 1
-        place, mine = f"{_KEYS}/{serial}", {"for": what, "value": value}
+        serial = self._serial
+        self._serial = self._serial + 1
+        place = f"{_KEYS}/{serial}"
+        mine = {"for": what, "value": value}
         self.at(what)
         self._waits_for = what
         # Process 0 puts all together: each of N processes asks for one value then, not for N.
@@ -370,7 +381,8 @@ def _require_free(coordinator: str) -> None:
 def _reach(coordinator: str) -> None:
     """Wait until process 0 listens there: JAX would end this process without a word that helps."""
     host, _, port = coordinator.rpartition(":")
-    end, answer = time.monotonic() + START_S, b""
+    end = time.monotonic() + START_S
+    answer = b""
     while not answer:
         try:
             with socket.create_connection((host.strip("[]"), int(port)), 5) as it:
@@ -416,7 +428,8 @@ def status_of(error: BaseException) -> int | None:
 
 def code_digest() -> str:
     """Of this package's modules: 16 hexadecimal digits."""
-    whole, root = hashlib.sha256(), Path(__file__).parents[1]
+    whole = hashlib.sha256()
+    root = Path(__file__).parents[1]
     for path in sorted(root.rglob("*.py")):
         whole.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
     return whole.hexdigest()[:16]

@@ -32,7 +32,8 @@ class AppendedFile:
     """
 
     def __init__(self, path: Path):
-        self.path, self.failures = path, 0
+        self.path = path
+        self.failures = 0
         self._waiting: list[bytes] = []
         self._file = path.open("ab", buffering=0)
         self._good = self._file.tell()
@@ -144,7 +145,8 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     Raises ValueError that names the file and the line.
     """
     try:
-        lines, texts = [], path.read_text(encoding="utf-8").splitlines()
+        lines = []
+        texts = path.read_text(encoding="utf-8").splitlines()
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is damaged: {error}") from None
     for number, text in enumerate(texts, 1):
@@ -234,8 +236,10 @@ class PhaseTimer:
         and start anew.
         """
         now = time.perf_counter()
-        whole, named = now - self._start, dict(self._seconds)
-        self._start, self._seconds = now, {}
+        whole = now - self._start
+        named = dict(self._seconds)
+        self._start = now
+        self._seconds = {}
         return {
             **{f"time/{name}": s for name, s in named.items()},
             "time/other": max(whole - sum(named.values()), 0.0),
@@ -262,7 +266,9 @@ class SlowSteps:
     def __init__(
         self, factor: float = 10.0, window: int = 50, least: int = 5, floor_s: float = 1.0
     ):
-        self._factor, self._least, self._floor_s = factor, least, floor_s
+        self._factor = factor
+        self._least = least
+        self._floor_s = floor_s
         self._latest: deque[float] = deque(maxlen=window)
         self.count = 0
 
@@ -305,7 +311,8 @@ class CompileCounter:
     _EVENT = "/jax/core/compile/backend_compile_duration"
 
     def __init__(self):
-        self.count, self.seconds = 0, 0.0
+        self.count = 0
+        self.seconds = 0.0
         jax.monitoring.register_event_duration_secs_listener(self._listen)
 
     def _listen(self, event: str, duration: float, **_: Any) -> None:

@@ -15,7 +15,8 @@ from rl_speed.activity import activity
 log = logging.getLogger(__name__)
 
 # Seconds between two looks at the phase under way, and of a phase that the log tells first.
-_LOOK_S, _LONG_S = 1.0, 10.0
+_LOOK_S = 1.0
+_LONG_S = 10.0
 
 
 def progress_bar(total: int, label: str, initial: int = 0, enabled: bool = True) -> Any:
@@ -42,7 +43,9 @@ class ActivityDisplay:
     """
 
     def __init__(self, bar: Any, label: str, clock: Callable[[], float] = time.monotonic):
-        self._bar, self._label, self._clock = bar, label, clock
+        self._bar = bar
+        self._label = label
+        self._clock = clock
         self._due: dict[str, float] = {}
 
     def look(self) -> None:
@@ -67,7 +70,8 @@ class ActivityDisplay:
 def show_activity(bar: Any, label: str) -> Iterator[None]:
     """Within, a thread shows `activity`: in the bar on a terminal, else in the log."""
     live = sys.stderr.isatty() and not bar.disable
-    display, over = ActivityDisplay(bar if live else None, label), threading.Event()
+    display = ActivityDisplay(bar if live else None, label)
+    over = threading.Event()
 
     def watch() -> None:
         while not over.wait(_LOOK_S):

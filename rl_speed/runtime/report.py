@@ -9,18 +9,17 @@ from rl_speed.runtime.metrics import held_out_names, read_steps
 
 def closing_summary(summary: dict[str, Any], workdir: Path, plots: list[Path]) -> str:
     """The text printed at the end of a run."""
-    records, points, prompts = (
-        read_steps(workdir / "metrics.jsonl"),
-        summary["evaluations"],
-        summary["prompts"],
-    )
+    records = read_steps(workdir / "metrics.jsonl")
+    points = summary["evaluations"]
+    prompts = summary["prompts"]
     lines = [
         "",
         f"{summary['method']}, seed {summary['seed']}: {summary['steps']} steps, "
         f"{summary['train_s']:.0f} s of training, {summary['tokens'] / 1e6:.2f} M generated tokens",
     ]
     if points:
-        first, last = points[0], points[-1]
+        first = points[0]
+        last = points[-1]
         gain = last["eval/accuracy"] - first["eval/accuracy"]
         lines.append(
             f"  held-out accuracy   {first['eval/accuracy']:.3f} -> {last['eval/accuracy']:.3f}   "

@@ -10,7 +10,9 @@ import jax
 FEW_DEVICES = 8
 
 # Of mallopt(3).
-M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3
+M_TRIM_THRESHOLD = -1
+M_TOP_PAD = -2
+M_MMAP_THRESHOLD = -3
 
 
 def setup_jax(devices: int = 1) -> None:

@@ -33,7 +33,10 @@ class Stopped(Exception):
         inside: str = "",
         receiver: str = "",
     ):
-        self.signal, self.step, self.workdir, self.inside = received, step, workdir, inside
+        self.signal = received
+        self.step = step
+        self.workdir = workdir
+        self.inside = inside
         after = f"step {step} and {inside}" if inside else f"step {step}"
         to = f" to {receiver}" if receiver else ""
         super().__init__(
@@ -61,7 +64,9 @@ class StopRequest:
     """
 
     def __init__(self, hosts: Hosts | None = None, over: Callable[[], bool] = lambda: False):
-        self._hosts, self.receiver, self._over = hosts or Hosts(), "", over
+        self._hosts = hosts or Hosts()
+        self.receiver = ""
+        self._over = over
         self._mine: signal.Signals | None = None
         self._agreed: signal.Signals | None = None
 

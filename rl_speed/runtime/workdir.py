@@ -68,7 +68,9 @@ def _check(values: Mapping[str, Any], section: Any, path: Path, advice: str, pre
     for field in dataclasses.fields(section):
         if field.name not in values:
             continue
-        value, default, name = values[field.name], getattr(section, field.name), prefix + field.name
+        value = values[field.name]
+        default = getattr(section, field.name)
+        name = prefix + field.name
         if dataclasses.is_dataclass(default):
             if not isinstance(value, dict):
                 raise ValueError(
@@ -173,7 +175,8 @@ def note_environment(workdir: Path, step: int) -> None:
 
     Raises ValueError where the file is damaged.
     """
-    path, advice = workdir / "environment.json", "restore it, or move it away"
+    path = workdir / "environment.json"
+    advice = "restore it, or move it away"
     try:
         entries = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
     except (ValueError, RecursionError) as error:

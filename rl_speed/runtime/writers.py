@@ -58,7 +58,9 @@ class TensorBoard:
         from tensorboard.compat.proto import event_pb2, summary_pb2, tensor_pb2, types_pb2
         from tensorboard.summary.writer.record_writer import RecordWriter
 
-        self._event, self._summary, self._protos = event_pb2.Event, summary_pb2.Summary, summary_pb2
+        self._event = event_pb2.Event
+        self._summary = summary_pb2.Summary
+        self._protos = summary_pb2
         self._text = lambda text: tensor_pb2.TensorProto(
             dtype=types_pb2.DT_STRING, string_val=[text.encode("utf-8", "replace")]
         )
@@ -135,7 +137,8 @@ class WandB:
         require_package("wandb", "config.logging.wandb is set")
         import wandb
 
-        self._wandb, self.failures = wandb, 0
+        self._wandb = wandb
+        self.failures = 0
         path = workdir / "wandb_run_id"
         if not path.exists():
             write_atomically(path, uuid.uuid4().hex[:12])
@@ -205,7 +208,8 @@ class Trackio(WandB):
         require_package("trackio", "config.logging.trackio is set")
         import trackio
 
-        self._wandb, self.failures = trackio, 0
+        self._wandb = trackio
+        self.failures = 0
         path = workdir / "trackio_run_name"
         if not path.exists():
             write_atomically(path, f"{workdir.name}-{uuid.uuid4().hex[:6]}")

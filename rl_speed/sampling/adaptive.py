@@ -135,7 +135,8 @@ def whole_responses(
     """
     if prompts.prefixes is None:
         return tokens, lengths
-    cut, at = prompts.prefixes.length[prompt, index][:, None], jnp.arange(tokens.shape[1])
+    cut = prompts.prefixes.length[prompt, index][:, None]
+    at = jnp.arange(tokens.shape[1])
     place = jnp.minimum(
         prompts.prefixes.prompt_length[prompt][:, None] + at, prompts.tokens.shape[1] - 1
     )
@@ -173,7 +174,9 @@ def launch(
     step: Array,
 ) -> Launched:
     """Give idle slots their next samples."""
-    slots, candidates, capacity = now.slots, known.status.shape[0], now.start_step.shape[0]
+    slots = now.slots
+    candidates = known.status.shape[0]
+    capacity = now.start_step.shape[0]
     spare = available(known, pool, target, pool.prompt.shape[0])
     continues = (known.rule.phase == ACCEPTED) | (known.rule.round > 0)
     order = jnp.concatenate([jnp.where(continues, spare, 0), jnp.where(continues, 0, spare)])
@@ -265,7 +268,8 @@ def make_load(decoder: Decoder, params: Any, prompts: Prompts, chunk: int, pool_
         fits = (new < prompts.count) & (entries < pool_size)
         row = jnp.minimum(new, candidates - 1)
         kv = call_prefill(decoder, params, prompts.tokens[row], prompts.lengths[row])
-        entries, drop = jnp.where(fits, entries, pool_size), jnp.where(fits, new, candidates)
+        entries = jnp.where(fits, entries, pool_size)
+        drop = jnp.where(fits, new, candidates)
         # An entry's last tenant is decided; it is forgotten, so that nothing is launched from
         # another's context.
         old = jnp.where(
@@ -313,7 +317,8 @@ def check_prompts(prompts: Prompts, rule: Rule, target: int, config: SamplerConf
                 f"every array of Prompts.answer must have {size[0]} rows, got shape {leaf.shape}"
             )
     if prompts.prefixes is not None:
-        of, samples = prompts.prefixes, (*size, rule.max_samples)
+        of = prompts.prefixes
+        samples = (*size, rule.max_samples)
         if (
             of.prompt_length.shape != size
             or of.length.shape != samples
@@ -390,7 +395,8 @@ def sample_adaptive(
         )
     if surplus not in ("discard", "keep"):
         raise ValueError(f'surplus must be "discard" or "keep", got {surplus!r}')
-    candidates, per_prompt = prompts.lengths.shape[0], rule.max_samples
+    candidates = prompts.lengths.shape[0]
+    per_prompt = rule.max_samples
     capacity = candidates * per_prompt
     pool_size = min(config.context_pool or candidates, candidates)
     chunk = min(config.prefill_chunk or pool_size, pool_size)
@@ -401,7 +407,8 @@ def sample_adaptive(
     no_keys = jax.eval_shape(
         lambda: jax.random.key_data(request_keys(key, *jnp.zeros((2, config.slots), jnp.int32)))
     )
-    zeros, zero = jnp.zeros((candidates,), jnp.int32), jnp.int32(0)
+    zeros = jnp.zeros((candidates,), jnp.int32)
+    zero = jnp.int32(0)
     rule_state = rule.init(candidates, prompts.budget)
     counts = Counts(launched=zeros, done=zeros, positive=zeros)
     first = rule.decide(counts, rule_state)[0]
@@ -422,7 +429,8 @@ def sample_adaptive(
             return jax.lax.while_loop(needed, lambda pool: load(pool, known.status), pool)
 
     def body(state: State) -> State:
-        idle, pool = jnp.sum(state.slots.request == capacity), state.pool
+        idle = jnp.sum(state.slots.request == capacity)
+        pool = state.pool
         if pool_size < candidates or chunk < pool_size:
             pool = jax.lax.cond(
                 (idle > 0) & (pool.loaded < prompts.count),
@@ -447,11 +455,13 @@ def sample_adaptive(
             ),
             now,
         )
-        slots, waiting = now.slots, now.waiting
+        slots = now.slots
+        waiting = now.waiting
         known = state.known._replace(counts=state.known.counts.replace(launched=now.launched))
         output = state.output._replace(start_step=now.start_step)
         row = jnp.minimum(slots.request, capacity - 1)
-        prompt, index = row // per_prompt, row % per_prompt
+        prompt = row // per_prompt
+        index = row % per_prompt
         of = prompts.prefixes
         limit = (
             jnp.full(row.shape, config.max_new, jnp.int32)
@@ -490,7 +500,8 @@ def sample_adaptive(
             state.rewards,
             known,
         )
-        s, waits = state.statistics, waiting > 0
+        s = state.statistics
+        waits = waiting > 0
         enough = (jnp.sum(known.status == COMPLETE) >= target) if target else jnp.bool_(False)
         statistics = Statistics(
             s.steps + 1,
@@ -524,7 +535,9 @@ def finish(
     state: State, prompts: Prompts, per_prompt: int, target: int, surplus: str
 ) -> tuple[AdaptiveSamples, Counts]:
     """What the caller gets: everything behind the last group removed, or marked."""
-    known, output, s = state.known, state.output, state.statistics
+    known = state.known
+    output = state.output
+    s = state.statistics
     candidates = known.status.shape[0]
     consumed, _ = settled(known, prompts.count, target)
     kept = jnp.arange(candidates) < consumed
@@ -532,7 +545,9 @@ def finish(
     selected = complete & (before(complete) < target) if target else complete
     kept_R = jnp.repeat(kept, per_prompt)
     wasted = jnp.sum(jnp.where(kept_R, 0, output.lengths))
-    rewards, status, counts = state.rewards, known.status, known.counts
+    rewards = state.rewards
+    status = known.status
+    counts = known.counts
     if surplus == "discard":
 
         def clear(x, keep):

@@ -43,7 +43,8 @@ def select(samples: AdaptiveSamples, counts: Counts, target: int) -> Array:
     A place whose sample was not drawn (a rule may stop short of N), or whose group is missing,
     holds the number of rows there are.
     """
-    candidates, rows = samples.selected.shape[0], samples.lengths.shape[0]
+    candidates = samples.selected.shape[0]
+    rows = samples.lengths.shape[0]
     per_prompt = rows // candidates
     chosen = jnp.nonzero(samples.selected, size=target, fill_value=candidates)[0].astype(jnp.int32)[
         :, None
@@ -69,15 +70,15 @@ def to_batch(
       mask_prefix: replayed tokens are no part of the mask. Otherwise they are, with behaviour
         log-probs NaN: nobody sampled them.
     """
-    per_prompt, room = samples.lengths.shape[0] // prompts.lengths.shape[0], samples.tokens.shape[1]
-    rows, used = jnp.minimum(rows, samples.lengths.shape[0] - 1), group_ids >= 0
+    per_prompt = samples.lengths.shape[0] // prompts.lengths.shape[0]
+    room = samples.tokens.shape[1]
+    rows = jnp.minimum(rows, samples.lengths.shape[0] - 1)
+    used = group_ids >= 0
     prompt = rows // per_prompt
     lengths = prompts.lengths if prompts.prefixes is None else prompts.prefixes.prompt_length
-    start, length, context = (
-        lengths[prompt][:, None],
-        samples.lengths[rows][:, None],
-        prompts.tokens[prompt],
-    )
+    start = lengths[prompt][:, None]
+    length = samples.lengths[rows][:, None]
+    context = prompts.tokens[prompt]
     at = jnp.arange(width)[None]
     from_context = jnp.take_along_axis(
         context, jnp.broadcast_to(jnp.minimum(at, context.shape[1] - 1), (len(rows), width)), axis=1
@@ -92,7 +93,8 @@ def to_batch(
         from_response(samples.tokens),
         jnp.where((at < start) & used[:, None], from_context, 0),
     )
-    mask, behaviour = is_response, jnp.where(is_response, from_response(samples.logprobs), 0.0)
+    mask = is_response
+    behaviour = jnp.where(is_response, from_response(samples.logprobs), 0.0)
     if samples.prefix is not None:
         replayed = is_response & (at < start + samples.prefix[rows][:, None])
         if mask_prefix:

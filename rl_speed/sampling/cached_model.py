@@ -50,7 +50,8 @@ def decoder_from_cached_model(
         return empty_cache(slots, context_length + max_new)
 
     def decode(params, context_kv, cache, token, context, context_length_S, suffix_length, active):
-        fresh, place = active & (suffix_length == 0), context_length_S + suffix_length
+        fresh = active & (suffix_length == 0)
+        place = context_length_S + suffix_length
 
         def seat(cache):
             def put(old, pool):

@@ -74,11 +74,11 @@ class HostVerify:
     def __init__(
         self, score: Callable[[np.ndarray, np.ndarray, Any], Any], name: str | None = None
     ):
-        self.score, self.name = (
-            score,
-            name or getattr(score, "__qualname__", type(score).__qualname__),
-        )
-        self.calls, self.rows, self.seconds = 0, 0, 0.0
+        self.score = score
+        self.name = name or getattr(score, "__qualname__", type(score).__qualname__)
+        self.calls = 0
+        self.rows = 0
+        self.seconds = 0.0
         self._error: BaseException | None = None
         self._lock = threading.Lock()
 
@@ -89,7 +89,8 @@ class HostVerify:
         # Elsewhere the runtime has its own threads for copies, and one is cheaper than many.
         limit = PIECE_BYTES if jax.default_backend() == "cpu" else None
         pieces = [split(leaf, limit) for leaf in leaves]
-        counts, shapes = [len(p) for p in pieces], [leaf.shape for leaf in leaves]
+        counts = [len(p) for p in pieces]
+        shapes = [leaf.shape for leaf in leaves]
         judge = functools.partial(
             self._judge, lambda flat: jax.tree.unflatten(tree, join(flat, counts, shapes))
         )
@@ -102,10 +103,12 @@ class HostVerify:
             begin = time.perf_counter()
             try:
                 tokens, lengths, answer = restore(pieces)
-                rows, rewards = np.flatnonzero(lengths > 0), np.zeros(lengths.shape, np.float32)
+                rows = np.flatnonzero(lengths > 0)
+                rewards = np.zeros(lengths.shape, np.float32)
                 if self._error is None:
                     if rows.size:
-                        self.calls, self.rows = self.calls + 1, self.rows + rows.size
+                        self.calls = self.calls + 1
+                        self.rows = self.rows + rows.size
                         ended = jax.tree.map(lambda x: x[rows], (tokens, lengths, answer))
                         rewards[rows] = check_rewards(self.score(*ended), rows.size)
                     return rewards
@@ -119,7 +122,8 @@ class HostVerify:
         """Raise what the function raised since the last time, as `VerifierError`;
         nothing where it did not.
         """
-        error, self._error = self._error, None
+        error = self._error
+        self._error = None
         if error is not None and not isinstance(error, Exception):
             raise error
         if error is not None:

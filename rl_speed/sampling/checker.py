@@ -64,14 +64,17 @@ class Replay(NamedTuple):
         """
         kv = self.prefill(self.params, contexts, lengths)
         cache = self.init_cache(slots)
-        fed, queue = contexts if fed is None else fed, list(range(len(tasks)))
-        held, suffix = [-1] * slots, [0] * slots
+        fed = contexts if fed is None else fed
+        queue = list(range(len(tasks)))
+        held = [-1] * slots
+        suffix = [0] * slots
         found: list[list[np.ndarray]] = [[] for _ in tasks]
         dtype = None
         while True:
             for row in range(slots):
                 if held[row] < 0 and queue:
-                    held[row], suffix[row] = queue.pop(0), 0
+                    held[row] = queue.pop(0)
+                    suffix[row] = 0
             if max(held) < 0:
                 return [np.stack(x) for x in found], dtype
             mine = [tasks[max(i, 0)] for i in held]
@@ -93,13 +96,15 @@ class Replay(NamedTuple):
                 column(suffix),
                 np.array([i >= 0 for i in held]),
             )
-            dtype, logits = logits.dtype, np.asarray(logits.astype(jnp.float32))
+            dtype = logits.dtype
+            logits = np.asarray(logits.astype(jnp.float32))
             for row, i in enumerate(held):
                 if i >= 0:
                     found[i].append(logits[row])
                     suffix[row] += 1
                     if suffix[row] > len(tasks[i].tokens):
-                        held[row], suffix[row] = -1, 0
+                        held[row] = -1
+                        suffix[row] = 0
 
 
 def distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -113,7 +118,8 @@ def distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
             x = x - x.max(axis=-1, keepdims=True)
             return x - np.log(np.exp(x).sum(axis=-1, keepdims=True))
 
-    x, y = logprobs(a), logprobs(b)
+    x = logprobs(a)
+    y = logprobs(b)
     with np.errstate(invalid="ignore"):
         gap = np.where(np.isneginf(x) & np.isneginf(y), 0.0, np.abs(x - y))
     return np.where(np.isnan(gap), np.inf, gap).max(axis=-1)
@@ -184,7 +190,8 @@ def check_decoder(
     )
     reference = functools.partial(_reference, jax.jit(forward), params, vocab)
     want, whole = reference(contexts, tasks)
-    worst, place = 0.0, ""
+    worst = 0.0
+    place = ""
     for count in slots:
         got, dtype = run(contexts, lengths, tasks, count)
         if got[0].shape[-1] != vocab:
@@ -196,12 +203,10 @@ def check_decoder(
             gaps = distance(a, b)
             step = int(np.argmax(gaps))
             if gaps[step] > worst:
-                worst, place = (
-                    float(gaps[step]),
-                    (
-                        f"at {count} slots, for a request that starts from {task.cut} of "
-                        f"{lengths[task.context]} context tokens, with {step} tokens fed before"
-                    ),
+                worst = float(gaps[step])
+                place = (
+                    f"at {count} slots, for a request that starts from {task.cut} of "
+                    f"{lengths[task.context]} context tokens, with {step} tokens fed before"
                 )
     rounded = jnp.finfo(dtype).eps > jnp.finfo(jnp.float32).eps
     scale = max(float(np.abs(x[np.isfinite(x)]).max(initial=0.0)) for x in want)
@@ -245,7 +250,8 @@ def _reference(
             f"forward must return logits {[*rows.shape, vocab]} for tokens {list(rows.shape)}; "
             f"got {describe(logits)}"
         )
-    dtype, logits = logits.dtype, np.asarray(logits.astype(jnp.float32))
+    dtype = logits.dtype
+    logits = np.asarray(logits.astype(jnp.float32))
     return [logits[i, t.cut - 1 : t.cut + len(t.tokens)] for i, t in enumerate(tasks)], dtype
 
 
@@ -265,12 +271,11 @@ def _diagnose(
         return rng.integers(0, vocab, STEPS - 1, dtype=np.int32)
 
     # In row 0, of a context that is not number 0.
-    own, cut = 1, 3
-    mine, others, before = (
-        Task(own, cut, feeds()),
-        [Task(0, 4, feeds())] * (slots - 1),
-        [Task(0, 2, feeds())] * slots,
-    )
+    own = 1
+    cut = 3
+    mine = Task(own, cut, feeds())
+    others = [Task(0, 4, feeds())] * (slots - 1)
+    before = [Task(0, 2, feeds())] * slots
 
     def logits(tasks: Sequence[Task], at: int = 0, pool: np.ndarray = contexts) -> np.ndarray:
         """Of task number `at`, contexts being `pool`,

@@ -63,7 +63,8 @@ def call_prefill(decoder: Decoder, params: Any, tokens: Array, lengths: Array) -
 
     Raises TypeError where `prefill` returns something else than its contract says.
     """
-    result, contexts = decoder.prefill(params, tokens, lengths), tokens.shape[0]
+    result = decoder.prefill(params, tokens, lengths)
+    contexts = tokens.shape[0]
     want = (
         "prefill must return (context_kv, last_hidden [C, D] or None, last_logits [C, V] or None), "
         f"here with C={contexts}; got "
@@ -104,7 +105,8 @@ def call_decode(
     `more`: context index, context length, suffix length and activity of the S rows, as
     `Decoder.decode` takes them.
     """
-    result, slots = decoder.decode(params, context_kv, cache, token, *more), token.shape[0]
+    result = decoder.decode(params, context_kv, cache, token, *more)
+    slots = token.shape[0]
     want = f"decode must return (logits [S, V] of a float dtype, cache), here with S={slots}; got "
     if type(result) is not tuple or len(result) != 2:
         raise TypeError(want + describe(result))
@@ -140,7 +142,8 @@ def call_verify(verify: Callable[..., Array], tokens: Array, lengths: Array, ans
 
     Raises TypeError where the verifier returns something else, or is no JAX function.
     """
-    name, slots = getattr(verify, "__qualname__", type(verify).__qualname__), lengths.shape[0]
+    name = getattr(verify, "__qualname__", type(verify).__qualname__)
+    slots = lengths.shape[0]
     try:
         rewards = verify(tokens, lengths, answer)
     except (
@@ -185,7 +188,8 @@ def check_limits(
 
     Takes a sampler's arguments. What is on a device is not fetched for it; the program clamps it.
     """
-    limit, count = requests.max_new, requests.count
+    limit = requests.max_new
+    count = requests.count
     if on_host(limit, count):
         used = np.arange(limit.shape[-1]) < np.asarray(count)[..., None]
         if (bad := np.argwhere(used & (limit > config.max_new))).size:

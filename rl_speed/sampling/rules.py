@@ -288,7 +288,8 @@ class AdaptiveSpeed:
         alike = (counts.positive == 0) | (counts.positive == counts.done)
         qualifies = ~alike | (state.budget >= self.n)
         phase = jnp.where(screened & qualifies, ACCEPTED, state.phase)
-        accepted, rejected = phase == ACCEPTED, screened & ~qualifies
+        accepted = phase == ACCEPTED
+        rejected = screened & ~qualifies
         status = jnp.where(
             rejected, REJECTED, jnp.where(accepted & (counts.done >= self.n), COMPLETE, OPEN)
         )

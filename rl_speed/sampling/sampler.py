@@ -135,7 +135,8 @@ def prefill_pool(decoder: Decoder, params, contexts: Contexts, chunk: int):
 def empty_output(capacity: int, max_new: int) -> Output:
     """Rows before anything is drawn."""
     shape = (capacity, max_new)
-    zeros, no = jnp.zeros((capacity,), jnp.int32), jnp.zeros((capacity,), bool)
+    zeros = jnp.zeros((capacity,), jnp.int32)
+    no = jnp.zeros((capacity,), bool)
     return Output(
         tokens=jnp.zeros(shape, jnp.int32),
         lengths=zeros,
@@ -362,10 +363,12 @@ def decode_steps(
     limit: Array | None = None,
 ) -> Decoding:
     """Makes at most `limit` decode steps, or all (None). Their number changes no token."""
-    requests, capacity = fixed.requests, fixed.requests.context.shape[0]
+    requests = fixed.requests
+    capacity = fixed.requests.context.shape[0]
 
     def body(state: Decoding) -> Decoding:
-        counts, width = state.counts, len(state.slots.request)
+        counts = state.counts
+        width = len(state.slots.request)
         busy = jnp.sum(state.slots.request < capacity, dtype=jnp.int32)
         waiting = state.queue_next < requests.count
         slots, cache, output, _ = decode_one(

@@ -40,7 +40,8 @@ def per_shard(function, params, tables, key: Array, mesh: Mesh):
             lambda x: x[None], function(params, jax.tree.map(lambda x: x[0], tables), key)
         )
 
-    rows, whole = PartitionSpec(ROWS), PartitionSpec()
+    rows = PartitionSpec(ROWS)
+    whole = PartitionSpec()
     return jax.shard_map(
         shard,
         mesh=mesh,

@@ -51,7 +51,8 @@ def build_prompts(
     Raises ValueError as `build_contexts`, and where `visit`, `budget`, `estimate` or an answer has
     another number of rows.
     """
-    contexts, count = build_contexts(tokens, capacity, length), len(tokens)
+    contexts = build_contexts(tokens, capacity, length)
+    count = len(tokens)
 
     def pad(values: Any, name: str, fill: int = 0) -> np.ndarray:
         values = np.asarray(values)

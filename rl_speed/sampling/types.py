@@ -314,10 +314,14 @@ class Counts:
 
 
 # Values of Decision.status.
-OPEN, COMPLETE, REJECTED = 0, 1, 2
+OPEN = 0
+COMPLETE = 1
+REJECTED = 2
 # Values of RuleState.phase. A prompt that was accepted keeps its verdict whatever its later
 # samples say.
-SCREENING, ACCEPTED, CLOSED = 0, 1, 2
+SCREENING = 0
+ACCEPTED = 1
+CLOSED = 2
 
 
 @struct.dataclass

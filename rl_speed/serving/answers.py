@@ -24,9 +24,12 @@ class Choice:
     """
 
     def __init__(self, tokenizer: Any, asked: Request, response: Response, index: int):
-        self._tokenizer, self._asked, self.response = tokenizer, asked, response
+        self._tokenizer = tokenizer
+        self._asked = asked
+        self.response = response
         self._text = StoppedText(self._decode, asked.stops)
-        self.index, self.count = index, 0
+        self.index = index
+        self.count = 0
         self.finish: str | None = None
         self._waiting: list[Token] = []  # tokens whose text was not returned
         self._offset = 0  # characters that were returned
@@ -46,7 +49,8 @@ class Choice:
         self.finish = "stop" if self._text.stopped else token.finish
         if not piece and not self.finish:
             return None
-        tokens, self._waiting = self._waiting, []
+        tokens = self._waiting
+        self._waiting = []
         added: Added = {"text": piece, "logprobs": None}
         if self._asked.top is not None:
             added["logprobs"] = self._logprobs([t for t in tokens if t.finish != "stop"])
@@ -85,7 +89,9 @@ class Answer:
     """
 
     def __init__(self, asked: Request, model: str, choices: Sequence[Choice], prompt_tokens: int):
-        self._asked, self._choices, self._prompt_tokens = asked, choices, prompt_tokens
+        self._asked = asked
+        self._choices = choices
+        self._prompt_tokens = prompt_tokens
         self._chat = isinstance(asked, ChatRequest)
         self._head = {
             "id": f"{'chatcmpl' if self._chat else 'cmpl'}-{uuid.uuid4().hex}",

@@ -86,7 +86,9 @@ class Batcher:
     """
 
     def __init__(self, engine: Engine, deliver: Callable[[Events], None], room: int):
-        self._engine, self._deliver, self.room = engine, deliver, room
+        self._engine = engine
+        self._deliver = deliver
+        self.room = room
         self._waiting: collections.deque[Response] = collections.deque()
         self._tenants: dict[int, Response] = {}
         self._changed = threading.Condition()
@@ -140,8 +142,11 @@ class Batcher:
         self._send([(r, self.ended) for r in left if not r.cancelled])
 
     def _serve(self) -> None:
-        engine, tenants = self._engine, self._tenants
-        state, prompt, prefix = engine.init_state(), None, None
+        engine = self._engine
+        tenants = self._tenants
+        state = engine.init_state()
+        prompt = None
+        prefix = None
         under_way: tuple[Step, dict[int, Response]] | None = None
         while True:
             admitted = self._admit(idle=under_way is None)
@@ -149,7 +154,8 @@ class Batcher:
                 return
             for slot, response in admitted:
                 if response.prompt is not prompt:
-                    prompt, prefix = response.prompt, engine.prefill(response.prompt)
+                    prompt = response.prompt
+                    prefix = engine.prefill(response.prompt)
                 draws = Draws(
                     seed_key(response.seed, response.index),
                     response.temperature,
@@ -157,13 +163,15 @@ class Batcher:
                     response.limit,
                 )
                 state = engine.insert(state, prefix, slot, draws=draws)
-            done, under_way = under_way, None
+            done = under_way
+            under_way = None
             if tenants:
                 logprobs = any(response.logprobs for response in tenants.values())
                 state, step = engine.generate(state, logprobs)
                 under_way = step, dict(tenants)
             else:
-                prompt, prefix = None, None
+                prompt = None
+                prefix = None
             if done is not None:
                 self._send(self._events(*done))
 
@@ -186,7 +194,8 @@ class Batcher:
 
     def _events(self, step: Step, rows: dict[int, Response]) -> Events:
         """Tokens of a step that was dispatched for `rows`."""
-        step, events = jax.tree.map(np.asarray, step), []
+        step = jax.tree.map(np.asarray, step)
+        events = []
         for row, response in rows.items():
             if response.cancelled or response.ended:
                 continue

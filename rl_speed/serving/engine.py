@@ -322,7 +322,8 @@ class Engine:
         def place(x):
             return jax.device_put(np.asarray(x, np.int32), self.sharding)
 
-        tokens, length = place(pad(ids, self.max_prefill_length)), place(len(ids))
+        tokens = place(pad(ids, self.max_prefill_length))
+        length = place(len(ids))
         return Prefix(_prefill(self._decoder, self.params, tokens, length), place(ids[-1]), length)
 
     def insert(self, state: DecodeState, prefix: Prefix, slot: int, draws: Draws) -> DecodeState:
@@ -370,7 +371,8 @@ class Engine:
         """Compile everything that requests will need:
         prefill and insert at each length, generate.
         """
-        state, draws = self.init_state(), Draws(seed_key(0, 0), 0.0, 1.0, 1)
+        state = self.init_state()
+        draws = Draws(seed_key(0, 0), 0.0, 1.0, 1)
         for length in prefill_lengths(self.max_prefill_length):
             state = self.insert(state, self.prefill([0] * length), 0, draws)
         jax.block_until_ready(self.generate(state)[1])

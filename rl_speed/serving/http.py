@@ -62,8 +62,11 @@ class App:
         top_p: float = 1.0,
         queue: int = 256,
     ):
-        self._engine, self.name, self._prompt = engine, name, prompt
-        self._temperature, self._top_p = temperature, top_p
+        self._engine = engine
+        self.name = name
+        self._prompt = prompt
+        self._temperature = temperature
+        self._top_p = top_p
         self._tokenizer = load_tokenizer(directory)
         self._encode = prompt_encoder(self._tokenizer, prompt)
         self._encode("0")  # a template that fails does so now
@@ -188,7 +191,8 @@ class App:
             raise self._unknown(asked.model)
         chat = isinstance(asked, ChatRequest)
         field = "messages" if chat else "prompt"
-        longest, ids = self._engine.max_prefill_length, self._engine.model.ids
+        longest = self._engine.max_prefill_length
+        ids = self._engine.model.ids
         turns = [message.turn for message in asked.messages] if chat else []
         texts = [turn["content"] for turn in turns] if chat else asked.prompts
         count = max((len(text) for text in texts if isinstance(text, str)), default=0)
@@ -216,7 +220,8 @@ class App:
             bad = [token for token in prompt if not 0 <= token < ids]
             if bad:
                 raise Invalid(f"token id {bad[0]} is none of 0 to {ids - 1}", field)
-        most, allowed = self._engine.config.max_new, min(MAX_CHOICES, self.batcher.room)
+        most = self._engine.config.max_new
+        allowed = min(MAX_CHOICES, self.batcher.room)
         if (asked.max_tokens or 0) > most:
             raise Invalid(f"max_tokens must be 1 to {most}, got {asked.max_tokens}", "max_tokens")
         if asked.n * len(prompts) > allowed:
@@ -335,7 +340,8 @@ class Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(app.asgi, log_config=None, access_log=False, lifespan="off")
         )
-        self._batcher, self._grace = app.batcher, grace
+        self._batcher = app.batcher
+        self._grace = grace
 
     async def on_tick(self, counter: int) -> bool:
         """Whether to end; uvicorn asks ten times a second."""

@@ -55,7 +55,8 @@ def load_policy(
         sources.find_source(checkpoint=str(at)) if running else sources.find_source(model=str(at))
     )
     config = Config()
-    config.model.path, config.model.compute_dtype = source.directory, compute_dtype
+    config.model.path = source.directory
+    config.model.compute_dtype = compute_dtype
     of_run = "" if source.config is None else source.config.model.end_tokens
     config.model.end_tokens = f"{of_run},{end_tokens}"
     policy, step = sources.load_policy(source, config, make_mesh())

@@ -38,7 +38,9 @@ class Invalid(ValueError):
         self, message: str, param: str | None, code: str = "invalid_value", status: int = 400
     ):
         super().__init__(message)
-        self.param, self.code, self.status = param, code, status
+        self.param = param
+        self.code = code
+        self.status = status
 
 
 def _without_nulls(data: Any) -> Any:

@@ -43,13 +43,15 @@ class TextStream:
     def end(self) -> str:
         """What was held back: tokens that ended inside a character."""
         new = self._new()
-        self._window, self._said = [], 0
+        self._window = []
+        self._said = 0
         return new
 
     def _new(self) -> str:
         if not self._window:
             return ""
-        said, text = self._decode(self._window[: self._said]), self._decode(self._window)
+        said = self._decode(self._window[: self._said])
+        text = self._decode(self._window)
         return (
             text[len(said) :] if text.startswith(said) else self._decode(self._window[self._said :])
         )
@@ -65,7 +67,8 @@ class StoppedText:
     """
 
     def __init__(self, decode: Callable[[list[int]], str], stops: Sequence[str] = ()):
-        self._stream, self._stops = TextStream(decode), stops
+        self._stream = TextStream(decode)
+        self._stops = stops
         self._held = ""
         self.stopped = False
 
@@ -78,14 +81,16 @@ class StoppedText:
         if self.stopped:
             return ""
         piece = self._add(self._stream.end())
-        rest, self._held = self._held, ""
+        rest = self._held
+        self._held = ""
         return piece + rest
 
     def _add(self, piece: str) -> str:
         text = self._held + piece
         found = [at for at in map(text.find, self._stops) if at >= 0]
         if found:
-            self._held, self.stopped = "", True
+            self._held = ""
+            self.stopped = True
             return text[: min(found)]
         keep = max(
             (

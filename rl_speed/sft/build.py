@@ -94,7 +94,8 @@ def explain_out_of_memory(
 ) -> str:
     """What to say when a device ran out of memory: what the run holds there by part, and which
     settings to turn down. `layout`: its rows, where it got as far as to know them."""
-    m, e = config.model, config.examples
+    m = config.model
+    e = config.examples
     mesh = make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
     model = (
         new_model(config, mesh)
@@ -106,7 +107,8 @@ def explain_out_of_memory(
     params = abstract_params(model)
     optimizer = make_optimizer(config.optimizer_of(config.training.steps or 10**9), params)
     state = abstract_state(model, params, optimizer, mesh)
-    tokens, length = config.training.micro_tokens, f"config.examples.max_length ({e.max_length})"
+    tokens = config.training.micro_tokens
+    length = f"config.examples.max_length ({e.max_length})"
     now = ""
     if layout:
         now = f", now {Pieces(model, mesh, tokens).shape(layout.rows, layout.length).tokens}"
@@ -156,7 +158,9 @@ def new_model(config: SFTConfig, mesh: Mesh) -> ModelConfig:
 
 def from_nothing(config: SFTConfig, mesh: Mesh) -> Parts:
     """A new policy on demonstrations of its task: never the same one twice."""
-    task, model, size = POLICIES[config.model.path], new_model(config, mesh), config.examples.batch
+    task = POLICIES[config.model.path]
+    model = new_model(config, mesh)
+    size = config.examples.batch
     with tempfile.TemporaryDirectory() as directory:
         # Through the files, so that training encodes exactly as every later user of the directory.
         task.save_tokenizer(directory)
@@ -174,7 +178,8 @@ def from_nothing(config: SFTConfig, mesh: Mesh) -> Parts:
             for question, text, ended in made
         ]
 
-    length, shards = task.max_prompt_tokens + task.max_response_tokens, row_shards(mesh)
+    length = task.max_prompt_tokens + task.max_response_tokens
+    shards = row_shards(mesh)
     layout = Layout(-(-size // shards) * shards, length)
     return Parts(
         init(model, jax.random.key(config.seed)),
@@ -190,7 +195,8 @@ def from_nothing(config: SFTConfig, mesh: Mesh) -> Parts:
 
 def from_files(config: SFTConfig, mesh: Mesh) -> Parts:
     """A policy from a Hugging Face directory on the rows of a file."""
-    e, steps = config.examples, config.training.steps
+    e = config.examples
+    steps = config.training.steps
     path = model_directory(config.model.path, weights=False)
     tokenizer = load_tokenizer(path)
     ends = learned_ends(config, tokenizer, path)
@@ -274,7 +280,8 @@ def read_data(
 ) -> tuple[list[Example], list[Example], dict[str, Any]]:
     """(training examples, held-out examples, what became of the rows and a hash of what is trained
     on)."""
-    d, counts = config.data, {}
+    d = config.data
+    counts = {}
 
     def read(path: str, fields: Fields, of: str = "") -> list[Example]:
         found, counts[f"{of}skipped_rows"] = read_examples(
@@ -350,7 +357,8 @@ def build_answers(
         )
         for e in questions
     ]
-    longest, samples = max(len(p.tokens) for p in prompts), config.evaluation.samples
+    longest = max(len(p.tokens) for p in prompts)
+    samples = config.evaluation.samples
     per_call = min(len(prompts), max(1, 256 // samples))
     sampler = SamplerConfig(
         slots=-(-min(per_call * samples, 128) // row_shards(mesh)),
@@ -372,7 +380,8 @@ def build_answers(
     judge = TextScorer(tokenizer, ends, verifier)
 
     def answers(params: Any, stop: Callable[[], bool]) -> dict[str, float] | None:
-        sets, room = {"": HeldOutSet(prompts, samples)}, (per_call, per_call * samples)
+        sets = {"": HeldOutSet(prompts, samples)}
+        room = (per_call, per_call * samples)
         generator.stop = stop
         result = evaluate(generator, params, sets, judge, room, stop=stop)
         return None if result is None else result.metrics()

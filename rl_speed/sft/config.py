@@ -104,7 +104,9 @@ class SFTConfig:
                 raise ValueError(f"config.{name} must be at least {least}; got {value!r}")
         drawn = self.evaluation
         require_distinct_draws("evaluation.samples", drawn.samples, drawn.temperature)
-        d, e, given = self.data, self.examples, self.model.path not in POLICIES
+        d = self.data
+        e = self.examples
+        given = self.model.path not in POLICIES
         of_files = [
             name
             for name in now
@@ -143,7 +145,8 @@ class SFTConfig:
 
     def optimizer_of(self, steps: int) -> OptimizerConfig:
         """That of a run of so many updates. Raises ValueError where it cannot be."""
-        o, rate = self.optimizer, 3e-3 if self.model.path in POLICIES else 1e-5
+        o = self.optimizer
+        rate = 3e-3 if self.model.path in POLICIES else 1e-5
         warmup = min(100, steps // 10) if o.warmup_steps == -1 else o.warmup_steps
         if warmup >= steps and o.schedule != "constant":
             raise ValueError(

@@ -79,8 +79,10 @@ def encode_example(
             "the first of the solution"
         )
     behind = re.search(f"(?:{inside.pattern})*\\Z", row.solution).start()
-    text, last = row.solution[:behind], row.solution[behind:]
-    solution, end = inside.encode(inside.protect(text) + last), list(ends[:1])
+    text = row.solution[:behind]
+    last = row.solution[behind:]
+    solution = inside.encode(inside.protect(text) + last)
+    end = list(ends[:1])
     while solution and solution[-1] in ends:
         end = [solution.pop()]
     response = np.asarray([*solution, *(closing or end)], np.int32)
@@ -185,13 +187,12 @@ class Layout:
         shape = self.rows, self.length
         batch = SFTBatch(np.zeros(shape, np.int32), np.zeros(shape, np.bool_))
         for row, example in enumerate(examples):
-            start, end = len(example.prompt), len(example)
+            start = len(example.prompt)
+            end = len(example)
             if end > self.length:
                 raise ValueError(f"an example of {end} tokens does not fit into {self.length}")
-            batch.tokens[row, :start], batch.tokens[row, start:end] = (
-                example.prompt,
-                example.response,
-            )
+            batch.tokens[row, :start] = example.prompt
+            batch.tokens[row, start:end] = example.response
             batch.mask[row, start:end] = True if example.learned is None else example.learned
         return batch
 

@@ -101,7 +101,9 @@ def read_examples(
     """
     rows, report = load_rows(path, on_bad_row, fields, answers=False, read=read_form)
     log.info("%s: %s", path, report.fields_text())
-    encode, examples, first = RowEncoder(tokenizer, template, ends), [], None
+    encode = RowEncoder(tokenizer, template, ends)
+    examples = []
+    first = None
     for row in rows:
         try:
             examples.append(encode(row))
@@ -132,7 +134,9 @@ class RowEncoder:
     """
 
     def __init__(self, tokenizer: Any, template: str, ends: Sequence[int]):
-        self._tokenizer, self._template, self._ends = tokenizer, template, ends
+        self._tokenizer = tokenizer
+        self._template = template
+        self._ends = ends
 
     def __call__(self, row: Row) -> Example:
         """Raises:

@@ -65,8 +65,10 @@ class Pieces:
         None unless asked for; tokens that the pieces have room for, f32[]).
         """
         # Of a row's first token nothing is said: there is none before it.
-        learned, shape = batch.mask[:, 1:], self.shape(*batch.tokens.shape)
-        weights, lengths = SplitWeights(self.model, self.mesh), row_lengths(learned)
+        learned = batch.mask[:, 1:]
+        shape = self.shape(*batch.tokens.shape)
+        weights = SplitWeights(self.model, self.mesh)
+        lengths = row_lengths(learned)
 
         def shard(params, tokens, lengths, learned):
             ragged = Ragged(tokens, lengths, shape)
@@ -83,11 +85,13 @@ class Pieces:
             if gradient:
                 total, grads = ragged.gradients(loss, params, self.model, jnp.add)
             else:
-                total, grads = ragged.sum(lambda number: loss(params, number)[0], jnp.add), None
+                total = ragged.sum(lambda number: loss(params, number)[0], jnp.add)
+                grads = None
             total, computed = jax.lax.psum((total, ragged.computed), ROWS)
             return total, weights.add_up(grads) if gradient else None, computed
 
-        deal, whole = Deal(lengths, row_shards(self.mesh)), PartitionSpec()
+        deal = Deal(lengths, row_shards(self.mesh))
+        whole = PartitionSpec()
         split = map(deal.split, (batch.tokens, lengths, learned))
         return weights.run(
             shard, (whole, weights.specs if gradient else None, whole), params, *split
@@ -226,23 +230,31 @@ class SFTTrainer:
         workdir: str | Path | None = None,
         out: str = "",
     ):
-        self.parts, self.out, self._config, self._mesh = parts, out, config, mesh
+        self.parts = parts
+        self.out = out
+        self._config = config
+        self._mesh = mesh
         optimizer = config.optimizer_of(parts.steps)
         pieces = Pieces(
             parts.model, mesh, config.training.micro_tokens, config.model.head_chunk or None
         )
         transformation = make_optimizer(optimizer, parts.params)
         shardings = state_shardings(parts.model, transformation, mesh)
-        self.params, parts.params = jax.device_put(parts.params, shardings.params), None
+        self.params = jax.device_put(parts.params, shardings.params)
+        parts.params = None
         self._opt_state = jax.jit(transformation.init, out_shardings=shardings.opt_state)(
             self.params
         )
         self._rate = jax.jit(learning_rate_schedule(optimizer))
-        self._update, self._evaluate = make_update(pieces, transformation), make_evaluate(pieces)
-        self.step, self.last = 0, {}
+        self._update = make_update(pieces, transformation)
+        self._evaluate = make_evaluate(pieces)
+        self.step = 0
+        self.last = {}
         self._untold: dict[str, float] = {}  # of the last update, whose evaluation was stopped
         self.workdir = None if workdir is None else Path(workdir)
-        self._checkpoints, self._writers, self._problem = None, [], ""
+        self._checkpoints = None
+        self._writers = []
+        self._problem = ""
         if self.workdir is not None:
             settings = {**dataclasses.asdict(config), "out": out, "counts": dict(parts.counts)}
             folder = checkpoint_folder(self.workdir, config.checkpoints.dir)
@@ -252,7 +264,8 @@ class SFTTrainer:
 
     def _open(self, settings: dict[str, Any], folder: Any) -> None:
         self.workdir.mkdir(parents=True, exist_ok=True)
-        path, metrics = self.workdir / "config.json", self.workdir / "metrics.jsonl"
+        path = self.workdir / "config.json"
+        metrics = self.workdir / "metrics.jsonl"
         if path.exists():
             before = read_object(path, "restore it, or give another --workdir")
             if other := difference(before, settings):
@@ -273,7 +286,8 @@ class SFTTrainer:
         if found is not None:
             self.step, state, host = found
             self._untold = json.loads(host.get("untold", "{}"))
-            self.params, self._opt_state = state["params"], state["opt_state"]
+            self.params = state["params"]
+            self._opt_state = state["opt_state"]
             log.warning("resumed %s after step %d", self.workdir, self.step)
         write_atomically(path, json.dumps(settings, indent=2) + "\n")
         note_environment(self.workdir, self.step)
@@ -326,7 +340,8 @@ class SFTTrainer:
             evaluation that it came into is made anew when the run goes on, with the same numbers.
             (Without a workdir signals act as ever.)
         """
-        none, shown = contextlib.nullcontext(StopRequest()), self._config.logging.progress
+        none = contextlib.nullcontext(StopRequest())
+        shown = self._config.logging.progress
         try:
             with (
                 progress_bar(self.parts.steps, "sft", self.step, shown) as bar,
@@ -340,16 +355,23 @@ class SFTTrainer:
         return self.params
 
     def _train(self, stop: StopRequest, tell: Callable[[dict[str, float]], Any]) -> None:
-        c, steps, asked = self._config, self.parts.steps, lambda: bool(stop)
+        c = self._config
+        steps = self.parts.steps
+
+        def asked():
+            return bool(stop)
+
         if self._untold or (self.step == 0 and self.parts.held_out):
             found = self.evaluate(asked)
             if found is None:
                 raise Stopped(stop.received, self.step, self.workdir)
-            record, self._untold = {"step": self.step, **self._untold, **found}, {}
+            record = {"step": self.step, **self._untold, **found}
+            self._untold = {}
             tell(record)
             if record["step"] == steps:
                 self.save()
-        begin, batch = time.perf_counter(), self._next_batch()
+        begin = time.perf_counter()
+        batch = self._next_batch()
         while self.step < steps and not stop:
             (placed, counts), rate = batch, float(self._rate(self.step))
             self.params, self._opt_state, metrics = self._update(
@@ -424,7 +446,8 @@ class SFTTrainer:
 
         Raises SaveError, when that is written, where the run's last checkpoint could not be.
         """
-        parts, last = self.parts, self.last
+        parts = self.parts
+        last = self.last
         accuracy = {"eval_accuracy": last["eval/accuracy"]} if "eval/accuracy" in last else {}
         made = {
             "command": command,

@@ -51,11 +51,9 @@ def allocate(
         )
     if form not in FORMS:
         raise ValueError(f"form must be one of {', '.join(FORMS)}; got {form!r}")
-    count, budget, n_min = (
-        len(p_hat),
-        _check.count(budget, "budget", 0),
-        _check.count(n_min, "n_min", 0),
-    )
+    count = len(p_hat)
+    budget = _check.count(budget, "budget", 0)
+    n_min = _check.count(n_min, "n_min", 0)
     n_max = budget if n_max is None else _check.count(n_max, "n_max", 0)
     if n_min > n_max:
         raise ValueError(f"n_min ({n_min}) must not exceed n_max ({n_max})")
@@ -96,6 +94,7 @@ def within_bounds(wish: np.ndarray, budget: float, n_min: float, n_max: float) -
         )
     if above == 0:
         return at(corners[0])
-    low, high = corners[above - 1], corners[above]
+    low = corners[above - 1]
+    high = corners[above]
     slope = (totals[above] - totals[above - 1]) / (high - low)
     return at(low + (budget - totals[above - 1]) / slope)

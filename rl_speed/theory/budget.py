@@ -88,7 +88,10 @@ def best_shares(p, cost, budget: float, n_max: int) -> Shares:
                 break
             pieces.append((slope, prompt, counts[at]))
     pieces.sort(key=lambda piece: (-piece[0], piece[1], piece[2]))
-    samples, spent, gained, bound = np.zeros(len(p), np.int64), 0.0, 0.0, None
+    samples = np.zeros(len(p), np.int64)
+    spent = 0.0
+    gained = 0.0
+    bound = None
     for slope, prompt, until in pieces:
         price = (until - samples[prompt]) * cost[prompt]
         if spent + price > budget:
@@ -97,5 +100,7 @@ def best_shares(p, cost, budget: float, n_max: int) -> Shares:
             continue
         if samples[prompt] + 1 < until and samples[prompt]:
             continue  # a piece before it did not fit
-        samples[prompt], spent, gained = until, spent + price, gained + slope * price
+        samples[prompt] = until
+        spent = spent + price
+        gained = gained + slope * price
     return Shares(samples, spent, gained, gained if bound is None else bound)

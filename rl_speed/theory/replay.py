@@ -72,7 +72,8 @@ def tabular_policy(logits: Sequence) -> tuple[np.ndarray, np.ndarray]:
     Raises: ValueError for shapes that do not fit.
     """
     logits = [np.asarray(x, np.float64) for x in logits]
-    length, vocab = len(logits), logits[0].shape[-1] if logits else 0
+    length = len(logits)
+    vocab = logits[0].shape[-1] if logits else 0
     if [x.shape for x in logits] != [(vocab**t, vocab) for t in range(length)] or vocab < 2:
         raise ValueError(
             "logits must have shapes (1, V), (V, V), (V^2, V), ... with V at least 2; got "
@@ -85,7 +86,8 @@ def tabular_policy(logits: Sequence) -> tuple[np.ndarray, np.ndarray]:
     for t, x in enumerate(logits):
         exp = np.exp(x - x.max(-1, keepdims=True))
         rates = exp / exp.sum(-1, keepdims=True)
-        prefix, token = responses // vocab ** (length - t), responses // vocab ** (length - t - 1)
+        prefix = responses // vocab ** (length - t)
+        token = responses // vocab ** (length - t - 1)
         token = token % vocab
         probabilities *= rates[prefix, token]
         columns = first + prefix[:, None] * vocab + np.arange(vocab)
@@ -98,7 +100,8 @@ def kept_tokens(length: int, window: int) -> np.ndarray:
     """f64[length + 1], the probability that so many of a response's tokens are kept: length - m,
     m uniform in 0..window, at least 0 (Eq. 3). A window of -1 keeps nothing: no replay.
     """
-    length, window = _check.count(length, "length", 1), _check.count(window, "window", -1)
+    length = _check.count(length, "length", 1)
+    window = _check.count(window, "window", -1)
     if window < 0:
         return np.eye(length + 1)[0]
     kept = np.maximum(length - np.arange(window + 1), 0)
@@ -126,7 +129,8 @@ def replay_moments(
     count, length, size = scores.shape
     vocab = round(count ** (1 / length))
     rewards = np.asarray(rewards, np.float64)
-    cache, kept = _check.probability(cache, "cache"), _check.probability(kept, "kept")
+    cache = _check.probability(cache, "cache")
+    kept = _check.probability(kept, "kept")
     for name, x, shape in (
         ("rewards", rewards, (count,)),
         ("cache", cache, (count,)),
@@ -136,7 +140,12 @@ def replay_moments(
             raise ValueError(f"{name} must have shape {shape}; got {x.shape}.")
         if name != "rewards" and not np.isclose(x.sum(), 1):
             raise ValueError(f"{name} must sum to 1; got {x.sum()!r}.")
-    starts, means, squares, norms, spreads, rates = [], [], [], [], [], []
+    starts = []
+    means = []
+    squares = []
+    norms = []
+    spreads = []
+    rates = []
     for k in np.flatnonzero(kept):
         width = vocab ** (length - k)
 
@@ -159,7 +168,8 @@ def replay_moments(
     means, squares, norms, spreads, rates = map(
         np.concatenate, (means, squares, norms, spreads, rates)
     )
-    mean, of_means = weight @ means, np.sum(means**2, -1)
+    mean = weight @ means
+    of_means = np.sum(means**2, -1)
     return GradientMoments(
         mean.reshape(size),
         float(weight @ (squares - of_means)),
@@ -204,7 +214,8 @@ def length_aware_error(
     """
     policy = _check.probability(policy, "policy")
     behaviour = policy if behaviour is None else _check.probability(behaviour, "behaviour")
-    rewards, lengths = np.asarray(rewards, np.float64), np.asarray(lengths, np.float64)
+    rewards = np.asarray(rewards, np.float64)
+    lengths = np.asarray(lengths, np.float64)
     if not np.all(behaviour > 0) or not np.all(lengths > 0) or alpha < 0 or c < 1:
         raise ValueError(
             "behaviour and lengths must be positive, alpha 0 or more and c at least 1; got "

@@ -63,18 +63,23 @@ def sequential_exits(m: int, rounds: int, k_pos: int, k_neg: int = 0) -> list[Ex
       ValueError: m or rounds below 1, k_pos or k_neg below 0 or both 0 (there is nothing to wait
         for), m * rounds above 1000.
     """
-    m, rounds = _check.count(m, "m", 1), _check.count(rounds, "rounds", 1)
-    k_pos, k_neg = _check.count(k_pos, "k_pos", 0), _check.count(k_neg, "k_neg", 0)
+    m = _check.count(m, "m", 1)
+    rounds = _check.count(rounds, "rounds", 1)
+    k_pos = _check.count(k_pos, "k_pos", 0)
+    k_neg = _check.count(k_neg, "k_neg", 0)
     if k_pos == k_neg == 0:
         raise ValueError(
             "k_pos and k_neg are both 0: every prompt is resolved before its first sample"
         )
     if m * rounds > _MOST:
         raise ValueError(f"m * rounds must be at most {_MOST}, got {m * rounds}")
-    waiting, exits = np.ones(1), []
+    waiting = np.ones(1)
+    exits = []
     for i in range(1, rounds + 1):
-        n, before = i * m, (i - 1) * m
-        after, before_each = np.zeros(n + 1), coefficients(before)
+        n = i * m
+        before = (i - 1) * m
+        after = np.zeros(n + 1)
+        before_each = coefficients(before)
         for j, orders in enumerate(coefficients(m)):  # j positives in this round
             after[j : j + before + 1] += waiting * orders * before_each
         after /= coefficients(n)
@@ -102,12 +107,10 @@ def sequential_cost(p, m: int, rounds: int, k_pos: int, k_neg: int = 0) -> Seque
     Source: Reinforce-Ada, Algorithm 2 and appendix D (Figure 10); the dynamic programme is ours.
     """
     p = _check.probability(p)
-    samples, resolved, pass_rate, exits = (
-        np.zeros(p.shape),
-        np.zeros(p.shape),
-        np.zeros(p.shape),
-        [],
-    )
+    samples = np.zeros(p.shape)
+    resolved = np.zeros(p.shape)
+    pass_rate = np.zeros(p.shape)
+    exits = []
     for at in sequential_exits(m, rounds, k_pos, k_neg):
         out = pmf(p, at.n) * at.share
         exits.append(out.sum(-1))

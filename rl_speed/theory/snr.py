@@ -81,7 +81,8 @@ def improvement_bound(gradient_squared, snr, step=1.0, smoothness=1.0):
 
     Source: arXiv 2506.09016, fact 1 (step and smoothness 1); the general form is the same lemma.
     """
-    squared, snr = np.asarray(gradient_squared, np.float64), np.asarray(snr, np.float64)
+    squared = np.asarray(gradient_squared, np.float64)
+    snr = np.asarray(snr, np.float64)
     for name, value in (("gradient_squared", squared), ("snr", snr)):
         if not np.all(value >= 0):
             raise ValueError(f"{name} must be 0 or more; got {value!r}.")

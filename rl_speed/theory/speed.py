@@ -60,7 +60,8 @@ def phi_prime(p, n_init: int, n_cont: int, low=0, high=1):
     """
     p = _check.probability(p)
     n_init, n_cont, counts = _settings(n_init, n_cont, low, high)
-    n, q = n_init + n_cont, 1 - p
+    n = n_init + n_cont
+    q = 1 - p
     if _default_thresholds(counts, n_init):
         ends = p**n_init + q**n_init
         near_ends = p * q ** (n_init - 1) + q * p ** (n_init - 1)
@@ -87,9 +88,11 @@ def phi(p, n_init: int, n_cont: int, low=0, high=1):
     """
     p = _check.probability(p)
     n_init, n_cont, counts = _settings(n_init, n_cont, low, high)
-    n, q = n_init + n_cont, 1 - p
+    n = n_init + n_cont
+    q = 1 - p
     if _default_thresholds(counts, n_init):
-        up, down = p ** (n_init + 1), 1 - q ** (n_init + 1)
+        up = p ** (n_init + 1)
+        down = 1 - q ** (n_init + 1)
         ends = (up + down) / (n_init + 1)
         near_ends = (1 - q**n_init + p**n_init) / n_init - ends
         return (p - n_cont / n * ends - n_init * n_cont / (n * (n - 1)) * near_ends)[()]

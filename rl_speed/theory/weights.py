@@ -52,7 +52,8 @@ def objective(p, kind: str, alpha: float | None = None):
 
     Source: Reinforce-Ada, section 3 and Figure 3.
     """
-    p, alpha = _check.probability(p), _alpha(_one_of(kind, "kind", OBJECTIVES), alpha)
+    p = _check.probability(p)
+    alpha = _alpha(_one_of(kind, "kind", OBJECTIVES), alpha)
     with np.errstate(divide="ignore"):
         return (p if kind == "identity" else np.log(p) if kind == "log" else p**alpha)[()]
 
@@ -62,7 +63,8 @@ def objective_weight(p, kind: str, alpha: float | None = None):
 
     Arguments and errors: as `objective`.
     """
-    p, alpha = _check.probability(p), _alpha(_one_of(kind, "kind", OBJECTIVES), alpha)
+    p = _check.probability(p)
+    alpha = _alpha(_one_of(kind, "kind", OBJECTIVES), alpha)
     with np.errstate(divide="ignore"):
         return (
             np.ones_like(p)
@@ -89,7 +91,8 @@ def uniform_weight(p, n: int, advantage: str = "rloo", eps: float = 1e-6):
     Raises:
       ValueError: p outside [0, 1], n < 2, an unknown advantage.
     """
-    n, p = _check.count(n, "n", 2), _check.probability(p)
+    n = _check.count(n, "n", 2)
+    p = _check.probability(p)
     if _one_of(advantage, "advantage", ADVANTAGES) != "grpo":
         return (np.ones_like(p) * (1 if advantage == "rloo" else (n - 1) / n))[()]
     return sequential_weight(p, n, 1, 1, 0, n=n, normalise=True, eps=eps)
@@ -133,11 +136,9 @@ def screened_weight(
     Derivation. Advantages sum to 0 in a group, so sum_i A_i (r_i - p) / N is that of the right
     ones, c s^2; and C(N, K) s^2 = C(N - 2, K - 1).
     """
-    p, n_init, n_cont = (
-        _check.probability(p),
-        _check.count(n_init, "n_init", 1),
-        _check.count(n_cont, "n_cont", 0),
-    )
+    p = _check.probability(p)
+    n_init = _check.count(n_init, "n_init", 1)
+    n_cont = _check.count(n_cont, "n_cont", 0)
     n = _check.count(n_init + n_cont, "n_init + n_cont", 2)
     _one_of(advantage, "advantage", ADVANTAGES)
     _one_of(inclusive, "inclusive", ENDS)
@@ -232,7 +233,8 @@ def balanced_weight(p, n: int):
     Source: methods.md, section 3; the derivation is this docstring's: a positive's score is grad p
       / p and a negative's -grad p / (1-p), with advantages 1-p and -p.
     """
-    p, n = _check.probability(p), _check.count(n, "n", 2)
+    p = _check.probability(p)
+    n = _check.count(n, "n", 2)
     with np.errstate(divide="ignore", invalid="ignore"):
         return ((n // 2 * (1 - p) ** 2 + (n - n // 2) * p**2) / (n * p * (1 - p)))[()]
 
@@ -298,7 +300,8 @@ def sequential_weight(
 
     Source: Reinforce-Ada, section 3 and Algorithm 2; the sums are ours.
     """
-    p, n = _check.probability(p), _check.count(n, "n", 2)
+    p = _check.probability(p)
+    n = _check.count(n, "n", 2)
     alpha = _alpha(_one_of(weight, "weight", WEIGHTS), alpha)
     _one_of(downsample_correction, "downsample_correction", DOWNSAMPLE_CORRECTIONS)
     _one_of(on_unresolved, "on_unresolved", ON_UNRESOLVED)
@@ -311,13 +314,12 @@ def sequential_weight(
         share = at.share[mixed] * (at.resolved[mixed] | (on_unresolved == "keep"))
         p_hat = mixed / at.n
         kept, others = kept_classes(n, at.n, mixed)
-        positive, negative = kept * (1 - p_hat), others * p_hat
+        positive = kept * (1 - p_hat)
+        negative = others * p_hat
         if downsample_correction == "importance":
             rows = kept + others
-            positive, negative = (
-                positive * p_hat * rows / kept,
-                negative * (1 - p_hat) * rows / others,
-            )
+            positive = positive * p_hat * rows / kept
+            negative = negative * (1 - p_hat) * rows / others
         scale = share * _prompt_weight(p_hat, weight, alpha, cap) / n
         if normalise:
             scale = scale / (np.sqrt(p_hat * (1 - p_hat) * at.n / (at.n - 1)) + eps)

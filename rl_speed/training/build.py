@@ -159,7 +159,8 @@ def build_meshes(config: Config, devices: Sequence[jax.Device] | None = None) ->
     """(the mesh that trains, the mesh that generates), of `devices` (None: those here); the same
     one where the configuration does not tell them apart.
     """
-    m, axes = config.mesh, config.generation_axes
+    m = config.mesh
+    axes = config.generation_axes
     if config.generation_mesh.devices == "own":
         sizes = m.data * m.fsdp * m.tensor, math.prod(axes)
         first, second = disjoint(sizes, devices)
@@ -231,7 +232,8 @@ def abstract_policy(config: Config, mesh: Mesh, generation: Mesh | None = None) 
         param_shardings(model, mesh),
     )
     if alone:
-        tokenizer, ends = None, end_token_ids(path)
+        tokenizer = None
+        ends = end_token_ids(path)
     else:
         tokenizer, ends, model = read_tokenizer(config, directory, model)
     decoder = build_decoder(config, model, generation or mesh)
@@ -307,7 +309,8 @@ def generated_stream(config: Config, encode: Encoder, bare: Encoder) -> PromptSt
     Args:
       encode: question -> tokens of its prompt. bare: answer -> its tokens.
     """
-    task, size = TASKS[config.data.task], config.data.train_prompts
+    task = TASKS[config.data.task]
+    size = config.data.train_prompts
     if size:
         return make_stream(config, task.prompts("train", config.seed, size, encode, bare))
     return PromptStream(task.source("train", config.seed, encode, bare), seed=config.seed)
@@ -383,7 +386,8 @@ def read_data(
       needed: of rows, by reward functions; see `reward_fields`.
     """
     fields = Fields(data.question_field, data.answer_field, data.solution_field, **needed)
-    of_evaluation, files = evaluation_fields(data, needed), data.held_out_files()
+    of_evaluation = evaluation_fields(data, needed)
+    files = data.held_out_files()
     rows, held, report = load_training_rows(
         data.train,
         data.on_bad_row,
@@ -394,7 +398,8 @@ def read_data(
         unique=data.unique,
         of_evaluation=of_evaluation,
     )
-    sets, reports = {}, {}
+    sets = {}
+    reports = {}
 
     def encoded(split: str, rows: list[Row], report: LoadReport, limit: int) -> list[Prompt]:
         made, too_long = rows_to_prompts(rows, encode, data.max_prompt_length)
@@ -405,7 +410,8 @@ def read_data(
     questions = [row.question for row in rows]
     for one in files:
         if one.file == HELD_OUT_OF_TRAIN:
-            found, report = held, LoadReport(kept=len(held))
+            found = held
+            report = LoadReport(kept=len(held))
         else:
             found, report = load_rows(one.file, data.on_bad_row, of_evaluation)
         report = dataclasses.replace(report, in_training=len(contaminated(found, questions)))
@@ -515,7 +521,9 @@ def build_generators(
 
     Both have the same capacities, so with equal sampler settings they are one compiled program.
     """
-    keys, rule, s = Keys.of(config.seed), config.make_rule(), config.sampler
+    keys = Keys.of(config.seed)
+    rule = config.make_rule()
+    s = config.sampler
     prompts, samples = capacities(rule, config.driver)
     most = config.most_evaluation_samples
     per_prompt = max(rule.max_samples, most)
@@ -550,7 +558,8 @@ def pool_config(config: Config) -> PoolConfig | None:
     """Which samples of a group are trained on, and whether its pool says their advantages;
     None: all of them, and no.
     """
-    o, keep = config.objective, config.rule.n if config.rule.name == "sequential" else 0
+    o = config.objective
+    keep = config.rule.n if config.rule.name == "sequential" else 0
     if not keep and o.advantage not in POOL_ADVANTAGES:
         return None
     return PoolConfig(
@@ -669,7 +678,8 @@ def build_fused_program(
     `prompts` are those of a finite data set: a table has room for their answers. Reads shapes of
     the policy only.
     """
-    c, shards = config, row_shards(mesh)
+    c = config
+    shards = row_shards(mesh)
     sampler = SamplerConfig(
         slots=max(1, c.sampler.slots // shards),
         max_new=c.sampler.max_new,

@@ -86,7 +86,9 @@ def start_cache(
         for name, place in first.items()
         if name not in cache
     ]
-    per_call, begin, cost = min(generator.capacity), time.perf_counter(), StartCost()
+    per_call = min(generator.capacity)
+    begin = time.perf_counter()
+    cost = StartCost()
 
     def finish(pending: PendingRollouts) -> None:
         try:
@@ -203,7 +205,8 @@ def write_cache(
       FileNotFoundError: there is no `source`.
     """
     config.validate()
-    out, mesh = Path(out), build.build_mesh(config)
+    out = Path(out)
+    mesh = build.build_mesh(config)
     policy = build.build_policy(config, mesh)
     prompts = build.build_data(config, policy.tokenizer)[0].prompts
     if not prompts:
@@ -212,16 +215,21 @@ def write_cache(
             "config.data.train_prompts"
         )
     made_with = _made_with(config, policy, source)
-    cache, vocabulary, ids = ReplayCache(eps=None), policy.model.ids, {p.id for p in prompts}
+    cache = ReplayCache(eps=None)
+    vocabulary = policy.model.ids
+    ids = {p.id for p in prompts}
     resumed = taken = unknown = 0
     before = StartCost()
     if out.exists():
         report = cache.load(out, vocabulary, ids)
         _check_same(out, report.about, made_with)
-        resumed, unknown, before = report.held, report.unknown, StartCost(**report.about["cost"])
+        resumed = report.held
+        unknown = report.unknown
+        before = StartCost(**report.about["cost"])
     elif source is not None:
         report = cache.load(source, vocabulary, ids)
-        taken, unknown = report.held, report.unknown
+        taken = report.held
+        unknown = report.unknown
 
     out.parent.mkdir(parents=True, exist_ok=True)
     generator, _, _ = build.build_generators(config, policy, mesh)
@@ -292,11 +300,9 @@ def start_run(
     Returns the cost, that before an interruption included. Raises ValueError where the file was
     begun with other settings.
     """
-    path, made_with, before = (
-        workdir / START_FILE,
-        _made_with(config, policy, config.replay.cache or None),
-        StartCost(),
-    )
+    path = workdir / START_FILE
+    made_with = _made_with(config, policy, config.replay.cache or None)
+    before = StartCost()
     if path.exists():
         report = cache.load(path, policy.model.ids, {p.id for p in prompts})
         _check_same(path, report.about, made_with)

@@ -223,7 +223,8 @@ def expected_padding(config: Config, shape: PieceShape, rows: int) -> dict[str, 
 
     Prompts are taken to be as long as they may be.
     """
-    longest, even = config.sampler.max_new, (np.arange(rows) + 0.5) / rows
+    longest = config.sampler.max_new
+    even = (np.arange(rows) + 0.5) / rows
     lengths = {
         "every response has full length": np.full(rows, longest),
         "lengths are even from 1": np.ceil(even * longest),
@@ -255,7 +256,8 @@ def generation_parts(
     policy: build.Policy, generator: Generator, mesh: Mesh, prompt_length: int
 ) -> dict[str, int]:
     """Bytes per device of what generation holds, by part."""
-    contexts, chunk = generator.capacity[0] // generator.shards, generator.config.prefill_chunk
+    contexts = generator.capacity[0] // generator.shards
+    chunk = generator.config.prefill_chunk
     if chunk:
         contexts = -(-contexts // chunk) * chunk
     return sampling_parts(policy, generator.config, contexts, mesh, prompt_length)
@@ -329,7 +331,8 @@ def dry_run(
     mesh, generation = build.build_meshes(config, None if target is None else target.devices())
     policy = build.abstract_policy(config, mesh, generation)
     drawing = generating(policy, mesh, generation)
-    optimizer, settings = build.build_optimizer(config, policy.params), build.update_config(config)
+    optimizer = build.build_optimizer(config, policy.params)
+    settings = build.update_config(config)
     plan = (
         plan_fused(config, policy, mesh, optimizer, settings)
         if config.driver.where == "in_loop"
@@ -340,10 +343,12 @@ def dry_run(
     for name, lower, known, turn_down in plan:
         say(f"compiling {name}")
         begin = time.perf_counter()
-        found, refused = (), ""
+        found = ()
+        refused = ""
         try:
             compiled = lower().compile()
-            held, text = compiled_bytes(compiled), compiled.as_text()
+            held = compiled_bytes(compiled)
+            text = compiled.as_text()
             found = collectives(text), phases(text), kernels(text)
         except jax.errors.JaxRuntimeError as error:
             # A TPU's compiler ends where a program cannot fit, and says how much it would take.
@@ -356,10 +361,12 @@ def dry_run(
                 # On the same devices the weights that train wait, too; on others nothing does.
                 shared = config.generation_mesh.devices == "shared"
                 waits = waiting + device_bytes(policy.params) if shared else 0
-            known, held = {**known, WAITING: waits}, held + waits
+            known = {**known, WAITING: waits}
+            held = held + waits
         made = Program(name, known, held, seconds, turn_down, *found)
         programs.append(dataclasses.replace(made, refused=refused))
-    device, batch = mesh.devices.flat[0], abstract_batch(config, mesh)
+    device = mesh.devices.flat[0]
+    batch = abstract_batch(config, mesh)
     pieces = settings.pieces(batch.tokens, mesh, policy.model)
     return DryRun(
         num_params(policy.model),
@@ -428,16 +435,12 @@ def plan_split(
 ) -> Plan:
     """The programs of a run with the host driver; `drawing`: see `generating`."""
     generator, held_out, _ = build.build_generators(config, drawing, generation)
-    state, batch = (
-        abstract_state(policy.model, policy.params, optimizer, mesh),
-        abstract_batch(config, mesh),
-    )
+    state = abstract_state(policy.model, policy.params, optimizer, mesh)
+    batch = abstract_batch(config, mesh)
     rows = jax.ShapeDtypeStruct(batch.rewards.shape, jnp.float32, sharding=batch_sharding(mesh))
-    scores, reference, length = (
-        batch.behaviour_logprobs,
-        config.objective.kl_coef > 0,
-        build.context_length(config),
-    )
+    scores = batch.behaviour_logprobs
+    reference = config.objective.kl_coef > 0
+    length = build.context_length(config)
     update = make_update(policy.model, optimizer, mesh, settings)
     plan = [
         (
@@ -482,7 +485,8 @@ def plan_fused(
     """The programs of a run whose step is one program: that, and evaluation."""
     step, fused, table = build.build_fused_program(config, policy, mesh, optimizer, settings)
     state = abstract_state(policy.model, policy.params, optimizer, mesh)
-    length, key = build.context_length(config), jax.eval_shape(jax.random.key, 0)
+    length = build.context_length(config)
+    key = jax.eval_shape(jax.random.key, 0)
     plan = [
         (
             "fused step",
@@ -510,7 +514,8 @@ def plan_evaluation(held_out: Generator, policy: build.Policy, mesh: Mesh, lengt
 
 def describe_work(config: Config) -> dict[str, float]:
     """Sizes of a step and of a generation call (of a fused step: at most)."""
-    rule, fused = config.make_rule(), config.driver.where == "in_loop"
+    rule = config.make_rule()
+    fused = config.driver.where == "in_loop"
     prompts, samples = capacities(rule, config.driver)
     if fused:
         prompts = (
@@ -518,10 +523,8 @@ def describe_work(config: Config) -> dict[str, float]:
             * shards
         )
         samples = prompts * rule.max_samples
-    per_step, width = (
-        config.driver.groups * config.rule.n,
-        config.data.max_prompt_length + config.sampler.max_new,
-    )
+    per_step = config.driver.groups * config.rule.n
+    width = config.data.max_prompt_length + config.sampler.max_new
     call = "drawn, at most" if fused else "a call"
     return {
         "samples a step": per_step,
@@ -541,7 +544,8 @@ def explain_out_of_memory(config: Config, error: Exception) -> str:
     mesh, generation = build.build_meshes(config)
     policy = build.abstract_policy(config, mesh, generation)
     drawing = generating(policy, mesh, generation)
-    optimizer, length = build.build_optimizer(config, policy.params), build.context_length(config)
+    optimizer = build.build_optimizer(config, policy.params)
+    length = build.context_length(config)
     state = abstract_state(policy.model, policy.params, optimizer, mesh)
     sampling = (
         f"config.sampler.slots ({config.sampler.slots}), config.sampler.max_new "

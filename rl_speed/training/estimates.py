@@ -15,7 +15,8 @@ from rl_speed.update.ragged import LOOP, PieceShape
 
 # What kernels are assumed to reach of a chip's limits, since no compiler estimates them: of its
 # operations where they multiply, of its bandwidth where they read.
-KERNEL_FLOPS, KERNEL_BANDWIDTH = 0.6, 0.8
+KERNEL_FLOPS = 0.6
+KERNEL_BANDWIDTH = 0.8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,11 +107,13 @@ def units(
         those that have any.
       row: tokens of a row, on which attention in an update depends; 0: the longest.
     """
-    mesh, prompt = config.mesh, config.data.max_prompt_length
+    mesh = config.mesh
+    prompt = config.data.max_prompt_length
     row = row or prompt + config.sampler.max_new
     fused = "fused step" in known
     makes, trains = ("fused step", "fused step") if fused else ("generation", "update")
-    draw, update = known[makes], known[trains]
+    draw = known[makes]
+    update = known[trains]
     # A product costs two operations a weight and token, its gradients twice that; what is computed
     # anew is our choice. Of attention, scores and sums are products over half of the pairs.
     per_pair = model.layers * model.heads * model.head_dim
@@ -122,7 +125,8 @@ def units(
         return 2 * tokens * (weights + length * per_pair) / (chip.flops * mesh.tensor)
 
     copy = draw[f"weights for decoding ({model.dtype})"]
-    whole, shards = draw["weights (sharded, float32)"], mesh.data * mesh.fsdp
+    whole = draw["weights (sharded, float32)"]
+    shards = mesh.data * mesh.fsdp
     slots = max(1, config.sampler.slots // shards)
     contexts = config.sampler.prefill_chunk or config.driver.screen_prompts // shards or 1
     of_token = draw["KV of responses"] / (slots * config.sampler.max_new)
@@ -138,7 +142,8 @@ def units(
     }
     if not {makes, trains} <= set(found):
         return Units(**{name: Estimate(seconds) for name, seconds in least.items()})
-    loops, once = found[makes].loops, found[makes].once
+    loops = found[makes].loops
+    once = found[makes].once
     scoring = [p for name, p in found.items() if name.startswith("scoring")]
     cycles = {
         # What a fused step does once is told apart no further.

@@ -156,15 +156,15 @@ def make_batch(
         samples, counts, prompts = jax.tree.map(lambda x: x[0], tree)
         rows = select(samples, counts, config.target)
         drawn = sampled(samples, rows)
-        ids, advantages, trained = place_ids(samples, rows)[0], None, rows
+        ids = place_ids(samples, rows)[0]
+        advantages = None
+        trained = rows
         if config.pool is not None:
             chosen, advantages = choose_samples(
                 samples, prompts, rows, config.pool, config.batch_rows, key
             )
-            ids, trained = (
-                jnp.append(ids, -1)[chosen],
-                jnp.append(rows, len(samples.lengths))[chosen],
-            )
+            ids = jnp.append(ids, -1)[chosen]
+            trained = jnp.append(rows, len(samples.lengths))[chosen]
         batch = to_batch(samples, prompts, trained, ids, config.width, config.mask_prefix)
         return batch, drawn, advantages
 
@@ -202,11 +202,9 @@ def make_fused_step(
     `prompts` have shards on axis 0. "rejected" in the bookkeeping is what `rejected_samples` gives,
     or None. Metrics are f32 scalars as those of `step.make_update`.
     """
-    shardings, rows, whole = (
-        state_shardings(model, optimizer, mesh),
-        batch_sharding(mesh),
-        replicated(mesh),
-    )
+    shardings = state_shardings(model, optimizer, mesh)
+    rows = batch_sharding(mesh)
+    whole = replicated(mesh)
 
     def step(state: TrainState, prompts: Prompts, key: Array):
         samples, counts = sample_adaptive_sharded(
@@ -285,9 +283,13 @@ class Table:
         replayed: int = 0,
         max_new: int = 1,
     ):
-        self.mesh, self.shards = mesh, row_shards(mesh)
-        self.capacity, self._length, self._encode = capacity, length, encode
-        self.replayed, self._max_new = replayed, max_new
+        self.mesh = mesh
+        self.shards = row_shards(mesh)
+        self.capacity = capacity
+        self._length = length
+        self._encode = encode
+        self.replayed = replayed
+        self._max_new = max_new
 
     def build(
         self,
@@ -305,7 +307,8 @@ class Table:
         """
         tables = {}
         for shard in own_row_shards(self.mesh):
-            mine, starts = prompts[shard :: self.shards], replays[shard :: self.shards]
+            mine = prompts[shard :: self.shards]
+            starts = replays[shard :: self.shards]
             estimate, budget = asked[shard] if asked else (None, None)
             contexts = [
                 p.tokens if r is None else np.concatenate([p.tokens, r.tokens])

@@ -58,20 +58,17 @@ class FusedStep:
         prefixes: PrefixSource | None = None,
     ):
         self.screening = Screening(stream, budgets, prefixes)
-        self._program, self._table, self.stream, self.rule, self._key = (
-            program,
-            table,
-            stream,
-            fused.rule,
-            key,
-        )
-        self._groups, self._max_calls, self._verify, self._verify_s = (
-            groups,
-            max_calls,
-            fused.verify,
-            0.0,
-        )
-        self.wasted_tokens, self.whole = 0, True
+        self._program = program
+        self._table = table
+        self.stream = stream
+        self.rule = fused.rule
+        self._key = key
+        self._groups = groups
+        self._max_calls = max_calls
+        self._verify = fused.verify
+        self._verify_s = 0.0
+        self.wasted_tokens = 0
+        self.whole = True
         self._begun: StepReport | None = None  # what a step that was stopped did so far
 
     def __call__(
@@ -96,7 +93,8 @@ class FusedStep:
                 state, metrics, rollouts = self._attempt(state, version, report)
                 if rollouts is not None:
                     self._verify_s = getattr(self._verify, "seconds", 0.0) - begin
-                    report.short, self._begun = self._groups - len(rollouts.prompts), None
+                    report.short = self._groups - len(rollouts.prompts)
+                    self._begun = None
                     numbers = under_train(metrics)
                     return state, StepResult(rollouts, report, lambda: numbers)
         self._begun = None
@@ -112,7 +110,9 @@ class FusedStep:
     def _attempt(
         self, state: TrainState, version: int, report: StepReport
     ) -> tuple[TrainState, dict[str, Any], Rollouts | None]:
-        shards, capacity, screening = self._table.shards, self._table.capacity, self.screening
+        shards = self._table.shards
+        capacity = self._table.capacity
+        screening = self.screening
         prompts = self.stream.take(
             self._groups if isinstance(self.rule, Allocated) else shards * capacity
         )
@@ -135,7 +135,8 @@ class FusedStep:
         used = {prompt.visit for part in consumed for prompt in part}
         self.stream.put_back([prompt for prompt in prompts if prompt.visit not in used])
         for s, part in enumerate(consumed):  # all that is consumed is decided
-            right, done = counts.positive[s, : len(part)], counts.done[s, : len(part)]
+            right = counts.positive[s, : len(part)]
+            done = counts.done[s, : len(part)]
             mean_tokens = facts["tokens"][s, : len(part)] / np.maximum(done, 1)
             screening.observe(part, right, done, mean_tokens)
         screening.tell_estimates(state.params)
@@ -173,8 +174,11 @@ class FusedStep:
         """Add one attempt to the tally and to the report;
         `trained` tokens were sampled for the groups trained on.
         """
-        status, done, positive = facts["status"], counts.done, counts.positive
-        rejected, complete = status == REJECTED, status == COMPLETE
+        status = facts["status"]
+        done = counts.done
+        positive = counts.positive
+        rejected = status == REJECTED
+        complete = status == COMPLETE
         decided = rejected | complete
         t = self.screening.prompt_counts
         t.screened += count

@@ -42,13 +42,11 @@ class HeldOut:
         room: tuple[int, int],
         scorer: RewardScorer,
     ):
-        self._config, self.sets, self.generator, self.room, self.scorer = (
-            config,
-            sets,
-            generator,
-            room,
-            scorer,
-        )
+        self._config = config
+        self.sets = sets
+        self.generator = generator
+        self.room = room
+        self.scorer = scorer
         self.points: list[dict[str, Any]] = []
         self.under_way: EvaluationSoFar | None = None
 

@@ -66,7 +66,8 @@ class NonFiniteError(RuntimeError):
     or the policy's logits end every response. All processes of a run find it at the same place.
     """
 
-    exit_status, everywhere = 1, True
+    exit_status = 1
+    everywhere = True
 
 
 @dataclasses.dataclass
@@ -99,7 +100,8 @@ class Trainer:
 
     def __init__(self, config: Config, workdir: str | Path, hosts: Hosts | None = None):
         check_path("--workdir", str(workdir))
-        self.config, self.workdir = config.validate(), Path(workdir)
+        self.config = config.validate()
+        self.workdir = Path(workdir)
         self.hosts = hosts or here()
         self._folder = checkpoint_folder(self.workdir, config.checkpoints.dir)
         _require_writable(self.workdir)
@@ -112,7 +114,8 @@ class Trainer:
         self._owner = Owner(self._folder, self.workdir, self._settings, self.hosts)
         # First, and not beside its use: nothing is built or moved before a damaged file is told.
         self._earlier = self._find_run()
-        self.compiles, self.slow = CompileCounter(), SlowSteps()
+        self.compiles = CompileCounter()
+        self.slow = SlowSteps()
         self.mesh, generation = build.build_meshes(config)
         self.policy = build.build_policy(config, self.mesh, generation)
         # None: what trains generates.
@@ -177,7 +180,9 @@ class Trainer:
             )
         self.state = init_state(self.policy.params, self.optimizer, shardings)
         self.policy.params = None
-        self.totals, self.step, self._rule = Totals(), 0, config.make_rule()
+        self.totals = Totals()
+        self.step = 0
+        self._rule = config.make_rule()
         # Seconds by phase of a step that was stopped after `step` steps.
         self._spent: dict[str, float] = {}
         self._resumed = False
@@ -192,7 +197,9 @@ class Trainer:
 
         Raises, before anything is built, what the constructor does where it cannot be.
         """
-        c, earlier, damage = self.config.checkpoints, {}, None
+        c = self.config.checkpoints
+        earlier = {}
+        damage = None
         try:
             earlier = earlier_settings(self.workdir)
         except ValueError as error:
@@ -230,7 +237,8 @@ class Trainer:
         if not self.hosts.writes:
             self._writer = NoWriter()
             return
-        path, settings = self.workdir / "config.json", self._settings
+        path = self.workdir / "config.json"
+        settings = self._settings
         if latest is not None:
             note_changes(path, self._earlier, settings, self.step)
         write_atomically(path, json.dumps(settings, indent=2) + "\n")
@@ -259,7 +267,8 @@ class Trainer:
         self.scorer.load_state_dict(host["scorer"])
         self.totals = Totals(**host["totals"])
         self.held_out.load_state_dict(host)
-        self._spent, self._resumed = host.get("spent", {}), True
+        self._spent = host.get("spent", {})
+        self._resumed = True
         log.warning("resumed %s at step %d", self.workdir, self.step)
 
     def save(self) -> bool:
@@ -430,7 +439,10 @@ class Trainer:
         self.totals.samples += cost.sampled
 
     def _train(self, stop: StopRequest, bar: Any) -> None:
-        c, asked, inside, saved = self.config, stop.ask, "", True
+        c = self.config
+        asked = stop.ask
+        inside = ""
+        saved = True
         if self.held_out.under_way is not None or (
             self.step == 0 and c.evaluation.every and not self.held_out.points
         ):
@@ -438,7 +450,8 @@ class Trainer:
             if stop.ask() or self.done:
                 saved = self.save()
         # Looked at where there is something to save; a signal that comes later waits for that.
-        timer, stopping = PhaseTimer(self._spent), stop.ask()
+        timer = PhaseTimer(self._spent)
+        stopping = stop.ask()
         while not self.done and not stopping:
             self.hosts.at(f"step {self.step}")
             compiled = self.compiles.seconds - self._spent.get("compile", 0.0)
@@ -457,14 +470,17 @@ class Trainer:
                 seconds = {**timer.take(), "time/compile": self.compiles.seconds - compiled}
                 self._spent = {name.removeprefix("time/"): value for name, value in seconds.items()}
                 saved = self.save()
-                inside, stopping = f"{report.generation.calls} generation calls of the next", True
+                inside = f"{report.generation.calls} generation calls of the next"
+                stopping = True
                 break
-            self._spent, self._whole = {}, False
+            self._spent = {}
+            self._whole = False
             self._require_finite(rollouts)
             record = self._record(rollouts, report)
             if not (stop or self._pauses(self.step + 1)):
                 self.rl_step.start_next(self.state, self.step + 1, timer)
-            numbers, seconds = metrics(), timer.take()
+            numbers = metrics()
+            seconds = timer.take()
             seconds["time/compile"] = self.compiles.seconds - compiled
             # Who is done is a matter of process 0's clock.
             spent = seconds["time/step"] - seconds["time/compile"]
@@ -482,7 +498,8 @@ class Trainer:
             ):
                 log.warning("%s", slow)
             self._log(record, rollouts)
-            self.step, self._whole = self.step + 1, True
+            self.step = self.step + 1
+            self._whole = True
             self._check_finite(rollouts)
             if self.reference is not None:
                 self.reference.refresh(self.step, self.state.params)

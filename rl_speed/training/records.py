@@ -22,7 +22,8 @@ def describe(step: int, rollouts: Rollouts, report: StepReport) -> dict[str, Any
     appendix C.2 (accuracy - accuracy_prompts) times the number of samples is the sum over prompts
     of (N_x - mean N) (r_x - mean r): below 0 where prompts that fail get most samples.
     """
-    g, ages = report.generation, step - rollouts.versions
+    g = report.generation
+    ages = step - rollouts.versions
     mixed = (rollouts.right > 0) & (rollouts.right < rollouts.sizes)
     return {
         "train/reward": float(rollouts.rewards.mean()),
@@ -61,7 +62,8 @@ def by_round(rollouts: Rollouts, rule: Rule) -> dict[str, float]:
     """
     if not isinstance(rule, Sequential):
         return {}
-    drawn, right = rollouts.sizes, rollouts.right
+    drawn = rollouts.sizes
+    right = rollouts.right
     resolved = (right >= rule.k_pos) & (drawn - right >= rule.k_neg)
     counts = {}
     for t in range(1, rule.rounds + 1):

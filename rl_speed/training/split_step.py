@@ -57,20 +57,22 @@ class SplitStep:
         reference: Reference | None = None,
         transfer: Transfer | None = None,
     ):
-        self._config, self.driver, self.reference = config, driver, reference
-        self._transfer, self._transfer_s = transfer, 0.0
+        self._config = config
+        self.driver = driver
+        self.reference = reference
+        self._transfer = transfer
+        self._transfer_s = 0.0
         # With `driver.lag`: groups to train on next.
         self._ready: tuple[Rollouts, StepReport] | None = None
         # With `driver.lag`: why the next step's groups could not be drawn, which that step raises.
         self._failure: Exception | None = None
         self._clock = ThreadPoolExecutor(1, "update clock")
-        self._mesh, self._rows = mesh, batch_sharding(mesh)
-        self._select, self._update, self._advantages, self._score = (
-            select,
-            update,
-            advantages,
-            score,
-        )
+        self._mesh = mesh
+        self._rows = batch_sharding(mesh)
+        self._select = select
+        self._update = update
+        self._advantages = advantages
+        self._score = score
 
     @property
     def screening(self) -> Screening:
@@ -99,7 +101,8 @@ class SplitStep:
         """
         if self._failure is not None:
             raise self._failure
-        lag, begin = self._config.driver.lag, time.perf_counter()
+        lag = self._config.driver.lag
+        begin = time.perf_counter()
         weights = self._weights(state.params, timer) if lag or self._ready is None else None
         if self._ready is None:
             rollouts, report = self._draw(weights, version, timer, stop)
@@ -191,11 +194,14 @@ class SplitStep:
         likely spoil the whole update, and no reward of theirs says anything about the
         tokens before.
         """
-        c, o, parts = self._config, self._config.objective, self._config.training.minibatches
+        c = self._config
+        o = self._config.objective
+        parts = self._config.training.minibatches
         if rollouts.nonfinite.any():
             rollouts = rollouts.take(np.flatnonzero(~rollouts.nonfinite))
         rollouts, advantages = (rollouts, None) if self._select is None else self._select(rollouts)
-        rows, width = c.driver.groups * c.rule.n, c.data.max_prompt_length + c.sampler.max_new
+        rows = c.driver.groups * c.rule.n
+        width = c.data.max_prompt_length + c.sampler.max_new
 
         def make(part):
             return build_batch(rollouts, rows, width, c.replay.mask_prefix, part)
@@ -225,12 +231,15 @@ class SplitStep:
         if parts == 1:
             return self._update(state, batch, advantages, old, ref)
         whole = jax.device_get(gathered((batch, advantages, old, ref), self._mesh))
-        ids, history = whole[0].group_ids, []
-        padding, dealt = np.flatnonzero(ids < 0), deal_minibatches(ids, parts)
+        ids = whole[0].group_ids
+        history = []
+        padding = np.flatnonzero(ids < 0)
+        dealt = deal_minibatches(ids, parts)
         # One remains, so that there are metrics.
         for index in [index for index in dealt if len(index)] or dealt[:1]:
             spare = len(ids) // parts - len(index)
-            index, padding = np.concatenate([index, padding[:spare]]), padding[spare:]
+            index = np.concatenate([index, padding[:spare]])
+            padding = padding[spare:]
             mine = place(jax.tree.map(lambda x: x[index], whole), self._rows)
             state, metrics = self._update(state, *mine)
             history.append(metrics)

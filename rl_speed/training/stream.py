@@ -29,7 +29,8 @@ def make_stream(config: Config, prompts: Sequence[Prompt]) -> PromptStream:
     Raises ValueError: a prompt is missing from the table of pass rates, no prompt is kept, two
     share an id where results are kept by id, or there are fewer than a step in the loop takes.
     """
-    d, table = config.data, {}
+    d = config.data
+    table = {}
     if d.pass_rates:
         prompts, table = curate(prompts, d.pass_rates, d.keep_low, d.keep_high)
     ids = Counter(p.id for p in prompts)
@@ -41,7 +42,8 @@ def make_stream(config: Config, prompts: Sequence[Prompt]) -> PromptStream:
             f"prompts{where} have the id {twice!r}"
         )
     order = make_order(config, prompts, table)
-    groups, adaptive = config.driver.groups, not isinstance(order, EpochOrder)
+    groups = config.driver.groups
+    adaptive = not isinstance(order, EpochOrder)
     if config.driver.where == "in_loop" and adaptive and len(prompts) < groups:
         raise ValueError(
             f"config.driver.groups ({groups}) must not exceed the {len(prompts)} training prompts "
@@ -57,7 +59,9 @@ def make_order(
     """The order that `config.data.order` names; `table` has the pass rate of every prompt,
     for "schedule".
     """
-    d, size, seed = config.data, len(prompts), config.seed
+    d = config.data
+    size = len(prompts)
+    seed = config.seed
     if d.order == "forecast":
         forecast = Forecast(
             prompts,

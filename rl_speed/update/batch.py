@@ -33,16 +33,21 @@ def build_batch(
         raise ValueError(f"a row has {longest} tokens; the batch holds {width}")
     first, last, _ = part.indices(rows)
     here = slice(first, min(last, len(rollouts)))
-    owner, rows, start = rollouts.owner[here], last - first, start[here][:, None]
-    end, prefix = start + rollouts.lengths[here][:, None], rollouts.prefix[here][:, None]
-    at, context = np.arange(width), np.zeros((len(owner), width), np.int32)
+    owner = rollouts.owner[here]
+    rows = last - first
+    start = start[here][:, None]
+    end = start + rollouts.lengths[here][:, None]
+    prefix = rollouts.prefix[here][:, None]
+    at = np.arange(width)
+    context = np.zeros((len(owner), width), np.int32)
     for row, tokens in enumerate(prompts[i] for i in owner):
         context[row, : len(tokens)] = tokens
 
     def shift(x):
         return np.take_along_axis(x, np.clip(at - start, 0, x.shape[1] - 1), axis=1)
 
-    response, replayed = ((at >= start) & (at < end), (at >= start) & (at < start + prefix))
+    response = (at >= start) & (at < end)
+    replayed = (at >= start) & (at < start + prefix)
     logprobs = np.where(
         replayed, np.float32(0.0 if mask_prefix else np.nan), shift(rollouts.logprobs[here])
     )

@@ -70,7 +70,8 @@ class OptimizerConfig:
 
 def learning_rate_schedule(config: OptimizerConfig) -> optax.Schedule:
     """Updates made so far (i32 scalar) -> learning rate of the next one (f32 scalar)."""
-    left, final = config.total_steps - config.warmup_steps, config.final_rate
+    left = config.total_steps - config.warmup_steps
+    final = config.final_rate
     after = {
         "constant": lambda: optax.constant_schedule(config.learning_rate),
         "linear": lambda: optax.linear_schedule(

@@ -105,7 +105,9 @@ class PoolSelector:
     """
 
     def __init__(self, config: PoolConfig, groups: int, per_group: int, key: Array):
-        self._groups, self._rows, self._key = groups, groups * per_group, key
+        self._groups = groups
+        self._rows = groups * per_group
+        self._key = key
         self._choose = jax.jit(lambda *arrays: choose(config, *arrays))
 
     def __call__(self, rollouts: Rollouts) -> tuple[Rollouts, np.ndarray | None]:

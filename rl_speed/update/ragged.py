@@ -101,7 +101,9 @@ def make_plan(lengths: Array, shape: PieceShape) -> Plan:
     def place(state, length):
         piece, tokens, rows = state
         full = (tokens + length > shape.tokens) | (rows == shape.rows)
-        piece, tokens, rows = piece + full, jnp.where(full, 0, tokens), jnp.where(full, 0, rows)
+        piece = piece + full
+        tokens = jnp.where(full, 0, tokens)
+        rows = jnp.where(full, 0, rows)
         return (piece, tokens + length, rows + 1), (piece, tokens)
 
     (_, _, _), (piece, offset) = jax.lax.scan(place, (jnp.int32(0),) * 3, length)
@@ -115,7 +117,8 @@ def piece_of(plan: Plan, tokens_RxW: Array, number: Array, shape: PieceShape) ->
     place = first + jnp.arange(shape.rows, dtype=jnp.int32)
     at = jnp.minimum(place, len(plan.row) - 1)
     used = (place < len(plan.row)) & (plan.piece[at] == number) & (number < plan.count)
-    row, offset = jnp.where(used, plan.row[at], 0), jnp.where(used, plan.offset[at], shape.tokens)
+    row = jnp.where(used, plan.row[at], 0)
+    offset = jnp.where(used, plan.offset[at], shape.tokens)
     length = jnp.where(used, plan.length[at], 0)
     t = jnp.arange(shape.tokens, dtype=jnp.int32)
     slot = jnp.searchsorted(offset, t, side="right").astype(jnp.int32) - 1
@@ -161,7 +164,8 @@ class Ragged:
     """
 
     def __init__(self, tokens: Array, lengths: Array, shape: PieceShape):
-        self.shape, self.tokens = shape, tokens
+        self.shape = shape
+        self.tokens = tokens
         self._plan = make_plan(lengths, shape)
         # As many as the fullest shard needs: layers of split weights are gathered by all together.
         self.count = jax.lax.pmax(self._plan.count, ROWS)

@@ -17,7 +17,10 @@ class Reference:
     """
 
     def __init__(self, params: Any, every: int, snapshot: Callable[[Any], Any]):
-        self.params, self.since, self._every, self._snapshot = params, 0, every, snapshot
+        self.params = params
+        self.since = 0
+        self._every = every
+        self._snapshot = snapshot
 
     def refresh(self, step: int, params: Any) -> None:
         """Begin an outer iteration, where one is due after `step` steps:
@@ -25,7 +28,8 @@ class Reference:
         """
         if self._every and step % self._every == 0:
             self.params = None  # first, so that there are never two
-            self.params, self.since = self._snapshot(params), step
+            self.params = self._snapshot(params)
+            self.since = step
 
     def restore(self, saved: Any, since: int, step: int, params: Any) -> None:
         """Continue at `step`, with the reference of step `since`: `saved`,
@@ -35,7 +39,8 @@ class Reference:
         policy for its reference (since 0).
         """
         if since:
-            self.params, self.since = self._snapshot(params) if since == step else saved, since
+            self.params = self._snapshot(params) if since == step else saved
+            self.since = since
 
     def to_save(self, step: int) -> Any:
         """Its weights, where they are neither those that the run started from nor those that are

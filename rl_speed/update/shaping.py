@@ -33,7 +33,8 @@ def shape_rewards(rollouts: Rollouts, config: Config) -> Rollouts:
 
     Source: Yi et al. (methods.md, section 4).
     """
-    r, groups = config.reward, config.driver.groups
+    r = config.reward
+    groups = config.driver.groups
     if not r.length_alpha:
         return rollouts
     correct = rollouts.correct.astype(np.float32)
@@ -45,7 +46,8 @@ def shape_rewards(rollouts: Rollouts, config: Config) -> Rollouts:
         _block(correct[part], rollouts.lengths[part], ids[part], groups, room, r)
         for part in map(slice, firsts, [*firsts[1:], len(rollouts)])
     ]
-    weight, shaped = np.float32(r.accuracy_weight), np.concatenate(blocks)
+    weight = np.float32(r.accuracy_weight)
+    shaped = np.concatenate(blocks)
     return dataclasses.replace(
         rollouts, rewards=weight * shaped + (rollouts.rewards - weight * correct)
     )

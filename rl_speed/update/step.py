@@ -115,7 +115,8 @@ def make_score(model: ModelConfig, mesh: Mesh, param_shardings: Any, config: Upd
     weights = SplitWeights(model, mesh)
 
     def score(params, tokens, mask):
-        lengths, shape = row_lengths(mask), config.pieces(tokens, mesh, model)
+        lengths = row_lengths(mask)
+        shape = config.pieces(tokens, mesh, model)
         deal = Deal(lengths, row_shards(mesh))
 
         def shard(params, tokens, lengths):
@@ -187,7 +188,8 @@ def gradients(
     Metrics are those of `policy_loss`, and "sum/computed" and "sum/held": tokens that the pieces
     have room for, over all shards, and those of rows that are trained on, prompts included.
     """
-    o, constant = config.objective, None
+    o = config.objective
+    constant = None
     if o.aggregation == "token_sum_constant":
         constant = (o.aggregation_constant or float(config.max_new)) * jnp.sum(
             jnp.any(batch.mask, axis=1)
@@ -207,7 +209,8 @@ def gradients(
         kl_kind=o.kl_kind,
         entropy_coef=o.entropy_coef,
     )
-    shape, lengths = config.pieces(batch.tokens, mesh, model), row_lengths(batch.mask)
+    shape = config.pieces(batch.tokens, mesh, model)
+    lengths = row_lengths(batch.mask)
     table = {
         "mask": batch.mask,
         "behaviour": batch.behaviour_logprobs,
@@ -290,7 +293,8 @@ def apply_gradients(
     Returns (state, norm, finite).
     """
     norm = optax.tree.norm(grads)
-    finite, some = jnp.isfinite(norm) & jnp.isfinite(loss), jnp.any(mask)
+    finite = jnp.isfinite(norm) & jnp.isfinite(loss)
+    some = jnp.any(mask)
     updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
     made = finite & some
@@ -324,7 +328,8 @@ def make_update(
     `policy_loss`, and those of `metrics_to_log`.
     """
     shardings = state_shardings(model, optimizer, mesh)
-    rows, whole = batch_sharding(mesh), replicated(mesh)
+    rows = batch_sharding(mesh)
+    whole = replicated(mesh)
 
     def update(state: TrainState, batch: Batch, advantages, old_logprobs, ref_logprobs):
         grads, metrics = gradients(

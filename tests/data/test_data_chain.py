@@ -21,7 +21,8 @@ def independent_answer(text):
     """Recomputes every total from the first number on: Python's own arithmetic,
     or the closed form of a linear table.
     """
-    operator, numbers = text[0], [int(n) for n in text[1:].strip(".")]
+    operator = text[0]
+    numbers = [int(n) for n in text[1:].strip(".")]
     if operator in "+-*":
         expressions = [
             "(" * i
@@ -136,7 +137,11 @@ def test_both_sides_of_the_split_hold_questions_of_every_shortest_form():
 
 
 def test_noise_is_per_step_always_the_same_wrong_digit_and_continues_from_what_was_written():
-    noise, right, steps, wholly_right, demos = 0.3, 0, 0, 0, 4000
+    noise = 0.3
+    right = 0
+    steps = 0
+    wholly_right = 0
+    demos = 4000
     wrong = {}
     spec = ChainSpec((ChainClass("noisy", "-", 5, 5, weight=1, noise=noise),))
     for i in range(demos):
@@ -148,7 +153,8 @@ def test_noise_is_per_step_always_the_same_wrong_digit_and_continues_from_what_w
                 right += 1
             else:
                 wrong.setdefault((before, number), set()).add(int(digit))
-            before, steps = int(digit), steps + 1
+            before = int(digit)
+            steps = steps + 1
         wholly_right += written == chain.answer(text)
     assert abs(right / steps - (1 - noise)) < 0.015
     assert abs(wholly_right / demos - (1 - noise) ** 4) < 0.03

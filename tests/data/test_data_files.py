@@ -159,7 +159,8 @@ def test_a_parquet_file_that_is_cut_gives_no_silent_half(tmp_path):
 @pytest.fixture
 def hub(monkeypatch):
     """A stand-in for the library `datasets`, which notes how it was asked."""
-    asked, module = [], types.ModuleType("datasets")
+    asked = []
+    module = types.ModuleType("datasets")
 
     def load_dataset(name, config=None, split=None):
         asked.append((name, config, split))

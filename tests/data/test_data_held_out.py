@@ -64,7 +64,8 @@ def test_what_cannot_be_is_named(text, message):
 
 def files(**fields):
     config = Config()
-    config.data.task, config.data.train = "jsonl", "train.jsonl"
+    config.data.task = "jsonl"
+    config.data.train = "train.jsonl"
     for name, value in fields.items():
         setattr(config.data, name, value)
     return config

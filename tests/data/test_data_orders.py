@@ -21,7 +21,9 @@ class Known:
     """A forecast that knows what prompts are worth, and forgets nothing that it was told."""
 
     def __init__(self, worth):
-        self.worth, self.told, self.readiness = np.asarray(worth, float), [], 1.0
+        self.worth = np.asarray(worth, float)
+        self.told = []
+        self.readiness = 1.0
 
     def screening(self):
         return np.full(len(self.worth), 4), self.worth
@@ -73,7 +75,8 @@ def churn(stream, rates, rng, turns, most=9, back=0.3):
 
     Ends with some out.
     """
-    out, seen = [], -1
+    out = []
+    seen = -1
     for _ in range(turns):
         taken = stream.take(int(rng.integers(1, most)))
         fresh = [p for p in taken if p.visit > seen]
@@ -81,7 +84,8 @@ def churn(stream, rates, rng, turns, most=9, back=0.3):
         out += taken
         yield fresh, taken
         rng.shuffle(out)
-        done, out = out[: len(out) // 2], out[len(out) // 2 :]
+        done = out[: len(out) // 2]
+        out = out[len(out) // 2 :]
         returned = int(back * len(done))
         stream.put_back(done[:returned])
         tell(stream, done[returned:], rates)
@@ -90,14 +94,16 @@ def churn(stream, rates, rng, turns, most=9, back=0.3):
 @pytest.mark.parametrize("size", [1, 7, 30])
 def test_visits_are_least_visited_first(size):
     """A dictionary of counts and a sort, prompt by prompt, give the same order."""
-    stream, rng = stream_of("visits", size, seed=3), np.random.default_rng(0)
+    stream = stream_of("visits", size, seed=3)
+    rng = np.random.default_rng(0)
 
     def rank(count):
         return {
             i: r for r, i in enumerate(np.random.default_rng([3, count]).permutation(size).tolist())
         }
 
-    counts, out = dict.fromkeys(range(size), 0), []
+    counts = dict.fromkeys(range(size), 0)
+    out = []
     for _ in range(60):
         taken = stream.take(int(rng.integers(0, 6)))
         busy = {int(p.id[1:]) for p in out}
@@ -108,7 +114,8 @@ def test_visits_are_least_visited_first(size):
             busy.add(expected)
         out += taken
         rng.shuffle(out)
-        done, out = out[: -(-len(out) // 2)], out[-(-len(out) // 2) :]
+        done = out[: -(-len(out) // 2)]
+        out = out[-(-len(out) // 2) :]
         for prompt in done:
             counts[int(prompt.id[1:])] += 1
         stream.observe(done, [0] * len(done), [4] * len(done))
@@ -129,11 +136,9 @@ def test_the_schedule_is_easy_to_hard_every_epoch_with_ties_shuffled():
 @pytest.mark.parametrize("name", ["visits", "forecast"])
 @pytest.mark.parametrize("seed", range(3))
 def test_no_prompt_is_out_twice_and_every_visit_is_somewhere(name, seed):
-    stream, rng, rates = (
-        stream_of(name, 20, seed),
-        np.random.default_rng(seed),
-        np.linspace(0, 1, 20),
-    )
+    stream = stream_of(name, 20, seed)
+    rng = np.random.default_rng(seed)
+    rates = np.linspace(0, 1, 20)
     told = []
     observe = stream.observe
     stream.observe = lambda prompts, *rest: (
@@ -154,10 +159,15 @@ def test_the_forecast_sends_those_worth_most_unless_they_rest_or_are_out():
     """Without exploring: a sort, prompt by prompt; whoever is back rests, unless all others are out
     or rest, too.
     """
-    size, rest = 20, 0.5
+    size = 20
+    rest = 0.5
     stream = stream_of("forecast", size, seed=4, explore=0.0, rest=rest)
-    worth, last, busy, rng = stream.order.forecast.worth, {}, set(), np.random.default_rng(0)
-    serial, repeats = 0, 0
+    worth = stream.order.forecast.worth
+    last = {}
+    busy = set()
+    rng = np.random.default_rng(0)
+    serial = 0
+    repeats = 0
     for _ in range(80):
         n = int(rng.integers(1, 6))
         free = [i for i in range(size) if i not in busy]
@@ -173,7 +183,8 @@ def test_the_forecast_sends_those_worth_most_unless_they_rest_or_are_out():
         assert {p.id for p in taken} == {f"p{i}" for i in expected}
         for p in taken:
             i = int(p.id[1:])
-            repeats, last[i] = repeats + (i in last), p.visit
+            repeats = repeats + (i in last)
+            last[i] = p.visit
             busy.add(i)
         serial += len(taken)
         back = rng.permutation(sorted(busy))[: len(busy) // 2 + 1]
@@ -188,7 +199,8 @@ def test_the_forecast_sends_those_worth_most_unless_they_rest_or_are_out():
 
 def test_the_forecast_explores_its_share_and_breaks_ties_by_lot():
     stream = stream_of("forecast", 400, seed=1, explore=0.25, rest=0.0)
-    worth, drawn = stream.order.forecast.worth, 0
+    worth = stream.order.forecast.worth
+    drawn = 0
     for _ in range(60):
         taken = stream.take(8)
         best = np.sort(worth)[-8:].min()
@@ -197,7 +209,9 @@ def test_the_forecast_explores_its_share_and_breaks_ties_by_lot():
     assert 0.18 < drawn / 480 < 0.32
     # One that is not ready yet: half of them.
     stream = stream_of("forecast", 400, seed=1, explore=0.25, rest=0.0)
-    stream.order.forecast.readiness, worth, drawn = 0.5, stream.order.forecast.worth, 0
+    stream.order.forecast.readiness = 0.5
+    worth = stream.order.forecast.worth
+    drawn = 0
     for _ in range(60):
         taken = stream.take(8)
         best = np.sort(worth)[-8:].min()
@@ -227,7 +241,8 @@ def test_a_stream_with_all_prompts_out_has_no_more(name):
 
 @pytest.mark.parametrize("name", ["visits", "forecast"])
 def test_put_back_leaves_first_with_its_old_visit(name):
-    stream, rates = stream_of(name), np.full(30, 0.5)
+    stream = stream_of(name)
+    rates = np.full(30, 0.5)
     tell(stream, stream.take(12), rates)
     taken = stream.take(6)
     stream.put_back(taken[4:])
@@ -260,7 +275,8 @@ def test_results_of_what_is_not_out_are_refused(name):
 @pytest.mark.parametrize("name", ["visits", "forecast"])
 @pytest.mark.parametrize("turns", [0, 25])
 def test_resume_gives_the_same_next_ten_takes(name, turns):
-    rates, rng = np.linspace(0, 1, 30), np.random.default_rng(4)
+    rates = np.linspace(0, 1, 30)
+    rng = np.random.default_rng(4)
     stream = stream_of(name, seed=5)
     for _ in churn(stream, rates, rng, turns):
         pass
@@ -357,7 +373,8 @@ def test_the_default_is_todays_shuffle():
 
 
 def test_tables_that_cannot_be_used(tmp_path):
-    path, data = tmp_path / "rates.json", [make(i) for i in range(3)]
+    path = tmp_path / "rates.json"
+    data = [make(i) for i in range(3)]
     for content, message in (
         ('{"p0": 0.5}', r"rates.json has no pass rate of prompt 'p1'; 2 of 3 prompts have none"),
         ('{"rates": [0.5]}', "it has pass rates but no prompt ids"),
@@ -407,11 +424,13 @@ def test_settings_that_cannot_be_name_the_field(data, message):
 
 @pytest.mark.parametrize("order", ["forecast"])
 def test_two_prompts_of_one_id_are_refused_by_field_and_file(order):
-    c, data = config(order=order), [make(i) for i in (3, 1, 3, 2)]
+    c = config(order=order)
+    data = [make(i) for i in (3, 1, 3, 2)]
     message = f"config.data.order='{order}' keeps results by prompt id, and 2 prompts"
     with pytest.raises(ValueError, match=f"^{message} have the id 'p3'$"):
         make_stream(c, data)
-    c.data.task, c.data.train = "jsonl", "questions.jsonl"
+    c.data.task = "jsonl"
+    c.data.train = "questions.jsonl"
     where = r" of config.data.train \(questions.jsonl\) have the id 'p3'$"
     with pytest.raises(ValueError, match=message + where):
         make_stream(c, data)
@@ -420,8 +439,10 @@ def test_two_prompts_of_one_id_are_refused_by_field_and_file(order):
 
 @pytest.mark.parametrize("order", ["forecast", "visits"])
 def test_a_step_in_the_loop_needs_a_prompt_for_each_group(order):
-    c, data = config(order=order), [make(i) for i in range(4)]
-    c.driver.where, c.driver.groups = "in_loop", 4
+    c = config(order=order)
+    data = [make(i) for i in range(4)]
+    c.driver.where = "in_loop"
+    c.driver.groups = 4
     make_stream(c, data)
     message = r"config.driver.groups \(4\) must not exceed the 3 training prompts .*'in_loop' and "
     with pytest.raises(ValueError, match=f"{message}config.data.order='{order}'"):

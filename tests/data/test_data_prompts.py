@@ -35,7 +35,8 @@ def test_every_epoch_is_a_new_permutation_and_every_departure_a_new_visit():
 
 
 def test_draws_do_not_depend_on_how_many_are_taken_at_once():
-    one, many = PromptStream(DATA, seed=3), PromptStream(DATA, seed=3)
+    one = PromptStream(DATA, seed=3)
+    many = PromptStream(DATA, seed=3)
     assert key([one.take(1)[0] for _ in range(20)]) == key(many.take(3) + many.take(17))
     assert key(PromptStream(DATA, seed=4).take(20)) != key(PromptStream(DATA, seed=3).take(20))
 

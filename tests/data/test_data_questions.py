@@ -499,7 +499,9 @@ def test_names_that_cannot_be_joined(wrong):
     ):
         question_parts(wrong, "--question_field")
     config = Config()
-    config.data.task, config.data.train, config.data.question_field = "jsonl", "t.jsonl", wrong
+    config.data.task = "jsonl"
+    config.data.train = "t.jsonl"
+    config.data.question_field = wrong
     with pytest.raises(ValueError, match="config.data.question_field must name"):
         config.validate()
 
@@ -526,8 +528,11 @@ def test_evaluation_files_have_a_flag_of_their_own(tmp_path):
     """
     config = Config()
     data = config.data
-    data.task, data.prompt, data.max_prompt_length = "jsonl", "plain", 10_000
-    data.train, data.question_field = write(tmp_path / "train.jsonl", SPLIT), "question"
+    data.task = "jsonl"
+    data.prompt = "plain"
+    data.max_prompt_length = 10_000
+    data.train = write(tmp_path / "train.jsonl", SPLIT)
+    data.question_field = "question"
     data.eval = write(
         tmp_path / "eval.jsonl",
         [{"context": f"Let $a={i}$.", "question": "Find $a$.", "answer": str(i)} for i in range(4)],
@@ -554,7 +559,8 @@ def test_evaluation_files_have_a_flag_of_their_own(tmp_path):
     assert read_data(data, encode)[2]["train"].contaminated == {data.decontaminate: 0}
     data.eval_question_field = "question"
     assert read_data(data, encode)[2]["train"].contaminated == {data.decontaminate: 3}
-    data.eval, data.decontaminate = "", ""
+    data.eval = ""
+    data.decontaminate = ""
     with pytest.raises(
         ValueError,
         match=(

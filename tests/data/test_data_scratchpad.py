@@ -90,7 +90,8 @@ def test_demonstrations_follow_their_question(shown):
             assert int(new) in (right, chain.misconception(*entry))
             assert stands or int(new) != right
             if stands:
-                total, step = int(new), step + 1
+                total = int(new)
+                step = step + 1
         assert step == len(steps)
 
 

@@ -219,13 +219,14 @@ def test_a_run_holds_out_what_it_evaluates_on_and_writes_what_it_left_out(tmp_pa
     )
     config = Config()
     data = config.data
-    data.task, data.train, data.hold_out, data.on_bad_row = "jsonl", files, 10, "skip"
-    data.question_field, data.answer_field, data.max_prompt_length, data.eval_prompts = (
-        "q.text",
-        "gold",
-        6,
-        8,
-    )
+    data.task = "jsonl"
+    data.train = files
+    data.hold_out = 10
+    data.on_bad_row = "skip"
+    data.question_field = "q.text"
+    data.answer_field = "gold"
+    data.max_prompt_length = 6
+    data.eval_prompts = 8
     config.validate()
     tokenizer = load_tokenizer(embedded_directory())
     stream, sets = build_data(config, tokenizer, tmp_path / "data.json")
@@ -278,7 +279,9 @@ def test_a_run_holds_out_what_it_evaluates_on_and_writes_what_it_left_out(tmp_pa
 )
 def test_settings_that_cannot_be(field, value, message):
     config = Config()
-    config.data.task, config.data.train, config.data.instruction = "jsonl", "f.jsonl", "Box it."
+    config.data.task = "jsonl"
+    config.data.train = "f.jsonl"
+    config.data.instruction = "Box it."
     setattr(config.data, field, value)
     with pytest.raises(ValueError, match=message):
         config.validate()

@@ -109,7 +109,8 @@ def test_the_entry_point(repo, launch, path, tmp_path):
     def run(*arguments):
         return launch("experiments/data.py", *arguments)
 
-    out, clean = tmp_path / "out", tmp_path / "clean.jsonl"
+    out = tmp_path / "out"
+    clean = tmp_path / "clean.jsonl"
     done = run(
         path,
         f"--against={tmp_path}/eval.jsonl",

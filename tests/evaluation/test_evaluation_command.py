@@ -15,13 +15,11 @@ from rl_speed.policy.prompt_formats import prompt_format
 
 def test_flags_go_before_presets_before_the_run():
     run = embedded()
-    run.seed, run.evaluation.samples, run.sampler.slots, run.reward.workers, run.model.remat = (
-        3,
-        2,
-        77,
-        5,
-        True,
-    )
+    run.seed = 3
+    run.evaluation.samples = 2
+    run.sampler.slots = 77
+    run.reward.workers = 5
+    run.model.remat = True
     plain = resolve(EMBEDDED, run)
     assert (plain.reward.verifier, plain.sampler.max_new, plain.data.prompt) == (
         "exact",

@@ -163,7 +163,8 @@ def two_sets():
 
 
 def test_sets_share_calls_and_keep_their_own_samples():
-    sets, drawing = two_sets(), Drawing()
+    sets = two_sets()
+    drawing = Drawing()
     result = evaluate(drawing, None, sets, right_of, (6, 8))
     # Those of most samples first; a call holds six questions and eight samples at most.
     assert [len(call) for call in drawing.calls] == [2, 5, 5]
@@ -200,9 +201,12 @@ def test_a_question_counts_once_whatever_its_set():
 
 
 def test_an_evaluation_of_sets_goes_on_where_it_was_stopped():
-    sets, whole = two_sets(), Drawing()
+    sets = two_sets()
+    whole = Drawing()
     expected = evaluate(whole, None, sets, right_of, (6, 8)).metrics()
-    first, so_far, done = Drawing(), EvaluationSoFar(), []
+    first = Drawing()
+    so_far = EvaluationSoFar()
+    done = []
 
     def stop():
         return len(first.calls) == 2

@@ -104,7 +104,8 @@ def lasting(summary):
 
 @pytest.fixture(scope="module")
 def finished(policy, benchmarks, mesh, tmp_path_factory):
-    folder, before = tmp_path_factory.mktemp("whole"), sample_sharded._cache_size()
+    folder = tmp_path_factory.mktemp("whole")
+    before = sample_sharded._cache_size()
     summary = evaluate(policy, benchmarks, folder, mesh)
     return folder, summary, sample_sharded._cache_size() - before
 
@@ -189,7 +190,8 @@ def test_a_full_disk_costs_the_call_that_met_it(finished, policy, benchmarks, me
     the third call's lines go out by halves.
     """
     folder, summary, _ = finished
-    path, limits = tmp_path / "responses.jsonl", resource.getrlimit(resource.RLIMIT_FSIZE)
+    path = tmp_path / "responses.jsonl"
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
 
     def full_at_third(judge):
         calls = iter(range(99))
@@ -329,12 +331,11 @@ def test_the_company_changes_nothing(finished, policy, benchmarks, mesh, tmp_pat
 @pytest.fixture(scope="module")
 def workdir(policy, mesh, tmp_path_factory):
     """Steps 1 and 2 of a run, as the trainer saves them; exported at step 2."""
-    folder, config = tmp_path_factory.mktemp("run"), embedded("speed_rloo")
-    config.data.eval_prompts, config.sampler.max_new, config.sampler.slots = (
-        12,
-        SETTINGS.sampler.max_new,
-        SETTINGS.sampler.slots,
-    )
+    folder = tmp_path_factory.mktemp("run")
+    config = embedded("speed_rloo")
+    config.data.eval_prompts = 12
+    config.sampler.max_new = SETTINGS.sampler.max_new
+    config.sampler.slots = SETTINGS.sampler.slots
     (folder / "config.json").write_text(
         json.dumps({**config.to_dict(), "from_the_future": {"x": 1}})
     )
@@ -583,7 +584,8 @@ def test_questions_left_out_are_told(policy, tmp_path):
 
 def test_a_prompt_that_brings_its_instruction_gets_no_other():
     run = embedded()
-    run.data.system, run.data.prompt = "of the run", "chat"
+    run.data.system = "of the run"
+    run.data.prompt = "chat"
 
     def asked(*base, **values):
         return resolve("m", *base, {f"data.{name}": value for name, value in values.items()}).data
@@ -602,11 +604,9 @@ def test_questions_that_a_run_held_out_are_its_benchmark(tmp_path):
     rows = [{"question": f"+{i:04d}=", "answer": "1"} for i in range(40)]
     (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     config = embedded()
-    config.data.task, config.data.train, config.data.hold_out = (
-        "jsonl",
-        str(tmp_path / "train.jsonl"),
-        5,
-    )
+    config.data.task = "jsonl"
+    config.data.train = str(tmp_path / "train.jsonl")
+    config.data.hold_out = 5
     source = Source(EMBEDDED, tmp_path, config=config)
     (one,) = harness.load_benchmarks({}, SETTINGS, tokenizer, source)
     _, held, _ = build.read_data(config.data, lambda question: [1])
@@ -623,7 +623,9 @@ def test_the_held_out_sets_of_a_run_are_its_benchmarks(tmp_path):
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     config = embedded()
     data = config.data
-    data.task, data.train, data.hold_out = "jsonl", str(tmp_path / "train.jsonl"), 5
+    data.task = "jsonl"
+    data.train = str(tmp_path / "train.jsonl")
+    data.hold_out = 5
     data.eval = f"{tmp_path}/a.jsonl,second:16={tmp_path}/b.jsonl,own=hold_out"
     source = Source(EMBEDDED, tmp_path, config=config)
     found = harness.load_benchmarks({}, SETTINGS, tokenizer, source, limit=4)

@@ -55,7 +55,8 @@ def test_the_variance_is_unbiased(n, k):
 
 
 def test_pass_at_1_has_the_binomial_variance():
-    correct, n = np.array([0, 3, 8, 5, 8]), 8
+    correct = np.array([0, 3, 8, 5, 8])
+    n = 8
     p = correct / n
     assert sampling_variance(correct, n, 1) == pytest.approx(
         ((p * (1 - p)).sum() / (n - 1) + 0.25 / n) / 25, rel=1e-3
@@ -157,7 +158,8 @@ def test_more_responses_narrow_the_one_more_questions_the_other():
     def width(interval):
         return interval[1] - interval[0]
 
-    few, many = rng.binomial(8, p), rng.binomial(128, p)
+    few = rng.binomial(8, p)
+    many = rng.binomial(128, p)
     assert width(same_questions(many, 128, 1)) < 0.35 * width(same_questions(few, 8, 1))
     assert width(other_questions(many, 128, 1)) > 0.8 * width(other_questions(few, 8, 1))
     assert width(other_questions(np.tile(many, 9), 128, 1)) < 0.4 * width(

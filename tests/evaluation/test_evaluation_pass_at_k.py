@@ -34,7 +34,8 @@ def test_all_right_equals_enumeration_too():
 
 
 def test_prompts_may_have_different_numbers_of_samples():
-    correct, samples = np.array([[0, 2, 3], [1, 1, 4]]), np.array([[3, 4, 7], [5, 8, 4]])
+    correct = np.array([[0, 2, 3], [1, 1, 4]])
+    samples = np.array([[3, 4, 7], [5, 8, 4]])
     got = pass_at_k(correct, samples, 3)
     assert got.dtype == np.float64 and got.shape == (2, 3)
     want = [[by_enumeration(c, n, 3) for c, n in zip(*pair)] for pair in zip(correct, samples)]
@@ -58,7 +59,10 @@ def test_large_numbers_neither_overflow_nor_lose_order():
 
 
 def test_it_is_unbiased():
-    rng, p, n, k = np.random.default_rng(0), 0.2, 6, 3
+    rng = np.random.default_rng(0)
+    p = 0.2
+    n = 6
+    k = 3
     estimates = pass_at_k(rng.binomial(n, p, 200_000), n, k)
     assert abs(estimates.mean() - (1 - (1 - p) ** k)) < 3e-3
 

@@ -44,7 +44,8 @@ SETTINGS: dict[str, Any] = {
     "logging.tensorboard": False,
     "logging.export": False,
 }
-SEEDS, DEVICES = (0, 1), (1, 2)
+SEEDS = (0, 1)
+DEVICES = (1, 2)
 FILES = ("metrics.jsonl", "evaluations.jsonl", "rollouts.jsonl")
 # Fields that a change renamed: {new name: name in the record}.
 RENAMED: dict[str, str] = {}
@@ -79,7 +80,8 @@ def train_all(devices: int, out: Path) -> None:
     for name, (method, more) in RUNS.items():
         for seed in SEEDS:
             config = embedded(method)
-            config.seed, config.mesh.data = seed, devices
+            config.seed = seed
+            config.mesh.data = devices
             for path, value in (SETTINGS | more).items():
                 section, leaf = path.split(".")
                 setattr(getattr(config, section), leaf, value)
@@ -95,7 +97,8 @@ def first_difference(before: Any, after: Any, where: str = "") -> str:
     """Where two trees of JSON first differ, and how; empty where they are equal. NaN equals NaN."""
     if isinstance(before, dict) and isinstance(after, dict):
         if before.keys() != after.keys():
-            gone, new = sorted(before.keys() - after.keys()), sorted(after.keys() - before.keys())
+            gone = sorted(before.keys() - after.keys())
+            new = sorted(after.keys() - before.keys())
             return f"{where}: fields gone {gone}, new {new}"
         found = (first_difference(before[k], after[k], f"{where} {k}") for k in before)
         return next((text for text in found if text), "")

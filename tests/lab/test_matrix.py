@@ -93,7 +93,8 @@ def stub(tmp_path):
 def test_what_does_not_fit_is_followed_by_what_does_and_nothing_is_compiled_twice(tmp_path, stub):
     cell = Cell(matrix.SMALL, "v5e:2x2", (1, 4, 1))
     cell = dataclasses.replace(cell, instead=dataclasses.replace(cell, flags=matrix.LESS))
-    broken, said = Cell(matrix.SMALL, "v6e:2x2", (1, 4, 1)), []
+    broken = Cell(matrix.SMALL, "v6e:2x2", (1, 4, 1))
+    said = []
 
     def run():
         return matrix.compile_cells(

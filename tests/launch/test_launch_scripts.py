@@ -60,7 +60,9 @@ class Host:
     """Runs scripts as on a host that has `stub`s alone beside what any host has."""
 
     def __init__(self, repo: Path, folder: Path, tools: Path):
-        self.repo, self.folder, self.workdir = repo, folder, folder / "workdir"
+        self.repo = repo
+        self.folder = folder
+        self.workdir = folder / "workdir"
         self.bin = folder / "bin"
         self.bin.mkdir()
         self.program = self.stub("program", PROGRAM)

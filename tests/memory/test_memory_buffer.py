@@ -74,7 +74,8 @@ def test_random_order_is_keyed_loses_nothing_and_differs_from_fifo():
     assert run(0) == run(0) != run(1)
     assert sorted(run(0)) == list(range(20)) != run(0)
     # Each draw is a new one: else what lies in some places would wait for ever.
-    buffer, orders = SamplingBuffer(20, order="random"), set()
+    buffer = SamplingBuffer(20, order="random")
+    orders = set()
     for _ in range(3):
         buffer.add([make(v) for v in range(20)])
         orders.add(tuple(visits(buffer.take(20))))
@@ -148,7 +149,8 @@ def test_state_round_trip_is_exact_and_continues_the_same(answer_tokens):
             "truncated",
             "correct",
         ):
-            a, b = getattr(mine, name), getattr(theirs, name)
+            a = getattr(mine, name)
+            b = getattr(theirs, name)
             np.testing.assert_array_equal(a, b)
             assert a.dtype == b.dtype
 
@@ -225,7 +227,8 @@ def test_groups_check_their_shapes():
 def same_samples(a, b):
     assert len(a) == len(b)
     for name, dtype in FIELDS.items():
-        x, y = getattr(a, name), getattr(b, name)
+        x = getattr(a, name)
+        y = getattr(b, name)
         assert x.dtype == y.dtype == dtype, name
         np.testing.assert_array_equal(x, y, err_msg=name)
 
@@ -256,7 +259,8 @@ def test_concat_joins_the_samples_of_a_visit_where_its_first_are():
     for row, reward in enumerate(whole.rewards.astype(int)):
         part, width = (one, 3) if reward < 20 else (two, 6)
         for name in FIELDS:
-            found, expected = getattr(whole, name)[row], getattr(part, name)[reward % 10]
+            found = getattr(whole, name)[row]
+            expected = getattr(part, name)[reward % 10]
             if name in TOKEN_FIELDS:
                 assert found.shape == (6,) and not found[width:].any()
                 found = found[:width]

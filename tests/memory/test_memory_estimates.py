@@ -8,7 +8,8 @@ from rl_speed.rollout.counted import BetaEma
 
 def test_equals_the_definition_over_random_visits():
     rng = np.random.default_rng(0)
-    memory, visits = BetaEma(2.0, 5.0, 0.8), {f"p{i}": [] for i in range(6)}
+    memory = BetaEma(2.0, 5.0, 0.8)
+    visits = {f"p{i}": [] for i in range(6)}
     for _ in range(40):
         ids = rng.choice(list(visits), 3, replace=False)
         total = rng.integers(0, 9, 3)

@@ -42,7 +42,8 @@ def test_features_count_tokens_and_neighbours():
 
     for i in range(0, 60, 7):
         for j in range(60):
-            mine, theirs = counts(tokens[i]), counts(tokens[j])
+            mine = counts(tokens[i])
+            theirs = counts(tokens[j])
             apart = sum((mine[x] - theirs[x]) ** 2 for x in {*mine, *theirs})
             np.testing.assert_allclose(
                 np.sum((found[i] - found[j]) ** 2), apart / mean**2, rtol=1e-4, atol=1e-6
@@ -78,11 +79,14 @@ def test_weights_are_the_most_probable_ones_and_precision_the_curvature_there():
     for visits in (5, 40, 90, 12):  # fewer than features and more, one prompt twice
         before = forecast.state_dict()
         index = np.append(rng.permutation(len(prompts))[: visits - 1], 0)
-        index[0], n = 0, 24.0
+        index[0] = 0
+        n = 24.0
         right = rng.binomial(24, rates[index])
         forecast.update(index, right, np.full(visits, 24), np.full(visits, np.nan))
-        after, fewer = forecast.state_dict(), (forecast.strength + 1) / (forecast.strength + n)
-        keep, rows = (1 - 1 / 30) ** visits, x[index]
+        after = forecast.state_dict()
+        fewer = (forecast.strength + 1) / (forecast.strength + n)
+        keep = (1 - 1 / 30) ** visits
+        rows = x[index]
         prior = keep * before["precision"] + (1 - keep) * ridge
         rate = special.expit(rows @ after["weights"])
         slope = rows.T @ (right - n * rate) * fewer
@@ -104,7 +108,8 @@ def test_rates_of_prompts_that_were_never_visited_are_forecast():
         visit(forecast, rates, rng, np.arange(step * 20, step * 20 + 20))
     unseen = slice(200, None)
     a, b = forecast.belief(unseen)
-    error, spread = np.mean((a / (a + b) - rates[unseen]) ** 2), rates[unseen].var()
+    error = np.mean((a / (a + b) - rates[unseen]) ** 2)
+    spread = rates[unseen].var()
     assert error < 0.25 * spread
     assert forecast.strength > 4
     assert forecast.metrics()["forecast/bce"] < forecast.metrics()["forecast/bce_constant"] + 0.02

@@ -79,10 +79,8 @@ def test_samples_of_a_visit_are_independent_and_share_a_cut_by_default():
 @pytest.mark.parametrize("per_sample", [True, False])
 @pytest.mark.parametrize("length", [1, 7, 300, 2**20])
 def test_whatever_call_draws_a_sample_its_cut_is_the_same(per_sample, length):
-    settings, response = (
-        config(per_sample=per_sample, length=length, max_response=10**6),
-        cached(1000, True),
-    )
+    settings = config(per_sample=per_sample, length=length, max_response=10**6)
+    response = cached(1000, True)
     for visit in (0, 5, 2**31 - 1):
         whole = cuts(settings, response, visit, 0, 50)
         for pieces in ([8, 16, 26], [1] * 50, [49, 1], [50]):
@@ -116,7 +114,8 @@ def test_suffix_budget():
     assert suffix_budget(settings, 30) == 20
     # As released: no more tokens than were cut off, so that the new response is never longer than
     # the old one.
-    released, old = config(max_response=50, max_new=12, length=30, released_budget=True), cached(40)
+    released = config(max_response=50, max_new=12, length=30, released_budget=True)
+    old = cached(40)
     for visit in range(100):
         prefix = cuts(released, old, visit, 0, 4)
         np.testing.assert_array_equal(

@@ -68,7 +68,8 @@ def same(a, b):
     np.testing.assert_array_equal(a.tokens, b.tokens)
     assert a.tokens.dtype == b.tokens.dtype == np.int32
     for name in ("version", "reward", "correct", "truncated", "logprob", "shortest"):
-        x, y = getattr(a, name), getattr(b, name)
+        x = getattr(a, name)
+        y = getattr(b, name)
         assert type(x) is type(y) and (x == y or math.isnan(x) and math.isnan(y)), name
 
 
@@ -96,7 +97,9 @@ LAWS = {
 @pytest.mark.parametrize("law", LAWS)
 def test_update_law_over_many_visits(law):
     rewards, logprobs, expected = LAWS[law]
-    visits, cache, counts = 4000, ReplayCache(EPS, seed=5), collections.Counter()
+    visits = 4000
+    cache = ReplayCache(EPS, seed=5)
+    counts = collections.Counter()
     for visit in range(visits):
         cache.update(make(rewards, logprobs, visit))
         counts[chosen(cache)] += 1
@@ -110,7 +113,8 @@ def test_update_law_over_many_visits(law):
 
 @pytest.mark.parametrize("eps", [None, 0.0, 1.0])
 def test_the_ends_of_eps(eps):
-    cache, seen = ReplayCache(eps), set()
+    cache = ReplayCache(eps)
+    seen = set()
     cache.put("p", response([19]))
     for visit in range(60):
         cache.update(make([0, 0, 1, 0], visit=visit))
@@ -120,7 +124,8 @@ def test_the_ends_of_eps(eps):
 
 def test_ties_favour_no_length():
     """Neither the short one nor what has more forced tokens, of log-prob 0, is preferred."""
-    cache, long = ReplayCache(1.0), 0
+    cache = ReplayCache(1.0)
+    long = 0
     for visit in range(400):
         group = make([1, 1], [-0.5, -1.5], lengths=[4, 1], visit=visit)
         group.logprobs[0, :2] = 0
@@ -133,7 +138,8 @@ def test_ties_favour_no_length():
 
 def test_draws_depend_on_seed_and_visit_alone():
     def run(seed, visits):
-        cache, out = ReplayCache(0.5, seed=seed), {}
+        cache = ReplayCache(0.5, seed=seed)
+        out = {}
         for visit in visits:
             cache.update(make([0, 1, 0, 0, 1], [-1, -1, -2, -3, -1], visit, name=f"p{visit}"))
             out[visit] = chosen(cache, f"p{visit}")
@@ -148,10 +154,8 @@ def test_draws_depend_on_seed_and_visit_alone():
 
 def test_only_correct_keeps_a_wrong_answer_from_replacing_a_right_one():
     # Shaped rewards: the wrong one is paid best, and right and wrong are the verifier's word.
-    wrong, right = (
-        make([0.9, 0.2], correct=[False, False]),
-        make([0.1, 0.9], visit=1, correct=[False, True]),
-    )
+    wrong = make([0.9, 0.2], correct=[False, False])
+    right = make([0.1, 0.9], visit=1, correct=[False, True])
     cache = ReplayCache(1.0, only_correct=True)
     cache.update(wrong)  # nothing to protect yet
     assert not cache.get("p").correct
@@ -290,7 +294,8 @@ def test_a_resumed_run_must_draw_the_same_and_may_change_the_bound():
 
 
 def test_a_file_starts_another_run(tmp_path):
-    cache, path = filled(), tmp_path / "cache.npz"
+    cache = filled()
+    path = tmp_path / "cache.npz"
     cache.put("odd", response([0, 2**31 - 1], logprob=math.nan, reward=-0.1))
     cache.save(path, {"policy": "é"})
     cache.save(path, {"policy": "ü"})
@@ -326,7 +331,8 @@ def test_a_failed_write_leaves_the_file_that_was_there(tmp_path):
 
 
 def test_damaged_files_are_named_with_what_is_wrong(tmp_path):
-    path, cache = tmp_path / "cache.npz", ReplayCache()
+    path = tmp_path / "cache.npz"
+    cache = ReplayCache()
     cache.put("kept", response())
     source = filled()
     source.put("worst", response([7, 500]))
@@ -338,7 +344,8 @@ def test_damaged_files_are_named_with_what_is_wrong(tmp_path):
 
     refused("no such file", FileNotFoundError)
     source.save(path)
-    whole, fields = path.read_bytes(), dict(np.load(path))
+    whole = path.read_bytes()
+    fields = dict(np.load(path))
     refused("prompt 'worst' has token id 500; the vocabulary has 500 ids", vocab_size=500)
     for damage in (
         b"",
@@ -352,7 +359,8 @@ def test_damaged_files_are_named_with_what_is_wrong(tmp_path):
     with open(path, "wb") as file:
         np.save(file, np.arange(3))
     refused("not a whole file")
-    ids, lengths = json.loads(str(fields["ids"])), fields["lengths"]
+    ids = json.loads(str(fields["ids"]))
+    lengths = fields["lengths"]
     for match, change in [
         ("field 'tokens' is missing", {"tokens": None}),
         ("field 'reward' is missing", {"reward": None}),

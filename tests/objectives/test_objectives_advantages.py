@@ -137,7 +137,8 @@ def test_batch_baselines_are_zero_on_a_constant_batch(baseline):
     out = objectives.reinforce_pp(rewards, ids, 3, lengths, baseline, eps=0.0)
     assert np.all(np.asarray(out) == 0)
     # Rows without tokens take no part in the statistics: still no spread.
-    rewards[2], lengths[2] = 5.0, 0
+    rewards[2] = 5.0
+    lengths[2] = 0
     out = objectives.reinforce_pp(rewards, ids, 3, lengths, False, eps=0.0)
     assert np.all(np.asarray(out) == 0)
 

@@ -143,7 +143,9 @@ def test_baselines_of_the_whole_batch(name):
         "reinforce_pp": objectives.reinforce_pp,
         "reinforce_pp_baseline": functools.partial(objectives.reinforce_pp, baseline=True),
     }[name]
-    n, size, ids = PER_PROMPT, 2 * PER_PROMPT, jnp.repeat(jnp.arange(2), PER_PROMPT)
+    n = PER_PROMPT
+    size = 2 * PER_PROMPT
+    ids = jnp.repeat(jnp.arange(2), PER_PROMPT)
     batches = bernoulli.sequences(size)
     got = np.asarray(
         jax.jit(jax.vmap(lambda rewards: function(rewards, ids, 2)))(batches.astype(np.float32)),
@@ -222,7 +224,8 @@ def test_ada_seq_with_every_weight_and_correction(rule):
     as trained on.
     """
     assert {w["weight"] for w in PROMPT_WEIGHTS} == set(pool.WEIGHTS)
-    n, ids = 4, rows_of(rule)
+    n = 4
+    ids = rows_of(rule)
     kept = objectives.balanced_downsample(RIGHT, ids, G, n)
     rows = np.asarray(objectives.kept_rows(kept, ids, G, n))
     right = gathered(RIGHT, rows)
@@ -317,8 +320,10 @@ def test_ada_est_with_every_weight_and_an_estimate_of_its_own(gamma, form, advan
     """Budgets and weights from an earlier visit of both prompts, over all its outcomes:
     the estimate knows nothing of the group.
     """
-    rates, before = np.array([0.15, 0.6]), 2
-    got, want = np.zeros(2), np.zeros(2)
+    rates = np.array([0.15, 0.6])
+    before = 2
+    got = np.zeros(2)
+    want = np.zeros(2)
     for counts in itertools.product(range(before + 1), repeat=2):
         chance = math.prod(
             math.comb(before, k) * p**k * (1 - p) ** (before - k) for k, p in zip(counts, rates)
@@ -361,15 +366,20 @@ MONTE_CARLO = [
     "rule, advantage, closed_form", MONTE_CARLO, ids=lambda x: str(x) if not callable(x) else ""
 )
 def test_released_sizes_by_monte_carlo(rule, advantage, closed_form):
-    rates, groups, draws = np.array([0.1, 0.6]), 800, rule.max_samples
+    rates = np.array([0.1, 0.6])
+    groups = 800
+    draws = rule.max_samples
     p = np.repeat(rates, groups // 2)
     answers = (np.random.default_rng(0).random((groups, draws)) < p[:, None]).astype(np.int64)
-    ids, right = bernoulli.rows_of(rule, answers), answers.ravel().astype(np.float32)
+    ids = bernoulli.rows_of(rule, answers)
+    right = answers.ravel().astype(np.float32)
     if isinstance(rule, Sequential):
-        n, kept = 4, objectives.balanced_downsample(right, ids, groups, 4)
+        n = 4
+        kept = objectives.balanced_downsample(right, ids, groups, 4)
         values = objectives.pool_advantages(right, right, ids, groups, kept, **advantage)
     else:
-        n, values = draws, getattr(objectives, advantage)(right, ids, groups)
+        n = draws
+        values = getattr(objectives, advantage)(right, ids, groups)
     each = (
         (np.asarray(values, np.float64).reshape(groups, draws) * (answers - p[:, None])).sum(1)
         / n
@@ -377,5 +387,6 @@ def test_released_sizes_by_monte_carlo(rule, advantage, closed_form):
     )
     for rate in rates:
         mine = each[p == rate]
-        error, want = mine.std() / math.sqrt(len(mine)), closed_form(rate)
+        error = mine.std() / math.sqrt(len(mine))
+        want = closed_form(rate)
         assert abs(mine.mean() - want) < 4 * error and error < 0.2 * want

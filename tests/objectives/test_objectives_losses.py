@@ -12,7 +12,8 @@ from rl_speed.objectives import AGGREGATIONS, policy_loss, token_weights
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 
-R, T = 8, 6
+R = 8
+T = 6
 
 
 @functools.cache
@@ -45,11 +46,13 @@ def reference(
     """The loss token by token in Python floats, with every choice spelled out."""
     d = {k: v.astype(np.float64) for k, v in batch().items()}
     rows = [[t for t in range(T) if d["mask"][i, t]] for i in range(R)]
-    tokens, sequences = sum(map(len, rows)), sum(1 for row in rows if row)
+    tokens = sum(map(len, rows))
+    sequences = sum(1 for row in rows if row)
     total = 0.0
     for i, row in enumerate(rows):
         for t in row:
-            a, x = d["advantages"][i], d["logprobs"][i, t]
+            a = d["advantages"][i]
+            x = d["logprobs"][i, t]
             anchor = d["old"][i, t] if use_old else d["behaviour"][i, t]
             ratio = np.exp(np.clip(x - anchor, -20, 20))
             if loss == "pg":
@@ -141,10 +144,8 @@ def test_gspo_gradient_is_that_of_whole_samples():
     """Against central differences of the loop's value,
     where a bound holds some samples and not others.
     """
-    data, bounds = (
-        batch(),
-        dict(loss="gspo", aggregation="seq_mean_token_mean", clip_low=0.05, clip_high=0.1),
-    )
+    data = batch()
+    bounds = dict(loss="gspo", aggregation="seq_mean_token_mean", clip_low=0.05, clip_high=0.1)
     grad = jax.grad(lambda x: run(data | {"logprobs": x}, **bounds)[0])(
         jnp.asarray(data["logprobs"])
     )
@@ -165,7 +166,8 @@ def test_gspo_gradient_is_that_of_whole_samples():
 
 
 def test_cispo_gradient_leaves_no_token_out():
-    data, bounds = batch(), dict(loss="cispo", clip_low=0.1, clip_high=0.4)
+    data = batch()
+    bounds = dict(loss="cispo", clip_low=0.1, clip_high=0.4)
     grad = jax.grad(lambda x: run(data | {"logprobs": x}, **bounds)[0])(
         jnp.asarray(data["logprobs"])
     )
@@ -256,7 +258,8 @@ def test_gradients_match_explicit_formulas():
     """Off-policy: tis holds its weight constant; ppo's is the ratio times the unclipped A."""
     data = batch()
     x = jnp.asarray(data["logprobs"])
-    weights, a = token_weights(data["mask"]), data["advantages"][:, None]
+    weights = token_weights(data["mask"])
+    a = data["advantages"][:, None]
     ratio = jnp.exp(x - data["behaviour"])
     stale = jnp.minimum(jnp.exp(data["old"] - data["behaviour"]), 1.3)
 
@@ -407,7 +410,8 @@ def test_micro_batches_add_up(aggregation):
 
 def test_metrics_mean_what_they_say():
     data = batch()
-    m, a = data["mask"], np.broadcast_to(data["advantages"][:, None], (R, T))
+    m = data["mask"]
+    a = np.broadcast_to(data["advantages"][:, None], (R, T))
     gap = (data["logprobs"] - data["behaviour"]).astype(np.float64)
     ratio = np.exp(gap)
     expected = {

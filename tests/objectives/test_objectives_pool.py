@@ -10,7 +10,8 @@ from rl_speed import objectives
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 
-G, R = 9, 64
+G = 9
+R = 64
 
 
 def pools(seed):
@@ -28,7 +29,8 @@ def pools(seed):
         ]
     )
     right = rng.random(R) < np.array([0.1, 0.5, 0.2, 0.9])[rng.integers(0, 4)]
-    right[ids == 1], right[ids == 2] = True, False
+    right[ids == 1] = True
+    right[ids == 2] = False
     order = rng.permutation(R)
     return right[order], ids[order].astype(np.int32), rng.permutation(R).astype(np.int32)
 
@@ -37,7 +39,8 @@ def slow_downsample(right, ids, index, n, groups):
     kept = np.zeros(len(ids), bool)
     for g in np.flatnonzero(groups):
         rows = sorted(np.flatnonzero(ids == g), key=lambda r: index[r])
-        yes, no = [r for r in rows if right[r]], [r for r in rows if not right[r]]
+        yes = [r for r in rows if right[r]]
+        no = [r for r in rows if not right[r]]
         take = yes[: n // 2] + no[: n - n // 2]
         # At most one class has more than its quota where the other lacks.
         rest = yes[n // 2 :] + no[n - n // 2 :]
@@ -67,7 +70,8 @@ def test_downsampling_equals_the_slow_reference(n):
 
 
 def test_random_selection_keeps_the_same_counts_whatever_the_order_of_the_rows():
-    key, n = jax.random.key(3), 4
+    key = jax.random.key(3)
+    n = 4
     for seed in range(6):
         right, ids, index = pools(seed)
         kept = np.asarray(
@@ -90,10 +94,8 @@ def test_random_selection_keeps_the_same_counts_whatever_the_order_of_the_rows()
 
 
 def test_random_selection_is_uniform_within_a_class():
-    right, ids = (
-        np.tile([1, 0, 0, 0, 1, 1, 0, 1], 3000),
-        np.repeat(np.arange(3000), 8).astype(np.int32),
-    )
+    right = np.tile([1, 0, 0, 0, 1, 1, 0, 1], 3000)
+    ids = np.repeat(np.arange(3000), 8).astype(np.int32)
     kept = objectives.balanced_downsample(
         right, ids, 3000, 4, order="random", key=jax.random.key(0)
     )
@@ -107,7 +109,8 @@ def slow_advantages(right, ids, kept, normalise, weight, cap, correction):
         pool = right[ids == g].astype(float)
         if pool.std() == 0:
             continue
-        p, mine = pool.mean(), kept & (ids == g)
+        p = pool.mean()
+        mine = kept & (ids == g)
         for r in np.flatnonzero(mine):
             value = right[r] - p
             if normalise:
@@ -160,7 +163,8 @@ def test_advantages_equal_the_slow_reference(normalise, weight, cap, correction)
 
 
 def test_importance_makes_the_kept_mean_that_of_the_pool():
-    right, ids = np.array([1, 0, 0, 0, 0, 0, 0, 1, 1, 0]), np.zeros(10, np.int32)
+    right = np.array([1, 0, 0, 0, 0, 0, 0, 1, 1, 0])
+    ids = np.zeros(10, np.int32)
     kept = objectives.balanced_downsample(right, ids, 1, 4)
     value = np.asarray(
         objectives.pool_advantages(right, right, ids, 1, kept, downsample_correction="importance")
@@ -172,10 +176,8 @@ def test_importance_makes_the_kept_mean_that_of_the_pool():
 
 @pytest.mark.parametrize("value", [0.1, 1 / 3, 1.0])
 def test_constant_pools_are_exactly_zero_without_eps(value):
-    rewards, ids = (
-        np.array([value] * 5 + [0.0, 1.0, 7.0], np.float32),
-        np.array([0] * 5 + [1, 1, 2], np.int32),
-    )
+    rewards = np.array([value] * 5 + [0.0, 1.0, 7.0], np.float32)
+    ids = np.array([0] * 5 + [1, 1, 2], np.int32)
     for right in (rewards > 0, rewards > 0.5):
         for weight in ("none", "inv_p", "inv_sqrt_p"):
             for correction in ("none", "importance"):
@@ -203,7 +205,8 @@ def test_statistics_and_who_is_resolved():
     rewards = np.where(ids >= 0, right + 0.5, np.nan).astype(np.float32)
     got = objectives.pool_statistics(rewards, right, ids, G)
     for g in range(G):
-        pool, yes = rewards[ids == g], right[ids == g].sum()
+        pool = rewards[ids == g]
+        yes = right[ids == g].sum()
         assert got.count[g] == len(pool) and got.positives[g] == yes
         np.testing.assert_allclose(got.mean[g], pool.mean() if len(pool) else 0, rtol=1e-6)
         np.testing.assert_allclose(got.std[g], pool.std(ddof=1) if len(pool) > 1 else 0, atol=1e-6)
@@ -220,7 +223,8 @@ def test_nothing_at_all():
 
 
 def test_errors_name_the_argument():
-    rows, ids = np.zeros(4), np.zeros(4, np.int32)
+    rows = np.zeros(4)
+    ids = np.zeros(4, np.int32)
     cases = [
         (lambda: objectives.balanced_downsample(np.zeros(3), ids, 1, 4), "one length"),
         (lambda: objectives.balanced_downsample(rows, ids, 0, 4), "num_groups"),

@@ -28,7 +28,10 @@ from rl_speed.sampling import SamplerConfig, build_contexts, build_requests, sam
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 
-SLOTS, GROUPS, WIDTH, CONTEXTS = 11, 2, 8, 5
+SLOTS = 11
+GROUPS = 2
+WIDTH = 8
+CONTEXTS = 5
 WAYS = {
     "dense": DecodeAttention("dense"),
     "ragged": DecodeAttention("ragged", block=16, rows=3, samples=2),
@@ -66,7 +69,8 @@ def attended(way, q, context, cache, context_S, length_S, held_S, active_S):
     where it was.
     """
     settings = WAYS[way] if isinstance(way, str) else way
-    groups, width = context.v.shape[1], context.v.shape[3]
+    groups = context.v.shape[1]
+    width = context.v.shape[3]
     model = dataclasses.replace(
         MODEL,
         heads=q.shape[1],
@@ -130,7 +134,8 @@ def reference(q, context, cache, context_S, length_S, held_S, active_S):
                 ).astype(np.float64)
 
             keys = [np.swapaxes(x, 2, 3) for x in (context.k, cache.k)]
-            k, v = join(*keys), join(context.v, cache.v)
+            k = join(*keys)
+            v = join(context.v, cache.v)
             scores = k @ q[s, h] / np.sqrt(q.shape[2])
             weights = np.exp(scores - scores.max())
             out[s, h] = weights @ v / weights.sum()
@@ -208,8 +213,10 @@ def test_the_kernel_for_tpus_reads_as_far_as_is_held(name, length, room):
 @pytest.mark.parametrize("room", [512, 4096])
 def test_the_work_of_the_kernel_for_tpus_follows_what_is_held(room):
     """Blocks that it reads: of contexts by tiles of rows, of rows by their tokens."""
-    context, before = jnp.array([0, 0, 0, 1, 1, 2]), jnp.array([100, 300, 20, 128, 0, 256])
-    held, active = jnp.array([1, 128, 129, 500, 7, 300]), jnp.array([1, 1, 1, 1, 1, 0], bool)
+    context = jnp.array([0, 0, 0, 1, 1, 2])
+    before = jnp.array([100, 300, 20, 128, 0, 256])
+    held = jnp.array([1, 128, 129, 500, 7, 300])
+    active = jnp.array([1, 1, 1, 1, 1, 0], bool)
     items = decode_kernel.make_items(context, before, held, active, 3, 512, room, 2)
     size = 512
     assert decode_kernel.block_of(room) == size
@@ -281,7 +288,8 @@ def test_the_sampler_draws_the_same_with_each_and_whatever_the_order():
 @pytest.mark.slow
 def test_the_sampler_draws_the_same_with_the_kernel_for_tpus():
     tokens, logprobs = drawn(DecodeAttention("dense"), model=WIDE)
-    tpu, settings = dataclasses.replace(WIDE, platform="tpu", interpret=True), WAYS["tpu"]
+    tpu = dataclasses.replace(WIDE, platform="tpu", interpret=True)
+    settings = WAYS["tpu"]
     other, its = drawn(settings, model=tpu)
     np.testing.assert_array_equal(other, tokens)  # no near-tie among these 30
     np.testing.assert_allclose(its, logprobs, atol=1e-5)
@@ -340,7 +348,8 @@ def test_heads_of_a_kernel_are_split_over_tensor():
         mine = jax.device_put(params, param_shardings(model, mesh))
         return generator(mine, [SampleRequest(p, 0, 6) for p in prompts])[0]
 
-    one, four = drawn("dense", make_mesh()), drawn("pallas", make_mesh(data=2, tensor=2))
+    one = drawn("dense", make_mesh())
+    four = drawn("pallas", make_mesh(data=2, tensor=2))
     np.testing.assert_array_equal(one.tokens, four.tokens)
     np.testing.assert_allclose(one.logprobs, four.logprobs, atol=1e-5)
 

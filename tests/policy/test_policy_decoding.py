@@ -18,7 +18,10 @@ pytestmark = pytest.mark.usefixtures("quick_compiles")
 MODEL = ModelConfig(
     vocab_size=30, width=24, layers=2, heads=4, kv_heads=2, head_dim=8, mlp_width=32
 )
-CONTEXTS, LENGTH, SLOTS, MAX_NEW = 3, 9, 5, 6
+CONTEXTS = 3
+LENGTH = 9
+SLOTS = 5
+MAX_NEW = 6
 forward = jax.jit(forward_pass, static_argnums=2)
 RNG = np.random.default_rng(0)
 LENGTHS = np.array([9, 4, 1])
@@ -154,7 +157,8 @@ def test_one_decoder_per_config():
 
 def draw(params, model=MODEL, **settings):
     contexts = build_contexts([TOKENS[i, : LENGTHS[i]] for i in range(CONTEXTS)], CONTEXTS, LENGTH)
-    index, samples = np.repeat(np.arange(CONTEXTS), 8), np.tile(np.arange(8), CONTEXTS)
+    index = np.repeat(np.arange(CONTEXTS), 8)
+    samples = np.tile(np.arange(8), CONTEXTS)
     requests = build_requests(index, index, samples, contexts, 24, MAX_NEW)
     got = sample(
         decoder(model),
@@ -177,7 +181,8 @@ def test_truncation_keeps_the_full_distributions_logprobs(params):
         probs = np.exp(logits[i].astype(np.float64) / 0.7)
         probs /= probs.sum(-1, keepdims=True)
         for t in range(got.lengths[i]):
-            p, token = probs[start + t - 1], got.tokens[i, t]
+            p = probs[start + t - 1]
+            token = got.tokens[i, t]
             assert abs(np.log(p[token]) - got.logprobs[i, t]) < 1e-5
             # Top-k, then the smallest set among those k whose share reaches top_p.
             order = np.argsort(-p)[:6]

@@ -38,7 +38,8 @@ def saved(params, tmp_path):
 
 def shard(directory, parts=3):
     tensors = load_file(directory / "model.safetensors")
-    names, where = sorted(tensors), {}
+    names = sorted(tensors)
+    where = {}
     for i in range(parts):
         file = f"model-{i + 1:05d}-of-{parts:05d}.safetensors"
         save_file({name: tensors[name] for name in names[i::parts]}, directory / file)
@@ -55,7 +56,8 @@ def same(a, b):
 
 @pytest.mark.parametrize("model", [MODEL, QWEN3], ids=["qwen2", "qwen3"])
 def test_one_file_and_three_give_the_same_tree_on_one_device_and_on_four(model, tmp_path):
-    params, directory = init(model, jax.random.key(0)), tmp_path / "m"
+    params = init(model, jax.random.key(0))
+    directory = tmp_path / "m"
     meshes = [
         None,
         make_mesh(),
@@ -79,7 +81,8 @@ def test_a_device_is_given_its_own_part_alone(saved, monkeypatch):
     """Of a weight that is split four ways no read brings more than a quarter,
     and nothing is read twice.
     """
-    seen, read = [], Shards.read
+    seen = []
+    read = Shards.read
 
     def counting(self, name, index):
         seen.append((name, read(self, name, index)))
@@ -103,7 +106,8 @@ def test_axes_that_do_not_lead_a_stored_axis_may_be_split_too(params, saved):
 def test_stored_layout_is_that_of_torch():
     """A Linear keeps [out, in], heads before head_dim; both ways, element by element."""
     ours = np.arange(2 * 3 * 5).reshape(2, 3, 5)
-    into, out = TENSORS["wq"], TENSORS["wo"]
+    into = TENSORS["wq"]
+    out = TENSORS["wo"]
     np.testing.assert_array_equal(
         into.store(ours), [[ours[d, h, k] for d in range(2)] for h in range(3) for k in range(5)]
     )
@@ -275,7 +279,8 @@ def test_interrupted_save_keeps_what_was_there(params, saved, monkeypatch, writt
 
 
 def test_save_that_cannot_move_into_place_restores_what_was_there(params, saved, monkeypatch):
-    before, rename = {p.name: p.read_bytes() for p in saved.iterdir()}, pathlib.Path.rename
+    before = {p.name: p.read_bytes() for p in saved.iterdir()}
+    rename = pathlib.Path.rename
 
     def failing(self, target):
         if pathlib.Path(target) == saved and "-old-" not in self.name:
@@ -426,7 +431,8 @@ def test_what_was_read_is_written_back(params, tmp_path, dtype):
         "transformers_version": "4.40.1",
         "_name_or_path": "owner/base",
     }
-    first, second = tmp_path / "first", tmp_path / "second"
+    first = tmp_path / "first"
+    second = tmp_path / "second"
     extra = {"config.json": config, "generation_config.json": GENERATION}
     save_hf(first, params, MODEL, dtype=dtype, extra=extra)
     files, (loaded, model) = ModelFiles.read(first), load_hf(first)

@@ -17,7 +17,8 @@ pytestmark = pytest.mark.usefixtures("quick_compiles")
 MODEL = ModelConfig(
     vocab_size=33, width=16, layers=1, heads=2, kv_heads=1, head_dim=8, mlp_width=16
 )
-ROWS, LENGTH = 3, 10
+ROWS = 3
+LENGTH = 10
 forward = jax.jit(forward_pass, static_argnums=2)
 RNG = np.random.default_rng(0)
 TOKENS, TARGETS = RNG.integers(0, 33, (2, ROWS, LENGTH))
@@ -116,7 +117,8 @@ def test_temperature_may_be_traced():
 def test_chunks_keep_the_logits_of_the_whole_batch_out_of_memory():
     config = dataclasses.replace(MODEL, vocab_size=4000, width=8)
     params = jax.jit(init, static_argnums=0)(config, jax.random.key(0))
-    hidden, targets = jnp.ones((4, 64, 8)), jnp.zeros((4, 64), jnp.int32)
+    hidden = jnp.ones((4, 64, 8))
+    targets = jnp.zeros((4, 64), jnp.int32)
 
     def loss(p, h, chunk):
         return token_logprobs(p, h, targets, config, chunk=chunk)[0].sum()

@@ -90,7 +90,8 @@ class Pair:
 
 @pytest.fixture(scope="module", params=ARCHITECTURES)
 def pair(request, tmp_path_factory):
-    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
     family, changes = ARCHITECTURES[request.param]
     torch.manual_seed(0)
     settings = getattr(transformers, f"{family}Config")(**SHAPE, **changes)
@@ -190,7 +191,8 @@ def test_greedy_continuation_equals_transformers(pair):
 
 
 def test_saved_and_opened_by_transformers_gives_the_same_logits(pair, tmp_path):
-    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
     tokens, lengths = ragged_rows(4, longest=50)
     want = pair.their_logits(tokens, lengths).detach()
     for settings in ({}, dict(max_shard_bytes=20_000), dict(dtype="bfloat16")):
@@ -287,11 +289,9 @@ def forced_logprobs(params, prompts, samples, temperature=0.9, config=MODEL):
 
 def test_normed_queries_and_keys_decode_as_they_are_trained_where_they_are_split():
     """Qwen3 over the mesh axis `tensor`, its projections apart, reading held tokens in blocks."""
-    params, mesh, attention = (
-        lively(QWEN3),
-        make_mesh(tensor=2),
-        DecodeAttention("ragged", block=4, rows=2, samples=2),
-    )
+    params = lively(QWEN3)
+    mesh = make_mesh(tensor=2)
+    attention = DecodeAttention("ragged", block=4, rows=2, samples=2)
     placed = jax.device_put(params, param_shardings(QWEN3, mesh))
     prompts, samples = draw(placed, 16, config=QWEN3, mesh=mesh, fuse=False, attention=attention)
     assert samples.lengths.min() >= 1 and samples.lengths.max() == 10

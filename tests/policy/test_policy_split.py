@@ -18,7 +18,8 @@ pytestmark = pytest.mark.usefixtures("quick_compiles")
 
 # 46 words: two shards split them, four do not.
 SHAPE = dict(width=16, layers=2, heads=4, kv_heads=2, head_dim=8, mlp_width=24, remat=True)
-ROW_COUNT, LENGTH = 4, 12
+ROW_COUNT = 4
+LENGTH = 12
 
 
 def loss(params, tokens, model, weights=Weights()):
@@ -33,7 +34,8 @@ def loss(params, tokens, model, weights=Weights()):
 
 def split_gradients(model, mesh):
     """(params, tokens [R, T]) -> (loss, gradients), on the mesh."""
-    weights, shards = SplitWeights(model, mesh), mesh.shape["data"] * mesh.shape["fsdp"]
+    weights = SplitWeights(model, mesh)
+    shards = mesh.shape["data"] * mesh.shape["fsdp"]
 
     def shard(params, tokens):
         value, gradients = jax.value_and_grad(loss)(params, tokens, model, weights)
@@ -97,7 +99,8 @@ def test_tables_are_not_gathered():
 
 @pytest.mark.parametrize("heads, parts", [(4, 2), (3, 3)])
 def test_heads_are_split_over_tensor_where_it_divides_them(heads, parts):
-    mesh, seen = make_mesh(fsdp=2, tensor=2), []
+    mesh = make_mesh(fsdp=2, tensor=2)
+    seen = []
 
     def attend(q, scale):
         seen.append(q.shape)

@@ -22,7 +22,9 @@ def run(launch):
         kill_after_s=60,
         **more,
     ):
-        port, commands, environments = free_port(), [], []
+        port = free_port()
+        commands = []
+        environments = []
         for index in range(processes):
             place = [
                 f"--coordinator=localhost:{port}",

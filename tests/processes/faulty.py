@@ -38,7 +38,8 @@ def fault(kind):
 
 def plant_in_workers(pool, nth):
     """None of those that are given items for the NTH time answers."""
-    assign, seen = pool._assign, [0]
+    assign = pool._assign
+    seen = [0]
 
     def tell(workers, number):
         for worker in workers:
@@ -70,7 +71,8 @@ def plant(trainer, kind, phase, nth, delay_s="0"):
         "fused": lambda: (step, "_attempt"),
     }
     thing, name = where[phase]()
-    original, seen = getattr(thing, name), [0]
+    original = getattr(thing, name)
+    seen = [0]
 
     def wrapped(*args, **kwargs):
         seen[0] += 1

@@ -21,7 +21,10 @@ class Service:
     """
 
     def __init__(self):
-        self.values, self.asked, self.gone, self._looks = {}, set(), False, 0
+        self.values = {}
+        self.asked = set()
+        self.gone = False
+        self._looks = 0
         self._changed = threading.Condition()
 
     def leave(self):
@@ -98,7 +101,8 @@ class Told(Hosts):
     """A process that would end: `ended` has its status then, and its watch is over."""
 
     def __init__(self, client, index, count, hang_s):
-        self.ended, self.left = None, threading.Event()
+        self.ended = None
+        self.left = threading.Event()
         super().__init__(client, index, count, hang_s)
 
     def end(self, status):

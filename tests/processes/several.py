@@ -78,7 +78,8 @@ class Left:
         folder = workdir / "checkpoints" / str(self.step)
         values = json.loads((folder / "host/metadata").read_text())
         values["evaluations"] = json.loads(values["evaluations"])
-        self.values, self.arrays = untimed(values), _read(folder / "arrays")
+        self.values = untimed(values)
+        self.arrays = _read(folder / "arrays")
         self.state = _read(folder / "state")
 
 

@@ -331,7 +331,8 @@ class Judge:
 
     def __init__(self):
         # Causes are named before there is any.
-        self.counts, self.seen = Counter(ok=0, no_answer=0, crash=0), 0
+        self.counts = Counter(ok=0, no_answer=0, crash=0)
+        self.seen = 0
 
     def judge(self, samples):
         self.seen += len(samples)
@@ -400,10 +401,12 @@ def responses(prompts, samples, seed):
 def test_shared_scoring_is_that_of_one(two, prompts):
     """Of one prompt process 1 has nothing to score."""
     _, hosts = two()
-    one, both = scorer(), [scorer(h) for h in hosts]
+    one = scorer()
+    both = [scorer(h) for h in hosts]
     for seed in range(3):
         rollouts = responses(prompts, 4, seed)
-        expected, judged = one(rollouts), one.judge(rollouts)
+        expected = one(rollouts)
+        judged = one.judge(rollouts)
         found = at_once(*(lambda s=s: (s(rollouts), s.judge(rollouts)) for s in both))
         for (rewards, correct), held_out in found:
             np.testing.assert_array_equal(rewards, expected[0])
@@ -423,7 +426,9 @@ def test_shared_scoring_is_that_of_one(two, prompts):
 
 def test_shared_counts_go_on_after_a_resume(two):
     _, hosts = two()
-    one, both, rollouts = scorer(), [scorer(h) for h in hosts], responses(3, 4, 7)
+    one = scorer()
+    both = [scorer(h) for h in hosts]
+    rollouts = responses(3, 4, 7)
     for s in (one, *both):
         s.load_state_dict({"ok": 40, "timeout": 2, "extra rewards": {"crash": 1}})
     one(rollouts)
@@ -439,8 +444,11 @@ def test_a_save_that_fails_in_one_process_has_failed_in_all(two, tmp_path, caplo
     for host in hosts:
         # As `Checkpointer` is made, but for Orbax's manager, of which a process has one.
         saver = Checkpointer.__new__(Checkpointer)
-        saver._directory, saver._hosts, saver._saves = tmp_path, host, 1
-        saver.failures, saver.last_failure = 0, ""
+        saver._directory = tmp_path
+        saver._hosts = host
+        saver._saves = 1
+        saver.failures = 0
+        saver.last_failure = ""
         saver._manager = SimpleNamespace(
             wait_until_finished=lambda: None, close=lambda: None, all_steps=lambda: [4]
         )
@@ -465,7 +473,8 @@ def test_checkpoints_are_those_that_process_0_sees(two):
     savers = []
     for host, seen in zip(hosts, ([2, 4, 6], [2, 4])):
         saver = Checkpointer.__new__(Checkpointer)
-        saver._hosts, saver._manager = host, SimpleNamespace(all_steps=lambda seen=seen: seen)
+        saver._hosts = host
+        saver._manager = SimpleNamespace(all_steps=lambda seen=seen: seen)
         savers.append(saver)
     assert at_once(*(saver.latest for saver in savers)) == [6, 6]
 

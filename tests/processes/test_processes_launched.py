@@ -62,7 +62,8 @@ def test_killed_and_started_again_by_the_script(repo, tmp_path, launch):
 
     whole = run(tmp_path / "whole")
     assert whole.communicate()[0] and whole.returncode == 0
-    disturbed, killed = run(tmp_path / "killed"), None
+    disturbed = run(tmp_path / "killed")
+    killed = None
     while killed is None and disturbed.poll() is None:
         if (tmp_path / "killed" / "checkpoints" / "4").is_dir():
             killed = process_of(tmp_path / "killed", 1)

@@ -38,7 +38,8 @@ def test_workers_killed_on_one_host(run, whole, tmp_path):
     """Their items are judged again: nothing is lost, and one line of the metrics says so."""
     done = run(tmp_path, steps=STEPS, faults={1: "workers:judge:3"}, **MATH)
     assert statuses(done) == [0, 0], said(done[1])[-3000:]
-    left, undisturbed = Left(tmp_path), Left(whole(STEPS, **MATH))
+    left = Left(tmp_path)
+    undisturbed = Left(whole(STEPS, **MATH))
     retried = [line["verifier/retried"] for line in left.metrics]
     assert retried[-1] > 0 and causes(undisturbed)[-1]["verifier/retried"] == 0
     for each in (left, undisturbed):
@@ -61,9 +62,11 @@ def test_a_run_moves_between_meshes(run, whole, tmp_path):
     for steps, processes, devices in ((2, 1, 1), (4, 1, 4), (6, 2, 4), (8, 1, 1)):
         done = run(tmp_path, steps=steps, processes=processes, devices=devices, **often)
         assert statuses(done) == [0] * processes, said(done[0])[-3000:]
-    alone, waiting = whole(8, processes=1, devices=1, **often), 0
+    alone = whole(8, processes=1, devices=1, **often)
+    waiting = 0
     for step in (2, 4, 6, 8):
-        parts, one = Left(tmp_path, step), Left(alone, step)
+        parts = Left(tmp_path, step)
+        one = Left(alone, step)
         for left in (parts, one):
             for line in left.metrics:
                 assert line.pop("rollout/decode_steps") > 0 and line.pop("rollout/slot_use") > 0

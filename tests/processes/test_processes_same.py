@@ -16,7 +16,8 @@ STEPS = 6
 
 
 def test_the_same_devices(whole):
-    two, one = Left(whole(STEPS)), Left(whole(STEPS, processes=1))
+    two = Left(whole(STEPS))
+    one = Left(whole(STEPS, processes=1))
     assert_same(two, one, exactly=False)
     # Retention is the same: the newest two.
     assert two.saved == one.saved == [STEPS - 2, STEPS]
@@ -24,7 +25,8 @@ def test_the_same_devices(whole):
 
 def test_the_same_devices_in_the_loop(whole):
     fused = {"driver.where": "in_loop", "steps": 4}
-    two, one = Left(whole(**fused)), Left(whole(processes=1, **fused))
+    two = Left(whole(**fused))
+    one = Left(whole(processes=1, **fused))
     assert_same(two, one, exactly=False)
 
 

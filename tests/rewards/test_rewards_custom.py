@@ -27,7 +27,8 @@ def in_this_folder():
     """Modules are found from the working directory;
     these tests' imports must not be what makes them so.
     """
-    before, path = os.getcwd(), list(sys.path)
+    before = os.getcwd()
+    path = list(sys.path)
     here = str(Path(__file__).parent)
     sys.path[:] = [p for p in path if p != here]
     os.chdir(here)
@@ -136,7 +137,8 @@ def test_functions_that_cannot_be_used_are_named_early(function, said):
     assert str(error.value).startswith("config.reward.verifier: the function") and said in str(
         error.value
     )
-    config.reward.verifier, config.reward.extra = "exact", f"{MODULE}:length_of, {function}=2"
+    config.reward.verifier = "exact"
+    config.reward.extra = f"{MODULE}:length_of, {function}=2"
     with pytest.raises(ValueError, match="config.reward.extra: the function"):
         config.validate()
 
@@ -159,10 +161,8 @@ def test_modules_that_end_or_hold_the_process_are_named(tmp_path, monkeypatch):
 
 def test_functions_that_can_be_used_pass():
     config = Config()
-    config.reward.verifier, config.reward.extra = (
-        "rl_speed.rewards.countdown:score",
-        f"{MODULE}:length_of=-0.5",
-    )
+    config.reward.verifier = "rl_speed.rewards.countdown:score"
+    config.reward.extra = f"{MODULE}:length_of=-0.5"
     config.validate()
 
 
@@ -261,10 +261,8 @@ def test_countdown_values_are_those_of_the_expression():
     """Random trees, written with brackets everywhere, in LaTeX or plain;
     their values folded beside.
     """
-    rng, signs = (
-        random.Random(0),
-        {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv},
-    )
+    rng = random.Random(0)
+    signs = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
     forms = {
         "*": ["*", r"\times", "×", r" \cdot "],
         "/": ["/", "÷", r"\div "],
@@ -295,7 +293,8 @@ def test_countdown_on_real_rows(real_data):
         rows = [json.loads(line) for line in file]
     assert len(rows) == 1024
     for row in rows:
-        meta, boxed = {"nums": row["nums"]}, rf"\boxed{{{row['solution']}}}"
+        meta = {"nums": row["nums"]}
+        boxed = rf"\boxed{{{row['solution']}}}"
         assert countdown.score(boxed, str(row["target"]), meta) == 1
         assert countdown.score(boxed, str(row["target"] + 1), meta) == 0
         assert countdown.score(boxed, str(row["target"]), {"nums": [*row["nums"], 1]}) == 0

@@ -17,7 +17,8 @@ MARK = 5
 def reference(tokens, lengths, answers, answer_lengths, end_ids, delimiter):
     scores = []
     for row, length, answer, answer_length in zip(tokens, lengths, answers, answer_lengths):
-        row, answer = list(row[:length]), list(answer[:answer_length])
+        row = list(row[:length])
+        answer = list(answer[:answer_length])
         ends = [i for i, token in enumerate(row) if token in end_ids]
         if not ends:
             scores.append(0.0)

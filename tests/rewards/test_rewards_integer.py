@@ -106,7 +106,8 @@ def golds(real_data):
     return sorted((a for a in answers if a.lstrip("-").isdigit()), key=int)
 
 
-ROOM, CHUNK = 220, 256
+ROOM = 220
+CHUNK = 256
 
 
 def judge(verify, tokenizer, texts, answers, cut=None):
@@ -114,7 +115,8 @@ def judge(verify, tokenizer, texts, answers, cut=None):
 
     `cut` splits texts into other tokens than the tokenizer would.
     """
-    end, rows = tokenizer.eos_token_id, []
+    end = tokenizer.eos_token_id
+    rows = []
     for text in texts:
         ids = tokenizer.encode(text, add_special_tokens=False) if cut is None else cut(text)
         rows.append(ids[-(ROOM - 1) :] + [end])
@@ -122,9 +124,11 @@ def judge(verify, tokenizer, texts, answers, cut=None):
     compiled = jax.jit(verify)
     for first in range(0, len(rows), CHUNK):
         part = rows[first : first + CHUNK]
-        tokens, lengths = np.zeros((CHUNK, ROOM), np.int32), np.zeros(CHUNK, np.int32)
+        tokens = np.zeros((CHUNK, ROOM), np.int32)
+        lengths = np.zeros(CHUNK, np.int32)
         for i, ids in enumerate(part):
-            tokens[i, : len(ids)], lengths[i] = ids, len(ids)
+            tokens[i, : len(ids)] = ids
+            lengths[i] = len(ids)
         gold = np.zeros((CHUNK, answers.shape[1]), np.int32)
         gold[: len(part)] = answers[first : first + CHUNK]
         found.append(np.asarray(compiled(tokens, lengths, gold))[: len(part)])
@@ -210,7 +214,8 @@ def test_last_integer_of_a_text(text, gold, right):
     table[:, 0] = np.arange(256)
     verify = IntegerMatch(table, (0,), mode="last")
     ids = [*text.encode(), 0]
-    tokens, lengths = jnp.asarray([ids + [65] * (40 - len(ids))]), jnp.asarray([len(ids)])
+    tokens = jnp.asarray([ids + [65] * (40 - len(ids))])
+    lengths = jnp.asarray([len(ids)])
     assert float(jax.jit(verify)(tokens, lengths, jnp.asarray(encode_answers([gold])))[0]) == right
 
 
@@ -238,10 +243,8 @@ def test_the_last_box_is_the_answer():
     table = np.zeros((256, 1), np.uint8)
     table[:, 0] = np.arange(256)
     rows = [[*text.encode(), 0] for text, _ in cases]
-    tokens, lengths = (
-        jnp.asarray([row + [65] * (40 - len(row)) for row in rows]),
-        jnp.asarray(list(map(len, rows))),
-    )
+    tokens = jnp.asarray([row + [65] * (40 - len(row)) for row in rows])
+    lengths = jnp.asarray(list(map(len, rows)))
     got = jax.jit(IntegerMatch(table, (0,)))(
         tokens, lengths, jnp.asarray(encode_answers(["12"] * len(rows)))
     )
@@ -252,7 +255,8 @@ def test_a_number_that_the_window_cuts_is_not_taken_for_a_shorter_one():
     table = np.zeros((256, 1), np.uint8)
     table[:, 0] = np.arange(256)
     text = "it is 1234 or so"
-    tokens, lengths = jnp.asarray([list(text.encode())]), jnp.asarray([len(text)])
+    tokens = jnp.asarray([list(text.encode())])
+    lengths = jnp.asarray([len(text)])
     verify = {
         window: jax.jit(IntegerMatch(table, (0,), "last", window)) for window in (8, 10, 11, 64)
     }

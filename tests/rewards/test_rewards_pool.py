@@ -89,7 +89,9 @@ def test_each_failure_costs_its_own_item_and_is_counted_by_cause(pool, run):
         "quit": "exception",
         "nan": "exception",
     }
-    items, expected, causes = [], [], []
+    items = []
+    expected = []
+    causes = []
     for i, (kind, cause) in enumerate(failures.items()):
         items += [("value", i + 1), (kind,), ("print", i + 100)]
         expected += [i + 1, 0, i + 100]
@@ -249,7 +251,8 @@ def test_a_worker_that_was_idle_until_now_is_as_warm_as_the_others(targets_impor
 
 def limits(pool, monkeypatch):
     """Those that `pool` names when it gives up an item, in order."""
-    said, fail = [], pool._fail
+    said = []
+    fail = pool._fail
 
     def record(call, index, cause, message):
         said.append(float(message.rpartition("the limit is ")[2].split()[0]))
@@ -300,7 +303,8 @@ def under_fire(count, good, bad):
     """Items of which 5% hang in C, 1% kill their worker and 1% allocate 8 GB,
     spread evenly: (items, expected causes).
     """
-    items, causes = [], []
+    items = []
+    causes = []
     for i in range(count):
         kind, cause = (
             ("hang", "timeout")

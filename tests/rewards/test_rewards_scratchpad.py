@@ -23,7 +23,8 @@ def judged(responses, answers):
     lengths = np.zeros(len(responses), np.int32)
     for row, (text, ended) in enumerate(responses):
         ids = [IDS[c] for c in text] + [END] * ended
-        tokens[row, : len(ids)], lengths[row] = ids, len(ids)
+        tokens[row, : len(ids)] = ids
+        lengths[row] = len(ids)
         # What lies beyond is never looked at.
         tokens[row, len(ids) :] = IDS["="]
     padded = pad_answers([np.array([IDS[c] for c in a]) for a in answers], scratchpad.MAX_STEPS)

@@ -24,7 +24,8 @@ def in_this_folder():
     """Modules are found from the working directory;
     these tests' imports must not be what makes them so.
     """
-    before, path = os.getcwd(), list(sys.path)
+    before = os.getcwd()
+    path = list(sys.path)
     here = str(Path(__file__).parent)
     sys.path[:] = [p for p in path if p != here]
     os.chdir(here)
@@ -227,7 +228,8 @@ def test_parameters_that_fit_no_convention():
 
 
 def test_a_run_ends_where_a_function_fails_on_everything():
-    watch, all_failed = FailureWatch(), np.ones(4, bool)
+    watch = FailureWatch()
+    all_failed = np.ones(4, bool)
     watch.see("mine", all_failed, ["p0"] * 4, "KeyError: 'x'")
     watch.see("mine", all_failed, ["p0"] * 4, "KeyError: 'x'")  # one prompt may be what is wrong
     watch.see("mine", np.array([True, False]), ["p0", "p1"], "")

@@ -32,7 +32,11 @@ pytestmark = pytest.mark.usefixtures("quick_compiles")
 sys.path.insert(0, str(Path(__file__).parent))
 import toy_policy as toy  # noqa: E402
 
-SLOTS, MAX_NEW, PROMPTS, LENGTH, MOST = 5, 7, 12, 6, 7
+SLOTS = 5
+MAX_NEW = 7
+PROMPTS = 12
+LENGTH = 6
+MOST = 7
 CONFIG = SamplerConfig(slots=SLOTS, max_new=MAX_NEW, end_tokens=(toy.END,), temperature=0.9)
 KEY = jax.random.key(11)
 
@@ -106,7 +110,8 @@ def algorithm(rule, right, visit):
         return min(max(budget(visit), rule.n_min), rule.n_max), COMPLETE
     if isinstance(rule, Band):
         rate = Fraction(int(sum(right[: rule.n])), rule.n)
-        low, high = Fraction(str(rule.low)), Fraction(str(rule.high))
+        low = Fraction(str(rule.low))
+        high = Fraction(str(rule.high))
         inside = low < rate < high or rate == {"low": low, "high": high}.get(rule.inclusive)
         inside |= rule.inclusive == "both" and rate in (low, high)
         return rule.n, COMPLETE if inside else REJECTED
@@ -167,7 +172,8 @@ def test_groups_are_those_of_the_algorithm(rule, target, changes):
         )
         n = rule.max_samples
         tokens, lengths, logprobs, right = all_samples(case, n) if count else (None,) * 4
-        row, groups = 0, 0
+        row = 0
+        groups = 0
         for p in range(count):
             if target and groups == target:
                 break
@@ -195,7 +201,8 @@ def test_groups_are_those_of_the_algorithm(rule, target, changes):
 
 @pytest.mark.parametrize("most", [SLOTS, pytest.param(16, marks=pytest.mark.slow)])
 def test_result_does_not_depend_on_slots(most):
-    rule, case = Speed(4, 3), make_case(1, 12)
+    rule = Speed(4, 3)
+    case = make_case(1, 12)
     results = [
         sample_adaptive(
             toy.DECODER,
@@ -224,7 +231,8 @@ def test_result_does_not_depend_on_slots(most):
 
 
 def test_surplus_can_be_kept():
-    rule, case = Speed(4, 3), make_case(0, 12)
+    rule = Speed(4, 3)
+    case = make_case(0, 12)
 
     def run(surplus):
         return sample_adaptive(
@@ -243,7 +251,9 @@ def test_nothing_starts_once_enough_earlier_groups_are_accepted():
 
     Seen in when each sample started, speculation included.
     """
-    rule, target, waiting = Speed(4, 3), 3, 0
+    rule = Speed(4, 3)
+    target = 3
+    waiting = 0
     for seed in range(6):
         case = make_case(seed, 12)
         got, counts = sample_adaptive(

@@ -23,7 +23,10 @@ from rl_speed.sampling import (
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 
-VOCAB, HEADS, SIZE, PLACES = 11, 2, 4, 32
+VOCAB = 11
+HEADS = 2
+SIZE = 4
+PLACES = 32
 
 
 def weights():
@@ -57,7 +60,8 @@ def set_index(cache, index):
 
 def apply(p, tokens, positions, cache, mask):
     """As ports do it: the whole batch is written where its first row ends."""
-    x, layer = p["embed"][tokens] + p["at"][positions], cache["layer_0"]
+    x = p["embed"][tokens] + p["at"][positions]
+    layer = cache["layer_0"]
 
     def split(y):
         return y.reshape(*y.shape[:-1], HEADS, SIZE)
@@ -65,7 +69,8 @@ def apply(p, tokens, positions, cache, mask):
     def put(old, new):
         return jax.lax.dynamic_update_slice(old, new, (0, layer["end_index"][0], 0, 0))
 
-    k, v = put(layer["k"], split(x @ p["key"])), put(layer["v"], split(x @ p["value"]))
+    k = put(layer["k"], split(x @ p["key"]))
+    v = put(layer["v"], split(x @ p["value"]))
     scores = jnp.einsum("bnhd,bshd->bhns", split(x @ p["query"]), k)
     seen = jax.nn.softmax(jnp.where(mask[:, None], scores, -jnp.inf))
     out = jnp.einsum("bhns,bshd->bnhd", seen, v).reshape(x.shape)

@@ -29,16 +29,21 @@ pytestmark = pytest.mark.usefixtures("quick_compiles")
 sys.path.insert(0, str(Path(__file__).parent))
 import toy_policy as toy  # noqa: E402
 
-MAX_NEW, PROMPTS, LENGTH = 6, 8, 4
+MAX_NEW = 6
+PROMPTS = 8
+LENGTH = 4
 CONFIG = SamplerConfig(slots=5, max_new=MAX_NEW, end_tokens=(toy.END,), temperature=0.9)
-KEY, RULE, EXACT = jax.random.key(3), Speed(4, 3), ExactMatch((toy.END,))
+KEY = jax.random.key(3)
+RULE = Speed(4, 3)
+EXACT = ExactMatch((toy.END,))
 
 
 class NumpyExact:
     """`ExactMatch` again, row by row, and what it was asked."""
 
     def __init__(self):
-        self.asked, self.threads = [], set()
+        self.asked = []
+        self.threads = set()
 
     def __call__(self, tokens, lengths, answer):
         answers, answer_lengths = answer
@@ -82,7 +87,8 @@ def assert_same(got, expected):
     ids=str,
 )
 def test_groups_are_those_of_the_jax_verifier(target, changes):
-    config, function = SamplerConfig(**{**vars(CONFIG), **changes}), NumpyExact()
+    config = SamplerConfig(**{**vars(CONFIG), **changes})
+    function = NumpyExact()
     host = HostVerify(function)
 
     def run(verify, seed):
@@ -116,14 +122,16 @@ def stacked(shards):
 @pytest.mark.parametrize("mesh", [pytest.param({}, marks=pytest.mark.slow), {"data": 2}], ids=str)
 def test_meshes(mesh):
     mesh = make_mesh(**mesh)
-    host, shards = HostVerify(NumpyExact()), mesh.size
+    host = HostVerify(NumpyExact())
+    shards = mesh.size
 
     def run(verify):
         return sample_adaptive_sharded(
             toy.DECODER, toy.params(), stacked(shards), RULE, verify, 2, KEY, CONFIG, mesh
         )
 
-    got, expected = run(host), run(EXACT)
+    got = run(host)
+    expected = run(EXACT)
     assert_same(got, expected)
     assert host.rows >= int(got[1].done.sum())
 

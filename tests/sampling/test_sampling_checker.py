@@ -13,7 +13,9 @@ from rl_speed.sampling import Decoder, DecoderFault, check_decoder
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 
-VOCAB, WIDTH, ROOM = 13, 8, 10
+VOCAB = 13
+WIDTH = 8
+ROOM = 10
 
 
 def weights():
@@ -56,7 +58,8 @@ def init_cache(slots, max_new):
 
 
 def decode(p, contexts, cache, token, context, context_length, suffix_length, active, fault=None):
-    rows, suffix = jnp.arange(len(token)), jnp.arange(cache.shape[1])
+    rows = jnp.arange(len(token))
+    suffix = jnp.arange(cache.shape[1])
     position = context_length + suffix_length + (fault == "positions from 1")
     x = p["embed"][token] + p["at"][position]
     cache = cache.at[rows, suffix_length].set(x)
@@ -126,11 +129,9 @@ MODEL = ModelConfig(
 
 
 def test_our_own_policy_passes_and_a_shifted_position_does_not(monkeypatch):
-    params, ours, right = (
-        init(MODEL, jax.random.key(0)),
-        decoder(MODEL),
-        functools.partial(forward, config=MODEL),
-    )
+    params = init(MODEL, jax.random.key(0))
+    ours = decoder(MODEL)
+    right = functools.partial(forward, config=MODEL)
     assert check_decoder(ours, params, right, MODEL.vocab_size) < 1e-5
     # In decoding alone, where positions have one axis: context keys are one further away then.
     monkeypatch.setattr(

@@ -36,7 +36,8 @@ def broken_table(table):
     """A fifth of the states have logits that are no distribution, of each kind;
     another fifth may not draw some tokens.
     """
-    table, bad = np.array(table), np.arange(0, toy.STATES, 5)
+    table = np.array(table)
+    bad = np.arange(0, toy.STATES, 5)
     table[bad[0::3], 4] = np.nan
     table[bad[1::3], 6] = np.inf
     table[bad[2::3]] = -np.inf
@@ -61,7 +62,8 @@ def test_logits_without_a_distribution_end_their_sample_where_they_come():
     )
     empty = 0
     for row in range(plain.REQUESTS):
-        history, n = list(tokens[columns["context"][row]][: columns["context_length"][row]]), 0
+        history = list(tokens[columns["context"][row]][: columns["context_length"][row]])
+        n = 0
         while n < int(whole.lengths[row]) and toy.state_of(history) not in bad:
             history.append(int(whole.tokens[row, n]))
             n += 1
@@ -80,7 +82,8 @@ def test_logits_without_a_distribution_end_their_sample_where_they_come():
 def test_rules_count_broken_samples_as_wrong(monkeypatch):
     """Whatever the verifier makes of what they said before."""
     table, _ = broken_table(toy.table())
-    params, rule = {"table": jnp.asarray(table)}, Speed(4, 3)
+    params = {"table": jnp.asarray(table)}
+    rule = Speed(4, 3)
     seen = 0
     for seed in range(3):
         case = adaptive.make_case(seed, 12)
@@ -290,7 +293,8 @@ def test_limits_above_the_tables_are_refused_or_clamped(sampler):
 
     with pytest.raises(ValueError, match="request 3 has max_new=10; sampler.max_new allows 9"):
         draw(many)
-    got, want = draw(jnp.full(plain.REQUESTS, 16)), draw(requests.max_new)
+    got = draw(jnp.full(plain.REQUESTS, 16))
+    want = draw(requests.max_new)
     assert int(got.lengths.max()) == plain.MAX_NEW
     jax.tree.map(np.testing.assert_array_equal, got, want)
     with pytest.raises(ValueError, match="request 1 has max_new=10; sampler.max_new allows 9"):

@@ -21,7 +21,8 @@ pytestmark = pytest.mark.usefixtures("quick_compiles")
 sys.path.insert(0, str(Path(__file__).parent))
 import toy_policy as toy  # noqa: E402
 
-MAX_NEW, SAMPLES = 7, 5
+MAX_NEW = 7
+SAMPLES = 5
 CONFIG = SamplerConfig(slots=4, max_new=MAX_NEW, end_tokens=(toy.END,))
 KEY = jax.random.key(2)
 
@@ -57,7 +58,8 @@ def by_hand(p, index, response, limit):
     """Sample `index` of a prompt, behind a beginning of a response:
     (tokens, log-probs of those that were sampled).
     """
-    history, logprobs = [*p.tokens.tolist(), *response], []
+    history = [*p.tokens.tolist(), *response]
+    logprobs = []
     while len(logprobs) < limit and not (logprobs and history[-1] == toy.END):
         weights = np.exp(toy.table()[toy.state_of(history)].astype(np.float64))
         target = float(uniform(p.visit, index, len(logprobs))) * weights.sum()

@@ -36,7 +36,9 @@ def test_inverse_cdf_inverts_the_cdf(vocab):
 
 def test_inverse_cdf_never_returns_an_impossible_token():
     weights = np.zeros((3, 1000), np.float32)
-    weights[0, 999], weights[1, 0], weights[2, [3, 998]] = 1e-30, 1.0, (1.0, 1e-7)
+    weights[0, 999] = 1e-30
+    weights[1, 0] = 1.0
+    weights[2, [3, 998]] = (1.0, 1e-7)
     for u in (0.0, 0.5, float(np.nextafter(np.float32(1), np.float32(0)))):
         got = np.asarray(_inverse_cdf(weights, np.full(3, u, np.float32)))
         assert (weights[np.arange(3), got] > 0).all()
@@ -124,10 +126,8 @@ def test_bfloat16_logits_are_drawn_from_like_others(vocab, bin_size):
     assert logprob.dtype == jnp.float32 and np.all(finite)
     np.testing.assert_allclose(logprob, np.log(p)[np.asarray(token)], atol=1e-5)
     bins = np.arange(vocab) // bin_size
-    expected, found = (
-        np.bincount(bins, p) * count,
-        np.bincount(bins[np.asarray(token)], minlength=bins[-1] + 1),
-    )
+    expected = np.bincount(bins, p) * count
+    found = np.bincount(bins[np.asarray(token)], minlength=bins[-1] + 1)
     rare = expected < 5  # together one cell
     expected, found = (np.append(x[~rare], x[rare].sum()) for x in (expected, found))
     kept = expected > 0
@@ -139,7 +139,10 @@ def test_bfloat16_logits_are_drawn_from_like_others(vocab, bin_size):
 def test_no_draw_is_outside_the_vocabulary(vocab, temperature, top_p):
     """1,000 is no square: its two levels are padded to 32 x 32."""
     rows = np.random.default_rng(0).normal(size=(5, vocab)).astype(np.float32)
-    rows[0, 3], rows[1, 3], rows[2], rows[3, 1:] = np.nan, np.inf, -np.inf, -np.inf
+    rows[0, 3] = np.nan
+    rows[1, 3] = np.inf
+    rows[2] = -np.inf
+    rows[3, 1:] = -np.inf
     config = SamplerConfig(slots=1, max_new=1, temperature=temperature, top_p=top_p)
     token, logprob, _, finite = jax.jit(draw, static_argnums=2)(
         rows, np.full(5, 0.999, np.float32), config

@@ -32,7 +32,9 @@ def rule_class(repo):
     text = (repo / "rl_speed/sampling/README.md").read_text(encoding="utf-8")
     (block,) = re.findall(r"## How to add: a rule\n.*?```python\n(.*?)```", text, re.S)
     assert len(block.splitlines()) < 40
-    rules, known, names = dict(configs.RULES), dict(methods.METHODS), {"__name__": "new_rule"}
+    rules = dict(configs.RULES)
+    known = dict(methods.METHODS)
+    names = {"__name__": "new_rule"}
     exec(compile(block, "rl_speed/sampling/README.md", "exec"), names)
     added = set(configs.RULES) - set(rules), set(methods.METHODS) - set(known)
     assert added == ({"doubt"}, {"doubt_rloo"})
@@ -79,7 +81,8 @@ def test_rule_inside_the_compiled_loop(rule_class):
     """On a toy policy, prompt by prompt against samples drawn beforehand,
     with a last round that is shorter.
     """
-    rule, ends = rule_class(n=7, m=3, low=0.25, high=0.8, least=0.35), set()
+    rule = rule_class(n=7, m=3, low=0.25, high=0.8, least=0.35)
+    ends = set()
     for seed in range(3):
         case = make_case(seed, 12)
         got, counts = sample_adaptive(
@@ -135,12 +138,10 @@ def test_rule_without_touching_the_package(repo, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
     config = embedded("rloo")
-    config.rule.name, config.rule.m, config.rule.low, config.rule.high = (
-        "my_rules:doubt",
-        4,
-        0.2,
-        0.8,
-    )
+    config.rule.name = "my_rules:doubt"
+    config.rule.m = 4
+    config.rule.low = 0.2
+    config.rule.high = 0.8
     rule = config.validate().make_rule()
     assert (type(rule).__name__, rule.n, rule.m) == ("Doubt", 24, 4)
     config.rule.name = "my_rules:doubts"

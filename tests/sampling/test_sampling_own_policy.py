@@ -36,7 +36,8 @@ def example(repo):
 
 def logprobs_of(example, prompt, response):
     """One token at a time, from the beginning."""
-    state, found = jnp.zeros((1, example["model"].width)), []
+    state = jnp.zeros((1, example["model"].width))
+    found = []
     for i, token in enumerate([*prompt, *response]):
         state, logits = example["model"].apply(example["params"], state, jnp.array([token]))
         following = [*prompt, *response][i + 1 : i + 2]
@@ -49,7 +50,8 @@ PROMPTS = [[5, 7], [3], [2, 2, 9], [4]]
 
 
 def test_adaptive_samples_are_the_policys_and_follow_the_rule(example):
-    samples, counts = example["samples"], example["counts"]
+    samples = example["samples"]
+    counts = example["counts"]
     assert int(samples.selected.sum()) + int(samples.missing) == 2
     for p in range(int(samples.consumed)):
         rows = range(p * 8, p * 8 + int(counts.done[p]))
@@ -66,14 +68,16 @@ def test_adaptive_samples_are_the_policys_and_follow_the_rule(example):
 
 
 def test_its_samples_become_rows_to_train_on(example):
-    samples, counts = example["samples"], example["counts"]
+    samples = example["samples"]
+    counts = example["counts"]
     batch = training_batch(samples, counts, example["prompts"], target=3)
     chosen = [p for p in range(4) if samples.selected[p]]
     assert batch.tokens.shape == (3 * 8, 16 + 8) and len(chosen) < 3  # a group or more is missing
     row = 0
     for group, p in enumerate(chosen):
         for sample_row in range(p * 8, p * 8 + 8):
-            n, start = int(samples.lengths[sample_row]), len(PROMPTS[p])
+            n = int(samples.lengths[sample_row])
+            start = len(PROMPTS[p])
             whole = [*PROMPTS[p], *samples.tokens[sample_row, :n].tolist()]
             assert batch.tokens[row].tolist() == whole + [0] * (24 - len(whole))
             # Column t predicts t + 1.

@@ -34,7 +34,8 @@ POLICIES = {
     "toy": (toy.DECODER, lambda: toy.params(), (toy.END,)),
     "transformer": (decoder(MODEL), lambda: init(MODEL, jax.random.key(0)), (0, 1, 2)),
 }
-PROMPTS, SAMPLES = 6, 5
+PROMPTS = 6
+SAMPLES = 5
 
 
 def requests():
@@ -73,7 +74,8 @@ CASES = {
 
 @pytest.mark.parametrize("policy,mesh,tail", CASES.values(), ids=CASES)
 def test_parts_of_any_number_of_steps_give_the_samples_of_one_program(policy, mesh, tail):
-    generator, params = generator_of(policy, mesh, tail), POLICIES[policy][1]()
+    generator = generator_of(policy, mesh, tail)
+    params = POLICIES[policy][1]()
     tables = generator.tables(requests())
     call = (generator._decoder, params, *tables, generator._key, generator.config, generator._mesh)
     whole = jax.device_get(sample_sharded(*call))
@@ -81,13 +83,15 @@ def test_parts_of_any_number_of_steps_give_the_samples_of_one_program(policy, me
     assert whole.decode_steps.max() > 12 // len(whole.decode_steps)
     for sizes in ([1], [2, 5, 1], [1000]):
         fixed, state = begin_sharded(*call)
-        ended, parts = np.zeros(1), 0
+        ended = np.zeros(1)
+        parts = 0
         while ended.sum() < total:
             steps = np.int32(sizes[parts % len(sizes)])
             state, now = advance_sharded(
                 generator._decoder, fixed, state, steps, generator.config, generator._mesh
             )
-            before, ended = ended.sum(), np.asarray(now)
+            before = ended.sum()
+            ended = np.asarray(now)
             assert ended.sum() >= before
             parts += 1
         assert sizes != [1] or parts == whole.decode_steps.max()
@@ -97,10 +101,13 @@ def test_parts_of_any_number_of_steps_give_the_samples_of_one_program(policy, me
 
 
 def test_the_generator_in_parts_draws_the_same_and_says_how_far_it_is(monkeypatch):
-    counts, generator, params = [], generator_of("toy", {"data": 2}), toy.params()
+    counts = []
+    generator = generator_of("toy", {"data": 2})
+    params = toy.params()
     expected, cost = generator(params, requests())
     monkeypatch.setattr(activity, "count", lambda *pair: counts.append(pair))
-    generator.stop, generator._part_steps = lambda: False, 2
+    generator.stop = lambda: False
+    generator._part_steps = 2
     monkeypatch.setattr(generate, "_PART_S", (0.0, np.inf))  # parts stay as long as they are
     rollouts, stats = generator(params, requests())
     assert stats == cost and [p.id for p in rollouts.prompts] == [p.id for p in expected.prompts]
@@ -113,8 +120,10 @@ def test_the_generator_in_parts_draws_the_same_and_says_how_far_it_is(monkeypatc
 
 def test_parts_follow_the_clock(monkeypatch):
     """Short ones are doubled and long ones halved, so that looking costs next to nothing."""
-    generator, params = generator_of("toy", {}), toy.params()
-    generator.stop, generator._part_steps = lambda: False, 1
+    generator = generator_of("toy", {})
+    params = toy.params()
+    generator.stop = lambda: False
+    generator._part_steps = 1
     monkeypatch.setattr(generate, "_PART_S", (np.inf, np.inf))
     generator(params, requests())
     grown = generator._part_steps
@@ -152,7 +161,9 @@ def test_a_stop_ends_a_call_after_the_part_under_way(monkeypatch, mesh):
         key=jax.random.key(0),
     )
     monkeypatch.setattr(generate, "_PART_S", (0.0, np.inf))
-    stop, parts, advance = threading.Event(), [], generate.advance_sharded
+    stop = threading.Event()
+    parts = []
+    advance = generate.advance_sharded
 
     def counted(decoder, fixed, state, steps, *rest):
         parts.append(int(steps))
@@ -164,7 +175,8 @@ def test_a_stop_ends_a_call_after_the_part_under_way(monkeypatch, mesh):
 
     monkeypatch.setattr(generate, "advance_sharded", counted)
     generator.stop = stop.is_set
-    params, asked = jnp.zeros(()), [r for r in requests() if r.count <= 2][:2]
+    params = jnp.zeros(())
+    asked = [r for r in requests() if r.count <= 2][:2]
     calls = [generator.dispatch(params, asked) for _ in range(3)]
     for call in calls:
         with pytest.raises(CallStopped):

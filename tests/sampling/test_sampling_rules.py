@@ -134,13 +134,16 @@ def test_speed_equals_the_slow_rule_step_by_step(n_init, n_cont, low, high):
     """Prompts receive what they were asked for, in the way a driver serves them,
     until every one is closed.
     """
-    rule, prompts = Speed(n_init, n_cont, float(low), float(high)), 120
+    rule = Speed(n_init, n_cont, float(low), float(high))
+    prompts = 120
     rng = np.random.default_rng(n_init)
     slow = [SlowSpeed(n_init, n_cont, low, high) for _ in range(prompts)]
     answers = rng.random((prompts, rule.max_samples)) < rng.choice(
         [0, 0.1, 0.3, 0.5, 0.7, 1], (prompts, 1)
     )
-    done, state, closed = np.zeros(prompts, int), rule.init(prompts), {}
+    done = np.zeros(prompts, int)
+    state = rule.init(prompts)
+    closed = {}
     for _ in range(4):
         positive = np.array([answers[i, :n].sum() for i, n in enumerate(done)])
         decision, state = compiled_decide(rule)(
@@ -167,7 +170,9 @@ def test_adaptive_speed_is_speed_with_each_prompts_own_n_init():
     """Served as a driver serves them, prompts end as under `Speed` with their own n_init; one whose
     n_init is the whole group is drawn at once, and complete whatever it says.
     """
-    n, prompts, rng = 12, 200, np.random.default_rng(0)
+    n = 12
+    prompts = 200
+    rng = np.random.default_rng(0)
     budgets = rng.choice([0, 2, 4, 6, 12, 15], prompts)
     answers = rng.random((prompts, n)) < rng.choice([0, 0.2, 0.5, 1], (prompts, 1))
     rule = AdaptiveSpeed(n)
@@ -175,7 +180,9 @@ def test_adaptive_speed_is_speed_with_each_prompts_own_n_init():
         SlowSpeed(max(2, b), n - max(2, b), "0", "1") if b < n else SlowSpeed(n, 0, "-inf", "inf")
         for b in budgets.tolist()
     ]
-    done, state, closed = np.zeros(prompts, int), rule.init(prompts, jnp.asarray(budgets)), {}
+    done = np.zeros(prompts, int)
+    state = rule.init(prompts, jnp.asarray(budgets))
+    closed = {}
     for _ in range(4):
         positive = np.array([answers[i, :k].sum() for i, k in enumerate(done)])
         decision, state = compiled_decide(rule)(
@@ -272,7 +279,8 @@ def test_the_verdict_is_frozen_after_the_continuation(n_init, n_cont):
 
 def test_speed_without_continuation_or_thresholds_is_uniform():
     for n in (1, 5):
-        speed, uniform = Speed(n, 0, -math.inf, math.inf), Uniform(n)
+        speed = Speed(n, 0, -math.inf, math.inf)
+        uniform = Uniform(n)
         assert (speed.max_samples, speed.first_samples) == (
             uniform.max_samples,
             uniform.first_samples,
@@ -325,7 +333,8 @@ def test_impossible_settings_are_named(make, message):
 
 
 def test_dynamic_by_reward_keeps_what_varies():
-    rule, done = Dynamic(4, "reward"), jnp.full((3,), 4)
+    rule = Dynamic(4, "reward")
+    done = jnp.full((3,), 4)
     counts = Counts(done, done, jnp.array([4, 2, 0]), jnp.array([True, False, False]))
     assert rule.decide(counts, rule.init(3))[0].status.tolist() == [COMPLETE, REJECTED, REJECTED]
     with pytest.raises(ValueError, match="asks whether rewards differ"):

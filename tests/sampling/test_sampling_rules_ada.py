@@ -27,11 +27,9 @@ PROMPTS = 150
 
 def serve(rule, right, budgets=None):
     """(samples drawn, status) of each prompt, after the rule has closed all."""
-    state, done, status = (
-        rule.init(PROMPTS, budgets),
-        np.zeros(PROMPTS, int),
-        np.zeros(PROMPTS, int),
-    )
+    state = rule.init(PROMPTS, budgets)
+    done = np.zeros(PROMPTS, int)
+    status = np.zeros(PROMPTS, int)
     decide = compiled_decide(rule)
 
     def counts():
@@ -44,7 +42,8 @@ def serve(rule, right, budgets=None):
 
     for _ in range(20):
         decision, after = decide(counts(), state)
-        want, verdict = np.asarray(decision.want), np.asarray(decision.status)
+        want = np.asarray(decision.want)
+        verdict = np.asarray(decision.status)
         asked = status == OPEN  # what is closed is not asked again, as drivers do
         assert (want[asked] <= rule.max_samples).all()
         if not done.any():
@@ -74,7 +73,8 @@ def answers(seed, most):
 )
 @pytest.mark.parametrize("on_unresolved", ["keep", "drop"])
 def test_sequential_draws_whole_rounds_until_resolved(m, rounds, k_pos, k_neg, on_unresolved):
-    rule, right = Sequential(m, rounds, k_pos, k_neg, on_unresolved), answers(m, m * rounds)
+    rule = Sequential(m, rounds, k_pos, k_neg, on_unresolved)
+    right = answers(m, m * rounds)
     drawn, status = serve(rule, right)
     for i in range(PROMPTS):
         enough = [

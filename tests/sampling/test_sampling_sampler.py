@@ -16,7 +16,11 @@ pytestmark = pytest.mark.usefixtures("quick_compiles")
 sys.path.insert(0, str(Path(__file__).parent))
 import toy_policy as toy  # noqa: E402
 
-SLOTS, MAX_NEW, CONTEXTS, LENGTH, REQUESTS = 4, 9, 6, 8, 24
+SLOTS = 4
+MAX_NEW = 9
+CONTEXTS = 6
+LENGTH = 8
+REQUESTS = 24
 CONFIG = SamplerConfig(slots=SLOTS, max_new=MAX_NEW, end_tokens=(toy.END, 10), temperature=0.8)
 KEY = jax.random.key(3)
 
@@ -51,7 +55,8 @@ def slow_sample(tokens, columns, row, config=CONFIG):
     key = request_keys(
         KEY, jnp.array([columns["visit"][row]]), jnp.array([columns["sample_index"][row]])
     )
-    out, logprobs = [], []
+    out = []
+    logprobs = []
     for position in range(columns["max_new"][row]):
         logits = jnp.asarray(toy.table()[toy.state_of(history)])[None]
         token, logprob, *_ = draw(logits, uniforms(key, jnp.array([position])), config)
@@ -135,7 +140,8 @@ def test_schedule_is_list_scheduling():
     """
     _, table, columns = make_case(7, 24)
     got = sample(toy.DECODER, toy.params(), table, requests_of(table, columns), KEY, CONFIG)
-    free, starts = [0] * SLOTS, []
+    free = [0] * SLOTS
+    starts = []
     for n in np.asarray(got.lengths):
         slot = int(np.argmin(free))
         starts.append(free[slot])

@@ -15,8 +15,11 @@ from rl_speed.rollout.expected_lengths import ExpectedLengths
 from rl_speed.rollout.generate import Generator, SampleRequest
 from rl_speed.sampling import Decoder, SamplerConfig, build_contexts, build_requests, halved, sample
 
-LIMIT, END = 256, 0
-PROMPTS, SAMPLES, SLOTS = 16, 16, 64
+LIMIT = 256
+END = 0
+PROMPTS = 16
+SAMPLES = 16
+SLOTS = 64
 # Mean lengths of the samples of each prompt, in tokens, in no order.
 MEANS = np.random.default_rng(0).permutation(np.geomspace(16, 256, PROMPTS))
 
@@ -58,7 +61,8 @@ def call(tail, expected):
 
 def test_order_and_width_change_no_token_and_fill_the_slots():
     """256 requests, 64 slots, geometric lengths whose means differ by prompt."""
-    unknown, tail = np.zeros(PROMPTS), halved(SLOTS)
+    unknown = np.zeros(PROMPTS)
+    tail = halved(SLOTS)
     assert tail == (32, 16)
     rollouts, plain = call((), unknown)
     use = {"plain": plain.slot_use}
@@ -84,7 +88,8 @@ def test_a_narrower_batch_draws_the_same_tokens():
     model = ModelConfig(
         vocab_size=256, width=128, layers=2, heads=4, kv_heads=2, head_dim=32, mlp_width=256
     )
-    params, count = jax.jit(init, static_argnums=0)(model, jax.random.key(0)), 96
+    params = jax.jit(init, static_argnums=0)(model, jax.random.key(0))
+    count = 96
     contexts = build_contexts([np.arange(5) + i for i in range(8)], 8, 8)
     owner = np.repeat(np.arange(8), 12)
     requests = build_requests(owner, owner, np.tile(np.arange(12), 8), contexts, count, 96)
@@ -101,7 +106,8 @@ def test_a_narrower_batch_draws_the_same_tokens():
             )
         )
 
-    wide, narrow = draw(()), draw((32, 16))
+    wide = draw(())
+    narrow = draw((32, 16))
     assert narrow.room_steps < wide.room_steps == SLOTS * wide.decode_steps
     for name in ("tokens", "lengths", "truncated", "start_step", "decode_steps", "slot_steps"):
         np.testing.assert_array_equal(getattr(narrow, name), getattr(wide, name), err_msg=name)
@@ -131,7 +137,8 @@ def drawn(class_name, lengths, prefix=0, i=0):
 
 def test_lengths_are_expected_from_samples_then_from_the_class():
     known = ExpectedLengths()
-    short, long = drawn("short", [2, 4]), drawn("long", [20, 30, 40], prefix=7, i=1)
+    short = drawn("short", [2, 4])
+    long = drawn("long", [20, 30, 40], prefix=7, i=1)
     assert known.of(short.prompt, None) == float("inf")
     assert known.of(short.prompt, short) == 3
     known.observe(Rollouts.concat([short, long]))

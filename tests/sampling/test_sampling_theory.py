@@ -77,7 +77,8 @@ def on_the_host(rule):
         Prompt(str(i), np.array([i % len(RATES)], np.int32), "1", np.array([1], np.int32), "?")
         for i in range(PER_RATE * len(RATES))
     ]
-    rng, completed = np.random.default_rng(6), {}
+    rng = np.random.default_rng(6)
+    completed = {}
 
     def generate(params, requests):
         return finished(

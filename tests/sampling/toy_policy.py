@@ -9,7 +9,9 @@ import numpy as np
 
 from rl_speed.sampling import Decoder
 
-VOCAB, STATES, END = 11, 97, 0
+VOCAB = 11
+STATES = 97
+END = 0
 
 
 @functools.lru_cache

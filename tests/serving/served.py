@@ -62,8 +62,12 @@ class Gate:
     """
 
     def __init__(self, engine):
-        self._engine, self._open, self.steps, self.error = engine, threading.Event(), 0, None
-        self.open, self.close = self._open.set, self._open.clear
+        self._engine = engine
+        self._open = threading.Event()
+        self.steps = 0
+        self.error = None
+        self.open = self._open.set
+        self.close = self._open.clear
         self.open()
 
     def __getattr__(self, name):

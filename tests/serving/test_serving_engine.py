@@ -47,7 +47,8 @@ def test_prompts_are_padded_to_few_lengths():
 
 
 def test_what_an_engine_cannot_hold_is_refused():
-    policy, config = load_policy("embedded"), SamplerConfig(8, 12)
+    policy = load_policy("embedded")
+    config = SamplerConfig(8, 12)
     for error, longest, samples in (
         ("max_prefill_length must", 0, 1),
         ("must divide", 8, 3),

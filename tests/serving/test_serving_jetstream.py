@@ -39,7 +39,9 @@ from rl_speed.serving.jetstream.package import (  # noqa: E402
 )
 from rl_speed.serving.jetstream.server import Server  # noqa: E402
 
-SLOTS, LONGEST, NEW = 8, 32, 12
+SLOTS = 8
+LONGEST = 32
+NEW = 12
 # Ragged: operators and numbers without their dots, from two characters on.
 QUESTIONS = [q.text.rstrip(".") + "=" for q in chain.questions(DEFAULT_SPEC, "eval", 0, 40)] + [
     q.text + "=" for q in chain.questions(DEFAULT_SPEC, "eval", 1, 24)
@@ -69,7 +71,10 @@ def run_engine(engine, prompts, prefiller=None):
     a slot takes the next prompt once all its samples have ended.
     """
     prefiller = prefiller or engine
-    state, waiting, tenants, found = engine.init_decode_state(), list(enumerate(prompts)), {}, {}
+    state = engine.init_decode_state()
+    waiting = list(enumerate(prompts))
+    tenants = {}
+    found = {}
     while waiting or tenants:
         for slot in set(range(engine.max_concurrent_decodes)) - set(tenants):
             if waiting:
@@ -81,7 +86,8 @@ def run_engine(engine, prompts, prefiller=None):
                 )
                 prefix = jax.device_put(prefix, engine.get_prefix_destination_sharding())
                 state = engine.insert(prefix, state, slot=slot)
-                tenants[slot], found[i] = i, [[] for _ in range(engine.samples_per_slot)]
+                tenants[slot] = i
+                found[i] = [[] for _ in range(engine.samples_per_slot)]
         state, result = engine.generate(engine.load_params(), state)
         result = result.convert_to_numpy()
         for slot, i in list(tenants.items()):
@@ -200,10 +206,13 @@ def test_64_requests_at_once(server, tokenizer, greedy):
 
 def test_server_survives_what_it_cannot_serve(server, tokenizer, greedy):
     R = jetstream_pb2.DecodeRequest
-    text, tokens = (
-        (lambda x: {"text_content": R.TextContent(text=x)}),
-        (lambda x: {"token_content": R.TokenContent(token_ids=x)}),
-    )
+
+    def text(x):
+        return {"text_content": R.TextContent(text=x)}
+
+    def tokens(x):
+        return {"token_content": R.TokenContent(token_ids=x)}
+
     bad = [
         (R(max_tokens=4), "neither text_content nor token_content"),
         (R(max_tokens=4, **text("")), "makes no token"),
@@ -246,7 +255,8 @@ def test_server_survives_what_it_cannot_serve(server, tokenizer, greedy):
 
 def test_stop_lets_requests_end_and_frees_the_port(policy, tokenizer, greedy):
     engine = PolicyEngine(policy, SamplerConfig(1, NEW, temperature=0.0), LONGEST)
-    before, port = set(threading.enumerate()), 0
+    before = set(threading.enumerate())
+    port = 0
     for _ in range(2):  # the second takes the port that the first left
         server = Server(engine, port=port)
         port = server.port

@@ -24,7 +24,9 @@ from rl_speed.policy import decoder, forward, load_tokenizer  # noqa: E402
 from rl_speed.sampling import SamplerConfig, build_contexts, build_requests, sample  # noqa: E402
 from rl_speed.serving import Engine, load_policy  # noqa: E402
 
-SLOTS, LONGEST, NEW = 8, 64, 24
+SLOTS = 8
+LONGEST = 64
+NEW = 24
 PROMPTS = [
     "x",
     "1+1=",
@@ -99,7 +101,8 @@ def sampled(policy, tokenizer, engine):
     def draw(prompts, seed=0, **settings):
         config = dataclasses.replace(engine.config, **({"temperature": 0.0} | settings))
         ids = [np.array(ids_of(tokenizer, prompt)) for prompt in prompts]
-        contexts, rows = build_contexts(ids, len(ids), LONGEST), range(len(ids))
+        contexts = build_contexts(ids, len(ids), LONGEST)
+        rows = range(len(ids))
         requests = build_requests(rows, rows, [0] * len(ids), contexts, len(ids), NEW)
         key = jax.random.fold_in(jax.random.key(seed), 0)
         out = jax.device_get(
@@ -169,7 +172,8 @@ def test_greedy_tokens_are_those_of_the_sampler(client, policy, tokenizer, sampl
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_greedy_tokens_are_those_of_transformers(client, directory, policy, tokenizer, stream):
-    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
     theirs = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
     for prompt in PROMPTS + CHAT:
         ids = torch.tensor([ids_of(tokenizer, prompt)])
@@ -252,7 +256,10 @@ def completion_logprobs(client, prompt, stream):
     answer = client.completions.create(
         model="tiny", prompt=prompt, max_tokens=NEW, temperature=0, logprobs=3, stream=stream
     )
-    tokens, values, top, offset = [], [], [], []
+    tokens = []
+    values = []
+    top = []
+    offset = []
     for part in answer if stream else [answer]:
         found = part.choices[0].logprobs
         tokens += found.tokens
@@ -328,7 +335,8 @@ def test_a_chat_where_the_prompt_format_takes_one_turn(engine, directory, tokeni
 
 # What is refused
 
-PROMPT, MESSAGES = {"prompt": "a"}, {"messages": CHAT[0]}
+PROMPT = {"prompt": "a"}
+MESSAGES = {"messages": CHAT[0]}
 REFUSED = [
     ({"prompt": "a" * 65}, 400, "prompt", "the prompt has 65 tokens; this server takes 1 to 64"),
     (

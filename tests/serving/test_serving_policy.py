@@ -42,7 +42,8 @@ def test_newest_checkpoint_of_an_unfinished_run(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model": {"path": str(start)}}))
     with pytest.raises(FileNotFoundError, match="holds no whole checkpoint"):
         load_policy(tmp_path)
-    keeper, params = Checkpointer(tmp_path / "checkpoints", keep=2), {}
+    keeper = Checkpointer(tmp_path / "checkpoints", keep=2)
+    params = {}
     for step in (9, 10):
         params = init(model, jax.random.key(step))
         keeper.save(

@@ -60,7 +60,9 @@ def byte_fallback():
 
 
 def streamed(decode, ids, draw):
-    stream, pieces, rest = TextStream(decode), [], list(ids)
+    stream = TextStream(decode)
+    pieces = []
+    rest = list(ids)
     while rest:
         take = draw.randrange(1, 3)
         pieces.append(stream.push(rest[:take]))
@@ -70,7 +72,8 @@ def streamed(decode, ids, draw):
 
 @pytest.mark.parametrize("make", [byte_level, byte_fallback])
 def test_pieces_add_up_to_the_decoded_text(make):
-    core, draw = make(), random.Random(0)
+    core = make()
+    draw = random.Random(0)
     cases = [core.encode(text).ids for text in TEXTS]
     assert [core.decode(ids) for ids in cases] == [
         t[make is byte_fallback and t[0] == " " :] for t in TEXTS
@@ -87,7 +90,8 @@ def test_pieces_add_up_to_the_decoded_text(make):
 
 
 def test_byte_fallback_keeps_the_characters_that_were_whole():
-    core, draw = byte_fallback(), random.Random(1)
+    core = byte_fallback()
+    draw = random.Random(1)
     for text in TEXTS:
         ids = core.encode(text).ids
         for cut in range(len(ids)):
@@ -120,12 +124,14 @@ def test_whole_characters_come_at_once_and_halves_never():
 
 def test_text_ends_before_the_first_stop_string():
     """Against str.find on the whole text, for every cut of it into pieces that tokens make."""
-    core, draw = byte_level(), random.Random(2)
+    core = byte_level()
+    draw = random.Random(2)
     for _ in range(300):
         text = "".join(draw.choice("aab\u4f60") for _ in range(draw.randrange(1, 12)))
         stops = ["".join(draw.choice("ab\u4f60") for _ in range(draw.randrange(1, 4)))]
         stops += ["aba"] * draw.randrange(2)
-        stream, said = StoppedText(core.decode, stops), ""
+        stream = StoppedText(core.decode, stops)
+        said = ""
         for token in core.encode(text).ids:
             said += stream.push(token)
             assert not any(stop in said for stop in stops)

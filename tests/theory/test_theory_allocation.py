@@ -34,7 +34,8 @@ def slow_shares(wish, budget, n_min, n_max):
 @pytest.mark.parametrize("seed", range(30))
 def test_equals_the_slow_redistribution_to_within_rounding(seed):
     rng = np.random.default_rng(seed)
-    count, n_min = int(rng.integers(1, 12)), int(rng.integers(0, 4))
+    count = int(rng.integers(1, 12))
+    n_min = int(rng.integers(0, 4))
     n_max = n_min + int(rng.integers(1, 30))
     budget = int(rng.integers(count * n_min, count * n_max + 1))
     p_hat = rng.choice([1 / 64, 1 / 16, 0.25, 0.5, 1.0], count)

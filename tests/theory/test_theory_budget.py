@@ -9,7 +9,8 @@ from rl_speed.theory import best_shares, progress, snr_bound
 
 
 def test_progress_is_fact_1():
-    p, n = np.linspace(0.05, 0.95, 19), 6
+    p = np.linspace(0.05, 0.95, 19)
+    n = 6
     s = p * (1 - p)
     np.testing.assert_allclose(progress(p, n), s**2 / 2 * (1 - 1 / snr_bound(p, n)), rtol=1e-12)
 
@@ -32,7 +33,9 @@ def test_progress_by_enumeration():
 @pytest.mark.parametrize("seed", range(20))
 def test_best_shares_against_all_shares(seed):
     rng = np.random.default_rng(seed)
-    p, cost, n_max = rng.beta(0.6, 0.8, 4), rng.integers(3, 9, 4).astype(float), 7
+    p = rng.beta(0.6, 0.8, 4)
+    cost = rng.integers(3, 9, 4).astype(float)
+    n_max = 7
     budget = float(rng.integers(0, 120))
     found = best_shares(p, cost, budget, n_max)
     choices = (0, *range(2, n_max + 1))

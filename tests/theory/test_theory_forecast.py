@@ -9,7 +9,9 @@ from rl_speed.theory import acceptance, best_screening, group_value
 
 def enumerated(a, b, n, m, c=1.0):
     """Worth and samples by the sum over screening counts of an integral over the belief."""
-    belief, worth, samples = stats.beta(a, b), 0.0, 0.0
+    belief = stats.beta(a, b)
+    worth = 0.0
+    samples = 0.0
     kept = range(1, m)
     for k in range(m + 1):
 
@@ -33,7 +35,9 @@ def test_value_is_the_sum_over_counts(a, b, n, m, c):
 
 
 def test_a_sharp_belief_is_speed_at_that_rate():
-    p, n, m = np.array([0.05, 0.3, 0.5, 0.9]), 24, 4
+    p = np.array([0.05, 0.3, 0.5, 0.9])
+    n = 24
+    m = 4
     worth, samples = group_value(p * 1e6, (1 - p) * 1e6, n, m)
     passed = acceptance(p, m)
     np.testing.assert_allclose(samples, m + (n - m) * passed, rtol=1e-4)

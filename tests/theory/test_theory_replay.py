@@ -14,7 +14,8 @@ def ROW(p):
     return [np.log(1 - p), np.log(p)]
 
 
-WHOLE, HALF = kept_tokens(2, -1), np.array([0.0, 1.0, 0.0])
+WHOLE = kept_tokens(2, -1)
+HALF = np.array([0.0, 1.0, 0.0])
 SECOND = np.array([0.0, 1.0, 0.0, 1.0])  # right where the second token is 1
 
 
@@ -44,7 +45,8 @@ def test_scores_are_derivatives_of_log_probs(vocab, length):
         for y in itertools.product(range(vocab), repeat=length)
     ]
     np.testing.assert_allclose(probabilities, by_hand, rtol=1e-12)
-    flat, column = np.concatenate([x.ravel() for x in logits]), 0
+    flat = np.concatenate([x.ravel() for x in logits])
+    column = 0
     for column in range(len(flat)):
         sides = []
         for sign in (1, -1):
@@ -60,7 +62,9 @@ def test_scores_are_derivatives_of_log_probs(vocab, length):
 @pytest.mark.parametrize("mask", [True, False])
 def test_moments_are_those_of_the_enumeration(window, mask):
     logits, rng = random_policy(1)
-    rewards, cache, length = rng.integers(0, 2, 8), rng.dirichlet(np.ones(8)), 3
+    rewards = rng.integers(0, 2, 8)
+    cache = rng.dirichlet(np.ones(8))
+    length = 3
     probabilities, scores = tabular_policy(logits)
     draws = []  # (probability, start, gradient, reward, centred reward)
     for m in range(window + 1) if window >= 0 else [length]:
@@ -75,12 +79,14 @@ def test_moments_are_those_of_the_enumeration(window, mask):
                 draws.append((weight, (keep, same[0]), g, rewards[y], rewards[y] - rate))
     weight = np.array([d[0] for d in draws])
     g = np.array([d[2] for d in draws])
-    mean, within = weight @ g, 0.0
+    mean = weight @ g
+    within = 0.0
     for start in {d[1] for d in draws}:
         at = np.array([d[1] == start for d in draws])
         here = weight[at] @ g[at] / weight[at].sum()
         within += weight[at] @ np.sum((g[at] - here) ** 2, 1)
-    total, norm = weight @ np.sum((g - mean) ** 2, 1), np.linalg.norm(g, axis=1)
+    total = weight @ np.sum((g - mean) ** 2, 1)
+    norm = np.linalg.norm(g, axis=1)
     found = replay_moments(logits, rewards, cache, kept_tokens(length, window), mask)
     np.testing.assert_allclose(found.mean, mean, atol=1e-12)
     np.testing.assert_allclose(
@@ -105,7 +111,8 @@ def test_without_replay_it_is_the_policy_gradient():
 @pytest.mark.parametrize("seed", range(5))
 def test_training_on_the_prefix_moves_no_mean_and_adds_variance(seed):
     logits, rng = random_policy(seed)
-    rewards, cache = rng.integers(0, 2, 8), rng.dirichlet(np.ones(8))
+    rewards = rng.integers(0, 2, 8)
+    cache = rng.dirichlet(np.ones(8))
     masked, whole = (
         replay_moments(logits, rewards, cache, kept_tokens(3, 2), mask) for mask in (True, False)
     )
@@ -117,7 +124,8 @@ def test_training_on_the_prefix_moves_no_mean_and_adds_variance(seed):
 def test_rewards_vary_less_from_own_prefixes_on_average(seed):
     """The law of total variance, (B-2): what of the paper's proof is true."""
     logits, rng = random_policy(seed)
-    rewards, own = rng.integers(0, 2, 8), tabular_policy(logits)[0]
+    rewards = rng.integers(0, 2, 8)
+    own = tabular_policy(logits)[0]
     whole = replay_moments(logits, rewards, own, kept_tokens(3, -1))
     for window in range(4):
         replayed = replay_moments(logits, rewards, own, kept_tokens(3, window))
@@ -162,7 +170,10 @@ LENGTHS = np.array([1, 3, 3])
 def test_length_aware_error_is_that_of_the_enumeration(
     policy, rewards, behaviour, alpha, low, high
 ):
-    policy, rewards, error, mean = np.array(policy), np.array(rewards), 0.0, 0.0
+    policy = np.array(policy)
+    rewards = np.array(rewards)
+    error = 0.0
+    mean = 0.0
 
     def reward(o):
         return np.clip(
@@ -174,7 +185,8 @@ def test_length_aware_error_is_that_of_the_enumeration(
     target = sum(p * (rewards[o] - policy @ rewards) * score[o] for o, p in enumerate(policy))
     for o, mu in enumerate(behaviour):
         g = min(1.2, policy[o] / mu) * (reward(o) - base) * score[o]
-        error, mean = error + mu * np.sum((g - target) ** 2), mean + mu * g
+        error = error + mu * np.sum((g - target) ** 2)
+        mean = mean + mu * g
     found = length_aware_error(policy, rewards, LENGTHS, alpha, behaviour, 1.2, low, high)
     assert found.total == pytest.approx(error, rel=1e-10)
     assert found.bias_squared == pytest.approx(np.sum((mean - target) ** 2), rel=1e-10)

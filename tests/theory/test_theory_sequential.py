@@ -21,14 +21,13 @@ def enumerated(p, m, rounds, k_pos, k_neg):
     for answers in itertools.product([0, 1], repeat=m * rounds):
         chance = np.prod([p if a else 1 - p for a in answers])
         for i in range(1, rounds + 1):
-            n, k = i * m, sum(answers[: i * m])
+            n = i * m
+            k = sum(answers[: i * m])
             done = k >= k_pos and n - k >= k_neg
             if done or i == rounds:
-                samples, resolved, rate = (
-                    samples + chance * n,
-                    resolved + chance * done,
-                    rate + chance * k / n,
-                )
+                samples = samples + chance * n
+                resolved = resolved + chance * done
+                rate = rate + chance * k / n
                 exits[i - 1] += chance
                 break
     return samples, resolved, rate, exits
@@ -50,7 +49,9 @@ def test_equals_enumeration(m, rounds, k_pos, k_neg):
 
 def test_closed_form_for_the_first_positive():
     """Rounds until a success are geometric, cut off: sum over i < rounds of (1-p)^(m i)."""
-    p, m, rounds = np.linspace(0.01, 0.99, 30), 8, 4
+    p = np.linspace(0.01, 0.99, 30)
+    m = 8
+    rounds = 4
     got = sequential_cost(p, m, rounds, 1)
     np.testing.assert_allclose(
         got.samples, m * sum((1 - p) ** (m * i) for i in range(rounds)), rtol=1e-12
@@ -68,11 +69,18 @@ def test_waiting_for_both_pulls_the_estimate_to_the_middle_and_single_rounds_lea
 
 
 def test_the_rule_costs_what_theory_says():
-    m, rounds, k_pos, k_neg, count = 4, 4, 2, 1, 20_000
-    rule, p = Sequential(m, rounds, k_pos, k_neg), 0.25
+    m = 4
+    rounds = 4
+    k_pos = 2
+    k_neg = 1
+    count = 20_000
+    rule = Sequential(m, rounds, k_pos, k_neg)
+    p = 0.25
     right = np.random.default_rng(0).random((count, rule.max_samples)) < p
     cumulative = np.concatenate([np.zeros((count, 1), int), right.cumsum(1)], axis=1)
-    done, state, closed = np.zeros(count, int), rule.init(count), np.zeros(count, bool)
+    done = np.zeros(count, int)
+    state = rule.init(count)
+    closed = np.zeros(count, bool)
     for _ in range(rounds + 1):
         counts = Counts(
             *(jnp.asarray(x, jnp.int32) for x in (done, done, cumulative[np.arange(count), done]))

@@ -17,14 +17,16 @@ from rl_speed.theory import (
 
 def enumerate_snr(scores, probabilities, rewards, n):
     """SNR of the RLOO gradient from n samples of a policy on a few outcomes."""
-    first, second = 0.0, 0.0
+    first = 0.0
+    second = 0.0
     for draw in itertools.product(range(len(rewards)), repeat=n):
         weight = np.prod([probabilities[i] for i in draw])
         g = 0.0
         for i in range(n):
             others = [rewards[draw[j]] for j in range(n) if j != i]
             g = g + (rewards[draw[i]] - np.mean(others)) * scores[draw[i]] / n
-        first, second = first + weight * g, second + weight * np.sum(g * g)
+        first = first + weight * g
+        second = second + weight * np.sum(g * g)
     signal = np.sum(first * first)
     return signal / (second - signal)
 
@@ -87,7 +89,8 @@ STEEPEST = 1 / (6 * np.sqrt(3))  # largest |d^2 p / d theta^2| of a sigmoid
 @pytest.mark.parametrize("p", [0.02, 0.2, 0.5, 0.8, 0.98])
 def test_a_step_improves_by_the_bound_at_least(p, n, step, smoothness):
     """Every group of the one-logit policy, whose RLOO gradient is the variance of its rewards."""
-    theta, right = np.log(p / (1 - p)), np.arange(n + 1)
+    theta = np.log(p / (1 - p))
+    right = np.arange(n + 1)
     chance = np.array([math.comb(n, k) for k in right]) * p**right * (1 - p) ** (n - right)
     g = right * (n - right) / (n * (n - 1))
     gain = chance @ (1 / (1 + np.exp(-theta - step * g))) - p
@@ -99,7 +102,9 @@ def test_a_step_improves_by_the_bound_at_least(p, n, step, smoothness):
 
 
 def test_a_quadratic_attains_the_bound():
-    curvature, theta, step = 3.0, 0.7, 0.2
+    curvature = 3.0
+    theta = 0.7
+    step = 0.2
     g = -curvature * theta + np.array([-1.0, 1.0, 2.5, -2.5])  # unbiased
     gain = np.mean(-curvature / 2 * (theta + step * g) ** 2) + curvature / 2 * theta**2
     snr = (curvature * theta) ** 2 / np.var(g)
@@ -114,15 +119,20 @@ def test_a_quadratic_attains_the_bound():
 
 def test_the_empirical_snr_is_unbiased_in_both_parts():
     """Over every draw of three groups of two samples."""
-    probabilities, scores = np.array([0.2, 0.5, 0.3]), np.eye(3) - [0.2, 0.5, 0.3]
-    rewards, signal, noise, count = np.array([1.0, 0.0, 1.0]), 0.0, 0.0, 3
+    probabilities = np.array([0.2, 0.5, 0.3])
+    scores = np.eye(3) - [0.2, 0.5, 0.3]
+    rewards = np.array([1.0, 0.0, 1.0])
+    signal = 0.0
+    noise = 0.0
+    count = 3
     pairs = list(itertools.product(range(3), repeat=2))
     of = {(i, j): (rewards[i] - rewards[j]) * (scores[i] - scores[j]) / 2 for i, j in pairs}
     for draw in itertools.product(pairs, repeat=count):
         g = np.array([of[pair] for pair in draw])
         chance = np.prod(probabilities[np.array(draw)])
         found = empirical_snr(np.mean(np.sum(g**2, 1)), np.sum(np.mean(g, 0) ** 2), count)
-        signal, noise = signal + chance * found.signal, noise + chance * found.noise
+        signal = signal + chance * found.signal
+        noise = noise + chance * found.noise
     exact = enumerate_snr(scores, probabilities, rewards, 2)
     np.testing.assert_allclose(signal / noise, exact, rtol=1e-9)
     gradient = probabilities * (rewards - probabilities @ rewards)

@@ -218,7 +218,8 @@ def test_expected_speedup_matches_simulated_training():
     }
     base = g.mean(), g.mean() / np.sqrt(np.mean(g**2))
     for name, (keep, first, more) in kept.items():
-        got, taught = expected[name], g[keep]
+        got = expected[name]
+        taught = g[keep]
         simulated = {
             "acceptance": keep.mean(),
             "samples_per_group": first / keep.mean() + more,

@@ -71,7 +71,8 @@ def test_the_code_that_trains_climbs_what_theory_says(rule, n):
     """Rows past the stop keep their probability but carry no advantage,
     so sequences can all be of one length.
     """
-    ids, right = pools(*rule), ANSWERS.ravel().astype(np.float32)
+    ids = pools(*rule)
+    right = ANSWERS.ravel().astype(np.float32)
     stats = objectives.pool_statistics(right, right, ids, G)
     for unresolved in weights.ON_UNRESOLVED:
         groups = objectives.resolved(stats, *rule[2:]) if unresolved == "drop" else np.ones(G, bool)
@@ -90,7 +91,8 @@ def test_the_code_that_trains_climbs_what_theory_says(rule, n):
 
 
 def test_a_random_selection_climbs_the_same():
-    ids, right = pools(2, 4, 1, 1), ANSWERS.ravel().astype(np.float32)
+    ids = pools(2, 4, 1, 1)
+    right = ANSWERS.ravel().astype(np.float32)
     kept = objectives.balanced_downsample(right, ids, G, 4, order="random", key=jax.random.key(0))
     got = expected_weight(objectives.pool_advantages(right, right, ids, G, kept), 4)
     np.testing.assert_allclose(got, theory.sequential_weight(RATES, 2, 4, 1, 1, n=4), rtol=2e-6)
@@ -98,7 +100,8 @@ def test_a_random_selection_climbs_the_same():
 
 @pytest.mark.parametrize("advantage", weights.ADVANTAGES)
 def test_uniform_samples(advantage):
-    ids, right = np.repeat(np.arange(G), DRAWS).astype(np.int32), ANSWERS.ravel().astype(np.float32)
+    ids = np.repeat(np.arange(G), DRAWS).astype(np.int32)
+    right = ANSWERS.ravel().astype(np.float32)
     got = expected_weight(getattr(objectives, advantage)(right, ids, G), DRAWS)
     np.testing.assert_allclose(got, theory.uniform_weight(RATES, DRAWS, advantage), rtol=3e-6)
 
@@ -205,7 +208,9 @@ def test_the_weight_of_the_samples_just_collected_is_not_that_of_the_prompt():
     """Reinforce-Ada, Algorithm 1: 1/sqrt of the mean that the advantages are taken from, too. By
     hand, over how many of the six others are right.
     """
-    p, n, others = 0.1, 8, np.arange(7)
+    p = 0.1
+    n = 8
+    others = np.arange(7)
     chances = np.array([math.comb(6, k) * p**k * (1 - p) ** (6 - k) for k in others])
     want = (n - 1) / n * (chances * np.sqrt(n / (others + 1))).sum()
     got = theory.sequential_weight(p, n, 1, 1, n=n, weight="inv_sqrt_p")
@@ -216,7 +221,8 @@ def test_the_weight_of_the_samples_just_collected_is_not_that_of_the_prompt():
 
 
 def test_allocated_by_hand():
-    rates, budgets = np.array([0.1, 0.4, 0.4, 0.9]), np.array([7, 4, 1, 0])
+    rates = np.array([0.1, 0.4, 0.4, 0.9])
+    budgets = np.array([7, 4, 1, 0])
     np.testing.assert_allclose(
         theory.allocated_weight(rates, budgets), [7 / 3, 4 / 3, 0, 0], rtol=1e-12
     )
@@ -245,7 +251,8 @@ def test_exchanging_right_and_wrong():
 
 
 def test_objectives_and_their_slopes():
-    p, h = np.linspace(0.05, 0.95, 10), 1e-6
+    p = np.linspace(0.05, 0.95, 10)
+    h = 1e-6
     for kind, alpha in (("identity", None), ("log", None), ("power", 0.5), ("power", 2.0)):
         slope = (theory.objective(p + h, kind, alpha) - theory.objective(p - h, kind, alpha)) / (
             2 * h

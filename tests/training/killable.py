@@ -32,7 +32,8 @@ def kill_at(trainer, phase, nth, delay_s):
         "checkpoint": (trainer._checkpoints, "save"),
     }
     thing, name = where[phase]
-    original, seen = getattr(thing, name), [0]
+    original = getattr(thing, name)
+    seen = [0]
 
     def wrapped(*args, **kwargs):
         seen[0] += 1

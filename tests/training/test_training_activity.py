@@ -16,7 +16,8 @@ from rl_speed.runtime.progress import ActivityDisplay
 @pytest.fixture
 def clocked(monkeypatch):
     """(the activity, its clock: `now` is the time)"""
-    clock, mine = SimpleNamespace(now=100.0), Activity()
+    clock = SimpleNamespace(now=100.0)
+    mine = Activity()
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock.now))
     monkeypatch.setattr(progress, "activity", mine)
     return mine, clock
@@ -82,7 +83,8 @@ def test_the_log_stays_short(clocked, caplog):
 
 def test_compilation_is_noticed_where_jax_compiles(monkeypatch):
     """By JAX's own events; none is left under way, of programs that cannot be compiled either."""
-    mine, seen = Activity(), []
+    mine = Activity()
+    seen = []
     begins = mine._begins
 
     def noted(event, value, **facts):

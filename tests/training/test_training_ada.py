@@ -31,12 +31,10 @@ def small(method, where="host", steps=4, **mesh):
         train_prompts=24,
         eval_prompts=0,
     )
-    config.driver.where, config.driver.buffer_groups, config.rule.m, config.rule.rounds = (
-        where,
-        16,
-        4,
-        3,
-    )
+    config.driver.where = where
+    config.driver.buffer_groups = 16
+    config.rule.m = 4
+    config.rule.rounds = 3
     # Adam's first step is the sign of the gradient, rounding and all, unless epsilon is larger.
     config.optimizer.eps = 1e-3
     for axis, size in mesh.items():
@@ -55,7 +53,8 @@ def kept_by_hand(group, n):
 
 def advantages_by_hand(group, config):
     """Of the kept rows of one group."""
-    o, p = config.objective, float(group.correct.mean())
+    o = config.objective
+    p = float(group.correct.mean())
     if len(group) == 1:
         value = [
             float(group.rewards[0]) - float(group.estimates[0])
@@ -94,7 +93,8 @@ def host_driver(config):
 
 def check_pool(group, config):
     """That the rule stopped where Algorithm 2 stops."""
-    rule, right = config.rule, group.correct
+    rule = config.rule
+    right = group.correct
     for drawn in range(rule.m, len(group) + 1, rule.m):
         enough = right[:drawn].sum() >= rule.k_pos and (~right[:drawn]).sum() >= rule.k_neg
         assert enough == (drawn == len(group)) or drawn == rule.m * rule.rounds == len(group)
@@ -135,7 +135,8 @@ def test_fused_step_is_the_host_path(method, mesh):
     """
     config = small(method, "in_loop", **mesh)
     device_mesh, policy, stream, budgets = host_parts(config)
-    optimizer, settings = build.build_optimizer(config, policy.params), build.update_config(config)
+    optimizer = build.build_optimizer(config, policy.params)
+    settings = build.update_config(config)
 
     def fresh():
         return init_state(
@@ -183,7 +184,8 @@ def test_budgets_follow_the_estimates_of_earlier_visits(tmp_path):
     """
     config = small("ada_est_ema", steps=9)
     config.driver.groups = config.driver.screen_prompts = 24
-    config.driver.buffer_groups, config.training.steps = 24, 3
+    config.driver.buffer_groups = 24
+    config.training.steps = 3
     policy, driver = host_driver(config)
     seen = {}
     for version in range(3):
@@ -224,8 +226,11 @@ def test_fused_resume_is_exact(tmp_path):
 
 def test_lots_are_not_drawn_with_the_random_numbers_of_the_samples():
     """Else which samples are kept would depend on what drew their tokens."""
-    key, ids, index = jax.random.key(1), np.repeat(np.arange(6), 8), np.tile(np.arange(8), 6)
-    correct, visits = np.random.default_rng(0).integers(0, 2, 48).astype(bool), np.arange(6) + 40
+    key = jax.random.key(1)
+    ids = np.repeat(np.arange(6), 8)
+    index = np.tile(np.arange(8), 6)
+    correct = np.random.default_rng(0).integers(0, 2, 48).astype(bool)
+    visits = np.arange(6) + 40
     kept, _ = choose(
         PoolConfig(keep=4, order="random"),
         correct.astype(np.float32),

@@ -44,7 +44,8 @@ def store():
     with socket.socket() as found:
         found.bind(("localhost", 0))
         port = found.getsockname()[1]
-    address, before = f"http://localhost:{port}", dict(os.environ)
+    address = f"http://localhost:{port}"
+    before = dict(os.environ)
     os.environ |= {
         "STORAGE_EMULATOR_HOST": address,  # gcsfs's and Google's
         "TENSORSTORE_GCS_HTTP_URL": address,
@@ -147,7 +148,8 @@ def test_a_run_goes_on_without_its_workdir(folder, tmp_path):
 
     def config(where):
         made = small_config(steps=6)
-        made.checkpoints.dir, made.logging.export = where, False
+        made.checkpoints.dir = where
+        made.logging.export = False
         return made
 
     Trainer(config(""), tmp_path / "whole").run()

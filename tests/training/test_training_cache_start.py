@@ -71,7 +71,9 @@ def contents(cache):
 
 
 def test_every_prompt_gets_its_one_sample_and_costs_add_up():
-    generator, cache, brought = FakeGenerator(), ReplayCache(eps=None), []
+    generator = FakeGenerator()
+    cache = ReplayCache(eps=None)
+    brought = []
     data = prompts(23)
     data.insert(9, dataclasses.replace(data[2], text="the same id again"))
     cost = start_cache(
@@ -107,7 +109,8 @@ def test_what_is_held_is_neither_sampled_nor_changed_and_a_stopped_start_goes_on
     whole = ReplayCache(eps=None)
     start_cache(FakeGenerator(), None, prompts(30), score, whole)
     mine = CachedResponse(np.array([3, 4]), 9, 1.0, True, False, -1.0, 2)
-    cache, calls = ReplayCache(eps=None), []
+    cache = ReplayCache(eps=None)
+    calls = []
     cache.put("p5", mine)
     start_cache(
         FakeGenerator(),
@@ -154,7 +157,8 @@ def test_the_embedded_policy_starts_a_file(made):
         0,
         False,
     )
-    cache, config = ReplayCache(), small()
+    cache = ReplayCache()
+    config = small()
     mesh = build.build_mesh(config)
     policy = build.build_policy(config, mesh)
     data = build.build_data(config, policy.tokenizer)[0].prompts
@@ -191,7 +195,8 @@ def test_a_file_is_gone_on_with_and_ends_the_same(made, tmp_path):
     _, path = made
     whole = ReplayCache()
     about = whole.load(path).about
-    part, out = ReplayCache(), tmp_path / "part.npz"
+    part = ReplayCache()
+    out = tmp_path / "part.npz"
     for name, response in list(whole._held.items())[:20]:
         part.put(name, response)
     part.put("no such prompt", CachedResponse(np.array([1]), 0, 0.0, False, False, -1.0, 1))
@@ -221,12 +226,12 @@ def test_a_signal_saves_what_there_is(made, tmp_path, monkeypatch):
     """
 
     class Bar:
-        update, close = (
-            staticmethod(lambda n: signal.raise_signal(signal.SIGTERM)),
-            staticmethod(lambda: None),
-        )
+        update = staticmethod(lambda n: signal.raise_signal(signal.SIGTERM))
+        close = staticmethod(lambda: None)
 
-    out, whole, cache = tmp_path / "cache.npz", ReplayCache(), ReplayCache()
+    out = tmp_path / "cache.npz"
+    whole = ReplayCache()
+    cache = ReplayCache()
     whole.load(made[1])
     before = signal.getsignal(signal.SIGTERM)
     with monkeypatch.context() as patch:
@@ -251,12 +256,11 @@ def test_a_signal_saves_what_there_is(made, tmp_path, monkeypatch):
 
 def test_another_policys_file_comes_first(made, tmp_path):
     _, path = made
-    whole, other = ReplayCache(), ReplayCache()
+    whole = ReplayCache()
+    other = ReplayCache()
     whole.load(path)
-    names, foreign = (
-        list(whole._held),
-        CachedResponse(np.array([1, 2]), 77, 0.0, False, True, -1.0, 2),
-    )
+    names = list(whole._held)
+    foreign = CachedResponse(np.array([1, 2]), 77, 0.0, False, True, -1.0, 2)
     other.put(names[3], foreign)
     other.put("elsewhere", foreign)
     other.save(tmp_path / "other.npz", {"policy": "another"})

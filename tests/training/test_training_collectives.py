@@ -13,8 +13,12 @@ def test_no_collective_inside_the_loop_joins_several_shards(attention):
     A permutation is joined by all devices, a reduction by its own group.
     """
     config = embedded()
-    config.mesh.fsdp, config.mesh.tensor, config.sampler.attention = 2, 2, attention
-    config.sampler.slots, config.sampler.prefill_chunk, config.driver.screen_prompts = 32, 4, 32
+    config.mesh.fsdp = 2
+    config.mesh.tensor = 2
+    config.sampler.attention = attention
+    config.sampler.slots = 32
+    config.sampler.prefill_chunk = 4
+    config.driver.screen_prompts = 32
     mesh = build.build_mesh(config)
     policy = build.build_policy(config, mesh)
     generator, _, _ = build.build_generators(config, policy, mesh)

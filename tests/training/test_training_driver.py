@@ -114,7 +114,8 @@ def test_each_prompts_own_screening_fits_the_buffer(prefetch):
         AdaptiveSpeed(12), prefetch=prefetch, buffer_groups=6, screen_prompts=24, size=400
     )
     driver.screening.budgets = InTurns()
-    trained, whole = [], 0
+    trained = []
+    whole = 0
     for step in range(60):
         groups, report = take(driver, step)
         assert len(groups) == 4 and report.short == 0
@@ -215,7 +216,8 @@ def in_rounds(rule, answers):
 def test_bands_and_rounds_need_nothing_of_their_own(rule, depth):
     """Groups of any size, several rounds each, one call a round."""
     driver, _ = make(rule, depth=depth)
-    trained, told = {}, []
+    trained = {}
+    told = []
     driver.stream.observe = lambda prompts, right, drawn, tokens: told.extend(
         zip([p.visit for p in prompts], right, drawn)
     )
@@ -249,9 +251,11 @@ def test_bands_and_rounds_need_nothing_of_their_own(rule, depth):
 
 
 def test_speed_that_accepts_all_is_uniform():
-    plain, speed = make(Uniform(6))[0], make(Speed(6, 0, -np.inf, np.inf))[0]
+    plain = make(Uniform(6))[0]
+    speed = make(Speed(6, 0, -np.inf, np.inf))[0]
     for step in range(5):
-        a, b = take(plain, step)[0], take(speed, step)[0]
+        a = take(plain, step)[0]
+        b = take(speed, step)[0]
         assert [g.prompt.visit for g in a] == [g.prompt.visit for g in b]
         assert all((x.versions == step).all() for x in a + b)  # on-policy: nothing was drawn ahead
 
@@ -271,7 +275,10 @@ def literal_algorithm_2(rule, groups, size, steps):
     """Pages of SPEED-RL's Algorithm 2 as they stand, but that what was sent is no longer accepted:
     of each step the visits trained on, and the versions of screening and continuation of each.
     """
-    buffer, accepted, taken, visit = [], [], [], 0
+    buffer = []
+    accepted = []
+    taken = []
+    visit = 0
     first, last = rule.accepted_counts
     for version in range(steps):
         while len(buffer) < groups:
@@ -287,7 +294,8 @@ def literal_algorithm_2(rule, groups, size, steps):
 
 def test_fixed_screening_continued_at_once_is_algorithm_2():
     """The same prompts in the same steps, drawn at the same versions, by the same calls."""
-    rule, steps = Speed(4, 8), 40
+    rule = Speed(4, 8)
+    steps = 40
     driver, generator = make(
         rule,
         size=4000,
@@ -316,14 +324,16 @@ def test_schedules_trade_age_for_calls(capsys):
         "`fixed`, `needed`": {"screening": "fixed"},
         "`fixed`, `at_once`": at_once,
     }
-    rows, found = [], {}
+    rows = []
+    found = {}
     for name, changes in schedules.items():
         driver, generator = make(
             Speed(8, 16),
             size=9000,
             **dict(groups=16, screen_prompts=64, buffer_groups=64) | changes,
         )
-        ages, calls = ([], []), 0
+        ages = ([], [])
+        calls = 0
         for step in range(80):
             groups, report = take(driver, step)
             if step < 20:
@@ -412,7 +422,8 @@ def saved(rule, max_age=None, screening="fixed", ahead=False):
     ids=str,
 )
 def test_groups_of_a_checkpoint_that_no_batch_has_room_for_are_refused(before, now, changes):
-    n, fewer = before.max_samples, now.max_samples
+    n = before.max_samples
+    fewer = now.max_samples
     state, (driver, _) = saved(before, **changes), make(now, seed=3)
     with pytest.raises(ValueError, match=f"waiting groups have {n} samples, .*rule.n is {fewer}:"):
         driver.load_state_dict(state)
@@ -508,13 +519,17 @@ def test_completion_order_takes_what_ends_first_and_gives_the_rest_back():
         return finished(dataclasses.replace(rollouts, end_steps=at), stats)
 
     driver._generate = timed
-    waiting, serial, cancelled_tokens = [], 0, 0
+    waiting = []
+    serial = 0
+    cancelled_tokens = 0
     for step in range(12):
         groups, report = take(driver, step)
-        expected, judged = [], 0
+        expected = []
+        judged = 0
         while len(expected) < 4:
             call = waiting[:16] + list(range(serial, serial + 16 - len(waiting[:16])))
-            serial, waiting = max(serial, call[-1] + 1), waiting[16:]
+            serial = max(serial, call[-1] + 1)
+            waiting = waiting[16:]
             for visit in sorted(call, key=lambda v: ends(v).max()):
                 if len(expected) == 4:
                     waiting.append(visit)

@@ -58,10 +58,15 @@ def hundred_million(folder):
     }
     (folder / "config.json").write_text(json.dumps(values))
     config = methods.apply(Config(), "speed_rloo")
-    config.model.path, config.data.max_prompt_length, config.sampler.max_new = str(folder), 64, 64
-    config.driver.groups, config.rule.n, config.training.micro_tokens = 4, 8, 1024
+    config.model.path = str(folder)
+    config.data.max_prompt_length = 64
+    config.sampler.max_new = 64
+    config.driver.groups = 4
+    config.rule.n = 8
+    config.training.micro_tokens = 1024
     config.sampler.slots = 16
-    config.driver.screen_prompts, config.driver.buffer_groups = 8, 8
+    config.driver.screen_prompts = 8
+    config.driver.buffer_groups = 8
     return config
 
 
@@ -77,12 +82,11 @@ def real_update_bytes(config, weights=True):
             lambda: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), policy.params),
             out_shardings=shardings,
         )()
-    optimizer, settings = build.build_optimizer(config, policy.params), build.update_config(config)
+    optimizer = build.build_optimizer(config, policy.params)
+    settings = build.update_config(config)
     state = init_state(policy.params, optimizer, state_shardings(policy.model, optimizer, mesh))
-    rows, width = (
-        config.driver.groups * config.rule.n,
-        config.data.max_prompt_length + config.sampler.max_new,
-    )
+    rows = config.driver.groups * config.rule.n
+    width = config.data.max_prompt_length + config.sampler.max_new
     batch = Batch(
         np.zeros((rows, width), np.int32),
         np.ones((rows, width - 1), bool),
@@ -104,7 +108,8 @@ def test_padding_of_full_rows_is_what_does_not_divide():
     config = small_run()
     report = dry_run(config)
     width = config.data.max_prompt_length + config.sampler.max_new
-    rows, tokens = config.driver.groups * config.rule.n, report.pieces.tokens
+    rows = config.driver.groups * config.rule.n
+    tokens = report.pieces.tokens
     assert report.padding["every response has full length"] == pytest.approx(
         -(-rows // (tokens // width)) * tokens / (rows * width)
     )
@@ -159,23 +164,23 @@ def test_fused_step_as_the_run_compiles_it():
     weights, moments, gradients.
     """
     config = small_run(data=2)
-    config.driver.where, config.sampler.context_pool, config.sampler.prefill_chunk = (
-        "in_loop",
-        16,
-        4,
-    )
+    config.driver.where = "in_loop"
+    config.sampler.context_pool = 16
+    config.sampler.prefill_chunk = 4
     report = dry_run(config)
     fused, held_out = report.programs
     assert (fused.name, held_out.name) == ("fused step", "evaluation")
     mesh = build.build_mesh(config)
     policy = build.build_policy(config, mesh)
-    optimizer, settings = build.build_optimizer(config, policy.params), build.update_config(config)
+    optimizer = build.build_optimizer(config, policy.params)
+    settings = build.update_config(config)
     step, _, table = build.build_fused_program(config, policy, mesh, optimizer, settings)
     state = init_state(policy.params, optimizer, state_shardings(policy.model, optimizer, mesh))
     prompts = build.build_data(config, policy.tokenizer)[0].take(24)
     real = compiled_bytes(step.lower(state, table.build(prompts), build.Keys.of(0).train).compile())
     assert abs(fused.total / real - 1) < 0.1
-    model, weights = policy.model, report.parameters * 4
+    model = policy.model
+    weights = report.parameters * 4
     token = 2 * model.layers * model.kv_heads * model.head_dim * 4
     expected = {
         "weights (sharded, float32)": weights,
@@ -230,7 +235,8 @@ def test_out_of_memory_ends_with_numbers_and_advice():
 def test_reference_policy_is_held_beside_every_program(tmp_path, monkeypatch):
     """A quarter of 100 M float32 weights on each device, which decides whether a program fits."""
     config = hundred_million(tmp_path)
-    config.mesh.fsdp, config.objective.kl_coef = 4, 0.01
+    config.mesh.fsdp = 4
+    config.objective.kl_coef = 0.01
     monkeypatch.setattr("rl_speed.training.dry_run.plan_split", lambda *arguments: [])
     report = dry_run(config)
     weights = report.beside["reference policy"]
@@ -319,7 +325,8 @@ def test_what_config_json_alone_cannot_tell_is_named(tmp_path):
         ValueError, match="config.model.path is the file .*tiny.json: a run needs the directory"
     ):
         build.build_policy(config, build.build_mesh(config))
-    config.driver.where, config.reward.verifier = "in_loop", "integer"
+    config.driver.where = "in_loop"
+    config.reward.verifier = "integer"
     with pytest.raises(
         ValueError, match="config.reward.verifier='integer' in the loop reads the tokenizer"
     ):

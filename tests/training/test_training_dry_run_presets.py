@@ -27,7 +27,9 @@ MODELS = {
     "Qwen3-4B": (4_022_468_096, 36, 8, 128),
     "Llama-3.2-3B": (3_212_749_824, 28, 8, 128),
 }
-WEIGHTS, RESPONSES, PROMPTS = "weights (sharded, float32)", "KV of responses", "KV of prompts"
+WEIGHTS = "weights (sharded, float32)"
+RESPONSES = "KV of responses"
+PROMPTS = "KV of prompts"
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +80,8 @@ def test_parts_of_a_papers_run(directory, real_data, name, devices, paper):
     policy = build.abstract_policy(config, mesh)
     generator, _, _ = build.build_generators(config, policy, mesh)
     # Keys and values in bfloat16.
-    length, token = build.context_length(config), 2 * layers * heads * size * 2
+    length = build.context_length(config)
+    token = 2 * layers * heads * size * 2
     known = generation_parts(policy, generator, mesh, length)
     assert known[WEIGHTS] == pytest.approx(4 * count / devices, rel=0.01)
     assert known["weights for decoding (bfloat16)"] == pytest.approx(2 * count, rel=0.01)

@@ -63,14 +63,16 @@ def excess(estimates, true):
 
 def test_the_head_learns_pass_rates_it_was_never_told(policy, prompts):
     params, model = policy
-    seen, unseen = prompts[:1280], prompts[1280:]
+    seen = prompts[:1280]
+    unseen = prompts[1280:]
     true = np.array([pass_rate(p) for p in unseen])
     of_constant = excess(np.full(len(true), true.mean()), true)
     estimator = ValueEstimator(model, make_mesh(), LENGTH, 32)
     assert (estimator.estimate(params, unseen[:40]) == 0.5).all() and estimator.estimate(
         params, []
     ).shape == (0,)
-    excesses, records = [], []
+    excesses = []
+    records = []
     for step in range(40):
         visit(estimator, params, seen[32 * step : 32 * step + 32], seed=step)
         records.append(estimator.metrics())
@@ -104,12 +106,15 @@ def test_first_step_is_that_of_the_formula(policy, prompts):
     and Adam's first step its sign.
     """
     params, model = policy
-    some, positive, total = prompts[:5], np.array([3, 0, 8, 1, 0]), np.array([4, 2, 8, 1, 0])
+    some = prompts[:5]
+    positive = np.array([3, 0, 8, 1, 0])
+    total = np.array([4, 2, 8, 1, 0])
     estimator = ValueEstimator(
         model, make_mesh(), LENGTH, ROWS, learning_rate=0.01, hidden=0, steps=1
     )
     estimator.update(params, some, positive, total)
-    gradient, at_bias = np.zeros(model.width), 0.0
+    gradient = np.zeros(model.width)
+    at_bias = 0.0
     hidden = jax.jit(lambda tokens: hidden_states(params, tokens, model))(
         np.stack([p.tokens for p in some])
     )
@@ -159,10 +164,8 @@ def test_sharded_is_unsharded(policy, prompts):
     params, model = policy
     mesh = make_mesh(fsdp=2, tensor=2)
     spread, _ = load_hf(embedded_directory(), mesh=mesh)
-    one, four = (
-        ValueEstimator(model, make_mesh(), LENGTH, ROWS),
-        ValueEstimator(model, mesh, LENGTH, ROWS),
-    )
+    one = ValueEstimator(model, make_mesh(), LENGTH, ROWS)
+    four = ValueEstimator(model, mesh, LENGTH, ROWS)
     for step in range(3):
         visit(one, params, prompts[:20], seed=step)
         visit(four, spread, prompts[:20], seed=step)
@@ -180,7 +183,8 @@ def test_sharded_is_unsharded(policy, prompts):
 
 def test_no_gradient_reaches_the_policy(policy, prompts):
     params, model = policy
-    tokens, lengths = jnp.stack([p.tokens for p in prompts[:4]]), jnp.full(4, 10)
+    tokens = jnp.stack([p.tokens for p in prompts[:4]])
+    lengths = jnp.full(4, 10)
 
     @jax.jit
     def gradient(params, along):
@@ -199,7 +203,8 @@ def test_resume_is_exact_through_a_checkpoint(policy, prompts, tmp_path, kind):
         "value": lambda: ValueEstimator(model, make_mesh(), LENGTH, ROWS, seed=3),
         "ema": lambda: EmaEstimator(BetaEma()),
     }[kind]
-    estimator, like = make(), {"w": jnp.zeros(2)}
+    estimator = make()
+    like = {"w": jnp.zeros(2)}
     for step in range(2):
         visit(estimator, params, prompts[10 * step : 10 * step + 20], seed=step)
     saver = Checkpointer(tmp_path, keep=1)
@@ -209,7 +214,8 @@ def test_resume_is_exact_through_a_checkpoint(policy, prompts, tmp_path, kind):
     )
     host = saver.restore(1, like)[1]
     saver.close()
-    again, fresh = make(), make()
+    again = make()
+    fresh = make()
     again.load_state_dict(host["estimates"])
     fresh.load_state_dict(host["fresh"])
     assert again.metrics() == estimator.metrics() and set(
@@ -231,7 +237,8 @@ def test_what_is_not_finite_changes_nothing_and_is_counted(policy, prompts):
     before = estimator.state_dict()["head"]
     broken = {**params, "final_norm": params["final_norm"] * np.nan}
     visit(estimator, broken, prompts[:8])
-    after, metrics = estimator.state_dict()["head"], estimator.metrics()
+    after = estimator.state_dict()["head"]
+    metrics = estimator.metrics()
     assert all(np.array_equal(before[name], after[name]) for name in before if name != ".skipped")
     assert metrics["estimate/skipped"] == 3 and metrics["estimate/nonfinite"] == 8
     assert (estimator.estimate(broken, prompts[:3]) == 0.5).all() and estimator.metrics()[
@@ -240,7 +247,8 @@ def test_what_is_not_finite_changes_nothing_and_is_counted(policy, prompts):
 
 
 def test_counts_as_memory(prompts):
-    estimator, memory = EmaEstimator(BetaEma(2, 3, 0.5)), BetaEma(2, 3, 0.5)
+    estimator = EmaEstimator(BetaEma(2, 3, 0.5))
+    memory = BetaEma(2, 3, 0.5)
     ids = [p.id for p in prompts[:3]]
     for positive, total in (([1, 4, 0], [4, 4, 2]), ([0, 1, 0], [1, 1, 0])):
         before = memory.estimate(ids)

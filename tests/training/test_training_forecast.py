@@ -23,7 +23,8 @@ SAME = (
 def config_of(where):
     config = tiny(embedded("forecast_rloo"), 4, train_prompts=60, eval_prompts=8)
     config.driver.where = where
-    config.data.forecast_buckets, config.data.explore = 16, 0.2
+    config.data.forecast_buckets = 16
+    config.data.explore = 0.2
     return config
 
 
@@ -32,7 +33,8 @@ def run(request, tmp_path_factory):
     """(config, a whole run's lines, its trainer, what the forecast was told). Every third prompt is
     not screened, whatever the forecast says.
     """
-    config, folder = config_of(request.param), tmp_path_factory.mktemp("forecast")
+    config = config_of(request.param)
+    folder = tmp_path_factory.mktemp("forecast")
     told = []
     with pytest.MonkeyPatch.context() as patch:
         update = Forecast.update
@@ -76,7 +78,8 @@ def test_every_visit_is_told_with_its_counts_and_lengths(run):
 
 def test_it_resumes_exactly(run, tmp_path):
     config, lines, _, _ = run
-    cut, steps = Trainer(config, tmp_path), []
+    cut = Trainer(config, tmp_path)
+    steps = []
     with pytest.raises(Stopped):
         cut.run(lambda: steps.append(cut.step) or cut.step >= 2)
     again = Trainer(config, tmp_path)

@@ -27,7 +27,8 @@ def small(method="speed_rloo", where="in_loop", steps=4, **mesh):
     config = tiny(
         embedded(method), steps, screen=32, prefill=4, train_prompts=300, evaluate_every=2
     )
-    config.driver.where, config.sampler.context_pool = where, 16
+    config.driver.where = where
+    config.sampler.context_pool = 16
     # Adam's first step is the sign of the gradient, rounding and all, unless epsilon is larger
     # than rounding.
     config.optimizer.eps = 1e-3
@@ -41,7 +42,8 @@ def parts(config):
     mesh = build.build_mesh(config)
     policy = build.build_policy(config, mesh)
     stream, _ = build.build_data(config, policy.tokenizer)
-    optimizer, settings = build.build_optimizer(config, policy.params), build.update_config(config)
+    optimizer = build.build_optimizer(config, policy.params)
+    settings = build.update_config(config)
     return (
         mesh,
         policy,
@@ -69,7 +71,9 @@ def one_step(config, candidates=32):
 
 def host_groups(config):
     """Groups of the host driver with nothing stale: by Algorithm 1, in launch order."""
-    config.driver.where, config.driver.prefetch, config.driver.screening = "host", False, "fixed"
+    config.driver.where = "host"
+    config.driver.prefetch = False
+    config.driver.screening = "fixed"
     mesh, policy, stream, *_ = parts(config)
     generator, _, _ = build.build_generators(config, policy, mesh)
     scorer = build.build_scorer(config, policy, config.sampler.max_new)
@@ -265,7 +269,8 @@ class Watched:
     """A step whose results are kept."""
 
     def __init__(self, step, seen):
-        self._step, self._seen = step, seen
+        self._step = step
+        self._seen = seen
 
     def __getattr__(self, name):
         return getattr(self._step, name)
@@ -282,8 +287,11 @@ def test_math_verify_inside_the_loop(tmp_path):
     closed and counted as on the host.
     """
     config = small(steps=2)
-    config.reward.verifier, config.reward.mode, config.evaluation.every = "math", "free", 2
-    trainer, seen = Trainer(config, tmp_path), []
+    config.reward.verifier = "math"
+    config.reward.mode = "free"
+    config.evaluation.every = 2
+    trainer = Trainer(config, tmp_path)
+    seen = []
     step = trainer.rl_step
     trainer.rl_step = Watched(step, seen)
     summary = trainer.run()
@@ -301,10 +309,8 @@ def test_math_verify_inside_the_loop(tmp_path):
 
     assert visits(seen[0].rollouts) == visits(one_step(exact)[1])
     # All that was drawn is counted, and what evaluation drew.
-    records, evaluations = (
-        read_lines(tmp_path / "metrics.jsonl"),
-        2 * 24 * config.evaluation.samples,
-    )
+    records = read_lines(tmp_path / "metrics.jsonl")
+    evaluations = 2 * 24 * config.evaluation.samples
     total = sum(v for k, v in summary["verifier"].items())
     assert (
         total >= summary["samples"] + evaluations

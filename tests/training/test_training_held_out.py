@@ -52,16 +52,20 @@ def files(tmp_path_factory):
 def config_of(files, steps=2):
     config = tiny(embedded("rloo"), steps, evaluate_every=1, eval_prompts=0)
     data = config.data
-    data.task, data.train, data.hold_out = "jsonl", str(files / "train.jsonl"), SIZES["kept"]
+    data.task = "jsonl"
+    data.train = str(files / "train.jsonl")
+    data.hold_out = SIZES["kept"]
     data.eval = f"kept=hold_out, easy:1={files}/easy.jsonl, few:6={files}/few.jsonl"
     # The answers of files have no tokens; integers are read from the text.
-    config.reward.verifier, config.evaluation.samples = "integer", SAMPLES["kept"]
+    config.reward.verifier = "integer"
+    config.evaluation.samples = SAMPLES["kept"]
     return config
 
 
 @pytest.fixture(scope="module")
 def finished(files, tmp_path_factory):
-    workdir, before = tmp_path_factory.mktemp("run"), sample_sharded._cache_size()
+    workdir = tmp_path_factory.mktemp("run")
+    before = sample_sharded._cache_size()
     trainer = Trainer(config_of(files), workdir)
     summary = trainer.run()
     return trainer, workdir, summary, sample_sharded._cache_size() - before
@@ -124,7 +128,8 @@ def test_stopped_between_the_calls_of_an_evaluation_of_sets(files, finished, tmp
     with pytest.raises(Stopped, match="after step 2 and 8 of 15 questions of the evaluation"):
         trainer.run()
     again = Trainer(config_of(files), tmp_path)
-    asked, dispatch = [], again.held_out.generator.dispatch
+    asked = []
+    dispatch = again.held_out.generator.dispatch
     again.held_out.generator.dispatch = lambda params, requests: (
         asked.extend((r.prompt.id, r.count) for r in requests) or dispatch(params, requests)
     )
@@ -141,7 +146,8 @@ def test_other_sets_change_no_number_of_a_set(files, finished, tmp_path):
     config.data.eval = f"few:6={files}/few.jsonl"
     trainer = Trainer(config, tmp_path)
     trainer.evaluate()
-    alone, beside = trainer.held_out.points[0], finished[2]["evaluations"][0]
+    alone = trainer.held_out.points[0]
+    beside = finished[2]["evaluations"][0]
     mine = {k: v for k, v in alone.items() if k.startswith("eval/few/")}
     assert mine and mine == {k: beside[k] for k in mine}
     assert alone["eval/accuracy"] == alone["eval/few/accuracy"]
@@ -150,10 +156,12 @@ def test_other_sets_change_no_number_of_a_set(files, finished, tmp_path):
 def test_devices_share_sets_of_different_samples(files, finished, tmp_path):
     """Whatever the order of the sets, no device is dealt more samples than it has room for."""
     config = config_of(files, 1)
-    config.mesh.data, config.driver.screen_prompts = 2, 15
+    config.mesh.data = 2
+    config.driver.screen_prompts = 15
     trainer = Trainer(config, tmp_path)
     trainer.evaluate()
-    point, one = trainer.held_out.points[0], finished[2]["evaluations"][0]
+    point = trainer.held_out.points[0]
+    one = finished[2]["evaluations"][0]
     assert point["eval/easy/accuracy"] == pytest.approx(one["eval/easy/accuracy"], abs=0.15)
 
 

@@ -81,7 +81,8 @@ def test_killed_at_several_moments_and_resumed(launch, tmp_path, steps, moments)
         assert done.returncode == -signal.SIGKILL, done.stderr[-2000:]
     last = run(tmp_path / "killed", steps)
     assert last.returncode == 0, last.stderr[-2000:]
-    whole, again = everything(tmp_path / "whole"), everything(tmp_path / "killed")
+    whole = everything(tmp_path / "whole")
+    again = everything(tmp_path / "killed")
     assert whole[:4] == again[:4] and whole[2] == steps
     # Every step once, nothing of those that were lost.
     assert shown(tmp_path / "whole") == shown(tmp_path / "killed")

@@ -96,7 +96,8 @@ def test_resume_is_exact(finished, tmp_path, caplog):
         list(map(without_times, read_lines(d / "metrics.jsonl"))) for d in (tmp_path, workdir)
     )
     assert mine == theirs
-    a, b = resumed.rl_step.driver.buffer.state_dict(), whole.rl_step.driver.buffer.state_dict()
+    a = resumed.rl_step.driver.buffer.state_dict()
+    b = whole.rl_step.driver.buffer.state_dict()
     jax.tree.map(np.testing.assert_array_equal, a, b)
     jax.tree.map(
         np.testing.assert_array_equal, resumed.rl_step.state_dict(), whole.rl_step.state_dict()
@@ -142,7 +143,8 @@ def test_trainer_and_sampler_agree_on_every_token(finished, tmp_path):
     rounding only.
     """
     config = small("rloo", steps=2)
-    config.sampler.temperature, config.logging.export = 0.9, False
+    config.sampler.temperature = 0.9
+    config.logging.export = False
     Trainer(config, tmp_path).run()
     for record in read_lines(tmp_path / "metrics.jsonl"):
         assert record["train/age_max"] == 0
@@ -160,8 +162,10 @@ def test_mini_batches_are_of_one_size_and_of_whole_groups_where_they_can_be():
 
 def test_mini_batches_recomputation_and_reference(tmp_path):
     config = small("grpo", steps=2)
-    config.training.minibatches, config.objective.old_logprobs = 2, "corrected"
-    config.objective.kl_coef, config.logging.export = 0.01, False
+    config.training.minibatches = 2
+    config.objective.old_logprobs = "corrected"
+    config.objective.kl_coef = 0.01
+    config.logging.export = False
     config.sampler.temperature = 0.9  # the sampler's program is that of the test before
     Trainer(config, tmp_path).run()
     records = read_lines(tmp_path / "metrics.jsonl")
@@ -172,7 +176,8 @@ def test_mini_batches_recomputation_and_reference(tmp_path):
 
 def test_non_finite_updates_stop_the_run(tmp_path):
     config = small(steps=10)
-    config.training.max_skipped, config.evaluation.every = 3, 0
+    config.training.max_skipped = 3
+    config.evaluation.every = 0
     trainer = Trainer(config, tmp_path)
     trainer.rl_step._advantages = lambda batch, gap: np.full(
         len(batch.group_ids), np.nan, np.float32
@@ -197,7 +202,8 @@ def on_four(workdir, axes):
 )
 def test_mesh_draws_the_same_samples(finished, tmp_path, axes):
     """On four devices the first call draws, prompt by prompt, what one device draws."""
-    one, four = finished[0], on_four(tmp_path, axes)
+    one = finished[0]
+    four = on_four(tmp_path, axes)
     policy, _ = load_hf(four.policy.directory)
     a = evaluate(
         one.held_out.generator,
@@ -225,9 +231,12 @@ def test_runs_on_a_mesh(tmp_path, axes):
 
 def test_steps_on_two_epochs_draw_different_samples(tmp_path):
     config = small("rloo", steps=4)
-    config.data.train_prompts, config.optimizer.learning_rate, config.evaluation.every = 8, 0.0, 0
+    config.data.train_prompts = 8
+    config.optimizer.learning_rate = 0.0
+    config.evaluation.every = 0
     config.sampler.temperature = 0.9
-    config.optimizer.warmup_steps, config.logging.export = 0, False
+    config.optimizer.warmup_steps = 0
+    config.logging.export = False
     trainer = Trainer(config, tmp_path)
     seen = {}
     for step in range(4):

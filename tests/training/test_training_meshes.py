@@ -26,7 +26,8 @@ pytestmark = pytest.mark.usefixtures("quick_compiles")
 
 def small(steps=4, **settings):
     config = tiny(embedded("speed_rloo"), steps, train_prompts=200, evaluate_every=2)
-    config.mesh.data, config.driver.lag = 2, 1
+    config.mesh.data = 2
+    config.driver.lag = 1
     for name, value in settings.items():
         config.set(name.replace("__", "."), value)
     return config
@@ -85,7 +86,8 @@ def test_a_run_goes_on_with_the_groups_that_were_drawn_ahead(tmp_path, whole):
 
 def test_what_is_trained_on_was_drawn_one_update_ago(tmp_path, monkeypatch):
     config = small(rule__name="uniform", data__train_prompts=400, **OWN)
-    trainer, seen = Trainer(config, tmp_path), []
+    trainer = Trainer(config, tmp_path)
+    seen = []
     update = trainer.rl_step.update
     monkeypatch.setattr(
         trainer.rl_step,
@@ -130,7 +132,8 @@ def test_weights_arrive(own, tensor):
     generation = make_mesh(data=2 // tensor, tensor=tensor, devices=second)
     params, model = load_hf(embedded_directory(), mesh=training, dtype="bfloat16")
     transfer = Transfer(model, training, generation)
-    sent, wanted = transfer(params), jax.jit(lambda p: narrow(p, model))(params)
+    sent = transfer(params)
+    wanted = jax.jit(lambda p: narrow(p, model))(params)
     shardings = param_shardings(model, generation, GENERATE_RULES)
     jax.tree.map(
         lambda x, y, s: (
@@ -220,7 +223,8 @@ def test_the_copy_is_of_the_policy_that_draws(tmp_path):
     """On shared devices the update takes the state for its own, and the next groups are drawn
     after it, by what was before.
     """
-    trainer, seen = Trainer(small(steps=1), tmp_path), []
+    trainer = Trainer(small(steps=1), tmp_path)
+    seen = []
     draw = trainer.rl_step.driver.next_groups
     before = jax.device_get(trainer.state.params)
 

@@ -45,8 +45,11 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def tuned(folder):
     config = SFTConfig()
-    config.model.path, config.data.train = str(folder / "base"), str(folder / "sft.jsonl")
-    config.examples.batch, config.training.steps, config.examples.max_length = 4, 2, 80
+    config.model.path = str(folder / "base")
+    config.data.train = str(folder / "sft.jsonl")
+    config.examples.batch = 4
+    config.training.steps = 2
+    config.examples.max_length = 80
     config.logging.progress = config.logging.tensorboard = False
     run = build(config, str(folder / "tuned"))
     run.run()
@@ -57,10 +60,13 @@ def tuned(folder):
 @pytest.fixture(scope="module")
 def trained(folder, tuned):
     config = tiny(embedded("rloo"), 1, groups=2, samples=4, eval_prompts=2, export=True)
-    config.model.path, config.data.task = str(folder / "tuned"), "jsonl"
+    config.model.path = str(folder / "tuned")
+    config.data.task = "jsonl"
     config.data.train = config.data.eval = str(folder / "rl.jsonl")
-    config.data.prompt, config.data.max_prompt_length = "chat", 64
-    config.reward.verifier, config.reward.mode = "integer", "free"
+    config.data.prompt = "chat"
+    config.data.max_prompt_length = 64
+    config.reward.verifier = "integer"
+    config.reward.mode = "free"
     config.sampler.max_new = 16
     trainer = Trainer(config, folder / "run")
     trainer.run()
@@ -157,7 +163,8 @@ def test_a_hub_name_is_taken_wherever_a_policy_is(folder, trained, monkeypatch):
     served = serving_policy.load_policy("owner/tiny@v1", end_tokens="<|turn|>")
     assert served.end_tokens == (256, 7, 258, 9, 257) and served.model.unused_ids
     supervised = SFTConfig()
-    supervised.model.path, supervised.data.train = "owner/tiny@v1", str(folder / "sft.jsonl")
+    supervised.model.path = "owner/tiny@v1"
+    supervised.data.train = str(folder / "sft.jsonl")
     assert build(supervised, str(folder / "from_hub")).parts.ends[0] == 258
     name = "owner/tiny@v1"
     assert asked == [

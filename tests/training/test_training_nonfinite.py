@@ -125,8 +125,11 @@ class BreaksAtTwo:
 
 def test_a_run_trains_on_the_others_and_stops_where_there_are_none(tmp_path):
     config = small_config(steps=6)
-    config.evaluation.every, config.rule.low, config.rule.high = 0, -1.0, 2.0
-    trainer, batches = Trainer(config, tmp_path), []
+    config.evaluation.every = 0
+    config.rule.low = -1.0
+    config.rule.high = 2.0
+    trainer = Trainer(config, tmp_path)
+    batches = []
     rl_step = trainer.rl_step
     rl_step.driver._generate = break_some(
         rl_step.driver._generate, lambda prompt, i: (prompt.visit + i) % 8 == 0
@@ -169,7 +172,8 @@ def test_starved_by_a_broken_policy_says_so():
 
 def test_the_fused_batch_leaves_them_out():
     table, _ = door.broken_table(toy.table())
-    prompts, rule = adaptive.prompts_of(adaptive.make_case(0, 12)), Speed(4, 3)
+    prompts = adaptive.prompts_of(adaptive.make_case(0, 12))
+    rule = Speed(4, 3)
     samples, counts = sample_adaptive(
         toy.DECODER,
         {"table": jnp.asarray(table)},
@@ -269,7 +273,8 @@ def test_replay_and_shaped_rewards_pass_them_over():
 
 
 def test_a_cache_start_leaves_their_prompts_without_a_response():
-    generator, cache = starts.FakeGenerator(), ReplayCache(eps=None)
+    generator = starts.FakeGenerator()
+    cache = ReplayCache(eps=None)
     generator.dispatch = break_some(generator.dispatch, lambda prompt, i: prompt.visit % 3 == 0)
     cost = start_cache(generator, None, starts.prompts(10), starts.score, cache)
     assert cost.sampled == 10 and sorted(p.id for p in starts.prompts(10) if p.id not in cache) == [

@@ -57,7 +57,8 @@ def recorded(size):
         Prompt(f"p{i}", np.array([1, 2], np.int32), "1", np.array([1], np.int32), "?")
         for i in range(size)
     ]
-    stream, told = PromptStream(data, order=VisitOrder(size, 0)), {}
+    stream = PromptStream(data, order=VisitOrder(size, 0))
+    told = {}
     observe = stream.observe
 
     def note(prompts, positive, total, tokens):
@@ -86,11 +87,10 @@ def recorded(size):
 )
 def test_the_host_driver_observes_every_decided_prompt_once(rule, changes):
     changes = dict(changes)
-    age, size = changes.pop("max_age", None), changes.pop("size", 60)
-    config, generator = (
-        Driver(**dict(groups=4, screen_prompts=16, buffer_groups=16) | changes),
-        FakeGenerator(),
-    )
+    age = changes.pop("max_age", None)
+    size = changes.pop("size", 60)
+    config = Driver(**dict(groups=4, screen_prompts=16, buffer_groups=16) | changes)
+    generator = FakeGenerator()
     generator.prompts, generator.samples = capacities(rule, config)
     stream, told = recorded(size)
     driver = HostDriver(rule, stream, generator, score, SamplingBuffer(16, "fifo", age, 0), config)
@@ -109,12 +109,15 @@ def test_the_host_driver_observes_every_decided_prompt_once(rule, changes):
 
 
 def test_the_fused_step_observes_what_it_consumed_and_hands_back_the_rest():
-    shards, capacity, rng = 2, 5, np.random.default_rng(0)
+    shards = 2
+    capacity = 5
+    rng = np.random.default_rng(0)
     expected = {}
 
     def step(state, table, key):
         """Decides some candidates of each shard, as the compiled step reports it."""
-        consumed, in_use = rng.integers(1, 4, shards), np.asarray(table.count)
+        consumed = rng.integers(1, 4, shards)
+        in_use = np.asarray(table.count)
         consumed = np.minimum(consumed, in_use)
         used = np.arange(capacity) < consumed[:, None]
         status = np.where(used, rng.choice([COMPLETE, REJECTED], (shards, capacity)), OPEN)
@@ -157,12 +160,10 @@ def test_the_fused_step_observes_what_it_consumed_and_hands_back_the_rest():
 
 def small(steps, order, where):
     config = tiny(embedded("speed_rloo"), steps, screen=32, prefill=4, train_prompts=48)
-    config.driver.where, config.sampler.context_pool, config.data.order, config.optimizer.eps = (
-        where,
-        16,
-        order,
-        1e-3,
-    )
+    config.driver.where = where
+    config.sampler.context_pool = 16
+    config.data.order = order
+    config.optimizer.eps = 1e-3
     return config
 
 

@@ -18,14 +18,15 @@ pytestmark = pytest.mark.usefixtures("quick_compiles")
 
 def small(steps, **objective):
     config = tiny(embedded("grpo"), steps, samples=4, screen=8, train_prompts=200)
-    config.checkpoints.every, config.checkpoints.keep = 1, 9
-    config.optimizer.learning_rate, config.optimizer.warmup_steps = 1e-3, 0
-    config.objective.kl_coef, config.objective.reference_every = 0.5, 3
-    config.reward.format_weight, config.reward.language_weight, config.reward.length_alpha = (
-        0.5,
-        1.0,
-        0.1,
-    )
+    config.checkpoints.every = 1
+    config.checkpoints.keep = 9
+    config.optimizer.learning_rate = 1e-3
+    config.optimizer.warmup_steps = 0
+    config.objective.kl_coef = 0.5
+    config.objective.reference_every = 3
+    config.reward.format_weight = 0.5
+    config.reward.language_weight = 1.0
+    config.reward.length_alpha = 0.1
     for name, value in objective.items():
         setattr(config.objective, name, value)
     return config
@@ -62,7 +63,8 @@ def whole(tmp_path_factory):
     """Eight uninterrupted steps, with the policy before each and the rollouts it was updated on."""
     workdir = tmp_path_factory.mktemp("whole")
     trainer = Trainer(small(8), workdir)
-    seen, update = [], trainer.rl_step.update
+    seen = []
+    update = trainer.rl_step.update
 
     def watched(state, rollouts):
         seen.append((jax.device_get(state.params), rollouts))
@@ -75,7 +77,8 @@ def whole(tmp_path_factory):
 
 def test_kl_is_to_the_policy_of_the_last_refresh(whole):
     trainer, workdir, seen = whole
-    records, config = read_lines(workdir / "metrics.jsonl"), trainer.config
+    records = read_lines(workdir / "metrics.jsonl")
+    config = trainer.config
     kls = []
     for step, (params, rollouts) in enumerate(seen):
         reference = seen[step // 3 * 3][0]
@@ -98,7 +101,8 @@ def test_reward_that_is_logged_is_the_one_trained_on(whole):
     trainer, workdir, seen = whole
     records = read_lines(workdir / "metrics.jsonl")
     for record, (_, rollouts) in zip(records, seen, strict=True):
-        rewards, correct = rollouts.rewards, rollouts.correct
+        rewards = rollouts.rewards
+        correct = rollouts.correct
         assert record["train/reward"] == pytest.approx(rewards.mean()) and record[
             "train/accuracy"
         ] == pytest.approx(correct.mean())
@@ -118,7 +122,8 @@ def test_reward_that_is_logged_is_the_one_trained_on(whole):
 
 
 def test_kl_in_the_reward_is_that_of_the_policy_that_sampled(whole, tmp_path):
-    rollouts, seen = whole[2][0][1], []
+    rollouts = whole[2][0][1]
+    seen = []
     trainer = Trainer(small(1, kl_in="reward"), tmp_path)
     step = trainer.rl_step
     # Of the reference.

@@ -49,7 +49,9 @@ def train(tmp_path, method, settings):
     lines of metrics.jsonl, but for the clock.
     """
     config = methods.apply(small_config(3), method)
-    config.training.minibatches, config.evaluation.every, config.logging.rollouts = 2, 0, 0
+    config.training.minibatches = 2
+    config.evaluation.every = 0
+    config.logging.rollouts = 0
     config.optimizer.learning_rate = 2e-2  # so that ratios leave their bounds
     for name, value in settings.items():
         kind = type(getattr(config.objective, name))
@@ -68,7 +70,8 @@ def train(tmp_path, method, settings):
 
 @pytest.mark.parametrize("name", ["gspo", "cispo"])
 def test_own_losses_train_as_those_that_were_kept(own, tmp_path, name):
-    shipped, mine = train(tmp_path, name, {}), train(tmp_path, name, own[f"my_losses:{name}"])
+    shipped = train(tmp_path, name, {})
+    mine = train(tmp_path, name, own[f"my_losses:{name}"])
     assert mine == shipped
     assert any(line["train/clip_low"] + line["train/clip_high"] > 0 for line in shipped) and any(
         line["train/grad_norm"] > 0 for line in shipped
@@ -82,7 +85,8 @@ def test_own_advantage_trains(own, tmp_path):
     )
     import my_advantages
 
-    rewards, ids = np.array([1, 0, 0, 1, 1, 0, 7], np.float32), np.array([0, 0, 0, 1, 1, 2, -1])
+    rewards = np.array([1, 0, 0, 1, 1, 0, 7], np.float32)
+    ids = np.array([0, 0, 0, 1, 1, 2, -1])
     check_advantage(my_advantages.rare)
     np.testing.assert_allclose(
         my_advantages.rare(rewards, ids, 4, ids), [2, -1, -1, 0, 0, 0, 0], rtol=1e-6

@@ -60,7 +60,8 @@ def test_ported_rewards_train(repo, tmp_path, monkeypatch):
     config.reward.verifier = given["--config.reward.verifier"]
     config.reward.extra = given["--config.reward.extra"]
     config.reward.batch_size = int(given["--config.reward.batch_size"])
-    config.evaluation.every, config.logging.rollouts = 0, 4
+    config.evaluation.every = 0
+    config.logging.rollouts = 4
     summary = Trainer(config, tmp_path / "run").run()
     (record,) = read_lines(tmp_path / "run" / "metrics.jsonl")
     samples = read_lines(tmp_path / "run" / "rollouts.jsonl")
@@ -76,14 +77,15 @@ def test_ported_rewards_train(repo, tmp_path, monkeypatch):
 
 def test_own_rewards_train(own, tmp_path):
     config = small_config(steps=2)
-    config.reward.verifier, config.reward.extra = own["verifier"], own["extra"]
-    config.reward.accuracy_weight, config.evaluation.every, config.logging.rollouts = 2.0, 0, 4
+    config.reward.verifier = own["verifier"]
+    config.reward.extra = own["extra"]
+    config.reward.accuracy_weight = 2.0
+    config.evaluation.every = 0
+    config.logging.rollouts = 4
     trainer = Trainer(config, tmp_path / "run")
     summary = trainer.run()
-    records, samples = (
-        read_lines(tmp_path / "run" / "metrics.jsonl"),
-        read_lines(tmp_path / "run" / "rollouts.jsonl"),
-    )
+    records = read_lines(tmp_path / "run" / "metrics.jsonl")
+    samples = read_lines(tmp_path / "run" / "rollouts.jsonl")
     assert len(samples) == 8 and {s["correct"] for s in samples} == {True, False}
     for s in samples:  # the sum that is trained on, sample by sample
         assert s["correct"] == (s["response"].strip() == s["answer"])
@@ -175,7 +177,8 @@ def test_own_verifier_as_the_compiled_loop_calls_it(own):
 
 def test_own_verifier_is_called_back_in_the_loop(own):
     config = small_config(steps=1)
-    config.driver.where, config.reward.verifier = "in_loop", own["verifier"]
+    config.driver.where = "in_loop"
+    config.reward.verifier = own["verifier"]
     config.driver.prefetch = False
     config.validate()
     policy = build.Policy("", None, None, Characters(), (0,), None)
@@ -254,8 +257,10 @@ def test_a_function_that_fails_on_held_out_questions_ends_the_run(failing, tmp_p
 
 def test_a_function_that_fails_on_everything_ends_the_fused_step(failing, tmp_path):
     config = small_config(steps=2)
-    config.evaluation.every, config.driver.prefetch = 0, False
-    config.driver.where, config.reward.verifier = "in_loop", "failing_rewards:score"
+    config.evaluation.every = 0
+    config.driver.prefetch = False
+    config.driver.where = "in_loop"
+    config.reward.verifier = "failing_rewards:score"
     trainer = Trainer(config, tmp_path / "run")
     with pytest.raises(
         VerifierError, match="failing_rewards:score.*every call failed.*KeyError: 'no table for"
@@ -274,7 +279,9 @@ def test_numbers_beside_a_value_are_logged(failing, tmp_path):
     assert summary["verifier"]["extra/ok"] == summary["samples"]
     # They are part of a step that was stopped, as the values' sums are.
     scorer = trainer.scorer
-    scorer._scored, scorer._sums, scorer._numbers = 4, {"sized": 1.0}, {"sized/size": (9.0, 3)}
+    scorer._scored = 4
+    scorer._sums = {"sized": 1.0}
+    scorer._numbers = {"sized/size": (9.0, 3)}
     state = scorer.state_dict()
     assert scorer.take_parts() == {"reward/sized": 0.25, "reward/sized/size": 3.0}
     scorer.load_state_dict(state)

@@ -38,7 +38,9 @@ def pipeline(rule, depth, **changes):
     they happen.
     """
     driver, generator = make(rule, depth=depth, **{"buffer_groups": 48, **changes})
-    events, dispatch, collect = [], driver._generate, driver._score
+    events = []
+    dispatch = driver._generate
+    collect = driver._score
     numbers = {}
 
     def generate(params, requests):
@@ -50,7 +52,8 @@ def pipeline(rule, depth, **changes):
         events.append(("score", numbers[rollouts.prompts[0].visit, rollouts.sample_index[0]]))
         return collect(rollouts)
 
-    driver._generate, driver._score = generate, judge
+    driver._generate = generate
+    driver._score = judge
     return driver, generator, events
 
 
@@ -95,7 +98,8 @@ def test_nothing_is_lost_and_groups_are_those_of_the_definition(rule, changes, d
     room by the buffer in every addition.
     """
     driver, generator, events = pipeline(rule, depth, **changes)
-    trained, dropped_stale = {}, False
+    trained = {}
+    dropped_stale = False
     for step in range(14):
         groups, report = take(driver, step)
         assert len(groups) == 4 and report.short == 0
@@ -144,13 +148,15 @@ def test_calls_are_scored_at_a_fixed_offset(rule, depth):
     earlier only where there was nothing to put into that call.
     """
     driver, generator, events = pipeline(rule, depth)
-    planned, plan = [], driver._dispatch
+    planned = []
+    plan = driver._dispatch
     driver._dispatch = lambda *args: planned.append(plan(*args)) or planned[-1]
     for step in range(30):
         driver.next_groups(None, step)
     scored = [k for kind, k in events if kind == "score"]
     assert scored == list(range(len(scored)))  # in order of dispatch
-    dispatched, at_offset = -1, 0
+    dispatched = -1
+    at_offset = 0
     for before, (kind, k) in zip([None, *events], events):
         if kind == "dispatch":
             dispatched = k
@@ -259,12 +265,10 @@ class Device:
     """
 
     def __init__(self, generate, late):
-        self.generate, self.late, self.thread, self.asked = (
-            generate,
-            late,
-            ThreadPoolExecutor(1),
-            [],
-        )
+        self.generate = generate
+        self.late = late
+        self.thread = ThreadPoolExecutor(1)
+        self.asked = []
 
     def __enter__(self):
         return self
@@ -276,7 +280,8 @@ class Device:
         self.thread.shutdown()
 
     def dispatch(self, params, requests):
-        call, asked = self.generate(params, requests), threading.Event()
+        call = self.generate(params, requests)
+        asked = threading.Event()
         self.asked.append(asked)
         if not self.late():
             asked.set()
@@ -285,7 +290,8 @@ class Device:
 
 
 def test_what_is_ready_when_changes_nothing():
-    rng, taken = np.random.default_rng(0), []
+    rng = np.random.default_rng(0)
+    taken = []
     for late in (lambda: False, lambda: True, lambda: rng.random() < 0.5):
         driver, _ = make(Uniform(6), depth=2)
         with Device(driver._generate, late) as device:
@@ -300,9 +306,14 @@ class Clock:
     """
 
     def __init__(self, driver, generate_s, score_s):
-        self.now, self.free, self.generate, self.score = 0.0, 0.0, driver._generate, driver._score
-        self.generate_s, self.score_s = generate_s, score_s
-        driver._generate, driver._score = self.dispatch, self.judge
+        self.now = 0.0
+        self.free = 0.0
+        self.generate = driver._generate
+        self.score = driver._score
+        self.generate_s = generate_s
+        self.score_s = score_s
+        driver._generate = self.dispatch
+        driver._score = self.judge
 
     def dispatch(self, params, requests):
         call = self.generate(params, requests)
@@ -398,7 +409,8 @@ def untimed(workdir):
 
 def ahead(steps, depth=1):
     config = small_config(steps)
-    config.driver.depth, config.evaluation.every = depth, 0
+    config.driver.depth = depth
+    config.evaluation.every = 0
     return config
 
 
@@ -445,10 +457,12 @@ def test_a_launch_leaves_the_caller_free(tmp_path):
     config.sampler.slots = 1  # one response at a time: calls that take long
     trainer = Trainer(config, tmp_path)
     requests = [SampleRequest(prompt, 0, 8) for prompt in trainer.stream.take(24)]
-    verdict, host = jax.jit(lambda x: x + 1), np.ones(4)
+    verdict = jax.jit(lambda x: x + 1)
+    host = np.ones(4)
     expected = trainer.generator(trainer.state.params, requests)[0]  # both compiled now
     np.asarray(verdict(host))
-    launches, submit = [], trainer.generator._launcher.submit
+    launches = []
+    submit = trainer.generator._launcher.submit
     trainer.generator._launcher.submit = lambda *launch: (
         launches.append(submit(*launch)) or launches[-1]
     )

@@ -71,7 +71,8 @@ def reward_len(completions, **kwargs):
 
 def verl_rows(split):
     for index in range(24):
-        question, answer = f"Tom has {index} pears and buys 3. How many has he?", str(index + 3)
+        question = f"Tom has {index} pears and buys 3. How many has he?"
+        answer = str(index + 3)
         yield {
             "data_source": "openai/gsm8k",
             "prompt": [

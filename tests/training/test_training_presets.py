@@ -46,15 +46,21 @@ def shrink(config: Config, folder: pathlib.Path) -> Config:
     if c.data.task == "jsonl":
         # The embedded policy is a Hugging Face directory like any other; it is right now and then,
         # which a random one is not.
-        c.model.path, c.data.prompt = str(folder / "model"), "chat"
-        c.data.train, c.data.eval = str(folder / "train.jsonl"), str(folder / "eval.jsonl")
+        c.model.path = str(folder / "model")
+        c.data.prompt = "chat"
+        c.data.train = str(folder / "train.jsonl")
+        c.data.eval = str(folder / "eval.jsonl")
         # math-verify: tests/training/test_training_real_models.py
-        c.reward.verifier, c.reward.mode = "integer", "free"
+        c.reward.verifier = "integer"
+        c.reward.mode = "free"
         c.data.max_prompt_length = 10
         c.data.hold_out = min(c.data.hold_out, 2)
         c.data.pass_rates = c.data.pass_rates and str(folder / "pass_rates.json")
-    c.model.compute_dtype, c.model.remat, c.model.head_chunk = "float32", False, 0
-    rule, samples = c.rule, 4 if c.rule.name in ("sequential", "allocated") else 8
+    c.model.compute_dtype = "float32"
+    c.model.remat = False
+    c.model.head_chunk = 0
+    rule = c.rule
+    samples = 4 if c.rule.name in ("sequential", "allocated") else 8
     presets.tiny(
         c,
         3,

@@ -46,11 +46,13 @@ def test_windows_rise_to_the_longest_row_and_their_blocks_divide_the_last(longes
     "rows, width, micro", [(40, 30, 64), (40, 30, 0), (7, 200, 250), (64, 9, 9)]
 )
 def test_every_row_is_in_one_piece_whole(rows, width, micro):
-    shape, lengths = PieceShape.of(rows, width, micro), lengths_of(rows, rows, width)
+    shape = PieceShape.of(rows, width, micro)
+    lengths = lengths_of(rows, rows, width)
     tokens = np.arange(rows * width, dtype=np.int32).reshape(rows, width)
     plan = jax.jit(make_plan, static_argnums=1)(lengths, shape)
     pieces = jax.jit(piece_of, static_argnums=3)
-    seen, total = {}, 0
+    seen = {}
+    total = 0
     for number in range(int(plan.count)):
         piece = pieces(plan, tokens, number, shape)
         longest = 0
@@ -63,7 +65,8 @@ def test_every_row_is_in_one_piece_whole(rows, width, micro):
             )
             np.testing.assert_array_equal(np.asarray(piece.position)[mine], np.arange(lengths[row]))
             assert np.flatnonzero(mine)[0] == piece.offset[place]
-            seen[row], longest = number, max(longest, lengths[row])
+            seen[row] = number
+            longest = max(longest, lengths[row])
         windows = [window.size for window in shape.windows]
         assert windows[int(piece.which)] >= longest
         assert int(piece.which) == 0 or windows[int(piece.which) - 1] < longest
@@ -104,8 +107,10 @@ def test_what_is_dealt_comes_back():
 @pytest.mark.parametrize("which", [0, 1, 2, 6])
 def test_a_window_sees_what_dense_attention_sees(which):
     windows = make_windows(600)
-    window, config = windows[which], dataclasses.replace(MODEL, head_dim=8)
-    rng, length = np.random.default_rng(0), 3 * windows[-1].block
+    window = windows[which]
+    config = dataclasses.replace(MODEL, head_dim=8)
+    rng = np.random.default_rng(0)
+    length = 3 * windows[-1].block
     q, k, v = (jnp.asarray(rng.normal(size=(2, length, n, 8)), jnp.float32) for n in (4, 2, 2))
     ends = np.cumsum(rng.integers(1, window.size + 1, (2, length)), axis=1)
     segments = jnp.asarray([np.searchsorted(row, np.arange(length), side="right") for row in ends])
@@ -125,7 +130,8 @@ def test_a_window_sees_what_dense_attention_sees(which):
 
 
 def ragged_batch(rows=24, width=90, seed=0):
-    rng, at = np.random.default_rng(seed), np.arange(width)
+    rng = np.random.default_rng(seed)
+    at = np.arange(width)
     lengths = lengths_of(seed, rows, width)[:, None]
     tokens = np.where(at < lengths, rng.integers(0, 12, (rows, width)), 0).astype(np.int32)
     mask = ((at >= 2) & (at < lengths))[:, 1:]
@@ -228,7 +234,8 @@ def test_what_a_row_gives_does_not_depend_on_its_company(params):
     alone = of(batch.replace(mask=batch.mask & chosen[:, None]), advantages)
     company = of(batch, jnp.where(chosen, advantages, 0.0))
     moved = of(jax.tree.map(lambda x: x[order], batch), jnp.where(chosen, advantages, 0.0)[order])
-    rows, trained = batch.mask.any(1).sum(), (batch.mask.any(1) & chosen).sum()
+    rows = batch.mask.any(1).sum()
+    trained = (batch.mask.any(1) & chosen).sum()
     # The constant is one of each row that is trained on.
     alone = jax.tree.map(lambda x: x * (trained / rows), alone)
     for other in (company, moved):

@@ -51,24 +51,35 @@ def questions(real_data, tmp_path_factory):
 def make_config(repo, questions, directory, name, steps):
     """The preset, at a size of seconds; both of one size, so that they share their programs."""
     config = load_config_file(repo / "configs" / f"{name}.py").get_config()
-    config.model.path, config.model.compute_dtype = str(directory), "float32"
+    config.model.path = str(directory)
+    config.model.compute_dtype = "float32"
     if name == "gsm8k":
-        config.data.train, config.data.eval = (
-            str(questions / "train.jsonl"),
-            str(questions / "test.jsonl"),
-        )
+        config.data.train = str(questions / "train.jsonl")
+        config.data.eval = str(questions / "test.jsonl")
     else:
         config.data.train = str(questions / "dapo.jsonl.gz")
-    config.data.max_prompt_length, config.data.train_prompts, config.data.eval_prompts = 96, 64, 4
-    config.sampler.slots, config.sampler.max_new, config.sampler.prefill_chunk = 8, 8, 4
-    config.rule.n, config.rule.n_init, config.driver.groups = 4, 2, 2
-    config.driver.screen_prompts, config.driver.buffer_groups = 4, 8
-    config.reward.workers, config.training.micro_tokens = 1, 256
-    config.model.head_chunk, config.logging.progress = 256, False
-    config.training.steps, config.checkpoints.every, config.evaluation.every = steps, 2, 3
+    config.data.max_prompt_length = 96
+    config.data.train_prompts = 64
+    config.data.eval_prompts = 4
+    config.sampler.slots = 8
+    config.sampler.max_new = 8
+    config.sampler.prefill_chunk = 4
+    config.rule.n = 4
+    config.rule.n_init = 2
+    config.driver.groups = 2
+    config.driver.screen_prompts = 4
+    config.driver.buffer_groups = 8
+    config.reward.workers = 1
+    config.training.micro_tokens = 256
+    config.model.head_chunk = 256
+    config.logging.progress = False
+    config.training.steps = steps
+    config.checkpoints.every = 2
+    config.evaluation.every = 3
     # A random policy is always wrong: thresholds that accept everything let the whole pipeline run
     # on real questions.
-    config.rule.low, config.rule.high = -np.inf, np.inf
+    config.rule.low = -np.inf
+    config.rule.high = np.inf
     return config
 
 
@@ -87,11 +98,13 @@ def test_trains_checkpoints_resumes_evaluates_and_exports(
     assert first.policy.end_tokens == (151643,)
     held_out = {p.text for p in first.held_out.prompts}
     assert len(held_out) == 4 and held_out.isdisjoint(p.text for p in first.stream.prompts)
-    summary, steps = first.run(), 2
+    summary = first.run()
+    steps = 2
     if name == "gsm8k":
         second = Trainer(make_config(repo, questions, qwen_directory, name, 3), tmp_path)
         assert second.step == 2
-        summary, steps = second.run(), 3
+        summary = second.run()
+        steps = 3
     records = read_lines(tmp_path / "metrics.jsonl")
     assert [r["step"] for r in records] == list(range(steps))
     assert all(
@@ -152,7 +165,9 @@ def test_math_verifier_scores_decoded_responses(real_data, tmp_path):
 @pytest.mark.slow
 def test_whole_step_in_one_program_with_integer_answers(repo, questions, qwen_directory, tmp_path):
     config = make_config(repo, questions, qwen_directory, "gsm8k", 2)
-    config.driver.where, config.reward.verifier, config.evaluation.every = "in_loop", "integer", 0
+    config.driver.where = "in_loop"
+    config.reward.verifier = "integer"
+    config.evaluation.every = 0
     summary = Trainer(config, tmp_path).run()
     records = read_lines(tmp_path / "metrics.jsonl")
     assert all(

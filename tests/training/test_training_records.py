@@ -22,7 +22,8 @@ def rollouts(groups):
 def test_batch_level_and_prompt_level_rewards_differ_by_the_covariance_with_the_budget():
     groups = [(8, 0), (2, 2), (4, 1), (2, 1)]
     found = describe(0, rollouts(groups), StepReport.empty())
-    n, r = np.array([g[0] for g in groups]), np.array([k / g for g, k in groups])
+    n = np.array([g[0] for g in groups])
+    r = np.array([k / g for g, k in groups])
     assert found["train/accuracy_prompts"] == pytest.approx(1.75 / 4)
     assert found["train/accuracy"] == 4 / 16 and found["train/all_right"] == 0.25
     # Reinforce-Ada, appendix C.2; its Cov is a sum over prompts.

@@ -126,7 +126,8 @@ def test_masked_prefix_contributes_exactly_nothing(drawn):
             total -= advantages[row] * jnp.sum(scores[row, start + first : start + last])
         return total / suffix
 
-    mine, reference = of(batch), jax.jit(jax.grad(by_hand))(policy.params)
+    mine = of(batch)
+    reference = jax.jit(jax.grad(by_hand))(policy.params)
     for a, b in zip(jax.tree.leaves(mine), jax.tree.leaves(reference)):
         np.testing.assert_allclose(a, b, atol=1e-6)
     # Divided by whole responses, prefixes included, it is as much smaller, and otherwise the same.
@@ -236,7 +237,8 @@ def test_visit_keeps_the_response_it_began_with():
     the next visit takes that.
     """
     prompt = Prompt("a", np.array([2, 3], np.int32), "1", np.array([1], np.int32), "?")
-    cache, generator = ReplayCache(), Recorder()
+    cache = ReplayCache()
+    generator = Recorder()
 
     def response(*tokens):
         return CachedResponse(np.array(tokens, np.int32), 0, 1.0, True, True, -1.0, len(tokens))
@@ -277,7 +279,8 @@ def test_visit_keeps_the_response_it_began_with():
 
 def remembered(cache):
     """Groups that a cache is told of from now on, in that order."""
-    groups, update = [], cache.update
+    groups = []
+    update = cache.update
 
     def note(group):
         groups.append(group)
@@ -312,10 +315,8 @@ def test_cache_learns_of_every_visit_that_is_over(rule, depth):
 
     cache = ReplayCache()
     source = PrefixSource(cache, PrefixConfig("min", 0, True, max_response=16, max_new=13))
-    config, generator = (
-        Driver(groups=2, screen_prompts=6, buffer_groups=8, depth=depth),
-        Recorder(),
-    )
+    config = Driver(groups=2, screen_prompts=6, buffer_groups=8, depth=depth)
+    generator = Recorder()
     driver = HostDriver(
         rule,
         PromptStream(data),
@@ -325,7 +326,8 @@ def test_cache_learns_of_every_visit_that_is_over(rule, depth):
         config,
         prefixes=source,
     )
-    told, trained = remembered(cache), []
+    told = remembered(cache)
+    trained = []
     for step in (0, 1, 2, 3, 20, 21, 22):
         trained += driver.next_groups(None, step)[0].groups()
     t = driver.prompt_counts
@@ -492,8 +494,10 @@ def test_fused_step_replays_as_the_host_does(mask_prefix, mesh):
     """
     config = small()
     config.replay.mask_prefix = mask_prefix
-    config.driver.where, config.replay.per_sample = "in_loop", True
-    config.replay.normaliser, config.objective.aggregation = "response", "seq_mean_token_mean"
+    config.driver.where = "in_loop"
+    config.replay.per_sample = True
+    config.replay.normaliser = "response"
+    config.objective.aggregation = "seq_mean_token_mean"
     config.validate()
     for axis, size in mesh.items():
         setattr(config.mesh, axis, size)
@@ -504,7 +508,8 @@ def test_fused_step_replays_as_the_host_does(mask_prefix, mesh):
     scorer = build.build_scorer(config, policy, config.sampler.max_new)
     prefixes = build.build_prefixes(config, policy, stream.prompts)
     start_cache(generator, policy.params, stream.prompts[::2], scorer, prefixes.cache)
-    optimizer, settings = build.build_optimizer(config, policy.params), build.update_config(config)
+    optimizer = build.build_optimizer(config, policy.params)
+    settings = build.update_config(config)
 
     def fresh():
         return init_state(

@@ -30,7 +30,8 @@ from rl_speed.update.shaping import shape_rewards
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 
-END, MAX_NEW = 0, 48
+END = 0
+MAX_NEW = 48
 TEXTS = [
     "<think>2 + 2</think>So \\boxed{4}",
     "<think>2 + 2</think>So \\boxed{5}",
@@ -321,10 +322,12 @@ def test_shaping_is_the_formula_group_by_group(options):
         ([1, 0, 1], [10, 20, 90], np.float32([1.8, 2.0, 0.2])),
     ]
     rollouts = Rollouts.concat([group_of(*case, visit=visit) for visit, case in enumerate(cases)])
-    before, found = rollouts.rewards.copy(), shape_rewards(rollouts, config)
+    before = rollouts.rewards.copy()
+    found = shape_rewards(rollouts, config)
     # Who holds the rollouts keeps what they had.
     assert rollouts.rewards.tolist() == before.tolist()
-    found, rollouts = found.groups(), rollouts.groups()
+    found = found.groups()
+    rollouts = rollouts.groups()
     for new, old in zip(found, rollouts, strict=True):
         np.testing.assert_allclose(
             new.rewards, shaped_by_hand(old, config.reward), rtol=1e-5, atol=1e-6

@@ -21,7 +21,9 @@ pytestmark = pytest.mark.usefixtures("quick_compiles")
 
 def small(where, steps=4):
     config = tiny(embedded("speed_rloo"), steps, screen=32, prefill=4, train_prompts=48)
-    config.driver.where, config.sampler.context_pool, config.optimizer.eps = where, 16, 1e-3
+    config.driver.where = where
+    config.sampler.context_pool = 16
+    config.optimizer.eps = 1e-3
     config.checkpoints.every = 100  # no checkpoint but the one that the error leaves
     config.logging.export = True
     return config
@@ -31,7 +33,9 @@ class Failing:
     """The run's own step, but for the one in which it raises."""
 
     def __init__(self, step, at, error):
-        self._step, self._at, self._error = step, at, error
+        self._step = step
+        self._at = at
+        self._error = error
 
     def __getattr__(self, name):
         return getattr(self._step, name)

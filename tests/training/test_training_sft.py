@@ -110,7 +110,8 @@ def test_padding_changes_nothing(params, loss):
 
 
 def test_an_example_does_not_see_its_neighbours(params):
-    pieces, batch = Pieces(MODEL, ONE, 64), Layout(8, 8).batch(examples(8))
+    pieces = Pieces(MODEL, ONE, 64)
+    batch = Layout(8, 8).batch(examples(8))
 
     @jax.jit
     def rows(params, tokens):
@@ -146,7 +147,8 @@ def reference(params):
     attention.
     """
     items = examples(8)
-    batch, count = Layout(8, 8).batch(items), sum(len(e.response) for e in items)
+    batch = Layout(8, 8).batch(items)
+    count = sum(len(e.response) for e in items)
 
     def mean(params):
         logprobs = jax.nn.log_softmax(forward(params, batch.tokens[:, :-1], MODEL))
@@ -260,7 +262,8 @@ def test_a_signal_inside_an_evaluation_stops_it_there(params, tmp_path):
     def run_of(workdir, which=None):
         run = trainer(params, workdir, steps=4, evaluate_every=2, checkpoint_every=2)
         run.parts.held_out = batches
-        original, seen = run._evaluate, []
+        original = run._evaluate
+        seen = []
 
         def told(params, batches, stop):
             asked = []
@@ -312,7 +315,8 @@ def test_a_workdir_belongs_to_one_run(params, tmp_path):
 
 def test_a_batch_without_tokens_to_learn_changes_nothing(params):
     optimizer = optax.adamw(1e-2)
-    pieces, layout = Pieces(MODEL, ONE, 8), Layout(rows=4, length=16)
+    pieces = Pieces(MODEL, ONE, 8)
+    layout = Layout(rows=4, length=16)
     update = sft.make_update(pieces, optimizer)
     batch = layout.batch(examples(4))
     state = jax.tree.map(jnp.asarray, params), optimizer.init(params)

@@ -172,7 +172,8 @@ def test_gsm8k_rows_become_a_chat_prompt_and_exactly_their_solution(qwen, real_d
 
 
 def test_a_solution_ends_with_one_end_token(qwen, tmp_path):
-    end, other = qwen.eos_token_id, qwen.convert_tokens_to_ids("<|endoftext|>")
+    end = qwen.eos_token_id
+    other = qwen.convert_tokens_to_ids("<|endoftext|>")
     texts = [
         "So 4.",
         "So 4.<|im_end|>",

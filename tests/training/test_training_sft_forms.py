@@ -12,12 +12,11 @@ from rl_speed.policy.conversations import encode_conversation
 from rl_speed.sft.data import Layout, hold_out
 from rl_speed.sft.forms import read_examples
 
-SYSTEM, USER, AGAIN = (
-    {"role": "system", "content": "Be brief."},
-    {"role": "user", "content": "2+2?"},
-    {"role": "user", "content": "And  3+3?\n"},
-)
-FOUR, SIX = {"role": "assistant", "content": "So 4."}, {"role": "assistant", "content": " 6\n\n"}
+SYSTEM = {"role": "system", "content": "Be brief."}
+USER = {"role": "user", "content": "2+2?"}
+AGAIN = {"role": "user", "content": "And  3+3?\n"}
+FOUR = {"role": "assistant", "content": "So 4."}
+SIX = {"role": "assistant", "content": " 6\n\n"}
 # ChatML, as Qwen2.5's template has it, with what the assistant writes marked for transformers.
 MARKED = (
     "{% for m in messages %}{% if m['role'] == 'assistant' %}<|im_start|>assistant\n"
@@ -57,7 +56,8 @@ def read(tmp_path, tokenizer, *rows, template="", on_bad_row="error", question_f
 def learned(tokenizer, example):
     """(the text before, the texts that are learned) as a batch has them."""
     batch = Layout(1, len(example)).batch([example])
-    tokens, mask = batch.tokens[0], batch.mask[0]
+    tokens = batch.tokens[0]
+    mask = batch.mask[0]
     assert mask[-1]
     ends = np.flatnonzero(np.diff(np.append(mask, False).astype(int)) == -1) + 1
     starts = np.flatnonzero(np.diff(np.insert(mask, 0, False).astype(int)) == 1)
@@ -81,7 +81,8 @@ def test_masks_are_those_of_transformers(qwen, template, turns):
         turns, return_dict=True, return_assistant_tokens_mask=True, tokenize=True
     )
     end = len(theirs["assistant_masks"]) - theirs["assistant_masks"][::-1].index(1)
-    ids, mask = theirs["input_ids"][:end], theirs["assistant_masks"][:end]
+    ids = theirs["input_ids"][:end]
+    mask = theirs["assistant_masks"][:end]
     assert encode_conversation(qwen, turns) == (ids, [bool(flag) for flag in mask])
     template(UNMARKED)
     assert encode_conversation(qwen, turns) == (ids, [bool(flag) for flag in mask])

@@ -105,7 +105,8 @@ def test_the_held_out_loss_falls_and_pieces_are_full(whole):
 
 
 def test_what_is_saved_opens_in_transformers_with_the_same_logits(whole):
-    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
     run, _ = whole
     theirs = transformers.AutoModelForCausalLM.from_pretrained(run.out)
     tokenizer = transformers.AutoTokenizer.from_pretrained(run.out)
@@ -152,7 +153,8 @@ def test_killed_and_resumed_it_is_bit_for_bit_the_uninterrupted_run(
     whole, settings, repo, launch, tmp_path
 ):
     out = str(tmp_path / "policy")
-    checkpoint, script = tmp_path / "policy.run" / "checkpoints" / "5", tmp_path / "killed.py"
+    checkpoint = tmp_path / "policy.run" / "checkpoints" / "5"
+    script = tmp_path / "killed.py"
     script.write_text(
         KILLED.format(script=str(repo / "experiments" / "sft.py"), checkpoint=str(checkpoint))
     )
@@ -249,10 +251,8 @@ def test_a_paper_preset_sets_what_the_paper_says(repo):
 
 
 def test_defaults_depend_on_whether_a_policy_is_given():
-    new, given = (
-        SFTConfig().validate(),
-        changed(SFTConfig(), model__path="m", data__train="d").validate(),
-    )
+    new = SFTConfig().validate()
+    given = changed(SFTConfig(), model__path="m", data__train="d").validate()
     assert [
         (o.learning_rate, o.warmup_steps) for o in (new.optimizer_of(2600), given.optimizer_of(50))
     ] == [(3e-3, 100), (1e-5, 5)]
@@ -358,7 +358,8 @@ def test_the_command_ends_with_them(launch, tmp_path):
 
 
 def test_a_folder_of_conversations_trains_and_is_known_again(settings, tmp_path):
-    model, data = tmp_path / "model", tmp_path / "data"
+    model = tmp_path / "model"
+    data = tmp_path / "data"
     shutil.copytree(embedded_directory(), model)
     config = json.loads((model / "tokenizer_config.json").read_text())
     config["chat_template"] = (

@@ -115,7 +115,8 @@ def test_gradient_is_that_of_the_formula(params):
             for i in range(len(group)):
                 others = np.delete(group.rewards, i).mean()
                 row = np.concatenate([group.prompt.tokens, group.tokens[i, : group.lengths[i]]])
-                at, padded = np.arange(1, WIDTH), np.pad(row, (0, WIDTH - len(row)))
+                at = np.arange(1, WIDTH)
+                padded = np.pad(row, (0, WIDTH - len(row)))
                 sampled = (at >= len(group.prompt.tokens)) & (at < len(row))
                 logprobs = logprobs_of(params, padded)[at - 1, padded[1:]]
                 total -= float(group.rewards[i] - others) * (logprobs * sampled).sum()
@@ -187,7 +188,8 @@ def test_padding_rows_change_nothing(params):
 
 def test_scores_are_the_tempered_log_probs_of_each_row(params):
     """Old and reference log-probs, in pieces of rows that lie apart."""
-    batch, mesh = batch_of(make_groups()), make_mesh()
+    batch = batch_of(make_groups())
+    mesh = make_mesh()
     shardings = state_shardings(MODEL, optax.sgd(1.0), mesh).params
     got = make_score(MODEL, mesh, shardings, dataclasses.replace(CONFIG, micro_tokens=32))(
         params, batch.tokens, batch.mask
@@ -215,7 +217,8 @@ def test_kl_in_the_reward_is_taken_off_before_the_baseline():
 )
 def test_mesh_changes_nothing(params, axes):
     """One whole update, on one device and on four."""
-    groups, optimizer = make_groups(), optax.sgd(1.0)
+    groups = make_groups()
+    optimizer = optax.sgd(1.0)
 
     def updated(mesh, config):
         shardings = state_shardings(MODEL, optimizer, mesh)
@@ -237,7 +240,8 @@ def test_mesh_changes_nothing(params, axes):
 
 
 def test_weights_are_spread_over_the_mesh(params):
-    mesh, optimizer = make_mesh(fsdp=2, tensor=2), optax.adam(1e-3)
+    mesh = make_mesh(fsdp=2, tensor=2)
+    optimizer = optax.adam(1e-3)
     state = init_state(params, optimizer, state_shardings(MODEL, optimizer, mesh))
     wq = state.params["layers"]["wq"]
     assert wq.addressable_shards[0].data.shape == (2, 8, 2, 4)
@@ -246,7 +250,8 @@ def test_weights_are_spread_over_the_mesh(params):
 
 
 def test_non_finite_update_is_skipped_and_counted(params):
-    mesh, optimizer = make_mesh(), optax.adam(1e-2)
+    mesh = make_mesh()
+    optimizer = optax.adam(1e-2)
     update = make_update(MODEL, optimizer, mesh, CONFIG)
     state = init_state(params, optimizer, state_shardings(MODEL, optimizer, mesh))
     batch = batch_of(make_groups())
@@ -292,9 +297,14 @@ def test_a_batch_without_samples_is_no_optimizer_step(params, advantage):
 
 def test_mini_batches_without_samples_are_left_out_and_counted(params):
     """Three samples in four mini-batches: three optimizer steps, and the mean is over these."""
-    config, mesh, optimizer = Config(), make_mesh(), optax.adam(1e-2)
-    config.driver.groups, config.rule.n, config.training.minibatches = 4, 4, 4
-    config.data.max_prompt_length, config.sampler.max_new = 7, WIDTH - 7
+    config = Config()
+    mesh = make_mesh()
+    optimizer = optax.adam(1e-2)
+    config.driver.groups = 4
+    config.rule.n = 4
+    config.training.minibatches = 4
+    config.data.max_prompt_length = 7
+    config.sampler.max_new = WIDTH - 7
     step = SplitStep(
         config,
         driver=None,
@@ -317,7 +327,8 @@ def test_mini_batches_without_samples_are_left_out_and_counted(params):
     expected, of_three = step.update(new(), three)
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(state), jax.device_get(expected))
     assert float(metrics["grad_norm"]) == float(of_three["grad_norm"]) > 0
-    config.training.minibatches, config.rule.n = 4, 4
+    config.training.minibatches = 4
+    config.rule.n = 4
     state, metrics = step.update(new(), group.take(np.arange(0)))
     assert int(state.step) == 0 and int(metrics["empty_minibatches"]) == 4
 
@@ -359,7 +370,8 @@ def test_batch_length_is_cut_to_a_multiple_and_limits_are_told():
 )
 def test_loss_and_gradient_must_both_be_finite(loss, gradient, applied):
     """A NaN may come up in the backward pass alone, behind a loss that looks well."""
-    optimizer, zero = optax.sgd(1.0, momentum=0.9), jnp.zeros((), jnp.int32)
+    optimizer = optax.sgd(1.0, momentum=0.9)
+    zero = jnp.zeros((), jnp.int32)
     params = {"a": jnp.arange(3.0), "b": jnp.ones((2, 2))}
     state = TrainState(
         params=params,

@@ -105,7 +105,10 @@ def test_every_call_in_a_process_of_its_own(rule, depth):
     """The longest chain of stops: after each generation call of each step."""
     whole, generator = driver_of(rule, depth)
     expected = [outcome(whole, step, *whole.next_groups(None, step)) for step in range(6)]
-    part, calls, stops, got = driver_of(rule, depth), [], 0, []
+    part = driver_of(rule, depth)
+    calls = []
+    stops = 0
+    got = []
     for step in range(6):
         for _ in range(99):
             driver, mine = part
@@ -137,7 +140,8 @@ def test_calls_that_a_stop_ended_are_made_again(rule, depth):
     def ending():
         """A driver all of whose calls are ended, but for the first."""
         driver, mine = driver_of(rule, depth)
-        drawn, dispatch = [], driver._generate
+        drawn = []
+        dispatch = driver._generate
 
         def fetch(requests):
             if drawn:
@@ -148,7 +152,10 @@ def test_calls_that_a_stop_ended_are_made_again(rule, depth):
         driver._generate = lambda params, requests: PendingRollouts(lambda: fetch(requests))
         return driver, mine
 
-    part, calls, stops, got = ending(), [], 0, []
+    part = ending()
+    calls = []
+    stops = 0
+    got = []
     for step in range(6):
         for _ in range(99):
             driver, mine = part
@@ -177,7 +184,9 @@ def test_a_call_sent_ahead_of_its_step_changes_nothing(rule, depth):
     whole, generator = driver_of(rule, depth)
     expected = [outcome(whole, step, *whole.next_groups(None, step)) for step in range(6)]
     driver, mine = driver_of(rule, depth)
-    calls, got, ahead = [], [], 0
+    calls = []
+    got = []
+    ahead = 0
     for step in range(6):
         before = len(mine.calls)
         driver.start_next(None, step)
@@ -294,7 +303,8 @@ def test_a_checkpoint_replaces_the_one_of_its_step(tmp_path):
 
 @pytest.mark.parametrize("moment", ["moved", "written"])
 def test_killed_while_it_replaces(tmp_path, moment):
-    folder, state = tmp_path / "checkpoints", {"w": jax.numpy.arange(4.0)}
+    folder = tmp_path / "checkpoints"
+    state = {"w": jax.numpy.arange(4.0)}
     saver = Checkpointer(folder, 2)
     saver.save(1, state, {"at": 1})
     saver.close()
@@ -311,7 +321,8 @@ def test_killed_while_it_replaces(tmp_path, moment):
 
 
 def test_a_replacement_that_fails_leaves_what_was_there(tmp_path, monkeypatch):
-    folder, state = tmp_path / "checkpoints", {"w": jax.numpy.arange(4.0)}
+    folder = tmp_path / "checkpoints"
+    state = {"w": jax.numpy.arange(4.0)}
     saver = Checkpointer(folder, 2)
     saver.save(1, state, {"at": 1})
     saver.wait()
@@ -340,7 +351,8 @@ class Told:
     """A step whose calls go through a function."""
 
     def __init__(self, step, call):
-        self._step, self._call = step, call
+        self._step = step
+        self._call = call
 
     def __call__(self, *args):
         return self._call(*args)
@@ -352,13 +364,15 @@ class Told:
 def config_of(steps=4):
     """Every step takes two generation calls at least: screening, then what was accepted."""
     config = small_config(steps)
-    config.driver.prefetch, config.evaluation.every = False, 4
+    config.driver.prefetch = False
+    config.evaluation.every = 4
     return config
 
 
 def raise_in(thing, name, which, when=lambda: True):
     """Send the signal while a method runs, once, when it is time."""
-    original, sent = getattr(thing, name), []
+    original = getattr(thing, name)
+    sent = []
 
     def told(*args):
         if when() and not sent:
@@ -369,7 +383,8 @@ def raise_in(thing, name, which, when=lambda: True):
 
 
 def test_stopped_inside_a_step_and_inside_an_evaluation(tmp_path):
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    whole = tmp_path / "whole"
+    parts = tmp_path / "parts"
     assert Trainer(config_of(), whole).run()["steps"] == 4
 
     # The caller's time is over: as if its clock had sent a signal.
@@ -414,7 +429,8 @@ def test_stopped_inside_a_step_and_inside_an_evaluation(tmp_path):
     assert trainer.run()["steps"] == 4
     # What was drawn is not drawn again.
     assert calls == [left]
-    mine, theirs = everything(parts), everything(whole)
+    mine = everything(parts)
+    theirs = everything(whole)
     assert mine[:4] == theirs[:4] and mine[2] == 4
     for a, b in zip(jax.tree.leaves(mine[4:]), jax.tree.leaves(theirs[4:]), strict=True):
         np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
@@ -426,7 +442,8 @@ def test_stopped_inside_a_step_and_inside_an_evaluation(tmp_path):
 
 def stop_in_part(monkeypatch, trainer, nth, when=lambda: True):
     """Send SIGTERM while the nth part of a generation call is made, in parts of two steps."""
-    advance, parts = generate.advance_sharded, []
+    advance = generate.advance_sharded
+    parts = []
 
     def counted(*args):
         if when():
@@ -448,9 +465,12 @@ def stop_in_part(monkeypatch, trainer, nth, when=lambda: True):
 def test_a_signal_inside_a_call_ends_it_and_the_run_that_goes_on_is_the_same(
     tmp_path, monkeypatch, depth
 ):
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    whole = tmp_path / "whole"
+    parts = tmp_path / "parts"
     config = small_config(4)
-    config.driver.prefetch, config.evaluation.every, config.driver.depth = False, 4, depth
+    config.driver.prefetch = False
+    config.evaluation.every = 4
+    config.driver.depth = depth
     monkeypatch.setattr(generate, "_PART_S", (0.0, np.inf))
     assert Trainer(config, whole).run()["steps"] == 4
 
@@ -468,7 +488,8 @@ def test_a_signal_inside_a_call_ends_it_and_the_run_that_goes_on_is_the_same(
         # None behind the part in which the signal came.
         assert len(made) == nth and stop.value.exit_status == 128 + signal.SIGTERM
     assert Trainer(config, parts).run()["steps"] == 4
-    mine, theirs = everything(parts), everything(whole)
+    mine = everything(parts)
+    theirs = everything(whole)
     assert mine[:4] == theirs[:4] and mine[2] == 4
     for a, b in zip(jax.tree.leaves(mine[4:]), jax.tree.leaves(theirs[4:]), strict=True):
         np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
@@ -479,12 +500,15 @@ def test_the_next_call_is_sent_while_the_update_runs(tmp_path, monkeypatch):
     first. The run is that of one step after the other, to the bit.
     """
     config = small_config(8)
-    config.evaluation.every, config.checkpoints.every = 4, 3
+    config.evaluation.every = 4
+    config.checkpoints.every = 3
 
     def run(folder):
         """The steps in which a call was sent between the update and its numbers."""
-        trainer, events = Trainer(config, folder), []
-        step, dispatch = trainer.rl_step, trainer.rl_step.driver._generate
+        trainer = Trainer(config, folder)
+        events = []
+        step = trainer.rl_step
+        dispatch = trainer.rl_step.driver._generate
 
         def told(state, version, *rest):
             state, result = step(state, version, *rest)
@@ -508,6 +532,7 @@ def test_the_next_call_is_sent_while_the_update_runs(tmp_path, monkeypatch):
     assert ahead and ahead <= {0, 1, 4, 6}
     monkeypatch.setattr(SplitStep, "start_next", lambda *_: None)
     assert run(tmp_path / "plain") == set()
-    mine, theirs = everything(tmp_path / "ahead"), everything(tmp_path / "plain")
+    mine = everything(tmp_path / "ahead")
+    theirs = everything(tmp_path / "plain")
     for a, b in zip(jax.tree.leaves(mine), jax.tree.leaves(theirs), strict=True):
         np.testing.assert_array_equal(np.asarray(a), np.asarray(b))

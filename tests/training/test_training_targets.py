@@ -140,7 +140,8 @@ def test_a_model_says_what_it_is_compiled_for():
 
 def test_bounds_are_operations_and_bytes_by_the_chips_limits():
     config = presets.embedded("rloo")
-    config.data.max_prompt_length, config.sampler.max_new = 24, 40
+    config.data.max_prompt_length = 24
+    config.sampler.max_new = 40
     model = ModelConfig(
         vocab_size=8,
         width=4,
@@ -152,7 +153,8 @@ def test_bounds_are_operations_and_bytes_by_the_chips_limits():
         tie_embeddings=False,
     )
     chip = dataclasses.replace(CHIPS["v5e"], flops=1e6, bandwidth=1e3)
-    config.mesh.data, pieces = 2, PieceShape(64, 4, 64)
+    config.mesh.data = 2
+    pieces = PieceShape(64, 4, 64)
     draw = {"weights for decoding (float32)": 3000, "KV of responses": 4000}
     weights = {"weights (sharded, float32)": 4000}
     known = {
@@ -166,13 +168,15 @@ def test_bounds_are_operations_and_bytes_by_the_chips_limits():
     # By hand: 6 operations a weight and token, and of attention 2 products (scores and sums) of
     # 2 operations over half of the 64 x 64 pairs, heads x head_dim = 4 wide, in 2 layers, 3 times.
     # Embeddings are looked up, not multiplied.
-    tokens, weights = 384 * 64, sum(x.size for x in jax.tree.leaves(abstract_params(model))) - 8 * 4
+    tokens = 384 * 64
+    weights = sum(x.size for x in jax.tree.leaves(abstract_params(model))) - 8 * 4
     attention = 384 * 2 * (64 * 64 / 2) * 4 * 2 * 2 * 3
     assert found["update"] == pytest.approx((6 * tokens * weights + attention) / 2e6)
 
 
 def test_a_fused_steps_decoding_is_without_the_prefill_inside_of_its_loop():
-    config, chip = presets.embedded("rloo"), CHIPS["v5e"]
+    config = presets.embedded("rloo")
+    chip = CHIPS["v5e"]
     sizes = ["weights (sharded, float32)", "weights for decoding (float32)", "KV of responses"]
     known = {"fused step": dict.fromkeys([*sizes, "optimizer", "gradients"], 1000)}
     model = ModelConfig(
@@ -244,10 +248,15 @@ def small(tmp_path, mesh, driver="host"):
     path = tmp_path / "config.json"
     path.write_text(json.dumps(SMALL))
     config = presets.speed(str(path))
-    config.data.max_prompt_length, config.sampler.max_new = 128, 384
-    config.rule.n, config.rule.n_init, config.driver.groups = 8, 4, 4
-    config.driver.screen_prompts, config.sampler.slots = 8, 8
-    config.sampler.prefill_chunk, config.training.micro_tokens = 4, 1024
+    config.data.max_prompt_length = 128
+    config.sampler.max_new = 384
+    config.rule.n = 8
+    config.rule.n_init = 4
+    config.driver.groups = 4
+    config.driver.screen_prompts = 8
+    config.sampler.slots = 8
+    config.sampler.prefill_chunk = 4
+    config.training.micro_tokens = 1024
     config.evaluation.every = 0
     config.mesh.data, config.mesh.fsdp, config.mesh.tensor = mesh
     config.driver.where = driver
@@ -282,7 +291,8 @@ def test_accelerators_compile_kernels_and_send_nothing_while_they_decode(
     target.prepare()
     report = dry_run(small(tmp_path, mesh, driver), target)
     assert report.fits
-    update, draw = report.programs[-1], report.programs[0]
+    update = report.programs[-1]
+    draw = report.programs[0]
     names = {"tpu": ("splash_mha", "decode_attention"), "gpu": ("__cudnn$fmha", "__cudnn$fmha")}
     for program, kernel in zip((update, draw), names[target.chip.platform]):
         assert any(name.startswith(kernel) for name in program.kernels), program.kernels
@@ -304,7 +314,8 @@ def test_accelerators_compile_what_else_presets_run(tmp_path, name, mesh):
     target.prepare()
     kernel = {"tpu": "splash_mha", "gpu": "__cudnn$fmha"}[target.chip.platform]
     config = small(tmp_path, mesh)
-    config.objective.kl_coef, config.evaluation.every = 0.01, 5
+    config.objective.kl_coef = 0.01
+    config.evaluation.every = 5
     config.evaluation.temperature = 0.6
     report = dry_run(config, target)
     named = {p.name.split()[0]: p for p in report.programs}

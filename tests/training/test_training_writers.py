@@ -90,10 +90,8 @@ def test_steps_that_are_made_again_are_there_once(tmp_path):
     an older file left behind by a crash.
     """
     for resumed, until, salt in [(0, 6, 0), (3, 7, 1), (5, 8, 2)]:
-        board, lines = (
-            TensorBoard(tmp_path / "events", resumed),
-            JsonLines(tmp_path / "metrics.jsonl", resumed),
-        )
+        board = TensorBoard(tmp_path / "events", resumed)
+        lines = JsonLines(tmp_path / "metrics.jsonl", resumed)
         for step in range(resumed, until):
             board.write(step, record_of(step, salt))
             lines.write(step, {"salt": salt})
@@ -123,7 +121,8 @@ class FullDisk:
     """A file that takes so many writes, then half of each."""
 
     def __init__(self, file, takes):
-        self.file, self.takes = file, takes
+        self.file = file
+        self.takes = takes
 
     def write(self, data):
         self.takes -= 1
@@ -206,7 +205,8 @@ def wandb(tmp_path, monkeypatch):
 
 
 def test_wandb_gets_the_same_and_a_resumed_run_keeps_its_id(tmp_path, wandb):
-    workdir, config = tmp_path / "run_7", Config()
+    workdir = tmp_path / "run_7"
+    config = Config()
     workdir.mkdir()
     config.logging.wandb = "rl_speed"
     config.validate()

@@ -200,7 +200,8 @@ def verdicts(numbers: dict[str, Any]) -> dict[str, bool]:
 
 def table(numbers: dict[str, Any]) -> str:
     """Text table."""
-    work, size = numbers["workload"], numbers["workload"]["model"]
+    work = numbers["workload"]
+    size = numbers["workload"]["model"]
     lines = [
         (
             f"{work['parameters'] / 1e6:,.1f} M parameters, {size['dtype']}; contexts to "

@@ -52,18 +52,16 @@ class Workload:
         config = embedded()
         if self.small:
             tiny(config, screen=32, prefill=32, train_prompts=300, export=True)
-        config.training.steps, config.checkpoints.every, config.logging.progress = (
-            self.steps,
-            0,
-            False,
-        )
+        config.training.steps = self.steps
+        config.checkpoints.every = 0
+        config.logging.progress = False
         config.evaluation.every = self.steps
         return config
 
 
-STANDARD, SMALL = (
-    Workload(),
-    Workload(steps=4, skip=1, variants=(REFERENCE, "speed_rloo@driver.where=in_loop"), small=True),
+STANDARD = Workload()
+SMALL = Workload(
+    steps=4, skip=1, variants=(REFERENCE, "speed_rloo@driver.where=in_loop"), small=True
 )
 
 

@@ -82,7 +82,8 @@ def measure(
     def box(answers):
         return [rf"So it is \boxed{{{answer}}}." for answer in answers]
 
-    spelt, unread = {}, 0
+    spelt = {}
+    unread = 0
     with MathVerifier(1, timeout_s) as verifier:
         for name in SPELLINGS:
             asked = [(s[name], gold) for gold in golds if name in (s := spellings(gold))]

@@ -75,7 +75,8 @@ def generate(
         )
         for batch in batches:
             torch.manual_seed(0)
-            begin, tokens = time.perf_counter(), 0
+            begin = time.perf_counter()
+            tokens = 0
             for first in range(0, requests, batch):
                 part = rows[first : first + batch]
                 out = policy.generate(

@@ -34,7 +34,9 @@ from rl_speed.update.state import state_shardings
 
 # Mean and standard deviation of the logarithm, and the extremes, of prompt and solution lengths in
 # 7,473 rows; their correlation.
-PROMPT, SOLUTION, CORRELATION = (4.458, 0.228, 41, 241), (4.722, 0.420, 30, 454), 0.547
+PROMPT = (4.458, 0.228, 41, 241)
+SOLUTION = (4.722, 0.420, 30, 454)
+CORRELATION = 0.547
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,7 +119,8 @@ def ready(
     """(an update on batch i, which returns its seconds;
     what the first says of the starting weights).
     """
-    model, mesh = work.model, make_mesh()
+    model = work.model
+    mesh = make_mesh()
     params = jax.jit(
         lambda: init(model, jax.random.key(0)), out_shardings=param_shardings(model, mesh)
     )()
@@ -145,10 +148,8 @@ def run(work: Workload, repeats: int, say: Callable[[str], None]) -> dict[str, A
     and how far the first losses are apart.
     """
     examples = gsm8k_like(work.examples, work.model.vocab_size)
-    schedule, layout = (
-        Schedule(len(examples), work.batch, seed=0),
-        make_layout(work.batch, examples, 1),
-    )
+    schedule = Schedule(len(examples), work.batch, seed=0)
+    layout = make_layout(work.batch, examples, 1)
     shown = [[examples[i] for i in schedule.indices(step)] for step in range(repeats)]
     batches = [layout.batch(part) for part in shown]
     held = sum(map(len, shown[0]))

@@ -214,7 +214,8 @@ class Process:
     """
 
     def __init__(self, python: str, program: str, work: Path, said: Path, patience: float):
-        self._said, self._patience = said, patience
+        self._said = said
+        self._patience = patience
         with said.open("wb") as errors:
             self._process = subprocess.Popen(
                 [python, str(PROGRAMS / f"{program}.py"), str(work)],

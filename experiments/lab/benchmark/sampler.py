@@ -122,7 +122,8 @@ def throughput(
     compiled function, which must have been called before.
     """
     requests = [tables(work, size)[1] for size in work.sizes]
-    tokens, seconds = np.zeros(len(work.sizes), np.int64), np.zeros((repeats, len(work.sizes)))
+    tokens = np.zeros(len(work.sizes), np.int64)
+    seconds = np.zeros((repeats, len(work.sizes)))
     for turn in range(repeats):
         for i, sized in enumerate(requests):
             result, seconds[turn, i] = timed(lambda: call(sample, sized))
@@ -151,7 +152,8 @@ def run(work: Workload, repeats: int, say: Callable[[str], None]) -> dict[str, A
     config = SamplerConfig(
         slots=work.slots, max_new=work.max_new, end_tokens=tuple(range(work.end_ids))
     )
-    policy, key = decoder(work.model), jax.random.key(1)
+    policy = decoder(work.model)
+    key = jax.random.key(1)
     count = work.slots * work.requests_per_slot
 
     def call(sampler, requests):
@@ -181,7 +183,8 @@ def run(work: Workload, repeats: int, say: Callable[[str], None]) -> dict[str, A
             work.max_new,
             work.end_ids,
         )
-    ours, lockstep = results["ours"], results["lockstep"]
+    ours = results["ours"]
+    lockstep = results["lockstep"]
     lengths = np.asarray(ours.lengths)[:count]
     ideal, _ = list_schedule(lengths, work.slots)
     tokens = int(lengths.sum())
@@ -240,7 +243,9 @@ def verdicts(numbers: dict[str, Any]) -> dict[str, bool]:
 
 def table(numbers: dict[str, Any]) -> str:
     """Text table of the numbers beside their targets."""
-    slots, speed, met = numbers["workload"]["slots"], numbers["tokens_per_s"], verdicts(numbers)
+    slots = numbers["workload"]["slots"]
+    speed = numbers["tokens_per_s"]
+    met = verdicts(numbers)
     lines = [
         (
             f"{numbers['requests']} requests, {slots} slots, mean length "
@@ -293,7 +298,8 @@ def plot(numbers: dict[str, Any], path: Path) -> None:
     figure, axes = plt.subplots(
         1, 4, figsize=(15, 3.4), constrained_layout=True, width_ratios=(2.2, 1, 1, 1)
     )
-    lengths, slots = np.array(numbers["lengths"]), numbers["workload"]["slots"]
+    lengths = np.array(numbers["lengths"])
+    slots = numbers["workload"]["slots"]
     for name, label, steps in (
         ("lockstep", "lockstep", numbers["lockstep_steps"]),
         ("ours", "refilled", numbers["decode_steps"]),

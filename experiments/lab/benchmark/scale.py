@@ -52,19 +52,17 @@ class Workload:
 
     def config(self) -> Config:
         config = presets.speed("random", "speed_rloo")
-        config.data.max_prompt_length, config.sampler.max_new, config.sampler.slots = (
-            self.prompt,
-            self.max_new,
-            self.slots,
-        )
-        config.rule.n, config.rule.n_init, config.driver.groups = (
-            self.samples,
-            self.n_init,
-            self.groups,
-        )
-        config.driver.screening, config.driver.screen_prompts = "missing", 2 * self.groups
+        config.data.max_prompt_length = self.prompt
+        config.sampler.max_new = self.max_new
+        config.sampler.slots = self.slots
+        config.rule.n = self.samples
+        config.rule.n_init = self.n_init
+        config.driver.groups = self.groups
+        config.driver.screening = "missing"
+        config.driver.screen_prompts = 2 * self.groups
         config.reward.verifier = "integer"
-        config.training.micro_tokens, config.training.steps = self.micro_tokens, self.steps
+        config.training.micro_tokens = self.micro_tokens
+        config.training.steps = self.steps
         return config.validate()
 
 
@@ -134,7 +132,8 @@ def run(work: Workload, repeats: int, say: Callable[[str], None]) -> dict[str, A
     verify = JaxScorer(even_first_token, lambda prompts: np.zeros((len(prompts),), np.int32))
     scorer = RewardScorer(verify, config.reward, work.max_new, None, policy.end_tokens)
     driver = build.build_driver(config, generator, random_prompts(work), scorer)
-    optimizer, settings = build.build_optimizer(config, params), build.update_config(config)
+    optimizer = build.build_optimizer(config, params)
+    settings = build.update_config(config)
     update = make_update(work.model, optimizer, mesh, settings)
     advantages = make_advantages(mesh, settings)
     state = init_state(params, optimizer, state_shardings(work.model, optimizer, mesh))
@@ -189,7 +188,8 @@ def run(work: Workload, repeats: int, say: Callable[[str], None]) -> dict[str, A
 
 def verdicts(numbers: dict[str, Any]) -> dict[str, bool]:
     """Every step trained on a full batch, and no update was skipped."""
-    w, steps = numbers["workload"], numbers["steps"]
+    w = numbers["workload"]
+    steps = numbers["steps"]
     return {
         "full batches": all(s["groups"] == w["groups"] for s in steps),
         "finite updates": all(s["skipped"] == 0 and np.isfinite(s["loss"]) for s in steps),

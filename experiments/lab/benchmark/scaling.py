@@ -96,7 +96,8 @@ def random_batch(work: Workload, room: int, rows: int) -> Batch:
     """Rows whose responses are geometric in length, the same for every room but for what is cut
     off.
     """
-    rng, width = np.random.default_rng(0), work.prompt + room
+    rng = np.random.default_rng(0)
+    width = work.prompt + room
     ends = work.prompt + np.minimum(rng.geometric(1 / work.mean, rows), room)[:, None]
     at = np.arange(width)
     mask = ((at >= work.prompt) & (at < ends))[:, 1:]
@@ -138,7 +139,8 @@ def samplers(work: Workload, params: Any) -> Callable[..., Callable[[], tuple[An
     """(room, rows, slots, samples) -> a call that draws `rows` responses, and how many tokens these
     are.
     """
-    policy, ids = decoder(work.model), work.model.vocab_size // work.mean
+    policy = decoder(work.model)
+    ids = work.model.vocab_size // work.mean
 
     def prepare(room: int, rows: int, slots: int, samples: int):
         prompts = np.random.default_rng(0).integers(
@@ -146,7 +148,8 @@ def samplers(work: Workload, params: Any) -> Callable[..., Callable[[], tuple[An
         )
         # One capacity for all: what is not in use costs nothing, and nothing compiles anew.
         contexts = build_contexts(list(prompts), max(work.rows) // min(work.samples), work.prompt)
-        owner, index = np.arange(rows) // samples, np.arange(rows) % samples
+        owner = np.arange(rows) // samples
+        index = np.arange(rows) % samples
         requests = build_requests(owner, owner, index, contexts, max(work.rows), room)
         config = SamplerConfig(slots, room, end_tokens=tuple(range(ids)), prefill_chunk=4)
 
@@ -168,7 +171,8 @@ def sweep(
 ) -> list[dict[str, float]]:
     """Median seconds of each point, all taken in turns after a first call that compiles."""
     # Waited for, or the first that is timed would wait for all of them.
-    tokens, seconds = [clock(call)[0][1] for call in calls], np.zeros((repeats, len(calls)))
+    tokens = [clock(call)[0][1] for call in calls]
+    seconds = np.zeros((repeats, len(calls)))
     for turn in range(repeats):
         for i, call in enumerate(calls):
             _, seconds[turn, i] = clock(call)
@@ -182,7 +186,8 @@ def sweep(
 def run(work: Workload, repeats: int, say: Callable[[str], None]) -> dict[str, Any]:
     """Seconds and tokens over each sweep, and exponents fitted to them."""
     params = jax.jit(init, static_argnums=0)(work.model, jax.random.key(0))
-    update, draw = updates(work, params), samplers(work, params)
+    update = updates(work, params)
+    draw = samplers(work, params)
     found: dict[str, list[dict[str, float]]] = {}
     for name in ("room", "rows"):
         points = work.points(name)
@@ -217,7 +222,8 @@ def spread(points: list[dict[str, float]]) -> float:
 
 def verdicts(numbers: dict[str, Any]) -> dict[str, bool]:
     """An update knows the tokens held, not the room, and is linear in them."""
-    exponents, series = numbers["exponents"], numbers["series"]
+    exponents = numbers["exponents"]
+    series = numbers["series"]
     return {
         "update, room eightfold: at most 1.15 times a token": spread(series["update over room"])
         <= 1.15,

@@ -49,7 +49,9 @@ def answer_pair(rng: random.Random) -> tuple[str, str, str]:
     """(gold, the same written otherwise, something else): integers, decimals, fractions,
     roots, points, polynomials, sets.
     """
-    a, b, c = rng.randint(2, 999), rng.randint(2, 99), rng.randint(2, 9)
+    a = rng.randint(2, 999)
+    b = rng.randint(2, 99)
+    c = rng.randint(2, 9)
     return rng.choice(
         [
             (str(a), f"{a}.0", str(a + 1)),
@@ -65,7 +67,8 @@ def answer_pair(rng: random.Random) -> tuple[str, str, str]:
 
 def make(work: Workload, kind: str) -> list[tuple[tuple[str, str, str], float, str]]:
     """(item, value, cause) of each response of a pass: "distinct", "groups" or "faults"."""
-    rng, made = random.Random(0), []
+    rng = random.Random(0)
+    made = []
     words = "so we add the two sides and find that the value is what we were looking for ".split()
     for index in range(work.responses):
         if kind != "groups" or index % work.group == 0:
@@ -100,7 +103,8 @@ def run(work: Workload, repeats: int, say: Callable[[str], None]) -> dict[str, A
             pool.counts.clear()
             begin = time.perf_counter()
             values, causes = pool.score_detailed([item for item, _, _ in made])
-            seconds, counts = time.perf_counter() - begin, dict(pool.counts)
+            seconds = time.perf_counter() - begin
+            counts = dict(pool.counts)
         passes[kind] = {
             "seconds": seconds,
             "worker_cpu_s": _children_cpu() - spent,
@@ -153,7 +157,8 @@ def table(numbers: dict[str, Any]) -> str:
             f"{total / r['worker_cpu_s']:15.0f}{r['wrong_values']:14}{r['wrong_causes']:14}   "
             f"{causes}"
         )
-    group, faults = numbers["group"], numbers["faults"] * len(FAULTS)
+    group = numbers["group"]
+    faults = numbers["faults"] * len(FAULTS)
     return "\n".join(
         [
             *lines,

@@ -87,8 +87,10 @@ def ask_all(
 
 def drive(engine: Engine, prompts: list[list[int]], limits: list[int]) -> list[list[int]]:
     """The same by the engine in a plain loop, each step's tokens fetched before the next."""
-    state, waiting = engine.init_state(), list(enumerate(prompts))[::-1]
-    tenants, found = {}, [[] for _ in prompts]
+    state = engine.init_state()
+    waiting = list(enumerate(prompts))[::-1]
+    tenants = {}
+    found = [[] for _ in prompts]
     while waiting or tenants:
         for slot in range(engine.slots):
             if slot not in tenants and waiting:
@@ -121,7 +123,9 @@ def run(work: Workload, repeats: int, say: Callable[[str], None]) -> dict[str, A
     from rl_speed.serving.http import App, Server, listen
 
     rng = np.random.default_rng(0)
-    params, longest, count = init(work.model, jax.random.key(0)), work.prompt_length, work.requests
+    params = init(work.model, jax.random.key(0))
+    longest = work.prompt_length
+    count = work.requests
     prompts = [
         rng.integers(1, work.model.vocab_size, n).tolist()
         for n in rng.integers(1, longest + 1, count)
@@ -163,7 +167,8 @@ def run(work: Workload, repeats: int, say: Callable[[str], None]) -> dict[str, A
         found = {name: way() for name, way in ways.items()}
         for turn in range(repeats):
             for name, way in ways.items():
-                begin, busy = time.perf_counter(), time.process_time()
+                begin = time.perf_counter()
+                busy = time.process_time()
                 found[name] = way()
                 seconds[name].append(time.perf_counter() - begin)
                 processor[name].append(time.process_time() - busy)
@@ -195,7 +200,9 @@ def verdicts(numbers: dict[str, Any]) -> dict[str, bool]:
 
 def table(numbers: dict[str, Any]) -> str:
     """Text table of the ways."""
-    work, tokens, speed = numbers["workload"], numbers["tokens"], numbers["tokens_per_s"]
+    work = numbers["workload"]
+    tokens = numbers["tokens"]
+    speed = numbers["tokens_per_s"]
     busy = {
         name: float(np.median(values)) / tokens[name]
         for name, values in numbers["processor_seconds"].items()

@@ -73,17 +73,14 @@ def run(work: Workload, repeats: int, say: Callable[[str], None]) -> dict[str, A
     mesh = build.build_mesh(config)
     policy = build.build_policy(config, mesh)
     stream, _ = build.build_data(config, policy.tokenizer)
-    optimizer, settings = build.build_optimizer(config, policy.params), build.update_config(config)
+    optimizer = build.build_optimizer(config, policy.params)
+    settings = build.update_config(config)
     fresh = init_state(policy.params, optimizer, state_shardings(policy.model, optimizer, mesh))
     fused, sizes, table = build.build_fused_program(config, policy, mesh, optimizer, settings)
-    prompts, key = (
-        table.build(stream.take(table.shards * table.capacity)),
-        build.Keys.of(config.seed).train,
-    )
-    update, advantages = (
-        make_update(policy.model, optimizer, mesh, settings),
-        make_advantages(mesh, settings),
-    )
+    prompts = table.build(stream.take(table.shards * table.capacity))
+    key = build.Keys.of(config.seed).train
+    update = make_update(policy.model, optimizer, mesh, settings)
+    advantages = make_advantages(mesh, settings)
     batch_of = jax.jit(
         lambda samples, counts, prompts: make_batch(samples, counts, prompts, sizes, mesh, key)[:2]
     )
@@ -109,7 +106,8 @@ def run(work: Workload, repeats: int, say: Callable[[str], None]) -> dict[str, A
     for turn in range(repeats + 1):
         state = copy()
         (ours, metrics, *_), whole = clock(lambda: fused(state, prompts, key))
-        state, spent = copy(), {"fused": whole}
+        state = copy()
+        spent = {"fused": whole}
         (samples, counts), spent["sample"] = clock(
             lambda: sample_adaptive_sharded(*arguments(state))
         )
@@ -150,10 +148,8 @@ def verdicts(numbers: dict[str, Any]) -> dict[str, bool]:
 
 def table(numbers: dict[str, Any]) -> str:
     """Text table."""
-    median, mib = (
-        numbers["median"],
-        {name: size / 2**20 for name, size in numbers["memory"].items()},
-    )
+    median = numbers["median"]
+    mib = {name: size / 2**20 for name, size in numbers["memory"].items()}
     lines = [
         f"one step of SPEED-RLOO on the embedded default: {numbers['tokens']:,} tokens kept, "
         f"{numbers['decode_steps']} decode steps",

@@ -97,7 +97,8 @@ def run(work: Workload, repeats: int) -> dict[str, Any]:
     optimizer = make_optimizer(OptimizerConfig(total_steps=1000), params)
     state = [init_state(params, optimizer, state_shardings(work.model, optimizer, mesh))]
     del params
-    update, batch = make_update(work.model, optimizer, mesh, settings), random_batch(work)
+    update = make_update(work.model, optimizer, mesh, settings)
+    batch = random_batch(work)
     advantages = jnp.asarray(np.where(np.arange(work.rows) % 2, 1.0, -1.0), jnp.float32)
 
     def call():
@@ -110,7 +111,8 @@ def run(work: Workload, repeats: int) -> dict[str, Any]:
     held = batch.lengths.astype(np.int64) + work.prompt
     tokens = int(held.sum())
     rate = sum(n * flops_per_token(work.model, n) for n in held.tolist()) / seconds
-    measured, nominal = matmul_rate(work.model.dtype), nominal_rate()
+    measured = matmul_rate(work.model.dtype)
+    nominal = nominal_rate()
     return {
         "workload": {**dataclasses.asdict(work), "parameters": num_params(work.model)},
         "seconds": seconds,

@@ -82,7 +82,8 @@ def run(work: Workload, repeats: int, say: Callable[[str], None]) -> dict[str, A
     made = scoring.make(scoring.Workload(work.responses), "distinct")
     scoring.plant(made, FAULTS, work.faults, random.Random(1))
     items, values, causes = (list(column) for column in zip(*made, strict=True))
-    found, passes = {}, {}
+    found = {}
+    passes = {}
     for condition in work.conditions:
         say(f"{work.responses} responses: {condition}")
         with under(condition), scoring.start_pool(work) as pool:

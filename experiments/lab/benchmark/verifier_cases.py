@@ -93,7 +93,8 @@ def question(
     case: dict[str, Any],
 ) -> tuple[str, tuple[tuple[str, Any], ...], list[tuple[str, str]]]:
     """(mode, options of `MathVerifier`, (response, gold) pairs of which one must be right)."""
-    config, mode = case.get("config") or {}, "boxed" if case["kind"] == "answer" else "free"
+    config = case.get("config") or {}
+    mode = "boxed" if case["kind"] == "answer" else "free"
     names = {
         "precision": "float_rounding",
         "strict": "strict",
@@ -118,7 +119,8 @@ def judge(cases: list[dict[str, Any]], workers: int = 2, timeout_s: float = 10.0
     for index, case in enumerate(cases):
         mode, options, pairs = question(case)
         alike[mode, options] += [(index, pair) for pair in pairs]
-    accepted, causes = [False] * len(cases), [""] * len(cases)
+    accepted = [False] * len(cases)
+    causes = [""] * len(cases)
     for (mode, options), asked in alike.items():
         with MathVerifier(workers, timeout_s, mode, **dict(options)) as verifier:
             values, found = verifier.score_detailed(

@@ -55,13 +55,17 @@ def numpy_exact(end_tokens: tuple[int, ...]) -> Callable[..., np.ndarray]:
 def run(work: Workload, repeats: int, say: Callable[[str], None]) -> dict[str, Any]:
     """Median seconds of each over `repeats` calls in turn, and what the sampler did."""
     config = methods.apply(embedded(), "speed_rloo")
-    config.driver.screen_prompts, config.sampler.slots = work.candidates, work.slots
-    config.driver.where, config.reward.mode = "in_loop", "free"
+    config.driver.screen_prompts = work.candidates
+    config.sampler.slots = work.slots
+    config.driver.where = "in_loop"
+    config.reward.mode = "free"
     mesh = build.build_mesh(config)
     policy = build.build_policy(config, mesh)
     prompts = build.build_data(config, policy.tokenizer)[0].take(config.driver.screen_prompts)
-    optimizer, settings = build.build_optimizer(config, policy.params), build.update_config(config)
-    cases, scorers = {}, []
+    optimizer = build.build_optimizer(config, policy.params)
+    settings = build.update_config(config)
+    cases = {}
+    scorers = []
     for name, kind in (
         ("exact, in JAX", "exact"),
         ("exact, in NumPy", "exact"),
@@ -92,10 +96,8 @@ def run(work: Workload, repeats: int, say: Callable[[str], None]) -> dict[str, A
         for name, (_, call) in cases.items():
             say(f"compiling: {name}")
             results[name] = call()
-        seconds, before = (
-            {name: [] for name in cases},
-            {name: vars(v).copy() for name, (v, _) in cases.items()},
-        )
+        seconds = {name: [] for name in cases}
+        before = {name: vars(v).copy() for name, (v, _) in cases.items()}
         for _ in range(repeats):
             for name, (_, call) in cases.items():
                 begin = time.perf_counter()

@@ -147,7 +147,9 @@ def shrink(config: Config) -> None:
         export=config.logging.export,
     )
     config.sampler.max_new = most
-    config.rule.n_max, config.rule.m, config.rule.rounds = 8, 4, 2
+    config.rule.n_max = 8
+    config.rule.m = 4
+    config.rule.rounds = 2
     config.driver.buffer_groups = 32
     config.evaluation.samples = min(config.evaluation.samples, 4)
 
@@ -202,7 +204,8 @@ class Files:
         if not (folder / "summary.json").exists():
             config = self.ablation.config(self.steps or self.ablation.external_steps)
             Variant(self.ablation.external).apply(config)
-            config.seed, config.logging.export = EXTERNAL_SEED, True
+            config.seed = EXTERNAL_SEED
+            config.logging.export = True
             if self.smoke:
                 shrink(config)
                 config.logging.export = True
@@ -575,7 +578,9 @@ def _write(
     columns[f"What a run cost ({', '.join(devices)})"] = COST
     tables = [(title, of, table_rows(of, grouped)) for title, of in columns.items()]
     data = [panel_data(panel, grouped) for panel in ablation.panels]
-    text, numbers, plot = workdir / "table.md", workdir / "table.json", workdir / "plot.png"
+    text = workdir / "table.md"
+    numbers = workdir / "table.json"
+    plot = workdir / "plot.png"
     text.write_text(markdown(ablation, tables, command, machine))
     numbers.write_text(
         json.dumps(

@@ -138,7 +138,8 @@ def markdown(found: Mapping[str, dict[str, Any]]) -> str:
 
 
 def _cell(row: dict[str, Any], axis: str) -> str:
-    got, values = sum(v is not None for v in row[axis]["values"]), row[axis]
+    got = sum(v is not None for v in row[axis]["values"])
+    values = row[axis]
     mean = (
         number(values["mean"]) if values["mean"] is not None else f"{got} of {row['seeds']} seeds"
     )

@@ -139,7 +139,8 @@ def relative(value: Value) -> Against:
     """A number by that of the other run; None where either has none."""
 
     def both(run: Run, other: Run) -> float | None:
-        mine, theirs = value(run), value(other)
+        mine = value(run)
+        theirs = value(other)
         return None if mine is None or not theirs else mine / theirs
 
     return both

@@ -46,12 +46,10 @@ def measure(config: Config, samples: int, split: str = "eval") -> Measured:
         raise ValueError(f"split must be one of {', '.join(SPLITS)}; got {split!r}")
     # All training prompts, in their own order: curation and schedules may need the very table that
     # is being made.
-    config.data.order, config.data.pass_rates, config.data.keep_low, config.data.keep_high = (
-        "shuffle",
-        "",
-        0.0,
-        1.0,
-    )
+    config.data.order = "shuffle"
+    config.data.pass_rates = ""
+    config.data.keep_low = 0.0
+    config.data.keep_high = 1.0
     if config.rule.name == "adaptive_speed":
         config.rule.name = "uniform"  # it needs a forecast's order, and no rule is asked here
     config.evaluation.samples = samples
@@ -130,7 +128,8 @@ def save(
     from rl_speed.runtime.plotting import pyplot
 
     folder.mkdir(parents=True, exist_ok=True)
-    result, numbers = measured.evaluation, describe(measured.evaluation)
+    result = measured.evaluation
+    numbers = describe(measured.evaluation)
     numbers |= {"length_spread": round(measured.length_spread, 4), "ids": measured.ids}
     if reference is not None:
         distance = total_variation(np.array(numbers["rates"]), reference.rates)
@@ -138,7 +137,8 @@ def save(
     (folder / "pass_rates.json").write_text(json.dumps({"command": command, **numbers}) + "\n")
     plt = pyplot()
     figure, axis = plt.subplots(figsize=(6.4, 3.6), constrained_layout=True)
-    rates, classes = result.correct / result.samples, np.array(result.classes)
+    rates = result.correct / result.samples
+    classes = np.array(result.classes)
     names = [name for name in dict.fromkeys(result.classes)]
     names.sort(key=lambda name: -rates[classes == name].mean())
     axis.hist(
@@ -215,7 +215,8 @@ def load(folder: Path) -> dict[str, Any]:
     Raises ValueError that names the file and the field that cannot be read; OSError where
     there is none.
     """
-    path, advice = folder / "pass_rates.json", "restore it, or remove it to measure again"
+    path = folder / "pass_rates.json"
+    advice = "restore it, or remove it to measure again"
     found = read_object(path, advice)
     rates = found.get("rates")
     texts = "ids", "classes"

@@ -115,12 +115,18 @@ def tested(config: Config, path: str, samples: int) -> Iterator[Tested]:
     responses a prompt.
     """
     c = copy.deepcopy(config)
-    c.model.path, c.estimate, c.replay = path, Estimate(), Replay(window="min")
+    c.model.path = path
+    c.estimate = Estimate()
+    c.replay = Replay(window="min")
     c.rule = RuleConfig(name="uniform", n=samples)
     c.driver.screen_prompts = PROMPTS_A_CALL
-    c.evaluation.samples, c.evaluation.temperature = samples, c.sampler.temperature
+    c.evaluation.samples = samples
+    c.evaluation.temperature = c.sampler.temperature
     # All training prompts, in their own order.
-    c.data.order, c.data.pass_rates, c.data.keep_low, c.data.keep_high = "file", "", 0.0, 1.0
+    c.data.order = "file"
+    c.data.pass_rates = ""
+    c.data.keep_low = 0.0
+    c.data.keep_high = 1.0
     mesh = build.build_mesh(c)
     policy = build.build_policy(c, mesh)
     stream, sets = build.build_data(c, policy.tokenizer)
@@ -152,12 +158,14 @@ def completions_of_cut_responses(seen: Finished, samples: int = 32) -> dict[str,
     "all", "right" and "wrong": mean accuracy over prompts whose first response was so (None where
     there is none), and "agreement": see `prefix_agreement`.
     """
-    samples, found = min(samples, seen.most_samples), {}
+    samples = min(samples, seen.most_samples)
+    found = {}
     for name, path in (("start", seen.config.model.path), ("end", seen.policy)):
         with tested(seen.config, path, samples) as t:
             pairs = t.first_responses()
             right = np.array([response.correct for _, response in pairs])
-            by_cut, whole = [], []
+            by_cut = []
+            whole = []
             for share in SHARES:
                 cuts = [cut_at_share(r, share, samples, t.max_new) for _, r in pairs]
                 watch = whole.append if share == 0 else lambda rollouts: None
@@ -244,8 +252,10 @@ def difficulty_of_batches(seen: Finished, samples: int = 16, window: int = 10) -
             f"config.logging.rollouts ({seen.config.logging.rollouts}) must be at least "
             f"config.driver.groups ({groups}): the batches of {seen.folder} are not all written"
         )
-    samples, steps = min(samples, seen.most_samples), np.array([r["step"] for r in records])
-    ids, during = [r["id"] for r in records], np.array([r["group_accuracy"] for r in records])
+    samples = min(samples, seen.most_samples)
+    steps = np.array([r["step"] for r in records])
+    ids = [r["id"] for r in records]
+    during = np.array([r["group_accuracy"] for r in records])
     rates = {"during": during}
     paths = {"before": seen.config.model.path, "after": seen.policy, "external": seen.external()}
     for name, path in paths.items():
@@ -282,7 +292,8 @@ def accuracy_by_level(seen: Finished, samples: int = 16, prompts: int = 1024) ->
     if not kept.exists():
         kept.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(kept, json.dumps(rates(seen.config.model.path).tolist()) + "\n")
-    start, end = np.array(json.loads(kept.read_text())), rates(seen.policy)
+    start = np.array(json.loads(kept.read_text()))
+    end = rates(seen.policy)
     rows = {name: (start > low) & (start <= high) for name, (low, high) in LEVELS.items()}
     rows["overall"] = np.ones(len(start), bool)
 

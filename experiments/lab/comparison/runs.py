@@ -164,7 +164,8 @@ def check_whole(run: Run, folder: Path) -> None:
             raise ValueError(
                 f"{path} is damaged: evaluations[{place}] has no {missing[0]!r}; {_ADVICE}"
             )
-    path, steps = folder / "metrics.jsonl", run.summary.get("steps")
+    path = folder / "metrics.jsonl"
+    steps = run.summary.get("steps")
     if not run.records or steps not in (None, len(run.records)):
         raise ValueError(
             f"{path} is damaged: it has {len(run.records)} lines, of {steps} steps; {_ADVICE}"
@@ -218,7 +219,8 @@ def train(config: Config, folder: Path, over: Callable[[], bool] = lambda: False
     """
     from rl_speed.training.loop import Trainer
 
-    begin, before = time.perf_counter(), _wall_seconds(folder) or 0.0
+    begin = time.perf_counter()
+    before = _wall_seconds(folder) or 0.0
     try:
         Trainer(config, folder).run(over)
         return True
@@ -268,7 +270,8 @@ def run_all(
         settings is not made again, but linked to.
     """
     check_settings(of_method, variants, seeds)
-    done, stopped = [], False
+    done = []
+    stopped = False
     for seed in seeds:
         for variant in variants:
             folder = folder_of(workdir, variant, seed)

@@ -37,7 +37,8 @@ def default_target(runs: Sequence[Run], name: str = "") -> float | None:
     """Nine tenths of the way from the start to the best mean final accuracy among the methods that
     do not screen (of all, where all screen); None where these gain nothing.
     """
-    grouped, start = group_runs(runs), start_of(runs, name)
+    grouped = group_runs(runs)
+    start = start_of(runs, name)
     plain = [v for v in grouped if v.baseline is None] or list(grouped)
     best = max(np.mean([run.curve("step", name)[1][-1] for run in grouped[v]]) for v in plain)
     return round(start + 0.9 * (float(best) - start), 3) if best > start else None
@@ -140,11 +141,10 @@ def predictions(
             continue
         n_init, n_cont = rules[variant.spec]
         expected = expected_speedup(pass_rates, n_init, n_cont)
-        mine, reference = (
-            expected["speed"],
-            expected["dapo" if variant.baseline == "dapo" else "uniform"],
-        )
-        ours, theirs = phases(members, target), phases(base, target)
+        mine = expected["speed"]
+        reference = expected["dapo" if variant.baseline == "dapo" else "uniform"]
+        ours = phases(members, target)
+        theirs = phases(base, target)
         samples = mine.samples_per_group / reference.samples_per_group
         step = (theirs["generate"] * samples + ours["step"] - ours["generate"]) / theirs["step"]
         rows.append(

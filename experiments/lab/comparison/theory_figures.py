@@ -187,7 +187,8 @@ def weights(plt: Any) -> Any:
     def at(k_pos, k_neg, **change):
         return theory.sequential_weight(rates, **RELEASED, k_pos=k_pos, k_neg=k_neg, **change)
 
-    inv_p, importance = dict(weight="inv_p"), dict(downsample_correction="importance")
+    inv_p = dict(weight="inv_p")
+    importance = dict(downsample_correction="importance")
     panels = {
         "stopping and selection alone": {
             "balance 2+2": at(2, 2),
@@ -275,8 +276,10 @@ def kl(plt: Any) -> Any:
 def replay(plt: Any) -> Any:
     """Variance of RPO's gradient beside that of whole responses, and its length-aware error."""
     figure, axes = plt.subplots(1, 3, figsize=(13.2, 4), constrained_layout=True)
-    rewards, rates = np.array([0.0, 1.0, 0.0, 1.0]), INNER[::6]
-    whole, half = theory.kept_tokens(2, -1), np.array([0.0, 1.0, 0.0])
+    rewards = np.array([0.0, 1.0, 0.0, 1.0])
+    rates = INNER[::6]
+    whole = theory.kept_tokens(2, -1)
+    half = np.array([0.0, 1.0, 0.0])
 
     # A first token that leads to a right second one at 0.7, another that does at 0.02.
     def row(p):
@@ -314,7 +317,8 @@ def replay(plt: Any) -> Any:
     axes[0].set_ylim(0, 0.36)
     _finish(axes[0], "the reward", "variance given the start", "pass rate from the prompt")
     _finish(axes[1], "the gradient", "variance / that from the prompt", "pass rate from the prompt")
-    alphas, lengths = np.linspace(0, 0.5, 51), [1, 3, 3]
+    alphas = np.linspace(0, 0.5, 51)
+    lengths = [1, 3, 3]
     for label, policy, behaviour, correct in (
         ("the short is right", [0.5, 0.05, 0.45], [0.7, 0.02, 0.28], [1, 1, 0]),
         ("a long is right", [0.3, 0.5, 0.2], [0.6, 0.25, 0.15], [0, 1, 0]),

@@ -9,8 +9,12 @@ import numpy as np
 
 from lab.inspection.text import compact, percent, safe, ticks
 
-WIDTH, HEIGHT = 360, 236
-LEFT, RIGHT, TOP, BOTTOM = 46, 14, 24, 38
+WIDTH = 360
+HEIGHT = 236
+LEFT = 46
+RIGHT = 14
+TOP = 24
+BOTTOM = 38
 # Classes s0 ... of the style sheet: a colour and a dash pattern each, so that curves differ without
 # colour too.
 STYLES = 7
@@ -41,7 +45,8 @@ def usual_top(values: np.ndarray) -> tuple[float, bool]:
     rare values far above the rest would flatten it.
     """
     values = values[np.isfinite(values)]
-    largest, usual = float(values.max()), float(np.percentile(values, 97))
+    largest = float(values.max())
+    usual = float(np.percentile(values, 97))
     return (1.3 * usual, True) if largest > 3 * usual > 0 else (largest, False)
 
 
@@ -70,9 +75,11 @@ def line_chart(
     every += [s.y + sign * s.band for s in series if s.band is not None for sign in (-1, 1)]
     values = np.concatenate(every)
     values = values[np.isfinite(values)]
-    low, high = float(values.min()), float(values.max()) if top is None else top
+    low = float(values.min())
+    high = float(values.max()) if top is None else top
     if from_zero:
-        low, high = min(low, 0.0), max(high, 0.0)
+        low = min(low, 0.0)
+        high = max(high, 0.0)
     room = 0.05 * (high - low) or 0.5 * abs(high) or 1.0
     plot = _Plot(
         *_span(np.concatenate([s.x for s in series])), low if from_zero else low - room, high + room
@@ -126,7 +133,8 @@ def stacked_chart(
     if len(across) == 1:
         # A single step has no width: it is drawn over the whole axis.
         across = [f"{plot.x(plot.low_x):.1f}", f"{plot.x(plot.high_x):.1f}"]
-    drawn, below = [], np.zeros(len(across))
+    drawn = []
+    below = np.zeros(len(across))
     for i, layer in enumerate(layers):
         above = below + _means(x, layer)[1]
         edge = [f"{a} {plot.y(v):.1f}" for a, v in zip(across, above)]
@@ -163,10 +171,12 @@ def heat_map(
     for first in range(0, len(steps), per_column):
         column = counts[first : first + per_column].sum(0)
         total = column.sum()
-        begin, last = steps[first], steps[min(first + per_column, len(steps)) - 1]
+        begin = steps[first]
+        last = steps[min(first + per_column, len(steps)) - 1]
         # Rounded before the difference is taken: neighbours that overlapped would show as
         # dark lines.
-        left, right = round(plot.x(begin), 2), round(plot.x(last + 1), 2)
+        left = round(plot.x(begin), 2)
+        right = round(plot.x(last + 1), 2)
         when = f"step {begin:.0f}" if last == begin else f"steps {begin:.0f} to {last:.0f}"
         across = f'x="{left:.2f}" width="{right - left:.2f}"'
         cells += [
@@ -224,7 +234,8 @@ def _bin(row: int) -> str:
 
 
 def _span(values: np.ndarray, after: float = 0.0) -> tuple[float, float]:
-    low, high = float(values.min()), float(values.max()) + after
+    low = float(values.min())
+    high = float(values.max()) + after
     return low, high if high > low else low + 1.0
 
 
@@ -281,7 +292,10 @@ def _labels(plot: _Plot, x_label: str, y_label: str, whole_x: bool) -> str:
 
 def _svg(alt: str, axes: str, drawn: str) -> str:
     # The inner <svg> clips what is drawn to the plot area; three pixels more, for dots on its edge.
-    x, y, width, height = LEFT - 3, TOP - 3, WIDTH - LEFT - RIGHT + 6, HEIGHT - TOP - BOTTOM + 6
+    x = LEFT - 3
+    y = TOP - 3
+    width = WIDTH - LEFT - RIGHT + 6
+    height = HEIGHT - TOP - BOTTOM + 6
     area = (
         f'<svg x="{x}" y="{y}" width="{width}" height="{height}" viewBox="{x} {y} {width} '
         f'{height}">{drawn}</svg>'
@@ -323,7 +337,8 @@ def _envelope(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _path(plot: _Plot, x: np.ndarray, y: np.ndarray) -> str:
-    out, pen_down = [], False
+    out = []
+    pen_down = False
     for a, b in zip(x, y):
         if np.isfinite(b):
             # A point between two gaps is a line of no length: its round ends show.
@@ -337,7 +352,9 @@ def _path(plot: _Plot, x: np.ndarray, y: np.ndarray) -> str:
 
 def _band(plot: _Plot, series: Series) -> str:
     fine = np.isfinite(series.y) & np.isfinite(series.band)
-    x, y, band = series.x[fine], series.y[fine], series.band[fine]
+    x = series.x[fine]
+    y = series.y[fine]
+    band = series.band[fine]
     edge = [
         f"{plot.x(a):.1f} {plot.y(b):.1f}"
         for a, b in [*zip(x, y + band), *zip(x[::-1], (y - band)[::-1])]

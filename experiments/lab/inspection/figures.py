@@ -24,7 +24,8 @@ PHASES = ("generate", "score", "update", "fused", "other")
 
 def figures(run: Run) -> tuple[list[str], list[str]]:
     """(cards as HTML, names of what the run did not record)."""
-    cards, absent = [], []
+    cards = []
+    absent = []
     for name, draw in SUBJECTS.items():
         drawn = draw(run)
         cards += drawn
@@ -46,10 +47,12 @@ def card(kind: str, title: str, chart: str, keys: str = "", note: str = "") -> s
 
 def held_out(run: Run) -> list[str]:
     """Accuracy over three clocks, by held-out set, and by class."""
-    accuracy, error = _evaluated(run, "eval/accuracy"), _evaluated(run, "eval/standard_error")
+    accuracy = _evaluated(run, "eval/accuracy")
+    error = _evaluated(run, "eval/standard_error")
     if accuracy is None:
         return []
-    steps, cards = _evaluated(run, "step"), []
+    steps = _evaluated(run, "step")
+    cards = []
     spread = np.full(len(steps), np.nan) if error is None else error
     says = [
         f"step {at:.0f}: {a:.3f}" + (f" ± {e:.3f}" if np.isfinite(e) else "")
@@ -118,10 +121,8 @@ def pass_rates(run: Run) -> list[str]:
     ]
     if not sum(sum(counts) for _, counts in rows):
         return []
-    steps, counts = (
-        np.array([step for step, _ in rows], float),
-        np.array([c for _, c in rows], float),
-    )
+    steps = np.array([step for step, _ in rows], float)
+    counts = np.array([c for _, c in rows], float)
     part = max(len(steps) // 5, 1)
     alt = (
         f"Pass rates of screened prompts. First {plural(part, 'step')}: {_thirds(counts[:part])}; "
@@ -152,7 +153,8 @@ def acceptance(run: Run) -> list[str]:
     if estimate is None:
         return []
     own = None if accepted is None or screened is None else _ratio(accepted, screened)
-    curve, title = Series("accepted", run.step_numbers, estimate, raw=own), "Acceptance"
+    curve = Series("accepted", run.step_numbers, estimate, raw=own)
+    title = "Acceptance"
     chart = line_chart(
         [curve],
         "step",
@@ -185,11 +187,9 @@ def training_accuracy(run: Run) -> list[str]:
     """Of the groups trained on; the reward too where it is something else,
     and what it is made of.
     """
-    names, reward, accuracy = (
-        {"train/accuracy": "accuracy"},
-        run.column("train/reward"),
-        run.column("train/accuracy"),
-    )
+    names = {"train/accuracy": "accuracy"}
+    reward = run.column("train/reward")
+    accuracy = run.column("train/accuracy")
     names["train/informative_groups"] = "informative groups"
     if reward is not None and (
         accuracy is None or np.nanmax(np.abs(reward - accuracy), initial=0) > 1e-3
@@ -300,14 +300,13 @@ def tokens(run: Run) -> list[str]:
 
 def generation_speed(run: Run) -> list[str]:
     """Tokens over the time of the generation phase."""
-    made, seconds = run.column("rollout/generated_tokens"), run.column("time/generate")
+    made = run.column("rollout/generated_tokens")
+    seconds = run.column("time/generate")
     if made is None or seconds is None:
         return []
     speed = _ratio(made, seconds)
-    title, curve = (
-        "Generation speed",
-        Series("tokens per second", run.step_numbers, _running_mean(speed), raw=speed),
-    )
+    title = "Generation speed"
+    curve = Series("tokens per second", run.step_numbers, _running_mean(speed), raw=speed)
     chart = line_chart(
         [curve], "step", "tokens per second of generation", _in_words(title, [curve], "step")
     )
@@ -344,7 +343,8 @@ def phases(run: Run) -> list[str]:
         for name in PHASES
         if (values := run.column(f"time/{name}")) is not None
     }
-    whole, compiling = run.column("time/step"), run.column("time/compile")
+    whole = run.column("time/step")
+    compiling = run.column("time/compile")
     if not columns or whole is None:
         return []
     keep = np.isfinite(whole)
@@ -357,7 +357,8 @@ def phases(run: Run) -> list[str]:
         for name, total in totals.items()
     ]
     top, beyond = usual_top(sum(layers.values()))
-    title, left_out = "Time by phase", int((~keep).sum())
+    title = "Time by phase"
+    left_out = int((~keep).sum())
     chart = stacked_chart(
         run.step_numbers[keep],
         list(layers.values()),
@@ -381,7 +382,8 @@ def window(steps: int) -> int:
 
 def _running_mean(values: np.ndarray) -> np.ndarray:
     """House smoothing of f64[n]; NaN stays NaN and counts for nothing."""
-    out, fine = np.full(len(values), np.nan), np.isfinite(values)
+    out = np.full(len(values), np.nan)
+    fine = np.isfinite(values)
     out[fine] = smooth(values[fine], window(len(values)))
     return out
 
@@ -399,7 +401,8 @@ def _curves(
     """A card of metrics over steps, each smoothed over its faint self;
     none where none was recorded.
     """
-    steps, notes = run.step_numbers, [note] if note else []
+    steps = run.step_numbers
+    notes = [note] if note else []
     found = {
         label: values for name, label in names.items() if (values := run.column(name)) is not None
     }

@@ -75,7 +75,8 @@ def _known(run: Run, name: str) -> Any:
 
 
 def _heading(run: Run) -> str:
-    planned, limit = run.setting("training.steps"), run.setting("training.max_seconds")
+    planned = run.setting("training.steps")
+    limit = run.setting("training.max_seconds")
     steps = (
         plural(run.steps, "step")
         if planned in (None, run.steps)
@@ -84,16 +85,12 @@ def _heading(run: Run) -> str:
     if limit:
         steps += f" (at most {clock(limit)} of training)"
     if run.finished:
-        badge, when = (
-            '<span class="badge good">finished</span>',
-            f"finished {run.summary.get('finished', run.written)}",
-        )
+        badge = '<span class="badge good">finished</span>'
+        when = f"finished {run.summary.get('finished', run.written)}"
     else:
         # A run that was killed cannot say so: it looks like one that goes on.
-        badge, when = (
-            '<span class="badge warn">not finished</span>',
-            f"last step written {run.written}",
-        )
+        badge = '<span class="badge warn">not finished</span>'
+        when = f"last step written {run.written}"
     device = run.summary.get("device", "not known yet")
     facts = [f"seed {_known(run, 'seed')}", steps, f"device {device}", when]
     n_init = "rule.n_init" if run.setting("rule.name") == "speed" else ""
@@ -118,7 +115,9 @@ def _heading(run: Run) -> str:
 def key_numbers(run: Run) -> str:
     """The row of numbers; what is not known says so or is left out."""
     cells = [_accuracy(run)]
-    seconds, tokens, samples = run.total("train_s"), run.total("tokens"), run.total("samples")
+    seconds = run.total("train_s")
+    tokens = run.total("tokens")
+    samples = run.total("samples")
     if seconds is not None:
         cells.append(
             _cell("training time", clock(seconds), "without evaluation, checkpoints, compilation")
@@ -157,7 +156,8 @@ def _accuracy(run: Run) -> str:
     points = [e for e in run.evaluations if e.get("eval/accuracy") is not None]
     if not points:
         return _cell("held-out accuracy", "unknown", _why_unknown(run), "wide")
-    first, last = points[0]["eval/accuracy"], points[-1]["eval/accuracy"]
+    first = points[0]["eval/accuracy"]
+    last = points[-1]["eval/accuracy"]
     detail = [f"{last - first:+.3f}"]
     if (error := points[-1].get("eval/standard_error")) is not None:
         detail.append(f"standard error {error:.3f}")
@@ -235,7 +235,8 @@ def _configuration(run: Run) -> str:
     heading = '<h2 id="configuration">Configuration</h2>'
     if not run.config:
         return f'{heading}<p class="soft">Unknown: there is no config.json.</p>'
-    defaults, rows = flatten(dataclasses.asdict(Config())), []
+    defaults = flatten(dataclasses.asdict(Config()))
+    rows = []
     for name, value in flatten(run.config).items():
         changed = name in defaults and value != defaults[name]
         rows.append(

@@ -114,9 +114,11 @@ def read_run(workdir: Path) -> Run:
         )
     if not (workdir / "metrics.jsonl").is_file():
         raise NotARun(_what_is_missing(workdir))
-    records, rollouts = read_steps(workdir / "metrics.jsonl"), _lines(workdir / "rollouts.jsonl")
+    records = read_steps(workdir / "metrics.jsonl")
+    rollouts = _lines(workdir / "rollouts.jsonl")
     advice = "restore it, or move it away to be told the rest"
-    settings, summary = workdir / "config.json", workdir / "summary.json"
+    settings = workdir / "config.json"
+    summary = workdir / "summary.json"
     config = read_settings(settings, advice, supervised=True) if settings.is_file() else {}
     summary = read_summary(summary, advice) if summary.is_file() else {}
     # A run that is resumed after its end keeps its old summary until it is over again; the file is

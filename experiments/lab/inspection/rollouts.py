@@ -17,7 +17,9 @@ def rollouts_section(rollouts: Sequence[dict[str, Any]]) -> str:
     """
     if not rollouts:
         return '<h2 id="rollouts">Rollouts</h2><p class="soft">None were written.</p>'
-    cards, kept, size = [], [], 0
+    cards = []
+    kept = []
+    size = 0
     for rollout in reversed(rollouts[-MOST:]):
         text = rollout_card(rollout)
         size += len(text)
@@ -25,7 +27,8 @@ def rollouts_section(rollouts: Sequence[dict[str, Any]]) -> str:
             break
         cards.append(text)
         kept.append(rollout)
-    first, last = kept[-1]["step"], kept[0]["step"]
+    first = kept[-1]["step"]
+    last = kept[0]["step"]
     when = f"step {first}" if first == last else f"steps {first} to {last}"
     which = (
         f"All {plural(len(kept), 'rollout')}"

@@ -72,5 +72,6 @@ def ticks(low: float, high: float, count: int = 5, whole: bool = False) -> list[
         size = max(size, 1.0)
     factors = (1, 2, 5, 10) if whole and size == 1 else (1, 2, 2.5, 5, 10)
     step = size * next(factor for factor in factors if factor * size >= 0.999 * raw)
-    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    first = math.ceil(low / step - 1e-9)
+    last = math.floor(high / step + 1e-9)
     return [round(i * step, 12) for i in range(first, last + 1)]

@@ -93,9 +93,11 @@ def outcomes_of(
         raise ValueError("lengths and their spread must be 0 or more")
     found = load_pass_rates(path, field, scale)
     ids = found.ids[: len(found.rates)] or tuple(map(str, range(len(found.rates))))
-    room, assumed = config.sampler.max_new, []
+    room = config.sampler.max_new
+    assumed = []
     measured = pass_rates.load(path.parent) if path.name == "pass_rates.json" else {}
-    lengths, given = measured.get("lengths"), spread
+    lengths = measured.get("lengths")
+    given = spread
     spread = measured.get("length_spread", SPREAD) if given is None else given
     if lengths is None:
         mean = mean_length or room / 4
@@ -140,7 +142,8 @@ def held_out_sizes(config: Config, texts: Sequence[str]) -> dict[str, int]:
     for name, file in files.items():
         if file == HELD_OUT_OF_TRAIN:
             known[name] = config.data.hold_out
-    most, otherwise = config.data.eval_prompts, given.get("", DEFAULT_SIZE)
+    most = config.data.eval_prompts
+    otherwise = given.get("", DEFAULT_SIZE)
     return {
         name: min(known[name], most or known[name]) if name in known else most or otherwise
         for name in files
@@ -198,7 +201,8 @@ def priced(
         passes = scores_batch(config) + (config.objective.kl_coef > 0)
         each = prices.piece + passes * prices.score
         update[i] = len(pieces) * prices.optimizer + sum(pieces) * each
-    every, held = config.evaluation.every, 0.0
+    every = config.evaluation.every
+    held = 0.0
     if every and any(held_out.values()):
         calls = evaluation(config, outcomes, held_out)
         held = sum(sum(cost_of(c, prices)) + c.samples * prices.judge for c in calls) / every
@@ -210,7 +214,8 @@ def priced(
     seconds = sum(phases.values())
     if config.driver.depth:
         # Calls are judged while the next is drawn.
-        draws, host = prefill.mean() + decode.mean(), verify.mean() + driver
+        draws = prefill.mean() + decode.mean()
+        host = verify.mean() + driver
         seconds -= min(draws, host)
     calls = [call for step in run for call in step.calls]
     rooms = sum(w * n for c in calls for s in c.shards for w, n in s.iterations.items())

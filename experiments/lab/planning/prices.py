@@ -48,7 +48,8 @@ SHAPES = (
 )
 # A program is run here at least so often, and more often where that takes less than so many
 # seconds; the median counts.
-REPEATS, ENOUGH = (5, 40), 2.0
+REPEATS = (5, 40)
+ENOUGH = 2.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,7 +117,8 @@ def of_chip(
         raise ValueError("the dry run is of a step with driver.where='in_loop'; make one of 'host'")
     if found["devices"] != target.size:
         raise ValueError(f"the dry run is of {found['devices']} devices, not of {target.size}")
-    model, shape = model_of(config, target.chip.platform), PieceShape(**found["pieces"])
+    model = model_of(config, target.chip.platform)
+    shape = PieceShape(**found["pieces"])
     each = made_of(config, model, programs, shape, target.chip, row)
     # What is computed anew in the backward pass is in no bound.
     again = {"piece": (3 + config.model.remat) / 3}
@@ -193,7 +195,8 @@ def _contexts(config: Config) -> int:
 
 
 def _room(config: Config, prompts: int) -> int:
-    shards, chunk = config.mesh.data * config.mesh.fsdp, config.sampler.prefill_chunk
+    shards = config.mesh.data * config.mesh.fsdp
+    chunk = config.sampler.prefill_chunk
     count = -(-prompts // shards) + (shards > 1)
     return -(-count // chunk) * chunk if chunk else count
 
@@ -237,8 +240,10 @@ def _measure_generation(config, policy, mesh, train, stream) -> tuple[dict[str, 
         build.context_length(config),
         jax.random.key(0),
     )
-    longest, shards = config.sampler.max_new, generator.shards
-    most, room = generator.capacity[0] - 2 * shards, train.config.slots * shards
+    longest = config.sampler.max_new
+    shards = generator.shards
+    most = generator.capacity[0] - 2 * shards
+    room = train.config.slots * shards
     some = stream.take(most)
     last: list[Rollouts] = []
 
@@ -256,14 +261,18 @@ def _measure_generation(config, policy, mesh, train, stream) -> tuple[dict[str, 
 
     few = max(1, min(most // 2, -(-room // rule.max_samples)))
     rows = min(room, few * rule.max_samples)
-    first, wide = seconds(few, rows, 1), seconds(few, rows, longest)
+    first = seconds(few, rows, 1)
+    wide = seconds(few, rows, longest)
     drawn = last[0]
     more = seconds(most, min(rows, most), 1) if most <= rows else first
     # Each shard has a row, and the narrowest batch there is.
-    lone, lone_first = seconds(shards, shards, longest), seconds(shards, shards, 1)
+    lone = seconds(shards, shards, longest)
+    lone_first = seconds(shards, shards, 1)
     narrowest = (train.config.tail_slots or (train.config.slots,))[-1]
-    widest, steps = train.config.slots, longest - 1
-    iteration, least = (wide - first) / steps, (lone - lone_first) / steps
+    widest = train.config.slots
+    steps = longest - 1
+    iteration = (wide - first) / steps
+    least = (lone - lone_first) / steps
     chunk = config.sampler.prefill_chunk
 
     def pieces(n):
@@ -290,10 +299,14 @@ def _measure_update(config, policy, mesh, stream, row) -> dict[str, Any]:
     settings = build.update_config(config)
     step = build.build_split_step(config, policy, mesh, optimizer, settings, None)
     state = init_state(policy.params, optimizer, state_shardings(policy.model, optimizer, mesh))
-    n, parts, room = config.rule.n, config.training.minibatches, config.sampler.max_new
+    n = config.rule.n
+    parts = config.training.minibatches
+    room = config.sampler.max_new
     width = config.data.max_prompt_length + room
     whole = np.zeros((config.driver.groups * n // parts, width), np.int32)
-    shape, counts, times = settings.pieces(whole, mesh, policy.model), [], []
+    shape = settings.pieces(whole, mesh, policy.model)
+    counts = []
+    times = []
     for groups in (max(1, config.driver.groups // 4), config.driver.groups):
         some = stream.take(groups)
         lengths = [min(room, max(1, round(row) - len(p.tokens))) for p in some]

@@ -61,7 +61,8 @@ class Outcomes:
 
     def prompts(self) -> list[Prompt]:
         """One for each pass rate; `meta["place"]` says which."""
-        tokens, none = np.zeros(self.prompt_length, np.int32), np.zeros(0, np.int32)
+        tokens = np.zeros(self.prompt_length, np.int32)
+        none = np.zeros(0, np.int32)
         classes = self.classes or ("",) * len(self.ids)
         return [
             Prompt(name, tokens, "", none, "", meta={"place": i, "class": kind})
@@ -122,7 +123,8 @@ def serve(
     The sampler's own schedule: a slot whose request ended takes the next one, and once none waits
     the batch is narrowed to the widths of `tail` as soon as no more are busy (`SamplerConfig`).
     """
-    count, start = len(lengths), np.zeros(len(lengths), np.int64)
+    count = len(lengths)
+    start = np.zeros(len(lengths), np.int64)
     if not count:
         return start, {}
     free = [0] * min(slots, count)
@@ -130,7 +132,9 @@ def serve(
         start[i] = free[0]
         heapq.heapreplace(free, free[0] + length)
     ends = np.sort(start + lengths)[::-1]
-    at, last, iterations = 0, int(start.max()), {}
+    at = 0
+    last = int(start.max())
+    iterations = {}
     for width, narrower in zip((slots, *tail), (*tail, 0)):
         until = max(at, last, int(ends[narrower]) if narrower < count else 0)
         if until > at:
@@ -147,7 +151,8 @@ class SimulatedGenerator:
     """
 
     def __init__(self, config: Config, outcomes: Outcomes):
-        self._outcomes, self._max_new = outcomes, config.sampler.max_new
+        self._outcomes = outcomes
+        self._max_new = config.sampler.max_new
         self.shards = config.mesh.data * config.mesh.fsdp
         self.slots = max(1, config.sampler.slots // self.shards)
         self.tail = halved(self.slots) if config.sampler.tail == "narrow" else ()
@@ -162,12 +167,16 @@ class SimulatedGenerator:
         order = serving_order(requests)
         mine = [order[shard :: self.shards] for shard in range(self.shards)]
         tables = [np.concatenate([drawn[i] for i in m] + [np.zeros(0, int)]) for m in mine]
-        room, zero = max(map(len, tables)), np.zeros(self.shards, np.int64)
+        room = max(map(len, tables))
+        zero = np.zeros(self.shards, np.int64)
         lengths, starts = np.zeros((2, self.shards, room), np.int64)
-        steps, rooms, served = zero.copy(), zero.copy(), []
+        steps = zero.copy()
+        rooms = zero.copy()
+        served = []
         for shard, table in enumerate(tables):
             start, iterations = serve(table, self.slots, self.tail)
-            lengths[shard, : len(table)], starts[shard, : len(table)] = table, start
+            lengths[shard, : len(table)] = table
+            starts[shard, : len(table)] = start
             steps[shard] = sum(iterations.values())
             rooms[shard] = sum(width * n for width, n in iterations.items())
             asked = [requests[i] for i in mine[shard]]
@@ -199,7 +208,8 @@ class SimulatedGenerator:
 
     def _lengths(self, request: SampleRequest) -> np.ndarray:
         """Tokens that each sample of a request draws; of a replayed response its own go off."""
-        prompt, index = request.prompt, np.arange(request.first, request.first + request.count)
+        prompt = request.prompt
+        index = np.arange(request.first, request.first + request.count)
         _, length = self._outcomes.draw(prompt.meta["place"], prompt.visit, index)
         if request.replay is None:
             return length
@@ -243,9 +253,12 @@ def simulate(config: Config, outcomes: Outcomes, steps: int) -> list[Step]:
         build.build_budgets(config, None, None, stream),
         prefixes,
     )
-    select, found = build.build_selector(config), []
+    select = build.build_selector(config)
+    found = []
     for version in range(steps):
-        generator.calls, generator.seconds, begin = [], 0.0, time.perf_counter()
+        generator.calls = []
+        generator.seconds = 0.0
+        begin = time.perf_counter()
         rollouts, report = driver.next_groups(None, version)
         host = time.perf_counter() - begin - generator.seconds
         informative = int(((rollouts.right > 0) & (rollouts.right < rollouts.sizes)).sum())
@@ -317,7 +330,8 @@ def pieces_of(config: Config, rows: np.ndarray, owner: np.ndarray, shape: PieceS
 
     They are dealt and laid as the update does.
     """
-    shards, parts = config.mesh.data * config.mesh.fsdp, config.training.minibatches
+    shards = config.mesh.data * config.mesh.fsdp
+    parts = config.training.minibatches
     room = -(-config.driver.groups * config.rule.n // parts // shards) * shards
     found = []
     for mine in deal_minibatches(owner, parts):

@@ -23,7 +23,9 @@ class Sources:
     """
 
     def __init__(self, fixed: PassRates, over_training: str | None, window: int):
-        self.fixed, self.window, self.name = fixed, window, Path(over_training or "").name
+        self.fixed = fixed
+        self.window = window
+        self.name = Path(over_training or "").name
         self.curves = moving_average(load_epochs(over_training), window) if over_training else None
 
 
@@ -40,7 +42,10 @@ def compare_rules(
     """(the table, a line that names the files) of every rule: SPEED with each of `n_inits`,
     and those beside it.
     """
-    start, found, curves, drift = time.perf_counter(), sources.fixed, sources.curves, None
+    start = time.perf_counter()
+    found = sources.fixed
+    curves = sources.curves
+    drift = None
     rules = standard_rules(n, tuple(n_inits))
     first = next(rule for rule in rules.values() if isinstance(rule, Speed))
     limits = {

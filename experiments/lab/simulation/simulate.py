@@ -47,7 +47,8 @@ from rl_speed.sampling import (
 
 # Reinforce-Ada-Est as released (methods.md, section 3): Beta(1, 16) prior, counts decayed by 0.9 at
 # each visit.
-PRIOR, DECAY = (1.0, 16.0), 0.9
+PRIOR = (1.0, 16.0)
+DECAY = 0.9
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +79,8 @@ class Limit:
 
     def shares(self, rates: np.ndarray) -> np.ndarray:
         """i64[P]: samples of each prompt, 0 for most."""
-        n_init, n_cont = self.like.n_init, self.like.n_cont
+        n_init = self.like.n_init
+        n_cont = self.like.n_cont
         low, high = (edge / n_init for edge in _between(*self.like.accepted_counts))
         drawn = n_init + n_cont * theory.acceptance(rates, n_init, low, high)
         budget = self.part * float(drawn.sum())
@@ -130,7 +132,8 @@ def draw(
     if not np.all((p >= 0) & (p <= 1)):
         raise ValueError("pass rates must lie in [0, 1]")
     done, positive, rounds = (np.zeros(len(p), np.int32) for _ in range(3))
-    trained, active = np.zeros(len(p), bool), np.arange(len(p))
+    trained = np.zeros(len(p), bool)
+    active = np.arange(len(p))
     decide = compiled_decide(rule)
     # Small integer work, asked for again and again: an accelerator would only add latency.
     with jax.default_device(jax.local_devices(backend="cpu")[0]):
@@ -139,7 +142,8 @@ def draw(
         )
         while True:
             decision, state = decide(Counts(launched=done, done=done, positive=positive), state)
-            status, want = np.asarray(decision.status), np.asarray(decision.want)
+            status = np.asarray(decision.status)
+            want = np.asarray(decision.want)
             # A prompt that left is not asked about again: what rules answer then means nothing.
             trained[active] = status[active] == COMPLETE
             active = active[status[active] == OPEN]
@@ -149,7 +153,8 @@ def draw(
             if more.min() < 1:
                 raise RuntimeError(f"{rule} leaves a prompt open without asking for samples")
             # JAX may hold the arrays that it was given.
-            done, positive = done.copy(), positive.copy()
+            done = done.copy()
+            positive = positive.copy()
             positive[active] += rng.binomial(more, p[active])
             done[active] += more
             rounds[active] += 1
@@ -174,7 +179,9 @@ def fill(samples: np.ndarray, counts: np.ndarray, groups: int) -> np.ndarray:
 
 def _sums(draws: Draws) -> dict[str, np.ndarray]:
     """What ratios are made of, f64[R, P] each."""
-    n, k, trained = draws.samples, draws.positive, draws.trained
+    n = draws.samples
+    k = draws.positive
+    trained = draws.trained
     spread = np.where(trained, k * (n - k) / np.maximum(n, 1), 0.0)  # (N-1) s^2
     one_less = np.maximum(n - 1, 1)
     return {
@@ -210,7 +217,8 @@ def measure(draws: Draws) -> dict[str, tuple[float, float]]:
     one repeat. A ratio whose denominator is 0 (no informative group) is infinite, or NaN where
     both are 0.
     """
-    sums, out = _sums(draws), {}
+    sums = _sums(draws)
+    out = {}
     repeats = draws.samples.shape[0]
     with np.errstate(divide="ignore", invalid="ignore"):
         for name, (top, bottom, factor) in RATIOS.items():
@@ -364,17 +372,21 @@ def survey(
     everyone = np.asarray(rates, float)
     rows = []
     for name, rule in rules.items():
-        rng, budgets, rates = _rng(seed, name), None, everyone
+        rng = _rng(seed, name)
+        budgets = None
+        rates = everyone
         if isinstance(rule, Limit):
             shares = rule.shares(everyone)
-            rates, budgets = everyone[shares > 0], shares[shares > 0]
+            rates = everyone[shares > 0]
+            budgets = shares[shares > 0]
             budgets = np.broadcast_to(budgets, (repeats, len(rates)))
             rule = Allocated(int(shares.max(initial=2)), 2)
         elif isinstance(rule, Allocated):
             seen = np.full((repeats, len(rates)), n)
             budgets = allocated_budgets(rule, n, seen, rng.binomial(seen, rates))
         draws = draw(rule, rates, rng, repeats, budgets)
-        found, sums = measure(draws), _sums(draws)
+        found = measure(draws)
+        sums = _sums(draws)
         order = rng.permutation(draws.samples.size)
         filled = fill(draws.samples.ravel()[order], sums["informative"].ravel()[order], groups)
         known = exact(rule, rates, budgets)
@@ -410,7 +422,8 @@ def survey(
 def _compare(rows: Sequence[dict[str, Any]]) -> None:
     """Add to each row how it stands beside the first two."""
     for row in rows:
-        at, base = row["measured"], rows[0]["measured"]
+        at = row["measured"]
+        base = rows[0]["measured"]
         with np.errstate(divide="ignore", invalid="ignore"):
             for i, other in enumerate(("vs_uniform", "vs_dynamic")):
                 if i < len(rows):
@@ -442,14 +455,17 @@ def epochs(
     """
     out: dict[str, dict[str, Any]] = {}
     for name, rule in rules.items():
-        seen, right = np.zeros((repeats, len(curves))), np.zeros((repeats, len(curves)))
-        found, visits = [], []
+        seen = np.zeros((repeats, len(curves)))
+        right = np.zeros((repeats, len(curves)))
+        found = []
+        visits = []
         for epoch in range(curves.shape[1]):
             budgets = (
                 allocated_budgets(rule, n, seen, right) if isinstance(rule, Allocated) else None
             )
             draws = draw(rule, curves[:, epoch], _rng(seed, name, epoch + 1), repeats, budgets)
-            seen, right = DECAY * seen + draws.samples, DECAY * right + draws.positive
+            seen = DECAY * seen + draws.samples
+            right = DECAY * right + draws.positive
             found.append(measure(draws))
             visits.append(draws)
         whole = Draws(

@@ -44,7 +44,9 @@ def _number(value: float | None, digits: int) -> str:
 
 
 def _with_error(row: Mapping[str, Any], name: str, digits: int) -> str:
-    value, error, theory = row["measured"][name], row["error"][name], row["exact"].get(name)
+    value = row["measured"][name]
+    error = row["error"][name]
+    theory = row["exact"].get(name)
     text = _number(value, digits)
     if not text:
         return "none"

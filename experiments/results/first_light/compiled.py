@@ -47,7 +47,8 @@ from rl_speed.update.optimizer import OptimizerConfig, make_optimizer  # noqa: E
 from rl_speed.update.step import UpdateConfig, make_update  # noqa: E402
 
 # Shares of a chip's operations and bandwidth, as experiments/plan.py assumes them.
-OPERATIONS, BANDWIDTH = 0.4, 0.6
+OPERATIONS = 0.4
+BANDWIDTH = 0.6
 SMOLLM2 = ModelConfig(
     vocab_size=49152, width=576, layers=30, heads=9, kv_heads=3, head_dim=64, mlp_width=1536
 )
@@ -58,7 +59,8 @@ class Programs:
     """The programs of each part, as functions that lower them for one device of a target."""
 
     def __init__(self, target: Target, scratch: Path):
-        self.target, self.scratch = target, scratch
+        self.target = target
+        self.scratch = scratch
         self.mesh = make_mesh(devices=target.devices()[:1])
         self.platform = target.chip.platform
 
@@ -112,7 +114,8 @@ class Programs:
 
     def update(self) -> Iterator[Program]:
         work = self.update_work()
-        batch, params = self.shapes(train.random_batch(work)), self.params(work.model)
+        batch = self.shapes(train.random_batch(work))
+        params = self.params(work.model)
         optimizer = make_optimizer(OptimizerConfig(total_steps=1000), params)
         settings = UpdateConfig(groups=work.rows // 2, micro_tokens=work.micro_tokens)
         step = make_update(work.model, optimizer, self.mesh, settings)
@@ -171,8 +174,11 @@ def compiled(programs: Programs, part: str) -> Iterator[dict[str, object]]:
 
 def predictions(programs: Programs, rows: list[dict[str, object]]) -> list[str]:
     """Lines of a table: what the chip's limits and the assumed shares give."""
-    chip, model, work = programs.target.chip, programs.model(), speed.Workload()
-    lengths, token = work.lengths(), 2 * model.layers * model.kv_heads * model.head_dim * 2
+    chip = programs.target.chip
+    model = programs.model()
+    work = speed.Workload()
+    lengths = work.lengths()
+    token = 2 * model.layers * model.kv_heads * model.head_dim * 2
     steps, _ = list_schedule(lengths, work.slots)
     read = work.least_bytes(2 * num_params(model), steps, token) / chip.bandwidth
     prompts = work.prompts(2)

@@ -30,7 +30,8 @@ from rl_speed.update.ragged import PieceShape
 HERE = Path(__file__).parent
 CELLS = HERE.parent / "targets" / "cells"
 # Measured: responses a second and core (../verifier/table.txt); tokens decoded (host.md).
-A_CORE, DECODED = 82, 3e6
+A_CORE = 82
+DECODED = 3e6
 # Shares of a chip's limits. TPU: what compiled rows of 16 chips (tensor=2) and of 64 (tensor=4) are
 # estimated at: their bound by their seconds, of the update without what is computed anew.
 SHARES = {
@@ -67,7 +68,8 @@ def found_of(c, target, row):
         "gradients": 4 * PARAMS // (m.fsdp * m.tensor),
     }
     kernel = "cudnn" if target.chip.platform == "gpu" else "splash"
-    rows, width = c.driver.groups * c.rule.n // shards, 1024 + ROOM
+    rows = c.driver.groups * c.rule.n // shards
+    width = 1024 + ROOM
     shape = PieceShape.of(rows, width, c.training.micro_tokens, kernel)
     blank = {"compile_s": 0.0, "turn_down": (), "phases": None}
     of = {n: {"name": n, "known": known, "total": 0, **blank} for n in ("generation", "update")}
@@ -89,7 +91,8 @@ def found_of(c, target, row):
 
 def plan(files, chip, shape, data, fsdp, tensor, row="", batch=1, slots=1):
     """A row of the first tables."""
-    target, net = Target.parse(f"{chip}:{shape}"), NETWORK[chip]
+    target = Target.parse(f"{chip}:{shape}")
+    net = NETWORK[chip]
     hosts = -(-target.size // net["host"])
     c = config_of(files[0], data, fsdp, tensor, batch, hosts)
     c.sampler.slots *= slots
@@ -174,7 +177,8 @@ def main():
     asked = [("h100", str(8 * n), n, 2, 4, "", b) for b in STEPS for n in (1, 4, 8, 16, 32)]
     with multiprocessing.get_context("spawn").Pool(2) as pool:
         found = pool.starmap(partial(plan, sys.argv[1:]), asked[::-1] + MAIN, 1)
-    wide, rows = found[: len(asked)][::-1], found[len(asked) :]
+    wide = found[: len(asked)][::-1]
+    rows = found[len(asked) :]
     for r in wide:
         r["share"] = r["trained"] / next(w for w in wide if w["rows"] == r["rows"])["trained"]
     hosts = [r for r in wide if r["chips"] in (8, 64, 256)]

@@ -39,15 +39,20 @@ SIZES = (
 )  # (times the preset's batch, row shards)
 PROCESSES = (2, 8, 32, 64)
 # Room for a response; bytes of each of its places in the gathered arrays: a token, its log-prob.
-ROOM, PLACE = 3072, 8
+ROOM = 3072
+PLACE = 8
 
 
 def config_of(model, data, fsdp, tensor, batch, hosts):
     """The preset on a mesh; `batch` times its groups, prompts a call, buffer and slots."""
     c = presets.speed(model, "deepscaler", devices=8)
-    c.mesh.data, c.mesh.fsdp, c.mesh.tensor = data, fsdp, tensor
-    c.driver.groups, c.driver.screen_prompts = 16 * batch, 64 * batch
-    c.driver.buffer_groups, c.sampler.slots = 64 * batch, 512 * batch
+    c.mesh.data = data
+    c.mesh.fsdp = fsdp
+    c.mesh.tensor = tensor
+    c.driver.groups = 16 * batch
+    c.driver.screen_prompts = 64 * batch
+    c.driver.buffer_groups = 64 * batch
+    c.sampler.slots = 512 * batch
     c.reward.workers = 16 * hosts  # each host has so many
     return c
 
@@ -80,14 +85,18 @@ def control(batch, shards):
 
     A call of the simulation's: 64 prompts with 8 samples and 16 continued ones with 16 more."""
     c = config_of("", 1, shards, 1, batch, 1)
-    rows, rng, tokens = room_of(c)[1], np.random.default_rng(0), np.ones(256, np.int32)
+    rows = room_of(c)[1]
+    rng = np.random.default_rng(0)
+    tokens = np.ones(256, np.int32)
     asked = [
         SampleRequest(Prompt(str(i), tokens, "", tokens[:1], "", visit=i), 0, n)
         for i, n in enumerate(([8] * 4 + [16]) * (16 * batch))
     ]
-    zero, no = np.zeros(shards, int), np.zeros((shards, rows), bool)
+    zero = np.zeros(shards, int)
+    no = np.zeros((shards, rows), bool)
     drawn = rng.integers(0, 9, (shards, rows, ROOM), np.int32)
-    lengths, kept = rng.integers(1, 1536, (shards, rows)), drawn.astype(np.float32)
+    lengths = rng.integers(1, 1536, (shards, rows))
+    kept = drawn.astype(np.float32)
     samples = Samples(drawn, lengths, kept, kept, no, no, lengths, *[zero] * 5)
     ordered, (rollouts, _) = seconds(lambda: gather(samples, asked))
     mine = rollouts.take(np.arange(384 * batch))
@@ -116,7 +125,9 @@ def _service(count):
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
     service = _jax.get_distributed_runtime_service(f"[::]:{port}", count)
-    hosts, spent, together = [None] * count, [], threading.Barrier(count)
+    hosts = [None] * count
+    spent = []
+    together = threading.Barrier(count)
 
     def one(index):
         client = _jax.get_distributed_runtime_client(f"localhost:{port}", index)

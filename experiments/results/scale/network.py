@@ -1,7 +1,11 @@
 """What devices send each other in a step of Qwen2.5-Math-7B, by hand: estimates, none measured."""
 
 # Of the model: parameters, of which in layers; layers, width; bytes of a token's keys and values.
-PARAMS, LAYERED, LAYERS, WIDTH, KV = 7_615_616_512, 6_525_621_760, 28, 3584, 57_344
+PARAMS = 7_615_616_512
+LAYERED = 6_525_621_760
+LAYERS = 28
+WIDTH = 3584
+KV = 57_344
 # Assumed. Cores a chip (of hosts with 26 a GPU, or 208 for 4 TPU chips), chips a host; bytes a
 # second: a chip's way to other hosts (400 Gb/s a GPU; of a TPU two links), its way inside of one;
 # seconds of an all-reduce that is all latency. REACHED: the share of these ways.
@@ -15,10 +19,12 @@ REACHED = 0.7
 def sends(c, chip, calls, steps, pieces):
     """Seconds a step, nothing overlapping: (weights to generate with, small sums while decoding,
     update). A ring over hosts sends through the ways out of all its chips of a host."""
-    n, m = NETWORK[chip], c.mesh
+    n = NETWORK[chip]
+    m = c.mesh
     inside = chip == "h100" and m.fsdp * m.tensor <= n["host"]
     way = n["in"] if inside else n["out"] * (n["host"] / m.tensor if chip == "h100" else 1)
-    share, way = (m.fsdp - 1) / m.fsdp, way * REACHED
+    share = (m.fsdp - 1) / m.fsdp
+    way = way * REACHED
     weights = calls * 2 * PARAMS / m.tensor * share / way
     small = steps * (2 * LAYERS + 1) * n["latency"] * (m.tensor > 1)
     # A layer is gathered twice (2 bytes a weight), its gradient added up (4); states before the

@@ -22,7 +22,8 @@ def importing() -> Iterator[None]:
     and an ImportError says what to install.
     """
     root = logging.getLogger()
-    level, handlers = root.level, list(root.handlers)
+    level = root.level
+    handlers = list(root.handlers)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     try:
         yield

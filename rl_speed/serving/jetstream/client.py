@@ -29,7 +29,8 @@ def ask(
     Raises:
       Refusal: no connection, or the server refused the request.
     """
-    request, text = jetstream_pb2.DecodeRequest, isinstance(prompt, str)
+    request = jetstream_pb2.DecodeRequest
+    text = isinstance(prompt, str)
     content = (
         {"text_content": request.TextContent(text=prompt)}
         if text

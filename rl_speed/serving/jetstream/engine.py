@@ -70,7 +70,8 @@ class PolicyEngine(engine_api.Engine):
         )
         self.model: ModelConfig = policy.model
         self.config = self._core.config
-        self._prompt, self._directory = prompt, policy.directory
+        self._prompt = prompt
+        self._directory = policy.directory
         self._visits = itertools.count()
         self._key = jax.random.key(0) if key is None else key
         # JetStream's threads, in which no error may happen, build their own: what is wrong with the
@@ -99,7 +100,8 @@ class PolicyEngine(engine_api.Engine):
         """
         if existing_prefix is not None:
             raise NotImplementedError("a prefix cannot be continued: give the whole prompt")
-        tokens, longest = np.asarray(padded_tokens, np.int32), self.max_prefill_length
+        tokens = np.asarray(padded_tokens, np.int32)
+        longest = self.max_prefill_length
         if tokens.ndim != 1 or not 1 <= true_length <= len(tokens) <= longest:
             raise ValueError(
                 f"prefill of {true_length} tokens of an array of shape {tokens.shape}; there must "

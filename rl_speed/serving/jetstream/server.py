@@ -25,7 +25,8 @@ from rl_speed.serving.jetstream.package import (
 )
 from rl_speed.serving.text import TextStream
 
-Request, Response = jetstream_pb2.DecodeRequest, jetstream_pb2.DecodeResponse
+Request = jetstream_pb2.DecodeRequest
+Response = jetstream_pb2.DecodeResponse
 
 
 class Driver(orchestrator.Driver):
@@ -69,7 +70,8 @@ class Servicer(orchestrator.LLMOrchestrator):
 
         Raises ValueError with what is wrong with the request.
         """
-        engine, kind = self._engine, request.WhichOneof("content")
+        engine = self._engine
+        kind = request.WhichOneof("content")
         if kind is None:
             raise ValueError("the request has neither text_content nor token_content")
         if request.session_cache:

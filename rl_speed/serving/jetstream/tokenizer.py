@@ -26,12 +26,10 @@ class PolicyTokenizer(tokenizer_api.Tokenizer):
     """
 
     def __init__(self, tokenizer: Any, end_tokens: tuple[int, ...], prompt: str, longest: int):
-        self._tokenizer, self._end_tokens, self._prompt, self._longest = (
-            tokenizer,
-            end_tokens,
-            prompt,
-            longest,
-        )
+        self._tokenizer = tokenizer
+        self._end_tokens = end_tokens
+        self._prompt = prompt
+        self._longest = longest
 
     def ids(self, text: str) -> list[int]:
         """Token ids of a prompt, not padded."""

@@ -37,7 +37,8 @@ def test_schedule_meets_its_targets(numbers):
 
 
 def test_counts_agree_with_the_schedule_drawn(numbers):
-    slots, lengths = sampler.SMALL.slots, np.array(numbers["lengths"])
+    slots = sampler.SMALL.slots
+    lengths = np.array(numbers["lengths"])
     for name, steps in (("ours", numbers["decode_steps"]), ("lockstep", numbers["lockstep_steps"])):
         busy = sampler.occupancy(np.array(numbers["starts"][name]), lengths, steps)
         assert (
@@ -103,7 +104,8 @@ def test_hugging_face_samples_the_same_policy(numbers):
     other = hugging_face.generate(
         params, work.model, prompts, count, (count,), work.max_new, work.end_ids
     )
-    mean, deviation = numbers["mean_length"], np.std(numbers["lengths"])
+    mean = numbers["mean_length"]
+    deviation = np.std(numbers["lengths"])
     assert abs(other["runs"][0]["tokens"] / count - mean) < 4 * deviation * np.sqrt(
         1 / count + 1 / numbers["requests"]
     )

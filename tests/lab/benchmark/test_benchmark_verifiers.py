@@ -8,17 +8,13 @@ from rl_speed.rewards import exact_match
 
 def test_numpy_exact_is_the_exact_verifier():
     rng = np.random.default_rng(0)
-    tokens, lengths = (
-        rng.integers(0, 3, (400, 4)).astype(np.int32),
-        rng.integers(1, 5, 400).astype(np.int32),
-    )
+    tokens = rng.integers(0, 3, (400, 4)).astype(np.int32)
+    lengths = rng.integers(1, 5, 400).astype(np.int32)
     # A response ends with its first end token, as the sampler's do.
     ends = (tokens == 0).any(axis=1)
     lengths = np.where(ends, np.minimum(lengths, np.argmax(tokens == 0, axis=1) + 1), lengths)
-    answers, answer_lengths = (
-        rng.integers(1, 3, (400, 5)).astype(np.int32),
-        rng.integers(0, 3, 400).astype(np.int32),
-    )
+    answers = rng.integers(1, 3, (400, 5)).astype(np.int32)
+    answer_lengths = rng.integers(0, 3, 400).astype(np.int32)
     right = numpy_exact((0,))(tokens, lengths, (answers, answer_lengths))
     np.testing.assert_array_equal(
         right, exact_match(tokens, lengths, answers, answer_lengths, end_ids=(0,))

@@ -77,7 +77,11 @@ MAY_BE_ABSENT = re.compile(
 )
 def test_script_gives_a_row_of_numbers_for_every_variant(name, load, trained, tmp_path):
     script = load(name)
-    ours, folder = script.ABLATION, lambda spec: tmp_path / Variant(spec).folder / "seed0"
+    ours = script.ABLATION
+
+    def folder(spec):
+        return tmp_path / Variant(spec).folder / "seed0"
+
     assert (
         ours.name == name
         and f"experiments/ablations/{name}.py" in script.__doc__
@@ -405,7 +409,8 @@ class FakeTrainer:
     now = 0
 
     def __init__(self, config, folder):
-        self.config, self.folder = config, folder
+        self.config = config
+        self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
 
     def run(self, over):
@@ -475,12 +480,14 @@ def test_a_run_of_another_ablation_is_taken_where_it_is_the_same(tmp_path, clock
     theirs = dataclasses.replace(OURS, name="y", variants={"c": "grpo"})
     written = ablation.run(theirs, [0], tmp_path / "y", "c", home=tmp_path)
     assert (written.done, FakeTrainer.now) == (1, made)
-    taken, own = tmp_path / "y/grpo/seed0", tmp_path / "x/grpo/seed0"
+    taken = tmp_path / "y/grpo/seed0"
+    own = tmp_path / "x/grpo/seed0"
     assert taken.is_symlink() and taken.resolve() == own.resolve()
     # Not with other settings, not with another seed, and not from elsewhere.
     other = dataclasses.replace(theirs, name="z", settings={"rule.n": 6})
     for which, seed, home in ((other, 0, tmp_path), (theirs, 1, tmp_path), (theirs, 0, None)):
-        before, folder = FakeTrainer.now, tmp_path / f"z{seed}{home is None}"
+        before = FakeTrainer.now
+        folder = tmp_path / f"z{seed}{home is None}"
         assert ablation.run(which, [seed], folder, "c", home=home).done == 1
         assert FakeTrainer.now > before and not (folder / f"grpo/seed{seed}").is_symlink()
 

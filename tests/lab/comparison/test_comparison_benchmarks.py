@@ -38,7 +38,8 @@ def run(spec, seed, gains, step_s=1.0):
 
 @pytest.fixture
 def runs():
-    slow, flat = {"math500": 0.01, "aime24": 0.005}, {"hard": 0.0}
+    slow = {"math500": 0.01, "aime24": 0.005}
+    flat = {"hard": 0.0}
     return [
         run("speed_rloo", 0, {"math500": 0.02, "aime24": 0.015, "hard": 0.001}, 2.0),
         run("rloo", 0, slow | flat),
@@ -101,11 +102,9 @@ def test_targets_are_read_and_names_that_are_not_there_are_told():
     config = Config()
     assert benchmarks.names_in(config) == []
     assert benchmarks.names_in(embedded(task="scratchpad")) == ["easy", "middle", "hard"]
-    config.data.task, config.data.train, config.data.eval = (
-        "jsonl",
-        "t.jsonl",
-        "a=x.jsonl,b=y.jsonl",
-    )
+    config.data.task = "jsonl"
+    config.data.train = "t.jsonl"
+    config.data.eval = "a=x.jsonl,b=y.jsonl"
     with pytest.raises(ValueError, match="no held-out set 'c'; .* are a, b"):
         compare.compare(config, ["rloo"], [0], None, {"c": 0.5})  # before anything runs
     for methods, seeds, message in (
@@ -122,7 +121,8 @@ def test_targets_are_read_and_names_that_are_not_there_are_told():
 def compared(runs, tmp_path, monkeypatch, targets):
     monkeypatch.setattr(compare.runs, "run_all", lambda *args: runs)
     config = Config()
-    config.data.task, config.data.train = "jsonl", "t.jsonl"
+    config.data.task = "jsonl"
+    config.data.train = "t.jsonl"
     config.data.eval = "math500=m.jsonl,aime24=a.jsonl,hard=h.jsonl"
     compare.compare(config, ["speed_rloo", "rloo"], [0, 1], tmp_path, targets, 0, "command")
     return SimpleNamespace(

@@ -23,11 +23,9 @@ def small():
 def test_the_table_of_training_prompts(tmp_path):
     config = small()
     # A schedule that needs the very table which is to be made.
-    config.data.order, config.data.pass_rates, config.data.keep_low = (
-        "schedule",
-        str(tmp_path / "pass_rates.json"),
-        0.1,
-    )
+    config.data.order = "schedule"
+    config.data.pass_rates = str(tmp_path / "pass_rates.json")
+    config.data.keep_low = 0.1
     measured = pass_rates.measure(config, 8, "train")
     result, ids, _ = measured
     stream, _ = build.build_data(small(), load_tokenizer(build.policy_directory(config)))

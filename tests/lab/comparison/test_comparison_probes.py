@@ -35,7 +35,10 @@ class Fake:
     """
 
     def __init__(self, rates):
-        self.rates, self.train, self.max_new, self.asked = rates, PROMPTS, 9, []
+        self.rates = rates
+        self.train = PROMPTS
+        self.max_new = 9
+        self.asked = []
 
     def first_responses(self):
         right = [rate >= 0.5 for rate in self.rates]
@@ -75,7 +78,9 @@ def fakes(monkeypatch):
 @pytest.fixture
 def seen(tmp_path):
     config = embedded()
-    config.model.path, config.driver.groups, config.logging.rollouts = "start", 2, 2
+    config.model.path = "start"
+    config.driver.groups = 2
+    config.logging.rollouts = 2
     return probes.Finished(
         config, "end", tmp_path, tmp_path / "files", lambda: "external", most_samples=SAMPLES
     )

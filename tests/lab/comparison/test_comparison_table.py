@@ -194,7 +194,8 @@ def test_a_run_of_other_settings_says_which():
     config = embedded("rloo")
     one = dataclasses.replace(run("rloo", 0, 0.01, 1.0), config=config.to_dict())
     assert one.unlike(config) == []
-    config.training.steps, config.logging.progress = 7, not config.logging.progress
+    config.training.steps = 7
+    config.logging.progress = not config.logging.progress
     assert one.unlike(config) == [f"training.steps={embedded('rloo').training.steps}, not 7"]
 
 

@@ -9,7 +9,8 @@ from rl_speed.runtime.plotting import pyplot
 
 def test_sampling_cost_has_the_rounds_of_the_paper():
     """Until one is right at p = 1/2, from rounds of 4, 8 and 16: hardly more than a round."""
-    figure, middle = sampling_cost(pyplot()), np.argmin(abs(RATES - 0.5))
+    figure = sampling_cost(pyplot())
+    middle = np.argmin(abs(RATES - 0.5))
     cost = [axis.lines[0].get_ydata()[middle] for axis in figure.axes[:3]]
     assert cost == pytest.approx([m / (1 - 0.5**m) for m in (4, 8, 16)], rel=1e-6)
     pyplot().close(figure)

@@ -174,8 +174,13 @@ class Page(HTMLParser):
 
     def __init__(self, html):
         super().__init__()
-        self.tags, self.attributes, self.titles, self.rollouts, self.buttons = [], [], [], [], []
-        self.texts, self.open = [], []
+        self.tags = []
+        self.attributes = []
+        self.titles = []
+        self.rollouts = []
+        self.buttons = []
+        self.texts = []
+        self.open = []
         self.feed(html)
         self.text = " ".join("".join(self.texts).split())
 
@@ -254,7 +259,8 @@ def test_rollouts_latest_first_and_the_filters_count_them(tmp_path):
     for tag, count in (("all", 20), ("right", 15), ("wrong", 5), ("cut", 4)):
         assert sum(tag in r["tags"] for r in page.rollouts) == count
     assert "All 20 rollouts that the run wrote down (steps 0 to 19)" in page.text
-    newest, oldest = page.rollouts[0]["text"], page.rollouts[-1]["text"]
+    newest = page.rollouts[0]["text"]
+    oldest = page.rollouts[-1]["text"]
     assert (
         "step 19" in newest and "step 0" in oldest and "✗ wrong" in oldest and "cut off" in oldest
     )
@@ -295,7 +301,8 @@ def test_responses_cannot_become_markup(tmp_path):
     summary = {**SUMMARY, "method": evil, "device": evil, "evaluations": evaluations}
     workdir = write(tmp_path / "run", None, rollouts, summary)
     (workdir / "config.json").write_text(json.dumps({"method": evil, "data": {evil: evil}}))
-    page, plain = report(workdir), report(write(tmp_path / "plain", None, [rollout(0)]))
+    page = report(workdir)
+    plain = report(write(tmp_path / "plain", None, [rollout(0)]))
     assert page.tags.count("script") == plain.tags.count("script") == 1
     assert "img" not in page.tags and page.tags.count("article") == 1
     assert not [name for _, name, _ in page.attributes if name.startswith("on")]
@@ -307,7 +314,8 @@ def test_responses_cannot_become_markup(tmp_path):
 
 def test_the_file_refers_to_nothing_outside_itself(tmp_path):
     workdir = write(tmp_path / "run", None, [rollout(0, response="see http://example.com/x.png")])
-    page, html = report(workdir), (workdir / "report.html").read_text()
+    page = report(workdir)
+    html = (workdir / "report.html").read_text()
     pointing = [
         (tag, name, value)
         for tag, name, value in page.attributes
@@ -413,7 +421,8 @@ def test_faults_are_counted_over_restarts_and_stand_out(tmp_path):
     config = json.loads((workdir / "config.json").read_text())
     config["training"]["minibatches"] = 4
     (workdir / "config.json").write_text(json.dumps(config))
-    records[2]["train/skipped"], records[3]["train/skipped"] = 0.5, 1.0
+    records[2]["train/skipped"] = 0.5
+    records[3]["train/skipped"] = 1.0
     write(workdir, records, summary=None, config=False)
     assert faults(read_run(workdir)) == {
         "skipped update": 6,
@@ -609,7 +618,8 @@ def test_heat_map_shades_are_shares_of_the_prompts(tmp_path):
 
 
 def test_curves_of_many_steps_keep_their_extremes_and_stay_small():
-    x, y = np.arange(50_000.0), np.zeros(50_000)
+    x = np.arange(50_000.0)
+    y = np.zeros(50_000)
     y[31_234] = 1.0
     chart = line_chart([Series("a", x, np.zeros(50_000), raw=y)], "step", "value", "words")
     faint = re.search('class="faint s0" d="([^"]*)"', chart).group(1)

@@ -47,7 +47,8 @@ OUTCOMES = Outcomes(("a", "b"), np.array([0.2, 0.8]), np.array([4.0, 4.0]), 0.5,
 
 
 def test_a_call_waits_for_the_shard_that_takes_longest():
-    one, other = Served(5, {8: 10, 2: 4}, 1000.0), Served(4, {8: 10}, 1000.0)
+    one = Served(5, {8: 10, 2: 4}, 1000.0)
+    other = Served(4, {8: 10}, 1000.0)
     read, drawn = cost_of(Call([other, one], 9, 90), PRICES)
     assert read == pytest.approx(0.5 + 2 * 0.25)  # five contexts, four at once
     by_width = 10 * (1e-2 + 8e-3) + 4 * (1e-2 + 2e-3)
@@ -56,14 +57,17 @@ def test_a_call_waits_for_the_shard_that_takes_longest():
 
 def step_config():
     config = presets.embedded("rloo")
-    config.driver.groups, config.rule.n, config.evaluation.every = 2, 4, 0
+    config.driver.groups = 2
+    config.rule.n = 4
+    config.evaluation.every = 0
     return config
 
 
 def test_a_step_is_its_calls_its_verdicts_and_its_pieces():
     config = step_config()
     call = Call([Served(2, {8: 10}, 0.0)], 8, 60)
-    rows, owner = np.full(8, 20), np.repeat([0, 1], 4)
+    rows = np.full(8, 20)
+    owner = np.repeat([0, 1], 4)
     step = Step([call, call], 0.03, 10, 4, 2, 1, rows, owner)
     p = priced("rloo", config, [step], OUTCOMES, PRICES, 0)
     assert p.phases == {
@@ -99,7 +103,8 @@ def test_scoring_passes_minibatches_depth_and_evaluation_are_charged():
 
     plain = of(config)
     scored = methods.apply(step_config(), "grpo")
-    scored.objective.old_logprobs, scored.objective.kl_coef = "recompute", 0.01
+    scored.objective.old_logprobs = "recompute"
+    scored.objective.kl_coef = 0.01
     more = of(scored).phases["update"] - plain.phases["update"]
     assert more == pytest.approx(2 * 8 * 0.0625)
     parts = step_config()
@@ -120,7 +125,8 @@ def qwen(tmp_path):
     path = tmp_path / "config.json"
     path.write_text(json.dumps(QWEN))
     config = presets.speed("Qwen2.5-Math-1.5B")
-    config.model.path, config.mesh.data = str(path), 4
+    config.model.path = str(path)
+    config.mesh.data = 4
     return config
 
 
@@ -151,7 +157,8 @@ def test_a_chips_prices_are_those_of_its_dry_run(qwen, repo):
     assert more.memory > p.memory
     # Replayed responses lie in the contexts: 4,096 tokens each in place of 1,024.
     replaying = methods.apply(presets.speed("Qwen2.5-Math-1.5B", "rloo"), "rpo_grpo")
-    replaying.model.path, replaying.mesh.data = qwen.model.path, 4
+    replaying.model.path = qwen.model.path
+    replaying.mesh.data = 4
     held = next(x for x in found["programs"] if x["name"] == "generation")
     wants = pay(replaying)
     assert wants.prefill == pytest.approx(4 * p.prefill)

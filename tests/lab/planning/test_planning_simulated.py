@@ -56,7 +56,8 @@ def small(method="speed_rloo", **fields):
 def test_calls_cost_what_the_compiled_sampler_counts(shards, tail):
     """The same requests, dealt, served and narrowed: steps, rows and beginnings are equal."""
     config = small()
-    config.mesh.data, config.sampler.tail = shards, tail
+    config.mesh.data = shards
+    config.sampler.tail = tail
     o = outcomes(np.full(12, 0.5))
     simulated = SimulatedGenerator(config, o)
     slots = 16 // shards
@@ -72,9 +73,11 @@ def test_calls_cost_what_the_compiled_sampler_counts(shards, tail):
     )
     for first in (0, 7, 11):  # many requests, as many as slots, and fewer
         prompts = [dataclasses.replace(p, visit=i) for i, p in enumerate(o.prompts())][first:]
-        asked, limited = [], []
+        asked = []
+        limited = []
         for i, p in enumerate(prompts):
-            count, expected = 1 + 3 * (i % 3), float(i % 4)
+            count = 1 + 3 * (i % 3)
+            expected = float(i % 4)
             lengths = o.draw(p.meta["place"], p.visit, np.arange(count))[1]
             none = np.zeros(count, np.int64)
             asked.append(SampleRequest(p, 0, count, None, expected))
@@ -152,7 +155,8 @@ def test_other_methods_run_too(method):
 def test_speeds_baselines_train_on_samples_of_the_policy_that_they_update(method):
     """At the paper's scale: none of theirs is stale, while SPEED's surplus waits."""
     config = presets.speed("no model", f"{method},deepscaler").validate()
-    config.sampler.slots, config.sampler.max_new = 64, ROOM
+    config.sampler.slots = 64
+    config.sampler.max_new = ROOM
     o = outcomes(np.random.default_rng(1).beta(0.5, 0.5, 400))
     generator = SimulatedGenerator(config, o)
     stream = make_stream(config, o.prompts())
@@ -177,11 +181,13 @@ def test_what_needs_a_policy_is_refused():
 
 def test_pieces_are_the_fullest_shards_and_each_optimizer_steps():
     config = small(training__minibatches=2, driver__groups=2)
-    config.rule.n, config.mesh.data = 8, 2
+    config.rule.n = 8
+    config.mesh.data = 2
     shape = PieceShape.of(4, 32, 32)
     # Eight rows a step, four a shard, dealt to and fro; each fills a piece of 32 tokens alone where
     # two do not fit.
-    rows, owner = np.full(16, 20), np.repeat([0, 1], 8)
+    rows = np.full(16, 20)
+    owner = np.repeat([0, 1], 8)
     assert pieces_of(config, rows, owner, shape) == [4, 4]
     assert pieces_of(config, np.full(16, 16), owner, shape) == [2, 2]
 
@@ -190,8 +196,10 @@ def test_an_evaluation_asks_every_prompt_as_often_as_configured():
     config = small(evaluation__samples=3)
     calls = evaluation(config, outcomes([0.1, 0.9]), {"": 200})
     assert sum(c.samples for c in calls) == 600 and len(calls) > 1
-    config.data.task, config.data.eval = "jsonl", "math=a.jsonl,aime:8=b.jsonl,own=hold_out"
-    config.data.eval_prompts, config.data.hold_out = 0, 40
+    config.data.task = "jsonl"
+    config.data.eval = "math=a.jsonl,aime:8=b.jsonl,own=hold_out"
+    config.data.eval_prompts = 0
+    config.data.hold_out = 40
     sizes = held_out_sizes(config, ["200", "aime=30"])
     assert sizes == {"math": 200, "aime": 30, "own": 40}
     assert sum(c.samples for c in evaluation(config, outcomes([0.1, 0.9]), sizes)) == 960

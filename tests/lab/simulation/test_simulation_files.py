@@ -43,7 +43,8 @@ def test_fields_and_scales(tmp_path, name, values, arguments, ending):
 
 
 def test_json_arrays_and_what_pass_rates_py_writes(tmp_path):
-    rows, ours = tmp_path / "rows.json", tmp_path / "pass_rates.json"
+    rows = tmp_path / "rows.json"
+    ours = tmp_path / "pass_rates.json"
     rows.write_text(json.dumps([{"accuracy": 0.5}, {"accuracy": 0}]))
     ours.write_text(json.dumps({"command": "c", "rates": [0.5, 0.0]}))
     for path in (rows, ours):

@@ -30,7 +30,8 @@ RULES = [
 @pytest.mark.parametrize("rule", RULES, ids=str)
 def test_simulation_agrees_with_theory(rule):
     draws = simulation.draw(rule, RATES, np.random.default_rng(1), repeats=8)
-    measured, exact = simulation.measure(draws), simulation.exact(rule, RATES)
+    measured = simulation.measure(draws)
+    exact = simulation.exact(rule, RATES)
     least = {
         "accepted",
         "samples_per_trained",
@@ -47,7 +48,8 @@ def test_simulation_agrees_with_theory(rule):
 def test_acceptance_of_each_pass_rate():
     draws = simulation.draw(Speed(4, 8), RATES, np.random.default_rng(2), repeats=8)
     for p in np.unique(RATES):
-        accepted, expected = draws.trained[:, RATES == p], theory.acceptance(p, 4)
+        accepted = draws.trained[:, RATES == p]
+        expected = theory.acceptance(p, 4)
         assert abs(accepted.mean() - expected) <= 4 * np.sqrt(
             expected * (1 - expected) / accepted.size
         )
@@ -77,10 +79,8 @@ def test_every_sample_is_counted():
 
 
 def test_batches_account_for_every_sample_up_to_the_last_one():
-    samples, counts = (
-        np.array([4, 4, 24, 4, 24, 24, 4, 24, 4]),
-        np.array([0, 0, 1, 0, 1, 1, 0, 1, 0]),
-    )
+    samples = np.array([4, 4, 24, 4, 24, 24, 4, 24, 4])
+    counts = np.array([0, 0, 1, 0, 1, 1, 0, 1, 0])
     assert simulation.fill(samples, counts, 2).tolist() == [60, 52]
     assert simulation.fill(samples, counts, 5).tolist() == []
 
@@ -215,5 +215,6 @@ def test_the_limit_draws_as_much_and_learns_more():
     assert 0 < np.mean(shares > 0) < 1 and shares.max() <= 12
     for row in rows:
         for name in ("signal_per_sample", "samples_per_trained"):
-            value, error = row["measured"][name], row["error"][name]
+            value = row["measured"][name]
+            error = row["error"][name]
             assert abs(value - row["exact"][name]) <= 5 * error + 1e-9

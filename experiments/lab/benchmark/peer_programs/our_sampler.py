@@ -11,12 +11,15 @@ from rl_speed.sampling import SamplerConfig, build_contexts, build_requests, sam
 
 
 def main(turns: Turns) -> None:
-    work, options = turns.work, turns.work["options"]
+    work = turns.work
+    options = turns.work["options"]
     shards = options["devices"]
     share_processors(shards)
     mesh = make_mesh(data=shards)
     params, model = load_hf(work["model"], mesh=mesh)
-    prompts, samples, policy = np.array(work["prompts"]), work["samples"], decoder(model)
+    prompts = np.array(work["prompts"])
+    samples = work["samples"]
+    policy = decoder(model)
     contexts = build_contexts(list(prompts), *prompts.shape)
     owner = np.repeat(np.arange(len(prompts)), samples)
     index = np.tile(np.arange(samples), len(prompts))
@@ -27,7 +30,8 @@ def main(turns: Turns) -> None:
         tail_slots=tuple(width // shards for width in options["tails"]),
     )
 
-    key, capacity = jax.random.key(0), -(-len(owner) // shards)
+    key = jax.random.key(0)
+    capacity = -(-len(owner) // shards)
 
     def stack(tables):
         return jax.tree.map(lambda *x: np.stack(x), *tables)

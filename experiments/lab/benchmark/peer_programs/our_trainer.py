@@ -21,13 +21,18 @@ def settings(work: dict[str, Any], folder: Path) -> Config:
         (folder / f"{name}.jsonl").write_text("".join(rows), encoding="utf-8")
     config = methods.apply(Config(), "grpo")
     config.model.path = work["model"]
-    config.data.task, config.data.prompt = "jsonl", "{question}"
-    config.data.train, config.data.eval = str(folder / "train.jsonl"), str(folder / "eval.jsonl")
+    config.data.task = "jsonl"
+    config.data.prompt = "{question}"
+    config.data.train = str(folder / "train.jsonl")
+    config.data.eval = str(folder / "eval.jsonl")
     config.data.max_prompt_length = len(work["prompts"][0])
-    config.rule.n, config.driver.groups = work["samples"], work["groups"]
+    config.rule.n = work["samples"]
+    config.driver.groups = work["groups"]
     config.driver.screen_prompts = config.driver.buffer_groups = work["groups"]
-    config.sampler.max_new, config.sampler.slots = work["max_new"], work["options"]["slots"]
-    config.sampler.tail, config.mesh.data = work["options"]["tail"], work["options"]["devices"]
+    config.sampler.max_new = work["max_new"]
+    config.sampler.slots = work["options"]["slots"]
+    config.sampler.tail = work["options"]["tail"]
+    config.mesh.data = work["options"]["devices"]
     config.reward.verifier = "lab.benchmark.peer_programs.coin:score"
     config.optimizer.learning_rate = 1e-6
     config.training.steps = 1_000_000

@@ -33,7 +33,8 @@ class Texts:
 
 def rollouts(made):
     """The responses of a pass of `bench.py scoring`, whose prompts are what was asked."""
-    count, none = len(made), np.zeros(0, np.int32)
+    count = len(made)
+    none = np.zeros(0, np.int32)
     golds = [gold for (_, _, gold), _, _ in made[::GROUP]]
     return Rollouts(
         [Prompt(str(i), none, gold, none, "", visit=i) for i, gold in enumerate(golds)],

@@ -7,7 +7,8 @@ from turns import Turns
 
 
 def main(turns: Turns) -> None:
-    work, ends = turns.work, turns.work["ends"]
+    work = turns.work
+    ends = turns.work["ends"]
     torch.set_num_threads(work["processors"])
     policy = transformers.AutoModelForCausalLM.from_pretrained(
         work["model"], dtype=torch.float32

@@ -18,7 +18,9 @@ class InTurn(transformers.TrainerCallback):
     """Holds the trainer back until it is its turn, and answers after each step."""
 
     def __init__(self, turns: Turns):
-        self.turns, self.tokens, self.begin = turns, 0, 0.0
+        self.turns = turns
+        self.tokens = 0
+        self.begin = 0.0
 
     def on_step_begin(self, args, state, control, **_):
         if self.turns.wait() is None:
@@ -34,7 +36,8 @@ class InTurn(transformers.TrainerCallback):
 
 
 def main(turns: Turns) -> None:
-    work, options = turns.work, turns.work["options"]
+    work = turns.work
+    options = turns.work["options"]
     torch.set_num_threads(work["processors"])
     policy = transformers.AutoModelForCausalLM.from_pretrained(work["model"], dtype=torch.float32)
     tokenizer = transformers.AutoTokenizer.from_pretrained(work["model"])
@@ -43,7 +46,8 @@ def main(turns: Turns) -> None:
         raise ValueError("this version of transformers reads the prompts as other tokens")
     ends = list(range(work["ends"]))
     policy.generation_config.eos_token_id = ends
-    rows, clock = work["groups"] * work["samples"], InTurn(turns)
+    rows = work["groups"] * work["samples"]
+    clock = InTurn(turns)
     at_once = options["rows"] or rows
     GRPOTrainer(
         model=policy,

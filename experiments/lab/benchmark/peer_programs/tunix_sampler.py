@@ -30,7 +30,8 @@ class Ids:
 
 
 def main(turns: Turns) -> None:
-    work, shape = turns.work, turns.work["shape"]
+    work = turns.work
+    shape = turns.work["shape"]
     config = qwen2.ModelConfig(
         num_layers=shape["layers"],
         vocab_size=shape["vocab_size"],
