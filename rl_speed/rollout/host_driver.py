@@ -160,7 +160,6 @@ class HostDriver:
 
         Raises:
           StarvedError: `max_calls` calls gave no complete group.
-          StarvedError: `max_calls` calls brought no complete group at all.
         """
         self._begin_step(version)
         start, report = self._begun

@@ -37,7 +37,7 @@ class PromptCounts:
 
 @dataclasses.dataclass
 class StepReport:
-    """What one `next_groups` did.
+    """Report of one `next_groups`.
 
     A call's generation is counted when it is scored, so that each token counts once. Calls still
     pending when a run ends are in its checkpoint and in no total.
