@@ -319,8 +319,9 @@ def band(path: str, variant: str = "", devices: int = 4) -> Config:
 
     `variant`: see `choose`, BAND. BANDS has the rows of the paper's Table 1: "LOW-HIGH" is a
     balanced band in percent, "over-20" is 0.2 < p <= 1, "under-80" is 0 <= p < 0.8. With 16 samples
-    no pass rate is 0.1, 0.2, ..., 0.9 at an end, so `rule.inclusive` matters only at 0 and 1. "plain" is GRPO;
-    "curation" filters once by a proxy's pass rates, "schedule" also orders easy to hard by them.
+    no pass rate equals an end strictly between 0 and 1, so `rule.inclusive` matters only at 0 and
+    1. "plain" is GRPO; "curation" filters once by a proxy's pass rates, "schedule" also orders easy
+    to hard by them.
 
     Differences from Algorithm 1: C_max is the most prompts of a call, which is not refilled while
     it runs (driver.accept="completion" takes groups as they end). A prompt that completes after the

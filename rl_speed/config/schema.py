@@ -107,7 +107,7 @@ class Data:
     # Evaluation files, separated by commas, whose questions are removed from train; the word eval
     # stands for all files of eval.
     decontaminate: str = ""
-    # Of rows of train with the same question (ignoring case and white space) only the first trains.
+    # Train only on the first of rows with the same question (ignoring case and white space).
     unique: bool = True
     # Filters of train, separated by commas: integer (answers), no_proof, valid, no_choice.
     keep: str = ""
