@@ -325,8 +325,8 @@ def _diagnose(
             f"(log-probs change by {found:.2g} with it). That one is fed again: it is seen twice; "
             "only the first context_length count."
         )
-    # What it must see: if the forward pass changes with a token, the decoder must too. A token that
-    # is not seen changes no bit.
+    # It must see its context: if the forward pass changes with a token, so must the decoder. A
+    # token that is not seen changes no bit.
     truth = reference(contexts, [mine])[0][0]
     for place in range(cut - 2, -1, -1):
         pool = changed(own, [place])
