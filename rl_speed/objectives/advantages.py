@@ -3,23 +3,23 @@
 Every function takes flat arrays and returns f32[R]:
 
   rewards    f32[R]  one scalar per sample (any real or boolean dtype)
-    group_ids  i32[R]  in [0, num_groups); anything else (by convention -1)
-                       marks a padding row: its advantage is 0, it is left out of
-                       every mean, and its reward is ignored (NaN too)
-    num_groups int     static; groups may have any size, zero included
+  group_ids  i32[R]  in [0, num_groups); anything else (by convention -1)
+                     marks a padding row: its advantage is 0, it is left out of
+                     every mean, and its reward is ignored (NaN too)
+  num_groups int     static; groups may have any size, zero included
 
-  Groups need not be contiguous or sorted. Two guarantees hold for an in-group baseline (`rloo`,
-  `grpo`, `dr_grpo`, `reinforce_pp(baseline=True)`): a singleton group gets exactly 0, and so does a
-  group of equal rewards, with no NaN in value or gradient even at eps=0. For `reinforce` and
-  `reinforce_pp()` the baseline is the batch: a batch of one or of equal rewards gets 0, while a
-  constant group in a mixed batch gets r minus the batch mean.
+Groups need not be contiguous or sorted. Two guarantees hold for an in-group baseline (`rloo`,
+`grpo`, `dr_grpo`, `reinforce_pp(baseline=True)`): a singleton group gets exactly 0, and so does a
+group of equal rewards, with no NaN in value or gradient even at eps=0. For `reinforce` and
+`reinforce_pp()` the baseline is the batch: a batch of one or of equal rewards gets 0, while a
+constant group in a mixed batch gets r minus the batch mean.
 
-  The float32 mean of three rewards of 0.1 is not 0.1, and dividing that rounding error by a std of
-  about zero would give an advantage of order 1. Rewards are therefore first reduced by their
-  group's minimum, which changes no advantage and makes a constant group exactly zero.
+The float32 mean of three rewards of 0.1 is not 0.1, and dividing that rounding error by a std of
+about zero would give an advantage of order 1. Rewards are therefore first reduced by their
+group's minimum, which changes no advantage and makes a constant group exactly zero.
 
-  Per-group sums are masked reductions over [R, G] (XLA fuses them and stores no array of that
-  shape). They are not scatter-adds, whose order of addition on a GPU differs between runs.
+Per-group sums are masked reductions over [R, G] (XLA fuses them and stores no array of that
+shape). They are not scatter-adds, whose order of addition on a GPU differs between runs.
 """
 
 import functools
@@ -183,12 +183,12 @@ def reinforce_pp(
 
     Args:
       rewards, group_ids, num_groups: as in the module docstring.
-        lengths: valid (unmasked) tokens of each row [R]; None counts every row
-          once. A row of length 0 is left out of the statistics.
-        baseline: first subtract the group's mean ("REINFORCE++-baseline"). Singleton
-          and constant groups then stay exactly 0 after whitening too, but
-          count in the statistics. (Released code gives them -mean/std, an artefact
-          of different lengths of correct and wrong samples.)
+      lengths: valid (unmasked) tokens of each row [R]; None counts every row
+        once. A row of length 0 is left out of the statistics.
+      baseline: first subtract the group's mean ("REINFORCE++-baseline"). Singleton
+        and constant groups then stay exactly 0 after whitening too, but
+        count in the statistics. (Released code gives them -mean/std, an artefact
+        of different lengths of correct and wrong samples.)
       eps: added to the std; 0 is safe.
 
     Source: methods.md section 5; Hu et al. (arXiv 2501.03262).

@@ -45,10 +45,10 @@ def token_weights(
         none get weight 0 and do not count as sequences.
       aggregation: one of `AGGREGATIONS`.
       constant: the divisor of token_sum_constant; only allowed there.
-        lengths: [R], number of tokens of a row in place of its unmasked ones, e.g.
-          prefix + suffix if the prefix is masked (RPO). Changes only denominators.
-        num_tokens, num_sequences: global counts to divide by instead of this mask's,
-          if the global batch is in several arrays (length buckets).
+      lengths: [R], number of tokens of a row in place of its unmasked ones, e.g.
+        prefix + suffix if the prefix is masked (RPO). Changes only denominators.
+      num_tokens, num_sequences: global counts to divide by instead of this mask's,
+        if the global batch is in several arrays (length buckets).
 
     Returns: f32[R, T], exactly 0 where mask is False; all 0 for an empty batch.
 
@@ -114,9 +114,9 @@ def policy_loss(
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """Policy-gradient loss on sampled tokens, and its metrics.
 
-    Per token, with advantage A, log pi = logprobs, anchor log-prob a and ratio r = exp(clamp(log pi
-    - a)), `loss` is the function to minimise: "pg", "ppo", "tis" and others in `LOSSES`, which have
-    the formulas, or a function like them.
+    Per token, with advantage A, log pi = logprobs, anchor a and ratio
+    r = exp(clamp(log pi - log a)), `loss` is the function to minimise: "pg", "ppo", "tis"
+    and others in `LOSSES`, which have the formulas, or a function like them.
 
     Gradients flow through log pi (and `entropy`) only. At log pi = log a "pg",
     "ppo" and "tis" have exactly the gradient of -A log pi, also with clip bounds of 0.
@@ -140,49 +140,44 @@ def policy_loss(
       logprobs: f32[R, T], differentiated; at the temperature that sampled.
       behaviour_logprobs: f32[R, T].
       advantages: f32[R], or f32[R, T] for token-level ones; constants.
-        mask: [R, T], True at the tokens that are trained on. Values elsewhere, NaN
-          included, change nothing and get gradient 0.
-        weights: f32[R, T] from `token_weights` on the global batch, sliced like the
-          rest; None computes them here from aggregation and constant, correct only if
-          this is the whole batch.
+      mask: [R, T], True at the tokens that are trained on. Values elsewhere, NaN
+        included, change nothing and get gradient 0.
+      weights: f32[R, T] from `token_weights` on the global batch, sliced like the
+        rest; None computes them here from aggregation and constant, correct only if
+        this is the whole batch.
       aggregation, constant: see `token_weights`; ignored when weights is given.
       loss: a name in `LOSSES`, or a `LossFn`. correction, kl_kind: static strings.
       truncation: of the correction's weights, and of "tis". log_ratio_clamp (nats)
         bounds every log-ratio before exp; beyond it the gradient is 0.
-        settings: numbers of the loss by name: clip_low, clip_high, dual_clip (0.2,
-          0.2, None) for "ppo". Numbers of other losses in `LOSSES` are ignored, so
-          that one set of settings serves all.
+      settings: numbers of the loss by name: clip_low, clip_high, dual_clip (0.2,
+        0.2, None) for "ppo". Numbers of other losses in `LOSSES` are ignored, so
+        that one set of settings serves all.
       ref_logprobs: f32[R, T] or None.
       entropy: f32[R, T], per-token entropy of the policy in nats, or None.
       kl_coef, entropy_coef: numbers, or traced scalars for schedules.
 
     Returns:
       loss: f32 scalar, to minimise.
-        metrics: dict of f32 scalars. Every entry accumulates over micro-batches,
-          with zeros as identity. The prefix says how (`merge_metrics`):
+      metrics: dict of f32 scalars. Every entry accumulates over micro-batches,
+        with zeros as identity. The prefix says how (`merge_metrics`):
           "loss/..."  total, policy, kl, entropy: weighted like the loss and with
                       their coefficients, so policy + kl + entropy = total; add.
           "sum/..."   sums over unmasked tokens; add, then divide by "sum/tokens"
-                              for the mean: ratio (r; also if the loss ignores it), clip_low and
-                              clip_high
-                              (clipped at that bound), clip_dual, weight_truncated (importance
-                              weight cut at
-                              truncation), each 0 for a loss without it; further metrics of the loss
-                              by
-                              name; correction (the weight of stale tokens, else 1), kl_behaviour
-                              (k3
-                              estimate of KL(behaviour || pi)), behaviour_gap (|log pi - log
-                              behaviour|,
-                              nats) and behaviour_gap_exp (its exponential), kl_ref and entropy if
-                              given.
-                              Also tokens, and sequences (rows with a token).
+                      for the mean: ratio (r; also if the loss ignores it), clip_low and
+                      clip_high (clipped at that bound), clip_dual, weight_truncated
+                      (importance weight cut at truncation), each 0 for a loss without it;
+                      further metrics of the loss by name; correction (the weight of stale
+                      tokens, else 1), kl_behaviour (k3 estimate of KL(behaviour || pi)),
+                      behaviour_gap (|log pi - log behaviour|, nats) and behaviour_gap_exp
+                      (its exponential), kl_ref and entropy if given. Also tokens, and
+                      sequences (rows with a token).
           "max/..."   behaviour_gap; combine by maximum.
         `summarise_metrics` turns the totals into the means to log.
 
     Raises:
       ValueError: unknown option, mismatched shapes, a coefficient without its
         input, or a bound out of range.
-        TypeError: a setting of no known loss.
+      TypeError: a setting of no known loss.
 
     Source: methods.md section 5.
     """

@@ -31,10 +31,10 @@ class Tokens(NamedTuple):
     """Input of a loss for the tokens that are trained on; 0 at all others.
 
     Attributes:
-        logprobs: f32[R, T], log pi, the only input with a gradient.
+      logprobs: f32[R, T], log pi, the only input with a gradient.
       anchor: f32[R, T], log-probs that ratios are taken against (see `policy_loss`).
       behaviour: f32[R, T], log-probs of the policy that sampled.
-        advantages: f32[R, T], or [R, 1] if all tokens of a row have the same one.
+      advantages: f32[R, T], or [R, 1] if all tokens of a row have the same one.
       mask: bool[R, T]. Rows are whole: a sum over axis 1 is over the sample.
       log_ratio_clamp: nats, bounds every log-ratio before exp.
     """

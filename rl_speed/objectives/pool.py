@@ -14,8 +14,8 @@ Usage:
     rows = kept_rows(kept, group_ids, num_groups, n)                # [G, n], to gather the batch by
 
 Invariants: a pool of c rows keeps min(c, n); no row is kept twice; a constant pool (also of one
-  row) gets exactly 0 from every variant, with no NaN. The expected sum over a group's rows, divided
-  by n, is `theory.sequential_weight` times grad p (tested by enumeration).
+row) gets exactly 0 from every variant, with no NaN. The expected sum over a group's rows, divided
+by n, is `theory.sequential_weight` times grad p (tested by enumeration).
 
 The stopping rule that filled the pool biases p_hat: upwards if it waits only for positives, towards
 1/2 if it waits for both (`theory.sequential_cost(...).pass_rate`). Only the mean of the first round

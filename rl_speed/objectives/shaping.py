@@ -41,16 +41,15 @@ def kl_shaped_rewards(
     """KL to a reference policy in the reward: r - coef * sum over tokens of KL.
 
     Args:
-      Args:
-        rewards: f32[R].
-        logprobs: f32[R, T], of the policy that sampled (its behaviour log-probs), at the trainer's
-          temperature. Treated as constants: a reward has no gradient.
-        ref_logprobs: f32[R, T].
-        mask: [R, T], True at the tokens that count. Rows without any keep their reward; values at
-          masked positions are ignored.
-        coef: KL coefficient, reward per nat.
-        kind, clamp: see `divergences.kl`; k1 makes the shaped objective E[r] - coef * KL(pi ||
-          ref).
+      rewards: f32[R].
+      logprobs: f32[R, T], of the policy that sampled (its behaviour log-probs), at the trainer's
+        temperature. Treated as constants: a reward has no gradient.
+      ref_logprobs: f32[R, T].
+      mask: [R, T], True at the tokens that count. Rows without any keep their reward; values at
+        masked positions are ignored.
+      coef: KL coefficient, reward per nat.
+      kind, clamp: see `divergences.kl`; k1 makes the shaped objective
+        E[r] - coef * KL(pi || ref).
 
     Returns: f32[R].
     """
