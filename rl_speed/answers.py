@@ -189,7 +189,7 @@ _PROSE = frozenset(
 _POWER = r"(?:\s*\^\s*(?:\{\s*-?\s*\d\s*\}|-?\d))?"
 _WORDS = r"[A-Za-zμ][A-Za-zμ .,/^\-()]*(?:\^?[23])?"
 _UNIT = re.compile(
-    # \text{cm}^2, perhaps behind a slash; \frac{\text{m}}{\text{s}}; words without \text
+    # \text{cm}^2, perhaps after a slash; \frac{\text{m}}{\text{s}}; words without \text
     rf"(?:(?:\s|/|\\cdot|\\times)*\\text\{{\s*(?P<upright>{_WORDS})\s*\}}{_POWER}"
     rf"|\s*\\frac\{{\s*\\text\{{(?P<above>{_WORDS})\}}{_POWER}\s*\}}"
     rf"\{{\s*\\text\{{(?P<below>{_WORDS})\}}{_POWER}\s*\}}"
@@ -274,7 +274,7 @@ def _shifted(mantissa: str, exponent: int) -> str:
 
 
 _REPEATING = re.compile(
-    r"(?<![\w.])(\d*)\.(\d*)"  # what stands before the period
+    r"(?<![\w.])(\d*)\.(\d*)"  # digits before the period
     r"(?:\\(?:overline|bar)\s*(?:\{(\d+)\}|(\d))"  # \overline{3}, \bar 3
     r"|\\dot\s*(?:\{(\d)\}|(\d))"  # \dot{3}
     r"|\((\d+)\))"  # (3)

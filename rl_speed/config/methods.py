@@ -113,7 +113,7 @@ _RPO_PAPER = {**_RPO, "replay.mask_prefix": False}
 _RPO_RELEASED = {**_RPO_PAPER, "replay.eps": 0.5, "replay.max_new": -1}
 
 # Ours. Prompts are ordered by the value of a sample, from a forecast of pass rates that is learnt
-# during training. Each is screened with as many samples as its forecast is uncertain, some with
+# during training. A prompt with a less certain forecast is screened with more samples, some with
 # none. No screened prompt waits for the next step.
 _FORECAST = {
     "rule.name": "adaptive_speed",

@@ -505,7 +505,7 @@ def evaluation(variant: str = "") -> Config:
         config.evaluation.top_p = 0.95
     config.model.compute_dtype = "float32"
     config.data.on_bad_row = "error"
-    config.data.max_prompt_length = 0  # as the longest needs
+    config.data.max_prompt_length = 0  # the longest prompt sets it
     config.reward.workers = min(16, os.cpu_count() or 1)
     config.evaluation.samples = 32  # Xiong et al.; for the others ours
     return config

@@ -187,7 +187,7 @@ class RuleConfig:
     # length-aware ones keep groups with only correct samples. Host only.
     metric: str = one_of(*METRICS)
     m: int = 8  # sequential: samples a round
-    rounds: int = 4  # sequential: at most
+    rounds: int = 4  # sequential: most rounds
     k_pos: int = 1  # sequential: correct samples needed to resolve a prompt
     k_neg: int = 0  # sequential: wrong samples needed to resolve it
     # sequential: keep or drop prompts that are unresolved after all rounds.
@@ -208,7 +208,7 @@ class Estimate:
     prior_a: float = 1.0  # ema: Beta prior, correct and wrong
     prior_b: float = 16.0
     decay: float = 0.9  # ema: decay of a prompt's counts at each visit
-    learning_rate: float = 1e-2  # value: Adam's
+    learning_rate: float = 1e-2  # value: Adam's learning rate
     hidden: int = 32  # value: width of the hidden layer (0: a linear head)
 
 
@@ -270,7 +270,7 @@ class Replay:
     # (-1: the first stays forever).
     eps: float = 0.1
     only_correct: bool = False  # a wrong response never replaces a correct one
-    max_tokens: int = 0  # of all cached responses (0: no bound)
+    max_tokens: int = 0  # most tokens of all cached responses (0: no bound)
     # Before the first step: "sample" one response a prompt; "empty": a prompt's first visit starts
     # at its end.
     start: str = one_of("empty", "sample")
@@ -284,7 +284,7 @@ class Sampler:
     max_new: int = 16  # tokens of a response, including the end token
     temperature: float = 1.0
     top_k: int = 0  # evaluation and serving alone; 0: off
-    top_p: float = 1.0  # likewise; 1: off
+    top_p: float = 1.0  # evaluation and serving alone; 1: off
     prefill_chunk: int = 0  # prompts read at once (0: all)
     # Host driver: with fewer samples left than slots, narrow continues in half of the slots, a
     # quarter, ...: for CPUs, where the cost of a step grows with its rows. Tokens then agree

@@ -217,9 +217,11 @@ def count_loss(
 
 @struct.dataclass
 class HeadState:
-    """Attributes:
-    head: weights, float32. moments: the optimizer's state. steps: i32[], optimizer steps made.
-    skipped: i32[], optimizer steps skipped because the gradient was not finite.
+    """State of the value head.
+
+    Attributes:
+      head: weights, float32. moments: the optimizer's state. steps: i32[], optimizer steps made.
+        skipped: i32[], optimizer steps skipped because the gradient was not finite.
     """
 
     head: dict[str, Array]

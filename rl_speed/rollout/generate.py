@@ -228,8 +228,8 @@ class Generator:
         # One thread runs calls in the order of their dispatch. It is not the caller's thread: a
         # loop of data-dependent length can block the thread that launched it until it ends, because
         # the host may evaluate its condition, and programs that one thread launches on a CPU device
-        # wait for each other. All processes launch in one order: whoever dispatches an update or a
-        # call waits for it before another thread dispatches (`SplitStep`).
+        # wait for each other. All processes launch in one order: a thread that dispatches an
+        # update or a call waits for it before another thread dispatches (`SplitStep`).
         self._launcher = ThreadPoolExecutor(1, "generation")
         self.stop: Callable[[], bool] | None = None
         self._part_steps = 16

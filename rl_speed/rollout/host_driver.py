@@ -426,7 +426,7 @@ class HostDriver:
         return (budget if first else status)[: len(prompts)].tolist()
 
     def _scored(self, rollouts: Rollouts) -> Rollouts:
-        """Adds rewards and verdicts, in one call of the scorer."""
+        """Adds rewards and correctness, in one call of the scorer."""
         rewards, correct = self._score(rollouts)
         # Responses that non-finite logits ended get no reward, whatever the scorer returns.
         broken = rollouts.nonfinite

@@ -19,7 +19,7 @@ class Screening:
     """The part of a step's state that does not depend on where the rule runs.
 
     Args:
-      stream: gives prompts, and is told their results. budgets: estimates of pass rates, and
+      stream: gives prompts and observes their results. budgets: estimates of pass rates, and
         budgets from them; None: no estimates. prefixes: where samples start; None: at the end of
         the prompt.
 
@@ -47,7 +47,7 @@ class Screening:
 
     @property
     def acceptance(self) -> float:
-        """Estimated share of screened prompts that the rule accepts; recent prompts weigh most."""
+        """Estimated share of screened prompts that the rule accepts; recent prompts count most."""
         return self._accepted / self._decided
 
     def judged(self, passed: Iterable[bool]) -> None:

@@ -68,7 +68,7 @@ def best_screening(a, b, n: int, choices: Sequence[int], power: float = 1.0):
 
 
 def _not_alike(a, b, m: int):
-    """Probability that m samples are neither all wrong nor all right."""
+    """Probability that m samples are neither all wrong nor all correct."""
     j = np.arange(m).reshape(-1, *[1] * np.ndim(a))
 
     def all_of(some):

@@ -116,7 +116,7 @@ def empirical_snr(mean_square: float, square_of_mean: float, count: int) -> SnrE
     Only norms are needed, so no gradient is stored: one backward pass for each g_k, and one for
     their mean. The g_k must estimate the same gradient under one policy: groups of one prompt (for
     its SNR), or batches (for a batch's). A run does not log it: the rewards of one group do not
-    tell the scores that they multiply, and an ordinary step takes one backward pass for groups of
+    give the scores that they multiply, and an ordinary step takes one backward pass for groups of
     different prompts. `snr_bound` of a pass rate needs only rewards.
 
     Args:

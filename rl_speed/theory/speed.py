@@ -193,8 +193,8 @@ def expected_speedup(
     binds; Adam where each parameter serves many prompts, so that its second-moment
     estimate is an average over them) gains lr S / sqrt(M / B). This is the
     noise-dominated regime: |E G|^2 = O(1/P) is far below M / B when prompts are
-    many. M, not a variance, is right: that a prompt is drawn at all is most of
-    the noise.
+    many. M is correct here, not a variance: most of the noise is which prompts
+    are drawn.
 
     A one-dimensional score makes g nearly deterministic near p = 1/2; a language
     model's score z is not like that: it has many dimensions and those of two

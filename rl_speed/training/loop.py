@@ -331,7 +331,7 @@ class Trainer:
                 self.save()
                 if not (problem := self._unsaved()) and isinstance(error, Exception):
                     self._export()
-            except Exception as second:  # noqa: BLE001 (the first error is the one to tell)
+            except Exception as second:  # noqa: BLE001 (the first error is the one to report)
                 problem = f"{type(second).__name__}: {second}"
         if problem:
             log.error(

@@ -173,7 +173,7 @@ class SplitStep:
         return rollouts, report
 
     def start_next(self, state: TrainState, version: int, timer: PhaseTimer) -> None:
-        """Dispatches the first generation call of the next step behind the update, so that it does
+        """Dispatches the first generation call of the next step after the update, so that it does
         not wait for host work. Its seconds count as the update's, which runs meanwhile.
 
         Does nothing if weights must be transferred first, or the groups are drawn already.
@@ -189,7 +189,7 @@ class SplitStep:
         step.
 
         Drops samples that non-finite logits ended: their log-probs would likely make the whole
-        update non-finite, and their rewards tell nothing about the tokens before.
+        update non-finite, and their rewards say nothing about the tokens before.
         """
         c = self._config
         o = self._config.objective
