@@ -371,7 +371,7 @@ class ValueEstimator:
                 for x, (right, drawn) in zip(features, counts):
                     summed = self._add(self._state, x, right, drawn, summed)
                 self._state = self._apply(self._state, summed, samples)
-            jax.block_until_ready(self._state)  # includes device time
+            jax.block_until_ready(self._state)  # the timer includes it
 
     def metrics(self) -> dict[str, float]:
         """Metrics of `Estimator`, and since the run began: optimizer steps made, optimizer steps

@@ -197,8 +197,8 @@ class Generator:
     Attributes:
       stop: None: a call is one program. A function: a call runs in parts of about a second, and
         `activity` shows its progress. The function is called before each part, from another thread;
-        True ends this call and those after it (`CallStopped`). Samples are bit for bit the same.
-        Ignored with several processes, which cannot agree on it, and with several devices on
+        True ends this call and those after it (`CallStopped`). Samples are bit for bit the same. Do
+        not set it with several processes, which cannot agree on it. Ignored with several devices on
         `tensor`.
     """
 
