@@ -124,7 +124,7 @@ class Data:
     system: str = ""
     instruction: str = ""  # added after every question, before the prompt format
     max_prompt_length: int = 24  # tokens; longer prompts are dropped and counted
-    train_prompts: int = 0  # use only the first ones (0: all; embedded task: unlimited)
+    train_prompts: int = 0  # use only this many (0: all; embedded task: unlimited)
     # First questions used of each held-out file (0: all), or of all held-out sets of an embedded
     # task (0: 512).
     eval_prompts: int = 512
@@ -148,7 +148,7 @@ class Data:
     worth_power: float = 0.25
     worth_of: str = one_of("sample", "token")  # forecast: value per sample or per token
     explore: float = 0.05  # forecast: share drawn uniformly from all prompts that may be visited
-    rest: float = 0.5  # forecast: epochs (visits / size) before a prompt is visited again
+    rest: float = 0.5  # forecast: epochs (visits / size) before a prompt may be visited again
     forecast_decay: float = 0.9  # forecast: share of a prompt's counts kept at its next visit
 
     def held_out_files(self) -> list[NamedFile]:

@@ -50,7 +50,7 @@ class StepReport:
     accepted: int
     rejected: int
     short: int  # groups missing because max_calls was reached
-    # Means over the first samples of each decided prompt.
+    # Pass rates of the first samples of each decided prompt.
     pass_rates: list[float] = dataclasses.field(default_factory=list)
 
     @classmethod

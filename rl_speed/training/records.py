@@ -57,8 +57,8 @@ def by_round(rollouts: Rollouts, rule: Rule) -> dict[str, float]:
     rules.
 
     Over the groups trained on, which are all sampled groups with `on_unresolved="keep"`:
-    "round/active_t" is the share with samples in round t, "round/resolved_t" the share resolved by
-    its end.
+    "round/active_t" counts groups with samples in round t, "round/resolved_t" those resolved by its
+    end.
     """
     if not isinstance(rule, Sequential):
         return {}
