@@ -38,19 +38,19 @@ def usage() -> str:
 
 
 def execute(command: str, arguments: list[str]) -> None:
-    """Runs experiments/COMMAND.py as the main module, with these arguments."""
+    """Runs experiments/COMMAND.py as the main module with these arguments."""
     path = folder("experiments") / f"{command}.py"
     spec = importlib.util.spec_from_file_location("__main__", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules["__main__"] = module
-    sys.path.insert(0, str(path.parent))  # as `python experiments/COMMAND.py`: for `lab`
+    sys.path.insert(0, str(path.parent))  # as `python experiments/COMMAND.py` does, for `lab`
     sys.argv = [f"rl-speed {command}", *arguments]
     spec.loader.exec_module(module)
 
 
 def refuse(name: str) -> NoReturn:
-    """Ends with status 2 and the commands that are nearest to an unknown one."""
+    """Prints the commands nearest to an unknown one, and exits with status 2."""
     close = difflib.get_close_matches(name.replace("_", "-"), [*COMMANDS, PRINT_CONFIG], 3, 0.5)
     hint = f"nearest: {', '.join(close)}" if close else "rl-speed --help lists the commands"
     print(f"error: rl-speed has no command {name!r}; {hint}", file=sys.stderr)

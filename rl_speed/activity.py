@@ -1,7 +1,7 @@
-"""The phase that this process is in, in words, for the progress bar and the log.
+"""The current phase of this process, in words, for the progress bar and the log.
 
-There is one for the process, like the root logger: code that begins a long phase names it and need
-not know who shows it. No result depends on it.
+A process has one, like the root logger: code that begins a long phase names it and does not know
+who shows it. No result depends on it.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ _SAMPLERS = ("sample_sharded", "begin_sharded", "advance_sharded")
 
 
 class Activity:
-    """The innermost phase, the responses of its generation call, and compilation in any thread."""
+    """The innermost phase, progress of its generation call, and compilation in any thread."""
 
     def __init__(self):
         self._phase = ("", 0.0)
@@ -27,7 +27,9 @@ class Activity:
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """The phase within, such as "generating, call 1"; the one around it afterwards."""
+        """Sets the phase inside, such as "generating, call 1", and restores the outer one after
+        it.
+        """
         around = self._phase
         self._phase = (name, time.monotonic())
         try:
@@ -36,12 +38,12 @@ class Activity:
             self._phase = around
 
     def count(self, ended: int, total: int) -> None:
-        """Responses of the present generation call that have ended, and all of them."""
+        """Sets the responses of the current generation call that have ended, and their total."""
         self._counts = f": {ended:,} of {total:,} responses"
 
     def now(self) -> tuple[str, float]:
-        """("generating, call 1: 140 of 384 responses", `time.monotonic` when the phase began), or
-        ("compiling generation", ...); ("", 0.0) between phases.
+        """("generating, call 1: 140 of 384 responses", `time.monotonic` at the start of the phase),
+        or ("compiling generation", ...); ("", 0.0) between phases.
         """
         with self._lock:
             if self._compiling:
@@ -51,7 +53,7 @@ class Activity:
         return name + self._counts * generates, since
 
     def watch_compilation(self) -> None:
-        """Notice from now on what JAX compiles. Once a process: JAX keeps its listeners."""
+        """Records compilations from now on. Call once a process: JAX keeps its listeners."""
         jax.monitoring.register_scalar_listener(self._begins)
         jax.monitoring.register_event_duration_secs_listener(self._ends)
 

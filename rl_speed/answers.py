@@ -1,8 +1,8 @@
-r"""Reading an answer, before any mathematics: the last box of a text, one normal form for the many
-ways to write a number, and whether a parser can be trusted to read all of it.
+r"""Reads an answer before any mathematics: the last box of a text, one normal form for the many
+ways to write a number, and whether a parser reads all of it.
 
 Gold answers (`data/gold.py`) and responses (`rewards/grading.py`) go through the same stages.
-Standard library only: the workers that judge responses import it.
+Standard library only: the workers that verify responses import it.
 """
 
 import re
@@ -11,16 +11,16 @@ from fractions import Fraction
 
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)  # an escaped brace opens nothing
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])\s*")
-# What a box without braces holds: a number, or a command with its arguments, or one character.
+# Content of a box without braces: a number, a command with its arguments, or one character.
 _BRACELESS = re.compile(r"[-+]?\d+(?:[.,/]?\d+)*|[-+]?\\[A-Za-z]+(?:\{[^{}]*\})*|[^\s\\{}$]|")
-# Boxes with nothing else between them are parts of one answer.
+# Boxes separated only by these are parts of one answer.
 _GAP = r"(?:[\s$,;&+]|\\[\\,;:!()]|\\q?quad|\\text\{[^{}]*(?<![A-Za-z])(?:and|or)\s*\}|and|or)*"
-# A counted word and the name of the next part may stand between, too: "papers and", "and y =".
+# A counted word and the name of the next part may also separate parts: "papers and", "and y =".
 _BETWEEN_PARTS = re.compile(rf"{_GAP}(?:[A-Za-z]+ +(?:and|or){_GAP})?(?:[A-Za-z]\w*\s*=\s*)?")
 
 
 def closing_brace(text: str, start: int) -> int | None:
-    """Where the brace closes that was opened just before `start`; None where it does not."""
+    """Index of the brace that closes the one opened just before `start`; None if none does."""
     depth = 1
     for brace in _BRACE.finditer(text, start):
         depth += {"{": 1, "}": -1}.get(brace.group(), 0)
@@ -30,12 +30,11 @@ def closing_brace(text: str, start: int) -> int | None:
 
 
 def last_box(text: str) -> str | None:
-    r"""What the last \boxed{...}, \fbox{...} or \boxed 7 of a text holds; None if it has no box.
+    r"""Content of the last \boxed{...}, \fbox{...} or \boxed 7 of a text; None if it has no box.
 
-    Boxes with nothing between them but a comma, "and" or the like are one answer of several parts,
-    joined by commas; a box and its correction ("\boxed{1}, no: \boxed{2}") are not. A last box that
-    is open or empty of anything readable means no answer: an earlier box is not what the text
-    ended with.
+    Boxes separated only by a comma, "and" or the like are parts of one answer, joined by commas. A
+    box and its correction ("\boxed{1}, no: \boxed{2}") are not. A last box that is not closed or
+    has no readable content means no answer: an earlier box is not the final answer.
     """
     parts: list[str] = []
     later = None
@@ -58,7 +57,7 @@ def last_box(text: str) -> str | None:
 
 
 def bare(text: str) -> str:
-    r"""What stands inside a box, dollars, \( \) or \[ \] that are all there is."""
+    r"""The text without a box, dollars, \( \) or \[ \] that enclose all of it."""
     before = None
     while text != before:
         before = text
@@ -97,7 +96,7 @@ _UPRIGHT = re.compile(
 
 
 def characters(text: str) -> str:
-    """Unicode signs as LaTeX, full-width characters as plain ones, "½" as a fraction."""
+    """Replaces Unicode signs by LaTeX, full-width characters by plain ones, "½" by a fraction."""
     text = _ROOT.sub(lambda m: rf"\sqrt{{{m[1].strip('()')}}}", text.translate(_SYMBOLS))
     text = re.sub(r"(?<=[A-Za-z)\]}])'+", lambda m: "^{" + r"\prime" * len(m[0]) + "}", text)
     found = []
@@ -111,17 +110,17 @@ def characters(text: str) -> str:
 
 
 def separators(text: str) -> str:
-    r"""Marks between thousands go ("5,\!525", "1{,}234", "3_828"); "3{,}5" is 3.5."""
+    r"""Removes separators between thousands ("5,\!525", "1{,}234", "3_828"); "3{,}5" is 3.5."""
     text = re.sub(r"(?<=\d)(?:\{,\}|,\\!\s*)(?=\d{3}(?!\d))", "", text)
     text = re.sub(r"(?<![\w.])\d{1,3}(?:_\d{3})+(?!\d)", lambda m: m[0].replace("_", ""), text)
     return re.sub(r"(?<=\d)\{,\}(?=\d)", ".", text)
 
 
 def layout(text: str) -> str:
-    r"""Spacing commands and line ends as one space; \left, \! and the like go; \dfrac is \frac;
-    \mathrm{...}, \mbox{...} and {\rm ...} are \text{...}.
+    r"""Replaces spacing commands and line ends by one space, \dfrac by \frac, and \mathrm{...},
+    \mbox{...} and {\rm ...} by \text{...}; removes \left, \! and the like.
     """
-    if "\\begin" not in text:  # there it ends a row
+    if "\\begin" not in text:  # inside an environment \\ ends a row
         text = re.sub(r"\\\\(?=[A-Za-z])", r"\\", text)
     text = re.sub(r"\\[dtc]frac(?![A-Za-z])", r"\\frac", _LAYOUT.sub("", text))
     text = _UPRIGHT.sub(r"\\text{", _SPACE.sub(" ", text))
@@ -132,13 +131,13 @@ def layout(text: str) -> str:
 
 
 def sentence(text: str) -> str:
-    r"""The full stop or comma that ends the sentence goes, and an = or \approx that opens it."""
+    r"""Removes the final full stop or comma of a sentence, and a leading = or \approx."""
     text = re.sub(r"^(?:\\approx(?![A-Za-z])|≈|=)\s*", "", text)
     return re.sub(r"(?<![\s.\\])\s*[.,;]$", "", text)
 
 
 def currency(text: str) -> str:
-    """Signs of money go, and so do the dollars around formulas."""
+    """Removes currency signs, and the dollars around formulas."""
     text = re.sub(r"\\text\{\s*(\\?[$€£¥₹])\s*\}", r"\1", text)
     text = re.sub(
         r"^([-+]?)\s*(?:\\text\{)?\s*(?:US|USD|EUR|GBP|Rs\.?)\s*\}?\s*(?=\\?\$|\d)", r"\1", text
@@ -153,7 +152,7 @@ _TRIGONOMETRY = re.compile(r"\\?(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])")
 
 
 def degrees(text: str) -> str:
-    r"""A degree sign goes; within a sine or the like it is \pi/180."""
+    r"""Removes degree signs; inside a sine or the like they become \pi/180."""
     if _TRIGONOMETRY.search(text):
         return re.sub(rf"(\d+(?:\.\d+)?){_CIRCLE}", r"\\frac{\1\\pi}{180}", text)
     return re.sub(
@@ -162,7 +161,7 @@ def degrees(text: str) -> str:
 
 
 def percent_words(text: str) -> str:
-    r"""percent, pct and % as \%."""
+    r"""Replaces percent, pct and % by \%."""
     text = re.sub(
         r"\s*(?:\\text\{\s*(?:percent|pct|\\?%)\s*\}|(?<![A-Za-z\\{])(?:percent|pct)(?![A-Za-z]))",
         r"\\%",
@@ -171,7 +170,7 @@ def percent_words(text: str) -> str:
     return re.sub(r"\s*\\?%", r"\\%", text)
 
 
-# What is a unit behind letters, too, and without \text; one letter alone is a name.
+# Units even after letters, and without \text; one letter alone is a name.
 _UNITS = frozenset(
     "mm cm dm km nm kg mg lb lbs oz ft yd mi mph kph kmh km/h m/s km/s ml mL cc sec secs min "
     "mins hr hrs hour hours minute minutes second seconds day days week weeks month months year "
@@ -181,7 +180,7 @@ _UNITS = frozenset(
     "sq square cubic cents cent dollars dollar euros USD EUR GBP rupees points point in Hz kHz "
     "MHz kW kJ mol kPa Pa per".split()
 )  # fmt: skip
-# Words that say something of a number instead of counting it.
+# Words that describe a number and are not counted things.
 _PROSE = frozenset(
     "is are if when for where all every not no with only even odd prime such that positive "
     "negative integer integers real to else otherwise than mod must and or at least most more "
@@ -190,7 +189,7 @@ _PROSE = frozenset(
 _POWER = r"(?:\s*\^\s*(?:\{\s*-?\s*\d\s*\}|-?\d))?"
 _WORDS = r"[A-Za-zμ][A-Za-zμ .,/^\-()]*(?:\^?[23])?"
 _UNIT = re.compile(
-    # \text{cm}^2, perhaps behind a slash; \frac{\text{m}}{\text{s}}; words without \text
+    # \text{cm}^2, perhaps after a slash; \frac{\text{m}}{\text{s}}; words without \text
     rf"(?:(?:\s|/|\\cdot|\\times)*\\text\{{\s*(?P<upright>{_WORDS})\s*\}}{_POWER}"
     rf"|\s*\\frac\{{\s*\\text\{{(?P<above>{_WORDS})\}}{_POWER}\s*\}}"
     rf"\{{\s*\\text\{{(?P<below>{_WORDS})\}}{_POWER}\s*\}}"
@@ -200,7 +199,7 @@ _UNIT = re.compile(
 
 
 def units(text: str) -> str:
-    r"""Units and other counted things behind a number go: 5 \text{ cm}^2, 5 cm, 12 apples."""
+    r"""Removes units and other counted things after a number: 5 \text{ cm}^2, 5 cm, 12 apples."""
     before = None
     while text != before:
         before = text
@@ -224,7 +223,7 @@ def _without_unit(found: re.Match) -> str:
 
 
 def thousands(text: str) -> str:
-    """Spaces between thousands go, and commas where they part nothing else: "1,234" but not
+    """Removes spaces between thousands, and commas that separate nothing else: in "1,234", not in
     "(1,234)".
     """
     text = re.sub(r"(?<![\w.,^])\d{1,3}(?: \d{3})+(?![\d/.]\d|\d|/)", _joined, text)
@@ -238,7 +237,9 @@ def thousands(text: str) -> str:
 
 
 def arguments(text: str) -> str:
-    r"""\frac{1}{21,000} without commas, which part nothing else in an argument; a set has \{."""
+    r"""\frac{1}{21,000} without commas: in an argument they only separate thousands; a set has
+    \{.
+    """
     return re.sub(r"(?<=[A-Za-z}]\{)\d{1,3}(?:,\d{3})+(?=\})", _joined, text)
 
 
@@ -256,7 +257,7 @@ _E_NOTATION = re.compile(
 
 
 def e_notation(text: str) -> str:
-    r"""6.2e15 and 6.2\times10^{15} as digits."""
+    r"""Replaces 6.2e15 and 6.2\times10^{15} by digits."""
     return _E_NOTATION.sub(lambda m: _shifted(m[1], int(m[2] or m[3] or m[4])), text)
 
 
@@ -273,7 +274,7 @@ def _shifted(mantissa: str, exponent: int) -> str:
 
 
 _REPEATING = re.compile(
-    r"(?<![\w.])(\d*)\.(\d*)"  # what stands before the period
+    r"(?<![\w.])(\d*)\.(\d*)"  # digits before the period
     r"(?:\\(?:overline|bar)\s*(?:\{(\d+)\}|(\d))"  # \overline{3}, \bar 3
     r"|\\dot\s*(?:\{(\d)\}|(\d))"  # \dot{3}
     r"|\((\d+)\))"  # (3)
@@ -282,7 +283,7 @@ _REPEATING = re.compile(
 
 
 def repeating_decimals(text: str) -> str:
-    r"""0.\overline{3}, 0.\dot{3} and 0.(3) as \frac{1}{3}."""
+    r"""Replaces 0.\overline{3}, 0.\dot{3} and 0.(3) by \frac{1}{3}."""
 
     def fraction(m: re.Match) -> str:
         if m[7] and int(m[1] or "0"):
@@ -303,14 +304,14 @@ _BARE_FRACTION = re.compile(
 
 
 def braced_fractions(text: str) -> str:
-    r"""\frac \pi4 as \frac{\pi}{4}: math-verify reads the former as nothing at all,
-    and what is left of an answer as the answer.
+    r"""Replaces \frac \pi4 by \frac{\pi}{4}: math-verify drops the former and reads the rest of an
+    answer as the answer.
     """
     return _BARE_FRACTION.sub(lambda m: rf"\{m[1]}{{{m[2] or m[4]}}}{{{m[3] or m[5]}}}", text)
 
 
 def fractions(text: str) -> str:
-    r"""\frac{...}{...} for all that TeX takes without braces."""
+    r"""Replaces all \frac forms that TeX reads without braces by \frac{...}{...}."""
     text = re.sub(r"\\frac\s*(\d)\s*(\d)", r"\\frac{\1}{\2}", braced_fractions(text))
     text = re.sub(r"\\frac\s*(\d)\s*\{", r"\\frac{\1}{", text)
     return re.sub(r"\\frac\s*\{([^{}]*)\}\s*(\d)", r"\\frac{\1}{\2}", text)
@@ -325,7 +326,7 @@ _MIXED = re.compile(
 
 
 def mixed_numbers(text: str) -> str:
-    r"""3 1/2 and 3\frac{1}{2} as \frac{7}{2}, where the fraction is below 1."""
+    r"""Replaces 3 1/2 and 3\frac{1}{2} by \frac{7}{2}, if the fraction is below 1."""
 
     def fraction(m: re.Match) -> str:
         whole = int(m[1])
@@ -338,7 +339,7 @@ def mixed_numbers(text: str) -> str:
 
 
 def percent_of_fraction(text: str) -> str:
-    r"""\frac{200}{3}\% as a product that the library can read."""
+    r"""Writes \frac{200}{3}\% as a product that the library can read."""
     return re.sub(
         r"(?<=[})])\\%", r" \\cdot 1\\%", re.sub(r"(\d+)/(\d+)\\%", r"\\frac{\1}{\2}\\%", text)
     )
@@ -363,7 +364,7 @@ STAGES = (
 )
 
 
-# Names of one unit each, the first of which stands for it.
+# Names of one unit each; the first is the one returned.
 _SAME_UNITS = (
     "mm millimeter millimeters, cm centimeter centimeters, m meter meters metre metres, "
     "km kilometer kilometers, in inch inches, ft foot feet, yd yard yards, mi mile miles, mg, "
@@ -376,8 +377,8 @@ _LAST_UNIT = re.compile(rf"(?:\\text\{{\s*([A-Za-z]+)\s*\}}|[\d}}]\s*([A-Za-z]{{
 
 
 def unit(text: str) -> str | None:
-    """The unit at the end of an answer, by one of its names; None where there is none we know.
-    Powers are not looked at.
+    """The unit at the end of an answer, by one of its names, without powers; None if no known unit
+    is there.
     """
     for stage in STAGES[: STAGES.index(units)]:
         text = stage(text)
@@ -386,7 +387,7 @@ def unit(text: str) -> str | None:
 
 
 def normalise(text: str) -> str:
-    """An answer in the form in which it is read and compared: all `STAGES`, in their order."""
+    """The form in which an answer is read and compared: all `STAGES` applied in order."""
     for stage in STAGES:
         text = stage(text)
     return text.strip()
@@ -403,7 +404,7 @@ _PARTIAL_RES = {why: re.compile(pattern) for why, pattern in _PARTIAL.items()}
 
 
 def partial(text: str) -> str | None:
-    """Why a parser would read a normal form in part only; None where it may be tried."""
+    """Reason why a parser would read only part of a normal form; None if it may be tried."""
     if not text:
         return "nothing"
     return next((why for why, found in _PARTIAL_RES.items() if found.search(text)), None)

@@ -1,5 +1,5 @@
-"""What the text of a compiled program says: what its devices send each other, which kernels it
-calls, and how long its compiler takes each part to be.
+"""Reads the text of a compiled program: its collectives, its kernels, and its compiler's time
+estimates.
 """
 
 import dataclasses
@@ -11,16 +11,16 @@ COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "collective-permute
 BITS = {"pred": 8, "bf16": 16, "f16": 16, "f32": 32, "f64": 64}
 _COLLECTIVE = re.compile(rf"= (\(.*?\)|\S+) ({'|'.join(COLLECTIVES)})(?:-start)?\(")
 _ARRAY = re.compile(r"\b([a-z]+\d*)\[([\d,]*)\]")
-# A TPU's compiler has a reduce-scatter as a function in which an all-reduce is sliced.
+# A TPU compiler writes a reduce-scatter as a function in which an all-reduce is sliced.
 _FUNCTION = re.compile(r"^(?:ENTRY )?%(\S+) \(.*\) -> (.*) \{$")
 _SCATTER = "all-reduce-scatter"
 
 
 @dataclasses.dataclass(frozen=True)
 class Collectives:
-    """Of one kind in a program's text, each counted once, however often its loop runs.
+    """Collectives of one kind in a program's text, each counted once even inside loops.
 
-    `bytes`: of their results, per device. `looped`: how many stand inside the decode loop.
+    `bytes`: of their results, per device. `looped`: number inside the decode loop.
     """
 
     kind: str
@@ -30,7 +30,7 @@ class Collectives:
 
 
 def collectives(text: str, loop: str = "_loop/while/body") -> list[Collectives]:
-    """What a compiled program's text has of them, largest first.
+    """Collectives in a compiled program's text, largest first.
 
     Args:
       loop: part of the names of operations inside the decode loops.
@@ -52,7 +52,8 @@ def collectives(text: str, loop: str = "_loop/while/body") -> list[Collectives]:
                 math.prod(map(int, filter(None, shape.split(",")))) * bits_of(number) // 8
                 for number, shape in _ARRAY.findall(result)
             ]
-            # One that is started gives its operand beside its result.
+            # An asynchronous start returns its operand and its result; the largest size is the
+            # result's.
             found.setdefault(kind, []).append((max(sizes, default=0), loop in line))
     kinds = [
         Collectives(
@@ -64,7 +65,7 @@ def collectives(text: str, loop: str = "_loop/while/body") -> list[Collectives]:
 
 
 def bits_of(kind: str) -> int:
-    """Of a number of XLA's type: bf16, s32, f8e4m3."""
+    """Bits of an XLA number type: bf16, s32, f8e4m3."""
     return BITS.get(kind) or int(re.search(r"\d+", kind)[0])
 
 
@@ -72,9 +73,7 @@ _KERNEL = re.compile(r'%?(\S+) = .* custom-call\(.*custom_call_target="([^"]*)"'
 
 
 def kernels(text: str) -> dict[str, int]:
-    """Names of the kernels that a program calls, with how many of its lines do: cuDNN's, and those
-    of Pallas.
-    """
+    """Kernels that a program calls (cuDNN's and Pallas's): name -> number of lines that call it."""
     found: dict[str, int] = {}
     for line in text.splitlines():
         if match := _KERNEL.search(line):
@@ -92,18 +91,17 @@ _WHILE = re.compile(r" while\(.*condition=%?([^\s,]+), body=%?([^\s,]+)")
 _BRANCHES = re.compile(r" conditional\(.*branch_computations=\{([^}]*)\}")
 _COMPUTATION = re.compile(r"^(?:ENTRY )?%?([^\s(]+) \(.*\{$")
 _OP_NAME = re.compile(r'op_name="([^"]*)"')
-# What the compiler says of an operation that it cannot estimate.
+# Value with which the compiler marks an operation that it cannot estimate.
 _UNKNOWN = 10**15
 
 
 @dataclasses.dataclass
 class Phases:
-    """Cycles by a TPU compiler's estimate; kernels of Pallas have none.
+    """Cycles by a TPU compiler's estimate; Pallas kernels have none.
 
     Attributes:
-      once: outside of loops of unknown length. loops: of one iteration of each of these, by the
-        scope that the loop stands in (the longest, where several do); what it contains of them
-        counts once.
+      once: outside loops of unknown length. loops: one iteration of each such loop, by its name
+        scope (the longest loop of a scope); loops inside count once.
     """
 
     once: int
@@ -111,9 +109,9 @@ class Phases:
 
 
 def phases(text: str) -> Phases | None:
-    """None for a program without estimates: GPUs' and CPUs' have none.
+    """Estimates of a program; None if it has none, as on GPUs and CPUs.
 
-    Loops that count to a constant are multiplied out; of branches the longest counts.
+    Loops with a constant count are multiplied by it. Of branches the longest counts.
     """
     bodies: dict[str, list[str]] = {}
     entry = name = ""

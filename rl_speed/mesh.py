@@ -1,4 +1,4 @@
-"""The device mesh and the two tables that place named weight axes on it.
+"""The device mesh and the two tables that shard named weight axes over it.
 
 Mesh axes: `data` (copies of the weights, different rows), `fsdp` (rows split, weights sharded and
 gathered for use), `tensor` (weights split inside a layer).
@@ -37,8 +37,8 @@ def make_mesh(
 ) -> Mesh:
     """A mesh with axes ('data', 'fsdp', 'tensor') whose partitioning XLA decides (AxisType.Auto).
 
-    Raises ValueError, naming the numbers, when the mesh wants more devices than there are, or
-    unequally many of the processes that have them.
+    Raises ValueError, with the numbers, if the mesh needs more devices than there are, or unequal
+    numbers from its processes.
     """
     devices = jax.devices() if devices is None else list(devices)
     shape = (data, fsdp, tensor)
@@ -63,8 +63,8 @@ def make_mesh(
             "start fewer processes"
         )
     types = (jax.sharding.AxisType.Auto,) * len(AXES)
-    # As `jax.make_mesh` lays them, which refuses an axis of 8 on a torus of 4 x 4: here it takes
-    # one of its axes and half of the other.
+    # Same order as `jax.make_mesh`, which refuses an axis of 8 on a 4 x 4 torus: here such an axis
+    # takes one torus axis and half of the other.
     laid = mesh_utils.create_device_mesh(shape, devices[:need], allow_split_physical_axes=True)
     return Mesh(laid, AXES, axis_types=types)
 
@@ -72,10 +72,9 @@ def make_mesh(
 def disjoint(
     sizes: Sequence[int], devices: Sequence[jax.Device] | None = None
 ) -> list[list[jax.Device]]:
-    """Sets of so many devices that share none, each with equally many of every process.
+    """Disjoint sets of devices of these sizes, each with equally many of every process.
 
-    Raises ValueError, naming the numbers, when there are too few, or they do not go into the
-    processes.
+    Raises ValueError, with the numbers, if there are too few, or the processes do not divide them.
     """
     devices = jax.devices() if devices is None else list(devices)
     hosts: dict[int, list[jax.Device]] = {}
@@ -102,31 +101,32 @@ def disjoint(
 
 
 def platform_of(mesh: Mesh | None) -> str:
-    """ "cpu", "gpu" or "tpu": what programs on the mesh are compiled for; without a mesh, those on
-    the default device.
+    """ "cpu", "gpu" or "tpu": platform that programs on the mesh are compiled for; without a mesh,
+    the default device's.
     """
     device = jax.devices()[0] if mesh is None else mesh.devices.flat[0]
     return {"cuda": "gpu", "rocm": "gpu"}.get(device.platform, device.platform)
 
 
 def own_axes(mesh: Mesh) -> set[str]:
-    """The axes of programs that each row shard runs for itself: `ROWS`, and `tensor` too where it
-    has one device. Where it has several it is left to the partitioner, and a kernel's caller takes
-    it by `over_tensor`: kernels, those of libraries included, run where every axis is a program's
-    own.
+    """Manual axes of programs that each row shard runs by itself: `ROWS`, and `tensor` if it has
+    one device.
+
+    With several devices the partitioner handles `tensor`, and callers of kernels use `over_tensor`:
+    kernels, also those of libraries, need all axes to be manual.
     """
     return set(AXES) if mesh.shape["tensor"] == 1 else set(ROWS)
 
 
 def over_tensor(function: Callable, split: Sequence[int | None], out: Any, *args: Any) -> Any:
-    """function(*args), run by each device of `tensor` for its part of the heads.
+    """Runs function(*args) on each device of `tensor` for its shard of the heads.
 
-    Outside of a program of row shards, and where `tensor` is no axis of the partitioner, the
-    function gets all of them.
+    Outside a row shard's program, or if `tensor` is not an axis of the partitioner, the function
+    gets all heads.
 
     Args:
-      split: for each argument, a pytree, the axis of its arrays' heads; None for what all devices
-        read whole. out: that of the result, or a tuple for each of several.
+      split: for each argument, a pytree, the axis of its arrays' heads; None for arguments that all
+        devices read whole. out: the axis of the result, or a tuple for several results.
 
     Heads that `tensor` does not divide are computed by every device.
     """
@@ -157,7 +157,7 @@ def partition_spec(
     shape: Sequence[int],
     rules: Mapping[str, str | None] = TRAIN_RULES,
 ) -> PartitionSpec:
-    """The spec of one array.
+    """The PartitionSpec of one array.
 
     An axis that its mesh axis does not divide is replicated (2 KV heads on tensor=4).
     """
@@ -184,7 +184,7 @@ def named_sharding(
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """Axis 0 split over `data` and `fsdp`, the rest whole."""
+    """Splits axis 0 over `data` and `fsdp`."""
     return NamedSharding(mesh, PartitionSpec(ROWS))
 
 
@@ -194,12 +194,12 @@ def replicated(mesh: Mesh) -> NamedSharding:
 
 
 def row_shards(mesh: Mesh) -> int:
-    """How many ways a batch is split."""
+    """Number of shards of a batch."""
     return mesh.shape["data"] * mesh.shape["fsdp"]
 
 
 def own_row_shards(mesh: Mesh) -> list[int]:
-    """The row shards that this process has devices of; all of them where it is the only one."""
+    """Row shards with devices of this process; all of them if it is the only one."""
     if not spans_processes(mesh):
         return list(range(row_shards(mesh)))
     shards = mesh.devices.reshape(row_shards(mesh), -1)
@@ -210,17 +210,17 @@ def own_row_shards(mesh: Mesh) -> list[int]:
 def spans_processes(mesh: Mesh) -> bool:
     """Whether other processes of this run have devices of the mesh.
 
-    Chips that are compiled for and not here (`targets`) belong to hosts that do not run.
+    Described chips (`targets`) belong to hosts that do not run.
     """
     others = (d.process_index != jax.process_index() for d in mesh.devices.flat)
     return jax.process_count() > 1 and any(others)
 
 
 def place(tree: Any, sharding: NamedSharding) -> Any:
-    """Host arrays that every process has, as arrays of the mesh; each process puts its devices'
-    parts there.
+    """Host arrays that every process has, as arrays of the mesh; each process copies the shards of
+    its devices.
 
-    Where this process has all devices they stay as they are: a jitted function places them.
+    If this process has all devices, they are returned unchanged: a jitted function places them.
     """
     if not spans_processes(sharding.mesh):
         return tree
@@ -238,8 +238,8 @@ def place(tree: Any, sharding: NamedSharding) -> Any:
 
 
 def place_parts(make: Callable[[slice], Any], rows: int, mesh: Mesh) -> Any:
-    """`make(slice(0, rows))`, a tree of host arrays with so many rows, split over the row shards;
-    each process makes the parts of its own.
+    """`make(slice(0, rows))`, a tree of host arrays with `rows` rows, split over the row shards.
+    Each process makes only its own parts.
     """
     if not spans_processes(mesh):
         return make(slice(0, rows))
@@ -261,7 +261,7 @@ def place_parts(make: Callable[[slice], Any], rows: int, mesh: Mesh) -> Any:
 
 
 def place_rows(shards: Mapping[int, Any], mesh: Mesh) -> Any:
-    """Trees of host arrays, one of each row shard of this process, stacked along a new axis 0 that
+    """Stacks trees of host arrays, one for each row shard of this process, along a new axis 0 that
     is split over the row shards.
 
     Args:
@@ -290,9 +290,10 @@ def _whole(mesh: Mesh) -> Callable[[Any], Any]:
 
 
 def gathered(tree: Any, mesh: Mesh) -> Any:
-    """Arrays of the mesh, such that `jax.device_get` gives every process all of them: parts that
-    other processes hold are sent by the devices. Where there are any, all processes must call it,
-    in the same order as all that they compute on the mesh.
+    """Arrays of the mesh, replicated so that `jax.device_get` returns all of them to every process.
+
+    If other processes hold parts, all processes must call it, in the same order as their other
+    computations on the mesh.
     """
     if not spans_processes(mesh):
         return tree

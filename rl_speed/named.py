@@ -1,5 +1,5 @@
-"""Choices by name: the words that a field may be, and functions of the user's own,
-"module:function". Standard library only.
+"""Choices by name: the words that a field allows, and the user's functions, "module:function".
+Standard library only.
 """
 
 import dataclasses
@@ -15,17 +15,16 @@ _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
 def is_function(name: str) -> bool:
-    """Whether it reads "module:function"."""
+    """Whether the name has the form "module:function"."""
     return _NAME.fullmatch(name) is not None
 
 
 def load_function(name: str) -> Callable[..., Any]:
-    """What "module:function" names; its module is found where Python finds modules,
-    and in the working directory.
+    """Imports the function "module:function". Modules are also searched in the working directory.
 
     Raises:
-      ValueError: importing the module raised something, it has no such attribute, or that
-        cannot be called.
+      ValueError: importing the module raised an error, it has no such attribute, or that is not
+        callable.
     """
     module, _, attribute = name.partition(":")
     if os.getcwd() not in sys.path and "" not in sys.path:
@@ -44,18 +43,18 @@ def load_function(name: str) -> Callable[..., Any]:
 
 
 def named(name: str, known: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
-    """known[name], or what "module:function" names (see `load_function`)."""
+    """known[name], or the function "module:function" (see `load_function`)."""
     return load_function(name) if name not in known and is_function(name) else known[name]
 
 
 def one_of(
     *options: str | Mapping[str, Any], default: str | None = None, function: bool = False
 ) -> Any:
-    """A field whose value is one of these words, the first where there is no default.
+    """A field whose value is one of these words; the default is the first, unless given.
 
     Args:
-      options: words, or tables whose keys they are; what is entered into a table later counts.
-      function: whether it may also be a function of the user's own, "module:function".
+      options: words, or tables with words as keys; keys added to a table later count.
+      function: whether a user's function, "module:function", is also allowed.
     """
     first = options[0] if isinstance(options[0], str) else next(iter(options[0]))
     return dataclasses.field(
@@ -65,7 +64,7 @@ def one_of(
 
 
 def options_of(declared: dataclasses.Field) -> list[str]:
-    """The words that a field may be; empty where it is not declared by `one_of`."""
+    """The words that a field allows; empty if it is not declared by `one_of`."""
     return [
         word
         for option in declared.metadata.get("options", ())

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-# Files of experiments/ that are commands of rl-speed, and that a wheel holds.
+# Files in experiments/ that are commands of rl-speed and part of a wheel.
 COMMANDS = ("train", "evaluate", "sft", "serve", "data", "report", "compare")
 
 

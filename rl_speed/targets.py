@@ -1,8 +1,8 @@
-"""Chips that are not here. Their compilers are ordinary packages, which compile for a described
-mesh of them without one: what a program holds there is XLA's own figure for that chip.
+"""Absent chips. Their compilers are ordinary packages, which compile for a described mesh without
+devices: a program's memory is XLA's own figure for that chip.
 
 `launch/targets.sh` makes an environment with such a compiler; `experiments/train.py --dry_run
---target=...` asks it.
+--target=...` uses it.
 """
 
 import dataclasses
@@ -17,15 +17,15 @@ import jax
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-    """What a chip can do at most, as its maker says.
+    """Limits of a chip, as its maker publishes them.
 
     Attributes:
       platform: as in `ModelConfig`. axes: of a topology.
       flops: bfloat16 operations a second. bandwidth: of its memory, bytes a second. memory: bytes.
-      source: where these stand.
-      clock: cycles a second in which a TPU's compiler counts; of the peak rate and the multipliers
-        of a core, since the maker does not say.
-      described: of a GPU, as XLA's GpuTargetConfigProto.
+      source: where these are published.
+      clock: cycles a second in which a TPU compiler counts; computed from the peak rate and a
+        core's multipliers, because the maker does not publish it.
+      described: for a GPU, XLA's GpuTargetConfigProto.
     """
 
     platform: str
@@ -38,7 +38,7 @@ class Chip:
     described: str = ""
 
 
-# XLA compiles for a GPU by these; of a H200 memory and its bandwidth are others.
+# XLA compiles for a GPU by these values. A H200 differs in memory and bandwidth.
 _HOPPER = """
 gpu_device_info {
   cuda_compute_capability { major: 9 }
@@ -76,7 +76,7 @@ class Target:
 
     @classmethod
     def parse(cls, text: str) -> "Target":
-        """Raises ValueError, with what there is."""
+        """Parses such a topology. Raises ValueError with the known chips."""
         name, _, shape = text.removeprefix("tpu-").partition(":")
         if name not in CHIPS:
             raise ValueError(f"--target={text}: no such chip; there are {', '.join(CHIPS)}")
@@ -91,18 +91,18 @@ class Target:
 
     @property
     def size(self) -> int:
-        """Chips."""
+        """Number of chips."""
         return math.prod(self.shape)
 
     def prepare(self) -> None:
-        """Have JAX and the compiler ask for no machine around them. Before JAX is used."""
+        """Stops JAX and the compiler from looking for hardware. Call before JAX is used."""
         jax.config.update("jax_platforms", "cpu")
-        # What is compiled for an absent chip could be written there, and not be read again.
+        # A program for an absent chip could be written to the cache, but not read from it.
         jax.config.update("jax_enable_compilation_cache", False)
         os.environ["TPU_SKIP_MDS_QUERY"] = "1"
         os.environ["TPU_ACCELERATOR_TYPE"] = "v5litepod-4"
         os.environ["TPU_WORKER_HOSTNAMES"] = "localhost"
-        # Several may compile at the same time: none holds a device.
+        # Several may compile at the same time, because none holds a device.
         os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"
 
     def devices(self) -> Sequence[jax.Device]:
@@ -126,7 +126,7 @@ class Target:
 
         if self.chip.platform == "tpu":
             more = {}
-            if self.size == 1:  # else a host has four chips
+            if self.size == 1:  # otherwise a host has four chips
                 more["chips_per_host_bounds"] = (1, 1, 1)
             name = f"{self.name}:{'x'.join(map(str, self.shape))}"
             return topologies.get_topology_desc(name, "tpu", **more)

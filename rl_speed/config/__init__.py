@@ -1,5 +1,5 @@
-"""What a run is made of: typed settings (`schema`), what they must satisfy (`checks`),
-named methods, presets, the command line.
+"""Configuration of a run: typed settings (`schema`), checks, named methods, presets, command
+line.
 """
 
 from rl_speed.config.schema import (

@@ -1,6 +1,4 @@
-"""What a configuration must satisfy: every refusal names the field, says why,
-and what it may be.
-"""
+"""Checks of a configuration. Every error names the field, the reason, and the allowed values."""
 
 import dataclasses
 import difflib
@@ -21,7 +19,7 @@ from rl_speed.sampling.rules import two_phase
 if TYPE_CHECKING:
     from rl_speed.config import Config, Reward
 
-# Verifiers that are JAX functions: they can judge inside the compiled loop on any mesh.
+# Verifiers that are JAX functions: they run inside the compiled loop on any mesh.
 JAX_VERIFIERS = ("exact", "integer", "scratchpad")
 # Aggregations that divide by tokens of rows.
 OVER_LENGTHS = ("token_mean", "seq_mean_token_mean")
@@ -30,7 +28,7 @@ REWARD_PARTS = ("accuracy", "format", "language", "overlong")
 
 
 def check(c: "Config") -> None:
-    """Raises ValueError naming the first field that cannot be, and what it may be."""
+    """Raises ValueError naming the first invalid field, and its allowed values."""
     check_evaluation(c)
     _check_loss(c)
     _require_one(
@@ -135,17 +133,17 @@ def _check_generation_mesh(c: "Config") -> None:
         )
 
 
-# A top-p of at most one over the largest vocabulary keeps one token.
+# A top-p up to this keeps one token: it is below one over the largest vocabulary.
 _GREEDY_TOP_P = 1e-6
 
 
 def require_distinct_draws(
     field: str, samples: int, temperature: float, *, top_k: int = 0, top_p: float = 1.0
 ) -> None:
-    """Raises ValueError where a question gets several samples that are all the same.
+    """Raises ValueError if several samples of a prompt would all be the same.
 
     Args:
-      field: the setting that says how many.
+      field: the setting that asks for several samples.
     """
     greedy = {
         f"config.evaluation.temperature={temperature:g}": temperature == 0,
@@ -162,7 +160,7 @@ def require_distinct_draws(
 
 
 def check_evaluation(c: "Config") -> None:
-    """`check` without what is for training alone: what asking and judging a policy needs."""
+    """`check` without training: the settings that evaluating a policy needs."""
     check_types(c)
     check_options(c)
     _require_one(
@@ -186,7 +184,7 @@ def check_evaluation(c: "Config") -> None:
         ("evaluation.top_p", 0 < e.top_p <= 1, "in (0, 1]"),
         ("sampler.top_k", c.sampler.top_k >= 0, "0 (off) or more"),
         ("data.max_prompt_length", longest >= 0, "0 (as the longest needs) or more"),
-        # The keys of a larger one would be those of another.
+        # Seeds of 2**32 and above repeat the keys of smaller ones.
         ("seed", 0 <= c.seed < 2**32, "0 or more, and less than 2**32"),
     )
     most = c.most_evaluation_samples
@@ -211,7 +209,7 @@ def check_evaluation(c: "Config") -> None:
 
 
 def _require(c: "Config", *rules: tuple[str, bool, str]) -> None:
-    """Each rule is (field, whether its value can be, what it must be)."""
+    """Checks rules of the form (field, whether its value is allowed, the allowed values)."""
     for name, ok, want in rules:
         if not ok:
             raise ValueError(f"config.{name} must be {want}; got {c.get(name)!r}")
@@ -222,8 +220,9 @@ def _require_one(c: "Config", *names: str) -> None:
 
 
 def check_options(c: Any) -> None:
-    """Of any configuration: fields that are one of several words, as they are declared, or
-    functions of the user's own: found, and tried."""
+    """Checks fields of any configuration that take one of several words, or a user's function,
+    which is imported and tried.
+    """
     for section in (
         f.name for f in dataclasses.fields(c) if dataclasses.is_dataclass(getattr(c, f.name))
     ):
@@ -245,7 +244,7 @@ def check_options(c: Any) -> None:
                     check_advantage(function)
                 if section == "rule":
                     function(c.rule)
-            except Exception as error:  # what a function of the user's own raises, too
+            except Exception as error:  # including errors raised by the user's module
                 said = (
                     error
                     if isinstance(error, ValueError)
@@ -255,7 +254,7 @@ def check_options(c: Any) -> None:
 
 
 def _check_loss(c: "Config") -> None:
-    """The loss takes what it is given."""
+    """Checks that the loss takes its settings."""
     o = c.objective
     numbers = o.loss_numbers()
     try:
@@ -265,7 +264,7 @@ def _check_loss(c: "Config") -> None:
 
 
 def _check_files(c: "Config") -> None:
-    """What is chosen from files, and how it is put to the policy."""
+    """Checks data files, their fields, and the prompt format."""
     d = c.data
     keep_names(d.keep)
     for name in ("question_field", "eval_question_field"):
@@ -328,7 +327,7 @@ def _check_files(c: "Config") -> None:
 
 
 def _check_order(c: "Config") -> None:
-    """Orders and curation of the training prompts."""
+    """Checks order and curation of the training prompts."""
     d = c.data
     _require(
         c,
@@ -364,7 +363,7 @@ def _check_order(c: "Config") -> None:
 
 
 def _check_forecast(c: "Config") -> None:
-    """Who tells the rule how to screen each prompt, and what a forecast is of."""
+    """Checks that a forecast has what it needs, and that `adaptive_speed` has a forecast."""
     if c.data.order == "forecast":
         _require(c, ("rule.n", c.rule.n >= 2, "at least 2 for config.data.order='forecast'"))
     if c.rule.name != "adaptive_speed":
@@ -383,7 +382,7 @@ def _check_forecast(c: "Config") -> None:
 
 
 def _check_depth(c: "Config") -> None:
-    """What a pipeline of so many calls needs, and taking groups as they complete."""
+    """Checks what `driver.depth` and accept="completion" need."""
     d = c.driver
     rule = c.make_rule()
     if d.accept == "completion" and (d.depth or two_phase(rule)):
@@ -418,7 +417,7 @@ def _check_depth(c: "Config") -> None:
 
 
 def _check_rewards(c: "Config") -> None:
-    """Weights and bounds of what is added to accuracy, and the reference policy's turns."""
+    """Checks weights and bounds of reward terms, and when the reference policy is replaced."""
     r = c.reward
     o = c.objective
     _check_functions(r)
@@ -454,9 +453,8 @@ def _check_rewards(c: "Config") -> None:
 
 
 def _check_functions(r: "Reward") -> None:
-    """Reward functions of the user's own: found, callable, and asking for what there is.
-
-    They are imported in a worker process.
+    """Checks the user's reward functions in a worker process: that they exist, are callable, and
+    take known arguments.
     """
     try:
         extra = parse_extra(r.extra)
@@ -477,7 +475,7 @@ def _check_functions(r: "Reward") -> None:
 
 
 def _check_logging(c: "Config") -> None:
-    """What the writers need."""
+    """Checks settings of the writers."""
     _require(c, ("logging.text_every", c.logging.text_every >= 0, "0 (none) or more"))
     for name in ("wandb", "trackio"):
         if getattr(c.logging, name):
@@ -485,8 +483,8 @@ def _check_logging(c: "Config") -> None:
 
 
 def require_package(name: str, why: str) -> None:
-    """Raises ValueError unless the package is installed; a folder of that name that has no code
-    (W&B leaves one) is not it.
+    """Raises ValueError unless the package is installed. A folder of that name without code, as W&B
+    leaves one, does not count.
     """
     spec = importlib.util.find_spec(name)
     if spec is None or spec.origin is None:
@@ -494,7 +492,7 @@ def require_package(name: str, why: str) -> None:
 
 
 def _check_pools(c: "Config") -> None:
-    """What advantages from pools, and estimates, need."""
+    """Checks what pool advantages and estimates need."""
     o = c.objective
     rule = c.rule
     if o.advantage in POOL_ADVANTAGES:
@@ -558,7 +556,7 @@ def _check_pools(c: "Config") -> None:
 
 
 def _check_replay(c: "Config") -> None:
-    """What replayed prefixes need."""
+    """Checks what replayed prefixes need."""
     r = c.replay
     if r.window == "none":
         if r.cache:
@@ -601,7 +599,9 @@ def _check_replay(c: "Config") -> None:
 
 
 def _check_in_loop(c: "Config", shards: int) -> None:
-    """What the fused step cannot do is refused with the reason, and with what can."""
+    """Raises ValueError for settings that the fused step does not support, with the reason and the
+    alternatives.
+    """
     for name, value, allowed, reason in [
         (
             "driver.depth",
@@ -671,8 +671,9 @@ def _check_in_loop(c: "Config", shards: int) -> None:
 
 
 def check_types(c: Any) -> None:
-    """Of any configuration: fields that a file in configs/ invented (a dataclass takes them
-    silently) or gave another type, and paths that are of no file system here."""
+    """Checks any configuration for unknown fields (a dataclass takes them silently), wrong types,
+    and paths that are not of this machine's file systems.
+    """
     for path, section in [
         ("", c),
         *(

@@ -1,5 +1,5 @@
-"""The command line, checked before anything is built: a configuration file that is not there, and
-overrides that cannot be, are named with the nearest that can.
+"""Checks the command line before anything is built. Errors about missing configuration files and
+unknown fields name the nearest known ones.
 """
 
 import copy
@@ -23,16 +23,16 @@ _PARSERS = {bool: flags.BooleanParser(), int: flags.IntegerParser(), float: flag
 
 
 def field_types(config: Any = Config) -> dict[str, type]:
-    """{"rule.n_init": int, ...}: every field of a configuration (a class or an instance) that
-    holds a value.
+    """Every field of a configuration (a class or an instance) that holds a value: {"rule.n_init":
+    int, ...}.
     """
     config = config() if isinstance(config, type) else config
     return {name: type(value) for name, value in flatten(dataclasses.asdict(config)).items()}
 
 
 def nearest(name: str, known: Sequence[str], count: int = 3) -> list[str]:
-    """The known dotted names most like `name`: in a section of that name or like it,
-    then with a last part like it.
+    """Known dotted names most like `name`: first in the same or a similar section, then with a
+    similar last part.
     """
     section, _, leaf = name.rpartition(".")
 
@@ -49,7 +49,7 @@ def nearest(name: str, known: Sequence[str], count: int = 3) -> list[str]:
 
 
 def written_flags(arguments: Sequence[str]) -> Iterator[tuple[str, str, str]]:
-    """(name, "=" or "", value) of each flag; without "=" the value would be the next argument."""
+    """(name, "=" or "", value) of each flag; without "=", value is the next argument."""
     for i, argument in enumerate(arguments):
         if argument == "--":
             return
@@ -59,7 +59,7 @@ def written_flags(arguments: Sequence[str]) -> Iterator[tuple[str, str, str]]:
 
 
 def with_config_path(arguments: Sequence[str], flag: str = "config") -> list[str]:
-    """The arguments, with the file of `--config=NAME[:VARIANT]` in place of a bare name."""
+    """The arguments with the bare name in `--config=NAME[:VARIANT]` replaced by its file."""
     found = list(arguments)
     for i, argument in enumerate(found):
         if argument == "--":
@@ -74,8 +74,8 @@ def with_config_path(arguments: Sequence[str], flag: str = "config") -> list[str
 
 
 def find_config(value: str) -> str:
-    """FILE[:VARIANT] of NAME[:VARIANT]: a local file, NAME or NAME.py, or else the configuration of
-    that name that ships with the package. What is neither comes back as it is.
+    """FILE[:VARIANT] of NAME[:VARIANT]: a local file NAME or NAME.py, or else the shipped
+    configuration of that name. Returns `value` unchanged if there is none.
     """
     name, colon, variant = value.partition(":")
     places = [Path(name), Path(f"{name}.py")]
@@ -90,8 +90,8 @@ def is_bare(name: str) -> bool:
 
 
 def check_config_file(arguments: Sequence[str], flag: str = "config") -> list[str]:
-    """What is wrong with the file of `--config=FILE[:VARIANT]` among the arguments: a message,
-    or nothing where it is there.
+    """Error messages about the file of `--config=FILE[:VARIANT]` in the arguments; empty if it
+    exists.
     """
     for name, _, value in written_flags(arguments):
         if name != flag:
@@ -120,8 +120,8 @@ def check_config_file(arguments: Sequence[str], flag: str = "config") -> list[st
 def check_overrides(
     arguments: Sequence[str], config: Any = Config, flag: str = "config"
 ) -> list[str]:
-    """What is wrong with the `--config.section.field=value` among the arguments:
-    a message each, empty where all is well.
+    """Error messages about each `--config.section.field=value` in the arguments; empty if all are
+    valid.
     """
     known = field_types(config)
     sections = {name.rsplit(".", 1)[0] for name in known if "." in name}
@@ -167,15 +167,15 @@ def check_overrides(
 
 
 def of_method(flag: str = "config", values: flags.FlagValues = flags.FLAGS) -> methods.OfMethod:
-    """The settings of each method by `--config=FILE[:VARIANT]` and what overrides it.
+    """The settings of each method, from `--config=FILE[:VARIANT]` and its overrides.
 
-    Where the file's `VARIANTS` have methods, they are those of the variant for the method, or for
-    the nearest (`methods.nearest`) with the method's fields set: a preset may give a baseline
-    another driver than the method that chooses prompts, or replay to one of two. Elsewhere they are
-    those of `--config` with the method's fields set. What makes the method is not overridden, and
-    with groups of a size of its own it has as many as make a batch of that size.
+    If the file's `VARIANTS` contain methods, the settings are those of the method's variant, or of
+    the nearest method's (`methods.nearest`) with the method's fields set: a preset may give a
+    baseline another driver, or replay to some methods only. Otherwise they are those of `--config`
+    with the method's fields set. Overrides do not change the method's own fields. A method with its
+    own group size gets as many groups as make a batch of equal size.
 
-    Raises, when called, ValueError: the method or the variant cannot be.
+    Raises ValueError, when called: the method or the variant is unknown.
     """
     given = values[flag]
     path, _, variant = given.config_filename.partition(":")
@@ -204,7 +204,7 @@ def of_method(flag: str = "config", values: flags.FlagValues = flags.FLAGS) -> m
 
 
 def load_config_file(path: str | Path) -> Any:
-    """The module of a configuration file."""
+    """Loads a configuration file as a module."""
     spec = importlib.util.spec_from_file_location(Path(path).stem, path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -212,7 +212,7 @@ def load_config_file(path: str | Path) -> Any:
 
 
 def _file(config: Any) -> str:
-    """Where a configuration (a class or an instance) is declared."""
+    """File that declares a configuration (a class or an instance)."""
     kind = config if isinstance(config, type) else type(config)
     return f"{kind.__module__.replace('.', '/')}.py"
 
@@ -226,13 +226,12 @@ def _article(kind: type) -> str:
 def parse_flags(
     arguments: Sequence[str], config: Any = Config, fields: Collection[str] = (), default: str = ""
 ) -> list[str]:
-    """The arguments that are no flags. Exits with status 2 and what is wrong, a line each; with
-    status 0 after --help.
+    """Returns the arguments that are not flags. Prints errors, one a line, and exits with status 2;
+    exits with status 0 after --help.
 
     Args:
-      config: the class of `--config`. fields: those of its fields that the command looks at; empty:
-        all.
-      default: `--config` where none is given, a name or a file.
+      config: the class of `--config`. fields: its fields that the command reads; empty: all.
+      default: value of `--config` if none is given, a name or a file.
     """
     try:
         given = with_config_path(flags.FLAGS.read_flags_from_files(list(arguments[1:]), False))
@@ -250,7 +249,7 @@ def parse_flags(
     if problems := file + check_overrides(given, config):
         fail("\n".join(problems))
     if asked_help or "print_config" in names:
-        for name in flags.FLAGS:  # nothing runs, so that --workdir and the like are not required
+        for name in flags.FLAGS:  # nothing runs, so required flags such as --workdir may be missing
             if asked_help or name != "config":
                 flags.FLAGS[name].validators.clear()
     try:
@@ -259,7 +258,7 @@ def parse_flags(
         left = flags.FLAGS([arguments[0], *given])
     except flags.Error as error:
         told, _, trace = str(error).partition("Error whilst parsing config file:")
-        # What a configuration file raised comes with its traceback, whose last line says it.
+        # An error in a configuration file comes with its traceback; the last line has the message.
         fail(" ".join((told + trace.strip().rpartition("\n")[2]).split()))
     if problems := list(check_paths([("argument", word) for word in left[1:]])):
         fail("\n".join(problems))
@@ -276,13 +275,11 @@ def parse_flags(
 
 
 def help_text(config: Any, fields: Collection[str] = ()) -> str:
-    """What the main module says of itself, its flags, and the fields of `--config`, if it has
-    that flag.
-    """
+    """The main module's docstring, its flags, and the fields of `--config`, if it has that flag."""
     own = (sys.argv[0], "rl_speed.runtime.entry")
     by_module = flags.FLAGS.flags_by_module_dict()
     found = [flag for module in own for flag in by_module.get(module, ())]
-    # Names of configurations hold everywhere, their files in a checkout alone.
+    # Names of configurations work everywhere, their files only in a checkout.
     text = re.sub(
         r"--config=configs/(\w+)\.py\b", r"--config=\1", sys.modules["__main__"].__doc__ or ""
     )
@@ -314,8 +311,8 @@ def program() -> str:
 
 
 def in_words_of_program(text: str) -> str:
-    """The text, with commands as who started `rl-speed` has them: "python experiments/train.py" is
-    "rl-speed train" there, and a program that a wheel does not hold is in the repository.
+    """Rewrites commands in the text for users of `rl-speed`: "python experiments/train.py" becomes
+    "rl-speed train". Programs that are not in the wheel are marked "(in the repository)".
     """
     if not sys.argv[0].startswith("rl-speed "):
         return text
@@ -325,6 +322,6 @@ def in_words_of_program(text: str) -> str:
 
 
 def fail(message: str, status: int = 2) -> NoReturn:
-    """Say what is wrong and exit. Status 2: nothing was started; 1: a run ended."""
+    """Prints an error and exits. Status 2: nothing was started; 1: a run ended."""
     print(f"error: {in_words_of_program(message)}", file=sys.stderr)
     sys.exit(status)

@@ -1,4 +1,4 @@
-"""Settings as text: what each field is, for --help, and what each one is now, for --print_config.
+"""Settings as text: descriptions of fields for --help, values for --print_config.
 
 A field's description is the comment above its declaration, or beside it.
 """
@@ -19,7 +19,7 @@ _KINDS = {bool: "true or false", int: "integer", float: "number", str: "text"}
 
 
 def entry_text(name: str, value: Any, kind: str, text: str) -> str:
-    """One flag or field: its name with a value, its type, and below it what it is."""
+    """One flag or field: its name with a value, its type, and its description below."""
     lines = [f"  --{name}={_written(value)}  ({kind})"]
     for paragraph in filter(None, text.split("\n")):
         lines += textwrap.wrap(paragraph, 94, initial_indent=" " * 6, subsequent_indent=" " * 6)
@@ -27,10 +27,10 @@ def entry_text(name: str, value: Any, kind: str, text: str) -> str:
 
 
 def fields_text(config: Any, fields: Collection[str] = ()) -> str:
-    """Every field by section: value, type, options and comment; the default where it differs.
+    """Every field by section: value, type, options and comment; the default if it differs.
 
     Args:
-      config: an instance of a configuration; of a class the defaults are shown by an instance.
+      config: an instance; for a class, an instance with its defaults.
       fields: dotted names of those to show; empty: all.
     """
     blocks = []
@@ -55,10 +55,10 @@ def fields_text(config: Any, fields: Collection[str] = ()) -> str:
 
 
 def resolved_text(config: Any, file: str, fields: Collection[str] = ()) -> str:
-    """Every field as `--config.section.field=value`, which `--flagfile` reads again.
+    """Every field as `--config.section.field=value`, which `--flagfile` can read.
 
-    A comment before a field that differs from its default says the default. A flag file cannot hold
-    a value with a line break, or with a space at its end: such a field is a comment.
+    A comment gives the default of a field that differs from it. A flag file cannot hold a value
+    with a line break or a trailing space: such a field is written as a comment.
 
     Args:
       config: an instance. file: of `--config`. fields: as in `fields_text`.
@@ -84,7 +84,7 @@ def resolved_text(config: Any, file: str, fields: Collection[str] = ()) -> str:
 
 @functools.cache
 def comments(kind: type) -> dict[str, str]:
-    """{field: comment} of a dataclass; of its bases' where a field is declared there alone."""
+    """{field: comment} of a dataclass, including fields declared only in a base class."""
     found: dict[str, str] = {}
     for base in reversed(kind.__mro__):
         if dataclasses.is_dataclass(base):
@@ -118,7 +118,7 @@ def _declared_comments(kind: type) -> dict[str, str]:
 def _walk(
     config: Any, fields: Collection[str] = (), prefix: str = ""
 ) -> Iterator[tuple[Any, str, dataclasses.Field, Any]]:
-    """(section, dotted name, declaration, default) of each field, those of no section first."""
+    """(section, dotted name, declaration, default) of each field, top-level fields first."""
     declared = dataclasses.fields(config)
     inner = [f for f in declared if dataclasses.is_dataclass(getattr(config, f.name))]
     for f in declared:
@@ -129,7 +129,7 @@ def _walk(
 
 
 def _own_doc(kind: type) -> str:
-    """A section's docstring, but for the signature that `dataclass` makes where there is none."""
+    """A section's docstring; "" for the signature that `dataclass` generates."""
     doc = kind.__doc__ or ""
     return "" if doc.startswith(f"{kind.__name__}(") else " ".join(doc.split())
 

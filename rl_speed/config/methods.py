@@ -1,11 +1,11 @@
-"""The named methods: which rule and which objective each is.
+"""The named methods: the rule and the objective of each.
 
-A config picks one; `compare` runs several from one start. A name without an ending is our default;
-`_paper` and `_released` are that method as its paper, or its authors' code, has it. `BASELINES`
-says what to compare a method with.
+A config picks one; `compare` runs several from one start. A name without a suffix is our default;
+`_paper` and `_released` follow the paper and its authors' code. `BASELINES` names what to compare a
+method with.
 
-Proximal policy optimisation with a critic, which the SPEED paper names among its base algorithms,
-is not here: only its clipped loss is (`objective.loss="ppo"`), with advantages from groups.
+PPO with a critic, one of the SPEED paper's base algorithms, is not here. Only its clipped loss is
+(`objective.loss="ppo"`), with group advantages.
 """
 
 import copy
@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 from rl_speed.config import Config
 
-# A method's name -> its settings: a configuration of its own.
+# Name of a method -> a configuration of its own.
 OfMethod = Callable[[str], Config]
 
 _RLOO = {
@@ -28,7 +28,7 @@ _GRPO = {
     "objective.clip_low": 0.2,
     "objective.clip_high": 0.2,
 }
-# The loss of DAPO, and of GRPO where verl's defaults make it, as Reinforce-Ada's baseline.
+# The loss of DAPO, and of GRPO with verl's defaults, as in Reinforce-Ada's baseline.
 _DAPO = {
     "objective.advantage": "grpo",
     "objective.loss": "ppo",
@@ -42,10 +42,10 @@ _REINFORCE_PP = {
     "objective.advantage": "reinforce_pp",
     "objective.aggregation": "token_mean",
 }
-# Samples clipped whole, with the paper's bounds, which are of another size than those of tokens.
+# Clips whole samples, with the paper's bounds, which have another scale than token bounds.
 _GSPO = {**_GRPO, "objective.loss": "gspo", "objective.clip_low": 3e-4, "objective.clip_high": 4e-4}
-# Weights bounded from above alone, over all tokens of the batch; the bound is ours, the
-# paper says none.
+# Weights bounded only from above, over all tokens of the batch. The bound is ours: the paper gives
+# none.
 _CISPO = {**_DAPO, "objective.loss": "cispo", "objective.clip_low": 1.0, "objective.clip_high": 2.0}
 _DR_GRPO = {
     **_GRPO,
@@ -56,13 +56,14 @@ _DR_GRPO = {
 _UNIFORM = {"rule.name": "uniform"}
 _DYNAMIC = {"rule.name": "dynamic"}
 _SPEED = {"rule.name": "speed"}
-# A balanced band of Bae et al., ends inside; rule.low, rule.high, rule.inclusive make the others.
+# A balanced band of Bae et al. with both ends inside; rule.low, rule.high, rule.inclusive set
+# others.
 _BAND = {"rule.name": "band", "rule.low": 0.2, "rule.high": 0.8, "rule.inclusive": "both"}
 
 # Reinforce-Ada: the advantage is r - the mean of all samples of the prompt (Algorithms 1 and 2),
-# over no standard deviation; so it is released, too (norm_adv_by_std_in_grpo=False).
+# not divided by a standard deviation; so does the release (norm_adv_by_std_in_grpo=False).
 _ADA_LOSS = {**_DAPO, "objective.advantage": "pool"}
-# A batch is decided before the next begins. Pools of up to 4 rounds of 8 samples, of which 4 are
+# A batch is complete before the next begins. Pools have up to 4 rounds of 8 samples, of which 4 are
 # trained on.
 _ADA = {**_ADA_LOSS, "driver.prefetch": False}
 _SEQUENTIAL = {
@@ -77,13 +78,13 @@ _POS = {**_SEQUENTIAL, "rule.k_pos": 1, "rule.k_neg": 0}
 _BALANCE = {**_SEQUENTIAL, "rule.k_pos": 2, "rule.k_neg": 2}
 # Section 3.2 multiplies the gradient by 1/p_hat; Algorithm 2 and the released code do not.
 _SEQ_PAPER = {"objective.weight": "inv_p"}
-# Section 3.3 says that DAPO's refilling can be combined with it, not how. Ours: a prompt is sampled
-# until one answer is right and one wrong, and replaced if it never is.
+# Section 3.3 says that DAPO's refilling can be added, not how. Ours: a prompt is sampled until one
+# sample is correct and one wrong, and replaced if it never is.
 _SEQ_DAPO = {**_BALANCE, "rule.k_pos": 1, "rule.k_neg": 1, "rule.on_unresolved": "drop"}
-# Budgets of 8 samples on average, in proportion to 1/sqrt(p_hat), and the weight 1/sqrt(p) for the
-# rest: the hybrid of section 3.1. Ours: at most 32 samples a prompt, where the paper leaves N_max
-# open; the weight is of the estimate from before the visit, which knows nothing of the rewards that
-# it multiplies; a single sample is measured against that estimate.
+# The hybrid of section 3.1: budgets of 8 samples on average, in proportion to 1/sqrt(p_hat), and
+# the weight 1/sqrt(p) for the rest. Ours: at most 32 samples a prompt (the paper leaves N_max
+# open); the weight uses the estimate from before the visit, independent of the rewards it
+# multiplies; a single sample is compared with that estimate.
 _ESTIMATED = {
     **_ADA,
     "rule.name": "allocated",
@@ -95,25 +96,25 @@ _ESTIMATED = {
     "objective.weight_from": "estimate",
     "objective.singleton": "estimate",
 }
-# Algorithm 1, lines 14 to 16: weight and baseline are of the samples just collected. That weight is
-# correlated with the advantage that it multiplies: of N samples it is sqrt(N) at most, and of 8
-# samples at p = 0.1 makes 2.1 on average (theory.sequential_weight), where 1/sqrt(p) makes 2.8.
+# Algorithm 1, lines 14 to 16: weight and baseline use the samples just collected. The weight is
+# correlated with the advantage it multiplies. With N samples it is at most sqrt(N); with 8 samples
+# at p = 0.1 its mean is 2.1 (theory.sequential_weight), where 1/sqrt(p) is 2.8.
 _EST_PAPER = {**_ESTIMATED, "objective.weight_from": "pool", "objective.singleton": "zero"}
-# Released: budgets in proportion to 1/p_hat, no weight. There they are 1 + a share of the rest,
-# without bound; here rule.n_max bounds them.
+# Released: budgets in proportion to 1/p_hat, no weight. There a budget is 1 + a share of the rest,
+# without bound; here rule.n_max bounds it.
 _EST_RELEASED = {**_EST_PAPER, "estimate.gamma": 1.0, "objective.weight": "none"}
 
-# RPO: rollouts start inside a cached response. L = the group's shortest response fits any scale,
-# and lets a rollout undo whatever went wrong; half of it, and 300, 500 and 800 tokens are the
-# paper's. Replayed tokens are not trained on, which is ours: they were sampled by another policy.
+# RPO: samples start inside a cached response. L = the group's shortest response fits any scale and
+# can undo any error; half of it, and 300, 500 and 800 tokens are the paper's. Ours: replayed tokens
+# are not trained on, because another policy sampled them.
 _RPO = {"replay.window": "min", "replay.eps": 0.1, "replay.start": "sample"}
-# Equations 3 and 5: o is prefix and suffix, and the loss goes over all of it.
+# Equations 3 and 5: o is prefix and suffix, and the loss includes both.
 _RPO_PAPER = {**_RPO, "replay.mask_prefix": False}
 _RPO_RELEASED = {**_RPO_PAPER, "replay.eps": 0.5, "replay.max_new": -1}
 
-# Ours. Prompts in the order of what a sample of them is worth, by a forecast of pass rates that is
-# learnt while training; each screened with as many samples as its forecast leaves in doubt, which
-# is none for some. Nobody waits screened for the next step.
+# Ours. Prompts are ordered by the value of a sample, from a forecast of pass rates that is learnt
+# during training. A prompt with a less certain forecast is screened with more samples, some with
+# none. No screened prompt waits for the next step.
 _FORECAST = {
     "rule.name": "adaptive_speed",
     "data.order": "forecast",
@@ -159,9 +160,8 @@ METHODS: dict[str, dict[str, object]] = {
     "forecast_dapo": _FORECAST | _DAPO,
 }
 
-# The method with the same loss that samples plainly: what a claim about sampling is to be held
-# against. What else of the objective a method changes (weights of prompts, training on prefixes) is
-# a part of the method; README.md has the table.
+# The uniform-sampling method with the same loss, for claims about sampling. Other changes to the
+# objective (prompt weights, training on prefixes) belong to the method; README.md has the table.
 BASELINES: dict[str, str] = {
     "speed_rloo": "rloo",
     **{name: "grpo" for name in ("speed_grpo", "band_grpo")},
@@ -179,12 +179,12 @@ BASELINES: dict[str, str] = {
 
 
 def apply(config: Config, name: str) -> Config:
-    """Set the fields of `config` that make it the named method; everything else stays.
+    """Sets the fields of `config` that make it the named method; everything else stays.
 
     Returns `config`.
 
-    A method with its own number of samples a group (`rule.n`) gets as many more groups a batch, so
-    that methods train on batches of one size; buffer and screening are raised to hold them.
+    A method with its own number of samples a group (`rule.n`) gets more or fewer groups, so that
+    all methods train on batches of one size. Buffer and screening are raised to hold them.
     """
     if name not in METHODS:
         raise ValueError(f"unknown method {name!r}; known: {', '.join(METHODS)}")
@@ -198,8 +198,8 @@ def apply(config: Config, name: str) -> Config:
 
 
 def keep_batch(config: Config, samples: int) -> None:
-    """As many groups of `config.rule.n` as make a batch of so many samples; buffer and screening
-    hold them.
+    """Sets the number of groups of `config.rule.n` samples that make a batch of `samples`. Buffer
+    and screening are raised to hold them.
     """
     driver = config.driver
     driver.groups = max(1, samples // config.rule.n)
@@ -208,13 +208,13 @@ def keep_batch(config: Config, samples: int) -> None:
 
 
 def of(config: Config) -> OfMethod:
-    """`config` with the fields of each method set."""
+    """Returns a function from a method's name to a copy of `config` with its fields set."""
     return lambda name: apply(copy.deepcopy(config), name)
 
 
 def nearest(name: str, known: Sequence[str]) -> str | None:
-    """Of the methods in `known` the one whose sampling is like that of the method `name`, itself
-    first; else one that samples plainly; else None.
+    """The method in `known` that samples like `name`, preferably itself; else a uniform-sampling
+    one; else None.
     """
 
     def way(fields):

@@ -1,23 +1,23 @@
-"""Paths among settings and flags: all are of this machine's file systems, but for
-`checkpoints.dir`, which may be in a bucket of Google Cloud Storage.
+"""Paths in settings and flags. All are on this machine's file systems, except `checkpoints.dir`,
+which may be in a Google Cloud Storage bucket.
 """
 
 import re
 from collections.abc import Iterator, Sequence
 
 CHECKPOINTS = "checkpoints.dir"
-# What is written for a policy to read, and holds no path.
+# Fields that hold text for a policy, not paths.
 _TEXTS = ("prompt", "system", "instruction", "think_open", "think_close", "ask")
-# Where a path may begin: at the start, behind NAME=, and behind a comma. One letter before a colon
-# is a drive of Windows.
+# A path may begin at the start, after NAME=, and after a comma. One letter before a colon is a
+# Windows drive.
 _URL = re.compile(r"(?:^|[,=])\s*([A-Za-z][A-Za-z0-9+.-]+):/")
 _HOME = re.compile(r"(?:^|[,=])\s*~")
 _BUCKET = re.compile(r"gs://[a-z0-9][a-z0-9._-]+/+[^/\s]\S*")
 
 
 def check_path(name: str, value: str) -> None:
-    """Raises ValueError where the value of a setting or a flag is, or has among others, a URL or a
-    path that begins with ~. Any of them would become a folder of that name.
+    """Raises ValueError if a value of a setting or a flag is or contains a URL, or a path that
+    begins with ~: it would create a folder of that name.
 
     Args:
       name: as the user writes it: "config.data.train", "--workdir".
@@ -47,7 +47,7 @@ def check_path(name: str, value: str) -> None:
 
 
 def check_paths(values: Sequence[tuple[str, str]]) -> Iterator[str]:
-    """What is wrong with each (name, value) that `check_path` refuses."""
+    """Error messages for each (name, value) that `check_path` refuses."""
     for name, value in values:
         try:
             check_path(name, value)

@@ -1,7 +1,6 @@
-"""Settings that several files in configs/ start from: the embedded task,
-and each paper's own scale.
+"""Presets that the files in configs/ start from: the embedded tasks, and each paper's own scale.
 
-Where a paper leaves a field open, the value is ours, and the line says so with "ours".
+Values that a paper leaves open are ours, and marked "ours".
 """
 
 import difflib
@@ -13,7 +12,7 @@ from rl_speed.config import Config, methods
 from rl_speed.data.tasks import POLICIES, TASKS
 from rl_speed.policy.prompt_formats import BOX
 
-# What a preset comes in: of each tuple one word may be named, the first is meant otherwise.
+# Variants of a preset: one option an axis; the first is the default.
 Words = tuple[tuple[str, ...], ...]
 
 EMBEDDED: Words = (
@@ -59,7 +58,7 @@ ADA: Words = (
     ("paper", "released"),
     ("moderate", "hard"),
 )
-# A window that is not named is the method's: half_min, or as released up to 299 tokens.
+# Without a named window the method's applies: half_min, or as released up to 299 tokens.
 RPO: Words = (
     (
         "rpo_grpo_paper",
@@ -74,10 +73,10 @@ RPO: Words = (
     ("plain", "length_aware"),
     ("any", "only_correct"),
 )
-# How a policy is asked and judged: as an embedded task is, as any model, or for a paper.
+# How a policy is prompted and judged: as on an embedded task, as any model, or as in a paper.
 EVALUATION: Words = (("embedded", "scratchpad", "chat", "speed", "band", "ada", "rpo"),)
 
-# Files of questions, below the folder that the run is launched from.
+# Training files, relative to the folder that the run is launched from.
 TRAIN = {
     "numina": "numina/train.jsonl",
     "dapo17k": "dapo17k/dapo_math_17k.jsonl.gz",
@@ -88,10 +87,10 @@ TRAIN = {
 
 
 def choose(variant: str, words: Words) -> list[str]:
-    """One word of each tuple: those that `variant` names,
-    in any order with commas between them, else the first, which may be empty.
+    """Chooses one word of each tuple: the one that `variant` names (words in any order, separated
+    by commas), else the first, which may be empty.
 
-    Raises ValueError: a word that is in none, or two from one.
+    Raises ValueError: a word is in no tuple, or two are from one.
     """
     chosen = [""] * len(words)
     known = [word for group in words for word in group if word]
@@ -113,8 +112,8 @@ def variants(words: Words) -> Iterator[str]:
 
 
 def embedded(method: str = "", task: str = "chain") -> Config:
-    """An embedded task on two CPU cores: what every method there shares,
-    and a method of `methods.METHODS` if one is named.
+    """An embedded task on two CPU cores: the settings shared by all methods, and those of `method`
+    (a name in `methods.METHODS`) if given.
     """
     config = Config()
     made = TASKS[task]
@@ -126,8 +125,8 @@ def embedded(method: str = "", task: str = "chain") -> Config:
     config.sampler.slots = 256
     config.sampler.prefill_chunk = 32
     if task == "chain":
-        # About one prompt in seven passes screening: so many must be screened to fill a batch of 16
-        # in one call.
+        # About one prompt in seven passes screening, so a batch of 16 in one call needs many
+        # screened.
         config.driver.screen_prompts = 320
         config.driver.margin = 2.5
         config.driver.buffer_groups = 192
@@ -135,22 +134,22 @@ def embedded(method: str = "", task: str = "chain") -> Config:
         config.evaluation.every = 5
         config.evaluation.samples = 4
     else:
-        # About one in three.
+        # About one prompt in three passes screening.
         config.driver.screen_prompts = 96
         config.driver.margin = 1.5
         config.driver.buffer_groups = 64
-        # Of 2e-4, 4e-4 and 1e-3 the best for plain RLOO; with the last it diverges.
+        # The best of 2e-4, 4e-4 and 1e-3 for plain RLOO, which diverges with 1e-3.
         config.optimizer.learning_rate = 4e-4
         config.evaluation.every = 10
         config.evaluation.samples = 2
-    # A finite set, encoded once: making questions on the fly would cost as much as generating
-    # answers to them.
+    # A finite set is encoded once: generating questions during training would cost as much as
+    # generating responses.
     config.data.train_prompts = 4096
     # Activations of a piece stay in the processor's cache.
     config.training.micro_tokens = 1024
     config.model.remat = False
-    # RLOO's gradients are a quarter of SPEED's: a bound that spares it its outliers is one that
-    # normalises the other's.
+    # RLOO's gradients are a quarter of SPEED's: a bound that only cuts outliers of one rescales
+    # most steps of the other.
     config.optimizer.max_grad_norm = 0.1
     config.optimizer.warmup_steps = 5
     config.training.steps = 120
@@ -171,19 +170,18 @@ def tiny(
     evaluate_every: int = 0,
     export: bool = False,
 ) -> Config:
-    """Shrink `config` to a run of seconds, to see whether it runs: its numbers mean nothing.
+    """Shrinks `config` to a run of seconds that tests whether it runs; its results mean nothing.
 
     Returns `config`.
 
-    What makes the method stays, and so do model and files. Gradients are taken in one piece, on one
-    device, and every second step is saved.
+    Keeps the method, model and files. Computes gradients in one piece on one device, and saves
+    every second step.
 
     Args:
-      groups, samples: of a batch, and of a group. screen: prompts of a call at most, and groups
-        that may wait.
-      slots: 0 has one for each row of a batch. prefill: prompts read at once (0: all).
-      train_prompts: questions that train (None: as it is). eval_prompts: held-out
-        questions (0: all).
+      groups, samples: groups of a batch, samples of a group. screen: most prompts of a call, and
+        most groups that may wait.
+      slots: 0: one for each row of a batch. prefill: prompts read at once (0: all).
+      train_prompts: training prompts (None: unchanged). eval_prompts: held-out prompts (0: all).
       evaluate_every: steps (0: never). export: write the final policy.
     """
     config.driver.groups = groups
@@ -196,7 +194,7 @@ def tiny(
     config.training.minibatches = math.gcd(config.training.minibatches, groups * samples)
     config.sampler.slots = slots or groups * samples
     config.sampler.prefill_chunk = prefill
-    if config.data.task not in TASKS:  # whose answers need what they need
+    if config.data.task not in TASKS:  # embedded tasks need the room for their answers
         config.sampler.max_new = min(config.sampler.max_new, 16)
     config.mesh.data = config.mesh.fsdp = config.mesh.tensor = 1
     config.data.eval_prompts = eval_prompts
@@ -214,13 +212,13 @@ def tiny(
 def language_model(
     path: str, train: str, prompt: str, max_prompt: int, max_new: int, devices: int
 ) -> Config:
-    """What the papers' scale shares; all of it is ours.
+    """Settings shared by the papers' scale; all are ours.
 
     Args:
       path: a Hugging Face directory, by the model's name, for the user to replace.
-      train: key of TRAIN. prompt: of policy/prompt_formats.py, which says where it comes from.
+      train: key of TRAIN. prompt: name in policy/prompt_formats.py, which has its source.
         max_prompt, max_new: tokens.
-      devices: of 80 GB, weights and moments split over them.
+      devices: of 80 GB; weights and moments are split over them.
     """
     config = Config()
     config.model.path = path
@@ -249,7 +247,7 @@ def language_model(
 def speed(path: str, variant: str = "", devices: int = 1) -> Config:
     """Zhang et al. (arXiv 2506.09016), section 5: SPEED-RLOO, SPEED-DAPO and their baselines.
 
-    `variant`: see `choose`, SPEED. "paper" and "released" differ in what the update does:
+    `variant`: see `choose`, SPEED. "paper" and "released" differ in the update:
 
     | | paper | released (run_fast_rloo_7b.sh, run_rloo_7b.sh) |
     |---|---|---|
@@ -260,33 +258,33 @@ def speed(path: str, variant: str = "", devices: int = 1) -> Config:
 
     "forecast_rloo" and "forecast_dapo" are ours, in SPEED's place.
 
-    Baselines sample 16 prompts of 24 for each step, from the policy that it updates. SPEED is
-    Algorithm 2 to the letter: every prompt that one call accepts is continued in the next.
-    DeepScaleR has 40 thousand questions;
-    the paper writes 400 thousand. Nothing compares what `data.keep` leaves of NuminaMath with the
-    paper's 220 thousand: data.json of the workdir tells the count.
+    Baselines sample 16 prompts of 24 samples for each step, from the policy that it updates. SPEED
+    follows Algorithm 2 exactly: every prompt that one call accepts continues in the next.
+    DeepScaleR has 40 thousand questions; the paper writes 400 thousand. NuminaMath after
+    `data.keep` was not compared with the paper's 220 thousand; data.json in the workdir has the
+    count.
     """  # noqa: E501
     method, data, source = choose(variant, SPEED)
-    # Temperature and the limits of prompt and response: as released, the paper has none.
+    # Temperature and the limits of prompt and response are as released; the paper gives none.
     config = language_model(
         path, data, "qwen_math_cot", max_prompt=1024, max_new=3072, devices=devices
     )
     config.sampler.temperature = 1.0
     methods.apply(config, method)
-    # As in the paper, NuminaMath's whole answers; and of DAPO-17k, 1,000 questions that never
-    # train: it is evaluated on them.
+    # As in the paper: NuminaMath's integer answers, and 1,000 questions of DAPO-17k held out for
+    # evaluation.
     config.data.keep = "no_proof,integer" if data == "numina" else ""
     if data == "dapo17k":
         config.data.hold_out = 1000
-    # Those of Table 1; runs on other data get DAPO-1k from experiments/data.py --write_held_out.
-    # The samples of AMC and AIME are ours (released: 4 and 16): the paper does not say them. It
-    # also has AIME 2025.
+    # Table 1's sets; runs on other data get DAPO-1k from experiments/data.py --write_held_out. The
+    # numbers of samples of AMC and AIME are ours (released: 4 and 16), not in the paper, which also
+    # has AIME 2025.
     config.data.eval = (
         f"dapo1k={'hold_out' if data == 'dapo17k' else 'eval/dapo1k.jsonl'},"
         "math500=eval/math500.jsonl,amc23:16=eval/amc23.jsonl,aime24:16=eval/aime24.jsonl"
     )
-    # Of N_init the paper compares 4, 6 and 8 (Figure 5, which favours 4) and names none as its own;
-    # 4 is released.
+    # For N_init the paper compares 4, 6 and 8 (Figure 5, which favours 4) and chooses none; 4 is
+    # released.
     config.rule.n = 24
     config.rule.n_init = 4
     config.driver.groups = 16
@@ -297,11 +295,12 @@ def speed(path: str, variant: str = "", devices: int = 1) -> Config:
         config.driver.continuation = "at_once"
         config.driver.buffer_groups = 80
     else:
-        # On-policy: what DAPO's refilling completes beyond the batch is dropped, as in verl.
+        # On-policy: groups that DAPO's refilling completes beyond the batch are dropped, as in
+        # verl.
         config.driver.screening = "missing"
         config.driver.max_age = 0
     if method.startswith("forecast"):
-        # Ours: a policy of this size moves little in 64 steps.
+        # Ours: a policy of this size changes little in 64 steps.
         config.data.forecast_memory = 1024
         config.driver.max_age = -1
     config.optimizer.warmup_steps = 10
@@ -319,24 +318,24 @@ def band(path: str, variant: str = "", devices: int = 4) -> Config:
     """Bae et al. (arXiv 2504.03380): GRPO on a band of pass rates, and the baselines.
 
     `variant`: see `choose`, BAND. BANDS has the rows of the paper's Table 1: "LOW-HIGH" is a
-    balanced band in percent, "over-20" is 0.2 < p <= 1, "under-80" is 0 <= p < 0.8. With 16
-    rollouts no rate lies on 0.1 to 0.9, so that there `rule.inclusive` decides at 0 and 1 alone.
-    "plain" is GRPO; "curation" filters once by a proxy's pass rates, "schedule" also orders easy to
-    hard by them.
+    balanced band in percent, "over-20" is 0.2 < p <= 1, "under-80" is 0 <= p < 0.8. With 16 samples
+    no pass rate equals an end strictly between 0 and 1, so `rule.inclusive` matters only at 0 and
+    1. "plain" is GRPO; "curation" filters once by a proxy's pass rates, "schedule" also orders easy
+    to hard by them.
 
-    Where this is not Algorithm 1: C_max is the most prompts of a call, not refilled while it runs
-    (driver.accept="completion" takes groups as they end); a prompt that completes after the batch
-    is full counts as visited and is dropped, where the paper cancels it and its count stays. The
-    prompt ends with the opening think tag (ours), so that the first of the five checks of format
-    always holds.
+    Differences from Algorithm 1: C_max is the most prompts of a call, which is not refilled while
+    it runs (driver.accept="completion" takes groups as they end). A prompt that completes after the
+    batch is full counts as visited and is dropped; the paper cancels it and does not count it. The
+    prompt ends with the opening think tag (ours), so the first of the five format checks always
+    passes.
     """
     (strategy,) = choose(variant, BAND)
     # The limits of prompt and response are ours.
     config = language_model(
         path, "numina", "r1_zero_boxed", max_prompt=1024, max_new=4096, devices=devices
     )
-    # "We leave out 1,024 problems as a validation set" (section 5.1). A proof has no answer to
-    # verify: ours.
+    # "We leave out 1,024 problems as a validation set" (section 5.1). Ours: proofs are left out,
+    # because they have no answer to verify.
     config.data.hold_out = 1024
     config.data.eval = ""
     config.data.keep = "no_proof"
@@ -348,20 +347,20 @@ def band(path: str, variant: str = "", devices: int = 4) -> Config:
         config.rule.low, config.rule.high, config.rule.inclusive = BANDS[strategy]
     config.data.order = "visits" if strategy not in ("curation", "schedule") else "shuffle"
     if strategy in ("curation", "schedule"):
-        # Of the training prompts, from experiments/pass_rates.py --split=train. Thresholds: section
-        # 6.2.
+        # Measured on the training prompts by experiments/pass_rates.py --split=train. Thresholds:
+        # section 6.2.
         config.data.pass_rates = "pass_rates.json"
         config.data.keep_low = 0.2
         config.data.keep_high = 0.8
         config.data.order = "schedule" if strategy == "schedule" else "shuffle"
-    # Accuracy alone filters; format and language are trained on beside it, a reward in [0, 3].
+    # Only accuracy filters. The trained reward, in [0, 3], adds format and language.
     config.reward.format_weight = config.reward.language_weight = 1.0
     config.reward.think_in_prompt = True
     # A new reference at each outer iteration; its length and the coefficient are ours.
     config.objective.reference_every = 64
     config.objective.kl_coef = 1e-3
-    # C_max, the most prompts in flight, is ours. What is left over when a batch is full is dropped,
-    # as the paper cancels it.
+    # C_max, the most prompts in flight, is ours. Groups left after a full batch are dropped, as the
+    # paper cancels them.
     config.driver.screen_prompts = 64
     config.driver.max_age = 0
     config.evaluation.temperature = 0.6
@@ -380,27 +379,27 @@ def ada(path: str, variant: str = "", devices: int = 1) -> Config:
     | steps | 600 | 400 |
     | moderate: pass rate over 16 samples | above 0, to 0.375 | above 0, to 0.313 |
 
-    What the paper leaves open is as released in both: prompts of 1,024 tokens, no weight decay, 4
-    optimizer steps a step (mini-batches of 128 prompts of 512), dual clip 10.
+    Values that the paper leaves open are as released in both: prompts of 1,024 tokens, no weight
+    decay, 4 optimizer steps a step (mini-batches of 128 prompts of 512), dual clip 10.
 
-    Both filter OpenR1-Math-220k by the starting policy's pass rates. They are in the file
-    `data.pass_rates`, measured first:
+    Both filter OpenR1-Math-220k by the starting policy's pass rates. Measure them first into the
+    file `data.pass_rates`:
 
         python experiments/pass_rates.py --config=configs/ada_MODEL.py --config.model.path=DIRECTORY
             --split=train --samples=16 --out=FOLDER
 
-    and then named by --config.data.pass_rates=FOLDER/pass_rates.json. "hard" keeps those of which 1
-    or 2 of the 16 are right (appendix C.1). Baselines: "grpo_dapo_loss" is GRPO as the paper
-    compares with (token mean, clip 0.2 and 0.28, advantages over their standard deviation; 8 and 16
-    samples by rule.n), "grpo_ada_loss" differs from the ada_* in sampling alone.
+    and pass --config.data.pass_rates=FOLDER/pass_rates.json. "hard" keeps prompts with 1 or 2
+    correct samples of 16 (appendix C.1). Baselines: "grpo_dapo_loss" is the paper's GRPO (token
+    mean, clip 0.2 and 0.28, advantages divided by their standard deviation; 8 and 16 samples by
+    rule.n); "grpo_ada_loss" differs from the ada_* only in sampling.
     """
     method, source, difficulty = choose(variant, ADA)
     paper = source == "paper"
     config = language_model(
         path, "openr1", "qwen_math_cot", max_prompt=1024, max_new=2048, devices=devices
     )
-    # Duplicates leave by `data.unique`. Which "reference solutions fail verification" is ours:
-    # those that the publisher marks as not valid, and golds that cannot be read.
+    # `data.unique` removes duplicates. Ours: "reference solutions fail verification" means those
+    # that the publisher marks as not valid, and gold answers that cannot be read.
     config.data.keep = "no_proof,valid"
     config.data.pass_rates = "pass_rates.json"
     most = 2 / 16 if difficulty == "hard" else 0.375 if paper else 0.313
@@ -410,8 +409,8 @@ def ada(path: str, variant: str = "", devices: int = 1) -> Config:
     # 4 rounds of 8, of which 4 are kept; budgets are 8 samples on average.
     methods.apply(config, method)
     config.driver.groups = config.driver.buffer_groups = 512
-    # Ours: a batch is gathered in several calls, so that its prompts' KV fits; budgets are shared
-    # out among those of one call.
+    # Ours: several calls gather a batch, so that its prompts' KV fits. Budgets are divided within
+    # one call.
     config.driver.screen_prompts = 512 if config.rule.name == "allocated" else 128
     config.objective.clip_low = 0.2
     config.objective.clip_high = 0.28
@@ -431,20 +430,20 @@ def rpo(path: str, variant: str = "", devices: int = 1) -> Config:
     """Yi et al., RPO: GRPO or DAPO from cached responses, and without.
 
     `variant`: see `choose`, RPO. A number is L in tokens. "rpo_grpo_paper" and "rpo_dapo_paper"
-    train on the replayed prefix too (equations 3 and 5), "rpo_grpo" and "rpo_dapo" on what was
-    sampled alone, which is ours. "length_aware" is the paper's shaped reward with alpha 0.01, in
-    [0.5, 1], wrong answers at 0; section 4.2 recommends it with RPO, and against it without: Table
-    1 has all eight. "only_correct" keeps wrong responses from replacing right ones in the cache
-    (section 1: "the reasoning path that leads to the correct answer"; section 3.3 replaces any).
+    also train on the replayed prefix (equations 3 and 5); "rpo_grpo" and "rpo_dapo" train only on
+    sampled tokens, which is ours. "length_aware" is the paper's shaped reward with alpha 0.01, in
+    [0.5, 1], and 0 for wrong samples. Section 4.2 recommends it with RPO and not without; Table 1
+    has all eight. "only_correct" never replaces a correct cached response by a wrong one (section
+    1: "the reasoning path that leads to the correct answer"; section 3.3 replaces any).
 
-    The paper's batch of 576 is read as samples, 96 questions of 6; "4 epochs" of 7,000 questions
-    are then 292 steps. The learning rate, weight decay, and a KL coefficient of 0 (equation 5 has a
-    beta and section 4.1 no number for it) are ours.
+    The paper's batch of 576 is read as samples, 96 prompts of 6; "4 epochs" of 7,000 prompts are
+    then 292 steps. The learning rate, weight decay, and a KL coefficient of 0 (equation 5 has a
+    beta, section 4.1 gives no value) are ours.
 
-    "rpo_grpo_released" has the released run's window (1 to 299 tokens, and the suffix as long as
-    what was cut off), eps 0.5, cosine schedule to a tenth of the peak and warm-up over a tenth of
-    the steps. It lacks that run's rewards for format and its cosine reward; and its length-aware
-    reward, which counts words, with alpha 0.1, and not tokens.
+    "rpo_grpo_released" has the released run's window (1 to 299 tokens, and a suffix no longer than
+    the tokens cut off), eps 0.5, cosine schedule to a tenth of the peak and warm-up over a tenth of
+    the steps. It lacks that run's format rewards, its cosine reward, and its length-aware reward,
+    which counts words instead of tokens, with alpha 0.1.
     """
     method, window, reward, replaces = choose(variant, RPO)
     config = language_model(
@@ -454,7 +453,7 @@ def rpo(path: str, variant: str = "", devices: int = 1) -> Config:
     methods.apply(config, method)
     config.driver.groups = 96
     config.driver.screen_prompts, config.driver.buffer_groups = 96, 192  # ours
-    # Contexts are a prompt and a replayed response, and take the room of the others.
+    # Contexts hold a prompt and a replayed response, and take memory from slots.
     config.sampler.slots = max(128, 32 * devices)
     config.training.steps = 292
     if config.replay.window == "none":
@@ -473,7 +472,7 @@ def rpo(path: str, variant: str = "", devices: int = 1) -> Config:
         config.optimizer.warmup_steps = config.training.steps // 10
     if reward == "length_aware":
         if config.rule.name == "dynamic":
-            # So that groups of right answers keep the signal that section 3.4 wants it for.
+            # Keeps groups with only correct samples, for the signal that section 3.4 wants.
             config.rule.metric = "reward"
         config.reward.length_alpha = 0.01
         config.reward.length_low = 0.5
@@ -483,9 +482,9 @@ def rpo(path: str, variant: str = "", devices: int = 1) -> Config:
 
 
 def evaluation(variant: str = "") -> Config:
-    """How experiments/evaluate.py asks and judges. `variant`: see `choose`, EVALUATION.
+    """Settings of experiments/evaluate.py. `variant`: see `choose`, EVALUATION.
 
-    Temperature, top-p and the limit of a response come from whom configs/evaluation.py names; the
+    configs/evaluation.py names the sources of temperature, top-p and the limit of a response; the
     rest is ours.
     """
     (name,) = choose(variant, EVALUATION)
@@ -497,7 +496,7 @@ def evaluation(variant: str = "") -> Config:
     else:
         config = {"speed": speed, "band": band, "ada": ada, "rpo": rpo}[name]("MODEL", devices=1)
     # Bae et al. (appendix D) and Xiong et al. (section 4.1) train with shorter responses. Yi et al.
-    # evaluate with lighteval and say no more: their eval_model.sh.
+    # only say that they use lighteval: their eval_model.sh.
     config.sampler.max_new = {"band": 8192, "ada": 4096, "rpo": 32768}.get(
         name, config.sampler.max_new
     )
@@ -506,7 +505,7 @@ def evaluation(variant: str = "") -> Config:
         config.evaluation.top_p = 0.95
     config.model.compute_dtype = "float32"
     config.data.on_bad_row = "error"
-    config.data.max_prompt_length = 0  # as the longest needs
+    config.data.max_prompt_length = 0  # the longest prompt sets it
     config.reward.workers = min(16, os.cpu_count() or 1)
-    config.evaluation.samples = 32  # Xiong et al.; of the others it is ours
+    config.evaluation.samples = 32  # Xiong et al.; for the others ours
     return config

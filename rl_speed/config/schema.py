@@ -1,7 +1,7 @@
-"""The experiment's configuration: plain typed dataclasses, one per part,
-checked before anything is built.
+"""Configuration of an experiment: plain typed dataclasses, one per part, checked before anything is
+built.
 
-A file in configs/ returns a `Config`; any field can be changed on the command line:
+A file in configs/ returns a `Config`; the command line can change any field:
 `--config.rule.n_init=6`. Units are in the names or the comments: lengths are tokens, ages are
 policy updates.
 """
@@ -78,10 +78,10 @@ RULES: dict[str, Callable[["RuleConfig"], Rule]] = {
 @dataclass
 class Model:
     # A Hugging Face directory; a model of the hub, OWNER/NAME[@REVISION], which is downloaded; or
-    # the policy that ships with an embedded task: "embedded" of "chain", "scratchpad" of
+    # the policy that ships with an embedded task: "embedded" for "chain", "scratchpad" for
     # "scratchpad".
     path: str = EMBEDDED
-    # Tokens that end a response beside those that the model's files name, with commas between them:
+    # Tokens that end a response, besides those in the model's files, separated by commas:
     # <|im_end|>.
     end_tokens: str = ""
     compute_dtype: str = one_of("float32", "bfloat16")  # master weights are always float32
@@ -91,72 +91,70 @@ class Model:
 
 @dataclass
 class Data:
-    # Embedded and generated; or questions and answers from files, of any kind.
+    # An embedded task that generates its questions; or jsonl: questions and answers from files.
     task: str = one_of(*TASKS, "jsonl")
     # For jsonl: FILE (.jsonl, .json, .csv, .tsv, .parquet, .arrow), a pattern (train-*.parquet),
     # FOLDER[@SPLIT], or a data set of the Hugging Face hub, OWNER/NAME[:CONFIG][@SPLIT]; or several
-    # of these with commas between them, read one behind the other.
+    # of these, separated by commas and read in order.
     train: str = ""
-    # Held-out questions, likewise, but a comma begins the next set (a set of several files is a
-    # folder or a pattern). Each may be NAME[:SAMPLES]=FILE: with responses to a question of its own
-    # (else evaluation.samples), and accuracy under its name. The word hold_out, in place of a file,
-    # is the questions held out.
+    # Held-out questions, in the same forms, but a comma begins the next set (give several files as
+    # a folder or a pattern). Each set may be NAME[:SAMPLES]=FILE, with its own samples a question
+    # (default: evaluation.samples) and accuracy under its name. The word hold_out in place of a
+    # file stands for the questions held out of train.
     eval: str = ""
-    # Questions of train, those of lowest hash, that never train; the evaluation set where
-    # eval is empty.
+    # Questions held out of train (those of lowest hash); the evaluation set if eval is empty.
     hold_out: int = 0
-    # Evaluation files, with commas between them, whose questions are taken out of train; the word
-    # eval is all files of eval.
+    # Evaluation files, separated by commas, whose questions are removed from train; the word eval
+    # stands for all files of eval.
     decontaminate: str = ""
-    # Of rows of train with the same question (but for case and white space) only the first trains.
+    # Train only on the first of rows with the same question (ignoring case and white space).
     unique: bool = True
-    # Filters of train, with commas between them: integer (answers), no_proof, valid, no_choice.
+    # Filters of train, separated by commas: integer (answers), no_proof, valid, no_choice.
     keep: str = ""
-    # "" is found; one, taken alone; or several, joined in this order: body+question. Dotted for
-    # nested ones: extra_info.question.
+    # One field, or several joined in this order: body+question. "": detected. Dotted if nested:
+    # extra_info.question.
     question_field: str = ""
-    # Likewise, of eval and decontaminate ("": question_field, in files that have it).
+    # The same for eval and decontaminate ("": question_field, in files that have it).
     eval_question_field: str = ""
-    answer_field: str = ""  # reward_model.ground_truth
+    answer_field: str = ""  # for example reward_model.ground_truth
     solution_field: str = ""
-    # "chat", "plain", another name of policy/prompt_formats.py, or a format with {question}.
+    # "chat", "plain", another name in policy/prompt_formats.py, or a format with {question}.
     prompt: str = "{question}="
-    # system turn of prompts that go through the chat template ("": the prompt's own, or none).
+    # System turn of prompts that use the chat template ("": the prompt format's own, or none).
     system: str = ""
-    instruction: str = ""  # put after every question, before the prompt's template
+    instruction: str = ""  # added after every question, before the prompt format
     max_prompt_length: int = 24  # tokens; longer prompts are dropped and counted
-    train_prompts: int = 0  # use only so many (0: all; of an embedded task: without end)
-    # The first ones of each held-out file (0: all); of an embedded task, of all its held-out sets
-    # (0: 512).
+    train_prompts: int = 0  # use only this many (0: all; embedded task: unlimited)
+    # First questions used of each held-out file (0: all), or of all held-out sets of an embedded
+    # task (0: 512).
     eval_prompts: int = 512
     on_bad_row: str = one_of("error", "skip")  # skipped rows are counted
-    # Which prompt of a finite training set goes next: "shuffle" (anew each epoch), "file" (as they
-    # stand), "visits" (least visited first), "schedule" (easy to hard by pass_rates),
-    # "forecast" (those worth most by what they say, and by earlier visits).
+    # Order of a finite training set: "shuffle" (anew each epoch), "file" (as stored), "visits"
+    # (least visited first), "schedule" (easy to hard by pass_rates), "forecast" (highest value
+    # first, forecast from their tokens and earlier visits).
     order: str = one_of("shuffle", "file", "visits", "schedule", "forecast")
-    # File of pass rates by prompt id, measured by a proxy: for "schedule", and for keep_low
-    # and keep_high.
+    # File of pass rates by prompt id, measured with a proxy: for "schedule", keep_low, keep_high.
     pass_rates: str = ""
     # Offline curation: keep prompts whose rate in pass_rates lies in [keep_low, keep_high].
     keep_low: float = 0.0
     keep_high: float = 1.0
-    forecast_buckets: int = 256  # forecast: features, of tokens and of pairs of them
-    # forecast: visits that it remembers. Where forecasts lag behind the policy (the metric
-    # forecast/mean below forecast/pass_rate) fewer are better.
+    forecast_buckets: int = 256  # forecast: features for tokens, and for pairs of tokens
+    # forecast: visits that it remembers. Use fewer if forecasts lag behind the policy (metric
+    # forecast/mean below forecast/pass_rate).
     forecast_memory: int = 64
-    # forecast: a prompt of pass rate p is worth p^worth_power (1-p), less what a group loses by
-    # being all alike. 1: SPEED's signal; the less, the more are prompts worth that are seldom
-    # solved; 0: the signal of log p.
+    # forecast: a prompt of pass rate p has the value p^worth_power (1-p), less the loss of groups
+    # with equal rewards. 1: SPEED's signal; smaller: rarely solved prompts count more; 0: the
+    # signal of log p.
     worth_power: float = 0.25
-    worth_of: str = one_of("sample", "token")  # forecast: of what prompts are worth most
-    explore: float = 0.05  # forecast: share drawn uniformly from all that rested
-    rest: float = 0.5  # forecast: epochs (visits / size) before a prompt may go again
-    forecast_decay: float = 0.9  # share of what is known of a prompt, kept at its next visit
+    worth_of: str = one_of("sample", "token")  # forecast: value per sample or per token
+    explore: float = 0.05  # forecast: share drawn uniformly from all prompts that may be visited
+    rest: float = 0.5  # forecast: epochs (visits / size) before a prompt may be visited again
+    forecast_decay: float = 0.9  # forecast: share of a prompt's counts kept at its next visit
 
     def held_out_files(self) -> list[NamedFile]:
-        """Where each held-out set is read, in the order of `eval`; none for a generated task.
+        """Files of the held-out sets, in the order of `eval`; none for a generated task.
 
-        Raises ValueError: `eval` does not read as sets.
+        Raises ValueError: `eval` is not a list of sets.
         """
         if self.task != "jsonl":
             return []
@@ -164,7 +162,7 @@ class Data:
         return found or [NamedFile("", HELD_OUT_OF_TRAIN)] * (self.hold_out > 0)
 
     def decontamination_files(self) -> list[str]:
-        """The files of `decontaminate`, each once, its word "eval" resolved."""
+        """The files of `decontaminate`, each once, with the word "eval" resolved."""
         words = list(filter(None, map(str.strip, self.decontaminate.split(","))))
         of_eval = [f.file for f in self.held_out_files() if f.file != HELD_OUT_OF_TRAIN]
         resolved = (of_eval if word == EVALUATION_FILES else [word] for word in words)
@@ -175,42 +173,42 @@ class Data:
 class RuleConfig:
     # A function of yours takes this section and returns the rule.
     name: str = one_of(RULES, default="speed", function=True)
-    # Samples of a group that are trained on: all of a complete group; of a sequential pool, those
-    # that are kept; allocated: on average. A batch has so many rows for each of driver.groups.
+    # Samples of a group that are trained on: all of a complete group; sequential: those kept of a
+    # pool; allocated: on average. A batch has rule.n rows for each of driver.groups.
     n: int = 24
-    n_init: int = 4  # speed: screening samples; adaptive_speed: of prompts without a forecast
-    # speed: continue where low < pass rate < high, strictly; band: keep what lies between.
+    n_init: int = 4  # speed: screening samples; adaptive_speed: for prompts without a forecast
+    # speed: continue if low < pass rate < high, strictly; band: keep pass rates between them.
     low: float = 0.0
     high: float = 1.0
-    # band: which of low and high are inside. Bae et al. have both in section 4.4; in Table 1
+    # band: which of low and high are inside. Bae et al. include both in section 4.4; in Table 1
     # neither for balanced bands, and one for skewed ones.
     inclusive: str = one_of(*ENDS)
-    # dynamic: what must differ within a group: verdicts (DAPO), or the rewards that are trained on,
-    # so that length-aware ones keep groups of right answers. Host only.
+    # dynamic: what must differ within a group: correctness (DAPO), or the trained rewards, so that
+    # length-aware ones keep groups with only correct samples. Host only.
     metric: str = one_of(*METRICS)
     m: int = 8  # sequential: samples a round
-    rounds: int = 4  # sequential: at most
-    k_pos: int = 1  # sequential: right samples that a prompt waits for
-    k_neg: int = 0  # sequential: wrong samples that it waits for
-    # Sequential, after all rounds: in the batch, or not.
+    rounds: int = 4  # sequential: most rounds
+    k_pos: int = 1  # sequential: correct samples needed to resolve a prompt
+    k_neg: int = 0  # sequential: wrong samples needed to resolve it
+    # sequential: keep or drop prompts that are unresolved after all rounds.
     on_unresolved: str = one_of("keep", "drop")
-    n_min: int = 1  # allocated: samples of a prompt, at least
-    n_max: int = 0  # allocated: at most (0: four times rule.n)
+    n_min: int = 1  # allocated: least samples of a prompt
+    n_max: int = 0  # allocated: most samples of a prompt (0: four times rule.n)
 
 
 @dataclass
 class Estimate:
-    """Pass rates of prompts before they are visited, for rules and objectives that use them."""
+    """Pass rates of prompts before their visit, for rules and objectives that use them."""
 
-    # Decayed counts of each prompt; a head on the policy's hidden state.
+    # ema: decayed counts of each prompt; value: a head on the policy's hidden state.
     kind: str = one_of("none", "ema", "value")
     gamma: float = 0.5  # allocated: budgets in proportion to p_hat^-gamma
     # variance: in proportion to sqrt((1 - p_hat) / p_hat) instead.
     form: str = one_of("power", "variance")
-    prior_a: float = 1.0  # ema: Beta prior, right and wrong
+    prior_a: float = 1.0  # ema: Beta prior, correct and wrong
     prior_b: float = 16.0
-    decay: float = 0.9  # ema: of a prompt's counts, at each visit
-    learning_rate: float = 1e-2  # value: Adam's
+    decay: float = 0.9  # ema: decay of a prompt's counts at each visit
+    learning_rate: float = 1e-2  # value: Adam's learning rate
     hidden: int = 32  # value: width of the hidden layer (0: a linear head)
 
 
@@ -218,112 +216,112 @@ class Estimate:
 class Driver:
     where: str = one_of("host", "in_loop")  # rules run between calls, or inside the compiled step
     groups: int = 16  # complete groups a training step takes (B)
-    # Prompts screened per call: what is lacking, or always as many.
+    # Prompts screened per call: as many as are missing, or a fixed number.
     screening: str = one_of("missing", "fixed")
-    # When prompts that passed their screening get their last samples: when a step needs their
-    # groups ("needed"), so that the policy that trains on them draws them; or all in the next call
+    # When prompts that passed screening get their last samples: when a step needs their groups
+    # ("needed"), so that the policy that trains on them draws them; or all in the next call
     # ("at_once": with "fixed" screening this is SPEED's Algorithm 2).
     continuation: str = one_of("needed", "at_once")
-    # The generation batch: at most, or with "fixed" exactly, so many prompts a call (in_loop: a
-    # step). For rules of one phase this bounds the prompts in flight (C_max of Bae et al.);
-    # in_loop, sampler.context_pool does.
+    # The generation batch: most prompts a call, with "fixed" exactly this many (in_loop: a step).
+    # For single-phase rules this bounds the prompts in flight (C_max of Bae et al.); in_loop,
+    # sampler.context_pool bounds them.
     screen_prompts: int = 64
-    # Two-phase rules: one call continues what was accepted and screens for the next step.
+    # Two-phase rules: one call continues accepted prompts and screens for the next step.
     prefetch: bool = True
     # "missing": standard deviations of the accepted count to screen on top of the mean.
     margin: float = 1.0
-    # Calls generated ahead of scoring: call k + depth is generated while call k is scored; 0 is
-    # strictly sequential. For verifiers that take time: with a call a step, samples are so many
-    # updates older. The offset is fixed, so that runs repeat. Host only.
+    # Calls generated ahead of scoring: call k + depth is generated while call k is scored; 0: none.
+    # For slow verifiers. With one call a step, samples are depth updates older. The offset is
+    # fixed, so runs repeat. Host only.
     depth: int = 0
-    # Updates that the policy which draws a step's groups lags behind, 0 or 1. With 1 they are drawn
-    # while the step before trains: of use where generation has devices of its own. Host only.
+    # Age of the policy that draws a step's groups, 0 or 1 updates. With 1 they are drawn while the
+    # step before trains: useful if generation has its own devices. Host only.
     lag: int = 0
-    buffer_groups: int = 64  # complete groups that may wait; screening stops while it is full
-    buffer_order: str = one_of("fifo", "random")  # of waiting groups, which are trained on first
-    max_age: int = -1  # drop groups whose oldest sample is more updates old than this (-1: never)
+    buffer_groups: int = 64  # complete groups that may wait; screening stops when it is full
+    buffer_order: str = one_of("fifo", "random")  # which waiting groups are trained on first
+    max_age: int = -1  # drop groups whose oldest sample is older than this, in updates (-1: never)
     # Which groups fill a batch: those launched first ("launch"), or those that complete first
-    # ("completion"), the others being cancelled and begun anew later: as published for bands, and
-    # in favour of short responses. Host, rules of one phase, depth 0.
+    # ("completion"). The latter cancels the others and begins them anew later, as published for
+    # bands, and favours short responses. Host, single-phase rules, depth 0.
     accept: str = one_of("launch", "completion")
-    max_calls: int = 32  # generation calls in a step before it trains on what there is
+    max_calls: int = 32  # generation calls in a step before it trains on fewer groups
 
 
 @dataclass
 class Replay:
-    """RPO: samples start inside a cached response to their question."""
+    """RPO: samples start inside a cached response to their prompt."""
 
-    # How many tokens are cut off a cached response is uniform in 0..L: "none" (no replay), "fixed"
-    # (L = replay.length), "half_min" or "min" (half of the shortest response of the group it came
-    # from, or all of it).
+    # Tokens cut off the end of a cached response, uniform in 0..L: "none" (no replay), "fixed" (L =
+    # replay.length), "half_min" or "min" (half of the shortest response of its group, or all of
+    # it).
     window: str = one_of("none", "fixed", "half_min", "min")
     length: int = 500  # fixed: L in tokens
     per_sample: bool = False  # every sample draws its own cut; otherwise a group shares one
-    # Tokens of a suffix at most (0: sampler.max_new; -1: as many as were cut off, as released).
+    # Most tokens of a suffix (0: sampler.max_new; -1: as many as were cut off, as released).
     max_new: int = 0
-    # Train on the suffix alone (ours); otherwise on the replayed tokens too, taken as on-policy
+    # Train on the suffix alone (ours); otherwise also on the replayed tokens, treated as on-policy
     # (equations 3 and 5 of the paper, and its release).
     mask_prefix: bool = True
-    # Tokens that the loss's means divide by, |o| of 1/|o|: those trained on, or those of whole
-    # responses, of which a masked prefix is a part: each suffix token then has the scale that it
-    # has in the paper, which trains on prefixes, as does the released code (mask_prefix=False).
+    # Tokens that the loss's means divide by, |o| in 1/|o|: trained ones, or those of whole
+    # responses, including a masked prefix. "response" gives each suffix token its scale in the
+    # paper and the released code, which train on prefixes (mask_prefix=False).
     normaliser: str = one_of("trained", "response")
-    # The response kept of a group: with this probability the one of highest reward, else any other
-    # (-1: the first stays for ever).
+    # Response cached of a group: with this probability the one of highest reward, else any other
+    # (-1: the first stays forever).
     eps: float = 0.1
-    only_correct: bool = False  # a wrong response never replaces a right one
-    max_tokens: int = 0  # of all cached responses (0: no bound)
-    # Before the first step: "sample" one response a question, or "empty": a question's first visit
-    # starts at the prompt.
+    only_correct: bool = False  # a wrong response never replaces a correct one
+    max_tokens: int = 0  # most tokens of all cached responses (0: no bound)
+    # Before the first step: "sample" one response a prompt; "empty": a prompt's first visit starts
+    # at its end.
     start: str = one_of("empty", "sample")
-    # A file of responses to start from (experiments/replay_cache.py), of this policy or of another.
+    # A file of responses to start from (experiments/replay_cache.py), by this policy or another.
     cache: str = ""
 
 
 @dataclass
 class Sampler:
-    slots: int = 64  # responses that decode at once, over all devices
-    max_new: int = 16  # tokens of a response, the end token included
+    slots: int = 64  # responses decoded at once, over all devices
+    max_new: int = 16  # tokens of a response, including the end token
     temperature: float = 1.0
     top_k: int = 0  # evaluation and serving alone; 0: off
-    top_p: float = 1.0  # likewise; 1: off
+    top_p: float = 1.0  # evaluation and serving alone; 1: off
     prefill_chunk: int = 0  # prompts read at once (0: all)
-    # Host driver: with fewer samples left than slots, narrow goes on in a half of them, a quarter,
-    # ...: for CPUs, where a step costs by its rows. A token is then the same in any call up to
-    # rounding.
+    # Host driver: with fewer samples left than slots, narrow continues in half of the slots, a
+    # quarter, ...: for CPUs, where the cost of a step grows with its rows. Tokens then agree
+    # between calls only up to rounding.
     tail: str = one_of("whole", "narrow")
-    # How decoding reads keys and values: all of them, blocks that are held, or by a kernel (JAX's
-    # on GPUs, ours on TPUs).
+    # How decoding reads keys and values: all, blocks in use, or by a kernel (JAX's on GPUs, ours on
+    # TPUs).
     attention: str = one_of("auto", "dense", "ragged", "pallas")
-    # Of keys and values: "" as computed; bfloat16 has half the size of float32.
+    # Dtype of keys and values: "": as computed; bfloat16 has half the size of float32.
     cache_dtype: str = one_of("", "float32", "bfloat16")
     # in_loop: prompts whose KV is held at once (0: all that a step may screen).
     context_pool: int = 0
 
 
-# The update's compiled function is found by its value; build.py hands out a copy.
+# The hash by value finds the update's compiled function; build.py passes a copy.
 @dataclass(unsafe_hash=True)
 class Objective:
-    # From the samples trained on; or, pool and pool_std: r - the mean over all samples of the
-    # prompt, and that over their std, times the prompt's weight. A function of yours is an
+    # Computed from the samples trained on; pool: r - the mean over all samples of the prompt, times
+    # the prompt's weight; pool_std: also divided by their std. A function of yours is an
     # `objectives.AdvantageFn`.
     advantage: str = one_of(ADVANTAGES, *POOL_ADVANTAGES, function=True)
-    # pool: f'(p) of a prompt; power: weight_power p^(weight_power - 1).
+    # pool: weight f'(p) of a prompt; power: weight_power p^(weight_power - 1).
     weight: str = one_of("none", "inv_p", "inv_sqrt_p", "power")
     weight_power: float = 0.5
     weight_cap: float = 0.0  # largest weight (0: no bound)
-    # p of the weight: the pool's (Reinforce-Ada, Algorithm 1: biased, since the same rewards are in
-    # the advantage), or as estimated before the visit (ours: unbiased for the weight's own p).
+    # p of the weight: the pool's (Reinforce-Ada, Algorithm 1; biased, because the advantage has the
+    # same rewards), or estimated before the visit (ours; unbiased for the weight's own p).
     weight_from: str = one_of("pool", "estimate")
-    # pool: advantage of an only sample: 0, or r - the estimate.
+    # pool: advantage of a single sample: 0, or r - the estimate.
     singleton: str = one_of("zero", "estimate")
-    # Of a pool, which samples of a class are kept.
+    # pool: which samples of a class are kept.
     downsample_order: str = one_of("first", "random")
     downsample_correction: str = one_of("none", "importance")  # importance: undoes the balance
     # objectives/losses.py has their formulas; a function of yours is an `objectives.LossFn`.
     loss: str = one_of(LOSSES, function=True)
-    # Numbers of a loss of yours, "name=0.5,other=2". Those that are called like a field here
-    # (clip_low, ...) have its value.
+    # Numbers for a loss of yours, "name=0.5,other=2". Arguments named like a field here (clip_low,
+    # ...) get its value.
     loss_settings: str = ""
     aggregation: str = one_of(*AGGREGATIONS)
     aggregation_constant: float = 0.0  # token_sum_constant: the constant a sample (0: max_new)
@@ -331,24 +329,24 @@ class Objective:
     clip_high: float = 0.2
     dual_clip: float = 0.0  # 0: off; else the bound c > 1 for negative advantages
     truncation: float = 2.0  # tis, and old_logprobs="corrected": largest importance weight
-    # What ratios are taken against: "behaviour" (as sampled), "recompute" (just before the update:
-    # stale samples count as on-policy), or "corrected" (recomputed, and the loss weighted by the
-    # truncated ratio to the behaviour policy).
+    # Log-probs in the denominator of ratios: "behaviour" (as sampled), "recompute" (just before the
+    # update: stale samples count as on-policy), or "corrected" (recomputed, with the loss weighted
+    # by the truncated ratio to the behaviour policy).
     old_logprobs: str = one_of("behaviour", "recompute", "corrected")
     kl_coef: float = 0.0  # KL to the reference policy
-    # Steps after which the current policy becomes the reference (outer iterations); 0: the
-    # first stays.
+    # Steps after which the current policy becomes the reference (outer iterations); 0: the initial
+    # policy stays.
     reference_every: int = 0
     kl_kind: str = one_of(*KL_KINDS, default="k3")  # in the loss; in the reward it is k1
     kl_in: str = one_of("loss", "reward")
     entropy_coef: float = 0.0
 
     def loss_numbers(self) -> dict[str, float]:
-        """The numbers of `loss`: fields of this section that are called like them,
-        and `loss_settings`.
+        """The numbers of `loss`: from fields of this section with the same names, and
+        `loss_settings`.
 
-        Raises ValueError: `loss_settings` does not read name=number, or the loss takes no
-        such number.
+        Raises ValueError: `loss_settings` is not a list of name=number, or the loss has no such
+        number.
         """
         takes = settings_of(named(self.loss, LOSSES))
         found = {}
@@ -375,9 +373,9 @@ class Objective:
 @dataclass
 class Optimizer:
     learning_rate: float = 1e-4
-    warmup_steps: int = 10  # optimizer steps, of which an RL step has training.minibatches
+    warmup_steps: int = 10  # optimizer steps; an RL step has training.minibatches of them
     schedule: str = one_of("constant", "linear", "cosine")
-    final_rate: float = 0.0  # linear, cosine: share of learning_rate that is left at the end
+    final_rate: float = 0.0  # linear, cosine: share of learning_rate at the end
     weight_decay: float = 0.1
     b1: float = 0.9
     b2: float = 0.999
@@ -387,66 +385,66 @@ class Optimizer:
 
 @dataclass
 class Reward:
-    # In JAX "exact" (token ids), "integer" (the last boxed or last integer) and "scratchpad" (the
-    # results of steps written out, for that task); in worker processes "math" (math-verify), or a
-    # function of your own, "module:function" (rewards/custom.py says what it takes; those of verl
-    # and TRL run as they are): correct is what it values above 0.5.
+    # In JAX: "exact" (token ids), "integer" (the last boxed or last integer), "scratchpad" (the
+    # written results of steps, for that task). In worker processes: "math" (math-verify), or a
+    # function of yours, "module:function" (rewards/custom.py has its arguments; those of verl and
+    # TRL run unchanged): values above 0.5 are correct.
     verifier: str = "exact"
     mode: str = one_of("boxed", "free")  # math and integer; free: the last integer in the text
-    # Tokens at the end of a response in which "integer" looks for its answer. Wrong responses that
-    # have one before them alone are counted on the host ("beyond_window").
+    # Tokens at the end of a response that "integer" reads. Wrong responses with an answer only
+    # before them are counted on the host ("beyond_window").
     integer_window: int = 64
-    workers: int = 2  # processes that verify, of each process of a run
-    # Per response and function. The first is a limit in seconds of processor time, its child
-    # processes' included, so that a verdict does not depend on how busy the machine is ("timeout").
-    # What sleeps uses none: it is given up after so many seconds of wall-clock time ("stalled"; 0:
-    # six times timeout_s).
+    workers: int = 2  # verifier processes for each process of a run
+    # Limits per response and function. timeout_s: processor time in seconds, including child
+    # processes, so that the load of the machine does not matter ("timeout"). stall_s: wall-clock
+    # seconds, for code that sleeps ("stalled"; 0: six times timeout_s).
     timeout_s: float = 5.0
     stall_s: float = 0.0
-    # Responses that a call of a function of a list has (TRL's, for example), and calls of an async
-    # function that a worker waits for at once. The limits above are then those of one call.
+    # Responses in one call of a function that takes lists (such as TRL's), and calls of an async
+    # function that a worker awaits at once. The limits above then apply to one call.
     batch_size: int = 32
     memory_limit_mb: int = 1024  # address space of a worker in MiB (0: no limit)
-    overlong_buffer: int = 0  # DAPO's overlong shaping over the last so many tokens (0: off)
+    overlong_buffer: int = 0  # tokens of DAPO's overlong shaping, before the limit (0: off)
     overlong_factor: float = 1.0  # the penalty at the limit
-    accuracy_weight: float = 1.0  # of the verifier's value, in what is trained on
-    # Trained on beside accuracy, which alone decides what is filtered and reported as correct (Bae
-    # et al.). Host only.
-    # Of five checks, 0.2 each: opened, closed, something thought, something after it, ended.
+    accuracy_weight: float = 1.0  # weight of the verifier's value in the trained reward
+    # Added to the trained reward. Only accuracy decides what is filtered and reported as correct
+    # (Bae et al.). Host only.
+    # Weight of five checks, 0.2 each: opened, closed, some thought, text after it, ended.
     format_weight: float = 0.0
-    # Of the share of characters that English mathematics is written in.
+    # Weight of the share of characters that English mathematics uses.
     language_weight: float = 0.0
     think_open: str = "<think>"
     think_close: str = "</think>"
     think_in_prompt: bool = False  # the prompt's template ends with the opening tag
-    # Functions of your own, "module:function=weight,module:function" (a weight of 1 where none
-    # stands; 0: only logged). Host only.
+    # Functions of yours, "module:function=weight,module:function" (weight 1 if not given; 0: only
+    # logged). Host only.
     extra: str = ""
     # RPO's length-aware reward of complete groups, clip(r / (1 + exp(-alpha (l_ref - length))),
-    # low, high). Host only. Rules look at verdicts: dynamic drops groups of right answers alone,
-    # for whose sake it was proposed (Yi et al., section 3.4), unless rule.metric is "reward".
+    # low, high). Host only. Rules see correctness: dynamic drops groups with only correct samples,
+    # for which it was proposed (Yi et al., section 3.4), unless rule.metric is "reward".
     length_alpha: float = 0.0  # per token (0: off; the paper's 0.01)
     length_low: float = 0.5
     length_high: float = 1.0
     # l_ref is the mean length of these responses of the group.
     length_reference: str = one_of("all", "correct")
-    # Wrong answers earn length_low, as the formula has it; by default they keep what they have.
+    # Wrong samples get length_low, as in the formula; by default their reward does not change.
     length_literal: bool = False
 
 
 @dataclass
 class Training:
     steps: int = 200
-    # Stop earlier, after so long in training steps (0: no limit); evaluation, compilation are free.
+    # Stop after this many seconds of training steps (0: no limit); evaluation and compilation do
+    # not count.
     max_seconds: float = 0.0
-    # Tokens whose activations a device holds at a time, about: rows of any length fill pieces of so
-    # many (0: a thirty-second of the longest rows that a batch can have). A piece holds one row of
-    # any length at least.
+    # Approximate tokens whose activations a device holds at once: rows are packed into pieces of
+    # this many (0: 1/32 of the longest possible rows of a batch). A piece holds at least one row of
+    # any length.
     micro_tokens: int = 0
-    # Optimizer steps per RL step, each on as many samples; groups stay whole where all are of
-    # one size and their number is divisible.
+    # Optimizer steps per RL step, each on equally many samples. Groups stay whole if they have one
+    # size and their number is divisible.
     minibatches: int = 1
-    max_skipped: int = 5  # stop after so many non-finite updates in a row
+    max_skipped: int = 5  # stop after this many non-finite updates in a row
 
 
 @dataclass
@@ -458,9 +456,9 @@ class MeshConfig:
 
 @dataclass
 class GenerationMesh:
-    """Where responses are drawn. All axes 0: as `mesh`, where nothing needs to be sent."""
+    """Mesh that draws responses. All axes 0: `mesh`, without transfer of weights."""
 
-    # "shared": the devices of `mesh`, laid out otherwise. "own": other devices, which draw the next
+    # "shared": the devices of `mesh` in another layout. "own": other devices, which draw the next
     # step's groups while this step's are trained on; needs driver.lag=1.
     devices: str = one_of("shared", "own")
     data: int = 0
@@ -471,7 +469,7 @@ class GenerationMesh:
 @dataclass
 class Evaluation:
     every: int = 20  # steps; 0: never
-    samples: int = 2  # per held-out prompt, where data.eval does not say its own
+    samples: int = 2  # per held-out prompt, if data.eval does not give its own
     temperature: float = 1.0
     top_p: float = 1.0
 
@@ -479,14 +477,14 @@ class Evaluation:
 @dataclass
 class Checkpoints:
     every: int = 100  # steps; 0: only the last
-    # Where they are written: a folder, or gs://BUCKET/FOLDER ("": checkpoints/ in the workdir). One
-    # folder is for one run.
+    # Folder for checkpoints, or gs://BUCKET/FOLDER ("": checkpoints/ in the workdir). One folder is
+    # for one run.
     dir: str = ""
-    # Newest ones. One that is kept can be evaluated later, on any questions, with
-    # experiments/evaluate.py --step.
+    # Number of newest ones kept. experiments/evaluate.py --step can evaluate a kept one later, on
+    # any questions.
     keep: int = 2
-    # auto: go on from the newest checkpoint, if there is one; must: refuse to begin anew; never:
-    # refuse where there is a run.
+    # auto: continue from the newest checkpoint, if any; must: fail if there is none; never: fail if
+    # there is a run.
     resume: str = one_of("auto", "never", "must")
 
 
@@ -496,20 +494,20 @@ class Logging:
     profile_step: int = -1  # trace this step with jax.profiler (-1: none)
     progress: bool = True
     export: bool = True  # write the final policy as a Hugging Face directory
-    # Of its weights; as_read: that of model.path.
+    # Dtype of the exported weights; as_read: that of model.path.
     export_dtype: str = one_of(AS_READ, *STORED_DTYPES)
     tensorboard: bool = True  # event files in workdir/tensorboard
-    wandb: str = ""  # a project of Weights & Biases, where wandb is installed ("": none)
-    trackio: str = ""  # a project of Trackio, where trackio is installed ("": none)
-    # Steps between decoded samples shown as text by the writers above (0: none).
+    wandb: str = ""  # a Weights & Biases project, if wandb is installed ("": none)
+    trackio: str = ""  # a Trackio project, if trackio is installed ("": none)
+    # Steps between decoded samples that these writers show as text (0: none).
     text_every: int = 20
 
 
 @dataclass
 class Config:
-    """Everything a run is made of.
+    """All settings of a run.
 
-    `validate` raises ValueError naming the first field that cannot be.
+    `validate` raises ValueError naming the first invalid field.
     """
 
     seed: int = 0
@@ -539,12 +537,12 @@ class Config:
         return functools.reduce(getattr, path.split("."), self)
 
     def set(self, path: str, value: Any) -> None:
-        """Give "section.field" a value. Raises AttributeError: there is no such section."""
+        """Sets "section.field". Raises AttributeError: there is no such section."""
         section, _, leaf = path.rpartition(".")
         setattr(self.get(section) if section else self, leaf, value)
 
     def validate(self) -> "Config":
-        """Raises ValueError naming the first field that cannot be, and what it may be.
+        """Raises ValueError naming the first invalid field, and its allowed values.
 
         Returns self.
         """
@@ -560,14 +558,14 @@ class Config:
 
     @property
     def devices(self) -> int:
-        """That a run needs, over all processes."""
+        """Number of devices of a run, over all processes."""
         training = self.mesh.data * self.mesh.fsdp * self.mesh.tensor
         own = self.generation_mesh.devices == "own"
         return training + (math.prod(self.generation_axes) if own else 0)
 
     @property
     def most_evaluation_samples(self) -> int:
-        """Responses to a held-out question, in the set where a question gets most of them."""
+        """Most responses to a held-out prompt, over all sets."""
         usual = self.evaluation.samples
         return max((one.samples or usual for one in self.data.held_out_files()), default=usual)
 

@@ -1,7 +1,7 @@
-"""What a group of rewards says: advantages, losses, divergences, reward shaping.
+"""Training objectives from rewards: advantages, losses, divergences, reward shaping.
 
-Pure, jittable functions on flat arrays (`[R]` samples, `[R, T]` tokens) with
-group ids. This room imports nothing but JAX and numpy.
+Pure, jittable functions on flat arrays (`[R]` samples, `[R, T]` tokens) with group ids. Imports
+only JAX and numpy.
 """
 
 from rl_speed.objectives.advantages import (

@@ -1,29 +1,25 @@
-"""Advantages: what each sample's reward says, relative to its group or batch.
+"""Advantages: each sample's reward relative to its group or batch.
 
 Every function takes flat arrays and returns f32[R]:
 
   rewards    f32[R]  one scalar per sample (any real or boolean dtype)
   group_ids  i32[R]  in [0, num_groups); anything else (by convention -1)
-                     marks a padding row: its advantage is 0, it enters no
-                     mean, and whatever its reward holds (NaN too) is ignored
+                     marks a padding row: its advantage is 0, it is left out of
+                     every mean, and its reward is ignored (NaN too)
   num_groups int     static; groups may have any size, zero included
 
-Groups need not be contiguous or sorted. Two guarantees hold for everything
-measured against an in-group baseline (`rloo`, `grpo`, `dr_grpo`,
-`reinforce_pp(baseline=True)`): a singleton group gets exactly 0 and so does a
-group of equal rewards, with no NaN in value or gradient even at eps=0. For
-`reinforce` and `reinforce_pp()` the baseline is the batch, so the same holds
-of a batch of one or of equal rewards, while a constant group inside a mixed
-batch rightly gets r minus the batch mean.
+Groups need not be contiguous or sorted. Two guarantees hold for an in-group baseline (`rloo`,
+`grpo`, `dr_grpo`, `reinforce_pp(baseline=True)`): a singleton group gets exactly 0, and so does a
+group of equal rewards, with no NaN in value or gradient even at eps=0. For `reinforce` and
+`reinforce_pp()` the baseline is the batch: a batch of one or of equal rewards gets 0, while a
+constant group in a mixed batch gets r minus the batch mean.
 
-Why the guarantee needs care: the float32 mean of three rewards of 0.1 is not
-0.1, and dividing that rounding error by a std of about zero gives an advantage
-of order 1. Rewards are therefore measured from their group's minimum first,
-which changes no advantage and makes a constant group exactly zero throughout.
+The float32 mean of three rewards of 0.1 is not 0.1, and dividing that rounding error by a std of
+about zero would give an advantage of order 1. Rewards are therefore first reduced by their
+group's minimum, which changes no advantage and makes a constant group exactly zero.
 
-Per-group sums are masked reductions over [R, G] (XLA fuses them, nothing of
-that shape is stored once compiled) and not scatter-adds, whose order of
-addition on a GPU differs from run to run.
+Per-group sums are masked reductions over [R, G] (XLA fuses them and stores no array of that
+shape). They are not scatter-adds, whose order of addition on a GPU differs between runs.
 """
 
 import functools
@@ -51,7 +47,7 @@ class GroupStatistics(NamedTuple):
 
 
 class _Grouped(NamedTuple):
-    """Rewards measured from their group's minimum, and how to sum by group."""
+    """Rewards minus their group's minimum, and sums by group."""
 
     valid_R: jax.Array
     members_RxG: jax.Array
@@ -82,8 +78,8 @@ def _grouped(rewards, group_ids, num_groups) -> _Grouped:
     members_RxG = group_ids[:, None] == jnp.arange(num_groups)
     count_G = jnp.sum(members_RxG, axis=0, dtype=jnp.int32)
     low_G = jnp.min(jnp.where(members_RxG, rewards[:, None], jnp.inf), axis=0, initial=jnp.inf)
-    # The minimum is only a reference point that cancels in every advantage: it
-    # is no path for gradients.
+    # The minimum is only a reference point that cancels in every advantage, so it needs no
+    # gradient.
     low_G = jax.lax.stop_gradient(jnp.where(count_G > 0, low_G, 0.0))
     index_R = jnp.clip(group_ids, 0, num_groups - 1)
     spread_R = jnp.where(valid_R, rewards - low_G[index_R], 0.0)
@@ -91,7 +87,7 @@ def _grouped(rewards, group_ids, num_groups) -> _Grouped:
 
 
 def _divide(numerator, denominator):
-    """numerator / denominator, and 0 with zero gradients where that is 0."""
+    """numerator / denominator; 0 with zero gradients if the denominator is 0."""
     positive = denominator > 0
     return jnp.where(positive, numerator / jnp.where(positive, denominator, 1.0), 0.0)
 
@@ -122,7 +118,7 @@ def group_statistics(rewards, group_ids, num_groups: int) -> GroupStatistics:
     """
     groups = _grouped(rewards, group_ids, num_groups)
     centred_R, mean_G = _centred(groups)
-    # Exact: rewards - minimum is zero only where they are equal.
+    # Exact: rewards - minimum is zero only if they are equal.
     constant_G = ~jnp.any(groups.members_RxG & (groups.spread_R > 0)[:, None], axis=0)
     return GroupStatistics(
         groups.count_G, groups.low_G + mean_G, _std(groups, centred_R), constant_G
@@ -165,8 +161,8 @@ def dr_grpo(rewards, group_ids, num_groups: int) -> jax.Array:
 def reinforce(rewards, group_ids, num_groups: int) -> jax.Array:
     """r - batch mean over the rows that are not padding, f32[R].
 
-    Groups play no part beyond marking padding: with one sample per prompt, the
-    usual setting, every group is a singleton and still learns.
+    Groups only mark padding: with one sample per prompt, the usual setting, every group is a
+    singleton and still learns.
     Source: methods.md section 5.
     """
     group_ids = jnp.asarray(group_ids)
@@ -188,11 +184,11 @@ def reinforce_pp(
     Args:
       rewards, group_ids, num_groups: as in the module docstring.
       lengths: valid (unmasked) tokens of each row [R]; None counts every row
-        once. A row of length 0 takes no part in the statistics.
+        once. A row of length 0 is left out of the statistics.
       baseline: first subtract the group's mean ("REINFORCE++-baseline"). Singleton
-        and constant groups then stay exactly 0 after whitening too; they do
+        and constant groups then stay exactly 0 after whitening too, but
         count in the statistics. (Released code gives them -mean/std, an artefact
-        of lengths differing between right and wrong samples.)
+        of different lengths of correct and wrong samples.)
       eps: added to the std; 0 is safe.
 
     Source: methods.md section 5; Hu et al. (arXiv 2501.03262).
@@ -200,7 +196,7 @@ def reinforce_pp(
     groups = _grouped(rewards, group_ids, num_groups)
     if baseline:
         raw_R, _ = _centred(groups)
-        # Zero spread throughout a group also covers singletons.
+        # Zero spread in a group also covers singletons.
         signal_G = jnp.any(groups.members_RxG & (groups.spread_R > 0)[:, None], axis=0)
         keep_R = groups.valid_R & groups.of_row(signal_G)
     else:
@@ -216,19 +212,19 @@ def reinforce_pp(
             )
         weight_R = jnp.where(groups.valid_R, lengths.astype(jnp.float32), 0.0)
     counted_R = weight_R > 0
-    # Measured from the smallest counted value, for the reason given above.
+    # Minus the smallest counted value, for the reason in the module docstring.
     low = jnp.min(jnp.where(counted_R, raw_R, jnp.inf), initial=jnp.inf)
     low = jax.lax.stop_gradient(jnp.where(jnp.any(counted_R), low, 0.0))
     spread_R = jnp.where(groups.valid_R, raw_R - low, 0.0)
     total = jnp.sum(weight_R)
     centred_R = spread_R - _divide(jnp.sum(weight_R * spread_R), total)
     std = _sqrt(_divide(jnp.sum(weight_R * jnp.square(centred_R)), total))
-    # A batch without spread has nothing to say, whatever eps is.
+    # A batch without spread gets 0, whatever eps is.
     white_R = jnp.where(std > 0, _divide(centred_R, std + eps), 0.0)
     return jnp.where(keep_R, white_R, 0.0)
 
 
-# (rewards, group_ids, num_groups, tokens trained on in each row i32[R]) -> advantages f32[R].
+# (rewards, group_ids, num_groups, trained tokens of each row i32[R]) -> advantages f32[R].
 AdvantageFn = Callable[[jax.Array, jax.Array, int, jax.Array], jax.Array]
 
 ADVANTAGES: dict[str, AdvantageFn] = {
@@ -242,10 +238,10 @@ ADVANTAGES: dict[str, AdvantageFn] = {
 
 
 def check_advantage(advantage: AdvantageFn) -> None:
-    """Try an advantage on six samples of two groups, without computing anything.
+    """Tries an advantage on six samples of two groups, without computing anything.
 
-    Raises ValueError: it does not take what `AdvantageFn` says, or does not return an f32 for
-    each sample.
+    Raises ValueError: it does not take the arguments of `AdvantageFn`, or does not return an f32
+    for each sample.
     """
 
     def column(dtype):
@@ -258,7 +254,7 @@ def check_advantage(advantage: AdvantageFn) -> None:
             column(jnp.int32),
             column(jnp.int32),
         )
-    except Exception as error:  # whatever a function of the user's own raises
+    except Exception as error:  # a function of the user's own may raise anything
         raise ValueError(
             "called with (rewards f32[6], group_ids i32[6], num_groups=2, lengths i32[6]), it "
             f"raised {type(error).__name__}: {error}"

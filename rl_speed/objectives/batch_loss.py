@@ -1,10 +1,8 @@
-"""The policy loss of a batch: whatever is minimised per token,
-weighted so that micro-batches and shards add up.
+"""The policy loss of a batch: the loss per token, weighted so that micro-batches and shards add up.
 
-How a result stays independent of micro-batching and sharding: every loss here is sum(weights *
-per_token), and `token_weights` computes the weights once, on the global batch, with all the means
-inside them. Micro-batches slice the weights with everything else and their losses and gradients
-simply add.
+Every loss here is sum(weights * per_token). `token_weights` computes the weights once, on the
+global batch, including all means. Micro-batches slice the weights with the other arrays, and their
+losses and gradients add up, so micro-batching and sharding do not change the result.
 """
 
 import jax
@@ -40,18 +38,17 @@ def token_weights(
                             row by the maximum response length and averages over
                             rows: constant = rows * max_response_length
 
-    Call it on the *global* batch, before cutting micro-batches.
+    Call it on the *global* batch, before it is sliced into micro-batches.
 
     Args:
       mask: [R, T], True (or nonzero) at the tokens that are trained on. Rows with
         none get weight 0 and do not count as sequences.
       aggregation: one of `AGGREGATIONS`.
       constant: the divisor of token_sum_constant; only allowed there.
-      lengths: [R], what counts as a row's number of tokens instead of its unmasked
-        ones, e.g. prefix + suffix where the prefix is masked (RPO). Changes
-        denominators only.
+      lengths: [R], number of tokens of a row in place of its unmasked ones, e.g.
+        prefix + suffix if the prefix is masked (RPO). Changes only denominators.
       num_tokens, num_sequences: global counts to divide by instead of this mask's,
-        when the global batch lives in several arrays (length buckets).
+        if the global batch is in several arrays (length buckets).
 
     Returns: f32[R, T], exactly 0 where mask is False; all 0 for an empty batch.
 
@@ -117,16 +114,15 @@ def policy_loss(
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """Policy-gradient loss on sampled tokens, and its metrics.
 
-    Per token, with advantage A, log pi = logprobs, and the anchor a that the
-    ratio r = exp(clamp(log pi - log a)) is taken against, `loss` says what is
-    minimised: "pg", "ppo", "tis" and the other functions of `LOSSES`, where each
-    has its formula, or a function like them.
+    Per token, with advantage A, log pi = logprobs, anchor a and ratio
+    r = exp(clamp(log pi - log a)), `loss` is the function to minimise: "pg", "ppo", "tis"
+    and others in `LOSSES`, which have the formulas, or a function like them.
 
     Gradients flow through log pi (and `entropy`) only. At log pi = log a "pg",
     "ppo" and "tis" have exactly the gradient of -A log pi, also with clip bounds of 0.
 
-    Stale samples. What sampled is `behaviour_logprobs`; `old_logprobs`, if given,
-    is the policy just before the update, recomputed by the trainer.
+    Stale samples. `behaviour_logprobs` are of the policy that sampled; `old_logprobs`, if given,
+    are of the policy just before the update, recomputed by the trainer.
       old_logprobs None                  the anchor is the behaviour policy
       correction "recompute"             the anchor is old_logprobs, and stale data
                                          counts as on-policy (as SPEED released);
@@ -144,18 +140,18 @@ def policy_loss(
       logprobs: f32[R, T], differentiated; at the temperature that sampled.
       behaviour_logprobs: f32[R, T].
       advantages: f32[R], or f32[R, T] for token-level ones; constants.
-      mask: [R, T], True at the tokens that are trained on. Whatever stands
-        elsewhere, NaN included, changes nothing and gets gradient 0.
+      mask: [R, T], True at the tokens that are trained on. Values elsewhere, NaN
+        included, change nothing and get gradient 0.
       weights: f32[R, T] from `token_weights` on the global batch, sliced like the
-        rest; None computes them here from aggregation and constant, right only if
+        rest; None computes them here from aggregation and constant, correct only if
         this is the whole batch.
       aggregation, constant: see `token_weights`; ignored when weights is given.
       loss: a name in `LOSSES`, or a `LossFn`. correction, kl_kind: static strings.
       truncation: of the correction's weights, and of "tis". log_ratio_clamp (nats)
         bounds every log-ratio before exp; beyond it the gradient is 0.
       settings: numbers of the loss by name: clip_low, clip_high, dual_clip (0.2,
-        0.2, None) for "ppo". Those that only another loss of `LOSSES` takes are not
-        looked at, so that one set of settings serves them all.
+        0.2, None) for "ppo". Numbers of other losses in `LOSSES` are ignored, so
+        that one set of settings serves all.
       ref_logprobs: f32[R, T] or None.
       entropy: f32[R, T], per-token entropy of the policy in nats, or None.
       kl_coef, entropy_coef: numbers, or traced scalars for schedules.
@@ -163,24 +159,25 @@ def policy_loss(
     Returns:
       loss: f32 scalar, to minimise.
       metrics: dict of f32 scalars. Every entry accumulates over micro-batches,
-        and zeros are the identity. The prefix says how (`merge_metrics`):
+        with zeros as identity. The prefix says how (`merge_metrics`):
           "loss/..."  total, policy, kl, entropy: weighted like the loss and with
                       their coefficients, so policy + kl + entropy = total; add.
           "sum/..."   sums over unmasked tokens; add, then divide by "sum/tokens"
-                      for the mean: ratio (r; where "pg" ignores it too), clip_low and clip_high
-                      (held at that bound), clip_dual, weight_truncated (importance weight cut at
-                      truncation), each 0 for a loss that has none; what else the loss returns by
-                      name; correction (the weight of stale tokens, 1 without), kl_behaviour (k3
-                      estimate of KL(behaviour || pi)), behaviour_gap (|log pi - log behaviour|,
-                      nats) and behaviour_gap_exp (its exponential), kl_ref and entropy if given.
-                      Also tokens, and sequences (rows with a token).
+                      for the mean: ratio (r; also if the loss ignores it), clip_low and
+                      clip_high (clipped at that bound), clip_dual, weight_truncated
+                      (importance weight cut at truncation), each 0 for a loss without it;
+                      further metrics of the loss by name; correction (the weight of stale
+                      tokens, else 1), kl_behaviour (k3 estimate of KL(behaviour || pi)),
+                      behaviour_gap (|log pi - log behaviour|, nats) and behaviour_gap_exp
+                      (its exponential), kl_ref and entropy if given. Also tokens, and
+                      sequences (rows with a token).
           "max/..."   behaviour_gap; combine by maximum.
         `summarise_metrics` turns the totals into the means to log.
 
     Raises:
       ValueError: unknown option, mismatched shapes, a coefficient without its
         input, or a bound out of range.
-      TypeError: a setting that no loss takes.
+      TypeError: a setting of no known loss.
 
     Source: methods.md section 5.
     """
@@ -257,7 +254,7 @@ def policy_loss(
 def _token_metrics(
     tokens: Tokens, of_loss: dict[str, jax.Array], truncated, correction
 ) -> dict[str, jax.Array]:
-    """What is summed over tokens for the log, [R, T] each, 0 where a loss has none of it."""
+    """Metrics to sum over tokens, [R, T] each; 0 if a loss has none."""
     nothing = jnp.zeros_like(tokens.mask)
     gap_RxT = jnp.abs(tokens.logprobs - tokens.behaviour)
     return {

@@ -14,11 +14,10 @@ def kl(logprobs, ref_logprobs, kind: str = "k3", clamp: float = 20.0):
       k2 = d^2 / 2         biased in value, lower variance
       k3 = e^-d + d - 1    unbiased and never negative
 
-    Which to use where. In the *reward* (`shaping.kl_shaped_rewards`) a value is
-    needed: k1 gives the exact gradient of KL(pi || ref). In the *loss* a gradient
-    is taken, through d only: there k1 has expected gradient zero (useless as a
-    penalty), k2 has exactly the gradient of KL(pi || ref), and k3, GRPO's
-    choice, that of KL(ref || pi).
+    Use. In the *reward* (`shaping.kl_shaped_rewards`) the value matters: k1 gives the exact
+    gradient of KL(pi || ref). In the *loss* a gradient is taken, only through d: there k1 has
+    expected gradient zero (useless as a penalty), k2 has exactly the gradient of KL(pi || ref), and
+    k3, GRPO's choice, that of KL(ref || pi).
 
     Args:
       logprobs, ref_logprobs: log-probs of the same tokens, any one shape. Mask
@@ -39,13 +38,12 @@ def kl(logprobs, ref_logprobs, kind: str = "k3", clamp: float = 20.0):
         return d
     if kind == "k2":
         return 0.5 * jnp.square(d)
-    # Near d = 0, where a policy starts, e^-d + d - 1 is a difference of numbers
-    # near 1 whose true value is d^2/2: below d = 1e-3 float32 would return noise
-    # of either sign. The series is exact to rounding inside |d| < 0.1.
+    # Near d = 0, where training starts, e^-d + d - 1 cancels to d^2/2: below d = 1e-3 float32 would
+    # return noise of either sign. The series is exact to rounding inside |d| < 0.1.
     small = jnp.abs(d) < 0.1
     x = jnp.where(small, d, 0.0)
     series = jnp.square(x) * (1 / 2 - x * (1 / 6 - x * (1 / 24 - x * (1 / 120 - x * (1 / 720)))))
-    # The bound is on d as a whole: bounding the exponent alone would leave +d, whose
-    # gradient pushes a log-prob that is already too low further down.
+    # Bounds d as a whole: bounding only the exponent would leave +d, whose gradient pushes a
+    # log-prob that is already too low further down.
     y = jnp.where(small, 1.0, jnp.maximum(d, -clamp))
     return jnp.where(small, series, jnp.expm1(-y) + y)

@@ -26,7 +26,7 @@ def merge_metrics(first, *others):
 
 
 def reduce_metrics(metrics, axes):
-    """`merge_metrics` of those of all devices along mesh axes, inside of `jax.shard_map`."""
+    """`merge_metrics` over all devices along mesh axes, inside `jax.shard_map`."""
     return {
         name: (jax.lax.pmax if name.startswith("max/") else jax.lax.psum)(value, axes)
         for name, value in metrics.items()

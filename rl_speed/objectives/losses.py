@@ -1,5 +1,4 @@
-"""Losses per token, each a function of its tokens and of the numbers that it takes,
-known by its name in `LOSSES`:
+"""Losses per token. Each is a function of its tokens and its numbers, with a name in `LOSSES`:
 
     def pg(tokens: Tokens):
         return -tokens.advantages * tokens.logprobs, {}
@@ -14,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-# Metrics that belong to `policy_loss` itself: no loss may log them.
+# Metrics of `policy_loss` itself: no loss may log them.
 OWN_SUMS = (
     "tokens",
     "sequences",
@@ -29,13 +28,13 @@ OWN_SUMS = (
 
 
 class Tokens(NamedTuple):
-    """What a loss is given of the tokens that are trained on; 0 at all others.
+    """Input of a loss for the tokens that are trained on; 0 at all others.
 
     Attributes:
-      logprobs: f32[R, T], log pi, the only one with a gradient.
+      logprobs: f32[R, T], log pi, the only input with a gradient.
       anchor: f32[R, T], log-probs that ratios are taken against (see `policy_loss`).
       behaviour: f32[R, T], log-probs of the policy that sampled.
-      advantages: f32[R, T], or [R, 1] where all tokens of a row have one.
+      advantages: f32[R, T], or [R, 1] if all tokens of a row have the same one.
       mask: bool[R, T]. Rows are whole: a sum over axis 1 is over the sample.
       log_ratio_clamp: nats, bounds every log-ratio before exp.
     """
@@ -54,8 +53,8 @@ class Tokens(NamedTuple):
 
     @property
     def sequence_ratio(self) -> jax.Array:
-        """The geometric mean of a row's ratios, f32[R, 1]:
-        (pi / anchor)^(1 / tokens) of the sample.
+        """The geometric mean of a row's ratios, f32[R, 1]: (pi / anchor)^(1 / tokens) of the
+        sample.
         """
         length_R = jnp.maximum(jnp.sum(self.mask, axis=1, keepdims=True, dtype=jnp.float32), 1.0)
         log_ratio_R = jnp.sum(self.logprobs - self.anchor, axis=1, keepdims=True) / length_R
@@ -63,7 +62,7 @@ class Tokens(NamedTuple):
 
 
 # (tokens, *, numbers by name, each with a default) -> (loss per token f32[R, T], {name: [R, T],
-# whose mean over tokens is logged}); [R, 1] is for all tokens of a row.
+# logged as mean over tokens}); [R, 1] applies to all tokens of a row.
 LossFn = Callable[..., tuple[jax.Array, dict[str, jax.Array]]]
 
 
@@ -73,8 +72,8 @@ def pg(tokens: Tokens):
 
 
 def ppo(tokens: Tokens, *, clip_low=0.2, clip_high=0.2, dual_clip=None):
-    """-min(A r, A clip(r, 1 - clip_low, 1 + clip_high)); with dual_clip = c > 1,
-    where A < 0 also -max(that min, A c).
+    """-min(A r, A clip(r, 1 - clip_low, 1 + clip_high)); with dual_clip = c > 1, if A < 0 also
+    -max(that min, A c).
 
     Source: methods.md section 5; clip-higher: DAPO (arXiv 2503.14476); dual clip (None or 0: off):
     Ye et al. (arXiv 1912.09729).
@@ -101,10 +100,10 @@ def tis(tokens: Tokens, *, truncation=2.0):
 
 
 def gspo(tokens: Tokens, *, clip_low=3e-4, clip_high=4e-4):
-    """PPO's minimum of whole samples: the ratio is the geometric mean of the sample's,
-    and clipped as one.
+    """PPO's minimum for whole samples: the ratio is the geometric mean over the sample, clipped
+    once.
 
-    With "seq_mean_token_mean" the loss is the mean over samples of the source (Zheng et al., arXiv
+    With "seq_mean_token_mean" it is the mean over samples of the source (Zheng et al., arXiv
     2507.18071, equations 5 to 7, whose bounds are the defaults).
     """
     _require_bounds(clip_low, clip_high)
@@ -115,10 +114,10 @@ def gspo(tokens: Tokens, *, clip_low=3e-4, clip_high=4e-4):
 
 
 def cispo(tokens: Tokens, *, clip_low=0.2, clip_high=0.2):
-    """-A clip(r, 1 - clip_low, 1 + clip_high) log pi, no gradient through the clipped weight:
-    no token is left out.
+    """-A clip(r, 1 - clip_low, 1 + clip_high) log pi, no gradient through the clipped weight: every
+    token keeps a gradient.
 
-    Source: MiniMax-M1 (arXiv 2506.13585), which bounds from above alone; clip_low = 1 is that.
+    Source: MiniMax-M1 (arXiv 2506.13585), which bounds only from above: clip_low = 1.
     """
     _require_bounds(clip_low, clip_high)
     ratio_RxT = tokens.ratio
@@ -133,11 +132,11 @@ LOSSES: dict[str, LossFn] = {"pg": pg, "ppo": ppo, "tis": tis, "gspo": gspo, "ci
 def clip_where_ppo_does(
     ratio, advantages, clip_low, clip_high
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """(the ratio, held at a bound where PPO's minimum takes the clipped side;
-    which are held at the low and at the high one).
+    """(the ratio, replaced by a bound if PPO's minimum takes the clipped side; masks of ratios at
+    the low and at the high bound).
 
-    Spelled out as "which are held at a bound" and not as min, max and clip: those halve the
-    gradient at ties, where every first step stands.
+    Uses explicit conditions, because min, max and clip halve the gradient at ties, where every
+    first step starts.
     """
     low = (advantages < 0) & (ratio < 1.0 - clip_low)
     high = (advantages > 0) & (ratio > 1.0 + clip_high)
@@ -147,7 +146,7 @@ def clip_where_ppo_does(
 
 
 def settings_of(loss: LossFn) -> dict[str, Any]:
-    """The numbers that a loss takes, by name, with their defaults."""
+    """Numbers of a loss by name, with their defaults."""
     return {
         name: p.default
         for name, p in inspect.signature(loss).parameters.items()
@@ -156,10 +155,10 @@ def settings_of(loss: LossFn) -> dict[str, Any]:
 
 
 def check_loss(loss: LossFn, settings: Mapping[str, Any]) -> None:
-    """Try a loss on a batch of two rows of three tokens, without computing anything.
+    """Tries a loss on a batch of two rows of three tokens, without computing anything.
 
-    Raises ValueError: it does not take (tokens, *, numbers), or does not return ([R, T], {name:
-    [R, T]}), or refuses `settings`.
+    Raises ValueError: its arguments are not (tokens, *, numbers), its result is not ([R, T], {name:
+    [R, T]}), or it refuses `settings`.
     """
     parameters = list(inspect.signature(loss).parameters.values())
     wrong = [p.name for p in parameters[1:] if p.kind is not p.KEYWORD_ONLY or p.default is p.empty]
@@ -179,14 +178,14 @@ def check_loss(loss: LossFn, settings: Mapping[str, Any]) -> None:
         jax.eval_shape(lambda *arrays: call_loss(loss, Tokens(*arrays), settings), *tokens[:5])
     except ValueError:
         raise
-    except Exception as error:  # whatever a function of the user's own raises
+    except Exception as error:  # a function of the user's own may raise anything
         raise ValueError(
             f"called with tokens of shape (2, 3), it raised {type(error).__name__}: {error}"
         ) from error
 
 
 def call_loss(loss: LossFn, tokens: Tokens, settings: Mapping[str, Any]):
-    """The loss with those of `settings` that it takes, its results checked."""
+    """Calls the loss with its numbers from `settings`, and checks its results."""
     takes = settings_of(loss)
     shape = tokens.mask.shape
     known = set(takes).union(*map(settings_of, LOSSES.values()))
@@ -225,10 +224,10 @@ def _require_bounds(clip_low, clip_high):
 
 
 def ratio_of(log_numerator, log_denominator, log_ratio_clamp):
-    """exp of the difference, which is bounded by the clamp in nats."""
+    """exp of the difference, clamped to log_ratio_clamp nats."""
     return jnp.exp(jnp.clip(log_numerator - log_denominator, -log_ratio_clamp, log_ratio_clamp))
 
 
 def is_zero(coefficient) -> bool:
-    """A traced coefficient cannot be inspected: it counts as set."""
+    """Whether the coefficient is 0. A traced one counts as set."""
     return isinstance(coefficient, (int, float)) and coefficient == 0

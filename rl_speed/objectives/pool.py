@@ -1,12 +1,11 @@
-"""Reinforce-Ada's pools: statistics of all samples of a prompt,
-and advantages for the few of them that are trained on.
+"""Reinforce-Ada's pools: statistics of all samples of a prompt, and advantages of the trained ones.
 
 Every function takes flat arrays, as in `objectives.advantages`: rewards f[R], group_ids i32[R] in
 [0, num_groups) with anything else (by convention -1) a padding row, and a static num_groups. All
-rows of a group are its pool. `correct`, bool[R], tells the two classes apart; with binary rewards
-it is `rewards > 0`. Padding rows are never kept and get advantage 0, whatever they hold.
+rows of a group are its pool. `correct`, bool[R], gives the class; with binary rewards it is
+`rewards > 0`. Padding rows are never kept and get advantage 0, whatever their values.
 
-The way through:
+Usage:
 
     statistics = pool_statistics(rewards, correct, group_ids, num_groups)
     kept = balanced_downsample(correct, group_ids, num_groups, n,
@@ -14,13 +13,13 @@ The way through:
     advantages = pool_advantages(rewards, correct, group_ids, num_groups, kept, weight="inv_p")
     rows = kept_rows(kept, group_ids, num_groups, n)                # [G, n], to gather the batch by
 
-Conserved: a pool of c rows keeps min(c, n); nothing is kept twice; a constant pool (of one row too)
-gets exactly 0 from every variant, with no NaN. In expectation the sum over a group's rows, over n,
-is `theory.sequential_weight` times grad p (tested by enumeration).
+Invariants: a pool of c rows keeps min(c, n); no row is kept twice; a constant pool (also of one
+row) gets exactly 0 from every variant, with no NaN. The expected sum over a group's rows, divided
+by n, is `theory.sequential_weight` times grad p (tested by enumeration).
 
-p_hat is biased by the stopping rule that filled the pool: upwards where it waits for positives
-alone, towards 1/2 where it waits for both (`theory.sequential_cost(...).pass_rate`). The mean of
-the first round alone is unbiased.
+The stopping rule that filled the pool biases p_hat: upwards if it waits only for positives, towards
+1/2 if it waits for both (`theory.sequential_cost(...).pass_rate`). Only the mean of the first round
+is unbiased.
 
 Source: Reinforce-Ada (Xiong et al.), section 3.2 and Algorithm 2; methods.md section 3.
 """
@@ -34,15 +33,14 @@ import jax.numpy as jnp
 from rl_speed.objectives import advantages
 
 WEIGHTS = ("none", "inv_p", "inv_sqrt_p", "power")
-# Advantages that come from all samples of a prompt, trained on or not; the second is divided
-# by their std.
+# Advantages from all samples of a prompt, trained on or not; the second is divided by their std.
 POOL_ADVANTAGES = ("pool", "pool_std")
 DOWNSAMPLE_CORRECTIONS = ("none", "importance")
 ORDERS = ("first", "random")
 
 
 class PoolStatistics(NamedTuple):
-    """Of each group's pool, each of shape [num_groups].
+    """Statistics of each group's pool, each of shape [num_groups].
 
     count     i32  rows
     positives i32  rows that are correct
@@ -62,7 +60,7 @@ class PoolStatistics(NamedTuple):
 def pool_statistics(rewards, correct, group_ids, num_groups: int) -> PoolStatistics:
     """Statistics over whole pools.
 
-    Raises ValueError: arrays that are not flat and of one length, or num_groups < 1.
+    Raises ValueError: arrays are not flat and of one length, or num_groups < 1.
     """
     correct, group_ids = _flat(correct, group_ids, num_groups)
     stats = advantages.group_statistics(rewards, group_ids, num_groups)
@@ -71,8 +69,8 @@ def pool_statistics(rewards, correct, group_ids, num_groups: int) -> PoolStatist
 
 
 def resolved(statistics: PoolStatistics, k_pos: int, k_neg: int = 0) -> jax.Array:
-    """Which pools have k_pos positives and k_neg negatives, bool[G]:
-    what `on_unresolved="drop"` keeps. An empty pool has not.
+    """Which pools have k_pos positives and k_neg negatives, bool[G], as `on_unresolved="drop"`
+    keeps them. False for an empty pool.
     """
     enough = (statistics.positives >= k_pos) & (statistics.count - statistics.positives >= k_neg)
     return enough & (statistics.count > 0)
@@ -91,26 +89,28 @@ def balanced_downsample(
     names=None,
     groups=None,
 ) -> jax.Array:
-    """Keeps n rows of each pool: n//2 correct and n - n//2 wrong ones,
-    what one class lacks filled from the other.
+    """Keeps n rows of each pool: n//2 correct and n - n//2 wrong ones; if one class has too few,
+    more of the other.
 
     Args:
       correct, group_ids, num_groups: as in the module docstring.
       n: static, at least 2. A pool of at most n rows is kept whole.
-      order: "first" takes the first of each class in generation order, "random" any with
-        equal chances.
-      index: i32[R], each row's place in the generation order of its group, all different there;
-        None: the order of the rows.
-      key: PRNG key, for "random" only. A row's lot depends on the key, its group's name and its
-        index, so with `index` given the rows may come in any order.
-      names: i32[G], what keys a group's lots, such as its prompt's visit; None: its id.
-      groups: bool[G], pools to keep anything of; None: all.
+      order: "first" keeps the first of each class in generation order, "random" any with equal
+        probability.
+      index: i32[R], each row's place in the generation order of its group, unique there; None: the
+        order of the rows.
+      key: PRNG key, only for "random". A row's random number depends on the key, its group's name
+        and its index, so with `index` the rows may come in any order.
+      names: i32[G], keys of the groups' random numbers, such as the prompt's visit; None: the
+        group's id.
+      groups: bool[G], pools that keep rows; None: all.
 
     Returns:
       bool[R], the rows kept.
 
     Raises:
-      ValueError: shapes that do not fit, n < 2, an unknown order, or a key missing or not wanted.
+      ValueError: shapes that do not fit, n < 2, an unknown order, or a key that is missing or not
+        used.
     """
     correct, group_ids = _flat(correct, group_ids, num_groups)
     if n < 2:
@@ -140,8 +140,8 @@ def balanced_downsample(
         else jnp.asarray(names, jnp.int32)[jnp.minimum(group_R, num_groups - 1)]
     )
     lot_R = _lots(key, name_R, index) if order == "random" else jnp.zeros_like(index)
-    # Sorted by class within group, then by lot and generation order; a row's rank is how far it is
-    # from its class' first.
+    # Sorted by class within group, then by random number and generation order; a row's rank is its
+    # distance from the first of its class.
     class_R = 2 * group_R + correct
     sorted_R = jnp.lexsort((index, lot_R, class_R))
     sorted_class_R = class_R[sorted_R]
@@ -153,11 +153,11 @@ def balanced_downsample(
 
 @functools.partial(jax.jit, static_argnames=("num_groups", "n"))
 def kept_rows(kept, group_ids, num_groups: int, n: int) -> jax.Array:
-    """Indices of the kept rows of each group, i32[G, n], in the order of the rows;
-    -1 where a group keeps fewer.
+    """Indices of the kept rows of each group, i32[G, n], in the order of the rows; -1 if a group
+    keeps fewer.
 
-    What a group keeps beyond n is left out; `balanced_downsample` with the same n never keeps more.
-    Raises ValueError as there.
+    Rows beyond n are left out; `balanced_downsample` with the same n never keeps more. Raises
+    ValueError as there.
     """
     kept, group_ids = _flat(kept, group_ids, num_groups)
     kept_R = kept & (group_ids >= 0) & (group_ids < num_groups)
@@ -182,15 +182,15 @@ def kept_rows(kept, group_ids, num_groups: int, n: int) -> jax.Array:
 def prompt_weights(
     p_hat, weight: str = "none", *, alpha: float | None = None, cap: float | None = None
 ) -> jax.Array:
-    """Explicit weight of prompts, f32 of p_hat's shape: f'(p_hat) for f = p, log p,
-    2 sqrt(p) or p^alpha, at most `cap`.
+    """Explicit weight of prompts, f32 of p_hat's shape: f'(p_hat) for f = p, log p, 2 sqrt(p) or
+    p^alpha, at most `cap`.
 
     Args:
-      p_hat: estimated pass rates. Where it is 0 the weight is 0: nothing was right, so the pool has
-        no advantage to weight.
+      p_hat: estimated pass rates. The weight is 0 at p_hat = 0: without correct samples the pool
+        has no advantage to weight.
       weight: "none" 1, "inv_p" 1/p_hat, "inv_sqrt_p" 1/sqrt(p_hat), "power" alpha p_hat^(alpha-1).
-      alpha: positive, for "power". cap: positive; None: unbounded (a pool of c rows is at most
-        1/p_hat = c by itself).
+      alpha: positive, for "power". cap: positive; None: unbounded (1/p_hat of a pool of c rows is
+        at most c).
 
     Raises:
       ValueError: an unknown weight, "power" without a positive alpha, a cap that is not positive.
@@ -235,7 +235,7 @@ def pool_advantages(
 ) -> jax.Array:
     """Advantages of the kept rows from the statistics of whole pools, f32[R]; 0 for all other rows.
 
-    r - pool mean, optionally over the pool's std + eps, times the prompt's weight, times the
+    r - pool mean, optionally divided by the pool's std + eps, times the prompt's weight, times the
     correction of the row's class.
 
     Args:
@@ -245,17 +245,17 @@ def pool_advantages(
       weight, alpha, cap: as in `prompt_weights`, at p_hat.
       p_hat: f[G], estimates of the pass rates that do not depend on these rewards; None: the share
         of correct rows in each pool.
-      singleton_baseline: f[G], what a pool of one row is measured against, such as an estimate from
-        earlier visits: independent of the reward, so that the gradient stays unbiased. None: such a
-        row gets 0. Not with `normalise`, as it has no std.
+      singleton_baseline: f[G], baseline of a pool of one row, such as an estimate from earlier
+        visits; it is independent of the reward, so the gradient stays unbiased. None: such a row
+        gets 0. Not with `normalise`, because one row has no std.
       downsample_correction: "importance" scales a class by its share of the pool over its share of
         the kept rows. That undoes the balance (the mean over kept rows is then that over the pool,
-        if both classes are kept of a mixed pool) but not what stopping does to the pool. None of
-        the released code does it.
+        if a mixed pool keeps both classes), but not the effect of stopping on the pool. No released
+        code does it.
 
     Raises:
-      ValueError: shapes that do not fit, `normalise` with `singleton_baseline`, or names and
-        numbers as in `prompt_weights`.
+      ValueError: shapes that do not fit, `normalise` with `singleton_baseline`, or invalid names
+        and numbers as in `prompt_weights`.
     """
     correct, group_ids = _flat(correct, group_ids, num_groups)
     for name, value in (("p_hat", p_hat), ("singleton_baseline", singleton_baseline)):
@@ -285,8 +285,8 @@ def pool_advantages(
         )
     shares_G = positives_G / jnp.maximum(pool_G, 1) if p_hat is None else p_hat
     scale_G = prompt_weights(shares_G, weight, alpha=alpha, cap=cap)
-    # Shaped rewards may differ among wrong answers alone: no pass rate to weight by, so such pools
-    # keep weight 0 unless unweighted.
+    # Shaped rewards may differ among wrong samples alone: such pools have no pass rate to weight
+    # by, so they keep weight 0 unless unweighted.
     value_R *= 1.0 if weight == "none" else scale_G[group_R]
     if downsample_correction == "importance":
         rows_G, right_G = (_count(x, group_ids, num_groups) for x in (kept, kept & correct))

@@ -1,4 +1,4 @@
-"""Changes to the scalar reward that come from lengths or from a reference policy."""
+"""Reward terms from lengths or from a reference policy."""
 
 import jax
 import jax.numpy as jnp
@@ -9,9 +9,9 @@ from rl_speed.objectives import divergences
 def overlong_penalty(lengths, max_length: int, buffer: int, factor: float = 1.0):
     """DAPO's soft penalty for long responses, to be added to the reward.
 
-    min(-(len - (max_length - buffer)) / buffer, 0) * factor: zero up to
-    max_length - buffer, then linear, -factor at max_length. A response longer
-    than max_length (a replayed prefix can make one) is charged on the same line.
+    min(-(len - (max_length - buffer)) / buffer, 0) * factor: zero up to max_length - buffer, then
+    linear, -factor at max_length. The line continues for longer responses (a replayed prefix can
+    make one).
 
     Args:
       lengths: response lengths in tokens, [R], integers or floats.
@@ -42,14 +42,13 @@ def kl_shaped_rewards(
 
     Args:
       rewards: f32[R].
-      logprobs: f32[R, T], of the policy that sampled (its behaviour log-probs),
-        at the trainer's temperature. Treated as constants: a reward has no
-        gradient.
+      logprobs: f32[R, T], of the policy that sampled (its behaviour log-probs), at the trainer's
+        temperature. Treated as constants: a reward has no gradient.
       ref_logprobs: f32[R, T].
-      mask: [R, T], True at the tokens that count. Rows with none keep their
-        reward; what stands at masked positions is ignored.
+      mask: [R, T], True at the tokens that count. Rows without any keep their reward; values at
+        masked positions are ignored.
       coef: KL coefficient, reward per nat.
-      kind, clamp: see `divergences.kl`; k1 is what makes the shaped objective
+      kind, clamp: see `divergences.kl`; k1 makes the shaped objective
         E[r] - coef * KL(pi || ref).
 
     Returns: f32[R].

@@ -1,3 +1,3 @@
-"""RPO's memory: one cached response per question (`cache`), where samples are cut from it (`cuts`),
+"""RPO's replay: one cached response per prompt (`cache`), where samples are cut from it (`cuts`),
 both together (`source`).
 """

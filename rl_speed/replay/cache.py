@@ -1,8 +1,8 @@
-"""The replay cache of RPO (replay of partial reasoning): one response per prompt,
-from which its next rollouts start.
+"""The replay cache of RPO (replay of partial reasoning): one response per prompt, from which its
+next samples start.
 
-Source: Yi et al., "replay of partial reasoning"; methods.md section 4 says where paper and released
-code differ.
+Source: Yi et al., "replay of partial reasoning"; methods.md section 4 lists differences between
+paper and released code.
 """
 
 import dataclasses
@@ -21,14 +21,14 @@ from rl_speed.replay.responses import (
     unpack_responses,
 )
 
-# Keeps this use of (seed, visit) apart from every other one. Not 0: NumPy pads seeds with zeros.
+# RNG stream id of updates with (seed, visit). Not 0: NumPy pads seeds with zeros.
 _UPDATE = 1
 
 
 @dataclasses.dataclass(frozen=True)
 class CacheReport:
-    """What loading a file gave: responses held; responses to unknown prompts, left out;
-    prompts without a response; what the file says of itself.
+    """Result of loading a file: responses held; responses to unknown prompts, left out; prompts
+    without a response; the file's `about`.
     """
 
     held: int
@@ -40,27 +40,26 @@ class CacheReport:
 class ReplayCache:
     """Holds one response per prompt id.
 
-    Of every visit that is over, whether its group is trained on or a rule rejected it, one response
-    may replace that of its prompt (Algorithm 1 updates the cache for all questions).
+    After every visit, trained on or rejected, one response of its group may replace that of its
+    prompt (Algorithm 1 updates the cache for all prompts).
 
-    With probability `eps` the response of highest reward is taken, ties by lot; else a uniformly
-    random other one. A group of one has no other. The paper leaves ties open, and nearly every
-    group has them where rewards are 0 or 1. A log-prob would settle them in favour of short
-    suffixes: summed it has fewer terms there, more so where samples keep different shares of the
-    cached response; a mean over few tokens, most of them almost certain, is more often close to 0.
-    Draws are keyed by (seed, visit of the prompt): they depend on neither the order of
-    updates nor their number.
+    With probability `eps` it is the response of highest reward, with random ties; otherwise a
+    uniformly random other one. A group of one has no other. The paper leaves ties open, and nearly
+    every group has them if rewards are 0 or 1. Breaking them by log-prob would favour short
+    suffixes: a sum has fewer terms there, the more so if samples keep different shares of the
+    cached response; a mean over few, mostly near-certain tokens is often close to 0. Draws are
+    keyed by (seed, visit of the prompt): they do not depend on the order or the number of updates.
 
     Args:
-      eps: in [0, 1]; 0.1 is the paper's best, 0.5 as released. None never updates (the paper's
-        "no update").
-      only_correct: a wrong response never replaces a right one.
-      max_tokens: bound on the tokens held, None for none. Beyond it those go that were updated
-        longest ago; they are counted.
+      eps: in [0, 1]; 0.1 is the paper's best, 0.5 as released. None never updates (the paper's "no
+        update").
+      only_correct: a wrong response never replaces a correct one.
+      max_tokens: bound on the tokens held, None for none. Beyond it the responses that were updated
+        longest ago are evicted and counted.
       seed: of all draws.
 
     Raises:
-      ValueError: an argument out of range.
+      ValueError: an argument is out of range.
     """
 
     def __init__(
@@ -86,7 +85,7 @@ class ReplayCache:
         self._tokens = self._evicted = self._kept_right = 0
 
     def __len__(self) -> int:
-        """Prompts that have a response."""
+        """Number of prompts with a response."""
         return len(self._held)
 
     def __contains__(self, prompt_id: str) -> bool:
@@ -98,13 +97,13 @@ class ReplayCache:
         return self._tokens
 
     def get(self, prompt_id: str) -> CachedResponse | None:
-        """The response to start from, or None."""
+        """The cached response, or None."""
         return self._held.get(prompt_id)
 
     def put(self, prompt_id: str, response: CachedResponse) -> None:
-        """Hold this response whatever was held: how a cache is started.
+        """Stores this response unconditionally, to start a cache.
 
-        One longer than the whole bound is not taken, and counted as evicted.
+        A response longer than the whole bound is not stored, and counted as evicted.
         """
         if self.max_tokens is not None and len(response.tokens) > self.max_tokens:
             self._evicted += 1
@@ -117,11 +116,10 @@ class ReplayCache:
             self._evicted += 1
 
     def update(self, group: Rollouts) -> None:
-        """Perhaps replace the response to the group's prompt by one of the group's:
-        the whole one, forced prefix included.
+        """May replace the response to the group's prompt by one of the group's, with its prefix.
 
-        Samples without a token, and those that non-finite logits ended, are passed over. Raises
-        ValueError where the prompt never left a stream (visit below 0).
+        Skips samples without tokens, and those that non-finite logits ended. Raises ValueError if
+        the prompt never left a stream (visit below 0).
         """
         rows = np.flatnonzero((group.lengths > 0) & ~group.nonfinite)
         if self.eps is None or not rows.size:
@@ -157,9 +155,9 @@ class ReplayCache:
         )
 
     def metrics(self, version: int) -> dict[str, float]:
-        """Prompts and tokens held; responses evicted so far, and wrong ones that `only_correct`
-        kept out; mean age in updates at policy version `version`, share right and mean length in
-        tokens of those held (0 when empty).
+        """Prompts and tokens held; responses evicted so far; wrong ones that `only_correct` kept
+        out; of those held, the mean age in updates at policy version `version`, share correct, mean
+        length in tokens (0 when empty).
         """
         held = list(self._held.values())
 
@@ -177,8 +175,8 @@ class ReplayCache:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything, in order, as nested dicts of numbers,
-        strings and (never empty) numpy arrays.
+        """The whole state, in order, as nested dicts of numbers, strings and (never empty) numpy
+        arrays.
         """
         return {
             "eps": self.eps,
@@ -190,11 +188,11 @@ class ReplayCache:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Replaces the contents. The bound stays this cache's own: what exceeds it is evicted.
+        """Replaces the contents. This cache's bound stays: excess responses are evicted.
 
         Raises:
-          ValueError: the saved cache had another eps, only_correct or seed, so that the next
-            updates would differ.
+          ValueError: the saved cache had another eps, only_correct or seed, so the next updates
+            would differ.
         """
         for name, mine in (
             ("eps", self.eps),
@@ -210,7 +208,7 @@ class ReplayCache:
         )
 
     def save(self, path: str | Path, about: dict[str, Any] | None = None) -> None:
-        """Write the responses as one .npz, whole or not at all, for another run to start from.
+        """Writes the responses as one .npz, atomically, for another run to start from.
 
         `about`: anything JSON.
         """
@@ -222,13 +220,12 @@ class ReplayCache:
         vocab_size: int | None = None,
         prompt_ids: Collection[str] | None = None,
     ) -> CacheReport:
-        """Replaces the contents by those of a file, of this policy or another one's (appendix C).
+        """Replaces the contents by those of a file, from this policy or another one (appendix C).
 
-        Versions are the file's.
+        Keeps the file's versions.
 
         Args:
-          vocab_size: ids of the policy's vocabulary; responses must stay inside. prompt_ids: the
-            prompts there are; None: any.
+          vocab_size: bound on token ids. prompt_ids: the known prompts; None: any.
 
         Raises:
           FileNotFoundError, ValueError: as `load_responses`; nothing is changed then.
@@ -256,13 +253,13 @@ class ReplayCache:
 
 
 def best_sample(group: Rollouts, rows: np.ndarray, lot: float) -> int:
-    """Of samples `rows`, that of highest reward; of these, by `lot` in [0, 1)."""
-    # A sample of a policy that diverged is nobody's best.
+    """Row of highest reward among samples `rows`; `lot` in [0, 1) breaks ties."""
+    # NaN rewards, of a policy that diverged, are never the highest.
     rewards = np.where(np.isnan(group.rewards[rows]), -np.inf, group.rewards[rows])
     best = rows[rewards == rewards.max()]
     return int(best[int(lot * len(best))])
 
 
 def _summed_logprob(group: Rollouts, row: int) -> float:
-    # Only the response's own tokens: NumPy's sum would round differently with another padding.
+    # Sums only the response's own tokens: with other padding NumPy's sum would round differently.
     return float(group.logprobs[row, : group.lengths[row]].sum(dtype=np.float64))

@@ -1,4 +1,4 @@
-"""Where in a cached response a rollout starts, and how many tokens it may add (RPO: replay of
+"""Where samples start in a cached response, and how many tokens they may add (RPO: replay of
 partial reasoning).
 """
 
@@ -10,13 +10,13 @@ from rl_speed.replay.responses import CachedResponse
 
 WINDOWS = ("fixed", "half_min", "min")
 
-# Keeps this use of (seed, visit) apart from every other one. Not 0: NumPy pads seeds with zeros.
+# RNG stream id of cuts with (seed, visit). Not 0: NumPy pads seeds with zeros.
 _CUTS = 2
 
 
 @dataclasses.dataclass(frozen=True)
 class Replay:
-    """A response to start inside of: its tokens i32[k]; for each sample how many of them it starts
+    """A prefix to start from: response tokens i32[k]; for each sample, how many of them it starts
     with, and how many tokens it may add, i32[count] each.
     """
 
@@ -30,15 +30,15 @@ class PrefixConfig:
     """How prefixes are cut.
 
     Attributes:
-      window: what L is: "fixed", `length` tokens; "half_min" or "min", half the shortest response
-        (rounded down) or the whole of it, of the group that the cached response came from.
+      window: L: "fixed", `length` tokens; "half_min" or "min", half (rounded down) or all of the
+        shortest response in the cached response's group.
       length: L of "fixed", in tokens.
       per_sample: every sample draws its own cut; False: one cut for all samples of a visit (the
         default of RPO, as released).
       max_response: most tokens of prefix and suffix together. max_new: most tokens of a suffix.
       seed: of all draws.
-      released_budget: a suffix has also no more tokens than were cut off, as in the released code:
-        lengths cannot grow then.
+      released_budget: a suffix also has at most as many tokens as were cut off, as in the released
+        code: lengths cannot grow then.
 
     Raises ValueError naming the field that is out of range.
     """
@@ -66,20 +66,19 @@ class PrefixConfig:
 def cuts(
     config: PrefixConfig, cached: CachedResponse | None, visit: int, count_first: int, count: int
 ) -> np.ndarray:
-    """Tokens kept for samples `count_first` to `count_first + count - 1` of a visit: len - m,
-    m ~ U{0..L}, clipped to what may be kept.
+    """Tokens kept for samples `count_first` to `count_first + count - 1` of a visit: len - m, m ~
+    U{0..L}, clipped to the allowed range.
 
-    What may be kept never includes the end token that closed the response, and leaves room for one
-    new token at least within `max_response`. So m = 0 and m = 1 make the same cut in a response
-    that ended: all but its end token is kept with probability 2 / (L + 1), for L of at least 1.
-    Ours: the paper's m = 0 leaves nothing to sample.
+    A cut never keeps the end token of the response, and leaves room for at least one new token
+    within `max_response`. So in a response that ended, m = 0 and m = 1 make the same cut: all but
+    its end token is kept with probability 2 / (L + 1), for L of at least 1. Ours: the paper's m = 0
+    leaves nothing to sample.
 
-    The draw of a sample is keyed by (seed, visit, its index) and is the same in whatever call it is
-    asked for; so is the cut, as long as the prompt's cached response is the same: a visit must keep
-    the one it began with.
+    A sample's draw is keyed by (seed, visit, its index) and does not depend on the call. Its cut is
+    the same if the cached response is: a visit must keep the response it started with.
 
     Returns: i32[count]; zeros without a cached response.
-    Raises ValueError where visit, count_first or count is negative.
+    Raises ValueError if visit, count_first or count is negative.
     Source: methods.md section 4.
     """
     for name, value in (("visit", visit), ("count_first", count_first), ("count", count)):
@@ -92,7 +91,7 @@ def cuts(
     window = {"fixed": config.length, "half_min": cached.shortest // 2, "min": cached.shortest}[
         config.window
     ]
-    # A stream of draws per visit, sample i's being the i-th: cheaper than a generator per sample,
+    # One stream of draws per visit, with draw i for sample i: cheaper than a generator per sample,
     # and as independent of calls.
     rng = np.random.default_rng([config.seed, visit, _CUTS])
     if config.per_sample:
@@ -105,11 +104,10 @@ def cuts(
 def cut_at_share(cached: CachedResponse, share: float, count: int, max_response: int) -> Replay:
     """`count` samples that start with the first `share` of a response, rounded down to tokens.
 
-    The whole of it, share 1, is all but the end token that closed it; there is room for one new
-    token at least within `max_response`. For the accuracy of what is completed from a truncated
-    response (RPO, Figure 1).
+    Share 1 is all but the end token; at least one new token fits into `max_response`. Measures
+    accuracy of completions of truncated responses (RPO, Figure 1).
 
-    Raises ValueError: `share` outside [0, 1].
+    Raises ValueError: `share` is outside [0, 1].
     """
     if not 0 <= share <= 1:
         raise ValueError(f"share must be in [0, 1]; got {share!r}")
@@ -125,10 +123,10 @@ def cut_at_share(cached: CachedResponse, share: float, count: int, max_response:
 def suffix_budget(
     config: PrefixConfig, prefix: np.ndarray | int, cached: CachedResponse | None = None
 ) -> np.ndarray:
-    """Tokens that may follow prefixes of so many tokens, i32 of their shape: max_new,
-    or what max_response leaves, and at least 1.
+    """Tokens that may follow prefixes of `prefix` tokens, i32 of their shape: max_new or what
+    max_response leaves, and at least 1.
 
-    `cached` matters with `released_budget` alone: the response that was cut.
+    `cached`, the response that was cut, is used only with `released_budget`.
     """
     budget = np.minimum(config.max_new, config.max_response - np.asarray(prefix, np.int32))
     if config.released_budget and cached is not None:

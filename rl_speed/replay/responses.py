@@ -1,5 +1,5 @@
-"""Cached responses: what is kept of one sample, as flat arrays for a checkpoint,
-and as a file for another run.
+"""Cached responses: one sample's data, as flat arrays for a checkpoint, and as a file for another
+run.
 """
 
 import contextlib
@@ -14,11 +14,10 @@ from typing import Any
 
 import numpy as np
 
-# Of `save_responses`; raise it when a field changes its meaning.
+# File format of `save_responses`; raise it when a field changes its meaning.
 FORMAT = 1
 
-# One value per response, in the order they are saved: field of `CachedResponse`, and how
-# it is stored.
+# Arrays of one value per response, in the order they are saved: field of `CachedResponse`, dtype.
 FIELDS = {
     "version": np.int64,
     "reward": np.float64,
@@ -34,17 +33,14 @@ class CachedResponse:
     """One response to a prompt, as it was sampled.
 
     Attributes:
-      tokens: i32[n], n >= 1, read-only: token ids, never text (decoding and encoding again need not
-        give the same ids). The end token is the last one if the response ended, that is if it is
-        not truncated.
+      tokens: i32[n], n >= 1, read-only: token ids, never text (decoding and encoding again may give
+        other ids). The last one is the end token unless the response is truncated.
       version: policy updates made when it was sampled.
-      reward: what it was trained on. correct: what the verifier said. truncated: ended by its
-        token limit.
-      logprob: summed over the tokens that were sampled, by the policy that sampled them (forced
-        prefix tokens count 0).
-      shortest: tokens of the shortest response of the group it came from.
+      reward: as trained on. correct: by the verifier. truncated: ended by its token limit.
+      logprob: sum over the sampled tokens, by the policy that sampled them (prefix tokens count 0).
+      shortest: tokens of the shortest response of its group.
 
-    Raises ValueError where there is no token, an id is negative, or `shortest` is below 1.
+    Raises ValueError if there is no token, an id is negative, or `shortest` is below 1.
     """
 
     tokens: np.ndarray
@@ -75,8 +71,8 @@ class CachedResponse:
 
 
 def pack_responses(held: Mapping[str, CachedResponse]) -> dict[str, Any]:
-    """Responses by prompt id, in order, as flat arrays and one JSON string: no ragged lists,
-    no empty arrays.
+    """Responses by prompt id, in order, as flat arrays and one JSON string: no ragged lists, no
+    empty arrays.
     """
     if not held:
         return {}
@@ -93,9 +89,9 @@ def pack_responses(held: Mapping[str, CachedResponse]) -> dict[str, Any]:
 
 
 def unpack_responses(packed: Mapping[str, Any]) -> dict[str, CachedResponse]:
-    """The inverse of `pack_responses`.
+    """Inverse of `pack_responses`.
 
-    Raises ValueError naming the field that is missing or does not fit the others.
+    Raises ValueError naming a field that is missing or does not fit the others.
     """
     if not packed:
         return {}
@@ -134,11 +130,11 @@ def unpack_responses(packed: Mapping[str, Any]) -> dict[str, CachedResponse]:
 def save_responses(
     path: str | Path, held: Mapping[str, CachedResponse], about: Mapping[str, Any]
 ) -> None:
-    """Write one .npz, whole or not at all.
+    """Writes one .npz atomically.
 
     `about`: anything JSON, such as who sampled them and at what cost.
 
-    Raises OSError where it cannot be written; a file that was there stays then.
+    Raises OSError if it cannot be written; an existing file then stays.
     """
     path = Path(path)
     temporary = path.with_name(f"{path.name}.{os.getpid()}.part")
@@ -167,17 +163,16 @@ def load_responses(
 
     Raises:
       FileNotFoundError: there is none.
-      ValueError: names the file and what is wrong with it: damaged, another format, a field that is
-        missing or does not fit, or a token id that is negative or outside a vocabulary of
-        `vocab_size`.
+      ValueError: names the file and its fault: damaged, another format, a field that is missing or
+        does not fit, or a token id that is negative or not below `vocab_size`.
     """
     try:
         with np.load(path, allow_pickle=False) as archive:
             fields = {name: archive[name] for name in archive.files}
     except FileNotFoundError:
         raise FileNotFoundError(f"{path}: no such file of cached responses") from None
-    # np.load raises whatever the damage leads to: no archive at all, a member cut short, a bad
-    # checksum, an array that is none.
+    # np.load raises many errors for damaged files: not an archive, a truncated member, a bad
+    # checksum, an invalid array.
     except (
         ValueError,
         EOFError,

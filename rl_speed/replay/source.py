@@ -11,27 +11,27 @@ from rl_speed.replay.responses import CachedResponse
 
 @dataclasses.dataclass(frozen=True)
 class PrefixSource:
-    """One cached response per prompt, and how rollouts are cut from it.
+    """One cached response per prompt, and how prefixes are cut from it.
 
-    A visit keeps the response it began with, whatever the cache holds by the time it is continued.
+    A visit keeps the response it started with, even if the cache changes before it continues.
     """
 
     cache: ReplayCache
     config: PrefixConfig
 
     def remember(self, groups: Iterable[Rollouts]) -> None:
-        """Let the cache have all samples of visits that are over, with the rewards that they are,
-        or would be, trained on.
+        """Updates the cache with all samples of finished visits, with their trained rewards (for
+        rejected groups, the rewards they would be trained on).
         """
         for group in groups:
             self.cache.update(group)
 
     def replay(self, cached: CachedResponse, visit: int, first: int, count: int) -> Replay:
-        """Where samples `first` to `first + count - 1` of a visit start,
-        and how far they may go.
+        """Where samples `first` to `first + count - 1` of a visit start, and their token
+        budgets.
         """
         prefix = cuts(self.config, cached, visit, first, count)
-        # What nobody starts with need not be prefilled.
+        # Tokens that no sample starts with need no prefill.
         return Replay(
             cached.tokens[: int(prefix.max(initial=0))],
             prefix,

@@ -1,3 +1,3 @@
-"""From prompts to scored groups: generation calls, the driver between them,
-what is in flight and what waits, estimates, budgets.
+"""From prompts to scored groups: generation calls, host driver, prompts in flight, the sampling
+buffer, estimates, budgets.
 """

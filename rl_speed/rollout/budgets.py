@@ -1,5 +1,5 @@
-"""Budgets from estimated pass rates (Reinforce-Ada-Est): what `Allocated` gives each prompt,
-and what its samples then say.
+"""Budgets from estimated pass rates (Reinforce-Ada-Est): how many samples `Allocated` gives each
+prompt.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,12 +14,12 @@ from rl_speed.data.rollouts import pack_prompts, unpack_prompts
 from rl_speed.rollout.estimators import Estimator
 from rl_speed.sampling import Allocated, Rule
 
-# A prompt, how many of its samples were right, how many there were.
+# (prompt, correct samples, all samples)
 Visit = tuple[Prompt, int, int]
 
 
 def pack_visits(visits: Sequence[Visit]) -> dict[str, Any]:
-    """For a checkpoint; the counts i32[2 V] are right, all, right, all, ..."""
+    """Packs visits for a checkpoint; the counts i32[2 V] are correct, all, correct, all, ..."""
     if not visits:
         return {}
     return {
@@ -29,7 +29,7 @@ def pack_visits(visits: Sequence[Visit]) -> dict[str, Any]:
 
 
 def unpack_visits(packed: Mapping[str, Any]) -> list[Visit]:
-    """The inverse of `pack_visits`."""
+    """Inverse of `pack_visits`."""
     if not packed:
         return []
     counts = np.asarray(packed["counts"]).reshape(-1, 2).tolist()
@@ -40,7 +40,7 @@ def unpack_visits(packed: Mapping[str, Any]) -> list[Visit]:
 
 
 class Allocation(Protocol):
-    """What `Screening` asks before a visit, and tells after it."""
+    """Estimates and budgets, as `Screening` uses them before and after a visit."""
 
     def allocate(
         self, params: Any, prompts: Sequence[Prompt]
@@ -52,13 +52,11 @@ class Allocation(Protocol):
 
 
 class Budgets:
-    """Estimates of the prompts that are about to be sampled,
-    and their shares of `n` samples a prompt.
+    """Estimates pass rates of the next prompts and divides `n` samples a prompt among them.
 
     Args:
-      estimator: asked before a visit, told after it. rule: budgets are given where it is
-        `Allocated`.
-      n: samples of a prompt on average. config: how estimates become shares.
+      estimator: used before a visit, updated after it. rule: only `Allocated` takes budgets.
+      n: samples of a prompt on average. config: how estimates become budgets.
     """
 
     def __init__(self, estimator: Estimator, rule: Rule, n: int, config: Estimate):
@@ -70,8 +68,9 @@ class Budgets:
     def allocate(
         self, params: Any, prompts: Sequence[Prompt]
     ) -> tuple[np.ndarray, np.ndarray | None]:
-        """(estimates f64[P], budgets i64[P] that sum to P x n,
-        or None where the rule takes none).
+        """Returns (estimates f64[P], budgets i64[P] that sum to P x n).
+
+        The budgets are None for rules other than `Allocated`.
         """
         if not prompts:
             return np.zeros(0), np.zeros(0, np.int64) if isinstance(self._rule, Allocated) else None
@@ -88,18 +87,18 @@ class Budgets:
         )
 
     def observe(self, params: Any, visits: Sequence[Visit]) -> None:
-        """What the visits brought, once the rule has decided about their prompts."""
+        """Updates the estimator with the visits that the rule has decided."""
         if visits:
             self._estimator.update(params, *map(list, zip(*visits)))
 
     def metrics(self) -> dict[str, float]:
-        """Those of the estimator."""
+        """Metrics of the estimator."""
         return self._estimator.metrics()
 
     def state_dict(self) -> dict[str, Any]:
-        """The estimator's."""
+        """State of the estimator."""
         return self._estimator.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue where the state was taken."""
+        """Restores the state of the estimator."""
         self._estimator.load_state_dict(state)

@@ -13,24 +13,24 @@ ORDERS = ("fifo", "random")
 
 
 class BufferFull(ValueError):
-    """More groups than there is room for. Nothing was added."""
+    """The groups to add do not all fit. None was added."""
 
 
 class SamplingBuffer:
     """Holds at most `capacity` complete groups, and never drops one silently.
 
-    The producer asks `free` (or `full`) before it screens more prompts: at the bound it
-    stops screening.
+    The producer checks `free` (or `full`) before it screens more prompts. It stops screening when
+    the buffer is full.
 
     Args:
       capacity: groups.
       order: "fifo" takes the oldest first (released code), "random" draws without replacement (the
         paper's "sample").
       max_age: groups older than this many policy updates are removed by `expire`; None keeps all.
-      seed: of the random order.
+      seed: seed of the random order.
 
     Raises:
-      ValueError: an argument out of range.
+      ValueError: an argument is out of range.
     """
 
     def __init__(
@@ -54,24 +54,24 @@ class SamplingBuffer:
 
     @property
     def free(self) -> int:
-        """Groups that still fit."""
+        """Number of groups that still fit."""
         return self.capacity - len(self._groups)
 
     @property
     def full(self) -> bool:
-        """Whether nothing more fits."""
+        """Whether no group fits."""
         return self.free == 0
 
     @property
     def largest(self) -> int:
-        """Samples of the largest group held; 0 when empty."""
+        """Number of samples of the largest group held; 0 when empty."""
         return max(map(len, self._groups), default=0)
 
     def add(self, groups: Sequence[Rollouts]) -> None:
-        """Adds groups behind those that wait.
+        """Appends groups.
 
         Raises:
-          BufferFull: they do not all fit; none is added then.
+          BufferFull: the groups do not all fit; none is added.
         """
         if len(groups) > self.free:
             raise BufferFull(
@@ -91,7 +91,7 @@ class SamplingBuffer:
         if self.order == "fifo":
             rows = range(n)
         else:
-            # Keyed by the number of draws so far, so that the state to save is one integer.
+            # A generator keyed by the number of draws leaves one integer to save.
             rows = (
                 np.random.default_rng([self._seed, self._draws]).permutation(len(self))[:n].tolist()
             )
@@ -102,10 +102,10 @@ class SamplingBuffer:
         return taken
 
     def expire(self, now: int) -> list[Rollouts]:
-        """Removes and returns the groups whose oldest sample is more than `max_age` updates old at
-        policy version `now`.
+        """Removes and returns the groups whose oldest sample has an age above `max_age` at policy
+        version `now`.
 
-        They are counted in `metrics`; what becomes of their prompts is the caller's choice.
+        They are counted in `metrics`. The caller decides what happens to their prompts.
         """
         if self.max_age is None:
             return []
@@ -115,9 +115,7 @@ class SamplingBuffer:
         return old
 
     def metrics(self, now: int) -> dict[str, float]:
-        """Groups held and expired so far; mean and largest age of those held,
-        in policy updates (0 when empty).
-        """
+        """Groups held and expired so far; mean and largest age of those held (0 when empty)."""
         ages = [self._age(group, now) for group in self._groups] or [0]
         return {
             "buffer/size": float(len(self)),
@@ -127,7 +125,7 @@ class SamplingBuffer:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything, as nested dicts of integers, strings and (never empty) numpy arrays."""
+        """The whole state, as nested dicts of integers, strings and (never empty) numpy arrays."""
         return {
             "order": self.order,
             "seed": self._seed,
@@ -139,12 +137,11 @@ class SamplingBuffer:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Replaces the contents.
 
-        Capacity and maximum age stay this buffer's own: they may be changed on resume.
+        Capacity and maximum age are not restored: they may change on resume.
 
         Raises:
           BufferFull: more groups were saved than fit.
-          ValueError: the saved buffer had another order or seed, so that the next draws
-            would differ.
+          ValueError: the saved buffer had another order or seed, so the next draws would differ.
         """
         for name, mine in (("order", self.order), ("seed", self._seed)):
             if state[name] != mine:

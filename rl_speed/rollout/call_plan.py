@@ -1,5 +1,5 @@
-"""Whom the next generation call of the host driver draws for: how many prompts go on,
-and how many new ones are screened.
+"""Chooses the prompts of the next generation call: how many continue, how many new ones are
+screened.
 """
 
 import math
@@ -12,9 +12,9 @@ from rl_speed.sampling import Rule, two_phase
 
 
 class CallPlan:
-    """Every number follows from counts alone.
+    """Plans generation calls from counts alone.
 
-    Prompts in flight and pending calls are those of the driver.
+    The driver passes its prompts in flight and its pending calls.
 
     Attributes:
       capacity: prompts that a call can hold.
@@ -29,7 +29,9 @@ class CallPlan:
         self._at_once = rule.first_samples >= rule.max_samples
 
     def room(self, pending: Collection[PendingCall], buffer: SamplingBuffer) -> int:
-        """Groups that still fit into the buffer when all that can complete in pending calls has."""
+        """Groups that still fit into the buffer if every prompt that can complete in a pending call
+        does.
+        """
         return buffer.free - sum(
             len(call.active if self._at_once else call.continued) for call in pending
         )
@@ -42,16 +44,16 @@ class CallPlan:
     ) -> tuple[list[ActivePrompt], list[ActivePrompt]]:
         """(prompts that this call continues, prompts that wait), both in order of arrival.
 
-        A prompt whose next samples are its last goes only if its group is needed: drawn earlier,
-        they would be more off-policy than they must be by the time they are trained on. With
-        `depth`, every call under way should bring one batch. With `continuation="at_once"` all go.
-        What completes must find room in the buffer.
+        A prompt that needs its last samples continues only if the step needs its group: samples
+        drawn earlier would be more off-policy when they are trained on. With `depth`, every pending
+        call should bring one batch. With `continuation="at_once"` all continue. Groups that
+        complete must fit into the buffer.
         """
         config = self._config
         room = min(self.room(pending, buffer), self.capacity - config.screen_prompts)
         coming = sum(a.want >= self._last for call in pending for a in call.continued)
-        # At most a batch a call: if the first took all there is, those after it would have nothing
-        # to generate while it is scored.
+        # At most one batch a call: if the first call took all prompts, later calls would have
+        # nothing to generate while it is scored.
         needed = min(config.groups, config.groups * (1 + config.depth) - len(buffer) - coming)
         going = []
         waiting = []
@@ -71,17 +73,18 @@ class CallPlan:
         buffer: SamplingBuffer,
         acceptance: float,
     ) -> int:
-        """How many new prompts this call screens.
+        """Number of new prompts that this call screens.
 
         `acceptance`: the estimated share of them that the rule accepts.
         """
         config = self._config
         rate = max(acceptance, 1.0 / config.screen_prompts)
-        # Groups that there will be of the prompts under way: those that passed, and what is
-        # expected of those being screened.
+        # Groups expected from prompts under way: those that passed screening, and the expected
+        # share of those being screened.
         coming = len(active) + sum(len(call.continued) + rate * len(call.fresh) for call in pending)
-        # What passes a first phase can wait in flight, so that any room at all allows a whole
-        # screening; what a single phase completes must fit at once, beside what goes on.
+        # With two phases, prompts that pass can wait in flight, so any free place allows a whole
+        # screening. With one phase, completed groups must fit at once, beside those of continued
+        # prompts.
         room = (
             self.room(pending, buffer) - len(active)
             if self._at_once
@@ -93,13 +96,12 @@ class CallPlan:
         # A two-phase rule with pre-fetch screens now for the step after this one.
         ahead = config.prefetch and self._two_phase and buffer.max_age != 0
         target = config.groups * (2 if ahead else 1)
-        # So much again for every call ahead of scoring, but no single call takes it all on itself
+        # Adds one target for every call ahead of scoring; no single call screens for more than one
         # (as in `to_continue`).
         missing = min(target, target * (1 + config.depth) - len(buffer) - coming)
         if missing < 1:
             return 0
-        # Enough that `missing` are accepted with a margin of so many standard deviations of
-        # that number.
+        # `margin` standard deviations of the number accepted.
         spread = config.margin * math.sqrt(missing * (1.0 - min(rate, 1.0)))
         return min(room, math.ceil((missing + spread) / rate))
 
@@ -107,9 +109,8 @@ class CallPlan:
 def capacities(rule: Rule, config: DriverConfig) -> tuple[int, int]:
     """(prompts, samples) that one generation call must be able to hold.
 
-    New prompts are at most `screen_prompts`, and so are those in flight, which came through an
-    earlier call's screening; none are where the first samples are all there is. Prompts beyond
-    these numbers wait.
+    At most `screen_prompts` new prompts and `screen_prompts` in flight, which passed the screening
+    of an earlier call. Single-phase rules have none in flight. Prompts beyond these numbers wait.
     """
     in_flight = min(config.buffer_groups, config.screen_prompts) if two_phase(rule) else 0
     prompts = in_flight + config.screen_prompts

@@ -1,4 +1,4 @@
-"""What is known of each prompt's pass rate from earlier visits."""
+"""Pass rates of prompts, counted at earlier visits."""
 
 import json
 from collections.abc import Sequence
@@ -8,8 +8,9 @@ import numpy as np
 
 
 def check_counts(ids: Sequence[str], positive: Sequence[int], total: Sequence[int]) -> None:
-    """Raises ValueError where counts are not one for each prompt,
-    or naming the prompt whose counts cannot be.
+    """Checks that each prompt has one count.
+
+    Raises ValueError if it has not, or naming a prompt with impossible counts.
     """
     if not len(ids) == len(positive) == len(total):
         raise ValueError(
@@ -24,10 +25,9 @@ def check_counts(ids: Sequence[str], positive: Sequence[int], total: Sequence[in
 class BetaEma:
     """Decayed counts under a Beta prior: p_hat = (N_pos + a) / (N_total + a + b).
 
-    At each visit of a prompt its own counts are multiplied by `decay` and the new ones added, so
-    that a prompt seldom visited keeps what is known of it. Ask before a step, tell after it: the
-    estimate used at a step is then the one from before it. Released settings: Beta(1,
-    16), decay 0.9.
+    At each visit of a prompt its own counts are multiplied by `decay` and the new ones added. A
+    prompt that is seldom visited keeps its counts. Estimate before a step and update after it: a
+    step then uses the estimate from before it. Released settings: Beta(1, 16), decay 0.9.
 
     Source: Reinforce-Ada, section 3.1; methods.md section 3.
 
@@ -50,7 +50,7 @@ class BetaEma:
         self._counts: dict[str, tuple[float, float]] = {}  # id -> (positive, total)
 
     def __len__(self) -> int:
-        """Prompts that were ever visited."""
+        """Number of prompts that were ever visited."""
         return len(self._counts)
 
     def estimate(self, ids: Sequence[str]) -> np.ndarray:
@@ -59,15 +59,15 @@ class BetaEma:
         return (counts[:, 0] + self.a) / (counts[:, 1] + self.a + self.b)
 
     def visited(self, ids: Sequence[str]) -> np.ndarray:
-        """bool[n]: whether anything is known of the prompt."""
+        """bool[n]: whether the prompt has counts."""
         return np.array([i in self._counts for i in ids], bool)
 
     def update(self, ids: Sequence[str], positive: Sequence[int], total: Sequence[int]) -> None:
-        """One visit of each prompt: `positive` of `total` samples were right.
+        """Counts one visit of each prompt: `positive` of `total` samples were correct.
 
         Prompts without samples are not visited.
 
-        Raises ValueError naming the prompt whose counts cannot be; nothing is changed then.
+        Raises ValueError naming a prompt with impossible counts; nothing is changed then.
         """
         check_counts(ids, positive, total)
         for i, k, n in zip(ids, positive, total):
@@ -76,8 +76,8 @@ class BetaEma:
                 self._counts[i] = (self.decay * old_k + float(k), self.decay * old_n + float(n))
 
     def state_dict(self) -> dict[str, Any]:
-        """The counts in the order of first visits; ids as one JSON string,
-        since checkpoints hold no arrays of text.
+        """The counts in the order of first visits. Ids are one JSON string, because checkpoints
+        hold no text arrays.
         """
         return {
             "ids": json.dumps(list(self._counts)),
@@ -85,7 +85,7 @@ class BetaEma:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue where the state was taken. Prior and decay stay those of this object."""
+        """Restores the counts. Prior and decay stay those of this object."""
         counts = np.asarray(state["counts"]).reshape(-1, 2)
         self._counts = {
             i: (float(k), float(n)) for i, (k, n) in zip(json.loads(state["ids"]), counts)

@@ -1,10 +1,8 @@
-"""Estimates of pass rates, from which Reinforce-Ada-Est shares its budget: what was counted,
-or what the policy itself knows.
+"""Estimators of pass rates, from which Reinforce-Ada-Est computes budgets.
 
-An `Estimator` is asked before a step's samples are drawn and told the counts after; the estimate
-used at a step is so the one from before it. `EmaEstimator` remembers each prompt by its id.
-`ValueEstimator` reads the policy's hidden state, and so has an opinion on prompts that were
-never visited.
+An `Estimator` estimates before a step's samples are drawn and is updated after: a step uses the
+estimate from before it. `EmaEstimator` keeps counts by prompt id. `ValueEstimator` reads the
+policy's hidden state, so it also estimates prompts that were never visited.
 
 Source: Reinforce-Ada (Xiong et al.), section 3.1; methods.md section 3.
 """
@@ -40,7 +38,7 @@ Array = jax.Array
 
 
 class Estimator(Protocol):
-    """What the host driver needs of an estimator of pass rates."""
+    """Interface of pass-rate estimators, as the host driver uses them."""
 
     def estimate(self, params: Any, prompts: Sequence[Prompt]) -> np.ndarray:
         """f64[n] in (0, 1). `params`: the policy's weights, as the trainer holds them."""
@@ -48,36 +46,36 @@ class Estimator(Protocol):
     def update(
         self, params: Any, prompts: Sequence[Prompt], positive: Sequence[int], total: Sequence[int]
     ) -> None:
-        """`positive` of `total` samples of each prompt were right.
+        """Learns that `positive` of `total` samples of each prompt were correct.
 
-        Raises ValueError naming a prompt whose counts cannot be.
+        Raises ValueError naming a prompt with impossible counts.
         """
 
     def metrics(self) -> dict[str, float]:
-        """Those of `calibration` at the latest update, and the seconds spent so far,
-        under a key that begins with "time/".
+        """Metrics of `calibration` at the latest update, and the seconds spent so far under a key
+        that begins with "time/".
         """
 
     def state_dict(self) -> dict[str, Any]:
         """Nested dicts of JSON values and NumPy arrays."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue where the state was taken."""
+        """Restores the state."""
 
 
 def calibration(
     estimates: np.ndarray, positive: Sequence[int], total: Sequence[int]
 ) -> dict[str, float]:
-    """How estimates fared against the counts that then came in, as means over samples.
+    """Compares estimates with the counts of the visit that followed, as means over samples.
 
     Args:
       estimates: f64[n] in (0, 1). positive, total: counts of each prompt.
 
     Returns:
-      bce, nats: -log of the probability given to what a sample was. bce_constant: that of the best
-        constant in hindsight, the entropy of the pooled pass rate; an estimator is worth what it
-        stays below it. brier: (estimate - reward)^2. mean: of the estimates. pass_rate: of the
-        samples; `mean` should be near it. Empty where there are no samples.
+      bce: -log of the probability given to each sample's outcome, in nats. bce_constant: bce of the
+        best constant in hindsight (the entropy of the pooled pass rate); a useful estimator is
+        below it. brier: (estimate - reward)^2. mean: of the estimates. pass_rate: of the samples;
+        `mean` should be near it. Empty if there are no samples.
     """
     k = np.asarray(positive, np.float64)
     n = np.asarray(total, np.float64)
@@ -98,7 +96,7 @@ def calibration(
 
 
 class _Account:
-    """Seconds spent, and the latest calibration."""
+    """Seconds spent and the latest calibration."""
 
     def __init__(self):
         self.seconds = 0.0
@@ -130,9 +128,9 @@ class _Account:
 
 
 class EmaEstimator:
-    """`memory.BetaEma` by prompt id; the policy's weights are not looked at.
+    """`BetaEma` by prompt id. Does not read the policy's weights.
 
-    Calibration is that of what it says when the counts come in.
+    Calibration is of the estimates just before the counts are added.
     """
 
     def __init__(self, memory: BetaEma):
@@ -147,7 +145,7 @@ class EmaEstimator:
     def update(
         self, params: Any, prompts: Sequence[Prompt], positive: Sequence[int], total: Sequence[int]
     ) -> None:
-        """One visit of each prompt; see `BetaEma.update`."""
+        """Counts one visit of each prompt; see `BetaEma.update`."""
         with self._account.timed():
             ids = [p.id for p in prompts]
             before = self.memory.estimate(ids)
@@ -155,7 +153,7 @@ class EmaEstimator:
             self._account.see(before, positive, total)
 
     def metrics(self) -> dict[str, float]:
-        """See `Estimator`; and how many prompts are remembered."""
+        """Metrics of `Estimator`, and the number of prompts with counts."""
         return {**self._account.metrics(), "estimate/known": float(len(self.memory))}
 
     def state_dict(self) -> dict[str, Any]:
@@ -175,10 +173,10 @@ def prompt_features(
     model: ModelConfig,
     weights: Weights = Weights(),
 ) -> Array:
-    """What the value head reads: the policy's final hidden state at the last prompt token,
-    scaled to length 1. f32[B, D].
+    """Input of the value head: the policy's final hidden state at the last prompt token, scaled to
+    length 1. f32[B, D].
 
-    No gradient reaches `params`.
+    No gradient flows to `params`.
 
     Args:
       tokens_BxT: i32[B, T], right-padded. lengths_B: i32[B], at least 1. model: static.
@@ -193,8 +191,8 @@ def prompt_features(
 
 
 def head_logits(head: dict[str, Array], features_BxD: Array) -> Array:
-    """Logits of the pass rates, f32[B]: of a linear head,
-    or of one hidden layer where it has weights for that.
+    """Logits of the pass rates, f32[B]. The head is linear, or has one hidden layer if it has
+    `w_in`.
     """
     with jax.named_scope("value_head"), jax.default_matmul_precision("highest"):
         x = features_BxD
@@ -206,8 +204,9 @@ def head_logits(head: dict[str, Array], features_BxD: Array) -> Array:
 def count_loss(
     head: dict[str, Array], features_BxD: Array, positive_B: Array, total_B: Array
 ) -> Array:
-    """Binary cross-entropy of the counts in nats, f32[], summed over samples:
-    rows with total 0 have no part in it.
+    """Binary cross-entropy of the counts in nats, f32[], summed over samples.
+
+    Rows with total 0 add nothing.
     """
     logits_B = head_logits(head, features_BxD)
     nats_B = positive_B * jax.nn.log_sigmoid(logits_B) + (
@@ -218,9 +217,11 @@ def count_loss(
 
 @struct.dataclass
 class HeadState:
-    """Attributes:
-    head: weights, float32. moments: the optimizer's state. steps, skipped: i32[], optimizer steps
-      made, and refused as not finite.
+    """State of the value head.
+
+    Attributes:
+      head: weights, float32. moments: the optimizer's state. steps: i32[], optimizer steps made.
+        skipped: i32[], optimizer steps skipped because the gradient was not finite.
     """
 
     head: dict[str, Array]
@@ -230,26 +231,25 @@ class HeadState:
 
 
 class ValueEstimator:
-    """A small value head on the policy's hidden state at the last prompt token,
-    trained on counts as they come in.
+    """A small value head on the policy's hidden state at the last prompt token, trained on the
+    counts of each step.
 
-    At each update the features are computed anew, with the weights given then, and `steps` steps of
-    Adam are made on the binary cross-entropy of all its samples; nothing older is kept, as its
-    features would be those of an older policy. The last layer starts at zero: before the first
-    update every estimate is 1/2, which makes equal budgets.
+    Each update computes the features with the current weights and makes `steps` steps of Adam on
+    the binary cross-entropy of all its samples. Older samples are not kept: their features would be
+    of an older policy. The last layer starts at zero: before the first update every estimate is
+    1/2, which gives equal budgets.
 
-    Prompts go through in chunks of `rows`, whose number changes nothing but rounding. All compiled
+    Prompts are processed in chunks of `rows`; their number changes only rounding. All compiled
     functions have static shapes.
 
     Args:
       model: the policy's shape. mesh: of its weights, placed by TRAIN_RULES.
       prompt_length: longest prompt in tokens. rows: prompts in one chunk, a multiple of the mesh's
         row shards.
-      learning_rate: of Adam. Features have length 1 whatever the policy's width, so that one number
-        serves all widths.
+      learning_rate: of Adam. One value serves all policy widths, because features have length 1.
       hidden: units of the hidden layer; 0 for a linear head.
-      steps: of Adam at each update. floor: estimates stay within [floor, 1 - floor], so that no
-        prompt wishes for everything.
+      steps: of Adam at each update. floor: estimates are clipped to [floor, 1 - floor], so that no
+        prompt takes the whole budget.
       seed: of the hidden layer's initial weights.
 
     Raises ValueError naming the argument that is out of range.
@@ -341,7 +341,7 @@ class ValueEstimator:
     def estimate(self, params: Any, prompts: Sequence[Prompt]) -> np.ndarray:
         """f64[n] in [floor, 1 - floor].
 
-        Where the policy's hidden state is not finite it is 1/2, and counted.
+        An estimate is 1/2, and is counted, if the policy's hidden state is not finite.
 
         Raises ValueError naming a prompt that is empty or longer than `prompt_length`.
         """
@@ -351,12 +351,12 @@ class ValueEstimator:
     def update(
         self, params: Any, prompts: Sequence[Prompt], positive: Sequence[int], total: Sequence[int]
     ) -> None:
-        """Learn from counts; see the class.
+        """Trains the head on counts; see the class.
 
-        Prompts without samples have no part in it. Where the gradient is not finite, nothing
-        changes but the count of skipped steps.
+        Prompts without samples are ignored. A gradient that is not finite changes only the count of
+        skipped steps.
 
-        Raises ValueError as `estimate`, or naming a prompt whose counts cannot be; nothing is
+        Raises ValueError as `estimate` does, or naming a prompt with impossible counts; nothing is
         changed then.
         """
         with self._account.timed():
@@ -371,11 +371,11 @@ class ValueEstimator:
                 for x, (right, drawn) in zip(features, counts):
                     summed = self._add(self._state, x, right, drawn, summed)
                 self._state = self._apply(self._state, summed, samples)
-            jax.block_until_ready(self._state)  # so that the seconds are its own
+            jax.block_until_ready(self._state)  # the timer includes it
 
     def metrics(self) -> dict[str, float]:
-        """See `Estimator`; and optimizer steps made, steps skipped,
-        estimates that were not finite, since the run began.
+        """Metrics of `Estimator`, and since the run began: optimizer steps made, optimizer steps
+        skipped, estimates that were not finite.
         """
         return {
             **self._account.metrics(),
@@ -385,7 +385,7 @@ class ValueEstimator:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Head, moments and counters, as arrays by their place in `HeadState`."""
+        """Head, moments and counters, as arrays by their path in `HeadState`."""
         return {
             "head": _by_path(jax.device_get(self._state)),
             "nonfinite": self._nonfinite,
@@ -393,9 +393,9 @@ class ValueEstimator:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue where the state was taken, on this mesh.
+        """Restores the state on this mesh.
 
-        Raises ValueError: it belongs to a head of another form or width.
+        Raises ValueError: the state is of a head of another form or width.
         """
         mine = _by_path(self._state)
         saved = {name: np.asarray(x) for name, x in state["head"].items()}
@@ -439,7 +439,7 @@ class ValueEstimator:
         ]
 
     def _ask(self, features: list[Array], count: int) -> np.ndarray:
-        # All are dispatched before the first is waited for.
+        # Dispatches every chunk before it waits for the first.
         logits = [self._logits(self._state, x) for x in features]
         logits = np.concatenate([np.zeros(0), *map(np.asarray, logits)])[:count].astype(np.float64)
         finite = np.isfinite(logits)

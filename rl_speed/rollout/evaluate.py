@@ -1,4 +1,4 @@
-"""Draw responses to prompts, call by call, and measure a policy on them."""
+"""Draws responses to held-out prompts, call by call, and measures a policy on them."""
 
 import contextlib
 import dataclasses
@@ -17,14 +17,14 @@ from rl_speed.theory.pass_at_k import all_at_k, pass_at_k
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-    """Results on one set of questions: host arrays, a place for each prompt.
+    """Results on one set of prompts: host arrays, one element a prompt.
 
     Attributes:
-      correct: i64[P], right responses out of `samples` each. lengths: f64[P], mean response
-        length in tokens.
-      truncated: f64[P], share of responses that hit the limit. entropy: f64[P], mean of -log-prob
-        over a response's tokens, in nats, an estimate of the policy's entropy a token. classes:
-        each prompt's class, "" where it has none.
+      correct: i64[P], correct samples out of `samples` each. lengths: f64[P], mean length of a
+        sample in tokens.
+      truncated: f64[P], share of samples that reached the token limit. entropy: f64[P], mean of
+        -log-prob over a sample's tokens, in nats, an estimate of the policy's entropy a token.
+        classes: each prompt's class, "" if it has none.
     """
 
     samples: int
@@ -41,9 +41,10 @@ class Evaluation:
 
     @property
     def standard_error(self) -> float:
-        """Of `accuracy`, from the sampling of responses to these prompts (not from the choice of
-        prompts). One response each does not tell how pass rates differ: then it is as if all were
-        equal, which is never too small.
+        """Standard error of `accuracy` from sampling responses to these prompts, not from the
+        choice of prompts.
+
+        With one sample a prompt it assumes equal pass rates, which never underestimates it.
         """
         p = self.correct / self.samples
         if self.samples == 1:
@@ -51,8 +52,8 @@ class Evaluation:
         return float(np.sqrt((p * (1 - p)).sum() / max(self.samples - 1, 1)) / len(p))
 
     def means(self) -> dict[str, float]:
-        """Means over the prompts; pass@k, and the probability that k responses are all right, for
-        k = 2, 4, 8, ... up to `samples`.
+        """Means over the prompts, with pass@k and the probability that k samples are all correct
+        for k = 2, 4, 8, ... up to `samples`.
         """
         out = {
             "accuracy": self.accuracy,
@@ -66,7 +67,7 @@ class Evaluation:
         return out
 
     def by_class(self) -> dict[str, float]:
-        """Accuracy and entropy by class, where prompts have classes."""
+        """Accuracy and entropy by class, for prompts that have one."""
         out = {}
         for name in sorted(set(self.classes) - {""}):
             rows = np.array([c == name for c in self.classes])
@@ -77,31 +78,31 @@ class Evaluation:
 
 @dataclasses.dataclass(frozen=True)
 class Evaluations:
-    """Results on all held-out sets, by name; an only set may have the name "".
+    """Results on all held-out sets, by name. A single set may have the name "".
 
     Attributes:
-      stats: what generating all of them cost, and how many responses non-finite logits ended.
+      stats: cost of generating all of them, and how many samples non-finite logits ended.
     """
 
     sets: dict[str, Evaluation]
     stats: GenerationStats
 
     def over_questions(self, values: Sequence[float]) -> float:
-        """The mean over the questions of all sets of numbers that are means over those of one."""
+        """Pools a mean of each set into the mean over the prompts of all sets."""
         if len(self.sets) == 1:
             return values[0]
         return float(np.average(values, weights=[len(e.correct) for e in self.sets.values()]))
 
     @property
     def accuracy(self) -> float:
-        """Mean pass rate over the questions of all sets: a question counts once, whatever set it is
-        of and however many responses it gets.
+        """Mean pass rate over the prompts of all sets. Each prompt counts once, for any set and
+        number of samples.
         """
         return self.over_questions([e.accuracy for e in self.sets.values()])
 
     @property
     def standard_error(self) -> float:
-        """Of `accuracy`, as `Evaluation.standard_error` says; sets are independent."""
+        """Standard error of `accuracy`, as in `Evaluation.standard_error`; sets are independent."""
         found = list(self.sets.values())
         if len(found) == 1:
             return found[0].standard_error
@@ -110,8 +111,8 @@ class Evaluations:
         return float(np.sqrt(((sizes * errors) ** 2).sum()) / sizes.sum())
 
     def metrics(self) -> dict[str, float]:
-        """Scalars to log: over the questions of all sets "eval/accuracy" and the like (pass@k as
-        far as every set has k samples), and of each set that has a name "eval/NAME/accuracy".
+        """Scalars to log: "eval/accuracy" etc. over the prompts of all sets, "eval/NAME/accuracy"
+        etc. for each named set. pass@k is pooled only if every set has k samples.
         """
         each = [e.means() for e in self.sets.values()]
         common = [name for name in each[0] if all(name in means for means in each)]
@@ -134,9 +135,9 @@ class EvaluationSoFar:
     """An evaluation that was stopped between two calls.
 
     Attributes:
-      table: f64[4, P]: for each prompt that is done, in the order of `drawing_order`, right
-        responses, mean length, share truncated, mean surprise.
-      stats: what generating them cost.
+      table: f64[4, P], for each finished prompt in `drawing_order`: correct samples, mean length,
+        share truncated, mean entropy.
+      stats: cost of generating them.
     """
 
     table: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros((4, 0)))
@@ -144,16 +145,16 @@ class EvaluationSoFar:
 
     @property
     def done(self) -> int:
-        """Prompts whose responses are drawn and scored."""
+        """Number of prompts whose samples are drawn and scored."""
         return self.table.shape[1]
 
     def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint."""
+        """State for a checkpoint."""
         return {"table": self.table, "stats": dataclasses.asdict(self.stats)}
 
     @classmethod
     def from_state_dict(cls, state: dict[str, Any]) -> "EvaluationSoFar":
-        """The inverse."""
+        """Inverse of `state_dict`."""
         stats = GenerationStats(**{name: int(value) for name, value in state["stats"].items()})
         return cls(np.asarray(state["table"], np.float64), stats)
 
@@ -161,14 +162,14 @@ class EvaluationSoFar:
 def plan_calls(
     prompts: Sequence[Prompt], samples: int, pieces: int, piece: int, first: int = 0
 ) -> list[list[SampleRequest]]:
-    """Which samples are drawn in which call.
+    """Assigns samples to calls.
 
-    Responses are numbered prompt by prompt, sample by sample, and are drawn in that order, from
-    number `first` on: calls that were made are a beginning of it.
+    Samples are numbered prompt by prompt and are drawn in that order from number `first` on, so
+    calls already made are a prefix of the plan.
 
     Args:
-      samples: of each prompt. pieces: requests that fit into a call. piece: samples of one request
-        at most; a prompt that asks for more is spread over several.
+      samples: of each prompt. pieces: requests that fit into a call. piece: most samples of one
+        request; a prompt that needs more gets several requests.
     """
     requests = []
     at = first
@@ -187,13 +188,12 @@ def draw_in_calls(
     calls: Sequence[Sequence[SampleRequest]],
     stop: Callable[[], bool] = lambda: False,
 ) -> Iterator[tuple[Rollouts, GenerationStats]]:
-    """For each call: the responses, request after request, and what they cost.
+    """For each call: the samples in the order of its requests, and their cost.
 
-    Calls share one compiled program whatever they hold. The next call is dispatched before a result
-    is handed out, so that scoring on the host runs beside generation. Once `stop` says so nothing
-    more is dispatched, and what was is still handed out, unless `generator.stop` ended it.
-    Randomness is keyed by (prompt's visit, sample): how requests are cut into calls changes
-    nothing.
+    All calls share one compiled program. The next call is dispatched before a result is returned,
+    so that scoring on the host overlaps generation. When `stop` returns True no call is dispatched;
+    pending calls are still returned, unless `generator.stop` ended them. Randomness is keyed by
+    (the prompt's visit, sample), so results do not depend on how requests are divided into calls.
     """
     pending: deque = deque()
     with contextlib.suppress(CallStopped):
@@ -208,16 +208,16 @@ def draw_in_calls(
 
 
 def drawing_order(sets: Mapping[str, HeldOutSet]) -> list[str]:
-    """Names of sets, those with most samples to a question first. Requests that follow each other
-    ask for ever less then, so that shards, to which they are dealt in turn, differ by one request
-    at most.
+    """Names of sets by decreasing number of samples a prompt. Requests, assigned to shards in turn,
+    then never grow, so shards differ by at most one request.
     """
     return sorted(sets, key=lambda name: -sets[name].samples)
 
 
 def plan_requests(sets: Mapping[str, HeldOutSet]) -> list[SampleRequest]:
-    """A request for all responses to each question, in `drawing_order`. A question's randomness is
-    keyed by the name of its set and its place there: other sets do not change it.
+    """One request for all samples of each prompt, in `drawing_order`.
+
+    Randomness is keyed by the set's name and the place in it: other sets do not change it.
     """
     return [
         SampleRequest(prompt, 0, sets[name].samples)
@@ -229,7 +229,7 @@ def plan_requests(sets: Mapping[str, HeldOutSet]) -> list[SampleRequest]:
 def fill_calls(
     requests: Sequence[SampleRequest], room: tuple[int, int]
 ) -> list[list[SampleRequest]]:
-    """Whole requests in calls, in their order, as many as fit.
+    """Packs whole requests into calls, in order, as many as fit.
 
     Args:
       room: requests and samples that a call holds.
@@ -255,22 +255,21 @@ def evaluate(
     so_far: EvaluationSoFar | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Evaluations | None:
-    """Responses to every prompt of every set, scored; calls hold questions of several sets.
+    """Draws and scores samples for every prompt of every set. A call holds prompts of several sets.
 
-    A prompt's randomness is keyed by its set and its place there under the generator's own root
-    key, so that two evaluations of one policy agree and two policies are compared on the same
-    random numbers.
+    Randomness is keyed by the prompt's set and its place there under the generator's root key: two
+    evaluations of one policy agree, and two policies are compared on the same random numbers.
 
     Args:
       generator: with the capacity `room`: prompts and samples of a call. params: the policy's
         weights.
-      correct: rollouts -> bool[R] or f32[R] in {0, 1}. What non-finite logits ended is
-        wrong anyway.
-      progress: called with the number of prompts done after each call.
-      so_far: of the same evaluation, to go on from; kept up to date call by call. stop: asked
-        before each call.
+      correct: rollouts -> bool[R] or f32[R] in {0, 1}. Samples that non-finite logits ended count
+        as wrong.
+      progress: called with the number of finished prompts after each call.
+      so_far: partial results of the same evaluation to continue from; updated after each call.
+        stop: called before each call.
 
-    Returns None where `stop` ended it before the last call; `so_far` has what was drawn.
+    Returns None if `stop` ended it before the last call; `so_far` then has the finished prompts.
     """
     so_far = EvaluationSoFar() if so_far is None else so_far
     requests = plan_requests(sets)
@@ -289,7 +288,7 @@ def evaluate(
 
 
 def _by_prompt(rollouts: Rollouts, right: np.ndarray, surprise: np.ndarray) -> np.ndarray:
-    """f64[4, prompts]: the columns of a call in `EvaluationSoFar.table`."""
+    """f64[4, prompts]: a call's columns of `EvaluationSoFar.table`."""
     ends = np.cumsum(rollouts.sizes)[:-1]
 
     def pieces(x):
@@ -303,7 +302,7 @@ def _by_prompt(rollouts: Rollouts, right: np.ndarray, surprise: np.ndarray) -> n
 
 
 def _by_set(sets: Mapping[str, HeldOutSet], table: np.ndarray) -> dict[str, Evaluation]:
-    """What a whole table says of each set, in the order of `sets`."""
+    """Divides a whole table into the results of each set, in the order of `sets`."""
     order = drawing_order(sets)
     ends = np.cumsum([len(sets[name].prompts) for name in order])[:-1]
     tables = dict(zip(order, np.split(table, ends, axis=1)))

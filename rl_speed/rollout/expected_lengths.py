@@ -1,4 +1,4 @@
-"""How many tokens a sample will take: what decides whose samples are begun first in a call."""
+"""Expected tokens of a sample, by which a call decides whose samples start first."""
 
 import json
 from typing import Any
@@ -8,8 +8,7 @@ import numpy as np
 from rl_speed.data.prompts import Prompt
 from rl_speed.data.rollouts import Rollouts
 
-# Of the sums over earlier samples, kept from one call to the next: lengths change as a policy
-# learns.
+# Decay of the sums at each call, because lengths change as a policy learns.
 KEPT = 0.9
 
 
@@ -20,19 +19,19 @@ class ExpectedLengths:
         self._sums: dict[str, tuple[float, float]] = {}  # class -> (tokens, samples)
 
     def of(self, prompt: Prompt, group: Rollouts | None) -> float:
-        """Tokens that the next sample is expected to take; `group`: the prompt's samples so far.
+        """Expected tokens of the prompt's next sample; `group`: the prompt's samples so far.
 
-        Where nothing of a class is known it is taken for the longest there is.
+        Infinite (served first) for a class without samples.
         """
         sums = self._sums.get(_class(prompt))
         if group is None:
             return sums[0] / sums[1] if sums else float("inf")
-        # The class as one sample more: it decides little, and between prompts of few samples.
+        # Adds the class mean as one more sample, so that it matters for prompts with few samples.
         own = (group.lengths - group.prefix).tolist() + ([sums[0] / sums[1]] if sums else [])
         return sum(own) / len(own)
 
     def observe(self, rollouts: Rollouts) -> None:
-        """The samples of one call."""
+        """Adds the samples of one call."""
         self._sums = {name: (t * KEPT, n * KEPT) for name, (t, n) in self._sums.items()}
         new = rollouts.lengths - rollouts.prefix
         classes = [_class(p) for p in rollouts.prompts]
@@ -42,13 +41,13 @@ class ExpectedLengths:
             self._sums[name] = tokens + float(new[mine].sum()), samples + float(mine.sum())
 
     def state_dict(self) -> dict[str, Any]:
-        """What is known, for `load_state_dict`."""
+        """State for `load_state_dict`."""
         if not self._sums:
             return {}
         return {"classes": json.dumps(list(self._sums)), "sums": np.array([*self._sums.values()])}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The inverse of `state_dict`."""
+        """Inverse of `state_dict`."""
         names = json.loads(state.get("classes", "[]"))
         sums = np.asarray(state.get("sums", []))
         self._sums = dict(zip(names, map(tuple, sums.tolist()), strict=True))

@@ -1,9 +1,9 @@
-"""Pass rates of prompts that nobody has sampled yet, from what the prompts say; with what was
-counted of those that somebody has.
+"""Forecasts pass rates of prompts that were never sampled from their tokens, and combines them with
+the counts of those that were.
 
-`Forecast` learns while training goes on: which tokens, and pairs of tokens, stand in questions that
-the policy solves. It says how sure it is, which decides whom `AdaptiveSpeed` screens, and with how
-many samples. Not from a paper.
+`Forecast` learns during training which tokens and token pairs occur in prompts that the policy
+solves. Its uncertainty decides which prompts `AdaptiveSpeed` screens, and with how many samples.
+Not from a paper.
 """
 
 from collections.abc import Sequence
@@ -18,25 +18,26 @@ from rl_speed.rollout.counted import check_counts
 from rl_speed.rollout.estimators import calibration
 from rl_speed.sampling import AdaptiveSpeed, Rule
 
-# Of how forecasts fared, kept at each visit: about 100 visits.
+# Decay of the likelihood of each strength at each visit: about 100 visits are remembered.
 FORGET_STRENGTH = 0.99
-# Precision of the weights before anything is seen, in features of mean length 1.
+# Prior precision of the weights; features have mean length 1.
 RIDGE = 0.1
-# How many samples a forecast may be worth; and the belief in each before there are any.
+# Strengths a forecast may have, in samples, and the center of their prior.
 STRENGTHS = np.geomspace(0.25, 64.0, 17)
 FIRST_STRENGTH = 1.0
-# Newton steps at each update, since the weights are near; and how often one may be halved.
+# Newton steps an update (the weights start near), and how often a step may be halved.
 NEWTON = 4
 HALVINGS = 20
-# Prompts whose features are made at once.
+# Prompts whose features are computed at once.
 _CHUNK = 4096
 
 
 def prompt_features(tokens: Sequence[np.ndarray], buckets: int) -> np.ndarray:
-    """f32[P, 2 buckets]: how often each token, and each pair of neighbours, stands in a prompt.
+    """f32[P, 2 buckets]: counts of each token and of each pair of neighbours in a prompt.
 
-    Both are hashed into `buckets`; ends of the prompt are neighbours, too. Counts are over the mean
-    length of all prompts, so that a longer prompt has more of them, and centred.
+    Both are hashed into `buckets`. The two ends of a prompt count as neighbours of its first and
+    last token. Counts are divided by the mean length of all prompts, so longer prompts have larger
+    counts, and centred.
     """
 
     def mix(x, by):
@@ -62,28 +63,27 @@ def prompt_features(tokens: Sequence[np.ndarray], buckets: int) -> np.ndarray:
 
 
 class Forecast:
-    """A belief about the pass rate of every prompt of a finite data set, Beta(a, b) each.
+    """Beta(a, b) beliefs about the pass rate of every prompt of a finite data set.
 
-    Three parts, all learnt from the samples that training draws anyway:
+    Three parts, all learnt from training samples:
 
-    - what prompts say: a logistic regression of pass rates on `prompt_features`, one Gaussian over
-      its weights that each visit sharpens and time blurs, since the policy moves. A visit's samples
-      are of one prompt, and count as fewer by what prompts differ beyond their features.
-    - how far that is to be trusted: the number of samples that a forecast is worth, by the
-      beta-binomial likelihood of what came in after it was made. Forecasts for prompts that were
-      not visited are tested by every visit.
-    - what was counted of a prompt itself, moved as the forecast for it has moved since then.
+    - Logistic regression of pass rates on `prompt_features`, with a Gaussian over its weights. A
+      visit sharpens it; time widens it, because the policy changes. The n samples of a visit count
+      as fewer, because prompts also differ in ways that features do not show.
+    - Strength: how many samples a forecast is worth, by the beta-binomial likelihood of counts that
+      came after it. Every visit tests it.
+    - Counts of a prompt itself, shifted by the change of its forecast since they were counted.
 
-    A second regression on the same features says how long responses are.
+    A second regression on the same features forecasts lengths of responses.
 
     Args:
-      prompts: the data set, in its order. n: samples of a group, at least 2. n_init: how many
-        samples a prompt may be screened with; what is not in [2, n) is left out. buckets: of the
-        features. memory: visits that the regressions remember, at least 1. decay: of a prompt's
-        own counts, at each further visit, in (0, 1].
-        power: a group of a prompt of pass rate p is worth p^power (1-p) a sample, if not all of
-        them are alike (`theory.group_value`). by_tokens: whether worth is that of a token, or of a
-        sample.
+      prompts: the data set, in its order. n: samples of a group, at least 2. n_init: allowed
+        numbers of screening samples; values outside [2, n) are left out. buckets: of the features.
+        memory: visits that the regressions remember, at least 1. decay: of a prompt's own counts at
+        each further visit, in (0, 1].
+      power: a group of pass rate p is worth p^power (1-p) a sample, unless all its rewards are
+        equal (`theory.group_value`). by_tokens: divide the value by expected tokens, instead of
+        counting samples.
 
     Raises ValueError naming the argument that is out of range, or the id that two prompts share.
     """
@@ -113,7 +113,7 @@ class Forecast:
         if len(self.place) < len(prompts):
             twice = next(p.id for i, p in enumerate(prompts) if self.place[p.id] != i)
             raise ValueError(f"forecasts are of prompts by id, and two have the id {twice!r}")
-        # Where all choices are worth the same, as before anything is known, prompts are screened.
+        # Screening comes first: it is chosen if all choices have equal value, as before any visit.
         self._choices = [*(m for m in n_init if 2 <= m < n), n]
         self._keep = 1 - 1 / memory
         self._n = n
@@ -129,11 +129,12 @@ class Forecast:
         self._weights, self._precision = np.zeros(width), self._ridge.copy()
         self._length_weights, self._length_precision = np.zeros(width), self._ridge.copy()
         self._likelihood = -np.square(np.log(STRENGTHS / FIRST_STRENGTH)) / 2
-        # Of each prompt: right and all samples, and the forecast's logit when they were counted.
+        # For each prompt: correct samples, all samples, and the forecast's logit when they were
+        # counted.
         self._right, self._drawn, self._then = (np.zeros(size) for _ in range(3))
         self._visits = np.zeros(())
         self._latest = {}
-        # Of all prompts, until something is learnt: it is asked for several times a step.
+        # Cached for all prompts until the next update, because it is read several times a step.
         self._screening: tuple[np.ndarray, np.ndarray] | None = None
 
     def __len__(self) -> int:
@@ -141,12 +142,12 @@ class Forecast:
 
     @property
     def readiness(self) -> float:
-        """Visits so far as a share of those that the regressions remember, at most 1."""
+        """Visits so far divided by the visits that the regressions remember, at most 1."""
         return min(1.0, float(self._visits) * (1 - self._keep))
 
     @property
     def strength(self) -> float:
-        """How many samples of a prompt a forecast for it is worth."""
+        """Number of samples of a prompt that a forecast is worth."""
         return float(STRENGTHS[np.argmax(self._likelihood)])
 
     def belief(self, index: np.ndarray | slice = slice(None)) -> tuple[np.ndarray, np.ndarray]:
@@ -159,8 +160,8 @@ class Forecast:
         return (self.strength * rate + drawn * own, self.strength * (1 - rate) + drawn * (1 - own))
 
     def screening(self, index: np.ndarray | slice = slice(None)) -> tuple[np.ndarray, np.ndarray]:
-        """(n_init i64, worth f64): with how many samples each prompt should be screened (as many as
-        a group has: with none), and what a sample, or a token, of it is worth then.
+        """(n_init i64, value f64) of these prompts: the best number of screening samples (n: no
+        screening), and the value a sample, or a token, at that number.
         """
         if self._screening is None:
             chosen, worth = theory.best_screening(
@@ -171,7 +172,7 @@ class Forecast:
         return chosen[index], worth[index]
 
     def lengths(self, index: np.ndarray | slice = slice(None)) -> np.ndarray:
-        """f64: expected tokens of a response, or 1 where worth is by samples."""
+        """f64: expected tokens of a response, or 1 unless `by_tokens`."""
         if not self._by_tokens:
             return np.ones(len(self._ids))[index]
         logs = self._times(index, self._length_weights)
@@ -184,12 +185,12 @@ class Forecast:
         total: Sequence[int],
         tokens: Sequence[float],
     ) -> None:
-        """One visit of each prompt; those without samples are not visited.
+        """Learns one visit of each prompt; prompts without samples are not visited.
 
         Args:
-          positive: right ones of `total` samples. tokens: mean length of these; NaN: not known.
+          positive: correct ones of `total` samples. tokens: mean length of these; NaN if unknown.
 
-        Raises ValueError naming a prompt whose counts cannot be; nothing is changed then.
+        Raises ValueError naming a prompt with impossible counts; nothing is changed then.
         """
         check_counts([self._ids[i] for i in index], positive, total)
         index, k, n = (np.asarray(x, np.float64) for x in (index, positive, total))
@@ -218,12 +219,12 @@ class Forecast:
         self._remember(index, k, n, now)
 
     def _learn_rates(self, index: np.ndarray, k: np.ndarray, n: np.ndarray, keep: float) -> None:
-        """Newton's method from where the weights are, on what came in and what is remembered.
+        """Newton's method from the current weights, on the new counts and the remembered precision.
 
-        The objective is concave, but flat where forecasts are sure and wrong: a whole step from
-        there lands as far on the other side. So a step is halved until it climbs. The weights move
-        by `reach` times a number for each visit, and steps are taken in these: one factorization,
-        of what is remembered, is all that is as large as the features.
+        The objective is concave, but flat if forecasts are certain and wrong: a full step from
+        there overshoots. So a step is halved until the objective does not fall. Steps are taken in
+        one coefficient a visit, which moves the weights along `reach`. Only one factorization, of
+        the prior, has the size of the features.
         """
         x = self._features[index].astype(np.float64)
         fewer = (self.strength + 1) / (self.strength + n)  # n_eff / n under a beta-binomial
@@ -260,14 +261,14 @@ class Forecast:
         x = self._features[index[known]].astype(np.float64)
         logs = np.log(tokens[known].clip(1.0))
         prior = keep * self._length_precision + (1 - keep) * self._ridge
-        # Lengths scatter about their forecast by a third or so: ten times the weight of a sample.
+        # Log lengths vary about their forecast by about a third: precision 10.
         self._length_precision = prior + 10 * x.T @ x
         slope = 10 * x.T @ (logs - x @ self._length_weights)
         step = linalg.cho_solve(linalg.cho_factor(self._length_precision), slope)
         self._length_weights = self._length_weights + step
 
     def _remember(self, index: np.ndarray, k: np.ndarray, n: np.ndarray, now: np.ndarray) -> None:
-        """Add to the prompts' own counts, after moving what they had to where the forecast is."""
+        """Adds counts of prompts, after shifting their old counts by the change of the forecast."""
         old = special.logit((self._right[index] + 0.5) / (self._drawn[index] + 1.0))
         moved = special.expit(old + now - self._then[index])
         drawn = self._decay * self._drawn[index]
@@ -279,12 +280,14 @@ class Forecast:
         return np.clip(self._times(index, self._weights), -9.0, 9.0)
 
     def _times(self, index: np.ndarray | slice, weights: np.ndarray) -> np.ndarray:
-        """f64: features of these prompts times weights, in float32: no copy of all features."""
+        """f64: features of these prompts times weights, computed in float32 to avoid copying
+        features.
+        """
         return (self._features[index] @ weights.astype(np.float32)).astype(np.float64)
 
     def metrics(self) -> dict[str, float]:
-        """How the latest update's forecasts fared (`calibration`), their strength, and the share of
-        all prompts that would be drawn without screening.
+        """Calibration of the latest update's forecasts (`calibration`), their strength, and the
+        share of all prompts that would be drawn without screening.
         """
         return {
             **{f"forecast/{name}": x for name, x in self._latest.items()},
@@ -293,15 +296,15 @@ class Forecast:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Both regressions, the likelihood of each strength, and what was counted."""
+        """Both regressions, the likelihood of each strength, and the counts."""
         return {name: getattr(self, f"_{name}").copy() for name in _SAVED} | {
             "latest": dict(self._latest)
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue where the state was taken.
+        """Restores the state.
 
-        Raises ValueError: it is of a forecast with other features or prompts.
+        Raises ValueError: the state is of a forecast with other features or prompts.
         """
         for name in _SAVED:
             mine = getattr(self, f"_{name}")
@@ -331,9 +334,10 @@ _SAVED = (
 
 
 class ForecastScreening:
-    """What `Screening` asks before a visit, answered by the forecast that also orders prompts: the
-    estimate and, where the rule is `AdaptiveSpeed`, the prompt's own n_init. The order tells the
-    forecast what came back, and saves it.
+    """Estimates for `Screening` from the forecast that also orders prompts.
+
+    It also gives each prompt's n_init if the rule is `AdaptiveSpeed`. The order updates and saves
+    the forecast.
     """
 
     def __init__(self, forecast: Forecast, rule: Rule):
@@ -343,22 +347,24 @@ class ForecastScreening:
     def allocate(
         self, params: Any, prompts: Sequence[Prompt]
     ) -> tuple[np.ndarray, np.ndarray | None]:
-        """(estimates f64[P], samples to screen with i64[P], or None where the rule takes none)."""
+        """(estimates f64[P], screening samples i64[P], None for rules other than
+        `AdaptiveSpeed`).
+        """
         del params
         index = np.array([self._forecast.place[p.id] for p in prompts], np.int64)
         a, b = self._forecast.belief(index)
         return a / (a + b), self._forecast.screening(index)[0] if self._each else None
 
     def observe(self, params: Any, visits: Sequence[Any]) -> None:
-        """Nothing: the order does."""
+        """Does nothing: the order updates the forecast."""
 
     def metrics(self) -> dict[str, float]:
-        """The order has them."""
+        """Empty: the order logs them."""
         return {}
 
     def state_dict(self) -> dict[str, Any]:
-        """The order has it."""
+        """Empty: the order saves the forecast."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The order does."""
+        """Does nothing: the order restores the forecast."""

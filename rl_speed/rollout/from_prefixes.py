@@ -1,4 +1,4 @@
-"""A policy measured on completions of responses that are there already."""
+"""Measures a policy on completions of given prefixes of responses."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -21,20 +21,21 @@ def right_from_prefixes(
     samples: int,
     correct: Callable[[Rollouts], np.ndarray],
 ) -> np.ndarray:
-    """i64[P], right ones among `samples` responses to each prompt that start inside of a response
-    to it, or at the prompt where there is none.
+    """i64[P], correct ones among `samples` responses to each prompt.
 
-    A sample's randomness is keyed by the place of its prompt in `prompts` and its number, as in
-    `evaluate`: two kinds of prefixes are compared on the same random numbers.
+    Responses start inside a given response, or at the prompt if its replay is None. Randomness is
+    keyed by the place of the prompt in `prompts` and the number of the sample, as in `evaluate`:
+    two kinds of prefixes are compared on the same random numbers.
 
     Args:
-      generator: with room for prompts with their prefixes, and for `samples` of one prompt.
-        params: the policy's weights.
+      generator: with room for prompts with their prefixes, and for `samples` of one prompt. params:
+        the policy's weights.
       replays: P of them, of `samples` samples each.
-      correct: rollouts, prefixes included -> bool[R]. What non-finite logits ended is wrong anyway.
+      correct: rollouts, prefixes included -> bool[R]. Samples that non-finite logits ended count as
+        wrong.
 
-    Raises ValueError: there are more or fewer replays than prompts, or a call has no room for the
-    samples of one prompt.
+    Raises ValueError: replays and prompts differ in number, or a call has no room for the samples
+    of one prompt.
     """
     if len(replays) != len(prompts):
         raise ValueError(f"{len(prompts)} prompts have {len(replays)} replays")

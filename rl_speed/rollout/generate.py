@@ -1,6 +1,4 @@
-"""Between prompts on the host and the compiled sampler: tables out, samples back,
-whatever the mesh.
-"""
+"""Moves prompts from the host to the compiled sampler, and samples back, on any mesh."""
 
 import dataclasses
 import time
@@ -30,18 +28,18 @@ from rl_speed.sampling import (
 from rl_speed.sampling.sampler import samples_of
 from rl_speed.sampling.sharded import advance_sharded, begin_sharded
 
-# Seconds of a part of a call, between which the host looks at it.
+# Target seconds of one part of a call: the host checks `stop` between parts.
 _PART_S = (0.5, 2.0)
 
 
 @dataclasses.dataclass(frozen=True)
 class SampleRequest:
-    """Samples `first` to `first + count - 1` of a prompt's visit,
-    from the prompt or from inside a response to it.
+    """A request for samples `first` to `first + count - 1` of a prompt's visit, from the prompt or
+    from inside a response to it.
 
     Attributes:
-      expected: tokens that each is expected to take. Requests that take longest are served first,
-        so that no long one is left alone at the end; no token depends on it.
+      expected: expected tokens of each sample. The longest requests are served first, so that no
+        long one runs alone at the end. Tokens do not depend on it.
     """
 
     prompt: Prompt
@@ -53,9 +51,9 @@ class SampleRequest:
 
 @dataclasses.dataclass
 class GenerationStats:
-    """What generation cost: calls, samples, tokens; decode steps (the longest shard's), rows that
-    decoded in them and rows that there was room for, each shard counting until it ended; of the
-    samples, those that non-finite logits ended.
+    """Cost of generation: calls, samples, tokens, decode steps (of the longest shard). slot_steps,
+    room_steps: decoding rows and all rows, summed over steps; a shard counts until it ends.
+    nonfinite: samples that non-finite logits ended.
     """
 
     calls: int = 0
@@ -78,16 +76,18 @@ class GenerationStats:
 
 
 class CallStopped(Exception):
-    """`Generator.stop` ended a generation call. The same call again draws what it would have."""
+    """`Generator.stop` ended a generation call. The same call, made again, draws the same
+    samples.
+    """
 
 
 class PendingRollouts:
     """A generation call that was dispatched.
 
-    Owner i of its rollouts is request i; nobody has scored them.
+    Owner i of its rollouts is request i. The rollouts are not scored.
 
     Args:
-      fetch: blocks until the samples are on the host, called once.
+      fetch: blocks until the samples are on the host; called once.
     """
 
     def __init__(self, fetch: Callable[[], tuple[Rollouts, GenerationStats]]):
@@ -95,21 +95,20 @@ class PendingRollouts:
         self._finished: tuple[Rollouts, GenerationStats] | None = None
 
     def result(self) -> tuple[Rollouts, GenerationStats]:
-        """Blocks the first time; raises what the call raised, `CallStopped` too."""
+        """Samples and cost. Blocks the first time; raises the call's errors, also `CallStopped`."""
         if self._finished is None:
             self._finished = self._fetch()
-            self._fetch = None  # the devices need not hold the samples any longer
+            self._fetch = None  # lets the devices free the samples
         return self._finished
 
 
 def serving_order(requests: Sequence[SampleRequest]) -> np.ndarray:
-    """Places of requests, those that are expected to take longest first."""
+    """Indices of requests by decreasing expected length."""
     return np.argsort([-r.expected for r in requests], kind="stable")
 
 
 def gather(samples: Samples, requests: Sequence[SampleRequest]) -> tuple[Rollouts, GenerationStats]:
-    """The samples of requests that were dealt to shards in turn in their serving order,
-    request after request, and what they cost.
+    """Samples in the order of their requests, and their cost. Undoes the assignment to shards.
 
     Args:
       samples: host arrays of the call; every leaf has shards on axis 0.
@@ -130,7 +129,7 @@ def gather(samples: Samples, requests: Sequence[SampleRequest]) -> tuple[Rollout
     tokens, logprobs, lengths = map(take, (samples.tokens, samples.logprobs, samples.lengths))
     prefix = np.zeros(len(owner), np.int32)
     if any(r.replay is not None for r in requests):
-        # Whole responses, at the same width: the sampler allows no longer ones.
+        # Whole responses fit the same width: the sampler allows no longer ones.
         replayed = np.zeros_like(tokens)
         at = np.arange(tokens.shape[1])
         for i, request in enumerate(requests):
@@ -183,24 +182,24 @@ def _replayed(request: SampleRequest, name: str, otherwise: int) -> np.ndarray:
 
 
 class Generator:
-    """`sample_sharded` with static capacities, fed with prompts.
+    """`sample_sharded` with static capacities, for prompts on the host.
 
     Args:
-      decoder, config: the policy's functions and the sampler's settings; `config.slots`
-        is per shard.
-      mesh: prompts are dealt to its data x fsdp shards in turn.
-      prompts: prompts that fit into one call, over all shards. samples: requests that fit into one
-        call, likewise.
-      per_prompt: most samples of one request; a shard can be dealt so many more than the average.
-      prompt_length: capacity of a prompt in tokens; with replayed responses, of both together.
-      key: the typed root key of all randomness of this generator.
+      decoder, config: the policy's functions and the sampler's settings; `config.slots` is per
+        shard.
+      mesh: prompts are assigned to its data x fsdp shards in turn.
+      prompts: prompts that fit into one call, over all shards. samples: samples that fit into one
+        call, over all shards.
+      per_prompt: most samples of one request; a shard can get that many more than the average.
+      prompt_length: capacity of a prompt in tokens, including its replayed prefix.
+      key: typed root key of all randomness of this generator.
 
     Attributes:
-      stop: None: a call is one program. A function: a call is made in parts of a second or so, and
-        `activity` knows how far it is. Asked before each part, from another thread; True ends this
-        call and those behind it (`CallStopped`). The samples are the same, bit for bit. Not with
-        several processes, which cannot agree there; with several devices on `tensor` a call is one
-        program anyway.
+      stop: None: a call is one program. A function: a call runs in parts of about a second, and
+        `activity` shows its progress. The function is called before each part, from another thread;
+        True ends this call and those after it (`CallStopped`). Samples are bit for bit the same. Do
+        not set it with several processes, which cannot agree on it. Ignored with several devices on
+        `tensor`.
     """
 
     def __init__(
@@ -219,26 +218,25 @@ class Generator:
         self._mesh = mesh
         self.shards = row_shards(mesh)
         self._contexts = -(-prompts // self.shards) + (self.shards > 1)
-        # Continuations are dealt before new prompts, and each of the two can leave a shard with
-        # one item more.
+        # Continuations are assigned before new prompts; each kind can leave a shard with one
+        # request more.
         self._requests = (
             samples if self.shards == 1 else -(-samples // self.shards) + 2 * per_prompt
         )
         self._prompt_length = prompt_length
         self._key = place(key, replicated(mesh))
-        # One thread, so that calls run in the order of their dispatch. It is not the caller's: a
-        # loop whose length the data decide can hold the thread that launched it until it ends (the
-        # host may have to look at its condition), and programs that one thread launches on a CPU
-        # device wait for each other. All processes of a run launch in one order, since whoever has
-        # sent off an update or a call waits for it before anything else is sent from another thread
-        # (`SplitStep`).
+        # One thread runs calls in the order of their dispatch. It is not the caller's thread: a
+        # loop of data-dependent length can block the thread that launched it until it ends, because
+        # the host may evaluate its condition, and programs that one thread launches on a CPU device
+        # wait for each other. All processes launch in one order: a thread that dispatches an
+        # update or a call waits for it before another thread dispatches (`SplitStep`).
         self._launcher = ThreadPoolExecutor(1, "generation")
         self.stop: Callable[[], bool] | None = None
         self._part_steps = 16
 
     def tables(self, requests: Sequence[SampleRequest]) -> tuple[Contexts, Requests]:
-        """The stacked tables of one call; requests go to the shards in turn, in serving order. A
-        process makes those of its own shards.
+        """The stacked tables of one call. Requests are assigned to shards in turn, in serving
+        order. A process makes the tables of its own shards.
 
         Raises ValueError when the requests exceed the capacities.
         """
@@ -279,8 +277,8 @@ class Generator:
         return place_rows(shards, self._mesh)
 
     def lower(self, params: Any) -> jax.stages.Lowered:
-        """A call as one program, before compilation, for weights that may be abstract (with
-        shardings): allocates nothing there.
+        """Lowers a call as one program, for weights that may be abstract (with shardings);
+        allocates nothing on devices.
         """
         contexts, requests = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), self.tables([])
@@ -296,10 +294,10 @@ class Generator:
         return self._contexts * self.shards, self._requests * self.shards
 
     def dispatch(self, params: Any, requests: Sequence[SampleRequest]) -> PendingRollouts:
-        """Begin to draw the samples of every request, in one call; does not wait for them.
+        """Starts drawing the samples of every request in one call, without waiting.
 
-        `params` must not be donated before the result is there: the launch may still be waiting for
-        the call before. Raises ValueError when the requests exceed the capacities.
+        Do not donate `params` before the result is there: the launch may still wait for an earlier
+        call. Raises ValueError when the requests exceed the capacities.
         """
         requests = list(requests)
         launch = self._launcher.submit(
@@ -311,17 +309,18 @@ class Generator:
         call = (self._decoder, params, contexts, requests, self._key, self.config, self._mesh)
         in_one = self.stop is None or self._mesh.shape["tensor"] > 1
         samples = sample_sharded(*call) if in_one else self._in_parts(call, total)
-        # The host has no use for a third of it.
+        # Drops kept_logmass, a third of the data, before the transfer: the host does not use it.
         return gathered(samples.replace(kept_logmass=None), self._mesh)
 
     def _in_parts(self, call: tuple, total: int) -> Samples:
-        """`sample_sharded(*call)`, with a look at it between decode steps."""
+        """`sample_sharded(*call)`, in parts of decode steps with `stop` checked between them."""
         decoder, *_, config, mesh = call
         ended = 0
         activity.count(ended, total)
         self._look()
         fixed, state = begin_sharded(*call)
-        # Programs that the devices run before this call do not count for its pace.
+        # Waits for earlier programs on the devices, so that they do not count for this call's
+        # speed.
         jax.block_until_ready(state.queue_next)
         while ended < total:
             self._look()
@@ -344,5 +343,5 @@ class Generator:
     def __call__(
         self, params: Any, requests: Sequence[SampleRequest]
     ) -> tuple[Rollouts, GenerationStats]:
-        """`dispatch`, and wait until the samples are on the host."""
+        """Calls `dispatch` and waits until the samples are on the host."""
         return self.dispatch(params, requests).result()

@@ -1,20 +1,20 @@
-"""The host driver: runs a sampling rule between generation calls,
-with pre-fetch and a buffer (SPEED, Algorithm 2).
+"""The host driver: applies a sampling rule between generation calls, with pre-fetch and a buffer
+(SPEED, Algorithm 2).
 
-One call holds the next samples of every prompt in flight (continuations, tagged by the rule's
-phase, never inferred from counts) and the first samples of prompts that are new. After scoring, the
-rule is asked about each prompt whose samples are all done: it stays in flight, is rejected
-(counted), or is complete and its group waits in the buffer. A training step takes `groups` of them.
-Nothing is dropped silently: what leaves the stream ends trained, rejected, expired, or is held.
+One call holds the next samples of every prompt in flight (continuations, marked with the rule's
+phase, never inferred from counts) and the first samples of new prompts. After scoring, the rule
+decides each prompt whose samples are all done: it stays in flight, is rejected (counted), or is
+complete and its group waits in the buffer. A training step takes `groups` of them. Nothing is
+dropped silently: every prompt ends trained, rejected, expired, or held.
 
-With `depth` d the host scores call k while the devices generate call k + d: a call is dispatched,
-and then the oldest of more than d is scored. Which call is scored when follows from counts alone,
-never from what is ready: runs repeat, and resume, bit for bit. The price is age: with a call a
-step, what is trained on is d updates old, and the screening samples of two-phase rules 2d + 1 (so 1
-at depth 0). They say so: `versions` is that of the dispatch.
+With `depth` d the host scores call k while the devices generate call k + d: after a call is
+dispatched, the oldest is scored if more than d are pending. Counts alone decide which call is
+scored when, never timing, so runs repeat and resume bit for bit. The cost is age: with one call a
+step, samples are d updates old when trained on, and the screening samples of two-phase rules 2d + 1
+(1 at depth 0). `versions` records the version at dispatch.
 
-Between two calls of a step its state is as whole as between two steps: it can be stopped there,
-saved, and gone on with, by another process too, and draws and returns what it would have.
+Between two calls of a step the state is complete: a run can be stopped there, saved, and continued
+by another process, with the same samples and results.
 """
 
 import contextlib
@@ -71,28 +71,28 @@ from rl_speed.sampling import (
 
 # rollouts -> (rewards f32[R], correct bool[R])
 Scorer = Callable[[Rollouts], tuple[np.ndarray, np.ndarray]]
-# Rules whose groups all have `max_samples`, as many as a batch has room for: config.rule.n.
+# Rules whose groups all have `max_samples` samples, the number a batch has room for
+# (config.rule.n).
 OF_ONE_SIZE = (Uniform, Dynamic, Band, Speed, AdaptiveSpeed)
-# Whole groups -> the same with the rewards that they are trained on (update/shaping.py).
+# Whole groups -> the same groups with shaped rewards (update/shaping.py).
 Shape = Callable[[Rollouts], Rollouts]
 
 
 class HostDriver:
-    """See the module's docstring.
+    """Runs generation calls until a step has its groups; see the module's docstring.
 
     Args:
       rule: the sampling rule. stream: prompts. generator: the sampler, with capacities
         `call_plan.capacities(rule, config)`.
-      score: the verifier. buffer: complete groups wait here. config: how many to screen,
-        pre-fetch, limits.
-      budgets, prefixes: as of `Screening`.
-      shape: what rewards a group would be trained on, where that takes the whole of it: rules and
-        the replay cache look at these. What is trained on is returned as it was scored. None: as
-        scored.
+      score: the verifier. buffer: holds complete groups. config: how many to screen, pre-fetch,
+        limits.
+      budgets, prefixes: see `Screening`.
+      shape: reward shaping that needs whole groups; None: none. Rules and the replay cache see
+        shaped rewards. Groups are returned as they were scored.
 
     Attributes:
-      screening: what became of prompts, and what is known of those to come.
-      whole: False where an error left the state half changed: it cannot be saved then.
+      screening: prompt counts, estimates, budgets and replayed responses.
+      whole: False after an error left the state half changed: it cannot be saved then.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class HostDriver:
     ):
         self.screening = Screening(stream, budgets, prefixes)
         self._shape = shape
-        # A step that was stopped: the tally before it, what it did so far.
+        # For a step that was stopped: prompt counts before it, and its report so far.
         self._begun: tuple[PromptCounts, StepReport] | None = None
         self.rule = rule
         self.stream = stream
@@ -121,12 +121,12 @@ class HostDriver:
         self._plan = CallPlan(rule, config)
         self._lengths = ExpectedLengths()
         self.whole = True
-        self._active: list[ActivePrompt] = []  # with all that was launched for them scored
+        self._active: list[ActivePrompt] = []  # all that was launched for them is scored
         self._pending: deque[PendingCall] = deque()  # in order of dispatch
 
     @property
     def prompt_counts(self) -> PromptCounts:
-        """Prompts by fate."""
+        """Counts of prompts by outcome."""
         return self.screening.prompt_counts
 
     @property
@@ -136,30 +136,30 @@ class HostDriver:
 
     @property
     def in_flight(self) -> int:
-        """Prompts whose samples are not all in, or not all scored."""
+        """Number of prompts whose samples are not all drawn and scored."""
         return len(self._active) + sum(len(call.active) for call in self._pending)
 
     def next_groups(
         self, params: Any, version: int, stop: Callable[[], bool] = lambda: False
     ) -> tuple[Rollouts | None, StepReport]:
-        """Generate until `groups` complete groups are held, and take them.
+        """Generates until `groups` complete groups are held, and takes them.
 
-        A step that `stop` ended goes on.
+        Continues a step that `stop` ended.
 
         Args:
           params: the policy's weights.
-          version: policy updates made so far; stored with every sample whose call is
-            dispatched now. The groups are trained on `config.lag` updates later.
-          stop: asked before each generation call. Once it says so, no more is dispatched. Where
-            `Generator.stop` ended a call, the step is stopped, too, and makes that call again.
+          version: policy updates made so far; stored with every sample whose call is dispatched
+            now. The groups are trained on `config.lag` updates later.
+          stop: called before each generation call; True: no more calls are dispatched. If
+            `Generator.stop` ended a call, the step is stopped too, and makes that call again.
 
         Returns:
-          The groups (fewer, and `short` says by how many, when `max_calls` calls did not suffice)
-          and a report. None where `stop` ended the step; what it drew is kept for the next call of
-          this method, in `state_dict` too.
+          The groups and a report. After `max_calls` calls there may be fewer groups; `short` is the
+          number missing. The groups are None if `stop` ended the step; its samples are kept for the
+          next call of this method, also in `state_dict`.
 
         Raises:
-          StarvedError: `max_calls` calls brought no complete group at all.
+          StarvedError: `max_calls` calls gave no complete group.
         """
         self._begin_step(version)
         start, report = self._begun
@@ -169,7 +169,8 @@ class HostDriver:
         try:
             if not self._fill(params, version, report, stop):
                 return None, report
-            # The update donates the weights, and a stopped call is made again by the same ones.
+            # Waits, because the update donates the weights, and a stopped call needs the same ones
+            # again.
             self._wait(report)
         except CallStopped:
             for call in self._pending:
@@ -199,7 +200,7 @@ class HostDriver:
     def _fill(
         self, params: Any, version: int, report: StepReport, stop: Callable[[], bool]
     ) -> bool:
-        """Generate until the step's groups are complete. False where `stop` ended it."""
+        """Generates until the step's groups are complete. Returns False if `stop` ended it."""
         self._collect_late(version, report)
         while self._lacks(report):
             if stop():
@@ -216,21 +217,20 @@ class HostDriver:
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[None]:
-        """Within, an error leaves the state half changed."""
+        """Marks the state as half changed if the body raises."""
         self.whole = False
         yield
         self.whole = True
 
     def start_next(self, params: Any, version: int) -> None:
-        """Send off the first generation call of the next step, before `next_groups` is asked for
-        it: what it would do first, with the same results, and nobody waits.
+        """Dispatches the first generation call of the next step early, without waiting.
 
-        Args: those of `next_groups`.
+        `next_groups` then gives the same results. Arguments: see `next_groups`.
         """
         if self._begun is None:
             self._begin_step(version)
             if self._lacks(self._begun[1]):
-                # Its seconds are the caller's, who is not in the step yet.
+                # The report is discarded: the caller counts these seconds, outside the step.
                 self._dispatch(params, version, StepReport.empty())
 
     def _begin_step(self, version: int) -> None:
@@ -245,15 +245,15 @@ class HostDriver:
         )
 
     def _collect_late(self, version: int, report: StepReport) -> None:
-        """Score calls until `depth` are pending.
+        """Scores calls until `depth` are pending.
 
-        More than one only where a run goes on with a smaller depth.
+        Scores more than one only after a run resumed with a smaller depth.
         """
         while len(self._pending) > self.config.depth:
             self._collect(version, report)
 
     def _wait(self, report: StepReport) -> None:
-        """Block until the samples of all pending calls are on the host. Scores nothing."""
+        """Blocks until the samples of all pending calls are on the host. Scores nothing."""
         begin = time.perf_counter()
         with activity.phase("generating"):
             for call in self._pending:
@@ -261,8 +261,8 @@ class HostDriver:
         report.generate_s += time.perf_counter() - begin
 
     def _expire(self, version: int) -> None:
-        """Let go of what is older than the buffer's `max_age`, when it is trained on: complete
-        groups, and prompts in flight that would become such.
+        """Removes complete groups and prompts in flight that would be older than the buffer's
+        `max_age` when trained on.
         """
         version += self.config.lag
         self.prompt_counts.expired += len(self.buffer.expire(version))
@@ -275,9 +275,8 @@ class HostDriver:
             self._active = young
 
     def _dispatch(self, params: Any, version: int, report: StepReport) -> bool:
-        """Plan the next generation call and send it off.
-
-        False where there is nothing to do for it.
+        """Plans the next generation call and dispatches it. Returns False if no prompt needs
+        samples.
         """
         begin = time.perf_counter()
         held = (self._active, self._pending, self.buffer)
@@ -305,16 +304,17 @@ class HostDriver:
     def _requests(
         self, active: Sequence[ActivePrompt], expected: Sequence[float] | None = None
     ) -> list[SampleRequest]:
-        """What a generation call is asked for: the next samples of each prompt.
+        """Requests of a generation call: the next samples of each prompt.
 
         Args:
-          expected: lengths that were expected when the call was first made; None: now.
+          expected: lengths that were expected when the call was first made; None: estimate them
+            now.
         """
 
         def replay(a):
             return self.screening.replay(a.cached, a.prompt, a.launched, a.want - a.launched)
 
-        # Who is served first decides who completes first.
+        # Length order would decide which prompts complete first, so "completion" uses none.
         by_length = self.config.accept != "completion"
         if expected is None:
             expected = [self._lengths.of(a.prompt, a.group) if by_length else 0.0 for a in active]
@@ -324,8 +324,8 @@ class HostDriver:
         ]
 
     def _begin(self, fresh: Sequence[ActivePrompt], params: Any) -> None:
-        """Give new prompts their budgets, what the rule wants of them first,
-        and the responses that they start from.
+        """Gives new prompts their estimates, budgets, first number of samples, and replayed
+        responses.
         """
         budgets = None
         if (asked := self.screening.allocate(params, [a.prompt for a in fresh])) is not None:
@@ -336,7 +336,7 @@ class HostDriver:
             prompt.budget, prompt.cached = budget, self.screening.cached(prompt.prompt)
 
     def _collect(self, version: int, report: StepReport) -> None:
-        """Score and judge the oldest pending call, which stays pending where scoring fails."""
+        """Scores and decides the oldest pending call. It stays pending if scoring fails."""
         call = self._pending[0]
         begin = time.perf_counter()
         with activity.phase(f"generating, call {report.generation.calls + 1}"):
@@ -358,7 +358,7 @@ class HostDriver:
         version: int,
         report: StepReport,
     ) -> None:
-        """Add a call's scored samples to its prompts' groups, and judge these."""
+        """Adds a call's scored samples to its prompts' groups, and decides these."""
         fresh = call.fresh
         self._lengths.observe(rollouts)
         for prompt, group in zip(call.active, rollouts.groups(), strict=True):
@@ -371,16 +371,16 @@ class HostDriver:
         report.accepted += accepted
         report.pass_rates += [rate for visit, rate in rates.items() if visit not in cancelled]
         self._active += [a for a in call.active if a.group is not None]
-        self._expire(version)  # updates may have been made since its dispatch
+        self._expire(version)  # there may have been updates since its dispatch
 
     def _beside_generation(self) -> contextlib.AbstractContextManager:
-        """Where JAX computes what the host needs now: an accelerator would get to it after the
-        update and the calls it was given before.
+        """Runs JAX on the CPU: an accelerator would first finish the update and calls dispatched
+        before.
         """
         try:
             return jax.default_device(jax.local_devices(backend="cpu")[0])
         except RuntimeError:
-            # A process that was told to know no CPU backend: the same results, later.
+            # A process without a CPU backend gets the same results, later.
             return contextlib.nullcontext()
 
     def _ask(
@@ -389,10 +389,10 @@ class HostDriver:
         first: bool = False,
         budgets: np.ndarray | None = None,
     ) -> list[int]:
-        """Put the rule's answer into the prompts' want, phase, round;
-        return status per prompt (budget if `first`).
+        """Writes the rule's answer into the prompts' want, phase, round. Returns status per prompt
+        (budget if `first`).
         """
-        # A call from a checkpoint may be larger than those of today.
+        # A call from a checkpoint may be larger than the current capacity.
         size = max(self._plan.capacity, len(prompts))
 
         def column(values):
@@ -426,9 +426,9 @@ class HostDriver:
         return (budget if first else status)[: len(prompts)].tolist()
 
     def _scored(self, rollouts: Rollouts) -> Rollouts:
-        """The same with rewards and verdicts, all in one go."""
+        """Adds rewards and correctness, in one call of the scorer."""
         rewards, correct = self._score(rollouts)
-        # What was said before the policy broke down earns nothing, whatever the scorer makes of it.
+        # Responses that non-finite logits ended get no reward, whatever the scorer returns.
         broken = rollouts.nonfinite
         return dataclasses.replace(
             rollouts,
@@ -437,12 +437,12 @@ class HostDriver:
         )
 
     def _judge(self, active: Sequence[ActivePrompt]) -> tuple[int, set[int]]:
-        """Ask the rule about prompts whose samples are all in; sort them into complete,
-        rejected and still in flight.
+        """Lets the rule decide prompts whose samples are all drawn: complete, rejected or in
+        flight.
 
-        In order of completion, those still running when the batch was full count as never begun:
-        they go back to the stream. A prompt that ended is left with no group. Returns (how many
-        passed their screening, visits of those that went back).
+        With accept="completion", prompts that finish after the batch is full go back to the stream
+        as if never begun. Decided prompts lose their group. Returns (number that passed screening,
+        visits that went back).
         """
         room = len(active)
         if self.config.accept == "completion":
@@ -482,7 +482,7 @@ class HostDriver:
         return accepted, {prompt.visit for prompt in cancelled}
 
     def _observe(self, groups: Sequence[Rollouts]) -> None:
-        """Note what became of prompts that this driver is done with, and what they said."""
+        """Reports finished prompts and their counts to `screening`."""
         self.screening.observe(
             [g.prompt for g in groups],
             [int(g.correct.sum()) for g in groups],
@@ -493,15 +493,13 @@ class HostDriver:
             self.screening.remember(self._as_trained(groups))
 
     def _as_trained(self, groups: Sequence[Rollouts]) -> Sequence[Rollouts]:
-        """With the rewards that they would be trained on."""
+        """Groups with the shaped rewards."""
         if self._shape is None or not groups:
             return groups
         return self._shape(Rollouts.concat(groups)).groups()
 
     def metrics(self, version: int) -> dict[str, float]:
-        """Those of the buffer and of the estimates, and how many calls are generated,
-        or being generated, and not yet scored.
-        """
+        """Metrics of the buffer and of screening, and the number of calls not yet scored."""
         return {
             "rollout/pending_calls": float(len(self._pending)),
             **self.buffer.metrics(version),
@@ -509,9 +507,10 @@ class HostDriver:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Prompts in flight, pending calls and the buffer with their samples, the tally and the
-        acceptance estimate, and a step that was stopped; the stream saves itself. Blocks until the
-        samples of pending calls are there.
+        """Prompts in flight, pending calls and the buffer with their samples, prompt counts, the
+        acceptance estimate, and a stopped step.
+
+        The stream saves itself. Blocks until the samples of pending calls are there.
         """
         begun = {}
         if self._begun is not None:
@@ -533,14 +532,14 @@ class HostDriver:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue where the state was taken. The depth may be another one now.
+        """Restores the state. The depth may have changed.
 
         Raises:
-          BufferFull: the buffer is smaller now, and has no room for what it held, or for what
-            pending calls may complete.
-          ValueError: a group there is, or will be, larger than the rule's are now.
+          BufferFull: the buffer is now too small for the groups it held, or for those that pending
+            calls may complete.
+          ValueError: a group is, or will be, larger than the rule's groups are now.
         """
-        # A state from before there was a depth has none.
+        # A state saved before `depth` existed has no pending calls.
         groups = unpack(state["flights"])
         pending = state.get("pending", {})
         self._active = make_active([g.prompt for g in groups], groups, state["rule"])
@@ -556,7 +555,7 @@ class HostDriver:
             )
         self.screening.load_state_dict(state)
         if "told_when_decided" not in state:
-            # Of code that told the replay cache of a group when it was trained on.
+            # Saved by code that updated the replay cache only when a group was trained on.
             self.screening.remember(self._as_trained(unpack(state["buffer"]["groups"])))
         self._lengths.load_state_dict(state.get("lengths", {}))
         self._begun = None
@@ -570,8 +569,9 @@ class HostDriver:
             unpack_cached(self._active, state["cached"])
 
     def _check_sizes(self) -> None:
-        """Raises ValueError where a batch has no room for groups of the checkpoint."""
-        # With an age of 0 complete groups, and prompts in flight, expire before the next step.
+        """Raises ValueError if a batch has no room for groups of the checkpoint."""
+        # With a maximum age of 0, complete groups and prompts in flight expire before the next
+        # step.
         if not isinstance(self.rule, OF_ONE_SIZE) or self.buffer.max_age == 0:
             return
         coming = [*self._active, *(a for call in self._pending for a in call.active)]

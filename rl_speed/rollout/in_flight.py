@@ -1,6 +1,4 @@
-"""What the host driver has under way: prompts in flight,
-and generation calls whose samples are not scored yet.
-"""
+"""Prompts in flight, and generation calls whose samples are not scored yet."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -16,8 +14,8 @@ from rl_speed.rollout.generate import CallStopped, GenerationStats, PendingRollo
 
 @dataclasses.dataclass
 class ActivePrompt:
-    """A prompt whose samples are not all in: what it has, what the rule remembers of it,
-    how many it should get.
+    """A prompt in flight: its samples so far, the rule's state for it, and the samples it should
+    get.
     """
 
     prompt: Prompt
@@ -28,7 +26,7 @@ class ActivePrompt:
     want: int
     estimate: float = float("nan")  # of the pass rate, before the visit
     finished: int = 0  # decode step of its latest call at which its last sample ended
-    # That its samples start inside of; the one its visit began with.
+    # Response whose prefix its samples replay; fixed when the visit starts.
     cached: CachedResponse | None = None
 
     @property
@@ -37,14 +35,14 @@ class ActivePrompt:
 
 
 def rule_columns(active: Sequence[ActivePrompt]) -> np.ndarray:
-    """i32[4A]: what is saved of prompts in flight beside their groups."""
+    """i32[4A]: the rule's state of prompts in flight, saved beside their groups."""
     return np.asarray([[a.phase, a.round, a.budget, a.want] for a in active], np.int32).reshape(-1)
 
 
 def make_active(
     prompts: Sequence[Prompt], groups: Sequence[Rollouts | None], columns: np.ndarray
 ) -> list[ActivePrompt]:
-    """The inverse of `rule_columns`."""
+    """Inverse of `rule_columns`."""
     rows = np.asarray(columns, np.int64).reshape(-1, 4).tolist()
     known = [float("nan") if group is None else float(group.estimates[0]) for group in groups]
     return [
@@ -54,12 +52,12 @@ def make_active(
 
 
 def pack_cached(active: Sequence[ActivePrompt]) -> dict[str, Any]:
-    """The responses that prompts in flight started from, by their place."""
+    """Packs the replayed responses of prompts in flight, by their place."""
     return pack_responses({str(i): a.cached for i, a in enumerate(active) if a.cached is not None})
 
 
 def unpack_cached(active: Sequence[ActivePrompt], packed: dict[str, Any]) -> None:
-    """Give them back what `pack_cached` saved."""
+    """Restores the responses that `pack_cached` saved."""
     for place, response in unpack_responses(packed).items():
         active[int(place)].cached = response
 
@@ -68,14 +66,14 @@ def unpack_cached(active: Sequence[ActivePrompt], packed: dict[str, Any]) -> Non
 class PendingCall:
     """A generation call between its dispatch and its scoring.
 
-    Its prompts are nobody else's until then.
+    Until then its prompts belong to no other call.
 
     Attributes:
-      active: whom it draws for, in the order of its requests: continuations, then `fresh` prompts,
-        which have no group yet.
-      version: policy updates made when it was dispatched. pending: its samples, when
-        they are there; None: `Generator.stop` ended it, and it is to be made again, by the same
-        weights. expected: of its requests (`SampleRequest`).
+      active: its prompts, in the order of its requests: continuations, then `fresh` prompts, which
+        have no group yet.
+      version: policy updates made when it was dispatched. pending: its samples, once drawn. None:
+        `Generator.stop` ended it; it must be made again with the same weights. expected: expected
+        lengths of its requests (`SampleRequest`).
     """
 
     active: list[ActivePrompt]
@@ -85,18 +83,18 @@ class PendingCall:
 
     @property
     def fresh(self) -> list[ActivePrompt]:
-        """Those that get their first samples."""
+        """Prompts that get their first samples."""
         return [a for a in self.active if a.group is None]
 
     @property
     def continued(self) -> list[ActivePrompt]:
-        """Those that had samples before."""
+        """Prompts that had samples before."""
         return [a for a in self.active if a.group is not None]
 
     def result(self) -> tuple[Rollouts, GenerationStats]:
-        """The samples with what the call knows of them, which nobody has scored.
+        """Unscored samples, with the call's versions, phases and estimates.
 
-        Blocks until they are there. Raises CallStopped where the call is to be made again.
+        Blocks until they are there. Raises CallStopped if the call must be made again.
         """
         if self.pending is None:
             raise CallStopped
@@ -117,10 +115,10 @@ class PendingCall:
         ), stats
 
     def state_dict(self) -> dict[str, Any]:
-        """Prompts and samples, the latter as groups that nobody has scored.
+        """Prompts, and samples as unscored groups.
 
-        Blocks until the samples are there. Of a call to be made again, samples without tokens stand
-        for the prompts.
+        Blocks until the samples are there. A call that must be made again saves samples without
+        tokens in place of its prompts.
         """
         again = {}
         try:
@@ -152,7 +150,7 @@ class PendingCall:
 
     @classmethod
     def from_state_dict(cls, state: dict[str, Any]) -> "PendingCall":
-        """The inverse; its samples are there already, or are to be drawn again."""
+        """Inverse of `state_dict`; its samples are there already, or must be drawn again."""
         groups = unpack(state["groups"])
         unscored = unpack(state["drawn"])
         active = make_active(

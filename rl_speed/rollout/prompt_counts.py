@@ -1,4 +1,4 @@
-"""What drivers account for: prompts by fate, and what one step did."""
+"""Counts of a run: prompts by outcome, and the report of one step."""
 
 import dataclasses
 from typing import Any
@@ -7,41 +7,40 @@ import numpy as np
 
 from rl_speed.rollout.generate import GenerationStats
 
-# Per decided prompt: the acceptance estimate remembers about 200 of them, a standard error of 0.03
-# at an acceptance of 0.2.
+# Decay per decided prompt. The acceptance estimate remembers about 200, a standard error of 0.03 at
+# an acceptance of 0.2.
 FORGET = 0.995
 
 
 @dataclasses.dataclass
 class PromptCounts:
-    """Prompts by fate, since the run began.
+    """Prompts by outcome since the run began.
 
-    `screened = rejected + completed + dropped_stale + in flight`, and `completed = trained +
-    waiting in the buffer + expired`, always. A prompt is screened, and in flight, from the dispatch
-    of its first call on.
+    Always `screened = rejected + completed + dropped_stale + in flight`, and `completed = trained +
+    waiting in the buffer + expired`. A prompt counts as screened, and in flight, from the dispatch
+    of its first call.
     """
 
     screened: int = 0
     rejected: int = 0
     completed: int = 0
-    solved: int = 0  # rejected with every sample right
+    solved: int = 0  # rejected with every sample correct
     failed: int = 0  # rejected with every sample wrong
     rejected_tokens: int = 0
-    expired: int = 0  # complete, but too old before a training step came
+    expired: int = 0  # complete, but too old when a training step came
     dropped_stale: int = 0  # accepted, but too old before it was continued
-    # Drawn for prompts that went back because others had filled the batch before they completed.
+    # Tokens of prompts that went back because others filled the batch first.
     cancelled_tokens: int = 0
-    # Samples, of any prompt, that ended at logits without a distribution: counted as wrong, not
-    # trained on.
+    # Samples that non-finite logits ended: they count as wrong and are not trained on.
     nonfinite: int = 0
 
 
 @dataclasses.dataclass
 class StepReport:
-    """What one `next_groups` did.
+    """Report of one `next_groups`.
 
-    Generation is accounted with the call's scoring, so that each token counts once: those of calls
-    that are still pending when a run ends are in its checkpoint and in no total.
+    A call's generation is counted when it is scored, so that each token counts once. Calls still
+    pending when a run ends are in its checkpoint and in no total.
     """
 
     generation: GenerationStats
@@ -51,21 +50,21 @@ class StepReport:
     accepted: int
     rejected: int
     short: int  # groups missing because max_calls was reached
-    # Of the first samples of each prompt judged.
+    # Pass rates of the first samples of each decided prompt.
     pass_rates: list[float] = dataclasses.field(default_factory=list)
 
     @classmethod
     def empty(cls) -> "StepReport":
-        """Of a step that has done nothing yet."""
+        """Report of a step that has done nothing yet."""
         return cls(GenerationStats(), 0.0, 0.0, 0, 0, 0, 0)
 
     def state_dict(self) -> dict[str, Any]:
-        """Of a step that was stopped between two calls."""
+        """State of a step that was stopped between two calls."""
         return {**dataclasses.asdict(self), "pass_rates": np.asarray(self.pass_rates, np.float64)}
 
     @classmethod
     def from_state_dict(cls, state: dict[str, Any]) -> "StepReport":
-        """The inverse."""
+        """Inverse of `state_dict`."""
         cost = GenerationStats(**{name: int(value) for name, value in state["generation"].items()})
         return cls(
             **{**state, "generation": cost, "pass_rates": np.asarray(state["pass_rates"]).tolist()}
@@ -73,7 +72,7 @@ class StepReport:
 
 
 class StarvedError(RuntimeError):
-    """The rule refuses every prompt: there is nothing to train on. All processes of a run find it
+    """The rule rejects every prompt, so no group can be trained on. All processes of a run raise it
     at the same place.
     """
 
@@ -82,7 +81,7 @@ class StarvedError(RuntimeError):
 
 
 def broken_samples(stats: GenerationStats) -> str:
-    """A sentence for errors, where non-finite logits ended samples; else ""."""
+    """A sentence for errors if non-finite logits ended samples; else ""."""
     return (
         f". {stats.nonfinite:,} of {stats.samples:,} samples ended at logits that are not finite"
         if stats.nonfinite
@@ -91,7 +90,7 @@ def broken_samples(stats: GenerationStats) -> str:
 
 
 def load_counts(state: dict[str, Any]) -> PromptCounts:
-    """From a checkpoint's numbers. Those of format 1 call `dropped_stale` lapsed."""
+    """Counts of a checkpoint. Format 1 calls `dropped_stale` lapsed."""
     return PromptCounts(
         **{
             "dropped_stale" if name == "lapsed" else name: int(value)

@@ -1,6 +1,4 @@
-"""What becomes of prompts, however a step is made: their fates, the acceptance,
-estimates and budgets, replayed responses.
-"""
+"""Prompt counts, acceptance, estimates, budgets and replayed responses, shared by all drivers."""
 
 import dataclasses
 from collections.abc import Iterable, Sequence
@@ -18,17 +16,16 @@ from rl_speed.rollout.prompt_counts import FORGET, PromptCounts, load_counts
 
 
 class Screening:
-    """The part of a step's state that does not depend on where the rule is asked.
+    """The part of a step's state that does not depend on where the rule runs.
 
     Args:
-      stream: prompts come from it, and it is told what became of them. budgets: estimates of pass
-        rates, and how many samples each prompt gets for them; None: nobody estimates. prefixes:
-        where samples start; None: at the prompt.
+      stream: gives prompts and observes their results. budgets: estimates of pass rates, and
+        budgets from them; None: no estimates. prefixes: where samples start; None: at the end of
+        the prompt.
 
     Attributes:
-      tally: prompts by fate.
-      news: visits that were decided since the estimates were told, as `Visit`; empty where
-        nobody estimates.
+      prompt_counts: prompts by outcome.
+      news: decided visits that the estimates do not include yet; empty without estimates.
     """
 
     def __init__(
@@ -42,19 +39,19 @@ class Screening:
         self.prefixes = prefixes
         self.prompt_counts = PromptCounts()
         self.news: list[Visit] = []
-        # Acceptance so far, exponentially forgotten. It starts at one: a rule that refuses nothing
-        # is then never given more prompts than it needs, and one that does learns its rate from the
-        # first call.
+        # Acceptance so far, with exponential decay. It starts at 1: a rule that rejects nothing
+        # then never gets more prompts than it needs, and other rules show their rate in the first
+        # call.
         self._accepted = 1.0
         self._decided = 1.0
 
     @property
     def acceptance(self) -> float:
-        """Estimated share of screened prompts that the rule accepts, the latest weighing most."""
+        """Estimated share of screened prompts that the rule accepts; recent prompts count most."""
         return self._accepted / self._decided
 
     def judged(self, passed: Iterable[bool]) -> None:
-        """Prompts whose screening is over, one after the other: whether the rule accepted each."""
+        """Counts prompts whose screening is over: whether the rule accepted each, in order."""
         for accepted in passed:
             self._accepted = FORGET * self._accepted + accepted
             self._decided = FORGET * self._decided + 1.0
@@ -62,8 +59,8 @@ class Screening:
     def allocate(
         self, params: Any, prompts: Sequence[Prompt]
     ) -> tuple[np.ndarray, np.ndarray | None] | None:
-        """(estimates f64[P], budgets i64[P] or None) of prompts about to be visited;
-        None where nobody estimates.
+        """(estimates f64[P], budgets i64[P] or None) of the next prompts; None without
+        estimates.
         """
         return None if self.budgets is None else self.budgets.allocate(params, prompts)
 
@@ -74,45 +71,47 @@ class Screening:
         drawn: Sequence[int],
         tokens: Sequence[float],
     ) -> None:
-        """What became of prompts that are done with: the stream is told,
-        and those who estimate pass rates with the next `tell_estimates`.
-        `tokens`: sampled ones, the mean over a prompt's samples.
+        """Passes results of finished prompts to the stream, and keeps them for `tell_estimates`.
+
+        `tokens`: mean number of sampled tokens over a prompt's samples.
         """
         self.stream.observe(prompts, right, drawn, tokens)
         if self.budgets is not None:
             self.news += zip(prompts, right, drawn)
 
     def remember(self, groups: Iterable[Rollouts]) -> None:
-        """Let the replay cache have the samples of visits that are over, trained on or rejected."""
+        """Offers the samples of finished visits, trained on or rejected, to the replay cache."""
         if self.prefixes is not None:
             self.prefixes.remember(groups)
 
     def tell_estimates(self, params: Any) -> None:
-        """Let the estimates have the news."""
+        """Updates the pass-rate estimates with the decided visits."""
         if self.budgets is not None:
             self.budgets.observe(params, self.news)
         self.news = []
 
     def cached(self, prompt: Prompt) -> CachedResponse | None:
-        """The response that samples of this visit start inside of, if there is one."""
+        """The response whose prefix this visit's samples replay, or None."""
         return None if self.prefixes is None else self.prefixes.cache.get(prompt.id)
 
     def replay(
         self, cached: CachedResponse | None, prompt: Prompt, first: int, count: int
     ) -> Replay | None:
-        """Where samples `first` to `first + count - 1` of a visit start, unless at the prompt."""
+        """Start of samples `first` to `first + count - 1` of a visit; None: the end of the
+        prompt.
+        """
         return None if cached is None else self.prefixes.replay(cached, prompt.visit, first, count)
 
     def metrics(self, version: int) -> dict[str, float]:
-        """Those of the estimates and of the replay cache."""
+        """Metrics of the estimates and of the replay cache."""
         return {
             **({} if self.budgets is None else self.budgets.metrics()),
             **({} if self.prefixes is None else self.prefixes.cache.metrics(version)),
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Without the news, which are none between two steps, and without the stream,
-        which saves itself.
+        """The state without `news`, which is empty between steps, and without the stream, which
+        saves itself.
         """
         return {
             "tally": dataclasses.asdict(self.prompt_counts),
@@ -123,7 +122,7 @@ class Screening:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue where the state was taken; other entries of it are not looked at."""
+        """Restores the state; ignores other entries."""
         self.prompt_counts = load_counts(state["tally"])
         self.news = []
         self._accepted = float(state["accepted"])

@@ -1,17 +1,17 @@
 """The in-loop driver: a sampling rule and a verifier inside the compiled decode loop.
 
-Prompts are screened, judged and continued in one call, so that every sample is drawn by the current
-policy and nothing has to wait for the host. One `lax.while_loop`; each iteration
+Prompts are screened, decided and continued in one call, so the current policy draws every sample
+and nothing waits for the host. One `lax.while_loop`; each iteration
 
 1. prefills the next candidates, if slots would otherwise idle and contexts are free;
-2. hands idle slots their next sample: continuations before screening, both in launch order;
+2. gives idle slots their next sample: continuations before screening, both in launch order;
 3. decodes one token in every slot;
-4. verifies the samples that ended, and asks the rule about every prompt whose samples are all in.
+4. verifies the samples that ended, and lets the rule decide every prompt whose samples are all
+done.
 
 The loop ends when the first `target` accepted prompts in launch order are complete and every prompt
-before them is decided. That makes the result a function of keys, prompts and weights alone: neither
-the number of slots nor which sample ended first has a say. What was drawn beyond that point was
-speculation; it is discarded, and counted.
+before them is decided. The result thus depends only on keys, prompts and weights, not on the number
+of slots or on which sample ended first. Samples drawn beyond that point are discarded and counted.
 """
 
 import functools
@@ -53,24 +53,24 @@ from rl_speed.sampling.types import (
     SamplerConfig,
 )
 
-# (tokens i32[S, T], lengths i32[S], answer: pytree of [S, ...]) -> rewards f32[S]; right where
-# above one half. Called with all slots whenever a sample ends. Rows of length 0 are not looked at:
-# they did not end now, and their reward is not used.
+# (tokens i32[S, T], lengths i32[S], answer: pytree of [S, ...]) -> rewards f32[S]; correct above
+# one half. Called with all slots whenever a sample ends. Rows of length 0 did not end now; their
+# reward is ignored.
 Verify = Callable[[Array, Array, Any], Array]
 
 
 class Pool(NamedTuple):
-    """The contexts whose KV is held: entry c holds the candidate `prompt[c]` (P where none)."""
+    """Contexts whose KV is held: entry c holds candidate `prompt[c]` (P if none)."""
 
     kv: Any
     prompt: Array  # i32[C]
-    entry: Array  # i32[P], where each candidate is held; C where it is not
+    entry: Array  # i32[P], entry that holds each candidate; C if none does
     loaded: Array  # i32[], candidates prefilled so far, in launch order
 
 
 class CandidateState(NamedTuple):
-    """What is known of each candidate: `want` i32[P] samples to launch in all,
-    and the rule's verdict.
+    """State of each candidate: `want` i32[P] samples to launch in all, counts, and the rule's
+    decision.
     """
 
     counts: Counts
@@ -119,8 +119,8 @@ def available(known: CandidateState, pool: Pool, target: int, pool_size: int) ->
 
 
 def start_of(prompts: Prompts, prompt: Array, index: Array) -> Array:
-    """How many tokens of its context a sample attends to,
-    i32 of the shape of `prompt` and `index`.
+    """Number of context tokens that a sample attends to, i32 of the shape of `prompt` and
+    `index`.
     """
     if prompts.prefixes is None:
         return prompts.lengths[prompt]
@@ -130,8 +130,8 @@ def start_of(prompts: Prompts, prompt: Array, index: Array) -> Array:
 def whole_responses(
     prompts: Prompts, prompt: Array, index: Array, tokens: Array, lengths: Array
 ) -> tuple[Array, Array]:
-    """(tokens i32[n, T], lengths i32[n]) of responses with what they replay in front;
-    rows of length 0 stay empty.
+    """(tokens i32[n, T], lengths i32[n]) of responses with their replayed prefix; rows of length 0
+    stay empty.
     """
     if prompts.prefixes is None:
         return tokens, lengths
@@ -146,7 +146,7 @@ def whole_responses(
 
 
 def behind(x: Array, cut: Array) -> Array:
-    """x [n, T] shifted to the right by `cut`, i32[n, 1]; zero before it."""
+    """x [n, T] shifted right by `cut`, i32[n, 1]; zero before it."""
     at = jnp.arange(x.shape[1])
     return jnp.where(
         at >= cut, jnp.take_along_axis(x, jnp.clip(at - cut, 0, x.shape[1] - 1), axis=1), 0
@@ -154,7 +154,9 @@ def behind(x: Array, cut: Array) -> Array:
 
 
 class Launched(NamedTuple):
-    """What handing out samples changes, and no more: what passes through a `cond` may be copied."""
+    """The state that `launch` changes, and no more, because `cond` may copy what passes through
+    it.
+    """
 
     slots: Slots
     keys: Array
@@ -173,7 +175,7 @@ def launch(
     key: Array,
     step: Array,
 ) -> Launched:
-    """Give idle slots their next samples."""
+    """Gives idle slots their next samples."""
     slots = now.slots
     candidates = known.status.shape[0]
     capacity = now.start_step.shape[0]
@@ -206,7 +208,7 @@ def launch(
 def judge(
     known: CandidateState, rule: Rule, prompt: Array, ended: Array, right: Array
 ) -> CandidateState:
-    """Count the samples that ended, and ask the rule about candidates whose samples are all in."""
+    """Counts samples that ended, and lets the rule decide candidates whose samples are all done."""
     candidates = known.status.shape[0]
 
     def add(x, which):
@@ -235,7 +237,7 @@ def judge(
 
 
 def settled(known: CandidateState, count: Array, target: int) -> tuple[Array, Array]:
-    """(candidates consumed i32[], whether that is all there is to do bool[])."""
+    """(number of consumed candidates i32[], whether the loop is finished bool[])."""
     candidates = known.status.shape[0]
     at = jnp.arange(candidates)
     undecided = (known.status == OPEN) & (at < count)
@@ -244,14 +246,14 @@ def settled(known: CandidateState, count: Array, target: int) -> tuple[Array, Ar
         return prefix, prefix == count
     complete = (known.status == COMPLETE) & (at < prefix)
     enough = jnp.sum(complete) >= target
-    # The place behind the target-th complete group.
+    # One after the index of the target-th complete group.
     last = jnp.argmax(jnp.cumsum(complete) >= target) + 1
     return jnp.where(enough, last, prefix).astype(jnp.int32), enough | (prefix == count)
 
 
 def make_load(decoder: Decoder, params: Any, prompts: Prompts, chunk: int, pool_size: int):
-    """(pool) -> pool with the next candidates prefilled into free entries,
-    and what tells whether any are free.
+    """Two functions: load(pool, status) -> pool with the next candidates prefilled into free
+    entries, and room(pool, status) -> whether entries are free.
     """
     candidates = prompts.tokens.shape[0]
 
@@ -270,8 +272,8 @@ def make_load(decoder: Decoder, params: Any, prompts: Prompts, chunk: int, pool_
         kv = call_prefill(decoder, params, prompts.tokens[row], prompts.lengths[row])
         entries = jnp.where(fits, entries, pool_size)
         drop = jnp.where(fits, new, candidates)
-        # An entry's last tenant is decided; it is forgotten, so that nothing is launched from
-        # another's context.
+        # The entry's former candidate is decided. Clears its place, so that it launches no sample
+        # from another's context.
         old = jnp.where(
             entries < pool_size, pool.prompt[jnp.minimum(entries, pool_size - 1)], candidates
         )
@@ -299,7 +301,7 @@ def make_load(decoder: Decoder, params: Any, prompts: Prompts, chunk: int, pool_
 
 
 def check_prompts(prompts: Prompts, rule: Rule, target: int, config: SamplerConfig) -> None:
-    """Raise ValueError, naming the field, where shapes or settings disagree."""
+    """Raises ValueError, naming the field, if shapes or settings disagree."""
     size = prompts.lengths.shape
     if (
         prompts.tokens.ndim != 2
@@ -353,39 +355,38 @@ def sample_adaptive(
     config: SamplerConfig,
     surplus: str = "discard",
 ) -> tuple[AdaptiveSamples, Counts]:
-    """Draw what the rule wants of each candidate, until `target` groups are complete.
+    """Draws the samples that the rule wants of each candidate, until `target` groups are complete.
 
     Compiles once per (decoder, rule, verify, target, config, shapes). The groups are those of
-    running the rule prompt by prompt in launch order and taking the first `target` that it
-    completes (SPEED, Algorithm 1), whatever the number of slots.
+    running the rule prompt by prompt in launch order and taking the first `target` complete ones
+    (SPEED, Algorithm 1), for any number of slots.
 
     Args:
-      decoder: the policy (static). params: its weights, as its functions take them
-        before `prepare`.
+      decoder: the policy (static). params: its weights, before `prepare`.
       prompts: the candidates, in launch order.
       rule: static. verify: static, jittable: (tokens i32[S, T], lengths i32[S], answer pytree of
-        [S, ...]) -> rewards f32[S], a sample being right where its reward is above one half; rows
-        of length 0 did not end now and are not looked at. It must be hashable by what it computes
-        (a frozen dataclass, a module-level function): a new lambda is a new compilation. A Python
-        function goes in as `HostVerify`.
-      target: complete groups to return, static; 0 decides all candidates (Reinforce-Ada on a
-        fixed batch).
-      key: a typed PRNG key: the run's, never a step's.
+        [S, ...]) -> rewards f32[S]; a sample is correct if its reward is above one half. Rows of
+        length 0 did not end now and are ignored. It must be hashable by what it computes (a frozen
+        dataclass, a module-level function): a new lambda is a new compilation. Wrap a Python
+        function in `HostVerify`.
+      target: complete groups to return, static; 0 decides all candidates (Reinforce-Ada on a fixed
+        batch).
+      key: typed PRNG key of the run, not of a step.
       config: static. `slots` rows decode; `context_pool` and `prefill_chunk` bound the prompts' KV.
-      surplus: "discard" zeroes what was drawn beyond the last group; "keep" leaves it for the
-        caller, as off-policy data of later steps, outside the guarantees above.
+      surplus: "discard" zeroes samples beyond the last group; "keep" returns them as off-policy
+        data of later steps, outside the guarantees above.
 
     Returns:
       (samples, counts i32[P] each). See `AdaptiveSamples`.
 
     Raises:
-      ValueError: shapes or settings disagree. TypeError: the verifier or one of the decoder's
-        functions returns what it must not, or the key is none. VerifierError: a `HostVerify`
-        failed; the program is done by then.
+      ValueError: shapes or settings disagree. TypeError: the verifier or a decoder function returns
+        a wrong type, or the key is not a typed key. VerifierError: a `HostVerify` failed; raised
+        after the program ends.
     """
     check_prompts(prompts, rule, target, config)
     check_key(key)
-    # Whatever a table on the device says, a response fits its row.
+    # Clips device tables, so that every response fits its row.
     if (of := prompts.prefixes) is not None:
         length = jnp.clip(of.length, 0, config.max_new - 1)
         prompts = prompts.replace(
@@ -421,8 +422,8 @@ def sample_adaptive(
         def needed(pool: Pool):
             waiting = jnp.sum(available(known, pool, target, pool_size))
             useful = (waiting < idle) & (pool.loaded < prompts.count) & room(pool, known.status)
-            # What is loaded comes before what is not: with `target` accepted there, nothing
-            # more can start.
+            # Loaded candidates precede others: if `target` of them are accepted, no other can
+            # start.
             return useful & (jnp.sum(accepted(known)) < target) if target else useful
 
         with jax.named_scope("prefill"):
@@ -489,7 +490,7 @@ def sample_adaptive(
             rewards = rewards.at[jnp.where(ended, row, capacity)].set(reward_S, mode="drop")
             known = judge(known, rule, prompt, ended, reward_S > 0.5)
             going = ~settled(known, prompts.count, target)[1]
-            if isinstance(verify, HostVerify):  # it failed: what else is drawn would not be judged
+            if isinstance(verify, HostVerify):  # it failed, so later samples would not be verified
                 going &= ~jnp.any(jnp.isnan(reward_S))
             return rewards, known, going
 
@@ -510,7 +511,8 @@ def sample_adaptive(
             s.queue_slot_steps + busy * waits,
             s.head_of_line + (enough & going),
         )
-        # A rule that wants nothing more of an open prompt would leave all slots idle for ever.
+        # Ends if no slot is busy: a rule that wants no more samples of an open prompt would loop
+        # forever.
         return State(
             slots, now.keys, pool, cache, output, rewards, known, statistics, going & (busy > 0)
         )
@@ -534,7 +536,7 @@ def sample_adaptive(
 def finish(
     state: State, prompts: Prompts, per_prompt: int, target: int, surplus: str
 ) -> tuple[AdaptiveSamples, Counts]:
-    """What the caller gets: everything behind the last group removed, or marked."""
+    """Results for the caller: samples after the last group are removed, or marked."""
     known = state.known
     output = state.output
     s = state.statistics

@@ -1,7 +1,7 @@
-"""From the samples of `sample_adaptive` to rows to train on, in the compiled program.
+"""Turns the samples of `sample_adaptive` into training rows, inside the compiled program.
 
-`training_batch` is the whole of it; `select` and `to_batch` are its two halves, for programs that
-choose among a group's samples.
+`training_batch` does it all. `select` and `to_batch` are its halves, for programs that choose among
+a group's samples.
 """
 
 import jax.numpy as jnp
@@ -16,16 +16,15 @@ class Batch:
 
     Padding rows have group_ids -1 and no mask.
 
-    Column t of the [R, W - 1] arrays belongs to the token at t + 1, which is predicted at t.
+    Column t of the [R, W - 1] arrays belongs to the token at t + 1, predicted at t.
 
     Attributes:
       tokens: i32[R, W].
-      mask: bool[R, W - 1], True where the predicted token is one of the response's, and is
-        trained on.
+      mask: bool[R, W - 1], True if the predicted token is in the response and is trained on.
       behaviour_logprobs: f32[R, W - 1], by the policy that sampled, 0 elsewhere.
       rewards: f32[R]. group_ids: i32[R].
-      lengths: i32[R], tokens of the whole response, what was replayed of it included; 0 for rows of
-        padding. None: nobody asks for them.
+      lengths: i32[R], tokens of the whole response with its replayed prefix; 0 for padding rows.
+        None: not used.
     """
 
     tokens: Array
@@ -37,11 +36,10 @@ class Batch:
 
 
 def select(samples: AdaptiveSamples, counts: Counts, target: int) -> Array:
-    """Rows of the samples of the selected groups of one shard, in launch order: i32[target * N],
-    N places to a group.
+    """Rows of one shard's selected groups, in launch order: i32[target * N], N places a group.
 
-    A place whose sample was not drawn (a rule may stop short of N), or whose group is missing,
-    holds the number of rows there are.
+    A place holds the number of rows if its sample was not drawn (a rule may stop before N), or its
+    group is missing.
     """
     candidates = samples.selected.shape[0]
     rows = samples.lengths.shape[0]
@@ -62,13 +60,13 @@ def to_batch(
     width: int,
     mask_prefix: bool = True,
 ) -> Batch:
-    """Lay samples of one shard out as whole rows, prompt then response; see `Batch`.
+    """Builds whole rows, prompt then response, from one shard's samples; see `Batch`.
 
     Args:
-      rows: i32[K], rows of `samples`. group_ids: i32[K], -1 for a row of padding, whatever its
-        place in `rows`.
-      mask_prefix: replayed tokens are no part of the mask. Otherwise they are, with behaviour
-        log-probs NaN: nobody sampled them.
+      rows: i32[K], rows of `samples`. group_ids: i32[K], -1 for a padding row, whatever `rows` has
+        there.
+      mask_prefix: leave replayed tokens out of the mask. Otherwise they are in it, with NaN
+        behaviour log-probs, because no policy of the run sampled them.
     """
     per_prompt = samples.lengths.shape[0] // prompts.lengths.shape[0]
     room = samples.tokens.shape[1]
@@ -112,8 +110,8 @@ def to_batch(
 
 
 def place_ids(samples: AdaptiveSamples, rows: Array) -> tuple[Array, Array]:
-    """(group ids, index in the group) of the places of `select`, i32[K] each;
-    ids -1 where there is nothing to train on.
+    """(group ids, index in the group) of the places of `select`, i32[K] each; id -1 for rows that
+    are not trained on.
     """
     available = samples.lengths.shape[0]
     per_prompt = available // samples.selected.shape[0]
@@ -129,18 +127,18 @@ def training_batch(
     target: int,
     width: int | None = None,
 ) -> Batch:
-    """The groups that `sample_adaptive` selected, as rows to train on. Jittable.
+    """The groups that `sample_adaptive` selected, as training rows. Jittable.
 
-    Where candidates ran out, the last `samples.missing` groups are padding: with no group at all
-    the loss is 0 and so is its gradient, but an optimizer with momentum would still move: skip its
-    step where `jnp.any(batch.mask)` is False. Samples that logits without a distribution ended
-    (`nonfinite`) are padding, too.
+    If candidates ran out, the last `samples.missing` groups are padding. Without any group the loss
+    and its gradient are 0, but an optimizer with momentum would still change weights: skip its step
+    if `jnp.any(batch.mask)` is False. Samples that non-finite logits ended (`nonfinite`) are
+    padding too.
 
     Args:
-      samples, counts, prompts: what `sample_adaptive` returned, and the candidates that it took.
-      target: groups, as `sample_adaptive` took it.
-      width: static, tokens of a row. What lies behind is cut off; None has room for any prompt with
-        any response.
+      samples, counts, prompts: the results of `sample_adaptive`, and its candidates.
+      target: groups, as for `sample_adaptive`.
+      width: static, tokens of a row. Later tokens are cut off; None fits any prompt with any
+        response.
 
     Returns: a `Batch` of R = target * max_samples rows, group ids in [0, target), for any policy.
     """

@@ -1,4 +1,4 @@
-"""A `Decoder` for a model that brings a cache of its own, as most ports of language models do."""
+"""Builds a `Decoder` from a model with its own cache, as most ports of language models have."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,30 +16,29 @@ def decoder_from_cached_model(
     context_length: int,
     prepare: Callable[[Any], Any] = lambda params: params,
 ) -> Decoder:
-    """The samplers over a model with one contiguous cache a row: context first,
-    then what was drawn.
+    """A `Decoder` for a model with one contiguous cache a row: context first, then sampled tokens.
 
-    A new tenant's context is copied to the front of its row where a row changes tenants, and
-    nothing is copied in other steps. The model writes all rows of a batch at one index, so decoding
-    maps it over rows, each a batch of one.
+    When a row gets a new request, the new context is copied to its front; other steps copy nothing.
+    The model writes all rows of a batch at one index, so decoding maps it over rows, each a batch
+    of one.
 
     Args:
-      apply: (params, tokens i32[B, N], positions i32[B, N], cache, mask bool[B, N, S]) ->
-        (logits [B, N, V], cache). Writes keys and values of the N tokens from the cache's index on,
-        and attends where the mask says so, over all S places of the cache.
-      empty_cache: (rows, places) -> a cache, a pytree. Keys and values are leaves
-        [rows, places, ...]; leaves of fewer than two dimensions are what `set_index` sets, with
-        rows on axis 0.
-      set_index: (cache, i32[]) -> the cache whose next token goes to that place in every row.
-      context_length: capacity of contexts in tokens, as the tables of the samplers have it.
+      apply: (params, tokens i32[B, N], positions i32[B, N], cache, mask bool[B, N, S]) -> (logits
+        [B, N, V], cache). Writes keys and values of the N tokens from the cache's index on, and
+        attends by the mask over all S places of the cache.
+      empty_cache: (rows, places) -> a cache, a pytree. Keys and values are leaves [rows, places,
+        ...]. Leaves with fewer than two dimensions are those that `set_index` sets, with rows on
+        axis 0.
+      set_index: (cache, i32[]) -> the cache whose next token is written there in every row.
+      context_length: capacity of contexts in tokens, as in the samplers' tables.
       prepare: as `Decoder.prepare`.
 
-    Build it once: a new one compiles every sampler anew. `check_decoder` holds it against the
-    model's own forward pass.
+    Build it once: a new one recompiles every sampler. `check_decoder` compares it with the model's
+    own forward pass.
     """
 
     def prefill(params, tokens_CxL, lengths):
-        del lengths  # what is behind a context's end is never attended to
+        del lengths  # positions after a context's end are never attended to
         rows, places = tokens_CxL.shape
         positions = jnp.broadcast_to(jnp.arange(places), (rows, places))
         mask = jnp.broadcast_to(jnp.tril(jnp.ones((places, places), bool)), (rows, places, places))

@@ -1,7 +1,7 @@
-"""A Python verifier inside the compiled loop: the program calls back to the host for the samples
-that just ended.
+"""A Python verifier inside the compiled loop: the program sends samples that just ended to the
+host.
 
-What a call costs is told at `HostVerify`. Whoever can write the verifier as a JAX function should.
+`HostVerify` describes the cost of a call. Prefer a JAX verifier where possible.
 """
 
 import functools
@@ -21,54 +21,53 @@ from jax.sharding import Mesh
 from rl_speed.mesh import ROWS
 from rl_speed.sampling.contract import like_jitted
 
-# XLA's CPU client copies arrays of 100 KiB and more to a callback on the very threads that run the
-# program. Where every one of them waits in a callback, nobody is left to copy, and the program
-# hangs; smaller arrays are copied by the caller.
+# XLA's CPU client copies arrays of 100 KiB and more for a callback on the threads that run the
+# program. If all of them wait in a callback, none can copy, and the program hangs. The caller
+# copies smaller arrays.
 PIECE_BYTES = 64 * 1024
 
 
 class VerifierError(RuntimeError):
-    """The Python function of a `HostVerify` raised, or returned what cannot be rewards;
-    the cause is attached.
+    """The Python function of a `HostVerify` raised, or did not return rewards; the cause is
+    attached.
     """
 
 
 class HostVerify:
-    """A Python function as a verifier of `sample_adaptive`; equal to itself alone.
+    """A Python function as a verifier of `sample_adaptive`; equal only to itself.
 
-    Cost: about 0.5 ms a call on two CPU cores beside the function's own time, and nothing is
-    decoded meanwhile. On the embedded task, with 256 slots and 35 ended samples a call, the sampler
-    takes 1.35 times as long with exact match in NumPy as with the same in JAX, and 6.4 times as
-    long with math-verify in two workers, 11 ms a call (`experiments/bench.py verifiers`).
-    It pays where decode steps are long beside judging what ends in them: with large policies and
-    long responses.
+    Cost: about 0.5 ms a call on two CPU cores beside the function's own time; nothing decodes
+    meanwhile. On the embedded task, with 256 slots and 35 ended samples a call, sampling takes 1.35
+    times as long with exact match in NumPy as with exact match in JAX, and 6.4 times as long with
+    math-verify in two workers, 11 ms a call (`experiments/bench.py verifiers`). It pays if decode
+    steps are long compared with verification: large policies, long responses.
 
-    Exactly-once: the function sees every sample that ends in the loop once, samples whose prompt
-    turns out not to be needed included. `io_callback` may be neither dropped nor repeated, and the
-    calls of one device come in the order of its loop, whose next iteration needs their result. One
-    call a decode step in which anything ended.
+    Exactly-once: the function sees every sample that ends in the loop once, including samples of
+    prompts that are not needed in the end. `io_callback` is neither dropped nor repeated, and a
+    device's calls come in the order of its loop, whose next iteration needs their result. There is
+    one call in each decode step in which a sample ends.
 
-    Calls take turns, shards of a mesh included, on threads of the runtime. The function must not
-    call JAX: it would wait for the program that waits for it. It should bound its own time, as
+    Calls run one at a time, over all shards of a mesh, on threads of the runtime. The function must
+    not call JAX, which would wait for the program that waits for it. It must limit its own time, as
     `rewards.MathVerifier` does; nothing else does.
 
-    Where it raises, the program is not stopped from outside, since other shards would wait for
-    ever: rewards are NaN from there on, which ends the loops, and the error is kept.
-    `sample_adaptive`, `sample_adaptive_sharded` and the fused training step raise it once the
-    program is done; whoever jits around them calls `raise_error` after the result is there.
+    An error does not stop the program, because other shards would wait forever. Rewards are NaN
+    from then on, which ends the loops, and the error is kept. `sample_adaptive`,
+    `sample_adaptive_sharded` and the fused training step raise it when the program has ended.
+    Callers that jit around them must call `raise_error` once the result is there.
 
-    Needs one process, and `tensor` of size 1: JAX calls back only where all axes of the mesh are
-    manual. With JAX 0.10 programs that call back are not kept in the persistent compilation cache.
+    Needs one process, and `tensor` of size 1: JAX calls back only if all axes of the mesh are
+    manual. JAX 0.10 does not keep programs with callbacks in the persistent compilation cache.
 
     Args:
       score: (tokens i32[n, T], lengths i32[n], answer: the pytree of NumPy arrays [n, ...]) -> n
-        finite numbers. Rows are those that ended, n at least 1; tokens beyond the length are
-        zero or stale.
-      name: what errors call it.
+        finite numbers. The n >= 1 rows are those that ended; tokens beyond the length are zero or
+        stale.
+      name: used in errors.
 
     Attributes:
-      calls, rows, seconds: calls of the function, samples judged, seconds spent in it, since
-        it was made.
+      calls, rows, seconds: calls of the function, samples scored, seconds spent in it, since it was
+        made.
     """
 
     def __init__(
@@ -86,7 +85,8 @@ class HostVerify:
         """The callback, traced: f32[S], 0 for rows of length 0, NaN after an error."""
         check_one_process()
         leaves, tree = jax.tree.flatten((tokens, lengths, answer))
-        # Elsewhere the runtime has its own threads for copies, and one is cheaper than many.
+        # On other backends the runtime copies on its own threads, and one array is cheaper than
+        # many.
         limit = PIECE_BYTES if jax.default_backend() == "cpu" else None
         pieces = [split(leaf, limit) for leaf in leaves]
         counts = [len(p) for p in pieces]
@@ -112,16 +112,14 @@ class HostVerify:
                         ended = jax.tree.map(lambda x: x[rows], (tokens, lengths, answer))
                         rewards[rows] = check_rewards(self.score(*ended), rows.size)
                     return rewards
-            except BaseException as error:  # Ctrl-C too, where the program runs on the main thread
+            except BaseException as error:  # also Ctrl-C, if the program runs on the main thread
                 self._error = error
             finally:
                 self.seconds += time.perf_counter() - begin
             return np.full(lengths.shape, np.nan, np.float32)
 
     def raise_error(self) -> None:
-        """Raise what the function raised since the last time, as `VerifierError`;
-        nothing where it did not.
-        """
+        """Raises the error since the last call, if any, as `VerifierError`."""
         error = self._error
         self._error = None
         if error is not None and not isinstance(error, Exception):
@@ -134,7 +132,7 @@ class HostVerify:
 
 
 def check_rewards(rewards: Any, count: int) -> np.ndarray:
-    """f32[count]. Raises ValueError or TypeError, telling what came instead."""
+    """f32[count]. Raises ValueError or TypeError that describes a wrong result."""
     rewards = np.asarray(rewards)
     if rewards.dtype.kind not in "biuf":
         raise TypeError(f"it must return {count} numbers, got an array of dtype {rewards.dtype}")
@@ -148,7 +146,7 @@ def check_rewards(rewards: Any, count: int) -> np.ndarray:
 
 
 def split(x: jax.Array, limit: int | None) -> list[jax.Array]:
-    """The array as it is, or flat pieces of at most `limit` bytes."""
+    """The array itself, or flat pieces of at most `limit` bytes."""
     size = math.prod(x.shape) * x.dtype.itemsize
     if limit is None or size <= limit:
         return [x]
@@ -160,7 +158,7 @@ def split(x: jax.Array, limit: int | None) -> list[jax.Array]:
 def join(
     pieces: Sequence[Any], counts: Sequence[int], shapes: Sequence[tuple[int, ...]]
 ) -> list[np.ndarray]:
-    """The arrays that `split` took apart."""
+    """Restores the arrays from the pieces of `split`."""
     left = iter(pieces)
 
     def take(count):
@@ -173,7 +171,7 @@ def join(
 
 
 def check_one_process() -> None:
-    """Raises ValueError where the program is one of several processes'."""
+    """Raises ValueError if several processes run the program."""
     if jax.process_count() > 1:
         raise ValueError(
             "a Python verifier inside the compiled loop runs in a single process, not in "
@@ -183,8 +181,8 @@ def check_one_process() -> None:
 
 
 def check_mesh(verify: Any, mesh: Mesh) -> None:
-    """Raises ValueError: a `HostVerify` on a mesh with an axis that must stay with the partitioner,
-    or with several processes.
+    """Raises ValueError for a `HostVerify` with several processes, or on a mesh with axes that the
+    partitioner must handle.
     """
     if not isinstance(verify, HostVerify):
         return
@@ -200,16 +198,16 @@ def check_mesh(verify: Any, mesh: Mesh) -> None:
 
 
 def raise_failure(verify: Any) -> None:
-    """Raise what a host verifier raised inside a program that is done;
-    nothing for other verifiers.
+    """Raises the error of a host verifier after its program ended; does nothing for other
+    verifiers.
     """
     if isinstance(verify, HostVerify):
         verify.raise_error()
 
 
 def raising(sampler: Any) -> Any:
-    """The jitted sampler with argument `verify`, which raises, once it is done,
-    what a host verifier raised inside it.
+    """Wraps a jitted sampler with argument `verify`: errors of a host verifier are raised when it
+    has ended.
     """
     place = list(inspect.signature(sampler).parameters).index("verify")
 
@@ -217,7 +215,7 @@ def raising(sampler: Any) -> Any:
     def call(*args, **kwargs):
         result = sampler(*args, **kwargs)
         verify = args[place] if len(args) > place else kwargs["verify"]
-        # Under another jit there is nothing to wait for yet.
+        # Under another jit there is no result to wait for yet.
         if isinstance(verify, HostVerify) and not isinstance(
             jax.tree.leaves(result)[0], jax.core.Tracer
         ):

@@ -1,6 +1,4 @@
-"""Whether a `Decoder` computes a policy: its functions against the policy's own forward pass,
-and what is wrong if they do not.
-"""
+"""Checks a `Decoder` against the policy's own forward pass, and diagnoses differences."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -13,17 +11,17 @@ import numpy as np
 from rl_speed.sampling.contract import call_decode, call_init_cache, call_prefill, describe
 from rl_speed.sampling.types import Array, Decoder
 
-# Tokens that a request feeds at most.
+# Most tokens that a request feeds.
 STEPS = 4
 
 
 class DecoderFault(ValueError):
-    """What `check_decoder` found. `kind` is one of
+    """Error of `check_decoder`. `kind` is one of
 
-    "dtype": logits were rounded. "tenant": a row's last request is seen by the next. "rows": a
-    row's result depends on other rows. "context": a row sees another context, or none.
-    "context_length": it sees what is behind `context_length`. "position": it sees one token too
-    many or too few, or its token sits elsewhere. "other": none of these.
+    "dtype": logits were rounded. "tenant": a row sees its last request. "rows": a row's result
+    depends on other rows. "context": a row sees another context, or none. "context_length": it sees
+    tokens after `context_length`. "position": it sees one token too many or too few, or its token
+    has another position. "other": none of these.
     """
 
     def __init__(self, kind: str, message: str):
@@ -32,18 +30,16 @@ class DecoderFault(ValueError):
 
 
 class Task(NamedTuple):
-    """A request with forced tokens: `tokens` are fed behind the first `cut` tokens of
-    context `context`.
-    """
+    """A request with forced tokens: `tokens` follow the first `cut` tokens of context `context`."""
 
     context: int
     cut: int
-    # i32[n - 1]; n logits come of them, the context's last token being fed first.
+    # i32[n - 1]; gives n logits, because the context's last token is fed first.
     tokens: np.ndarray
 
 
 class Replay(NamedTuple):
-    """A decoder's logits for tasks that slots take in turn, as in the samplers."""
+    """Runs a decoder on tasks that share slots in turn, as in the samplers."""
 
     params: Any  # prepared
     init_cache: Callable[[int], Any]
@@ -58,9 +54,9 @@ class Replay(NamedTuple):
         slots: int,
         fed: np.ndarray | None = None,
     ) -> tuple[list[np.ndarray], Any]:
-        """(logits f32[n, V] of each task, dtype that `decode` gave them).
+        """(logits f32[n, V] of each task, dtype of `decode`'s logits).
 
-        `fed`: contexts to take the tokens fed first from.
+        `fed`: contexts that give the token fed first.
         """
         kv = self.prefill(self.params, contexts, lengths)
         cache = self.init_cache(slots)
@@ -108,8 +104,8 @@ class Replay(NamedTuple):
 
 
 def distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Largest difference of log-probs f[n] of two logits f[n, V];
-    inf where one is NaN or rules out what the other does not.
+    """Largest difference of log-probs f[n] of two logits f[n, V]; inf if one is NaN, or only one
+    rules a token out.
     """
 
     def logprobs(x: np.ndarray) -> np.ndarray:
@@ -136,31 +132,30 @@ def check_decoder(
     atol: float = 1e-4,
     seed: int = 0,
 ) -> float:
-    """Hold a decoder against the policy's own forward pass,
-    over cut contexts and changing tenants, at two slot counts.
+    """Compares a decoder with the policy's own forward pass, over cut contexts and slots that
+    change requests, at two slot counts.
 
-    Random tokens are forced through `prefill` and `decode` as the samplers would, and every logit
-    is compared with `forward`'s. Where they disagree, experiments say why: what a row must not see
-    (its last tenant, other rows, other contexts, what is behind `context_length`) is changed, and
-    what it must see. Compiles `forward` and `prefill` once, `decode` for each slot count.
+    Feeds random tokens through `prefill` and `decode` as the samplers would, and compares every
+    logit with `forward`'s. If they differ, experiments find the reason: they change what a row must
+    not see (its last request, other rows, other contexts, tokens after `context_length`), and what
+    it must see. Compiles `forward` and `prefill` once, `decode` for each slot count.
 
     Args:
-      decoder: whose functions are checked, `prepare` included. params: as `prepare` takes them.
-      forward: jittable (params, tokens i32[B, T]) -> logits [B, T, V], causal: what follows a token
-        does not change its logits. T is `length` + 4.
-      vocab: V; tokens are drawn from all of it. length: of the longest context in tokens,
-        at least 5.
-      atol: by how much log-probs (natural) may differ. The default is for float32; a policy that
-        computes in bfloat16 needs about 0.1, and tells less then.
+      decoder: its functions are checked, including `prepare`. params: as `prepare` takes them.
+      forward: jittable (params, tokens i32[B, T]) -> logits [B, T, V], causal. T is `length` + 4.
+      vocab: V; tokens are drawn from all of it. length: of the longest context in tokens, at least
+        5.
+      atol: allowed difference of (natural) log-probs. The default is for float32; a policy in
+        bfloat16 needs about 0.1, which detects less.
       seed: of the tokens.
 
     Returns:
       The largest difference of log-probs found, at most `atol`.
 
     Raises:
-      DecoderFault: the logits are not the policy's; `kind` and message say what is wrong.
-      TypeError: a function returns something else than the contract of `Decoder` says. ValueError:
-        an argument is out of range.
+      DecoderFault: the logits are not the policy's; `kind` and message give the reason.
+      TypeError: a function breaks the contract of `Decoder`. ValueError: an argument is out of
+        range.
     """
     if vocab < 2 or length < 5 or min(slots) < 2:
         raise ValueError(
@@ -170,7 +165,7 @@ def check_decoder(
     rng = np.random.default_rng(seed)
     contexts = rng.integers(0, vocab, (3, length), dtype=np.int32)
     lengths = np.array([length, length - 1, 2], np.int32)
-    # More than any slot count below, so that rows change tenants at different times.
+    # More tasks than slots, so that rows change requests at different times.
     shape = [
         (0, length, 4),
         (1, length - 1, 3),
@@ -240,7 +235,7 @@ def _reference(
     contexts: np.ndarray,
     tasks: Sequence[Task],
 ) -> tuple[list[np.ndarray], Any]:
-    """(logits f32[n, V] of each task by the forward pass, dtype that it gave them)."""
+    """(logits f32[n, V] of each task by the forward pass, their dtype)."""
     rows = np.zeros((8, contexts.shape[1] + STEPS), np.int32)  # one shape, one compilation
     for row, t in zip(rows, tasks):
         row[: t.cut + len(t.tokens)] = np.concatenate([contexts[t.context, : t.cut], t.tokens])
@@ -265,12 +260,12 @@ def _diagnose(
     atol: float,
     rng: np.random.Generator,
 ) -> tuple[str, str]:
-    """(kind, what is wrong and what to do): what a row sees is found by changing it."""
+    """(kind, reason and remedy). Finds what a row sees by changing it."""
 
     def feeds():
         return rng.integers(0, vocab, STEPS - 1, dtype=np.int32)
 
-    # In row 0, of a context that is not number 0.
+    # Row 0 has a context other than number 0.
     own = 1
     cut = 3
     mine = Task(own, cut, feeds())
@@ -278,8 +273,8 @@ def _diagnose(
     before = [Task(0, 2, feeds())] * slots
 
     def logits(tasks: Sequence[Task], at: int = 0, pool: np.ndarray = contexts) -> np.ndarray:
-        """Of task number `at`, contexts being `pool`,
-        while the tokens fed first stay those of `contexts`.
+        """Logits of task `at` with contexts `pool`; the tokens fed first stay those of
+        `contexts`.
         """
         return run(pool, lengths, tasks, slots, contexts)[0][at]
 
@@ -330,8 +325,8 @@ def _diagnose(
             f"(log-probs change by {found:.2g} with it). That one is fed again: it is seen twice; "
             "only the first context_length count."
         )
-    # What it must see: where the forward pass changes with a token, so must the decoder. What is
-    # not seen changes not one bit.
+    # It must see its context: if the forward pass changes with a token, so must the decoder. A
+    # token that is not seen changes no bit.
     truth = reference(contexts, [mine])[0][0]
     for place in range(cut - 2, -1, -1):
         pool = changed(own, [place])

@@ -1,7 +1,7 @@
-"""The doors to what others write: a `Decoder`'s functions, a verifier, a key, a table;
-what comes back is checked when traced.
+"""Checks the user's parts when they are traced: a `Decoder`'s functions, a verifier, a key, a
+table.
 
-Checks look at structure, shapes and dtypes, so a compiled program holds none of them. Messages name
+Checks read structure, shapes and dtypes, so compiled programs do not contain them. Messages name
 the function.
 """
 
@@ -17,7 +17,9 @@ from rl_speed.sampling.types import Array, Decoder, Prompts, Requests, SamplerCo
 
 
 def describe(x: Any) -> str:
-    """For messages: "float32[4, 11]", "a dict with keys 'k', 'v'", "(float32[4, 11], None)"."""
+    """Describes x for messages: "float32[4, 11]", "a dict with keys 'k', 'v'", "(float32[4, 11],
+    None)".
+    """
     if hasattr(x, "shape") and hasattr(x, "dtype"):
         return f"{x.dtype}{list(x.shape)}"
     if isinstance(x, dict):
@@ -34,9 +36,7 @@ def describe(x: Any) -> str:
 
 
 def is_array(x: Any, first: int, rank: int | None = None) -> bool:
-    """Whether x is an array whose axis 0 has `first` entries,
-    of `rank` axes where that is given.
-    """
+    """Whether x is an array with `first` entries on axis 0, and `rank` axes if given."""
     shape = getattr(x, "shape", None)
     return (
         hasattr(x, "dtype")
@@ -47,8 +47,8 @@ def is_array(x: Any, first: int, rank: int | None = None) -> bool:
 
 
 def misfit(tree: Any, rows: int) -> str:
-    """What of a pytree has not `rows` entries on axis 0: "['k'] is float32[2, 3]";
-    "" where all have.
+    """The leaves without `rows` entries on axis 0: "['k'] is float32[2, 3]"; "" if there are
+    none.
     """
     found = [
         f"{jax.tree_util.keystr(path) or 'it'} is {describe(leaf)}"
@@ -61,7 +61,7 @@ def misfit(tree: Any, rows: int) -> str:
 def call_prefill(decoder: Decoder, params: Any, tokens: Array, lengths: Array) -> Any:
     """`context_kv` of contexts i32[C, L].
 
-    Raises TypeError where `prefill` returns something else than its contract says.
+    Raises TypeError if `prefill` breaks its contract.
     """
     result = decoder.prefill(params, tokens, lengths)
     contexts = tokens.shape[0]
@@ -69,8 +69,8 @@ def call_prefill(decoder: Decoder, params: Any, tokens: Array, lengths: Array) -
         "prefill must return (context_kv, last_hidden [C, D] or None, last_logits [C, V] or None), "
         f"here with C={contexts}; got "
     )
-    # A list or a named tuple may be the KV alone, layer by layer: taking it apart would lose all
-    # but the first.
+    # A list or a named tuple may be the KV itself, layer by layer: unpacking would keep only the
+    # first.
     if type(result) is not tuple or len(result) != 3:
         raise TypeError(want + describe(result))
     for name, value in zip(("last_hidden", "last_logits"), result[1:]):
@@ -85,7 +85,7 @@ def call_prefill(decoder: Decoder, params: Any, tokens: Array, lengths: Array) -
 
 
 def call_init_cache(decoder: Decoder, slots: int, max_new: int) -> Any:
-    """A cache for `slots` rows. Raises TypeError where rows are not on axis 0 of every array."""
+    """A cache for `slots` rows. Raises TypeError unless every array has rows on axis 0."""
     cache = decoder.init_cache(slots, max_new)
     if found := misfit(cache, slots):
         raise TypeError(
@@ -100,7 +100,7 @@ def call_decode(
 ) -> tuple[Array, Any]:
     """(logits [S, V] of a float dtype, cache).
 
-    Raises TypeError where `decode` returns something else.
+    Raises TypeError if `decode` returns something else.
 
     `more`: context index, context length, suffix length and activity of the S rows, as
     `Decoder.decode` takes them.
@@ -131,7 +131,7 @@ def call_decode(
 
 
 def describe_tree(tree: Any) -> str:
-    """The leaves of a pytree with their paths, the first few."""
+    """The first few leaves of a pytree with their paths."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     shown = [f"{jax.tree_util.keystr(path)} {describe(leaf)}".strip() for path, leaf in leaves[:4]]
     return ", ".join(shown + ["..."] * (len(leaves) > 4)) or "nothing"
@@ -140,7 +140,7 @@ def describe_tree(tree: Any) -> str:
 def call_verify(verify: Callable[..., Array], tokens: Array, lengths: Array, answer: Any) -> Array:
     """Rewards f32[S].
 
-    Raises TypeError where the verifier returns something else, or is no JAX function.
+    Raises TypeError if the verifier returns something else, or is not a JAX function.
     """
     name = getattr(verify, "__qualname__", type(verify).__qualname__)
     slots = lengths.shape[0]
@@ -165,7 +165,7 @@ def call_verify(verify: Callable[..., Array], tokens: Array, lengths: Array, ans
 
 
 def check_key(key: Any) -> None:
-    """Raise TypeError where the key is not one typed PRNG key."""
+    """Raises TypeError unless the key is one typed PRNG key."""
     if not hasattr(key, "dtype") or not jnp.issubdtype(key.dtype, jax.dtypes.prng_key) or key.shape:
         raise TypeError(
             f"key must be one typed PRNG key, such as jax.random.key(0); got {describe(key)}. Of "
@@ -183,10 +183,10 @@ def check_limits(
     *_: Any,
     **__: Any,
 ) -> None:
-    """Raise ValueError naming a request whose `max_new` is above the config's,
-    where the table is on the host (NumPy).
+    """Raises ValueError naming a request whose `max_new` is above the config's, if the table is on
+    the host (NumPy).
 
-    Takes a sampler's arguments. What is on a device is not fetched for it; the program clamps it.
+    Takes a sampler's arguments. Tables on a device are not fetched; the program clamps them.
     """
     limit = requests.max_new
     count = requests.count
@@ -211,8 +211,8 @@ def check_prefixes(
     *_: Any,
     **__: Any,
 ) -> None:
-    """As `check_limits`, for `sample_adaptive`: raises ValueError naming the prompt whose responses
-    may be too long.
+    """`check_limits` for `sample_adaptive`: raises ValueError naming a prompt whose responses may
+    be too long.
     """
     of = prompts.prefixes
     if of is not None and on_host(of.length, of.max_new, prompts.count):
@@ -226,12 +226,12 @@ def check_prefixes(
 
 
 def on_host(*arrays: Any) -> bool:
-    """Whether all are NumPy's."""
+    """Whether all are NumPy arrays."""
     return all(isinstance(x, (np.ndarray, np.generic)) for x in arrays)
 
 
 def checked(check: Callable[..., None]) -> Callable[[Any], Any]:
-    """For jitted samplers: their arguments are looked at first, as they come, by `check`."""
+    """Wraps jitted samplers: `check` is called with their arguments first."""
 
     def wrap(sampler: Any) -> Any:
         @functools.wraps(sampler)
@@ -249,7 +249,7 @@ def like_jitted(
     sampler: Any,
     names: Collection[str] = ("lower", "trace", "eval_shape", "_cache_size"),
 ) -> Any:
-    """A wrapper of a jitted function with what else the function offers."""
+    """Gives a wrapper of a jitted function the function's other attributes."""
     for name in names:
         if hasattr(sampler, name):
             setattr(call, name, getattr(sampler, name))

@@ -1,8 +1,8 @@
-"""The reference sampler: batches of `slots` requests,
-each batch running until its longest member ends.
+"""The reference sampler: batches of `slots` requests. Each batch runs until its longest sample
+ends.
 
-What most JAX samplers do. It exists to be compared with: it draws the same tokens as `sample` (same
-keys, same decode function, same width) and differs only in how it schedules them.
+Most JAX samplers work so. It exists for comparison: it draws the same tokens as `sample` (same
+keys, decode function and width) and differs only in scheduling.
 """
 
 import functools
@@ -35,7 +35,7 @@ def sample_lockstep(
     key: Array,
     config: SamplerConfig,
 ) -> Samples:
-    """As `sample`, without in-loop refill: a slot waits until its whole batch has ended."""
+    """`sample` without in-loop refill: a slot waits until its whole batch has ended."""
     requests = check_tables(contexts, requests, key, config)
     capacity = requests.context.shape[0]
     params = decoder.prepare(params)

@@ -1,8 +1,8 @@
 """From logits to one token per row: temperature, top-k, top-p, and a draw by inverse CDF.
 
-One uniform number a token instead of a Gumbel variate per vocabulary entry: at a vocabulary of 152k
-that is one random word against 152k. The distribution function is summed in two levels, so its
-rounding error grows with the square root of the vocabulary, not with the vocabulary.
+A token takes one uniform number instead of a Gumbel variate per vocabulary entry: one random word
+instead of 152k at a vocabulary of 152k. The CDF is summed in two levels, so its rounding error
+grows with the square root of the vocabulary, not with the vocabulary.
 """
 
 import math
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from rl_speed.sampling.types import Array, SamplerConfig
 
-# Below this vocabulary one level of sums is both exact enough and faster.
+# Below this vocabulary one level of sums is exact enough, and faster.
 _ONE_LEVEL = 512
 
 
@@ -24,8 +24,8 @@ def request_keys(key: Array, visit_R: Array, sample_index_R: Array) -> Array:
 
 
 def uniforms(key_S: Array, position_S: Array) -> Array:
-    """f32[S] in [0, 1): a function of the row's request key and the position of its next token, of
-    nothing else.
+    """f32[S] in [0, 1): depends only on the row's request key and the position of its next
+    token.
     """
     return jax.vmap(lambda k, t: jax.random.uniform(jax.random.fold_in(k, t)))(key_S, position_S)
 
@@ -33,7 +33,7 @@ def uniforms(key_S: Array, position_S: Array) -> Array:
 def keep_mask(logits_SxV: Array, top_k: int, top_p: float) -> Array:
     """bool[S, V]: the tokens that top-k and then top-p keep.
 
-    Always keeps the likeliest; ties at the edge are kept.
+    Always keeps the most likely token. Ties at the edge are kept.
     """
     vocab = logits_SxV.shape[-1]
     keep = jnp.ones(logits_SxV.shape, bool)
@@ -46,8 +46,8 @@ def keep_mask(logits_SxV: Array, top_k: int, top_p: float) -> Array:
 
 
 def nucleus_mask(logits_SxV: Array, top_p: float | Array) -> Array:
-    """bool[S, V]: the smallest set of likeliest tokens whose mass reaches `top_p`, a number below 1
-    or one a row, f32[S, 1]. Keeps ties at the edge.
+    """bool[S, V]: the smallest set of most likely tokens whose mass reaches `top_p`, below 1: a
+    number, or one a row, f32[S, 1]. Keeps ties at the edge.
     """
     descending = -jnp.sort(-logits_SxV, axis=-1)
     probs = jax.nn.softmax(descending, axis=-1)
@@ -58,11 +58,10 @@ def nucleus_mask(logits_SxV: Array, top_p: float | Array) -> Array:
 
 
 def _first_above(cdf: Array, weights: Array, target: Array) -> Array:
-    """Index of the first entry of positive weight whose cumulative sum exceeds target;
-    else the last of positive weight.
+    """Index of the first entry of positive weight whose cumulative sum exceeds target, else the
+    last of positive weight.
 
-    Asking for positive weight guards against sums that rounding made non-monotone: an impossible
-    token is never drawn.
+    Rounding can make sums non-monotone; requiring positive weight never draws an impossible token.
     """
     positive = weights > 0
     hit = (cdf > target[..., None]) & positive
@@ -71,9 +70,9 @@ def _first_above(cdf: Array, weights: Array, target: Array) -> Array:
 
 
 def inverse_cdf(weights_SxV: Array, u_S: Array) -> Array:
-    """i32[S] in [0, V): draw index v with probability weights[v] / sum(weights) from u in [0, 1).
+    """i32[S] in [0, V): draws index v with probability weights[v] / sum(weights) from u in [0, 1).
 
-    Weights are unnormalised, >= 0; where they are no weights (NaN), some index.
+    Weights are unnormalised, >= 0. NaN weights give some index.
     """
     vocab = weights_SxV.shape[-1]
     if vocab <= _ONE_LEVEL:
@@ -92,14 +91,14 @@ def inverse_cdf(weights_SxV: Array, u_S: Array) -> Array:
 
     rest_S = target_S - (at(cdf_SxB) - at(mass_SxB))
     inner_SxK = jnp.take_along_axis(padded, pick_S[:, None, None], axis=1)[:, 0]
-    # Where no weight is positive (NaN) the last entry of the padding is picked.
+    # If no weight is positive (NaN), the last entry of the padding is picked.
     return jnp.minimum(
         pick_S * block + _first_above(jnp.cumsum(inner_SxK, axis=-1), inner_SxK, rest_S), vocab - 1
     )
 
 
 def draw(logits_SxV: Array, u_S: Array, config: SamplerConfig) -> tuple[Array, Array, Array, Array]:
-    """One token a row.
+    """Draws one token a row.
 
     Args:
       logits_SxV: [S, V] of a float dtype. u_S: f32[S], uniform numbers in [0, 1).
@@ -107,20 +106,18 @@ def draw(logits_SxV: Array, u_S: Array, config: SamplerConfig) -> tuple[Array, A
 
     Returns:
       (token i32[S], logprob f32[S], kept_logmass f32[S], finite bool[S]). The log-prob is that of
-      the full tempered distribution, whatever was cut; `logprob - kept_logmass` is the
-      log-probability of the draw. A row is finite where its logits leave a distribution: no NaN, no
-      +inf, not all -inf (single tokens may be). Elsewhere the token is some id below V, and its
-      log-prob NaN.
+      the full tempered distribution, without top-k or top-p; `logprob - kept_logmass` is the
+      log-prob of the draw. A row is finite if its logits give a distribution: no NaN, no +inf, not
+      all -inf (single tokens may be). Otherwise the token is some id below V, and its log-prob NaN.
 
     Raises:
-      TypeError: logits of another dtype.
+      TypeError: logits are not of a float dtype.
     """
     if not jnp.issubdtype(logits_SxV.dtype, jnp.floating):
         raise TypeError(
             f"logits must be of a float dtype, got {logits_SxV.dtype}{list(logits_SxV.shape)}"
         )
-    # What follows sums V terms: in bfloat16 that is another distribution, with tokens that are
-    # never drawn.
+    # Sums V terms: in bfloat16 that gives another distribution, with tokens that are never drawn.
     logits_SxV = logits_SxV.astype(jnp.float32)
     greedy = config.temperature == 0
     scaled = logits_SxV if greedy or config.temperature == 1 else logits_SxV / config.temperature
@@ -136,5 +133,5 @@ def draw(logits_SxV: Array, u_S: Array, config: SamplerConfig) -> tuple[Array, A
             kept_logmass = jnp.log(jnp.sum(weights, axis=-1)) - jnp.log(total)
         token = inverse_cdf(weights, u_S)
     picked = jnp.take_along_axis(scaled, token[:, None], axis=-1)[:, 0]
-    # NaN and infinities of either kind end up in the sum, whatever `max` makes of a NaN.
+    # NaN and infinities reach the sum, whatever `max` does with NaN.
     return token, picked - top[:, 0] - jnp.log(total), kept_logmass, jnp.isfinite(total)

@@ -1,4 +1,4 @@
-"""Sampling rules: how many samples a prompt deserves, and when to stop.
+"""Sampling rules: how many samples a prompt gets, and when to stop.
 
 A rule is a frozen dataclass of numbers with two pure methods, so that the same rule runs inside the
 compiled sampler and between its calls:
@@ -6,11 +6,11 @@ compiled sampler and between its calls:
     init(num_prompts, budgets=None) -> RuleState
     decide(counts, state) -> (Decision, state)
 
-A rule is asked about a prompt only when everything launched for it is done; what it answers about
-prompts with samples still running is not looked at. How many prompts are in flight, in which order
-groups are accepted, and when to stop are the driver's business. `max_samples` bounds what one
-prompt can receive; `first_samples` is what an unseen prompt gets, at most where rules give each its
-own: such a rule says with `least_first_samples` how few they may be.
+Drivers use a rule's decision on a prompt only when all its launched samples are done. The driver
+decides how many prompts are in flight, in which order groups are accepted, and when to stop.
+`max_samples` bounds the samples of a prompt. `first_samples` is the number for an unseen prompt;
+rules that give each prompt its own number have `first_samples` as maximum and `least_first_samples`
+as minimum.
 """
 
 import dataclasses
@@ -37,12 +37,12 @@ from rl_speed.sampling.types import (
 
 # Which ends of a band of pass rates are inside it.
 ENDS = ("both", "low", "high", "neither")
-# What has to differ within a group for `Dynamic` to keep it.
+# Values that must differ within a group for `Dynamic` to keep it.
 METRICS = ("accuracy", "reward")
 
 
 class Rule(Protocol):
-    """What drivers need of a rule."""
+    """Interface of a rule, as drivers use it."""
 
     @property
     def max_samples(self) -> int: ...
@@ -53,12 +53,12 @@ class Rule(Protocol):
 
 
 def two_phase(rule: Rule) -> bool:
-    """Whether a prompt may get fewer samples first than it gets in all."""
+    """Whether a prompt's first samples may be fewer than its maximum."""
     return getattr(rule, "least_first_samples", rule.first_samples) < rule.max_samples
 
 
 def init_state(num_prompts: int, budget: Array | int) -> RuleState:
-    """Every prompt in its screening phase, no rounds, the given budget."""
+    """Every prompt in its screening phase, with no rounds and the given budget."""
     zeros = jnp.zeros((num_prompts,), jnp.int32)
     return RuleState(
         phase=zeros,
@@ -68,16 +68,16 @@ def init_state(num_prompts: int, budget: Array | int) -> RuleState:
 
 
 def _exact(rate: float) -> Fraction:
-    # 0.3 means three tenths, not the double nearest to it: 3 of 10 is then not "above 0.3".
+    # 0.3 means three tenths, not the nearest double: 3 of 10 is then not "above 0.3".
     return Fraction(repr(float(rate)))
 
 
 def count_bounds(low: float, high: float, n: int, inclusive: str = "neither") -> tuple[int, int]:
-    """The counts k of n (a range, both ends in) whose rate k/n lies between `low` and `high`;
-    empty if first > last.
+    """Counts k of n (a range, both ends included) whose rate k/n is between `low` and `high`; empty
+    if first > last.
 
-    Integers, so that no rounding of k/n decides at a threshold. `inclusive`, one of `ENDS`, says
-    which thresholds are themselves inside. Raises ValueError: it is none of them.
+    Integers, so that rounding of k/n never decides at a threshold. `inclusive`, one of `ENDS`, says
+    which thresholds are inside. Raises ValueError for other values.
     """
     if inclusive not in ENDS:
         raise ValueError(f"inclusive must be one of {', '.join(ENDS)}; got {inclusive!r}")
@@ -137,14 +137,13 @@ class Uniform:
 
 @dataclasses.dataclass(frozen=True)
 class Dynamic:
-    """DAPO's dynamic sampling: `n` samples, and a group whose answers are all right or all wrong
-    is dropped.
+    """DAPO's dynamic sampling: `n` samples; drops groups that are all correct or all wrong.
 
-    That is `metric="accuracy"`, the paper's. "reward" drops a group whose rewards are all the same
-    instead: where rewards say more than the verdict does, as RPO's length-aware ones, a group of
-    right answers that differ in length is trained on. It needs `Counts.varied`.
+    That is the paper's `metric="accuracy"`. "reward" drops groups whose rewards are all equal
+    instead: with rewards finer than correctness, such as RPO's length-aware ones, correct samples
+    of different lengths are trained on. It needs `Counts.varied`.
 
-    Raises (decide): ValueError, `metric="reward"` where nobody knows the rewards.
+    Raises (decide): ValueError, `metric="reward"` without known rewards.
     Source: DAPO (arXiv 2503.14476), equation 11; methods.md section 5. "reward": ours, for Yi et
     al., section 3.4, who want differences "even when all responses are correct".
     """
@@ -185,12 +184,12 @@ class Dynamic:
 
 @dataclasses.dataclass(frozen=True)
 class Speed:
-    """SPEED: screen with `n_init` samples, continue with `n_cont` more where low < pass rate <
-    high, strictly.
+    """SPEED: screens with `n_init` samples, continues with `n_cont` more if low < pass rate < high,
+    strictly.
 
-    The verdict uses the screening samples alone and is frozen in the state's phase: what the
-    continuation brings does not reopen it, and n_init == n_cont is no special case.
-    `n_cont=0, low=-inf, high=inf` is `Uniform(n_init)`.
+    The decision uses only the screening samples and is stored in the state's phase: later samples
+    do not change it, and n_init == n_cont is no special case. `n_cont=0, low=-inf, high=inf` is
+    `Uniform(n_init)`.
     Source: SPEED-RL (arXiv 2506.09016), Algorithm 1.
     """
 
@@ -246,14 +245,13 @@ class Speed:
 
 @dataclasses.dataclass(frozen=True)
 class AdaptiveSpeed:
-    """SPEED with an n_init of each prompt's own.
+    """SPEED with an n_init for each prompt.
 
     `init` takes them as budgets, i32[P], from a forecast of the pass rate
-    (`theory.best_screening`): a prompt with a budget of m < n is screened with m samples and gets n
-    where these are not all alike. A budget of n or more says that there is nothing to screen: all n
-    samples are drawn at once, and the group is complete whatever they are. Without budgets every
-    prompt is screened with `n_init`, which is `Speed(n_init, n - n_init)`. Budgets below 2 count
-    as 2.
+    (`theory.best_screening`). A prompt with a budget of m < n is screened with m samples and gets n
+    if these are not all alike. A budget of n or more skips screening: all n samples are drawn at
+    once, and the group is complete in any case. Without budgets every prompt is screened with
+    `n_init`, as in `Speed(n_init, n - n_init)`. Budgets below 2 count as 2.
     Not from a paper.
     """
 
@@ -299,14 +297,14 @@ class AdaptiveSpeed:
 
 @dataclasses.dataclass(frozen=True)
 class Band:
-    """Balanced online difficulty filtering: `n` samples,
-    kept where the pass rate lies between `low` and `high`.
+    """Balanced online difficulty filtering: `n` samples, kept if the pass rate is between `low` and
+    `high`.
 
-    `inclusive` says which of the two are inside: "both", "low" alone (low <= p < high), "high"
-    alone (low < p <= high), or "neither"; True and False are "both" and "neither".
+    `inclusive` says which ends are inside: "both", "low" (low <= p < high), "high" (low < p <=
+    high), or "neither"; True and False mean "both" and "neither".
     Source: Bae et al. (arXiv 2504.03380), section 4.4: both are inside. Its Table 1 has balanced
-    bands with neither, and skewed ones that are open only at the end that they filter by:
-    0.2 < p <= 1, 0 <= p < 0.8.
+    bands with neither, and skewed ones that are open only at the filtering end: 0.2 < p <= 1, 0 <=
+    p < 0.8.
     """
 
     n: int
@@ -355,12 +353,12 @@ class Band:
 
 @dataclasses.dataclass(frozen=True)
 class Sequential:
-    """Reinforce-Ada-Seq: rounds of `m` samples until a prompt has `k_pos` right and `k_neg` wrong
-    ones, at most `rounds`.
+    """Reinforce-Ada-Seq: rounds of `m` samples, at most `rounds`, until a prompt has `k_pos`
+    correct and `k_neg` wrong ones.
 
     `k_neg=0` is the paper's "pos", both positive its "balance". All samples drawn belong to the
-    group. A prompt that used up its rounds is complete all the same (`on_unresolved="keep"`: its
-    group may be constant, and then has no advantage), or rejected ("drop").
+    group. After its last round an unresolved prompt is complete (`on_unresolved="keep"`: its group
+    may be constant, without advantage) or rejected ("drop").
     Source: Reinforce-Ada (Xiong et al.), section 3.2 and Algorithm 2; released m=8, rounds=4, pos
     k_pos=1, balance 2 and 2.
     """
@@ -416,10 +414,10 @@ class Sequential:
 
 @dataclasses.dataclass(frozen=True)
 class Allocated:
-    """Reinforce-Ada-Est: each prompt gets the budget that it came with, all of it trained on.
+    """Reinforce-Ada-Est: each prompt gets its budget, and all its samples are trained on.
 
     `init` takes the budgets, i32[P], from an estimate of the pass rate (`theory.allocate`), and
-    keeps them within [n_min, n_max]; without them every prompt gets `n_max`.
+    clips them to [n_min, n_max]. Without them every prompt gets `n_max`.
     Source: Reinforce-Ada (Xiong et al.), section 3.1 and Algorithm 1.
     """
 
@@ -452,7 +450,5 @@ class Allocated:
 
 @functools.lru_cache(maxsize=64)
 def compiled_decide(rule: Rule):
-    """`rule.decide` under jit, one compiled function per rule,
-    for drivers that live on the host.
-    """
+    """`rule.decide` under jit, one compiled function per rule, for drivers on the host."""
     return jax.jit(rule.decide)

@@ -1,14 +1,14 @@
-"""The compiled sampler: contexts prefilled once, requests served by slots that refill inside the
+"""The compiled sampler: contexts are prefilled once; slots serve requests and refill inside the
 decode loop.
 
 One `lax.while_loop`. Each iteration decodes one token in every slot, writes it to the row of the
-slot's request, and hands each slot whose request ended the next request of the table. So the batch
-never waits for its longest member, and neither the number of requests nor the number of contexts in
-use is a compile-time constant.
+slot's request, and gives each slot whose request ended the next request of the table. So the batch
+never waits for its longest sample. The numbers of requests and of contexts in use are not
+compile-time constants.
 
-A request starts by feeding the *last* token of its context again (one position before the end of
-what it attends to), so that samples which cut one cached response at different places need nothing
-but their context's KV.
+A request first feeds the *last* token of its context again (one position before the end of what it
+attends to). Samples that cut one cached response at different places therefore need only their
+context's KV.
 """
 
 import functools
@@ -31,7 +31,7 @@ from rl_speed.sampling.types import Array, Contexts, Decoder, Requests, SamplerC
 
 
 class Slots(NamedTuple):
-    """What each slot is doing: i32[S] each.
+    """State of each slot: i32[S] each.
 
     `request` is R (the table's capacity) for an idle slot.
     """
@@ -42,10 +42,10 @@ class Slots(NamedTuple):
 
 
 class SlotRequests(NamedTuple):
-    """The request of each slot, [S] each; anything valid for an idle slot.
+    """The request of each slot, [S] each; any valid value for an idle slot.
 
-    `context` is a row of the context pool, `context_length` the tokens it attends to, `key`
-    the request's.
+    `context` is a row of the context pool, `context_length` the tokens it attends to, `key` the
+    request's key.
     """
 
     context: Array
@@ -67,7 +67,7 @@ class Output(NamedTuple):
 
 
 class LoopCounts(NamedTuple):
-    """What the decode loop counts: i32[] each, as in `Samples`."""
+    """Counters of the decode loop: i32[] each, as in `Samples`."""
 
     decode_steps: Array
     slot_steps: Array
@@ -99,7 +99,7 @@ class Decoding(NamedTuple):
 def prefill_pool(decoder: Decoder, params, contexts: Contexts, chunk: int):
     """KV of the contexts in use.
 
-    With chunk > 0, ceil(count / chunk) pieces are computed and the rest stays zero.
+    With chunk > 0, only ceil(count / chunk) pieces are computed; the rest stays zero.
     """
     capacity, length = contexts.tokens.shape
     if chunk == 0 or chunk >= capacity:
@@ -133,7 +133,7 @@ def prefill_pool(decoder: Decoder, params, contexts: Contexts, chunk: int):
 
 
 def empty_output(capacity: int, max_new: int) -> Output:
-    """Rows before anything is drawn."""
+    """Rows before any token is drawn."""
     shape = (capacity, max_new)
     zeros = jnp.zeros((capacity,), jnp.int32)
     no = jnp.zeros((capacity,), bool)
@@ -149,7 +149,7 @@ def empty_output(capacity: int, max_new: int) -> Output:
 
 
 def idle_slots(slots: int, capacity: int) -> Slots:
-    """No slot has a request."""
+    """Slots without requests."""
     zeros = jnp.zeros((slots,), jnp.int32)
     return Slots(request=jnp.full((slots,), capacity, jnp.int32), token=zeros, suffix_length=zeros)
 
@@ -157,7 +157,7 @@ def idle_slots(slots: int, capacity: int) -> Slots:
 def refill(
     slots: Slots, queue_next: Array, requests: Requests, first_token_R: Array
 ) -> tuple[Slots, Array, Array]:
-    """Give idle slots the next requests of the table, in table order.
+    """Gives idle slots the next requests, in table order.
 
     Returns (slots, queue_next, taken bool[S]).
     """
@@ -178,11 +178,11 @@ def refill(
 
 
 def whole_rows(logits: Array) -> Array:
-    """The same array, whole on every device of a shard where the head is split over a mesh axis.
+    """Replicates an array over the devices of a shard, if the head is split over a mesh axis.
 
-    Drawing from a split vocabulary would permute pieces between devices, and a collective
-    permutation is joined by all devices of the mesh, while shards leave the loop at different
-    times: they would wait for each other for ever.
+    Drawing from a split vocabulary would permute pieces between devices. All devices of the mesh
+    take part in a collective permutation, but shards leave the loop at different times, so they
+    would wait forever.
     """
     if jax.sharding.get_abstract_mesh().empty:
         return logits
@@ -199,8 +199,8 @@ def decode_one(
     mine: SlotRequests,
     config: SamplerConfig,
 ):
-    """One token in every busy slot, written to its request's row;
-    slots whose request ended become idle.
+    """Decodes one token in every busy slot into its request's row; slots whose request ended become
+    idle.
 
     Returns (slots, cache, output, ended bool[S]).
     """
@@ -226,7 +226,7 @@ def decode_one(
     length = slots.suffix_length + finite
     ended = active & (is_end | ~finite | (length >= mine.max_new))
 
-    # Idle slots, and tokens that were not drawn, point at row `capacity`, which "drop" ignores. No
+    # Idle slots, and tokens that were not drawn, write to row `capacity`, which "drop" ignores. No
     # two slots hold the same request.
     def put(x, at, value):
         return x.at[at].set(value, mode="drop")
@@ -258,10 +258,10 @@ def requests_of(slots: Slots, requests: Requests, keys_R: Array) -> SlotRequests
 def check_tables(
     contexts: Contexts, requests: Requests, key: Array, config: SamplerConfig
 ) -> Requests:
-    """The requests, none of which wants more tokens than a row of the result holds.
+    """The requests, with `max_new` clamped to the width of a result row.
 
-    Raises ValueError, naming the field, where the tables' shapes disagree, TypeError for
-    what is no key.
+    Raises ValueError, naming the field, if the tables' shapes disagree, TypeError if the key is not
+    a typed key.
     """
     check_key(key)
     if contexts.tokens.ndim != 2 or contexts.lengths.shape != contexts.tokens.shape[:1]:
@@ -289,21 +289,20 @@ def sample(
     key: Array,
     config: SamplerConfig,
 ) -> Samples:
-    """Draw every request of the table.
+    """Draws every request of the table.
 
-    Compiles once per (decoder, config, capacities); how many contexts and requests are in use may
-    change freely. For fixed slots the tokens of a request depend on (key, visit, sample_index), its
-    context and the weights alone, bit for bit: not on its place in the table, nor on what else is
-    drawn (with `tail_slots` up to rounding). Requests are taken in table order.
+    Compiles once per (decoder, config, capacities); the numbers of contexts and requests in use may
+    change freely. For fixed slots, a request's tokens depend bit for bit only on (key, visit,
+    sample_index), its context and the weights: not on its place in the table or on other requests
+    (with `tail_slots` up to rounding). Requests are taken in table order.
 
     Args:
-      decoder: the policy (static). params: its weights, as its functions take them
-        before `prepare`.
-      contexts: what to start from. requests: what to draw; every `context_length` must be between 1
-        and its context's length (`tables.build_requests` checks), every `max_new` at most
-        `config.max_new` (checked here in a table on the host; one that is on a device, or traced,
-        is clamped to it).
-      key: a typed PRNG key: the run's, never a step's.
+      decoder: the policy (static). params: its weights, before `prepare`.
+      contexts: prompts, or prompts with prefixes. requests: samples to draw; every `context_length`
+        must be between 1 and its context's length (`tables.build_requests` checks), every `max_new`
+        at most `config.max_new` (checked here in a host table; clamped in one that is on a device
+        or traced).
+      key: typed PRNG key of the run, not of a step.
       config: static settings.
 
     Returns:
@@ -311,7 +310,7 @@ def sample(
 
     Raises:
       ValueError: shapes disagree, or a request's `max_new` is above the config's.
-      TypeError: one of the decoder's functions returns what it must not, or the key is none.
+      TypeError: a decoder function returns a wrong type, or the key is not a typed key.
     """
     fixed, state = begin(decoder, params, contexts, requests, key, config=config)
     return samples_of(decode_steps(decoder, fixed, state, config=config))
@@ -328,7 +327,7 @@ def begin(
 ) -> tuple[Fixed, Decoding]:
     """Prepares weights, prefills contexts and fills slots: `sample` up to its first decode step.
 
-    Args, raises: those of `sample`.
+    Args, raises: as `sample`.
     """
     requests = check_tables(contexts, requests, key, config)
     capacity = requests.context.shape[0]
@@ -362,7 +361,7 @@ def decode_steps(
     config: SamplerConfig,
     limit: Array | None = None,
 ) -> Decoding:
-    """Makes at most `limit` decode steps, or all (None). Their number changes no token."""
+    """Makes at most `limit` decode steps, or all (None). Tokens do not depend on it."""
     requests = fixed.requests
     capacity = fixed.requests.context.shape[0]
 
@@ -427,5 +426,5 @@ def decode_steps(
 
 
 def samples_of(state: Decoding) -> Samples:
-    """Returns the samples of a call, all of whose requests have ended."""
+    """The samples of a call whose requests have all ended."""
     return Samples(**state.output._asdict(), **state.counts._asdict())

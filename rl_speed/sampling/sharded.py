@@ -28,11 +28,11 @@ from rl_speed.sampling.types import (
 
 
 def per_shard(function, params, tables, key: Array, mesh: Mesh):
-    """function(params, tables of one shard, key), run by each shard for itself;
-    `tables` and results have shards on axis 0.
+    """Runs function(params, tables of one shard, key) in each shard; `tables` and results have
+    shards on axis 0.
 
-    The loops' trip counts differ between shards, so nothing inside may communicate over the axes
-    that the program has as its own (`mesh.own_axes`).
+    Loop lengths differ between shards, so the function must not communicate over the manual axes
+    (`mesh.own_axes`).
     """
 
     def shard(params, tables, key):
@@ -69,8 +69,8 @@ def sample_sharded(
       contexts, requests: as for `sample`, every leaf with a leading axis of length data x fsdp; a
         request names contexts of its own shard.
       params: weights under any sharding. They are gathered over `data` and `fsdp` once, at entry;
-        `tensor` stays with the partitioner.
-      key: the same on all shards: a request's randomness does not depend on where it runs.
+        the partitioner handles `tensor`.
+      key: the same on all shards: a request's randomness does not depend on its shard.
       config: `slots` is per shard.
 
     Returns:
@@ -98,12 +98,10 @@ def begin_sharded(
     config: SamplerConfig,
     mesh: Mesh,
 ) -> tuple[Fixed, Decoding]:
-    """`sample_sharded` up to its first decode step, for a host that looks at the call between
-    parts: `advance_sharded` makes decode steps, and `samples_of` gives the same samples, bit
-    for bit.
+    """`sample_sharded` up to its first decode step, for a host that checks the call between parts.
 
-    Not for several devices on `tensor`: nothing here says how the partitioner splits an empty
-    cache over them.
+    `advance_sharded` makes decode steps; `samples_of` then gives bit for bit the same samples. Not
+    for several devices on `tensor`: the partitioner's split of an empty cache is not specified.
     """
 
     def start(params, tables, key):
@@ -118,7 +116,7 @@ def begin_sharded(
 def advance_sharded(
     decoder: Decoder, fixed: Fixed, state: Decoding, steps: Array, config: SamplerConfig, mesh: Mesh
 ) -> tuple[Decoding, Array]:
-    """Makes at most `steps` decode steps in each shard, whatever `steps` is by one program.
+    """Makes at most `steps` decode steps in each shard; one program serves all values of `steps`.
 
     Returns (state, requests that have ended i32[shards]). Donates `state`.
     """
@@ -151,19 +149,18 @@ def sample_adaptive_sharded(
     """`sample_adaptive`, one table of candidates per shard.
 
     Args:
-      prompts: as for `sample_adaptive`, every leaf with a leading axis of length data x fsdp. Dealt
-        by visit, what is trained on does not depend on timing.
+      prompts: as for `sample_adaptive`, every leaf with a leading axis of length data x fsdp. If
+        they are assigned by visit, the training data do not depend on timing.
       target: groups per shard. config: `slots` and `context_pool` are per shard.
-      verify: as for `sample_adaptive`; a `HostVerify` is called by every shard, in turn, and needs
-        `tensor` of size 1.
+      verify: as for `sample_adaptive`; every shard calls a `HostVerify`, one at a time, and it
+        needs `tensor` of size 1.
 
     Returns:
       (samples, counts) with the same leading axis.
 
     Raises:
-      ValueError: as `sample_adaptive`, or a `HostVerify` where it cannot run. TypeError: as
-        `sample_adaptive`.
-        VerifierError: a `HostVerify` failed.
+      ValueError: as `sample_adaptive`, or a `HostVerify` cannot run. TypeError: as
+        `sample_adaptive`. VerifierError: a `HostVerify` failed.
     """
 
     def draw(params, prompts, key):

@@ -1,6 +1,4 @@
-"""Host-side construction of the sampler's tables from ragged lists,
-with checks that name the offending row.
-"""
+"""Builds the sampler's tables on the host from ragged lists; errors name the row."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,9 +10,9 @@ from rl_speed.sampling.types import Contexts, Prefixes, Prompts, Requests, Sampl
 
 
 def build_contexts(tokens: Sequence[np.ndarray], capacity: int, length: int) -> Contexts:
-    """Pad ragged token ids to i32[capacity, length].
+    """Pads ragged token ids to i32[capacity, length].
 
-    Raises ValueError naming the context that is empty or too long, or when there are more than
+    Raises ValueError naming a context that is empty or too long, or if there are more than
     `capacity`.
     """
     if len(tokens) > capacity:
@@ -41,14 +39,14 @@ def build_prompts(
     estimate: Sequence[float] | None = None,
     prefixes: Prefixes | None = None,
 ) -> Prompts:
-    """Pad candidates for `sample_adaptive` to `capacity` rows of `length` tokens.
+    """Pads candidates for `sample_adaptive` to `capacity` rows of `length` tokens.
 
     Args:
       answer: a pytree of arrays with a row per candidate, padded with zeros.
-      prefixes: where samples start, with a row per candidate, whose `tokens` are prompt and
-        response then; padded with ones.
+      prefixes: where samples start, with a row per candidate, padded with ones; `tokens` then holds
+        prompt and response.
 
-    Raises ValueError as `build_contexts`, and where `visit`, `budget`, `estimate` or an answer has
+    Raises ValueError as `build_contexts`, and if `visit`, `budget`, `estimate` or an answer has
     another number of rows.
     """
     contexts = build_contexts(tokens, capacity, length)
@@ -98,16 +96,16 @@ def build_requests(
     context_length: Sequence[int] | None = None,
     config: SamplerConfig | None = None,
 ) -> Requests:
-    """Pad a request table to `capacity` rows.
+    """Pads a request table to `capacity` rows.
 
-    By default a request starts from the whole of its context.
+    By default a request starts from its whole context.
 
     Args:
       config: of the sampler that will serve the table; bounds `max_new`. Without it the samplers
-        themselves refuse what is above.
+        check the bound.
 
-    Raises ValueError naming the row whose context, context_length or max_new is out of range, or
-    when there are more rows than `capacity`.
+    Raises ValueError naming a row whose context, context_length or max_new is out of range, or if
+    there are more rows than `capacity`.
     """
     count = len(context)
     if count > capacity:

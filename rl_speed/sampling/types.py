@@ -14,15 +14,13 @@ from flax import struct
 
 Array = jax.Array
 
-# Below so many rows XLA on CPUs multiplies in another order; from here on a narrower batch of a
-# policy 256 wide drew the same log-probs, bit for bit (JAX 0.10.2; not so at width 128).
+# With fewer rows XLA on CPUs multiplies in another order. From here on a narrower batch of a policy
+# 256 wide drew the same log-probs, bit for bit (JAX 0.10.2; not at width 128).
 NARROWEST_TAIL = 16
 
 
 def halved(slots: int) -> tuple[int, ...]:
-    """Half of the slots, a quarter, ..., as long as these are NARROWEST_TAIL or more:
-    for `SamplerConfig.tail_slots`.
-    """
+    """Half of the slots, a quarter, ..., down to NARROWEST_TAIL: for `SamplerConfig.tail_slots`."""
     widths = []
     while (slots := slots // 2) >= NARROWEST_TAIL:
         widths.append(slots)
@@ -31,34 +29,32 @@ def halved(slots: int) -> tuple[int, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class Decoder:
-    """A policy as the sampler sees it: pure functions, hashable,
-    so that it is a static argument of jit.
+    """A policy as the sampler uses it: pure functions, hashable, a static argument of jit.
 
-    Build it once: functions are equal to themselves alone, so a `Decoder` made anew of the same
-    lambdas or closures compiles every sampler anew, at each call. What the functions return is
-    checked when they are traced (TypeError, naming the function); whether they compute the policy
-    is what `check_decoder` finds out.
+    Build it once: functions equal only themselves, so a `Decoder` made again from the same lambdas
+    or closures recompiles every sampler. The types of results are checked when traced (TypeError,
+    naming the function); `check_decoder` checks that they compute the policy.
 
     Attributes:
       prefill: (params, tokens i32[C, L], lengths i32[C]) -> (context_kv, last_hidden [C, D],
         last_logits [C, V]). Every leaf of `context_kv` has contexts on axis 0. The samplers use
-        `context_kv` alone: the other two may be None.
+        only `context_kv`: the other two may be None.
       init_cache: (slots, max_new) -> cache. Every leaf has slots on axis 0. Called inside jit.
       decode: (params, context_kv, cache, token i32[S], context_index i32[S], context_length i32[S],
-        suffix_length i32[S], active bool[S]) -> (logits [S, V], cache). Row s feeds `token[s]`,
-        which sits at position `context_length[s] + suffix_length[s]` and attends to the first
-        `context_length[s]` tokens of its context, to the `suffix_length[s]` tokens its row has fed
-        before, and to itself. The first token that a request feeds is the last of its context,
-        again: `context_length` here is one less than the tokens it starts from. A fresh request
-        starts at `suffix_length == 0` in a cache that still holds the row's last tenant, which must
-        be masked. Rows that are not active may return anything. A row's result must not depend on
-        the other rows. Logits may be of any float dtype; tokens are drawn in float32. A token whose
-        logit is -inf is never drawn. A row with NaN, with +inf or with nothing but -inf has no
-        distribution: its request ends there (`Samples.nonfinite`).
-      prepare: params -> whatever the three functions take as `params`; run once per call (cast,
-        unstacked copies).
-      narrow: params -> params, before they are made whole on each shard of a mesh: a cast makes
-        less to send.
+        suffix_length i32[S], active bool[S]) -> (logits [S, V], cache). Row s feeds `token[s]` at
+        position `context_length[s] + suffix_length[s]`. It attends to the first `context_length[s]`
+        tokens of its context, the `suffix_length[s]` tokens that its row has fed before, and
+        itself. A request first feeds the last token of its context again: `context_length` here is
+        one less than the tokens it starts from. A new request starts at `suffix_length == 0` in a
+        cache that still holds the row's last request, which must be masked. Inactive rows may
+        return anything. A row's result must not depend on other rows. Logits may have any float
+        dtype; tokens are drawn in float32. A token with logit -inf is never drawn. A row with NaN,
+        with +inf or with only -inf has no distribution: its request ends there
+        (`Samples.nonfinite`).
+      prepare: params -> the `params` of the three functions; run once per call (cast, unstacked
+        copies).
+      narrow: params -> params, before they are gathered on each shard of a mesh: a cast reduces the
+        transfer.
     """
 
     prefill: Callable[..., Any]
@@ -73,22 +69,22 @@ class SamplerConfig:
     """Static settings of the sampler.
 
     Attributes:
-      slots: rows that decode together. More cost less a token where a step costs little more for
-        more rows (accelerators); on a CPU a policy with dense attention may be faster with fewer.
-      max_new: capacity of a response in tokens, the end token included.
+      slots: rows that decode together. More slots cost less a token if the time of a step grows
+        slowly with rows (accelerators); on a CPU a policy with dense attention may be faster with
+        fewer.
+      max_new: capacity of a response in tokens, including the end token.
       temperature: softmax temperature; 0 is greedy (log-probs are then those of temperature 1).
-      top_k: keep the k likeliest tokens; 0 keeps all.
+      top_k: keep the k most likely tokens; 0 keeps all.
       top_p: keep the smallest set of tokens whose mass reaches top_p; 1 keeps all.
-      end_tokens: ids that end a response; the end token is part of it.
+      end_tokens: ids that end a response, which includes them.
       prefill_chunk: contexts prefilled together; 0 prefills the pool in one piece. With chunks,
-        contexts beyond the number in use cost nothing.
+        unused contexts cost nothing.
       context_pool: `sample_adaptive`: contexts whose KV exists at once; 0: those of all candidates.
-        Fewer are filled again, inside the loop, as prompts are decided.
-      tail_slots: `sample`: narrower batches, descending, in which the last requests decode: the
-        loop goes on with so many rows as soon as no more are busy and none waits. Each is a decode
-        program of its own to compile. They pay where a step costs by its rows, as on CPUs
-        (`halved`); accelerators read all weights whatever the rows. A token is then the same in
-        any company up to the rounding of products of fewer rows.
+        Fewer are refilled inside the loop as prompts are decided.
+      tail_slots: `sample`: narrower batches, descending, for the last requests: the loop continues
+        with that many rows when no more are busy and no request waits. Each compiles its own decode
+        program. They pay if a step's time grows with its rows, as on CPUs (`halved`); accelerators
+        read all weights in any case. Tokens agree between widths up to rounding.
     """
 
     slots: int
@@ -139,13 +135,12 @@ class SamplerConfig:
 
 @struct.dataclass
 class Contexts:
-    """What samples start from: prompts, or prompts followed by part of a cached response.
+    """Starts of samples: prompts, or prompts followed by part of a cached response.
 
     Attributes:
-      tokens: i32[C, L], right-padded (pad ids are never looked at).
+      tokens: i32[C, L], right-padded (pad ids are never read).
       lengths: i32[C], tokens in use.
-      count: i32[], contexts in use; those at `count` and beyond are not prefilled (in
-        whole chunks).
+      count: i32[], contexts in use; others are not prefilled (in whole chunks).
     """
 
     tokens: Array
@@ -155,19 +150,18 @@ class Contexts:
 
 @struct.dataclass
 class Requests:
-    """A table of samples to draw, of static capacity R and dynamic length `count`,
-    served in table order.
+    """A table of samples to draw, of static capacity R and dynamic length `count`, served in table
+    order.
 
     Attributes:
       context: i32[R], row of `Contexts`.
-      context_length: i32[R], how many of its tokens this sample starts from (at least 1): samples
-        that cut one cached response at different places share its prefill.
+      context_length: i32[R], context tokens that this sample starts from (at least 1): samples that
+        cut one cached response at different places share its prefill.
       visit: i32[R], serial number of the prompt's departure from the stream.
-      sample_index: i32[R], which sample of that visit; (visit, sample_index) determines the
+      sample_index: i32[R], index of the sample in that visit; (visit, sample_index) determines the
         randomness.
-      max_new: i32[R], token limit of this sample, at most `SamplerConfig.max_new`: the samplers
-        refuse more in a table of NumPy arrays, and take as much as is allowed from one that is
-        on a device.
+      max_new: i32[R], token limit of this sample, at most `SamplerConfig.max_new`. The samplers
+        reject larger values in NumPy tables, and clamp them in device tables.
       count: i32[], rows in use.
     """
 
@@ -181,27 +175,25 @@ class Requests:
 
 @struct.dataclass
 class Samples:
-    """What `sample` returns, row r for request r; rows beyond `Requests.count` are zero.
+    """Result of `sample`, row r for request r; rows beyond `Requests.count` are zero.
 
     Attributes:
-      tokens: i32[R, T], new tokens, the end token included, zero after it.
+      tokens: i32[R, T], new tokens including the end token, zero after it.
       lengths: i32[R], new tokens.
-      logprobs: f32[R, T], log-probability under the full tempered distribution, zero beyond
-        the length.
+      logprobs: f32[R, T], log-probs under the full tempered distribution, zero beyond the length.
       kept_logmass: f32[R, T], log of the probability mass that top-k/top-p kept (0 without them).
       truncated: bool[R], ended by its limit, not by an end token.
-      nonfinite: bool[R], ended by logits that leave no distribution (see `Decoder`). The tokens
-        drawn before are there, perhaps none; nothing was drawn at that place. No verifier sees such
-        a sample: it counts as drawn and as wrong. Do not train on it: what the policy computes of
-        it is likely not finite either.
+      nonfinite: bool[R], ended by logits without a distribution (see `Decoder`). Tokens drawn
+        before, if any, are kept; none was drawn at that position. No verifier sees such a sample:
+        it counts as drawn and as wrong. Do not train on it: its recomputed log-probs are likely not
+        finite either.
       start_step: i32[R], iteration of the decode loop at which a slot took the request; with
         `lengths`, the schedule.
       decode_steps: i32[], iterations of the decode loop.
       slot_steps: i32[], rows that decoded, summed over iterations.
       queue_steps: i32[], iterations that began with requests waiting for a slot.
       queue_slot_steps: i32[], rows that decoded, summed over those iterations.
-      room_steps: i32[], rows that there was room for (slots, fewer in the tail), summed over
-        iterations.
+      room_steps: i32[], all rows (slots, fewer in the tail), summed over iterations.
     """
 
     tokens: Array
@@ -220,15 +212,15 @@ class Samples:
 
 @struct.dataclass
 class Prefixes:
-    """Where the samples of candidates start: the prompt is followed by a response,
-    of which each sample replays some tokens.
+    """Starts of candidates' samples: the prompt is followed by a response, of which each sample
+    replays some tokens.
 
     Attributes:
-      prompt_length: i32[P], tokens that are the prompt's own.
-      length: i32[P, N], tokens of the response that sample i starts with; at most
-        `Prompts.lengths - prompt_length`.
+      prompt_length: i32[P], tokens of the prompt.
+      length: i32[P, N], tokens of the response that sample i starts with; at most `Prompts.lengths
+        - prompt_length`.
       max_new: i32[P, N], tokens it may add, at least 1; both together at most
-        `SamplerConfig.max_new` (refused or clamped, as `Requests.max_new`).
+        `SamplerConfig.max_new` (rejected or clamped, as `Requests.max_new`).
     """
 
     prompt_length: Array
@@ -238,19 +230,19 @@ class Prefixes:
 
 @struct.dataclass
 class Prompts:
-    """Candidates for `sample_adaptive`, in launch order,
-    of static capacity P and dynamic length `count`.
+    """Candidates for `sample_adaptive`, in launch order, of static capacity P and dynamic length
+    `count`.
 
     Attributes:
       tokens: i32[P, L], right-padded. lengths: i32[P], tokens in use, at least 1.
       visit: i32[P], serial number of the prompt's departure from the stream.
-      answer: a pytree of arrays [P, ...], what `verify` compares with.
+      answer: a pytree of arrays [P, ...] for `verify`.
       count: i32[], rows in use.
-      budget: i32[P] or None, samples each prompt may have, for rules that take one.
-      estimate: f32[P] or None, pass rates as estimated before the visit; not the sampler's
-        business, but the objective's.
-      prefixes: where samples start; None: at the end of `tokens`. Responses are returned, and
-        verified, whole.
+      budget: i32[P] or None, samples each prompt may have, for rules with budgets.
+      estimate: f32[P] or None, pass rates estimated before the visit; the objective uses them, the
+        sampler does not.
+      prefixes: where samples start; None: at the end of `tokens`. Responses are returned and
+        verified whole.
     """
 
     tokens: Array
@@ -265,25 +257,24 @@ class Prompts:
 
 @struct.dataclass
 class AdaptiveSamples(Samples):
-    """What `sample_adaptive` returns: row p * N + i is sample i of candidate p,
-    N being the rule's `max_samples`.
+    """Result of `sample_adaptive`: row p * N + i is sample i of candidate p, where N is the rule's
+    `max_samples`.
 
-    The first `consumed` candidates were decided; those behind them were not sampled as far as the
-    caller is concerned (their rows are zero unless the surplus is kept), and belong back into
-    the stream.
+    The first `consumed` candidates were decided. The others count as not sampled (their rows are
+    zero unless the surplus is kept) and belong back into the stream.
 
     Attributes (besides those of `Samples`; `queue_steps` counts iterations in which samples waited
     for a slot):
-      rewards: f32[R], the verifier's verdicts; 0 for what is `nonfinite`.
-      status: i32[P], COMPLETE, REJECTED, or OPEN for what was not decided.
-      selected: bool[P], the groups asked for: complete, the first `target` of them in launch order.
+      rewards: f32[R], the verifier's rewards; 0 for `nonfinite` samples.
+      status: i32[P], COMPLETE, REJECTED, or OPEN if not decided.
+      selected: bool[P], the selected groups: the first `target` complete ones in launch order.
       consumed: i32[], candidates used up.
       missing: i32[], groups short of the target because the candidates ran out.
-      wasted_tokens: i32[], tokens drawn for candidates behind `consumed`.
+      wasted_tokens: i32[], tokens drawn for candidates after `consumed`.
       head_of_line_steps: i32[], iterations in which enough groups were complete but an earlier
         candidate was undecided.
-      prefix: i32[R], tokens at the start of each response that were replayed: in `tokens` and
-        `lengths`, with log-prob 0. None without `Prompts.prefixes`.
+      prefix: i32[R], replayed tokens at the start of each response: in `tokens` and `lengths`, with
+        log-prob 0. None without `Prompts.prefixes`.
     """
 
     rewards: Array
@@ -298,13 +289,12 @@ class AdaptiveSamples(Samples):
 
 @struct.dataclass
 class Counts:
-    """What is known of each prompt's samples: i32[P] each.
+    """Counts of each prompt's samples: i32[P] each.
 
     Attributes:
-      launched: samples started. done: samples finished and scored. positive: of those,
-        correct ones.
-      varied: bool[P], whether the rewards of those done, as they would be trained on, are not all
-        the same. None where nobody knows: inside the compiled loop, and in simulations of verdicts.
+      launched: samples started. done: samples finished and scored. positive: correct ones of these.
+      varied: bool[P], whether the trained rewards of finished samples differ. None if they are
+        unknown: inside the compiled loop, and in simulations of correctness.
     """
 
     launched: Array
@@ -317,8 +307,7 @@ class Counts:
 OPEN = 0
 COMPLETE = 1
 REJECTED = 2
-# Values of RuleState.phase. A prompt that was accepted keeps its verdict whatever its later
-# samples say.
+# Values of RuleState.phase. An accepted prompt stays accepted, whatever its later samples are.
 SCREENING = 0
 ACCEPTED = 1
 CLOSED = 2
@@ -326,8 +315,8 @@ CLOSED = 2
 
 @struct.dataclass
 class Decision:
-    """A rule's answer: `want` i32[P], samples to have launched in all; `status` i32[P],
-    OPEN, COMPLETE or REJECTED.
+    """A rule's decision: `want` i32[P], samples to have launched in all; `status` i32[P], OPEN,
+    COMPLETE or REJECTED.
     """
 
     want: Array
@@ -336,11 +325,11 @@ class Decision:
 
 @struct.dataclass
 class RuleState:
-    """What a rule remembers of each prompt: i32[P] each.
+    """A rule's state for each prompt: i32[P] each.
 
     Attributes:
       phase: SCREENING, ACCEPTED (continuing) or CLOSED.
-      round: rounds of sampling asked for so far.
+      round: rounds of sampling requested so far.
       budget: samples this prompt may have in all.
     """
 

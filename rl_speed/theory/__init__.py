@@ -1,9 +1,8 @@
 """Closed forms behind the methods, in numpy float64: no JAX, no models.
 
-Signal-to-noise of a group's gradient, what SPEED's screening does to the
-objective and to the cost, what sequential stopping costs and which objective
-it climbs, how to share a budget, the KL of the optimal policy, and what
-replayed prefixes do to the gradient.
+Signal-to-noise of a group's gradient, effects of SPEED's screening on objective and cost, cost and
+objective of sequential stopping, allocation of budgets, the KL of the optimal policy, and effects
+of replayed prefixes on the gradient.
 """
 
 from rl_speed.theory.allocation import allocate

@@ -1,4 +1,4 @@
-"""The distribution that all counts of positives follow."""
+"""The binomial distribution of counts of positives."""
 
 import numpy as np
 

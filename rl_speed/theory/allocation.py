@@ -1,4 +1,4 @@
-"""How many samples each prompt should get of a fixed budget (Reinforce-Ada-Est)."""
+"""Divides a fixed budget of samples among prompts (Reinforce-Ada-Est)."""
 
 import numpy as np
 
@@ -15,19 +15,18 @@ def allocate(
     n_max: int | None = None,
     form: str = "power",
 ) -> np.ndarray:
-    """Integers within [n_min, n_max] that sum to `budget` exactly,
-    in proportion to p_hat^-gamma as far as the bounds allow.
+    """Integers within [n_min, n_max] that sum to `budget`, in proportion to p_hat^-gamma within the
+    bounds.
 
-    Where a bound binds, the rest is shared in proportion among the others. Fractions are settled by
-    largest remainder, ties by order; so every number is within one of its share.
+    If a bound binds, the rest is divided in proportion among the others. Fractions are rounded by
+    largest remainder, ties by order, so every number is within one of its share.
 
     Args:
       p_hat: f[P], estimates of the pass rate in (0, 1]. budget: samples in all. gamma: 1/2 is the
-        paper's hybrid (with weight 1/sqrt(p) left for the objective), 1 what was
-        released, 0 uniform.
+        paper's hybrid (with weight 1/sqrt(p) left for the objective), 1 as released, 0 uniform.
       n_min, n_max: bounds for one prompt; None is the budget.
       form: "power", or "variance", proportional to sqrt((1 - p) / p), which minimises the variance
-        of the estimated objective E[log p] for a given budget; `gamma` is not used then.
+        of the estimated objective E[log p] for a given budget; it ignores `gamma`.
 
     Returns:
       i64[P].
@@ -36,8 +35,8 @@ def allocate(
       ValueError: an estimate that is 0 (or outside [0, 1]), bounds that cross, or a budget that
         they cannot meet.
 
-    Source: Reinforce-Ada, section 3.1 and Algorithm 1, "variance" appendix B.1; how bounds and
-    rounding are met is ours.
+    Source: Reinforce-Ada, section 3.1 and Algorithm 1, "variance" appendix B.1. Bounds and rounding
+    are ours.
     """
     p_hat = _check.probability(p_hat, "p_hat")
     if p_hat.ndim != 1 or not p_hat.size:
@@ -64,7 +63,7 @@ def allocate(
         )
     wish = p_hat ** -float(gamma) if form == "power" else np.sqrt((1 - p_hat) / p_hat)
     share = within_bounds(wish, budget, n_min, n_max)
-    # A share that rounding left a hair below an integer is that integer.
+    # A share that rounding left just below an integer is that integer.
     whole = np.floor(share + 1e-9 * (1 + share)).astype(np.int64)
     order = np.argsort(-(share - whole), kind="stable")
     order = order[whole[order] < n_max]
@@ -75,8 +74,8 @@ def allocate(
 def within_bounds(wish: np.ndarray, budget: float, n_min: float, n_max: float) -> np.ndarray:
     """f64[P]: clip(scale * wish, n_min, n_max) with the scale at which they sum to the budget.
 
-    The sum is piecewise linear and increasing in the scale, with a corner where a prompt
-    reaches a bound.
+    The sum is piecewise linear and increasing in the scale, with a corner where a prompt reaches a
+    bound.
     """
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
         corners = np.unique(np.concatenate([n_min / wish, n_max / wish]))
@@ -87,7 +86,7 @@ def within_bounds(wish: np.ndarray, budget: float, n_min: float, n_max: float) -
 
     totals = np.array([at(scale).sum() for scale in corners])
     above = int(np.searchsorted(totals, budget))
-    if above == len(corners):  # only reachable where a wish of zero holds a prompt at its least
+    if above == len(corners):  # only if a wish of 0 keeps a prompt at its minimum
         raise ValueError(
             f"a budget of {budget} samples cannot be spent: prompts with an estimate of 1 get no "
             f"more than {n_min}"

@@ -1,9 +1,9 @@
-"""The best that samples can be shared out, for a rule that knows every pass rate.
+"""The best allocation of samples, for a rule that knows every pass rate.
 
 The measure is SPEED's: one step of gradient ascent on an objective with 1-Lipschitz gradients gains
-at least |g|^2 / 2 (1 - 1/SNR) (arXiv 2506.09016, Fact 1). Of a prompt with pass rate p and n
-samples, under a policy that has a logit of its own for each prompt, that is a number: g = p(1-p),
-and the SNR is the bound of theorem 3.1, which this policy attains.
+at least |g|^2 / 2 (1 - 1/SNR) (arXiv 2506.09016, Fact 1). For a prompt with pass rate p and n
+samples, under a policy with its own logit for each prompt, g = p(1-p), and the SNR is the bound of
+theorem 3.1, which this policy attains.
 """
 
 import dataclasses
@@ -18,7 +18,8 @@ def progress(p, n):
 
     h(p, n) = 1/2 [ s^2 (1 + (4n-6) / (n(n-1))) - s/n ],  s = p(1-p)
 
-    It is negative where a group says less than its noise costs: below about 1/s - 4 samples.
+    It is negative if the group's noise costs more than its signal gains: below about 1/s - 4
+    samples.
 
     Args:
       p: pass rates in [0, 1]. n: samples a group, integers of at least 2; both broadcast.
@@ -53,19 +54,19 @@ class Shares:
 
 
 def best_shares(p, cost, budget: float, n_max: int) -> Shares:
-    """Share out a budget of tokens so that the sum of `progress` is largest.
+    """Divides a budget of tokens so that the sum of `progress` is largest.
 
-    A group's first samples bring nothing: the first that pays is the n with the most progress a
-    token. From there on each prompt's progress is concave, so that taking the best slope first,
-    over all prompts, is optimal for what it spends (Everett 1963); what is left in the end is less
-    than one group, and goes to whoever still fits.
+    A group's first samples gain nothing: the first useful n is the one with the most progress a
+    token. From there on each prompt's progress is concave, so taking the best slope first, over all
+    prompts, is optimal for the tokens it spends (Everett 1963). The remaining tokens are fewer than
+    one group needs, and go to any prompt that still fits.
 
     Args:
       p: pass rates, f[P]. cost: expected tokens of a sample, above 0, [P] or one number. budget:
-        tokens. n_max: samples of one prompt at most, at least 2.
+        tokens. n_max: most samples of one prompt, at least 2.
 
-    Raises: ValueError for rates, costs, a budget or an n_max that cannot be; TypeError for an n_max
-      that is no integer.
+    Raises: ValueError for invalid rates, costs, budget or n_max; TypeError for an n_max that is not
+    an integer.
     """
     p = _check.probability(p)
     if p.ndim != 1:
@@ -75,7 +76,7 @@ def best_shares(p, cost, budget: float, n_max: int) -> Shares:
         raise ValueError(f"cost must be positive and budget at least 0; got {cost!r}, {budget!r}")
     counts = np.arange(2, _check.count(n_max, "n_max", 2) + 1)
     gains_PxN = progress(p[:, None], counts)
-    # Where the best progress a sample is; behind it the marginal ones fall.
+    # The count with the best progress a sample; marginal progress falls after it.
     first_P = np.argmax(gains_PxN / counts, axis=1)
     best_P = gains_PxN[np.arange(len(p)), first_P]
     pieces = []  # (slope, prompt, samples up to and with it)

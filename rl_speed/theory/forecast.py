@@ -1,10 +1,10 @@
-"""How many samples a prompt should be screened with, where its pass rate is believed to follow a
-Beta distribution: none at all, where the belief is sharp enough.
+"""The best number of screening samples for a prompt whose pass rate has a Beta belief: none if the
+belief is certain enough.
 
-A group of n samples is worth n p^c (1-p), what its samples say about the gradient of p^c / c, if
-they are not all alike, and else nothing. With c = 1 that is n p (1-p), the signal of SPEED's
-theorem 3.1 (arXiv 2506.09016); with c = 0, that of log p, prompts that are seldom solved are worth
-most. What is screened and rejected costs its screening samples and brings nothing.
+A group of n samples has the value n p^c (1-p), its signal about the gradient of p^c / c, unless its
+rewards are all equal; then it has none. With c = 1 that is n p (1-p), the signal of SPEED's theorem
+3.1 (arXiv 2506.09016). With c = 0, the signal of log p, rarely solved prompts have the highest
+value. Rejected prompts cost their screening samples and gain nothing.
 """
 
 from collections.abc import Sequence
@@ -18,23 +18,23 @@ from rl_speed.theory import _check
 def group_value(a, b, n: int, n_init: int, power: float = 1.0):
     """(worth, samples) expected of one prompt whose pass rate is Beta(a, b).
 
-    It is screened with `n_init` samples, and gets the rest of `n` where these are not all alike;
-    with n_init = n all are drawn at once, and are worth something where they are not all alike.
+    It is screened with `n_init` samples and gets the rest of `n` if these are not all alike. With
+    n_init = n all are drawn at once, and have value if they are not all alike.
 
-      worth = n v(a, b) (1 - P(all wrong) - P(all right)),  of m = n_init samples of a prompt whose
-      pass rate is Beta(a + c, b + 1), the belief weighed by worth,
+      worth = n v(a, b) (1 - P(all wrong) - P(all correct)),  for m = n_init samples of a prompt
+      whose pass rate is Beta(a + c, b + 1), the belief weighted by worth,
       v(a, b) = E[p^c (1-p)] = B(a + c, b + 1) / B(a, b)
 
     Args:
       a, b: f64, positive, of any shapes that broadcast. n: samples of a whole group, at least 2.
-      n_init: 2 to n. power: c, in [0, 1].
+        n_init: 2 to n. power: c, in [0, 1].
 
     Returns: two f64 of the broadcast shape.
 
     Raises: ValueError for a or b that is not positive, or an n, n_init or power out of range;
-      TypeError for an n or n_init that is no integer.
+    TypeError for an n or n_init that is not an integer.
 
-    Source: ours; with a point for a belief it is SPEED's screening.
+    Source: ours; with a point as belief it is SPEED's screening.
     """
     a, b = np.broadcast_arrays(np.asarray(a, np.float64), np.asarray(b, np.float64))
     if not (np.all(a > 0) and np.all(b > 0) and np.all(np.isfinite(a + b))):
@@ -51,9 +51,9 @@ def group_value(a, b, n: int, n_init: int, power: float = 1.0):
 
 
 def best_screening(a, b, n: int, choices: Sequence[int], power: float = 1.0):
-    """(n_init, worth of a sample): of `choices` the one whose worth over samples is largest.
+    """(n_init, worth of a sample): the choice with the largest worth / samples.
 
-    Args: as `group_value`; of choices of equal worth the first is taken.
+    Args: as `group_value`; among equal choices the first is taken.
 
     Returns: i64 and f64 of the broadcast shape.
     """
@@ -68,7 +68,7 @@ def best_screening(a, b, n: int, choices: Sequence[int], power: float = 1.0):
 
 
 def _not_alike(a, b, m: int):
-    """Probability that m samples are neither all wrong nor all right."""
+    """Probability that m samples are neither all wrong nor all correct."""
     j = np.arange(m).reshape(-1, *[1] * np.ndim(a))
 
     def all_of(some):

@@ -8,8 +8,8 @@ from rl_speed.theory import _check
 def kl_optimal(p, beta):
     """KL(pi_init || pi*) = log(1 - p + p e^(1/beta)) - p/beta, in nats, exactly.
 
-    pi* is proportional to pi_init e^(r/beta), r in {0, 1} with mean p under
-    pi_init: how far one prompt can move the policy.
+    pi* is proportional to pi_init e^(r/beta), r in {0, 1} with mean p under pi_init. The KL
+    measures how far one prompt can move the policy.
 
     Args:
       p: pass rate(s) in [0, 1].
@@ -25,12 +25,11 @@ def kl_optimal(p, beta):
     """
     p, t = np.broadcast_arrays(_check.probability(p), 1 / _positive(beta))
     q = 1 - p
-    # log E e^(t(r-p)). With h(x) = e^x - 1 - x the first-order terms, which
-    # cancel, never appear.
+    # log E e^(t(r-p)). h(x) = e^x - 1 - x leaves out the first-order terms, which cancel.
     near = np.minimum(t, 1.0)
     small = np.log1p(q * _exp_minus_line(-p * near) + p * _exp_minus_line(q * near))
-    # log(1 + p (e^t - 1)) - p t, or with p and q exchanged: from the nearer end, else a rare side
-    # is lost to rounding.
+    # log(1 + p (e^t - 1)) - p t, or with p and q exchanged: computed from the nearer end, so that a
+    # rare outcome is not lost to rounding.
     with np.errstate(divide="ignore"):
         rarely_right = np.logaddexp(0.0, np.log(p) + t + np.log(-np.expm1(-t))) - p * t
         large = np.where(p <= 0.5, rarely_right, np.log1p(q * np.expm1(-t)) + q * t)
@@ -41,7 +40,7 @@ def kl_second_order(p, beta):
     """p(1-p)/(2 beta^2): the second-order expansion of `kl_optimal` in 1/beta.
 
     Not a bound: at beta = 1, p = 1/2 it is 0.125 and `kl_optimal` is 0.1201.
-    The paper presents it as a lower bound; which side it errs on depends on p.
+    The paper calls it a lower bound; whether it is above or below depends on p.
     """
     p = _check.probability(p)
     return (p * (1 - p) / (2 * np.square(_positive(beta))))[()]

@@ -1,11 +1,13 @@
-"""Unbiased estimators of what k samples of a prompt hold: a right one, or none but right ones."""
+"""Unbiased estimators of the probability that k samples have a correct one, or only correct
+ones.
+"""
 
 import numpy as np
 
 
 def pass_at_k(num_correct: np.ndarray, num_samples: np.ndarray, k: int) -> np.ndarray:
-    """Probability that at least one of k samples is correct,
-    estimated from c correct ones among n: 1 - C(n-c, k) / C(n, k).
+    """Probability that at least one of k samples is correct, estimated from c correct ones among n:
+    1 - C(n-c, k) / C(n, k).
 
     Args:
       num_correct, num_samples: integer arrays of one shape (or broadcastable), c and n per prompt.
@@ -26,19 +28,19 @@ def pass_at_k(num_correct: np.ndarray, num_samples: np.ndarray, k: int) -> np.nd
         )
     if ((c < 0) | (c > n)).any():
         raise ValueError("num_correct must lie between 0 and num_samples")
-    # Product of (n - c - i) / (n - i): exact zero as soon as fewer than k are wrong, and no
-    # large binomials.
+    # Product of (n - c - i) / (n - i): exactly zero if fewer than k are wrong, without large
+    # binomials.
     i = np.arange(k)
     wrong = np.clip((n - c)[..., None] - i, 0, None) / (n[..., None] - i)
     return 1.0 - np.prod(wrong, axis=-1)
 
 
 def all_at_k(num_correct: np.ndarray, num_samples: np.ndarray, k: int) -> np.ndarray:
-    """Probability that all of k samples are correct, estimated from c correct ones among n:
-    C(c, k) / C(n, k). Of how many groups of k nothing can be learnt because all are right
-    (Reinforce-Ada, Figure 2, right).
+    """Probability that all of k samples are correct, estimated from c correct ones among n: C(c, k)
+    / C(n, k). It is the share of groups of k without signal because all are correct (Reinforce-Ada,
+    Figure 2, right).
 
-    Arguments, result and errors: those of `pass_at_k`.
+    Arguments, result and errors: as `pass_at_k`.
     """
     n = np.asarray(num_samples, np.int64)
     return 1.0 - pass_at_k(n - np.asarray(num_correct, np.int64), n, k)

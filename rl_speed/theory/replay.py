@@ -1,33 +1,32 @@
-"""What replayed prefixes do to a policy gradient (RPO, section 3.2 and appendices A and B),
-computed on policies small enough to enumerate.
+"""Effects of replayed prefixes on a policy gradient (RPO, section 3.2 and appendices A and B),
+computed exactly on policies small enough to enumerate.
 
 The paper claims that starting inside a cached response never makes the gradient noisier, Var |grad
-RPO| <= Var |grad ALL| (Eq. 9), for every policy and cache. `replay_moments` computes both sides;
-the claim holds for some policies and caches and not for others. Step by step:
+RPO| <= Var |grad ALL| (Eq. 9), for every policy and cache. `replay_moments` computes both sides:
+the claim holds for some policies and caches and not for others. Its steps:
 
-- (B-1, B-2) Averaged over starts, what is drawn from there varies less than what is drawn from the
-  prompt. Of the reward this is true where the starts are the policy's own prefixes: the law of
-  total variance. A cache holds prefixes of older policies, chosen by reward. And the gradient is
-  another random variable on the two sides: its advantage is against the pass rate from the start,
-  its score that of the tokens behind it. It may vary more even from the policy's own prefixes.
-- (B-3) drops the average over starts. From a question that is seldom solved, the prefix of a right
-  response leads to pass rates nearer 1/2, where the reward varies most.
-- (B-7) identifies the variance of a probability with |grad pi|^2 by "E[pi^2] = mu(pi)^2", which
-  says that there is no variance, and by a covariance of the parameters of I. So (B-8), that no
-  start has a longer gradient than the prompt, does not follow.
-- (B-30) takes both gradients to be "of zero mean": there is nothing to learn where that holds.
+- (B-1, B-2) Averaged over starts, samples from a start vary less than samples from the prompt. The
+  reward does, if the starts are the policy's own prefixes (law of total variance). But a cache
+  holds prefixes of older policies, chosen by reward. And the gradient is another random variable on
+  each side: its advantage is relative to the pass rate from the start, its score is that of the
+  later tokens. It may vary more even from the policy's own prefixes.
+- (B-3) drops the average over starts. For a rarely solved prompt, the prefix of a correct response
+  leads to pass rates nearer 1/2, where the reward varies most.
+- (B-7) equates the variance of a probability with |grad pi|^2, using "E[pi^2] = mu(pi)^2", which
+  says that there is no variance, and a covariance of the parameters of I. So (B-8), that no start
+  has a longer gradient than the prompt, does not follow.
+- (B-30) takes both gradients to be "of zero mean": then nothing can be learnt.
 
-What the start decides does not average out over a group either: samples of one group share it, so
-that `variance(group)` falls to `between`, not to 0. And the mean is another gradient: that of the
-pass rate from the starts, with no regard to how prefixes came about. Training on the prefix too, as
-in (5), leaves that mean as it is (the advantage is of mean 0 given the start) and adds variance.
+A group does not average out the variance from its start, which its samples share: `variance(group)`
+falls to `between`, not to 0. The mean is also another gradient: that of the pass rate from the
+starts, with the prefixes taken as given. Training on the prefix too, as in (5), does not change
+that mean (the advantage has mean 0 given the start) and adds variance.
 
-Appendix B claims that a small length-aware shaping lowers the mean squared error of the gradient,
-for RPO, wherever longer responses vary more. `length_aware_error` computes it. The proof takes the
-squared bias to be of second order in alpha; it is of first order, as the estimate is biased without
-shaping already (half of every reward is what alpha = 0 leaves), and (C-9) has the covariance with
-the wrong sign. tests/theory/test_theory_replay.py has policies for which any shaping raises the
-error.
+Appendix B claims that a small length-aware shaping lowers the mean squared error of RPO's gradient
+whenever longer responses vary more. `length_aware_error` computes it. The proof takes the squared
+bias to be of second order in alpha. It is of first order, because the estimate is biased without
+shaping (alpha = 0 halves every reward), and (C-9) has the covariance with the wrong sign.
+tests/theory/test_theory_replay.py has policies for which any shaping raises the error.
 """
 
 from collections.abc import Sequence
@@ -39,11 +38,12 @@ from rl_speed.theory import _check
 
 
 class GradientMoments(NamedTuple):
-    """Of one sample's policy gradient, (r - V(start)) grad log pi, over starts and continuations.
+    """Moments of one sample's policy gradient, (r - V(start)) grad log pi, over starts and
+    continuations.
 
     Attributes:
       mean: f64[D]. within: E over starts of the trace of its covariance there. between: trace of
-        the covariance over starts of its mean there. norm_variance: Var |g|, what Eq. 9 is about.
+        the covariance over starts of its mean there. norm_variance: Var |g|, as in Eq. 9.
       reward_variance: E over starts of Var(r | start). pass_rate: E[r].
     """
 
@@ -60,14 +60,14 @@ class GradientMoments(NamedTuple):
 
 
 def tabular_policy(logits: Sequence) -> tuple[np.ndarray, np.ndarray]:
-    """A policy that has logits of its own behind every prefix.
+    """A policy with separate logits after every prefix.
 
     Args:
-      logits: for each of T tokens f64[V^t, V], a row for each prefix of t tokens: prefixes and
-        responses are numbers of base V, the first token being the highest digit.
+      logits: for each of T tokens f64[V^t, V], a row for each prefix of t tokens. Prefixes and
+        responses are numbers of base V, with the first token as highest digit.
 
     Returns: (probability of each response f64[V^T], scores f64[V^T, T, D]: the gradient of the
-      log-prob of each of its tokens; D is the number of logits).
+    log-prob of each of its tokens; D is the number of logits).
 
     Raises: ValueError for shapes that do not fit.
     """
@@ -97,8 +97,8 @@ def tabular_policy(logits: Sequence) -> tuple[np.ndarray, np.ndarray]:
 
 
 def kept_tokens(length: int, window: int) -> np.ndarray:
-    """f64[length + 1], the probability that so many of a response's tokens are kept: length - m,
-    m uniform in 0..window, at least 0 (Eq. 3). A window of -1 keeps nothing: no replay.
+    """f64[length + 1], probability that k tokens of a response are kept, k = max(length - m, 0)
+    with m uniform in 0..window (Eq. 3). A window of -1 keeps none: no replay.
     """
     length = _check.count(length, "length", 1)
     window = _check.count(window, "window", -1)
@@ -111,17 +111,17 @@ def kept_tokens(length: int, window: int) -> np.ndarray:
 def replay_moments(
     logits: Sequence, rewards, cache, kept, mask_prefix: bool = True
 ) -> GradientMoments:
-    """Moments of a sample's gradient that starts inside a cached response.
+    """Moments of the gradient of a sample that starts inside a cached response.
 
-    The baseline is the exact pass rate from the start: that of a large group.
+    The baseline is the exact pass rate from the start, as for a large group.
 
     Args:
-      logits: as `tabular_policy` takes them. rewards: f64[V^T]. cache: f64[V^T], the probability of
-        each response to be the cached one. kept: f64[T + 1], the probability that so many of its
-        tokens are kept, as `kept_tokens` gives it; all of it at 0 is full-path optimization.
-      mask_prefix: trained on are the tokens that were sampled; otherwise all.
+      logits: as for `tabular_policy`. rewards: f64[V^T]. cache: f64[V^T], probability that each
+        response is the cached one. kept: f64[T + 1], probability that k of its tokens are kept, as
+        from `kept_tokens`; all at 0 is full-path optimization.
+      mask_prefix: train only on the sampled tokens; otherwise on all.
 
-    Raises: ValueError for shapes that do not fit, or probabilities that are none.
+    Raises: ValueError for shapes that do not fit, or invalid probabilities.
 
     Source: Yi et al. (RPO), Eq. 3, 5, 9.
     """
@@ -194,21 +194,21 @@ class GradientError(NamedTuple):
 def length_aware_error(
     policy, rewards, lengths, alpha: float, behaviour=None, c=1.0, low=-np.inf, high=np.inf
 ) -> GradientError:
-    """Error of one sample's gradient with the length-aware reward, a softmax over few responses.
+    """Error of one sample's gradient with the length-aware reward, for a softmax over few
+    responses.
 
-    The estimate is (C-1) without its KL: rho (R_alpha - E[R_alpha]) grad log pi / length, the
-    response being drawn by `behaviour` and rho = min(c, pi / behaviour). R_alpha = clip(r sigmoid(
-    alpha (l_ref - length)), low, high), l_ref the mean length. The gradient that it is held against
-    is its own mean without shaping, clipping and truncation: policy, E[(r - E r) grad log pi /
-    length].
+    The estimate is (C-1) without its KL: rho (R_alpha - E[R_alpha]) grad log pi / length, with
+    responses drawn by `behaviour` and rho = min(c, pi / behaviour). R_alpha = clip(r sigmoid(alpha
+    (l_ref - length)), low, high), l_ref the mean length. It is compared with its own mean without
+    shaping, clipping and truncation: policy, E[(r - E r) grad log pi / length].
 
     Args:
       policy: f64[K], probabilities. rewards: f64[K]. lengths: f64[K], tokens, positive. alpha: 0 or
         more, per token; 0 halves every reward. behaviour: f64[K], positive; None: the policy
-        ("ALL", where nothing is truncated). c: at least 1. low, high: clipping bounds, none by
-        default, as the paper's expansion (C-3) has none.
+        ("ALL", without truncation). c: at least 1. low, high: clipping bounds, none by default, as
+        in the paper's expansion (C-3).
 
-    Raises: ValueError for arguments outside these.
+    Raises: ValueError for arguments outside these ranges.
 
     Source: Yi et al. (RPO), appendix B.
     """

@@ -1,5 +1,5 @@
-"""What a sequential stopping rule costs, exactly:
-Reinforce-Ada's rounds as a Markov chain over (round, positives).
+"""Exact cost of a sequential stopping rule: Reinforce-Ada's rounds as a Markov chain over (round,
+positives).
 """
 
 from typing import NamedTuple
@@ -9,19 +9,19 @@ import numpy as np
 from rl_speed.theory import _check
 from rl_speed.theory._binomial import coefficients, pmf
 
-_MOST = 1000  # samples of one prompt; binomial coefficients of more leave float64
+_MOST = 1000  # samples of one prompt; float64 overflows for binomial coefficients of more
 
 
 class Exit(NamedTuple):
-    """Where a prompt can leave after one of the rounds. Nothing in it depends on the pass rate.
+    """Exits of a prompt after one of the rounds. They do not depend on the pass rate.
 
     Attributes:
       n: samples drawn by then, the size of the pool.
-      share: float64[n + 1], for k positives: of the orders in which n answers with k positives can
-        come, the share in which the prompt is sampled until here and no further. P(leave here with
-        k) = share[k] C(n, k) p^k (1-p)^(n-k).
-      resolved: bool[n + 1], k positives satisfy the rule. Unresolved prompts leave in the last
-        round only.
+      share: float64[n + 1], for k positives: share of the orders of n samples with k positives in
+        which the prompt is sampled until this round and no further. P(leave here with k) = share[k]
+        C(n, k) p^k (1-p)^(n-k).
+      resolved: bool[n + 1], whether k positives satisfy the rule. Unresolved prompts leave only in
+        the last round.
     """
 
     n: int
@@ -35,11 +35,10 @@ class SequentialCost(NamedTuple):
     Attributes:
       samples: drawn until the prompt leaves.
       resolved: probability that it leaves with k_pos positives and k_neg negatives.
-      pass_rate: E[p_hat], the share of positives in the pool at the end. Optional stopping biases
-        it: upwards where the rule waits for positives alone, towards one half where it
-        waits for both.
-      exits: [..., rounds], probability of leaving after each round; in the last one unresolved
-        prompts leave too.
+      pass_rate: E[p_hat], the share of positives in the final pool. Optional stopping biases it:
+        upwards if the rule waits only for positives, towards 1/2 if it waits for both.
+      exits: [..., rounds], probability of leaving after each round; the last one includes
+        unresolved prompts.
     """
 
     samples: np.ndarray
@@ -49,19 +48,19 @@ class SequentialCost(NamedTuple):
 
 
 def sequential_exits(m: int, rounds: int, k_pos: int, k_neg: int = 0) -> list[Exit]:
-    """The distribution of (pool size, positives) at which a prompt leaves,
-    one `Exit` for each round.
+    """The distribution of (pool size, positives) at which a prompt leaves, one `Exit` for each
+    round.
 
-    Given how many of n answers are positive, all their orders are equally likely, whatever the pass
-    rate. So the chain runs on shares of orders, once for all p, and a pass rate enters only through
-    a binomial distribution.
+    Given the number of positives among n samples, all their orders are equally likely, for any pass
+    rate. So the chain runs once on shares of orders, and a pass rate enters only through a binomial
+    distribution.
 
     Args:
-      m: samples a round. rounds: at most. k_pos, k_neg: what resolves a prompt; not both 0.
+      m: samples a round. rounds: at most. k_pos, k_neg: positives and negatives that resolve a
+        prompt; not both 0.
 
     Raises:
-      ValueError: m or rounds below 1, k_pos or k_neg below 0 or both 0 (there is nothing to wait
-        for), m * rounds above 1000.
+      ValueError: m or rounds below 1, k_pos or k_neg below 0 or both 0, m * rounds above 1000.
     """
     m = _check.count(m, "m", 1)
     rounds = _check.count(rounds, "rounds", 1)
@@ -92,8 +91,8 @@ def sequential_exits(m: int, rounds: int, k_pos: int, k_neg: int = 0) -> list[Ex
 
 
 def sequential_cost(p, m: int, rounds: int, k_pos: int, k_neg: int = 0) -> SequentialCost:
-    """Cost of drawing m samples a round until k_pos are right and k_neg wrong,
-    at most `rounds` times.
+    """Cost of drawing m samples a round until k_pos are correct and k_neg wrong, for at most
+    `rounds` rounds.
 
     Args:
       p: pass rate(s) in [0, 1], any shape. m, rounds, k_pos, k_neg: as in `sequential_exits`.

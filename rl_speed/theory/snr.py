@@ -1,8 +1,8 @@
 """Signal-to-noise ratio of one group's policy gradient (SPEED, section 3).
 
-SNR = |E g|^2 / E|g - E g|^2 for the gradient estimate g of one prompt with
-pass rate p. It vanishes at p = 0 and p = 1: such prompts cost samples and teach
-nothing. Fact 1 says what it is good for (`improvement_bound`).
+SNR = |E g|^2 / E|g - E g|^2 for the gradient estimate g of one prompt with pass rate p. It vanishes
+at p = 0 and p = 1: such prompts cost samples and give no signal. Fact 1 gives its use
+(`improvement_bound`).
 """
 
 from typing import NamedTuple
@@ -33,16 +33,16 @@ def snr_bound(p, n: int):
     p = _check.probability(p)
     n = _check.count(n, "n", 2)
     spread = p * (1 - p)
-    # x / (1 + c x) is [1/x + c]^-1 without the division by zero at x = 0. The
-    # second term is (n-2)(n-3)/(n(n-1)) - 1 in one fraction.
+    # x / (1 + c x) is [1/x + c]^-1 without the division by zero at x = 0, with c =
+    # (n-2)(n-3)/(n(n-1)) - 1 as one fraction.
     x = n * spread
     return (x / (1 - x * (4 * n - 6) / (n * (n - 1))))[()]
 
 
 def snr_bound_simple(p, n: int):
-    """4 n p(1-p): the readable bound, for n >= 3 and p outside [1/4, 3/4] only.
+    """4 n p(1-p): the simple bound, only for n >= 3 and p outside [1/4, 3/4].
 
-    Returns NaN where p lies inside [1/4, 3/4]: nothing is claimed there.
+    Returns NaN for p inside [1/4, 3/4], where no bound is claimed.
     Raises: ValueError for p outside [0, 1] or n < 3. Source: as `snr_bound`.
     """
     p = _check.probability(p)
@@ -66,12 +66,12 @@ def improvement_bound(gradient_squared, snr, step=1.0, smoothness=1.0):
     """Lower bound on E[J(theta + step * g)] - J(theta) for an unbiased gradient estimate g.
 
     step |grad J|^2 (1 - step * smoothness / 2 * (1 + 1 / SNR)). With both 1, as in the paper, it is
-    |grad J|^2 / 2 (1 - 1 / SNR); attained where J is a quadratic of that curvature everywhere. It
-    is positive for steps below 2 / (smoothness (1 + 1 / SNR)) alone.
+    |grad J|^2 / 2 (1 - 1 / SNR). It is attained if J is quadratic with that curvature everywhere,
+    and positive only for steps below 2 / (smoothness (1 + 1 / SNR)).
 
     Args:
-      gradient_squared: |grad J|^2, any shape, 0 or more. snr: that of g, broadcast against it;
-        at 0, where the bound has no limit of its own, -infinity, or 0 where there is no gradient.
+      gradient_squared: |grad J|^2, any shape, 0 or more. snr: of g, broadcast against it; at 0 the
+        bound is -infinity, or 0 without gradient.
       step: learning rate, positive. smoothness: bound on the curvature of J, L in
         |grad J(a) - grad J(b)| <= L |a - b|, positive.
 
@@ -95,9 +95,9 @@ def improvement_bound(gradient_squared, snr, step=1.0, smoothness=1.0):
 
 
 class SnrEstimate(NamedTuple):
-    """Of independent estimates of one gradient. Both are unbiased; their ratio is not.
+    """Unbiased estimates from independent gradient estimates; their ratio is biased.
 
-    `signal`: of |E g|^2; it can be negative where noise is all there is. `noise`: of E|g - E g|^2.
+    `signal`: of |E g|^2; it can be negative if there is only noise. `noise`: of E|g - E g|^2.
     """
 
     signal: float
@@ -113,19 +113,18 @@ class SnrEstimate(NamedTuple):
 def empirical_snr(mean_square: float, square_of_mean: float, count: int) -> SnrEstimate:
     """The SNR of a gradient estimate, from norms of several independent ones g_1 ... g_count.
 
-    Norms are enough, so that no gradient needs to be held: one backward pass for each g_k, and that
-    of their mean. The g_k must estimate the same gradient: groups of one prompt (for its SNR), or
-    batches (for that of a batch), drawn by one policy. One group alone will not do: rewards of a
-    group say nothing of the scores that they multiply, and an ordinary step takes one backward pass
-    for all of its groups, each of another prompt. So no run logs it; `snr_bound` of a pass rate
-    needs the rewards alone.
+    Only norms are needed, so no gradient is stored: one backward pass for each g_k, and one for
+    their mean. The g_k must estimate the same gradient under one policy: groups of one prompt (for
+    its SNR), or batches (for a batch's). A run does not log it: the rewards of one group do not
+    give the scores that they multiply, and an ordinary step takes one backward pass for groups of
+    different prompts. `snr_bound` of a pass rate needs only rewards.
 
     Args:
       mean_square: (|g_1|^2 + ... + |g_count|^2) / count. square_of_mean: |g_1 + ... + g_count|^2 /
         count^2. count: at least 2.
 
-    Raises: ValueError for a count below 2, or squares that no gradients have
-      (0 <= square_of_mean <= mean_square, but for rounding).
+    Raises: ValueError for a count below 2, or unless 0 <= square_of_mean <= mean_square, up to
+    rounding.
 
     Source: ours; the sample variance, as in McCandlish et al. (arXiv 1812.06162), appendix A.
     """

@@ -1,11 +1,9 @@
-"""SPEED's screening: acceptance, the objective it optimises, and what it is worth.
+"""SPEED's screening: acceptance, the objective it optimises, and its speed-up.
 
-A prompt with pass rate p is screened with n_init samples, accepted iff
-low < (positives / n_init) < high, both strict, and if accepted gets n_cont
-more; the group of N = n_init + n_cont is trained on with RLOO. Two special
-cases make this file cover the baselines too: everything accepted (-inf, inf)
-is uniform sampling of N, and n_cont = 0 with (0, 1) is dynamic sampling (DAPO's
-filter).
+A prompt with pass rate p is screened with n_init samples, accepted iff low < (positives / n_init) <
+high, both strict, and if accepted gets n_cont more; the group of N = n_init + n_cont is trained on
+with RLOO. Two special cases cover the baselines: accepting everything (-inf, inf) is uniform
+sampling of N, and n_cont = 0 with (0, 1) is dynamic sampling (DAPO's filter).
 
 Source: arXiv 2506.09016, section 4; methods.md section 1.
 """
@@ -28,7 +26,7 @@ def acceptance(p, n_init: int, low=0, high=1):
     """
     p = _check.probability(p)
     n_init = _check.count(n_init, "n_init", 1)
-    # A sum of positive terms: exact where p^n is tiny, as 1 - p^n - q^n is not.
+    # A sum of positive terms is exact for tiny p^n; 1 - p^n - q^n is not.
     accepted = pmf(p, n_init)[..., _accepted_counts(n_init, low, high)]
     return np.minimum(accepted.sum(-1), 1.0)[()]
 
@@ -39,8 +37,8 @@ def phi_prime(p, n_init: int, n_cont: int, low=0, high=1):
     At the default thresholds
       1 - (n_cont/N) (p^n_init + q^n_init)
         - n_init n_cont / (N (N-1)) (p q^(n_init-1) + q p^(n_init-1)),  q = 1 - p,
-    elsewhere the finite sum over accepted counts. Divide by the mean acceptance
-    for the gradient per *trained* group, which is what a fixed batch sees.
+    elsewhere the finite sum over accepted counts. Divide by the mean acceptance for the gradient
+    per *trained* group, as in a batch of fixed size.
 
     Derivation. With leave-one-out advantages A_i and K positives of N,
     sum_i A_i = 0 and sum_i A_i r_i / N = K (N-K) / (N (N-1)) = s^2, the sample
@@ -68,8 +66,8 @@ def phi_prime(p, n_init: int, n_cont: int, low=0, high=1):
         return (1 - n_cont / n * ends - n_init * n_cont / (n * (n - 1)) * near_ends)[()]
     total = np.zeros_like(p)
     for k in counts:
-        # comb(n_init, k) p^k q^(n_init-k) E[(k+m)(n-k-m)] / (p q), m ~ Bin(n_cont, p),
-        # with p q divided out by hand so that p = 0 and p = 1 are ordinary points.
+        # comb(n_init, k) p^k q^(n_init-k) E[(k+m)(n-k-m)] / (p q), m ~ Bin(n_cont, p), with p q
+        # cancelled by hand so that p = 0 and p = 1 are ordinary points.
         if k == 0:
             total += q ** (n_init - 1) * n_cont * (n - 1 - (n_cont - 1) * p)
         elif k == n_init:
@@ -81,10 +79,10 @@ def phi_prime(p, n_init: int, n_cont: int, low=0, high=1):
 
 
 def phi(p, n_init: int, n_cont: int, low=0, high=1):
-    """Phi(p) = integral of Phi' from 0 to p: what SPEED ascends per screened prompt.
+    """Phi(p) = integral of Phi' from 0 to p: the objective that SPEED ascends per screened prompt.
 
-    Increasing, Phi(0) = 0; equal to p when everything is accepted or n_cont = 0
-    at the default thresholds. Arguments and errors: as `phi_prime`.
+    Increasing, Phi(0) = 0; equal to p if everything is accepted, or if n_cont = 0 at the default
+    thresholds. Arguments and errors: as `phi_prime`.
     """
     p = _check.probability(p)
     n_init, n_cont, counts = _settings(n_init, n_cont, low, high)
@@ -140,9 +138,9 @@ def group_moments(p, n_init: int, n_cont: int, low=0, high=1) -> Moments:
 
 @dataclasses.dataclass(frozen=True)
 class Expectation:
-    """What a method is expected to cost and to teach, per group it trains on.
+    """Expected cost and gain of a method, per group it trains on.
 
-    Produced by `expected_speedup`, which defines the fields.
+    `expected_speedup` returns it and defines the fields.
     """
 
     acceptance: float
@@ -195,8 +193,8 @@ def expected_speedup(
     binds; Adam where each parameter serves many prompts, so that its second-moment
     estimate is an average over them) gains lr S / sqrt(M / B). This is the
     noise-dominated regime: |E G|^2 = O(1/P) is far below M / B when prompts are
-    many. M, not a variance, is right: that a prompt is drawn at all is most of
-    the noise.
+    many. M is correct here, not a variance: most of the noise is which prompts
+    are drawn.
 
     A one-dimensional score makes g nearly deterministic near p = 1/2; a language
     model's score z is not like that: it has many dimensions and those of two
@@ -232,7 +230,7 @@ def expected_speedup(
     out = {}
     for name, (first, more, lower, upper) in settings.items():
         moments = Moments(*(weights @ x for x in group_moments(p, first, more, lower, upper)))
-        accepted = min(float(moments.acceptance), 1.0)  # weights sum to 1 only roughly
+        accepted = min(float(moments.acceptance), 1.0)  # weights sum to 1 only up to rounding
         if accepted <= 0 or moments.signal <= 0:
             raise ValueError(
                 f"Of these pass rates none gives {name!r} anything to learn from: mean "
@@ -259,8 +257,8 @@ def expected_speedup(
 
 
 def _accepted_counts(n_init, low, high) -> list[int]:
-    # k / n_init is correctly rounded, like a threshold written as a decimal, so
-    # equality is decided as on paper: 3/10 is not above 0.3.
+    # k / n_init is correctly rounded, as is a decimal threshold, so equality is decided as on
+    # paper: 3/10 is not above 0.3.
     return [k for k in range(n_init + 1) if low < k / n_init < high]
 
 

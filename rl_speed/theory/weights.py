@@ -1,25 +1,24 @@
-"""Which objective a sampling rule climbs: the weight that it gives each prompt, exactly.
+"""The objective that a sampling rule ascends: the exact weight that it gives each prompt.
 
 One prompt's update is (1/n) sum_i A_i grad log pi(y_i) over the n rows that it trains on. Given the
-reward, the expected score is grad p (r - p) / (p (1-p)), so in expectation every update that looks
-at rewards alone is w(p) grad p, and the method climbs E[f(p)] with f' = w. The plain objective E[p]
-has w = 1; RLOO attains it. Only the form of w over p matters, a factor is a learning rate.
+reward, the expected score is grad p (r - p) / (p (1-p)). So in expectation every update that uses
+only rewards is w(p) grad p, and the method ascends E[f(p)] with f' = w. The plain objective E[p]
+has w = 1; RLOO attains it. Only the form of w over p matters; a factor acts as a learning rate.
 
-What is approximated by what (methods.md, section 3):
+Approximations (methods.md, section 3):
 
 - f = p (identity): RLOO exactly, r - mean up to the factor (n-1)/n. A Seq pool with the
   "importance" correction has w = E[p_hat (1 - p_hat)] / (p (1-p)), which is 1 - 1/N for a pool of
-  fixed size N. Stopping changes that: where the rule waits for positives alone, hard prompts still
-  weigh more, for k_pos = 1 and p -> 0 as much as sum_{j <= rounds} (1 - 1/(j m)) / j.
+  fixed size N. Stopping changes that: if the rule waits only for positives, hard prompts still
+  weigh more, for k_pos = 1 and p -> 0 up to sum_{j <= rounds} (1 - 1/(j m)) / j.
 - f = 2 arcsin(sqrt(p)): division by the group's std, w -> 1/sqrt(p (1-p)) for many samples.
-- f = log(p / (1-p)) / 2 - p: the class-balanced down-sample alone (`balanced_weight`). It is like
-  log(p) / 2 where p is small, and weighs easy prompts, which log(p) does not, just as much
-  as hard ones.
-- f = log p: weight "inv_p" with the "importance" correction. Without it, inv_p comes on top of the
+- f = log(p / (1-p)) / 2 - p: the class-balanced down-sample alone (`balanced_weight`). It is close
+  to log(p) / 2 for small p. Unlike log(p), it weighs easy prompts as much as hard ones.
+- f = log p: weight "inv_p" with the "importance" correction. Without it, inv_p multiplies the
   balance: about 1/(2p^2).
 - f = 2 sqrt(p): weight "inv_sqrt_p", and f = p^alpha: weight "power", each with the correction.
 
-All of them saturate below p of about 1/N_max: what is never solved cannot be weighted.
+All saturate below p of about 1/N_max: a prompt that is never solved cannot be weighted.
 """
 
 import math
@@ -39,8 +38,8 @@ ENDS = ("both", "low", "high", "neither")
 
 
 def objective(p, kind: str, alpha: float | None = None):
-    """f(p), what is climbed in expectation over prompts: p ("identity"),
-    log p ("log", -inf at 0) or p^alpha ("power").
+    """f(p), the objective ascended in expectation over prompts: p ("identity"), log p ("log", -inf
+    at 0) or p^alpha ("power").
 
     Args:
       p: pass rate(s) in [0, 1], any shape. alpha: positive, for "power" only.
@@ -59,7 +58,7 @@ def objective(p, kind: str, alpha: float | None = None):
 
 
 def objective_weight(p, kind: str, alpha: float | None = None):
-    """f'(p): 1, 1/p or alpha p^(alpha-1); infinite at 0 where f is steep there.
+    """f'(p): 1, 1/p or alpha p^(alpha-1); infinite at 0 if f is steep there.
 
     Arguments and errors: as `objective`.
     """
@@ -76,7 +75,7 @@ def objective_weight(p, kind: str, alpha: float | None = None):
 
 
 def uniform_weight(p, n: int, advantage: str = "rloo", eps: float = 1e-6):
-    """Weight of a prompt that gets n samples, whatever they say, and trains on all.
+    """Weight of a prompt that gets n samples, whatever their rewards, and trains on all.
 
     1 for "rloo"; (n-1)/n for "dr_grpo", r - mean; for "grpo", (r - mean) / (std + eps),
     (n-1)/n E[s^2 / (s + eps)] / (p (1-p)) with s^2 = K (n-K) / (n (n-1)).
@@ -110,12 +109,12 @@ def screened_weight(
     eps: float = 1e-6,
 ):
     """Weight of a prompt whose first n_init samples decide whether it gets n_cont more and is
-    trained on at all.
+    trained on.
 
-    With a(K) the share of the orders of K positives among N = n_init + n_cont in which the first
-    n_init have an accepted number, it is the mean of a(K) c(K) over K - 1 ~ Bin(N - 2, p): the
-    other samples of a right and a wrong one. c = 1 for "rloo", (N-1)/N for "dr_grpo", (N-1)/N /
-    (s + eps) for "grpo" with s^2 = K (N-K) / (N (N-1)).
+    Let a(K) be the share of the orders of K positives among N = n_init + n_cont in which the first
+    n_init have an accepted number. The weight is the mean of a(K) c(K) over K - 1 ~ Bin(N - 2, p),
+    the other samples beside a correct and a wrong one. c = 1 for "rloo", (N-1)/N for "dr_grpo",
+    (N-1)/N / (s + eps) for "grpo" with s^2 = K (N-K) / (N (N-1)).
 
     SPEED with RLOO is `phi_prime`. With n_cont = 0 it is DAPO's dynamic sampling (strict 0 and 1),
     and a band.
@@ -123,18 +122,18 @@ def screened_weight(
     Args:
       p: pass rate(s) in [0, 1], any shape; the ends are limits.
       n_init, n_cont: samples, N at least 2. low, high: thresholds on the rate of the first n_init.
-      inclusive: which of the two are themselves accepted: "both", "low", "high" or "neither".
+      inclusive: which of the two are accepted themselves: "both", "low", "high" or "neither".
       advantage, eps: as in `uniform_weight`.
 
-    Returns: float64 of p's shape, per prompt screened; over `acceptance` it is that per prompt
-    trained on.
+    Returns: float64 of p's shape, per screened prompt; divide by `acceptance` for the weight per
+      trained prompt.
 
     Raises:
       ValueError: p outside [0, 1], N < 2, an unknown advantage, or thresholds that no
         count can pass.
 
-    Derivation. Advantages sum to 0 in a group, so sum_i A_i (r_i - p) / N is that of the right
-    ones, c s^2; and C(N, K) s^2 = C(N - 2, K - 1).
+    Derivation. Advantages sum to 0 in a group, so sum_i A_i (r_i - p) / N is the sum over correct
+    samples, c s^2; and C(N, K) s^2 = C(N - 2, K - 1).
     """
     p = _check.probability(p)
     n_init = _check.count(n_init, "n_init", 1)
@@ -171,26 +170,25 @@ def allocated_weight(
     advantage: str = "rloo",
     eps: float = 1e-6,
 ) -> np.ndarray:
-    """Weights of prompts under Reinforce-Ada-Est: each gets its budget,
-    all of it is trained on, means go over all samples.
+    """Weights of prompts under Reinforce-Ada-Est: each gets its budget, trains on all of it, and
+    means go over all samples.
 
-    (N_x / mean N) u(p_hat_x) times `uniform_weight` of N_x samples; 0 for a single one, which has
-    no baseline in its group. With p_hat = p, power 1/2 and "inv_sqrt_p", or power 1 and "none", it
-    is proportional to 1/p, f = log p, as far as integers and bounds allow.
+    (N_x / mean N) u(p_hat_x) times `uniform_weight` of N_x samples; 0 for a single sample, which
+    has no baseline in its group. With p_hat = p, power 1/2 and "inv_sqrt_p", or power 1 and "none",
+    it is proportional to 1/p, f = log p, within integers and bounds.
 
     Args:
       p: f[P], pass rates. budgets: i[P], at least 0, not all 0 (`allocate`).
-      p_hat: f[P], what the weight takes for pass rates, positive: an estimate that knows nothing of
-        this group, unlike the pool's in `sequential_weight`; None: p. For an uncertain estimate
-        take the mean over it, of budgets too.
+      p_hat: f[P], pass rates that the weight uses, positive: estimates independent of this group,
+        unlike the pool's in `sequential_weight`; None: p. For an uncertain estimate take the mean
+        over it, also of the budgets.
       weight, alpha, cap: u, as in `sequential_weight`. advantage, eps: as in `uniform_weight`.
 
     Returns: f64[P].
 
     Raises:
-      ValueError: rates outside [0, 1], arrays that are not flat and of one length, budgets as
-        above, an estimate of 0 that is to be weighted by, or names and numbers as in
-        `sequential_weight`.
+      ValueError: rates outside [0, 1], arrays that are not flat and of one length, invalid budgets,
+        an estimate of 0 with a weight, or invalid names and numbers as in `sequential_weight`.
 
     Source: Reinforce-Ada, section 3.1 and Algorithm 1.
     """
@@ -214,15 +212,15 @@ def allocated_weight(
 
 
 def balanced_weight(p, n: int):
-    """Weight of a class-balanced down-sample alone, with A = r - p exactly:
-    (a (1-p)^2 + b p^2) / (n p (1-p)), a = n//2, b = n - a.
+    """Weight of a class-balanced down-sample alone, with A = r - p exactly: (a (1-p)^2 + b p^2) /
+    (n p (1-p)), a = n//2, b = n - a.
 
-    For even n it is (p^2 + (1-p)^2) / (2 p (1-p)), 1 at p = 1/2 and about 1/(2p) for small p. It
-    holds exactly, for the mean over the n kept rows and relative to the plain objective, if both
-    quotas are filled with certainty and the baseline is p itself: the limit of `sequential_weight`
-    for large pools, m -> infinity. Finite pools stay below it where answers of one kind are rare.
-    The released balance, 4 rounds of 8 until 2 and 2, has 0.98 of it at p = 0.3, 0.87 at 0.1, 0.61
-    at 0.05, and its own limit for p -> 0 is 31/4.
+    For even n it is (p^2 + (1-p)^2) / (2 p (1-p)), 1 at p = 1/2 and about 1/(2p) for small p. It is
+    exact, for the mean over the n kept rows and relative to the plain objective, if both quotas are
+    always filled and the baseline is p: the limit of `sequential_weight` for large pools, m ->
+    infinity. Finite pools stay below it if one class is rare. The released balance, 4 rounds of 8
+    until 2 and 2, has 0.98 of it at p = 0.3, 0.87 at 0.1, 0.61 at 0.05, and its own limit for p ->
+    0 is 31/4.
 
     Args:
       p: pass rate(s) in [0, 1], any shape; infinite at both ends. n: rows kept, at least 2.
@@ -240,11 +238,11 @@ def balanced_weight(p, n: int):
 
 
 def kept_classes(n: int, pool: int, positives):
-    """How many positives and negatives are kept of a pool: n//2 and n - n//2,
-    what one class lacks filled from the other.
+    """How many positives and negatives of a pool are kept: n//2 and n - n//2; if one class has too
+    few, more of the other.
 
     Args: n: rows to keep. pool: samples in the pool. positives: i[...] of them. Returns: two arrays
-      like `positives`; their sum is min(n, pool).
+    like `positives`; their sum is min(n, pool).
     """
     positives = np.asarray(positives)
     kept = np.minimum(positives, np.maximum(n // 2, n - (pool - positives)))
@@ -267,17 +265,17 @@ def sequential_weight(
     on_unresolved: str = "keep",
     eps: float = 1e-6,
 ):
-    """Weight of a prompt under Reinforce-Ada-Seq: sampled to a pool by the stopping rule,
-    then down-sampled to n rows.
+    """Weight of a prompt under Reinforce-Ada-Seq: sampled to a pool by the stopping rule, then
+    down-sampled to n rows.
 
     With a positives and b negatives kept of a pool of N with K positives, p_hat = K / N, it is the
     sum over exits of the rule of
 
       P(N, K) u(p_hat) (a (1 - p_hat) / p + b p_hat / (1 - p)) / n.
 
-    The objective's equal is `objectives.pool` on the same pools. For p -> 0 only pools with one
-    positive count, so it is finite: without weights or corrections, "balance" with k_pos >= 2
-    saturates at (N_max - 1) / n, or falls to 0 if unresolved prompts are dropped.
+    `objectives.pool` computes the same for the objective. For p -> 0 only pools with one positive
+    count, so it is finite: without weights or corrections, "balance" with k_pos >= 2 saturates at
+    (N_max - 1) / n, or falls to 0 if unresolved prompts are dropped.
 
     Args:
       p: pass rate(s) in [0, 1], any shape; the ends are limits.
@@ -288,9 +286,9 @@ def sequential_weight(
         p_hat^(alpha-1) ("power"), at most `cap`.
       downsample_correction: "importance" scales each class by its share of the pool over its share
         of the kept rows.
-      on_unresolved: "drop" gives 0 to prompts that leave without satisfying the rule, "keep" trains
-        on what they have. Per prompt drawn; divide by the mean of `sequential_cost(...).resolved`
-        over prompts for the weight per prompt trained on.
+      on_unresolved: "drop" gives 0 to prompts that leave unresolved, "keep" trains on their
+        samples. Per prompt drawn; divide by the mean of `sequential_cost(...).resolved` over
+        prompts for the weight per trained prompt.
 
     Returns: float64 of p's shape.
 
@@ -309,7 +307,7 @@ def sequential_weight(
     total = np.zeros(p.shape)
     for at in sequential_exits(m, rounds, k_pos, k_neg):
         if at.n < 2:
-            continue  # a single answer is a constant pool
+            continue  # a single sample is a constant pool
         mixed = np.arange(1, at.n)
         share = at.share[mixed] * (at.resolved[mixed] | (on_unresolved == "keep"))
         p_hat = mixed / at.n
@@ -323,8 +321,8 @@ def sequential_weight(
         scale = share * _prompt_weight(p_hat, weight, alpha, cap) / n
         if normalise:
             scale = scale / (np.sqrt(p_hat * (1 - p_hat) * at.n / (at.n - 1)) + eps)
-        # C(n, k) p^k q^(n-k) is p (n/k) and also q n/(n-k) times a probability among n - 1 samples:
-        # nothing is divided by 0.
+        # C(n, k) p^k q^(n-k) is p (n/k), or q n/(n-k), times a probability among n - 1 samples,
+        # which avoids dividing by 0.
         fewer = pmf(p, at.n - 1)
         total += fewer[..., mixed - 1] @ (scale * positive * at.n / mixed)
         total += fewer[..., mixed] @ (scale * negative * at.n / (at.n - mixed))

@@ -1,6 +1,5 @@
-"""From a configuration to the parts of a run: policy, data, sampler, scorer, driver, update.
-
-Nothing here has a loop.
+"""Builds the parts of a run from its configuration: policy, data, sampler, scorer, driver,
+update.
 """
 
 import dataclasses
@@ -113,18 +112,18 @@ log = logging.getLogger(__name__)
 
 # Text -> token ids.
 Encoder = Callable[[str], list[int]]
-# Room for a gold answer inside the compiled loop, at least: nearly all are shorter, so that the
+# Least room for a gold answer inside the compiled loop. Nearly all answers are shorter, so the
 # program seldom depends on the data.
 GOLD_BYTES = 256
 
 
 @dataclasses.dataclass
 class Policy:
-    """A policy on the mesh, with what is needed to talk to it.
+    """A policy on the mesh, with its tokenizer, end tokens and verifier.
 
-    `tokenizer` is None where a dry run was given config.json alone. `judge` scores its responses in
-    worker processes, made by `host_verifier`: one pool for training and evaluation. `files`: what
-    its directory says beside the weights; None where weights were not read.
+    `tokenizer` is None if a dry run got config.json alone. `judge` scores responses in worker
+    processes, made by `host_verifier`: one pool for training and evaluation. `files`: contents of
+    its directory besides the weights; None if weights were not read.
     """
 
     directory: str
@@ -139,7 +138,7 @@ class Policy:
 
 @dataclasses.dataclass
 class Keys:
-    """Typed root keys; evaluation draws from its own."""
+    """Typed root keys; evaluation has its own."""
 
     train: jax.Array
     evaluate: jax.Array
@@ -151,13 +150,14 @@ class Keys:
 
 
 def build_mesh(config: Config, devices: Sequence[jax.Device] | None = None) -> Mesh:
-    """The mesh that the configuration asks for, of the first of `devices` (None: those here)."""
+    """The configured mesh, of the first of `devices` (None: those present)."""
     return make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor, devices)
 
 
 def build_meshes(config: Config, devices: Sequence[jax.Device] | None = None) -> tuple[Mesh, Mesh]:
-    """(the mesh that trains, the mesh that generates), of `devices` (None: those here); the same
-    one where the configuration does not tell them apart.
+    """(the mesh that trains, the mesh that generates), of `devices` (None: all present).
+
+    Both are the same object unless the configuration makes them differ.
     """
     m = config.mesh
     axes = config.generation_axes
@@ -170,8 +170,8 @@ def build_meshes(config: Config, devices: Sequence[jax.Device] | None = None) ->
 
 
 def build_policy(config: Config, mesh: Mesh, generation: Mesh | None = None) -> Policy:
-    """Read the Hugging Face directory `config.model.path` onto the mesh; its decoder is for the
-    mesh that generates.
+    """Reads the Hugging Face directory `config.model.path` onto the training mesh. The decoder is
+    for the mesh that generates.
     """
     directory = policy_directory(config)
     if Path(directory).is_file():
@@ -198,7 +198,7 @@ def build_policy(config: Config, mesh: Mesh, generation: Mesh | None = None) -> 
 def read_tokenizer(
     config: Config, directory: str, model: ModelConfig
 ) -> tuple[Any, tuple[int, ...], ModelConfig]:
-    """(the tokenizer, the end tokens, the model with the ids that are no token)."""
+    """(the tokenizer, the end tokens, the model with the ids that are not tokens)."""
     tokenizer = load_tokenizer(directory)
     ends = end_token_ids(directory, tokenizer, config.model.end_tokens)
     model = fit_vocabulary(model, tokenizer, ends, directory)
@@ -210,8 +210,8 @@ def read_tokenizer(
 def abstract_policy(config: Config, mesh: Mesh, generation: Mesh | None = None) -> Policy:
     """`build_policy` without reading weights: `params` are shapes with shardings.
 
-    `config.model.path` may also be a config.json by any name: end tokens are its `eos_token_id`
-    then, and there is no tokenizer.
+    `config.model.path` may also be a config.json under any name. End tokens are then its
+    `eos_token_id`, and there is no tokenizer.
     """
     directory = policy_directory(config, weights=False)
     alone = Path(directory).is_file()
@@ -241,7 +241,7 @@ def abstract_policy(config: Config, mesh: Mesh, generation: Mesh | None = None) 
 
 
 def warn_of_positions(config: Config, model: ModelConfig) -> None:
-    """Say so where sequences may be longer than the model was made for."""
+    """Warns if sequences may be longer than the model's positions."""
     longest = config.data.max_prompt_length + config.sampler.max_new
     if longest > model.max_position:
         log.warning(
@@ -255,13 +255,13 @@ def warn_of_positions(config: Config, model: ModelConfig) -> None:
 
 
 def build_decoder(config: Config, model: ModelConfig, mesh: Mesh) -> Decoder:
-    """The policy for the sampler, as this mesh and configuration want it."""
+    """The policy for the sampler, for this mesh and configuration."""
     attention = DecodeAttention(config.sampler.attention, cache_dtype=config.sampler.cache_dtype)
     return decoder(model, fuse=mesh.shape["tensor"] == 1, attention=attention)
 
 
 def policy_directory(config: Config, weights: bool = True) -> str:
-    """Where the policy is read from. A model of the hub is downloaded, `weights` or not."""
+    """Directory of the policy. Downloads a model of the hub, with or without `weights`."""
     path = config.model.path
     return str(embedded_directory(path)) if path in POLICIES else model_directory(path, weights)
 
@@ -269,10 +269,10 @@ def policy_directory(config: Config, weights: bool = True) -> str:
 def build_data(
     config: Config, tokenizer: Any, report: Path | None = None
 ) -> tuple[PromptStream, dict[str, HeldOutSet]]:
-    """(the training stream, the held-out sets by name, whatever the task); an only set may have
-    the name "".
+    """(the training stream, the held-out sets by name) for any task. A single set may have the name
+    "".
 
-    What was left out while loading is counted, logged, and written to `report`.
+    Questions left out while loading are counted, logged, and written to `report`.
     """
     data = config.data
     form = prompt_encoder(tokenizer, data.prompt, data.system)
@@ -304,7 +304,7 @@ def build_data(
 
 
 def generated_stream(config: Config, encode: Encoder, bare: Encoder) -> PromptStream:
-    """The training prompts of a task that makes its questions.
+    """Training prompts of a task that generates its questions.
 
     Args:
       encode: question -> tokens of its prompt. bare: answer -> its tokens.
@@ -317,8 +317,8 @@ def generated_stream(config: Config, encode: Encoder, bare: Encoder) -> PromptSt
 
 
 def generated_sets(config: Config, encode: Encoder, bare: Encoder) -> dict[str, list[Prompt]]:
-    """The held-out prompts of a task that makes its questions, by the name of their set. They are
-    the same for every seed: runs are compared on them.
+    """Held-out prompts of a task that generates its questions, by set. They are the same for every
+    seed, so that runs can be compared.
     """
     task = TASKS[config.data.task]
     prompts = task.prompts("eval", 0, config.data.eval_prompts or 512, encode, bare)
@@ -328,7 +328,7 @@ def generated_sets(config: Config, encode: Encoder, bare: Encoder) -> dict[str, 
 
 
 def _tell(reports: Mapping[str, LoadReport], path: Path | None) -> None:
-    """What was left out of the data: to the log and, where there is a path, to a file."""
+    """Logs the questions that were left out, and writes them to `path` if there is one."""
     for split, found in reports.items():
         (log.info if found.kept == found.rows else log.warning)(
             "%s questions: %s", split, found.text()
@@ -351,7 +351,7 @@ def _tell(reports: Mapping[str, LoadReport], path: Path | None) -> None:
 
 
 def reward_fields(reward: Reward) -> dict[str, Any]:
-    """What reward functions of the user's own need of a row, as arguments of `Fields`."""
+    """Row fields that the user's reward functions need, as arguments of `Fields`."""
     own = is_function(reward.verifier)
     functions = [reward.verifier] if own else []
     functions += [extra.function for extra in parse_extra(reward.extra)]
@@ -363,8 +363,8 @@ def reward_fields(reward: Reward) -> dict[str, Any]:
 
 
 def evaluation_fields(data: Data, needed: Mapping[str, Any] = {}) -> Fields:
-    """What is named of evaluation files, which may have other publishers than the training file;
-    `needed` as of `reward_fields`.
+    """Field names of evaluation files, which may differ from those of the training file; `needed`:
+    see `reward_fields`.
     """
     return Fields(
         data.eval_question_field or data.question_field,
@@ -379,11 +379,12 @@ def evaluation_fields(data: Data, needed: Mapping[str, Any] = {}) -> Fields:
 def read_data(
     data: Data, encode: Encoder, needed: Mapping[str, Any] = {}
 ) -> tuple[list[Prompt], dict[str, list[Prompt]], dict[str, LoadReport]]:
-    """(training prompts, held-out prompts by the name of their set, reports) of question and answer
-    files. Reports are those of "train", and of "eval" or, of a set with a name, "eval/NAME".
+    """(training prompts, held-out prompts by set, reports) of question and answer files.
+
+    Reports are named "train", and "eval" or, for a named set, "eval/NAME".
 
     Args:
-      needed: of rows, by reward functions; see `reward_fields`.
+      needed: row fields for reward functions; see `reward_fields`.
     """
     fields = Fields(data.question_field, data.answer_field, data.solution_field, **needed)
     of_evaluation = evaluation_fields(data, needed)
@@ -421,8 +422,8 @@ def read_data(
 
 
 def limits(reward: Reward) -> dict[str, float | int | None]:
-    """The configured limits of one response in a worker,
-    as `MathVerifier` and `FunctionRewards` take them.
+    """Configured limits of one response in a worker, as `MathVerifier` and `FunctionRewards` take
+    them.
     """
     return {
         "timeout_s": reward.timeout_s,
@@ -432,9 +433,9 @@ def limits(reward: Reward) -> dict[str, float | int | None]:
 
 
 def host_verifier(config: Config, policy: Policy) -> Verifier:
-    """The policy's math-verify, or a function of the user's own.
+    """The policy's math-verify, or the user's function.
 
-    Workers start with the first response; who has the scorer closes them.
+    Workers start with the first response; the owner of the scorer closes them.
     """
     if policy.judge is None:
         r = config.reward
@@ -449,9 +450,7 @@ def host_verifier(config: Config, policy: Policy) -> Verifier:
 def build_scorer(
     config: Config, policy: Policy, answer_length: int, hosts: Hosts | None = None
 ) -> RewardScorer:
-    """The verifier that the configuration names, with what is added to it for training; `hosts`
-    share the work.
-    """
+    """The configured verifier, with the extra rewards for training; `hosts` share the work."""
     r = config.reward
     if r.verifier in JAX_VERIFIERS:
         verify = JaxScorer(*in_loop_verifier(config, policy, answer_length))
@@ -469,12 +468,12 @@ def build_scorer(
 def in_loop_verifier(
     config: Config, policy: Policy, answer_length: int, prompts: Sequence[Prompt] = ()
 ) -> tuple[Verify, Callable[[Sequence[Prompt]], Any]]:
-    """(the verifier that the configuration names, as `sample_adaptive` takes it;
-    what encodes the answers for it).
+    """(the configured verifier, as `sample_adaptive` takes it; a function that encodes the answers
+    for it).
 
     Args:
       answer_length: room for an answer in tokens, for "exact" and "scratchpad". prompts: for
-        verifiers in Python, all that are known: what the verifier needs of them must fit.
+        verifiers in Python, all known prompts: their data must fit.
     """
     if config.reward.verifier not in JAX_VERIFIERS:
         judge = TextJudge(
@@ -506,8 +505,8 @@ def in_loop_verifier(
 
 
 def context_length(config: Config) -> int:
-    """Tokens of a context that generation has room for: a prompt, and a replayed response behind
-    it. Evaluation has it, too: it is the same program then.
+    """Capacity of a context in tokens: a prompt and a replayed prefix. Evaluation uses the same, so
+    that it is the same program.
     """
     return config.data.max_prompt_length + (
         config.sampler.max_new if config.replay.window != "none" else 0
@@ -519,7 +518,7 @@ def build_generators(
 ) -> tuple[Generator, Generator, tuple[int, int]]:
     """(training generator, evaluation generator, prompts and samples of an evaluation call).
 
-    Both have the same capacities, so with equal sampler settings they are one compiled program.
+    Both have the same capacities: with equal sampler settings they are one compiled program.
     """
     keys = Keys.of(config.seed)
     rule = config.make_rule()
@@ -555,8 +554,8 @@ def build_generators(
 
 
 def pool_config(config: Config) -> PoolConfig | None:
-    """Which samples of a group are trained on, and whether its pool says their advantages;
-    None: all of them, and no.
+    """Which samples of a group are trained on, and whether a pool computes their advantages. None:
+    all samples, ordinary advantages.
     """
     o = config.objective
     keep = config.rule.n if config.rule.name == "sequential" else 0
@@ -591,7 +590,7 @@ def build_selector(config: Config) -> PoolSelector | None:
 def build_budgets(
     config: Config, policy: Policy, mesh: Mesh, stream: PromptStream
 ) -> Allocation | None:
-    """Estimates of pass rates, if any are asked for; or what the stream's forecast says."""
+    """Estimates of pass rates, if configured, or else the stream's forecast, if it has one."""
     e = config.estimate
     if isinstance(stream.order, ForecastOrder) and e.kind == "none":
         return ForecastScreening(stream.order.forecast, config.make_rule())
@@ -616,7 +615,7 @@ def build_budgets(
 def build_prefixes(
     config: Config, policy: Policy, prompts: Sequence[Prompt]
 ) -> PrefixSource | None:
-    """The replay cache, as yet empty or from its file, and how prefixes are cut from it."""
+    """The replay cache, empty or read from its file, and how prefixes are cut from it."""
     r = config.replay
     if r.window == "none":
         return None
@@ -673,10 +672,10 @@ def build_fused_program(
     settings: UpdateConfig,
     prompts: Sequence[Prompt] = (),
 ) -> tuple[FusedProgram, FusedConfig, Table]:
-    """(the whole step as one jitted program, its settings, what makes its candidate tables).
+    """(the whole step as one jitted program, its settings, the builder of its candidate tables).
 
-    `prompts` are those of a finite data set: a table has room for their answers. Reads shapes of
-    the policy only.
+    `prompts` are those of a finite data set: tables have room for their answers. Reads only shapes
+    of the policy.
     """
     c = config
     shards = row_shards(mesh)
@@ -728,7 +727,7 @@ def build_fused_step(
     budgets: Allocation | None = None,
     prefixes: PrefixSource | None = None,
 ) -> FusedStep:
-    """The step that is one program."""
+    """The fused step: one program."""
     program, fused, table = build_fused_program(
         config, policy, mesh, optimizer, settings, stream.prompts
     )
@@ -760,7 +759,7 @@ def build_split_step(
     reference: Reference | None = None,
     transfer: Transfer | None = None,
 ) -> SplitStep:
-    """The step of generation calls and an update; `transfer` where they have two meshes."""
+    """The step of generation calls and an update; `transfer` if they have two meshes."""
     shardings = state_shardings(policy.model, optimizer, mesh)
     return SplitStep(
         config,
@@ -783,7 +782,7 @@ def build_optimizer(config: Config, params: Any) -> optax.GradientTransformation
 
 
 def update_config(config: Config) -> UpdateConfig:
-    """The static settings of the update."""
+    """Static settings of the update."""
     return UpdateConfig(
         groups=config.driver.groups,
         micro_tokens=config.training.micro_tokens,
@@ -797,5 +796,5 @@ def update_config(config: Config) -> UpdateConfig:
 
 
 def longest_answer(prompts: list[Prompt], max_new: int) -> int:
-    """Capacity of an answer in tokens: no right response can be longer than a response."""
+    """Capacity of an answer in tokens: no correct response is longer than a response."""
     return max([max_new] + [len(np.asarray(p.answer_tokens)) for p in prompts])

@@ -1,5 +1,5 @@
-"""The start of a replay cache: one response to each training prompt,
-by the policy that training starts from (RPO).
+"""Fills a replay cache before training: one response to each training prompt, by the initial policy
+(RPO).
 """
 
 import dataclasses
@@ -24,17 +24,17 @@ from rl_speed.training import build
 
 log = logging.getLogger(__name__)
 
-# Of a run, in its workdir.
+# File in the workdir of a run.
 START_FILE = "replay_cache.npz"
-# Index of the one sample of a prompt. No rule and no evaluation draws so many, so that no sample of
-# theirs has the same key.
+# Index of the one sample of a prompt. No rule and no evaluation draws so many, so no other sample
+# has its key.
 SAMPLE_INDEX = 2**30
 
 
 @dataclasses.dataclass
 class StartCost:
-    """What starting a cache cost: responses sampled, of these right, of these cut off at the limit;
-    their tokens; generation calls; seconds, compilation included; of these seconds, scoring.
+    """Cost of filling a cache: sampled responses, correct ones, truncated ones, their tokens;
+    generation calls; seconds with compilation; seconds of scoring in these.
     """
 
     sampled: int = 0
@@ -61,22 +61,22 @@ def start_cache(
     after_call: Callable[[int, StartCost], None] | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> StartCost:
-    """Sample one response to each prompt that has none in `cache`, and put it there,
-    right or wrong, unless non-finite logits ended it.
+    """Samples one response to each prompt that has none in `cache`, and puts it there, correct or
+    wrong, unless non-finite logits ended it.
 
-    A prompt's sample is keyed by its place in `prompts` and by `SAMPLE_INDEX` under the generator's
-    root key: a start that goes on where another one ended gives the same cache, and training draws
-    none of these samples. While a call is scored, the next one is generated. Of prompts that share
-    an id the first is sampled.
+    The sample is keyed by the prompt's place in `prompts` and `SAMPLE_INDEX` under the generator's
+    root key: a continued start gives the same cache, and training draws none of these samples. The
+    next call is generated while one is scored. Of prompts that share an id only the first is
+    sampled.
 
     Args:
       generator: calls are as large as its capacities allow. params: the policy's weights.
       score: rollouts -> (rewards f32[R], correct bool[R]).
       version: policy updates made so far, stored with every response.
-      after_call: called with the responses that a call brought and the cost so far, once they are
+      after_call: called with the number of responses of a call and the cost so far, after they are
         in the cache.
-      stop: asked before each call; True ends the start with what was dispatched, unless
-        `generator.stop` ended that.
+      stop: called before each call; True ends the start after the dispatched calls, unless
+        `generator.stop` ended those.
     """
     first: dict[str, int] = {}
     for place, prompt in enumerate(prompts):
@@ -99,7 +99,7 @@ def start_cache(
         rewards, correct = score(rollouts)
         cost.score_seconds += time.perf_counter() - before
         for row, prompt in enumerate(rollouts.prompts):
-            # Nothing to start from: samples of this prompt start at its end.
+            # Without a response, samples of this prompt start at its end.
             if rollouts.nonfinite[row]:
                 continue
             length = int(rollouts.lengths[row])
@@ -142,12 +142,12 @@ def start_cache(
 
 @dataclasses.dataclass(frozen=True)
 class CacheFile:
-    """What `write_cache` left.
+    """Result of `write_cache`.
 
-    Prompts: all of them; with a response; of these, there already, and taken from another file.
-    `unknown`: responses of either file to no prompt of these. `cost`: of this start; `whole`: with
-    those it went on from. `stopped`: a signal ended it early. Shares of right and cut-off
-    responses, and their mean length in tokens, of all held.
+    `prompts`: number of all prompts; `held`: with a response; `resumed`: of these, in the file
+    before; `taken`: from another file. `unknown`: responses of either file to other prompts.
+    `cost`: of this start; `whole`: with the starts it continued. `stopped`: a signal ended it
+    early. `correct`, `truncated`: shares of the held responses; `length`: their mean in tokens.
     """
 
     path: Path
@@ -164,7 +164,7 @@ class CacheFile:
     length: float
 
     def text(self) -> str:
-        """For people."""
+        """A report in words."""
         lines = [
             f"{self.path}: {self.held:,} of {self.prompts:,} prompts have a response "
             f"({self.resumed:,} had one before, {self.taken:,} come from the other file, "
@@ -192,16 +192,16 @@ class CacheFile:
 def write_cache(
     config: Config, out: str | Path, source: str | Path | None = None, write_every_s: float = 60.0
 ) -> CacheFile:
-    """Start a cache with the policy of `config.model.path`,
-    at the sampler's temperature and limit, and write it to `out`.
+    """Fills a cache with the policy of `config.model.path`, at the sampler's temperature and limit,
+    and writes it to `out`.
 
-    Where `out` exists, it is gone on with. Else, with `source`, the responses of that file (another
-    policy's) are taken first, and only prompts without one are sampled. Written every
-    `write_every_s` seconds, at the end, and when a signal asks to stop.
+    An existing `out` is continued. Otherwise the responses of `source` (another policy's file), if
+    given, are taken first, and only prompts without one are sampled. Writes every `write_every_s`
+    seconds, at the end, and when a signal asks to stop.
 
     Raises:
-      ValueError: the data are endless; a file is damaged, holds ids outside the vocabulary, or
-        `out` was begun otherwise.
+      ValueError: the data are endless, a file is damaged or holds ids outside the vocabulary, or
+        `out` was begun with other settings.
       FileNotFoundError: there is no `source`.
     """
     config.validate()
@@ -240,7 +240,7 @@ def write_cache(
     def write(cost: StartCost) -> None:
         cache.save(out, {"made_with": made_with, "cost": dataclasses.asdict(before + cost)})
 
-    write(StartCost())  # a place that cannot be written to is found out before anything is sampled
+    write(StartCost())  # fails before sampling if `out` is not writable
     try:
         with stop_on_signals() as request:
             cost = _fill(
@@ -291,14 +291,14 @@ def start_run(
     hosts: Hosts,
     write_every_s: float = 60.0,
 ) -> StartCost:
-    """Fill the cache of a run before its first step:
-    what `config.replay.cache` did not bring is sampled.
+    """Fills the cache of a run before its first step: samples prompts that `config.replay.cache`
+    did not have.
 
-    `workdir`/replay_cache.npz is written on the way, and an interrupted start goes on from there.
-    Where it cannot be written, the start goes on without.
+    Writes `workdir`/replay_cache.npz on the way; an interrupted start continues from it. If it
+    cannot be written, the start goes on without it.
 
-    Returns the cost, that before an interruption included. Raises ValueError where the file was
-    begun with other settings.
+    Returns the cost, including that before an interruption. Raises ValueError if the file was begun
+    with other settings.
     """
     path = workdir / START_FILE
     made_with = _made_with(config, policy, config.replay.cache or None)
@@ -335,9 +335,7 @@ def start_run(
 
 
 def start_cost(workdir: Path) -> StartCost | None:
-    """What filling a run's cache cost; None where it was not filled by sampling,
-    or the file is gone.
-    """
+    """Cost of filling a run's cache. None if it was not filled by sampling, or the file is gone."""
     try:
         return StartCost(**load_responses(workdir / START_FILE)[1]["cost"])
     except (FileNotFoundError, ValueError):
@@ -355,7 +353,9 @@ def _fill(
     progress: bool,
     stop: Callable[[], bool],
 ) -> StartCost:
-    """`start_cache` with a progress bar, written every so many seconds and at the end."""
+    """`start_cache` with a progress bar; calls `write` every `write_every_s` seconds and at the
+    end.
+    """
     bar = progress_bar(
         len({p.id for p in prompts}), "replay cache", initial=len(cache), enabled=progress
     )

@@ -1,5 +1,5 @@
-"""What a run will need, before it is started: its programs are compiled for abstract weights,
-nothing is allocated.
+"""Compiles the programs of a run for abstract weights to predict its memory and time; allocates
+nothing.
 """
 
 import dataclasses
@@ -66,15 +66,14 @@ class Program:
 
     Attributes:
       known: part -> bytes that the program's shapes imply: weights, optimizer moments, gradients,
-        caches. Parts that are not there at the same time may share memory: the caches of a fused
-        step with its gradients.
-      total: XLA's own count of what must be there at once (arguments, outputs and temporaries,
-        donated memory once), and the optimizer's state, which waits while others run.
-      turn_down: fields of the configuration that make it smaller, most effective first.
-      collectives: what devices send each other, by kind. phases: by the compiler's estimate, where
-        it makes one. kernels: name -> lines of the program that call it.
-      refused: what the compiler says where it does not compile what cannot fit; `total` is then at
-        least what it says.
+        caches. Parts of different phases may share memory, as caches and gradients of a fused step.
+      total: XLA's count of the peak (arguments, outputs and temporaries, donated memory once), plus
+        the optimizer's state, which waits while others run.
+      turn_down: configuration fields that make it smaller, most effective first.
+      collectives: what devices send each other, by kind. phases: the compiler's estimate, if it
+        makes one. kernels: name -> lines of the program that call it.
+      refused: the compiler's message, if it refused a program that cannot fit; `total` is then a
+        lower bound.
     """
 
     name: str
@@ -89,20 +88,21 @@ class Program:
 
     @property
     def rest(self) -> int:
-        """Activations and workspace: what the known parts leave of the total."""
+        """Activations and workspace: the total without the known parts."""
         return max(self.total - sum(self.known.values()), 0)
 
 
 @dataclasses.dataclass(frozen=True)
 class DryRun:
-    """See `dry_run`.
+    """Result of `dry_run`.
 
     Attributes:
-      pieces: of the update, per device. padding: lengths of responses -> tokens computed by tokens
-        held in an update.
-      vocabulary: of the policy. end_tokens: what ends a response. tokenizer: whether one was read.
-      beside: part -> bytes per device that are held beside every program, in no program's total:
-        those of a reference policy.
+      pieces: of the update, per device. padding: lengths of responses -> computed tokens / held
+        tokens in an update.
+      vocabulary: of the policy. end_tokens: ids that end a response. tokenizer: whether one was
+        read.
+      beside: part -> bytes per device held beside every program and in no program's total
+        (reference policy).
       estimates: of a step's phases on the target.
     """
 
@@ -122,12 +122,12 @@ class DryRun:
 
     @property
     def fits(self) -> bool:
-        """Whether every program does; False where the platform does not say."""
+        """Whether every program fits. False if the device's memory is unknown."""
         beside = sum(self.beside.values())
         return self.limit is not None and all(p.total + beside <= self.limit for p in self.programs)
 
     def text(self) -> str:
-        """The report that people read."""
+        """The report in words."""
         lines = [
             f"{'policy':<21} {self.parameters:,} parameters",
             f"{'mesh':<21} {self.devices} x {self.device}",
@@ -178,7 +178,7 @@ class DryRun:
 
 
 def compiled_bytes(compiled: jax.stages.Compiled) -> int:
-    """Bytes per device that a compiled program holds at its peak, as XLA accounts for them."""
+    """Peak bytes per device of a compiled program, by XLA's accounting."""
     m = compiled.memory_analysis()
     return (
         m.argument_size_in_bytes
@@ -189,8 +189,8 @@ def compiled_bytes(compiled: jax.stages.Compiled) -> int:
 
 
 def refused_bytes(message: str) -> int:
-    """The most that a compiler's message of exhausted memory speaks of; raises JaxRuntimeError with
-    it where it is none.
+    """Largest size in a compiler's out-of-memory message. Raises JaxRuntimeError with any other
+    message.
     """
     if "RESOURCE_EXHAUSTED" not in message:
         raise jax.errors.JaxRuntimeError(message)
@@ -218,10 +218,10 @@ def abstract_batch(config: Config, mesh: Mesh) -> Batch:
 
 
 def expected_padding(config: Config, shape: PieceShape, rows: int) -> dict[str, float]:
-    """Tokens computed by tokens held in an update of `rows` rows per device, by how long
-    responses are.
+    """Computed tokens / held tokens in an update of `rows` rows per device, by lengths of
+    responses.
 
-    Prompts are taken to be as long as they may be.
+    Assumes prompts of full length.
     """
     longest = config.sampler.max_new
     even = (np.arange(rows) + 0.5) / rows
@@ -241,7 +241,7 @@ def expected_padding(config: Config, shape: PieceShape, rows: int) -> dict[str, 
 
 
 def abstract_table(table: Table, mesh: Mesh, config: Config) -> Prompts:
-    """The candidates of one fused step, as shapes with shardings."""
+    """Candidates of one fused step, as shapes with shardings."""
     given = config.rule.name in ("allocated", "adaptive_speed")
     budgets = np.zeros(0, np.int64) if given else None
     estimates = config.estimate.kind != "none" or config.data.order == "forecast"
@@ -255,7 +255,7 @@ def abstract_table(table: Table, mesh: Mesh, config: Config) -> Prompts:
 def generation_parts(
     policy: build.Policy, generator: Generator, mesh: Mesh, prompt_length: int
 ) -> dict[str, int]:
-    """Bytes per device of what generation holds, by part."""
+    """Bytes per device that generation holds, by part."""
     contexts = generator.capacity[0] // generator.shards
     chunk = generator.config.prefill_chunk
     if chunk:
@@ -271,8 +271,8 @@ def fused_parts(
     mesh: Mesh,
     prompt_length: int,
 ) -> dict[str, int]:
-    """Bytes per device of what the fused step holds, by part: generation first,
-    then the update, which reuses its memory.
+    """Bytes per device that the fused step holds, by part: generation, then the update, which
+    reuses its memory.
     """
     contexts = min(fused.sampler.context_pool or table.capacity, table.capacity)
     return sampling_parts(policy, fused.sampler, contexts, mesh, prompt_length) | update_parts(
@@ -283,8 +283,8 @@ def fused_parts(
 def sampling_parts(
     policy: build.Policy, s: SamplerConfig, contexts: int, mesh: Mesh, prompt_length: int
 ) -> dict[str, int]:
-    """Weights and caches of a sampler with `contexts` prompts per shard;
-    caches are split over `tensor` where their heads are.
+    """Weights and caches of a sampler with `contexts` prompts per shard. Caches are split over
+    `tensor` if their heads are.
     """
     model = policy.model
     split = mesh.shape["tensor"] if model.kv_heads % mesh.shape["tensor"] == 0 else 1
@@ -298,7 +298,7 @@ def sampling_parts(
     decode = jax.eval_shape(policy.decoder.prepare, policy.params)
     kept = jnp.dtype(policy.params["embed"].dtype).name
     copy = device_bytes(decode.layers)
-    # Else the tables around the layers are used as they are.
+    # Otherwise embedding and head are used in place.
     if model.dtype != "float32" or mesh.shape["fsdp"] > 1:
         copy += device_bytes((decode.embed, () if model.tie_embeddings else decode.head))
     return {
@@ -310,19 +310,19 @@ def sampling_parts(
 
 
 def reference_parts(config: Config, policy: build.Policy) -> dict[str, int]:
-    """Bytes per device of the reference policy, where there is one: weights as they are trained."""
+    """Bytes per device of the reference policy, if there is one: weights as they are trained."""
     return {"reference policy": device_bytes(policy.params)} if config.objective.kl_coef > 0 else {}
 
 
 def dry_run(
     config: Config, target: Target | None = None, say: Callable[[str], Any] = lambda text: None
 ) -> DryRun:
-    """Compile every program of a run for abstract weights on the mesh that the
-    configuration asks for: of the devices that are here, or of the target's.
+    """Compiles every program of a run for abstract weights on the configured mesh, of the present
+    devices or the target's.
 
     Reads config.json and the tokenizer of the policy, or config.json alone if `config.model.path`
-    is that file; neither weights nor data, and allocates nothing on the devices. `say` is told what
-    is being compiled, which for an accelerator may take minutes.
+    is that file. Reads no weights or data and allocates nothing on devices. `say` gets the name of
+    each program before it is compiled, which may take minutes for an accelerator.
 
     Raises:
       ValueError, FileNotFoundError: as the run itself would.
@@ -351,14 +351,15 @@ def dry_run(
             text = compiled.as_text()
             found = collectives(text), phases(text), kernels(text)
         except jax.errors.JaxRuntimeError as error:
-            # A TPU's compiler ends where a program cannot fit, and says how much it would take.
+            # A TPU compiler refuses a program that cannot fit, and reports the memory it needs.
             refused = str(error).strip().splitlines()[0]
             held = max(refused_bytes(refused), sum(known.values()))
         seconds = time.perf_counter() - begin
         if WAITING not in known:
             waits = waiting
             if name in DRAWING and generation is not mesh:
-                # On the same devices the weights that train wait, too; on others nothing does.
+                # On shared devices the weights that train wait too; on separate devices nothing
+                # waits.
                 shared = config.generation_mesh.devices == "shared"
                 waits = waiting + device_bytes(policy.params) if shared else 0
             known = {**known, WAITING: waits}
@@ -395,13 +396,13 @@ def made_of(
     chip: Chip,
     row: float = 0.0,
 ) -> Units:
-    """What a step of these programs is made of; `row`: see `estimates.units`."""
+    """Units of a step of these programs; `row`: see `estimates.units`."""
     known = {p.name: p.known for p in programs}
     found = {p.name: p.phases for p in programs if p.phases is not None}
     return units(config, model, known, found, pieces, chip, row)
 
 
-# Of each program: its name, what lowers it, its known parts, and what to turn down.
+# For each program: its name, a function that lowers it, its known parts, and fields to turn down.
 Plan = list[tuple[str, Callable[[], jax.stages.Lowered], dict[str, int], tuple[str, ...]]]
 
 
@@ -410,8 +411,8 @@ DRAWING = ("generation", "evaluation")
 
 
 def generating(policy: build.Policy, mesh: Mesh, generation: Mesh) -> build.Policy:
-    """The policy with the weights that generate: those that are trained, or what is sent of them to
-    another mesh.
+    """The policy with the weights that generate: the trained ones, or those transferred to another
+    mesh.
     """
     if generation is mesh:
         return policy
@@ -433,7 +434,7 @@ def plan_split(
     optimizer: Any,
     settings: UpdateConfig,
 ) -> Plan:
-    """The programs of a run with the host driver; `drawing`: see `generating`."""
+    """Programs of a run with the host driver; `drawing`: see `generating`."""
     generator, held_out, _ = build.build_generators(config, drawing, generation)
     state = abstract_state(policy.model, policy.params, optimizer, mesh)
     batch = abstract_batch(config, mesh)
@@ -482,7 +483,7 @@ def plan_split(
 def plan_fused(
     config: Config, policy: build.Policy, mesh: Mesh, optimizer: Any, settings: UpdateConfig
 ) -> Plan:
-    """The programs of a run whose step is one program: that, and evaluation."""
+    """Programs of a run with a fused step: the step, and evaluation."""
     step, fused, table = build.build_fused_program(config, policy, mesh, optimizer, settings)
     state = abstract_state(policy.model, policy.params, optimizer, mesh)
     length = build.context_length(config)
@@ -503,7 +504,7 @@ def plan_fused(
 
 
 def plan_evaluation(held_out: Generator, policy: build.Policy, mesh: Mesh, length: int):
-    """One entry of a plan."""
+    """The plan entry of evaluation."""
     return (
         "evaluation",
         lambda: held_out.lower(policy.params),
@@ -513,7 +514,7 @@ def plan_evaluation(held_out: Generator, policy: build.Policy, mesh: Mesh, lengt
 
 
 def describe_work(config: Config) -> dict[str, float]:
-    """Sizes of a step and of a generation call (of a fused step: at most)."""
+    """Sizes of a step and of a generation call (of a fused step: upper bounds)."""
     rule = config.make_rule()
     fused = config.driver.where == "in_loop"
     prompts, samples = capacities(rule, config.driver)
@@ -538,8 +539,8 @@ def describe_work(config: Config) -> dict[str, float]:
 
 
 def explain_out_of_memory(config: Config, error: Exception) -> str:
-    """What to say when a device ran out of memory: what the run holds there by part,
-    and what to turn down.
+    """Message for a device that ran out of memory: the run's memory by part, and fields to turn
+    down.
     """
     mesh, generation = build.build_meshes(config)
     policy = build.abstract_policy(config, mesh, generation)

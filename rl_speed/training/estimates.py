@@ -1,5 +1,5 @@
-"""How long the parts of a step take on a chip that is not here: what its limits leave, and what its
-compiler says, where it says anything. Nothing of it is measured.
+"""Estimates the time of a step's parts on an absent chip, from its limits and its compiler. Nothing
+is measured.
 """
 
 import dataclasses
@@ -13,8 +13,8 @@ from rl_speed.policy.transformer import attention_kernel
 from rl_speed.targets import Chip
 from rl_speed.update.ragged import LOOP, PieceShape
 
-# What kernels are assumed to reach of a chip's limits, since no compiler estimates them: of its
-# operations where they multiply, of its bandwidth where they read.
+# Assumed efficiency of kernels, which no compiler estimates: share of peak operations for products,
+# share of bandwidth for reads.
 KERNEL_FLOPS = 0.6
 KERNEL_BANDWIDTH = 0.8
 
@@ -24,8 +24,8 @@ class Estimate:
     """Seconds.
 
     Attributes:
-      bound: what the chip's limits leave. compiler: by its cycles, without kernels; None where it
-        gives none. kernels: at the efficiency assumed above.
+      bound: least time by the chip's limits. compiler: time by the compiler's cycles, without
+        kernels; None if it gives none. kernels: time at the efficiency assumed above.
     """
 
     bound: float
@@ -38,16 +38,16 @@ class Estimate:
         return Estimate(self.bound + other.bound, compiler, self.kernels + other.kernels)
 
     def times(self, factor: float) -> "Estimate":
-        """Of so many of it."""
+        """Scales by `factor`."""
         compiler = None if self.compiler is None else factor * self.compiler
         return Estimate(factor * self.bound, compiler, factor * self.kernels)
 
     def seconds(self, reached: float) -> float:
-        """The compiler's and the kernels'; else the bound, of whose limit `reached` is reached."""
+        """Compiler's and kernels' seconds; without a compiler's, the bound divided by `reached`."""
         return self.bound / reached if self.compiler is None else self.compiler + self.kernels
 
     def text(self) -> str:
-        """One line."""
+        """One line in words."""
         least = f"at least {1e3 * self.bound:,.1f} ms by the chip's limits"
         if self.compiler is None:
             return f"{least}; not measured"
@@ -60,13 +60,13 @@ class Estimate:
 
 @dataclasses.dataclass(frozen=True)
 class Units:
-    """What a step is made of.
+    """Estimates of the units of a step.
 
     Attributes:
-      call: a generation call, before it draws: weights are made ready for decoding. prefill: so
-        many contexts as are read at once. decode: one token in every slot of a shard, but for what
-        the tokens that they hold cost. held: reading the keys and values of one of these, once.
-      optimizer: an optimizer step, but for its gradients. piece: gradients of one piece of rows.
+      call: start of a generation call: weights are prepared for decoding. prefill: one chunk of
+        contexts. decode: one token in every slot of a shard, without reading KV caches of held
+        tokens. held: reading the keys and values of one held token, once.
+      optimizer: an optimizer step without its gradients. piece: gradients of one piece of rows.
         score: log-probs of one piece, without gradients.
     """
 
@@ -79,7 +79,7 @@ class Units:
     score: Estimate
 
 
-# Which of a chip's limits bounds each.
+# Limit of the chip that bounds each unit.
 LIMIT = {
     "call": "bandwidth",
     "prefill": "operations",
@@ -100,12 +100,12 @@ def units(
     chip: Chip,
     row: float = 0.0,
 ) -> Units:
-    """What each takes a device.
+    """Estimates per device.
 
     Args:
-      known, found: by program, what `dry_run.Program` calls `known` and `phases`; of the latter
-        those that have any.
-      row: tokens of a row, on which attention in an update depends; 0: the longest.
+      known, found: by program, the `known` and `phases` of `dry_run.Program`; `found` has only
+        programs with phases.
+      row: tokens of a row, which sets the cost of attention in an update; 0: the longest row.
     """
     mesh = config.mesh
     prompt = config.data.max_prompt_length
@@ -114,8 +114,9 @@ def units(
     makes, trains = ("fused step", "fused step") if fused else ("generation", "update")
     draw = known[makes]
     update = known[trains]
-    # A product costs two operations a weight and token, its gradients twice that; what is computed
-    # anew is our choice. Of attention, scores and sums are products over half of the pairs.
+    # A product costs two operations a weight and token, its gradients twice that; recomputation is
+    # our choice, so the bound leaves it out. Attention's scores and sums are products over half of
+    # the pairs.
     per_pair = model.layers * model.heads * model.head_dim
     looked_up = 0 if model.tie_embeddings else model.vocab_size * model.width
     weights = num_params(model) - looked_up
@@ -146,24 +147,24 @@ def units(
     once = found[makes].once
     scoring = [p for name, p in found.items() if name.startswith("scoring")]
     cycles = {
-        # What a fused step does once is told apart no further.
+        # The work that a fused step does once is not divided further.
         "call": once,
         "prefill": loops.get("prefill", 0),
-        # A fused step reads contexts inside of its loop, in few of its iterations; of branches the
-        # longest is counted.
+        # A fused step reads contexts inside its loop, in few iterations; the compiler counts the
+        # longest branch.
         "decode": loops["adaptive_loop"] - loops.get("prefill", 0)
         if fused
         else loops["decode_loop"],
         "held": 0,
         "optimizer": 0 if fused else found[trains].once,
         "piece": found[trains].loops[LOOP],
-        # No program scores where no method asks for it: a third of what gradients cost then.
+        # Without a scoring program, scoring takes a third of the gradients' time.
         "score": scoring[0].loops[LOOP] if scoring else found[trains].loops[LOOP] / 3,
     }
     kernels = dict.fromkeys(least, 0.0)
     if attention_kernel(model) == "splash":
-        # Two products a pair of query and key forward, again where a layer is computed anew, three
-        # and four in the kernels of gradients; blocks on the diagonal are computed whole.
+        # Two products a pair of query and key forward, again if a layer is recomputed, three and
+        # four in the gradient kernels. Blocks on the diagonal are computed whole.
         split = mesh.tensor if model.kv_heads % mesh.tensor == 0 else 1
 
         def pairs(tokens, row):
@@ -181,10 +182,10 @@ def units(
 
 
 def summary(config: Config, pieces: PieceShape, each: Units) -> dict[str, Estimate]:
-    """Of an update of full-length rows, and of a decode step with half of the room for responses
-    held.
+    """Estimates of an update of full-length rows, and of a decode step with half of the response
+    capacity held.
 
-    The bound of the update is that of its operations.
+    The update's bound counts its operations.
     """
     shards = config.mesh.data * config.mesh.fsdp
     width = config.data.max_prompt_length + config.sampler.max_new

@@ -1,10 +1,10 @@
-"""The whole RL step as one program: screening, generation, verification, advantages,
-loss, gradients and update.
+"""The whole RL step as one program: screening, generation, verification, advantages, loss,
+gradients and update.
 
-`sample_adaptive` decides inside its loop which prompts to continue, every sample is drawn by the
-policy that is about to be updated, and XLA reuses the memory of the caches for activations. A
-Python verifier is called back from there (`HostVerify`); should it fail, its rewards are NaN, the
-update is skipped as one that is not finite, and who runs the step raises (`raise_failure`).
+`sample_adaptive` decides inside its loop which prompts continue. Every sample is drawn by the
+policy that is about to be updated. XLA reuses the memory of the caches for activations. A Python
+verifier is called from inside the program (`HostVerify`). If it fails, its rewards are NaN, the
+update is skipped as non-finite, and the caller of the step raises (`raise_failure`).
 """
 
 import dataclasses
@@ -50,7 +50,7 @@ from rl_speed.update.step import (
 
 Array = jax.Array
 
-# Of the samples of a step's groups, what goes to the host.
+# Arrays of the trained samples that go to the host.
 SAMPLED = ("tokens", "logprobs", "lengths", "rewards", "truncated", "nonfinite", "prefix")
 
 
@@ -61,13 +61,12 @@ class FusedConfig:
     Attributes:
       rule, verify, sampler: as `sample_adaptive` takes them; slots and context pool are per shard.
       target: groups per shard.
-      width: of the longest row there can be, in tokens.
+      width: tokens of the longest possible row.
       rows: samples trained on, per group on average; 0: as many as the rule can draw.
-      pool: which of a group's samples are trained on, and whether its pool says their advantages;
-        None trains on every sample, with ordinary advantages.
-      rejected: whether the samples of candidates that the rule rejected come back to the host, too.
-        The replay cache learns of them.
-      mask_prefix: as `to_batch` takes it; without, the update needs `UpdateConfig.replayed`.
+      pool: which of a group's samples are trained on, and whether a pool computes their advantages;
+        None: all samples, ordinary advantages.
+      rejected: whether samples of rejected candidates also go to the host, for the replay cache.
+      mask_prefix: as in `to_batch`; if False, the update needs `UpdateConfig.replayed`.
     """
 
     rule: Rule
@@ -94,13 +93,13 @@ def choose_samples(
     size: int,
     key: Array,
 ) -> tuple[Array, Array | None]:
-    """(i32[size], the places of `rows` to train on, as many as there are of them for none;
-    their advantages f32[size] or None).
+    """(i32[size] indices into `rows` to train on, filled with `len(rows)`; their
+    advantages f32[size] or None).
     """
     ids, index = place_ids(samples, rows)
     rewards = samples.rewards[jnp.minimum(rows, len(samples.rewards) - 1)]
     per_prompt = len(samples.rewards) // len(prompts.lengths)
-    # Of a group's first sample.
+    # Candidate of each group, from its first sample.
     candidate = jnp.minimum(rows[::per_prompt] // per_prompt, len(prompts.lengths) - 1)
     kept, advantages = choose(
         config,
@@ -117,14 +116,14 @@ def choose_samples(
 
 
 def sampled(samples: AdaptiveSamples, rows: Array) -> dict[str, Array]:
-    """What goes to the host of `rows` of one shard's samples, as `to_rollouts` takes it."""
+    """Arrays of `rows` of one shard's samples for the host, as `to_rollouts` takes them."""
     at = jnp.minimum(rows, len(samples.lengths) - 1)
     fields = {name: getattr(samples, name) for name in SAMPLED}
     return {"rows": rows, **{name: x[at] for name, x in fields.items() if x is not None}}
 
 
 def rejected_samples(samples: AdaptiveSamples, counts: Counts, mesh: Mesh) -> dict[str, Array]:
-    """`sampled` of all that the rule rejected, over all shards."""
+    """`sampled` of all samples that the rule rejected, over all shards."""
 
     def shard(tree):
         samples, counts = jax.tree.map(lambda x: x[0], tree)
@@ -145,11 +144,11 @@ def make_batch(
     mesh: Mesh,
     key: Array,
 ) -> tuple[Batch, dict[str, Array], Array | None]:
-    """All shards' groups as one batch, rows spread over the row shards,
-    group ids counted over all of them.
+    """All shards' groups as one batch. Rows are spread over the row shards; group ids count over
+    all of them.
 
     Returns (batch, all samples of these groups, as `to_rollouts` takes them, advantages of the rows
-    where pools say them, else None).
+    if pools compute them, else None).
     """
 
     def shard(tree, key):
@@ -199,8 +198,8 @@ def make_fused_step(
     """The jitted step (state, prompts, key) -> (state, metrics, drawn, samples' bookkeeping,
     counts); donates the state.
 
-    `prompts` have shards on axis 0. "rejected" in the bookkeeping is what `rejected_samples` gives,
-    or None. Metrics are f32 scalars as those of `step.make_update`.
+    `prompts` have shards on axis 0. "rejected" in the bookkeeping is the result of
+    `rejected_samples`, or None. Metrics are f32 scalars as those of `step.make_update`.
     """
     shardings = state_shardings(model, optimizer, mesh)
     rows = batch_sharding(mesh)
@@ -230,7 +229,7 @@ def make_fused_step(
                 state, grads, metrics["loss/total"], optimizer, mask=batch.mask
             )
         metrics = metrics_to_log(metrics, norm, finite, mask=batch.mask)
-        # The rows themselves are in `drawn`; what is left of the samples is their bookkeeping.
+        # `drawn` has the rows themselves; this is the bookkeeping of all samples.
         facts = {
             name: getattr(samples, name)
             for name in (
@@ -263,15 +262,15 @@ def make_fused_step(
 
 
 class Table:
-    """Candidates as tables of static shape, dealt to shards in turn.
+    """Builds tables of static shape from candidates, assigned to shards in turn.
 
     Args:
-      mesh: a process makes the tables of its own shards. capacity: candidates per shard. length:
-        of a context, in tokens.
-      encode: prompts -> the pytree that the verifier takes as their answers, a row each; may raise
+      mesh: a process makes the tables of its own shards. capacity: candidates per shard. length: of
+        a context, in tokens.
+      encode: prompts -> the pytree that the verifier takes as answers, one row each; may raise
         ValueError.
-      replayed: samples of a candidate, where they may start inside a response to it; 0: none does.
-        max_new: of a sample that does not, in tokens.
+      replayed: samples of a candidate if they may start inside a response; 0: none does. max_new:
+        tokens of a sample without prefix.
     """
 
     def __init__(
@@ -297,12 +296,12 @@ class Table:
         asked: Sequence[tuple[np.ndarray, np.ndarray | None]] = (),
         replays: Sequence[Replay | None] = (),
     ) -> Prompts:
-        """At most shards x capacity prompts; number i goes to shard i mod shards.
+        """Table of at most shards x capacity prompts; prompt i goes to shard i mod shards.
 
         Args:
-          asked: each shard's (estimates f64, budgets i64 or None) where there are any: the program
-            has columns for them then.
-          replays: of each prompt, where its samples start, None for one at its end; needs
+          asked: each shard's (estimates f64, budgets i64 or None); the program has columns for them
+            if given.
+          replays: for each prompt, where its samples start, None for the end of the prompt; needs
             `replayed`.
         """
         tables = {}
@@ -351,12 +350,12 @@ def to_rollouts(
     rule: Rule,
     asked: Sequence[tuple[np.ndarray, np.ndarray | None]] = (),
 ) -> Rollouts | None:
-    """What a step drew to train on (or what was rejected), shard by shard in launch order; None
-    where that is nothing.
+    """Trained samples of a step (or its rejected ones), shard by shard in launch order; None if
+    there are none.
 
     Args:
-      drawn: `SAMPLED` of the samples, and the rows of their shard's table that they were. prompts:
-        as `table` was built of them.
+      drawn: `SAMPLED` of the samples, and their rows in their shard's table. prompts: those that
+        `table` was built of.
     """
     shard = np.repeat(np.arange(table.shards), len(drawn["rows"]) // table.shards)
     candidate, index = np.divmod(drawn["rows"], rule.max_samples)
@@ -364,7 +363,7 @@ def to_rollouts(
     there = np.flatnonzero((candidate < table.capacity) & (place < len(prompts)))
     if not len(there):
         return None
-    # Shards come one after the other, and in each the candidates in launch order.
+    # Shards follow each other; in each, candidates follow in launch order.
     groups, owner = np.unique((shard * table.capacity + candidate)[there], return_inverse=True)
     owners = [divmod(int(group), table.capacity) for group in groups]
     estimates = (
@@ -372,7 +371,7 @@ def to_rollouts(
         if asked
         else None
     )
-    # What each prompt got first: where it has a budget of its own, so many.
+    # First samples of each prompt: the rule's number, or its own smaller budget.
     first = [
         rule.first_samples
         if not asked or asked[shard][1] is None

@@ -1,8 +1,7 @@
-"""The fused step, seen from the host: candidates out of the stream,
-what was not needed back into it, numbers kept.
+"""Host side of the fused step: takes candidates from the stream, returns unused ones, and counts.
 
-It is one program, which nothing stops on its way; a stop is looked at before each attempt. So a
-signal waits for one program, which is a whole step unless no candidate is accepted.
+The step is one program and cannot be stopped inside. `stop` is checked before each attempt, so a
+signal waits for one program: a whole step unless no candidate is accepted.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,20 +27,19 @@ from rl_speed.update.state import TrainState
 
 
 class FusedStep:
-    """The `Step` that is one program: nothing is in flight between steps, and nothing is stale.
+    """The `Step` that is one program: nothing is in flight between steps, and no sample is stale.
 
     Args:
-      program: the compiled step. table: builds its candidates. stream: where they come from. fused:
-        the program's settings.
-      key: the run's typed root key. groups: that a step asks for, over all shards. max_calls:
-        attempts to find any.
-      budgets, prefixes: as of `Screening`. Each shard shares out its own prompts' samples; with
-        budgets a step takes as many candidates as it asks for groups, since every one of
-        them completes.
+      program: the compiled step. table: builds its candidates. stream: their source. fused: the
+        program's settings.
+      key: the run's typed root key. groups: that a step needs, over all shards. max_calls: attempts
+        to get any.
+      budgets, prefixes: see `Screening`. Each shard divides the budget of its own prompts. With
+        budgets a step takes as many candidates as groups, because every candidate completes.
 
     Attributes:
-      screening: what became of prompts; `screened = rejected + completed` always.
-      wasted_tokens: drawn for candidates that were then not needed, since the run began.
+      screening: prompt counts; always `screened = rejected + completed`.
+      wasted_tokens: tokens drawn for candidates that were not needed, since the run began.
       whole: see `Step`.
     """
 
@@ -69,7 +67,7 @@ class FusedStep:
         self._verify_s = 0.0
         self.wasted_tokens = 0
         self.whole = True
-        self._begun: StepReport | None = None  # what a step that was stopped did so far
+        self._begun: StepReport | None = None  # report so far of a step that was stopped
 
     def __call__(
         self,
@@ -78,10 +76,10 @@ class FusedStep:
         timer: PhaseTimer,
         stop: Callable[[], bool] = lambda: False,
     ) -> tuple[TrainState, StepResult]:
-        """See `Step`. Where no candidate is accepted, nothing is updated and the next are tried.
+        """See `Step`. If no candidate is accepted, nothing is updated and the next ones are tried.
 
         Raises:
-          StarvedError: nothing was accepted in `max_calls` attempts.
+          StarvedError: no candidate was accepted in `max_calls` attempts.
           VerifierError: a Python verifier failed inside the step.
         """
         begin = getattr(self._verify, "seconds", 0.0)
@@ -130,7 +128,7 @@ class FusedStep:
             self.stream.put_back(prompts)  # as if they had never left it
             error.state = state
             raise
-        self.whole = False  # until all of it is taken in
+        self.whole = False  # until all results are stored
         consumed = [prompts[s::shards][: int(facts["consumed"][s])] for s in range(shards)]
         used = {prompt.visit for part in consumed for prompt in part}
         self.stream.put_back([prompt for prompt in prompts if prompt.visit not in used])
@@ -153,9 +151,7 @@ class FusedStep:
         return state, metrics, rollouts
 
     def _replays(self, prompts: Sequence[Prompt]) -> list[Replay | None]:
-        """Where the samples of each prompt start, unless at its end;
-        empty where nothing is replayed.
-        """
+        """Start of the samples of each prompt; empty without a replay cache."""
         if self.screening.prefixes is None:
             return []
         return [
@@ -171,8 +167,8 @@ class FusedStep:
         trained: int,
         report: StepReport,
     ) -> None:
-        """Add one attempt to the tally and to the report;
-        `trained` tokens were sampled for the groups trained on.
+        """Adds one attempt to the prompt counts and the report; `trained`: sampled tokens of the
+        groups trained on.
         """
         status = facts["status"]
         done = counts.done
@@ -206,13 +202,13 @@ class FusedStep:
         report.pass_rates += (facts["first_right"][decided] / first[decided]).tolist()
 
     def start_next(self, state: TrainState, version: int, timer: PhaseTimer) -> None:
-        """Nothing: which prompts the next program gets is known when this one has ended, and it
-        takes the state for its own.
+        """Does nothing: the next program's prompts depend on this one's results, and it donates the
+        state.
         """
 
     def metrics(self, version: int) -> dict[str, float]:
-        """Tokens drawn for nothing so far; of the last step,
-        the seconds that it waited for a Python verifier.
+        """Wasted tokens so far, the last step's seconds in a Python verifier, and metrics of
+        screening.
         """
         waited = {"time/verify": self._verify_s} if isinstance(self._verify, HostVerify) else {}
         return {
@@ -222,12 +218,12 @@ class FusedStep:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """What screening knows, and a step that was stopped; the stream saves itself."""
+        """State of screening, and of a step that was stopped; the stream saves itself."""
         begun = {} if self._begun is None else {"begun": self._begun.state_dict()}
         return {**begun, "wasted_tokens": self.wasted_tokens, **self.screening.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue where the state was taken."""
+        """Restores the state."""
         self.screening.load_state_dict(state)
         self.wasted_tokens = int(state["wasted_tokens"])
         self._begun = StepReport.from_state_dict(state["begun"]) if "begun" in state else None

@@ -1,5 +1,5 @@
-"""The held-out evaluation of a run, on one set of questions or on several: its accuracies by step,
-and what there is of one that was stopped between two calls.
+"""Held-out evaluation of a run, on one or several sets: accuracies by step, and the state of an
+evaluation that was stopped between two calls.
 """
 
 import dataclasses
@@ -21,17 +21,16 @@ log = logging.getLogger(__name__)
 
 
 class HeldOut:
-    """Evaluates one policy after the other on the same questions with the same random numbers.
+    """Evaluates successive policies on the same prompts with the same random numbers.
 
     Args:
       sets: by name; see `build.build_data`. generator: of capacity `room`, prompts and samples of a
         call.
-      scorer: whose `judge` says what is correct.
+      scorer: its `judge` decides what is correct.
 
     Attributes:
-      points: what each evaluation found, with the step and the totals it was made at; see
-        `Evaluations.metrics`.
-      under_way: of the evaluation that `stop` ended, what was drawn.
+      points: results of each evaluation, with its step and totals; see `Evaluations.metrics`.
+      under_way: finished prompts of the evaluation that `stop` ended.
     """
 
     def __init__(
@@ -52,16 +51,16 @@ class HeldOut:
 
     @property
     def prompts(self) -> list[Prompt]:
-        """The questions of all sets."""
+        """Prompts of all sets."""
         return [prompt for of in self.sets.values() for prompt in of.prompts]
 
     def measure(
         self, params: Any, step: int, totals: dict[str, float], stop: Callable[[], bool]
     ) -> Evaluations | None:
-        """A new point.
+        """Adds a point.
 
-        None where there are no questions, or where `stop` ended it between two calls: it is gone
-        on with then.
+        Returns None without held-out prompts, or if `stop` ended it between two calls; the next
+        call continues it.
         """
         if not self.sets:
             return None
@@ -81,7 +80,7 @@ class HeldOut:
         return result
 
     def write(self, workdir: Path) -> None:
-        """evaluations.jsonl. A failure is told, and mended by the next evaluation."""
+        """Writes evaluations.jsonl. A failure is logged; the next evaluation writes it again."""
         try:
             write_atomically(
                 workdir / "evaluations.jsonl",
@@ -94,7 +93,7 @@ class HeldOut:
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint."""
+        """State for a checkpoint."""
         under_way = (
             {}
             if self.under_way is None
@@ -103,9 +102,9 @@ class HeldOut:
         return {"evaluations": json.dumps(self.points), **under_way}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where the state was taken; other entries of it are not looked at.
+        """Restores the state; ignores other entries.
 
-        Under other settings what was under way begins anew.
+        A stopped evaluation starts again if settings changed.
         """
         self.points = json.loads(state["evaluations"])
         if "evaluating" in state and self.sets:
@@ -115,7 +114,7 @@ class HeldOut:
             )
 
     def _settings(self) -> str:
-        """What the responses depend on, beside the policy."""
+        """Settings, besides the policy, that responses depend on."""
         c = self._config
         return json.dumps(
             [dataclasses.asdict(part) for part in (c.evaluation, c.data, c.sampler, c.reward)]
@@ -124,5 +123,5 @@ class HeldOut:
 
 
 def shown(point: Mapping[str, Any]) -> dict[str, float]:
-    """What of a point goes beside the step's own numbers, which have the totals already."""
+    """Metrics of a point to log beside the step's own, which already have the totals."""
     return {name: value for name, value in point.items() if name.startswith("eval/")}

@@ -1,6 +1,5 @@
-"""The training loop: groups in, update, metrics, evaluation, checkpoints.
-
-Python control code around compiled functions.
+"""The training loop: groups, update, metrics, evaluation, checkpoints. Python around compiled
+functions.
 """
 
 import contextlib
@@ -56,14 +55,14 @@ from rl_speed.update.state import init_state, is_sound, make_snapshot, state_sha
 
 log = logging.getLogger(__name__)
 
-# Of what a checkpoint holds beside weights. 1, which names no format: samples without `end_steps`;
-# still read.
+# Version of the host state in a checkpoint. Version 1 has no format key and samples without
+# `end_steps`; it can still be read.
 FORMAT = 2
 
 
 class NonFiniteError(RuntimeError):
-    """Too many updates in a row had a non-finite loss or gradient,
-    or the policy's logits end every response. All processes of a run find it at the same place.
+    """Too many updates in a row had a non-finite loss or gradient, or non-finite logits ended every
+    response. All processes of a run raise it at the same place.
     """
 
     exit_status = 1
@@ -74,7 +73,7 @@ class NonFiniteError(RuntimeError):
 class Totals:
     """Sums over the run; saved with it.
 
-    `train_s` is wall-clock without evaluation, checkpoints and compilation.
+    `train_s` is wall-clock time without evaluation, checkpoints and compilation.
     """
 
     train_s: float = 0.0
@@ -86,16 +85,16 @@ class Totals:
 class Trainer:
     """A run: `Trainer(config, workdir).run()`.
 
-    Resumes from the newest checkpoint unless told otherwise. Several processes each make one, with
-    the same arguments, and call the same of its methods; process 0 writes the files.
+    Resumes from the newest checkpoint by default. Each of several processes makes one with the same
+    arguments and calls the same methods; process 0 writes the files.
 
     Args:
       hosts: the processes of the run; None: those of `hosts.connect`.
 
-    Raises (constructor): ValueError for a configuration that cannot be or a damaged config.json of
-    the run, FileNotFoundError where `resume="must"` finds nothing, FileExistsError where
-    `resume="never"` finds a run, CheckpointError where no checkpoint there can be continued,
-    OSError where the workdir cannot be written.
+    Raises (constructor): ValueError for an invalid configuration or a damaged config.json of the
+    run, FileNotFoundError if `resume="must"` finds no checkpoint, FileExistsError if
+    `resume="never"` finds a run, CheckpointError if no checkpoint there can be continued, OSError
+    if the workdir cannot be written.
     """
 
     def __init__(self, config: Config, workdir: str | Path, hosts: Hosts | None = None):
@@ -109,16 +108,16 @@ class Trainer:
         log_beside(self.hosts, self.workdir)
         self._settings = self.config.to_dict()
         if config.checkpoints.dir:
-            # Whoever reads the file may be in another folder.
+            # Absolute, because a reader of the file may be in another folder.
             self._settings["checkpoints"]["dir"] = str(self._folder)
         self._owner = Owner(self._folder, self.workdir, self._settings, self.hosts)
-        # First, and not beside its use: nothing is built or moved before a damaged file is told.
+        # Fails on a damaged config.json before anything is built.
         self._earlier = self._find_run()
         self.compiles = CompileCounter()
         self.slow = SlowSteps()
         self.mesh, generation = build.build_meshes(config)
         self.policy = build.build_policy(config, self.mesh, generation)
-        # None: what trains generates.
+        # None: training and generation share the weights.
         self.transfer = (
             None if generation is self.mesh else Transfer(self.policy.model, self.mesh, generation)
         )
@@ -134,7 +133,7 @@ class Trainer:
             config, self.policy, build.longest_answer(held_out, config.sampler.max_new), self.hosts
         )
         first = [of.prompts[0] for of in sets.values() if of.prompts]
-        # Before anything is compiled.
+        # Fails on a broken scorer before anything is compiled.
         self.scorer.try_out(next(iter([*self.stream.prompts[:1], *first])), first)
         self.generator, held_out_generator, room = build.build_generators(
             config, self.policy, generation
@@ -145,8 +144,7 @@ class Trainer:
         budgets = build.build_budgets(config, self.policy, self.mesh, self.stream)
         prefixes = build.build_prefixes(config, self.policy, self.stream.prompts)
         shardings = state_shardings(self.policy.model, self.optimizer, self.mesh)
-        # The policy it starts from is the first reference, if one is needed; otherwise its
-        # memory is let go.
+        # The initial policy is the first reference if one is needed; otherwise its memory is freed.
         self.reference = None
         if config.objective.kl_coef > 0:
             self.reference = Reference(
@@ -186,16 +184,16 @@ class Trainer:
         # Seconds by phase of a step that was stopped after `step` steps.
         self._spent: dict[str, float] = {}
         self._resumed = False
-        # Whether what is held is that of a step that is made, or of one between generation calls.
+        # Whether the state is that of a finished step, or of one between generation calls.
         self._whole = True
         self._open()
 
     # Files and resume.
 
     def _find_run(self) -> dict[str, Any]:
-        """The settings of the run that is gone on with; empty where there is none, or none is told.
+        """Settings of the run to continue; empty if there is none, or no settings are readable.
 
-        Raises, before anything is built, what the constructor does where it cannot be.
+        Raises the constructor's errors about checkpoints before anything is built.
         """
         c = self.config.checkpoints
         earlier = {}
@@ -206,7 +204,7 @@ class Trainer:
             damage = error
         before = earlier.get("checkpoints", {}).get("dir", "")
         moved = bool(earlier) and before != self._settings["checkpoints"]["dir"]
-        # Checkpoints in another folder than the workdir's may be another run's.
+        # A separate checkpoint folder may hold checkpoints of another run.
         self._owner.check(goes_on=not c.dir or c.resume == "must" or bool(earlier) and not moved)
         steps = saved_steps(self._folder) if self.hosts.writes else []
         steps = self.hosts.first(steps, "which checkpoints are there")
@@ -233,7 +231,7 @@ class Trainer:
         latest = self._checkpoints.latest()
         if latest is not None:
             self._restore()
-        self.hosts.meet("the reading of the workdir")  # before anything there is written over
+        self.hosts.meet("the reading of the workdir")  # before files there are overwritten
         if not self.hosts.writes:
             self._writer = NoWriter()
             return
@@ -245,7 +243,8 @@ class Trainer:
         note_environment(self.workdir, self.step)
         self._writer = MetricsWriter(self.workdir, self.config.logging, settings, self.step)
         for point in self.held_out.points:
-            # Of the policy as it is: made before the checkpoint, and cut off with what followed.
+            # The point of the current policy was written to the log before the checkpoint, and cut
+            # off with later lines.
             if point["step"] >= self.step:
                 self._writer.show(point["step"], shown(point))
         self.held_out.write(self.workdir)
@@ -272,12 +271,12 @@ class Trainer:
         log.warning("resumed %s at step %d", self.workdir, self.step)
 
     def save(self) -> bool:
-        """Checkpoint everything the next step depends on, and what there is of it where a stop came
-        between its generation calls. The reference policy is part of it only where it is neither
-        the one that the run started from nor the one that is saved here.
+        """Checkpoints everything the next step depends on, including a step that was stopped
+        between its generation calls. Saves the reference policy only if it is neither the initial
+        policy nor the one saved here.
 
-        False where a checkpoint of this step stays in place of this one: what there is of the next
-        step is then made again.
+        Returns False if an existing checkpoint of this step is kept; the partial next step is then
+        made again.
         """
         reference = self.reference
         if self._checkpoints.keeps(self.step):
@@ -300,8 +299,8 @@ class Trainer:
         return True
 
     def _unsaved(self) -> str:
-        """Wait for the last save, and try once more where it failed. What is wrong if it failed
-        again; else "".
+        """Waits for the last save, and tries once more if it failed. Returns the problem if it
+        failed again, else "".
         """
         self._checkpoints.wait()
         if self._checkpoints.lost:
@@ -317,7 +316,7 @@ class Trainer:
         )
 
     def _save_before(self, error: BaseException) -> None:
-        """Save what was made until `error` ended the run, and the policy, where they are whole."""
+        """Saves the state and policy when `error` ends the run, if they are whole."""
         if self.step == 0 or isinstance(error, (TakenError, SaveError)):
             return
         if self.hosts.count > 1 and not getattr(error, "everywhere", False):
@@ -332,7 +331,7 @@ class Trainer:
                 self.save()
                 if not (problem := self._unsaved()) and isinstance(error, Exception):
                     self._export()
-            except Exception as second:  # noqa: BLE001 (the first error is the one to tell)
+            except Exception as second:  # noqa: BLE001 (the first error is the one to report)
                 problem = f"{type(second).__name__}: {second}"
         if problem:
             log.error(
@@ -348,32 +347,30 @@ class Trainer:
 
     @property
     def done(self) -> bool:
-        """Whether the last step is made, or the time for training is spent."""
+        """Whether the last step is made, or the time for training is used up."""
         limit = self.config.training.max_seconds
         return self.step >= self.config.training.steps or 0 < limit <= self.totals.train_s
 
     def run(self, over: Callable[[], bool] = lambda: False) -> dict[str, Any]:
-        """Train to the last step, or until `training.max_seconds` are spent;
-        returns (and writes) the summary.
+        """Trains to the last step, or until `training.max_seconds` are used up; returns (and
+        writes) the summary.
 
         Args:
-          over: asked wherever a signal would be looked at; once it says so, the run stops as it
-            does for SIGALRM, and the same call goes on with it later.
+          over: called wherever a signal would be checked; True stops the run as SIGALRM does, and a
+            later call of `run` continues it.
 
         Raises:
-          NonFiniteError: after `training.max_skipped` non-finite updates in a row, or where
-            non-finite logits ended every response of a step; the batch of the last is in
-            the workdir.
-          Stopped: SIGTERM or SIGINT came, or `over` said so; the update under way was finished,
-            a generation call ended (of several processes, or with a lag: finished), and everything
-            saved, what there was of a step or of an evaluation too. A call that was ended is made
-            again.
+          NonFiniteError: after `training.max_skipped` non-finite updates in a row, or if non-finite
+            logits ended every response of a step; the batch of the last step is in the workdir.
+          Stopped: SIGTERM or SIGINT came, or `over` returned True. The current update was finished,
+            a generation call was ended (with several processes or a lag: finished), and everything
+            was saved, also a partial step or evaluation. A call that was ended is made again.
         """
         try:
             with stop_on_signals(self.hosts, over) as stop:
                 self._watch_calls(stop)
                 self._start_replay(stop)
-                # Its own file has what was sampled; a checkpoint would say that it is over.
+                # Its own file has the samples; a checkpoint would mark the start as finished.
                 if stop:
                     raise Stopped(stop.received, self.step, self.workdir, receiver=stop.receiver)
                 with (
@@ -391,7 +388,7 @@ class Trainer:
             raise
         except BaseException as error:
             self._save_before(error)
-            # At once: the others wait for this process, which waits for nobody any more.
+            # Alarms at once: other processes wait for this one, which no longer waits for them.
             self.hosts.alarm(f"{type(error).__name__}: {error}", status_of(error) or 1)
             raise
         finally:
@@ -402,8 +399,8 @@ class Trainer:
         return summary
 
     def _watch_calls(self, stop: StopRequest) -> None:
-        """Have generation calls made in parts, with a look at `stop` between them. Several
-        processes cannot agree there, and stop between calls.
+        """Makes generation calls check `stop` between parts. Several processes cannot agree there
+        and stop between calls.
         """
         if self.hosts.count == 1:
             # With a lag, the weights that would make a stopped call again are gone.
@@ -411,8 +408,8 @@ class Trainer:
             self.held_out.generator.stop = stop.ask
 
     def _start_replay(self, stop: StopRequest) -> None:
-        """Sample a response to every question before the first step, where replay starts so;
-        it counts as training.
+        """Samples a response to every prompt before the first step, if replay starts so. It counts
+        as training.
         """
         if (
             self._resumed
@@ -433,7 +430,7 @@ class Trainer:
             stop.ask,
             self.hosts,
         )
-        self.scorer.take_parts()  # means of a step's rewards are not to include these
+        self.scorer.take_parts()  # removes these from the next step's mean rewards
         self.totals.train_s += cost.seconds - (self.compiles.seconds - compiled)
         self.totals.tokens += cost.tokens
         self.totals.samples += cost.sampled
@@ -449,7 +446,7 @@ class Trainer:
             self.evaluate(asked)
             if stop.ask() or self.done:
                 saved = self.save()
-        # Looked at where there is something to save; a signal that comes later waits for that.
+        # Checked here, where there is a state to save; a later signal waits for the next check.
         timer = PhaseTimer(self._spent)
         stopping = stop.ask()
         while not self.done and not stopping:
@@ -482,7 +479,7 @@ class Trainer:
             numbers = metrics()
             seconds = timer.take()
             seconds["time/compile"] = self.compiles.seconds - compiled
-            # Who is done is a matter of process 0's clock.
+            # Process 0's clock decides when a time limit is reached.
             spent = seconds["time/step"] - seconds["time/compile"]
             self._account(
                 report.generation, self.hosts.first(spent, f"the time of step {self.step}")
@@ -529,7 +526,9 @@ class Trainer:
             raise stopped
 
     def _pauses(self, step: int) -> bool:
-        """Whether something else than the next step follows `step` steps."""
+        """Whether training pauses after `step` steps, for an evaluation, a checkpoint or the
+        end.
+        """
         c = self.config
 
         def due(every):
@@ -538,8 +537,8 @@ class Trainer:
         return step >= c.training.steps or due(c.evaluation.every) or due(c.checkpoints.every)
 
     def evaluate(self, stop: Callable[[], bool] = lambda: False) -> None:
-        """Held-out accuracy of the policy as it is, kept with the totals it was reached at;
-        see `HeldOut.measure`.
+        """Held-out accuracy of the current policy, stored with the totals; see
+        `HeldOut.measure`.
         """
         with activity.phase("evaluating"):
             totals = dataclasses.asdict(self.totals)
@@ -550,7 +549,7 @@ class Trainer:
                 self.held_out.write(self.workdir)
 
     def weights(self) -> Any:
-        """The policy's, where it generates."""
+        """The policy's weights on the mesh that generates."""
         params = self.state.params
         return params if self.transfer is None else self.transfer(params)
 
@@ -561,8 +560,8 @@ class Trainer:
         return path
 
     def _require_finite(self, rollouts: Rollouts) -> None:
-        """Raises NonFiniteError where no sample of a step can be trained on:
-        the next step's would be drawn by the same policy.
+        """Raises NonFiniteError if no sample of a step can be trained on: the same policy would
+        draw the next step's samples.
         """
         if rollouts.nonfinite.all():
             raise NonFiniteError(
@@ -590,7 +589,7 @@ class Trainer:
         t.samples += stats.samples
 
     def _record(self, rollouts: Rollouts, report: StepReport) -> dict[str, Any]:
-        """The step's numbers that are known on the host when its update is on its way."""
+        """Numbers of the step that the host knows when its update is dispatched."""
         screening = self.rl_step.screening
         return {
             **describe(self.step, rollouts, report),
@@ -607,13 +606,13 @@ class Trainer:
         }
 
     def _so_far(self) -> dict[str, float]:
-        """Sums over the run, and of this process."""
+        """Sums over the run, and counts of this process."""
         return {
             **{
                 f"total/{name}": float(value)
                 for name, value in dataclasses.asdict(self.totals).items()
             },
-            # Of this process, not of the run: a resumed run counts anew.
+            # Counts of this process: they restart when a run resumes.
             "process/compilations": float(self.compiles.count),
             "process/compile_s": self.compiles.seconds,
             "process/slow_steps": float(self.slow.count),
@@ -640,8 +639,8 @@ class Trainer:
         self.scorer.close()
 
     def _faults(self) -> dict[str, int]:
-        """Over all processes that worked on the run: the counts in metrics.jsonl,
-        and what this one counted since.
+        """Counts of faults over all processes of the run: those in metrics.jsonl, and this
+        process's.
         """
         now = {
             "slow_steps": self.slow.count,
@@ -655,7 +654,7 @@ class Trainer:
         }
 
     def _summarise(self) -> dict[str, Any]:
-        """Process 0 writes what it returns, to all."""
+        """Returns the summary to all processes; process 0 writes it."""
         self._export()
         return self.hosts.first(self._summary() if self.hosts.writes else None, "the summary")
 
@@ -699,9 +698,10 @@ class Trainer:
 
 
 def _require_shared(workdir: Path, config: Config, hosts: Hosts) -> None:
-    """All processes were started alike, see one workdir, and can do what is asked of them together.
+    """Checks that all processes were started alike, see one workdir, and can run the configuration
+    together.
 
-    Raises DifferError otherwise, or ValueError.
+    Raises DifferError or ValueError.
     """
     if hosts.count == 1:
         return
@@ -732,7 +732,7 @@ def _require_shared(workdir: Path, config: Config, hosts: Hosts) -> None:
 
 
 def _require_writable(workdir: Path) -> None:
-    """Find out before anything is built."""
+    """Fails on a workdir that cannot be written before anything is built."""
     try:
         workdir.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=workdir):

@@ -1,6 +1,4 @@
-"""What is written of a step: numbers of its rollouts, decoded samples,
-the line beside the progress bar.
-"""
+"""Records of a step: numbers of its rollouts, decoded samples, the line beside the progress bar."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,10 +15,11 @@ from rl_speed.sampling import Rule, Sequential
 def describe(step: int, rollouts: Rollouts, report: StepReport) -> dict[str, Any]:
     """Numbers of a step after `step` updates.
 
-    Of the groups trained on, `train/accuracy` is the mean over samples (Reinforce-Ada's batch-level
-    reward) and `train/accuracy_prompts` the mean over prompts (its prompt-level one). By its
-    appendix C.2 (accuracy - accuracy_prompts) times the number of samples is the sum over prompts
-    of (N_x - mean N) (r_x - mean r): below 0 where prompts that fail get most samples.
+    Over the groups trained on, `train/accuracy` is the mean over samples (Reinforce-Ada's
+    batch-level reward) and `train/accuracy_prompts` the mean over prompts (its prompt-level
+    reward). By its appendix C.2, (accuracy - accuracy_prompts) times the number of samples is the
+    sum over prompts of (N_x - mean N) (r_x - mean r): negative if prompts that fail get the most
+    samples.
     """
     g = report.generation
     ages = step - rollouts.versions
@@ -48,17 +47,18 @@ def describe(step: int, rollouts: Rollouts, report: StepReport) -> dict[str, Any
         "rollout/accepted": float(report.accepted),
         "rollout/rejected": float(report.rejected),
         "rollout/pass_rates": pass_rate_histogram(report.pass_rates),
-        # Of the first samples of each prompt, before any rule stopped or chose: the unbiased one.
+        # Over the first samples of each prompt, before any rule stops or selects: unbiased.
         "rollout/first_accuracy": float(np.mean(report.pass_rates)) if report.pass_rates else 0.0,
     }
 
 
 def by_round(rollouts: Rollouts, rule: Rule) -> dict[str, float]:
-    """What sequential sampling did, round by round (Reinforce-Ada, Figure 5, lower row); {} for
-    other rules.
+    """Statistics of sequential sampling by round (Reinforce-Ada, Figure 5, lower row); {} for other
+    rules.
 
-    Of the groups trained on, which with `on_unresolved="keep"` are all that were sampled:
-    "round/active_t" had samples in round t, "round/resolved_t" had what they wait for by its end.
+    Over the groups trained on, which are all sampled groups with `on_unresolved="keep"`:
+    "round/active_t" counts groups with samples in round t, "round/resolved_t" those resolved by its
+    end.
     """
     if not isinstance(rule, Sequential):
         return {}
@@ -75,7 +75,7 @@ def by_round(rollouts: Rollouts, rule: Rule) -> dict[str, float]:
 def rollout_record(
     step: int, group: Rollouts, tokenizer: Any, end_tokens: Sequence[int]
 ) -> dict[str, Any]:
-    """One sample of a group as text, those of both phases in turn."""
+    """One sample of a group as text; successive steps show samples of both phases."""
     index = step % len(group)
     (response,) = decode_responses(tokenizer, group.take([index]), end_tokens)
     return {
@@ -95,7 +95,7 @@ def rollout_record(
 
 
 def progress_text(record: Mapping[str, Any], points: Sequence[Mapping[str, Any]]) -> str:
-    """Of the latest step, and of the latest held-out evaluation."""
+    """Text on the latest step and the latest held-out evaluation."""
     held = ""
     if points:
         last = points[-1]

@@ -1,11 +1,11 @@
-"""The split step: generation calls with the rule between them, on the host;
-then one update on complete groups, or several.
+"""The split step: generation calls with the rule between them, on the host; then one or several
+updates on complete groups.
 
-With `driver.lag` the groups of the next step are drawn while this one's are trained on, by the
-policy from before that update: update s trains on what version s - 1 drew (the first on what
-version 0 drew). What is drawn when follows from counts alone, so that runs repeat, and resume, bit
-for bit; on which devices either happens changes nothing. The groups that wait are part of the
-state, so that a step begins with the policy that it is given, and nothing older is needed.
+With `driver.lag` the groups of the next step are drawn while this step's are trained on, by the
+policy before that update: update s trains on samples of version s - 1 (the first on version 0).
+Counts alone decide what is drawn when, so runs repeat and resume bit for bit on any devices.
+Waiting groups are part of the state, so a step starts from the policy it is given and needs no
+older one.
 """
 
 import time
@@ -38,11 +38,10 @@ class SplitStep:
     """The `Step` of two parts.
 
     Args:
-      driver: generates, scores and decides. select: which samples of a group are trained
-        on; None: all.
+      driver: generates, scores and decides. select: which samples of a group are trained on; None:
+        all.
       update, advantages, score: as `update_step` makes them, on the mesh. reference: of a KL
-        penalty, if there is one. transfer: the weights to where they generate; None: there
-        they are.
+        penalty, if any. transfer: moves weights to the mesh that generates; None: same mesh.
     """
 
     def __init__(
@@ -64,7 +63,7 @@ class SplitStep:
         self._transfer_s = 0.0
         # With `driver.lag`: groups to train on next.
         self._ready: tuple[Rollouts, StepReport] | None = None
-        # With `driver.lag`: why the next step's groups could not be drawn, which that step raises.
+        # With `driver.lag`: the error of drawing the next step's groups, which that step raises.
         self._failure: Exception | None = None
         self._clock = ThreadPoolExecutor(1, "update clock")
         self._mesh = mesh
@@ -91,10 +90,9 @@ class SplitStep:
     ) -> tuple[TrainState, StepResult]:
         """See `Step`.
 
-        With `driver.depth`, calls are being generated while the groups are scored. The update would
-        run behind them on the devices and donates the weights they read; so they are waited for, as
-        generation, and nothing is left to run during evaluation and checkpoints, which are excluded
-        from the step's seconds.
+        With `driver.depth`, calls are generated while groups are scored. They read the weights that
+        the update donates, so the step waits for them, as generation. No call then runs during
+        evaluation and checkpoints, which the step's seconds exclude.
 
         With `driver.lag` a stop waits for the groups of the next step: the policy that draws them
         is gone when the step ends.
@@ -113,7 +111,7 @@ class SplitStep:
         if rollouts.nonfinite.all():
             return state, StepResult(rollouts, report)
         if weights is state.params:
-            # The update takes the state for its own.
+            # The update donates the state.
             weights = jax.tree.map(jnp.copy, weights) if lag else None
         drawn = rollouts, report
         try:
@@ -122,7 +120,7 @@ class SplitStep:
                 launched = time.perf_counter()
                 state, metrics = self.update(state, rollouts)
         except BaseException:
-            self._ready = drawn  # they are trained on once there can be an update
+            self._ready = drawn  # trained on when there can be an update
             raise
         if lag:
             done = self._clock.submit(lambda: (jax.block_until_ready(metrics), time.perf_counter()))
@@ -134,7 +132,7 @@ class SplitStep:
             except Exception as error:
                 if not self.whole:
                     raise
-                self._failure = error  # this step is made, and can be saved
+                self._failure = error  # this step is finished and can be saved
 
         drawn_next = self._ready
 
@@ -152,7 +150,7 @@ class SplitStep:
         return state, StepResult(rollouts, report, finish)
 
     def _weights(self, params: Any, timer: PhaseTimer) -> Any:
-        """The policy's, where it generates."""
+        """The policy's weights on the mesh that generates."""
         if self._transfer is None:
             return params
         begin = time.perf_counter()
@@ -175,11 +173,10 @@ class SplitStep:
         return rollouts, report
 
     def start_next(self, state: TrainState, version: int, timer: PhaseTimer) -> None:
-        """The first generation call, which then waits for the update on the devices, not for what
-        the host does with the numbers of this one. Its seconds are the update's, which runs
-        meanwhile: a CPU may get to what the host asks for when the update has ended.
+        """Dispatches the first generation call of the next step after the update, so that it does
+        not wait for host work. Its seconds count as the update's, which runs meanwhile.
 
-        Nothing where the weights must be sent elsewhere first, or the groups are drawn already.
+        Does nothing if weights must be transferred first, or the groups are drawn already.
         """
         if self._transfer is not None or self._config.driver.lag:
             return
@@ -187,12 +184,12 @@ class SplitStep:
             self.driver.start_next(state.params, version)
 
     def update(self, state: TrainState, rollouts: Rollouts) -> tuple[TrainState, dict[str, Any]]:
-        """All optimizer steps of one RL step on these groups; metrics are the mean over them, but
-        `empty_minibatches`, which counts those without samples: they are no optimizer step.
+        """All optimizer steps of one RL step on these groups. Metrics are means over them, except
+        `empty_minibatches`, the number of mini-batches without samples, which make no optimizer
+        step.
 
-        Samples that non-finite logits ended are left out: what the policy computes of them would
-        likely spoil the whole update, and no reward of theirs says anything about the
-        tokens before.
+        Drops samples that non-finite logits ended: their log-probs would likely make the whole
+        update non-finite, and their rewards say nothing about the tokens before.
         """
         c = self._config
         o = self._config.objective
@@ -235,7 +232,7 @@ class SplitStep:
         history = []
         padding = np.flatnonzero(ids < 0)
         dealt = deal_minibatches(ids, parts)
-        # One remains, so that there are metrics.
+        # Keeps one, so that there are metrics.
         for index in [index for index in dealt if len(index)] or dealt[:1]:
             spare = len(ids) // parts - len(index)
             index = np.concatenate([index, padding[:spare]])
@@ -248,7 +245,7 @@ class SplitStep:
         return state, {**mean, "empty_minibatches": empty}
 
     def metrics(self, version: int) -> dict[str, float]:
-        """Those of the driver, and of what was sent to where responses are drawn."""
+        """Metrics of the driver, and of the transfer of weights."""
         sent = (
             {}
             if self._transfer is None
@@ -260,7 +257,7 @@ class SplitStep:
         return {**sent, **self.driver.metrics(version)}
 
     def state_dict(self) -> dict[str, Any]:
-        """The driver's, and the groups that are drawn for the next step."""
+        """State of the driver, and groups drawn for the next step."""
         ready = {}
         if self._ready is not None:
             rollouts, report = self._ready
@@ -268,7 +265,7 @@ class SplitStep:
         return {**ready, **self.driver.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue where the state was taken; the lag may be another one now."""
+        """Restores the state; the lag may have changed."""
         self._ready = None
         if "ready" in state:
             groups = unpack(state["ready"]["groups"])
@@ -278,22 +275,22 @@ class SplitStep:
 
 
 def deal_minibatches(group_ids: np.ndarray, parts: int) -> list[np.ndarray]:
-    """The rows of each of `parts` mini-batches, as many in all of them up to one: i[...] each.
+    """Rows of each of `parts` mini-batches, i[...] each; sizes differ by at most one.
 
-    Groups go to them in turn. Where they are of one size and `parts` divides their number, all
-    stay whole; else some are split, which no loss minds: advantages are of the whole batch.
+    Groups are assigned in turn. If they have one size and `parts` divides their number, all stay
+    whole; otherwise some are split. No loss depends on that: advantages are of the whole batch.
 
     Args:
-      group_ids: i[R], negative for rows of padding, which are dealt to nobody.
+      group_ids: i[R], negative for padding rows, which are left out.
     """
     rows = np.flatnonzero(group_ids >= 0)
     return np.array_split(rows[np.argsort(group_ids[rows] % parts, kind="stable")], parts)
 
 
 def trains_on_prefixes(config: Config) -> bool:
-    """Whether replayed tokens are trained on, too.
+    """Whether replayed tokens are trained on too.
 
-    Nobody sampled them: their behaviour policy is taken to be the present one.
+    They were not sampled: the current policy counts as their behaviour policy.
     """
     return config.replay.window != "none" and not config.replay.mask_prefix
 
@@ -301,15 +298,15 @@ def trains_on_prefixes(config: Config) -> bool:
 def uses_old_logprobs(config: Config) -> bool:
     """Whether the loss needs the log-probs of the policy before the step."""
     o = config.objective
-    # Plain policy gradient has no ratio, so that nothing needs to be recomputed for it.
+    # Plain policy gradient has no ratio, so it needs no recomputed log-probs.
     return o.old_logprobs != "behaviour" and not (o.loss == "pg" and o.old_logprobs == "recompute")
 
 
 def scores_batch(config: Config) -> bool:
-    """Whether the step computes the log-probs of its batch first, a forward pass over all of it.
+    """Whether the step first computes the log-probs of its batch, a forward pass over all of it.
 
-    For tokens that were replayed the update's own forward pass has them, unless it changes the
-    policy several times or the reward needs them before.
+    Replayed tokens get theirs from the update's own forward pass, unless it changes the policy
+    several times or the reward needs them before.
     """
     o = config.objective
     early = config.training.minibatches > 1 or (o.kl_coef > 0 and o.kl_in == "reward")

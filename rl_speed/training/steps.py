@@ -1,5 +1,5 @@
-"""One signature for an RL step, however it is made: split (`split_step.py`) or fused into one
-program (`fused_step.py`).
+"""One interface for an RL step: split (`split_step.py`) or fused into one program
+(`fused_step.py`).
 """
 
 from collections.abc import Callable, Mapping
@@ -13,13 +13,13 @@ from rl_speed.update.state import TrainState
 
 
 class StepResult(NamedTuple):
-    """What a step did.
+    """Result of a step.
 
     Attributes:
-      rollouts: whole groups, with the rewards they were trained with; None where `stop`
-        ended the step.
-      report: what generation did. metrics: those of the update, when called, which waits for it;
-        empty where there was none.
+      rollouts: whole groups, with the rewards they were trained with; None if `stop` ended the
+        step.
+      report: of generation. metrics: function that waits for the update and returns its metrics;
+        empty if there was none.
     """
 
     rollouts: Rollouts | None
@@ -28,16 +28,16 @@ class StepResult(NamedTuple):
 
 
 def under_train(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """Numbers of an update as they are logged: "train/NAME" of each, on the host."""
+    """Metrics of an update for the log: "train/NAME" of each, on the host."""
     return {f"train/{name}": float(value) for name, value in metrics.items()}
 
 
 class Step(Protocol):
-    """Generate, score, update. The state is donated.
+    """Generates, scores, updates. The state is donated.
 
     Attributes:
-      screening: what became of prompts, and what is known of those to come.
-      whole: False where an error came while the state on the host was half changed.
+      screening: prompt counts, estimates, budgets and replayed responses.
+      whole: False after an error left the state on the host half changed.
     """
 
     screening: Screening
@@ -50,25 +50,25 @@ class Step(Protocol):
         timer: PhaseTimer,
         stop: Callable[[], bool] = lambda: False,
     ) -> tuple[TrainState, StepResult]:
-        """(the state after the step, what it did); the update itself is not waited for.
+        """Returns (the state after the step, its result), without waiting for the update.
 
-        No rollouts, and no update, where `stop`, which is asked between generation calls, says to
-        go no further: the step holds what it has, in `state_dict` too, and the next call goes on
-        with it. No update either where non-finite logits ended every sample.
+        `stop` is called between generation calls. If it returns True there are no rollouts and no
+        update: the step keeps its samples, also in `state_dict`, and the next call continues it.
+        There is also no update if non-finite logits ended every sample.
 
         Args:
           version: policy updates made so far; stored with every sample drawn now.
 
-        Raises: what goes wrong in generation, scoring or update. Unless it is not `whole`, the step
-        is then as it was between two generation calls, and `state_dict` can be saved. The error has
-        the train state as its attribute `state` where it is not the one that was given.
+        Raises: errors of generation, scoring or update. If the step is still `whole`, it is as
+        between two generation calls, and `state_dict` can be saved. The error's attribute `state`
+        is the train state, if it differs from the given one.
         """
 
     def start_next(self, state: TrainState, version: int, timer: PhaseTimer) -> None:
-        """Send off what the next step begins with, so that devices do not wait for the host.
+        """Dispatches the first work of the next step, so that devices do not wait for the host.
 
-        Changes when things are computed, and nothing else: the next step would do it first. After
-        it, the numbers of `screening` and `metrics` are those of the next step.
+        Results do not change. Afterwards, `screening` and `metrics` have the numbers of the next
+        step.
 
         Args:
           state, version: those that the next step will be given.

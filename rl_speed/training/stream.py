@@ -1,5 +1,5 @@
-"""From a configuration to the training prompts in their order: offline curation,
-and the orders of `rl_speed.data.orders`.
+"""Training prompts in their order, by the configuration: offline curation, and the orders of
+`rl_speed.data.orders`.
 """
 
 import logging
@@ -24,10 +24,10 @@ log = logging.getLogger(__name__)
 
 
 def make_stream(config: Config, prompts: Sequence[Prompt]) -> PromptStream:
-    """A finite training set as a stream, curated and in the order that `config.data` describes.
+    """A finite training set as a stream, curated and ordered as `config.data` says.
 
     Raises ValueError: a prompt is missing from the table of pass rates, no prompt is kept, two
-    share an id where results are kept by id, or there are fewer than a step in the loop takes.
+    share an id where results are kept by id, or there are fewer prompts than a fused step takes.
     """
     d = config.data
     table = {}
@@ -56,9 +56,7 @@ def make_stream(config: Config, prompts: Sequence[Prompt]) -> PromptStream:
 def make_order(
     config: Config, prompts: Sequence[Prompt], table: dict[str, float]
 ) -> EpochOrder | AdaptiveOrder:
-    """The order that `config.data.order` names; `table` has the pass rate of every prompt,
-    for "schedule".
-    """
+    """The order that `config.data.order` names; `table` has the pass rates, for "schedule"."""
     d = config.data
     size = len(prompts)
     seed = config.seed
@@ -84,13 +82,12 @@ def make_order(
 def curate(
     prompts: Sequence[Prompt], path: str, low: float, high: float
 ) -> tuple[list[Prompt], dict[str, float]]:
-    """(the prompts whose pass rate in the file lies in [low, high], the file's table).
+    """(prompts whose pass rate in the file is in [low, high], the file's table).
 
-    Prompts whose rate the file gives as null, which were never measured, are dropped, and counted
-    in a log line.
+    Prompts with a null rate were never measured; they are dropped, and counted in a log line.
     Source: offline curation of Bae et al. (arXiv 2504.03380).
 
-    Raises: ValueError for a prompt that the file does not have, or where none is kept.
+    Raises: ValueError for a prompt that the file does not have, or if none is kept.
     """
     table = load_pass_rate_table(path)
     absent = [p.id for p in prompts if p.id not in table]

@@ -1,3 +1,3 @@
-"""From groups to a gradient step: batches, pools, shaping, the jitted update,
-its state and optimizer, the reference policy.
+"""From groups to a gradient step: batches, pools, reward shaping, the jitted update, its state and
+optimizer, the reference policy.
 """

@@ -9,14 +9,14 @@ from rl_speed.sampling.batch import Batch
 def build_batch(
     rollouts: Rollouts, rows: int, width: int, mask_prefix: bool = True, part: slice = slice(None)
 ) -> Batch:
-    """Lay the samples out as `rows` rows of `width` tokens; group ids are the samples' owners.
+    """Builds `rows` rows of `width` tokens from the samples; group ids are the samples' owners.
 
     Args:
-      rollouts: at most `rows` samples; the rest of the rows is padding.
-      part: of the rows, those that are wanted: of several processes each lays out its own.
-      width: longest row there can be, in tokens.
-      mask_prefix: replayed tokens are no part of the mask. Otherwise they are, with behaviour
-        log-probs NaN: nobody sampled them.
+      rollouts: at most `rows` samples; the other rows are padding.
+      part: rows to return: each of several processes builds its own.
+      width: tokens of the longest possible row.
+      mask_prefix: leave replayed tokens out of the mask. Otherwise they are in it, with NaN
+        behaviour log-probs, because no policy of the run sampled them.
 
     Raises:
       ValueError: too many samples, or a row longer than `width`.

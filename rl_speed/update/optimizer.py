@@ -1,5 +1,5 @@
-"""The optimizer: AdamW behind global-norm clipping, with warm-up,
-and weight decay on matrices only.
+"""The optimizer: global-norm clipping, then AdamW, with warm-up, and weight decay only on
+matrices.
 """
 
 import dataclasses
@@ -10,25 +10,23 @@ import jax
 import optax
 
 SCHEDULES = ("constant", "linear", "cosine")
-# Vectors by nature that are stored with two axes or more once heads are split: the rank alone would
-# call them matrices.
+# Biases split by head are stored with two or more axes: rank alone would make them matrices.
 _BIASES = frozenset({"bq", "bk", "bv"})
-# A row that a batch does not touch has no gradient; decay would shrink rare tokens for no reason.
+# Tokens that are not in a batch have no gradient; decay would only shrink rare ones.
 _LOOKUPS = frozenset({"embed"})
 
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerConfig:
-    """Settings of the optimizer; `learning_rate` is the peak.
+    """Settings of the optimizer.
 
     Attributes:
-      learning_rate: after warm-up.
-      warmup_steps: updates of linear warm-up; update k of them (from 1) has k / warmup_steps
-        of the peak.
-      schedule: after warm-up, "constant", or "linear" or "cosine" down to `final_rate` of the peak
+      learning_rate: peak, after warm-up.
+      warmup_steps: updates of linear warm-up; update k (from 1) has k / warmup_steps of the peak.
+      schedule: after warm-up: "constant", or "linear" or "cosine" down to `final_rate` of the peak
         at `total_steps`.
       final_rate: in [0, 1].
-      total_steps: updates in all, warm-up included; needed by "linear" and "cosine".
+      total_steps: all updates, including warm-up; needed by "linear" and "cosine".
       weight_decay: decoupled, multiplied with the learning rate (AdamW).
       b1, b2, eps: Adam's.
       max_grad_norm: global norm that gradients are clipped to; 0 is off.
@@ -81,8 +79,7 @@ def learning_rate_schedule(config: OptimizerConfig) -> optax.Schedule:
     }[config.schedule]()
     if not config.warmup_steps:
         return after
-    # From 1/warmup_steps, not from 0: an update at rate 0 would cost a whole RL step and
-    # change nothing.
+    # Starts at 1/warmup_steps: a rate of 0 would waste the first RL step.
     warmup = optax.linear_schedule(
         config.learning_rate / config.warmup_steps,
         config.learning_rate,
@@ -94,9 +91,9 @@ def learning_rate_schedule(config: OptimizerConfig) -> optax.Schedule:
 def decay_mask(params: Any) -> Any:
     """Pytree of bools like `params` (arrays or their abstract forms): which weights decay.
 
-    Matrices do: attention and MLP projections and the separate output head. Norm scales, biases and
-    the embedding table do not. The rank is the weight's own, without the axis that stacks layers,
-    and biases split by head are still biases.
+    Matrices decay: attention and MLP projections and the separate output head. Norm scales, biases
+    and the embedding table do not. The rank is the weight's own, without the axis that stacks
+    layers. Biases split by head count as biases.
     """
 
     def decays(path, leaf) -> bool:
@@ -108,14 +105,12 @@ def decay_mask(params: Any) -> Any:
 
 
 def make_optimizer(config: OptimizerConfig, params: Any) -> optax.GradientTransformation:
-    """The transformation to `init` and `update` with.
+    """The optax transformation for the tree of weights `params` (abstract is enough).
 
-    `params` gives the tree of weights (abstract is enough).
-
-    The same settings and tree give the same object, so that what is compiled for it is found again.
+    Equal settings and trees give the same object, so that compiled functions are reused.
     """
     leaves, tree = jax.tree.flatten(decay_mask(params))
-    if config.schedule == "constant":  # the end is nothing that it depends on
+    if config.schedule == "constant":  # a constant schedule ignores total_steps
         config = dataclasses.replace(config, total_steps=0)
     return _make_optimizer(config, tuple(leaves), tree)
 

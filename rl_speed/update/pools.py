@@ -1,9 +1,8 @@
-"""Which samples of complete groups are trained on,
-and advantages where whole pools say them (Reinforce-Ada).
+"""Which samples of complete groups are trained on, and advantages from whole pools (Reinforce-Ada).
 
-A sampling rule may draw more than is trained on: `Sequential` fills a pool of up to m x rounds
-samples for each prompt, of which `n` are kept, both classes as evenly as they come. What the kept
-ones are worth is said by the statistics of the whole pool.
+A sampling rule may draw more samples than are trained on: `Sequential` fills a pool of up to m x
+rounds samples for each prompt, of which `n` are kept, with both classes as equal as possible. The
+advantages of kept samples use the statistics of the whole pool.
 """
 
 import dataclasses
@@ -16,21 +15,21 @@ from rl_speed.data.rollouts import Rollouts
 
 Array = jax.Array
 
-# Folded into the run's key for lots; no visit, which is what the sampler folds in, is as large.
+# RNG stream id of the random order, folded into the run's key; larger than any visit.
 RANDOM_ORDER = 2**31 - 1
 
 
 @dataclasses.dataclass(frozen=True)
 class PoolConfig:
-    """Static settings; see `objectives.pool` for the meaning of each.
+    """Static settings; see `objectives.pool` for each.
 
     Attributes:
-      keep: samples of a group that are trained on at most; 0: all.
-      advantages: whether advantages are those of the pool; otherwise they are computed from the
-        kept samples like any batch's.
+      keep: most samples of a group that are trained on; 0: all.
+      advantages: whether the pool gives the advantages; otherwise they are computed from the kept
+        samples, as for any batch.
       normalise: divide by the pool's std. weight_from: "pool" (its share of correct samples) or
         "estimate" (from before the visit).
-      singleton: what a pool of one sample gets: "zero", or r - "estimate".
+      singleton: advantage of a pool of one sample: "zero", or r - "estimate".
     """
 
     keep: int = 0
@@ -55,14 +54,13 @@ def choose(
     estimates: Array | None,
     key: Array,
 ) -> tuple[Array, Array | None]:
-    """(kept bool[R], advantages f32[R] of the kept rows, 0 elsewhere,
-    or None where the pool does not say them). Jittable.
+    """(kept bool[R], advantages f32[R] of the kept rows, 0 elsewhere; None unless the pool gives
+    them). Jittable.
 
     Args:
       rewards f[R], correct bool[R], group_ids i32[R] with -1 for padding, index i32[R]: each
       sample's index in its group.
-      visits: i32[G], which key the lots of a random order. estimates: f32[G], pass rates before the
-        visit, or None.
+      visits: i32[G], key a random order. estimates: f32[G], pass rates before the visit, or None.
       key: the run's typed root key.
     """
     groups = visits.shape[0]
@@ -98,10 +96,11 @@ def choose(
 
 
 class PoolSelector:
-    """`choose` on the host, at one shape, so that it compiles once.
+    """`choose` on the host, with one shape, so that it compiles once.
 
     Args:
-      groups, per_group: the most that come at once. key: the run's typed root key.
+      groups, per_group: most groups of a call, most samples of a group. key: the run's typed root
+        key.
     """
 
     def __init__(self, config: PoolConfig, groups: int, per_group: int, key: Array):
@@ -111,7 +110,7 @@ class PoolSelector:
         self._choose = jax.jit(lambda *arrays: choose(config, *arrays))
 
     def __call__(self, rollouts: Rollouts) -> tuple[Rollouts, np.ndarray | None]:
-        """The kept samples only, and their advantages f32[R], or None."""
+        """Only the kept samples, and their advantages f32[R], or None."""
 
         def column(values, otherwise=0):
             return np.pad(values, (0, self._rows - len(rollouts)), constant_values=otherwise)

@@ -1,10 +1,10 @@
-"""Rows of any length as a stream of tokens in pieces of one size:
-what an update costs follows the tokens that are held.
+"""Packs rows of any length into pieces of fixed size, so that the cost of an update grows with its
+tokens.
 
-Rows are dealt to shards so that all have about as many tokens. Those of a shard are sorted by
-length, longest first, and laid one behind the other into pieces of `tokens` tokens, whole rows
-each. A loop over the pieces that are needed runs one program on each; nothing is padded to the
-longest row. A piece's losses are read off as rows again, so that losses see whole rows.
+Rows are assigned to shards so that all have about as many tokens. A shard's rows are sorted by
+length, longest first, and packed, each row whole, into pieces of `tokens` tokens. A loop runs one
+program on each piece in use; nothing is padded to the longest row. The per-token results of a piece
+are unpacked into rows, because losses need whole rows.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ from rl_speed.policy.packed import Window, make_windows
 
 Array = jax.Array
 
-# The scope of the loop over pieces, in a program's text.
+# Name scope of the loop over pieces, in a program's text.
 LOOP = "pieces"
 
 
@@ -30,9 +30,8 @@ class PieceShape:
     """Static shape of the pieces of one shard.
 
     Attributes:
-      tokens: of a piece. rows: in a piece at most. width: of the longest row there can
-        be, in tokens.
-      kernel: of attention, as `policy.transformer.attention_kernel` names it.
+      tokens: of a piece. rows: most rows of a piece. width: tokens of the longest possible row.
+      kernel: of attention, as named by `policy.transformer.attention_kernel`.
       windows: of attention, ascending; see `policy.packed`.
     """
 
@@ -47,10 +46,10 @@ class PieceShape:
 
     @classmethod
     def of(cls, rows: int, width: int, micro_tokens: int = 0, kernel: str = "xla") -> "PieceShape":
-        """Pieces of about `micro_tokens` tokens for a shard of `rows` rows; 0:
-        a thirty-second of what they can hold.
+        """Pieces of about `micro_tokens` tokens for a shard of `rows` rows; 0: 1/32 of its
+        capacity.
 
-        A piece holds the longest row at least, and has room for rows of a sixteenth of it.
+        A piece holds at least the longest row, and has room for rows of a sixteenth of that width.
         """
         largest = make_windows(width, kernel)[-1]
         tokens = max(micro_tokens or rows * width // 32, largest.size)
@@ -59,11 +58,11 @@ class PieceShape:
 
 
 class Plan(NamedTuple):
-    """Where the rows of one shard go: i32[R] each, in order of descending length.
+    """Places of one shard's rows: i32[R] each, by descending length.
 
     Attributes:
-      row: which row. piece: its piece; rows of no token have one behind the last. offset: its first
-        token's place there.
+      row: the row's index. piece: its piece; for rows without tokens, one after the last. offset:
+        position of its first token in the piece.
       length: its tokens. count: i32[], pieces in use.
     """
 
@@ -78,9 +77,9 @@ class Piece(NamedTuple):
     """One piece of one shard: M tokens of at most K rows.
 
     Attributes:
-      tokens: i32[M]. segment: i32[M], the row's place among the K, -1 behind the last. position:
+      tokens: i32[M]. segment: i32[M], the row's index among the K, -1 after the last row. position:
         i32[M], in the row.
-      row: i32[K], which of the shard's rows; 0 where there is none. used: bool[K]. offset: i32[K].
+      row: i32[K], index among the shard's rows; 0 if unused. used: bool[K]. offset: i32[K].
       which: i32[], index of the window that holds the longest of the rows.
     """
 
@@ -94,7 +93,7 @@ class Piece(NamedTuple):
 
 
 def make_plan(lengths: Array, shape: PieceShape) -> Plan:
-    """Rows of `lengths` i32[R] into pieces, each row whole in one."""
+    """Assigns rows of `lengths` i32[R] to pieces, each row whole in one piece."""
     row = jnp.argsort(-lengths).astype(jnp.int32)
     length = lengths[row]
 
@@ -112,7 +111,7 @@ def make_plan(lengths: Array, shape: PieceShape) -> Plan:
 
 
 def piece_of(plan: Plan, tokens_RxW: Array, number: Array, shape: PieceShape) -> Piece:
-    """Piece `number`; one behind the last has no rows."""
+    """Piece `number`; one after the last has no rows."""
     first = jnp.searchsorted(plan.piece, number).astype(jnp.int32)
     place = first + jnp.arange(shape.rows, dtype=jnp.int32)
     at = jnp.minimum(place, len(plan.row) - 1)
@@ -135,17 +134,18 @@ def piece_of(plan: Plan, tokens_RxW: Array, number: Array, shape: PieceShape) ->
 
 
 def rows_of(values_M: Array, piece: Piece, width: int) -> Array:
-    """[K, width]: what stands at each row's place in the stream, from its first token on.
+    """[K, width]: values of each row in the stream, from its first token on.
 
-    Behind a row's end: anything.
+    Values past a row's end are undefined.
     """
     at = piece.offset[:, None] + jnp.arange(width)
     return values_M[jnp.minimum(at, values_M.shape[0] - 1)]
 
 
 def deal(lengths: Array, shards: int) -> Array:
-    """i32[S, R / S]: which rows go to which shard, so that their tokens differ by no more than the
-    longest row. The longest go first, to and fro: 0, 1, 2, 2, 1, 0, 0, ...
+    """i32[S, R / S]: rows of each shard. Tokens of shards differ by at most the longest row.
+
+    The longest rows are assigned first, in the order 0, 1, 2, 2, 1, 0, 0, ...
     """
     sorted_rows = jnp.argsort(-lengths).astype(jnp.int32).reshape(-1, shards)
     fro = jnp.arange(len(sorted_rows))[:, None] % 2 == 1
@@ -157,7 +157,7 @@ def _zeros_like(shapes: Any) -> Any:
 
 
 class Ragged:
-    """The rows of one row shard, piece by piece; inside of `SplitWeights.run`.
+    """The rows of one row shard in pieces, used inside `SplitWeights.run`.
 
     Args:
       tokens: i32[R, W]. lengths: i32[R], tokens of each row, 0 for padding rows.
@@ -167,13 +167,12 @@ class Ragged:
         self.shape = shape
         self.tokens = tokens
         self._plan = make_plan(lengths, shape)
-        # As many as the fullest shard needs: layers of split weights are gathered by all together.
+        # The count of the fullest shard: gathering the layers of split weights needs all shards.
         self.count = jax.lax.pmax(self._plan.count, ROWS)
 
     def sum(self, function: Callable[[Array], Any], merge: Callable[[Any, Any], Any]) -> Any:
-        """`function(number)` of every piece, taken together by `merge`; zeros where there is none.
-
-        One program, in a loop.
+        """Merges `function(number)` over all pieces by `merge`; zeros if there are none. One
+        program, in a loop.
         """
         zero = _zeros_like(jax.eval_shape(function, jnp.int32(0)))
         return self.loop(lambda number, total: merge(total, function(number)), zero)
@@ -185,11 +184,11 @@ class Ragged:
         model: ModelConfig,
         merge: Callable[[Any, Any], Any],
     ) -> tuple[Any, Any]:
-        """(what `loss` gives beside its value, of every piece, taken together by `merge`; the sum
-        of the gradients, float32 like params).
+        """(second results of `loss` merged over all pieces by `merge`, sum of the gradients,
+        float32 like params).
 
         Args:
-          loss: (params as `policy.layers.adding` gives them, number) -> (f32[], anything).
+          loss: (params as from `policy.layers.adding`, number) -> (f32[], anything).
         """
 
         def piece(totals, number):
@@ -209,7 +208,7 @@ class Ragged:
         return self.loop(body, (_zeros_like(found), totals))
 
     def loop(self, body: Callable[[Array, Any], Any], state: Any) -> Any:
-        """`body(number, state)` for every piece, one after the other."""
+        """Runs state = body(number, state) for every piece, in order."""
 
         def step(pair):
             return (pair[0] + 1, body(*pair))
@@ -223,14 +222,14 @@ class Ragged:
 
     @property
     def computed(self) -> Array:
-        """f32[]: tokens that the pieces in use have room for."""
+        """f32[]: capacity of the pieces in use, in tokens."""
         return (self.count * self.shape.tokens).astype(jnp.float32)
 
     def piece(self, number: Array) -> Piece:
         return piece_of(self._plan, self.tokens, number, self.shape)
 
     def rows(self, values_M: Array, piece: Piece) -> Array:
-        """[K, W - 1]: of each row of the piece, what stands at its tokens but the last."""
+        """[K, W - 1]: values at all tokens but the last of each row of the piece."""
         return rows_of(values_M, piece, self.tokens.shape[1] - 1)
 
     def put(self, out: Array, values: Array, piece: Piece) -> Array:
@@ -239,21 +238,21 @@ class Ragged:
 
 
 class Deal:
-    """Rows of a batch to row shards, so that all have about as many tokens, and back.
+    """Assigns a batch's rows to row shards with about equal tokens, and back.
 
     Args:
-      lengths: i32[R], as for `Ragged`. shards: how many; R is a multiple.
+      lengths: i32[R], as for `Ragged`. shards: their number, which divides R.
     """
 
     def __init__(self, lengths: Array, shards: int):
-        # One shard has them all, and is left alone.
+        # One shard keeps the order.
         self._dealt = deal(lengths, shards) if shards > 1 else None
 
     def split(self, x: Array) -> Array:
-        """[R, ...] -> [S, R / S, ...], each row on the shard that it was dealt to."""
+        """[R, ...] -> [S, R / S, ...], each row on its shard."""
         return x[None] if self._dealt is None else x[self._dealt]
 
     def join(self, x: Array) -> Array:
-        """The inverse of `split`."""
+        """Inverse of `split`."""
         whole = x.reshape(-1, *x.shape[2:])
         return whole if self._dealt is None else whole[jnp.argsort(self._dealt.reshape(-1))]

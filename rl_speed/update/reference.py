@@ -5,15 +5,15 @@ from typing import Any
 
 
 class Reference:
-    """The policy that the run started from, or the one of the latest outer iteration.
+    """The initial policy of the run, or that of the latest outer iteration.
 
     Args:
-      params: of the policy that the run starts from. every: steps of an outer iteration; 0: the
-        first reference stays.
-      snapshot: params -> a copy of them, which stays when the update donates the state.
+      params: weights of the initial policy. every: steps of an outer iteration; 0: the first
+        reference stays.
+      snapshot: params -> a copy that survives the donation of the state.
 
     Attributes:
-      since: the step whose policy it is.
+      since: the step of its policy.
     """
 
     def __init__(self, params: Any, every: int, snapshot: Callable[[Any], Any]):
@@ -23,27 +23,26 @@ class Reference:
         self._snapshot = snapshot
 
     def refresh(self, step: int, params: Any) -> None:
-        """Begin an outer iteration, where one is due after `step` steps:
-        the policy as it is now becomes the reference.
+        """Makes the current policy the reference, if an outer iteration begins after `step`
+        steps.
         """
         if self._every and step % self._every == 0:
-            self.params = None  # first, so that there are never two
+            self.params = None  # frees the old copy first
             self.params = self._snapshot(params)
             self.since = step
 
     def restore(self, saved: Any, since: int, step: int, params: Any) -> None:
-        """Continue at `step`, with the reference of step `since`: `saved`,
-        or the policy itself where the two steps are one.
+        """Continues at `step` with the reference of step `since`: `saved`, or the current policy if
+        both steps are equal.
 
-        A checkpoint from before there were outer iterations, or without one, has the starting
-        policy for its reference (since 0).
+        Checkpoints without a reference have the initial policy as reference (since 0).
         """
         if since:
             self.params = self._snapshot(params) if since == step else saved
             self.since = since
 
     def to_save(self, step: int) -> Any:
-        """Its weights, where they are neither those that the run started from nor those that are
-        saved at `step`; else None.
+        """Its weights to save, or None if they are the initial policy's or those saved at
+        `step`.
         """
         return self.params if 0 < self.since < step else None

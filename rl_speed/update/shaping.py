@@ -1,6 +1,7 @@
-"""Rewards that depend on all samples of a prompt: known when its group is whole.
+"""Rewards that depend on all samples of a prompt, computed when its group is complete.
 
-The step shapes what it trains on, just before; the driver what rules and the replay cache look at.
+The step shapes the rewards it trains on; the driver shapes those that rules and the replay cache
+see.
 """
 
 import dataclasses
@@ -20,13 +21,13 @@ _length_aware = jax.jit(
 
 
 def shape_rewards(rollouts: Rollouts, config: Config) -> Rollouts:
-    """The groups with the length-aware reward of `config.reward` (RPO),
-    or as they are where `length_alpha` is 0.
+    """Groups with the length-aware reward of `config.reward` (RPO); unchanged if `length_alpha` is
+    0.
 
-    What is shaped is the verdict, `correct` as 0 or 1, before its weight; what else the reward
-    holds (format, language, the overlong penalty, functions of the user's own) is added to that. So
-    a wrong answer in good form is not taken for a right one. `correct` and the rollouts given stay
-    as they are. Samples that are `nonfinite` take no part, and keep their reward.
+    Shapes correctness as 0 or 1, before its weight. Other terms of the reward (format, language,
+    overlong penalty, the user's functions) are added to that, so a well-formed wrong sample never
+    counts as correct. `correct` and the given rollouts do not change. `nonfinite` samples are left
+    out and keep their reward.
 
     Args:
       rollouts: whole groups, any number; lengths are tokens of the whole response.
@@ -38,7 +39,7 @@ def shape_rewards(rollouts: Rollouts, config: Config) -> Rollouts:
     if not r.length_alpha:
         return rollouts
     correct = rollouts.correct.astype(np.float32)
-    # Blocks of so many groups, padded to the most samples there can be: it compiles once.
+    # Blocks of `groups` groups, padded to the most samples they can have, compile once.
     firsts = np.searchsorted(rollouts.owner, np.arange(0, len(rollouts.prompts), groups))
     room = groups * config.make_rule().max_samples
     ids = np.where(rollouts.nonfinite, -1, rollouts.owner % groups)

@@ -1,4 +1,4 @@
-"""What a training run holds on its devices, and where each array lives on the mesh."""
+"""State of a training run on its devices, and the sharding of each array."""
 
 from typing import Any
 
@@ -14,13 +14,13 @@ from rl_speed.policy import ModelConfig, abstract_params, param_shardings
 
 @struct.dataclass
 class TrainState:
-    """Everything the update changes; donated to it.
+    """All state that the update changes; donated to it.
 
     Attributes:
       params: float32 master weights. opt_state: the optimizer's.
-      step: i32[], optimizer updates applied. skipped: i32[], updates refused for a non-finite loss
-        or gradient, in all.
-      skipped_in_row: i32[], the latest of these without an applied update between.
+      step: i32[], optimizer updates applied. skipped: i32[], all updates skipped for a non-finite
+        loss or gradient.
+      skipped_in_row: i32[], updates skipped since the last applied one.
     """
 
     params: Any
@@ -33,8 +33,8 @@ class TrainState:
 def state_shardings(
     config: ModelConfig, optimizer: optax.GradientTransformation, mesh: Mesh
 ) -> TrainState:
-    """A TrainState of NamedShardings: weights by the table of logical axes,
-    optimizer moments like their weights.
+    """A TrainState of NamedShardings: weights by the table of logical axes, optimizer moments like
+    their weights.
     """
     params = param_shardings(config, mesh, TRAIN_RULES)
     whole = replicated(mesh)
@@ -56,7 +56,7 @@ def init_state(
 ) -> TrainState:
     """The state at step 0, placed on the mesh.
 
-    `params` are copied: the update may donate the state.
+    Copies `params`, because the update may donate the state.
     """
 
     def zero():
@@ -75,14 +75,14 @@ def init_state(
 
 
 def make_snapshot(shardings: TrainState):
-    """params -> a copy of them in the same places, jitted: a reference policy,
-    which stays when the update donates the state.
+    """Jitted params -> a copy with the same sharding: a reference policy that survives the donation
+    of the state.
     """
     return jax.jit(lambda params: jax.tree.map(jnp.copy, params), out_shardings=shardings.params)
 
 
 def is_sound(state: TrainState) -> bool:
-    """Whether a state is there, its computation having gone well, with weights that are finite."""
+    """Whether the state exists, was computed without error, and has finite weights."""
     leaves = jax.tree.leaves(state.params)
     if any(leaf.is_deleted() for leaf in jax.tree.leaves(state)):
         return False

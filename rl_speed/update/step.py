@@ -1,8 +1,8 @@
-"""The update: advantages, loss, gradient piece by piece, optimizer, in one jitted, sharded,
-donated function.
+"""The update: advantages, loss, gradients by pieces, optimizer, in one jitted, sharded function
+that donates the state.
 
-Every mean in the loss is a weight computed once on the whole batch (`objectives.token_weights`);
-pieces (ragged.py) and shards merely add up, so neither changes the result.
+Every mean in the loss is a weight computed once on the whole batch (`objectives.token_weights`).
+Pieces (ragged.py) and shards only add up, so neither changes the result.
 """
 
 import dataclasses
@@ -34,17 +34,16 @@ class UpdateConfig:
     """Static settings of the update.
 
     Attributes:
-      groups: static number of groups a batch can hold.
-      micro_tokens: tokens of a shard's gradient piece, about; 0: see `PieceShape.of`.
-      objective: which advantage and which loss, with their numbers. It is hashed by value: nobody
-        may change it any more.
-      whole_responses: means over tokens divide by those of whole responses, replayed prefixes
-        included, trained on or not; needs `Batch.lengths`.
-      replayed: tokens of the mask whose behaviour log-probs are NaN were replayed and not sampled:
-        the present policy's stand for them. Otherwise a NaN makes the update non-finite.
-      temperature: of the sampler; the trainer's log-probs are those of the same distribution.
-        max_new: its limit, in tokens.
-      head_chunk: tokens whose logits exist at once; None: as many as `token_logprobs` chooses.
+      groups: static capacity of a batch in groups.
+      micro_tokens: approximate tokens of a shard's gradient piece; 0: see `PieceShape.of`.
+      objective: advantage and loss with their numbers. Hashed by value, so it must not be changed.
+      whole_responses: means over tokens divide by tokens of whole responses, including replayed
+        prefixes that are not trained on; needs `Batch.lengths`.
+      replayed: tokens in the mask with NaN behaviour log-probs were replayed, and get the current
+        policy's. If False, a NaN makes the update non-finite.
+      temperature: of the sampler; the trainer's log-probs are of the same distribution. max_new:
+        the sampler's token limit.
+      head_chunk: tokens whose logits exist at once; None: chosen by `token_logprobs`.
     """
 
     groups: int
@@ -57,15 +56,15 @@ class UpdateConfig:
     head_chunk: int | None = None
 
     def pieces(self, tokens: Array, mesh: Mesh, model: ModelConfig) -> PieceShape:
-        """For rows i32[R, W] over the shards of a mesh."""
+        """Piece shape for rows i32[R, W] over the shards of a mesh."""
         rows, width = tokens.shape
         kernel = attention_kernel(model)
         return PieceShape.of(rows // row_shards(mesh), width, self.micro_tokens, kernel)
 
 
 def row_lengths(mask: Array) -> Array:
-    """Tokens i32[R] of rows with mask bool[R, W - 1], up to the last that is trained on;
-    0 for rows without.
+    """Tokens i32[R] of rows with mask bool[R, W - 1], up to the last trained one; 0 for rows
+    without any.
     """
     return jnp.max(jnp.where(mask, jnp.arange(2, mask.shape[1] + 2), 0), axis=1)
 
@@ -80,9 +79,9 @@ def stream_logprobs(
     with_entropy: bool = False,
     weights: Weights = Weights(),
 ) -> tuple[Array, Array | None]:
-    """Of each token [M] of a piece the log-prob of the next one, and the entropy there.
+    """Log-prob of the next token, and the entropy, at each token [M] of a piece.
 
-    At a row's last token: anything. Temperature and head_chunk are those of `UpdateConfig`.
+    Undefined at a row's last token. Temperature and head_chunk are those of `UpdateConfig`.
     """
     tokens = piece.tokens[None]
 
@@ -106,11 +105,11 @@ def stream_logprobs(
 
 
 def make_score(model: ModelConfig, mesh: Mesh, param_shardings: Any, config: UpdateConfig):
-    """(params, tokens i32[R, W], mask bool[R, W - 1]) -> log-probs f32[R, W - 1],
-    piece by piece, jitted on the mesh.
+    """(params, tokens i32[R, W], mask bool[R, W - 1]) -> log-probs f32[R, W - 1], by pieces, jitted
+    on the mesh.
 
-    For old log-probs (recompute) and those of a reference policy. 0 behind a row's last token
-    in the mask.
+    For old log-probs (recompute) and those of a reference policy. 0 after a row's last token in the
+    mask.
     """
     weights = SplitWeights(model, mesh)
 
@@ -154,11 +153,11 @@ def batch_advantages(config: UpdateConfig, batch: Batch) -> Array:
 
 @functools.lru_cache(maxsize=16)
 def make_advantages(mesh: Mesh, config: UpdateConfig):
-    """(batch, ref_gap f32[R, W - 1] or None) -> advantages f32[R], jitted on the mesh,
-    over the whole RL batch.
+    """(batch, ref_gap f32[R, W - 1] or None) -> advantages f32[R], jitted on the mesh, over the
+    whole RL batch.
 
-    `ref_gap` is log behaviour - log reference, for a KL penalty in the reward (k1, summed over
-    the response).
+    `ref_gap` is log behaviour - log reference, for a KL penalty in the reward (k1, summed over the
+    response).
     """
 
     def advantages(batch: Batch, ref_gap):
@@ -183,10 +182,10 @@ def gradients(
     config: UpdateConfig,
     mesh: Mesh,
 ):
-    """(gradient f32 like params, metrics) of the loss over the whole batch, added up over pieces.
+    """(gradient f32 like params, metrics) of the loss over the whole batch, summed over pieces.
 
-    Metrics are those of `policy_loss`, and "sum/computed" and "sum/held": tokens that the pieces
-    have room for, over all shards, and those of rows that are trained on, prompts included.
+    Metrics are those of `policy_loss`, "sum/computed" (capacity in tokens of all shards' pieces)
+    and "sum/held" (tokens of trained rows with their prompts).
     """
     o = config.objective
     constant = None
@@ -269,8 +268,8 @@ def metrics_to_log(
     metrics: dict[str, Array], norm: Array, finite: Array, mask: Array
 ) -> dict[str, Array]:
     """Metrics to log: those of `gradients`, the norm before clipping, `skipped` (the loss or the
-    gradient was not finite), `empty_minibatches` (1 where no token was trained on), and `padding`:
-    tokens computed by tokens held.
+    gradient was not finite), `empty_minibatches` (1 if no token was trained on), and `padding`
+    (computed / held tokens).
     """
     sums = {
         name: value for name, value in metrics.items() if name not in ("sum/computed", "sum/held")
@@ -287,8 +286,8 @@ def metrics_to_log(
 def apply_gradients(
     state: TrainState, grads: Any, loss: Array, optimizer: optax.GradientTransformation, mask: Array
 ):
-    """One optimizer step; none where the loss or the gradient is not finite, and none where `mask`,
-    of the batch, has no token: without samples, momentum, decay and schedule stand still.
+    """One optimizer step. Skipped if the loss or the gradient is not finite, or `mask` has no
+    token: momentum, decay and schedule then do not change.
 
     Returns (state, norm, finite).
     """
@@ -317,7 +316,7 @@ def apply_gradients(
     )
 
 
-@functools.lru_cache(maxsize=16)  # another trainer of the same settings finds what is compiled
+@functools.lru_cache(maxsize=16)  # other trainers with equal settings reuse compiled functions
 def make_update(
     model: ModelConfig, optimizer: optax.GradientTransformation, mesh: Mesh, config: UpdateConfig
 ):
@@ -325,7 +324,7 @@ def make_update(
     donates the state.
 
     `old_logprobs` and `ref_logprobs` are f32[R, W - 1] or None. Metrics are f32 scalars: those of
-    `policy_loss`, and those of `metrics_to_log`.
+    `policy_loss` and `metrics_to_log`.
     """
     shardings = state_shardings(model, optimizer, mesh)
     rows = batch_sharding(mesh)
