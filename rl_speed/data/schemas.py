@@ -319,7 +319,7 @@ KEEP_ITEM: dict[str, Callable[[dict[str, Any]], bool]] = {
     "valid": lambda item: not invalid(item),
     "no_choice": lambda item: not choice(item),
 }
-KEEP_FIELDS = ("question_type", "problem_is_valid", "solution_is_valid")  # read by the former
+KEEP_FIELDS = ("question_type", "problem_is_valid", "solution_is_valid")  # read by KEEP_ITEM
 KEEP_ANSWER: dict[str, Callable[[str], bool]] = {"integer": gold.is_integer}
 
 

@@ -9,8 +9,8 @@ from rl_speed.config.command import nearest
 from rl_speed.data.tasks import POLICIES
 from rl_speed.policy.prompt_formats import PROMPTS
 
-# Fields taken from the policy's run: end tokens, and limits of its machine. ASKED, the form of the
-# prompt, is from the run only if no file is given.
+# Fields taken from the policy's run: end tokens, and limits of its machine. The fields of ASKED
+# (sampling, prompt, verifier) are taken from the run only if no file is given.
 MACHINE = (
     "model.end_tokens sampler.slots model.compute_dtype mesh.data mesh.fsdp mesh.tensor "
     "reward.timeout_s reward.stall_s reward.workers reward.batch_size"
@@ -19,8 +19,8 @@ ASKED = (
     "evaluation.temperature evaluation.top_p sampler.max_new data.prompt data.instruction "
     "data.system reward.verifier reward.mode"
 ).split()
-# Questions, weights and end tokens have their own identity (`responses.model_facts`); the number of
-# verifier workers changes no result.
+# Questions, weights and end tokens have their own identity (`responses.model_facts`). The verifier
+# gives the same results with other worker settings.
 NO_MATTER = (
     "data.max_prompt_length data.question_field data.on_bad_row model.path model.end_tokens "
     "reward.stall_s reward.workers reward.batch_size"

@@ -28,11 +28,11 @@ tried once, on the made-up response. `log_extra` and `log_metric` keep numbers, 
 function with **kwargs gets all arguments of its convention. With TRL's these are all columns, so
 whole rows are held in memory. TRL's `trainer_state` and `environments` do not exist here.
 
-A function of one response returns a finite number, or (number, cause) to be counted under its own
-cause. In verl's convention the first element of a tuple counts. It may also return a dict with
-"score"; the other numbers are logged as means (`NAME/KEY` after the reward's own mean). A function
-of a list returns one value per response. None means that it does not apply: the value is 0, counted
-as "not_applicable". The value must not depend on other responses in the list.
+The value of a response is a finite number, or a dict with "score", whose other numbers are logged
+as means (`NAME/KEY` after the reward's own mean). A function of one response may return (number,
+cause), to be counted under its own cause; in verl's conventions a tuple's first element is the
+value. A function of a list returns one value per response, and None where it does not apply: this
+is 0, counted as "not_applicable". A value must not depend on other responses in the list.
 
 Any function may be an `async def`: a worker then runs `batch_size` calls at once, in one event loop
 for its whole life. Functions of a list get at most `batch_size` responses.

@@ -111,7 +111,7 @@ def _judge(answer, gold, float_rounding, strict, allow_set_relation):
     )
 
 
-# Reading: from text to a SymPy object, whole or not at all.
+# Reading: from text to a SymPy object, completely or not at all.
 
 
 @functools.lru_cache(maxsize=4096)
@@ -327,7 +327,7 @@ def _whole(text, found):
 
 def _numbers_equal(gold, answer, float_rounding, numeric_precision):
     """Compares exactly if both sides are exact. If one has a decimal, compares to `float_rounding`
-    decimals and to one digit fewer: .0000672 is not .0000673.
+    decimals, and to `float_rounding` - 1 digits: .0000672 is not .0000673.
     """
     if isinstance(gold, MatrixBase) and isinstance(answer, MatrixBase):
         return gold.shape == answer.shape and all(

@@ -47,7 +47,7 @@ _PATIENCE = 20
 _REPLY = ("value", "cause", "message", "used_s", "clocks", "haunted")
 _WORKER = str(pathlib.Path(__file__).with_name("worker.py"))
 _MAX_FAILED_STARTS = 3
-# A worker ends itself this many seconds past that.
+# A worker ends itself this many seconds after `_PATIENCE` times its wall-clock limit.
 _ALARM_S = 5.0
 # The kernel counts process time in steps of 0.01 s. If the limit is exceeded by less than this,
 # only the worker's own measurement counts.
@@ -153,7 +153,7 @@ class WorkerPool:
         self._warm_up = warm_up
         self._known_good = rehearsal  # an item for new workers to replay
         self._head_start_s = start_timeout_s if rehearsal is None else 0.0  # of a cold worker
-        self._wanted = 0  # grows with the calls up to `workers`: ten items need no sixty workers
+        self._wanted = 0  # grows with the calls, up to `workers`: few items need few
         self._failed_starts = 0
         self._closed = False
         self._lock = threading.Lock()

@@ -82,7 +82,7 @@ def describe_tree(tree: Any) -> dict[str, str]:
 
 
 class CheckpointError(RuntimeError):
-    """No checkpoint that is there fits this run."""
+    """Checkpoints exist, but this run can continue from none of them."""
 
     exit_status = 2
 
@@ -222,7 +222,7 @@ class Checkpointer:
         return fine
 
     def keeps(self, step: int) -> bool:
-        """Whether an existing checkpoint of this step would stay: it is in a bucket."""
+        """Whether a checkpoint of this step exists and would stay (in a bucket)."""
         return self._remote and step in self._steps()
 
     def wait(self) -> bool:

@@ -63,9 +63,9 @@ class AppendedFile:
 
 
 class JsonLines:
-    """A file of one JSON object a line, flushed line by line (`AppendedFile`).
+    """A file with one JSON object per line, flushed after each line (`AppendedFile`).
 
-    On resume, lines from `next_step` on are cut off.
+    On resume, lines from `next_step` on are removed.
 
     Every line must have an integer "step".
     """
