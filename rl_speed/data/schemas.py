@@ -57,11 +57,11 @@ SOLUTIONS = ("solution", "extra_info.answer", "original_solution", "generated_so
 IDS = ("id", "index", "unique_id", "uuid", "extra_info.index", "idx")
 # Fields with text before the question, and the separator between the two.
 #   body: SVAMP and ASDiv. A sentence may begin in the body and end in the question ("If he had $4
-# at the start"), so a space, as in zero-shot chain of thought (Kojima et al. 2022).
+#     at the start"), so a space, as in zero-shot chain of thought (Kojima et al. 2022).
 #   context: OlympiadBench, whose evaluation puts a line break there; SQuAD, LogiQA, SIQA. passage:
-# DROP, BoolQ, AGIEval. article: RACE. paragraph: MultiRC. table: TabMWP, in its form "TQ". The
-# publisher or lm-evaluation-harness puts all of these first. Their separators differ (a line break,
-# a space, "Question:"); here it is a line break.
+#     DROP, BoolQ, AGIEval. article: RACE. paragraph: MultiRC. table: TabMWP, in its form "TQ". The
+#     publisher or lm-evaluation-harness puts all of these first. Their separators differ (a line
+#     break, a space, "Question:"); here it is a line break.
 CONTEXTS = {
     "body": " ",
     "context": "\n",
