@@ -40,10 +40,10 @@ for its whole life. Functions of a list get at most `batch_size` responses.
 Functions run in killable workers (`WorkerPool`). A hang, crash, exception or lack of memory makes
 that response's value 0, and is counted. A list that fails is halved until the failing responses are
 found. The limit is processor time per call. A function that waits, such as for a server, is ended
-only by the wall-clock limit `config.reward.stall_s`: an async call is given up alone, any other
-with its worker. A function may be called more than once for a response. Its module is found on
-Python's path, and in the working directory. It should not import JAX: the worker would start slowly
-and be large.
+only by the wall-clock limit `config.reward.stall_s`: an async call for one response is given up
+alone, any other call with its worker. A function may be called more than once for a response. Its
+module is found on Python's path, and in the working directory. It should not import JAX: the worker
+would start slowly and be large.
 """
 
 import dataclasses
