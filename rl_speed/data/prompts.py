@@ -43,7 +43,7 @@ class Prompt:
 
 
 def digest(prompts: Sequence[Prompt]) -> str:
-    """Hash of the questions' tokens and of their answers: 16 hexadecimal digits."""
+    """Hash of the prompts' ids, tokens, answers and meta: 16 hexadecimal digits."""
     whole = hashlib.sha256()
     for p in prompts:
         # Users' verifiers read it.
