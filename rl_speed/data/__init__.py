@@ -1,4 +1,6 @@
-"""Prompt streams and task loaders. Knows nothing of the rest: encoders come in as functions."""
+"""Prompt streams and task loaders. Imports no other part of rl_speed: encoders are passed in as
+functions.
+"""
 
 from rl_speed.data.chain import DEFAULT_SPEC, ChainClass, ChainSpec, chain_prompts, chain_source
 from rl_speed.data.loaders import (

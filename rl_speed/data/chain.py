@@ -1,34 +1,34 @@
 """The embedded task: running totals modulo 10, with a real frontier of difficulty.
 
-A question is an operator and digits, filled up with dots to the longest question's width,
-"+3459....". Its answer is every running total after the first digit: "721" (3+4=7, 7+5=2, 2+9=1,
-all modulo 10). Thanks to the dots the digit that a step needs is always equally far back, which a
-policy of 0.1 M parameters learns within a minute or two. An answer counts only as a whole, so
-guessing an answer to n numbers succeeds with probability 10^-(n-1).
+A question is an operator and digits, padded with dots to the longest question's width, "+3459....".
+Its answer is every running total after the first digit: "721" (3+4=7, 7+5=2, 2+9=1, all modulo 10).
+Because of the dots, the digit that a step needs is always at the same distance, which a policy of
+0.1 M parameters learns within a minute or two. Only a complete answer is correct, so guessing an
+answer to n numbers succeeds with probability 10^-(n-1).
 
-An operator is a table digit x digit -> digit that the policy has to know by heart; ">" is the
-trivial one, which copies the number. What the policy knows comes from the demonstrations of the
-cold start: of each class of questions it sees demonstrations whose steps go wrong with probability
-`noise`. A wrong step writes the entry's *misconception*, one wrong digit fixed for that entry of
-the table, and the chain goes on from the digit written. So
+An operator is a table digit x digit -> digit that the policy has to memorize; ">" is the trivial
+one, which copies the number. The policy's knowledge comes from the demonstrations of the cold
+start. Each class of questions has demonstrations whose steps are wrong with probability `noise`. A
+wrong step writes the entry's *misconception*, one fixed wrong digit of that table entry, and the
+chain continues from the written digit. So
 
 - each step of a demonstration depends only on the digit before it and on the next number, whatever
-  went wrong earlier: a policy that has learnt the demonstrations gets each step right with
+  errors came before. A policy that has learnt the demonstrations gets each step correct with
   probability exactly 1 - noise, and a question of n numbers with probability (1 - noise)^(n-1);
-- at noise 0.5 no global change of the policy, such as sharpening it, helps: the entries have to be
-  learnt one by one, and a prompt that is always or never solved teaches none of them. (With errors
-  spread over all wrong digits, a policy improves on every question at once by sharpening, and it
-  hardly matters which prompts it is trained on: we tried that first.)
+- at noise 0.5 no global change of the policy, such as sharpening it, helps. The entries have to be
+  learnt one by one, and a prompt that is always or never solved teaches none of them. (We first
+  spread errors over all wrong digits. A policy then improves on every question at once by
+  sharpening, and the choice of training prompts hardly matters.)
 
-Noise 0 makes an easy class, noise on a short chain the middle, noise on a long chain the far end
-that comes into reach once the steps are learnt. A class that `rambles` stays out of reach: its
-demonstrations are digits at random that do not come to an end, as a language model's responses to
-what it cannot solve are long and run into the length limit.
+Noise 0 makes an easy class, noise on a short chain the middle, and noise on a long chain the hard
+end, which becomes solvable once the steps are learnt. A class that `rambles` stays unsolvable: its
+demonstrations are random digits without an end, as a language model's responses to problems that it
+cannot solve are long and run into the length limit.
 
-Every question is a pure function of (spec, split, seed, index). Training and held-out questions are
-told apart by a hash of their text, so that no seed, size or class makes them meet. "train" and
-"demo" (the cold start's demonstrations) lie on the training side; "eval" and "demo_eval"
-(demonstrations that measure the cold start's loss) on the held-out side.
+Every question is a pure function of (spec, split, seed, index). A hash of the text separates
+training and held-out questions, so they never overlap for any seed, size or class. "train" and
+"demo" (the cold start's demonstrations) are on the training side; "eval" and "demo_eval"
+(demonstrations that measure the cold start's loss) are on the held-out side.
 """
 
 import dataclasses
@@ -51,8 +51,7 @@ TABLES: dict[str, Callable[[int, int], int]] = {
 
 FILL = "."
 
-# Split -> (what its generator is seeded with, whether its questions lie on the held-out side
-# of the hash).
+# Split -> (seed of its generator, whether its questions are on the held-out side of the hash).
 SPLITS = {"train": (0, False), "eval": (1, True), "demo": (2, False), "demo_eval": (3, True)}
 EVAL_SHARE = 8  # one question in this many is held out
 
@@ -63,13 +62,12 @@ class ChainClass:
 
     Attributes:
       name: label for tables and plots.
-      operator: a key of `TABLES`, or several, of which each question takes one at random: "-~".
-      min_numbers, max_numbers: how many digits a question has, uniformly, both ends included.
+      operator: a key of `TABLES`, or several, "-~", of which each question takes one at random.
+      min_numbers, max_numbers: number of digits of a question, uniform, both ends included.
       weight: share of the prompts, relative to the other classes.
       noise: probability that a step of a demonstration is wrong, in [0, 1).
-      demonstrated: share of the demonstrations, relative to the other classes; 0 is never
-        demonstrated.
-      rambles: if positive, a demonstration is so many digits at random and does not end.
+      demonstrated: share of the demonstrations, relative to the other classes; 0: none.
+      rambles: if positive, a demonstration is this many random digits without an end.
     """
 
     name: str
@@ -129,23 +127,23 @@ class ChainSpec:
 
     @property
     def max_prompt_tokens(self) -> int:
-        """Tokens of a prompt, "{question}=", one token a character."""
+        """Tokens of a prompt, "{question}=", one token per character."""
         return self.width + 2
 
     @property
     def width(self) -> int:
-        """Digits of the longest question; shorter ones are filled up to it with dots."""
+        """Digits of the longest question; shorter ones are padded with dots."""
         return max(c.max_numbers for c in self.classes)
 
     @property
     def max_response_tokens(self) -> int:
-        """Tokens of the longest right answer, with its end token, or of the longest rambling."""
+        """Tokens of the longest correct answer with its end token, or of the longest rambling."""
         return max(max(c.max_numbers, c.rambles) for c in self.classes)
 
 
 @dataclasses.dataclass(frozen=True)
 class ChainQuestion:
-    """One question with its right answer."""
+    """A question with its correct answer."""
 
     id: str
     text: str
@@ -153,7 +151,7 @@ class ChainQuestion:
     class_name: str
 
 
-# The shipped policy's mixture; experiments/pass_rates.py measures the histogram of its pass rates.
+# The mixture of the shipped policy; experiments/pass_rates.py measures its pass-rate histogram.
 DEFAULT_SPEC = ChainSpec(
     (
         ChainClass("easy", ">", 3, 6, weight=0.30, demonstrated=0.5),
@@ -165,15 +163,15 @@ DEFAULT_SPEC = ChainSpec(
 
 
 def misconception(operator: str, total: int, digit: int) -> int:
-    """The wrong digit that demonstrations write for one entry of a table: arbitrary,
-    but always the same.
+    """The wrong digit that demonstrations write for a table entry: arbitrary, but always
+    the same.
     """
     shift = 1 + hashlib.blake2b(f"{operator}{total}{digit}".encode(), digest_size=8).digest()[0] % 9
     return (TABLES[operator](total, digit) + shift) % 10
 
 
 def digits_of(text: str) -> tuple[str, list[int]]:
-    """(operator, digits) of a question; raises ValueError for text that is not one."""
+    """(operator, digits) of a question; raises ValueError for other text."""
     operator = text[:1]
     digits = text[1:].rstrip(FILL)
     if operator not in TABLES or len(digits) < 2 or not set(digits) <= set("0123456789"):
@@ -184,7 +182,7 @@ def digits_of(text: str) -> tuple[str, list[int]]:
 
 
 def answer(text: str) -> str:
-    """The right answer to a question; raises ValueError for text that is not a question."""
+    """The correct answer to a question; raises ValueError for other text."""
     operator, (total, *rest) = digits_of(text)
     written = []
     for digit in rest:
@@ -194,14 +192,12 @@ def answer(text: str) -> str:
 
 
 def held_out(text: str) -> bool:
-    """Whether a question is on the held-out side, by a hash of its text alone."""
+    """Whether a question is on the held-out side, by a hash of its text."""
     return hashlib.blake2b(text.encode(), digest_size=8).digest()[0] % EVAL_SHARE == 0
 
 
 def question(spec: ChainSpec, split: str, seed: int, index: int) -> ChainQuestion:
-    """Question `index` of an endless split: its class by weight,
-    its length and digits uniformly.
-    """
+    """Question `index` of an endless split: its class by weight, its length and digits uniform."""
     generator = generator_of(split, seed, index)
     return _question(
         generator, spec, _pick(generator, [c.weight for c in spec.classes]), split, seed, index
@@ -209,14 +205,13 @@ def question(spec: ChainSpec, split: str, seed: int, index: int) -> ChainQuestio
 
 
 def questions(spec: ChainSpec, split: str, seed: int, size: int) -> list[ChainQuestion]:
-    """A finite set of `size` distinct questions whose classes have their exact shares (to one
-    question), in mixed order.
+    """A finite set of `size` distinct questions in mixed order. Classes have their exact shares, to
+    one question.
 
-    Exact shares, because a held-out set with random ones would move the accuracy that two sets
-    measure by several points.
+    With random shares, the accuracy on two held-out sets would differ by several points.
 
     Raises:
-      ValueError: the classes do not hold that many distinct questions.
+      ValueError: the classes have too few distinct questions.
     """
     counts = exact_shares(np.array([c.weight for c in spec.classes], np.float64), size)
     seen: set[str] = set()
@@ -240,10 +235,10 @@ def questions(spec: ChainSpec, split: str, seed: int, size: int) -> list[ChainQu
 def demonstration(
     spec: ChainSpec, seed: int, index: int, split: str = "demo"
 ) -> tuple[str, str, bool]:
-    """Demonstration `index`: a question, what is written, with the class's noise,
-    and whether an end token follows it.
+    """Demonstration `index`: a question, the written response with the class's noise, and whether
+    an end token follows.
 
-    Split "demo" shares the training side of the questions, "demo_eval" is held out.
+    Split "demo" shares the training side of the questions; "demo_eval" is held out.
     """
     generator = generator_of(split, seed, index)
     cls = spec.classes[_pick(generator, [c.demonstrated for c in spec.classes])]
@@ -270,7 +265,7 @@ def to_prompt(
 ) -> Prompt:
     """The question as a prompt.
 
-    `encode` puts the question into the prompt's template, `encode_answer` encodes bare.
+    `encode` puts the question into the prompt's template; `encode_answer` uses no template.
     """
     return Prompt(
         id=item.id,
@@ -312,18 +307,18 @@ def _seed(split: str) -> int:
 
 
 def generator_of(split: str, seed: int, index: int) -> np.random.Generator:
-    """The randomness of question or demonstration `index`."""
+    """The random generator of question or demonstration `index`."""
     return np.random.default_rng([_seed(split), seed, index, 1])
 
 
 def set_order(split: str, seed: int, counts: np.ndarray) -> np.ndarray:
-    """The rows of a finite set, `counts[row]` of each, in mixed order."""
+    """The rows of a finite set, `counts[row]` times each, in mixed order."""
     order = np.random.default_rng([_seed(split), seed])
     return order.permutation(np.repeat(np.arange(len(counts)), counts))
 
 
 def exact_shares(weights: np.ndarray, size: int) -> np.ndarray:
-    """`size` things shared out in proportion to weights [K], to one: int[K]."""
+    """Counts that sum to `size`, in proportion to weights [K], each to within one: int[K]."""
     exact = weights / weights.sum() * size
     counts = np.floor(exact).astype(int)
     counts[np.argsort(counts - exact, kind="stable")[: size - counts.sum()]] += 1

@@ -1,5 +1,5 @@
-"""The embedded tasks' own tokenizers: one token a character, made with `tokenizers`,
-kept as a Hugging Face directory.
+"""Tokenizers of the embedded tasks: one token per character, made with `tokenizers`, kept as a
+Hugging Face directory.
 """
 
 import json
@@ -10,26 +10,26 @@ from typing import Any
 
 PAD = "<|pad|>"
 END = "<|end|>"
-# They come first in every vocabulary.
+# The first two of every vocabulary.
 PAD_ID = 0
 END_ID = 1
 
-# How a question becomes a prompt: there is no chat template.
+# The prompt of a question: there is no chat template.
 TEMPLATE = "{question}="
 
 
 def embedded_directory(policy: str = "embedded") -> pathlib.Path:
-    """A shipped policy with its tokenizer, a Hugging Face directory."""
+    """The Hugging Face directory of a shipped policy and its tokenizer."""
     return pathlib.Path(__file__).resolve().parent.parent / "assets" / policy
 
 
 def build_tokenizer(vocabulary: Sequence[str], longest: int) -> Any:
-    """A transformers tokenizer over a vocabulary, for sequences of so many tokens.
+    """A transformers tokenizer over a vocabulary, for sequences up to `longest` tokens.
 
-    It is a byte-level BPE without merges, because transformers 5 opens the tokenizer of every
-    "qwen2" directory with its own Qwen2 pipeline, whatever the directory says: a tokenizer of
-    another kind would encode differently there and in transformers 4. As in any such tokenizer
-    without an unknown token, characters outside the vocabulary vanish.
+    It is a byte-level BPE without merges. transformers 5 opens the tokenizer of every "qwen2"
+    directory with its own Qwen2 pipeline, so a tokenizer of another kind would encode differently
+    there and in transformers 4. As in any such tokenizer without an unknown token, characters
+    outside the vocabulary vanish.
     """
     import tokenizers
     import transformers
@@ -51,15 +51,12 @@ def build_tokenizer(vocabulary: Sequence[str], longest: int) -> Any:
 
 
 def save_tokenizer(directory: str | os.PathLike, tokenizer: Any) -> None:
-    """Writes tokenizer.json and tokenizer_config.json,
-    which AutoTokenizer opens without network.
-    """
+    """Write tokenizer.json and tokenizer_config.json, which AutoTokenizer opens without network."""
     directory = pathlib.Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     tokenizer.save_pretrained(directory)
     path = directory / "tokenizer_config.json"
     settings = json.loads(path.read_text()) | {"tokenizer_class": "Qwen2Tokenizer"}
-    # Qwen2's own default for what is missing is "<|endoftext|>", which would be added to the
-    # vocabulary.
+    # Qwen2's default for missing tokens is "<|endoftext|>", which would be added to the vocabulary.
     settings |= {"bos_token": None, "unk_token": PAD}
     path.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")

@@ -1,5 +1,5 @@
-"""Rows of one file as they stand: JSON lines, JSON, CSV, Parquet or Arrow. What fields mean is not
-known here.
+"""Rows of one file, unchanged: JSON lines, JSON, CSV, Parquet or Arrow. Fields are not interpreted
+here.
 """
 
 import csv
@@ -13,16 +13,16 @@ _TEXT = (".jsonl", ".json", ".csv", ".tsv")
 _BINARY = (".parquet", ".arrow")
 _COMPRESSED = (".gz", ".zst", ".bz2")
 ENDINGS = f"{', '.join(_TEXT)} (also with {', '.join(_COMPRESSED)}), {' or '.join(_BINARY)}"
-_ARROW_FILE = b"ARROW1"  # how a file of the IPC file format begins; others are streams
+_ARROW_FILE = b"ARROW1"  # first bytes of the IPC file format; other files are IPC streams
 _END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 
 
 class DataError(ValueError):
-    """A data file or a row of it that cannot be used; the message names file and line."""
+    """A data file or row that cannot be used; the message names file and line."""
 
 
 def format_of(name: str) -> str:
-    """The format that the name of a file says (".jsonl", ...); "" for one that is not read."""
+    """The format by a file's name (".jsonl", ...); "" if it cannot be read."""
     name = name.lower()
     if name.endswith(_BINARY):
         return pathlib.PurePath(name).suffix
@@ -32,19 +32,19 @@ def format_of(name: str) -> str:
 
 
 def read_file(path: pathlib.Path) -> Iterator[tuple[int, Any]]:
-    """Line number and value (or the DataError that the line gave) of each row of a file.
+    """Line number and value (or that line's DataError) of each row of a file.
 
-    - .jsonl: a value a line.
+    - .jsonl: one value per line.
     - .json: an array; an object of columns, each an array, or an object {row: value} as pandas
-      writes it; an object that holds nothing but one array of objects, as {"data": [...]}; or a
-      value a line. "Line" is the row's number, from 1, but for the last.
+      writes it; an object with just one array of objects, as {"data": [...]}; or one value per
+      line. "Line" is the row's number, from 1, except in the last case.
     - .csv, .tsv: the first line names the columns. Cells are text; an empty one is None. "Line" is
       the first line of a row.
-    - .parquet, .arrow (both IPC formats): read a batch at a time; nested columns become dicts and
-      lists. "Line" is the row's number.
+    - .parquet, .arrow (both IPC formats): read in batches; nested columns become dicts and lists.
+      "Line" is the row's number.
 
     Raises:
-      DataError: the name says no format, or the file is not readable as what its name says.
+      DataError: the name has no known format, or the content does not match it.
     """
     form = format_of(path.name)
     if not form:
@@ -58,7 +58,7 @@ def read_file(path: pathlib.Path) -> Iterator[tuple[int, Any]]:
 
 
 def _bytes(path: pathlib.Path) -> bytes:
-    """The content of a file, decompressed as its name says."""
+    """The content of a file, decompressed by its name's suffix."""
     import pyarrow
 
     if path.stat().st_size == 0:
@@ -77,7 +77,7 @@ def _bytes(path: pathlib.Path) -> bytes:
 
 
 def _json_lines(data: bytes) -> Iterator[tuple[int, Any]]:
-    # At "\n" alone: other line separators may stand inside of JSON strings.
+    # Split only at "\n": JSON strings may contain other line separators.
     lines = enumerate(data.split(b"\n"), start=1)
     return ((line, _parse(raw)) for line, raw in lines if raw.strip())
 
@@ -128,7 +128,7 @@ def _parse(raw: bytes) -> Any:
     except json.JSONDecodeError as error:
         return DataError(f"not JSON ({error.msg} at column {error.colno})")
     except (ValueError, RecursionError) as error:
-        # A number of thousands of digits, thousands of brackets.
+        # For example a number of thousands of digits, or thousands of brackets.
         return DataError(f"not read as JSON ({str(error).splitlines()[0]})")
 
 

@@ -1,4 +1,4 @@
-r"""Gold answers: from what publishers write to the text that verifiers compare with.
+r"""Gold answers: from the published form to the text that verifiers compare with.
 
 Nothing here judges mathematics.
 """
@@ -20,22 +20,22 @@ from rl_speed.answers import (
 from rl_speed.data.files import DataError
 
 _INTEGER = re.compile(r"[-+]?\d+|[-+]?\d{1,3}(,\d{3})+|[-+]?\d+\.0+")
-# What may stand between the formulas of an answer that is a list of formulas.
+# Text allowed between formulas in an answer that is a list of formulas.
 _LIST = re.compile(r"(?:[\s,;.]|and|or)*")
-# What stands for "there is none" in NuminaMath and its descendants.
+# Answers that mean "there is none" in NuminaMath and its descendants.
 NO_ANSWER = ("proof", "notfound", "not found")
 
 
 def answer_text(value: Any, field: str) -> str:
     r"""A row's answer as text.
 
-    Numbers without a fraction lose their ".0"; a list is joined by commas (the parts of
-    OlympiadBench's final_answer); dollars around formulas, leading zeros and underscores between
-    thousands go: "$69$,$84$" is 69,84, AIME's "073" is 73, and "3_828" is
-    3828. Of an answer with a box, what is in the box is the answer.
+    Numbers without a fraction lose their ".0". A list is joined by commas (the parts of
+    OlympiadBench's final_answer). Dollars around formulas, leading zeros and underscores between
+    thousands are removed: "$69$,$84$" is 69,84, AIME's "073" is 73, and "3_828" is 3828. For an
+    answer with a box, the box's content is the answer.
 
     Raises:
-      DataError: no text, number, or list of these, or nothing in it.
+      DataError: not text, a number, or a list of these, or empty.
     """
     if isinstance(value, (list, tuple)):
         if not value:
@@ -63,13 +63,13 @@ def answer_text(value: Any, field: str) -> str:
 
 
 def plain(text: str) -> str:
-    r"""Without dollars, \( \) or \[ \] around formulas, a dollar before an amount, underscores or
-    ,\! in thousands, leading zeros, a full stop, and m_{\max}= or \approx before the answer, none
-    of which is part of it; \frac \pi4 gets its braces.
+    r"""The answer without parts that only format it: dollars, \( \) or \[ \] around formulas, a
+    dollar before an amount, underscores or ,\! in thousands, leading zeros, a full stop, and
+    m_{\max}= or \approx before the answer. \frac \pi4 gets its braces.
     """
     text = _without_dollars(text.translate({0xFF1B: ";", 0xFF0C: ","}).strip())
     text = re.sub(r"^\\([(\[])((?:(?!\\[()\[\]]).)*)\\[)\]]$", r"\2", text, flags=re.DOTALL).strip()
-    if text.count("=") == 1:  # of "y_{\max} = 5, y_{\min} = 1" both are the answer
+    if text.count("=") == 1:  # in "y_{\max} = 5, y_{\min} = 1" both are the answer
         text = re.sub(r"^[A-Za-z]_(?:\\(?:max|min)|\{\s*\\(?:max|min)\s*\})\s*=", "", text).strip()
     text = re.sub(r"^\\approx(?![A-Za-z])|(?<!\\)[\s,;]+$", "", text).strip()
     text = re.sub(r"(?<=[\d})])\.$", "", text)
@@ -85,20 +85,18 @@ def _without_dollars(text: str) -> str:
     if "$" not in text:
         return text
     pieces = re.split(r"(?<!\\)\$\$?", text)
-    # Formulas are the odd pieces. Where one dollar is missing ("$221,$8$") what is left are
-    # formulas all the same.
+    # Formulas are the odd pieces. If one dollar is missing ("$221,$8$"), all pieces are formulas.
     outside = [pieces[0].removeprefix("-"), *pieces[2::2]]
     if len(pieces) % 2 and not all(_LIST.fullmatch(piece) for piece in outside):
-        return text  # formulas within prose
+        return text  # formulas in prose
     if len(pieces) == 2 and pieces[0].strip() not in ("", "-", "+") and pieces[1].strip():
         return text
     return "".join(pieces).strip().rstrip(".").strip()
 
 
 def without_unit(answer: str) -> str:
-    """ASDiv's "9 (apples)" and "1,080 (square feet)" as the number alone, which is all that is
-    asked for; other text as it is. For rows of that form only: elsewhere what is in parentheses may
-    be a factor, or a base.
+    """ASDiv's "9 (apples)" and "1,080 (square feet)" as the number alone; other text unchanged.
+    Only for rows of that form: elsewhere parentheses may hold a factor or a base.
     """
     found = re.fullmatch(r"([-+]?[\d,]*\.?\d+(?:/\d+)?) +\([^()\d]+\)", answer)
     return found[1].replace(",", "") if found else answer
@@ -110,12 +108,12 @@ def is_integer(answer: str) -> bool:
 
 
 def unsqueezed(answer: str, solution: str) -> str:
-    r"""The answer as the solution's box writes it,
-    where the two are the same save for spacing, braces and backslashes.
+    r"""The solution's box, if it equals the answer except for spacing, braces and backslashes; else
+    the answer.
 
-    Copies of MATH come with answers that were squeezed: "-80\leqg(x)\leq82" for "-80\leq g(x)\leq
-    82", "1\-2" for "1 \\ -2". Some were cut inside a brace. No parser can read these, and the box
-    is the benchmark's own definition of the answer.
+    Copies of MATH have answers without spaces: "-80\leqg(x)\leq82" for "-80\leq g(x)\leq 82",
+    "1\-2" for "1 \\ -2". Some were cut inside a brace. No parser can read these, and the box is the
+    benchmark's own definition of the answer.
     """
     if not re.search(r"[\\{]", answer):
         return answer

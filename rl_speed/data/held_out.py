@@ -1,4 +1,4 @@
-"""Held-out sets: several, each with a name, its questions and its own number of samples."""
+"""Held-out sets, each with a name, its questions and its own number of samples."""
 
 import dataclasses
 import re
@@ -9,26 +9,26 @@ from typing import NamedTuple
 
 from rl_speed.data.prompts import Prompt
 
-# The word, in place of a file, for the questions that config.data.hold_out takes out of training.
+# Word that replaces a file: the questions that config.data.hold_out takes out of training.
 HELD_OUT_OF_TRAIN = "hold_out"
-# The word of config.data.decontaminate for all files of config.data.eval.
+# Word in config.data.decontaminate for all files of config.data.eval.
 EVALUATION_FILES = "eval"
 _NAME = re.compile(r"[^/:,=]+")
 
 
 class HeldOutSet(NamedTuple):
-    """Questions that never train, and how many responses each of them gets."""
+    """Questions that are never trained on, and the number of samples for each."""
 
     prompts: Sequence[Prompt]
     samples: int
 
 
 class NamedFile(NamedTuple):
-    """Where a held-out set is read.
+    """The file of a held-out set.
 
     Attributes:
-      name: "" for the only one, where nobody named it. file: anything that `sources.read_items`
-        takes, or HELD_OUT_OF_TRAIN. samples: to a question; 0 says nothing of them.
+      name: "" for a single unnamed set. file: anything that `sources.read_items` takes, or
+        HELD_OUT_OF_TRAIN. samples: per question; 0: not given.
     """
 
     name: str
@@ -37,26 +37,25 @@ class NamedFile(NamedTuple):
 
 
 def file_name(source: str) -> str:
-    """What a set is called where nobody named it: as its file or folder, without what follows the
-    first dot, or as the files of a pattern, without it; as a data set of the hub, without owner,
-    configuration and split.
+    """Default name of a set: its file or folder without everything after the first dot, a file
+    pattern without wildcards, or a hub data set without owner, configuration and split.
     """
     plain = re.sub(r"\[.*?\]|[*?]", "", Path(source).name.partition(":")[0].partition("@")[0])
     return plain.split(".")[0].strip("-_") or Path(source).parent.name
 
 
 def parse_files(text: str, field: str) -> list[NamedFile]:
-    """The sets of "FILE", or of several with commas between them, each "[NAME[:SAMPLES]=]FILE".
+    """The sets of "FILE", or of several separated by commas, each "[NAME[:SAMPLES]=]FILE".
 
-    A comma begins the next set: a set of several files is a folder or a pattern
-    ("NAME=FOLDER@test,test-*.parquet"). The samples stand beside the name, since the name of a data
-    set of the hub may have a ":" of its own. What exists as a path is a path, whatever is in it. A
-    set without a name has that of `file_name`, unless it is the only one: then it has none.
+    A comma always begins the next set, so a set of several files is a folder or a pattern
+    ("NAME=FOLDER@test,test-*.parquet"). The samples are given with the name, since a hub data set's
+    name may contain ":". An existing path is always a path. An unnamed set gets its `file_name`; a
+    single one gets no name.
 
     Args:
-      field: what errors call the text.
+      field: the name of the text in errors.
 
-    Raises ValueError: an entry that does not read so, or two sets of one name.
+    Raises ValueError: an entry in another form, or two sets of one name.
     """
     whole = text.strip()
     entries = [whole] if Path(whole).exists() else [e.strip() for e in whole.split(",")]
@@ -94,8 +93,8 @@ def _parse_file(entry: str, field: str) -> NamedFile:
 
 def numbered(name: str, prompts: Sequence[Prompt], limit: int = 0) -> tuple[Prompt, ...]:
     """The first `limit` prompts (0: all) of the set `name`, with the visits that key the randomness
-    of their responses: by the name and the place in the set, so that neither other sets nor a limit
-    change a question's responses. A set without a name counts from 0.
+    of their samples. The key is the name and the index in the set, so other sets or a limit do not
+    change a question's samples. A set without a name counts from 0.
     """
     start = zlib.crc32(name.encode())
     return tuple(

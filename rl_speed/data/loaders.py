@@ -1,5 +1,5 @@
-"""Questions with gold answers, from any files or data set that `data.sources` reads,
-in any schema that `data.schemas` knows.
+"""Questions with gold answers, from any source of `data.sources`, in any schema of
+`data.schemas`.
 """
 
 import dataclasses
@@ -41,22 +41,21 @@ __all__ = [
 
 @dataclasses.dataclass(frozen=True)
 class LoadReport:
-    """What happened while loading: what is kept, and what was left out, by reason, as counts.
+    """Counts of rows kept and left out while loading, by reason.
 
     Attributes:
       kept: rows that can be used.
-      bad: rows without a question or an answer that could be read; `reasons` has FILE:LINE and
-        reason of the first few.
+      bad: rows without a readable question or answer; `reasons` has FILE:LINE and reason of the
+        first few.
       too_long: prompts longer than allowed.
       filtered: rows left out by `keep`, by its name.
-      duplicates: rows whose question had come before, `conflicting` of them with another answer.
+      duplicates: rows whose question came before, `conflicting` of them with another answer.
       held_out: rows whose question is held out of training.
       contaminated: rows whose question is in an evaluation file, by file.
-      in_training: of an evaluation file, rows whose question is among those that train.
-      questions: usable rows by the fields of which their question was made ("body+question").
-      unused: usable rows that hold something in a field that was not read, by field, as published.
-      left_out: those unused fields that look like a part of the question in most rows
-        (`PartSearch`).
+      in_training: rows of an evaluation file whose question is also trained on.
+      questions: usable rows by the fields that make up their question ("body+question").
+      unused: usable rows with content in an unread field, by field, as published.
+      left_out: unused fields that look like part of the question in most rows (`PartSearch`).
     """
 
     kept: int
@@ -75,7 +74,7 @@ class LoadReport:
 
     @property
     def rows(self) -> int:
-        """Rows read: all that is kept or left out."""
+        """Number of rows read: kept or left out."""
         return (
             self.kept
             + self.bad
@@ -87,7 +86,7 @@ class LoadReport:
         )
 
     def text(self) -> str:
-        """One line for people: what was kept, and what was left out, where something was."""
+        """One line for people: rows kept, and rows left out by reason, if any."""
         left = {
             "bad": self.bad,
             **{f"by keep={name}": n for name, n in self.filtered.items()},
@@ -102,9 +101,7 @@ class LoadReport:
         )
 
     def fields_text(self) -> str:
-        """One line for people: of which fields the questions were made,
-        and which fields were not read.
-        """
+        """One line for people: the fields that make up the questions, and the unread fields."""
         made = ", ".join(
             f"{name} ({n} rows)" if len(self.questions) > 1 else name
             for name, n in self.questions.items()
@@ -115,11 +112,11 @@ class LoadReport:
 
 
 class PartSearch:
-    """Finds fields that look like a part of the question and were left out of it.
+    """Finds fields that look like part of the question but were left out of it.
 
-    One is found where more than half of the rows hold a `schemas.possible_part` in it, and these
-    differ: two texts at least, and one in 50 rows. A passage that many questions share passes (DROP
-    has 16 questions to one), an instruction or a subject does not.
+    A field is found if more than half of the rows have a `schemas.possible_part` in it, with enough
+    different texts: at least two, and one in 50 rows. A passage that many questions share is found
+    (DROP has 16 questions to one); an instruction or a subject is not.
     """
 
     def __init__(self):
@@ -127,11 +124,11 @@ class PartSearch:
         self.unused: Counter[str] = Counter()
         self._parts: Counter[str] = Counter()
         self._texts: dict[str, set[int]] = {}
-        # A possible part -> fields of a row that has it, as they stand in it.
+        # A possible part -> fields of a row that has it, in the row's order.
         self._order: dict[str, list[str]] = {}
 
     def add(self, item: dict, row: Row, left: dict[str, str]) -> None:
-        """A row, and what `schemas.read_row` says of it."""
+        """Add a row, and the unread fields from `schemas.read_row`."""
         self.rows += 1
         self.unused.update(left.keys())
         for name, text in left.items():
@@ -148,10 +145,10 @@ class PartSearch:
         )
 
     def refusal(self, path: str | pathlib.Path, questions: dict[str, int], flag: str) -> DataError:
-        """What to say of those that were found."""
+        """The error about the fields that were found."""
         names = self.found()
         made = max(questions, key=questions.get)
-        # As they stand in the row, where that can be told.
+        # In the row's order, if it is known.
         order = [name.lower() for name in self._order[names[0]]]
 
         def place(name):
@@ -181,27 +178,27 @@ def load_rows(
     refuse: bool = True,
     read: Callable[..., tuple[Row, dict[str, str]]] = read_row,
 ) -> tuple[list[Row], LoadReport]:
-    """All usable rows of files or a data set. An id that rows of several files have gets the file's
-    name before it.
+    """All usable rows of files or a data set. If rows of several files share an id, the file's name
+    is put before it.
 
     Args:
       path: see `data.sources.read_items`.
       on_bad_row: "error" raises at the first bad row, "skip" counts it and goes on.
-      fields: where question, answer and solution are, where they are not to be found.
-      keep: filters with commas between them; what does not pass is counted, not bad. "integer":
-        whole answers only; "no_proof": no proofs (NuminaMath); "valid": no problem or solution
-        marked invalid (NuminaMath-1.5); "no_choice": no multiple choice.
+      fields: names of question, answer and solution fields that are not found automatically.
+      keep: filters separated by commas; rows that fail are counted, and not bad. "integer": only
+        integer answers; "no_proof": no proofs (NuminaMath); "valid": no problem or solution marked
+        invalid (NuminaMath-1.5); "no_choice": no multiple choice.
       max_reasons: bad rows that the report names.
-      answers: a row needs a gold answer; otherwise a solution will do, as for supervised training,
-        and the answer is empty.
-      refuse: where a field looks like a part of the question that is left out, and
-        `fields.question` does not settle it, raise; otherwise the report has it.
-      read: what makes a row of an item, as `schemas.read_row`.
+      answers: require a gold answer. Otherwise a solution is enough, as for supervised training,
+        and the answer may be empty.
+      refuse: raise if a left-out field looks like part of the question and `fields.question` does
+        not settle it; otherwise only report it.
+      read: makes a row from an item, as `schemas.read_row` does.
 
     Raises:
-      DataError: no such file, not readable as what its name says, a bad row, no row that can be
-        used, a field that `fields.question` joins and no row has, or `refuse`.
-      ValueError: `on_bad_row` is neither, or `keep` names a filter that there is not.
+      DataError: no such file, content that does not match its format, a bad row, no usable row, a
+        field of `fields.question` that no row has, or `refuse`.
+      ValueError: `on_bad_row` is neither, or `keep` names an unknown filter.
     """
     if on_bad_row not in ("error", "skip"):
         raise ValueError(f'on_bad_row must be "error" or "skip", got {on_bad_row!r}')
@@ -292,21 +289,21 @@ def load_training_rows(
     unique: bool = True,
     of_evaluation: Fields | None = None,
 ) -> tuple[list[Row], list[Row], LoadReport]:
-    """(rows to train on, held-out rows, report of the former):
-    `load_rows` without what must not train.
+    """(rows to train on, held-out rows, report of the former): `load_rows` without rows that must
+    not train.
 
-    In this order: held-out questions go (with all their duplicates), then questions of evaluation
-    files, then duplicates.
+    Removed in this order: held-out questions with all their duplicates, questions of evaluation
+    files, duplicates.
 
     Args:
-      held_out: questions to hold out, see `select.hold_out`.
-      decontaminate: evaluation files; their bad rows are passed over.
-      of_evaluation: fields of these (None: `fields`); a file that lacks them is looked through
-        like any other.
-      unique: of rows with the same question (but for white space and case) the first stays.
+      held_out: number of questions to hold out, see `select.hold_out`.
+      decontaminate: evaluation files; their bad rows are ignored.
+      of_evaluation: fields of these (None: `fields`); if a file lacks them, they are found
+        automatically.
+      unique: keep only the first row of each question (ignoring white space and case).
 
     Raises:
-      as `load_rows`, and ValueError where `held_out` leaves nothing to train on.
+      the errors of `load_rows`, and ValueError if `held_out` leaves nothing to train on.
     """
     rows, report = load_rows(path, on_bad_row, fields, keep)
     held: list[Row] = []
@@ -343,8 +340,8 @@ def load_training_rows(
 def rows_to_prompts(
     rows: Sequence[Row], encode: Callable[[str], Sequence[int]], max_prompt_tokens: int
 ) -> tuple[list[Prompt], int]:
-    """Encodes questions, and drops those whose prompt is longer than `max_prompt_tokens`;
-    returns how many.
+    """Encode questions, and drop those whose prompt is longer than `max_prompt_tokens`; returns the
+    number dropped.
 
     Args:
       encode: question -> token ids, template included.

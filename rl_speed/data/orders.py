@@ -1,12 +1,12 @@
-"""Which prompt of a finite data set leaves the stream next.
+"""The order in which prompts of a finite data set leave the stream.
 
-Two kinds. An `EpochOrder` is a permutation of the data set for each epoch, known in advance: a
-shuffle, the data's own order, easy to hard. `VisitOrder` and `ForecastOrder` choose by what came
-back; the stream tells them (`PromptStream.observe`), and remembers which prompts are out, none of
-which is chosen again before it is back.
+There are two kinds. An `EpochOrder` is a permutation of the data set for each epoch, known in
+advance: a shuffle, the data's own order, easy to hard. `VisitOrder` and `ForecastOrder` choose by
+results, which the stream reports (`PromptStream.observe`). The stream also tracks prompts that are
+out; none of these is chosen again before it is back.
 
-Orders deal in indices into the data set. All randomness is keyed by the seed and by counts, so that
-a restored order goes on as the saved one would have.
+Orders use indices into the data set. All randomness is keyed by the seed and by counts, so a
+restored order continues as the saved one would have.
 """
 
 import dataclasses
@@ -15,9 +15,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-# Begins the keys of its draws, so that they are its own. A data set that was mixed by the very
-# permutation with which an order starts would come back sorted (the chain task at seed 0 was: its
-# hopeless class came first).
+# First part of this module's random keys, so no other code has the same. If a data set was mixed by
+# an order's own first permutation, it would come back sorted (this happened to the chain task at
+# seed 0: its unsolvable class came first).
 KEY = int.from_bytes(b"memory order")
 
 
@@ -33,7 +33,7 @@ class EpochOrder:
 
 
 def shuffled(size: int, seed: int) -> EpochOrder:
-    """A new shuffle each epoch."""
+    """A new shuffle for each epoch."""
     return EpochOrder(
         "shuffle", lambda epoch: np.random.default_rng([seed, epoch]).permutation(size)
     )
@@ -45,8 +45,8 @@ def in_file_order(size: int) -> EpochOrder:
 
 
 def easy_to_hard(rates: Sequence[float], seed: int) -> EpochOrder:
-    """The offline schedule of Bae et al. (arXiv 2504.03380): highest pass rate first,
-    every epoch; ties in a new shuffle.
+    """The offline schedule of Bae et al. (arXiv 2504.03380): highest pass rate first, in every
+    epoch; ties in a new shuffle.
 
     Args:
       rates: f[size] in [0, 1], measured before training by a proxy.
@@ -61,13 +61,13 @@ def easy_to_hard(rates: Sequence[float], seed: int) -> EpochOrder:
 
 
 class AdaptiveOrder(Protocol):
-    """An order that depends on what came back. `name` is kept in checkpoints."""
+    """An order that depends on results. `name` is kept in checkpoints."""
 
     name: str
 
     def pick(self, n: int, serial: int, out: np.ndarray) -> np.ndarray:
-        """Indices of the next prompts, which get the visits from `serial` on: n,
-        or as many as are not `out` (bool[size]).
+        """Indices of the next prompts, whose visits start at `serial`: n, or fewer if fewer are not
+        `out` (bool[size]).
         """
 
     def observe(
@@ -77,8 +77,8 @@ class AdaptiveOrder(Protocol):
         total: Sequence[int],
         tokens: Sequence[float],
     ) -> None:
-        """These prompts are back: of `total` samples each, `positive` were right; mean tokens of a
-        sample, NaN where nobody knows.
+        """Report finished prompts: of `total` samples each, `positive` were correct. `tokens` is
+        the mean per sample, NaN if unknown.
         """
 
     def metrics(self, serial: int) -> dict[str, float]: ...
@@ -87,9 +87,8 @@ class AdaptiveOrder(Protocol):
 
 
 class VisitOrder:
-    """Least visited first; a visit counts when a prompt's samples are in, accepted or not.
-
-    Among prompts of equal count, a shuffle.
+    """Least visited prompts first. A visit counts when a prompt's samples are complete, accepted or
+    not. Ties are shuffled.
 
     Source: Bae et al. (arXiv 2504.03380), Algorithm 1; methods.md section 2.
     """
@@ -138,7 +137,7 @@ class VisitOrder:
 
 
 class Forecast(Protocol):
-    """What `ForecastOrder` needs to know of prompts; `rollout.forecast.Forecast` is it."""
+    """A forecast of prompts for `ForecastOrder`; implemented by `rollout.forecast.Forecast`."""
 
     @property
     def readiness(self) -> float: ...
@@ -156,21 +155,20 @@ class Forecast(Protocol):
 
 
 class ForecastOrder:
-    """The prompts that teach most by a forecast of their pass rates, which needs no visit. Not from
-    a paper.
+    """Picks the prompts with the most learning value by a forecast of their pass rates, which needs
+    no visit. Not from a paper.
 
-    Of n prompts to pick a share `explore` (a coin for each) is drawn uniformly; the rest are worth
-    most by `forecast.screening`, ties by lot. Until `forecast.readiness` is 1 the share is larger,
-    at first everyone: what was picked by a forecast that knows nothing is all alike, and teaches
-    neither forecast nor policy. None goes again before `rest` x size visits; where too few have
-    rested, those that left least recently go.
+    A share `explore` of the picked prompts is drawn uniformly (independently for each). The rest
+    have the highest value in `forecast.screening`; ties are random. Until `forecast.readiness` is 1
+    the share is larger, and 1 at first: picks by an untrained forecast are all alike, and teach
+    neither forecast nor policy. A prompt rests for `rest` x size visits. If too few have rested,
+    those that left least recently are picked.
 
     Args:
-      size: prompts. forecast: of all of them; this order tells it what came back, and saves it.
-      seed: of all draws, each keyed by the visit at which it is made. explore: in [0, 1].
-        rest: in epochs, in [0, 1).
+      size: prompts. forecast: of all of them; this order reports results to it, and saves it.
+      seed: of all draws, each keyed by its visit. explore: in [0, 1]. rest: in epochs, in [0, 1).
 
-    Raises ValueError naming the argument that is out of range.
+    Raises ValueError that names the argument out of range.
     """
 
     name = "forecast"
@@ -215,7 +213,7 @@ class ForecastOrder:
         self.forecast.update(index, positive, total, tokens)
 
     def metrics(self, serial: int) -> dict[str, float]:
-        """Share of the prompts that went within the last epoch; and what the forecast says."""
+        """Share of the prompts that left within the last epoch, and the forecast's metrics."""
         recent = self._last > serial - len(self._last)
         return {
             "prompts/went": float((recent & (self._last >= 0)).mean()),

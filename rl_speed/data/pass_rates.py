@@ -1,4 +1,4 @@
-"""Pass rates of prompts: measured ones from files, or a stated mixture."""
+"""Pass rates of prompts: measured ones from files, or a synthetic mixture."""
 
 import contextlib
 import dataclasses
@@ -14,14 +14,14 @@ from rl_speed.data.files import format_of
 from rl_speed.data.loaders import DataError, row_id
 from rl_speed.data.sources import Place, distinct_ids, read_items
 
-# What a number under a field says of the pass rate, and the largest that it can be.
+# Scale of a number -> its conversion to a pass rate, and its maximum.
 SCALES = {
     "rate": (lambda x: x, 1.0),
     "percent": (lambda x: x / 100, 100.0),
     "failure": (lambda x: 1 - x, 1.0),
     "difficulty": (lambda x: 1 - x / 100, 100.0),
 }
-# Fields that are found by themselves (also with a suffix, as in fail_pct_MODEL), and their scale.
+# Fields found automatically (also with a suffix, as in fail_pct_MODEL), and their scale.
 KNOWN_FIELDS = {
     "pass_rate": "rate",
     "solve_rate": "rate",
@@ -31,17 +31,17 @@ KNOWN_FIELDS = {
     "fail_pct": "difficulty",
     "difficulty": "difficulty",
 }
-# Shares and Beta(a, b) of the mixture that stands in for a file.
+# Shares and Beta(a, b) of the mixture used without a file.
 MIXTURE = ((0.35, 0.3, 12.0), (0.45, 1.0, 1.0), (0.20, 12.0, 0.5))
 
 
 @dataclasses.dataclass(frozen=True)
 class PassRates:
-    """Pass rates f64[P] in [0, 1], where they come from (for people),
-    and how many rows had none (null).
+    """Pass rates f64[P] in [0, 1], their source (a text for people), and the number of rows without
+    one (null).
 
-    `ids` are the prompts', as the loaders of `rl_speed.data` would name the rows, then those of the
-    rows that had none; empty where the file names no prompts.
+    `ids` are the prompts', as the loaders of `rl_speed.data` would name the rows; those of rows
+    without a pass rate come last. Empty if the file names no prompts.
     """
 
     rates: np.ndarray
@@ -51,8 +51,8 @@ class PassRates:
 
 
 def mixture(prompts: int = 20_000, seed: int = 0) -> PassRates:
-    """A mixture with hopeless, open and easy prompts,
-    shaped like those measured on mathematics; for want of a file.
+    """A mixture of unsolvable, medium and easy prompts, shaped like rates measured on mathematics;
+    used without a file.
     """
     rng = np.random.default_rng(seed)
     shares, a, b = np.array(MIXTURE).T
@@ -69,17 +69,17 @@ def load_pass_rates(
     """Pass rates of a file's rows.
 
     Args:
-      path: what `sources.read_items` reads, or a .json file with an object with "rates" and perhaps
-        "ids" (what experiments/pass_rates.py writes), or an object {id: pass rate}.
-      field: where a row has its number; None: the one of `KNOWN_FIELDS` that the first row has.
-        Rows with null there have no measured pass rate: left out and counted.
-      scale: "rate" p, "percent" 100 p, "failure" 1 - p, "difficulty" 100 (1 - p); None: that of the
-        field's name.
+      path: a source of `sources.read_items`; or a .json file with an object with "rates" and
+        optional "ids" (from experiments/pass_rates.py), or an object {id: pass rate}.
+      field: the field of a row's number; None: the one of `KNOWN_FIELDS` that the first row has.
+        Rows with null there have no measured pass rate: they are left out and counted.
+      scale: "rate" p, "percent" 100 p, "failure" 1 - p, "difficulty" 100 (1 - p); None: the scale
+        of the field's name.
 
     Raises:
-      DataError: no such file, a row that is no object or lacks the field, a number that is none or
-        out of range (the message names file, line and field), a field that cannot be found or whose
-        scale cannot be told, or no pass rate at all.
+      DataError: no such file, a row that is no object or lacks the field, a number that is invalid
+        or out of range (the message names file, line and field), a field that cannot be found or
+        whose scale is unknown, or no pass rate at all.
     """
     path = Path(path)
     if scale is not None and scale not in SCALES:
@@ -132,7 +132,7 @@ def load_pass_rates(
             f"{', '.join(SCALES)}"
         )
     numbers, (convert, largest) = np.array(values), SCALES[scale]
-    # Written so that NaN is outside.
+    # This form also finds NaN.
     outside = np.flatnonzero(~((numbers >= 0) & (numbers <= largest)))
     if len(outside):
         raise DataError(
@@ -156,9 +156,9 @@ def load_pass_rates(
 
 
 def load_pass_rate_table(path: str | Path) -> dict[str, float | None]:
-    """{prompt id: pass rate, None where the file says null} of a file that `load_pass_rates` reads.
+    """{prompt id: pass rate, None for null} of a file for `load_pass_rates`.
 
-    Raises: DataError as there, and where the file names no prompts, or one of them twice.
+    Raises: its DataErrors, and one if the file names no prompts, or one of them twice.
     """
     found = load_pass_rates(path)
     if not found.ids:
@@ -176,11 +176,10 @@ def load_pass_rate_table(path: str | Path) -> dict[str, float | None]:
 def load_epochs(path: str | Path, cover: float = 0.9) -> np.ndarray:
     """Accuracies over training, f64[P, E], from a JSON object {prompt: [accuracy of each epoch]}.
 
-    Prompts are visited in another order every epoch, so that lists differ in length: the epochs
-    that at least a share `cover` of the prompts have are returned, and a prompt whose list is
-    shorter keeps its last value.
+    Prompts are visited in another order in every epoch, so lists differ in length. Returns the
+    epochs that at least a share `cover` of the prompts have; a shorter list repeats its last value.
 
-    Raises: DataError, naming file, prompt and epoch of what cannot be used.
+    Raises: DataError that names file, prompt and epoch.
     """
     path = Path(path)
     found = _json(path)
@@ -204,12 +203,13 @@ def load_epochs(path: str | Path, cover: float = 0.9) -> np.ndarray:
 
 
 def moving_average(values: np.ndarray, window: int) -> np.ndarray:
-    """f64[P, E]: mean over `window` (odd) epochs around each, shifted inwards at both ends;
-    1 leaves the values as they are.
+    """f64[P, E]: mean over `window` (odd) epochs around each, shifted inwards at both ends; 1
+    leaves the values unchanged.
 
-    Few tries an epoch put too many prompts at exactly 0 and 1; neighbouring epochs are nearly the
-    same policy. Every mean is over as many tries as the others, or the ends would look as if they
-    had more constant prompts.
+    With few samples per epoch too many prompts are at exactly 0 and 1; the policy of neighbouring
+    epochs is nearly the same. Every mean has the same number of samples. Otherwise the ends would
+    seem to have more constant prompts.
+
     Raises: ValueError for a window that is even, below 1 or longer than the series.
     """
     epochs = values.shape[1]
@@ -268,9 +268,7 @@ def _json(path: Path) -> Any:
 
 
 def _rates_object(path: Path, field: str | None) -> list[tuple[str | None, Any]] | None:
-    """(prompt id or None, number) of a file that is one JSON object;
-    None where it is an array of rows.
-    """
+    """(prompt id or None, number) of a file that is one JSON object; None for an array of rows."""
     whole = _json(path)
     if not isinstance(whole, dict):
         return None

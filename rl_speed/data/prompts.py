@@ -1,10 +1,9 @@
 """Prompts, and the stream that hands them out.
 
-The stream is the only source of `visit` numbers. Visit v is the v-th prompt that ever left it. With
-an `EpochOrder`, (seed, v) determines which prompt that was: its epoch is v // size, its place in
-that epoch's permutation v % size. All state is then one counter and the visits that were handed
-back. Orders that depend on results have state of their own, and the stream keeps which prompt each
-visit was that is out.
+Only the stream makes `visit` numbers. Visit v is the v-th prompt that ever left it. With an
+`EpochOrder`, (seed, v) determines the prompt: its epoch is v // size, its place in that epoch's
+permutation v % size. Then the whole state is one counter and the returned visits. Orders that
+depend on results have their own state, and the stream keeps the prompt of each visit that is out.
 """
 
 import dataclasses
@@ -21,17 +20,16 @@ from rl_speed.data.orders import AdaptiveOrder, EpochOrder, in_file_order, shuff
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Prompt:
-    """A question, encoded, with what its answers are checked against.
+    """A question, encoded, with its gold answer.
 
     Attributes:
       id: name within its data set.
       tokens: i32[L], the question in its template, ready to sample from.
-      answer: the right answer, as text.
-      answer_tokens: i32[A], the answer encoded, without an end token; empty where the verifier
-        works on text.
+      answer: the gold answer, as text.
+      answer_tokens: i32[A], the answer encoded, without an end token; empty if the verifier uses
+        text.
       text: the question as written in the data.
-      visit: serial number of its departure from the stream, -1 before; it keys the randomness of
-        its samples.
+      visit: number of its departure from the stream, -1 before; keys the randomness of its samples.
       meta: anything else (class, level, source), small and of plain Python types.
     """
 
@@ -45,10 +43,10 @@ class Prompt:
 
 
 def digest(prompts: Sequence[Prompt]) -> str:
-    """Of questions as the policy sees them, and of their answers: 16 hexadecimal digits."""
+    """Hash of the prompts' ids, tokens, answers and meta: 16 hexadecimal digits."""
     whole = hashlib.sha256()
     for p in prompts:
-        # Verifiers of one's own look at it.
+        # Users' verifiers read it.
         known = json.dumps(p.meta, sort_keys=True, default=str)
         whole.update(
             f"{p.id}\0{p.answer}\0{known}\0".encode()
@@ -59,8 +57,8 @@ def digest(prompts: Sequence[Prompt]) -> str:
 
 
 class PromptStream:
-    """Endless prompts: a finite data set in an order of `rl_speed.data.orders`,
-    or an unbounded source as it comes.
+    """Endless prompts: a finite data set in an order of `rl_speed.data.orders`, or an endless
+    source in its own order.
 
     Args:
       source: a sequence of prompts, or a function index -> Prompt (endless).
@@ -96,14 +94,14 @@ class PromptStream:
         self._serial = 0
         self._returned: list[int] = []
         self._permutations: dict[int, np.ndarray] = {}
-        # Adaptive orders: visit -> index of what was neither observed nor is inside.
+        # Adaptive orders: prompts that were taken out and not yet observed, visit -> index.
         self._out: dict[int, int] = {}
 
     def take(self, n: int) -> list[Prompt]:
-        """The next n prompts: those handed back first (with their old visit), then fresh ones.
+        """The next n prompts: returned ones first (with their old visit), then fresh ones.
 
-        Fewer where an order that depends on results has no more: it never hands out a prompt that
-        is out already.
+        Fewer if an order that depends on results has no more: it never hands out a prompt that is
+        out.
         """
         if n < 0:
             raise ValueError(f"cannot take {n} prompts")
@@ -121,13 +119,13 @@ class PromptStream:
         return [self._at(visit) for visit in visits]
 
     def put_back(self, prompts: Sequence[Prompt]) -> None:
-        """Returns prompts of which nothing was sampled, or whose samples were discarded.
+        """Return prompts that were not sampled, or whose samples were discarded.
 
-        They leave first next time, in order of visit, and keep the visit they have: the same policy
-        then gives them the very same samples.
+        They leave first next time, in order of visit. They keep their visit, so the same policy
+        gives them the same samples.
 
         Raises:
-          ValueError: a prompt that this stream did not hand out, or that was returned already.
+          ValueError: a prompt that this stream did not hand out, or that was already returned.
         """
         visits = [prompt.visit for prompt in prompts]
         for prompt in prompts:
@@ -149,13 +147,13 @@ class PromptStream:
         total: Sequence[int],
         tokens: Sequence[float] | None = None,
     ) -> None:
-        """What became of prompts that are done with, each once: of `total` samples, `positive` were
-        right, and they had `tokens` sampled tokens on average (NaN, None: not known). Only orders
-        that depend on results look at it.
+        """Report finished prompts, each once: of `total` samples `positive` were correct, with
+        `tokens` sampled tokens on average (NaN or None if unknown). Only orders that depend on
+        results use it.
 
         Raises:
-          ValueError: such an order is told of a prompt that is not out (never left, was put back,
-            or observed before).
+          ValueError: with such an order, a prompt that is not out (never left, returned, or already
+            observed).
         """
         if not self._adaptive:
             return
@@ -180,7 +178,7 @@ class PromptStream:
 
     @property
     def order(self) -> EpochOrder | AdaptiveOrder | None:
-        """That of the finite data set."""
+        """The order of the finite data set."""
         return self._order
 
     @property
@@ -189,9 +187,8 @@ class PromptStream:
         return 0 if self._size is None else self._serial // self._size
 
     def metrics(self) -> dict[str, float]:
-        """Visits so far, epochs so far (with fraction; absent for an endless source), prompts
-        waiting to go again. With an order that depends on results, also prompts that are out, and
-        what the order says.
+        """Visits so far, epochs so far (fractional; none for an endless source), returned prompts.
+        With an order that depends on results also prompts that are out, and the order's metrics.
         """
         more = {} if self._size is None else {"prompts/epoch": self._serial / self._size}
         if self._adaptive:
@@ -206,8 +203,8 @@ class PromptStream:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """All that the next draws depend on: plain integers and strings;
-        arrays too with an order that depends on results.
+        """All state of later draws: plain integers and strings; also arrays with an order that
+        depends on results.
         """
         state = {
             "serial": self._serial,
@@ -226,19 +223,19 @@ class PromptStream:
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues where the state was taken.
+        """Continue from a saved state.
 
         Raises:
-          ValueError: the state belongs to a stream with another seed, order or data set: other
-            prompts, or the same in another order.
+          ValueError: the state has another seed, order or data set (other prompts, or another order
+            of them).
         """
         mine = self.state_dict()
         saved = {name: int(state[name]) for name in ("seed", "size", "shuffle")}
-        # A state from before there were other orders says nothing of its own.
+        # A state from before orders existed has none.
         saved["order"] = state.get(
             "order", "source" if saved["size"] < 0 else "shuffle" if saved["shuffle"] else "file"
         )
-        saved["data"] = state.get("data", mine["data"])  # older states do not say
+        saved["data"] = state.get("data", mine["data"])  # older states have none
         for name, value in saved.items():
             if value != mine[name]:
                 raise ValueError(
@@ -274,7 +271,7 @@ class PromptStream:
 
     def _permutation(self, epoch: int) -> np.ndarray:
         if epoch not in self._permutations:
-            # The current epoch and the one before it, for what was handed back.
+            # Keep the current epoch and the one before it, for returned prompts.
             if len(self._permutations) > 1:
                 del self._permutations[min(self._permutations)]
             self._permutations[epoch] = self._order.permutation(epoch)

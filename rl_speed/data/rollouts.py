@@ -1,5 +1,5 @@
-"""Samples on the host, one flat table from the sampler to the batch;
-the samples of one prompt are a group.
+"""Samples on the host: one flat table from the sampler to the batch. The samples of one prompt are
+a group.
 """
 
 import dataclasses
@@ -11,8 +11,8 @@ import numpy as np
 
 from rl_speed.data.prompts import Prompt
 
-# Fields of a sample and their dtypes, in the order they are saved. The first two are ragged: one
-# row, `lengths` long.
+# Fields of a sample and their dtypes, in saved order. The first two are ragged: one row has
+# `lengths` entries.
 TOKEN_FIELDS = {"tokens": np.int32, "logprobs": np.float32}
 SAMPLE_FIELDS = {
     "lengths": np.int32,
@@ -34,28 +34,25 @@ class Rollouts:
     """R samples of P prompts, prompt after prompt, response tokens padded on the right to T.
 
     Attributes:
-      prompts: the P prompts, each with the visit that its samples belong to.
-      owner: i32[R], ascending: the place of each sample's prompt in `prompts`. It is also the id of
-        the sample's group.
-      tokens: i32[R, T], the end token included, zero beyond the length.
-      lengths: i32[R], response tokens, a replayed prefix included.
-      logprobs: f32[R, T], what the policy that sampled each token gave it; zero beyond the length,
-        and on a replayed prefix.
-      sample_index: i32[R], with the visit, the sample's key.
+      prompts: the P prompts, each with the visit of its samples.
+      owner: i32[R], ascending: index of each sample's prompt in `prompts`; also its group id.
+      tokens: i32[R, T], with the end token, zero beyond the length.
+      lengths: i32[R], response tokens, with a replayed prefix.
+      logprobs: f32[R, T], by the policy that sampled each token; zero beyond the length and on a
+        replayed prefix.
+      sample_index: i32[R]; with the visit it is the sample's key.
       truncated: bool[R], ended by its token limit.
       prefix: i32[R], tokens at the start of the response that were replayed, not sampled.
-      nonfinite: bool[R], ended by logits that leave no distribution. Counted as wrong, and never
-        trained on.
-      end_steps: i32[R], the iteration of its call's decode loop at which the sample ended; 0 where
-        nobody noted it.
-      rewards: f32[R]; NaN where nobody scored.
-      correct: bool[R], what the verifier said, before any shaping of the reward; by default
-        rewards above 0.5.
+      nonfinite: bool[R], ended by logits without a valid distribution. Counted as incorrect, and
+        never trained on.
+      end_steps: i32[R], iteration of its call's decode loop at which the sample ended; 0 if not
+        recorded.
+      rewards: f32[R]; NaN if not scored.
+      correct: bool[R], from the verifier, before reward shaping; by default rewards above 0.5.
       versions: i32[R], number of policy updates made when the sample was drawn.
-      phases: i32[R], SCREENING or ACCEPTED (a tag of the request; it cannot be told from
-        the counts).
-      estimates: f32[R], pass rate of the prompt as estimated before the visit; NaN, the default,
-        where nobody estimates.
+      phases: i32[R], SCREENING or ACCEPTED (a tag of the request; counts do not determine it).
+      estimates: f32[R], the prompt's pass rate as estimated before the visit; NaN (default) if not
+        estimated.
 
     Raises:
       ValueError: shapes that disagree, owners out of order or range, or a length outside [0, T].
@@ -122,10 +119,9 @@ class Rollouts:
 
     @classmethod
     def concat(cls, parts: Sequence["Rollouts"]) -> "Rollouts":
-        """One after the other.
+        """Concatenate samples.
 
-        Samples of one visit become one group, where its first samples are, in the order
-        of the parts.
+        Samples of one visit become one group, at the place of the first, in the order of the parts.
         """
         places: dict[Any, int] = {}
         prompts = []
@@ -157,7 +153,7 @@ class Rollouts:
         return len(self.lengths)
 
     def take(self, rows: np.ndarray) -> "Rollouts":
-        """The samples at `rows`, ascending; prompts left with none are gone.
+        """The samples at `rows`, ascending; prompts without samples are removed.
 
         A slice takes views.
         """
@@ -173,12 +169,12 @@ class Rollouts:
         return self.take(slice(*np.searchsorted(self.owner, [place, place + 1])))
 
     def groups(self) -> list["Rollouts"]:
-        """`of` each prompt."""
+        """The groups of all prompts."""
         return [self.of(place) for place in range(len(self.prompts))]
 
     @property
     def prompt(self) -> Prompt:
-        """Of a group."""
+        """The prompt of a group."""
         (prompt,) = self.prompts
         return prompt
 
@@ -199,7 +195,7 @@ class Rollouts:
 
     @property
     def sampled_tokens(self) -> int:
-        """Tokens of all responses that were drawn, not replayed."""
+        """Number of response tokens that were sampled, not replayed."""
         return int((self.lengths - self.prefix).sum())
 
 
@@ -208,10 +204,10 @@ def _widen(x_RxT: np.ndarray, width: int) -> np.ndarray:
 
 
 def pack(groups: Sequence[Rollouts]) -> dict[str, Any]:
-    """Groups as flat arrays with offsets, for a checkpoint: no ragged lists, no padding,
-    no empty arrays.
+    """Groups as flat arrays with offsets, for a checkpoint: no ragged lists, padding or empty
+    arrays.
 
-    Prompts' text fields travel as one JSON string.
+    Text fields of prompts are one JSON string.
     """
     if not groups:
         return {}
@@ -230,12 +226,12 @@ def pack(groups: Sequence[Rollouts]) -> dict[str, Any]:
 
 
 def unpack(packed: Mapping[str, Any]) -> list[Rollouts]:
-    """The inverse of `pack`."""
+    """Inverse of `pack`."""
     if not packed:
         return []
     sizes = np.asarray(packed["group_sizes"])
     widths = np.asarray(packed["widths"])
-    # What was saved before a field existed gets its default.
+    # Fields that an older checkpoint lacks get their defaults.
     flat = {
         name: np.split(np.asarray(packed[name]), np.cumsum(sizes)[:-1])
         for name in SAMPLE_FIELDS
@@ -258,11 +254,11 @@ def unpack(packed: Mapping[str, Any]) -> list[Rollouts]:
 
 
 def pack_prompts(prompts: Sequence[Prompt]) -> dict[str, Any]:
-    """Prompts, one at least, as flat arrays and one JSON string."""
+    """Prompts, at least one, as flat arrays and one JSON string."""
     return {
         "visits": np.array([p.visit for p in prompts], np.int64),
-        # Two rows a prompt, its tokens and its answer's, in one array, since answers may
-        # all be empty.
+        # Two rows per prompt (its tokens, its answer's) in one array, since all answers may be
+        # empty.
         "prompt_lengths": np.array(
             [[len(p.tokens), len(p.answer_tokens)] for p in prompts], np.int32
         ),
@@ -274,7 +270,7 @@ def pack_prompts(prompts: Sequence[Prompt]) -> dict[str, Any]:
 
 
 def unpack_prompts(packed: Mapping[str, Any]) -> list[Prompt]:
-    """The inverse of `pack_prompts`."""
+    """Inverse of `pack_prompts`."""
     lengths = np.asarray(packed["prompt_lengths"])
     rows = np.split(np.asarray(packed["prompt_tokens"]), np.cumsum(lengths.ravel())[:-1])
     return [

@@ -1,7 +1,7 @@
-r"""From a published row to a question and its gold answer: which field is what,
-in the data sets that people train on.
+r"""From a published row to a question and its gold answer: the field names of common training data
+sets.
 
-Known without being told (field names in any case; the first that a row has):
+Known automatically (field names in any case; the first that a row has):
 
 | data set | question | answer | taken along |
 |---|---|---|---|
@@ -21,16 +21,15 @@ Known without being told (field names in any case; the first that a row has):
 | RACE, TabMWP | article or table, then question | answer | unit |
 | countdown, of TinyZero too | composed of nums and target | target | nums |
 
-A question in two fields is joined in its published order (`CONTEXTS`); `question_field` names one
-field, which is then taken alone, or several with "+" between them, which are joined as named. What
-is neither used nor known may be a part of the question, too: `possible_part` says which fields look
-like it. Options of a multiple-choice question are joined where they are named, and a list of them
-is a line each.
+A question in two fields is joined in its published order (`CONTEXTS`). `question_field` names one
+field, which is then used alone, or several with "+" between them, which are joined in that order.
+An unknown field may be part of the question, too: `possible_part` finds fields that look like it.
+Options of a multiple-choice question are joined if they are named, one per line if they are a list.
 
-A prompt in verl's form is taken out of the instruction around it (`WRAPPERS`): which instruction
-the policy sees is `config.data.prompt` and `config.data.instruction`. Its system turn is left out
-for the same reason. Countdown's gold is its target alone: a verifier that compares values takes the
-bare target for an answer, too; meta["nums"] is for one that reads equations.
+A prompt in verl's form is taken out of the instruction around it (`WRAPPERS`), since
+`config.data.prompt` and `config.data.instruction` set the policy's instruction. Its system turn is
+left out for the same reason. Countdown's gold answer is only its target, so a verifier that
+compares values also accepts the bare target; meta["nums"] is for verifiers that read equations.
 """  # noqa: E501
 
 import dataclasses
@@ -56,14 +55,13 @@ ANSWERS = (
 )
 SOLUTIONS = ("solution", "extra_info.answer", "original_solution", "generated_solution")
 IDS = ("id", "index", "unique_id", "uuid", "extra_info.index", "idx")
-# What stands before the question, and what is put between the two, where a row has it in a field
-# of its own.
-#   body: SVAMP and ASDiv, of which a sentence may begin in the body and end in the question ("If he
-#     had $4 at the start"); a space, as in zero-shot chain of thought (Kojima et al. 2022).
+# Fields with text before the question, and the separator between the two.
+#   body: SVAMP and ASDiv. A sentence may begin in the body and end in the question ("If he had $4
+#     at the start"), so a space, as in zero-shot chain of thought (Kojima et al. 2022).
 #   context: OlympiadBench, whose evaluation puts a line break there; SQuAD, LogiQA, SIQA. passage:
 #     DROP, BoolQ, AGIEval. article: RACE. paragraph: MultiRC. table: TabMWP, in its form "TQ". The
-#     publisher or lm-evaluation-harness puts all of these first; what is between (a line break, a
-#     space, "Question:") differs among them, and is a line break here.
+#     publisher or lm-evaluation-harness puts all of these first. Their separators differ (a line
+#     break, a space, "Question:"); here it is a line break.
 CONTEXTS = {
     "body": " ",
     "context": "\n",
@@ -87,8 +85,8 @@ _META = (
     "nums",
 )
 
-# Words in the names of fields that are no part of a question, however long their text: answers and
-# ways to them, what a model wrote, where a row is from, what kind it is, how it was judged.
+# Words in names of fields that are never part of a question: answers, solutions, model outputs,
+# sources, kinds, judgements.
 _NO_PART = frozenset(
     (
         "answer answers solution solutions rationale rationales explanation explanations reasoning "
@@ -107,17 +105,16 @@ _NO_PART = frozenset(
     ).split()
 )
 _NAME_WORD = re.compile(r"[a-z]+|[A-Z]+(?![a-z])|[A-Z][a-z]*")
-# Fields of verl's rows that hold objects, or JSON text of them.
+# Fields of verl's rows with objects, or JSON text of objects.
 _OBJECTS = ("reward_model", "extra_info")
-# What counts as a word: two letters next to each other between spaces, or each character of a
-# script that has no spaces.
+# A word is two adjacent letters between spaces, or one character of a script without spaces.
 _TOKEN = re.compile(r"\S+")
 _WORD = re.compile(r"[^\W\d_]{2}")
 _CHARACTER = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]")
 _WORDS_OF_A_PART = 5
 _MISSING = object()
 
-# What publishers put around a question: (before, after).
+# Text that publishers put around a question: (before, after).
 WRAPPERS = (
     (
         (
@@ -140,19 +137,19 @@ COUNTDOWN = (
 
 @dataclasses.dataclass(frozen=True)
 class Fields:
-    """Which field of a row is what; dotted for nested ones (`reward_model.ground_truth`),
-    "" for found by itself.
+    """Names of a row's fields; dotted for nested ones (`reward_model.ground_truth`); "": found
+    automatically.
 
     Attributes:
-      question: one field, taken alone; or several with "+" between them, joined in this order
-        ("body+question"), of which a row may lack some, not all.
+      question: one field, used alone; or several with "+" between them, joined in this order
+        ("body+question"); a row may lack some of these, not all.
       answer, solution: one field each.
-      required: where false, a row that lacks a named field is looked through like any other:
+      required: if False, the fields of a row without a named field are found automatically:
         evaluation files have other publishers.
-      flag: what `question` is set by, for messages.
+      flag: the setting of `question`, for messages.
       columns: columns of the row to keep as published, in `meta["row"]`, for reward functions that
         name them; None: all.
-      answered: whether a row needs a gold answer; reward functions may not look at any.
+      answered: whether a row needs a gold answer; some reward functions use none.
     """
 
     question: str = ""
@@ -168,7 +165,7 @@ class Fields:
 
 
 def question_parts(question: str, flag: str = "config.data.question_field") -> tuple[str, ...]:
-    """The fields that "body+question" names; () for "".
+    """The fields of "body+question"; () for "".
 
     Raises:
       ValueError: nothing before or after a "+", or a field named twice.
@@ -189,10 +186,10 @@ class Row:
     Attributes:
       id: the row's id, index, unique_id or uuid, else FILE:LINE.
       question, answer: text, stripped.
-      solution: worked solution, empty where the file has none.
-      meta: level, type, subject, difficulty, source and the like where given; countdown's nums.
+      solution: worked solution, empty if the file has none.
+      meta: level, type, subject, difficulty, source and similar, if given; countdown's nums.
       where: FILE:LINE.
-      made_of: fields of which the question was made, in lower case, with "+" between them.
+      made_of: fields that make up the question, in lower case, with "+" between them.
     """
 
     id: str
@@ -205,13 +202,13 @@ class Row:
 
 
 def to_row(item: Any, where: str, fields: Fields = Fields(), answers: bool = True) -> Row:
-    """The question of a row as published.
+    """The question of a published row.
 
-    Without `answers` a solution will do where there is no answer to be found.
+    Without `answers` a solution is enough if there is no answer.
 
     Raises:
-      DataError: no object, no question, no answer, or of the wrong type; or the error
-        that `item` is.
+      DataError: no object, no question, no answer, or of the wrong type; or `item` itself, if it is
+        an error.
     """
     return read_row(item, where, fields, answers)[0]
 
@@ -219,9 +216,9 @@ def to_row(item: Any, where: str, fields: Fields = Fields(), answers: bool = Tru
 def read_row(
     item: Any, where: str, fields: Fields = Fields(), answers: bool = True
 ) -> tuple[Row, dict[str, str]]:
-    """(as `to_row`, the fields that hold something and were not read: each with its text where
-    `possible_part` finds that it may belong to the question and `fields` did not settle what the
-    question is, else with "").
+    """(the row of `to_row`, fields with content that were not read). Each field has its text if
+    `possible_part` finds it may belong to the question, and `fields` did not settle the question;
+    else "".
     """
     if isinstance(item, DataError):
         raise item
@@ -259,12 +256,14 @@ def read_row(
         _require_unicode(name, text)
     id_name = next((name for name in IDS if item.get(name) is not None), "")
     used = {*made_of, *read, *meta, id_name, answer_name.lower(), solution_name.lower()}
-    # A question that was composed of numbers lacks no text.
+    # A question made of numbers lacks no text.
     return row, _left(published, item, used, row, bool(parts) or "nums" in made_of)
 
 
 def _plain(value: Any) -> Any:
-    """What JSON can hold; other values of Parquet files (dates, bytes, decimals) as text."""
+    """A value that JSON can hold; other values of Parquet files (dates, bytes, decimals) as
+    text.
+    """
     try:
         return json.loads(json.dumps(value))
     except (TypeError, ValueError):
@@ -276,7 +275,7 @@ def _require_unicode(name: str, text: str) -> None:
         text.encode()
         if "\0" in text:
             raise DataError(f"{name!r} holds a NUL character, at {text.index(chr(0))}")
-    except UnicodeEncodeError as error:  # JSON may hold half a character, which no tokenizer takes
+    except UnicodeEncodeError as error:  # JSON may hold half a character; no tokenizer accepts it
         raise DataError(
             f"{name!r} is not Unicode text ({error.reason} at character {error.start})"
         ) from None
@@ -289,7 +288,7 @@ def row_id(item: dict[str, Any], where: str) -> str:
 
 
 def proof(item: dict[str, Any]) -> bool:
-    """Whether a row asks for a proof, as NuminaMath-1.5 and its descendants mark it."""
+    """Whether a row is a proof problem, as marked in NuminaMath-1.5 and its descendants."""
     item = _flat(item)
     return any(
         str(item.get(name)).strip().lower() == "proof" for name in ("answer", "question_type")
@@ -297,7 +296,7 @@ def proof(item: dict[str, Any]) -> bool:
 
 
 def invalid(item: dict[str, Any]) -> bool:
-    """Whether the publisher marks problem or solution as not valid (NuminaMath-1.5)."""
+    """Whether the publisher marks problem or solution as invalid (NuminaMath-1.5)."""
     item = _flat(item)
     return any(
         name in item and str(item[name]).strip().lower() not in ("yes", "true")
@@ -306,31 +305,29 @@ def invalid(item: dict[str, Any]) -> bool:
 
 
 def choice(item: dict[str, Any]) -> bool:
-    """Whether a row is a multiple-choice question: so marked,
-    or its answer is a letter from A to E.
-    """
+    """Whether a row is multiple choice: marked so, or its answer is a letter from A to E."""
     item = _flat(item)
     return str(item.get("question_type")).lower() in ("mcq", "multiple-choice") or bool(
         re.fullmatch(r"\(?[A-E]\)?", str(item.get("answer")).strip())
     )
 
 
-# For config.data.keep: rows that do not pass are left out and counted, whether they are usable or
-# not. First what is asked of the row as published, then what is asked of its answer.
+# Filters of config.data.keep: other rows are left out and counted, usable or not. First filters of
+# the published row, then filters of its answer.
 KEEP_ITEM: dict[str, Callable[[dict[str, Any]], bool]] = {
     "no_proof": lambda item: not proof(item),
     "valid": lambda item: not invalid(item),
     "no_choice": lambda item: not choice(item),
 }
-KEEP_FIELDS = ("question_type", "problem_is_valid", "solution_is_valid")  # what the former read
+KEEP_FIELDS = ("question_type", "problem_is_valid", "solution_is_valid")  # read by KEEP_ITEM
 KEEP_ANSWER: dict[str, Callable[[str], bool]] = {"integer": gold.is_integer}
 
 
 def keep_names(keep: str) -> tuple[str, ...]:
-    """The filters that a comma-separated text names.
+    """The filters in a comma-separated text.
 
     Raises:
-      ValueError: one that there is not.
+      ValueError: an unknown filter.
     """
     names = tuple(filter(None, (name.strip() for name in keep.split(","))))
     known = (*KEEP_ITEM, *KEEP_ANSWER)
@@ -344,8 +341,8 @@ def keep_names(keep: str) -> tuple[str, ...]:
 
 
 def _flat(item: dict[str, Any]) -> dict[str, Any]:
-    """Names in lower case; what is inside reward_model,
-    extra_info and other objects also under its dotted name.
+    """Fields with names in lower case; those of reward_model, extra_info and other objects also
+    under their dotted names.
     """
     flat: dict[str, Any] = {}
     for name, value in item.items():
@@ -367,7 +364,7 @@ def _flat(item: dict[str, Any]) -> dict[str, Any]:
 
 
 def _walk(item: dict[str, Any], name: str, missing: Any = None) -> Any:
-    """The value under a name, dotted for nested ones; `missing` where there is no such field."""
+    """The value under a name, dotted for nested ones; `missing` if there is no such field."""
     if name.lower() in item:
         return item[name.lower()]
     value: Any = item
@@ -393,7 +390,7 @@ def _names(item: dict[str, Any]) -> list[str]:
 def _question(
     item: dict[str, Any], parts: tuple[str, ...], flag: str
 ) -> tuple[str, tuple[str, ...], set[str]]:
-    """(the question, the fields that it was made of, other fields that were read for it)."""
+    """(the question, the fields that make it up, other fields that were read for it)."""
     if parts:
         return _named_question(item, parts, flag)
     if (
@@ -403,7 +400,7 @@ def _question(
     ):
         nums = ", ".join(str(n) for n in item["nums"])
         text = COUNTDOWN.format(nums=f"[{nums}]", target=item["target"])
-        # TinyZero's, which say the same.
+        # TinyZero's fields with the same content.
         return text, ("nums", "target"), {"prompt", "reward_model.ground_truth"}
     name = next((name for name in QUESTIONS if item.get(name) is not None), None)
     if name is None:
@@ -411,7 +408,7 @@ def _question(
             f"no text under {' or '.join(map(repr, QUESTIONS[:3]))}; it has {_names(item)}"
         )
     text, read = _question_text(item[name], name, item)
-    # A context that the question repeats is not put before it once more.
+    # A context that the question repeats is not put before it again.
     before = {
         context: part
         for context in item
@@ -427,7 +424,7 @@ def _named_question(
     item: dict[str, Any], parts: tuple[str, ...], flag: str
 ) -> tuple[str, tuple[str, ...], set[str]]:
     values = {part: value for part in parts if (value := _walk(item, part)) is not None}
-    if len(parts) > 1:  # of which a row may lack some
+    if len(parts) > 1:  # a row may lack some of them
         values = {
             part: value
             for part, value in values.items()
@@ -445,7 +442,7 @@ def _named_question(
 
 
 def _joined(texts: dict[str, str]) -> str:
-    """Texts by field, one after the other."""
+    """Join texts by field, one after the other."""
     *before, last = texts
     return (
         "".join(texts[name] + CONTEXTS.get(name.rpartition(".")[2], "\n") for name in before)
@@ -454,15 +451,15 @@ def _joined(texts: dict[str, str]) -> str:
 
 
 def _question_text(value: Any, name: str, item: dict[str, Any]) -> tuple[str, str]:
-    """(text of a question's field, the field that it is from:
-    that of verl's raw question where `value` was made of it).
+    """(text of a question's field, the field it is from). This is verl's raw question if `value`
+    was made of it.
     """
     read = name.lower()
     value = parsed(value, name)
     if isinstance(value, (list, tuple)):
         value = _user_turn(value, name)
         raw = item.get("extra_info.question")
-        # verl's examples keep the question beside the prompt that was made of it.
+        # verl's examples keep the question beside the prompt made of it.
         if isinstance(raw, str) and raw.strip() and raw.strip() in value:
             value = raw
             read = "extra_info.question"
@@ -477,7 +474,7 @@ def _question_text(value: Any, name: str, item: dict[str, Any]) -> tuple[str, st
 
 
 def _text(value: Any) -> str:
-    """Text, or a list of texts, a line each; empty for anything else."""
+    """Text, or a list of texts as lines; empty for anything else."""
     if isinstance(value, (list, tuple)) and all(isinstance(line, str) for line in value):
         value = "\n".join(value)
     return value.strip() if isinstance(value, str) else ""
@@ -488,7 +485,7 @@ def _squeezed(text: str) -> str:
 
 
 def _leaves(item: dict[Any, Any]) -> Iterator[tuple[str, Any]]:
-    """Fields of a row, those of objects under their dotted names, as published."""
+    """Fields of a row, as published; those of objects under their dotted names."""
     for name, value in item.items():
         if isinstance(value, dict):
             yield from ((f"{name}.{inner}", v) for inner, v in value.items())
@@ -499,14 +496,14 @@ def _leaves(item: dict[Any, Any]) -> Iterator[tuple[str, Any]]:
 def _left(
     published: dict[Any, Any], item: dict[str, Any], used: set[str], row: Row, settled: bool
 ) -> dict[str, str]:
-    """Fields that hold something and were not read,
-    each with its text where that may be a part of the question, else "".
+    """Unread fields with content. Each has its text if that may be part of the question,
+    else "".
     """
     left = {}
     seen = set()
     for name, _ in _leaves(published):
         lower = name.lower()
-        if lower in seen:  # in another case: the first was looked at
+        if lower in seen:  # the same name in another case: only the first counts
             left[name] = ""
         elif not (
             lower in used
@@ -519,15 +516,15 @@ def _left(
 
 
 def possible_part(name: str, item: dict[Any, Any], row: Row) -> str:
-    """What a field that was not read may add to the row's question; "" where it adds nothing.
+    """Text that an unread field may add to the row's question; "" if none.
 
-    It may where its name does not say otherwise (an answer, a rationale, a source, a level:
-    `_NO_PART`) and it is text, or a list of texts, of `_WORDS_OF_A_PART` words or more, and as a
-    whole in neither question nor solution. Of a field that repeats the question (a prompt, a whole
-    conversation) this is asked of what else is in it, other fields of the row left aside.
+    The field counts unless its name excludes it (an answer, a rationale, a source, a level:
+    `_NO_PART`). It must be text, or a list of texts, of at least `_WORDS_OF_A_PART` words, and not
+    be contained in question or solution. If it repeats the question (a prompt, a whole
+    conversation), only its other content counts, without other fields of the row.
 
     Args:
-      name: of the field, dotted where it is nested.
+      name: of the field, dotted if nested.
       item: the row as published.
     """
     last = name.rpartition(".")[2]
@@ -547,7 +544,7 @@ def possible_part(name: str, item: dict[Any, Any], row: Row) -> str:
 
 
 def _wordy(text: str) -> bool:
-    """Whether it has the words of a part of a question."""
+    """Whether a text has at least `_WORDS_OF_A_PART` words."""
     words = 0
     for token in _TOKEN.finditer(text):
         words += len(_CHARACTER.findall(token[0])) or bool(_WORD.search(token[0]))
@@ -575,7 +572,7 @@ def _unwrapped(text: str) -> str:
 
 
 def _solution(item: dict[str, Any], given: str, flag: str) -> tuple[str, str]:
-    """(worked solution, its field), empty where there is none."""
+    """(worked solution, its field); empty if there is none."""
     name = given or next((n for n in SOLUTIONS if item.get(n) is not None), "")
     value = _given(item, given, flag) if given else item.get(name, "")
     if isinstance(value, (list, tuple)):  # OlympiadBench: several solutions
@@ -584,7 +581,7 @@ def _solution(item: dict[str, Any], given: str, flag: str) -> tuple[str, str]:
 
 
 def _answer(item: dict[str, Any], given: str, solution: str, flag: str) -> tuple[str, str, str]:
-    """(gold answer, solution, the field that the answer is from)."""
+    """(gold answer, solution, the answer's field)."""
     if given:
         value = _given(item, given, flag)
         name = given
@@ -593,12 +590,12 @@ def _answer(item: dict[str, Any], given: str, solution: str, flag: str) -> tuple
         if name is None:
             return _answer_in(solution, item), solution, ""
         value = item[name]
-        # Copies of MATH from which an answer in words was cut.
+        # Copies of MATH in which answers in words were cut out.
         if value == "" and gold.last_box(solution):
             return _answer_in(solution, item), solution, ""
     if isinstance(value, str) and "####" in value:  # GSM8K
-        # Its thousands separators go, 1,080 -> 1080. Elsewhere "1,080" may be a pair, and is
-        # left alone.
+        # Its thousands separators are removed, 1,080 -> 1080. Elsewhere "1,080" may be a pair, and
+        # stays.
         text = value.rsplit("####", 1)[1].strip()
         if not text:
             raise DataError("nothing after '####'")
@@ -612,7 +609,7 @@ def _answer(item: dict[str, Any], given: str, solution: str, flag: str) -> tuple
 
 
 def _answer_in(solution: str, item: dict[str, Any]) -> str:
-    """MATH, NuminaMath-CoT, Minerva: in the solution's last box.
+    """Answer in the solution's last box: MATH, NuminaMath-CoT, Minerva.
 
     A "solution" of one word or formula is the answer itself.
     """

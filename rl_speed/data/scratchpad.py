@@ -1,32 +1,31 @@
 """The second embedded task: running totals modulo 10 with every step written out (a scratchpad, Nye
-et al., arXiv 2112.00114), and of a difficulty as continuous as that of a real data set.
+et al., arXiv 2112.00114). Its difficulty is as continuous as that of a real data set.
 
-A question is a digit and steps, each a letter, an operator and a digit: "3a+4b~5c^9". A response is
-a line for each step, "a3+4=7b7~5=8c8^9=3": its letter, the total so far, operator, digit, "=", the
-new total (`chain.TABLES`, modulo 10). "!" takes the line before it back, and the line is written
-again: "a3+4=9!a3+4=7". The answer is the totals that stand, "783", and a response is right where
-all of them are (`rewards/scratchpad.py`). Each operator is a bijection of the total, and all totals
-count: nothing wrong ends well by luck.
+A question is a digit and steps, each a letter, an operator and a digit: "3a+4b~5c^9". A response
+has a line for each step, "a3+4=7b7~5=8c8^9=3": its letter, the total so far, operator, digit, "=",
+the new total (`chain.TABLES`, modulo 10). "!" removes the line before it, and the line is written
+again: "a3+4=9!a3+4=7". The answer is the remaining totals, "783", and a response is correct if all
+of them are (`rewards/scratchpad.py`). Each operator is a bijection of the total, and all totals
+count, so a wrong step never leads to a correct answer by luck.
 
-What the policy knows comes from the demonstrations of the cold start. Each entry of a table,
-(operator, total, digit), has a rate of its own at which demonstrations write its *misconception*
-(`chain.misconception`) instead of what is right: `error_rate`, fixed for ever by a hash, and higher
-for some operators than for others. Behind a wrong total a demonstration takes the line back with
-probability `REPAIR` and writes it anew, as likely wrong as before. A policy that has learnt the
-demonstrations solves a question with a probability that `pass_rate` knows: the product over its
-steps of (1 - e) + e REPAIR (1 - e), where e is the error rate of the step's entry.
+The policy's knowledge comes from the demonstrations of the cold start. Each table entry, (operator,
+total, digit), has its own `error_rate`, at which demonstrations write its *misconception*
+(`chain.misconception`). The rate is fixed by a hash, and higher for some operators. After a wrong
+total a demonstration removes the line with probability `REPAIR` and writes it anew, with the same
+error rate. `pass_rate` gives the probability that a policy that has learnt the demonstrations
+solves a question: the product over its steps of (1 - e) + e REPAIR (1 - e), where e is the error
+rate of the step's entry.
 
-- Questions are drawn to have given pass rates: those that DeepScaleR's questions have for
-  Qwen2.5-Math-7B (`PASS_RATES`). Difficulty is continuous; what can be read off a question, its
-  length and its operators, says something of it, and not all.
-- A question that is hardly ever solved needs entries that are seldom right, and each of these
-  occurs in questions of middling pass rates, too. As entries are learnt there, questions come into
-  reach that were not: the frontier moves.
-- An error can be repaired, though at the start it seldom is: a response that goes on from a prefix
-  with an error in it is not lost.
+- Questions are drawn to have given pass rates: those of DeepScaleR's questions for Qwen2.5-Math-7B
+  (`PASS_RATES`). Difficulty is continuous. A question's length and operators predict it in part.
+- A question that is rarely solved needs entries that are rarely correct. Each of these also occurs
+  in questions of medium pass rate. As entries are learnt there, more questions become solvable: the
+  frontier moves.
+- An error can be repaired, though at the start it seldom is: a response that continues a prefix
+  with an error is not lost.
 
-Every question is a pure function of (split, seed, index); training and held-out questions are told
-apart by a hash of their text, as in `chain`.
+Every question is a pure function of (split, seed, index). A hash of the text separates training and
+held-out questions, as in `chain`.
 """
 
 import bisect
@@ -53,14 +52,14 @@ LABELS = "abcdefghijkl"
 EQUALS = "="
 BACK = "!"
 
-# Operator -> its entries' error rates, spread evenly from the first number to the second; 0 where
-# that is negative.
+# Operator -> error rates of its entries, spread evenly from the first number to the second;
+# negative rates are 0.
 OPERATORS = {"+": (-0.30, 0.30), "-": (-0.20, 0.50), "~": (0.00, 0.70), "^": (0.10, 0.80)}
 REPAIR = 0.06
 
 # (from, below, share): pass rates of Qwen2.5-Math-7B on the 29,688 questions of DeepScaleR for
 # which AdaRFT (arXiv 2504.05520) published them, 128 samples each. In the first row no sample was
-# right; its lower end is ours.
+# correct; its lower end is ours.
 PASS_RATES = (
     (0.0005, 0.004, 0.2076),
     (0.004, 0.05, 0.1226),
@@ -84,22 +83,22 @@ PASS_RATES = (
     (0.90, 0.95, 0.0637),
     (0.95, 1.01, 0.1298),
 )
-# A question's class, by its pass rate at the start: at least so much.
+# A question's class: the first whose least pass rate, at the start of training, it reaches.
 LEVELS = {"easy": 0.8, "middle": 0.05, "hard": 0.0}
 
 MAX_PROMPT_TOKENS = 1 + 3 * MAX_STEPS + 1
-# The longest right response with room for one line more, "!" and its end.
+# The longest correct response, with room for one more line, "!" and the end token.
 MAX_RESPONSE_TOKENS = 6 * MAX_STEPS + 7 + 1
 
 _TRIES = 10_000
-# Of the drawing of steps: how strongly it prefers entries of low cost, in all useful degrees.
+# Tilts for drawing steps: how strongly entries of low cost are preferred.
 _TILTS = np.concatenate([-np.geomspace(8, 0.05, 30), [0.0], np.geomspace(0.05, 60, 50)])
 _CHOICES = [(operator, digit) for operator in OPERATORS for digit in range(10)]
 
 
 @functools.cache
 def error_rate(operator: str, total: int, digit: int) -> float:
-    """How often a demonstration gets one entry wrong: a hash spreads it over its operator's
+    """Probability that a demonstration gets one entry wrong; a hash spreads it over its operator's
     range.
     """
     low, high = OPERATORS[operator]
@@ -109,7 +108,7 @@ def error_rate(operator: str, total: int, digit: int) -> float:
 
 
 def pass_rate(text: str) -> float:
-    """How probable a demonstration of a question is right."""
+    """Probability that a demonstration of a question is correct."""
     total, steps = parse(text)
     rate = 1.0
     for operator, digit in steps:
@@ -119,7 +118,7 @@ def pass_rate(text: str) -> float:
 
 
 def parse(text: str) -> tuple[int, list[tuple[str, int]]]:
-    """(first total, [(operator, digit) of each step]); raises ValueError where it is none."""
+    """(first total, [(operator, digit) of each step]); raises ValueError for other text."""
     steps = [text[at : at + 3] for at in range(1, len(text), 3)]
     if (
         not text[:1].isdigit()
@@ -140,7 +139,7 @@ def parse(text: str) -> tuple[int, list[tuple[str, int]]]:
 
 
 def answer(text: str) -> str:
-    """The right totals, one digit a step."""
+    """The correct totals, one digit per step."""
     total, steps = parse(text)
     written = []
     for operator, digit in steps:
@@ -150,7 +149,7 @@ def answer(text: str) -> str:
 
 
 def level(rate: float) -> str:
-    """The class of a question of this pass rate at the start."""
+    """The class of a question with this pass rate at the start of training."""
     return next(name for name, least in LEVELS.items() if rate >= least)
 
 
@@ -162,15 +161,15 @@ def question(split: str, seed: int, index: int) -> ChainQuestion:
 
 
 def questions(split: str, seed: int, size: int) -> list[ChainQuestion]:
-    """A finite set of `size` distinct questions in which each row of `PASS_RATES` has its exact
-    share (to one question), in mixed order.
+    """A finite set of `size` distinct questions in mixed order. Each row of `PASS_RATES` has its
+    exact share, to one question.
     """
     counts = exact_shares(np.array([share for *_, share in PASS_RATES]), size)
     seen: set[str] = set()
     result = []
     for index, row in enumerate(set_order(split, seed, counts)):
         generator = generator_of(split, seed, index)
-        while (text := _draw(generator, row, SPLITS[split][1])) in seen:  # seldom
+        while (text := _draw(generator, row, SPLITS[split][1])) in seen:  # rare
             pass
         seen.add(text)
         result.append(_question(text, split, seed, index))
@@ -178,7 +177,7 @@ def questions(split: str, seed: int, size: int) -> list[ChainQuestion]:
 
 
 def demonstration(seed: int, index: int, split: str = "demo") -> tuple[str, str, bool]:
-    """Demonstration `index`: a question, what is written, and that an end token follows it.
+    """Demonstration `index`: a question, the written response, and True: an end token follows it.
 
     None is longer than a response may be.
     """
@@ -232,9 +231,9 @@ def _drawing() -> tuple[np.ndarray, list[list[list[float]]]]:
 
 
 def _draw(generator: np.random.Generator, row: int, held: bool) -> str:
-    """A question whose pass rate lies in a row of `PASS_RATES`, on its side of the hash.
+    """A question whose pass rate is in a row of `PASS_RATES`, on its side of the hash.
 
-    Longer ones are harder: 5 steps on average at a pass rate of 1, 10 at 0, two more or less.
+    Longer ones are harder: on average 5 steps at a pass rate of 1, 10 at 0, two more or fewer.
     """
     low, high, _ = PASS_RATES[row]
     means, cumulative = _drawing()

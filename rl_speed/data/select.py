@@ -1,4 +1,5 @@
-"""Which rows may train: duplicates, a held-out split, and questions that are in an evaluation file.
+"""Select rows for training: duplicates, a held-out split, and questions that are in an evaluation
+file.
 
 Order is never changed.
 """
@@ -11,7 +12,7 @@ from collections.abc import Iterable, Sequence
 
 from rl_speed.data.schemas import Row
 
-# How one formula is written differently, in either script: what NFKC does not know.
+# Different spellings of one formula, in Unicode and in LaTeX, that NFKC does not unify.
 _SYMBOLS = str.maketrans(
     {
         "×": r"\times ",
@@ -32,17 +33,17 @@ _SYMBOLS = str.maketrans(
 )
 _RAISED = re.compile("[⁰¹²³⁴-ⁿⁱ]+")
 _WORD = r"[^\W\d_]{3}"  # the end or beginning of a word; shorter ones may be variables
-# Applied in this order. What is left of "…" and "·" was put there: NFKC and _SYMBOLS take both out.
+# Applied in this order. "…" and "·" in the result are from here: NFKC and _SYMBOLS remove both.
 _MARKUP = tuple(
     (re.compile(pattern), replacement)
     for pattern, replacement in (
-        # Separators of thousands.
+        # Thousands separators.
         (r"(?<=\d)(?:,|\{,\}|\\[,! ])(?=\d{3}(?!\d))", ""),
-        # A formula's first group, which is no argument; delimiters, with the "!" of a sentence that
-        # ends in a formula; empty groups.
+        # A formula's first group, which is no argument; delimiters, with a sentence's "!" after a
+        # formula; empty groups.
         (r"(?:\$|\\[(\[])\s*\{(\w+)\}", r"\1"),
         (r"(?:\$|\\[)\]])!|\$|\\[()\[\]]|[_^]?\{\s*\}", ""),
-        # A space behind a command, whose name is no word; spaces; bullets.
+        # A space after a command, whose name is no word; spaces; bullets.
         (r"(\\[^\W\d_]+)", r"\1 "),
         (r"\\[!,;:> ]|~|(?m:^\s*[-*](?=\s))", " "),
         # Hyphens, dashes, emphasis and exclamations beside a word; a lone "^" or "!".
@@ -52,7 +53,7 @@ _MARKUP = tuple(
         (r"(?<![\w)}])'|(?<=[^\W\d_]{2})'|'(?=[^\W\d_])", ""),
         # Braces around one letter, number or command.
         (r"\{\s*(\\?[^\W\d_](?:_\w)?|\d+|\\[^\W\d_]+)\s*\}", r" \1 "),
-        # Decimal points; what stands between two numbers.
+        # Decimal points; separators between two numbers.
         (r"\.(?=\d)", "·"),
         (r"(?<=\d)[\s,;:&\\]+(?=\d)", "…"),
         (r"\{", "("),
@@ -63,16 +64,16 @@ _OPERATORS = frozenset("+-*/^%!'()·…")
 
 
 def duplicate_key(question: str) -> str:
-    """Equal for questions that differ in white space and case only: 2+3 is not 2-3."""
+    """Key that is equal for questions that differ only in white space and case: 2+3 is not 2-3."""
     return " ".join(question.split()).lower()
 
 
 @functools.lru_cache(1 << 17)
 def contamination_key(question: str) -> str:
-    """Equal for questions that differ in case, white space, punctuation and markup only: generous,
-    to find a copy from another publisher. Letters, digits and marks of every script count, and so
-    do operators, brackets and the bounds of numbers: x+1 is not x-1, and 1/23 is not 12/3. Empty
-    where no letter or digit is left; an empty key is no match.
+    """Key that is equal for questions that differ only in case, white space, punctuation and
+    markup. It is generous, to find a copy from another publisher. Letters, digits and marks of
+    every script count, as do operators, brackets and the bounds of numbers: x+1 is not x-1, and
+    1/23 is not 12/3. Empty if no letter or digit is left; an empty key matches nothing.
     """
     text = _RAISED.sub(lambda found: f"^{{{unicodedata.normalize('NFKC', found[0])}}}", question)
     text = unicodedata.normalize("NFKC", text.translate(_SYMBOLS)).translate(_SYMBOLS).casefold()
@@ -89,7 +90,7 @@ def _counts(character: str) -> bool:
 
 
 def deduplicate(rows: Sequence[Row]) -> tuple[list[Row], list[tuple[Row, Row]]]:
-    """(the first row of each question, the others, each with the one that was kept)."""
+    """(the first row of each question, the other rows, each with the row that was kept)."""
     first: dict[str, Row] = {}
     kept = []
     dropped = []
@@ -104,15 +105,15 @@ def deduplicate(rows: Sequence[Row]) -> tuple[list[Row], list[tuple[Row, Row]]]:
 
 
 def hold_out(rows: Sequence[Row], count: int) -> tuple[list[Row], list[Row]]:
-    """(rows to train on, held-out rows): the `count` questions whose SHA-256 is lowest
-    are held out.
+    """(rows to train on, held-out rows): the `count` questions with the lowest SHA-256 are held
+    out.
 
-    Which these are depends on the questions alone, not on their order, and hardly on what else is
-    in the file: a question more pushes out at most one. All rows of a held-out question leave the
-    training set; the held-out set has the first of them, lowest hash first.
+    The choice depends only on the questions, not on their order, and hardly on other rows: an added
+    question replaces at most one. All rows of a held-out question leave the training set; the
+    held-out set has the first of them, lowest hash first.
 
     Raises:
-      ValueError: there are not so many questions, and one to train on besides.
+      ValueError: there are not `count` questions and one more to train on.
     """
     first: dict[str, Row] = {}
     for row in rows:
@@ -130,6 +131,6 @@ def hold_out(rows: Sequence[Row], count: int) -> tuple[list[Row], list[Row]]:
 
 
 def contaminated(rows: Iterable[Row], questions: Iterable[str]) -> list[Row]:
-    """The rows whose question is among `questions`, by `contamination_key`."""
+    """The rows whose question is in `questions`, by `contamination_key`."""
     known = {contamination_key(question) for question in questions} - {""}
     return [row for row in rows if contamination_key(row.question) in known]

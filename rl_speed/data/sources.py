@@ -1,5 +1,5 @@
-"""What a text that names data stands for: files, folders of them, patterns, several of these, or a
-data set of the Hugging Face hub; and all rows of it.
+"""Find and read data by its name: files, folders, patterns, several of these, or a data set of the
+Hugging Face hub.
 """
 
 import glob
@@ -19,13 +19,13 @@ _HUB_NAME = re.compile(
 )
 # SPLIT-00000-of-00002.parquet
 _SHARD = re.compile(r"(?P<split>.+)-(?P<number>\d+)-of-(?P<count>\d+)(?:-\w+)?\.")
-# Words in the names of files and folders, and the split that they say.
+# Words in names of files and folders -> their split.
 _SPLITS = {
     **dict.fromkeys(("train", "training"), "train"),
     **dict.fromkeys(("validation", "valid", "val", "dev"), "validation"),
     **dict.fromkeys(("test", "testing"), "test"),
 }
-# What stands beside the data in folders of the library `datasets`.
+# Metadata files in folders of the library `datasets`.
 _SPLITS_OF_SAVED = "dataset_dict.json"
 _STATE_OF_SAVED = "state.json"
 _NO_DATA = ("dataset_info.json", "dataset_infos.json", _STATE_OF_SAVED, _SPLITS_OF_SAVED)
@@ -44,11 +44,10 @@ class HubName(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where a row stands.
+    """The position of a row.
 
     Attributes:
-      file: as given. name: short, and different from that of every other file that is read with it.
-      line: from 1.
+      file: as given. name: short, and unique among the files read with it. line: from 1.
     """
 
     file: str
@@ -60,27 +59,27 @@ class Place(NamedTuple):
 
     @property
     def where(self) -> str:
-        """NAME:LINE, the id of a row that has none."""
+        """NAME:LINE, the id of a row without one."""
         return f"{self.name}:{self.line}"
 
 
 def read_items(source: str | os.PathLike) -> Iterator[tuple[Place, Any]]:
-    """Place and value (or the DataError that its line gave) of each row of `source`.
+    """Place and value (or that line's DataError) of each row of `source`.
 
     Args:
-      source: one of the following, or several with commas between them, whose rows follow one
-        another. What exists as a path is a path.
+      source: one of the following, or several separated by commas, read one after another. An
+        existing path is always a path.
         FILE: see `files.read_file`.
         PATTERN: files by a pattern with *, ? or [..] (`train-*.parquet`), shard 2 before shard 10.
-        FOLDER[@SPLIT]: the data files below a folder that the names of files or folders put into
-        this split, @train where nothing is said; all of them where no name says a split. A folder
-        that `datasets` saved (save_to_disk) likewise.
+        FOLDER[@SPLIT]: the folder's data files whose file or folder names have this split; @train
+        by default; all files if no name has a split. Also a folder that `datasets` saved
+        (save_to_disk).
         OWNER/NAME[:CONFIG][@SPLIT]: a data set of the hub, through the library `datasets` and its
-        cache (pip install -e '.[hub]' in the checkout); @train where nothing is said.
+        cache (pip install -e '.[hub]' in the checkout); @train by default.
 
     Raises:
-      DataError: as `resolve`; a file is not readable as what its name says, or the hub has no such
-        data set or cannot be reached.
+      DataError: errors of `resolve`; content that does not match a file's format; or the hub has no
+        such data set or cannot be reached.
     """
     parts = resolve(source)
     for part, name in zip(parts, _short_names(parts)):
@@ -90,11 +89,11 @@ def read_items(source: str | os.PathLike) -> Iterator[tuple[Place, Any]]:
 
 
 def resolve(source: str | os.PathLike) -> list[Path | HubName]:
-    """The files and data sets that `source` names, in the order in which they are read.
+    """The files and data sets that `source` names, in reading order.
 
     Raises:
-      DataError: no such file or folder, a pattern without a match, a folder of which it cannot be
-        told what is meant, or a file named twice.
+      DataError: no such file or folder, a pattern without a match, an ambiguous folder, or a file
+        named twice.
     """
     text = os.fspath(source).strip()
     several = not Path(text).exists() and "," in text
@@ -110,7 +109,7 @@ def resolve(source: str | os.PathLike) -> list[Path | HubName]:
 
 
 def distinct_ids(ids: Sequence[str], files: Sequence[str]) -> list[str]:
-    """`ids`, those that rows of several files have with the file's name before them: FILE:ID."""
+    """`ids`; an id that rows of several files share becomes FILE:ID."""
     holders = defaultdict(set)
     for row_id, file in zip(ids, files):
         holders[row_id].add(file)
@@ -138,7 +137,7 @@ def _resolve(entry: str) -> Sequence[Path | HubName]:
 
 
 def _in_order(paths: Iterable[Path]) -> list[Path]:
-    """By name, in which numbers are compared as numbers."""
+    """Paths sorted by name, with numbers compared as numbers."""
 
     def parts(path):
         return [
@@ -153,7 +152,7 @@ def _in_order(paths: Iterable[Path]) -> list[Path]:
 
 
 def _folder(folder: Path, split: str) -> list[Path]:
-    """The files of a split of a folder ("": train, or all where no name says a split)."""
+    """The files of a folder's split ("": train, or all if no name has a split)."""
     if (folder / _SPLITS_OF_SAVED).is_file():
         names = _read_object(folder / _SPLITS_OF_SAVED).get("splits") or []
         return _saved(folder / _choose(folder, names, split), "")
@@ -173,7 +172,7 @@ def _folder(folder: Path, split: str) -> list[Path]:
             f"{folder}: {no_split[0].relative_to(folder)} lies beside files of the splits "
             f"{', '.join(by_split)}: name FOLDER@SPLIT, or the files (a pattern will do)"
         )
-    # The only shards there are, as part-00000-of-00002.parquet: their name says no split.
+    # The only shards there are, such as part-00000-of-00002.parquet: their name has no split.
     if not split and len(by_split) == 1 and not _split_of(Path(*by_split)):
         (no_split,) = by_split.values()
         return _one_set(folder, no_split)
@@ -189,7 +188,7 @@ def _holds(folder: Path) -> str:
 
 
 def _split_of(inside: Path) -> str:
-    """The split that the name of a file, or of a folder around it, says; "" for none."""
+    """The split in the name of a file or of a folder around it; "" if none."""
     if shard := _SHARD.match(inside.name):
         return shard["split"]
     for part in reversed(inside.parts):
@@ -211,7 +210,7 @@ def _choose(folder: Path, names: Sequence[str], split: str) -> str:
 
 
 def _one_set(folder: Path, files: list[Path]) -> list[Path]:
-    """`files`, which must be parts of one data set: in one folder, of one format, none missing."""
+    """Check that `files` are one data set: in one folder, of one format, none missing."""
     folders = {path.parent.relative_to(folder).as_posix() for path in files}
     if len(folders) > 1:
         raise DataError(
@@ -259,7 +258,7 @@ def _read_object(path: Path) -> dict[str, Any]:
 
 
 def _short_names(parts: Sequence[Path | HubName]) -> list[str]:
-    """The names of the files, with as much of their folders as tells them apart."""
+    """Names of the files, with as much of their folders as makes them unique."""
     if len({Path(str(part)).name for part in parts}) == len(parts):
         return [Path(str(part)).name for part in parts]
     paths = [os.path.abspath(str(part)) for part in parts]
@@ -283,8 +282,7 @@ def _hub(source: HubName) -> Iterator[tuple[int, Any]]:
         ) from None
     try:
         rows = datasets.load_dataset(source.name, source.config, split=source.split)
-    # The library lets through what its back ends raise: requests, httpx, fsspec, pyarrow, and
-    # errors of its own.
+    # The library also raises errors of its back ends: requests, httpx, fsspec, pyarrow.
     except Exception as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise DataError(

@@ -1,6 +1,6 @@
-"""What is in a data set before anything is trained on it: usable rows, duplicates, prompt lengths,
-kinds of answers, copies of evaluation questions. For people (a table) and programs (plain types).
-Never holds the text of a question.
+"""Statistics of a data set before training: usable rows, duplicates, prompt lengths, kinds of
+answers, copies of evaluation questions. For people (a table) and programs (plain types). Never
+contains the text of a question.
 """
 
 import dataclasses
@@ -17,27 +17,27 @@ from rl_speed.data.loaders import Fields, load_rows
 from rl_speed.data.schemas import Row
 from rl_speed.data.select import contaminated, deduplicate
 
-# Where a row's class is looked for, first to last.
+# Fields for a row's class, in order of preference.
 _CLASSES = ("type", "subject", "subfield", "problem_type", "level", "source", "data_source", "year")
-# (responses, gold answers) -> (1 where right, how each was judged): `MathVerifier.score_detailed`.
+# (responses, gold answers) -> (1 if correct, cause of each): `MathVerifier.score_detailed`.
 Grade = Callable[[list[str], list[str]], tuple[np.ndarray, list[str]]]
 
 
 @dataclasses.dataclass
 class Survey:
-    """One file or data set.
+    """Statistics of one file or data set.
 
     Attributes:
-      source: as given. rows: in it. usable: of these, with question and answer. bad: not usable;
+      source: as given. rows: in it. usable: rows with question and answer. bad: not usable;
         `reasons` names them.
       filtered: left out by `keep`, by filter.
-      duplicates: rows whose question came before, of these conflicting: with another answer.
+      duplicates: rows whose question came before; conflicting: those with another answer.
       repeated_ids: rows whose id came before.
-      integers: usable rows whose answer is a whole number.
-      classes: rows by class, and the field that this is ("" for none).
+      integers: usable rows whose answer is an integer.
+      classes: rows by class, and the class field ("" if none).
       lengths: prompts in tokens, i64[usable], empty without a tokenizer.
-      gold: FILE:LINE and cause of each gold answer that the verifier cannot use; None where that
-        was not checked.
+      gold: FILE:LINE and cause of each gold answer that the verifier cannot use; None if not
+        checked.
       against: ids of rows whose question is in an evaluation file, by file.
       questions, unused, left_out: as in `LoadReport`.
     """
@@ -62,8 +62,8 @@ class Survey:
     left_out: tuple[str, ...] = ()
 
     def prompt_lengths(self, limit: int) -> dict[str, float]:
-        """Mean, median, 95th percentile and maximum of the prompts in tokens,
-        and how many exceed `limit`; empty without a tokenizer.
+        """Mean, median, 95th percentile and maximum of prompt tokens, and the number above `limit`;
+        empty without a tokenizer.
         """
         n = self.lengths
         if not n.size:
@@ -94,7 +94,7 @@ def survey(
     encode: Callable[[str], Sequence[int]] | None = None,
     max_reasons: int = 20,
 ) -> tuple[Survey, list[Row]]:
-    """(what is in `source`, its usable rows). Arguments as of `load_rows`.
+    """(statistics of `source`, its usable rows). For arguments see `load_rows`.
 
     Raises:
       DataError: no such file, not readable, or no usable row.
@@ -125,8 +125,8 @@ def survey(
 
 
 def copies(rows: Sequence[Row], evaluation: Mapping[str, Sequence[Row]]) -> dict[str, list[str]]:
-    """Ids of the rows whose question is in an evaluation set, by its name;
-    sets without any are there too.
+    """Ids of the rows whose question is in an evaluation set, by set name; sets without matches are
+    included.
     """
     return {
         name: [row.id for row in contaminated(rows, (r.question for r in others))]
@@ -135,8 +135,8 @@ def copies(rows: Sequence[Row], evaluation: Mapping[str, Sequence[Row]]) -> dict
 
 
 def check_gold(rows: Sequence[Row], grade: Grade, batch: int = 256) -> Iterator[list[str]]:
-    r"""Has the verifier judge every gold answer against itself in a box:
-    one that is not right can never be earned.
+    r"""Judge every gold answer against itself in a box: if it is incorrect, no response can be
+    correct.
 
     Yields, for each batch of rows, FILE:LINE, cause and answer of those that cannot be parsed as
     mathematics ("gold_unparsable": only the same text matches) or do not match themselves.
@@ -157,9 +157,7 @@ def check_gold(rows: Sequence[Row], grade: Grade, batch: int = 256) -> Iterator[
 
 
 def write_rows(path: Path, rows: Sequence[Row]) -> None:
-    """Rows as JSON lines that any loader of ours reads as they are: id, question, answer,
-    solution where there is one, the rest.
-    """
+    """Write rows as JSON lines for our loaders: id, question, answer, solution if any, the rest."""
     with path.open("w", encoding="utf-8") as file:
         for row in rows:
             item = {"id": row.id, "question": row.question, "answer": row.answer}
@@ -168,7 +166,7 @@ def write_rows(path: Path, rows: Sequence[Row]) -> None:
 
 
 def table(surveys: Sequence[Survey], limit: int) -> str:
-    """A Markdown table, a row a file."""
+    """A Markdown table with one row per file."""
     lengths = any(s.lengths.size for s in surveys)
     gold = any(s.gold is not None for s in surveys)
     head = [
@@ -212,8 +210,8 @@ def table(surveys: Sequence[Survey], limit: int) -> str:
 
 
 def against_table(surveys: Sequence[Survey]) -> str:
-    """A Markdown table of how many questions of each file are in each evaluation file;
-    empty without any.
+    """A Markdown table: the number of each file's questions in each evaluation file; empty without
+    any.
     """
     names = list(surveys[0].against)
     if not names:
@@ -224,8 +222,8 @@ def against_table(surveys: Sequence[Survey]) -> str:
 
 
 def details(surveys: Sequence[Survey], shown: int = 12) -> str:
-    """Markdown: of each file the fields of its questions and those not used, classes,
-    bad rows, gold answers that cannot be used, and copies of evaluation questions.
+    """Markdown for each file: fields of its questions, unused fields, classes, bad rows, unusable
+    gold answers, and copies of evaluation questions.
     """
     parts = []
     for s in surveys:
@@ -281,7 +279,7 @@ def details(surveys: Sequence[Survey], shown: int = 12) -> str:
 
 
 def draw_lengths(surveys: Sequence[Survey], limit: int, path: Path) -> None:
-    """Histogram of prompt lengths in tokens, a curve a file, with the limit."""
+    """Plot prompt lengths in tokens as a histogram curve per file, with the limit."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

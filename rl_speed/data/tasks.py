@@ -1,7 +1,6 @@
-"""The embedded tasks: questions without end that come with a policy, which is read from this
-package.
+"""The embedded tasks: endless questions that come with a policy in this package.
 
-A row of `TASKS` adds one; its policy is made by `experiments/sft.py` from its demonstrations.
+A row of `TASKS` adds one; `experiments/sft.py` makes its policy from its demonstrations.
 """
 
 import dataclasses
@@ -23,13 +22,13 @@ class EmbeddedTask:
     """Questions, their answers and demonstrations, as pure functions.
 
     Attributes:
-      name: as config.data.task. policy: as config.model.path; a folder of rl_speed/assets.
-      vocabulary: tokens, one a character behind padding and end. max_prompt_tokens,
-        max_response_tokens: of the longest, with what follows the question and the end token.
+      name: for config.data.task. policy: for config.model.path; a folder of rl_speed/assets.
+      vocabulary: tokens, one per character, after padding and end. max_prompt_tokens,
+        max_response_tokens: of the longest, with the text after the question and the end token.
       question: (split, seed, index) of an endless split. questions: (split, seed, size) distinct
         ones. demonstration: (seed, index, split) -> (question, response, whether it ends).
-      verifier: as config.reward.verifier.
-      benchmarks: classes of questions each of which is a held-out set of its own; () is one set.
+      verifier: for config.reward.verifier.
+      benchmarks: classes of questions that are each a held-out set; (): one set.
       shape: fields of a new policy's `ModelConfig`. updates: of its cold start.
     """
 
@@ -49,12 +48,12 @@ class EmbeddedTask:
     def prompts(
         self, split: str, seed: int, size: int, encode: Encode, encode_answer: Encode
     ) -> list[Prompt]:
-        """`questions` as prompts: `encode` puts one into its template, `encode_answer` is bare."""
+        """`questions` as prompts; `encode` uses the prompt template, `encode_answer` does not."""
         found = self.questions(split, seed, size)
         return [to_prompt(question, encode, encode_answer) for question in found]
 
     def build_tokenizer(self) -> Any:
-        """Its transformers tokenizer."""
+        """The task's transformers tokenizer."""
         return build_tokenizer(self.vocabulary, self.shape["max_position"])
 
     def save_tokenizer(self, directory: str | os.PathLike) -> None:
@@ -101,5 +100,5 @@ _TASKS = (
     ),
 )
 TASKS: Mapping[str, EmbeddedTask] = {task.name: task for task in _TASKS}
-# By the policy that ships with it.
+# Tasks by the policy that ships with them.
 POLICIES: Mapping[str, EmbeddedTask] = {task.policy: task for task in _TASKS}

@@ -1,5 +1,5 @@
-"""Turns of a conversation in a row of data, whatever they are written as: lists of objects, JSON
-text of them, arrays; content as text or as parts.
+"""Read conversation turns of a data row in any form: lists of objects, their JSON text, arrays;
+content as text or as parts.
 """
 
 import ast
@@ -10,23 +10,23 @@ from typing import Any
 from rl_speed.data.files import DataError
 
 _TURNS_AS_TEXT = re.compile(r"\s*\[\s*\{.*?[\"'](role|from)[\"']\s*:", re.DOTALL)
-# The names of roles in rows of ShareGPT's form, {"from": ..., "value": ...}.
+# Role names in ShareGPT's form, {"from": ..., "value": ...}.
 _ROLES = {"human": "user", "gpt": "assistant"}
 
 
 def as_python(value: Any) -> Any:
-    """A value of Arrow or NumPy as Python's own; others as they are."""
+    """A value of Arrow or NumPy as a Python value; others unchanged."""
     if hasattr(value, "as_py"):
         value = value.as_py()
     return value.tolist() if hasattr(value, "tolist") else value
 
 
 def parsed(value: Any, name: str) -> Any:
-    """The list that the JSON text of turns holds, or Python's form of one, as pandas writes it into
-    CSV files; one turn as a list; any other value as it is.
+    """The list in the JSON text of turns, or in Python's form of it, which pandas writes into CSV
+    files. One turn becomes a list; any other value is unchanged.
 
     Raises:
-      DataError: text that begins as turns do and cannot be read.
+      DataError: text that begins like turns but cannot be read.
     """
     value = as_python(value)
     if isinstance(value, dict) and "role" in value:
@@ -52,11 +52,11 @@ def read_literal(text: str, name: str) -> Any:
 
 
 def read_turns(turns: Any, name: str) -> list[dict[str, Any]]:
-    """Turns as {"role": ..., "content": text}, with what else they hold for the chat template.
+    """Turns as {"role": ..., "content": text}, with their other fields for the chat template.
 
     Raises:
-      DataError: a turn without role or content, content that is not text, calls of tools, or a
-        weight for the loss.
+      DataError: a turn without role or content, content that is not text, tool calls, or a loss
+        weight.
     """
     return [_turn(as_python(turn), f"{name!r}: turn {i}") for i, turn in enumerate(turns, start=1)]
 
@@ -78,7 +78,7 @@ def _turn(turn: Any, where: str) -> dict[str, Any]:
 
 
 def _content(content: Any, where: str) -> str:
-    """Text, or the texts of its parts."""
+    """Text, or the joined texts of its parts."""
     content = as_python(content)
     parts = [content] if isinstance(content, str | dict) else content
     if not isinstance(parts, list | tuple):

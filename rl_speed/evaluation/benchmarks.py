@@ -11,19 +11,19 @@ from rl_speed.data.loaders import Fields, load_prompts
 from rl_speed.data.prompts import Prompt, digest
 from rl_speed.data.sources import resolve
 
-# Prompts are never dropped for their length unless a length was given.
+# Without a given length limit, no prompt is dropped for its length.
 UNBOUNDED = 2**30
 
 
 @dataclasses.dataclass(frozen=True)
 class Benchmark:
-    """Questions under a name.
+    """A named set of questions.
 
     Attributes:
-      prompts: with visits, which key the randomness of their responses: by the benchmark's name and
-        the place in its file, so that neither other benchmarks nor a limit change a question's
-        responses. too_long, bad: rows left out. path: "" for an embedded task. fields: which fields
-        the questions were made of, and which were not read, for people.
+      prompts: with visits, which key the randomness of their samples. The key is the benchmark's
+        name and the index in its file, so other benchmarks or a limit do not change a question's
+        samples. too_long, bad: rows left out. path: "" for an embedded task. fields: the fields
+        that make up the questions, and the unread ones, for people.
     """
 
     name: str
@@ -39,12 +39,11 @@ class Benchmark:
 
 
 def parse_specs(specs: Sequence[str]) -> dict[str, str]:
-    """{name: file} of "FILE" and "NAME=FILE", each of which may be several with commas between
-    them. FILE is anything that `data.sources.resolve` takes, but without a comma; see
-    `held_out.parse_files`.
+    """{name: file} of "FILE" and "NAME=FILE", each of which may be several separated by commas.
+    FILE is anything that `data.sources.resolve` takes, without a comma; see `held_out.parse_files`.
 
-    Raises ValueError: two benchmarks of one name, an empty one, one with samples of its own, or no
-    such file.
+    Raises ValueError: two benchmarks of one name, an empty one, one with its own number of samples,
+    or no such file.
     """
     found: dict[str, str] = {}
     for one in (one for whole in specs for one in parse_files(whole, "--data")):
@@ -80,16 +79,16 @@ def file_benchmark(
     limit: int = 0,
     fields: Fields = Fields(),
 ) -> Benchmark:
-    """The questions of a file or data set that `load_prompts` reads.
+    """The questions of a file or data set for `load_prompts`.
 
     Args:
       encode: question -> tokens of its prompt. encode_bare: answer -> its tokens, for verifiers
-        that compare those.
-      max_prompt_length: leave out questions with longer prompts (0: none). limit: of questions,
-        before any is left out (0: all).
-      fields: where question and answer are, where they are not to be found.
+        that compare tokens.
+      max_prompt_length: leave out questions with longer prompts (0: none). limit: first questions
+        to use, counted before any is left out (0: all).
+      fields: names of question and answer fields that are not found automatically.
 
-    Raises ValueError naming file and line of what cannot be used.
+    Raises ValueError with file and line.
     """
     prompts, report = load_prompts(path, encode, UNBOUNDED, on_bad_row, fields)
     prompts = numbered(
@@ -110,8 +109,8 @@ def file_benchmark(
 
 
 def longest_prompt(benchmarks: Sequence[Benchmark]) -> int:
-    """Capacity of a prompt in tokens: rounded up above 32,
-    so that most sets of benchmarks share compiled programs.
+    """Capacity of a prompt in tokens. Above 32 it is rounded up, so most sets of benchmarks share
+    compiled programs.
     """
     longest = max(len(p.tokens) for b in benchmarks for p in b.prompts)
     return longest if longest <= 32 else -(-longest // 32) * 32

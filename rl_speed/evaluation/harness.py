@@ -1,6 +1,4 @@
-"""An evaluation from start to end: a policy, benchmarks, settings; responses into a directory,
-a summary out of it.
-"""
+"""A complete evaluation: draws the samples of benchmarks into a directory, and summarizes it."""
 
 import dataclasses
 import os
@@ -38,7 +36,7 @@ PREFILL_CHUNK = 32
 
 
 class Interrupted(Stopped):
-    """An evaluation was stopped between two calls; its message says how far it came."""
+    """An evaluation was stopped between two calls; the message has its progress."""
 
     def __init__(self, message: str, received: signal.Signals = signal.SIGTERM):
         Exception.__init__(self, message)
@@ -48,13 +46,15 @@ class Interrupted(Stopped):
 def load_benchmarks(
     files: dict[str, str], config: Config, tokenizer: Any, source: Source, limit: int = 0
 ) -> list[Benchmark]:
-    """Those of `files`; else the held-out sets of the policy's run, or of the task it ships with.
+    """The benchmarks of `files`; without files the held-out sets of the policy's run, or of its
+    embedded task.
 
     Args:
-      config: of `settings.resolve`. It says how `files` are read; a run reads its own questions.
-      limit: questions of each, the first ones (0: all).
+      config: from `settings.resolve`. It sets how `files` are read; a run's own questions are read
+        as in the run.
+      limit: first questions of each (0: all).
 
-    Raises ValueError that names what cannot be used.
+    Raises ValueError that names the invalid setting or file.
     """
     asked = config.data
     form = prompt_encoder(tokenizer, asked.prompt, asked.system)
@@ -122,19 +122,18 @@ def run(
     k: Sequence[int] = (1,),
     questions_per_call: int = 0,
 ) -> dict[str, Any]:
-    """Draw and judge what `folder` does not hold yet, and summarise all of it.
+    """Draw and judge the samples that `folder` lacks, and summarize all of them.
 
-    Nothing in the summary (see `measures.summarise`) depends on the clock, or on where the
-    evaluation was interrupted, but for what it cost this process, under "now". One program is
-    compiled.
+    The summary (see `measures.summarise`) does not depend on the clock or on interruptions, except
+    for this process's cost, under "now". One program is compiled.
 
     Args:
-      config: of `settings.resolve`. judge: of its verifier. notes: kept in evaluation.json, not
-        compared. stop: asked before each call is dispatched. k: of pass@k.
+      config: from `settings.resolve`. judge: of its verifier. notes: kept in evaluation.json, not
+        compared. stop: called before each dispatch. k: of pass@k.
       questions_per_call: see `settings.capacities`.
 
-    Raises: OtherEvaluation, ValueError as `ResponseFile`; Interrupted once `stop` said so and what
-      was under way is saved.
+    Raises: OtherEvaluation and ValueError from `ResponseFile`; Interrupted after `stop` returned
+    True and the work under way was saved.
     """
     prompts = [p for b in benchmarks for p in b.prompts]
     prompt_length = longest_prompt(benchmarks)
@@ -193,7 +192,7 @@ def run(
 
 
 def describe_source(source: Source, step: int | None) -> str:
-    """For people."""
+    """The policy in words, for people."""
     if source.directory in POLICIES and source.checkpoints is None:
         return f"the policy of the {POLICIES[source.directory].name} task"
     return source.directory if source.checkpoints is None else f"{source.home.parent}, step {step}"
@@ -202,7 +201,7 @@ def describe_source(source: Source, step: int | None) -> str:
 def settings_of(
     given: Config | None, overrides: Mapping[str, Any], checkpoint: str, step: int | None
 ) -> tuple[Source, Config]:
-    """(the policy, what an evaluation of it looks at); see `evaluate_policy`."""
+    """(the policy, the settings of its evaluation); see `evaluate_policy`."""
     model = overrides.get("model.path", given.model.path if given and not checkpoint else "")
     source = find_source(model, checkpoint, step)
     return source, resolve(source.directory, source.config, given, overrides)
@@ -226,11 +225,11 @@ def evaluate_policy(
     """Find policy and questions, `run`, write the results and print them.
 
     Args:
-      given, overrides: see `settings.resolve`. label: what `given` is called in the default folder.
-      The others are flags of experiments/evaluate.py.
+      given, overrides: see `settings.resolve`. label: name of `given` in the default folder. The
+        others are flags of experiments/evaluate.py.
 
-    Raises: ValueError, OSError: what the user can mend. CheckpointError: no checkpoint can be read.
-      Interrupted: by a signal.
+    Raises: ValueError, OSError: errors that the user can fix. CheckpointError: no checkpoint can be
+    read. Interrupted: by a signal.
     """
     files = parse_specs(data)
     source, config = settings_of(given, overrides, checkpoint, step)
@@ -276,7 +275,7 @@ def evaluate_policy(
                 questions_per_call,
             )
         except Interrupted as error:
-            # The run may have a newer checkpoint by then.
+            # By the next start the run may have a newer checkpoint.
             again = f" (with --step={at})" if at is not None and step is None else ""
             raise Interrupted(f"{error}{again}", stop.received) from None
     facts["how"] = (

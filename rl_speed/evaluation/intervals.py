@@ -1,25 +1,25 @@
 """95% intervals of pass@k, for two different questions.
 
-An evaluation draws n responses to each of Q questions. How sure is the number that comes out? That
-depends on what is thought to be drawn anew:
+An evaluation draws n responses to each of Q questions. The certainty of its result depends on what
+is considered random:
 
-- *same questions, other responses*: the benchmark is what it is, only the sampling of responses is
-  chance. Right for comparing checkpoints on one benchmark, and shrinks with n.
-- *other questions like these*: the questions are a sample, too. Right for what the number says of
-  the policy's ability; the responses to a question then form a cluster, and the interval shrinks
-  with Q alone (Miller, 'Adding Error Bars to Evals', arXiv 2411.00640).
+- *same questions, other responses*: the benchmark is fixed, and only the sampling of responses is
+  random. Use it to compare checkpoints on one benchmark. It shrinks with n.
+- *other questions like these*: the questions are a random sample, too. Use it for the policy's
+  ability in general. The responses to a question then form a cluster, and the interval shrinks only
+  with Q (Miller, 'Adding Error Bars to Evals', arXiv 2411.00640).
 
-Each takes its variance V as below and then Agresti and Coull's interval (1998), with the number of
-independent trials that would have this variance, m (1 - m) / V at the mean m, in place of a count
-(as for surveys by clusters: Korn and Graubard 1998; Dean and Pagano 2015). So an interval stays
-inside [0, 1], is lopsided near its ends, and is never of no width: the number of trials is bounded
-below by what theory grants, and V never takes the questions' own rates for exactly 0 or 1 (see
-`sampling_variance`). All of it is in closed form or iterated deterministically; nothing is drawn.
+Each computes its variance V as below, and then Agresti and Coull's interval (1998). In place of a
+count it uses the number of independent trials with this variance, m (1 - m) / V at the mean m (as
+for cluster surveys: Korn and Graubard 1998; Dean and Pagano 2015). So an interval stays inside [0,
+1], is asymmetric near its ends, and never has zero width: theory gives a lower bound on the number
+of trials, and V never takes the questions' own rates for exactly 0 or 1 (see `sampling_variance`).
+Everything is in closed form or iterated deterministically, without random draws.
 
 Coverage on simulated benchmarks is tested (tests/evaluation/test_evaluation_intervals.py): near
-0.95, and above it where hardly anything varies. It falls short, to 0.9 and at worst near 0.8, where
-k is nearly n, or there are a few dozen questions, and everything hangs on the few among them that
-are solved now and then: no interval can know of what no response showed.
+0.95, and above it where hardly anything varies. It falls to 0.9, and at worst near 0.8, if k is
+nearly n, or if there are a few dozen questions and the result depends on the few that are sometimes
+solved. No interval can include what no response showed.
 """
 
 import functools
@@ -28,22 +28,22 @@ import numpy as np
 from scipy import special, stats
 
 Z = float(special.ndtri(0.975))
-# Pass rates on which a distribution of them is estimated, both ends included, denser towards them.
+# Grid of pass rates for estimated distributions, both ends included, denser near the ends.
 RATES = np.sin(np.linspace(0, np.pi / 2, 61)) ** 2
 
 
 @functools.lru_cache
 def failure(n: int, k: int) -> np.ndarray:
-    """C(n - c, k) / C(n, k) for c = 0..n right responses, f64[n + 1]:
-    the share of k-subsets without a right one.
+    """C(n - c, k) / C(n, k) for c = 0..n correct responses, f64[n + 1]: the share of k-subsets
+    without a correct one.
     """
     i = np.arange(k)
     return np.prod(np.clip(n - np.arange(n + 1)[:, None] - i, 0, None) / (n - i), axis=1)
 
 
 def variance_at(rates: np.ndarray, n: int, k: int) -> np.ndarray:
-    """Variance of the estimate of pass@k from n responses to a question of pass rate p,
-    for each p of `rates`, f64.
+    """Variance of the pass@k estimate from n responses, for each question pass rate in `rates`,
+    f64.
     """
     fail = failure(n, k)
     probability = stats.binom.pmf(np.arange(n + 1), n, np.asarray(rates)[..., None])
@@ -61,11 +61,11 @@ def _likelihood(n: int) -> np.ndarray:
 
 
 def rate_distribution(correct: np.ndarray, n: int, iterations: int = 150) -> np.ndarray:
-    """How pass rates are distributed over questions, f64[len(RATES)] that sums to 1:
-    most likely weights of `RATES`, by EM.
+    """Estimated distribution of pass rates over questions, f64[len(RATES)] that sums to 1:
+    maximum-likelihood weights of `RATES`, by EM.
 
     Args:
-      correct: i64[Q], right responses out of n.
+      correct: i64[Q], correct responses out of n.
     """
     counts = np.bincount(correct, minlength=n + 1)
     likelihood = _likelihood(n)
@@ -80,13 +80,13 @@ def rate_distribution(correct: np.ndarray, n: int, iterations: int = 150) -> np.
 
 
 def sampling_variance(correct: np.ndarray, n: int, k: int) -> float:
-    """Variance of the mean over questions of pass@k, from the sampling of responses alone.
+    """Variance of mean pass@k over questions, from the sampling of responses alone.
 
     A question's estimate is 1 - F_k, F_k = `failure`, whose mean is (1-p)^k. Hence F_k^2 - F_2k is
-    an unbiased estimate of its variance where 2k <= n (for k = 1 it is c (n-c) / n^2 / (n-1)). For
-    larger k there is none: then the variance is averaged over the estimated distribution of pass
-    rates. To either, one question of the pass rate at which the estimate varies most is added:
-    rates that all look like 0 or 1 are not known to be.
+    an unbiased estimate of its variance if 2k <= n (for k = 1 it is c (n-c) / n^2 / (n-1)). For
+    larger k there is none; then the variance is averaged over the estimated distribution of pass
+    rates. To either, one question with the maximum variance is added, because rates that all look
+    like 0 or 1 are not known to be.
     """
     questions = len(correct)
     if 2 * k <= n:
@@ -97,11 +97,11 @@ def sampling_variance(correct: np.ndarray, n: int, k: int) -> float:
 
 
 def adjusted(mean: float, trials: float, z: float = Z) -> tuple[float, float]:
-    """Agresti and Coull's interval for a mean of [0, 1] values that is as certain as a share of
-    `trials` coin tosses.
+    """Agresti and Coull's interval for a mean of [0, 1] values, as certain as a share of `trials`
+    coin tosses.
 
-    Wilson's centre and a little more than its width: Wilson's own falls to 0.88 where one response
-    in a thousand is right.
+    It has Wilson's centre and slightly more than its width: Wilson's own coverage falls to 0.88 if
+    one response in a thousand is correct.
     """
     trials, mean_ = trials + z * z, (mean * trials + z * z / 2) / (trials + z * z)
     width = z * np.sqrt(mean_ * (1 - mean_) / trials)
@@ -109,26 +109,26 @@ def adjusted(mean: float, trials: float, z: float = Z) -> tuple[float, float]:
 
 
 def same_questions(correct: np.ndarray, n: int, k: int) -> tuple[float, float]:
-    """Interval of mean pass@k over these very questions, had other responses been drawn.
+    """Interval of mean pass@k over the same questions, with other responses.
 
     Args:
-      correct: i64[Q], right responses out of n each.
+      correct: i64[Q], correct responses out of n each.
     """
     mean = float(1 - failure(n, k)[correct].mean())
-    # The variance of a U-statistic of degree k is at most k/n of its kernel's (Hoeffding 1948), and
-    # questions of unequal pass rates vary less than equal ones: at least so many trials.
+    # Lower bound on the trials: a U-statistic of degree k has at most k/n of its kernel's variance
+    # (Hoeffding 1948), and questions of unequal pass rates vary less than equal ones.
     least = len(correct) * n / k
     if n == 1:
-        return adjusted(mean, least)  # one response says nothing of how a question's responses vary
+        return adjusted(mean, least)  # with one response the variance of a question is unknown
     return adjusted(mean, max(least, mean * (1 - mean) / sampling_variance(correct, n, k)))
 
 
 def other_questions(correct: np.ndarray, n: int, k: int) -> tuple[float, float]:
-    """Interval of mean pass@k over the population that these questions were drawn from;
-    arguments as `same_questions`.
+    """Interval of mean pass@k over the population from which the questions were drawn; arguments as
+    `same_questions`.
 
-    The spread between questions holds both sources of chance; with Student's t, since it is
-    itself estimated.
+    The spread between questions includes both sources of randomness. Student's t, because the
+    spread is itself estimated.
     """
     values = 1 - failure(n, k)[correct]
     questions = len(correct)
@@ -136,8 +136,7 @@ def other_questions(correct: np.ndarray, n: int, k: int) -> tuple[float, float]:
     trials = float(questions)
     z = Z
     variance = float(values.var(ddof=1)) / questions if questions > 1 else 0.0
-    # Values of [0, 1] vary no more than coin tosses, whose interval needs no estimate of
-    # their variance.
+    # Values in [0, 1] vary at most as coin tosses, whose interval needs no estimated variance.
     if variance > 0 and (found := mean * (1 - mean) / variance) > trials:
         trials = found
         z = float(special.stdtrit(questions - 1, 0.975))
@@ -145,8 +144,8 @@ def other_questions(correct: np.ndarray, n: int, k: int) -> tuple[float, float]:
 
 
 def combine(means: np.ndarray, intervals: np.ndarray, weights: np.ndarray) -> tuple[float, float]:
-    """Interval of sum(weights * means) of independent means from their own intervals,
-    f64[B, 2] (lopsided ones, too).
+    """Interval of sum(weights * means) of independent means from their intervals, f64[B, 2], which
+    may be asymmetric.
 
     Source: Zou and Donner (2008), the method of variance estimates recovery.
     """

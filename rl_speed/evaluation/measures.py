@@ -1,5 +1,5 @@
-"""What an evaluation says: pass@k with intervals, lengths, causes; of a benchmark,
-of its classes, and over benchmarks.
+"""Results of an evaluation: pass@k with intervals, lengths and causes, of a benchmark, of its
+classes, and over benchmarks.
 """
 
 import dataclasses
@@ -12,7 +12,7 @@ from rl_speed.evaluation.intervals import combine, other_questions, same_questio
 from rl_speed.rewards.pool import UNGRADED
 from rl_speed.theory.pass_at_k import pass_at_k
 
-# What a data file may say of a question's difficulty or kind, as the loaders keep it.
+# Fields of a question's difficulty or kind, as the loaders keep them.
 CLASS_FIELDS = ("class", "level", "difficulty", "type", "subject")
 BINS = ("never", "(0, 0.2]", "(0.2, 0.4]", "(0.4, 0.6]", "(0.6, 0.8]", "(0.8, 1)", "always")
 NO_ANSWER = "no_answer"
@@ -20,11 +20,11 @@ NO_ANSWER = "no_answer"
 
 @dataclasses.dataclass(frozen=True)
 class Outcomes:
-    """What became of the responses to a benchmark: [Q, n] arrays over questions and samples.
+    """Results of the responses to a benchmark: [Q, n] arrays over questions and samples.
 
     Attributes:
       correct: bool. tokens: i64, length with the end token. truncated: bool, ended by the limit.
-        causes: str, the verifier's.
+        causes: str, from the verifier.
     """
 
     correct: np.ndarray
@@ -56,14 +56,16 @@ def pass_table(correct: np.ndarray, k: Sequence[int]) -> dict[str, dict[str, Any
 
 
 def curve(samples: int, k: Sequence[int]) -> list[int]:
-    """The k at which pass@k is drawn: those asked for, powers of two, and the number of samples."""
+    """The k at which pass@k is plotted: the given ones, powers of two, and the number of
+    samples.
+    """
     return sorted({*k, *(2**i for i in range(samples.bit_length())), samples})
 
 
 def pass_rate_bins(correct: np.ndarray) -> dict[str, int]:
-    """Questions by measured pass rate.
+    """Number of questions by measured pass rate.
 
-    No intervals: a question's bin is made of the very responses that would be counted.
+    No intervals: a question's bin depends on the same responses that would be counted.
     """
     right = correct.sum(1)
     n = correct.shape[1]
@@ -72,8 +74,8 @@ def pass_rate_bins(correct: np.ndarray) -> dict[str, int]:
 
 
 def describe_responses(outcomes: Outcomes) -> dict[str, Any]:
-    """Length in tokens, and shares of all responses: truncated, without an answer,
-    not graded; counts by cause.
+    """Length in tokens; shares of all responses that are truncated, without an answer, or not
+    graded; counts by cause.
     """
     causes, counts = np.unique(outcomes.causes, return_counts=True)
     return {
@@ -89,10 +91,10 @@ def describe_responses(outcomes: Outcomes) -> dict[str, Any]:
 def measure(
     outcomes: Outcomes, meta: Sequence[Mapping[str, Any]], k: Sequence[int]
 ) -> dict[str, Any]:
-    """Everything about one benchmark, of plain types.
+    """All results of one benchmark, in plain types.
 
     Args:
-      meta: of each question. k: for pass@k; average@n, which is pass@1, comes in any case.
+      meta: of each question. k: for pass@k; average@n, which is pass@1, is always included.
     """
     samples = outcomes.correct.shape[1]
     classes = {}
@@ -120,7 +122,7 @@ def measure(
 def average(
     benchmarks: Mapping[str, Mapping[str, Any]], weights: Sequence[float]
 ) -> dict[str, dict[str, Any]]:
-    """pass@k over benchmarks, with the intervals of independent ones; `weights` sum to 1.
+    """Weighted pass@k over benchmarks, with intervals as for independent ones; `weights` sum to 1.
 
     Same form as `pass_table`.
     """
@@ -142,8 +144,8 @@ def summarise(
     meta: Mapping[str, Sequence[Mapping[str, Any]]],
     k: Sequence[int],
 ) -> dict[str, Any]:
-    """{"benchmarks": by name, "macro_average": each benchmark counts alike,
-    "weighted_average": each question does}.
+    """{"benchmarks": by name, "macro_average": equal weight per benchmark, "weighted_average":
+    equal weight per question}.
     """
     benchmarks = {name: measure(outcomes[name], meta[name], k) for name in outcomes}
     questions = np.array([b["questions"] for b in benchmarks.values()], float)

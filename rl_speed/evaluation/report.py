@@ -17,7 +17,7 @@ AVERAGES = {"macro_average": "average of benchmarks", "weighted_average": "avera
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines of a Markdown table that is one to the eye, too; the first row is its head."""
+    """Lines of a Markdown table with aligned columns; the first row is its head."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = [
         "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths)) + " |"
@@ -27,7 +27,7 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def label(k: int, samples: int) -> str:
-    """Of pass@k; pass@1 is the mean share of right responses."""
+    """Name of pass@k in tables; pass@1 is the mean share of correct responses."""
     return f"average@{samples} (pass@1)" if k == 1 else f"pass@{k}"
 
 
@@ -65,7 +65,7 @@ def _responses_row(name: str, b: Mapping[str, Any]) -> list[str]:
 
 
 def tables(summary: Mapping[str, Any]) -> str:
-    """Accuracy; responses; pass rates; classes. Without a heading."""
+    """Tables of accuracy, responses, pass rates and classes, without a heading."""
     k = summary["k"]
     benchmarks = summary["benchmarks"]
     samples = next(iter(benchmarks.values()))["samples"]
@@ -125,8 +125,8 @@ def tables(summary: Mapping[str, Any]) -> str:
 
 
 def plot(summary: Mapping[str, Any], path: Path) -> Path:
-    """pass@k over k by benchmark, and accuracy by class (of the first field that a benchmark has),
-    both with intervals.
+    """Plot pass@k over k by benchmark, and accuracy by class (of the benchmark's first class
+    field), both with intervals.
     """
     plt = pyplot()
     benchmarks = summary["benchmarks"]
@@ -198,9 +198,9 @@ def plot(summary: Mapping[str, Any], path: Path) -> Path:
 def write_results(
     summary: Mapping[str, Any], folder: Path, title: str, facts: Mapping[str, Any]
 ) -> list[Path]:
-    """table.md, summary.json and plot.png in `folder`.
+    """Write table.md, summary.json and plot.png in `folder`.
 
-    `facts`: command, date, device and the like, told in both texts.
+    `facts`: command, date, device and the like, shown in both texts.
     """
     head = [
         f"# {title}",

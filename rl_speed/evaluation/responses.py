@@ -1,5 +1,5 @@
-"""The directory of an evaluation: what it is of, and every response with its verdict,
-line by line, to resume from.
+"""The directory of an evaluation: its identity, and every response with its verdict, line by line,
+to resume from.
 """
 
 import contextlib
@@ -23,11 +23,11 @@ IDENTITY = "evaluation.json"
 
 
 class OtherEvaluation(ValueError):
-    """The directory holds an evaluation of something else, or with other settings."""
+    """The directory holds another evaluation, or one with other settings."""
 
 
 def differences(there: Mapping[str, Any], here: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """ "settings.top_p: 1.0 there, 0.95 here", for whatever differs."""
+    """Differences, each as "settings.top_p: 1.0 there, 0.95 here"."""
     found = []
     for name in [*here, *(n for n in there if n not in here)]:
         a = there.get(name, "absent")
@@ -40,23 +40,22 @@ def differences(there: Mapping[str, Any], here: Mapping[str, Any], prefix: str =
 
 
 class ResponseFile:
-    """responses.jsonl, appended call by call.
+    """responses.jsonl, to which each call appends.
 
-    Responses stand in the order in which they are drawn: benchmark by benchmark, question by
-    question, sample by sample. So those that are there are a beginning, and a resumed evaluation
-    writes the same file.
+    Responses are stored in drawing order: by benchmark, then question, then sample. So existing
+    ones are a prefix, and a resumed evaluation writes the same file.
 
     Args:
-      folder: made if need be. identity: what the evaluation is, of JSON's own types; kept in
-        evaluation.json. notes: kept there, too, but not compared. overwrite: begin anew
-        whatever is there.
+      folder: created if missing. identity: what defines the evaluation, in JSON types; kept in
+        evaluation.json. notes: also kept there, not compared. overwrite: begin anew and replace
+        what is there.
 
     Attributes:
-      done: responses in the file. total: those there will be.
+      done: responses in the file. total: responses at the end.
 
     Raises:
-      OtherEvaluation: what is there was made otherwise; says what differs. ValueError: a line is
-        not what it should be (only the last may have been cut short; it is taken back).
+      OtherEvaluation: the existing evaluation has another identity; says what differs. ValueError:
+        a line is invalid (only the last may be cut short; it is removed).
     """
 
     def __init__(
@@ -89,7 +88,7 @@ class ResponseFile:
         write_atomically(
             folder / IDENTITY, json.dumps({"identity": identity, **notes}, indent=2) + "\n"
         )
-        # What a full disk refused must not be tried again when the file is closed.
+        # Unbuffered: after a full disk, closing the file must not retry the write.
         self._file = path.open("ab", buffering=0)
         self._take_in(path)
 
@@ -148,15 +147,14 @@ class ResponseFile:
 
     @property
     def accuracy(self) -> float:
-        """Share of right ones among the responses so far."""
+        """Share of correct responses so far."""
         return float(self._correct[: self.done].mean()) if self.done else 0.0
 
     def append(self, rollouts: Rollouts, verdicts: Verdicts) -> None:
-        """The next responses, in the order in which they are drawn: written,
-        and out of this process's hands.
+        """Append the next responses, in drawing order, to the file.
 
-        Raises OSError where they cannot be written (a full disk): what went out by halves is taken
-        back, so that the file is the beginning that it was.
+        Raises OSError if they cannot be written (a full disk): a partial write is removed, so the
+        file is as before.
         """
         lines = []
         noted = []
@@ -185,11 +183,11 @@ class ResponseFile:
         good = self._file.seek(0, os.SEEK_END)
         at = 0
         try:
-            # An unbuffered write may be a part of it; what is left then says why.
+            # An unbuffered write may be partial; the next one then raises the reason.
             while at < len(content):
                 at += self._file.write(content[at:])
         except OSError as error:
-            # Where even that fails, the next process takes the torn line back.
+            # If that fails too, the next process removes the partial line.
             with contextlib.suppress(OSError):
                 self._file.truncate(good)
             raise OSError(
@@ -201,7 +199,7 @@ class ResponseFile:
             ) from None
 
     def outcomes(self) -> dict[str, Outcomes]:
-        """By benchmark; all responses must be there."""
+        """Outcomes by benchmark; all responses must exist."""
         table = Outcomes(
             *(
                 np.asarray(x).reshape(-1, self._samples)
@@ -225,7 +223,7 @@ def identity_of(
     benchmarks: Sequence[Benchmark],
     prompt_length: int,
 ) -> dict[str, Any]:
-    """What an evaluation is: two that agree in it have the same responses.
+    """The identity of an evaluation: two with the same identity have the same responses.
 
     `prompt_length`: capacity of a prompt, in tokens.
     """
@@ -240,9 +238,7 @@ def identity_of(
 
 
 def model_facts(model: Any, weights: str, end_tokens: Sequence[int]) -> dict[str, Any]:
-    """A policy's part of the identity: its weights' digest, its shape,
-    and the tokens that end a response.
-    """
+    """A policy's part of the identity: its weights' digest, its shape, and its end tokens."""
     return {
         "weights": weights,
         "end_tokens": ",".join(map(str, end_tokens)),

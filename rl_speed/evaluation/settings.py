@@ -1,4 +1,4 @@
-"""What an evaluation looks at of a `Config`, and whose value goes before whose."""
+"""Fields of a `Config` that an evaluation uses, and the precedence of their sources."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,8 +9,8 @@ from rl_speed.config.command import nearest
 from rl_speed.data.tasks import POLICIES
 from rl_speed.policy.prompt_formats import PROMPTS
 
-# Of a run's policy these are the run's: its end tokens, what its machine has room and time for,
-# and, unless a file says it, how the policy is asked.
+# Fields taken from the policy's run: end tokens, and limits of its machine. The fields of ASKED
+# (sampling, prompt, verifier) are taken from the run only if no file is given.
 MACHINE = (
     "model.end_tokens sampler.slots model.compute_dtype mesh.data mesh.fsdp mesh.tensor "
     "reward.timeout_s reward.stall_s reward.workers reward.batch_size"
@@ -19,8 +19,8 @@ ASKED = (
     "evaluation.temperature evaluation.top_p sampler.max_new data.prompt data.instruction "
     "data.system reward.verifier reward.mode"
 ).split()
-# Questions, weights and end tokens have an identity of their own (`responses.model_facts`); who
-# verifies changes no verdict.
+# Questions, weights and end tokens have their own identity (`responses.model_facts`). The verifier
+# gives the same results with other worker settings.
 NO_MATTER = (
     "data.max_prompt_length data.question_field data.on_bad_row model.path model.end_tokens "
     "reward.stall_s reward.workers reward.batch_size"
@@ -39,19 +39,19 @@ def resolve(
     given: Config | None = None,
     overrides: Mapping[str, Any] = {},
 ) -> Config:
-    """What an evaluation looks at; all other fields have their defaults.
+    """The settings of an evaluation; all other fields have their defaults.
 
-    Overrides go before the file that was given, and that before the run. Without a file a policy
-    that no run made is asked as configs/evaluation.py says. The samples, the seed and how questions
-    are read are never the run's.
+    Overrides take precedence over the given file, and the file over the run. Without a file, a
+    policy that no run made is prompted as in configs/evaluation.py. The samples, the seed and how
+    questions are read never come from the run.
 
     Args:
-      directory: of the policy, or a key of POLICIES. run: what made it. given: the file of
-        `--config`.
-      overrides: values by "section.field". A prompt among them drops the system turn, and, where it
-        brings its own instruction along, the instruction; but not what is among them too.
+      directory: of the policy, or a key of POLICIES. run: config of the run that made it. given:
+        the file of `--config`.
+      overrides: values by "section.field". A prompt in them drops the system turn, and also the
+        instruction if the prompt has its own; but not those that are also overridden.
 
-    Raises ValueError naming the first field that cannot be.
+    Raises ValueError with the first invalid field.
     """
     if unknown := [path for path in overrides if path not in FIELDS]:
         near = ", ".join(f"config.{name}" for name in nearest(unknown[0], FIELDS))
@@ -78,17 +78,17 @@ def resolve(
 
 
 def fingerprint(config: Config, questions_per_call: int = 0) -> dict[str, Any]:
-    """What responses and verdicts depend on: evaluations that agree in it may share a directory."""
+    """Settings that determine responses and results; equal ones may share a directory."""
     values = {_leaf(path): config.get(path) for path in FIELDS if path not in NO_MATTER}
     return {**values, "questions_per_call": questions_per_call}
 
 
 def capacities(config: Config, questions: int, questions_per_call: int = 0) -> tuple[int, int]:
-    """(work items in a generation call, samples of one of them at most).
+    """(work items per generation call, maximum samples of one item).
 
-    Eight samples a slot, so that slots are busy while the last responses of a call end; at most two
-    work items a slot, whose contexts are held; never more than there is. A question's samples that
-    exceed it are drawn in several calls.
+    Eight samples per slot, so that slots are busy while the last responses of a call end. At most
+    two work items per slot, because their contexts are held. Never more than exist. Further samples
+    of a question are drawn in later calls.
     """
     samples = config.evaluation.samples
     slots = config.sampler.slots
@@ -98,9 +98,9 @@ def capacities(config: Config, questions: int, questions_per_call: int = 0) -> t
 
 
 def parse_k(texts: Sequence[str] | None, samples: int) -> tuple[int, ...]:
-    """The k of pass@k: (1, 8) of ["8", "1"]; of None 1, 8 and 32, as far as there are samples.
+    """The k of pass@k: (1, 8) for ["8", "1"]; for None 1, 8 and 32, up to the number of samples.
 
-    Raises ValueError: no number, or none that so many samples can tell.
+    Raises ValueError: no number, below 1, or more than the samples.
     """
     if not texts:
         return tuple(k for k in (1, 8, 32) if k <= samples)

@@ -1,5 +1,5 @@
-"""Which policy is evaluated: a Hugging Face directory, a run (finished or not),
-one of its checkpoints, or the embedded one.
+"""The policy to evaluate: a Hugging Face directory, a run (finished or not), one of its
+checkpoints, or the embedded one.
 """
 
 import dataclasses
@@ -28,15 +28,15 @@ log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """Where a policy comes from.
+    """The location of a policy.
 
     Attributes:
-      directory: Hugging Face directory (or its name on the hub, or a key of POLICIES) of its
-        architecture and tokenizer; without `checkpoints`, of its weights.
-      config: of the run that made it; None where there was none. checkpoints: folder of
-        checkpoints by step.
-      step: the one to take; None: the newest that can be read.
-      home: where an evaluation of it is written, unless told otherwise.
+      directory: Hugging Face directory (or name on the hub, or key of POLICIES) of its architecture
+        and tokenizer; without `checkpoints` also of its weights.
+      config: of the run that made it; None without a run. checkpoints: folder of checkpoints by
+        step.
+      step: the checkpoint to use; None: the newest readable one.
+      home: default folder for its evaluations.
     """
 
     directory: str
@@ -47,24 +47,26 @@ class Source:
 
 
 def is_model(directory: Path) -> bool:
-    """Whether a directory holds weights as Hugging Face keeps them."""
+    """Whether a directory holds weights in Hugging Face's format."""
     return any((directory / name).exists() for name in (SINGLE, INDEX))
 
 
 def is_run(directory: Path) -> bool:
-    """Whether a directory is the workdir of a run; its checkpoints may lie elsewhere."""
+    """Whether a directory is the workdir of a run; its checkpoints may be elsewhere."""
     return (directory / "checkpoints").is_dir() or (directory / "metrics.jsonl").is_file()
 
 
 def _home(model: Path) -> Path:
-    """A model's directory may be another's, or read-only."""
+    """Default evaluation folder, not in the model's directory: that may be another user's, or
+    read-only.
+    """
     return Path("runs/evaluate") / model.resolve().name
 
 
 def find_source(model: str = "", checkpoint: str = "", step: int | None = None) -> Source:
-    """What config.model.path, `--checkpoint` and `--step` mean.
+    """The source that config.model.path, `--checkpoint` and `--step` select.
 
-    Raises ValueError or FileNotFoundError that says what is not there.
+    Raises ValueError or FileNotFoundError that names what is missing.
     """
     if model and checkpoint:
         raise ValueError("config.model.path and --checkpoint both name a policy: give one of them")
@@ -115,7 +117,7 @@ def find_source(model: str = "", checkpoint: str = "", step: int | None = None) 
             f"--step={step}: {folder} holds the steps {', '.join(map(str, steps))}"
         )
     directory = config.model.path
-    # The run's starting policy says the architecture; its export, if there is one, says the same.
+    # The run's starting policy has the architecture; its export, if any, has the same.
     if directory not in POLICIES and not Path(directory).is_dir() and is_model(at / "policy"):
         directory = str(at / "policy")
     return Source(directory, at / "evaluation", config, folder, step)
@@ -124,13 +126,13 @@ def find_source(model: str = "", checkpoint: str = "", step: int | None = None) 
 def load_policy(source: Source, config: Config, mesh: Mesh) -> tuple[build.Policy, int | None]:
     """(the policy on the mesh, the step of its checkpoint).
 
-    Of a checkpoint only the parameters are read, straight into their shards.
+    Only the parameters of a checkpoint are read, directly into their shards.
 
     Args:
-      config: with `model.path`, `model.compute_dtype` and how to decode.
+      config: with `model.path`, `model.compute_dtype` and the decode settings.
 
-    Raises: ValueError or FileNotFoundError naming the file or array; CheckpointError where no
-    checkpoint can be read.
+    Raises: ValueError or FileNotFoundError with the file or array; CheckpointError if no checkpoint
+    can be read.
     """
     if source.checkpoints is None:
         return build.build_policy(config, mesh), None
@@ -151,8 +153,8 @@ def load_policy(source: Source, config: Config, mesh: Mesh) -> tuple[build.Polic
 
 @jax.jit
 def _sums(params: Any) -> jax.Array:
-    """u32[leaves]: of each weight its bits times an odd number for each place, modulo 2^32:
-    the same on every mesh.
+    """u32[leaves]: for each weight the sum of its bits times an odd number per position, modulo
+    2^32; the same on every mesh.
     """
 
     def one(x):
@@ -171,7 +173,5 @@ def _sums(params: Any) -> jax.Array:
 
 
 def digest(params: Any) -> str:
-    """16 hexadecimal digits that tell policies apart by their weights,
-    wherever they were read from.
-    """
+    """16 hexadecimal digits that identify a policy's weights, from any source."""
     return hashlib.sha256(np.asarray(_sums(params)).astype("<u4").tobytes()).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""From responses to verdicts with their causes, and the answer that was read off each."""
+"""Verdicts on responses, with their causes and the answer read from each."""
 
 import dataclasses
 import re
@@ -24,14 +24,14 @@ from rl_speed.rewards.scorer import (
 )
 from rl_speed.training import build
 
-# The cause of a response that logits without a distribution ended (`Samples.nonfinite`).
+# Cause of a response that ended with logits without a distribution (`Samples.nonfinite`).
 NONFINITE = "nonfinite"
 
 
 @dataclasses.dataclass(frozen=True)
 class Verdicts:
-    """Of n responses: correct bool[n]; the verifier's cause, the text,
-    the answer found in it (None: none, or nobody looked).
+    """Results of n responses: correct bool[n], the verifier's cause, the text, and its answer
+    (None: none found, or not searched).
     """
 
     correct: np.ndarray
@@ -41,18 +41,18 @@ class Verdicts:
 
 
 class Judge:
-    """Verifies responses with the verifier of `config.reward`;
-    what hangs or crashes costs its own response alone.
+    """Verifies responses with the verifier of `config.reward`; a hang or crash affects only its own
+    response.
 
-    Causes are those of `MathVerifier` and of `FunctionRewards`; of the verifiers in JAX,
-    "no_answer" where there is nothing to compare (exact: the response did not end; integer: no box,
-    or with mode "free" no digit) and "beyond_window" where a wrong response has an answer before
-    the tokens that "integer" looks at, else "ok". Whatever the verifier says, a response that
-    non-finite logits ended is wrong, with the cause "nonfinite".
+    Causes are those of `MathVerifier` and of `FunctionRewards`. Verifiers in JAX have "no_answer"
+    if there is nothing to compare (exact: the response did not end; integer: no box, or with mode
+    "free" no digit), "beyond_window" if an incorrect response has an answer before the tokens that
+    "integer" reads, else "ok". A response that ended with non-finite logits is always incorrect,
+    with the cause "nonfinite".
 
     Args:
-      prompts: all that will be asked about. An answer that the verifier cannot take raises
-        ValueError naming its prompt, now; so does a function that cannot be used.
+      prompts: all prompts to be judged. Raises ValueError at once, with the prompt, for an answer
+        that the verifier cannot use; also for a function that cannot be used.
     """
 
     def __init__(self, config: Config, policy: build.Policy, prompts: Sequence[Prompt]):
@@ -106,7 +106,7 @@ class Judge:
 
     def _read(self, texts: Sequence[str], rollouts: Rollouts) -> list[str | None]:
         if self._kind not in (*JAX_VERIFIERS, "math"):
-            return [None] * len(texts)  # only the function knows
+            return [None] * len(texts)  # only the function knows the answer
         if self._kind == "exact":
             ended = ended_rows(rollouts.tokens, rollouts.lengths, self._end)
             return [text if end else None for text, end in zip(texts, ended)]

@@ -1,5 +1,5 @@
-"""The policy: a decoder-only transformer as pure functions, its Hugging Face directory,
-its tokenizer.
+"""The policy: a decoder-only transformer as pure functions, its Hugging Face directory, and its
+tokenizer.
 """
 
 from rl_speed.policy.attention import DecodeAttention

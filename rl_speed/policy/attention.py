@@ -1,17 +1,17 @@
-"""Attention of one new token a row: to its context, to its own suffix,
-and the two put together under one softmax.
+"""Decode attention of one new token per row: to its context and to its own suffix, combined under
+one softmax.
 
-Decoding is bound by reading keys and values, so what is read is the cost. Three ways, which agree
-up to rounding:
+Decoding is bound by memory reads of keys and values. There are three kernels, which agree up to
+rounding:
 
-- "dense" gathers each row's context and reads every position of the cache. The reference, and best
-  where both are short.
-- "ragged" reads the first block of all rows as it lies, since every busy row holds some of it, and
-  loops over what else is held: of the cache, later blocks by the rows that have come so far; of the
-  contexts, each block once for several samples of it. Cost follows the tokens held. Plain XLA.
-- "pallas" is a kernel that reads each row up to its length: on TPUs ours (`decode_kernel.py`),
-  which reads a context once for several samples of it; elsewhere JAX's own for GPUs, for which
-  contexts are gathered.
+- "dense" gathers each row's context and reads every cache position. It is the reference, and the
+  fastest when context and cache are short.
+- "ragged" reads the first block of all rows in place, since every busy row uses it, and loops over
+  the rest. Later cache blocks are read by the rows that reach them. Each context block is read once
+  for several samples of that context. Cost grows with the tokens held. Plain XLA.
+- "pallas" reads each row up to its length. On TPUs it is our kernel (`decode_kernel.py`), which
+  reads a context once for several samples. On GPUs it is JAX's kernel, for which contexts are
+  gathered.
 
 Shape letters: S slots, H query heads, G key/value heads, Q = H / G, K head_dim, C contexts, L
 context tokens, M cache positions, W rows attended together, B tokens of a block.
@@ -35,25 +35,25 @@ from rl_speed.policy.decode_kernel import MASKED
 Array = jax.Array
 log = logging.getLogger(__name__)
 
-# From here on loops pay on a CPU (`bench.py decode`, `bench.py sampler`).
+# Length from which the ragged loop is faster on a CPU (`bench.py decode`, `bench.py sampler`).
 AUTO_RAGGED = 64
 KINDS = ("auto", "dense", "ragged", "pallas")
 
 
 @dataclasses.dataclass(frozen=True)
 class DecodeAttention:
-    """How decoding attends; static.
+    """Settings of decode attention; static.
 
     Attributes:
-      kind: "dense", "ragged", "pallas", or "auto": the kernel on TPUs and GPUs, where it fits; on a
-        CPU each part with room for AUTO_RAGGED tokens is ragged, all else is dense.
+      kind: "dense", "ragged", "pallas", or "auto". "auto" takes the kernel on TPUs and GPUs if it
+        fits; on a CPU a part with room for AUTO_RAGGED tokens is ragged; the rest is dense.
       block: tokens read at a time ("ragged").
-      rows: rows of the cache that are read together behind the first block ("ragged"): the same
-        whatever the number of slots, so that a narrower batch draws the same tokens.
-      samples: samples of one context that are attended together ("ragged"): a product costs by
-        these, a loop by how few they are.
-      cache_dtype: of keys and values; "" is the compute dtype. bfloat16 halves what is read and
-        held under float32.
+      rows: cache rows read together after the first block ("ragged"). The same for any number of
+        slots, so a narrower batch draws the same tokens.
+      samples: samples of one context attended together ("ragged"). More cost more per product;
+        fewer need more loop iterations.
+      cache_dtype: of keys and values; "" means the compute dtype. bfloat16 halves reads and memory
+        under float32.
     """
 
     kind: str = "auto"
@@ -74,7 +74,7 @@ class DecodeAttention:
             raise ValueError(f"block, rows and samples must be at least 1; got {self}")
 
     def way(self, positions: int, model: ModelConfig) -> str:
-        """ "dense", "ragged" or "pallas", for a part with room for so many tokens."""
+        """Select the kernel ("dense", "ragged" or "pallas") of a part with room for `positions`."""
         if self.kind == "pallas" and model.platform != "tpu" and gpu_kernel() is None:
             return "dense"
         if self.kind != "auto":
@@ -86,13 +86,13 @@ class DecodeAttention:
         return "ragged" if model.platform == "cpu" and positions >= AUTO_RAGGED else "dense"
 
     def on_tpu(self, model: ModelConfig) -> bool:
-        """Whether it is the TPU's kernel that attends, to contexts and cache at once."""
+        """Whether the TPU kernel attends to contexts and cache at once."""
         return model.platform == "tpu" and self.way(0, model) == "pallas"
 
     def parts(self, room: int, model: ModelConfig) -> tuple[int, ...]:
-        """Positions of each array that a row's cache of `room` positions is held in, one behind the
-        other. "ragged" has the first block in an array of its own: a piece of a larger one would be
-        copied before it is multiplied.
+        """Positions of each consecutive array that holds a row's cache of `room` positions.
+        "ragged" keeps the first block in its own array: a slice of a larger one would be copied
+        before the product.
         """
         if self.on_tpu(model):
             return (room + -room % decode_kernel.block_of(room),)
@@ -100,7 +100,7 @@ class DecodeAttention:
         return (room,) if whole else (self.block, room - self.block)
 
     def lay(self, k: Array, v: Array, model: ModelConfig) -> "KV":
-        """Keys and values [C, L, G, K] of whole contexts, as they are read from."""
+        """Convert whole contexts' keys and values [C, L, G, K] to the layout that is read."""
         contexts, length, *_ = k.shape
         k, v = (x.astype(self.cache_dtype or x.dtype) for x in (k, v))
         if self.on_tpu(model):
@@ -110,7 +110,7 @@ class DecodeAttention:
         return KV(k.transpose((0, 2, 3, 1) if turned else (0, 2, 1, 3)), v.transpose(0, 2, 1, 3))
 
     def empty(self, slots: int, room: int, model: ModelConfig) -> "Cache":
-        """One layer's cache, of `room` positions a row."""
+        """One layer's empty cache, with `room` positions per row."""
         dtype = jnp.dtype(self.cache_dtype or model.dtype)
         if self.on_tpu(model):
             shape = slots, *self.parts(room, model), model.kv_heads * model.head_dim
@@ -132,9 +132,9 @@ class DecodeAttention:
 class KV(NamedTuple):
     """Keys (rotated) and values of one layer: k [rows, G, K, positions], v [rows, G, positions, K].
 
-    Each lies as its product wants it, scores over positions and sums over K: a CPU turns any other
-    matrix around before every product. A kernel ("pallas") wants both alike: JAX's for GPUs as
-    [rows, G, positions, K], ours for TPUs as [rows, positions, G * K].
+    Each is in the layout of its product: scores over positions, and sums over K. From any other
+    layout a CPU transposes before every product. Kernels ("pallas") want the same layout for both:
+    [rows, G, positions, K] for JAX's on GPUs, [rows, positions, G * K] for ours on TPUs.
     """
 
     k: Array
@@ -145,18 +145,18 @@ class KV(NamedTuple):
         return self.v.shape[-2]
 
 
-# One layer's keys and values of the rows, in `DecodeAttention.parts`.
+# One layer's keys and values of the rows, split as in `DecodeAttention.parts`.
 Cache = tuple[KV, ...]
 
 
 def write(cache: Cache, k_SxGxK: Array, v_SxGxK: Array, at_S: Array, turned: bool = True) -> Cache:
-    """The cache with one more token a row, at position `at_S`; `turned`: keys lie as `KV` says."""
+    """The cache with one more token per row, at `at_S`; `turned`: keys transposed as in `KV`."""
     row_S = jnp.arange(len(at_S))
     start = 0
     written = []
     for part in cache:
         size = part.v.shape[2]
-        # What belongs to another part falls outside of this one, and is dropped.
+        # Positions of another part are out of range here, and dropped.
         at = jnp.where(at_S >= start, at_S - start, size)
 
         def put(place, new):
@@ -171,10 +171,10 @@ def write(cache: Cache, k_SxGxK: Array, v_SxGxK: Array, at_S: Array, turned: boo
 
 
 class Part(NamedTuple):
-    """Attention to some of the tokens, before the softmax is normalised; all float32.
+    """Attention to a subset of the tokens, before the softmax is normalized; all float32.
 
-    `out` [S, G, Q, K] is the sum of values weighted by exp(score - top), `total` [S, G, Q, 1] the
-    sum of these weights, `top` [S, G, Q, 1] the largest score.
+    `out` [S, G, Q, K]: sum of values weighted by exp(score - top). `total` [S, G, Q, 1]: sum of
+    these weights. `top` [S, G, Q, 1]: largest score.
     """
 
     out: Array
@@ -183,7 +183,7 @@ class Part(NamedTuple):
 
 
 def combine(a: Part, b: Part) -> Part:
-    """Attention to the tokens of both."""
+    """Merge the attention to two sets of tokens."""
     top = jnp.maximum(a.top, b.top)
     of_a = jnp.exp(a.top - top)
     of_b = jnp.exp(b.top - top)
@@ -191,17 +191,17 @@ def combine(a: Part, b: Part) -> Part:
 
 
 def weigh(scores: Array, mask: Array, mix: Any) -> Part:
-    """The part that `mix(weights)` makes of masked scores [..., T]."""
+    """Softmax part of masked scores [..., T]; `mix(weights)` sums the values."""
     scores = jnp.where(mask, scores, MASKED)
     top = scores.max(-1, keepdims=True)
-    # Where a row's every token is masked the weights are one, and vanish when combined with a part
-    # that sees any.
+    # If all tokens of a row are masked, its weights are 1. They vanish when combined with a part
+    # that has unmasked tokens.
     weights = jnp.exp(scores - top)
     return Part(mix(weights), top, weights.sum(-1, keepdims=True))
 
 
 def dense_part(q_SxGxQxK: Array, kv: KV, length_S: Array) -> Part:
-    """Attention to the first `length_S` of each row's own positions, reading all of them."""
+    """Attention to the first `length_S` positions of each row; reads all positions."""
     mask = (jnp.arange(kv.v.shape[2]) < length_S[:, None])[:, None, None]
     scores = jnp.einsum("sgqk,sgkt->sgqt", q_SxGxQxK, kv.k, preferred_element_type=jnp.float32)
     return weigh(
@@ -215,16 +215,16 @@ def dense_part(q_SxGxQxK: Array, kv: KV, length_S: Array) -> Part:
 
 @functools.cache
 def gpu_kernel() -> Callable | None:
-    """JAX's decode kernel for GPUs; None, with one warning, where this JAX has none.
+    """JAX's decode kernel for GPUs; None, with one warning, if this JAX has none.
 
-    It is experimental and deprecated since JAX 0.11, so a later release may lack it. Nothing here
-    can act on the deprecation, which is not shown.
+    It is experimental and deprecated since JAX 0.11, so a later release may lack it. The
+    deprecation warning is hidden, since users cannot act on it.
     """
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)
             from jax.experimental.pallas.ops.gpu.decode_attention import gqa
-    except Exception as error:  # a module that is gone, or one that fails while it is imported
+    except Exception as error:  # the module is gone, or fails to import
         log.warning(
             'attention "pallas" is not available with JAX %s (%s: %s): decoding takes "dense", '
             "which reads every position of the cache",
@@ -237,7 +237,7 @@ def gpu_kernel() -> Callable | None:
 
 
 def gpu_part(q_SxGxQxK: Array, kv: KV, length_S: Array, platform: str) -> Part:
-    """The same by JAX's decode kernel for GPUs, which reads no position beyond the length.
+    """`dense_part` by JAX's decode kernel for GPUs, which reads nothing past the length.
 
     Interpreted on any other platform.
     """
@@ -251,7 +251,7 @@ def gpu_part(q_SxGxQxK: Array, kv: KV, length_S: Array, platform: str) -> Part:
     splits = next(n for n in (16, 8, 4, 2, 1) if positions % (16 * n) == 0)
     block = next(n for n in (128, 64, 32, 16) if positions // splits % n == 0)
 
-    # The kernel undoes it: no copy is made.
+    # The kernel transposes back, so no copy is made.
     def heads_last(x):
         return jnp.swapaxes(x, 1, 2)
 
@@ -275,7 +275,7 @@ def gpu_part(q_SxGxQxK: Array, kv: KV, length_S: Array, platform: str) -> Part:
 
 
 def gpu_fits(positions: int, model: ModelConfig) -> bool:
-    """Whether the GPU kernel takes a part of so many tokens: its blocks are powers of two, and it
+    """Whether the GPU kernel supports a part of this length: its blocks are powers of two, and it
     multiplies bfloat16.
     """
     size = model.head_dim
@@ -285,22 +285,22 @@ def gpu_fits(positions: int, model: ModelConfig) -> bool:
 
 
 class Plan(NamedTuple):
-    """Which rows and blocks a ragged sweep visits, made once a step for all layers.
+    """The rows and blocks that a ragged loop visits, made once per step for all layers.
 
-    Item i of the sweep is the block `b` of tile `t` of group `g`; a group is a context, or the rows
-    that hold a block.
+    Item i of the loop is block `b` of tile `t` of group `g`. A group is the rows of one context, or
+    the rows that hold a block.
     """
 
-    order_S: Array  # rows, those of a group together; then S, once for each row of a tile
-    end: Array  # items up to and with each group
-    first: Array  # place of each group's first row in the order
+    order_S: Array  # rows, grouped; then S, once for each row of a tile
+    end: Array  # cumulative number of items, per group
+    first: Array  # index of each group's first row in `order_S`
     size: Array  # rows of each group
-    blocks: Array  # blocks that each group visits for a tile
+    blocks: Array  # blocks that each tile of a group visits
     length_S: Array
 
 
 def plan_cache(length_S: Array, positions: int, block: int, tile: int) -> Plan:
-    """Group b holds the rows with a token in block b: rows are sorted, longest first."""
+    """Group b holds the rows with a token in block b; rows are sorted, longest first."""
     slots = length_S.shape[0]
     count = -(-positions // block)
     order = jnp.concatenate([jnp.argsort(-length_S), jnp.full((tile,), slots)]).astype(jnp.int32)
@@ -312,8 +312,8 @@ def plan_cache(length_S: Array, positions: int, block: int, tile: int) -> Plan:
 def plan_contexts(
     context_S: Array, length_S: Array, active_S: Array, contexts: int, block: int, tile: int
 ) -> Plan:
-    """Group c holds the rows whose context is c; each of its tiles visits the blocks up to the
-    longest cut of that context.
+    """Group c holds the rows with context c. Each of its tiles visits blocks up to the longest
+    prefix of that context that any row uses.
     """
     slots = length_S.shape[0]
     context_S = jnp.where(active_S & (length_S > 0), context_S, contexts)
@@ -335,7 +335,7 @@ def ragged_part(q_SxGxQxK: Array, kv: KV, plan: Plan, block: int, tile: int, sha
     """Attention in a loop over the plan's items.
 
     Args:
-      kv: of C contexts if `shared` (a tile's rows have one context), else of the S rows themselves.
+      kv: of C contexts if `shared` (the rows of a tile have one context), else of the S rows.
     """
     slots, groups, per_group, width = q_SxGxQxK.shape
     positions = kv.v.shape[2]
@@ -351,11 +351,11 @@ def ragged_part(q_SxGxQxK: Array, kv: KV, plan: Plan, block: int, tile: int, sha
         b = item % plan.blocks[g]
         place = t * tile + jnp.arange(tile)
         row = jax.lax.dynamic_slice_in_dim(plan.order_S, plan.first[g] + t * tile, tile)
-        # Rows of the next group are left as they are.
+        # Rows of the next group are not changed.
         put_at = jnp.where(place < plan.size[g], row, slots)
         row = jnp.minimum(row, slots - 1)
         wanted = (b if shared else g) * block
-        # The last block may begin earlier; what was seen is masked.
+        # The last block may begin earlier; positions already visited are masked.
         start = jnp.minimum(wanted, positions - block)
         at = start + jnp.arange(block)
         mask = ((at >= wanted) & (at < plan.length_S[row][:, None]))[:, None, None]
@@ -365,7 +365,7 @@ def ragged_part(q_SxGxQxK: Array, kv: KV, plan: Plan, block: int, tile: int, sha
             def cut(x, at, size):
                 return jax.lax.dynamic_slice(x, (g, 0, *at), (1, groups, *size))[0]
 
-            # All rows of the tile meet the same keys: one matrix product a key/value head.
+            # All rows of the tile use the same keys: one matrix product per key/value head.
             def fold(x):
                 return jnp.swapaxes(x, 0, 1).reshape(groups, tile * per_group, -1)
 
@@ -412,13 +412,13 @@ def ragged_part(q_SxGxQxK: Array, kv: KV, plan: Plan, block: int, tile: int, sha
 
 
 class Attend:
-    """Attention of one decode step, for all layers:
-    what depends on lengths alone is worked out once.
+    """Attention of one decode step for all layers. Values that depend only on lengths are computed
+    once.
 
     Args:
-      settings, model: static. context_S, context_length_S: i32[S], the row of the context pool and
-        how much of it counts.
-      at_S: i32[S], where in the cache the token goes that is decoded. active_S: bool[S].
+      settings, model: static. context_S, context_length_S: i32[S], each row's context in the pool,
+        and how many of its tokens it uses.
+      at_S: i32[S], cache position of the token being decoded. active_S: bool[S].
       contexts, length, room: capacities C, L and M.
     """
 
@@ -451,7 +451,7 @@ class Attend:
                 self._samples,
             )
             return
-        # What is read of contexts, of the cache's first part, and of the one behind it.
+        # Plans for the contexts, the cache's first part, and its second part.
         of_contexts = (context_S, context_length_S)
         behind = None
         if self._context_way == "ragged":
@@ -468,11 +468,11 @@ class Attend:
     def __call__(
         self, q_SxHxK: Array, k_SxGxK: Array, v_SxGxK: Array, context: KV, cache: Cache
     ) -> tuple[Array, Cache]:
-        """([S, H * K] in q's dtype, the cache with the new keys and values), of one layer.
+        """One layer: ([S, H * K] in q's dtype, the cache with the new keys and values).
 
         Args:
-          q_SxHxK, k_SxGxK, v_SxGxK: of the token, rotated. context: of C rows and L positions.
-            cache: of S and M.
+          q_SxHxK, k_SxGxK, v_SxGxK: of the token, rotated. context: [C] rows of L positions. cache:
+            [S] rows of M positions.
 
         Heads are split over `tensor`.
         """
@@ -511,7 +511,7 @@ class Attend:
                 more = ragged_part(q, part, behind, self._s.block, self._rows, shared=False)
                 after = combine(after, more)
         both = combine(before, after)
-        # A row that sees any token has a total of at least one; an idle row may see none.
+        # A row with any token has a total of at least 1; an idle row may have none.
         out = both.out / jnp.maximum(both.total, 1.0)
         return out.astype(k.dtype).reshape(slots, heads, width), cache
 

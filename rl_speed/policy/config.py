@@ -1,4 +1,4 @@
-"""The shape of a policy, and its translation from and to a Hugging Face config.json."""
+"""The shape of a policy, and its conversion from and to a Hugging Face config.json."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -7,15 +7,14 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """What sets one Hugging Face family apart from another.
+    """Differences between Hugging Face model families.
 
     Attributes:
       architecture: the class in transformers.
       switches: fields of ModelConfig that its config.json leaves implicit.
-      head_dim: what transformers takes where config.json gives none; None: hidden_size /
+      head_dim: transformers' default if config.json has none; None: hidden_size /
         num_attention_heads.
-      written: what its config.json says beside the shapes, so that no default of
-        transformers steps in.
+      written: fields written to config.json beside the shapes, so no transformers default applies.
     """
 
     architecture: str
@@ -24,8 +23,8 @@ class Family:
     written: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
-# By model_type. A new family is a row here, its switch in ModelConfig, and (if it has new tensors)
-# rows in hf.TENSORS.
+# By model_type. A new family needs a row here, its switch in ModelConfig, and rows in hf.TENSORS
+# for new tensors.
 FAMILIES: Mapping[str, Family] = {
     "qwen2": Family(
         "Qwen2ForCausalLM",
@@ -45,7 +44,7 @@ FAMILIES: Mapping[str, Family] = {
     ),
 }
 
-# ModelConfig field -> config.json field, where the two are plain copies.
+# ModelConfig field -> config.json field, for fields that are copied unchanged.
 HF_FIELDS: Mapping[str, str] = {
     "vocab_size": "vocab_size",
     "width": "hidden_size",
@@ -64,12 +63,11 @@ PLATFORMS = ("cpu", "gpu", "tpu")
 
 @dataclasses.dataclass(frozen=True)
 class RopeScaling:
-    """Rotary scaling "llama3": low frequencies are divided by `factor`, high ones kept,
-    those between interpolated.
+    """Rotary scaling "llama3": low frequencies are divided by `factor`, high ones kept, and those
+    between interpolated.
 
-    A frequency is low where the original context holds fewer than `low_freq_factor` of its turns,
-    high where it holds more than `high_freq_factor` (Llama 3.1; `rope_type` "llama3" in
-    transformers).
+    A frequency is low if it makes fewer than `low_freq_factor` turns in the original context, and
+    high above `high_freq_factor` (Llama 3.1; `rope_type` "llama3" in transformers).
 
     Attributes:
       original_max_position: tokens of the context before scaling,
@@ -108,10 +106,10 @@ HF_SCALING: Mapping[str, str] = {
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
-    """A decoder-only transformer: RMSNorm before each block, rotary positions,
-    grouped queries, SwiGLU.
+    """A decoder-only transformer: RMSNorm before each block, rotary positions, grouped queries,
+    SwiGLU.
 
-    Frozen and hashable, so that it is a static argument of jit.
+    Frozen and hashable, so it can be a static argument of jit.
 
     Attributes:
       vocab_size: V, rows of the embedding, padding rows included.
@@ -120,23 +118,22 @@ class ModelConfig:
       heads: H, query heads. kv_heads: G, key/value heads; G divides H.
       head_dim: K, even.
       mlp_width: F.
-      rope_theta: base of the rotary frequencies. rope_scaling: how they are scaled for longer
-        contexts; None, not at all.
+      rope_theta: base of the rotary frequencies. rope_scaling: scaling for longer contexts; None:
+        none.
       norm_eps: added to the mean square in RMSNorm.
       qkv_bias: whether the query, key and value projections have a bias (Qwen2).
-      qk_norm: whether queries and keys are RMS-normed over head_dim, each with one scale for all
-        heads, before they are rotated (Qwen3).
+      qk_norm: whether queries and keys are RMS-normed over head_dim before rotation, each with one
+        scale for all heads (Qwen3).
       tie_embeddings: whether the output head is the embedding transposed.
       max_position: positions the checkpoint was made for, in tokens; not enforced here.
-      dtype: of activations and of matrix products ("float32" or "bfloat16"). Parameters are kept in
-        float32; norms, rotary angles, softmax and logits are float32 either way.
+      dtype: of activations and matrix products ("float32" or "bfloat16"). Parameters, norms, rotary
+        angles, softmax and logits are always float32.
       remat: recompute each layer in the backward pass instead of keeping its activations.
-      platform: what its programs are compiled for ("cpu", "gpu" or "tpu"), which may be another
-        than the one that they are traced on. It decides which kernels are taken.
-      unused_ids: ranges (first, one past the last) of ids that are no token of the tokenizer, as
-        where an embedding was padded to a round size. Their logits are a constant so low that they
-        have no probability, in generation and in training alike.
-      interpret: have XLA run a TPU's kernels as they stand, on any device: slow, to test them.
+      platform: the compile target ("cpu", "gpu" or "tpu"), which may differ from the platform that
+        traces. It selects the kernels.
+      unused_ids: ranges (first, one past the last) of ids that are no tokens, such as embedding
+        padding. Their logits are so low that their probability is 0, in generation and in training.
+      interpret: run TPU kernels in interpret mode on any device: slow, for tests.
     """
 
     vocab_size: int
@@ -254,11 +251,11 @@ class ModelConfig:
         )
 
     def to_hf(self, dtype: str = "float32") -> dict[str, Any]:
-        """A config.json that transformers 4 and 5 open; `dtype` is that of the stored weights.
+        """A config.json for transformers 4 and 5; `dtype` is that of the stored weights.
 
         Raises ValueError if no known family has these switches.
         """
-        for model_type, family in FAMILIES.items():  # noqa: B007 (it is used behind the loop)
+        for model_type, family in FAMILIES.items():  # noqa: B007 (it is used after the loop)
             if all(getattr(self, name) == value for name, value in family.switches.items()):
                 break
         else:
@@ -266,8 +263,7 @@ class ModelConfig:
                 f"no Hugging Face family has the switches of {self}; known families: "
                 f"{', '.join(FAMILIES)}"
             )
-        # Version 5 reads rope_theta and rope_scaling where there are no rope_parameters, which
-        # version 4 would not read.
+        # Version 4 does not read rope_parameters. Version 5 reads these fields if there are none.
         scaling = self.rope_scaling and {
             "rope_type": "llama3",
             **{theirs: getattr(self.rope_scaling, ours) for ours, theirs in HF_SCALING.items()},
@@ -288,8 +284,8 @@ class ModelConfig:
 
 
 def rope_theta(hf: Mapping[str, Any]) -> float:
-    """The rotary base: `rope_theta` in transformers 4,
-    `rope_parameters.rope_theta` in transformers 5.
+    """The rotary base: `rope_theta` in transformers 4, `rope_parameters.rope_theta` in transformers
+    5.
     """
     theta = (hf.get("rope_parameters") or {}).get("rope_theta", hf.get("rope_theta"))
     if theta is None:
@@ -298,16 +294,16 @@ def rope_theta(hf: Mapping[str, Any]) -> float:
 
 
 def scaling_fields(hf: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What config.json says about rotary scaling: `rope_scaling` in transformers 4,
-    `rope_parameters` in transformers 5.
+    """Rotary scaling in config.json: `rope_scaling` in transformers 4, `rope_parameters` in
+    transformers 5.
     """
     return {**(hf.get("rope_scaling") or {}), **(hf.get("rope_parameters") or {})}
 
 
 def rope_scaling(hf: Mapping[str, Any]) -> RopeScaling | None:
-    """The rotary scaling, None for plain rotary positions.
+    """The rotary scaling; None for plain rotary positions.
 
-    Raises ValueError, with the field: an unknown type, a missing or impossible value.
+    Raises ValueError with the field: an unknown type, or a missing or impossible value.
     """
     found = scaling_fields(hf)
     kind = found.get("rope_type", found.get("type")) or "default"
@@ -330,8 +326,8 @@ def rope_scaling(hf: Mapping[str, Any]) -> RopeScaling | None:
 
 
 def refuse_unsupported(hf: Mapping[str, Any]) -> None:
-    """Raise ValueError, with the reason and the field,
-    where this policy would silently compute something else.
+    """Raise ValueError, with the reason and the field, if this policy would silently compute
+    something else.
     """
     model_type = hf.get("model_type")
     if model_type is None:
@@ -362,7 +358,7 @@ def refuse_unsupported(hf: Mapping[str, Any]) -> None:
             "partial_rotary_factor other than 1 is not supported: every head "
             "dimension is rotated here"
         )
-    if model_type != "llama":  # which has no windows, whatever its config.json says
+    if model_type != "llama":  # Llama has no windows, whatever its config.json says
         refuse_windows(hf)
     if hf.get("hidden_act", "silu") != "silu":
         raise ValueError(f"hidden_act {hf['hidden_act']!r} is not supported; supported: silu")
@@ -376,7 +372,7 @@ def refuse_unsupported(hf: Mapping[str, Any]) -> None:
 
 
 def refuse_windows(hf: Mapping[str, Any]) -> None:
-    """Raise ValueError where a layer does not attend to all earlier tokens."""
+    """Raise ValueError if a layer does not attend to all earlier tokens."""
     others = sorted(set(hf.get("layer_types") or ()) - {"full_attention"})
     if others:
         raise ValueError(

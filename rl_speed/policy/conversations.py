@@ -1,6 +1,4 @@
-"""Conversations as token ids, by the tokenizer's chat template, and which of them the assistant
-wrote.
-"""
+"""Encode conversations by the tokenizer's chat template, and mark the assistant's tokens."""
 
 import functools
 import re
@@ -9,28 +7,27 @@ from typing import Any
 
 from rl_speed.policy.tokenizer import DATE
 
-# How a template marks what the assistant writes, for transformers.
+# A template's mark around the assistant's text, for transformers.
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 
 def encode_conversation(
     tokenizer: Any, turns: Sequence[dict[str, Any]], first: int = 0
 ) -> tuple[list[int], list[bool]]:
-    """(token ids, True on those that the assistant wrote), up to the last one of these.
+    """(token ids, True for the assistant's tokens), up to the last assistant token.
 
-    The token that closes a turn of the assistant is among what it wrote, line breaks that the
-    template puts behind it are not. A template that marks the assistant's text ({% generation %})
-    is taken at its word. With others, the turns up to one of the assistant's must be rendered as
-    they are in the whole conversation: what comes between is what the assistant wrote. Each part is
-    encoded by itself, as the sampler's prompts and responses are.
+    The token that closes an assistant turn counts as the assistant's; line breaks after it do not.
+    If the template marks the assistant's text ({% generation %}), the marks are used. Otherwise the
+    turns before and after an assistant turn are rendered, and the text between is the assistant's.
+    This requires that earlier turns are rendered as in the whole conversation. Each part is encoded
+    separately, as the sampler's prompts and responses are.
 
     Args:
-      turns: {"role", "content", ...}; first: the place of the first turn that counts.
+      turns: {"role", "content", ...}; first: index of the first turn that counts.
 
     Raises:
-      ValueError: no chat template; one that refuses these turns, or that renders the turns before
-        one of the assistant's in another way where more follow; the text of a special token in a
-        turn; or no turn of the assistant.
+      ValueError: no chat template; one that refuses these turns, or renders earlier turns
+        differently when more follow; the text of a special token in a turn; no assistant turn.
     """
     template = tokenizer.chat_template and tokenizer.get_chat_template()
     if not template:
@@ -86,7 +83,7 @@ def _parts(tokenizer: Any, turns: Sequence[dict[str, Any]], first: int) -> Parts
 
 
 def _up_to_its_end(tokenizer: Any, ids: list[int]) -> tuple[list[int], list[int]]:
-    """(up to the token that closes the turn, white space behind it)."""
+    """(tokens up to the one that closes the turn, white space after it)."""
     special = _special_tokens(tokenizer)
     ends = [i for i, token in enumerate(ids) if token in special]
     if not ends or tokenizer.decode(ids[ends[-1] + 1 :]).strip():

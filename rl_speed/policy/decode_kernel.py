@@ -1,10 +1,10 @@
-"""Attention of one decode step on TPUs, one Pallas kernel a layer: each row's new keys and values
-written, what it holds read as far as it holds it, and a context read once for several rows.
+"""Attention of one decode step on TPUs, one Pallas kernel per layer. It writes each row's new keys
+and values, reads each row's cache up to its length, and reads a context once for several rows.
 
-The work is a list of items, made once a step for all layers: a block of a context for a tile of its
-rows, then a block of a row's own cache for that row. The kernel goes through it, and the blocks of
-the next items are on their way while one is multiplied. A row's blocks come in order, whatever else
-is on the list, so that its result depends on nothing else.
+The work is a list of items, made once per step for all layers: a context block for a tile of its
+rows, then a cache block for its own row. The kernel prefetches the blocks of the next items while
+it multiplies one. A row's blocks come in order, whatever else is on the list, so its result depends
+on nothing else.
 
 Shape letters: S rows, C contexts, L positions of a context, M of a row's cache, G key/value heads,
 Q query heads of each, K head_dim, T tiles, N rows of a tile, I items.
@@ -22,41 +22,38 @@ from rl_speed.policy.config import ModelConfig
 
 Array = jax.Array
 
-# Low enough to vanish from any softmax, and finite, so that a fully masked part gives zeros
-# and no NaN.
+# Low enough to vanish from any softmax. Finite, so a fully masked part gives zeros, not NaN.
 MASKED = -1e30
 LANES = 128
-# Vectors that lie together, of float32 and of bfloat16.
+# Rows of a register tile, for float32 and for bfloat16.
 SUBLANES = 8
 PACKED = 16
-# Tokens read together, at most.
+# Maximum tokens of a block.
 BLOCK = 512
-# Blocks on their way at a time, one of 512 tokens and a head of 128 being 128 KiB: memory is
-# taken to answer after about a microsecond, in which it could have sent 1 to 3 MiB.
+# Blocks in flight. A block of 512 tokens and a head of 128 is 128 KiB. Memory latency is taken as 1
+# microsecond, in which 1 to 3 MiB could be sent.
 DEPTH = 6
 
 
 def fits(model: ModelConfig) -> bool:
-    """Whether the kernel takes heads of this size, whole lanes, in numbers that are multiplied as
-    they are.
-    """
+    """Whether the kernel supports this model: head_dim in whole lanes, and bfloat16."""
     return model.head_dim % LANES == 0 and model.dtype == "bfloat16"
 
 
 def block_of(positions: int) -> int:
-    """Tokens of a block, where there is room for so many: arrays have a multiple of it."""
+    """Tokens of a block for this capacity; arrays are padded to a multiple of it."""
     return next((size for size in (128, 256) if positions <= size), BLOCK)
 
 
 class Items(NamedTuple):
-    """What to read, i32.
+    """The blocks to read, i32.
 
     Attributes:
-      owner: [I], the tile of an item among the first `count[0]`, of contexts, or else the row.
-      block: [I], which of the positions. count: [2], items of contexts, and all.
-      source: [T], the context of a tile. seat: [T, N], its rows; S where there is none.
-      before: [S], positions of its context that a row sees. held: [S], of its own, the new one
-        included; 0 for an idle row.
+      owner: [I], the tile of a context item (the first `count[0]` items), else the row.
+      block: [I], index of the block. count: [2], number of context items, and of all items.
+      source: [T], the context of a tile. seat: [T, N], its rows; S marks an empty seat.
+      before: [S], context positions that a row uses. held: [S], cache positions of a row, with the
+        new one; 0 for an idle row.
     """
 
     owner: Array
@@ -78,11 +75,11 @@ def make_items(
     room: int,
     samples: int,
 ) -> Items:
-    """The list of a step.
+    """The items of a step.
 
     Args:
-      context_S, before_S: i32[S], a row's context and how much of it it sees. held_S, active_S:
-        i32[S], bool[S]. contexts, length, room: C, L, M. samples: N.
+      context_S, before_S: i32[S], a row's context and how much of it the row uses. held_S,
+        active_S: i32[S], bool[S]. contexts, length, room: C, L, M. samples: N.
     """
     slots = len(held_S)
     size = min(block_of(length), block_of(room))
@@ -90,7 +87,7 @@ def make_items(
     before_S = jnp.where(active_S, before_S, 0)
     held_S = jnp.where(active_S, held_S, 0)
     context_S = jnp.where(before_S > 0, context_S, contexts)
-    # Rows of one context sit together, in their order.
+    # Rows of one context are adjacent, in their order.
     earlier = jnp.arange(slots)[:, None] > jnp.arange(slots)
     place_S = jnp.sum((context_S[:, None] == context_S) & earlier, axis=1, dtype=jnp.int32)
     rows_C = jnp.zeros((contexts,), jnp.int32).at[context_S].add(1, mode="drop")
@@ -148,8 +145,8 @@ def _kernel(*refs, size: int, width: int):
                     copy.start()
 
     def read(place, mask, queries, state):
-        """The block's part under the softmax of `state`: sums, largest scores and totals."""
-        for g in range(heads):  # few
+        """Add a block to the running softmax `state`: sums, largest scores and totals."""
+        for g in range(heads):  # few, so unrolled
             mine = slice(g * width, (g + 1) * width)
             keys = k_at[place, :, mine]
             values = v_at[place, :, mine]
@@ -159,7 +156,7 @@ def _kernel(*refs, size: int, width: int):
                 queries[g].astype(keys.dtype), keys, across, preferred_element_type=jnp.float32
             )
             scores = jnp.where(mask, scores, MASKED)
-            # Lanes hold one number a query.
+            # All lanes hold the same number, one per query.
             now = jnp.maximum(top[...], jnp.max(scores, axis=1, keepdims=True))
             shrink = jnp.exp(top[...] - now)
             weights = jnp.exp(scores - now[:, :1])
@@ -268,16 +265,16 @@ def attend(
     items: Items,
     interpret: bool,
 ) -> tuple[Array, tuple[Array, Array]]:
-    """One layer's attention of a token a row, and the cache with its keys and values.
+    """One layer's attention of one token per row, and the cache with its keys and values.
 
     Args:
       q: [S, G, Q, K], scaled. new_k, new_v: [S, G, K], of the token.
       context: keys and values [C, L, G * K]. cache: [S, M, G * K], written in place. L and M are
-        multiples of `block_of` them.
-      items: see `make_items`. interpret: run by XLA as it stands, on a device that is no TPU.
+        multiples of their `block_of`.
+      items: see `make_items`. interpret: run by XLA in interpret mode, without a TPU.
 
     Returns:
-      ([S, G, Q, K] in q's dtype, 0 for idle rows, the cache).
+      ([S, G, Q, K] in q's dtype, 0 for idle rows; the cache).
     """
     slots, groups, per_group, width = q.shape
     if width % LANES:
@@ -291,7 +288,7 @@ def attend(
             f'head; got {per_group}: choose "dense"'
         )
     size = min(block_of(context[0].shape[1]), block_of(cache[0].shape[1]))
-    # A v5p has two cores behind one device, each with heads of its own.
+    # A v5p has two cores behind one device; each computes its own heads.
     programs = 2 if groups % 2 == 0 else 1
     heads = groups // programs
     samples = items.seat.shape[1]
@@ -310,7 +307,7 @@ def attend(
     def state(*shape):
         return [pltpu.VMEM((*shape, last), jnp.float32) for last in (width, LANES, LANES)]
 
-    first = len(items) + 5  # of the cache among the arguments
+    first = len(items) + 5  # index of the cache among the arguments
     out, *cache = pl.pallas_call(
         functools.partial(_kernel, size=size, width=width),
         grid_spec=pltpu.PrefetchScalarGridSpec(

@@ -1,5 +1,5 @@
-"""The policy as the sampler sees it: prefill of contexts, one decode step,
-both without a layer loop.
+"""The policy's interface for the sampler: prefill of contexts and one decode step, both with
+unrolled layers.
 
 Decoding reads an unstacked, cast copy of the layers, made once per call: a scan over stacked
 weights would slice them anew for every token. Shape letters as in `transformer`, and C contexts, L
@@ -28,8 +28,8 @@ from rl_speed.sampling.types import Array, Decoder
 
 
 class DecodeParams(NamedTuple):
-    """Weights laid out for decoding: a list of layers, matrices as `times` takes them,
-    projections fused or not, and the tables around them.
+    """Weights in decode layout: a list of layers with matrices for `times`, projections fused or
+    not, and the embedding, final norm and head.
     """
 
     embed: Array  # [V, D]
@@ -41,17 +41,16 @@ class DecodeParams(NamedTuple):
 def prepare(params: Any, config: ModelConfig, fuse: bool = True) -> DecodeParams:
     """Unstack, cast to the compute dtype, and fuse q/k/v and gate/up into one matrix each.
 
-    Not where they are split over `tensor`: taking a fused product apart again would move its pieces
-    between devices, by collective permutations that all devices must join, while shards leave the
-    decode loop at different times.
+    Weights split over `tensor` are not fused. Splitting a fused product would need collective
+    permutations between devices, but shards leave the decode loop at different times.
     """
     dtype = jnp.dtype(config.dtype)
 
     def flat(x):
         return x.reshape(x.shape[0], -1)
 
-    # [out, in] on CPUs: XLA then multiplies a row alike in many rows and in 16 (where the policy is
-    # 256 wide, not where it is 128). The barrier keeps it from undoing the transposition.
+    # [out, in] on CPUs: XLA then gives a row the same result among many rows and among 16 (at width
+    # 256, not at 128). The barrier keeps XLA from undoing the transposition.
     cpu = config.platform == "cpu"
 
     def turn(x):
@@ -96,7 +95,7 @@ def prepare(params: Any, config: ModelConfig, fuse: bool = True) -> DecodeParams
 
 
 def narrow(params: Any, config: ModelConfig) -> Any:
-    """Weights in the compute dtype, save norms."""
+    """Weights in the compute dtype, except norms."""
     dtype = jnp.dtype(config.dtype)
 
     def cast(x, weight):
@@ -109,14 +108,14 @@ def times(x: Array, weight: Array, config: ModelConfig) -> Array:
     """x [..., in] times a matrix of `DecodeParams`: [out, in] on CPUs, else [in, out]."""
     if config.platform == "cpu":
         return x @ weight.T
-    # Without a barrier a TPU's compiler works out again what x is, a norm say, for each part of the
+    # Without a barrier the TPU compiler recomputes x (a norm, for example) for each part of the
     # weights: by its estimate a quarter of the product's time.
     return (jax.lax.optimization_barrier(x) if config.platform == "tpu" else x) @ weight
 
 
 def project(layer: dict[str, Any], x: Array, rope: tuple[Array, Array], config: ModelConfig):
-    """Rotated queries [..., H, K], rotated keys [..., G, K] and values [..., G, K] of normed
-    inputs [..., D].
+    """Rotated queries [..., H, K], rotated keys [..., G, K] and values [..., G, K] of inputs [...,
+    D], which are normed first.
     """
     normed = rms_norm(x, layer["attn_norm"], config.norm_eps)
     parts = [times(normed, w, config) for w in layer["qkv"]]
@@ -125,7 +124,7 @@ def project(layer: dict[str, Any], x: Array, rope: tuple[Array, Array], config: 
     parts = [part.reshape(*x.shape[:-1], -1, config.head_dim) for part in parts]
 
     def turn(parts: list[Array]) -> list[Array]:
-        """Queries and keys, normed where this policy does so, and rotated."""
+        """Queries and keys: normed if this policy does so, then rotated."""
         if config.qk_norm:
             parts = [
                 rms_norm(part, scale, config.norm_eps)
@@ -167,8 +166,8 @@ def prefill(
 ):
     """KV of every context token, and the hidden state and logits at each context's last token.
 
-    Returns (list of KV of C rows and L positions, f[C, D], f32[C, V]). What the caller leaves
-    unused is not computed.
+    Returns (list of KV with C rows and L positions, f[C, D], f32[C, V]). Unused outputs are not
+    computed.
     """
     contexts, length = tokens_CxL.shape
     with full_precision(config):
@@ -189,7 +188,7 @@ def prefill(
 def init_cache(
     slots: int, max_new: int, config: ModelConfig, attention: DecodeAttention
 ) -> list[Cache]:
-    """An empty cache of `max_new` positions a row, per layer."""
+    """An empty cache of `max_new` positions per row, for each layer."""
     return [attention.empty(slots, max_new, config) for _ in range(config.layers)]
 
 
@@ -205,7 +204,7 @@ def decode(
     config: ModelConfig,
     attention: DecodeAttention,
 ):
-    """One token a row; see `rl_speed.sampling.Decoder`. Returns (logits f32[S, V], cache)."""
+    """One token per row; see `rl_speed.sampling.Decoder`. Returns (logits f32[S, V], cache)."""
     contexts = len(context_kv[0].v)
     length = context_kv[0].positions
     room = sum(part.positions for part in cache[0])
@@ -222,7 +221,7 @@ def decode(
             length,
             room,
         )
-        # Once a step: XLA would work out sines again for every layer and head.
+        # Once per step: XLA would recompute sines for every layer and head.
         rope = jax.lax.optimization_barrier(rope_angles(context_length_S + suffix_length_S, config))
         x_SxD = params.embed[token_S]
         updated = []
@@ -240,11 +239,11 @@ def decode(
 def decoder(
     config: ModelConfig, fuse: bool = True, attention: DecodeAttention = DecodeAttention()
 ) -> Decoder:
-    """This policy for the sampler. One object per settings, so that jit sees one static argument.
+    """The sampler's interface to this policy. One object per settings, so jit sees one static
+    argument.
 
     Args:
-      config: of the policy. fuse: False for weights that are split over a mesh axis `tensor`;
-        see `prepare`.
+      config: of the policy. fuse: False for weights split over mesh axis `tensor`; see `prepare`.
       attention: how decoding reads keys and values, and their dtype.
     """
 

@@ -1,7 +1,7 @@
-"""Hugging Face directories in and out: config.json and safetensors, one file or several.
+"""Read and write Hugging Face directories: config.json and safetensors, one file or several.
 
-A weight is read and placed part by part: the host holds one device's part of one weight, and reads
-no more of the files than the devices of this process keep. Saving holds one file's tensors.
+A weight is read and placed shard by shard. The host holds one device's shard of one weight, and
+reads only what this process's devices keep. Saving holds one file's tensors.
 """
 
 import dataclasses
@@ -30,21 +30,21 @@ log = logging.getLogger(__name__)
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 STORED_DTYPES = ("float32", "bfloat16", "float16")
-AS_READ = "as_read"  # the dtype of the directory that a policy was read from
+AS_READ = "as_read"  # the dtype of the directory from which the policy was read
 _READABLE = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}  # safetensors' names
 
-# For each axis of our array, where it begins and ends.
+# (begin, end) on each axis of our array.
 Bounds = tuple[tuple[int, int], ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class Tensor:
-    """Where a weight stands in Hugging Face's naming, and how its axes lie there.
+    """Name and axis order of a weight in Hugging Face's layout.
 
     Attributes:
-      name: with {layer} for those of a layer.
-      axes: for each axis of the stored tensor the axes of ours that make it up, slowest first; that
-        of layers is not counted.
+      name: with {layer} for a layer's weights.
+      axes: for each axis of the stored tensor, our axes that it is made of, slowest first; the
+        layers axis is not counted.
     """
 
     name: str
@@ -55,22 +55,22 @@ class Tensor:
         return [axis for group in self.axes for axis in group]
 
     def stored_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """Of an array of ours, without the layers axis."""
+        """Stored shape of one of our arrays, without the layers axis."""
         return tuple(math.prod(shape[axis] for axis in group) for group in self.axes)
 
     def store(self, x: np.ndarray) -> np.ndarray:
-        """Our layout -> the stored one."""
+        """Convert our layout to the stored one."""
         return x.transpose(self._order).reshape(self.stored_shape(x.shape))
 
     def load(self, stored: np.ndarray, shape: Sequence[int]) -> np.ndarray:
-        """The stored layout -> ours, a view."""
+        """Convert the stored layout to ours, as a view."""
         return stored.reshape([shape[axis] for axis in self._order]).transpose(
             np.argsort(self._order)
         )
 
     def read(self, shards: "Shards", name: str, shape: Sequence[int], bounds: Bounds) -> np.ndarray:
-        """The part of our array of `shape` that `bounds` give, in the stored dtype;
-        nothing else is read, as far as axes that lead their stored axis bound it.
+        """Read the part of our array of `shape` within `bounds`, in the stored dtype. Bounds on the
+        leading axis of a stored axis also limit what is read from disk.
         """
         leading = {group[0] for group in self.axes}
         inner = {group[0]: math.prod(shape[axis] for axis in group[1:]) for group in self.axes}
@@ -87,7 +87,7 @@ class Tensor:
         ]
 
 
-# torch's Linear keeps [out, in]; ours is [in, *out] or [*in, out].
+# torch's Linear stores [out, in]; ours is [in, *out] or [*in, out].
 _VECTOR = ((0,),)
 _TABLE = ((0,), (1,))
 _LINEAR = ((1,), (0,))
@@ -118,11 +118,11 @@ TENSORS: Mapping[str, Tensor] = {
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """One stored tensor: its name there, and the weight of ours that it is, or the layer of one.
+    """One stored tensor: its name, and our weight, or layer of a weight, that it holds.
 
     Attributes:
       keys: the weight's path in the parameter tree. shape: ours, without the layers axis. layer:
-        None for what is in no layer.
+        None for a weight outside the layers.
     """
 
     name: str
@@ -136,7 +136,7 @@ class Entry:
 
 
 def entries(keys: tuple[str, ...], weight: Weight) -> list[Entry]:
-    """The stored tensors of one weight, in the order of its layers."""
+    """The stored tensors of one weight, in layer order."""
     tensor = TENSORS[keys[-1]]
     if weight.logical_axes[0] != "layers":
         return [Entry(tensor.name, keys, weight.shape, None)]
@@ -171,7 +171,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 class Shards:
-    """The tensors of a directory by name, whichever file they are in.
+    """The tensors of a directory by name, from all its files.
 
     Raises FileNotFoundError or ValueError that name the file or the tensor.
     """
@@ -200,8 +200,7 @@ class Shards:
     def _handle(self, file: str):
         if file not in self._open:
             try:
-                # The torch-free numpy framework cannot represent bfloat16; flax's goes
-                # through ml_dtypes.
+                # The numpy framework has no bfloat16; flax's uses ml_dtypes, without torch.
                 self._open[file] = safe_open(str(self._directory / file), framework="flax")
             except SafetensorError as error:
                 raise ValueError(
@@ -221,15 +220,15 @@ class Shards:
             ) from None
 
     def names(self) -> set[str]:
-        """Of all tensors."""
+        """Names of all tensors."""
         return set(self._files)
 
     def __contains__(self, name: str) -> bool:
         return name in self._files
 
     def check(self, name: str, shape: tuple[int, ...]) -> None:
-        """Raises ValueError where the tensor is missing, has another shape than `shape`,
-        or is no plain float. Reads no values.
+        """Raises ValueError if the tensor is missing, is not of `shape`, or is no plain float.
+        Reads no values.
         """
         found = self._slice(name)
         if (stored := tuple(found.get_shape())) != shape:
@@ -248,15 +247,15 @@ class Shards:
         return found.pop() if len(found) == 1 else "float32"
 
     def read(self, name: str, index: tuple[slice, ...]) -> np.ndarray:
-        """A part of a tensor, in its own dtype."""
+        """Read a part of a tensor, in its own dtype."""
         with jax.default_device(jax.local_devices(backend="cpu")[0]):
             return np.asarray(self._slice(name)[index])
 
 
 def read_part(shards: Shards, parts: Sequence[Entry], bounds: Bounds) -> np.ndarray:
-    """Part of a weight of ours, float32, from its entries.
+    """Read part of one of our weights, float32, from its entries.
 
-    `bounds` count the axis of layers where it has one.
+    `bounds` include the layers axis if there is one.
     """
     if parts[0].layer is None:
         (entry,) = parts
@@ -271,7 +270,7 @@ def read_part(shards: Shards, parts: Sequence[Entry], bounds: Bounds) -> np.ndar
 def read_weight(
     shards: Shards, keys: tuple[str, ...], weight: Weight, sharding: jax.sharding.Sharding | None
 ) -> jax.Array:
-    """One weight of ours, where it belongs. A part that several devices keep is read once."""
+    """Read one weight onto its devices. A shard that several devices keep is read once."""
     parts = entries(keys, weight)
     if sharding is None:
         return jnp.array(read_part(shards, parts, tuple((0, size) for size in weight.shape)))
@@ -283,16 +282,16 @@ def read_weight(
     for bounds, keepers in devices.items():
         host = read_part(shards, parts, bounds)
         placed += [jax.device_put(host, device, may_alias=False) for device in keepers]
-        jax.block_until_ready(placed)  # or the host would hold the parts of all devices
+        jax.block_until_ready(placed)  # otherwise the host would hold the shards of all devices
     return jax.make_array_from_single_device_arrays(weight.shape, sharding, placed)
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelFiles:
-    """What a model directory says beside its weights, to be written back with them.
+    """The settings files of a model directory, to be written back with the weights.
 
     Attributes:
-      config: its config.json. generation: its generation_config.json, None where there is none.
+      config: its config.json. generation: its generation_config.json; None if there is none.
       dtype: of its weights.
     """
 
@@ -302,7 +301,7 @@ class ModelFiles:
 
     @classmethod
     def read(cls, directory: str | os.PathLike) -> "ModelFiles":
-        """Raises FileNotFoundError or ValueError, which name the file."""
+        """Read them. Raises FileNotFoundError or ValueError, which name the file."""
         directory = Path(directory)
         config = read_json(directory / "config.json")
         generation = None
@@ -312,9 +311,9 @@ class ModelFiles:
         return cls(config, generation, Shards(directory).dtype(names))
 
     def written_config(self, model: ModelConfig, dtype: str) -> dict[str, Any]:
-        """config.json as it was read, but for the dtype.
+        """config.json as it was read, with the dtype replaced.
 
-        Raises ValueError where `model` is another than it describes.
+        Raises ValueError if it does not describe `model`.
         """
         described = ModelConfig.from_hf(self.config, model.dtype, model.remat, model.platform)
         settings = {"interpret": model.interpret, "unused_ids": model.unused_ids}
@@ -329,8 +328,8 @@ class ModelFiles:
 def generation_config(
     source: ModelFiles | None, tokenizer: Any, end_tokens: Sequence[int]
 ) -> dict[str, Any]:
-    """generation_config.json of a saved policy: as it was read, with all end tokens; where there
-    was none, what config.json and the tokenizer say, {} without an end token.
+    """generation_config.json of a saved policy: as it was read, with all end tokens. If there was
+    none, its values come from config.json and the tokenizer; {} without an end token.
     """
     if source is not None and source.generation is not None:
         values = dict(source.generation)
@@ -360,18 +359,17 @@ def load_hf(
     Args:
       directory: with config.json and model.safetensors, or shards with their index; float32,
         bfloat16 or float16.
-      mesh: where to put the weights, by `rules`; None leaves them on the default device.
-      dtype, remat: of the returned config, whose platform is the mesh's; weights are float32
-        always, and those of half precision exactly what is stored.
-
+      mesh: where to put the weights, by `rules`; None: the default device.
+      dtype, remat: of the returned config, whose platform is the mesh's. Weights are always
+        float32; half precision is converted exactly.
     Returns:
       (params, config).
 
     Raises:
-      FileNotFoundError: a file that must be there is not. ValueError: an unsupported architecture
-        (with the reason), a damaged file, a tensor that is missing, quantised or of another shape,
-        a tied model with an lm_head.weight that is not its embedding; file or tensor is named.
-        Tensors that this policy has no use for are logged.
+      FileNotFoundError: a required file is missing. ValueError: an unsupported architecture (with
+        the reason), a damaged file, a tensor that is missing, quantized or of another shape, or a
+        tied model whose lm_head.weight is not its embedding; names the file or tensor. Unused
+        tensors are logged.
     """
     directory = Path(directory)
     path = directory / "config.json"
@@ -418,8 +416,8 @@ def load_hf(
 
 
 def _require_tied(shards: Shards, directory: Path, config: ModelConfig, rows: int = 8192) -> None:
-    """Raises ValueError where the stored head of a tied model is another than its embedding:
-    transformers would use it.
+    """Raises ValueError if a tied model's stored head differs from its embedding: transformers
+    would use the head.
     """
     shards.check("lm_head.weight", (config.vocab_size, config.width))
     for first in range(0, config.vocab_size, rows):
@@ -442,12 +440,12 @@ def _layer(value: jax.Array, index: int) -> jax.Array:
 def stored_tensor(params: Mapping[str, Any], entry: Entry, dtype: str = "float32") -> np.ndarray:
     """One tensor on the host, in Hugging Face's layout.
 
-    Raises ValueError, naming it, for a value beyond float16.
+    Raises ValueError, with its name, for a value beyond float16's range.
     """
     value = params
     for key in entry.keys:
         value = value[key]
-    # Layer by layer: an array that is fetched keeps its host copy for as long as it lives.
+    # One layer at a time: a fetched array keeps its host copy for as long as it lives.
     value = value if entry.layer is None else _layer(value, entry.layer)
     if isinstance(value, jax.Array) and not value.is_fully_addressable:
         value = gathered(value, value.sharding.mesh)
@@ -472,7 +470,7 @@ def stored_tensors(
 
 
 def plan_files(config: ModelConfig, dtype: str, max_shard_bytes: int) -> dict[str, list[Entry]]:
-    """File name -> what is stored there: one file, or several of at most `max_shard_bytes` (a
+    """File name -> entries stored there: one file, or several of at most `max_shard_bytes` (a
     larger tensor has its own).
     """
     files = [[]]
@@ -498,9 +496,9 @@ def write_tensors(
     dtype: str,
     max_shard_bytes: int,
 ) -> None:
-    """The safetensors files, with their index where there are several.
+    """Write the safetensors files, with an index if there are several.
 
-    The host holds the tensors of one at a time.
+    The host holds the tensors of one file at a time.
     """
     files = plan_files(config, dtype, max_shard_bytes)
     for name, found in files.items():
@@ -522,10 +520,10 @@ def write_tensors(
 
 
 def require_replaceable(directory: str | os.PathLike) -> Path:
-    """Where `save_hf` would write, links followed.
+    """The folder that `save_hf` would write, with links resolved.
 
-    Raises ValueError where that is a file, or a folder that holds something else than a model, like
-    a run's workdir or a folder with others in it: it would be replaced as a whole.
+    Raises ValueError if it is a file, or a folder with anything but a model, such as a run's
+    workdir: it would be replaced as a whole.
     """
     path = Path(directory).resolve()
     if path.exists() and not path.is_dir():
@@ -559,29 +557,28 @@ def save_hf(
     source: ModelFiles | None = None,
     end_tokens: Sequence[int] = (),
 ) -> None:
-    """Write a directory that transformers (and `load_hf`) opens.
+    """Write a directory for transformers (and `load_hf`).
 
-    Written beside and moved into place: an interrupted save leaves what was there. An existing
-    model directory is replaced.
+    It is written to a temporary directory and moved into place, so an interrupted save leaves the
+    old one. An existing model directory is replaced.
 
     Args:
-      tokenizer: saved along.
+      tokenizer: saved with the weights.
       extra: further JSON files, {"made_by.json": {...}}.
-      dtype: of the stored weights, "float32", "bfloat16" or "float16"; AS_READ takes that of
-        `source`, or float32 without one.
-      max_shard_bytes: a larger model is written as several files of at most so many bytes,
-        with an index.
-      write: whether this process writes. Of several that hold the weights together one does, and
-        all must call this.
-      source: what the directory that the policy was read from says. Its config.json and
-        generation_config.json are written back: end tokens, sampling defaults and all fields that
-        are not known here.
-      end_tokens: ids that end a response of this policy; generation_config.json names all of them.
+      dtype: of the stored weights, "float32", "bfloat16" or "float16"; AS_READ takes `source`'s, or
+        float32 without one.
+      max_shard_bytes: a larger model is written as several files of at most this size, with an
+        index.
+      write: whether this process writes. If several processes hold the weights together, one
+        writes, and all must call this.
+      source: settings files of the directory from which the policy was read. Its config.json and
+        generation_config.json are written back, with end tokens, sampling defaults and unknown
+        fields.
+      end_tokens: ids that end a response; generation_config.json names all of them.
 
     Raises:
       ValueError: an unknown dtype, a size below 1, weights beyond the range of float16, a policy of
-        no known family, or something else than a model directory stands there (see
-        `require_replaceable`).
+        no known family, or a target that is no model directory (see `require_replaceable`).
     """
     if dtype == AS_READ:
         dtype = "float32" if source is None else source.dtype
@@ -591,7 +588,7 @@ def save_hf(
         raise ValueError(f"max_shard_bytes must be at least 1, got {max_shard_bytes}")
     if not write:
         for entry in all_entries(config):
-            stored_tensor(params, entry, dtype)  # its part in it
+            stored_tensor(params, entry, dtype)  # joins the collective gather
         return
     directory = require_replaceable(directory)
     directory.parent.mkdir(parents=True, exist_ok=True)
@@ -609,7 +606,7 @@ def save_hf(
         write_tensors(fresh, params, config, dtype, max_shard_bytes)
         for name, value in {**files, **(extra or {})}.items():
             (fresh / name).write_text(json.dumps(value, indent=2) + "\n")
-        # mkdtemp and safetensors write for the owner alone.
+        # mkdtemp and safetensors allow only the owner to read.
         fresh.chmod(0o755)
         for path in fresh.glob("*.safetensors"):
             path.chmod(0o644)

@@ -10,12 +10,12 @@ log = logging.getLogger(__name__)
 _NAME = re.compile(r"(?P<repo>\w[\w.-]*/\w[\w.-]*)(?:@(?P<revision>[\w./-]+))?")
 DESCRIPTION = ("*.json", "*.jinja", "*.model", "merges.txt", "tokenizer*")
 WEIGHTS = ("*.safetensors",)
-# Folders hold the same weights in other formats, and "consolidated" files are Mistral's own format.
+# Subfolders hold the same weights in other formats; "consolidated" files are Mistral's own format.
 IGNORED = ("*/*", "consolidated*")
 
 
 def is_hub_name(name: str) -> bool:
-    """Whether `name` is no path that exists and has the form of a model's name on the hub."""
+    """Whether `name` is not an existing path and looks like a model's name on the hub."""
     return (
         not pathlib.Path(name).exists()
         and not name.endswith(".json")
@@ -24,11 +24,11 @@ def is_hub_name(name: str) -> bool:
 
 
 def model_directory(name: str, weights: bool = True, field: str = "config.model.path") -> str:
-    """The local directory of a model: `name` itself, or the snapshot that the hub has under it.
+    """The local directory of a model: `name` itself, or its snapshot from the hub.
 
     Args:
-      name: a path, or OWNER/NAME[@REVISION]. What exists as a path is a path.
-      weights: False downloads config.json and the tokenizer alone.
+      name: a path, or OWNER/NAME[@REVISION]. An existing path is always a path.
+      weights: False downloads only config.json and the tokenizer.
       field: the setting that has the name, for errors.
 
     Raises:
@@ -50,7 +50,7 @@ def _snapshot(name: str, weights: bool, field: str) -> str:
             allow_patterns=[*DESCRIPTION, *(WEIGHTS if weights else ())],
             ignore_patterns=list(IGNORED),
         )
-    # The library lets through what its HTTP client raises.
+    # The library also raises errors of its HTTP client.
     except Exception as error:
         raise FileNotFoundError(
             f"{field}: {name}: no such directory, and not read from the Hugging Face hub: "
@@ -67,7 +67,7 @@ def _snapshot(name: str, weights: bool, field: str) -> str:
 
 
 def _reason(error: Exception, repo: str) -> str:
-    """What went wrong and what to do, in a line."""
+    """The cause of a hub error and its fix, in one line."""
     from huggingface_hub import errors
 
     if isinstance(error, errors.GatedRepoError):

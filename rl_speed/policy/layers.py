@@ -1,4 +1,4 @@
-"""Through the stacked layers and back: what is kept, what is computed anew, where gradients go."""
+"""The pass through stacked layers and back: what is kept, recomputed, and where gradients go."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -11,9 +11,9 @@ from rl_speed.policy.config import ModelConfig
 Array = jax.Array
 Params = Mapping[str, Any]
 
-# So few layers are unrolled on a CPU: they compile in no time, and nothing is copied into stacked
-# arrays for the backward pass. (A TPU's compiler ends in a failed check where unrolled layers are
-# gathered over fsdp and split over tensor.)
+# Up to this many layers are unrolled on a CPU: they compile fast, and the backward pass needs no
+# copies into stacked arrays. (The TPU compiler crashes on unrolled layers that are gathered over
+# fsdp and split over tensor.)
 UNROLLED_LAYERS = 4
 
 
@@ -25,11 +25,11 @@ class Adding(NamedTuple):
 
 
 def adding(params: Params, totals: Params, config: ModelConfig) -> Params:
-    """Weights for `hidden_states` and `token_logprobs` such that the gradient with respect to
-    `totals` is `totals` plus their own; with respect to `params` it is none.
+    """Weights for `hidden_states` and `token_logprobs`. The gradient with respect to `totals` is
+    `totals` plus theirs; no gradient flows to `params`.
 
-    So nobody has a second tree of gradients: where layers are computed anew (`config.remat`) a
-    layer's is added in its place as soon as it is there.
+    So no second tree of gradients is held. If layers are recomputed (`config.remat`), each layer's
+    gradient is added in place as soon as it is computed.
 
     Args:
       params, totals: trees of `weights(config)`, the latter float32.
@@ -56,11 +56,11 @@ def through_layers(
     layers: Params | Adding,
     config: ModelConfig,
 ) -> Array:
-    """`step(x, layer)` of every layer in turn."""
+    """Apply `step(x, layer)` for each layer in turn."""
     if isinstance(layers, Adding):
         return _through_adding(step, x_NxD, *layers)
-    # Inside scan the loop itself keeps XLA from undoing the recomputation, so its costly barriers
-    # are not needed.
+    # In a scan the loop itself keeps XLA from undoing the recomputation; costly barriers are not
+    # needed.
     step = jax.checkpoint(step, prevent_cse=False) if config.remat else step
     few = config.platform == "cpu" and config.layers <= UNROLLED_LAYERS
     unroll = config.layers if few else 1

@@ -1,6 +1,4 @@
-"""Log-probabilities and entropies of given tokens, without ever holding
-[batch, time, vocabulary].
-"""
+"""Log-probs and entropies of given tokens, without holding [batch, time, vocabulary]."""
 
 import functools
 from typing import NamedTuple
@@ -24,8 +22,8 @@ DEFAULT_LOGITS = 2**27
 
 
 class _Statistics(NamedTuple):
-    """Of rows of logits, f32[...] each: what they are shifted by, the log of the sum of the
-    exponentials of shifted ones, the entropy or None.
+    """Softmax statistics of rows of logits, f32[...] each: their maximum (the shift), log of the
+    sum of exponentials of shifted logits, and the entropy or None.
     """
 
     top: Array
@@ -36,15 +34,15 @@ class _Statistics(NamedTuple):
 def _statistics(
     logits: Array, targets: Array, with_entropy: bool, vocabulary: Vocabulary
 ) -> tuple[Array, _Statistics]:
-    """(log-probs f32[...] of the targets, what they are made of)."""
-    # Shifted to a maximum of zero first: the results are differences of logits, and rounding at the
-    # size of the logits themselves (an entropy off by 1e-4 nats at logits around 40) would outgrow
-    # what sampler and trainer may disagree by.
+    """(log-probs f32[...] of the targets, their softmax statistics)."""
+    # The maximum is subtracted first, because results are differences of logits. Otherwise rounding
+    # at the size of the logits would exceed the tolerance between sampler and trainer (an entropy
+    # was off by 1e-4 nats at logits around 40).
     logits = logits.astype(jnp.float32)
     top = vocabulary.max(jax.lax.stop_gradient(jnp.max(logits, axis=-1)))
     logits = logits - top[..., None]
-    # A masked sum rather than a gather: its gradient is a fused select where a gather's is a
-    # scatter, and it stays local when the vocabulary is sharded.
+    # A masked sum, not a gather: its gradient is a fused select instead of a scatter, and it stays
+    # local when the vocabulary is sharded.
     chosen = jnp.where(vocabulary.ids(logits.shape) == targets[..., None], logits, 0.0)
     chosen = vocabulary.sum(jnp.sum(chosen, axis=-1))
     weights = jnp.exp(logits)
@@ -52,7 +50,7 @@ def _statistics(
     normaliser = jnp.log(total)
     entropy = None
     if with_entropy:
-        # Both sums in one pass over the logits.
+        # One pass over the logits gives both sums.
         entropy = normaliser - vocabulary.sum(jnp.sum(weights * logits, axis=-1)) / total
     return chosen - normaliser, _Statistics(top, normaliser, entropy)
 
@@ -60,8 +58,8 @@ def _statistics(
 def logits_logprobs(
     logits: Array, targets: Array, with_entropy: bool = False, vocabulary: Vocabulary = Vocabulary()
 ) -> tuple[Array, Array | None]:
-    """Log-softmax of float32 logits [..., V] at targets [...],
-    and the entropy in nats if asked for; `vocabulary`: what of it the logits are of.
+    """Log-softmax of float32 logits [..., V] at targets [...], and the entropy in nats if asked
+    for. `vocabulary`: the shard of the vocabulary that the logits cover.
     """
     logprobs, found = _statistics(logits, targets, with_entropy, vocabulary)
     return logprobs, found.entropy
@@ -79,8 +77,8 @@ def _in_chunks(
 ) -> tuple[Array, Array | None]:
     """(log-probs f32[C, N], entropies f32[C, N] or None), one chunk of tokens after the other.
 
-    No chunk's logits outlive it. The backward pass computes them again, and nothing else: their
-    sums are kept.
+    Each chunk's logits are freed. The backward pass recomputes only them, from the saved
+    statistics.
     """
     return _forward(
         table, hidden_CxNxD, targets_CxN, temperature, config, with_entropy, vocabulary
@@ -123,7 +121,7 @@ def _backward(config, with_entropy, vocabulary, saved, gradients):
             change -= of_entropy[:, None] * chances * (logprobs + kept.entropy[:, None])
         of_table, of_temperature = sums
         of_temperature -= jnp.sum(change * logits) / temperature
-        # In the compute dtype, as the products are that it goes into.
+        # In the compute dtype, like the products that use it.
         change = (change / temperature).astype(dtype)
         weight = table.astype(dtype)
         if config.tie_embeddings:
@@ -153,22 +151,21 @@ def token_logprobs(
     with_entropy: bool = False,
     weights: Weights = Weights(),
 ) -> tuple[Array, Array | None]:
-    """Log-softmax of logits / temperature at the targets,
-    the output head applied in pieces of time.
+    """Log-softmax of logits / temperature at the targets; the output head is applied in chunks of
+    time.
 
-    The pieces are slices of time and not of rows, so that a batch sharded over rows stays where it
-    is. In the backward pass each piece's logits are computed again.
+    Chunks slice time, not rows, so a batch sharded over rows is not moved. The backward pass
+    recomputes each chunk's logits.
 
     Args:
       params: the tree of `transformer.weights(config)`.
       hidden_BxTxD: from `transformer.hidden_states`.
-      targets_BxT: i32 [B, T], in [0, V): the token that follows each position. Any valid id at
-        positions to be masked.
+      targets_BxT: i32 [B, T], in [0, V): the next token of each position; any valid id where
+        masked.
       config: static.
       temperature: above 0; a number, or a scalar array.
       chunk: tokens (over all rows) whose logits are held at a time; None holds about 2^27 logits.
-      with_entropy: whether to compute the entropy of the tempered distribution, which costs another
-        pass over logits.
+      with_entropy: whether to compute the entropy at this temperature: one more pass over logits.
       weights: how the parameters are read.
 
     Returns:
@@ -188,11 +185,11 @@ def token_logprobs(
     step = min(length, max(1, chunk // max(rows, 1)))
 
     pieces = -(-length // step)
-    # Of one size, so that little of the last is padding; eight rows are a tile of a TPU.
+    # Pieces of equal size, so the last has little padding; eight rows are a TPU tile.
     step = min(step, -(-length // pieces // 8) * 8)
     pad = pieces * step - length
 
-    # Tokens of a chunk on one axis, as in `hidden_states`.
+    # Tokens of a chunk are on one axis, as in `hidden_states`.
     def split(x):
         return jnp.moveaxis(
             jnp.pad(x, ((0, 0), (0, pad)) + ((0, 0),) * (x.ndim - 2)).reshape(
@@ -228,16 +225,15 @@ def sequence_logprobs(
     chunk: int | None = None,
     with_entropy: bool = False,
 ) -> tuple[Array, Array | None]:
-    """Log-probs of each token of whole rows given those before it:
-    `token_logprobs` behind a forward pass.
+    """Log-probs of each token of whole rows given the tokens before it: a forward pass, then
+    `token_logprobs`.
 
     Args:
-      tokens: i32[R, W], padded on the right; what is found at padding means nothing.
-      others: as `token_logprobs` takes them.
+      tokens: i32[R, W], padded on the right; values at padding are undefined.
+      others: see `token_logprobs`.
 
     Returns:
-      (logprobs f32[R, W - 1], column t for the token at t + 1, entropy f32[R, W - 1]
-      there, or None).
+      (logprobs f32[R, W - 1], column t for the token at t + 1; entropy f32[R, W - 1], or None).
     """
     hidden = hidden_states(params, tokens, config)[:, :-1]
     return token_logprobs(

@@ -1,8 +1,8 @@
-"""Attention over a stream of sequences, one behind the other, that costs what the sequences cost.
+"""Attention over a stream of concatenated sequences, at the cost of the sequences.
 
-Dense attention over a row of T tokens looks at T keys for each, whatever lies in the row. Here a
-query looks back over one window, which holds the longest sequence of its stream: blocks of queries
-over blocks of keys, and a mask for what belongs to other sequences.
+Dense attention over a row of T tokens computes T keys per query, whatever the row holds. Here a
+query sees one window, which fits the longest sequence of its stream: blocks of queries times blocks
+of keys, with a mask for other sequences.
 """
 
 import functools
@@ -22,24 +22,23 @@ from rl_speed.policy.transformer import (
     full_precision,
 )
 
-# The smallest window worth a program of its own: below it attention is a small part of a layer.
+# The smallest window with its own program: below it attention is a small part of a layer.
 SMALLEST_WINDOW = 64
 
 
 class Window(NamedTuple):
-    """Static: `size` tokens that a query looks back over, its own included; `block` queries are
-    computed together.
-    """
+    """Static: `size` tokens that a query sees, with its own; `block` queries computed together."""
 
     size: int
     block: int
 
 
 def make_windows(longest: int, kernel: str = "xla") -> tuple[Window, ...]:
-    """Ascending; the last holds `longest` tokens, and its block is a multiple of every other.
+    """Ascending windows. The last holds `longest` tokens, and its block is a multiple of every
+    other.
 
-    Each is 3/2 or 4/3 of the one before. What compiles for minutes has fewer: "cudnn" has those
-    that double, and "splash" one: it leaves out blocks of other sequences by itself.
+    Each is 3/2 or 4/3 of the one before. Kernels that compile for minutes have fewer: "cudnn" only
+    the doublings, and "splash" one, since it skips blocks of other sequences itself.
     """
     if kernel == "splash":
         block = splash.block_of(longest)
@@ -48,15 +47,15 @@ def make_windows(longest: int, kernel: str = "xla") -> tuple[Window, ...]:
     unit = -(-longest // (8 << doublings)) * 8
     windows = []
     for size in (unit << i for i in range(doublings + 1)):
-        # Small blocks waste little, large ones multiply faster.
+        # Small blocks waste little; large blocks multiply faster.
         block = size // 2 if size < 8 * SMALLEST_WINDOW else size // 4
         windows += [Window(size, block), Window(size * 3 // 2, block)]
     return tuple(windows[:-1:2] if kernel == "cudnn" else windows[:-1])
 
 
 def causal_attention(q: Array, k: Array, v: Array, config: ModelConfig) -> Array:
-    """Of whole rows, q [B, T, H, K] over k, v [B, T, G, K] -> [B, T, H, K]; heads are split over
-    `tensor`.
+    """Causal attention over rows that are not packed: q [B, T, H, K], k, v [B, T, G, K] -> [B, T,
+    H, K]. Heads are split over `tensor`.
     """
     if attention_kernel(config) != "splash":
         return dense_attention(q, k, v, None, config)
@@ -73,20 +72,19 @@ def banded_attention(
     """Causal attention within segments of at most `window.size` tokens.
 
     Args:
-      q: [B, T, H, K]. k, v: [B, T, N, K], N heads that H / N query heads share.
-      segment_ids: i32[B, T]; a segment's tokens are contiguous. T is a multiple of
-        `window.block`.
+      q: [B, T, H, K]. k, v: [B, T, N, K]; H / N query heads share each of the N heads.
+      segment_ids: i32[B, T]; a segment's tokens are contiguous. T is a multiple of `window.block`.
 
     Returns: [B, T, H, K].
     """
     rows, length, heads, size = q.shape
     block = window.block
     count = length // block
-    # A block of queries sees its own block and those that begin less than a window before its end.
+    # A query block sees its own block and those that begin less than one window before its end.
     before = -(-(window.size - 1) // block)
 
     def keys(x, fill=0):
-        """[B, T, ...] -> [B * count, (before + 1) * block, ...]: of each block, what it may see."""
+        """[B, T, ...] -> [B * count, (before + 1) * block, ...]: the keys each block may see."""
         x = jnp.pad(
             x, ((0, 0), (before * block, 0)) + ((0, 0),) * (x.ndim - 2), constant_values=fill
         )
@@ -117,8 +115,8 @@ def stream_attention(
     windows: tuple[Window, ...],
     config: ModelConfig,
 ) -> Array:
-    """Causal attention within segments, the longest of which `windows[which]`, i32[], holds: by the
-    splash kernel or by `banded_attention`, whose scores are computed anew in the backward pass.
+    """Causal attention within segments. `windows[which]`, i32[], fits the longest. Uses the splash
+    kernel, or `banded_attention`, whose scores the backward pass recomputes.
 
     Args and result as there. Heads are split over `tensor`.
     """
@@ -145,8 +143,8 @@ def _forward(q, k, v, segment_ids, which, windows, config):
 
 
 def _backward(windows, config, saved, out_gradient):
-    # The switch is outside of what is differentiated: a differentiated one would hold the scores of
-    # every branch, zeros for those not taken.
+    # The switch is outside of the differentiated function: inside, the backward pass would hold
+    # scores of every branch, with zeros for those not taken.
     *qkv, segment_ids, which = saved
 
     def branch(window):

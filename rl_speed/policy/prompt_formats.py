@@ -1,28 +1,28 @@
-r"""Prompt formats by name, for `config.data.prompt`: how the four papers and those they build on
-put a question to the policy.
+r"""Prompt formats by name, for `config.data.prompt`: how the four papers and their sources put a
+question to the policy.
 
-What is not in a paper or its released code is a guess of ours, and says so.
+A detail that is in no paper or released code is our guess, and marked as one.
 
 - chat: the tokenizer's chat template with one user turn. plain: the question.
 - qwen_math_cot: chat; system turn: reason step by step, put the answer in a box. From
   Qwen2.5-Math's model card, and the default of its template. Reinforce-Ada's verl code has it, too
   (data_process/reformat.py). For SPEED it is our guess: its prompts are inside its data.
-- reinforce_ada_tinker: that system turn, and an instruction after the question. Reinforce-Ada's
+- reinforce_ada_tinker: the same system turn, and an instruction after the question. Reinforce-Ada's
   Tinker code (recipes/reinforce_ada/math_env.py).
-- qwen_boxed: chat; system turn "You are a helpful assistant."; the box is asked for after the
-  question. Qwen2.5's evaluation code, SimpleRL-Zoo.
+- qwen_boxed: chat; system turn "You are a helpful assistant."; asks for the box after the question.
+  Qwen2.5's evaluation code, SimpleRL-Zoo.
 - r1_zero: no chat template: User, Assistant, <think> opened, answer in <answer>. DeepSeek-R1 (arXiv
   2501.12948), table 1, in the words of Dr. GRPO's code. r1_zero_boxed: with the answer in a box.
-  Ours, for Bae et al., who name thinking and answer but no words.
-- r1_distill: chat without a system turn, the box asked for after the question, <think> opened.
+  Our wording, for Bae et al., who name thinking and answer but give no words.
+- r1_distill: chat without a system turn; asks for the box after the question, <think> opened.
   DeepSeek-R1's usage recommendations.
-- open_rs: chat; open-rs' system turn, doubled braces and all (its recipes/grpo.yaml). RPO trains on
-  its data; that RPO kept its prompt is our guess.
+- open_rs: chat; open-rs' system turn, with its doubled braces (its recipes/grpo.yaml). RPO trains
+  on its data; our guess is that RPO kept this prompt.
 - dapo: chat; "Answer:" on the last line, no box, so `config.reward.mode="free"`. DAPO-Math-17k's
   prompts (arXiv 2503.14476).
 
-Without a system turn of its own, a chat prompt has the one that the template puts in by itself:
-Qwen2.5-Math's asks for a box there, so that `config.data.instruction` should not do it again.
+A chat format without a system turn gets the template's default. Qwen2.5-Math's default asks for a
+box, so `config.data.instruction` should not ask again.
 """
 
 import dataclasses
@@ -42,11 +42,10 @@ class PromptFormat:
     """How a question becomes a prompt.
 
     Attributes:
-      user: the user turn, or without `chat` the whole prompt; {question} stands for the question,
-        all else for itself.
-      system: the system turn; None: none, so that a template's own default stands.
-      chat: through the tokenizer's chat template.
-      opening: what the response begins with already; left out where the template ends with it.
+      user: the user turn, or without `chat` the whole prompt; only {question} is replaced.
+      system: the system turn; None: the template's own default.
+      chat: whether to use the tokenizer's chat template.
+      opening: text that the response already begins with; left out if the template ends with it.
     """
 
     user: str = "{question}"
@@ -94,7 +93,7 @@ PROMPTS = {
 
 
 def prompt_format(template: str) -> PromptFormat:
-    """The preset of that name, or what a format string with {question} says (other braces doubled).
+    """The preset of that name, or the format of a string with {question} (other braces doubled).
 
     Raises:
       ValueError: neither.
@@ -107,7 +106,7 @@ def prompt_format(template: str) -> PromptFormat:
             f"{', '.join(PROMPTS)}, and has no {{question}}"
         )
     try:
-        # What is left of the format's own braces is what PromptFormat.user holds.
+        # The formatted string is PromptFormat.user: its other braces are single now.
         return PromptFormat(template.format(question="{question}"), chat=False)
     except (KeyError, IndexError, ValueError, AttributeError, TypeError) as error:
         raise ValueError(

@@ -1,8 +1,8 @@
-"""Causal attention by JAX's splash kernel, for TPUs: scores never leave the chip, and blocks of
-keys that no query of a block may see are not computed.
+"""Causal attention by JAX's splash kernel, for TPUs: scores stay on the chip, and key blocks that
+no query of a block may see are skipped.
 
-The kernel's mask is static: a query looks back over one window. What is known when the program runs
-is added here: blocks that lie in other segments are struck from the kernel's list.
+The kernel's mask is static: a query sees one window. At run time, blocks of other segments are
+removed from the kernel's list.
 """
 
 import functools
@@ -16,21 +16,21 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ma
 from rl_speed.policy.config import ModelConfig
 from rl_speed.policy.transformer import Array
 
-# Queries and keys that are multiplied together; a chip's own memory holds the scores of one head.
+# Queries and keys multiplied together; on-chip memory holds the scores of one head.
 BLOCK = 512
-# The least that the kernel multiplies.
+# The kernel's smallest block.
 LANES = 128
 
 
 def block_of(length: int) -> int:
-    """Tokens of a block, for rows of so many: rows are padded to a multiple."""
+    """Tokens of a block for rows of this length, which are padded to a multiple."""
     return min(BLOCK, -(-length // LANES) * LANES)
 
 
 @functools.lru_cache(maxsize=16)
 def make_kernel(length: int, window: int, heads: int, interpret: bool):
-    """The kernel for rows of `length` tokens, queries looking back over `window`, their own
-    included. Its arrays are NumPy's, so that no trace holds them.
+    """The kernel for rows of `length` tokens, whose queries see `window` tokens, themselves
+    included. Its arrays are NumPy's, so no trace holds them.
     """
     size = block_of(length)
     mask = masks.LocalMask((length, length), (window - 1, 0), 0)
@@ -51,9 +51,7 @@ def make_kernel(length: int, window: int, heads: int, interpret: bool):
 
 
 def strike(kernel, segment_ids_T: Array):
-    """The kernel without the blocks of keys all of whose tokens are of other segments than all of a
-    block's queries.
-    """
+    """The kernel without block pairs whose queries and keys share no segment."""
     changed = segment_ids_T[1:] != segment_ids_T[:-1]
     place_T = jnp.pad(jnp.cumsum(changed, dtype=jnp.int32), (1, 0))  # ascends
     size = block_of(len(segment_ids_T))
@@ -63,7 +61,7 @@ def strike(kernel, segment_ids_T: Array):
     def struck(info, rows_are_queries: bool):
         if info.block_mask is None:
             return info
-        # Entry [0, i, j] is block i or j of one side and block data_next of the other.
+        # Entry [0, i, j] pairs block i or j of one side with block data_next of the other.
         own = np.arange(info.block_mask.shape[1 if rows_are_queries else 2])
         own = own[None, :, None] if rows_are_queries else own[None, None, :]
         other = jnp.asarray(info.data_next, jnp.int32)
@@ -85,15 +83,15 @@ def splash_attention(
     """Causal attention over the last `window` tokens of a query's segment.
 
     Args:
-      q: [B, T, H, K]. k, v: [B, T, G, K], G heads that H / G query heads share.
-      segment_ids: i32[B, T], a segment's tokens contiguous; None: a row is one segment.
+      q: [B, T, H, K]. k, v: [B, T, G, K]; H / G query heads share each of the G heads.
+      segment_ids: i32[B, T], a segment's tokens contiguous; None: each row is one segment.
 
     Returns: [B, T, H, K].
     """
     length = q.shape[1]
     pad = -length % block_of(length)
 
-    # Behind the last token nothing is looked at by what is before.
+    # Padding comes after the last token, where no query sees it.
     def padded(x):
         return jnp.pad(x, ((0, 0), (0, pad)) + ((0, 0),) * (x.ndim - 2))
 
@@ -111,7 +109,7 @@ def splash_attention(
     scaled = heads_first(q * config.head_dim**-0.5)
     segments = None if segment_ids is None else padded(segment_ids)
     rows = scaled, heads_first(k), heads_first(v), segments
-    if q.shape[0] == 1:  # a batch of one is no reason for a batched kernel
+    if q.shape[0] == 1:  # a batch of one needs no batched kernel
         out = row(*jax.tree.map(lambda x: x[0], rows))[None]
     else:
         out = jax.vmap(row, in_axes=(0, 0, 0, None if segments is None else 0))(*rows)

@@ -1,10 +1,10 @@
-"""How a policy's weights are read: whole, or split over `fsdp` and made whole where they are used.
+"""How a policy's weights are read: whole, or split over `fsdp` and gathered where they are used.
 
-A program that each row shard runs for itself (`jax.shard_map` over `mesh.own_axes`) sees its own
-part of each weight. A layer is gathered when its turn comes, in the compute dtype, and again in the
-backward pass where the layer is computed anew. Gradients are added up over the shards in float32, a
-layer at a time, each part where its weight is kept. Of the tables before and behind the layers
-nothing is gathered: tokens are sent to where their columns, or the words, are.
+Each row shard runs the program for itself (`jax.shard_map` over `mesh.own_axes`) and sees its shard
+of each weight. A layer is gathered in the compute dtype when it is used, and again when the
+backward pass recomputes it. Gradients are summed over the shards in float32, one layer at a time,
+and each shard keeps those of its weights. The embedding and the head are not gathered: tokens are
+sent to the shards of their columns or words.
 """
 
 import functools
@@ -20,12 +20,12 @@ from rl_speed.policy.transformer import Array, Params, Vocabulary, Weights, para
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
 def gather(part: Array, axis: int, tensor: int | None, dtype: str) -> Array:
-    """The whole of a weight that is split over `fsdp` along `axis`, as float32 with the values that
-    it has in `dtype`: so much is sent, and its gradient adds up in float32.
+    """Gather a weight that is split over `fsdp` along `axis`. The result is float32 with values of
+    `dtype`: only `dtype` is sent, and the gradient sums in float32.
 
     Args:
-      tensor: its axis that is split over `tensor`, too, and stays so: each device gathers its own
-        part. The partitioner would make it whole first.
+      tensor: the axis that is also split over `tensor`, and stays split: each device gathers its
+        own part. The partitioner would gather it first.
     """
 
     def whole(x):
@@ -46,8 +46,8 @@ gather.defvjp(lambda part, *settings: (gather(part, *settings), None), _scatter)
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3, 4))
 def turn(part: Array, whole: int, split: int, tensor: int | None, dtype: str) -> Array:
-    """A weight that is split over `fsdp` along axis `whole`, split along `split` instead; numbers
-    and gradients as in `gather`.
+    """Move the `fsdp` split of a weight from axis `whole` to axis `split`; dtypes and gradients as
+    in `gather`.
     """
 
     def send(x):
@@ -70,8 +70,8 @@ class SplitWeights(Weights):
     """Weights of a policy on a mesh, as each row shard sees them.
 
     Attributes:
-      specs: of the tree of weights, for `jax.shard_map`: where `fsdp` splits them. Over `tensor`
-        they stay with the partitioner.
+      specs: of the weight tree, for `jax.shard_map`: the `fsdp` split. The partitioner handles
+        `tensor`.
     """
 
     def __init__(self, config: ModelConfig, mesh: Mesh):
@@ -93,13 +93,13 @@ class SplitWeights(Weights):
         return gather(part, spec.index("fsdp"), tensor, self._dtype)
 
     def layer(self, layer: Params) -> Params:
-        # Those of the stacked layers, without the axis of layers.
+        # Specs of the stacked layers, without the layers axis.
         specs = {name: PartitionSpec(*spec[1:]) for name, spec in self._full["layers"].items()}
         return {name: self._whole(part, specs[name]) for name, part in layer.items()}
 
     def head(self, name: str, table: Array) -> tuple[Array, Vocabulary]:
-        # Not gathered: each shard multiplies its words with the tokens of all. What is sent are
-        # tokens, not the table nor its gradient, and nobody holds them whole.
+        # Not gathered: each shard computes logits of its words for the tokens of all shards. Only
+        # tokens are sent, and no shard holds the whole table or its gradient.
         spec = self._full[name]
         shape = self._mesh.shape
         whole, split = (1, 0) if name == "embed" else (0, 1)
@@ -114,14 +114,14 @@ class SplitWeights(Weights):
     def embed(self, table: Array, tokens_N: Array, dtype: Any) -> Array:
         if "fsdp" not in self.specs["embed"]:
             return super().embed(table, tokens_N, dtype)
-        # Each shard looks up its columns of the tokens of all shards, and gets all columns of its
-        # own tokens for it: what is sent are rows, not the table.
+        # Each shard looks up its columns for the tokens of all shards, then gets all columns of its
+        # own tokens. Only rows are sent, not the table.
         all_tokens = jax.lax.all_gather(tokens_N, "fsdp", tiled=True)
         columns = table[all_tokens].astype(dtype)
         return jax.lax.all_to_all(columns, "fsdp", split_axis=0, concat_axis=1, tiled=True)
 
     def add_up(self, gradients: Params) -> Params:
-        """Gradients of all row shards' losses together, of each shard's own."""
+        """All-reduce gradients over row shards."""
 
         def several(*axes):
             return tuple(a for a in axes if self._mesh.shape[a] > 1)
@@ -135,12 +135,13 @@ class SplitWeights(Weights):
         return jax.tree.map(add, gradients, self.specs)
 
     def run(self, function: Any, out_specs: Any, params: Params, *tables: Any) -> Any:
-        """function(params, *tables of one shard), run by each row shard for itself.
+        """Run function(params, *tables of one shard) on each row shard.
 
         Args:
           tables: pytrees with shards on axis 0, which the function does not see.
-          out_specs: of its result: `specs`, `PartitionSpec()` of what is the same on all shards, or
-            `PartitionSpec(ROWS)` of arrays to be stacked, whose function gives axis 0 of size 1.
+          out_specs: of its result: `specs`; `PartitionSpec()` for what is the same on all shards;
+            or `PartitionSpec(ROWS)` for arrays to be stacked, which the function returns with axis
+            0 of size 1.
         """
 
         def mine(tree):

@@ -1,6 +1,4 @@
-"""Tokenizers and prompts, from a local directory:
-the only place that speaks to transformers' tokenizers.
-"""
+"""Tokenizers and prompts, from a local directory. Only this module uses transformers."""
 
 import dataclasses
 import datetime
@@ -20,16 +18,16 @@ from rl_speed.policy.prompt_formats import prompt_format
 
 log = logging.getLogger(__name__)
 
-# What chat templates that write today's date into a prompt (Llama 3) get instead, the day that
-# Llama's falls back to: the same question must be the same prompt tomorrow.
+# The date given to chat templates that write today's into a prompt (Llama 3). It is Llama's
+# fallback. The same question must be the same prompt every day.
 DATE = datetime.datetime(2024, 7, 26)
-# Stands for text while a template is rendered around it: a private-use character, which no template
+# Placeholder for text while a template is rendered: a private-use character, which no template
 # changes.
 MARK = "\ue000"
 
 
 def load_tokenizer(directory: str | os.PathLike) -> Any:
-    """The tokenizer of a directory, never from the network.
+    """The tokenizer of a local directory; never downloads.
 
     tokenizer.json, or vocab.json and merges.txt, with tokenizer_config.json.
 
@@ -57,17 +55,17 @@ def load_tokenizer(directory: str | os.PathLike) -> Any:
 
 
 class TextGuard:
-    """Encodes text that others bring (questions, turns) without making certain tokens of it.
+    """Encodes text from data (questions, turns) so that certain tokens cannot appear in it.
 
-    `protect` replaces the spellings of these tokens by marks, before a template is rendered around
-    the text. `encode` encodes what was rendered, the spellings as ordinary text. Text without them
-    is encoded in one piece, as transformers does it.
+    `protect` replaces the spellings of these tokens by marks before the template is rendered.
+    `encode` encodes the rendered text, with the spellings as ordinary text. Text without them is
+    encoded in one piece, as transformers does.
 
     Args:
-      tokens: ids of these tokens; those that are no added tokens are not looked for.
+      tokens: ids of these tokens; ids that are no added tokens are ignored.
 
     Attributes:
-      found: number of texts that held one. pattern: a regular expression of the spellings.
+      found: number of texts that held such a token. pattern: a regular expression of the spellings.
     """
 
     def __init__(self, tokenizer: Any, tokens: Iterable[int]):
@@ -79,7 +77,7 @@ class TextGuard:
         self._spellings = [MARK, *sorted(set(spelling.values()), key=len, reverse=True)]
         self.pattern = _any_of(self._spellings[1:])
         self._marks = re.compile(f"{MARK}(\\d+){MARK}")
-        # Tokens that are not marked as special: the tokenizer cannot be told to leave them alone.
+        # Tokens not marked as special: the tokenizer has no option to keep them as text.
         self._ordinary = _any_of(
             [text for id, text in spelling.items() if id not in special and len(text) > 1]
         )
@@ -104,8 +102,8 @@ class TextGuard:
         """Token ids of rendered text whose parts went through `protect`."""
         if MARK not in rendered:
             return self._bare(rendered)
-        # As the tokenizer works: added tokens part the text, and what lies between two of them is
-        # encoded by itself.
+        # As the tokenizer works: added tokens split the text, and each piece between is encoded
+        # separately.
         ids = []
         run = ""
         for part in re.split(f"({self.pattern})", rendered):
@@ -132,18 +130,18 @@ class TextGuard:
 
 
 def _any_of(spellings: Sequence[str]) -> str:
-    """A regular expression without groups."""
+    """A regular expression without groups that matches any of the spellings."""
     return "|".join(map(re.escape, spellings)) or "(?!)"
 
 
 class PromptEncoder:
-    """Turns a question into the token ids that the policy is to see.
+    """Turns a question into the token ids of its prompt.
 
-    Chat templates bring their special tokens along, BOS included: their text is encoded as it is.
-    Other prompts get what the tokenizer puts before a text (Llama's BOS), unless they begin with it
-    already, and never what it would put behind: a prompt has not ended. Special tokens in a
-    question are encoded as text, so that it can neither close its turn nor forge another; so are
-    other added tokens that the prompt itself has around the question.
+    Chat templates write their special tokens, BOS included, so their text is encoded as it is.
+    Other prompts get the tokens that the tokenizer adds before a text (Llama's BOS), unless they
+    already begin with them. Tokens after the text are never added: a prompt has not ended. Special
+    tokens in a question are encoded as text, so it cannot close its turn or forge another. The same
+    holds for other added tokens that the prompt has around the question.
 
     Args:
       template: a name of `prompt_formats.PROMPTS` ("chat", "plain", "qwen_math_cot", ...), or a
@@ -154,8 +152,8 @@ class PromptEncoder:
       guard: its `found` is the number of questions that held such tokens.
 
     Raises:
-      ValueError: no chat template, one that takes no system turn, a system turn without a chat
-        template, or a format without {question}.
+      ValueError: no chat template, one without system turns, a system turn without a chat template,
+        or a format without {question}.
     """
 
     def __init__(self, tokenizer: Any, template: str, system: str = ""):
@@ -178,10 +176,10 @@ class PromptEncoder:
         self.guard = TextGuard(tokenizer, special_ids(tokenizer) | self._around())
 
     def _around(self) -> set[int]:
-        """Ids in the prompt of a harmless question."""
+        """Token ids in the prompt of a harmless question."""
         try:
             rendered = self._render("1")
-        except ValueError:  # which the first question will say
+        except ValueError:  # the first question will raise it again
             return set()
         return set(self._tokenizer.encode(rendered, add_special_tokens=False))
 
@@ -204,7 +202,7 @@ class PromptEncoder:
 
 
 def prompt_encoder(tokenizer: Any, template: str, system: str = "") -> PromptEncoder:
-    """A function from a question to the token ids of its prompt; see `PromptEncoder`."""
+    """A function from a question to its prompt's token ids; see `PromptEncoder`."""
     return PromptEncoder(tokenizer, template, system)
 
 
@@ -220,7 +218,7 @@ def special_ids(tokenizer: Any) -> set[int]:
 
 
 def added_before(tokenizer: Any) -> list[int]:
-    """The special tokens that the tokenizer puts before a text: Llama's BOS, nothing for Qwen."""
+    """The special tokens that the tokenizer adds before a text: Llama's BOS, none for Qwen."""
     probe = "1"
     bare, full = (
         list(tokenizer.encode(probe, add_special_tokens=special)) for special in (False, True)
@@ -232,11 +230,11 @@ def added_before(tokenizer: Any) -> list[int]:
 def render_chat(
     tokenizer: Any, turns: Sequence[Mapping[str, str]], generation: bool, of: str = ""
 ) -> str:
-    """Text of a conversation by the chat template.
+    """Render a conversation by the chat template.
 
     Args:
-      turns: each with "role" and "content". generation: whether an assistant's turn is opened
-        behind them.
+      turns: each with "role" and "content". generation: whether to open an assistant turn after
+        them.
       of: the setting that asks for it, for errors.
 
     Raises:
@@ -260,8 +258,8 @@ def render_chat(
 
 
 def turn_end(tokenizer: Any) -> tuple[int, ...]:
-    """Token ids that the chat template puts behind an assistant's content; empty where there is no
-    chat template, or it refuses a question with its answer.
+    """Token ids that the chat template puts after an assistant's content. Empty if there is no chat
+    template, or it refuses a question with its answer.
     """
     if not tokenizer.chat_template:
         return ()
@@ -277,8 +275,8 @@ def turn_end(tokenizer: Any) -> tuple[int, ...]:
 
 
 def response_end(tokenizer: Any) -> tuple[int, ...]:
-    """`turn_end` up to its first added token, where the sampler stops: Qwen's writes a line's end
-    behind it. Empty where there is none.
+    """`turn_end` up to its first added token, where the sampler stops: Qwen's template adds a line
+    break after it. Empty if there is none.
     """
     ids = turn_end(tokenizer)
     tokens = {*special_ids(tokenizer), *tokenizer.added_tokens_decoder}
@@ -289,16 +287,16 @@ def response_end(tokenizer: Any) -> tuple[int, ...]:
 def end_token_ids(
     directory: str | os.PathLike, tokenizer: Any = None, more: str = ""
 ) -> tuple[int, ...]:
-    """Ids that end a response, each once: those of generation_config.json, of config.json, the
-    tokenizer's own, and those of `more`.
+    """Ids that end a response, each once: from generation_config.json, config.json, the tokenizer,
+    and `more`.
 
     Args:
-      directory: of the model; a config.json by any name stands for one that has nothing else.
-      more: tokens by their text, with commas between them (config.model.end_tokens).
+      directory: of the model; or a config.json by any name, if there is no directory.
+      more: tokens by their text, separated by commas (config.model.end_tokens).
 
     Raises:
-      ValueError: there is none, a file names something else than ids, or the tokenizer has no token
-        of that text.
+      ValueError: there is none, a file has something else than ids, or the tokenizer has no such
+        token.
     """
     directory = Path(directory)
     names = ("generation_config.json", "config.json")
@@ -321,7 +319,7 @@ def end_token_ids(
 
 
 def file_end_tokens(path: Path) -> list[int]:
-    """`eos_token_id` of a JSON file, one id or a list of them; none where it is absent or null."""
+    """`eos_token_id` of a JSON file, one id or a list; none if it is absent or null."""
     found = read_json(path).get("eos_token_id")
     ids = [] if found is None else found if isinstance(found, list) else [found]
     if not all(type(token) is int and token >= 0 for token in ids):
@@ -332,7 +330,7 @@ def file_end_tokens(path: Path) -> list[int]:
 
 
 def named_tokens(tokenizer: Any, names: str) -> list[int]:
-    """Ids of config.model.end_tokens. Raises ValueError where the tokenizer has no such token."""
+    """Ids of config.model.end_tokens. Raises ValueError if the tokenizer has no such token."""
     vocabulary = tokenizer.get_vocab() if names else {}
     ids = []
     for name in filter(None, map(str.strip, names.split(","))):
@@ -347,7 +345,7 @@ def named_tokens(tokenizer: Any, names: str) -> list[int]:
 
 
 def warn_of_turn_end(tokenizer: Any, ends: Sequence[int], directory: str) -> None:
-    """Logs a warning where the chat template closes turns with a token that ends no response."""
+    """Log a warning if the chat template closes turns with a token that ends no response."""
     closing = response_end(tokenizer)
     if closing and closing[-1] not in ends:
         token = tokenizer.convert_ids_to_tokens(closing[-1])
@@ -365,11 +363,11 @@ def warn_of_turn_end(tokenizer: Any, ends: Sequence[int], directory: str) -> Non
 def fit_vocabulary(
     model: ModelConfig, tokenizer: Any, ends: Sequence[int], directory: str
 ) -> ModelConfig:
-    """The model with `unused_ids`: those that are neither a token of the tokenizer nor among
-    `ends`, as files may name an end token that the tokenizer does not know.
+    """The model with `unused_ids`: ids that are no token of the tokenizer and not in `ends`, since
+    a file may name an end token that the tokenizer does not know.
 
     Raises:
-      ValueError: the tokenizer has ids that the embedding has no row for.
+      ValueError: the tokenizer has ids without a row in the embedding.
     """
     tokens = np.fromiter(tokenizer.get_vocab().values(), np.int64)
     used = np.union1d(tokens, [end for end in ends if end < model.vocab_size]).astype(np.int64)

@@ -1,4 +1,4 @@
-"""The policy's weights from the mesh that trains to the one that generates."""
+"""Copies the policy's weights from the training mesh to the generation mesh."""
 
 import functools
 import math
@@ -14,16 +14,17 @@ from rl_speed.policy.transformer import abstract_params, param_shardings
 
 
 class Transfer:
-    """`transfer(params)`: a copy of them for generation, in the compute dtype, whole but for
-    `tensor`.
+    """`transfer(params)`: a copy of the weights for generation, in the compute dtype, split only
+    over `tensor`.
 
-    On the same devices, laid out otherwise, they are resharded there. To devices of its own each
-    weight is gathered on the mesh that trains, one after the other, and every process copies it
-    from one of its devices to those that generate: no process reads another's memory, so each must
-    have devices of both.
+    On the same devices the weights are resharded. For separate devices each weight in turn is
+    gathered on the training mesh, and every process copies it from one of its training devices to
+    its generation devices. No process reads another's memory, so each must have devices of both
+    meshes.
 
     Attributes:
-      bytes: that the generating devices get in all. same_devices: whether both meshes have them.
+      bytes: total bytes that the generation devices receive. same_devices: whether both meshes use
+        the same devices.
     """
 
     def __init__(self, model: ModelConfig, training: Mesh, generation: Mesh):

@@ -1,5 +1,5 @@
-"""The transformer as pure functions of a parameter tree: declarations, initial values,
-and the training forward pass.
+"""The transformer as pure functions of a parameter tree: weight declarations, initial values, and
+the training forward pass.
 
 Shape letters: B rows, T tokens, D width, H query heads, G key/value heads, Q = H / G, K head_dim, F
 mlp width, N layers, V vocabulary.
@@ -20,18 +20,18 @@ from rl_speed.mesh import TRAIN_RULES, named_sharding, over_tensor
 from rl_speed.policy.config import ModelConfig
 from rl_speed.policy.layers import Array, Params, through_layers
 
-# Finite: its probability is exactly 0, and 0 times it is 0, which it would not be for -inf.
+# Its probability is exactly 0. It is finite, so 0 times it is 0, not NaN as for -inf.
 UNUSED_LOGIT = -1e30
 
 
 @dataclasses.dataclass(frozen=True)
 class Weight:
-    """The one declaration of a weight.
+    """The single declaration of a weight.
 
     Attributes:
       shape: with layers stacked on axis 0.
       logical_axes: a name per axis, placed on a mesh by the rules of rl_speed.mesh.
-      scale: standard deviation of its initial value (normal); None starts at one, 0 at zero.
+      scale: standard deviation of its initial value (normal); None: ones, 0: zeros.
     """
 
     shape: tuple[int, ...]
@@ -43,11 +43,11 @@ class Weight:
 
 
 def weights(config: ModelConfig) -> dict[str, Any]:
-    """Every weight of the policy, declared once; abstract,
-    sharded and initial parameters derive from this tree.
+    """Every weight of the policy, declared once; abstract, sharded and initial parameters derive
+    from this tree.
 
-    Matrices start with variance 1 / fan_in, and those that write to the residual stream with 1 / (2
-    N) of that, which keeps its variance independent of depth (GPT-2, section 2.3).
+    Matrices start with variance 1 / fan_in. Those that write to the residual stream have 1 / (2 N)
+    of that, so its variance does not depend on depth (GPT-2, section 2.3).
     """
     n = config.layers
     d = config.width
@@ -95,7 +95,7 @@ def abstract_params(config: ModelConfig) -> dict[str, Any]:
 def init(config: ModelConfig, key: Array) -> dict[str, Any]:
     """Random float32 parameters.
 
-    Jit it with `out_shardings=param_shardings(...)` to make them where they belong.
+    Jit it with `out_shardings=param_shardings(...)` to create them on their devices.
     """
     declared, treedef = jax.tree.flatten(weights(config))
     values = []
@@ -122,14 +122,12 @@ def param_shardings(
 
 
 def num_params(config: ModelConfig) -> int:
-    """How many numbers the policy has; a tied head is counted once."""
+    """Number of parameters of the policy; a tied head counts once."""
     return sum(math.prod(w.shape) for w in jax.tree.leaves(weights(config)))
 
 
 def full_precision(config: ModelConfig):
-    """A context in which float32 means float32: GPUs and TPUs otherwise multiply float32 with 10 or
-    8 mantissa bits.
-    """
+    """A context with full float32 products: GPUs and TPUs otherwise use 10 or 8 mantissa bits."""
     return (
         jax.default_matmul_precision("highest")
         if config.dtype == "float32"
@@ -148,16 +146,16 @@ def rms_norm(x: Array, scale_D: Array, eps: float) -> Array:
 
 
 def rope_frequencies(config: ModelConfig) -> Array:
-    """Radians per position of each pair of head dimensions, float32 [K / 2],
-    scaled where the checkpoint says so.
+    """Radians per position of each pair of head dimensions, float32 [K / 2], scaled if the
+    checkpoint is.
     """
     half = config.head_dim // 2
     frequency = config.rope_theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
     scaling = config.rope_scaling
     if scaling is None:
         return frequency
-    # A constant of the program: what becomes of each frequency depends on its turns in the original
-    # context alone.
+    # A constant of the program: the scaling depends only on a frequency's turns in the original
+    # context.
     turns = (
         scaling.original_max_position * config.rope_theta ** (-np.arange(half) / half) / (2 * np.pi)
     )
@@ -190,7 +188,8 @@ def rotate(x: Array, cos: Array, sin: Array, config: ModelConfig) -> Array:
             [first * cos - second * sin, second * cos + first * sin], axis=-1
         ).astype(x.dtype)
     # By its compiler's estimate a TPU takes longer to move halves of its lanes than to multiply
-    # with a matrix that swaps them, and negates the first: exact, of 0, 1 and -1.
+    # with a matrix that swaps the halves and negates the first. This is exact: its entries are 0,
+    # 1, -1.
     half = np.eye(config.head_dim // 2)
     swap = np.block([[0 * half, half], [-half, 0 * half]])
     swapped = (x @ jnp.asarray(swap, x.dtype)).astype(jnp.float32)
@@ -202,11 +201,11 @@ def rotate(x: Array, cos: Array, sin: Array, config: ModelConfig) -> Array:
 
 
 def attention_kernel(config: ModelConfig) -> str:
-    """What computes attention over whole rows: "cudnn" on GPUs, "splash" on TPUs, where there is a
-    kernel for this policy, else "xla", which holds scores in memory.
+    """The attention kernel for whole rows: "cudnn" on GPUs, "splash" on TPUs, if it supports this
+    policy, else "xla", which holds scores in memory.
 
-    Both multiply bfloat16; cuDNN takes a head_dim of at most 128 that is a multiple of 8, splash
-    one that is a multiple of 64.
+    Both multiply bfloat16. cuDNN takes a head_dim up to 128 that is a multiple of 8; splash takes
+    multiples of 64.
     """
     if config.dtype != "bfloat16":
         return "xla"
@@ -216,19 +215,19 @@ def attention_kernel(config: ModelConfig) -> str:
 
 
 def attention_implementation(config: ModelConfig, masked: bool, length: int) -> str:
-    """What `jax.nn.dot_product_attention` takes for rows of `length` tokens: "cudnn" or "xla".
+    """Implementation for `jax.nn.dot_product_attention` of `length` tokens: "cudnn" or "xla".
 
-    In cuDNN's backward pass a mask (which it reads as a bias) needs an even length.
+    In cuDNN's backward pass a mask (read as a bias) needs an even length.
     """
     fits = attention_kernel(config) == "cudnn" and not (masked and length % 2)
     return "cudnn" if fits else "xla"
 
 
 class Weights:
-    """How weights are read: as they are. `policy.split.SplitWeights` has them split."""
+    """Reads whole weights. `policy.split.SplitWeights` reads split ones."""
 
     def layer(self, layer: Params) -> Params:
-        """One layer's."""
+        """The weights of one layer."""
         return layer
 
     def embed(self, table: Array, tokens_N: Array, dtype: Any) -> Array:
@@ -236,17 +235,18 @@ class Weights:
         return table[tokens_N].astype(dtype)
 
     def head(self, name: str, table: Array) -> tuple[Array, "Vocabulary"]:
-        """The table that hidden states are multiplied with, and what of the vocabulary it has."""
+        """The table that hidden states are multiplied with, and the vocabulary shard it covers."""
         return table, Vocabulary()
 
 
 @dataclasses.dataclass(frozen=True)
 class Vocabulary:
-    """The part of the vocabulary that one of several shards has logits of, for all their tokens.
+    """A shard of the vocabulary: this device has its logits, for the tokens of all shards.
 
     Attributes:
-      axis: of the mesh, along which the others have the rest; "": there is one part, the whole.
-      blocks: pieces that each part is made of, one of each piece of the whole; size: of the whole.
+      axis: mesh axis over which the vocabulary is split; "": not split.
+      blocks: the vocabulary is cut into this many blocks, and a shard has a piece of each; size: of
+        the whole.
     """
 
     axis: str = ""
@@ -258,18 +258,18 @@ class Vocabulary:
         return jax.lax.all_gather(x, self.axis, tiled=True) if self.axis else x
 
     def mine(self, x: Array) -> Array:
-        """The inverse of `tokens`."""
+        """Inverse of `tokens`."""
         if not self.axis:
             return x
         count = len(x) // jax.lax.axis_size(self.axis)
         return jax.lax.dynamic_slice_in_dim(x, jax.lax.axis_index(self.axis) * count, count)
 
     def add_up(self, x: Array) -> Array:
-        """[shards * N, ...] of each shard -> [N, ...]: of its own tokens, over all shards."""
+        """[shards * N, ...] of each shard -> [N, ...]: own tokens, summed over shards."""
         return jax.lax.psum_scatter(x, self.axis, tiled=True) if self.axis else x
 
     def ids(self, shape: tuple[int, ...]) -> Array:
-        """i32 `shape`: which word each logit on the last axis is of."""
+        """i32 `shape`: the token id of each logit on the last axis."""
         place = jax.lax.broadcasted_iota(jnp.int32, shape, len(shape) - 1)
         if not self.axis:
             return place
@@ -278,16 +278,16 @@ class Vocabulary:
         return place // each * (self.size // self.blocks) + first + place % each
 
     def sum(self, x: Array) -> Array:
-        """Of the parts' sums."""
+        """Sum over vocabulary shards (psum)."""
         return jax.lax.psum(x, self.axis) if self.axis else x
 
     def max(self, x: Array) -> Array:
-        """Of the parts' largest."""
+        """Maximum over vocabulary shards (pmax)."""
         return jax.lax.pmax(x, self.axis) if self.axis else x
 
 
 def segment_positions(segment_ids_BxT: Array) -> Array:
-    """Position of each token within its segment, i32 [B, T], for segments that are contiguous."""
+    """Position of each token in its segment, i32 [B, T]; segments are contiguous."""
     index_T = jnp.arange(segment_ids_BxT.shape[1], dtype=jnp.int32)
     changed = segment_ids_BxT[:, 1:] != segment_ids_BxT[:, :-1]
     first_BxT = jnp.pad(changed, ((0, 0), (1, 0)), constant_values=True)
@@ -346,8 +346,8 @@ def mlp_block(layer: Params, x_NxD: Array, config: ModelConfig) -> Array:
 def dense_attention(
     q: Array, k: Array, v: Array, segment_ids: Array | None, config: ModelConfig
 ) -> Array:
-    """Causal attention of q [B, T, H, K] over k, v [B, T, N, K],
-    within segments i32[B, T] where there are any.
+    """Causal attention of q [B, T, H, K] over k, v [B, T, N, K], within segments i32[B, T] if
+    given.
     """
 
     def attend(q, k, v, segment_ids):
@@ -371,19 +371,19 @@ def hidden_states(
     attend: Callable[[Array, Array, Array], Array] | None = None,
     weights: Weights = Weights(),
 ) -> Array:
-    """The residual stream after the final norm: what the output head reads.
+    """The residual stream after the final norm, the output head's input.
 
     Args:
       params: the tree of `weights(config)`.
-      tokens_BxT: i32 [B, T], right-padded. Attention is causal, so padding on the right changes
-        nothing before it.
+      tokens_BxT: i32 [B, T], right-padded. Attention is causal, so padding changes nothing before
+        it.
       config: static.
       segment_ids: i32 [B, T] for packed rows: a token attends only to its own segment, whose tokens
         are contiguous.
-      positions: i32 [B, T] rotary positions; by default counted from the start of the row, or of
-        the segment.
-      attend: (q [B, T, H, K], k, v [B, T, N, K]) -> [B, T, H, K] in place of `dense_attention`;
-        `segment_ids` are its own business then.
+      positions: i32 [B, T] rotary positions; by default counted from the start of the row or
+        segment.
+      attend: (q [B, T, H, K], k, v [B, T, N, K]) -> [B, T, H, K] in place of `dense_attention`; it
+        must then handle `segment_ids` itself.
       weights: how the parameters are read.
 
     Returns:
@@ -399,10 +399,10 @@ def hidden_states(
             else jnp.arange(tokens_BxT.shape[1], dtype=jnp.int32)[None]
         )
 
-    # All tokens on one axis: of gradients over two, XLA on CPUs transposes the operands first,
+    # All tokens on one axis: with two, XLA on CPUs transposes the operands of gradients first,
     # which takes as long as the products.
     def layer_step(x_NxD, layer):
-        with full_precision(config):  # here, too: a backward pass may trace it again
+        with full_precision(config):  # also here: the backward pass may trace it again
             layer = weights.layer(layer)
             x_NxD = x_NxD + attention_block(layer, x_NxD, rope, attend, config)
             return x_NxD + mlp_block(layer, x_NxD, config)
@@ -421,8 +421,8 @@ def hidden_states(
 def output_head(
     params: Params, hidden: Array, config: ModelConfig, vocabulary: Vocabulary = Vocabulary()
 ) -> Array:
-    """Logits, float32 [..., V], of hidden states [..., D]; `vocabulary`: the part that the head
-    has. Those of `config.unused_ids` are `UNUSED_LOGIT`.
+    """Logits, float32 [..., V], of hidden states [..., D]; `vocabulary`: the head's shard. Logits
+    of `config.unused_ids` are `UNUSED_LOGIT`.
     """
     dtype = jnp.dtype(config.dtype)
     with jax.named_scope("head"), full_precision(config):
@@ -448,7 +448,7 @@ def forward(
 ) -> Array:
     """Logits, float32 [B, T, V].
 
-    For tests and small uses: training reads `logprobs.token_logprobs` instead.
+    For tests and small uses: training uses `logprobs.token_logprobs` instead.
     """
     return output_head(
         params, hidden_states(params, tokens_BxT, config, segment_ids, positions), config

@@ -1,10 +1,10 @@
-"""Rewards: what a response was worth.
+"""Rewards of responses.
 
     MathVerifier       math-verify in killable worker processes (host)
-    WorkerPool         the same workers for a scoring function of your own (host)
-    FunctionRewards    functions of your own by name, as `config.reward` names them (host)
-    exact_match, ExactMatch token equality, jittable; the same as a verifier for the in-loop driver
-    scratchpad_match, ScratchpadMatch the results that written-out steps let stand, jittable
+    WorkerPool         the same workers for your own scoring function (host)
+    FunctionRewards    your own functions by name, as in `config.reward` (host)
+    exact_match, ExactMatch token equality, jittable; and as a verifier for the in-loop driver
+    scratchpad_match, ScratchpadMatch the results of written-out steps, jittable
     IntegerMatch       last boxed or last integer over token ids, for the in-loop driver;
                        token_bytes and encode_answers make its tables
     format_reward, language_reward, length_aware_reward    shaping

@@ -1,6 +1,6 @@
-"""Calling a reward function of the user's own: what `rl_speed.rewards.custom`'s workers run.
+"""Calls a user's reward function, inside the workers of `rl_speed.rewards.custom`.
 
-Standard library only, as all that workers import.
+Standard library only, as are all modules that workers import.
 """
 
 import dataclasses
@@ -14,7 +14,7 @@ from typing import Any
 
 from rl_speed.rewards.signatures import Signature, Style, signature_of
 
-# The cause of a response that a function of a list gave None for.
+# Cause of a response for which a list function returned None.
 NOT_APPLICABLE = "not_applicable"
 _LARGEST = 3.4e38  # of float32, nearly
 
@@ -37,19 +37,19 @@ def describe(function: str) -> tuple[float, str, str]:
         return 0.0, "refused", text[:500] or type(error).__name__
 
 
-# What a call brings for a response: value, cause, message, numbers by name.
+# Result of a call for one response: value, cause, message, numbers by name.
 Outcome = tuple[float, str, str, dict[str, float]]
 
 
 def call(
     function: str, rows: Sequence[dict[str, Any]] | None = None, wait_s: float | None = None
 ) -> tuple[float, str, str]:
-    """(0, "ok", the outcomes as JSON) of a function for responses; `describe` without any.
+    """(0, "ok", the outcomes as JSON) of a function for responses; `describe` without rows.
 
     Args:
-      rows: arguments by name, for each response. More than one only where the function takes lists
+      rows: arguments by name, for each response. More than one row only if the function takes lists
         or is asynchronous.
-      wait_s: wall-clock seconds after which an asynchronous call is given up, alone.
+      wait_s: wall-clock seconds after which an asynchronous call is given up; other calls go on.
     """
     if rows is None:
         return describe(function)
@@ -68,7 +68,7 @@ def _call_with_lists(
 ) -> list[Outcome]:
     style = signature.convention
     names = dict.fromkeys(name for row in rows for name in row)
-    # A row may lack a column that others have.
+    # A row may lack a column that other rows have.
     arguments: dict[str, Any] = {name: [row.get(name) for row in rows] for name in names}
     log = _Log(len(rows))
     if style.open:
@@ -90,7 +90,7 @@ def _call_with_lists(
 
 
 class _Log:
-    """TRL's two ways to log from a reward function: numbers are kept, a response each."""
+    """TRL's two logging functions for reward functions: numbers are kept for each response."""
 
     def __init__(self, size: int):
         self.by_response: list[dict[str, float]] = [{} for _ in range(size)]
@@ -106,7 +106,7 @@ class _Log:
 
 @functools.cache
 def _loop() -> Any:
-    """The worker's event loop: a client that a module keeps open belongs to it."""
+    """The worker's event loop, kept because a module's open clients belong to it."""
     import asyncio
 
     return asyncio.new_event_loop()
@@ -118,7 +118,7 @@ async def _together(
     rows: Sequence[dict[str, Any]],
     wait_s: float | None,
 ) -> list[Outcome]:
-    """Asks about all responses at once; what one of them ends with costs no other."""
+    """Calls the function for all responses at once; a failure costs only its own response."""
     import asyncio
 
     tasks = [asyncio.ensure_future(target(**row)) for row in rows]
@@ -144,7 +144,7 @@ async def _together(
 
 
 def _require_result(result: Any) -> None:
-    """Raises TypeError for what is still to be awaited."""
+    """Raises TypeError for a result that must still be awaited."""
     if isinstance(result, Awaitable):
         if inspect.iscoroutine(result):
             result.close()
@@ -155,7 +155,7 @@ def _require_result(result: Any) -> None:
 
 
 def _outcome(result: Any, style: Style) -> Outcome:
-    """A function's result for one response; what is none becomes an exception with its reason."""
+    """A function's result for one response; an invalid one becomes an exception with the reason."""
     try:
         _require_result(result)
         if result is None and style.batched:
@@ -168,13 +168,13 @@ def _outcome(result: Any, style: Style) -> Outcome:
             numbers = _numbers({k: v for k, v in result.items() if k != "score"})
             result = result["score"]
         elif isinstance(result, tuple) and result and style.label.startswith("verl"):
-            result = result[0]  # what follows is for people
+            result = result[0]  # the rest is for people
         elif isinstance(result, tuple) and len(result) == 2:
             result, cause = result
         value = _number(result)
         if value is None:
             raise TypeError(f"it returned {result!r:.60}, not a number")
-        if not abs(value) <= _LARGEST:  # rewards are float32; a NaN is not smaller either
+        if not abs(value) <= _LARGEST:  # rewards are float32; this form also catches NaN
             raise ValueError(f"it returned {value}")
     except (TypeError, ValueError) as error:
         return 0.0, "exception", str(error), {}
@@ -182,12 +182,12 @@ def _outcome(result: Any, style: Style) -> Outcome:
 
 
 def _number(value: Any) -> float | None:
-    """A number of any kind (of an array or a tensor, too); None for what is none."""
+    """A number of any kind, arrays and tensors included, as float; None for anything else."""
     if isinstance(value, (str, bytes)) or not hasattr(value, "__float__"):
         return None
     try:
         return float(value)
-    except (TypeError, ValueError, RuntimeError, OverflowError):  # an array of several
+    except (TypeError, ValueError, RuntimeError, OverflowError):  # an array with several numbers
         return None
 
 

@@ -1,4 +1,4 @@
-"""What the processes of a session have used of the processor, and how long they waited for it."""
+"""Processor time that a session's processes used, and time they waited for a processor."""
 
 import dataclasses
 import os
@@ -9,8 +9,8 @@ import psutil
 
 @dataclasses.dataclass(frozen=True)
 class Used:
-    """Seconds of processor time that a session has used, and has waited for a processor (NaN where
-    the system does not say).
+    """Seconds of processor time that a session used, and seconds it waited for a processor (NaN if
+    the system does not report this).
     """
 
     processor_s: float = 0.0
@@ -21,9 +21,7 @@ class Used:
 
 
 def session_use(leader: int) -> Used:
-    """Of the session that process `leader` leads: its processes,
-    and those that they have waited for.
-    """
+    """Use of the session of process `leader`: its processes, and children they waited for."""
     processor_s = queued_s = 0.0
     for pid in psutil.pids():
         try:
@@ -33,13 +31,13 @@ def session_use(leader: int) -> Used:
             processor_s += times.user + times.system + times.children_user + times.children_system
             queued_s += waited_s(pid)
         except (ProcessLookupError, PermissionError, psutil.Error):
-            # It ended meanwhile, or is somebody else's.
+            # It has ended, or belongs to another user.
             continue
     return Used(processor_s, queued_s)
 
 
 def waited_s(pid: int) -> float:
-    """Seconds for which a process could have run and had no processor (Linux: /proc/PID/schedstat,
+    """Seconds a process was ready to run but had no processor (Linux: /proc/PID/schedstat,
     nanoseconds).
     """
     try:

@@ -1,8 +1,8 @@
 r"""Countdown: reach a target with + - * / from given numbers,
 each used exactly once (as in TinyZero).
 
-A verifier for `config.reward.verifier="rl_speed.rewards.countdown:score"`, and the example of a
-reward function of one's own: standard library only, and nothing is ever executed.
+A verifier for `config.reward.verifier="rl_speed.rewards.countdown:score"`, and an example of a
+user's reward function: standard library only, and nothing is executed.
 """
 
 import ast
@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from fractions import Fraction
 
-MAX_CHARACTERS = 400  # of an expression: what is longer is no answer to a handful of numbers
+MAX_CHARACTERS = 400  # of an expression; a longer one cannot answer a handful of numbers
 
 _OPERATIONS = {
     ast.Add: lambda a, b: a + b,
@@ -38,14 +38,13 @@ _TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
 
 def score(response: str, answer: str, meta: dict) -> float:
-    r"""1 where the last <answer>...</answer>, or else the last \boxed{...}, is an expression of
-    value `target` in which every one of `meta["nums"]` stands exactly once, and nothing
-    else; else 0.
+    r"""1 if the answer is an expression of value `target` that uses every one of `meta["nums"]`
+    exactly once and nothing else; else 0.
 
-    "= target" may follow the expression. The target is `meta["target"]`, or the gold answer. Values
-    are exact fractions.
+    The answer is the last <answer>...</answer>, or else the last \boxed{...}. "= target" may follow
+    it. The target is `meta["target"]`, or the gold answer. Values are exact fractions.
 
-    Raises KeyError where `meta` has no "nums", ValueError where the target is no integer.
+    Raises KeyError if `meta` has no "nums", ValueError if the target is no integer.
     """
     numbers = [int(n) for n in meta["nums"]]
     target = int(meta.get("target", answer))
@@ -63,9 +62,7 @@ def score(response: str, answer: str, meta: dict) -> float:
 
 
 def extract(response: str) -> str | None:
-    r"""What stands in the last answer tag or, where there is none, in the last \boxed{};
-    None without either.
-    """
+    r"""The content of the last answer tag, or if there is none of the last \boxed{}; else None."""
     if tagged := _TAGGED.findall(response):
         return tagged[-1].strip()
     start = response.rfind(r"\boxed{")
@@ -81,10 +78,9 @@ def extract(response: str) -> str | None:
 
 
 def evaluate(expression: str) -> tuple[Fraction, list[int]]:
-    """(value, the integers in it, as often as they stand there) of an expression of integers,
-    + - * / and brackets.
+    """(value, its integers with repetition) of an expression of integers, + - * / and brackets.
 
-    Raises ValueError for anything else, ZeroDivisionError where it divides by zero.
+    Raises ValueError for anything else, ZeroDivisionError if it divides by zero.
     """
     if len(expression) > MAX_CHARACTERS:
         raise ValueError(f"an expression of {len(expression)} characters")
@@ -97,7 +93,7 @@ def evaluate(expression: str) -> tuple[Fraction, list[int]]:
     try:
         tree = ast.parse(" ".join(expression.split()), mode="eval")
     except (SyntaxError, MemoryError, RecursionError) as error:
-        # The latter two: brackets that nest too deep.
+        # MemoryError and RecursionError: brackets nested too deep.
         raise ValueError(f"{expression!r}: {error}") from None
     used: list[int] = []
     return _value(tree.body, used), used

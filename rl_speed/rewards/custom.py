@@ -1,9 +1,9 @@
-"""Reward functions of the user's own, named "module:function" in the configuration.
+"""Users' reward functions, named "module:function" in the configuration.
 
     def brevity(response: str, length: int) -> float:
         return -length / 1000
 
-The names of its parameters say how a function is called (`rl_speed.rewards.signatures.STYLES`):
+The parameter names decide how a function is called (`rl_speed.rewards.signatures.STYLES`):
 
 | convention | parameters, any of them | a call has |
 |---|---|---|
@@ -14,37 +14,36 @@ The names of its parameters say how a function is called (`rl_speed.rewards.sign
 | TRL's | prompts, completions, completion_ids, columns of the data, log_extra, log_metric | many |
 
     response: str      the text, without the end token
-    question: str      as the data has it
+    question: str      as in the data
     answer: str        the gold answer
-    meta: dict         what else the data has (`Prompt.meta`)
+    meta: dict         all other data of the prompt (`Prompt.meta`)
     length: int        tokens, the end token included
-    ended: bool        whether there was an end token
+    ended: bool        whether it has an end token
 
-verl's names have what the row has, `ground_truth` that of its `reward_model`; without these fields
-the gold answer, {} and "unknown". TRL's columns are those of the row as published; `question`,
-`answer` and `ground_truth` are there in any case. Completions are texts where the row's `prompt` is
-text, and lists with one message where it is a conversation; of a row without a `prompt` both are
-tried, once, on the made-up response. `log_extra` and `log_metric` keep numbers, no texts. A
-function with **kwargs gets all that its convention has, TRL's all columns: rows are then held in
-memory as a whole. TRL's `trainer_state` and `environments` do not exist here.
+verl's arguments come from the row; `ground_truth` is that of its `reward_model`. Without these
+fields they are the gold answer, {} and "unknown". TRL's columns are those of the row as published;
+`question`, `answer` and `ground_truth` always exist. Completions are text if the row's `prompt` is
+text, and lists with one message if it is a conversation. For a row without a `prompt` both are
+tried once, on the made-up response. `log_extra` and `log_metric` keep numbers, not texts. A
+function with **kwargs gets all arguments of its convention. With TRL's these are all columns, so
+whole rows are held in memory. TRL's `trainer_state` and `environments` do not exist here.
 
-Each response's value is a finite number; or, in the conventions of a single response, (number,
-cause), to be counted under a cause of its own; in verl's a tuple's first element; or a dict with
-"score", whose other numbers are logged as means (`NAME/KEY` behind the reward's own mean). A
-function of a list returns as many, and None for a response that it does not apply to: worth 0, and
-counted as "not_applicable". The value must not depend on what else is in the list.
+The value of a response is a finite number, or a dict with "score", whose other numbers are logged
+as means (`NAME/KEY` after the reward's own mean). A function of one response may return (number,
+cause), to be counted under its own cause; in verl's conventions a tuple's first element is the
+value. A function of a list returns one value per response, and None where it does not apply: this
+is 0, counted as "not_applicable". A value must not depend on other responses in the list.
 
-Any of them may be an `async def`: a worker then asks about `batch_size` responses at once, in one
-event loop for all its life. Functions of a list get lists of as many at most.
+Any function may be an `async def`: a worker then runs `batch_size` calls at once, in one event loop
+for its whole life. Functions of a list get at most `batch_size` responses.
 
-It runs in killable workers (`WorkerPool`): a hang, a crash, an exception or running out of memory
-costs that response its value, which is then 0, and is counted. A list that fails is halved until
-the responses are found that it fails for. The limit is one of processor time, for a call; a
-function that waits for others, a server for example, is ended by the wall-clock backstop alone,
-`config.reward.stall_s`: an async call is then given up by itself, anything else with its worker. A
-function may be called more than once for a response. Its module is found where Python finds
-modules, and in the working directory. It should not import JAX: a worker that holds it is slow to
-start and large.
+Functions run in killable workers (`WorkerPool`). A hang, crash, exception or lack of memory makes
+that response's value 0, and is counted. A list that fails is halved until the failing responses are
+found. The limit is processor time per call. A function that waits, such as for a server, is ended
+only by the wall-clock limit `config.reward.stall_s`: an async call for one response is given up
+alone, any other call with its worker. A function may be called more than once for a response. Its
+module is found on Python's path, and in the working directory. It should not import JAX: the worker
+would start slowly and be large.
 """
 
 import dataclasses
@@ -64,17 +63,17 @@ from rl_speed.rewards.signatures import FIELDS, ROW, Signature
 
 _log = logging.getLogger(__name__)
 _CALL = "rl_speed.rewards.call:call"
-# A worker is given this much longer than what it waits for: it gives up one response, its end all.
+# Factor for a worker's limit over its call's limit: the call ends one response, the worker all.
 _GRACE = 1.1
-# What a function is tried on: a response in the formats that reward functions look for.
+# The response for trying out a function, in the formats that reward functions look for.
 _MADE_UP = "<think>\nLet us see.\n</think>\nThe answer is \\boxed{{{answer}}}.\n#### {answer}"
 _MADE_UP_TOKENS = (1, 2, 3, 4, 5, 6, 7, 8)
 
 
 @dataclasses.dataclass(frozen=True)
 class Extra:
-    """A reward that is added to accuracy: `weight` times what `function` ("module:function")
-    returns, logged as `name`.
+    """A reward added to accuracy: `weight` times the value of `function` ("module:function"),
+    logged as `name`.
     """
 
     function: str
@@ -86,11 +85,9 @@ class Extra:
 
 
 def parse_extra(text: str) -> list[Extra]:
-    """The rewards that "module:function=weight, module:function" names;
-    a weight that is left out is 1.
+    """The rewards of "module:function=weight, module:function"; the default weight is 1.
 
-    Raises ValueError for what does not read so, a weight that is not finite, and two functions
-    of one name.
+    Raises ValueError for other text, a weight that is not finite, and two functions of one name.
     """
     found: list[Extra] = []
     for part in filter(None, map(str.strip, text.split(","))):
@@ -114,9 +111,9 @@ def parse_extra(text: str) -> list[Extra]:
 def check_functions(
     functions: Sequence[str], memory_limit_mb: int | None = 1024, timeout_s: float = 60.0
 ) -> list[Signature]:
-    """How to call each function; imported in a worker, as it will run.
+    """How to call each function, found by an import in a worker, where it will run.
 
-    Raises ValueError naming the first function that cannot be used, and why.
+    Raises ValueError with the first function that cannot be used, and why.
     """
     with WorkerPool(
         _CALL, 1, timeout_s, memory_limit_mb=memory_limit_mb, start_timeout_s=timeout_s
@@ -135,7 +132,7 @@ def _signature(pool: WorkerPool, function: str) -> Signature:
 
 
 def row_columns(signatures: Sequence[Signature]) -> tuple[str, ...] | None:
-    """Columns of a prompt's row that functions may look at; None: all."""
+    """Columns of a prompt's row that functions may read; None: all."""
     columns = [signature.columns for signature in signatures]
     if None in columns:
         return None
@@ -146,8 +143,8 @@ class FunctionRewards:
     """Values of "module:function" for responses, from killable workers; a context manager.
 
     Attributes:
-      counts: Counter of responses by cause, as of `WorkerPool`; "not_applicable" is None from a
-        function of a list. last_message: the latest detail seen for a cause.
+      counts: Counter of responses by cause, as in `WorkerPool`; "not_applicable" is None from a
+        list function. last_message: the latest detail for each cause.
     """
 
     fields = ("answer", "question", "meta")
@@ -161,11 +158,11 @@ class FunctionRewards:
         stall_s: float | None = None,
         batch_size: int = 32,
     ):
-        """Starts nothing yet.
+        """Starts no workers yet.
 
-        Args: as of `WorkerPool`; timeout_s and stall_s are for one call of one function.
-          batch_size: responses that a call of a function of a list has, and calls of an async
-            function that a worker waits for at once.
+        Args: see `WorkerPool`; timeout_s and stall_s are for one call of one function.
+          batch_size: responses per call of a list function, and concurrent calls of an async
+            function in one worker.
         """
         for function in functions:
             if not is_function(function):
@@ -178,10 +175,10 @@ class FunctionRewards:
         self._workers = workers
         self._sizes = dict.fromkeys(self.functions, batch_size)
         self._known: dict[str, Signature] = {}
-        # Functions that take conversations where a row has no prompt.
+        # Functions that take conversations if a row has no prompt.
         self._chat: set[str] = set()
         self._wait_s = STALL_FACTOR * timeout_s if stall_s is None else stall_s
-        # Modules may take longer to import than a response may take to judge.
+        # Importing a module may take longer than judging a response.
         self._pool = WorkerPool(
             _CALL,
             workers,
@@ -202,19 +199,19 @@ class FunctionRewards:
         self._pool.close()
 
     def signature(self, function: str) -> Signature:
-        """How one of the functions is called. Raises ValueError where it cannot be used."""
+        """How one of the functions is called. Raises ValueError if it cannot be used."""
         if function not in self._known:
             self._known[function] = _signature(self._pool, function)
         return self._known[function]
 
     def try_out(self, known: Mapping[str, Any]) -> None:
-        """Calls each function for a made-up response to a prompt; one that takes a list for two.
+        """Calls each function for a made-up response to a prompt; a list function for two.
 
         Args:
           known: the prompt's "answer", "question" and "meta".
 
         Raises:
-          ValueError: a function gave no value, with its reason and with what it was called for.
+          ValueError: a function gave no value; with its reason and its arguments.
         """
         sample = {
             **known,
@@ -253,9 +250,9 @@ class FunctionRewards:
         self._pool.counts.clear()
 
     def score(self, samples: Sequence[dict[str, Any]]) -> np.ndarray:
-        """f32[functions, R]: every function's value of R responses, given by the fields above.
+        """f32[functions, R]: each function's value for R responses, given by the fields above.
 
-        What failed is 0, and counted.
+        Failed responses get 0, and are counted.
         """
         return np.stack([judged.values for judged in self.evaluate(samples)])
 
@@ -267,11 +264,11 @@ class FunctionRewards:
         return np.stack([j.values for j in found]), [j.causes for j in found]
 
     def judge(self, samples: Sequence[dict[str, Any]]) -> Judged:
-        """The first function, as the verifier (`rl_speed.rewards.scorer.Verifier`)."""
+        """The first function as verifier (`rl_speed.rewards.scorer.Verifier`)."""
         return self.evaluate(samples)[0]
 
     def evaluate(self, samples: Sequence[dict[str, Any]]) -> list[Judged]:
-        """What every function gives for R responses; counted, and failures logged."""
+        """Results of every function for R responses; counts causes and logs failures."""
         for sample in samples:
             if missing := set(FIELDS) - set(sample):
                 raise ValueError(f"a response without {', '.join(sorted(missing))}")
@@ -294,7 +291,7 @@ class FunctionRewards:
     def _evaluate(
         self, functions: Sequence[str], samples: Sequence[dict[str, Any]], halve: bool = True
     ) -> list[Judged]:
-        """As `evaluate`, uncounted. Without `halve` a call that fails does so for all it has."""
+        """`evaluate` without counting. Without `halve` a failed call fails all its responses."""
         size = len(samples)
         rows = {
             function: [
@@ -324,12 +321,12 @@ class FunctionRewards:
                     slow.append((function, places))
         for function, places in slow:
             if not any(outcomes[function][place][1] in UNGRADED for place in places):
-                # Each of them has a value: together they were too many for one call's limits.
+                # Each of them has a value: together they exceeded one call's limits.
                 self._sizes[function] = min(self._sizes[function], max(1, len(places) // 2))
         return [self._judged(outcomes[function]) for function in functions]
 
     def _split(self, function: str, size: int) -> list[range]:
-        """Which responses each call has: one, or a share of them where more are allowed."""
+        """Places of each call's responses: one per call, or an equal share if lists are allowed."""
         signature = self.signature(function)
         most = 1
         if signature.convention.batched or signature.asynchronous:
@@ -342,7 +339,7 @@ class FunctionRewards:
         rows: Mapping[str, Sequence[dict[str, Any]]],
         outcomes: dict[str, list[Any]],
     ) -> list[tuple[str, range, str, str]]:
-        """Makes these calls; returns those that failed, with cause and message."""
+        """Makes these calls; returns the failed ones, with cause and message."""
         _, causes, texts = self._pool.replies(
             [(f, [rows[f][place] for place in places], self._wait_s) for f, places in tasks]
         )

@@ -10,7 +10,7 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True)
 class ExactMatch:
-    """`exact_match` as `sample_adaptive` takes a verifier: hashable by what it computes.
+    """`exact_match` as a verifier for `sample_adaptive`; hashable by its settings.
 
     Called with (tokens i32[S, T], lengths i32[S], (answers i32[S, A], answer_lengths i32[S]));
     returns f32[S].
@@ -26,10 +26,10 @@ class ExactMatch:
 
 
 def pad_answers(answers: Sequence[np.ndarray], capacity: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """(tokens i32[P, capacity], lengths i32[P]) of ragged answers, as `ExactMatch` takes them;
-    0: as long as the longest.
+    """(tokens i32[P, capacity], lengths i32[P]) of ragged answers, for `ExactMatch`. Capacity 0:
+    the longest answer.
 
-    Raises ValueError naming an answer that is empty or too long.
+    Raises ValueError with the answer that is empty or too long.
     """
     lengths = np.array([len(ids) for ids in answers], np.int32)
     padded = np.zeros((len(answers), capacity or max(1, *lengths)), np.int32)
@@ -51,24 +51,24 @@ def exact_match(
     end_ids: tuple[int, ...],
     delimiter: int | None = None,
 ) -> jax.Array:
-    """1 where the response's tokens are the answer's, else 0.
+    """1 if the response's tokens are the answer's, else 0.
 
     Args:
-      tokens: i32[R, T], the responses, the end token included where one was generated.
-      lengths: i32[R], valid tokens of each row; what lies beyond is never looked at, so that the
-        padding token may equal an end token.
+      tokens: i32[R, T], the responses, with the end token if one was generated.
+      lengths: i32[R], valid tokens of each row. Later tokens are not read, so the padding token may
+        equal an end token.
       answers: i32[R, A], the expected tokens, without an end token.
       answer_lengths: i32[R], valid tokens of each answer, at most A.
       end_ids: static; the first of these ends the response. A response without one was truncated
-        and is wrong, whatever it says.
-      delimiter: static; when given, only what follows its last occurrence is compared, and a
-        response that lacks it is wrong.
+        and is incorrect.
+      delimiter: static; if given, only tokens after its last occurrence are compared, and a
+        response without it is incorrect.
 
     Returns:
       f32[R].
 
     Raises:
-      ValueError: when end_ids is empty: no response could then be right.
+      ValueError: end_ids is empty: no response could be correct.
     """
     if not end_ids:
         raise ValueError("end_ids is empty; a response is complete only with an end token")

@@ -20,17 +20,17 @@ def format_reward(
 ) -> np.ndarray:
     """0.2 for each of five checks of a think-then-summarise response: f32[R] in [0, 1].
 
-    The checks: it starts with the opening tag; the closing tag is there; something stands between
-    the two; something follows the closing tag; it ends with the end-of-text token. White space is
-    nothing. Where a chat template has put the opening tag in the prompt, prepend it.
+    The checks: it starts with the opening tag; it has the closing tag; there is text between the
+    two; there is text after the closing tag; it ends with the end-of-text token. White space is not
+    text. If a chat template put the opening tag in the prompt, prepend it.
 
     Args:
       responses: texts.
-      ended: whether each response's last token was an end token, as the sampler knows it.
-      end_text: instead of `ended`, the end token as it reads in the texts ("<|endoftext|>").
+      ended: whether each response's last token was an end token, from the sampler.
+      end_text: instead of `ended`, the end token's text ("<|endoftext|>").
 
     Raises:
-      ValueError: unless exactly one of `ended` and `end_text` is given, or on different lengths.
+      ValueError: unless exactly one of `ended` and `end_text` is given, or if lengths differ.
 
     Source: Bae et al., arXiv 2504.03380 (methods.md, section 2).
     """
@@ -54,17 +54,17 @@ def format_reward(
 
 
 def language_reward(responses: Sequence[str]) -> np.ndarray:
-    """The share of each response's characters that English mathematics is written in: f32[R].
+    """The share of each response's characters that are English mathematics: f32[R].
 
-    These are ASCII letters, white space and symbols. "Symbols" is read as every character that is
-    a number, punctuation or symbol to Unicode: digits and formulas must not cost anything. Letters
-    of other alphabets count against the response; an empty response scores 0.
+    These are ASCII letters, white space and symbols. A symbol is any Unicode number, punctuation or
+    symbol, so digits and formulas cost nothing. Letters of other alphabets count against the
+    response. An empty response scores 0.
 
     Source: Bae et al., arXiv 2504.03380 (methods.md, section 2).
     """
     shares = []
     for text in responses:
-        # Counting first keeps Python out of the loop over characters.
+        # Counting first avoids a Python loop over all characters.
         counts = collections.Counter(text)
         allowed = sum(n for character, n in counts.items() if _is_english(character))
         shares.append(allowed / max(len(text), 1))
@@ -90,25 +90,25 @@ def length_aware_reward(
     reference: str = "all",
     literal: bool = False,
 ) -> jax.Array:
-    """R = clip(r / (1 + exp(-alpha (l_ref - len))), low, high): shorter than the group is better.
+    """R = clip(r / (1 + exp(-alpha (l_ref - len))), low, high): rewards responses shorter than
+    their group's.
 
     Args:
       rewards: f32[R], of the verifier.
-      lengths: i32[R], tokens of the response, its replayed prefix included. Never words.
+      lengths: i32[R], tokens (not words) of the response, its replayed prefix included.
       group_ids: i32[R] in [0, num_groups), or -1 for padding rows, which get 0.
       num_groups: static.
       alpha: per token.
       low, high: the bounds m and M.
       reference: l_ref is the group's mean length over "all" or over "correct" (r > 0) responses.
-      literal: the formula as written, by which a wrong answer earns `low`. By default a reward
-        that is not positive stays what it is, as in the released code.
+      literal: the formula as written, which gives `low` for an incorrect answer. By default a
+        reward that is not positive is kept, as in the released code.
 
     Returns:
       f32[R].
 
     Raises:
       ValueError: on another `reference`.
-
     Source: RPO, Yi et al. (methods.md, section 4).
     """
     if reference not in ("all", "correct"):
@@ -118,7 +118,7 @@ def length_aware_reward(
     group_ids = jnp.asarray(group_ids)
     valid = group_ids >= 0
     counted = valid & (rewards > 0) if reference == "correct" else valid
-    # Padding rows go to a group of their own: a negative index would wrap around.
+    # Padding rows get their own group: a negative index would wrap around.
     groups = jnp.where(valid, group_ids, num_groups)
     weight = counted.astype(jnp.float32)
     total_G = jax.ops.segment_sum(weight * lengths, groups, num_groups + 1)

@@ -1,7 +1,7 @@
-"""Grading one response with the Math-Verify library: what `MathVerifier`'s workers run.
+"""Grading of one response with the Math-Verify library, run by `MathVerifier`'s workers.
 
-Imported by the workers only, at their start: so a missing library fails at once and by name, and
-no item's time limit has to pay for the import.
+Only workers import it, at their start. So a missing library fails at once, by name, and the import
+does not count in any item's time limit.
 """
 
 import functools
@@ -25,40 +25,40 @@ from sympy.core.function import AppliedUndef
 
 from rl_speed.answers import bare, last_box, normalise, partial, unit
 
-# The library warns in every process that its own time limit is off, which is the point here.
+# In every process the library warns that its time limit is off, which is intended.
 logging.getLogger("math_verify").setLevel(logging.ERROR)
 
 _UPRIGHT = re.compile(r"_\s*\{\s*\\(?:mathrm|text|textrm|rm)\s*\{\s*(\w+)\s*\}\s*\}")
-# A name, perhaps with subscripts, perhaps applied to something, and an equals sign.
+# A name and an equals sign; the name may have subscripts and an argument.
 _LABEL = re.compile(
     r"(\\?[A-Za-z]+(?:_(?:\w|\\[A-Za-z]+|\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}))?\s*(?:\([^()=]*\))?)\s*="
 )
 _EXTREME = re.compile(
     r"(\|?[A-Za-z]+\|?_(?:\s*\\(?:max|min)|\{[^{}=]*\\(?:max|min)[^{}=]*\})\s*(?:\([^()=]*\))?)\s*="
 )
-# A maximum or a minimum, named before an equals sign: an operator, a subscript, or a word; "min"
-# alone may be minutes.
+# A maximum or minimum named before an equals sign: an operator, a subscript, or a word. "min" alone
+# may mean minutes.
 _KIND = re.compile(
     r"\\(max|min)(?![A-Za-z])"
     r"|_\s*(?:\{[^{}=]*(?:\{[^{}=]*)?)?(?<![A-Za-z])(max|min)(?![A-Za-z])"
     r"|(?<![A-Za-z])(max|min)im(?:um|al)(?![A-Za-z])",
     re.IGNORECASE,
 )
-# A gold answer that is a solution with its answer in it.
+# A gold answer that is a whole solution.
 _IN_PROSE = re.compile(r"\\fbox|answer\s+is|answer\s*:", re.IGNORECASE)
-_BASE = re.compile(r"\d_\s*\{?\s*(\d+)\s*\}?$")  # of a number in another base than ten
-# Units are our own stage: the library takes a letter at the end for one.
+_BASE = re.compile(r"\d_\s*\{?\s*(\d+)\s*\}?$")  # the base of a number, if it is not ten
+# We handle units ourselves: the library reads a letter at the end as a unit.
 _NORMALIZATION = NormalizationConfig(units=False, malformed_operators=True, boxed="none")
 _CONVERSION = ConversionConfig(lowercase_symbols=False)
 _SEARCH = get_extraction_regexes([LatexExtractionConfig(), ExprExtractionConfig()])
 _PERCENT = UnevaluatedExpr(sympy.Rational(1, 100))
-_MAX_DIGITS = 10_000  # of a number that is worked out
-_PRECISE = 60  # digits to which constants without decimals are compared
+_MAX_DIGITS = 10_000  # limit for numbers that are evaluated
+_PRECISE = 60  # digits for comparing constants without decimals
 
 
 def warm_up():
-    """Grades one answer of each kind: the libraries import parts and build tables at the first of a
-    kind, for up to 0.3 s.
+    """Grades one answer of each kind: on the first of a kind, the libraries import modules and
+    build tables for up to 0.3 s.
     """
     for gold, answer in [
         ("0.5", r"\frac{1}{2}"),
@@ -80,8 +80,7 @@ def grade(
     return _judge(answer, gold, float_rounding, strict, allow_set_relation)
 
 
-# Samples of a prompt often end in the same answer. What is kept is what was found: a time-out, a
-# crash or a lack of memory is not.
+# Samples of a prompt often share an answer. Time-outs, crashes and memory errors are not cached.
 @functools.lru_cache(maxsize=4096)
 def _judge(answer, gold, float_rounding, strict, allow_set_relation):
     wanted, label = read_gold(gold)
@@ -96,7 +95,7 @@ def _judge(answer, gold, float_rounding, strict, allow_set_relation):
     answer = _without_label(answer, label)
     found = read(answer)
     if found is None and not label and re.fullmatch(r"[^=,;]*=[^=,;]*", answer):
-        found = read(answer.partition("=")[2])  # what stands before is a name that cannot be read
+        found = read(answer.partition("=")[2])  # the text before is a name that cannot be read
     if found is None:
         return 0.0, "unread"
     found = _same_argument(found, wanted)
@@ -112,18 +111,18 @@ def _judge(answer, gold, float_rounding, strict, allow_set_relation):
     )
 
 
-# Reading: from text to a SymPy object, whole or not at all.
+# Reading: from text to a SymPy object, completely or not at all.
 
 
 @functools.lru_cache(maxsize=4096)
 def read(text):
-    """The SymPy object that all of a text says; None where it cannot be read, or only in part."""
+    """The SymPy object of a whole text; None if it cannot be read completely."""
     text = normalise(text)
     if partial(text):
         return None
     if re.fullmatch(r"[A-Za-z]{4,}", text):
-        text = rf"\text{{{text}}}"  # a word, and no product of its letters
-    # Upright subscripts are subscripts; the library cuts such a name in two.
+        text = rf"\text{{{text}}}"  # a word, not a product of its letters
+    # Upright subscripts become plain: the library would cut such a name in two.
     latex = normalize_latex(_UPRIGHT.sub(r"_{\1}", text), _NORMALIZATION)
     for part in dict.fromkeys((latex, get_last_eq(latex))):
         try:
@@ -143,12 +142,12 @@ def read(text):
 
 
 def _too_large(value):
-    """Whether a power or a factorial in it has more digits than anybody should work out."""
+    """Whether it has a power or factorial with too many digits to evaluate."""
     return any(_digits(x) > _MAX_DIGITS for x in value.atoms(sympy.Pow, sympy.factorial))
 
 
 def _digits(value):
-    """A bound on the digits of an absolute value, generous where there are names or functions."""
+    """Upper bound on the digits of the absolute value; loose for names and functions."""
     if value.is_Rational:
         return math.log10(max(abs(value.p), 1))
     if value.is_Pow:
@@ -166,21 +165,21 @@ def _whole_number(value):
 
 @functools.lru_cache(maxsize=4096)  # a group's samples share one gold answer
 def read_gold(gold):
-    r"""(SymPy object or None, the label left out or "").
+    r"""(SymPy object or None, the label that was removed or "").
 
-    A label is the name of a quantity before an equals sign, "I_{\max} = ". The library drops those
-    of one letter itself; where a gold answer cannot be read with its label, it is read without.
+    A label is a quantity's name before an equals sign, "I_{\max} = ". The library removes
+    one-letter labels. If a gold answer cannot be read with its label, it is read without.
     """
     text = bare(gold)
     if re.match(r"\\+boxed\s*\{", text) and last_box(text) is None:
-        text = text.partition("{")[2]  # a brace that was forgotten, since nobody cut a gold answer
+        text = text.partition("{")[2]  # a missing closing brace: gold answers are not truncated
     elif "\\boxed" in text or (_IN_PROSE.search(text) and read(text) is None):
         text = find_answer(text) or ""
     if extreme := _extreme(text):
         if (without := read(text[extreme.end() :])) is not None:
             return without, _plain(extreme.group(1))
     if text.count("=") > 1 and _EXTREME.search(text):
-        return None, ""  # of a maximum and a minimum the library would read one
+        return None, ""  # of a maximum and a minimum the library would read only one
     value = read(text)
     if value is None and (label := _LABEL.match(text)):
         if (value := read(text[label.end() :])) is not None:
@@ -189,15 +188,15 @@ def read_gold(gold):
 
 
 def _extreme(text):
-    r"""The label of a maximum or minimum, as in S_{\triangle,\max} = 2\sqrt{3}:
-    the library cannot read it, and takes a number out of the rest for the answer.
+    r"""The match of a maximum's or minimum's label, as in S_{\triangle,\max} = 2\sqrt{3}. The
+    library cannot read it, and would take a number from the rest as the answer.
     """
     return _EXTREME.match(text) if text.count("=") == 1 else None
 
 
 def _without_label(answer, label):
-    """The answer without the label that the gold answer was read without,
-    or without that of a maximum or minimum where the gold answer has none.
+    """The answer without the label that was removed from the gold answer. If the gold answer has
+    none, a maximum's or minimum's label is removed.
     """
     text = bare(answer)
     if extreme := _extreme(text):
@@ -207,10 +206,11 @@ def _without_label(answer, label):
 
 
 def _contradicts(answer, gold):
-    """Whether the gold answer is a maximum by its label and the answer a minimum by its own, or the
-    other way round, or both have units or bases and these differ, or one is a bare list and one a
-    point or an interval: the library compares the rest. An answer without a label, a unit or a base
-    contradicts nothing.
+    """Whether labels, units, bases or kinds of list differ, which the library would not compare.
+
+    True if one is labelled a maximum and the other a minimum, if both have units or bases that
+    differ, or if one is a bare list and the other a point or interval. An answer without label,
+    unit or base contradicts nothing.
     """
     wanted = _kinds(gold)
     found = _kinds(answer)
@@ -226,7 +226,7 @@ def _contradicts(answer, gold):
 
 
 def _bracketed(text):
-    """Whether a list stands in parentheses, as a point or an interval; None for what is no list."""
+    """Whether a list is in parentheses, as a point or interval; None for anything but a list."""
     text = normalise(text)
     if re.fullmatch(r"\([^()]*,[^()]*\)", text):
         return True
@@ -234,18 +234,18 @@ def _bracketed(text):
 
 
 def _kinds(text):
-    """Which of "max" and "min" the labels of a text name."""
+    """The subset of {"max", "min"} named by the labels of a text."""
     labels = bare(text).rpartition("=")[0]
     return {found.group(found.lastindex).lower() for found in _KIND.finditer(labels)}
 
 
 def _plain(text):
-    """For a comparison of texts: without what is layout alone."""
+    """Normal form without layout, for comparing texts."""
     return re.sub(r"\\text(?![A-Za-z])|[\s{}]", "", normalise(text))
 
 
 def _same_argument(answer, gold):
-    """The answer with the gold's letter for a function's argument: f(t) = 3t is f(x) = 3x."""
+    """The answer with the gold's letter as function argument: f(t) = 3t becomes f(x) = 3x."""
     used, wanted = (
         {x for call in value.atoms(AppliedUndef) for x in [call.args]} for value in (answer, gold)
     )
@@ -257,10 +257,10 @@ def _same_argument(answer, gold):
     return answer if want[0] in answer.free_symbols else answer.xreplace({have[0]: want[0]})
 
 
-# Finding: which piece of a text without a box is its answer (mode "free").
+# Search (mode "free"): which part of a text without a box is its answer.
 
 _MARKER = re.compile(r"answer\s*(?:is)?\s*:[\s*]*(\S.*)", re.IGNORECASE)
-# No quantifier here gives anything back: a long text is read once.
+# No quantifier here backtracks: a long text is read once.
 _ATOM = r"(?:\\[A-Za-z]++|\d++(?:[.,]\d++)*+|[!^_(){}\[\]]|(?<![A-Za-z])[A-Za-z](?![A-Za-z]))"
 _JOIN = r"(?:\s*(?:[-+*/=<>,;:]|(?:and|or)\b)\s*|)"
 _BEHIND = re.compile(rf"(?:{_JOIN}{_ATOM})*")
@@ -269,11 +269,11 @@ _AREA = re.compile(r"\s*[A-Za-z]{1,2}[²³]")
 
 
 def find_answer(text):
-    """The text of the answer as the library would find it; None where it finds nothing.
+    """The text of the answer as the library would find it; None if there is none.
 
-    What follows a last "final answer is" counts before all else, then a last box. Then what
-    follows "answer:" on its line, where all of it can be read; then what the library searches for,
-    with all that it is a part of.
+    In this order: the text after the last "final answer is"; the last box; the text after "answer:"
+    on its line, if all of it can be read; the library's search result, extended to the whole
+    expression.
     """
     box = max(text.rfind("\\boxed"), text.rfind("\\fbox"))
     final = text.lower().rfind("final answer is")
@@ -286,7 +286,7 @@ def find_answer(text):
             return marker[1]
         text = text[marker.start() :]
     if "=" in text and len(text) < 200 and read(text) is not None:
-        return text  # an equation, or several
+        return text  # one or more equations
     by_priority = {}
     for patterns, _ in _SEARCH:
         for pattern, priority in patterns:
@@ -298,12 +298,12 @@ def find_answer(text):
 
 
 def _rank(found):
-    """The library takes the match that ends last, and of these the longest."""
+    """Sort key: the library takes the match that ends last, and of these the longest."""
     return found.end(), -found.start()
 
 
 def _whole(text, found):
-    """What a match of the library says, with what it is a part of."""
+    """The text of a library match, extended to the whole expression."""
     groups = found.groupdict()
     formulas = [v for name, v in groups.items() if "_latex" in name and v]
     if formulas:
@@ -322,12 +322,12 @@ def _whole(text, found):
     return text[first:last].strip()
 
 
-# Comparing numbers: in place of the library's own rule, which compares all to six decimals.
+# Number comparison, instead of the library's rule, which compares all to six decimals.
 
 
 def _numbers_equal(gold, answer, float_rounding, numeric_precision):
-    """Exact where both sides are exact. Where one has a decimal, to `float_rounding` decimals, and
-    to as many digits less one: .0000672 is not .0000673.
+    """Compares exactly if both sides are exact. If one has a decimal, compares to `float_rounding`
+    decimals, and to `float_rounding` - 1 digits: .0000672 is not .0000673.
     """
     if isinstance(gold, MatrixBase) and isinstance(answer, MatrixBase):
         return gold.shape == answer.shape and all(
@@ -337,15 +337,15 @@ def _numbers_equal(gold, answer, float_rounding, numeric_precision):
     if not (isinstance(gold, Basic) and isinstance(answer, Basic)):
         return False
     if gold.free_symbols | answer.free_symbols:
-        return gold == answer  # else left to the library's symbolic rule
+        return gold == answer  # otherwise the library's symbolic rule decides
     pairs = [(gold, answer)]
-    if gold.has(_PERCENT) != answer.has(_PERCENT):  # 10% is taken for 10, too
+    if gold.has(_PERCENT) != answer.has(_PERCENT):  # 10% may also mean 10
         pairs.append(
             (gold.xreplace({_PERCENT: sympy.S.One}), answer.xreplace({_PERCENT: sympy.S.One}))
         )
     try:
         return any(_close(*pair, float_rounding) for pair in pairs)
-    except TypeError:  # no numbers, after all
+    except TypeError:  # not numbers
         return False
 
 
@@ -367,7 +367,7 @@ def _close(a, b, float_rounding):
 
 
 def _exact(value):
-    """With decimals as the fractions that they are written as, worked out."""
+    """The value with decimals replaced by exact fractions, evaluated."""
     return value.xreplace({x: sympy.Rational(str(x)) for x in value.atoms(sympy.Float)}).doit()
 
 
@@ -375,7 +375,7 @@ _library_solves = grader.sympy_solve_and_compare
 
 
 def _solutions_equal(gold, answer, *settings):
-    """Equations without solutions are not equal for that: x^2 = -1 is not x^2 = -2."""
+    """Equations without solutions are not equal for that reason: x^2 = -1 is not x^2 = -2."""
     if isinstance(gold, sympy.Eq) and not sympy.solve(gold, gold.free_symbols):
         return False
     return _library_solves(gold, answer, *settings)

@@ -1,12 +1,10 @@
-"""Verifiers for integer answers that run inside the compiled loop: over token ids,
-whatever their tokenization.
+"""Verifiers for integer answers inside the compiled loop, over token ids of any tokenization.
 
-A table holds the bytes of every token, so that "1,234", "12 34" cut into any tokens, or a digit
-that shares its token with a bracket read the same. Only the last `window` tokens of a response are
-looked at, where its answer stands; the host counts answers before them (`beyond_window`). What
-these verifiers call right is a plain integer: anything they do not understand is wrong, so that
-they may miss a right answer written in an unusual way, and never grant a wrong one
-(tests/rewards/test_rewards_integer.py holds them against math-verify).
+A table holds the bytes of every token. So "1,234", "12 34" in any split, or a digit that shares its
+token with a bracket, are read alike. Only the last `window` tokens of a response are read; the host
+counts answers before them (`beyond_window`). Only plain integers are correct. An unusual but
+correct answer may be missed, but no incorrect one is accepted
+(tests/rewards/test_rewards_integer.py compares with math-verify).
 """
 
 import dataclasses
@@ -23,16 +21,16 @@ from rl_speed import answers
 Array = jax.Array
 
 BOXES = (b"\\boxed", b"\\fbox")
-# Between boxes that are parts of one answer: these, "and" and "or".
+# Text allowed between boxes of one answer: these characters, "and" and "or".
 _GAP = b" \n\t$,;&+andor"
 MODES = ("boxed", "last")
 
 
 def token_bytes(tokenizer: Any, vocab_size: int, width: int = 16) -> np.ndarray:
-    """u8[V, width]: the bytes of each token in a running text, 0 after the end.
+    """u8[V, width]: the bytes of each token in running text, 0 after the end.
 
-    A token of more than `width` bytes keeps its first ones, a letter as the last of them where it
-    is more than white space: what is cut can then hide, but not make, an integer or a box.
+    A token of more than `width` bytes keeps its first ones. If it is more than white space, the
+    last kept byte becomes a letter: a cut can then hide, but not create, an integer or a box.
     """
     table = np.zeros((vocab_size, width), np.uint8)
     special = set(tokenizer.all_special_ids)
@@ -60,10 +58,9 @@ def _byte_alphabet() -> dict[int, str]:
 
 
 def encode_answers(answers: Iterable[str | int], digits: int = 24) -> np.ndarray:
-    """Integers as i32[P, digits + 2]: sign (1 or -1), number of digits,
-    the digits from the first on.
+    """Integers as i32[P, digits + 2]: sign (1 or -1), number of digits, the digits in order.
 
-    Raises ValueError naming an answer that is no integer, or has more digits.
+    Raises ValueError with the answer that is no integer, or has more digits.
     """
     rows = []
     for answer in answers:
@@ -84,16 +81,15 @@ def encode_answers(answers: Iterable[str | int], digits: int = 24) -> np.ndarray
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class IntegerMatch:
-    """Whether a response's answer is the right integer; a verifier for `sample_adaptive`.
+    """Whether a response's answer is the gold integer; a verifier for `sample_adaptive`.
 
-    Called with (tokens i32[S, T], lengths i32[S], answer i32[S, D + 2] of `encode_answers`);
+    Called with (tokens i32[S, T], lengths i32[S], answer i32[S, D + 2] from `encode_answers`);
     returns f32[S].
 
     Attributes:
-      table: of `token_bytes`. end_ids: tokens that end a response and are no part of its text.
-      mode: "boxed", the content of the last \\boxed{} or \\boxed 7, or "last", the last integer in
-        the text.
-      window: tokens at the end of a response that are looked at.
+      table: from `token_bytes`. end_ids: tokens that end a response and are not part of its text.
+      mode: "boxed": the content of the last \\boxed{} or \\boxed 7; "last": the last integer.
+      window: number of last tokens of a response that are read.
     """
 
     table: np.ndarray
@@ -110,12 +106,12 @@ class IntegerMatch:
             tokens, lengths, jnp.asarray(self.table), tuple(self.end_ids), self.window
         )
         start, end, found = (last_box if self.mode == "boxed" else last_number)(text, used)
-        # What begins where the window does may have begun before it.
+        # An answer at the window's start may have begun before it.
         found &= (start > 0) | (lengths <= self.window)
         return (found & same_integer(text, start, end, answer)).astype(jnp.float32)
 
     def beyond_window(self, tokens: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-        """bool[S], on the host: the response has an answer, and none of it in the window."""
+        """bool[S], on the host: the response has an answer, but none in the window."""
         found = np.zeros(len(lengths), bool)
         for row in np.flatnonzero(lengths > self.window):
             ids = tokens[row, : lengths[row]]
@@ -151,9 +147,9 @@ def last_text(
 
 
 def last_box(text: Array, used: Array) -> tuple[Array, Array, Array]:
-    """(start, end, found) of what the last \\boxed{} or \\fbox{} holds, up to the first closing
-    brace, or of the number behind one without braces. An open last box is not found, and neither is
-    one of several that are parts of one answer: `rl_speed.answers.last_box` joins them.
+    """(start, end, found) of the last \\boxed{} or \\fbox{}'s content up to the first closing
+    brace, or of the number after one without braces. Not found if the last box is open, or one of
+    several boxes of one answer: `rl_speed.answers.last_box` joins those.
     """
     at = jnp.arange(text.shape[1])
 
@@ -201,23 +197,21 @@ def last_box(text: Array, used: Array) -> tuple[Array, Array, Array]:
 
 
 def last_number(text: Array, used: Array) -> tuple[Array, Array, Array]:
-    """(start, end, found) of the last run of digits and commas between them, with its sign.
+    """(start, end, found) of the last run of digits and commas, with its sign.
 
-    A number with a fraction, or one that touches a letter, is found as such and then not
-    understood.
+    A number with a fraction, or next to a letter, is found, and then is no plain integer.
     """
     at = jnp.arange(text.shape[1])
     inside = at < used[:, None]
     digit = (text >= ord("0")) & (text <= ord("9")) & inside
     last = jnp.max(jnp.where(digit, at, -1), axis=1)
-    # A word: what stands between white space, brackets, dollars and the like, around the
-    # last digit.
+    # The word around the last digit, between white space, brackets, dollars and the like.
     breaks = jnp.isin(text, jnp.asarray([*b" \n\t$()[]{}*=:;\"'"], text.dtype)) | ~inside
     before = breaks & (at < last[:, None])
     start = jnp.max(jnp.where(before, at + 1, 0), axis=1)
     after = breaks & (at > last[:, None])
     end = jnp.where(jnp.any(after, axis=1), jnp.argmax(after, axis=1), text.shape[1])
-    # A full stop or comma that ends the sentence is not the number's.
+    # A full stop or comma that ends the sentence is not part of the number.
     tail = jnp.take_along_axis(text, jnp.maximum(end - 1, 0)[:, None], axis=1)[:, 0]
     stop = ((tail == ord(".")) | (tail == ord(","))) & (end - 1 == last + 1)
     return start, jnp.where(stop, end - 1, end), last >= 0
@@ -236,14 +230,14 @@ def same_integer(text: Array, start: Array, end: Array, answer: Array) -> Array:
     first = jnp.argmax(digit, axis=1)
     last = count - 1 - jnp.argmax(digit[:, ::-1], axis=1)
     between = (at >= first[:, None]) & (at <= last[:, None])
-    # Nothing but digits and commas from the first digit to the last; spaces around, and one sign
-    # right before.
+    # Only digits and commas from the first digit to the last; spaces around, and one sign right
+    # before.
     plain = jnp.all(~inside | digit | space | comma | sign, axis=1) & jnp.any(digit, axis=1)
     plain &= jnp.all(~between | digit | comma, axis=1) & jnp.all(
         ~(comma | sign) | between | (at == first[:, None] - 1), axis=1
     )
     plain &= ~jnp.any(comma & ~between, axis=1) & ~jnp.any(sign & between, axis=1)
-    # Commas part thousands: from the last digit back, every fourth place and no other.
+    # Commas separate thousands: at every fourth place from the last digit, and nowhere else.
     back = last[:, None] - at
     has_comma = jnp.any(comma, axis=1, keepdims=True)
     expected = between & (back % 4 == 3)

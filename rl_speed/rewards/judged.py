@@ -1,6 +1,4 @@
-"""What a verifier or a reward function gave for responses, and the end of a run in which it gives
-nothing any more.
-"""
+"""Results of a verifier or reward function, and the check that ends a run when it always fails."""
 
 import collections
 import dataclasses
@@ -10,8 +8,8 @@ import numpy as np
 
 from rl_speed.rewards.pool import UNGRADED
 
-# So many responses in a row without a value, of at least two prompts, end a run: one response that
-# cannot be judged, or one row that a function does not understand, does not.
+# A run ends after this many failed responses in a row, of at least two prompts. A single response
+# that cannot be judged, or a single row that a function cannot read, does not end it.
 MANY = 8
 
 
@@ -21,9 +19,9 @@ class Judged:
 
     Attributes:
       values: f32[R]; 0 where there is none.
-      causes: under which each is counted.
-      numbers: f32[R] by name, what a function gave beside its value; NaN where it did not.
-      message: why the latest of those without a value has none.
+      causes: the cause under which each is counted.
+      numbers: f32[R] by name, which a function returned with its values; NaN where it did not.
+      message: why the latest response without a value has none.
     """
 
     values: np.ndarray
@@ -51,15 +49,15 @@ class FailureWatch:
         self._prompts: dict[str, set[Hashable]] = {}
 
     def see(self, name: str, failed: np.ndarray, prompts: Sequence[Hashable], message: str) -> None:
-        """Takes note of one call.
+        """Records one call.
 
         Args:
-          name: the field and the function, as errors call them. failed: bool[R], as of `Judged`.
-          prompts: that of each response. message: why the latest of them failed.
+          name: the field and the function, for errors. failed: bool[R], from `Judged`.
+          prompts: the prompt of each response. message: why the latest one failed.
 
         Raises:
-          RewardError: every response of this call failed, and so did all since the last value:
-            `MANY` or more, of two prompts at least.
+          RewardError: all responses failed, in this call and since the last value: `MANY` or more,
+            of at least two prompts.
         """
         if not failed.size:
             return

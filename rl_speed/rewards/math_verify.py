@@ -1,7 +1,7 @@
 """Mathematical equality of a response's answer and the gold answer, by the Math-Verify library.
 
-The library runs in the killable workers of `rl_speed.rewards.pool`, with its own time limits (which
-are signals, and work on the main thread only) switched off. Only the workers import it, through
+The library runs in the killable workers of `rl_speed.rewards.pool`. Its own time limits are off:
+they are signals, which work only on the main thread. Only the workers import it, through
 `rl_speed.rewards.grading`.
 """
 
@@ -20,37 +20,37 @@ _log = logging.getLogger(__name__)
 
 
 class MathVerifier:
-    r"""Scores responses against gold answers: 1 where they are equal as mathematics, else 0.
+    r"""Scores responses against gold answers: 1 if they are mathematically equal, else 0.
 
-    A context manager; `score` may be called from any thread. Workers start at the first call (or
-    at `start()`), stay warm between calls, and are restarted one by one when an item hangs,
-    crashes or exhausts memory, which costs that item alone.
+    A context manager; `score` may be called from any thread. Workers start at the first call (or at
+    `start()`) and stay warm between calls. A worker is restarted when an item hangs, crashes or
+    exhausts memory, which affects only that item.
 
     Modes:
-      "boxed": the answer is the response's last box, \boxed{...} or \boxed 7 (neighbouring boxes,
-        as in \boxed{1} and \boxed{2}, count as one set). No box, or a last box that a truncated
-        response leaves open, is wrong.
-      "free": the answer is searched for in the whole text as the library does: "final answer is",
-        a box, "answer:", then the last LaTeX or plain number, with all that it is a part of.
-        Generous: for evaluation of models that were not told to box. A response without an answer
-        then often gets its last number.
+      "boxed": the answer is the response's last box, \boxed{...} or \boxed 7. Adjacent boxes, as in
+        \boxed{1} and \boxed{2}, count as one set. No box, or a last box left open by truncation, is
+        incorrect.
+      "free": searches the whole text as the library does: "final answer is", a box, "answer:", then
+        the last LaTeX or plain number, extended to its whole expression. It is generous, for
+        evaluating models that were not told to box. Often a response without an answer gets its
+        last number.
 
-    Gold answer and answer are brought into one normal form (`rl_speed.answers`), and are read whole
-    or not at all: what says more than the parser would read is refused, or matched word for word.
+    Gold answer and answer are normalized (`rl_speed.answers`), and read completely or not at all.
+    Text that the parser would read only in part is refused, or matched word for word.
 
     Gold answers may be plain ("42", "\frac{3}{7}", "(1, 2)"), in dollars, in a box, or a text that
-    contains one of these. A gold answer that cannot be parsed as mathematics can only be matched
-    word for word; it is logged once, and its items are counted as "gold_unparsable".
+    contains one of these. A gold answer that cannot be parsed is matched word for word; it is
+    logged once, and its items are counted as "gold_unparsable".
 
     Attributes:
-      counts: Counter of items by cause over the verifier's life: those of `WorkerPool`, and
-        "no_answer" (nothing to compare in the response), "unread" (its answer cannot be read, or
-        only in part) and "gold_unparsable".
-      last_message: the latest detail seen for a cause.
+      counts: Counter of items by cause since the verifier was made: those of `WorkerPool`, and
+        "no_answer" (nothing to compare), "unread" (the answer cannot be read completely) and
+        "gold_unparsable".
+      last_message: the latest detail for each cause.
       unparsable_golds: the distinct gold answers that could not be parsed.
 
-    The library itself answers "not equal" to errors inside SymPy, running out of memory included,
-    so "exception" and "memory" count only what gets past it.
+    The library answers "not equal" on errors inside SymPy, out of memory included. "exception" and
+    "memory" count only errors that it lets through.
     """
 
     fields = ("answer",)
@@ -69,17 +69,17 @@ class MathVerifier:
         recycle_after: int | None = 5000,
     ):
         """Args:
-        workers: processes; one scores some 500 plain numbers a second, 25 to 50 points, sets or
-          polynomials, and several times as many where the samples of a prompt end in the same few
-          boxes (`experiments/bench.py scoring`).
-        timeout_s, stall_s: seconds of processor time for one item, parsing included, and the
-          wall-clock backstop, as in `WorkerPool`.
+        workers: processes. One scores about 500 plain numbers a second, or 25 to 50 points, sets or
+          polynomials; several times as many if the samples of a prompt end in the same few boxes
+          (`experiments/bench.py scoring`).
+        timeout_s, stall_s: seconds of processor time for one item, with parsing, and the wall-clock
+          limit, as in `WorkerPool`.
         mode: "boxed" or "free", see above.
-        float_rounding: decimals to which a decimal number is compared, and one more than the
-          digits to which it is; numbers without decimals are compared exactly.
+        float_rounding: decimals for comparing a decimal number, and one more than its compared
+          digits; numbers without decimals are compared exactly.
         strict: variables keep their names: f(x) is not f(y), and a set is not a tuple.
-        allow_set_relation: an inequality may answer a set (1 < x < 2 for (1, 2)); off by default
-          because it also accepts the problem's own inequality, unsolved.
+        allow_set_relation: an inequality may answer a set (1 < x < 2 for (1, 2)). Off by default:
+          it also accepts the problem's own inequality, unsolved.
         memory_limit_mb, recycle_after: as in `WorkerPool`; SymPy's caches grow with use.
         """
         if mode not in MODES:
@@ -123,14 +123,14 @@ class MathVerifier:
         """Returns the rewards, 0 or 1, in order: f32[R].
 
         Raises ValueError on lists of different length, TypeError on anything but strings, and
-        RuntimeError when workers cannot be started (math-verify is not installed, for example).
+        RuntimeError if workers cannot start (for example without math-verify).
         """
         return self.score_detailed(responses, golds)[0]
 
     def score_detailed(
         self, responses: list[str], golds: list[str]
     ) -> tuple[np.ndarray, list[str]]:
-        """As `score`, with the cause each item is counted under: (f32[R], list of R strings)."""
+        """`score` with the cause of each item: (f32[R], list of R strings)."""
         if len(responses) != len(golds):
             raise ValueError(f"{len(responses)} responses but {len(golds)} gold answers")
         for name, texts in (("responses", responses), ("golds", golds)):

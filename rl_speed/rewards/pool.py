@@ -1,21 +1,20 @@
-"""A pool of killable worker processes for scoring functions that may hang, crash or eat memory.
+"""A pool of killable worker processes for scoring functions that may hang, crash or use up memory.
 
-A grader of model output meets expressions that never return, some of them inside C code that no
-signal interrupts, and time limits built on signals work on the main thread only (methods.md,
-section 6). Here every item runs in a process that the parent can kill: what goes wrong costs that
-item its reward, is counted by cause, and touches no other item.
+Model output contains expressions on which a grader never returns. Some hang in C code that no
+signal interrupts, and time limits by signals work only on the main thread (methods.md, section 6).
+Here every item runs in a process that the parent can kill. A failure costs only that item its
+reward, and is counted by cause.
 
-A verdict is a function of the item, not of how busy the machine is. The limit is therefore one of
-*processor* time. The worker measures what an item used and says so in its reply. Of an item that
-does not reply, the parent reads the processor clocks of the worker's whole session, which C code,
-blocked signals and child processes cannot escape, and kills the session. An item that sleeps uses
-no processor time: a backstop in wall-clock time, several times as long, ends it. Time in which it
-waits for a processor is not sleep. An item that had no fair chance (its worker was killed from
-outside, the host stood still, or an earlier item left processes behind that ran on its account)
-runs once more, alone, and that outcome counts.
+An item's result must not depend on the machine's load, so its limit is *processor* time. The worker
+measures it and replies. If there is no reply, the parent reads the processor clocks of the worker's
+whole session, which C code, blocked signals and child processes cannot escape, and kills the
+session. A sleeping item uses no processor time: a wall-clock limit, several times as long, ends it.
+Waiting for a processor is not sleep. An item that was not at fault (its worker was killed from
+outside, the host was suspended, or processes of an earlier item used its time) runs once more,
+alone, and that result counts.
 
-Workers are started as `python worker.py`, not forked (a JAX process must not fork) and not
-through multiprocessing's spawn (which runs the caller's main module again, JAX and all).
+Workers are started as `python worker.py`. They are not forked (a JAX process must not fork), and
+multiprocessing's spawn is not used (it runs the caller's main module again, with JAX).
 """
 
 import collections
@@ -37,61 +36,61 @@ import numpy as np
 from rl_speed.rewards.clocks import Used, session_use
 
 CAUSES = ("ok", "timeout", "stalled", "crash", "memory", "exception")
-UNGRADED = CAUSES[1:]  # what is worth 0 because the function gave no value
-# The wall-clock backstop, where none is given, in multiples of the limit in processor time.
+UNGRADED = CAUSES[1:]  # the function gave no value, so the reward is 0
+# Default wall-clock limit, as a multiple of the processor-time limit.
 STALL_FACTOR = 6
-# An item that gets no processor for so many times its backstop is given up, too, and
-# runs once more.
+# An item that gets no processor for this multiple of its wall-clock limit is given up, and runs
+# once more.
 _PATIENCE = 20
 
-# What a worker says of an item (worker.py).
+# A worker's reply about an item (worker.py).
 _REPLY = ("value", "cause", "message", "used_s", "clocks", "haunted")
 _WORKER = str(pathlib.Path(__file__).with_name("worker.py"))
 _MAX_FAILED_STARTS = 3
-# Past that by this many seconds, a worker ends itself.
+# A worker ends itself this many seconds after `_PATIENCE` times its wall-clock limit.
 _ALARM_S = 5.0
-# The kernel counts a process's time in hundredths of a second: what is over the limit by less is
-# for the worker to say.
+# The kernel counts process time in steps of 0.01 s. If the limit is exceeded by less than this,
+# only the worker's own measurement counts.
 _CLOCK_GRAIN_S = 0.02
 
 
 @dataclasses.dataclass(eq=False)
 class _Worker:
-    """What the parent knows of a worker. Times in seconds; `used` are readings of `session_use`."""
+    """The parent's state of a worker. Times in seconds; `used` are results of `session_use`."""
 
     process: subprocess.Popen
     connection: Connection
-    limit_s: float  # processor time of what it does now: its start at first, then an item
-    stall_s: float  # wall-clock time for which that may sleep
-    begun: float  # when that began, of time.monotonic()
-    look: float  # when to look at its clocks next; infinite when idle
-    used: Used  # what it had used when that began
-    cold: bool  # no item has succeeded in it or, replayed, before it was ready
+    limit_s: float  # processor time for its current work: first its start, then an item
+    stall_s: float  # wall-clock time for which it may sleep
+    begun: float  # start of its current work, from time.monotonic()
+    look: float  # when to read its clocks next; infinite when idle
+    used: Used  # its use when the current work began
+    cold: bool  # no item has succeeded in it, and none was replayed before it was ready
     ready: bool = False
     item: int | None = None
     served: int = 0
-    haunted: bool = False  # processes that earlier items started are alive
+    haunted: bool = False  # processes started by earlier items are alive
 
 
 class WorkerPool:
     """Scores items in worker processes: `with WorkerPool("module:function", 4, 5.0) as pool`.
 
-    The function is imported by the workers, which get the caller's `sys.path` and working
-    directory. It takes an item's fields as arguments and returns a number, or (number, cause) to
-    have the item counted under a cause of its own choosing, or (number, cause, message) to say more
-    (`replies`). Everything is picklable builtins. Its
-    module should not import JAX. It should have no side effects: an item may run more than once.
+    The workers import the function, with the caller's `sys.path` and working directory. It takes an
+    item's fields as arguments. It returns a number, (number, cause) to count the item under its own
+    cause, or (number, cause, message) with a text for `replies`. All values are picklable builtins.
+    Its module should not import JAX. It should have no side effects: an item may run more than
+    once.
 
     A call may come from any thread; calls from several threads take turns.
 
     Attributes:
       counts: Counter of items by cause since the pool was made. "ok"; "timeout" (more processor
-        time than the limit); "stalled" (it slept for longer than the wall-clock backstop); "crash"
-        (the worker died); "memory" (MemoryError under the limit); "exception" (anything else
-        raised, or a value that is not finite); and the function's own causes. All but "ok" and the
-        function's own score 0. "retried" is no cause: so many items ran once more, alone, since
-        what ended them at first need not have been theirs.
-      last_message: the latest detail seen for a cause, such as the text of the exception.
+        time than the limit); "stalled" (slept longer than the wall-clock limit); "crash" (the
+        worker died); "memory" (MemoryError under the limit); "exception" (anything else raised, or
+        a value that is not finite); and the function's own causes. All but "ok" and the function's
+        own score 0. "retried" is no cause: it counts items that ran once more, alone, because they
+        may not have been at fault.
+      last_message: the latest detail for each cause, such as the exception's text.
     """
 
     def __init__(
@@ -107,26 +106,25 @@ class WorkerPool:
         warm_up: tuple[tuple[str, tuple], ...] = (),
         rehearsal: tuple | None = None,
     ):
-        """Starts nothing yet: workers start at the first call, or at `start()`.
+        """Starts no workers yet: they start at the first call, or at `start()`.
 
         Args:
           function: "module:function".
           workers: the number of processes, at least 1.
-          timeout_s: seconds of processor time that one item may use, those of the processes it
-            starts included.
-          stall_s: wall-clock seconds that one item may sleep, which is neither to compute nor to
-            wait for a processor; None for `STALL_FACTOR` times `timeout_s`. Set it where the
-            function waits for others, as for a server.
-          memory_limit_mb: address space of one worker (RLIMIT_AS) in MiB, or None for no limit.
-          recycle_after: a worker is replaced after this many items; None for never.
-          start_timeout_s: seconds of processor time that a worker may use to import the function,
-            and for `warm_up` (and `STALL_FACTOR` times as many asleep).
-          warm_up: ("module:function", arguments) that each worker calls once when it starts, in no
-            item's time.
-          rehearsal: an item of the pool's owner that each worker runs as it starts, so that no item
-            pays for what the function compiles or imports when it is first called. None: the first
-            item that succeeds is replayed by the workers after it. Until then one first item of a
-            worker at a time may use `start_timeout_s` more; where one uses up even that, none does.
+          timeout_s: seconds of processor time for one item and the processes it starts.
+          stall_s: wall-clock seconds for which one item may sleep, neither computing nor waiting
+            for a processor; None: `STALL_FACTOR` times `timeout_s`. Set it if the function waits,
+            such as for a server.
+          memory_limit_mb: address space of one worker (RLIMIT_AS) in MiB; None: no limit.
+          recycle_after: a worker is replaced after this many items; None: never.
+          start_timeout_s: seconds of processor time for a worker to import the function and run
+            `warm_up` (and `STALL_FACTOR` times as many asleep).
+          warm_up: ("module:function", arguments) that each worker calls once at its start, outside
+            any item's time.
+          rehearsal: an item that each worker runs at its start, so no item pays for the function's
+            first-call compilation and imports. None: later workers replay the first item that
+            succeeds. Until then the first item of one worker at a time may use `start_timeout_s`
+            more. If an item exceeds even that, no more extra time is given.
         """
         if workers < 1 or not timeout_s > 0 or (recycle_after is not None and recycle_after < 1):
             raise ValueError(
@@ -143,8 +141,8 @@ class WorkerPool:
         self.counts = collections.Counter(dict.fromkeys((*CAUSES, "retried"), 0))
         self.last_message: dict[str, str] = {}
         self._function = function
-        # Modules of the user's lie where the program was started. Last, so that they hide nothing
-        # that is installed.
+        # Users' modules are in the folder where the program was started. It is last, so its modules
+        # hide no installed ones.
         self._extra_path = os.getcwd()
         self._size = workers
         self._timeout_s = timeout_s
@@ -155,13 +153,13 @@ class WorkerPool:
         self._warm_up = warm_up
         self._known_good = rehearsal  # an item for new workers to replay
         self._head_start_s = start_timeout_s if rehearsal is None else 0.0  # of a cold worker
-        self._wanted = 0  # grows with the calls up to `workers`: ten items need no sixty workers
+        self._wanted = 0  # grows with the calls, up to `workers`: few items need few
         self._failed_starts = 0
         self._closed = False
         self._lock = threading.Lock()
         self._workers: list[_Worker] = []
-        # Workers die with the thread that started them (worker.py): one that lives as long
-        # as the pool.
+        # Workers die with the thread that started them (worker.py), so that thread lives as long as
+        # the pool.
         self._spawner = concurrent.futures.ThreadPoolExecutor(1, "rl_speed-workers")
         # Runs when the pool is collected and at interpreter exit, whichever comes first.
         self._finalizer = weakref.finalize(self, _stop_all, self._workers)
@@ -173,14 +171,14 @@ class WorkerPool:
         self.close()
 
     def start(self):
-        """Starts every worker now and returns at once, so that the first call finds them warm."""
+        """Starts all workers now and returns at once, so that the first call finds them warm."""
         with self._lock:
             self._require_open()
             self._wanted = self._size
             self._fill()
 
     def close(self):
-        """Ends the workers; waits for a call in progress. Closing twice is harmless."""
+        """Ends the workers after a call in progress. A second call does nothing."""
         with self._lock:
             self._closed = True
             self._finalizer()
@@ -191,14 +189,14 @@ class WorkerPool:
         return self.score_detailed(items)[0]
 
     def score_detailed(self, items) -> tuple[np.ndarray, list[str]]:
-        """As `score`, with each item's cause: (f32[R], list of R strings).
+        """`score` with each item's cause: (f32[R], list of R strings).
 
-        Raises RuntimeError when workers cannot be started, with what they said.
+        Raises RuntimeError with the workers' error if they cannot be started.
         """
         return self.replies(items)[:2]
 
     def replies(self, items) -> tuple[np.ndarray, list[str], list[str]]:
-        """As `score_detailed`, with each item's message: the function's own, or why it failed."""
+        """`score_detailed` with each item's message: the function's own, or why it failed."""
         with self._lock:
             self._require_open()
             call = _Call(list(items))
@@ -208,9 +206,9 @@ class WorkerPool:
                     self._fill()
                     self._assign(call)
                     self._wait(call)
-                self._fill()  # replacements warm up while the caller is busy elsewhere
+                self._fill()  # replacements warm up during the caller's other work
             finally:
-                # An interrupted call must leave no replies behind for the next one to read.
+                # An interrupted call must leave no replies that the next call would read.
                 for worker in [w for w in self._workers if w.item is not None]:
                     self._discard(worker)
         return call.values, call.causes, call.messages
@@ -228,8 +226,8 @@ class WorkerPool:
         self._record(call, index, 0.0, cause, message)
 
     def _excuse(self, call, index, cause, message):
-        """The item failed, and it need not have been its fault: it runs once more, alone,
-        unless it already did.
+        """Handles a failure that may not be the item's fault: it runs once more, alone, unless it
+        already did.
         """
         if index in call.excused:
             self._fail(call, index, cause, message)
@@ -256,12 +254,12 @@ class WorkerPool:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
-                # Its own group: Ctrl-C stays with the parent, and a kill takes grandchildren too.
+                # Its own group: Ctrl-C reaches only the parent, and a kill takes grandchildren too.
                 start_new_session=True,
-                # One thread each, and sets that iterate in the same order in every run.
+                # One thread each; fixed hashes, so sets iterate in the same order in every run.
                 env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"},
             ).result()
-            # While our copy of their end is open, this cannot fail should the child die at once.
+            # This cannot fail if the child dies at once, because our copy of its end is still open.
             replay = [] if self._known_good is None else [(self._function, self._known_good)]
             ours.send(
                 (
@@ -285,7 +283,7 @@ class WorkerPool:
         )
 
     def _assign(self, call):
-        """Gives every idle worker an item; retires those that have served their share."""
+        """Gives every idle worker an item; replaces workers that reached `recycle_after`."""
         for worker in list(self._workers):
             if not worker.ready or worker.item is not None:
                 continue
@@ -311,8 +309,8 @@ class WorkerPool:
                 worker.item = queue.popleft()
 
     def _rehearse(self, worker):
-        """Has a worker that was started before any item succeeded replay one that did since,
-        as later ones do when they start.
+        """Makes a worker that started before any item succeeded replay one that did, as later
+        workers do at their start.
         """
         limit = self._start_timeout_s
         worker.ready = False
@@ -326,9 +324,7 @@ class WorkerPool:
             self._lost_idle(worker)
 
     def _send(self, worker, item) -> bool:
-        """Has the worker begin an item; False where it died while it was idle,
-        of which the item is not guilty.
-        """
+        """Sends the worker an item. False if it died while idle, which is not the item's fault."""
         worker.limit_s = self._timeout_s + (self._head_start_s if worker.cold else 0.0)
         worker.stall_s = self._stall_s
         try:
@@ -343,7 +339,7 @@ class WorkerPool:
         return True
 
     def _wait(self, call):
-        """Sleeps until a reply, a death or a time to look at the clocks, and deals with each."""
+        """Waits for a reply, a death or the time to read the clocks, and handles each."""
         by_connection = {worker.connection: worker for worker in self._workers}
         asked = time.monotonic()
         soonest = min((w.look for w in self._workers), default=asked)
@@ -351,15 +347,15 @@ class WorkerPool:
         for connection in wait(list(by_connection), timeout):
             self._receive(by_connection[connection], call)
         now = time.monotonic()
-        # This process slept on past the time it asked for: it was stopped, or the host stood still.
+        # This process slept longer than it asked: it or the host was suspended.
         late = timeout is not None and now - asked > timeout + self._stall_s / 2
         for worker in list(self._workers):
-            # A reply that came while this process was busy elsewhere still counts.
+            # A reply that came while this process was busy still counts.
             if worker.look <= now and not worker.connection.poll():
                 self._look(worker, call, late)
 
     def _look(self, worker, call, late):
-        """Reads the worker's clocks, and ends it where they say so."""
+        """Reads the worker's clocks, and ends it if it is over a limit."""
         used = session_use(worker.process.pid) - worker.used
         wall = time.monotonic() - worker.begun
         over = used.processor_s - worker.limit_s >= _CLOCK_GRAIN_S
@@ -389,7 +385,7 @@ class WorkerPool:
             return
         self._discard(worker)
         if worker.cold:
-            self._head_start_s = 0.0  # what took so long was not compiling
+            self._head_start_s = 0.0  # compilation was not what took so long
         its_own = not haunted if over else not (late or unknown or to_sleep > 0)
         (self._fail if its_own else self._excuse)(
             call, index, "timeout" if over else "stalled", said
@@ -404,16 +400,16 @@ class WorkerPool:
                 self._lost_idle(worker)
                 return
             code = self._discard(worker)
-            if code == -signal.SIGALRM:  # the worker's own backstop: this process was away past it
+            if code == -signal.SIGALRM:  # the worker's own alarm: this process was away too long
                 self._excuse(call, index, "stalled", "ended by its own alarm")
             elif code == -signal.SIGKILL:
-                # Not by us: by the kernel, which was short of memory, or by somebody.
+                # Not killed by us: by the kernel, short of memory, or by a user.
                 self._excuse(call, index, "crash", "the worker was killed (SIGKILL)")
             else:
                 self._fail(call, index, "crash", f"the worker ended with exit code {code}")
             return
         if not worker.ready:
-            if len(message) == len(_REPLY):  # to a rehearsal
+            if len(message) == len(_REPLY):  # reply to a rehearsal
                 worker.cold = False
                 worker.haunted = message[-1]
                 state = "ready"
@@ -438,14 +434,14 @@ class WorkerPool:
         worker.used = Used(*clocks)
         worker.served += 1
         self._failed_starts = 0
-        # It may have compiled something; now it finds that done.
+        # A cold item may have compiled something; it runs again with that done.
         if used_s > self._timeout_s and cold:
             if self._send(worker, call.items[index]):
                 worker.item = index
             else:
                 call.pending.appendleft(index)
             return
-        if cause == "memory":  # what the failed item still holds would starve the next
+        if cause == "memory":  # memory still held by the failed item would starve the next
             self._discard(worker)
         if used_s > self._timeout_s:
             fail = self._excuse if was_haunted else self._fail
@@ -461,9 +457,11 @@ class WorkerPool:
         self._record(call, index, value, cause, detail)
 
     def _lost_idle(self, worker, why=""):
-        """A worker is gone that had no item: harmless once, a broken set-up when it goes on."""
+        """Handles the death of a worker without an item: once is harmless, several in a row are an
+        error.
+        """
         code = self._discard(worker)
-        self._known_good = None  # what it replays may be what ended it
+        self._known_good = None  # the replayed item may have ended it
         self._failed_starts += 1
         if self._failed_starts >= _MAX_FAILED_STARTS:
             self._failed_starts = 0
@@ -479,7 +477,7 @@ class WorkerPool:
 
 
 class _Call:
-    """One call's items and what is known of them."""
+    """The items of one call and their results so far."""
 
     def __init__(self, items):
         self.items = items
@@ -489,11 +487,11 @@ class _Call:
         self.unscored = len(items)
         self.pending = collections.deque(range(len(items)))
         self.again: collections.deque[int] = collections.deque()  # to run once more, alone
-        self.excused: set[int] = set()  # those that were ever in it
+        self.excused: set[int] = set()  # all that were ever in `again`
 
 
 def _stop(worker) -> int:
-    """Kills the worker and its children and returns its exit code (its own, if it was dead)."""
+    """Kills the worker and its children; returns its exit code (its own, if it was dead)."""
     try:
         os.killpg(worker.process.pid, signal.SIGKILL)
     except ProcessLookupError:  # already dead and reaped

@@ -1,9 +1,8 @@
-"""From samples to rewards, whatever verifies them.
+"""Rewards of samples, for any verifier.
 
-A verifier of text is one interface (`Verifier`: math-verify and functions of the user's own);
-`TextScorer` asks it on the host, `TextJudge` from inside the compiled loop. A verifier in JAX is
-its counterpart in the loop, and `JaxScorer` on the host. `RewardScorer` adds to the verdict what is
-trained on beside it.
+`Verifier` is the interface of text verifiers: math-verify and users' functions. `TextScorer` calls
+one on the host, `TextJudge` from the compiled loop. A JAX verifier runs in the loop, and with
+`JaxScorer` on the host. `RewardScorer` adds the other parts of the reward.
 """
 
 import json
@@ -28,7 +27,7 @@ from rl_speed.sampling.adaptive import Verify
 
 
 class Prompt(Protocol):
-    """What is asked of a prompt here; `rl_speed.data.Prompt` is one."""
+    """The fields of a prompt used here; `rl_speed.data.Prompt` has them."""
 
     id: str
     text: str
@@ -38,8 +37,8 @@ class Prompt(Protocol):
 
 
 class Rollouts(Protocol):
-    """What is asked of samples here: prompts, owner i32[R] (each sample's place among them),
-    tokens i32[R, T], lengths i32[R], nonfinite bool[R]; `rl_speed.data.Rollouts` is one.
+    """The fields of samples used here: prompts, owner i32[R] (each sample's index among them),
+    tokens i32[R, T], lengths i32[R], nonfinite bool[R]. `rl_speed.data.Rollouts` has them.
     """
 
     prompts: Sequence[Prompt]
@@ -49,16 +48,16 @@ class Rollouts(Protocol):
     nonfinite: np.ndarray
 
 
-# Where the state has the counts of extra rewards, and the sums of a step under way, beside causes:
-# no cause has a space.
+# Keys of the state, beside causes, for the counts of extra rewards and the sums of an unfinished
+# step. No cause has a space.
 _EXTRA = "extra rewards"
 _PARTS = "parts so far"
-# Before the name of a part, where the scores have which responses it failed for.
+# Prefix of a part's name: the scores under it hold the responses for which the part failed.
 _FAILED = "failed "
 
 
 def decode_responses(tokenizer: Any, rollouts: Rollouts, end_tokens: Sequence[int]) -> list[str]:
-    """Text of each response, without the end token that closed it."""
+    """Text of each response, without its end token."""
     return decode_rows(tokenizer, rollouts.tokens, rollouts.lengths, end_tokens)
 
 
@@ -74,13 +73,13 @@ def decode_rows(
 
 
 def ended_rows(tokens: np.ndarray, lengths: np.ndarray, end_tokens: Sequence[int]) -> np.ndarray:
-    """bool[n]: whether the last of each row's tokens is an end token. An empty row has none."""
+    """bool[n]: whether each row's last token is an end token; False for an empty row."""
     last = tokens[np.arange(len(lengths)), np.maximum(lengths - 1, 0)]
     return (lengths > 0) & np.isin(last, list(end_tokens))
 
 
 def exact_answers(prompts: Sequence[Prompt], capacity: int) -> tuple[np.ndarray, np.ndarray]:
-    """(tokens i32[P, capacity], lengths i32[P]) of the answers, as `ExactMatch` takes them.
+    """(tokens i32[P, capacity], lengths i32[P]) of the answers, for `ExactMatch`.
 
     Raises ValueError for an answer that is empty or too long.
     """
@@ -94,9 +93,9 @@ def exact_answers(prompts: Sequence[Prompt], capacity: int) -> tuple[np.ndarray,
 
 
 def integer_answers(prompts: Sequence[Prompt]) -> np.ndarray:
-    """The answers as `IntegerMatch` takes them.
+    """The answers for `IntegerMatch`.
 
-    Raises ValueError naming the prompt whose answer is no integer.
+    Raises ValueError with the prompt whose answer is no integer.
     """
     try:
         return encode_answers([p.answer for p in prompts])
@@ -113,23 +112,23 @@ class Verifier(Protocol):
     """Judges text on the host.
 
     Attributes:
-      fields: what it has to know of a prompt: "answer", "question", "meta". counts: its
-        items by cause.
+      fields: the fields of a prompt that it needs: "answer", "question", "meta". counts: its items
+        by cause.
     """
 
     fields: tuple[str, ...]
     counts: Counter
 
     def judge(self, samples: Sequence[dict[str, Any]]) -> Judged:
-        """Values of samples with the fields of `signatures.FIELDS` and "tokens"; right is what is
-        above one half.
+        """Values of samples with the fields of `signatures.FIELDS` and "tokens". Correct is above
+        one half.
         """
 
     def close(self) -> None: ...
 
 
 def known_fields(prompt: Prompt) -> dict[str, Any]:
-    """What a verifier may ask about a prompt."""
+    """The fields of a prompt that a verifier may need."""
     return {"answer": prompt.answer, "question": prompt.text, "meta": prompt.meta}
 
 
@@ -140,7 +139,7 @@ def samples_of(
     lengths: np.ndarray,
     end_tokens: Sequence[int],
 ) -> list[dict[str, Any]]:
-    """The samples that a `Verifier` judges; `known` is what it knows of the prompt of each."""
+    """The samples for a `Verifier`; `known` has the prompt's fields of each."""
     ended = ended_rows(tokens, lengths, end_tokens)
     return [
         {
@@ -177,21 +176,21 @@ class TextScorer:
         self.verifier = verifier
 
     def __call__(self, rollouts: Rollouts, texts: list[str] | None = None) -> np.ndarray:
-        """f32[R]. `texts`: the responses, where somebody has decoded them already."""
+        """f32[R]. `texts`: the responses, if they are already decoded."""
         return self.detailed(rollouts, texts).values
 
     def detailed(self, rollouts: Rollouts, texts: list[str] | None = None) -> Judged:
-        """Values with their causes, and what else the verifier gave."""
+        """Values with their causes, and the verifier's other numbers."""
         texts = decode_responses(self._tokenizer, rollouts, self._end) if texts is None else texts
         return self.verifier.judge(known_samples(rollouts, texts, self._end))
 
 
 class TextJudge:
-    """A `Verifier` as `HostVerify` calls it: (tokens i32[n, T], lengths i32[n], u8[n, A] of
+    """A `Verifier` as `HostVerify` calls it: (tokens i32[n, T], lengths i32[n], u8[n, A] from
     `encode`) -> f32[n].
 
-    What it is to know of a prompt comes with the sample, so that there is nothing to save or to
-    restore; the workers and their counts are the verifier's.
+    The prompt's fields come with the sample, so there is no state to save. The verifier owns the
+    workers and their counts.
     """
 
     def __init__(
@@ -215,9 +214,9 @@ class TextJudge:
         return judged.values
 
     def text(self, prompt: Prompt) -> bytes:
-        """What the verifier has to know of a prompt, as JSON.
+        """The fields that the verifier needs of a prompt, as JSON.
 
-        Raises ValueError naming a prompt whose `meta` is none.
+        Raises ValueError with the prompt whose `meta` is no JSON.
         """
         known = known_fields(prompt)
         try:
@@ -231,9 +230,9 @@ class TextJudge:
             ) from None
 
     def encode(self, prompts: Sequence[Prompt], capacity: int) -> np.ndarray:
-        """`text` of each prompt as u8[P, capacity], zeros behind it.
+        """`text` of each prompt as u8[P, capacity], padded with zeros.
 
-        Raises ValueError naming the prompt whose text is longer.
+        Raises ValueError with the prompt whose text is longer.
         """
         answers = np.zeros((len(prompts), capacity), np.uint8)
         for row, prompt in enumerate(prompts):
@@ -249,16 +248,17 @@ class TextJudge:
 
 
 class JaxScorer:
-    """A verifier of `sample_adaptive`, on the host: in blocks of one shape,
-    so that it compiles once.
+    """A verifier of `sample_adaptive` on the host, called in blocks of one shape so it compiles
+    once.
 
     Args:
-      verify: (tokens, lengths, answer) -> rewards. encode: prompts -> the answer's pytree, a row
+      verify: (tokens, lengths, answer) -> rewards. encode: prompts -> the answers' pytree, one row
         each. block: samples per call.
 
     Attributes:
-      verifier: the counts of a verifier that does not look at all of a response (`IntegerMatch`):
-        "beyond_window" where a wrong one has an answer that it could not see, else "ok"; or None.
+      verifier: counts for a verifier that reads only a window of a response (`IntegerMatch`):
+        "beyond_window" for an incorrect response with an answer before the window, else "ok".
+        Otherwise None.
     """
 
     def __init__(self, verify: Verify, encode: Callable[[Sequence[Prompt]], Any], block: int = 512):
@@ -269,7 +269,7 @@ class JaxScorer:
         self.verifier = None if self._beyond is None else _Counted()
 
     def __call__(self, rollouts: Rollouts, texts: Sequence[str] | None = None) -> np.ndarray:
-        """f32[R]. `texts` is for verifiers that read text."""
+        """f32[R]. `texts` is unused; verifiers of text need it."""
         answers = jax.tree.map(lambda x: x[rollouts.owner], self._encode(rollouts.prompts))
         count = len(rollouts.lengths)
         correct = [np.zeros((0,), np.float32)]
@@ -295,7 +295,7 @@ class JaxScorer:
         return values
 
     def beyond_window(self, rollouts: Rollouts, values: np.ndarray) -> np.ndarray:
-        """bool[R]: the response is wrong, and has an answer that the verifier could not see."""
+        """bool[R]: the response is incorrect, and has an answer before the verifier's window."""
         found = np.zeros(len(values), bool)
         wrong = np.flatnonzero(values <= 0.5)
         if self._beyond is not None and wrong.size:
@@ -304,7 +304,7 @@ class JaxScorer:
 
 
 class _Counted:
-    """Counts by cause of a verifier that has no processes to close."""
+    """Counts by cause, for a verifier without processes to close."""
 
     def __init__(self):
         self.counts: Counter[str] = Counter(ok=0, beyond_window=0)
@@ -313,8 +313,8 @@ class _Counted:
 
 
 class Hosts(Protocol):
-    """Who shares the scoring: process `index` of `count`; `gather` gives the values of all, by
-    index; `rl_speed.runtime.hosts.Hosts` is one.
+    """Processes that share the scoring: this is process `index` of `count`. `gather` returns the
+    values of all, by index. `rl_speed.runtime.hosts.Hosts` is one.
     """
 
     index: int
@@ -324,23 +324,22 @@ class Hosts(Protocol):
 
 
 class RewardScorer:
-    """What the driver calls: the verifier's verdict, and the reward that is trained on.
+    """Computes correctness and the training reward, for the driver.
 
-    The reward is a sum: the verdict times its weight, format and language rewards (Bae et al.,
-    arXiv 2504.03380; with weights of 1 it lies in [0, 3]), DAPO's overlong penalty, and functions
-    of the user's own, each with its weight and where configured. The verdict alone says what is
-    correct: every filter looks at that. A response that non-finite logits ended is wrong
-    and earns 0.
+    The reward is a sum of parts with weights: accuracy, format and language rewards (Bae et al.,
+    arXiv 2504.03380; with weights of 1 it is in [0, 3]), DAPO's overlong penalty, and users'
+    functions, each if configured. Accuracy alone decides what is correct, and all filters use that.
+    A response that ended with non-finite logits is incorrect and gets 0.
 
     Several processes share the work: each decodes and scores the samples of every `count`th prompt
-    in worker processes of its own, and all get all verdicts.
+    in its own worker processes, and all get all results.
 
     Args:
-      verify: (rollouts, their texts or None) -> verdicts f32[R]. config: the section
+      verify: (rollouts, their texts or None) -> accuracy f32[R]. config: the section
         `config.reward`.
       max_new: the length limit of a response, in tokens.
-      tokenizer, end_tokens: to decode with, once for all that read text. functions: what
-        `config.extra` names, in that order. hosts: who shares the scoring; None: nobody.
+      tokenizer, end_tokens: for decoding, once for all parts that read text. functions: those of
+        `config.extra`, in order. hosts: processes that share the scoring; None: only this one.
     """
 
     def __init__(
@@ -363,17 +362,17 @@ class RewardScorer:
         self._end = tuple(end_tokens)
         self._sums: dict[str, float] = {}
         self._scored = 0
-        # Numbers that functions gave beside their values: (sum, how many did).
+        # Numbers that functions returned with their values: (sum, count).
         self._numbers: dict[str, tuple[float, int]] = {}
-        # Why the latest failures failed, by part.
+        # Reason of each part's latest failure.
         self._messages: dict[str, str] = {}
         self._watch = FailureWatch()
 
     def try_out(self, prompt: Prompt, held_out: Sequence[Prompt] = ()) -> None:
-        """Calls functions of the user's own for a made-up response to the prompt; the verifier for
-        one to each of `held_out`, too.
+        """Calls users' functions for a made-up response to the prompt; a verifier function also for
+        one to each of `held_out`.
 
-        Raises ValueError naming field and function where one gives no value.
+        Raises ValueError with field and function if one gives no value.
         """
         for name, workers in self._workers().items():
             if not isinstance(workers, FunctionRewards):
@@ -385,7 +384,7 @@ class RewardScorer:
                     raise ValueError(f"config.reward.{name}: {error}") from None
 
     def __call__(self, rollouts: Rollouts) -> tuple[np.ndarray, np.ndarray]:
-        """(rewards f32[R] to train on, correct bool[R] to screen and to report with)."""
+        """(rewards f32[R] for training, correct bool[R] for filters and reports)."""
         found = self._shared(rollouts, lambda mine: dict(self._parts(mine)), "scores")
         self._require_values(found, rollouts)
         verdict = found["accuracy"]
@@ -393,7 +392,7 @@ class RewardScorer:
         self._scored += len(verdict)
         for name, weight in self._weights().items():
             if name in found:
-                # The policy broke down: what it said before earns nothing.
+                # The policy broke down, so the text before that earns nothing.
                 part = np.where(rollouts.nonfinite, 0, found[name])
                 rewards += np.float32(weight) * part
                 self._sums[name] = self._sums.get(name, 0.0) + float(part.sum(dtype=np.float64))
@@ -406,9 +405,7 @@ class RewardScorer:
         return rewards, (verdict > 0.5) & ~rollouts.nonfinite
 
     def judge(self, rollouts: Rollouts) -> np.ndarray:
-        """correct bool[R] alone, of held-out responses:
-        nothing is added to the means of `take_parts`.
-        """
+        """correct bool[R] of held-out responses; nothing is added to the means of `take_parts`."""
         found = self._shared(
             rollouts, lambda mine: dict(self._verdict(mine, None)), "held-out verdicts"
         )
@@ -418,7 +415,7 @@ class RewardScorer:
     def _shared(
         self, rollouts: Rollouts, score: Callable[[Rollouts], dict[str, np.ndarray]], what: str
     ) -> dict[str, np.ndarray]:
-        """`score` of all samples, each process having scored its own; so are causes counted."""
+        """`score` of all samples, after each process scored its own; counts causes likewise."""
         hosts = self._hosts
         if hosts is None or hosts.count == 1:
             return score(rollouts)
@@ -432,23 +429,22 @@ class RewardScorer:
         theirs = hosts.gather({"parts": mine, "counted": counted, "why": self._messages}, what)
         self._messages = {name: why for t in theirs for name, why in t["why"].items() if why}
         for name, workers in self._workers().items():
-            # One after the other: a sum of Counters forgets what was never counted, which the
-            # metrics name, too.
+            # One by one: a sum of Counters drops zero counts, which the metrics also name.
             workers.counts.clear()
             for counts in (before[name], *(t["counted"][name] for t in theirs)):
                 workers.counts.update(counts)
         whole: dict[str, np.ndarray] = {}
         for at, found in zip(rows, theirs):
             for name, values in found["parts"].items():
-                # Of some responses alone there may be numbers beside the values.
+                # Numbers beside the values may exist for only some responses.
                 empty = np.nan if "/" in name else 0
                 whole.setdefault(name, np.full(len(rollouts.lengths), empty, values.dtype))
                 whole[name][at] = values
         return whole
 
     def _require_values(self, found: dict[str, np.ndarray], rollouts: Rollouts) -> None:
-        """Raises RewardError where the verifier or a function has been failing for all responses;
-        every process of a run finds the same.
+        """Raises RewardError if the verifier or a function has failed for all responses; every
+        process of a run finds the same.
         """
         fields = {
             "accuracy": f"config.reward.verifier={self._config.verifier}",
@@ -460,7 +456,7 @@ class RewardScorer:
                 self._watch.see(field, failed, asked, self._messages.get(name, ""))
 
     def _weights(self) -> dict[str, float]:
-        """Of each part that there can be, by name."""
+        """Weight of each possible part, by name."""
         c = self._config
         return {
             "accuracy": c.accuracy_weight,
@@ -471,7 +467,7 @@ class RewardScorer:
         }
 
     def _judged(self, name: str, judged: Judged) -> Iterator[tuple[str, np.ndarray]]:
-        """A part, what came beside its values, and which responses have none."""
+        """A part, the numbers beside its values, and which responses have none."""
         yield name, judged.values
         for key, numbers in judged.numbers.items():
             yield f"{name}/{key}", numbers
@@ -487,8 +483,8 @@ class RewardScorer:
             yield "accuracy", self.verify(rollouts, texts)
 
     def _parts(self, rollouts: Rollouts) -> Iterator[tuple[str, np.ndarray]]:
-        """(name, reward f32[R]) of each part, the verdict first; beside the parts of text
-        verifiers and functions what `_judged` adds.
+        """(name, reward f32[R]) of each part, accuracy first. Text verifiers and functions also
+        have the entries of `_judged`.
         """
         c = self._config
         reads = c.format_weight > 0 or c.language_weight > 0 or self._functions is not None
@@ -518,9 +514,9 @@ class RewardScorer:
                 yield from self._judged(extra.name, judged)
 
     def take_parts(self) -> dict[str, float]:
-        """Means of the reward's parts, unweighted, accuracy among them, over the responses scored
-        since the last call (the step's, rejected prompts included); and of numbers that functions
-        gave beside their values, over the responses that have them. Empty where nothing was.
+        """Means of the reward's parts, unweighted, with accuracy, over the responses scored since
+        the last call (the step's, rejected prompts included). Also means of functions' other
+        numbers, over the responses that have them. Empty if nothing was scored.
         """
         means = {
             f"reward/{name}": total / self._scored
@@ -538,13 +534,13 @@ class RewardScorer:
         return means
 
     def _workers(self) -> dict[str, Any]:
-        """What has worker processes, by the name under which its items are counted."""
+        """Objects with worker processes, by the name under which their items are counted."""
         found = {"verifier": getattr(self.verify, "verifier", None), "extra": self._functions}
         return {name: workers for name, workers in found.items() if workers is not None}
 
     def metrics(self) -> dict[str, float]:
-        """Items by cause where a verifier's or a function's process can fail: hung, crashed,
-        out of memory, ...
+        """Items by cause, for verifiers and functions whose processes can fail: hung, crashed, out
+        of memory, ...
         """
         return {
             f"{name}/{cause}": float(n)
@@ -553,8 +549,8 @@ class RewardScorer:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """The counts, which go on over a resumed run;
-        and the sums of a step that was stopped before its `take_parts`.
+        """The counts, which continue in a resumed run, and the sums of a step stopped before
+        `take_parts`.
         """
 
         def count(workers):
@@ -572,7 +568,7 @@ class RewardScorer:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Count on from where the state was taken."""
+        """Continue the counts from a saved state."""
         for name, workers in self._workers().items():
             counts = (
                 state.get(_EXTRA, {})
@@ -580,7 +576,7 @@ class RewardScorer:
                 else {c: n for c, n in state.items() if c not in (_EXTRA, _PARTS)}
             )
             workers.counts.update({cause: int(n) for cause, n in counts.items()})
-        # Checkpoints of before have no numbers.
+        # Older checkpoints have no numbers.
         self._scored, self._sums, *rest = json.loads(state.get(_PARTS, "[0, {}]"))
         self._numbers = {name: (total, count) for of in rest for name, (total, count) in of.items()}
 

@@ -1,4 +1,4 @@
-"""The answer of a response that writes its steps out: a verifier inside the compiled sampler."""
+"""Verifier for responses with written-out steps, inside the compiled sampler."""
 
 import dataclasses
 
@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 @dataclasses.dataclass(frozen=True)
 class ScratchpadMatch:
-    """`scratchpad_match` as `sample_adaptive` takes a verifier: hashable by what it computes.
+    """`scratchpad_match` as a verifier for `sample_adaptive`; hashable by its settings.
 
     Called with (tokens i32[S, T], lengths i32[S], (answers i32[S, A], answer_lengths i32[S]));
     returns f32[S].
@@ -33,16 +33,16 @@ def scratchpad_match(
     equals: int,
     back: int,
 ) -> jax.Array:
-    """1 where the results that a response lets stand are the answer's tokens, in order, else 0.
+    """1 if the response's remaining results are the answer's tokens, in order, else 0.
 
-    A result is the token behind each `equals`; one with `back` right behind it is taken back.
+    A result is the token after each `equals`. A `back` right after a result removes it.
 
     Args:
-      tokens: i32[R, T], the responses, the end token included where one was generated.
+      tokens: i32[R, T], the responses, with the end token if one was generated.
       lengths: i32[R], valid tokens of each row.
       answers: i32[R, A], the expected results. answer_lengths: i32[R], valid ones, at most A.
-      end_ids, equals, back: static. The first of end_ids ends the response; one without was
-        truncated and is wrong.
+      end_ids, equals, back: static. The first of end_ids ends the response; a response without one
+        was truncated and is incorrect.
 
     Returns:
       f32[R].

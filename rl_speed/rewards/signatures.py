@@ -1,8 +1,7 @@
-"""Conventions for the parameters of reward functions: which one a function follows, and what its
-arguments are for a response.
+"""Parameter conventions of reward functions: which one a function follows, and its arguments.
 
-`STYLES` has a row for each; `rl_speed.rewards.custom` describes them for users. Standard library
-only, as all that workers import.
+`STYLES` has a row for each convention; `rl_speed.rewards.custom` describes them for users. Standard
+library only, as are all modules that workers import.
 """
 
 import dataclasses
@@ -10,13 +9,13 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-# What a response is given by, and what a function of our own convention may name.
+# Fields of a response, which are also the parameters of our own convention.
 FIELDS = ("response", "answer", "question", "meta", "length", "ended")
 # The key of `Prompt.meta` that holds the columns of the prompt's row, as published.
 ROW = "row"
-# What TRL does not pass on from a row.
+# Columns of a row that TRL does not pass on.
 _NOT_COLUMNS = ("prompt", "completion", "completion_ids")
-# What TRL hands over for logging; made in the worker.
+# TRL's logging functions, which are made in the worker.
 _LOGS = ("log_extra", "log_metric")
 
 
@@ -26,11 +25,10 @@ class Style:
 
     Attributes:
       label: its name in messages.
-      names: parameters that have a meaning of their own, with the sample's value for each:
-        (sample, chat) -> value.
+      names: parameters with a fixed meaning, and for each a function (sample, chat) -> value.
       marks: a function with one of these parameters follows this convention; (): any of `names`.
-      reads: columns of a row that a parameter's value is taken from, where it has one.
-      batched: whether a function gets lists, one value a response.
+      reads: for parameters whose value comes from a row: its column.
+      batched: whether a function gets lists and returns one value per response.
       open: whether other parameters name columns of the row.
       absent: parameters of the convention that have no value here, and why.
     """
@@ -56,14 +54,14 @@ def _field(name: str) -> Callable[[Mapping[str, Any], bool], Any]:
 
 
 def _ground_truth(sample: Mapping[str, Any], chat: bool) -> Any:
-    """As the row has it, so that a function sees what it sees in verl; else the gold answer."""
+    """The row's ground truth, as a function gets in verl; else the gold answer."""
     model = _row(sample).get("reward_model")
     known = isinstance(model, Mapping) and model.get("ground_truth") is not None
     return model["ground_truth"] if known else sample["answer"]
 
 
 def _data_source(sample: Mapping[str, Any], chat: bool) -> Any:
-    return _row(sample).get("data_source", "unknown")  # as verl calls it in its metrics
+    return _row(sample).get("data_source", "unknown")  # verl's name in its metrics
 
 
 def _extra_info(sample: Mapping[str, Any], chat: bool) -> Any:
@@ -77,7 +75,7 @@ def _prompt(sample: Mapping[str, Any], chat: bool) -> Any:
 
 
 def _completion(sample: Mapping[str, Any], chat: bool) -> Any:
-    """Text to a text prompt, a conversation's next turn to a conversation."""
+    """Text for a text prompt, a message for a conversation."""
     prompt = _prompt(sample, chat)
     response = sample["response"]
     return [{"role": "assistant", "content": response}] if isinstance(prompt, list) else response
@@ -99,7 +97,7 @@ _VERL_READS = {
     "extra_info": "extra_info",
 }
 _OWN = {name: _field(name) for name in FIELDS}
-# The first that a function's parameters fit; the last takes what fits none.
+# The first that fits a function's parameters applies; the last takes all others.
 STYLES = (
     Style(
         "TRL's, of a list",
@@ -134,8 +132,8 @@ class Signature:
 
     Attributes:
       style: the label of its row of `STYLES`.
-      names: parameters that it gets, by name.
-      required: those of them that have no default.
+      names: the parameters that it gets.
+      required: those without a default.
       anything: whether it has **kwargs.
       asynchronous: whether it is an `async def`.
     """
@@ -153,7 +151,7 @@ class Signature:
 
     @property
     def columns(self) -> tuple[str, ...] | None:
-        """Columns of a prompt's row that it may look at; None: all."""
+        """Columns of a prompt's row that it may read; None: all."""
         style = self.convention
         if not style.open:
             named = style.names if self.anything else self.names
@@ -164,12 +162,12 @@ class Signature:
 
     @property
     def reads_answer(self) -> bool:
-        """Whether it is given the gold answer."""
+        """Whether it gets the gold answer."""
         golds = {"answer", "answers", "ground_truth", "ground_truths"}
         return bool(golds & set(self.names)) or (self.anything and not self.convention.open)
 
     def arguments(self, sample: Mapping[str, Any], chat: bool) -> dict[str, Any]:
-        """Its arguments for one response, by name; of a function of a list, each list's element.
+        """Its arguments for one response, by name; for a list function, the element of each list.
 
         Args:
           sample: the fields above and, for `completion_ids`, "tokens".
@@ -178,7 +176,7 @@ class Signature:
         style = self.convention
         known: dict[str, Any] = {}
         if style.open:
-            # Under their usual names, where the row does not have them.
+            # Under their usual names, if the row does not have them.
             known = {
                 "question": sample["question"],
                 "answer": sample["answer"],
@@ -191,14 +189,14 @@ class Signature:
         return {**known, **{name: style.names[name](sample, chat) for name in wanted}}
 
     def lacks(self, arguments: Mapping[str, Any]) -> list[str]:
-        """Required parameters that these arguments do not have."""
+        """Required parameters that are missing in these arguments."""
         return [n for n in self.required if n not in arguments and n not in _LOGS]
 
 
 def signature_of(target: Callable[..., Any]) -> Signature:
-    """How to call a function, from its parameters.
+    """Find how to call a function, from its parameters.
 
-    Raises ValueError naming a parameter that would get no value.
+    Raises ValueError with the parameter that would get no value.
     """
     parameters = inspect.signature(target).parameters
     style = _style(parameters)
@@ -222,7 +220,7 @@ def signature_of(target: Callable[..., Any]) -> Signature:
                 f"its parameter {name!r} would get no value{reason}; what it may ask for, by name: "
                 f"{', '.join(what)}"
             )
-    # An object with an `async def __call__` is no coroutine function itself.
+    # An object with an `async def __call__` is itself no coroutine function.
     asynchronous = inspect.iscoroutinefunction(target) or inspect.iscoroutinefunction(
         getattr(target, "__call__", None)  # noqa: B004
     )

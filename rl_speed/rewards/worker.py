@@ -1,18 +1,18 @@
 """The child process of `rl_speed.rewards.pool`: receives items, calls one function, replies.
 
-Run as a script by the pool, never imported by it. Standard library only, so that a worker starts
-fast and stays small. Requests and replies use a socket of their own: what the function prints
-cannot get between them.
+The pool runs it as a script and never imports it. Standard library only, so a worker starts fast
+and stays small. Requests and replies use their own socket: the function's prints cannot mix with
+them.
 
     parent -> worker   (function, sys_path, memory_limit_mb, warm_up)                  once
     worker -> parent   ("ready", "", clocks) or ("failed", traceback, clocks)          once
     parent -> worker   (backstop_s, the function's arguments, a tuple)                 per item
     worker -> parent   (value: float, cause: str, message: str,
                         used_s: processor time of this item, clocks,
-                        haunted: whether processes are alive that items started)       per item
+                        haunted: whether processes that items started are alive)           per item
 
 `clocks` are seconds since the worker began: processor time of it and of the processes it waited
-for, and time it waited for a processor itself.
+for, and time it waited for a processor.
 """
 
 import ctypes
@@ -26,20 +26,20 @@ from multiprocessing.connection import Connection
 
 _PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
 _LARGEST = 3.4e38  # of float32, nearly
-# Built beforehand: replying to a MemoryError should not have to allocate.
+# Built in advance: a reply to a MemoryError should not allocate.
 _OUT_OF_MEMORY = (0.0, "memory", "MemoryError")
 
 
 def limit_memory(megabytes):
-    """Caps this process's address space, so that a runaway expression cannot take the host down."""
+    """Limits this process's address space: a runaway expression must not exhaust the host."""
     if megabytes is None or sys.platform == "darwin":  # macOS has the call but not the limit
         return
     resource.setrlimit(resource.RLIMIT_AS, (megabytes << 20, megabytes << 20))
 
 
 def die_with_parent():
-    """Has the kernel kill this process (SIGKILL, which nothing blocks) when the thread that started
-    it ends. Linux only.
+    """Makes the kernel kill this process (SIGKILL, which nothing blocks) when the thread that
+    started it ends. Linux only.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -59,25 +59,25 @@ def evaluate(function, arguments):
             (*result, "")[:3] if isinstance(result, tuple) else (result, "ok", "")
         )
         value = float(value)
-        if not abs(value) <= _LARGEST:  # rewards are float32; a NaN is not smaller either
+        if not abs(value) <= _LARGEST:  # rewards are float32; this form also catches NaN
             return 0.0, "exception", f"returned {value}"
         return value, cause, message
     except MemoryError:
         return _OUT_OF_MEMORY
-    except BaseException as error:  # SystemExit and the like must not end the worker either
+    except BaseException as error:  # SystemExit and the like must not end the worker
         message = "".join(traceback.format_exception_only(error)).strip()
-        return 0.0, "exception", message[:500]  # some quote a whole expression
+        return 0.0, "exception", message[:500]  # some messages quote a whole expression
 
 
 def processor_seconds():
-    """Of this process and of those that it started and waited for."""
+    """Processor time of this process and of the children it waited for."""
     own = resource.getrusage(resource.RUSAGE_SELF)
     waited_for = resource.getrusage(resource.RUSAGE_CHILDREN)
     return own.ru_utime + own.ru_stime + waited_for.ru_utime + waited_for.ru_stime
 
 
 def clocks():
-    """See the module's docstring; not-a-number where the system does not count the second."""
+    """See the module's docstring; the second is NaN if the system does not count it."""
     try:
         with open("/proc/self/schedstat") as file:
             return processor_seconds(), int(file.read().split()[1]) / 1e9
@@ -86,8 +86,8 @@ def clocks():
 
 
 def has_children():
-    """Whether a child is alive, or dead and not waited for; nothing is reaped,
-    whoever started it may want to.
+    """Whether a child is alive, or dead and not waited for. Nothing is reaped: the code that
+    started it may want to.
     """
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -110,9 +110,8 @@ def serve(connection):
         connection.send(("failed", traceback.format_exc(), clocks()))
         return
     connection.send(("ready", "", clocks()))
-    # The parent kills a worker that overruns. Should the parent be gone, and the kernel not have
-    # ended this process with it, SIGALRM's default action does so even inside a C extension that
-    # never returns.
+    # The parent kills a worker that overruns. If the parent is gone and the kernel has not ended
+    # this process, SIGALRM's default action does, even inside a C extension that never returns.
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     me = os.getpid()
     while True:
@@ -123,7 +122,7 @@ def serve(connection):
         signal.setitimer(signal.ITIMER_REAL, backstop_s)
         before = processor_seconds()
         reply = evaluate(function, arguments)
-        if os.getpid() != me:  # a fork that the item made and never ended: two would answer for one
+        if os.getpid() != me:  # a fork that an item left running: two would answer for one
             os._exit(0)
         signal.setitimer(signal.ITIMER_REAL, 0)
         connection.send((*reply, processor_seconds() - before, clocks(), has_children()))
@@ -131,5 +130,5 @@ def serve(connection):
 
 if __name__ == "__main__":
     descriptor = int(sys.argv[1])
-    os.set_inheritable(descriptor, False)  # else a grandchild keeps the connection open
+    os.set_inheritable(descriptor, False)  # otherwise a grandchild keeps the connection open
     serve(Connection(descriptor))

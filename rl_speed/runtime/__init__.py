@@ -1,3 +1,3 @@
-"""What a run stands on: checkpoints, metrics and who writes them, signals, progress, plots,
-the workdir's files, memory.
+"""Services around a run: checkpoints, metrics and their writers, signals, progress, plots, workdir
+files, memory reports.
 """

@@ -1,5 +1,5 @@
-"""Checkpoints: the train state as sharded arrays, everything on the host beside it,
-in one atomic directory per step, in a local folder or in a bucket of Google Cloud Storage.
+"""Checkpoints: the train state as sharded arrays, and the host state beside it. Each step is one
+atomic directory, in a local folder or a Google Cloud Storage bucket.
 """
 
 import contextlib
@@ -20,24 +20,23 @@ from rl_speed.runtime.hosts import Hosts, OtherProcessError
 log = logging.getLogger(__name__)
 
 SEPARATOR = "/"
-# A checkpoint that another one of the same step is to replace is called this and its step until
-# that one is whole.
+# Prefix of a checkpoint's name while a new one of the same step is written to replace it.
 _REPLACED = "replaced_"
-# What Orbax calls a local directory that is not whole yet; in a bucket it has its own name, and
-# lacks a file.
+# Orbax's name for a local directory that is not finished. In a bucket an unfinished one has its
+# final name, and lacks the commit file.
 _HALF = "*.orbax-checkpoint-tmp"
-# What a process says whose part of a save was given up since others gave up theirs.
+# Reported by a process that gave up its part of a save because another process did.
 _WITH_OTHERS = "it was given up"
 
 
 def split_host(
     tree: dict[str, Any], prefix: str = ""
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Nested dicts of scalars, strings and arrays -> (flat JSON values, flat arrays),
-    keyed by the path.
+    """Split nested dicts of scalars, strings and arrays into (flat JSON values, flat arrays), keyed
+    by the path.
 
-    Empty dicts keep their place (a path that ends in the separator); empty arrays, which Orbax
-    refuses, travel as their dtype and shape.
+    Empty dicts keep their place: a path that ends in the separator. Empty arrays, which Orbax
+    refuses, are stored as their dtype and shape.
     """
     values = {}
     arrays = {}
@@ -60,7 +59,7 @@ def split_host(
 
 
 def join_host(values: dict[str, Any], arrays: dict[str, np.ndarray]) -> dict[str, Any]:
-    """The inverse of `split_host`."""
+    """Inverse of `split_host`."""
     tree: dict[str, Any] = {}
     for path, value in [*values.items(), *arrays.items()]:
         *parents, leaf = path.split(SEPARATOR)
@@ -75,7 +74,7 @@ def join_host(values: dict[str, Any], arrays: dict[str, np.ndarray]) -> dict[str
 
 
 def describe_tree(tree: Any) -> dict[str, str]:
-    """{path: "float32[4, 64]"} of a pytree of arrays: what a checkpoint must fit."""
+    """{path: "float32[4, 64]"} of a pytree of arrays, which a checkpoint must match."""
     return {
         jax.tree_util.keystr(path): f"{leaf.dtype}{list(leaf.shape)}"
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
@@ -83,40 +82,39 @@ def describe_tree(tree: Any) -> dict[str, str]:
 
 
 class CheckpointError(RuntimeError):
-    """There are checkpoints, but none that this run can continue from."""
+    """Checkpoints exist, but this run can continue from none of them."""
 
     exit_status = 2
 
 
 class SaveError(RuntimeError):
-    """What a run made last could not be saved; or one process of several could not begin a save
-    that the others have begun.
+    """The run's last checkpoint could not be saved, or one process could not begin a save that the
+    others have begun.
     """
 
     exit_status = 1
 
 
 class Checkpointer:
-    """Saves and restores (train state, host state, perhaps a reference policy) by step,
-    keeping the newest `keep`.
+    """Saves and restores (train state, host state, perhaps a reference policy) by step, keeping the
+    newest `keep`.
 
-    In a bucket nothing can be renamed at once, so that a checkpoint there is never replaced by one
-    of the same step: the first stays.
+    A bucket has no atomic rename. A checkpoint there is never replaced by one of the same step: the
+    first stays.
 
-    Saving is asynchronous: `close` (or the next save) waits for it. A directory that was not
-    finished is never listed. A save that fails is logged and counted and the run goes on; what was
-    saved before stays.
+    Saving is asynchronous: `close` or the next save waits for it. An unfinished directory is never
+    listed. A failed save is logged and counted, the run goes on, and earlier checkpoints stay.
 
-    Several processes each have one, and call the same of its methods: each writes what its devices
-    hold, process 0 the rest, and makes the directory a checkpoint once all have. A save has failed
-    where any process says so.
+    Each process has one, and all call the same methods. Each writes the shards of its devices;
+    process 0 writes the rest, and makes the directory a checkpoint once all have written. A save
+    failed if any process reports a failure.
 
     Args:
-      directory: one that all processes see, local or of `checkpoint_folder`. hosts: the processes;
-        None: this one. owner: this run, which has claimed the directory; None: nobody looks.
+      directory: seen by all processes; local or from `checkpoint_folder`. hosts: the processes;
+        None: this one. owner: this run, which has claimed the directory; None: not checked.
 
     Attributes:
-      failures: saves that failed since this object was made. last_failure: what the latest said.
+      failures: saves that failed since this object was made. last_failure: the latest error.
       lost: whether the latest save failed, as far as `wait` knows.
     """
 
@@ -134,7 +132,7 @@ class Checkpointer:
             self._directory = self._directory.resolve()
         self._hosts = hosts or Hosts()
         self._owner = owner
-        self._saves = 0  # begun, by which a failed one is told
+        self._saves = 0  # saves begun; the number identifies a failed one
         self.failures = 0
         self.last_failure = ""
         self.lost = False
@@ -142,13 +140,13 @@ class Checkpointer:
 
     def _open(self) -> ocp.CheckpointManager:
         if self._hosts.writes:
-            for old in self._directory.glob(f"{_REPLACED}*"):  # a save in place of it was under way
+            for old in self._directory.glob(f"{_REPLACED}*"):  # its replacement was under way
                 step = self._directory / old.name.removeprefix(_REPLACED)
                 if step.exists():
                     old.rmtree()
                 else:
                     old.rename(step)
-            # Of saves that failed, or were cut off: a full disk would stay full of them.
+            # Left by saves that failed or were cut off; they would keep a full disk full.
             for half in self._directory.glob(_HALF):
                 shutil.rmtree(half, ignore_errors=True)
             if self._remote and self._directory.exists():
@@ -169,31 +167,32 @@ class Checkpointer:
         return max(self._steps(), default=None)
 
     def _steps(self) -> list[int]:
-        """Of finished checkpoints, as process 0 sees them: a network file system may show another
-        host what was there a minute ago.
+        """Finished steps as process 0 sees them: on a network file system another host may see an
+        older listing.
         """
         steps = sorted(map(int, self._manager.all_steps()))
         return self._hosts.first(steps, "which checkpoints there are")
 
     def save(self, step: int, state: Any, host: dict[str, Any], reference: Any = None) -> bool:
-        """`state`: a pytree of jax arrays, copied before this returns (the update may donate it).
+        """Save the checkpoint of a step.
 
+        `state`: a pytree of jax arrays, copied before this returns (the update may donate it).
         `host`: nested dicts of JSON values and numpy arrays. `reference`: weights, where no other
-        file has them. False when this save, or the one before that was still under way, failed.
+        file has them. Returns False when this save, or the previous one still under way, failed.
 
-        A checkpoint of this step that is there already (a run was stopped inside the step after it)
-        is replaced once this one is whole, which is waited for then; in a bucket it stays.
+        An existing checkpoint of this step (a run stopped inside the next step) is replaced once
+        the new one is finished, and this call waits for that. In a bucket it stays.
 
         Raises:
-          TakenError: the folder is another run's by now. SaveError: of several processes, one could
+          TakenError: another run has claimed the folder. SaveError: one of several processes could
             not begin.
         """
         if self._owner is not None:
             self._owner.require()
         values, arrays = split_host(host)
         values["layout"] = describe_tree(state)
-        # Orbax refuses an empty tree; the marker also tells a checkpoint without host arrays from a
-        # damaged one.
+        # Orbax refuses an empty tree. The marker also separates a checkpoint without host arrays
+        # from a damaged one.
         arrays = {"saved": np.ones((1,), np.int32)} | arrays
         items = {"state": ocp.args.StandardSave(state), "arrays": ocp.args.PyTreeSave(arrays)}
         if reference is not None:
@@ -214,7 +213,7 @@ class Checkpointer:
             self._manager.save(step, args=args)
         except Exception as error:  # noqa: BLE001 (whatever the file system or its client raises must not end the run)
             if self._hosts.count > 1:
-                # The others wait for this process inside of the save.
+                # The other processes wait for this one inside the save.
                 raise SaveError(f"the checkpoint of step {step} was not begun: {error}") from error
             self._failed(step, _first_line(error))
             return False
@@ -223,11 +222,11 @@ class Checkpointer:
         return fine
 
     def keeps(self, step: int) -> bool:
-        """Whether a checkpoint of this step would stay: it is there, and is in a bucket."""
+        """Whether a checkpoint of this step exists and would stay (in a bucket)."""
         return self._remote and step in self._steps()
 
     def wait(self) -> bool:
-        """Wait for the save under way. False when it failed (logged and counted)."""
+        """Wait for the save under way. Returns False when it failed (logged and counted)."""
         problem = ""
         try:
             self._manager.wait_until_finished()
@@ -248,7 +247,7 @@ class Checkpointer:
         return not any(told)
 
     def _move(self, step: int, target: epath.Path) -> None:
-        """Process 0 does; all wait for it."""
+        """Process 0 moves the checkpoint; all wait for it."""
         self._hosts.meet("the moving of a checkpoint")
         if self._hosts.writes:
             (self._directory / str(step)).rename(target)
@@ -259,8 +258,7 @@ class Checkpointer:
         self.last_failure = problem
         self.lost = True
         what = "a checkpoint" if step is None else f"the checkpoint of step {step}"
-        # A manager whose save failed keeps the error and half a directory; a new one
-        # clears both up.
+        # A manager whose save failed keeps the error and half a directory; a new one clears both.
         with contextlib.suppress(Exception):
             self._manager.close()
         self._manager = self._open()
@@ -276,13 +274,12 @@ class Checkpointer:
     def restore(self, step: int, like: Any, reference: Any = None) -> tuple[Any, dict[str, Any]]:
         """(state with the shapes and shardings of `like`, host state).
 
-        Where `reference` tells their shapes and shardings, the host state has the saved weights of
-        a reference policy under "reference", if there are any.
+        If `reference` gives shapes and shardings, the host state has the saved weights of a
+        reference policy, if any, under "reference".
 
         Raises:
-          CheckpointError: it belongs to another model or optimizer; says which array
-            differs and how.
-          Exception: whatever reading a damaged directory raises.
+          CheckpointError: it belongs to another model or optimizer; names the array that differs.
+          Exception: any error from reading a damaged directory.
         """
         values = self._manager.restore(step, args=ocp.args.Composite(host=ocp.args.JsonRestore()))[
             "host"
@@ -321,15 +318,15 @@ class Checkpointer:
     def restore_newest(
         self, like: Any, reference: Any = None
     ) -> tuple[int, Any, dict[str, Any]] | None:
-        """(step, state, host state) of the newest checkpoint that can be read,
-        as `restore` has them; None where there is none.
+        """(step, state, host state) of the newest readable checkpoint, as `restore` returns them;
+        None where there is none.
 
-        A damaged one is logged, moved out of the way (to damaged/ in the directory; nothing is
-        deleted) and the one before it tried.
+        A damaged checkpoint is logged and moved to damaged/ in the directory; nothing is deleted.
+        The one before it is tried next.
 
         Raises:
-          CheckpointError: it belongs to another model, or all are damaged (they then stay
-            where they are).
+          CheckpointError: it belongs to another model, or all are damaged (they are not moved
+            then).
         """
         damaged: list[tuple[int, str]] = []
         for step in reversed(self._steps()):
@@ -369,7 +366,7 @@ class Checkpointer:
             target = self._directory / "damaged" / str(step)
             if self._hosts.writes:
                 target.parent.mkdir(exist_ok=True)
-                (target.parent / ".keep").write_text("")  # in a bucket no empty folder exists
+                (target.parent / ".keep").write_text("")  # a bucket has no empty folders
                 if target.exists():
                     target.rmtree()
             self._move(step, target)
@@ -377,15 +374,15 @@ class Checkpointer:
         self._manager = self._open()
 
     def close(self) -> None:
-        """Wait for the save under way, and let go of the directory."""
-        if self._hosts.failed:  # nobody is there to finish it with
+        """Wait for the save under way and release the directory."""
+        if self._hosts.failed:  # the other processes are gone and cannot finish it
             return
         self.wait()
         self._manager.close()
 
 
 def _first_of(error: BaseException) -> BaseException:
-    """What went wrong before anything else did, in consequence."""
+    """Return the first error of a chain, which caused the others."""
     while error.__context__ is not None:
         error = error.__context__
     return error
@@ -396,7 +393,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def _options(keep: int, hosts: Hosts, topic: Callable[[], str]) -> ocp.CheckpointManagerOptions:
-    """Of the manager. The barriers of a save are of the topic."""
+    """Options of the manager. The barriers of a save belong to `topic`."""
     several = {}
     if hosts.count > 1:
 
@@ -404,8 +401,8 @@ def _options(keep: int, hosts: Hosts, topic: Callable[[], str]) -> ocp.Checkpoin
             return hosts.barrier(key, timeout_ms / 1000, topic())
 
         several = {
-            # Named processes meet by the coordination service, and not in a program on the devices,
-            # which other programs would have to wait for in the same order everywhere.
+            # With active_processes named, they meet through the coordination service. A barrier on
+            # the devices would have to run in the same order on all processes.
             "multiprocessing_options": ocp.options.MultiprocessingOptions(
                 active_processes=set(range(hosts.count))
             ),
@@ -420,22 +417,21 @@ def _options(keep: int, hosts: Hosts, topic: Callable[[], str]) -> ocp.Checkpoin
 
 
 def restore_params(directory: str | os.PathLike, like: Any) -> Any:
-    """The parameters of one checkpoint, and nothing else of it,
-    with the shapes and shardings of `like`.
+    """Only the parameters of one checkpoint, with the shapes and shardings of `like`.
 
     Args:
       directory: .../checkpoints/STEP, of any run. like: shapes with shardings.
 
     Raises:
-      CheckpointError: it belongs to another model; says which array differs and how.
-      Exception: whatever reading a damaged directory raises.
+      CheckpointError: it belongs to another model; names the array that differs.
+      Exception: any error from reading a damaged directory.
     """
     directory = epath.Path(directory)
     if not str(directory).startswith(REMOTE):
         directory = directory.resolve()
     with ocp.Checkpointer(ocp.JsonCheckpointHandler()) as reader:
         layout = reader.restore(directory / "host", args=ocp.args.JsonRestore())["layout"]
-    # A state is a dataclass, or with supervised fine-tuning a dictionary.
+    # An RL state is a dataclass; a supervised fine-tuning state is a dictionary.
     saved = {
         name.removeprefix(prefix): shape
         for name, shape in layout.items()

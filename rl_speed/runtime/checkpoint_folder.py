@@ -1,4 +1,4 @@
-"""The folder of a run's checkpoints: where it is, what it holds, and whose it is."""
+"""The folder of a run's checkpoints: where it is, what it holds, and which run owns it."""
 
 import importlib.util
 import json
@@ -16,18 +16,18 @@ from rl_speed.config import flatten
 from rl_speed.runtime.hosts import Hosts
 
 REMOTE = "gs://"
-# Who writes into a folder of checkpoints, and under which settings.
+# File that names the run which writes into a checkpoint folder, with its settings.
 _OWNER = "run.json"
-# Settings under which a run goes on as the same one, where its workdir is lost.
+# Prefixes of settings that may change when a run whose workdir was lost continues.
 _FREE = ("checkpoints.", "logging.", "mesh.", "generation_mesh.", "training.steps")
 
 
 def checkpoint_folder(workdir: str | Path, directory: str = "") -> epath.Path:
-    """The folder of a run's checkpoints, absolute: `directory`, local or gs://BUCKET/FOLDER; "" is
+    """Absolute folder of a run's checkpoints. `directory` is local or gs://BUCKET/FOLDER; "" means
     checkpoints/ in the workdir.
 
-    Raises ValueError where it cannot be: packages are missing that reach a bucket, or the folder is
-    the workdir itself, or in the policy's, which is written anew.
+    Raises ValueError if packages for a bucket are missing, or if the folder is the workdir itself
+    or inside the policy folder, which is written anew.
     """
     if directory.startswith(REMOTE):
         lacking = [p for p in ("gcsfs", "google.cloud.storage") if not _installed(p)]
@@ -38,7 +38,7 @@ def checkpoint_folder(workdir: str | Path, directory: str = "") -> epath.Path:
             )
         import fsspec
 
-        # Else a file that another process wrote would still be what it was when first looked at.
+        # A cached listing would hide what another process wrote since.
         for protocol in ("gcs", "gs"):
             fsspec.config.conf.setdefault(protocol, {})["use_listings_cache"] = False
         return epath.Path(directory.rstrip("/"))
@@ -55,13 +55,13 @@ def checkpoint_folder(workdir: str | Path, directory: str = "") -> epath.Path:
 def _installed(package: str) -> bool:
     try:
         return importlib.util.find_spec(package) is not None
-    except ModuleNotFoundError:  # the package that it is in
+    except ModuleNotFoundError:  # its parent package is missing
         return False
 
 
 def saved_steps(directory: str | os.PathLike) -> list[int]:
-    """Steps of the finished checkpoints in a folder, in order, none where it is not there; nothing
-    is opened or cleared up, so that the run may go on.
+    """Steps of the finished checkpoints in a folder, sorted; empty if there is no folder. Reads
+    only, so the run may go on.
     """
     folder = epath.Path(directory)
     return sorted(
@@ -74,12 +74,12 @@ def saved_steps(directory: str | os.PathLike) -> list[int]:
 
 
 def require_moved(workdir: Path, before: str, folder: epath.Path) -> None:
-    """Fails where a run would begin anew since its checkpoints are still in another folder.
+    """Refuse to begin anew when the run's checkpoints are still in another folder.
 
     Args:
-      before: `checkpoints.dir` as config.json has it. folder: where they are looked for now.
+      before: `checkpoints.dir` in config.json. folder: the folder in use now.
 
-    Raises FileNotFoundError: there are some there, and none here.
+    Raises FileNotFoundError: the old folder has checkpoints and the new one has none.
     """
     there = checkpoint_folder(workdir, before)
     if there != folder and not saved_steps(folder) and (found := saved_steps(there)):
@@ -97,10 +97,10 @@ class TakenError(RuntimeError):
 
 
 class Owner:
-    """Which run writes into a folder of checkpoints: run.json there says.
+    """The run that owns a checkpoint folder, as run.json there records it.
 
     Args:
-      folder: of the checkpoints. workdir, settings: of this run. hosts: its processes.
+      folder: the checkpoints' folder. workdir, settings: of this run. hosts: its processes.
     """
 
     def __init__(
@@ -113,14 +113,13 @@ class Owner:
         self._mark = ""
 
     def check(self, goes_on: bool) -> None:
-        """Find out, before anything is built, whether this run may write there.
+        """Check, before anything is built, that this run may write there.
 
         Args:
-          goes_on: whether it is known that checkpoints there are this run's. Otherwise they are
-            taken for such under the same settings: its workdir is lost.
+          goes_on: whether the checkpoints there are known to be this run's. If not, checkpoints
+            under the same settings count as its own: the workdir was lost.
 
-        Raises ValueError: there are checkpoints of a run with other settings, or nothing can be
-        written.
+        Raises ValueError: the checkpoints there have other settings, or the folder is not writable.
         """
         problem = ""
         if self._hosts.writes:
@@ -137,7 +136,7 @@ class Owner:
                         "config.checkpoints.dir; or set config.checkpoints.resume=must to go on "
                         "from what is there"
                     )
-            except Exception as error:  # noqa: BLE001 (what a store's client raises, too)
+            except Exception as error:  # noqa: BLE001 (a storage client raises any type)
                 text = getattr(error, "strerror", None) or str(error).strip() or repr(error)
                 problem = (
                     f"cannot write checkpoints to {self._folder} ({text.splitlines()[0]}); choose "
@@ -147,7 +146,7 @@ class Owner:
             raise ValueError(problem)
 
     def claim(self) -> None:
-        """Make the folder this run's: whoever had it before finds out with its next save."""
+        """Claim the folder for this run. A previous owner finds out at its next save."""
         if not self._hosts.writes:
             return
         self._mark = secrets.token_hex(8)
@@ -160,15 +159,15 @@ class Owner:
         (self._folder / _OWNER).write_text(json.dumps(made, indent=2) + "\n")
 
     def read(self) -> dict[str, Any]:
-        """What `claim` wrote last; empty where nothing readable is there."""
+        """The record that `claim` wrote last; empty if there is none or it is not readable."""
         try:
             found = json.loads((self._folder / _OWNER).read_text())
-        except Exception:  # noqa: BLE001 (of another version, half written, out of reach)
+        except Exception:  # noqa: BLE001 (another version's file, half written, or unreachable)
             return {}
         return found if isinstance(found, dict) and "workdir" in found else {}
 
     def require(self) -> None:
-        """Raises TakenError where another run has claimed the folder since."""
+        """Raises TakenError if another run has claimed the folder since."""
         owner = self.read() if self._mark else {}
         other = "" if owner.get("mark", self._mark) == self._mark else json.dumps(owner)
         if other := self._hosts.first(other, "whose checkpoints these are"):
@@ -182,8 +181,8 @@ class Owner:
 
 
 def _difference(owner: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
-    """The first setting in which the owner of a folder is another run; "" for none, or where
-    nothing is known of it.
+    """The first setting in which the owner differs from this run; "" if there is none, or the
+    owner's settings are unknown.
     """
     before = flatten(owner.get("settings", {}))
     now = flatten(settings)

@@ -1,5 +1,5 @@
-"""What every entry point does around its own work: flags checked before anything is built,
-JAX set up, errors told in one line.
+"""The frame of every entry point: flags checked before anything is built, JAX set up, errors
+reported in one line.
 """
 
 import os
@@ -32,19 +32,18 @@ def run(
 ) -> NoReturn:
     """Run `main(arguments that are no flags)`, and exit.
 
-    What the user can mend is one line on stderr and status 2: bad flags and overrides, and any
-    ValueError or OSError of `main`. An error with an `exit_status` of its own ends with that one, a
-    run that a signal stopped with the shell's, and all others with their traceback. `--verbosity=1`
+    Errors that the user can fix are one line on stderr, with status 2: bad flags and overrides, and
+    any ValueError or OSError of `main`. An error with an `exit_status` ends with that status. A run
+    that a signal stopped ends with the shell's. All others end with a traceback. `--verbosity=1`
     shows every traceback.
 
     Args:
-      takes: what stands for the arguments in a usage line, such as "WORKDIR ..."; "": there are
-        none, and any is refused.
+      takes: the arguments in the usage line, such as "WORKDIR ..."; "": none are allowed.
       config: the class of `--config`, whose overrides are checked; None: that of training.
       fields, default: see `command.parse_flags`.
-      resolved: for --print_config, what this program makes of `--config`; None: its value.
-      explain: says of an out-of-memory error what was held and which settings to turn down.
-      several: whether this program runs as several processes, too (`define_process_flags`).
+      resolved: for --print_config, returns the settings this program uses; None: `--config` as is.
+      explain: text for an out-of-memory error: what was held, and which settings to turn down.
+      several: whether this program can run as several processes (`define_process_flags`).
     """
 
     def guarded(argv: Sequence[str]) -> None:
@@ -59,7 +58,7 @@ def run(
             return
         setup_jax(own_devices(several))
         if not flags.FLAGS["verbosity"].present:
-            logging.set_verbosity(logging.WARNING)  # Orbax tells every detail of every save
+            logging.set_verbosity(logging.WARNING)  # Orbax logs every detail of every save
         try:
             if several:
                 connect()
@@ -85,7 +84,7 @@ def run(
                 raise
             traceback.print_exc()
             if isinstance(error, jax.errors.JaxRuntimeError) and not is_out_of_memory(error):
-                # The network says so before a heartbeat is missed, and not whose it was.
+                # The network reports this before a heartbeat is missed, without naming the process.
                 text = f"another process is gone, or the way to it: {error}"
                 end(text, processes.ENDED_BY_OTHER)
             end(str(error), 1)
@@ -106,22 +105,22 @@ def run(
 
 
 def print_config(resolved: Callable[[], Any] | None, fields: Collection[str]) -> None:
-    """Print the settings after variant and overrides. Ends with status 2 where they cannot be."""
+    """Print the settings after variant and overrides. Ends with status 2 if they are invalid."""
     flag = flags.FLAGS["config"]
     try:
         config = flag.value.validate() if resolved is None else resolved()
     except (ValueError, OSError) as error:
         command.fail(str(error))
-    # A configuration that ships by its name, so that the text holds on other machines, too.
+    # A shipped configuration is named without its folder, so the text is right on other machines.
     file = flag.config_filename.removeprefix(f"{folder('configs')}{os.sep}")
     print(describe.resolved_text(config, file, fields))
 
 
 def own_devices(several: bool) -> int:
-    """Of the meshes' devices, those that this process has.
+    """Number of the meshes' devices that belong to this process.
 
     Args:
-      several: whether this program runs as several processes, too.
+      several: whether this program can run as several processes.
     """
     if not several and os.environ.get("JAX_NUM_PROCESSES", "1") not in ("", "1"):
         command.fail(
@@ -139,7 +138,7 @@ def own_devices(several: bool) -> int:
 
 
 def end(message: str, status: int) -> NoReturn:
-    """`command.fail`; other processes of the run are told, and end, too."""
+    """`command.fail`, which also tells the run's other processes to end."""
     hosts = processes.here()
     hosts.alarm(message, status)
     try:
@@ -149,7 +148,7 @@ def end(message: str, status: int) -> NoReturn:
 
 
 def define_process_flags() -> None:
-    """The flags by which a process finds the others of its run."""
+    """Define the flags by which a process finds the others of its run."""
     flags.DEFINE_string(
         "coordinator",
         None,
@@ -176,7 +175,7 @@ def define_process_flags() -> None:
 
 
 def _found(flag: str, variable: str) -> Any:
-    """A flag's value, or that of the environment; numbers as such."""
+    """The value of a flag, or else of its environment variable; numbers are converted."""
     value = flags.FLAGS[flag].value
     if value is not None or not os.environ.get(variable):
         return value
@@ -189,14 +188,14 @@ def _found(flag: str, variable: str) -> Any:
 
 
 def process_count() -> int:
-    """Of the run, as far as flags and environment say; 1 where JAX is to find out."""
+    """Number of processes, from flags or environment; 1 if JAX is to find it."""
     return _found("processes", "JAX_NUM_PROCESSES") or 1
 
 
 def connect() -> None:
-    """Join the other processes, where there are any.
+    """Join the other processes, if there are any.
 
-    Raises ValueError where flags and environment do not say all that is needed.
+    Raises ValueError if flags and environment are incomplete.
     """
     coordinator = _found("coordinator", "JAX_COORDINATOR_ADDRESS")
     process = _found("process", "JAX_PROCESS_ID")
@@ -233,7 +232,7 @@ def connect() -> None:
 
 
 def mesh_size() -> int:
-    """Devices that the meshes of `--config` want; 1 where this program has no such flag."""
+    """Number of devices in the meshes of `--config`; 1 if this program has no such flag."""
     config = flags.FLAGS["config"].value if "config" in flags.FLAGS else None
     if (found := getattr(config, "devices", None)) is not None:
         return found
@@ -253,5 +252,5 @@ def numbers(flag: str, texts: Sequence[str], kind: type = int) -> list[Any]:
 
 
 def shown_command() -> str:
-    """The command line of this process, as tables and reports repeat it."""
+    """The command line of this process, for tables and reports."""
     return " ".join([command.program(), *sys.argv[1:]])

@@ -1,13 +1,13 @@
 """The processes of one run, seen from one of them.
 
-JAX's multi-controller runtime runs the same program in every process: control is replicated, the
-devices work together. What could differ between processes is agreed upon here: every process's
-word (`gather`), or that of process 0 (`first`). Small values only, over the coordination service
-that `jax.distributed` starts; samples and weights travel over the devices.
+JAX's multi-controller runtime runs the same program in every process: control is replicated, and
+the devices work together. Values that could differ between processes are agreed upon here: each
+process's value (`gather`), or that of process 0 (`first`). Only small values, over the coordination
+service that `jax.distributed` starts; samples and weights travel over the devices.
 
-Who dies is found by JAX's heartbeats, which end all other processes. Who fails says so before it
-ends (`alarm`), and the others end with it. Who stands still for longer than `hang_s` is found by a
-thread of its own, in every process: all end, and say where each of them was.
+JAX's heartbeats find a dead process and end all others. A failing process says so before it ends
+(`alarm`), and the others end with it. A thread in every process finds one that makes no progress
+for longer than `hang_s`: all end, and report where each of them was.
 """
 
 import contextlib
@@ -30,25 +30,25 @@ from flax import serialization
 
 log = logging.getLogger(__name__)
 
-# Status of a process that another one ended, as sysexits.h has it for "try again".
+# Exit status when another process ended this one: "try again" in sysexits.h.
 ENDED_BY_OTHER = 75
-# Of settings that cannot be: to start again would not help.
+# Exit status for invalid settings: a restart would not help.
 BAD_SETTINGS = 2
 
 HEARTBEAT_S = 100
 HANG_S = 1800
-# For process 0 to be there.
+# Limit for reaching process 0.
 START_S = 300
-# With what a client of gRPC, which is HTTP/2, begins: the preface, and an empty SETTINGS frame.
+# Opening bytes of a gRPC (HTTP/2) client: the preface and an empty SETTINGS frame.
 _HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
 _KEYS = "rl_speed"
-# How often a process looks for alarms; how long it gives itself to end on its own after one.
+# How often a process looks for alarms, and how long it may take to end by itself after one.
 _LOOK_S = 1.0
 _GRACE_S = 4.0
 
 
 class OtherProcessError(RuntimeError):
-    """Another process of the run failed, stands still, or differs in what must be the same."""
+    """Another process of the run failed, hangs, or differs in what must be the same."""
 
     exit_status = ENDED_BY_OTHER
 
@@ -60,15 +60,15 @@ class DifferError(ValueError):
 
 
 class Hosts:
-    """See the module's docstring. Without `connect` there is one process, and all of this is free.
+    """See the module's docstring. Without `connect` there is one process, and all calls are free.
 
     Args:
-      client: of the coordination service. index, count: which process this is, of how many.
+      client: of the coordination service. index, count: of this process, and of all.
       hang_s: seconds without progress after which all processes are ended.
 
     Attributes:
       writes: whether this process writes the files of the run. names: of all processes.
-      failed: whether this process has told the others that it ends.
+      failed: whether this process has announced its end to the others.
     """
 
     def __init__(self, client: Any = None, index: int = 0, count: int = 1, hang_s: float = HANG_S):
@@ -92,19 +92,19 @@ class Hosts:
             threading.Thread(target=self._watch, name="hosts", daemon=True).start()
 
     def name(self, index: int) -> str:
-        """ "process 1 (node7, pid 4242)"."""
+        """Name of a process: "process 1 (node7, pid 4242)"."""
         return (
             f"process {index} ({self.names[index]})" if self.names[index:] else f"process {index}"
         )
 
-    # What all know.
+    # Agreement.
 
     def gather(self, value: Any, what: str) -> list[Any]:
         """The value of every process, by its index. All must call it, in the same order.
 
         Args:
-          value: nested dicts and lists of numbers, strings and numpy arrays. what: for messages:
-            what for.
+          value: nested dicts and lists of numbers, strings and numpy arrays. what: its purpose, for
+            messages.
         """
         if self.count == 1:
             return [value]
@@ -114,14 +114,14 @@ class Hosts:
         mine = {"for": what, "value": value}
         self.at(what)
         self._waits_for = what
-        # Process 0 puts all together: each of N processes asks for one value then, not for N.
+        # Process 0 collects all values, so each process fetches one value, not N.
         if self.index == 0:
             others = [self._get(f"{place}/{index}") for index in range(1, self.count)]
             found = [mine, *map(serialization.msgpack_restore, others)]
             whole = serialization.msgpack_serialize({str(i): x for i, x in enumerate(found)})
             self._client.key_value_set_bytes(f"{place}/all", whole)
             if serial:
-                # Whoever has given this value has read the ones before.
+                # Every process that has given this value has read the ones before.
                 self._client.key_value_delete(f"{_KEYS}/{serial - 1}/")
         else:
             self._client.key_value_set_bytes(
@@ -140,15 +140,15 @@ class Hosts:
         return [theirs["value"] for theirs in found]
 
     def first(self, value: Any, what: str) -> Any:
-        """The value of process 0: of its clock, or of its disk."""
+        """The value of process 0, such as its clock or its disk."""
         return self.gather(value if self.index == 0 else None, what)[0]
 
     def meet(self, what: str) -> None:
-        """Wait until all processes have come here."""
+        """Wait until all processes have reached this point."""
         self.gather(None, what)
 
     def require_same(self, values: dict[str, Any], advice: str) -> None:
-        """Raises DifferError, naming the first entry that is not the same in all processes."""
+        """Raises DifferError, which names the first entry that differs between processes."""
         found = self.gather(values, "the comparison of settings")
         for index, theirs in enumerate(found):
             for name in {**found[0], **theirs}:
@@ -159,17 +159,17 @@ class Hosts:
                     )
 
     def barrier(self, key: str, timeout_s: float, topic: str) -> None:
-        """All processes come here, from whatever thread, beside `gather`. Those of a topic come
-        one after the other, and everywhere in the same order.
+        """Wait for all processes, from any thread, independently of `gather`. The barriers of one
+        topic run one after the other, in the same order in every process.
 
-        Raises OtherProcessError where another process is at another barrier of the topic, does not
-        come in time, or has noted (`note`) that it will not.
+        Raises OtherProcessError if another process is at another barrier of the topic, is late, or
+        has noted (`note`) that it will not come.
         """
         if self.count == 1:
             return
         self._barriers[topic] += 1
         place = f"{_KEYS}/barrier/{topic}/{self._barriers[topic]}"
-        # Orbax numbers its barriers, each process for itself.
+        # Numbers are masked: each process numbers Orbax's barriers by itself.
         key, end = re.sub(r"\d+", "#", key), time.monotonic() + timeout_s
         self._client.key_value_set(f"{place}/{self.index}", key)
         for index in range(self.count):
@@ -187,9 +187,9 @@ class Hosts:
                 )
 
     def note(self, topic: str, text: str) -> None:
-        """Something that those who wait for this process at a `barrier` of the topic need to know.
+        """Leave a text for processes that wait for this one at a `barrier` of the topic.
 
-        The first note of a process on a topic stands.
+        Only the first note of a process on a topic counts.
         """
         if self.count > 1:
             with contextlib.suppress(Exception):
@@ -209,7 +209,7 @@ class Hosts:
             try:
                 return self._client.blocking_key_value_get_bytes(key, 10_000)
             except jax.errors.JaxRuntimeError as error:
-                # Not there yet: alarms and `hang_s` are looked after by the thread.
+                # Not there yet. The watch thread handles alarms and `hang_s`.
                 if "DEADLINE_EXCEEDED" not in str(error):
                     raise OtherProcessError(
                         f"{self.name(0)}, which coordinates, does not answer: {_line(error)}"
@@ -218,7 +218,7 @@ class Hosts:
     # Faults.
 
     def at(self, what: str) -> None:
-        """Progress: this process is at `what` now."""
+        """Record progress: this process is at `what` now."""
         self._mark = time.monotonic(), what
 
     def alarm(self, message: str, status: int) -> None:
@@ -227,42 +227,42 @@ class Hosts:
             return
         self.failed = True
         text = f"{status} {self.name(self.index)}: {message}"
-        with contextlib.suppress(Exception):  # nobody may be left to be told
+        with contextlib.suppress(Exception):  # the service may be gone
             self._client.key_value_set(f"{_KEYS}/alarm/{self.index}", text)
 
     def end(self, status: int) -> None:
-        """Leave at once: waiting for the others, as a process does that ends well, would be for
-        those that wait for this one. Does nothing where there is one process.
+        """Exit at once. A normal exit would wait for processes that wait for this one. Does nothing
+        if there is one process.
         """
         if self.count == 1 or self._closed.is_set():
             return
         sys.stdout.flush()
         sys.stderr.flush()
         if self.index == 0:
-            # It coordinates: the others would not hear the alarm.
+            # Process 0 hosts the service: without it the others would not get the alarm.
             time.sleep(_LOOK_S + _GRACE_S + 1)
         os._exit(status)
 
     def close(self) -> None:
-        """End well, together with the others."""
+        """End normally, together with the others."""
         if self.count > 1 and not self._closed.is_set():
             self._closed.set()
             jax.distributed.shutdown()
 
     def _watch(self) -> None:
         while not self._closed.wait(_LOOK_S):
-            if self.failed:  # it ends on its own account
+            if self.failed:  # this process is already ending
                 return
             try:
                 alarms = [text for _, text in self._client.key_value_dir_get(f"{_KEYS}/alarm")]
-            except Exception as error:  # noqa: BLE001 (of the service, in many kinds)
+            except Exception as error:  # noqa: BLE001 (the service raises many kinds)
                 if not self._closed.wait(_GRACE_S):
                     self._leave(f"{self.name(0)}, which coordinates, is gone: {_line(error)}")
                 return
             since, what = self._mark
             if alarms:
                 status, text = alarms[0].split(" ", 1)
-                # It may be about to raise the same error itself, and says it better then.
+                # This process may be about to raise the same error, with a better message.
                 if not self._closed.wait(_GRACE_S):
                     fatal = int(status) == BAD_SETTINGS
                     self._leave(text, BAD_SETTINGS if fatal else ENDED_BY_OTHER)
@@ -273,7 +273,7 @@ class Hosts:
                 self._leave(f"{self.name(self.index)}: {text}", stacks=True)
 
     def _where(self) -> str:
-        """What this process waits for, or where in our code it is."""
+        """Describe what this process waits for, or which line of this package it is in."""
         if self._waits_for:
             missing = []
             for index in range(1, self.count):
@@ -321,17 +321,17 @@ def connect(
     """Join the other processes of the run, before JAX is used.
 
     Args:
-      coordinator: "host:port" of process 0. processes, process: how many, and which this is.
-      cluster: JAX finds these three by itself, as on a TPU pod; what is given is kept.
-      heartbeat_s: after so many seconds without a sign of life a process is dead, and all end.
+      coordinator: "host:port" of process 0. processes, process: their number, and this one's index.
+      cluster: JAX finds these three by itself, as on a TPU pod; given values are kept.
+      heartbeat_s: seconds without a heartbeat after which a process is dead, and all end.
       hang_s: see `Hosts`.
 
-    Raises ValueError where the processes do not come together.
+    Raises ValueError if the processes cannot connect.
     """
     global _HERE
     if coordinator:
         (_reach if process > 0 else _require_free)(coordinator)
-    # It would take SIGTERM for itself; here a run is asked to stop by `runtime.signals`.
+    # The preemption service would handle SIGTERM; here `runtime.signals` does.
     jax.config.update("jax_enable_preemption_service", False)
     try:
         jax.distributed.initialize(
@@ -351,8 +351,8 @@ def connect(
                 f"number below --processes={processes} must be started"
             )
         ) from error
-    # jax.distributed has no public name for its client, which is the same from JAX 0.10.2 to
-    # 0.12.0.1; Orbax reads it there, too.
+    # jax.distributed has no public name for its client. This one is the same from JAX 0.10.2 to
+    # 0.12.0.1, and Orbax reads it too.
     from jax._src import distributed
 
     state = distributed.global_state
@@ -361,12 +361,12 @@ def connect(
 
 
 def _require_free(coordinator: str) -> None:
-    """Fails where process 0 cannot listen at its port: JAX would end it by a segmentation fault, or
-    share the port with a run that it does not belong to.
+    """Fail if process 0 cannot listen at its port: JAX would end with a segmentation fault, or
+    share the port with an unrelated run.
     """
     port = int(coordinator.rpartition(":")[2])
     try:
-        # It sets SO_REUSEADDR: an earlier run's connections that are still closing do no harm.
+        # It sets SO_REUSEADDR, so an earlier run's closing connections do no harm.
         both = socket.has_dualstack_ipv6()
         family = socket.AF_INET6 if both else socket.AF_INET
         socket.create_server(("", port), family=family, dualstack_ipv6=both).close()
@@ -379,7 +379,7 @@ def _require_free(coordinator: str) -> None:
 
 
 def _reach(coordinator: str) -> None:
-    """Wait until process 0 listens there: JAX would end this process without a word that helps."""
+    """Wait until process 0 listens: JAX would end this process without a useful message."""
     host, _, port = coordinator.rpartition(":")
     end = time.monotonic() + START_S
     answer = b""
@@ -391,7 +391,7 @@ def _reach(coordinator: str) -> None:
         except OSError as error:
             problem = f"nobody answers after {START_S} s ({error})"
         else:
-            # Of a frame's header, the fourth byte is its type: a server begins with SETTINGS.
+            # The fourth byte of a frame header is its type: a server begins with SETTINGS.
             if answer[3:4] == b"\x04":
                 return
             problem = "another program listens there"
@@ -406,7 +406,7 @@ def _reach(coordinator: str) -> None:
 
 
 def log_beside(hosts: Hosts, workdir: Path) -> None:
-    """A process that does not write the run's files has a log of its own: logs/process_I.log."""
+    """Give a process that does not write the run's files its own log: logs/process_I.log."""
     if hosts.writes:
         return
     path = workdir / "logs" / f"process_{hosts.index}.log"
@@ -421,13 +421,13 @@ def log_beside(hosts: Hosts, workdir: Path) -> None:
 
 
 def status_of(error: BaseException) -> int | None:
-    """The exit status of a process that an error ends; None: that of an error nobody expected."""
+    """The exit status of a process that an error ends; None for an unexpected error."""
     expected = 2 if isinstance(error, (ValueError, OSError)) else None
     return getattr(error, "exit_status", expected)
 
 
 def code_digest() -> str:
-    """Of this package's modules: 16 hexadecimal digits."""
+    """Hash of this package's modules: 16 hexadecimal digits."""
     whole = hashlib.sha256()
     root = Path(__file__).parents[1]
     for path in sorted(root.rglob("*.py")):

@@ -1,6 +1,4 @@
-"""What a run writes about itself: metrics.jsonl, rollouts.jsonl, counts of compilations,
-times by phase.
-"""
+"""Files and counters of a run: metrics.jsonl, rollouts.jsonl, compilations, times by phase."""
 
 import contextlib
 import errno
@@ -24,8 +22,8 @@ log = logging.getLogger(__name__)
 class AppendedFile:
     """A file that whole records are appended to, unbuffered.
 
-    Those that cannot be written (a full disk) are kept and written with the next; one that went out
-    by halves is taken back first.
+    Records that cannot be written (a full disk) are kept and written with the next. A half-written
+    record is removed first.
 
     Attributes:
       failures: writes that failed since this object was made.
@@ -65,9 +63,9 @@ class AppendedFile:
 
 
 class JsonLines:
-    """A file of one JSON object a line, flushed line by line (`AppendedFile`).
+    """A file with one JSON object per line, flushed after each line (`AppendedFile`).
 
-    On resume, lines from `next_step` on are cut off.
+    On resume, lines from `next_step` on are removed.
 
     Every line must have an integer "step".
     """
@@ -77,7 +75,7 @@ class JsonLines:
         kept = (
             [line for line in read_steps(path) if line["step"] < next_step] if path.exists() else []
         )
-        # Written anew and moved into place, so that a crash here loses nothing.
+        # Written to a new file and moved into place, so a crash here loses nothing.
         write_atomically(path, "".join(json.dumps(line) + "\n" for line in kept))
         self._file = AppendedFile(path)
 
@@ -94,12 +92,12 @@ class JsonLines:
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write beside and move into place: the file is the old one or the new one, never a part."""
+    """Write a temporary file and move it into place: readers see the old file or the new one."""
     fresh = path.with_name(path.name + ".tmp")
     try:
         fresh.write_bytes(content.encode("utf-8") if isinstance(content, str) else content)
         fresh.replace(path)
-    except OSError as error:  # a full disk's error says of which file it is nothing
+    except OSError as error:  # a full disk's error does not name the file
         with contextlib.suppress(OSError):
             fresh.unlink()
         raise OSError(error.errno, error.strerror, str(path)) from None
@@ -109,16 +107,15 @@ def read_object(path: Path, advice: str) -> dict[str, Any]:
     """The JSON object in a file that a person may have edited.
 
     Args:
-      advice: what to do where it is none; ends the message.
+      advice: what to do if it is damaged; ends the message.
 
     Raises:
-      ValueError: it is something else, or no JSON; names the file and what is wrong. OSError: it
-        cannot be read.
+      ValueError: no JSON, or no object; names the file and the problem. OSError: it cannot be read.
     """
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        # Bytes that are no text; no JSON; brackets that nest without end.
+        # Bytes that are no text, no JSON, or brackets nested too deep.
         raise ValueError(f"{path} is damaged: no JSON ({error}); {advice}") from None
     if not isinstance(found, dict):
         raise ValueError(
@@ -128,7 +125,7 @@ def read_object(path: Path, advice: str) -> dict[str, Any]:
 
 
 def kind_of(value: Any) -> str:
-    """What JSON calls a value: "a list", "null"."""
+    """JSON's name for a value: "a list", "null"."""
     names = {
         dict: "an object",
         list: "a list",
@@ -140,7 +137,7 @@ def kind_of(value: Any) -> str:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The objects of a JSON-lines file; a last line cut short by a crash is left out.
+    """The objects of a JSON-lines file, without a last line that a crash cut short.
 
     Raises ValueError that names the file and the line.
     """
@@ -165,9 +162,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def read_steps(path: Path) -> list[dict[str, Any]]:
-    """Those of a file whose objects each have an integer "step", as `read_lines` reads them;
-    ValueError where one has none.
-    """
+    """`read_lines` of a file whose objects must each have an integer "step"; else ValueError."""
     lines = read_lines(path)
     for number, line in enumerate(lines, 1):
         if type(line.get("step")) is not int:
@@ -178,38 +173,36 @@ def read_steps(path: Path) -> list[dict[str, Any]]:
     return lines
 
 
-# Upper edges of `pass_rate_histogram`: each bin holds what is above the edge before it.
+# Upper edges of `pass_rate_histogram`: each bin holds rates above the previous edge.
 PASS_RATE_EDGES = (0.0, *(k / 10 for k in range(1, 10)), 1 - 1e-6, 1.0)
 
 
 def held_out_names(point: Mapping[str, Any]) -> list[str]:
-    """Names of the held-out sets that a point of evaluations.jsonl tells apart, in their order:
-    NAME of each "eval/NAME/accuracy". None where the run has one set without a name.
+    """Names of the held-out sets in a point of evaluations.jsonl, in order: NAME of each
+    "eval/NAME/accuracy". Empty if the run has one unnamed set.
     """
     found = (re.fullmatch("eval/([^/]+)/accuracy", key) for key in point)
     return [match[1] for match in found if match]
 
 
 def pass_rate_histogram(rates: Sequence[float]) -> list[int]:
-    """Twelve counts: pass rate exactly 0; in (0, .1], (.1, .2], ... (.9, 1) (ten of
-    them); exactly 1.
-    """
+    """Twelve counts: pass rate exactly 0; ten bins (0, .1], (.1, .2], ... (.9, 1); exactly 1."""
     inner = [rate for rate in rates if 0 < rate < 1]
     counts = [0] * 10
     for rate in inner:
-        # A hair less, so that 0.3 computed as 3 / 10 falls where it reads.
+        # The small offset keeps 0.3, computed as 3 / 10, in its own bin.
         counts[min(int(rate * 10 - 1e-9), 9)] += 1
     return [sum(rate == 0 for rate in rates), *counts, sum(rate == 1 for rate in rates)]
 
 
-# Phases of a step, as people are told of them.
+# Phases of a step, as messages name them.
 _PHASES = {"update": "updating", "transfer": "sending weights", "fused": "fused step"}
 
 
 class PhaseTimer:
     """Seconds by phase since the last `take`.
 
-    `spent`: what an earlier `take` gave, to go on from.
+    `spent`: the result of an earlier `take`, to continue from.
     """
 
     def __init__(self, spent: Mapping[str, float] | None = None):
@@ -232,9 +225,7 @@ class PhaseTimer:
         self._seconds[name] = self._seconds.get(name, 0.0) + seconds
 
     def take(self) -> dict[str, float]:
-        """{"time/<phase>": seconds, "time/other": what no phase claimed, "time/step": all},
-        and start anew.
-        """
+        """{"time/<phase>": seconds, "time/other": the rest, "time/step": all}; starts anew."""
         now = time.perf_counter()
         whole = now - self._start
         named = dict(self._seconds)
@@ -248,8 +239,8 @@ class PhaseTimer:
 
 
 def counted_over_restarts(values: Sequence[float]) -> int:
-    """What a counter of the process counted in all: where it falls,
-    the run was resumed and it began anew.
+    """Total of a per-process counter over restarts: where it falls, the run was resumed and the
+    counter began at 0.
     """
     return round(
         sum(now - before if now >= before else now for before, now in zip([0.0, *values], values))
@@ -257,7 +248,7 @@ def counted_over_restarts(values: Sequence[float]) -> int:
 
 
 class SlowSteps:
-    """Notices a step that takes `factor` times the median of the latest ones, compilation left out.
+    """Finds steps that take `factor` times the median of recent ones, without compilation.
 
     Attributes:
       count: how many since this object was made.
@@ -273,11 +264,11 @@ class SlowSteps:
         self.count = 0
 
     def see(self, step: int, times: Mapping[str, float], notes: Mapping[str, float]) -> str | None:
-        """What to report of this step, if anything.
+        """A warning about this step, or None.
 
         Args:
           times: "time/<phase>" in seconds, with "time/step" and "time/compile". notes: other
-            numbers worth telling.
+            numbers to report.
         """
         seconds = times["time/step"] - times.get("time/compile", 0.0)
         median = statistics.median(self._latest) if len(self._latest) >= self._least else None
@@ -304,8 +295,8 @@ class SlowSteps:
 
 
 class CompileCounter:
-    """Counts XLA compilations of this process, and their seconds, while it exists (a hit of the
-    persistent cache counts: it means that a function met a new shape).
+    """Counts XLA compilations of this process, and their seconds, while it exists. A hit of the
+    persistent cache counts: a function met a new shape.
     """
 
     _EVENT = "/jax/core/compile/backend_compile_duration"

@@ -1,6 +1,4 @@
-"""What a training run holds on each device, and what to say when one ran out of memory:
-of RL and of supervised fine-tuning.
-"""
+"""Memory held on each device by RL and by supervised fine-tuning, and the out-of-memory message."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -17,17 +15,17 @@ from rl_speed.update.state import TrainState, state_shardings
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Whether XLA says so, of a device or of the host that stands for one."""
+    """Whether XLA reports that a device, or the host in its place, ran out of memory."""
     return "RESOURCE_EXHAUSTED" in str(error)
 
 
 def explain(
     error: Exception, parts: Sequence[tuple[str, Mapping[str, int], str]], last: str = ""
 ) -> str:
-    """The message: what is held by part, and what to turn down.
+    """The message: what each part holds, and which settings to turn down.
 
     Args:
-      parts: (what, bytes per device by part, the settings that make it smaller) of each program.
+      parts: (title, bytes per device by part, the settings that make it smaller) of each program.
         last: a line at the end.
     """
     lines = [f"a device ran out of memory: {str(error).strip().splitlines()[0]}"]
@@ -41,8 +39,8 @@ def explain(
 
 
 def device_bytes(tree: Any) -> int:
-    """Bytes of one device's part of a pytree of (abstract) arrays;
-    what has no sharding counts whole.
+    """Bytes of one device's shard of a pytree of (abstract) arrays. An array without a sharding
+    counts whole.
     """
 
     def one(x: Any) -> int:
@@ -56,7 +54,7 @@ def device_bytes(tree: Any) -> int:
 def abstract_state(
     model: ModelConfig, params: Any, optimizer: optax.GradientTransformation, mesh: Mesh
 ) -> TrainState:
-    """The train state of (abstract) parameters as shapes with shardings."""
+    """The train state as shapes with shardings, from (abstract) parameters."""
     scalar = jax.ShapeDtypeStruct((), jnp.int32)
     shapes = TrainState(
         params=params,
@@ -72,12 +70,12 @@ def abstract_state(
     )
 
 
-# The part that is held beside programs which do not have it.
+# The part that stays on the device while programs run that do not use it.
 WAITING = "optimizer"
 
 
 def update_parts(state: TrainState) -> dict[str, int]:
-    """Bytes per device of what the update holds, by part."""
+    """Bytes per device held by the update, by part."""
     weights = device_bytes(state.params)
     return {
         "weights (sharded, float32)": weights,
@@ -87,7 +85,7 @@ def update_parts(state: TrainState) -> dict[str, int]:
 
 
 def size_text(count: int) -> str:
-    """Bytes for people."""
+    """A readable size, such as "1.50 GiB"."""
     for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if count >= scale:
             return f"{count / scale:.2f} {unit}"

@@ -1,4 +1,4 @@
-"""Curves of one run, drawn from what it wrote."""
+"""Plots of one run, from its files."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -39,9 +39,7 @@ def smooth(values: Sequence[float], window: int = 15) -> np.ndarray:
 
 
 def running_median(values: Sequence[float], window: int = 15) -> np.ndarray:
-    """Median of the latest `window` values: what a step takes,
-    whatever single steps had to compile.
-    """
+    """Median of the latest `window` values, which hides single slow steps such as compilations."""
     values = np.asarray(values, float)
     return np.array([np.median(values[max(i + 1 - window, 0) : i + 1]) for i in range(len(values))])
 
@@ -62,10 +60,8 @@ def _lines(
 
 
 def plot_run(workdir: Path) -> list[Path]:
-    """Draw plots/accuracy.png and plots/training.png of a finished (or running) workdir, and
-    plots/devices.png where generation and update ran beside each other.
-
-    Returns the files drawn.
+    """Draw plots/accuracy.png and plots/training.png of a workdir, finished or running. Also
+    plots/devices.png where generation and update ran at the same time. Returns the files drawn.
     """
     plt = pyplot()
     out = workdir / "plots"
@@ -83,7 +79,7 @@ def plot_run(workdir: Path) -> list[Path]:
 
 
 def _devices(plt: Any, records: list[dict], summary: dict, path: Path) -> Path:
-    """Of a run that draws the next groups while it trains: how much of a step each side worked."""
+    """Plot the share of a step that generation and update each worked, for overlapped runs."""
     figure, axis = plt.subplots(figsize=(7, 3.6), constrained_layout=True)
     steps = [r["step"] for r in records]
     for name, label in (("generate", "generation"), ("update", "update")):
@@ -178,7 +174,7 @@ def _training(plt: Any, records: list[dict], summary: dict, path: Path) -> Path:
     phases = ["generate", "score", "update", "fused", "other"]
     seconds = [running_median([r.get(f"time/{name}", 0.0) for r in records]) for name in phases]
     flat[7].stackplot(steps, seconds, labels=phases, alpha=0.8)
-    # The first step compiles; it would flatten the rest.
+    # The first step compiles, and would flatten the rest.
     flat[7].set_ylim(0, 1.1 * np.max(np.sum(seconds, axis=0)[min(5, len(steps) - 1) :]))
     flat[7].set_title("seconds per step by phase (running median)")
     flat[7].set_xlabel("step")
@@ -190,8 +186,8 @@ def _training(plt: Any, records: list[dict], summary: dict, path: Path) -> Path:
 
 
 def plot_sft(workdir: Path) -> Path:
-    """Draw loss.png of a supervised run's workdir: loss of each update, held-out loss,
-    accuracy where answers were sampled.
+    """Draw loss.png of a supervised run's workdir: loss of each update, held-out loss, accuracy
+    where answers were sampled.
     """
     records = read_steps(workdir / "metrics.jsonl")
     plt = pyplot()

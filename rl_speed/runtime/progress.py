@@ -14,13 +14,13 @@ from rl_speed.activity import activity
 
 log = logging.getLogger(__name__)
 
-# Seconds between two looks at the phase under way, and of a phase that the log tells first.
+# Seconds between two looks at the current phase, and the length at which the log first reports one.
 _LOOK_S = 1.0
 _LONG_S = 10.0
 
 
 def progress_bar(total: int, label: str, initial: int = 0, enabled: bool = True) -> Any:
-    """A tqdm bar; where standard error is no terminal it speaks every 20 seconds only."""
+    """A tqdm bar; if standard error is no terminal, it prints only every 20 seconds."""
     terminal = sys.stderr.isatty()
     return tqdm(
         total=total,
@@ -36,10 +36,10 @@ def progress_bar(total: int, label: str, initial: int = 0, enabled: bool = True)
 
 
 class ActivityDisplay:
-    """Shows in `bar` what the process waits for; where `bar` is None, in the log.
+    """Shows in `bar` what the process waits for; if `bar` is None, in the log.
 
-    The log has a line where a phase takes 10 s, 20 s, 40 s and so on, and for each kind of phase
-    (the text before its first "," or ":") only where it takes longer than it ever did.
+    The log has a line when a phase takes 10 s, 20 s, 40 s and so on. The kind of a phase is its
+    text before the first "," or ":". A kind is logged only when it takes longer than ever before.
     """
 
     def __init__(self, bar: Any, label: str, clock: Callable[[], float] = time.monotonic):
@@ -49,7 +49,7 @@ class ActivityDisplay:
         self._due: dict[str, float] = {}
 
     def look(self) -> None:
-        """Called every second or so."""
+        """Update the display; called about once a second."""
         text, since = activity.now()
         seconds = self._clock() - since
         shown = f"{text} ({seconds:.0f} s)"
@@ -68,7 +68,7 @@ class ActivityDisplay:
 
 @contextlib.contextmanager
 def show_activity(bar: Any, label: str) -> Iterator[None]:
-    """Within, a thread shows `activity`: in the bar on a terminal, else in the log."""
+    """While active, a thread shows `activity`: in the bar on a terminal, else in the log."""
     live = sys.stderr.isatty() and not bar.disable
     display = ActivityDisplay(bar if live else None, label)
     over = threading.Event()

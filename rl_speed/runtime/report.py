@@ -1,4 +1,4 @@
-"""What a run says when it is over."""
+"""The text that a run prints at its end."""
 
 from pathlib import Path
 from typing import Any
@@ -69,7 +69,7 @@ def closing_summary(summary: dict[str, Any], workdir: Path, plots: list[Path]) -
         name.replace("_", " "): summary[name]
         for name in ("slow_steps", "failed_checkpoints", "failed_writes")
     }
-    # By what failed: "verifier/timeout", or "extra/timeout" of a reward function.
+    # Keys name the failure: "verifier/timeout", or "extra/timeout" of a reward function.
     faults |= {
         name.replace("extra/", "reward function ").replace("/", " "): int(n)
         for name, n in summary["verifier"].items()
@@ -87,7 +87,7 @@ def closing_summary(summary: dict[str, Any], workdir: Path, plots: list[Path]) -
 
 
 def _change(label: str, first: dict[str, Any], last: dict[str, Any], key: str) -> str:
-    # A run that was resumed with other held-out sets began without this one.
+    # A run resumed with other held-out sets has no first value for this one.
     before = f"{first[key]:.3f}" if key in first else "unknown"
     return f"{label:<21} {before} -> {last[key]:.3f}"
 

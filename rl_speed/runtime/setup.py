@@ -6,40 +6,39 @@ from pathlib import Path
 
 import jax
 
-# Of a CPU, whatever the number of its cores.
+# CPU devices allowed even above the number of cores.
 FEW_DEVICES = 8
 
-# Of mallopt(3).
+# Parameters of mallopt(3).
 M_TRIM_THRESHOLD = -1
 M_TOP_PAD = -2
 M_MMAP_THRESHOLD = -3
 
 
 def setup_jax(devices: int = 1) -> None:
-    """Have `devices` devices where JAX runs on a CPU (`share_processors`). Turn the persistent
-    compilation cache on: in $JAX_COMPILATION_CACHE_DIR, or ~/.cache/rl_speed/xla. Keep freed
-    memory. Before transformers is imported: no advice from it.
+    """Set up JAX for a run: `devices` devices on a CPU (`share_processors`), the persistent
+    compilation cache (in $JAX_COMPILATION_CACHE_DIR or ~/.cache/rl_speed/xla), and freed memory
+    kept. Call it before transformers is imported, to silence its advice.
     """
     default = Path.home() / ".cache" / "rl_speed" / "xla"
     jax.config.update(
         "jax_compilation_cache_dir", os.environ.get("JAX_COMPILATION_CACHE_DIR", str(default))
     )
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
-    # transformers would say on stderr that PyTorch is absent and that only its tokenizers can be
-    # used, which is what is wanted of it.
+    # transformers would print that PyTorch is absent and only tokenizers work, which is intended.
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     keep_freed_memory()
     share_processors(devices)
 
 
 def share_processors(devices: int) -> bool:
-    """Have JAX's CPU platform offer so many devices, which then work at the same time: an
-    operation of one device uses a second core only if it is large.
+    """Make JAX's CPU platform offer `devices` devices, which work at the same time. One device
+    alone uses a second core only in large operations.
 
-    False where nothing was changed: one device; more than there are processors, and more than a few
-    to try things with, which the mesh then refuses; or a number in XLA_FLAGS, the user's own.
+    Returns False if nothing was changed: one device; more than both the cores and FEW_DEVICES (the
+    mesh then refuses); or a number in XLA_FLAGS, set by the user.
 
-    Raises RuntimeError: JAX has been used already, so that its devices are made.
+    Raises RuntimeError: JAX was used already, so its devices exist.
     """
     most = max(FEW_DEVICES, os.cpu_count() or 1)
     own = "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
@@ -50,15 +49,15 @@ def share_processors(devices: int) -> bool:
 
 
 def keep_freed_memory() -> bool:
-    """Have glibc keep large freed blocks for the next allocation.
+    """Make glibc keep large freed blocks for the next allocation.
 
-    False where the C library is another one, or refuses.
+    Returns False if the C library is another one, or refuses.
 
-    On a CPU device XLA allocates a program's workspace anew in every call. Blocks above 32 MiB come
-    from the kernel each time, page by page: a quarter of the time of a step whose workspace is a
-    little larger than that.
+    On a CPU device XLA allocates a program's workspace in every call. Blocks above 32 MiB come from
+    the kernel each time, page by page. This costs a quarter of the time of a step whose workspace
+    is slightly larger.
     """
-    if "MALLOC_MMAP_THRESHOLD_" in os.environ:  # the user's own choice
+    if "MALLOC_MMAP_THRESHOLD_" in os.environ:  # set by the user
         return False
     try:
         mallopt = ctypes.CDLL(None).mallopt

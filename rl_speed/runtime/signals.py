@@ -1,8 +1,8 @@
-"""SIGTERM and SIGINT ask a run to save and stop; it says so and does.
+"""SIGTERM and SIGINT ask a run to save and stop.
 
-At scale a step takes minutes, and whoever sends a signal waits for less; so the request is looked
-at between generation calls too, of steps and of evaluations, and between parts of a call. What is
-saved then has the samples of whole calls.
+A large run's step takes minutes, longer than a scheduler waits after a signal. So the request is
+also checked between generation calls, of steps and of evaluations, and between parts of a call. The
+checkpoint saved then has the samples of whole calls.
 """
 
 import contextlib
@@ -18,11 +18,12 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Stopped(Exception):
-    """The run was asked to stop, and did after saving.
+    """The run was asked to stop, and saved before it did.
 
     Attributes:
-      signal: which. step: steps made, all saved. workdir: where. inside: how much of what comes
-        next is made and saved, too. receiver: of several processes, the one that got it.
+      signal: the one received. step: steps made, all saved. workdir: of the run. inside: how much
+        of the next step is made and saved, too. receiver: which of several processes got the
+        signal.
     """
 
     def __init__(
@@ -51,16 +52,16 @@ class Stopped(Exception):
 
 
 class StopRequest:
-    """Whether a signal has asked for a stop, or the time is over. `received` is None until then.
+    """Whether a signal or the time limit has asked for a stop. `received` is None until then.
 
-    Several processes stop together, whichever of them got the signal: what `ask` found last is the
-    answer until the next `ask`, which all must make at the same places.
+    Several processes stop together, whichever got the signal. The latest `ask` decides until the
+    next; all processes must call it at the same places.
 
     Args:
-      over: asked by `ask`; True is as if SIGALRM had come, the signal of a clock that ran out.
+      over: called by `ask`; True acts as SIGALRM, the signal of a timer.
 
     Attributes:
-      receiver: of several processes, the one that got it.
+      receiver: which of several processes got the signal.
     """
 
     def __init__(self, hosts: Hosts | None = None, over: Callable[[], bool] = lambda: False):
@@ -75,7 +76,7 @@ class StopRequest:
         return self._mine if self._hosts.count == 1 else self._agreed
 
     def note(self, received: signal.Signals) -> None:
-        """This process got a signal."""
+        """Record that this process got a signal."""
         self._mine = received
 
     def ask(self) -> bool:
@@ -100,15 +101,14 @@ class StopRequest:
 def stop_on_signals(
     hosts: Hosts | None = None, over: Callable[[], bool] = lambda: False
 ) -> Iterator[StopRequest]:
-    """Within, the first SIGTERM or SIGINT is noted, not obeyed; a second one acts at once,
-    as it would have without us.
+    """While active, the first SIGTERM or SIGINT is only recorded; a second one acts as usual.
 
-    Off the main thread, where Python allows no handlers, nothing is installed and no signal is
-    ever noted.
+    Outside the main thread, where Python allows no handlers, nothing is installed and no signal is
+    recorded.
 
     Args:
       hosts: the processes that stop together; None: this one.
-      over: as of `StopRequest`.
+      over: see `StopRequest`.
     """
     request = StopRequest(hosts, over)
     if threading.current_thread() is not threading.main_thread():
@@ -118,13 +118,13 @@ def stop_on_signals(
 
     def restore() -> None:
         for which, handler in before.items():
-            # None: installed outside Python; the default is the nearest we can put back.
+            # None: installed outside Python, so it cannot be restored; the default is nearest.
             signal.signal(which, signal.SIG_DFL if handler is None else handler)
 
     def handle(number: int, _) -> None:
         request.note(signal.Signals(number))
         restore()
-        # os.write and not print: a handler may interrupt a print.
+        # os.write, not print: a handler may interrupt a print.
         note = (
             f"\n{signal.Signals(number).name}: stopping and saving as soon as what is under way "
             "ends; again to stop at once\n"

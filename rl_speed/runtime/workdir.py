@@ -1,6 +1,4 @@
-"""The JSON files of a workdir, which people edit: what is wrong with one is said with its name,
-the field and what to do.
-"""
+"""The JSON files of a workdir, which people edit. Errors name the file, the field and the fix."""
 
 import dataclasses
 import importlib.metadata
@@ -27,22 +25,21 @@ _TYPES = {bool: "true or false", int: "an integer", float: "a number", str: "a s
 
 
 def wanted(kind: type) -> str:
-    """In words, what a field of this type takes."""
+    """The expected value of a field of this type, in words."""
     return _TYPES[kind]
 
 
 def read_settings(path: Path, advice: str, supervised: bool = False) -> dict[str, Any]:
     """A run's config.json.
 
-    Sections and fields unknown to this version are kept as they are; those it knows are what
-    they must be.
+    Sections and fields unknown to this version are kept as they are; known ones are checked.
 
     Args:
-      advice: what to do where the file is damaged; ends the message.
-      supervised: whether a supervised run's settings will do, too.
+      advice: what to do if the file is damaged; ends the message.
+      supervised: whether a supervised run's settings are accepted, too.
 
     Raises:
-      ValueError: no JSON object, or a section or a field of another type; says which. OSError: it
+      ValueError: no JSON object, or a section or field of another type; names it. OSError: it
         cannot be read.
     """
     values = read_object(path, advice)
@@ -58,7 +55,7 @@ def is_supervised(values: Mapping[str, Any]) -> bool:
 
 
 def _translate(values: dict[str, Any]) -> None:
-    """Give fields that had values of another type what these are called now."""
+    """Convert fields whose type has changed to their present values."""
     rule = values.get("rule")
     if isinstance(rule, dict) and isinstance(rule.get("inclusive"), bool):
         rule["inclusive"] = "both" if rule["inclusive"] else "neither"
@@ -88,9 +85,9 @@ def _check(values: Mapping[str, Any], section: Any, path: Path, advice: str, pre
 
 
 def config_of(values: Mapping[str, Any]) -> Config:
-    """What `read_settings` read as a `Config`.
+    """A `Config` from the values that `read_settings` returned.
 
-    Fields unknown to this version are left out; those it lacks keep their defaults.
+    Fields unknown to this version are left out; missing ones keep their defaults.
     """
 
     def fill(section: Any, values: Mapping[str, Any]) -> Any:
@@ -107,9 +104,9 @@ def config_of(values: Mapping[str, Any]) -> Config:
 
 
 def read_summary(path: Path, advice: str) -> dict[str, Any]:
-    """A run's summary.json: what it must have is there, and is numbers.
+    """A run's summary.json, whose required fields are checked to be numbers.
 
-    Raises ValueError that names what is not; OSError where it cannot be read.
+    Raises ValueError that names the field; OSError if it cannot be read.
     """
     summary = read_object(path, advice)
     for name in ("steps", "train_s", "tokens", "samples", "optimizer_steps"):
@@ -138,10 +135,9 @@ def _is_number(value: Any) -> bool:
 
 
 def earlier_settings(workdir: Path) -> dict[str, Any]:
-    """The settings that the run of a workdir had when it was last opened;
-    empty where no file tells them.
+    """The settings with which a workdir's run was last opened; empty if there is no config.json.
 
-    Raises ValueError where the file is damaged: going on would write over it.
+    Raises ValueError if the file is damaged: going on would overwrite it.
     """
     path = workdir / "config.json"
     if not path.exists():
@@ -154,8 +150,8 @@ def earlier_settings(workdir: Path) -> dict[str, Any]:
 
 
 def note_changes(path: Path, before: Mapping[str, Any], now: Mapping[str, Any], step: int) -> None:
-    """Before a run goes on under other settings than those `before`, say which,
-    and keep its config.json as config_before_step_N.json.
+    """Log which settings differ from `before` when a run goes on, and keep its config.json as
+    config_before_step_N.json.
     """
     old = flatten(before)
     changed = [
@@ -171,9 +167,9 @@ def note_changes(path: Path, before: Mapping[str, Any], now: Mapping[str, Any], 
 def note_environment(workdir: Path, step: int) -> None:
     """Append to environment.json how and where the run is started or resumed at `step`.
 
-    The file is a list with one entry a start: versions may differ between them.
+    The file is a list with one entry per start: versions may differ between them.
 
-    Raises ValueError where the file is damaged.
+    Raises ValueError if the file is damaged.
     """
     path = workdir / "environment.json"
     advice = "restore it, or move it away"
@@ -203,7 +199,7 @@ def note_environment(workdir: Path, step: int) -> None:
     write_atomically(path, json.dumps([*entries, entry], indent=2) + "\n")
 
 
-# What numbers of a run may depend on.
+# Packages that may affect a run's numbers.
 _PACKAGES = (
     "jax jaxlib flax optax orbax-checkpoint numpy transformers tokenizers math-verify".split()
 )
@@ -217,8 +213,8 @@ def _version(package: str) -> str:
 
 
 def _commit() -> str:
-    """The commit of this package's checkout, "-dirty" behind it where files differ; "" where the
-    package is no checkout (an installed wheel inside another repository is none).
+    """The commit of this package's checkout, with "-dirty" if files differ; "" if the package is
+    not a checkout (such as a wheel installed inside another repository).
     """
     checkout = ["git", "-C", str(Path(rl_speed.__file__).parent)]
     tracked = [*checkout, "ls-files", "--error-unmatch", "__init__.py"]

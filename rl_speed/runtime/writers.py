@@ -1,8 +1,8 @@
-"""Where the numbers of a run go: metrics.jsonl and rollouts.jsonl always,
-TensorBoard, Weights & Biases and Trackio behind one interface.
+"""Writers of a run's numbers: metrics.jsonl and rollouts.jsonl always; TensorBoard, Weights &
+Biases and Trackio behind one interface.
 
-A writer never ends a run: what it cannot write is counted (`failures`) and logged. On resume a
-writer forgets what it was told of steps that are made again, so that nothing is shown twice.
+A writer never ends a run: failed writes are counted (`failures`) and logged. On resume a writer
+drops the records of steps that are made again, so nothing is shown twice.
 """
 
 import logging
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 class Writer(Protocol):
-    """What `MetricsWriter` passes numbers and texts on to.
+    """A destination to which `MetricsWriter` passes numbers and texts.
 
     Attributes:
       failures: writes that failed since the writer was made.
@@ -30,28 +30,26 @@ class Writer(Protocol):
     failures: int
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
-        """Scalars by name, and counts by name that are a list as long as `PASS_RATE_EDGES`.
+        """Write scalars by name, and counts by name (lists as long as `PASS_RATE_EDGES`).
 
-        Other values are passed over.
+        Other values are ignored.
         """
 
     def text(self, step: int, name: str, text: str) -> None:
-        """A text in Markdown."""
+        """Write a text in Markdown."""
 
     def close(self) -> None:
         """Write what is left."""
 
 
 class TensorBoard:
-    """Event files that TensorBoard reads, in a folder of their own: one event a step,
-    with all scalars.
+    """Event files for TensorBoard in their own folder: one event a step, with all scalars.
 
-    The records are made by the tensorboard package, which needs no TensorFlow. Its own file writer
-    is not used: that has a thread which a full disk ends without a word, and whose queue
-    then blocks.
+    The tensorboard package makes the records, without TensorFlow. Its own file writer is not used:
+    a full disk silently ends its thread, and then its queue blocks.
 
-    Each process writes a file of its own. It begins with a restart at `next_step`, at which
-    TensorBoard drops what older files have of that step and later ones.
+    Each process writes its own file. It begins with a restart at `next_step`: TensorBoard drops
+    that step and later ones from older files.
     """
 
     def __init__(self, folder: Path, next_step: int = 0):
@@ -65,7 +63,7 @@ class TensorBoard:
             dtype=types_pb2.DT_STRING, string_val=[text.encode("utf-8", "replace")]
         )
         folder.mkdir(parents=True, exist_ok=True)
-        # Files are read in the order of their names.
+        # TensorBoard reads files in the order of their names.
         self._file = AppendedFile(
             folder / f"events.out.tfevents.{time.time_ns() // 1000}.{socket.gethostname()}"
         )
@@ -125,12 +123,12 @@ def _is_histogram(value: Any) -> bool:
 
 
 class WandB:
-    """Weights & Biases. A resumed run goes on under its id, which is kept in the workdir.
+    """Weights & Biases. A resumed run continues under its id, which is kept in the workdir.
 
-    Steps that are made again are passed over by W&B, whose steps only grow: they had the same
-    values. Online, offline (WANDB_MODE=offline) and disabled modes are W&B's own.
+    W&B ignores steps that are made again, since its steps only grow; their values were the same.
+    Online, offline (WANDB_MODE=offline) and disabled modes are W&B's own.
 
-    Raises ValueError where the package is missing or no run can be begun, with what W&B said.
+    Raises ValueError with W&B's message if the package is missing or no run can be begun.
     """
 
     def __init__(self, project: str, workdir: Path, config: Mapping[str, Any]):
@@ -171,7 +169,7 @@ class WandB:
     def _log(self, step: int, values: Mapping[str, Any]) -> None:
         try:
             self._run.log(values, step=step)
-        except Exception as error:  # W&B has errors of many kinds, and none is worth a run
+        except Exception as error:  # W&B raises many kinds, and none is worth a run
             self.failures += 1
             log.error(
                 "%s did not take step %d (%s: %s)",
@@ -196,12 +194,12 @@ class WandB:
 
 
 class Trackio(WandB):
-    """Trackio, which takes W&B's calls and keeps runs in files of its own (TRACKIO_DIR).
+    """Trackio, which has W&B's interface and keeps runs in its own files (TRACKIO_DIR).
 
-    A resumed run goes on under its name. Steps that are made again are there twice, with the same
+    A resumed run continues under its name. Steps that are made again appear twice, with the same
     values.
 
-    Raises ValueError where the package is missing.
+    Raises ValueError if the package is missing.
     """
 
     def __init__(self, project: str, workdir: Path, config: Mapping[str, Any]):
@@ -221,12 +219,12 @@ class Trackio(WandB):
 
 
 class MetricsWriter:
-    """The files of a run and the writers that are asked for.
+    """The files of a run and the configured writers.
 
     Args:
-      workdir: metrics.jsonl, rollouts.jsonl and tensorboard/ are there. logging: which writers.
-        config: what W&B shows as settings.
-      next_step: what was written of it and of later steps is of no more use.
+      workdir: has metrics.jsonl, rollouts.jsonl and tensorboard/. logging: which writers. config:
+        settings shown by W&B.
+      next_step: records of this step and later ones are dropped.
     """
 
     def __init__(
@@ -249,18 +247,18 @@ class MetricsWriter:
         return sum(writer.failures for writer in (self._metrics, self._rollouts, *self._writers))
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
-        """A step's record."""
+        """Write a step's record."""
         self._metrics.write(step, values)
         self.show(step, values)
 
     def show(self, step: int, values: Mapping[str, Any]) -> None:
-        """To the writers alone: numbers that have another file (evaluations.jsonl)."""
+        """Pass numbers only to the writers: they have another file (evaluations.jsonl)."""
         for writer in self._writers:
             writer.write(step, values)
 
     def rollouts(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
-        """Decoded samples of a step, with "question", "response" and "answer";
-        every `text_every` steps to the writers, too.
+        """Write decoded samples of a step, with "question", "response" and "answer"; every
+        `text_every` steps also to the writers.
         """
         for place, sample in enumerate(samples):
             self._rollouts.write(step, sample)
@@ -274,7 +272,7 @@ class MetricsWriter:
 
 
 class NoWriter:
-    """In place of a `MetricsWriter` where another process writes the run's files."""
+    """Replaces `MetricsWriter` in processes that do not write the run's files."""
 
     failures = 0
 
@@ -288,7 +286,7 @@ class NoWriter:
 
 
 def _as_markdown(sample: Mapping[str, Any]) -> str:
-    """Indented text is shown as it stands."""
+    """Format a sample as Markdown; its text is indented, so it is shown verbatim."""
 
     def indented(text):
         return "\n".join("    " + line for line in text.splitlines()) or "    "

@@ -1,4 +1,6 @@
-"""Answers of OpenAI's completions and chat completions: whole or as a stream of events; errors."""
+"""Responses in the format of OpenAI's completions and chat completions, whole or streamed;
+errors.
+"""
 
 import json
 import time
@@ -17,7 +19,7 @@ class Choice:
     """One response of a request, as text.
 
     Args:
-      tokenizer: of transformers. asked: the request. response: what the batcher draws.
+      tokenizer: of transformers. asked: the request. response: drawn by the batcher.
 
     Attributes:
       index: of the choice. count: tokens so far. finish: finish_reason once it has ended.
@@ -31,15 +33,15 @@ class Choice:
         self.index = index
         self.count = 0
         self.finish: str | None = None
-        self._waiting: list[Token] = []  # tokens whose text was not returned
-        self._offset = 0  # characters that were returned
+        self._waiting: list[Token] = []  # tokens whose text was not returned yet
+        self._offset = 0  # number of characters returned
 
     def _decode(self, ids: list[int]) -> str:
         return self._tokenizer.decode(ids, skip_special_tokens=True)
 
     def push(self, token: Token) -> Added | None:
-        """What a token adds: "text" and "logprobs", with "token_ids" where asked for; None where
-        its text is held back.
+        """Text added by a token: "text" and "logprobs", with "token_ids" if asked for; None if its
+        text is held back.
         """
         self.count += 1
         self._waiting.append(token)
@@ -62,7 +64,7 @@ class Choice:
     def _logprobs(self, tokens: list[Token]) -> dict[str, Any]:
         def entry(token: int, value: float) -> dict[str, Any]:
             word = self._tokenizer.decode([token])
-            if REPLACEMENT in word:  # a part of a character
+            if REPLACEMENT in word:  # part of a character
                 word = self._tokenizer.convert_ids_to_tokens(token)
                 return {"token": word, "logprob": value, "bytes": None}
             return {"token": word, "logprob": value, "bytes": list(word.encode())}
@@ -132,8 +134,8 @@ class Answer:
         return made | ({"message": said} if self._chat else {"text": text})
 
     async def stream(self, events: AsyncIterator[tuple[Choice, Added]]) -> AsyncIterator[str]:
-        """Server-sent events: what is added to choices as it comes; the error that ended one, if
-        any; [DONE].
+        """Server-sent events: added text of the choices; the error that ended one, if any;
+        [DONE].
         """
         counts = self._asked.stream_options and self._asked.stream_options.include_usage
         kind = "chat.completion.chunk" if self._chat else "text_completion"
@@ -175,7 +177,7 @@ def error_status(error: Exception) -> int:
 
 
 def error_body(error: Exception) -> dict[str, Any]:
-    """OpenAI's form of an error."""
+    """An error in OpenAI's format."""
     refused = isinstance(error, Invalid)
     kind = {400: "invalid_request_error", 429: "rate_limit_error"}
     return {

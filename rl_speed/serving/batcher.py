@@ -1,5 +1,5 @@
-"""Continuous batching: a thread that prefills waiting prompts into free slots and decodes
-all slots together.
+"""Continuous batching: a thread that prefills waiting prompts into free slots and decodes all slots
+together.
 """
 
 import collections
@@ -30,10 +30,8 @@ class Token:
     """A token of a response.
 
     Attributes:
-      logprob: of the distribution at temperature 1. top: [(id, log-prob)], descending. Both are
-        None unless the response asked for them.
-      finish: "stop" where it is an end token, "length" where the response may have no more,
-        else None.
+      logprob: at temperature 1. top: [(id, log-prob)], descending. Both are None unless asked for.
+      finish: "stop" for an end token, "length" at the response's limit, else None.
     """
 
     id: int
@@ -44,11 +42,11 @@ class Token:
 
 @dataclasses.dataclass(eq=False)
 class Response:
-    """A response to draw. Responses to one prompt that follow each other share its prefill.
+    """A response to draw. Consecutive responses to one prompt share its prefill.
 
     Attributes:
-      prompt: token ids. limit: tokens of the longest response. seed, index: key of its draws.
-      logprobs: whether tokens bring log-probs. tag: of the caller's.
+      prompt: token ids. limit: maximum tokens of the response. seed, index: key of its draws.
+      logprobs: whether tokens have log-probs. tag: for the caller.
       ended: set by the batcher with the last event. cancelled: set by `Batcher.cancel`.
     """
 
@@ -69,20 +67,20 @@ Events = list[tuple[Response, Event]]
 
 
 class Batcher:
-    """Draws responses in the engine's slots, in a thread of its own.
+    """Draws responses in the engine's slots, in its own thread.
 
-    A response's tokens depend on its prompt, settings, seed and index, not on its company. One
-    decode step runs ahead of the tokens that are delivered.
+    A response's tokens depend on its prompt, settings, seed and index, not on other responses. One
+    decode step runs ahead of the delivered tokens.
 
     Args:
-      engine: compiled by `warm_up`, or the first responses wait for that; one sample a slot.
-      deliver: called from the thread with the events of a step. A response's last event is a
-        token with `finish`, or an exception.
+      engine: one sample per slot; compiled by `warm_up`, or else by the first responses.
+      deliver: called from the thread with the events of a step. A response's last event is a token
+        with `finish`, or an exception.
       room: responses that may wait for a slot.
 
     Attributes:
-      ended: why no more responses are drawn: Stopped, or the error that ended the thread; None
-        while they are.
+      ended: why no more responses are drawn: Stopped, or the error that ended the thread; else
+        None.
     """
 
     def __init__(self, engine: Engine, deliver: Callable[[Events], None], room: int):
@@ -98,11 +96,11 @@ class Batcher:
 
     @property
     def busy(self) -> tuple[int, int]:
-        """(responses in slots, responses that wait)."""
+        """(responses in slots, waiting responses)."""
         return len(self._tenants), len(self._waiting)
 
     def submit(self, responses: Sequence[Response]) -> None:
-        """Queue responses, all or none.
+        """Queue all of these responses, or none.
 
         Raises Full; Stopped; the error that ended the thread.
         """
@@ -119,7 +117,7 @@ class Batcher:
             self._changed.notify()
 
     def cancel(self, response: Response) -> None:
-        """Free the response's slot; it gets no more events from later steps."""
+        """Free the response's slot; it gets no events from later steps."""
         response.cancelled = True
 
     def stop(self) -> None:
@@ -176,7 +174,7 @@ class Batcher:
                 self._send(self._events(*done))
 
     def _admit(self, idle: bool) -> list[tuple[int, Response]]:
-        """Free slots of cancelled responses and fill free ones; wait for work where `idle`."""
+        """Free slots of cancelled responses and fill free slots; if `idle`, wait for work."""
         with self._changed:
             while True:
                 for slot in [s for s, response in self._tenants.items() if response.cancelled]:

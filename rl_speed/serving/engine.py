@@ -1,11 +1,11 @@
-"""Prefill, insert and generate over the policy's pure functions: what the sampler does in its loop,
-one step at a time.
+"""Prefill, insert and generate over the policy's pure functions: the sampler's loop, one step at a
+time.
 
 Each slot has a row of the context pool and `samples_per_slot` rows of the cache. Prefill computes a
-prompt's KV; insert copies it into the slot's row; generate feeds every row one token. As in the
-sampler, a row starts by feeding the last token of its context again, so that the first token comes
-from the same decode step as the others. A row that has ended stays and draws nothing until its slot
-gets the next prompt.
+prompt's KV, insert copies it into the slot's row, and generate feeds every row one token. As in the
+sampler, a row first feeds the last token of its context again, so the first token comes from the
+same decode step as the others. An ended row stays and draws nothing until its slot gets the next
+prompt.
 """
 
 import dataclasses
@@ -26,12 +26,12 @@ from rl_speed.serving.policy import ServedPolicy
 Array = jax.Array
 
 SHORTEST = 16  # tokens of the smallest prefill
-MAX_TOP = 20  # alternatives to a token whose log-probs are returned, where the vocabulary has them
+MAX_TOP = 20  # alternatives with log-probs per token, if the vocabulary has as many
 
 
 @struct.dataclass
 class Prefix:
-    """A prompt after prefill: `kv` as of one context; i32[] each: `token`, its last, and `length`,
+    """A prompt after prefill: `kv` of one context; i32[] each: `token`, its last one, and `length`,
     tokens in use.
     """
 
@@ -42,8 +42,8 @@ class Prefix:
 
 @struct.dataclass
 class Draws:
-    """How tokens are drawn, for one slot or an array of all: a typed `key`, `temperature` (0 is
-    greedy) and `top_p`, f32, and `limit`, i32, tokens of the longest response.
+    """Sampling settings of one slot, or arrays over all: a typed `key`, `temperature` (0 is greedy)
+    and `top_p`, f32, and `limit`, i32, maximum tokens of a response.
     """
 
     key: Any
@@ -54,8 +54,8 @@ class Draws:
 
 @struct.dataclass
 class Rows:
-    """What generate changes: `cache` of R rows; `token` i32[R], fed next;
-    `suffix_length` i32[R], fed so far; `active` bool[R].
+    """State that generate changes: `cache` of R rows; `token` i32[R], fed next; `suffix_length`
+    i32[R], number fed so far; `active` bool[R].
     """
 
     cache: Any
@@ -66,8 +66,8 @@ class Rows:
 
 @struct.dataclass
 class DecodeState:
-    """`context_kv` as of N contexts, one a slot; `context_length` i32[N]; `draws` of N slots;
-    `rows`.
+    """State of all slots: `context_kv` of N contexts, one per slot; `context_length` i32[N];
+    `draws` of N slots; `rows`.
     """
 
     context_kv: Any
@@ -78,12 +78,12 @@ class DecodeState:
 
 @struct.dataclass
 class Step:
-    """One token a row.
+    """One token per row.
 
     Attributes:
-      data: i32[R, 3]: token, whether it is one, length of the response so far.
-      logprob: f32[R], of the distribution at temperature 1. top_tokens: i32[R, K] and
-        top_logprobs: f32[R, K], the likeliest tokens, descending. All zero unless asked for.
+      data: i32[R, 3]: token, whether it is valid, length of the response so far.
+      logprob: f32[R], at temperature 1. top_tokens: i32[R, K] and top_logprobs: f32[R, K], the most
+        probable tokens, descending. All zero unless asked for.
     """
 
     data: Array
@@ -130,8 +130,8 @@ def _init(
 def _insert(
     state: DecodeState, prefix: Prefix, draws: Draws, slot: Array, samples: int
 ) -> DecodeState:
-    # What the row's last tenant left behind is masked: behind its context's length, and
-    # in its cache.
+    # Values from the slot's previous prompt are masked: past the context's length, and in the
+    # cache.
     def put(pool, new):
         return jax.lax.dynamic_update_slice(pool, new, (slot, *[0] * (pool.ndim - 1)))
 
@@ -151,7 +151,7 @@ def _insert(
 def draw_rows(
     logits_RxV: Array, u_R: Array, temperature_R: Array, top_p_R: Array, config: SamplerConfig
 ) -> tuple[Array, Array]:
-    """`draw` with a temperature and a top_p of each row; top_k is that of `config`.
+    """`draw` with a temperature and a top_p per row; top_k is that of `config`.
 
     Returns (token i32[R], finite bool[R]).
     """
@@ -166,7 +166,7 @@ def draw_rows(
     def drawn() -> Array:
         scaled = logits_RxV.astype(jnp.float32) / jnp.where(greedy_R, 1, temperature_R)[:, None]
         scaled = jnp.where(keep_mask(scaled, config.top_k, 1.0), scaled, -jnp.inf)
-        # Sorting the vocabulary is left out where no row asks for it.
+        # The vocabulary is sorted only if a row needs it.
         scaled = jax.lax.cond(jnp.any(top_p_R < 1), cut, lambda x: x, scaled)
         return draw(scaled, u_R, dataclasses.replace(exact, temperature=1.0))[0]
 
@@ -180,7 +180,7 @@ def _logprobs(logits_RxV: Array, token_R: Array, wanted: Array) -> tuple[Array, 
     top = min(MAX_TOP, vocab)
 
     def compute() -> tuple[Array, Array, Array]:
-        # As OpenAI's least: JSON has no infinity.
+        # OpenAI's minimum: JSON has no infinity.
         logp = jnp.maximum(jax.nn.log_softmax(logits_RxV.astype(jnp.float32)), -9999.0)
         top_logprobs, top_tokens = jax.lax.top_k(logp, top)
         return jnp.take_along_axis(logp, token_R[:, None], axis=1)[:, 0], top_tokens, top_logprobs
@@ -216,14 +216,14 @@ def _generate(
         rows.active,
     )
     keys = jax.vmap(jax.random.fold_in)(draws.key[slot], row % samples)
-    # The last prompt of a free slot must not decide what is computed for the others.
+    # The last prompt of a free slot must not affect what is computed for the others.
     temperature = jnp.where(rows.active, draws.temperature[slot], 0.0)
     top_p = jnp.where(rows.active, draws.top_p[slot], 1.0)
     drawn, finite = draw_rows(
         logits, uniforms(keys, rows.suffix_length), temperature, top_p, config=config
     )
-    # Where logits leave no distribution the response ends, as behind its last token: with a row
-    # that is not valid.
+    # If logits have no valid distribution, the response ends with an invalid token, as after its
+    # last token.
     valid = rows.active & finite
     token = jnp.where(valid, drawn, rows.token)
     is_end = jnp.zeros_like(rows.active)
@@ -247,18 +247,18 @@ def seed_key(seed: int, index: int) -> Array:
 
 
 def prefill_lengths(longest: int) -> list[int]:
-    """Lengths that prompts are padded to: powers of two from 16, below `longest`, and `longest`.
+    """Padded prompt lengths: powers of two from 16 below `longest`, and `longest`.
 
-    A program each.
+    Each has its own program.
     """
     lengths = [SHORTEST * 2**i for i in range(longest.bit_length()) if SHORTEST * 2**i < longest]
     return [*lengths, longest]
 
 
 def pad(ids: np.ndarray | list[int], longest: int) -> np.ndarray:
-    """i32[L] with L the shortest of `prefill_lengths(longest)` that holds the ids.
+    """i32[L] with L the shortest of `prefill_lengths(longest)` that fits the ids.
 
-    Raises ValueError where there are none, or more than `longest`.
+    Raises ValueError if there are none, or more than `longest`.
     """
     if not 1 <= len(ids) <= longest:
         raise ValueError(f"the prompt has {len(ids)} tokens; it must have between 1 and {longest}")
@@ -267,22 +267,21 @@ def pad(ids: np.ndarray | list[int], longest: int) -> np.ndarray:
 
 
 class Engine:
-    """Prefill and decoding in slots of one policy on one device.
+    """Prefill and decoding in slots, for one policy on one device.
 
     With equal `config.slots`, weights and precision, a response has the tokens that `sample` draws
     for the same prompt, key, sample index and settings.
 
     Args:
-      policy: what to serve; its weights are laid out for decoding here, once.
+      policy: to serve; its weights are converted for decoding here, once.
       config: `slots` rows that decode together, `max_new` the longest response, `top_k` of all
-        draws. Temperature and top_p come with each prompt, end tokens with the policy.
+        draws. Each prompt has its temperature and top_p; the policy has the end tokens.
       max_prefill_length: tokens of the longest prompt.
       samples_per_slot: responses to each prompt; divides `config.slots`.
-      attention: how decoding reads keys and values. device: where it runs; by default the first.
+      attention: how decoding reads keys and values. device: by default the first.
 
     Raises:
-      ValueError: a size is out of range, or prompt and response may be longer than the
-        policy's positions.
+      ValueError: a size is out of range, or prompt and response may exceed the policy's positions.
     """
 
     def __init__(
@@ -317,7 +316,7 @@ class Engine:
         self.params = jax.jit(self._decoder.prepare)(jax.device_put(policy.params, self.sharding))
 
     def prefill(self, ids: np.ndarray | list[int]) -> Prefix:
-        """KV of a prompt of token ids. Raises ValueError where they are none or too many."""
+        """KV of a prompt of token ids. Raises ValueError if there are none or too many."""
 
         def place(x):
             return jax.device_put(np.asarray(x, np.int32), self.sharding)
@@ -327,7 +326,7 @@ class Engine:
         return Prefix(_prefill(self._decoder, self.params, tokens, length), place(ids[-1]), length)
 
     def insert(self, state: DecodeState, prefix: Prefix, slot: int, draws: Draws) -> DecodeState:
-        """The state (donated) with a prompt in `slot`, whose rows start afresh.
+        """The state (donated) with a prompt in `slot`, whose rows are reset.
 
         Args:
           draws: of this slot; row i of the slot draws with `fold_in(draws.key, i)`.
@@ -344,9 +343,9 @@ class Engine:
         return _insert(state, prefix, draws, np.int32(slot), samples=self.samples_per_slot)
 
     def generate(self, state: DecodeState, logprobs: bool = False) -> tuple[DecodeState, Step]:
-        """One token in every row that goes on. The state is donated.
+        """Decode one token in every active row. The state is donated.
 
-        A row ends with an end token, which is still valid, or with the token that its limit allows.
+        A row ends with an end token, which is still valid, or at its limit.
         """
         rows, step = _generate(
             self._decoder,
@@ -362,15 +361,13 @@ class Engine:
         return state.replace(rows=rows), step
 
     def init_state(self) -> DecodeState:
-        """All slots free."""
+        """The state with all slots free."""
         return _init(
             self._decoder, self.params, self.config, self.slots, longest=self.max_prefill_length
         )
 
     def warm_up(self) -> None:
-        """Compile everything that requests will need:
-        prefill and insert at each length, generate.
-        """
+        """Compile all programs for requests: prefill and insert at each length, generate."""
         state = self.init_state()
         draws = Draws(seed_key(0, 0), 0.0, 1.0, 1)
         for length in prefill_lengths(self.max_prefill_length):

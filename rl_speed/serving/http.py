@@ -1,5 +1,5 @@
 """OpenAI's /v1/chat/completions and /v1/completions over HTTP: an ASGI application around a
-`Batcher`, and a server that runs it.
+`Batcher`, and its server.
 """
 
 import asyncio
@@ -33,20 +33,20 @@ except ImportError as error:
 
 MAX_BODY = 4 << 20  # bytes of a request
 MAX_CHOICES = 128  # responses to one request
-LEFT = 499  # status, for nobody, where the client has left
+LEFT = 499  # status if the client has left; not received by anyone
 
 
 class App:
-    """The application, of one served policy.
+    """The application for one served policy.
 
     Args:
       engine: compiled by `warm_up`. directory: with the tokenizer. name: of the model.
-      prompt: how messages become a prompt. "chat" is the tokenizer's template, with any turns;
-        other formats of `policy.prompt_encoder` take one user turn.
-      temperature, top_p: for requests that name none. queue: responses that may wait.
+      prompt: format of messages. "chat" is the tokenizer's template, with any turns; other formats
+        of `policy.prompt_encoder` take one user turn.
+      temperature, top_p: defaults of requests. queue: responses that may wait.
 
     Attributes:
-      asgi: the ASGI application. batcher: what draws the responses; its owner stops it.
+      asgi: the ASGI application. batcher: draws the responses; its owner stops it.
 
     Raises:
       FileNotFoundError, ValueError: no tokenizer, or one without a chat template.
@@ -69,10 +69,10 @@ class App:
         self._top_p = top_p
         self._tokenizer = load_tokenizer(directory)
         self._encode = prompt_encoder(self._tokenizer, prompt)
-        self._encode("0")  # a template that fails does so now
+        self._encode("0")  # an invalid template fails now
         self._encode_plain = prompt_encoder(self._tokenizer, "plain")
-        # Longer texts are too many tokens for certain (normalization may compose characters), and
-        # would keep the tokenizer busy.
+        # Longer texts surely have too many tokens (with room for normalization, which may compose
+        # characters), and would keep the tokenizer busy.
         piece = max(map(len, self._tokenizer.get_vocab()))
         self._characters = 4 * piece * engine.max_prefill_length
         self._created = int(time.time())
@@ -104,7 +104,7 @@ class App:
         return JSONResponse(self._card()) if name == self.name else _error(self._unknown(name))
 
     async def health(self, http: HTTPRequest) -> JSONResponse:
-        """GET /health: status 200, or 503 where no more requests are served; how busy it is."""
+        """GET /health: status 200, or 503 if no more requests are served; number of responses."""
         running, waiting = self.batcher.busy
         ended = self.batcher.ended
         found = {"status": str(ended or "ok"), "running": running, "waiting": waiting}
@@ -145,7 +145,7 @@ class App:
                 answer.stream(events),
                 media_type="text/event-stream",
                 headers={"Cache-Control": "no-cache"},
-                background=BackgroundTask(release),  # also where the client has left
+                background=BackgroundTask(release),  # also if the client has left
             )
         try:
             return await _unless_left(http, answer.whole(events))
@@ -157,7 +157,7 @@ class App:
     async def _events(
         self, queue: asyncio.Queue, choices: list[Choice]
     ) -> AsyncIterator[tuple[Choice, Added]]:
-        """What is added to which choice, until all have ended. Raises the error that ended one."""
+        """Added text and its choice, until all have ended. Raises the error that ended one."""
         going = len(choices)
         while going:
             index, event = await queue.get()
@@ -168,7 +168,7 @@ class App:
                 added = choice.push(event)
                 if choice.finish:
                     going -= 1
-                    self.batcher.cancel(choice.response)  # behind a stop string it would go on
+                    self.batcher.cancel(choice.response)  # it would continue after a stop string
                 if added is not None:
                     yield choice, added
 
@@ -178,7 +178,7 @@ class App:
                 queue, index = response.tag
                 queue.put_nowait((index, event))
 
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody reads on
+        with contextlib.suppress(RuntimeError):  # the loop is closed: no reader is left
             self._loop.call_soon_threadsafe(put)
 
     def _unknown(self, name: str) -> Invalid:
@@ -186,7 +186,7 @@ class App:
         return Invalid(message, "model", code="model_not_found", status=404)
 
     def _prompts(self, asked: Request) -> list[list[int]]:
-        """Prompts as token ids. Raises Invalid for what this server cannot hold."""
+        """Prompts as token ids. Raises Invalid for prompts that this server cannot hold."""
         if asked.model != self.name:
             raise self._unknown(asked.model)
         chat = isinstance(asked, ChatRequest)
@@ -240,7 +240,7 @@ class App:
                     f"{roles}"
                 )
             return self._encode(turns[0]["content"])
-        # The text of no turn may close it or open another.
+        # The text of a turn must not close it or open another.
         guard = self._encode.guard
         turns = [turn | {"content": guard.protect(turn["content"])} for turn in turns]
         return guard.encode(render_chat(self._tokenizer, turns, generation=True))
@@ -291,7 +291,7 @@ async def _body(http: HTTPRequest) -> bytes:
 
 
 async def _unless_left(http: HTTPRequest, answering: Coroutine) -> JSONResponse:
-    """The answer, unless the client leaves before it is there."""
+    """The answer, unless the client disconnects first."""
 
     async def left() -> None:
         while (await http.receive())["type"] != "http.disconnect":
@@ -309,9 +309,10 @@ async def _unless_left(http: HTTPRequest, answering: Coroutine) -> JSONResponse:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket; clients that connect before the server runs wait. Port 0 is a free one.
+    """A listening socket; clients that connect before the server runs wait. Port 0 takes a free
+    one.
 
-    Raises OSError where the address cannot be had.
+    Raises OSError if the address is not available.
     """
     bare = host.strip("[]")
     ipv6 = ":" in bare
@@ -329,11 +330,11 @@ class Server(uvicorn.Server):
     """HTTP server of an application: `run(sockets=[...])` serves until SIGINT, SIGTERM, or an error
     that ends the batcher.
 
-    Then no request is accepted, those under way have `grace` seconds to end, and the rest get
-    status 503.
+    Then no more requests are accepted. Those under way have `grace` seconds to end, and the rest
+    get status 503.
 
     Args:
-      app: what to serve; its batcher ends with the server.
+      app: to serve; its batcher ends with the server.
     """
 
     def __init__(self, app: App, grace: float = 10.0):
@@ -344,11 +345,11 @@ class Server(uvicorn.Server):
         self._grace = grace
 
     async def on_tick(self, counter: int) -> bool:
-        """Whether to end; uvicorn asks ten times a second."""
+        """Whether to end; uvicorn calls it ten times a second."""
         return await super().on_tick(counter) or self._batcher.ended is not None
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """End as the class says."""
+        """End as described in the class."""
         stop = asyncio.get_running_loop().call_later(self._grace, self._batcher.stop)
         await super().shutdown(sockets)
         stop.cancel()

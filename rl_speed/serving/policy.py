@@ -1,4 +1,4 @@
-"""What can be served: a Hugging Face directory, or what a training run left in its workdir."""
+"""Policies that can be served: a Hugging Face directory, or the workdir of a training run."""
 
 import dataclasses
 import os
@@ -15,12 +15,12 @@ from rl_speed.policy.hub import model_directory
 
 @dataclasses.dataclass(frozen=True)
 class ServedPolicy:
-    """Weights, and the directory whose tokenizer goes with them.
+    """Weights, and the directory of their tokenizer.
 
     Attributes:
-      directory: with the tokenizer. params: float32. source: where the weights are from, in words.
-      end_tokens: ids that end a response: those of generation_config.json, config.json and the
-        tokenizer, and those that the run had beside them.
+      directory: with the tokenizer. params: float32. source: origin of the weights, in words.
+      end_tokens: ids that end a response, from generation_config.json, config.json, the tokenizer
+        and the run's settings.
     """
 
     directory: Path
@@ -37,13 +37,12 @@ def load_policy(
 
     Args:
       path: a Hugging Face directory or its name on the hub, "embedded", or the workdir of a run:
-        its `policy` directory where the run is over, the newest checkpoint that can be read where
-        it is not.
-      end_tokens: tokens that end a response beside those, as config.model.end_tokens.
+        its `policy` directory if the run is over, else the newest readable checkpoint.
+      end_tokens: additional tokens that end a response, as config.model.end_tokens.
 
     Raises:
-      FileNotFoundError, ValueError, CheckpointError: it is none of these, is damaged, or no model
-        we know; all name the file.
+      FileNotFoundError, ValueError, CheckpointError: it is none of these, damaged, or no known
+        model; all name the file.
     """
     at = Path(model_directory(str(path), field="--model"))
     if str(path) not in POLICIES and not at.is_dir():

@@ -1,13 +1,13 @@
-"""Requests of OpenAI's completions and chat completions: fields, and what is wrong with one."""
+"""Requests of OpenAI's completions and chat completions: fields and their validation."""
 
 from typing import Annotated, Any, ClassVar, Literal
 
 import pydantic
 import pydantic_core
 
-# Fields that change no answer.
+# Fields that do not affect the response.
 IGNORED = ("user", "metadata", "safety_identifier", "prompt_cache_key", "service_tier")
-# Fields that are known and not supported, with the value that asks for nothing.
+# Fields that are known but not supported, with the value that has no effect.
 NEUTRAL = {
     "audio": None,
     "best_of": 1,
@@ -32,7 +32,7 @@ NEUTRAL = {
 
 
 class Invalid(ValueError):
-    """A request that is not served: the reason, the field, OpenAI's code, the HTTP status."""
+    """A request that is refused: the reason, the field, OpenAI's code, the HTTP status."""
 
     def __init__(
         self, message: str, param: str | None, code: str = "invalid_value", status: int = 400
@@ -49,21 +49,21 @@ def _without_nulls(data: Any) -> Any:
 
 class _Object(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
-    # To OpenAI's clients a field that is null is one that is absent.
+    # OpenAI's clients treat a null field as absent.
     _nulls = pydantic.model_validator(mode="before")(_without_nulls)
 
 
 class StreamOptions(_Object):
-    """`include_usage`: a last chunk with the counts of tokens."""
+    """`include_usage`: send a last chunk with token counts."""
 
     include_usage: bool = False
     include_obfuscation: Literal[False] = False
 
 
 class Request(_Object):
-    """Fields of both endpoints. `return_token_ids` is vLLM's: choices bring their `token_ids`."""
+    """Fields of both endpoints. `return_token_ids` is vLLM's: choices have their `token_ids`."""
 
-    # Tokens of a response where the request does not say.
+    # Default maximum tokens of a response.
     default_tokens: ClassVar[int | None] = None
 
     model: str
@@ -84,7 +84,7 @@ class Request(_Object):
 
     @property
     def stops(self) -> list[str]:
-        """The stop strings; an empty one is none."""
+        """The stop strings, without empty ones."""
         return [s for s in ([self.stop] if isinstance(self.stop, str) else self.stop) if s]
 
 
@@ -93,7 +93,7 @@ Ids = Annotated[list[int], Some]
 
 
 class CompletionRequest(Request):
-    """A body of /v1/completions."""
+    """Body of /v1/completions."""
 
     default_tokens = 16
 
@@ -102,7 +102,7 @@ class CompletionRequest(Request):
 
     @property
     def top(self) -> int | None:
-        """Alternatives to each token; None: no log-probs."""
+        """Number of alternatives per token; None: no log-probs."""
         return self.logprobs
 
     @property
@@ -113,28 +113,28 @@ class CompletionRequest(Request):
 
 
 class TextPart(_Object):
-    """A piece of a message."""
+    """A part of a message."""
 
     type: Literal["text"]
     text: str
 
 
 class Message(_Object):
-    """A turn of a chat."""
+    """A chat turn."""
 
     role: Literal["system", "developer", "user", "assistant"]
     content: str | list[TextPart]
 
     @property
     def turn(self) -> dict[str, str]:
-        """As chat templates take it."""
+        """The turn in the form of chat templates."""
         parts = self.content
         text = parts if isinstance(parts, str) else "".join(part.text for part in parts)
         return {"role": "system" if self.role == "developer" else self.role, "content": text}
 
 
 class ChatRequest(Request):
-    """A body of /v1/chat/completions."""
+    """Body of /v1/chat/completions."""
 
     messages: list[Message] = pydantic.Field(min_length=1)
     max_completion_tokens: int | None = pydantic.Field(None, ge=1)
@@ -143,12 +143,12 @@ class ChatRequest(Request):
 
     @property
     def top(self) -> int | None:
-        """Alternatives to each token; None: no log-probs."""
+        """Number of alternatives per token; None: no log-probs."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
 def _place(error: Any) -> list[str]:
-    """Field names and indices, without pydantic's names for the forms that a field may have."""
+    """Field names and indices, without pydantic's names for a field's alternative types."""
     return [part for part in map(str, error["loc"]) if part != "str" and "[" not in part]
 
 
@@ -159,8 +159,8 @@ def _depth(error: Any) -> int:
 def parse(kind: type[Request], body: bytes) -> Request:
     """The request in a body.
 
-    Raises Invalid: no JSON, a field that is missing, unknown, not supported, of the wrong type or
-    out of range.
+    Raises Invalid: no JSON, or a field that is missing, unknown, not supported, of the wrong type
+    or out of range.
     """
     try:
         data = pydantic_core.from_json(body, allow_inf_nan=False)
@@ -179,7 +179,7 @@ def parse(kind: type[Request], body: bytes) -> Request:
     try:
         request = kind.model_validate(data)
     except pydantic.ValidationError as error:
-        # Of the forms that a field may have, the one that the value fits furthest.
+        # Report the alternative type of a field that the value matches deepest.
         first = max(error.errors(include_url=False, include_input=False), key=_depth)
         place = _place(first)
         unknown = first["type"] == "extra_forbidden"

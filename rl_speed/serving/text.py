@@ -1,22 +1,20 @@
-"""Text of a response while it is generated."""
+"""Text of a response during generation."""
 
 from collections.abc import Callable, Iterable, Sequence
 
-# What decoders put in place of bytes that are no character, or not yet.
+# Replacement character of decoders for bytes that are no character, or not yet one.
 REPLACEMENT = "\ufffd"
 
 
 class TextStream:
-    """Token ids in, the text they add out: pieces that together are `decode` of all ids.
+    """Converts token ids to added text; the pieces together are `decode` of all ids.
 
-    One token need not be text of its own. A character may be spread over several, which are held
-    back until it is whole; and a decoder may treat the first token otherwise (sentencepiece strips
-    its space), hence a window of tokens is decoded, the tokens of the last piece along with
-    what is new.
+    A token may have no text of its own. A character may span several tokens, which are held back
+    until it is complete. A decoder may treat the first token differently (sentencepiece strips its
+    space), so the tokens of the last piece are decoded again with the new ones.
 
-    One decoder revises what it has said: byte fallback (Llama 2) makes a whole run of bytes
-    unreadable where the last of them is wrong. Characters that were whole when they were
-    returned stay.
+    One decoder revises returned text: byte fallback (Llama 2) makes a whole run of bytes unreadable
+    if the last of them is invalid. Characters that were complete when returned stay.
 
     Args:
       decode: token ids -> text.
@@ -28,7 +26,7 @@ class TextStream:
         self._said = 0  # tokens at the start of the window whose text was returned
 
     def push(self, ids: Iterable[int]) -> str:
-        """The text that these tokens add, without what may still change."""
+        """The text that these tokens add, without characters that may still change."""
         return "".join(map(self._push, ids))
 
     def _push(self, token: int) -> str:
@@ -41,7 +39,7 @@ class TextStream:
         return new
 
     def end(self) -> str:
-        """What was held back: tokens that ended inside a character."""
+        """The text held back: tokens that ended inside a character."""
         new = self._new()
         self._window = []
         self._said = 0
@@ -58,9 +56,9 @@ class TextStream:
 
 
 class StoppedText:
-    """Text of a response up to the first of its stop strings, which is not part of it.
+    """Text of a response up to the first of its stop strings, which is excluded.
 
-    Text that may be the beginning of a stop string is held back until it is known not to be.
+    Text that may begin a stop string is held back until it is known not to.
 
     Args:
       decode: token ids -> text. stops: strings that end the response.
@@ -73,11 +71,11 @@ class StoppedText:
         self.stopped = False
 
     def push(self, token: int) -> str:
-        """The text that a token adds; sets `stopped` where it completes a stop string."""
+        """The text that a token adds; sets `stopped` if it completes a stop string."""
         return self._add(self._stream.push([token]))
 
     def end(self) -> str:
-        """The text that was held back; none behind a stop string."""
+        """The text held back; "" after a stop string."""
         if self.stopped:
             return ""
         piece = self._add(self._stream.end())

@@ -1,3 +1,3 @@
-"""Supervised fine-tuning on packed rows: settings (`config`), examples (`data`),
-update and loop (`train`), a run of them (`build`).
+"""Supervised fine-tuning on packed rows: settings (`config`), examples (`data`), update and loop
+(`train`), and setup of a run (`build`).
 """

@@ -1,5 +1,4 @@
-"""From a configuration to a supervised run: policy, examples, shape of the batches, evaluation.
-Nothing here has a loop."""
+"""Setup of a supervised run from a configuration: policy, examples, batch layout, evaluation."""
 
 import hashlib
 import json
@@ -55,13 +54,13 @@ log = logging.getLogger(__name__)
 
 
 def build(config: SFTConfig, out: str, workdir: str = "") -> SFTTrainer:
-    """Everything up to the first update.
+    """Prepare everything up to the first update.
 
     Args:
-      workdir: where the run is written; "": beside `out` for data of one's own, else nowhere.
+      workdir: where the run is written; "": beside `out` for the user's data, else nowhere.
 
-    Raises: ValueError (DataError among them), OSError, CheckpointError: of one line, about a
-    setting or a file and line.
+    Raises: ValueError (including DataError), OSError, CheckpointError: one line, with the setting
+    or the file and line.
     """
     config.validate()
     require_replaceable(out)
@@ -92,8 +91,8 @@ def build(config: SFTConfig, out: str, workdir: str = "") -> SFTTrainer:
 def explain_out_of_memory(
     config: SFTConfig, error: Exception, workdir: str = "", layout: Layout | None = None
 ) -> str:
-    """What to say when a device ran out of memory: what the run holds there by part, and which
-    settings to turn down. `layout`: its rows, where it got as far as to know them."""
+    """Out-of-memory message: the run's memory on a device by part, and settings to turn down.
+    `layout`: of its rows, if known."""
     m = config.model
     e = config.examples
     mesh = make_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
@@ -157,12 +156,12 @@ def new_model(config: SFTConfig, mesh: Mesh) -> ModelConfig:
 
 
 def from_nothing(config: SFTConfig, mesh: Mesh) -> Parts:
-    """A new policy on demonstrations of its task: never the same one twice."""
+    """A new policy on demonstrations of its task, which never repeat."""
     task = POLICIES[config.model.path]
     model = new_model(config, mesh)
     size = config.examples.batch
     with tempfile.TemporaryDirectory() as directory:
-        # Through the files, so that training encodes exactly as every later user of the directory.
+        # Through files, so training encodes exactly as every later user of the directory.
         task.save_tokenizer(directory)
         (Path(directory) / "config.json").write_text(json.dumps(model.to_hf()))
         tokenizer = load_tokenizer(directory)
@@ -201,7 +200,7 @@ def from_files(config: SFTConfig, mesh: Mesh) -> Parts:
     tokenizer = load_tokenizer(path)
     ends = learned_ends(config, tokenizer, path)
     examples, held, counts = read_data(config, tokenizer, ends)
-    # Data first: weights take minutes to read where a row can be wrong in the first second.
+    # Data first: weights take minutes to read, and a row error may appear within a second.
     path = model_directory(config.model.path)
     params, model = load_hf(
         path, mesh=mesh, dtype=config.model.compute_dtype, remat=config.model.remat
@@ -257,8 +256,8 @@ def from_files(config: SFTConfig, mesh: Mesh) -> Parts:
 
 
 def learned_ends(config: SFTConfig, tokenizer: Any, path: str) -> tuple[int, ...]:
-    """Ids that end a response, the one that closes a solution first: what the chat template puts
-    behind an assistant's turn; for other prompts the tokenizer's end token.
+    """Ids that end a response. The first closes a solution: the chat template's token after an
+    assistant turn; for other prompts the tokenizer's end token.
     """
     chat = prompt_format(config.data.prompt or "chat").chat
     closing = response_end(tokenizer)[-1:] if chat else ()
@@ -278,8 +277,7 @@ def learned_ends(config: SFTConfig, tokenizer: Any, path: str) -> tuple[int, ...
 def read_data(
     config: SFTConfig, tokenizer: Any, ends: Sequence[int]
 ) -> tuple[list[Example], list[Example], dict[str, Any]]:
-    """(training examples, held-out examples, what became of the rows and a hash of what is trained
-    on)."""
+    """(training examples, held-out examples, row counts and a hash of the training data)."""
     d = config.data
     counts = {}
 
@@ -332,8 +330,9 @@ def build_answers(
     held: Sequence[Example],
 ) -> tuple[Callable[..., dict[str, float] | None], Callable[[], None]]:
     """((parameters, stop) -> accuracy, length, ... of `evaluation.samples` answers to each held-out
-    question that has a gold answer, judged by math-verify; what ends its processes). A response has
-    the room that the longest prompt leaves of `examples.max_length`."""
+    question with a gold answer, judged by math-verify; function that ends its processes). A
+    response may use the tokens of `examples.max_length` that the longest prompt leaves.
+    """
     questions = {e.question: e for e in held if e.answer}.values()
     if not questions:
         raise ValueError(

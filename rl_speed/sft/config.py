@@ -1,5 +1,5 @@
-"""Settings of supervised fine-tuning. What training has, too, has the same dotted name; fields that
-are not looked at here are in no section, so that overriding one is refused.
+"""Settings of supervised fine-tuning. Settings shared with RL training have the same dotted names.
+Unused fields are in no section, so overriding one is refused.
 
 A file in configs/ returns an `SFTConfig`; any field can be changed on the command line:
 `--config.examples.batch=64`.
@@ -21,15 +21,14 @@ from rl_speed.update.optimizer import OptimizerConfig
 
 @dataclass
 class Data:
-    # What to learn, in any form of sft/forms.py and in files as training reads them (a folder, a
-    # pattern, or several with commas between); "": demonstrations of an embedded task, for a new
-    # policy.
+    # Training rows, in any form of sft/forms.py, from files as in RL training (a folder, a pattern,
+    # or several separated by commas); "": demonstrations of an embedded task, for a new policy.
     train: str = ""
     eval: str = ""  # held-out rows, likewise ("": examples.eval_share of train)
-    # As in training ("": chat, or {question}= for the embedded task; a text `prompt` with its
-    # `completion` as it stands). Turns go through the chat template as they are.
+    # As in training ("": chat, or {question}= for the embedded task; a text `prompt` and its
+    # `completion` are used as they are). Turns always go through the chat template.
     prompt: str = ""
-    on_bad_row: str = one_of("error", "skip")  # bad is a row with nothing to learn, too
+    on_bad_row: str = one_of("error", "skip")  # a row with nothing to learn is bad, too
     question_field: str = ""  # as in training
     eval_question_field: str = ""
 
@@ -38,13 +37,13 @@ class Data:
 class Examples:
     max_length: int = 1024  # tokens; longer examples are dropped and counted
     eval_share: float = 0.05  # of the questions, held out by a hash of their text (0: none)
-    epochs: int = 0  # times that every example is shown (0: 3, or as training.steps says)
+    epochs: int = 0  # passes over the examples (0: 3, or as training.steps says)
     batch: int = 128  # examples of an update
 
 
 @dataclass
 class Optimizer(schema.Optimizer):
-    learning_rate: float = -1.0  # peak (-1: 3e-3 for a new policy, 1e-5 for one that is given)
+    learning_rate: float = -1.0  # peak (-1: 3e-3 for a new policy, 1e-5 for a given one)
     warmup_steps: int = -1  # -1: a tenth of all updates, at most 100
     schedule: str = one_of("cosine", "linear", "constant")
     weight_decay: float = 0.01
@@ -60,7 +59,7 @@ class Training:
 @dataclass
 class Evaluation:
     every: int = 250  # updates; 0: before the first and after the last
-    samples: int = 0  # answers to each held-out question, judged by math-verify (0: the loss alone)
+    samples: int = 0  # answers to each held-out question, judged by math-verify (0: only the loss)
     temperature: float = 0.0  # 0 is greedy
 
 
@@ -79,8 +78,8 @@ class Logging:
 
 @dataclass
 class SFTConfig:
-    """What a supervised run is made of. `model.path` EMBEDDED (or "") or "scratchpad" is a
-    new policy for that task."""
+    """Settings of a supervised run. `model.path` EMBEDDED (or "") or "scratchpad": a new policy
+    for that task."""
 
     seed: int = 0  # of new weights and of the order of examples
     model: Model = field(default_factory=Model)
@@ -94,7 +93,7 @@ class SFTConfig:
     logging: Logging = field(default_factory=Logging)
 
     def validate(self) -> "SFTConfig":
-        """Raises ValueError naming the first field that cannot be, and why. Returns self."""
+        """Raises ValueError with the first invalid field and the reason. Returns self."""
         check_types(self)
         check_options(self)
         self.model.path = self.model.path or EMBEDDED
@@ -144,7 +143,7 @@ class SFTConfig:
         return self
 
     def optimizer_of(self, steps: int) -> OptimizerConfig:
-        """That of a run of so many updates. Raises ValueError where it cannot be."""
+        """The optimizer of a run of `steps` updates. Raises ValueError if it is invalid."""
         o = self.optimizer
         rate = 3e-3 if self.model.path in POLICIES else 1e-5
         warmup = min(100, steps // 10) if o.warmup_steps == -1 else o.warmup_steps
@@ -164,15 +163,15 @@ class SFTConfig:
 
 
 _DEFAULTS = flatten(dataclasses.asdict(SFTConfig()))
-# Numbers that may be -1, or not 0.
+# Fields that may be -1, or must be above 0, and their minimum.
 _LEAST = {
     "optimizer.learning_rate": -1,
     "optimizer.warmup_steps": -1,
     "examples.max_length": 2,
     "examples.batch": 1,
 }
-# Settings that change neither what is computed, up to rounding, nor its order: a run may be gone on
-# with under others.
+# Settings that change neither the results, up to rounding, nor their order: a run may continue with
+# other values.
 FREE = (
     "out",
     "model.remat",
@@ -186,9 +185,8 @@ FREE = (
 
 
 def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """The first difference between two config.json that makes them different runs; "" for none.
-
-    What `before` lacks has its default.
+    """The first difference between two config.json files that makes them different runs; "" if
+    none. Fields missing in `before` have their defaults.
     """
     known = _DEFAULTS | flatten(before)
     found = (

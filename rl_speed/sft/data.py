@@ -1,7 +1,8 @@
-"""Supervised examples: questions with solutions as token ids, held out by question, laid into rows.
+"""Supervised examples: questions and solutions as token ids, held out by question, placed into
+rows.
 
 The data of an update are a function of (examples, seed, step): there is no state to save, and a
-resumed run sees what it would have seen.
+resumed run sees the same data.
 """
 
 import dataclasses
@@ -22,11 +23,11 @@ Array = jax.Array
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Example:
-    """A prompt (i32[P]) with the response to learn (i32[R], end token included); its question and
+    """A prompt (i32[P]) with the response to learn (i32[R], with its end token); question and
     answer as text.
 
     Attributes:
-      learned: bool[R], where other turns are part of the response: False on these. True at the end.
+      learned: bool[R], if the response includes other turns: False on these. True at the end.
     """
 
     prompt: np.ndarray
@@ -42,14 +43,14 @@ class Example:
 
 @struct.dataclass
 class SFTBatch:
-    """What an update, or a part of an evaluation, reads: an example a row.
+    """The input of an update or of a part of an evaluation: one example per row.
 
-    Integers alone are padded; what is computed is not (update/ragged.py).
+    Only these integers are padded; the computation is not (update/ragged.py).
 
     Attributes:
       tokens: i32[R, W], right-padded.
-      mask: bool[R, W], True on the tokens to learn, with which every example ends. A row without is
-        no example.
+      mask: bool[R, W], True on the tokens to learn, at which every example ends. A row without any
+        is not an example.
     """
 
     tokens: Array
@@ -67,10 +68,10 @@ def encode_example(
     *,
     closing: Sequence[int] = (),
 ) -> Example:
-    """A row as token ids: the prompt as the sampler will see it, the solution closed once.
+    """A row as token ids: the prompt as the sampler sees it, and the solution closed once.
 
-    A solution that was sampled may bring end tokens behind it as text: `closing` takes their place,
-    or without it one of them stays. Before its end they are encoded as text (`inside`).
+    A sampled solution may end with end tokens as text. `closing` replaces them; without it one of
+    them stays. End tokens before the end are encoded as text (`inside`).
     """
     prompt = np.asarray(encode(row.question), np.int32)
     if not len(prompt):
@@ -90,10 +91,10 @@ def encode_example(
 
 
 def keep_short(examples: Sequence[Example], max_length: int) -> tuple[list[Example], int]:
-    """Examples of at most `max_length` tokens, and how many were dropped:
-    cutting one would hide its end.
+    """Examples of at most `max_length` tokens, and the number dropped: cutting one would hide its
+    end.
 
-    Raises ValueError when none is left.
+    Raises ValueError if none is left.
     """
     kept = [example for example in examples if len(example) <= max_length]
     if not kept:
@@ -106,9 +107,9 @@ def keep_short(examples: Sequence[Example], max_length: int) -> tuple[list[Examp
 
 
 def hold_out(examples: Sequence[Example], share: float) -> tuple[list[Example], list[Example]]:
-    """(to train on, held out): by a hash of the question (case and white space aside), so that
-    neither order nor other rows matter, and all solutions of a question are on one side. At least
-    one question is held out where `share` is above 0 and there are two.
+    """(to train on, held out), by a hash of the question (ignoring case and white space). Order and
+    other rows do not matter, and all solutions of a question are on one side. At least one question
+    is held out if `share` is above 0 and there are two.
     """
     keys = [duplicate_key(e.question) for e in examples]
     place = {
@@ -131,14 +132,14 @@ def hold_out(examples: Sequence[Example], share: float) -> tuple[list[Example], 
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-    """Which examples update `step` (from 0) shows: an endless shuffled stream,
-    each epoch in a new order, cut into batches.
+    """The examples of update `step` (from 0): an endless shuffled stream, each epoch in a new
+    order, cut into batches.
 
-    A batch may reach over the end of an epoch. With `epochs`, the stream ends there and the last
-    batch has what is left.
+    A batch may cross the end of an epoch. With `epochs`, the stream ends there, and the last batch
+    has the rest.
 
     Attributes:
-      size: examples. batch: of an update. seed: of the orders. epochs: 0 is without end.
+      size: examples. batch: examples of an update. seed: of the orders. epochs: 0: endless.
     """
 
     size: int
@@ -168,7 +169,7 @@ class Schedule:
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """The one shape of all batches of a run.
+    """The single shape of all batches of a run.
 
     Attributes:
       rows: of a batch, a multiple of the shards. length: tokens of the longest example.
@@ -178,9 +179,9 @@ class Layout:
     length: int
 
     def batch(self, examples: Sequence[Example]) -> SFTBatch:
-        """These examples in this shape.
+        """Place these examples in this shape.
 
-        Raises ValueError: they are more than its rows, or longer than these.
+        Raises ValueError: they have more rows, or longer ones.
         """
         if len(examples) > self.rows:
             raise ValueError(f"{len(examples)} examples do not fit into {self.rows} rows")
@@ -197,12 +198,12 @@ class Layout:
         return batch
 
     def batches(self, examples: Sequence[Example]) -> list[SFTBatch]:
-        """Any number of examples, in as many batches as they need."""
+        """Any number of examples, in as many batches as needed."""
         return [
             self.batch(examples[at : at + self.rows]) for at in range(0, len(examples), self.rows)
         ]
 
 
 def make_layout(size: int, examples: Iterable[Example], shards: int) -> Layout:
-    """For batches of `size` of these examples over so many row shards."""
+    """The layout for batches of `size` of these examples over `shards` row shards."""
     return Layout(-(-size // shards) * shards, max(map(len, examples)))

@@ -1,4 +1,4 @@
-"""The forms in which rows hold what a policy is to learn, read and encoded."""
+"""Forms of training rows, and how they are read and encoded."""
 
 import functools
 import logging
@@ -24,7 +24,7 @@ _CONVERSATIONS = ("messages", "conversations")
 
 @dataclass(frozen=True)
 class Conversation(Row):
-    """A row of turns, of which the assistant's from place `first` on are learned."""
+    """A row of turns; assistant turns from index `first` on are learned."""
 
     turns: tuple[dict[str, Any], ...] = ()
     first: int = 0
@@ -32,7 +32,7 @@ class Conversation(Row):
 
 @dataclass(frozen=True)
 class Text(Row):
-    """A row of text as it stands: `solution` behind `prompt`, or without one."""
+    """A row of plain text: `solution` after `prompt`, or without one."""
 
     prompt: str = ""
 
@@ -40,17 +40,17 @@ class Text(Row):
 def read_form(
     item: Any, where: str, fields: Fields = Fields(), answers: bool = False
 ) -> tuple[Row, dict[str, str]]:
-    """As `schemas.read_row`, of a row in the first of these forms that it has:
+    """`schemas.read_row` for a row in the first of these forms that it has:
 
     - a question with a solution;
     - `messages` (or `conversations`): turns, of which the assistant's are learned;
     - `prompt` and `completion`, both turns or both text: the completion is learned;
     - `text`: all of it is learned.
 
-    A field of turns that `fields.question` names goes first.
+    A field of turns named by `fields.question` takes precedence.
 
     Raises:
-      DataError: it has none of these forms, or one in which there is nothing to learn.
+      DataError: it has none of these forms, or nothing to learn.
     """
     values = {str(n).lower(): v for n, v in item.items()} if isinstance(item, dict) else {}
     if values.get("tools"):
@@ -88,15 +88,15 @@ def read_examples(
     on_bad_row: str = "error",
     fields: Fields = Fields(),
 ) -> tuple[list[Example], int]:
-    """The rows of `data.load_rows`, in any form of `read_form`; how many were skipped.
+    """The rows of `data.load_rows`, in any form of `read_form`, and the number skipped.
 
     Args:
       template, ends: of `RowEncoder`. on_bad_row: "error", or "skip" to count rows that are bad or
-        hold nothing to learn. fields: as of `load_rows`.
+        have nothing to learn. fields: see `load_rows`.
 
     Raises:
-      DataError: as `load_rows`; a row with nothing to learn or that cannot be encoded (its file and
-        line are named), or no other row.
+      DataError: from `load_rows`; a row with nothing to learn or that cannot be encoded (with file
+        and line), or no other row.
       ValueError: the template, or a prompt without tokens.
     """
     rows, report = load_rows(path, on_bad_row, fields, answers=False, read=read_form)
@@ -128,8 +128,8 @@ class RowEncoder:
     """Turns rows into examples.
 
     Args:
-      template: of `prompt_encoder`, for questions and for a prompt with a completion; "": chat, and
-        such a prompt as it stands.
+      template: of `prompt_encoder`, for questions and for a prompt with a completion; "": chat for
+        questions, and such a prompt unchanged.
       ends: ids that end a response.
     """
 
@@ -156,13 +156,13 @@ class RowEncoder:
 
     @functools.cached_property
     def _closing(self) -> tuple[int, ...]:
-        """Token ids that close a solution, where questions go through the chat template."""
+        """Token ids that close a solution, if questions use the chat template."""
         chat = prompt_format(self._template or "chat").chat
         return response_end(self._tokenizer) if chat else ()
 
     @functools.cached_property
     def _guard(self) -> TextGuard:
-        """Encodes solutions; end tokens inside of them are text."""
+        """Encodes solutions with inner end tokens as text."""
         return TextGuard(self._tokenizer, [*self._closing[-1:], *self._ends])
 
     @functools.cached_property
@@ -192,7 +192,7 @@ class RowEncoder:
         )
 
     def _of_text(self, row: Text) -> Example:
-        """Closed by the tokenizer's own end token: a text has no turns."""
+        """Encode plain text, closed by the tokenizer's own end token: a text has no turns."""
         own = self._tokenizer.eos_token_id
         ends = self._ends if own is None else (own, *self._ends)
         before = added_before(self._tokenizer)
@@ -252,7 +252,7 @@ def _text(
 def _base(
     item: dict, where: str, names: tuple[str, ...], question: str
 ) -> tuple[Row, dict[str, str]]:
-    """(a row with its gold answer, where it has one; the fields that were not read)."""
+    """(a row with its gold answer, if any; the unread fields)."""
     try:
         answer = read_row({**item, "question": question}, where)[0].answer
     except DataError:

@@ -1,6 +1,6 @@
 """Supervised fine-tuning: the cold start before RL.
 
-The loss is on the solution, its end token included, only.
+The loss covers only the solution, with its end token.
 """
 
 import contextlib
@@ -44,8 +44,8 @@ log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class Pieces:
-    """How the rows of a batch are computed: laid behind one another into pieces of about
-    `micro_tokens` tokens a shard (see `update.ragged.PieceShape`).
+    """How the rows of a batch are computed: concatenated into pieces of about `micro_tokens` tokens
+    per shard (see `update.ragged.PieceShape`).
 
     Attributes:
       head_chunk: of `token_logprobs`.
@@ -61,10 +61,10 @@ class Pieces:
         return PieceShape.of(rows // row_shards(self.mesh), length, self.micro_tokens, kernel)
 
     def loss(self, params: Any, batch: SFTBatch, gradient: bool) -> tuple[Array, Any, Array]:
-        """(the sum of -log p over the tokens to learn, in nats, f32[]; its gradient like params,
-        None unless asked for; tokens that the pieces have room for, f32[]).
+        """(sum of -log p over the tokens to learn, in nats, f32[]; its gradient, a tree like
+        params, or None; token capacity of the pieces, f32[]).
         """
-        # Of a row's first token nothing is said: there is none before it.
+        # A row's first token has no log-prob: no token comes before it.
         learned = batch.mask[:, 1:]
         shape = self.shape(*batch.tokens.shape)
         weights = SplitWeights(self.model, self.mesh)
@@ -99,22 +99,22 @@ class Pieces:
 
 
 def count_tokens(batch: SFTBatch) -> Array:
-    """Tokens to learn, i32 scalar."""
+    """Number of tokens to learn, i32 scalar."""
     return jnp.sum(batch.mask[:, 1:])
 
 
 def make_update(
     pieces: Pieces, optimizer: optax.GradientTransformation
 ) -> Callable[[Any, Any, SFTBatch], tuple[Any, Any, dict[str, Array]]]:
-    """A jitted (params, opt_state, batch) -> (params, opt_state, metrics) on the mesh;
-    the first two are donated.
+    """A jitted (params, opt_state, batch) -> (params, opt_state, metrics) on the mesh; the first
+    two are donated.
 
-    The loss is the mean over the tokens to learn of the whole batch, so that it depends neither on
-    pieces nor on shards. Metrics: "loss" (nats), "grad_norm" before clipping, "tokens" (to learn),
-    "input_tokens" (held, prompts included), "padding" (computed by held).
+    The loss is the mean over all tokens to learn of the batch, so it depends neither on pieces nor
+    on shards. Metrics: "loss" (nats), "grad_norm" before clipping, "tokens" (to learn),
+    "input_tokens" (held, prompts included), "padding" (computed / held).
 
-    A batch without tokens to learn changes nothing, not even the optimizer's momentum; its "tokens"
-    are 0.
+    A batch without tokens to learn changes nothing, including the optimizer's momentum; its
+    "tokens" are 0.
     """
 
     def update(params, opt_state, batch):
@@ -148,8 +148,8 @@ def make_update(
 
 
 def make_evaluate(pieces: Pieces) -> Callable[..., float | None]:
-    """(params, batches, stop=never) -> mean -log p per token to learn, in nats,
-    over all batches together; None where `stop`, which is asked before each batch, ended it.
+    """(params, batches, stop=never) -> mean -log p per token to learn, in nats, over all batches.
+    None if `stop`, which is called before each batch, ended it.
     """
 
     @jax.jit
@@ -162,7 +162,7 @@ def make_evaluate(pieces: Pieces) -> Callable[..., float | None]:
             if stop():
                 return None
             sums.append(total(params, jax.device_put(batch, batch_sharding(pieces.mesh))))
-            # One ahead, not all of them: those that are dispatched cannot be stopped.
+            # Dispatch one batch ahead, not all: dispatched batches cannot be stopped.
             if len(sums) > 1:
                 jax.block_until_ready(sums[-2])
         return float(sum(loss for loss, _ in sums)) / max(int(sum(count for _, count in sums)), 1)
@@ -178,19 +178,19 @@ class NonFiniteLoss(FloatingPointError):
 
 @dataclasses.dataclass
 class Parts:
-    """What a run is made of, beside its settings.
+    """The parts of a run, besides its settings.
 
     Attributes:
-      params: put on the mesh where they are not; then they are donated, and None here.
-      steps: updates in all. layout: of their batches.
-      batch: step (from 0) -> (the batch, host arrays; numbers to log with it). A pure function:
-        that is what makes a resumed run see what it would have seen.
+      params: moved to the mesh if needed; then they are donated, and None here.
+      steps: total updates. layout: of their batches.
+      batch: step (from 0) -> (the batch, host arrays; numbers to log with it). A pure function, so
+        a resumed run sees the same data.
       held_out: batches of one shape. ends: ids that end a response.
-      counts: what became of the rows of files, and a hash of them, which a workdir belongs to.
-      answers: (parameters, stop) -> metrics of sampled answers, None where `stop`, asked between
+      counts: row counts of the files, and a hash of the rows, which identifies a workdir's data.
+      answers: (parameters, stop) -> metrics of sampled answers; None if `stop`, called between
         generation calls, ended it.
       close: called when the run ends.
-      files: what the directory says that the policy was read from; None for a new one.
+      files: settings files of the directory that the policy was read from; None for a new one.
     """
 
     params: Any
@@ -210,16 +210,16 @@ class Parts:
 class SFTTrainer:
     """A supervised run: `SFTTrainer(...).run()`, then `export`.
 
-    With a workdir it writes metrics.jsonl, tensorboard/ and checkpoints/ there, goes on from the
+    With a workdir it writes metrics.jsonl, tensorboard/ and checkpoints/ there, continues from the
     newest checkpoint, and saves when SIGTERM or SIGINT asks it to stop. Metrics of a resumed run
-    are those of an uninterrupted one, bit for bit, save "time/".
+    equal those of an uninterrupted one, bit for bit, except "time/".
 
     Attributes:
-      params: as they are now. step: updates made. last: the newest value of each metric.
+      params: the current ones. step: updates made. last: the newest value of each metric.
       out: where `export` writes.
 
-    Raises (constructor): ValueError where the workdir holds a run with other settings;
-    CheckpointError where its checkpoints cannot be continued; OSError where it cannot be written.
+    Raises (constructor): ValueError if the workdir holds a run with other settings; CheckpointError
+    if its checkpoints cannot be continued; OSError if it cannot be written.
     """
 
     def __init__(
@@ -250,7 +250,7 @@ class SFTTrainer:
         self._evaluate = make_evaluate(pieces)
         self.step = 0
         self.last = {}
-        self._untold: dict[str, float] = {}  # of the last update, whose evaluation was stopped
+        self._untold: dict[str, float] = {}  # of the last update, if its evaluation was stopped
         self.workdir = None if workdir is None else Path(workdir)
         self._checkpoints = None
         self._writers = []
@@ -291,7 +291,7 @@ class SFTTrainer:
             log.warning("resumed %s after step %d", self.workdir, self.step)
         write_atomically(path, json.dumps(settings, indent=2) + "\n")
         note_environment(self.workdir, self.step)
-        # Without a checkpoint all is made again, the evaluation before the first update included.
+        # Without a checkpoint everything is redone, also the evaluation before the first update.
         next_step = self.step + 1 if found is not None and not self._untold else self.step
         self._writers = [JsonLines(metrics, next_step)]
         if self._config.logging.tensorboard:
@@ -300,7 +300,7 @@ class SFTTrainer:
             self.last.update(record)
 
     def save(self) -> None:
-        """Checkpoint the run as it is, where there is a workdir."""
+        """Save a checkpoint, if there is a workdir."""
         if self._checkpoints is not None:
             self._checkpoints.save(
                 self.step,
@@ -309,8 +309,8 @@ class SFTTrainer:
             )
 
     def _unsaved(self) -> str:
-        """Wait for the last save, and try once more where it failed. What is wrong if it failed
-        again; else "".
+        """Wait for the last save, and retry it once if it failed. Returns the error if the retry
+        failed, else "".
         """
         saver = self._checkpoints
         if saver is None:
@@ -329,16 +329,16 @@ class SFTTrainer:
         """Make the remaining updates; returns the new parameters.
 
         Args:
-          report: called once an update with {"step", what `make_update` and the data say and the
-            learning rate as "train/NAME", "time/step" (seconds), "time/tokens_per_s" (held)} and,
-            after an evaluation, "eval/loss"; at step 0 with that alone.
+          report: called once per update with {"step", metrics of `make_update` and the data and the
+            learning rate as "train/NAME", "time/step" (seconds), "time/tokens_per_s" (held)}. After
+            an evaluation it has "eval/loss", at step 0 only that.
 
         Raises:
           NonFiniteLoss: the learning rate is too high, or weights are broken. The last checkpoint
             stays.
           Stopped: SIGTERM or SIGINT came; the update under way was finished and saved. An
-            evaluation that it came into is made anew when the run goes on, with the same numbers.
-            (Without a workdir signals act as ever.)
+            interrupted evaluation is redone when the run continues, with the same numbers. (Without
+            a workdir signals act as usual.)
         """
         none = contextlib.nullcontext(StopRequest())
         shown = self._config.logging.progress
@@ -378,7 +378,7 @@ class SFTTrainer:
                 self.params, self._opt_state, placed
             )
             self.step += 1
-            batch = self._next_batch()  # while the devices work
+            batch = self._next_batch()  # while the devices compute
             metrics = {f"train/{name}": float(value) for name, value in metrics.items()}
             self._require_finite(metrics)
             now = time.perf_counter()
@@ -400,7 +400,7 @@ class SFTTrainer:
             tell(record)
             if done or stop or (c.checkpoints.every and self.step % c.checkpoints.every == 0):
                 self.save()
-            # Evaluation and checkpoints are excluded from the step's seconds.
+            # A step's seconds exclude evaluation and checkpoints.
             begin = time.perf_counter()
         if stop and (self._untold or self.step < steps):
             if problem := self._unsaved():
@@ -431,8 +431,8 @@ class SFTTrainer:
             )
 
     def evaluate(self, stop: Callable[[], bool] = lambda: False) -> dict[str, float] | None:
-        """Of the policy as it is: {"eval/loss": nats per token to learn} and what sampled answers
-        say. None where `stop` ended it.
+        """Evaluate the current policy: {"eval/loss": nats per token to learn} and metrics of
+        sampled answers. None if `stop` ended it.
         """
         if not self.parts.held_out:
             return {}
@@ -441,10 +441,10 @@ class SFTTrainer:
         return None if answers is None else {"eval/loss": loss, **answers}
 
     def export(self, command: str) -> dict[str, Any]:
-        """Write the Hugging Face directory `out`, with made_by.json, which is returned; and the
-        plot of the workdir.
+        """Write the Hugging Face directory `out`, with made_by.json, which is returned, and the
+        workdir's plot.
 
-        Raises SaveError, when that is written, where the run's last checkpoint could not be.
+        Raises SaveError afterwards, if the run's last checkpoint could not be written.
         """
         parts = self.parts
         last = self.last

@@ -1,8 +1,8 @@
-"""Serving with JetStream, which its authors archived: an engine behind its interface,
-its orchestrator and gRPC server. See README.md of serving.
+"""Serving with JetStream, which its authors archived: an engine with its interface, its
+orchestrator and gRPC server. See README.md of serving.
 
-JetStream is the package `google-jetstream`, which comes with the extra `rl_speed[jetstream]`. The
-modules here import it; nothing else does.
+JetStream is the package `google-jetstream`, in the extra `rl_speed[jetstream]`. Only the modules
+here import it.
 """
 
 import contextlib
@@ -18,8 +18,8 @@ MISSING = (
 
 @contextlib.contextmanager
 def importing() -> Iterator[None]:
-    """Import JetStream inside of this: logging stays as it was,
-    and an ImportError says what to install.
+    """A context for importing JetStream: it restores logging, and an ImportError says what to
+    install.
     """
     root = logging.getLogger()
     level = root.level

@@ -1,4 +1,4 @@
-"""Ask a JetStream server; needs of the package its stubs alone."""
+"""Client of a JetStream server; uses only the package's stubs."""
 
 from collections.abc import Iterator, Sequence
 
@@ -10,7 +10,7 @@ with importing():
 
 
 class Refusal(RuntimeError):
-    """The server could not be reached, or would not serve the request; says which and why."""
+    """The server could not be reached, or refused the request; says which and why."""
 
 
 def ask(
@@ -20,11 +20,11 @@ def ask(
 
     Args:
       address: "host:port". prompt: a text, or token ids. max_tokens: of the response, at least 1.
-      timeout: seconds for the whole of it.
+      timeout: seconds for the whole response.
 
     Yields:
-      Pieces as they come: for each sample the text it adds or, where the prompt is token ids, the
-      list of ids.
+      Pieces as they arrive: for each sample the added text, or if the prompt is token ids, the list
+        of ids.
 
     Raises:
       Refusal: no connection, or the server refused the request.

@@ -1,7 +1,7 @@
-"""The engine as JetStream's orchestrator calls it.
+"""The engine with JetStream's interface.
 
-JetStream has no call that frees a slot: a row that has ended stays, draws nothing, and says that
-its tokens are not valid.
+JetStream has no call that frees a slot: an ended row stays, draws nothing, and marks its tokens as
+invalid.
 """
 
 import itertools
@@ -24,29 +24,29 @@ Array = jax.Array
 
 @struct.dataclass
 class NumberedPrefix:
-    """A `prefix` with the `visit` number, i32[], that its draws are keyed by."""
+    """A `prefix` with the `visit` number, i32[], that keys its draws."""
 
     prefix: Prefix
     visit: Array
 
 
 class PolicyEngine(engine_api.Engine):
-    """`Engine` behind JetStream's interface.
+    """`Engine` with JetStream's interface.
 
     With equal `config.slots`, weights and precision, a response has the tokens that `sample` draws
-    for the same prompt, `key`, visit and sample index; prompts are given visits 0, 1, ... in the
-    order in which they are prefilled.
+    for the same prompt, `key`, visit and sample index. Prompts get visits 0, 1, ... in prefill
+    order.
 
     Args:
       policy, max_prefill_length, samples_per_slot, attention, device: see `Engine`.
-      config: `slots` rows that decode together, `max_new` the longest response, how tokens are
-        drawn. End tokens are the policy's.
-      prompt: how a text becomes a prompt, see `policy.encode_prompt`.
+      config: `slots` rows that decode together, `max_new` the longest response, sampling settings.
+        End tokens are the policy's.
+      prompt: format of a prompt's text, see `policy.encode_prompt`.
       key: typed PRNG key of all draws.
 
     Raises:
       ValueError: see `Engine`.
-      FileNotFoundError: the policy's directory holds no tokenizer.
+      FileNotFoundError: the policy's directory has no tokenizer.
     """
 
     def __init__(
@@ -74,13 +74,13 @@ class PolicyEngine(engine_api.Engine):
         self._directory = policy.directory
         self._visits = itertools.count()
         self._key = jax.random.key(0) if key is None else key
-        # JetStream's threads, in which no error may happen, build their own: what is wrong with the
-        # directory is said here. They do so at the same time, while transformers' lazy import is
-        # not made for several threads: it is over by then.
+        # JetStream's threads build their own tokenizers, and must not raise, so a bad directory
+        # must fail here. They also do so at the same time, but transformers' lazy import is not
+        # thread-safe: here it is done before.
         self.build_tokenizer(self.get_tokenizer())
 
     def load_params(self, *args: Any, **kwargs: Any) -> Any:
-        """The weights; `prefill` and `generate` use them whatever is passed."""
+        """The weights; `prefill` and `generate` always use these, not the passed ones."""
         return self._core.params
 
     def prefill(
@@ -94,9 +94,9 @@ class PolicyEngine(engine_api.Engine):
         """KV of a prompt.
 
         Args:
-          padded_tokens: i32[L] of which the first `true_length` count.
+          padded_tokens: i32[L]; the first `true_length` are valid.
 
-        Raises ValueError for a length that is none, and NotImplementedError for `existing_prefix`.
+        Raises ValueError for an invalid length, and NotImplementedError for `existing_prefix`.
         """
         if existing_prefix is not None:
             raise NotImplementedError("a prefix cannot be continued: give the whole prompt")
@@ -111,7 +111,7 @@ class PolicyEngine(engine_api.Engine):
         return NumberedPrefix(self._core.prefill(tokens[:true_length]), visit)
 
     def insert(self, prefix: NumberedPrefix, decode_state: DecodeState, slot: int) -> DecodeState:
-        """The state (donated) with a prompt in `slot`, whose rows start afresh."""
+        """The state (donated) with a prompt in `slot`, whose rows are reset."""
         draws = Draws(
             jax.random.fold_in(self._key, prefix.visit),
             self.config.temperature,
@@ -123,9 +123,9 @@ class PolicyEngine(engine_api.Engine):
     def generate(
         self, params: Any, decode_state: DecodeState
     ) -> tuple[DecodeState, engine_api.ResultTokens]:
-        """One token in every row that goes on. The state is donated.
+        """Decode one token in every active row. The state is donated.
 
-        A row ends with an end token, which is still valid, or with its token number `max_new`.
+        A row ends with an end token, which is still valid, or after `max_new` tokens.
         """
         state, step = self._core.generate(decode_state)
         return state, engine_api.ResultTokens(
@@ -137,7 +137,7 @@ class PolicyEngine(engine_api.Engine):
         )
 
     def init_decode_state(self, *args: Any, **kwargs: Any) -> DecodeState:
-        """All slots free."""
+        """The state with all slots free."""
         return self._core.init_state()
 
     def warm_up(self) -> None:
@@ -145,19 +145,19 @@ class PolicyEngine(engine_api.Engine):
         self._core.warm_up()
 
     def pad(self, ids: list[int]) -> np.ndarray:
-        """`engine.pad` to this engine's lengths."""
+        """Pad ids as `engine.pad` does, to this engine's lengths."""
         return pad(ids, self.max_prefill_length)
 
     def get_prefix_destination_sharding(self) -> NamedSharding:
-        """Whole, on this engine's device."""
+        """Sharding of a prefix: whole, on this engine's device."""
         return self._core.sharding
 
     def get_tokenizer(self) -> tokenizer_pb2.TokenizerParameters:
-        """Names the policy's directory."""
+        """Parameters that name the policy's directory."""
         return tokenizer_pb2.TokenizerParameters(path=str(self._directory))
 
     def build_tokenizer(self, metadata: tokenizer_pb2.TokenizerParameters) -> PolicyTokenizer:
-        """A tokenizer of the directory; each call a new one, for a thread of its own."""
+        """A new tokenizer of the directory, for one thread."""
         return PolicyTokenizer(
             load_tokenizer(metadata.path),
             self.config.end_tokens,
@@ -167,7 +167,7 @@ class PolicyEngine(engine_api.Engine):
 
     @property
     def max_concurrent_decodes(self) -> int:
-        """Slots: prompts that decode together."""
+        """Number of slots: prompts that decode together."""
         return self._core.slots
 
     @property
@@ -182,10 +182,10 @@ class PolicyEngine(engine_api.Engine):
 
     @property
     def mesh(self) -> Mesh:
-        """Of one device."""
+        """The mesh of one device."""
         return self._core.mesh
 
     @property
     def colocated_cpus(self) -> None:
-        """None are used."""
+        """No CPUs are used."""
         return None

@@ -1,11 +1,10 @@
-"""The package google-jetstream 0.2.2: where it is imported, and what has to be put right about it.
+"""Import of the package google-jetstream 0.2.2, with fixes for its problems.
 
-- Its import sets the root logger to DEBUG, with a handler of its own, and then logs two lines a
-  token. That is undone.
-- It brings TensorFlow, by way of seqio, for tokenizers that are not used here: some
-  seconds of import.
-- It calls `jax.tree_map`, which JAX 0.6 removed, after each insert, in a thread that kills the
-  process when anything is raised.
+- Its import sets the root logger to DEBUG, with its own handler, and then logs two lines per token.
+  This is undone.
+- It imports TensorFlow, through seqio, for tokenizers that are not used here: some seconds.
+- After each insert it calls `jax.tree_map`, which JAX 0.6 removed, in a thread that kills the
+  process on any exception.
 """
 
 from typing import Any

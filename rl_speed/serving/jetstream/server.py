@@ -1,10 +1,9 @@
-"""JetStream's orchestrator and gRPC server around an engine, made to survive what clients send.
+"""JetStream's orchestrator and gRPC server around an engine, hardened against client input.
 
-In JetStream 0.2.2 the threads that prefill, generate and detokenize kill the process (SIGKILL) when
-anything is raised in them. So every request is tokenized and checked before it reaches them, and
-refused with INVALID_ARGUMENT where it cannot be served. From there on it travels as token ids; text
-is made of the ids that come back, since JetStream decodes each token by itself, which cuts
-characters that are spread over several tokens.
+In JetStream 0.2.2 the threads that prefill, generate and detokenize kill the process (SIGKILL) on
+any exception. So every request is tokenized and checked before it reaches them, and refused with
+INVALID_ARGUMENT if it cannot be served. After that it is token ids. Text is made from the returned
+ids: JetStream decodes each token separately, which breaks characters that span several tokens.
 """
 
 import asyncio
@@ -30,12 +29,12 @@ Response = jetstream_pb2.DecodeResponse
 
 
 class Driver(orchestrator.Driver):
-    """JetStream's driver, for requests that are token ids already."""
+    """JetStream's driver, for requests that are already token ids."""
 
     def _process_prefill_content(
         self, request: Any, tokenizer: Any, is_bos: bool, max_prefill_length: int
     ) -> tuple[np.ndarray, int]:
-        # JetStream's own would put a BOS token before them.
+        # JetStream's own method would add a BOS token before them.
         return self._prefill_engines[0].pad(request.prefill_content), len(request.prefill_content)
 
     def _generate_thread(self, idx: int) -> None:
@@ -43,9 +42,9 @@ class Driver(orchestrator.Driver):
             try:
                 return super()._generate_thread(idx)
             except AssertionError:
-                # "We must have some requests inserted": the last response under way was closed by
-                # the detokenizing thread just after this one had looked. All slots are free, so
-                # nothing is lost by starting over.
+                # "We must have some requests inserted": the detokenizing thread closed the last
+                # response just after this thread had looked. All slots are free, so a restart loses
+                # nothing.
                 if (
                     self._generate_slots[idx].qsize()
                     < self._generate_engines[idx].max_concurrent_decodes
@@ -54,10 +53,10 @@ class Driver(orchestrator.Driver):
 
 
 class Servicer(orchestrator.LLMOrchestrator):
-    """JetStream's service, behind checks of what is asked.
+    """JetStream's service, with checks of requests.
 
     Args:
-      driver: of `engine`. Text is tokenized with a tokenizer of this service's own.
+      driver: of `engine`. Text is tokenized with this service's own tokenizer.
     """
 
     def __init__(self, driver: Driver, engine: PolicyEngine):
@@ -68,7 +67,7 @@ class Servicer(orchestrator.LLMOrchestrator):
     def prompt(self, request: Request) -> list[int]:
         """Token ids of a request's prompt.
 
-        Raises ValueError with what is wrong with the request.
+        Raises ValueError that says what is wrong with the request.
         """
         engine = self._engine
         kind = request.WhichOneof("content")
@@ -104,7 +103,7 @@ class Servicer(orchestrator.LLMOrchestrator):
     async def Decode(
         self, request: Request, context: grpc.aio.ServicerContext | None = None
     ) -> AsyncIterator[Response]:
-        """The response's tokens as they are drawn, and for prompts of text their text.
+        """The response's tokens as they are drawn, with text if the prompt is text.
 
         Raises ValueError without a context.
         """
@@ -127,7 +126,7 @@ class Servicer(orchestrator.LLMOrchestrator):
                     for sample, text in zip(response.stream_content.samples, texts):
                         sample.text = text.push(sample.token_ids)
                 yield response
-        except CancelledError:  # the client went away
+        except CancelledError:  # the client disconnected
             return
         rest = [text.end() for text in texts]
         if as_text and any(rest):
@@ -138,20 +137,20 @@ class Servicer(orchestrator.LLMOrchestrator):
 
 
 class Server(server_lib.JetStreamServer):
-    """JetStream's server, listening once it is made.
+    """JetStream's server, which listens once it is created.
 
-    JetStream's own constructor binds every interface, shares the port with whoever listens there
-    already, and leaves its thread behind where binding fails.
+    JetStream's own constructor binds every interface, shares the port with any other listener, and
+    leaves its thread running if binding fails.
 
     Args:
-      engine: compiled by `warm_up`, or the first requests wait for that.
+      engine: compiled by `warm_up`, or else by the first requests.
       host, port: where to listen; port 0 takes a free one. credentials: of gRPC.
 
     Attributes:
       port: where it listens.
 
     Raises:
-      OSError: the address cannot be had; nothing is left running.
+      OSError: the address is not available; nothing is left running.
     """
 
     def __init__(
@@ -192,11 +191,10 @@ class Server(server_lib.JetStreamServer):
         return asyncio.run_coroutine_threadsafe(task, self._loop).result()
 
     def stop(self, grace: float = 10.0) -> None:
-        """Take no more requests, give those under way `grace` seconds to end,
-        and let go of everything.
+        """Accept no more requests, give those under way `grace` seconds to end, and release
+        everything.
         """
-        # JetStream stops its threads first, and then has clients wait for responses that
-        # cannot come.
+        # JetStream stops its threads first, and then clients wait for responses that cannot come.
         self._run(self._grpc_server.stop(grace))
         self._driver.stop()
         self._close()

@@ -1,9 +1,9 @@
 """JetStream's tokenizer interface over a Hugging Face tokenizer.
 
-JetStream builds a SentencePiece tokenizer of whatever its engine names, puts the BOS token before
-every prompt itself, and takes the pad token for a stop token. None of this holds for Hugging Face
-tokenizers: what a prompt starts with is the tokenizer's (or the chat template's) business, and the
-padding token of many models is an ordinary one.
+JetStream builds a SentencePiece tokenizer for any engine, adds the BOS token before every prompt
+itself, and treats the pad token as a stop token. This is wrong for Hugging Face tokenizers: the
+tokenizer or the chat template sets the start of a prompt, and the pad token of many models is an
+ordinary one.
 """
 
 from typing import Any
@@ -16,13 +16,13 @@ from rl_speed.serving.jetstream.package import tokenizer_api
 
 
 class PolicyTokenizer(tokenizer_api.Tokenizer):
-    """Prompts to padded ids, ids to text.
+    """Encodes prompts to padded ids, and decodes ids to text.
 
     Args:
       tokenizer: of transformers. Not to be shared between threads: encoding changes its state.
-      end_tokens: ids that end a response. prompt: how a text becomes a prompt; see
+      end_tokens: ids that end a response. prompt: format of a prompt's text; see
         `policy.encode_prompt`.
-      longest: tokens that a prompt may have.
+      longest: maximum tokens of a prompt.
     """
 
     def __init__(self, tokenizer: Any, end_tokens: tuple[int, ...], prompt: str, longest: int):
@@ -38,20 +38,20 @@ class PolicyTokenizer(tokenizer_api.Tokenizer):
     def encode(self, s: str, **kwargs: Any) -> tuple[np.ndarray, int]:
         """(i32[L] padded, number of tokens).
 
-        JetStream's keywords (is_bos, lengths to pad to) are not followed: see above.
+        JetStream's keywords (is_bos, padded lengths) are ignored: see above.
 
-        Raises ValueError where the text makes no token, or too many.
+        Raises ValueError if the text makes no token, or too many.
         """
         ids = self.ids(s)
         return pad(ids, self._longest), len(ids)
 
     def decode(self, token_ids: list[int], **kwargs: Any) -> str:
-        """Text of ids. Of single tokens it need not add up: see `TextStream`."""
+        """Text of ids. Texts of single tokens may not add up to it: see `TextStream`."""
         return self._tokenizer.decode(token_ids)
 
     @property
     def pad_id(self) -> int:
-        """What `pad` fills up with."""
+        """The id that `pad` fills with."""
         return 0
 
     @property
@@ -61,13 +61,11 @@ class PolicyTokenizer(tokenizer_api.Tokenizer):
 
     @property
     def bos_id(self) -> int:
-        """The tokenizer's BOS token, or the pad token where it has none;
-        `encode` never adds it by itself.
-        """
+        """The tokenizer's BOS token, or the pad token if there is none; `encode` never adds it."""
         bos = self._tokenizer.bos_token_id
         return self.pad_id if bos is None else bos
 
     @property
     def stop_tokens(self) -> set[int]:
-        """All end tokens, and nothing else."""
+        """All end tokens, and no others."""
         return set(self._end_tokens)
