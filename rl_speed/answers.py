@@ -5,14 +5,24 @@ Gold answers (`data/gold.py`) and responses (`rewards/grading.py`) go through th
 Standard library only: the workers that verify responses import it.
 """
 
+import itertools
 import re
 import unicodedata
 from fractions import Fraction
 
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)  # an escaped brace opens nothing
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])\s*")
-# Content of a box without braces: a number, a command with its arguments, or one character.
-_BRACELESS = re.compile(r"[-+]?\d+(?:[.,/]?\d+)*|[-+]?\\[A-Za-z]+(?:\{[^{}]*\})*|[^\s\\{}$]|")
+# Content of a box without braces: a number, or a command with its arguments, or one character.
+_BRACELESS = re.compile(
+    r"[-+]?\d*\.?\d+(?:[.,/]?\d+)*|[-+]?\\[dt]?frac\s*(?:\d\s*|\{[^{}]*\}\s*){2}"
+    r"|[-+]?\\[A-Za-z]+(?:\{[^{}]*\})*|[^\s\\{}$]|"
+)
+# It ends at the end of the formula, the line or the sentence, or before prose. Anything else belongs
+# to it, up to one of the first three.
+_BRACELESS_END = re.compile(
+    r"\s*(?:$|\n|\$|\\[)\]]|[.;](?=\s|$)|,\s+[a-z]{2,})|\s+(?P<word>[a-z]{2,})\b"
+)
+_FORMULA_END = re.compile(r"\n|(?<!\\)\$|\\[)\]]|[.;](?=\s|$)|$")
 # Boxes separated only by these are parts of one answer.
 _GAP = r"(?:[\s$,;&+]|\\[\\,;:!()]|\\q?quad|\\text\{[^{}]*(?<![A-Za-z])(?:and|or)\s*\}|and|or)*"
 # A counted word and the name of the next part may also separate parts: "papers and", "and y =".
@@ -46,14 +56,23 @@ def last_box(text: str) -> str | None:
             after = None if end is None else end + 1
         else:
             start = box.end()
-            end = after = _BRACELESS.match(text, start).end() or None
-        if later is None and (end is None or end == start and after == end):
+            end = after = _braceless(text, start)
+        if later is None and not (end is not None and text[start:end].strip()):
             return None
         if later is not None and (end is None or not _BETWEEN_PARTS.fullmatch(text, after, later)):
             break
         parts.append(text[start:end].strip())
         later = box.start()
     return ",".join(dict.fromkeys(reversed(parts))) if parts else None
+
+
+def _braceless(text: str, start: int) -> int | None:
+    """Where a box without braces ends; None where it holds nothing."""
+    end = _BRACELESS.match(text, start).end()
+    ended = _BRACELESS_END.match(text, end)
+    if ended is None or ended["word"] in _CHANGES:
+        end = _FORMULA_END.search(text, end).start()
+    return end if end > start else None
 
 
 def bare(text: str) -> str:
@@ -78,7 +97,8 @@ _SYMBOLS = str.maketrans(
         "−": "-", "–": "-", "×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ", "÷": "/", "∕": "/",
         "°": r"^\circ ", "º": r"^\circ ", "∞": r"\infty ", "π": r"\pi ", "…": r"\ldots ",
         "⋯": r"\cdots ", "≤": r"\le ", "≥": r"\ge ", "≠": r"\neq ", "∪": r"\cup ", "∩": r"\cap ",
-        "²": "^2", "³": "^3", "′": "'", "’": "'", "∅": r"\emptyset ", "±": r"\pm ",
+        "′": "'", "’": "'", "″": "''", "∅": r"\emptyset ", "±": r"\pm ", "⁄": "/",
+        "‐": "-", "‑": "-",
     }
 )  # fmt: skip
 _ROOT = re.compile(r"√\s*(\d+|[A-Za-z]|\([^()]*\))")
@@ -100,13 +120,28 @@ def characters(text: str) -> str:
     text = _ROOT.sub(lambda m: rf"\sqrt{{{m[1].strip('()')}}}", text.translate(_SYMBOLS))
     text = re.sub(r"(?<=[A-Za-z)\]}])'+", lambda m: "^{" + r"\prime" * len(m[0]) + "}", text)
     found = []
-    for c in text:
-        kind, _, value = unicodedata.decomposition(c).partition(" ")
+    for kind, group in itertools.groupby(text, _kind):
+        plain = "".join(unicodedata.normalize("NFKC", c) for c in group)
         if kind == "<fraction>":
-            above, _, below = "".join(chr(int(v, 16)) for v in value.split()).partition("\u2044")
-            c = rf"\frac{{{above}}}{{{below}}}"
-        found.append(unicodedata.normalize("NFKC", c))
+            plain = re.sub(r"(\d+)\u2044(\d+)", r"\\frac{\1}{\2}", plain)
+        elif kind in _RAISED:
+            plain = plain.replace("\u2212", "-")
+            plain = _RAISED[kind] + (plain if len(plain) == 1 else f"{{{plain}}}")
+        if kind != "Cf":
+            found.append(plain)
     return "".join(found)
+
+
+# Superscripts and subscripts of Unicode: a run of them is one.
+_RAISED = {"<super>": "^", "<sub>": "_"}
+
+
+def _kind(c: str) -> str:
+    """How a character is made of others; "Cf" for one that shows nothing."""
+    kind = unicodedata.decomposition(c).partition(" ")[0]
+    if kind in ("<fraction>", *_RAISED):
+        return kind
+    return "Cf" if unicodedata.category(c) == "Cf" else ""
 
 
 def separators(text: str) -> str:
@@ -156,7 +191,9 @@ def degrees(text: str) -> str:
     if _TRIGONOMETRY.search(text):
         return re.sub(rf"(\d+(?:\.\d+)?){_CIRCLE}", r"\\frac{\1\\pi}{180}", text)
     return re.sub(
-        rf"(?<=[\d}})A-Za-z]){_CIRCLE}\s*(?:[CF](?![A-Za-z])|\\text\{{\s*[CF]\s*\}})?", "", text
+        rf"(?<=[\d}})A-Za-z]){_CIRCLE}(?!\s*\d)\s*(?:[CF](?![A-Za-z])|\\text\{{\s*[CF]\s*\}})?",
+        "",
+        text,
     )
 
 
@@ -170,6 +207,34 @@ def percent_words(text: str) -> str:
     return re.sub(r"\s*\\?%", r"\\%", text)
 
 
+_MAGNITUDES = {
+    "hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12,
+    "lakh": 10**5, "crore": 10**7, "dozen": 12,
+}  # fmt: skip
+_MAGNITUDE = re.compile(
+    r"(?<![\w.,^{])(\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)"
+    rf"\s*-?(\\text\{{\s*)?({'|'.join(_MAGNITUDES)})s?(?![A-Za-z])(?(2)([^{{}}]*)\}}|)",
+    re.IGNORECASE,
+)
+
+
+def magnitudes(text: str) -> str:
+    r"""5 million and 5 \text{ million dollars} as digits; a dozen is 12."""
+    before = None
+    while text != before:
+        before = text
+        text = _MAGNITUDE.sub(_in_digits, text)
+    return text
+
+
+def _in_digits(found: re.Match) -> str:
+    value = Fraction(found[1].replace(",", "")) * _MAGNITUDES[found[3].lower()]
+    places = len(found[1].partition(".")[2])
+    digits = _shifted(str(int(value * 10**places)), -places)
+    rest = (found[4] or "").strip()
+    return digits + (rf" \text{{{rest}}}" if rest else "")
+
+
 # Units even after letters, and without \text; one letter alone is a name.
 _UNITS = frozenset(
     "mm cm dm km nm kg mg lb lbs oz ft yd mi mph kph kmh km/h m/s km/s ml mL cc sec secs min "
@@ -180,12 +245,30 @@ _UNITS = frozenset(
     "sq square cubic cents cent dollars dollar euros USD EUR GBP rupees points point in Hz kHz "
     "MHz kW kJ mol kPa Pa per".split()
 )  # fmt: skip
+# Words that change the value of a number.
+_CHANGES = frozenset(
+    "hundred hundreds thousand thousands million millions billion billions trillion trillions "
+    "dozen dozens lakh lakhs crore crores tens ones pair pairs couple couples score squared cubed "
+    "factorial minus plus times over divided by below above under beyond past before after zero "
+    "permille ppm half halves third thirds quarter quarters fourth fourths fifth fifths sixth "
+    "sixths seventh sevenths eighth eighths ninth ninths tenth tenths twelfth twelfths hundredth "
+    "hundredths thousandth thousandths millionth millionths choose or and out in of per "
+    "plus-minus root power".split()
+)  # fmt: skip
 # Words that describe a number and are not counted things.
 _PROSE = frozenset(
     "is are if when for where all every not no with only even odd prime such that positive "
     "negative integer integers real to else otherwise than mod must and or at least most more "
-    "less from then so infinity infinite none undefined".split()
+    "less from then so infinity infinite none undefined cannot be never wrong incorrect false "
+    "true right correct approximately about loss gain profit deficit debt credit increase decrease "
+    "rise fall growth decline drop am pm north south east west northeast northwest southeast "
+    "southwest up down left forward backward clockwise counterclockwise january february march "
+    "april may june july august september october november december jan feb mar apr jun jul aug "
+    "sep sept oct nov dec monday tuesday wednesday thursday friday saturday sunday ad bc "
+    "bce ce".split()
 )  # fmt: skip
+# Units of one or two letters, in \text alone.
+_NAMED = frozenset("m s h g L l V A W N J C F mV kV mA mW Wh kN MJ ms ns pm fm ha dL cL kL".split())
 _POWER = r"(?:\s*\^\s*(?:\{\s*-?\s*\d\s*\}|-?\d))?"
 _WORDS = r"[A-Za-zμ][A-Za-zμ .,/^\-()]*(?:\^?[23])?"
 _UNIT = re.compile(
@@ -211,8 +294,18 @@ def _without_unit(found: re.Match) -> str:
     head = re.split(r"[,;=<>]", found.string[: found.start()])[-1]
     words = re.findall(r"[A-Za-zμ/]+", " ".join(filter(None, found.groupdict().values())))
     known = all(word in _UNITS or set(word.split("/")) <= _UNITS for word in words)
-    if not head or not re.search(r"[\w)}\]!%]$", head) or len(words) > 4 or _PROSE & {*words}:
+    if not head or not re.search(r"[\w)}\]!%]$", head) or len(words) > 4:
         return found[0]
+    said = {re.sub(r"[^a-z]", "", word.lower()) for word in words}
+    if not known and said & (_PROSE | _CHANGES):
+        return found[0]
+    if (
+        not known
+        and not found["words"]
+        and not _NAMED.issuperset(words)
+        and min(map(len, said)) < 3
+    ):
+        return found[0]  # \text{k} may be a thousand
     if not known and not re.search(r"\d|\\pi|\\sqrt", head):
         return found[0]
     if found["words"] and not known and (len(words) > 3 or not found["words"].startswith(" ")):
@@ -226,7 +319,7 @@ def thousands(text: str) -> str:
     """Removes spaces between thousands, and commas that separate nothing else: in "1,234", not in
     "(1,234)".
     """
-    text = re.sub(r"(?<![\w.,^])\d{1,3}(?: \d{3})+(?![\d/.]\d|\d|/)", _joined, text)
+    text = re.sub(r"(?<![\w.,^])\d{1,3}(?: \d{3})++(?![\d/])", _joined, text)
     text = re.sub(r"\.\d{3}(?: \d{3})+(?: \d{1,2})?(?![\d ])", _joined, text)
     text = arguments(text)
     text = re.sub(r"^([-+]?0),(?=\d{3}$)", r"\1.", text)
@@ -352,6 +445,7 @@ STAGES = (
     layout,
     sentence,
     currency,
+    magnitudes,
     percent_words,
     degrees,
     units,
@@ -366,24 +460,59 @@ STAGES = (
 
 # Names of one unit each; the first is the one returned.
 _SAME_UNITS = (
-    "mm millimeter millimeters, cm centimeter centimeters, m meter meters metre metres, "
-    "km kilometer kilometers, in inch inches, ft foot feet, yd yard yards, mi mile miles, mg, "
-    "g gram grams, kg kilogram kilograms, lb lbs pound pounds, oz ounce ounces, "
-    "s sec secs second seconds, min mins minute minutes, h hr hrs hour hours, day days, "
-    "week weeks, month months, year years, cent cents, dollar dollars"
+    "mm millimeter millimeters millimetre millimetres, "
+    "cm centimeter centimeters centimetre centimetres, dm, nm, μm, m meter meters metre metres, "
+    "km kilometer kilometers kilometre kilometres, in inch inches, ft foot feet, yd yard yards, "
+    "mi mile miles, mg, g gram grams, kg kilogram kilograms, lb lbs pound pounds, oz ounce ounces, "
+    "ms, s sec secs second seconds, min mins minute minutes, h hr hrs hour hours, d day days, "
+    "week weeks, month months, yr year years, cent cents, $ dollar dollars USD, € euro euros EUR, "
+    "£ GBP, ¥, ₹ rupee rupees, L l liter liters litre litres, mL ml milliliter milliliters cc, "
+    "gal gallon gallons, W watt watts, kW, MW, J joule joules, kJ, N newton newtons, V volt volts, "
+    "mV, kV, A amp amps, mA, Hz, kHz, MHz, Pa, kPa, mol, acre acres, ha hectare hectares, °C, °F, "
+    "rad radian radians, deg degree degrees"
 )
 _UNIT_OF = {word: g.split()[0] for g in _SAME_UNITS.split(", ") for word in g.split()}
-_LAST_UNIT = re.compile(rf"(?:\\text\{{\s*([A-Za-z]+)\s*\}}|[\d}}]\s*([A-Za-z]{{2,}})){_POWER}$")
+_UNIT_OF |= {"mph": "mi/h", "kph": "km/h", "kmh": "km/h"}
+_MONEY = re.compile(r"\\\$|[€£¥₹]|(?<!\$)\$(?=[\d.,]+(?:$|[^$]))")
+_LAST_UNIT = re.compile(
+    rf"(?:(?:\s|/|\\cdot)*\\text\{{[A-Za-zμ .,/^\d()\-]*\}}{_POWER}"
+    rf"|\s*\\frac\{{\s*\\text\{{[^{{}}]*\}}{_POWER}\s*\}}\{{\s*\\text\{{[^{{}}]*\}}{_POWER}\s*\}}"
+    rf"|(?<=[\d}}])\s*[A-Za-zμ]+(?:[ /]+[A-Za-zμ]+)*{_POWER})+\s*$"
+)
 
 
 def unit(text: str) -> str | None:
-    """The unit at the end of an answer, by one of its names, without powers; None if no known unit
-    is there.
+    r"""The unit of an answer in one spelling: "cm^2" of 5 square centimeters, "$" of \$5.
+
+    None if no known unit is there: apples contradict nothing.
     """
-    for stage in STAGES[: STAGES.index(units)]:
+    for stage in STAGES[: STAGES.index(currency)]:
         text = stage(text)
-    found = _LAST_UNIT.search(text.strip())
-    return _UNIT_OF.get(found[1] or found[2]) if found else None
+    if found := re.search(r"\\circ\s*\}?\s*(?:\\text\{\s*)?([CF])(?![A-Za-z])", text):
+        return "°" + found[1]
+    if found := _MONEY.search(text):
+        return found[0][-1]
+    found = _LAST_UNIT.search(percent_words(text))
+    return _one_spelling(found[0]) if found else None
+
+
+def _one_spelling(tail: str) -> str | None:
+    """A unit with powers as "m^2/s"; None unless all its words are known."""
+    tail = re.sub(r"\\frac\{(.*)\}\{(.*)\}", r"\1/\2", tail)
+    tail = re.sub(r"\\(?:text|cdot)|[{}]", " ", re.sub(r"\bper\b", "/", tail))
+    parts: list[str] = []
+    power = ""
+    for word in re.findall(r"[A-Za-zμ]+|\^\s*-?\d|/", tail):
+        if word in ("square", "sq", "cubic"):
+            power = "^3" if word == "cubic" else "^2"
+        elif word == "/" or word[0] == "^":
+            parts.append(re.sub(r"\s", "", word))
+        elif word in _UNIT_OF:
+            parts += [_UNIT_OF[word], power] if power else [_UNIT_OF[word]]
+            power = ""
+        else:
+            return None
+    return "".join(parts) or None
 
 
 def normalise(text: str) -> str:
@@ -398,6 +527,11 @@ _PARTIAL = {
     "numbers side by side": r"(?<![\w.^\\])[\d.]*\d\s+\.?\d|\d\.\d*\.\d",
     "words": r"(?<![A-Za-z\\{])(?!(?:and|or|sin|cos|tan|log|ln|mod)\b)"
     r"[A-Za-z]{2,}\s+(?:[A-Za-z]{2,}(?![A-Za-z(])|\d)",
+    "a time, a date, a score or several ratios": r"\d\s*:\s*[0-5]\d(?!\d)|:[^:]*:"
+    r"|(?<!\d)\d{1,4}([-/])\d{1,2}\1\d{1,4}(?!\d)|^\d+\s*-\s*\d+$",
+    "marks behind a number": r"\d\s*['\"]|\\circ\s*\}?\s*\d",
+    "names of points": r"\\(?:angle|triangle|overline|widehat|overrightarrow|vec|odot)"
+    r"\s*\{?\s*[A-Z]{2,}",
     "text within": r"\\text\{(?!\s*(?:,?\s*and|,?\s*or)\s*\})[^{}]*\}\s*[A-Za-z\d\\]",
 }
 _PARTIAL_RES = {why: re.compile(pattern) for why, pattern in _PARTIAL.items()}

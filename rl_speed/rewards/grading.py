@@ -4,6 +4,7 @@ Only workers import it, at their start. So a missing library fails at once, by n
 does not count in any item's time limit.
 """
 
+import collections
 import functools
 import logging
 import math
@@ -51,9 +52,15 @@ _BASE = re.compile(r"\d_\s*\{?\s*(\d+)\s*\}?$")  # the base of a number, if it i
 _NORMALIZATION = NormalizationConfig(units=False, malformed_operators=True, boxed="none")
 _CONVERSION = ConversionConfig(lowercase_symbols=False)
 _SEARCH = get_extraction_regexes([LatexExtractionConfig(), ExprExtractionConfig()])
+# Words, options and names of points; two or three small letters are a product.
+_WORD = re.compile(r"[A-Za-z]{4,}|[A-Z][a-z]+|[A-Z]{2,}|[A-Z]+\d+[A-Z\d]*")
+_SHORT_WORDS = frozenset(
+    "yes no on off red one two six ten odd all any sun mon tue wed thu fri".split()
+)
 _PERCENT = UnevaluatedExpr(sympy.Rational(1, 100))
-_MAX_DIGITS = 10_000  # limit for numbers that are evaluated
-_PRECISE = 60  # digits for comparing constants without decimals
+_MAX_DIGITS = 10_000  # of a number that is worked out
+_PRECISE = 200  # digits to which constants without decimals are evaluated
+_EQUAL = 150  # leading digits of them that must agree
 
 
 def warm_up():
@@ -92,6 +99,17 @@ def _judge(answer, gold, float_rounding, strict, allow_set_relation):
     same = bool(_plain(gold)) and _plain(gold) == _plain(answer)
     if same or unknown:
         return float(same), "gold_unparsable" if unknown else "ok"
+    if named := _named_parts(gold):
+        # The library forgets which value has which name.
+        others = _named_parts(answer)
+        if others and others.keys() != named.keys():
+            return 0.0
+        if not others and _bracketed(answer) == "list" and "=" not in answer:
+            others = dict(zip(named, normalise(answer).split(",")))
+        if others and len(others) == len(named):
+            settings = (float_rounding, strict, allow_set_relation)
+            judged = [_judge(others[name], named[name], *settings) for name in named]
+            return min(v if isinstance(v, float) else v[0] for v in judged)
     answer = _without_label(answer, label)
     found = read(answer)
     if found is None and not label and re.fullmatch(r"[^=,;]*=[^=,;]*", answer):
@@ -120,9 +138,9 @@ def read(text):
     text = normalise(text)
     if partial(text):
         return None
-    if re.fullmatch(r"[A-Za-z]{4,}", text):
-        text = rf"\text{{{text}}}"  # a word, not a product of its letters
-    # Upright subscripts become plain: the library would cut such a name in two.
+    if _WORD.fullmatch(text) or text in _SHORT_WORDS:
+        text = rf"\text{{{text}}}"  # a word, and no product of its letters
+    # Upright subscripts are subscripts; the library cuts such a name in two.
     latex = normalize_latex(_UPRIGHT.sub(r"_{\1}", text), _NORMALIZATION)
     for part in dict.fromkeys((latex, get_last_eq(latex))):
         try:
@@ -209,15 +227,20 @@ def _contradicts(answer, gold):
     """Whether labels, units, bases or kinds of list differ, which the library would not compare.
 
     True if one is labelled a maximum and the other a minimum, if both have units or bases that
-    differ, or if one is a bare list and the other a point or interval. An answer without label,
-    unit or base contradicts nothing.
+    differ, if one is a point or interval and the other a bare list or a set, or if one list has a
+    part more often than the other. An answer without label, unit or base contradicts nothing.
     """
     wanted = _kinds(gold)
     found = _kinds(answer)
     if len(wanted) == 1 and found and not found & wanted:
         return True
-    if {_bracketed(answer), _bracketed(gold)} == {True, False}:
+    brackets = {_bracketed(answer), _bracketed(gold)} - {""}
+    if len(brackets) == 2 and "point" in brackets:
         return True
+    if brackets == {"list"} and not re.search(r"[()\[\]{}]", answer + gold):
+        ours, theirs = (collections.Counter(_parts(text)) for text in (answer, gold))
+        if max(*ours.values(), *theirs.values()) > 1 and ours != theirs:
+            return True
     units = {unit(answer), unit(gold)}
     if len(units - {None}) == 2:
         return True
@@ -226,11 +249,31 @@ def _contradicts(answer, gold):
 
 
 def _bracketed(text):
-    """Whether a list is in parentheses, as a point or interval; None for anything but a list."""
+    """The kind of a list: a "point" (or interval) in parentheses or brackets, a "set" in braces, a
+    bare "list"; "" for anything else.
+    """
     text = normalise(text)
-    if re.fullmatch(r"\([^()]*,[^()]*\)", text):
-        return True
-    return False if re.fullmatch(r"[^()\[\]{},]+(?:,[^()\[\]{},]+)+", text) else None
+    if re.fullmatch(r"[(\[][^()\[\]]*,[^()\[\]]*[)\]]", text):
+        return "point"
+    if re.fullmatch(r"\\\{[^{}]*,[^{}]*\\\}", text):
+        return "set"
+    return "list" if re.fullmatch(r"[^()\[\]{},]+(?:,[^()\[\]{},]+)+", text) else ""
+
+
+def _parts(text):
+    """The parts of a bare list, as texts that are compared."""
+    return [_plain(part) for part in normalise(text).split(",")]
+
+
+def _named_parts(text):
+    """{name: value} of "x = 1, y = 2" and the like; {} for anything else."""
+    parts = [
+        part.partition("=")
+        for part in re.split(r",|;|\\text\{\s*and\s*\}|\band\b", normalise(text))
+    ]
+    named = {_plain(name): value for name, _, value in parts}
+    whole = all(name.strip() and value.strip() and "=" not in value for name, _, value in parts)
+    return named if whole and 1 < len(named) == len(parts) else {}
 
 
 def _kinds(text):
@@ -240,8 +283,13 @@ def _kinds(text):
 
 
 def _plain(text):
-    """Normal form without layout, for comparing texts."""
-    return re.sub(r"\\text(?![A-Za-z])|[\s{}]", "", normalise(text))
+    """For a comparison of texts: without what is layout alone. Braces and spaces that part letters
+    or digits stay: 1 2 is not 12, and x^{n+1} is not x^n+1.
+    """
+    text = re.sub(r"\\text\{([^{}]*)\}", r" \1 ", normalise(text))
+    text = re.sub(r"([_^])\s*\{\s*(\w)\s*\}", r"\1\2 ", text)
+    text = re.sub(r"(?<![A-Za-z\d])\s+|\s+(?![A-Za-z\d])", "", text)
+    return re.sub(r"(\\[A-Za-z]+)\s+(?=\d)", r"\1", text)
 
 
 def _same_argument(answer, gold):
@@ -263,6 +311,27 @@ _MARKER = re.compile(r"answer\s*(?:is)?\s*:[\s*]*(\S.*)", re.IGNORECASE)
 # No quantifier here backtracks: a long text is read once.
 _ATOM = r"(?:\\[A-Za-z]++|\d++(?:[.,]\d++)*+|[!^_(){}\[\]]|(?<![A-Za-z])[A-Za-z](?![A-Za-z]))"
 _JOIN = r"(?:\s*(?:[-+*/=<>,;:]|(?:and|or)\b)\s*|)"
+# Where an explanation may begin behind an answer.
+_CLAUSE = re.compile(
+    r"(?<!\.)\.(?:\s|$)|[,;]\s+(?=[A-Za-z]{2,})(?!and\b|or\b)|\s+\((?=[A-Za-z])"
+    r"|\s+(?=(?:because|since|as|which|where|so|for)\b)"
+)
+# Words and signs before or behind a number that make another statement of it.
+_MODIFIED = re.compile(
+    r"(?:\b(?:not|minus|negative|least|most|than|except|unless|root of|about|roughly|never|of"
+    r"|without|between|to)|[<>≥≤≠±~≈^]|\\(?:ge|le|geq|leq|ne|neq|pm|approx)\b)\s*(?:\$\s*)?$",
+    re.IGNORECASE,
+)
+_CHANGED = re.compile(
+    r"\s*(?:\$\s*)?(?:\.\.|\.\d"
+    r"|[-+*/^!<>=:⁄]\s*(?:$|[\d\\$({.]|[A-Za-z](?![A-Za-z]))"
+    r"|(?:out of|of|in|per|to|by|choose|or|and|times|plus|minus|over)\s+"
+    r"(?:maybe\s+|perhaps\s+)?\$?\s*[-+]?[\d\\]"
+    r"|(?:squared|cubed|factorial|hundred|thousand|million|billion|trillion|dozen)\b"
+    r"|(?:hours?|hrs?|h|minutes?|mins?|feet|ft|pounds?|lbs?|meters?|m|days?|weeks?|months?|years?"
+    r"|degrees?|dollars?|yards?|miles?)\s+\d)",
+    re.IGNORECASE,
+)
 _BEHIND = re.compile(rf"(?:{_JOIN}{_ATOM})*")
 _BEFORE = re.compile(rf"(?:{_ATOM}(?:\s*[-+*/<>,]\s*|\s+(?:and|or)\s+|))+$")
 _AREA = re.compile(r"\s*[A-Za-z]{1,2}[²³]")
@@ -282,8 +351,10 @@ def find_answer(text):
     text = text[max(0, final) :]
     text = re.sub(r"\*\*(?!\w)|(?<!\w)\*\*", " ", text)  # bold
     for marker in list(_MARKER.finditer(text))[-1:]:
-        if read(marker[1]) is not None:
-            return marker[1]
+        # The line, or what stands before the first clause of it that explains.
+        for answer in (marker[1], _CLAUSE.split(marker[1], maxsplit=1)[0]):
+            if read(answer) is not None:
+                return answer
         text = text[marker.start() :]
     if "=" in text and len(text) < 200 and read(text) is not None:
         return text  # one or more equations
@@ -305,6 +376,10 @@ def _rank(found):
 def _whole(text, found):
     """The text of a library match, extended to the whole expression."""
     groups = found.groupdict()
+    formula = min((found.start(n) for n in groups if "_latex" in n and groups[n]), default=0)
+    before = re.sub(r"(?:\$+|\\[(\[])$", "", text[max(0, formula - 30) : formula])
+    if _MODIFIED.search(before):
+        return before + found[0]  # which cannot be read
     formulas = [v for name, v in groups.items() if "_latex" in name and v]
     if formulas:
         percent = [v for name, v in groups.items() if name.endswith("percent") and v]
@@ -317,6 +392,8 @@ def _whole(text, found):
     before = _BEFORE.search(text, max(0, start - 100), start)
     first = before.start() if before else start
     last = end if _AREA.match(text, end) else _BEHIND.match(text, end).end()
+    if _CHANGED.match(text, last) or _MODIFIED.search(text[max(0, first - 30) : first]):
+        return text[max(0, first - 30) : last + 30]  # which cannot be read
     if (first, last) == (start, end) and groups.get("decimal2"):  # a decimal comma
         return groups["integer2"] + groups["decimal2"].replace(",", ".") + (groups["percent"] or "")
     return text[first:last].strip()
@@ -359,7 +436,7 @@ def _close(a, b, float_rounding):
     difference = abs(a - b)
     size = max(abs(a), abs(b))
     if not decimal:
-        return bool(difference <= size * sympy.Rational(1, 10 ** (_PRECISE - 20)))
+        return bool(difference <= size * sympy.Rational(1, 10**_EQUAL))
     return bool(
         2 * difference <= sympy.Rational(1, 10**float_rounding)
         and difference <= size * sympy.Rational(10, 10**float_rounding)

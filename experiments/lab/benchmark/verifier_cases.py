@@ -296,8 +296,7 @@ def _short(value):
 # What a disagreement comes from, by `case_id`: a key of `WHY`.
 _JUDGED = {
     "options": (
-        "4c242e0b 59f7dc9f 37ef2be5 20ddcc71 afe22ccd 11e3f9c6 846acf34 d6d1b78e "
-        "508986b8 b1d1c076 e621748f"
+        "4c242e0b 59f7dc9f 37ef2be5 20ddcc71 afe22ccd 11e3f9c6 846acf34 d6d1b78e 508986b8 e621748f"
     ),
     "unmarked": "5b53b1da 63dde33f f3dc612d",
     "brackets": "e83431c3 da8878ca 0962ccbf",
