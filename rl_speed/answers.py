@@ -17,8 +17,8 @@ _BRACELESS = re.compile(
     r"[-+]?\d*\.?\d+(?:[.,/]?\d+)*|[-+]?\\[dt]?frac\s*(?:\d\s*|\{[^{}]*\}\s*){2}"
     r"|[-+]?\\[A-Za-z]+(?:\{[^{}]*\})*|[^\s\\{}$]|"
 )
-# It ends at the end of the formula, the line or the sentence, or before prose. Anything else belongs
-# to it, up to one of the first three.
+# It ends at the end of the formula, the line or the sentence, or before prose. Anything else
+# belongs to it, up to one of the first three.
 _BRACELESS_END = re.compile(
     r"\s*(?:$|\n|\$|\\[)\]]|[.;](?=\s|$)|,\s+[a-z]{2,})|\s+(?P<word>[a-z]{2,})\b"
 )
