@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from lab.comparison.runs import Variant
-from rl_speed.config import Config, methods, presets
+from rl_speed.config import Config, flatten, methods, presets
 from rl_speed.config.checks import check_evaluation
 from rl_speed.config.command import load_config_file
 from rl_speed.mesh import make_mesh
@@ -50,6 +50,53 @@ def test_impossible_settings_name_the_field(path, value, message):
     section, leaf = path.split(".")
     setattr(getattr(config, section), leaf, value)
     with pytest.raises(ValueError, match=message):
+        config.validate()
+
+
+@pytest.mark.parametrize("value", [float("inf"), -float("inf"), float("nan")])
+def test_no_field_takes_a_number_that_is_not_finite(value):
+    for made in (Config, SFTConfig):
+        floats = [k for k, v in flatten(dataclasses.asdict(made())).items() if type(v) is float]
+        assert floats
+        for name in floats:
+            config = made()
+            section, leaf = name.split(".")
+            setattr(getattr(config, section), leaf, value)
+            with pytest.raises(ValueError, match=f"config.{name} must be a finite number, got"):
+                config.validate()
+
+
+def test_the_numbers_of_a_loss_are_finite():
+    config = Config()
+    config.objective.loss_settings = "tau=inf"
+    with pytest.raises(ValueError, match="'tau=inf' must be a finite number"):
+        config.objective.loss_numbers()
+
+
+@pytest.mark.parametrize(
+    "name, value",
+    [
+        ("train", "rows.jsonl"),
+        ("eval", "aime=aime.jsonl"),
+        ("hold_out", 4),
+        ("decontaminate", "aime.jsonl"),
+        ("unique", False),
+        ("keep", "integer"),
+        ("question_field", "q"),
+        ("eval_question_field", "q"),
+        ("answer_field", "a"),
+        ("solution_field", "s"),
+        ("on_bad_row", "skip"),
+    ],
+)
+@pytest.mark.parametrize("task", ["chain", "scratchpad"])
+def test_a_task_that_makes_its_questions_refuses_what_is_of_files(task, name, value):
+    config = presets.embedded("speed_rloo")
+    config.data.task = config.model.path = task
+    if task == "chain":
+        config.model.path = "embedded"
+    setattr(config.data, name, value)
+    with pytest.raises(ValueError, match=rf"config.data.{name}=.*config.data.task='{task}'"):
         config.validate()
 
 

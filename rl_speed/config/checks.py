@@ -25,6 +25,20 @@ if TYPE_CHECKING:
 JAX_VERIFIERS = ("exact", "integer", "scratchpad")
 # Aggregations that divide by tokens of rows.
 OVER_LENGTHS = ("token_mean", "seq_mean_token_mean")
+# Fields of `data` that say what is read of files, and how.
+OF_FILES = (
+    "train",
+    "eval",
+    "hold_out",
+    "decontaminate",
+    "unique",
+    "keep",
+    "question_field",
+    "eval_question_field",
+    "answer_field",
+    "solution_field",
+    "on_bad_row",
+)
 # Parts of the reward, as they are logged.
 REWARD_PARTS = ("accuracy", "format", "language", "overlong")
 
@@ -279,19 +293,11 @@ def _check_files(c: "Config") -> None:
                 f"config.model.path={c.model.path!r} reads the {policy.name} task's vocabulary, "
                 f"not that of config.data.task={d.task!r}"
             )
-        for name in (
-            "hold_out",
-            "decontaminate",
-            "keep",
-            "question_field",
-            "eval_question_field",
-            "answer_field",
-            "solution_field",
-        ):
-            if getattr(d, name):
+        for name in OF_FILES:
+            if (value := getattr(d, name)) != getattr(type(d)(), name):
                 raise ValueError(
-                    f"config.data.{name} is for config.data.task='jsonl': the {d.task} "
-                    "task makes its questions"
+                    f"config.data.{name}={value!r} is for config.data.task='jsonl': the "
+                    f"{d.task} task makes its questions (config.data.task={d.task!r})"
                 )
     files = [one.file for one in d.held_out_files()]
     if HELD_OUT_OF_TRAIN in files and not d.hold_out:
@@ -424,7 +430,7 @@ def _check_rewards(c: "Config") -> None:
     _check_functions(r)
     _require(
         c,
-        ("reward.accuracy_weight", 0 < r.accuracy_weight < math.inf, "positive"),
+        ("reward.accuracy_weight", r.accuracy_weight > 0, "positive"),
         *(
             (name, c.get(name) >= 0, "0 (off) or more")
             for name in (
@@ -672,7 +678,8 @@ def _check_in_loop(c: "Config", shards: int) -> None:
 
 def check_types(c: Any) -> None:
     """Of any configuration: fields that a file in configs/ invented (a dataclass takes them
-    silently) or gave another type, and paths that are of no file system here."""
+    silently) or gave another type, numbers that are not finite, and paths that are of no file
+    system here."""
     for path, section in [
         ("", c),
         *(
@@ -696,5 +703,7 @@ def check_types(c: Any) -> None:
                 setattr(section, name, float(value))
             elif kind in (bool, int, float, str) and type(value) is not kind:
                 raise ValueError(f"config.{path}{name} must be {kind.__name__}, got {value!r}")
+            if kind is float and not math.isfinite(value):
+                raise ValueError(f"config.{path}{name} must be a finite number, got {value!r}")
             if kind is str:
                 check_path(f"config.{path}{name}", value)

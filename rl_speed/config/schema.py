@@ -360,6 +360,10 @@ class Objective:
                 raise ValueError(
                     f"config.objective.loss_settings: {part!r} does not read name=number"
                 ) from None
+            if not math.isfinite(found[name]):
+                raise ValueError(
+                    f"config.objective.loss_settings: {part!r} must be a finite number"
+                )
             if name not in takes or name in vars(self):
                 raise ValueError(
                     (

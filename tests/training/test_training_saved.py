@@ -14,7 +14,7 @@ from rl_speed.config.presets import embedded, tiny
 from rl_speed.policy import load_hf
 from rl_speed.rollout.prompt_counts import StarvedError
 from rl_speed.runtime.metrics import read_lines
-from rl_speed.training.loop import Trainer
+from rl_speed.training.loop import NonFiniteError, Trainer
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 
@@ -110,6 +110,30 @@ def test_a_policy_that_is_not_finite_is_not_saved(tmp_path, caplog):
         trainer.run()
     assert "the weights are not finite" in caplog.text
     assert not (tmp_path / "checkpoints" / "2").exists()
+
+
+class Breaking(Failing):
+    """The run's own step, whose weights are not finite after the step `at`."""
+
+    def __call__(self, state, version, *rest):
+        state, result = self._step(state, version, *rest)
+        if version == self._at:
+            state = state.replace(params=jax.tree.map(lambda x: x * np.inf, state.params))
+        return state, result
+
+
+def test_a_policy_that_is_not_finite_replaces_no_checkpoint_and_is_not_exported(tmp_path):
+    """Whether or not a step comes after the update that broke it."""
+    config = small("host", steps=2)
+    config.checkpoints.every = 1
+    config.checkpoints.keep = 1
+    trainer = Trainer(config, tmp_path)
+    trainer.rl_step = Breaking(trainer.rl_step, 1, None)
+    with pytest.raises(NonFiniteError, match="after step 2.*newest checkpoint is that of step 1"):
+        trainer.run()
+    saved = [p.name for p in (tmp_path / "checkpoints").iterdir() if p.name.isdigit()]
+    assert saved == ["1"]
+    assert not (tmp_path / "policy").exists() and not (tmp_path / "summary.json").exists()
 
 
 @pytest.mark.parametrize(
