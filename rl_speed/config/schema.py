@@ -121,7 +121,8 @@ class Data:
     solution_field: str = ""
     # "chat", "plain", another name of policy/prompt_formats.py, or a format with {question}.
     prompt: str = "{question}="
-    # system turn of prompts that go through the chat template ("": the prompt's own, or none).
+    # System turn of prompts that go through the chat template ("": that of the format `prompt`,
+    # else that of the row, else none).
     system: str = ""
     instruction: str = ""  # put after every question, before the prompt's template
     max_prompt_length: int = 24  # tokens; longer prompts are dropped and counted

@@ -28,15 +28,15 @@ like it. Options of a multiple-choice question are joined where they are named, 
 is a line each.
 
 A prompt in verl's form is taken out of the instruction around it (`WRAPPERS`): which instruction
-the policy sees is `config.data.prompt` and `config.data.instruction`. Its system turn is left out
-for the same reason. Countdown's gold is its target alone: a verifier that compares values takes the
+the policy sees is `config.data.prompt` and `config.data.instruction`. Its system turn is kept
+(`Row.system`), and is used where the configuration says none. Countdown's gold is its target alone: a verifier that compares values takes the
 bare target for an answer, too; meta["nums"] is for one that reads equations.
 """  # noqa: E501
 
 import dataclasses
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from rl_speed.data import gold
@@ -193,6 +193,7 @@ class Row:
       meta: level, type, subject, difficulty, source and the like where given; countdown's nums.
       where: FILE:LINE.
       made_of: fields of which the question was made, in lower case, with "+" between them.
+      system: the system turn that the row has before its question; "" for none.
     """
 
     id: str
@@ -202,6 +203,15 @@ class Row:
     meta: dict[str, Any] = dataclasses.field(default_factory=dict)
     where: str = ""
     made_of: str = ""
+    system: str = ""
+
+    def encoded(self, encode: Callable[..., Sequence[int]]) -> Sequence[int]:
+        """Token ids of its prompt.
+
+        Args:
+          encode: (question, system turn where the row has one) -> token ids.
+        """
+        return encode(self.question, self.system) if self.system else encode(self.question)
 
 
 def to_row(item: Any, where: str, fields: Fields = Fields(), answers: bool = True) -> Row:
@@ -254,8 +264,18 @@ def read_row(
     asked = published if fields.columns is None else fields.columns
     kept = {str(name): _plain(published[name]) for name in asked if name in published}
     about = {**meta, "row": kept} if kept else meta
-    row = Row(row_id(item, where), question, answer, solution, about, where, "+".join(made_of))
-    for name, text in (("id", row.id), ("answer", answer), ("solution", solution)):
+    row = Row(
+        row_id(item, where),
+        question,
+        answer,
+        solution=solution,
+        meta=about,
+        where=where,
+        made_of="+".join(made_of),
+        system=_system_turn(item, dict.fromkeys((*made_of, *sorted(read)))),
+    )
+    for name in ("id", "answer", "solution", "system"):
+        text = getattr(row, name)
         _require_unicode(name, text)
     id_name = next((name for name in IDS if item.get(name) is not None), "")
     used = {*made_of, *read, *meta, id_name, answer_name.lower(), solution_name.lower()}
@@ -564,6 +584,18 @@ def _user_turn(messages: Any, name: str) -> str:
             f"{name!r} must hold one user turn, and perhaps a system turn; it holds {roles}"
         )
     return turns[roles.index("user")]["content"]
+
+
+def _system_turn(item: dict[str, Any], names: Iterable[str]) -> str:
+    """The system turns of the conversations among these fields; "" without any."""
+    turns = [
+        turn
+        for name in names
+        if isinstance(value := parsed(_walk(item, name), name), (list, tuple))
+        for turn in map(as_python, value)
+        if isinstance(turn, dict) and "system" in (turn.get("role"), turn.get("from"))
+    ]
+    return "\n\n".join(turn["content"] for turn in read_turns(turns, "a system turn")).strip()
 
 
 def _unwrapped(text: str) -> str:

@@ -61,7 +61,7 @@ class SFTBatch:
 
 def encode_example(
     row: Row,
-    encode: Callable[[str], list[int]],
+    encode: Callable[..., list[int]],
     inside: TextGuard,
     ends: Sequence[int],
     *,
@@ -72,7 +72,7 @@ def encode_example(
     A solution that was sampled may bring end tokens behind it as text: `closing` takes their place,
     or without it one of them stays. Before its end they are encoded as text (`inside`).
     """
-    prompt = np.asarray(encode(row.question), np.int32)
+    prompt = np.asarray(row.encoded(encode), np.int32)
     if not len(prompt):
         raise ValueError(
             f"row {row.id!r}: its prompt has no token, so that nothing predicts "

@@ -14,6 +14,7 @@ from rl_speed.data.files import DataError
 from rl_speed.data.gold import answer_text, is_integer, last_box, plain
 from rl_speed.data.loaders import load_rows
 from rl_speed.data.schemas import Fields, to_row
+from rl_speed.data.survey import write_rows
 
 DAPO = (
     "Solve the following math problem step by step. The last line of your response should be of "
@@ -441,6 +442,26 @@ def test_a_prompt_of_turns_however_it_is_written(prompt):
     for gold in ({"ground_truth": "4", "style": "rule"}, '{"ground_truth": "4"}'):
         row = to_row({"prompt": prompt, "reward_model": gold}, "f:1")
         assert (row.question, row.answer) == ("2+2?", "4")
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [TURNS, json.dumps(TURNS), str(TURNS), np.array(TURNS, dtype=object), pyarrow.scalar(TURNS)],
+    ids=lambda prompt: type(prompt).__name__,
+)
+def test_the_system_turn_of_a_row_is_kept(prompt, tmp_path):
+    for more in ({}, {"extra_info": {"question": "2+2?"}}):
+        row = to_row({"prompt": prompt, "answer": "4", **more}, "f:1")
+        assert (row.question, row.system) == ("2+2?", "Be brief.")
+        assert row.encoded(lambda *given: given) == ("2+2?", "Be brief.")
+    shares = [{"from": "system", "value": "Be brief."}, {"from": "human", "value": "2+2?"}]
+    assert to_row({"prompt": shares, "answer": "4"}, "f:1").system == "Be brief."
+    assert to_row({"prompt": TURNS[1], "answer": "4"}, "f:1").system == ""
+    # What is written for another run has it, too.
+    write_rows(tmp_path / "d.jsonl", [row])
+    (again,), report = load_rows(tmp_path / "d.jsonl")
+    assert (again.question, again.system, again.answer) == ("2+2?", "Be brief.", "4")
+    assert report.system_turns == 1 and "rows with a system turn: 1" in report.fields_text()
 
 
 def test_text_that_is_no_turns_stays_text():
