@@ -27,6 +27,8 @@ from rl_speed.sft.config import SFTConfig
         ),
         ("rule.n_init", 1, "can accept no prompt"),
         ("rule.n_init", 30, "config.rule.n_init must be between 1 and config.rule.n"),
+        ("sampler.temperature", 1e-3, "config.sampler.temperature must be 0.01 or more"),
+        ("sampler.temperature", -1.0, "config.sampler.temperature must be 0.01 or more"),
         ("sampler.top_p", 0.9, "cut the distribution that training samples from"),
         ("driver.buffer_groups", 4, "config.driver.buffer_groups"),
         ("training.minibatches", 5, "config.training.minibatches .5. must divide the 384 samples"),
@@ -114,6 +116,9 @@ def test_seeds_that_make_no_key_of_their_own_are_refused(seed):
     "settings, cause",
     [
         ({"evaluation.temperature": 0.0}, "config.evaluation.temperature=0"),
+        ({"evaluation.temperature": 1e-6}, "config.evaluation.temperature=1e-06"),
+        ({"evaluation.temperature": 0.009}, "config.evaluation.temperature=0.009"),
+        ({"evaluation.top_p": 0.009}, "config.evaluation.top_p=0.009"),
         ({"sampler.top_k": 1}, "config.sampler.top_k=1"),
         ({"evaluation.top_p": 1e-7}, "config.evaluation.top_p=1e-07"),
     ],
@@ -142,6 +147,8 @@ def test_a_sampler_that_keeps_two_tokens_may_draw_several():
     config.evaluation.samples = 8
     config.sampler.top_k = 2
     config.evaluation.top_p = 0.01
+    check_evaluation(config)
+    config.evaluation.temperature = 0.01
     check_evaluation(config)
 
 

@@ -63,6 +63,15 @@ def check(c: "Config") -> None:
         raise ValueError("config.data.train must name a file when config.data.task is 'jsonl'")
     _check_files(c)
     _check_order(c)
+    _require(
+        c,
+        (
+            "sampler.temperature",
+            c.sampler.temperature == 0 or c.sampler.temperature >= _LEAST_TEMPERATURE,
+            f"{_LEAST_TEMPERATURE:g} or more: below, the samples of a group are all alike, and "
+            "nothing is learned from them",
+        ),
+    )
     if c.sampler.top_k > 0 or c.sampler.top_p < 1 or c.sampler.temperature == 0:
         raise ValueError(
             "config.sampler.top_k, top_p and temperature=0 cut the distribution that training "
@@ -149,29 +158,35 @@ def _check_generation_mesh(c: "Config") -> None:
         )
 
 
-# A top-p of at most one over the largest vocabulary keeps one token.
-_GREEDY_TOP_P = 1e-6
+# Below these, decoding is as good as greedy. A temperature of 0.01 makes a gap of 0.1 between two
+# logits one of 10: the second token is drawn once in 20,000 times. A nucleus of less than 0.01 is
+# the first token alone wherever that has a probability of 0.01.
+_LEAST_TEMPERATURE = 0.01
+_LEAST_TOP_P = 0.01
 
 
 def require_distinct_draws(
     field: str, samples: int, temperature: float, *, top_k: int = 0, top_p: float = 1.0
 ) -> None:
-    """Raises ValueError where a question gets several samples that are all the same.
+    """Raises ValueError where a question gets several samples that are all, or nearly all, the
+    same.
 
     Args:
       field: the setting that says how many.
     """
     greedy = {
-        f"config.evaluation.temperature={temperature:g}": temperature == 0,
+        f"config.evaluation.temperature={temperature:g}": temperature < _LEAST_TEMPERATURE,
         f"config.sampler.top_k={top_k}": top_k == 1,
-        f"config.evaluation.top_p={top_p:g}": top_p <= _GREEDY_TOP_P,
+        f"config.evaluation.top_p={top_p:g}": top_p < _LEAST_TOP_P,
     }
     causes = [name for name, keeps_one in greedy.items() if keeps_one]
     if samples > 1 and causes:
         raise ValueError(
             f"config.{field} asks for {samples} samples of a question, and with {causes[0]} "
-            "decoding is greedy: all of them would be the same response, and pass@k and intervals "
-            "would count it as if drawn anew. Ask for 1 sample, or raise the temperature"
+            "decoding is greedy, or as good as greedy: all of them would be the same response, and "
+            "pass@k and intervals would count it as if drawn anew. Ask for 1 sample, or decode "
+            f"with a temperature of {_LEAST_TEMPERATURE:g} or more, a top_p of {_LEAST_TOP_P:g} or more "
+            "and a top_k other than 1"
         )
 
 

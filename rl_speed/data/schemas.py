@@ -40,7 +40,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from rl_speed.data import gold
-from rl_speed.data.files import DataError
+from rl_speed.data.files import Cell, DataError
 from rl_speed.data.turns import as_python, parsed, read_literal, read_turns
 
 QUESTIONS = ("question", "problem", "prompt", "extra_info.question", "query", "input")
@@ -238,7 +238,7 @@ def read_row(
     if not isinstance(item, dict):
         raise DataError(f"expected an object, got {type(item).__name__}")
     published = item
-    item = _flat(item)
+    item = _without_nulls(_flat(item), fields)
     parts = question_parts(fields.question, fields.flag)
     if not fields.required:
         values = [_walk(item, part, _MISSING) for part in parts]
@@ -384,6 +384,18 @@ def _flat(item: dict[str, Any]) -> dict[str, Any]:
             "reward_model.ground_truth": None,
         }
     return flat
+
+
+def _without_nulls(item: dict[str, Any], fields: Fields) -> dict[str, Any]:
+    """None in place of cells that spell no value ("NaN"), where an only question, an answer or a
+    solution is looked for. In other columns they may be text: an option "None".
+    """
+    names = (*QUESTIONS, *ANSWERS, *SOLUTIONS, fields.question, fields.answer, fields.solution)
+    wanted = {name.lower() for name in names}
+    return {
+        name: None if name in wanted and isinstance(value, Cell) and value.null else value
+        for name, value in item.items()
+    }
 
 
 def _walk(item: dict[str, Any], name: str, missing: Any = None) -> Any:

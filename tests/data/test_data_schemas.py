@@ -464,6 +464,31 @@ def test_the_system_turn_of_a_row_is_kept(prompt, tmp_path):
     assert report.system_turns == 1 and "rows with a system turn: 1" in report.fields_text()
 
 
+@pytest.mark.parametrize("name", ["answer", "gold"])
+@pytest.mark.parametrize("ending, between", [("csv", ","), ("tsv", "\t")])
+@pytest.mark.parametrize("null", ["nan", "NaN", "None", "null", "N/A", "NA", "<NA>", " NaN ", "  "])
+def test_cells_that_spell_no_value_are_no_answers(tmp_path, ending, between, null, name):
+    path = tmp_path / f"d.{ending}"
+    lines = (("question", name, "choice"), ("a", "1", "None"), ("b", null, "x"), ("nan", "2", "x"))
+    path.write_text("".join(between.join(line) + "\n" for line in lines))
+    fields = Fields(answer="" if name == "answer" else name)
+    rows, report = load_rows(path, "skip", fields)
+    assert [(row.question, row.answer) for row in rows] == [("a", "1")] and report.bad == 2
+    assert f"d.{ending}:3: no '{name}'" in report.reasons[0]
+    # Text in other columns is text, and so are the same words in files that have a null.
+    named = Fields("question+choice", fields.answer)
+    assert load_rows(path, "skip", named)[0][0].question == "a\nNone"
+    item = {"question": "b", name: null}
+    if null.strip():
+        assert to_row(item, "f:1", fields).answer == null.strip()
+
+
+def test_a_table_may_have_the_answer_in_its_solution(tmp_path):
+    (tmp_path / "d.csv").write_text("question,answer,solution\na,NaN,It is \\boxed{5}.\n")
+    (row,), _ = load_rows(tmp_path / "d.csv")
+    assert row.answer == "5"
+
+
 def test_text_that_is_no_turns_stays_text():
     text = "[{2, 3}, 4]: which role has 'role'?"
     assert to_row({"prompt": text, "answer": "4"}, "f:1").question == text
