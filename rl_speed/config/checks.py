@@ -185,8 +185,8 @@ def require_distinct_draws(
             f"config.{field} asks for {samples} samples of a question, and with {causes[0]} "
             "decoding is greedy, or as good as greedy: all of them would be the same response, and "
             "pass@k and intervals would count it as if drawn anew. Ask for 1 sample, or decode "
-            f"with a temperature of {_LEAST_TEMPERATURE:g} or more, a top_p of {_LEAST_TOP_P:g} or more "
-            "and a top_k other than 1"
+            f"with a temperature of {_LEAST_TEMPERATURE:g} or more, a top_p of {_LEAST_TOP_P:g} or "
+            "more and a top_k other than 1"
         )
 
 

@@ -99,6 +99,8 @@ class Trainer:
     """
 
     def __init__(self, config: Config, workdir: str | Path, hosts: Hosts | None = None):
+        if not str(workdir):
+            raise ValueError("--workdir is empty: name a folder")
         check_path("--workdir", str(workdir))
         self.config = config.validate()
         self.workdir = Path(workdir)

@@ -137,7 +137,21 @@ def test_a_policy_that_is_not_finite_replaces_no_checkpoint_and_is_not_exported(
 
 
 @pytest.mark.parametrize(
-    "path", ["gs://bucket/run", "s3://bucket/run", "hdfs://x/y", "file:///tmp/x", "gs:/bucket/run"]
+    "path",
+    [
+        "gs://bucket/run",
+        "s3://bucket/run",
+        "hdfs://x/y",
+        "file:///tmp/x",
+        "gs:/bucket/run",
+        "gs:bucket/run",
+        "S3:bucket",
+        "hdfs:x",
+        "abfss:c@account",
+        "file:x",
+        "a.jsonl,s3:b.jsonl",
+        "math=gs:b.jsonl",
+    ],
 )
 @pytest.mark.parametrize("name", ["--workdir", "--out", "config.data.train", "config.model.path"])
 def test_urls_are_refused_wherever_a_folder_is_meant(name, path):
@@ -149,6 +163,43 @@ def test_urls_are_refused_wherever_a_folder_is_meant(name, path):
 def test_a_home_that_the_shell_did_not_replace_is_refused(path):
     with pytest.raises(ValueError, match="the shell did not replace ~"):
         check_path("--workdir", path)
+
+
+@pytest.mark.parametrize(
+    "path", ["$HOME/runs", "${HOME}/runs", "$RUNS", "/data/$USER/x", "math=$D/m.jsonl", "$(pwd)/x"]
+)
+def test_a_variable_that_the_shell_did_not_replace_is_refused(path):
+    with pytest.raises(ValueError, match=r"the shell did not replace \$"):
+        check_path("--workdir", path)
+    check_path("config.data.prompt", path)
+
+
+@pytest.mark.parametrize("path", [" ", "\t\n", " runs/a", "runs/a ", "runs/a\n"])
+def test_a_path_without_a_name_or_with_blanks_around_it_is_refused(path):
+    for name in ("--workdir", "config.checkpoints.dir", "config.data.train"):
+        with pytest.raises(ValueError, match="blank"):
+            check_path(name, path)
+    check_path("config.data.instruction", path)
+
+
+def test_a_run_needs_a_name_for_its_folder():
+    with pytest.raises(ValueError, match="--workdir is empty"):
+        Trainer(small("host"), "")
+
+
+@pytest.mark.parametrize(
+    "name, value",
+    [
+        ("config.reward.verifier", "file:score"),
+        ("config.reward.extra", "s3:score=0.5"),
+        ("config.data.eval", "s3:8=runs/a.jsonl"),
+        ("config.data.train", "owner/name:main@train"),
+        ("config.data.train", "a.jsonl, b$1.jsonl"),
+        ("--config", "embedded:dapo"),
+    ],
+)
+def test_what_only_looks_like_a_url_or_a_variable_passes(name, value):
+    check_path(name, value)
 
 
 def test_a_bucket_is_for_checkpoints():
