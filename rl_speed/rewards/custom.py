@@ -29,7 +29,8 @@ function with **kwargs gets all that its convention has, TRL's all columns: rows
 memory as a whole. TRL's `trainer_state` and `environments` do not exist here.
 
 Each response's value is a finite number; or, in the conventions of a single response, (number,
-cause), to be counted under a cause of its own; in verl's a tuple's first element; or a dict with
+cause), to be counted under a cause of its own, a name of one word (those of `call.OURS` are taken);
+in verl's a tuple's first element; or a dict with
 "score", whose other numbers are logged as means (`NAME/KEY` behind the reward's own mean). A
 function of a list returns as many, and None for a response that it does not apply to: worth 0, and
 counted as "not_applicable". The value must not depend on what else is in the list.
